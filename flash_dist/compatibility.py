@@ -1,0 +1,188 @@
+"""Which code runs where: one image, one device, one driver, one answer.
+
+Sources: CUDA "Compatibility" guides for Ampere, Ada and Blackwell (binary and PTX rules); NVIDIA
+blog "NVIDIA Blackwell and NVIDIA CUDA 12.9 Introduce Family-Specific Architecture Features" and
+CUDA Programming Guide, "Compute Capabilities" (suffixes a and f); CUDA 13.0 features archive
+(sm_101 became sm_110); CUDA Compatibility guide, "Minor Version Compatibility" (drivers).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from .devices import (
+    ZSTD_CUDA,
+    Device,
+    Driver,
+    Version,
+    driver_supports_ptx_isa,
+    driver_supports_toolkit,
+    driver_supports_zstd,
+    first_driver,
+    format_version,
+    ptx_isa_cuda,
+    toolkit_driver,
+    toolkit_ptx_isa,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .archs import Arch
+
+How = Literal["native", "family", "same-major", "jit", "unverified", "no"]
+JitPolicy = Literal["allowed", "forced", "disabled"]
+
+PREFERENCE: tuple[How, ...] = ("native", "family", "same-major", "jit", "unverified", "no")
+
+# Devices of each family target, as NVIDIA lists them. Data on purpose: a new minor of the same
+# major need not join (10.1 is outside the family of 10.0).
+FAMILIES: dict[Version, frozenset[Version]] = {
+    (10, 0): frozenset({(10, 0), (10, 3)}),
+    (10, 1): frozenset({(10, 1), (11, 0)}),
+    (10, 3): frozenset({(10, 3)}),
+    (11, 0): frozenset({(10, 1), (11, 0)}),
+    (12, 0): frozenset({(12, 0), (12, 1)}),
+    (12, 1): frozenset({(12, 1)}),
+}
+
+
+@dataclass(frozen=True)
+class RunVerdict:
+    """How code would run on a device, and why."""
+
+    how: How
+    reason: str
+
+    def __bool__(self) -> bool:
+        return self.rank < PREFERENCE.index("unverified")
+
+    @property
+    def rank(self) -> int:
+        """Place in the order of preference: 0 is best."""
+        return PREFERENCE.index(self.how)
+
+    def to_json(self) -> dict[str, str]:
+        """Return the verdict as plain data."""
+        return {"how": self.how, "reason": self.reason}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What made an image, as far as a driver cares. Unknown parts are not judged."""
+
+    toolkit: str | None = "13.0"
+    ptx_isa: Version | None = None  # of PTX; None: what the toolkit writes
+    codec: str = "none"  # "none", "lz4" or "zstd"
+
+
+DEFAULT_ORIGIN = Origin()
+
+
+def jit_policy(environ: Mapping[str, str]) -> JitPolicy:
+    """Read the two CUDA variables that change what the driver does with embedded code."""
+    if environ.get("CUDA_FORCE_PTX_JIT", "0") not in {"", "0"}:
+        return "forced"
+    if environ.get("CUDA_DISABLE_PTX_JIT", "0") not in {"", "0"}:
+        return "disabled"
+    return "allowed"
+
+
+def judge(
+    arch: Arch, device: Device, driver: Driver | None, origin: Origin, jit: JitPolicy
+) -> RunVerdict:
+    """Apply the rules in the order in which a user could act on them: GPU, variables, driver."""
+    verdict = _judge_ptx(arch, device) if arch.ptx else _judge_sass(arch, device)
+    if verdict.how == "no":
+        return verdict
+    return _judge_policy(arch, jit) or _judge_driver(arch, driver, origin) or verdict
+
+
+def _judge_sass(arch: Arch, device: Device) -> RunVerdict:
+    target = Device(arch.major, arch.minor)
+    if target.is_same_silicon(device):
+        return RunVerdict("native", f"{arch} is compiled for compute capability {device}")
+    if arch.suffix:
+        return _judge_suffix(arch, device)
+    if arch.major != device.major:
+        return RunVerdict("no", f"{arch} runs on compute capability {arch.major}.x, not {device}")
+    if arch.minor > device.minor:
+        return RunVerdict("no", f"{arch} needs compute capability {target} or newer, not {device}")
+    if target.integrated != device.integrated:
+        return RunVerdict(
+            "unverified",
+            f"{arch} is of the same major as {device}, but between discrete and integrated GPUs "
+            "NVIDIA does not promise that it runs",
+        )
+    return RunVerdict("same-major", f"{arch} runs on {device}: same major, no older minor")
+
+
+def _judge_ptx(arch: Arch, device: Device) -> RunVerdict:
+    target = Device(arch.major, arch.minor)
+    if target.is_same_silicon(device):
+        return RunVerdict("jit", f"the driver compiles {arch} for compute capability {device}")
+    if arch.suffix:
+        return _judge_suffix(arch, device)
+    if device < target:
+        return RunVerdict("no", f"{arch} needs compute capability {target} or newer, not {device}")
+    return RunVerdict("jit", f"the driver compiles {arch} for the newer compute capability {device}")
+
+
+def _judge_suffix(arch: Arch, device: Device) -> RunVerdict:
+    """Judge an `a` or `f` target on a device of another number."""
+    target = (arch.major, arch.minor)
+    if arch.suffix != "f":
+        return RunVerdict(
+            "no", f"{arch} runs on compute capability {format_version(target)} alone, not {device}"
+        )
+    if (device.major, device.minor) in FAMILIES.get(target, frozenset()):
+        how: How = "jit" if arch.ptx else "family"
+        return RunVerdict(how, f"{device} belongs to the family of {arch}")
+    return RunVerdict("no", f"{arch} runs on its own family only, not {device}")
+
+
+def _judge_policy(arch: Arch, jit: JitPolicy) -> RunVerdict | None:
+    if jit == "forced" and not arch.ptx:
+        return RunVerdict("no", f"CUDA_FORCE_PTX_JIT is set, so the driver ignores {arch}")
+    if jit == "disabled" and arch.ptx:
+        return RunVerdict("no", f"CUDA_DISABLE_PTX_JIT is set, so the driver does not compile {arch}")
+    return None
+
+
+def _judge_driver(arch: Arch, driver: Driver | None, origin: Origin) -> RunVerdict | None:
+    if driver is None:
+        return None
+    refusal = driver_refusal(driver, origin)
+    if refusal is not None:
+        return RunVerdict("no", refusal)
+    return _judge_ptx_isa(driver, origin) if arch.ptx else None
+
+
+def driver_refusal(driver: Driver, origin: Origin) -> str | None:
+    """Say why this driver loads no image of this origin, SASS or PTX; None if it does."""
+    if origin.toolkit is not None and not driver_supports_toolkit(driver, origin.toolkit):
+        needed = toolkit_driver(origin.toolkit)
+        return f"code built with CUDA {origin.toolkit} needs driver {needed or '?'} or newer, not {driver}"
+    if origin.codec == "zstd" and not driver_supports_zstd(driver):
+        needed = first_driver(ZSTD_CUDA)
+        return f"code compressed with zstd needs driver {needed} or newer, not {driver}"
+    return None
+
+
+def _judge_ptx_isa(driver: Driver, origin: Origin) -> RunVerdict | None:
+    isa = origin.ptx_isa
+    if isa is None and origin.toolkit is not None:
+        isa = toolkit_ptx_isa(origin.toolkit)
+    if isa is None:
+        return None
+    name = f"PTX ISA {format_version(isa)}"
+    supported = driver_supports_ptx_isa(driver, isa)
+    if supported is None:
+        return RunVerdict("unverified", f"{name} is newer than this version of flash_dist knows")
+    if supported:
+        return None
+    cuda = ptx_isa_cuda(isa) or isa
+    branch = first_driver(cuda)
+    needed = f"driver {branch}" if branch else f"a driver for CUDA {format_version(cuda)}"
+    return RunVerdict("no", f"{name} needs {needed} or newer, not {driver}")

@@ -1,0 +1,40 @@
+"""Errors this package raises on purpose: one sentence and, where one is sure, a next step."""
+
+from __future__ import annotations
+
+
+class FlashDistError(Exception):
+    """A failure that a user can act on.
+
+    Args:
+        message: One sentence with the value received and the values allowed.
+        hint: One sure step, shown after a blank line.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message if self.hint is None else f"{self.message}\n\nhint: {self.hint}"
+
+
+class ArchError(FlashDistError, ValueError):
+    """An architecture, arch set, device or driver that cannot be understood or compiled."""
+
+
+class FatbinError(FlashDistError, ValueError):
+    """A binary or wheel that cannot be read, or whose claims are not to be trusted."""
+
+
+class ExtensionError(FlashDistError):
+    """The compiled part of the package is absent or does not load."""
+
+
+class ManifestError(FlashDistError, ValueError):
+    """The build manifest is absent or does not describe this package."""
+
+
+class AuditError(FlashDistError):
+    """A built wheel is not what it declares to be."""
