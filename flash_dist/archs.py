@@ -10,8 +10,7 @@ import difflib
 import re
 import sys
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from .compatibility import DEFAULT_ORIGIN, JitPolicy, Origin, RunVerdict, jit_policy, judge
 from .devices import Device, Driver, parse_version
@@ -21,6 +20,9 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = [
     "DEFAULT_TOOLKIT",
@@ -267,8 +269,8 @@ def _suggestion(text: str) -> str | None:
     """Name the known architecture or list that is spelled most like this text."""
     spellings = {name.lower(): name for name in NAMED_LISTS}
     for arch in KNOWN_ARCHS:
-        for spelling in (arch.dotted, str(arch), str(replace(arch, ptx=True))):
-            spellings[spelling] = spelling
+        forms = (arch.dotted, str(arch), str(replace(arch, ptx=True)))
+        spellings.update(zip(forms, forms, strict=True))
     near = difflib.get_close_matches(text.strip().lower(), spellings, n=1, cutoff=0.5)
     return f"did you mean `{spellings[near[0]]}`?" if near else None
 
@@ -281,15 +283,15 @@ def unsupported(archset: ArchSet, toolkit: str) -> tuple[Arch, ...]:
     version = parse_version(toolkit)
     known = [name for name in TOOLKIT_ARCHS if parse_version(name) <= version]
     if not known:
-        message = f"no architectures are known for CUDA {toolkit}, only for {', '.join(TOOLKIT_ARCHS)}"
+        message = (
+            f"no architectures are known for CUDA {toolkit}, only for {', '.join(TOOLKIT_ARCHS)}"
+        )
         raise ArchError(message)
     able = TOOLKIT_ARCHS[max(known, key=parse_version)]
     return tuple(arch for arch in archset.archs if replace(arch, ptx=False) not in able)
 
 
-def require_supported(
-    archset: ArchSet, toolkit: str, *, skip_unsupported: bool = False
-) -> ArchSet:
+def require_supported(archset: ArchSet, toolkit: str, *, skip_unsupported: bool = False) -> ArchSet:
     """Return the set if the toolkit compiles all of it, or without the rest if told to skip."""
     refused = unsupported(archset, toolkit)
     if not refused:

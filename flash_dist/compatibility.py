@@ -96,7 +96,10 @@ def judge(
     verdict = _judge_ptx(arch, device) if arch.ptx else _judge_sass(arch, device)
     if verdict.how == "no":
         return verdict
-    return _judge_policy(arch, jit) or _judge_driver(arch, driver, origin) or verdict
+    objection = _judge_policy(arch, jit)
+    if objection is None:  # NOTE: not `or`, a refusal is false
+        objection = _judge_driver(arch, driver, origin)
+    return verdict if objection is None else objection
 
 
 def _judge_sass(arch: Arch, device: Device) -> RunVerdict:
@@ -126,7 +129,9 @@ def _judge_ptx(arch: Arch, device: Device) -> RunVerdict:
         return _judge_suffix(arch, device)
     if device < target:
         return RunVerdict("no", f"{arch} needs compute capability {target} or newer, not {device}")
-    return RunVerdict("jit", f"the driver compiles {arch} for the newer compute capability {device}")
+    return RunVerdict(
+        "jit", f"the driver compiles {arch} for the newer compute capability {device}"
+    )
 
 
 def _judge_suffix(arch: Arch, device: Device) -> RunVerdict:
@@ -146,7 +151,9 @@ def _judge_policy(arch: Arch, jit: JitPolicy) -> RunVerdict | None:
     if jit == "forced" and not arch.ptx:
         return RunVerdict("no", f"CUDA_FORCE_PTX_JIT is set, so the driver ignores {arch}")
     if jit == "disabled" and arch.ptx:
-        return RunVerdict("no", f"CUDA_DISABLE_PTX_JIT is set, so the driver does not compile {arch}")
+        return RunVerdict(
+            "no", f"CUDA_DISABLE_PTX_JIT is set, so the driver does not compile {arch}"
+        )
     return None
 
 
@@ -163,7 +170,8 @@ def driver_refusal(driver: Driver, origin: Origin) -> str | None:
     """Say why this driver loads no image of this origin, SASS or PTX; None if it does."""
     if origin.toolkit is not None and not driver_supports_toolkit(driver, origin.toolkit):
         needed = toolkit_driver(origin.toolkit)
-        return f"code built with CUDA {origin.toolkit} needs driver {needed or '?'} or newer, not {driver}"
+        name = f"driver {needed}" if needed else "a driver"
+        return f"code built with CUDA {origin.toolkit} needs {name} or newer, not {driver}"
     if origin.codec == "zstd" and not driver_supports_zstd(driver):
         needed = first_driver(ZSTD_CUDA)
         return f"code compressed with zstd needs driver {needed} or newer, not {driver}"

@@ -65,7 +65,9 @@ class Device:
         match = re.fullmatch(r"([1-9][0-9]?)\.([0-9])", text.strip())
         if match is None:
             message = f"a compute capability looks like `8.6`, got `{text}`"
-            raise ArchError(message, hint="`nvidia-smi --query-gpu=compute_cap --format=csv` lists yours")
+            raise ArchError(
+                message, hint="`nvidia-smi --query-gpu=compute_cap --format=csv` lists yours"
+            )
         return cls(int(match[1]), int(match[2]))
 
     def __str__(self) -> str:
@@ -83,7 +85,7 @@ class Device:
 
     @property
     def smem_optin(self) -> int:
-        """Bytes of shared memory that one block may ask for; the least of its major when unknown."""
+        """Bytes of shared memory that a block may ask for; unknown: the least of the major."""
         known = SMEM_OPTIN_KIB.get((self.major, self.minor))
         if known is None:
             siblings = [kib for cc, kib in SMEM_OPTIN_KIB.items() if cc[0] == self.major]
@@ -112,7 +114,9 @@ class Driver:
         match = re.fullmatch(r"([0-9]{3,4})(\.[0-9]+)*", release)
         if match is None:
             message = f"a driver release looks like `580` or `580.65.06`, got `{text}`"
-            raise ArchError(message, hint="`nvidia-smi --query-gpu=driver_version --format=csv` shows yours")
+            raise ArchError(
+                message, hint="`nvidia-smi --query-gpu=driver_version --format=csv` shows yours"
+            )
         return cls(driver_cuda(int(match[1])), release)
 
     @classmethod
@@ -140,7 +144,7 @@ def format_version(version: Version) -> str:
 
 
 def driver_cuda(branch: int) -> Version:
-    """Return the CUDA version of a driver branch; one between two known branches counts as the older."""
+    """Return the CUDA version of a driver branch; between two known ones, that of the older."""
     known = sorted(DRIVER_CUDA)
     place = bisect_right(known, branch)
     return DRIVER_CUDA[known[place - 1]] if place else (9, 0)
