@@ -1,0 +1,1 @@
+"""Tools that build, check and measure the wheels. Nothing here is installed."""

@@ -1,0 +1,73 @@
+"""Which arch sets to build: those named, else TORCH_CUDA_ARCH_LIST, else all that are published."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flash_dist.archs import ArchSet, require_supported
+from flash_dist.errors import ArchError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+SKIP_UNSUPPORTED = "--skip-unsupported"
+VARIABLE = "TORCH_CUDA_ARCH_LIST"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The arch sets of one build and the reason for them."""
+
+    sets: tuple[ArchSet, ...]
+    reason: str
+
+    def __str__(self) -> str:
+        names = "; ".join(f"{one.name} = {one}" for one in self.sets)
+        return f"arch sets: {names} ({self.reason})"
+
+
+def choose_sets(
+    args: Sequence[str],
+    environ: Mapping[str, str],
+    published: Mapping[str, ArchSet],
+    toolkit: str,
+) -> Choice:
+    """Pick the sets and leave out, or refuse, what the toolkit cannot compile.
+
+    Args:
+        args: Names of published sets, and possibly `--skip-unsupported`.
+        environ: Where TORCH_CUDA_ARCH_LIST may be set.
+        published: The sets of `ci/archsets.toml` by name.
+        toolkit: CUDA version that compiles.
+    """
+    skip = SKIP_UNSUPPORTED in args
+    names = list(dict.fromkeys(arg for arg in args if arg != SKIP_UNSUPPORTED))
+    choice = _choose(names, environ, published)
+    sets = tuple(require_supported(one, toolkit, skip_unsupported=skip) for one in choice.sets)
+    return Choice(sets, choice.reason)
+
+
+def _choose(
+    names: Sequence[str], environ: Mapping[str, str], published: Mapping[str, ArchSet]
+) -> Choice:
+    listed = environ.get(VARIABLE, "").strip()
+    if names:
+        ignored = f"; {VARIABLE} = `{listed}` is not used" if listed else ""
+        sets = tuple(_find(name, published) for name in names)
+        return Choice(sets, f"named on the command line{ignored}")
+    if listed:
+        parsed = ArchSet.parse(listed, name=VARIABLE)
+        ad_hoc = ArchSet(parsed.label, parsed.label, parsed.archs, f"{VARIABLE} = {listed}")
+        return Choice((ad_hoc,), f"{VARIABLE} = `{listed}`, no set named on the command line")
+    return Choice(tuple(published.values()), f"no set named, {VARIABLE} not set: all published")
+
+
+def _find(name: str, published: Mapping[str, ArchSet]) -> ArchSet:
+    if name in published:
+        return published[name]
+    near = difflib.get_close_matches(name, published, n=1)
+    message = f"unknown arch set `{name}`, published are {', '.join(published)}"
+    hint = f"did you mean `{near[0]}`?" if near else f"for a list of your own set {VARIABLE}"
+    raise ArchError(message, hint=hint)

@@ -1,0 +1,41 @@
+"""Compiler launcher: runs one nvcc command, keeps what ptxas says, and fails when a kernel spills.
+
+CMake puts it before every nvcc call: `python compile_gate.py [--report-only] [ccache] nvcc ... -o OBJECT`.
+The text lies next to the object as OBJECT.ptxas.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from ci.ptxas import load_exceptions, ptxas_lines, refusals
+
+
+def main(argv: list[str]) -> int:
+    """Run the command and judge its ptxas output."""
+    report_only = argv[0] == "--report-only"
+    command = argv[1:] if report_only else argv
+    done = subprocess.run(command, stderr=subprocess.STDOUT, stdout=subprocess.PIPE, text=True, check=False)  # noqa: S603
+    from_ptxas = list(ptxas_lines(done.stdout))
+    others = [line for line in done.stdout.splitlines() if line not in set(from_ptxas)]
+    said = [*others, *(line for line in from_ptxas if "warning" in line or "error" in line)]
+    sys.stderr.write("".join(f"{line}\n" for line in said))
+    if done.returncode or "-o" not in command:
+        return done.returncode
+    target = Path(command[command.index("-o") + 1])
+    refused = refusals(done.stdout, load_exceptions())
+    sys.stderr.write("".join(f"{'warning' if report_only else 'error'}: {sentence}\n" for sentence in refused))
+    if refused and not report_only:
+        target.unlink(missing_ok=True)
+        sys.stderr.write("\nhint: reduce the tile, or write the exception and its reason into ci/spill_exceptions.toml\n")
+        return 1
+    target.with_name(target.name + ".ptxas").write_text("\n".join(from_ptxas) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,86 @@
+"""Where nvcc is: CUDA_HOME when set, else the `cuda-toolkit` package of this Python."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flash_dist.errors import FlashDistError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class ToolchainError(FlashDistError):
+    """No usable CUDA toolkit."""
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """A CUDA toolkit on disk."""
+
+    home: Path
+    nvcc: str  # full version: 13.0.88
+    ptxas: str
+
+    @property
+    def cuda(self) -> str:
+        """The toolkit's release: 13.0."""
+        return ".".join(self.nvcc.split(".")[:2])
+
+    def tool(self, name: str) -> str:
+        """Path of one of its programs."""
+        return str(self.home / "bin" / name)
+
+
+def find_toolchain(environ: Mapping[str, str] = os.environ) -> Toolchain:
+    """Take the toolkit that CUDA_HOME names, else the one installed from PyPI."""
+    home = named_home(environ)
+    if home is None:
+        home = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13"
+        if not (home / "bin" / "nvcc").is_file():
+            message = "no CUDA toolkit: CUDA_HOME is not set and this Python has no `cuda-toolkit`"
+            raise ToolchainError(message, hint="`nox -s build_wheels` installs one by itself")
+        complete_links(home)
+    return Toolchain(home, tool_version(home, "nvcc"), tool_version(home, "ptxas"))
+
+
+def named_home(environ: Mapping[str, str]) -> Path | None:
+    """Return CUDA_HOME when it is set, and insist that it holds nvcc."""
+    named = environ.get("CUDA_HOME", "").strip()
+    if not named:
+        return None
+    home = Path(named).resolve()
+    if not (home / "bin" / "nvcc").is_file():
+        message = f"CUDA_HOME is `{named}`, which has no bin/nvcc"
+        raise ToolchainError(message, hint="unset CUDA_HOME: the build then takes nvcc from PyPI")
+    return home
+
+
+def complete_links(home: Path) -> None:
+    """Add the two names that the wheels of 13.x lack and that nvcc.profile looks for."""
+    for link, target in ((home / "lib64", "lib"), (home / "lib" / "libcudart.so", "libcudart.so.13")):
+        if not link.exists():
+            link.symlink_to(target)
+
+
+def tool_version(home: Path, tool: str) -> str:
+    """Ask a tool of the toolkit for its version."""
+    command = [str(home / "bin" / tool), "--version"]
+    text = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30).stdout
+    match = re.search(r"release [\d.]+, V([\d.]+)", text)
+    if match is None:
+        message = f"`{home / 'bin' / tool} --version` does not say a version"
+        raise ToolchainError(message, hint="unset CUDA_HOME: the build then takes nvcc from PyPI")
+    return match[1]
+
+
+def gxx_version(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the host compiler's version."""
+    command = [environ.get("CXX") or "g++", "-dumpfullversion", "-dumpversion"]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()

@@ -1,0 +1,256 @@
+"""Write the C++ files that follow from kernels.toml and an arch list, for CMake at configure time.
+
+One variant is one kernel for one target: `flash_dist_fwd_bf16_d64_smem99_sm90a`. Files are written only when
+their content changes, so that a build folder compiles a target once, whatever arch lists it is configured with.
+
+    OUT/plans.h                  tile constants of every row
+    OUT/targets/<target>/*.cu    kernels; SASS: one file per family, PTX: one kernel per file
+    OUT/variants.inc             FLASH_DIST_VARIANT(...) lines of the arch list, for dispatch.cpp
+    OUT/variants.json            the same as data, for the audit
+    OUT/sources.cmake            sources and flags per target
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from flash_dist.archs import Arch, ArchSet
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+CSRC = Path(__file__).resolve().parent
+CPP_DTYPES = {"fp16": "Fp16", "bf16": "Bf16"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A tile choice: one head_dim under one shared-memory plan."""
+
+    head_dim: int
+    plan: int
+    constants: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def from_toml(cls, data: dict[str, int]) -> Row:
+        """Take head_dim and plan out; everything else becomes a constant of the plan struct."""
+        constants = tuple((k, v) for k, v in data.items() if k not in {"head_dim", "plan"})
+        return cls(data["head_dim"], data["plan"], constants)
+
+
+@dataclass(frozen=True)
+class Family:
+    """Kernels that share one template."""
+
+    name: str
+    header: str
+    config: str
+    kernel: str
+    params: str
+    launch: str
+    rows: tuple[Row, ...]
+
+    @classmethod
+    def from_toml(cls, data: dict[str, Any]) -> Family:
+        """Read one [[family]] table."""
+        fields = {k: v for k, v in data.items() if k != "row"}
+        return cls(**fields, rows=tuple(Row.from_toml(row) for row in data["row"]))
+
+    @property
+    def plan_struct(self) -> str:
+        """Name of the struct template that holds the tile constants."""
+        return self.config.removesuffix("Config") + "Plan"
+
+
+@dataclass(frozen=True)
+class Table:
+    """The content of kernels.toml."""
+
+    dtypes: dict[str, int]
+    smem_plans: dict[int, int]
+    families: tuple[Family, ...]
+
+    @classmethod
+    def load(cls, path: Path) -> Table:
+        """Read kernels.toml."""
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        plans = {int(name): size for name, size in data["smem_plans"].items()}
+        return cls(data["dtypes"], plans, tuple(Family.from_toml(f) for f in data["family"]))
+
+    def variants(self, target: Arch) -> list[Variant]:
+        """Every kernel that a target gets: its dtypes, and the plans its devices have room for."""
+        return [
+            Variant(family, dtype, row, target)
+            for family in self.families
+            for dtype, first in self.dtypes.items()
+            for row in family.rows
+            if target.number >= first and self.smem_plans[row.plan] <= target.smem_optin
+        ]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One kernel compiled for one target."""
+
+    family: Family
+    dtype: str
+    row: Row
+    target: Arch
+
+    @property
+    def symbol(self) -> str:
+        """The kernel's name in C, in the fat binary and in every report."""
+        plan = f"_smem{self.row.plan}" if self.row.plan else ""
+        name = f"flash_dist_{self.family.name}_{self.dtype}_d{self.row.head_dim}{plan}"
+        return f"{name}_{self.target.identifier}"
+
+    @property
+    def config(self) -> str:
+        """The C++ type that carries every compile-time choice of this kernel."""
+        arguments = (cpp_target(self.target), CPP_DTYPES[self.dtype], self.row.head_dim, self.row.plan)
+        return f"{self.family.config}<{', '.join(map(str, arguments))}>"
+
+    def to_json(self) -> dict[str, object]:
+        """As an entry of variants.json."""
+        return {
+            "symbol": self.symbol,
+            "family": self.family.name,
+            "dtype": self.dtype,
+            "head_dim": self.row.head_dim,
+            "plan": self.row.plan,
+            "target": str(self.target),
+            "source": source_path(self),
+        }
+
+
+def cpp_char(suffix: str) -> str:
+    """The suffix as a C++ character literal."""
+    return f"'{suffix}'" if suffix else r"'\0'"
+
+
+def cpp_target(arch: Arch) -> str:
+    """The target as a C++ type."""
+    return f"Target<{arch.number}, {cpp_char(arch.suffix)}, Code::{'PTX' if arch.ptx else 'SASS'}>"
+
+
+def source_path(variant: Variant) -> str:
+    """Where a variant's code is written, relative to the output folder."""
+    # PTX: the driver compiles a whole module at first use, so each module holds one kernel.
+    stem = variant.symbol.removeprefix("flash_dist_") if variant.target.ptx else variant.family.name
+    return f"targets/{variant.target}/{stem}.cu"
+
+
+def render_variant(variant: Variant) -> str:
+    """The kernel and its entry for the dispatcher."""
+    family, symbol, config = variant.family, variant.symbol, f"{variant.symbol}_config"
+    return f"""
+namespace flash_dist {{
+using {config} = {variant.config};
+extern "C" __global__ void __launch_bounds__({config}::THREADS, {config}::MIN_BLOCKS)
+{symbol}(const __grid_constant__ {family.params} params) {{
+  {family.kernel}<{config}>(params);
+}}
+extern "C" const KernelEntry {symbol}_entry =
+    make_entry<{config}>(&{symbol}, &{family.launch}<{config}>);
+}}  // namespace flash_dist
+"""
+
+
+def render_source(variants: Sequence[Variant]) -> str:
+    """One translation unit."""
+    headers = dict.fromkeys(["plans.h", "core/entry.h", "core/target.h", *(v.family.header for v in variants)])
+    includes = "".join(f'#include "{header}"\n' for header in headers)
+    return includes + "".join(map(render_variant, variants))
+
+
+def render_plans(table: Table) -> str:
+    """Tile constants: one struct per family, head_dim and plan."""
+    lines = ["#pragma once", "", "namespace flash_dist {", "", "constexpr int smem_plan_bytes(int plan) {"]
+    lines += [f"  if (plan == {plan}) return {size};" for plan, size in table.smem_plans.items()]
+    lines += ["  return -1;", "}"]
+    for family in table.families:
+        lines += ["", f"template <int HEAD_DIM, int PLAN> struct {family.plan_struct};"]
+        for row in family.rows:
+            body = " ".join(f"static constexpr int {name.upper()} = {value};" for name, value in row.constants)
+            lines.append(f"template <> struct {family.plan_struct}<{row.head_dim}, {row.plan}> {{ {body} }};")
+    return "\n".join([*lines, "", "}  // namespace flash_dist", ""])
+
+
+def render_variants_inc(variants: Iterable[Variant]) -> str:
+    """The dispatcher's table."""
+    return "".join(
+        f"FLASH_DIST_VARIANT({v.symbol}, {v.family.name}, {v.dtype}, {v.row.head_dim}, {v.row.plan}, "
+        f"{v.target.number}, {cpp_char(v.target.suffix)}, {int(v.target.ptx)})\n"
+        for v in variants
+    )
+
+
+def render_cmake(linked: Sequence[Arch], others: Sequence[Arch], sources: dict[Arch, list[str]]) -> str:
+    """Targets, their nvcc flag and their sources."""
+    lines = [
+        f"set(FLASH_DIST_LINKED_TARGETS {' '.join(map(str, linked))})",
+        f"set(FLASH_DIST_OTHER_TARGETS {' '.join(map(str, others))})",
+    ]
+    for arch in [*linked, *others]:
+        lines.append(f"set(FLASH_DIST_{arch}_GENCODE {arch.gencode})")
+        lines.append(f"set(FLASH_DIST_{arch}_SOURCES\n    " + "\n    ".join(sources[arch]) + ")")
+    return "\n".join([*lines, ""])
+
+
+def write_if_changed(path: Path, text: str) -> None:
+    """Leave an unchanged file's time stamp alone."""
+    if path.is_file() and path.read_text(encoding="utf-8") == text:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def write_sources(out: Path, variants: Iterable[Variant]) -> list[str]:
+    """Write the translation units of one target and return their paths."""
+    files: defaultdict[str, list[Variant]] = defaultdict(list)
+    for variant in variants:
+        files[source_path(variant)].append(variant)
+    for path, members in files.items():
+        write_if_changed(out / path, render_source(members))
+    return list(files)
+
+
+def generate(table: Table, linked: Sequence[Arch], others: Sequence[Arch], out: Path) -> None:
+    """Write everything; `others` are targets of earlier configurations, kept buildable but not linked."""
+    variants = {arch: table.variants(arch) for arch in [*linked, *others]}
+    sources = {arch: write_sources(out, variants[arch]) for arch in variants}
+    compiled = [variant for arch in linked for variant in variants[arch]]
+    write_if_changed(out / "plans.h", render_plans(table))
+    write_if_changed(out / "variants.inc", render_variants_inc(compiled))
+    write_if_changed(out / "variants.json", json.dumps([v.to_json() for v in compiled], indent=1) + "\n")
+    write_if_changed(out / "sources.cmake", render_cmake(linked, others, sources))
+
+
+def main() -> None:
+    """Command line, called by CMakeLists.txt."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--archs", required=True, help='arch list to link, e.g. "7.5;8.0+PTX"')
+    parser.add_argument("--known", nargs="*", default=[], metavar="TARGET", help="targets of earlier configurations")
+    parser.add_argument("--out", required=True, type=Path, help="folder to write to")
+    parser.add_argument("--table", default=CSRC / "kernels.toml", type=Path, help="the table of kernels")
+    args = parser.parse_args()
+    linked = ArchSet.parse(args.archs, name="--archs").archs
+    others = sorted(set(map(Arch.parse, args.known)) - set(linked))
+    generate(Table.load(args.table), linked, others, args.out)
+
+
+if __name__ == "__main__":
+    main()
