@@ -1,0 +1,154 @@
+"""What kernels an image holds: names and resources of a cubin, names of a PTX text.
+
+A cubin is ELF with machine 190. NVIDIA does not document its attributes; the numbers below were
+found by comparing images built for the purpose with what NVIDIA's own tools print.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from dataclasses import asdict, dataclass
+from struct import Struct
+from typing import TYPE_CHECKING, Any
+
+from .elf import EM_CUDA, Elf, Section, StringTable, read_elf, section_data
+from .errors import FatbinError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .archs import Arch
+
+STT_FUNC = 2
+STO_CUDA_ENTRY = 0x10  # in st_other: a kernel, not a device function
+
+EIATTR_MAX_THREADS = 0x05  # 3 x u32 per kernel, from __launch_bounds__
+EIATTR_MIN_STACK_SIZE = 0x12  # {u32 symbol, u32 bytes}
+EIATTR_REGCOUNT = 0x2F  # {u32 symbol, u32 registers}
+_FORMATS_IN_PLACE = (1, 2, 3)  # nothing, a byte, a half word: all inside the 4-byte header
+_FORMAT_SIZED = 4
+
+_SYMBOL = Struct("<IBBHQQ")
+_ATTRIBUTE = Struct("<BBH")
+_PAIR = Struct("<II")
+_TRIPLE = Struct("<III")
+_PTX_ENTRY = re.compile(r"^[ \t]*(?:\.(?:visible|weak|extern)\s+)*\.entry\s+([\w$]+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class KernelInfo:
+    """A kernel of one image. PTX tells the name only: the rest is None."""
+
+    name: str
+    arch: Arch | None
+    registers: int | None = None
+    static_smem: int | None = None
+    stack: int | None = None
+    code_size: int | None = None
+    max_threads: int | None = None  # None also where the kernel sets no launch bound
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the kernel as plain data."""
+        return {**asdict(self), "arch": None if self.arch is None else str(self.arch)}
+
+
+@dataclass(frozen=True)
+class _Symbol:
+    index: int
+    name: str
+    size: int
+
+
+def read_ptx_kernels(text: bytes, arch: Arch | None) -> tuple[KernelInfo, ...]:
+    """Return the entry points of a PTX text in their order."""
+    names = _PTX_ENTRY.findall(text.decode("utf-8", "backslashreplace"))
+    return tuple(KernelInfo(name, arch) for name in dict.fromkeys(names))
+
+
+def read_cubin_kernels(data: bytes, arch: Arch | None) -> tuple[KernelInfo, ...]:
+    """Return the kernels of a cubin in the order of its symbols."""
+    elf = read_elf(data)
+    if elf.machine != EM_CUDA:
+        message = f"image is ELF for machine {elf.machine}, a cubin has {EM_CUDA}"
+        raise FatbinError(message)
+    sections = {section.name: section for section in elf.sections}
+    registers, stack = _read_resources(data, sections.get(".nv.info"))
+    return tuple(
+        KernelInfo(
+            symbol.name,
+            arch,
+            registers=registers.get(symbol.index),
+            static_smem=_static_smem(sections.get(f".nv.shared.{symbol.name}")),
+            stack=stack.get(symbol.index, 0),
+            code_size=symbol.size,
+            max_threads=_max_threads(data, sections.get(f".nv.info.{symbol.name}")),
+        )
+        for symbol in _kernel_symbols(data, elf)
+    )
+
+
+def _kernel_symbols(data: bytes, elf: Elf) -> Iterator[_Symbol]:
+    table = next((section for section in elf.sections if section.name == ".symtab"), None)
+    if table is None:
+        return
+    if table.size % _SYMBOL.size or table.link >= len(elf.sections):
+        message = f"cubin symbol table is broken ({table.size} bytes, strings in {table.link})"
+        raise FatbinError(message)
+    strings = StringTable(section_data(data, elf.sections[table.link]))
+    symbols = _SYMBOL.iter_unpack(section_data(data, table))
+    for index, (name, info, other, section, _, size) in enumerate(symbols):
+        if info & 0xF == STT_FUNC and other & STO_CUDA_ENTRY and section != 0:
+            yield _Symbol(index, strings.read(name), size)
+
+
+def _read_resources(data: bytes, section: Section | None) -> tuple[dict[int, int], dict[int, int]]:
+    """Return registers and stack bytes by symbol index."""
+    registers: dict[int, int] = {}
+    stack: dict[int, int] = {}
+    tables = {EIATTR_REGCOUNT: registers, EIATTR_MIN_STACK_SIZE: stack}
+    for attribute, value in _attributes(data, section):
+        table = tables.get(attribute)
+        if table is not None:
+            symbol, number = _unpack(_PAIR, value)
+            table[symbol] = number
+    return registers, stack
+
+
+def _max_threads(data: bytes, section: Section | None) -> int | None:
+    for attribute, value in _attributes(data, section):
+        if attribute == EIATTR_MAX_THREADS:
+            return math.prod(_unpack(_TRIPLE, value))
+    return None
+
+
+def _static_smem(section: Section | None) -> int:
+    return 0 if section is None else section.size
+
+
+def _attributes(data: bytes, section: Section | None) -> Iterator[tuple[int, bytes]]:
+    """Walk an `.nv.info` section: (attribute, value), the value empty when it is in place."""
+    if section is None:
+        return
+    info = section_data(data, section)
+    place = 0
+    while place + _ATTRIBUTE.size <= len(info):
+        form, attribute, size = _ATTRIBUTE.unpack_from(info, place)
+        place += _ATTRIBUTE.size
+        if form in _FORMATS_IN_PLACE:
+            yield attribute, b""
+        elif form == _FORMAT_SIZED and place + size <= len(info):
+            yield attribute, info[place : place + size]
+            place += (size + 3) & ~3
+        else:
+            message = f"attribute of format {form} in {section.name!r} is not understood"
+            raise FatbinError(message)
+
+
+def _unpack(form: Struct, value: bytes) -> tuple[int, ...]:
+    try:
+        return form.unpack(value)
+    except struct.error:
+        message = f"attribute of {len(value)} bytes in a cubin should have {form.size}"
+        raise FatbinError(message) from None

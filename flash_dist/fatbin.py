@@ -1,0 +1,135 @@
+"""Read the GPU code inside a library without a CUDA toolkit.
+
+Reading headers touches a few pages of the file and unpacks nothing; kernels are read on demand.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from .codecs import MAX_IMAGE_BYTES, decompress
+from .containers import scan
+from .cubin import KernelInfo, read_cubin_kernels, read_ptx_kernels
+from .errors import FatbinError
+from .images import FatbinEntry, FatbinReport
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .archs import Arch
+
+__all__ = [
+    "Fatbin",
+    "FatbinEntry",
+    "FatbinReport",
+    "KernelInfo",
+    "open_fatbin",
+    "read_fatbin",
+    "read_kernels",
+]
+
+MAX_TOTAL_BYTES = 8 << 30
+
+
+def read_fatbin(path: str | os.PathLike[str]) -> FatbinReport:
+    """Read the headers of all GPU code in a library, or in a bare `.fatbin`.
+
+    Raises:
+        FatbinError: The file cannot be read or is no ELF file; damage further inside is a warning.
+    """
+    with open_fatbin(path) as fatbin:
+        return fatbin.report
+
+
+def read_kernels(
+    report: FatbinReport, selected: FatbinEntry | Arch | None = None
+) -> tuple[KernelInfo, ...]:
+    """Unpack images of a file that was read and return their kernels.
+
+    Args:
+        report: From `read_fatbin`.
+        selected: One entry, or a target; all usable images when None.
+    """
+    entries = (selected,) if isinstance(selected, FatbinEntry) else report.select(selected)
+    with open_fatbin(report.path) as fatbin:
+        return tuple(kernel for entry in entries for kernel in fatbin.kernels(entry))
+
+
+@contextmanager
+def open_fatbin(path: str | os.PathLike[str], file: IO[bytes] | None = None) -> Iterator[Fatbin]:
+    """Open a library for reading headers and, as long as it is open, kernels.
+
+    Args:
+        path: Where it is; just a name for messages when a file is given.
+        file: An open file, such as a wheel's member in a temporary file.
+    """
+    name = os.fspath(path)
+    try:
+        with _open_regular(name) if file is None else _keep_open(file) as source:
+            mapped = mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        message = f"cannot read `{name}`: {reason}"
+        raise FatbinError(message) from error
+    with mapped:
+        if hasattr(mapped, "madvise"):
+            mapped.madvise(mmap.MADV_RANDOM)  # headers are far apart: no read-ahead
+        yield Fatbin(mapped, name)
+
+
+@contextmanager
+def _open_regular(name: str) -> Iterator[IO[bytes]]:
+    if not stat.S_ISREG(Path(name).stat().st_mode):  # a pipe would block
+        message = "it is not a regular file"
+        raise ValueError(message)
+    with Path(name).open("rb") as file:
+        yield file
+
+
+@contextmanager
+def _keep_open(file: IO[bytes]) -> Iterator[IO[bytes]]:
+    yield file
+
+
+class Fatbin:
+    """An open library: its report, and payloads and kernels on demand."""
+
+    def __init__(self, data: mmap.mmap, name: str) -> None:
+        self._data = data
+        self._budget = MAX_TOTAL_BYTES
+        try:
+            self.report = scan(data, name)
+        except FatbinError as error:
+            message = f"cannot read `{name}`: {error.message}"
+            raise FatbinError(message, hint=error.hint) from error
+
+    def payload(self, entry: FatbinEntry) -> bytes:
+        """Return the unpacked image."""
+        end = entry.payload_offset + entry.compressed_size
+        if end > len(self._data) or entry.compressed_size > MAX_IMAGE_BYTES:
+            message = f"image of {entry.compressed_size} bytes in `{self.report.path}` is refused"
+            raise FatbinError(message)
+        self._budget -= entry.uncompressed_size
+        if self._budget < 0:
+            message = f"images of `{self.report.path}` unpack to more than {MAX_TOTAL_BYTES} bytes"
+            raise FatbinError(message)
+        packed = bytes(self._data[entry.payload_offset : end])
+        return decompress(entry.codec, packed, entry.uncompressed_size)
+
+    def kernels(self, entry: FatbinEntry) -> tuple[KernelInfo, ...]:
+        """Return the kernels of an image; none of LTO-IR and of what is not understood."""
+        try:
+            if entry.kind == "sass":
+                return read_cubin_kernels(self.payload(entry), entry.arch)
+            if entry.kind == "ptx":
+                return read_ptx_kernels(self.payload(entry), entry.arch)
+        except FatbinError as error:
+            message = f"cannot read {entry.arch} image {entry.payload_offset:#x} of "
+            message += f"`{self.report.path}`: {error.message}"
+            raise FatbinError(message, hint=error.hint) from error
+        return ()

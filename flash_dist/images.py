@@ -1,0 +1,103 @@
+"""What one image and one file hold, in plain values: the result of reading fat binaries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from .archs import Arch, Origin
+from .devices import format_version
+
+if TYPE_CHECKING:
+    from .codecs import Codec
+    from .devices import Version
+
+Kind = Literal["sass", "ptx", "lto", "unknown"]
+
+LINKED, RELOCATABLE = ".nv_fatbin", "__nv_relfatbin"  # sections of a library
+
+
+@dataclass(frozen=True)
+class FatbinEntry:
+    """One image: its header in plain values. `raw_*` are the numbers as the file has them."""
+
+    kind: Kind
+    arch: Arch | None  # None for LTO-IR and for what is not understood
+    codec: Codec
+    ptx_isa: Version | None
+    payload_offset: int
+    compressed_size: int  # bytes in the file, without padding
+    uncompressed_size: int
+    section: str
+    container: int  # counts through the file
+    identifier: str
+    raw_kind: int
+    raw_version: int
+    raw_number: int
+    raw_flags: int
+
+    @property
+    def relocatable(self) -> bool:
+        """Whether this is code before device linking (`-rdc=true`)."""
+        return self.section.startswith(RELOCATABLE)
+
+    @property
+    def origin(self) -> Origin:
+        """What a driver must understand to load this image; the toolkit is not recorded."""
+        return Origin(None, self.ptx_isa, self.codec)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry as plain data."""
+        return {
+            "kind": self.kind,
+            "arch": None if self.arch is None else str(self.arch),
+            "codec": self.codec,
+            "ptx_isa": None if self.ptx_isa is None else format_version(self.ptx_isa),
+            "payload_offset": self.payload_offset,
+            "compressed_size": self.compressed_size,
+            "uncompressed_size": self.uncompressed_size,
+            "section": self.section,
+            "container": self.container,
+            "identifier": self.identifier,
+            "raw": {
+                "kind": self.raw_kind,
+                "version": self.raw_version,
+                "number": self.raw_number,
+                "flags": self.raw_flags,
+            },
+        }
+
+
+@dataclass(frozen=True)
+class FatbinReport:
+    """What the headers of one file say. No entries: the file holds no GPU code for NVIDIA."""
+
+    path: str
+    entries: tuple[FatbinEntry, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def archs(self) -> tuple[Arch, ...]:
+        """The targets with usable code, old to new."""
+        usable = {entry.arch for entry in self.select() if entry.arch is not None}
+        return tuple(sorted(usable))
+
+    def select(self, arch: Arch | None = None) -> tuple[FatbinEntry, ...]:
+        """Return the images a driver may load: all PTX, and SASS that is linked."""
+        linked = any(entry.kind == "sass" and not entry.relocatable for entry in self.entries)
+        return tuple(
+            entry
+            for entry in self.entries
+            if entry.arch is not None
+            and (arch is None or entry.arch == arch)
+            and (entry.kind == "ptx" or not (linked and entry.relocatable))
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        return {
+            "path": self.path,
+            "archs": [str(arch) for arch in self.archs],
+            "entries": [entry.to_json() for entry in self.entries],
+            "warnings": list(self.warnings),
+        }
