@@ -1,0 +1,233 @@
+"""Checks of machine and install: each a pure function from `Environment` to `CheckResult`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from packaging.version import InvalidVersion, Version
+
+from .compatibility import driver_refusal
+from .devices import ZSTD_CUDA, first_driver, format_version, ptx_isa_cuda, toolkit_driver
+from .result import CheckResult
+from .verdict import SMEM_VARIABLE, describe_archs, driver_fix
+
+if TYPE_CHECKING:
+    from .environment import Environment
+    from .installed import Installed
+    from .verdict import Build
+
+_JIT_VARIABLES = ("CUDA_FORCE_PTX_JIT", "CUDA_DISABLE_PTX_JIT")
+_SHOWN_DIFFERENCES = 8
+
+
+def check_system(environment: Environment) -> CheckResult:
+    """Operating system, C library and Python."""
+    summary = (
+        f"{environment.system}, {environment.machine}, {environment.libc}, "
+        f"Python {environment.python}"
+    )
+    if not environment.libc.startswith("glibc"):
+        return CheckResult(
+            "system",
+            "fail",
+            f"the wheels are built for glibc, this system has {environment.libc} ({summary})",
+            fix="use a glibc distribution such as Debian, Ubuntu or Rocky Linux",
+            id="libc-unsupported",
+        )
+    return CheckResult("system", "ok", summary)
+
+
+def check_torch(environment: Environment) -> CheckResult:
+    """Torch is there, not too old, a CUDA build where there are GPUs, and tested."""
+    torch, installed = environment.torch, environment.installed
+    if torch.status != "ok":
+        return CheckResult(
+            "torch", "fail", torch.reason, fix="`pip install torch`", id=f"torch-{torch.status}"
+        )
+    kind = f"CUDA {torch.cuda}" if torch.cuda else "CPU build"
+    summary = f"torch {torch.version} ({kind})"
+    oldest, newest = installed.torch_min, installed.torch_tested_max
+    if oldest and _minor(torch.version) < _minor(oldest):
+        return CheckResult(
+            "torch",
+            "fail",
+            f"{summary} is too old: this build needs {oldest} or newer",
+            fix=f"`pip install 'torch>={oldest}'`",
+            id="torch-too-old",
+        )
+    if environment.cuda.gpus and not torch.cuda:
+        return CheckResult(
+            "torch",
+            "fail",
+            f"{summary} cannot use the GPU of this machine",
+            fix="install a CUDA build of torch (https://pytorch.org/get-started/locally)",
+            id="torch-cpu-build",
+        )
+    if newest and _minor(torch.version) > _minor(newest):
+        return CheckResult(
+            "torch",
+            "warn",
+            f"{summary} is newer than {newest}, the newest torch this build was tested with",
+            fix="if something fails, look for a newer flash_dist",
+            id="torch-newer-than-tested",
+        )
+    return CheckResult("torch", "ok", summary)
+
+
+def _minor(version: str) -> tuple[int, int]:
+    """Return major and minor: tests cover whole minor releases."""
+    try:
+        parsed = Version(version)
+    except InvalidVersion:
+        return (0, 0)
+    return parsed.major, parsed.minor
+
+
+def check_build(environment: Environment) -> CheckResult:
+    """The build manifest and the code really embedded are there and agree."""
+    installed = environment.installed
+    build = installed.build
+    if build is None:
+        return CheckResult(
+            "build",
+            "fail",
+            installed.library_problem or installed.manifest_problem or "nothing is installed",
+            _other_problem(installed),
+            "install a wheel: `nox -s build_wheels -- <arch set>` builds one into dist/",
+            "not-built",
+        )
+    archs = describe_archs(build.archs)
+    summary = f"{build.name}, {len(build.keys)} kernels for {archs}"
+    if installed.library_problem or installed.manifest_problem:
+        problem = installed.library_problem or installed.manifest_problem
+        cause = "library-unreadable" if installed.library_problem else "manifest-unreadable"
+        details = (f"judged by what is left: {summary}",)
+        return CheckResult("build", "fail", problem, details, _reinstall(), cause)
+    if installed.differences:
+        more = len(installed.differences) - _SHOWN_DIFFERENCES
+        shown = installed.differences[:_SHOWN_DIFFERENCES]
+        return CheckResult(
+            "build",
+            "fail",
+            f"the code embedded in {build.name} is not what its manifest declares",
+            (*shown, f"and {more} more") if more > 0 else shown,
+            _reinstall(),
+            "embedded-differs",
+        )
+    return CheckResult("build", "ok", summary)
+
+
+def _other_problem(installed: Installed) -> tuple[str, ...]:
+    both = installed.library_problem and installed.manifest_problem
+    return (installed.manifest_problem,) if both else ()
+
+
+def _reinstall() -> str:
+    return "`pip install --force-reinstall --no-deps` the wheel again"
+
+
+def check_loading(environment: Environment) -> CheckResult:
+    """The compiled parts load."""
+    loading = environment.loading
+    if loading.status == "ok":
+        return CheckResult("extension", "ok", "the kernel library and the torch operators load")
+    if loading.status == "not-tried":
+        return CheckResult("extension", "skip", "there is nothing to load", id="extension-absent")
+    part = {
+        "kernels": "the kernel library",
+        "torch": "torch",
+        "extension": "the torch operators",
+    }.get(loading.stage, "the child process")
+    verb = "crashed while it was loaded" if loading.status == "crashed" else "does not load"
+    first, *rest = loading.reason.strip().splitlines() or ["no reason given"]
+    return CheckResult(
+        "extension",
+        "fail",
+        f"{part} {verb}: {first}",
+        tuple(line for line in rest if line.strip()),
+        "`pip install 'torch>=2.10'`" if loading.stage == "torch" else _reinstall(),
+        f"{loading.stage or 'child'}-{loading.status}",
+    )
+
+
+def check_variables(environment: Environment) -> CheckResult:
+    """Variables that make the driver ignore embedded code."""
+    shown = tuple(f"{name}={value}" for name, value in environment.variables.items())
+    for name in _JIT_VARIABLES:
+        if environment.variables.get(name, "0") not in {"", "0"}:
+            return CheckResult(
+                "variables",
+                "warn",
+                f"{name} is set: the driver does not use all embedded code",
+                shown,
+                f"`unset {name}`",
+                "jit-variable",
+            )
+    limit = environment.variables.get(SMEM_VARIABLE, "")
+    if limit:
+        return CheckResult(
+            "variables",
+            "warn",
+            f"{SMEM_VARIABLE} is set: smaller tiles than the GPU allows are used",
+            shown,
+            f"`unset {SMEM_VARIABLE}`",
+            "smem-limit",
+        )
+    if environment.variables.get("CUDA_VISIBLE_DEVICES") is not None:
+        visible = environment.variables["CUDA_VISIBLE_DEVICES"]
+        summary = f"CUDA_VISIBLE_DEVICES={visible} hides the other GPUs, if there are any"
+        return CheckResult("variables", "ok", summary, shown[1:])
+    return CheckResult("variables", "ok", ", ".join(shown) or "none that changes what is loaded")
+
+
+def check_driver(environment: Environment) -> CheckResult:
+    """The driver is there and new enough for the toolkit, the PTX ISA and the compression."""
+    cuda, build = environment.cuda, environment.installed.build
+    if cuda.status == "absent":
+        return CheckResult(
+            "driver",
+            "skip",
+            f"no NVIDIA driver here: {cuda.reason}",
+            fix="on a GPU machine install the driver; in a container start it with the GPU "
+            "runtime (`docker run --gpus all`)",
+            id="driver-absent",
+        )
+    if cuda.status == "broken":
+        return CheckResult(
+            "driver",
+            "fail",
+            f"the NVIDIA driver does not answer: {cuda.reason}",
+            fix="`nvidia-smi` shows whether the driver works; after an update of it, reboot",
+            id="driver-broken",
+        )
+    needs = driver_needs(build) if build else ()
+    if cuda.driver is None:
+        summary = "no driver given, taken as new enough"
+        return CheckResult("driver", "ok", summary, needs)
+    refusals = [driver_refusal(cuda.driver, v.origin) for v in build.variants] if build else []
+    if build and refusals and all(refusals):
+        return CheckResult(
+            "driver",
+            "fail",
+            f"{cuda.driver} is too old: {refusals[0]}",
+            needs,
+            driver_fix(build),
+            "driver-too-old",
+        )
+    return CheckResult("driver", "ok", str(cuda.driver), needs)
+
+
+def driver_needs(build: Build) -> tuple[str, ...]:
+    """Say what each property of a build asks of the driver."""
+    lines = []
+    if build.toolkit:
+        lines.append(f"CUDA {build.toolkit} needs driver {toolkit_driver(build.toolkit)} or newer")
+    isas = {v.origin.ptx_isa for v in build.variants if v.arch.ptx and v.origin.ptx_isa}
+    for isa in sorted(isas):
+        cuda = ptx_isa_cuda(isa)
+        release = first_driver(cuda) if cuda else None
+        known = f"driver {release} or newer" if release else "a driver newer than we know"
+        lines.append(f"PTX ISA {format_version(isa)} needs {known}")
+    if any(variant.origin.codec == "zstd" for variant in build.variants):
+        lines.append(f"zstd compression needs driver {first_driver(ZSTD_CUDA)} or newer")
+    return tuple(lines)

@@ -1,0 +1,133 @@
+"""Run something that may crash, abort or hang in a process of its own, and tell what became of it.
+
+The child appends one JSON object per line to a report file, so that what it did before it died is
+known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Event = dict[str, Any]
+
+_OUTPUT_LINES = 12
+_OUTPUT_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a child process ended and what it reported until then."""
+
+    ending: Literal["done", "exit", "signal", "timeout"]
+    detail: str = ""  # "status 3", "SIGABRT", "after 600 s"
+    events: tuple[Event, ...] = ()
+    output: tuple[str, ...] = ()  # the last lines it printed
+    seconds: float = 0.0
+
+    def __bool__(self) -> bool:
+        return self.ending == "done"
+
+    @property
+    def sentence(self) -> str:
+        """The ending in words."""
+        return {
+            "done": "it ended normally",
+            "exit": f"it ended with {self.detail}",
+            "signal": f"it was killed by {self.detail}",
+            "timeout": f"it was still running {self.detail} and was stopped",
+        }[self.ending]
+
+
+def run_child(command: Sequence[str], *, timeout: float) -> Outcome:
+    """Run a command with `--report FILE` appended; never raises for what the child does."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
+        report, output = Path(folder, "report.jsonl"), Path(folder, "output.txt")
+        with output.open("wb") as stream:
+            process = subprocess.Popen(
+                [*command, "--report", str(report)],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            ending, detail = _wait(process, timeout)
+        return Outcome(
+            ending,
+            detail,
+            tuple(read_events(report)),
+            tuple(_tail(output)),
+            time.monotonic() - started,
+        )
+
+
+def _wait(
+    process: subprocess.Popen[bytes], timeout: float
+) -> tuple[Literal["done", "exit", "signal", "timeout"], str]:
+    try:
+        status = process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        return "timeout", f"after {timeout:g} s"
+    finally:
+        _end(process)
+    if status == 0:
+        return "done", ""
+    if status < 0:
+        return "signal", _signal_name(-status)
+    return "exit", f"status {status}"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Stop the child and whatever it started; also on Ctrl-C in the parent."""
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def read_events(report: Path) -> list[Event]:
+    """Read the objects of a report; a last line cut short by a crash is left out."""
+    events = []
+    try:
+        lines = report.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    for line in lines:
+        with contextlib.suppress(json.JSONDecodeError):
+            event = json.loads(line)
+            if isinstance(event, dict):
+                events.append(event)
+    return events
+
+
+def write_event(report: Path, event: Event) -> None:
+    """Append one object, so that it is on disk before whatever comes next."""
+    with report.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(event) + "\n")
+
+
+def _tail(output: Path) -> list[str]:
+    with output.open("rb") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        stream.seek(max(0, size - _OUTPUT_BYTES))
+        text = stream.read().decode("utf-8", "replace")
+    return [line for line in text.splitlines() if line.strip()][-_OUTPUT_LINES:]

@@ -1,0 +1,128 @@
+"""`python -m flash_dist doctor`: judge every GPU against the code really embedded, and prove it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from functools import partial
+from typing import TYPE_CHECKING
+
+from flash_dist.devices import Device, Driver
+from flash_dist.doctor import Examination, examine
+from flash_dist.environment import gather_environment, imagine_environment
+from flash_dist.errors import ArchError
+from flash_dist.gpu_checks import judge_gpu
+from flash_dist.selftest import DEFAULT_RUNS, check_selftest, find_surprises, run_selftest
+
+from .results import make_console, print_result
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from flash_dist.doctor import GpuCheck
+    from flash_dist.environment import Environment
+    from flash_dist.nvidia import Gpu
+    from flash_dist.result import CheckResult
+
+EPILOG = """\
+examples:
+  python -m flash_dist doctor
+  python -m flash_dist doctor --gpu 7.5,8.6 --driver 535
+
+exit status: 0 no failure, 1 at least one failure, 2 wrong usage, 3 no GPU to check
+"""
+
+_CONCLUSION = {
+    0: "no failure",
+    1: "at least one failure",
+    3: "nothing could be checked: there is no GPU",
+}
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Describe the subcommand."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="judge every GPU of this machine against the code in the installed build",
+        description="Judge every GPU against the code really embedded in the installed build, "
+        "then run the kernels on it.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--strict", action="store_true", help="warnings count as failures")
+    parser.add_argument("--no-selftest", action="store_true", help="do not run the kernels")
+    parser.add_argument(
+        "--gpu",
+        type=parse_devices,
+        metavar="LIST",
+        help="what if: judge GPUs of these compute capabilities, such as 7.5,8.6",
+    )
+    parser.add_argument(
+        "--driver", type=parse_driver, metavar="V", help="what if: with this driver, such as 535"
+    )
+    parser.set_defaults(run=run, parser=parser)
+
+
+def parse_devices(text: str) -> tuple[Device, ...]:
+    """Read `7.5,8.6`."""
+    try:
+        return tuple(Device.parse(one) for one in text.split(","))
+    except ArchError as error:
+        raise argparse.ArgumentTypeError(error.message) from error
+
+
+def parse_driver(text: str) -> Driver:
+    """Read `535` or `580.65.06`."""
+    try:
+        return Driver.parse(text)
+    except ArchError as error:
+        raise argparse.ArgumentTypeError(error.message) from error
+
+
+def run(args: argparse.Namespace) -> int:
+    """Examine, print each result as it comes, and return the exit code."""
+    if args.driver and not args.gpu:
+        args.parser.error("--driver is for a what-if: name the GPUs with --gpu")
+    environment = imagine_environment(args.gpu, args.driver) if args.gpu else gather_environment()
+    selftest = None if args.no_selftest else partial(check_gpu_by_running, environment)
+    results = _show(environment, selftest, quiet=args.json)
+    examination = Examination(environment, tuple(results))
+    code = examination.exit_code(strict=args.strict)
+    if args.json:
+        print(json.dumps(examination.to_json(strict=args.strict), indent=2))
+    else:
+        make_console().print(f"\n{describe_end(examination, code)}")
+    return code
+
+
+def _show(
+    environment: Environment, selftest: GpuCheck | None, *, quiet: bool
+) -> Iterator[CheckResult]:
+    console = make_console()
+    for result in examine(environment, selftest=selftest):
+        if not quiet:
+            print_result(console, result)
+        yield result
+
+
+def describe_end(examination: Examination, code: int) -> str:
+    """Sum up in one line."""
+    counts = {
+        status: sum(result.status == status for result in examination.results)
+        for status in ("ok", "warn", "fail", "skip")
+    }
+    counted = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    reason = "warnings count as failures" if code == 1 and not counts["fail"] else _CONCLUSION[code]
+    return f"{counted}: {reason} (exit status {code})"
+
+
+def check_gpu_by_running(environment: Environment, gpu: Gpu) -> CheckResult:
+    """Run the selftest on a GPU and compare what ran with what was predicted."""
+    report = run_selftest(str(gpu.index), runs=DEFAULT_RUNS)
+    predicted = {
+        "{} {} {}".format(*kernel.key): kernel.variant.symbol
+        for kernel in judge_gpu(environment, gpu).kernels
+        if kernel.variant
+    }
+    return check_selftest(report, gpu.index, find_surprises(predicted, report))

@@ -1,0 +1,65 @@
+"""How check results look in a terminal: a tag, a name, one sentence; details and fix below it."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from typing import IO, TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from flash_dist.result import CheckResult, Status
+
+_STYLES: dict[Status, str] = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
+_NAME_COLUMN = 8
+_TEXT_COLUMN = 20
+_NARROWEST = 40
+
+
+def make_console(stream: IO[str] | None = None) -> Console:
+    """Return a console for data. Rich honours NO_COLOR and leaves colour out of pipes."""
+    return Console(file=stream or sys.stdout, highlight=False, markup=False, emoji=False)
+
+
+def print_result(console: Console, result: CheckResult) -> None:
+    """Print one result. The tag's word carries the meaning, the colour repeats it."""
+    width = max(console.width, _TEXT_COLUMN + _NARROWEST) if console.is_terminal else None
+    for line in layout_result(result, width):
+        text = Text(line)
+        if not line.startswith(" "):
+            text.stylize(_STYLES[result.status], 0, len(result.status) + 2)
+        console.print(text, soft_wrap=True)
+
+
+def layout_result(result: CheckResult, width: int | None) -> Iterator[str]:
+    """Lay out the lines of a result; without a width (in a pipe) a sentence stays one line."""
+    head = f"[{result.status}]".ljust(_NAME_COLUMN) + result.name
+    head = head.ljust(_TEXT_COLUMN) if len(head) < _TEXT_COLUMN else head + "  "
+    first, *rest = _wrap(result.summary, width)
+    yield head + first
+    for line in rest:
+        yield " " * _TEXT_COLUMN + line
+    details = [*result.details, *([f"fix: {result.fix}"] if result.fix else [])]
+    for detail in details:
+        for line in _wrap(detail, width):
+            yield " " * _TEXT_COLUMN + line
+
+
+def _wrap(text: str, width: int | None) -> list[str]:
+    if width is None:
+        return [text]
+    indent = " " * (len(text) - len(text.lstrip()))
+    wrapped = textwrap.wrap(
+        text,
+        width - _TEXT_COLUMN,
+        subsequent_indent=indent + "  ",
+        drop_whitespace=True,
+        replace_whitespace=False,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+    return wrapped or [""]

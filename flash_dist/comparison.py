@@ -1,0 +1,206 @@
+"""Inputs, reference and bit comparison of the selftest. Needs torch, no GPU."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+NAMES = ("out", "lse", "dq", "dk", "dv")
+Tensors = dict[str, torch.Tensor]  # by NAMES
+Number = TypeVar("Number", int, torch.Tensor)
+
+_MASK = 0xFFFFFFFF
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_LSE_TOLERANCE = 1e-4  # float32 sums of up to a few thousand exponentials
+_FLOOR = 1e-5  # where the half-precision baseline happens to be exact
+_MARGIN = 2.0  # times the error that plain half precision makes
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first place where two tensors differ, and in how many they do."""
+
+    tensor: str
+    coordinate: tuple[int, ...]
+    expected: float
+    actual: float
+    count: int
+    total: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tensor} differs in {self.count} of {self.total} elements, first at "
+            f"{list(self.coordinate)}: {self.actual!r} instead of {self.expected!r}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the difference as plain data; what JSON cannot hold becomes text."""
+        return {
+            "tensor": self.tensor,
+            "coordinate": list(self.coordinate),
+            "expected": _json_number(self.expected),
+            "actual": _json_number(self.actual),
+            "count": self.count,
+            "total": self.total,
+        }
+
+
+def _json_number(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
+
+def _mix(value: Number) -> Number:
+    """Mix 32 bits (the "lowbias32" integer hash); exact in Python integers and in int64 tensors."""
+    value = ((value ^ (value >> 16)) * 0x7FEB352D) & _MASK
+    value = ((value ^ (value >> 15)) * 0x846CA68B) & _MASK
+    return value ^ (value >> 16)
+
+
+def hash_bits(seed: int, count: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Hash (seed, index) to 32 bits: mix(index ^ mix(seed)), as int64 [count].
+
+    Integer operations only, so that every machine and version has the same inputs.
+    """
+    index = torch.arange(count, dtype=torch.int64, device=device)
+    return _mix(index ^ _mix(seed & _MASK))
+
+
+def make_values(
+    seed: int,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    *,
+    device: torch.device | str = "cpu",
+    scale: float = 1.0,
+) -> torch.Tensor:
+    """Fill a tensor with values in [-scale, scale): the hash's top 24 bits as a fraction.
+
+    Exact in float32; a scale that is a power of two keeps it so. The one rounding is to `dtype`.
+    """
+    bits = hash_bits(seed, math.prod(shape), device) >> 8
+    values = (bits - (1 << 23)).to(torch.float32) * (scale / (1 << 23))
+    return values.to(dtype).reshape(shape)
+
+
+def compare_bits(expected: Tensors, actual: Tensors) -> tuple[Difference, ...]:
+    """Compare bit by bit, so that NaN equals itself and 0.0 is not -0.0."""
+    found = (find_bit_difference(name, expected[name], actual[name]) for name in expected)
+    return tuple(difference for difference in found if difference is not None)
+
+
+def find_bit_difference(
+    name: str, expected: torch.Tensor, actual: torch.Tensor
+) -> Difference | None:
+    """Find the first element whose bits differ."""
+    if expected.shape != actual.shape or expected.dtype != actual.dtype:
+        message = (
+            f"{name} is {actual.dtype} {list(actual.shape)}, "
+            f"not {expected.dtype} {list(expected.shape)}"
+        )
+        raise ValueError(message)
+    bits = _BITS[expected.element_size()]
+    differs = expected.contiguous().view(bits) != actual.contiguous().view(bits)
+    return _first_difference(name, differs, expected, actual)
+
+
+def compare_values(expected: Tensors, baseline: Tensors, actual: Tensors) -> tuple[Difference, ...]:
+    """Compare with a float64 reference; allow twice the error that plain half precision makes.
+
+    Args:
+        expected: The float64 reference.
+        baseline: The same formulas in the input's dtype.
+        actual: What the kernels computed, on any device.
+    """
+    found = []
+    for name, reference in expected.items():
+        values = actual[name].to("cpu", torch.float64)
+        error = torch.where(values == reference, 0.0, (values - reference).abs())
+        wrong = ~(error <= allowed_error(name, reference, baseline[name]))
+        difference = _first_difference(name, wrong, reference, values)
+        if difference is not None:
+            found.append(difference)
+    return tuple(found)
+
+
+def allowed_error(name: str, reference: torch.Tensor, baseline: torch.Tensor) -> float:
+    """Return the absolute error that is allowed in this tensor."""
+    if name == "lse":
+        return _LSE_TOLERANCE
+    error = (baseline.to(torch.float64) - reference).abs().max()
+    return _MARGIN * float(error) + _FLOOR
+
+
+def _first_difference(
+    name: str, differs: torch.Tensor, expected: torch.Tensor, actual: torch.Tensor
+) -> Difference | None:
+    count = int(differs.sum())
+    if not count:
+        return None
+    coordinate = tuple(int(axis) for axis in differs.nonzero()[0])
+    return Difference(
+        name,
+        coordinate,
+        float(expected[coordinate]),
+        float(actual[coordinate]),
+        count,
+        differs.numel(),
+    )
+
+
+def attend(  # noqa: PLR0913 - the tensors of attention
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dout: torch.Tensor,
+    *,
+    causal: bool,
+    dtype: torch.dtype,
+) -> Tensors:
+    """Attention and its gradients by the textbook formulas, every step rounded to `dtype`.
+
+    Args:
+        q: [batch, seqlen_q, num_heads_q, head_dim]
+        k: [batch, seqlen_k, num_heads_kv, head_dim]
+        v: As k.
+        dout: As q.
+        causal: Mask aligned to the bottom right.
+        dtype: float64 for the reference, the input's own for the baseline.
+    """
+    group = q.shape[2] // k.shape[2]
+    q, dout = (x.to("cpu", dtype).transpose(1, 2) for x in (q, dout))
+    k, v = (x.to("cpu", dtype).transpose(1, 2).repeat_interleave(group, dim=1) for x in (k, v))
+    scale = q.shape[-1] ** -0.5
+    scores = (q @ k.transpose(-1, -2)) * scale
+    if causal:
+        scores = scores.masked_fill(_hidden(scores.shape[-2], scores.shape[-1]), -math.inf)
+    lse = torch.logsumexp(scores.to(torch.float64), dim=-1)
+    # a fully masked row is zero
+    p = torch.exp(scores - lse.unsqueeze(-1).to(dtype)).nan_to_num(nan=0.0)
+    out = p @ v
+    dp = dout @ v.transpose(-1, -2)
+    ds = p * (dp - (dout * out).sum(dim=-1, keepdim=True))
+    dk = ds.transpose(-1, -2) @ q * scale
+    return {
+        "out": out.transpose(1, 2),
+        "lse": lse,
+        "dq": (ds @ k * scale).transpose(1, 2),
+        "dk": _sum_group(dk, group),
+        "dv": _sum_group(p.transpose(-1, -2) @ dout, group),
+    }
+
+
+def _hidden(seqlen_q: int, seqlen_k: int) -> torch.Tensor:
+    """Mark the keys that a query does not see: j > i + seqlen_k - seqlen_q."""
+    query = torch.arange(seqlen_q).unsqueeze(1)
+    key = torch.arange(seqlen_k).unsqueeze(0)
+    return key > query + (seqlen_k - seqlen_q)
+
+
+def _sum_group(gradient: torch.Tensor, group: int) -> torch.Tensor:
+    """Sum over the query heads that share a key head: [batch, seqlen_k, num_heads_kv, head_dim]."""
+    batch, heads, seqlen_k, head_dim = gradient.shape
+    grouped = gradient.reshape(batch, heads // group, group, seqlen_k, head_dim)
+    return grouped.sum(dim=2).transpose(1, 2)

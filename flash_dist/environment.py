@@ -1,0 +1,205 @@
+"""The machine as `doctor` sees it: one frozen value, gathered without torch and without a GPU."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from .child import Outcome, run_child
+from .installed import Installed, read_installed
+from .nvidia import Cuda, Gpu, read_cuda
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from .devices import Device, Driver
+
+# Variables that change what is loaded or seen; all that doctor reports.
+VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_FORCE_PTX_JIT",
+    "CUDA_DISABLE_PTX_JIT",
+    "CUDA_CACHE_DISABLE",
+    "CUDA_CACHE_PATH",
+    "CUDA_CACHE_MAXSIZE",
+    "CUDA_MODULE_LOADING",
+    "NVIDIA_VISIBLE_DEVICES",
+    "NVIDIA_DRIVER_CAPABILITIES",
+    "FLASH_DIST_SMEM_LIMIT",
+)
+
+LOAD_TIMEOUT = 120.0
+
+
+@dataclass(frozen=True)
+class Torch:
+    """The installed torch, read from its metadata and `version.py`; it is not imported."""
+
+    status: Literal["ok", "absent", "broken"]
+    version: str = ""
+    cuda: str = ""  # "13.0"; empty for a CPU build
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state as plain data."""
+        return {
+            "status": self.status,
+            "version": self.version or None,
+            "cuda": self.cuda or None,
+            "reason": self.reason or None,
+        }
+
+
+@dataclass(frozen=True)
+class Loading:
+    """Whether the compiled parts load, tried in a child process."""
+
+    status: Literal["ok", "failed", "crashed", "not-tried"]
+    stage: str = ""  # which part it was: "kernels", "torch" or "extension"
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state as plain data."""
+        return {
+            "status": self.status,
+            "stage": self.stage or None,
+            "reason": self.reason or None,
+        }
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Everything the checks judge. A what-if has imagined GPUs and no machine around them."""
+
+    system: str
+    machine: str
+    libc: str
+    python: str
+    torch: Torch
+    cuda: Cuda
+    installed: Installed
+    loading: Loading = Loading("not-tried")
+    variables: Mapping[str, str] = field(default_factory=dict)
+    what_if: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the environment as plain data."""
+        return {
+            "system": self.system,
+            "machine": self.machine,
+            "libc": self.libc,
+            "python": self.python,
+            "torch": self.torch.to_json(),
+            "cuda": self.cuda.to_json(),
+            "installed": self.installed.to_json(),
+            "loading": self.loading.to_json(),
+            "variables": dict(self.variables),
+            "what_if": self.what_if,
+        }
+
+
+def gather_environment() -> Environment:
+    """Look at this machine."""
+    torch = read_torch()
+    installed = read_installed()
+    return Environment(
+        system=read_system(),
+        machine=platform.machine(),
+        libc=read_libc(),
+        python=platform.python_version(),
+        torch=torch,
+        cuda=read_cuda(),
+        installed=installed,
+        loading=try_loading() if installed.library else Loading("not-tried"),
+        variables=read_variables(os.environ),
+    )
+
+
+def imagine_environment(devices: Iterable[Device], driver: Driver | None) -> Environment:
+    """Put the installed build on a machine that is not here; no variables of this one count."""
+    gpus = tuple(
+        Gpu(index, "", device, smem_optin=device.smem_optin) for index, device in enumerate(devices)
+    )
+    return Environment(
+        system=read_system(),
+        machine=platform.machine(),
+        libc=read_libc(),
+        python=platform.python_version(),
+        torch=read_torch(),
+        cuda=Cuda("ok", driver, gpus),
+        installed=read_installed(),
+        what_if=True,
+    )
+
+
+def read_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Keep the variables that matter."""
+    return {name: environ[name] for name in VARIABLES if name in environ}
+
+
+def read_system() -> str:
+    """Name the operating system: `Debian GNU/Linux 12 (bookworm)`."""
+    if sys.platform != "linux":
+        return platform.platform()
+    try:
+        release = platform.freedesktop_os_release()
+    except OSError:
+        return platform.platform()
+    return release.get("PRETTY_NAME", platform.platform())
+
+
+def read_libc() -> str:
+    """Name the C library: `glibc 2.36`; `musl or unknown` where confstr does not tell."""
+    try:
+        text = os.confstr("CS_GNU_LIBC_VERSION")
+    except (AttributeError, ValueError, OSError):
+        text = None
+    return text or "musl or unknown"
+
+
+def read_torch() -> Torch:
+    """Find torch without importing it."""
+    try:
+        distribution = importlib.metadata.distribution("torch")
+        version = distribution.version
+        path = Path(str(distribution.locate_file("torch/version.py")))
+        text = path.read_text(encoding="utf-8")
+    except importlib.metadata.PackageNotFoundError:
+        return Torch("absent", reason="torch is not installed")
+    except (OSError, UnicodeDecodeError, KeyError) as error:
+        return Torch("broken", reason=f"torch is installed but cannot be read: {error}")
+    if not version:
+        return Torch("broken", reason="torch is installed but its metadata has no version")
+    return Torch("ok", version, parse_torch_cuda(text))
+
+
+def parse_torch_cuda(text: str) -> str:
+    """Find the CUDA version in `torch/version.py`; empty for a CPU build."""
+    match = re.search(r"""^cuda\b[^=\n]*=\s*['"]([0-9.]+)['"]""", text, re.MULTILINE)
+    return match[1] if match else ""
+
+
+def try_loading() -> Loading:
+    """Load the compiled parts in a child process, where a crash does no harm."""
+    command = [sys.executable, "-m", "flash_dist.loading"]
+    return judge_loading(run_child(command, timeout=LOAD_TIMEOUT))
+
+
+def judge_loading(outcome: Outcome) -> Loading:
+    """Turn what the child reported into a result."""
+    stage = ""
+    for event in outcome.events:
+        stage = str(event.get("stage", stage))
+        if event.get("event") == "failed":
+            return Loading("failed", stage, str(event.get("reason", "")))
+        if event.get("event") == "loaded":
+            return Loading("ok")
+    said = f"; it printed `{outcome.output[-1]}`" if outcome.output else ""
+    return Loading("crashed", stage, f"{outcome.sentence}{said}")

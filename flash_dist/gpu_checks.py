@@ -1,0 +1,170 @@
+"""Checks of one GPU against the code of the installed build."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from .result import CheckResult
+from .verdict import (
+    Build,
+    DeviceVerdict,
+    KernelVerdict,
+    Situation,
+    describe_device,
+    driver_fix,
+    judge_device,
+    unsupported_fix,
+    unsupported_sentence,
+)
+
+if TYPE_CHECKING:
+    from .devices import Device
+    from .environment import Environment
+    from .nvidia import Gpu
+
+_GIB = 1 << 30
+
+_HOW = {
+    "native": "native code",
+    "family": "code of its family",
+    "same-major": "code of the same major",
+    "jit": "PTX through the JIT",
+    "unverified": "code that NVIDIA does not promise to run there",
+}
+
+_FIRST_PROOF = "its selftest here is the first proof on real hardware"
+
+
+def judge_gpu(environment: Environment, gpu: Gpu) -> DeviceVerdict:
+    """Judge one GPU of an environment."""
+    situation = Situation.of(
+        gpu.device, environment.cuda.driver, environment.variables, smem_optin=gpu.smem_optin
+    )
+    return judge_device(_build(environment), situation)
+
+
+def _build(environment: Environment) -> Build:
+    return environment.installed.build or Build("flash_dist", ())
+
+
+def check_gpu(environment: Environment, gpu: Gpu) -> CheckResult:
+    """Say which variant each kernel will use on this GPU, or what to do where there is none."""
+    verdict = judge_gpu(environment, gpu)
+    if not verdict:
+        return _refuse(environment, gpu, verdict)
+    result = CheckResult(
+        f"gpu {gpu.index}",
+        "ok",
+        f"{describe_gpu(gpu)}: {describe_how(verdict)}",
+        (*describe_kernels(verdict), *describe_proof(verdict)),
+        gpu=gpu.index,
+        data=verdict.to_json(),
+    )
+    better = unsupported_fix([gpu.device], _build(environment))
+    if verdict.how == "unverified":
+        fix = f"`python -m flash_dist selftest` on it shows whether it does; {better}"
+        return replace(result, status="warn", fix=fix, id="unverified")
+    if verdict.missing_dtypes:
+        missing = f"this build has no {' and no '.join(verdict.missing_dtypes)} kernels"
+        summary = f"{result.summary}; {missing}"
+        return replace(result, status="warn", summary=summary, fix=better, id="dtype-not-built")
+    return result
+
+
+def _refuse(environment: Environment, gpu: Gpu, verdict: DeviceVerdict) -> CheckResult:
+    build = _build(environment)
+    summary = f"{describe_gpu(gpu)} cannot use this build: {verdict.reason}"
+    kernels = describe_kernels(verdict)
+    fix = ""
+    if verdict.cause == "driver-too-old":
+        fix, kernels = driver_fix(build), ()
+    elif verdict.cause == "no-matching-code":
+        summary = unsupported_sentence(gpu.device, build, name=gpu.name)
+        fix = unsupported_fix(_all_devices(environment), build)
+        kernels = () if verdict.how == "none" and not verdict.targets else kernels
+    elif verdict.cause in {"jit-variable", "smem-limit"}:
+        fix = "unset that variable"
+    return CheckResult(
+        f"gpu {gpu.index}",
+        "fail",
+        summary,
+        kernels,
+        fix,
+        verdict.cause,
+        gpu.index,
+        verdict.to_json(),
+    )
+
+
+def _all_devices(environment: Environment) -> list[Device]:
+    return [gpu.device for gpu in environment.cuda.gpus]
+
+
+def describe_gpu(gpu: Gpu) -> str:
+    """Name a GPU with its compute capability and memory."""
+    named = describe_device(gpu.device, gpu.name)
+    return f"{named}, {gpu.memory_bytes / _GIB:.0f} GiB" if gpu.memory_bytes else named
+
+
+def describe_how(verdict: DeviceVerdict) -> str:
+    """Say how the code gets to this GPU: `code of the same major (sm_80)`."""
+    ways: dict[str, set[str]] = {}
+    for kernel in verdict.kernels:
+        if kernel.variant:
+            ways.setdefault(kernel.how, set()).add(str(kernel.variant.arch))
+    return ", ".join(f"{_HOW[how]} ({', '.join(sorted(ways[how]))})" for how in _HOW if how in ways)
+
+
+def describe_kernels(verdict: DeviceVerdict) -> tuple[str, ...]:
+    """Write one line per kernel family; dtypes that fare alike share it."""
+    lines: dict[tuple[str, str], list[str]] = {}
+    for (family, dtype), kernels in _by_family_and_dtype(verdict).items():
+        text = "; ".join(_describe_head_dims(kernels))
+        lines.setdefault((family, text), []).append(dtype)
+    return tuple(
+        f"{family:<16} {' '.join(dtypes):<9}  {text}" for (family, text), dtypes in lines.items()
+    )
+
+
+def _by_family_and_dtype(verdict: DeviceVerdict) -> dict[tuple[str, str], list[KernelVerdict]]:
+    groups: dict[tuple[str, str], list[KernelVerdict]] = {}
+    order = {"fp16": 0, "bf16": 1}
+    for kernel in sorted(verdict.kernels, key=lambda k: (k.key[0], order.get(k.key[1], 2), k.key)):
+        groups.setdefault(kernel.key[:2], []).append(kernel)
+    return groups
+
+
+def _describe_head_dims(kernels: list[KernelVerdict]) -> list[str]:
+    """Group the head_dims that run the same way."""
+    groups: dict[str, list[str]] = {}
+    for kernel in kernels:
+        groups.setdefault(_describe_kernel(kernel), []).append(str(kernel.key[2]))
+    if len(groups) == 1:
+        return list(groups)
+    return [f"head_dim {', '.join(dims)}: {text}" for text, dims in groups.items()]
+
+
+def _describe_kernel(kernel: KernelVerdict) -> str:
+    if kernel.how == "not-on-this-hardware":
+        return f"not on this hardware ({kernel.reason})"
+    if kernel.variant is None:
+        return f"none ({kernel.reason})"
+    plan = f", {kernel.variant.plan} KB plan" if kernel.variant.plan else ""
+    return f"{kernel.variant.arch}{plan}"
+
+
+def describe_proof(verdict: DeviceVerdict) -> tuple[str, ...]:
+    """Say so where the code that will run was never run on real hardware by its builder."""
+    unproven: dict[str, str] = {}
+    for kernel in verdict.kernels:
+        variant = kernel.variant
+        if variant and (
+            variant.proof == "assembled" or (variant.proof == "jit" and kernel.how != "jit")
+        ):
+            unproven[str(variant.arch)] = variant.proof
+    lines = []
+    for target, proof in unproven.items():
+        so_far = "was only assembled" if proof == "assembled" else "ran only as PTX on newer GPUs"
+        lines.append(f"{target} {so_far} by its builder: {_FIRST_PROOF}")
+    return tuple(lines)

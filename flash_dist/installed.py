@@ -1,0 +1,187 @@
+"""The installed build: what its manifest declares and what its library really holds."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from .archs import Arch, Origin
+from .devices import parse_version
+from .errors import FatbinError, ManifestError
+from .fatbin import open_fatbin
+from .manifest import PACKAGE, load_manifest
+from .verdict import Build, Variant
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from .manifest import Manifest
+
+LIBRARY = "libflash_dist_kernels.so"
+
+_SYMBOL = re.compile(
+    r"flash_dist_(?P<family>\w+)_(?P<dtype>[a-z]+[0-9]+)_d(?P<head_dim>[0-9]+)"
+    r"_smem(?P<plan>[0-9]+)_(?:sm|compute)[0-9]+[af]?"
+)
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What is installed. An empty problem means that this part was read."""
+
+    build: Build | None = None  # from the library; from the manifest where that cannot be read
+    library: str = ""  # path; empty if there is none
+    manifest_problem: str = ""
+    library_problem: str = ""
+    differences: tuple[str, ...] = ()  # between manifest and library
+    torch_min: str = ""
+    torch_tested_max: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state as plain data."""
+        build = self.build
+        return {
+            "build": build.name if build else None,
+            "targets": [str(arch) for arch in build.archs] if build else [],
+            "toolkit": build.toolkit if build else None,
+            "archsets": [archset.to_json() for archset in build.archsets] if build else [],
+            "manifest_problem": self.manifest_problem or None,
+            "library_problem": self.library_problem or None,
+            "differences": list(self.differences),
+            "torch_min": self.torch_min or None,
+            "torch_tested_max": self.torch_tested_max or None,
+        }
+
+
+def read_installed(package: Path = PACKAGE) -> Installed:
+    """Read manifest and library; what is absent or broken is a problem in words."""
+    manifest: Manifest | None = None
+    manifest_problem, library_problem = "", ""
+    embedded: tuple[Variant, ...] = ()
+    try:
+        manifest = load_manifest(package)
+    except ManifestError as error:
+        manifest_problem = error.message
+    library = package / LIBRARY
+    toolkit = manifest.toolkit.cuda if manifest else None
+    try:
+        embedded = read_embedded(library, toolkit)
+    except FatbinError as error:
+        library_problem = error.message
+    return combine(
+        manifest,
+        embedded,
+        library=str(library) if library.is_file() else "",
+        manifest_problem=manifest_problem,
+        library_problem=library_problem,
+    )
+
+
+def combine(
+    manifest: Manifest | None,
+    embedded: tuple[Variant, ...],
+    *,
+    library: str = "",
+    manifest_problem: str = "",
+    library_problem: str = "",
+) -> Installed:
+    """Join the two views: the library decides what there is, the manifest adds what it knows."""
+    if manifest is None:
+        build = Build("flash_dist", embedded) if embedded else None
+        return Installed(build, library, manifest_problem, library_problem)
+    declared = declare_build(manifest)
+    differences = () if library_problem else find_differences(declared.variants, embedded)
+    variants = declared.variants if library_problem else _add_proof(declared.variants, embedded)
+    return Installed(
+        replace(declared, variants=variants),
+        library,
+        manifest_problem,
+        library_problem,
+        differences,
+        manifest.torch_min,
+        manifest.torch_tested_max,
+    )
+
+
+def declare_build(manifest: Manifest) -> Build:
+    """Return the build that a manifest declares."""
+    codec = "zstd" if "--compress-mode=size" in manifest.flags else "none"
+    origin = Origin(manifest.toolkit.cuda, parse_version(manifest.toolkit.ptx_isa), codec)
+    variants = tuple(
+        Variant(
+            kernel.symbol,
+            kernel.family,
+            kernel.dtype,
+            kernel.head_dim,
+            kernel.plan,
+            kernel.target,
+            origin,
+            kernel.proof,
+        )
+        for kernel in manifest.kernels
+    )
+    name = f"flash_dist {manifest.package_version}"
+    return Build(name, variants, manifest.archsets, manifest.toolkit.cuda)
+
+
+def read_embedded(library: Path, toolkit: str | None) -> tuple[Variant, ...]:
+    """Read every kernel of ours out of the library; the image's own target counts, not its name.
+
+    Raises:
+        FatbinError: The library is absent or cannot be read.
+    """
+    found: list[Variant] = []
+    with open_fatbin(library) as fatbin:
+        for entry in fatbin.report.select():
+            if entry.arch is None:
+                continue
+            origin = Origin(toolkit, entry.ptx_isa, entry.codec)
+            names = (kernel.name for kernel in fatbin.kernels(entry))
+            found.extend(_read_variants(names, entry.arch, origin))
+    return tuple(sorted(found, key=lambda variant: variant.symbol))
+
+
+def _read_variants(names: Iterable[str], arch: Arch, origin: Origin) -> list[Variant]:
+    return [
+        variant
+        for variant in (parse_symbol(name, arch, origin) for name in names)
+        if variant is not None
+    ]
+
+
+def parse_symbol(symbol: str, arch: Arch, origin: Origin) -> Variant | None:
+    """Read a kernel's name: `flash_dist_fwd_bf16_d64_smem64_sm90a`; None if it is not ours."""
+    match = _SYMBOL.fullmatch(symbol)
+    if match is None:
+        return None
+    return Variant(
+        symbol,
+        match["family"],
+        match["dtype"],
+        int(match["head_dim"]),
+        int(match["plan"]),
+        arch,
+        origin,
+    )
+
+
+def find_differences(declared: Iterable[Variant], embedded: Iterable[Variant]) -> tuple[str, ...]:
+    """Say which kernels are declared only, embedded only, or compiled for another target."""
+    promised = {(variant.symbol, variant.arch) for variant in declared}
+    present = {(variant.symbol, variant.arch) for variant in embedded}
+    missing = (
+        f"{symbol} for {arch} is declared, not embedded"
+        for symbol, arch in sorted(promised - present)
+    )
+    extra = (
+        f"{symbol} for {arch} is embedded, not declared"
+        for symbol, arch in sorted(present - promised)
+    )
+    return (*missing, *extra)
+
+
+def _add_proof(declared: tuple[Variant, ...], embedded: tuple[Variant, ...]) -> tuple[Variant, ...]:
+    proofs = {variant.symbol: variant.proof for variant in declared}
+    return tuple(replace(variant, proof=proofs.get(variant.symbol, "")) for variant in embedded)

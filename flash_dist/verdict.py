@@ -1,0 +1,362 @@
+"""Which kernel variant each GPU will run, and what to do where there is none. Pure functions.
+
+`compatibility.py` knows the rules for one image on one device. This module applies them to all
+variants of a build the way the dispatcher does: the best code first, then the largest
+shared-memory plan that fits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from .compatibility import (
+    DEFAULT_ORIGIN,
+    JitPolicy,
+    Origin,
+    RunVerdict,
+    driver_refusal,
+    jit_policy,
+    judge,
+)
+from .devices import KIB, Device, Driver, toolkit_driver
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from .archs import Arch, ArchSet
+
+KernelHow = Literal[
+    "native", "family", "same-major", "jit", "unverified", "none", "not-on-this-hardware"
+]
+Cause = Literal[
+    "",
+    "driver-too-old",
+    "hardware-too-old",
+    "jit-variable",
+    "no-kernels",
+    "no-matching-code",
+    "smem-limit",
+]
+KernelKey = tuple[str, str, int]  # family, dtype, head_dim
+
+# From best to worst. What the hardware lacks is no fault of a build.
+HOW_ORDER: tuple[KernelHow, ...] = (
+    "not-on-this-hardware", "native", "family", "same-major", "jit", "unverified", "none",
+)  # fmt: skip
+
+# The first compute capability with the matrix instruction for a dtype.
+DTYPE_FLOOR: dict[str, Device] = {"fp16": Device(7, 5), "bf16": Device(8, 0)}
+
+NO_OPT_IN = 48 * KIB  # what a block gets without asking: plan 0
+SMEM_VARIABLE = "FLASH_DIST_SMEM_LIMIT"
+_NO_LIMIT = 1 << 30
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One kernel compiled for one target, as found in a binary or declared by a manifest."""
+
+    symbol: str
+    family: str
+    dtype: str
+    head_dim: int
+    plan: int  # KB of shared memory; 0 needs no opt-in
+    arch: Arch
+    origin: Origin = DEFAULT_ORIGIN
+    proof: str = ""  # "native", "jit", "assembled"; empty if unknown
+
+    @property
+    def key(self) -> KernelKey:
+        """The kernel this is a variant of."""
+        return (self.family, self.dtype, self.head_dim)
+
+    @property
+    def smem_bytes(self) -> int:
+        """Bytes of shared memory that the plan reserves for a block."""
+        return self.plan * KIB or NO_OPT_IN
+
+
+@dataclass(frozen=True)
+class Build:
+    """What a build contains, and which arch sets its project publishes."""
+
+    name: str  # "flash_dist 0.1.0+cu130.hopper"
+    variants: tuple[Variant, ...]
+    archsets: tuple[ArchSet, ...] = ()
+    toolkit: str | None = None
+
+    @property
+    def archs(self) -> tuple[Arch, ...]:
+        """Every target that has a kernel, old to new."""
+        return tuple(sorted({variant.arch for variant in self.variants}))
+
+    @property
+    def keys(self) -> tuple[KernelKey, ...]:
+        """Every kernel that the build offers on at least one target."""
+        return tuple(sorted({variant.key for variant in self.variants}))
+
+
+@dataclass(frozen=True)
+class Situation:
+    """One GPU with everything around it that decides what it can load."""
+
+    device: Device
+    driver: Driver | None = None  # None: unknown, taken as new enough
+    smem_limit: int = 0  # bytes; 0: what devices of this compute capability have
+    jit: JitPolicy = "allowed"
+
+    @property
+    def smem_bytes(self) -> int:
+        """Most shared memory that a block may ask for."""
+        return self.smem_limit or self.device.smem_optin
+
+    @classmethod
+    def of(
+        cls,
+        device: Device,
+        driver: Driver | None,
+        environ: Mapping[str, str],
+        *,
+        smem_optin: int | None = None,
+    ) -> Situation:
+        """Apply the variables that lower the limit or change what the driver does."""
+        limit = smem_optin or device.smem_optin
+        asked = environ.get(SMEM_VARIABLE, "").strip()
+        lowered = min(limit, int(asked)) if asked.isdecimal() else limit
+        return cls(device, driver, lowered, jit_policy(environ))
+
+
+@dataclass(frozen=True)
+class KernelVerdict:
+    """What one GPU will run for one kernel."""
+
+    key: KernelKey
+    how: KernelHow
+    reason: str
+    variant: Variant | None = None
+    refused: tuple[tuple[str, str], ...] = ()  # symbol, why not
+
+    def __bool__(self) -> bool:
+        return self.how != "none"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the verdict as plain data."""
+        chosen = self.variant
+        family, dtype, head_dim = self.key
+        return {
+            "family": family,
+            "dtype": dtype,
+            "head_dim": head_dim,
+            "how": self.how,
+            "reason": self.reason,
+            "symbol": chosen.symbol if chosen else None,
+            "target": str(chosen.arch) if chosen else None,
+            "plan": chosen.plan if chosen else None,
+            "smem_bytes": chosen.smem_bytes if chosen else None,
+            "proof": chosen.proof if chosen else None,
+        }
+
+
+@dataclass(frozen=True)
+class DeviceVerdict:
+    """What one GPU will run for every kernel of a build."""
+
+    situation: Situation
+    kernels: tuple[KernelVerdict, ...]
+    cause: Cause = ""
+    reason: str = ""  # why not, when there is a cause
+    missing_dtypes: tuple[str, ...] = field(default=())  # the GPU could, the build has none
+
+    def __bool__(self) -> bool:
+        return not self.cause
+
+    @property
+    def how(self) -> KernelHow:
+        """The worst way in which a kernel of this build gets to this GPU."""
+        hows = {kernel.how for kernel in self.kernels} or {"none"}
+        return max(hows, key=HOW_ORDER.index)
+
+    @property
+    def targets(self) -> tuple[Arch, ...]:
+        """The targets that will be used."""
+        return tuple(sorted({kernel.variant.arch for kernel in self.kernels if kernel.variant}))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the verdict as plain data."""
+        driver = self.situation.driver
+        return {
+            "compute_capability": str(self.situation.device),
+            "driver": driver.release or f"{driver.cuda[0]}.{driver.cuda[1]}" if driver else None,
+            "smem_limit": self.situation.smem_bytes,
+            "how": self.how,
+            "targets": [str(arch) for arch in self.targets],
+            "cause": self.cause or None,
+            "reason": self.reason or None,
+            "missing_dtypes": list(self.missing_dtypes),
+            "kernels": [kernel.to_json() for kernel in self.kernels],
+        }
+
+
+def judge_variant(variant: Variant, situation: Situation) -> RunVerdict:
+    """Say how this variant would run there, shared memory included."""
+    verdict = judge(variant.arch, situation.device, situation.driver, variant.origin, situation.jit)
+    if verdict.how != "no" and variant.smem_bytes > situation.smem_bytes:
+        return RunVerdict(
+            "no",
+            f"its plan needs {variant.smem_bytes} bytes of shared memory per block, "
+            f"the limit is {situation.smem_bytes}",
+        )
+    return verdict
+
+
+def judge_kernel(
+    key: KernelKey, variants: Iterable[Variant], situation: Situation
+) -> KernelVerdict:
+    """Choose the variant of one kernel as the dispatcher does and keep why others were refused."""
+    dtype = key[1]
+    floor = DTYPE_FLOOR.get(dtype)
+    if floor is not None and situation.device < floor:
+        reason = f"{dtype} needs compute capability {floor} or newer, not {situation.device}"
+        return KernelVerdict(key, "not-on-this-hardware", reason)
+    judged = [(v, judge_variant(v, situation)) for v in variants if v.key == key]
+    judged.sort(key=lambda pair: (pair[1].rank, *_closeness(pair[0])))
+    refused = tuple((v.symbol, verdict.reason) for v, verdict in judged if verdict.how == "no")
+    if not judged or judged[0][1].how == "no":
+        reason = judged[0][1].reason if judged else "not built"
+        return KernelVerdict(key, "none", reason, refused=refused)
+    best, verdict = judged[0]
+    how: KernelHow = "none" if verdict.how == "no" else verdict.how
+    return KernelVerdict(key, how, verdict.reason, best, refused)
+
+
+def _closeness(variant: Variant) -> tuple[int, int, int]:
+    """Order variants that run equally well: newest target, bound to the chip, largest plan."""
+    return (-variant.arch.number, ("a", "f", "").index(variant.arch.suffix), -variant.plan)
+
+
+def judge_device(build: Build, situation: Situation) -> DeviceVerdict:
+    """Judge every kernel of a build on one GPU."""
+    if not build.variants:
+        reason = f"{build.name} contains no kernel"
+        return DeviceVerdict(situation, (), "no-kernels", reason)
+    refusal = _refuse_driver(build, situation)
+    if refusal:
+        kernels = tuple(KernelVerdict(key, "none", refusal) for key in build.keys)
+        return DeviceVerdict(situation, kernels, "driver-too-old", refusal)
+    kernels = tuple(judge_kernel(key, build.variants, situation) for key in build.keys)
+    if not any(kernel.how != "not-on-this-hardware" for kernel in kernels):
+        return DeviceVerdict(situation, kernels, "hardware-too-old", kernels[0].reason)
+    missing = _missing_dtypes(build, situation)
+    failed = next((kernel for kernel in kernels if not kernel), None)
+    if failed is None:
+        return DeviceVerdict(situation, kernels, missing_dtypes=missing)
+    cause, reason = _find_cause(build, situation, failed.key)
+    return DeviceVerdict(situation, kernels, cause, reason or failed.reason, missing)
+
+
+def _refuse_driver(build: Build, situation: Situation) -> str:
+    """Why the driver loads nothing at all of this build; empty if it loads something."""
+    if situation.driver is None:
+        return ""
+    refusals = [driver_refusal(situation.driver, variant.origin) for variant in build.variants]
+    return refusals[0] or "" if all(refusals) else ""
+
+
+def _missing_dtypes(build: Build, situation: Situation) -> tuple[str, ...]:
+    """Return the dtypes that this GPU could compute with, for which the build has no kernel."""
+    built = {variant.dtype for variant in build.variants}
+    able = (dtype for dtype, floor in DTYPE_FLOOR.items() if floor <= situation.device)
+    return tuple(dtype for dtype in able if dtype not in built)
+
+
+def _find_cause(build: Build, situation: Situation, key: KernelKey) -> tuple[Cause, str]:
+    """Find the one thing that, were it different, would let this kernel run."""
+    relaxed: tuple[tuple[Cause, Situation], ...] = (
+        ("driver-too-old", replace(situation, driver=None)),
+        ("jit-variable", replace(situation, jit="allowed")),
+        ("smem-limit", replace(situation, smem_limit=_NO_LIMIT)),
+    )
+    for cause, other in relaxed:
+        verdict = judge_kernel(key, build.variants, other)
+        if verdict.variant is not None:
+            return cause, judge_variant(verdict.variant, situation).reason
+    return "no-matching-code", ""
+
+
+def describe_archs(archs: Iterable[Arch]) -> str:
+    """List targets for a reader: `SASS sm_80, sm_90a; no PTX`."""
+    archs = tuple(archs)
+    sass = ", ".join(str(arch) for arch in archs if not arch.ptx)
+    ptx = ", ".join(str(arch) for arch in archs if arch.ptx)
+    return f"{f'SASS {sass}' if sass else 'no SASS'}; {f'PTX {ptx}' if ptx else 'no PTX'}"
+
+
+def describe_device(device: Device, name: str = "") -> str:
+    """Name a GPU for a reader: `NVIDIA H200 (compute capability 9.0)`."""
+    return f"{name} (compute capability {device})" if name else f"compute capability {device}"
+
+
+def sets_for(devices: Iterable[Device], archsets: Iterable[ArchSet]) -> tuple[ArchSet, ...]:
+    """Return the arch sets that serve all of these GPUs best, the smallest first.
+
+    A set that needs the JIT is not named beside one that has machine code.
+    """
+    devices = tuple(devices)
+    ranked = [(_set_rank(archset, devices), archset) for archset in archsets]
+    serving = [(rank, archset) for rank, archset in ranked if rank is not None]
+    best = min((rank for rank, _ in serving), default=0)
+    equal = [archset for rank, archset in serving if rank == best]
+    return tuple(sorted(equal, key=lambda archset: (len(archset.archs), archset.name)))
+
+
+def _set_rank(archset: ArchSet, devices: tuple[Device, ...]) -> int | None:
+    """Rank of the worst-served device; None if one is not served for certain."""
+    worst = 0
+    for device in devices:
+        best = min(
+            (judge(arch, device, None, DEFAULT_ORIGIN, "allowed") for arch in archset.archs),
+            key=lambda verdict: verdict.rank,
+            default=None,
+        )
+        if not best:
+            return None
+        worst = max(worst, best.rank)
+    return worst
+
+
+def unsupported_sentence(device: Device, build: Build, *, name: str = "") -> str:
+    """Say in one sentence that a build has no code for a GPU, and which arch set has.
+
+    `doctor` prints it and the operators raise it, so that both can be searched for.
+    """
+    gpu = describe_device(device, name)
+    sentence = (
+        f"{gpu} has no matching code in {build.name}, built for {describe_archs(build.archs)}"
+    )
+    serving = sets_for([device], build.archsets)
+    if not serving:
+        return f"{sentence}; no published arch set serves it"
+    also = "".join(f" or `{archset.name}`" for archset in serving[1:])
+    return f"{sentence}; install the arch set `{serving[0].name}`{also}"
+
+
+def unsupported_fix(devices: Iterable[Device], build: Build) -> str:
+    """Return the step that makes these GPUs work: one arch set for all, or a list of its own."""
+    devices = tuple(devices)
+    serving = sets_for(devices, build.archsets)
+    if serving:
+        best = serving[0]
+        return (
+            f"`nox -s build_wheels -- {best.name}` builds the arch set `{best.name}` "
+            f"(label {best.label}) into dist/{best.name}/; install that wheel"
+        )
+    listed = ";".join(str(device) for device in sorted(set(devices)))
+    return f"`TORCH_CUDA_ARCH_LIST='{listed}' nox -s build_wheels` builds a wheel for exactly these"
+
+
+def driver_fix(build: Build) -> str:
+    """Return the step for a driver that is too old."""
+    needed = toolkit_driver(build.toolkit) if build.toolkit else None
+    release = f" {needed} or newer" if needed else ""
+    return f"install NVIDIA driver{release} (`nvidia-smi` shows the present one)"
