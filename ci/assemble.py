@@ -1,0 +1,116 @@
+"""Assemble the PTX of a wheel offline for every GPU that might compile it at run time.
+
+The build itself never assembles PTX, so this is the only place that sees what the driver's compiler
+will make of it: registers and spills for the PTX's own number and every newer published target.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ci.ptxas import KernelResources, SpillException, parse_ptxas, refusals
+from flash_dist.archs import Arch, ArchSet
+from flash_dist.errors import FlashDistError
+from flash_dist.fatbin import open_fatbin
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+# What nvcc passes: kernels are compiled with -O3, which is ptxas's default.
+_FLAGS = ("-O3", "-v")
+
+
+class AssembleError(FlashDistError):
+    """PTX that does not assemble, or assembles into something that is not shipped."""
+
+
+@dataclass(frozen=True)
+class Ptx:
+    """The PTX of one object file."""
+
+    arch: Arch
+    text: bytes
+
+    @property
+    def needs_own_suffix(self) -> bool:
+        """Whether only its own chip or family runs it: `compute_90a`."""
+        return bool(self.arch.suffix)
+
+
+def read_ptx(objects: Iterable[Path]) -> list[Ptx]:
+    """Take the PTX out of object files, just as it is shipped."""
+    found = []
+    for path in objects:
+        with open_fatbin(path) as fatbin:
+            entries = [e for e in fatbin.report.entries if e.kind == "ptx"]
+            found += [Ptx(e.arch, fatbin.payload(e).rstrip(b"\0")) for e in entries if e.arch]
+    return found
+
+
+def targets_of(ptx: Arch, published: Iterable[ArchSet]) -> list[Arch]:
+    """Return the PTX's own number and every newer SASS target of the published sets."""
+    own = replace(ptx, ptx=False)
+    if ptx.suffix:
+        return [own]
+    every = {arch for one in published for arch in one.archs if not arch.ptx}
+    return sorted({own} | {arch for arch in every if arch.number > ptx.number})
+
+
+class Assembler:
+    """Runs ptxas, and remembers what it said about the same text in `cache`."""
+
+    def __init__(self, ptxas: str, version: str, cache: Path) -> None:
+        self._ptxas = ptxas
+        self._version = version
+        self._cache = cache
+
+    def run(self, ptx: Ptx, target: Arch) -> str:
+        """Return what `ptxas -v` says."""
+        key = hashlib.sha256(b"\0".join([self._version.encode(), str(target).encode(), ptx.text]))
+        kept = self._cache / f"{key.hexdigest()}.txt"
+        if kept.is_file():
+            return kept.read_text(encoding="utf-8")
+        command = [self._ptxas, *_FLAGS, f"-arch={target}", "-o", "/dev/null", "-"]
+        done = subprocess.run(
+            command, input=ptx.text, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        )
+        text = done.stdout.decode(errors="replace")
+        if done.returncode:
+            message = f"PTX of {ptx.arch} does not assemble for {target}: {text.strip()}"
+            raise AssembleError(message)
+        self._cache.mkdir(parents=True, exist_ok=True)
+        part = kept.with_suffix(f".{target}.part")
+        part.write_text(text, encoding="utf-8")
+        part.replace(kept)
+        return text
+
+
+def assemble(
+    texts: Sequence[Ptx],
+    published: Iterable[ArchSet],
+    assembler: Assembler,
+    exceptions: Sequence[SpillException],
+    jobs: int,
+) -> list[KernelResources]:
+    """Assemble every PTX for every target it may meet; raise when one breaks the rules."""
+    sets = list(published)
+    work = [(ptx, target) for ptx in texts for target in targets_of(ptx.arch, sets)]
+    with ThreadPoolExecutor(jobs) as pool:
+        outputs = list(_with_progress(pool.map(lambda job: assembler.run(*job), work), len(work)))
+    refused = [sentence for text in outputs for sentence in refusals(text, exceptions)]
+    if refused:
+        message = f"{len(refused)} PTX kernels are refused:\n" + "\n".join(refused)
+        raise AssembleError(message, hint="reduce the tile, or see ci/spill_exceptions.toml")
+    return [kernel for text in outputs for kernel in parse_ptxas(text)]
+
+
+def _with_progress(outputs: Iterable[str], total: int) -> Iterable[str]:
+    for count, text in enumerate(outputs, 1):
+        if count == total or count % 25 == 0:
+            print(f"[{count}/{total}] Assembling PTX offline", flush=True)
+        yield text

@@ -1,0 +1,166 @@
+"""Compile the two libraries with CMake and judge every kernel. Called by setup.py.
+
+The build folder keeps the objects of every target it ever compiled, so that the next arch set
+compiles only what is new to it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ci.assemble import Assembler, assemble, read_ptx
+from ci.project import ROOT
+from ci.ptxas import KernelResources, load_exceptions, parse_ptxas
+from flash_dist.errors import FlashDistError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ci.toolchain import Toolchain
+    from ci.torch_headers import TorchHeaders
+    from flash_dist.archs import ArchSet
+
+KERNELS = "libflash_dist_kernels.so"
+BINDING = "_C.abi3.so"
+
+
+class NativeBuildError(FlashDistError):
+    """CMake or a compiler failed; its own words are above."""
+
+
+@dataclass(frozen=True)
+class NativeBuild:
+    """What one arch set was compiled into."""
+
+    folder: Path
+    variants: tuple[dict[str, Any], ...]  # variants.json joined with what the library says
+    resources: tuple[KernelResources, ...]  # SASS, from the compilation
+    assembled: tuple[KernelResources, ...]  # PTX, from offline assembly
+    compiled: int
+    reused: int
+
+    @property
+    def libraries(self) -> tuple[Path, Path]:
+        """The two libraries."""
+        return self.folder / KERNELS, self.folder / BINDING
+
+    def __str__(self) -> str:
+        return f"{self.compiled} objects compiled, {self.reused} reused"
+
+
+@dataclass(frozen=True)
+class NativeOptions:
+    """What CMake needs to know."""
+
+    archset: ArchSet
+    published: tuple[ArchSet, ...]
+    toolchain: Toolchain
+    headers: TorchHeaders
+    jobs: int
+
+    @property
+    def folder(self) -> Path:
+        """The build folder: shared by all arch sets of one toolkit."""
+        base = Path(os.environ.get("FLASH_DIST_BUILD_DIR", ROOT / "build"))
+        return base / f"native-{self.toolchain.nvcc}"
+
+
+def build_native(options: NativeOptions) -> NativeBuild:
+    """Configure, compile, link and judge."""
+    folder = options.folder
+    _configure(options, folder)
+    before = _object_times(folder)
+    _run(["cmake", "--build", str(folder), "--parallel", str(options.jobs)])
+    objects = _objects_of(options.archset, folder)
+    compiled = sum(before.get(path) != path.stat().st_mtime_ns for path in objects)
+    variants = _read_variants(folder)
+    return NativeBuild(
+        folder=folder,
+        variants=tuple(variants),
+        resources=tuple(_read_resources(objects)),
+        assembled=tuple(_assemble(options, folder, objects)),
+        compiled=compiled,
+        reused=len(objects) - compiled,
+    )
+
+
+def _configure(options: NativeOptions, folder: Path) -> None:
+    _forget_moved_toolchain(folder, options.toolchain.tool("nvcc"))
+    _run([
+        "cmake", "-S", str(ROOT / "csrc"), "-B", str(folder), "-G", "Ninja",
+        f"-DFLASH_DIST_ARCHS={options.archset}",
+        f"-DFLASH_DIST_TORCH_INCLUDE={options.headers.include}",
+        f"-DCMAKE_CUDA_COMPILER={options.toolchain.tool('nvcc')}",
+        f"-DCMAKE_MAKE_PROGRAM={shutil.which('ninja') or 'ninja'}",
+        f"-DPython3_EXECUTABLE={sys.executable}",
+    ])  # fmt: skip
+
+
+def _forget_moved_toolchain(folder: Path, nvcc: str) -> None:
+    """Start over when the folder was configured with another nvcc: CMake cannot change compilers."""
+    cache = folder / "CMakeCache.txt"
+    if cache.is_file() and f"={nvcc}\n" not in cache.read_text(encoding="utf-8"):
+        shutil.rmtree(folder)
+
+
+def _run(command: list[str]) -> None:
+    environ = {**os.environ, "NINJA_STATUS": "[%f/%t, %e s] "}
+    done = subprocess.run(command, check=False, env=environ)
+    if done.returncode:
+        message = f"`{' '.join(command[:3])}` failed with exit code {done.returncode}, see above"
+        raise NativeBuildError(message)
+
+
+def _object_times(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*.o")}
+
+
+def _objects_of(archset: ArchSet, folder: Path) -> list[Path]:
+    """The objects that are linked: those of the set's targets and the host code."""
+    names = [*map(str, archset.archs), "flash_dist_kernels", "flash_dist_torch"]
+    return [path for name in names for path in sorted(folder.glob(f"CMakeFiles/{name}.dir/**/*.o"))]
+
+
+def _read_resources(objects: Iterable[Path]) -> Iterable[KernelResources]:
+    for path in objects:
+        said = path.with_name(path.name + ".ptxas")
+        if said.is_file():
+            yield from parse_ptxas(said.read_text(encoding="utf-8"))
+
+
+def _read_variants(folder: Path) -> Iterable[dict[str, Any]]:
+    """Join what was asked for with the launch sizes, which only the library knows."""
+    declared = json.loads((folder / "generated" / "variants.json").read_text(encoding="utf-8"))
+    built = {variant["symbol"]: variant for variant in ask_library(folder / KERNELS)}
+    for variant in declared:
+        yield {**built[variant["symbol"]], **variant}
+
+
+def ask_library(path: Path) -> list[dict[str, Any]]:
+    """Call `flash_dist_variants_json`, which needs no GPU."""
+    library = ctypes.CDLL(str(path))
+    ask = library.flash_dist_variants_json
+    ask.argtypes, ask.restype = [ctypes.c_char_p, ctypes.c_int64], ctypes.c_int64
+    size = ask(None, 0)
+    buffer = ctypes.create_string_buffer(size + 1)
+    ask(buffer, size + 1)
+    found: list[dict[str, Any]] = json.loads(buffer.value)
+    return found
+
+
+def _assemble(
+    options: NativeOptions, folder: Path, objects: Iterable[Path]
+) -> Iterable[KernelResources]:
+    ptx = {str(arch) for arch in options.archset.archs if arch.ptx}
+    texts = read_ptx(p for p in objects if p.relative_to(folder).parts[1].removesuffix(".dir") in ptx)
+    toolchain = options.toolchain
+    assembler = Assembler(toolchain.tool("ptxas"), toolchain.ptxas, folder / "assembled")
+    return assemble(texts, options.published, assembler, load_exceptions(), options.jobs)

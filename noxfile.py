@@ -1,0 +1,179 @@
+# /// script
+# dependencies = ["nox>=2025.10", "uv"]
+# ///
+"""`nox -l` is the manual. Requirements are the dependency groups of pyproject.toml."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT))
+
+from ci.preflight import Preflight, check, read_host
+from ci.toolchain import named_home, tool_version
+from flash_dist.errors import FlashDistError
+
+nox.needs_version = ">=2025.10"
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.reuse_venv = "yes"
+nox.options.error_on_external_run = True
+nox.options.sessions = ["lint", "typecheck", "unit_tests"]
+
+PYPROJECT = nox.project.load_toml("pyproject.toml")
+SMALL_SET = "hopper"  # one target: what tests build
+
+# uv does not read pip's settings; both look for local wheels in the same folders.
+if os.environ.get("PIP_FIND_LINKS"):
+    os.environ.setdefault("UV_FIND_LINKS", os.environ["PIP_FIND_LINKS"])
+
+
+def install(session: nox.Session, *groups: str) -> None:
+    """Install dependency groups of pyproject.toml."""
+    session.install(*nox.project.dependency_groups(PYPROJECT, *groups))
+
+
+def run_preflight(session: nox.Session) -> Preflight:
+    """Stop, before anything is downloaded, on a machine that cannot build."""
+    try:
+        home = named_home(os.environ)
+        version = tool_version(home, "nvcc") if home else None
+        release = ".".join(version.split(".")[:2]) if version else None
+        found = check(read_host(ROOT, os.environ), cuda_home_version=release)
+    except FlashDistError as error:
+        session.error(str(error))
+    session.log(str(found))
+    return found
+
+
+def install_toolchain(session: nox.Session) -> None:
+    """Install the build tools and, unless CUDA_HOME names a toolkit, nvcc."""
+    found = run_preflight(session)
+    install(session, "build", "audit")
+    if not os.environ.get("CUDA_HOME"):
+        session.install(f"cuda-toolkit[nvcc,cccl]=={found.toolkit}.*")
+
+
+@nox.session
+def build_wheels(session: nox.Session) -> None:
+    """Build audited wheels into dist/<set>/: `nox -s build_wheels -- [SET ...]`, default all sets."""
+    install_toolchain(session)
+    session.run("python", "-m", "ci.build_wheels", *session.posargs)
+
+
+@nox.session
+def unit_tests(session: nox.Session) -> None:
+    """Unit tests from the source tree: no GPU, no compiler, seconds. Arguments go to pytest."""
+    install(session, "runtime", "test", "torch")
+    session.run("python", "-m", "pytest", *session.posargs)
+
+
+@nox.session
+def small_wheel(session: nox.Session) -> None:
+    """Build the one small wheel that wheel_tests installs."""
+    install_toolchain(session)
+    session.run("python", "-m", "ci.build_wheels", SMALL_SET)
+
+
+@nox.session(requires=["small_wheel"])
+def wheel_tests(session: nox.Session) -> None:
+    """Install the small wheel into a fresh environment; import, CPU op, doctor what-if, symbols."""
+    wheel = next((ROOT / "dist" / SMALL_SET).glob("*.whl"))
+    install(session, "test", "torch")
+    session.install("--force-reinstall", "--no-deps", str(wheel))
+    session.install(str(wheel))
+    session.chdir(session.create_tmp())  # the wheel, not the tree
+    tests = str(ROOT / "tests" / "wheel")
+    options = ["-c", str(ROOT / "pyproject.toml"), "--override-ini=pythonpath=", "--rootdir", tests]
+    session.run("python", "-P" if session.python != "3.10" else "-I", "-m", "pytest", *options, tests)
+
+
+@nox.session(venv_backend="none", requires=["unit_tests", "wheel_tests"])
+def tests(session: nox.Session) -> None:
+    """Everything that needs no GPU: unit_tests and wheel_tests."""
+    session.log("unit_tests and wheel_tests passed")
+
+
+@nox.session(venv_params=["--system-site-packages"])
+def gpu_tests(session: nox.Session) -> None:
+    """Run tests/gpu on this machine's GPUs from an installed wheel: `nox -s gpu_tests -- WHEEL [...]`."""
+    wheel, *args = session.posargs or [str(next((ROOT / "dist" / "all").glob("*.whl")))]
+    install(session, "test")
+    session.install(str(Path(wheel).resolve()))
+    session.chdir(session.create_tmp())
+    options = ["-c", str(ROOT / "pyproject.toml"), "--override-ini=pythonpath="]
+    session.run("python", "-m", "pytest", *options, str(ROOT / "tests" / "gpu"), *args)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Ruff with all rules, its formatter, and clang-format."""
+    install(session, "lint")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    sources = [p for s in ("*.cpp", "*.h", "*.cuh", "*.cu") for p in (ROOT / "csrc").rglob(s)]
+    if sources:
+        session.run("clang-format", "--dry-run", "--Werror", *map(str, sorted(sources)))
+
+
+@nox.session
+def typecheck(session: nox.Session) -> None:
+    """Mypy, strict."""
+    install(session, "runtime", "test", "typecheck")
+    session.run("mypy")
+
+
+@nox.session
+def repro(session: nox.Session) -> None:
+    """Build one set in two folders and compare the bytes: `nox -s repro -- [SET]`."""
+    install_toolchain(session)
+    names = session.posargs or [SMALL_SET]
+    files = session.run("git", "ls-files", "-co", "--exclude-standard", silent=True, external=True)
+    digests = []
+    for folder in ("one", "another-folder"):
+        tree = Path(session.create_tmp()) / folder / "flash_dist"
+        copy_tree(str(files).split("\n"), tree)
+        with session.chdir(tree):
+            session.run("python", "-m", "ci.build_wheels", *names)
+        wheels = sorted((tree / "dist").rglob("*.whl"))
+        digests.append({w.name: hashlib.sha256(w.read_bytes()).hexdigest() for w in wheels})
+    for name, digest in digests[0].items():
+        session.log(f"{digest}  {name}")
+    if digests[0] != digests[1]:
+        session.error(f"two builds differ: {digests}")
+    session.log(f"{len(digests[0])} wheels are byte-identical")
+
+
+def copy_tree(files: list[str], tree: Path) -> None:
+    """Copy the named files of this tree to a new one."""
+    shutil.rmtree(tree, ignore_errors=True)
+    for name in filter(None, files):
+        target = tree / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).is_file():
+            shutil.copy2(ROOT / name, target)
+
+
+@nox.session
+def audit(session: nox.Session) -> None:
+    """Audit wheels that are already built: `nox -s audit -- WHEEL ...`."""
+    install(session, "runtime")
+    wheels = session.posargs or [str(wheel) for wheel in sorted((ROOT / "dist").rglob("*.whl"))]
+    session.run("python", "-m", "flash_dist", "audit", *wheels)
+
+
+@nox.session
+def lock_headers(session: nox.Session) -> None:
+    """Pin the torch headers that csrc/api.cpp includes: `nox -s lock_headers -- 2.13.0`."""
+    install(session, "build")
+    session.run("python", "-m", "ci.torch_headers", "--lock", *(session.posargs or ["2.13.0"]))
+
+
+if __name__ == "__main__":
+    nox.main()

@@ -1,0 +1,76 @@
+"""Packs what `ci/native.py` compiles; everything declarative is in pyproject.toml.
+
+Which arch set: FLASH_DIST_ARCH_SET, a name of ci/archsets.toml, else TORCH_CUDA_ARCH_LIST, else `all`.
+`nox -s build_wheels` is the ordinary way here: it brings the compiler and audits the wheel.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from ci.choose import VARIABLE, choose_sets
+from ci.preflight import read_host
+from ci.project import ARCHSETS, ROOT, load_project
+from ci.report import report_path
+from ci.toolchain import find_toolchain
+from flash_dist.archs import ArchSet, load_archsets
+
+PUBLISHED = load_archsets(ARCHSETS)
+
+
+def chosen_set(toolkit: str) -> ArchSet:
+    """The one arch set of this build."""
+    named = os.environ.get("FLASH_DIST_ARCH_SET", "").split()
+    if not named and not os.environ.get(VARIABLE, "").strip():
+        named = ["all"]
+    return choose_sets(named, os.environ, PUBLISHED, toolkit).sets[0]
+
+
+class BuildNative(build_ext):
+    """Builds the two libraries and the manifest in place of the one extension that setuptools knows of."""
+
+    def run(self) -> None:
+        """Compile, then copy into the package."""
+        from ci.build_info import make_manifest
+        from ci.native import NativeOptions, build_native
+        from ci.torch_headers import find_headers
+
+        toolchain = find_toolchain()
+        headers = find_headers(ROOT / "build" / "torch-headers")
+        print(headers)
+        archset = chosen_set(toolchain.cuda)
+        jobs = read_host(ROOT, os.environ).jobs
+        options = NativeOptions(archset, tuple(PUBLISHED.values()), toolchain, headers, jobs)
+        build = build_native(options)
+        package = Path(self.build_lib) / "flash_dist"
+        package.mkdir(parents=True, exist_ok=True)
+        for library in build.libraries:
+            shutil.copy2(library, package)
+        manifest = make_manifest(build, options)
+        (package / "_build.json").write_text(manifest.to_text(), encoding="utf-8")
+        report = report_path(archset.label)
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.write_text(f"{build}\n", encoding="utf-8")
+
+
+# A module deleted since the last build must not come back out of setuptools' staging folder.
+shutil.rmtree(ROOT / "build" / "package", ignore_errors=True)
+
+toolkit = find_toolchain().cuda
+setup(
+    version=load_project().wheel_version(toolkit, chosen_set(toolkit).label),
+    ext_modules=[Extension("flash_dist._C", sources=[], py_limited_api=True)],
+    cmdclass={"build_ext": BuildNative},
+    options={
+        "bdist_wheel": {"py_limited_api": "cp310"},
+        "build": {"build_base": "build/package"},
+    },
+)
