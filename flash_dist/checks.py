@@ -209,7 +209,7 @@ def check_driver(environment: Environment) -> CheckResult:
         return CheckResult(
             "driver",
             "fail",
-            f"{cuda.driver} is too old: {refusals[0]}",
+            str(refusals[0]),
             needs,
             driver_fix(build),
             "driver-too-old",

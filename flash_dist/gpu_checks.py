@@ -122,15 +122,23 @@ def describe_kernels(verdict: DeviceVerdict) -> tuple[str, ...]:
     for (family, dtype), kernels in _by_family_and_dtype(verdict).items():
         text = "; ".join(_describe_head_dims(kernels))
         lines.setdefault((family, text), []).append(dtype)
-    return tuple(
-        f"{family:<16} {' '.join(dtypes):<9}  {text}" for (family, text), dtypes in lines.items()
+    lacking = {
+        kernel.key[1]: kernel.reason
+        for kernel in verdict.kernels
+        if kernel.how == "not-on-this-hardware"
+    }
+    return (
+        *(f"{family:<16} {' '.join(dtypes):<9}  {text}" for (family, text), dtypes in lines.items()),
+        *(f"not on this hardware: {reason}" for reason in lacking.values()),
     )
 
 
 def _by_family_and_dtype(verdict: DeviceVerdict) -> dict[tuple[str, str], list[KernelVerdict]]:
+    """Group the kernels that the hardware could run, forward first, fp16 before bf16."""
     groups: dict[tuple[str, str], list[KernelVerdict]] = {}
     order = {"fp16": 0, "bf16": 1}
-    for kernel in sorted(verdict.kernels, key=lambda k: (k.key[0], order.get(k.key[1], 2), k.key)):
+    able = [kernel for kernel in verdict.kernels if kernel.how != "not-on-this-hardware"]
+    for kernel in sorted(able, key=lambda k: (k.key[0] != "fwd", k.key[0], order.get(k.key[1], 2))):
         groups.setdefault(kernel.key[:2], []).append(kernel)
     return groups
 
@@ -146,8 +154,6 @@ def _describe_head_dims(kernels: list[KernelVerdict]) -> list[str]:
 
 
 def _describe_kernel(kernel: KernelVerdict) -> str:
-    if kernel.how == "not-on-this-hardware":
-        return f"not on this hardware ({kernel.reason})"
     if kernel.variant is None:
         return f"none ({kernel.reason})"
     plan = f", {kernel.variant.plan} KB plan" if kernel.variant.plan else ""

@@ -246,7 +246,8 @@ def judge_device(build: Build, situation: Situation) -> DeviceVerdict:
         return DeviceVerdict(situation, kernels, "driver-too-old", refusal)
     kernels = tuple(judge_kernel(key, build.variants, situation) for key in build.keys)
     if not any(kernel.how != "not-on-this-hardware" for kernel in kernels):
-        return DeviceVerdict(situation, kernels, "hardware-too-old", kernels[0].reason)
+        oldest = min(kernels, key=lambda kernel: DTYPE_FLOOR[kernel.key[1]])
+        return DeviceVerdict(situation, kernels, "hardware-too-old", oldest.reason)
     missing = _missing_dtypes(build, situation)
     failed = next((kernel for kernel in kernels if not kernel), None)
     if failed is None:
@@ -331,9 +332,8 @@ def unsupported_sentence(device: Device, build: Build, *, name: str = "") -> str
     `doctor` prints it and the operators raise it, so that both can be searched for.
     """
     gpu = describe_device(device, name)
-    sentence = (
-        f"{gpu} has no matching code in {build.name}, built for {describe_archs(build.archs)}"
-    )
+    contents = describe_archs(build.archs).replace("; ", " and ")
+    sentence = f"{gpu} has no matching code in {build.name}, built for {contents}"
     serving = sets_for([device], build.archsets)
     if not serving:
         return f"{sentence}; no published arch set serves it"

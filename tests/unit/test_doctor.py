@@ -175,8 +175,8 @@ def test_on_an_unproven_target_the_selftest_is_called_the_first_proof() -> None:
 
 def test_the_plan_of_each_kernel_is_shown() -> None:
     details = find(look(make_environment(ALL, "8.6")), "gpu 0").details
-    assert "fwd              fp16 bf16  head_dim 64: sm_80, 64 KB plan; " in details[1]
-    assert "head_dim 128: sm_80, 99 KB plan" in details[1]
+    assert "fwd              fp16 bf16  head_dim 64: sm_80, 64 KB plan; " in details[0]
+    assert "head_dim 128: sm_80, 99 KB plan" in details[0]
 
 
 def test_a_lowered_limit_and_jit_variables_are_warnings() -> None:

@@ -204,7 +204,7 @@ def test_the_sentence_names_gpu_build_contents_and_set() -> None:
     sentence = unsupported_sentence(Device(9, 0), make_build("7.5"), name="NVIDIA H200")
     assert sentence == (
         "NVIDIA H200 (compute capability 9.0) has no matching code in flash_dist "
-        "0.1.0+cu130.test, built for SASS sm_75; no PTX; install the arch set `hopper` or `all`"
+        "0.1.0+cu130.test, built for SASS sm_75 and no PTX; install the arch set `hopper` or `all`"
     )
 
 
