@@ -1,0 +1,28 @@
+"""Text made fit for a terminal."""
+
+from __future__ import annotations
+
+_MEGA = 1_000_000
+_KILO = 1_000
+
+
+def printable(text: str) -> str:
+    """Escape whatever could steer a terminal; names in a binary may hold anything."""
+    return "".join(
+        char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode()
+        for char in text
+    )
+
+
+def format_size(size: int) -> str:
+    """Write bytes as MB of 10^6 or kB of 10^3."""
+    if size >= _MEGA:
+        return f"{size / _MEGA:.1f} MB"
+    if size >= _KILO:
+        return f"{size / _KILO:.1f} kB"
+    return f"{size} B"
+
+
+def count(number: int, noun: str) -> str:
+    """Write `1 image` or `2 images`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
