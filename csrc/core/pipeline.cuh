@@ -1,0 +1,56 @@
+// The loop around a ring of shared-memory stages: item i + STAGES - 1 is fetched while item i is computed.
+#pragma once
+
+#include "core/target.h"
+#include "ptx/copy.cuh"
+
+namespace flash_dist {
+
+// fetch(i, stage) starts the copies of item i, land(stage) stores what fetch() left in registers (before sm_80 only),
+// compute(i, stage) uses them. The caller has already called fetch and land for whatever else item 0 needs.
+template <class Target, int STAGES, class Fetch, class Land, class Compute>
+__device__ __forceinline__ void run_pipeline(int items, Fetch fetch, Land land, Compute compute) {
+  constexpr int AHEAD = STAGES > 1 ? STAGES - 1 : 1;
+  if constexpr (Target::HAS_CP_ASYNC) {
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) {
+      if (i < items) fetch(i, i);
+      cp_async_commit();
+    }
+    int stage = 0;
+    int free_stage = AHEAD % STAGES;
+#pragma unroll 1
+    for (int i = 0; i < items; ++i) {
+      cp_async_wait<AHEAD - 1>();
+      __syncthreads();  // item i is in for everybody; with STAGES > 1 everybody is also done with item i - 1
+      if constexpr (STAGES > 1) {
+        if (i + AHEAD < items) fetch(i + AHEAD, free_stage);
+        cp_async_commit();
+      }
+      compute(i, stage);
+      if constexpr (STAGES == 1) {
+        __syncthreads();  // everybody is done with item i
+        if (i + 1 < items) fetch(i + 1, 0);
+        cp_async_commit();
+      }
+      stage = stage + 1 == STAGES ? 0 : stage + 1;
+      free_stage = free_stage + 1 == STAGES ? 0 : free_stage + 1;
+    }
+  } else {
+    static_assert(STAGES <= 2, "registers hold one item ahead");
+    if (items > 0) {
+      fetch(0, 0);
+      land(0);
+    }
+#pragma unroll 1
+    for (int i = 0; i < items; ++i) {
+      __syncthreads();  // item i is in for everybody; with two stages everybody is also done with item i - 1
+      if (i + 1 < items) fetch(i + 1, (i + 1) % STAGES);
+      compute(i, i % STAGES);
+      if constexpr (STAGES == 1) __syncthreads();  // everybody is done with item i
+      if (i + 1 < items) land((i + 1) % STAGES);
+    }
+  }
+}
+
+}  // namespace flash_dist

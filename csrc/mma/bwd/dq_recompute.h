@@ -1,0 +1,161 @@
+// dQ with S and dP computed again: the backward that needs no workspace.
+//
+//   S = Q @ K.T   P = exp2(S - lse)   dP = dO @ V.T   dS = P (dP - delta)   dQ += dS @ K
+//
+// Grid      x = query tile, query head of the units.
+// Block     WARPS warps, each owning ROWS queries over the whole head_dim; dS stays in registers as the A operand.
+// Shared    Q and dO (for the whole life of the block), STAGES stages of K and V.
+#pragma once
+
+#include "core/entry.h"
+#include "core/mask.cuh"
+#include "core/pipeline.cuh"
+#include "core/views.cuh"
+#include "mma/bwd/config.h"
+#include "mma/fragments.cuh"
+
+namespace flash_dist {
+
+// The query tile and head of this block; the longest causal tiles of a head come first.
+struct DqBlock {
+  int row0, batch, head_kv, member;
+
+  __device__ __forceinline__ DqBlock(const BwdParams& p, int block_m) {
+    const int q_tiles = (p.seqlen_q + block_m - 1) / block_m;
+    const int index = fresh_block();
+    const int head = index / q_tiles;
+    row0 = (q_tiles - 1 - (index - head * q_tiles)) * block_m;
+    const int unit = p.unit_begin + head / p.group;
+    member = head % p.group;
+    batch = unit / p.num_heads_kv;
+    head_kv = unit - batch * p.num_heads_kv;
+  }
+};
+
+template <class Config>
+__device__ __forceinline__ void dq_recompute_block(const BwdParams& p) {
+  using Target = typename Config::Target;
+  using T = typename Config::T;
+  constexpr int HEAD_DIM = Config::HEAD_DIM;
+  constexpr int BLOCK_M = Config::BLOCK_M;
+  constexpr int BLOCK_N = Config::BLOCK_N;
+  constexpr int MT = Config::ROW_TILES;
+  constexpr int SUB_N = Config::SUB_N;
+  constexpr int NT = SUB_N / 8;
+
+  extern __shared__ __align__(128) uint8_t smem_bytes[];
+  auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
+  const uint32_t sQ = shared_address(smem.q);
+  const uint32_t sDout = shared_address(smem.dout);
+  using Stage = typename Config::Stage;
+  const uint32_t sStage = shared_address(&smem.stage[0]);
+  const auto sK = [&](int s) { return sStage + s * static_cast<int>(sizeof(Stage)); };
+  const auto sV = [&](int s) { return sK(s) + static_cast<int>(offsetof(Stage, v)); };
+
+  const DqBlock block(p, BLOCK_M);
+  const int warp_row0 = (threadIdx.x / 32) * Config::ROWS;
+  const int lane = threadIdx.x % 32;
+  const Mask mask{p.seqlen_q, p.seqlen_k, p.causal};
+  const int key_end = mask.key_end(min(block.row0 + BLOCK_M, p.seqlen_q) - 1);
+  const uint16_t* gK = head_begin(p.k, block.batch, block.head_kv, 0);
+  const uint16_t* gV = head_begin(p.v, block.batch, block.head_kv, 0);
+
+  float lse[MT][2], delta[MT][2];
+#pragma unroll
+  for (int m = 0; m < MT; ++m)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int64_t head = (static_cast<int64_t>(block.batch) * p.num_heads_kv + block.head_kv) * p.group + block.member;
+      const int64_t row = head * p.rows_padded + block.row0 + warp_row0 + m * 16 + h * 8 + lane / 4;
+      lse[m][h] = p.lse_log2[row];
+      delta[m][h] = p.delta[row];
+    }
+
+  TileCopy<Target, BLOCK_N, HEAD_DIM, Config::THREADS> copy_k, copy_v;
+  const auto fetch = [&](int i, int s) {
+    copy_k.fetch(sK(s), gK + static_cast<int64_t>(i) * BLOCK_N * p.k.row, p.k.row, p.seqlen_k - i * BLOCK_N);
+    copy_v.fetch(sV(s), gV + static_cast<int64_t>(i) * BLOCK_N * p.v.row, p.v.row, p.seqlen_k - i * BLOCK_N);
+  };
+  const auto land = [&](int s) {
+    copy_k.land(sK(s));
+    copy_v.land(sV(s));
+  };
+
+  Accumulator<MT, HEAD_DIM / 8> dq;
+  dq.clear();
+  const float scale_log2 = p.softmax_scale * LOG2_E;
+  const auto compute = [&](int i, int s) {
+    const int key0 = i * BLOCK_N;
+    const bool masked = key0 + BLOCK_N > mask.key_end(block.row0);
+    const Operand<HEAD_DIM> a_q = Operand<HEAD_DIM>::a(sQ + warp_row0 * HEAD_DIM * 2);
+    const Operand<HEAD_DIM> a_dout = Operand<HEAD_DIM>::a(sDout + warp_row0 * HEAD_DIM * 2);
+#pragma unroll 1
+    for (int sub = 0; sub < BLOCK_N; sub += SUB_N) {
+      // S = Q @ K.T                                      [ROWS, SUB_N] per warp
+      Accumulator<MT, NT> ds;
+      ds.clear();
+      gemm_abt<Target, T, HEAD_DIM, MT, NT>(ds, a_q, Operand<HEAD_DIM>::b(sK(s)), sub);
+      // dP = dO @ V.T
+      Accumulator<MT, NT> dp;
+      dp.clear();
+      gemm_abt<Target, T, HEAD_DIM, MT, NT>(dp, a_dout, Operand<HEAD_DIM>::b(sV(s)), sub);
+      // dS = exp2(S * scale - lse) * (dP - delta)
+#pragma unroll
+      for (int m = 0; m < MT; ++m)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int row = block.row0 + warp_row0 + m * 16 + h * 8 + lane / 4;
+          const int end = masked ? mask.key_end(row) - key0 - sub - (lane % 4) * 2 : SUB_N;
+#pragma unroll
+          for (int n = 0; n < NT; ++n)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+              float& x = ds.x[m][n][2 * h + e];
+              const float p_ij = n * 8 + e < end ? exp2_approx(fmaf(x, scale_log2, -lse[m][h])) : 0.0f;
+              x = p_ij * (dp.x[m][n][2 * h + e] - delta[m][h]);
+            }
+        }
+      // dQ += dS @ K                                     [ROWS, HEAD_DIM]
+#pragma unroll
+      for (int k = 0; k < SUB_N / 16; ++k) {
+        uint32_t rDs[MT][4];
+        to_a_operand<Target, T>(rDs, ds, k);
+        gemm_ab_step<Target, T, HEAD_DIM, MT>(dq, rDs, Operand<HEAD_DIM>::b_trans(sK(s)), sub + k * 16);
+      }
+    }
+  };
+
+  {
+    TileCopy<Target, BLOCK_M, HEAD_DIM, Config::THREADS> copy;
+    const int limit = p.seqlen_q - block.row0;
+    copy.fetch(sQ, head_begin(p.q, block.batch, block.head_kv, block.member) + block.row0 * p.q.row, p.q.row, limit);
+    copy.land(sQ);
+    copy.fetch(sDout, head_begin(p.dout, block.batch, block.head_kv, block.member) + block.row0 * p.dout.row,
+               p.dout.row, limit);
+    copy.land(sDout);
+  }
+  run_pipeline<Target, Config::STAGES>((key_end + BLOCK_N - 1) / BLOCK_N, fetch, land, compute);
+  if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
+  __syncthreads();  // without any key tile Q may still be arriving
+
+#pragma unroll
+  for (int m = 0; m < MT; ++m)
+#pragma unroll
+    for (int n = 0; n < HEAD_DIM / 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) dq.x[m][n][e] *= p.softmax_scale;
+  const DqBlock again(p, BLOCK_M);
+  const int row0 = again.row0 + warp_row0;
+  store_rows<Target, T, HEAD_DIM, MT>(dq, sQ + warp_row0 * HEAD_DIM * 2,
+                                      head_begin(p.dq, again.batch, again.head_kv, again.member) + row0 * p.dq.row,
+                                      p.dq.row, p.seqlen_q - row0);
+}
+
+template <class Config>
+cudaError_t launch_dq_recompute(const void* kernel, const void* params, cudaStream_t stream) {
+  const auto& p = *static_cast<const BwdParams*>(params);
+  const int64_t tiles = (p.seqlen_q + Config::BLOCK_M - 1) / Config::BLOCK_M;
+  return launch_1d<Config>(kernel, params, tiles * p.units * p.group, stream);
+}
+
+}  // namespace flash_dist
