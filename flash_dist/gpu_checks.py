@@ -128,7 +128,10 @@ def describe_kernels(verdict: DeviceVerdict) -> tuple[str, ...]:
         if kernel.how == "not-on-this-hardware"
     }
     return (
-        *(f"{family:<16} {' '.join(dtypes):<9}  {text}" for (family, text), dtypes in lines.items()),
+        *(
+            f"{family:<16} {' '.join(dtypes):<9}  {text}"
+            for (family, text), dtypes in lines.items()
+        ),
         *(f"not on this hardware: {reason}" for reason in lacking.values()),
     )
 

@@ -9,6 +9,8 @@ from typing import IO, TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
+from .text import printable
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -29,7 +31,7 @@ def print_result(console: Console, result: CheckResult) -> None:
     """Print one result. The tag's word carries the meaning, the colour repeats it."""
     width = max(console.width, _TEXT_COLUMN + _NARROWEST) if console.is_terminal else None
     for line in layout_result(result, width):
-        text = Text(line)
+        text = Text(printable(line))
         if not line.startswith(" "):
             text.stylize(_STYLES[result.status], 0, len(result.status) + 2)
         console.print(text, soft_wrap=True)

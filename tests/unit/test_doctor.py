@@ -7,7 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from builds import (
+from flash_dist.devices import Driver
+from flash_dist.doctor import Examination, examine, guard
+from flash_dist.environment import Environment, Loading, Torch
+from flash_dist.installed import Installed
+from flash_dist.nvidia import Cuda, Gpu
+from flash_dist.result import CheckResult
+from tests.unit.builds import (
     ALL,
     BLACKWELL,
     HOPPER,
@@ -16,12 +22,6 @@ from builds import (
     make_installed,
     make_what_if,
 )
-from flash_dist.devices import Driver
-from flash_dist.doctor import Examination, examine, guard
-from flash_dist.environment import Environment, Loading, Torch
-from flash_dist.installed import Installed
-from flash_dist.nvidia import Cuda, Gpu
-from flash_dist.result import CheckResult
 
 NO_DRIVER = Cuda("absent", reason="libcuda.so.1 does not load: no such file")
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from builds import ALL, ARCHSETS, HOPPER, TURING_AMPERE_ADA, make_build, make_variants
 from flash_dist.archs import Arch
 from flash_dist.devices import Device, Driver
 from flash_dist.verdict import (
@@ -19,6 +18,7 @@ from flash_dist.verdict import (
     unsupported_fix,
     unsupported_sentence,
 )
+from tests.unit.builds import ALL, ARCHSETS, HOPPER, TURING_AMPERE_ADA, make_build, make_variants
 
 R580 = Driver.parse("580")
 R535 = Driver.parse("535")
@@ -76,9 +76,7 @@ def test_each_set_runs_on_each_gpu_as_the_guides_say(
 
 @pytest.mark.parametrize("archs", [ALL, TURING_AMPERE_ADA, HOPPER, "7.5+PTX"])
 @pytest.mark.parametrize("device", ["7.5", "8.6", "9.0", "10.3", "12.1"])
-def test_an_old_driver_is_the_only_reason_and_names_the_one_needed(
-    archs: str, device: str
-) -> None:
+def test_an_old_driver_is_the_only_reason_and_names_the_one_needed(archs: str, device: str) -> None:
     verdict = judge_device(make_build(archs), situation(device, R535))
     assert verdict.cause == "driver-too-old"
     assert "580" in verdict.reason
@@ -193,9 +191,7 @@ def test_machine_code_is_preferred_and_refusals_are_kept() -> None:
     ],
     ids=str,
 )
-def test_the_sets_that_serve_all_gpus_best_are_named(
-    devices: list[str], names: list[str]
-) -> None:
+def test_the_sets_that_serve_all_gpus_best_are_named(devices: list[str], names: list[str]) -> None:
     serving = sets_for([Device.parse(device) for device in devices], ARCHSETS)
     assert [archset.name for archset in serving] == names
 

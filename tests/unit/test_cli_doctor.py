@@ -1,0 +1,229 @@
+"""Doctor and selftest from the command line: text, JSON, exit status."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.console import Console
+
+from flash_dist.child import Outcome
+from flash_dist.cli import main
+from flash_dist.cli.results import layout_result, print_result
+from flash_dist.nvidia import Cuda
+from flash_dist.result import CheckResult
+from flash_dist.selftest import judge_outcome
+from tests.unit.builds import ALL, HOPPER, TURING_AMPERE_ADA, make_environment, make_installed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from flash_dist.selftest import SelftestReport
+
+DONE = ({"event": "case", "case": "odd"}, {"event": "case-done"}, {"event": "done"})
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Make a build look installed."""
+
+    def put(archs: str) -> None:
+        monkeypatch.setattr("flash_dist.environment.read_installed", lambda: make_installed(archs))
+
+    return put
+
+
+def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    status = main(["doctor", *arguments])
+    return status, capsys.readouterr().out
+
+
+# build, GPUs, driver -> exit status and, per GPU, how
+TABLE = [
+    (
+        ALL, "7.5,8.6,8.7,8.9,9.0,10.3,11.0,12.1", "580", 0,
+        "native same-major jit same-major native same-major jit same-major",
+    ),
+    (TURING_AMPERE_ADA, "9.0,12.1", "580", 0, "jit jit"),
+    (HOPPER, "8.6,12.1", "580", 1, "none none"),
+    (ALL, "7.5,9.0,12.1", "535", 1, "none none none"),
+    (TURING_AMPERE_ADA, "8.6", "535", 1, "none"),
+    (HOPPER, "9.0", "535", 1, "none"),
+    ("7.5+PTX", "8.6", "580", 0, "jit"),
+    ("7.5", "9.0", "580", 1, "none"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("archs", "gpus", "driver", "status", "hows"),
+    TABLE,
+    ids=[f"{row[0]} on {row[1]} with {row[2]}" for row in TABLE],
+)
+def test_a_what_if_in_text_and_json(  # noqa: PLR0913, PLR0917 - a row of the table
+    install: Callable[[str], None],
+    capsys: pytest.CaptureFixture[str],
+    archs: str,
+    gpus: str,
+    driver: str,
+    status: int,
+    hows: str,
+) -> None:
+    install(archs)
+    code, text = doctor(capsys, "--gpu", gpus, "--driver", driver)
+    assert code == status
+    assert re.findall(r"gpu \d+ +compute capability ([0-9.]+)", text) == gpus.split(",")
+    assert (text.count("[fail]  gpu") == len(gpus.split(","))) == (status == 1)
+    code, text = doctor(capsys, "--gpu", gpus, "--driver", driver, "--json")
+    data = json.loads(text)
+    assert (code, data["exit_code"], data["version"]) == (status, status, 1)
+    verdicts = [check["data"] for check in data["checks"] if check["name"].startswith("gpu")]
+    assert [verdict["how"] for verdict in verdicts] == hows.split()
+    if driver == "535":
+        assert {verdict["cause"] for verdict in verdicts} == {"driver-too-old"}
+        assert all("580" in verdict["reason"] for verdict in verdicts)
+
+
+def test_strict_turns_warnings_into_failures(
+    install: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    install("7.5+PTX")
+    assert doctor(capsys, "--gpu", "8.6", "--strict")[0] == 1
+    code, text = doctor(capsys, "--gpu", "8.6", "--strict", "--json")
+    assert (code, json.loads(text)["exit_code"]) == (1, 1)
+    install(ALL)
+    assert doctor(capsys, "--gpu", "8.6", "--strict")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--gpu", "8"], ["--gpu", ""], ["--gpu", "8.6", "--driver", "new"], ["--driver", "580"]],
+    ids=" ".join,
+)
+def test_wrong_usage_is_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["doctor", *arguments])
+    assert caught.value.code == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_a_whole_machine_with_its_selftest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = make_environment(ALL, "8.6", "9.0")
+    monkeypatch.setattr("flash_dist.cli.doctor.gather_environment", lambda: machine)
+    monkeypatch.setattr("flash_dist.cli.doctor.run_selftest", report_good)
+    code, text = doctor(capsys)
+    assert code == 0
+    assert "[ok]    selftest 1" in text
+    assert text.endswith("10 ok: no failure (exit status 0)\n")
+    code, text = doctor(capsys, "--no-selftest", "--json")
+    assert "selftest 0" not in [check["name"] for check in json.loads(text)["checks"]]
+    monkeypatch.setattr("flash_dist.cli.doctor.run_selftest", report_crash)
+    code, text = doctor(capsys)
+    assert code == 1
+    assert "SIGABRT (odd)" in text
+
+
+def report_good(device: str, *, runs: int, timeout: float = 1.0) -> SelftestReport:
+    return judge_outcome(device, runs, Outcome("done", events=DONE, seconds=timeout))
+
+
+def report_crash(device: str, *, runs: int, timeout: float = 1.0) -> SelftestReport:
+    outcome = Outcome("signal", "SIGABRT", DONE[:1], ("FATAL",), timeout)
+    return judge_outcome(device, runs, outcome)
+
+
+@pytest.mark.parametrize(
+    ("report", "status"), [(report_good, 0), (report_crash, 1)], ids=["good", "crash"]
+)
+def test_selftest_of_all_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    report: object,
+    status: int,
+) -> None:
+    cuda = make_environment(ALL, "8.6", "9.0").cuda
+    monkeypatch.setattr("flash_dist.cli.selftest.read_cuda", lambda: cuda)
+    monkeypatch.setattr("flash_dist.cli.selftest.run_selftest", report)
+    assert main(["selftest"]) == status
+    text = capsys.readouterr().out
+    assert text.count("selftest 0") == text.count("selftest 1") == 1
+    assert main(["selftest", "--device", "1", "--json"]) == status
+    data = json.loads(capsys.readouterr().out)
+    assert (data["version"], data["exit_code"], len(data["devices"])) == (1, status, 1)
+    assert main(["selftest", "--device", "2"]) == 2
+    assert "device must be one of 0, 1, cpu, got 2" in capsys.readouterr().err
+
+
+def test_selftest_without_a_gpu_checks_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("flash_dist.cli.selftest.read_cuda", lambda: Cuda("absent"))
+    assert main(["selftest"]) == 3
+    assert "[skip]" in capsys.readouterr().out
+    assert main(["selftest", "--json"]) == 3
+    assert json.loads(capsys.readouterr().out)["status"] == "skip"
+
+
+@pytest.mark.parametrize("arguments", [["--runs", "1"], ["--runs", "x"], ["--device", "-1"]])
+def test_wrong_selftest_usage_is_status_2(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["selftest", *arguments])
+    assert caught.value.code == 2
+
+
+RESULT = CheckResult(
+    "gpu 0",
+    "fail",
+    "RTX 5090 (compute capability 12.0) has no matching code in this build, which is old",
+    ("built for: SASS sm_80, sm_90a; no PTX",),
+    "install a build whose arch set includes sm_120",
+)
+
+
+def test_in_a_pipe_a_sentence_is_one_line() -> None:
+    lines = list(layout_result(RESULT, None))
+    assert lines == [
+        f"[fail]  gpu 0       {RESULT.summary}",
+        " " * 20 + "built for: SASS sm_80, sm_90a; no PTX",
+        " " * 20 + "fix: install a build whose arch set includes sm_120",
+    ]
+
+
+def test_in_a_terminal_lines_are_wrapped_below_the_text() -> None:
+    lines = list(layout_result(RESULT, 70))
+    assert max(map(len, lines)) <= 70
+    assert all(line.startswith(" " * 20) for line in lines[1:])
+    assert " ".join(" ".join(lines).split()).startswith("[fail] gpu 0 RTX 5090 (compute")
+
+
+def test_colour_repeats_the_word_and_no_color_is_honoured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for variable, coloured in (("TERM", True), ("NO_COLOR", False)):
+        monkeypatch.setenv(variable, "xterm-256color" if coloured else "1")
+        stream = io.StringIO()
+        print_result(Console(file=stream, force_terminal=True, width=200), RESULT)
+        assert "[fail]" in stream.getvalue()
+        assert ("\x1b[1;31m[fail]" in stream.getvalue()) == coloured
+
+
+def test_names_cannot_steer_the_terminal() -> None:
+    stream = io.StringIO()
+    result = replace(RESULT, summary="GPU \x1b[2J")
+    print_result(Console(file=stream), result)
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_help_shows_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("doctor", "selftest"):
+        with pytest.raises(SystemExit) as caught:
+            main([name, "--help"])
+        assert caught.value.code == 0
+        text = capsys.readouterr().out
+        assert text.count(f"python -m flash_dist {name}") >= 3
+        assert "3 no GPU" in text

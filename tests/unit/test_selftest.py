@@ -1,0 +1,325 @@
+"""The selftest: inputs, comparison, reference, cases, and what becomes of a child that dies."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from flash_dist.child import Outcome, read_events, run_child
+from flash_dist.comparison import (
+    attend,
+    compare_bits,
+    compare_values,
+    find_bit_difference,
+    hash_bits,
+    make_values,
+)
+from flash_dist.errors import ExtensionError
+from flash_dist.selftest import (
+    SelftestReport,
+    check_selftest,
+    find_surprises,
+    judge_outcome,
+)
+from flash_dist.selftest_cases import Case, make_cases
+from flash_dist.selftest_child import CPU_KERNELS, find_kernels, run_device
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NO_RUNS = 30
+
+
+def textbook(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, return_lse: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention in float32 with torch's own gradients: an implementation to test."""
+    assert return_lse
+    group = q.shape[2] // k.shape[2]
+    scores = torch.einsum("bqhd,bkhd->bhqk", q.float(), k.float().repeat_interleave(group, 2))
+    scores = scores * q.shape[-1] ** -0.5
+    if causal:
+        visible = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(k.shape[1] - q.shape[1])
+        scores = scores.masked_fill(~visible, -math.inf)
+    lse = torch.logsumexp(scores, dim=-1)
+    dead = torch.isneginf(lse)
+    p = torch.exp(scores - lse.masked_fill(dead, 0.0).unsqueeze(-1))
+    out = torch.einsum("bhqk,bkhd->bqhd", p, v.float().repeat_interleave(group, 2))
+    return out.to(q.dtype), lse
+
+
+def run_on_cpu(attention: Any, runs: int = 3) -> list[dict[str, Any]]:  # noqa: ANN401
+    events: list[dict[str, Any]] = []
+    run_device("cpu", runs, events.append, attention)
+    return events
+
+
+def findings(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [event for event in events if event["event"] == "finding"]
+
+
+def test_the_hash_gives_the_same_bits_for_ever() -> None:
+    # lowbias32 with the constants of its publication, in plain Python
+    def mix(x: int) -> int:
+        x = ((x ^ x >> 16) * 0x7FEB352D) % (1 << 32)
+        x = ((x ^ x >> 15) * 0x846CA68B) % (1 << 32)
+        return x ^ x >> 16
+
+    assert hash_bits(7, 5).tolist() == [mix(index ^ mix(7)) for index in range(5)]
+    assert hash_bits(1, 3).tolist() == [1492470133, 3529208806, 3405767568]
+
+
+def test_values_are_spread_over_the_scale_and_differ_by_seed() -> None:
+    values = make_values(1, (64, 64), torch.float32, scale=4.0)
+    assert -4.0 <= float(values.min()) < -3.9
+    assert 3.9 < float(values.max()) < 4.0
+    assert abs(float(values.mean())) < 0.1
+    assert not torch.equal(values, make_values(2, (64, 64), torch.float32, scale=4.0))
+
+
+def test_a_planted_difference_is_found_with_coordinate_values_and_count() -> None:
+    expected = torch.zeros(2, 3, 4, dtype=torch.float16)
+    actual = expected.clone()
+    actual[1, 0, 2] = 0.5
+    actual[1, 2, 3] = math.nan
+    difference = find_bit_difference("dq", expected, actual)
+    assert difference is not None
+    assert (difference.coordinate, difference.count, difference.total) == ((1, 0, 2), 2, 24)
+    assert str(difference) == (
+        "dq differs in 2 of 24 elements, first at [1, 0, 2]: 0.5 instead of 0.0"
+    )
+
+
+def test_bits_are_compared_not_values() -> None:
+    nan = torch.full((3,), math.nan, dtype=torch.bfloat16)
+    zero = torch.zeros(3)
+    assert compare_bits({"out": nan, "lse": zero}, {"out": nan.clone(), "lse": zero}) == ()
+    assert compare_bits({"lse": zero}, {"lse": -zero})[0].count == 3
+
+
+def test_tensors_of_another_shape_cannot_be_compared() -> None:
+    with pytest.raises(ValueError, match=r"out is torch.float32 \[3\], not torch.float32 \[2\]"):
+        find_bit_difference("out", torch.zeros(2), torch.zeros(3))
+
+
+def test_a_difference_with_nan_becomes_valid_json() -> None:
+    difference = find_bit_difference("lse", torch.zeros(1), torch.full((1,), math.nan))
+    assert difference is not None
+    text = json.dumps(difference.to_json(), allow_nan=False)
+    assert json.loads(text)["actual"] == "nan"
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_the_reference_agrees_with_autograd(*, causal: bool) -> None:
+    q, dout = (make_values(seed, (2, 9, 4, 16), torch.float64) for seed in (1, 2))
+    k, v = (make_values(seed, (2, 6, 2, 16), torch.float64) for seed in (3, 4))
+    exact = attend(q, k, v, dout, causal=causal, dtype=torch.float64)
+    inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+    group = [x.repeat_interleave(2, 2) for x in inputs[1:]]
+    scores = torch.einsum("bqhd,bkhd->bhqk", inputs[0], group[0]) / 4
+    if causal:
+        visible = torch.ones(9, 6, dtype=torch.bool).tril(-3)
+        scores = scores.masked_fill(~visible, -1e30)
+    p = torch.softmax(scores, -1)
+    if causal:
+        p = p * visible
+    out = torch.einsum("bhqk,bkhd->bqhd", p, group[1])
+    gradients = torch.autograd.grad(out, inputs, dout)
+    for name, expected in zip(("out", "dq", "dk", "dv"), (out.detach(), *gradients), strict=True):
+        torch.testing.assert_close(exact[name], expected)
+    if causal:
+        assert torch.isneginf(exact["lse"][:, :, :3]).all()
+        assert not exact["out"][:, :3].any()
+
+
+def test_values_may_err_twice_as_much_as_half_precision_and_no_more() -> None:
+    exact = {"out": torch.tensor([1.0, 2.0], dtype=torch.float64)}
+    baseline = {"out": torch.tensor([1.25, 2.0])}
+    assert compare_values(exact, baseline, {"out": torch.tensor([1.5, 1.5])}) == ()
+    wrong = compare_values(exact, baseline, {"out": torch.tensor([1.0, 2.6])})
+    assert wrong[0].coordinate == (1,)
+    assert compare_values(exact, baseline, {"out": torch.tensor([math.nan, 2.0])})[0].count == 1
+
+
+def test_equal_infinities_are_equal_values() -> None:
+    lse = {"lse": torch.tensor([-math.inf, 0.0], dtype=torch.float64)}
+    assert compare_values(lse, lse, {"lse": torch.tensor([-math.inf, 0.0])}) == ()
+    assert compare_values(lse, lse, {"lse": torch.tensor([math.inf, 0.0])})[0].count == 1
+
+
+def test_cases_cover_each_kernel_small_odd_and_filling_the_gpu() -> None:
+    kernels = [("fp16", 64), ("bf16", 128)]
+    cases = make_cases(kernels, 132)
+    assert {(case.dtype, case.head_dim) for case in cases} == set(kernels)
+    assert {case.causal for case in cases} == {True, False}
+    assert any(case.num_heads_q != case.num_heads_kv for case in cases)
+    assert any(case.seqlen_q == 1 for case in cases)
+    assert any(case.causal and case.seqlen_q > case.seqlen_k for case in cases)
+    full = next(case for case in cases if case.label == "full")
+    blocks = full.batch * full.num_heads_kv * math.ceil(full.seqlen_k / 128)
+    assert blocks >= 2 * 132
+    assert len({case.name for case in cases}) == len(cases)
+
+
+def test_on_the_cpu_only_small_cases_run() -> None:
+    assert not any(case.fills_gpu for case in make_cases(CPU_KERNELS, 0))
+
+
+def test_only_kernels_that_are_complete_are_tested() -> None:
+    selected = [
+        {"family": "fwd", "dtype": "fp16", "head_dim": 64, "chosen": {"symbol": "a"}},
+        {"family": "bwd", "dtype": "fp16", "head_dim": 64, "chosen": {"symbol": "b"}},
+        {"family": "fwd", "dtype": "bf16", "head_dim": 64, "chosen": {"symbol": "c"}},
+        {"family": "bwd", "dtype": "bf16", "head_dim": 64, "chosen": None},
+    ]
+    assert find_kernels(selected) == (("fp16", 64),)
+
+
+def test_a_correct_implementation_passes() -> None:
+    events = run_on_cpu(textbook)
+    assert findings(events) == []
+    assert events[-1] == {"event": "done"}
+    report = judge_outcome("cpu", 3, Outcome("done", events=tuple(events)))
+    assert report
+    assert report.cases == len(make_cases(CPU_KERNELS, 0))
+
+
+def test_one_flipped_bit_in_one_run_is_found() -> None:
+    calls = 0
+
+    def flaky(
+        *tensors: torch.Tensor, causal: bool, return_lse: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        nonlocal calls
+        calls += 1
+        out, lse = textbook(*tensors, causal=causal, return_lse=return_lse)
+        if calls == 5:  # the second case's second run
+            lse = lse.clone()
+            lse.view(torch.int32)[0, 0, 3] ^= 1
+        return out, lse
+
+    events = run_on_cpu(flaky)
+    (finding,) = findings(events)
+    assert finding["id"] == "selftest-bits-differ"
+    assert finding["case"].startswith("odd fp16")
+    assert finding["run"] == 1
+    assert finding["difference"]["coordinate"] == [0, 0, 3]
+    assert finding["difference"]["count"] == 1
+    report = judge_outcome("cpu", 3, Outcome("done", events=tuple(events)))
+    assert not report
+    assert "1 of 2 repeated runs" in report.findings[0].details[0]
+
+
+def test_wrong_values_are_found_even_if_always_the_same() -> None:
+    def biased(
+        *tensors: torch.Tensor, causal: bool, return_lse: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        out, lse = textbook(*tensors, causal=causal, return_lse=return_lse)
+        return out * 1.02, lse
+
+    found = findings(run_on_cpu(biased))
+    assert {finding["id"] for finding in found} == {"selftest-values-differ"}
+    assert {finding["difference"]["tensor"] for finding in found} >= {"out", "dq"}
+
+
+CASE_THEN = """
+import json, os, sys, time
+report = open(sys.argv[sys.argv.index("--report") + 1], "w")
+print(json.dumps({"event": "case", "case": "odd fp16"}), file=report, flush=True)
+print("FATAL: from the device", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "cause", "said"),
+    [
+        ("os.abort()", "selftest-crashed", "SIGABRT"),
+        ("os._exit(1)", "selftest-crashed", "status 1"),
+        ("os._exit(0)", "selftest-crashed", "ended normally"),
+        ("time.sleep(60)", "selftest-timeout", "still running after 0.7 s"),
+        ('report.write(\'{"event": "ca\'); report.flush(); os.abort()', "selftest-crashed", "SIG"),
+    ],
+    ids=["abort", "exit", "silent", "hang", "cut-short"],
+)
+def test_a_child_that_dies_or_hangs_is_a_finding(code: str, cause: str, said: str) -> None:
+    timeout = 0.7 if cause == "selftest-timeout" else 30.0
+    outcome = run_child([sys.executable, "-c", CASE_THEN + code], timeout=timeout)
+    report = judge_outcome("0", NO_RUNS, outcome)
+    assert not report
+    assert report.findings[-1].id == cause
+    assert said in report.findings[-1].summary
+    assert report.findings[-1].case == "odd fp16"
+    assert "FATAL: from the device" in report.findings[-1].details
+
+
+def test_an_exception_in_the_child_is_a_finding() -> None:
+    events = ({"event": "error", "reason": "ExtensionError: no library\nmore"},)
+    report = judge_outcome("0", NO_RUNS, Outcome("done", events=events))
+    assert report.findings[0].id == "selftest-error"
+    assert report.summary == "ExtensionError: no library"
+
+
+def test_a_child_that_ran_no_case_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flash_dist.selftest_child.CPU_KERNELS", ())
+    with pytest.raises(ExtensionError, match="no complete set of kernels"):
+        run_on_cpu(textbook)
+
+
+def loaded_report() -> SelftestReport:
+    variants = {
+        "fwd": {"symbol": "flash_dist_fwd_x_compute80", "binary_version": 90, "ptx_version": 80},
+        "delta": {"symbol": "flash_dist_d_x_compute80", "binary_version": 90, "ptx_version": 80},
+    }
+    chosen = {"symbol": "flash_dist_fwd_x_compute80"}
+    events = (
+        {
+            "event": "selected",
+            "kernels": [{"family": "fwd", "dtype": "fp16", "head_dim": 64, "chosen": chosen}],
+        },
+        {"event": "case", "case": "odd"},
+        {"event": "case-done", "case": "odd"},
+        {"event": "loaded", "variants": variants},
+        {"event": "done"},
+    )
+    return judge_outcome("1", NO_RUNS, Outcome("done", events=events, seconds=3.0))
+
+
+def test_the_variants_that_really_loaded_are_reported() -> None:
+    report = loaded_report()
+    assert str(report.loaded[1]) == ("flash_dist_fwd_x_compute80: binaryVersion 90, ptxVersion 80")
+    result = check_selftest(report, 1)
+    assert result.status == "ok"
+    assert result.details == ("2 variants ran: binaryVersion 90, ptxVersion 80",)
+    assert result.data["loaded"][0]["ptx_version"] == 80
+
+
+def test_another_variant_than_predicted_is_a_warning() -> None:
+    report = loaded_report()
+    right = {"fwd fp16 64": "flash_dist_fwd_x_compute80"}
+    assert find_surprises(right, report) == ()
+    surprises = find_surprises({"fwd fp16 64": "flash_dist_fwd_x_sm90a"}, report)
+    result = check_selftest(report, 1, surprises)
+    assert (result.status, result.id) == ("warn", "prediction-differs")
+    assert "predicted flash_dist_fwd_x_sm90a" in surprises[0]
+
+
+def test_a_report_becomes_json() -> None:
+    data = json.loads(json.dumps(loaded_report().to_json()))
+    assert (data["device"], data["status"], data["cases"]) == ("1", "ok", 1)
+
+
+def test_lines_that_are_no_objects_are_left_out(tmp_path: Path) -> None:
+    report = tmp_path / "report"
+    report.write_text('{"event": "case"}\n[1]\nnonsense\n{"event": "d')
+    assert read_events(report) == [{"event": "case"}]
+    assert read_events(tmp_path / "absent") == []
+
+
+def test_a_case_is_named_in_full() -> None:
+    case = Case("odd", "fp16", 64, 2, 37, 53, 3, 1, causal=True)
+    assert case.name == "odd fp16 d64 b2 q37 k53 h3/1 causal"
