@@ -62,7 +62,7 @@ def install_toolchain(session: nox.Session) -> None:
 
 @nox.session
 def build_wheels(session: nox.Session) -> None:
-    """Build audited wheels into dist/<set>/: `nox -s build_wheels -- [SET ...]`, default all sets."""
+    """Build audited wheels into dist/<set>/: `-- SET ...`, default every published set."""
     install_toolchain(session)
     session.run("python", "-m", "ci.build_wheels", *session.posargs)
 
@@ -83,7 +83,7 @@ def small_wheel(session: nox.Session) -> None:
 
 @nox.session(requires=["small_wheel"])
 def wheel_tests(session: nox.Session) -> None:
-    """Install the small wheel into a fresh environment; import, CPU op, doctor what-if, symbols."""
+    """Install the small wheel into a fresh environment: import, CPU op, doctor what-if."""
     wheel = next((ROOT / "dist" / SMALL_SET).glob("*.whl"))
     install(session, "test", "torch")
     session.install("--force-reinstall", "--no-deps", str(wheel))
@@ -91,7 +91,7 @@ def wheel_tests(session: nox.Session) -> None:
     session.chdir(session.create_tmp())  # the wheel, not the tree
     tests = str(ROOT / "tests" / "wheel")
     options = ["-c", str(ROOT / "pyproject.toml"), "--override-ini=pythonpath=", "--rootdir", tests]
-    session.run("python", "-P" if session.python != "3.10" else "-I", "-m", "pytest", *options, tests)
+    session.run("python", "-m", "pytest", *options, tests)
 
 
 @nox.session(venv_backend="none", requires=["unit_tests", "wheel_tests"])
@@ -102,7 +102,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(venv_params=["--system-site-packages"])
 def gpu_tests(session: nox.Session) -> None:
-    """Run tests/gpu on this machine's GPUs from an installed wheel: `nox -s gpu_tests -- WHEEL [...]`."""
+    """Run tests/gpu on this machine's GPUs from an installed wheel: `-- WHEEL [PYTEST ...]`."""
     wheel, *args = session.posargs or [str(next((ROOT / "dist" / "all").glob("*.whl")))]
     install(session, "test")
     session.install(str(Path(wheel).resolve()))
@@ -131,7 +131,7 @@ def typecheck(session: nox.Session) -> None:
 
 @nox.session
 def repro(session: nox.Session) -> None:
-    """Build one set in two folders and compare the bytes: `nox -s repro -- [SET]`."""
+    """Build one set in two folders and compare the bytes: `-- SET`."""
     install_toolchain(session)
     names = session.posargs or [SMALL_SET]
     files = session.run("git", "ls-files", "-co", "--exclude-standard", silent=True, external=True)
@@ -162,7 +162,7 @@ def copy_tree(files: list[str], tree: Path) -> None:
 
 @nox.session
 def audit(session: nox.Session) -> None:
-    """Audit wheels that are already built: `nox -s audit -- WHEEL ...`."""
+    """Audit wheels that are already built: `-- WHEEL ...`."""
     install(session, "runtime")
     wheels = session.posargs or [str(wheel) for wheel in sorted((ROOT / "dist").rglob("*.whl"))]
     session.run("python", "-m", "flash_dist", "audit", *wheels)
@@ -170,7 +170,7 @@ def audit(session: nox.Session) -> None:
 
 @nox.session
 def lock_headers(session: nox.Session) -> None:
-    """Pin the torch headers that csrc/api.cpp includes: `nox -s lock_headers -- 2.13.0`."""
+    """Pin the torch headers that csrc/api.cpp includes: `-- 2.13.0`."""
     install(session, "build")
     session.run("python", "-m", "ci.torch_headers", "--lock", *(session.posargs or ["2.13.0"]))
 

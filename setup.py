@@ -1,6 +1,7 @@
 """Packs what `ci/native.py` compiles; everything declarative is in pyproject.toml.
 
-Which arch set: FLASH_DIST_ARCH_SET, a name of ci/archsets.toml, else TORCH_CUDA_ARCH_LIST, else `all`.
+Which arch set: FLASH_DIST_ARCH_SET, a name of ci/archsets.toml, else TORCH_CUDA_ARCH_LIST, else
+`all`.
 `nox -s build_wheels` is the ordinary way here: it brings the compiler and audits the wheel.
 """
 
@@ -16,11 +17,14 @@ from setuptools.command.build_ext import build_ext
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from ci.build_info import make_manifest
 from ci.choose import VARIABLE, choose_sets
+from ci.native import NativeOptions, build_native
 from ci.preflight import read_host
 from ci.project import ARCHSETS, ROOT, load_project
 from ci.report import report_path
 from ci.toolchain import find_toolchain
+from ci.torch_headers import find_headers
 from flash_dist.archs import ArchSet, load_archsets
 
 PUBLISHED = load_archsets(ARCHSETS)
@@ -35,14 +39,10 @@ def chosen_set(toolkit: str) -> ArchSet:
 
 
 class BuildNative(build_ext):
-    """Builds the two libraries and the manifest in place of the one extension that setuptools knows of."""
+    """Builds the two libraries and the manifest in place of setuptools' one extension."""
 
     def run(self) -> None:
         """Compile, then copy into the package."""
-        from ci.build_info import make_manifest
-        from ci.native import NativeOptions, build_native
-        from ci.torch_headers import find_headers
-
         toolchain = find_toolchain()
         headers = find_headers(ROOT / "build" / "torch-headers")
         print(headers)

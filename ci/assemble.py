@@ -10,16 +10,17 @@ import hashlib
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ci.ptxas import KernelResources, SpillException, parse_ptxas, refusals
-from flash_dist.archs import Arch, ArchSet
 from flash_dist.errors import FlashDistError
 from flash_dist.fatbin import open_fatbin
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from flash_dist.archs import Arch, ArchSet
 
 # What nvcc passes: kernels are compiled with -O3, which is ptxas's default.
 _FLAGS = ("-O3", "-v")
@@ -35,11 +36,6 @@ class Ptx:
 
     arch: Arch
     text: bytes
-
-    @property
-    def needs_own_suffix(self) -> bool:
-        """Whether only its own chip or family runs it: `compute_90a`."""
-        return bool(self.arch.suffix)
 
 
 def read_ptx(objects: Iterable[Path]) -> list[Ptx]:

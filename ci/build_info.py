@@ -6,6 +6,7 @@ import os
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from ci.project import ARCHSETS, load_project
 from ci.toolchain import gxx_version
 from flash_dist.archs import Arch, load_proofs
 from flash_dist.devices import format_version, toolkit_driver, toolkit_ptx_isa
@@ -17,8 +18,6 @@ from flash_dist.manifest import (
     TargetInfo,
     ToolkitInfo,
 )
-
-from ci.project import ARCHSETS, load_project
 
 if TYPE_CHECKING:
     from ci.native import NativeBuild, NativeOptions

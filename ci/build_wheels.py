@@ -1,7 +1,4 @@
-"""Build, tag and audit one wheel per arch set into dist/<set>/.
-
-    python -m ci.build_wheels [--skip-unsupported] [SET ...]
-"""
+"""Build, tag and audit one wheel per arch set into dist/<set>/; see `nox -s build_wheels`."""
 
 from __future__ import annotations
 
@@ -17,10 +14,12 @@ from typing import TYPE_CHECKING
 
 from ci.choose import VARIABLE, choose_sets
 from ci.project import ARCHSETS, ROOT, load_project
-from ci.report import report_path, size_table
+from ci.report import report_path
 from ci.toolchain import find_toolchain
 from flash_dist.archs import load_archsets
-from flash_dist.audit import AuditResult, audit_or_raise
+from flash_dist.audit import AuditResult, audit_wheel, describe_failure
+from flash_dist.cli.audit import print_audit
+from flash_dist.cli.results import make_console
 from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
@@ -60,12 +59,11 @@ def build_wheel(archset: ArchSet, environ: Mapping[str, str], *, published: bool
     with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
         raw = _make_raw_wheel(archset, environ, Path(folder), published=published)
         wheel = _repair(raw, environ, Path(folder) / "repaired")
-        audit = audit_or_raise(wheel, budget_bytes=archset.budget_bytes)
+        audit = _audit(wheel, archset.budget_bytes)
         _run_tools(wheel, Path(folder) / "unpacked")
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
         wheel = Path(shutil.move(wheel, target))
-    print(size_table(audit))
     objects = report_path(archset.label).read_text(encoding="utf-8").strip()
     return BuiltWheel(archset, wheel, audit, objects, time.monotonic() - start)
 
@@ -88,6 +86,15 @@ def _repair(raw: Path, environ: Mapping[str, str], folder: Path) -> Path:
     command = ["auditwheel", "repair", "--plat", "auto", "--only-plat", *excludes]
     _run([*command, "-w", str(folder), str(raw)], environ)
     return next(folder.glob("*.whl"))
+
+
+def _audit(wheel: Path, budget_bytes: int | None) -> AuditResult:
+    """Compare the wheel with its manifest, and show what every kernel takes."""
+    result = audit_wheel(wheel, budget_bytes=budget_bytes)
+    print_audit(make_console(), result, kernels=True)
+    if not result:
+        raise WheelBuildError(describe_failure(result))
+    return result
 
 
 def _run_tools(wheel: Path, folder: Path) -> None:

@@ -105,7 +105,7 @@ def _configure(options: NativeOptions, folder: Path) -> None:
 
 
 def _forget_moved_toolchain(folder: Path, nvcc: str) -> None:
-    """Start over when the folder was configured with another nvcc: CMake cannot change compilers."""
+    """Start over when the folder was made for another nvcc: CMake cannot change compilers."""
     cache = folder / "CMakeCache.txt"
     if cache.is_file() and f"={nvcc}\n" not in cache.read_text(encoding="utf-8"):
         shutil.rmtree(folder)
@@ -124,9 +124,13 @@ def _object_times(folder: Path) -> dict[Path, int]:
 
 
 def _objects_of(archset: ArchSet, folder: Path) -> list[Path]:
-    """The objects that are linked: those of the set's targets and the host code."""
+    """Return what is linked: the objects of the set's targets and of the host code."""
     names = [*map(str, archset.archs), "flash_dist_kernels", "flash_dist_torch"]
-    return [path for name in names for path in sorted(folder.glob(f"CMakeFiles/{name}.dir/**/*.o"))]
+    return [path for name in names for path in sorted(_object_folder(folder, name).rglob("*.o"))]
+
+
+def _object_folder(folder: Path, name: str) -> Path:
+    return folder / "CMakeFiles" / f"{name}.dir"
 
 
 def _read_resources(objects: Iterable[Path]) -> Iterable[KernelResources]:
@@ -159,8 +163,8 @@ def ask_library(path: Path) -> list[dict[str, Any]]:
 def _assemble(
     options: NativeOptions, folder: Path, objects: Iterable[Path]
 ) -> Iterable[KernelResources]:
-    ptx = {str(arch) for arch in options.archset.archs if arch.ptx}
-    texts = read_ptx(p for p in objects if p.relative_to(folder).parts[1].removesuffix(".dir") in ptx)
+    folders = {_object_folder(folder, str(arch)) for arch in options.archset.archs if arch.ptx}
+    texts = read_ptx(path for path in objects if folders & set(path.parents))
     toolchain = options.toolchain
     assembler = Assembler(toolchain.tool("ptxas"), toolchain.ptxas, folder / "assembled")
     return assemble(texts, options.published, assembler, load_exceptions(), options.jobs)

@@ -1,4 +1,4 @@
-"""Can this machine compile the kernels, and with which CUDA toolkit? Answered before any download."""
+"""Can this machine compile the kernels, and with which CUDA toolkit? Asked before any download."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ class Preflight:
         gcc, glibc = self.host.gcc or (0, 0), self.host.glibc or (0, 0)
         line = (
             f"preflight: CUDA {self.toolkit}, g++ {gcc[0]}.{gcc[1]}, glibc {glibc[0]}.{glibc[1]}, "
-            f"{self.host.disk / GIB:.0f} GiB of disk and {self.host.memory / GIB:.0f} GiB of memory "
-            f"free, {self.host.jobs} jobs"
+            f"{self.host.disk / GIB:.0f} GiB of disk and {self.host.memory / GIB:.0f} GiB of "
+            f"memory free, {self.host.jobs} jobs"
         )
         return "\n".join([line, *(f"preflight: {note}" for note in self.notes)])
 

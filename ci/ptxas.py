@@ -15,7 +15,7 @@ else:
     import tomli as tomllib
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 EXCEPTIONS = Path(__file__).with_name("spill_exceptions.toml")
 
@@ -23,7 +23,7 @@ _ENTRY = re.compile(r"Compiling entry function '([^']+)' for '([^']+)'")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers")
 _SMEM = re.compile(r"(\d+) bytes smem")
-# C7510: wgmma is serialised. C7512: a registers-per-thread request is ignored. Both cost more than any spill.
+# C7510: wgmma is serialised. C7512: a registers-per-thread request is ignored. Worse than spills.
 _REFUSED = re.compile(r"\((C7510|C7512)\)")
 
 
@@ -64,7 +64,7 @@ def parse_ptxas(text: str) -> list[KernelResources]:
             kernels.append(KernelResources(match[1], match[2]))
         elif kernels and (match := _FRAME.search(line)):
             spilled = max(int(match[2]), int(match[3]))
-            # Device functions that were not inlined have frames of their own: the kernel's comes first.
+            # Functions that were not inlined have frames of their own: the kernel's comes first.
             if not kernels[-1].registers:
                 kernels[-1] = replace(kernels[-1], stack_bytes=int(match[1]), spill_bytes=spilled)
         elif kernels and (match := _USED.search(line)):
@@ -90,6 +90,6 @@ def load_exceptions(path: Path = EXCEPTIONS) -> list[SpillException]:
     return [SpillException(**entry) for entry in data.get("exception", [])]
 
 
-def ptxas_lines(text: str) -> Iterable[str]:
+def ptxas_lines(text: str) -> list[str]:
     """Return the lines that ptxas wrote, without what other programs said."""
-    return (line for line in text.splitlines() if line.startswith("ptxas") or "bytes stack" in line)
+    return [x for x in text.splitlines() if x.startswith("ptxas") or _FRAME.search(x)]

@@ -64,7 +64,8 @@ def named_home(environ: Mapping[str, str]) -> Path | None:
 
 def complete_links(home: Path) -> None:
     """Add the two names that the wheels of 13.x lack and that nvcc.profile looks for."""
-    for link, target in ((home / "lib64", "lib"), (home / "lib" / "libcudart.so", "libcudart.so.13")):
+    names = {home / "lib64": "lib", home / "lib" / "libcudart.so": "libcudart.so.13"}
+    for link, target in names.items():
         if not link.exists():
             link.symlink_to(target)
 
@@ -83,4 +84,5 @@ def tool_version(home: Path, tool: str) -> str:
 def gxx_version(environ: Mapping[str, str] = os.environ) -> str:
     """Return the host compiler's version."""
     command = [environ.get("CXX") or "g++", "-dumpfullversion", "-dumpversion"]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+    return done.stdout.strip()

@@ -1,7 +1,7 @@
 """The torch headers that the binding includes: about 50 of the 527 MB of a torch wheel.
 
-`ci/torch_headers.toml` pins the torch version and the SHA-256 of every header. They are taken from a
-wheel that pip can already see (find-links), else by range requests from the wheel on the package
+`ci/torch_headers.toml` pins the torch version and the SHA-256 of every header. They are taken from
+a wheel that pip can already see (find-links), else by range requests from the wheel on the package
 index. TORCH_ROOT, or an installed torch where there is no network, serve as they are.
 
     python -m ci.torch_headers           fetch the pinned headers
@@ -104,7 +104,7 @@ class Archive(Protocol):
 
 
 def find_headers(cache: Path, lock: Lock | None = None) -> TorchHeaders:
-    """Return an include folder: TORCH_ROOT, the cache, a local wheel, the index, installed torch."""
+    """Look in TORCH_ROOT, the cache, a local wheel, the index, an installed torch, in turn."""
     lock = lock or Lock.load()
     named = os.environ.get("TORCH_ROOT", "").strip()
     if named:
@@ -152,7 +152,7 @@ def wheel_url(version: str) -> str:
     index = os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple").rstrip("/") + "/torch/"
     request = urllib.request.Request(index, headers={"Accept": "text/html"})  # noqa: S310
     with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
-        page, base = answer.read().decode(), answer.url
+        page, base = str(answer.read(), "utf-8"), str(answer.url)
     pattern = rf'href="([^"]*torch-{re.escape(version)}-cp[^"]*manylinux[^"]*x86_64\.whl[^"]*)"'
     found = re.search(pattern, page)
     if found is None:
@@ -163,7 +163,8 @@ def wheel_url(version: str) -> str:
 
 def find_local_wheel(version: str) -> Path | None:
     """Look for a torch wheel in the folders that pip's find-links names."""
-    links = [*os.environ.get("PIP_FIND_LINKS", "").split(), *_configured_links()]
+    named = f"{os.environ.get('PIP_FIND_LINKS', '')} {os.environ.get('UV_FIND_LINKS', '')}"
+    links = [*named.split(), *_configured_links()]
     folders = [Path(link.removeprefix("file://")) for link in links]
     for folder in folders:
         wheels = sorted(folder.glob(f"torch-{version}[-+]*.whl")) if folder.is_dir() else []
@@ -180,7 +181,8 @@ def _configured_links() -> list[str]:
 
 def _from_folder(root: Path, origin: str) -> TorchHeaders:
     """Accept the folder of a torch package, or an include folder."""
-    include = next((p for p in (root / "include", root) if (p / "torch/csrc/stable").is_dir()), None)
+    folders = (root / "include", root)
+    include = next((one for one in folders if (one / "torch/csrc/stable").is_dir()), None)
     if include is None:
         message = f"`{root}` ({origin}) has no include/torch/csrc/stable"
         raise TorchHeadersError(message, hint="name the folder that holds torch's __init__.py")

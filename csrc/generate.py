@@ -1,7 +1,8 @@
 """Write the C++ files that follow from kernels.toml and an arch list, for CMake at configure time.
 
-One variant is one kernel for one target: `flash_dist_fwd_bf16_d64_smem99_sm90a`. Files are written only when
-their content changes, so that a build folder compiles a target once, whatever arch lists it is configured with.
+One variant is one kernel for one target: `flash_dist_fwd_bf16_d64_smem99_sm90a`. Files are written
+only when their content changes, so that a build folder compiles a target once, whatever arch lists
+it is configured with.
 
     OUT/plans.h                  tile constants of every row
     OUT/targets/<target>/*.cu    kernels; SASS: one file per family, PTX: one kernel per file
@@ -120,7 +121,12 @@ class Variant:
     @property
     def config(self) -> str:
         """The C++ type that carries every compile-time choice of this kernel."""
-        arguments = (cpp_target(self.target), CPP_DTYPES[self.dtype], self.row.head_dim, self.row.plan)
+        arguments = (
+            cpp_target(self.target),
+            CPP_DTYPES[self.dtype],
+            self.row.head_dim,
+            self.row.plan,
+        )
         return f"{self.family.config}<{', '.join(map(str, arguments))}>"
 
     def to_json(self) -> dict[str, object]:
@@ -171,34 +177,48 @@ extern "C" const KernelEntry {symbol}_entry =
 
 def render_source(variants: Sequence[Variant]) -> str:
     """One translation unit."""
-    headers = dict.fromkeys(["plans.h", "core/entry.h", "core/target.h", *(v.family.header for v in variants)])
+    headers = dict.fromkeys(
+        ["plans.h", "core/entry.h", "core/target.h", *(v.family.header for v in variants)]
+    )
     includes = "".join(f'#include "{header}"\n' for header in headers)
     return includes + "".join(map(render_variant, variants))
 
 
 def render_plans(table: Table) -> str:
     """Tile constants: one struct per family, head_dim and plan."""
-    lines = ["#pragma once", "", "namespace flash_dist {", "", "constexpr int smem_plan_bytes(int plan) {"]
+    lines = [
+        "#pragma once",
+        "",
+        "namespace flash_dist {",
+        "",
+        "constexpr int smem_plan_bytes(int plan) {",
+    ]
     lines += [f"  if (plan == {plan}) return {size};" for plan, size in table.smem_plans.items()]
     lines += ["  return -1;", "}"]
     for family in table.families:
         lines += ["", f"template <int HEAD_DIM, int PLAN> struct {family.plan_struct};"]
         for row in family.rows:
-            body = " ".join(f"static constexpr int {name.upper()} = {value};" for name, value in row.constants)
-            lines.append(f"template <> struct {family.plan_struct}<{row.head_dim}, {row.plan}> {{ {body} }};")
+            body = " ".join(
+                f"static constexpr int {name.upper()} = {value};" for name, value in row.constants
+            )
+            lines.append(
+                f"template <> struct {family.plan_struct}<{row.head_dim}, {row.plan}> {{ {body} }};"
+            )
     return "\n".join([*lines, "", "}  // namespace flash_dist", ""])
 
 
 def render_variants_inc(variants: Iterable[Variant]) -> str:
     """The dispatcher's table."""
     return "".join(
-        f"FLASH_DIST_VARIANT({v.symbol}, {v.family.name}, {v.dtype}, {v.row.head_dim}, {v.row.plan}, "
-        f"{v.target.number}, {cpp_char(v.target.suffix)}, {int(v.target.ptx)})\n"
+        f"FLASH_DIST_VARIANT({v.symbol}, {v.family.name}, {v.dtype}, {v.row.head_dim}, "
+        f"{v.row.plan}, {v.target.number}, {cpp_char(v.target.suffix)}, {int(v.target.ptx)})\n"
         for v in variants
     )
 
 
-def render_cmake(linked: Sequence[Arch], others: Sequence[Arch], sources: dict[Arch, list[str]]) -> str:
+def render_cmake(
+    linked: Sequence[Arch], others: Sequence[Arch], sources: dict[Arch, list[str]]
+) -> str:
     """Targets, their nvcc flag and their sources."""
     lines = [
         f"set(FLASH_DIST_LINKED_TARGETS {' '.join(map(str, linked))})",
@@ -229,23 +249,31 @@ def write_sources(out: Path, variants: Iterable[Variant]) -> list[str]:
 
 
 def generate(table: Table, linked: Sequence[Arch], others: Sequence[Arch], out: Path) -> None:
-    """Write everything; `others` are targets of earlier configurations, kept buildable but not linked."""
+    """Write everything; `others`, targets of earlier configurations, stay buildable."""
     variants = {arch: table.variants(arch) for arch in [*linked, *others]}
     sources = {arch: write_sources(out, variants[arch]) for arch in variants}
     compiled = [variant for arch in linked for variant in variants[arch]]
     write_if_changed(out / "plans.h", render_plans(table))
     write_if_changed(out / "variants.inc", render_variants_inc(compiled))
-    write_if_changed(out / "variants.json", json.dumps([v.to_json() for v in compiled], indent=1) + "\n")
+    write_if_changed(
+        out / "variants.json", json.dumps([v.to_json() for v in compiled], indent=1) + "\n"
+    )
     write_if_changed(out / "sources.cmake", render_cmake(linked, others, sources))
 
 
 def main() -> None:
     """Command line, called by CMakeLists.txt."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--archs", required=True, help='arch list to link, e.g. "7.5;8.0+PTX"')
-    parser.add_argument("--known", nargs="*", default=[], metavar="TARGET", help="targets of earlier configurations")
+    parser.add_argument(
+        "--known", nargs="*", default=[], metavar="TARGET", help="targets of earlier configurations"
+    )
     parser.add_argument("--out", required=True, type=Path, help="folder to write to")
-    parser.add_argument("--table", default=CSRC / "kernels.toml", type=Path, help="the table of kernels")
+    parser.add_argument(
+        "--table", default=CSRC / "kernels.toml", type=Path, help="the table of kernels"
+    )
     args = parser.parse_args()
     linked = ArchSet.parse(args.archs, name="--archs").archs
     others = sorted(set(map(Arch.parse, args.known)) - set(linked))

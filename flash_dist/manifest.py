@@ -1,4 +1,4 @@
-"""`_build.json`: what the build says is inside this package. Written by the build, read by everyone.
+"""`_build.json`: what the build says is inside this package.
 
 Every dataclass knows both directions, `from_json` and `to_json`, and the two round-trip.
 """

@@ -20,7 +20,7 @@ from .text import printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SUBCOMMANDS = ("inspect", "doctor", "selftest")
+SUBCOMMANDS = ("inspect", "doctor", "selftest", "audit")
 
 EXIT_UNUSABLE = 2
 EXIT_INTERRUPTED = 130
