@@ -115,9 +115,11 @@ class _Scan:
     def check_wrappers(self, elf: Elf) -> None:
         """Compare with the table by which the program registers its containers."""
         size = sum(section.size for section in elf.sections if section.name == WRAPPERS)
-        if elf.sections and size // WRAPPER_SIZE > self.containers:
-            found = f"{self.containers} containers were found"
-            self.warn(f"the program registers {size // WRAPPER_SIZE} containers, {found}")
+        registered = size // WRAPPER_SIZE
+        if registered > self.containers:
+            self.warn(
+                f"the program registers {registered} containers, found were {self.containers}"
+            )
 
     def warn(self, text: str) -> None:
         if len(self.warnings) < MAX_WARNINGS:

@@ -129,7 +129,7 @@ class Fatbin:
             if entry.kind == "ptx":
                 return read_ptx_kernels(self.payload(entry), entry.arch)
         except FatbinError as error:
-            message = f"cannot read {entry.arch} image {entry.payload_offset:#x} of "
-            message += f"`{self.report.path}`: {error.message}"
+            where = f"{entry.arch} image at offset {entry.payload_offset:#x}"
+            message = f"cannot read the {where} of `{self.report.path}`: {error.message}"
             raise FatbinError(message, hint=error.hint) from error
         return ()

@@ -1,0 +1,206 @@
+"""Make ELF files, cubins and fat binaries byte by byte, for tests that need no compiler."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if sys.version_info >= (3, 14):
+    from compression import zstd as zstd  # noqa: PLC0414  (tests import it from here)
+else:
+    from backports import zstd as zstd  # noqa: PLC0414
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PTX, SASS, LTO = 1, 2, 8
+FLAG_64BIT, FLAG_LZ4, FLAG_ZSTD = 0x1, 0x2000, 0x8000
+FLAG_SUFFIX = {"": 0, "a": 0x100000, "f": 0x200000}
+PROGBITS, SYMTAB, STRTAB, NOBITS = 1, 2, 3, 8
+X86_64, CUDA = 62, 190
+
+
+def pad(data: bytes, size: int = 8) -> bytes:
+    return data + bytes(-len(data) % size)
+
+
+# --- ELF ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Part:
+    """A section to be."""
+
+    name: str
+    data: bytes
+    kind: int = PROGBITS
+    link: int = 0
+
+
+def elf(
+    parts: list[Part],
+    machine: int = X86_64,
+    *,
+    ident: bytes = b"\x7fELF\x02\x01\x01",
+    flags: int = 0,
+) -> bytes:
+    """Lay out header, data, section table. Part number n becomes section n + 1."""
+    names = b"\0" + b"".join(part.name.encode() + b"\0" for part in parts) + b".shstrtab\0"
+    everything = [*parts, Part(".shstrtab", names, STRTAB)]
+    body, headers = b"", [bytes(64)]
+    name = 1
+    for part in everything:
+        stored = b"" if part.kind == NOBITS else part.data
+        place = 64 + len(body)
+        headers.append(
+            struct.pack(
+                "<IIQQQQIIQQ",
+                *(name, part.kind, 0, 0, place, len(part.data), part.link, 0, 8, 0),
+            )
+        )
+        name += len(part.name) + 1
+        body += pad(stored)
+    header = struct.pack(
+        "<16sHHIQQQIHHHHHH",
+        *(ident, 3, machine, 1, 0, 0, 64 + len(body), flags),
+        *(64, 0, 0, 64, len(headers), len(headers) - 1),
+    )
+    return header + body + b"".join(headers)
+
+
+def library(
+    linked: bytes | None = None,
+    relocatable: bytes | None = None,
+    *,
+    wrappers: int | None = None,
+    extra: tuple[Part, ...] = (),
+) -> bytes:
+    """Make a host library that holds these containers."""
+    parts = [Part(".text", b"\xc3" * 16), *extra]
+    if relocatable is not None:
+        parts.append(Part("__nv_relfatbin", relocatable))
+    if linked is not None:
+        parts.append(Part(".nv_fatbin", linked))
+    if wrappers is not None:
+        parts.append(Part(".nvFatBinSegment", bytes(24 * wrappers)))
+    return elf(parts)
+
+
+# --- cubin ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel to be."""
+
+    name: str
+    registers: int = 32
+    stack: int = 0
+    smem: int = 0
+    max_threads: tuple[int, int, int] | None = None
+    code: bytes = field(default=bytes(128))
+    entry: bool = True  # False: a device function
+
+
+def attribute(number: int, value: bytes, form: int = 4) -> bytes:
+    """Encode one `.nv.info` attribute."""
+    return struct.pack("<BBH", form, number, len(value)) + pad(value, 4)
+
+
+def cubin(*kernels: Kernel, info: bytes = b"", symbols: bytes = b"") -> bytes:
+    """Make a cubin; `info` and `symbols` are appended to `.nv.info` and `.symtab`."""
+    strings = b"\0" + b"".join(kernel.name.encode() + b"\0" for kernel in kernels)
+    table, resources = bytes(24), attribute(0x37, bytes(4))
+    place = 1
+    parts: list[Part] = []
+    for index, kernel in enumerate(kernels, start=1):
+        other = 0x10 if kernel.entry else 0
+        table += struct.pack("<IBBHQQ", place, 0x12, other, 4 + len(parts), 0, len(kernel.code))
+        place += len(kernel.name) + 1
+        resources += attribute(0x2F, struct.pack("<II", index, kernel.registers))
+        resources += attribute(0x12, struct.pack("<II", index, kernel.stack))
+        parts += _kernel_parts(kernel)
+    head = [
+        Part(".strtab", strings, STRTAB),
+        Part(".symtab", table + symbols, SYMTAB, link=1),
+        Part(".nv.info", resources + info, 0x70000000),
+    ]
+    return elf(head + parts, CUDA)
+
+
+def _kernel_parts(kernel: Kernel) -> list[Part]:
+    parts = [Part(f".text.{kernel.name}", kernel.code)]
+    own = attribute(0x1B, b"\xff\0", form=3)[:4]  # in place: MAXREG_COUNT
+    if kernel.max_threads is not None:
+        own += attribute(0x05, struct.pack("<III", *kernel.max_threads))
+    parts.append(Part(f".nv.info.{kernel.name}", own, 0x70000000))
+    if kernel.smem:
+        parts.append(Part(f".nv.shared.{kernel.name}", bytes(kernel.smem), NOBITS))
+    return parts
+
+
+def ptx(*names: str, target: str = "sm_80") -> bytes:
+    """Write PTX as nvcc does, as far as names go."""
+    head = f".version 9.0\n.target {target}\n.address_size 64\n\n"
+    entries = "".join(
+        f"\t// .globl\t{name}\n.visible .entry {name}(\n\t.param .u64 {name}_param_0\n)\n"
+        "{\n\tret;\n\n}\n"
+        for name in names
+    )
+    return (head + entries).encode() + b"\0"
+
+
+# --- fat binary -----------------------------------------------------------------------------------
+
+
+def lz4_literals(data: bytes) -> bytes:
+    """Encode as one LZ4 sequence of literals."""
+    if len(data) < 15:
+        return bytes([len(data) << 4]) + data
+    rest = len(data) - 15
+    return b"\xf0" + b"\xff" * (rest // 255) + bytes([rest % 255]) + data
+
+
+def entry(  # noqa: PLR0913  (one argument per field that a test bends)
+    kind: int,
+    number: int,
+    payload: bytes,
+    *,
+    suffix: str = "",
+    codec: str = "none",
+    isa: tuple[int, int] = (9, 0),
+    flags: int = FLAG_64BIT,
+    version: int = 0x0101,
+    header_size: int = 64,
+    declared: int | None = None,
+    packed_size: int | None = None,
+    payload_size: int | None = None,
+    identifier: bytes = b"",
+) -> bytes:
+    """Make one entry; `declared` lies about the unpacked size, `payload_size` about the packed."""
+    packers: dict[str, Callable[[bytes], bytes]] = {"lz4": lz4_literals, "zstd": zstd.compress}
+    packed = packers[codec](payload) if codec in packers else payload
+    flags |= {"none": 0, "lz4": FLAG_LZ4, "zstd": FLAG_ZSTD}[codec] | FLAG_SUFFIX[suffix]
+    is_packed = codec != "none"
+    options = pad(identifier)
+    body = pad(packed)
+    header = struct.pack(
+        "<HHIQIIHHIIIQQQ",
+        *(kind, version, header_size + len(options)),
+        len(body) if payload_size is None else payload_size,
+        (len(packed) if packed_size is None else packed_size) if is_packed else 0,
+        *(0, isa[1], isa[0], number),
+        *((header_size, len(identifier)) if identifier else (0, 0)),
+        *(flags, 0),
+        (len(payload) if declared is None else declared) if is_packed else 0,
+    )
+    return header.ljust(header_size, b"\0") + options + body
+
+
+def container(*entries: bytes, version: int = 1, size: int | None = None) -> bytes:
+    """Put entries into a container."""
+    body = b"".join(entries)
+    size = len(body) if size is None else size
+    return struct.pack("<IHHQ", 0xBA55ED50, version, 16, size) + body
