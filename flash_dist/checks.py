@@ -13,7 +13,6 @@ from .verdict import SMEM_VARIABLE, describe_archs, driver_fix
 
 if TYPE_CHECKING:
     from .environment import Environment
-    from .installed import Installed
     from .verdict import Build
 
 _JIT_VARIABLES = ("CUDA_FORCE_PTX_JIT", "CUDA_DISABLE_PTX_JIT")
@@ -88,11 +87,12 @@ def check_build(environment: Environment) -> CheckResult:
     installed = environment.installed
     build = installed.build
     if build is None:
+        problems = (installed.manifest_problem, installed.library_problem)
         return CheckResult(
             "build",
             "fail",
-            installed.library_problem or installed.manifest_problem or "nothing is installed",
-            _other_problem(installed),
+            "there is no built flash_dist here: neither its manifest nor its kernels can be read",
+            tuple(problem for problem in problems if problem),
             "install a wheel: `nox -s build_wheels -- <arch set>` builds one into dist/",
             "not-built",
         )
@@ -115,11 +115,6 @@ def check_build(environment: Environment) -> CheckResult:
             "embedded-differs",
         )
     return CheckResult("build", "ok", summary)
-
-
-def _other_problem(installed: Installed) -> tuple[str, ...]:
-    both = installed.library_problem and installed.manifest_problem
-    return (installed.manifest_problem,) if both else ()
 
 
 def _reinstall() -> str:

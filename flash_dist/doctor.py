@@ -82,7 +82,7 @@ def examine(environment: Environment, *, selftest: GpuCheck | None = None) -> It
     able = []
     for gpu in environment.cuda.gpus:
         result = guard(f"gpu {gpu.index}", partial(check_gpu, environment, gpu), gpu=gpu.index)
-        able.append(bool(result))
+        able.append(result.status in {"ok", "warn"})
         yield result
     if environment.what_if or selftest is None:
         return
@@ -92,7 +92,8 @@ def examine(environment: Environment, *, selftest: GpuCheck | None = None) -> It
 
 def check_any_gpu(environment: Environment) -> CheckResult:
     """There is no GPU: say what that leaves open."""
-    reason = environment.cuda.reason
+    cuda = environment.cuda
+    reason = cuda.reason if cuda.status == "ok" else ""  # else the driver's check says it
     return CheckResult(
         "gpu",
         "skip",

@@ -50,6 +50,14 @@ def _build(environment: Environment) -> Build:
 
 def check_gpu(environment: Environment, gpu: Gpu) -> CheckResult:
     """Say which variant each kernel will use on this GPU, or what to do where there is none."""
+    if environment.installed.build is None:
+        return CheckResult(
+            f"gpu {gpu.index}",
+            "skip",
+            f"{describe_gpu(gpu)}: not judged, there is no build to judge it against",
+            id="not-judged",
+            gpu=gpu.index,
+        )
     verdict = judge_gpu(environment, gpu)
     if not verdict:
         return _refuse(environment, gpu, verdict)

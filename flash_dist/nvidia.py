@@ -82,7 +82,9 @@ def read_cuda() -> Cuda:
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
-        return Cuda("absent", reason=f"libcuda.so.1 does not load: {error}")
+        missing = "No such file" in str(error)
+        reason = "libcuda.so.1 was not found" if missing else f"libcuda.so.1 does not load: {error}"
+        return Cuda("absent" if missing else "broken", reason=reason)
     driver: Driver | None = None
     try:
         driver = _read_driver(library)

@@ -203,7 +203,7 @@ def check_selftest(
             result,
             status="fail",
             details=tuple(describe_findings(report)),
-            fix="do not use this device with this build; report the output of `selftest --json`",
+            fix=_fix(report),
             id=report.findings[0].id,
         )
     if surprises:
@@ -216,6 +216,12 @@ def check_selftest(
             id="prediction-differs",
         )
     return result
+
+
+def _fix(report: SelftestReport) -> str:
+    if report.findings[0].id == "selftest-error" and not report.cases:
+        return "`python -m flash_dist doctor` shows what is wrong with the install"
+    return "do not use this device with this build; report the output of `selftest --json`"
 
 
 def describe_findings(report: SelftestReport) -> list[str]:

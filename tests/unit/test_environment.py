@@ -58,7 +58,7 @@ def test_the_release_is_found_in_the_kernel_modules_text(text: str, release: str
 
 def test_without_libcuda_the_driver_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> None:
-        message = f"{name}: cannot open shared object file"
+        message = f"{name}: cannot open shared object file: No such file or directory"
         raise OSError(message)
 
     monkeypatch.setattr("flash_dist.nvidia.ctypes.CDLL", refuse)
