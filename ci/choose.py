@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from flash_dist.archs import ArchSet, require_supported
@@ -45,7 +45,9 @@ def choose_sets(
     skip = SKIP_UNSUPPORTED in args
     names = list(dict.fromkeys(arg for arg in args if arg != SKIP_UNSUPPORTED))
     choice = _choose(names, environ, published)
-    sets = tuple(require_supported(one, toolkit, skip_unsupported=skip) for one in choice.sets)
+    able = [require_supported(one, toolkit, skip_unsupported=skip) for one in choice.sets]
+    # A list from the environment is named after its content, which may be less now.
+    sets = tuple(one if one.name in published else replace(one, name=one.label) for one in able)
     return Choice(sets, choice.reason)
 
 

@@ -105,7 +105,7 @@ class Archive(Protocol):
 
 def find_headers(cache: Path, lock: Lock | None = None) -> TorchHeaders:
     """Look in TORCH_ROOT, the cache, a local wheel, the index, an installed torch, in turn."""
-    lock = lock or Lock.load()
+    lock = lock or _checked_lock()
     named = os.environ.get("TORCH_ROOT", "").strip()
     if named:
         return _from_folder(Path(named), "named by TORCH_ROOT")
@@ -122,6 +122,16 @@ def find_headers(cache: Path, lock: Lock | None = None) -> TorchHeaders:
     except (OSError, urllib.error.URLError, TorchHeadersError) as error:
         return _from_installed(error)
     return TorchHeaders(include, lock.version, f"{size / 1e6:.1f} MB by range requests")
+
+
+def _checked_lock() -> Lock:
+    """Load the pins and make sure that they cover the binding as it is now."""
+    lock = Lock.load()
+    missing = own_includes(API.read_text(encoding="utf-8")) - lock.sha256.keys()
+    if missing:
+        message = f"csrc/api.cpp includes {', '.join(sorted(missing))}, not pinned in {LOCK.name}"
+        raise TorchHeadersError(message, hint="`nox -s lock_headers` pins it")
+    return lock
 
 
 def extract(archive: Archive, lock: Lock, include: Path) -> int:
@@ -216,6 +226,11 @@ def closure(roots: Iterable[str], read: Callable[[str], str | None]) -> list[str
         for included in _INCLUDE.findall(text):
             todo += [included, posixpath.normpath(posixpath.join(folder, included))]
     return sorted(found)
+
+
+def own_includes(text: str) -> set[str]:
+    """Return the torch headers that a source file itself includes."""
+    return {name for name in _INCLUDE.findall(text) if name.startswith("torch/")}
 
 
 def write_lock(version: str) -> Lock:

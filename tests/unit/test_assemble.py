@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import fatbin_builder as build
+import pytest
+
+from ci.assemble import AssembleError, Assembler, Ptx, assemble, read_ptx, targets_of
+from flash_dist.archs import Arch, ArchSet
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SETS = [ArchSet.parse("7.5;8.0;8.6;8.9+PTX", name="a"), ArchSet.parse("9.0a;12.0", name="b")]
+SPILL = "4 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads"
+
+
+def fake_ptxas(
+    folder: Path, frame: str = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
+) -> str:
+    path = folder / "ptxas"
+    path.write_text(
+        "#!/bin/sh\n"
+        f"echo run >> {folder}/runs\n"
+        "for arg; do case $arg in -arch=*) arch=${arg#-arch=};; esac; done\n"
+        "grep -q broken && { echo 'ptxas fatal'; exit 1; }\n"
+        "echo \"ptxas info    : Compiling entry function 'k' for '$arch'\"\n"
+        f"echo '    {frame}'\n"
+        "echo 'ptxas info    : Used 64 registers'\n"
+    )
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("ptx", "targets"),
+    [
+        ("compute_75", "sm_75 sm_80 sm_86 sm_89 sm_90a sm_120"),
+        ("compute_89", "sm_89 sm_90a sm_120"),
+        ("compute_87", "sm_87 sm_89 sm_90a sm_120"),
+        ("compute_120", "sm_120"),
+        ("compute_90a", "sm_90a"),
+    ],
+)
+def test_ptx_is_assembled_for_its_own_number_and_every_newer_target(ptx: str, targets: str) -> None:
+    assert " ".join(map(str, targets_of(Arch.parse(ptx), SETS))) == targets
+
+
+def test_registers_are_told_per_target(tmp_path: Path) -> None:
+    assembler = Assembler(fake_ptxas(tmp_path), "13.0.88", tmp_path / "cache")
+    ptx = Ptx(Arch.parse("compute_89"), b".version 9.0")
+    found = assemble([ptx], SETS, assembler, [], jobs=2)
+    assert [(one.target, one.registers) for one in found] == [
+        ("sm_89", 64),
+        ("sm_90a", 64),
+        ("sm_120", 64),
+    ]
+
+
+def test_the_same_text_is_assembled_once(tmp_path: Path) -> None:
+    assembler = Assembler(fake_ptxas(tmp_path), "13.0.88", tmp_path / "cache")
+    ptx = Ptx(Arch.parse("compute_120"), b".version 9.0")
+    assert assembler.run(ptx, Arch.parse("sm_120")) == assembler.run(ptx, Arch.parse("sm_120"))
+    assert (tmp_path / "runs").read_text().count("run") == 1
+
+
+def test_a_spill_is_refused(tmp_path: Path) -> None:
+    assembler = Assembler(fake_ptxas(tmp_path, SPILL), "13.0.88", tmp_path / "cache")
+    with pytest.raises(AssembleError, match="k spills 4 bytes for sm_120"):
+        assemble([Ptx(Arch.parse("compute_120"), b"")], SETS, assembler, [], jobs=1)
+
+
+def test_ptx_that_does_not_assemble_is_an_error(tmp_path: Path) -> None:
+    assembler = Assembler(fake_ptxas(tmp_path), "13.0.88", tmp_path / "cache")
+    with pytest.raises(AssembleError, match="does not assemble for sm_120: ptxas fatal"):
+        assembler.run(Ptx(Arch.parse("compute_120"), b"broken"), Arch.parse("sm_120"))
+
+
+def test_ptx_is_taken_out_of_an_object_file(tmp_path: Path) -> None:
+    text = build.ptx("k", target="sm_80")
+    path = tmp_path / "k.o"
+    entry = build.entry(build.PTX, 80, text, codec="zstd")
+    path.write_bytes(build.library(build.container(entry)))
+    assert [(str(ptx.arch), ptx.text) for ptx in read_ptx([path])] == [
+        ("compute_80", text.rstrip(b"\0"))
+    ]

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flash_dist.archs import Arch, ArchSet
+
+CSRC = Path(__file__).resolve().parents[2] / "csrc"
+
+
+def _load() -> Any:  # noqa: ANN401  (a script beside C++, not a module of a package)
+    spec = importlib.util.spec_from_file_location("generate", CSRC / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["generate"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+generate = _load()
+
+TABLE = """
+[dtypes]
+fp16 = 75
+bf16 = 80
+[smem_plans]
+0 = 49152
+64 = 65536
+99 = 101376
+163 = 166912
+[[family]]
+name = "fwd"
+header = "mma/fwd/launch.h"
+config = "FwdConfig"
+kernel = "fwd_block"
+params = "FwdParams"
+launch = "launch_fwd"
+[[family.row]]
+head_dim = 64
+plan = 64
+warps = 4
+[[family.row]]
+head_dim = 128
+plan = 163
+warps = 8
+block_n = 32
+[[family]]
+name = "delta"
+header = "mma/bwd/delta.h"
+config = "DeltaConfig"
+kernel = "delta_block"
+params = "DeltaParams"
+launch = "launch_delta"
+[[family.row]]
+head_dim = 64
+plan = 0
+warps = 8
+"""
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Any:  # noqa: ANN401
+    path = tmp_path / "kernels.toml"
+    path.write_text(TABLE)
+    return generate.Table.load(path)
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("sm_75", {"fwd_fp16_d64_smem64_sm75", "delta_fp16_d64_sm75"}),
+        (
+            "sm_86",
+            {
+                f"{kernel.format(dtype=dtype)}_sm86"
+                for dtype in ("fp16", "bf16")
+                for kernel in ("fwd_{dtype}_d64_smem64", "delta_{dtype}_d64")
+            },
+        ),
+        (
+            "compute_80",
+            {
+                f"{kernel.format(dtype=dtype)}_compute80"
+                for dtype in ("fp16", "bf16")
+                for kernel in (
+                    "fwd_{dtype}_d64_smem64",
+                    "fwd_{dtype}_d128_smem163",
+                    "delta_{dtype}_d64",
+                )
+            },
+        ),
+    ],
+    ids=["no bf16 and 64 KB", "99 KB", "PTX, 163 KB"],
+)
+def test_a_target_gets_its_dtypes_and_the_plans_it_has_room_for(
+    table: Any,  # noqa: ANN401
+    target: str,
+    expected: set[str],
+) -> None:
+    symbols = {variant.symbol for variant in table.variants(Arch.parse(target))}
+    assert symbols == {f"flash_dist_{name}" for name in expected}
+
+
+def test_every_variant_of_the_real_table_has_a_symbol_of_its_own() -> None:
+    real = generate.Table.load(CSRC / "kernels.toml")
+    archs = ArchSet.parse("7.5;8.0+PTX;9.0a;9.0;10.0f;12.0+PTX").archs
+    symbols = [variant.symbol for arch in archs for variant in real.variants(arch)]
+    assert len(symbols) == len(set(symbols))
+    assert all(re.fullmatch(r"flash_dist_[a-z0-9_]+", symbol) for symbol in symbols)
+
+
+def test_ptx_files_hold_one_kernel_and_sass_files_one_family(table: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    generate.generate(table, ArchSet.parse("8.0+PTX").archs, [], tmp_path)
+    kernels = {
+        path.relative_to(tmp_path): path.read_text().count("__global__")
+        for path in tmp_path.rglob("*.cu")
+    }
+    ptx = {path: count for path, count in kernels.items() if "compute_80" in path.parts}
+    sass = {path.name: count for path, count in kernels.items() if "sm_80" in path.parts}
+    assert len(ptx) == 6
+    assert set(ptx.values()) == {1}
+    assert sass == {"fwd.cu": 4, "delta.cu": 2}
+
+
+def test_the_target_is_a_template_argument_of_kernel_and_launcher(
+    table: Any,  # noqa: ANN401
+    tmp_path: Path,
+) -> None:
+    generate.generate(table, ArchSet.parse("9.0a").archs, [], tmp_path)
+    text = (tmp_path / "targets" / "sm_90a" / "delta.cu").read_text()
+    assert "DeltaConfig<Target<90, 'a', Code::SASS>, Fp16, 64, 0>" in text
+    assert "launch_delta<flash_dist_delta_fp16_d64_sm90a_config>" in text
+    assert "__CUDA_ARCH__" not in text
+    assert "namespace {" not in text
+
+
+def test_plans_hold_every_further_key_of_a_row(table: Any) -> None:  # noqa: ANN401
+    text = generate.render_plans(table)
+    assert "static constexpr int WARPS = 8; static constexpr int BLOCK_N = 32;" in text
+    assert "template <> struct FwdPlan<128, 163>" in text
+    assert "if (plan == 163) return 166912;" in text
+
+
+def test_the_dispatchers_table_lists_only_what_is_linked(table: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    linked, other = ArchSet.parse("7.5").archs, ArchSet.parse("9.0a").archs
+    generate.generate(table, linked, other, tmp_path)
+    lines = (tmp_path / "variants.inc").read_text().splitlines()
+    assert lines == [
+        r"FLASH_DIST_VARIANT(flash_dist_fwd_fp16_d64_smem64_sm75, fwd, fp16, 64, 64, 75, '\0', 0)",
+        r"FLASH_DIST_VARIANT(flash_dist_delta_fp16_d64_sm75, delta, fp16, 64, 0, 75, '\0', 0)",
+    ]
+    data = json.loads((tmp_path / "variants.json").read_text())
+    assert [entry["target"] for entry in data] == ["sm_75", "sm_75"]
+    assert (tmp_path / "targets" / "sm_90a" / "fwd.cu").is_file()
+    assert "FLASH_DIST_OTHER_TARGETS sm_90a" in (tmp_path / "sources.cmake").read_text()
+
+
+def test_an_unchanged_file_keeps_its_time_stamp(table: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    archs = ArchSet.parse("7.5").archs
+    generate.generate(table, archs, [], tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")}
+    generate.generate(table, archs, [], tmp_path)
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")}

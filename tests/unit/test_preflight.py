@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ci.preflight import GIB, Host, PreflightError, check
+
+BOOKWORM = Host(
+    system="Linux",
+    machine="x86_64",
+    gxx="/usr/bin/g++",
+    gcc=(12, 2),
+    glibc=(2, 36),
+    disk=50 * GIB,
+    memory=8 * GIB,
+    cores=2,
+)
+
+
+@pytest.mark.parametrize(
+    ("gcc", "glibc", "toolkit"),
+    [
+        ((12, 2), (2, 36), "13.0"),
+        ((14, 2), (2, 41), "13.0"),
+        ((15, 1), (2, 42), "13.2"),
+        ((16, 1), (2, 41), "13.4"),
+        ((16, 1), (2, 43), "13.4"),
+    ],
+    ids=["Debian 12", "Debian 13", "glibc 2.42", "g++ 16", "both"],
+)
+def test_the_first_toolkit_that_compiles_here_is_taken(
+    gcc: tuple[int, int], glibc: tuple[int, int], toolkit: str
+) -> None:
+    assert check(replace(BOOKWORM, gcc=gcc, glibc=glibc)).toolkit == toolkit
+
+
+def test_a_newer_toolkit_says_which_driver_its_ptx_needs() -> None:
+    found = str(check(replace(BOOKWORM, glibc=(2, 42))))
+    assert "CUDA 13.0 does not compile with glibc 2.42" in found
+    assert "PTX of CUDA 13.2 needs a driver whose CUDA version is 13.2 or newer" in found
+
+
+def test_the_usual_machine_gets_one_line() -> None:
+    assert str(check(BOOKWORM)) == (
+        "preflight: CUDA 13.0, g++ 12.2, glibc 2.36, "
+        "50 GiB of disk and 8 GiB of memory free, 2 jobs"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"glibc": None}, "musl"),
+        ({"gcc": None, "gxx": None}, "no g++"),
+        ({"gcc": (8, 3)}, "g++ 9 or newer"),
+        ({"gcc": (17, 1)}, "no CUDA 13 toolkit compiles here: g++ 17"),
+        ({"disk": GIB}, "of disk are needed, 1.0 GiB are free"),
+        ({"memory": GIB}, "of memory are needed"),
+        ({"machine": "aarch64"}, "Linux x86_64, this is Linux aarch64"),
+        ({"system": "Darwin"}, "this is Darwin"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
+)
+def test_a_machine_that_cannot_build_gets_a_sentence_and_a_way_out(
+    change: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(PreflightError, match="hint:") as caught:
+        check(replace(BOOKWORM, **change))  # type: ignore[arg-type]
+    assert sentence in caught.value.message
+
+
+def test_a_toolkit_of_ones_own_is_taken_as_it_is() -> None:
+    found = check(BOOKWORM, cuda_home_version="13.1")
+    assert found.toolkit == "13.1"
+    assert "the one CUDA_HOME names" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("version", "glibc"), [("12.8", (2, 36)), ("13.0", (2, 42))], ids=["too old", "clashes"]
+)
+def test_a_toolkit_of_ones_own_that_cannot_compile_is_refused(
+    version: str, glibc: tuple[int, int]
+) -> None:
+    with pytest.raises(PreflightError, match="unset CUDA_HOME"):
+        check(replace(BOOKWORM, glibc=glibc), cuda_home_version=version)
+
+
+@pytest.mark.parametrize(
+    ("memory", "cores", "jobs"), [(64, 8, 8), (4, 8, 2), (2, 8, 1), (64, 1, 1)]
+)
+def test_jobs_are_limited_by_memory_as_well_as_cores(memory: int, cores: int, jobs: int) -> None:
+    assert replace(BOOKWORM, memory=memory * GIB, cores=cores).jobs == jobs
