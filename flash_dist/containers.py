@@ -106,10 +106,12 @@ class _Scan:
                 self.warn("the file holds code for AMD GPUs (ROCm), which is not read")
             if not section.name.startswith((LINKED, RELOCATABLE)):
                 continue
-            if section.in_file:
-                self.walk(section.name, section.offset, section.end)
-            else:
+            if not section.in_file:
                 self.warn(f"section {section.name} was stripped of its contents")
+            elif section.end > len(self.data):
+                self.warn(f"section {section.name} reaches past the end of the file")
+            else:
+                self.walk(section.name, section.offset, section.end)
         self.check_wrappers(elf)
 
     def check_wrappers(self, elf: Elf) -> None:
