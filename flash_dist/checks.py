@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
 
+from .advice import describe_archs, driver_fix
 from .compatibility import driver_refusal
 from .devices import ZSTD_CUDA, first_driver, format_version, ptx_isa_cuda, toolkit_driver
 from .result import CheckResult
-from .verdict import SMEM_VARIABLE, describe_archs, driver_fix
+from .verdict import SMEM_VARIABLE
 
 if TYPE_CHECKING:
     from .environment import Environment
@@ -158,7 +159,16 @@ def check_variables(environment: Environment) -> CheckResult:
                 f"`unset {name}`",
                 "jit-variable",
             )
-    limit = environment.variables.get(SMEM_VARIABLE, "")
+    limit = environment.variables.get(SMEM_VARIABLE, "").strip()
+    if limit and not (limit.isdecimal() and int(limit)):
+        return CheckResult(
+            "variables",
+            "fail",
+            f"{SMEM_VARIABLE} must be a number of bytes such as 65536, got `{limit}`",
+            shown,
+            f"`unset {SMEM_VARIABLE}`",
+            "smem-limit-malformed",
+        )
     if limit:
         return CheckResult(
             "variables",

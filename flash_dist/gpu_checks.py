@@ -5,21 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from .advice import describe_device, explain_refusal, unsupported_fix
 from .result import CheckResult
-from .verdict import (
-    Build,
-    DeviceVerdict,
-    KernelVerdict,
-    Situation,
-    describe_device,
-    driver_fix,
-    judge_device,
-    unsupported_fix,
-    unsupported_sentence,
-)
+from .verdict import Build, DeviceVerdict, KernelVerdict, Situation, judge_device
 
 if TYPE_CHECKING:
-    from .devices import Device
     from .environment import Environment
     from .nvidia import Gpu
 
@@ -81,32 +71,18 @@ def check_gpu(environment: Environment, gpu: Gpu) -> CheckResult:
 
 
 def _refuse(environment: Environment, gpu: Gpu, verdict: DeviceVerdict) -> CheckResult:
-    build = _build(environment)
-    summary = f"{describe_gpu(gpu)} cannot use this build: {verdict.reason}"
-    kernels = describe_kernels(verdict)
-    fix = ""
-    if verdict.cause == "driver-too-old":
-        fix, kernels = driver_fix(build), ()
-    elif verdict.cause == "no-matching-code":
-        summary = unsupported_sentence(gpu.device, build, name=gpu.name)
-        fix = unsupported_fix(_all_devices(environment), build)
-        kernels = () if verdict.how == "none" and not verdict.targets else kernels
-    elif verdict.cause in {"jit-variable", "smem-limit"}:
-        fix = "unset that variable"
+    others = [other.device for other in environment.cuda.gpus]
+    summary, fix = explain_refusal(verdict, _build(environment), name=gpu.name, others=others)
     return CheckResult(
         f"gpu {gpu.index}",
         "fail",
         summary,
-        kernels,
+        describe_kernels(verdict) if verdict.targets else (),
         fix,
         verdict.cause,
         gpu.index,
         verdict.to_json(),
     )
-
-
-def _all_devices(environment: Environment) -> list[Device]:
-    return [gpu.device for gpu in environment.cuda.gpus]
 
 
 def describe_gpu(gpu: Gpu) -> str:

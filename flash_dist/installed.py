@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from .advice import explain_refusal
 from .archs import Arch, Origin
 from .devices import parse_version
-from .errors import FatbinError, ManifestError
+from .errors import ExtensionError, FatbinError, ManifestError
 from .fatbin import open_fatbin
 from .manifest import PACKAGE, load_manifest
-from .verdict import Build, Variant
+from .verdict import Build, Situation, Variant, judge_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from .devices import Device
     from .manifest import Manifest
 
 LIBRARY = "libflash_dist_kernels.so"
@@ -53,6 +56,21 @@ class Installed:
             "torch_min": self.torch_min or None,
             "torch_tested_max": self.torch_tested_max or None,
         }
+
+
+def unsupported_error(device: Device, *, name: str = "") -> ExtensionError | None:
+    """Return the error an operator raises on a GPU this build has no code for; None if it has.
+
+    Its words are those of `doctor`. For the moment of failure: it reads the kernel library.
+    """
+    build = read_installed().build
+    if build is None:
+        return None
+    verdict = judge_device(build, Situation.of(device, None, os.environ))
+    if verdict:
+        return None
+    sentence, fix = explain_refusal(verdict, build, name=name)
+    return ExtensionError(sentence, hint=fix or None)
 
 
 def read_installed(package: Path = PACKAGE) -> Installed:

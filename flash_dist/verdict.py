@@ -1,4 +1,4 @@
-"""Which kernel variant each GPU will run, and what to do where there is none. Pure functions.
+"""Which kernel variant each GPU will run. Pure functions; `advice.py` puts them into words.
 
 `compatibility.py` knows the rules for one image on one device. This module applies them to all
 variants of a build the way the dispatcher does: the best code first, then the largest
@@ -19,7 +19,7 @@ from .compatibility import (
     jit_policy,
     judge,
 )
-from .devices import KIB, Device, Driver, toolkit_driver
+from .devices import KIB, Device, Driver
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -199,9 +199,9 @@ class DeviceVerdict:
 
 
 def judge_variant(variant: Variant, situation: Situation) -> RunVerdict:
-    """Say how this variant would run there, shared memory included."""
+    """Say how this variant would run there, shared memory included; plan 0 fits everywhere."""
     verdict = judge(variant.arch, situation.device, situation.driver, variant.origin, situation.jit)
-    if verdict.how != "no" and variant.smem_bytes > situation.smem_bytes:
+    if verdict.how != "no" and variant.plan and variant.smem_bytes > situation.smem_bytes:
         return RunVerdict(
             "no",
             f"its plan needs {variant.smem_bytes} bytes of shared memory per block, "
@@ -283,80 +283,3 @@ def _find_cause(build: Build, situation: Situation, key: KernelKey) -> tuple[Cau
         if verdict.variant is not None:
             return cause, judge_variant(verdict.variant, situation).reason
     return "no-matching-code", ""
-
-
-def describe_archs(archs: Iterable[Arch]) -> str:
-    """List targets for a reader: `SASS sm_80, sm_90a; no PTX`."""
-    archs = tuple(archs)
-    sass = ", ".join(str(arch) for arch in archs if not arch.ptx)
-    ptx = ", ".join(str(arch) for arch in archs if arch.ptx)
-    return f"{f'SASS {sass}' if sass else 'no SASS'}; {f'PTX {ptx}' if ptx else 'no PTX'}"
-
-
-def describe_device(device: Device, name: str = "") -> str:
-    """Name a GPU for a reader: `NVIDIA H200 (compute capability 9.0)`."""
-    return f"{name} (compute capability {device})" if name else f"compute capability {device}"
-
-
-def sets_for(devices: Iterable[Device], archsets: Iterable[ArchSet]) -> tuple[ArchSet, ...]:
-    """Return the arch sets that serve all of these GPUs best, the smallest first.
-
-    A set that needs the JIT is not named beside one that has machine code.
-    """
-    devices = tuple(devices)
-    ranked = [(_set_rank(archset, devices), archset) for archset in archsets]
-    serving = [(rank, archset) for rank, archset in ranked if rank is not None]
-    best = min((rank for rank, _ in serving), default=0)
-    equal = [archset for rank, archset in serving if rank == best]
-    return tuple(sorted(equal, key=lambda archset: (len(archset.archs), archset.name)))
-
-
-def _set_rank(archset: ArchSet, devices: tuple[Device, ...]) -> int | None:
-    """Rank of the worst-served device; None if one is not served for certain."""
-    worst = 0
-    for device in devices:
-        best = min(
-            (judge(arch, device, None, DEFAULT_ORIGIN, "allowed") for arch in archset.archs),
-            key=lambda verdict: verdict.rank,
-            default=None,
-        )
-        if not best:
-            return None
-        worst = max(worst, best.rank)
-    return worst
-
-
-def unsupported_sentence(device: Device, build: Build, *, name: str = "") -> str:
-    """Say in one sentence that a build has no code for a GPU, and which arch set has.
-
-    `doctor` prints it and the operators raise it, so that both can be searched for.
-    """
-    gpu = describe_device(device, name)
-    contents = describe_archs(build.archs).replace("; ", " and ")
-    sentence = f"{gpu} has no matching code in {build.name}, built for {contents}"
-    serving = sets_for([device], build.archsets)
-    if not serving:
-        return f"{sentence}; no published arch set serves it"
-    also = "".join(f" or `{archset.name}`" for archset in serving[1:])
-    return f"{sentence}; install the arch set `{serving[0].name}`{also}"
-
-
-def unsupported_fix(devices: Iterable[Device], build: Build) -> str:
-    """Return the step that makes these GPUs work: one arch set for all, or a list of its own."""
-    devices = tuple(devices)
-    serving = sets_for(devices, build.archsets)
-    if serving:
-        best = serving[0]
-        return (
-            f"`nox -s build_wheels -- {best.name}` builds the arch set `{best.name}` "
-            f"(label {best.label}) into dist/{best.name}/; install that wheel"
-        )
-    listed = ";".join(str(device) for device in sorted(set(devices)))
-    return f"`TORCH_CUDA_ARCH_LIST='{listed}' nox -s build_wheels` builds a wheel for exactly these"
-
-
-def driver_fix(build: Build) -> str:
-    """Return the step for a driver that is too old."""
-    needed = toolkit_driver(build.toolkit) if build.toolkit else None
-    release = f" {needed} or newer" if needed else ""
-    return f"install NVIDIA driver{release} (`nvidia-smi` shows the present one)"

@@ -14,7 +14,7 @@ from flash_dist.errors import ArchError
 from flash_dist.gpu_checks import judge_gpu
 from flash_dist.selftest import DEFAULT_RUNS, check_selftest, find_surprises, run_selftest
 
-from .results import make_console, print_result
+from .results import make_console, print_result, working
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,7 +119,8 @@ def describe_end(examination: Examination, code: int) -> str:
 
 def check_gpu_by_running(environment: Environment, gpu: Gpu) -> CheckResult:
     """Run the selftest on a GPU and compare what ran with what was predicted."""
-    report = run_selftest(str(gpu.index), runs=DEFAULT_RUNS)
+    with working(f"selftest of gpu {gpu.index}"):
+        report = run_selftest(str(gpu.index), runs=DEFAULT_RUNS)
     predicted = {
         "{} {} {}".format(*kernel.key): kernel.variant.symbol
         for kernel in judge_gpu(environment, gpu).kernels

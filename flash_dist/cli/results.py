@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
+from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
 from rich.console import Console
@@ -25,6 +26,17 @@ _NARROWEST = 40
 def make_console(stream: IO[str] | None = None) -> Console:
     """Return a console for data. Rich honours NO_COLOR and leaves colour out of pipes."""
     return Console(file=stream or sys.stdout, highlight=False, markup=False, emoji=False)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Show on a terminal's stderr that something long is under way; elsewhere nothing."""
+    console = make_console(sys.stderr)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status(what):
+        yield
 
 
 def print_result(console: Console, result: CheckResult) -> None:

@@ -18,7 +18,7 @@ from flash_dist.selftest import (
     run_selftest,
 )
 
-from .results import make_console, print_result
+from .results import make_console, print_result, working
 
 if TYPE_CHECKING:
     from flash_dist.nvidia import Cuda
@@ -85,7 +85,8 @@ def run(args: argparse.Namespace) -> int:
     console = make_console()
     results, reports = [], []
     for device in choose_devices(args.device, cuda):
-        report = run_selftest(device, runs=args.runs, timeout=args.timeout)
+        with working(f"selftest of device {device}"):
+            report = run_selftest(device, runs=args.runs, timeout=args.timeout)
         reports.append(report)
         results.append(_present(report))
         if not args.json:

@@ -187,6 +187,13 @@ def test_a_lowered_limit_and_jit_variables_are_warnings() -> None:
     assert "compute_80" in find(examination, "gpu 0").summary
 
 
+def test_a_limit_that_is_no_number_is_a_failure() -> None:
+    environment = replace(make_environment(ALL, "9.0"), variables={"FLASH_DIST_SMEM_LIMIT": "64k"})
+    result = find(look(environment), "variables")
+    assert (result.status, result.id) == ("fail", "smem-limit-malformed")
+    assert "got `64k`" in result.summary
+
+
 def test_unpromised_code_is_a_warning_that_names_the_selftest() -> None:
     result = find(look(make_environment(TURING_AMPERE_ADA, "8.7")), "gpu 0")
     assert (result.status, result.id) == ("warn", "unverified")

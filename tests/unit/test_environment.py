@@ -24,7 +24,14 @@ from flash_dist.environment import (
     read_torch,
     read_variables,
 )
-from flash_dist.installed import combine, find_differences, parse_symbol, read_installed
+from flash_dist.gpu_checks import check_gpu
+from flash_dist.installed import (
+    combine,
+    find_differences,
+    parse_symbol,
+    read_installed,
+    unsupported_error,
+)
 from flash_dist.loading import report_loading
 from flash_dist.manifest import (
     HostInfo,
@@ -291,3 +298,15 @@ def test_looking_at_the_machine_imports_neither_torch_nor_numpy() -> None:
         "sys.exit(bool({'torch', 'numpy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_operator_raises_the_sentence_of_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = combine(make_manifest(make_build("7.5").variants), make_build("7.5").variants)
+    monkeypatch.setattr("flash_dist.installed.read_installed", lambda: installed)
+    error = unsupported_error(Device(9, 0), name="NVIDIA H200")
+    assert error is not None
+    machine = replace(make_environment("7.5", "9.0"), installed=installed)
+    gpu = replace(machine.cuda.gpus[0], name="NVIDIA H200")
+    result = check_gpu(machine, gpu)
+    assert (error.message, error.hint) == (result.summary, result.fix)
+    assert unsupported_error(Device(7, 5)) is None

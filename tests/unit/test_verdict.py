@@ -6,17 +6,20 @@ from dataclasses import replace
 
 import pytest
 
+from flash_dist.advice import (
+    describe_archs,
+    explain_refusal,
+    sets_for,
+    unsupported_fix,
+    unsupported_sentence,
+)
 from flash_dist.archs import Arch
 from flash_dist.devices import Device, Driver
 from flash_dist.verdict import (
     Build,
     Situation,
-    describe_archs,
     judge_device,
     judge_kernel,
-    sets_for,
-    unsupported_fix,
-    unsupported_sentence,
 )
 from tests.unit.builds import ALL, ARCHSETS, HOPPER, TURING_AMPERE_ADA, make_build, make_variants
 
@@ -237,3 +240,27 @@ def test_a_verdict_becomes_json() -> None:
         "smem_bytes": 101376,
         "proof": "native",
     }
+
+
+def test_every_cause_is_explained() -> None:
+    build = make_build(HOPPER)
+    old = judge_device(build, situation("9.0", R535))
+    sentence, fix = explain_refusal(old, build, name="NVIDIA H200")
+    assert sentence == (
+        "NVIDIA H200 (compute capability 9.0) cannot use this build: code built with CUDA 13.0 "
+        "needs driver 580 or newer, not driver 535 (CUDA 12.2)"
+    )
+    assert fix.startswith("install NVIDIA driver 580 or newer")
+    forced = judge_device(build, Situation(Device(9, 0), R580, jit="forced"))
+    assert explain_refusal(forced, build)[1] == "unset that variable"
+
+
+def test_code_for_some_kernels_only_is_not_called_no_code() -> None:
+    whole = make_build("8.0;9.0a")
+    hopper_fwd = tuple(
+        v for v in whole.variants if v.arch.major == 8 or v.key == ("fwd", "fp16", 64)
+    )
+    build = replace(whole, variants=hopper_fwd)
+    verdict = judge_device(build, situation("9.0"))
+    assert verdict.cause == "no-matching-code"
+    assert "has code for some kernels only" in explain_refusal(verdict, build)[0]

@@ -1,0 +1,117 @@
+"""Verdicts in words: which arch set to install, which driver, what to unset. Pure functions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .compatibility import DEFAULT_ORIGIN, judge
+from .devices import Device, toolkit_driver
+from .verdict import SMEM_VARIABLE, Build, Cause, DeviceVerdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from .archs import Arch, ArchSet
+
+
+def describe_archs(archs: Iterable[Arch]) -> str:
+    """List targets for a reader: `SASS sm_80, sm_90a; no PTX`."""
+    archs = tuple(archs)
+    sass = ", ".join(str(arch) for arch in archs if not arch.ptx)
+    ptx = ", ".join(str(arch) for arch in archs if arch.ptx)
+    return f"{f'SASS {sass}' if sass else 'no SASS'}; {f'PTX {ptx}' if ptx else 'no PTX'}"
+
+
+def describe_device(device: Device, name: str = "") -> str:
+    """Name a GPU for a reader: `NVIDIA H200 (compute capability 9.0)`."""
+    return f"{name} (compute capability {device})" if name else f"compute capability {device}"
+
+
+def sets_for(devices: Iterable[Device], archsets: Iterable[ArchSet]) -> tuple[ArchSet, ...]:
+    """Return the arch sets that serve all of these GPUs best, the smallest first.
+
+    A set that needs the JIT is not named beside one that has machine code.
+    """
+    devices = tuple(devices)
+    ranked = [(_set_rank(archset, devices), archset) for archset in archsets]
+    serving = [(rank, archset) for rank, archset in ranked if rank is not None]
+    best = min((rank for rank, _ in serving), default=0)
+    equal = [archset for rank, archset in serving if rank == best]
+    return tuple(sorted(equal, key=lambda archset: (len(archset.archs), archset.name)))
+
+
+def explain_refusal(
+    verdict: DeviceVerdict, build: Build, *, name: str = "", others: Iterable[Device] = ()
+) -> tuple[str, str]:
+    """Say why a GPU cannot use a build, and the step that helps.
+
+    `doctor` prints both and the operators raise them, so that the words can be searched for.
+
+    Args:
+        verdict: One that is false.
+        build: What was judged.
+        name: The GPU's.
+        others: GPUs of the same machine, which one arch set should serve too.
+    """
+    device = verdict.situation.device
+    if verdict.cause == "no-matching-code":
+        sentence = unsupported_sentence(device, build, name=name, partly=bool(verdict.targets))
+        return sentence, unsupported_fix({device, *others}, build)
+    sentence = f"{describe_device(device, name)} cannot use this build: {verdict.reason}"
+    fixes: dict[Cause, str] = {
+        "driver-too-old": driver_fix(build),
+        "jit-variable": "unset that variable",
+        "smem-limit": f"`unset {SMEM_VARIABLE}`",
+    }
+    return sentence, fixes.get(verdict.cause, "")
+
+
+def _set_rank(archset: ArchSet, devices: tuple[Device, ...]) -> int | None:
+    """Rank of the worst-served device; None if one is not served for certain."""
+    worst = 0
+    for device in devices:
+        best = min(
+            (judge(arch, device, None, DEFAULT_ORIGIN, "allowed") for arch in archset.archs),
+            key=lambda verdict: verdict.rank,
+            default=None,
+        )
+        if not best:
+            return None
+        worst = max(worst, best.rank)
+    return worst
+
+
+def unsupported_sentence(
+    device: Device, build: Build, *, name: str = "", partly: bool = False
+) -> str:
+    """Say in one sentence that a build has no code for a GPU, and which arch set has."""
+    gpu = describe_device(device, name)
+    contents = describe_archs(build.archs).replace("; ", " and ")
+    lack = "has code for some kernels only" if partly else "has no matching code"
+    sentence = f"{gpu} {lack} in {build.name}, built for {contents}"
+    serving = sets_for([device], build.archsets)
+    if not serving:
+        return f"{sentence}; no published arch set serves it"
+    also = "".join(f" or `{archset.name}`" for archset in serving[1:])
+    return f"{sentence}; install the arch set `{serving[0].name}`{also}"
+
+
+def unsupported_fix(devices: Iterable[Device], build: Build) -> str:
+    """Return the step that makes these GPUs work: one arch set for all, or a list of its own."""
+    devices = tuple(devices)
+    serving = sets_for(devices, build.archsets)
+    if serving:
+        best = serving[0]
+        return (
+            f"`nox -s build_wheels -- {best.name}` builds the arch set `{best.name}` "
+            f"(label {best.label}) into dist/{best.name}/; install that wheel"
+        )
+    listed = ";".join(str(device) for device in sorted(set(devices)))
+    return f"`TORCH_CUDA_ARCH_LIST='{listed}' nox -s build_wheels` builds a wheel for exactly these"
+
+
+def driver_fix(build: Build) -> str:
+    """Return the step for a driver that is too old."""
+    needed = toolkit_driver(build.toolkit) if build.toolkit else None
+    release = f" {needed} or newer" if needed else ""
+    return f"install NVIDIA driver{release} (`nvidia-smi` shows the present one)"
