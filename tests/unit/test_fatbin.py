@@ -395,7 +395,7 @@ def test_broken_payloads_and_bombs_are_refused(
     start = time.perf_counter()
     with pytest.raises(FatbinError, match=words):
         decompress(codec, packed, size)
-    assert time.perf_counter() - start < 1
+    assert time.perf_counter() - start < 5
 
 
 def test_a_zstd_frame_with_a_dictionary_or_a_huge_window_is_refused() -> None:
@@ -515,7 +515,7 @@ def test_no_damage_raises_anything_but_our_own_error(tmp_path: Path) -> None:
         path.write_bytes(damage(good, chance))
         start = time.perf_counter()
         outcomes[examine(path)] += 1
-        assert time.perf_counter() - start < 1
+        assert time.perf_counter() - start < 5
     assert set(outcomes) == {"read", "refused"}
 
 
@@ -587,7 +587,7 @@ def test_headers_of_a_large_library_take_a_moment(tmp_path: Path) -> None:
     report = read_fatbin(path)
     assert len(report.entries) == images
     assert report.warnings == ()
-    assert time.perf_counter() - start < 1
+    assert time.perf_counter() - start < 5
 
 
 # --- The compiler's own ---------------------------------------------------------------------------
