@@ -3,6 +3,8 @@
 // 16 queries; a block is the A fragment of mma m16n8k16 as a warp holds it: 16 bytes per lane.
 #pragma once
 
+#include <cuda_runtime_api.h>  // __host__ and __device__, for g++ too
+
 #include <cstdint>
 
 namespace flash_dist {

@@ -2,6 +2,8 @@
 // that need no memory. The loops over tiles ask here which tiles hold any visible score and which hold only visible ones.
 #pragma once
 
+#include <cuda_runtime_api.h>  // __host__ and __device__, for g++ too
+
 #include <cstdint>
 
 namespace flash_dist {

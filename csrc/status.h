@@ -1,0 +1,24 @@
+// From exceptions to the status and the per-thread text of the C interface.
+#pragma once
+
+#include <exception>
+#include <string>
+
+namespace flash_dist {
+
+std::string& last_error();
+
+// The result of f, or -1 with last_error() set.
+template <class F>
+auto guarded(F&& f) -> decltype(f()) {
+  try {
+    return f();
+  } catch (const std::exception& error) {
+    last_error() = error.what();
+  } catch (...) {
+    last_error() = "unknown error";
+  }
+  return -1;
+}
+
+}  // namespace flash_dist
