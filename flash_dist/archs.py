@@ -16,11 +16,6 @@ from .compatibility import DEFAULT_ORIGIN, JitPolicy, Origin, RunVerdict, jit_po
 from .devices import Device, Driver, parse_version
 from .errors import ArchError
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -351,6 +346,11 @@ def load_proofs(path: Path) -> dict[Arch, Proof]:
 
 
 def _load_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file. Only builds do that, so that a wheel on Python 3.10 needs no `tomli`."""
+    if sys.version_info >= (3, 11):
+        import tomllib  # noqa: PLC0415
+    else:
+        import tomli as tomllib  # noqa: PLC0415
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

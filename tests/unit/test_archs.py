@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,7 +37,8 @@ from flash_dist.devices import (
 )
 from flash_dist.errors import ArchError
 
-ARCHSETS = Path(__file__).parents[2] / "ci" / "archsets.toml"
+ROOT = Path(__file__).parents[2]
+ARCHSETS = ROOT / "ci" / "archsets.toml"
 
 
 # --- Arch -----------------------------------------------------------------------------------------
@@ -507,6 +510,16 @@ def test_a_wrong_file_is_refused_with_the_reason(tmp_path: Path, text: str, word
 def test_an_absent_file_is_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ArchError, match="cannot read arch sets"):
         load_archsets(tmp_path / "none.toml")
+
+
+def test_nothing_but_reading_a_file_needs_a_toml_module() -> None:
+    script = (
+        "import sys; sys.modules['tomllib'] = sys.modules['tomli'] = None; "
+        "from flash_dist.archs import ArchSet; print(ArchSet.parse('Ada'))"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "8.9+PTX\n"
 
 
 def test_a_budget_is_in_millions_of_bytes(tmp_path: Path) -> None:
