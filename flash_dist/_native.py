@@ -1,0 +1,98 @@
+"""The torch-free kernel library, through its C interface."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from .errors import ExtensionError
+
+LIBRARY: Final = Path(__file__).resolve().parent / "libflash_dist_kernels.so"
+
+
+@cache
+def load_library() -> ctypes.CDLL:
+    """Load libflash_dist_kernels.so; needs neither torch nor a GPU.
+
+    Raises:
+        ExtensionError: The file is absent or the dynamic linker refuses it.
+    """
+    if not LIBRARY.is_file():
+        message = f"the kernel library `{LIBRARY.name}` is not in {LIBRARY.parent}"
+        raise ExtensionError(message, hint="install a wheel; `nox -s build_wheels` builds them")
+    try:
+        library = ctypes.CDLL(str(LIBRARY))
+    except OSError as error:
+        message = f"the kernel library does not load: {error}"
+        raise ExtensionError(message, hint="`python -m flash_dist doctor` finds the cause") from error
+    library.flash_dist_last_error.restype = ctypes.c_char_p
+    for name in ("variants", "select", "last_variant", "plan"):
+        getattr(library, f"flash_dist_{name}_json").restype = ctypes.c_int64
+    return library
+
+
+def _read_json(call: Callable[[Any, ctypes.c_int64], int]) -> Any:  # noqa: ANN401 - whatever the library reports
+    """Call a C function that fills a buffer: once for the length, then for the text."""
+    size = 0
+    while True:
+        buffer = ctypes.create_string_buffer(size + 1) if size else None
+        length = call(buffer, ctypes.c_int64(size + 1 if buffer is not None else 0))
+        if length < 0:
+            raise ExtensionError(load_library().flash_dist_last_error().decode(errors="replace"))
+        if buffer is not None and length <= size:
+            return json.loads(buffer.value)
+        size = length
+
+
+def variants() -> list[dict[str, Any]]:
+    """Return every compiled kernel variant: symbol, family, dtype, head_dim, plan, target, threads, dynamic_smem."""
+    library = load_library()
+    return list(_read_json(library.flash_dist_variants_json))
+
+
+def select(device: int) -> list[dict[str, Any]]:
+    """Ask the driver which variant of each kernel loads on a GPU, and why the better ones were refused.
+
+    Each kernel (family, dtype, head_dim) has `chosen`: symbol, plan, binary_version, ptx_version, or None;
+    and `refused`: symbol and reason of every variant tried or ruled out.
+    """
+    library = load_library()
+    return list(_read_json(lambda buffer, size: library.flash_dist_select_json(ctypes.c_int(device), buffer, size)))
+
+
+def last_variant() -> dict[str, dict[str, Any]]:
+    """Return the variant that each kernel family launched last in this process.
+
+    Maps a family such as "fwd" to device, symbol, plan, binary_version (compute capability of the SASS that the driver
+    loaded, times 10) and ptx_version (of the PTX that it was made from).
+    """
+    library = load_library()
+    return dict(_read_json(library.flash_dist_last_variant_json))
+
+
+def plan_backward(  # noqa: PLR0913 - the shape of one call
+    *,
+    batch: int,
+    seqlen_q: int,
+    seqlen_k: int,
+    num_heads_kv: int,
+    group: int,
+    head_dim: int,
+    causal: bool,
+    sm_count: int,
+    key_tile: int,
+    blocks_per_sm: int,
+    budget: int,
+) -> dict[str, Any]:
+    """Return how a backward call is cut into launches on a GPU with these properties; budget and sizes in bytes."""
+    library = load_library()
+    shape = (ctypes.c_int32 * 7)(batch, seqlen_q, seqlen_k, num_heads_kv, group, head_dim, causal)
+    device = (ctypes.c_int32 * 3)(sm_count, key_tile, blocks_per_sm)
+    plan = _read_json(
+        lambda buffer, size: library.flash_dist_plan_json(shape, device, ctypes.c_int64(budget), buffer, size)
+    )
+    return dict(plan)

@@ -1,0 +1,47 @@
+"""Whether this build has kernels for a GPU, asked once per GPU before the first launch."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Final
+
+import torch
+
+from ._native import select
+from .devices import Device
+from .errors import ExtensionError, FlashDistError
+from .installed import unsupported_error
+
+FAMILY: Final = "fwd"  # a target that has this has the whole suite; the build's audit sees to it
+DTYPE_NAMES: Final = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+BF16_CAPABILITY: Final = (8, 0)
+
+
+@cache
+def require_kernels(device: int, dtype: torch.dtype, head_dim: int) -> None:
+    """Raise if no variant of the kernels runs on a GPU.
+
+    Raises:
+        TypeError: The GPU has no matrix instruction for the dtype.
+        FlashDistError: This build has no code for the GPU, in the words of `doctor`.
+    """
+    capability = torch.cuda.get_device_capability(device)
+    if dtype == torch.bfloat16 and capability < BF16_CAPABILITY:
+        message = f"q must be float16 on compute capability {capability[0]}.{capability[1]}, got bfloat16"
+        raise TypeError(message)
+    for kernel in select(device):
+        if (kernel["family"], kernel["dtype"], kernel["head_dim"]) == (FAMILY, DTYPE_NAMES[dtype], head_dim):
+            if kernel["chosen"] is not None:
+                return
+            raise _explain(device, capability, kernel)
+    raise _explain(device, capability, {"family": FAMILY, "refused": []})
+
+
+def _explain(device: int, capability: tuple[int, int], kernel: dict[str, Any]) -> FlashDistError:
+    name = torch.cuda.get_device_name(device)
+    predicted = unsupported_error(Device(*capability), name=name)
+    if predicted is not None:
+        return predicted
+    reasons = "; ".join(f"{refusal['symbol']}: {refusal['reason']}" for refusal in kernel["refused"])
+    message = f"no variant of kernel {kernel['family']} loads on GPU {device} ({name}): {reasons or 'none is built in'}"
+    return ExtensionError(message, hint="`python -m flash_dist doctor` looks for the cause")
