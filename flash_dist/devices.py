@@ -40,7 +40,7 @@ DRIVER_CUDA: dict[int, Version] = {
     580: (13, 0), 590: (13, 1),
 }  # fmt: skip
 
-# PTX ISA -> first CUDA version whose driver assembles it.
+# PTX ISA -> first CUDA version whose driver assembles it (9.3 is inferred from its neighbours).
 PTX_ISA_CUDA: dict[Version, Version] = {
     (7, 0): (11, 0), (7, 1): (11, 1), (7, 2): (11, 2), (7, 3): (11, 3), (7, 4): (11, 4),
     (7, 5): (11, 5), (7, 6): (11, 6), (7, 7): (11, 7), (7, 8): (11, 8),
