@@ -13,6 +13,7 @@ from .devices import parse_version
 from .errors import ExtensionError, FatbinError, ManifestError
 from .fatbin import open_fatbin
 from .manifest import PACKAGE, load_manifest
+from .nvidia import read_cuda
 from .verdict import Build, Situation, Variant, judge_device
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def unsupported_error(device: Device, *, name: str = "") -> ExtensionError | Non
     build = read_installed().build
     if build is None:
         return None
-    verdict = judge_device(build, Situation.of(device, None, os.environ))
+    verdict = judge_device(build, Situation.of(device, read_cuda().driver, os.environ))
     if verdict:
         return None
     sentence, fix = explain_refusal(verdict, build, name=name)

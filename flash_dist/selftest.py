@@ -74,10 +74,17 @@ class SelftestReport:
     findings: tuple[Finding, ...] = ()
     loaded: tuple[Loaded, ...] = ()
     selected: dict[str, str] | None = None  # "fwd fp16 64" -> symbol; None if not asked
+    families: tuple[str, ...] = ()  # kernel families that really ran
     seconds: float = 0.0
 
     def __bool__(self) -> bool:
         return not self.findings
+
+    @property
+    def untested(self) -> tuple[str, ...]:
+        """The kernel families that the dispatcher has for this device and no case launched."""
+        known = {kernel.split()[0] for kernel in self.selected or ()}
+        return tuple(sorted(known - set(self.families)))
 
     @property
     def summary(self) -> str:
@@ -104,6 +111,7 @@ class SelftestReport:
             "findings": [finding.to_json() for finding in self.findings],
             "loaded": [variant.to_json() for variant in self.loaded],
             "selected": self.selected,
+            "untested_families": list(self.untested),
         }
 
 
@@ -137,6 +145,7 @@ def judge_outcome(device: str, runs: int, outcome: Outcome) -> SelftestReport:
         tuple(findings),
         _read_loaded(events),
         _read_selected(events),
+        _read_families(events),
         outcome.seconds,
     )
 
@@ -165,6 +174,11 @@ def _read_loaded(events: Iterable[Event]) -> tuple[Loaded, ...]:
         for variant in event["variants"].values()
     }
     return tuple(sorted(loaded))
+
+
+def _read_families(events: Iterable[Event]) -> tuple[str, ...]:
+    loaded = (event["variants"] for event in events if event.get("event") == "loaded")
+    return tuple(sorted({family for variants in loaded for family in variants}))
 
 
 def _read_selected(events: Iterable[Event]) -> dict[str, str] | None:
@@ -240,10 +254,13 @@ def describe_loaded(report: SelftestReport) -> tuple[str, ...]:
     for variant in report.loaded:
         key = (variant.binary_version, variant.ptx_version)
         counts[key] = counts.get(key, 0) + 1
-    return tuple(
+    lines = [
         f"{count} variants ran: binaryVersion {binary}, ptxVersion {ptx}"
         for (binary, ptx), count in sorted(counts.items())
-    )
+    ]
+    if report.untested:
+        lines.append(f"launched by no case: {', '.join(report.untested)}")
+    return tuple(lines)
 
 
 def find_surprises(predicted: dict[str, str], report: SelftestReport) -> tuple[str, ...]:

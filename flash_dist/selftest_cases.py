@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 _TILE = 128  # rows of the largest tile: a shape fills a GPU if it has this many tiles per SM
 _WAVES = 2
+_SMALL_SEQLEN = 256  # up to here the float64 reference on the CPU is quick
 
 
 @dataclass(frozen=True)
@@ -26,14 +27,16 @@ class Case:
     num_heads_kv: int
     causal: bool
     fills_gpu: bool = False
+    budget: int | None = None  # bytes of workspace; None is the default, 0 recomputes
 
     @property
     def name(self) -> str:
         """A name that says everything: `odd fp16 d64 b2 q37 k53 h3/3 full`."""
         mask = "causal" if self.causal else "full"
+        budget = "" if self.budget is None else f" budget {self.budget}"
         return (
             f"{self.label} {self.dtype} d{self.head_dim} b{self.batch} q{self.seqlen_q} "
-            f"k{self.seqlen_k} h{self.num_heads_q}/{self.num_heads_kv} {mask}"
+            f"k{self.seqlen_k} h{self.num_heads_q}/{self.num_heads_kv} {mask}{budget}"
         )
 
     @property
@@ -56,6 +59,7 @@ class _Shape:
     num_heads_q: int
     num_heads_kv: int
     causal: bool
+    budget: int | None = None
 
 
 _SMALL = (
@@ -72,8 +76,13 @@ _LARGE = (
     _Shape("causal", 1, 1024, 1024, 16, 16, causal=True),
     _Shape("grouped", 1, 1031, 1543, 16, 4, causal=True),
 )
-_GROUP_SPLIT = _Shape("group-split", 1, 4096, 512, 32, 1, causal=False)
-_LONG = _Shape("long", 1, 8192, 8192, 8, 2, causal=True)
+_FIXED = (
+    _Shape("group-split", 1, 4096, 512, 32, 1, causal=False),
+    _Shape("long", 1, 8192, 8192, 8, 2, causal=True),
+    _Shape("striped", 1, 8192, 8192, 8, 4, causal=True, budget=128 << 20),
+    _Shape("recompute", 1, 2048, 2048, 16, 16, causal=True, budget=0),
+    _Shape("recompute-odd", 1, 129, 193, 4, 2, causal=True, budget=0),
+)
 
 
 def make_cases(kernels: Iterable[tuple[str, int]], sm_count: int) -> tuple[Case, ...]:
@@ -89,8 +98,8 @@ def make_cases(kernels: Iterable[tuple[str, int]], sm_count: int) -> tuple[Case,
         if sm_count:
             cases += [_large_case(shape, dtype, head_dim, sm_count) for shape in _LARGE]
             cases += [
-                _case(shape, dtype, head_dim, shape.batch, fills_gpu=True)
-                for shape in (_GROUP_SPLIT, _LONG)
+                _case(shape, dtype, head_dim, shape.batch, fills_gpu=shape.seqlen_q > _SMALL_SEQLEN)
+                for shape in _FIXED
             ]
     return tuple(cases)
 
@@ -114,4 +123,5 @@ def _case(shape: _Shape, dtype: str, head_dim: int, batch: int, *, fills_gpu: bo
         shape.num_heads_kv,
         shape.causal,
         fills_gpu,
+        shape.budget,
     )

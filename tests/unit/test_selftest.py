@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -160,6 +161,7 @@ def test_cases_cover_each_kernel_small_odd_and_filling_the_gpu() -> None:
     assert any(case.num_heads_q != case.num_heads_kv for case in cases)
     assert any(case.seqlen_q == 1 for case in cases)
     assert any(case.causal and case.seqlen_q > case.seqlen_k for case in cases)
+    assert {case.budget for case in cases} >= {None, 0}
     full = next(case for case in cases if case.label == "full")
     blocks = full.batch * full.num_heads_kv * math.ceil(full.seqlen_k / 128)
     assert blocks >= 2 * 132
@@ -306,6 +308,12 @@ def test_another_variant_than_predicted_is_a_warning() -> None:
     result = check_selftest(report, 1, surprises)
     assert (result.status, result.id) == ("warn", "prediction-differs")
     assert "predicted flash_dist_fwd_x_sm90a" in surprises[0]
+
+
+def test_a_family_that_no_case_launched_is_named() -> None:
+    report = replace(loaded_report(), families=())
+    assert report.untested == ("fwd",)
+    assert "launched by no case: fwd" in check_selftest(report, 1).details
 
 
 def test_a_report_becomes_json() -> None:
