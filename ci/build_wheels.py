@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from packaging.version import Version
 
 from ci.choose import VARIABLE, choose_sets
 from ci.project import ARCHSETS, ROOT, load_project
@@ -99,10 +102,25 @@ def _audit(wheel: Path, budget_bytes: int | None) -> AuditResult:
 
 def _run_tools(wheel: Path, folder: Path) -> None:
     """Let the tools of others judge: Python's stable ABI, torch's, glibc."""
-    _run(["abi3audit", "--strict", "--assume-minimum-abi3", "3.10", str(wheel)], os.environ)
+    _run(
+        ["abi3audit", "--strict", "--summary", "--assume-minimum-abi3", "3.10", str(wheel)],
+        os.environ,
+    )
     shutil.unpack_archive(wheel, folder, "zip")
     _run(["torch-abi-audit", str(folder / "flash_dist"), "--check", "both"], os.environ)
+    _check_oldest_torch(folder / "flash_dist")
     _run(["auditwheel", "show", str(wheel)], os.environ)
+
+
+def _check_oldest_torch(package: Path) -> None:
+    """Insist that no symbol is younger than the torch that the metadata promises."""
+    command = ["torch-abi-audit", str(package), "--json"]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    versions = set(re.findall(r'"min_torch[a-z_]*": "([^"]+)"', text))
+    promised = Version(load_project().torch_min)
+    if not versions or any(Version(one) > promised for one in versions):
+        message = f"the binding needs torch {sorted(versions) or 'unknown'}, promised is {promised}"
+        raise WheelBuildError(message)
 
 
 def _run(command: Sequence[str], environ: Mapping[str, str]) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ci.assemble import Assembler, assemble, read_ptx
 from ci.project import ROOT
 from ci.ptxas import KernelResources, load_exceptions, parse_ptxas
+from ci.symbols import check_symbols
 from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def build_native(options: NativeOptions) -> NativeBuild:
     _run(["cmake", "--build", str(folder), "--parallel", str(options.jobs)])
     objects = _objects_of(options.archset, folder)
     compiled = sum(before.get(path) != path.stat().st_mtime_ns for path in objects)
+    print(f"{check_symbols(objects)} mergeable symbols of kernels, none of them shared")
     variants = _read_variants(folder)
     return NativeBuild(
         folder=folder,
