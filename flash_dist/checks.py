@@ -126,15 +126,15 @@ def check_loading(environment: Environment) -> CheckResult:
     """The compiled parts load."""
     loading = environment.loading
     if loading.status == "ok":
-        return CheckResult("extension", "ok", "the kernel library and the torch operators load")
+        return CheckResult("extension", "ok", "the kernel library and the torch extension load")
     if loading.status == "not-tried":
         return CheckResult("extension", "skip", "there is nothing to load", id="extension-absent")
     part = {
         "kernels": "the kernel library",
         "torch": "torch",
-        "extension": "the torch operators",
+        "extension": "the torch extension",
     }.get(loading.stage, "the child process")
-    verb = "crashed while it was loaded" if loading.status == "crashed" else "does not load"
+    verb = "crashed the process that loaded it" if loading.status == "crashed" else "does not load"
     first, *rest = loading.reason.strip().splitlines() or ["no reason given"]
     return CheckResult(
         "extension",

@@ -27,7 +27,7 @@ LIBRARY = "libflash_dist_kernels.so"
 
 _SYMBOL = re.compile(
     r"flash_dist_(?P<family>\w+)_(?P<dtype>[a-z]+[0-9]+)_d(?P<head_dim>[0-9]+)"
-    r"_smem(?P<plan>[0-9]+)_(?:sm|compute)[0-9]+[af]?"
+    r"(?:_smem(?P<plan>[0-9]+))?_(?:sm|compute)[0-9]+[af]?"
 )
 
 
@@ -180,7 +180,7 @@ def parse_symbol(symbol: str, arch: Arch, origin: Origin) -> Variant | None:
         match["family"],
         match["dtype"],
         int(match["head_dim"]),
-        int(match["plan"]),
+        int(match["plan"] or 0),
         arch,
         origin,
     )

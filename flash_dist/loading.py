@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .child import write_event
+from .errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +48,8 @@ def report_loading(report: Path) -> None:
         try:
             load()
         except Exception as error:  # noqa: BLE001 - any failure is the finding
-            reason = str(error) or type(error).__name__
+            reason = error.message if isinstance(error, FlashDistError) else str(error)
+            reason = reason or type(error).__name__
             write_event(report, {"event": "failed", "stage": stage, "reason": reason})
             return
     write_event(report, {"event": "loaded"})

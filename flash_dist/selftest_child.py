@@ -27,7 +27,7 @@ from .comparison import (
     compare_values,
     make_values,
 )
-from .errors import ExtensionError
+from .errors import ExtensionError, FlashDistError
 from .selftest_cases import Case, make_cases
 
 if TYPE_CHECKING:
@@ -289,8 +289,9 @@ def main() -> None:
     try:
         run_device(arguments.device, arguments.runs, emit)
     except Exception as error:  # noqa: BLE001 - any failure is the finding
-        reason = str(error) or type(error).__name__
-        emit({"event": "error", "reason": f"{type(error).__name__}: {reason}"})
+        text = f"{type(error).__name__}: {error}"
+        reason = error.message if isinstance(error, FlashDistError) else text
+        emit({"event": "error", "reason": reason})
 
 
 if __name__ == "__main__":

@@ -40,7 +40,11 @@ def make_variants(arch: Arch, *, toolkit: str = "13.0", proof: str = "native") -
     origin = Origin(toolkit, (9, 0) if arch.ptx else None, "zstd")
     return [
         Variant(
-            f"flash_dist_{family}_{dtype}_d{head_dim}_smem{plan}_{arch.identifier}",
+            "_".join(
+                ["flash_dist", family, dtype, f"d{head_dim}"]
+                + ([f"smem{plan}"] if plan else [])
+                + [arch.identifier]
+            ),
             family,
             dtype,
             head_dim,
