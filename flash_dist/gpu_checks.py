@@ -10,6 +10,8 @@ from .result import CheckResult
 from .verdict import Build, DeviceVerdict, KernelVerdict, Situation, judge_device
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from .environment import Environment
     from .nvidia import Gpu
 
@@ -55,7 +57,11 @@ def check_gpu(environment: Environment, gpu: Gpu) -> CheckResult:
         f"gpu {gpu.index}",
         "ok",
         f"{describe_gpu(gpu)}: {describe_how(verdict)}",
-        (*describe_kernels(verdict), *describe_proof(verdict)),
+        (
+            *describe_kernels(verdict),
+            *describe_first_start(verdict, environment.variables),
+            *describe_proof(verdict),
+        ),
         gpu=gpu.index,
         data=verdict.to_json(),
     )
@@ -145,6 +151,15 @@ def _describe_kernel(kernel: KernelVerdict) -> str:
         return f"none ({kernel.reason})"
     plan = f", {kernel.variant.plan} KB plan" if kernel.variant.plan else ""
     return f"{kernel.variant.arch}{plan}"
+
+
+def describe_first_start(verdict: DeviceVerdict, variables: Mapping[str, str]) -> tuple[str, ...]:
+    """Say when the JIT costs time."""
+    if not any(kernel.how == "jit" for kernel in verdict.kernels):
+        return ()
+    if variables.get("CUDA_CACHE_DISABLE", "0") not in {"", "0"}:
+        return ("CUDA_CACHE_DISABLE is set, so the driver compiles the PTX at every start",)
+    return ("the driver compiles the PTX at the first start and caches it for later ones",)
 
 
 def describe_proof(verdict: DeviceVerdict) -> tuple[str, ...]:

@@ -173,6 +173,16 @@ def test_on_an_unproven_target_the_selftest_is_called_the_first_proof() -> None:
     assert not any("first proof" in line for line in proven)
 
 
+def test_the_cost_of_the_jit_is_said() -> None:
+    environment = make_environment("7.5+PTX", "8.6")
+    details = find(look(environment), "gpu 0").details
+    assert any("at the first start" in line for line in details)
+    uncached = replace(environment, variables={"CUDA_CACHE_DISABLE": "1"})
+    assert any("at every start" in line for line in find(look(uncached), "gpu 0").details)
+    native = find(look(make_environment(ALL, "9.0")), "gpu 0").details
+    assert not any("start" in line for line in native)
+
+
 def test_the_plan_of_each_kernel_is_shown() -> None:
     details = find(look(make_environment(ALL, "8.6")), "gpu 0").details
     assert "fwd              fp16 bf16  head_dim 64: sm_80, 64 KB plan; " in details[0]
