@@ -6,14 +6,20 @@ Importing it loads the extension. CUDA kernels are registered by the extension, 
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Final
+
 import torch
 
 from .errors import ExtensionError
 from .reference import reference_backward, reference_forward
 
+EXTENSION: Final = Path(__file__).resolve().parent / "_C.abi3.so"
+
+# The file has no Python API of its own (building it needs no Python headers): loading registers the operators.
 try:
-    from . import _C  # noqa: F401 - registers the operators
-except ImportError as error:
+    torch.ops.load_library(str(EXTENSION))
+except OSError as error:
     _MESSAGE = f"the compiled extension does not load: {error}"
     raise ExtensionError(_MESSAGE, hint="`python -m flash_dist doctor` finds the cause") from error
 
