@@ -1,0 +1,70 @@
+"""GPU tests run from an installed wheel; without a GPU each skips with the reason.
+
+FLASH_DIST_TEST_PTX=80 demands that every kernel launched was made from PTX of that number by the driver,
+FLASH_DIST_TEST_PTX=sass that none was.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SEEN: dict[str, dict[str, object]] = {}
+DTYPE_NAMES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip everything here where there is no GPU."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if "gpu" in item.path.parts:
+                item.add_marker(pytest.mark.skip(reason="torch sees no CUDA GPU"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test that takes `dtype` for each dtype of the build."""
+    if "dtype" in metafunc.fixturenames:
+        metafunc.parametrize("dtype", list(DTYPE_NAMES.values()), ids=list(DTYPE_NAMES))
+
+
+@pytest.fixture(autouse=True)
+def built_dtypes(request: pytest.FixtureRequest) -> None:
+    """Skip a dtype that this build has no kernels for."""
+    if "dtype" not in request.fixturenames:
+        return
+    from flash_dist._native import variants  # noqa: PLC0415
+
+    built = {DTYPE_NAMES[variant["dtype"]] for variant in variants()}
+    if request.getfixturevalue("dtype") not in built:
+        pytest.skip("this build has no kernels for the dtype")
+
+
+@pytest.fixture(autouse=True)
+def loaded_variants() -> Iterator[None]:
+    """Record which variant each launch loaded, and hold it against what the run was started for."""
+    yield
+    from flash_dist import last_variant  # noqa: PLC0415
+
+    expected = os.environ.get("FLASH_DIST_TEST_PTX")
+    for family, loaded in last_variant().items():
+        SEEN[str(loaded["symbol"])] = {"family": family, **loaded}
+        if expected == "sass":
+            assert "compute" not in loaded["symbol"], loaded
+        elif expected:
+            assert loaded["ptx_version"] == int(expected), loaded
+            assert loaded["symbol"].endswith(f"_compute{expected}"), loaded
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print every variant that was launched."""
+    for symbol, loaded in sorted(SEEN.items()):
+        terminalreporter.write_line(
+            f"loaded {symbol}: binaryVersion {loaded['binary_version']}, ptxVersion {loaded['ptx_version']}"
+        )
