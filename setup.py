@@ -26,6 +26,7 @@ from ci.report import report_path
 from ci.toolchain import find_toolchain
 from ci.torch_headers import find_headers
 from flash_dist.archs import ArchSet, load_archsets
+from flash_dist.errors import FlashDistError
 
 PUBLISHED = load_archsets(ARCHSETS)
 
@@ -42,7 +43,14 @@ class BuildNative(build_ext):
     """Builds the two libraries and the manifest in place of setuptools' one extension."""
 
     def run(self) -> None:
-        """Compile, then copy into the package."""
+        """Compile, then copy into the package; what fails is told in a sentence."""
+        try:
+            self.compile()
+        except FlashDistError as error:
+            sys.exit(f"error: {error}")
+
+    def compile(self) -> None:
+        """Call CMake and describe what came out."""
         toolchain = find_toolchain()
         headers = find_headers(ROOT / "build" / "torch-headers")
         print(headers)

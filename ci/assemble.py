@@ -32,10 +32,11 @@ class AssembleError(FlashDistError):
 
 @dataclass(frozen=True)
 class Ptx:
-    """The PTX of one object file."""
+    """The PTX of one object file: one kernel."""
 
     arch: Arch
     text: bytes
+    symbol: str
 
 
 def read_ptx(objects: Iterable[Path]) -> list[Ptx]:
@@ -43,18 +44,25 @@ def read_ptx(objects: Iterable[Path]) -> list[Ptx]:
     found = []
     for path in objects:
         with open_fatbin(path) as fatbin:
-            entries = [e for e in fatbin.report.entries if e.kind == "ptx"]
-            found += [Ptx(e.arch, fatbin.payload(e).rstrip(b"\0")) for e in entries if e.arch]
+            for entry in fatbin.report.entries:
+                if entry.kind == "ptx" and entry.arch is not None:
+                    (kernel,) = fatbin.kernels(entry)
+                    text = fatbin.payload(entry).rstrip(b"\0")
+                    found.append(Ptx(entry.arch, text, kernel.name))
     return found
 
 
-def targets_of(ptx: Arch, published: Iterable[ArchSet]) -> list[Arch]:
-    """Return the PTX's own number and every newer SASS target of the published sets."""
+def targets_of(ptx: Arch, published: Iterable[ArchSet], smem: int = 0) -> list[Arch]:
+    """Return the PTX's own number and every newer SASS target of the published sets.
+
+    A GPU that lacks the shared memory of the kernel's plan never gets it, and is left out.
+    """
     own = replace(ptx, ptx=False)
     if ptx.suffix:
         return [own]
     every = {arch for one in published for arch in one.archs if not arch.ptx}
-    return sorted({own} | {arch for arch in every if arch.number > ptx.number})
+    newer = {arch for arch in every if arch.number > ptx.number}
+    return sorted({own} | {arch for arch in newer if smem <= arch.smem_optin})
 
 
 class Assembler:
@@ -87,15 +95,12 @@ class Assembler:
 
 
 def assemble(
-    texts: Sequence[Ptx],
-    published: Iterable[ArchSet],
+    work: Sequence[tuple[Ptx, Arch]],
     assembler: Assembler,
     exceptions: Sequence[SpillException],
     jobs: int,
 ) -> list[KernelResources]:
-    """Assemble every PTX for every target it may meet; raise when one breaks the rules."""
-    sets = list(published)
-    work = [(ptx, target) for ptx in texts for target in targets_of(ptx.arch, sets)]
+    """Assemble each PTX for its target; raise when a kernel breaks the rules."""
     with ThreadPoolExecutor(jobs) as pool:
         outputs = list(_with_progress(pool.map(lambda job: assembler.run(*job), work), len(work)))
     refused = [sentence for text in outputs for sentence in refusals(text, exceptions)]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ci.assemble import Assembler, assemble, read_ptx
+from ci.assemble import Assembler, assemble, read_ptx, targets_of
 from ci.project import ROOT
 from ci.ptxas import KernelResources, load_exceptions, parse_ptxas
 from ci.symbols import check_symbols
@@ -83,12 +83,12 @@ def build_native(options: NativeOptions) -> NativeBuild:
     objects = _objects_of(options.archset, folder)
     compiled = sum(before.get(path) != path.stat().st_mtime_ns for path in objects)
     print(f"{check_symbols(objects)} mergeable symbols of kernels, none of them shared")
-    variants = _read_variants(folder)
+    variants = tuple(_read_variants(folder))
     return NativeBuild(
         folder=folder,
-        variants=tuple(variants),
+        variants=variants,
         resources=tuple(_read_resources(objects)),
-        assembled=tuple(_assemble(options, folder, objects)),
+        assembled=tuple(_assemble(options, objects, variants)),
         compiled=compiled,
         reused=len(objects) - compiled,
     )
@@ -163,10 +163,16 @@ def ask_library(path: Path) -> list[dict[str, Any]]:
 
 
 def _assemble(
-    options: NativeOptions, folder: Path, objects: Iterable[Path]
-) -> Iterable[KernelResources]:
+    options: NativeOptions, objects: Iterable[Path], variants: Iterable[dict[str, Any]]
+) -> list[KernelResources]:
+    folder, toolchain = options.folder, options.toolchain
     folders = {_object_folder(folder, str(arch)) for arch in options.archset.archs if arch.ptx}
     texts = read_ptx(path for path in objects if folders & set(path.parents))
-    toolchain = options.toolchain
+    smem = {variant["symbol"]: int(variant["plan_bytes"]) for variant in variants}
+    work = [
+        (ptx, target)
+        for ptx in texts
+        for target in targets_of(ptx.arch, options.published, smem[ptx.symbol])
+    ]
     assembler = Assembler(toolchain.tool("ptxas"), toolchain.ptxas, folder / "assembled")
-    return assemble(texts, options.published, assembler, load_exceptions(), options.jobs)
+    return assemble(work, assembler, load_exceptions(), options.jobs)

@@ -94,7 +94,7 @@ class Table:
     def variants(self, target: Arch) -> list[Variant]:
         """Every kernel that a target gets: its dtypes, and the plans its devices have room for."""
         return [
-            Variant(family, dtype, row, target)
+            Variant(family, dtype, row, target, self.smem_plans[row.plan])
             for family in self.families
             for dtype, first in self.dtypes.items()
             for row in family.rows
@@ -110,6 +110,7 @@ class Variant:
     dtype: str
     row: Row
     target: Arch
+    plan_bytes: int
 
     @property
     def symbol(self) -> str:
@@ -137,6 +138,7 @@ class Variant:
             "dtype": self.dtype,
             "head_dim": self.row.head_dim,
             "plan": self.row.plan,
+            "plan_bytes": self.plan_bytes,
             "target": str(self.target),
             "source": source_path(self),
         }

@@ -2,16 +2,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import fatbin_builder as build
 import pytest
 
 from ci.assemble import AssembleError, Assembler, Ptx, assemble, read_ptx, targets_of
 from flash_dist.archs import Arch, ArchSet
+from tests.unit import fatbin_builder as build
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 SETS = [ArchSet.parse("7.5;8.0;8.6;8.9+PTX", name="a"), ArchSet.parse("9.0a;12.0", name="b")]
+PTX_120 = Ptx(Arch.parse("compute_120"), b".version 9.0", "k")
 SPILL = "4 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads"
 
 
@@ -46,10 +47,16 @@ def test_ptx_is_assembled_for_its_own_number_and_every_newer_target(ptx: str, ta
     assert " ".join(map(str, targets_of(Arch.parse(ptx), SETS))) == targets
 
 
+def test_a_gpu_without_room_for_the_kernel_is_left_out() -> None:
+    found = targets_of(Arch.parse("compute_80"), SETS, smem=160 * 1024)
+    assert " ".join(map(str, found)) == "sm_80 sm_90a"
+
+
 def test_registers_are_told_per_target(tmp_path: Path) -> None:
     assembler = Assembler(fake_ptxas(tmp_path), "13.0.88", tmp_path / "cache")
-    ptx = Ptx(Arch.parse("compute_89"), b".version 9.0")
-    found = assemble([ptx], SETS, assembler, [], jobs=2)
+    ptx = Ptx(Arch.parse("compute_89"), b".version 9.0", "k")
+    work = [(ptx, target) for target in targets_of(ptx.arch, SETS)]
+    found = assemble(work, assembler, [], jobs=2)
     assert [(one.target, one.registers) for one in found] == [
         ("sm_89", 64),
         ("sm_90a", 64),
@@ -59,7 +66,7 @@ def test_registers_are_told_per_target(tmp_path: Path) -> None:
 
 def test_the_same_text_is_assembled_once(tmp_path: Path) -> None:
     assembler = Assembler(fake_ptxas(tmp_path), "13.0.88", tmp_path / "cache")
-    ptx = Ptx(Arch.parse("compute_120"), b".version 9.0")
+    ptx = Ptx(Arch.parse("compute_120"), b".version 9.0", "k")
     assert assembler.run(ptx, Arch.parse("sm_120")) == assembler.run(ptx, Arch.parse("sm_120"))
     assert (tmp_path / "runs").read_text().count("run") == 1
 
@@ -67,13 +74,13 @@ def test_the_same_text_is_assembled_once(tmp_path: Path) -> None:
 def test_a_spill_is_refused(tmp_path: Path) -> None:
     assembler = Assembler(fake_ptxas(tmp_path, SPILL), "13.0.88", tmp_path / "cache")
     with pytest.raises(AssembleError, match="k spills 4 bytes for sm_120"):
-        assemble([Ptx(Arch.parse("compute_120"), b"")], SETS, assembler, [], jobs=1)
+        assemble([(PTX_120, Arch.parse("sm_120"))], assembler, [], jobs=1)
 
 
 def test_ptx_that_does_not_assemble_is_an_error(tmp_path: Path) -> None:
     assembler = Assembler(fake_ptxas(tmp_path), "13.0.88", tmp_path / "cache")
     with pytest.raises(AssembleError, match="does not assemble for sm_120: ptxas fatal"):
-        assembler.run(Ptx(Arch.parse("compute_120"), b"broken"), Arch.parse("sm_120"))
+        assembler.run(Ptx(Arch.parse("compute_120"), b"broken", "k"), Arch.parse("sm_120"))
 
 
 def test_ptx_is_taken_out_of_an_object_file(tmp_path: Path) -> None:
@@ -81,6 +88,4 @@ def test_ptx_is_taken_out_of_an_object_file(tmp_path: Path) -> None:
     path = tmp_path / "k.o"
     entry = build.entry(build.PTX, 80, text, codec="zstd")
     path.write_bytes(build.library(build.container(entry)))
-    assert [(str(ptx.arch), ptx.text) for ptx in read_ptx([path])] == [
-        ("compute_80", text.rstrip(b"\0"))
-    ]
+    assert read_ptx([path]) == [Ptx(Arch.parse("compute_80"), text.rstrip(b"\0"), "k")]

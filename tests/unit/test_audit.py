@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import json
+import struct
 import zipfile
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import fatbin_builder as build
 import pytest
-from test_manifest import make_kernel, make_manifest
 
 from flash_dist.archs import Arch
 from flash_dist.audit import BINDING_NEEDS, audit_contents, audit_wheel, describe_failure
@@ -17,6 +16,8 @@ from flash_dist.cubin import KernelInfo
 from flash_dist.dynamic import DynamicInfo, read_dynamic
 from flash_dist.errors import AuditError, FatbinError
 from flash_dist.fatbin import FatbinEntry
+from tests.unit import fatbin_builder as build
+from tests.unit.test_manifest import make_kernel, make_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -202,9 +203,9 @@ def _dynamic_library(*entries: tuple[int, str], exports: tuple[str, ...] = ()) -
     names = [*(name for _, name in entries), *exports]
     strings = b"\0" + b"".join(name.encode() + b"\0" for name in names)
     places = {name: strings.index(b"\0" + name.encode() + b"\0") + 1 for name in names}
-    table = b"".join(build.struct.pack("<qQ", tag, places[name]) for tag, name in entries)
+    table = b"".join(struct.pack("<qQ", tag, places[name]) for tag, name in entries)
     symbols = bytes(24) + b"".join(
-        build.struct.pack("<IBBHQQ", places[name], 0x12, 0, 1, 0, 0) for name in exports
+        struct.pack("<IBBHQQ", places[name], 0x12, 0, 1, 0, 0) for name in exports
     )
     return build.elf(
         [

@@ -69,8 +69,8 @@ def test_the_op_works_on_the_cpu(*, causal: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 33, 4, 64, generator=generator) for _ in range(3))
     out = flash_dist.flash_attn_func(q.half(), k.half(), v.half(), causal=causal)
-    heads_first = [x.half().float().transpose(1, 2) for x in (q, k, v)]
-    expected = torch.nn.functional.scaled_dot_product_attention(*heads_first, is_causal=causal)
+    q, k, v = (x.half().float().transpose(1, 2) for x in (q, k, v))
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
     assert out.dtype == torch.float16
     torch.testing.assert_close(out.float(), expected.transpose(1, 2), atol=2e-3, rtol=2e-3)
 
