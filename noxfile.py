@@ -1,6 +1,3 @@
-# /// script
-# dependencies = ["nox>=2025.10", "uv"]
-# ///
 """`nox -l` is the manual. Requirements are the dependency groups of pyproject.toml."""
 
 from __future__ import annotations
@@ -174,6 +171,3 @@ def lock_headers(session: nox.Session) -> None:
     install(session, "build")
     session.run("python", "-m", "ci.torch_headers", "--lock", *(session.posargs or ["2.13.0"]))
 
-
-if __name__ == "__main__":
-    nox.main()
