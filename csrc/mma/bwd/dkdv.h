@@ -113,7 +113,7 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
   const int ds_key_tile = (block.key0 + warp_row0) / DS_TILE;
   const int ds_query_begin = layout.query_begin(ds_key_tile);
   uint8_t* gDs = nullptr;
-  if (p.ds != nullptr && block.key0 + warp_row0 < p.key_end) {
+  if (p.ds != nullptr && ds_key_tile * DS_TILE < p.key_end) {
     const int64_t head = static_cast<int64_t>(block.unit) * p.group + member0;
     const int64_t tiles = head * p.ds_tiles_per_head + layout.slots(p.key_begin / DS_TILE, ds_key_tile) - ds_query_begin;
     gDs = static_cast<uint8_t*>(p.ds) + tiles * DS_TILE_BYTES + (warp_row0 % DS_TILE) / 16 * 4 * DS_BLOCK_BYTES +
