@@ -170,4 +170,3 @@ def lock_headers(session: nox.Session) -> None:
     """Pin the torch headers that csrc/api.cpp includes: `-- 2.13.0`."""
     install(session, "build")
     session.run("python", "-m", "ci.torch_headers", "--lock", *(session.posargs or ["2.13.0"]))
-
