@@ -144,7 +144,7 @@ def repro(session: nox.Session) -> None:
         session.log(f"{digest}  {name}")
     if digests[0] != digests[1]:
         session.error(f"two builds differ: {digests}")
-    session.log(f"{len(digests[0])} wheels are byte-identical")
+    session.log(f"byte-identical: {len(digests[0])} of {len(digests[0])}")
 
 
 def copy_tree(files: list[str], tree: Path) -> None:

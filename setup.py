@@ -53,7 +53,7 @@ class BuildNative(build_ext):
         """Call CMake and describe what came out."""
         toolchain = find_toolchain()
         headers = find_headers(ROOT / "build" / "torch-headers")
-        print(headers)
+        print(headers, flush=True)
         archset = chosen_set(toolchain.cuda)
         jobs = read_host(ROOT, os.environ).jobs
         options = NativeOptions(archset, tuple(PUBLISHED.values()), toolchain, headers, jobs)
