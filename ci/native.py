@@ -96,14 +96,18 @@ def build_native(options: NativeOptions) -> NativeBuild:
 
 def _configure(options: NativeOptions, folder: Path) -> None:
     _forget_moved_toolchain(folder, options.toolchain.tool("nvcc"))
-    _run([
-        "cmake", "-S", str(ROOT / "csrc"), "-B", str(folder), "-G", "Ninja",
-        f"-DFLASH_DIST_ARCHS={options.archset}",
-        f"-DFLASH_DIST_TORCH_INCLUDE={options.headers.include}",
-        f"-DCMAKE_CUDA_COMPILER={options.toolchain.tool('nvcc')}",
-        f"-DCMAKE_MAKE_PROGRAM={shutil.which('ninja') or 'ninja'}",
-        f"-DPython3_EXECUTABLE={sys.executable}",
-    ])  # fmt: skip
+    definitions = {
+        "FLASH_DIST_ARCHS": str(options.archset),
+        "FLASH_DIST_TORCH_INCLUDE": str(options.headers.include),
+        "CMAKE_CUDA_COMPILER": options.toolchain.tool("nvcc"),
+        "CMAKE_MAKE_PROGRAM": shutil.which("ninja") or "ninja",
+        "Python3_EXECUTABLE": sys.executable,
+    }
+    if os.environ.get("CXX"):  # nvcc itself would take the g++ on PATH
+        definitions["CMAKE_CXX_COMPILER"] = os.environ["CXX"]
+        definitions["CMAKE_CUDA_HOST_COMPILER"] = os.environ["CXX"]
+    command = ["cmake", "-S", str(ROOT / "csrc"), "-B", str(folder), "-G", "Ninja"]
+    _run([*command, *(f"-D{name}={value}" for name, value in definitions.items())])
 
 
 def _forget_moved_toolchain(folder: Path, nvcc: str) -> None:
