@@ -66,7 +66,7 @@ class Host:
 
     system: str
     machine: str
-    gxx: str | None  # path
+    gxx: str  # $CXX or g++
     gcc: Version | None
     glibc: Version | None  # None: another C library
     disk: int
@@ -99,12 +99,12 @@ class Preflight:
 
 def read_host(folder: Path, environ: Mapping[str, str]) -> Host:
     """Look at this machine."""
-    gxx = shutil.which(environ.get("CXX") or "g++")
+    gxx = environ.get("CXX") or "g++"
     return Host(
         system=platform.system(),
         machine=platform.machine(),
         gxx=gxx,
-        gcc=_gcc_version(gxx) if gxx else None,
+        gcc=_gcc_version(gxx),
         glibc=_glibc_version(),
         disk=shutil.disk_usage(folder).free,
         memory=_available_memory(),
@@ -143,8 +143,8 @@ def _require_host(host: Host) -> tuple[Version, Version]:
         message = "the C library here is not glibc, and neither nvcc nor torch runs on musl"
         raise PreflightError(message, hint="build in a Debian, Ubuntu, Fedora or RHEL root")
     if host.gcc is None:
-        message = "no g++ was found"
-        raise PreflightError(message, hint="install it (`apt-get install g++`) or set CXX")
+        message = f"no C++ compiler `{host.gxx}` was found"
+        raise PreflightError(message, hint="install g++ (`apt-get install g++`) or name one in CXX")
     if host.gcc[0] < MIN_GCC:
         message = f"g++ {MIN_GCC} or newer is needed, {host.gxx} is {host.gcc[0]}.{host.gcc[1]}"
         raise PreflightError(message, hint="install a newer g++ and name it: `CXX=g++-12`")
@@ -178,6 +178,8 @@ def _driver_note(cuda: str) -> str:
 
 
 def _gcc_version(gxx: str) -> Version | None:
+    if shutil.which(gxx) is None:
+        return None
     command = [gxx, "-dumpfullversion", "-dumpversion"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=4)
     match = re.match(r"(\d+)\.(\d+)", done.stdout)

@@ -9,7 +9,7 @@ from ci.preflight import GIB, Host, PreflightError, check
 BOOKWORM = Host(
     system="Linux",
     machine="x86_64",
-    gxx="/usr/bin/g++",
+    gxx="g++",
     gcc=(12, 2),
     glibc=(2, 36),
     disk=50 * GIB,
@@ -52,7 +52,7 @@ def test_the_usual_machine_gets_one_line() -> None:
     ("change", "sentence"),
     [
         ({"glibc": None}, "musl"),
-        ({"gcc": None, "gxx": None}, "no g++"),
+        ({"gcc": None, "gxx": "g++-99"}, "no C++ compiler `g++-99`"),
         ({"gcc": (8, 3)}, "g++ 9 or newer"),
         ({"gcc": (17, 1)}, "no CUDA 13 toolkit compiles here: g++ 17"),
         ({"disk": GIB}, "of disk are needed, 1.0 GiB are free"),
