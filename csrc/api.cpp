@@ -13,8 +13,12 @@
 
 #include "capi.h"
 
-// Weak: a CPU build of torch has no such symbol, and importing must work there.
-extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t, void**);
+// Weak: a CPU build of torch has no such symbols, and importing must work there.
+extern "C" {
+__attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t, void**);
+__attribute__((weak)) AOTITorchError aoti_torch_cuda_caching_allocator_raw_alloc(uint64_t, void**);
+__attribute__((weak)) AOTITorchError aoti_torch_cuda_caching_allocator_raw_delete(void*);
+}
 
 namespace {
 
@@ -49,6 +53,24 @@ Tensor allocate(int64_t ndim, const int64_t* sizes, int32_t dtype, int device) {
                   " elements on GPU ", device);
   return Tensor(handle);
 }
+
+// Bytes of the current device from torch's caching allocator, reused in stream order. Not a tensor: in deterministic mode
+// torch would fill every new tensor first, which for a large workspace takes as long as a kernel.
+class Workspace {
+ public:
+  Workspace(int64_t bytes, int device) {
+    const AOTITorchError status = aoti_torch_cuda_caching_allocator_raw_alloc(static_cast<uint64_t>(bytes), &data_);
+    STD_TORCH_CHECK(status == AOTI_TORCH_SUCCESS, "CUDA out of memory. flash_dist could not allocate ", bytes,
+                    " bytes of workspace on GPU ", device, "; FLASH_DIST_WORKSPACE_MB sets a smaller budget");
+  }
+  ~Workspace() { aoti_torch_cuda_caching_allocator_raw_delete(data_); }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  void* data() const { return data_; }
+
+ private:
+  void* data_ = nullptr;
+};
 
 Tensor allocate_like(const Tensor& t) {
   const auto sizes = t.sizes();
@@ -149,8 +171,8 @@ std::tuple<Tensor, Tensor, Tensor> bwd(Tensor dout, Tensor q, Tensor k, Tensor v
 
   const int64_t bytes = flash_dist_bwd_workspace(&call, &p, budget);
   check_status(bytes);
-  Tensor workspace = allocate(1, &bytes, aoti_torch_dtype_uint8(), call.device);
-  check_status(flash_dist_bwd(&call, &d, &p, budget, workspace.data_ptr()));
+  const Workspace workspace(bytes, call.device);
+  check_status(flash_dist_bwd(&call, &d, &p, budget, workspace.data()));
   return {dq, dk, dv};
 }
 

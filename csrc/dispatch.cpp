@@ -79,6 +79,7 @@ std::unique_ptr<DeviceInfo> read_device(int device) {
   info->name = properties.name;
   info->compute_capability = properties.major * 10 + properties.minor;
   info->sm_count = attribute(cudaDevAttrMultiProcessorCount, device);
+  info->l2_bytes = attribute(cudaDevAttrL2CacheSize, device);
   info->smem_limit = std::min(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device), smem_limit_asked());
   return info;
 }

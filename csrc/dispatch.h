@@ -52,6 +52,7 @@ struct DeviceInfo {
   int compute_capability;  // 90
   int sm_count;
   int smem_limit;  // bytes a block may ask for, lowered by FLASH_DIST_SMEM_LIMIT
+  int l2_bytes;
 };
 
 // Both are asked once per process and device; the current device is left as it was.

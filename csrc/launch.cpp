@@ -1,6 +1,6 @@
 // The sequences of launches behind forward and backward.
+#include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 
 #include "capi.h"
 #include "check.h"
@@ -26,8 +26,16 @@ const char* dtype_name(int dtype) {
   fail("dtype must be 0 (fp16) or 1 (bf16), got ", dtype);
 }
 
-void run_forward(const Call& call, const FwdParams& params) {
+// How many heads run side by side: under a causal mask as many as a quarter of L2 holds, two tensors of bytes_per_head.
+int heads_together(int device, bool causal, int64_t seqlen, int head_dim) {
+  if (!causal) return 1;
+  const int64_t bytes_per_head = 2 * sizeof(uint16_t) * seqlen * head_dim;
+  return static_cast<int>(std::clamp<int64_t>(device_info(device).l2_bytes / 4 / bytes_per_head, 1, 1024));
+}
+
+void run_forward(const Call& call, FwdParams params) {
   const DeviceScope scope(call.device);
+  params.heads_together = heads_together(call.device, params.causal, params.seqlen_k, call.head_dim);
   launch(call.device, {"fwd", dtype_name(call.dtype), call.head_dim}, &params, static_cast<cudaStream_t>(call.stream));
 }
 
@@ -81,7 +89,9 @@ void run_backward(const Call& call, DeltaParams delta, BwdParams p, int64_t budg
     p.key_end = chunk.key_end;
     p.dq_first = chunk.first_stripe;
     p.dq_last = chunk.last_stripe;
+    p.heads_together = heads_together(call.device, p.causal, p.seqlen_q, call.head_dim);
     launch(call.device, {"bwd_dkdv", dtype, call.head_dim}, &p, stream);
+    p.heads_together = heads_together(call.device, p.causal, p.seqlen_k, call.head_dim);
     launch(call.device, {plan.spill ? "bwd_dq_gemm" : "bwd_dq_recompute", dtype, call.head_dim}, &p, stream);
   }
   if (plan.group_split > 1) {

@@ -22,6 +22,7 @@ struct FwdParams {
   float* lse;  // [batch, num_heads_q, seqlen_q], natural logarithm
   int batch, seqlen_q, seqlen_k, num_heads_kv, group;
   int causal;          // bottom-right aligned: key j is seen by query i if j <= i + seqlen_k - seqlen_q
+  int heads_together;  // see core/schedule.cuh
   float softmax_scale;
 };
 
@@ -52,6 +53,7 @@ struct BwdParams {
   int group_split;
   int dq_first, dq_last;   // first stripe starts dq_accum, last stripe writes dq
   int causal;
+  int heads_together;  // see core/schedule.cuh
   float softmax_scale;
 };
 

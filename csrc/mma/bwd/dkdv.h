@@ -11,6 +11,7 @@
 #include "core/entry.h"
 #include "core/mask.cuh"
 #include "core/pipeline.cuh"
+#include "core/schedule.cuh"
 #include "core/views.cuh"
 #include "mma/bwd/config.h"
 #include "mma/fragments.cuh"
@@ -65,11 +66,10 @@ struct DkdvBlock {
 
   __device__ __forceinline__ DkdvBlock(const BwdParams& p, int block_n) {
     const int tiles = (p.key_end - p.key_begin + block_n - 1) / block_n;
-    const int index = fresh_block();
-    const int rest = index / tiles;
-    key0 = p.key_begin + (index - rest * tiles) * block_n;
-    unit = rest / p.group_split;
-    split = rest - unit * p.group_split;
+    const BlockPlace place(fresh_block(), tiles, p.units * p.group_split, p.heads_together);
+    key0 = p.key_begin + place.tile * block_n;
+    unit = place.group / p.group_split;
+    split = place.group - unit * p.group_split;
     batch = (p.unit_begin + unit) / p.num_heads_kv;
     head_kv = p.unit_begin + unit - batch * p.num_heads_kv;
   }

@@ -11,6 +11,7 @@
 #include "core/pipeline.cuh"
 #include "core/views.cuh"
 #include "mma/bwd/config.h"
+#include "mma/bwd/dq_block.cuh"
 #include "mma/fragments.cuh"
 
 namespace flash_dist {
@@ -64,23 +65,17 @@ __device__ __forceinline__ void dq_gemm_block(const BwdParams& p) {
   const auto sK = [&](int s) { return sStage + s * static_cast<int>(sizeof(Stage)); };
   const auto sDs = [&](int s) { return sK(s) + static_cast<int>(offsetof(Stage, ds)); };
 
-  const int q_tiles = (p.seqlen_q + BLOCK_M - 1) / BLOCK_M;
-  const int head = blockIdx.x / q_tiles;  // of this chunk: unit * group + member
-  const int row0 = (q_tiles - 1 - static_cast<int>(blockIdx.x % q_tiles)) * BLOCK_M;
-  const int unit = p.unit_begin + head / p.group;
-  const int batch = unit / p.num_heads_kv;
-  const int head_kv = unit % p.num_heads_kv;
-  const int member = head % p.group;
+  const DqBlock block(p, BLOCK_M);
   const int warp_row0 = (threadIdx.x / 32) * Config::ROWS;
   const int lane = threadIdx.x % 32;
 
   const DsLayout layout(p.seqlen_q, p.seqlen_k, p.causal);
-  const int query_tile0 = row0 / DS_TILE;
+  const int query_tile0 = block.row0 / DS_TILE;
   const int query_tiles = min(Config::DS_TILES, layout.query_tiles - query_tile0);
   const int key_tile0 = p.key_begin / DS_TILE;
   const int key_tile_end = min((p.key_end + DS_TILE - 1) / DS_TILE, query_tile0 + query_tiles + layout.shift);
-  const uint8_t* gDs = static_cast<const uint8_t*>(p.ds) + head * p.ds_tiles_per_head * DS_TILE_BYTES;
-  const uint16_t* gK = head_begin(p.k, batch, head_kv, 0);
+  const uint8_t* gDs = static_cast<const uint8_t*>(p.ds) + block.head * p.ds_tiles_per_head * DS_TILE_BYTES;
+  const uint16_t* gK = head_begin(p.k, block.batch, block.head_kv, 0);
 
   TileCopy<Target, DS_TILE, HEAD_DIM, Config::THREADS> copy_k;
   DsCopy<Config> copy_ds;
@@ -119,7 +114,7 @@ __device__ __forceinline__ void dq_gemm_block(const BwdParams& p) {
   run_pipeline<Target, Config::STAGES>(max(key_tile_end - key_tile0, 0), fetch, land, compute);
 
   if (p.dq_accum != nullptr) {
-    float* accum = p.dq_accum + (static_cast<int64_t>(head) * p.rows_padded + row0 + warp_row0) * HEAD_DIM;
+    float* accum = p.dq_accum + (static_cast<int64_t>(block.head) * p.rows_padded + block.row0 + warp_row0) * HEAD_DIM;
 #pragma unroll
     for (int m = 0; m < MT; ++m)
 #pragma unroll
@@ -145,8 +140,8 @@ __device__ __forceinline__ void dq_gemm_block(const BwdParams& p) {
   if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
   __syncthreads();  // everybody is done with the stages
   store_rows<Target, T, HEAD_DIM, MT>(dq, sStage + warp_row0 * HEAD_DIM * 2,
-                                      head_begin(p.dq, batch, head_kv, member) + (row0 + warp_row0) * p.dq.row, p.dq.row,
-                                      p.seqlen_q - row0 - warp_row0);
+                                      head_begin(p.dq, block.batch, block.head_kv, block.member) + (block.row0 + warp_row0) * p.dq.row, p.dq.row,
+                                      p.seqlen_q - block.row0 - warp_row0);
 }
 
 template <class Config>

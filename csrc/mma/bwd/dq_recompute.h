@@ -12,25 +12,10 @@
 #include "core/pipeline.cuh"
 #include "core/views.cuh"
 #include "mma/bwd/config.h"
+#include "mma/bwd/dq_block.cuh"
 #include "mma/fragments.cuh"
 
 namespace flash_dist {
-
-// The query tile and head of this block; the longest causal tiles of a head come first.
-struct DqBlock {
-  int row0, batch, head_kv, member;
-
-  __device__ __forceinline__ DqBlock(const BwdParams& p, int block_m) {
-    const int q_tiles = (p.seqlen_q + block_m - 1) / block_m;
-    const int index = fresh_block();
-    const int head = index / q_tiles;
-    row0 = (q_tiles - 1 - (index - head * q_tiles)) * block_m;
-    const int unit = p.unit_begin + head / p.group;
-    member = head % p.group;
-    batch = unit / p.num_heads_kv;
-    head_kv = unit - batch * p.num_heads_kv;
-  }
-};
 
 template <class Config>
 __device__ __forceinline__ void dq_recompute_block(const BwdParams& p) {

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "core/mask.cuh"
+#include "core/schedule.cuh"
 #include "core/views.cuh"
 #include "mma/fragments.cuh"
 
@@ -77,11 +78,12 @@ struct FwdBlock {
 
   __device__ __forceinline__ FwdBlock(const FwdParams& p, int block_m) {
     const int q_tiles = (p.seqlen_q + block_m - 1) / block_m;
-    const int index = fresh_block();
-    batch_head = index / q_tiles;
-    tile = q_tiles - 1 - (index - batch_head * q_tiles);
-    batch = batch_head / (p.num_heads_kv * p.group);
-    const int head = batch_head - batch * (p.num_heads_kv * p.group);
+    const int num_heads_q = p.num_heads_kv * p.group;
+    const BlockPlace place(fresh_block(), q_tiles, p.batch * num_heads_q, p.heads_together);
+    batch_head = place.group;
+    tile = q_tiles - 1 - place.tile;
+    batch = batch_head / num_heads_q;
+    const int head = batch_head - batch * num_heads_q;
     head_kv = head / p.group;
     member = head - head_kv * p.group;
   }
