@@ -122,7 +122,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def typecheck(session: nox.Session) -> None:
     """Mypy, strict."""
-    install(session, "runtime", "test", "typecheck")
+    install(session, "runtime", "test", "torch", "typecheck")
     session.run("mypy")
 
 
