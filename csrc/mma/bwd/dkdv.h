@@ -155,7 +155,7 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
       // S^T = K @ Q.T                                    [ROWS, SUB_M] per warp
       Accumulator<MT, NT> pt;
       pt.clear();
-      gemm_abt<Target, T, HEAD_DIM, MT, NT>(pt, a_k, Operand<HEAD_DIM>::b(sQ(s)), sub);
+      gemm_abt<Target, T, HEAD_DIM, 4, MT, NT>(pt, a_k, Operand<HEAD_DIM>::b(sQ(s)), sub);
       if (masked) {
 #pragma unroll
         for (int n = 0; n < NT; ++n)
@@ -191,7 +191,7 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
       // dP^T = V @ dO.T                                  [ROWS, SUB_M]
       Accumulator<MT, NT> dpt;
       dpt.clear();
-      gemm_abt<Target, T, HEAD_DIM, MT, NT>(dpt, a_v, Operand<HEAD_DIM>::b(sDout(s)), sub);
+      gemm_abt<Target, T, HEAD_DIM, 2, MT, NT>(dpt, a_v, Operand<HEAD_DIM>::b(sDout(s)), sub);
       // dS^T = P^T * (dP^T - delta)
 #pragma unroll
       for (int n = 0; n < NT; ++n) {
