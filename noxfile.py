@@ -13,8 +13,11 @@ import nox
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
+from ci.choose import choose_sets
 from ci.preflight import Preflight, check, read_host
+from ci.project import ARCHSETS
 from ci.toolchain import named_home, tool_version
+from flash_dist.archs import load_archsets
 from flash_dist.errors import FlashDistError
 
 nox.needs_version = ">=2025.10"
@@ -36,22 +39,23 @@ def install(session: nox.Session, *groups: str) -> None:
     session.install(*nox.project.dependency_groups(PYPROJECT, *groups))
 
 
-def run_preflight(session: nox.Session) -> Preflight:
-    """Stop, before anything is downloaded, on a machine that cannot build."""
+def run_preflight(session: nox.Session, *names: str) -> Preflight:
+    """Stop, before anything is downloaded, on a machine or with arch sets that cannot be built."""
     try:
         home = named_home(os.environ)
         version = tool_version(home, "nvcc") if home else None
         release = ".".join(version.split(".")[:2]) if version else None
         found = check(read_host(ROOT, os.environ), cuda_home_version=release)
+        choose_sets(names, os.environ, load_archsets(ARCHSETS), found.toolkit)
     except FlashDistError as error:
         session.error(str(error))
     session.log(str(found))
     return found
 
 
-def install_toolchain(session: nox.Session) -> None:
-    """Install the build tools and, unless CUDA_HOME names a toolkit, nvcc."""
-    found = run_preflight(session)
+def install_toolchain(session: nox.Session, *names: str) -> None:
+    """Install what compiles these arch sets; nvcc, too, unless CUDA_HOME names a toolkit."""
+    found = run_preflight(session, *names)
     install(session, "build", "audit")
     if not os.environ.get("CUDA_HOME"):
         session.install(f"cuda-toolkit[nvcc,cccl]=={found.toolkit}.*")
@@ -60,7 +64,7 @@ def install_toolchain(session: nox.Session) -> None:
 @nox.session
 def build_wheels(session: nox.Session) -> None:
     """Build audited wheels into dist/<set>/: `-- SET ...`, default every published set."""
-    install_toolchain(session)
+    install_toolchain(session, *session.posargs)
     session.run("python", "-m", "ci.build_wheels", *session.posargs)
 
 
@@ -74,7 +78,7 @@ def unit_tests(session: nox.Session) -> None:
 @nox.session
 def small_wheel(session: nox.Session) -> None:
     """Build the one small wheel that wheel_tests installs."""
-    install_toolchain(session)
+    install_toolchain(session, SMALL_SET)
     session.run("python", "-m", "ci.build_wheels", SMALL_SET)
 
 
@@ -129,8 +133,8 @@ def typecheck(session: nox.Session) -> None:
 @nox.session
 def repro(session: nox.Session) -> None:
     """Build one set in two folders and compare the bytes: `-- SET`."""
-    install_toolchain(session)
     names = session.posargs or [SMALL_SET]
+    install_toolchain(session, *names)
     files = session.run("git", "ls-files", "-co", "--exclude-standard", silent=True, external=True)
     digests = []
     for folder in ("one", "another-folder"):
