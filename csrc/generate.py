@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 CSRC = Path(__file__).resolve().parent
 CPP_DTYPES = {"fp16": "Fp16", "bf16": "Bf16"}
+_A100 = 80
 
 
 @dataclass(frozen=True)
@@ -92,13 +93,18 @@ class Table:
         return cls(data["dtypes"], plans, tuple(Family.from_toml(f) for f in data["family"]))
 
     def variants(self, target: Arch) -> list[Variant]:
-        """Every kernel that a target gets: its dtypes, and the plans its devices have room for."""
+        """Every kernel that a target gets: its dtypes, and the plans its devices have room for.
+
+        PTX also runs on newer devices: from 8.0 on it carries the plans of an A100, whatever its own number.
+        """
+        newer = target.ptx and target.number >= _A100
+        room = max(target.smem_optin, Arch(8, 0).smem_optin) if newer else target.smem_optin
         return [
             Variant(family, dtype, row, target, self.smem_plans[row.plan])
             for family in self.families
             for dtype, first in self.dtypes.items()
             for row in family.rows
-            if target.number >= first and self.smem_plans[row.plan] <= target.smem_optin
+            if target.number >= first and self.smem_plans[row.plan] <= room
         ]
 
 
