@@ -17,6 +17,9 @@ struct Target {
   static constexpr bool HAS_CP_ASYNC = NUMBER >= 80;   // otherwise tiles are staged through registers
   static constexpr bool HAS_MMA_K16 = NUMBER >= 80;    // otherwise m16n8k8 pairs, fp16 only
   static constexpr bool HAS_PACKED_CONVERT = NUMBER >= 80;
+
+  // How many steps of a product ptxas may load ahead; tiles staged in registers leave room for fewer.
+  static constexpr int UNROLL = HAS_CP_ASYNC ? 4 : 2;
 };
 
 // Element types, as tags: the kernels move raw 16-bit words and only the ptx wrappers look inside.

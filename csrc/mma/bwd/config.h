@@ -23,7 +23,7 @@ struct DkdvConfig : DkdvPlan<HEAD_DIM_, PLAN_> {
     alignas(128) uint16_t q[Plan::BLOCK_M * HEAD_DIM];
     alignas(128) uint16_t dout[Plan::BLOCK_M * HEAD_DIM];
     alignas(16) float lse_log2[Plan::BLOCK_M];
-    alignas(16) float delta[Plan::BLOCK_M];
+    float delta[Plan::BLOCK_M];  // right behind lse_log2
   };
   struct Smem {
     alignas(128) uint16_t k[BLOCK_N * HEAD_DIM];  // later the stage of dK

@@ -18,25 +18,26 @@
 
 namespace flash_dist {
 
-// BLOCK_M floats of a statistic, 16 bytes per thread of the first BLOCK_M / 4 threads counted from first_thread.
+// COUNT floats of lse and as many of delta into neighbouring arrays, 16 bytes per thread.
 template <class Target, int COUNT>
 struct StatCopy {
   uint4 staged;
 
-  __device__ __forceinline__ void fetch(uint32_t smem, const float* src, int first_thread) {
-    const int i = static_cast<int>(threadIdx.x) - first_thread;
-    if (i < 0 || i >= COUNT / 4) return;
+  __device__ __forceinline__ void fetch(uint32_t smem, const float* lse, const float* delta) {
+    const int i = fresh_thread() * 4;
+    if (i >= 2 * COUNT) return;
+    const float* src = i < COUNT ? lse + i : delta + (i - COUNT);
     if constexpr (Target::HAS_CP_ASYNC) {
-      cp_async_16(smem + i * 16, src + i * 4, true);
+      cp_async_16(smem + i * 4, src, true);
     } else {
-      staged = load_global_16(src + i * 4);
+      staged = load_global_16(src);
     }
   }
 
-  __device__ __forceinline__ void land(uint32_t smem, int first_thread) {
+  __device__ __forceinline__ void land(uint32_t smem) {
     if constexpr (!Target::HAS_CP_ASYNC) {
-      const int i = static_cast<int>(threadIdx.x) - first_thread;
-      if (i >= 0 && i < COUNT / 4) store_shared_16(smem + i * 16, staged);
+      const int i = fresh_thread() * 4;
+      if (i < 2 * COUNT) store_shared_16(smem + i * 4, staged);
     }
   }
 };
@@ -121,7 +122,7 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
   }
 
   TileCopy<Target, BLOCK_M, HEAD_DIM, Config::THREADS> copy_q, copy_dout;
-  StatCopy<Target, BLOCK_M> copy_lse, copy_delta;
+  StatCopy<Target, BLOCK_M> copy_stats;
   const auto fetch = [&](int i, int s) {
     const int member = member0 + i / tile_count;
     const int row0 = (tile_begin + i % tile_count) * BLOCK_M;
@@ -130,14 +131,13 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
     copy_dout.fetch(sDout(s), head_begin(p.dout, block.batch, block.head_kv, member) + row0 * p.dout.row, p.dout.row,
                     limit);
     const int64_t head = (static_cast<int64_t>(block.batch) * p.num_heads_kv + block.head_kv) * p.group + member;
-    copy_lse.fetch(sLse(s), p.lse_log2 + head * p.rows_padded + row0, 0);
-    copy_delta.fetch(sDelta(s), p.delta + head * p.rows_padded + row0, BLOCK_M / 4);
+    const int64_t row = head * p.rows_padded + row0;
+    copy_stats.fetch(sLse(s), p.lse_log2 + row, p.delta + row);
   };
   const auto land = [&](int s) {
     copy_q.land(sQ(s));
     copy_dout.land(sDout(s));
-    copy_lse.land(sLse(s), 0);
-    copy_delta.land(sDelta(s), BLOCK_M / 4);
+    copy_stats.land(sLse(s));
   };
 
   Accumulator<MT, HEAD_DIM / 8> dk, dv;
@@ -155,7 +155,7 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
       // S^T = K @ Q.T                                    [ROWS, SUB_M] per warp
       Accumulator<MT, NT> pt;
       pt.clear();
-      gemm_abt<Target, T, HEAD_DIM, 4, MT, NT>(pt, a_k, Operand<HEAD_DIM>::b(sQ(s)), sub);
+      gemm_abt<Target, T, HEAD_DIM, Target::UNROLL, MT, NT>(pt, a_k, Operand<HEAD_DIM>::b(sQ(s)), sub);
       if (masked) {
 #pragma unroll
         for (int n = 0; n < NT; ++n)

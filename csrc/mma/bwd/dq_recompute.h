@@ -79,11 +79,11 @@ __device__ __forceinline__ void dq_recompute_block(const BwdParams& p) {
       // S = Q @ K.T                                      [ROWS, SUB_N] per warp
       Accumulator<MT, NT> ds;
       ds.clear();
-      gemm_abt<Target, T, HEAD_DIM, 4, MT, NT>(ds, a_q, Operand<HEAD_DIM>::b(sK(s)), sub);
+      gemm_abt<Target, T, HEAD_DIM, Target::UNROLL, MT, NT>(ds, a_q, Operand<HEAD_DIM>::b(sK(s)), sub);
       // dP = dO @ V.T
       Accumulator<MT, NT> dp;
       dp.clear();
-      gemm_abt<Target, T, HEAD_DIM, 4, MT, NT>(dp, a_dout, Operand<HEAD_DIM>::b(sV(s)), sub);
+      gemm_abt<Target, T, HEAD_DIM, Target::UNROLL, MT, NT>(dp, a_dout, Operand<HEAD_DIM>::b(sV(s)), sub);
       // dS = exp2(S * scale - lse) * (dP - delta)
 #pragma unroll
       for (int m = 0; m < MT; ++m)

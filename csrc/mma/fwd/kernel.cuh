@@ -161,7 +161,7 @@ __device__ __forceinline__ void fwd_block(const FwdParams& p) {
     // S = Q @ K.T                                        [ROWS, BLOCK_N] per warp
     Accumulator<MT, NT> s;
     s.clear();
-    gemm_abt<Target, T, HEAD_DIM, 4, MT, NT>(s, a_q, b_k, 0);
+    gemm_abt<Target, T, HEAD_DIM, Target::UNROLL, MT, NT>(s, a_q, b_k, 0);
 
     copy_v.land(sV);
     arrive();  // V(j) is in; everybody is done with K(j)
