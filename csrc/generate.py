@@ -95,7 +95,8 @@ class Table:
     def variants(self, target: Arch) -> list[Variant]:
         """Every kernel that a target gets: its dtypes, and the plans its devices have room for.
 
-        PTX also runs on newer devices: from 8.0 on it carries the plans of an A100, whatever its own number.
+        PTX also runs on newer devices: from 8.0 on it carries the plans of an A100, whatever its
+        own number.
         """
         newer = target.ptx and target.number >= _A100
         room = max(target.smem_optin, Arch(8, 0).smem_optin) if newer else target.smem_optin
