@@ -53,7 +53,7 @@ using Key = std::tuple<std::string, std::string, int>;
 std::mutex mutex;
 std::map<int, std::unique_ptr<DeviceInfo>> devices;
 std::map<std::tuple<int, const char*, const char*, int>, std::unique_ptr<Selection>> selections;  // by literal address
-std::map<std::string, std::pair<int, const Selection*>> last;
+std::map<const char*, std::pair<int, const Selection*>> last;  // by literal address, too
 
 int attribute(cudaDeviceAttr which, int device) {
   int value = 0;
@@ -153,23 +153,13 @@ const DeviceInfo& device_info_locked(int device) {
   return *info;
 }
 
-}  // namespace
-
-const DeviceInfo& device_info(int device) {
-  const std::lock_guard<std::mutex> lock(mutex);
-  return device_info_locked(device);
-}
-
-const Selection& select_kernel(int device, const KernelKey& key) {
-  const std::lock_guard<std::mutex> lock(mutex);
+const Selection& select_locked(int device, const KernelKey& key) {
   auto& selection = selections[{device, key.family, key.dtype, key.head_dim}];
   if (!selection) selection = choose(device, device_info_locked(device), key);
   return *selection;
 }
 
-const Variant& require_kernel(int device, const KernelKey& key) {
-  const Selection& selection = select_kernel(device, key);
-  if (selection.chosen != nullptr) return *selection.chosen;
+[[noreturn]] void refuse(int device, const KernelKey& key, const Selection& selection) {
   const DeviceInfo& info = device_info(device);
   std::ostringstream text;
   text << "no variant of kernel " << key.family << " for " << key.dtype << ", head_dim " << key.head_dim << " runs on GPU "
@@ -185,12 +175,34 @@ const Variant& require_kernel(int device, const KernelKey& key) {
   throw Error(text.str());
 }
 
-void launch(int device, const KernelKey& key, const void* params, cudaStream_t stream) {
-  const Variant& variant = require_kernel(device, key);
-  check_cuda(variant.entry->launch(variant.entry->kernel, params, stream), variant.symbol);
-  const Selection& selection = select_kernel(device, key);
+}  // namespace
+
+const DeviceInfo& device_info(int device) {
   const std::lock_guard<std::mutex> lock(mutex);
-  last[key.family] = {device, &selection};
+  return device_info_locked(device);
+}
+
+const Selection& select_kernel(int device, const KernelKey& key) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  return select_locked(device, key);
+}
+
+const Variant& require_kernel(int device, const KernelKey& key) {
+  const Selection& selection = select_kernel(device, key);
+  if (selection.chosen == nullptr) refuse(device, key, selection);
+  return *selection.chosen;
+}
+
+void launch(int device, const KernelKey& key, const void* params, cudaStream_t stream) {
+  const Selection* selection;
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    selection = &select_locked(device, key);
+    if (selection->chosen != nullptr) last[key.family] = {device, selection};
+  }
+  if (selection->chosen == nullptr) refuse(device, key, *selection);
+  const Variant& variant = *selection->chosen;
+  check_cuda(variant.entry->launch(variant.entry->kernel, params, stream), variant.symbol);
 }
 
 std::vector<LastVariant> last_variants() {

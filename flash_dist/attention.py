@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any, Final, Literal, overload
+from functools import lru_cache
+from typing import Any, Final, Literal, NamedTuple, overload
 
 import torch
 
@@ -73,7 +74,10 @@ class _FlashAttention(torch.autograd.Function):
 
 def _loadable(dout: Tensor) -> Tensor:
     """Return dout, copied if its layout (autograd's choice, not the user's) does not suit 16-byte loads."""
-    return dout if dout.device.type == "cpu" or _layout_error(dout) is None else dout.contiguous()
+    if dout.device.type == "cpu" or torch.compiler.is_compiling():
+        return dout.contiguous()
+    suits = _stride_error(Layout.of("dout", dout)) is None and dout.data_ptr() % ALIGNMENT == 0
+    return dout if suits else dout.contiguous()
 
 
 @overload
@@ -151,8 +155,37 @@ def flash_attn_func(  # noqa: PLR0913 - the arguments users know
     return (out, lse) if return_lse else out
 
 
+class Layout(NamedTuple):
+    """All of a tensor that decides whether it can be attended, apart from its address."""
+
+    dtype: torch.dtype
+    device: torch.device
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+    @classmethod
+    def of(cls, name: str, x: Tensor) -> Layout:
+        """Return the layout of an argument."""
+        if not isinstance(x, torch.Tensor):
+            message = f"{name} must be a torch.Tensor, got {type(x).__name__}"
+            raise TypeError(message)
+        return cls(x.dtype, x.device, x.shape, x.stride())
+
+
 def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise TypeError or ValueError if q, k, v cannot be attended."""
+    layouts = Layout.of("q", q), Layout.of("k", k), Layout.of("v", v)
+    if torch.compiler.is_compiling():  # sizes may be symbols, and there is no address
+        _check_layouts(*layouts)
+        return
+    _check_layouts_once(*layouts)
+    if q.device.type == "cuda" and (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT != 0:
+        name, x = next(one for one in (("q", q), ("k", k), ("v", v)) if one[1].data_ptr() % ALIGNMENT != 0)
+        message = f"{name} must start at a multiple of {ALIGNMENT} bytes, got address {x.data_ptr():#x}"
+        raise ValueError(message)
+
+
+def _check_layouts(q: Layout, k: Layout, v: Layout) -> None:
     named = (("q", q), ("k", k), ("v", v))
     for name, x in named:
         _check_tensor(name, x)
@@ -166,21 +199,21 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(message)
     if q.device.type == "cuda":
         for name, x in named:
-            reason = _layout_error(x)
+            reason = _stride_error(x)
             if reason is not None:
                 message = f"{name} {reason}"
                 raise ValueError(message)
         _check_index_range(q, k)
 
 
-def _check_tensor(name: str, x: Tensor) -> None:
-    if not isinstance(x, torch.Tensor):
-        message = f"{name} must be a torch.Tensor, got {type(x).__name__}"
-        raise TypeError(message)
+_check_layouts_once = lru_cache(maxsize=4096)(_check_layouts)  # most calls have been seen before
+
+
+def _check_tensor(name: str, x: Layout) -> None:
     if x.device.type not in {"cuda", "cpu"}:
         message = f"{name} must be on a CUDA device or the CPU, got device {x.device}"
         raise ValueError(message)
-    if x.dim() != 4:  # noqa: PLR2004
+    if len(x.shape) != 4:  # noqa: PLR2004
         message = f"{name} must have 4 dimensions [batch, seqlen, num_heads, head_dim], got shape {list(x.shape)}"
         raise ValueError(message)
     allowed = CUDA_DTYPES if x.device.type == "cuda" else CPU_DTYPES
@@ -200,7 +233,7 @@ def _check_tensor(name: str, x: Tensor) -> None:
         raise ValueError(message)
 
 
-def _check_against_q(name: str, x: Tensor, q: Tensor) -> None:
+def _check_against_q(name: str, x: Layout, q: Layout) -> None:
     if x.dtype != q.dtype:
         message = f"q and {name} must have the same dtype, got {q.dtype} and {x.dtype}"
         raise TypeError(message)
@@ -212,19 +245,17 @@ def _check_against_q(name: str, x: Tensor, q: Tensor) -> None:
         raise ValueError(message)
 
 
-def _layout_error(x: Tensor) -> str | None:
-    """Say why 16-byte loads cannot read x, None if they can."""
-    if x.stride(3) != 1:
-        return f"must be contiguous in its last dimension, got strides {list(x.stride())}"
-    step = ALIGNMENT // x.element_size()
-    if any(stride % step != 0 for size, stride in zip(x.shape[:3], x.stride()[:3], strict=True) if size > 1):
-        return f"must have strides that are multiples of {step} elements ({ALIGNMENT} bytes), got {list(x.stride())}"
-    if not torch.compiler.is_compiling() and x.data_ptr() % ALIGNMENT != 0:
-        return f"must start at a multiple of {ALIGNMENT} bytes, got address {x.data_ptr():#x}"
+def _stride_error(x: Layout) -> str | None:
+    """Say why 16-byte loads cannot step through x, None if they can."""
+    if x.stride[3] != 1:
+        return f"must be contiguous in its last dimension, got strides {list(x.stride)}"
+    step = ALIGNMENT // x.dtype.itemsize
+    if any(stride % step != 0 for size, stride in zip(x.shape[:3], x.stride[:3], strict=True) if size > 1):
+        return f"must have strides that are multiples of {step} elements ({ALIGNMENT} bytes), got {list(x.stride)}"
     return None
 
 
-def _check_index_range(q: Tensor, k: Tensor) -> None:
+def _check_index_range(q: Layout, k: Layout) -> None:
     rows = max(q.shape[1], k.shape[1])
     blocks = q.shape[0] * q.shape[2] * (rows // SMALLEST_TILE + 1)
     if blocks > MAX_BLOCKS:
