@@ -62,7 +62,11 @@ def launched_kernels(run: Run) -> list[str]:
         run()
         torch.cuda.synchronize()
     names = {event.key.split("<")[0].split("(")[0] for event in profile.key_averages()}
-    return sorted(name.removeprefix("void ") for name in names if "flash" in name or "fmha" in name or "cudnn" in name)
+    return sorted(
+        name.removeprefix("void ")
+        for name in names
+        if "flash" in name or "fmha" in name or "cudnn" in name
+    )
 
 
 class Case:
@@ -71,7 +75,8 @@ class Case:
     def __init__(self, head_dim: int, seqlen: int, *, causal: bool) -> None:
         shape = (TOKENS // seqlen, seqlen, WIDTH // head_dim, head_dim)
         self.q, self.k, self.v, self.dout = (
-            torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=i < 3) for i in range(4)  # noqa: PLR2004
+            torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=i < 3)
+            for i in range(4)
         )
         self.causal = causal
         self.flops = 4 * shape[0] * shape[2] * seqlen * seqlen * head_dim / (2 if causal else 1)
@@ -88,7 +93,9 @@ class Case:
 
     def backward_of(self, out: torch.Tensor) -> Run:
         """Return a run of the backward of a forward's result."""
-        return lambda: torch.autograd.grad(out, (self.q, self.k, self.v), self.dout, retain_graph=True)
+        return lambda: torch.autograd.grad(
+            out, (self.q, self.k, self.v), self.dout, retain_graph=True
+        )
 
 
 def measure_forward(case: Case, seconds: float) -> dict[str, float]:
@@ -136,7 +143,9 @@ def measure_overhead() -> dict[str, float]:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--head-dims", default="64,128")
     parser.add_argument("--seqlens", default="1024,4096,16384")
     parser.add_argument("--budgets", default="1024")
@@ -144,15 +153,24 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     head_dims, seqlens, budgets = (
-        [int(x) for x in text.split(",")] for text in (options.head_dims, options.seqlens, options.budgets)
+        [int(x) for x in text.split(",")]
+        for text in (options.head_dims, options.seqlens, options.budgets)
     )
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, flash_dist {flash_dist.__version__}")
+    print(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, flash_dist {flash_dist.__version__}"
+    )
     rows = []
     for head_dim, causal, seqlen in itertools.product(head_dims, (False, True), seqlens):
         case = Case(head_dim, seqlen, causal=causal)
         forward = measure_forward(case, options.seconds)
         backward = measure_backward(case, options.seconds, budgets)
-        row = {"head_dim": head_dim, "causal": causal, "seqlen": seqlen, "forward_ms": forward, "backward_ms": backward}
+        row = {
+            "head_dim": head_dim,
+            "causal": causal,
+            "seqlen": seqlen,
+            "forward_ms": forward,
+            "backward_ms": backward,
+        }
         rows.append(row)
         rate = case.flops / 1e9
         text = f"d{head_dim:<4}{'causal' if causal else 'full':7}{seqlen:6}  fwd {rate / forward['ours']:6.1f} TF"
@@ -162,8 +180,16 @@ def main() -> None:
             text += f"  {budget}: {2.5 * rate / ms:6.1f} TF ratio {backward['peer'] / ms:5.2f}"
         print(text, flush=True)
         if len(rows) == 1:
-            print("peer ran", launched_kernels(case.peer), launched_kernels(case.backward_of(case.peer())))
-            print("ours ran", launched_kernels(case.ours), launched_kernels(case.backward_of(case.ours())))
+            print(
+                "peer ran",
+                launched_kernels(case.peer),
+                launched_kernels(case.backward_of(case.peer())),
+            )
+            print(
+                "ours ran",
+                launched_kernels(case.ours),
+                launched_kernels(case.backward_of(case.ours())),
+            )
     overhead = measure_overhead()
     print("CPU time per call, us:", {name: round(value, 1) for name, value in overhead.items()})
     if options.json:

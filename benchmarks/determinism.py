@@ -53,7 +53,12 @@ def count_differing(shape: Shape, runs: int) -> tuple[int, int]:
         size = (shape.batch, shape.seqlen, heads, shape.head_dim)
         return torch.randn(size, device="cuda", generator=generator).bfloat16()
 
-    q, k, v, dout = draw(shape.num_heads), draw(shape.num_heads_kv), draw(shape.num_heads_kv), draw(shape.num_heads)
+    q, k, v, dout = (
+        draw(shape.num_heads),
+        draw(shape.num_heads_kv),
+        draw(shape.num_heads_kv),
+        draw(shape.num_heads),
+    )
     inputs = tuple(x.requires_grad_() for x in (q, k, v))
     out = flash_dist.flash_attn_func(*inputs, causal=shape.causal)
     first: tuple[torch.Tensor, ...] = ()
@@ -61,7 +66,10 @@ def count_differing(shape: Shape, runs: int) -> tuple[int, int]:
     for _ in range(runs):
         grads = torch.autograd.grad(out, inputs, dout, retain_graph=True)
         first = first or grads
-        count = sum((a.view(torch.int16) != b.view(torch.int16)).sum() for a, b in zip(first, grads, strict=True))
+        count = sum(
+            (a.view(torch.int16) != b.view(torch.int16)).sum()
+            for a, b in zip(first, grads, strict=True)
+        )
         differing += torch.stack((torch.as_tensor(count > 0).long(), torch.as_tensor(count)))
     runs_differing, elements = differing.tolist()
     return runs_differing, elements
@@ -69,7 +77,9 @@ def count_differing(shape: Shape, runs: int) -> tuple[int, int]:
 
 def main() -> int:
     """Print one line per shape."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--runs", type=int, default=1000)
     options = parser.parse_args()
     failed = 0

@@ -52,7 +52,8 @@ using Key = std::tuple<std::string, std::string, int>;
 
 std::mutex mutex;
 std::map<int, std::unique_ptr<DeviceInfo>> devices;
-std::map<std::tuple<int, const char*, const char*, int>, std::unique_ptr<Selection>> selections;  // by literal address
+std::map<std::tuple<int, const char*, const char*, int>, std::unique_ptr<Selection>>
+    selections;                                                // by literal address
 std::map<const char*, std::pair<int, const Selection*>> last;  // by literal address, too
 
 int attribute(cudaDeviceAttr which, int device) {
@@ -80,12 +81,14 @@ std::unique_ptr<DeviceInfo> read_device(int device) {
   info->compute_capability = properties.major * 10 + properties.minor;
   info->sm_count = attribute(cudaDevAttrMultiProcessorCount, device);
   info->l2_bytes = attribute(cudaDevAttrL2CacheSize, device);
-  info->smem_limit = std::min(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device), smem_limit_asked());
+  info->smem_limit =
+      std::min(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device), smem_limit_asked());
   return info;
 }
 
-// From best to worst: exact SASS, SASS of the same major (newest first), PTX (newest first); then the largest tile. The
-// driver has the last word on each, so the rules of suffixes and families are not repeated here.
+// From best to worst: exact SASS, SASS of the same major (newest first), PTX (newest first); then
+// the largest tile. The driver has the last word on each, so the rules of suffixes and families are
+// not repeated here.
 struct Preference {
   int device;
 
@@ -99,19 +102,21 @@ struct Preference {
 };
 
 bool matches(const Variant& v, const KernelKey& key) {
-  return v.head_dim == key.head_dim && !std::strcmp(v.family, key.family) && !std::strcmp(v.dtype, key.dtype);
+  return v.head_dim == key.head_dim && !std::strcmp(v.family, key.family) &&
+         !std::strcmp(v.dtype, key.dtype);
 }
 
 // Empty if the variant loads on the current device, else the reason.
 std::string try_load(const Variant& v, const DeviceInfo& info, Selection& selection) {
   if (smem_plan_bytes(v.plan) > info.smem_limit && v.plan != 0) {
-    return "needs up to " + std::to_string(smem_plan_bytes(v.plan)) + " bytes of shared memory per block, the limit is " +
-           std::to_string(info.smem_limit);
+    return "needs up to " + std::to_string(smem_plan_bytes(v.plan)) +
+           " bytes of shared memory per block, the limit is " + std::to_string(info.smem_limit);
   }
   cudaFuncAttributes attributes;
   cudaError_t status = cudaFuncGetAttributes(&attributes, v.entry->kernel);
   if (status == cudaSuccess && v.entry->dynamic_smem > 48 * 1024) {
-    status = cudaFuncSetAttribute(v.entry->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, v.entry->dynamic_smem);
+    status = cudaFuncSetAttribute(v.entry->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  v.entry->dynamic_smem);
   }
   if (status != cudaSuccess) {
     cudaGetLastError();
@@ -162,9 +167,9 @@ const Selection& select_locked(int device, const KernelKey& key) {
 [[noreturn]] void refuse(int device, const KernelKey& key, const Selection& selection) {
   const DeviceInfo& info = device_info(device);
   std::ostringstream text;
-  text << "no variant of kernel " << key.family << " for " << key.dtype << ", head_dim " << key.head_dim << " runs on GPU "
-       << device << " (" << info.name << ", compute capability " << info.compute_capability / 10 << "."
-       << info.compute_capability % 10 << ")";
+  text << "no variant of kernel " << key.family << " for " << key.dtype << ", head_dim "
+       << key.head_dim << " runs on GPU " << device << " (" << info.name << ", compute capability "
+       << info.compute_capability / 10 << "." << info.compute_capability % 10 << ")";
   const char* separator = ": ";
   for (const Refusal& refusal : selection.refused) {
     text << separator << refusal.variant->symbol << ": " << refusal.reason;

@@ -16,8 +16,8 @@ struct Variant {
   const char* family;
   const char* dtype;
   int head_dim;
-  int plan;    // KB of shared memory, see kernels.toml
-  int number;  // 90
+  int plan;     // KB of shared memory, see kernels.toml
+  int number;   // 90
   char suffix;  // 'a', 'f' or '\0'
   bool ptx;
   const KernelEntry* entry;
@@ -59,7 +59,8 @@ struct DeviceInfo {
 const DeviceInfo& device_info(int device);
 const Selection& select_kernel(int device, const KernelKey& key);
 
-// As select_kernel, or an error that names the device, what is built in and why each variant was refused.
+// As select_kernel, or an error that names the device, what is built in and why each variant was
+// refused.
 const Variant& require_kernel(int device, const KernelKey& key);
 
 // Launches on stream and remembers the variant for last_variants().

@@ -27,7 +27,8 @@ class Planner {
   BwdPlan make() {
     BwdPlan plan;
     plan.rows_padded = static_cast<int>(ceil_div(shape_.seqlen_q, ROW_PADDING)) * ROW_PADDING;
-    plan.statistics = 2 * sizeof(float) * int64_t{shape_.batch} * shape_.num_heads_kv * shape_.group * plan.rows_padded;
+    plan.statistics = 2 * sizeof(float) * int64_t{shape_.batch} * shape_.num_heads_kv *
+                      shape_.group * plan.rows_padded;
     plan.group_split = choose_group_split();
     plan.partial = partial_bytes(plan.group_split);
     const int64_t left = budget_ - plan.partial;
@@ -38,7 +39,8 @@ class Planner {
     }
     plan.ds = 0;
     for (const BwdChunk& chunk : plan.chunks) {
-      plan.ds = std::max(plan.ds, DS_TILE_BYTES * plan.ds_tiles_per_head * chunk.units * shape_.group);
+      plan.ds =
+          std::max(plan.ds, DS_TILE_BYTES * plan.ds_tiles_per_head * chunk.units * shape_.group);
     }
     return plan;
   }
@@ -90,13 +92,15 @@ class Planner {
     return true;
   }
 
-  // Some units at a time, their keys in stripes of nearly equal dS; dQ is summed in fp32 over the stripes. The fewest
-  // units whose stripes fill the device.
+  // Some units at a time, their keys in stripes of nearly equal dS; dQ is summed in fp32 over the
+  // stripes. The fewest units whose stripes fill the device.
   bool cut_by_stripes(BwdPlan& plan, int64_t left) const {
     for (int units = 1; units <= units_; ++units) {
-      const int64_t accum = sizeof(float) * int64_t{units} * shape_.group * plan.rows_padded * shape_.head_dim;
+      const int64_t accum =
+          sizeof(float) * int64_t{units} * shape_.group * plan.rows_padded * shape_.head_dim;
       if (accum > left) return false;
-      const std::vector<int> ends = stripe_ends((left - accum) / (int64_t{units} * shape_.group * DS_TILE_BYTES));
+      const std::vector<int> ends =
+          stripe_ends((left - accum) / (int64_t{units} * shape_.group * DS_TILE_BYTES));
       if (ends.empty()) return false;
       int shortest = key_tiles_;
       plan.ds_tiles_per_head = 0;
@@ -120,11 +124,13 @@ class Planner {
     return false;
   }
 
-  // Ends of the fewest stripes of at most limit slots per query head; empty if a single key tile has more.
+  // Ends of the fewest stripes of at most limit slots per query head; empty if a single key tile
+  // has more.
   std::vector<int> stripe_ends(int64_t limit) const {
     const int64_t total = slots(0, key_tiles_);
     if (limit <= 0) return {};
-    for (int64_t count = std::max<int64_t>(1, ceil_div(total, limit)); count <= key_tiles_; ++count) {
+    for (int64_t count = std::max<int64_t>(1, ceil_div(total, limit)); count <= key_tiles_;
+         ++count) {
       std::vector<int> ends;
       int64_t largest = 0;
       for (int64_t i = 1; i <= count; ++i) {

@@ -53,15 +53,17 @@ class List {
 
 std::string key_fields(const Variant& v) {
   std::ostringstream text;
-  text << "\"family\": " << quoted(v.family) << ", \"dtype\": " << quoted(v.dtype) << ", \"head_dim\": " << v.head_dim;
+  text << "\"family\": " << quoted(v.family) << ", \"dtype\": " << quoted(v.dtype)
+       << ", \"head_dim\": " << v.head_dim;
   return text.str();
 }
 
 std::string describe_variants() {
   List list("[]");
   for (const Variant& v : all_variants()) {
-    list.next() << "{\"symbol\": " << quoted(v.symbol) << ", " << key_fields(v) << ", \"plan\": " << v.plan
-                << ", \"target\": " << quoted(v.target()) << ", \"threads\": " << v.entry->threads
+    list.next() << "{\"symbol\": " << quoted(v.symbol) << ", " << key_fields(v)
+                << ", \"plan\": " << v.plan << ", \"target\": " << quoted(v.target())
+                << ", \"threads\": " << v.entry->threads
                 << ", \"dynamic_smem\": " << v.entry->dynamic_smem << "}";
   }
   return list.str();
@@ -69,8 +71,10 @@ std::string describe_variants() {
 
 std::string loaded_fields(const Selection& selection) {
   std::ostringstream text;
-  text << "\"symbol\": " << quoted(selection.chosen->symbol) << ", \"plan\": " << selection.chosen->plan
-       << ", \"binary_version\": " << selection.binary_version << ", \"ptx_version\": " << selection.ptx_version;
+  text << "\"symbol\": " << quoted(selection.chosen->symbol)
+       << ", \"plan\": " << selection.chosen->plan
+       << ", \"binary_version\": " << selection.binary_version
+       << ", \"ptx_version\": " << selection.ptx_version;
   return text.str();
 }
 
@@ -82,8 +86,8 @@ std::string describe_selection(int device) {
     const Selection& selection = select_kernel(device, {v.family, v.dtype, v.head_dim});
     List refused("[]");
     for (const Refusal& refusal : selection.refused) {
-      refused.next() << "{\"symbol\": " << quoted(refusal.variant->symbol) << ", \"reason\": " << quoted(refusal.reason)
-                     << "}";
+      refused.next() << "{\"symbol\": " << quoted(refusal.variant->symbol)
+                     << ", \"reason\": " << quoted(refusal.reason) << "}";
     }
     list.next() << "{" << key_fields(v) << ", \"chosen\": "
                 << (selection.chosen == nullptr ? "null" : "{" + loaded_fields(selection) + "}")
@@ -95,7 +99,8 @@ std::string describe_selection(int device) {
 std::string describe_last() {
   List list("{}");
   for (const LastVariant& last : last_variants()) {
-    list.next() << quoted(last.family) << ": {\"device\": " << last.device << ", " << loaded_fields(last.selection) << "}";
+    list.next() << quoted(last.family) << ": {\"device\": " << last.device << ", "
+                << loaded_fields(last.selection) << "}";
   }
   return list.str();
 }
@@ -105,20 +110,23 @@ const char* boolean(bool value) { return value ? "true" : "false"; }
 std::string describe_plan(const BwdPlan& plan) {
   List chunks("[]");
   for (const BwdChunk& c : plan.chunks) {
-    chunks.next() << "{\"unit_begin\": " << c.unit_begin << ", \"units\": " << c.units << ", \"key_begin\": " << c.key_begin
-                  << ", \"key_end\": " << c.key_end << ", \"first_stripe\": " << boolean(c.first_stripe)
+    chunks.next() << "{\"unit_begin\": " << c.unit_begin << ", \"units\": " << c.units
+                  << ", \"key_begin\": " << c.key_begin << ", \"key_end\": " << c.key_end
+                  << ", \"first_stripe\": " << boolean(c.first_stripe)
                   << ", \"last_stripe\": " << boolean(c.last_stripe) << "}";
   }
   std::ostringstream text;
   text << "{\"spill\": " << boolean(plan.spill) << ", \"group_split\": " << plan.group_split
-       << ", \"rows_padded\": " << plan.rows_padded << ", \"ds_tiles_per_head\": " << plan.ds_tiles_per_head
-       << ", \"ds\": " << plan.ds << ", \"dq_accum\": " << plan.dq_accum << ", \"partial\": " << plan.partial
+       << ", \"rows_padded\": " << plan.rows_padded
+       << ", \"ds_tiles_per_head\": " << plan.ds_tiles_per_head << ", \"ds\": " << plan.ds
+       << ", \"dq_accum\": " << plan.dq_accum << ", \"partial\": " << plan.partial
        << ", \"statistics\": " << plan.statistics << ", \"chunks\": " << chunks.str() << "}";
   return text.str();
 }
 
 int64_t copy_out(const std::string& text, char* buffer, int64_t size) {
-  if (buffer != nullptr && size > static_cast<int64_t>(text.size())) std::memcpy(buffer, text.c_str(), text.size() + 1);
+  if (buffer != nullptr && size > static_cast<int64_t>(text.size()))
+    std::memcpy(buffer, text.c_str(), text.size() + 1);
   return static_cast<int64_t>(text.size());
 }
 
@@ -142,9 +150,11 @@ int64_t flash_dist_last_variant_json(char* buffer, int64_t size) {
   return guarded([&] { return copy_out(describe_last(), buffer, size); });
 }
 
-int64_t flash_dist_plan_json(const int32_t* shape, const int32_t* device, int64_t budget, char* buffer, int64_t size) {
+int64_t flash_dist_plan_json(const int32_t* shape, const int32_t* device, int64_t budget,
+                             char* buffer, int64_t size) {
   return guarded([&] {
     const BwdShape s{shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6] != 0};
-    return copy_out(describe_plan(plan_backward(s, {device[0], device[1], device[2]}, budget)), buffer, size);
+    return copy_out(describe_plan(plan_backward(s, {device[0], device[1], device[2]}, budget)),
+                    buffer, size);
   });
 }

@@ -28,7 +28,9 @@ def load_library() -> ctypes.CDLL:
         library = ctypes.CDLL(str(LIBRARY))
     except OSError as error:
         message = f"the kernel library does not load: {error}"
-        raise ExtensionError(message, hint="`python -m flash_dist doctor` finds the cause") from error
+        raise ExtensionError(
+            message, hint="`python -m flash_dist doctor` finds the cause"
+        ) from error
     library.flash_dist_last_error.restype = ctypes.c_char_p
     for name in ("variants", "select", "last_variant", "plan"):
         getattr(library, f"flash_dist_{name}_json").restype = ctypes.c_int64
@@ -61,7 +63,11 @@ def select(device: int) -> list[dict[str, Any]]:
     and `refused`: symbol and reason of every variant tried or ruled out.
     """
     library = load_library()
-    return list(_read_json(lambda buffer, size: library.flash_dist_select_json(ctypes.c_int(device), buffer, size)))
+    return list(
+        _read_json(
+            lambda buffer, size: library.flash_dist_select_json(ctypes.c_int(device), buffer, size)
+        )
+    )
 
 
 def last_variant() -> dict[str, dict[str, Any]]:
@@ -93,6 +99,8 @@ def plan_backward(  # noqa: PLR0913 - the shape of one call
     shape = (ctypes.c_int32 * 7)(batch, seqlen_q, seqlen_k, num_heads_kv, group, head_dim, causal)
     device = (ctypes.c_int32 * 3)(sm_count, key_tile, blocks_per_sm)
     plan = _read_json(
-        lambda buffer, size: library.flash_dist_plan_json(shape, device, ctypes.c_int64(budget), buffer, size)
+        lambda buffer, size: library.flash_dist_plan_json(
+            shape, device, ctypes.c_int64(budget), buffer, size
+        )
     )
     return dict(plan)

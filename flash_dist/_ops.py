@@ -27,7 +27,9 @@ Tensor = torch.Tensor
 Gradients = tuple[Tensor, Tensor, Tensor]
 
 
-def fwd(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float, causal: bool) -> tuple[Tensor, Tensor]:  # noqa: FBT001
+def fwd(
+    q: Tensor, k: Tensor, v: Tensor, softmax_scale: float, causal: bool
+) -> tuple[Tensor, Tensor]:
     """Return out [batch, seqlen_q, num_heads_q, head_dim] and lse [batch, num_heads_q, seqlen_q]."""
     out, lse = torch.ops.flash_dist.fwd(q, k, v, softmax_scale, causal)
     return out, lse
@@ -46,12 +48,16 @@ def bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     budget: int,
 ) -> Gradients:
     """Return dq, dk, dv, each like its tensor; budget in bytes."""
-    dq, dk, dv = torch.ops.flash_dist.bwd(dout, q, k, v, out, lse, dlse, softmax_scale, causal, budget)
+    dq, dk, dv = torch.ops.flash_dist.bwd(
+        dout, q, k, v, out, lse, dlse, softmax_scale, causal, budget
+    )
     return dq, dk, dv
 
 
 @torch.library.register_fake("flash_dist::fwd")
-def _fwd_fake(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float, causal: bool) -> tuple[Tensor, Tensor]:  # noqa: FBT001, ARG001
+def _fwd_fake(
+    q: Tensor, k: Tensor, v: Tensor, softmax_scale: float, causal: bool
+) -> tuple[Tensor, Tensor]:
     batch, seqlen_q, num_heads_q, _ = q.shape
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     return q.new_empty(q.shape), q.new_empty((batch, num_heads_q, seqlen_q), dtype=lse_dtype)
@@ -74,7 +80,9 @@ def _bwd_fake(  # noqa: PLR0913, PLR0917
 
 
 @torch.library.impl("flash_dist::fwd", "CPU")
-def _fwd_cpu(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float, causal: bool) -> tuple[Tensor, Tensor]:  # noqa: FBT001
+def _fwd_cpu(
+    q: Tensor, k: Tensor, v: Tensor, softmax_scale: float, causal: bool
+) -> tuple[Tensor, Tensor]:
     return reference_forward(q, k, v, softmax_scale=softmax_scale, causal=causal)
 
 
@@ -91,4 +99,6 @@ def _bwd_cpu(  # noqa: PLR0913, PLR0917
     causal: bool,  # noqa: FBT001
     budget: int,  # noqa: ARG001 - nothing is spilled here
 ) -> Gradients:
-    return reference_backward(dout, q, k, v, out, lse, dlse, softmax_scale=softmax_scale, causal=causal)
+    return reference_backward(
+        dout, q, k, v, out, lse, dlse, softmax_scale=softmax_scale, causal=causal
+    )

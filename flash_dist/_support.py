@@ -27,10 +27,16 @@ def require_kernels(device: int, dtype: torch.dtype, head_dim: int) -> None:
     """
     capability = torch.cuda.get_device_capability(device)
     if dtype == torch.bfloat16 and capability < BF16_CAPABILITY:
-        message = f"q must be float16 on compute capability {capability[0]}.{capability[1]}, got bfloat16"
+        message = (
+            f"q must be float16 on compute capability {capability[0]}.{capability[1]}, got bfloat16"
+        )
         raise TypeError(message)
     for kernel in select(device):
-        if (kernel["family"], kernel["dtype"], kernel["head_dim"]) == (FAMILY, DTYPE_NAMES[dtype], head_dim):
+        if (kernel["family"], kernel["dtype"], kernel["head_dim"]) == (
+            FAMILY,
+            DTYPE_NAMES[dtype],
+            head_dim,
+        ):
             if kernel["chosen"] is not None:
                 return
             raise _explain(device, capability, kernel)
@@ -42,6 +48,8 @@ def _explain(device: int, capability: tuple[int, int], kernel: dict[str, Any]) -
     predicted = unsupported_error(Device(*capability), name=name)
     if predicted is not None:
         return predicted
-    reasons = "; ".join(f"{refusal['symbol']}: {refusal['reason']}" for refusal in kernel["refused"])
+    reasons = "; ".join(
+        f"{refusal['symbol']}: {refusal['reason']}" for refusal in kernel["refused"]
+    )
     message = f"no variant of kernel {kernel['family']} loads on GPU {device} ({name}): {reasons or 'none is built in'}"
     return ExtensionError(message, hint="`python -m flash_dist doctor` looks for the cause")

@@ -68,7 +68,9 @@ class _FlashAttention(torch.autograd.Function):
         dout = torch.zeros_like(out) if dout is None else _loadable(dout)
         if dlse is not None:
             dlse = dlse.contiguous()
-        dq, dk, dv = _ops.bwd(dout, q, k, v, out, lse, dlse, ctx.softmax_scale, ctx.causal, ctx.budget)
+        dq, dk, dv = _ops.bwd(
+            dout, q, k, v, out, lse, dlse, ctx.softmax_scale, ctx.causal, ctx.budget
+        )
         return dq, dk, dv, None, None, None
 
 
@@ -180,8 +182,12 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
         return
     _check_layouts_once(*layouts)
     if q.device.type == "cuda" and (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT != 0:
-        name, x = next(one for one in (("q", q), ("k", k), ("v", v)) if one[1].data_ptr() % ALIGNMENT != 0)
-        message = f"{name} must start at a multiple of {ALIGNMENT} bytes, got address {x.data_ptr():#x}"
+        name, x = next(
+            one for one in (("q", q), ("k", k), ("v", v)) if one[1].data_ptr() % ALIGNMENT != 0
+        )
+        message = (
+            f"{name} must start at a multiple of {ALIGNMENT} bytes, got address {x.data_ptr():#x}"
+        )
         raise ValueError(message)
 
 
@@ -219,7 +225,9 @@ def _check_tensor(name: str, x: Layout) -> None:
     allowed = CUDA_DTYPES if x.device.type == "cuda" else CPU_DTYPES
     if x.dtype not in allowed:
         names = " or ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
-        message = f"{name} must be {names} on {x.device.type}, got {str(x.dtype).removeprefix('torch.')}"
+        message = (
+            f"{name} must be {names} on {x.device.type}, got {str(x.dtype).removeprefix('torch.')}"
+        )
         raise TypeError(message)
     if x.shape[3] not in HEAD_DIMS:
         sizes = " or ".join(map(str, HEAD_DIMS))
@@ -250,7 +258,11 @@ def _stride_error(x: Layout) -> str | None:
     if x.stride[3] != 1:
         return f"must be contiguous in its last dimension, got strides {list(x.stride)}"
     step = ALIGNMENT // x.dtype.itemsize
-    if any(stride % step != 0 for size, stride in zip(x.shape[:3], x.stride[:3], strict=True) if size > 1):
+    if any(
+        stride % step != 0
+        for size, stride in zip(x.shape[:3], x.stride[:3], strict=True)
+        if size > 1
+    ):
         return f"must have strides that are multiples of {step} elements ({ALIGNMENT} bytes), got {list(x.stride)}"
     return None
 

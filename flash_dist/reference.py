@@ -35,7 +35,9 @@ def _scores(q: Tensor, k: Tensor, *, softmax_scale: float, causal: bool) -> Tens
     return scores.masked_fill(~mask, -torch.inf)
 
 
-def reference_forward(q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+def reference_forward(
+    q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float, causal: bool
+) -> tuple[Tensor, Tensor]:
     """Return out and lse. A row without a key has out 0 and lse -inf.
 
     Args:
@@ -45,7 +47,9 @@ def reference_forward(q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float, 
         causal: Mask aligned to the bottom right.
     """
     heads = q.shape[2]
-    scores = _scores(_heads_first(q, heads), _heads_first(k, heads), softmax_scale=softmax_scale, causal=causal)
+    scores = _scores(
+        _heads_first(q, heads), _heads_first(k, heads), softmax_scale=softmax_scale, causal=causal
+    )
     lse = scores.logsumexp(-1)
     weights = (scores - lse.unsqueeze(-1)).exp().masked_fill((lse == -torch.inf).unsqueeze(-1), 0.0)
     out = weights @ _heads_first(v, heads)
@@ -79,7 +83,10 @@ def reference_backward(  # noqa: PLR0913, PLR0917 - the tensors of the formula
         delta = delta - dlse.to(delta.dtype).unsqueeze(-1)
     ds = weights * (doh @ vh.transpose(-1, -2) - delta) * softmax_scale
     dq = ds @ kh
-    dk, dv = (_sum_group(g, k.shape[2]) for g in (ds.transpose(-1, -2) @ qh, weights.transpose(-1, -2) @ doh))
+    dk, dv = (
+        _sum_group(g, k.shape[2])
+        for g in (ds.transpose(-1, -2) @ qh, weights.transpose(-1, -2) @ doh)
+    )
     return tuple(g.transpose(1, 2).to(q.dtype).contiguous() for g in (dq, dk, dv))  # type: ignore[return-value]
 
 

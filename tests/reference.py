@@ -50,12 +50,18 @@ def random_problem(  # noqa: PLR0913 - a shape
     generator = torch.Generator().manual_seed(seed)
 
     def draw(seqlen: int, heads: int) -> Tensor:
-        return torch.randn(batch, seqlen, heads, head_dim, generator=generator).to(device=device, dtype=dtype)
+        return torch.randn(batch, seqlen, heads, head_dim, generator=generator).to(
+            device=device, dtype=dtype
+        )
 
     keys = seqlen_k or seqlen_q
     heads_kv = num_heads_kv or num_heads
     return Problem(
-        draw(seqlen_q, num_heads), draw(keys, heads_kv), draw(keys, heads_kv), draw(seqlen_q, num_heads), causal
+        draw(seqlen_q, num_heads),
+        draw(keys, heads_kv),
+        draw(keys, heads_kv),
+        draw(seqlen_q, num_heads),
+        causal,
     )
 
 
@@ -92,16 +98,22 @@ def assert_close(actual: Mapping[str, Tensor], problem: Problem) -> None:
             continue
         got, want = actual[name].double(), exact[name]
         finite = torch.isfinite(want)
-        assert torch.equal(torch.isfinite(got), finite), f"{name}: other elements are finite than in the reference"
+        assert torch.equal(torch.isfinite(got), finite), (
+            f"{name}: other elements are finite than in the reference"
+        )
         error = (got - want)[finite]
         if name == "lse":
-            assert error.abs().max() <= 1e-4 * (1 + want[finite].abs().max()), f"lse: {error.abs().max()}"
+            assert error.abs().max() <= 1e-4 * (1 + want[finite].abs().max()), (
+                f"lse: {error.abs().max()}"
+            )
             continue
         allowed = (half[name].double() - want)[finite]
         floor = 1e-5 + torch.finfo(problem.q.dtype).eps * want.abs().max().item() / 2
         for kind, size in (("max", max_of), ("rms", rms_of)):
             bound = 2 * size(allowed) + floor
-            assert size(error) <= bound, f"{name}: {kind} error {size(error):.3g}, allowed {bound:.3g}"
+            assert size(error) <= bound, (
+                f"{name}: {kind} error {size(error):.3g}, allowed {bound:.3g}"
+            )
 
 
 def max_of(x: Tensor) -> float:

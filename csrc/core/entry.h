@@ -1,10 +1,11 @@
-// One compiled kernel variant as the dispatcher sees it. Each variant's translation unit defines the kernel and one
-// such object, named after the kernel:
+// One compiled kernel variant as the dispatcher sees it. Each variant's translation unit defines
+// the kernel and one such object, named after the kernel:
 //
 //   using Config = FwdConfig<Target<90, 'a', Code::SASS>, Bf16, 64, 64>;
 //   extern "C" __global__ void __launch_bounds__(Config::THREADS, Config::MIN_BLOCKS)
-//   flash_dist_fwd_bf16_d64_smem64_sm90a(const __grid_constant__ FwdParams params) { fwd_block<Config>(params); }
-//   extern "C" const KernelEntry flash_dist_fwd_bf16_d64_smem64_sm90a_entry =
+//   flash_dist_fwd_bf16_d64_smem64_sm90a(const __grid_constant__ FwdParams params) {
+//   fwd_block<Config>(params); } extern "C" const KernelEntry
+//   flash_dist_fwd_bf16_d64_smem64_sm90a_entry =
 //       make_entry<Config>(&flash_dist_fwd_bf16_d64_smem64_sm90a, &launch_fwd<Config>);
 #pragma once
 
@@ -18,26 +19,31 @@ struct KernelEntry {
   const void* kernel;  // what cudaFuncGetAttributes and cudaLaunchKernel take
   cudaError_t (*launch)(const void* kernel, const void* params, cudaStream_t stream);
   int threads;
-  int dynamic_smem;  // bytes
-  int block_rows;    // query rows (fwd, dq) or key rows (dkdv) that a block owns
+  int dynamic_smem;   // bytes
+  int block_rows;     // query rows (fwd, dq) or key rows (dkdv) that a block owns
   int blocks_per_sm;  // resident blocks the tile was chosen for
 };
 
 template <class Config, class Params>
 KernelEntry make_entry(void (*kernel)(Params),
-                                 cudaError_t (*launch)(const void*, const void*, cudaStream_t)) {
-  return {reinterpret_cast<const void*>(kernel), launch, Config::THREADS, Config::SMEM_BYTES,
-          Config::BLOCK_ROWS, Config::MIN_BLOCKS};
+                       cudaError_t (*launch)(const void*, const void*, cudaStream_t)) {
+  return {reinterpret_cast<const void*>(kernel),
+          launch,
+          Config::THREADS,
+          Config::SMEM_BYTES,
+          Config::BLOCK_ROWS,
+          Config::MIN_BLOCKS};
 }
 
-// Launches blocks blocks of Config's size; no block is no work, more than the grid's limit is an error.
+// Launches blocks blocks of Config's size; no block is no work, more than the grid's limit is an
+// error.
 template <class Config>
 cudaError_t launch_1d(const void* kernel, const void* params, int64_t blocks, cudaStream_t stream) {
   if (blocks == 0) return cudaSuccess;
   if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   void* arguments[] = {const_cast<void*>(params)};
-  return cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(Config::THREADS), arguments,
-                          Config::SMEM_BYTES, stream);
+  return cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(Config::THREADS),
+                          arguments, Config::SMEM_BYTES, stream);
 }
 
 }  // namespace flash_dist

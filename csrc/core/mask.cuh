@@ -1,5 +1,6 @@
-// Which keys a query sees. Every mask of this library is an interval of keys per query row; full and causal are the two
-// that need no memory. The loops over tiles ask here which tiles hold any visible score and which hold only visible ones.
+// Which keys a query sees. Every mask of this library is an interval of keys per query row; full
+// and causal are the two that need no memory. The loops over tiles ask here which tiles hold any
+// visible score and which hold only visible ones.
 #pragma once
 
 #include <cuda_runtime_api.h>  // __host__ and __device__, for g++ too

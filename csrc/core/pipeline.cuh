@@ -1,4 +1,5 @@
-// The loop around a ring of shared-memory stages: item i + STAGES - 1 is fetched while item i is computed.
+// The loop around a ring of shared-memory stages: item i + STAGES - 1 is fetched while item i is
+// computed.
 #pragma once
 
 #include "core/target.h"
@@ -6,8 +7,9 @@
 
 namespace flash_dist {
 
-// fetch(i, stage) starts the copies of item i, land(stage) stores what fetch() left in registers (before sm_80 only),
-// compute(i, stage) uses them. The caller has already called fetch and land for whatever else item 0 needs.
+// fetch(i, stage) starts the copies of item i, land(stage) stores what fetch() left in registers
+// (before sm_80 only), compute(i, stage) uses them. The caller has already called fetch and land
+// for whatever else item 0 needs.
 template <class Target, int STAGES, class Fetch, class Land, class Compute>
 __device__ __forceinline__ void run_pipeline(int items, Fetch fetch, Land land, Compute compute) {
   constexpr int AHEAD = STAGES > 1 ? STAGES - 1 : 1;
@@ -22,7 +24,8 @@ __device__ __forceinline__ void run_pipeline(int items, Fetch fetch, Land land, 
 #pragma unroll 1
     for (int i = 0; i < items; ++i) {
       cp_async_wait<AHEAD - 1>();
-      __syncthreads();  // item i is in for everybody; with STAGES > 1 everybody is also done with item i - 1
+      __syncthreads();  // item i is in for everybody; with STAGES > 1 everybody is also done with
+                        // item i - 1
       if constexpr (STAGES > 1) {
         if (i + AHEAD < items) fetch(i + AHEAD, free_stage);
         cp_async_commit();
@@ -44,7 +47,8 @@ __device__ __forceinline__ void run_pipeline(int items, Fetch fetch, Land land, 
     }
 #pragma unroll 1
     for (int i = 0; i < items; ++i) {
-      __syncthreads();  // item i is in for everybody; with two stages everybody is also done with item i - 1
+      __syncthreads();  // item i is in for everybody; with two stages everybody is also done with
+                        // item i - 1
       if (i + 1 < items) fetch(i + 1, (i + 1) % STAGES);
       compute(i, i % STAGES);
       if constexpr (STAGES == 1) __syncthreads();  // everybody is done with item i

@@ -1,6 +1,7 @@
-// The order of blocks. Blocks of a group (a head, a kv head) share data, and the tiles of a causal group differ in
-// length, longest first. Blocks are numbered so that `width` groups advance together, tile by tile: with one group at a
-// time the last group's long tiles would start last; with all at once nothing would be shared in L2.
+// The order of blocks. Blocks of a group (a head, a kv head) share data, and the tiles of a causal
+// group differ in length, longest first. Blocks are numbered so that `width` groups advance
+// together, tile by tile: with one group at a time the last group's long tiles would start last;
+// with all at once nothing would be shared in L2.
 #pragma once
 
 #include <cuda_runtime_api.h>

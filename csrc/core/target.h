@@ -1,5 +1,5 @@
-// What a kernel is compiled for. Every kernel template and every host template around it takes a Target, so that two
-// targets of one kernel never share a symbol that the linker could merge.
+// What a kernel is compiled for. Every kernel template and every host template around it takes a
+// Target, so that two targets of one kernel never share a symbol that the linker could merge.
 #pragma once
 
 #include <cstdint>
@@ -10,15 +10,17 @@ enum class Code { SASS, PTX };
 
 template <int NUMBER_, char SUFFIX_, Code CODE_>
 struct Target {
-  static constexpr int NUMBER = NUMBER_;    // 75, 80, 86, 89, 90, 100, 120, ...
-  static constexpr char SUFFIX = SUFFIX_;   // '\0', 'a' (this chip only) or 'f' (this family)
+  static constexpr int NUMBER = NUMBER_;   // 75, 80, 86, 89, 90, 100, 120, ...
+  static constexpr char SUFFIX = SUFFIX_;  // '\0', 'a' (this chip only) or 'f' (this family)
   static constexpr Code CODE = CODE_;
 
-  static constexpr bool HAS_CP_ASYNC = NUMBER >= 80;   // otherwise tiles are staged through registers
-  static constexpr bool HAS_MMA_K16 = NUMBER >= 80;    // otherwise m16n8k8 pairs, fp16 only
+  static constexpr bool HAS_CP_ASYNC =
+      NUMBER >= 80;                                  // otherwise tiles are staged through registers
+  static constexpr bool HAS_MMA_K16 = NUMBER >= 80;  // otherwise m16n8k8 pairs, fp16 only
   static constexpr bool HAS_PACKED_CONVERT = NUMBER >= 80;
 
-  // How many steps of a product ptxas may load ahead; tiles staged in registers leave room for fewer.
+  // How many steps of a product ptxas may load ahead; tiles staged in registers leave room for
+  // fewer.
   static constexpr int UNROLL = HAS_CP_ASYNC ? 4 : 2;
 };
 

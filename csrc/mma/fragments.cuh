@@ -1,4 +1,5 @@
-// Steps shared by the mma.sync kernels, on the fragments of one warp. MT counts 16-row tiles, NT 8-column tiles.
+// Steps shared by the mma.sync kernels, on the fragments of one warp. MT counts 16-row tiles, NT
+// 8-column tiles.
 #pragma once
 
 #include "core/tile.cuh"
@@ -21,10 +22,12 @@ struct Accumulator {
   }
 };
 
-// C[16 * MT, 8 * NT] += A @ B^T with A rows a_row0.. and B rows b_row0.. of two [*, HEAD_DIM] tiles in shared memory.
-// UNROLL bounds how far ahead ptxas loads: 4 steps are 3 to 10 % faster than 2, where the registers suffice.
+// C[16 * MT, 8 * NT] += A @ B^T with A rows a_row0.. and B rows b_row0.. of two [*, HEAD_DIM] tiles
+// in shared memory. UNROLL bounds how far ahead ptxas loads: 4 steps are 3 to 10 % faster than 2,
+// where the registers suffice.
 template <class Target, class T, int HEAD_DIM, int UNROLL, int MT, int NT>
-__device__ __forceinline__ void gemm_abt(Accumulator<MT, NT>& c, Operand<HEAD_DIM> a, Operand<HEAD_DIM> b, int b_row0) {
+__device__ __forceinline__ void gemm_abt(Accumulator<MT, NT>& c, Operand<HEAD_DIM> a,
+                                         Operand<HEAD_DIM> b, int b_row0) {
   a = a.local();
   b = b.local();
 #pragma unroll UNROLL
@@ -45,10 +48,12 @@ __device__ __forceinline__ void gemm_abt(Accumulator<MT, NT>& c, Operand<HEAD_DI
   }
 }
 
-// C[16 * MT, HEAD_DIM] += A[16 * MT, 16] @ B[16, HEAD_DIM] with A in registers and B the 16 rows b_row0.. of a tile.
+// C[16 * MT, HEAD_DIM] += A[16 * MT, 16] @ B[16, HEAD_DIM] with A in registers and B the 16 rows
+// b_row0.. of a tile.
 template <class Target, class T, int HEAD_DIM, int MT>
-__device__ __forceinline__ void gemm_ab_step(Accumulator<MT, HEAD_DIM / 8>& c, const uint32_t (&a)[MT][4],
-                                             Operand<HEAD_DIM> b_trans, int b_row0) {
+__device__ __forceinline__ void gemm_ab_step(Accumulator<MT, HEAD_DIM / 8>& c,
+                                             const uint32_t (&a)[MT][4], Operand<HEAD_DIM> b_trans,
+                                             int b_row0) {
   b_trans = b_trans.local();
 #pragma unroll
   for (int n = 0; n < HEAD_DIM / 8; n += 2) {
@@ -64,11 +69,12 @@ __device__ __forceinline__ void gemm_ab_step(Accumulator<MT, HEAD_DIM / 8>& c, c
 
 // Columns 16 * k16 .. of an accumulator, rounded: the A operand of the next product.
 template <class Target, class T, int MT, int NT>
-__device__ __forceinline__ void to_a_operand(uint32_t (&a)[MT][4], const Accumulator<MT, NT>& c, int k16) {
+__device__ __forceinline__ void to_a_operand(uint32_t (&a)[MT][4], const Accumulator<MT, NT>& c,
+                                             int k16) {
 #pragma unroll
   for (int m = 0; m < MT; ++m) {
-    const float(&left)[4] = c.x[m][2 * k16];
-    const float(&right)[4] = c.x[m][2 * k16 + 1];
+    const float (&left)[4] = c.x[m][2 * k16];
+    const float (&right)[4] = c.x[m][2 * k16 + 1];
     a[m][0] = pack<Target, T>(left[0], left[1]);
     a[m][1] = pack<Target, T>(left[2], left[3]);
     a[m][2] = pack<Target, T>(right[0], right[1]);
@@ -76,11 +82,13 @@ __device__ __forceinline__ void to_a_operand(uint32_t (&a)[MT][4], const Accumul
   }
 }
 
-// Rounds this warp's accumulator and stores its rows to global memory with 128-bit accesses, through the warp's own rows
-// of a swizzled tile (nobody else may be using them). dst points at the warp's first row.
+// Rounds this warp's accumulator and stores its rows to global memory with 128-bit accesses,
+// through the warp's own rows of a swizzled tile (nobody else may be using them). dst points at the
+// warp's first row.
 template <class Target, class T, int HEAD_DIM, int MT>
-__device__ __forceinline__ void store_rows(const Accumulator<MT, HEAD_DIM / 8>& c, uint32_t warp_tile, uint16_t* dst,
-                                           int64_t row_stride, int row_limit) {
+__device__ __forceinline__ void store_rows(const Accumulator<MT, HEAD_DIM / 8>& c,
+                                           uint32_t warp_tile, uint16_t* dst, int64_t row_stride,
+                                           int row_limit) {
   using Layout = SwizzledRows<HEAD_DIM>;
   const int lane = threadIdx.x % 32;
   __syncwarp();
@@ -89,7 +97,8 @@ __device__ __forceinline__ void store_rows(const Accumulator<MT, HEAD_DIM / 8>& 
 #pragma unroll
     for (int n = 0; n < HEAD_DIM / 8; ++n) {
       const int row = m * 16 + lane / 4;
-      store_shared_4(warp_tile + Layout::offset(row, n) + (lane % 4) * 4, pack<Target, T>(c.x[m][n][0], c.x[m][n][1]));
+      store_shared_4(warp_tile + Layout::offset(row, n) + (lane % 4) * 4,
+                     pack<Target, T>(c.x[m][n][0], c.x[m][n][1]));
       store_shared_4(warp_tile + Layout::offset(row + 8, n) + (lane % 4) * 4,
                      pack<Target, T>(c.x[m][n][2], c.x[m][n][3]));
     }
@@ -101,7 +110,8 @@ __device__ __forceinline__ void store_rows(const Accumulator<MT, HEAD_DIM / 8>& 
   for (int i = 0; i < MT * 16 / ROWS_PER_PASS; ++i) {
     const int row = i * ROWS_PER_PASS + lane / Layout::CHUNKS;
     if (row < row_limit) {
-      store_global_16(dst + row * row_stride + chunk * 8, load_shared_16(warp_tile + Layout::offset(row, chunk)));
+      store_global_16(dst + row * row_stride + chunk * 8,
+                      load_shared_16(warp_tile + Layout::offset(row, chunk)));
     }
   }
 }

@@ -1,4 +1,5 @@
-// Rounding between fp32 and pairs of 16-bit elements, and the exponential of the special-function unit.
+// Rounding between fp32 and pairs of 16-bit elements, and the exponential of the special-function
+// unit.
 #pragma once
 
 #include <type_traits>
@@ -15,7 +16,8 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
   uint32_t r;
   if constexpr (!Target::HAS_PACKED_CONVERT) {
     static_assert(std::is_same_v<T, Fp16>, "bf16 needs sm_80");
-    asm("{\n .reg .f16 l, h;\n cvt.rn.f16.f32 l, %1;\n cvt.rn.f16.f32 h, %2;\n mov.b32 %0, {l, h};\n}"
+    asm("{\n .reg .f16 l, h;\n cvt.rn.f16.f32 l, %1;\n cvt.rn.f16.f32 h, %2;\n mov.b32 %0, {l, "
+        "h};\n}"
         : "=r"(r)
         : "f"(low), "f"(high));
   } else if constexpr (std::is_same_v<T, Fp16>) {

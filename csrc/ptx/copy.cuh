@@ -9,13 +9,17 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// 16 bytes to shared memory, asynchronously; zeros when !valid (src is then not read). sm_80 and newer.
+// 16 bytes to shared memory, asynchronously; zeros when !valid (src is then not read). sm_80 and
+// newer.
 __device__ __forceinline__ void cp_async_16(uint32_t smem, const void* src, bool valid) {
   const int bytes = valid ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem), "l"(src), "r"(bytes) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem), "l"(src), "r"(bytes)
+               : "memory");
 }
 
-__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void cp_async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
 
 // Waits until at most PENDING of this thread's newest groups are in flight.
 template <int PENDING>
@@ -25,12 +29,15 @@ __device__ __forceinline__ void cp_async_wait() {
 
 __device__ __forceinline__ uint4 load_global_16(const void* src) {
   uint4 r;
-  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(src));
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+               : "l"(src));
   return r;
 }
 
 __device__ __forceinline__ void store_global_16(void* dst, uint4 r) {
-  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(dst), "r"(r.x), "r"(r.y), "r"(r.z), "r"(r.w)
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(dst), "r"(r.x), "r"(r.y), "r"(r.z),
+               "r"(r.w)
                : "memory");
 }
 
@@ -50,7 +57,8 @@ __device__ __forceinline__ float2 load_shared_8(uint32_t smem) {
 }
 
 __device__ __forceinline__ void store_shared_16(uint32_t smem, uint4 r) {
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(r.x), "r"(r.y), "r"(r.z), "r"(r.w)
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(smem), "r"(r.x), "r"(r.y), "r"(r.z),
+               "r"(r.w)
                : "memory");
 }
 

@@ -31,7 +31,10 @@ def attend(problem: Problem, *, poison: bool = True) -> dict[str, torch.Tensor]:
 
 def poison_memory(device: torch.device) -> None:
     """Fill free blocks of torch's allocator with 0xff bytes: NaN in every format."""
-    blocks = [torch.full((size,), 255, dtype=torch.uint8, device=device) for size in (1 << 16, 1 << 20, 1 << 24) * 4]
+    blocks = [
+        torch.full((size,), 255, dtype=torch.uint8, device=device)
+        for size in (1 << 16, 1 << 20, 1 << 24) * 4
+    ]
     del blocks
 
 

@@ -26,7 +26,8 @@ def main() -> None:
         os.environ["FLASH_DIST_WORKSPACE_MB"] = str(megabytes)
         q = torch.randn(1, 150, 4, head_dim, device="cuda", dtype=DTYPES[name], requires_grad=True)
         k, v = (
-            torch.randn(1, 170, 2, head_dim, device="cuda", dtype=DTYPES[name], requires_grad=True) for _ in range(2)
+            torch.randn(1, 170, 2, head_dim, device="cuda", dtype=DTYPES[name], requires_grad=True)
+            for _ in range(2)
         )
         for causal in (False, True):
             flash_dist.flash_attn_func(q, k, v, causal=causal).sum().backward()

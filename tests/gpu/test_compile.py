@@ -12,11 +12,15 @@ from tests.reference import assert_same_bits, random_problem
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_without_graph_break_gives_the_same_bits(backend: str, dtype: torch.dtype) -> None:
-    problem = random_problem(batch=2, seqlen_q=200, num_heads=4, num_heads_kv=2, dtype=dtype, causal=True)
+    problem = random_problem(
+        batch=2, seqlen_q=200, num_heads=4, num_heads_kv=2, dtype=dtype, causal=True
+    )
     eager = attend(problem)
 
     @torch.compile(fullgraph=True, backend=backend)
-    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def attention(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         return flash_attn_func(q, k, v, causal=True, return_lse=True)
 
     q, k, v = (x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v))
@@ -42,6 +46,8 @@ def test_opcheck_accepts_the_operators(dtype: torch.dtype) -> None:
     result = attend(problem)
     tests = ("test_schema", "test_faketensor")
     q, k, v = problem.q, problem.k, problem.v
-    torch.library.opcheck(torch.ops.flash_dist.fwd.default, (q, k, v, 0.125, True), test_utils=tests)
+    torch.library.opcheck(
+        torch.ops.flash_dist.fwd.default, (q, k, v, 0.125, True), test_utils=tests
+    )
     arguments = (problem.dout, q, k, v, result["out"], result["lse"], None, 0.125, False, 1 << 30)
     torch.library.opcheck(torch.ops.flash_dist.bwd.default, arguments, test_utils=tests)

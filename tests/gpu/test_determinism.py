@@ -40,7 +40,9 @@ def test_runs_are_bit_equal(case: tuple[int, ...], dtype: torch.dtype) -> None:
 
 
 def test_two_streams_at_once_give_the_same_bits(dtype: torch.dtype) -> None:
-    problem = random_problem(batch=2, seqlen_q=1024, num_heads=8, num_heads_kv=2, head_dim=128, dtype=dtype, causal=True)
+    problem = random_problem(
+        batch=2, seqlen_q=1024, num_heads=8, num_heads_kv=2, head_dim=128, dtype=dtype, causal=True
+    )
     alone = attend(problem)
     streams = (torch.cuda.Stream(), torch.cuda.Stream())
     results = []

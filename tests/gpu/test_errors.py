@@ -39,7 +39,11 @@ def same(*shape: int, dtype: torch.dtype = torch.float16) -> Triple:
 
 
 CASES: dict[str, tuple[Callable[[], Triple], type[Exception], str]] = {
-    "float32": (lambda: same(1, 8, 2, 64, dtype=torch.float32), TypeError, "q must be float16 or bfloat16 on cuda"),
+    "float32": (
+        lambda: same(1, 8, 2, 64, dtype=torch.float32),
+        TypeError,
+        "q must be float16 or bfloat16 on cuda",
+    ),
     "head_dim": (lambda: same(1, 8, 2, 80), ValueError, "head_dim must be 64 or 128, got 80"),
     "dims": (lambda: same(8, 2, 64), ValueError, "q must have 4 dimensions"),
     "empty": (lambda: same(1, 0, 2, 64), ValueError, "no dimension of q may be 0"),
@@ -53,7 +57,11 @@ CASES: dict[str, tuple[Callable[[], Triple], type[Exception], str]] = {
         ValueError,
         "k and v must have the same shape",
     ),
-    "batch": (lambda: (cuda(1, 8, 2, 64), *same(2, 8, 2, 64)[:2]), ValueError, "must agree in batch and head_dim"),
+    "batch": (
+        lambda: (cuda(1, 8, 2, 64), *same(2, 8, 2, 64)[:2]),
+        ValueError,
+        "must agree in batch and head_dim",
+    ),
     "device": (
         lambda: (cuda(1, 8, 2, 64), cuda(1, 8, 2, 64).cpu(), cuda(1, 8, 2, 64)),
         ValueError,

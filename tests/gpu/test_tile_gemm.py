@@ -14,7 +14,6 @@ from typing import Final
 import pytest
 import torch
 
-
 HERE: Final = Path(__file__).resolve().parent
 CSRC: Final = HERE.parents[1] / "csrc"
 ELEMENTS: Final = {"Fp16": torch.float16, "Bf16": torch.bfloat16}
@@ -32,9 +31,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-
 @pytest.fixture(params=TARGETS.values(), ids=TARGETS.keys(), scope="module")
-def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ctypes.CDLL, str]:
+def compiled(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[ctypes.CDLL, str]:
     """Compile the kernels for one target into a library, with a host function per kernel."""
     number, suffix, code, element = request.param
     if suffix and torch.cuda.get_device_capability() != (number // 10, number % 10):
@@ -51,7 +51,15 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         "  return cudaDeviceSynchronize();\n}\n"
     )
     library = folder / "tile.so"
-    command = ["nvcc", "-O1", "-std=c++17", "-shared", "-Xcompiler=-fPIC", f"-I{CSRC}", f"-DTARGET={number}"]
+    command = [
+        "nvcc",
+        "-O1",
+        "-std=c++17",
+        "-shared",
+        "-Xcompiler=-fPIC",
+        f"-I{CSRC}",
+        f"-DTARGET={number}",
+    ]
     command += [f"-DELEMENT={element}", f"-gencode=arch=compute_{number}{suffix},code={code}"]
     if suffix:
         command.append(f"-DTARGET_SUFFIX='{suffix}'")
@@ -65,7 +73,9 @@ def pointer(x: torch.Tensor) -> ctypes.c_void_p:
 
 @pytest.mark.parametrize("rows", [32, 17], ids=["whole", "zero-filled"])
 @pytest.mark.parametrize("mode", [0, 1, 2], ids=["a-bt", "registers-b", "transposed-b"])
-def test_a_tile_product_is_exact_up_to_rounding(compiled: tuple[ctypes.CDLL, str], mode: int, rows: int) -> None:
+def test_a_tile_product_is_exact_up_to_rounding(
+    compiled: tuple[ctypes.CDLL, str], mode: int, rows: int
+) -> None:
     library, element = compiled
     dtype = ELEMENTS[element]
     a, b, d = (torch.randn(ROWS, DEPTH, device="cuda").to(dtype) for _ in range(3))
@@ -74,7 +84,10 @@ def test_a_tile_product_is_exact_up_to_rounding(compiled: tuple[ctypes.CDLL, str
     c = torch.full((ROWS, ROWS if mode == 0 else DEPTH), torch.nan, device="cuda")
     torch.cuda.synchronize()
     assert library.run_gemm(mode, rows, pointer(a), pointer(b), pointer(d), pointer(c)) == 0
-    left, right, last = (torch.where(torch.arange(ROWS, device="cuda")[:, None] < rows, x, 0).double() for x in (a, b, d))
+    left, right, last = (
+        torch.where(torch.arange(ROWS, device="cuda")[:, None] < rows, x, 0).double()
+        for x in (a, b, d)
+    )
     product = left @ right.T
     if mode:
         inner = product.float().to(dtype).double()
@@ -84,7 +97,9 @@ def test_a_tile_product_is_exact_up_to_rounding(compiled: tuple[ctypes.CDLL, str
 
 
 @pytest.mark.parametrize("rows", [32, 17])
-def test_stored_rows_are_rounded_and_no_others_are_touched(compiled: tuple[ctypes.CDLL, str], rows: int) -> None:
+def test_stored_rows_are_rounded_and_no_others_are_touched(
+    compiled: tuple[ctypes.CDLL, str], rows: int
+) -> None:
     library, element = compiled
     c = torch.randn(ROWS, DEPTH, device="cuda")
     dst = torch.full((ROWS, DEPTH), 7.0, device="cuda", dtype=ELEMENTS[element])

@@ -31,7 +31,9 @@ HEAD_DIMS = pytest.mark.parametrize("head_dim", [64, 128], ids=["d64", "d128"])
 @MASKS
 @HEAD_DIMS
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_values_match_float64(shape: tuple[int, ...], head_dim: int, dtype: torch.dtype, causal: bool) -> None:  # noqa: FBT001
+def test_values_match_float64(
+    shape: tuple[int, ...], head_dim: int, dtype: torch.dtype, causal: bool
+) -> None:
     batch, seqlen_q, seqlen_k, num_heads, num_heads_kv = shape
     problem = random_problem(
         batch=batch,
@@ -56,7 +58,14 @@ def test_values_do_not_suffer_from_a_small_workspace(
     megabytes: int,
 ) -> None:
     problem = random_problem(
-        batch=2, seqlen_q=900, seqlen_k=1000, num_heads=4, num_heads_kv=2, head_dim=head_dim, dtype=dtype, causal=causal
+        batch=2,
+        seqlen_q=900,
+        seqlen_k=1000,
+        num_heads=4,
+        num_heads_kv=2,
+        head_dim=head_dim,
+        dtype=dtype,
+        causal=causal,
     )
     with workspace(megabytes):
         assert_close(attend(problem), problem)
@@ -66,7 +75,12 @@ def test_values_do_not_suffer_from_a_small_workspace(
 @pytest.mark.parametrize("seqlen", range(1, 200, 9))
 def test_values_match_at_any_length(seqlen: int, head_dim: int, dtype: torch.dtype) -> None:
     problem = random_problem(
-        seqlen_q=seqlen, seqlen_k=200 - seqlen, head_dim=head_dim, dtype=dtype, causal=True, seed=seqlen
+        seqlen_q=seqlen,
+        seqlen_k=200 - seqlen,
+        head_dim=head_dim,
+        dtype=dtype,
+        causal=True,
+        seed=seqlen,
     )
     assert_close(attend(problem), problem)
 
@@ -90,7 +104,9 @@ def test_large_logits_stay_finite(head_dim: int, dtype: torch.dtype) -> None:
 
 @HEAD_DIMS
 def test_rows_without_a_key_are_zero(head_dim: int, dtype: torch.dtype) -> None:
-    problem = random_problem(seqlen_q=300, seqlen_k=100, head_dim=head_dim, dtype=dtype, causal=True)
+    problem = random_problem(
+        seqlen_q=300, seqlen_k=100, head_dim=head_dim, dtype=dtype, causal=True
+    )
     for megabytes in (0, 1024):
         with workspace(megabytes):
             result = attend(problem)
@@ -104,11 +120,15 @@ def test_rows_without_a_key_are_zero(head_dim: int, dtype: torch.dtype) -> None:
 def test_strided_inputs_give_the_same_bits_and_what_lies_around_them_is_not_read(
     head_dim: int, dtype: torch.dtype
 ) -> None:
-    base = random_problem(batch=2, seqlen_q=131, seqlen_k=77, num_heads=4, head_dim=head_dim, dtype=dtype)
+    base = random_problem(
+        batch=2, seqlen_q=131, seqlen_k=77, num_heads=4, head_dim=head_dim, dtype=dtype
+    )
 
     def embed(x: torch.Tensor) -> torch.Tensor:
         batch, seqlen, heads, dim = x.shape
-        room = torch.full((batch + 1, heads + 2, seqlen + 3, dim + 8), torch.nan, dtype=x.dtype, device=x.device)
+        room = torch.full(
+            (batch + 1, heads + 2, seqlen + 3, dim + 8), torch.nan, dtype=x.dtype, device=x.device
+        )
         view = room[:batch, 1 : heads + 1, 2 : seqlen + 2, :dim].transpose(1, 2)
         return view.copy_(x)
 
@@ -122,23 +142,29 @@ def test_the_gradient_of_lse_flows(head_dim: int, dtype: torch.dtype) -> None:
     dlse = torch.randn(2, 2, 100, device="cuda")
 
     def gradients(convert: torch.dtype) -> tuple[torch.Tensor, ...]:
-        q, k, v = (x.to(convert).detach().requires_grad_() for x in (problem.q, problem.k, problem.v))
+        q, k, v = (
+            x.to(convert).detach().requires_grad_() for x in (problem.q, problem.k, problem.v)
+        )
         if convert == torch.float64:
             scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * problem.scale
             out, lse = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v), scores.logsumexp(-1)
         else:
             out, lse = flash_attn_func(q, k, v, return_lse=True)
-        return torch.autograd.grad((out, lse), (q, k, v), (problem.dout.to(convert), dlse.to(lse.dtype)))
+        return torch.autograd.grad(
+            (out, lse), (q, k, v), (problem.dout.to(convert), dlse.to(lse.dtype))
+        )
 
     for got, want in zip(gradients(dtype), gradients(torch.float64), strict=True):
-        assert (got.double() - want).norm() / want.norm() < 1e-2  # noqa: PLR2004
+        assert (got.double() - want).norm() / want.norm() < 1e-2
 
 
 def test_offsets_past_2_to_the_31_elements_are_right(dtype: torch.dtype) -> None:
     batch, seqlen, heads, dim = 3, 512, 2, 64
     if torch.cuda.get_device_properties(0).total_memory < 24 << 30:
         pytest.skip("needs 24 GB of GPU memory")
-    problem = random_problem(batch=batch, seqlen_q=seqlen, num_heads=heads, head_dim=dim, dtype=dtype)
+    problem = random_problem(
+        batch=batch, seqlen_q=seqlen, num_heads=heads, head_dim=dim, dtype=dtype
+    )
 
     def spread(x: torch.Tensor) -> torch.Tensor:
         room = torch.empty((batch - 1) * (2**30 + 64) + x[0].numel(), dtype=dtype, device="cuda")

@@ -1,5 +1,5 @@
-// One-tile products on one warp through the ptx wrappers, one kernel per operand mode, for test_tile_gemm.py.
-// Compiled there with -DTARGET=90 -DTARGET_SUFFIX="'a'" -DELEMENT=Bf16.
+// One-tile products on one warp through the ptx wrappers, one kernel per operand mode, for
+// test_tile_gemm.py. Compiled there with -DTARGET=90 -DTARGET_SUFFIX="'a'" -DELEMENT=Bf16.
 #include "mma/fragments.cuh"
 
 using namespace flash_dist;
@@ -28,13 +28,16 @@ __device__ void dump(const Accumulator<MT, NT>& c, float* dst) {
   if (threadIdx.x >= 32) return;
   for (int m = 0; m < MT; ++m)
     for (int n = 0; n < NT; ++n)
-      for (int e = 0; e < 4; ++e) dst[(m * 16 + e / 2 * 8 + lane / 4) * NT * 8 + n * 8 + lane % 4 * 2 + e % 2] = c.x[m][n][e];
+      for (int e = 0; e < 4; ++e)
+        dst[(m * 16 + e / 2 * 8 + lane / 4) * NT * 8 + n * 8 + lane % 4 * 2 + e % 2] = c.x[m][n][e];
 }
 
-// mode 0: C[32, 32] = A @ B.T              A and B row-major in shared memory, `rows` rows of each exist
-// mode 1: C[32, 64] = round(A @ B.T) @ D   first product in registers as the A operand, D read transposed
-// mode 2: C[32, 64] = round(A @ B.T).T @ D  the A operand transposed in registers, as the spilled dS is
-extern "C" __global__ void tile_gemm(int mode, int rows, const uint16_t* a, const uint16_t* b, const uint16_t* d, float* c) {
+// mode 0: C[32, 32] = A @ B.T              A and B row-major in shared memory, `rows` rows of each
+// exist mode 1: C[32, 64] = round(A @ B.T) @ D   first product in registers as the A operand, D
+// read transposed mode 2: C[32, 64] = round(A @ B.T).T @ D  the A operand transposed in registers,
+// as the spilled dS is
+extern "C" __global__ void tile_gemm(int mode, int rows, const uint16_t* a, const uint16_t* b,
+                                     const uint16_t* d, float* c) {
   __shared__ __align__(128) uint16_t smem[3][32 * HEAD_DIM];
   Tile copy;
   load(copy, shared_address(smem[0]), a, rows);
@@ -58,7 +61,7 @@ extern "C" __global__ void tile_gemm(int mode, int rows, const uint16_t* a, cons
     uint32_t operand[2][4];
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
-      const uint32_t(&t)[4] = mode == 1 ? left[k][m] : left[m][k];
+      const uint32_t (&t)[4] = mode == 1 ? left[k][m] : left[m][k];
       operand[m][0] = mode == 1 ? t[0] : movmatrix_trans(t[0]);
       operand[m][1] = mode == 1 ? t[1] : movmatrix_trans(t[2]);
       operand[m][2] = mode == 1 ? t[2] : movmatrix_trans(t[1]);
@@ -76,6 +79,7 @@ extern "C" __global__ void tile_store(int rows, const float* c, uint16_t* dst) {
   const int lane = threadIdx.x % 32;
   for (int m = 0; m < 2; ++m)
     for (int n = 0; n < HEAD_DIM / 8; ++n)
-      for (int e = 0; e < 4; ++e) x.x[m][n][e] = c[(m * 16 + e / 2 * 8 + lane / 4) * HEAD_DIM + n * 8 + lane % 4 * 2 + e % 2];
+      for (int e = 0; e < 4; ++e)
+        x.x[m][n][e] = c[(m * 16 + e / 2 * 8 + lane / 4) * HEAD_DIM + n * 8 + lane % 4 * 2 + e % 2];
   store_rows<Chip, ELEMENT, HEAD_DIM, 2>(x, shared_address(smem), dst, HEAD_DIM, rows);
 }

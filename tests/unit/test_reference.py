@@ -36,7 +36,9 @@ def attend_by_autograd(
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
-def test_forward_and_backward_are_those_of_autograd(shape: tuple[int, ...], *, causal: bool) -> None:
+def test_forward_and_backward_are_those_of_autograd(
+    shape: tuple[int, ...], *, causal: bool
+) -> None:
     batch, seqlen_q, seqlen_k, heads, heads_kv = shape
     q = draw(batch, seqlen_q, heads, 8, seed=1).requires_grad_()
     k, v = (draw(batch, seqlen_k, heads_kv, 8, seed=i).requires_grad_() for i in (2, 3))
@@ -56,7 +58,9 @@ def test_forward_and_backward_are_those_of_autograd(shape: tuple[int, ...], *, c
 def test_a_row_without_a_key_is_zero_and_has_no_gradient() -> None:
     q, k, v = draw(1, 5, 1, 8, seed=1), draw(1, 2, 1, 8, seed=2), draw(1, 2, 1, 8, seed=3)
     out, lse = reference_forward(q, k, v, softmax_scale=1.0, causal=True)
-    dq, _, _ = reference_backward(torch.ones_like(q), q, k, v, out, lse, None, softmax_scale=1.0, causal=True)
+    dq, _, _ = reference_backward(
+        torch.ones_like(q), q, k, v, out, lse, None, softmax_scale=1.0, causal=True
+    )
     assert (out[:, :3] == 0).all()
     assert (lse[:, :, :3] == -torch.inf).all()
     assert (dq[:, :3] == 0).all()

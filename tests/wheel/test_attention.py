@@ -17,7 +17,9 @@ def test_gradients_pass_gradcheck_in_float64(*, causal: bool) -> None:
     q, k, v = draw(1, 4, 2, 64) / 8, draw(1, 5, 1, 64) / 8, draw(1, 5, 1, 64)
     inputs = tuple(x.requires_grad_() for x in (q, k, v))
     assert torch.autograd.gradcheck(
-        lambda q, k, v: flash_attn_func(q, k, v, causal=causal, return_lse=True), inputs, fast_mode=True
+        lambda q, k, v: flash_attn_func(q, k, v, causal=causal, return_lse=True),
+        inputs,
+        fast_mode=True,
     )
 
 
@@ -33,7 +35,9 @@ def test_operators_pass_opcheck() -> None:
     q, k, v = draw(2, 9, 4, 64), draw(2, 7, 2, 64), draw(2, 7, 2, 64)
     out, lse = torch.ops.flash_dist.fwd(q, k, v, 0.125, True)  # noqa: FBT003
     tests = ("test_schema", "test_faketensor")
-    torch.library.opcheck(torch.ops.flash_dist.fwd.default, (q, k, v, 0.125, True), test_utils=tests)
+    torch.library.opcheck(
+        torch.ops.flash_dist.fwd.default, (q, k, v, 0.125, True), test_utils=tests
+    )
     arguments = (out, q, k, v, out, lse, None, 0.125, True, 0)
     torch.library.opcheck(torch.ops.flash_dist.bwd.default, arguments, test_utils=tests)
 
@@ -49,11 +53,27 @@ def test_half_precision_is_computed_in_float32() -> None:
 @pytest.mark.parametrize(
     ("shapes", "error", "text"),
     [
-        (((1, 8, 2, 80),) * 3, ValueError, r"head_dim must be 64 or 128, got 80 \(q has shape \[1, 8, 2, 80\]\)"),
+        (
+            ((1, 8, 2, 80),) * 3,
+            ValueError,
+            r"head_dim must be 64 or 128, got 80 \(q has shape \[1, 8, 2, 80\]\)",
+        ),
         (((8, 2, 64),) * 3, ValueError, "q must have 4 dimensions"),
-        (((1, 8, 3, 64), (1, 8, 2, 64), (1, 8, 2, 64)), ValueError, "num_heads_kv must divide num_heads_q, got 2"),
-        (((1, 8, 2, 64), (1, 8, 2, 64), (1, 9, 2, 64)), ValueError, "k and v must have the same shape"),
-        (((1, 8, 2, 64), (2, 8, 2, 64), (2, 8, 2, 64)), ValueError, "must agree in batch and head_dim"),
+        (
+            ((1, 8, 3, 64), (1, 8, 2, 64), (1, 8, 2, 64)),
+            ValueError,
+            "num_heads_kv must divide num_heads_q, got 2",
+        ),
+        (
+            ((1, 8, 2, 64), (1, 8, 2, 64), (1, 9, 2, 64)),
+            ValueError,
+            "k and v must have the same shape",
+        ),
+        (
+            ((1, 8, 2, 64), (2, 8, 2, 64), (2, 8, 2, 64)),
+            ValueError,
+            "must agree in batch and head_dim",
+        ),
         (((1, 0, 2, 64),) * 3, ValueError, "no dimension of q may be 0"),
     ],
     ids=["head_dim", "dims", "heads", "kv-shapes", "batch", "empty"],
@@ -80,5 +100,7 @@ def test_wrong_types_are_refused_in_words() -> None:
 def test_a_budget_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLASH_DIST_WORKSPACE_MB", "much")
     q = draw(1, 8, 2, 64)
-    with pytest.raises(Exception, match="FLASH_DIST_WORKSPACE_MB must be a whole number of MiB, got `much`"):
+    with pytest.raises(
+        Exception, match="FLASH_DIST_WORKSPACE_MB must be a whole number of MiB, got `much`"
+    ):
         flash_attn_func(q, q, q)

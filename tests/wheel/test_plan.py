@@ -37,15 +37,30 @@ def visible_tiles(shape: dict[str, Any], key_begin: int, key_end: int) -> int:
     for key in range(key_begin // TILE, -(-key_end // TILE)):
         for query in range(query_tiles):
             last_row = query * TILE + TILE - 1
-            if not shape["causal"] or key * TILE <= last_row + shape["seqlen_k"] - shape["seqlen_q"]:
+            if (
+                not shape["causal"]
+                or key * TILE <= last_row + shape["seqlen_k"] - shape["seqlen_q"]
+            ):
                 count += 1
     return count
 
 
 SHAPES = [
-    {"batch": b, "seqlen_q": sq, "seqlen_k": sk, "num_heads_kv": h, "group": g, "causal": causal, "budget": m << 20}
+    {
+        "batch": b,
+        "seqlen_q": sq,
+        "seqlen_k": sk,
+        "num_heads_kv": h,
+        "group": g,
+        "causal": causal,
+        "budget": m << 20,
+    }
     for b, (sq, sk), (h, g), causal, m in itertools.product(
-        (1, 4), ((1, 1), (100, 700), (700, 100), (1024, 1024), (5000, 4000)), ((1, 8), (16, 1)), (False, True), (1, 64, 512)
+        (1, 4),
+        ((1, 1), (100, 700), (700, 100), (1024, 1024), (5000, 4000)),
+        ((1, 8), (16, 1)),
+        (False, True),
+        (1, 64, 512),
     )
 ]
 
@@ -65,7 +80,9 @@ def test_chunks_cover_every_unit_and_key_once_within_the_budget(shape: dict[str,
             tiles = visible_tiles(shape, chunk["key_begin"], chunk["key_end"])
             assert tiles <= made["ds_tiles_per_head"]
             assert tiles * TILE_BYTES * chunk["units"] * shape["group"] <= made["ds"]
-    total = sum(chunk["units"] * (chunk["key_end"] - chunk["key_begin"]) for chunk in made["chunks"])
+    total = sum(
+        chunk["units"] * (chunk["key_end"] - chunk["key_begin"]) for chunk in made["chunks"]
+    )
     assert total == units * shape["seqlen_k"]
     assert made["ds"] + made["dq_accum"] + made["partial"] <= shape["budget"]
 
@@ -104,7 +121,9 @@ def test_a_long_sequence_is_cut_into_stripes_that_sum_dq_in_order() -> None:
     assert len(stripes) > 1
     assert [stripe["first_stripe"] for stripe in stripes] == [True] + [False] * (len(stripes) - 1)
     assert [stripe["last_stripe"] for stripe in stripes] == [False] * (len(stripes) - 1) + [True]
-    assert [stripe["key_begin"] for stripe in stripes[1:]] == [stripe["key_end"] for stripe in stripes[:-1]]
+    assert [stripe["key_begin"] for stripe in stripes[1:]] == [
+        stripe["key_end"] for stripe in stripes[:-1]
+    ]
 
 
 def test_few_kv_heads_split_their_group_until_the_gpu_is_full() -> None:

@@ -17,7 +17,8 @@ struct DkdvConfig : DkdvPlan<HEAD_DIM_, PLAN_> {
   static constexpr int BLOCK_N = Plan::WARPS * Plan::ROWS;
   static constexpr int BLOCK_ROWS = BLOCK_N;
   static constexpr int ROW_TILES = Plan::ROWS / 16;
-  static_assert(Plan::BLOCK_M % Plan::SUB_M == 0 && DS_TILE % Plan::BLOCK_M == 0 && DS_TILE % Plan::ROWS == 0);
+  static_assert(Plan::BLOCK_M % Plan::SUB_M == 0 && DS_TILE % Plan::BLOCK_M == 0 &&
+                DS_TILE % Plan::ROWS == 0);
 
   struct Stage {
     alignas(128) uint16_t q[Plan::BLOCK_M * HEAD_DIM];

@@ -1,5 +1,5 @@
-// Row statistics of the backward: delta = rowsum(dout * out) - dlse, and lse in base 2 with +inf where a row has no key
-// (so that exp2(s - lse) is 0 there) and for the padding rows.
+// Row statistics of the backward: delta = rowsum(dout * out) - dlse, and lse in base 2 with +inf
+// where a row has no key (so that exp2(s - lse) is 0 there) and for the padding rows.
 //
 // Grid      x = tile of rows, over rows_padded of every batch and query head.
 // Block     WARPS warps; HEAD_DIM / 8 lanes share a row, 16 bytes each.
@@ -38,7 +38,8 @@ __device__ __forceinline__ void delta_block(const DeltaParams& p) {
   float sum = 0.0f;
   if (row < p.seqlen_q) {
     const auto load = [&](const View& view) {
-      return load_global_16(head_begin(view, batch, head / p.group, head % p.group) + row * view.row + chunk * 8);
+      return load_global_16(head_begin(view, batch, head / p.group, head % p.group) +
+                            row * view.row + chunk * 8);
     };
     const uint4 o = load(p.out);
     const uint4 d = load(p.dout);

@@ -1,11 +1,14 @@
-// dK and dV, and dS for the dQ product: the key side of the backward. No atomics; a block owns its keys.
+// dK and dV, and dS for the dQ product: the key side of the backward. No atomics; a block owns its
+// keys.
 //
-//   S^T = K @ Q.T   P^T = exp2(S^T - lse)   dV += P^T @ dO   dP^T = V @ dO.T   dS^T = P^T (dP^T - delta)   dK += dS^T @ Q
+//   S^T = K @ Q.T   P^T = exp2(S^T - lse)   dV += P^T @ dO   dP^T = V @ dO.T   dS^T = P^T (dP^T -
+//   delta)   dK += dS^T @ Q
 //
 // Grid      x = key tile, (batch, kv head) unit of the chunk, group split.
-// Block     WARPS warps, each owning ROWS keys over the whole head_dim: P^T and dS^T stay in registers as A operands.
-// Shared    K and V (for the whole life of the block), STAGES stages of Q, dO, lse and delta.
-// Pipeline  the query tiles of every query head of the split, in ascending order: this is the order of summation.
+// Block     WARPS warps, each owning ROWS keys over the whole head_dim: P^T and dS^T stay in
+// registers as A operands. Shared    K and V (for the whole life of the block), STAGES stages of Q,
+// dO, lse and delta. Pipeline  the query tiles of every query head of the split, in ascending
+// order: this is the order of summation.
 #pragma once
 
 #include "core/entry.h"
@@ -44,7 +47,8 @@ struct StatCopy {
 
 // fp32 rows of a warp's accumulator, for the partial sums of the group split.
 template <int MT, int NT>
-__device__ __forceinline__ void store_partial(const Accumulator<MT, NT>& c, float* dst, int row_limit) {
+__device__ __forceinline__ void store_partial(const Accumulator<MT, NT>& c, float* dst,
+                                              int row_limit) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int m = 0; m < MT; ++m)
@@ -116,9 +120,10 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
   uint8_t* gDs = nullptr;
   if (p.ds != nullptr && ds_key_tile * DS_TILE < p.key_end) {
     const int64_t head = static_cast<int64_t>(block.unit) * p.group + member0;
-    const int64_t tiles = head * p.ds_tiles_per_head + layout.slots(p.key_begin / DS_TILE, ds_key_tile) - ds_query_begin;
-    gDs = static_cast<uint8_t*>(p.ds) + tiles * DS_TILE_BYTES + (warp_row0 % DS_TILE) / 16 * 4 * DS_BLOCK_BYTES +
-          lane * 16;
+    const int64_t tiles = head * p.ds_tiles_per_head +
+                          layout.slots(p.key_begin / DS_TILE, ds_key_tile) - ds_query_begin;
+    gDs = static_cast<uint8_t*>(p.ds) + tiles * DS_TILE_BYTES +
+          (warp_row0 % DS_TILE) / 16 * 4 * DS_BLOCK_BYTES + lane * 16;
   }
 
   TileCopy<Target, BLOCK_M, HEAD_DIM, Config::THREADS> copy_q, copy_dout;
@@ -127,10 +132,13 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
     const int member = member0 + i / tile_count;
     const int row0 = (tile_begin + i % tile_count) * BLOCK_M;
     const int limit = p.seqlen_q - row0;
-    copy_q.fetch(sQ(s), head_begin(p.q, block.batch, block.head_kv, member) + row0 * p.q.row, p.q.row, limit);
-    copy_dout.fetch(sDout(s), head_begin(p.dout, block.batch, block.head_kv, member) + row0 * p.dout.row, p.dout.row,
-                    limit);
-    const int64_t head = (static_cast<int64_t>(block.batch) * p.num_heads_kv + block.head_kv) * p.group + member;
+    copy_q.fetch(sQ(s), head_begin(p.q, block.batch, block.head_kv, member) + row0 * p.q.row,
+                 p.q.row, limit);
+    copy_dout.fetch(sDout(s),
+                    head_begin(p.dout, block.batch, block.head_kv, member) + row0 * p.dout.row,
+                    p.dout.row, limit);
+    const int64_t head =
+        (static_cast<int64_t>(block.batch) * p.num_heads_kv + block.head_kv) * p.group + member;
     const int64_t row = head * p.rows_padded + row0;
     copy_stats.fetch(sLse(s), p.lse_log2 + row, p.delta + row);
   };
@@ -155,13 +163,15 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
       // S^T = K @ Q.T                                    [ROWS, SUB_M] per warp
       Accumulator<MT, NT> pt;
       pt.clear();
-      gemm_abt<Target, T, HEAD_DIM, Target::UNROLL, MT, NT>(pt, a_k, Operand<HEAD_DIM>::b(sQ(s)), sub);
+      gemm_abt<Target, T, HEAD_DIM, Target::UNROLL, MT, NT>(pt, a_k, Operand<HEAD_DIM>::b(sQ(s)),
+                                                            sub);
       if (masked) {
 #pragma unroll
         for (int n = 0; n < NT; ++n)
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            const int end = mask.key_end(row0 + sub + n * 8 + (lane % 4) * 2 + e) - block.key0 - warp_row0 - lane / 4;
+            const int end = mask.key_end(row0 + sub + n * 8 + (lane % 4) * 2 + e) - block.key0 -
+                            warp_row0 - lane / 4;
 #pragma unroll
             for (int m = 0; m < MT; ++m)
 #pragma unroll
@@ -186,7 +196,8 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
       for (int k = 0; k < SUB_M / 16; ++k) {
         uint32_t rP[MT][4];
         to_a_operand<Target, T>(rP, pt, k);
-        gemm_ab_step<Target, T, HEAD_DIM, MT>(dv, rP, Operand<HEAD_DIM>::b_trans(sDout(s)), sub + k * 16);
+        gemm_ab_step<Target, T, HEAD_DIM, MT>(dv, rP, Operand<HEAD_DIM>::b_trans(sDout(s)),
+                                              sub + k * 16);
       }
       // dP^T = V @ dO.T                                  [ROWS, SUB_M]
       Accumulator<MT, NT> dpt;
@@ -204,7 +215,8 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
             dpt.x[m][n][2 * h + 1] = pt.x[m][n][2 * h + 1] * (dpt.x[m][n][2 * h + 1] - delta.y);
           }
       }
-      // dK += dS^T @ Q                                   [ROWS, HEAD_DIM], and dS^T to the workspace
+      // dK += dS^T @ Q                                   [ROWS, HEAD_DIM], and dS^T to the
+      // workspace
       const int ds_query_tile = (row0 + sub) / DS_TILE;
       const bool spill = gDs != nullptr && ds_query_tile >= ds_query_begin;
       uint8_t* dst = gDs + (i / tile_count * p.ds_tiles_per_head + ds_query_tile) * DS_TILE_BYTES +
@@ -216,10 +228,12 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
         if (spill) {
 #pragma unroll
           for (int m = 0; m < MT; ++m) {
-            store_global_16(dst + (m * 4 + k) * DS_BLOCK_BYTES, {rDs[m][0], rDs[m][1], rDs[m][2], rDs[m][3]});
+            store_global_16(dst + (m * 4 + k) * DS_BLOCK_BYTES,
+                            {rDs[m][0], rDs[m][1], rDs[m][2], rDs[m][3]});
           }
         }
-        gemm_ab_step<Target, T, HEAD_DIM, MT>(dk, rDs, Operand<HEAD_DIM>::b_trans(sQ(s)), sub + k * 16);
+        gemm_ab_step<Target, T, HEAD_DIM, MT>(dk, rDs, Operand<HEAD_DIM>::b_trans(sQ(s)),
+                                              sub + k * 16);
       }
     }
   };
@@ -227,9 +241,11 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
   {
     TileCopy<Target, BLOCK_N, HEAD_DIM, Config::THREADS> copy;
     const int limit = p.seqlen_k - block.key0;
-    copy.fetch(sK, head_begin(p.k, block.batch, block.head_kv, 0) + block.key0 * p.k.row, p.k.row, limit);
+    copy.fetch(sK, head_begin(p.k, block.batch, block.head_kv, 0) + block.key0 * p.k.row, p.k.row,
+               limit);
     copy.land(sK);
-    copy.fetch(sV, head_begin(p.v, block.batch, block.head_kv, 0) + block.key0 * p.v.row, p.v.row, limit);
+    copy.fetch(sV, head_begin(p.v, block.batch, block.head_kv, 0) + block.key0 * p.v.row, p.v.row,
+               limit);
     copy.land(sV);
   }
   run_pipeline<Target, Config::STAGES>(tile_count * members, fetch, land, compute);
@@ -251,12 +267,12 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
       for (int n = 0; n < HEAD_DIM / 8; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e) dk.x[m][n][e] *= p.softmax_scale;
-    store_rows<Target, T, HEAD_DIM, MT>(dk, sK + warp_row0 * HEAD_DIM * 2,
-                                        head_begin(p.dk, again.batch, again.head_kv, 0) + row0 * p.dk.row, p.dk.row,
-                                        limit);
-    store_rows<Target, T, HEAD_DIM, MT>(dv, sV + warp_row0 * HEAD_DIM * 2,
-                                        head_begin(p.dv, again.batch, again.head_kv, 0) + row0 * p.dv.row, p.dv.row,
-                                        limit);
+    store_rows<Target, T, HEAD_DIM, MT>(
+        dk, sK + warp_row0 * HEAD_DIM * 2,
+        head_begin(p.dk, again.batch, again.head_kv, 0) + row0 * p.dk.row, p.dk.row, limit);
+    store_rows<Target, T, HEAD_DIM, MT>(
+        dv, sV + warp_row0 * HEAD_DIM * 2,
+        head_begin(p.dv, again.batch, again.head_kv, 0) + row0 * p.dv.row, p.dv.row, limit);
   }
 }
 

@@ -9,7 +9,8 @@ namespace flash_dist {
 
 // The query tile and head of this block; the longest causal tiles of a head come first.
 struct DqBlock {
-  int row0, head, batch, head_kv, member;  // head: unit * group + member, counted from the chunk's first unit
+  int row0, head, batch, head_kv,
+      member;  // head: unit * group + member, counted from the chunk's first unit
 
   __device__ __forceinline__ DqBlock(const BwdParams& p, int block_m) {
     const int q_tiles = (p.seqlen_q + block_m - 1) / block_m;

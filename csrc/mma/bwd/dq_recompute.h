@@ -3,8 +3,8 @@
 //   S = Q @ K.T   P = exp2(S - lse)   dP = dO @ V.T   dS = P (dP - delta)   dQ += dS @ K
 //
 // Grid      x = query tile, query head of the units.
-// Block     WARPS warps, each owning ROWS queries over the whole head_dim; dS stays in registers as the A operand.
-// Shared    Q and dO (for the whole life of the block), STAGES stages of K and V.
+// Block     WARPS warps, each owning ROWS queries over the whole head_dim; dS stays in registers as
+// the A operand. Shared    Q and dO (for the whole life of the block), STAGES stages of K and V.
 #pragma once
 
 #include "core/entry.h"
@@ -50,7 +50,9 @@ __device__ __forceinline__ void dq_recompute_block(const BwdParams& p) {
   for (int m = 0; m < MT; ++m)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int64_t head = (static_cast<int64_t>(block.batch) * p.num_heads_kv + block.head_kv) * p.group + block.member;
+      const int64_t head =
+          (static_cast<int64_t>(block.batch) * p.num_heads_kv + block.head_kv) * p.group +
+          block.member;
       const int64_t row = head * p.rows_padded + block.row0 + warp_row0 + m * 16 + h * 8 + lane / 4;
       lse[m][h] = p.lse_log2[row];
       delta[m][h] = p.delta[row];
@@ -58,8 +60,10 @@ __device__ __forceinline__ void dq_recompute_block(const BwdParams& p) {
 
   TileCopy<Target, BLOCK_N, HEAD_DIM, Config::THREADS> copy_k, copy_v;
   const auto fetch = [&](int i, int s) {
-    copy_k.fetch(sK(s), gK + static_cast<int64_t>(i) * BLOCK_N * p.k.row, p.k.row, p.seqlen_k - i * BLOCK_N);
-    copy_v.fetch(sV(s), gV + static_cast<int64_t>(i) * BLOCK_N * p.v.row, p.v.row, p.seqlen_k - i * BLOCK_N);
+    copy_k.fetch(sK(s), gK + static_cast<int64_t>(i) * BLOCK_N * p.k.row, p.k.row,
+                 p.seqlen_k - i * BLOCK_N);
+    copy_v.fetch(sV(s), gV + static_cast<int64_t>(i) * BLOCK_N * p.v.row, p.v.row,
+                 p.seqlen_k - i * BLOCK_N);
   };
   const auto land = [&](int s) {
     copy_k.land(sK(s));
@@ -79,11 +83,13 @@ __device__ __forceinline__ void dq_recompute_block(const BwdParams& p) {
       // S = Q @ K.T                                      [ROWS, SUB_N] per warp
       Accumulator<MT, NT> ds;
       ds.clear();
-      gemm_abt<Target, T, HEAD_DIM, Target::UNROLL, MT, NT>(ds, a_q, Operand<HEAD_DIM>::b(sK(s)), sub);
+      gemm_abt<Target, T, HEAD_DIM, Target::UNROLL, MT, NT>(ds, a_q, Operand<HEAD_DIM>::b(sK(s)),
+                                                            sub);
       // dP = dO @ V.T
       Accumulator<MT, NT> dp;
       dp.clear();
-      gemm_abt<Target, T, HEAD_DIM, Target::UNROLL, MT, NT>(dp, a_dout, Operand<HEAD_DIM>::b(sV(s)), sub);
+      gemm_abt<Target, T, HEAD_DIM, Target::UNROLL, MT, NT>(dp, a_dout, Operand<HEAD_DIM>::b(sV(s)),
+                                                            sub);
       // dS = exp2(S * scale - lse) * (dP - delta)
 #pragma unroll
       for (int m = 0; m < MT; ++m)
@@ -96,7 +102,8 @@ __device__ __forceinline__ void dq_recompute_block(const BwdParams& p) {
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
               float& x = ds.x[m][n][2 * h + e];
-              const float p_ij = n * 8 + e < end ? exp2_approx(fmaf(x, scale_log2, -lse[m][h])) : 0.0f;
+              const float p_ij =
+                  n * 8 + e < end ? exp2_approx(fmaf(x, scale_log2, -lse[m][h])) : 0.0f;
               x = p_ij * (dp.x[m][n][2 * h + e] - delta[m][h]);
             }
         }
@@ -105,7 +112,8 @@ __device__ __forceinline__ void dq_recompute_block(const BwdParams& p) {
       for (int k = 0; k < SUB_N / 16; ++k) {
         uint32_t rDs[MT][4];
         to_a_operand<Target, T>(rDs, ds, k);
-        gemm_ab_step<Target, T, HEAD_DIM, MT>(dq, rDs, Operand<HEAD_DIM>::b_trans(sK(s)), sub + k * 16);
+        gemm_ab_step<Target, T, HEAD_DIM, MT>(dq, rDs, Operand<HEAD_DIM>::b_trans(sK(s)),
+                                              sub + k * 16);
       }
     }
   };
@@ -113,10 +121,13 @@ __device__ __forceinline__ void dq_recompute_block(const BwdParams& p) {
   {
     TileCopy<Target, BLOCK_M, HEAD_DIM, Config::THREADS> copy;
     const int limit = p.seqlen_q - block.row0;
-    copy.fetch(sQ, head_begin(p.q, block.batch, block.head_kv, block.member) + block.row0 * p.q.row, p.q.row, limit);
+    copy.fetch(sQ, head_begin(p.q, block.batch, block.head_kv, block.member) + block.row0 * p.q.row,
+               p.q.row, limit);
     copy.land(sQ);
-    copy.fetch(sDout, head_begin(p.dout, block.batch, block.head_kv, block.member) + block.row0 * p.dout.row,
-               p.dout.row, limit);
+    copy.fetch(
+        sDout,
+        head_begin(p.dout, block.batch, block.head_kv, block.member) + block.row0 * p.dout.row,
+        p.dout.row, limit);
     copy.land(sDout);
   }
   run_pipeline<Target, Config::STAGES>((key_end + BLOCK_N - 1) / BLOCK_N, fetch, land, compute);
@@ -131,9 +142,10 @@ __device__ __forceinline__ void dq_recompute_block(const BwdParams& p) {
       for (int e = 0; e < 4; ++e) dq.x[m][n][e] *= p.softmax_scale;
   const DqBlock again(p, BLOCK_M);
   const int row0 = again.row0 + warp_row0;
-  store_rows<Target, T, HEAD_DIM, MT>(dq, sQ + warp_row0 * HEAD_DIM * 2,
-                                      head_begin(p.dq, again.batch, again.head_kv, again.member) + row0 * p.dq.row,
-                                      p.dq.row, p.seqlen_q - row0);
+  store_rows<Target, T, HEAD_DIM, MT>(
+      dq, sQ + warp_row0 * HEAD_DIM * 2,
+      head_begin(p.dq, again.batch, again.head_kv, again.member) + row0 * p.dq.row, p.dq.row,
+      p.seqlen_q - row0);
 }
 
 template <class Config>

@@ -33,8 +33,10 @@ __device__ __forceinline__ void reduce_block(const ReduceParams& p) {
   const int column = (threadIdx.x % Config::LANES_PER_ROW) * 8;
   if (row >= p.seqlen_k) return;
 
-  const int64_t split_stride = static_cast<int64_t>(p.batch) * p.num_heads_kv * p.seqlen_k * Config::HEAD_DIM;
-  const float* src = p.partial + (static_cast<int64_t>(unit) * p.seqlen_k + row) * Config::HEAD_DIM + column;
+  const int64_t split_stride =
+      static_cast<int64_t>(p.batch) * p.num_heads_kv * p.seqlen_k * Config::HEAD_DIM;
+  const float* src =
+      p.partial + (static_cast<int64_t>(unit) * p.seqlen_k + row) * Config::HEAD_DIM + column;
   float sum[8] = {};
   for (int i = 0; i < p.splits; ++i, src += split_stride) {
     const float4 low = *reinterpret_cast<const float4*>(src);
@@ -44,8 +46,10 @@ __device__ __forceinline__ void reduce_block(const ReduceParams& p) {
   }
   uint32_t words[4];
 #pragma unroll
-  for (int i = 0; i < 4; ++i) words[i] = pack<Target, T>(sum[2 * i] * p.scale, sum[2 * i + 1] * p.scale);
-  uint16_t* dst = head_begin(p.out, unit / p.num_heads_kv, unit % p.num_heads_kv, 0) + row * p.out.row + column;
+  for (int i = 0; i < 4; ++i)
+    words[i] = pack<Target, T>(sum[2 * i] * p.scale, sum[2 * i + 1] * p.scale);
+  uint16_t* dst =
+      head_begin(p.out, unit / p.num_heads_kv, unit % p.num_heads_kv, 0) + row * p.out.row + column;
   store_global_16(dst, {words[0], words[1], words[2], words[3]});
 }
 

@@ -1,10 +1,13 @@
-// Forward attention on mma.sync: out = softmax(q @ k.T * softmax_scale) @ v and lse, one block per tile of query rows.
+// Forward attention on mma.sync: out = softmax(q @ k.T * softmax_scale) @ v and lse, one block per
+// tile of query rows.
 //
 // Grid      x = query tile, batch and query head (longest causal tiles of a head first).
 // Block     WARPS warps, each owning ROWS query rows over the whole head_dim.
 // Shared    Q tile (later the output tile), one K tile, one V tile.
-// Pipeline  V(j) arrives while S = Q @ K(j).T is computed, K(j - 1) while the softmax and P @ V(j) run. Key tiles are
-//           walked from the last to the first, so the tiles that need a mask come first and the long loop has none.
+// Pipeline  V(j) arrives while S = Q @ K(j).T is computed, K(j - 1) while the softmax and P @ V(j)
+// run. Key tiles are
+//           walked from the last to the first, so the tiles that need a mask come first and the
+//           long loop has none.
 #pragma once
 
 #include "core/mask.cuh"
@@ -33,8 +36,8 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 // S -> P = exp2(S * scale_log2 - row_max), rescaling O and the sums when a row's maximum grows.
 template <int MT, int NT, int OT>
-__device__ __forceinline__ void online_softmax(Accumulator<MT, NT>& s, Accumulator<MT, OT>& o, SoftmaxState<MT>& state,
-                                               float scale_log2) {
+__device__ __forceinline__ void online_softmax(Accumulator<MT, NT>& s, Accumulator<MT, OT>& o,
+                                               SoftmaxState<MT>& state, float scale_log2) {
   float rescale[MT][2];
   bool grown = false;
 #pragma unroll
@@ -115,8 +118,9 @@ __device__ __forceinline__ void fwd_block(const FwdParams& p) {
 
   const Mask mask{p.seqlen_q, p.seqlen_k, p.causal};
   const int last_row = min(row0 + BLOCK_M, p.seqlen_q) - 1;
-  const int tiles_end = (mask.key_end(last_row) + BLOCK_N - 1) / BLOCK_N;  // beyond: nothing visible
-  const int tiles_full = mask.key_end(row0) / BLOCK_N;                     // before: all visible
+  const int tiles_end =
+      (mask.key_end(last_row) + BLOCK_N - 1) / BLOCK_N;  // beyond: nothing visible
+  const int tiles_full = mask.key_end(row0) / BLOCK_N;   // before: all visible
 
   Accumulator<MT, HEAD_DIM / 8> o;
   o.clear();
@@ -134,10 +138,12 @@ __device__ __forceinline__ void fwd_block(const FwdParams& p) {
   TileCopy<Target, BLOCK_N, HEAD_DIM, Config::THREADS> copy_k;
   TileCopy<Target, BLOCK_N, HEAD_DIM, Config::THREADS> copy_v;
   const auto fetch_k = [&](int j) {
-    copy_k.fetch(sK, gK + static_cast<int64_t>(j) * BLOCK_N * p.k.row, p.k.row, p.seqlen_k - j * BLOCK_N);
+    copy_k.fetch(sK, gK + static_cast<int64_t>(j) * BLOCK_N * p.k.row, p.k.row,
+                 p.seqlen_k - j * BLOCK_N);
   };
   const auto fetch_v = [&](int j) {
-    copy_v.fetch(sV, gV + static_cast<int64_t>(j) * BLOCK_N * p.v.row, p.v.row, p.seqlen_k - j * BLOCK_N);
+    copy_v.fetch(sV, gV + static_cast<int64_t>(j) * BLOCK_N * p.v.row, p.v.row,
+                 p.seqlen_k - j * BLOCK_N);
   };
   const auto arrive = [&] {
     if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
@@ -173,7 +179,8 @@ __device__ __forceinline__ void fwd_block(const FwdParams& p) {
       for (int m = 0; m < MT; ++m)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const int end = mask.key_end(row0 + warp_row0 + m * 16 + h * 8 + lane / 4) - j * BLOCK_N - (lane % 4) * 2;
+          const int end = mask.key_end(row0 + warp_row0 + m * 16 + h * 8 + lane / 4) - j * BLOCK_N -
+                          (lane % 4) * 2;
 #pragma unroll
           for (int n = 0; n < NT; ++n)
 #pragma unroll
@@ -219,9 +226,10 @@ __device__ __forceinline__ void fwd_block(const FwdParams& p) {
         o.x[m][n][2 * h + 1] *= inverse;
       }
     }
-  store_rows<Target, T, HEAD_DIM, MT>(o, sQ + warp_row0 * HEAD_DIM * 2,
-                                      head_begin(p.out, again.batch, again.head_kv, again.member) + first_row * p.out.row,
-                                      p.out.row, rows_left);
+  store_rows<Target, T, HEAD_DIM, MT>(
+      o, sQ + warp_row0 * HEAD_DIM * 2,
+      head_begin(p.out, again.batch, again.head_kv, again.member) + first_row * p.out.row,
+      p.out.row, rows_left);
 }
 
 }  // namespace flash_dist
