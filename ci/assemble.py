@@ -52,17 +52,13 @@ def read_ptx(objects: Iterable[Path]) -> list[Ptx]:
     return found
 
 
-def targets_of(ptx: Arch, published: Iterable[ArchSet], smem: int = 0) -> list[Arch]:
-    """Return the PTX's own number and every newer SASS target of the published sets.
-
-    A GPU that lacks the shared memory of the kernel's plan never gets it, and is left out.
-    """
+def targets_of(ptx: Arch, published: Iterable[ArchSet]) -> list[Arch]:
+    """Return the PTX's own number and every newer SASS target of the published sets."""
     own = replace(ptx, ptx=False)
     if ptx.suffix:
         return [own]
     every = {arch for one in published for arch in one.archs if not arch.ptx}
-    newer = {arch for arch in every if arch.number > ptx.number}
-    return sorted({own} | {arch for arch in newer if smem <= arch.smem_optin})
+    return sorted({own} | {arch for arch in every if arch.number > ptx.number})
 
 
 class Assembler:

@@ -88,7 +88,7 @@ def build_native(options: NativeOptions) -> NativeBuild:
         folder=folder,
         variants=variants,
         resources=tuple(_read_resources(objects)),
-        assembled=tuple(_assemble(options, objects, variants)),
+        assembled=tuple(_assemble(options, objects)),
         compiled=compiled,
         reused=len(objects) - compiled,
     )
@@ -166,17 +166,10 @@ def ask_library(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _assemble(
-    options: NativeOptions, objects: Iterable[Path], variants: Iterable[dict[str, Any]]
-) -> list[KernelResources]:
+def _assemble(options: NativeOptions, objects: Iterable[Path]) -> list[KernelResources]:
     folder, toolchain = options.folder, options.toolchain
     folders = {_object_folder(folder, str(arch)) for arch in options.archset.archs if arch.ptx}
     texts = read_ptx(path for path in objects if folders & set(path.parents))
-    smem = {variant["symbol"]: int(variant["plan_bytes"]) for variant in variants}
-    work = [
-        (ptx, target)
-        for ptx in texts
-        for target in targets_of(ptx.arch, options.published, smem[ptx.symbol])
-    ]
+    work = [(ptx, target) for ptx in texts for target in targets_of(ptx.arch, options.published)]
     assembler = Assembler(toolchain.tool("ptxas"), toolchain.ptxas, folder / "assembled")
     return assemble(work, assembler, load_exceptions(), options.jobs)

@@ -101,7 +101,7 @@ class Table:
         newer = target.ptx and target.number >= _A100
         room = max(target.smem_optin, Arch(8, 0).smem_optin) if newer else target.smem_optin
         return [
-            Variant(family, dtype, row, target, self.smem_plans[row.plan])
+            Variant(family, dtype, row, target)
             for family in self.families
             for dtype, first in self.dtypes.items()
             for row in family.rows
@@ -117,7 +117,6 @@ class Variant:
     dtype: str
     row: Row
     target: Arch
-    plan_bytes: int
 
     @property
     def symbol(self) -> str:
@@ -145,7 +144,6 @@ class Variant:
             "dtype": self.dtype,
             "head_dim": self.row.head_dim,
             "plan": self.row.plan,
-            "plan_bytes": self.plan_bytes,
             "target": str(self.target),
             "source": source_path(self),
         }

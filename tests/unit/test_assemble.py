@@ -47,11 +47,6 @@ def test_ptx_is_assembled_for_its_own_number_and_every_newer_target(ptx: str, ta
     assert " ".join(map(str, targets_of(Arch.parse(ptx), SETS))) == targets
 
 
-def test_a_gpu_without_room_for_the_kernel_is_left_out() -> None:
-    found = targets_of(Arch.parse("compute_80"), SETS, smem=160 * 1024)
-    assert " ".join(map(str, found)) == "sm_80 sm_90a"
-
-
 def test_registers_are_told_per_target(tmp_path: Path) -> None:
     assembler = Assembler(fake_ptxas(tmp_path), "13.0.88", tmp_path / "cache")
     ptx = Ptx(Arch.parse("compute_89"), b".version 9.0", "k")
