@@ -41,7 +41,10 @@ FLASH_DIST_API int flash_dist_bwd(const flash_dist::Call* call,
 // Reports as JSON, into buffer when size suffices; all return the length without the final NUL. No
 // torch needed; only flash_dist_select_json() needs a GPU.
 FLASH_DIST_API int64_t flash_dist_variants_json(char* buffer, int64_t size);
-FLASH_DIST_API int64_t flash_dist_select_json(int device, char* buffer, int64_t size);
+// It loads what it reports: narrow it by family, dtype and head_dim (null or 0: any), or PTX is
+// compiled for kernels that nobody asked for.
+FLASH_DIST_API int64_t flash_dist_select_json(int device, const char* family, const char* dtype,
+                                              int head_dim, char* buffer, int64_t size);
 FLASH_DIST_API int64_t flash_dist_last_variant_json(char* buffer, int64_t size);
 
 // The launches of one backward call, for tests of the planner: shape is batch, seqlen_q, seqlen_k,

@@ -86,17 +86,21 @@ std::unique_ptr<DeviceInfo> read_device(int device) {
   return info;
 }
 
-// From best to worst: exact SASS, SASS of the same major (newest first), PTX (newest first); then
-// the largest tile. The driver has the last word on each, so the rules of suffixes and families are
-// not repeated here.
+// From best to worst: exact SASS, SASS of the same major (newest first), PTX (newest first), SASS
+// that crosses between discrete and integrated GPUs of a major, which nobody promises; then the
+// largest tile. The driver has the last word on each, so the rules of suffixes and families are not
+// repeated here.
 struct Preference {
   int device;
 
   bool possible(const Variant& v) const {
     return v.number <= device && (v.ptx || v.number / 10 == device / 10);
   }
+  bool unpromised(const Variant& v) const {
+    return !v.ptx && is_integrated(v.number) != is_integrated(device);
+  }
   auto rank(const Variant& v) const {
-    return std::make_tuple(v.ptx, -v.number, v.suffix == '\0', -v.plan);
+    return std::make_tuple(unpromised(v), v.ptx, -v.number, v.suffix == '\0', -v.plan);
   }
   bool operator()(const Variant* a, const Variant* b) const { return rank(*a) < rank(*b); }
 };

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from flash_dist.archs import Arch, ArchSet
+from flash_dist.devices import INTEGRATED
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -201,7 +202,10 @@ def render_plans(table: Table) -> str:
         "constexpr int smem_plan_bytes(int plan) {",
     ]
     lines += [f"  if (plan == {plan}) return {size};" for plan, size in table.smem_plans.items()]
-    lines += ["  return -1;", "}"]
+    lines += ["  return -1;", "}", "", "// Compute capabilities of integrated GPUs, times 10."]
+    lines.append("constexpr bool is_integrated(int number) {")
+    lines += [f"  if (number == {10 * x + y}) return true;" for x, y in sorted(INTEGRATED)]
+    lines += ["  return false;", "}"]
     for family in table.families:
         lines += ["", f"template <int HEAD_DIM, int PLAN> struct {family.plan_struct};"]
         for row in family.rows:

@@ -78,11 +78,24 @@ std::string loaded_fields(const Selection& selection) {
   return text.str();
 }
 
-std::string describe_selection(int device) {
+// What a caller asked for; null and 0 match anything.
+struct Filter {
+  const char* family;
+  const char* dtype;
+  int head_dim;
+
+  bool operator()(const Variant& v) const {
+    return (family == nullptr || !std::strcmp(family, v.family)) &&
+           (dtype == nullptr || !std::strcmp(dtype, v.dtype)) &&
+           (head_dim == 0 || head_dim == v.head_dim);
+  }
+};
+
+std::string describe_selection(int device, const Filter& wanted) {
   List list("[]");
   std::set<std::string> seen;
   for (const Variant& v : all_variants()) {
-    if (!seen.insert(key_fields(v)).second) continue;
+    if (!wanted(v) || !seen.insert(key_fields(v)).second) continue;
     const Selection& selection = select_kernel(device, {v.family, v.dtype, v.head_dim});
     List refused("[]");
     for (const Refusal& refusal : selection.refused) {
@@ -142,8 +155,11 @@ int64_t flash_dist_variants_json(char* buffer, int64_t size) {
   return guarded([&] { return copy_out(describe_variants(), buffer, size); });
 }
 
-int64_t flash_dist_select_json(int device, char* buffer, int64_t size) {
-  return guarded([&] { return copy_out(describe_selection(device), buffer, size); });
+int64_t flash_dist_select_json(int device, const char* family, const char* dtype, int head_dim,
+                               char* buffer, int64_t size) {
+  return guarded([&] {
+    return copy_out(describe_selection(device, {family, dtype, head_dim}), buffer, size);
+  });
 }
 
 int64_t flash_dist_last_variant_json(char* buffer, int64_t size) {

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from .errors import ExtensionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LIBRARY: Final = Path(__file__).resolve().parent / "libflash_dist_kernels.so"
 
@@ -37,7 +39,7 @@ def load_library() -> ctypes.CDLL:
     return library
 
 
-def _read_json(call: Callable[[Any, ctypes.c_int64], int]) -> Any:  # noqa: ANN401 - whatever the library reports
+def _read_json(call: Callable[[Any, ctypes.c_int64], int]) -> Any:  # noqa: ANN401 - JSON
     """Call a C function that fills a buffer: once for the length, then for the text."""
     size = 0
     while True:
@@ -51,30 +53,36 @@ def _read_json(call: Callable[[Any, ctypes.c_int64], int]) -> Any:  # noqa: ANN4
 
 
 def variants() -> list[dict[str, Any]]:
-    """Return every compiled kernel variant: symbol, family, dtype, head_dim, plan, target, threads, dynamic_smem."""
+    """Return every compiled kernel variant.
+
+    Each has symbol, family, dtype, head_dim, plan, target, threads and dynamic_smem.
+    """
     library = load_library()
     return list(_read_json(library.flash_dist_variants_json))
 
 
-def select(device: int) -> list[dict[str, Any]]:
-    """Ask the driver which variant of each kernel loads on a GPU, and why the better ones were refused.
+def select(
+    device: int, *, family: str | None = None, dtype: str | None = None, head_dim: int = 0
+) -> list[dict[str, Any]]:
+    """Ask the driver which variant of each kernel loads on a GPU, and why better ones were refused.
 
-    Each kernel (family, dtype, head_dim) has `chosen`: symbol, plan, binary_version, ptx_version, or None;
-    and `refused`: symbol and reason of every variant tried or ruled out.
+    Each kernel (family, dtype, head_dim) has `chosen`: symbol, plan, binary_version, ptx_version,
+    or None; and `refused`: symbol and reason of every variant tried or ruled out. What is asked
+    for is loaded, and compiled where it is PTX: family, dtype and head_dim narrow the question.
     """
     library = load_library()
+    names = [ctypes.c_char_p(name.encode() if name else None) for name in (family, dtype)]
+    wanted = (ctypes.c_int(device), *names, ctypes.c_int(head_dim))
     return list(
-        _read_json(
-            lambda buffer, size: library.flash_dist_select_json(ctypes.c_int(device), buffer, size)
-        )
+        _read_json(lambda buffer, size: library.flash_dist_select_json(*wanted, buffer, size))
     )
 
 
 def last_variant() -> dict[str, dict[str, Any]]:
     """Return the variant that each kernel family launched last in this process.
 
-    Maps a family such as "fwd" to device, symbol, plan, binary_version (compute capability of the SASS that the driver
-    loaded, times 10) and ptx_version (of the PTX that it was made from).
+    Maps a family such as "fwd" to device, symbol, plan, binary_version (compute capability of the
+    SASS that the driver loaded, times 10) and ptx_version (of the PTX that it was made from).
     """
     library = load_library()
     return dict(_read_json(library.flash_dist_last_variant_json))
@@ -94,7 +102,10 @@ def plan_backward(  # noqa: PLR0913 - the shape of one call
     blocks_per_sm: int,
     budget: int,
 ) -> dict[str, Any]:
-    """Return how a backward call is cut into launches on a GPU with these properties; budget and sizes in bytes."""
+    """Return how a backward call is cut into launches on a GPU with these properties.
+
+    Budget and sizes are bytes.
+    """
     library = load_library()
     shape = (ctypes.c_int32 * 7)(batch, seqlen_q, seqlen_k, num_heads_kv, group, head_dim, causal)
     device = (ctypes.c_int32 * 3)(sm_count, key_tile, blocks_per_sm)

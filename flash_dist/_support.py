@@ -31,25 +31,21 @@ def require_kernels(device: int, dtype: torch.dtype, head_dim: int) -> None:
             f"q must be float16 on compute capability {capability[0]}.{capability[1]}, got bfloat16"
         )
         raise TypeError(message)
-    for kernel in select(device):
-        if (kernel["family"], kernel["dtype"], kernel["head_dim"]) == (
-            FAMILY,
-            DTYPE_NAMES[dtype],
-            head_dim,
-        ):
-            if kernel["chosen"] is not None:
-                return
-            raise _explain(device, capability, kernel)
-    raise _explain(device, capability, {"family": FAMILY, "refused": []})
+    selected = select(device, family=FAMILY, dtype=DTYPE_NAMES[dtype], head_dim=head_dim)
+    if not any(kernel["chosen"] for kernel in selected):
+        raise _explain(
+            device, capability, [one for kernel in selected for one in kernel["refused"]]
+        )
 
 
-def _explain(device: int, capability: tuple[int, int], kernel: dict[str, Any]) -> FlashDistError:
+def _explain(
+    device: int, capability: tuple[int, int], refused: list[dict[str, Any]]
+) -> FlashDistError:
     name = torch.cuda.get_device_name(device)
     predicted = unsupported_error(Device(*capability), name=name)
     if predicted is not None:
         return predicted
-    reasons = "; ".join(
-        f"{refusal['symbol']}: {refusal['reason']}" for refusal in kernel["refused"]
-    )
-    message = f"no variant of kernel {kernel['family']} loads on GPU {device} ({name}): {reasons or 'none is built in'}"
+    reasons = "; ".join(f"{refusal['symbol']}: {refusal['reason']}" for refusal in refused)
+    reasons = reasons or "none is built in"
+    message = f"no variant of kernel {FAMILY} loads on GPU {device} ({name}): {reasons}"
     return ExtensionError(message, hint="`python -m flash_dist doctor` looks for the cause")
