@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 MIN_DISK = 3 * GIB  # toolkit 0.3, objects 0.2 per arch set, wheels; the rest is room
 MIN_MEMORY = 2 * GIB
-MEMORY_PER_JOB = 3 * GIB // 2  # cicc and ptxas peak at 1.2 GiB on the largest backward kernel
+MEMORY_PER_JOB = 3 * GIB // 2  # an estimate: room for cicc or ptxas on a large backward kernel
 MIN_GCC = 9  # first with all of C++17
 
 Version = tuple[int, int]
