@@ -1,10 +1,12 @@
-"""Forward and deterministic backward against torch's FLASH backend in one run: medians, TFLOP/s, ratios.
+"""Forward and deterministic backward against torch's FLASH backend: medians, TFLOP/s, ratios.
 
-    python benchmarks/attention.py [--head-dims 64,128] [--seqlens 1024,4096,16384] [--budgets 1024] [--json FILE]
+    python benchmarks/attention.py [--head-dims 64,128] [--seqlens 1024,4096,16384]
+                                   [--budgets 1024] [--json FILE]
 
-bf16, batch * seqlen = 16384, num_heads = 2048 / head_dim, random normal data. Work is counted as 4 * batch * heads *
-seqlen_q * seqlen_k * head_dim forward and 2.5 times that backward, causal half. The peer's backward runs under
-torch.use_deterministic_algorithms(True); the kernels it really launched are printed.
+bf16, batch * seqlen = 16384, num_heads = 2048 / head_dim, random normal data. Work is counted as
+4 * batch * heads * seqlen_q * seqlen_k * head_dim forward and 2.5 times that backward, causal half.
+The peer's backward runs under torch.use_deterministic_algorithms(True); the kernels it really
+launched are printed. A ratio is the peer's time over ours: above 1 is faster than the peer.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ Run = Callable[[], object]
 
 
 def time_interleaved(runs: dict[str, Run], *, seconds: float) -> dict[str, float]:
-    """Return the median milliseconds of each run; the runs take turns, after a warm-up of a third of the time."""
+    """Return the median milliseconds of each run.
+
+    The runs take turns, after a warm-up of a third of the time.
+    """
     times: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         run()
@@ -75,8 +80,8 @@ class Case:
     def __init__(self, head_dim: int, seqlen: int, *, causal: bool) -> None:
         shape = (TOKENS // seqlen, seqlen, WIDTH // head_dim, head_dim)
         self.q, self.k, self.v, self.dout = (
-            torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=i < 3)
-            for i in range(4)
+            torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=wanted)
+            for wanted in (True, True, True, False)
         )
         self.causal = causal
         self.flops = 4 * shape[0] * shape[2] * seqlen * seqlen * head_dim / (2 if causal else 1)
@@ -156,9 +161,8 @@ def main() -> None:
         [int(x) for x in text.split(",")]
         for text in (options.head_dims, options.seqlens, options.budgets)
     )
-    print(
-        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, flash_dist {flash_dist.__version__}"
-    )
+    versions = f"torch {torch.__version__}, flash_dist {flash_dist.__version__}"
+    print(f"{torch.cuda.get_device_name()}, {versions}")
     rows = []
     for head_dim, causal, seqlen in itertools.product(head_dims, (False, True), seqlens):
         case = Case(head_dim, seqlen, causal=causal)
@@ -173,8 +177,10 @@ def main() -> None:
         }
         rows.append(row)
         rate = case.flops / 1e9
-        text = f"d{head_dim:<4}{'causal' if causal else 'full':7}{seqlen:6}  fwd {rate / forward['ours']:6.1f} TF"
-        text += f" ratio {forward['peer'] / forward['ours']:5.2f}  bwd peer {2.5 * rate / backward['peer']:6.1f} TF"
+        text = f"d{head_dim:<4}{'causal' if causal else 'full':7}{seqlen:6}"
+        text += f"  fwd {rate / forward['ours']:6.1f} TF"
+        text += f" ratio {forward['peer'] / forward['ours']:5.2f}"
+        text += f"  bwd peer {2.5 * rate / backward['peer']:6.1f} TF"
         for budget in budgets:
             ms = backward[f"{budget} MiB"]
             text += f"  {budget}: {2.5 * rate / ms:6.1f} TF ratio {backward['peer'] / ms:5.2f}"

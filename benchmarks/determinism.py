@@ -2,7 +2,8 @@
 
     python benchmarks/determinism.py [--runs 1000]
 
-Two shapes fill every multiprocessor in one launch, two cut keys into stripes, two split query groups.
+Two shapes fill every multiprocessor in one launch, two cut keys into stripes, two split query
+groups.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The registered operators: the only module that knows `torch.ops.flash_dist`.
 
-Importing it loads the extension. CUDA kernels are registered by the extension, the CPU reference and the fake kernels
-(shapes only, for torch.compile) here.
+Importing it loads the extension. CUDA kernels are registered by the extension, the CPU reference
+and the fake kernels (shapes only, for torch.compile) here. The signatures are the operators' own,
+flags among the positional arguments included.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from .reference import reference_backward, reference_forward
 
 EXTENSION: Final = Path(__file__).resolve().parent / "_C.abi3.so"
 
-# The file has no Python API of its own (building it needs no Python headers): loading registers the operators.
+# The file has no Python API of its own (building it needs no Python headers): loading it registers
+# the operators.
 try:
     torch.ops.load_library(str(EXTENSION))
 except OSError as error:
@@ -28,9 +30,13 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 
 
 def fwd(
-    q: Tensor, k: Tensor, v: Tensor, softmax_scale: float, causal: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float,
+    causal: bool,  # noqa: FBT001 - the operator's schema
 ) -> tuple[Tensor, Tensor]:
-    """Return out [batch, seqlen_q, num_heads_q, head_dim] and lse [batch, num_heads_q, seqlen_q]."""
+    """Return out [batch, seqlen_q, num_heads_q, head_dim], lse [batch, num_heads_q, seqlen_q]."""
     out, lse = torch.ops.flash_dist.fwd(q, k, v, softmax_scale, causal)
     return out, lse
 
@@ -44,7 +50,7 @@ def bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     lse: Tensor,
     dlse: Tensor | None,
     softmax_scale: float,
-    causal: bool,  # noqa: FBT001
+    causal: bool,  # noqa: FBT001 - the operator's schema
     budget: int,
 ) -> Gradients:
     """Return dq, dk, dv, each like its tensor; budget in bytes."""
@@ -56,7 +62,11 @@ def bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
 
 @torch.library.register_fake("flash_dist::fwd")
 def _fwd_fake(
-    q: Tensor, k: Tensor, v: Tensor, softmax_scale: float, causal: bool
+    q: Tensor,
+    k: Tensor,  # noqa: ARG001 - the operator's schema
+    v: Tensor,  # noqa: ARG001
+    softmax_scale: float,  # noqa: ARG001
+    causal: bool,  # noqa: ARG001, FBT001
 ) -> tuple[Tensor, Tensor]:
     batch, seqlen_q, num_heads_q, _ = q.shape
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -64,7 +74,7 @@ def _fwd_fake(
 
 
 @torch.library.register_fake("flash_dist::bwd")
-def _bwd_fake(  # noqa: PLR0913, PLR0917
+def _bwd_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
     dout: Tensor,  # noqa: ARG001
     q: Tensor,
     k: Tensor,
@@ -81,13 +91,17 @@ def _bwd_fake(  # noqa: PLR0913, PLR0917
 
 @torch.library.impl("flash_dist::fwd", "CPU")
 def _fwd_cpu(
-    q: Tensor, k: Tensor, v: Tensor, softmax_scale: float, causal: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float,
+    causal: bool,  # noqa: FBT001 - the operator's schema
 ) -> tuple[Tensor, Tensor]:
     return reference_forward(q, k, v, softmax_scale=softmax_scale, causal=causal)
 
 
 @torch.library.impl("flash_dist::bwd", "CPU")
-def _bwd_cpu(  # noqa: PLR0913, PLR0917
+def _bwd_cpu(  # noqa: PLR0913, PLR0917 - the operator's schema
     dout: Tensor,
     q: Tensor,
     k: Tensor,

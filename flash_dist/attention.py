@@ -28,7 +28,7 @@ DEFAULT_BUDGET_MB: Final = 1024
 
 
 def workspace_budget() -> int:
-    """Return the bytes that a backward call may use for intermediate results, see `flash_attn_func`.
+    """Return the bytes that a backward call may use for its workspace, see `flash_attn_func`.
 
     1 GiB, unless the environment variable FLASH_DIST_WORKSPACE_MB gives another number of MiB.
     """
@@ -75,7 +75,7 @@ class _FlashAttention(torch.autograd.Function):
 
 
 def _loadable(dout: Tensor) -> Tensor:
-    """Return dout, copied if its layout (autograd's choice, not the user's) does not suit 16-byte loads."""
+    """Return dout, copied if its layout (autograd's choice) does not suit 16-byte loads."""
     if dout.device.type == "cpu" or torch.compiler.is_compiling():
         return dout.contiguous()
     suits = _stride_error(Layout.of("dout", dout)) is None and dout.data_ptr() % ALIGNMENT == 0
@@ -117,34 +117,42 @@ def flash_attn_func(  # noqa: PLR0913 - the arguments users know
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention without storing the score matrix: softmax(q @ k.T * softmax_scale) @ v.
 
-    Differentiable and deterministic: forward and backward give the same bits on every run. The order of summation
-    depends on shapes, the workspace budget and properties of the GPU (number of multiprocessors, shared memory) only.
+    Differentiable and deterministic: forward and backward give the same bits on every run. The
+    order of summation depends on shapes, the workspace budget and properties of the GPU (number of
+    multiprocessors, shared memory) only.
 
-    The backward keeps an intermediate result (dS, 16 bits per visible score) in a workspace of at most
-    `FLASH_DIST_WORKSPACE_MB` MiB (1024 by default; less when less is needed) and works in chunks when that does not hold
-    all of it; with 0, or when chunks would leave the GPU idle, it recomputes instead. Another budget may give other
-    bits.
+    The backward keeps an intermediate result (dS, 16 bits per visible score) in a workspace of at
+    most `FLASH_DIST_WORKSPACE_MB` MiB (1024 by default; less when less is needed) and works in
+    chunks when that does not hold all of it; with 0, or when chunks would leave the GPU idle, it
+    recomputes instead. Another budget may give other bits.
 
-    CPU tensors are computed by the formulas in plain torch; float32 and float64 are accepted there as well.
+    CPU tensors are computed by the formulas in plain torch; float32 and float64 are accepted there
+    as well.
 
     Args:
-        q: [batch, seqlen_q, num_heads_q, head_dim], float16 or bfloat16 (float16 only on compute capability 7.5).
-            head_dim is 64 or 128 and contiguous; all other strides and the address are multiples of 16 bytes.
-        k, v: [batch, seqlen_k, num_heads_kv, head_dim], same dtype and device. num_heads_kv divides num_heads_q; query
-            head h reads kv head h // (num_heads_q // num_heads_kv).
+        q: [batch, seqlen_q, num_heads_q, head_dim], float16 or bfloat16 (float16 only on compute
+            capability 7.5). head_dim is 64 or 128 and contiguous; all other strides and the address
+            are multiples of 16 bytes.
+        k: [batch, seqlen_k, num_heads_kv, head_dim], same dtype and device. num_heads_kv divides
+            num_heads_q; query head h reads kv head h // (num_heads_q // num_heads_kv).
+        v: Like k.
         softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
-        causal: Query i sees key j if j <= i + seqlen_k - seqlen_q: the mask is aligned to the bottom right.
+        causal: Query i sees key j if j <= i + seqlen_k - seqlen_q: the mask is aligned to the
+            bottom right.
         return_lse: Also return lse.
 
     Returns:
-        out: [batch, seqlen_q, num_heads_q, head_dim], same dtype as q. A row that sees no key is zero.
-        lse: [batch, num_heads_q, seqlen_q], float32 (float64 for float64 inputs), only if `return_lse`: the natural
-            logarithm of the sum of exp(scores), -inf for a row that sees no key. Differentiable.
+        out: [batch, seqlen_q, num_heads_q, head_dim], same dtype as q. A row that sees no key is
+            zero.
+        lse: [batch, num_heads_q, seqlen_q], float32 (float64 for float64 inputs), only if
+            `return_lse`: the natural logarithm of the sum of exp(scores), -inf for a row that sees
+            no key. Differentiable.
 
     Raises:
         TypeError: An argument is no tensor, or a dtype is not supported.
         ValueError: Shapes, devices, alignment or softmax_scale do not fit.
-        FlashDistError: This build has no code that runs on the GPU; the message names the arch set to install.
+        FlashDistError: This build has no code that runs on the GPU; the message names the arch
+            set to install.
     """
     check_inputs(q, k, v)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
@@ -153,7 +161,9 @@ def flash_attn_func(  # noqa: PLR0913 - the arguments users know
         raise ValueError(message)
     if q.device.type == "cuda" and not torch.compiler.is_compiling():
         require_kernels(q.device.index, q.dtype, q.shape[-1])
-    out, lse = _FlashAttention.apply(q, k, v, scale, bool(causal), workspace_budget())
+    out, lse = _FlashAttention.apply(  # type: ignore[no-untyped-call] # torch leaves it untyped
+        q, k, v, scale, bool(causal), workspace_budget()
+    )
     return (out, lse) if return_lse else out
 
 
@@ -220,7 +230,10 @@ def _check_tensor(name: str, x: Layout) -> None:
         message = f"{name} must be on a CUDA device or the CPU, got device {x.device}"
         raise ValueError(message)
     if len(x.shape) != 4:  # noqa: PLR2004
-        message = f"{name} must have 4 dimensions [batch, seqlen, num_heads, head_dim], got shape {list(x.shape)}"
+        message = (
+            f"{name} must have 4 dimensions [batch, seqlen, num_heads, head_dim], "
+            f"got shape {list(x.shape)}"
+        )
         raise ValueError(message)
     allowed = CUDA_DTYPES if x.device.type == "cuda" else CPU_DTYPES
     if x.dtype not in allowed:
@@ -237,7 +250,10 @@ def _check_tensor(name: str, x: Layout) -> None:
         message = f"no dimension of {name} may be 0, got shape {list(x.shape)}"
         raise ValueError(message)
     if x.shape[1] > MAX_SEQLEN:
-        message = f"seqlen must be at most {MAX_SEQLEN}, got {x.shape[1]} ({name} has shape {list(x.shape)})"
+        message = (
+            f"seqlen must be at most {MAX_SEQLEN}, "
+            f"got {x.shape[1]} ({name} has shape {list(x.shape)})"
+        )
         raise ValueError(message)
 
 
@@ -249,7 +265,10 @@ def _check_against_q(name: str, x: Layout, q: Layout) -> None:
         message = f"q and {name} must be on the same device, got {q.device} and {x.device}"
         raise ValueError(message)
     if x.shape[0] != q.shape[0] or x.shape[3] != q.shape[3]:
-        message = f"q and {name} must agree in batch and head_dim, got shapes {list(q.shape)} and {list(x.shape)}"
+        message = (
+            f"q and {name} must agree in batch and head_dim, "
+            f"got shapes {list(q.shape)} and {list(x.shape)}"
+        )
         raise ValueError(message)
 
 
@@ -263,7 +282,10 @@ def _stride_error(x: Layout) -> str | None:
         for size, stride in zip(x.shape[:3], x.stride[:3], strict=True)
         if size > 1
     ):
-        return f"must have strides that are multiples of {step} elements ({ALIGNMENT} bytes), got {list(x.stride)}"
+        return (
+            f"must have strides that are multiples of {step} elements ({ALIGNMENT} bytes), "
+            f"got {list(x.stride)}"
+        )
     return None
 
 

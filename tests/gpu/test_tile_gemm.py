@@ -1,6 +1,7 @@
 """One-tile products per operand mode, dtype and target: the ptx wrappers on their own.
 
-Compiles tile_gemm.cu with the machine's nvcc; targets other than the GPU's own run through the JIT of their PTX.
+Compiles tile_gemm.cu with the machine's nvcc; targets other than the GPU's own run through the JIT
+of their PTX.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def compiled(
     source.write_text(
         f'#include "{HERE / "tile_gemm.cu"}"\n'
         'extern "C" int run_gemm(int mode, int rows, void* a, void* b, void* d, void* c) {\n'
-        "  tile_gemm<<<1, 128>>>(mode, rows, (uint16_t*)a, (uint16_t*)b, (uint16_t*)d, (float*)c);\n"
+        "  tile_gemm<<<1, 128>>>(\n"
+        "      mode, rows, (uint16_t*)a, (uint16_t*)b, (uint16_t*)d, (float*)c);\n"
         "  return cudaDeviceSynchronize();\n}\n"
         'extern "C" int run_store(int rows, void* c, void* dst) {\n'
         "  tile_store<<<1, 32>>>(rows, (float*)c, (uint16_t*)dst);\n"

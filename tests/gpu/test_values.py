@@ -32,7 +32,7 @@ HEAD_DIMS = pytest.mark.parametrize("head_dim", [64, 128], ids=["d64", "d128"])
 @HEAD_DIMS
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_values_match_float64(
-    shape: tuple[int, ...], head_dim: int, dtype: torch.dtype, causal: bool
+    *, shape: tuple[int, ...], head_dim: int, dtype: torch.dtype, causal: bool
 ) -> None:
     batch, seqlen_q, seqlen_k, num_heads, num_heads_kv = shape
     problem = random_problem(
@@ -52,9 +52,10 @@ def test_values_match_float64(
 @HEAD_DIMS
 @pytest.mark.parametrize("megabytes", [0, 1, 4, 64], ids=lambda m: f"{m}MB")
 def test_values_do_not_suffer_from_a_small_workspace(
+    *,
     head_dim: int,
     dtype: torch.dtype,
-    causal: bool,  # noqa: FBT001
+    causal: bool,
     megabytes: int,
 ) -> None:
     problem = random_problem(

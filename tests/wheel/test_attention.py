@@ -87,13 +87,13 @@ def test_wrong_shapes_are_refused_in_words(
 
 def test_wrong_types_are_refused_in_words() -> None:
     q = draw(1, 8, 2, 64)
-    with pytest.raises(TypeError, match="q must be a torch.Tensor, got list"):
+    with pytest.raises(TypeError, match=r"q must be a torch\.Tensor, got list"):
         flash_attn_func([1.0], q, q)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="float64 on cpu, got int32"):
         flash_attn_func(q.int(), q.int(), q.int())
     with pytest.raises(TypeError, match="q and k must have the same dtype"):
         flash_attn_func(q, q.float(), q)
-    with pytest.raises(ValueError, match="softmax_scale must be positive and finite, got -1.0"):
+    with pytest.raises(ValueError, match=r"softmax_scale must be positive and finite, got -1\.0"):
         flash_attn_func(q, q, q, softmax_scale=-1)
 
 
