@@ -163,8 +163,8 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
       // S^T = K @ Q.T                                    [ROWS, SUB_M] per warp
       Accumulator<MT, NT> pt;
       pt.clear();
-      gemm_abt<Target, T, HEAD_DIM, Target::UNROLL, MT, NT>(pt, a_k, Operand<HEAD_DIM>::b(sQ(s)),
-                                                            sub);
+      gemm_abt<Target, T, HEAD_DIM, Config::UNROLL_S, MT, NT>(pt, a_k, Operand<HEAD_DIM>::b(sQ(s)),
+                                                              sub);
       if (masked) {
 #pragma unroll
         for (int n = 0; n < NT; ++n)
@@ -202,7 +202,8 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
       // dP^T = V @ dO.T                                  [ROWS, SUB_M]
       Accumulator<MT, NT> dpt;
       dpt.clear();
-      gemm_abt<Target, T, HEAD_DIM, 2, MT, NT>(dpt, a_v, Operand<HEAD_DIM>::b(sDout(s)), sub);
+      gemm_abt<Target, T, HEAD_DIM, Config::UNROLL_DP, MT, NT>(dpt, a_v,
+                                                               Operand<HEAD_DIM>::b(sDout(s)), sub);
       // dS^T = P^T * (dP^T - delta)
 #pragma unroll
       for (int n = 0; n < NT; ++n) {
