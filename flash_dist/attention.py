@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple, overload
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from . import _ops
 from ._support import require_kernels
@@ -76,7 +77,7 @@ class _FlashAttention(torch.autograd.Function):
 
 def _loadable(dout: Tensor) -> Tensor:
     """Return dout, copied if its layout (autograd's choice) does not suit 16-byte loads."""
-    if dout.device.type == "cpu" or torch.compiler.is_compiling():
+    if dout.device.type == "cpu" or _is_symbolic(dout):
         return dout.contiguous()
     suits = _stride_error(Layout.of("dout", dout)) is None and dout.data_ptr() % ALIGNMENT == 0
     return dout if suits else dout.contiguous()
@@ -159,12 +160,17 @@ def flash_attn_func(  # noqa: PLR0913 - the arguments users know
     if not (math.isfinite(scale) and scale > 0):
         message = f"softmax_scale must be positive and finite, got {scale}"
         raise ValueError(message)
-    if q.device.type == "cuda" and not torch.compiler.is_compiling():
+    if q.device.type == "cuda" and not _is_symbolic(q):
         require_kernels(q.device.index, q.dtype, q.shape[-1])
     out, lse = _FlashAttention.apply(  # type: ignore[no-untyped-call] # torch leaves it untyped
         q, k, v, scale, bool(causal), workspace_budget()
     )
     return (out, lse) if return_lse else out
+
+
+def _is_symbolic(x: Tensor) -> bool:
+    """Whether a tensor only stands for one: its sizes may be symbols, and it has no address."""
+    return torch.compiler.is_compiling() or isinstance(x, FakeTensor)
 
 
 class Layout(NamedTuple):
@@ -187,7 +193,7 @@ class Layout(NamedTuple):
 def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise TypeError or ValueError if q, k, v cannot be attended."""
     layouts = Layout.of("q", q), Layout.of("k", k), Layout.of("v", v)
-    if torch.compiler.is_compiling():  # sizes may be symbols, and there is no address
+    if _is_symbolic(q):
         _check_layouts(*layouts)
         return
     _check_layouts_once(*layouts)

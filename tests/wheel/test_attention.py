@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flash_dist import flash_attn_func
 
@@ -29,6 +30,15 @@ def test_it_compiles_without_a_graph_break() -> None:
     out = compiled(q, k, v, causal=True)
     assert torch.equal(out, flash_attn_func(q, k, v, causal=True))
     out.sum().backward()
+
+
+def test_shapes_of_gpu_tensors_are_told_without_a_gpu() -> None:
+    with FakeTensorMode():
+        q = torch.empty(2, 9, 4, 64, dtype=torch.bfloat16, device="cuda")
+        k = torch.empty(2, 7, 2, 64, dtype=torch.bfloat16, device="cuda")
+        out, lse = flash_attn_func(q, k, k, return_lse=True)
+    assert (out.shape, out.dtype, out.device.type) == (q.shape, q.dtype, "cuda")
+    assert (lse.shape, lse.dtype) == ((2, 4, 9), torch.float32)
 
 
 def test_operators_pass_opcheck() -> None:
