@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, NamedTuple, overload
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.function import once_differentiable
 
 from . import _ops
 from ._support import require_kernels
@@ -62,6 +63,7 @@ class _FlashAttention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         if dout is None and dlse is None:
             return (None,) * 6
@@ -118,7 +120,7 @@ def flash_attn_func(  # noqa: PLR0913 - the arguments users know
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention without storing the score matrix: softmax(q @ k.T * softmax_scale) @ v.
 
-    Differentiable and deterministic: forward and backward give the same bits on every run. The
+    Differentiable once and deterministic: forward and backward give the same bits on every run. The
     order of summation depends on shapes, the workspace budget and properties of the GPU (number of
     multiprocessors, shared memory) only.
 

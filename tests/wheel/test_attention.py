@@ -24,6 +24,14 @@ def test_gradients_pass_gradcheck_in_float64(*, causal: bool) -> None:
     )
 
 
+def test_a_second_derivative_is_refused_rather_than_wrong() -> None:
+    q, k, v = (draw(1, 5, 2, 64).requires_grad_() for _ in range(3))
+    out = flash_attn_func(q, k, v)
+    (dq,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        torch.autograd.grad(dq.sum(), k)
+
+
 def test_it_compiles_without_a_graph_break() -> None:
     q, k, v = (draw(1, 9, 2, 64).requires_grad_() for _ in range(3))
     compiled = torch.compile(flash_attn_func, fullgraph=True, backend="aot_eager")
