@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _JIT_VARIABLES = ("CUDA_FORCE_PTX_JIT", "CUDA_DISABLE_PTX_JIT")
 _SHOWN_DIFFERENCES = 8
+_TORCH_MIN = "2.10"  # of the stable ABI we compile for, where no manifest says it
 
 
 def check_system(environment: Environment) -> CheckResult:
@@ -41,9 +42,8 @@ def check_torch(environment: Environment) -> CheckResult:
     """Torch is there, not too old, a CUDA build where there are GPUs, and tested."""
     torch, installed = environment.torch, environment.installed
     if torch.status != "ok":
-        return CheckResult(
-            "torch", "fail", torch.reason, fix="`pip install torch`", id=f"torch-{torch.status}"
-        )
+        fix = f"`pip install 'torch>={installed.torch_min or _TORCH_MIN}'`"
+        return CheckResult("torch", "fail", torch.reason, fix=fix, id=f"torch-{torch.status}")
     kind = f"CUDA {torch.cuda}" if torch.cuda else "CPU build"
     summary = f"torch {torch.version} ({kind})"
     oldest, newest = installed.torch_min, installed.torch_tested_max
@@ -129,6 +129,9 @@ def check_loading(environment: Environment) -> CheckResult:
         return CheckResult("extension", "ok", "the kernel library and the torch extension load")
     if loading.status == "not-tried":
         return CheckResult("extension", "skip", "there is nothing to load", id="extension-absent")
+    if loading.stage == "torch" and environment.torch.status == "absent":
+        summary = "the kernel library loads; the torch extension needs torch"
+        return CheckResult("extension", "skip", summary, id="extension-needs-torch")
     part = {
         "kernels": "the kernel library",
         "torch": "torch",
@@ -141,7 +144,7 @@ def check_loading(environment: Environment) -> CheckResult:
         "fail",
         f"{part} {verb}: {first}",
         tuple(line for line in rest if line.strip()),
-        "`pip install 'torch>=2.10'`" if loading.stage == "torch" else _reinstall(),
+        "reinstall torch" if loading.stage == "torch" else _reinstall(),
         f"{loading.stage or 'child'}-{loading.status}",
     )
 

@@ -79,17 +79,26 @@ class Device:
         return self.major * 10 + self.minor
 
     @property
+    def version(self) -> Version:
+        """As a key of the tables here."""
+        return self.major, self.minor
+
+    @property
     def integrated(self) -> bool:
         """Whether this is a Tegra-class part (Jetson, Drive, Thor)."""
-        return (self.major, self.minor) in INTEGRATED
+        return self.version in INTEGRATED
 
     @property
     def smem_optin(self) -> int:
-        """Bytes of shared memory that a block may ask for; unknown: the least of the major."""
-        known = SMEM_OPTIN_KIB.get((self.major, self.minor))
+        """Bytes of shared memory that a block may ask for.
+
+        Unknown: the least of the major; of a newer major: the least since 8.0.
+        """
+        known = SMEM_OPTIN_KIB.get(self.version)
         if known is None:
             siblings = [kib for cc, kib in SMEM_OPTIN_KIB.items() if cc[0] == self.major]
-            known = min(siblings, default=48)
+            recent = [kib for cc, kib in SMEM_OPTIN_KIB.items() if (8, 0) <= cc <= self.version]
+            known = min(siblings or recent, default=48)
         return known * KIB
 
     def is_same_silicon(self, other: Device) -> bool:

@@ -222,12 +222,21 @@ def judge_kernel(
     judged = [(v, judge_variant(v, situation)) for v in variants if v.key == key]
     judged.sort(key=lambda pair: (pair[1].rank, *_closeness(pair[0])))
     refused = tuple((v.symbol, verdict.reason) for v, verdict in judged if verdict.how == "no")
-    if not judged or judged[0][1].how == "no":
-        reason = judged[0][1].reason if judged else "not built"
-        return KernelVerdict(key, "none", reason, refused=refused)
+    if not judged:
+        return KernelVerdict(key, "none", "not built")
     best, verdict = judged[0]
-    how: KernelHow = "none" if verdict.how == "no" else verdict.how
-    return KernelVerdict(key, how, verdict.reason, best, refused)
+    if verdict.how == "no":
+        reason = _closest_refusal(judged, situation.device) or verdict.reason
+        return KernelVerdict(key, "none", reason, refused=refused)
+    return KernelVerdict(key, verdict.how, verdict.reason, best, refused)
+
+
+def _closest_refusal(judged: list[tuple[Variant, RunVerdict]], device: Device) -> str:
+    """Why not the variant that the GPU itself could run; empty if there is none."""
+    for variant, verdict in judged:
+        if judge(variant.arch, device, None, variant.origin, "allowed"):
+            return verdict.reason
+    return ""
 
 
 def _closeness(variant: Variant) -> tuple[int, int, int]:

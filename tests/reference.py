@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from flash_dist.comparison import find_bit_difference
 from flash_dist.reference import reference_backward, reference_forward, visible
 
 if TYPE_CHECKING:
@@ -132,12 +133,5 @@ def rms_of(x: Tensor) -> float:
 def assert_same_bits(first: Mapping[str, Tensor], second: Mapping[str, Tensor], what: str) -> None:
     """Compare bit patterns; a failure names the first coordinate, both values and the count."""
     for name, a in first.items():
-        b = second[name]
-        view = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
-        different = a.contiguous().view(view) != b.contiguous().view(view)
-        if different.any():
-            where = tuple(different.nonzero()[0].tolist())
-            count = int(different.sum())
-            values = f"{a[where].item()!r} and {b[where].item()!r}"
-            message = f"{what}: {name}{list(where)} is {values}, {count} differ"
-            raise AssertionError(message)
+        difference = find_bit_difference(name, a, second[name])
+        assert difference is None, f"{what}: {difference}"

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich import box
-from rich.table import Table
-
 from flash_dist.audit import AuditResult, audit_wheel
 
-from .results import make_console
-from .text import format_size, printable
+from .results import make_console, make_table
+from .text import add_subcommand, format_size, printable
 
 if TYPE_CHECKING:
+    import argparse
+
     from rich.console import Console
+    from rich.table import Table
+
+    from .text import Subparsers
 
 EPILOG = """\
 examples:
@@ -27,18 +28,18 @@ exit status: 0 passed, 1 a wheel fails, 2 wrong usage or unreadable
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: Subparsers) -> None:
     """Describe the subcommand."""
-    parser = subparsers.add_parser(
+    parser = add_subcommand(
+        subparsers,
         "audit",
-        help="compare wheels with their own manifests",
+        summary="compare wheels with their own manifests",
         description="Compare every kernel that is embedded in a wheel with what its _build.json "
         "declares, and check versions, tags, needed libraries and sizes.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("wheels", metavar="WHEEL", type=Path, nargs="+", help="a built wheel")
-    parser.add_argument("--kernels", action="store_true", help="list the size of every kernel")
+    parser.add_argument("--kernels", action="store_true", help="list the size of every variant")
     parser.add_argument("--json", action="store_true", help="print JSON, one line per wheel")
     parser.set_defaults(run=run)
 
@@ -58,8 +59,6 @@ def run(args: argparse.Namespace) -> int:
 def print_audit(console: Console, result: AuditResult, *, kernels: bool = False) -> None:
     """Print the sizes and the problems of one wheel."""
     contents = result.contents
-    if not console.is_terminal:
-        console.width = 10_000  # in a pipe nothing is cut or wrapped
     budget = f" of {format_size(result.budget_bytes)}" if result.budget_bytes else ""
     size = f"{format_size(contents.size)}{budget}"
     console.print(f"{printable(contents.file_name)}: {size}", soft_wrap=True)
@@ -69,12 +68,12 @@ def print_audit(console: Console, result: AuditResult, *, kernels: bool = False)
     for problem in result.problems:
         console.print(f"[fail]  {printable(problem)}", soft_wrap=True)
     if result:
-        console.print(f"[ok]    {len(contents.kernels)} kernels are what the manifest declares")
+        console.print(f"[ok]    {len(contents.kernels)} variants are what the manifest declares")
 
 
 def make_target_table(result: AuditResult) -> Table:
     """List what each target adds."""
-    table = _make_table("target", "proof", "kernels", "images", "packed", "unpacked")
+    table = make_table("target", "proof", "variants", "images", "packed", "unpacked")
     proofs = {str(one.target): one.proof for one in result.contents.manifest.targets}
     for size in result.target_sizes():
         counts = (str(size.kernels), str(size.images))
@@ -84,19 +83,11 @@ def make_target_table(result: AuditResult) -> Table:
 
 
 def make_kernel_table(result: AuditResult) -> Table:
-    """List registers and bytes of machine code of every kernel, or of PTX text."""
-    table = _make_table("kernel", "target", "registers", "bytes")
+    """List registers and bytes of machine code of every variant, or of PTX text."""
+    table = make_table("variant", "target", "registers", "bytes")
     for image in result.contents.images:
         for kernel in image.kernels:
             size = kernel.code_size or image.entry.uncompressed_size
             registers = "" if kernel.registers is None else str(kernel.registers)
             table.add_row(printable(kernel.name), str(kernel.arch), registers, str(size))
-    return table
-
-
-def _make_table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        words = column in {"target", "proof", "kernel"}
-        table.add_column(column, justify="left" if words else "right", overflow="fold")
     return table

@@ -15,6 +15,7 @@ from flash_dist.gpu_checks import judge_gpu
 from flash_dist.selftest import DEFAULT_RUNS, check_selftest, find_surprises, run_selftest
 
 from .results import make_console, print_result, working
+from .text import add_subcommand
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from flash_dist.environment import Environment
     from flash_dist.nvidia import Gpu
     from flash_dist.result import CheckResult
+
+    from .text import Subparsers
 
 EPILOG = """\
 examples:
@@ -39,15 +42,15 @@ _CONCLUSION = {
 }
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: Subparsers) -> None:
     """Describe the subcommand."""
-    parser = subparsers.add_parser(
+    parser = add_subcommand(
+        subparsers,
         "doctor",
-        help="judge every GPU of this machine against the code in the installed build",
+        summary="judge every GPU of this machine against the code in the installed build",
         description="Judge every GPU against the code really embedded in the installed build, "
         "then run the kernels on it.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--strict", action="store_true", help="warnings count as failures")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections import defaultdict
@@ -10,25 +9,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
 from flash_dist.devices import format_version
 from flash_dist.fatbin import open_fatbin
 from flash_dist.wheel import open_wheel
 
-from .results import make_console
-from .text import count, format_size, printable
+from .results import make_console, make_table
+from .text import add_subcommand, count, format_size, printable
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator
 
     from rich.console import Console
+    from rich.table import Table
 
     from flash_dist.fatbin import Fatbin, FatbinEntry, FatbinReport, KernelInfo
 
+    from .text import Subparsers
+
 EPILOG = """\
 examples:
-  python -m flash_dist inspect dist/all/flash_dist-0.1.0+cu130.all-cp310-abi3-linux_x86_64.whl
+  python -m flash_dist inspect dist/all/*.whl
   python -m flash_dist inspect --kernels --json libflash_dist_kernels.so
 
 exit status: 0 read, 1 with --strict if something was not understood, 2 wrong usage or unreadable
@@ -51,15 +52,15 @@ class Inspection:
         return document
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: Subparsers) -> None:
     """Describe the subcommand."""
-    parser = subparsers.add_parser(
+    parser = add_subcommand(
+        subparsers,
         "inspect",
-        help="list the GPU code in a library or wheel",
+        summary="list the GPU code in a library or wheel",
         description="List the GPU code in a shared library, a .fatbin or all libraries of a "
         "wheel. Nothing is executed, and no CUDA toolkit is needed.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("path", metavar="PATH", type=Path, help="a .so, .fatbin or .whl file")
     parser.add_argument("--kernels", action="store_true", help="unpack and list every kernel")
@@ -103,8 +104,6 @@ def read_all_kernels(fatbin: Fatbin) -> tuple[KernelInfo, ...]:
 def print_inspections(path: Path, inspections: list[Inspection]) -> None:
     """Print a table per library, warnings on stderr."""
     console = make_console()
-    if not console.is_terminal:
-        console.width = 10_000  # in a pipe nothing is cut or wrapped
     if not inspections:
         console.print(printable(f"{path}: no shared library inside"))
     for inspection in inspections:
@@ -129,7 +128,7 @@ def print_inspection(console: Console, inspection: Inspection) -> None:
 
 def make_image_table(report: FatbinReport) -> Table:
     """Sum up the images by target, kind and codec, old targets first."""
-    table = _make_table("target", "code", "images", "codec", "PTX ISA", "packed", "unpacked")
+    table = make_table("target", "code", "images", "codec", "PTX ISA", "packed", "unpacked")
     groups: dict[tuple[str, ...], list[FatbinEntry]] = defaultdict(list)
     for entry in sorted(report.entries, key=_by_target):
         target = str(entry.arch) if entry.arch else f"{entry.raw_number} (number)"
@@ -155,7 +154,7 @@ def _describe_kind(entry: FatbinEntry) -> str:
 
 def make_kernel_table(kernels: tuple[KernelInfo, ...]) -> Table:
     """List the kernels by name, then target."""
-    table = _make_table(
+    table = make_table(
         "kernel", "target", "registers", "static smem", "stack", "code", "max threads"
     )
     for kernel in sorted(kernels, key=_by_name):
@@ -168,11 +167,3 @@ def make_kernel_table(kernels: tuple[KernelInfo, ...]) -> Table:
 def _by_name(kernel: KernelInfo) -> tuple[object, ...]:
     arch = kernel.arch
     return kernel.name, (arch.number, arch.suffix, arch.ptx) if arch else ()
-
-
-def _make_table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
-    for place, column in enumerate(columns):
-        words = place == 0 or column in {"target", "code", "codec"}
-        table.add_column(column, justify="left" if words else "right", overflow="fold")
-    return table

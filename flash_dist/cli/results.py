@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from .text import printable
@@ -21,11 +22,25 @@ _STYLES: dict[Status, str] = {"ok": "green", "warn": "yellow", "fail": "bold red
 _NAME_COLUMN = 8
 _TEXT_COLUMN = 20
 _NARROWEST = 40
+_PIPE_WIDTH = 10_000  # in a pipe nothing is cut or wrapped
+_WORDS = {"target", "code", "codec", "proof"}  # columns of words; the others hold numbers
 
 
 def make_console(stream: IO[str] | None = None) -> Console:
     """Return a console for data. Rich honours NO_COLOR and leaves colour out of pipes."""
-    return Console(file=stream or sys.stdout, highlight=False, markup=False, emoji=False)
+    console = Console(file=stream or sys.stdout, highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = _PIPE_WIDTH
+    return console
+
+
+def make_table(*columns: str) -> Table:
+    """Return an empty table: words to the left, numbers to the right."""
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for place, column in enumerate(columns):
+        words = place == 0 or column in _WORDS
+        table.add_column(column, justify="left" if words else "right", overflow="fold")
+    return table
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
+from flash_dist.environment import read_torch
 from flash_dist.errors import FlashDistError
 from flash_dist.nvidia import read_cuda
 from flash_dist.result import CheckResult, exit_code, worst_status
@@ -19,9 +20,13 @@ from flash_dist.selftest import (
 )
 
 from .results import make_console, print_result, working
+from .text import add_subcommand
 
 if TYPE_CHECKING:
+    from flash_dist.environment import Torch
     from flash_dist.nvidia import Cuda
+
+    from .text import Subparsers
 
 EPILOG = """\
 examples:
@@ -32,19 +37,23 @@ exit status: 0 no failure, 1 at least one failure, 2 wrong usage, 3 no GPU to te
 """
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(subparsers: Subparsers) -> None:
     """Describe the subcommand."""
-    parser = subparsers.add_parser(
+    parser = add_subcommand(
+        subparsers,
         "selftest",
-        help="run the kernels: bit-equal runs, right values, no crash",
+        summary="run the kernels: bit-equal runs, right values, no crash",
         description="Run forward and backward on every GPU: out, lse, dq, dk and dv must be "
         "bit-equal in all runs, over poisoned memory and on two streams at once, and agree with a "
         "float64 reference.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--runs", type=parse_runs, default=DEFAULT_RUNS, help="runs per case (default: %(default)s)"
+        "--runs",
+        type=parse_runs,
+        default=DEFAULT_RUNS,
+        metavar="N",
+        help="runs per case (default: %(default)s)",
     )
     parser.add_argument(
         "--device",
@@ -81,10 +90,11 @@ def parse_device(text: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     """Test each device, print each result as it comes, and return the exit code."""
-    cuda = read_cuda()
+    cuda, torch = read_cuda(), read_torch()
     console = make_console()
     results, reports = [], []
-    for device in choose_devices(args.device, cuda):
+    devices = choose_devices(args.device, cuda)
+    for device in devices if torch.status == "ok" else ():
         with working(f"selftest of device {device}"):
             report = run_selftest(device, runs=args.runs, timeout=args.timeout)
         reports.append(report)
@@ -93,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
             print_result(console, results[-1])
             _print_variants(report)
     if not reports:
-        results.append(_nothing_to_test(cuda))
+        results.append(_nothing_to_run(torch) if devices else _nothing_to_test(cuda))
         if not args.json:
             print_result(console, results[-1])
     code = exit_code(tuple(results), checked_gpu=bool(reports))
@@ -108,7 +118,8 @@ def choose_devices(asked: str | None, cuda: Cuda) -> list[str]:
     if asked is None:
         return known
     if asked != "cpu" and asked not in known:
-        message = f"device must be one of {', '.join([*known, 'cpu'])}, got {asked}"
+        allowed = f"{', '.join(known)} or cpu" if known else "cpu where there is no GPU"
+        message = f"device must be {allowed}, got {asked}"
         raise FlashDistError(message, hint="`python -m flash_dist doctor` lists the GPUs")
     return [asked]
 
@@ -122,15 +133,25 @@ def _print_variants(report: SelftestReport) -> None:
         print(f"{'':20}{variant}")
 
 
-def _nothing_to_test(cuda: Cuda) -> CheckResult:
-    reason = f" ({cuda.reason})" if cuda.reason else ""
-    status = "fail" if cuda.status == "broken" else "skip"
+def _nothing_to_run(torch: Torch) -> CheckResult:
     return CheckResult(
         "selftest",
-        "fail" if status == "fail" else "skip",
+        "fail",
+        f"not run: {torch.reason}",
+        fix="`python -m flash_dist doctor` says what to install",
+        id=f"torch-{torch.status}",
+    )
+
+
+def _nothing_to_test(cuda: Cuda) -> CheckResult:
+    reason = f" ({cuda.reason})" if cuda.reason else ""
+    broken = cuda.status == "broken"
+    return CheckResult(
+        "selftest",
+        "fail" if broken else "skip",
         f"no GPU here, so nothing could be proven{reason}",
         fix="`--device cpu` tests the reference path",
-        id="driver-broken" if status == "fail" else "no-gpu",
+        id="driver-broken" if broken else "no-gpu",
     )
 
 

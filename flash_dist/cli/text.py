@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+import textwrap
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - its only name
+
+_HELP_WIDTH = 80
 _MEGA = 1_000_000
 _KILO = 1_000
 
@@ -11,6 +19,19 @@ def printable(text: str) -> str:
     return "".join(
         char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode()
         for char in text
+    )
+
+
+def add_subcommand(
+    subparsers: Subparsers, name: str, *, summary: str, description: str, epilog: str
+) -> argparse.ArgumentParser:
+    """Add a subcommand whose epilog (examples, exit status) keeps its line breaks."""
+    return subparsers.add_parser(
+        name,
+        help=summary,
+        description=textwrap.fill(description, _HELP_WIDTH),
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 
 

@@ -130,7 +130,8 @@ def test_shared_memory_limit_is_that_of_the_gpu_the_code_is_named_after(
 
 def test_an_unknown_device_gets_the_least_shared_memory_of_its_major() -> None:
     assert Device(8, 5).smem_optin == 99 * 1024
-    assert Device(14, 0).smem_optin == 48 * 1024
+    assert Device(14, 0).smem_optin == 99 * 1024
+    assert Device(4, 2).smem_optin == 48 * 1024
 
 
 # --- What runs where ------------------------------------------------------------------------------

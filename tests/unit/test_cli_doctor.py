@@ -14,6 +14,7 @@ from rich.console import Console
 from flash_dist.child import Outcome
 from flash_dist.cli import main
 from flash_dist.cli.results import layout_result, print_result
+from flash_dist.environment import Torch
 from flash_dist.nvidia import Cuda
 from flash_dist.result import CheckResult
 from flash_dist.selftest import judge_outcome
@@ -148,6 +149,7 @@ def test_selftest_of_all_gpus(
 ) -> None:
     cuda = make_environment(ALL, "8.6", "9.0").cuda
     monkeypatch.setattr("flash_dist.cli.selftest.read_cuda", lambda: cuda)
+    monkeypatch.setattr("flash_dist.cli.selftest.read_torch", lambda: Torch("ok", "2.13.0"))
     monkeypatch.setattr("flash_dist.cli.selftest.run_selftest", report)
     assert main(["selftest"]) == status
     text = capsys.readouterr().out
@@ -156,7 +158,7 @@ def test_selftest_of_all_gpus(
     data = json.loads(capsys.readouterr().out)
     assert (data["version"], data["exit_code"], len(data["devices"])) == (1, status, 1)
     assert main(["selftest", "--device", "2"]) == 2
-    assert "device must be one of 0, 1, cpu, got 2" in capsys.readouterr().err
+    assert "device must be 0, 1 or cpu, got 2" in capsys.readouterr().err
 
 
 def test_selftest_without_a_gpu_checks_nothing(
@@ -167,6 +169,19 @@ def test_selftest_without_a_gpu_checks_nothing(
     assert "[skip]" in capsys.readouterr().out
     assert main(["selftest", "--json"]) == 3
     assert json.loads(capsys.readouterr().out)["status"] == "skip"
+    assert main(["selftest", "--device", "0"]) == 2
+    assert "device must be cpu where there is no GPU, got 0" in capsys.readouterr().err
+
+
+def test_selftest_without_torch_fails_in_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    absent = Torch("absent", reason="torch is not installed")
+    monkeypatch.setattr("flash_dist.cli.selftest.read_torch", lambda: absent)
+    assert main(["selftest", "--device", "cpu"]) == 1
+    text = capsys.readouterr().out
+    assert text.startswith("[fail]  selftest    not run: torch is not installed\n")
+    assert "Traceback" not in text
 
 
 @pytest.mark.parametrize("arguments", [["--runs", "1"], ["--runs", "x"], ["--device", "-1"]])
@@ -227,3 +242,4 @@ def test_help_shows_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]) 
         text = capsys.readouterr().out
         assert text.count(f"python -m flash_dist {name}") >= 3
         assert "3 no GPU" in text
+        assert max(map(len, text.splitlines())) <= 90

@@ -121,6 +121,19 @@ def test_a_failure_outranks_the_missing_gpu() -> None:
     assert examination.exit_code() == 1
 
 
+def test_without_torch_only_torch_fails() -> None:
+    environment = replace(
+        make_environment(ALL, "8.6"),
+        torch=Torch("absent", reason="torch is not installed"),
+        loading=Loading("failed", "torch", "No module named 'torch'"),
+    )
+    examination = look(environment)
+    assert [result.name for result in examination.results if not result] == ["torch"]
+    assert find(examination, "torch").fix == "`pip install 'torch>=2.10'`"
+    assert find(examination, "extension").id == "extension-needs-torch"
+    assert find(examination, "selftest 0").id == "selftest-not-run"
+
+
 def test_an_extension_that_crashes_is_a_finding_and_stops_the_selftest() -> None:
     crashed = Loading("crashed", "kernels", "it was killed by SIGSEGV")
     examination = look(replace(make_environment(ALL, "8.6"), loading=crashed))

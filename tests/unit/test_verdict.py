@@ -142,6 +142,7 @@ def test_a_limit_below_every_plan_is_the_cause() -> None:
     verdict = judge_device(make_build(ALL), there)
     assert verdict.cause == "smem-limit"
     assert "the limit is 1000" in verdict.reason
+    assert all("the limit is 1000" in kernel.reason for kernel in verdict.kernels if not kernel)
 
 
 @pytest.mark.parametrize(
