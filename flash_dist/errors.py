@@ -20,6 +20,10 @@ class FlashDistError(Exception):
         return self.message if self.hint is None else f"{self.message}\n\nhint: {self.hint}"
 
 
+class UsageError(FlashDistError):
+    """An argument of the command line, or a stream, that a subcommand cannot work with."""
+
+
 class ArchError(FlashDistError, ValueError):
     """An architecture, arch set, device or driver that cannot be understood or compiled."""
 

@@ -10,12 +10,12 @@ import argparse
 import importlib
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NoReturn
 
 import flash_dist
-from flash_dist.errors import FlashDistError
+from flash_dist.errors import FlashDistError, UsageError
 
-from .text import printable
+from .text import complain, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,24 +30,49 @@ EXIT_CLOSED_PIPE = 141
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit status."""
     try:
-        args = make_parser().parse_args(argv)
-        status = int(args.run(args))
-        sys.stdout.flush()
+        return _run(argv)
     except FlashDistError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
+        complain(f"error: {printable(str(error))}")
         return EXIT_UNUSABLE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Python flushes stdout once more on exit: let that go nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard(sys.stdout)
         return EXIT_CLOSED_PIPE
-    return status
+    except OSError as error:  # such as a full disk
+        where = f"`{error.filename}`" if error.filename else "the output"
+        complain(f"error: cannot write {printable(where)}: {error.strerror or error}")
+        _discard(sys.stdout)
+        return EXIT_UNUSABLE
 
 
-def make_parser() -> argparse.ArgumentParser:
+def _run(argv: Sequence[str] | None) -> int:
+    if sys.stdout is None:
+        message = "stdout is closed"
+        raise UsageError(message, hint="`>/dev/null` discards the output")
+    try:
+        args = make_parser().parse_args(argv)
+        return int(args.run(args))
+    finally:
+        sys.stdout.flush()  # also after --help, which leaves by SystemExit
+
+
+def _discard(stream: IO[str]) -> None:
+    """Let what is still buffered go nowhere: Python flushes once more on exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong as every other error is said."""
+
+    def error(self, message: str) -> NoReturn:
+        """Leave the printing to `main`."""
+        raise UsageError(message, hint=f"`{self.prog} --help` shows what is understood")
+
+
+def make_parser() -> Parser:
     """Assemble the parser from the subcommands' modules."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m flash_dist",
         description="Inspect and prove builds of flash_dist.",
     )

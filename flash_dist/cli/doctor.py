@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from functools import partial
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 from flash_dist.devices import Device, Driver
 from flash_dist.doctor import Examination, examine
 from flash_dist.environment import gather_environment, imagine_environment
-from flash_dist.errors import ArchError
+from flash_dist.errors import ArchError, UsageError
 from flash_dist.gpu_checks import judge_gpu
 from flash_dist.selftest import DEFAULT_RUNS, check_selftest, find_surprises, run_selftest
 
@@ -18,6 +17,7 @@ from .results import make_console, print_result, working
 from .text import add_subcommand
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator
 
     from flash_dist.doctor import GpuCheck
@@ -64,15 +64,15 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--driver", type=parse_driver, metavar="V", help="what if: with this driver, such as 535"
     )
-    parser.set_defaults(run=run, parser=parser)
+    parser.set_defaults(run=run)
 
 
 def parse_devices(text: str) -> tuple[Device, ...]:
     """Read `7.5,8.6`."""
     try:
         return tuple(Device.parse(one) for one in text.split(","))
-    except ArchError as error:
-        raise argparse.ArgumentTypeError(error.message) from error
+    except ArchError as error:  # NOTE: a ValueError, argparse would put words of its own for it
+        raise UsageError(error.message, hint=error.hint) from error
 
 
 def parse_driver(text: str) -> Driver:
@@ -80,13 +80,14 @@ def parse_driver(text: str) -> Driver:
     try:
         return Driver.parse(text)
     except ArchError as error:
-        raise argparse.ArgumentTypeError(error.message) from error
+        raise UsageError(error.message, hint=error.hint) from error
 
 
 def run(args: argparse.Namespace) -> int:
     """Examine, print each result as it comes, and return the exit code."""
     if args.driver and not args.gpu:
-        args.parser.error("--driver is for a what-if: name the GPUs with --gpu")
+        message = "--driver is for a what-if, which needs the GPUs too"
+        raise UsageError(message, hint=f"`doctor --gpu 8.6 --driver {args.driver.release}`")
     environment = imagine_environment(args.gpu, args.driver) if args.gpu else gather_environment()
     selftest = None if args.no_selftest else partial(check_gpu_by_running, environment)
     results = _show(environment, selftest, quiet=args.json)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from flash_dist.fatbin import open_fatbin
 from flash_dist.wheel import open_wheel
 
 from .results import make_console, make_table
-from .text import add_subcommand, count, format_size, printable
+from .text import add_subcommand, complain, count, format_size, printable
 
 if TYPE_CHECKING:
     import argparse
@@ -114,7 +113,7 @@ def print_inspection(console: Console, inspection: Inspection) -> None:
     """Print what one library holds."""
     report, name = inspection.report, printable(inspection.name)
     for warning in report.warnings:
-        print(f"warning: {name}: {printable(warning)}", file=sys.stderr)
+        complain(f"warning: {name}: {printable(warning)}")
     if not report.entries:
         console.print(f"{name}: no GPU code for NVIDIA", soft_wrap=True)
         return

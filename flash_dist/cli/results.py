@@ -26,9 +26,16 @@ _PIPE_WIDTH = 10_000  # in a pipe nothing is cut or wrapped
 _WORDS = {"target", "code", "codec", "proof"}  # columns of words; the others hold numbers
 
 
+class _Console(Console):
+    """A console that leaves a closed pipe to `main`; rich's own would exit with 1, a failure."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def make_console(stream: IO[str] | None = None) -> Console:
     """Return a console for data. Rich honours NO_COLOR and leaves colour out of pipes."""
-    console = Console(file=stream or sys.stdout, highlight=False, markup=False, emoji=False)
+    console = _Console(file=stream or sys.stdout, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = _PIPE_WIDTH
     return console
@@ -47,7 +54,7 @@ def make_table(*columns: str) -> Table:
 def working(what: str) -> Iterator[None]:
     """Show on a terminal's stderr that something long is under way; elsewhere nothing."""
     console = make_console(sys.stderr)
-    if not console.is_terminal:
+    if sys.stderr is None or not console.is_terminal:
         yield
         return
     with console.status(what):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+import math
 from typing import TYPE_CHECKING
 
 from flash_dist.environment import read_torch
-from flash_dist.errors import FlashDistError
+from flash_dist.errors import FlashDistError, UsageError
 from flash_dist.nvidia import read_cuda
 from flash_dist.result import CheckResult, exit_code, worst_status
 from flash_dist.selftest import (
@@ -23,6 +23,8 @@ from .results import make_console, print_result, working
 from .text import add_subcommand
 
 if TYPE_CHECKING:
+    import argparse
+
     from flash_dist.environment import Torch
     from flash_dist.nvidia import Cuda
 
@@ -63,7 +65,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=parse_timeout,
         default=DEFAULT_TIMEOUT,
         metavar="S",
         help="seconds that one GPU may take (default: %(default)g)",
@@ -76,7 +78,7 @@ def parse_runs(text: str) -> int:
     """Read a number of runs; two are needed to compare."""
     if not text.isdecimal() or int(text) < 2:  # noqa: PLR2004 - said in the message
         message = f"runs must be a number of at least 2, got `{text}`"
-        raise argparse.ArgumentTypeError(message)
+        raise UsageError(message, hint=f"`--runs {DEFAULT_RUNS}` is the default")
     return int(text)
 
 
@@ -84,8 +86,20 @@ def parse_device(text: str) -> str:
     """Read a device: a number or `cpu`."""
     if text != "cpu" and not text.isdecimal():
         message = f"a device is a number or `cpu`, got `{text}`"
-        raise argparse.ArgumentTypeError(message)
+        raise UsageError(message, hint="`python -m flash_dist doctor` lists the GPUs")
     return text
+
+
+def parse_timeout(text: str) -> float:
+    """Read a number of seconds."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        message = f"a timeout must be a number of seconds, positive and finite, got `{text}`"
+        raise UsageError(message, hint=f"`--timeout {DEFAULT_TIMEOUT:g}` is the default")
+    return seconds
 
 
 def run(args: argparse.Namespace) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import sys
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,13 @@ def printable(text: str) -> str:
         char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode()
         for char in text
     )
+
+
+def complain(text: str) -> None:
+    """Print on stderr. Where that is closed or full, nobody is left to tell."""
+    if sys.stderr is not None:  # else print would take stdout
+        with contextlib.suppress(OSError):
+            print(text, file=sys.stderr)
 
 
 def add_subcommand(
