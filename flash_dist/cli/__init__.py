@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
 import sys
-from typing import IO, TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import flash_dist
 from flash_dist.errors import FlashDistError, UsageError
 
-from .text import complain, printable
+from .text import complain, discard, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,12 +36,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        _discard(sys.stdout)
+        discard(sys.stdout)
         return EXIT_CLOSED_PIPE
     except OSError as error:  # such as a full disk
         where = f"`{error.filename}`" if error.filename else "the output"
         complain(f"error: cannot write {printable(where)}: {error.strerror or error}")
-        _discard(sys.stdout)
+        discard(sys.stdout)
         return EXIT_UNUSABLE
 
 
@@ -55,11 +54,6 @@ def _run(argv: Sequence[str] | None) -> int:
         return int(args.run(args))
     finally:
         sys.stdout.flush()  # also after --help, which leaves by SystemExit
-
-
-def _discard(stream: IO[str]) -> None:
-    """Let what is still buffered go nowhere: Python flushes once more on exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class Parser(argparse.ArgumentParser):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
+import os
 import sys
 import textwrap
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - its only name
@@ -26,9 +26,17 @@ def printable(text: str) -> str:
 
 def complain(text: str) -> None:
     """Print on stderr. Where that is closed or full, nobody is left to tell."""
-    if sys.stderr is not None:  # else print would take stdout
-        with contextlib.suppress(OSError):
-            print(text, file=sys.stderr)
+    if sys.stderr is None:  # print would take stdout
+        return
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        discard(sys.stderr)
+
+
+def discard(stream: IO[str]) -> None:
+    """Let what is still buffered go nowhere: Python flushes once more on exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def add_subcommand(

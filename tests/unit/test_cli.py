@@ -15,6 +15,7 @@ from flash_dist.cli.results import make_console
 from tests.unit.fatbin_builder import SASS, Kernel, container, cubin, entry, library
 
 ROOT = Path(__file__).parents[2]
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
 
 @pytest.fixture
@@ -24,11 +25,18 @@ def lib(tmp_path: Path) -> Path:
     return path
 
 
-def run_in_shell(redirection: str, *argv: str) -> tuple[int, str]:
+def run_in_shell(redirection: str, *argv: str, stdout: int = subprocess.PIPE) -> tuple[int, str]:
     """Run the module as a shell would with this redirection; return its status and stderr."""
     command = shlex.join([sys.executable, "-m", "flash_dist", *argv])
-    shell = ["sh", "-c", f"exec {command} {redirection}"]
-    done = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["sh", "-c", f"exec {command} {redirection}"],
+        cwd=ROOT,
+        env=BUFFERED,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
     return done.returncode, done.stderr
 
 
@@ -39,10 +47,10 @@ TEXTS = [["inspect"], ["inspect", "--kernels"], ["inspect", "--json"]]
 def test_a_reader_that_goes_away_is_no_failure(argv: list[str], lib: Path) -> None:
     read_end, write_end = os.pipe()
     os.close(read_end)
-    command = [sys.executable, "-m", "flash_dist", *argv, str(lib)]
-    done = subprocess.run(command, cwd=ROOT, stdout=write_end, stderr=subprocess.PIPE, check=False)
-    os.close(write_end)
-    assert (done.returncode, done.stderr) == (141, b"")
+    try:
+        assert run_in_shell("", *argv, str(lib), stdout=write_end) == (141, "")
+    finally:
+        os.close(write_end)
 
 
 def test_help_may_be_cut_short_too() -> None:
