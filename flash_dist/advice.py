@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from .compatibility import DEFAULT_ORIGIN, judge
 from .devices import Device, toolkit_driver
-from .verdict import SMEM_VARIABLE, Build, Cause, DeviceVerdict
+from .verdict import FLOOR, SMEM_VARIABLE, Build, Cause, DeviceVerdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,13 +55,15 @@ def explain_refusal(
     """
     device = verdict.situation.device
     if verdict.cause == "no-matching-code":
-        sentence = unsupported_sentence(device, build, name=name, partly=bool(verdict.targets))
-        return sentence, unsupported_fix({device, *others}, build)
+        partly = bool(verdict.targets)
+        sentence = unsupported_sentence(device, build, name=name, others=others, partly=partly)
+        return sentence, unsupported_fix([device, *others], build)
     sentence = f"{describe_device(device, name)} cannot use this build: {verdict.reason}"
     fixes: dict[Cause, str] = {
         "driver-too-old": driver_fix(build),
+        "hardware-too-old": hardware_fix(device, build),
         "jit-variable": "unset that variable",
-        "smem-limit": f"`unset {SMEM_VARIABLE}`",
+        "smem-limit": f"`unset {SMEM_VARIABLE}`" if verdict.situation.smem_lowered else "",
     }
     return sentence, fixes.get(verdict.cause, "")
 
@@ -82,23 +84,33 @@ def _set_rank(archset: ArchSet, devices: tuple[Device, ...]) -> int | None:
 
 
 def unsupported_sentence(
-    device: Device, build: Build, *, name: str = "", partly: bool = False
+    device: Device,
+    build: Build,
+    *,
+    name: str = "",
+    others: Iterable[Device] = (),
+    partly: bool = False,
 ) -> str:
-    """Say in one sentence that a build has no code for a GPU, and which arch set has."""
+    """Say in one sentence that a build has no code for a GPU, and which arch set has.
+
+    It is the set of `unsupported_fix`: one that serves the other GPUs too.
+    """
     gpu = describe_device(device, name)
     contents = describe_archs(build.archs).replace("; ", " and ")
     lack = "has code for some kernels only" if partly else "has no matching code"
     sentence = f"{gpu} {lack} in {build.name}, built for {contents}"
-    serving = sets_for([device], build.archsets)
+    devices = _servable([device, *others])
+    serving = sets_for(devices, build.archsets)
     if not serving:
-        return f"{sentence}; no published arch set serves it"
+        all_of_them = "it" if len(devices) == 1 else f"all of {', '.join(map(str, devices))}"
+        return f"{sentence}; no published arch set serves {all_of_them}"
     also = "".join(f" or `{archset.name}`" for archset in serving[1:])
     return f"{sentence}; install the arch set `{serving[0].name}`{also}"
 
 
 def unsupported_fix(devices: Iterable[Device], build: Build) -> str:
     """Return the step that makes these GPUs work: one arch set for all, or a list of its own."""
-    devices = tuple(devices)
+    devices = _servable(devices)
     serving = sets_for(devices, build.archsets)
     if serving:
         best = serving[0]
@@ -106,8 +118,21 @@ def unsupported_fix(devices: Iterable[Device], build: Build) -> str:
             f"`nox -s build_wheels -- {best.name}` builds the arch set `{best.name}` "
             f"(label {best.label}) into dist/{best.name}/; install that wheel"
         )
-    listed = ";".join(str(device) for device in sorted(set(devices)))
+    listed = ";".join(map(str, devices))
     return f"`TORCH_CUDA_ARCH_LIST='{listed}' nox -s build_wheels` builds a wheel for exactly these"
+
+
+def _servable(devices: Iterable[Device]) -> tuple[Device, ...]:
+    """Return the GPUs that some build can serve, old to new."""
+    return tuple(sorted({device for device in devices if device >= FLOOR}))
+
+
+def hardware_fix(device: Device, build: Build) -> str:
+    """Return the step for a GPU that no build can serve."""
+    compiler = f"CUDA {build.toolkit} has no compiler for {device}" if build.toolkit else ""
+    starts = f"flash_dist starts at {FLOOR}"
+    reasons = " and ".join(reason for reason in (compiler, starts) if reason)
+    return f"use a GPU of compute capability {FLOOR} or newer: {reasons}"
 
 
 def driver_fix(build: Build) -> str:

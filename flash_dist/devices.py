@@ -89,6 +89,11 @@ class Device:
         return self.version in INTEGRATED
 
     @property
+    def known(self) -> bool:
+        """Whether there is such a GPU, as far as these tables tell."""
+        return self.version in SMEM_OPTIN_KIB
+
+    @property
     def smem_optin(self) -> int:
         """Bytes of shared memory that a block may ask for.
 
@@ -104,6 +109,9 @@ class Device:
     def is_same_silicon(self, other: Device) -> bool:
         """Whether both names mean one chip: CUDA 13.0 renamed 10.1 (Thor) to 11.0."""
         return self == other or {self.number, other.number} == {101, 110}
+
+
+KNOWN_DEVICES: tuple[Device, ...] = tuple(Device(*version) for version in sorted(SMEM_OPTIN_KIB))
 
 
 @dataclass(frozen=True)

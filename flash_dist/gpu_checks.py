@@ -6,12 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .advice import describe_device, explain_refusal, unsupported_fix
+from .devices import KIB, KNOWN_DEVICES
 from .result import CheckResult
-from .verdict import Build, DeviceVerdict, KernelVerdict, Situation, judge_device
+from .verdict import FLOOR, Build, DeviceVerdict, KernelVerdict, Situation, judge_device
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from .devices import Device
     from .environment import Environment
     from .nvidia import Gpu
 
@@ -61,11 +63,12 @@ def check_gpu(environment: Environment, gpu: Gpu) -> CheckResult:
             *describe_kernels(verdict),
             *describe_first_start(verdict, environment.variables),
             *describe_proof(verdict),
+            *describe_unknown(environment, gpu),
         ),
         gpu=gpu.index,
         data=verdict.to_json(),
     )
-    better = unsupported_fix([gpu.device], _build(environment))
+    better = unsupported_fix(_all_devices(environment), _build(environment))
     if verdict.how == "unverified":
         fix = f"`python -m flash_dist selftest` on it shows whether it does; {better}"
         return replace(result, status="warn", fix=fix, id="unverified")
@@ -73,22 +76,32 @@ def check_gpu(environment: Environment, gpu: Gpu) -> CheckResult:
         missing = f"this build has no {' and no '.join(verdict.missing_dtypes)} kernels"
         summary = f"{result.summary}; {missing}"
         return replace(result, status="warn", summary=summary, fix=better, id="dtype-not-built")
+    if environment.what_if and not gpu.device.known:
+        summary = f"{result.summary}; no such GPU is known"
+        return replace(result, status="warn", summary=summary, id="unknown-gpu")
     return result
 
 
 def _refuse(environment: Environment, gpu: Gpu, verdict: DeviceVerdict) -> CheckResult:
-    others = [other.device for other in environment.cuda.gpus]
+    others = _all_devices(environment)
     summary, fix = explain_refusal(verdict, _build(environment), name=gpu.name, others=others)
     return CheckResult(
         f"gpu {gpu.index}",
         "fail",
         summary,
-        describe_kernels(verdict) if verdict.targets else (),
+        (
+            *(describe_kernels(verdict) if verdict.targets else ()),
+            *describe_unknown(environment, gpu),
+        ),
         fix,
         verdict.cause,
         gpu.index,
         verdict.to_json(),
     )
+
+
+def _all_devices(environment: Environment) -> tuple[Device, ...]:
+    return tuple(gpu.device for gpu in environment.cuda.gpus)
 
 
 def describe_gpu(gpu: Gpu) -> str:
@@ -176,3 +189,19 @@ def describe_proof(verdict: DeviceVerdict) -> tuple[str, ...]:
         so_far = "was only assembled" if proof == "assembled" else "ran only as PTX on newer GPUs"
         lines.append(f"{target} {so_far} by its builder: {_FIRST_PROOF}")
     return tuple(lines)
+
+
+def describe_unknown(environment: Environment, gpu: Gpu) -> tuple[str, ...]:
+    """Say how a GPU that the tables do not have was judged, and what was assumed about it."""
+    device = gpu.device
+    if device.known:
+        return ()
+    judged = f"compute capability {device} is unknown to this flash_dist: judged by the rules"
+    if not environment.what_if:
+        return (judged,)
+    known = ", ".join(str(one) for one in KNOWN_DEVICES if one >= FLOOR)
+    assumed = f"{device.smem_optin // KIB} KB of shared memory per block"
+    return (
+        f"assumed: {assumed}, the least of the known GPUs nearest to it",
+        f"{judged}; known: {known}",
+    )

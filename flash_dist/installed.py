@@ -67,10 +67,12 @@ def unsupported_error(device: Device, *, name: str = "") -> ExtensionError | Non
     build = read_installed().build
     if build is None:
         return None
-    verdict = judge_device(build, Situation.of(device, read_cuda().driver, os.environ))
+    cuda = read_cuda()
+    verdict = judge_device(build, Situation.of(device, cuda.driver, os.environ))
     if verdict:
         return None
-    sentence, fix = explain_refusal(verdict, build, name=name)
+    others = [gpu.device for gpu in cuda.gpus]
+    sentence, fix = explain_refusal(verdict, build, name=name, others=others)
     return ExtensionError(sentence, hint=fix or None)
 
 

@@ -50,6 +50,7 @@ DTYPE_FLOOR: dict[str, Device] = {"fp16": Device(7, 5), "bf16": Device(8, 0)}
 
 NO_OPT_IN = 48 * KIB  # what a block gets without asking: plan 0
 SMEM_VARIABLE = "FLASH_DIST_SMEM_LIMIT"
+FLOOR = min(DTYPE_FLOOR.values())
 _NO_LIMIT = 1 << 30
 
 
@@ -105,6 +106,7 @@ class Situation:
     driver: Driver | None = None  # None: unknown, taken as new enough
     smem_limit: int = 0  # bytes; 0: what devices of this compute capability have
     jit: JitPolicy = "allowed"
+    smem_lowered: bool = False  # by the variable, not by the GPU
 
     @property
     def smem_bytes(self) -> int:
@@ -124,7 +126,7 @@ class Situation:
         limit = smem_optin or device.smem_optin
         asked = environ.get(SMEM_VARIABLE, "").strip()
         lowered = min(limit, int(asked)) if asked.isdecimal() else limit
-        return cls(device, driver, lowered, jit_policy(environ))
+        return cls(device, driver, lowered, jit_policy(environ), lowered < limit)
 
 
 @dataclass(frozen=True)

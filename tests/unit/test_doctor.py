@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from flash_dist.devices import Driver
+from flash_dist.devices import Device, Driver
 from flash_dist.doctor import Examination, examine, guard
 from flash_dist.environment import Environment, Loading, Torch
 from flash_dist.installed import Installed
@@ -221,6 +221,36 @@ def test_unpromised_code_is_a_warning_that_names_the_selftest() -> None:
     result = find(look(make_environment(TURING_AMPERE_ADA, "8.7")), "gpu 0")
     assert (result.status, result.id) == ("warn", "unverified")
     assert "selftest" in result.fix
+
+
+@pytest.mark.parametrize("device", ["7.6", "8.5", "9.9", "13.0", "99.9"])
+def test_a_gpu_that_nobody_knows_is_judged_by_the_rules_with_a_warning(device: str) -> None:
+    result = find(look(make_what_if(ALL, device)), "gpu 0")
+    assert (result.status, result.id) == ("warn", "unknown-gpu")
+    assert result.summary.endswith("; no such GPU is known")
+    kib = Device.parse(device).smem_optin // 1024
+    assert any(line.startswith(f"assumed: {kib} KB of shared memory") for line in result.details)
+    assert any("12.0, 12.1" in line for line in result.details)
+
+
+def test_a_gpu_newer_than_all_known_ones_gets_ptx_and_99_kb() -> None:
+    result = find(look(make_what_if(ALL, "13.0")), "gpu 0")
+    assert "PTX through the JIT (compute_80)" in result.summary
+    assert any(line.startswith("assumed: 99 KB") for line in result.details)
+    refused = find(look(make_what_if("9.0a", "13.0")), "gpu 0")
+    assert (refused.status, refused.id) == ("fail", "no-matching-code")
+    assert any(line.startswith("assumed: 99 KB") for line in refused.details)
+
+
+def test_a_new_gpu_that_is_really_there_is_no_warning_and_its_own_limit_counts() -> None:
+    machine = make_environment(ALL, "13.0")
+    gpu = replace(machine.cuda.gpus[0], smem_optin=163 * 1024)
+    machine = replace(machine, cuda=replace(machine.cuda, gpus=(gpu,)))
+    result = find(look(machine), "gpu 0")
+    assert (result.status, result.id) == ("ok", "")
+    assert any("163 KB plan" in line for line in result.details)
+    assert any("13.0 is unknown to this flash_dist" in line for line in result.details)
+    assert not any("assumed" in line for line in result.details)
 
 
 def test_a_crashing_check_is_a_result() -> None:

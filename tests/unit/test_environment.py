@@ -310,3 +310,16 @@ def test_an_operator_raises_the_sentence_of_doctor(monkeypatch: pytest.MonkeyPat
     result = check_gpu(machine, gpu)
     assert (error.message, error.hint) == (result.summary, result.fix)
     assert unsupported_error(Device(7, 5)) is None
+
+
+def test_an_operator_names_the_set_that_serves_the_other_gpus_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = make_environment("9.0a", "8.6", "12.1")
+    monkeypatch.setattr("flash_dist.installed.read_installed", lambda: machine.installed)
+    monkeypatch.setattr("flash_dist.installed.read_cuda", lambda: machine.cuda)
+    error = unsupported_error(Device(8, 6), name="GPU A")
+    result = check_gpu(machine, machine.cuda.gpus[0])
+    assert error is not None
+    assert (error.message, error.hint) == (result.summary, result.fix)
+    assert "install the arch set `all`" in error.message
