@@ -17,6 +17,7 @@ from .archs import Arch
 from .elf import EM_CUDA, Elf, read_elf
 from .elf import MAGIC as ELF_MAGIC
 from .errors import FatbinError
+from .files import LIBRARY_HINT
 from .images import LINKED, RELOCATABLE, FatbinEntry, FatbinReport, Kind
 
 if TYPE_CHECKING:
@@ -92,12 +93,12 @@ class _Scan:
             self.walk_elf(read_elf(self.data))
         else:
             message = "it is neither an ELF library nor a fat binary"
-            raise FatbinError(message)
+            raise FatbinError(message, hint=LIBRARY_HINT)
 
     def walk_elf(self, elf: Elf) -> None:
         if elf.machine == EM_CUDA:
             message = "it is a bare cubin, not a library that holds one"
-            raise FatbinError(message)
+            raise FatbinError(message, hint=LIBRARY_HINT)
         if not elf.sections:
             self.warn("the file has no section table, so it was searched for GPU code")
             self.walk("", 0, len(self.data), quiet=True)

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .dynamic import DynamicInfo, read_dynamic
-from .errors import AuditError
+from .errors import AuditError, FatbinError, ManifestError
 from .fatbin import FatbinEntry, KernelInfo, open_fatbin
+from .files import DAMAGED_HINT, unreadable
 from .manifest import FILE_NAME, Manifest
 from .wheel import Wheel, open_wheel
 
@@ -62,8 +63,9 @@ def read_contents(path: str | os.PathLike[str]) -> WheelContents:
         for name in (MANIFEST, KERNELS, BINDING):
             if name not in wheel.names:
                 message = f"`{path}` is no built wheel of this package: it holds no `{name}`"
-                raise AuditError(message)
-        manifest = Manifest.from_text(wheel.read(MANIFEST).decode(), source=MANIFEST)
+                hint = "`python -m flash_dist inspect` reads any wheel"
+                raise AuditError(message, hint=hint)
+        manifest = _read_manifest(wheel)
         images, warnings = _read_images(wheel)
         return WheelContents(
             path=wheel.path,
@@ -77,15 +79,31 @@ def read_contents(path: str | os.PathLike[str]) -> WheelContents:
         )
 
 
+def _read_manifest(wheel: Wheel) -> Manifest:
+    text = wheel.read(MANIFEST).decode("utf-8", "backslashreplace")
+    try:
+        return Manifest.from_text(text, source=FILE_NAME)
+    except ManifestError as error:
+        message = f"cannot read `{MANIFEST}` in `{wheel.path}`: {error.message}"
+        raise ManifestError(message, hint=error.hint or DAMAGED_HINT) from error
+
+
 def _read_images(wheel: Wheel) -> tuple[tuple[Image, ...], tuple[str, ...]]:
-    with wheel.unpacked(KERNELS) as file, open_fatbin(KERNELS, file) as fatbin:
+    with (
+        wheel.unpacked(KERNELS) as file,
+        open_fatbin(KERNELS, file, archive=wheel.path) as fatbin,
+    ):
         entries = fatbin.report.entries
         return tuple(Image(e, fatbin.kernels(e)) for e in entries), fatbin.report.warnings
 
 
 def _read_dynamic(wheel: Wheel, name: str) -> DynamicInfo:
     with wheel.unpacked(name) as file:
-        return read_dynamic(file.read())
+        try:
+            return read_dynamic(file.read())
+        except FatbinError as error:
+            hint = error.hint or DAMAGED_HINT
+            raise unreadable(name, error.message, archive=wheel.path, hint=hint) from error
 
 
 def _metadata_version(wheel: Wheel) -> str:

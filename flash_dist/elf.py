@@ -68,7 +68,7 @@ def read_elf(data: Buffer) -> Elf:
     )
     if ident[:4] != MAGIC or ident[4:6] != _CLASS64_LITTLE:
         message = "only 64-bit little-endian ELF files are understood"
-        raise FatbinError(message)
+        raise FatbinError(message, hint="name a library for 64-bit Linux")
     sections = () if table == 0 else _read_sections(data, table, entry_size, count, names)
     return Elf(machine, ident[8], flags, sections)
 

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import mmap
 import os
-import stat
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, nullcontext
 from typing import IO, TYPE_CHECKING
 
 from .codecs import MAX_IMAGE_BYTES, decompress
 from .containers import scan
 from .cubin import KernelInfo, read_cubin_kernels, read_ptx_kernels
 from .errors import FatbinError
+from .files import DAMAGED_HINT, open_file, unreadable
 from .images import FatbinEntry, FatbinReport
 
 if TYPE_CHECKING:
@@ -61,52 +60,42 @@ def read_kernels(
 
 
 @contextmanager
-def open_fatbin(path: str | os.PathLike[str], file: IO[bytes] | None = None) -> Iterator[Fatbin]:
+def open_fatbin(
+    path: str | os.PathLike[str], file: IO[bytes] | None = None, *, archive: str = ""
+) -> Iterator[Fatbin]:
     """Open a library for reading headers and, as long as it is open, kernels.
 
     Args:
         path: Where it is; just a name for messages when a file is given.
         file: An open file, such as a wheel's member in a temporary file.
+        archive: The wheel that it is from, for messages.
     """
     name = os.fspath(path)
-    try:
-        with _open_regular(name) if file is None else _keep_open(file) as source:
+    with open_file(name) if file is None else nullcontext(file) as source:
+        if not os.fstat(source.fileno()).st_size:
+            raise unreadable(name, "it is empty", archive=archive)
+        try:
             mapped = mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError, OverflowError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        message = f"cannot read `{name}`: {reason}"
-        raise FatbinError(message) from error
+        except (OSError, ValueError, OverflowError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise unreadable(name, reason, archive=archive) from error
     with mapped:
         if hasattr(mapped, "madvise"):
             mapped.madvise(mmap.MADV_RANDOM)  # headers are far apart: no read-ahead
-        yield Fatbin(mapped, name)
-
-
-@contextmanager
-def _open_regular(name: str) -> Iterator[IO[bytes]]:
-    if not stat.S_ISREG(Path(name).stat().st_mode):  # a pipe would block
-        message = "it is not a regular file"
-        raise ValueError(message)
-    with Path(name).open("rb") as file:
-        yield file
-
-
-@contextmanager
-def _keep_open(file: IO[bytes]) -> Iterator[IO[bytes]]:
-    yield file
+        yield Fatbin(mapped, name, archive)
 
 
 class Fatbin:
     """An open library: its report, and payloads and kernels on demand."""
 
-    def __init__(self, data: mmap.mmap, name: str) -> None:
+    def __init__(self, data: mmap.mmap, name: str, archive: str = "") -> None:
         self._data = data
+        self._archive = archive
         self._budget = MAX_TOTAL_BYTES
         try:
             self.report = scan(data, name)
         except FatbinError as error:
-            message = f"cannot read `{name}`: {error.message}"
-            raise FatbinError(message, hint=error.hint) from error
+            raise self._unreadable(name, error) from error
 
     def payload(self, entry: FatbinEntry) -> bytes:
         """Return the unpacked image."""
@@ -129,7 +118,10 @@ class Fatbin:
             if entry.kind == "ptx":
                 return read_ptx_kernels(self.payload(entry), entry.arch)
         except FatbinError as error:
-            where = f"{entry.arch} image at offset {entry.payload_offset:#x}"
-            message = f"cannot read the {where} of `{self.report.path}`: {error.message}"
-            raise FatbinError(message, hint=error.hint) from error
+            where = f"{entry.arch} image at offset {entry.payload_offset:#x}: "
+            raise self._unreadable(self.report.path, error, where) from error
         return ()
+
+    def _unreadable(self, name: str, error: FatbinError, where: str = "") -> FatbinError:
+        hint = error.hint or DAMAGED_HINT
+        return unreadable(name, f"{where}{error.message}", archive=self._archive, hint=hint)

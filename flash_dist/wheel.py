@@ -8,10 +8,11 @@ import tempfile
 import zipfile
 import zlib
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import IO, TYPE_CHECKING
 
 from .errors import FatbinError
+from .files import DAMAGED_HINT, open_file, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,7 +91,7 @@ class Wheel:
                     yield chunk
         except _BROKEN as error:
             message = f"`{name}` in `{self.path}` is broken: {error}"
-            raise FatbinError(message) from error
+            raise FatbinError(message, hint=DAMAGED_HINT) from error
 
 
 @contextmanager
@@ -101,19 +102,14 @@ def open_wheel(path: str | os.PathLike[str]) -> Iterator[Wheel]:
         FatbinError: The file is no wheel, or holds names that no honest wheel has.
     """
     name = os.fspath(path)
-    if Path(name).exists() and not Path(name).is_file():  # a pipe would block
-        message = f"cannot read `{name}`: it is not a regular file"
-        raise FatbinError(message)
-    try:
-        archive = zipfile.ZipFile(name)
-    except OSError as error:
-        message = f"cannot read `{name}`: {error.strerror or error}"
-        raise FatbinError(message) from error
-    except _BROKEN as error:
-        message = f"cannot read `{name}`: it is no wheel ({error})"
-        raise FatbinError(message) from error
-    with archive:
-        yield Wheel(name, archive)
+    with open_file(name) as file:
+        try:
+            archive = zipfile.ZipFile(file)
+        except (OSError, *_BROKEN) as error:
+            hint = DAMAGED_HINT if name.endswith(".whl") else "name a wheel (.whl)"
+            raise unreadable(name, f"it is no wheel ({error})", hint=hint) from error
+        with archive:
+            yield Wheel(name, archive)
 
 
 def _check_members(path: str, infos: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:

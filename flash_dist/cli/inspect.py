@@ -91,7 +91,10 @@ def open_libraries(path: Path) -> Iterator[tuple[str, Fatbin]]:
         return
     with open_wheel(path) as wheel:
         for name in wheel.libraries:
-            with wheel.unpacked(name) as file, open_fatbin(name, file) as fatbin:
+            with (
+                wheel.unpacked(name) as file,
+                open_fatbin(name, file, archive=wheel.path) as fatbin,
+            ):
                 yield name, fatbin
 
 

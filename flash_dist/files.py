@@ -1,0 +1,42 @@
+"""Open a file that a user named. What prevents that is one sentence and one step."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import IO
+
+from .errors import FatbinError
+
+ABSENT_HINT = "check the path; `nox -s build_wheels` puts wheels into dist/<arch set>/"
+DAMAGED_HINT = "build, copy or download it again"
+LIBRARY_HINT = "name a library (.so), a .fatbin or a wheel (.whl)"
+
+
+def open_file(path: str | os.PathLike[str]) -> IO[bytes]:
+    """Open a regular file for reading.
+
+    Raises:
+        FatbinError: It is absent, of another kind, empty, or not for this user.
+    """
+    name = os.fspath(path)
+    try:
+        status = Path(name).stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe would block
+            raise unreadable(name, "it is not a regular file", hint=LIBRARY_HINT)
+        if status.st_size == 0:
+            raise unreadable(name, "it is empty", hint=DAMAGED_HINT)
+        return Path(name).open("rb")
+    except OSError as error:
+        absent = isinstance(error, FileNotFoundError)
+        hint = ABSENT_HINT if absent else "`ls -ld` on it shows who may read it"
+        raise unreadable(name, error.strerror or str(error), hint=hint) from error
+
+
+def unreadable(
+    name: str, reason: object, *, archive: str = "", hint: str | None = DAMAGED_HINT
+) -> FatbinError:
+    """Return the error for a file, which may be inside an archive."""
+    inside = f" in `{archive}`" if archive else ""
+    return FatbinError(f"cannot read `{name}`{inside}: {reason}", hint=hint)
