@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from .archs import Arch, ArchSet
 
+TORCH_MIN = "2.10"  # of the stable ABI we compile for, where no manifest says it
+
 
 def describe_archs(archs: Iterable[Arch]) -> str:
     """List targets for a reader: `SASS sm_80, sm_90a; no PTX`."""
@@ -133,6 +135,11 @@ def hardware_fix(device: Device, build: Build) -> str:
     starts = f"flash_dist starts at {FLOOR}"
     reasons = " and ".join(reason for reason in (compiler, starts) if reason)
     return f"use a GPU of compute capability {FLOOR} or newer: {reasons}"
+
+
+def torch_fix(oldest: str = "") -> str:
+    """Return the step for a torch that is absent, or older than the oldest that serves."""
+    return f"`pip install 'torch>={oldest or TORCH_MIN}'`"
 
 
 def driver_fix(build: Build) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
 
-from .advice import describe_archs, driver_fix
+from .advice import describe_archs, driver_fix, torch_fix
 from .compatibility import driver_refusal
 from .devices import ZSTD_CUDA, first_driver, format_version, ptx_isa_cuda, toolkit_driver
 from .result import CheckResult
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 _JIT_VARIABLES = ("CUDA_FORCE_PTX_JIT", "CUDA_DISABLE_PTX_JIT")
 _SHOWN_DIFFERENCES = 8
-_TORCH_MIN = "2.10"  # of the stable ABI we compile for, where no manifest says it
 
 
 def check_system(environment: Environment) -> CheckResult:
@@ -42,7 +41,7 @@ def check_torch(environment: Environment) -> CheckResult:
     """Torch is there, not too old, a CUDA build where there are GPUs, and tested."""
     torch, installed = environment.torch, environment.installed
     if torch.status != "ok":
-        fix = f"`pip install 'torch>={installed.torch_min or _TORCH_MIN}'`"
+        fix = torch_fix(installed.torch_min)
         return CheckResult("torch", "fail", torch.reason, fix=fix, id=f"torch-{torch.status}")
     kind = f"CUDA {torch.cuda}" if torch.cuda else "CPU build"
     summary = f"torch {torch.version} ({kind})"
@@ -52,7 +51,7 @@ def check_torch(environment: Environment) -> CheckResult:
             "torch",
             "fail",
             f"{summary} is too old: this build needs {oldest} or newer",
-            fix=f"`pip install 'torch>={oldest}'`",
+            fix=torch_fix(oldest),
             id="torch-too-old",
         )
     if environment.cuda.gpus and not torch.cuda:

@@ -92,8 +92,9 @@ class SelftestReport:
         if self.findings:
             first = self.findings[0]
             where = f" ({first.case})" if first.case else ""
-            more = f"; {len(self.findings) - 1} more findings" if len(self.findings) > 1 else ""
-            return f"{first.summary}{where}{more}"
+            more = len(self.findings) - 1
+            tail = f"; {more} more finding{'s' if more > 1 else ''}" if more else ""
+            return f"{first.summary}{where}{tail}"
         return (
             f"{self.cases} cases, {self.runs} runs each: out, lse, dq, dk, dv bit-equal and "
             f"values right ({self.seconds:.0f} s)"
@@ -233,13 +234,18 @@ def check_selftest(
 
 
 def _fix(report: SelftestReport) -> str:
-    if report.findings[0].id == "selftest-error" and not report.cases:
+    first = report.findings[0]
+    if first.id == "selftest-timeout":
+        return "`--timeout` allows more time: `python -m flash_dist selftest --timeout 3600`"
+    if not first.case and not report.cases:
         return "`python -m flash_dist doctor` shows what is wrong with the install"
     return "do not use this device with this build; report the output of `selftest --json`"
 
 
 def describe_findings(report: SelftestReport) -> list[str]:
-    """Write each finding with its case, the first few."""
+    """Write each finding with its case, the first few; a single one is the summary itself."""
+    if len(report.findings) == 1:
+        return list(report.findings[0].details)
     lines = []
     for finding in report.findings[:_SHOWN_FINDINGS]:
         lines.append(f"{finding.case or 'before the first case'}: {finding.summary}")

@@ -6,6 +6,7 @@ import json
 import math
 from typing import TYPE_CHECKING
 
+from flash_dist.advice import torch_fix
 from flash_dist.environment import read_torch
 from flash_dist.errors import FlashDistError, UsageError
 from flash_dist.nvidia import read_cuda
@@ -152,7 +153,7 @@ def _nothing_to_run(torch: Torch) -> CheckResult:
         "selftest",
         "fail",
         f"not run: {torch.reason}",
-        fix="`python -m flash_dist doctor` says what to install",
+        fix=torch_fix(),
         id=f"torch-{torch.status}",
     )
 

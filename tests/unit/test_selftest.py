@@ -33,6 +33,8 @@ from flash_dist.selftest_child import CPU_KERNELS, find_kernels, run_device
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from flash_dist.result import CheckResult
+
 NO_RUNS = 30
 
 
@@ -264,6 +266,50 @@ def test_an_exception_in_the_child_is_a_finding() -> None:
     report = judge_outcome("0", NO_RUNS, Outcome("done", events=events))
     assert report.findings[0].id == "selftest-error"
     assert report.summary == "ExtensionError: no library"
+
+
+def present(ending: str, *events: dict[str, Any], output: tuple[str, ...] = ()) -> CheckResult:
+    endings: dict[str, Outcome] = {
+        "exit": Outcome("exit", "status 1", events, output),
+        "timeout": Outcome("timeout", "after 1 s", events, output),
+        "done": Outcome("done", "", events, output),
+    }
+    return check_selftest(judge_outcome("cpu", NO_RUNS, endings[ending]), None)
+
+
+CASE = {"event": "case", "case": "odd fp16"}
+
+
+@pytest.mark.parametrize(
+    ("ending", "events", "fix"),
+    [
+        ("exit", (), "`python -m flash_dist doctor` shows what is wrong"),
+        ("done", ({"event": "error", "reason": "no library"},), "`python -m flash_dist doctor`"),
+        ("exit", (CASE,), "do not use this device with this build"),
+        ("timeout", (), "`--timeout` allows more time"),
+        ("timeout", (CASE,), "`--timeout` allows more time"),
+    ],
+    ids=["no start", "error", "crash", "early timeout", "timeout"],
+)
+def test_the_fix_is_for_what_went_wrong(
+    ending: str, events: tuple[dict[str, Any], ...], fix: str
+) -> None:
+    assert fix in present(ending, *events).fix
+
+
+def test_a_finding_is_said_once() -> None:
+    result = present("exit", output=("ImportError: libtorch.so",))
+    assert result.summary == "the child process did not finish: it ended with status 1"
+    assert result.details == ("ImportError: libtorch.so",)
+    finding = {
+        "event": "finding", "id": "selftest-values-differ", "case": "odd fp16", "run": 0,
+        "summary": "out is wrong", "difference": None,
+    }  # fmt: skip
+    one = present("done", CASE, finding, {"event": "done"})
+    assert (one.summary, one.details) == ("out is wrong (odd fp16)", ())
+    two = present("done", CASE, finding, {**finding, "summary": "dq is wrong"}, {"event": "done"})
+    assert two.summary == "out is wrong (odd fp16); 1 more finding"
+    assert two.details == ("odd fp16: out is wrong", "odd fp16: dq is wrong")
 
 
 def test_a_child_that_ran_no_case_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
