@@ -136,9 +136,7 @@ def judge_outcome(device: str, runs: int, outcome: Outcome) -> SelftestReport:
         first, *rest = str(error["reason"]).splitlines() or [""]
         findings.append(Finding("selftest-error", case, first, tuple(rest)))
     elif not outcome or not done:
-        cause = "timeout" if outcome.ending == "timeout" else "crashed"
-        summary = f"the child process did not finish: {outcome.sentence}"
-        findings.append(Finding(f"selftest-{cause}", case, summary, outcome.output))
+        findings.append(_explain_death(outcome, case))
     return SelftestReport(
         device,
         runs,
@@ -149,6 +147,15 @@ def judge_outcome(device: str, runs: int, outcome: Outcome) -> SelftestReport:
         _read_families(events),
         outcome.seconds,
     )
+
+
+def _explain_death(outcome: Outcome, case: str) -> Finding:
+    if outcome.ending == "exit" and outcome.output and not outcome.events:
+        # An import failed: the last line of a traceback says all.
+        return Finding("selftest-crashed", case, f"it does not start: {outcome.output[-1]}")
+    cause = "timeout" if outcome.ending == "timeout" else "crashed"
+    summary = f"the child process did not finish: {outcome.sentence}"
+    return Finding(f"selftest-{cause}", case, summary, outcome.output)
 
 
 def _read_finding(event: Event) -> Finding:

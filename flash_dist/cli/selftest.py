@@ -178,6 +178,7 @@ def _to_json(
         "command": "selftest",
         "status": worst_status(tuple(results)),
         "exit_code": code,
+        "ids": [result.id for result in results if result.id],
         "summaries": [result.summary for result in results],
         "devices": [report.to_json() for report in reports],
     }

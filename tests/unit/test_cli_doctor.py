@@ -172,6 +172,8 @@ def test_selftest_without_torch_fails_in_words(
         "[fail]  selftest    not run: torch is not installed\n"
         "                    fix: `pip install 'torch>=2.10'`\n"
     )
+    assert main(["selftest", "--device", "cpu", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["ids"] == ["torch-absent"]
 
 
 RESULT = CheckResult(

@@ -298,9 +298,12 @@ def test_the_fix_is_for_what_went_wrong(
 
 
 def test_a_finding_is_said_once() -> None:
-    result = present("exit", output=("ImportError: libtorch.so",))
-    assert result.summary == "the child process did not finish: it ended with status 1"
-    assert result.details == ("ImportError: libtorch.so",)
+    result = present("exit", output=("Traceback:", "  import torch", "ImportError: libtorch.so"))
+    assert result.summary == "it does not start: ImportError: libtorch.so"
+    assert (result.id, result.details) == ("selftest-crashed", ())
+    result = present("exit", CASE, output=("FATAL",))
+    assert result.summary == ("the child process did not finish: it ended with status 1 (odd fp16)")
+    assert result.details == ("FATAL",)
     finding = {
         "event": "finding", "id": "selftest-values-differ", "case": "odd fp16", "run": 0,
         "summary": "out is wrong", "difference": None,
