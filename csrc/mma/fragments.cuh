@@ -12,6 +12,15 @@ template <int MT, int NT>
 struct Accumulator {
   float x[MT][NT][4];
 
+  __device__ __forceinline__ void scale(float factor) {
+#pragma unroll
+    for (int m = 0; m < MT; ++m)
+#pragma unroll
+      for (int n = 0; n < NT; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[m][n][i] *= factor;
+  }
+
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int m = 0; m < MT; ++m)

@@ -262,12 +262,7 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
     store_partial(dk, p.dk_partial + row * HEAD_DIM, limit);
     store_partial(dv, p.dv_partial + row * HEAD_DIM, limit);
   } else {
-#pragma unroll
-    for (int m = 0; m < MT; ++m)
-#pragma unroll
-      for (int n = 0; n < HEAD_DIM / 8; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) dk.x[m][n][e] *= p.softmax_scale;
+    dk.scale(p.softmax_scale);
     store_rows<Target, T, HEAD_DIM, MT>(
         dk, sK + warp_row0 * HEAD_DIM * 2,
         head_begin(p.dk, again.batch, again.head_kv, 0) + row0 * p.dk.row, p.dk.row, limit);

@@ -142,12 +142,7 @@ __device__ __forceinline__ void dq_gemm_block(const BwdParams& p) {
         }
     if (!p.dq_last) return;
   }
-#pragma unroll
-  for (int m = 0; m < MT; ++m)
-#pragma unroll
-    for (int n = 0; n < HEAD_DIM / 8; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) dq.x[m][n][e] *= p.softmax_scale;
+  dq.scale(p.softmax_scale);
   if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
   __syncthreads();  // everybody is done with the stages
   store_rows<Target, T, HEAD_DIM, MT>(dq, sStage + warp_row0 * HEAD_DIM * 2,

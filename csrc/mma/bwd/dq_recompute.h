@@ -134,12 +134,7 @@ __device__ __forceinline__ void dq_recompute_block(const BwdParams& p) {
   if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
   __syncthreads();  // without any key tile Q may still be arriving
 
-#pragma unroll
-  for (int m = 0; m < MT; ++m)
-#pragma unroll
-    for (int n = 0; n < HEAD_DIM / 8; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) dq.x[m][n][e] *= p.softmax_scale;
+  dq.scale(p.softmax_scale);
   const DqBlock again(p, BLOCK_M);
   const int row0 = again.row0 + warp_row0;
   store_rows<Target, T, HEAD_DIM, MT>(
