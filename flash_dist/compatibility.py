@@ -152,7 +152,9 @@ def _judge_policy(arch: Arch, jit: JitPolicy) -> RunVerdict | None:
         return RunVerdict("no", f"CUDA_FORCE_PTX_JIT is set, so the driver ignores {arch}")
     if jit == "disabled" and arch.ptx:
         return RunVerdict(
-            "no", f"CUDA_DISABLE_PTX_JIT is set, so the driver does not compile {arch}"
+            "no",
+            f"CUDA_DISABLE_PTX_JIT is set, so the driver does not compile {arch} "
+            "(only what its cache holds already would load)",
         )
     return None
 

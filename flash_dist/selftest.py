@@ -6,11 +6,13 @@ The parent side: start the child, read its report, judge it. What the child does
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .child import Event, Outcome, run_child
+from .compatibility import jit_policy
 from .result import CheckResult
 
 if TYPE_CHECKING:
@@ -244,6 +246,10 @@ def _fix(report: SelftestReport) -> str:
     first = report.findings[0]
     if first.id == "selftest-timeout":
         return "`--timeout` allows more time: `python -m flash_dist selftest --timeout 3600`"
+    jit = jit_policy(os.environ)
+    if jit != "allowed":
+        name = "CUDA_FORCE_PTX_JIT" if jit == "forced" else "CUDA_DISABLE_PTX_JIT"
+        return f"`unset {name}` and try again: torch's own kernels obey it, too, and have no PTX"
     if not first.case and not report.cases:
         return "`python -m flash_dist doctor` shows what is wrong with the install"
     return "do not use this device with this build; report the output of `selftest --json`"

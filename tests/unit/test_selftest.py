@@ -277,6 +277,14 @@ def present(ending: str, *events: dict[str, Any], output: tuple[str, ...] = ()) 
     return check_selftest(judge_outcome("cpu", NO_RUNS, endings[ending]), None)
 
 
+def test_a_jit_variable_is_blamed_before_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_FORCE_PTX_JIT", "1")
+    assert present("exit", CASE).fix.startswith("`unset CUDA_FORCE_PTX_JIT`")
+    monkeypatch.delenv("CUDA_FORCE_PTX_JIT")
+    monkeypatch.setenv("CUDA_DISABLE_PTX_JIT", "1")
+    assert present("exit", CASE).fix.startswith("`unset CUDA_DISABLE_PTX_JIT`")
+
+
 CASE = {"event": "case", "case": "odd fp16"}
 
 
