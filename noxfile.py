@@ -122,9 +122,10 @@ def lint(session: nox.Session) -> None:
     install(session, "lint")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
-    sources = [p for s in ("*.cpp", "*.h", "*.cuh", "*.cu") for p in (ROOT / "csrc").rglob(s)]
-    if sources:
-        session.run("clang-format", "--dry-run", "--Werror", *map(str, sorted(sources)))
+    suffixes = {".cpp", ".h", ".cuh", ".cu"}
+    sources = [p for folder in ("csrc", "tests") for p in (ROOT / folder).rglob("*")]
+    named = sorted(str(p) for p in sources if p.suffix in suffixes)
+    session.run("clang-format", "--dry-run", "--Werror", *named)
 
 
 @nox.session
