@@ -7,7 +7,8 @@ FLASH_DIST_TEST_PTX=sass that it made none from PTX.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -48,18 +49,24 @@ def built_dtypes(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(autouse=True)
 def loaded_variants() -> Iterator[None]:
-    """Record which variant each launch loaded, and hold it against what the run was started for."""
+    """Record which variant each launch loaded; hold it against its name and the run's demand."""
     yield
     from flash_dist import last_variant  # noqa: PLC0415
 
-    expected = os.environ.get("FLASH_DIST_TEST_PTX")
     for family, loaded in last_variant().items():
-        SEEN[str(loaded["symbol"])] = {"family": family, **loaded}
-        if expected == "sass":
-            assert loaded["symbol"].rpartition("_")[2].startswith("sm"), loaded
-        elif expected:
-            assert loaded["ptx_version"] == int(expected), loaded
-            assert loaded["symbol"].endswith(f"_compute{expected}"), loaded
+        SEEN[loaded["symbol"]] = {"family": family, **loaded}
+        _check_loaded(loaded, os.environ.get("FLASH_DIST_TEST_PTX"))
+
+
+def _check_loaded(loaded: dict[str, Any], demanded: str | None) -> None:
+    target = loaded["symbol"].rpartition("_")[2]  # sm90a or compute80
+    kind, number = target.rstrip("0123456789af"), int(re.sub(r"\D", "", target))
+    major, minor = torch.cuda.get_device_capability(loaded["device"])
+    assert loaded["ptx_version"] == number, loaded
+    binary = number if kind == "sm" else 10 * major + minor
+    assert loaded["binary_version"] == binary, loaded
+    if demanded:
+        assert target.startswith("sm") if demanded == "sass" else target == f"compute{demanded}"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
