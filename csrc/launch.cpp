@@ -93,6 +93,8 @@ void run_backward(const Call& call, DeltaParams delta, BwdParams p, int64_t budg
       p.dk_partial == nullptr ? nullptr : p.dk_partial + plan.partial / 2 / sizeof(float);
   p.group_split = plan.group_split;
 
+  const int key_heads_together = heads_together(call.device, p.causal, p.seqlen_q, call.head_dim);
+  const int query_heads_together = heads_together(call.device, p.causal, p.seqlen_k, call.head_dim);
   launch(call.device, {"bwd_delta", dtype, call.head_dim}, &delta, stream);
   for (const BwdChunk& chunk : plan.chunks) {
     p.unit_begin = chunk.unit_begin;
@@ -101,9 +103,9 @@ void run_backward(const Call& call, DeltaParams delta, BwdParams p, int64_t budg
     p.key_end = chunk.key_end;
     p.dq_first = chunk.first_stripe;
     p.dq_last = chunk.last_stripe;
-    p.heads_together = heads_together(call.device, p.causal, p.seqlen_q, call.head_dim);
+    p.heads_together = key_heads_together;
     launch(call.device, {"bwd_dkdv", dtype, call.head_dim}, &p, stream);
-    p.heads_together = heads_together(call.device, p.causal, p.seqlen_k, call.head_dim);
+    p.heads_together = query_heads_together;
     launch(call.device, {plan.spill ? "bwd_dq_gemm" : "bwd_dq_recompute", dtype, call.head_dim}, &p,
            stream);
   }
