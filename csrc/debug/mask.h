@@ -1,0 +1,37 @@
+// The masks of the command line: which keys each query sees, and the arrays that the kernels read
+// for those that are no band. Plain C++, neither CUDA nor torch.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace flash_dist::debug {
+
+struct Mask {
+  enum class Form { BAND, BLOCK_CAUSAL };
+
+  std::string text = "causal";  // as written on the command line
+  Form form = Form::BAND;
+  int left = -1, right = 0;  // BAND; -1: unbounded
+  bool bottom_right = true;  // BAND: where the diagonal ends, else where it begins: top left
+  int blocks = 0;            // BLOCK_CAUSAL: queries and keys are cut into so many equal blocks
+};
+
+// Keys [begin, end); begin = end = 0 if there is none.
+struct Keys {
+  int begin, end;
+};
+
+Keys visible_keys(const Mask& mask, int query, int seqlen_q, int seqlen_k);
+
+// The arrays of MaskParams (see params.h) for MaskKind::ROWS, one plane for all batches and heads.
+struct RowArrays {
+  std::vector<int> rows;          // [query_tiles * 64, 2]
+  std::vector<int> query_ranges;  // [query_tiles, 4]
+  std::vector<int> key_ranges;    // [key_tiles, 2]
+  std::vector<int> key_slots;     // [key_tiles + 1]
+};
+
+RowArrays row_arrays(const Mask& mask, int seqlen_q, int seqlen_k);
+
+}  // namespace flash_dist::debug

@@ -1,0 +1,10 @@
+#pragma once
+
+#include "options.h"
+
+namespace flash_dist::debug {
+
+// Runs, compares and times; prints what it finds and returns the exit status.
+int run(const Options& options);
+
+}  // namespace flash_dist::debug
