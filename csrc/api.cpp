@@ -1,9 +1,11 @@
 // The torch operators, on the stable ABI: schemas, outputs and workspace from torch's allocator,
 // the current stream. Arguments are checked in Python, where the error types are; here only what
 // would corrupt memory.
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <tuple>
+#include <vector>
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
@@ -23,40 +25,78 @@ __attribute__((weak)) AOTITorchError aoti_torch_cuda_caching_allocator_raw_delet
 
 namespace {
 
+using flash_dist::MASK_TILE;
+using flash_dist::MaskKind;
+using flash_dist::MaskParams;
+using flash_dist::Packing;
+using flash_dist::UNBOUNDED;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
+using MaybeTensor = std::optional<Tensor>;
+
+constexpr int64_t ALIGNMENT = 16;  // bytes that the kernels load at once
+
+void check_status(int64_t status) { STD_TORCH_CHECK(status >= 0, flash_dist_last_error()); }
+
+flash_dist::Dtype dtype_of(const Tensor& q) {
+  switch (q.scalar_type()) {
+    case ScalarType::Half:
+      return flash_dist::Dtype::FP16;
+    case ScalarType::BFloat16:
+      return flash_dist::Dtype::BF16;
+    case ScalarType::Float:
+      return flash_dist::Dtype::FP32;
+    default:
+      STD_TORCH_CHECK(false, "q must be float16, bfloat16 or float32");
+  }
+}
+
+int32_t torch_dtype(const Tensor& q) {
+  switch (dtype_of(q)) {
+    case flash_dist::Dtype::FP16:
+      return aoti_torch_dtype_float16();
+    case flash_dist::Dtype::BF16:
+      return aoti_torch_dtype_bfloat16();
+    default:
+      return aoti_torch_dtype_float32();
+  }
+}
 
 flash_dist::Call make_call(const Tensor& q) {
   STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream != nullptr,
                   "this torch was built without CUDA");
-  STD_TORCH_CHECK(q.dim() == 4, "q must have 4 dimensions, got ", q.dim());
-  STD_TORCH_CHECK(q.scalar_type() == ScalarType::Half || q.scalar_type() == ScalarType::BFloat16,
-                  "q must be float16 or bfloat16");
   flash_dist::Call call{};
   call.device = q.get_device_index();
-  call.dtype = static_cast<int>(q.scalar_type() == ScalarType::Half ? flash_dist::Dtype::FP16
-                                                                    : flash_dist::Dtype::BF16);
-  call.head_dim = static_cast<int>(q.size(3));
+  call.dtype = static_cast<int>(dtype_of(q));
   STD_TORCH_CHECK(
       aoti_torch_get_current_cuda_stream(call.device, &call.stream) == AOTI_TORCH_SUCCESS,
       "torch has no current stream on GPU ", call.device);
   return call;
 }
 
-Tensor allocate(int64_t ndim, const int64_t* sizes, int32_t dtype, int device) {
-  int64_t strides[4];
+Tensor allocate(const std::vector<int64_t>& sizes, int32_t dtype, int device) {
+  std::vector<int64_t> strides(sizes.size());
   int64_t count = 1;
-  for (int64_t i = ndim - 1; i >= 0; --i) {
+  for (size_t i = sizes.size(); i-- > 0;) {
     strides[i] = count;
     count *= sizes[i];
   }
   AtenTensorHandle handle = nullptr;
-  const AOTITorchError status = aoti_torch_empty_strided(
-      ndim, sizes, strides, dtype, aoti_torch_device_type_cuda(), device, &handle);
+  const AOTITorchError status =
+      aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
+                               dtype, aoti_torch_device_type_cuda(), device, &handle);
   STD_TORCH_CHECK(status == AOTI_TORCH_SUCCESS,
                   "CUDA out of memory. flash_dist could not allocate ", count, " elements on GPU ",
                   device);
   return Tensor(handle);
+}
+
+// Contiguous, with the sizes of t but columns in the last dimension.
+Tensor allocate_like(const Tensor& t, int64_t columns) {
+  const auto shape = t.sizes();
+  std::vector<int64_t> sizes(shape.begin(), shape.end());
+  sizes.back() = columns;
+  return allocate(sizes, torch_dtype(t), t.get_device_index());
 }
 
 // Bytes of the current device from torch's caching allocator, reused in stream order. Not a tensor:
@@ -64,129 +104,360 @@ Tensor allocate(int64_t ndim, const int64_t* sizes, int32_t dtype, int device) {
 // as long as a kernel.
 class Workspace {
  public:
-  Workspace(int64_t bytes, int device) {
-    const AOTITorchError status =
-        aoti_torch_cuda_caching_allocator_raw_alloc(static_cast<uint64_t>(bytes), &data_);
-    STD_TORCH_CHECK(
-        status == AOTI_TORCH_SUCCESS, "CUDA out of memory. flash_dist could not allocate ", bytes,
-        " bytes of workspace on GPU ", device, "; FLASH_DIST_WORKSPACE_MB sets a smaller budget");
+  Workspace() = default;
+  ~Workspace() {
+    if (data_ != nullptr) aoti_torch_cuda_caching_allocator_raw_delete(data_);
   }
-  ~Workspace() { aoti_torch_cuda_caching_allocator_raw_delete(data_); }
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
-  void* data() const { return data_; }
+
+  // A flash_dist::Allocate whose context is a Workspace.
+  static void* allocate(void* context, int64_t bytes) {
+    void*& data = static_cast<Workspace*>(context)->data_;
+    const auto size = static_cast<uint64_t>(bytes);
+    const AOTITorchError status = aoti_torch_cuda_caching_allocator_raw_alloc(size, &data);
+    return status == AOTI_TORCH_SUCCESS ? data : nullptr;
+  }
 
  private:
   void* data_ = nullptr;
 };
 
-Tensor allocate_like(const Tensor& t) {
-  const auto sizes = t.sizes();
-  const bool half = t.scalar_type() == ScalarType::Half;
-  return allocate(4, sizes.data(), half ? aoti_torch_dtype_float16() : aoti_torch_dtype_bfloat16(),
-                  t.get_device_index());
+// --- Shapes -----------------------------------------------------------------------------------
+
+int to_int(int64_t size, const char* name) {
+  STD_TORCH_CHECK(0 <= size && size <= INT32_MAX, name, " must be from 0 to ", INT32_MAX, ", got ",
+                  size);
+  return static_cast<int>(size);
 }
 
-// [batch, seqlen, num_heads, head_dim] as [batch, seqlen, num_heads / group, group, head_dim]
-flash_dist::View view(const Tensor& t, int64_t group) {
+// Sizes of one call. Packed tensors have no batch axis; their seqlens are the longest.
+struct Sizes {
+  bool packed;
+  int batch, seqlen_q, seqlen_k, num_heads_kv, group, head_dim, head_dim_v;
+  int64_t total_q, total_k;  // rows of the packed axis
+  int64_t num_heads_q() const { return int64_t{num_heads_kv} * group; }
+};
+
+// q may have one axis more: [num_heads_kv, group] for num_heads_q.
+Sizes read_sizes(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& cu_seqlens_q,
+                 int64_t max_seqlen_q, int64_t max_seqlen_k) {
+  Sizes s{};
+  s.packed = cu_seqlens_q.has_value();
+  const int head = s.packed ? 1 : 2;
+  STD_TORCH_CHECK(q.dim() == head + 2 || q.dim() == head + 3, "q must have ", head + 2, " or ",
+                  head + 3, " dimensions, got ", q.dim());
+  STD_TORCH_CHECK(k.dim() == head + 2 && v.dim() == head + 2, "k and v must have ", head + 2,
+                  " dimensions, got ", k.dim(), " and ", v.dim());
+  s.num_heads_kv = to_int(k.size(head), "num_heads_kv");
+  if (q.dim() == head + 3) {
+    s.group = to_int(q.size(head + 1), "heads per kv head");
+    STD_TORCH_CHECK(q.size(head) == s.num_heads_kv, "q must have ", s.num_heads_kv,
+                    " kv heads, as k, got ", q.size(head));
+  } else {
+    const int64_t heads = q.size(head);
+    STD_TORCH_CHECK(s.num_heads_kv > 0 && heads % s.num_heads_kv == 0, "num_heads_kv, ",
+                    s.num_heads_kv, ", must divide num_heads_q, ", heads);
+    s.group = to_int(heads / s.num_heads_kv, "heads per kv head");
+  }
+  s.head_dim = to_int(q.size(q.dim() - 1), "head_dim");
+  s.head_dim_v = to_int(v.size(head + 1), "head_dim_v");
+  if (s.packed) {
+    s.batch = to_int(cu_seqlens_q->numel() - 1, "batch");
+    s.total_q = to_int(q.size(0), "total_q");
+    s.total_k = to_int(k.size(0), "total_k");
+    s.seqlen_q = std::min(to_int(max_seqlen_q, "max_seqlen_q"), static_cast<int>(s.total_q));
+    s.seqlen_k = std::min(to_int(max_seqlen_k, "max_seqlen_k"), static_cast<int>(s.total_k));
+  } else {
+    s.batch = to_int(q.size(0), "batch");
+    s.seqlen_q = to_int(q.size(1), "seqlen_q");
+    s.seqlen_k = to_int(k.size(1), "seqlen_k");
+  }
+  return s;
+}
+
+// That t has these sizes, rows as the packed or batched axes, and suits 16-byte loads.
+void check_layout(const Tensor& t, const Tensor& q, const Sizes& s, bool queries, int columns,
+                  const char* name) {
+  STD_TORCH_CHECK(t.scalar_type() == q.scalar_type() && t.is_cuda() &&
+                      t.get_device_index() == q.get_device_index(),
+                  name, " must have the dtype and device of q");
+  const bool split = queries && q.dim() == (s.packed ? 4 : 5);
+  const int64_t heads = queries ? s.num_heads_q() : s.num_heads_kv;
+  int64_t sizes[5];
+  int n = 0;
+  if (!s.packed) sizes[n++] = s.batch;
+  sizes[n++] = s.packed ? (queries ? s.total_q : s.total_k) : (queries ? s.seqlen_q : s.seqlen_k);
+  sizes[n++] = split ? s.num_heads_kv : heads;
+  if (split) sizes[n++] = s.group;
+  sizes[n++] = columns;
+  const auto shape = t.sizes();
+  STD_TORCH_CHECK(
+      static_cast<int>(shape.size()) == n && std::equal(shape.begin(), shape.end(), sizes), name,
+      " does not have the shape that follows from q, k and v");
+
   const auto strides = t.strides();
-  return {t.data_ptr(), strides[0], strides[1], strides[2] * group, strides[2]};
-}
-
-void check_same(const Tensor& t, const Tensor& q, const char* name) {
-  STD_TORCH_CHECK(t.dim() == 4 && t.scalar_type() == q.scalar_type() && t.is_cuda() &&
-                      t.get_device_index() == q.get_device_index() && t.size(0) == q.size(0) &&
-                      t.size(3) == q.size(3),
-                  name, " must be a 4-D tensor with the dtype, device, batch and head_dim of q");
-  STD_TORCH_CHECK(t.stride(3) == 1 || t.size(3) == 1, name,
+  const int64_t step = ALIGNMENT / (dtype_of(q) == flash_dist::Dtype::FP32 ? 4 : 2);
+  bool aligned = columns % step == 0 && reinterpret_cast<uintptr_t>(t.data_ptr()) % ALIGNMENT == 0;
+  for (int i = 0; i + 1 < n; ++i) aligned &= sizes[i] <= 1 || strides[i] % step == 0;
+  STD_TORCH_CHECK(strides[n - 1] == 1 || columns <= 1, name,
                   " must be contiguous in its last dimension");
+  STD_TORCH_CHECK(aligned, name, " must begin, and have rows that begin, at multiples of ",
+                  ALIGNMENT, " bytes");
 }
 
-void check_keys(const Tensor& q, const Tensor& k, const Tensor& v) {
-  check_same(q, q, "q");
-  check_same(k, q, "k");
-  check_same(v, q, "v");
-  STD_TORCH_CHECK(k.size(1) == v.size(1) && k.size(2) == v.size(2),
-                  "k and v must have the same shape");
-  STD_TORCH_CHECK(k.size(2) > 0 && q.size(2) % k.size(2) == 0,
-                  "num_heads_kv must divide num_heads_q");
+void check_qkv(const Tensor& q, const Tensor& k, const Tensor& v, const Sizes& s) {
+  check_layout(q, q, s, true, s.head_dim, "q");
+  check_layout(k, q, s, false, s.head_dim, "k");
+  check_layout(v, q, s, false, s.head_dim_v, "v");
 }
 
-void check_status(int64_t status) { STD_TORCH_CHECK(status >= 0, flash_dist_last_error()); }
+void check_rows(const Tensor& t, const Tensor& q, const Sizes& s, const char* name) {
+  const int64_t count = s.num_heads_q() * (s.packed ? s.total_q : int64_t{s.batch} * s.seqlen_q);
+  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Float && t.is_cuda() &&
+                      t.get_device_index() == q.get_device_index() && t.is_contiguous() &&
+                      t.numel() == count,
+                  name, " must be contiguous float32 on q's device, one number for each query");
+}
 
-std::tuple<Tensor, Tensor> fwd(Tensor q, Tensor k, Tensor v, double softmax_scale, bool causal) {
-  check_keys(q, k, v);
+Tensor allocate_lse(const Sizes& s, int device) {
+  std::vector<int64_t> sizes{s.num_heads_q(), s.total_q};
+  if (!s.packed) sizes = {s.batch, s.num_heads_q(), s.seqlen_q};
+  return allocate(sizes, aoti_torch_dtype_float32(), device);
+}
+
+// num_heads_q is seen as [num_heads_kv, group], num_heads_kv as [num_heads_kv, 1].
+flash_dist::View view(const Tensor& t, const Sizes& s, int group) {
+  const auto strides = t.strides();
+  const int row = s.packed ? 0 : 1;
+  flash_dist::View view{};
+  view.data = t.data_ptr();
+  view.batch = s.packed ? 0 : strides[0];
+  view.row = strides[row];
+  const bool split = t.dim() == row + 4;
+  view.head_group = strides[split ? row + 2 : row + 1];
+  view.head_kv = split ? strides[row + 1] : strides[row + 1] * group;
+  return view;
+}
+
+const int* cu_seqlens(const Tensor& t, const Tensor& q, const Sizes& s, const char* name) {
+  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Int && t.is_cuda() &&
+                      t.get_device_index() == q.get_device_index() && t.dim() == 1 &&
+                      t.is_contiguous() && t.numel() == int64_t{s.batch} + 1,
+                  name, " must be a contiguous int32 tensor of batch + 1 numbers on q's device");
+  return static_cast<const int*>(t.data_ptr());
+}
+
+Packing read_packing(const Tensor& q, const Sizes& s, const MaybeTensor& cu_seqlens_q,
+                     const MaybeTensor& cu_seqlens_k) {
+  STD_TORCH_CHECK(cu_seqlens_q.has_value() == cu_seqlens_k.has_value(),
+                  "cu_seqlens_q and cu_seqlens_k must be given together");
+  if (!s.packed) return {};
+  return {cu_seqlens(*cu_seqlens_q, q, s, "cu_seqlens_q"),
+          cu_seqlens(*cu_seqlens_k, q, s, "cu_seqlens_k")};
+}
+
+// --- Masks ------------------------------------------------------------------------------------
+
+// A band; a side that cuts nothing off is no side.
+MaskParams read_band(const std::vector<int64_t>& ints, const Sizes& s) {
+  STD_TORCH_CHECK(ints.size() == 4 && ints[1] >= -1 && ints[2] >= -1,
+                  "a band must be [0, left, right, bottom_right] with left, right >= -1");
+  MaskParams mask{};
+  mask.kind = MaskKind::BAND;
+  mask.bottom_right = ints[3] != 0;
+  const int64_t beyond_left = (mask.bottom_right ? s.seqlen_k : s.seqlen_q) - int64_t{1};
+  const int64_t beyond_right = (mask.bottom_right ? s.seqlen_q : s.seqlen_k) - int64_t{1};
+  const auto side = [](int64_t width, int64_t beyond) {
+    return width < 0 || width >= std::min<int64_t>(beyond, UNBOUNDED) ? UNBOUNDED
+                                                                      : static_cast<int>(width);
+  };
+  mask.left = side(ints[1], beyond_left);
+  mask.right = side(ints[2], beyond_right);
+  return mask;
+}
+
+// Takes offsets one by one from the mask's ints and turns them into arrays of mask_data.
+class MaskReader {
+ public:
+  MaskReader(const std::vector<int64_t>& ints, const Tensor& data, int64_t planes)
+      : ints_(ints), data_(data), planes_(planes) {}
+
+  // The next array, of at least count elements of T; required: it must be there.
+  template <class T>
+  const T* next(int64_t count, bool required) {
+    const int64_t offset = ints_.at(position_++);
+    STD_TORCH_CHECK(offset >= 0 || (offset == -1 && !required), "mask lacks array ", position_ - 1);
+    if (offset < 0) return nullptr;
+    const int64_t size = count * static_cast<int64_t>(sizeof(T) / sizeof(int));
+    STD_TORCH_CHECK(offset % 4 == 0 && size <= data_.numel() && offset <= data_.numel() - size,
+                    "array ", position_ - 1, " of the mask, ", size, " numbers at ", offset,
+                    ", does not fit mask_data, which has ", data_.numel());
+    return reinterpret_cast<const T*>(static_cast<const int*>(data_.data_ptr()) + offset);
+  }
+
+  // One list; how many entries it has only the device knows.
+  flash_dist::TileList next_list(int64_t lines, bool required) {
+    flash_dist::TileList list{};
+    list.begin = next<int>(planes_ * lines + 1, required);
+    list.entries = next<int4>(0, required);
+    list.slots = next<int2>(0, false);
+    return list;
+  }
+
+  void skip(size_t count) { position_ += count; }
+
+ private:
+  const std::vector<int64_t>& ints_;
+  const Tensor& data_;
+  const int64_t planes_;
+  size_t position_ = 0;
+};
+
+// [kind, batches, heads, seqlen_q, seqlen_k], then the offsets of the arrays in the order of
+// flash_dist/masks/plan.py: key_bounds, rows, query_ranges, key_ranges, key_slots, {begin, entries,
+// slots} for 64 and 128 queries, for 64 and 128 keys, bits.
+constexpr size_t MASK_INTS = 5 + 5 + 4 * 3 + 1;
+
+MaskParams read_arrays(const std::vector<int64_t>& ints, const Tensor& data, const Tensor& q,
+                       const Sizes& s) {
+  STD_TORCH_CHECK(!s.packed, "packed tensors must have a band as mask");
+  STD_TORCH_CHECK(ints.size() == MASK_INTS, "mask must have ", MASK_INTS, " numbers, got ",
+                  ints.size());
+  STD_TORCH_CHECK(data.scalar_type() == ScalarType::Int && data.is_cuda() && data.dim() == 1 &&
+                      data.get_device_index() == q.get_device_index() && data.is_contiguous() &&
+                      reinterpret_cast<uintptr_t>(data.data_ptr()) % ALIGNMENT == 0,
+                  "mask_data must be a contiguous, aligned int32 tensor on q's device");
+  const int64_t batches = ints[1];
+  const int64_t heads = ints[2];
+  STD_TORCH_CHECK((batches == 1 || batches == s.batch) && (heads == 1 || heads == s.num_heads_q()),
+                  "mask must be for 1 or ", s.batch, " batch entries and 1 or ", s.num_heads_q(),
+                  " heads, got ", batches, " and ", heads);
+  STD_TORCH_CHECK(ints[3] == s.seqlen_q && ints[4] == s.seqlen_k, "mask must be for ", s.seqlen_q,
+                  " queries and ", s.seqlen_k, " keys, got ", ints[3], " and ", ints[4]);
+
+  MaskParams mask{};
+  mask.kind = static_cast<MaskKind>(ints[0]);
+  mask.left = mask.right = UNBOUNDED;
+  mask.batch_planes = batches > 1 ? static_cast<int>(heads) : 0;
+  mask.head_planes = heads > 1 ? 1 : 0;
+  const auto tiles = [](int64_t rows, int width) { return (rows + width - 1) / width; };
+  mask.query_tiles = static_cast<int>(tiles(s.seqlen_q, MASK_TILE));
+  mask.key_tiles = static_cast<int>(tiles(s.seqlen_k, MASK_TILE));
+  const int64_t planes = batches * heads;
+  const bool by_rows = mask.kind == MaskKind::ROWS;
+
+  MaskReader reader(ints, data, planes);
+  reader.skip(5);
+  mask.key_bounds = reader.next<int2>(batches, false);
+  mask.rows = reader.next<int2>(planes * mask.query_tiles * MASK_TILE, by_rows);
+  mask.query_ranges = reader.next<int4>(planes * mask.query_tiles, by_rows);
+  mask.key_ranges = reader.next<int2>(planes * mask.key_tiles, by_rows);
+  mask.key_slots = reader.next<int>(mask.key_tiles + 1, by_rows);
+  for (int g = 0; g < 2; ++g)
+    mask.by_query[g] = reader.next_list(tiles(s.seqlen_q, MASK_TILE << g), !by_rows);
+  for (int g = 0; g < 2; ++g)
+    mask.by_key[g] = reader.next_list(tiles(s.seqlen_k, MASK_TILE << g), !by_rows);
+  mask.bits = reader.next<uint2>(0, false);
+  return mask;
+}
+
+MaskParams read_mask(const std::vector<int64_t>& ints, const MaybeTensor& data, const Tensor& q,
+                     const Sizes& s) {
+  STD_TORCH_CHECK(!ints.empty() && 0 <= ints[0] && ints[0] <= 2,
+                  "mask must begin with its kind, 0, 1 or 2");
+  if (ints[0] == static_cast<int>(MaskKind::BAND)) return read_band(ints, s);
+  STD_TORCH_CHECK(data.has_value(), "a mask of kind ", ints[0], " must have mask_data");
+  return read_arrays(ints, *data, q, s);
+}
+
+// The host's copy of key_slots, with which stripes are planned.
+const int* read_slots(const MaybeTensor& slots, const MaskParams& mask) {
+  if (!slots || mask.kind == MaskKind::BAND) return nullptr;
+  STD_TORCH_CHECK(slots->is_cpu() && slots->scalar_type() == ScalarType::Int &&
+                      slots->is_contiguous() && slots->numel() == int64_t{mask.key_tiles} + 1,
+                  "mask_slots must be a contiguous int32 tensor of ", mask.key_tiles + 1,
+                  " numbers on the CPU");
+  return static_cast<const int*>(slots->data_ptr());
+}
+
+// --- Operators --------------------------------------------------------------------------------
+
+// The fields that FwdParams and BwdParams share.
+template <class Params>
+Params make_params(const Tensor& q, const Tensor& k, const Tensor& v, const Sizes& s,
+                   const Packing& packing, const MaskParams& mask, double softmax_scale) {
+  Params p{};
+  p.q = view(q, s, s.group);
+  p.k = view(k, s, 1);
+  p.v = view(v, s, 1);
+  p.batch = s.batch;
+  p.seqlen_q = s.seqlen_q;
+  p.seqlen_k = s.seqlen_k;
+  p.num_heads_kv = s.num_heads_kv;
+  p.group = s.group;
+  p.total_q = static_cast<int>(s.total_q);
+  p.head_dim = s.head_dim;
+  p.head_dim_v = s.head_dim_v;
+  p.softmax_scale = static_cast<float>(softmax_scale);
+  p.packing = packing;
+  p.mask = mask;
+  return p;
+}
+
+std::tuple<Tensor, Tensor> fwd(Tensor q, Tensor k, Tensor v, MaybeTensor mask_data,
+                               std::vector<int64_t> mask, MaybeTensor cu_seqlens_q,
+                               MaybeTensor cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,
+                               double softmax_scale) {
+  const Sizes s = read_sizes(q, k, v, cu_seqlens_q, max_seqlen_q, max_seqlen_k);
+  check_qkv(q, k, v, s);
+  const Packing packing = read_packing(q, s, cu_seqlens_q, cu_seqlens_k);
+  auto p = make_params<flash_dist::FwdParams>(q, k, v, s, packing, read_mask(mask, mask_data, q, s),
+                                              softmax_scale);
   const torch::stable::accelerator::DeviceGuard guard(q.get_device_index());
   const flash_dist::Call call = make_call(q);
-  const int64_t group = q.size(2) / k.size(2);
-  Tensor out = allocate_like(q);
-  const int64_t lse_sizes[3] = {q.size(0), q.size(2), q.size(1)};
-  Tensor lse = allocate(3, lse_sizes, aoti_torch_dtype_float32(), call.device);
-
-  flash_dist::FwdParams p{};
-  p.q = view(q, group);
-  p.k = view(k, 1);
-  p.v = view(v, 1);
-  p.out = view(out, group);
+  Tensor out = allocate_like(q, s.head_dim_v);
+  Tensor lse = allocate_lse(s, call.device);
+  p.out = view(out, s, s.group);
   p.lse = static_cast<float*>(lse.data_ptr());
-  p.batch = static_cast<int>(q.size(0));
-  p.seqlen_q = static_cast<int>(q.size(1));
-  p.seqlen_k = static_cast<int>(k.size(1));
-  p.num_heads_kv = static_cast<int>(k.size(2));
-  p.group = static_cast<int>(group);
-  p.causal = causal;
-  p.softmax_scale = static_cast<float>(softmax_scale);
   check_status(flash_dist_fwd(&call, &p));
   return {out, lse};
 }
 
 std::tuple<Tensor, Tensor, Tensor> bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out,
-                                       Tensor lse, std::optional<Tensor> dlse, double softmax_scale,
-                                       bool causal, int64_t budget) {
-  check_keys(q, k, v);
-  check_same(dout, q, "dout");
-  check_same(out, q, "out");
-  STD_TORCH_CHECK(lse.is_contiguous() && lse.numel() == q.size(0) * q.size(1) * q.size(2),
-                  "lse must be contiguous with shape [batch, num_heads_q, seqlen_q]");
-  STD_TORCH_CHECK(!dlse || (dlse->is_contiguous() && dlse->numel() == lse.numel()),
-                  "dlse must be like lse");
+                                       Tensor lse, MaybeTensor dlse, MaybeTensor mask_data,
+                                       MaybeTensor mask_slots, std::vector<int64_t> mask,
+                                       MaybeTensor cu_seqlens_q, MaybeTensor cu_seqlens_k,
+                                       int64_t max_seqlen_q, int64_t max_seqlen_k,
+                                       double softmax_scale, int64_t budget, bool batch_invariant) {
+  const Sizes s = read_sizes(q, k, v, cu_seqlens_q, max_seqlen_q, max_seqlen_k);
+  check_qkv(q, k, v, s);
+  check_layout(dout, q, s, true, s.head_dim_v, "dout");
+  check_layout(out, q, s, true, s.head_dim_v, "out");
+  check_rows(lse, q, s, "lse");
+  if (dlse) check_rows(*dlse, q, s, "dlse");
+  const Packing packing = read_packing(q, s, cu_seqlens_q, cu_seqlens_k);
+  auto p = make_params<flash_dist::BwdParams>(q, k, v, s, packing, read_mask(mask, mask_data, q, s),
+                                              softmax_scale);
+  const flash_dist::BwdOptions options{budget, batch_invariant, read_slots(mask_slots, p.mask)};
   const torch::stable::accelerator::DeviceGuard guard(q.get_device_index());
   const flash_dist::Call call = make_call(q);
-  const int64_t group = q.size(2) / k.size(2);
-  Tensor dq = allocate_like(q);
-  Tensor dk = allocate_like(k);
-  Tensor dv = allocate_like(v);
-
-  flash_dist::BwdParams p{};
-  p.q = view(q, group);
-  p.k = view(k, 1);
-  p.v = view(v, 1);
-  p.dout = view(dout, group);
-  p.dq = view(dq, group);
-  p.dk = view(dk, 1);
-  p.dv = view(dv, 1);
-  p.batch = static_cast<int>(q.size(0));
-  p.seqlen_q = static_cast<int>(q.size(1));
-  p.seqlen_k = static_cast<int>(k.size(1));
-  p.num_heads_kv = static_cast<int>(k.size(2));
-  p.group = static_cast<int>(group);
-  p.causal = causal;
-  p.softmax_scale = static_cast<float>(softmax_scale);
+  Tensor dq = allocate_like(q, s.head_dim);
+  Tensor dk = allocate_like(k, s.head_dim);
+  Tensor dv = allocate_like(v, s.head_dim_v);
+  p.dout = view(dout, s, s.group);
+  p.dq = view(dq, s, s.group);
+  p.dk = view(dk, s, 1);
+  p.dv = view(dv, s, 1);
 
   flash_dist::DeltaParams d{};
-  d.out = view(out, group);
+  d.out = view(out, s, s.group);
   d.dout = p.dout;
   d.lse = static_cast<const float*>(lse.data_ptr());
   d.dlse = dlse ? static_cast<const float*>(dlse->data_ptr()) : nullptr;
-  d.batch = p.batch;
-  d.seqlen_q = p.seqlen_q;
-  d.num_heads_kv = p.num_heads_kv;
-  d.group = p.group;
 
-  const int64_t bytes = flash_dist_bwd_workspace(&call, &p, budget);
-  check_status(bytes);
-  const Workspace workspace(bytes, call.device);
-  check_status(flash_dist_bwd(&call, &d, &p, budget, workspace.data()));
+  Workspace workspace;
+  check_status(flash_dist_bwd(&call, &d, &p, &options, &Workspace::allocate, &workspace));
   return {dq, dk, dv};
 }
 
@@ -194,12 +465,14 @@ std::tuple<Tensor, Tensor, Tensor> bwd(Tensor dout, Tensor q, Tensor k, Tensor v
 
 STABLE_TORCH_LIBRARY(flash_dist, m) {
   m.def(
-      "fwd(Tensor q, Tensor k, Tensor v, float softmax_scale, bool causal) -> (Tensor out, Tensor "
-      "lse)");
+      "fwd(Tensor q, Tensor k, Tensor v, Tensor? mask_data, int[] mask, Tensor? cu_seqlens_q, "
+      "Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float softmax_scale) -> "
+      "(Tensor out, Tensor lse)");
   m.def(
-      "bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, float "
-      "softmax_scale, "
-      "bool causal, int budget) -> (Tensor dq, Tensor dk, Tensor dv)");
+      "bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, "
+      "Tensor? mask_data, Tensor? mask_slots, int[] mask, Tensor? cu_seqlens_q, Tensor? "
+      "cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float softmax_scale, int budget, "
+      "bool batch_invariant) -> (Tensor dq, Tensor dk, Tensor dv)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flash_dist, CUDA, m) {

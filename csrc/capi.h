@@ -11,43 +11,55 @@
 
 namespace flash_dist {
 
-enum class Dtype : int { FP16 = 0, BF16 = 1 };
+enum class Dtype : int { FP16 = 0, BF16 = 1, FP32 = 2 };
 
 struct Call {
   int device;
   void* stream;  // cudaStream_t
   int dtype;     // Dtype
-  int head_dim;
 };
+
+// How a backward may work; see plan.h.
+struct BwdOptions {
+  int64_t budget;       // bytes
+  int batch_invariant;  // 0 or 1
+  const int*
+      key_slots;  // MaskParams::key_slots in host memory; null: not known, nothing is spilled
+};
+
+// Device memory of call->device for the kernels of one backward, aligned to 256 bytes, or null.
+// Asked for at most once; it may be freed in stream order when flash_dist_bwd has returned.
+using Allocate = void* (*)(void* context, int64_t bytes);
 
 }  // namespace flash_dist
 
 FLASH_DIST_API const char* flash_dist_last_error();
 
-// out and lse. All pointers are device memory of call->device.
+// out and lse. All pointers are device memory of call->device. heads_together is filled in here.
 FLASH_DIST_API int flash_dist_fwd(const flash_dist::Call* call,
                                   const flash_dist::FwdParams* params);
 
-// dq, dk and dv, in two steps: ask for the workspace, then run in it. delta: views, lse, dlse and
-// sizes; grads: views, sizes, causal and softmax_scale. The remaining fields are filled in here.
-// budget: bytes, see plan.h.
-FLASH_DIST_API int64_t flash_dist_bwd_workspace(const flash_dist::Call* call,
-                                                const flash_dist::BwdParams* grads, int64_t budget);
+// dq, dk and dv. In delta: views, lse, dlse. In grads: views, sizes, softmax_scale, packing, mask.
+// The remaining fields are filled in here.
 FLASH_DIST_API int flash_dist_bwd(const flash_dist::Call* call,
                                   const flash_dist::DeltaParams* delta,
-                                  const flash_dist::BwdParams* grads, int64_t budget,
-                                  void* workspace);
+                                  const flash_dist::BwdParams* grads,
+                                  const flash_dist::BwdOptions* options,
+                                  flash_dist::Allocate allocate, void* context);
 
 // Reports as JSON, into buffer when size suffices; all return the length without the final NUL. No
 // torch needed; only flash_dist_select_json() needs a GPU.
 FLASH_DIST_API int64_t flash_dist_variants_json(char* buffer, int64_t size);
-// It loads what it reports: narrow it by family, dtype and head_dim (null or 0: any), or PTX is
-// compiled for kernels that nobody asked for.
+// It loads what it reports: narrow it by family, dtype and the head_dim and head_dim_v of a call
+// (null or 0: any), or PTX is compiled for kernels that nobody asked for.
 FLASH_DIST_API int64_t flash_dist_select_json(int device, const char* family, const char* dtype,
-                                              int head_dim, char* buffer, int64_t size);
+                                              int head_dim, int head_dim_v, char* buffer,
+                                              int64_t size);
 FLASH_DIST_API int64_t flash_dist_last_variant_json(char* buffer, int64_t size);
 
-// The launches of one backward call, for tests of the planner: shape is batch, seqlen_q, seqlen_k,
-// num_heads_kv, group, head_dim, causal; device is SM count, key tile, blocks per SM.
-FLASH_DIST_API int64_t flash_dist_plan_json(const int32_t* shape, const int32_t* device,
-                                            int64_t budget, char* buffer, int64_t size);
+// The launches of one backward call, for tests of the planner. shape: batch, seqlen_q, seqlen_k,
+// num_heads_kv, group, total_q (-1: not packed), head_dim and head_dim_v as compiled, mask kind,
+// left, right (-1: unbounded), bottom_right. kernels: SM count, key tile, blocks per SM, can spill.
+FLASH_DIST_API int64_t flash_dist_plan_json(const int32_t* shape, const int32_t* kernels,
+                                            const flash_dist::BwdOptions* options, char* buffer,
+                                            int64_t size);

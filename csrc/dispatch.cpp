@@ -6,12 +6,14 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <tuple>
+#include <utility>
 
 #include "check.h"
 #include "plans.h"
 
-#define FLASH_DIST_VARIANT(symbol, family, dtype, head_dim, plan, number, suffix, ptx) \
+#define FLASH_DIST_VARIANT(symbol, family, dtype, head_dim, head_dim_v, plan, number, suffix, ptx) \
   extern "C" const flash_dist::KernelEntry symbol##_entry;
 #include "variants.inc"
 #undef FLASH_DIST_VARIANT
@@ -20,8 +22,8 @@ namespace flash_dist {
 
 const std::vector<Variant>& all_variants() {
   static const std::vector<Variant> variants = {
-#define FLASH_DIST_VARIANT(symbol, family, dtype, head_dim, plan, number, suffix, ptx) \
-  {#symbol, #family, #dtype, head_dim, plan, number, suffix, ptx != 0, &symbol##_entry},
+#define FLASH_DIST_VARIANT(symbol, family, dtype, head_dim, head_dim_v, plan, number, suffix, ptx) \
+  {#symbol, #family, #dtype, head_dim, head_dim_v, plan, number, suffix, ptx != 0, &symbol##_entry},
 #include "variants.inc"
 #undef FLASH_DIST_VARIANT
   };
@@ -48,13 +50,40 @@ DeviceScope::~DeviceScope() {
 
 namespace {
 
-using Key = std::tuple<std::string, std::string, int>;
+using Size = std::pair<int, int>;  // head_dim, head_dim_v
+
+bool same_kernel(const Variant& v, const KernelKey& key) {
+  return !std::strcmp(v.family, key.family) && !std::strcmp(v.dtype, key.dtype);
+}
+
+Size size_of(const Variant& v) { return {v.head_dim, v.head_dim_v}; }
+
+std::set<Size> compiled_sizes(const KernelKey& key) {
+  std::set<Size> sizes;
+  for (const Variant& v : all_variants()) {
+    if (same_kernel(v, key)) sizes.insert(size_of(v));
+  }
+  return sizes;
+}
+
+// The size with the fewest columns in all that holds the call's, among equals the one with fewer of
+// v: 160 and 128 take 192/128, not 160/160. {0, 0} if none does.
+Size smallest_holding(const KernelKey& key) {
+  Size best{0, 0};
+  const auto rank = [](const Size& s) { return std::make_pair(s.first + s.second, s.second); };
+  for (const Size& size : compiled_sizes(key)) {
+    const bool holds = size.first >= key.head_dim && size.second >= key.head_dim_v;
+    if (holds && (best.first == 0 || rank(size) < rank(best))) best = size;
+  }
+  return best;
+}
 
 std::mutex mutex;
 std::map<int, std::unique_ptr<DeviceInfo>> devices;
-std::map<std::tuple<int, const char*, const char*, int>, std::unique_ptr<Selection>>
-    selections;                                                // by literal address
-std::map<const char*, std::pair<int, const Selection*>> last;  // by literal address, too
+std::map<std::tuple<int, std::string, std::string, Size>, std::unique_ptr<Selection>> selections;
+// The same by what was asked for, with literals by address: what every launch looks up.
+std::map<std::tuple<int, const char*, const char*, int, int>, const Selection*> asked;
+std::map<const char*, std::pair<int, const Selection*>> last;
 
 int attribute(cudaDeviceAttr which, int device) {
   int value = 0;
@@ -105,11 +134,6 @@ struct Preference {
   bool operator()(const Variant* a, const Variant* b) const { return rank(*a) < rank(*b); }
 };
 
-bool matches(const Variant& v, const KernelKey& key) {
-  return v.head_dim == key.head_dim && !std::strcmp(v.family, key.family) &&
-         !std::strcmp(v.dtype, key.dtype);
-}
-
 // Empty if the variant loads on the current device, else the reason.
 std::string try_load(const Variant& v, const DeviceInfo& info, Selection& selection) {
   if (smem_plan_bytes(v.plan) > info.smem_limit && v.plan != 0) {
@@ -132,12 +156,13 @@ std::string try_load(const Variant& v, const DeviceInfo& info, Selection& select
   return {};
 }
 
-std::unique_ptr<Selection> choose(int device, const DeviceInfo& info, const KernelKey& key) {
+std::unique_ptr<Selection> choose(int device, const DeviceInfo& info, const KernelKey& key,
+                                  const Size& size) {
   const Preference preference{info.compute_capability};
   std::vector<const Variant*> candidates;
   auto selection = std::make_unique<Selection>();
   for (const Variant& v : all_variants()) {
-    if (!matches(v, key)) continue;
+    if (!same_kernel(v, key) || size_of(v) != size) continue;
     if (preference.possible(v)) {
       candidates.push_back(&v);
     } else {
@@ -163,28 +188,47 @@ const DeviceInfo& device_info_locked(int device) {
 }
 
 const Selection& select_locked(int device, const KernelKey& key) {
-  auto& selection = selections[{device, key.family, key.dtype, key.head_dim}];
-  if (!selection) selection = choose(device, device_info_locked(device), key);
-  return *selection;
+  auto& found = asked[{device, key.family, key.dtype, key.head_dim, key.head_dim_v}];
+  if (found == nullptr) {
+    const Size size = smallest_holding(key);
+    auto& selection = selections[{device, key.family, key.dtype, size}];
+    if (!selection) selection = choose(device, device_info_locked(device), key, size);
+    found = selection.get();
+  }
+  return *found;
 }
 
 [[noreturn]] void refuse(int device, const KernelKey& key, const Selection& selection) {
   const DeviceInfo& info = device_info(device);
   std::ostringstream text;
   text << "no variant of kernel " << key.family << " for " << key.dtype << ", head_dim "
-       << key.head_dim << " runs on GPU " << device << " (" << info.name << ", compute capability "
+       << key.head_dim;
+  if (key.head_dim_v != key.head_dim) text << ", head_dim_v " << key.head_dim_v;
+  text << " runs on GPU " << device << " (" << info.name << ", compute capability "
        << info.compute_capability / 10 << "." << info.compute_capability % 10 << ")";
   const char* separator = ": ";
   for (const Refusal& refusal : selection.refused) {
     text << separator << refusal.variant->symbol << ": " << refusal.reason;
     separator = "; ";
   }
-  if (selection.refused.empty()) text << ": none is built in";
+  if (selection.refused.empty()) {
+    text << ": none is built in";
+    separator = ", only head_dim ";
+    for (const Size& size : compiled_sizes(key)) {
+      text << separator << size.first;
+      if (size.second != size.first) text << "/" << size.second;
+      separator = ", ";
+    }
+  }
   text << "\n\nhint: `python -m flash_dist doctor` names the arch set to install";
   throw Error(text.str());
 }
 
 }  // namespace
+
+bool is_meant(const Variant& variant, const KernelKey& key) {
+  return same_kernel(variant, key) && size_of(variant) == smallest_holding(key);
+}
 
 const DeviceInfo& device_info(int device) {
   const std::lock_guard<std::mutex> lock(mutex);

@@ -15,10 +15,11 @@ struct Variant {
   const char* symbol;
   const char* family;
   const char* dtype;
-  int head_dim;
-  int plan;     // KB of shared memory, see kernels.toml
-  int number;   // 90
-  char suffix;  // 'a', 'f' or '\0'
+  int head_dim;    // columns of q and k (of the one tensor, for kernels that know one)
+  int head_dim_v;  // columns of v and out
+  int plan;        // KB of shared memory, see kernels.toml
+  int number;      // 90
+  char suffix;     // 'a', 'f' or '\0'
   bool ptx;
   const KernelEntry* entry;
 
@@ -27,12 +28,17 @@ struct Variant {
 
 const std::vector<Variant>& all_variants();
 
-// A kernel as the algorithm names it.
+// A kernel as the algorithm names it, with the columns that exist: the smallest compiled size that
+// holds them is meant. family and dtype are string literals.
 struct KernelKey {
   const char* family;
   const char* dtype;
   int head_dim;
+  int head_dim_v;
 };
+
+// Whether a variant is of that smallest size.
+bool is_meant(const Variant& variant, const KernelKey& key);
 
 struct Refusal {
   const Variant* variant;

@@ -22,97 +22,181 @@ const char* dtype_name(int dtype) {
       return "fp16";
     case Dtype::BF16:
       return "bf16";
+    case Dtype::FP32:
+      return "fp32";
   }
-  fail("dtype must be 0 (fp16) or 1 (bf16), got ", dtype);
+  fail("dtype must be 0 (fp16), 1 (bf16) or 2 (fp32), got ", dtype);
 }
 
-// How many heads run side by side: under a causal mask as many as a quarter of L2 holds, two
-// tensors of bytes_per_head.
-int heads_together(int device, bool causal, int64_t seqlen, int head_dim) {
-  if (!causal) return 1;
-  const int64_t bytes_per_head = 2 * sizeof(uint16_t) * seqlen * head_dim;
+bool is_fp32(const Call& call) { return call.dtype == static_cast<int>(Dtype::FP32); }
+
+// How many heads run side by side: as many as a quarter of L2 holds of the tensors that their
+// blocks share, [seqlen, columns] in all; where all tiles of a head are equally long, one.
+template <class Params>
+int heads_together(const Call& call, const Params& p, int64_t seqlen, int columns) {
+  const MaskParams& mask = p.mask;
+  const bool even = mask.kind == MaskKind::BAND && mask.left >= UNBOUNDED &&
+                    mask.right >= UNBOUNDED && p.packing.cu_seqlens_q == nullptr;
+  if (even || seqlen == 0) return 1;
+  const int64_t bytes_per_head = (is_fp32(call) ? 4 : 2) * seqlen * columns;
   return static_cast<int>(
-      std::clamp<int64_t>(device_info(device).l2_bytes / 4 / bytes_per_head, 1, 1024));
+      std::clamp<int64_t>(device_info(call.device).l2_bytes / 4 / bytes_per_head, 1, 1024));
 }
 
-void run_forward(const Call& call, FwdParams params) {
+void run_forward(const Call& call, FwdParams p) {
   const DeviceScope scope(call.device);
-  params.heads_together =
-      heads_together(call.device, params.causal, params.seqlen_k, call.head_dim);
-  launch(call.device, {"fwd", dtype_name(call.dtype), call.head_dim}, &params,
+  p.heads_together = heads_together(call, p, p.seqlen_k, p.head_dim + p.head_dim_v);
+  launch(call.device, {"fwd", dtype_name(call.dtype), p.head_dim, p.head_dim_v}, &p,
          static_cast<cudaStream_t>(call.stream));
 }
 
-BwdPlan plan_for(const Call& call, const BwdParams& p, int64_t budget) {
-  const Variant& dkdv =
-      require_kernel(call.device, {"bwd_dkdv", dtype_name(call.dtype), call.head_dim});
-  const BwdShape shape{p.batch, p.seqlen_q,    p.seqlen_k,   p.num_heads_kv,
-                       p.group, call.head_dim, p.causal != 0};
-  const BwdDevice device{device_info(call.device).sm_count, dkdv.entry->block_rows,
-                         dkdv.entry->blocks_per_sm};
-  return plan_backward(shape, device, budget);
-}
+// The workspace, handed out part by part.
+class Parts {
+ public:
+  explicit Parts(void* begin) : next_(static_cast<uint8_t*>(begin)) {}
+
+  template <class T>
+  T* take(int64_t bytes) {
+    if (bytes == 0) return nullptr;
+    void* begin = next_;
+    next_ += aligned(bytes);
+    return static_cast<T*>(begin);
+  }
+
+ private:
+  uint8_t* next_;
+};
 
 int64_t workspace_bytes(const BwdPlan& plan) {
   return aligned(plan.statistics) + aligned(plan.ds) + aligned(plan.dq_accum) +
-         aligned(plan.partial);
+         aligned(plan.dk_partial) + aligned(plan.dv_partial);
 }
 
-void reduce_partials(const Call& call, const BwdParams& p, const float* partial, const View& out,
-                     float scale) {
-  const ReduceParams reduce{partial,        out,  p.group_split, p.batch, p.seqlen_k,
-                            p.num_heads_kv, scale};
-  launch(call.device, {"bwd_reduce", dtype_name(call.dtype), call.head_dim}, &reduce,
-         static_cast<cudaStream_t>(call.stream));
-}
+class Backward {
+ public:
+  Backward(const Call& call, const DeltaParams& delta, const BwdParams& grads,
+           const BwdOptions& options)
+      : call_(call),
+        dtype_(dtype_name(call.dtype)),
+        delta_(delta),
+        p_(grads),
+        dkdv_(require_kernel(call.device, {"bwd_dkdv", dtype_, grads.head_dim, grads.head_dim_v})),
+        packed_(grads.packing.cu_seqlens_q != nullptr),
+        plan_(make_plan(options)) {}
 
-void run_backward(const Call& call, DeltaParams delta, BwdParams p, int64_t budget,
-                  uint8_t* workspace) {
+  int64_t workspace_bytes() const { return flash_dist::workspace_bytes(plan_); }
+
+  void run(void* workspace) {
+    place(workspace);
+    run_delta();
+    const int key_heads_together =
+        heads_together(call_, p_, p_.seqlen_q, p_.head_dim + p_.head_dim_v);
+    const int query_heads_together =
+        heads_together(call_, p_, p_.seqlen_k, p_.head_dim + p_.head_dim_v);
+    for (const BwdChunk& chunk : plan_.chunks) {
+      p_.unit_begin = chunk.unit_begin;
+      p_.units = chunk.units;
+      p_.key_begin = chunk.key_begin;
+      p_.key_end = chunk.key_end;
+      p_.dq_first = chunk.first_stripe;
+      p_.dq_last = chunk.last_stripe;
+      p_.heads_together = key_heads_together;
+      launch_compiled("bwd_dkdv", &p_);
+      p_.heads_together = query_heads_together;
+      launch_compiled(dq_family(), &p_);
+    }
+    if (plan_.group_split > 1) {
+      reduce(p_.dk_partial, p_.dk, dkdv_.head_dim, p_.head_dim, p_.softmax_scale);
+      reduce(p_.dv_partial, p_.dv, dkdv_.head_dim_v, p_.head_dim_v, 1.0f);
+    }
+  }
+
+ private:
+  const char* dq_family() const { return plan_.spill ? "bwd_dq_gemm" : "bwd_dq_recompute"; }
+
+  BwdPlan make_plan(const BwdOptions& options) const {
+    BwdShape shape{};
+    shape.batch = p_.batch;
+    shape.seqlen_q = p_.seqlen_q;
+    shape.seqlen_k = p_.seqlen_k;
+    shape.num_heads_kv = p_.num_heads_kv;
+    shape.group = p_.group;
+    shape.total_q = packed_ ? p_.total_q : -1;
+    shape.head_dim = dkdv_.head_dim;
+    shape.head_dim_v = dkdv_.head_dim_v;
+    shape.mask = p_.mask;
+    shape.key_slots = options.key_slots;
+    const BwdKernels kernels{device_info(call_.device).sm_count, dkdv_.entry->block_rows,
+                             dkdv_.entry->blocks_per_sm, !is_fp32(call_)};
+    return plan_backward(shape, kernels, options.budget, options.batch_invariant != 0);
+  }
+
+  void place(void* workspace) {
+    Parts parts(workspace);
+    auto* statistics = parts.take<float>(plan_.statistics);
+    p_.lse_log2 = delta_.lse_log2 = statistics;
+    p_.delta = delta_.delta = statistics + plan_.statistics / 2 / sizeof(float);
+    p_.rows_padded = delta_.rows_padded = plan_.rows_padded;
+    p_.ds = parts.take<void>(plan_.ds);
+    p_.ds_tiles_per_head = plan_.ds_tiles_per_head;
+    p_.dq_accum = parts.take<float>(plan_.dq_accum);
+    p_.dk_partial = parts.take<float>(plan_.dk_partial);
+    p_.dv_partial = parts.take<float>(plan_.dv_partial);
+    p_.group_split = plan_.group_split;
+  }
+
+  // The other kernels in the size of the dK/dV kernel, since they share the workspace.
+  void launch_compiled(const char* family, const void* params) {
+    launch(call_.device, {family, dtype_, dkdv_.head_dim, dkdv_.head_dim_v}, params, stream());
+  }
+
+  void run_delta() {
+    delta_.batch = p_.batch;
+    delta_.seqlen_q = p_.seqlen_q;
+    delta_.num_heads_kv = p_.num_heads_kv;
+    delta_.group = p_.group;
+    delta_.total_q = p_.total_q;
+    delta_.head_dim_v = p_.head_dim_v;
+    delta_.packing = p_.packing;
+    launch(call_.device, {"bwd_delta", dtype_, p_.head_dim_v, p_.head_dim_v}, &delta_, stream());
+  }
+
+  void reduce(const float* partial, const View& out, int compiled, int columns, float scale) {
+    ReduceParams reduce{};
+    reduce.partial = partial;
+    reduce.out = out;
+    reduce.splits = plan_.group_split;
+    reduce.batch = p_.batch;
+    reduce.seqlen_k = p_.seqlen_k;
+    reduce.num_heads_kv = p_.num_heads_kv;
+    reduce.columns = columns;
+    reduce.scale = scale;
+    reduce.packing = p_.packing;
+    launch(call_.device, {"bwd_reduce", dtype_, compiled, compiled}, &reduce, stream());
+  }
+
+  cudaStream_t stream() const { return static_cast<cudaStream_t>(call_.stream); }
+
+  const Call& call_;
+  const char* dtype_;
+  DeltaParams delta_;
+  BwdParams p_;
+  const Variant& dkdv_;
+  const bool packed_;
+  const BwdPlan plan_;
+};
+
+void run_backward(const Call& call, const DeltaParams& delta, const BwdParams& grads,
+                  const BwdOptions& options, Allocate allocate, void* context) {
   const DeviceScope scope(call.device);
-  const BwdPlan plan = plan_for(call, p, budget);
-  const char* dtype = dtype_name(call.dtype);
-  const auto stream = static_cast<cudaStream_t>(call.stream);
-  const auto take = [&](int64_t bytes) -> void* {
-    if (bytes == 0) return nullptr;
-    void* begin = workspace;
-    workspace += aligned(bytes);
-    return begin;
-  };
-
-  auto* statistics = static_cast<float*>(take(plan.statistics));
-  delta.rows_padded = p.rows_padded = plan.rows_padded;
-  delta.lse_log2 = statistics;
-  delta.delta = statistics + plan.statistics / 2 / sizeof(float);
-  p.lse_log2 = delta.lse_log2;
-  p.delta = delta.delta;
-  p.ds = take(plan.ds);
-  p.ds_tiles_per_head = plan.ds_tiles_per_head;
-  p.dq_accum = static_cast<float*>(take(plan.dq_accum));
-  p.dk_partial = static_cast<float*>(take(plan.partial));
-  p.dv_partial =
-      p.dk_partial == nullptr ? nullptr : p.dk_partial + plan.partial / 2 / sizeof(float);
-  p.group_split = plan.group_split;
-
-  const int key_heads_together = heads_together(call.device, p.causal, p.seqlen_q, call.head_dim);
-  const int query_heads_together = heads_together(call.device, p.causal, p.seqlen_k, call.head_dim);
-  launch(call.device, {"bwd_delta", dtype, call.head_dim}, &delta, stream);
-  for (const BwdChunk& chunk : plan.chunks) {
-    p.unit_begin = chunk.unit_begin;
-    p.units = chunk.units;
-    p.key_begin = chunk.key_begin;
-    p.key_end = chunk.key_end;
-    p.dq_first = chunk.first_stripe;
-    p.dq_last = chunk.last_stripe;
-    p.heads_together = key_heads_together;
-    launch(call.device, {"bwd_dkdv", dtype, call.head_dim}, &p, stream);
-    p.heads_together = query_heads_together;
-    launch(call.device, {plan.spill ? "bwd_dq_gemm" : "bwd_dq_recompute", dtype, call.head_dim}, &p,
-           stream);
+  Backward backward(call, delta, grads, options);
+  const int64_t bytes = backward.workspace_bytes();
+  void* workspace = bytes == 0 ? nullptr : allocate(context, bytes);
+  if (bytes != 0 && workspace == nullptr) {
+    fail("CUDA out of memory. flash_dist could not allocate ", bytes, " bytes of workspace on GPU ",
+         call.device, "\n\nhint: FLASH_DIST_WORKSPACE_MB sets a smaller budget");
   }
-  if (plan.group_split > 1) {
-    reduce_partials(call, p, p.dk_partial, p.dk, p.softmax_scale);
-    reduce_partials(call, p, p.dv_partial, p.dv, 1.0f);
-  }
+  backward.run(workspace);
 }
 
 }  // namespace
@@ -128,14 +212,10 @@ int flash_dist_fwd(const Call* call, const FwdParams* params) {
   });
 }
 
-int64_t flash_dist_bwd_workspace(const Call* call, const BwdParams* grads, int64_t budget) {
-  return guarded([&] { return workspace_bytes(plan_for(*call, *grads, budget)); });
-}
-
 int flash_dist_bwd(const Call* call, const DeltaParams* delta, const BwdParams* grads,
-                   int64_t budget, void* workspace) {
+                   const BwdOptions* options, Allocate allocate, void* context) {
   return guarded([&] {
-    run_backward(*call, *delta, *grads, budget, static_cast<uint8_t*>(workspace));
+    run_backward(*call, *delta, *grads, *options, allocate, context);
     return 0;
   });
 }

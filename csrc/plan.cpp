@@ -11,33 +11,37 @@ namespace {
 constexpr int ROW_PADDING = 128;  // the largest query tile
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t padded(int64_t rows) { return ceil_div(rows, ROW_PADDING) * ROW_PADDING; }
 
 class Planner {
  public:
-  Planner(const BwdShape& shape, const BwdDevice& device, int64_t budget)
+  Planner(const BwdShape& shape, const BwdKernels& kernels, int64_t budget)
       : shape_(shape),
-        device_(device),
+        kernels_(kernels),
         budget_(budget),
-        layout_(shape.seqlen_q, shape.seqlen_k, shape.causal),
-        key_tiles_(static_cast<int>(ceil_div(shape.seqlen_k, device.key_tile))),
+        layout_(shape.mask, shape.seqlen_q, shape.seqlen_k, shape.total_q >= 0, shape.seqlen_q),
+        step_(std::max(kernels.key_tile, DS_TILE)),
+        key_steps_(static_cast<int>(ceil_div(shape.seqlen_k, step_))),
         units_(shape.batch * shape.num_heads_kv),
         // 0.95: a grid that fills all but a few slots is a full wave.
-        wave_(static_cast<int64_t>(device.sm_count) * device.blocks_per_sm * 95 / 100) {}
+        wave_(static_cast<int64_t>(kernels.sm_count) * kernels.blocks_per_sm * 95 / 100) {}
 
-  BwdPlan make() {
+  BwdPlan make(bool batch_invariant) const {
     BwdPlan plan;
-    plan.rows_padded = static_cast<int>(ceil_div(shape_.seqlen_q, ROW_PADDING)) * ROW_PADDING;
-    plan.statistics = 2 * sizeof(float) * int64_t{shape_.batch} * shape_.num_heads_kv *
-                      shape_.group * plan.rows_padded;
-    plan.group_split = choose_group_split();
-    plan.partial = partial_bytes(plan.group_split);
-    const int64_t left = budget_ - plan.partial;
-    plan.spill = budget_ > 0 && (cut_by_units(plan, left) || cut_by_stripes(plan, left));
+    set_statistics(plan);
+    if (!batch_invariant) {
+      plan.group_split = choose_group_split();
+      if (plan.group_split > 1) {
+        plan.dk_partial = partial_bytes(plan.group_split, shape_.head_dim);
+        plan.dv_partial = partial_bytes(plan.group_split, shape_.head_dim_v);
+      }
+      const int64_t left = budget_ - plan.dk_partial - plan.dv_partial;
+      plan.spill = may_spill() && (cut_by_units(plan, left) || cut_by_stripes(plan, left));
+    }
     if (!plan.spill) {
       plan.chunks = {{0, units_, 0, shape_.seqlen_k, true, true}};
       plan.ds_tiles_per_head = 0;
     }
-    plan.ds = 0;
     for (const BwdChunk& chunk : plan.chunks) {
       plan.ds =
           std::max(plan.ds, DS_TILE_BYTES * plan.ds_tiles_per_head * chunk.units * shape_.group);
@@ -46,42 +50,63 @@ class Planner {
   }
 
  private:
-  int64_t partial_bytes(int split) const {
-    if (split == 1) return 0;
-    return 2 * sizeof(float) * int64_t{split} * units_ * shape_.seqlen_k * shape_.head_dim;
+  void set_statistics(BwdPlan& plan) const {
+    const int64_t heads = int64_t{shape_.num_heads_kv} * shape_.group;
+    const bool packed = shape_.total_q >= 0;
+    const int64_t rows = packed ? padded(shape_.total_q + int64_t{ROW_PADDING} * shape_.batch)
+                                : padded(shape_.seqlen_q);
+    plan.rows_padded = static_cast<int>(rows);
+    plan.statistics = 2 * sizeof(float) * heads * rows * (packed ? 1 : shape_.batch);
   }
 
-  // The fewest splits that fill the device, as far as the budget holds their partial sums.
+  bool may_spill() const {
+    const bool known = shape_.mask.kind == MaskKind::BAND || shape_.key_slots != nullptr;
+    return budget_ > 0 && kernels_.can_spill && known && units_ > 0 && slots(0, key_steps_) > 0;
+  }
+
+  int64_t partial_bytes(int split, int columns) const {
+    return sizeof(float) * int64_t{split} * units_ * shape_.seqlen_k * columns;
+  }
+
+  // The fewest splits that fill the device, as far as half the budget holds their partial sums.
   int choose_group_split() const {
     int best = 1;
     for (int split = 1; split <= shape_.group; ++split) {
       if (shape_.group % split != 0) continue;
-      if (partial_bytes(split) > budget_ / 2) break;
+      if (split > 1 && partial_bytes(split, shape_.head_dim + shape_.head_dim_v) > budget_ / 2) {
+        break;
+      }
       best = split;
-      if (int64_t{key_tiles_} * units_ * split >= wave_) break;
+      if (blocks(units_, key_steps_) * split >= wave_) break;
     }
     return best;
   }
 
-  // Slots of dS per query head for the key tiles [begin, end) of the dK/dV kernel.
-  int64_t slots(int begin, int end) const {
-    const int per_tile = device_.key_tile / DS_TILE;
-    const int last = static_cast<int>(ceil_div(shape_.seqlen_k, DS_TILE));
-    return layout_.slots(std::min(begin * per_tile, last), std::min(end * per_tile, last));
+  // Blocks of the dK/dV kernel for some steps of keys.
+  int64_t blocks(int64_t units, int64_t steps) const {
+    return units * steps * (step_ / kernels_.key_tile);
   }
 
-  bool fills(const BwdPlan& plan, int64_t units, int64_t tiles) const {
-    return units * tiles * plan.group_split >= wave_;
+  bool fills(const BwdPlan& plan, int64_t units, int64_t steps) const {
+    return blocks(units, steps) * plan.group_split >= wave_;
+  }
+
+  // Slots of dS per query head for the steps [begin, end).
+  int64_t slots(int begin, int end) const {
+    const int last = static_cast<int>(ceil_div(shape_.seqlen_k, DS_TILE));
+    const int first_tile = std::min(begin * (step_ / DS_TILE), last);
+    const int end_tile = std::min(end * (step_ / DS_TILE), last);
+    if (shape_.mask.kind == MaskKind::BAND) return layout_.slots(first_tile, end_tile);
+    return shape_.key_slots[end_tile] - shape_.key_slots[first_tile];
   }
 
   // As many whole units per chunk as fit, in chunks of nearly equal size.
   bool cut_by_units(BwdPlan& plan, int64_t left) const {
-    const int64_t tiles = slots(0, key_tiles_);
+    const int64_t tiles = slots(0, key_steps_);
     const int64_t unit_bytes = DS_TILE_BYTES * tiles * shape_.group;
     if (unit_bytes > left) return false;
-    const int64_t fitting = unit_bytes == 0 ? units_ : std::min<int64_t>(units_, left / unit_bytes);
-    const int64_t count = ceil_div(units_, fitting);
-    if (count > 1 && !fills(plan, units_ / count, key_tiles_)) return false;
+    const int64_t count = ceil_div(units_, std::min<int64_t>(units_, left / unit_bytes));
+    if (count > 1 && !fills(plan, units_ / count, key_steps_)) return false;
     plan.chunks.clear();
     for (int64_t i = 0; i < count; ++i) {
       const int begin = static_cast<int>(units_ * i / count);
@@ -96,26 +121,27 @@ class Planner {
   // stripes. The fewest units whose stripes fill the device.
   bool cut_by_stripes(BwdPlan& plan, int64_t left) const {
     for (int units = 1; units <= units_; ++units) {
-      const int64_t accum =
-          sizeof(float) * int64_t{units} * shape_.group * plan.rows_padded * shape_.head_dim;
+      const int64_t heads = int64_t{units} * shape_.group;
+      const int64_t accum = sizeof(float) * heads * padded(shape_.seqlen_q) * shape_.head_dim;
       if (accum > left) return false;
-      const std::vector<int> ends =
-          stripe_ends((left - accum) / (int64_t{units} * shape_.group * DS_TILE_BYTES));
+      if (units_ % units != 0) continue;
+      const std::vector<int> ends = stripe_ends((left - accum) / (heads * DS_TILE_BYTES));
       if (ends.empty()) return false;
-      int shortest = key_tiles_;
+      int shortest = key_steps_;
       plan.ds_tiles_per_head = 0;
       for (size_t i = 0; i < ends.size(); ++i) {
         const int begin = i == 0 ? 0 : ends[i - 1];
         shortest = std::min(shortest, ends[i] - begin);
         plan.ds_tiles_per_head = std::max(plan.ds_tiles_per_head, slots(begin, ends[i]));
       }
-      if (units_ % units != 0 || !fills(plan, units, shortest)) continue;
+      if (!fills(plan, units, shortest)) continue;
       plan.dq_accum = accum;
       plan.chunks.clear();
       for (int unit = 0; unit < units_; unit += units) {
         for (size_t i = 0; i < ends.size(); ++i) {
-          const int begin = i == 0 ? 0 : ends[i - 1] * device_.key_tile;
-          const int end = std::min(ends[i] * device_.key_tile, shape_.seqlen_k);
+          const int begin = i == 0 ? 0 : ends[i - 1] * step_;
+          const int end = static_cast<int>(
+              std::min(int64_t{ends[i]} * step_, static_cast<int64_t>(shape_.seqlen_k)));
           plan.chunks.push_back({unit, units, begin, end, i == 0, i + 1 == ends.size()});
         }
       }
@@ -124,23 +150,23 @@ class Planner {
     return false;
   }
 
-  // Ends of the fewest stripes of at most limit slots per query head; empty if a single key tile
-  // has more.
+  // Ends of the fewest stripes of at most limit slots per query head; empty if a single step has
+  // more.
   std::vector<int> stripe_ends(int64_t limit) const {
-    const int64_t total = slots(0, key_tiles_);
+    const int64_t total = slots(0, key_steps_);
     if (limit <= 0) return {};
-    for (int64_t count = std::max<int64_t>(1, ceil_div(total, limit)); count <= key_tiles_;
+    for (int64_t count = std::max<int64_t>(1, ceil_div(total, limit)); count <= key_steps_;
          ++count) {
       std::vector<int> ends;
       int64_t largest = 0;
       for (int64_t i = 1; i <= count; ++i) {
         const int begin = ends.empty() ? 0 : ends.back();
         int end = begin + 1;
-        while (end < key_tiles_ && slots(0, end) < total * i / count) ++end;
-        if (i == count) end = key_tiles_;
-        ends.push_back(std::min(end, key_tiles_));
+        while (end < key_steps_ && slots(0, end) < total * i / count) ++end;
+        if (i == count) end = key_steps_;
+        ends.push_back(std::min(end, key_steps_));
         largest = std::max(largest, slots(begin, ends.back()));
-        if (ends.back() == key_tiles_) break;
+        if (ends.back() == key_steps_) break;
       }
       if (largest <= limit) return ends;
     }
@@ -148,18 +174,20 @@ class Planner {
   }
 
   const BwdShape& shape_;
-  const BwdDevice& device_;
+  const BwdKernels& kernels_;
   const int64_t budget_;
   const DsLayout layout_;
-  const int key_tiles_;
+  const int step_;  // keys at which a stripe may end: whole tiles of dS, whole blocks
+  const int key_steps_;
   const int units_;
   const int64_t wave_;
 };
 
 }  // namespace
 
-BwdPlan plan_backward(const BwdShape& shape, const BwdDevice& device, int64_t budget) {
-  return Planner(shape, device, budget).make();
+BwdPlan plan_backward(const BwdShape& shape, const BwdKernels& kernels, int64_t budget,
+                      bool batch_invariant) {
+  return Planner(shape, kernels, budget).make(batch_invariant);
 }
 
 }  // namespace flash_dist

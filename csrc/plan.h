@@ -1,24 +1,53 @@
-// How one backward call is cut into launches: a pure function of shapes, the budget and device
-// properties. The order of summation, and so every bit of the result, follows from it.
+// How one backward call is cut into launches: a pure function of shapes, the mask, the budget and
+// device properties. The order of summation, and so every bit of the result, follows from it:
+//
+//   spill        whether dQ comes from the stored dS or from S and dP computed again;
+//   group_split  how many partial sums make up dK and dV of a kv head.
+//
+// Both may change with the batch, since the more of it, the more of the budget it takes and the
+// better it fills the GPU. Chunks and stripes change nothing: each dQ is one sum over its keys in
+// ascending order, carried from stripe to stripe in fp32.
+//
+// Batch-invariant, neither depends on anything but the dtype: nothing is spilled, no group is
+// split. The price: dQ costs seven products of matrices where spilling costs five, and few kv heads
+// leave multiprocessors idle.
+//
+// Memory of one call beside inputs and gradients, each term rounded up to 256 bytes:
+//
+//   statistics  8 * num_heads_q * rows, rows = batch * up(seqlen_q),
+//               packed: up(total_q + 128 * batch), with up() the next multiple of 128
+//   ds          8192 * group * units * ds_tiles_per_head, of the largest chunk
+//   dq_accum    4 * group * units * up(seqlen_q) * head_dim, when keys are striped
+//   partial     4 * group_split * batch * num_heads_kv * seqlen_k * (head_dim + head_dim_v), when
+//               group_split > 1
+//
+// with head_dim and head_dim_v as compiled, packed seqlen_q and seqlen_k the longest, and
+// ds + dq_accum + partial <= budget.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
+#include "params.h"
+
 namespace flash_dist {
 
 struct BwdShape {
-  int batch, seqlen_q, seqlen_k, num_heads_kv, group, head_dim;
-  bool causal;
+  int batch, seqlen_q, seqlen_k, num_heads_kv, group;  // packed: seqlens are the longest
+  int total_q;                                         // packed: tokens, else -1
+  int head_dim, head_dim_v;                            // columns of the compiled kernels
+  MaskParams mask;                                     // device memory is not looked at
+  const int* key_slots;                                // MaskParams::key_slots in host memory
 };
 
-struct BwdDevice {
+struct BwdKernels {
   int sm_count;
   int key_tile;       // keys per block of the dK/dV kernel
   int blocks_per_sm;  // resident blocks of that kernel
+  bool can_spill;     // whether dQ can be had from a stored dS
 };
 
-// Launches of one dK/dV grid and one dQ grid: some (batch, kv head) units, some keys.
+// Launches of one dK/dV grid and one dQ grid: some (batch, kv head) units, some keys of each.
 struct BwdChunk {
   int unit_begin, units;
   int key_begin, key_end;
@@ -28,19 +57,19 @@ struct BwdChunk {
 struct BwdPlan {
   bool spill = false;   // false: dQ recomputes S and dP
   int group_split = 1;  // blocks that share the query heads of one kv head
-  int rows_padded = 0;  // rows of the statistics
+  int rows_padded = 0;  // rows of statistics of one head
   std::vector<BwdChunk> chunks;
   int64_t ds_tiles_per_head = 0;  // most that any chunk needs
   // bytes
   int64_t ds = 0;          // the spilled dS of one chunk
   int64_t dq_accum = 0;    // fp32 dQ while a unit is striped
-  int64_t partial = 0;     // fp32 dK and dV of the group split, both together
+  int64_t dk_partial = 0;  // fp32 dK of the group split
+  int64_t dv_partial = 0;
   int64_t statistics = 0;  // lse and delta; outside the budget, always needed
-  int64_t budgeted() const { return ds + dq_accum + partial; }
 };
 
-// budget: bytes for dS, dq_accum and partial together. 0 keeps to the kernels that need none of
-// them.
-BwdPlan plan_backward(const BwdShape& shape, const BwdDevice& device, int64_t budget);
+// budget: bytes for all but the statistics. 0 keeps to the kernels that need none of it.
+BwdPlan plan_backward(const BwdShape& shape, const BwdKernels& kernels, int64_t budget,
+                      bool batch_invariant);
 
 }  // namespace flash_dist

@@ -54,7 +54,7 @@ class List {
 std::string key_fields(const Variant& v) {
   std::ostringstream text;
   text << "\"family\": " << quoted(v.family) << ", \"dtype\": " << quoted(v.dtype)
-       << ", \"head_dim\": " << v.head_dim;
+       << ", \"head_dim\": " << v.head_dim << ", \"head_dim_v\": " << v.head_dim_v;
   return text.str();
 }
 
@@ -82,12 +82,12 @@ std::string loaded_fields(const Selection& selection) {
 struct Filter {
   const char* family;
   const char* dtype;
-  int head_dim;
+  int head_dim, head_dim_v;
 
   bool operator()(const Variant& v) const {
     return (family == nullptr || !std::strcmp(family, v.family)) &&
            (dtype == nullptr || !std::strcmp(dtype, v.dtype)) &&
-           (head_dim == 0 || head_dim == v.head_dim);
+           (head_dim == 0 || is_meant(v, {v.family, v.dtype, head_dim, head_dim_v}));
   }
 };
 
@@ -96,7 +96,8 @@ std::string describe_selection(int device, const Filter& wanted) {
   std::set<std::string> seen;
   for (const Variant& v : all_variants()) {
     if (!wanted(v) || !seen.insert(key_fields(v)).second) continue;
-    const Selection& selection = select_kernel(device, {v.family, v.dtype, v.head_dim});
+    const Selection& selection =
+        select_kernel(device, {v.family, v.dtype, v.head_dim, v.head_dim_v});
     List refused("[]");
     for (const Refusal& refusal : selection.refused) {
       refused.next() << "{\"symbol\": " << quoted(refusal.variant->symbol)
@@ -132,8 +133,9 @@ std::string describe_plan(const BwdPlan& plan) {
   text << "{\"spill\": " << boolean(plan.spill) << ", \"group_split\": " << plan.group_split
        << ", \"rows_padded\": " << plan.rows_padded
        << ", \"ds_tiles_per_head\": " << plan.ds_tiles_per_head << ", \"ds\": " << plan.ds
-       << ", \"dq_accum\": " << plan.dq_accum << ", \"partial\": " << plan.partial
-       << ", \"statistics\": " << plan.statistics << ", \"chunks\": " << chunks.str() << "}";
+       << ", \"dq_accum\": " << plan.dq_accum << ", \"dk_partial\": " << plan.dk_partial
+       << ", \"dv_partial\": " << plan.dv_partial << ", \"statistics\": " << plan.statistics
+       << ", \"chunks\": " << chunks.str() << "}";
   return text.str();
 }
 
@@ -156,9 +158,10 @@ int64_t flash_dist_variants_json(char* buffer, int64_t size) {
 }
 
 int64_t flash_dist_select_json(int device, const char* family, const char* dtype, int head_dim,
-                               char* buffer, int64_t size) {
+                               int head_dim_v, char* buffer, int64_t size) {
   return guarded([&] {
-    return copy_out(describe_selection(device, {family, dtype, head_dim}), buffer, size);
+    const Filter wanted{family, dtype, head_dim, head_dim_v};
+    return copy_out(describe_selection(device, wanted), buffer, size);
   });
 }
 
@@ -166,11 +169,17 @@ int64_t flash_dist_last_variant_json(char* buffer, int64_t size) {
   return guarded([&] { return copy_out(describe_last(), buffer, size); });
 }
 
-int64_t flash_dist_plan_json(const int32_t* shape, const int32_t* device, int64_t budget,
-                             char* buffer, int64_t size) {
+int64_t flash_dist_plan_json(const int32_t* shape, const int32_t* kernels,
+                             const BwdOptions* options, char* buffer, int64_t size) {
   return guarded([&] {
-    const BwdShape s{shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6] != 0};
-    return copy_out(describe_plan(plan_backward(s, {device[0], device[1], device[2]}, budget)),
-                    buffer, size);
+    BwdShape s{shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6], shape[7]};
+    s.mask.kind = static_cast<MaskKind>(shape[8]);
+    s.mask.left = shape[9] < 0 ? UNBOUNDED : shape[9];
+    s.mask.right = shape[10] < 0 ? UNBOUNDED : shape[10];
+    s.mask.bottom_right = shape[11];
+    s.key_slots = options->key_slots;
+    const BwdPlan plan = plan_backward(s, {kernels[0], kernels[1], kernels[2], kernels[3] != 0},
+                                       options->budget, options->batch_invariant != 0);
+    return copy_out(describe_plan(plan), buffer, size);
   });
 }
