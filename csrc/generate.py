@@ -5,7 +5,7 @@ only when their content changes, so that a build folder compiles a target once, 
 it is configured with.
 
     OUT/plans.h                  tile constants of every row
-    OUT/targets/<target>/*.cu    kernels; SASS: one file per family, PTX: one kernel per file
+    OUT/targets/<target>/*.cu    kernels; SASS: one file per family and head_dim, PTX: one per kernel
     OUT/variants.inc             FLASH_DIST_VARIANT(...) lines of the arch list, for dispatch.cpp
     OUT/variants.json            the same as data, for the audit
     OUT/sources.cmake            sources and flags per target
@@ -17,7 +17,7 @@ import argparse
 import json
 import sys
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,23 +35,33 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 CSRC = Path(__file__).resolve().parent
-CPP_DTYPES = {"fp16": "Fp16", "bf16": "Bf16"}
+CPP_DTYPES = {"fp16": "Fp16", "bf16": "Bf16", "fp32": "Fp32"}
+HALF_DTYPES = ("fp16", "bf16")
 _A100 = 80
 
 
 @dataclass(frozen=True)
 class Row:
-    """A tile choice: one head_dim under one shared-memory plan."""
+    """A tile choice: one head_dim (of q and k; and of v) under one shared-memory plan."""
 
     head_dim: int
+    head_dim_v: int
     plan: int
     constants: tuple[tuple[str, int], ...]
 
     @classmethod
     def from_toml(cls, data: dict[str, int]) -> Row:
-        """Take head_dim and plan out; everything else becomes a constant of the plan struct."""
-        constants = tuple((k, v) for k, v in data.items() if k not in {"head_dim", "plan"})
-        return cls(data["head_dim"], data["plan"], constants)
+        """Take head_dims and plan out; everything else becomes a constant of the plan struct."""
+        own = {"head_dim", "head_dim_v", "plan"}
+        constants = tuple((k, v) for k, v in data.items() if k not in own)
+        head_dim = data["head_dim"]
+        return cls(head_dim, data.get("head_dim_v", head_dim), data["plan"], constants)
+
+    @property
+    def size(self) -> str:
+        """The head_dims as they stand in names: `d128`, `d192v128`."""
+        same = self.head_dim == self.head_dim_v
+        return f"d{self.head_dim}" if same else f"d{self.head_dim}v{self.head_dim_v}"
 
 
 @dataclass(frozen=True)
@@ -65,12 +75,14 @@ class Family:
     params: str
     launch: str
     rows: tuple[Row, ...]
+    dtypes: tuple[str, ...] = HALF_DTYPES
 
     @classmethod
     def from_toml(cls, data: dict[str, Any]) -> Family:
         """Read one [[family]] table."""
-        fields = {k: v for k, v in data.items() if k != "row"}
-        return cls(**fields, rows=tuple(Row.from_toml(row) for row in data["row"]))
+        fields = {k: v for k, v in data.items() if k not in {"row", "dtypes"}}
+        dtypes = tuple(data.get("dtypes", HALF_DTYPES))
+        return cls(**fields, rows=tuple(map(Row.from_toml, data["row"])), dtypes=dtypes)
 
     @property
     def plan_struct(self) -> str:
@@ -93,6 +105,18 @@ class Table:
         plans = {int(name): size for name, size in data["smem_plans"].items()}
         return cls(data["dtypes"], plans, tuple(Family.from_toml(f) for f in data["family"]))
 
+    def only(self, head_dims: Sequence[int], dtypes: Sequence[str]) -> Table:
+        """The part that a debug build compiles; nothing named: everything."""
+        families = (
+            replace(
+                family,
+                rows=tuple(r for r in family.rows if not head_dims or r.head_dim in head_dims),
+                dtypes=tuple(d for d in family.dtypes if not dtypes or d in dtypes),
+            )
+            for family in self.families
+        )
+        return replace(self, families=tuple(families))
+
     def variants(self, target: Arch) -> list[Variant]:
         """Every kernel that a target gets: its dtypes, and the plans its devices have room for.
 
@@ -104,9 +128,9 @@ class Table:
         return [
             Variant(family, dtype, row, target)
             for family in self.families
-            for dtype, first in self.dtypes.items()
+            for dtype in family.dtypes
             for row in family.rows
-            if target.number >= first and self.smem_plans[row.plan] <= room
+            if target.number >= self.dtypes[dtype] and self.smem_plans[row.plan] <= room
         ]
 
 
@@ -123,7 +147,7 @@ class Variant:
     def symbol(self) -> str:
         """The kernel's name in C, in the fat binary and in every report."""
         plan = f"_smem{self.row.plan}" if self.row.plan else ""
-        name = f"flash_dist_{self.family.name}_{self.dtype}_d{self.row.head_dim}{plan}"
+        name = f"flash_dist_{self.family.name}_{self.dtype}_{self.row.size}{plan}"
         return f"{name}_{self.target.identifier}"
 
     @property
@@ -133,6 +157,7 @@ class Variant:
             cpp_target(self.target),
             CPP_DTYPES[self.dtype],
             self.row.head_dim,
+            self.row.head_dim_v,
             self.row.plan,
         )
         return f"{self.family.config}<{', '.join(map(str, arguments))}>"
@@ -144,6 +169,7 @@ class Variant:
             "family": self.family.name,
             "dtype": self.dtype,
             "head_dim": self.row.head_dim,
+            "head_dim_v": self.row.head_dim_v,
             "plan": self.row.plan,
             "target": str(self.target),
             "source": source_path(self),
@@ -163,7 +189,9 @@ def cpp_target(arch: Arch) -> str:
 def source_path(variant: Variant) -> str:
     """Where a variant's code is written, relative to the output folder."""
     # PTX: the driver compiles a whole module at first use, so each module holds one kernel.
-    stem = variant.symbol.removeprefix("flash_dist_") if variant.target.ptx else variant.family.name
+    stem = f"{variant.family.name}_{variant.row.size}"
+    if variant.target.ptx:
+        stem = variant.symbol.removeprefix("flash_dist_")
     return f"targets/{variant.target}/{stem}.cu"
 
 
@@ -207,14 +235,14 @@ def render_plans(table: Table) -> str:
     lines += [f"  if (number == {10 * x + y}) return true;" for x, y in sorted(INTEGRATED)]
     lines += ["  return false;", "}"]
     for family in table.families:
-        lines += ["", f"template <int HEAD_DIM, int PLAN> struct {family.plan_struct};"]
+        parameters = "int HEAD_DIM, int HEAD_DIM_V, int PLAN"
+        lines += ["", f"template <{parameters}> struct {family.plan_struct};"]
         for row in family.rows:
             body = " ".join(
                 f"static constexpr int {name.upper()} = {value};" for name, value in row.constants
             )
-            lines.append(
-                f"template <> struct {family.plan_struct}<{row.head_dim}, {row.plan}> {{ {body} }};"
-            )
+            name = f"{family.plan_struct}<{row.head_dim}, {row.head_dim_v}, {row.plan}>"
+            lines.append(f"template <> struct {name} {{ {body} }};")
     return "\n".join([*lines, "", "}  // namespace flash_dist", ""])
 
 
@@ -222,7 +250,7 @@ def render_variants_inc(variants: Iterable[Variant]) -> str:
     """The dispatcher's table."""
     return "".join(
         f"FLASH_DIST_VARIANT({v.symbol}, {v.family.name}, {v.dtype}, {v.row.head_dim}, "
-        f"{v.row.plan}, {v.target.number}, {cpp_char(v.target.suffix)}, {int(v.target.ptx)})\n"
+        f"{v.row.head_dim_v}, {v.row.plan}, {v.target.number}, {cpp_char(v.target.suffix)}, {int(v.target.ptx)})\n"
         for v in variants
     )
 
@@ -285,10 +313,21 @@ def main() -> None:
     parser.add_argument(
         "--table", default=CSRC / "kernels.toml", type=Path, help="the table of kernels"
     )
+    parser.add_argument(
+        "--head-dims", nargs="*", default=[], type=int, help="compiled sizes to keep; none: all"
+    )
+    parser.add_argument("--dtypes", nargs="*", default=[], help="dtypes to keep; none: all")
     args = parser.parse_args()
     linked = ArchSet.parse(args.archs, name="--archs").archs
     others = sorted(set(map(Arch.parse, args.known)) - set(linked))
-    generate(Table.load(args.table), linked, others, args.out)
+    table = Table.load(args.table)
+    sizes = sorted({row.head_dim for family in table.families for row in family.rows})
+    if not set(args.head_dims) <= set(sizes):
+        parser.error(f"--head-dims must be among {sizes}, got {args.head_dims}")
+    if not set(args.dtypes) <= set(table.dtypes):
+        parser.error(f"--dtypes must be among {list(table.dtypes)}, got {args.dtypes}")
+    table = table.only(args.head_dims, args.dtypes)
+    generate(table, linked, others, args.out)
 
 
 if __name__ == "__main__":

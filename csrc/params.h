@@ -1,14 +1,16 @@
-// Kernel arguments: plain structs, filled by the dispatcher, passed by value. Sizes in elements
+// Kernel arguments: plain structs, filled by the host code, passed by value. Sizes in elements
 // unless a name says bytes.
 #pragma once
+
+#include <cuda_runtime_api.h>  // int2, int4, for g++ too
 
 #include <cstdint>
 
 namespace flash_dist {
 
-// A [batch, seqlen, num_heads_kv, group, head_dim] view of 16-bit elements with a contiguous last
-// axis. A 4-D tensor of num_heads_q heads is the view whose heads_kv stride is group * heads_group
-// stride; k and v have one head per group.
+// A [batch, seqlen, num_heads_kv, group, head_dim] view with a contiguous last axis. A 4-D tensor
+// of num_heads_q heads is the view whose head_kv stride is group * head_group stride; k and v have
+// one head per group. A packed tensor [tokens, num_heads_kv, group, head_dim] has batch stride 0.
 struct View {
   void* data;
   int64_t batch;  // strides
@@ -17,54 +19,115 @@ struct View {
   int64_t head_group;
 };
 
+enum class MaskKind : int {
+  BAND,   // query i sees the keys [i + shift - left, i + shift + right]; needs no memory
+  ROWS,   // query i sees the keys [rows[i].x, rows[i].y)
+  TILES,  // a list of visible tiles, each full, bounded by rows, or given bit by bit
+};
+
+constexpr int UNBOUNDED = 1 << 30;  // left and right of a band
+constexpr int MASK_TILE = 64;       // queries and keys of a tile of the mask's arrays
+
+// What a list entry says about one tile of 64 queries and 64 keys; >= 0: index of its bits.
+constexpr int TILE_FULL = -1;
+constexpr int TILE_EMPTY = -2;
+constexpr int TILE_ROWS = -3;  // as rows say
+
+// Visible tiles in compressed rows: those of line i (64 or 128 queries, or keys) are the entries
+// [begin[i], begin[i + 1]), ascending.
+struct TileList {
+  const int* begin;     // [batches * heads * lines + 1]
+  const int4* entries;  // {tile on the other axis, code of the first 64, code of the second 64, 0}
+  const int2* slots;    // where the two tiles' dS lies, -1: not stored
+};
+
+// One mask. The arrays are those of flash_dist/masks/plan.py, with axes [batches, heads, ...] where
+// batches and heads are 1 or the call's; plane(batch, head) indexes them.
+struct MaskParams {
+  MaskKind kind;
+  int left, right;   // BAND
+  int bottom_right;  // BAND: shift = seqlen_k - seqlen_q, else 0
+  int batch_planes, head_planes;   // plane = batch * batch_planes + query head * head_planes
+  int query_tiles, key_tiles;      // ROWS, TILES: ceil(seqlen / 64)
+  const int2* key_bounds;    // [batches] first and end key that may be read; null: all
+  const int2* rows;          // [plane, query_tiles * 64] first and end key of a query
+  const int4* query_ranges;  // [plane, query_tiles] least and greatest rows.x, least and greatest
+                             // rows.y
+  const int2* key_ranges;    // [plane, key_tiles] first and end query tile that sees the key tile
+  const int* key_slots;      // [key_tiles + 1] slots of dS before each key tile, any plane
+  TileList by_query[2];      // TILES: lines of 64 and of 128 queries
+  TileList by_key[2];        // TILES: lines of 64 and of 128 keys
+  const uint2* bits;         // [index, 64 queries] 64 keys each, low word first
+};
+
+// Where the rows of a batch entry lie: null pointers for tensors with a batch axis, whose entries
+// all have the full length.
+struct Packing {
+  const int* cu_seqlens_q;  // [batch + 1]
+  const int* cu_seqlens_k;
+};
+
 struct FwdParams {
   View q;      // [batch, seqlen_q, num_heads_kv, group, head_dim]
-  View k, v;   // [batch, seqlen_k, num_heads_kv, 1, head_dim]
-  View out;    // as q
-  float* lse;  // [batch, num_heads_q, seqlen_q], natural logarithm
-  int batch, seqlen_q, seqlen_k, num_heads_kv, group;
-  int causal;  // bottom-right aligned: key j is seen by query i if j <= i + seqlen_k - seqlen_q
-  int heads_together;  // see core/schedule.cuh
+  View k, v;   // [batch, seqlen_k, num_heads_kv, 1, head_dim or head_dim_v]
+  View out;    // [batch, seqlen_q, num_heads_kv, group, head_dim_v]
+  float* lse;  // [batch, num_heads_q, seqlen_q], packed: [num_heads_q, total_q]; natural logarithm
+  int batch, seqlen_q, seqlen_k, num_heads_kv, group;  // packed: seqlens are the longest
+  int total_q;                                         // packed: tokens
+  int head_dim, head_dim_v;                            // columns that exist
+  int heads_together;                                  // see core/schedule.cuh
   float softmax_scale;
+  Packing packing;
+  MaskParams mask;
 };
 
 struct DeltaParams {
-  View out, dout;     // [batch, seqlen_q, num_heads_kv, group, head_dim]
-  const float* lse;   // [batch, num_heads_q, seqlen_q]
+  View out, dout;     // [batch, seqlen_q, num_heads_kv, group, head_dim_v]
+  const float* lse;   // as FwdParams::lse
   const float* dlse;  // as lse, or null
-  float*
-      lse_log2;  // [batch, num_heads_q, rows_padded]; +inf for rows without a key and for padding
-  float* delta;  // as lse_log2; 0 for padding
-  int batch, seqlen_q, rows_padded, num_heads_kv, group;
+  float* lse_log2;    // rows of statistics, see core/sequence.cuh; +inf for rows without a key and
+                      // for padding
+  float* delta;       // as lse_log2; 0 for padding
+  int batch, seqlen_q, num_heads_kv, group;
+  int total_q;
+  int head_dim_v;
+  int rows_padded;  // rows of statistics of one head
+  Packing packing;
 };
 
 // One chunk of the backward: units [unit_begin, unit_begin + units) of (batch, kv head), keys of
-// tiles [key_begin, key_end). A unit covers all query heads of its group.
+// tiles [key_begin, key_end) of each batch entry. A unit covers all query heads of its group.
 struct BwdParams {
   View q, k, v, dout;
   View dq, dk, dv;
-  const float* lse_log2;  // [batch, num_heads_q, rows_padded]
+  const float* lse_log2;  // rows of statistics, [num_heads_q or batch * num_heads_q, rows_padded]
   const float* delta;
   void* ds;           // spilled dS tiles of this chunk, see core/ds_layout.h; null: not stored
-  float* dq_accum;    // [units, group, rows_padded, head_dim] while striping, else null
-  float* dk_partial;  // [group_split, batch * num_heads_kv, seqlen_k, head_dim] or null
-  float* dv_partial;
+  float* dq_accum;    // [units, group, seqlen_q padded to 128, head_dim] while striping, else null
+  float* dk_partial;  // [group_split, units of the call, seqlen_k, head_dim] or null
+  float* dv_partial;  // the same with head_dim_v
   int64_t ds_tiles_per_head;
-  int batch, seqlen_q, seqlen_k, rows_padded, num_heads_kv, group;
+  int batch, seqlen_q, seqlen_k, num_heads_kv, group;
+  int total_q;
+  int head_dim, head_dim_v;
+  int rows_padded;
   int unit_begin, units;
   int key_begin, key_end;  // keys, multiples of the key tile (key_end may be seqlen_k)
   int group_split;
   int dq_first, dq_last;  // first stripe starts dq_accum, last stripe writes dq
-  int causal;
-  int heads_together;  // see core/schedule.cuh
+  int heads_together;     // see core/schedule.cuh
   float softmax_scale;
+  Packing packing;
+  MaskParams mask;
 };
 
 struct ReduceParams {
-  const float* partial;  // [splits, batch * num_heads_kv, seqlen_k, head_dim]
-  View out;              // [batch, seqlen_k, num_heads_kv, 1, head_dim]
+  const float* partial;  // [splits, batch * num_heads_kv, seqlen_k, columns of the compiled size]
+  View out;              // [batch, seqlen_k, num_heads_kv, 1, columns]
   int splits, batch, seqlen_k, num_heads_kv;
+  int columns;  // that exist
   float scale;
+  Packing packing;
 };
 
 }  // namespace flash_dist

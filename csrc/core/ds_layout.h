@@ -2,50 +2,91 @@
 // m); only tiles that the mask can make visible have a slot, key tile by key tile, query tiles
 // ascending. A tile is 4 x 4 blocks of 16 keys by 16 queries; a block is the A fragment of mma
 // m16n8k16 as a warp holds it: 16 bytes per lane.
+//
+// This is the layout of bands, whose slots follow from a few numbers; masks with arrays bring theirs
+// (MaskParams::key_slots, TileList::slots).
 #pragma once
 
 #include <cuda_runtime_api.h>  // __host__ and __device__, for g++ too
 
 #include <cstdint>
 
+#include "params.h"
+
 namespace flash_dist {
 
-constexpr int DS_TILE = 64;
+constexpr int DS_TILE = MASK_TILE;
 constexpr int DS_TILE_BYTES = DS_TILE * DS_TILE * 2;
 constexpr int DS_BLOCK_BYTES = 16 * 16 * 2;
 
-struct DsLayout {
-  int query_tiles;
-  int shift;  // key tile n needs the query tiles from max(0, n - shift) on; full: shift is huge
+class DsLayout {
+ public:
+  // dense: every query tile of the longest sequence has a slot (packed tensors, whose lengths the
+  // host does not know). seqlen_q and seqlen_k: of this sequence; longest_q: of all.
+  __host__ __device__ DsLayout(const MaskParams& mask, int seqlen_q, int seqlen_k, bool dense,
+                               int longest_q)
+      : query_tiles_(tiles_up(seqlen_q)) {
+    const int shift = mask.bottom_right ? seqlen_k - seqlen_q : 0;
+    later_ = mask.right < UNBOUNDED ? tiles_up(shift + mask.right) : FAR;
+    earlier_ = mask.left < UNBOUNDED ? floor_tiles(DS_TILE - 1 - shift + mask.left) : FAR;
+    if (dense) {
+      width_ = tiles_up(longest_q);
+    } else if (mask.left >= UNBOUNDED && mask.right < UNBOUNDED) {
+      width_ = TRIANGLE;
+    } else if (mask.left < UNBOUNDED && mask.right < UNBOUNDED) {
+      width_ = (mask.left + mask.right + 2 * DS_TILE - 2) / DS_TILE + 1;
+      if (width_ > query_tiles_) width_ = query_tiles_;
+    } else {
+      width_ = query_tiles_;
+    }
+    from_begin_ = !dense && (mask.right < UNBOUNDED);
+  }
 
-  __host__ __device__ DsLayout(int seqlen_q, int seqlen_k, bool causal)
-      : query_tiles((seqlen_q + DS_TILE - 1) / DS_TILE),
-        shift(causal ? tiles_up(seqlen_k - seqlen_q) : 1 << 30) {}
+  __host__ __device__ int query_tiles() const { return query_tiles_; }
 
-  // First query tile with a slot for key tile n, query_tiles if none.
-  __host__ __device__ int query_begin(int n) const {
-    const int begin = n - shift;
-    return begin < 0 ? 0 : (begin < query_tiles ? begin : query_tiles);
+  // Query tiles that see key tile n: [query_begin(n), query_end(n)), begin >= end if none.
+  __host__ __device__ int query_begin(int n) const { return clamp(n - later_); }
+  __host__ __device__ int query_end(int n) const {
+    return earlier_ == FAR ? query_tiles_ : clamp(n + earlier_ + 1);
   }
 
   // Slots of the key tiles [first, n) of one head.
   __host__ __device__ int64_t slots(int first, int n) const {
-    return static_cast<int64_t>(n - first) * query_tiles - (skipped(n) - skipped(first));
+    if (width_ != TRIANGLE) return static_cast<int64_t>(n - first) * width_;
+    return static_cast<int64_t>(n - first) * query_tiles_ - (skipped(n) - skipped(first));
+  }
+
+  // Slot of query tile m under key tile n, counted from key tile first.
+  __host__ __device__ int64_t slot(int first, int n, int m) const {
+    return slots(first, n) + m - (from_begin_ ? query_begin(n) : 0);
   }
 
  private:
-  __host__ __device__ static int tiles_up(int x) {
-    return x >= 0 ? (x + DS_TILE - 1) / DS_TILE : -(-x / DS_TILE);
+  static constexpr int FAR = 1 << 30;
+  static constexpr int TRIANGLE = -1;
+
+  __host__ __device__ int clamp(int m) const {
+    return m < 0 ? 0 : (m < query_tiles_ ? m : query_tiles_);
+  }
+  __host__ __device__ static int floor_tiles(int x) {
+    return x >= 0 ? x / DS_TILE : -((-x + DS_TILE - 1) / DS_TILE);
+  }
+  __host__ __device__ static int tiles_up(int x) { return -floor_tiles(-x); }
+
+  // sum of min(max(i - later, 0), query_tiles) over all i < n, counted from i = min(later, 0)
+  __host__ __device__ int64_t skipped(int n) const {
+    const int64_t k = static_cast<int64_t>(n) - later_;
+    if (k <= 0) return 0;
+    if (k <= query_tiles_) return k * (k - 1) / 2;
+    return static_cast<int64_t>(query_tiles_) * (query_tiles_ - 1) / 2 +
+           (k - query_tiles_) * query_tiles_;
   }
 
-  // sum of min(max(i - shift, 0), query_tiles) over all i < n, counted from i = min(shift, 0)
-  __host__ __device__ int64_t skipped(int n) const {
-    const int64_t k = static_cast<int64_t>(n) - shift;
-    if (k <= 0) return 0;
-    if (k <= query_tiles) return k * (k - 1) / 2;
-    return static_cast<int64_t>(query_tiles) * (query_tiles - 1) / 2 +
-           (k - query_tiles) * query_tiles;
-  }
+  int query_tiles_;
+  int later_;    // key tile n needs the query tiles from n - later on
+  int earlier_;  // ... up to n + earlier
+  int width_;    // slots of a key tile, or TRIANGLE
+  bool from_begin_;
 };
 
 }  // namespace flash_dist

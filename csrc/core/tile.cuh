@@ -1,10 +1,11 @@
 // Tiles of 16-bit elements in shared memory: swizzled rows, loads from a strided view, ldmatrix
-// operands, stores.
+// operands.
 //
-// A row of HEAD_DIM elements is HEAD_DIM / 8 chunks of 16 bytes; chunk c of row r lies at chunk c ^
-// (r % 8). Eight rows of one chunk column then fall into eight different 16-byte bank groups, for
-// the writes of cp.async (one row per quarter warp) and for the reads of ldmatrix (eight rows of
-// one column) alike.
+// A row of HEAD_DIM elements is HEAD_DIM / 8 chunks of 16 bytes. Chunk c of row r lies at chunk
+// c ^ phase(r): eight rows of one chunk column then fall into eight different 16-byte bank groups,
+// for the writes of cp.async and for the reads of ldmatrix alike. Where a row is a whole number of
+// 128-byte lines the phase is r % 8; where it is half a line more, odd rows are already four groups
+// away and (r / 2) % 4 does the rest.
 #pragma once
 
 #include "core/target.h"
@@ -29,46 +30,75 @@ __device__ __forceinline__ int fresh_block() {
 
 template <int HEAD_DIM>
 struct SwizzledRows {
-  static_assert(HEAD_DIM % 64 == 0, "a row must hold a multiple of 8 chunks");
+  static_assert(HEAD_DIM % 32 == 0, "a row must hold a multiple of 4 chunks");
   static constexpr int CHUNKS = HEAD_DIM / 8;
   static constexpr int ROW_BYTES = HEAD_DIM * 2;
 
+  // Period 8 in row.
+  __device__ __forceinline__ static int phase(int row) {
+    return CHUNKS % 8 == 0 ? row & 7 : (row >> 1) & 3;
+  }
   __device__ __forceinline__ static int offset(int row, int chunk) {
-    return row * ROW_BYTES + ((chunk ^ (row & 7)) << 4);
+    return row * ROW_BYTES + ((chunk ^ phase(row)) << 4);
+  }
+};
+
+// How many neighbouring threads share a row: as many as divide it and leave each pass a multiple of
+// 8 rows, so that every pass keeps the swizzle phase.
+__host__ __device__ constexpr int lanes_per_row(int chunks, int threads) {
+  int lanes = 1;
+  while (chunks % (2 * lanes) == 0 && threads / (2 * lanes) >= 8) lanes *= 2;
+  return lanes;
+}
+
+// Which rows of a tile exist: outside, zeros are stored and nothing is read.
+struct RowSpan {
+  int first, end;
+  __device__ __forceinline__ bool has(int row) const {
+    return static_cast<unsigned>(row - first) < static_cast<unsigned>(end - first);
   }
 };
 
 // Moves [ROWS, HEAD_DIM] from global to swizzled shared memory with all THREADS of the block. Rows
-// outside the view are zero-filled and never read. fetch() starts the copy and land() makes it
-// visible to the thread itself: on sm_80 and newer fetch() is cp.async and the caller waits for the
-// group; before, fetch() loads registers and land() stores them.
+// outside the span and columns from `columns` on are zero-filled and never read. fetch() starts the
+// copy and land() makes it visible to the thread itself: on sm_80 and newer fetch() is cp.async and
+// the caller waits for the group; before, fetch() loads registers and land() stores them.
 template <class Target, int ROWS, int HEAD_DIM, int THREADS>
 struct TileCopy {
   using Layout = SwizzledRows<HEAD_DIM>;
-  static constexpr int ROWS_PER_PASS = THREADS / Layout::CHUNKS;
-  static constexpr int PASSES = ROWS / ROWS_PER_PASS;
-  static_assert(ROWS % ROWS_PER_PASS == 0 && ROWS_PER_PASS % 8 == 0,
-                "every pass must keep the swizzle phase");
+  static constexpr int LANES = lanes_per_row(Layout::CHUNKS, THREADS);
+  static constexpr int ROWS_PER_PASS = THREADS / LANES;
+  static constexpr int PASSES = (ROWS + ROWS_PER_PASS - 1) / ROWS_PER_PASS;
+  static constexpr int CHUNKS_PER_THREAD = Layout::CHUNKS / LANES;
+  static constexpr bool WHOLE = ROWS % ROWS_PER_PASS == 0;  // else threads of the last rows rest
+  static_assert(ROWS_PER_PASS % 8 == 0, "every pass must keep the swizzle phase");
+  static_assert(WHOLE || PASSES == 1, "only a single pass may be partial");
 
-  uint4 staged[Target::HAS_CP_ASYNC ? 1 : PASSES];
+  uint4 staged[Target::HAS_CP_ASYNC ? 1 : PASSES * CHUNKS_PER_THREAD];
 
-  // base points at element 0 of row 0; row_limit rows (may be <= 0) exist.
+  // base points at element 0 of row 0.
   __device__ __forceinline__ void fetch(uint32_t smem, const uint16_t* base, int64_t row_stride,
-                                        int row_limit) {
+                                        RowSpan rows, int columns) {
     const int thread = fresh_thread();
-    const int row = thread / Layout::CHUNKS;
-    const int chunk = thread % Layout::CHUNKS;
-    const uint16_t* src = base + row * row_stride + chunk * 8;
-    const uint32_t dst = smem + Layout::offset(row, chunk);
+    const int row = thread / LANES;
+    const int lane = thread % LANES;
+    if (!WHOLE && row >= ROWS) return;
+    const uint16_t* src = base + row * row_stride + lane * 8;
     // NOTE: one pointer that walks, not PASSES of them: the loop around this must not keep 2 *
     // PASSES registers alive.
 #pragma unroll
     for (int i = 0; i < PASSES; ++i) {
-      const bool valid = row + i * ROWS_PER_PASS < row_limit;
-      if constexpr (Target::HAS_CP_ASYNC) {
-        cp_async_16(dst + i * ROWS_PER_PASS * Layout::ROW_BYTES, src, valid);
-      } else {
-        staged[i] = valid ? load_global_16(src) : uint4{0, 0, 0, 0};
+#pragma unroll
+      for (int c = 0; c < CHUNKS_PER_THREAD; ++c) {
+        const int chunk = c * LANES + lane;
+        const bool valid = rows.has(row + i * ROWS_PER_PASS) && chunk * 8 < columns;
+        if constexpr (Target::HAS_CP_ASYNC) {
+          cp_async_16(smem + Layout::offset(row, chunk) + i * ROWS_PER_PASS * Layout::ROW_BYTES,
+                      src + c * LANES * 8, valid);
+        } else {
+          staged[i * CHUNKS_PER_THREAD + c] =
+              valid ? load_global_16(src + c * LANES * 8) : uint4{0, 0, 0, 0};
+        }
       }
       src += ROWS_PER_PASS * row_stride;
     }
@@ -77,11 +107,16 @@ struct TileCopy {
   __device__ __forceinline__ void land(uint32_t smem) {
     if constexpr (!Target::HAS_CP_ASYNC) {
       const int thread = fresh_thread();
-      const uint32_t dst = smem + Layout::offset(thread / Layout::CHUNKS, thread % Layout::CHUNKS);
+      const int row = thread / LANES;
+      if (!WHOLE && row >= ROWS) return;
 #pragma unroll
-      for (int i = 0; i < PASSES; ++i) {
-        store_shared_16(dst + i * ROWS_PER_PASS * Layout::ROW_BYTES, staged[i]);
-      }
+      for (int i = 0; i < PASSES; ++i)
+#pragma unroll
+        for (int c = 0; c < CHUNKS_PER_THREAD; ++c) {
+          store_shared_16(smem + Layout::offset(row, c * LANES + thread % LANES) +
+                              i * ROWS_PER_PASS * Layout::ROW_BYTES,
+                          staged[i * CHUNKS_PER_THREAD + c]);
+        }
     }
   }
 };
@@ -98,7 +133,7 @@ struct Operand {
   __device__ __forceinline__ static Operand a(uint32_t tile) {
     const int lane = threadIdx.x % 32;
     return {tile + (lane % 16) * Layout::ROW_BYTES,
-            static_cast<uint32_t>(((lane / 16) ^ (lane % 8)) << 4)};
+            static_cast<uint32_t>(((lane / 16) ^ Layout::phase(lane)) << 4)};
   }
   // B[16 k, 16 n] where the tile holds rows n: r[0], r[1] are b of columns n..n+7, r[2], r[3] of
   // n+8..n+15.
@@ -106,7 +141,14 @@ struct Operand {
     const int lane = threadIdx.x % 32;
     const int r = lane % 8 + (lane / 16) * 8;
     return {tile + r * Layout::ROW_BYTES,
-            static_cast<uint32_t>((((lane / 8) % 2) ^ (lane % 8)) << 4)};
+            static_cast<uint32_t>((((lane / 8) % 2) ^ Layout::phase(lane)) << 4)};
+  }
+  // B[32 k, 8 n] where the tile holds rows n: r[0], r[1] are b of the first 16 k, r[2], r[3] of the
+  // second; use it with at_32().
+  __device__ __forceinline__ static Operand b_8(uint32_t tile) {
+    const int lane = threadIdx.x % 32;
+    return {tile + (lane % 8) * Layout::ROW_BYTES,
+            static_cast<uint32_t>(((lane / 8) ^ Layout::phase(lane)) << 4)};
   }
   // B[16 k, 16 n] where the tile holds rows k (read transposed); same registers as b.
   __device__ __forceinline__ static Operand b_trans(uint32_t tile) { return a(tile); }
@@ -121,6 +163,10 @@ struct Operand {
   // Address of the 16x16 block whose first row is row0 and first column 16 * col16.
   __device__ __forceinline__ uint32_t at(int row0, int col16) const {
     return row + row0 * Layout::ROW_BYTES + (phase ^ (col16 << 5));
+  }
+  // Address of the 8x32 block whose first row is row0 and first column 32 * col32.
+  __device__ __forceinline__ uint32_t at_32(int row0, int col32) const {
+    return row + row0 * Layout::ROW_BYTES + (phase ^ (col32 << 6));
   }
 };
 

@@ -32,48 +32,71 @@ struct Accumulator {
 };
 
 // C[16 * MT, 8 * NT] += A @ B^T with A rows a_row0.. and B rows b_row0.. of two [*, HEAD_DIM] tiles
-// in shared memory. UNROLL bounds how far ahead ptxas loads: 4 steps are 1 to 11 % faster than 2,
-// where the registers suffice.
+// in shared memory; b is Operand::b, for NT = 1 Operand::b_8. UNROLL bounds how far ahead ptxas
+// loads: 4 steps are 1 to 11 % faster than 2, where the registers suffice.
 template <class Target, class T, int HEAD_DIM, int UNROLL, int MT, int NT>
 __device__ __forceinline__ void gemm_abt(Accumulator<MT, NT>& c, Operand<HEAD_DIM> a,
                                          Operand<HEAD_DIM> b, int b_row0) {
   a = a.local();
   b = b.local();
+  if constexpr (NT == 1) {
 #pragma unroll UNROLL
-  for (int k = 0; k < HEAD_DIM / 16; ++k) {
-    uint32_t a_frag[MT][4];
-#pragma unroll
-    for (int m = 0; m < MT; ++m) ldmatrix_x4(a_frag[m], a.at(m * 16, k));
-#pragma unroll
-    for (int n = 0; n < NT; n += 2) {
+    for (int k = 0; k < HEAD_DIM / 32; ++k) {
       uint32_t b_frag[4];
-      ldmatrix_x4(b_frag, b.at(b_row0 + n * 8, k));
+      ldmatrix_x4(b_frag, b.at_32(b_row0, k));
 #pragma unroll
       for (int m = 0; m < MT; ++m) {
-        mma_m16n8k16<Target, T>(c.x[m][n], a_frag[m], b_frag[0], b_frag[1]);
-        mma_m16n8k16<Target, T>(c.x[m][n + 1], a_frag[m], b_frag[2], b_frag[3]);
+        uint32_t a_frag[4];
+        ldmatrix_x4(a_frag, a.at(m * 16, 2 * k));
+        mma_m16n8k16<Target, T>(c.x[m][0], a_frag, b_frag[0], b_frag[1]);
+        ldmatrix_x4(a_frag, a.at(m * 16, 2 * k + 1));
+        mma_m16n8k16<Target, T>(c.x[m][0], a_frag, b_frag[2], b_frag[3]);
+      }
+    }
+  } else {
+#pragma unroll UNROLL
+    for (int k = 0; k < HEAD_DIM / 16; ++k) {
+      uint32_t a_frag[MT][4];
+#pragma unroll
+      for (int m = 0; m < MT; ++m) ldmatrix_x4(a_frag[m], a.at(m * 16, k));
+#pragma unroll
+      for (int n = 0; n < NT; n += 2) {
+        uint32_t b_frag[4];
+        ldmatrix_x4(b_frag, b.at(b_row0 + n * 8, k));
+#pragma unroll
+        for (int m = 0; m < MT; ++m) {
+          mma_m16n8k16<Target, T>(c.x[m][n], a_frag[m], b_frag[0], b_frag[1]);
+          mma_m16n8k16<Target, T>(c.x[m][n + 1], a_frag[m], b_frag[2], b_frag[3]);
+        }
       }
     }
   }
 }
 
-// C[16 * MT, HEAD_DIM] += A[16 * MT, 16] @ B[16, HEAD_DIM] with A in registers and B the 16 rows
-// b_row0.. of a tile.
-template <class Target, class T, int HEAD_DIM, int MT>
-__device__ __forceinline__ void gemm_ab_step(Accumulator<MT, HEAD_DIM / 8>& c,
-                                             const uint32_t (&a)[MT][4], Operand<HEAD_DIM> b_trans,
-                                             int b_row0) {
+// C += A @ B with A[16 * MT, 16] in registers and B the 16 rows b_row0.. of a tile. The warp's NT / 2
+// blocks of 16 columns are SPLIT apart: with SPLIT = 2 two warps share the columns of a row, and
+// share(b_trans, half) tells them apart.
+template <class Target, class T, int HEAD_DIM, int SPLIT = 1, int MT, int NT>
+__device__ __forceinline__ void gemm_ab_step(Accumulator<MT, NT>& c, const uint32_t (&a)[MT][4],
+                                             Operand<HEAD_DIM> b_trans, int b_row0) {
+  static_assert(NT * 8 * SPLIT == HEAD_DIM);
   b_trans = b_trans.local();
 #pragma unroll
-  for (int n = 0; n < HEAD_DIM / 8; n += 2) {
+  for (int n = 0; n < NT; n += 2) {
     uint32_t b_frag[4];
-    ldmatrix_x4_trans(b_frag, b_trans.at(b_row0, n / 2));
+    ldmatrix_x4_trans(b_frag, b_trans.at(b_row0, n / 2 * SPLIT));
 #pragma unroll
     for (int m = 0; m < MT; ++m) {
       mma_m16n8k16<Target, T>(c.x[m][n], a[m], b_frag[0], b_frag[1]);
       mma_m16n8k16<Target, T>(c.x[m][n + 1], a[m], b_frag[2], b_frag[3]);
     }
   }
+}
+
+// The operand of the warp that owns the 16-column blocks half, half + 2, ...
+template <int HEAD_DIM>
+__device__ __forceinline__ Operand<HEAD_DIM> share(Operand<HEAD_DIM> b_trans, int half) {
+  return {b_trans.row, b_trans.phase ^ (half << 5)};
 }
 
 // Columns 16 * k16 .. of an accumulator, rounded: the A operand of the next product.
@@ -91,38 +114,80 @@ __device__ __forceinline__ void to_a_operand(uint32_t (&a)[MT][4], const Accumul
   }
 }
 
-// Rounds this warp's accumulator and stores its rows to global memory with 128-bit accesses,
-// through the warp's own rows of a swizzled tile (nobody else may be using them). dst points at the
-// warp's first row.
-template <class Target, class T, int HEAD_DIM, int MT>
-__device__ __forceinline__ void store_rows(const Accumulator<MT, HEAD_DIM / 8>& c,
-                                           uint32_t warp_tile, uint16_t* dst, int64_t row_stride,
-                                           int row_limit) {
+// Rounds this warp's accumulator into its rows of a swizzled tile; with SPLIT = 2 into its share of
+// the columns.
+template <class Target, class T, int HEAD_DIM, int SPLIT = 1, int MT, int NT>
+__device__ __forceinline__ void stage_rows(const Accumulator<MT, NT>& c, uint32_t warp_tile,
+                                           int half = 0) {
   using Layout = SwizzledRows<HEAD_DIM>;
   const int lane = threadIdx.x % 32;
-  __syncwarp();
 #pragma unroll
   for (int m = 0; m < MT; ++m)
 #pragma unroll
-    for (int n = 0; n < HEAD_DIM / 8; ++n) {
+    for (int n = 0; n < NT; ++n) {
       const int row = m * 16 + lane / 4;
-      store_shared_4(warp_tile + Layout::offset(row, n) + (lane % 4) * 4,
-                     pack<Target, T>(c.x[m][n][0], c.x[m][n][1]));
-      store_shared_4(warp_tile + Layout::offset(row + 8, n) + (lane % 4) * 4,
-                     pack<Target, T>(c.x[m][n][2], c.x[m][n][3]));
+      const uint32_t at =
+          warp_tile + (Layout::offset(row, n / 2 * 2 * SPLIT + n % 2) ^ (half << 5)) + (lane % 4) * 4;
+      store_shared_4(at, pack<Target, T>(c.x[m][n][0], c.x[m][n][1]));
+      store_shared_4(at + 8 * Layout::ROW_BYTES, pack<Target, T>(c.x[m][n][2], c.x[m][n][3]));
     }
-  __syncwarp();
-  constexpr int ROWS_PER_PASS = 32 / Layout::CHUNKS;
-  static_assert(32 % Layout::CHUNKS == 0, "a warp stores whole rows");
-  const int chunk = lane % Layout::CHUNKS;
+}
+
+// Copies ROWS staged rows to global memory with 128-bit accesses, by LANES lanes of which this one is
+// `lane`. dst points at row 0; rows from row_limit on and columns from `columns` on do not exist.
+template <int HEAD_DIM, int ROWS, int LANES>
+__device__ __forceinline__ void store_staged(uint32_t tile, int lane, uint16_t* dst,
+                                             int64_t row_stride, int row_limit, int columns) {
+  using Layout = SwizzledRows<HEAD_DIM>;
+  constexpr int PER_ROW = lanes_per_row(Layout::CHUNKS, 8 * LANES);
+  constexpr int ROWS_PER_PASS = LANES / PER_ROW;
+  static_assert(ROWS % ROWS_PER_PASS == 0);
 #pragma unroll
-  for (int i = 0; i < MT * 16 / ROWS_PER_PASS; ++i) {
-    const int row = i * ROWS_PER_PASS + lane / Layout::CHUNKS;
-    if (row < row_limit) {
-      store_global_16(dst + row * row_stride + chunk * 8,
-                      load_shared_16(warp_tile + Layout::offset(row, chunk)));
+  for (int i = 0; i < ROWS / ROWS_PER_PASS; ++i) {
+    const int row = i * ROWS_PER_PASS + lane / PER_ROW;
+#pragma unroll
+    for (int c = 0; c < Layout::CHUNKS / PER_ROW; ++c) {
+      const int chunk = c * PER_ROW + lane % PER_ROW;
+      if (row < row_limit && chunk * 8 < columns) {
+        store_global_16(dst + row * row_stride + chunk * 8,
+                        load_shared_16(tile + Layout::offset(row, chunk)));
+      }
     }
   }
+}
+
+// Both for a warp that owns whole rows: through its own rows of a tile that nobody else is using.
+template <class Target, class T, int HEAD_DIM, int MT>
+__device__ __forceinline__ void store_rows(const Accumulator<MT, HEAD_DIM / 8>& c,
+                                           uint32_t warp_tile, uint16_t* dst, int64_t row_stride,
+                                           int row_limit, int columns) {
+  __syncwarp();
+  stage_rows<Target, T, HEAD_DIM>(c, warp_tile);
+  __syncwarp();
+  store_staged<HEAD_DIM, MT * 16, 32>(warp_tile, threadIdx.x % 32, dst, row_stride, row_limit,
+                                      columns);
+}
+
+// Sets the scores of a warp's MT * 16 queries from row0 on to -inf where they do not see a key of
+// [key0, key0 + 8 * NT).
+template <int MT, int NT, class MaskT>
+__device__ __forceinline__ void hide(Accumulator<MT, NT>& s, const MaskT& mask, int row0, int key0,
+                                     int code) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int m = 0; m < MT; ++m)
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+      for (int w = 0; w < NT / 4; ++w) {
+        const uint32_t word =
+            mask.word(row0 + m * 16 + h * 8 + lane / 4, key0 + w * 32, code) >> (lane % 4 * 2);
+#pragma unroll
+        for (int n = 0; n < 4; ++n)
+#pragma unroll
+          for (int e = 0; e < 2; ++e)
+            if (!(word >> (n * 8 + e) & 1)) s.x[m][w * 4 + n][2 * h + e] = -INFINITY;
+      }
 }
 
 }  // namespace flash_dist

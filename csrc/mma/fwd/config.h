@@ -1,29 +1,37 @@
 // Tiles, threads and shared memory of the forward kernel.
 #pragma once
 
+#include <type_traits>
+
 #include "core/target.h"
+#include "mma/fwd/work.cuh"
 #include "plans.h"
 
 namespace flash_dist {
 
-template <class Target_, class T_, int HEAD_DIM_, int PLAN_>
-struct FwdConfig : FwdPlan<HEAD_DIM_, PLAN_> {
-  using Plan = FwdPlan<HEAD_DIM_, PLAN_>;
-  using Target = Target_;
-  using T = T_;
-  static constexpr int HEAD_DIM = HEAD_DIM_;
-  static constexpr int THREADS = Plan::WARPS * 32;
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+struct FwdConfig : Config<FwdPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
+  using Plan = FwdPlan<HEAD_DIM, HEAD_DIM_V, PLAN>;
   static constexpr int BLOCK_M = Plan::WARPS * Plan::ROWS;
   static constexpr int BLOCK_ROWS = BLOCK_M;
   static constexpr int ROW_TILES = Plan::ROWS / 16;
+  static constexpr int UNROLL = Target::UNROLL;
 
-  struct Smem {
+  using Work = FwdWork<BLOCK_M, Plan::BLOCK_N>;
+
+  struct Tiles {
     alignas(128) uint16_t q[BLOCK_M * HEAD_DIM];  // also the stage of the output
     alignas(128) uint16_t k[Plan::BLOCK_N * HEAD_DIM];
-    alignas(128) uint16_t v[Plan::BLOCK_N * HEAD_DIM];
+    alignas(128) uint16_t v[Plan::BLOCK_N * HEAD_DIM_V];
   };
+  struct TilesAndWork : Tiles {
+    Work work;
+    __device__ TilesAndWork() = delete;  // laid over shared memory, never made
+  };
+  static constexpr bool SHARES_WORK = sizeof(TilesAndWork) <= smem_plan_bytes(PLAN);
+  using Smem = std::conditional_t<SHARES_WORK, TilesAndWork, Tiles>;
   static constexpr int SMEM_BYTES = sizeof(Smem);
-  static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN_));
+  static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
 };
 
 }  // namespace flash_dist

@@ -11,9 +11,8 @@
 #pragma once
 
 #include "core/mask.cuh"
-#include "core/schedule.cuh"
-#include "core/views.cuh"
 #include "mma/fragments.cuh"
+#include "mma/fwd/config.h"
 
 namespace flash_dist {
 
@@ -75,28 +74,12 @@ __device__ __forceinline__ void online_softmax(Accumulator<MT, NT>& s, Accumulat
   }
 }
 
-// The query tile, head and batch of this block.
-struct FwdBlock {
-  int tile, batch_head, batch, head_kv, member;
-
-  __device__ __forceinline__ FwdBlock(const FwdParams& p, int block_m) {
-    const int q_tiles = (p.seqlen_q + block_m - 1) / block_m;
-    const int num_heads_q = p.num_heads_kv * p.group;
-    const BlockPlace place(fresh_block(), q_tiles, p.batch * num_heads_q, p.heads_together);
-    batch_head = place.group;
-    tile = q_tiles - 1 - place.tile;
-    batch = batch_head / num_heads_q;
-    const int head = batch_head - batch * num_heads_q;
-    head_kv = head / p.group;
-    member = head - head_kv * p.group;
-  }
-};
-
 template <class Config>
 __device__ __forceinline__ void fwd_block(const FwdParams& p) {
   using Target = typename Config::Target;
   using T = typename Config::T;
   constexpr int HEAD_DIM = Config::HEAD_DIM;
+  constexpr int HEAD_DIM_V = Config::HEAD_DIM_V;
   constexpr int BLOCK_M = Config::BLOCK_M;
   constexpr int BLOCK_N = Config::BLOCK_N;
   constexpr int MT = Config::ROW_TILES;
@@ -108,21 +91,27 @@ __device__ __forceinline__ void fwd_block(const FwdParams& p) {
   const uint32_t sK = shared_address(smem.k);
   const uint32_t sV = shared_address(smem.v);
 
-  const FwdBlock block(p, BLOCK_M);
-  const int row0 = block.tile * BLOCK_M;
   const int warp_row0 = (threadIdx.x / 32) * Config::ROWS;
   const int lane = threadIdx.x % 32;
-  const uint16_t* gQ = head_begin(p.q, block.batch, block.head_kv, block.member) + row0 * p.q.row;
-  const uint16_t* gK = head_begin(p.k, block.batch, block.head_kv, 0);
-  const uint16_t* gV = head_begin(p.v, block.batch, block.head_kv, 0);
 
-  const Mask mask{p.seqlen_q, p.seqlen_k, p.causal};
-  const int last_row = min(row0 + BLOCK_M, p.seqlen_q) - 1;
-  const int tiles_end =
-      (mask.key_end(last_row) + BLOCK_N - 1) / BLOCK_N;  // beyond: nothing visible
-  const int tiles_full = mask.key_end(row0) / BLOCK_N;   // before: all visible
+  const FwdBlock block(p, BLOCK_M);
+  const Sequence sequence(p, block.batch);
+  if (block.row0 >= sequence.seqlen_q) return;
+  // Read from shared memory wherever there is room: the accumulators need the registers.
+  const typename Config::Work mine(p, block, sequence);
+  if constexpr (Config::SHARES_WORK) {
+    if (threadIdx.x == 0) smem.work = mine;
+    __syncthreads();
+  }
+  const auto& work = [&]() -> const typename Config::Work& {
+    if constexpr (Config::SHARES_WORK) {
+      return smem.work;
+    } else {
+      return mine;
+    }
+  }();
 
-  Accumulator<MT, HEAD_DIM / 8> o;
+  Accumulator<MT, HEAD_DIM_V / 8> o;
   o.clear();
   SoftmaxState<MT> state;
 #pragma unroll
@@ -130,85 +119,85 @@ __device__ __forceinline__ void fwd_block(const FwdParams& p) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) state.row_max[m][h] = -INFINITY, state.row_sum[m][h] = 0.0f;
 
-  const Operand<HEAD_DIM> a_q = Operand<HEAD_DIM>::a(sQ + warp_row0 * HEAD_DIM * 2);
-  const Operand<HEAD_DIM> b_k = Operand<HEAD_DIM>::b(sK);
-  const Operand<HEAD_DIM> b_v = Operand<HEAD_DIM>::b_trans(sV);
+  const auto a_q = Operand<HEAD_DIM>::a(sQ + warp_row0 * HEAD_DIM * 2);
+  const auto b_k = Operand<HEAD_DIM>::b(sK);
+  const auto b_v = Operand<HEAD_DIM_V>::b_trans(sV);
   const float scale_log2 = p.softmax_scale * LOG2_E;
 
   TileCopy<Target, BLOCK_N, HEAD_DIM, Config::THREADS> copy_k;
-  TileCopy<Target, BLOCK_N, HEAD_DIM, Config::THREADS> copy_v;
-  const auto fetch_k = [&](int j) {
-    copy_k.fetch(sK, gK + static_cast<int64_t>(j) * BLOCK_N * p.k.row, p.k.row,
-                 p.seqlen_k - j * BLOCK_N);
+  TileCopy<Target, BLOCK_N, HEAD_DIM_V, Config::THREADS> copy_v;
+  const auto fetch_k = [&](int key0) {
+    copy_k.fetch(sK, work.k + key0 * p.k.row, p.k.row,
+                 {work.keys.first - key0, work.keys.end - key0}, p.head_dim);
   };
-  const auto fetch_v = [&](int j) {
-    copy_v.fetch(sV, gV + static_cast<int64_t>(j) * BLOCK_N * p.v.row, p.v.row,
-                 p.seqlen_k - j * BLOCK_N);
+  const auto fetch_v = [&](int key0) {
+    copy_v.fetch(sV, work.v + key0 * p.v.row, p.v.row,
+                 {work.keys.first - key0, work.keys.end - key0}, p.head_dim_v);
   };
   const auto arrive = [&] {
     if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
     __syncthreads();
   };
 
-  if (tiles_end > 0) {
+  int j = work.walk.end - 1;
+  if (j >= work.walk.begin) {
     TileCopy<Target, BLOCK_M, HEAD_DIM, Config::THREADS> copy_q;
-    copy_q.fetch(sQ, gQ, p.q.row, p.seqlen_q - row0);
+    copy_q.fetch(sQ, work.q, p.q.row, {0, work.rows}, p.head_dim);
     copy_q.land(sQ);
-    fetch_k(tiles_end - 1);
+    fetch_k(work.walk.key0(j));
     copy_k.land(sK);
     if constexpr (Target::HAS_CP_ASYNC) cp_async_commit();
   }
 
-  const auto step = [&](int j, auto masked) {
+  const auto step = [&](auto masked) {
     arrive();  // K(j) is in; everybody is done with V(j + 1)
-    fetch_v(j);
+    fetch_v(work.walk.key0(j));
     if constexpr (Target::HAS_CP_ASYNC) cp_async_commit();
 
     // S = Q @ K.T                                        [ROWS, BLOCK_N] per warp
     Accumulator<MT, NT> s;
     s.clear();
-    gemm_abt<Target, T, HEAD_DIM, Target::UNROLL, MT, NT>(s, a_q, b_k, 0);
+    gemm_abt<Target, T, HEAD_DIM, Config::UNROLL, MT, NT>(s, a_q, b_k, 0);
 
     copy_v.land(sV);
     arrive();  // V(j) is in; everybody is done with K(j)
-    if (j > 0) fetch_k(j - 1);
+    if (j > work.walk.begin) fetch_k(work.walk.key0(j - 1));
     if constexpr (Target::HAS_CP_ASYNC) cp_async_commit();
 
     if constexpr (decltype(masked)::value) {
-#pragma unroll
-      for (int m = 0; m < MT; ++m)
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const int end = mask.key_end(row0 + warp_row0 + m * 16 + h * 8 + lane / 4) - j * BLOCK_N -
-                          (lane % 4) * 2;
-#pragma unroll
-          for (int n = 0; n < NT; ++n)
-#pragma unroll
-            for (int e = 0; e < 2; ++e)
-              if (n * 8 + e >= end) s.x[m][n][2 * h + e] = -INFINITY;
-        }
+      const int code = work.walk.code(j, warp_row0 / MASK_TILE);
+      if (code != TILE_FULL) {
+        hide(s, Mask(p.mask, work.place), work.row0 + warp_row0, work.walk.key0(j), code);
+      }
     }
     online_softmax(s, o, state, scale_log2);
 
-    // O += P @ V                                         [ROWS, HEAD_DIM] per warp
+    // O += P @ V                                         [ROWS, HEAD_DIM_V] per warp
 #pragma unroll
     for (int k = 0; k < BLOCK_N / 16; ++k) {
       uint32_t rP[MT][4];
       to_a_operand<Target, T>(rP, s, k);
-      gemm_ab_step<Target, T, HEAD_DIM, MT>(o, rP, b_v, k * 16);
+      gemm_ab_step<Target, T, HEAD_DIM_V>(o, rP, b_v, k * 16);
     }
-    if (j > 0) copy_k.land(sK);
+    if (j > work.walk.begin) copy_k.land(sK);
   };
 
-  int j = tiles_end - 1;
-  for (; j >= tiles_full; --j) step(j, std::true_type{});
-  for (; j >= 0; --j) step(j, std::false_type{});
+  // Tiles to test, tiles to take as they are, tiles to test.
+#pragma unroll 1
+  for (int round = 0; round < 2; ++round) {
+    const int tested_until = round == 0 ? work.walk.full_end : work.walk.begin;
+#pragma unroll 1
+    for (; j >= tested_until; --j) step(std::true_type{});
+#pragma unroll 1
+    for (; j >= work.walk.full_begin; --j) step(std::false_type{});
+  }
 
   // O / sum, lse = max * scale + ln(sum)
   const FwdBlock again(p, BLOCK_M);
-  const int first_row = again.tile * BLOCK_M + warp_row0;
-  const int rows_left = p.seqlen_q - first_row;
-  float* gLse = p.lse + static_cast<int64_t>(again.batch_head) * p.seqlen_q + first_row;
+  const Sequence rows(p, again.batch);
+  const int first_row = again.row0 + warp_row0;
+  const int rows_left = rows.seqlen_q - first_row;
+  float* gLse = p.lse + lse_begin(p, again.batch, again.head, rows.q0) + first_row;
 #pragma unroll
   for (int m = 0; m < MT; ++m)
 #pragma unroll
@@ -221,15 +210,17 @@ __device__ __forceinline__ void fwd_block(const FwdParams& p) {
         gLse[row] = empty ? -INFINITY : fmaf(state.row_max[m][h], p.softmax_scale, logf(sum));
       }
 #pragma unroll
-      for (int n = 0; n < HEAD_DIM / 8; ++n) {
+      for (int n = 0; n < HEAD_DIM_V / 8; ++n) {
         o.x[m][n][2 * h] *= inverse;
         o.x[m][n][2 * h + 1] *= inverse;
       }
     }
-  store_rows<Target, T, HEAD_DIM, MT>(
-      o, sQ + warp_row0 * HEAD_DIM * 2,
-      head_begin(p.out, again.batch, again.head_kv, again.member) + first_row * p.out.row,
-      p.out.row, rows_left);
+  // NOTE: without any key tile Q was never read; nobody else touches this warp's rows.
+  store_rows<Target, T, HEAD_DIM_V, MT>(
+      o, sQ + warp_row0 * HEAD_DIM_V * 2,
+      head_begin(p.out, again.batch, again.head_kv, again.member) +
+          (rows.q0 + first_row) * p.out.row,
+      p.out.row, rows_left, p.head_dim_v);
 }
 
 }  // namespace flash_dist

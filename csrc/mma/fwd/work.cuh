@@ -1,0 +1,50 @@
+// What one block of the forward kernel computes.
+#pragma once
+
+#include "core/mask.cuh"
+#include "core/schedule.cuh"
+#include "core/sequence.cuh"
+#include "core/views.cuh"
+
+namespace flash_dist {
+
+// The query tile, head and batch of this block; the longest causal tiles of a head come first.
+struct FwdBlock {
+  int row0, batch, head, head_kv, member;
+
+  __device__ __forceinline__ FwdBlock(const FwdParams& p, int block_m) {
+    const int q_tiles = (p.seqlen_q + block_m - 1) / block_m;
+    const int num_heads_q = p.num_heads_kv * p.group;
+    const BlockPlace place(fresh_block(), q_tiles, p.batch * num_heads_q, p.heads_together);
+    row0 = (q_tiles - 1 - place.tile) * block_m;
+    batch = place.group / num_heads_q;
+    head = place.group - batch * num_heads_q;
+    head_kv = head / p.group;
+    member = head - head_kv * p.group;
+  }
+};
+
+// Where a block works, for all its threads.
+template <int BLOCK_M, int BLOCK_N>
+struct FwdWork {
+  const uint16_t *q, *k, *v;  // the block's first query, the sequence's first key
+  int row0;                   // first query
+  int rows;                   // queries left from there
+  MaskPlace place;
+  RowSpan keys;  // that exist
+  KeyWalk<BLOCK_M, BLOCK_N> walk;
+
+  __device__ __forceinline__ FwdWork(const FwdParams& p, const FwdBlock& block,
+                                     const Sequence& sequence)
+      : q(head_begin(p.q, block.batch, block.head_kv, block.member) +
+          (sequence.q0 + block.row0) * p.q.row),
+        k(head_begin(p.k, block.batch, block.head_kv, 0) + sequence.k0 * p.k.row),
+        v(head_begin(p.v, block.batch, block.head_kv, 0) + sequence.k0 * p.v.row),
+        row0(block.row0),
+        rows(sequence.seqlen_q - block.row0),
+        place(p.mask, sequence, block.batch, block.head),
+        keys(Mask(p.mask, place).keys_that_exist(block.batch)),
+        walk(Mask(p.mask, place), block.row0) {}
+};
+
+}  // namespace flash_dist
