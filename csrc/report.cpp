@@ -172,12 +172,12 @@ int64_t flash_dist_last_variant_json(char* buffer, int64_t size) {
 int64_t flash_dist_plan_json(const int32_t* shape, const int32_t* kernels,
                              const BwdOptions* options, char* buffer, int64_t size) {
   return guarded([&] {
-    BwdShape s{shape[0], shape[1], shape[2], shape[3], shape[4], shape[5], shape[6], shape[7]};
+    BwdShape s{shape[0], shape[1], shape[2], shape[3], shape[4],
+               shape[5], shape[6], shape[7], {},       options->key_slots};
     s.mask.kind = static_cast<MaskKind>(shape[8]);
     s.mask.left = shape[9] < 0 ? UNBOUNDED : shape[9];
     s.mask.right = shape[10] < 0 ? UNBOUNDED : shape[10];
     s.mask.bottom_right = shape[11];
-    s.key_slots = options->key_slots;
     const BwdPlan plan = plan_backward(s, {kernels[0], kernels[1], kernels[2], kernels[3] != 0},
                                        options->budget, options->batch_invariant != 0);
     return copy_out(describe_plan(plan), buffer, size);
