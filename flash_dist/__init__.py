@@ -6,15 +6,40 @@ Importing this needs neither torch nor a GPU: names are loaded on first use, so 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from ._native import last_variant
     from .attention import flash_attn_func
+    from .flex import flex_attention
+    from .masks import BlockMask
+    from .merge import merge_attention
+    from .sdpa import scaled_dot_product_attention
+    from .varlen import flash_attn_varlen_func
 
     __version__: str
 
-__all__ = ["__version__", "flash_attn_func", "last_variant"]
+__all__ = [
+    "BlockMask",
+    "__version__",
+    "flash_attn_func",
+    "flash_attn_varlen_func",
+    "flex_attention",
+    "last_variant",
+    "merge_attention",
+    "scaled_dot_product_attention",
+]
+
+_MODULES: Final = {
+    "BlockMask": ".masks",
+    "flash_attn_func": ".attention",
+    "flash_attn_varlen_func": ".varlen",
+    "flex_attention": ".flex",
+    "last_variant": "._native",
+    "merge_attention": ".merge",
+    "scaled_dot_product_attention": ".sdpa",
+}
 
 
 def __getattr__(name: str) -> object:
@@ -22,14 +47,8 @@ def __getattr__(name: str) -> object:
         from ._version import read_version  # noqa: PLC0415
 
         return read_version()
-    if name == "flash_attn_func":
-        from .attention import flash_attn_func  # noqa: PLC0415
-
-        return flash_attn_func
-    if name == "last_variant":
-        from ._native import last_variant  # noqa: PLC0415
-
-        return last_variant
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name], __name__), name)
     message = f"module `flash_dist` has no attribute `{name}`"
     raise AttributeError(message)
 

@@ -13,12 +13,12 @@ from .errors import ExtensionError, FlashDistError
 from .installed import unsupported_error
 
 FAMILY: Final = "fwd"  # a target that has this has the whole suite; the build's audit sees to it
-DTYPE_NAMES: Final = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+DTYPE_NAMES: Final = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 BF16_CAPABILITY: Final = (8, 0)
 
 
 @cache
-def require_kernels(device: int, dtype: torch.dtype, head_dim: int) -> None:
+def require_kernels(device: int, dtype: torch.dtype, head_dim: int, head_dim_v: int) -> None:
     """Raise if no variant of the kernels runs on a GPU.
 
     Raises:
@@ -28,10 +28,12 @@ def require_kernels(device: int, dtype: torch.dtype, head_dim: int) -> None:
     capability = torch.cuda.get_device_capability(device)
     if dtype == torch.bfloat16 and capability < BF16_CAPABILITY:
         message = (
-            f"q must be float16 on compute capability {capability[0]}.{capability[1]}, got bfloat16"
+            f"q must be float16 or float32 on compute capability {capability[0]}.{capability[1]}, "
+            "got bfloat16"
         )
         raise TypeError(message)
-    selected = select(device, family=FAMILY, dtype=DTYPE_NAMES[dtype], head_dim=head_dim)
+    name = DTYPE_NAMES[dtype]
+    selected = select(device, family=FAMILY, dtype=name, head_dim=head_dim, head_dim_v=head_dim_v)
     if not any(kernel["chosen"] for kernel in selected):
         raise _explain(
             device, capability, [one for kernel in selected for one in kernel["refused"]]

@@ -1,27 +1,115 @@
-"""The public function on the CPU: values, gradients, torch.compile, errors."""
+"""flash_attn_func on the CPU: values, gradients, layouts, torch.compile, checkpointing, autocast."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
-from flash_dist import flash_attn_func
+from flash_dist import BlockMask, flash_attn_func
+
+Tensor = torch.Tensor
+Quint = tuple[Tensor, ...]
+
+HEAD_DIMS = {  # head_dim, head_dim_v
+    "d8": (8, 8),
+    "d64": (64, 64),
+    "d80": (80, 80),
+    "d128-v64": (128, 64),
+    "d192-v128": (192, 128),
+    "d256": (256, 256),
+}
+WINDOWS = {  # causal, window_size
+    "full": (False, (-1, -1)),
+    "causal": (True, (-1, -1)),
+    "left": (False, (2, -1)),
+    "both": (False, (1, 2)),
+    "causal-left": (True, (3, 5)),
+    "diagonal": (False, (0, 0)),
+}
+SEQLENS = {"square": (7, 7), "more-keys": (4, 9), "more-queries": (9, 4)}
 
 
-def draw(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+def draw(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
-def test_gradients_pass_gradcheck_in_float64(*, causal: bool) -> None:
-    q, k, v = draw(1, 4, 2, 64) / 8, draw(1, 5, 1, 64) / 8, draw(1, 5, 1, 64)
+def attend_by_torch(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+    """Torch's own attention in our layout; a row that sees no key is zero there as well."""
+    heads_first = (x.transpose(1, 2) for x in (q, k, v))
+    out = torch.nn.functional.scaled_dot_product_attention(
+        *heads_first, attn_mask=seen, enable_gqa=True
+    )
+    return out.transpose(1, 2).masked_fill(~seen.any(-1).view(1, -1, 1, 1), 0.0)
+
+
+def seen_keys(seqlen_q: int, seqlen_k: int, left: int, right: int) -> Tensor:
+    """[seqlen_q, seqlen_k], aligned to the bottom right, by definition."""
+    offset = seqlen_k - seqlen_q
+    return torch.tensor(
+        [
+            [(left < 0 or j >= i + offset - left) and (right < 0 or j <= i + offset + right)
+             for j in range(seqlen_k)]
+            for i in range(seqlen_q)
+        ]
+    )  # fmt: skip
+
+
+def run(q: Tensor, k: Tensor, v: Tensor, **options: object) -> Quint:
+    """Return out, lse and the gradients with respect to q, k, v, for fixed upstream ones."""
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    out, lse = flash_attn_func(*leaves, return_lse=True, **options)  # type: ignore[call-overload]
+    finite = torch.isfinite(lse)
+    upstream = (
+        draw(out.numel()).view(out.shape).to(out.dtype),
+        draw(lse.numel()).view(lse.shape).to(lse.dtype)[finite],
+    )
+    return out.detach(), lse.detach(), *torch.autograd.grad((out, lse[finite]), leaves, upstream)
+
+
+def assert_equal(got: Quint, want: Quint) -> None:
+    for name, a, b in zip(("out", "lse", "dq", "dk", "dv"), got, want, strict=True):
+        assert torch.equal(a, b.reshape(a.shape)), name
+
+
+@pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS.keys())
+@pytest.mark.parametrize("seqlens", SEQLENS.values(), ids=SEQLENS.keys())
+def test_out_and_gradients_are_those_of_torch(
+    seqlens: tuple[int, int], window: tuple[bool, tuple[int, int]]
+) -> None:
+    seqlen_q, seqlen_k = seqlens
+    causal, window_size = window
+    q, k, v = draw(2, seqlen_q, 4, 16), draw(2, seqlen_k, 2, 16), draw(2, seqlen_k, 2, 8)
+    seen = seen_keys(seqlen_q, seqlen_k, window_size[0], 0 if causal else window_size[1])
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out = flash_attn_func(q, k, v, causal=causal, window_size=window_size)
+    want = attend_by_torch(q, k, v, seen)
+    torch.testing.assert_close(out, want)
+    dout = draw(*out.shape)
+    got_grads = torch.autograd.grad(out, leaves, dout)
+    want_grads = torch.autograd.grad(want, leaves, dout)
+    torch.testing.assert_close(got_grads, want_grads)
+
+
+@pytest.mark.parametrize("head_dims", HEAD_DIMS.values(), ids=HEAD_DIMS.keys())
+def test_gradients_pass_gradcheck_in_float64(head_dims: tuple[int, int]) -> None:
+    head_dim, head_dim_v = head_dims
+    q, k, v = draw(1, 4, 2, head_dim) / 8, draw(1, 5, 1, head_dim) / 8, draw(1, 5, 1, head_dim_v)
     inputs = tuple(x.requires_grad_() for x in (q, k, v))
     assert torch.autograd.gradcheck(
-        lambda q, k, v: flash_attn_func(q, k, v, causal=causal, return_lse=True),
+        lambda q, k, v: flash_attn_func(q, k, v, causal=True, return_lse=True),
         inputs,
         fast_mode=True,
     )
+
+
+def test_rows_without_a_key_are_zero_and_have_no_gradient() -> None:
+    out, lse, dq, dk, dv = run(draw(1, 9, 2, 16), draw(1, 4, 2, 16), draw(1, 4, 2, 16), causal=True)
+    assert (out[:, :5] == 0).all()
+    assert (lse[:, :, :5] == -torch.inf).all()
+    assert (dq[:, :5] == 0).all()
+    assert all(torch.isfinite(x).all() for x in (out, dq, dk, dv))
 
 
 def test_a_second_derivative_is_refused_rather_than_wrong() -> None:
@@ -32,32 +120,162 @@ def test_a_second_derivative_is_refused_rather_than_wrong() -> None:
         dq.sum().backward()
 
 
-def test_it_compiles_without_a_graph_break() -> None:
-    q, k, v = (draw(1, 9, 2, 64).requires_grad_() for _ in range(3))
-    compiled = torch.compile(flash_attn_func, fullgraph=True, backend="aot_eager")
-    out = compiled(q, k, v, causal=True)
-    assert torch.equal(out, flash_attn_func(q, k, v, causal=True))
+def grouped(q: Tensor) -> dict[str, Tensor]:
+    """[batch, seqlen, 6 heads, head_dim] in 5 dimensions, 2 kv heads by 3, of several strides."""
+    five = q.unflatten(2, (2, 3))
+    room = torch.full((*five.shape[:2], 5, 4, five.shape[4] + 8), torch.nan, dtype=q.dtype)
+    odd = room[:, :, 1:3, :3, : five.shape[4]].copy_(five)
+    swapped = five.transpose(2, 3).contiguous().transpose(2, 3)  # [.., groups, num_heads_kv, ..]
+    return {"contiguous": five, "odd": odd, "swapped": swapped}
+
+
+@pytest.mark.parametrize("order", ["contiguous", "odd", "swapped"])
+def test_a_query_in_5_dimensions_gives_the_same_bits(order: str) -> None:
+    q, k, v = draw(2, 7, 6, 16), draw(2, 9, 2, 16), draw(2, 9, 2, 8)
+    want = run(q, k, v, causal=True)
+    got = run(grouped(q)[order], k, v, causal=True)
+    assert got[0].shape == (2, 7, 2, 3, 8)
+    assert_equal(got, want)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_expanded_keys_give_the_same_bits_and_their_gradient_is_summed_once(size: int) -> None:
+    q, k, v = draw(2, 7, 6, 16), draw(2, 9, 2, 16), draw(2, 9, 2, 8)
+    want = run(q, k, v)
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    wide_k, wide_v = (x.unsqueeze(3).expand(-1, -1, -1, size, -1) for x in (leaves[1], leaves[2]))
+    out, lse = flash_attn_func(leaves[0].unflatten(2, (2, 3)), wide_k, wide_v, return_lse=True)
+    upstream = (draw(out.numel()).view(out.shape), draw(lse.numel()).view(lse.shape))
+    gradients = torch.autograd.grad((out, lse), leaves, upstream)
+    assert_equal((out.detach(), lse.detach(), *gradients), want)
+
+
+def make_mask() -> tuple[BlockMask, Tensor]:
+    """A boolean mask without a pattern; its third query sees nothing."""
+    seen = torch.rand(7, 9, generator=torch.Generator().manual_seed(3)) < 0.5
+    seen[2] = False
+    return BlockMask.from_dense(seen), seen
+
+
+def test_a_mask_decides_which_keys_are_seen() -> None:
+    mask, seen = make_mask()
+    q, k, v = draw(2, 7, 4, 16), draw(2, 9, 2, 16), draw(2, 9, 2, 16)
+    out, lse, *gradients = run(q, k, v, mask=mask)
+    torch.testing.assert_close(out, attend_by_torch(q, k, v, seen))
+    assert (lse[:, :, 2] == -torch.inf).all()
+    assert all(torch.isfinite(x).all() for x in gradients)
+
+
+def test_masked_gradients_pass_gradcheck() -> None:
+    mask, _ = make_mask()
+    inputs = tuple(
+        x.requires_grad_() for x in (draw(1, 7, 2, 8), draw(1, 9, 1, 8), draw(1, 9, 1, 8))
+    )
+    assert torch.autograd.gradcheck(
+        lambda q, k, v: flash_attn_func(q, k, v, mask=mask), inputs, fast_mode=True
+    )
+
+
+def test_a_mask_that_is_a_band_gives_the_bits_of_the_arguments() -> None:
+    q, k, v = draw(2, 7, 4, 16), draw(2, 9, 2, 16), draw(2, 9, 2, 16)
+    assert_equal(run(q, k, v, mask=BlockMask.causal()), run(q, k, v, causal=True))
+    assert_equal(
+        run(q, k, v, mask=BlockMask.sliding_window(2, 1)), run(q, k, v, window_size=(2, 1))
+    )
+
+
+def test_batch_invariance_can_be_asked_for() -> None:
+    q, k, v = draw(3, 7, 4, 16), draw(3, 9, 2, 16), draw(3, 9, 2, 16)
+    together = run(q, k, v, batch_invariant=True)
+    torch.testing.assert_close(together, run(q, k, v))
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["causal", "masked"])
+def test_it_compiles_without_a_graph_break(*, masked: bool) -> None:
+    q, k, v = draw(2, 7, 2, 3, 16), draw(2, 9, 2, 16), draw(2, 9, 2, 16)
+    mask = make_mask()[0] if masked else None
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        k, v = (x.unsqueeze(3).expand(-1, -1, -1, 3, -1) for x in (k, v))
+        return flash_attn_func(q, k, v, mask=mask, causal=mask is None, return_lse=True)
+
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out, lse = attention(*leaves)
+    want = flash_attn_func(q, k, v, mask=mask, causal=mask is None)
+    assert torch.equal(out, want)
+    assert lse.shape == (2, 6, 7)
+    got = torch.autograd.grad(out.sum(), leaves)
+    assert all(map(torch.equal, got, torch.autograd.grad(want.sum(), leaves)))
+
+
+def test_lengths_may_be_symbols() -> None:
+    @torch.compile(fullgraph=True, backend="aot_eager", dynamic=True)
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flash_attn_func(q, k, v, causal=True)
+
+    for seqlen in (5, 9, 12):
+        q, k, v = (draw(2, seqlen, 2, 16).requires_grad_() for _ in range(3))
+        out = attention(q, k, v)
+        assert torch.equal(out, flash_attn_func(q, k, v, causal=True))
+        out.sum().backward()
+
+
+@pytest.mark.parametrize("reentrant", [False, True], ids=["hooks", "reentrant"])
+def test_checkpointing_gives_the_same_bits(*, reentrant: bool) -> None:
+    mask, _ = make_mask()
+    q, k, v = (
+        x.requires_grad_() for x in (draw(2, 7, 4, 16), draw(2, 9, 2, 16), draw(2, 9, 2, 16))
+    )
+    want = torch.autograd.grad(flash_attn_func(q, k, v, mask=mask).sum(), (q, k, v))
+    out = checkpoint(
+        lambda q, k, v: flash_attn_func(q, k, v, mask=mask), q, k, v, use_reentrant=reentrant
+    )
     out.sum().backward()
+    assert all(torch.equal(x.grad, grad) for x, grad in zip((q, k, v), want, strict=True))
+
+
+def test_what_is_saved_goes_through_the_hooks_of_saved_tensors() -> None:
+    q, k, v = (draw(1, 5, 2, 16).requires_grad_() for _ in range(3))
+    packed: list[Tensor] = []
+
+    def pack(x: Tensor) -> int:
+        packed.append(x)
+        return len(packed) - 1
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, packed.__getitem__):
+        out = flash_attn_func(q, k, v)
+    assert [tuple(x.shape) for x in packed] == [(1, 5, 2, 16)] * 4 + [(1, 2, 5)]
+    out.sum().backward()
+
+
+def test_autocast_casts_float32_inputs_and_the_gradients_come_back_in_float32() -> None:
+    q, k, v = (draw(1, 20, 2, 64, dtype=torch.float32) for _ in range(3))
+    want = run(*(x.bfloat16() for x in (q, k, v)))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = run(q, k, v)
+        assert torch.equal(run(q.double(), k.double(), v.double())[0], run(q, k, v)[0]) is False
+    assert got[0].dtype == torch.bfloat16
+    assert all(gradient.dtype == torch.float32 for gradient in got[2:])
+    for a, b in zip(got, want, strict=True):
+        assert torch.equal(a, b.to(a.dtype))
+
+
+def test_autocast_leaves_float64_alone() -> None:
+    q, k, v = (draw(1, 5, 2, 16) for _ in range(3))
+    want = run(q, k, v)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_equal(run(q, k, v), want)
 
 
 def test_shapes_of_gpu_tensors_are_told_without_a_gpu() -> None:
     with FakeTensorMode():
-        q = torch.empty(2, 9, 4, 64, dtype=torch.bfloat16, device="cuda")
-        k = torch.empty(2, 7, 2, 64, dtype=torch.bfloat16, device="cuda")
-        out, lse = flash_attn_func(q, k, k, return_lse=True)
-    assert (out.shape, out.dtype, out.device.type) == (q.shape, q.dtype, "cuda")
+        q = torch.empty(2, 9, 2, 2, 72, dtype=torch.bfloat16, device="cuda")
+        k = torch.empty(2, 7, 2, 72, dtype=torch.bfloat16, device="cuda")
+        v = torch.empty(2, 7, 2, 64, dtype=torch.bfloat16, device="cuda")
+        out, lse = flash_attn_func(q, k, v, return_lse=True)
+    assert (out.shape, out.dtype, out.device.type) == ((2, 9, 2, 2, 64), q.dtype, "cuda")
     assert (lse.shape, lse.dtype) == ((2, 4, 9), torch.float32)
-
-
-def test_operators_pass_opcheck() -> None:
-    q, k, v = draw(2, 9, 4, 64), draw(2, 7, 2, 64), draw(2, 7, 2, 64)
-    out, lse = torch.ops.flash_dist.fwd(q, k, v, 0.125, True)  # noqa: FBT003
-    tests = ("test_schema", "test_faketensor")
-    torch.library.opcheck(
-        torch.ops.flash_dist.fwd.default, (q, k, v, 0.125, True), test_utils=tests
-    )
-    arguments = (out, q, k, v, out, lse, None, 0.125, True, 0)
-    torch.library.opcheck(torch.ops.flash_dist.bwd.default, arguments, test_utils=tests)
 
 
 def test_half_precision_is_computed_in_float32() -> None:
@@ -66,59 +284,3 @@ def test_half_precision_is_computed_in_float32() -> None:
     out = flash_attn_func(q, k, v)
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out, exact.bfloat16(), rtol=2**-7, atol=2**-9)
-
-
-@pytest.mark.parametrize(
-    ("shapes", "error", "text"),
-    [
-        (
-            ((1, 8, 2, 80),) * 3,
-            ValueError,
-            r"head_dim must be 64 or 128, got 80 \(q has shape \[1, 8, 2, 80\]\)",
-        ),
-        (((8, 2, 64),) * 3, ValueError, "q must have 4 dimensions"),
-        (
-            ((1, 8, 3, 64), (1, 8, 2, 64), (1, 8, 2, 64)),
-            ValueError,
-            "num_heads_kv must divide num_heads_q, got 2",
-        ),
-        (
-            ((1, 8, 2, 64), (1, 8, 2, 64), (1, 9, 2, 64)),
-            ValueError,
-            "k and v must have the same shape",
-        ),
-        (
-            ((1, 8, 2, 64), (2, 8, 2, 64), (2, 8, 2, 64)),
-            ValueError,
-            "must agree in batch and head_dim",
-        ),
-        (((1, 0, 2, 64),) * 3, ValueError, "no dimension of q may be 0"),
-    ],
-    ids=["head_dim", "dims", "heads", "kv-shapes", "batch", "empty"],
-)
-def test_wrong_shapes_are_refused_in_words(
-    shapes: tuple[tuple[int, ...], ...], error: type[Exception], text: str
-) -> None:
-    with pytest.raises(error, match=text):
-        flash_attn_func(*(draw(*shape) for shape in shapes))
-
-
-def test_wrong_types_are_refused_in_words() -> None:
-    q = draw(1, 8, 2, 64)
-    with pytest.raises(TypeError, match=r"q must be a torch\.Tensor, got list"):
-        flash_attn_func([1.0], q, q)  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match="float64 on cpu, got int32"):
-        flash_attn_func(q.int(), q.int(), q.int())
-    with pytest.raises(TypeError, match="q and k must have the same dtype"):
-        flash_attn_func(q, q.float(), q)
-    with pytest.raises(ValueError, match=r"softmax_scale must be positive and finite, got -1\.0"):
-        flash_attn_func(q, q, q, softmax_scale=-1)
-
-
-def test_a_budget_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FLASH_DIST_WORKSPACE_MB", "much")
-    q = draw(1, 8, 2, 64)
-    with pytest.raises(
-        Exception, match="FLASH_DIST_WORKSPACE_MB must be a whole number of MiB, got `much`"
-    ):
-        flash_attn_func(q, q, q)

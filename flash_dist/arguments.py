@@ -1,0 +1,116 @@
+"""What the public functions do with their arguments before anything is computed."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from .layouts import ALIGNMENT, DENSE, Layout, check_layouts, check_layouts_once
+from .masks import Band, BlockMask
+
+Tensor = torch.Tensor
+Triple = tuple[Tensor, Tensor, Tensor]
+FULL: Final = Band(-1, -1, bottom_right=True)
+
+
+def is_symbolic(x: Tensor) -> bool:
+    """Whether a tensor only stands for one: its sizes may be symbols, and it has no address."""
+    return torch.compiler.is_compiling() or isinstance(x, FakeTensor)
+
+
+def prepare_inputs(q: Tensor, k: Tensor, v: Tensor, tokens: int = DENSE) -> Triple:
+    """Check q, k, v, cast them as autocast wants and leave out heads_per_kv of k and v.
+
+    Args:
+        q: Queries, with num_heads or with num_heads_kv and heads_per_kv.
+        k: Keys, likewise.
+        v: Values, likewise.
+        tokens: DENSE or PACKED.
+
+    Raises:
+        TypeError: An argument is no tensor, or a dtype is not supported.
+        ValueError: Shapes, devices, strides or addresses do not fit.
+    """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, torch.Tensor):
+            message = f"{name} must be a torch.Tensor, got {type(x).__name__}"
+            raise TypeError(message)
+    q, k, v = _autocast(q), _autocast(k), _autocast(v)
+    layouts = Layout.of(q), Layout.of(k), Layout.of(v)
+    if is_symbolic(q):
+        check_layouts(*layouts, tokens)
+    else:
+        check_layouts_once(*layouts, tokens)
+        if q.device.type == "cuda":
+            _check_addresses(q, k, v)
+    return q, _fold(k, tokens), _fold(v, tokens)
+
+
+def _autocast(x: Tensor) -> Tensor:
+    """Cast as torch's own attention is under autocast: to its dtype, but for float64."""
+    kind = x.device.type
+    if not torch.is_autocast_enabled(kind) or not x.is_floating_point():
+        return x
+    return x if x.dtype == torch.float64 else x.to(torch.get_autocast_dtype(kind))
+
+
+def _fold(x: Tensor, tokens: int) -> Tensor:
+    return x if x.dim() == tokens + 2 else x.select(-2, 0)
+
+
+def _check_addresses(q: Tensor, k: Tensor, v: Tensor) -> None:
+    if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT == 0:
+        return
+    named = (("q", q), ("k", k), ("v", v))
+    name, x = next(one for one in named if one[1].data_ptr() % ALIGNMENT != 0)
+    message = f"{name} must start at a multiple of {ALIGNMENT} bytes, got address {x.data_ptr():#x}"
+    raise ValueError(message)
+
+
+def choose_scale(softmax_scale: float | None, head_dim: int) -> float:
+    """Return the factor on the scores, head_dim ** -0.5 unless one is given."""
+    if softmax_scale is None:
+        return int(head_dim) ** -0.5
+    scale = float(softmax_scale)
+    if not 0 < scale < math.inf:
+        message = f"softmax_scale must be positive and finite, got {scale}"
+        raise ValueError(message)
+    return scale
+
+
+def choose_band(window_size: tuple[int, int], *, causal: bool) -> Band:
+    """Return the band of flash-attention's arguments: aligned to the bottom right, -1 unbounded."""
+    if len(window_size) != 2 or any(not _is_bound(side) for side in window_size):  # noqa: PLR2004
+        message = (
+            "window_size must be two whole numbers (left, right), each at least 0 or -1 for no "
+            f"bound, got {window_size}"
+        )
+        raise ValueError(message)
+    left, right = window_size
+    return Band(left, 0 if causal else right, bottom_right=True)
+
+
+def _is_bound(side: object) -> bool:
+    return isinstance(side, int) and side >= -1
+
+
+def choose_mask(
+    mask: BlockMask | None, window_size: tuple[int, int], *, causal: bool
+) -> Band | BlockMask:
+    """Return the mask object, or the band of the other arguments; both cannot be given."""
+    band = choose_band(window_size, causal=causal)
+    if mask is None:
+        return band
+    if not isinstance(mask, BlockMask):
+        message = f"mask must be a flash_dist.BlockMask, got {type(mask).__name__}"
+        raise TypeError(message)
+    if band != FULL:
+        message = (
+            f"mask cannot be given together with causal={causal}, window_size={window_size}"
+            "\n\nhint: make `mask & BlockMask.causal()` once and pass that"
+        )
+        raise ValueError(message)
+    return mask

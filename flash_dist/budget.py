@@ -1,0 +1,25 @@
+"""How much memory a backward call may take for its workspace."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from .errors import FlashDistError
+
+BUDGET_VARIABLE: Final = "FLASH_DIST_WORKSPACE_MB"
+DEFAULT_BUDGET_MB: Final = 1024
+
+
+def workspace_budget() -> int:
+    """Return the bytes that a backward call may use for its workspace, see `flash_attn_func`.
+
+    1 GiB, unless the environment variable FLASH_DIST_WORKSPACE_MB gives another number of MiB.
+    """
+    text = os.environ.get(BUDGET_VARIABLE, "")
+    if not text:
+        return DEFAULT_BUDGET_MB << 20
+    if not text.isdecimal():
+        message = f"{BUDGET_VARIABLE} must be a whole number of MiB, got `{text}`"
+        raise FlashDistError(message, hint=f"unset it for the default of {DEFAULT_BUDGET_MB}")
+    return int(text) << 20
