@@ -1,0 +1,85 @@
+"""Whether two attentions computed the same; a wrong mask shows here before anything is timed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from .eager import Hidden, attend_eagerly
+
+if TYPE_CHECKING:
+    from .ours import Attend
+    from .problem import Problem, Tensor
+
+NAMES: Final = ("out", "dq", "dk", "dv")
+LIMITS: Final = {"bf16": 0.1, "fp16": 0.05, "fp32": 0.01}
+FLOAT64_LIMIT: Final = 1e-4  # of fp32, max error over max value
+
+_BY_ROW: Final = ("out", "dv")  # sums of positive weights: no row cancels to nothing
+
+
+def compute(attend: Attend, problem: Problem) -> tuple[Tensor, ...]:
+    """Return out, dq, dk, dv."""
+    out = attend(*problem.inputs)
+    grads = torch.autograd.grad(out, problem.inputs, problem.dout)
+    return (out.detach(), *grads)
+
+
+def measure_errors(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> dict[str, float]:
+    """Return an error per tensor: out and dv by the worst row, dq and dk in the mean square.
+
+    Relative to the row's and the tensor's norm: one key too many in one row of out is seen, and so
+    is one query too many in one row of dv.
+    """
+    return {
+        name: _worst_row(a, b) if name in _BY_ROW else _relative_norm(a, b)
+        for name, a, b in zip(NAMES, found, wanted, strict=True)
+    }
+
+
+def _worst_row(a: Tensor, b: Tensor) -> float:
+    a, b = a.float(), b.float()
+    difference, norm = (a - b).norm(dim=-1), b.norm(dim=-1)
+    floor = 1e-3 * float(norm.median())  # rows that see no key
+    return float((difference / norm.clamp_min(max(floor, 1e-30))).nan_to_num(torch.inf).max())
+
+
+def _relative_norm(a: Tensor, b: Tensor) -> float:
+    a, b = a.float(), b.float()
+    error = float((a - b).norm() / b.norm().clamp_min(1e-30))
+    return error if error == error else float("inf")  # noqa: PLR0124 - NaN
+
+
+def measure_against_float64(found: tuple[Tensor, ...], problem: Problem) -> dict[str, float]:
+    """Return max error over max value of out, dq, dk, dv against float64."""
+    wanted = _compute_float64(problem)
+    return {
+        name: float((a.double() - b).abs().max() / b.abs().max())
+        for name, a, b in zip(NAMES, found, wanted, strict=True)
+    }
+
+
+def _compute_float64(problem: Problem) -> list[Tensor]:
+    """Return out, dq, dk, dv, one head of k and v at a time."""
+    shape = problem.shape
+    group = shape.num_heads_q // shape.num_heads_kv
+    hidden = Hidden.of(problem)
+    tensors = (problem.q, problem.k, problem.v, problem.dout)
+    wanted = [torch.empty_like(x, dtype=torch.float64) for x in (problem.dout, *problem.inputs)]
+    for batch in range(shape.batch):
+        for head in range(shape.num_heads_kv):
+            own, queries = slice(head, head + 1), slice(head * group, (head + 1) * group)
+            places = [(slice(batch, batch + 1), slice(None), x) for x in (queries, own, own)]
+            q, k, v, dout = (
+                x.detach()[place].double()
+                for x, place in zip(tensors, (*places, places[0]), strict=True)
+            )
+            inputs = tuple(x.requires_grad_() for x in (q, k, v))
+            out = attend_eagerly(*inputs, hidden=hidden, group=group)
+            grads = torch.autograd.grad(out, inputs, dout)
+            for whole, part, place in zip(
+                wanted, (out.detach(), *grads), (places[0], *places), strict=True
+            ):
+                whole[place] = part
+    return wanted

@@ -1,0 +1,32 @@
+"""Why a contender does not run, in one sentence."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import torch
+
+_LONGEST: Final = 200
+_FATAL: Final = ("illegal memory access", "unspecified launch failure", "device-side assert")
+
+
+class CannotRun(Exception):  # noqa: N818 - a state, not an error
+    """A contender does not serve the problem."""
+
+
+def describe_failure(error: BaseException) -> str:
+    """Return the first line that says something."""
+    if isinstance(error, CannotRun):
+        return str(error)
+    if isinstance(error, torch.OutOfMemoryError):
+        wanted = re.search(r"Tried to allocate ([0-9.]+ \w+)", str(error))
+        return f"out of memory ({wanted[1]} more wanted)" if wanted else "out of memory"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else "no message"
+    return f"{type(error).__name__}: {text[:_LONGEST]}"
+
+
+def is_fatal(error: BaseException) -> bool:
+    """Whether the error leaves the GPU's context unusable."""
+    return any(phrase in str(error) for phrase in _FATAL)

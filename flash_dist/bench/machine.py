@@ -1,0 +1,43 @@
+"""What the figures were measured on."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import time
+from typing import Any
+
+import torch
+
+import flash_dist
+from flash_dist.nvidia import read_cuda
+
+
+def describe_machine(device: torch.device) -> dict[str, Any]:
+    """Return the GPU and every version that decides about speed."""
+    driver = read_cuda().driver
+    found: dict[str, Any] = {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "gpu": "CPU",
+        "driver": driver.release if driver else None,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "triton": _version_of("triton"),
+        "flash_dist": flash_dist.__version__,
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        found |= {
+            "gpu": properties.name,
+            "sm_count": properties.multi_processor_count,
+            "l2_bytes": properties.L2_cache_size,
+            "memory_bytes": properties.total_memory,
+        }
+    return found
+
+
+def _version_of(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

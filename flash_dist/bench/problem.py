@@ -1,0 +1,92 @@
+"""The tensors of one problem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+if TYPE_CHECKING:
+    from .shapes import Shape
+
+Tensor = torch.Tensor
+
+DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Random normal q, k, v and dout, [batch, seqlen, heads, head_dim]; packed without batch."""
+
+    shape: Shape
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    dout: Tensor
+
+    @classmethod
+    def draw(cls, shape: Shape, device: torch.device, *, seed: int = 0) -> Problem:
+        """Fill the tensors; q, k and v want gradients."""
+        generator = torch.Generator(device).manual_seed(seed)
+
+        def normal(seqlen: int, heads: int, head_dim: int) -> Tensor:
+            size = (shape.batch, seqlen, heads, head_dim)
+            x = torch.randn(size, generator=generator, device=device).to(DTYPES[shape.dtype])
+            return x.squeeze(0) if shape.documents else x
+
+        heads_q, heads_kv = shape.num_heads_q, shape.num_heads_kv
+        q = normal(shape.seqlen_q, heads_q, shape.head_dim)
+        k = normal(shape.seqlen_k, heads_kv, shape.head_dim)
+        v = normal(shape.seqlen_k, heads_kv, shape.head_dim_v)
+        dout = normal(shape.seqlen_q, heads_q, shape.head_dim_v)
+        for x in (q, k, v):
+            x.requires_grad_()
+        return cls(shape, q, k, v, dout)
+
+    @property
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What attention takes."""
+        return self.q, self.k, self.v
+
+    @property
+    def device(self) -> torch.device:
+        """Where it all lies."""
+        return self.q.device
+
+    @cached_property
+    def cu_seqlens(self) -> Tensor:
+        """Where packed documents begin, and the end."""
+        begins = [0, *accumulate(self.shape.documents)]
+        return torch.tensor(begins, dtype=torch.int32, device=self.device)
+
+    @cached_property
+    def document_ids(self) -> Tensor:
+        """The document of every packed token."""
+        lengths = torch.tensor(self.shape.documents, device=self.device)
+        return torch.arange(len(self.shape.documents), device=self.device).repeat_interleave(
+            lengths
+        )
+
+    def block_ids(self, seqlen: int) -> Tensor:
+        """Return the block of every token of a block-causal mask."""
+        tokens = torch.arange(seqlen, device=self.device)
+        return (tokens * self.shape.mask.numbers[0]).div(seqlen, rounding_mode="floor").int()
+
+    @cached_property
+    def intervals(self) -> tuple[Tensor, Tensor]:
+        """First and end key of every query."""
+        pairs = list(self.shape.mask.intervals(self.shape.seqlen_q, self.shape.seqlen_k))
+        found = torch.tensor(pairs, dtype=torch.int32, device=self.device)
+        return found[:, 0].contiguous(), found[:, 1].contiguous()
+
+    @cached_property
+    def visible(self) -> Tensor | None:
+        """The mask as [seqlen_q, seqlen_k]; None if everything is visible."""
+        if self.shape.mask.kind == "full":
+            return None
+        low, high = (x[:, None] for x in self.intervals)
+        keys = torch.arange(self.shape.seqlen_k, device=self.device)
+        return (low <= keys) & (keys < high)

@@ -1,0 +1,208 @@
+"""What was measured: frozen values that become JSON and come back from it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from flash_dist.errors import UsageError
+
+from .names import OURS, is_deterministic
+from .shapes import Mask, Shape
+from .work import count_flops
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+JSON_VERSION: Final = 1
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of one run on the GPU, and the microseconds of CPU time that launch it."""
+
+    median_ms: float
+    fastest_ms: float
+    samples: int
+    cpu_us: float
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One contender on one problem. A reason says why it could not run, or not to the end."""
+
+    name: str
+    timings: Mapping[str, Timing] = field(default_factory=dict)  # by phase
+    memory: Mapping[str, int] = field(default_factory=dict)  # peak bytes above the inputs, by phase
+    errors: Mapping[str, float] = field(default_factory=dict)  # by tensor; against ours
+    kernels: tuple[str, ...] = ()
+    reason: str = ""
+
+    def with_timing(self, phase: str, timing: Timing) -> Entry:
+        """Return it with one more timing."""
+        return replace(self, timings={**self.timings, phase: timing})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry as plain data."""
+        return {
+            "deterministic": is_deterministic(self.name),
+            "reason": self.reason or None,
+            "timings": {phase: asdict(timing) for phase, timing in self.timings.items()},
+            "peak_bytes": dict(self.memory),
+            "errors": dict(self.errors),
+            "kernels": list(self.kernels),
+        }
+
+    @classmethod
+    def from_json(cls, name: str, data: Mapping[str, Any]) -> Entry:
+        """Read what `to_json` wrote."""
+        timings = {phase: Timing(**timing) for phase, timing in data["timings"].items()}
+        return cls(
+            name,
+            timings,
+            dict(data["peak_bytes"]),
+            dict(data["errors"]),
+            tuple(data["kernels"]),
+            data["reason"] or "",
+        )
+
+
+@dataclass(frozen=True)
+class Row:
+    """All contenders on one problem with L2 in one state."""
+
+    shape: Shape
+    state: str
+    entries: Mapping[str, Entry]
+    findings: tuple[str, ...] = ()
+
+    def ratio(self, peer: str, phase: str) -> float | None:
+        """Return the peer's time over ours: above 1 ours is faster. None if one has no time."""
+        times = [self.milliseconds(name, phase) for name in (peer, OURS)]
+        return None if times[0] is None or times[1] is None else times[0] / times[1]
+
+    def memory_ratio(self, peer: str, phase: str) -> float | None:
+        """Return the peer's peak memory over ours."""
+        both = [self.entries[name].memory.get(phase) for name in (peer, OURS)]
+        return None if both[0] is None or not both[1] else both[0] / both[1]
+
+    def milliseconds(self, name: str, phase: str) -> float | None:
+        """Return the median time."""
+        timing = self.entries[name].timings.get(phase)
+        return None if timing is None else timing.median_ms
+
+    def teraflops(self, name: str, phase: str) -> float | None:
+        """Return the rate of visible work; None for a stack, which is more than attention."""
+        time = self.milliseconds(name, phase)
+        if time is None or self.shape.layers > 1:
+            return None
+        return count_flops(self.shape, phase) / time / 1e9
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row as plain data."""
+        return {
+            "shape": self.shape.to_json(),
+            "l2": self.state,
+            "forward_flops": count_flops(self.shape, "forward"),
+            "contenders": {name: entry.to_json() for name, entry in self.entries.items()},
+            "findings": list(self.findings),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Row:
+        """Read what `to_json` wrote."""
+        fields = {**data["shape"], "mask": Mask.parse(data["shape"]["mask"])}
+        fields["documents"] = tuple(fields["documents"])
+        del fields["name"]
+        entries = {name: Entry.from_json(name, entry) for name, entry in data["contenders"].items()}
+        return cls(Shape(**fields), data["l2"], entries, tuple(data["findings"]))
+
+
+@dataclass(frozen=True)
+class Report:
+    """A whole run, or what there is of it so far."""
+
+    machine: Mapping[str, Any]
+    options: Mapping[str, Any]
+    rows: tuple[Row, ...] = ()
+    complete: bool = False
+    aborted: str = ""
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """What must not be: ours did not run, or results differ."""
+        found = [finding for row in self.rows for finding in row.findings]
+        return (*dict.fromkeys(found), *([self.aborted] if self.aborted else []))
+
+    @property
+    def contenders(self) -> tuple[str, ...]:
+        """Return all names, ours first."""
+        return tuple(dict.fromkeys(name for row in self.rows for name in row.entries))
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        """Return the names of the others."""
+        return tuple(name for name in self.contenders if name != OURS)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the run as plain data."""
+        return {
+            "version": JSON_VERSION,
+            "command": "bench",
+            "complete": self.complete,
+            "machine": dict(self.machine),
+            "options": dict(self.options),
+            "rows": [row.to_json() for row in self.rows],
+            "findings": list(self.findings),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Report:
+        """Read what `to_json` wrote."""
+        if data.get("version") != JSON_VERSION or data.get("command") != "bench":
+            message = (
+                f"a result of `bench` has version {JSON_VERSION}, got version "
+                f"{data.get('version')} of command `{data.get('command')}`"
+            )
+            raise UsageError(message)
+        rows = tuple(Row.from_json(row) for row in data["rows"])
+        return cls(data["machine"], data["options"], rows, data["complete"])
+
+
+def geometric_mean(values: Iterable[float]) -> float | None:
+    """Return the geometric mean, None of nothing."""
+    logarithms = [math.log(value) for value in values]
+    return math.exp(math.fsum(logarithms) / len(logarithms)) if logarithms else None
+
+
+def collect_ratios(rows: Iterable[Row], peer: str, phase: str) -> list[float]:
+    """Return the ratios of all rows that have one."""
+    found = [row.ratio(peer, phase) for row in rows if peer in row.entries]
+    return [ratio for ratio in found if ratio is not None]
+
+
+def best_peer(row: Row, phase: str) -> str | None:
+    """Return the fastest peer."""
+    times = {
+        name: time
+        for name in row.entries
+        if name != OURS and (time := row.milliseconds(name, phase)) is not None
+    }
+    return min(times, key=times.__getitem__, default=None)
+
+
+def document_ratios(rows: Iterable[Row]) -> list[tuple[Row, str, float]]:
+    """Return our rate on unequal over that on equal documents: (unequal row, phase, ratio)."""
+    packed = [row for row in rows if row.shape.documents]
+    found = []
+    for row in packed:
+        for other in packed:
+            same = (row.shape.mask, row.state) == (other.shape.mask, other.state)
+            if not same or row is other or len(set(other.shape.documents)) > 1:
+                continue
+            for phase in row.entries[OURS].timings:
+                rates = [one.teraflops(OURS, phase) for one in (row, other)]
+                if rates[0] is not None and rates[1] is not None:
+                    found.append((row, phase, rates[0] / rates[1]))
+    return found

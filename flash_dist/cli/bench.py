@@ -1,0 +1,305 @@
+"""`python -m flash_dist bench`: speed and memory beside other attentions."""
+
+from __future__ import annotations
+
+import math
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from flash_dist.advice import torch_fix
+from flash_dist.bench import shapes as sets
+from flash_dist.bench.files import read_report, write_json
+from flash_dist.bench.names import OURS, PEERS, PHASES, parse_peers, parse_phases, parse_states
+from flash_dist.bench.plot import draw_plot, require_matplotlib
+from flash_dist.bench.results import Report
+from flash_dist.environment import read_torch
+from flash_dist.errors import UsageError
+from flash_dist.nvidia import read_cuda
+from flash_dist.result import EXIT_FINDINGS, EXIT_FINE, EXIT_NOTHING_CHECKED
+
+from .bench_table import print_report
+from .results import make_console
+from .text import add_subcommand, complain
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator
+
+    import torch
+
+    from flash_dist.bench.results import Row
+    from flash_dist.bench.runner import Plan
+    from flash_dist.bench.shapes import Shape
+    from flash_dist.bench.timing import Clock
+
+    from .text import Subparsers
+
+DEFAULT_SECONDS = 1.0
+
+# Peers and states of L2 unless the command line names others.
+_FLASH = ("sdpa-flash", "sdpa-flash-deterministic")
+DEFAULTS = {
+    "paper": (_FLASH, ("warm",)),
+    "seed": (PEERS, ("warm", "cold")),
+    "varlen": (("sdpa-flash", "flex"), ("warm",)),
+    "fp32": (("eager", "sdpa-efficient"), ("warm",)),
+    "mine": ((*_FLASH, "sdpa-cudnn", "flex"), ("warm",)),
+}
+
+EPILOG = """\
+examples:
+  python -m flash_dist bench --shapes paper --plot paper.png
+  python -m flash_dist bench --shapes seed --peers flex,sdpa-cudnn --json seed.json
+  python -m flash_dist bench --shapes mine --batch 4 --seqlen 4096 --heads 32/8 \\
+      --head-dim 128 --mask block-causal:16
+
+exit status: 0 measured, 1 ours failed or results differ, 2 wrong usage, 3 no GPU to measure on
+"""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Describe the subcommand."""
+    parser = add_subcommand(
+        subparsers,
+        "bench",
+        summary="speed and memory beside other attentions",
+        description="Time forward, backward, both, and both under activation checkpointing, in "
+        "turns with torch's own attentions, on random normal data; compare the results first.",
+        epilog=EPILOG,
+    )
+    parser.add_argument(
+        "--shapes",
+        choices=sets.SETS,
+        default="paper",
+        help="which problems (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--peers", type=parse_peers, metavar="LIST", help=f"some of {','.join(PEERS)}, or none"
+    )
+    parser.add_argument(
+        "--phases",
+        type=parse_phases,
+        default=PHASES,
+        metavar="LIST",
+        help=f"some of {','.join(PHASES)} (default: all)",
+    )
+    parser.add_argument(
+        "--l2", type=parse_states, metavar="LIST", help="before a run: warm, cold or warm,cold"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=parse_seconds,
+        default=DEFAULT_SECONDS,
+        metavar="S",
+        help="per phase and problem, warm-up included (default: %(default)g)",
+    )
+    parser.add_argument("--json", type=Path, metavar="F", help="write results as they come")
+    parser.add_argument("--plot", type=Path, metavar="F.png", help="draw them; needs matplotlib")
+    parser.add_argument(
+        "--from-json", type=Path, metavar="F", help="measure nothing; show a recorded run"
+    )
+    add_own_shape(parser)
+    parser.set_defaults(run=run)
+
+
+def add_own_shape(parser: argparse.ArgumentParser) -> None:
+    """Add what describes the one problem of `--shapes mine`."""
+    mine = parser.add_argument_group("--shapes mine")
+    for name, default, what in (
+        ("batch", 1, "sequences"),
+        ("seqlen", 4096, "queries, and keys unless --seqlen-k is given"),
+        ("seqlen-k", None, "keys"),
+        ("head-dim", 128, "of q and k"),
+        ("head-dim-v", None, "of v (default: --head-dim)"),
+    ):
+        text = what if default is None else f"{what} (default: {default})"
+        mine.add_argument(f"--{name}", type=parse_size, metavar="N", help=text)
+    mine.add_argument(
+        "--heads", type=parse_heads, metavar="Q/KV", help="such as 32/8, or 16 (default: 16)"
+    )
+    mine.add_argument("--mask", type=sets.Mask.parse, help=f"{', '.join(sets.MASKS)}")
+    mine.add_argument("--dtype", choices=sets.DTYPES)
+
+
+def parse_seconds(text: str) -> float:
+    """Read a number of seconds."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        message = f"seconds must be a positive, finite number, got `{text}`"
+        raise UsageError(message, hint=f"`--seconds {DEFAULT_SECONDS:g}` is the default")
+    return seconds
+
+
+def parse_size(text: str) -> int:
+    """Read a size."""
+    if not text.isdecimal() or int(text) == 0:
+        message = f"a size must be a whole number of at least 1, got `{text}`"
+        raise UsageError(message)
+    return int(text)
+
+
+def parse_heads(text: str) -> tuple[int, int]:
+    """Read `32/8` or `16`."""
+    queries, slash, keys = text.partition("/")
+    heads = (parse_size(queries), parse_size(keys if slash else queries))
+    if heads[0] % heads[1] != 0:
+        message = f"num_heads_kv must divide num_heads_q, got `{text}`"
+        raise UsageError(message)
+    return heads
+
+
+def choose_shapes(args: argparse.Namespace) -> tuple[Shape, ...]:
+    """Return the problems that were asked for."""
+    given = {name: getattr(args, name) for name in _OWN if getattr(args, name) is not None}
+    if args.shapes == "mine":
+        return (own_shape(**given),)
+    if given:
+        option = "--" + next(iter(given)).replace("_", "-")
+        message = f"`{option}` goes with `--shapes mine`, got `--shapes {args.shapes}`"
+        raise UsageError(message)
+    return {
+        "paper": sets.paper_shapes,
+        "seed": sets.seed_shapes,
+        "varlen": sets.varlen_shapes,
+        "fp32": sets.fp32_shapes,
+    }[args.shapes]()
+
+
+_OWN = ("batch", "seqlen", "seqlen_k", "head_dim", "head_dim_v", "heads", "mask", "dtype")
+
+
+def own_shape(  # noqa: PLR0913 - the options
+    *,
+    batch: int = 1,
+    seqlen: int = 4096,
+    seqlen_k: int | None = None,
+    head_dim: int = 128,
+    head_dim_v: int | None = None,
+    heads: tuple[int, int] = (16, 16),
+    mask: sets.Mask = sets.FULL,
+    dtype: str = "bf16",
+) -> Shape:
+    """Return the one problem of `--shapes mine`."""
+    lengths = (seqlen, seqlen if seqlen_k is None else seqlen_k)
+    dims = (head_dim, head_dim if head_dim_v is None else head_dim_v)
+    return sets.Shape(batch, *lengths, *heads, *dims, mask, dtype)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, or show what was measured, and return the exit code."""
+    shapes = choose_shapes(args)
+    if args.plot:
+        require_matplotlib()  # before minutes of measuring
+    if args.from_json:
+        report = read_report(args.from_json)
+    else:
+        reason = find_obstacle()
+        if reason:
+            complain(reason)
+            return EXIT_NOTHING_CHECKED
+        report = _measure(args, shapes)
+    print_report(make_console(), report)
+    if args.plot and any(row.entries[OURS].timings for row in report.rows):
+        draw_plot(report, args.plot)
+    return EXIT_FINDINGS if report.findings else EXIT_FINE
+
+
+def find_obstacle() -> str:
+    """Say why nothing can be measured here, empty if something can."""
+    torch, cuda = read_torch(), read_cuda()
+    if torch.status != "ok":
+        return f"nothing was measured: {torch.reason}\n\nhint: {torch_fix()}"
+    if not cuda.gpus:
+        reason = f" ({cuda.reason})" if cuda.reason else ""
+        return f"nothing was measured: there is no GPU here{reason}"
+    if not torch.cuda:
+        return f"nothing was measured: torch {torch.version} is a build for the CPU"
+    return ""
+
+
+def _measure(args: argparse.Namespace, shapes: tuple[Shape, ...]) -> Report:
+    import torch  # noqa: PLC0415 - not for --help
+
+    from flash_dist.bench.machine import describe_machine  # noqa: PLC0415
+    from flash_dist.bench.runner import Plan  # noqa: PLC0415
+    from flash_dist.bench.timing import GpuClock  # noqa: PLC0415
+
+    peers, states = DEFAULTS[args.shapes]
+    peers = peers if args.peers is None else args.peers
+    plan = Plan(shapes, peers, args.phases, args.l2 or states, args.seconds)
+    device = torch.device("cuda", torch.cuda.current_device())
+    options = {
+        "shapes": args.shapes,
+        "peers": list(plan.peers),
+        "phases": list(plan.phases),
+        "l2": list(plan.states),
+        "seconds": plan.seconds,
+    }
+    report = Report(describe_machine(device), options)
+    return follow(plan, report, GpuClock(device), device, args.json)
+
+
+def follow(
+    plan: Plan, report: Report, clock: Clock, device: torch.device, path: Path | None
+) -> Report:
+    """Measure row by row, show progress, and keep what there is on disk."""
+    from flash_dist.bench.runner import ContextLostError, measure, phases_of  # noqa: PLC0415
+
+    expected = len(plan.states) * sum(bool(phases_of(x, plan.phases)) for x in plan.shapes)
+    with watch(expected) as advance:
+        try:
+            for row in measure(plan, device, clock):
+                report = replace(report, rows=(*report.rows, row))
+                save(report, path)
+                advance(row)
+            report = replace(report, complete=True)
+        except ContextLostError as error:
+            report = replace(report, aborted=str(error))
+    save(report, path)
+    return report
+
+
+def save(report: Report, path: Path | None) -> None:
+    """Write what there is so far."""
+    if path is not None:
+        write_json(report.to_json(), path)
+
+
+@contextmanager
+def watch(expected: int) -> Iterator[Callable[[Row], None]]:
+    """Show a progress bar on a terminal; elsewhere a line on stderr for each row."""
+    console = make_console(sys.stderr)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    progress = Progress(
+        TextColumn("{task.description}"),
+        *columns,
+        console=console,
+        disable=not console.is_terminal,
+        transient=True,
+    )
+    task = progress.add_task("measuring", total=expected)
+    done = 0
+
+    def advance(row: Row) -> None:
+        nonlocal done
+        done += 1
+        progress.update(task, advance=1, description=row.shape.name)
+        if progress.disable:
+            complain(f"{done}/{expected} {row.shape.name}, {row.state} L2")
+
+    with progress:
+        yield advance
