@@ -1,0 +1,28 @@
+"""Say where torch and the CUDA packages of this Python lie, as CMake code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+LIBRARIES = ("torch", "torch_cpu", "torch_cuda", "c10", "c10_cuda")
+
+
+def main() -> None:
+    """Print it."""
+    root = Path(torch.__file__).parent
+    libraries = [root / "lib" / f"lib{name}.so" for name in LIBRARIES]
+    found = {
+        "TORCH_ROOT": root,
+        "TORCH_VERSION": torch.__version__,
+        "TORCH_CXX11_ABI": int(torch.compiled_with_cxx11_abi()),
+        "TORCH_LIBRARIES": ";".join(str(library) for library in libraries if library.is_file()),
+        "NVIDIA_ROOT": root.parent / "nvidia" / "cu13",
+    }
+    for name, value in found.items():
+        print(f'set({name} "{value}")')
+
+
+if __name__ == "__main__":
+    main()

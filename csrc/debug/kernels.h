@@ -1,0 +1,47 @@
+// Our kernels through the C interface, on torch's default stream.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "../capi.h"
+#include "tensors.h"
+
+namespace flash_dist::debug {
+
+// A sentence of flash_dist_last_error().
+struct Refused : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+class Kernels {
+ public:
+  // inputs: on the GPU of options.
+  Kernels(const Options& options, const Inputs& inputs);
+
+  // Fill every new tensor with NaN first: what a kernel does not write, or reads too early, shows.
+  void set_dirty(bool dirty) { dirty_ = dirty; }
+
+  void forward(Outputs& outputs);
+  void backward(Outputs& outputs);  // after forward
+
+ private:
+  at::Tensor empty(at::IntArrayRef sizes, at::ScalarType dtype);
+  static void* allocate(void* self, int64_t bytes);
+  View view(const at::Tensor& t, int heads_per_kv) const;
+  MaskParams mask_params();
+
+  const Options& options_;
+  const Inputs& inputs_;
+  Call call_{};
+  RowArrays arrays_;                // of masks that are no band
+  std::vector<at::Tensor> on_gpu_;  // the same
+  MaskParams mask_{};
+  at::Tensor workspace_;
+  bool dirty_ = false;
+};
+
+// Symbols of the kernels that ran last, to set breakpoints on.
+std::vector<std::string> last_kernels();
+
+}  // namespace flash_dist::debug
