@@ -4,6 +4,7 @@
 // The kind of mask is a run-time value: it is looked at once per tile, never per element.
 #pragma once
 
+#include "core/ds_layout.h"
 #include "core/sequence.cuh"
 #include "core/tile.cuh"
 #include "params.h"
@@ -156,5 +157,67 @@ struct KeyWalk {
     return half == 0 ? entries[j / SUB].y : entries[j / SUB].z;
   }
 };
+
+// The query tiles that a block of keys walks through for one query head, 64 queries each: a range, or
+// the entries of a list.
+template <int BLOCK_N>
+struct QueryWalk {
+  static constexpr bool PAIRS = BLOCK_N > MASK_TILE;
+  static_assert(BLOCK_N <= 2 * MASK_TILE);
+  int begin, end;
+  const int4* entries;  // null: a range
+
+  __device__ __forceinline__ QueryWalk(const Mask& mask, const DsLayout& layout, int key0)
+      : entries(nullptr) {
+    const MaskParams& p = mask.p;
+    const int n = key0 / MASK_TILE;
+    const int last = PAIRS ? min(n + 1, (mask.seqlen_k - 1) / MASK_TILE) : n;
+    if (mask.is_list()) {
+      const TileList& list = p.by_key[PAIRS];
+      const int lines = PAIRS ? (p.key_tiles + 1) / 2 : p.key_tiles;
+      const int* first = list.begin + mask.plane * lines + (PAIRS ? n / 2 : n);
+      entries = list.entries;
+      begin = first[0];
+      end = first[1];
+    } else if (p.kind == MaskKind::BAND) {
+      begin = layout.query_begin(n);
+      end = layout.query_end(last);
+    } else {
+      const int2* ranges = p.key_ranges + static_cast<int64_t>(mask.plane) * p.key_tiles;
+      begin = ranges[n].x;
+      end = ranges[n].y;
+      if (last > n && ranges[last].y > 0) {
+        begin = end > 0 ? min(begin, ranges[last].x) : ranges[last].x;
+        end = max(end, ranges[last].y);
+      }
+    }
+  }
+
+  __device__ __forceinline__ int query_tile(int i) const {
+    return entries == nullptr ? i : entries[i].x;
+  }
+};
+
+// What is known of one tile, and where its dS lies (-1: nowhere).
+struct TilePlace {
+  int code, slot;
+};
+
+// Tile (query tile m, key tile n) of a mask that is no list; slots are counted from key tile first.
+// Both sides of the backward ask here which tiles exist, so what one stores the other reads.
+__device__ __forceinline__ TilePlace tile_place(const Mask& mask, const DsLayout& layout, int first,
+                                                int m, int n) {
+  const MaskParams& p = mask.p;
+  if (n * MASK_TILE >= mask.seqlen_k || m * MASK_TILE >= mask.seqlen_q) return {TILE_EMPTY, -1};
+  const KeyRange range = mask.range(m * MASK_TILE, MASK_TILE);
+  const int code = range.covers(n * MASK_TILE, MASK_TILE) ? TILE_FULL : TILE_ROWS;
+  if (p.kind == MaskKind::BAND) {
+    if (m < layout.query_begin(n) || m >= layout.query_end(n)) return {TILE_EMPTY, -1};
+    return {code, static_cast<int>(layout.slot(first, n, m))};
+  }
+  if (!range.touches(n * MASK_TILE, MASK_TILE)) return {TILE_EMPTY, -1};
+  const int begin = p.key_ranges[static_cast<int64_t>(mask.plane) * p.key_tiles + n].x;
+  return {code, p.key_slots[n] - p.key_slots[first] + m - begin};
+}
 
 }  // namespace flash_dist

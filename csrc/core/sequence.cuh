@@ -11,6 +11,9 @@ struct Sequence {
   int q0, k0;  // first rows in the tensors
   int seqlen_q, seqlen_k;
 
+  __device__ __forceinline__ Sequence(int q, int k, int length_q, int length_k)
+      : q0(q), k0(k), seqlen_q(length_q), seqlen_k(length_k) {}
+
   template <class Params>
   __device__ __forceinline__ Sequence(const Params& p, int batch)
       : q0(0), k0(0), seqlen_q(p.seqlen_q), seqlen_k(p.seqlen_k) {

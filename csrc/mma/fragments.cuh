@@ -8,6 +8,8 @@
 
 namespace flash_dist {
 
+constexpr int FRAGMENT_BYTES = 32 * 16;  // an A operand of 16 rows and 16 columns
+
 template <int MT, int NT>
 struct Accumulator {
   float x[MT][NT][4];
@@ -111,6 +113,23 @@ __device__ __forceinline__ void to_a_operand(uint32_t (&a)[MT][4], const Accumul
     a[m][1] = pack<Target, T>(left[2], left[3]);
     a[m][2] = pack<Target, T>(right[0], right[1]);
     a[m][3] = pack<Target, T>(right[2], right[3]);
+  }
+}
+
+// Half `half` of the columns of a 16-row tile, rounded, as A fragments: 16 bytes per lane and 16
+// columns, FRAGMENT_BYTES apart. at: this lane's place in fragment 0.
+template <class Target, class T, int NT>
+__device__ __forceinline__ void put_fragments(uint32_t at, const Accumulator<1, NT>& c, int half) {
+  if constexpr (NT == 1) {  // half a fragment
+    store_shared_8(at + half * 8, pack<Target, T>(c.x[0][0][0], c.x[0][0][1]),
+                   pack<Target, T>(c.x[0][0][2], c.x[0][0][3]));
+  } else {
+#pragma unroll
+    for (int k = 0; k < NT / 2; ++k) {
+      uint32_t r[1][4];
+      to_a_operand<Target, T>(r, c, k);
+      store_shared_16(at + (half * (NT / 2) + k) * FRAGMENT_BYTES, {r[0][0], r[0][1], r[0][2], r[0][3]});
+    }
   }
 }
 

@@ -62,6 +62,10 @@ __device__ __forceinline__ void store_shared_16(uint32_t smem, uint4 r) {
                : "memory");
 }
 
+__device__ __forceinline__ void store_shared_8(uint32_t smem, uint32_t low, uint32_t high) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(smem), "r"(low), "r"(high) : "memory");
+}
+
 __device__ __forceinline__ void store_shared_4(uint32_t smem, uint32_t r) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(smem), "r"(r) : "memory");
 }

@@ -1,23 +1,25 @@
 // dK and dV, and dS for the dQ product: the key side of the backward. No atomics; a block owns its
 // keys.
 //
-//   S^T = K @ Q.T   P^T = exp2(S^T - lse)   dV += P^T @ dO   dP^T = V @ dO.T   dS^T = P^T (dP^T -
-//   delta)   dK += dS^T @ Q
+//   S^T = K @ Q.T          P^T = exp2(S^T - lse)            dV += P^T @ dO
+//   dP^T = V @ dO.T        dS^T = P^T (dP^T - delta)        dK += dS^T @ Q
 //
 // Grid      x = key tile, (batch, kv head) unit of the chunk, group split.
-// Block     WARPS warps, each owning ROWS keys over the whole head_dim: P^T and dS^T stay in
-// registers as A operands. Shared    K and V (for the whole life of the block), STAGES stages of Q,
-// dO, lse and delta. Pipeline  the query tiles of every query head of the split, in ascending
-// order: this is the order of summation.
+// Block     SPLIT = 1: a warp owns ROWS keys over the whole head_dim; P^T and dS^T stay in registers
+//           as A operands. SPLIT = 2 (dK and dV of a whole row would take all registers): two warps
+//           own ROWS keys, each computes S^T and dP^T for half of the stage's queries, exchanges P^T
+//           and dS^T through shared memory, and accumulates half of the columns.
+// Shared    K and V (for the whole life of the block), STAGES stages of Q, dO, lse and delta.
+// Pipeline  the query tiles of every query head of the split, in ascending order: this is the order
+//           of summation.
 #pragma once
 
 #include "core/entry.h"
-#include "core/mask.cuh"
 #include "core/pipeline.cuh"
-#include "core/schedule.cuh"
-#include "core/views.cuh"
 #include "mma/bwd/config.h"
+#include "mma/bwd/store.cuh"
 #include "mma/fragments.cuh"
+#include "ptx/barrier.cuh"
 
 namespace flash_dist {
 
@@ -46,9 +48,9 @@ struct StatCopy {
 };
 
 // fp32 rows of a warp's accumulator, for the partial sums of the group split.
-template <int MT, int NT>
+template <int SPLIT, int MT, int NT>
 __device__ __forceinline__ void store_partial(const Accumulator<MT, NT>& c, float* dst,
-                                              int row_limit) {
+                                              int row_limit, int half) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int m = 0; m < MT; ++m)
@@ -58,25 +60,117 @@ __device__ __forceinline__ void store_partial(const Accumulator<MT, NT>& c, floa
       if (row < row_limit) {
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
-          *reinterpret_cast<float2*>(dst + row * (NT * 8) + n * 8 + (lane % 4) * 2) =
+          const int column = (n / 2 * SPLIT + half) * 16 + n % 2 * 8 + (lane % 4) * 2;
+          *reinterpret_cast<float2*>(dst + row * (NT * 8 * SPLIT) + column) =
               float2{c.x[m][n][2 * h], c.x[m][n][2 * h + 1]};
         }
       }
     }
 }
 
-// The key tile, unit and split of this block.
-struct DkdvBlock {
-  int key0, unit, batch, head_kv, split;
+// Sets the scores S^T of MT * 16 keys and NT * 8 queries from row0 on to -inf where they are hidden.
+template <int MT, int NT>
+__device__ __forceinline__ void hide_transposed(Accumulator<MT, NT>& st, const Mask& mask, int row0,
+                                                int key0, int code) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int n = 0; n < NT; ++n)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const uint32_t word = mask.word(row0 + n * 8 + (lane % 4) * 2 + e, key0 / 32 * 32, code) >>
+                            (key0 % 32 + lane / 4);
+#pragma unroll
+      for (int m = 0; m < MT; ++m)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          if (!(word >> (m * 16 + h * 8) & 1)) st.x[m][n][2 * h + e] = -INFINITY;
+    }
+}
 
-  __device__ __forceinline__ DkdvBlock(const BwdParams& p, int block_n) {
-    const int tiles = (p.key_end - p.key_begin + block_n - 1) / block_n;
-    const BlockPlace place(fresh_block(), tiles, p.units * p.group_split, p.heads_together);
-    key0 = p.key_begin + place.tile * block_n;
-    unit = place.group / p.group_split;
-    split = place.group - unit * p.group_split;
-    batch = (p.unit_begin + unit) / p.num_heads_kv;
-    head_kv = p.unit_begin + unit - batch * p.num_heads_kv;
+// The pipeline's items one after the other: query head by query head, tile by tile. Every thread
+// steps along; only thread 0 looks up what is known of the tiles.
+template <class Config>
+struct DkdvCursor {
+  static constexpr int PER_TILE = MASK_TILE / Config::BLOCK_M;
+  int member, i, end;  // i, end: stages of this member, PER_TILE to an entry of the walk
+  const int4* entries;
+
+  __device__ __forceinline__ void open(const BwdParams& p, const DkdvWork& w) {
+    for (;;) {
+      if (member >= w.members_end) return;
+      const QueryWalk<Config::BLOCK_N> walk = walk_of(p, w, member);
+      i = walk.begin * PER_TILE;
+      end = walk.end * PER_TILE;
+      entries = walk.entries;
+      if (i < end) return;
+      ++member;
+    }
+  }
+  __device__ __forceinline__ void next(const BwdParams& p, const DkdvWork& w) {
+    if (++i < end) return;
+    ++member;
+    open(p, w);
+  }
+  __device__ __forceinline__ int query_tile() const {
+    return entries == nullptr ? i / PER_TILE : entries[i / PER_TILE].x;
+  }
+  __device__ __forceinline__ int row0() const {
+    return query_tile() * MASK_TILE + i % PER_TILE * Config::BLOCK_M;
+  }
+
+  __device__ __forceinline__ static MaskPlace place_of(const BwdParams& p, const DkdvWork& w,
+                                                       int member) {
+    return MaskPlace(p.mask, Sequence{0, 0, w.seqlen_q, w.seqlen_k}, w.batch, w.head + member);
+  }
+  __device__ __forceinline__ static QueryWalk<Config::BLOCK_N> walk_of(const BwdParams& p,
+                                                                       const DkdvWork& w,
+                                                                       int member) {
+    const Sequence sequence{0, 0, w.seqlen_q, w.seqlen_k};
+    return {Mask(p.mask, place_of(p, w, member)), ds_layout(p, sequence), w.key0};
+  }
+  // All stages of the block.
+  __device__ __forceinline__ static int count(const BwdParams& p, const DkdvWork& w) {
+    int stages = 0;
+    for (int member = w.members_begin; member < w.members_end; ++member) {
+      const QueryWalk<Config::BLOCK_N> walk = walk_of(p, w, member);
+      const int here = max(walk.end - walk.begin, 0) * PER_TILE;
+      if (p.mask.head_planes == 0) return here * (w.members_end - w.members_begin);
+      stages += here;
+    }
+    return stages;
+  }
+
+  __device__ __forceinline__ DkdvItem item(const BwdParams& p, const DkdvWork& w) const {
+    DkdvItem item;
+    item.row0 = row0();
+    item.member = member;
+    const int first = p.key_begin / DS_TILE;
+    if (entries != nullptr) {
+      const int4 entry = entries[i / PER_TILE];
+      const int2 slots = p.mask.by_key[Config::BLOCK_N > MASK_TILE].slots[i / PER_TILE];
+      const int begin = p.mask.key_slots[first];
+      item.place[0] = {entry.y, slots.x - begin};
+      item.place[1] = {entry.z, slots.y - begin};
+    } else {
+      const Sequence sequence{0, 0, w.seqlen_q, w.seqlen_k};
+      const DsLayout layout = ds_layout(p, sequence);
+      const Mask mask(p.mask, place_of(p, w, member));
+      const int m = i / PER_TILE;
+      const int n = w.key0 / DS_TILE;
+      item.place[0] = tile_place(mask, layout, first, m, n);
+      if (Config::BLOCK_N > MASK_TILE) {
+        item.place[1] = tile_place(mask, layout, first, m, n + 1);
+      }
+    }
+    const int64_t base = (w.ds_head + member) * p.ds_tiles_per_head;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      TilePlace& place = item.place[half];
+      place.slot = p.ds == nullptr || place.code == TILE_EMPTY
+                       ? -1
+                       : place.slot + static_cast<int>(base);
+    }
+    return item;
   }
 };
 
@@ -85,11 +179,13 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
   using Target = typename Config::Target;
   using T = typename Config::T;
   constexpr int HEAD_DIM = Config::HEAD_DIM;
+  constexpr int HEAD_DIM_V = Config::HEAD_DIM_V;
   constexpr int BLOCK_M = Config::BLOCK_M;
   constexpr int BLOCK_N = Config::BLOCK_N;
+  constexpr int SPLIT = Config::SPLIT;
   constexpr int MT = Config::ROW_TILES;
   constexpr int SUB_M = Config::SUB_M;
-  constexpr int NT = SUB_M / 8;
+  constexpr int NT = Config::QUERIES / 8;
 
   extern __shared__ __align__(128) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
@@ -102,82 +198,115 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
   const auto sLse = [&](int s) { return sQ(s) + static_cast<int>(offsetof(Stage, lse_log2)); };
   const auto sDelta = [&](int s) { return sQ(s) + static_cast<int>(offsetof(Stage, delta)); };
 
-  const DkdvBlock block(p, BLOCK_N);
-  const int warp_row0 = (threadIdx.x / 32) * Config::ROWS;
+  const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  const int members = p.group / p.group_split;
-  const int member0 = block.split * members;
+  const int half = warp % SPLIT;
+  const int warp_row0 = warp / SPLIT * Config::ROWS;
+  const int tile_half = warp_row0 / DS_TILE;  // which of the block's key tiles of the mask
 
-  const Mask mask{p.seqlen_q, p.seqlen_k, p.causal};
-  const DsLayout layout(p.seqlen_q, p.seqlen_k, p.causal);
-  constexpr int TILES_PER_DS = DS_TILE / BLOCK_M;
-  const int tile_begin = layout.query_begin(block.key0 / DS_TILE) * TILES_PER_DS;
-  const int tile_count = layout.query_tiles * TILES_PER_DS - tile_begin;
+  DkdvWork& work = smem.work;
+  RowSpan keys;
+  {
+    const DkdvBlock block(p, BLOCK_N);
+    const Sequence sequence(p, block.batch);
+    if (block.key0 >= sequence.seqlen_k) return;
+    const int members = p.group / p.group_split;
+    const int head = block.head_kv * p.group;
+    const DkdvWork mine = {
+        head_begin(p.q, block.batch, block.head_kv, 0) + sequence.q0 * p.q.row,
+        head_begin(p.dout, block.batch, block.head_kv, 0) + sequence.q0 * p.dout.row,
+        statistics_begin(p, block.batch, head, sequence.q0),
+        block.batch,
+        head,
+        block.split * members,
+        block.split * members + members,
+        sequence.seqlen_q,
+        sequence.seqlen_k,
+        block.key0,
+        block.unit * p.group};
+    if (threadIdx.x == 0) work = mine;
+    const Mask mask(p.mask, DkdvCursor<Config>::place_of(p, mine, 0));
+    keys = mask.keys_that_exist(block.batch);
 
-  // Where this warp's 16-byte pieces of dS go; a warp's keys lie in one key tile of the layout.
-  const int ds_key_tile = (block.key0 + warp_row0) / DS_TILE;
-  const int ds_query_begin = layout.query_begin(ds_key_tile);
-  uint8_t* gDs = nullptr;
-  if (p.ds != nullptr && ds_key_tile * DS_TILE < p.key_end) {
-    const int64_t head = static_cast<int64_t>(block.unit) * p.group + member0;
-    const int64_t tiles = head * p.ds_tiles_per_head +
-                          layout.slots(p.key_begin / DS_TILE, ds_key_tile) - ds_query_begin;
-    gDs = static_cast<uint8_t*>(p.ds) + tiles * DS_TILE_BYTES +
-          (warp_row0 % DS_TILE) / 16 * 4 * DS_BLOCK_BYTES + lane * 16;
+    TileCopy<Target, BLOCK_N, HEAD_DIM, Config::THREADS> copy_k;
+    const RowSpan here{keys.first - block.key0, keys.end - block.key0};
+    copy_k.fetch(sK,
+                 head_begin(p.k, block.batch, block.head_kv, 0) +
+                     (sequence.k0 + block.key0) * p.k.row,
+                 p.k.row, here, p.head_dim);
+    copy_k.land(sK);
+    TileCopy<Target, BLOCK_N, HEAD_DIM_V, Config::THREADS> copy_v;
+    copy_v.fetch(sV,
+                 head_begin(p.v, block.batch, block.head_kv, 0) +
+                     (sequence.k0 + block.key0) * p.v.row,
+                 p.v.row, here, p.head_dim_v);
+    copy_v.land(sV);
+    __syncthreads();  // work is there
   }
 
-  TileCopy<Target, BLOCK_M, HEAD_DIM, Config::THREADS> copy_q, copy_dout;
+  TileCopy<Target, BLOCK_M, HEAD_DIM, Config::THREADS> copy_q;
+  TileCopy<Target, BLOCK_M, HEAD_DIM_V, Config::THREADS> copy_dout;
   StatCopy<Target, BLOCK_M> copy_stats;
-  const auto fetch = [&](int i, int s) {
-    const int member = member0 + i / tile_count;
-    const int row0 = (tile_begin + i % tile_count) * BLOCK_M;
-    const int limit = p.seqlen_q - row0;
-    copy_q.fetch(sQ(s), head_begin(p.q, block.batch, block.head_kv, member) + row0 * p.q.row,
-                 p.q.row, limit);
+  DkdvCursor<Config> cursor{work.members_begin, 0, 0, nullptr};
+  cursor.open(p, work);
+  DkdvItem item_staged;  // thread 0's, where copies are staged in registers
+  const auto fetch = [&](int, int s) {
+    const int row0 = cursor.row0();
+    const RowSpan rows{0, work.seqlen_q - row0};
+    copy_q.fetch(sQ(s), work.q + cursor.member * p.q.head_group + row0 * p.q.row, p.q.row, rows,
+                 p.head_dim);
     copy_dout.fetch(sDout(s),
-                    head_begin(p.dout, block.batch, block.head_kv, member) + row0 * p.dout.row,
-                    p.dout.row, limit);
-    const int64_t head =
-        (static_cast<int64_t>(block.batch) * p.num_heads_kv + block.head_kv) * p.group + member;
-    const int64_t row = head * p.rows_padded + row0;
+                    work.dout + cursor.member * p.dout.head_group + row0 * p.dout.row, p.dout.row,
+                    rows, p.head_dim_v);
+    const int64_t row =
+        work.statistics + static_cast<int64_t>(cursor.member) * p.rows_padded + row0;
     copy_stats.fetch(sLse(s), p.lse_log2 + row, p.delta + row);
+    if (threadIdx.x == 0) {
+      if constexpr (Target::HAS_CP_ASYNC) {
+        smem.stage[s].item = cursor.item(p, work);
+      } else {
+        item_staged = cursor.item(p, work);
+      }
+    }
+    cursor.next(p, work);
   };
   const auto land = [&](int s) {
     copy_q.land(sQ(s));
     copy_dout.land(sDout(s));
     copy_stats.land(sLse(s));
+    if constexpr (!Target::HAS_CP_ASYNC) {
+      if (threadIdx.x == 0) smem.stage[s].item = item_staged;
+    }
   };
 
-  Accumulator<MT, HEAD_DIM / 8> dk, dv;
+  Accumulator<MT, HEAD_DIM / 8 / SPLIT> dk;
+  Accumulator<MT, HEAD_DIM_V / 8 / SPLIT> dv;
   dk.clear();
   dv.clear();
   const float scale_log2 = p.softmax_scale * LOG2_E;
 
-  const auto compute = [&](int i, int s) {
-    const int row0 = (tile_begin + i % tile_count) * BLOCK_M;
-    const bool masked = block.key0 + BLOCK_N > mask.key_end(row0);
-    const Operand<HEAD_DIM> a_k = Operand<HEAD_DIM>::a(sK + warp_row0 * HEAD_DIM * 2);
-    const Operand<HEAD_DIM> a_v = Operand<HEAD_DIM>::a(sV + warp_row0 * HEAD_DIM * 2);
+  const auto compute = [&](int, int s) {
+    const TilePlace place = smem.stage[s].item.place[tile_half];
+    if (place.code == TILE_EMPTY) return;  // for all warps that share these keys
+    const int row0 = smem.stage[s].item.row0;
+    const auto a_k = Operand<HEAD_DIM>::a(sK + warp_row0 * HEAD_DIM * 2);
+    const auto a_v = Operand<HEAD_DIM_V>::a(sV + warp_row0 * HEAD_DIM_V * 2);
+    const auto b_q = [&] {
+      return NT == 1 ? Operand<HEAD_DIM>::b_8(sQ(s)) : Operand<HEAD_DIM>::b(sQ(s));
+    };
+    const auto b_dout = [&] {
+      return NT == 1 ? Operand<HEAD_DIM_V>::b_8(sDout(s)) : Operand<HEAD_DIM_V>::b(sDout(s));
+    };
 #pragma unroll 1
-    for (int sub = 0; sub < BLOCK_M; sub += SUB_M) {
-      // S^T = K @ Q.T                                    [ROWS, SUB_M] per warp
+    for (int sub = half * Config::QUERIES; sub < BLOCK_M; sub += SUB_M) {
+      // S^T = K @ Q.T                                    [ROWS, QUERIES] per warp
       Accumulator<MT, NT> pt;
       pt.clear();
-      gemm_abt<Target, T, HEAD_DIM, Config::UNROLL_S, MT, NT>(pt, a_k, Operand<HEAD_DIM>::b(sQ(s)),
-                                                              sub);
-      if (masked) {
-#pragma unroll
-        for (int n = 0; n < NT; ++n)
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            const int end = mask.key_end(row0 + sub + n * 8 + (lane % 4) * 2 + e) - block.key0 -
-                            warp_row0 - lane / 4;
-#pragma unroll
-            for (int m = 0; m < MT; ++m)
-#pragma unroll
-              for (int h = 0; h < 2; ++h)
-                if (m * 16 + h * 8 >= end) pt.x[m][n][2 * h + e] = -INFINITY;
-          }
+      gemm_abt<Target, T, HEAD_DIM, Config::UNROLL_S, MT, NT>(pt, a_k, b_q(), sub);
+      if (place.code != TILE_FULL) {
+        const Mask mask(p.mask, MaskPlace(p.mask, Sequence{0, 0, work.seqlen_q, work.seqlen_k},
+                                          work.batch, work.head + smem.stage[s].item.member));
+        hide_transposed(pt, mask, row0 + sub, work.key0 + warp_row0, place.code);
       }
       // P^T = exp2(S^T * scale - lse)
 #pragma unroll
@@ -191,19 +320,20 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
             pt.x[m][n][2 * h + 1] = exp2_approx(fmaf(pt.x[m][n][2 * h + 1], scale_log2, -lse.y));
           }
       }
-      // dV += P^T @ dO                                   [ROWS, HEAD_DIM]
+      if constexpr (SPLIT == 1) {
+        // dV += P^T @ dO                                 [ROWS, HEAD_DIM_V]
 #pragma unroll
-      for (int k = 0; k < SUB_M / 16; ++k) {
-        uint32_t rP[MT][4];
-        to_a_operand<Target, T>(rP, pt, k);
-        gemm_ab_step<Target, T, HEAD_DIM, MT>(dv, rP, Operand<HEAD_DIM>::b_trans(sDout(s)),
+        for (int k = 0; k < SUB_M / 16; ++k) {
+          uint32_t rP[MT][4];
+          to_a_operand<Target, T>(rP, pt, k);
+          gemm_ab_step<Target, T, HEAD_DIM_V>(dv, rP, Operand<HEAD_DIM_V>::b_trans(sDout(s)),
                                               sub + k * 16);
+        }
       }
-      // dP^T = V @ dO.T                                  [ROWS, SUB_M]
+      // dP^T = V @ dO.T                                  [ROWS, QUERIES]
       Accumulator<MT, NT> dpt;
       dpt.clear();
-      gemm_abt<Target, T, HEAD_DIM, Config::UNROLL_DP, MT, NT>(dpt, a_v,
-                                                               Operand<HEAD_DIM>::b(sDout(s)), sub);
+      gemm_abt<Target, T, HEAD_DIM_V, Config::UNROLL_DP, MT, NT>(dpt, a_v, b_dout(), sub);
       // dS^T = P^T * (dP^T - delta)
 #pragma unroll
       for (int n = 0; n < NT; ++n) {
@@ -216,59 +346,79 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
             dpt.x[m][n][2 * h + 1] = pt.x[m][n][2 * h + 1] * (dpt.x[m][n][2 * h + 1] - delta.y);
           }
       }
-      // dK += dS^T @ Q                                   [ROWS, HEAD_DIM], and dS^T to the
-      // workspace
-      const int ds_query_tile = (row0 + sub) / DS_TILE;
-      const bool spill = gDs != nullptr && ds_query_tile >= ds_query_begin;
-      uint8_t* dst = gDs + (i / tile_count * p.ds_tiles_per_head + ds_query_tile) * DS_TILE_BYTES +
-                     (row0 + sub) % DS_TILE / 16 * DS_BLOCK_BYTES;
+      // A fragment (m, k) of this warp's keys and the stage's queries 16 * k: in the workspace a tile
+      // is 4 x 4 of them.
+      uint8_t* gDs = static_cast<uint8_t*>(p.ds) + static_cast<int64_t>(place.slot) * DS_TILE_BYTES +
+                     ((warp_row0 % DS_TILE) / 16 * 4 + row0 % DS_TILE / 16) * DS_BLOCK_BYTES +
+                     lane * 16;
+      if constexpr (SPLIT == 1) {
+        // dK += dS^T @ Q                                 [ROWS, HEAD_DIM], and dS^T to the workspace
 #pragma unroll
-      for (int k = 0; k < SUB_M / 16; ++k) {
-        uint32_t rDs[MT][4];
-        to_a_operand<Target, T>(rDs, dpt, k);
-        if (spill) {
+        for (int k = 0; k < SUB_M / 16; ++k) {
+          uint32_t rDs[MT][4];
+          to_a_operand<Target, T>(rDs, dpt, k);
+          if (place.slot >= 0) {
 #pragma unroll
-          for (int m = 0; m < MT; ++m) {
-            store_global_16(dst + (m * 4 + k) * DS_BLOCK_BYTES,
-                            {rDs[m][0], rDs[m][1], rDs[m][2], rDs[m][3]});
+            for (int m = 0; m < MT; ++m) {
+              store_global_16(gDs + (m * 4 + sub / 16 + k) * DS_BLOCK_BYTES,
+                              {rDs[m][0], rDs[m][1], rDs[m][2], rDs[m][3]});
+            }
           }
+          gemm_ab_step<Target, T, HEAD_DIM>(dk, rDs, Operand<HEAD_DIM>::b_trans(sQ(s)),
+                                            sub + k * 16);
         }
-        gemm_ab_step<Target, T, HEAD_DIM, MT>(dk, rDs, Operand<HEAD_DIM>::b_trans(sQ(s)),
-                                              sub + k * 16);
+      } else {
+        static_assert(MT == 1);
+        constexpr int BLOCKS = BLOCK_M / 16;
+        const int pair = warp / SPLIT;
+        const uint32_t sP = shared_address(smem.p) + pair * BLOCKS * FRAGMENT_BYTES + lane * 16;
+        const uint32_t sDs = shared_address(smem.ds) + pair * BLOCKS * FRAGMENT_BYTES + lane * 16;
+        put_fragments<Target, T>(sP, pt, half);
+        put_fragments<Target, T>(sDs, dpt, half);
+        barrier_sync(1 + pair, 64);  // both warps have put theirs; the stage's barrier frees them
+        // dV += P^T @ dO, dK += dS^T @ Q                 [ROWS, HEAD_DIM / 2]
+        const auto b_dv = share(Operand<HEAD_DIM_V>::b_trans(sDout(s)), half);
+        const auto b_dk = share(Operand<HEAD_DIM>::b_trans(sQ(s)), half);
+#pragma unroll
+        for (int k = 0; k < BLOCKS; ++k) {
+          const uint4 x = load_shared_16(sP + k * FRAGMENT_BYTES);
+          const uint32_t rP[1][4] = {{x.x, x.y, x.z, x.w}};
+          gemm_ab_step<Target, T, HEAD_DIM_V, SPLIT>(dv, rP, b_dv, k * 16);
+        }
+#pragma unroll
+        for (int k = 0; k < BLOCKS; ++k) {
+          const uint4 x = load_shared_16(sDs + k * FRAGMENT_BYTES);
+          if (place.slot >= 0 && k % SPLIT == half) store_global_16(gDs + k * DS_BLOCK_BYTES, x);
+          const uint32_t rDs[1][4] = {{x.x, x.y, x.z, x.w}};
+          gemm_ab_step<Target, T, HEAD_DIM, SPLIT>(dk, rDs, b_dk, k * 16);
+        }
       }
     }
   };
 
-  {
-    TileCopy<Target, BLOCK_N, HEAD_DIM, Config::THREADS> copy;
-    const int limit = p.seqlen_k - block.key0;
-    copy.fetch(sK, head_begin(p.k, block.batch, block.head_kv, 0) + block.key0 * p.k.row, p.k.row,
-               limit);
-    copy.land(sK);
-    copy.fetch(sV, head_begin(p.v, block.batch, block.head_kv, 0) + block.key0 * p.v.row, p.v.row,
-               limit);
-    copy.land(sV);
-  }
-  run_pipeline<Target, Config::STAGES>(tile_count * members, fetch, land, compute);
+  run_pipeline<Target, Config::STAGES>(DkdvCursor<Config>::count(p, work), fetch, land, compute);
   if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
-  __syncthreads();  // without any query tile K and V may still be arriving
+  __syncthreads();  // everybody is done with K and V; without a stage they may still be arriving
 
   const DkdvBlock again(p, BLOCK_N);
+  const Sequence sequence(p, again.batch);
   const int row0 = again.key0 + warp_row0;
-  const int limit = p.seqlen_k - row0;
+  const int limit = sequence.seqlen_k - row0;
   if (p.group_split > 1) {
     const int64_t units = static_cast<int64_t>(p.batch) * p.num_heads_kv;
     const int64_t row = (again.split * units + p.unit_begin + again.unit) * p.seqlen_k + row0;
-    store_partial(dk, p.dk_partial + row * HEAD_DIM, limit);
-    store_partial(dv, p.dv_partial + row * HEAD_DIM, limit);
+    store_partial<SPLIT>(dk, p.dk_partial + row * HEAD_DIM, limit, half);
+    store_partial<SPLIT>(dv, p.dv_partial + row * HEAD_DIM_V, limit, half);
   } else {
     dk.scale(p.softmax_scale);
-    store_rows<Target, T, HEAD_DIM, MT>(
-        dk, sK + warp_row0 * HEAD_DIM * 2,
-        head_begin(p.dk, again.batch, again.head_kv, 0) + row0 * p.dk.row, p.dk.row, limit);
-    store_rows<Target, T, HEAD_DIM, MT>(
-        dv, sV + warp_row0 * HEAD_DIM * 2,
-        head_begin(p.dv, again.batch, again.head_kv, 0) + row0 * p.dv.row, p.dv.row, limit);
+    store_gradient<Config, HEAD_DIM>(dk, sK + warp_row0 * HEAD_DIM * 2, half,
+                                     head_begin(p.dk, again.batch, again.head_kv, 0) +
+                                         (sequence.k0 + row0) * p.dk.row,
+                                     p.dk.row, limit, p.head_dim);
+    store_gradient<Config, HEAD_DIM_V>(dv, sV + warp_row0 * HEAD_DIM_V * 2, half,
+                                       head_begin(p.dv, again.batch, again.head_kv, 0) +
+                                           (sequence.k0 + row0) * p.dv.row,
+                                       p.dv.row, limit, p.head_dim_v);
   }
 }
 

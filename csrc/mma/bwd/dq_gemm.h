@@ -2,18 +2,18 @@
 // block's queries can see.
 //
 // Grid      x = query tile, query head of the chunk's units.
-// Block     WARPS warps, each owning ROWS queries over the whole head_dim.
+// Block     SPLIT = 1: a warp owns ROWS queries over the whole head_dim; SPLIT = 2: two warps own
+//           them, every other 16 columns each.
 // Shared    STAGES stages of one 64-key tile of K and the dS tiles of the block's queries.
 // The stored fragments are those of dS^T; transposing their four 8x8 tiles in registers gives the A
-// operand of dS.
+// operand of dS. Stripes of keys are summed in one accumulator, which rests in dq_accum between
+// them: the order of summation is the same as without stripes.
 #pragma once
 
-#include "core/ds_layout.h"
 #include "core/entry.h"
 #include "core/pipeline.cuh"
-#include "core/views.cuh"
 #include "mma/bwd/config.h"
-#include "mma/bwd/dq_block.cuh"
+#include "mma/bwd/store.cuh"
 #include "mma/fragments.cuh"
 
 namespace flash_dist {
@@ -26,21 +26,22 @@ struct DsCopy {
   static constexpr int PASSES = DS_TILE_BYTES / 16 / Config::THREADS;
   uint4 staged[Target::HAS_CP_ASYNC ? 1 : Config::DS_TILES * PASSES];
 
-  __device__ __forceinline__ void fetch(uint32_t smem, const uint8_t* first_tile,
-                                        int tiles_without_slot, int tiles) {
+  __device__ __forceinline__ void fetch(uint32_t smem, const uint8_t* slots, int2 slot) {
     const int thread = fresh_thread();
 #pragma unroll
-    for (int t = 0; t < Config::DS_TILES; ++t)
+    for (int t = 0; t < Config::DS_TILES; ++t) {
+      const int here = t == 0 ? slot.x : slot.y;
+      const uint8_t* src = slots + static_cast<int64_t>(here) * DS_TILE_BYTES + thread * 16;
 #pragma unroll
       for (int i = 0; i < PASSES; ++i) {
-        const int offset = t * DS_TILE_BYTES + (i * Config::THREADS + thread) * 16;
-        const bool valid = t >= tiles_without_slot && t < tiles;
+        const int offset = i * Config::THREADS * 16;
         if constexpr (Target::HAS_CP_ASYNC) {
-          cp_async_16(smem + offset, first_tile + offset, valid);
+          cp_async_16(smem + t * DS_TILE_BYTES + thread * 16 + offset, src + offset, here >= 0);
         } else {
-          staged[t * PASSES + i] = valid ? load_global_16(first_tile + offset) : uint4{0, 0, 0, 0};
+          staged[t * PASSES + i] = here >= 0 ? load_global_16(src + offset) : uint4{0, 0, 0, 0};
         }
       }
+    }
   }
 
   __device__ __forceinline__ void land(uint32_t smem) {
@@ -54,13 +55,57 @@ struct DsCopy {
   }
 };
 
+// The key tiles of a block of queries within the chunk's keys: a range, or entries of a list.
+template <int BLOCK_M>
+struct DsWalk {
+  static constexpr bool PAIRS = BLOCK_M > MASK_TILE;
+  int begin, end;
+  const int4* entries;  // null: a range
+  const int2* slots;
+
+  __device__ __forceinline__ DsWalk(const BwdParams& p, const Mask& mask, int row0)
+      : entries(nullptr), slots(nullptr) {
+    const int first = p.key_begin / DS_TILE;
+    const int last = (p.key_end + DS_TILE - 1) / DS_TILE;
+    if (mask.is_list()) {
+      const TileList& list = p.mask.by_query[PAIRS];
+      const int lines = PAIRS ? (p.mask.query_tiles + 1) / 2 : p.mask.query_tiles;
+      const int line = mask.plane * lines + row0 / (PAIRS ? 2 * MASK_TILE : MASK_TILE);
+      entries = list.entries;
+      slots = list.slots;
+      begin = lower_bound(list.begin[line], list.begin[line + 1], first);
+      end = lower_bound(begin, list.begin[line + 1], last);
+    } else {
+      const KeyRange range = mask.range(row0, BLOCK_M);
+      begin = max(range.begin_min / DS_TILE, first);
+      end = min((range.end_max + DS_TILE - 1) / DS_TILE, last);
+    }
+  }
+
+ private:
+  // The first entry in [low, high) of a tile >= tile.
+  __device__ __forceinline__ int lower_bound(int low, int high, int tile) const {
+    while (low < high) {
+      const int middle = (low + high) / 2;
+      if (entries[middle].x < tile) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    return low;
+  }
+};
+
 template <class Config>
 __device__ __forceinline__ void dq_gemm_block(const BwdParams& p) {
   using Target = typename Config::Target;
   using T = typename Config::T;
   constexpr int HEAD_DIM = Config::HEAD_DIM;
   constexpr int BLOCK_M = Config::BLOCK_M;
+  constexpr int SPLIT = Config::SPLIT;
   constexpr int MT = Config::ROW_TILES;
+  constexpr int NT = HEAD_DIM / 8 / SPLIT;
 
   extern __shared__ __align__(128) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
@@ -70,40 +115,76 @@ __device__ __forceinline__ void dq_gemm_block(const BwdParams& p) {
   const auto sDs = [&](int s) { return sK(s) + static_cast<int>(offsetof(Stage, ds)); };
 
   const DqBlock block(p, BLOCK_M);
-  const int warp_row0 = (threadIdx.x / 32) * Config::ROWS;
+  const Sequence sequence(p, block.batch);
+  if (block.row0 >= sequence.seqlen_q) return;
+  const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
+  const int half = warp % SPLIT;
+  const int warp_row0 = warp / SPLIT * Config::ROWS;
 
-  const DsLayout layout(p.seqlen_q, p.seqlen_k, p.causal);
-  const int query_tile0 = block.row0 / DS_TILE;
-  const int query_tiles = min(Config::DS_TILES, layout.query_tiles - query_tile0);
-  const int key_tile0 = p.key_begin / DS_TILE;
-  const int key_tile_end =
-      min((p.key_end + DS_TILE - 1) / DS_TILE, query_tile0 + query_tiles + layout.shift);
-  const uint8_t* gDs =
-      static_cast<const uint8_t*>(p.ds) + block.head * p.ds_tiles_per_head * DS_TILE_BYTES;
-  const uint16_t* gK = head_begin(p.k, block.batch, block.head_kv, 0);
+  const Mask mask(p.mask, MaskPlace(p.mask, sequence, block.batch,
+                                    block.head_kv * p.group + block.member));
+  const DsLayout layout = ds_layout(p, sequence);
+  const DsWalk<BLOCK_M> walk(p, mask, block.row0);
+  const RowSpan keys = mask.keys_that_exist(block.batch);
+  const uint8_t* gDs = static_cast<const uint8_t*>(p.ds) +
+                       static_cast<int64_t>(block.head) * p.ds_tiles_per_head * DS_TILE_BYTES;
+  const uint16_t* gK =
+      head_begin(p.k, block.batch, block.head_kv, 0) + static_cast<int64_t>(sequence.k0) * p.k.row;
 
   TileCopy<Target, DS_TILE, HEAD_DIM, Config::THREADS> copy_k;
   DsCopy<Config> copy_ds;
   const auto fetch = [&](int i, int s) {
-    const int n = key_tile0 + i;
-    copy_k.fetch(sK(s), gK + static_cast<int64_t>(n) * DS_TILE * p.k.row, p.k.row,
-                 p.seqlen_k - n * DS_TILE);
-    const int begin = layout.query_begin(n);
-    const int64_t slot = layout.slots(key_tile0, n) + query_tile0 - begin;
-    copy_ds.fetch(sDs(s), gDs + slot * DS_TILE_BYTES, begin - query_tile0, query_tiles);
+    const int first = p.key_begin / DS_TILE;
+    int n = walk.begin + i;
+    int2 slot;
+    if (walk.entries != nullptr) {
+      const int begin = p.mask.key_slots[first];
+      slot = walk.slots[n];
+      slot = {slot.x < 0 ? -1 : slot.x - begin, slot.y < 0 ? -1 : slot.y - begin};
+      n = walk.entries[n].x;
+    } else {
+      const int m = block.row0 / DS_TILE;
+      slot.x = tile_place(mask, layout, first, m, n).slot;
+      slot.y = Config::DS_TILES > 1 ? tile_place(mask, layout, first, m + 1, n).slot : -1;
+    }
+    const int key0 = n * DS_TILE;
+    copy_k.fetch(sK(s), gK + key0 * p.k.row, p.k.row, {keys.first - key0, keys.end - key0},
+                 p.head_dim);
+    copy_ds.fetch(sDs(s), gDs, slot);
   };
   const auto land = [&](int s) {
     copy_k.land(sK(s));
     copy_ds.land(sDs(s));
   };
 
-  Accumulator<MT, HEAD_DIM / 8> dq;
+  // This lane's part of the fp32 dQ between stripes.
+  const auto resting = [&](int m, int h, int n) {
+    const int64_t rows = (p.seqlen_q + STATISTICS_ALIGNMENT - 1) / STATISTICS_ALIGNMENT *
+                         int64_t{STATISTICS_ALIGNMENT};
+    const int64_t row = block.head * rows + block.row0 + warp_row0 + m * 16 + h * 8 + lane / 4;
+    const int column = (n / 2 * SPLIT + half) * 16 + n % 2 * 8 + (lane % 4) * 2;
+    return reinterpret_cast<float2*>(p.dq_accum + row * HEAD_DIM + column);
+  };
+  Accumulator<MT, NT> dq;
   dq.clear();
+  if (p.dq_accum != nullptr && !p.dq_first) {
+#pragma unroll
+    for (int m = 0; m < MT; ++m)
+#pragma unroll
+      for (int h = 0; h < 2; ++h)
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+          const float2 x = *resting(m, h, n);
+          dq.x[m][n][2 * h] = x.x;
+          dq.x[m][n][2 * h + 1] = x.y;
+        }
+  }
+
   const auto compute = [&](int, int s) {
-    // dQ += dS @ K                                       [ROWS, HEAD_DIM] per warp, 16 keys at a
-    // time
-    const Operand<HEAD_DIM> b_k = Operand<HEAD_DIM>::b_trans(sK(s));
+    // dQ += dS @ K                                       [ROWS, HEAD_DIM / SPLIT] per warp, 16 keys
+    // at a time
+    const auto b_k = share(Operand<HEAD_DIM>::b_trans(sK(s)), half);
     const uint32_t ds = sDs(s) + warp_row0 / DS_TILE * DS_TILE_BYTES +
                         warp_row0 % DS_TILE / 16 * DS_BLOCK_BYTES + lane * 16;
 #pragma unroll
@@ -117,38 +198,29 @@ __device__ __forceinline__ void dq_gemm_block(const BwdParams& p) {
         rDs[m][2] = movmatrix_trans(t.y);
         rDs[m][3] = movmatrix_trans(t.w);
       }
-      gemm_ab_step<Target, T, HEAD_DIM, MT>(dq, rDs, b_k, k * 16);
+      gemm_ab_step<Target, T, HEAD_DIM, SPLIT>(dq, rDs, b_k, k * 16);
     }
   };
-  run_pipeline<Target, Config::STAGES>(max(key_tile_end - key_tile0, 0), fetch, land, compute);
+  run_pipeline<Target, Config::STAGES>(max(walk.end - walk.begin, 0), fetch, land, compute);
 
-  if (p.dq_accum != nullptr) {
-    float* accum =
-        p.dq_accum +
-        (static_cast<int64_t>(block.head) * p.rows_padded + block.row0 + warp_row0) * HEAD_DIM;
+  if (p.dq_accum != nullptr && !p.dq_last) {
 #pragma unroll
     for (int m = 0; m < MT; ++m)
 #pragma unroll
       for (int h = 0; h < 2; ++h)
 #pragma unroll
-        for (int n = 0; n < HEAD_DIM / 8; ++n) {
-          float2& total = *reinterpret_cast<float2*>(
-              accum + (m * 16 + h * 8 + lane / 4) * HEAD_DIM + n * 8 + (lane % 4) * 2);
-          if (!p.dq_first) {
-            dq.x[m][n][2 * h] += total.x;
-            dq.x[m][n][2 * h + 1] += total.y;
-          }
-          if (!p.dq_last) total = float2{dq.x[m][n][2 * h], dq.x[m][n][2 * h + 1]};
-        }
-    if (!p.dq_last) return;
+        for (int n = 0; n < NT; ++n)
+          *resting(m, h, n) = float2{dq.x[m][n][2 * h], dq.x[m][n][2 * h + 1]};
+    return;
   }
   dq.scale(p.softmax_scale);
   if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
   __syncthreads();  // everybody is done with the stages
-  store_rows<Target, T, HEAD_DIM, MT>(dq, sStage + warp_row0 * HEAD_DIM * 2,
-                                      head_begin(p.dq, block.batch, block.head_kv, block.member) +
-                                          (block.row0 + warp_row0) * p.dq.row,
-                                      p.dq.row, p.seqlen_q - block.row0 - warp_row0);
+  const int row0 = block.row0 + warp_row0;
+  store_gradient<Config, HEAD_DIM>(dq, sStage + warp_row0 * HEAD_DIM * 2, half,
+                                   head_begin(p.dq, block.batch, block.head_kv, block.member) +
+                                       static_cast<int64_t>(sequence.q0 + row0) * p.dq.row,
+                                   p.dq.row, sequence.seqlen_q - row0, p.head_dim);
 }
 
 template <class Config>

@@ -4,15 +4,13 @@
 //
 // Grid      x = query tile, query head of the units.
 // Block     WARPS warps, each owning ROWS queries over the whole head_dim; dS stays in registers as
-// the A operand. Shared    Q and dO (for the whole life of the block), STAGES stages of K and V.
+//           the A operand.
+// Shared    Q and dO (for the whole life of the block), STAGES stages of K and V.
 #pragma once
 
 #include "core/entry.h"
-#include "core/mask.cuh"
 #include "core/pipeline.cuh"
-#include "core/views.cuh"
 #include "mma/bwd/config.h"
-#include "mma/bwd/dq_block.cuh"
 #include "mma/fragments.cuh"
 
 namespace flash_dist {
@@ -22,6 +20,7 @@ __device__ __forceinline__ void dq_recompute_block(const BwdParams& p) {
   using Target = typename Config::Target;
   using T = typename Config::T;
   constexpr int HEAD_DIM = Config::HEAD_DIM;
+  constexpr int HEAD_DIM_V = Config::HEAD_DIM_V;
   constexpr int BLOCK_M = Config::BLOCK_M;
   constexpr int BLOCK_N = Config::BLOCK_N;
   constexpr int MT = Config::ROW_TILES;
@@ -38,32 +37,37 @@ __device__ __forceinline__ void dq_recompute_block(const BwdParams& p) {
   const auto sV = [&](int s) { return sK(s) + static_cast<int>(offsetof(Stage, v)); };
 
   const DqBlock block(p, BLOCK_M);
+  const Sequence sequence(p, block.batch);
+  if (block.row0 >= sequence.seqlen_q) return;
   const int warp_row0 = (threadIdx.x / 32) * Config::ROWS;
   const int lane = threadIdx.x % 32;
-  const Mask mask{p.seqlen_q, p.seqlen_k, p.causal};
-  const int key_end = mask.key_end(min(block.row0 + BLOCK_M, p.seqlen_q) - 1);
-  const uint16_t* gK = head_begin(p.k, block.batch, block.head_kv, 0);
-  const uint16_t* gV = head_begin(p.v, block.batch, block.head_kv, 0);
+  const int head = block.head_kv * p.group + block.member;
+  const Mask mask(p.mask, MaskPlace(p.mask, sequence, block.batch, head));
+  const KeyWalk<BLOCK_M, BLOCK_N> walk(mask, block.row0);
+  const RowSpan keys = mask.keys_that_exist(block.batch);
+  const uint16_t* gK =
+      head_begin(p.k, block.batch, block.head_kv, 0) + static_cast<int64_t>(sequence.k0) * p.k.row;
+  const uint16_t* gV =
+      head_begin(p.v, block.batch, block.head_kv, 0) + static_cast<int64_t>(sequence.k0) * p.v.row;
 
   float lse[MT][2], delta[MT][2];
 #pragma unroll
   for (int m = 0; m < MT; ++m)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int64_t head =
-          (static_cast<int64_t>(block.batch) * p.num_heads_kv + block.head_kv) * p.group +
-          block.member;
-      const int64_t row = head * p.rows_padded + block.row0 + warp_row0 + m * 16 + h * 8 + lane / 4;
+      const int64_t row = statistics_begin(p, block.batch, head, sequence.q0) + block.row0 +
+                          warp_row0 + m * 16 + h * 8 + lane / 4;
       lse[m][h] = p.lse_log2[row];
       delta[m][h] = p.delta[row];
     }
 
-  TileCopy<Target, BLOCK_N, HEAD_DIM, Config::THREADS> copy_k, copy_v;
+  TileCopy<Target, BLOCK_N, HEAD_DIM, Config::THREADS> copy_k;
+  TileCopy<Target, BLOCK_N, HEAD_DIM_V, Config::THREADS> copy_v;
   const auto fetch = [&](int i, int s) {
-    copy_k.fetch(sK(s), gK + static_cast<int64_t>(i) * BLOCK_N * p.k.row, p.k.row,
-                 p.seqlen_k - i * BLOCK_N);
-    copy_v.fetch(sV(s), gV + static_cast<int64_t>(i) * BLOCK_N * p.v.row, p.v.row,
-                 p.seqlen_k - i * BLOCK_N);
+    const int key0 = walk.key0(walk.begin + i);
+    const RowSpan here{keys.first - key0, keys.end - key0};
+    copy_k.fetch(sK(s), gK + key0 * p.k.row, p.k.row, here, p.head_dim);
+    copy_v.fetch(sV(s), gV + key0 * p.v.row, p.v.row, here, p.head_dim_v);
   };
   const auto land = [&](int s) {
     copy_k.land(sK(s));
@@ -74,73 +78,73 @@ __device__ __forceinline__ void dq_recompute_block(const BwdParams& p) {
   dq.clear();
   const float scale_log2 = p.softmax_scale * LOG2_E;
   const auto compute = [&](int i, int s) {
-    const int key0 = i * BLOCK_N;
-    const bool masked = key0 + BLOCK_N > mask.key_end(block.row0);
-    const Operand<HEAD_DIM> a_q = Operand<HEAD_DIM>::a(sQ + warp_row0 * HEAD_DIM * 2);
-    const Operand<HEAD_DIM> a_dout = Operand<HEAD_DIM>::a(sDout + warp_row0 * HEAD_DIM * 2);
+    const int j = walk.begin + i;
+    const int key0 = walk.key0(j);
+    const bool full = j >= walk.full_begin && j < walk.full_end;
+    const int code = full ? TILE_FULL : walk.code(j, warp_row0 / MASK_TILE);
+    if (code == TILE_EMPTY) return;
+    const auto a_q = Operand<HEAD_DIM>::a(sQ + warp_row0 * HEAD_DIM * 2);
+    const auto a_dout = Operand<HEAD_DIM_V>::a(sDout + warp_row0 * HEAD_DIM_V * 2);
 #pragma unroll 1
     for (int sub = 0; sub < BLOCK_N; sub += SUB_N) {
       // S = Q @ K.T                                      [ROWS, SUB_N] per warp
       Accumulator<MT, NT> ds;
       ds.clear();
-      gemm_abt<Target, T, HEAD_DIM, Target::UNROLL, MT, NT>(ds, a_q, Operand<HEAD_DIM>::b(sK(s)),
+      gemm_abt<Target, T, HEAD_DIM, Config::UNROLL, MT, NT>(ds, a_q, Operand<HEAD_DIM>::b(sK(s)),
                                                             sub);
       // dP = dO @ V.T
       Accumulator<MT, NT> dp;
       dp.clear();
-      gemm_abt<Target, T, HEAD_DIM, Target::UNROLL, MT, NT>(dp, a_dout, Operand<HEAD_DIM>::b(sV(s)),
-                                                            sub);
+      gemm_abt<Target, T, HEAD_DIM_V, Config::UNROLL, MT, NT>(dp, a_dout,
+                                                              Operand<HEAD_DIM_V>::b(sV(s)), sub);
+      if (code != TILE_FULL) hide(ds, mask, block.row0 + warp_row0, key0 + sub, code);
       // dS = exp2(S * scale - lse) * (dP - delta)
 #pragma unroll
       for (int m = 0; m < MT; ++m)
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const int row = block.row0 + warp_row0 + m * 16 + h * 8 + lane / 4;
-          const int end = masked ? mask.key_end(row) - key0 - sub - (lane % 4) * 2 : SUB_N;
+        for (int n = 0; n < NT; ++n)
 #pragma unroll
-          for (int n = 0; n < NT; ++n)
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-              float& x = ds.x[m][n][2 * h + e];
-              const float p_ij =
-                  n * 8 + e < end ? exp2_approx(fmaf(x, scale_log2, -lse[m][h])) : 0.0f;
-              x = p_ij * (dp.x[m][n][2 * h + e] - delta[m][h]);
-            }
-        }
+          for (int e = 0; e < 4; ++e) {
+            float& x = ds.x[m][n][e];
+            x = exp2_approx(fmaf(x, scale_log2, -lse[m][e / 2])) *
+                (dp.x[m][n][e] - delta[m][e / 2]);
+          }
       // dQ += dS @ K                                     [ROWS, HEAD_DIM]
 #pragma unroll
       for (int k = 0; k < SUB_N / 16; ++k) {
         uint32_t rDs[MT][4];
         to_a_operand<Target, T>(rDs, ds, k);
-        gemm_ab_step<Target, T, HEAD_DIM, MT>(dq, rDs, Operand<HEAD_DIM>::b_trans(sK(s)),
-                                              sub + k * 16);
+        gemm_ab_step<Target, T, HEAD_DIM>(dq, rDs, Operand<HEAD_DIM>::b_trans(sK(s)),
+                                          sub + k * 16);
       }
     }
   };
 
   {
-    TileCopy<Target, BLOCK_M, HEAD_DIM, Config::THREADS> copy;
-    const int limit = p.seqlen_q - block.row0;
-    copy.fetch(sQ, head_begin(p.q, block.batch, block.head_kv, block.member) + block.row0 * p.q.row,
-               p.q.row, limit);
-    copy.land(sQ);
-    copy.fetch(
-        sDout,
-        head_begin(p.dout, block.batch, block.head_kv, block.member) + block.row0 * p.dout.row,
-        p.dout.row, limit);
-    copy.land(sDout);
+    const RowSpan rows{0, sequence.seqlen_q - block.row0};
+    const int64_t row0 = sequence.q0 + block.row0;
+    TileCopy<Target, BLOCK_M, HEAD_DIM, Config::THREADS> copy_q;
+    copy_q.fetch(sQ, head_begin(p.q, block.batch, block.head_kv, block.member) + row0 * p.q.row,
+                 p.q.row, rows, p.head_dim);
+    copy_q.land(sQ);
+    TileCopy<Target, BLOCK_M, HEAD_DIM_V, Config::THREADS> copy_dout;
+    copy_dout.fetch(
+        sDout, head_begin(p.dout, block.batch, block.head_kv, block.member) + row0 * p.dout.row,
+        p.dout.row, rows, p.head_dim_v);
+    copy_dout.land(sDout);
   }
-  run_pipeline<Target, Config::STAGES>((key_end + BLOCK_N - 1) / BLOCK_N, fetch, land, compute);
+  run_pipeline<Target, Config::STAGES>(walk.end - walk.begin, fetch, land, compute);
   if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
   __syncthreads();  // without any key tile Q may still be arriving
 
   dq.scale(p.softmax_scale);
   const DqBlock again(p, BLOCK_M);
+  const Sequence rows(p, again.batch);
   const int row0 = again.row0 + warp_row0;
-  store_rows<Target, T, HEAD_DIM, MT>(
-      dq, sQ + warp_row0 * HEAD_DIM * 2,
-      head_begin(p.dq, again.batch, again.head_kv, again.member) + row0 * p.dq.row, p.dq.row,
-      p.seqlen_q - row0);
+  store_rows<Target, T, HEAD_DIM, MT>(dq, sQ + warp_row0 * HEAD_DIM * 2,
+                                      head_begin(p.dq, again.batch, again.head_kv, again.member) +
+                                          static_cast<int64_t>(rows.q0 + row0) * p.dq.row,
+                                      p.dq.row, rows.seqlen_q - row0, p.head_dim);
 }
 
 template <class Config>

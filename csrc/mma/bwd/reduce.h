@@ -12,14 +12,12 @@
 
 namespace flash_dist {
 
-template <class Target_, class T_, int HEAD_DIM_, int PLAN_>
-struct ReduceConfig : ReducePlan<HEAD_DIM_, PLAN_> {
-  using Target = Target_;
-  using T = T_;
-  static constexpr int HEAD_DIM = HEAD_DIM_;
-  static constexpr int THREADS = ReducePlan<HEAD_DIM_, PLAN_>::WARPS * 32;
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+struct ReduceConfig
+    : Config<ReducePlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
+  using Base = Config<ReducePlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V>;
   static constexpr int LANES_PER_ROW = HEAD_DIM / 8;
-  static constexpr int BLOCK_ROWS = THREADS / LANES_PER_ROW;
+  static constexpr int BLOCK_ROWS = Base::THREADS / LANES_PER_ROW;  // threads left over rest
   static constexpr int SMEM_BYTES = 0;
 };
 
@@ -29,9 +27,17 @@ __device__ __forceinline__ void reduce_block(const ReduceParams& p) {
   using T = typename Config::T;
   const int tiles = (p.seqlen_k + Config::BLOCK_ROWS - 1) / Config::BLOCK_ROWS;
   const int unit = blockIdx.x / tiles;
-  const int row = (blockIdx.x % tiles) * Config::BLOCK_ROWS + threadIdx.x / Config::LANES_PER_ROW;
+  const int in_tile = threadIdx.x / Config::LANES_PER_ROW;
+  const int row = (blockIdx.x % tiles) * Config::BLOCK_ROWS + in_tile;
   const int column = (threadIdx.x % Config::LANES_PER_ROW) * 8;
-  if (row >= p.seqlen_k) return;
+  const int batch = unit / p.num_heads_kv;
+  int k0 = 0;
+  int seqlen_k = p.seqlen_k;
+  if (p.packing.cu_seqlens_k != nullptr) {
+    k0 = p.packing.cu_seqlens_k[batch];
+    seqlen_k = p.packing.cu_seqlens_k[batch + 1] - k0;
+  }
+  if (in_tile >= Config::BLOCK_ROWS || row >= seqlen_k || column >= p.columns) return;
 
   const int64_t split_stride =
       static_cast<int64_t>(p.batch) * p.num_heads_kv * p.seqlen_k * Config::HEAD_DIM;
@@ -48,8 +54,8 @@ __device__ __forceinline__ void reduce_block(const ReduceParams& p) {
 #pragma unroll
   for (int i = 0; i < 4; ++i)
     words[i] = pack<Target, T>(sum[2 * i] * p.scale, sum[2 * i + 1] * p.scale);
-  uint16_t* dst =
-      head_begin(p.out, unit / p.num_heads_kv, unit % p.num_heads_kv, 0) + row * p.out.row + column;
+  uint16_t* dst = head_begin(p.out, batch, unit % p.num_heads_kv, 0) +
+                  static_cast<int64_t>(k0 + row) * p.out.row + column;
   store_global_16(dst, {words[0], words[1], words[2], words[3]});
 }
 

@@ -1,0 +1,12 @@
+// Barriers among some warps of a block.
+#pragma once
+
+namespace flash_dist {
+
+// Waits until `threads` threads (whole warps) have come to barrier `id`, 1..15; orders their shared
+// memory accesses. __syncthreads() is barrier 0.
+__device__ __forceinline__ void barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+}  // namespace flash_dist
