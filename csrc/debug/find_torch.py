@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError:
+    sys.exit(
+        f"error: no torch in {sys.executable}\n\n"
+        "hint: activate the environment that holds it, or pass -DPython3_EXECUTABLE=<its python>"
+    )
 
 LIBRARIES = ("torch", "torch_cpu", "torch_cuda", "c10", "c10_cuda")
 

@@ -63,21 +63,29 @@ bool print_parity(const Options& options, const Outputs& ours, const Outputs& th
   return fine;
 }
 
-bool print_repeats(const Options& options, Kernels& kernels, const Outputs& first) {
-  kernels.set_dirty(true);
+// The first difference of further runs, or nothing.
+std::string repeat(const Options& options, Kernels& kernels, const Outputs& first) {
   for (int i = 0; i < options.repeats; ++i) {
     const Outputs again = run_once(options, kernels);
     for (const auto& [name, tensor] : OUTPUTS) {
       if (!(first.*tensor).defined()) continue;
       const std::string differ = compare_bits(name, again.*tensor, first.*tensor);
-      if (differ.empty()) continue;
-      std::printf("\nrun %d differs in %s\n", i + 2, differ.c_str());
-      return false;
+      if (!differ.empty()) return "run " + std::to_string(i + 2) + " differs in " + differ;
     }
   }
+  return "";
+}
+
+bool print_repeats(const Options& options, Kernels& kernels, const Outputs& first) {
+  if (options.repeats == 0) return true;
+  kernels.set_dirty(true);
+  const std::string differ = repeat(options, kernels, first);
   kernels.set_dirty(false);
-  if (options.repeats > 0) std::printf("\n%d more runs: every bit the same\n", options.repeats);
-  return true;
+  if (differ.empty())
+    std::printf("\n%d more runs: every bit the same\n", options.repeats);
+  else
+    std::printf("\n%s\n", differ.c_str());
+  return differ.empty();
 }
 
 void print_time(const char* pass, double ours, double torch) {
