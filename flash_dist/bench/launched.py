@@ -27,6 +27,5 @@ def shorten(name: str) -> str:
 
 
 def _is_runtime(name: str) -> bool:
-    return name.startswith(("cuda", "cu", "Memset", "Memcpy")) and not name.startswith(
-        ("cudnn", "cutlass")
-    )
+    """Whether it is a call of the CPU (`cudaLaunchKernel`, `cuLaunchKernel`), or only memory."""
+    return re.match(r"cu(da)?[A-Z]|Mem(set|cpy)\b|Activity Buffer|Lazy", name) is not None

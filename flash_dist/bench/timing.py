@@ -129,17 +129,14 @@ def time_interleaved(
 def _take_turn(
     name: str, run: Run, clock: Clock, launches: list[float], *, cold: bool
 ) -> list[tuple[str, Callable[[], float]]]:
+    def launch() -> None:
+        begin = time.perf_counter()
+        run()
+        launches.append((time.perf_counter() - begin) * 1e6)
+
     # NOTE: a full queue makes launches wait for the GPU, so the cover has a limit.
     known = launches[-9:]
     cover_us = min(_COVER * statistics.median(known), _LONGEST_COVER_US) if known else 0.0
-    begin = time.perf_counter()
     if not cold:
         run()
-        launches.append((time.perf_counter() - begin) * 1e6)
-    pending = []
-    for _ in range(TURN):
-        begin = time.perf_counter()
-        pending.append((name, clock.start(run, cold=cold, cover_us=cover_us)))
-        if cold:
-            launches.append((time.perf_counter() - begin) * 1e6)
-    return pending
+    return [(name, clock.start(launch, cold=cold, cover_us=cover_us)) for _ in range(TURN)]

@@ -204,6 +204,9 @@ def run(args: argparse.Namespace) -> int:
     shapes = choose_shapes(args)
     if args.plot:
         require_matplotlib()  # before minutes of measuring
+        if not args.plot.absolute().parent.is_dir():
+            message = f"the folder of `{args.plot}` does not exist"
+            raise UsageError(message)
     if args.from_json:
         report = read_report(args.from_json)
     else:
@@ -260,6 +263,7 @@ def follow(
     from flash_dist.bench.runner import ContextLostError, measure, phases_of  # noqa: PLC0415
 
     expected = len(plan.states) * sum(bool(phases_of(x, plan.phases)) for x in plan.shapes)
+    save(report, path)  # a path that cannot be written shows now
     with watch(expected) as advance:
         try:
             for row in measure(plan, device, clock):

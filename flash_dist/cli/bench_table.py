@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from flash_dist.bench.names import OURS, PHASES, TITLES, is_deterministic
-from flash_dist.bench.results import collect_ratios, document_ratios, geometric_mean
+from flash_dist.bench.names import DETERMINISTIC, OURS, PHASES, TITLES, is_deterministic
+from flash_dist.bench.results import best_peer, collect_ratios, document_ratios, geometric_mean
 
 from .results import make_table
 from .text import count, printable
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _NONE: Final = "-"
 _MEGA: Final = 1 << 20
 _MOST_KERNELS: Final = 6
+_LONGEST_KERNEL: Final = 48
+_MOST_ALONE: Final = 2  # peers; more have a column for the fastest of them
 
 
 def print_report(console: Console, report: Report) -> None:
@@ -64,7 +66,10 @@ def describe_run(report: Report) -> Iterator[str]:
     versions = ", ".join(f"{name} {machine[name]}" for name in names if machine.get(name))
     yield f"{machine.get('gpu')}, {versions}"
     yield "ratio x NAME: that peer's median time over ours, above 1 ours is faster"
-    yield "TFLOP/s: visible scores only; MiB: peak above the inputs"
+    yield (
+        "x best: the fastest peer of the row; TFLOP/s: visible scores only; "
+        "MiB: peak above the inputs; mem: that peer's peak over ours"
+    )
 
 
 def make_phase_table(rows: Sequence[Row], phase: str, peers: Sequence[str], notes: Notes) -> Table:
@@ -74,7 +79,8 @@ def make_phase_table(rows: Sequence[Row], phase: str, peers: Sequence[str], note
         "shape" if len(states) > 1 else f"shape ({rows[0].state} L2)",
         "ms",
         "TFLOP/s",
-        *(f"x {name}" for name in peers),
+        *(["x best"] if len(peers) > _MOST_ALONE else []),
+        *(f"x {name.replace(DETERMINISTIC, ' det.')}" for name in peers),
         "MiB",
     )
     for row in rows:
@@ -86,10 +92,17 @@ def make_phase_table(rows: Sequence[Row], phase: str, peers: Sequence[str], note
             name,
             reason if time is None else format_time(time),
             _NONE if rate is None else f"{rate:.0f}",
+            *([_best_cell(row, phase)] if len(peers) > _MOST_ALONE else []),
             *(_peer_cell(row, peer, phase, notes) for peer in peers),
             f"{ours.memory[phase] / _MEGA:.0f}" if phase in ours.memory else _NONE,
         )
     return table
+
+
+def _best_cell(row: Row, phase: str) -> str:
+    best = best_peer(row, phase)
+    ratio = row.ratio(best, phase) if best else None
+    return _NONE if ratio is None else f"{ratio:.2f}"
 
 
 def _peer_cell(row: Row, peer: str, phase: str, notes: Notes) -> str:
@@ -98,7 +111,7 @@ def _peer_cell(row: Row, peer: str, phase: str, notes: Notes) -> str:
         return _NONE
     ratio, memory = row.ratio(peer, phase), row.memory_ratio(peer, phase)
     if ratio is not None:
-        tail = f" ({memory:.1f} mem)" if memory is not None and phase == "checkpointed" else ""
+        tail = f" ({memory:.1f} mem)" if memory is not None and row.shape.layers > 1 else ""
         return f"{ratio:.2f}{tail}"
     time = row.milliseconds(peer, phase)
     if time is not None:  # ours has none
@@ -151,7 +164,8 @@ def describe_checks(report: Report) -> Iterator[str]:
         if kernels:
             more = len(kernels) - _MOST_KERNELS
             tail = f" and {count(more, 'other')}" if more > 0 else ""
-            yield f"kernels of {name}: {', '.join(kernels[:_MOST_KERNELS])}{tail}"
+            shown = [kernel[:_LONGEST_KERNEL] for kernel in kernels[:_MOST_KERNELS]]
+            yield f"kernels of {name}: {', '.join(shown)}{tail}"
     for finding in report.findings:
         yield f"[fail]  {finding}"
     if not report.complete:

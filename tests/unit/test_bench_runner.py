@@ -13,8 +13,9 @@ from flash_dist.bench.agreement import compute, measure_against_float64, measure
 from flash_dist.bench.eager import make_eager
 from flash_dist.bench.failures import CannotRun, describe_failure
 from flash_dist.bench.flex import make_mask_mod
-from flash_dist.bench.launched import shorten
+from flash_dist.bench.launched import _is_runtime, shorten
 from flash_dist.bench.names import OURS, PHASES
+from flash_dist.bench.ours import mask_arguments
 from flash_dist.bench.problem import Problem
 from flash_dist.bench.runner import ContextLostError, Plan, measure
 from flash_dist.bench.sdpa import _explain
@@ -130,15 +131,20 @@ def test_all_contenders_write_the_same_mask(text: str, lengths: tuple[int, int])
     zero = torch.zeros((), dtype=torch.int64)
     assert problem.visible is not None
     assert torch.equal(mask_mod(zero, zero, i, j), problem.visible)
-    assert torch.equal(
-        problem.visible, visible_by_ids(problem) if "block" in text else problem.visible
-    )
 
 
-def visible_by_ids(problem: Problem) -> torch.Tensor:
-    queries = problem.block_ids(problem.shape.seqlen_q)
-    keys = problem.block_ids(problem.shape.seqlen_k)
-    return keys[None] <= queries[:, None]
+@pytest.mark.parametrize("text", ["block-causal:3", "prefix:5"])
+def test_our_own_mask_is_that_of_the_shape(text: str) -> None:
+    problem = Problem.draw(Shape(1, 12, 20, 2, 2, 16, 16, Mask.parse(text)), CPU)
+    visible = mask_arguments(problem)["mask"].visible(1, 2, 12, 20)
+    assert problem.visible is not None
+    assert torch.equal(visible.expand(1, 1, 12, 20)[0, 0], problem.visible)
+
+
+def test_masks_that_users_name_stay_arguments() -> None:
+    shapes = [replace(SMALL, mask=Mask.parse(x)) for x in ("full", "causal", "window:3,0")]
+    found = [mask_arguments(Problem.draw(shape, CPU)) for shape in shapes]
+    assert found == [{}, {"causal": True}, {"window_size": (3, 0)}]
 
 
 def test_a_full_mask_is_no_mask() -> None:
@@ -215,4 +221,6 @@ def test_failures_are_one_sentence() -> None:
 def test_kernel_names_lose_what_does_not_tell() -> None:
     assert shorten("void flash::flash_fwd_kernel<Traits<64>, true>(Params)") == "flash_fwd_kernel"
     assert shorten("void at::native::(anonymous namespace)::fill<int>(int)") == "fill"
+    assert not _is_runtime("cunn_SoftMaxForward")
+    assert _is_runtime("cudaLaunchKernelExC")
     assert shorten("triton_tem_fused_0") == "triton_tem_fused_0"

@@ -96,7 +96,17 @@ def test_the_paper_table_fits_a_screen_and_names_ratios_and_means() -> None:
     text = render(make_report())
     assert len(text) < 12_000
     first = next(line for line in text.splitlines() if line.startswith("bf16 d64 full 16x1024"))
-    assert first.split()[5:] == ["0.4581", "300", "0.91", "2.00", "cannot", "run", "[1]", "1024"]
+    assert first.split()[5:] == [
+        "0.4581",
+        "300",
+        "0.91",
+        "0.91",
+        "2.00",
+        "cannot",
+        "run",
+        "[1]",
+        "1024",
+    ]
     assert "geometric mean x sdpa-flash: 0.909 of 18 rows, lowest 0.909; d64 full 0.91" in text
     assert "[1] flex: it takes no mask" in text
     assert "deterministic backward: ours, sdpa-flash-deterministic, flex; " in text
