@@ -1,56 +1,90 @@
 """GPU tests run from an installed wheel; without a GPU each skips with the reason.
 
 FLASH_DIST_TEST_PTX=80 demands that the driver made every kernel launched from PTX of that number,
-FLASH_DIST_TEST_PTX=sass that it made none from PTX.
+FLASH_DIST_TEST_PTX=sass that it made none from PTX. FLASH_DIST_TEST_DEVICE=cpu runs the tests that
+any device can run on the reference instead, to try the tests themselves.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.reference import DEVICE  # noqa: E402 - it needs torch
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SEEN: dict[str, dict[str, object]] = {}
-DTYPE_NAMES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+DTYPE_NAMES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+HALVES: Final = ("fp16", "bf16")
+
+# head_dim, head_dim_v: every compiled size
+COMPILED: Final = {
+    **{f"d{dim}": (dim, dim) for dim in (32, 64, 96, 128, 160, 192, 224, 256)},
+    "d192-128": (192, 128),
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip everything here where there is no GPU."""
-    if not torch.cuda.is_available():
-        for item in items:
-            if "gpu" in item.path.parts:
-                item.add_marker(pytest.mark.skip(reason="torch sees no CUDA GPU"))
+    """Skip what the device at hand cannot run."""
+    for item in items:
+        if "gpu" not in item.path.parts:
+            continue
+        if DEVICE == "cpu" and item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="FLASH_DIST_TEST_DEVICE=cpu: needs a GPU"))
+        if DEVICE != "cpu" and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="torch sees no CUDA GPU"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test that takes `dtype` for each dtype of the build."""
-    if "dtype" in metafunc.fixturenames:
+    """Run a test for every dtype (`half`: 16 bits) and every compiled size (`head_dims`)."""
+    names = metafunc.fixturenames
+    if "dtype" in names:
         metafunc.parametrize("dtype", list(DTYPE_NAMES.values()), ids=list(DTYPE_NAMES))
+    if "half" in names:
+        metafunc.parametrize("half", [DTYPE_NAMES[name] for name in HALVES], ids=HALVES)
+    if "head_dims" in names:
+        metafunc.parametrize("head_dims", list(COMPILED.values()), ids=list(COMPILED))
+
+
+@cache
+def built() -> dict[torch.dtype, int]:
+    """Return the largest head_dim that this build has kernels for, by dtype."""
+    from flash_dist._native import variants  # noqa: PLC0415
+
+    largest: dict[torch.dtype, int] = {}
+    for variant in variants():
+        dtype = DTYPE_NAMES[variant["dtype"]]
+        largest[dtype] = max(largest.get(dtype, 0), variant["head_dim"])
+    return largest
 
 
 @pytest.fixture(autouse=True)
-def built_dtypes(request: pytest.FixtureRequest) -> None:
-    """Skip a dtype that this build has no kernels for."""
-    if "dtype" not in request.fixturenames:
+def built_kernels(request: pytest.FixtureRequest) -> None:
+    """Skip a dtype and a head_dim that this build has no kernels for."""
+    names = set(request.fixturenames)
+    if DEVICE == "cpu" or not names & {"dtype", "half"}:
         return
-    from flash_dist._native import variants  # noqa: PLC0415
-
-    built = {DTYPE_NAMES[variant["dtype"]] for variant in variants()}
-    if request.getfixturevalue("dtype") not in built:
+    largest = built().get(request.getfixturevalue("dtype" if "dtype" in names else "half"))
+    if largest is None:
         pytest.skip("this build has no kernels for the dtype")
+    if "head_dims" in names and request.getfixturevalue("head_dims")[0] > largest:
+        pytest.skip(f"this build has kernels up to head_dim {largest} for the dtype")
 
 
 @pytest.fixture(autouse=True)
 def loaded_variants() -> Iterator[None]:
     """Record which variant each launch loaded; hold it against its name and the run's demand."""
     yield
+    if DEVICE == "cpu":
+        return
     from flash_dist import last_variant  # noqa: PLC0415
 
     for family, loaded in last_variant().items():

@@ -3,37 +3,55 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from flash_dist import flash_attn_func
-from tests.reference import NAMES, Problem
+from tests.reference import NAMES, Problem, find_faults
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 
-def attend(problem: Problem, *, poison: bool = True) -> dict[str, torch.Tensor]:
+def attend(problem: Problem, *, poison: bool = True, **options: Any) -> dict[str, torch.Tensor]:  # noqa: ANN401
     """Return out, lse, dq, dk, dv; memory that the call may get is full of NaN before."""
     q, k, v = (x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v))
     if poison:
         poison_memory(problem.q.device)
     out, lse = flash_attn_func(
-        q, k, v, softmax_scale=problem.softmax_scale, causal=problem.causal, return_lse=True
+        q,
+        k,
+        v,
+        softmax_scale=problem.softmax_scale,
+        return_lse=True,
+        **{**problem.options, **options},
     )
     if poison:
         poison_memory(problem.q.device)
-    grads = torch.autograd.grad(out, (q, k, v), problem.dout)
+    outputs = (out,) if problem.dlse is None else (out, lse)
+    given = (problem.dout,) if problem.dlse is None else (problem.dout, problem.dlse)
+    grads = torch.autograd.grad(outputs, (q, k, v), given)
     return dict(zip(NAMES, (out.detach(), lse.detach(), *grads), strict=True))
+
+
+def check(problems: Iterable[Problem], **options: Any) -> None:  # noqa: ANN401 - of flash_attn_func
+    """Run every problem; raise with all that is off."""
+    faults: list[str] = []
+    for problem in problems:
+        faults += find_faults(attend(problem, **options), problem)
+    shown = "\n".join(faults[:12])
+    assert not faults, f"{len(faults)} tensors are off:\n{shown}"
 
 
 def poison_memory(device: torch.device) -> None:
     """Fill free blocks of torch's allocator with 0xff bytes: NaN in every format."""
+    if device.type != "cuda":
+        return
     blocks = [
         torch.full((size,), 255, dtype=torch.uint8, device=device)
-        for size in (1 << 16, 1 << 20, 1 << 24) * 4
+        for size in (1 << 16, 1 << 20, 1 << 24) * 2
     ]
     del blocks
 

@@ -1,39 +1,90 @@
-"""One small case of every kernel, as a program: for compute-sanitizer.
+"""One small case of every kernel and of every kind of mask, as a program: for compute-sanitizer.
 
-    compute-sanitizer --tool racecheck python tests/gpu/small_cases.py
+    compute-sanitizer --tool racecheck python tests/gpu/small_cases.py [all|kernels|masks]
 
-FLASH_DIST_SMEM_LIMIT chooses the shared-memory plan. Prints the kernels that ran.
+FLASH_DIST_SMEM_LIMIT chooses the shared-memory plan. Prints the kernels that ran, and those of the
+build that did not.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
+import sys
+from pathlib import Path
+from typing import Any, Final
 
 import torch
 
-import flash_dist
-from flash_dist._native import last_variant, variants
+if __name__ == "__main__":  # a program is found by its path, tests by the folder that they are in
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+from flash_dist._native import last_variant, variants
+from tests.gpu.packed import attend_packed, pack
+from tests.gpu.running import attend
+from tests.masks import MASKS, masked_problem
+
+DTYPES: Final = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+BUDGETS: Final = (0, 64)  # MiB: dQ computed again, and from a stored dS
+SMALL: Final[dict[str, Any]] = {"seqlen_q": 130, "seqlen_k": 150, "num_heads": 2, "num_heads_kv": 1}
+KINDS: Final = ("full", "intervals", "dense-per-head")  # a band, rows and tiles
+
+
+def compiled_sizes() -> list[tuple[str, int, int]]:
+    """Return dtype, head_dim and head_dim_v of every kernel of the forward."""
+    found = {
+        (variant["dtype"], variant["head_dim"], variant.get("head_dim_v", variant["head_dim"]))
+        for variant in variants()
+        if variant["family"] == "fwd"
+    }
+    return sorted(found)
+
+
+def run_kernels(ran: set[str]) -> None:
+    """Run forward and backward of every compiled size, with and without workspace, and packed."""
+    for dtype, head_dim, head_dim_v in compiled_sizes():
+        sizes: dict[str, Any] = {
+            "head_dim": head_dim,
+            "head_dim_v": head_dim_v,
+            "dtype": DTYPES[dtype],
+        }
+        for megabytes in BUDGETS:
+            os.environ["FLASH_DIST_WORKSPACE_MB"] = str(megabytes)
+            for name in KINDS:
+                attend(masked_problem(name, **SMALL, **sizes), poison=False)
+                ran |= loaded()
+            documents = pack((65, 0, 30), num_heads=2, num_heads_kv=1, causal=True, **sizes)
+            attend_packed(documents, poison=False)
+            ran |= loaded()
+
+
+def run_masks(ran: set[str]) -> None:
+    """Run every kind of mask."""
+    dtype, head_dim, _ = min(compiled_sizes(), key=lambda size: abs(size[1] - 64))
+    for name in MASKS:
+        for megabytes in BUDGETS:
+            os.environ["FLASH_DIST_WORKSPACE_MB"] = str(megabytes)
+            shape = {**SMALL, "head_dim": head_dim, "dtype": DTYPES[dtype]}
+            attend(masked_problem(name, batch=2, **shape), poison=False)
+            ran |= loaded()
+
+
+def loaded() -> set[str]:
+    """Return the kernels that ran last."""
+    return {variant["symbol"] for variant in last_variant().values()}
 
 
 def main() -> None:
-    """Run forward and backward: both head_dims, with and without workspace, with a group split."""
+    """Run what the command line names."""
+    what = sys.argv[1] if len(sys.argv) > 1 else "all"
     ran: set[str] = set()
-    built = {variant["dtype"] for variant in variants()}
-    for name, head_dim, megabytes in itertools.product(sorted(built), (64, 128), (0, 64)):
-        os.environ["FLASH_DIST_WORKSPACE_MB"] = str(megabytes)
-        q = torch.randn(1, 150, 4, head_dim, device="cuda", dtype=DTYPES[name], requires_grad=True)
-        k, v = (
-            torch.randn(1, 170, 2, head_dim, device="cuda", dtype=DTYPES[name], requires_grad=True)
-            for _ in range(2)
-        )
-        for causal in (False, True):
-            flash_dist.flash_attn_func(q, k, v, causal=causal).sum().backward()
-        ran |= {loaded["symbol"] for loaded in last_variant().values()}
+    if what in {"all", "kernels"}:
+        run_kernels(ran)
+    if what in {"all", "masks"}:
+        run_masks(ran)
     torch.cuda.synchronize()
-    print("\n".join(sorted(ran)))  # noqa: T201 - a program
+    others = sorted({variant["symbol"] for variant in variants()} - ran)
+    print(f"ran {len(ran)} kernels:", *sorted(ran), sep="\n")  # noqa: T201 - a program
+    print(f"did not run {len(others)} kernels:", *others, sep="\n")  # noqa: T201
 
 
 if __name__ == "__main__":

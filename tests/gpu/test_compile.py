@@ -2,52 +2,169 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import pytest
 import torch
 
-from flash_dist import flash_attn_func
+from flash_dist import flash_attn_func, flash_attn_varlen_func
+from flash_dist.errors import FlashDistError
+from flash_dist.masks import BlockMask
+from tests.gpu.packed import attend_packed, boundaries, pack
 from tests.gpu.running import attend
-from tests.reference import assert_same_bits, random_problem
+from tests.masks import masked_problem
+from tests.reference import NAMES, Problem, assert_same_bits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.filterwarnings("default")  # torch.compile has warnings of its own
+
+SHAPE: dict[str, Any] = {"batch": 2, "seqlen_q": 200, "num_heads": 4, "num_heads_kv": 2}
+MASKS = ("causal", "window", "sixteen-blocks", "dense-per-batch-and-head")
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_compiled_without_graph_break_gives_the_same_bits(backend: str, dtype: torch.dtype) -> None:
-    problem = random_problem(
-        batch=2, seqlen_q=200, num_heads=4, num_heads_kv=2, dtype=dtype, causal=True
-    )
-    eager = attend(problem)
-
-    @torch.compile(fullgraph=True, backend=backend)
-    def attention(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return flash_attn_func(q, k, v, causal=True, return_lse=True)
-
+def run(attention: Callable[..., Any], problem: Problem) -> dict[str, torch.Tensor]:
+    """Return what a compiled function and its backward compute, as copies."""
     q, k, v = (x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v))
     out, lse = attention(q, k, v)
     grads = torch.autograd.grad(out, (q, k, v), problem.dout)
-    compiled = dict(zip(eager, (out.detach(), lse.detach(), *grads), strict=True))
-    assert_same_bits(eager, compiled, "eager and compiled")
+    tensors = (x.detach().clone() for x in (out, lse, *grads))
+    return dict(zip(NAMES, tensors, strict=True))
 
 
-def test_a_cuda_graph_replays_the_same_bits(dtype: torch.dtype) -> None:
-    problem = random_problem(batch=2, seqlen_q=200, num_heads=4, dtype=dtype)
+def compiled(problem: Problem, **options: Any) -> Callable[..., Any]:  # noqa: ANN401 - of compile
+    torch._dynamo.reset()
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:  # noqa: ANN401
+        return flash_attn_func(q, k, v, return_lse=True, **problem.options)
+
+    return torch.compile(attention, fullgraph=True, **options)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_compiled_without_graph_break_gives_the_same_bits(name: str, half: torch.dtype) -> None:
+    problem = masked_problem(name, **SHAPE, dtype=half)
+    attention = compiled(problem, backend="aot_eager")
+    assert_same_bits(attend(problem), run(attention, problem), "eager and compiled")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["causal", "dense-per-batch-and-head"])
+def test_compiled_by_inductor_gives_the_same_bits(name: str) -> None:
+    problem = masked_problem(name, **SHAPE, dtype=torch.bfloat16)
+    assert_same_bits(attend(problem), run(compiled(problem), problem), "eager and compiled")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["causal", "dense-per-batch-and-head"])
+def test_reduced_overhead_gives_the_same_bits(name: str) -> None:
+    problem = masked_problem(name, **SHAPE, dtype=torch.bfloat16)
+    eager = attend(problem)
+    attention = compiled(problem, mode="reduce-overhead")
+    for step in range(4):  # warm up, record, replay
+        torch.compiler.cudagraph_mark_step_begin()
+        assert_same_bits(eager, run(attention, problem), f"eager and step {step}")
+
+
+@pytest.mark.gpu
+def test_compiled_documents_give_the_same_bits() -> None:
+    packed = pack((100, 0, 65, 35), num_heads=4, num_heads_kv=2, dtype=torch.bfloat16, causal=True)
+    given = boundaries(packed, packed.problem.q.device)
+    torch._dynamo.reset()
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:  # noqa: ANN401
+        return flash_attn_varlen_func(q, k, v, **given, causal=True, return_lse=True)
+
+    problem = packed.problem
+    q, k, v = (x[0].detach().requires_grad_() for x in (problem.q, problem.k, problem.v))
+    out, lse = attention(q, k, v)
+    grads = torch.autograd.grad(out, (q, k, v), problem.dout[0])
+    tensors = (x.detach()[None] for x in (out, lse, *grads))
+    result = dict(zip(NAMES, tensors, strict=True))
+    assert_same_bits(attend_packed(packed), result, "eager and compiled")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", MASKS)
+def test_a_cuda_graph_replays_the_same_bits(name: str, half: torch.dtype) -> None:
+    problem = masked_problem(name, **SHAPE, dtype=half)
     eager = attend(problem)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = attend(problem, poison=False)
-    graph.replay()
-    torch.cuda.synchronize()
-    assert_same_bits(eager, captured, "eager and replayed")
+    for _ in range(3):
+        for x in captured.values():
+            x.fill_(torch.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_same_bits(eager, captured, "eager and replayed")
+
+
+@pytest.mark.gpu
+def test_a_mask_first_used_under_capture_works_or_says_why_not(half: torch.dtype) -> None:
+    problem = masked_problem("dense", **SHAPE, dtype=half)
+    eager = attend(problem)
+    assert problem.visible is not None
+    fresh = BlockMask.from_dense(problem.visible)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            captured = attend(problem, poison=False, mask=fresh)
+    except FlashDistError as error:
+        assert "captur" in str(error)  # noqa: PT017 - either is right
+    else:
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_same_bits(eager, captured, "eager and replayed")
+    assert_same_bits(eager, attend(problem), "before and after a capture")
+
+
+def check_operators(
+    problem: Problem, packing: tuple[Any, ...], mask: tuple[Any, ...], result: dict[str, Any]
+) -> None:
+    """Run opcheck on fwd and bwd; mask: data, slots, ints."""
+    tests = ("test_schema", "test_faketensor")
+    q, k, v, dout = problem.q, problem.k, problem.v, problem.dout
+    data, slots, ints = mask
+    torch.library.opcheck(
+        torch.ops.flash_dist.fwd.default,
+        (q, k, v, data, ints, *packing, problem.scale),
+        test_utils=tests,
+    )
+    for batch_invariant in (False, True):
+        torch.library.opcheck(
+            torch.ops.flash_dist.bwd.default,
+            (
+                *(dout, q, k, v, result["out"], result["lse"], None),
+                *(data, slots, ints, *packing, problem.scale, 1 << 30, batch_invariant),
+            ),
+            test_utils=tests,
+        )
 
 
 def test_opcheck_accepts_the_operators(dtype: torch.dtype) -> None:
-    problem = random_problem(batch=2, seqlen_q=100, num_heads=4, num_heads_kv=2, dtype=dtype)
-    result = attend(problem)
-    tests = ("test_schema", "test_faketensor")
-    q, k, v = problem.q, problem.k, problem.v
-    torch.library.opcheck(
-        torch.ops.flash_dist.fwd.default, (q, k, v, 0.125, True), test_utils=tests
-    )
-    arguments = (problem.dout, q, k, v, result["out"], result["lse"], None, 0.125, False, 1 << 30)
-    torch.library.opcheck(torch.ops.flash_dist.bwd.default, arguments, test_utils=tests)
+    problem = masked_problem("causal", **SHAPE, dtype=dtype)
+    mask = (None, None, [0, -1, 0, 1])
+    check_operators(problem, (None, None, 0, 0), mask, attend(problem))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["sixteen-blocks", "dense-per-batch-and-head"])
+def test_opcheck_accepts_the_operators_with_a_mask(name: str, half: torch.dtype) -> None:
+    problem = masked_problem(name, **SHAPE, dtype=half)
+    plan = problem.options["mask"].plan(2, 4, 200, 200)
+    key_slots = plan.arrays["key_slots"]
+    mask = (plan.packed.cuda(), key_slots, list(plan.layout))
+    check_operators(problem, (None, None, 0, 0), mask, attend(problem))
+
+
+@pytest.mark.gpu
+def test_opcheck_accepts_the_operators_with_documents(half: torch.dtype) -> None:
+    packed = pack((100, 0, 65, 35), num_heads=4, num_heads_kv=2, dtype=half)
+    problem = packed.problem
+    flat = Problem(problem.q[0], problem.k[0], problem.v[0], problem.dout[0])
+    packing = tuple(boundaries(packed, problem.q.device).values())
+    result = {name: x[0] for name, x in attend_packed(packed).items()}
+    check_operators(flat, packing, (None, None, [0, -1, -1, 1]), result)

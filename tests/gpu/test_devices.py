@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
+import flash_dist
 from flash_dist import flash_attn_func, last_variant
 from tests.gpu.running import attend
+from tests.masks import masked_problem
 from tests.reference import Problem, assert_close, assert_same_bits, random_problem
 
-pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
+]
+PIPELINE = Path(__file__).parent / "pipeline.py"
 
 
 def move(problem: Problem, device: str) -> Problem:
-    tensors = (x.to(device) for x in (problem.q, problem.k, problem.v, problem.dout))
-    return Problem(*tensors, problem.causal)
+    names = ("q", "k", "v", "dout", "visible", "dlse")
+    tensors = {name: getattr(problem, name) for name in names}
+    moved = {name: x.to(device) for name, x in tensors.items() if x is not None}
+    return replace(problem, **moved)
 
 
-def test_tensors_on_another_gpu_than_the_current_one_work(dtype: torch.dtype) -> None:
-    problem = random_problem(batch=2, seqlen_q=200, num_heads=4, dtype=dtype, causal=True)
+@pytest.mark.parametrize("name", ["causal", "sixteen-blocks", "dense-per-head"])
+def test_tensors_on_another_gpu_than_the_current_one_work(name: str, half: torch.dtype) -> None:
+    problem = masked_problem(name, batch=2, seqlen_q=200, num_heads=4, dtype=half)
     there = move(problem, "cuda:1")
     assert torch.cuda.current_device() == 0
     result = attend(there, poison=False)
@@ -28,18 +45,72 @@ def test_tensors_on_another_gpu_than_the_current_one_work(dtype: torch.dtype) ->
     assert_close(result, there)
 
 
-def test_equal_gpus_give_the_same_bits(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("name", ["full", "sixteen-blocks", "dense-per-head"])
+def test_equal_gpus_give_the_same_bits(name: str, half: torch.dtype) -> None:
     if len({torch.cuda.get_device_name(i) for i in range(2)}) > 1:
         pytest.skip("the two GPUs differ")
-    problem = random_problem(batch=2, seqlen_q=300, num_heads=4, num_heads_kv=2, dtype=dtype)
+    problem = masked_problem(name, batch=2, seqlen_q=300, num_heads=4, num_heads_kv=2, dtype=half)
     first = attend(problem)
     second = attend(move(problem, "cuda:1"), poison=False)
     assert_same_bits(first, {name: x.cpu().cuda() for name, x in second.items()}, "cuda:0 and 1")
 
 
+def test_one_compiled_function_takes_one_mask_on_two_gpus() -> None:
+    problem = masked_problem(
+        "dense-per-head", batch=2, seqlen_q=200, num_heads=4, dtype=torch.bfloat16
+    )
+    mask = problem.options["mask"]
+    torch._dynamo.reset()
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return flash_attn_func(q, k, v, mask=mask)
+
+    for device in ("cuda:0", "cuda:1", "cuda:0"):
+        there = move(problem, device)
+        q, k, v = (x.detach().requires_grad_() for x in (there.q, there.k, there.v))
+        out = attention(q, k, v)
+        grads = torch.autograd.grad(out, (q, k, v), there.dout)
+        result = dict(zip(("out", "dq", "dk", "dv"), (out.detach(), *grads), strict=True))
+        assert_close(result, there)
+
+
 def test_tensors_on_two_gpus_are_refused() -> None:
-    q = torch.randn(1, 8, 2, 64, device="cuda:0", dtype=torch.float16)
+    q = random_problem(seqlen_q=8).q
     with pytest.raises(
         ValueError, match="q and k must be on the same device, got cuda:0 and cuda:1"
     ):
         flash_attn_func(q, q.to("cuda:1"), q)
+
+
+def run_pipeline(attention: str) -> dict[str, Any]:
+    """Run the program in a process of its own: what it may break is not ours."""
+    package = str(Path(flash_dist.__file__).parents[1])
+    try:
+        result = subprocess.run(
+            [sys.executable, str(PIPELINE), attention],
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+            env={**os.environ, "PYTHONPATH": package},
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": "no result after 200 s"}
+    lines = [line for line in result.stdout.splitlines() if line.startswith("{")]
+    if not lines:
+        words = (result.stderr or result.stdout).strip().splitlines() or ["no output"]
+        return {"error": f"exit status {result.returncode}: {words[-1]}"}
+    return dict(json.loads(lines[-1]))
+
+
+def test_a_pipeline_over_two_gpus_shares_one_flex_mask(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ours, theirs = run_pipeline("flash_dist"), run_pipeline("flex")
+    with capsys.disabled():
+        print(f"\npipeline over two GPUs, flash_dist: {ours}")  # noqa: T201 - the record
+        print(f"pipeline over two GPUs, FlexAttention: {theirs}")  # noqa: T201
+    assert "error" not in ours, ours
+    for name, error in ours["errors"].items():
+        assert error < 0.02, (name, error)

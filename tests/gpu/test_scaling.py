@@ -1,0 +1,167 @@
+"""Numbers of unusual size: scales, logits, gradients, infinities."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from flash_dist import flash_attn_func
+from tests.gpu.running import attend, check
+from tests.masks import masked_problem
+from tests.reference import (
+    Problem,
+    assert_close,
+    assert_same_bits,
+    compute_exact,
+    compute_half,
+    find_faults,
+    random_problem,
+)
+
+
+def test_a_custom_scale_is_used(head_dims: tuple[int, int], dtype: torch.dtype) -> None:
+    base = random_problem(
+        seqlen_q=150, seqlen_k=90, head_dim=head_dims[0], head_dim_v=head_dims[1], dtype=dtype
+    )
+    check(replace(base, softmax_scale=scale) for scale in (1e-3, 0.1, 0.5))
+
+
+def test_large_logits_stay_finite(head_dims: tuple[int, int], dtype: torch.dtype) -> None:
+    base = masked_problem(
+        "causal", seqlen_q=200, head_dim=head_dims[0], head_dim_v=head_dims[1], dtype=dtype
+    )
+    problem = replace(base, q=base.q * 17, k=base.k * 17)
+    result = attend(problem)
+    assert all(torch.isfinite(x).all() for x in result.values())
+    assert_close({name: result[name] for name in ("out", "lse", "dv")}, problem)
+
+
+def test_constant_rows_weigh_every_key_the_same(
+    head_dims: tuple[int, int], dtype: torch.dtype
+) -> None:
+    base = masked_problem("window", seqlen_q=150, seqlen_k=190, head_dim=head_dims[0], dtype=dtype)
+    check(
+        (
+            replace(base, q=torch.zeros_like(base.q)),
+            replace(base, k=base.k[:, :1].expand_as(base.k).contiguous()),
+            replace(base, v=base.v[:, :1].expand_as(base.v).contiguous()),
+            replace(base, dout=torch.zeros_like(base.dout)),
+        )
+    )
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1.0, 1e4])
+def test_gradients_scale_with_dout(
+    factor: float, head_dims: tuple[int, int], dtype: torch.dtype
+) -> None:
+    for name in ("causal", "dense"):
+        base = masked_problem(
+            name,
+            seqlen_q=190,
+            seqlen_k=250,
+            head_dim=head_dims[0],
+            head_dim_v=head_dims[1],
+            dtype=dtype,
+        )
+        problem = replace(base, dout=base.dout * factor)
+        result = attend(problem)
+        exact, half = compute_exact(problem), None
+        if dtype == torch.float16 and factor > 1:  # the error of torch's half where it has one
+            half = {
+                key: (exact[key] + (value.double() - compute_exact(base)[key]) * factor)
+                if key != "out"
+                else value
+                for key, value in compute_half(base).items()
+            }
+            for key in ("dq", "dk", "dv"):  # the rest is held against torch's own overflow below
+                finite = result[key].isfinite()
+                result[key] = torch.where(finite, result[key].double(), exact[key])
+        faults = find_faults(result, problem, exact=exact, half=half)
+        assert not faults, "\n".join(faults)
+
+
+@pytest.mark.gpu
+def test_half_precision_overflows_only_where_torch_does(head_dims: tuple[int, int]) -> None:
+    problem = random_problem(
+        seqlen_q=192, num_heads=4, head_dim=head_dims[0], dtype=torch.float16, causal=True
+    )
+    problem = replace(problem, dout=problem.dout * 1e4)
+    q, k, v = (
+        x.transpose(1, 2).detach().requires_grad_() for x in (problem.q, problem.k, problem.v)
+    )
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    theirs = torch.autograd.grad(out, (q, k, v), problem.dout.transpose(1, 2))
+    ours = attend(problem)
+    for name, grad in zip(("dq", "dk", "dv"), theirs, strict=True):
+        lost = grad.transpose(1, 2).isfinite() & ~ours[name].isfinite()
+        assert not lost.any(), f"{name}: {int(lost.sum())} elements overflow, torch's do not"
+
+
+def spoil(x: torch.Tensor, row: int, value: float) -> torch.Tensor:
+    spoilt = x.clone()
+    spoilt[0, row, :, 5] = value
+    return spoilt
+
+
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan], ids=["inf", "-inf", "nan"])
+def test_what_is_not_finite_spreads_as_far_as_in_torch(value: float, dtype: torch.dtype) -> None:
+    base = random_problem(batch=2, seqlen_q=150, seqlen_k=190, dtype=dtype)
+    clean = attend(base)
+    for spoilt in (
+        replace(base, q=spoil(base.q, 70, value)),
+        replace(base, k=spoil(base.k, 70, value)),
+        replace(base, v=spoil(base.v, 70, value)),
+    ):
+        result, exact = attend(spoilt), compute_exact(spoilt)
+        for name in ("out", "dq", "dk", "dv"):
+            same = result[name].isfinite() == exact[name].isfinite()
+            assert same.all(), f"{name}: {int((~same).sum())} elements"
+        second = {name: x[1:] for name, x in clean.items()}
+        assert_same_bits(second, {name: x[1:] for name, x in result.items()}, "the other entry")
+
+
+def test_the_gradient_of_lse_flows(head_dims: tuple[int, int], dtype: torch.dtype) -> None:
+    def with_dlse(problem: Problem) -> Problem:
+        batch, seqlen_q, heads, _ = problem.q.shape
+        generator = torch.Generator(problem.q.device).manual_seed(1)
+        dlse = torch.randn(batch, heads, seqlen_q, generator=generator, device=problem.q.device).to(
+            problem.q.dtype
+        )
+        if problem.visible is not None:  # a row without a key has no lse to change
+            dlse = dlse * problem.visible.any(-1)
+        return replace(problem, dlse=dlse.float())
+
+    check(
+        with_dlse(
+            masked_problem(
+                name,
+                batch=2,
+                seqlen_q=150,
+                seqlen_k=190,
+                num_heads=4,
+                num_heads_kv=2,
+                head_dim=head_dims[0],
+                head_dim_v=head_dims[1],
+                dtype=dtype,
+            )
+        )
+        for name in ("full", "causal", "intervals", "dense-per-head")
+    )
+
+
+def test_the_gradient_of_lse_alone_flows(dtype: torch.dtype) -> None:
+    base = random_problem(batch=2, seqlen_q=100, seqlen_k=90, num_heads=4, dtype=dtype)
+    dlse = torch.ones(2, 4, 100, device=base.q.device)
+    problem = replace(base, dlse=dlse, dout=torch.zeros_like(base.dout))
+    q, k = (x.detach().requires_grad_() for x in (base.q, base.k))
+    _, lse = flash_attn_func(q, k, base.v, return_lse=True)
+    dq, dk = torch.autograd.grad(lse, (q, k), dlse)
+    both = replace(problem, dout=base.dout * 0)
+    exact = compute_exact(both)
+    for name, got in (("dq", dq), ("dk", dk)):
+        size = exact[name].abs().max()
+        assert ((got.double() - exact[name]).abs().max() / size) < 1e-2, name
