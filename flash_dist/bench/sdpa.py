@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from typing import TYPE_CHECKING, Any, Final
 
@@ -88,11 +89,14 @@ def _make_packed(base: str, problem: Problem) -> Attend:
     from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - not in every torch
 
     begins, longest = problem.cu_seqlens, max(problem.shape.documents)
-    window = (-1, 0) if problem.shape.mask.kind == "causal" else (-1, -1)
+    causal = problem.shape.mask.kind == "causal"
     func: Any = varlen_attn
+    arguments: dict[str, Any] = {"window_size": (-1, 0 if causal else -1)}
+    if "window_size" not in inspect.signature(func).parameters:  # torch 2.10
+        arguments = {"is_causal": causal}
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = func(q, k, v, begins, begins, longest, longest, window_size=window)
+        out: torch.Tensor = func(q, k, v, begins, begins, longest, longest, **arguments)
         return out
 
     return attend
