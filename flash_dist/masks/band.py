@@ -1,0 +1,73 @@
+"""A band of keys around the diagonal: a mask that kernels compute from three numbers."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple, get_args
+
+from .inputs import complain
+
+Alignment = Literal["bottom_right", "top_left"]
+
+UNBOUNDED: Final = -1
+MAX_WINDOW: Final = 2**30 - 1
+BAND_KIND: Final = 0  # see plan.py for the other kinds
+
+
+class Band(NamedTuple):
+    """Query i sees the keys i + shift - left <= j <= i + shift + right.
+
+    shift is seqlen_k - seqlen_q if the band is aligned to the bottom right corner of the scores,
+    and 0 if it is aligned to the top left one. A left or right of -1 is without bound.
+    """
+
+    left: int = UNBOUNDED
+    right: int = UNBOUNDED
+    bottom_right: bool = True
+
+    @classmethod
+    def of(cls, left: int | None, right: int | None, alignment: Alignment) -> Band:
+        """Return a checked band; None is without bound, as is -1."""
+        bottom_right = parse_alignment(alignment)
+        left, right = _parse_window("left", left), _parse_window("right", right)
+        return cls() if left == right == UNBOUNDED else cls(left, right, bottom_right)
+
+    @property
+    def ints(self) -> list[int]:
+        """The operators' list of integers for this mask."""
+        return [BAND_KIND, self.left, self.right, int(self.bottom_right)]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every query sees every key."""
+        return self.left == self.right == UNBOUNDED
+
+    def intersect(self, other: Band) -> Band:
+        """Return the band of what both show; both have the same alignment."""
+        left, right = _least(self.left, other.left), _least(self.right, other.right)
+        return Band(left, right, self.bottom_right)
+
+
+def parse_alignment(alignment: str) -> bool:
+    """Return whether an alignment is the bottom right one."""
+    if alignment not in get_args(Alignment):
+        allowed = " or ".join(f"`{name}`" for name in get_args(Alignment))
+        raise complain(ValueError, f"alignment must be {allowed}, got {alignment!r}")
+    return alignment == "bottom_right"
+
+
+def _parse_window(name: str, size: int | None) -> int:
+    if size is None:
+        return UNBOUNDED
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise complain(TypeError, f"{name} must be an int or None, got {type(size).__name__}")
+    if not UNBOUNDED <= size <= MAX_WINDOW:
+        raise complain(
+            ValueError,
+            f"{name} must be from 0 to {MAX_WINDOW}, or -1 or None for no bound, got {size}",
+        )
+    return size
+
+
+def _least(a: int, b: int) -> int:
+    """Return the smaller of two window sizes."""
+    return max(a, b) if UNBOUNDED in {a, b} else min(a, b)

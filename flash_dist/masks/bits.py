@@ -1,0 +1,109 @@
+"""Booleans as words of 64 bits, the unit in which masks that are no intervals are stored.
+
+Bit j of word n of a query says whether it sees key 64 * n + j. Keys past the end are 0.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Tensor = torch.Tensor
+
+WORD: Final = 64
+STRIP: Final = 1 << 22  # booleans looked at together: bounds the memory that masks are made in
+
+_GATHER: Final = 0x0102040810204080  # times eight bytes of 0 or 1: the top byte is their bits
+
+
+def words_of(keys: int) -> int:
+    """Return the number of words of a query."""
+    return -(-keys // WORD)
+
+
+def pack(seen: Tensor) -> Tensor:
+    """Return the words [..., ceil(n / 64)] of booleans [..., n], on their device."""
+    keys = seen.shape[-1]
+    padded = seen.new_zeros((*seen.shape[:-1], words_of(keys) * WORD))
+    padded[..., :keys] = seen.view(torch.uint8) != 0  # a byte of another value is true as well
+    bits = (padded.view(torch.int64) * _GATHER) >> (WORD - 8)
+    return (bits & 0xFF).to(torch.uint8).view(torch.int64)
+
+
+def unpack(words: Tensor, keys: int) -> Tensor:
+    """Return the booleans [..., keys] of words."""
+    bits = (words.unsqueeze(-1) >> torch.arange(WORD, device=words.device)) & 1
+    return bits.flatten(-2)[..., :keys] != 0
+
+
+def pack_strips(seen: Tensor) -> Tensor:
+    """Return the words of booleans [batch, heads, seqlen_q, seqlen_k] on the CPU.
+
+    Works a strip of rows at a time, and on the booleans' device.
+    """
+    keys = seen.shape[3]
+    words = torch.empty((*seen.shape[:3], words_of(keys)), dtype=torch.int64)
+    for part in strips(seen.shape[:3], keys):
+        words[part] = pack(seen[part]).cpu()
+    return words
+
+
+def strips(
+    sizes: tuple[int, ...], row_cost: int, *, step: int = 1
+) -> Iterator[tuple[slice, slice, slice]]:
+    """Yield parts of [batch, heads, rows] in order, each of about STRIP elements or one step.
+
+    Args:
+        sizes: Batch entries, heads, rows.
+        row_cost: Elements of a row.
+        step: Strips begin at multiples of this row.
+    """
+    batch, heads, rows = sizes
+    if heads * rows * row_cost <= STRIP:  # whole batch entries together
+        count = max(1, STRIP // (heads * rows * row_cost))
+        for b in range(0, batch, count):
+            yield slice(b, min(b + count, batch)), slice(0, heads), slice(0, rows)
+        return
+    count = max(1, STRIP // (row_cost * step)) * step
+    for b in range(batch):
+        for h in range(heads):
+            for row in range(0, rows, count):
+                yield slice(b, b + 1), slice(h, h + 1), slice(row, min(row + count, rows))
+
+
+def interval_words(lo: Tensor, hi: Tensor, words: int) -> Tensor:
+    """Return words [..., words] that show the keys lo <= j < hi."""
+    below = torch.tensor([*((1 << n) - 1 for n in range(WORD)), -1])  # the lowest n bits
+    first = WORD * torch.arange(words)
+    until = below[(hi.unsqueeze(-1) - first).clamp_(0, WORD)]
+    before = below[(lo.unsqueeze(-1) - first).clamp_(0, WORD)]
+    return until & ~before
+
+
+def find_intervals(words: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return lo and hi [...] of rows of words if each shows one run of keys, or None.
+
+    A row without a key is (0, 0).
+    """
+    zero = words.new_zeros((*words.shape[:-1], 1))
+    before = torch.cat([zero, words[..., :-1]], -1) >> (WORD - 1) & 1
+    after = torch.cat([words[..., 1:], zero], -1) << (WORD - 1)
+    rises = words & ~(words << 1 | before)  # seen, and the key before is not
+    falls = words & ~(words >> 1 & ~(-1 << (WORD - 1)) | after)  # seen, and the next is not
+    starts = rises != 0
+    if bool(((rises & (rises - 1)) != 0).any()) or bool((starts.sum(-1) > 1).any()):
+        return None
+    seen = starts.any(-1)
+    lo, hi = _position(rises, starts), _position(falls, falls != 0) + 1
+    return torch.where(seen, lo, 0), torch.where(seen, hi, 0)
+
+
+def _position(words: Tensor, nonzero: Tensor) -> Tensor:
+    """Return the place of the one bit that is set in each row [..., words]."""
+    word = nonzero.to(torch.uint8).argmax(-1, keepdim=True)
+    bit = words.gather(-1, word).to(torch.float64).abs()  # a power of two, exact
+    return (word * WORD + torch.frexp(bit).exponent - 1).squeeze(-1)

@@ -1,0 +1,118 @@
+"""The BlockMask of FlexAttention, read once: its blocks, and mask_mod where they are partial."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from .bits import STRIP, pack, words_of
+from .inputs import complain
+from .terms import DenseTerm
+
+if TYPE_CHECKING:
+    from torch.nn.attention import flex_attention
+
+Tensor = torch.Tensor
+
+PARTIAL: Final = 1
+WHOLE: Final = 2
+AXES: Final = 4  # [batch, heads, query blocks, key blocks]
+
+
+def read_flex(block_mask: flex_attention.BlockMask) -> DenseTerm:
+    """Return what a BlockMask shows: whole blocks, and of partial ones what mask_mod says."""
+    _require_block_mask(block_mask)
+    seqlen_q, seqlen_k = block_mask.seq_lengths
+    states = _block_states(block_mask)
+    batch, heads, rows, columns = states.shape
+    block_q, block_k = block_mask.BLOCK_SIZE
+    words = torch.zeros((batch, heads, rows * block_q, words_of(seqlen_k)), dtype=torch.int64)
+    together = max(1, STRIP // (block_q * columns * block_k))
+    for first in range(0, batch * heads * rows, together):
+        lines = states.view(-1, columns)[first : first + together]
+        index = torch.arange(first, first + len(lines), device=states.device)
+        place = (index // (heads * rows), index // rows % heads, index % rows)
+        seen = _read_lines(block_mask, lines, place)[..., :seqlen_k]
+        words.view(-1, block_q, words.shape[-1])[first : first + len(lines)] = pack(seen).cpu()
+    return DenseTerm(words[:, :, :seqlen_q].contiguous(), seqlen_k)
+
+
+def _require_block_mask(block_mask: object) -> None:
+    from torch.nn.attention import flex_attention  # noqa: PLC0415 - slow to import
+
+    if not isinstance(block_mask, flex_attention.BlockMask):
+        raise complain(
+            TypeError,
+            "block_mask must be a torch.nn.attention.flex_attention.BlockMask, "
+            f"got {type(block_mask).__name__}",
+            "`create_block_mask` of that module makes one of a mask_mod",
+        )
+    shape = list(block_mask.kv_indices.shape)
+    if len(shape) != AXES:
+        message = f"block_mask must have a batch and a heads axis, got kv_indices of shape {shape}"
+        raise complain(ValueError, message, "index it with slices, as in `block_mask[0:1, 0:1]`")
+
+
+def _block_states(block_mask: flex_attention.BlockMask) -> Tensor:
+    """Return [batch, heads, query blocks, key blocks]: 0, PARTIAL or WHOLE."""
+    _, seqlen_k = block_mask.seq_lengths
+    columns = -(-seqlen_k // block_mask.BLOCK_SIZE[1])
+    states = PARTIAL * _listed(block_mask.kv_num_blocks, block_mask.kv_indices, columns)
+    if block_mask.full_kv_num_blocks is None or block_mask.full_kv_indices is None:
+        return states
+    whole = _listed(block_mask.full_kv_num_blocks, block_mask.full_kv_indices, columns)
+    return torch.where(whole != 0, WHOLE, states).contiguous()
+
+
+def _listed(counts: Tensor, indices: Tensor, columns: int) -> Tensor:
+    """Return [..., columns]: 1 where a block is among the first `counts` of `indices`."""
+    valid = torch.arange(indices.shape[-1], device=indices.device) < counts.unsqueeze(-1)
+    places = torch.where(valid, indices, columns).long()
+    listed = counts.new_zeros((*counts.shape, columns + 1), dtype=torch.uint8)
+    return listed.scatter_(-1, places, 1)[..., :columns].contiguous()
+
+
+def _read_lines(
+    block_mask: flex_attention.BlockMask, lines: Tensor, place: tuple[Tensor, Tensor, Tensor]
+) -> Tensor:
+    """Return booleans [lines, block_q, columns * block_k].
+
+    Args:
+        block_mask: The mask.
+        lines: [lines, columns], states of some lines of blocks.
+        place: [lines] each: batch entry, head and query block of a line.
+    """
+    block_q, block_k = block_mask.BLOCK_SIZE
+    seen = (lines == WHOLE)[:, None, :, None].repeat(1, block_q, 1, block_k)
+    line, column = (lines == PARTIAL).nonzero().T
+    if len(line) > 0:
+        b, h, row = (x[line] for x in place)
+        seen[line, :, column] = _ask(block_mask, b, h, row, column)
+    return seen.flatten(2)
+
+
+def _ask(
+    block_mask: flex_attention.BlockMask, b: Tensor, h: Tensor, row: Tensor, column: Tensor
+) -> Tensor:
+    """Return booleans [blocks, block_q, block_k]: what mask_mod says of some blocks."""
+    from torch._dynamo._trace_wrapped_higher_order_op import (  # noqa: PLC0415 - slow to import
+        TransformGetItemToIndex,
+    )
+
+    seqlen_q, seqlen_k = block_mask.seq_lengths
+    block_q, block_k = block_mask.BLOCK_SIZE
+    # places past the end are asked for the last one, and cut off afterwards
+    q = (row[:, None] * block_q + torch.arange(block_q, device=row.device)).clamp(max=seqlen_q - 1)
+    k = (column[:, None] * block_k + torch.arange(block_k, device=row.device)).clamp(
+        max=seqlen_k - 1
+    )
+    ask: Any = block_mask.mask_mod
+    for axes in ((None, None, None, 0), (None, None, 0, None), (0, 0, 0, 0)):
+        ask = torch.vmap(ask, in_dims=axes)
+    with TransformGetItemToIndex():  # mask_mod may index a tensor by 0-d tensors, as torch lets it
+        answer = ask(b, h, q, k)
+    if answer.dtype != torch.bool:
+        raise complain(TypeError, f"mask_mod must return torch.bool, got {answer.dtype}")
+    seen: Tensor = answer
+    return seen

@@ -1,0 +1,163 @@
+"""What users pass to build masks: checked, and copied to the host once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple, TypeVar
+
+import torch
+
+Tensor = torch.Tensor
+Integers = Tensor | Sequence[int] | Sequence[Sequence[int]]
+Error = TypeVar("Error", ValueError, TypeError)
+
+MAX_SEQLEN: Final = 2**30 - 1
+
+
+class Shape(NamedTuple):
+    """The sizes of a call."""
+
+    batch: int
+    num_heads_q: int
+    seqlen_q: int
+    seqlen_k: int
+
+
+class Sizes(NamedTuple):
+    """The sizes a mask was made for; None: it suits any. A batch or heads of 1 suit any, too."""
+
+    batch: int | None = None
+    num_heads_q: int | None = None
+    seqlen_q: int | None = None
+    seqlen_k: int | None = None
+
+    @classmethod
+    def of(cls, shape: torch.Size, seqlen_k: int | None) -> Sizes:
+        """Return those of a tensor [batch, heads, seqlen_q, ...]."""
+        return cls(shape[0], shape[1], shape[2], seqlen_k)
+
+    def planes(self) -> tuple[int, int]:
+        """Return how many batch entries and heads differ."""
+        return self.batch or 1, self.num_heads_q or 1
+
+    def join(self, other: Sizes) -> Sizes:
+        """Return the sizes that suit both masks, or raise."""
+        return Sizes(
+            *(
+                _join(name, mine, theirs)
+                for name, mine, theirs in zip(self._fields, self, other, strict=True)
+            )
+        )
+
+    def require(self, shape: Shape) -> None:
+        """Raise ValueError if a call does not have these sizes."""
+        for name, size, got in zip(self._fields, self, shape, strict=True):
+            broadcasts = name in BROADCASTING and size == 1
+            if size is not None and size != got and not broadcasts:
+                message = f"{name} must be {size}, the size that the mask was made for, got {got}"
+                raise complain(ValueError, message)
+
+
+BROADCASTING: Final = ("batch", "num_heads_q")
+
+
+def _join(name: str, mine: int | None, theirs: int | None) -> int | None:
+    if mine is None or theirs is None or mine == theirs:
+        return theirs if mine is None else mine
+    if name in BROADCASTING and 1 in {mine, theirs}:
+        return max(mine, theirs)
+    raise complain(ValueError, f"masks combined with & must agree in {name}, got {mine} & {theirs}")
+
+
+def complain(kind: type[Error], message: str, hint: str | None = None) -> Error:
+    """Return an error: one sentence and, where one is sure, a next step."""
+    return kind(message if hint is None else f"{message}\n\nhint: {hint}")
+
+
+def parse_shape(batch: int, num_heads_q: int, seqlen_q: int, seqlen_k: int) -> Shape:
+    """Return the sizes of a call, checked."""
+    shape = Shape(batch, num_heads_q, seqlen_q, seqlen_k)
+    for name, size in zip(shape._fields, shape, strict=True):
+        _require_int(name, size)
+        if not 1 <= size <= MAX_SEQLEN:
+            raise complain(ValueError, f"{name} must be from 1 to {MAX_SEQLEN}, got {size}")
+    return shape
+
+
+def parse_size(name: str, size: int) -> int:
+    """Return a size, checked."""
+    _require_int(name, size)
+    if not 1 <= size <= MAX_SEQLEN:
+        raise complain(ValueError, f"{name} must be from 1 to {MAX_SEQLEN}, got {size}")
+    return size
+
+
+def _require_int(name: str, size: object) -> None:
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise complain(TypeError, f"{name} must be an int, got {type(size).__name__}")
+
+
+def parse_integers(name: str, values: Integers, dims: tuple[str, ...]) -> Tensor:
+    """Return int64 on the CPU, a copy, with as many axes as the longest of `dims`.
+
+    Args:
+        name: Of the argument.
+        values: Integers of any dtype, on any device.
+        dims: The shapes allowed, in words, such as "[batch, seqlen_q]".
+    """
+    tensor = _as_tensor(name, values)
+    if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
+        raise complain(TypeError, f"{name} must be integers, got {tensor.dtype}")
+    tensor = require_dims(name, tensor, dims)
+    return tensor.detach().to("cpu", torch.int64, copy=True).contiguous()
+
+
+def parse_bools(name: str, values: Tensor, dims: tuple[str, ...]) -> Tensor:
+    """Return booleans as they are, with as many axes as the longest of `dims`."""
+    tensor = _as_tensor(name, values)
+    if tensor.dtype != torch.bool:
+        hint = "a mask of numbers is a bias, which is not served; `mask == 0` says what is visible"
+        raise complain(
+            TypeError,
+            f"{name} must be torch.bool, got {tensor.dtype}",
+            hint if tensor.dtype.is_floating_point else None,
+        )
+    return require_dims(name, tensor.detach(), dims)
+
+
+def _as_tensor(name: str, values: object) -> Tensor:
+    if isinstance(values, Tensor):
+        return values
+    try:
+        return torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        message = f"{name} must be a torch.Tensor or a sequence of numbers, got {values!r:.60}"
+        raise complain(TypeError, message) from error
+
+
+def require_dims(name: str, tensor: Tensor, dims: tuple[str, ...]) -> Tensor:
+    """Return a view with the leading axes of size 1 that it lacks, or raise ValueError."""
+    counts = [text.count(",") + 1 for text in dims]
+    if tensor.dim() not in counts:
+        raise complain(
+            ValueError, f"{name} must have shape {' or '.join(dims)}, got {list(tensor.shape)}"
+        )
+    if tensor.numel() == 0:
+        raise complain(
+            ValueError, f"no dimension of {name} may be 0, got shape {list(tensor.shape)}"
+        )
+    return tensor[(None,) * (max(counts) - tensor.dim())]
+
+
+def require_least(name: str, values: Tensor, least: int) -> None:
+    """Raise ValueError if a value is too small."""
+    if int(values.min()) < least:
+        raise complain(ValueError, f"{name} must be at least {least}, got {int(values.min())}")
+
+
+def require_most(name: str, values: Tensor, most: int) -> None:
+    """Raise ValueError if a value is beyond the keys of a call."""
+    if int(values.max()) > most:
+        raise complain(
+            ValueError, f"{name} must be at most seqlen_k = {most}, got {int(values.max())}"
+        )

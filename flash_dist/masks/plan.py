@@ -1,0 +1,146 @@
+"""What kernels read of a mask: int32 arrays in one buffer, and where each of them begins.
+
+Pairs of TILE queries and TILE keys are tiles. The arrays of the leading axes [batches, heads] have
+1 there where a mask does not differ. See csrc/params.h, whose MaskParams they fill.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import torch
+
+from .inputs import complain
+
+Tensor = torch.Tensor
+
+TILE: Final = 64
+
+ROWS: Final = 1  # kinds; 0 is a band, which has no arrays
+TILES: Final = 2
+
+FULL: Final = -1  # codes of a tile; from 0: index into bits
+EMPTY: Final = -2
+BY_ROWS: Final = -3
+
+ABSENT: Final = -1  # offset of an array that there is none of, slot of a tile that is empty
+ALIGNMENT: Final = 4  # of offsets, in int32
+MAX_INDEX: Final = 2**31 - 1
+
+
+class TileList(NamedTuple):
+    """Visible tiles in compressed rows: those of line i are [begin[i], begin[i + 1]), ascending.
+
+    A line is 64 or 128 queries (then tiles are of keys), or keys (then tiles are of queries).
+    """
+
+    begin: Tensor  # [batches * heads * lines + 1]
+    entries: Tensor  # [:, 4] tile on the other axis, code of the first 64, of the second 64, 0
+    slots: Tensor  # [:, 2] where the two tiles' dS lies, or ABSENT
+
+
+class Arrays(NamedTuple):
+    """The arrays of a mask, in the order of the layout. All int32; None: absent."""
+
+    key_bounds: Tensor | None  # [batches, 2] first and end key that exist
+    rows: Tensor | None  # [batches, heads, query_tiles * TILE, 2] first and end key of a query
+    query_ranges: Tensor | None  # [batches, heads, query_tiles, 4] least and greatest first key,
+    # least and greatest end key of the queries of a tile
+    key_ranges: Tensor | None  # [batches, heads, key_tiles, 2] first and end query tile
+    key_slots: Tensor  # [key_tiles + 1] slots of dS before each key tile, in any plane
+    by_query: tuple[TileList, TileList] | None = None  # lines of 64 and of 128 queries
+    by_key: tuple[TileList, TileList] | None = None  # lines of 64 and of 128 keys
+    bits: Tensor | None = (
+        None  # [index, TILE, 2] keys that a query of the tile sees, low word first
+    )
+
+    def flat(self) -> list[Tensor | None]:
+        """Return all of them in the order of the layout."""
+        none = (None,) * 6
+        return [
+            *self[:5],
+            *(none if self.by_query is None else (*self.by_query[0], *self.by_query[1])),
+            *(none if self.by_key is None else (*self.by_key[0], *self.by_key[1])),
+            self.bits,
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class MaskPlan:
+    """A mask for calls of one shape, on the CPU. Nobody writes to its tensors."""
+
+    kind: int  # ROWS or TILES
+    batches: int  # the call's batch, or 1 if all entries have the same mask
+    heads: int  # the call's num_heads_q, or 1
+    seqlen_q: int
+    seqlen_k: int
+    arrays: Arrays
+    packed: Tensor  # [:] int32, all arrays
+    layout: list[int]  # the operators' list of integers: sizes, and offsets into packed
+
+    @property
+    def key_slots(self) -> Tensor:
+        """The slots of dS before each key tile, which the host plans the backward with."""
+        return self.arrays.key_slots
+
+
+def pack_plan(
+    kind: int, planes: tuple[int, int], seqlens: tuple[int, int], arrays: Arrays
+) -> MaskPlan:
+    """Return the plan with its arrays in one buffer, which `MaskPlan.arrays` are views of."""
+    buffer = _Buffer(arrays.flat())
+    views = Arrays(
+        buffer.move_any(arrays.key_bounds),
+        buffer.move_any(arrays.rows),
+        buffer.move_any(arrays.query_ranges),
+        buffer.move_any(arrays.key_ranges),
+        buffer.move(arrays.key_slots),
+        buffer.move_lists(arrays.by_query),
+        buffer.move_lists(arrays.by_key),
+        buffer.move_any(arrays.bits),
+    )
+    offsets = [ABSENT if view is None else int(view.storage_offset()) for view in views.flat()]
+    layout = [kind, *planes, *seqlens, *offsets]
+    return MaskPlan(kind, *planes, *seqlens, views, buffer.packed, layout)
+
+
+class _Buffer:
+    """Memory that arrays move into, one after the other."""
+
+    def __init__(self, arrays: list[Tensor | None]) -> None:
+        size = sum(_aligned(x.numel()) for x in arrays if x is not None)
+        require_index(size)
+        # an empty array has an address, too
+        self.packed = torch.zeros(size + ALIGNMENT, dtype=torch.int32)
+        self._end = 0
+
+    def move(self, array: Tensor) -> Tensor:
+        view = self.packed[self._end : self._end + array.numel()].view(array.shape)
+        self._end += _aligned(array.numel())
+        return view.copy_(array)
+
+    def move_any(self, array: Tensor | None) -> Tensor | None:
+        return None if array is None else self.move(array)
+
+    def move_lists(
+        self, lists: tuple[TileList, TileList] | None
+    ) -> tuple[TileList, TileList] | None:
+        if lists is None:
+            return None
+        first, second = (TileList(*map(self.move, one)) for one in lists)
+        return first, second
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def require_index(count: int) -> None:
+    """Raise ValueError if kernels could not count something of a mask."""
+    if count > MAX_INDEX:
+        raise complain(
+            ValueError,
+            f"the plan of a mask must have at most {MAX_INDEX} numbers and tiles, got {count}",
+            "a mask of fewer heads or batch entries is smaller: axes of 1 suit any number",
+        )

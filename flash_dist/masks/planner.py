@@ -1,0 +1,109 @@
+"""From the terms of a mask to its plan: intervals if they say it all, else lists of tiles."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch.nn.functional import pad
+
+from .plan import ROWS, TILE, TILES, Arrays, MaskPlan, pack_plan, require_index
+from .ranges import key_ranges, query_ranges, to_tiles
+from .terms import Intervals, PaddingTerm, Term
+from .tiles import (
+    VisibleTiles,
+    count_interval_tiles,
+    list_interval_tiles,
+    list_tiles,
+    lists_by_key,
+    lists_by_query,
+    slots_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .inputs import Shape
+
+Tensor = torch.Tensor
+
+LEAST_USE: Final = 0.9  # share of the tiles in key_ranges that must be visible
+
+
+def make_plan(terms: Sequence[Term], shape: Shape) -> MaskPlan:
+    """Return the plan of a mask; shape has a batch and heads of 1 where the mask has."""
+    bounds = _key_bounds(terms, shape)
+    split = [(term, term.intervals(shape)) for term in terms]
+    rows = _intersect([found for _, found in split if found is not None], shape)
+    others = [term for term, found in split if found is None]
+    if not others:
+        return _plan_rows(rows, shape, bounds)
+    tiles, found = list_tiles(others, rows, shape)
+    if found is not None:
+        return _plan_rows(found, shape, bounds)
+    return _plan_tiles(tiles, shape, bounds, rows=None)
+
+
+def _key_bounds(terms: Sequence[Term], shape: Shape) -> Tensor | None:
+    """Return [batch, 2]: the keys that exist, None if all do."""
+    bounds = [term.bounds(shape) for term in terms if isinstance(term, PaddingTerm)]
+    if not bounds:
+        return None
+    lo, hi = bounds[0]
+    for more_lo, more_hi in bounds[1:]:
+        lo, hi = torch.maximum(lo, more_lo), torch.minimum(hi, more_hi)
+    if bool((lo == 0).all()) and bool((hi == shape.seqlen_k).all()):
+        return None
+    keys = torch.stack([lo, hi], -1) * (lo < hi).unsqueeze(-1)
+    return keys.expand(shape.batch, 2)
+
+
+def _intersect(intervals: Sequence[Intervals], shape: Shape) -> Intervals:
+    """Return lo and hi [batch, heads, seqlen_q]; a row without a key is (0, 0)."""
+    lo = torch.zeros(1, 1, 1, dtype=torch.int64)
+    hi = torch.full((1, 1, 1), shape.seqlen_k)
+    for more_lo, more_hi in intervals:
+        lo, hi = torch.maximum(lo, more_lo), torch.minimum(hi, more_hi)
+    seen = lo < hi
+    lo, hi = torch.where(seen, lo, 0), torch.where(seen, hi, 0)
+    return lo.expand(shape[:3]).contiguous(), hi.expand(shape[:3]).contiguous()
+
+
+def _plan_rows(intervals: Intervals, shape: Shape, bounds: Tensor | None) -> MaskPlan:
+    ranges = query_ranges(*intervals)
+    spans = key_ranges(ranges, shape.seqlen_k)
+    lengths = spans[..., 1] - spans[..., 0]
+    rows = torch.stack([to_tiles(x).flatten(-2) for x in intervals], -1)
+    visible = count_interval_tiles(intervals, shape)
+    if visible < LEAST_USE * int(lengths.sum()):
+        tiles = list_interval_tiles(intervals, ranges, shape)
+        return _plan_tiles(tiles, shape, bounds, rows=rows)
+    arrays = Arrays(
+        key_bounds=bounds,
+        rows=rows,
+        query_ranges=ranges,
+        key_ranges=spans,
+        key_slots=pad(lengths.amax((0, 1)).cumsum(0), (1, 0)),
+    )
+    require_index(int(arrays.key_slots[-1]))
+    return pack_plan(ROWS, (shape.batch, shape.num_heads_q), shape[2:], arrays)
+
+
+def _plan_tiles(
+    tiles: VisibleTiles, shape: Shape, bounds: Tensor | None, *, rows: Tensor | None
+) -> MaskPlan:
+    planes = shape.batch * shape.num_heads_q
+    query_tiles, key_tiles = (-(-size // TILE) for size in shape[2:])
+    key_slots, slots = slots_of(tiles, planes, query_tiles, key_tiles)
+    require_index(int(key_slots[-1]))
+    arrays = Arrays(
+        key_bounds=bounds,
+        rows=rows,
+        query_ranges=None,
+        key_ranges=None,
+        key_slots=key_slots,
+        by_query=lists_by_query(tiles, slots, planes, query_tiles, key_tiles),
+        by_key=lists_by_key(tiles, slots, planes, query_tiles, key_tiles),
+        bits=tiles.bits,
+    )
+    return pack_plan(TILES, (shape.batch, shape.num_heads_q), shape[2:], arrays)

@@ -1,0 +1,405 @@
+"""BlockMask: what each query may see, as an object that belongs to no device."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final, Literal, NoReturn
+
+import torch
+
+from .band import Alignment, Band, parse_alignment
+from .bits import pack_strips
+from .flex import read_flex
+from .inputs import (
+    Integers,
+    Shape,
+    Sizes,
+    complain,
+    parse_bools,
+    parse_integers,
+    parse_shape,
+    parse_size,
+    require_least,
+)
+from .planner import make_plan
+from .terms import (
+    BandTerm,
+    BlockCausalTerm,
+    DenseTerm,
+    DocumentTerm,
+    IntervalTerm,
+    PaddingTerm,
+    PrefixTerm,
+    Term,
+    TilesTerm,
+)
+
+if TYPE_CHECKING:
+    from torch.nn.attention import flex_attention
+
+    from .plan import MaskPlan
+
+Tensor = torch.Tensor
+
+PLANS_KEPT: Final = 32  # shapes per mask whose plan is remembered
+
+LENGTHS: Final = ("[batch]",)
+IDS_Q: Final = ("[seqlen_q]", "[batch, seqlen_q]")
+IDS_K: Final = ("[seqlen_k]", "[batch, seqlen_k]")
+INTERVALS: Final = ("[seqlen_q]", "[batch, seqlen_q]", "[batch, num_heads_q, seqlen_q]")
+PAIRS: Final = ("[seqlen_q, seqlen_k]", "[batch or 1, num_heads_q or 1, seqlen_q, seqlen_k]")
+TILES: Final = ("[rows, columns]", "[batch or 1, num_heads_q or 1, rows, columns]")
+
+
+class BlockMask:
+    """Which keys each query sees. Immutable, and combined with `&`.
+
+    Built by the class methods only. Tensors given to them may be on any device: they are copied to
+    the host once, there and then, and later changes to them do not matter. A mask belongs to no
+    device, so that one object serves layers on several GPUs and on the CPU.
+
+    `full`, `causal`, `sliding_window`, `padding` and `prefix` suit any seqlen; the others know
+    their seqlens, and a call of another shape raises ValueError. Where a mask has a batch or heads
+    axis of 1, it suits any batch or number of heads.
+    """
+
+    __slots__ = ("__weakref__", "_band", "_lock", "_plans", "_sizes", "_terms")
+
+    _band: Band | None
+    _lock: threading.Lock
+    _plans: OrderedDict[Shape, MaskPlan]
+    _sizes: Sizes
+    _terms: tuple[Term, ...]
+
+    def __init__(self) -> None:
+        raise complain(
+            TypeError,
+            "BlockMask is built by its class methods, got a call of the class",
+            "`BlockMask.causal()`, for example",
+        )
+
+    @classmethod
+    def _of(cls, *terms: Term) -> BlockMask:
+        mask = object.__new__(cls)
+        sizes = Sizes()
+        for term in terms:
+            sizes = sizes.join(term.sizes)
+        merged = _merge_bands(terms)
+        for name, value in (
+            ("_terms", merged),
+            ("_sizes", sizes),
+            ("_band", _plain_band(merged)),
+            ("_plans", OrderedDict()),
+            ("_lock", threading.Lock()),
+        ):
+            object.__setattr__(mask, name, value)
+        return mask
+
+    @classmethod
+    def full(cls) -> BlockMask:
+        """Every query sees every key."""
+        return cls._of()
+
+    @classmethod
+    def causal(cls, *, alignment: Alignment = "bottom_right") -> BlockMask:
+        """Query i sees key j if j <= i + shift.
+
+        Args:
+            alignment: `bottom_right`: shift is seqlen_k - seqlen_q, so that the last query sees
+                every key (flash-attention). `top_left`: shift is 0, so that the first query sees
+                the first key (`is_causal` of torch).
+        """
+        return cls.sliding_window(None, 0, alignment=alignment)
+
+    @classmethod
+    def sliding_window(
+        cls, left: int | None, right: int | None, *, alignment: Alignment = "bottom_right"
+    ) -> BlockMask:
+        """Query i sees key j if i + shift - left <= j <= i + shift + right.
+
+        Args:
+            left: Keys before the diagonal, 0 or more; None or -1: all of them.
+            right: Keys after the diagonal, likewise.
+            alignment: Where the diagonal lies, as in `causal`.
+        """
+        band = Band.of(left, right, alignment)
+        return cls._of() if band.is_full else cls._of(BandTerm(band))
+
+    @classmethod
+    def padding(cls, lengths: Integers, *, side: Literal["left", "right"] = "right") -> BlockMask:
+        """Every query sees the keys that exist; keys in the padding are never read.
+
+        Args:
+            lengths: [batch], integers from 0 to seqlen_k: how many keys of a batch entry exist.
+            side: Where the padding is. `right`: the keys [0, length) exist; `left`: the keys
+                [seqlen_k - length, seqlen_k).
+        """
+        if side not in {"left", "right"}:
+            raise complain(ValueError, f"side must be `left` or `right`, got {side!r}")
+        return cls._of(PaddingTerm(_parse_lengths(lengths), side == "right"))
+
+    @classmethod
+    def prefix(cls, lengths: Integers, *, alignment: Alignment = "bottom_right") -> BlockMask:
+        """Causal, apart from a prefix that every query sees all of (prefix-LM).
+
+        Query i sees key j if j < length or j <= i + shift.
+
+        Args:
+            lengths: [batch], integers from 0 to seqlen_k.
+            alignment: Of the causal part, as in `causal`.
+        """
+        bottom_right = parse_alignment(alignment)
+        return cls._of(PrefixTerm(_parse_lengths(lengths), bottom_right))
+
+    @classmethod
+    def block_causal(cls, q_block_ids: Integers, k_block_ids: Integers | None = None) -> BlockMask:
+        """Query i sees key j if k_block_ids[j] <= q_block_ids[i].
+
+        Blocks are causal, and a block sees all of itself. Ids need not be sorted; where the visible
+        keys of a query are not next to each other, the mask costs more.
+
+        Args:
+            q_block_ids: [seqlen_q] or [batch, seqlen_q], integers.
+            k_block_ids: [seqlen_k] or [batch, seqlen_k], integers. Defaults to those of the
+                queries.
+        """
+        return cls._of(BlockCausalTerm(*_parse_ids("block_ids", q_block_ids, k_block_ids)))
+
+    @classmethod
+    def documents(cls, q_ids: Integers, k_ids: Integers | None = None) -> BlockMask:
+        """Query i sees key j if k_ids[j] == q_ids[i].
+
+        Combine with `causal` for packed documents that are causal each, if every document has as
+        many queries as keys.
+
+        Args:
+            q_ids: [seqlen_q] or [batch, seqlen_q], integers: the document of each query. Any order.
+            k_ids: [seqlen_k] or [batch, seqlen_k], integers. Defaults to those of the queries.
+        """
+        return cls._of(DocumentTerm(*_parse_ids("ids", q_ids, k_ids)))
+
+    @classmethod
+    def from_intervals(
+        cls, lo: Integers, hi: Integers, *, seqlen_k: int | None = None
+    ) -> BlockMask:
+        """Query i sees key j if lo[i] <= j < hi[i].
+
+        Args:
+            lo: [seqlen_q], [batch or 1, seqlen_q] or [batch or 1, num_heads_q or 1, seqlen_q],
+                integers, at least 0. A query with lo >= hi sees no key.
+            hi: Like lo, with axes that broadcast against it; at most seqlen_k.
+            seqlen_k: If given, the mask suits this one only.
+        """
+        lows, highs = _parse_interval("lo", lo), _parse_interval("hi", hi)
+        try:
+            lows, highs = torch.broadcast_tensors(lows, highs)
+        except RuntimeError as error:
+            message = (
+                "lo and hi must have shapes that broadcast against each other, "
+                f"got {list(lows.shape)} and {list(highs.shape)}"
+            )
+            raise complain(ValueError, message) from error
+        require_least("lo", lows, 0)
+        require_least("hi", highs, 0)
+        keys = None if seqlen_k is None else parse_size("seqlen_k", seqlen_k)
+        return cls._of(IntervalTerm(lows.contiguous(), highs.contiguous(), keys))
+
+    @classmethod
+    def from_dense(cls, mask: Tensor) -> BlockMask:
+        """Query i sees key j if mask[..., i, j].
+
+        Kept as one bit per pair. Axes that were expanded (stride 0) are kept once.
+
+        Args:
+            mask: [seqlen_q, seqlen_k] or [batch or 1, num_heads_q or 1, seqlen_q, seqlen_k],
+                torch.bool. True is visible, as in `scaled_dot_product_attention` of torch.
+        """
+        seen = parse_bools("mask", mask, PAIRS)
+        for axis in (0, 1):
+            if seen.stride(axis) == 0:
+                seen = seen.narrow(axis, 0, 1)
+        return cls._of(DenseTerm(pack_strips(seen), seen.shape[3]))
+
+    @classmethod
+    def from_tiles(
+        cls,
+        tiles: Tensor,
+        block_size: int | tuple[int, int] = 128,
+        *,
+        seqlen_q: int | None = None,
+        seqlen_k: int | None = None,
+    ) -> BlockMask:
+        """Query i sees key j if tiles[..., i // block_q, j // block_k].
+
+        Args:
+            tiles: [rows, columns] or [batch or 1, num_heads_q or 1, rows, columns], torch.bool.
+            block_size: Queries and keys of a block: one number, or (block_q, block_k).
+            seqlen_q: Queries; the last block may stick out. Defaults to rows * block_q.
+            seqlen_k: Keys, likewise.
+        """
+        seen = parse_bools("tiles", tiles, TILES)
+        pair = (block_size, block_size) if isinstance(block_size, int) else tuple(block_size)
+        if len(pair) != 2:  # noqa: PLR2004
+            message = f"block_size must be an int or (block_q, block_k), got {block_size!r}"
+            raise complain(ValueError, message)
+        block_q, block_k = (parse_size("block_size", size) for size in pair)
+        queries = _blocked_seqlen("seqlen_q", seqlen_q, seen.shape[2], block_q)
+        keys = _blocked_seqlen("seqlen_k", seqlen_k, seen.shape[3], block_k)
+        host = seen.to("cpu", copy=True).contiguous()
+        return cls._of(TilesTerm(host, block_q, block_k, queries, keys))
+
+    @classmethod
+    def from_flex(cls, block_mask: flex_attention.BlockMask) -> BlockMask:
+        """The mask that FlexAttention applies for a BlockMask of torch.
+
+        Its mask_mod is called once, here, on the BlockMask's device, for the blocks that need it, a
+        strip of rows at a time. What mask_mod reads may change later: this mask stays.
+
+        Args:
+            block_mask: As made by `torch.nn.attention.flex_attention.create_block_mask`. Its batch,
+                heads, block size and seq_lengths are kept.
+        """
+        return cls._of(read_flex(block_mask))
+
+    def __and__(self, other: BlockMask) -> BlockMask:
+        """Show what both masks show."""
+        if not isinstance(other, BlockMask):
+            message = f"a BlockMask combines with a BlockMask, got {type(other).__name__}"
+            raise complain(TypeError, message, "`BlockMask.from_dense` takes a tensor of booleans")
+        return BlockMask._of(*self._terms, *other._terms)
+
+    @property
+    def band(self) -> Band | None:
+        """The mask as a band, which needs no memory, or None if it is none."""
+        return self._band
+
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes the mask was made for."""
+        return self._sizes
+
+    def plan(self, batch: int, num_heads_q: int, seqlen_q: int, seqlen_k: int) -> MaskPlan:
+        """Return what kernels read for calls of this shape. Made once, thread-safe.
+
+        Raises:
+            ValueError: The mask does not suit the shape.
+        """
+        shape = self._suited(batch, num_heads_q, seqlen_q, seqlen_k)
+        batches, heads = self._sizes.planes()
+        shape = shape._replace(batch=batches, num_heads_q=heads)  # others have the same plan
+        with self._lock:
+            plan = self._plans.get(shape)
+            if plan is None:
+                plan = self._plans[shape] = make_plan(self._terms, shape)
+            self._plans.move_to_end(shape)
+            while len(self._plans) > PLANS_KEPT:
+                self._plans.popitem(last=False)
+        return plan
+
+    def visible(self, batch: int, num_heads_q: int, seqlen_q: int, seqlen_k: int) -> Tensor:
+        """Return booleans [batch or 1, num_heads_q or 1, seqlen_q, seqlen_k] on the CPU.
+
+        By the definition of the mask: what its plan is held against.
+
+        Raises:
+            ValueError: The mask does not suit the shape.
+        """
+        shape = self._suited(batch, num_heads_q, seqlen_q, seqlen_k)
+        batches, heads = self._sizes.planes()
+        seen = torch.ones(batches, heads, seqlen_q, seqlen_k, dtype=torch.bool)
+        for term in self._terms:
+            seen &= term.visible(shape)
+        return seen
+
+    def _suited(self, batch: int, num_heads_q: int, seqlen_q: int, seqlen_k: int) -> Shape:
+        shape = parse_shape(batch, num_heads_q, seqlen_q, seqlen_k)
+        self._sizes.require(shape)
+        for term in self._terms:
+            term.check(shape)
+        return shape
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(_immutable(name))
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(_immutable(name))
+
+    def __copy__(self) -> BlockMask:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, object]) -> BlockMask:
+        return self
+
+    def __reduce__(self) -> tuple[object, tuple[Term, ...]]:
+        return BlockMask._of, self._terms
+
+    def __repr__(self) -> str:
+        known = (
+            f"{name}={size}"
+            for name, size in zip(self._sizes._fields, self._sizes, strict=True)
+            if size is not None
+        )
+        terms = " & ".join(term.name for term in self._terms) or "full"
+        return f"<BlockMask {' '.join([terms, *known])}>"
+
+
+def _immutable(name: str) -> str:
+    return f"a BlockMask cannot be changed, got a new value for `{name}`"
+
+
+def _merge_bands(terms: tuple[Term, ...]) -> tuple[Term, ...]:
+    """Return the terms with bands of the same alignment made one."""
+    bands: dict[bool, Band] = {}
+    for term in terms:
+        if isinstance(term, BandTerm):
+            known = bands.get(term.band.bottom_right, term.band)
+            bands[term.band.bottom_right] = known.intersect(term.band)
+    others = (term for term in terms if not isinstance(term, BandTerm))
+    return (*map(BandTerm, bands.values()), *others)
+
+
+def _plain_band(terms: tuple[Term, ...]) -> Band | None:
+    if not terms:
+        return Band()
+    first = terms[0]
+    return first.band if len(terms) == 1 and isinstance(first, BandTerm) else None
+
+
+def _parse_lengths(lengths: Integers) -> Tensor:
+    parsed = parse_integers("lengths", lengths, LENGTHS)
+    require_least("lengths", parsed, 0)
+    return parsed
+
+
+def _parse_ids(name: str, q_ids: Integers, k_ids: Integers | None) -> tuple[Tensor, Tensor]:
+    queries = parse_integers(f"q_{name}", q_ids, IDS_Q)
+    if k_ids is None:
+        return queries, queries
+    keys = parse_integers(f"k_{name}", k_ids, IDS_K)
+    if 1 not in {len(queries), len(keys)} and len(queries) != len(keys):
+        message = (
+            f"q_{name} and k_{name} must have the same batch, got {len(queries)} and {len(keys)}"
+        )
+        raise complain(ValueError, message)
+    return queries, keys
+
+
+def _parse_interval(name: str, bound: Integers) -> Tensor:
+    """Return [batch or 1, heads or 1, seqlen_q]."""
+    parsed = parse_integers(name, bound, INTERVALS)
+    has_batch_only = torch.as_tensor(bound).dim() == 2  # noqa: PLR2004
+    return parsed.transpose(0, 1) if has_batch_only else parsed
+
+
+def _blocked_seqlen(name: str, seqlen: int | None, blocks: int, block: int) -> int:
+    if seqlen is None:
+        return blocks * block
+    parse_size(name, seqlen)
+    if -(-seqlen // block) != blocks:
+        raise complain(
+            ValueError,
+            f"{name} must be from {(blocks - 1) * block + 1} to {blocks * block} for {blocks} "
+            f"blocks of {block}, got {seqlen}",
+        )
+    return seqlen

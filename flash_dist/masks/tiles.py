@@ -1,0 +1,196 @@
+"""Visible tiles, and the lists of them that kernels walk."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch.nn.functional import pad
+
+from .bits import find_intervals, interval_words, strips, words_of
+from .plan import ABSENT, BY_ROWS, EMPTY, FULL, TILE, TileList
+from .ranges import to_tiles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from .inputs import Shape
+    from .terms import Intervals, Term
+
+Tensor = torch.Tensor
+
+
+class VisibleTiles(NamedTuple):
+    """The tiles in which some query sees some key, ascending by plane, query tile, key tile."""
+
+    plane: Tensor  # [tiles] batch * heads + head
+    m: Tensor  # [tiles] query tile
+    n: Tensor  # [tiles] key tile
+    code: Tensor  # [tiles] FULL, BY_ROWS or index into bits
+    bits: Tensor | None  # [:, TILE, 2] int32
+
+
+class _Strip(NamedTuple):
+    part: tuple[slice, slice, slice]  # of [batch, heads, query tiles]
+    seen: Tensor  # booleans [batch, heads, query tiles, key tiles]
+
+
+def count_interval_tiles(intervals: Intervals, shape: Shape) -> int:
+    """Return how many tiles are visible, in all planes."""
+    return sum(int(strip.seen.sum()) for strip in _interval_strips(intervals, shape))
+
+
+def list_interval_tiles(intervals: Intervals, ranges: Tensor, shape: Shape) -> VisibleTiles:
+    """Return the visible tiles of intervals, with codes FULL and BY_ROWS.
+
+    Args:
+        intervals: lo and hi, [batch, heads, seqlen_q].
+        ranges: As `query_ranges` says.
+        shape: Of the mask.
+    """
+    places, codes = [], []
+    for part, seen in _interval_strips(intervals, shape):
+        first = TILE * torch.arange(seen.shape[-1])
+        _, most_lo, least_hi, _ = ranges[part].unsqueeze(-2).unbind(-1)
+        full = (most_lo <= first) & (least_hi >= first + TILE)
+        places.append(_places(seen, part, shape))
+        codes.append(torch.where(full[seen], FULL, BY_ROWS))
+    plane, m, n = torch.cat(places, 1)
+    return VisibleTiles(plane, m, n, torch.cat(codes), None)
+
+
+def _interval_strips(intervals: Intervals, shape: Shape) -> Iterator[_Strip]:
+    """Yield which tiles some row's interval touches: the rows' ends, summed up along the keys."""
+    lo, hi = (to_tiles(x) for x in intervals)
+    key_tiles = words_of(shape.seqlen_k)
+    for part in strips(lo.shape[:3], key_tiles + 1):
+        rows_lo, rows_hi = lo[part], hi[part]
+        one = (rows_lo < rows_hi).to(torch.int32)
+        edges = one.new_zeros((*rows_lo.shape[:3], key_tiles + 1))
+        edges.scatter_add_(-1, rows_lo // TILE, one)
+        edges.scatter_add_(-1, -(-rows_hi // TILE), -one)
+        yield _Strip(part, edges.cumsum(-1, dtype=torch.int32)[..., :-1] > 0)
+
+
+def list_tiles(
+    terms: Sequence[Term], intervals: Intervals, shape: Shape
+) -> tuple[VisibleTiles, Intervals | None]:
+    """Return the visible tiles of any mask, with bits for those that are not FULL.
+
+    Also returns lo and hi [batch, heads, seqlen_q] if every row turns out to be one interval.
+
+    Args:
+        terms: Those that are no intervals.
+        intervals: lo and hi of all others.
+        shape: Of the mask.
+    """
+    lo, hi = intervals
+    key_tiles = words_of(shape.seqlen_k)
+    found: Intervals | None = (torch.empty_like(lo), torch.empty_like(hi))
+    places, codes, bits, count = [], [], [], 0
+    for part in strips(shape[:3], shape.seqlen_k, step=TILE):
+        words = interval_words(lo[part], hi[part], key_tiles)
+        for term in terms:
+            words = words & term.words(part, shape)
+        found = _note_intervals(found, part, words)
+        tiles = _word_tiles(words)
+        exists = _word_tiles(torch.ones_like(words)) == 1
+        seen, full = (tiles != 0).any(-1), ((tiles == -1) | ~exists).all(-1)
+        partial = seen & ~full
+        code = torch.full(seen.shape, FULL)
+        code[partial] = torch.arange(count, count + int(partial.sum()))
+        bits.append(tiles[partial])
+        count += len(bits[-1])
+        tile_part = (*part[:2], slice(part[2].start // TILE, -(-part[2].stop // TILE)))
+        places.append(_places(seen, tile_part, shape))
+        codes.append(code[seen])
+    packed = torch.cat(bits).view(torch.int32).view(-1, TILE, 2)
+    plane, m, n = torch.cat(places, 1)
+    return VisibleTiles(plane, m, n, torch.cat(codes), packed), found
+
+
+def _note_intervals(
+    found: Intervals | None, part: tuple[slice, slice, slice], words: Tensor
+) -> Intervals | None:
+    """Fill in the intervals of a strip of rows; None as soon as there is a row that is none."""
+    if found is None:
+        return None
+    here = find_intervals(words)
+    if here is None:
+        return None
+    for whole, some in zip(found, here, strict=True):
+        whole[part] = some
+    return found
+
+
+def _word_tiles(words: Tensor) -> Tensor:
+    """Return [batch, heads, query tiles, key tiles, TILE] of words [batch, heads, rows, words]."""
+    padded = pad(words, (0, 0, 0, -words.shape[2] % TILE))
+    tiles: Tensor = padded.unflatten(2, (-1, TILE))
+    return tiles.transpose(-1, -2)
+
+
+def _places(seen: Tensor, part: tuple[slice, slice, slice], shape: Shape) -> Tensor:
+    """Return [3, tiles]: plane, query tile and key tile of those seen."""
+    b, h, m, n = seen.nonzero().T
+    plane = (b + part[0].start) * shape.num_heads_q + h + part[1].start
+    return torch.stack([plane, m + part[2].start, n])
+
+
+def slots_of(
+    tiles: VisibleTiles, planes: int, query_tiles: int, key_tiles: int
+) -> tuple[Tensor, Tensor]:
+    """Return key_slots [key_tiles + 1], and the slot of each tile.
+
+    The slots of a key tile lie together, those of each plane from the same one on.
+    """
+    line = tiles.plane * key_tiles + tiles.n
+    order = (line * query_tiles + tiles.m).argsort()
+    counts = torch.bincount(line, minlength=planes * key_tiles)
+    key_slots = pad(counts.view(planes, key_tiles).amax(0).cumsum(0), (1, 0))
+    begin = counts.cumsum(0) - counts
+    position = torch.empty_like(line)
+    position[order] = torch.arange(len(line)) - begin[line[order]]
+    return key_slots, key_slots[tiles.n] + position
+
+
+def lists_by_query(
+    tiles: VisibleTiles, slots: Tensor, planes: int, query_tiles: int, key_tiles: int
+) -> tuple[TileList, TileList]:
+    """Return the lists of lines of 64 and of 128 queries."""
+    return (
+        _list_lines(tiles, slots, tiles.m, tiles.n, (planes, query_tiles, key_tiles), 1),
+        _list_lines(tiles, slots, tiles.m, tiles.n, (planes, query_tiles, key_tiles), 2),
+    )
+
+
+def lists_by_key(
+    tiles: VisibleTiles, slots: Tensor, planes: int, query_tiles: int, key_tiles: int
+) -> tuple[TileList, TileList]:
+    """Return the lists of lines of 64 and of 128 keys."""
+    return (
+        _list_lines(tiles, slots, tiles.n, tiles.m, (planes, key_tiles, query_tiles), 1),
+        _list_lines(tiles, slots, tiles.n, tiles.m, (planes, key_tiles, query_tiles), 2),
+    )
+
+
+def _list_lines(  # noqa: PLR0913, PLR0917 - the two axes, by either of which lists go
+    tiles: VisibleTiles,
+    slots: Tensor,
+    along: Tensor,
+    across: Tensor,
+    sizes: tuple[int, int, int],
+    group: int,
+) -> TileList:
+    """Return the list whose lines are `group` tiles of `along`, and whose entries go `across`."""
+    planes, lines, others = sizes
+    lines = -(-lines // group)
+    key = (tiles.plane * lines + along // group) * others + across
+    entry_keys, entry = key.unique(return_inverse=True)
+    entries = entry_keys.new_full((len(entry_keys), 4), EMPTY, dtype=torch.int32)
+    entries[:, 0], entries[:, 3] = entry_keys % others, 0
+    entries[entry, 1 + along % group] = tiles.code.to(torch.int32)
+    places = torch.full((len(entry_keys), 2), ABSENT, dtype=torch.int32)
+    places[entry, along % group] = slots.to(torch.int32)
+    counts = torch.bincount(entry_keys // others, minlength=planes * lines)
+    return TileList(pad(counts.cumsum(0), (1, 0)), entries, places)
