@@ -1,19 +1,29 @@
 """The registered operators: the only module that knows `torch.ops.flash_dist`.
 
-Importing it loads the extension. CUDA kernels are registered by the extension, the CPU reference
-and the fake kernels (shapes only, for torch.compile) here. The signatures are the operators' own,
-flags among the positional arguments included.
+Importing it loads the extension, which declares `fwd` and `bwd` and has their CUDA kernels. These
+take a mask as numbers, and its arrays as a tensor on the device of q. `masked_fwd` and `masked_bwd`
+take the handle of a BlockMask instead and find the arrays for the device, out of the sight of
+torch.compile. They are declared here, as are the fake kernels of all four (shapes only, for
+torch.compile); cpu_ops.py has the CPU's. The signatures are the operators' own, flags among the
+positional arguments included.
 """
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
+from . import cpu_ops
+from .cpu_ops import shape_of
 from .errors import ExtensionError
-from .reference import reference_backward, reference_forward
+from .masks import registry
+from .masks.spec import BlockMask
+
+if TYPE_CHECKING:
+    from .masks.band import Band
 
 EXTENSION: Final = Path(__file__).resolve().parent / "_C.abi3.so"
 
@@ -28,20 +38,68 @@ except OSError as error:
 Tensor = torch.Tensor
 Gradients = tuple[Tensor, Tensor, Tensor]
 
+_library: Final = torch.library.Library("flash_dist", "FRAGMENT")
+_library.define(
+    "masked_fwd(Tensor q, Tensor k, Tensor v, SymInt handle, float softmax_scale, bool keep) -> "
+    "(Tensor out, Tensor lse)"
+)
+_library.define(
+    "masked_bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, "
+    "SymInt handle, float softmax_scale, int budget, bool batch_invariant) -> "
+    "(Tensor dq, Tensor dk, Tensor dv)"
+)
 
-def fwd(
+for _name in ("fwd", "bwd", "masked_fwd", "masked_bwd"):
+    torch.library.impl(f"flash_dist::{_name}", "CPU", getattr(cpu_ops, _name))
+
+
+class Packing(NamedTuple):
+    """Documents packed one behind the other: where each begins, and how long one may be."""
+
+    cu_seqlens_q: Tensor
+    cu_seqlens_k: Tensor
+    max_seqlen_q: int
+    max_seqlen_k: int
+
+
+NOT_PACKED: Final = (None, None, 0, 0)
+
+
+def fwd(  # noqa: PLR0913 - one attention problem
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    *,
+    mask: Band | BlockMask,
+    packing: Packing | None,
     softmax_scale: float,
-    causal: bool,  # noqa: FBT001 - the operator's schema
 ) -> tuple[Tensor, Tensor]:
-    """Return out [batch, seqlen_q, num_heads_q, head_dim], lse [batch, num_heads_q, seqlen_q]."""
-    out, lse = torch.ops.flash_dist.fwd(q, k, v, softmax_scale, causal)
+    """Return out and lse.
+
+    Args:
+        q: [batch, seqlen_q, num_heads_q, head_dim] or [batch, seqlen_q, num_heads_kv, group,
+            head_dim]; packed, without the batch axis.
+        k: [batch, seqlen_k, num_heads_kv, head_dim]; packed, without the batch axis.
+        v: Like k, with head_dim_v.
+        mask: A band if packed.
+        packing: None for tensors with a batch axis.
+        softmax_scale: Factor on the scores.
+
+    Returns:
+        out: Like q with head_dim_v, contiguous.
+        lse: [batch, num_heads_q, seqlen_q]; packed, [num_heads_q, total_q].
+    """
+    band = mask.band if isinstance(mask, BlockMask) else mask
+    if band is None:
+        keep = torch.compiler.is_compiling()
+        out, lse = torch.ops.flash_dist.masked_fwd(q, k, v, mask.handle, softmax_scale, keep)
+    else:
+        packed = packing or NOT_PACKED
+        out, lse = torch.ops.flash_dist.fwd(q, k, v, None, band.ints, *packed, softmax_scale)
     return out, lse
 
 
-def bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
+def bwd(  # noqa: PLR0913, PLR0917 - one attention problem
     dout: Tensor,
     q: Tensor,
     k: Tensor,
@@ -49,28 +107,91 @@ def bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     out: Tensor,
     lse: Tensor,
     dlse: Tensor | None,
+    *,
+    mask: Band | BlockMask,
+    packing: Packing | None,
     softmax_scale: float,
-    causal: bool,  # noqa: FBT001 - the operator's schema
     budget: int,
+    batch_invariant: bool,
 ) -> Gradients:
-    """Return dq, dk, dv, each like its tensor; budget in bytes."""
+    """Return dq, dk, dv, each like its tensor and contiguous; budget in bytes."""
+    saved = dout, q, k, v, out, lse, dlse
+    plan = softmax_scale, budget, batch_invariant
+    band = mask.band if isinstance(mask, BlockMask) else mask
+    if band is None:
+        dq, dk, dv = torch.ops.flash_dist.masked_bwd(*saved, mask.handle, *plan)
+    else:
+        packed = packing or NOT_PACKED
+        dq, dk, dv = torch.ops.flash_dist.bwd(*saved, None, None, band.ints, *packed, *plan)
+    return dq, dk, dv
+
+
+@torch.library.impl("flash_dist::masked_fwd", "CUDA")
+def _masked_fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    handle: int,
+    softmax_scale: float,
+    keep: bool,  # noqa: FBT001
+) -> tuple[Tensor, Tensor]:
+    if keep:
+        registry.keep(handle)
+    plan, data = registry.resident(handle, q.device, shape_of(q, k))
+    out, lse = torch.ops.flash_dist.fwd(q, k, v, data, plan.layout, *NOT_PACKED, softmax_scale)
+    return out, lse
+
+
+@torch.library.impl("flash_dist::masked_bwd", "CUDA")
+def _masked_bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None,
+    handle: int,
+    softmax_scale: float,
+    budget: int,
+    batch_invariant: bool,  # noqa: FBT001
+) -> Gradients:
+    plan, data = registry.resident(handle, q.device, shape_of(q, k))
+    saved = dout, q, k, v, out, lse, dlse
+    mask = data, plan.key_slots, plan.layout
     dq, dk, dv = torch.ops.flash_dist.bwd(
-        dout, q, k, v, out, lse, dlse, softmax_scale, causal, budget
+        *saved, *mask, *NOT_PACKED, softmax_scale, budget, batch_invariant
     )
     return dq, dk, dv
 
 
-@torch.library.register_fake("flash_dist::fwd")
-def _fwd_fake(
-    q: Tensor,
-    k: Tensor,  # noqa: ARG001 - the operator's schema
-    v: Tensor,  # noqa: ARG001
-    softmax_scale: float,  # noqa: ARG001
-    causal: bool,  # noqa: ARG001, FBT001
-) -> tuple[Tensor, Tensor]:
-    batch, seqlen_q, num_heads_q, _ = q.shape
+def _outputs(q: Tensor, v: Tensor, *, packed: bool) -> tuple[Tensor, Tensor]:
+    tokens = 1 if packed else 2  # axes before the heads
+    *batch, seqlen_q = q.shape[:tokens]
+    heads = math.prod(q.shape[tokens:-1])
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return q.new_empty(q.shape), q.new_empty((batch, num_heads_q, seqlen_q), dtype=lse_dtype)
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    return out, q.new_empty((*batch, heads, seqlen_q), dtype=lse_dtype)
+
+
+def _gradients(q: Tensor, k: Tensor, v: Tensor) -> Gradients:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+@torch.library.register_fake("flash_dist::fwd")
+def _fwd_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
+    q: Tensor,
+    k: Tensor,  # noqa: ARG001
+    v: Tensor,
+    mask_data: Tensor | None,  # noqa: ARG001
+    mask: list[int],  # noqa: ARG001
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,  # noqa: ARG001
+    max_seqlen_q: int,  # noqa: ARG001
+    max_seqlen_k: int,  # noqa: ARG001
+    softmax_scale: float,  # noqa: ARG001
+) -> tuple[Tensor, Tensor]:
+    return _outputs(q, v, packed=cu_seqlens_q is not None)
 
 
 @torch.library.register_fake("flash_dist::bwd")
@@ -82,37 +203,44 @@ def _bwd_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
     out: Tensor,  # noqa: ARG001
     lse: Tensor,  # noqa: ARG001
     dlse: Tensor | None,  # noqa: ARG001
+    mask_data: Tensor | None,  # noqa: ARG001
+    mask_slots: Tensor | None,  # noqa: ARG001
+    mask: list[int],  # noqa: ARG001
+    cu_seqlens_q: Tensor | None,  # noqa: ARG001
+    cu_seqlens_k: Tensor | None,  # noqa: ARG001
+    max_seqlen_q: int,  # noqa: ARG001
+    max_seqlen_k: int,  # noqa: ARG001
     softmax_scale: float,  # noqa: ARG001
-    causal: bool,  # noqa: ARG001, FBT001
     budget: int,  # noqa: ARG001
+    batch_invariant: bool,  # noqa: ARG001, FBT001
 ) -> Gradients:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+    return _gradients(q, k, v)
 
 
-@torch.library.impl("flash_dist::fwd", "CPU")
-def _fwd_cpu(
+@torch.library.register_fake("flash_dist::masked_fwd")
+def _masked_fwd_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
     q: Tensor,
-    k: Tensor,
+    k: Tensor,  # noqa: ARG001
     v: Tensor,
-    softmax_scale: float,
-    causal: bool,  # noqa: FBT001 - the operator's schema
+    handle: int,  # noqa: ARG001
+    softmax_scale: float,  # noqa: ARG001
+    keep: bool,  # noqa: ARG001, FBT001
 ) -> tuple[Tensor, Tensor]:
-    return reference_forward(q, k, v, softmax_scale=softmax_scale, causal=causal)
+    return _outputs(q, v, packed=False)
 
 
-@torch.library.impl("flash_dist::bwd", "CPU")
-def _bwd_cpu(  # noqa: PLR0913, PLR0917 - the operator's schema
-    dout: Tensor,
+@torch.library.register_fake("flash_dist::masked_bwd")
+def _masked_bwd_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
+    dout: Tensor,  # noqa: ARG001
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    dlse: Tensor | None,
-    softmax_scale: float,
-    causal: bool,  # noqa: FBT001
-    budget: int,  # noqa: ARG001 - nothing is spilled here
+    out: Tensor,  # noqa: ARG001
+    lse: Tensor,  # noqa: ARG001
+    dlse: Tensor | None,  # noqa: ARG001
+    handle: int,  # noqa: ARG001
+    softmax_scale: float,  # noqa: ARG001
+    budget: int,  # noqa: ARG001
+    batch_invariant: bool,  # noqa: ARG001, FBT001
 ) -> Gradients:
-    return reference_backward(
-        dout, q, k, v, out, lse, dlse, softmax_scale=softmax_scale, causal=causal
-    )
+    return _gradients(q, k, v)

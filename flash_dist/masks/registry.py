@@ -1,0 +1,135 @@
+"""Finds masks by their handles, and their tensors on the device of a call.
+
+A compiled graph holds numbers and tensors, but no objects: it knows a mask by its handle, an int
+that no other mask of the process ever has. What needs the object (the plan, the lock, the copy to a
+device) happens here, inside a registered operator, never in traced code.
+
+A mask's tensors are made once for each device and shape, on first use, and freed with the mask.
+Two things make a mask outlive its last user reference: it is among the KEPT masks that a compiled
+graph used last, since the graph's backward knows only the handle; or a CUDA graph was captured with
+it, since the graph may be replayed at any time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import torch
+
+from ..errors import FlashDistError
+from .upload import upload
+
+if TYPE_CHECKING:
+    from .inputs import Shape
+    from .plan import MaskPlan
+    from .spec import BlockMask
+
+Tensor = torch.Tensor
+
+KEPT: Final = 32  # masks used last by compiled graphs, which live until their backward
+SHAPES_KEPT: Final = 32  # per mask and device
+FIRST_HANDLE: Final = 2  # torch.compile makes a constant of any 0 or 1
+
+
+class Resident(NamedTuple):
+    """A mask's plan, and its buffer on one device."""
+
+    plan: MaskPlan
+    data: Tensor
+
+
+class _Shelf:
+    """What one device has of one mask."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.residents: OrderedDict[Shape, Resident] = OrderedDict()
+
+    def take(self, mask: BlockMask, device: torch.device, shape: Shape) -> Resident:
+        with self.lock:
+            resident = self.residents.get(shape)
+            if resident is None:
+                resident = self.residents[shape] = self._make(mask, device, shape)
+                while len(self.residents) > SHAPES_KEPT:
+                    self.residents.popitem(last=False)
+            else:
+                self.residents.move_to_end(shape)
+        return resident
+
+    def _make(self, mask: BlockMask, device: torch.device, shape: Shape) -> Resident:
+        plan = mask.plan(*shape)
+        for known in self.residents.values():
+            if known.plan is plan:  # shapes that differ in an axis the mask does not have
+                return known
+        return Resident(plan, upload(plan.packed, device))
+
+
+class _Entry:
+    """A mask that may be dropped, and what the devices have of it."""
+
+    def __init__(self, mask: BlockMask) -> None:
+        self.mask = weakref.ref(mask)
+        self.shelves: dict[torch.device, _Shelf] = {}
+
+
+_entries: dict[int, _Entry] = {}
+_handles = itertools.count(FIRST_HANDLE)
+_kept: OrderedDict[int, BlockMask] = OrderedDict()
+_kept_lock = threading.Lock()
+_captured: dict[int, Resident] = {}  # by id of the buffer
+
+
+def enroll(mask: BlockMask) -> int:
+    """Return the handle of a new mask."""
+    handle = next(_handles)
+    _entries[handle] = _Entry(mask)
+    weakref.finalize(mask, _entries.pop, handle, None)
+    return handle
+
+
+def find(handle: int) -> BlockMask:
+    """Return a mask by its handle.
+
+    Raises:
+        FlashDistError: The mask was dropped.
+    """
+    return _find(handle)[1]
+
+
+def keep(handle: int) -> None:
+    """Let a mask live until KEPT others were kept."""
+    mask = find(handle)
+    with _kept_lock:
+        _kept[handle] = mask
+        _kept.move_to_end(handle)
+        dropped = _kept.popitem(last=False) if len(_kept) > KEPT else None
+    del dropped  # outside the lock: it frees tensors
+
+
+def resident(handle: int, device: torch.device, shape: Shape) -> Resident:
+    """Return a mask's tensors for calls of one shape on the current stream of a device."""
+    entry, mask = _find(handle)
+    shelf = entry.shelves.get(device) or entry.shelves.setdefault(device, _Shelf())
+    found = shelf.take(mask, device, shape)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            found.data.record_stream(torch.cuda.current_stream())
+            if torch.cuda.is_current_stream_capturing():
+                _captured[id(found.data)] = found
+    return found
+
+
+def _find(handle: int) -> tuple[_Entry, BlockMask]:
+    entry = _entries.get(handle)
+    mask = entry.mask() if entry is not None else None
+    if entry is None or mask is None:
+        message = (
+            "the BlockMask of a compiled function must live until its backward, got one that was "
+            f"dropped after {KEPT} other masks were used"
+        )
+        raise FlashDistError(message, hint="keep a reference to the mask until `backward` is done")
+    return entry, mask
