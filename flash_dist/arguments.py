@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import Final
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from .layouts import ALIGNMENT, DENSE, Layout, check_layouts, check_layouts_once
+from .layouts import (
+    ALIGNMENT,
+    DENSE,
+    DEVICE_TYPES,
+    MAX_SEQLEN,
+    Layout,
+    check_layouts,
+    check_layouts_once,
+)
 from .masks import Band, BlockMask
 
 Tensor = torch.Tensor
 Triple = tuple[Tensor, Tensor, Tensor]
-FULL: Final = Band(-1, -1, bottom_right=True)
 
 
 def is_symbolic(x: Tensor) -> bool:
@@ -52,9 +58,10 @@ def prepare_inputs(q: Tensor, k: Tensor, v: Tensor, tokens: int = DENSE) -> Trip
 def _autocast(x: Tensor) -> Tensor:
     """Cast as torch's own attention is under autocast: to its dtype, but for float64."""
     kind = x.device.type
-    if not torch.is_autocast_enabled(kind) or not x.is_floating_point():
+    if kind not in DEVICE_TYPES or not torch.is_autocast_enabled(kind):
         return x
-    return x if x.dtype == torch.float64 else x.to(torch.get_autocast_dtype(kind))
+    casts = x.is_floating_point() and x.dtype != torch.float64
+    return x.to(torch.get_autocast_dtype(kind)) if casts else x
 
 
 def _fold(x: Tensor, tokens: int) -> Tensor:
@@ -73,7 +80,7 @@ def _check_addresses(q: Tensor, k: Tensor, v: Tensor) -> None:
 def choose_scale(softmax_scale: float | None, head_dim: int) -> float:
     """Return the factor on the scores, head_dim ** -0.5 unless one is given."""
     if softmax_scale is None:
-        return int(head_dim) ** -0.5
+        return float(int(head_dim) ** -0.5)
     scale = float(softmax_scale)
     if not 0 < scale < math.inf:
         message = f"softmax_scale must be positive and finite, got {scale}"
@@ -89,8 +96,8 @@ def choose_band(window_size: tuple[int, int], *, causal: bool) -> Band:
             f"bound, got {window_size}"
         )
         raise ValueError(message)
-    left, right = window_size
-    return Band(left, 0 if causal else right, bottom_right=True)
+    left, right = (-1 if side > MAX_SEQLEN else side for side in window_size)
+    return Band(left, 0 if causal else right)
 
 
 def _is_bound(side: object) -> bool:
@@ -107,7 +114,7 @@ def choose_mask(
     if not isinstance(mask, BlockMask):
         message = f"mask must be a flash_dist.BlockMask, got {type(mask).__name__}"
         raise TypeError(message)
-    if band != FULL:
+    if band != Band():
         message = (
             f"mask cannot be given together with causal={causal}, window_size={window_size}"
             "\n\nhint: make `mask & BlockMask.causal()` once and pass that"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .masks import Band, BlockMask
 
 Tensor = torch.Tensor
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 
 
 def attend(  # noqa: PLR0913 - one attention problem
@@ -34,11 +35,25 @@ def attend(  # noqa: PLR0913 - one attention problem
     """Return out and lse of checked tensors; k and v are without heads_per_kv."""
     if q.device.type == "cuda" and not is_symbolic(q):
         require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1])
-    packed = packing or (None, None, 0, 0)
+    cu_seqlens_q, cu_seqlens_k, *max_seqlens = packing or (None, None, 0, 0)
+    tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k)
+    if torch.compiler.is_compiling():
+        tensors = _distinct(*tensors)
     out, lse = _Attention.apply(  # type: ignore[no-untyped-call] # torch leaves it untyped
-        q, k, v, *packed, mask, softmax_scale, workspace_budget(), bool(batch_invariant)
+        *tensors, *max_seqlens, mask, softmax_scale, workspace_budget(), bool(batch_invariant)
     )
     return out, lse
+
+
+def _distinct(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None
+) -> Inputs:
+    """Make views of tensors that were seen before: dynamo wants each argument to be another."""
+    k = k.view_as(k) if k is q else k
+    v = v.view_as(v) if v is q or v is k else v
+    if cu_seqlens_k is not None and cu_seqlens_k is cu_seqlens_q:
+        cu_seqlens_k = cu_seqlens_k.view_as(cu_seqlens_k)
+    return q, k, v, cu_seqlens_q, cu_seqlens_k
 
 
 class _Attention(torch.autograd.Function):

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import torch
 
+DEVICE_TYPES: Final = ("cuda", "cpu")
 CUDA_DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32)
 CPU_DTYPES: Final = (*CUDA_DTYPES, torch.float64)
 MAX_HEAD_DIM: Final = 256
@@ -88,7 +89,7 @@ def stride_error(x: Layout) -> str | None:
 
 
 def _check_tensor(name: str, x: Layout, tokens: int) -> None:
-    if x.device.type not in {"cuda", "cpu"}:
+    if x.device.type not in DEVICE_TYPES:
         message = f"{name} must be on a CUDA device or the CPU, got device {x.device}"
         raise ValueError(message)
     if len(x.shape) not in {tokens + 2, tokens + 3}:

@@ -1,0 +1,95 @@
+"""Putting together attention over two sets of keys, for ring and context parallelism."""
+
+from __future__ import annotations
+
+import torch
+
+Tensor = torch.Tensor
+
+
+def merge_attention(
+    out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return attention over the keys of a and b together from attention over each alone.
+
+    Both took the same queries and scale, and no key twice. Computed in the dtype of lse by plain
+    torch operations, rounded once to the wider dtype of out_a and out_b, and differentiable with
+    respect to all four, as often as wanted. A row with lse -inf saw no key and adds nothing,
+    whatever its out holds: merged with it, a row keeps its values exactly. If both are -inf, so is
+    the result, with out 0 and gradients 0. Swapping a and b changes no bit; the order in which
+    three are merged may.
+
+    Args:
+        out_a: [batch, seqlen_q, num_heads_q, head_dim_v], [batch, seqlen_q, num_heads_kv,
+            heads_per_kv, head_dim_v], or either packed, without batch.
+        lse_a: [batch, num_heads_q, seqlen_q]; packed [num_heads_q, total_q]. float32 or float64.
+        out_b: Like out_a; its dtype may be another.
+        lse_b: Like lse_a.
+
+    Returns:
+        out: Like out_a.
+        lse: Like lse_a.
+
+    Raises:
+        TypeError: An argument is no tensor, or lse is neither float32 nor float64.
+        ValueError: Shapes or devices do not fit.
+    """
+    _check(out_a, lse_a, out_b, lse_b)
+    largest = torch.maximum(lse_a, lse_b).detach()
+    largest = largest.masked_fill(largest == -torch.inf, 0.0)
+    share_a, share_b = (lse_a - largest).exp(), (lse_b - largest).exp()
+    total = share_a + share_b  # from 1 to 2, 0 if no key was seen
+    unseen = total == 0
+    total = total.masked_fill(unseen, 1.0)
+    lse = (largest + total.log()).masked_fill(unseen, -torch.inf)
+    out = _weigh(out_a, share_a / total) + _weigh(out_b, share_b / total)
+    return out.to(torch.promote_types(out_a.dtype, out_b.dtype)), lse
+
+
+def _weigh(out: Tensor, weight: Tensor) -> Tensor:
+    """Multiply rows by weights [..., num_heads_q, seqlen_q]; 0 hides even NaN."""
+    weight = weight.transpose(-1, -2)  # [..., seqlen_q, num_heads_q]
+    if out.dim() == weight.dim() + 2:
+        weight = weight.unflatten(-1, out.shape[-3:-1])
+    weight = weight.unsqueeze(-1)
+    return out.masked_fill(weight.detach() == 0, 0.0) * weight
+
+
+def _check(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> None:
+    named = (("out_a", out_a), ("lse_a", lse_a), ("out_b", out_b), ("lse_b", lse_b))
+    for name, x in named:
+        if not isinstance(x, torch.Tensor):
+            message = f"{name} must be a torch.Tensor, got {type(x).__name__}"
+            raise TypeError(message)
+        if x.device != out_a.device:
+            message = (
+                f"out_a and {name} must be on the same device, got {out_a.device} and {x.device}"
+            )
+            raise ValueError(message)
+    for name, x in named[1::2]:
+        if x.dtype not in {torch.float32, torch.float64}:
+            message = (
+                f"{name} must be float32 or float64, got {str(x.dtype).removeprefix('torch.')}"
+            )
+            raise TypeError(message)
+    if out_a.shape != out_b.shape or lse_a.shape != lse_b.shape:
+        shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in named)
+        message = f"a and b must have the same shapes, got {shapes}"
+        raise ValueError(message)
+    _check_rows(out_a, lse_a)
+
+
+def _check_rows(out: Tensor, lse: Tensor) -> None:
+    """Each row of out, [..., seqlen_q, heads..., head_dim_v], has its lse."""
+    tokens = lse.dim() - 1
+    fits = tokens in {1, 2} and out.dim() - tokens in {2, 3}
+    if fits:
+        heads = out.shape[tokens:-1].numel()
+        fits = lse.shape == (*out.shape[: tokens - 1], heads, out.shape[tokens - 1])
+    if not fits:
+        message = (
+            "lse_a must be [batch, num_heads_q, seqlen_q] where out_a is [batch, seqlen_q, "
+            "num_heads_q, head_dim_v] (packed [num_heads_q, total_q] and [total_q, num_heads_q, "
+            f"head_dim_v]), got shapes {list(lse.shape)} and {list(out.shape)}"
+        )
+        raise ValueError(message)

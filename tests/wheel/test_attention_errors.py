@@ -1,0 +1,258 @@
+"""What cannot be attended is refused in words, whichever function is asked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from flash_dist import (
+    BlockMask,
+    flash_attn_func,
+    flash_attn_varlen_func,
+    flex_attention,
+    scaled_dot_product_attention,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Tensor = torch.Tensor
+Shapes = tuple[tuple[int, ...], ...]
+Refusal = tuple[type[Exception], str]
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def same(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
+    return draw(*shape), draw(*shape), draw(*shape)
+
+
+SHAPES: dict[str, tuple[Shapes, str]] = {
+    "head_dim": (
+        ((1, 8, 2, 84),) * 3,
+        r"head_dim must be a multiple of 8 up to 256, got 84 \(q has shape \[1, 8, 2, 84\]\)",
+    ),
+    "large-head_dim": (((1, 8, 2, 264),) * 3, "must be a multiple of 8 up to 256, got 264"),
+    "head_dim_v": (
+        ((1, 8, 2, 64), (1, 8, 2, 64), (1, 8, 2, 20)),
+        r"head_dim_v must be a multiple of 8 up to 256, got 20 \(v has shape \[1, 8, 2, 20\]\)",
+    ),
+    "wide-v": (
+        ((1, 8, 2, 64), (1, 8, 2, 64), (1, 8, 2, 128)),
+        "head_dim_v must be at most head_dim, 64, got 128",
+    ),
+    "keys-head_dim": (
+        ((1, 8, 2, 64), (1, 8, 2, 72), (1, 8, 2, 64)),
+        "q and k must agree in head_dim, got 64 and 72",
+    ),
+    "dims": (
+        ((8, 2, 64),) * 3,
+        r"q must have 4 dimensions \[batch, seqlen, num_heads, head_dim\] or 5 \[.*\], got shape",
+    ),
+    "heads": (
+        ((1, 8, 3, 64), (1, 8, 2, 64), (1, 8, 2, 64)),
+        r"num_heads_kv must divide num_heads_q, got 2 \(k\) and 3 \(q\)",
+    ),
+    "more-kv-heads": (
+        ((1, 8, 2, 64), (1, 8, 4, 64), (1, 8, 4, 64)),
+        r"num_heads_kv must divide num_heads_q, got 4 \(k\) and 2 \(q\)",
+    ),
+    "grouped-heads": (
+        ((1, 8, 4, 2, 64), (1, 8, 2, 64), (1, 8, 2, 64)),
+        "q and k must agree in num_heads_kv where q has heads_per_kv",
+    ),
+    "kv-shapes": (
+        ((1, 8, 2, 64), (1, 8, 2, 64), (1, 9, 2, 64)),
+        r"must have the same shape but for head_dim, got \[1, 8, 2, 64\] and \[1, 9, 2, 64\]",
+    ),
+    "batch": (
+        ((1, 8, 2, 64), (2, 8, 2, 64), (2, 8, 2, 64)),
+        "q and k must agree in batch, got shapes",
+    ),
+    "empty": (((1, 0, 2, 64),) * 3, "no dimension of q may be 0"),
+    "copied-keys": (
+        ((1, 8, 2, 2, 64),) * 3,
+        r"k with heads_per_kv 2 must be expanded along it \(stride 0 in dimension 3\), got strides",
+    ),
+    "keys-of-another-group": (
+        ((1, 8, 2, 2, 64), (1, 8, 2, 3, 64), (1, 8, 2, 3, 64)),
+        "heads_per_kv of k must be that of q, 2, or 1, got 3",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SHAPES.values(), ids=SHAPES.keys())
+def test_shapes_that_do_not_fit(case: tuple[Shapes, str]) -> None:
+    shapes, text = case
+    with pytest.raises(ValueError, match=text):
+        flash_attn_func(*(draw(*shape) for shape in shapes))
+
+
+DENSE: dict[str, tuple[Callable[[], object], Refusal]] = {
+    "no-tensor": (
+        lambda: flash_attn_func([1.0], *same(1, 8, 2, 64)[:2]),  # type: ignore[call-overload]
+        (TypeError, r"q must be a torch\.Tensor, got list"),
+    ),
+    "dtype": (
+        lambda: flash_attn_func(*(x.int() for x in same(1, 8, 2, 64))),
+        (TypeError, "q must be float16, bfloat16, float32 or float64 on cpu, got int32"),
+    ),
+    "mixed-dtype": (
+        lambda: flash_attn_func(*same(1, 8, 2, 64)[:2], draw(1, 8, 2, 64).float()),
+        (TypeError, r"q and v must have the same dtype, got torch\.float64 and torch\.float32"),
+    ),
+    "device": (
+        lambda: flash_attn_func(*(x.to("meta") for x in same(1, 8, 2, 64))),
+        (ValueError, "q must be on a CUDA device or the CPU, got device meta"),
+    ),
+    "scale": (
+        lambda: flash_attn_func(*same(1, 8, 2, 64), softmax_scale=-1),
+        (ValueError, r"softmax_scale must be positive and finite, got -1\.0"),
+    ),
+    "scale-nan": (
+        lambda: flash_attn_func(*same(1, 8, 2, 64), softmax_scale=float("nan")),
+        (ValueError, "softmax_scale must be positive and finite, got nan"),
+    ),
+    "window": (
+        lambda: flash_attn_func(*same(1, 8, 2, 64), window_size=(-2, 0)),
+        (ValueError, r"window_size must be two whole numbers \(left, right\), .* got \(-2, 0\)"),
+    ),
+    "window-length": (
+        lambda: flash_attn_func(*same(1, 8, 2, 64), window_size=(1,)),  # type: ignore[arg-type]
+        (ValueError, r"window_size must be two whole numbers \(left, right\), .* got \(1,\)"),
+    ),
+    "mask-type": (
+        lambda: flash_attn_func(*same(1, 8, 2, 64), mask=torch.ones(8, 8)),  # type: ignore[call-overload]
+        (TypeError, r"mask must be a flash_dist\.BlockMask, got Tensor"),
+    ),
+    "mask-and-causal": (
+        lambda: flash_attn_func(*same(1, 8, 2, 64), mask=BlockMask.full(), causal=True),
+        (ValueError, "mask cannot be given together with causal=True"),
+    ),
+    "mask-and-window": (
+        lambda: flash_attn_func(*same(1, 8, 2, 64), mask=BlockMask.full(), window_size=(4, 4)),
+        (ValueError, r"mask cannot be given .* window_size=\(4, 4\)"),
+    ),
+    "mask-of-another-shape": (
+        lambda: flash_attn_func(
+            *same(1, 8, 2, 64), mask=BlockMask.from_dense(torch.eye(9, dtype=torch.bool))
+        ),
+        (ValueError, "seqlen_q must be 9, the size that the mask was made for, got 8"),
+    ),
+}
+
+
+def packed(**changes: Any) -> Callable[[], object]:  # noqa: ANN401
+    """Return a call of the packed function with some arguments changed."""
+    cu_seqlens = torch.tensor([0, 3, 8], dtype=torch.int32)
+    arguments = {
+        **dict(zip(("q", "k", "v"), same(8, 2, 64), strict=True)),
+        "cu_seqlens_q": cu_seqlens,
+        "cu_seqlens_k": cu_seqlens,
+        "max_seqlen_q": 5,
+        "max_seqlen_k": 5,
+    }
+    return lambda: flash_attn_varlen_func(**{**arguments, **changes})
+
+
+VARLEN: dict[str, tuple[Callable[[], object], Refusal]] = {
+    "varlen-dims": (
+        packed(q=draw(1, 8, 2, 2, 64)),
+        (ValueError, r"q must have 3 dimensions \[total, num_heads, head_dim\] or 4 \["),
+    ),
+    "cu_seqlens-type": (
+        packed(cu_seqlens_q=[0, 8]),
+        (TypeError, r"cu_seqlens_q must be a torch\.Tensor, got list"),
+    ),
+    "cu_seqlens-dtype": (
+        packed(cu_seqlens_k=torch.tensor([0, 3, 8])),
+        (TypeError, "cu_seqlens_k must be int32, got int64"),
+    ),
+    "cu_seqlens-device": (
+        packed(cu_seqlens_k=torch.tensor([0, 3, 8], dtype=torch.int32, device="meta")),
+        (ValueError, "q and cu_seqlens_k must be on the same device, got cpu and meta"),
+    ),
+    "cu_seqlens-shape": (
+        packed(cu_seqlens_q=torch.zeros(1, dtype=torch.int32)),
+        (ValueError, r"cu_seqlens_q must be contiguous with shape \[batch \+ 1\]"),
+    ),
+    "cu_seqlens-lengths": (
+        packed(cu_seqlens_q=torch.tensor([0, 8], dtype=torch.int32)),
+        (ValueError, "cu_seqlens_q and cu_seqlens_k must have the same length, got 2 and 3"),
+    ),
+    "max_seqlen-type": (
+        packed(max_seqlen_q=torch.tensor(5)),
+        (TypeError, r"(?s)max_seqlen_q must be an int, got Tensor.*hint: keep it on the host"),
+    ),
+    "max_seqlen": (
+        packed(max_seqlen_k=0),
+        (ValueError, "max_seqlen_k must be from 1 to 1073741823, got 0"),
+    ),
+}  # fmt: skip
+
+TORCH: dict[str, tuple[Callable[[], object], Refusal]] = {
+    "dropout": (
+        lambda: scaled_dot_product_attention(*same(1, 2, 8, 64), dropout_p=0.1),
+        (ValueError, r"dropout_p must be 0, got 0\.1: there are no kernels with dropout"),
+    ),
+    "float-mask": (
+        lambda: scaled_dot_product_attention(*same(1, 2, 8, 64), attn_mask=draw(8, 8)),
+        (TypeError, "attn_mask must be a BlockMask or bool, got float64: there are no kernels"),
+    ),
+    "attn_mask-type": (
+        lambda: scaled_dot_product_attention(*same(1, 2, 8, 64), attn_mask="causal"),  # type: ignore[arg-type]
+        (TypeError, r"attn_mask must be a BlockMask or a torch\.Tensor, got str"),
+    ),
+    "attn_mask-shape": (
+        lambda: scaled_dot_product_attention(
+            *same(1, 2, 8, 64), attn_mask=torch.ones(7, 8, dtype=torch.bool)
+        ),
+        (ValueError, r"attn_mask must broadcast to .* \[1, 2, 8, 8\], got shape \[7, 8\]"),
+    ),
+    "attn_mask-and-causal": (
+        lambda: scaled_dot_product_attention(
+            *same(1, 2, 8, 64), attn_mask=BlockMask.full(), is_causal=True
+        ),
+        (ValueError, "attn_mask cannot be given together with is_causal=True"),
+    ),
+    "gqa-not-enabled": (
+        lambda: scaled_dot_product_attention(draw(1, 4, 8, 64), *same(1, 2, 8, 64)[:2]),
+        (ValueError, "the same number of heads unless enable_gqa, got 4 and 2"),
+    ),
+    "sdpa-dims": (
+        lambda: scaled_dot_product_attention(*same(8, 64)),
+        (ValueError, r"must all have 3 or 4 dimensions .* got query with shape \[8, 64\]"),
+    ),
+    "score_mod": (
+        lambda: flex_attention(*same(1, 2, 8, 64), score_mod=lambda s, *_: s),
+        (ValueError, "score_mod must be None, got <function"),
+    ),
+    "block_mask-type": (
+        lambda: flex_attention(*same(1, 2, 8, 64), block_mask=torch.ones(8, 8)),  # type: ignore[call-overload]
+        (TypeError, "block_mask must be a .*BlockMask, got Tensor"),
+    ),
+    "flex-dims": (
+        lambda: flex_attention(*same(2, 8, 64)),
+        (ValueError, "must all have 4 dimensions"),
+    ),
+}  # fmt: skip
+
+CALLS = {**DENSE, **VARLEN, **TORCH}
+
+
+@pytest.mark.parametrize("case", CALLS.values(), ids=CALLS.keys())
+def test_calls_that_cannot_be_served(case: tuple[Callable[[], object], Refusal]) -> None:
+    call, (error, text) = case
+    with pytest.raises(error, match=text):
+        call()
+
+
+def test_a_budget_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASH_DIST_WORKSPACE_MB", "much")
+    text = "FLASH_DIST_WORKSPACE_MB must be a whole number of MiB, got `much`"
+    with pytest.raises(Exception, match=text):
+        flash_attn_func(*same(1, 8, 2, 64))

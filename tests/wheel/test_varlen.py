@@ -1,0 +1,106 @@
+"""flash_attn_varlen_func on the CPU: every document as if it were alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flash_dist import flash_attn_func, flash_attn_varlen_func
+
+Tensor = torch.Tensor
+
+LENGTHS_Q, LENGTHS_K = (3, 0, 5, 1, 4), (4, 2, 5, 0, 9)  # one has no query, one no key
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def cumulate(lengths: tuple[int, ...]) -> Tensor:
+    return torch.tensor((0, *lengths)).cumsum(0).int()
+
+
+def pack() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """q, k, v, cu_seqlens_q, cu_seqlens_k."""
+    total_q, total_k = sum(LENGTHS_Q), sum(LENGTHS_K)
+    q, k, v = draw(total_q, 4, 16), draw(total_k, 2, 16), draw(total_k, 2, 8)
+    return q, k, v, cumulate(LENGTHS_Q), cumulate(LENGTHS_K)
+
+
+def attend_one_by_one(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:  # noqa: FBT001
+    """Return out and lse of documents attended on their own."""
+    outs, lses = [], []
+    documents = zip(q.split(LENGTHS_Q), k.split(LENGTHS_K), v.split(LENGTHS_K), strict=True)
+    for one_q, one_k, one_v in documents:
+        if one_k.shape[0] == 0:
+            outs.append(one_q.new_zeros(*one_q.shape[:-1], v.shape[-1]))
+            lses.append(one_q.new_full((q.shape[1], one_q.shape[0]), -torch.inf))
+        elif one_q.shape[0] > 0:
+            one = flash_attn_func(
+                *(x.unsqueeze(0) for x in (one_q, one_k, one_v)), causal=causal, return_lse=True
+            )
+            outs.append(one[0].squeeze(0))
+            lses.append(one[1].squeeze(0))
+    return torch.cat(outs), torch.cat(lses, -1)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_documents_do_not_see_each_other(*, causal: bool) -> None:
+    q, k, v, cu_q, cu_k = pack()
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    got = flash_attn_varlen_func(q, k, v, cu_q, cu_k, 5, 9, causal=causal, return_lse=True)
+    want = attend_one_by_one(q, k, v, causal)
+    torch.testing.assert_close(got, want)
+    assert got[1].shape == (4, sum(LENGTHS_Q))
+    finite = torch.isfinite(want[1])
+    upstream = (draw(*got[0].shape), draw(*got[1].shape)[finite])
+    torch.testing.assert_close(
+        torch.autograd.grad((got[0], got[1][finite]), leaves, upstream),
+        torch.autograd.grad((want[0], want[1][finite]), leaves, upstream),
+    )
+
+
+def test_a_window_is_aligned_to_each_document() -> None:
+    q, k, v, cu_q, cu_k = pack()
+    out = flash_attn_varlen_func(q, k, v, cu_q, cu_k, 5, 9, window_size=(1, 0))
+    last = flash_attn_func(*(x[None] for x in (q[-4:], k[-9:], v[-9:])), window_size=(1, 0))
+    torch.testing.assert_close(out[-4:], last[0])
+
+
+def test_heads_per_kv_may_be_an_axis() -> None:
+    q, k, v, cu_q, cu_k = pack()
+    want = flash_attn_varlen_func(q, k, v, cu_q, cu_k, 5, 9, return_lse=True)
+    wide_k, wide_v = (x.unsqueeze(2).expand(-1, -1, 2, -1) for x in (k, v))
+    got = flash_attn_varlen_func(
+        q.unflatten(1, (2, 2)), wide_k, wide_v, cu_q, cu_k, 5, 9, return_lse=True
+    )
+    assert torch.equal(got[0], want[0].unflatten(1, (2, 2)))
+    assert torch.equal(got[1], want[1])
+
+
+def test_gradients_pass_gradcheck_in_float64() -> None:
+    q, k, v, cu_q, cu_k = pack()
+    assert torch.autograd.gradcheck(
+        lambda q, k, v: flash_attn_varlen_func(q, k, v, cu_q, cu_k, 5, 9, batch_invariant=True),
+        [x.requires_grad_() for x in (q, k, v)],
+        fast_mode=True,
+    )
+
+
+def test_it_compiles_without_a_graph_break_for_any_lengths() -> None:
+    @torch.compile(fullgraph=True, backend="aot_eager", dynamic=True)
+    def attention(  # noqa: PLR0913, PLR0917
+        q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, longest: int
+    ) -> Tensor:
+        return flash_attn_varlen_func(q, k, v, cu_q, cu_k, longest, longest, causal=True)
+
+    for lengths in ((3, 4), (5, 2), (9, 1)):
+        total = sum(lengths)
+        q, k, v = (draw(total, 2, 16).requires_grad_() for _ in range(3))
+        cu_seqlens = cumulate(lengths)
+        out = attention(q, k, v, cu_seqlens, cu_seqlens, max(lengths))
+        want = flash_attn_varlen_func(
+            q, k, v, cu_seqlens, cu_seqlens, max(lengths), max(lengths), causal=True
+        )
+        assert torch.equal(out, want)
+        out.sum().backward()
