@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from tests.reference import DEVICE  # noqa: E402 - it needs torch
+import torch
+
+from tests.reference import DEVICE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -64,7 +65,9 @@ def test_what_lies_around_strided_views_is_not_read_under_a_mask(
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_padding_is_not_read(side: str, head_dims: tuple[int, int], dtype: torch.dtype) -> None:
+def test_padding_is_not_read(
+    side: Literal["left", "right"], head_dims: tuple[int, int], dtype: torch.dtype
+) -> None:
     base = random_problem(
         batch=4,
         seqlen_q=150,

@@ -122,9 +122,8 @@ def test_memory_and_work_before_do_not_matter(name: str, half: torch.dtype) -> N
 
     def after_other_work() -> dict[str, torch.Tensor]:
         attend(other)
-        torch.nn.functional.scaled_dot_product_attention(
-            *(x.transpose(1, 2) for x in (problem.q, problem.q, problem.q))
-        )
+        q = problem.q.transpose(1, 2)
+        torch.nn.functional.scaled_dot_product_attention(q, q, q)
         (matrix @ matrix).sort(-1)
         poison_memory(matrix.device)
         return attend(problem, poison=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -32,10 +32,10 @@ def peak_of(call: Callable[[], object]) -> int:
     call()  # what is made once
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_stats()["requested_bytes.all.current"]
+    before = int(torch.cuda.memory_stats()["requested_bytes.all.current"])
     kept = call()
     torch.cuda.synchronize()
-    peak: int = torch.cuda.memory_stats()["requested_bytes.all.peak"]
+    peak = int(torch.cuda.memory_stats()["requested_bytes.all.peak"])
     del kept
     return peak - before
 
@@ -184,7 +184,8 @@ def test_offsets_past_2_to_the_31_elements_are_right(name: str, half: torch.dtyp
 
     near = attend(problem)
     for what in ("q", "k", "v", "dout"):
-        far = replace(problem, **{what: spread(getattr(problem, what))})
+        changed: dict[str, Any] = {what: spread(getattr(problem, what))}
+        far = replace(problem, **changed)
         assert_same_bits(near, attend(far, poison=False), f"{what} near and far")
 
 

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(params=TARGETS.values(), ids=TARGETS.keys(), scope="module")
+@pytest.fixture(params=list(TARGETS.values()), ids=list(TARGETS), scope="module")
 def compiled(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[ctypes.CDLL, str]:

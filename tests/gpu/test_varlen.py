@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -175,13 +176,11 @@ def test_a_document_has_the_same_bits_in_any_batch(
     for run in range(50 if thorough else 3):
         order = chosen.sample(range(20), chosen.randint(1, 20))
         parts = [documents[i] for i in order]
-        batch = replace(
-            parts[0],
-            **{
-                name: torch.cat([getattr(part, name) for part in parts], 1)
-                for name in ("q", "k", "v", "dout")
-            },
-        )
+        joined: dict[str, Any] = {
+            name: torch.cat([getattr(part, name) for part in parts], 1)
+            for name in ("q", "k", "v", "dout")
+        }
+        batch = replace(parts[0], **joined)
         packed = Packed(batch, *(tuple(lengths[i] for i in order) for _ in range(2)))
         result = attend_packed(packed, poison=run < 3, batch_invariant=True)
         for place, i in enumerate(order):
@@ -206,7 +205,9 @@ def test_an_entry_has_the_same_bits_in_any_batch(
     )
     together = attend(problem, batch_invariant=True)
     for i in range(6):
-        tensors = {x: getattr(problem, x)[i : i + 1] for x in ("q", "k", "v", "dout")}
+        tensors: dict[str, Any] = {
+            x: getattr(problem, x)[i : i + 1] for x in ("q", "k", "v", "dout")
+        }
         alone = attend(replace(problem, **tensors), batch_invariant=True)
         assert_same_bits(
             {x: together[x][i : i + 1] for x in NAMES}, alone, f"entry {i} in a batch and alone"
