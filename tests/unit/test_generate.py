@@ -168,3 +168,10 @@ def test_an_unchanged_file_keeps_its_time_stamp(table: Any, tmp_path: Path) -> N
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")}
     generate.generate(table, archs, [], tmp_path)
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")}
+
+
+def test_a_debug_build_keeps_one_head_dim_and_dtype(table: Any) -> None:  # noqa: ANN401
+    target = Arch.parse("sm_80")
+    kept = table.only([128], ["fp16"]).variants(target)
+    assert {(v.row.head_dim, v.dtype) for v in kept} == {(128, "fp16")}
+    assert table.only([], []).variants(target) == table.variants(target)
