@@ -47,23 +47,23 @@ def backward_of(problem: Problem) -> Callable[[], object]:
     return lambda: torch.autograd.grad(out, (q, k, v), problem.dout, retain_graph=True)
 
 
-def count_slots(problem: Problem, *, ranges: bool) -> int:
-    """Count the tiles of dS that one query head stores: per key tile, the most of any plane.
-
-    Args:
-        problem: With its mask.
-        ranges: Whether all tiles from the first to the last visible one are stored.
-    """
-    seqlen_q, seqlen_k = problem.q.shape[1], problem.k.shape[1]
-    visible = torch.ones(1, 1, seqlen_q, seqlen_k, dtype=torch.bool, device="cuda")
-    if problem.visible is not None:
-        visible = problem.visible
+def count_slots(problem: Problem) -> int:
+    """Return the tiles of dS that one query head stores."""
+    batch, seqlen_q, heads, _ = problem.q.shape
+    seqlen_k = problem.k.shape[1]
+    mask = problem.options.get("mask")
+    if mask is not None:
+        return int(mask.plan(batch, heads, seqlen_q, seqlen_k).arrays.key_slots[-1])
+    queries, keys = (-(-seqlen // TILE) for seqlen in (seqlen_q, seqlen_k))
+    if "window_size" in problem.options:  # as many for each key tile
+        return keys * min(queries, (sum(problem.options["window_size"]) + 2 * TILE - 2) // TILE + 1)
+    if not problem.options:
+        return queries * keys
+    assert problem.visible is not None
     padding = (0, -seqlen_k % TILE, 0, -seqlen_q % TILE)
-    tiles = torch.nn.functional.pad(visible, padding).unflatten(-1, (-1, TILE)).any(-1)
-    tiles = tiles.unflatten(-2, (-1, TILE)).any(-2).flatten(0, 1)  # [planes, queries, keys]
-    if ranges:
-        tiles = tiles.cummax(1).values & tiles.flip(1).cummax(1).values.flip(1)
-    return int(tiles.sum(1).amax(0).sum())
+    visible = torch.nn.functional.pad(problem.visible, padding)
+    tiles = visible.unflatten(-1, (-1, TILE)).any(-1).unflatten(-2, (-1, TILE)).any(-2)
+    return int(tiles.sum())
 
 
 def statistics(problem: Problem) -> int:
@@ -93,8 +93,7 @@ def test_memory_is_what_the_formula_says(
         head_dim_v=head_dims[1],
         dtype=half,
     )
-    slots = count_slots(problem, ranges=name not in {"dense-per-batch-and-head", "tiles"})
-    ds = 8192 * 4 * 8 * slots
+    ds = 8192 * 4 * 8 * count_slots(problem)
     fixed = gradients(problem) + statistics(problem)
     assert peak_of(backward_of(problem)) == fixed + ds
 
@@ -112,7 +111,7 @@ def test_memory_of_a_group_split_is_what_the_formula_says(
         dtype=half,
     )
     fixed = gradients(problem) + statistics(problem)
-    ds = 8192 * 16 * count_slots(problem, ranges=True)
+    ds = 8192 * 16 * count_slots(problem)
     partial = peak_of(backward_of(problem)) - fixed - ds
     compiled = [next(size for size in COMPILED if size >= dim) for dim in head_dims]
     allowed = {4 * split * 512 * sum(compiled) for split in (2, 4, 8, 16)}

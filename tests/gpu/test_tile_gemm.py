@@ -27,9 +27,12 @@ TARGETS: Final = {
     "sass-9.0a-bf16": (90, "a", "sm_90a", "Bf16"),
 }
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("nvcc") is None or not CSRC.is_dir(), reason="needs nvcc and the source tree"
-)
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        shutil.which("nvcc") is None or not CSRC.is_dir(), reason="needs nvcc and the source tree"
+    ),
+]
 
 
 @pytest.fixture(params=list(TARGETS.values()), ids=list(TARGETS), scope="module")
