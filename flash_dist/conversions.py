@@ -85,8 +85,11 @@ def convert_flex(block_mask: flex_attention.BlockMask) -> BlockMask:
 
 def _require_eager(name: str, instead: str) -> None:
     if torch.compiler.is_compiling():
-        message = f"{name} must be a flash_dist.BlockMask under torch.compile"
-        raise FlashDistError(message, hint=f"make `{instead}` once outside and pass that")
+        message = (  # torch.compile shows the text of built-in exceptions only
+            f"{name} must be a flash_dist.BlockMask under torch.compile"
+            f"\n\nhint: make `{instead}` once outside and pass that"
+        )
+        raise TypeError(message)
 
 
 def _require_host() -> None:

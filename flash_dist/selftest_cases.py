@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+_USUAL = (64, 128)
 _TILE = 128  # rows of the largest tile: a shape fills a GPU if it has this many tiles per SM
 _WAVES = 2
 _SMALL_SEQLEN = 256  # up to here the float64 reference on the CPU is quick
@@ -28,15 +29,18 @@ class Case:
     causal: bool
     fills_gpu: bool = False
     budget: int | None = None  # bytes of workspace; None is the default, 0 recomputes
+    head_dim_v: int | None = None  # None is head_dim
 
     @property
     def name(self) -> str:
         """A name that says everything: `odd fp16 d64 b2 q37 k53 h3/3 full`."""
         mask = "causal" if self.causal else "full"
         budget = "" if self.budget is None else f" budget {self.budget}"
+        head_dim_v = "" if self.head_dim_v is None else f"/{self.head_dim_v}"
         return (
-            f"{self.label} {self.dtype} d{self.head_dim} b{self.batch} q{self.seqlen_q} "
-            f"k{self.seqlen_k} h{self.num_heads_q}/{self.num_heads_kv} {mask}{budget}"
+            f"{self.label} {self.dtype} d{self.head_dim}{head_dim_v} b{self.batch} "
+            f"q{self.seqlen_q} k{self.seqlen_k} h{self.num_heads_q}/{self.num_heads_kv} "
+            f"{mask}{budget}"
         )
 
     @property
@@ -48,6 +52,30 @@ class Case:
     def k_shape(self) -> tuple[int, int, int, int]:
         """[batch, seqlen_k, num_heads_kv, head_dim]."""
         return (self.batch, self.seqlen_k, self.num_heads_kv, self.head_dim)
+
+    @property
+    def v_shape(self) -> tuple[int, int, int, int]:
+        """[batch, seqlen_k, num_heads_kv, head_dim_v]."""
+        return (*self.k_shape[:3], self.head_dim_v or self.head_dim)
+
+    @property
+    def out_shape(self) -> tuple[int, int, int, int]:
+        """[batch, seqlen_q, num_heads_q, head_dim_v]."""
+        return (*self.q_shape[:3], self.head_dim_v or self.head_dim)
+
+
+@dataclass(frozen=True, order=True)
+class Kernels:
+    """A size that kernels are compiled for; smaller head_dims use them as well."""
+
+    dtype: str
+    head_dim: int
+    head_dim_v: int
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether most models use it: it gets every shape, the others few."""
+        return self.dtype != "fp32" and self.head_dim == self.head_dim_v and self.head_dim in _USUAL
 
 
 @dataclass(frozen=True)
@@ -85,38 +113,50 @@ _FIXED = (
 )
 
 
-def make_cases(kernels: Iterable[tuple[str, int]], sm_count: int) -> tuple[Case, ...]:
-    """Cover each (dtype, head_dim) with small odd shapes and with shapes that fill the GPU.
+# For every compiled size that is not among the usual ones, and with columns that only fill it up.
+_FEW = (_SMALL[2], _SMALL[3])
+_FEW_ON_GPU = (_LARGE[2], _FIXED[-1])
+_TAIL = 8  # columns fewer than the compiled head_dim
+
+
+def make_cases(kernels: Iterable[Kernels], sm_count: int) -> tuple[Case, ...]:
+    """Cover the usual sizes with small odd shapes and with some that fill the GPU; others briefly.
 
     Args:
-        kernels: The (dtype, head_dim) pairs to cover.
+        kernels: The compiled sizes to cover.
         sm_count: Multiprocessors to fill; 0 leaves the large shapes out.
     """
     cases = []
-    for dtype, head_dim in kernels:
-        cases += [_case(shape, dtype, head_dim, shape.batch) for shape in _SMALL]
+    for one in kernels:
+        cases += [_case(shape, one) for shape in (_SMALL if one.is_usual else _FEW)]
+        cases.append(_tail_case(one))
         if sm_count:
-            cases += [_large_case(shape, dtype, head_dim, sm_count) for shape in _LARGE]
-            cases += [
-                _case(shape, dtype, head_dim, shape.batch, fills_gpu=shape.seqlen_q > _SMALL_SEQLEN)
-                for shape in _FIXED
-            ]
+            shapes = (*_LARGE, *_FIXED) if one.is_usual else _FEW_ON_GPU
+            cases += [_gpu_case(shape, one, sm_count) for shape in shapes]
     return tuple(cases)
 
 
-def _large_case(shape: _Shape, dtype: str, head_dim: int, sm_count: int) -> Case:
+def _gpu_case(shape: _Shape, kernels: Kernels, sm_count: int) -> Case:
+    if shape not in _LARGE:
+        return _case(shape, kernels, fills_gpu=shape.seqlen_q > _SMALL_SEQLEN)
     # Backward has the fewest blocks: one per key tile, key head and batch.
     tiles = -(-shape.seqlen_k // _TILE) * shape.num_heads_kv
     batch = max(1, -(-_WAVES * sm_count // tiles))
-    return _case(shape, dtype, head_dim, batch, fills_gpu=True)
+    return _case(replace(shape, batch=batch), kernels, fills_gpu=True)
 
 
-def _case(shape: _Shape, dtype: str, head_dim: int, batch: int, *, fills_gpu: bool = False) -> Case:
+def _tail_case(kernels: Kernels) -> Case:
+    shape = replace(_SMALL[2], label="tail")
+    head_dim, head_dim_v = kernels.head_dim - _TAIL, kernels.head_dim_v - _TAIL
+    return _case(shape, Kernels(kernels.dtype, head_dim, head_dim_v))
+
+
+def _case(shape: _Shape, kernels: Kernels, *, fills_gpu: bool = False) -> Case:
     return Case(
         shape.label,
-        dtype,
-        head_dim,
-        batch,
+        kernels.dtype,
+        kernels.head_dim,
+        shape.batch,
         shape.seqlen_q,
         shape.seqlen_k,
         shape.num_heads_q,
@@ -124,4 +164,5 @@ def _case(shape: _Shape, dtype: str, head_dim: int, batch: int, *, fills_gpu: bo
         shape.causal,
         fills_gpu,
         shape.budget,
+        None if kernels.head_dim_v == kernels.head_dim else kernels.head_dim_v,
     )

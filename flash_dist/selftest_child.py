@@ -28,15 +28,15 @@ from .comparison import (
     make_values,
 )
 from .errors import ExtensionError, FlashDistError
-from .selftest_cases import Case, make_cases
+from .selftest_cases import Case, Kernels, make_cases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     Emit = Callable[[dict[str, Any]], None]
 
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-CPU_KERNELS = (("fp16", 64), ("bf16", 128))
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+CPU_KERNELS = (Kernels("fp16", 64, 64), Kernels("bf16", 128, 128), Kernels("fp32", 64, 64))
 
 _Q_SCALE = 4.0  # spreads the scores, so that softmax is not flat
 _NAN_BYTE = 0xFF  # NaN in float16, bfloat16 and float32
@@ -73,8 +73,8 @@ class Inputs:
         return cls(
             make_values(1, case.q_shape, dtype, device=device, scale=_Q_SCALE),
             make_values(2, case.k_shape, dtype, device=device),
-            make_values(3, case.k_shape, dtype, device=device),
-            make_values(4, case.q_shape, dtype, device=device),
+            make_values(3, case.v_shape, dtype, device=device),
+            make_values(4, case.out_shape, dtype, device=device),
         )
 
     def attend(self, attention: Attention, case: Case) -> Tensors:
@@ -89,11 +89,27 @@ class Inputs:
 
     def _attend_within(self, budget: int, case: Case) -> Tensors:
         """Call the operators themselves, which take the workspace budget."""
-        ops: Any = torch.ops.flash_dist
+        from . import _ops  # noqa: PLC0415 - absent on a broken install
+        from .masks import Band  # noqa: PLC0415
+
+        q, k, v = self.q, self.k, self.v
+        mask = Band(right=0) if case.causal else Band()
         scale = case.head_dim**-0.5
-        out, lse = ops.fwd(self.q, self.k, self.v, scale, case.causal)
-        saved = (self.dout, self.q, self.k, self.v, out, lse, None)
-        gradients = ops.bwd(*saved, scale, case.causal, budget)
+        out, lse = _ops.fwd(q, k, v, mask=mask, packing=None, softmax_scale=scale)
+        gradients = _ops.bwd(
+            self.dout,
+            q,
+            k,
+            v,
+            out,
+            lse,
+            None,
+            mask=mask,
+            packing=None,
+            softmax_scale=scale,
+            budget=budget,
+            batch_invariant=False,
+        )
         return dict(zip(NAMES, (out, lse, *gradients), strict=True))
 
 
@@ -215,13 +231,17 @@ def _free_blocks(device: torch.device) -> Iterator[int]:
                     yield block["size"]
 
 
-def find_kernels(selected: Iterable[dict[str, Any]]) -> tuple[tuple[str, int], ...]:
-    """Return the (dtype, head_dim) pairs for which every kernel family has a variant."""
-    usable: dict[tuple[str, int], bool] = {}
+def find_kernels(selected: Iterable[dict[str, Any]]) -> tuple[Kernels, ...]:
+    """Return the sizes of the forward for which every kernel family has a variant."""
+    usable: dict[Kernels, bool] = {}
+    forward: set[Kernels] = set()
     for kernel in selected:
-        key = (str(kernel["dtype"]), int(kernel["head_dim"]))
+        head_dims = int(kernel["head_dim"]), int(kernel["head_dim_v"])
+        key = Kernels(str(kernel["dtype"]), *head_dims)
         usable[key] = usable.get(key, True) and kernel["chosen"] is not None
-    return tuple(key for key, chosen in sorted(usable.items()) if chosen)
+        if kernel["family"] == "fwd":
+            forward.add(key)
+    return tuple(key for key in sorted(forward) if usable[key])
 
 
 def run_device(
@@ -233,7 +253,7 @@ def run_device(
     """Run every case on one device and report as it goes."""
     device = torch.device("cpu") if name == "cpu" else torch.device("cuda", int(name))
     attention = attention or _load_attention()
-    kernels: tuple[tuple[str, int], ...] = CPU_KERNELS
+    kernels: tuple[Kernels, ...] = CPU_KERNELS
     sm_count = 0
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -253,7 +273,7 @@ def run_device(
     emit({"event": "done"})
 
 
-def _ask_device(device: torch.device, emit: Emit) -> tuple[tuple[tuple[str, int], ...], int]:
+def _ask_device(device: torch.device, emit: Emit) -> tuple[tuple[Kernels, ...], int]:
     """Ask the dispatcher which kernels it has for the device."""
     from ._native import select  # noqa: PLC0415 - not needed on the CPU
 

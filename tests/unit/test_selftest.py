@@ -27,7 +27,7 @@ from flash_dist.selftest import (
     find_surprises,
     judge_outcome,
 )
-from flash_dist.selftest_cases import Case, make_cases
+from flash_dist.selftest_cases import Case, Kernels, make_cases
 from flash_dist.selftest_child import CPU_KERNELS, find_kernels, run_device
 
 if TYPE_CHECKING:
@@ -142,11 +142,18 @@ def test_the_reference_agrees_with_autograd(*, causal: bool) -> None:
 
 def test_values_may_err_twice_as_much_as_half_precision_and_no_more() -> None:
     exact = {"out": torch.tensor([1.0, 2.0], dtype=torch.float64)}
-    baseline = {"out": torch.tensor([1.25, 2.0])}
+    baseline = {"out": torch.tensor([1.25, 2.0], dtype=torch.bfloat16)}
     assert compare_values(exact, baseline, {"out": torch.tensor([1.5, 1.5])}) == ()
     wrong = compare_values(exact, baseline, {"out": torch.tensor([1.0, 2.6])})
     assert wrong[0].coordinate == (1,)
     assert compare_values(exact, baseline, {"out": torch.tensor([math.nan, 2.0])})[0].count == 1
+
+
+def test_float32_may_err_by_a_ten_thousandth_of_the_largest_value() -> None:
+    exact = {"out": torch.tensor([0.0, 2.0], dtype=torch.float64)}
+    baseline = {"out": torch.tensor([0.0, 2.0])}
+    assert compare_values(exact, baseline, {"out": torch.tensor([1.9e-4, 2.0])}) == ()
+    assert compare_values(exact, baseline, {"out": torch.tensor([2.1e-4, 2.0])})[0].count == 1
 
 
 def test_equal_infinities_are_equal_values() -> None:
@@ -156,9 +163,10 @@ def test_equal_infinities_are_equal_values() -> None:
 
 
 def test_cases_cover_each_kernel_small_odd_and_filling_the_gpu() -> None:
-    kernels = [("fp16", 64), ("bf16", 128)]
+    kernels = [Kernels("fp16", 64, 64), Kernels("bf16", 128, 128)]
     cases = make_cases(kernels, 132)
-    assert {(case.dtype, case.head_dim) for case in cases} == set(kernels)
+    assert {case.dtype for case in cases} == {"fp16", "bf16"}
+    assert {case.head_dim for case in cases} == {56, 64, 120, 128}
     assert {case.causal for case in cases} == {True, False}
     assert any(case.num_heads_q != case.num_heads_kv for case in cases)
     assert any(case.seqlen_q == 1 for case in cases)
@@ -170,6 +178,15 @@ def test_cases_cover_each_kernel_small_odd_and_filling_the_gpu() -> None:
     assert len({case.name for case in cases}) == len(cases)
 
 
+def test_other_sizes_get_few_cases() -> None:
+    many = len(make_cases([Kernels("fp16", 64, 64)], 132))
+    few = make_cases([Kernels("fp16", 192, 128)], 132)
+    assert len(few) < many / 2
+    assert any(case.fills_gpu for case in few)
+    assert {case.budget for case in few} == {None, 0}
+    assert {(case.head_dim, case.v_shape[3]) for case in few} == {(192, 128), (184, 120)}
+
+
 def test_on_the_cpu_only_small_cases_run() -> None:
     assert not any(case.fills_gpu for case in make_cases(CPU_KERNELS, 0))
 
@@ -178,10 +195,12 @@ def test_only_kernels_that_are_complete_are_tested() -> None:
     selected = [
         {"family": "fwd", "dtype": "fp16", "head_dim": 64, "chosen": {"symbol": "a"}},
         {"family": "bwd", "dtype": "fp16", "head_dim": 64, "chosen": {"symbol": "b"}},
+        {"family": "bwd", "dtype": "fp16", "head_dim": 96, "chosen": {"symbol": "b"}},
         {"family": "fwd", "dtype": "bf16", "head_dim": 64, "chosen": {"symbol": "c"}},
         {"family": "bwd", "dtype": "bf16", "head_dim": 64, "chosen": None},
     ]
-    assert find_kernels(selected) == (("fp16", 64),)
+    sized = [{"head_dim_v": kernel["head_dim"], **kernel} for kernel in selected]
+    assert find_kernels(sized) == (Kernels("fp16", 64, 64),)
 
 
 def test_a_correct_implementation_passes() -> None:
