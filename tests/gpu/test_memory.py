@@ -56,7 +56,8 @@ def count_slots(problem: Problem) -> int:
         return int(mask.plan(batch, heads, seqlen_q, seqlen_k).arrays.key_slots[-1])
     queries, keys = (-(-seqlen // TILE) for seqlen in (seqlen_q, seqlen_k))
     if "window_size" in problem.options:  # as many for each key tile
-        return keys * min(queries, (sum(problem.options["window_size"]) + 2 * TILE - 2) // TILE + 1)
+        left, right = problem.options["window_size"]
+        return int(keys * min(queries, (left + right + 2 * TILE - 2) // TILE + 1))
     if not problem.options:
         return queries * keys
     assert problem.visible is not None

@@ -118,8 +118,12 @@ def test_what_is_not_finite_spreads_as_far_as_in_torch(value: float, dtype: torc
     ):
         result, exact = attend(spoilt), compute_exact(spoilt)
         for name in ("out", "dq", "dk", "dv"):
-            same = result[name].isfinite() == exact[name].isfinite()
-            assert same.all(), f"{name}: {int((~same).sum())} elements"
+            lost, expected = ~result[name].isfinite(), ~exact[name].isfinite()
+            assert not (lost & ~expected).any(), f"{name}: {int((lost & ~expected).sum())} elements"
+            # Of a row with an infinite score, torch's gradients are NaN for every key; weights that
+            # come from lse, as torch's own FLASH has them, are NaN only where the score is.
+            same = torch.equal(lost, expected) if name == "out" else lost.any() == expected.any()
+            assert same, f"{name}: {int(lost.sum())} elements, not {int(expected.sum())}"
         second = {name: x[1:] for name, x in clean.items()}
         assert_same_bits(second, {name: x[1:] for name, x in result.items()}, "the other entry")
 
