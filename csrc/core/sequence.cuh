@@ -19,9 +19,10 @@ struct Sequence {
       : q0(0), k0(0), seqlen_q(p.seqlen_q), seqlen_k(p.seqlen_k) {
     if (p.packing.cu_seqlens_q != nullptr) {
       q0 = p.packing.cu_seqlens_q[batch];
-      seqlen_q = p.packing.cu_seqlens_q[batch + 1] - q0;
       k0 = p.packing.cu_seqlens_k[batch];
-      seqlen_k = p.packing.cu_seqlens_k[batch + 1] - k0;
+      // Never longer than what grid and workspace were made for.
+      seqlen_q = min(p.packing.cu_seqlens_q[batch + 1] - q0, p.seqlen_q);
+      seqlen_k = min(p.packing.cu_seqlens_k[batch + 1] - k0, p.seqlen_k);
     }
   }
 };

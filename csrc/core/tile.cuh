@@ -59,10 +59,16 @@ struct RowSpan {
   }
 };
 
+// Whether tiles on their way wait in registers (before sm_80), or are loaded only when their place is
+// free: where the accumulators leave no registers.
+template <class Target, int HEAD_DIM>
+constexpr bool LOADS_LATE = !Target::HAS_CP_ASYNC && HEAD_DIM > 64 && HEAD_DIM != 128;
+
 // Moves [ROWS, HEAD_DIM] from global to swizzled shared memory with all THREADS of the block. Rows
 // outside the span and columns from `columns` on are zero-filled and never read. fetch() starts the
 // copy and land() makes it visible to the thread itself: on sm_80 and newer fetch() is cp.async and
-// the caller waits for the group; before, fetch() loads registers and land() stores them.
+// the caller waits for the group; before, fetch() loads registers and land() stores them, or land()
+// does both (LOADS_LATE).
 template <class Target, int ROWS, int HEAD_DIM, int THREADS>
 struct TileCopy {
   using Layout = SwizzledRows<HEAD_DIM>;
@@ -71,52 +77,69 @@ struct TileCopy {
   static constexpr int PASSES = (ROWS + ROWS_PER_PASS - 1) / ROWS_PER_PASS;
   static constexpr int CHUNKS_PER_THREAD = Layout::CHUNKS / LANES;
   static constexpr bool WHOLE = ROWS % ROWS_PER_PASS == 0;  // else threads of the last rows rest
+  static constexpr bool LATE = LOADS_LATE<Target, HEAD_DIM>;
+  static constexpr bool STAGED = !Target::HAS_CP_ASYNC && !LATE;
   static_assert(ROWS_PER_PASS % 8 == 0, "every pass must keep the swizzle phase");
   static_assert(WHOLE || PASSES == 1, "only a single pass may be partial");
 
-  uint4 staged[Target::HAS_CP_ASYNC ? 1 : PASSES * CHUNKS_PER_THREAD];
+  uint4 staged[STAGED ? PASSES * CHUNKS_PER_THREAD : 1];
+  struct Source {
+    const uint16_t* base;
+    int64_t row_stride;
+    RowSpan rows;
+    int columns;
+  } late;
 
   // base points at element 0 of row 0.
   __device__ __forceinline__ void fetch(uint32_t smem, const uint16_t* base, int64_t row_stride,
                                         RowSpan rows, int columns) {
-    const int thread = fresh_thread();
-    const int row = thread / LANES;
-    const int lane = thread % LANES;
-    if (!WHOLE && row >= ROWS) return;
-    const uint16_t* src = base + row * row_stride + lane * 8;
-    // NOTE: one pointer that walks, not PASSES of them: the loop around this must not keep 2 *
-    // PASSES registers alive.
-#pragma unroll
-    for (int i = 0; i < PASSES; ++i) {
-#pragma unroll
-      for (int c = 0; c < CHUNKS_PER_THREAD; ++c) {
-        const int chunk = c * LANES + lane;
-        const bool valid = rows.has(row + i * ROWS_PER_PASS) && chunk * 8 < columns;
-        if constexpr (Target::HAS_CP_ASYNC) {
-          cp_async_16(smem + Layout::offset(row, chunk) + i * ROWS_PER_PASS * Layout::ROW_BYTES,
-                      src + c * LANES * 8, valid);
+    if constexpr (LATE) {
+      late = {base, row_stride, rows, columns};
+    } else {
+      each<false>({base, row_stride, rows, columns}, [&](int offset, const uint16_t* src,
+                                                         bool valid, int i) {
+        if constexpr (STAGED) {
+          staged[i] = valid ? load_global_16(src) : uint4{0, 0, 0, 0};
         } else {
-          staged[i * CHUNKS_PER_THREAD + c] =
-              valid ? load_global_16(src + c * LANES * 8) : uint4{0, 0, 0, 0};
+          cp_async_16(smem + offset, src, valid);
         }
-      }
-      src += ROWS_PER_PASS * row_stride;
+      });
     }
   }
 
   __device__ __forceinline__ void land(uint32_t smem) {
-    if constexpr (!Target::HAS_CP_ASYNC) {
-      const int thread = fresh_thread();
-      const int row = thread / LANES;
-      if (!WHOLE && row >= ROWS) return;
+    if constexpr (LATE) {
+      each<true>(late, [&](int offset, const uint16_t* src, bool valid, int) {
+        store_shared_16(smem + offset, valid ? load_global_16(src) : uint4{0, 0, 0, 0});
+      });
+    } else if constexpr (STAGED) {
+      each<false>({}, [&](int offset, const uint16_t*, bool, int i) {
+        store_shared_16(smem + offset, staged[i]);
+      });
+    }
+  }
+
+ private:
+  // f(offset in the tile, source, whether it exists, number) for each chunk of this thread.
+  template <bool ROLLED, class F>
+  __device__ __forceinline__ static void each(const Source& source, F f) {
+    const int thread = fresh_thread();
+    const int row = thread / LANES;
+    const int lane = thread % LANES;
+    if (!WHOLE && row >= ROWS) return;
+    const uint16_t* src = source.base + row * source.row_stride + lane * 8;
+    // NOTE: one pointer that walks, not PASSES of them: the loop around this must not keep 2 *
+    // PASSES registers alive.
+#pragma unroll(ROLLED ? 1 : PASSES)
+    for (int i = 0; i < PASSES; ++i) {
 #pragma unroll
-      for (int i = 0; i < PASSES; ++i)
-#pragma unroll
-        for (int c = 0; c < CHUNKS_PER_THREAD; ++c) {
-          store_shared_16(smem + Layout::offset(row, c * LANES + thread % LANES) +
-                              i * ROWS_PER_PASS * Layout::ROW_BYTES,
-                          staged[i * CHUNKS_PER_THREAD + c]);
-        }
+      for (int c = 0; c < CHUNKS_PER_THREAD; ++c) {
+        const int chunk = c * LANES + lane;
+        f(Layout::offset(row, chunk) + i * ROWS_PER_PASS * Layout::ROW_BYTES, src + c * LANES * 8,
+          source.rows.has(row + i * ROWS_PER_PASS) && chunk * 8 < source.columns,
+          i * CHUNKS_PER_THREAD + c);
+      }
+      src += ROWS_PER_PASS * source.row_stride;
     }
   }
 };

@@ -188,7 +188,7 @@ __device__ __forceinline__ void store_rows(const Accumulator<MT, HEAD_DIM / 8>& 
 }
 
 // Sets the scores of a warp's MT * 16 queries from row0 on to -inf where they do not see a key of
-// [key0, key0 + 8 * NT).
+// [key0, key0 + 8 * NT), a range within aligned words of 32 keys.
 template <int MT, int NT, class MaskT>
 __device__ __forceinline__ void hide(Accumulator<MT, NT>& s, const MaskT& mask, int row0, int key0,
                                      int code) {
@@ -198,11 +198,12 @@ __device__ __forceinline__ void hide(Accumulator<MT, NT>& s, const MaskT& mask, 
 #pragma unroll
     for (int h = 0; h < 2; ++h)
 #pragma unroll
-      for (int w = 0; w < NT / 4; ++w) {
-        const uint32_t word =
-            mask.word(row0 + m * 16 + h * 8 + lane / 4, key0 + w * 32, code) >> (lane % 4 * 2);
+      for (int w = 0; w < (NT + 3) / 4; ++w) {
+        const int key = key0 + w * 32;
+        const uint32_t word = mask.word(row0 + m * 16 + h * 8 + lane / 4, key / 32 * 32, code) >>
+                              (key % 32 + lane % 4 * 2);
 #pragma unroll
-        for (int n = 0; n < 4; ++n)
+        for (int n = 0; n < 4 && w * 4 + n < NT; ++n)
 #pragma unroll
           for (int e = 0; e < 2; ++e)
             if (!(word >> (n * 8 + e) & 1)) s.x[m][w * 4 + n][2 * h + e] = -INFINITY;

@@ -73,8 +73,9 @@ struct DqRecomputeConfig
   static constexpr int BLOCK_M = Plan::WARPS * Plan::ROWS;
   static constexpr int BLOCK_ROWS = BLOCK_M;
   static constexpr int ROW_TILES = Plan::ROWS / 16;
-  static constexpr int SUB_N = 32;  // keys per pass: bounds the registers of S and dP
-  static constexpr int UNROLL = ROW_TILES == 2 ? 2 : Target::UNROLL;
+  // Keys per pass: bounds the registers of S and dP.
+  static constexpr int SUB_N = Plan::BLOCK_N < 32 ? Plan::BLOCK_N : 32;
+  static constexpr int UNROLL = LOADS_LATE<Target, HEAD_DIM> ? 1 : (ROW_TILES == 2 ? 2 : Target::UNROLL);
   static_assert(Plan::BLOCK_N % SUB_N == 0);
 
   struct Stage {

@@ -45,7 +45,7 @@ __device__ __forceinline__ void delta_block(const DeltaParams& p) {
   int seqlen_q = p.seqlen_q;
   if (p.packing.cu_seqlens_q != nullptr) {
     q0 = p.packing.cu_seqlens_q[batch];
-    seqlen_q = p.packing.cu_seqlens_q[batch + 1] - q0;
+    seqlen_q = min(p.packing.cu_seqlens_q[batch + 1] - q0, p.seqlen_q);
     if (row >= padded_rows(seqlen_q)) return;  // whole warps: BLOCK_ROWS divides the padding
   }
 

@@ -24,32 +24,52 @@ template <class Config>
 struct DsCopy {
   using Target = typename Config::Target;
   static constexpr int PASSES = DS_TILE_BYTES / 16 / Config::THREADS;
-  uint4 staged[Target::HAS_CP_ASYNC ? 1 : Config::DS_TILES * PASSES];
+  static constexpr bool LATE = LOADS_LATE<Target, Config::HEAD_DIM>;
+  static constexpr bool STAGED = !Target::HAS_CP_ASYNC && !LATE;
+  uint4 staged[STAGED ? Config::DS_TILES * PASSES : 1];
+  const uint8_t* late_slots;
+  int2 late_slot;
 
   __device__ __forceinline__ void fetch(uint32_t smem, const uint8_t* slots, int2 slot) {
-    const int thread = fresh_thread();
-#pragma unroll
-    for (int t = 0; t < Config::DS_TILES; ++t) {
-      const int here = t == 0 ? slot.x : slot.y;
-      const uint8_t* src = slots + static_cast<int64_t>(here) * DS_TILE_BYTES + thread * 16;
-#pragma unroll
-      for (int i = 0; i < PASSES; ++i) {
-        const int offset = i * Config::THREADS * 16;
-        if constexpr (Target::HAS_CP_ASYNC) {
-          cp_async_16(smem + t * DS_TILE_BYTES + thread * 16 + offset, src + offset, here >= 0);
+    if constexpr (LATE) {
+      late_slots = slots;
+      late_slot = slot;
+    } else {
+      each(slots, slot, [&](int offset, const uint8_t* src, bool valid, int i) {
+        if constexpr (STAGED) {
+          staged[i] = valid ? load_global_16(src) : uint4{0, 0, 0, 0};
         } else {
-          staged[t * PASSES + i] = here >= 0 ? load_global_16(src + offset) : uint4{0, 0, 0, 0};
+          cp_async_16(smem + offset, src, valid);
         }
-      }
+      });
     }
   }
 
   __device__ __forceinline__ void land(uint32_t smem) {
-    if constexpr (!Target::HAS_CP_ASYNC) {
-      const int thread = fresh_thread();
+    if constexpr (LATE) {
+      each(late_slots, late_slot, [&](int offset, const uint8_t* src, bool valid, int) {
+        store_shared_16(smem + offset, valid ? load_global_16(src) : uint4{0, 0, 0, 0});
+      });
+    } else if constexpr (STAGED) {
+      each(nullptr, {}, [&](int offset, const uint8_t*, bool, int i) {
+        store_shared_16(smem + offset, staged[i]);
+      });
+    }
+  }
+
+ private:
+  // f(offset in the stage, source, whether it exists, number) for each 16 bytes of this thread.
+  template <class F>
+  __device__ __forceinline__ static void each(const uint8_t* slots, int2 slot, F f) {
+    const int thread = fresh_thread();
 #pragma unroll
-      for (int i = 0; i < Config::DS_TILES * PASSES; ++i) {
-        store_shared_16(smem + (i * Config::THREADS + thread) * 16, staged[i]);
+    for (int t = 0; t < Config::DS_TILES; ++t) {
+      const int here = t == 0 ? slot.x : slot.y;
+      const uint8_t* src = slots + static_cast<int64_t>(here) * DS_TILE_BYTES;
+#pragma unroll
+      for (int i = 0; i < PASSES; ++i) {
+        const int offset = (i * Config::THREADS + thread) * 16;
+        f(t * DS_TILE_BYTES + offset, src + offset, here >= 0, t * PASSES + i);
       }
     }
   }

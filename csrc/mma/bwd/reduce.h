@@ -35,7 +35,7 @@ __device__ __forceinline__ void reduce_block(const ReduceParams& p) {
   int seqlen_k = p.seqlen_k;
   if (p.packing.cu_seqlens_k != nullptr) {
     k0 = p.packing.cu_seqlens_k[batch];
-    seqlen_k = p.packing.cu_seqlens_k[batch + 1] - k0;
+    seqlen_k = min(p.packing.cu_seqlens_k[batch + 1] - k0, p.seqlen_k);
   }
   if (in_tile >= Config::BLOCK_ROWS || row >= seqlen_k || column >= p.columns) return;
 

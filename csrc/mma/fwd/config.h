@@ -1,8 +1,6 @@
 // Tiles, threads and shared memory of the forward kernel.
 #pragma once
 
-#include <type_traits>
-
 #include "core/target.h"
 #include "mma/fwd/work.cuh"
 #include "plans.h"
@@ -15,21 +13,15 @@ struct FwdConfig : Config<FwdPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_D
   static constexpr int BLOCK_M = Plan::WARPS * Plan::ROWS;
   static constexpr int BLOCK_ROWS = BLOCK_M;
   static constexpr int ROW_TILES = Plan::ROWS / 16;
-  static constexpr int UNROLL = Target::UNROLL;
 
-  using Work = FwdWork<BLOCK_M, Plan::BLOCK_N>;
-
-  struct Tiles {
+  struct Smem {
     alignas(128) uint16_t q[BLOCK_M * HEAD_DIM];  // also the stage of the output
     alignas(128) uint16_t k[Plan::BLOCK_N * HEAD_DIM];
     alignas(128) uint16_t v[Plan::BLOCK_N * HEAD_DIM_V];
+    FwdWork<BLOCK_M, Plan::BLOCK_N> work;
+    __device__ Smem() = delete;  // laid over shared memory, never made
   };
-  struct TilesAndWork : Tiles {
-    Work work;
-    __device__ TilesAndWork() = delete;  // laid over shared memory, never made
-  };
-  static constexpr bool SHARES_WORK = sizeof(TilesAndWork) <= smem_plan_bytes(PLAN);
-  using Smem = std::conditional_t<SHARES_WORK, TilesAndWork, Tiles>;
+  static constexpr int UNROLL = Target::UNROLL;
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
 };

@@ -97,19 +97,10 @@ __device__ __forceinline__ void fwd_block(const FwdParams& p) {
   const FwdBlock block(p, BLOCK_M);
   const Sequence sequence(p, block.batch);
   if (block.row0 >= sequence.seqlen_q) return;
-  // Read from shared memory wherever there is room: the accumulators need the registers.
-  const typename Config::Work mine(p, block, sequence);
-  if constexpr (Config::SHARES_WORK) {
-    if (threadIdx.x == 0) smem.work = mine;
-    __syncthreads();
-  }
-  const auto& work = [&]() -> const typename Config::Work& {
-    if constexpr (Config::SHARES_WORK) {
-      return smem.work;
-    } else {
-      return mine;
-    }
-  }();
+  // In shared memory: the accumulators need the registers.
+  if (threadIdx.x == 0) new (&smem.work) FwdWork<BLOCK_M, BLOCK_N>(p, block, sequence);
+  __syncthreads();
+  const auto& work = smem.work;
 
   Accumulator<MT, HEAD_DIM_V / 8> o;
   o.clear();
