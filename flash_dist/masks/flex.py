@@ -52,6 +52,13 @@ def _require_block_mask(block_mask: object) -> None:
     if len(shape) != AXES:
         message = f"block_mask must have a batch and a heads axis, got kv_indices of shape {shape}"
         raise complain(ValueError, message, "index it with slices, as in `block_mask[0:1, 0:1]`")
+    rows, block_q = shape[2], block_mask.BLOCK_SIZE[0]
+    if rows * block_q < block_mask.seq_lengths[0]:
+        message = (
+            f"block_mask must have blocks for all of its {block_mask.seq_lengths[0]} queries, "
+            f"got {rows} of {block_q}"
+        )
+        raise complain(ValueError, message)
 
 
 def _block_states(block_mask: flex_attention.BlockMask) -> Tensor:
@@ -68,7 +75,7 @@ def _block_states(block_mask: flex_attention.BlockMask) -> Tensor:
 def _listed(counts: Tensor, indices: Tensor, columns: int) -> Tensor:
     """Return [..., columns]: 1 where a block is among the first `counts` of `indices`."""
     valid = torch.arange(indices.shape[-1], device=indices.device) < counts.unsqueeze(-1)
-    places = torch.where(valid, indices, columns).long()
+    places = torch.where(valid & (indices < columns), indices, columns).long()
     listed = counts.new_zeros((*counts.shape, columns + 1), dtype=torch.uint8)
     return listed.scatter_(-1, places, 1)[..., :columns].contiguous()
 

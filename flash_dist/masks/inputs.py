@@ -105,10 +105,9 @@ def parse_integers(name: str, values: Integers, dims: tuple[str, ...]) -> Tensor
         values: Integers of any dtype, on any device.
         dims: The shapes allowed, in words, such as "[batch, seqlen_q]".
     """
-    tensor = _as_tensor(name, values)
+    tensor = require_dims(name, _as_tensor(name, values), dims)
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
         raise complain(TypeError, f"{name} must be integers, got {tensor.dtype}")
-    tensor = require_dims(name, tensor, dims)
     return tensor.detach().to("cpu", torch.int64, copy=True).contiguous()
 
 

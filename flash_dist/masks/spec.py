@@ -23,6 +23,7 @@ from .inputs import (
     require_least,
 )
 from .planner import make_plan
+from .registry import enroll
 from .terms import (
     BandTerm,
     BlockCausalTerm,
@@ -64,13 +65,14 @@ class BlockMask:
     axis of 1, it suits any batch or number of heads.
     """
 
-    __slots__ = ("__weakref__", "_band", "_lock", "_plans", "_sizes", "_terms")
+    __slots__ = ("__weakref__", "_band", "_lock", "_plans", "_sizes", "_terms", "handle")
 
     _band: Band | None
     _lock: threading.Lock
     _plans: OrderedDict[Shape, MaskPlan]
     _sizes: Sizes
     _terms: tuple[Term, ...]
+    handle: int  # how compiled graphs know the mask, see registry.py
 
     def __init__(self) -> None:
         raise complain(
@@ -94,6 +96,7 @@ class BlockMask:
             ("_lock", threading.Lock()),
         ):
             object.__setattr__(mask, name, value)
+        object.__setattr__(mask, "handle", enroll(mask))
         return mask
 
     @classmethod
@@ -209,11 +212,12 @@ class BlockMask:
     def from_dense(cls, mask: Tensor) -> BlockMask:
         """Query i sees key j if mask[..., i, j].
 
-        Kept as one bit per pair. Axes that were expanded (stride 0) are kept once.
+        Kept as one bit per pair. Batch and heads axes that were expanded (stride 0) are kept once.
 
         Args:
             mask: [seqlen_q, seqlen_k] or [batch or 1, num_heads_q or 1, seqlen_q, seqlen_k],
-                torch.bool. True is visible, as in `scaled_dot_product_attention` of torch.
+                torch.bool. True is visible, as in `scaled_dot_product_attention` of torch. One row
+                for all queries is given as `mask.expand(batch, 1, seqlen_q, seqlen_k)`.
         """
         seen = parse_bools("mask", mask, PAIRS)
         for axis in (0, 1):
@@ -239,11 +243,7 @@ class BlockMask:
             seqlen_k: Keys, likewise.
         """
         seen = parse_bools("tiles", tiles, TILES)
-        pair = (block_size, block_size) if isinstance(block_size, int) else tuple(block_size)
-        if len(pair) != 2:  # noqa: PLR2004
-            message = f"block_size must be an int or (block_q, block_k), got {block_size!r}"
-            raise complain(ValueError, message)
-        block_q, block_k = (parse_size("block_size", size) for size in pair)
+        block_q, block_k = _parse_block_size(block_size)
         queries = _blocked_seqlen("seqlen_q", seqlen_q, seen.shape[2], block_q)
         keys = _blocked_seqlen("seqlen_k", seqlen_k, seen.shape[3], block_k)
         host = seen.to("cpu", copy=True).contiguous()
@@ -390,6 +390,14 @@ def _parse_interval(name: str, bound: Integers) -> Tensor:
     parsed = parse_integers(name, bound, INTERVALS)
     has_batch_only = torch.as_tensor(bound).dim() == 2  # noqa: PLR2004
     return parsed.transpose(0, 1) if has_batch_only else parsed
+
+
+def _parse_block_size(block_size: int | tuple[int, int]) -> tuple[int, int]:
+    pair = (block_size, block_size) if isinstance(block_size, int) else block_size
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:  # noqa: PLR2004
+        message = f"block_size must be an int or (block_q, block_k), got {block_size!r}"
+        raise complain(ValueError, message)
+    return parse_size("block_size", pair[0]), parse_size("block_size", pair[1])
 
 
 def _blocked_seqlen(name: str, seqlen: int | None, blocks: int, block: int) -> int:

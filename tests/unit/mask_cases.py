@@ -1,0 +1,223 @@
+"""Masks for property tests, each with the booleans that it stands for by its definition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from hypothesis import strategies as st
+
+from flash_dist.masks import BlockMask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Tensor = torch.Tensor
+
+
+class Shape(NamedTuple):
+    """The sizes of a call."""
+
+    batch: int
+    heads: int
+    seqlen_q: int
+    seqlen_k: int
+
+    def i(self) -> Tensor:
+        return torch.arange(self.seqlen_q).unsqueeze(1)
+
+    def j(self) -> Tensor:
+        return torch.arange(self.seqlen_k).unsqueeze(0)
+
+    def everything(self) -> Tensor:
+        return torch.ones(*self, dtype=torch.bool)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A mask, the call it is for, and what it must show, [batch, heads, seqlen_q, seqlen_k]."""
+
+    mask: BlockMask
+    shape: Shape
+    seen: Tensor
+
+    def __and__(self, other: Case) -> Case:
+        return Case(self.mask & other.mask, self.shape, self.seen & other.seen)
+
+
+SEQLENS = st.one_of(st.integers(1, 300), st.sampled_from([1, 63, 64, 65, 127, 128, 129, 192, 256]))
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> Shape:
+    """Sizes of a call: of a few tiles, often one off."""
+    return Shape(draw(st.integers(1, 3)), draw(st.integers(1, 2)), draw(SEQLENS), draw(SEQLENS))
+
+
+def case(mask: BlockMask, shape: Shape, seen: Tensor) -> Case:
+    """Return the case with its booleans expanded."""
+    return Case(mask, shape, seen.expand(shape).clone())
+
+
+def seeded(draw: st.DrawFn) -> torch.Generator:
+    return torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+
+
+def shift(shape: Shape, alignment: str) -> int:
+    return shape.seqlen_k - shape.seqlen_q if alignment == "bottom_right" else 0
+
+
+ALIGNMENTS = st.sampled_from(["bottom_right", "top_left"])
+WINDOWS = st.one_of(st.none(), st.integers(0, 320))
+
+
+@st.composite
+def windows(draw: st.DrawFn, shape: Shape) -> Case:
+    left, right, alignment = draw(WINDOWS), draw(WINDOWS), draw(ALIGNMENTS)
+    offset = shape.j() - shape.i() - shift(shape, alignment)
+    seen = torch.ones(shape.seqlen_q, shape.seqlen_k, dtype=torch.bool)
+    if left is not None:
+        seen = seen & (offset >= -left)
+    if right is not None:
+        seen = seen & (offset <= right)
+    return case(BlockMask.sliding_window(left, right, alignment=alignment), shape, seen)
+
+
+@st.composite
+def causals(draw: st.DrawFn, shape: Shape) -> Case:
+    alignment = draw(ALIGNMENTS)
+    seen = shape.j() <= shape.i() + shift(shape, alignment)
+    return case(BlockMask.causal(alignment=alignment), shape, seen)
+
+
+@st.composite
+def paddings(draw: st.DrawFn, shape: Shape) -> Case:
+    count = draw(st.sampled_from([1, shape.batch]))
+    lengths = draw(st.lists(st.integers(0, shape.seqlen_k), min_size=count, max_size=count))
+    side = draw(st.sampled_from(["left", "right"]))
+    ends = torch.tensor(lengths).view(-1, 1, 1, 1)
+    seen = shape.j() < ends if side == "right" else shape.seqlen_k - 1 - shape.j() < ends
+    return case(BlockMask.padding(lengths, side=side), shape, seen)
+
+
+@st.composite
+def prefixes(draw: st.DrawFn, shape: Shape) -> Case:
+    lengths = draw(
+        st.lists(st.integers(0, shape.seqlen_k), min_size=shape.batch, max_size=shape.batch)
+    )
+    alignment = draw(ALIGNMENTS)
+    causal = shape.j() <= shape.i() + shift(shape, alignment)
+    seen = causal | (shape.j() < torch.tensor(lengths).view(-1, 1, 1, 1))
+    return case(BlockMask.prefix(torch.tensor(lengths), alignment=alignment), shape, seen)
+
+
+def draw_ids(draw: st.DrawFn, shape: Shape, seqlen: int) -> Tensor:
+    """[seqlen] or [batch, seqlen] numbers: sorted, in runs, or in no order."""
+    generator = seeded(draw)
+    size = draw(st.sampled_from([(seqlen,), (shape.batch, seqlen), (1, seqlen)]))
+    ids = torch.randint(-2, draw(st.integers(0, 12)), size, generator=generator)
+    order = draw(st.sampled_from(["ascending", "descending", "runs", "none"]))
+    if order == "none":
+        return ids
+    ids = ids.sort(-1, descending=order == "descending").values
+    if order == "runs":  # contiguous, in an order of their own
+        ids = torch.randperm(16, generator=generator)[ids + 2]
+    return ids
+
+
+@st.composite
+def block_causals(draw: st.DrawFn, shape: Shape) -> Case:
+    q_ids, k_ids = draw_ids(draw, shape, shape.seqlen_q), draw_ids(draw, shape, shape.seqlen_k)
+    q, k = (x.view(-1, 1, x.shape[-1]) for x in (q_ids, k_ids))
+    seen = k.unsqueeze(-2) <= q.unsqueeze(-1)
+    return case(BlockMask.block_causal(q_ids, k_ids), shape, seen)
+
+
+@st.composite
+def documents(draw: st.DrawFn, shape: Shape) -> Case:
+    q_ids, k_ids = draw_ids(draw, shape, shape.seqlen_q), draw_ids(draw, shape, shape.seqlen_k)
+    q, k = (x.view(-1, 1, x.shape[-1]) for x in (q_ids, k_ids))
+    seen = k.unsqueeze(-2) == q.unsqueeze(-1)
+    return case(BlockMask.documents(q_ids, k_ids), shape, seen)
+
+
+@st.composite
+def intervals(draw: st.DrawFn, shape: Shape) -> Case:
+    generator = seeded(draw)
+    size = draw(
+        st.sampled_from(
+            [
+                (shape.seqlen_q,),
+                (shape.batch, shape.seqlen_q),
+                (shape.batch, shape.heads, shape.seqlen_q),
+                (1, shape.heads, shape.seqlen_q),
+            ]
+        )
+    )
+    lo, hi = torch.randint(0, shape.seqlen_k + 1, (2, *size), generator=generator)
+    if draw(st.booleans()):  # narrow ones, with gaps between those of neighbours
+        hi = torch.minimum(hi, lo + 20)
+    lows, highs = (x.unsqueeze(1) if x.dim() == 2 else x for x in (lo, hi))
+    seen = (lows.unsqueeze(-1) <= shape.j()) & (shape.j() < highs.unsqueeze(-1))
+    return case(BlockMask.from_intervals(lo.to(torch.int32), hi), shape, seen)
+
+
+@st.composite
+def dense(draw: st.DrawFn, shape: Shape) -> Case:
+    generator = seeded(draw)
+    planes = draw(st.sampled_from([(), (1, 1), (shape.batch, 1), (1, shape.heads), shape[:2]]))
+    share = draw(st.sampled_from([0.0, 1e-4, 0.01, 0.5, 0.99, 1.0]))
+    seen = torch.rand(*planes, *shape[2:], generator=generator) < share
+    for _ in range(draw(st.integers(0, 3))):  # rectangles that end on tiles or beside
+        top, left = draw(st.integers(0, 5)) * 64, draw(st.integers(0, 5)) * 64
+        off = draw(st.integers(-1, 1))
+        seen[..., top : top + 128 + off, left + max(off, 0) : left + 128] = draw(st.booleans())
+    return case(BlockMask.from_dense(seen), shape, seen)
+
+
+@st.composite
+def coarse(draw: st.DrawFn, shape: Shape) -> Case:
+    block_q, block_k = (draw(st.sampled_from([1, 7, 64, 100, 128])) for _ in range(2))
+    rows, columns = -(-shape.seqlen_q // block_q), -(-shape.seqlen_k // block_k)
+    planes = draw(st.sampled_from([(), (shape.batch, 1), (1, shape.heads)]))
+    tiles = torch.rand(*planes, rows, columns, generator=seeded(draw)) < 0.5
+    i, j = shape.i() // block_q, shape.j() // block_k
+    mask = BlockMask.from_tiles(
+        tiles, (block_q, block_k), seqlen_q=shape.seqlen_q, seqlen_k=shape.seqlen_k
+    )
+    return case(mask, shape, tiles[..., i, j])
+
+
+KINDS: dict[str, Callable[[Shape], st.SearchStrategy[Case]]] = {
+    "causal": causals,
+    "window": windows,
+    "padding": paddings,
+    "prefix": prefixes,
+    "block-causal": block_causals,
+    "documents": documents,
+    "intervals": intervals,
+    "dense": dense,
+    "tiles": coarse,
+}
+
+
+@st.composite
+def cases(draw: st.DrawFn, kinds: tuple[str, ...]) -> Case:
+    """A mask of one of the kinds."""
+    shape = draw(shapes())
+    return draw(KINDS[draw(st.sampled_from(kinds))](shape))
+
+
+@st.composite
+def combinations(draw: st.DrawFn, kinds: tuple[str, ...] = tuple(KINDS)) -> Case:
+    """What two or three masks of the same call show together."""
+    shape = draw(shapes())
+    parts = [
+        draw(KINDS[kind](shape))
+        for kind in draw(st.lists(st.sampled_from(kinds), min_size=2, max_size=3))
+    ]
+    first, *others = parts
+    for other in others:
+        first &= other
+    return first
