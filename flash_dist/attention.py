@@ -61,13 +61,14 @@ def flash_attn_func(  # noqa: PLR0913 - the arguments users know
 
     Differentiable once and deterministic: forward and backward give the same bits on every run. The
     order of summation depends on shapes, the mask, the workspace budget and properties of the GPU
-    (number of multiprocessors, shared memory) only. The batch size is one of those shapes: in the
-    backward it may change the bits of a sequence, unless `batch_invariant`.
+    (number of multiprocessors, shared memory) only. The batch is one of those shapes: what else is
+    in it never changes out or lse of a sequence, and its gradients unless `batch_invariant`.
 
     The backward keeps an intermediate result (dS, 16 bits per visible score) in a workspace of at
     most `FLASH_DIST_WORKSPACE_MB` MiB (1024 by default; less when less is needed) and works in
     chunks when that does not hold all of it; with 0, or when chunks would leave the GPU idle, it
-    recomputes instead. Another budget may give other bits.
+    recomputes instead. Another budget may give other bits. csrc/plan.h has the formula for all of
+    its memory.
 
     CPU tensors are computed by the formulas in plain torch, with all scores stored.
 
@@ -91,9 +92,10 @@ def flash_attn_func(  # noqa: PLR0913 - the arguments users know
         mask: Which keys each query sees, if neither causal nor a window says so;
             `mask & BlockMask.causal()` combines them.
         return_lse: Also return lse.
-        batch_invariant: Whether a sequence's gradients must have the same bits whatever else is in
-            the batch; slower where a small batch is otherwise split more finely. out and lse
-            always have.
+        batch_invariant: Whether the gradients of a sequence must have the same bits whatever else
+            is in the batch, as out and lse always have. The backward then recomputes scores (seven
+            products of matrices for five) and leaves multiprocessors idle where a small batch has
+            few kv heads.
 
     Returns:
         out: Like q, with head_dim_v, contiguous. A row that sees no key is zero.
