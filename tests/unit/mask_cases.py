@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from hypothesis import strategies as st
@@ -12,6 +12,8 @@ from flash_dist.masks import BlockMask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from flash_dist.masks.band import Alignment
 
 Tensor = torch.Tensor
 
@@ -68,7 +70,9 @@ def shift(shape: Shape, alignment: str) -> int:
     return shape.seqlen_k - shape.seqlen_q if alignment == "bottom_right" else 0
 
 
-ALIGNMENTS = st.sampled_from(["bottom_right", "top_left"])
+BOTH_ALIGNMENTS: list[Alignment] = ["bottom_right", "top_left"]
+BOTH_SIDES: list[Literal["left", "right"]] = ["left", "right"]
+ALIGNMENTS = st.sampled_from(BOTH_ALIGNMENTS)
 WINDOWS = st.one_of(st.none(), st.integers(0, 320))
 
 
@@ -95,7 +99,7 @@ def causals(draw: st.DrawFn, shape: Shape) -> Case:
 def paddings(draw: st.DrawFn, shape: Shape) -> Case:
     count = draw(st.sampled_from([1, shape.batch]))
     lengths = draw(st.lists(st.integers(0, shape.seqlen_k), min_size=count, max_size=count))
-    side = draw(st.sampled_from(["left", "right"]))
+    side = draw(st.sampled_from(BOTH_SIDES))
     ends = torch.tensor(lengths).view(-1, 1, 1, 1)
     seen = shape.j() < ends if side == "right" else shape.seqlen_k - 1 - shape.j() < ends
     return case(BlockMask.padding(lengths, side=side), shape, seen)

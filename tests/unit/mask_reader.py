@@ -135,7 +135,7 @@ class Reader:
     # Lists
 
     def _listed(self, axis: Axis, group: int) -> list[Visit]:
-        begin, entries, slots = self.lists[f"{axis}{TILE * group}"]  # type: ignore[misc]
+        begin, entries, slots = self.lists[f"{axis}{TILE * group}"]
         tiles = self.query_tiles if axis == "query" else self.key_tiles
         lines, found = -(-tiles // group), []
         for line in range(lines):
