@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -20,6 +21,7 @@ from .masks import Band, BlockMask
 
 Tensor = torch.Tensor
 Triple = tuple[Tensor, Tensor, Tensor]
+NO_WINDOW: Final = (-1, -1)
 
 
 def is_symbolic(x: Tensor) -> bool:
@@ -44,7 +46,10 @@ def prepare_inputs(q: Tensor, k: Tensor, v: Tensor, tokens: int = DENSE) -> Trip
         if not isinstance(x, torch.Tensor):
             message = f"{name} must be a torch.Tensor, got {type(x).__name__}"
             raise TypeError(message)
-    q, k, v = _autocast(q), _autocast(k), _autocast(v)
+    kind = q.device.type
+    if kind in DEVICE_TYPES and torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
+        q, k, v = _autocast(q, dtype), _autocast(k, dtype), _autocast(v, dtype)
     layouts = Layout.of(q), Layout.of(k), Layout.of(v)
     if is_symbolic(q):
         check_layouts(*layouts, tokens)
@@ -55,13 +60,9 @@ def prepare_inputs(q: Tensor, k: Tensor, v: Tensor, tokens: int = DENSE) -> Trip
     return q, _fold(k, tokens), _fold(v, tokens)
 
 
-def _autocast(x: Tensor) -> Tensor:
-    """Cast as torch's own attention is under autocast: to its dtype, but for float64."""
-    kind = x.device.type
-    if kind not in DEVICE_TYPES or not torch.is_autocast_enabled(kind):
-        return x
-    casts = x.is_floating_point() and x.dtype != torch.float64
-    return x.to(torch.get_autocast_dtype(kind)) if casts else x
+def _autocast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Cast as the inputs of torch's own attention are: all but float64."""
+    return x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x
 
 
 def _fold(x: Tensor, tokens: int) -> Tensor:
@@ -90,6 +91,8 @@ def choose_scale(softmax_scale: float | None, head_dim: int) -> float:
 
 def choose_band(window_size: tuple[int, int], *, causal: bool) -> Band:
     """Return the band of flash-attention's arguments: aligned to the bottom right, -1 unbounded."""
+    if window_size == NO_WINDOW:
+        return Band(right=0) if causal else Band()
     if len(window_size) != 2 or any(not _is_bound(side) for side in window_size):  # noqa: PLR2004
         message = (
             "window_size must be two whole numbers (left, right), each at least 0 or -1 for no "

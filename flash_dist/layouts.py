@@ -39,7 +39,7 @@ class Layout(NamedTuple):
     @classmethod
     def of(cls, x: torch.Tensor) -> Layout:
         """Return the layout of a tensor."""
-        return cls(x.dtype, x.device, tuple(x.shape), x.stride())
+        return cls(x.dtype, x.device, x.shape, x.stride())
 
     def without_heads_per_kv(self) -> Layout:
         """Return the layout of `x.select(-2, 0)`."""

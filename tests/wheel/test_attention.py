@@ -264,7 +264,6 @@ def test_autocast_casts_float32_inputs_and_the_gradients_come_back_in_float32() 
     want = run(*(x.bfloat16() for x in (q, k, v)))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         got = run(q, k, v)
-        assert torch.equal(run(q.double(), k.double(), v.double())[0], run(q, k, v)[0]) is False
     assert got[0].dtype == torch.bfloat16
     assert all(gradient.dtype == torch.float32 for gradient in got[2:])
     for a, b in zip(got, want, strict=True):
