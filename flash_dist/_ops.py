@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 
@@ -20,10 +20,8 @@ from . import cpu_ops
 from .cpu_ops import shape_of
 from .errors import ExtensionError
 from .masks import registry
+from .masks.band import Band
 from .masks.spec import BlockMask
-
-if TYPE_CHECKING:
-    from .masks.band import Band
 
 EXTENSION: Final = Path(__file__).resolve().parent / "_C.abi3.so"
 
@@ -89,13 +87,13 @@ def fwd(  # noqa: PLR0913 - one attention problem
         out: Like q with head_dim_v, contiguous.
         lse: [batch, num_heads_q, seqlen_q]; packed, [num_heads_q, total_q].
     """
-    band = mask.band if isinstance(mask, BlockMask) else mask
-    if band is None:
-        keep = torch.compiler.is_compiling()
-        out, lse = torch.ops.flash_dist.masked_fwd(q, k, v, mask.handle, softmax_scale, keep)
-    else:
+    known = _band_or_handle(mask)
+    if isinstance(known, Band):
         packed = packing or NOT_PACKED
-        out, lse = torch.ops.flash_dist.fwd(q, k, v, None, band.ints, *packed, softmax_scale)
+        out, lse = torch.ops.flash_dist.fwd(q, k, v, None, known.ints, *packed, softmax_scale)
+    else:
+        keep = torch.compiler.is_compiling()
+        out, lse = torch.ops.flash_dist.masked_fwd(q, k, v, known, softmax_scale, keep)
     return out, lse
 
 
@@ -117,13 +115,20 @@ def bwd(  # noqa: PLR0913, PLR0917 - one attention problem
     """Return dq, dk, dv, each like its tensor and contiguous; budget in bytes."""
     saved = dout, q, k, v, out, lse, dlse
     plan = softmax_scale, budget, batch_invariant
-    band = mask.band if isinstance(mask, BlockMask) else mask
-    if band is None:
-        dq, dk, dv = torch.ops.flash_dist.masked_bwd(*saved, mask.handle, *plan)
-    else:
+    known = _band_or_handle(mask)
+    if isinstance(known, Band):
         packed = packing or NOT_PACKED
-        dq, dk, dv = torch.ops.flash_dist.bwd(*saved, None, None, band.ints, *packed, *plan)
+        dq, dk, dv = torch.ops.flash_dist.bwd(*saved, None, None, known.ints, *packed, *plan)
+    else:
+        dq, dk, dv = torch.ops.flash_dist.masked_bwd(*saved, known, *plan)
     return dq, dk, dv
+
+
+def _band_or_handle(mask: Band | BlockMask) -> Band | int:
+    """Return what the operators know a mask by."""
+    if isinstance(mask, BlockMask):
+        return mask.handle if mask.band is None else mask.band
+    return mask
 
 
 @torch.library.impl("flash_dist::masked_fwd", "CUDA")

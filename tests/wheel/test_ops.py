@@ -1,0 +1,146 @@
+"""The registered operators on the CPU: values, fake kernels, opcheck."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from flash_dist import _ops
+from flash_dist._ops import Packing
+from flash_dist.masks import Band, BlockMask
+
+Tensor = torch.Tensor
+
+CAUSAL = [0, -1, 0, 1]
+SCALE = 0.25
+BUDGET = 1 << 20
+FLAGS = (False,)  # keep, or batch_invariant
+IDS_Q = [0, 0, 1, 1, 2]
+IDS_K = [0, 1, 1, 2, 2, 2, 3]
+
+
+class Inputs(NamedTuple):
+    """q, k, v and what says which tokens are whose."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    packed: Packing | tuple[None, None, int, int] = _ops.NOT_PACKED
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(
+        *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape))
+    )
+
+
+def starts(*lengths: int) -> Tensor:
+    return torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0).int()
+
+
+STRIDED = draw(2, 4, 5, 16).transpose(1, 2), draw(2, 2, 7, 16).transpose(1, 2)
+CALLS = [
+    Inputs(draw(2, 5, 4, 16), draw(2, 7, 2, 16), draw(2, 7, 2, 16)),
+    Inputs(draw(2, 5, 4, 16), draw(2, 7, 2, 16), draw(2, 7, 2, 8)),
+    Inputs(draw(2, 5, 2, 2, 16), draw(2, 7, 2, 16), draw(2, 7, 2, 8)),
+    Inputs(STRIDED[0], STRIDED[1], STRIDED[1]),
+    Inputs(
+        draw(9, 4, 16), draw(7, 2, 16), draw(7, 2, 8), Packing(starts(4, 5), starts(3, 4), 5, 4)
+    ),
+    Inputs(
+        draw(9, 2, 2, 16), draw(7, 2, 16), draw(7, 2, 16), Packing(starts(0, 9), starts(5, 2), 9, 5)
+    ),
+]
+IDS = ["4-D", "head_dim_v", "5-D", "strided", "packed", "packed-5-D"]
+DENSE = [call for call in CALLS if call.packed is _ops.NOT_PACKED]
+
+
+def opcheck(name: str, *arguments: object) -> None:
+    torch.library.opcheck(getattr(torch.ops.flash_dist, name).default, arguments)
+
+
+@pytest.mark.parametrize("call", CALLS, ids=IDS)
+def test_the_operators_pass_opcheck_with_a_band(call: Inputs) -> None:
+    q, k, v, packed = call
+    out, lse = torch.ops.flash_dist.fwd(q, k, v, None, CAUSAL, *packed, SCALE)
+    opcheck("fwd", q, k, v, None, CAUSAL, *packed, SCALE)
+    saved = torch.ones_like(out), q, k, v, out, lse
+    plan = *packed, SCALE, BUDGET, False
+    opcheck("bwd", *saved, torch.ones_like(lse), None, None, CAUSAL, *plan)
+
+
+@pytest.mark.parametrize("call", DENSE, ids=IDS[: len(DENSE)])
+def test_the_operators_pass_opcheck_with_a_block_mask(call: Inputs) -> None:
+    q, k, v, _ = call
+    mask = BlockMask.block_causal(IDS_Q, IDS_K)
+    out, lse = torch.ops.flash_dist.masked_fwd(q, k, v, mask.handle, SCALE, *FLAGS)
+    opcheck("masked_fwd", q, k, v, mask.handle, SCALE, *FLAGS)
+    saved = torch.ones_like(out), q, k, v, out, lse
+    opcheck("masked_bwd", *saved, None, mask.handle, SCALE, BUDGET, *FLAGS)
+
+
+@pytest.mark.parametrize("call", CALLS, ids=IDS)
+def test_shapes_of_gpu_tensors_are_told_without_a_gpu(call: Inputs) -> None:
+    q, k, v, packed = call
+    out, lse = torch.ops.flash_dist.fwd(q, k, v, None, CAUSAL, *packed, SCALE)
+    with FakeTensorMode():
+        fake_q, fake_k, fake_v = (
+            torch.empty(x.shape, dtype=torch.bfloat16, device="cuda") for x in (q, k, v)
+        )
+        packing = None
+        if isinstance(packed, Packing):
+            fake_starts = torch.empty(3, dtype=torch.int32, device="cuda")
+            packing = Packing(fake_starts, fake_starts, 9, 9)
+        call_of: dict[str, Any] = {"mask": Band(), "packing": packing, "softmax_scale": SCALE}
+        fake_out, fake_lse = _ops.fwd(fake_q, fake_k, fake_v, **call_of)
+        saved = fake_out, fake_q, fake_k, fake_v, fake_out, fake_lse, None
+        gradients = _ops.bwd(*saved, budget=BUDGET, batch_invariant=False, **call_of)
+    assert (fake_out.shape, fake_out.dtype) == (out.shape, torch.bfloat16)
+    assert (fake_lse.shape, fake_lse.dtype) == (lse.shape, torch.float32)
+    assert [x.shape for x in gradients] == [x.shape for x in (q, k, v)]
+    assert all(x.is_contiguous() and x.device.type == "cuda" for x in (fake_out, *gradients))
+
+
+def test_a_fake_mask_makes_no_tensors() -> None:
+    mask = BlockMask.documents([0, 0, 1])
+    with FakeTensorMode():
+        q = torch.empty(2, 3, 4, 64, dtype=torch.bfloat16, device="cuda")
+        out, _ = _ops.fwd(q, q, q, mask=mask, packing=None, softmax_scale=SCALE)
+    assert (out.shape, out.device.type) == (q.shape, "cuda")
+
+
+@pytest.mark.parametrize("call", DENSE, ids=IDS[: len(DENSE)])
+def test_a_band_and_its_dense_mask_give_the_same(call: Inputs) -> None:
+    q, k, v, _ = call
+    rows, columns = torch.arange(q.shape[1]).unsqueeze(1), torch.arange(k.shape[1])
+    seen = columns <= rows + k.shape[1] - q.shape[1]
+    masks = BlockMask.causal(), BlockMask.from_dense(seen)
+    assert (masks[0].band, masks[1].band) == (Band(right=0), None)
+    results = []
+    for mask in masks:
+        call_of: dict[str, Any] = {"mask": mask, "packing": None, "softmax_scale": SCALE}
+        out, lse = _ops.fwd(q, k, v, **call_of)
+        saved = torch.ones_like(out), q, k, v, out, lse, None
+        gradients = _ops.bwd(*saved, budget=BUDGET, batch_invariant=False, **call_of)
+        results.append((out, lse, *gradients))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_packed_documents_do_not_see_one_another() -> None:
+    q, k, v, packed = CALLS[4]
+    out, lse = torch.ops.flash_dist.fwd(q, k, v, None, CAUSAL, *packed, SCALE)
+    for queries, keys in ((slice(0, 4), slice(0, 3)), (slice(4, 9), slice(3, 7))):
+        one = (x[i].unsqueeze(0) for x, i in ((q, queries), (k, keys), (v, keys)))
+        own, own_lse = torch.ops.flash_dist.fwd(*one, None, CAUSAL, *_ops.NOT_PACKED, SCALE)
+        assert torch.equal(out[queries], own[0])
+        assert torch.equal(lse[:, queries], own_lse[0])
+
+
+def test_arrays_of_a_mask_are_refused_on_the_cpu() -> None:
+    q, k, v, _ = CALLS[0]
+    plan = BlockMask.block_causal(IDS_Q, IDS_K).plan(2, 4, 5, 7)
+    with pytest.raises(ValueError, match=r"mask must be a band on the CPU, got one of kind 1"):
+        torch.ops.flash_dist.fwd(q, k, v, plan.packed, plan.layout, *_ops.NOT_PACKED, SCALE)
