@@ -65,6 +65,7 @@ def _kernel_records(build: NativeBuild) -> list[KernelRecord]:
                 family=variant["family"],
                 dtype=variant["dtype"],
                 head_dim=variant["head_dim"],
+                head_dim_v=variant["head_dim_v"],
                 plan=variant["plan"],
                 target=target,
                 registers=resources.registers if resources else None,

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 from .advice import describe_device, explain_refusal, unsupported_fix
 from .devices import KIB, KNOWN_DEVICES
 from .result import CheckResult
-from .verdict import FLOOR, Build, DeviceVerdict, KernelVerdict, Situation, judge_device
+from .verdict import (
+    FLOOR,
+    Build,
+    DeviceVerdict,
+    KernelVerdict,
+    Situation,
+    judge_device,
+    name_size,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -132,7 +140,7 @@ def describe_kernels(verdict: DeviceVerdict) -> tuple[str, ...]:
     }
     return (
         *(
-            f"{family:<16} {' '.join(dtypes):<9}  {text}"
+            f"{family:<16} {' '.join(dtypes):<14}  {text}"
             for (family, text), dtypes in lines.items()
         ),
         *(f"not on this hardware: {reason}" for reason in lacking.values()),
@@ -140,7 +148,7 @@ def describe_kernels(verdict: DeviceVerdict) -> tuple[str, ...]:
 
 
 def _by_family_and_dtype(verdict: DeviceVerdict) -> dict[tuple[str, str], list[KernelVerdict]]:
-    """Group the kernels that the hardware could run, forward first, fp16 before bf16."""
+    """Group the kernels that the hardware could run, forward first, fp16, bf16, others."""
     groups: dict[tuple[str, str], list[KernelVerdict]] = {}
     order = {"fp16": 0, "bf16": 1}
     able = [kernel for kernel in verdict.kernels if kernel.how != "not-on-this-hardware"]
@@ -153,7 +161,7 @@ def _describe_head_dims(kernels: list[KernelVerdict]) -> list[str]:
     """Group the head_dims that run the same way."""
     groups: dict[str, list[str]] = {}
     for kernel in kernels:
-        groups.setdefault(_describe_kernel(kernel), []).append(str(kernel.key[2]))
+        groups.setdefault(_describe_kernel(kernel), []).append(name_size(*kernel.key[2:]))
     if len(groups) == 1:
         return list(groups)
     return [f"head_dim {', '.join(dims)}: {text}" for text, dims in groups.items()]

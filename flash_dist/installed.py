@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LIBRARY = "libflash_dist_kernels.so"
 
 _SYMBOL = re.compile(
-    r"flash_dist_(?P<family>\w+)_(?P<dtype>[a-z]+[0-9]+)_d(?P<head_dim>[0-9]+)"
+    r"flash_dist_(?P<family>\w+)_(?P<dtype>[a-z]+[0-9]+)_d(?P<head_dim>[0-9]+)(?:v(?P<head_dim_v>[0-9]+))?"
     r"(?:_smem(?P<plan>[0-9]+))?_(?:sm|compute)[0-9]+[af]?"
 )
 
@@ -140,6 +140,7 @@ def declare_build(manifest: Manifest) -> Build:
             kernel.target,
             origin,
             kernel.proof,
+            kernel.head_dim_v,
         )
         for kernel in manifest.kernels
     )
@@ -185,6 +186,7 @@ def parse_symbol(symbol: str, arch: Arch, origin: Origin) -> Variant | None:
         int(match["plan"] or 0),
         arch,
         origin,
+        head_dim_v=int(match["head_dim_v"]) if match["head_dim_v"] else None,
     )
 
 

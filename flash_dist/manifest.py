@@ -64,6 +64,7 @@ class KernelRecord:
     family: str
     dtype: str
     head_dim: int
+    head_dim_v: int
     plan: int
     target: Arch
     registers: int | None  # PTX has registers only where it was assembled, see assembled_for

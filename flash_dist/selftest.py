@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .child import Event, Outcome, run_child
 from .compatibility import jit_policy
 from .result import CheckResult
+from .verdict import name_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -195,13 +196,17 @@ def _read_selected(events: Iterable[Event]) -> dict[str, str] | None:
     for event in events:
         if event.get("event") == "selected":
             return {
-                f"{kernel['family']} {kernel['dtype']} {kernel['head_dim']}": str(
+                f"{kernel['family']} {kernel['dtype']} {_name_size(kernel)}": str(
                     kernel["chosen"]["symbol"]
                 )
                 for kernel in event["kernels"]
                 if kernel["chosen"]
             }
     return None
+
+
+def _name_size(kernel: Event) -> str:
+    return name_size(int(kernel["head_dim"]), int(kernel["head_dim_v"]))
 
 
 def check_selftest(

@@ -38,7 +38,7 @@ Cause = Literal[
     "no-matching-code",
     "smem-limit",
 ]
-KernelKey = tuple[str, str, int]  # family, dtype, head_dim
+KernelKey = tuple[str, str, int, int]  # family, dtype, head_dim, head_dim_v
 
 # From best to worst. What the hardware lacks is no fault of a build.
 HOW_ORDER: tuple[KernelHow, ...] = (
@@ -46,12 +46,21 @@ HOW_ORDER: tuple[KernelHow, ...] = (
 )  # fmt: skip
 
 # The first compute capability with the matrix instruction for a dtype.
-DTYPE_FLOOR: dict[str, Device] = {"fp16": Device(7, 5), "bf16": Device(8, 0)}
+DTYPE_FLOOR: dict[str, Device] = {
+    "fp16": Device(7, 5),
+    "bf16": Device(8, 0),
+    "fp32": Device(7, 5),
+}
 
 NO_OPT_IN = 48 * KIB  # what a block gets without asking: plan 0
 SMEM_VARIABLE = "FLASH_DIST_SMEM_LIMIT"
 FLOOR = min(DTYPE_FLOOR.values())
 _NO_LIMIT = 1 << 30
+
+
+def name_size(head_dim: int, head_dim_v: int) -> str:
+    """Name the head_dims that a kernel is compiled for: `128`, `192/128`."""
+    return str(head_dim) if head_dim == head_dim_v else f"{head_dim}/{head_dim_v}"
 
 
 @dataclass(frozen=True)
@@ -66,11 +75,12 @@ class Variant:
     arch: Arch
     origin: Origin = DEFAULT_ORIGIN
     proof: str = ""  # "native", "jit", "assembled"; empty if unknown
+    head_dim_v: int | None = None  # None is head_dim
 
     @property
     def key(self) -> KernelKey:
         """The kernel this is a variant of."""
-        return (self.family, self.dtype, self.head_dim)
+        return (self.family, self.dtype, self.head_dim, self.head_dim_v or self.head_dim)
 
     @property
     def smem_bytes(self) -> int:
@@ -145,11 +155,12 @@ class KernelVerdict:
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as plain data."""
         chosen = self.variant
-        family, dtype, head_dim = self.key
+        family, dtype, head_dim, head_dim_v = self.key
         return {
             "family": family,
             "dtype": dtype,
             "head_dim": head_dim,
+            "head_dim_v": head_dim_v,
             "how": self.how,
             "reason": self.reason,
             "symbol": chosen.symbol if chosen else None,

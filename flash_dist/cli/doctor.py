@@ -12,6 +12,7 @@ from flash_dist.environment import gather_environment, imagine_environment
 from flash_dist.errors import ArchError, UsageError
 from flash_dist.gpu_checks import judge_gpu
 from flash_dist.selftest import DEFAULT_RUNS, check_selftest, find_surprises, run_selftest
+from flash_dist.verdict import name_size
 
 from .results import make_console, print_result, working
 from .text import add_subcommand
@@ -126,7 +127,7 @@ def check_gpu_by_running(environment: Environment, gpu: Gpu) -> CheckResult:
     with working(f"selftest of gpu {gpu.index}"):
         report = run_selftest(str(gpu.index), runs=DEFAULT_RUNS)
     predicted = {
-        "{} {} {}".format(*kernel.key): kernel.variant.symbol
+        "{} {} {}".format(*kernel.key[:2], name_size(*kernel.key[2:])): kernel.variant.symbol
         for kernel in judge_gpu(environment, gpu).kernels
         if kernel.variant
     }

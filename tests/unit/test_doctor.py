@@ -198,7 +198,7 @@ def test_the_cost_of_the_jit_is_said() -> None:
 
 def test_the_plan_of_each_kernel_is_shown() -> None:
     details = find(look(make_environment(ALL, "8.6")), "gpu 0").details
-    assert "fwd              fp16 bf16  head_dim 64: sm_80, 64 KB plan; " in details[0]
+    assert "fwd              fp16 bf16 fp32  head_dim 64: sm_80, 64 KB plan; " in details[0]
     assert "head_dim 128: sm_80, 99 KB plan" in details[0]
 
 

@@ -149,7 +149,7 @@ def test_an_environment_becomes_json() -> None:
 def make_manifest(variants: tuple[Variant, ...]) -> Manifest:
     kernels = tuple(
         KernelRecord(
-            v.symbol, v.family, v.dtype, v.head_dim, v.plan, v.arch,
+            v.symbol, v.family, v.dtype, v.head_dim, v.key[3], v.plan, v.arch,
             64, 0, 0, 0, 1024, 128, "assembled",
         )
         for v in variants
@@ -222,19 +222,24 @@ def test_a_library_that_is_no_library_is_a_problem(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("symbol", "family", "head_dim", "plan"),
+    ("symbol", "key", "plan"),
     [
-        ("flash_dist_fwd_bf16_d64_smem64_sm90a", "fwd", 64, 64),
-        ("flash_dist_bwd_dq_recompute_fp16_d128_smem163_compute80", "bwd_dq_recompute", 128, 163),
-        ("flash_dist_bwd_delta_bf16_d128_sm120", "bwd_delta", 128, 0),
+        ("flash_dist_fwd_bf16_d64_smem64_sm90a", ("fwd", "bf16", 64, 64), 64),
+        ("flash_dist_fwd_bf16_d192v128_smem99_sm80", ("fwd", "bf16", 192, 128), 99),
+        (
+            "flash_dist_bwd_dq_recompute_fp16_d128_smem163_compute80",
+            ("bwd_dq_recompute", "fp16", 128, 128),
+            163,
+        ),
+        ("flash_dist_bwd_delta_fp32_d128_sm120", ("bwd_delta", "fp32", 128, 128), 0),
     ],
 )
 def test_a_kernels_name_tells_what_it_is(
-    symbol: str, family: str, head_dim: int, plan: int
+    symbol: str, key: tuple[str, str, int, int], plan: int
 ) -> None:
     variant = parse_symbol(symbol, Arch.parse("sm_90a"), Origin())
     assert variant is not None
-    assert (variant.family, variant.head_dim, variant.plan) == (family, head_dim, plan)
+    assert (variant.key, variant.plan) == (key, plan)
 
 
 def test_a_foreign_kernel_is_not_ours() -> None:

@@ -29,6 +29,7 @@ def make_kernel(target: str = "sm_90a", **changes: Any) -> KernelRecord:  # noqa
         "family": "fwd",
         "dtype": "bf16",
         "head_dim": 64,
+        "head_dim_v": 64,
         "plan": 64,
         "target": arch,
         "registers": None if arch.ptx else 168,

@@ -357,7 +357,10 @@ def loaded_report() -> SelftestReport:
     events = (
         {
             "event": "selected",
-            "kernels": [{"family": "fwd", "dtype": "fp16", "head_dim": 64, "chosen": chosen}],
+            "kernels": [
+                {"family": "fwd", "dtype": "fp16", "head_dim": d, "head_dim_v": 64, "chosen": one}
+                for d, one in ((64, chosen), (96, None))
+            ],
         },
         {"event": "case", "case": "odd"},
         {"event": "case-done", "case": "odd"},

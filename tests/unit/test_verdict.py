@@ -94,7 +94,7 @@ def test_without_a_driver_the_driver_is_not_judged() -> None:
 def test_bf16_is_no_fault_of_a_build_where_the_hardware_has_none() -> None:
     verdict = judge_device(make_build(ALL), situation("7.5"))
     hows = {kernel.key[1]: kernel.how for kernel in verdict.kernels}
-    assert hows == {"fp16": "native", "bf16": "not-on-this-hardware"}
+    assert hows == {"fp16": "native", "fp32": "native", "bf16": "not-on-this-hardware"}
     assert verdict.how == "native"
     assert not verdict.missing_dtypes
 
@@ -127,7 +127,7 @@ def test_a_build_without_kernels_serves_nobody() -> None:
 def test_the_largest_plan_that_fits_is_used(device: str, limit: str | None, plan: int) -> None:
     environ = {"FLASH_DIST_SMEM_LIMIT": limit} if limit else {}
     there = Situation.of(Device.parse(device), R580, environ)
-    verdict = judge_kernel(("fwd", "fp16", 128), make_build(ALL).variants, there)
+    verdict = judge_kernel(("fwd", "fp16", 128, 128), make_build(ALL).variants, there)
     assert verdict.variant is not None
     assert verdict.variant.plan == plan
 
@@ -175,7 +175,7 @@ def test_ptx_newer_than_the_driver_is_refused_for_the_driver() -> None:
 
 
 def test_machine_code_is_preferred_and_refusals_are_kept() -> None:
-    verdict = judge_kernel(("fwd", "fp16", 64), make_build(ALL).variants, situation("9.0"))
+    verdict = judge_kernel(("fwd", "fp16", 64, 64), make_build(ALL).variants, situation("9.0"))
     assert verdict.variant is not None
     assert verdict.variant.symbol == "flash_dist_fwd_fp16_d64_smem64_sm90a"
     assert {symbol.rsplit("_", 1)[1] for symbol, _ in verdict.refused} == {
@@ -231,11 +231,12 @@ def test_a_verdict_becomes_json() -> None:
     assert data["smem_limit"] == 101376
     assert data["kernels"][-1] == {
         "family": "fwd",
-        "dtype": "fp16",
+        "dtype": "fp32",
         "head_dim": 128,
+        "head_dim_v": 128,
         "how": "same-major",
         "reason": data["kernels"][-1]["reason"],
-        "symbol": "flash_dist_fwd_fp16_d128_smem99_sm80",
+        "symbol": "flash_dist_fwd_fp32_d128_smem99_sm80",
         "target": "sm_80",
         "plan": 99,
         "smem_bytes": 101376,
@@ -259,7 +260,7 @@ def test_every_cause_is_explained() -> None:
 def test_code_for_some_kernels_only_is_not_called_no_code() -> None:
     whole = make_build("8.0;9.0a")
     hopper_fwd = tuple(
-        v for v in whole.variants if v.arch.major == 8 or v.key == ("fwd", "fp16", 64)
+        v for v in whole.variants if v.arch.major == 8 or v.key == ("fwd", "fp16", 64, 64)
     )
     build = replace(whole, variants=hopper_fwd)
     verdict = judge_device(build, situation("9.0"))
