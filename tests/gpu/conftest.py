@@ -59,6 +59,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @cache
 def built() -> dict[torch.dtype, int]:
     """Return the largest head_dim that this build has kernels for, by dtype."""
+    if DEVICE == "cpu":
+        return dict.fromkeys(DTYPE_NAMES.values(), 256)
     from flash_dist._native import variants  # noqa: PLC0415
 
     largest: dict[torch.dtype, int] = {}
@@ -72,13 +74,35 @@ def built() -> dict[torch.dtype, int]:
 def built_kernels(request: pytest.FixtureRequest) -> None:
     """Skip a dtype and a head_dim that this build has no kernels for."""
     names = set(request.fixturenames)
-    if DEVICE == "cpu" or not names & {"dtype", "half"}:
+    if not names & {"dtype", "half"}:
         return
     largest = built().get(request.getfixturevalue("dtype" if "dtype" in names else "half"))
     if largest is None:
         pytest.skip("this build has no kernels for the dtype")
     if "head_dims" in names and request.getfixturevalue("head_dims")[0] > largest:
         pytest.skip(f"this build has kernels up to head_dim {largest} for the dtype")
+
+
+@pytest.fixture
+def any_half() -> torch.dtype:
+    """Return one 16-bit dtype of the build, bfloat16 if it has that."""
+    return torch.bfloat16 if torch.bfloat16 in built() else torch.float16
+
+
+@pytest.fixture
+def single() -> torch.dtype:
+    """Return float32, or skip."""
+    if torch.float32 not in built():
+        pytest.skip("this build has no kernels for float32")
+    return torch.float32
+
+
+@pytest.fixture
+def fp16() -> torch.dtype:
+    """Return float16, or skip."""
+    if torch.float16 not in built():
+        pytest.skip("this build has no kernels for float16")
+    return torch.float16
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from flash_dist import flash_attn_func
 from tests.reference import NAMES, Problem, find_faults
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 
 def attend(problem: Problem, *, poison: bool = True, **options: Any) -> dict[str, torch.Tensor]:  # noqa: ANN401
@@ -62,3 +62,16 @@ def workspace(megabytes: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLASH_DIST_WORKSPACE_MB", str(megabytes))
         yield
+
+
+def peak_of(call: Callable[[], object]) -> int:
+    """Return the bytes that a call asks the allocator for at its peak."""
+    call()  # what is made once
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = int(torch.cuda.memory_stats()["requested_bytes.all.current"])
+    kept = call()
+    torch.cuda.synchronize()
+    peak = int(torch.cuda.memory_stats()["requested_bytes.all.peak"])
+    del kept
+    return peak - before

@@ -51,15 +51,15 @@ def test_compiled_without_graph_break_gives_the_same_bits(name: str, half: torch
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["causal", "dense-per-batch-and-head"])
-def test_compiled_by_inductor_gives_the_same_bits(name: str) -> None:
-    problem = masked_problem(name, **SHAPE, dtype=torch.bfloat16)
+def test_compiled_by_inductor_gives_the_same_bits(name: str, any_half: torch.dtype) -> None:
+    problem = masked_problem(name, **SHAPE, dtype=any_half)
     assert_same_bits(attend(problem), run(compiled(problem), problem), "eager and compiled")
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["causal", "dense-per-batch-and-head"])
-def test_reduced_overhead_gives_the_same_bits(name: str) -> None:
-    problem = masked_problem(name, **SHAPE, dtype=torch.bfloat16)
+def test_reduced_overhead_gives_the_same_bits(name: str, any_half: torch.dtype) -> None:
+    problem = masked_problem(name, **SHAPE, dtype=any_half)
     eager = attend(problem)
     attention = compiled(problem, mode="reduce-overhead")
     for step in range(4):  # warm up, record, replay
@@ -68,8 +68,8 @@ def test_reduced_overhead_gives_the_same_bits(name: str) -> None:
 
 
 @pytest.mark.gpu
-def test_compiled_documents_give_the_same_bits() -> None:
-    packed = pack((100, 0, 65, 35), num_heads=4, num_heads_kv=2, dtype=torch.bfloat16, causal=True)
+def test_compiled_documents_give_the_same_bits(any_half: torch.dtype) -> None:
+    packed = pack((100, 0, 65, 35), num_heads=4, num_heads_kv=2, dtype=any_half, causal=True)
     given = boundaries(packed, packed.problem.q.device)
     torch._dynamo.reset()
 

@@ -56,6 +56,7 @@ CASES = {
     "fills-the-gpu": Case("full", 4, 2048, 16, 16, 64),
     "fills-the-gpu-causal": Case("causal", 4, 2048, 16, 16, 128),
     "group-split": Case("causal", 1, 1024, 16, 1, 128),
+    "group-split-d64": Case("causal", 1, 1024, 16, 1, 64),
     "chunks": Case("causal", 8, 1024, 16, 16, 64, 128),
     "stripes": Case("full", 1, 4096, 4, 4, 128, 150),
     "stripes-causal": Case("causal", 1, 8192, 4, 4, 64, 200),
@@ -93,8 +94,8 @@ def test_runs_are_bit_equal(case: Case, half: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("name", ["small", "policy", "dense-stripes", "tail", "recompute"])
-def test_runs_of_float32_are_bit_equal(name: str) -> None:
-    problem = CASES[name].make(torch.float32)
+def test_runs_of_float32_are_bit_equal(name: str, single: torch.dtype) -> None:
+    problem = CASES[name].make(single)
     with workspace(CASES[name].megabytes):
         assert not count_differing(lambda: attend(problem))
 
@@ -175,9 +176,7 @@ def test_threads_that_meet_a_mask_first_give_the_same_bits(half: torch.dtype) ->
 
 @pytest.mark.parametrize("name", ["full", "causal", "sixteen-blocks", "dense-per-batch"])
 def test_stripes_and_chunks_change_no_bit(name: str, half: torch.dtype) -> None:
-    problem = masked_problem(
-        name, batch=2, seqlen_q=2048, num_heads=4, num_heads_kv=4, head_dim=128, dtype=half
-    )
+    problem = masked_problem(name, batch=4, seqlen_q=1024, num_heads=16, head_dim=128, dtype=half)
     results = {}
     for megabytes in (1024, 70, 40):
         with workspace(megabytes):

@@ -55,10 +55,8 @@ def test_equal_gpus_give_the_same_bits(name: str, half: torch.dtype) -> None:
     assert_same_bits(first, {name: x.cpu().cuda() for name, x in second.items()}, "cuda:0 and 1")
 
 
-def test_one_compiled_function_takes_one_mask_on_two_gpus() -> None:
-    problem = masked_problem(
-        "dense-per-head", batch=2, seqlen_q=200, num_heads=4, dtype=torch.bfloat16
-    )
+def test_one_compiled_function_takes_one_mask_on_two_gpus(any_half: torch.dtype) -> None:
+    problem = masked_problem("dense-per-head", batch=2, seqlen_q=200, num_heads=4, dtype=any_half)
     mask = problem.options["mask"]
     torch._dynamo.reset()
 

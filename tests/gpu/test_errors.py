@@ -89,12 +89,12 @@ CASES: dict[str, tuple[Callable[[], Triple], type[Exception], str]] = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_wrong_input_raises_and_the_next_call_works(
-    case: tuple[Callable[[], Triple], type[Exception], str],
+    case: tuple[Callable[[], Triple], type[Exception], str], any_half: torch.dtype
 ) -> None:
     make, error, text = case
     with pytest.raises(error, match=text):
         flash_attn_func(*make())
-    problem = random_problem(seqlen_q=33)
+    problem = random_problem(seqlen_q=33, dtype=any_half)
     assert_close(attend(problem), problem)
 
 

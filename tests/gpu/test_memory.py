@@ -10,7 +10,7 @@ import torch
 
 from flash_dist import flash_attn_func
 from tests.gpu.packed import attend_packed, pack
-from tests.gpu.running import attend, workspace
+from tests.gpu.running import attend, peak_of, workspace
 from tests.masks import masked_problem
 from tests.reference import Problem, assert_close, assert_same_bits, random_problem
 
@@ -25,19 +25,6 @@ COMPILED = (32, 64, 96, 128, 160, 192, 224, 256)
 
 def ceil_to(size: int, step: int) -> int:
     return -(-size // step) * step
-
-
-def peak_of(call: Callable[[], object]) -> int:
-    """Return the bytes that a call asks the allocator for at its peak."""
-    call()  # what is made once
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = int(torch.cuda.memory_stats()["requested_bytes.all.current"])
-    kept = call()
-    torch.cuda.synchronize()
-    peak = int(torch.cuda.memory_stats()["requested_bytes.all.peak"])
-    del kept
-    return peak - before
 
 
 def backward_of(problem: Problem) -> Callable[[], object]:
@@ -153,13 +140,7 @@ def test_memory_of_documents_follows_the_longest(half: torch.dtype) -> None:
     total = sum(lengths)
     rows = ceil_to(total + 128 * len(lengths), 128)
     with workspace(0):
-        attend_packed(packed, poison=False)
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_stats()["requested_bytes.all.current"]
-        attend_packed(packed, poison=False)
-        torch.cuda.synchronize()
-        peak = torch.cuda.memory_stats()["requested_bytes.all.peak"] - before
+        peak = peak_of(lambda: attend_packed(packed, poison=False))
     boundaries = 2 * 4 * (len(lengths) + 1)
     tensors = 4 * packed.problem.q.nbytes + 4 * 8 * total  # out, dq, dk, dv, lse
     assert peak == tensors + boundaries + ceil_to(8 * 8 * rows, 256)
@@ -189,14 +170,14 @@ def test_offsets_past_2_to_the_31_elements_are_right(name: str, half: torch.dtyp
         assert_same_bits(near, attend(far, poison=False), f"{what} near and far")
 
 
-def test_results_past_2_to_the_31_elements_are_right() -> None:
+def test_results_past_2_to_the_31_elements_are_right(any_half: torch.dtype) -> None:
     has_room(60)
     batch, seqlen, heads, dim = 16400, 64, 32, 64
     assert batch * seqlen * heads * dim > 2**31
     shapes = ((heads,), (1,), (1,), (heads,))
     generator = torch.Generator("cuda").manual_seed(0)
     q, k, v, dout = (
-        torch.empty(batch, seqlen, *shape, dim, device="cuda", dtype=torch.bfloat16).normal_(
+        torch.empty(batch, seqlen, *shape, dim, device="cuda", dtype=any_half).normal_(
             generator=generator
         )
         for shape in shapes
