@@ -1,7 +1,6 @@
 #include "run.h"
 
 #include <c10/core/DeviceGuard.h>
-#include <torch/headeronly/version.h>
 
 #include <cstdio>
 #include <iostream>
@@ -106,8 +105,8 @@ void print_times(const Options& options, Kernels& kernels, Peer& peer, at::Devic
 
 int run(const Options& options) {
   if (!at::hasCUDA() || at::detail::getCUDAHooks().deviceCount() <= options.device) {
-    std::cerr << "error: no CUDA GPU " << options.device << " that torch " << TORCH_VERSION
-              << " can use\n\nhint: `--parse-only` needs none\n";
+    std::cerr << "error: no CUDA GPU " << options.device
+              << " that " TORCH_NAME " can use\n\nhint: `--parse-only` needs none\n";
     return 3;
   }
   std::cout << options.describe();
@@ -125,7 +124,7 @@ int run(const Options& options) {
     std::cerr << "error: " << refused.what() << "\n";
     return 2;
   }
-  std::printf("torch %s; kernels:\n", TORCH_VERSION);
+  std::printf(TORCH_NAME "; kernels:\n");
   for (const std::string& symbol : last_kernels()) std::printf("  %s\n", symbol.c_str());
   std::printf("\n");
 
