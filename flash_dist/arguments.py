@@ -115,7 +115,7 @@ def choose_mask(
     if mask is None:
         return band
     if not isinstance(mask, BlockMask):
-        message = f"mask must be a flash_dist.BlockMask, got {type(mask).__name__}"
+        message = f"mask must be a flash_dist.BlockMask, got {describe_type(mask)}"
         raise TypeError(message)
     if band != Band():
         message = (
@@ -124,3 +124,11 @@ def choose_mask(
         )
         raise ValueError(message)
     return mask
+
+
+def describe_type(value: object) -> str:
+    """Name a type, with its module where it has a name of ours, and what makes a mask of it."""
+    kind = type(value)
+    if kind.__name__ != BlockMask.__name__:
+        return kind.__name__
+    return f"{kind.__module__}.{kind.__name__}\n\nhint: `BlockMask.from_flex` of flash_dist, once"

@@ -6,6 +6,7 @@ from typing import Final
 
 import torch
 
+from .arguments import describe_type
 from .conversions import convert_dense
 from .heads_first import attend_heads_first, check_tensors
 from .masks import Band, BlockMask
@@ -87,11 +88,13 @@ def _read_mask(mask: BlockMask | Tensor | None, query: Tensor, key: Tensor) -> B
     if isinstance(mask, BlockMask):
         return mask
     if not isinstance(mask, torch.Tensor):
-        message = f"attn_mask must be a BlockMask or a torch.Tensor, got {type(mask).__name__}"
+        kind = describe_type(mask)
+        message = f"attn_mask must be a flash_dist.BlockMask or a torch.Tensor, got {kind}"
         raise TypeError(message)
     if mask.dtype != torch.bool:
         message = (
-            f"attn_mask must be a BlockMask or bool, got {str(mask.dtype).removeprefix('torch.')}: "
+            "attn_mask must be a flash_dist.BlockMask or bool, "
+            f"got {str(mask.dtype).removeprefix('torch.')}: "
             "there are no kernels that add a bias"
         )
         raise TypeError(message)

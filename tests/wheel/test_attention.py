@@ -270,6 +270,24 @@ def test_autocast_casts_float32_inputs_and_the_gradients_come_back_in_float32() 
         assert torch.equal(a, b.to(a.dtype))
 
 
+@pytest.mark.parametrize("inside", [False, True], ids=["around", "inside"])
+def test_autocast_does_the_same_when_compiled(*, inside: bool) -> None:
+    q, k, v = (draw(1, 20, 2, 64, dtype=torch.float32).requires_grad_() for _ in range(3))
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside):
+            return flash_attn_func(q, k, v)
+
+    call = attention if inside else flash_attn_func
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out, want = compiled(q, k, v), flash_attn_func(q, k, v)
+        assert out.dtype == torch.bfloat16
+        assert torch.equal(out, want)
+        got = torch.autograd.grad(out.float().sum(), (q, k, v))
+    assert all(map(torch.equal, got, torch.autograd.grad(want.float().sum(), (q, k, v))))
+
+
 def test_autocast_leaves_float64_alone() -> None:
     q, k, v = (draw(1, 5, 2, 16) for _ in range(3))
     want = run(q, k, v)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import create_block_mask
 
 from flash_dist import (
     BlockMask,
@@ -129,6 +130,13 @@ DENSE: dict[str, tuple[Callable[[], object], Refusal]] = {
         lambda: flash_attn_func(*same(1, 8, 2, 64), mask=torch.ones(8, 8)),  # type: ignore[call-overload]
         (TypeError, r"mask must be a flash_dist\.BlockMask, got Tensor"),
     ),
+    "mask-of-torch": (
+        lambda: flash_attn_func(  # type: ignore[call-overload]
+            *same(1, 8, 2, 64),
+            mask=create_block_mask(lambda _b, _h, q, k: q >= k, None, None, 8, 8, device="cpu"),
+        ),
+        (TypeError, r"(?s)got torch\.nn.*\.BlockMask.*hint: `BlockMask\.from_flex` of flash_dist"),
+    ),
     "mask-and-causal": (
         lambda: flash_attn_func(*same(1, 8, 2, 64), mask=BlockMask.full(), causal=True),
         (ValueError, "mask cannot be given together with causal=True"),
@@ -201,11 +209,11 @@ TORCH: dict[str, tuple[Callable[[], object], Refusal]] = {
     ),
     "float-mask": (
         lambda: scaled_dot_product_attention(*same(1, 2, 8, 64), attn_mask=draw(8, 8)),
-        (TypeError, "attn_mask must be a BlockMask or bool, got float64: there are no kernels"),
+        (TypeError, "BlockMask or bool, got float64: there are no kernels that add a bias"),
     ),
     "attn_mask-type": (
         lambda: scaled_dot_product_attention(*same(1, 2, 8, 64), attn_mask="causal"),  # type: ignore[arg-type]
-        (TypeError, r"attn_mask must be a BlockMask or a torch\.Tensor, got str"),
+        (TypeError, r"attn_mask must be a flash_dist.BlockMask or a torch\.Tensor, got str"),
     ),
     "attn_mask-shape": (
         lambda: scaled_dot_product_attention(
