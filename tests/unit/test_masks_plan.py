@@ -7,6 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from flash_dist.masks import BlockMask, MaskPlan
+from flash_dist.masks.ranges import key_ranges, query_ranges
 from tests.unit.mask_cases import KINDS, Case, cases, combinations
 from tests.unit.mask_reader import Axis, Reader, Visit
 
@@ -163,6 +164,58 @@ def test_rows_are_canonical_and_arrays_lie_in_the_buffer(case: Case) -> None:
             assert torch.equal(
                 plan.packed[offset : offset + array.numel()].view(array.shape), array
             )
+
+
+@SETTINGS
+@given(case=cases(("causal", "window", "padding", "prefix", "intervals")))
+def test_intervals_in_booleans_have_the_plan_of_the_intervals(case: Case) -> None:
+    ours = plan_of(case)
+    seen = case.seen[: ours.batches, : ours.heads]
+    dense = BlockMask.from_dense(seen).plan(*case.shape)
+    assert dense.kind == ours.kind
+    assert torch.equal(dense.key_slots, ours.key_slots)
+    assert dense.arrays.rows is not None
+    assert ours.arrays.rows is not None
+    assert torch.equal(dense.arrays.rows, ours.arrays.rows)
+
+
+def test_ranges_are_least_and_greatest_ends_of_the_rows_of_a_tile() -> None:
+    rows = [torch.arange(64), torch.arange(64), torch.zeros(64), torch.full((8,), 40)]
+    lo, hi = torch.cat(rows).long(), torch.cat([x + 90 for x in rows]).long()
+    hi[80], lo[80] = 0, 0  # sees nothing: its tile is not full
+    lo[128:192] = hi[128:192] = 0
+    assert query_ranges(lo, hi).tolist() == [
+        [0, 63, 90, 153],
+        [0, 0, 0, 153],
+        [0, 0, 0, 0],
+        [40, 40, 130, 130],
+    ]
+    assert key_ranges(query_ranges(lo, hi)[None, None], 170)[0, 0].tolist() == [
+        [0, 4],
+        [0, 4],
+        [0, 4],
+    ]
+
+
+IDS: dict[str, tuple[list[int], list[int], bool]] = {
+    "ascending": ([0, 1, 2], [0, 0, 1, 1, 2], True),
+    "descending": ([2, 1, 0], [2, 1, 1, 0, 0], True),
+    "gap": ([0, 1], [0, 1, 0], False),
+    "gap-that-no-query-meets": ([1, 1], [0, 1, 0], True),
+    "least-in-the-middle": ([0, 1], [1, 0, 1], True),
+    "below-all": ([-5, 9], [0, 1, 0], True),
+}
+
+
+@pytest.mark.parametrize(("q_ids", "k_ids", "rows"), IDS.values(), ids=IDS.keys())
+def test_block_ids_need_bits_only_where_a_query_sees_keys_with_a_gap(
+    q_ids: list[int], k_ids: list[int], *, rows: bool
+) -> None:
+    plan = BlockMask.block_causal(q_ids, k_ids).plan(1, 1, len(q_ids), len(k_ids))
+    assert (plan.arrays.bits is None) == rows
+    seen = torch.tensor(k_ids) <= torch.tensor(q_ids).unsqueeze(1)
+    reader = Reader(plan.packed, plan.layout)
+    assert torch.equal(reader.seen(reader.visits("key", 1)), seen)
 
 
 def test_a_mask_of_everything_and_of_nothing_are_intervals() -> None:
