@@ -8,33 +8,33 @@ from typing import TYPE_CHECKING, Final, Literal, NoReturn
 
 import torch
 
+from .arguments import (
+    PAIRS,
+    TILES,
+    blocked_seqlen,
+    parse_block_size,
+    parse_ids,
+    parse_interval,
+    parse_lengths,
+)
 from .band import Alignment, Band, parse_alignment
 from .bits import pack_strips
+from .dense import DenseTerm, TilesTerm
 from .flex import read_flex
+from .ids import BlockCausalTerm, DocumentTerm
 from .inputs import (
     Integers,
     Shape,
     Sizes,
     complain,
     parse_bools,
-    parse_integers,
     parse_shape,
     parse_size,
     require_least,
 )
 from .planner import make_plan
 from .registry import enroll
-from .terms import (
-    BandTerm,
-    BlockCausalTerm,
-    DenseTerm,
-    DocumentTerm,
-    IntervalTerm,
-    PaddingTerm,
-    PrefixTerm,
-    Term,
-    TilesTerm,
-)
+from .terms import BandTerm, IntervalTerm, PaddingTerm, PrefixTerm, Term
 
 if TYPE_CHECKING:
     from torch.nn.attention import flex_attention
@@ -45,20 +45,14 @@ Tensor = torch.Tensor
 
 PLANS_KEPT: Final = 32  # shapes per mask whose plan is remembered
 
-LENGTHS: Final = ("[batch]",)
-IDS_Q: Final = ("[seqlen_q]", "[batch, seqlen_q]")
-IDS_K: Final = ("[seqlen_k]", "[batch, seqlen_k]")
-INTERVALS: Final = ("[seqlen_q]", "[batch, seqlen_q]", "[batch, num_heads_q, seqlen_q]")
-PAIRS: Final = ("[seqlen_q, seqlen_k]", "[batch or 1, num_heads_q or 1, seqlen_q, seqlen_k]")
-TILES: Final = ("[rows, columns]", "[batch or 1, num_heads_q or 1, rows, columns]")
-
 
 class BlockMask:
     """Which keys each query sees. Immutable, and combined with `&`.
 
     Built by the class methods only. Tensors given to them may be on any device: they are copied to
     the host once, there and then, and later changes to them do not matter. A mask belongs to no
-    device, so that one object serves layers on several GPUs and on the CPU.
+    device, so that one object serves layers on several GPUs and on the CPU. Made outside of compiled
+    functions, used inside.
 
     `full`, `causal`, `sliding_window`, `padding` and `prefix` suit any seqlen; the others know
     their seqlens, and a call of another shape raises ValueError. Where a mask has a batch or heads
@@ -140,7 +134,7 @@ class BlockMask:
         """
         if side not in {"left", "right"}:
             raise complain(ValueError, f"side must be `left` or `right`, got {side!r}")
-        return cls._of(PaddingTerm(_parse_lengths(lengths), side == "right"))
+        return cls._of(PaddingTerm(parse_lengths(lengths), side == "right"))
 
     @classmethod
     def prefix(cls, lengths: Integers, *, alignment: Alignment = "bottom_right") -> BlockMask:
@@ -153,7 +147,7 @@ class BlockMask:
             alignment: Of the causal part, as in `causal`.
         """
         bottom_right = parse_alignment(alignment)
-        return cls._of(PrefixTerm(_parse_lengths(lengths), bottom_right))
+        return cls._of(PrefixTerm(parse_lengths(lengths), bottom_right))
 
     @classmethod
     def block_causal(cls, q_block_ids: Integers, k_block_ids: Integers | None = None) -> BlockMask:
@@ -167,7 +161,7 @@ class BlockMask:
             k_block_ids: [seqlen_k] or [batch, seqlen_k], integers. Defaults to those of the
                 queries.
         """
-        return cls._of(BlockCausalTerm(*_parse_ids("block_ids", q_block_ids, k_block_ids)))
+        return cls._of(BlockCausalTerm(*parse_ids("block_ids", q_block_ids, k_block_ids)))
 
     @classmethod
     def documents(cls, q_ids: Integers, k_ids: Integers | None = None) -> BlockMask:
@@ -180,7 +174,7 @@ class BlockMask:
             q_ids: [seqlen_q] or [batch, seqlen_q], integers: the document of each query. Any order.
             k_ids: [seqlen_k] or [batch, seqlen_k], integers. Defaults to those of the queries.
         """
-        return cls._of(DocumentTerm(*_parse_ids("ids", q_ids, k_ids)))
+        return cls._of(DocumentTerm(*parse_ids("ids", q_ids, k_ids)))
 
     @classmethod
     def from_intervals(
@@ -194,7 +188,7 @@ class BlockMask:
             hi: Like lo, with axes that broadcast against it; at most seqlen_k.
             seqlen_k: If given, the mask suits this one only.
         """
-        lows, highs = _parse_interval("lo", lo), _parse_interval("hi", hi)
+        lows, highs = parse_interval("lo", lo), parse_interval("hi", hi)
         try:
             lows, highs = torch.broadcast_tensors(lows, highs)
         except RuntimeError as error:
@@ -243,9 +237,9 @@ class BlockMask:
             seqlen_k: Keys, likewise.
         """
         seen = parse_bools("tiles", tiles, TILES)
-        block_q, block_k = _parse_block_size(block_size)
-        queries = _blocked_seqlen("seqlen_q", seqlen_q, seen.shape[2], block_q)
-        keys = _blocked_seqlen("seqlen_k", seqlen_k, seen.shape[3], block_k)
+        block_q, block_k = parse_block_size(block_size)
+        queries = blocked_seqlen("seqlen_q", seqlen_q, seen.shape[2], block_q)
+        keys = blocked_seqlen("seqlen_k", seqlen_k, seen.shape[3], block_k)
         host = seen.to("cpu", copy=True).contiguous()
         return cls._of(TilesTerm(host, block_q, block_k, queries, keys))
 
@@ -364,50 +358,3 @@ def _plain_band(terms: tuple[Term, ...]) -> Band | None:
         return Band()
     first = terms[0]
     return first.band if len(terms) == 1 and isinstance(first, BandTerm) else None
-
-
-def _parse_lengths(lengths: Integers) -> Tensor:
-    parsed = parse_integers("lengths", lengths, LENGTHS)
-    require_least("lengths", parsed, 0)
-    return parsed
-
-
-def _parse_ids(name: str, q_ids: Integers, k_ids: Integers | None) -> tuple[Tensor, Tensor]:
-    queries = parse_integers(f"q_{name}", q_ids, IDS_Q)
-    if k_ids is None:
-        return queries, queries
-    keys = parse_integers(f"k_{name}", k_ids, IDS_K)
-    if 1 not in {len(queries), len(keys)} and len(queries) != len(keys):
-        message = (
-            f"q_{name} and k_{name} must have the same batch, got {len(queries)} and {len(keys)}"
-        )
-        raise complain(ValueError, message)
-    return queries, keys
-
-
-def _parse_interval(name: str, bound: Integers) -> Tensor:
-    """Return [batch or 1, heads or 1, seqlen_q]."""
-    parsed = parse_integers(name, bound, INTERVALS)
-    has_batch_only = torch.as_tensor(bound).dim() == 2  # noqa: PLR2004
-    return parsed.transpose(0, 1) if has_batch_only else parsed
-
-
-def _parse_block_size(block_size: int | tuple[int, int]) -> tuple[int, int]:
-    pair = (block_size, block_size) if isinstance(block_size, int) else block_size
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2:  # noqa: PLR2004
-        message = f"block_size must be an int or (block_q, block_k), got {block_size!r}"
-        raise complain(ValueError, message)
-    return parse_size("block_size", pair[0]), parse_size("block_size", pair[1])
-
-
-def _blocked_seqlen(name: str, seqlen: int | None, blocks: int, block: int) -> int:
-    if seqlen is None:
-        return blocks * block
-    parse_size(name, seqlen)
-    if -(-seqlen // block) != blocks:
-        raise complain(
-            ValueError,
-            f"{name} must be from {(blocks - 1) * block + 1} to {blocks * block} for {blocks} "
-            f"blocks of {block}, got {seqlen}",
-        )
-    return seqlen
