@@ -1,0 +1,50 @@
+// Adds the partials of the group split in ascending order.
+//
+// Grid      x = tile of rows over every batch and kv head. A thread owns 4 columns of one row.
+#pragma once
+
+#include "f32/tile.cuh"
+#include "mma/bwd/reduce.h"
+
+namespace flash_dist {
+
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+struct F32ReduceConfig
+    : Config<F32ReducePlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
+  using Base = Config<F32ReducePlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V>;
+  static constexpr int LANES_PER_ROW = HEAD_DIM / 4;
+  static constexpr int BLOCK_ROWS = Base::THREADS / LANES_PER_ROW;
+  static constexpr int SMEM_BYTES = 0;
+};
+
+template <class Config>
+__device__ __forceinline__ void f32_reduce_block(const ReduceParams& p) {
+  const int tiles = (p.seqlen_k + Config::BLOCK_ROWS - 1) / Config::BLOCK_ROWS;
+  const int unit = blockIdx.x / tiles;
+  const int row = (blockIdx.x % tiles) * Config::BLOCK_ROWS + threadIdx.x / Config::LANES_PER_ROW;
+  const int column = (threadIdx.x % Config::LANES_PER_ROW) * 4;
+  const int batch = unit / p.num_heads_kv;
+  int k0 = 0;
+  int seqlen_k = p.seqlen_k;
+  if (p.packing.cu_seqlens_k != nullptr) {
+    k0 = p.packing.cu_seqlens_k[batch];
+    seqlen_k = p.packing.cu_seqlens_k[batch + 1] - k0;
+  }
+  if (row >= seqlen_k || column >= p.columns) return;
+
+  const int64_t split_stride =
+      static_cast<int64_t>(p.batch) * p.num_heads_kv * p.seqlen_k * Config::HEAD_DIM;
+  const float* src =
+      p.partial + (static_cast<int64_t>(unit) * p.seqlen_k + row) * Config::HEAD_DIM + column;
+  float4 sum = {};
+  for (int i = 0; i < p.splits; ++i, src += split_stride) {
+    const float4 x = *reinterpret_cast<const float4*>(src);
+    sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+  }
+  float* dst = float_head_begin(p.out, batch, unit % p.num_heads_kv, 0) +
+               static_cast<int64_t>(k0 + row) * p.out.row + column;
+  *reinterpret_cast<float4*>(dst) = {sum.x * p.scale, sum.y * p.scale, sum.z * p.scale,
+                                     sum.w * p.scale};
+}
+
+}  // namespace flash_dist

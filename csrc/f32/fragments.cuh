@@ -1,0 +1,116 @@
+// What the fp32 kernels do with the results of product.cuh.
+#pragma once
+
+#include "core/mask.cuh"
+#include "f32/tile.cuh"
+#include "mma/fragments.cuh"
+#include "ptx/barrier.cuh"
+
+namespace flash_dist {
+
+// Which part of a block's tile a warp works on: SPLIT warps share ROWS rows. Each takes a slice of
+// the columns, of the sums over them as of the results.
+template <class Config>
+struct WarpPlace {
+  int group, slice, lane;
+
+  // Computed anew at each call, to leave the registers to the accumulators.
+  __device__ __forceinline__ WarpPlace() : WarpPlace(fresh_thread()) {}
+  __device__ __forceinline__ explicit WarpPlace(int thread)
+      : group(thread / 32 / Config::SPLIT), slice(thread / 32 % Config::SPLIT), lane(thread % 32) {}
+  __device__ __forceinline__ int row0() const { return group * Config::ROWS; }
+  __device__ __forceinline__ int column0() const { return slice * Config::SLICE; }
+};
+
+// Adds up the SPLIT slices' parts of an abt result, the same order for all of them. `exchange` is
+// the shared memory of all groups; who calls twice without a barrier of the block in between calls
+// slices_done() after the first.
+template <class Config, int MT, int NT>
+__device__ __forceinline__ void sum_slices(Accumulator<MT, NT>& c, const WarpPlace<Config>& warp,
+                                           uint32_t exchange) {
+  if constexpr (Config::SPLIT > 1) {
+    constexpr int SLICE_BYTES = MT * NT * 512;
+    const uint32_t mine = exchange + warp.group * Config::SPLIT * SLICE_BYTES + warp.lane * 16;
+#pragma unroll
+    for (int m = 0; m < MT; ++m)
+#pragma unroll
+      for (int n = 0; n < NT; ++n) {
+        const float (&x)[4] = c.x[m][n];
+        store_shared_16(mine + warp.slice * SLICE_BYTES + (m * NT + n) * 512,
+                        {__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]),
+                         __float_as_uint(x[3])});
+      }
+    barrier_sync(1 + warp.group, 32 * Config::SPLIT);  // all slices are there
+    c.clear();
+#pragma unroll
+    for (int s = 0; s < Config::SPLIT; ++s)
+#pragma unroll
+      for (int m = 0; m < MT; ++m)
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+          const uint4 x = load_shared_16(mine + s * SLICE_BYTES + (m * NT + n) * 512);
+          c.x[m][n][0] += __uint_as_float(x.x);
+          c.x[m][n][1] += __uint_as_float(x.y);
+          c.x[m][n][2] += __uint_as_float(x.z);
+          c.x[m][n][3] += __uint_as_float(x.w);
+        }
+  }
+}
+
+// Everybody of the group has read the sum.
+template <class Config>
+__device__ __forceinline__ void slices_done(const WarpPlace<Config>& warp) {
+  if constexpr (Config::SPLIT > 1) barrier_sync(1 + warp.group, 32 * Config::SPLIT);
+}
+
+// As hide() of mma/fragments.cuh, for any number of keys: key0 is a multiple of 8 * NT.
+template <int MT, int NT>
+__device__ __forceinline__ void hide_keys(Accumulator<MT, NT>& s, const Mask& mask, int row0,
+                                          int key0, int code) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int m = 0; m < MT; ++m)
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+      for (int first = 0; first < NT; first += 4) {
+        const int key = key0 + first * 8;
+        const uint32_t word = mask.word(row0 + m * 16 + h * 8 + lane / 4, key / 32 * 32, code) >>
+                              (key % 32 + lane % 4 * 2);
+#pragma unroll
+        for (int n = 0; n < (NT < 4 ? NT : 4); ++n)
+#pragma unroll
+          for (int e = 0; e < 2; ++e)
+            if (!(word >> (n * 8 + e) & 1)) s.x[m][first + n][2 * h + e] = -INFINITY;
+      }
+}
+
+// Writes an ab result times factor: dst points at the warp's first row and column, of which rows
+// from row_limit on and columns from `columns` on do not exist.
+template <int MT, int OT>
+__device__ __forceinline__ void store_floats(const Accumulator<MT, OT>& c, float factor, float* dst,
+                                             int64_t row_stride, int row_limit, int columns) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int m = 0; m < MT; ++m)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = m * 16 + h * 8 + lane / 4;
+      if (row >= row_limit) continue;
+      float* out = dst + row * row_stride;
+#pragma unroll
+      for (int i = 0; i < OT; i += 4)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int column = i * 8 + lane % 4 * 8 + e * 4;
+          if (column < columns) {
+            store_global_16(out + column, {__float_as_uint(c.x[m][i][2 * h + e] * factor),
+                                           __float_as_uint(c.x[m][i + 1][2 * h + e] * factor),
+                                           __float_as_uint(c.x[m][i + 2][2 * h + e] * factor),
+                                           __float_as_uint(c.x[m][i + 3][2 * h + e] * factor)});
+          }
+        }
+    }
+}
+
+}  // namespace flash_dist

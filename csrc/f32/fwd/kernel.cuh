@@ -1,0 +1,148 @@
+// Forward attention in fp32: out = softmax(q @ k.T * softmax_scale) @ v and lse, one block per tile
+// of query rows.
+//
+// Grid      x = query tile, batch and query head (longest causal tiles of a head first).
+// Block     WARPS warps; SPLIT of them share ROWS query rows, each sums S over a slice of the
+//           columns and owns that slice of the output.
+// Shared    Q tile, one K tile, one V tile, the slices' parts of S.
+// Pipeline  V(j) arrives while S = Q @ K(j).T is computed, K(j - 1) while the softmax and P @ V(j)
+//           run. Key tiles are walked from the last to the first, as in mma/fwd.
+#pragma once
+
+#include "f32/fragments.cuh"
+#include "f32/fwd/config.h"
+#include "f32/product.cuh"
+#include "mma/fwd/kernel.cuh"
+#include "mma/fwd/launch.h"
+
+namespace flash_dist {
+
+template <class Config>
+__device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
+  using Target = typename Config::Target;
+  constexpr int HEAD_DIM = Config::HEAD_DIM;
+  constexpr int BLOCK_M = Config::BLOCK_M;
+  constexpr int BLOCK_N = Config::BLOCK_N;
+  constexpr int SLICE = Config::SLICE;
+  constexpr int MT = Config::ROW_TILES;
+  using Rows = FloatRows<HEAD_DIM>;
+
+  extern __shared__ __align__(128) uint8_t smem_bytes[];
+  auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
+  const uint32_t sQ = shared_address(smem.q);
+  const uint32_t sK = shared_address(smem.k);
+  const uint32_t sV = shared_address(smem.v);
+  const WarpPlace<Config> warp;
+
+  const auto& work = smem.work;
+  {
+    const FwdBlock block(p, BLOCK_M);
+    const Sequence sequence(p, block.batch);
+    if (block.row0 >= sequence.seqlen_q) return;
+    const F32FwdWork<BLOCK_M, BLOCK_N> mine(p, block, sequence);
+    if (threadIdx.x == 0) smem.work = mine;
+    __syncthreads();
+  }
+
+  FloatTileCopy<Target, BLOCK_N, HEAD_DIM, Config::THREADS> copy_k, copy_v;
+  const auto fetch_k = [&](int key0) {
+    copy_k.fetch(sK, work.k + key0 * p.k.row, p.k.row,
+                 {work.keys.first - key0, work.keys.end - key0}, p.head_dim);
+  };
+  const auto fetch_v = [&](int key0) {
+    copy_v.fetch(sV, work.v + key0 * p.v.row, p.v.row,
+                 {work.keys.first - key0, work.keys.end - key0}, p.head_dim_v);
+  };
+  const auto arrive = [&] {
+    if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
+    __syncthreads();
+  };
+
+  int j = work.walk.end - 1;
+  if (j >= work.walk.begin) {
+    FloatTileCopy<Target, BLOCK_M, HEAD_DIM, Config::THREADS> copy_q;
+    copy_q.fetch(sQ, work.q, p.q.row, {0, work.rows}, p.head_dim);
+    copy_q.land(sQ);
+    fetch_k(work.walk.key0(j));
+    copy_k.land(sK);
+    if constexpr (Target::HAS_CP_ASYNC) cp_async_commit();
+  }
+
+  Accumulator<MT, SLICE / 8> o;
+  o.clear();
+  SoftmaxState<MT> state;
+#pragma unroll
+  for (int m = 0; m < MT; ++m)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) state.row_max[m][h] = -INFINITY, state.row_sum[m][h] = 0.0f;
+  const float scale_log2 = p.softmax_scale * LOG2_E;
+
+  const auto step = [&](auto masked) {
+    arrive();  // K(j) is in; everybody is done with V(j + 1)
+    fetch_v(work.walk.key0(j));
+    if constexpr (Target::HAS_CP_ASYNC) cp_async_commit();
+
+    // S = Q @ K.T                                        [ROWS, BLOCK_N] per warp
+    Accumulator<MT, BLOCK_N / 8> s;
+    s.clear();
+    Product<Target>::template abt<HEAD_DIM, SLICE, Target::UNROLL>(
+        s, Rows::at(sQ, warp.row0(), warp.column0()), Rows::at(sK, 0, warp.column0()));
+    sum_slices(s, warp, shared_address(smem.exchange));
+
+    copy_v.land(sV);
+    arrive();  // V(j) is in; everybody is done with K(j)
+    if (j > work.walk.begin) fetch_k(work.walk.key0(j - 1));
+    if constexpr (Target::HAS_CP_ASYNC) cp_async_commit();
+
+    if constexpr (decltype(masked)::value) {
+      const int code = work.walk.code(j, warp.row0() / MASK_TILE);
+      if (code != TILE_FULL) {
+        hide_keys(s, Mask(p.mask, work.place), work.row0 + warp.row0(), work.walk.key0(j), code);
+      }
+    }
+    online_softmax(s, o, state, scale_log2);
+
+    // O += P @ V                                         [ROWS, SLICE] per warp
+    Product<Target>::template ab<HEAD_DIM>(o, s, Rows::at(sV, 0, warp.column0()));
+    if (j > work.walk.begin) copy_k.land(sK);
+  };
+
+  // Tiles to test, tiles to take as they are, tiles to test.
+#pragma unroll 1
+  for (int round = 0; round < 2; ++round) {
+    const int tested_until = round == 0 ? work.walk.full_end : work.walk.begin;
+#pragma unroll 1
+    for (; j >= tested_until; --j) step(std::true_type{});
+#pragma unroll 1
+    for (; j >= work.walk.full_begin; --j) step(std::false_type{});
+  }
+
+  // O / sum, lse = max * scale + ln(sum)
+  const FwdBlock block(p, BLOCK_M);
+  const Sequence sequence(p, block.batch);
+  const int first_row = block.row0 + warp.row0();
+  const int rows_left = sequence.seqlen_q - first_row;
+  float* gLse = p.lse + lse_begin(p, block.batch, block.head, sequence.q0) + first_row;
+#pragma unroll
+  for (int m = 0; m < MT; ++m)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float sum = quad_sum(state.row_sum[m][h]);
+      const bool empty = state.row_max[m][h] == -INFINITY;  // no visible key
+      const float inverse = empty ? 0.0f : 1.0f / sum;
+      const int row = m * 16 + h * 8 + warp.lane / 4;
+      if (warp.slice == 0 && warp.lane % 4 == 0 && row < rows_left) {
+        gLse[row] = empty ? -INFINITY : fmaf(state.row_max[m][h], p.softmax_scale, logf(sum));
+      }
+#pragma unroll
+      for (int n = 0; n < SLICE / 8; ++n) {
+        o.x[m][n][2 * h] *= inverse;
+        o.x[m][n][2 * h + 1] *= inverse;
+      }
+    }
+  float* gOut = float_head_begin(p.out, block.batch, block.head_kv, block.member) +
+                static_cast<int64_t>(sequence.q0 + first_row) * p.out.row + warp.column0();
+  store_floats(o, 1.0f, gOut, p.out.row, rows_left, p.head_dim_v - warp.column0());
+}
+
+}  // namespace flash_dist

@@ -1,0 +1,225 @@
+// The two products of the fp32 kernels on a warp's fragments, with the accuracy of fp32: as three
+// products of tf32 halves on the matrix units where the target has them, else with plain FFMA.
+//
+//   abt   C += A @ B^T   both row by row in shared memory. C[m][n] is the d fragment of m16n8k8:
+//                        rows g and g + 8 of row tile m, columns 2t and 2t + 1 of column tile n.
+//   ab    C += P @ B     P such an abt result in registers, B row by row in shared memory.
+//
+// The result of ab has its columns permuted, so that a lane reads and holds whole 16-byte chunks:
+// element [m][4 * i + j][2 * h + e] is row m * 16 + h * 8 + g, column 32 * i + 8 * t + 4 * e + j.
+#pragma once
+
+#include "f32/tf32.cuh"
+#include "f32/tile.cuh"
+#include "mma/fragments.cuh"
+
+namespace flash_dist {
+
+// a: address of the warp's first row of A, b: of the first row of B, both at the first of COLUMNS
+// columns of rows of HEAD_DIM.
+struct TensorProduct {
+  template <int HEAD_DIM, int COLUMNS, int UNROLL, int MT, int NT>
+  __device__ __forceinline__ static void abt(Accumulator<MT, NT>& c, uint32_t a, uint32_t b) {
+    // As Operand::a, b and b_8, where a step of 16 halves is one of 8 floats; computed anew to
+    // leave the registers to the accumulators.
+    constexpr int ROW_BYTES = FloatRows<HEAD_DIM>::ROW_BYTES;
+    using Floats = Operand<2 * HEAD_DIM>;
+    const int lane = fresh_thread() % 32;
+    const auto rows = [&](uint32_t tile, int row, int chunk) {
+      return Floats{tile + row * ROW_BYTES, static_cast<uint32_t>((chunk ^ lane % 8) << 4)};
+    };
+    const Floats a_rows = rows(a, lane % 16, lane / 16);
+    const Floats b_rows =
+        NT == 1 ? rows(b, lane % 8, lane / 8) : rows(b, lane % 8 + lane / 16 * 8, lane / 8 % 2);
+    uint32_t b_pair[4];  // NT = 1: b of two steps
+#pragma unroll UNROLL
+    for (int k = 0; k < COLUMNS / 8; ++k) {
+      uint32_t b_high[NT][2], b_low[NT][2];
+      if constexpr (NT == 1) {
+        if (k % 2 == 0) ldmatrix_x4(b_pair, b_rows.at_32(0, k / 2));
+        split_b(b_high[0], b_low[0], b_pair[k % 2 * 2], b_pair[k % 2 * 2 + 1]);
+      } else {
+#pragma unroll
+        for (int n = 0; n < NT; n += 2) {
+          uint32_t x[4];
+          ldmatrix_x4(x, b_rows.at(n * 8, k));
+          split_b(b_high[n], b_low[n], x[0], x[1]);
+          split_b(b_high[n + 1], b_low[n + 1], x[2], x[3]);
+        }
+      }
+#pragma unroll
+      for (int m = 0; m < MT; ++m) {
+        uint32_t x[4], a_high[4], a_low[4];
+        ldmatrix_x4(x, a_rows.at(m * 16, k));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) split_tf32(a_high[i], a_low[i], x[i]);
+        multiply(c.x[m], a_high, a_low, b_high, b_low);
+      }
+    }
+  }
+
+  // P's columns 2t and 2t + 1 of a column tile serve as columns t and t + 4 of A, and the rows of B
+  // likewise: the order of the sum is free.
+  template <int HEAD_DIM, int MT, int NT, int OT>
+  __device__ __forceinline__ static void ab(Accumulator<MT, OT>& c, const Accumulator<MT, NT>& p,
+                                            uint32_t b) {
+    constexpr int ROW_BYTES = FloatRows<HEAD_DIM>::ROW_BYTES;
+    constexpr int STEP = NT;  // column tiles of P that are in registers as halves
+    const int lane = fresh_thread() % 32;
+    const int row = lane % 4 * 2;
+    const uint32_t even = b + FloatRows<HEAD_DIM>::offset(row, lane / 4);
+    const uint32_t odd = b + FloatRows<HEAD_DIM>::offset(row + 1, lane / 4);
+#pragma unroll
+    for (int k = 0; k < NT; k += STEP) {
+      uint32_t a_high[STEP][MT][4], a_low[STEP][MT][4];
+#pragma unroll
+      for (int s = 0; s < STEP; ++s)
+#pragma unroll
+        for (int m = 0; m < MT; ++m) split_p(a_high[s][m], a_low[s][m], p.x[m][k + s]);
+#pragma unroll
+      for (int i = 0; i < OT; i += 4) {
+        // NOTE: the matrix units cut off what does not fit an accumulator instead of rounding,
+        // which adds up over thousands of keys. So only short sums are left to them.
+        Accumulator<MT, 4> sum;
+        sum.clear();
+#pragma unroll
+        for (int s = 0; s < STEP; ++s) {
+          const uint4 x = load_shared_16(even + (k + s) * 8 * ROW_BYTES + i * 32);
+          const uint4 y = load_shared_16(odd + (k + s) * 8 * ROW_BYTES + i * 32);
+          uint32_t b_high[4][2], b_low[4][2];
+          split_b(b_high[0], b_low[0], x.x, y.x);
+          split_b(b_high[1], b_low[1], x.y, y.y);
+          split_b(b_high[2], b_low[2], x.z, y.z);
+          split_b(b_high[3], b_low[3], x.w, y.w);
+#pragma unroll
+          for (int m = 0; m < MT; ++m) {
+            multiply(sum.x[m], a_high[s][m], a_low[s][m], b_high, b_low);
+          }
+        }
+#pragma unroll
+        for (int m = 0; m < MT; ++m)
+#pragma unroll
+          for (int j = 0; j < 4; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) c.x[m][i + j][e] += sum.x[m][j][e];
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static void split_b(uint32_t (&high)[2], uint32_t (&low)[2],
+                                                 uint32_t x, uint32_t y) {
+    split_tf32(high[0], low[0], x);
+    split_tf32(high[1], low[1], y);
+  }
+  __device__ __forceinline__ static void split_p(uint32_t (&high)[4], uint32_t (&low)[4],
+                                                 const float (&d)[4]) {
+    split_tf32(high[0], low[0], __float_as_uint(d[0]));
+    split_tf32(high[1], low[1], __float_as_uint(d[2]));
+    split_tf32(high[2], low[2], __float_as_uint(d[1]));
+    split_tf32(high[3], low[3], __float_as_uint(d[3]));
+  }
+
+  // low * low, 2^-22 of the product, is left out.
+  template <int NT, int CT>
+  __device__ __forceinline__ static void multiply(float (&c)[CT][4], const uint32_t (&a_high)[4],
+                                                  const uint32_t (&a_low)[4],
+                                                  const uint32_t (&b_high)[NT][2],
+                                                  const uint32_t (&b_low)[NT][2]) {
+    static_assert(NT == CT);
+#pragma unroll
+    for (int n = 0; n < NT; ++n) mma_m16n8k8_tf32(c[n], a_low, b_high[n]);
+#pragma unroll
+    for (int n = 0; n < NT; ++n) mma_m16n8k8_tf32(c[n], a_high, b_low[n]);
+#pragma unroll
+    for (int n = 0; n < NT; ++n) mma_m16n8k8_tf32(c[n], a_high, b_high[n]);
+  }
+};
+
+// The same fragments, computed by each lane for itself.
+struct ScalarProduct {
+  template <int HEAD_DIM, int COLUMNS, int UNROLL, int MT, int NT>
+  __device__ __forceinline__ static void abt(Accumulator<MT, NT>& c, uint32_t a, uint32_t b) {
+    constexpr int ROW_BYTES = FloatRows<HEAD_DIM>::ROW_BYTES;
+    const int lane = fresh_thread() % 32;
+    // Rows g and g + 8 * i of A and 2t + e + 8 * n of B: the phase is g and 2t + e.
+    const uint32_t a_row = a + lane / 4 * ROW_BYTES;
+    const uint32_t b_row = b + lane % 4 * 2 * ROW_BYTES;
+    const int a_phase = lane / 4 << 4;
+    const int b_phase = lane % 4 * 2 << 4;
+#pragma unroll UNROLL
+    for (int chunk = 0; chunk < COLUMNS / 4; ++chunk) {
+      float4 rows[MT][2];
+#pragma unroll
+      for (int i = 0; i < 2 * MT; ++i) {
+        rows[i / 2][i % 2] = load(a_row + i * 8 * ROW_BYTES + (a_phase ^ (chunk << 4)));
+      }
+#pragma unroll
+      for (int n = 0; n < NT; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const float4 y = load(b_row + (n * 8 + e) * ROW_BYTES + (b_phase ^ ((chunk ^ e) << 4)));
+#pragma unroll
+          for (int m = 0; m < MT; ++m)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+              const float4& x = rows[m][h];
+              float& sum = c.x[m][n][2 * h + e];
+              sum = fmaf(x.x, y.x, sum);
+              sum = fmaf(x.y, y.y, sum);
+              sum = fmaf(x.z, y.z, sum);
+              sum = fmaf(x.w, y.w, sum);
+            }
+        }
+    }
+  }
+
+  template <int HEAD_DIM, int MT, int NT, int OT>
+  __device__ __forceinline__ static void ab(Accumulator<MT, OT>& c, const Accumulator<MT, NT>& p,
+                                            uint32_t b) {
+    constexpr int ROW_BYTES = FloatRows<HEAD_DIM>::ROW_BYTES;
+    const int lane = fresh_thread() % 32;
+    const int first_chunk = lane % 4 * 2 << 4;
+#pragma unroll
+    for (int k = 0; k < NT; ++k)
+#pragma unroll
+      for (int r = 0; r < 8; ++r) {
+        // Column r of the tile is in the lane whose t is r / 2.
+        float factor[MT][2];
+#pragma unroll
+        for (int m = 0; m < MT; ++m)
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            factor[m][h] = __shfl_sync(0xffffffffu, p.x[m][k][2 * h + r % 2], lane / 4 * 4 + r / 2);
+          }
+        const uint32_t row = b + (k * 8 + r) * ROW_BYTES;
+#pragma unroll
+        for (int i = 0; i < OT; i += 4)
+#pragma unroll
+          for (int e = 0; e < 2; ++e) {
+            const float4 y = load(row + i * 32 + (first_chunk ^ ((e ^ r) << 4)));
+#pragma unroll
+            for (int m = 0; m < MT; ++m)
+#pragma unroll
+              for (int h = 0; h < 2; ++h) {
+                const int x = 2 * h + e;
+                c.x[m][i][x] = fmaf(factor[m][h], y.x, c.x[m][i][x]);
+                c.x[m][i + 1][x] = fmaf(factor[m][h], y.y, c.x[m][i + 1][x]);
+                c.x[m][i + 2][x] = fmaf(factor[m][h], y.z, c.x[m][i + 2][x]);
+                c.x[m][i + 3][x] = fmaf(factor[m][h], y.w, c.x[m][i + 3][x]);
+              }
+          }
+      }
+  }
+
+ private:
+  __device__ __forceinline__ static float4 load(uint32_t smem) {
+    const uint4 x = load_shared_16(smem);
+    return {__uint_as_float(x.x), __uint_as_float(x.y), __uint_as_float(x.z), __uint_as_float(x.w)};
+  }
+};
+
+template <class Target>
+using Product = std::conditional_t<Target::HAS_CP_ASYNC, TensorProduct, ScalarProduct>;
+
+}  // namespace flash_dist

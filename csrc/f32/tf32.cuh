@@ -1,0 +1,32 @@
+// The matrix instruction for tf32, and fp32 numbers as sums of two of its operands.
+//
+// Fragment layout of m16n8k8 (PTX ISA, "Matrix Fragments for mma.m16n8k8", .tf32), lane = 4 * g +
+// t:
+//   a[0] row g      col t      a[2] row g      col t + 4
+//   a[1] row g + 8  col t      a[3] row g + 8  col t + 4
+//   b[0] row t      col g      b[1] row t + 4  col g
+//   d[0], d[1] row g  cols 2t, 2t+1  d[2], d[3] row g + 8
+#pragma once
+
+#include <cstdint>
+
+namespace flash_dist {
+
+// x = high + low. A tf32 operand holds 11 significant bits and ignores the rest of the register:
+// high has the first 11 bits of x, low the other 13.
+__device__ __forceinline__ void split_tf32(uint32_t& high, uint32_t& low, uint32_t x) {
+  high = x & 0xffffe000u;
+  low = __float_as_uint(__uint_as_float(x) - __uint_as_float(high));
+}
+
+// D[16, 8] += A[16, 8] @ B[8, 8]; sm_80 and newer.
+__device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const uint32_t (&a)[4],
+                                                 const uint32_t (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, "
+      "%9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+}  // namespace flash_dist
