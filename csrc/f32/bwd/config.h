@@ -2,14 +2,10 @@
 #pragma once
 
 #include "core/target.h"
-#include "mma/bwd/dkdv.h"
+#include "f32/bwd/work.cuh"
 #include "plans.h"
 
 namespace flash_dist {
-
-struct F32DkdvWork : DkdvWork {
-  const float *q, *dout;  // in place of those of DkdvWork
-};
 
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct F32DkdvConfig
@@ -38,8 +34,9 @@ struct F32DkdvConfig
     Stage stage[Plan::STAGES];
     alignas(16) float exchange[SPLIT == 1 ? 4 : WARPS * ROWS * BLOCK_M];
     F32DkdvWork work;
-    DkdvCursor<F32DkdvConfig> cursor;  // thread 0's, kept here to leave registers to dK and dV
-    DkdvItem items[ITEMS];
+    F32DkdvCursor<BLOCK_M, BLOCK_N>
+        cursor;  // thread 0's, kept here to leave registers to dK and dV
+    F32DkdvItem items[ITEMS];
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));

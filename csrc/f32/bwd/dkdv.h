@@ -58,16 +58,13 @@ __device__ __forceinline__ void f32_dkdv_block(const BwdParams& p) {
     mine.seqlen_q = sequence.seqlen_q;
     mine.seqlen_k = sequence.seqlen_k;
     mine.key0 = block.key0;
-    mine.ds_head = 0;
     if (threadIdx.x == 0) {
       work = mine;
-      smem.cursor = {mine.members_begin, 0, 0, nullptr};
-      smem.cursor.open(p, mine);
-      if (smem.cursor.member < mine.members_end) smem.items[0] = smem.cursor.item(p, mine);
+      smem.cursor.start(p, mine);
+      if (!smem.cursor.at_end(mine)) smem.items[0] = smem.cursor.item(p, mine);
     }
 
-    const Mask mask(p.mask, DkdvCursor<Config>::place_of(p, mine, 0));
-    const RowSpan keys = mask.keys_that_exist(block.batch);
+    const RowSpan keys = mine.mask(p, 0).keys_that_exist(block.batch);
     const RowSpan here{keys.first - block.key0, keys.end - block.key0};
     const int64_t row0 = sequence.k0 + block.key0;
     FloatTileCopy<Target, BLOCK_N, HEAD_DIM, Config::THREADS> copy;
@@ -94,7 +91,7 @@ __device__ __forceinline__ void f32_dkdv_block(const BwdParams& p) {
     copy_stats.fetch(sLse(s), p.lse_log2 + row, p.delta + row);
     if (threadIdx.x == 0) {
       smem.cursor.next(p, work);
-      if (smem.cursor.member < work.members_end) {
+      if (!smem.cursor.at_end(work)) {
         smem.items[(i + 1) % Config::ITEMS] = smem.cursor.item(p, work);
       }
     }
@@ -110,9 +107,9 @@ __device__ __forceinline__ void f32_dkdv_block(const BwdParams& p) {
   dv.clear();
 
   const auto compute = [&](int i, int s) {
-    const DkdvItem& item = smem.items[i % Config::ITEMS];
+    const F32DkdvItem& item = smem.items[i % Config::ITEMS];
     const WarpPlace<Config> warp;
-    const int code = item.place[warp.row0() / MASK_TILE].code;
+    const int code = item.code[warp.row0() / MASK_TILE];
     if (code == TILE_EMPTY) return;  // for all warps that share these keys
     const uint32_t q_slice = Rows::at(sQ(s), 0, warp.column0());
     const uint32_t dout_slice = Rows::at(sDout(s), 0, warp.column0());
@@ -124,8 +121,7 @@ __device__ __forceinline__ void f32_dkdv_block(const BwdParams& p) {
         pt, Rows::at(sK, warp.row0(), warp.column0()), q_slice);
     sum_slices(pt, warp, sExchange);
     if (code != TILE_FULL) {
-      const MaskPlace place = DkdvCursor<Config>::place_of(p, work, item.member);
-      hide_transposed(pt, Mask(p.mask, place), item.row0, work.key0 + warp.row0(), code);
+      hide_transposed(pt, work.mask(p, item.member), item.row0, work.key0 + warp.row0(), code);
     }
     // P^T = exp2(S^T * scale - lse)
     const float scale_log2 = p.softmax_scale * LOG2_E;
@@ -161,7 +157,7 @@ __device__ __forceinline__ void f32_dkdv_block(const BwdParams& p) {
     Product<Target>::template ab<HEAD_DIM>(dk, dst, q_slice);
   };
 
-  run_pipeline<Target, Config::STAGES>(DkdvCursor<Config>::count(p, work), fetch, land, compute);
+  run_pipeline<Target, Config::STAGES>(decltype(smem.cursor)::count(p, work), fetch, land, compute);
   if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
 
   const WarpPlace<Config> warp;

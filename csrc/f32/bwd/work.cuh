@@ -1,0 +1,105 @@
+// What one block of the fp32 dK/dV kernel computes.
+#pragma once
+
+#include "core/mask.cuh"
+#include "mma/bwd/work.cuh"
+
+namespace flash_dist {
+
+// Where a block works, for all its threads, in shared memory.
+struct F32DkdvWork {
+  const float *q, *dout;  // first query of the kv head's member 0
+  int64_t statistics;     // row of that query
+  int batch, head;        // head: query head of member 0
+  int members_begin, members_end;
+  int seqlen_q, seqlen_k;
+  int key0;
+
+  __device__ __forceinline__ Mask mask(const BwdParams& p, int member) const {
+    const Sequence sequence{0, 0, seqlen_q, seqlen_k};
+    return Mask(p.mask, MaskPlace(p.mask, sequence, batch, head + member));
+  }
+};
+
+// One pipeline item: a stage of queries of one query head, and what is known of them and the one or
+// two key tiles of the block.
+struct F32DkdvItem {
+  int row0, member;
+  int code[2];
+};
+
+// The items one after the other: query head by query head, tile by tile. One thread's work.
+template <int BLOCK_M, int BLOCK_N>
+struct F32DkdvCursor {
+  static constexpr int PER_TILE = MASK_TILE / BLOCK_M;
+  int member, i, end;  // i, end: stages of this member, PER_TILE to a step of the walk
+  const int4* entries;
+
+  __device__ __forceinline__ void start(const BwdParams& p, const F32DkdvWork& work) {
+    member = work.members_begin;
+    open(p, work);
+  }
+  __device__ __forceinline__ void next(const BwdParams& p, const F32DkdvWork& work) {
+    if (++i < end) return;
+    ++member;
+    open(p, work);
+  }
+  __device__ __forceinline__ bool at_end(const F32DkdvWork& work) const {
+    return member >= work.members_end;
+  }
+
+  __device__ __forceinline__ F32DkdvItem item(const BwdParams& p, const F32DkdvWork& work) const {
+    F32DkdvItem item;
+    item.member = member;
+    int tile = i / PER_TILE;
+    if (entries != nullptr) {
+      const int4 entry = entries[i / PER_TILE];
+      tile = entry.x;
+      item.code[0] = entry.y;
+      item.code[1] = entry.z;
+    } else {
+      const KeyRange range = work.mask(p, member).range(tile * MASK_TILE, MASK_TILE);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int key0 = work.key0 / MASK_TILE * MASK_TILE + half * MASK_TILE;
+        const bool visible = key0 < work.seqlen_k && range.touches(key0, MASK_TILE);
+        const bool full = range.covers(key0, MASK_TILE);
+        item.code[half] = !visible ? TILE_EMPTY : full ? TILE_FULL : TILE_ROWS;
+      }
+    }
+    item.row0 = tile * MASK_TILE + i % PER_TILE * BLOCK_M;
+    return item;
+  }
+
+  // All items of the block.
+  __device__ __forceinline__ static int count(const BwdParams& p, const F32DkdvWork& work) {
+    int items = 0;
+    for (int member = work.members_begin; member < work.members_end; ++member) {
+      const QueryWalk<BLOCK_N> walk = walk_of(p, work, member);
+      const int here = max(walk.end - walk.begin, 0) * PER_TILE;
+      if (p.mask.head_planes == 0) return here * (work.members_end - work.members_begin);
+      items += here;
+    }
+    return items;
+  }
+
+ private:
+  __device__ __forceinline__ static QueryWalk<BLOCK_N> walk_of(const BwdParams& p,
+                                                               const F32DkdvWork& work,
+                                                               int member) {
+    const Sequence sequence{0, 0, work.seqlen_q, work.seqlen_k};
+    return {work.mask(p, member), ds_layout(p, sequence), work.key0};
+  }
+  // The first item of this member or a later one.
+  __device__ __forceinline__ void open(const BwdParams& p, const F32DkdvWork& work) {
+    for (; member < work.members_end; ++member) {
+      const QueryWalk<BLOCK_N> walk = walk_of(p, work, member);
+      i = walk.begin * PER_TILE;
+      end = walk.end * PER_TILE;
+      entries = walk.entries;
+      if (i < end) return;
+    }
+  }
+};
+
+}  // namespace flash_dist
