@@ -1,4 +1,4 @@
-"""One-tile products per operand mode, dtype and target: the ptx wrappers on their own.
+"""One-tile products and stores per operand mode, head_dim, dtype and target.
 
 Compiles tile_gemm.cu with the machine's nvcc; targets other than the GPU's own run through the JIT
 of their PTX.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +19,17 @@ import torch
 HERE: Final = Path(__file__).resolve().parent
 CSRC: Final = HERE.parents[1] / "csrc"
 ELEMENTS: Final = {"Fp16": torch.float16, "Bf16": torch.bfloat16}
-ROWS, DEPTH = 32, 64
+ROWS: Final = 32
+HEAD_DIMS: Final = (32, 64, 96, 128, 160, 192, 224, 256)
+MODES: Final = (  # in the order of tile_gemm.cu
+    "a-bt",
+    "a-bt-8-columns",
+    "registers-b",
+    "transposed-b",
+    "two-warps",
+    "two-warps-8-columns",
+)
+SCORES: Final = MODES[:2]  # the first product only; the others round it for a second
 TARGETS: Final = {
     "ptx-7.5-fp16": (75, "", "compute_75", "Fp16"),
     "ptx-8.0-fp16": (80, "", "compute_80", "Fp16"),
@@ -26,89 +37,90 @@ TARGETS: Final = {
     "sass-9.0a-fp16": (90, "a", "sm_90a", "Fp16"),
     "sass-9.0a-bf16": (90, "a", "sm_90a", "Bf16"),
 }
+SPANS: Final = {  # the rows that exist, and how many columns do not
+    "whole": (0, 32, 0),
+    "first-rows": (0, 17, 0),
+    "inner-rows": (5, 29, 0),
+    "first-columns": (0, 32, 24),
+    "inner-part": (9, 23, 8),
+}
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(
         shutil.which("nvcc") is None or not CSRC.is_dir(), reason="needs nvcc and the source tree"
     ),
+    pytest.mark.parametrize("head_dim", HEAD_DIMS),
 ]
 
 
 @pytest.fixture(params=list(TARGETS.values()), ids=list(TARGETS), scope="module")
 def compiled(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[ctypes.CDLL, str]:
-    """Compile the kernels for one target into a library, with a host function per kernel."""
+) -> tuple[ctypes.CDLL, torch.dtype]:
+    """Compile the kernels for one target into a library."""
     number, suffix, code, element = request.param
     if suffix and torch.cuda.get_device_capability() != (number // 10, number % 10):
         pytest.skip(f"{code} code does not run on this GPU")
-    folder = tmp_path_factory.mktemp(f"{code}_{element}")
-    source = folder / "launch.cu"
-    source.write_text(
-        f'#include "{HERE / "tile_gemm.cu"}"\n'
-        'extern "C" int run_gemm(int mode, int rows, void* a, void* b, void* d, void* c) {\n'
-        "  tile_gemm<<<1, 128>>>(\n"
-        "      mode, rows, (uint16_t*)a, (uint16_t*)b, (uint16_t*)d, (float*)c);\n"
-        "  return cudaDeviceSynchronize();\n}\n"
-        'extern "C" int run_store(int rows, void* c, void* dst) {\n'
-        "  tile_store<<<1, 32>>>(rows, (float*)c, (uint16_t*)dst);\n"
-        "  return cudaDeviceSynchronize();\n}\n"
-    )
-    library = folder / "tile.so"
-    command = [
-        "nvcc",
-        "-O1",
-        "-std=c++17",
-        "-shared",
-        "-Xcompiler=-fPIC",
-        f"-I{CSRC}",
-        f"-DTARGET={number}",
-    ]
-    command += [f"-DELEMENT={element}", f"-gencode=arch=compute_{number}{suffix},code={code}"]
+    path = tmp_path_factory.mktemp(f"{code}_{element}") / "tile.so"
+    command = ["nvcc", "-O1", "-std=c++17", "-shared", "-Xcompiler=-fPIC", f"-I{CSRC}"]
+    command += [f"-DTARGET={number}", f"-DELEMENT={element}"]
+    command += [f"-gencode=arch=compute_{number}{suffix},code={code}"]
     if suffix:
         command.append(f"-DTARGET_SUFFIX='{suffix}'")
-    subprocess.run([*command, "-o", str(library), str(source)], check=True)
-    return ctypes.CDLL(str(library)), element
+    subprocess.run([*command, "-o", str(path), str(HERE / "tile_gemm.cu")], check=True)
+    library = ctypes.CDLL(str(path))
+    library.run_gemm.restype = library.run_store.restype = ctypes.c_bool
+    return library, ELEMENTS[element]
 
 
 def pointer(x: torch.Tensor) -> ctypes.c_void_p:
     return ctypes.c_void_p(x.data_ptr())
 
 
-@pytest.mark.parametrize("rows", [32, 17], ids=["whole", "zero-filled"])
-@pytest.mark.parametrize("mode", [0, 1, 2], ids=["a-bt", "registers-b", "transposed-b"])
+def multiply(
+    compiled: tuple[ctypes.CDLL, torch.dtype], mode: str, head_dim: int, span: tuple[int, int, int]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a mode's product and that of float64; what does not exist is NaN in memory."""
+    library, dtype = compiled
+    first, end, absent = span
+    exists = torch.zeros(ROWS, head_dim, dtype=torch.bool, device="cuda")
+    exists[first:end, : head_dim - absent] = True
+    drawn = [torch.randn(ROWS, head_dim, device="cuda").to(dtype) for _ in range(3)]
+    given = [x.masked_fill(~exists, torch.nan) for x in drawn]
+    left, right, last = (x.masked_fill(~exists, 0).double() for x in drawn)
+    wanted = left @ right.T
+    if mode not in SCORES:
+        scores = wanted.float().to(dtype).double()
+        wanted = (scores.T if mode == "transposed-b" else scores) @ last
+
+    c = torch.full(wanted.shape, torch.nan, device="cuda")
+    torch.cuda.synchronize()
+    numbers = (head_dim, MODES.index(mode), first, end, head_dim - absent)
+    assert library.run_gemm(*numbers, *map(pointer, (*given, c)))
+    return c.double(), wanted
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_a_tile_product_is_exact_up_to_rounding(
-    compiled: tuple[ctypes.CDLL, str], mode: int, rows: int
+    compiled: tuple[ctypes.CDLL, torch.dtype], mode: str, head_dim: int
 ) -> None:
-    library, element = compiled
-    dtype = ELEMENTS[element]
-    a, b, d = (torch.randn(ROWS, DEPTH, device="cuda").to(dtype) for _ in range(3))
-    for x in (a, b, d):
-        x[rows:] = torch.nan
-    c = torch.full((ROWS, ROWS if mode == 0 else DEPTH), torch.nan, device="cuda")
-    torch.cuda.synchronize()
-    assert library.run_gemm(mode, rows, pointer(a), pointer(b), pointer(d), pointer(c)) == 0
-    left, right, last = (
-        torch.where(torch.arange(ROWS, device="cuda")[:, None] < rows, x, 0).double()
-        for x in (a, b, d)
-    )
-    product = left @ right.T
-    if mode:
-        inner = product.float().to(dtype).double()
-        product = (inner if mode == 1 else inner.T) @ last
-    tolerance = 1e-4 if mode == 0 else 4 * torch.finfo(dtype).eps
-    assert (c.double() - product).abs().max() <= tolerance * product.abs().max()
+    tolerance = 1e-4 if mode in SCORES else 4 * torch.finfo(compiled[1]).eps
+    for name, span in SPANS.items():
+        found, wanted = multiply(compiled, mode, head_dim, span)
+        assert (found - wanted).abs().max() <= tolerance * wanted.abs().max(), name
 
 
-@pytest.mark.parametrize("rows", [32, 17])
+@pytest.mark.parametrize("by_two", [False, True], ids=["one-warp", "two-warps"])
 def test_stored_rows_are_rounded_and_no_others_are_touched(
-    compiled: tuple[ctypes.CDLL, str], rows: int
+    compiled: tuple[ctypes.CDLL, torch.dtype], *, head_dim: int, by_two: bool
 ) -> None:
-    library, element = compiled
-    c = torch.randn(ROWS, DEPTH, device="cuda")
-    dst = torch.full((ROWS, DEPTH), 7.0, device="cuda", dtype=ELEMENTS[element])
-    torch.cuda.synchronize()
-    assert library.run_store(rows, pointer(c), pointer(dst)) == 0
-    assert torch.equal(dst[:rows], c[:rows].to(dst.dtype))
-    assert (dst[rows:] == 7).all()
+    library, dtype = compiled
+    c = torch.randn(ROWS, head_dim, device="cuda")
+    for rows, columns in product((32, 17, 7), (head_dim, head_dim - 24)):
+        dst = torch.full((ROWS, head_dim), 7.0, device="cuda", dtype=dtype)
+        want = dst.clone()
+        want[:rows, :columns] = c[:rows, :columns].to(dtype)
+        torch.cuda.synchronize()
+        assert library.run_store(head_dim, by_two, rows, columns, pointer(c), pointer(dst))
+        assert torch.equal(dst, want), f"{rows} rows, {columns} columns"
