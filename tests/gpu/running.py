@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,22 @@ def workspace(megabytes: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FLASH_DIST_WORKSPACE_MB", str(megabytes))
         yield
+
+
+@contextmanager
+def no_wait_for_the_gpu() -> Iterator[None]:
+    """Let every torch call raise that would wait for the GPU, and only within the scope."""
+
+    def set_mode(mode: str) -> None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype feature")
+            torch.cuda.set_sync_debug_mode(mode)
+
+    try:
+        set_mode("error")
+        yield
+    finally:
+        set_mode("default")
 
 
 def peak_of(call: Callable[[], object]) -> int:

@@ -11,7 +11,7 @@ import torch
 
 from flash_dist import flash_attn_func
 from tests.gpu.packed import Packed, attend_packed, boundaries, pack, starts
-from tests.gpu.running import attend, workspace
+from tests.gpu.running import attend, no_wait_for_the_gpu, workspace
 from tests.masks import masked_problem
 from tests.reference import NAMES, assert_close, assert_same_bits, find_faults
 
@@ -129,12 +129,9 @@ def test_no_call_waits_for_the_gpu(half: torch.dtype) -> None:
     packed = pack((300, 0, 65, 700), num_heads=4, num_heads_kv=2, dtype=half, causal=True)
     given = boundaries(packed, packed.problem.q.device)
     attend_packed(packed, given=given, poison=False)  # what is made once
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_wait_for_the_gpu():
         for batch_invariant in (False, True):
             attend_packed(packed, given=given, poison=False, batch_invariant=batch_invariant)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.gpu
