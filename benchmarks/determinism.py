@@ -130,7 +130,8 @@ def draw(shape: Shape) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def describe_path(run: Callable[[], object]) -> str:
     """Say where dQ comes from, in how many launches of dK and dV, and whether a group was split."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities, acc_events=True) as profile:
         run()
         torch.cuda.synchronize()
     counts = {event.key: event.count for event in profile.key_averages()}

@@ -142,7 +142,7 @@ class Cost:
     def __init__(self, call: Callable[[], object]) -> None:
         self.bytes = peak_of(call)
         activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-        with torch.profiler.profile(activities=activities) as profile:
+        with torch.profiler.profile(activities=activities, acc_events=True) as profile:
             call()
             torch.cuda.synchronize()
         self.kernels = sorted(
