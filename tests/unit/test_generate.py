@@ -1,34 +1,21 @@
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from flash_dist.archs import Arch, ArchSet
+from tests.unit.generator import CSRC, generate
 
-CSRC = Path(__file__).resolve().parents[2] / "csrc"
-
-
-def _load() -> Any:  # noqa: ANN401  (a script beside C++, not a module of a package)
-    spec = importlib.util.spec_from_file_location("generate", CSRC / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["generate"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-generate = _load()
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TABLE = """
 [dtypes]
 fp16 = 75
+fp32 = 75
 bf16 = 80
 [smem_plans]
 0 = 49152
@@ -51,6 +38,19 @@ head_dim = 128
 plan = 163
 warps = 8
 block_n = 32
+[[family]]
+name = "fwd"
+header = "f32/fwd/launch.h"
+config = "F32FwdConfig"
+kernel = "f32_fwd_block"
+params = "FwdParams"
+launch = "launch_f32_fwd"
+dtypes = ["fp32"]
+[[family.row]]
+head_dim = 192
+head_dim_v = 128
+plan = 99
+warps = 4
 [[family]]
 name = "delta"
 header = "mma/bwd/delta.h"
@@ -82,7 +82,8 @@ def table(tmp_path: Path) -> Any:  # noqa: ANN401
                 f"{kernel.format(dtype=dtype)}_sm86"
                 for dtype in ("fp16", "bf16")
                 for kernel in ("fwd_{dtype}_d64_smem64", "delta_{dtype}_d64")
-            },
+            }
+            | {"fwd_fp32_d192v128_smem99_sm86"},
         ),
         (
             "compute_80",
@@ -94,7 +95,8 @@ def table(tmp_path: Path) -> Any:  # noqa: ANN401
                     "fwd_{dtype}_d128_smem163",
                     "delta_{dtype}_d64",
                 )
-            },
+            }
+            | {"fwd_fp32_d192v128_smem99_compute80"},
         ),
     ],
     ids=["no bf16 and 64 KB", "99 KB", "PTX, 163 KB"],
@@ -116,7 +118,7 @@ def test_every_variant_of_the_real_table_has_a_symbol_of_its_own() -> None:
     assert all(re.fullmatch(r"flash_dist_[a-z0-9_]+", symbol) for symbol in symbols)
 
 
-def test_ptx_files_hold_one_kernel_and_sass_files_one_family(table: Any, tmp_path: Path) -> None:  # noqa: ANN401
+def test_ptx_files_hold_one_kernel_and_sass_files_one_size(table: Any, tmp_path: Path) -> None:  # noqa: ANN401
     generate.generate(table, ArchSet.parse("8.0+PTX").archs, [], tmp_path)
     kernels = {
         path.relative_to(tmp_path): path.read_text().count("__global__")
@@ -124,9 +126,9 @@ def test_ptx_files_hold_one_kernel_and_sass_files_one_family(table: Any, tmp_pat
     }
     ptx = {path: count for path, count in kernels.items() if "compute_80" in path.parts}
     sass = {path.name: count for path, count in kernels.items() if "sm_80" in path.parts}
-    assert len(ptx) == 6
+    assert len(ptx) == 7
     assert set(ptx.values()) == {1}
-    assert sass == {"fwd.cu": 4, "delta.cu": 2}
+    assert sass == {"fwd_d64.cu": 2, "fwd_d128.cu": 2, "fwd_d192v128.cu": 1, "delta_d64.cu": 2}
 
 
 def test_the_target_is_a_template_argument_of_kernel_and_launcher(
@@ -134,8 +136,8 @@ def test_the_target_is_a_template_argument_of_kernel_and_launcher(
     tmp_path: Path,
 ) -> None:
     generate.generate(table, ArchSet.parse("9.0a").archs, [], tmp_path)
-    text = (tmp_path / "targets" / "sm_90a" / "delta.cu").read_text()
-    assert "DeltaConfig<Target<90, 'a', Code::SASS>, Fp16, 64, 0>" in text
+    text = (tmp_path / "targets" / "sm_90a" / "delta_d64.cu").read_text()
+    assert "DeltaConfig<Target<90, 'a', Code::SASS>, Fp16, 64, 64, 0>" in text
     assert "launch_delta<flash_dist_delta_fp16_d64_sm90a_config>" in text
     assert "__CUDA_ARCH__" not in text
     assert "namespace {" not in text
@@ -144,7 +146,8 @@ def test_the_target_is_a_template_argument_of_kernel_and_launcher(
 def test_plans_hold_every_further_key_of_a_row(table: Any) -> None:  # noqa: ANN401
     text = generate.render_plans(table)
     assert "static constexpr int WARPS = 8; static constexpr int BLOCK_N = 32;" in text
-    assert "template <> struct FwdPlan<128, 163>" in text
+    assert "template <> struct FwdPlan<128, 128, 163>" in text
+    assert "template <> struct F32FwdPlan<192, 128, 99>" in text
     assert "if (plan == 163) return 166912;" in text
 
 
@@ -152,13 +155,13 @@ def test_the_dispatchers_table_lists_only_what_is_linked(table: Any, tmp_path: P
     linked, other = ArchSet.parse("7.5").archs, ArchSet.parse("9.0a").archs
     generate.generate(table, linked, other, tmp_path)
     lines = (tmp_path / "variants.inc").read_text().splitlines()
-    assert lines == [
-        r"FLASH_DIST_VARIANT(flash_dist_fwd_fp16_d64_smem64_sm75, fwd, fp16, 64, 64, 75, '\0', 0)",
-        r"FLASH_DIST_VARIANT(flash_dist_delta_fp16_d64_sm75, delta, fp16, 64, 0, 75, '\0', 0)",
+    assert [line.removeprefix("FLASH_DIST_VARIANT(flash_dist_") for line in lines] == [
+        r"fwd_fp16_d64_smem64_sm75, fwd, fp16, 64, 64, 64, 75, '\0', 0)",
+        r"delta_fp16_d64_sm75, delta, fp16, 64, 64, 0, 75, '\0', 0)",
     ]
     data = json.loads((tmp_path / "variants.json").read_text())
     assert [entry["target"] for entry in data] == ["sm_75", "sm_75"]
-    assert (tmp_path / "targets" / "sm_90a" / "fwd.cu").is_file()
+    assert (tmp_path / "targets" / "sm_90a" / "fwd_d64.cu").is_file()
     assert "FLASH_DIST_OTHER_TARGETS sm_90a" in (tmp_path / "sources.cmake").read_text()
 
 
