@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-import torch.utils.deterministic
 
 from .eager import make_eager
 from .flex import make_flex
-from .names import DETERMINISTIC, OURS
+from .names import OWN, in_deterministic_mode
 from .ours import make_ours
 from .sdpa import make_sdpa
 
@@ -29,36 +28,35 @@ def make_attend(name: str, problem: Problem) -> Attend:
     Raises:
         CannotRun: It does not serve the problem. Anything else is a failure of its own.
     """
-    if name == OURS:
-        return make_ours(problem)
-    if name == "eager":
-        return make_eager(problem)
-    if name == "flex":
-        return make_flex(problem)
     with determinism_of(name):
+        if name in OWN:
+            return make_ours(problem)
+        if name == "eager":
+            return make_eager(problem)
+        if name == "flex":
+            return make_flex(problem)
         return make_sdpa(name, problem)
 
 
 @contextmanager
 def determinism_of(name: str) -> Iterator[None]:
-    """Run a peer as its name says. Torch's fill of new memory is off: no peer pays for it."""
-    if not name.endswith(DETERMINISTIC):
+    """Run a contender as its name says, in torch's own mode as users get it.
+
+    Torch then fills new memory, too: outputs, and what a peer works in.
+    """
+    if not in_deterministic_mode(name):
         yield
         return
-    settings: Any = torch.utils.deterministic  # a module with properties
-    filled = settings.fill_uninitialized_memory
-    settings.fill_uninitialized_memory = False
     torch.use_deterministic_algorithms(True)  # noqa: FBT003
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(False)  # noqa: FBT003
-        settings.fill_uninitialized_memory = filled
 
 
 def bind(name: str, run: Run) -> Run:
     """Return a run in the mode of its contender."""
-    if not name.endswith(DETERMINISTIC):
+    if not in_deterministic_mode(name):
         return run
 
     def bound() -> object:

@@ -7,7 +7,9 @@ from typing import Final
 from flash_dist.errors import UsageError
 
 OURS: Final = "ours"
-DETERMINISTIC: Final = "-deterministic"
+DETERMINISTIC: Final = "-deterministic"  # under torch.use_deterministic_algorithms(True)
+OURS_DETERMINISTIC: Final = OURS + DETERMINISTIC
+OWN: Final = (OURS, OURS_DETERMINISTIC)
 PEERS: Final = (
     "sdpa-flash",
     "sdpa-flash-deterministic",
@@ -42,9 +44,19 @@ def parse_states(text: str) -> tuple[str, ...]:
     return _parse_list(text, STATES, "state of L2")
 
 
+def add_ours(peers: tuple[str, ...]) -> tuple[str, ...]:
+    """Return all who run: ours too, and in the deterministic mode if a peer runs in it."""
+    return (*(OWN if any(map(in_deterministic_mode, peers)) else (OURS,)), *peers)
+
+
+def in_deterministic_mode(name: str) -> bool:
+    """Whether it runs under torch.use_deterministic_algorithms(True)."""
+    return name.endswith(DETERMINISTIC)
+
+
 def is_deterministic(name: str) -> bool:
     """Whether the backward gives the same bits on every run, by its own claim."""
-    return name in {OURS, "flex"} or name.endswith(DETERMINISTIC)
+    return name in {OURS, "flex"} or in_deterministic_mode(name)
 
 
 def _parse_list(text: str, allowed: tuple[str, ...], what: str, *more: str) -> tuple[str, ...]:

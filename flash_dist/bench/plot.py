@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flash_dist.errors import FlashDistError
 
-from .names import DETERMINISTIC, OURS, PHASES, TITLES, is_deterministic
+from .names import DETERMINISTIC, OURS, OURS_DETERMINISTIC, PHASES, TITLES, is_deterministic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours, told apart by every eye; ours is the dark one.
 _COLOURS: Final = {
     OURS: "#1a1a1a",
+    OURS_DETERMINISTIC: "#7a7a7a",
     "sdpa-flash": "#56B4E9",
     "sdpa-flash-deterministic": "#0072B2",
     "sdpa-cudnn": "#009E73",
@@ -149,7 +150,7 @@ def _draw_panel(axis: Any, rows: list[Row], phase: str, names: tuple[str, ...]) 
 
 
 def choose_bars(names: tuple[str, ...], phase: str) -> tuple[str, ...]:
-    """Leave out forwards that another bar shows: determinism is a matter of the backward."""
+    """Leave out forwards that another bar shows: the deterministic mode only fills their memory."""
     if phase != "forward":
         return names
     shown = {f"{name}{DETERMINISTIC}" for name in names}

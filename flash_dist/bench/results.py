@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flash_dist.errors import UsageError
 
-from .names import OURS, is_deterministic
+from .names import OURS, OURS_DETERMINISTIC, OWN, in_deterministic_mode, is_deterministic
 from .shapes import Mask, Shape
 from .work import count_flops
 
@@ -47,6 +47,7 @@ class Entry:
         """Return the entry as plain data."""
         return {
             "deterministic": is_deterministic(self.name),
+            "deterministic_mode": in_deterministic_mode(self.name),
             "reason": self.reason or None,
             "timings": {phase: asdict(timing) for phase, timing in self.timings.items()},
             "peak_bytes": dict(self.memory),
@@ -77,14 +78,20 @@ class Row:
     entries: Mapping[str, Entry]
     findings: tuple[str, ...] = ()
 
+    def ours_beside(self, peer: str) -> str:
+        """Return which of ours a peer is held against: the one that ran in the peer's mode."""
+        both = in_deterministic_mode(peer) and OURS_DETERMINISTIC in self.entries
+        return OURS_DETERMINISTIC if both else OURS
+
     def ratio(self, peer: str, phase: str) -> float | None:
         """Return the peer's time over ours: above 1 ours is faster. None if one has no time."""
-        times = [self.milliseconds(name, phase) for name in (peer, OURS)]
+        times = [self.milliseconds(name, phase) for name in (peer, self.ours_beside(peer))]
         return None if times[0] is None or times[1] is None else times[0] / times[1]
 
     def memory_ratio(self, peer: str, phase: str) -> float | None:
         """Return the peer's peak memory over ours."""
-        both = [self.entries[name].memory.get(phase) for name in (peer, OURS)]
+        names = (peer, self.ours_beside(peer))
+        both = [self.entries[name].memory.get(phase) for name in names]
         return None if both[0] is None or not both[1] else both[0] / both[1]
 
     def milliseconds(self, name: str, phase: str) -> float | None:
@@ -143,7 +150,7 @@ class Report:
     @property
     def peers(self) -> tuple[str, ...]:
         """Return the names of the others."""
-        return tuple(name for name in self.contenders if name != OURS)
+        return tuple(name for name in self.contenders if name not in OWN)
 
     def to_json(self) -> dict[str, Any]:
         """Return the run as plain data."""
@@ -187,7 +194,7 @@ def best_peer(row: Row, phase: str) -> str | None:
     times = {
         name: time
         for name in row.entries
-        if name != OURS and (time := row.milliseconds(name, phase)) is not None
+        if name not in OWN and (time := row.milliseconds(name, phase)) is not None
     }
     return min(times, key=times.__getitem__, default=None)
 

@@ -20,7 +20,7 @@ from .agreement import (
 from .contenders import bind, make_attend
 from .failures import CannotRun, describe_failure, is_fatal
 from .launched import launched_kernels
-from .names import OURS
+from .names import OURS, OURS_DETERMINISTIC, OWN, add_ours
 from .problem import Problem
 from .results import Entry, Row
 from .timing import RunFailed, time_interleaved
@@ -99,7 +99,7 @@ class ShapeBench:
         self.clock = clock
         self.findings: list[str] = []
         self.lost = ""
-        self.entries = {name: Entry(name) for name in (OURS, *peers)}
+        self.entries = {name: Entry(name) for name in add_ours(peers)}
         self.attends: dict[str, Attend] = {}
         self.problem = Problem.draw(shape, device)
         results: dict[str, tuple[Tensor, ...]] = {}
@@ -122,8 +122,8 @@ class ShapeBench:
         reason = describe_failure(error)
         if is_fatal(error):
             self.lost = f"the GPU takes no more work after {name} on {self.shape.name}"
-        if name == OURS:
-            self.findings.append(f"ours failed on {self.shape.name}: {reason}")
+        if name in OWN:
+            self.findings.append(f"{name} failed on {self.shape.name}: {reason}")
         self._drop(name, reason)
 
     def _drop(self, name: str, reason: str) -> None:
@@ -159,7 +159,9 @@ class ShapeBench:
             limit, whom = FLOAT64_LIMIT, "float64"
         elif OURS in results:
             errors = measure_errors(results[name], results[OURS])
-            limit, whom = LIMITS[shape.dtype], "ours"
+            limit, whom = LIMITS[shape.dtype], OURS
+            if name == OURS_DETERMINISTIC:
+                limit = 0.0  # torch's mode changes nothing
         else:
             return {}
         for tensor, error in errors.items():

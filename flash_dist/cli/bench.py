@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
@@ -241,6 +242,7 @@ def _measure(args: argparse.Namespace, shapes: tuple[Shape, ...]) -> Report:
     from flash_dist.bench.runner import Plan  # noqa: PLC0415
     from flash_dist.bench.timing import GpuClock  # noqa: PLC0415
 
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch's mode asks for it
     peers, states = DEFAULTS[args.shapes]
     peers = peers if args.peers is None else args.peers
     plan = Plan(shapes, peers, args.phases, args.l2 or states, args.seconds)

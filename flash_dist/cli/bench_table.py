@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from flash_dist.bench.names import DETERMINISTIC, OURS, PHASES, TITLES, is_deterministic
+from flash_dist.bench.names import (
+    DETERMINISTIC,
+    OURS,
+    OURS_DETERMINISTIC,
+    PHASES,
+    TITLES,
+    in_deterministic_mode,
+    is_deterministic,
+)
 from flash_dist.bench.results import best_peer, collect_ratios, document_ratios, geometric_mean
 
 from .results import make_table
@@ -66,6 +74,8 @@ def describe_run(report: Report) -> Iterator[str]:
     versions = ", ".join(f"{name} {machine[name]}" for name in names if machine.get(name))
     yield f"{machine.get('gpu')}, {versions}"
     yield "ratio x NAME: that peer's median time over ours, above 1 ours is faster"
+    if OURS_DETERMINISTIC in report.contenders:
+        yield "x NAME det.: both under torch.use_deterministic_algorithms(True), as `ms det.`"
     yield (
         "x best: the fastest peer of the row; TFLOP/s: visible scores only; "
         "MiB: peak above the inputs; mem: that peer's peak over ours"
@@ -75,9 +85,11 @@ def describe_run(report: Report) -> Iterator[str]:
 def make_phase_table(rows: Sequence[Row], phase: str, peers: Sequence[str], notes: Notes) -> Table:
     """Return times, rates and ratios of one phase."""
     states = {row.state for row in rows}
+    with_mode = any(OURS_DETERMINISTIC in row.entries for row in rows)
     table = make_table(
         "shape" if len(states) > 1 else f"shape ({rows[0].state} L2)",
         "ms",
+        *(["ms det."] if with_mode else []),
         "TFLOP/s",
         *(["x best"] if len(peers) > _MOST_ALONE else []),
         *(f"x {name.replace(DETERMINISTIC, ' det.')}" for name in peers),
@@ -85,18 +97,25 @@ def make_phase_table(rows: Sequence[Row], phase: str, peers: Sequence[str], note
     )
     for row in rows:
         name = f"{row.shape.name} {row.state}" if len(states) > 1 else row.shape.name
-        ours = row.entries[OURS]
-        time, rate = row.milliseconds(OURS, phase), row.teraflops(OURS, phase)
-        reason = f"failed {notes.refer(f'ours: {ours.reason}')}" if ours.reason else _NONE
+        ours, rate = row.entries[OURS], row.teraflops(OURS, phase)
         table.add_row(
             name,
-            reason if time is None else format_time(time),
+            _own_cell(row, OURS, phase, notes),
+            *([_own_cell(row, OURS_DETERMINISTIC, phase, notes)] if with_mode else []),
             _NONE if rate is None else f"{rate:.0f}",
             *([_best_cell(row, phase)] if len(peers) > _MOST_ALONE else []),
             *(_peer_cell(row, peer, phase, notes) for peer in peers),
             f"{ours.memory[phase] / _MEGA:.0f}" if phase in ours.memory else _NONE,
         )
     return table
+
+
+def _own_cell(row: Row, name: str, phase: str, notes: Notes) -> str:
+    entry = row.entries.get(name)
+    time = row.milliseconds(name, phase) if entry else None
+    if time is not None:
+        return format_time(time)
+    return f"failed {notes.refer(f'{name}: {entry.reason}')}" if entry and entry.reason else _NONE
 
 
 def _best_cell(row: Row, phase: str) -> str:
@@ -156,6 +175,13 @@ def describe_checks(report: Report) -> Iterator[str]:
     yield f"deterministic backward: {', '.join(certain)}" + (
         f"; not claimed: {', '.join(others)}" if others else ""
     )
+    inside = [name for name in names if in_deterministic_mode(name)]
+    if inside:
+        outside = [name for name in names if name not in inside]
+        yield (
+            "under torch.use_deterministic_algorithms(True) with torch's defaults, which fill new "
+            f"memory: {', '.join(inside)}; outside of it: {', '.join(outside)}"
+        )
     if "sdpa-cudnn" in names:
         yield "cuDNN drops out under torch.use_deterministic_algorithms(True): it ran without"
     yield from _describe_errors(report)

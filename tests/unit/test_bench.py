@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flash_dist.bench.files import read_report, write_json
-from flash_dist.bench.names import OURS, PEERS, is_deterministic, parse_peers, parse_phases
+from flash_dist.bench.names import (
+    OURS,
+    OURS_DETERMINISTIC,
+    PEERS,
+    add_ours,
+    is_deterministic,
+    parse_peers,
+    parse_phases,
+)
 from flash_dist.bench.results import (
     Entry,
     Report,
@@ -147,6 +155,27 @@ def test_a_ratio_is_the_peers_time_over_ours() -> None:
     assert best_peer(row, "backward") == "sdpa-flash"
     assert row.teraflops(OURS, "both") == pytest.approx(300)
     assert row.memory_ratio("sdpa-flash", "both") == 1
+
+
+def test_a_peer_in_torchs_mode_is_held_against_ours_in_it() -> None:
+    assert add_ours(("sdpa-flash", "flex")) == (OURS, "sdpa-flash", "flex")
+    both = add_ours(("sdpa-flash", "sdpa-flash-deterministic"))
+    assert both == (OURS, OURS_DETERMINISTIC, "sdpa-flash", "sdpa-flash-deterministic")
+    shape = paper_shapes()[0]
+    row = make_row(shape)
+    row = replace(
+        row,
+        entries={**row.entries, OURS_DETERMINISTIC: make_entry(OURS_DETERMINISTIC, shape, 200.0)},
+    )
+    assert row.ratio("sdpa-flash-deterministic", "backward") == pytest.approx(200 / 150)
+    assert row.ratio("sdpa-flash", "backward") == pytest.approx(300 / 330)
+    assert Report({}, {}, (row,)).peers == ("sdpa-flash", "sdpa-flash-deterministic")
+    entries = row.to_json()["contenders"]
+    modes = {name: entry["deterministic_mode"] for name, entry in entries.items()}
+    assert [name for name, mode in modes.items() if mode] == [
+        "sdpa-flash-deterministic",
+        OURS_DETERMINISTIC,
+    ]
 
 
 def test_a_stack_has_a_time_but_no_rate() -> None:

@@ -14,7 +14,7 @@ from flash_dist.bench.eager import make_eager
 from flash_dist.bench.failures import CannotRun, describe_failure
 from flash_dist.bench.flex import make_mask_mod
 from flash_dist.bench.launched import _is_runtime, shorten
-from flash_dist.bench.names import OURS, PHASES
+from flash_dist.bench.names import OURS, OURS_DETERMINISTIC, PHASES
 from flash_dist.bench.ours import mask_arguments
 from flash_dist.bench.problem import Problem
 from flash_dist.bench.runner import ContextLostError, Plan, measure
@@ -49,6 +49,32 @@ def test_every_phase_of_every_contender_is_timed() -> None:
     assert rows[0].findings == ()
     assert set(rows[0].entries["eager"].errors) == {"out", "dq", "dk", "dv"}
     assert max(rows[0].entries[OURS].errors.values()) < 1e-5  # against float64
+
+
+def test_torchs_mode_is_as_users_get_it_and_only_for_those_who_are_named_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: dict[bool, set[bool]] = {}
+
+    def make_spy(problem: Problem) -> Attend:
+        eager = make_eager(problem)
+
+        def attend(*inputs: torch.Tensor) -> torch.Tensor:
+            filled = torch.utils.deterministic.fill_uninitialized_memory
+            seen.setdefault(torch.are_deterministic_algorithms_enabled(), set()).add(filled)
+            return eager(*inputs)
+
+        return attend
+
+    monkeypatch.setattr(contenders, "make_ours", make_spy)
+    peers = ("sdpa-flash", "sdpa-flash-deterministic")
+    (row,) = measure(plan(SMALL, peers=peers), CPU, HostClock())
+    assert tuple(row.entries) == (OURS, OURS_DETERMINISTIC, *peers)
+    assert all(tuple(entry.timings) == PHASES for entry in row.entries.values())
+    assert set(row.entries[OURS_DETERMINISTIC].errors.values()) == {0.0}
+    assert row.findings == ()
+    assert seen == {False: {True}, True: {True}}
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_each_state_of_l2_has_its_row() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flash_dist.bench.names import OURS
+from flash_dist.bench.names import OURS, OURS_DETERMINISTIC
 from flash_dist.bench.results import Entry, Report
 from flash_dist.bench.shapes import paper_shapes, seed_shapes
 from flash_dist.cli import main
@@ -18,7 +18,7 @@ from flash_dist.cli.bench_table import print_report
 from flash_dist.cli.results import make_console
 from flash_dist.environment import Torch
 from flash_dist.nvidia import Cuda
-from tests.unit.bench_results import MACHINE, make_report, make_row
+from tests.unit.bench_results import MACHINE, make_entry, make_report, make_row
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -112,6 +112,18 @@ def test_the_paper_table_fits_a_screen_and_names_ratios_and_means() -> None:
     assert "deterministic backward: ours, sdpa-flash-deterministic, flex; " in text
     assert "largest difference of sdpa-flash from ours: out 4.0e-03" in text
     assert "kernels of ours: ours_kernel" in text
+
+
+def test_who_ran_in_torchs_mode_is_said() -> None:
+    row = make_row(paper_shapes()[0])
+    entries = {OURS_DETERMINISTIC: make_entry(OURS_DETERMINISTIC, row.shape, 200.0), **row.entries}
+    text = render(Report(MACHINE, {}, (replace(row, entries=entries),), complete=True))
+    assert "x NAME det.: both under torch.use_deterministic_algorithms(True)" in text
+    assert (
+        "memory: ours-deterministic, sdpa-flash-deterministic; outside of it: ours, sdpa-flash"
+    ) in text
+    first = next(line for line in text.splitlines() if line.startswith("bf16 d64 full 16x1024"))
+    assert first.split()[5:] == ["0.4581", "0.6872", "300", "0.91", "1.33", "1024"]
 
 
 def test_every_phase_has_its_table() -> None:
