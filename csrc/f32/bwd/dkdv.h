@@ -82,7 +82,7 @@ __device__ __forceinline__ void f32_dkdv_block(const BwdParams& p) {
   const auto fetch = [&](int i, int s) {
     const int row0 = smem.items[i % Config::ITEMS].row0;
     const int member = smem.items[i % Config::ITEMS].member;
-    const RowSpan rows{0, work.seqlen_q - row0};
+    const RowSpan rows{0, max(work.seqlen_q - row0, 0)};  // the last stages may lie beyond the end
     copy_q.fetch(sQ(s), work.q + member * p.q.head_group + row0 * p.q.row, p.q.row, rows,
                  p.head_dim);
     copy_dout.fetch(sDout(s), work.dout + member * p.dout.head_group + row0 * p.dout.row,

@@ -25,6 +25,7 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
   constexpr int BLOCK_N = Config::BLOCK_N;
   constexpr int SLICE = Config::SLICE;
   constexpr int MT = Config::ROW_TILES;
+  constexpr int NT = BLOCK_N / 8;
   using Rows = FloatRows<HEAD_DIM>;
 
   extern __shared__ __align__(128) uint8_t smem_bytes[];
@@ -83,7 +84,7 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
     if constexpr (Target::HAS_CP_ASYNC) cp_async_commit();
 
     // S = Q @ K.T                                        [ROWS, BLOCK_N] per warp
-    Accumulator<MT, BLOCK_N / 8> s;
+    Accumulator<MT, NT> s;
     s.clear();
     Product<Target>::template abt<HEAD_DIM, SLICE, Target::UNROLL>(
         s, Rows::at(sQ, warp.row0(), warp.column0()), Rows::at(sK, 0, warp.column0()));
