@@ -64,45 +64,38 @@ struct TensorProduct {
   __device__ __forceinline__ static void ab(Accumulator<MT, OT>& c, const Accumulator<MT, NT>& p,
                                             uint32_t b) {
     constexpr int ROW_BYTES = FloatRows<HEAD_DIM>::ROW_BYTES;
-    constexpr int STEP = NT;  // column tiles of P that are in registers as halves
     const int lane = fresh_thread() % 32;
     const int row = lane % 4 * 2;
     const uint32_t even = b + FloatRows<HEAD_DIM>::offset(row, lane / 4);
     const uint32_t odd = b + FloatRows<HEAD_DIM>::offset(row + 1, lane / 4);
 #pragma unroll
-    for (int k = 0; k < NT; k += STEP) {
-      uint32_t a_high[STEP][MT][4], a_low[STEP][MT][4];
+    for (int i = 0; i < OT; i += 4) {
+      // NOTE: the matrix units cut off what does not fit an accumulator instead of rounding, which
+      // adds up over thousands of keys. So only a tile's own sum is left to them.
+      Accumulator<MT, 4> sum;
+      sum.clear();
 #pragma unroll
-      for (int s = 0; s < STEP; ++s)
+      for (int k = 0; k < NT; ++k) {
+        const uint4 x = load_shared_16(even + k * 8 * ROW_BYTES + i * 32);
+        const uint4 y = load_shared_16(odd + k * 8 * ROW_BYTES + i * 32);
+        uint32_t b_high[4][2], b_low[4][2];
+        split_b(b_high[0], b_low[0], x.x, y.x);
+        split_b(b_high[1], b_low[1], x.y, y.y);
+        split_b(b_high[2], b_low[2], x.z, y.z);
+        split_b(b_high[3], b_low[3], x.w, y.w);
 #pragma unroll
-        for (int m = 0; m < MT; ++m) split_p(a_high[s][m], a_low[s][m], p.x[m][k + s]);
-#pragma unroll
-      for (int i = 0; i < OT; i += 4) {
-        // NOTE: the matrix units cut off what does not fit an accumulator instead of rounding,
-        // which adds up over thousands of keys. So only short sums are left to them.
-        Accumulator<MT, 4> sum;
-        sum.clear();
-#pragma unroll
-        for (int s = 0; s < STEP; ++s) {
-          const uint4 x = load_shared_16(even + (k + s) * 8 * ROW_BYTES + i * 32);
-          const uint4 y = load_shared_16(odd + (k + s) * 8 * ROW_BYTES + i * 32);
-          uint32_t b_high[4][2], b_low[4][2];
-          split_b(b_high[0], b_low[0], x.x, y.x);
-          split_b(b_high[1], b_low[1], x.y, y.y);
-          split_b(b_high[2], b_low[2], x.z, y.z);
-          split_b(b_high[3], b_low[3], x.w, y.w);
-#pragma unroll
-          for (int m = 0; m < MT; ++m) {
-            multiply(sum.x[m], a_high[s][m], a_low[s][m], b_high, b_low);
-          }
+        for (int m = 0; m < MT; ++m) {
+          uint32_t a_high[4], a_low[4];
+          split_p(a_high, a_low, p.x[m][k]);
+          multiply(sum.x[m], a_high, a_low, b_high, b_low);
         }
-#pragma unroll
-        for (int m = 0; m < MT; ++m)
-#pragma unroll
-          for (int j = 0; j < 4; ++j)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) c.x[m][i + j][e] += sum.x[m][j][e];
       }
+#pragma unroll
+      for (int m = 0; m < MT; ++m)
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) c.x[m][i + j][e] += sum.x[m][j][e];
     }
   }
 
@@ -112,6 +105,7 @@ struct TensorProduct {
     split_tf32(high[0], low[0], x);
     split_tf32(high[1], low[1], y);
   }
+  // Columns t and t + 4 of A are columns 2t and 2t + 1 of P.
   __device__ __forceinline__ static void split_p(uint32_t (&high)[4], uint32_t (&low)[4],
                                                  const float (&d)[4]) {
     split_tf32(high[0], low[0], __float_as_uint(d[0]));
