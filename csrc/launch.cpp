@@ -30,22 +30,28 @@ const char* dtype_name(int dtype) {
 
 bool is_fp32(const Call& call) { return call.dtype == static_cast<int>(Dtype::FP32); }
 
-// How many heads run side by side: as many as a quarter of L2 holds of the tensors that their
-// blocks share, [seqlen, columns] in all; where all tiles of a head are equally long, one.
+int64_t element_bytes(const Call& call) { return is_fp32(call) ? 4 : 2; }
+
+// How many of `groups` groups of blocks run side by side: as many as half of L2 holds of what
+// the blocks of a group share, `bytes`; where all tiles of a group are equally long, one. Nearly equal
+// numbers, and all of them where a second batch would start the longest tiles late.
 template <class Params>
-int heads_together(const Call& call, const Params& p, int64_t seqlen, int columns) {
+int heads_together(const Call& call, const Params& p, int64_t groups, int64_t bytes) {
   const MaskParams& mask = p.mask;
   const bool even = mask.kind == MaskKind::BAND && mask.left >= UNBOUNDED &&
                     mask.right >= UNBOUNDED && p.packing.cu_seqlens_q == nullptr;
-  if (even || seqlen == 0) return 1;
-  const int64_t bytes_per_head = (is_fp32(call) ? 4 : 2) * seqlen * columns;
-  return static_cast<int>(
-      std::clamp<int64_t>(device_info(call.device).l2_bytes / 4 / bytes_per_head, 1, 1024));
+  if (even || bytes == 0) return 1;
+  const int64_t fitting = std::max<int64_t>(device_info(call.device).l2_bytes / 2 / bytes, 1);
+  if (groups <= 4 * fitting) return static_cast<int>(groups);
+  const int64_t batches = (groups + fitting - 1) / fitting;
+  return static_cast<int>((groups + batches - 1) / batches);
 }
 
 void run_forward(const Call& call, FwdParams p) {
   const DeviceScope scope(call.device);
-  p.heads_together = heads_together(call, p, p.seqlen_k, p.head_dim + p.head_dim_v);
+  p.heads_together =
+      heads_together(call, p, int64_t{p.batch} * p.num_heads_kv * p.group,
+                     element_bytes(call) * p.seqlen_k * (p.head_dim + p.head_dim_v));
   launch(call.device, {"fwd", dtype_name(call.dtype), p.head_dim, p.head_dim_v}, &p,
          static_cast<cudaStream_t>(call.stream));
 }
@@ -89,10 +95,7 @@ class Backward {
   void run(void* workspace) {
     place(workspace);
     run_delta();
-    const int key_heads_together =
-        heads_together(call_, p_, p_.seqlen_q, p_.head_dim + p_.head_dim_v);
-    const int query_heads_together =
-        heads_together(call_, p_, p_.seqlen_k, p_.head_dim + p_.head_dim_v);
+    const int64_t row_bytes = element_bytes(call_) * (p_.head_dim + p_.head_dim_v);
     for (const BwdChunk& chunk : plan_.chunks) {
       p_.unit_begin = chunk.unit_begin;
       p_.units = chunk.units;
@@ -100,9 +103,12 @@ class Backward {
       p_.key_end = chunk.key_end;
       p_.dq_first = chunk.first_stripe;
       p_.dq_last = chunk.last_stripe;
-      p_.heads_together = key_heads_together;
+      p_.heads_together =
+          heads_together(call_, p_, int64_t{p_.units} * plan_.group_split,
+                         row_bytes * p_.seqlen_q * (p_.group / plan_.group_split));
       launch_compiled("bwd_dkdv", &p_);
-      p_.heads_together = query_heads_together;
+      p_.heads_together =
+          heads_together(call_, p_, int64_t{p_.units} * p_.group, row_bytes * p_.seqlen_k);
       launch_compiled(dq_family(), &p_);
     }
     if (plan_.group_split > 1) {

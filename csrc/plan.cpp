@@ -9,6 +9,8 @@ namespace flash_dist {
 namespace {
 
 constexpr int ROW_PADDING = 128;  // the largest query tile
+// Blocks of unequal length even out over some waves: the longest causal block is twice the mean.
+constexpr int UNEVEN_WAVES = 16;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t padded(int64_t rows) { return ceil_div(rows, ROW_PADDING) * ROW_PADDING; }
@@ -30,13 +32,14 @@ class Planner {
     BwdPlan plan;
     set_statistics(plan);
     if (!batch_invariant) {
-      plan.group_split = choose_group_split();
-      if (plan.group_split > 1) {
-        plan.dk_partial = partial_bytes(plan.group_split, shape_.head_dim);
-        plan.dv_partial = partial_bytes(plan.group_split, shape_.head_dim_v);
+      const int fewest = choose_group_split();
+      // More splits where stripes of keys alone would leave the device idle.
+      for (int split = fewest; split > 0 && !plan.spill; split = next_group_split(split)) {
+        set_group_split(plan, split);
+        const int64_t left = budget_ - plan.dk_partial - plan.dv_partial;
+        plan.spill = may_spill() && (cut_by_units(plan, left) || cut_by_stripes(plan, left));
       }
-      const int64_t left = budget_ - plan.dk_partial - plan.dv_partial;
-      plan.spill = may_spill() && (cut_by_units(plan, left) || cut_by_stripes(plan, left));
+      if (!plan.spill) set_group_split(plan, fewest);
     }
     if (!plan.spill) {
       plan.chunks = {{0, units_, 0, shape_.seqlen_k, true, true}};
@@ -68,16 +71,33 @@ class Planner {
     return sizeof(float) * int64_t{split} * units_ * shape_.seqlen_k * columns;
   }
 
+  void set_group_split(BwdPlan& plan, int split) const {
+    plan.group_split = split;
+    plan.dk_partial = split > 1 ? partial_bytes(split, shape_.head_dim) : 0;
+    plan.dv_partial = split > 1 ? partial_bytes(split, shape_.head_dim_v) : 0;
+  }
+
+  // The next larger number of splits whose partial sums half the budget holds, 0 if there is none.
+  int next_group_split(int split) const {
+    for (++split; split <= shape_.group; ++split) {
+      if (shape_.group % split != 0) continue;
+      const bool fits = partial_bytes(split, shape_.head_dim + shape_.head_dim_v) <= budget_ / 2;
+      return fits ? split : 0;
+    }
+    return 0;
+  }
+
   // The fewest splits that fill the device, as far as half the budget holds their partial sums.
   int choose_group_split() const {
+    const MaskParams& mask = shape_.mask;
+    const bool even = mask.kind == MaskKind::BAND && mask.left >= UNBOUNDED &&
+                      mask.right >= UNBOUNDED && shape_.total_q < 0;
+    const int64_t wanted = even ? wave_ : UNEVEN_WAVES * wave_;
     int best = 1;
-    for (int split = 1; split <= shape_.group; ++split) {
-      if (shape_.group % split != 0) continue;
-      if (split > 1 && partial_bytes(split, shape_.head_dim + shape_.head_dim_v) > budget_ / 2) {
-        break;
-      }
-      best = split;
-      if (blocks(units_, key_steps_) * split >= wave_) break;
+    while (blocks(units_, key_steps_) * best < wanted) {
+      const int next = next_group_split(best);
+      if (next == 0) break;
+      best = next;
     }
     return best;
   }

@@ -56,10 +56,16 @@ class DsLayout {
     return static_cast<int64_t>(n - first) * query_tiles_ - (skipped(n) - skipped(first));
   }
 
+  // Slots of key tile n.
+  __host__ __device__ int width(int n) const {
+    return width_ != TRIANGLE ? width_ : query_tiles_ - query_begin(n);
+  }
+
   // Slot of query tile m under key tile n, counted from key tile first.
   __host__ __device__ int64_t slot(int first, int n, int m) const {
-    return slots(first, n) + m - (from_begin_ ? query_begin(n) : 0);
+    return slots(first, n) + m - first_with_slot(n);
   }
+  __host__ __device__ int first_with_slot(int n) const { return from_begin_ ? query_begin(n) : 0; }
 
  private:
   static constexpr int FAR = 1 << 30;

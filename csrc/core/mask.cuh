@@ -111,7 +111,6 @@ struct Mask : MaskPlace {
     return bit_span(range.x - key0, range.y - key0);
   }
 
- private:
   __device__ __forceinline__ int shift() const {
     return p.bottom_right ? seqlen_k - seqlen_q : 0;
   }
@@ -198,26 +197,14 @@ struct QueryWalk {
   }
 };
 
-// What is known of one tile, and where its dS lies (-1: nowhere).
-struct TilePlace {
-  int code, slot;
-};
-
-// Tile (query tile m, key tile n) of a mask that is no list; slots are counted from key tile first.
-// Both sides of the backward ask here which tiles exist, so what one stores the other reads.
-__device__ __forceinline__ TilePlace tile_place(const Mask& mask, const DsLayout& layout, int first,
-                                                int m, int n) {
+// Slot of query tile 0 under key tile n, as if it had one; add the query tile. Bands and ROWS, counted
+// from key tile first.
+__device__ __forceinline__ int slot_base(const Mask& mask, const DsLayout& layout, int first, int n) {
   const MaskParams& p = mask.p;
-  if (n * MASK_TILE >= mask.seqlen_k || m * MASK_TILE >= mask.seqlen_q) return {TILE_EMPTY, -1};
-  const KeyRange range = mask.range(m * MASK_TILE, MASK_TILE);
-  const int code = range.covers(n * MASK_TILE, MASK_TILE) ? TILE_FULL : TILE_ROWS;
-  if (p.kind == MaskKind::BAND) {
-    if (m < layout.query_begin(n) || m >= layout.query_end(n)) return {TILE_EMPTY, -1};
-    return {code, static_cast<int>(layout.slot(first, n, m))};
-  }
-  if (!range.touches(n * MASK_TILE, MASK_TILE)) return {TILE_EMPTY, -1};
+  if (p.kind == MaskKind::BAND) return static_cast<int>(layout.slot(first, n, 0));
+  if (n >= p.key_tiles) return 0;
   const int begin = p.key_ranges[static_cast<int64_t>(mask.plane) * p.key_tiles + n].x;
-  return {code, p.key_slots[n] - p.key_slots[first] + m - begin};
+  return p.key_slots[n] - p.key_slots[first] - begin;
 }
 
 }  // namespace flash_dist

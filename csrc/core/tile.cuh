@@ -53,10 +53,7 @@ __host__ __device__ constexpr int lanes_per_row(int chunks, int threads) {
 
 // Which rows of a tile exist: outside, zeros are stored and nothing is read.
 struct RowSpan {
-  int first, end;
-  __device__ __forceinline__ bool has(int row) const {
-    return static_cast<unsigned>(row - first) < static_cast<unsigned>(end - first);
-  }
+  int first, end;  // end may lie before first: none
 };
 
 // Whether tiles on their way wait in registers (before sm_80), or are loaded only when their place is
@@ -128,6 +125,8 @@ struct TileCopy {
     const int lane = thread % LANES;
     if (!WHOLE && row >= ROWS) return;
     const uint16_t* src = source.base + row * source.row_stride + lane * 8;
+    const int from_first = row - source.rows.first;
+    const int rows = max(source.rows.end - source.rows.first, 0);
     // NOTE: one pointer that walks, not PASSES of them: the loop around this must not keep 2 *
     // PASSES registers alive.
 #pragma unroll(ROLLED ? 1 : PASSES)
@@ -135,8 +134,9 @@ struct TileCopy {
 #pragma unroll
       for (int c = 0; c < CHUNKS_PER_THREAD; ++c) {
         const int chunk = c * LANES + lane;
+        const int exist = chunk * 8 < source.columns ? rows : 0;
         f(Layout::offset(row, chunk) + i * ROWS_PER_PASS * Layout::ROW_BYTES, src + c * LANES * 8,
-          source.rows.has(row + i * ROWS_PER_PASS) && chunk * 8 < source.columns,
+          static_cast<unsigned>(from_first + i * ROWS_PER_PASS) < static_cast<unsigned>(exist),
           i * CHUNKS_PER_THREAD + c);
       }
       src += ROWS_PER_PASS * source.row_stride;

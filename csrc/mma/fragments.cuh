@@ -76,8 +76,8 @@ __device__ __forceinline__ void gemm_abt(Accumulator<MT, NT>& c, Operand<HEAD_DI
 }
 
 // C += A @ B with A[16 * MT, 16] in registers and B the 16 rows b_row0.. of a tile. The warp's NT / 2
-// blocks of 16 columns are SPLIT apart: with SPLIT = 2 two warps share the columns of a row, and
-// share(b_trans, half) tells them apart.
+// blocks of 16 columns are SPLIT apart: SPLIT warps share the columns of a row, and
+// share(b_trans, number) tells them apart.
 template <class Target, class T, int HEAD_DIM, int SPLIT = 1, int MT, int NT>
 __device__ __forceinline__ void gemm_ab_step(Accumulator<MT, NT>& c, const uint32_t (&a)[MT][4],
                                              Operand<HEAD_DIM> b_trans, int b_row0) {
@@ -95,10 +95,10 @@ __device__ __forceinline__ void gemm_ab_step(Accumulator<MT, NT>& c, const uint3
   }
 }
 
-// The operand of the warp that owns the 16-column blocks half, half + 2, ...
+// The operand of the warp that owns the 16-column blocks number, number + SPLIT, ...
 template <int HEAD_DIM>
-__device__ __forceinline__ Operand<HEAD_DIM> share(Operand<HEAD_DIM> b_trans, int half) {
-  return {b_trans.row, b_trans.phase ^ (half << 5)};
+__device__ __forceinline__ Operand<HEAD_DIM> share(Operand<HEAD_DIM> b_trans, int number) {
+  return {b_trans.row, b_trans.phase ^ (number << 5)};
 }
 
 // Columns 16 * k16 .. of an accumulator, rounded: the A operand of the next product.
@@ -116,28 +116,39 @@ __device__ __forceinline__ void to_a_operand(uint32_t (&a)[MT][4], const Accumul
   }
 }
 
-// Half `half` of the columns of a 16-row tile, rounded, as A fragments: 16 bytes per lane and 16
-// columns, FRAGMENT_BYTES apart. at: this lane's place in fragment 0.
-template <class Target, class T, int NT>
-__device__ __forceinline__ void put_fragments(uint32_t at, const Accumulator<1, NT>& c, int half) {
-  if constexpr (NT == 1) {  // half a fragment
-    store_shared_8(at + half * 8, pack<Target, T>(c.x[0][0][0], c.x[0][0][1]),
-                   pack<Target, T>(c.x[0][0][2], c.x[0][0][3]));
-  } else {
+// This warp's share of the columns of MT 16-row tiles, rounded, as A fragments of 16 columns:
+// FRAGMENT_BYTES each, BLOCKS to a tile. at: this lane's place in the first; share: which of the equal
+// shares.
+template <class Target, class T, int BLOCKS, int MT, int NT>
+__device__ __forceinline__ void put_fragments(uint32_t at, const Accumulator<MT, NT>& c, int share) {
 #pragma unroll
-    for (int k = 0; k < NT / 2; ++k) {
-      uint32_t r[1][4];
-      to_a_operand<Target, T>(r, c, k);
-      store_shared_16(at + (half * (NT / 2) + k) * FRAGMENT_BYTES, {r[0][0], r[0][1], r[0][2], r[0][3]});
+  for (int m = 0; m < MT; ++m) {
+    if constexpr (NT == 1) {  // half a fragment
+      store_shared_8(at + (m * BLOCKS + share / 2) * FRAGMENT_BYTES + share % 2 * 8,
+                     pack<Target, T>(c.x[m][0][0], c.x[m][0][1]),
+                     pack<Target, T>(c.x[m][0][2], c.x[m][0][3]));
+    } else {
+#pragma unroll
+      for (int k = 0; k < NT / 2; ++k) {
+        uint32_t r[MT][4];
+        to_a_operand<Target, T>(r, c, k);
+        store_shared_16(at + (m * BLOCKS + share * (NT / 2) + k) * FRAGMENT_BYTES,
+                        {r[m][0], r[m][1], r[m][2], r[m][3]});
+      }
     }
   }
 }
 
-// Rounds this warp's accumulator into its rows of a swizzled tile; with SPLIT = 2 into its share of
+__device__ __forceinline__ void get_fragment(uint32_t (&r)[4], uint32_t at) {
+  const uint4 x = load_shared_16(at);
+  r[0] = x.x, r[1] = x.y, r[2] = x.z, r[3] = x.w;
+}
+
+// Rounds this warp's accumulator into its rows of a swizzled tile; with SPLIT > 1 into its share of
 // the columns.
 template <class Target, class T, int HEAD_DIM, int SPLIT = 1, int MT, int NT>
 __device__ __forceinline__ void stage_rows(const Accumulator<MT, NT>& c, uint32_t warp_tile,
-                                           int half = 0) {
+                                           int share = 0) {
   using Layout = SwizzledRows<HEAD_DIM>;
   const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -146,7 +157,7 @@ __device__ __forceinline__ void stage_rows(const Accumulator<MT, NT>& c, uint32_
     for (int n = 0; n < NT; ++n) {
       const int row = m * 16 + lane / 4;
       const uint32_t at =
-          warp_tile + (Layout::offset(row, n / 2 * 2 * SPLIT + n % 2) ^ (half << 5)) + (lane % 4) * 4;
+          warp_tile + (Layout::offset(row, n / 2 * 2 * SPLIT + n % 2) ^ (share << 5)) + (lane % 4) * 4;
       store_shared_4(at, pack<Target, T>(c.x[m][n][0], c.x[m][n][1]));
       store_shared_4(at + 8 * Layout::ROW_BYTES, pack<Target, T>(c.x[m][n][2], c.x[m][n][3]));
     }

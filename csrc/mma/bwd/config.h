@@ -12,8 +12,8 @@ template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct DkdvConfig : Config<DkdvPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = DkdvPlan<HEAD_DIM, HEAD_DIM_V, PLAN>;
   using Plan::BLOCK_M, Plan::SPLIT, Plan::SUB_M, Plan::ROWS;
-  // Warps that share their keys: with 2 each owns every other 16 columns of dK and dV, and half of
-  // the queries of S^T and dP^T, which they exchange.
+  // SPLIT warps share their keys: each owns every SPLIT-th 16 columns of dK and dV, and a part of the
+  // queries of S^T and dP^T, which they exchange.
   static constexpr int BLOCK_N = Plan::WARPS / SPLIT * ROWS;
   static constexpr int BLOCK_ROWS = BLOCK_N;
   static constexpr int ROW_TILES = ROWS / 16;
@@ -48,7 +48,7 @@ template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct DqGemmConfig
     : Config<DqGemmPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = DqGemmPlan<HEAD_DIM, HEAD_DIM_V, PLAN>;
-  using Plan::SPLIT;  // warps that share their queries; each owns every other 16 columns with 2
+  using Plan::SPLIT;  // warps that share their queries; each owns every SPLIT-th 16 columns
   static constexpr int BLOCK_M = Plan::WARPS / SPLIT * Plan::ROWS;
   static constexpr int BLOCK_ROWS = BLOCK_M;
   static constexpr int ROW_TILES = Plan::ROWS / 16;

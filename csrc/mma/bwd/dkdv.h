@@ -6,9 +6,9 @@
 //
 // Grid      x = key tile, (batch, kv head) unit of the chunk, group split.
 // Block     SPLIT = 1: a warp owns ROWS keys over the whole head_dim; P^T and dS^T stay in registers
-//           as A operands. SPLIT = 2 (dK and dV of a whole row would take all registers): two warps
-//           own ROWS keys, each computes S^T and dP^T for half of the stage's queries, exchanges P^T
-//           and dS^T through shared memory, and accumulates half of the columns.
+//           as A operands. SPLIT > 1 (dK and dV of a whole row would take all registers): SPLIT warps
+//           own ROWS keys; each computes S^T and dP^T for its part of the stage's queries, exchanges
+//           P^T and dS^T through shared memory, and accumulates its part of the columns.
 // Shared    K and V (for the whole life of the block), STAGES stages of Q, dO, lse and delta.
 // Pipeline  the query tiles of every query head of the split, in ascending order: this is the order
 //           of summation.
@@ -50,7 +50,7 @@ struct StatCopy {
 // fp32 rows of a warp's accumulator, for the partial sums of the group split.
 template <int SPLIT, int MT, int NT>
 __device__ __forceinline__ void store_partial(const Accumulator<MT, NT>& c, float* dst,
-                                              int row_limit, int half) {
+                                              int row_limit, int part) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int m = 0; m < MT; ++m)
@@ -60,7 +60,7 @@ __device__ __forceinline__ void store_partial(const Accumulator<MT, NT>& c, floa
       if (row < row_limit) {
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
-          const int column = (n / 2 * SPLIT + half) * 16 + n % 2 * 8 + (lane % 4) * 2;
+          const int column = (n / 2 * SPLIT + part) * 16 + n % 2 * 8 + (lane % 4) * 2;
           *reinterpret_cast<float2*>(dst + row * (NT * 8 * SPLIT) + column) =
               float2{c.x[m][n][2 * h], c.x[m][n][2 * h + 1]};
         }
@@ -87,92 +87,103 @@ __device__ __forceinline__ void hide_transposed(Accumulator<MT, NT>& st, const M
     }
 }
 
-// The pipeline's items one after the other: query head by query head, tile by tile. Every thread
-// steps along; only thread 0 looks up what is known of the tiles.
+// The pipeline's items one after the other: query head by query head, tile by tile.
 template <class Config>
 struct DkdvCursor {
   static constexpr int PER_TILE = MASK_TILE / Config::BLOCK_M;
-  int member, i, end;  // i, end: stages of this member, PER_TILE to an entry of the walk
+  int member, i, end;  // i, end: stages of this member, PER_TILE to a step of the walk
   const int4* entries;
 
-  __device__ __forceinline__ void open(const BwdParams& p, const DkdvWork& w) {
-    for (;;) {
-      if (member >= w.members_end) return;
-      const QueryWalk<Config::BLOCK_N> walk = walk_of(p, w, member);
-      i = walk.begin * PER_TILE;
-      end = walk.end * PER_TILE;
-      entries = walk.entries;
-      if (i < end) return;
-      ++member;
-    }
+  __device__ __forceinline__ DkdvCursor(const BwdParams& p, const DkdvWork& w)
+      : member(w.members_begin),
+        i(w.begin * PER_TILE),
+        end(w.end * PER_TILE),
+        entries(w.entries) {
+    while (i >= end && member < w.members_end) next_member(p, w);
   }
   __device__ __forceinline__ void next(const BwdParams& p, const DkdvWork& w) {
-    if (++i < end) return;
-    ++member;
-    open(p, w);
-  }
-  __device__ __forceinline__ int query_tile() const {
-    return entries == nullptr ? i / PER_TILE : entries[i / PER_TILE].x;
+    ++i;
+    while (i >= end && member < w.members_end) next_member(p, w);
   }
   __device__ __forceinline__ int row0() const {
-    return query_tile() * MASK_TILE + i % PER_TILE * Config::BLOCK_M;
+    const int tile = entries == nullptr ? i / PER_TILE : entries[i / PER_TILE].x;
+    return tile * MASK_TILE + i % PER_TILE * Config::BLOCK_M;
   }
 
-  __device__ __forceinline__ static MaskPlace place_of(const BwdParams& p, const DkdvWork& w,
-                                                       int member) {
-    return MaskPlace(p.mask, Sequence{0, 0, w.seqlen_q, w.seqlen_k}, w.batch, w.head + member);
+  __device__ __forceinline__ static Mask mask_of(const BwdParams& p, const DkdvWork& w, int member) {
+    const Sequence sequence{0, 0, w.seqlen_q, w.seqlen_k};
+    return Mask(p.mask, MaskPlace(p.mask, sequence, w.batch, w.head + member));
   }
   __device__ __forceinline__ static QueryWalk<Config::BLOCK_N> walk_of(const BwdParams& p,
                                                                        const DkdvWork& w,
                                                                        int member) {
-    const Sequence sequence{0, 0, w.seqlen_q, w.seqlen_k};
-    return {Mask(p.mask, place_of(p, w, member)), ds_layout(p, sequence), w.key0};
+    const Mask mask = mask_of(p, w, member);
+    return {mask, ds_layout(p, {0, 0, w.seqlen_q, w.seqlen_k}), w.key0};
   }
   // All stages of the block.
   __device__ __forceinline__ static int count(const BwdParams& p, const DkdvWork& w) {
-    int stages = 0;
+    const int members = w.members_end - w.members_begin;
+    if (p.mask.head_planes == 0) return max(w.end - w.begin, 0) * PER_TILE * members;
+    int steps = 0;
     for (int member = w.members_begin; member < w.members_end; ++member) {
       const QueryWalk<Config::BLOCK_N> walk = walk_of(p, w, member);
-      const int here = max(walk.end - walk.begin, 0) * PER_TILE;
-      if (p.mask.head_planes == 0) return here * (w.members_end - w.members_begin);
-      stages += here;
+      steps += max(walk.end - walk.begin, 0);
     }
-    return stages;
+    return steps * PER_TILE;
   }
 
-  __device__ __forceinline__ DkdvItem item(const BwdParams& p, const DkdvWork& w) const {
-    DkdvItem item;
-    item.row0 = row0();
-    item.member = member;
-    const int first = p.key_begin / DS_TILE;
+  // Slots of the item's dS, one thread's work.
+  __device__ __forceinline__ int slot(const BwdParams& p, const DkdvWork& w, int half) const {
+    if (p.ds == nullptr) return -1;
+    const int head = member * static_cast<int>(p.ds_tiles_per_head);
     if (entries != nullptr) {
-      const int4 entry = entries[i / PER_TILE];
       const int2 slots = p.mask.by_key[Config::BLOCK_N > MASK_TILE].slots[i / PER_TILE];
-      const int begin = p.mask.key_slots[first];
-      item.place[0] = {entry.y, slots.x - begin};
-      item.place[1] = {entry.z, slots.y - begin};
-    } else {
-      const Sequence sequence{0, 0, w.seqlen_q, w.seqlen_k};
-      const DsLayout layout = ds_layout(p, sequence);
-      const Mask mask(p.mask, place_of(p, w, member));
-      const int m = i / PER_TILE;
-      const int n = w.key0 / DS_TILE;
-      item.place[0] = tile_place(mask, layout, first, m, n);
-      if (Config::BLOCK_N > MASK_TILE) {
-        item.place[1] = tile_place(mask, layout, first, m, n + 1);
-      }
+      const int slot = half == 0 ? slots.x : slots.y;
+      return slot < 0 ? -1 : w.slot0[half] + head + slot;
     }
-    const int64_t base = (w.ds_head + member) * p.ds_tiles_per_head;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      TilePlace& place = item.place[half];
-      place.slot = p.ds == nullptr || place.code == TILE_EMPTY
-                       ? -1
-                       : place.slot + static_cast<int>(base);
-    }
-    return item;
+    if (p.mask.head_planes == 0) return w.slot0[half] + head + i / PER_TILE;
+    const int first = p.key_begin / DS_TILE;
+    const Mask mask = mask_of(p, w, member);
+    const DsLayout layout = ds_layout(p, {0, 0, w.seqlen_q, w.seqlen_k});
+    const int n = w.key0 / DS_TILE;
+    return w.slot0[half] - slot_base(mask_of(p, w, 0), layout, first, n + half) +
+           slot_base(mask, layout, first, n + half) + head + i / PER_TILE;
+  }
+
+  // What compute() needs to know of the tiles' mask, 16 bytes; null for bands.
+  __device__ __forceinline__ const int4* known(const BwdParams& p, const DkdvWork& w) const {
+    if (entries != nullptr) return entries + i / PER_TILE;
+    if (p.mask.kind == MaskKind::BAND) return nullptr;
+    return p.mask.query_ranges +
+           static_cast<int64_t>(mask_of(p, w, member).plane) * p.mask.query_tiles + i / PER_TILE;
+  }
+
+ private:
+  __device__ __forceinline__ void next_member(const BwdParams& p, const DkdvWork& w) {
+    ++member;
+    i = w.begin * PER_TILE;
+    if (p.mask.head_planes == 0 || member >= w.members_end) return;
+    const QueryWalk<Config::BLOCK_N> walk = walk_of(p, w, member);
+    i = walk.begin * PER_TILE;
+    end = walk.end * PER_TILE;
   }
 };
+
+// What is known of an item's tile of 64 queries and one of the block's key tiles.
+__device__ __forceinline__ int tile_code(const BwdParams& p, const DkdvWork& w, const DkdvItem& item,
+                                         int half) {
+  if (p.mask.kind == MaskKind::TILES) return half == 0 ? item.known.y : item.known.z;
+  if (p.mask.kind == MaskKind::BAND) {
+    const int4 tiles = w.tiles[half];
+    const int m = item.row0 / MASK_TILE;
+    if (m < tiles.x || m >= tiles.y) return TILE_EMPTY;
+    return m >= tiles.z && m < tiles.w ? TILE_FULL : TILE_ROWS;
+  }
+  const KeyRange range{item.known.x, item.known.y, item.known.z, item.known.w};
+  const int key0 = w.key0 / MASK_TILE * MASK_TILE + half * MASK_TILE;
+  if (key0 >= w.seqlen_k || !range.touches(key0, MASK_TILE)) return TILE_EMPTY;
+  return range.covers(key0, MASK_TILE) ? TILE_FULL : TILE_ROWS;
+}
 
 template <class Config>
 __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
@@ -200,7 +211,7 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
 
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  const int half = warp % SPLIT;
+  const int part = warp % SPLIT;
   const int warp_row0 = warp / SPLIT * Config::ROWS;
   const int tile_half = warp_row0 / DS_TILE;  // which of the block's key tiles of the mask
 
@@ -212,21 +223,34 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
     if (block.key0 >= sequence.seqlen_k) return;
     const int members = p.group / p.group_split;
     const int head = block.head_kv * p.group;
-    const DkdvWork mine = {
-        head_begin(p.q, block.batch, block.head_kv, 0) + sequence.q0 * p.q.row,
-        head_begin(p.dout, block.batch, block.head_kv, 0) + sequence.q0 * p.dout.row,
-        statistics_begin(p, block.batch, head, sequence.q0),
-        block.batch,
-        head,
-        block.split * members,
-        block.split * members + members,
-        sequence.seqlen_q,
-        sequence.seqlen_k,
-        block.key0,
-        block.unit * p.group};
-    if (threadIdx.x == 0) work = mine;
-    const Mask mask(p.mask, DkdvCursor<Config>::place_of(p, mine, 0));
+    const Mask mask(p.mask, MaskPlace(p.mask, sequence, block.batch, head + block.split * members));
     keys = mask.keys_that_exist(block.batch);
+    if (threadIdx.x == 0) {
+      const DsLayout layout = ds_layout(p, sequence);
+      const QueryWalk<BLOCK_N> walk(mask, layout, block.key0);
+      const int first = p.key_begin / DS_TILE;
+      const int n = block.key0 / DS_TILE;
+      work.q = head_begin(p.q, block.batch, block.head_kv, 0) + sequence.q0 * p.q.row;
+      work.dout = head_begin(p.dout, block.batch, block.head_kv, 0) + sequence.q0 * p.dout.row;
+      work.statistics = statistics_begin(p, block.batch, head, sequence.q0);
+      work.entries = walk.entries;
+      work.begin = walk.begin;
+      work.end = walk.end;
+      work.batch = block.batch;
+      work.head = head;
+      work.members_begin = block.split * members;
+      work.members_end = block.split * members + members;
+      work.seqlen_q = sequence.seqlen_q;
+      work.seqlen_k = sequence.seqlen_k;
+      work.key0 = block.key0;
+      const Mask mask0 = DkdvCursor<Config>::mask_of(p, work, 0);
+      const int slot0 = block.unit * p.group * static_cast<int>(p.ds_tiles_per_head);
+      for (int half = 0; half < (BLOCK_N > MASK_TILE ? 2 : 1); ++half) {
+        work.slot0[half] = slot0 + (mask.is_list() ? -p.mask.key_slots[first]
+                                                   : slot_base(mask0, layout, first, n + half));
+        if (p.mask.kind == MaskKind::BAND) work.tiles[half] = band_tiles(mask, layout, n + half);
+      }
+    }
 
     TileCopy<Target, BLOCK_N, HEAD_DIM, Config::THREADS> copy_k;
     const RowSpan here{keys.first - block.key0, keys.end - block.key0};
@@ -247,9 +271,8 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
   TileCopy<Target, BLOCK_M, HEAD_DIM, Config::THREADS> copy_q;
   TileCopy<Target, BLOCK_M, HEAD_DIM_V, Config::THREADS> copy_dout;
   StatCopy<Target, BLOCK_M> copy_stats;
-  DkdvCursor<Config> cursor{work.members_begin, 0, 0, nullptr};
-  cursor.open(p, work);
-  DkdvItem item_staged;  // thread 0's, where copies are staged in registers
+  DkdvCursor<Config> cursor(p, work);
+  DkdvItem staged_item;  // thread 0's, where copies are staged in registers
   const auto fetch = [&](int, int s) {
     const int row0 = cursor.row0();
     const RowSpan rows{0, work.seqlen_q - row0};
@@ -262,10 +285,18 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
         work.statistics + static_cast<int64_t>(cursor.member) * p.rows_padded + row0;
     copy_stats.fetch(sLse(s), p.lse_log2 + row, p.delta + row);
     if (threadIdx.x == 0) {
-      if constexpr (Target::HAS_CP_ASYNC) {
-        smem.stage[s].item = cursor.item(p, work);
-      } else {
-        item_staged = cursor.item(p, work);
+      DkdvItem& item = Target::HAS_CP_ASYNC ? smem.stage[s].item : staged_item;
+      item.row0 = row0;
+      item.member = cursor.member;
+      item.slot[0] = cursor.slot(p, work, 0);
+      if (BLOCK_N > MASK_TILE) item.slot[1] = cursor.slot(p, work, 1);
+      const int4* known = cursor.known(p, work);
+      if (known != nullptr) {
+        if constexpr (Target::HAS_CP_ASYNC) {
+          cp_async_16(shared_address(&item.known), known, true);
+        } else {
+          item.known = *known;
+        }
       }
     }
     cursor.next(p, work);
@@ -275,7 +306,7 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
     copy_dout.land(sDout(s));
     copy_stats.land(sLse(s));
     if constexpr (!Target::HAS_CP_ASYNC) {
-      if (threadIdx.x == 0) smem.stage[s].item = item_staged;
+      if (threadIdx.x == 0) smem.stage[s].item = staged_item;
     }
   };
 
@@ -286,9 +317,11 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
   const float scale_log2 = p.softmax_scale * LOG2_E;
 
   const auto compute = [&](int, int s) {
-    const TilePlace place = smem.stage[s].item.place[tile_half];
-    if (place.code == TILE_EMPTY) return;  // for all warps that share these keys
-    const int row0 = smem.stage[s].item.row0;
+    const DkdvItem& item = smem.stage[s].item;
+    const int code = tile_code(p, work, item, tile_half);
+    if (code == TILE_EMPTY) return;  // for all warps that share these keys
+    const int slot = item.slot[tile_half];
+    const int row0 = item.row0;
     const auto a_k = Operand<HEAD_DIM>::a(sK + warp_row0 * HEAD_DIM * 2);
     const auto a_v = Operand<HEAD_DIM_V>::a(sV + warp_row0 * HEAD_DIM_V * 2);
     const auto b_q = [&] {
@@ -298,15 +331,14 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
       return NT == 1 ? Operand<HEAD_DIM_V>::b_8(sDout(s)) : Operand<HEAD_DIM_V>::b(sDout(s));
     };
 #pragma unroll 1
-    for (int sub = half * Config::QUERIES; sub < BLOCK_M; sub += SUB_M) {
+    for (int sub = part * Config::QUERIES; sub < BLOCK_M; sub += SUB_M) {
       // S^T = K @ Q.T                                    [ROWS, QUERIES] per warp
       Accumulator<MT, NT> pt;
       pt.clear();
       gemm_abt<Target, T, HEAD_DIM, Config::UNROLL_S, MT, NT>(pt, a_k, b_q(), sub);
-      if (place.code != TILE_FULL) {
-        const Mask mask(p.mask, MaskPlace(p.mask, Sequence{0, 0, work.seqlen_q, work.seqlen_k},
-                                          work.batch, work.head + smem.stage[s].item.member));
-        hide_transposed(pt, mask, row0 + sub, work.key0 + warp_row0, place.code);
+      if (code != TILE_FULL) {
+        hide_transposed(pt, DkdvCursor<Config>::mask_of(p, work, item.member), row0 + sub,
+                        work.key0 + warp_row0, code);
       }
       // P^T = exp2(S^T * scale - lse)
 #pragma unroll
@@ -348,8 +380,8 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
       }
       // A fragment (m, k) of this warp's keys and the stage's queries 16 * k: in the workspace a tile
       // is 4 x 4 of them.
-      uint8_t* gDs = static_cast<uint8_t*>(p.ds) + static_cast<int64_t>(place.slot) * DS_TILE_BYTES +
-                     ((warp_row0 % DS_TILE) / 16 * 4 + row0 % DS_TILE / 16) * DS_BLOCK_BYTES +
+      uint8_t* gDs = static_cast<uint8_t*>(p.ds) + static_cast<int64_t>(slot) * DS_TILE_BYTES +
+                     ((work.key0 + warp_row0) % DS_TILE / 16 * 4 + row0 % DS_TILE / 16) * DS_BLOCK_BYTES +
                      lane * 16;
       if constexpr (SPLIT == 1) {
         // dK += dS^T @ Q                                 [ROWS, HEAD_DIM], and dS^T to the workspace
@@ -357,7 +389,7 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
         for (int k = 0; k < SUB_M / 16; ++k) {
           uint32_t rDs[MT][4];
           to_a_operand<Target, T>(rDs, dpt, k);
-          if (place.slot >= 0) {
+          if (slot >= 0) {
 #pragma unroll
             for (int m = 0; m < MT; ++m) {
               store_global_16(gDs + (m * 4 + sub / 16 + k) * DS_BLOCK_BYTES,
@@ -368,28 +400,35 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
                                             sub + k * 16);
         }
       } else {
-        static_assert(MT == 1);
         constexpr int BLOCKS = BLOCK_M / 16;
-        const int pair = warp / SPLIT;
-        const uint32_t sP = shared_address(smem.p) + pair * BLOCKS * FRAGMENT_BYTES + lane * 16;
-        const uint32_t sDs = shared_address(smem.ds) + pair * BLOCKS * FRAGMENT_BYTES + lane * 16;
-        put_fragments<Target, T>(sP, pt, half);
-        put_fragments<Target, T>(sDs, dpt, half);
-        barrier_sync(1 + pair, 64);  // both warps have put theirs; the stage's barrier frees them
-        // dV += P^T @ dO, dK += dS^T @ Q                 [ROWS, HEAD_DIM / 2]
-        const auto b_dv = share(Operand<HEAD_DIM_V>::b_trans(sDout(s)), half);
-        const auto b_dk = share(Operand<HEAD_DIM>::b_trans(sQ(s)), half);
+        const int team = warp / SPLIT;
+        const int offset = team * MT * BLOCKS * FRAGMENT_BYTES + lane * 16;
+        const uint32_t sP = shared_address(smem.p) + offset;
+        const uint32_t sDs = shared_address(smem.ds) + offset;
+        put_fragments<Target, T, BLOCKS>(sP, pt, part);
+        put_fragments<Target, T, BLOCKS>(sDs, dpt, part);
+        barrier_sync(1 + team, 32 * SPLIT);  // the team has put its own; the stage's barrier frees it
+        // dV += P^T @ dO, dK += dS^T @ Q                 [ROWS, HEAD_DIM / SPLIT]
+        const auto b_dv = share(Operand<HEAD_DIM_V>::b_trans(sDout(s)), part);
+        const auto b_dk = share(Operand<HEAD_DIM>::b_trans(sQ(s)), part);
 #pragma unroll
         for (int k = 0; k < BLOCKS; ++k) {
-          const uint4 x = load_shared_16(sP + k * FRAGMENT_BYTES);
-          const uint32_t rP[1][4] = {{x.x, x.y, x.z, x.w}};
+          uint32_t rP[MT][4];
+#pragma unroll
+          for (int m = 0; m < MT; ++m) get_fragment(rP[m], sP + (m * BLOCKS + k) * FRAGMENT_BYTES);
           gemm_ab_step<Target, T, HEAD_DIM_V, SPLIT>(dv, rP, b_dv, k * 16);
         }
 #pragma unroll
         for (int k = 0; k < BLOCKS; ++k) {
-          const uint4 x = load_shared_16(sDs + k * FRAGMENT_BYTES);
-          if (place.slot >= 0 && k % SPLIT == half) store_global_16(gDs + k * DS_BLOCK_BYTES, x);
-          const uint32_t rDs[1][4] = {{x.x, x.y, x.z, x.w}};
+          uint32_t rDs[MT][4];
+#pragma unroll
+          for (int m = 0; m < MT; ++m) {
+            get_fragment(rDs[m], sDs + (m * BLOCKS + k) * FRAGMENT_BYTES);
+            if (slot >= 0 && k % SPLIT == part) {
+              store_global_16(gDs + (m * 4 + k) * DS_BLOCK_BYTES,
+                              {rDs[m][0], rDs[m][1], rDs[m][2], rDs[m][3]});
+            }
+          }
           gemm_ab_step<Target, T, HEAD_DIM, SPLIT>(dk, rDs, b_dk, k * 16);
         }
       }
@@ -407,15 +446,15 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
   if (p.group_split > 1) {
     const int64_t units = static_cast<int64_t>(p.batch) * p.num_heads_kv;
     const int64_t row = (again.split * units + p.unit_begin + again.unit) * p.seqlen_k + row0;
-    store_partial<SPLIT>(dk, p.dk_partial + row * HEAD_DIM, limit, half);
-    store_partial<SPLIT>(dv, p.dv_partial + row * HEAD_DIM_V, limit, half);
+    store_partial<SPLIT>(dk, p.dk_partial + row * HEAD_DIM, limit, part);
+    store_partial<SPLIT>(dv, p.dv_partial + row * HEAD_DIM_V, limit, part);
   } else {
     dk.scale(p.softmax_scale);
-    store_gradient<Config, HEAD_DIM>(dk, sK + warp_row0 * HEAD_DIM * 2, half,
+    store_gradient<Config, HEAD_DIM>(dk, sK + warp_row0 * HEAD_DIM * 2, part,
                                      head_begin(p.dk, again.batch, again.head_kv, 0) +
                                          (sequence.k0 + row0) * p.dk.row,
                                      p.dk.row, limit, p.head_dim);
-    store_gradient<Config, HEAD_DIM_V>(dv, sV + warp_row0 * HEAD_DIM_V * 2, half,
+    store_gradient<Config, HEAD_DIM_V>(dv, sV + warp_row0 * HEAD_DIM_V * 2, part,
                                        head_begin(p.dv, again.batch, again.head_kv, 0) +
                                            (sequence.k0 + row0) * p.dv.row,
                                        p.dv.row, limit, p.head_dim_v);

@@ -139,7 +139,7 @@ __device__ __forceinline__ void dq_gemm_block(const BwdParams& p) {
   if (block.row0 >= sequence.seqlen_q) return;
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
-  const int half = warp % SPLIT;
+  const int part = warp % SPLIT;
   const int warp_row0 = warp / SPLIT * Config::ROWS;
 
   const Mask mask(p.mask, MaskPlace(p.mask, sequence, block.batch,
@@ -154,20 +154,35 @@ __device__ __forceinline__ void dq_gemm_block(const BwdParams& p) {
 
   TileCopy<Target, DS_TILE, HEAD_DIM, Config::THREADS> copy_k;
   DsCopy<Config> copy_ds;
-  const auto fetch = [&](int i, int s) {
-    const int first = p.key_begin / DS_TILE;
-    int n = walk.begin + i;
-    int2 slot;
+  // Slots of the block's query tiles under the key tile n of step i.
+  const int m = block.row0 / DS_TILE;
+  int band_slot = static_cast<int>(layout.slots(p.key_begin / DS_TILE, walk.begin));
+  const auto find = [&](int i, int& n) -> int2 {
+    n = walk.begin + i;
+    int slot, begin, end;
     if (walk.entries != nullptr) {
-      const int begin = p.mask.key_slots[first];
-      slot = walk.slots[n];
-      slot = {slot.x < 0 ? -1 : slot.x - begin, slot.y < 0 ? -1 : slot.y - begin};
+      const int first = p.mask.key_slots[p.key_begin / DS_TILE];
+      const int2 slots = walk.slots[n];
       n = walk.entries[n].x;
-    } else {
-      const int m = block.row0 / DS_TILE;
-      slot.x = tile_place(mask, layout, first, m, n).slot;
-      slot.y = Config::DS_TILES > 1 ? tile_place(mask, layout, first, m + 1, n).slot : -1;
+      return {slots.x < 0 ? -1 : slots.x - first, slots.y < 0 ? -1 : slots.y - first};
     }
+    if (p.mask.kind == MaskKind::BAND) {
+      begin = layout.query_begin(n);
+      end = layout.query_end(n);
+      slot = band_slot + m - layout.first_with_slot(n);
+      band_slot += layout.width(n);
+      return {m >= begin && m < end ? slot : -1, m + 1 >= begin && m + 1 < end ? slot + 1 : -1};
+    }
+    slot = slot_base(mask, layout, p.key_begin / DS_TILE, n) + m;
+    return {mask.range(m * DS_TILE, DS_TILE).touches(n * DS_TILE, DS_TILE) ? slot : -1,
+            (m + 1) * DS_TILE < mask.seqlen_q &&
+                    mask.range((m + 1) * DS_TILE, DS_TILE).touches(n * DS_TILE, DS_TILE)
+                ? slot + 1
+                : -1};
+  };
+  const auto fetch = [&](int i, int s) {
+    int n;
+    const int2 slot = find(i, n);
     const int key0 = n * DS_TILE;
     copy_k.fetch(sK(s), gK + key0 * p.k.row, p.k.row, {keys.first - key0, keys.end - key0},
                  p.head_dim);
@@ -183,7 +198,7 @@ __device__ __forceinline__ void dq_gemm_block(const BwdParams& p) {
     const int64_t rows = (p.seqlen_q + STATISTICS_ALIGNMENT - 1) / STATISTICS_ALIGNMENT *
                          int64_t{STATISTICS_ALIGNMENT};
     const int64_t row = block.head * rows + block.row0 + warp_row0 + m * 16 + h * 8 + lane / 4;
-    const int column = (n / 2 * SPLIT + half) * 16 + n % 2 * 8 + (lane % 4) * 2;
+    const int column = (n / 2 * SPLIT + part) * 16 + n % 2 * 8 + (lane % 4) * 2;
     return reinterpret_cast<float2*>(p.dq_accum + row * HEAD_DIM + column);
   };
   Accumulator<MT, NT> dq;
@@ -204,7 +219,7 @@ __device__ __forceinline__ void dq_gemm_block(const BwdParams& p) {
   const auto compute = [&](int, int s) {
     // dQ += dS @ K                                       [ROWS, HEAD_DIM / SPLIT] per warp, 16 keys
     // at a time
-    const auto b_k = share(Operand<HEAD_DIM>::b_trans(sK(s)), half);
+    const auto b_k = share(Operand<HEAD_DIM>::b_trans(sK(s)), part);
     const uint32_t ds = sDs(s) + warp_row0 / DS_TILE * DS_TILE_BYTES +
                         warp_row0 % DS_TILE / 16 * DS_BLOCK_BYTES + lane * 16;
 #pragma unroll
@@ -237,7 +252,7 @@ __device__ __forceinline__ void dq_gemm_block(const BwdParams& p) {
   if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
   __syncthreads();  // everybody is done with the stages
   const int row0 = block.row0 + warp_row0;
-  store_gradient<Config, HEAD_DIM>(dq, sStage + warp_row0 * HEAD_DIM * 2, half,
+  store_gradient<Config, HEAD_DIM>(dq, sStage + warp_row0 * HEAD_DIM * 2, part,
                                    head_begin(p.dq, block.batch, block.head_kv, block.member) +
                                        static_cast<int64_t>(sequence.q0 + row0) * p.dq.row,
                                    p.dq.row, sequence.seqlen_q - row0, p.head_dim);

@@ -6,10 +6,10 @@
 namespace flash_dist {
 
 // A warp's rows of a gradient, rounded, through its rows of a tile that nobody else is using. With
-// Config::SPLIT = 2, `half` is the warp's share, and all warps of the block must come here.
+// Config::SPLIT > 1, `part` is the warp's share, and all warps of the block must come here.
 template <class Config, int COLUMNS, int NT>
 __device__ __forceinline__ void store_gradient(const Accumulator<Config::ROW_TILES, NT>& c,
-                                               uint32_t warp_tile, int half, uint16_t* dst,
+                                               uint32_t warp_tile, int part, uint16_t* dst,
                                                int64_t row_stride, int row_limit, int columns) {
   using Target = typename Config::Target;
   using T = typename Config::T;
@@ -18,9 +18,9 @@ __device__ __forceinline__ void store_gradient(const Accumulator<Config::ROW_TIL
                                                       columns);
   } else {
     constexpr int MINE = Config::ROWS / Config::SPLIT;
-    stage_rows<Target, T, COLUMNS, Config::SPLIT>(c, warp_tile, half);
-    __syncthreads();  // both warps have staged their columns
-    const int row = half * MINE;
+    stage_rows<Target, T, COLUMNS, Config::SPLIT>(c, warp_tile, part);
+    __syncthreads();  // the team has staged its columns
+    const int row = part * MINE;
     store_staged<COLUMNS, MINE, 32>(warp_tile + row * COLUMNS * 2, threadIdx.x % 32,
                                     dst + row * row_stride, row_stride, row_limit - row, columns);
   }

@@ -29,23 +29,43 @@ struct DkdvBlock {
   }
 };
 
+// Query tiles of a band that see a key tile: [x, y); those that see all of it: [z, w).
+__device__ __forceinline__ int4 band_tiles(const Mask& mask, const DsLayout& layout, int n) {
+  const int key0 = n * MASK_TILE;
+  if (key0 >= mask.seqlen_k) return {0, 0, 0, 0};
+  int4 tiles{layout.query_begin(n), layout.query_end(n), 0, 0};
+  if (key0 + MASK_TILE > mask.seqlen_k) return tiles;
+  // Queries from the first whose keys end behind the tile to the last whose keys begin before it.
+  const MaskParams& p = mask.p;
+  const int first = p.right < UNBOUNDED ? key0 + MASK_TILE - 1 - mask.shift() - p.right : 0;
+  tiles.z = max(first + MASK_TILE - 1, 0) / MASK_TILE;
+  tiles.w = layout.query_tiles();
+  if (p.left < UNBOUNDED) {
+    tiles.w = min(tiles.w, max(key0 - mask.shift() + p.left + 1, 0) / MASK_TILE);
+  }
+  return tiles;
+}
+
 // Where a block of the dK/dV kernel works, for all its threads, in shared memory.
 struct DkdvWork {
   const uint16_t *q, *dout;  // first query of the kv head's member 0
   int64_t statistics;        // row of that query
+  const int4* entries;       // of the walk of members_begin; of all where the mask has one plane
+  int begin, end;            // of that walk
   int batch, head;           // head: query head of member 0
   int members_begin, members_end;
   int seqlen_q, seqlen_k;
   int key0;
-  int ds_head;  // of the chunk, member 0
+  int slot0[2];   // of query tile 0 of member 0, among all heads of the chunk; the two key tiles
+  int4 tiles[2];  // BAND: the query tiles of each
 };
 
-// One pipeline item: a stage of queries of one query head, for the two halves of 64 keys that a block
-// can have.
+// One pipeline item: a stage of queries of one query head.
 struct DkdvItem {
+  int4 known;  // ROWS: the queries' KeyRange; TILES: the list's entry
   int row0;
-  int member;          // of the group
-  TilePlace place[2];  // slot: among all heads of the chunk, -1: not stored
+  int member;   // of the group
+  int slot[2];  // of the two key tiles that a block can have, -1: not stored
 };
 
 // The query tile and head of a block of the dQ kernels; the longest causal tiles of a head come

@@ -21,6 +21,7 @@ struct FwdConfig : Config<FwdPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_D
     FwdWork<BLOCK_M, Plan::BLOCK_N> work;
     __device__ Smem() = delete;  // laid over shared memory, never made
   };
+  static constexpr bool SHARES_WORK = HEAD_DIM > 64;
   static constexpr int UNROLL = Target::UNROLL;
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));

@@ -74,6 +74,15 @@ __device__ __forceinline__ void online_softmax(Accumulator<MT, NT>& s, Accumulat
   }
 }
 
+template <bool FIRST, class T>
+__device__ __forceinline__ const T& pick(const T& first, const T& second) {
+  if constexpr (FIRST) {
+    return first;
+  } else {
+    return second;
+  }
+}
+
 template <class Config>
 __device__ __forceinline__ void fwd_block(const FwdParams& p) {
   using Target = typename Config::Target;
@@ -97,10 +106,18 @@ __device__ __forceinline__ void fwd_block(const FwdParams& p) {
   const FwdBlock block(p, BLOCK_M);
   const Sequence sequence(p, block.batch);
   if (block.row0 >= sequence.seqlen_q) return;
-  // In shared memory: the accumulators need the registers.
-  if (threadIdx.x == 0) new (&smem.work) FwdWork<BLOCK_M, BLOCK_N>(p, block, sequence);
-  __syncthreads();
-  const auto& work = smem.work;
+  {
+    TileCopy<Target, BLOCK_M, HEAD_DIM, Config::THREADS> copy_q;
+    copy_q.fetch(sQ,
+                 head_begin(p.q, block.batch, block.head_kv, block.member) +
+                     (sequence.q0 + block.row0) * p.q.row,
+                 p.q.row, {0, sequence.seqlen_q - block.row0}, p.head_dim);
+    copy_q.land(sQ);
+  }
+  const FwdWork<BLOCK_M, BLOCK_N> mine(p, block, sequence);
+  if (threadIdx.x == 0) smem.work = mine;
+  // Where the accumulators need the registers it is read from shared memory, step by step.
+  const auto& work = pick<Config::SHARES_WORK>(smem.work, mine);
 
   Accumulator<MT, HEAD_DIM_V / 8> o;
   o.clear();
@@ -130,14 +147,16 @@ __device__ __forceinline__ void fwd_block(const FwdParams& p) {
     __syncthreads();
   };
 
-  int j = work.walk.end - 1;
-  if (j >= work.walk.begin) {
-    TileCopy<Target, BLOCK_M, HEAD_DIM, Config::THREADS> copy_q;
-    copy_q.fetch(sQ, work.q, p.q.row, {0, work.rows}, p.head_dim);
-    copy_q.land(sQ);
-    fetch_k(work.walk.key0(j));
+  int j = mine.walk.end - 1;
+  if (j >= mine.walk.begin) {
+    const int key0 = mine.walk.key0(j);
+    copy_k.fetch(sK, mine.k + key0 * p.k.row, p.k.row,
+                 {mine.keys.first - key0, mine.keys.end - key0}, p.head_dim);
     copy_k.land(sK);
     if constexpr (Target::HAS_CP_ASYNC) cp_async_commit();
+    if constexpr (Config::SHARES_WORK) __syncthreads();  // it is there
+  } else {
+    arrive();  // Q's place becomes the stage of the output
   }
 
   const auto step = [&](auto masked) {
@@ -206,7 +225,6 @@ __device__ __forceinline__ void fwd_block(const FwdParams& p) {
         o.x[m][n][2 * h + 1] *= inverse;
       }
     }
-  // NOTE: without any key tile Q was never read; nobody else touches this warp's rows.
   store_rows<Target, T, HEAD_DIM_V, MT>(
       o, sQ + warp_row0 * HEAD_DIM_V * 2,
       head_begin(p.out, again.batch, again.head_kv, again.member) +

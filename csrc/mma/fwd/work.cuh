@@ -27,21 +27,17 @@ struct FwdBlock {
 // Where a block works, for all its threads.
 template <int BLOCK_M, int BLOCK_N>
 struct FwdWork {
-  const uint16_t *q, *k, *v;  // the block's first query, the sequence's first key
-  int row0;                   // first query
-  int rows;                   // queries left from there
+  const uint16_t *k, *v;  // the sequence's first key
+  int row0;               // the block's first query
   MaskPlace place;
   RowSpan keys;  // that exist
   KeyWalk<BLOCK_M, BLOCK_N> walk;
 
   __device__ __forceinline__ FwdWork(const FwdParams& p, const FwdBlock& block,
                                      const Sequence& sequence)
-      : q(head_begin(p.q, block.batch, block.head_kv, block.member) +
-          (sequence.q0 + block.row0) * p.q.row),
-        k(head_begin(p.k, block.batch, block.head_kv, 0) + sequence.k0 * p.k.row),
+      : k(head_begin(p.k, block.batch, block.head_kv, 0) + sequence.k0 * p.k.row),
         v(head_begin(p.v, block.batch, block.head_kv, 0) + sequence.k0 * p.v.row),
         row0(block.row0),
-        rows(sequence.seqlen_q - block.row0),
         place(p.mask, sequence, block.batch, block.head),
         keys(Mask(p.mask, place).keys_that_exist(block.batch)),
         walk(Mask(p.mask, place), block.row0) {}
