@@ -8,13 +8,13 @@ from typing import Final
 from .errors import FlashDistError
 
 BUDGET_VARIABLE: Final = "FLASH_DIST_WORKSPACE_MB"
-DEFAULT_BUDGET_MB: Final = 1024
+DEFAULT_BUDGET_MB: Final = 1536
 
 
 def workspace_budget() -> int:
     """Return the bytes that a backward call may use for its workspace, see `flash_attn_func`.
 
-    1 GiB, unless the environment variable FLASH_DIST_WORKSPACE_MB gives another number of MiB.
+    1.5 GiB, unless the environment variable FLASH_DIST_WORKSPACE_MB gives another number of MiB.
     """
     text = os.environ.get(BUDGET_VARIABLE, "")
     if not text:
