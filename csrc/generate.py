@@ -5,7 +5,7 @@ only when their content changes, so that a build folder compiles a target once, 
 it is configured with.
 
     OUT/plans.h                  tile constants of every row
-    OUT/targets/<target>/*.cu    kernels; SASS: one file per family and head_dim, PTX: one per kernel
+    OUT/targets/<target>/*.cu    kernels: one file per family and head_dim; PTX: one per kernel
     OUT/variants.inc             FLASH_DIST_VARIANT(...) lines of the arch list, for dispatch.cpp
     OUT/variants.json            the same as data, for the audit
     OUT/sources.cmake            sources and flags per target
@@ -250,7 +250,8 @@ def render_variants_inc(variants: Iterable[Variant]) -> str:
     """The dispatcher's table."""
     return "".join(
         f"FLASH_DIST_VARIANT({v.symbol}, {v.family.name}, {v.dtype}, {v.row.head_dim}, "
-        f"{v.row.head_dim_v}, {v.row.plan}, {v.target.number}, {cpp_char(v.target.suffix)}, {int(v.target.ptx)})\n"
+        f"{v.row.head_dim_v}, {v.row.plan}, {v.target.number}, {cpp_char(v.target.suffix)}, "
+        f"{int(v.target.ptx)})\n"
         for v in variants
     )
 

@@ -33,8 +33,8 @@ bool is_fp32(const Call& call) { return call.dtype == static_cast<int>(Dtype::FP
 int64_t element_bytes(const Call& call) { return is_fp32(call) ? 4 : 2; }
 
 // How many of `groups` groups of blocks run side by side: as many as half of L2 holds of what
-// the blocks of a group share, `bytes`; where all tiles of a group are equally long, one. Nearly equal
-// numbers, and all of them where a second batch would start the longest tiles late.
+// the blocks of a group share, `bytes`; where all tiles of a group are equally long, one. Nearly
+// equal numbers, and all of them where a second batch would start the longest tiles late.
 template <class Params>
 int heads_together(const Call& call, const Params& p, int64_t groups, int64_t bytes) {
   const MaskParams& mask = p.mask;
@@ -49,9 +49,8 @@ int heads_together(const Call& call, const Params& p, int64_t groups, int64_t by
 
 void run_forward(const Call& call, FwdParams p) {
   const DeviceScope scope(call.device);
-  p.heads_together =
-      heads_together(call, p, int64_t{p.batch} * p.num_heads_kv * p.group,
-                     element_bytes(call) * p.seqlen_k * (p.head_dim + p.head_dim_v));
+  p.heads_together = heads_together(call, p, int64_t{p.batch} * p.num_heads_kv * p.group,
+                                    element_bytes(call) * p.seqlen_k * (p.head_dim + p.head_dim_v));
   launch(call.device, {"fwd", dtype_name(call.dtype), p.head_dim, p.head_dim_v}, &p,
          static_cast<cudaStream_t>(call.stream));
 }
@@ -103,9 +102,8 @@ class Backward {
       p_.key_end = chunk.key_end;
       p_.dq_first = chunk.first_stripe;
       p_.dq_last = chunk.last_stripe;
-      p_.heads_together =
-          heads_together(call_, p_, int64_t{p_.units} * plan_.group_split,
-                         row_bytes * p_.seqlen_q * (p_.group / plan_.group_split));
+      p_.heads_together = heads_together(call_, p_, int64_t{p_.units} * plan_.group_split,
+                                         row_bytes * p_.seqlen_q * (p_.group / plan_.group_split));
       launch_compiled("bwd_dkdv", &p_);
       p_.heads_together =
           heads_together(call_, p_, int64_t{p_.units} * p_.group, row_bytes * p_.seqlen_k);
