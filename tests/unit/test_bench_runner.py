@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -60,7 +60,8 @@ def test_torchs_mode_is_as_users_get_it_and_only_for_those_who_are_named_so(
         eager = make_eager(problem)
 
         def attend(*inputs: torch.Tensor) -> torch.Tensor:
-            filled = torch.utils.deterministic.fill_uninitialized_memory
+            settings: Any = torch.utils.deterministic  # a property of the module: mypy sees none
+            filled = settings.fill_uninitialized_memory
             seen.setdefault(torch.are_deterministic_algorithms_enabled(), set()).add(filled)
             return eager(*inputs)
 
