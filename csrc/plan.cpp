@@ -33,7 +33,7 @@ class Planner {
     set_statistics(plan);
     if (!batch_invariant) {
       const int fewest = choose_group_split();
-      // More splits where stripes of keys alone would leave the device idle.
+      // More splits where chunks would leave the device idle.
       for (int split = fewest; split > 0 && !plan.spill; split = next_group_split(split)) {
         set_group_split(plan, split);
         const int64_t left = budget_ - plan.dk_partial - plan.dv_partial;

@@ -4,6 +4,12 @@
 //   spill        whether dQ comes from the stored dS or from S and dP computed again;
 //   group_split  how many partial sums make up dK and dV of a kv head.
 //
+// group_split is the least divisor of the group that gives the dK/dV kernel enough blocks: one wave
+// where all are equally long (no mask, not packed), else UNEVEN_WAVES (16), over which unequal
+// lengths even out. Its partial sums take at most half of the budget; without one it is 1. Then dS:
+// all of it, or chunks that fill a wave each. Where chunks would leave the device idle, the next
+// divisors are tried, as far as half of the budget goes; if none helps, nothing is spilled.
+//
 // Both may change with the batch, since the more of it, the more of the budget it takes and the
 // better it fills the GPU. Chunks and stripes change nothing: each dQ is one sum over its keys in
 // ascending order, carried from stripe to stripe in fp32.

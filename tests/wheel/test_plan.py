@@ -213,6 +213,41 @@ def test_few_kv_heads_split_their_group_until_the_gpu_is_full() -> None:
     assert plan(num_heads_kv=1, group=16, sm_count=10)["group_split"] == 2
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"mask": mask} for mask in MASKS.values() if mask != FULL),
+        {"mask": (ROWS,), "mask_slots": list(range(17))},
+        {"mask": (TILES,), "mask_slots": list(range(17))},
+        {"total_q": 1000},
+    ],
+    ids=[*(name for name in MASKS if name != "full"), "rows", "tiles", "packed"],
+)
+@pytest.mark.parametrize(("sm_count", "one_wave"), [(16, 1), (32, 2)])
+def test_blocks_of_unequal_length_get_sixteen_waves(
+    sm_count: int, one_wave: int, changes: dict[str, Any]
+) -> None:
+    sizes = {"num_heads_kv": 1, "group": 64, "sm_count": sm_count, "blocks_per_sm": 1}
+    assert plan(**sizes)["group_split"] == one_wave  # 16 blocks of keys, all equally long
+    assert plan(**sizes, **changes)["group_split"] == 16 * one_wave
+
+
+def test_a_group_is_split_further_where_chunks_would_leave_the_gpu_idle() -> None:
+    sizes = {"seqlen_q": 16384, "seqlen_k": 16384, "num_heads_kv": 1, "group": 16}
+    roomy, tight = (plan(**sizes, budget=gib << 30) for gib in (16, 1))
+    assert (roomy["spill"], len(roomy["chunks"]), roomy["group_split"]) == (True, 1, 1)
+    assert tight["spill"]
+    assert len(tight["chunks"]) > 1
+    assert tight["group_split"] > 1
+    assert tight["dk_partial"] + tight["dv_partial"] <= 1 << 29
+
+
+def test_a_group_that_is_split_in_vain_is_split_no_further() -> None:
+    sizes = {"seqlen_q": 32768, "seqlen_k": 32768, "num_heads_kv": 1, "group": 64}
+    made = plan(**sizes, budget=64 << 20)
+    assert (made["spill"], made["group_split"]) == (False, 1)
+
+
 def test_a_huge_group_is_split_only_as_far_as_half_the_budget_goes() -> None:
     made = plan(num_heads_kv=1, group=1000, seqlen_q=8, seqlen_k=64, budget=1 << 20)
     assert 1 < made["group_split"] < 1000
