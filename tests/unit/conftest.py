@@ -1,4 +1,4 @@
-"""One thread for torch: on small tensors several wait for each other, and longest on a busy host."""
+"""One thread for torch: on small tensors several wait for each other, longest on a busy host."""
 
 from __future__ import annotations
 
