@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from flash_dist.archs import Arch, ArchSet
-from flash_dist.devices import INTEGRATED
+from flash_dist.devices import INTEGRATED, KNOWN_DEVICES
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -97,13 +97,16 @@ class Table:
     dtypes: dict[str, int]
     smem_plans: dict[int, int]
     families: tuple[Family, ...]
+    every_plan: frozenset[Arch] = frozenset()  # targets that carry smaller plans, too
 
     @classmethod
     def load(cls, path: Path) -> Table:
         """Read kernels.toml."""
         data = tomllib.loads(path.read_text(encoding="utf-8"))
         plans = {int(name): size for name, size in data["smem_plans"].items()}
-        return cls(data["dtypes"], plans, tuple(Family.from_toml(f) for f in data["family"]))
+        every_plan = frozenset(map(Arch.parse, data.get("every_plan", ())))
+        families = tuple(Family.from_toml(f) for f in data["family"])
+        return cls(data["dtypes"], plans, families, every_plan)
 
     def only(self, head_dims: Sequence[int], dtypes: Sequence[str]) -> Table:
         """The part that a debug build compiles; nothing named: everything."""
@@ -118,20 +121,32 @@ class Table:
         return replace(self, families=tuple(families))
 
     def variants(self, target: Arch) -> list[Variant]:
-        """Every kernel that a target gets: its dtypes, and the plans its devices have room for.
+        """Every kernel that a target gets: its dtypes, and the plans that its devices need.
 
         PTX also runs on newer devices: from 8.0 on it carries the plans of an A100, whatever its
         own number.
         """
         newer = target.ptx and target.number >= _A100
-        room = max(target.smem_optin, Arch(8, 0).smem_optin) if newer else target.smem_optin
+        most = max(target.smem_optin, Arch(8, 0).smem_optin) if newer else target.smem_optin
+        rooms = [d.smem_optin for d in KNOWN_DEVICES if target.can_run_on(d)]
+        everywhere = min(rooms, default=target.smem_optin)
         return [
             Variant(family, dtype, row, target)
             for family in self.families
             for dtype in family.dtypes
+            if target.number >= self.dtypes[dtype]
             for row in family.rows
-            if target.number >= self.dtypes[dtype] and self.smem_plans[row.plan] <= room
+            if self.smem_plans[row.plan] <= most
+            and (target in self.every_plan or not self._outdone(family, row, everywhere))
         ]
+
+    def _outdone(self, family: Family, row: Row, room: int) -> bool:
+        """Whether a larger plan of the same kernel fits, too."""
+        return any(
+            row.size == other.size
+            and self.smem_plans[row.plan] < self.smem_plans[other.plan] <= room
+            for other in family.rows
+        )
 
 
 @dataclass(frozen=True)

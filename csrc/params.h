@@ -45,12 +45,12 @@ struct TileList {
 // batches and heads are 1 or the call's; plane(batch, head) indexes them.
 struct MaskParams {
   MaskKind kind;
-  int left, right;   // BAND
-  int bottom_right;  // BAND: shift = seqlen_k - seqlen_q, else 0
-  int batch_planes, head_planes;   // plane = batch * batch_planes + query head * head_planes
-  int query_tiles, key_tiles;      // ROWS, TILES: ceil(seqlen / 64)
-  const int2* key_bounds;    // [batches] first and end key that may be read; null: all
-  const int2* rows;          // [plane, query_tiles * 64] first and end key of a query
+  int left, right;                // BAND
+  int bottom_right;               // BAND: shift = seqlen_k - seqlen_q, else 0
+  int batch_planes, head_planes;  // plane = batch * batch_planes + query head * head_planes
+  int query_tiles, key_tiles;     // ROWS, TILES: ceil(seqlen / 64)
+  const int2* key_bounds;         // [batches] first and end key that may be read; null: all
+  const int2* rows;               // [plane, query_tiles * 64] first and end key of a query
   const int4* query_ranges;  // [plane, query_tiles] least and greatest rows.x, least and greatest
                              // rows.y
   const int2* key_ranges;    // [plane, key_tiles] first and end query tile that sees the key tile
@@ -67,6 +67,18 @@ struct Packing {
   const int* cu_seqlens_k;
 };
 
+// A division by a number that the host knows, and the order of blocks: see core/schedule.cuh.
+struct Divisor {
+  int divisor;
+  uint32_t multiplier;
+  int shift;
+};
+
+struct BlockOrder {
+  Divisor batch_blocks, width, last_width;
+  int whole_batches;
+};
+
 struct FwdParams {
   View q;      // [batch, seqlen_q, num_heads_kv, group, head_dim]
   View k, v;   // [batch, seqlen_k, num_heads_kv, 1, head_dim or head_dim_v]
@@ -79,6 +91,8 @@ struct FwdParams {
   float softmax_scale;
   Packing packing;
   MaskParams mask;
+  BlockOrder order;  // filled in at the launch, like those below
+  Divisor by_num_heads_q, by_group;
 };
 
 struct DeltaParams {
@@ -119,6 +133,8 @@ struct BwdParams {
   float softmax_scale;
   Packing packing;
   MaskParams mask;
+  BlockOrder order;  // filled in at the launch, like those below
+  Divisor by_num_heads_kv, by_group, by_group_split;
 };
 
 struct ReduceParams {

@@ -111,9 +111,7 @@ struct Mask : MaskPlace {
     return bit_span(range.x - key0, range.y - key0);
   }
 
-  __device__ __forceinline__ int shift() const {
-    return p.bottom_right ? seqlen_k - seqlen_q : 0;
-  }
+  __device__ __forceinline__ int shift() const { return p.bottom_right ? seqlen_k - seqlen_q : 0; }
 };
 
 // The key tiles that a block of queries walks through, BLOCK_N keys each: a range, or a list of
@@ -157,8 +155,8 @@ struct KeyWalk {
   }
 };
 
-// The query tiles that a block of keys walks through for one query head, 64 queries each: a range, or
-// the entries of a list.
+// The query tiles that a block of keys walks through for one query head, 64 queries each: a range,
+// or the entries of a list.
 template <int BLOCK_N>
 struct QueryWalk {
   static constexpr bool PAIRS = BLOCK_N > MASK_TILE;
@@ -197,9 +195,10 @@ struct QueryWalk {
   }
 };
 
-// Slot of query tile 0 under key tile n, as if it had one; add the query tile. Bands and ROWS, counted
-// from key tile first.
-__device__ __forceinline__ int slot_base(const Mask& mask, const DsLayout& layout, int first, int n) {
+// Slot of query tile 0 under key tile n, as if it had one; add the query tile. Bands and ROWS,
+// counted from key tile first.
+__device__ __forceinline__ int slot_base(const Mask& mask, const DsLayout& layout, int first,
+                                         int n) {
   const MaskParams& p = mask.p;
   if (p.kind == MaskKind::BAND) return static_cast<int>(layout.slot(first, n, 0));
   if (n >= p.key_tiles) return 0;

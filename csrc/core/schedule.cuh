@@ -2,22 +2,58 @@
 // group differ in length, longest first. Blocks are numbered so that `width` groups advance
 // together, tile by tile: with one group at a time the last group's long tiles would start last;
 // with all at once nothing would be shared in L2.
+//
+// A block finds its place by divisions. Their divisors are known at the launch, so that the kernel
+// multiplies instead: n / d = floor(n * m / 2^(31 + l)) for 0 <= n < 2^31, l = ceil(log2(d)) and
+// m = ceil(2^(31 + l) / d) (Granlund and Montgomery, Division by Invariant Integers using
+// Multiplication, 1994).
 #pragma once
 
 #include <cuda_runtime_api.h>
 
+#include <cstdint>
+
+#include "core/entry.h"
+#include "params.h"
+
 namespace flash_dist {
+
+// 1 <= divisor <= INT32_MAX
+inline Divisor make_divisor(int64_t divisor) {
+  int log2 = 0;
+  while (int64_t{1} << log2 < divisor) ++log2;
+  const uint64_t multiplier = ((uint64_t{1} << (31 + log2)) + divisor - 1) / divisor;
+  return {static_cast<int>(divisor), static_cast<uint32_t>(multiplier), log2 - 1};
+}
+
+inline BlockOrder make_order(int64_t tiles, int64_t groups, int width) {
+  const int64_t last = groups % width;
+  return {make_divisor(tiles * width), make_divisor(width), make_divisor(last == 0 ? width : last),
+          static_cast<int>(groups / width)};
+}
+
+// Launches `groups` groups of `tiles` blocks.
+template <class Config, class Params>
+cudaError_t launch_in_order(const void* kernel, Params p, int64_t tiles, int64_t groups,
+                            cudaStream_t stream) {
+  const int64_t blocks = tiles * groups;
+  if (0 < blocks && blocks <= INT32_MAX) p.order = make_order(tiles, groups, p.heads_together);
+  return launch_1d<Config>(kernel, &p, blocks, stream);
+}
+
+__device__ __forceinline__ int divide(int n, const Divisor& d) {
+  return d.divisor == 1 ? n : static_cast<int>(__umulhi(n, d.multiplier) >> d.shift);
+}
 
 struct BlockPlace {
   int tile, group;
 
-  __device__ __forceinline__ BlockPlace(int index, int tiles, int groups, int width) {
-    const int batch = index / (tiles * width);
-    const int begin = batch * width;
-    const int here = min(width, groups - begin);
-    const int rest = index - begin * tiles;
-    tile = rest / here;
-    group = begin + rest - tile * here;
+  __device__ __forceinline__ BlockPlace(int index, const BlockOrder& order) {
+    const int batch = divide(index, order.batch_blocks);
+    const Divisor& here = batch < order.whole_batches ? order.width : order.last_width;
+    const int rest = index - batch * order.batch_blocks.divisor;
+    tile = divide(rest, here);
+    group = batch * order.width.divisor + rest - tile * here.divisor;
   }
 };
 

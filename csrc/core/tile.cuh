@@ -56,8 +56,8 @@ struct RowSpan {
   int first, end;  // end may lie before first: none
 };
 
-// Whether tiles on their way wait in registers (before sm_80), or are loaded only when their place is
-// free: where the accumulators leave no registers.
+// Whether tiles on their way wait in registers (before sm_80), or are loaded only when their place
+// is free: where the accumulators leave no registers.
 template <class Target, int HEAD_DIM>
 constexpr bool LOADS_LATE = !Target::HAS_CP_ASYNC && HEAD_DIM > 64 && HEAD_DIM != 128;
 
@@ -93,14 +93,14 @@ struct TileCopy {
     if constexpr (LATE) {
       late = {base, row_stride, rows, columns};
     } else {
-      each<false>({base, row_stride, rows, columns}, [&](int offset, const uint16_t* src,
-                                                         bool valid, int i) {
-        if constexpr (STAGED) {
-          staged[i] = valid ? load_global_16(src) : uint4{0, 0, 0, 0};
-        } else {
-          cp_async_16(smem + offset, src, valid);
-        }
-      });
+      each<false>({base, row_stride, rows, columns},
+                  [&](int offset, const uint16_t* src, bool valid, int i) {
+                    if constexpr (STAGED) {
+                      staged[i] = valid ? load_global_16(src) : uint4{0, 0, 0, 0};
+                    } else {
+                      cp_async_16(smem + offset, src, valid);
+                    }
+                  });
     }
   }
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from flash_dist.archs import load_archsets
+from flash_dist.archs import ArchSet, load_archsets
 from flash_dist.devices import KNOWN_DEVICES
 from tests.unit.generator import CSRC, generate
 
@@ -107,12 +107,34 @@ def test_code_that_runs_on_an_a100_and_on_smaller_parts_has_the_plans_of_both(ta
             if dtype not in family.dtypes:
                 continue
             for row in family.rows:
-                expected = TABLE.smem_plans[row.plan] <= TABLE.smem_plans[163]
+                plans = [r.plan for r in family.rows if r.size == row.size and r.plan <= 99]
+                expected = row.plan in {max(plans), 163}
                 found = any(
                     v.family is family and v.dtype == dtype and v.row == row
                     for v in variants_of(target)
                 )
                 assert found or not expected, f"{family.name} {dtype} {row.size} plan {row.plan}"
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+def test_no_target_carries_a_plan_that_none_of_its_devices_would_take(target: Arch) -> None:
+    if str(target) == "sm_90a":
+        return  # carries the plans of smaller GPUs to test them
+    rooms = {device.smem_optin for device in KNOWN_DEVICES if target.can_run_on(device)}
+    for variant in variants_of(target):
+        same = [
+            TABLE.smem_plans[v.row.plan]
+            for v in variants_of(target)
+            if (v.family, v.dtype, v.row.size) == (variant.family, variant.dtype, variant.row.size)
+        ]
+        taken = {max((size for size in same if size <= room), default=None) for room in rooms}
+        assert TABLE.smem_plans[variant.row.plan] in taken, variant.symbol
+
+
+def test_the_target_of_the_test_machine_carries_every_plan() -> None:
+    (target,) = ArchSet.parse("9.0a").archs
+    rows = {(v.family.name, v.row) for v in TABLE.variants(target)}
+    assert rows == {(family.name, row) for family in TABLE.families for row in family.rows}
 
 
 def test_every_family_has_a_row_for_turing() -> None:

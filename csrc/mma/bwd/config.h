@@ -12,8 +12,8 @@ template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct DkdvConfig : Config<DkdvPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = DkdvPlan<HEAD_DIM, HEAD_DIM_V, PLAN>;
   using Plan::BLOCK_M, Plan::SPLIT, Plan::SUB_M, Plan::ROWS;
-  // SPLIT warps share their keys: each owns every SPLIT-th 16 columns of dK and dV, and a part of the
-  // queries of S^T and dP^T, which they exchange.
+  // SPLIT warps share their keys: each owns every SPLIT-th 16 columns of dK and dV, and a part of
+  // the queries of S^T and dP^T, which they exchange.
   static constexpr int BLOCK_N = Plan::WARPS / SPLIT * ROWS;
   static constexpr int BLOCK_ROWS = BLOCK_N;
   static constexpr int ROW_TILES = ROWS / 16;
@@ -75,7 +75,8 @@ struct DqRecomputeConfig
   static constexpr int ROW_TILES = Plan::ROWS / 16;
   // Keys per pass: bounds the registers of S and dP.
   static constexpr int SUB_N = Plan::BLOCK_N < 32 ? Plan::BLOCK_N : 32;
-  static constexpr int UNROLL = LOADS_LATE<Target, HEAD_DIM> ? 1 : (ROW_TILES == 2 ? 2 : Target::UNROLL);
+  static constexpr int UNROLL =
+      LOADS_LATE<Target, HEAD_DIM> ? 1 : (ROW_TILES == 2 ? 2 : Target::UNROLL);
   static_assert(Plan::BLOCK_N % SUB_N == 0);
 
   struct Stage {

@@ -5,10 +5,11 @@
 //   dP^T = V @ dO.T        dS^T = P^T (dP^T - delta)        dK += dS^T @ Q
 //
 // Grid      x = key tile, (batch, kv head) unit of the chunk, group split.
-// Block     SPLIT = 1: a warp owns ROWS keys over the whole head_dim; P^T and dS^T stay in registers
-//           as A operands. SPLIT > 1 (dK and dV of a whole row would take all registers): SPLIT warps
-//           own ROWS keys; each computes S^T and dP^T for its part of the stage's queries, exchanges
-//           P^T and dS^T through shared memory, and accumulates its part of the columns.
+// Block     SPLIT = 1: a warp owns ROWS keys over the whole head_dim; P^T and dS^T stay in
+// registers
+//           as A operands. SPLIT > 1 (dK and dV of a whole row would take all registers): SPLIT
+//           warps own ROWS keys; each computes S^T and dP^T for its part of the stage's queries,
+//           exchanges P^T and dS^T through shared memory, and accumulates its part of the columns.
 // Shared    K and V (for the whole life of the block), STAGES stages of Q, dO, lse and delta.
 // Pipeline  the query tiles of every query head of the split, in ascending order: this is the order
 //           of summation.
@@ -68,7 +69,8 @@ __device__ __forceinline__ void store_partial(const Accumulator<MT, NT>& c, floa
     }
 }
 
-// Sets the scores S^T of MT * 16 keys and NT * 8 queries from row0 on to -inf where they are hidden.
+// Sets the scores S^T of MT * 16 keys and NT * 8 queries from row0 on to -inf where they are
+// hidden.
 template <int MT, int NT>
 __device__ __forceinline__ void hide_transposed(Accumulator<MT, NT>& st, const Mask& mask, int row0,
                                                 int key0, int code) {
@@ -95,10 +97,7 @@ struct DkdvCursor {
   const int4* entries;
 
   __device__ __forceinline__ DkdvCursor(const BwdParams& p, const DkdvWork& w)
-      : member(w.members_begin),
-        i(w.begin * PER_TILE),
-        end(w.end * PER_TILE),
-        entries(w.entries) {
+      : member(w.members_begin), i(w.begin * PER_TILE), end(w.end * PER_TILE), entries(w.entries) {
     while (i >= end && member < w.members_end) next_member(p, w);
   }
   __device__ __forceinline__ void next(const BwdParams& p, const DkdvWork& w) {
@@ -110,7 +109,8 @@ struct DkdvCursor {
     return tile * MASK_TILE + i % PER_TILE * Config::BLOCK_M;
   }
 
-  __device__ __forceinline__ static Mask mask_of(const BwdParams& p, const DkdvWork& w, int member) {
+  __device__ __forceinline__ static Mask mask_of(const BwdParams& p, const DkdvWork& w,
+                                                 int member) {
     const Sequence sequence{0, 0, w.seqlen_q, w.seqlen_k};
     return Mask(p.mask, MaskPlace(p.mask, sequence, w.batch, w.head + member));
   }
@@ -170,8 +170,8 @@ struct DkdvCursor {
 };
 
 // What is known of an item's tile of 64 queries and one of the block's key tiles.
-__device__ __forceinline__ int tile_code(const BwdParams& p, const DkdvWork& w, const DkdvItem& item,
-                                         int half) {
+__device__ __forceinline__ int tile_code(const BwdParams& p, const DkdvWork& w,
+                                         const DkdvItem& item, int half) {
   if (p.mask.kind == MaskKind::TILES) return half == 0 ? item.known.y : item.known.z;
   if (p.mask.kind == MaskKind::BAND) {
     const int4 tiles = w.tiles[half];
@@ -254,16 +254,14 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
 
     TileCopy<Target, BLOCK_N, HEAD_DIM, Config::THREADS> copy_k;
     const RowSpan here{keys.first - block.key0, keys.end - block.key0};
-    copy_k.fetch(sK,
-                 head_begin(p.k, block.batch, block.head_kv, 0) +
-                     (sequence.k0 + block.key0) * p.k.row,
-                 p.k.row, here, p.head_dim);
+    copy_k.fetch(
+        sK, head_begin(p.k, block.batch, block.head_kv, 0) + (sequence.k0 + block.key0) * p.k.row,
+        p.k.row, here, p.head_dim);
     copy_k.land(sK);
     TileCopy<Target, BLOCK_N, HEAD_DIM_V, Config::THREADS> copy_v;
-    copy_v.fetch(sV,
-                 head_begin(p.v, block.batch, block.head_kv, 0) +
-                     (sequence.k0 + block.key0) * p.v.row,
-                 p.v.row, here, p.head_dim_v);
+    copy_v.fetch(
+        sV, head_begin(p.v, block.batch, block.head_kv, 0) + (sequence.k0 + block.key0) * p.v.row,
+        p.v.row, here, p.head_dim_v);
     copy_v.land(sV);
     __syncthreads();  // work is there
   }
@@ -278,9 +276,8 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
     const RowSpan rows{0, work.seqlen_q - row0};
     copy_q.fetch(sQ(s), work.q + cursor.member * p.q.head_group + row0 * p.q.row, p.q.row, rows,
                  p.head_dim);
-    copy_dout.fetch(sDout(s),
-                    work.dout + cursor.member * p.dout.head_group + row0 * p.dout.row, p.dout.row,
-                    rows, p.head_dim_v);
+    copy_dout.fetch(sDout(s), work.dout + cursor.member * p.dout.head_group + row0 * p.dout.row,
+                    p.dout.row, rows, p.head_dim_v);
     const int64_t row =
         work.statistics + static_cast<int64_t>(cursor.member) * p.rows_padded + row0;
     copy_stats.fetch(sLse(s), p.lse_log2 + row, p.delta + row);
@@ -378,13 +375,15 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
             dpt.x[m][n][2 * h + 1] = pt.x[m][n][2 * h + 1] * (dpt.x[m][n][2 * h + 1] - delta.y);
           }
       }
-      // A fragment (m, k) of this warp's keys and the stage's queries 16 * k: in the workspace a tile
-      // is 4 x 4 of them.
-      uint8_t* gDs = static_cast<uint8_t*>(p.ds) + static_cast<int64_t>(slot) * DS_TILE_BYTES +
-                     ((work.key0 + warp_row0) % DS_TILE / 16 * 4 + row0 % DS_TILE / 16) * DS_BLOCK_BYTES +
-                     lane * 16;
+      // A fragment (m, k) of this warp's keys and the stage's queries 16 * k: in the workspace a
+      // tile is 4 x 4 of them.
+      uint8_t* gDs =
+          static_cast<uint8_t*>(p.ds) + static_cast<int64_t>(slot) * DS_TILE_BYTES +
+          ((work.key0 + warp_row0) % DS_TILE / 16 * 4 + row0 % DS_TILE / 16) * DS_BLOCK_BYTES +
+          lane * 16;
       if constexpr (SPLIT == 1) {
-        // dK += dS^T @ Q                                 [ROWS, HEAD_DIM], and dS^T to the workspace
+        // dK += dS^T @ Q                                 [ROWS, HEAD_DIM], and dS^T to the
+        // workspace
 #pragma unroll
         for (int k = 0; k < SUB_M / 16; ++k) {
           uint32_t rDs[MT][4];
@@ -407,7 +406,8 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
         const uint32_t sDs = shared_address(smem.ds) + offset;
         put_fragments<Target, T, BLOCKS>(sP, pt, part);
         put_fragments<Target, T, BLOCKS>(sDs, dpt, part);
-        barrier_sync(1 + team, 32 * SPLIT);  // the team has put its own; the stage's barrier frees it
+        barrier_sync(1 + team,
+                     32 * SPLIT);  // the team has put its own; the stage's barrier frees it
         // dV += P^T @ dO, dK += dS^T @ Q                 [ROWS, HEAD_DIM / SPLIT]
         const auto b_dv = share(Operand<HEAD_DIM_V>::b_trans(sDout(s)), part);
         const auto b_dk = share(Operand<HEAD_DIM>::b_trans(sQ(s)), part);
@@ -450,22 +450,15 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
     store_partial<SPLIT>(dv, p.dv_partial + row * HEAD_DIM_V, limit, part);
   } else {
     dk.scale(p.softmax_scale);
-    store_gradient<Config, HEAD_DIM>(dk, sK + warp_row0 * HEAD_DIM * 2, part,
-                                     head_begin(p.dk, again.batch, again.head_kv, 0) +
-                                         (sequence.k0 + row0) * p.dk.row,
-                                     p.dk.row, limit, p.head_dim);
-    store_gradient<Config, HEAD_DIM_V>(dv, sV + warp_row0 * HEAD_DIM_V * 2, part,
-                                       head_begin(p.dv, again.batch, again.head_kv, 0) +
-                                           (sequence.k0 + row0) * p.dv.row,
-                                       p.dv.row, limit, p.head_dim_v);
+    store_gradient<Config, HEAD_DIM>(
+        dk, sK + warp_row0 * HEAD_DIM * 2, part,
+        head_begin(p.dk, again.batch, again.head_kv, 0) + (sequence.k0 + row0) * p.dk.row, p.dk.row,
+        limit, p.head_dim);
+    store_gradient<Config, HEAD_DIM_V>(
+        dv, sV + warp_row0 * HEAD_DIM_V * 2, part,
+        head_begin(p.dv, again.batch, again.head_kv, 0) + (sequence.k0 + row0) * p.dv.row, p.dv.row,
+        limit, p.head_dim_v);
   }
-}
-
-template <class Config>
-cudaError_t launch_dkdv(const void* kernel, const void* params, cudaStream_t stream) {
-  const auto& p = *static_cast<const BwdParams*>(params);
-  const int64_t tiles = (p.key_end - p.key_begin + Config::BLOCK_N - 1) / Config::BLOCK_N;
-  return launch_1d<Config>(kernel, params, tiles * p.units * p.group_split, stream);
 }
 
 }  // namespace flash_dist

@@ -142,8 +142,8 @@ __device__ __forceinline__ void dq_gemm_block(const BwdParams& p) {
   const int part = warp % SPLIT;
   const int warp_row0 = warp / SPLIT * Config::ROWS;
 
-  const Mask mask(p.mask, MaskPlace(p.mask, sequence, block.batch,
-                                    block.head_kv * p.group + block.member));
+  const Mask mask(p.mask,
+                  MaskPlace(p.mask, sequence, block.batch, block.head_kv * p.group + block.member));
   const DsLayout layout = ds_layout(p, sequence);
   const DsWalk<BLOCK_M> walk(p, mask, block.row0);
   const RowSpan keys = mask.keys_that_exist(block.batch);
@@ -256,13 +256,6 @@ __device__ __forceinline__ void dq_gemm_block(const BwdParams& p) {
                                    head_begin(p.dq, block.batch, block.head_kv, block.member) +
                                        static_cast<int64_t>(sequence.q0 + row0) * p.dq.row,
                                    p.dq.row, sequence.seqlen_q - row0, p.head_dim);
-}
-
-template <class Config>
-cudaError_t launch_dq_gemm(const void* kernel, const void* params, cudaStream_t stream) {
-  const auto& p = *static_cast<const BwdParams*>(params);
-  const int64_t tiles = (p.seqlen_q + Config::BLOCK_M - 1) / Config::BLOCK_M;
-  return launch_1d<Config>(kernel, params, tiles * p.units * p.group, stream);
 }
 
 }  // namespace flash_dist

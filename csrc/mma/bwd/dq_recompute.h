@@ -114,8 +114,7 @@ __device__ __forceinline__ void dq_recompute_block(const BwdParams& p) {
       for (int k = 0; k < SUB_N / 16; ++k) {
         uint32_t rDs[MT][4];
         to_a_operand<Target, T>(rDs, ds, k);
-        gemm_ab_step<Target, T, HEAD_DIM>(dq, rDs, Operand<HEAD_DIM>::b_trans(sK(s)),
-                                          sub + k * 16);
+        gemm_ab_step<Target, T, HEAD_DIM>(dq, rDs, Operand<HEAD_DIM>::b_trans(sK(s)), sub + k * 16);
       }
     }
   };
@@ -145,13 +144,6 @@ __device__ __forceinline__ void dq_recompute_block(const BwdParams& p) {
                                       head_begin(p.dq, again.batch, again.head_kv, again.member) +
                                           static_cast<int64_t>(rows.q0 + row0) * p.dq.row,
                                       p.dq.row, rows.seqlen_q - row0, p.head_dim);
-}
-
-template <class Config>
-cudaError_t launch_dq_recompute(const void* kernel, const void* params, cudaStream_t stream) {
-  const auto& p = *static_cast<const BwdParams*>(params);
-  const int64_t tiles = (p.seqlen_q + Config::BLOCK_M - 1) / Config::BLOCK_M;
-  return launch_1d<Config>(kernel, params, tiles * p.units * p.group, stream);
 }
 
 }  // namespace flash_dist

@@ -19,12 +19,11 @@ struct DkdvBlock {
   int key0, unit, batch, head_kv, split;
 
   __device__ __forceinline__ DkdvBlock(const BwdParams& p, int block_n) {
-    const int tiles = (p.key_end - p.key_begin + block_n - 1) / block_n;
-    const BlockPlace place(fresh_block(), tiles, p.units * p.group_split, p.heads_together);
+    const BlockPlace place(fresh_block(), p.order);
     key0 = p.key_begin + place.tile * block_n;
-    unit = place.group / p.group_split;
+    unit = divide(place.group, p.by_group_split);
     split = place.group - unit * p.group_split;
-    batch = (p.unit_begin + unit) / p.num_heads_kv;
+    batch = divide(p.unit_begin + unit, p.by_num_heads_kv);
     head_kv = p.unit_begin + unit - batch * p.num_heads_kv;
   }
 };
@@ -76,14 +75,33 @@ struct DqBlock {
 
   __device__ __forceinline__ DqBlock(const BwdParams& p, int block_m) {
     const int q_tiles = (p.seqlen_q + block_m - 1) / block_m;
-    const BlockPlace place(fresh_block(), q_tiles, p.units * p.group, p.heads_together);
+    const BlockPlace place(fresh_block(), p.order);
     row0 = (q_tiles - 1 - place.tile) * block_m;
     head = place.group;
-    const int unit = p.unit_begin + head / p.group;
-    member = head % p.group;
-    batch = unit / p.num_heads_kv;
+    const int unit_of_chunk = divide(head, p.by_group);
+    const int unit = p.unit_begin + unit_of_chunk;
+    member = head - unit_of_chunk * p.group;
+    batch = divide(unit, p.by_num_heads_kv);
     head_kv = unit - batch * p.num_heads_kv;
   }
 };
+
+template <class Config>
+cudaError_t launch_dkdv(const void* kernel, const void* params, cudaStream_t stream) {
+  BwdParams p = *static_cast<const BwdParams*>(params);
+  const int64_t tiles = (p.key_end - p.key_begin + Config::BLOCK_N - 1) / Config::BLOCK_N;
+  p.by_num_heads_kv = make_divisor(p.num_heads_kv);
+  p.by_group_split = make_divisor(p.group_split);
+  return launch_in_order<Config>(kernel, p, tiles, int64_t{p.units} * p.group_split, stream);
+}
+
+template <class Config>
+cudaError_t launch_dq(const void* kernel, const void* params, cudaStream_t stream) {
+  BwdParams p = *static_cast<const BwdParams*>(params);
+  const int64_t tiles = (p.seqlen_q + Config::BLOCK_M - 1) / Config::BLOCK_M;
+  p.by_num_heads_kv = make_divisor(p.num_heads_kv);
+  p.by_group = make_divisor(p.group);
+  return launch_in_order<Config>(kernel, p, tiles, int64_t{p.units} * p.group, stream);
+}
 
 }  // namespace flash_dist

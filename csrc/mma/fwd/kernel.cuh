@@ -5,9 +5,8 @@
 // Block     WARPS warps, each owning ROWS query rows over the whole head_dim.
 // Shared    Q tile (later the output tile), one K tile, one V tile.
 // Pipeline  V(j) arrives while S = Q @ K(j).T is computed, K(j - 1) while the softmax and P @ V(j)
-// run. Key tiles are
-//           walked from the last to the first, so the tiles that need a mask come first and the
-//           long loop has none.
+//           run. Key tiles are walked from the last to the first, so that causal tiles that need a
+//           mask come first and the long loop has none.
 #pragma once
 
 #include "core/mask.cuh"
@@ -134,35 +133,42 @@ __device__ __forceinline__ void fwd_block(const FwdParams& p) {
 
   TileCopy<Target, BLOCK_N, HEAD_DIM, Config::THREADS> copy_k;
   TileCopy<Target, BLOCK_N, HEAD_DIM_V, Config::THREADS> copy_v;
-  const auto fetch_k = [&](int key0) {
-    copy_k.fetch(sK, work.k + key0 * p.k.row, p.k.row,
-                 {work.keys.first - key0, work.keys.end - key0}, p.head_dim);
+  const auto fetch_k = [&](const auto& w, int key0) {
+    copy_k.fetch(sK, w.k + key0 * p.k.row, p.k.row, {w.keys.first - key0, w.keys.end - key0},
+                 p.head_dim);
   };
-  const auto fetch_v = [&](int key0) {
-    copy_v.fetch(sV, work.v + key0 * p.v.row, p.v.row,
-                 {work.keys.first - key0, work.keys.end - key0}, p.head_dim_v);
+  const auto fetch_v = [&](const auto& w, int key0) {
+    copy_v.fetch(sV, w.v + key0 * p.v.row, p.v.row, {w.keys.first - key0, w.keys.end - key0},
+                 p.head_dim_v);
   };
-  const auto arrive = [&] {
-    if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
+  const auto commit = [] {
+    if constexpr (Target::HAS_CP_ASYNC) cp_async_commit();
+  };
+  const auto arrive = [](auto pending) {
+    if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<decltype(pending)::value>();
     __syncthreads();
   };
+  constexpr std::integral_constant<int, 0> ALL;
+  constexpr std::integral_constant<int, 1> ALL_BUT_NEWEST;
 
   int j = mine.walk.end - 1;
   if (j >= mine.walk.begin) {
     const int key0 = mine.walk.key0(j);
-    copy_k.fetch(sK, mine.k + key0 * p.k.row, p.k.row,
-                 {mine.keys.first - key0, mine.keys.end - key0}, p.head_dim);
+    fetch_k(mine, key0);
     copy_k.land(sK);
-    if constexpr (Target::HAS_CP_ASYNC) cp_async_commit();
-    if constexpr (Config::SHARES_WORK) __syncthreads();  // it is there
+    commit();
+    fetch_v(mine, key0);
+    commit();
+    arrive(ALL_BUT_NEWEST);
   } else {
-    arrive();  // Q's place becomes the stage of the output
+    arrive(ALL);  // Q's place becomes the stage of the output
   }
 
+  // K(j) is in, V(j) on its way.
   const auto step = [&](auto masked) {
-    arrive();  // K(j) is in; everybody is done with V(j + 1)
-    fetch_v(work.walk.key0(j));
-    if constexpr (Target::HAS_CP_ASYNC) cp_async_commit();
+    constexpr bool MASKED = decltype(masked)::value;
+    // Tiles that need no test are part of a range.
+    const auto key0 = [&](int i) { return MASKED ? work.walk.key0(i) : i * BLOCK_N; };
 
     // S = Q @ K.T                                        [ROWS, BLOCK_N] per warp
     Accumulator<MT, NT> s;
@@ -170,14 +176,14 @@ __device__ __forceinline__ void fwd_block(const FwdParams& p) {
     gemm_abt<Target, T, HEAD_DIM, Config::UNROLL, MT, NT>(s, a_q, b_k, 0);
 
     copy_v.land(sV);
-    arrive();  // V(j) is in; everybody is done with K(j)
-    if (j > work.walk.begin) fetch_k(work.walk.key0(j - 1));
-    if constexpr (Target::HAS_CP_ASYNC) cp_async_commit();
+    arrive(ALL);  // V(j) is in; everybody is done with K(j)
+    if (j > work.walk.begin) fetch_k(work, key0(j - 1));
+    commit();
 
-    if constexpr (decltype(masked)::value) {
+    if constexpr (MASKED) {
       const int code = work.walk.code(j, warp_row0 / MASK_TILE);
       if (code != TILE_FULL) {
-        hide(s, Mask(p.mask, work.place), work.row0 + warp_row0, work.walk.key0(j), code);
+        hide(s, Mask(p.mask, work.place), work.row0 + warp_row0, key0(j), code);
       }
     }
     online_softmax(s, o, state, scale_log2);
@@ -189,7 +195,12 @@ __device__ __forceinline__ void fwd_block(const FwdParams& p) {
       to_a_operand<Target, T>(rP, s, k);
       gemm_ab_step<Target, T, HEAD_DIM_V>(o, rP, b_v, k * 16);
     }
-    if (j > work.walk.begin) copy_k.land(sK);
+    if (j > work.walk.begin) {
+      copy_k.land(sK);
+      arrive(ALL);  // K(j - 1) is in; everybody is done with V(j)
+      fetch_v(work, key0(j - 1));
+      commit();
+    }
   };
 
   // Tiles to test, tiles to take as they are, tiles to test.

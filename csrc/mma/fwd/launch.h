@@ -9,10 +9,12 @@ namespace flash_dist {
 
 template <class Config>
 cudaError_t launch_fwd(const void* kernel, const void* params, cudaStream_t stream) {
-  const auto& p = *static_cast<const FwdParams*>(params);
+  FwdParams p = *static_cast<const FwdParams*>(params);
   const int64_t tiles = (p.seqlen_q + Config::BLOCK_M - 1) / Config::BLOCK_M;
-  const int64_t blocks = tiles * p.batch * p.num_heads_kv * p.group;
-  return launch_1d<Config>(kernel, params, blocks, stream);
+  const int64_t num_heads_q = int64_t{p.num_heads_kv} * p.group;
+  p.by_num_heads_q = make_divisor(num_heads_q);
+  p.by_group = make_divisor(p.group);
+  return launch_in_order<Config>(kernel, p, tiles, p.batch * num_heads_q, stream);
 }
 
 }  // namespace flash_dist

@@ -14,12 +14,11 @@ struct FwdBlock {
 
   __device__ __forceinline__ FwdBlock(const FwdParams& p, int block_m) {
     const int q_tiles = (p.seqlen_q + block_m - 1) / block_m;
-    const int num_heads_q = p.num_heads_kv * p.group;
-    const BlockPlace place(fresh_block(), q_tiles, p.batch * num_heads_q, p.heads_together);
+    const BlockPlace place(fresh_block(), p.order);
     row0 = (q_tiles - 1 - place.tile) * block_m;
-    batch = place.group / num_heads_q;
-    head = place.group - batch * num_heads_q;
-    head_kv = head / p.group;
+    batch = divide(place.group, p.by_num_heads_q);
+    head = place.group - batch * p.by_num_heads_q.divisor;
+    head_kv = divide(head, p.by_group);
     member = head - head_kv * p.group;
   }
 };
