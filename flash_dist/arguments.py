@@ -93,7 +93,7 @@ def choose_band(window_size: tuple[int, int], *, causal: bool) -> Band:
     """Return the band of flash-attention's arguments: aligned to the bottom right, -1 unbounded."""
     if window_size == NO_WINDOW:
         return Band(right=0) if causal else Band()
-    if len(window_size) != 2 or any(not _is_bound(side) for side in window_size):  # noqa: PLR2004
+    if not _is_pair(window_size) or any(not _is_bound(side) for side in window_size):
         message = (
             "window_size must be two whole numbers (left, right), each at least 0 or -1 for no "
             f"bound, got {window_size}"
@@ -101,6 +101,10 @@ def choose_band(window_size: tuple[int, int], *, causal: bool) -> Band:
         raise ValueError(message)
     left, right = (-1 if side > MAX_SEQLEN else side for side in window_size)
     return Band(left, 0 if causal else right)
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, (tuple, list)) and len(value) == 2  # noqa: PLR2004
 
 
 def _is_bound(side: object) -> bool:

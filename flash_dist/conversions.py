@@ -79,7 +79,15 @@ def convert_dense(mask: Tensor, shape: tuple[int, int, int, int]) -> BlockMask:
 
 def convert_flex(block_mask: flex_attention.BlockMask) -> BlockMask:
     """Return the mask of FlexAttention's BlockMask."""
+    from torch.nn.attention import flex_attention as torch_flex  # noqa: PLC0415 - slow to import
+
     _require_eager("block_mask", "BlockMask.from_flex(block_mask)")
+    if not isinstance(block_mask, torch_flex.BlockMask):
+        message = (
+            "block_mask must be a BlockMask of flash_dist or of torch.nn.attention.flex_attention, "
+            f"got {type(block_mask).__name__}"
+        )
+        raise TypeError(message)
     return _CONVERSIONS.find(block_mask, None, lambda: BlockMask.from_flex(block_mask))
 
 

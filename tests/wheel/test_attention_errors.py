@@ -126,6 +126,10 @@ DENSE: dict[str, tuple[Callable[[], object], Refusal]] = {
         lambda: flash_attn_func(*same(1, 8, 2, 64), window_size=(1,)),  # type: ignore[arg-type]
         (ValueError, r"window_size must be two whole numbers \(left, right\), .* got \(1,\)"),
     ),
+    "window-type": (
+        lambda: flash_attn_func(*same(1, 8, 2, 64), window_size=4),  # type: ignore[call-overload]
+        (ValueError, r"window_size must be two whole numbers \(left, right\), .* got 4"),
+    ),
     "mask-type": (
         lambda: flash_attn_func(*same(1, 8, 2, 64), mask=torch.ones(8, 8)),  # type: ignore[call-overload]
         (TypeError, r"mask must be a flash_dist\.BlockMask, got Tensor"),
@@ -241,7 +245,11 @@ TORCH: dict[str, tuple[Callable[[], object], Refusal]] = {
     ),
     "block_mask-type": (
         lambda: flex_attention(*same(1, 2, 8, 64), block_mask=torch.ones(8, 8)),  # type: ignore[call-overload]
-        (TypeError, "block_mask must be a .*BlockMask, got Tensor"),
+        (TypeError, r"block_mask must be a BlockMask of flash_dist or of torch\..*, got Tensor"),
+    ),
+    "block_mask-without-references": (
+        lambda: flex_attention(*same(1, 2, 8, 64), block_mask=[1]),  # type: ignore[call-overload]
+        (TypeError, r"block_mask must be a BlockMask of flash_dist or of torch\..*, got list"),
     ),
     "flex-dims": (
         lambda: flex_attention(*same(2, 8, 64)),
