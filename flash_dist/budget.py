@@ -19,7 +19,14 @@ def workspace_budget() -> int:
     text = os.environ.get(BUDGET_VARIABLE, "")
     if not text:
         return DEFAULT_BUDGET_MB << 20
-    if not text.isdecimal():
-        message = f"{BUDGET_VARIABLE} must be a whole number of MiB, got `{text}`"
-        raise FlashDistError(message, hint=f"unset it for the default of {DEFAULT_BUDGET_MB}")
+    problem = find_budget_problem(text)
+    if problem:
+        raise FlashDistError(problem, hint=f"unset it for the default of {DEFAULT_BUDGET_MB}")
     return int(text) << 20
+
+
+def find_budget_problem(text: str) -> str:
+    """Say what is wrong with a value of the variable, empty if nothing is."""
+    if not text or text.isdecimal():
+        return ""
+    return f"{BUDGET_VARIABLE} must be a whole number of MiB, got `{text}`"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from packaging.version import InvalidVersion, Version
 
 from .advice import describe_archs, driver_fix, torch_fix
+from .budget import BUDGET_VARIABLE, find_budget_problem
 from .compatibility import driver_refusal
 from .devices import ZSTD_CUDA, first_driver, format_version, ptx_isa_cuda, toolkit_driver
 from .result import CheckResult
@@ -149,18 +150,8 @@ def check_loading(environment: Environment) -> CheckResult:
 
 
 def check_variables(environment: Environment) -> CheckResult:
-    """Variables that make the driver ignore embedded code."""
+    """Variables that make the driver ignore embedded code, or that we cannot read."""
     shown = tuple(f"{name}={value}" for name, value in environment.variables.items())
-    for name in _JIT_VARIABLES:
-        if environment.variables.get(name, "0") not in {"", "0"}:
-            return CheckResult(
-                "variables",
-                "warn",
-                f"{name} is set: the driver does not use all embedded code",
-                shown,
-                f"`unset {name}`",
-                "jit-variable",
-            )
     limit = environment.variables.get(SMEM_VARIABLE, "").strip()
     if limit and not (limit.isdecimal() and int(limit)):
         return CheckResult(
@@ -171,6 +162,20 @@ def check_variables(environment: Environment) -> CheckResult:
             f"`unset {SMEM_VARIABLE}`",
             "smem-limit-malformed",
         )
+    problem = find_budget_problem(environment.variables.get(BUDGET_VARIABLE, ""))
+    if problem:
+        fix = f"`unset {BUDGET_VARIABLE}`"
+        return CheckResult("variables", "fail", problem, shown, fix, "workspace-malformed")
+    for name in _JIT_VARIABLES:
+        if environment.variables.get(name, "0") not in {"", "0"}:
+            return CheckResult(
+                "variables",
+                "warn",
+                f"{name} is set: the driver does not use all embedded code",
+                shown,
+                f"`unset {name}`",
+                "jit-variable",
+            )
     if limit:
         return CheckResult(
             "variables",

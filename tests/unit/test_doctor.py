@@ -217,6 +217,21 @@ def test_a_limit_that_is_no_number_is_a_failure() -> None:
     assert "got `64k`" in result.summary
 
 
+def test_a_budget_that_is_no_number_is_a_failure() -> None:
+    environment = make_environment(ALL, "9.0")
+    found = {
+        text: find(
+            look(replace(environment, variables={"FLASH_DIST_WORKSPACE_MB": text, **more})),
+            "variables",
+        )
+        for text, more in (("512", {}), ("1e3", {}), ("-1", {"CUDA_FORCE_PTX_JIT": "1"}))
+    }
+    assert found["512"].status == "ok"
+    for text in ("1e3", "-1"):
+        assert (found[text].status, found[text].id) == ("fail", "workspace-malformed")
+        assert f"got `{text}`" in found[text].summary
+
+
 def test_unpromised_code_is_a_warning_that_names_the_selftest() -> None:
     result = find(look(make_environment(TURING_AMPERE_ADA, "8.7")), "gpu 0")
     assert (result.status, result.id) == ("warn", "unverified")
