@@ -11,10 +11,11 @@ from ._native import select
 from .devices import Device
 from .errors import ExtensionError, FlashDistError
 from .installed import unsupported_error
+from .layouts import dtype_name
+from .verdict import DTYPE_FLOOR, FLOOR
 
 FAMILY: Final = "fwd"  # a target that has this has the whole suite; the build's audit sees to it
 DTYPE_NAMES: Final = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
-BF16_CAPABILITY: Final = (8, 0)
 
 
 @cache
@@ -25,26 +26,21 @@ def require_kernels(device: int, dtype: torch.dtype, head_dim: int, head_dim_v: 
         TypeError: The GPU has no matrix instruction for the dtype.
         FlashDistError: This build has no code for the GPU, in the words of `doctor`.
     """
-    capability = torch.cuda.get_device_capability(device)
-    if dtype == torch.bfloat16 and capability < BF16_CAPABILITY:
-        message = (
-            f"q must be float16 or float32 on compute capability {capability[0]}.{capability[1]}, "
-            "got bfloat16"
-        )
-        raise TypeError(message)
+    gpu = Device(*torch.cuda.get_device_capability(device))
     name = DTYPE_NAMES[dtype]
+    if FLOOR <= gpu < DTYPE_FLOOR[name]:
+        able = (dtype_name(one) for one, known in DTYPE_NAMES.items() if DTYPE_FLOOR[known] <= gpu)
+        allowed = " or ".join(able)
+        message = f"q must be {allowed} on compute capability {gpu}, got {dtype_name(dtype)}"
+        raise TypeError(message)
     selected = select(device, family=FAMILY, dtype=name, head_dim=head_dim, head_dim_v=head_dim_v)
     if not any(kernel["chosen"] for kernel in selected):
-        raise _explain(
-            device, capability, [one for kernel in selected for one in kernel["refused"]]
-        )
+        raise _explain(device, gpu, [one for kernel in selected for one in kernel["refused"]])
 
 
-def _explain(
-    device: int, capability: tuple[int, int], refused: list[dict[str, Any]]
-) -> FlashDistError:
+def _explain(device: int, gpu: Device, refused: list[dict[str, Any]]) -> FlashDistError:
     name = torch.cuda.get_device_name(device)
-    predicted = unsupported_error(Device(*capability), name=name)
+    predicted = unsupported_error(gpu, name=name)
     if predicted is not None:
         return predicted
     reasons = "; ".join(f"{refusal['symbol']}: {refusal['reason']}" for refusal in refused)
