@@ -12,12 +12,12 @@ from .layouts import (
     ALIGNMENT,
     DENSE,
     DEVICE_TYPES,
-    MAX_SEQLEN,
     Layout,
     check_layouts,
     check_layouts_once,
 )
 from .masks import Band, BlockMask
+from .masks.inputs import MAX_SEQLEN
 
 Tensor = torch.Tensor
 Triple = tuple[Tensor, Tensor, Tensor]

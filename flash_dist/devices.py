@@ -142,7 +142,7 @@ class Driver:
         return cls((number // 1000, number % 1000 // 10), release)
 
     def __str__(self) -> str:
-        cuda = f"CUDA {self.cuda[0]}.{self.cuda[1]}"
+        cuda = f"CUDA {format_version(self.cuda)}"
         return f"driver {self.release} ({cuda})" if self.release else f"a driver for {cuda}"
 
 

@@ -13,12 +13,13 @@ from typing import Final, NamedTuple
 
 import torch
 
+from .masks.inputs import MAX_SEQLEN
+
 DEVICE_TYPES: Final = ("cuda", "cpu")
 CUDA_DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32)
 CPU_DTYPES: Final = (*CUDA_DTYPES, torch.float64)
 MAX_HEAD_DIM: Final = 256
 HEAD_DIM_STEP: Final = 8
-MAX_SEQLEN: Final = 2**30 - 1
 MAX_BLOCKS: Final = 2**31 - 1
 SMALLEST_TILE: Final = 64  # rows of the smallest tile of any kernel, for the limit on blocks
 ALIGNMENT: Final = 16  # bytes of one load
@@ -102,10 +103,10 @@ def _check_tensor(name: str, x: Layout, tokens: int) -> None:
         raise ValueError(message)
     allowed = CUDA_DTYPES if x.device.type == "cuda" else CPU_DTYPES
     if x.dtype not in allowed:
-        *names, last = (_dtype_name(dtype) for dtype in allowed)
+        *names, last = (dtype_name(dtype) for dtype in allowed)
         message = (
             f"{name} must be {', '.join(names)} or {last} on {x.device.type}, "
-            f"got {_dtype_name(x.dtype)}"
+            f"got {dtype_name(x.dtype)}"
         )
         raise TypeError(message)
     if any(size == 0 for size in x.shape):
@@ -126,7 +127,8 @@ def _check_tensor(name: str, x: Layout, tokens: int) -> None:
         raise ValueError(message)
 
 
-def _dtype_name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
+    """Name a dtype as messages do: `float16`."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -152,7 +154,8 @@ def _fold(name: str, x: Layout, q: Layout, tokens: int) -> Layout:
 
 def _check_against_q(name: str, x: Layout, q: Layout, tokens: int) -> None:
     if x.dtype != q.dtype:
-        message = f"q and {name} must have the same dtype, got {q.dtype} and {x.dtype}"
+        both = f"{dtype_name(q.dtype)} and {dtype_name(x.dtype)}"
+        message = f"q and {name} must have the same dtype, got {both}"
         raise TypeError(message)
     if x.device != q.device:
         message = f"q and {name} must be on the same device, got {q.device} and {x.device}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from .layouts import dtype_name
+
 Tensor = torch.Tensor
 
 
@@ -68,9 +70,7 @@ def _check(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> None:
             raise ValueError(message)
     for name, x in named[1::2]:
         if x.dtype not in {torch.float32, torch.float64}:
-            message = (
-                f"{name} must be float32 or float64, got {str(x.dtype).removeprefix('torch.')}"
-            )
+            message = f"{name} must be float32 or float64, got {dtype_name(x.dtype)}"
             raise TypeError(message)
     if out_a.shape != out_b.shape or lse_a.shape != lse_b.shape:
         shapes = ", ".join(f"{name} {list(x.shape)}" for name, x in named)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from .devices import Device, Driver
+from .devices import Device, Driver, format_version
 
 # CUdevice_attribute
 _SM_COUNT = 16
@@ -64,7 +64,7 @@ class Cuda:
             "status": self.status,
             "reason": self.reason or None,
             "driver_release": (driver.release or None) if driver else None,
-            "driver_cuda": f"{driver.cuda[0]}.{driver.cuda[1]}" if driver else None,
+            "driver_cuda": format_version(driver.cuda) if driver else None,
             "gpus": [gpu.to_json() for gpu in self.gpus],
         }
 

@@ -9,6 +9,7 @@ import torch
 from .arguments import describe_type
 from .conversions import convert_dense
 from .heads_first import attend_heads_first, check_tensors
+from .layouts import dtype_name
 from .masks import Band, BlockMask
 
 Tensor = torch.Tensor
@@ -94,8 +95,7 @@ def _read_mask(mask: BlockMask | Tensor | None, query: Tensor, key: Tensor) -> B
     if mask.dtype != torch.bool:
         message = (
             "attn_mask must be a flash_dist.BlockMask or bool, "
-            f"got {str(mask.dtype).removeprefix('torch.')}: "
-            "there are no kernels that add a bias"
+            f"got {dtype_name(mask.dtype)}: there are no kernels that add a bias"
         )
         raise TypeError(message)
     return convert_dense(mask, (*query.shape[:3], key.shape[2]))

@@ -9,7 +9,8 @@ import torch
 from ._ops import Packing
 from .arguments import choose_band, choose_scale, prepare_inputs
 from .autograd import attend
-from .layouts import MAX_SEQLEN, PACKED
+from .layouts import PACKED, dtype_name
+from .masks.inputs import MAX_SEQLEN
 
 Tensor = torch.Tensor
 
@@ -132,7 +133,7 @@ def _check_cu_seqlens(name: str, x: Tensor, q: Tensor) -> None:
         message = f"{name} must be a torch.Tensor, got {type(x).__name__}"
         raise TypeError(message)
     if x.dtype != torch.int32:
-        message = f"{name} must be int32, got {str(x.dtype).removeprefix('torch.')}"
+        message = f"{name} must be int32, got {dtype_name(x.dtype)}"
         raise TypeError(message)
     if x.device != q.device:
         message = f"q and {name} must be on the same device, got {q.device} and {x.device}"

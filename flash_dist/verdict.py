@@ -19,7 +19,7 @@ from .compatibility import (
     jit_policy,
     judge,
 )
-from .devices import KIB, Device, Driver
+from .devices import KIB, Device, Driver, format_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -200,7 +200,7 @@ class DeviceVerdict:
         driver = self.situation.driver
         return {
             "compute_capability": str(self.situation.device),
-            "driver": driver.release or f"{driver.cuda[0]}.{driver.cuda[1]}" if driver else None,
+            "driver": (driver.release or format_version(driver.cuda)) if driver else None,
             "smem_limit": self.situation.smem_bytes,
             "how": self.how,
             "targets": [str(arch) for arch in self.targets],

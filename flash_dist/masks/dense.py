@@ -30,13 +30,7 @@ class DenseTerm(Term):
 
     def words(self, part: Part, shape: Shape) -> Tensor:  # noqa: ARG002 - of the bits
         """See Term."""
-        batch, heads, rows = part
-        one = slice(0, 1)
-        return self.bits[
-            batch if self.bits.shape[0] > 1 else one,
-            heads if self.bits.shape[1] > 1 else one,
-            rows,
-        ]
+        return _planes(self.bits, part)[:, :, part[2]]
 
     def visible(self, shape: Shape) -> Tensor:
         """See Term."""
@@ -64,11 +58,8 @@ class TilesTerm(Term):
 
     def words(self, part: Part, shape: Shape) -> Tensor:
         """See Term."""
-        batch, heads, rows = part
-        one = slice(0, 1)
-        tiles = self.tiles[
-            batch if self.tiles.shape[0] > 1 else one, heads if self.tiles.shape[1] > 1 else one
-        ]
+        rows = part[2]
+        tiles = _planes(self.tiles, part)
         first, end = rows.start // self.block_q, -(-rows.stop // self.block_q)
         columns = torch.arange(shape.seqlen_k) // self.block_k
         words = pack(tiles[:, :, first:end, columns])
@@ -78,3 +69,10 @@ class TilesTerm(Term):
         """See Term."""
         seen = self.tiles.repeat_interleave(self.block_q, 2).repeat_interleave(self.block_k, 3)
         return seen[:, :, : shape.seqlen_q, : shape.seqlen_k]
+
+
+def _planes(x: Tensor, part: Part) -> Tensor:
+    """Return the batch entries and heads of a part; an axis of 1 serves all of them."""
+    batch, heads, _ = part
+    one = slice(0, 1)
+    return x[batch if x.shape[0] > 1 else one, heads if x.shape[1] > 1 else one]

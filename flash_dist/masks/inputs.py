@@ -78,23 +78,17 @@ def parse_shape(batch: int, num_heads_q: int, seqlen_q: int, seqlen_k: int) -> S
     """Return the sizes of a call, checked."""
     shape = Shape(batch, num_heads_q, seqlen_q, seqlen_k)
     for name, size in zip(shape._fields, shape, strict=True):
-        _require_int(name, size)
-        if not 1 <= size <= MAX_SEQLEN:
-            raise complain(ValueError, f"{name} must be from 1 to {MAX_SEQLEN}, got {size}")
+        parse_size(name, size)
     return shape
 
 
 def parse_size(name: str, size: int) -> int:
     """Return a size, checked."""
-    _require_int(name, size)
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise complain(TypeError, f"{name} must be an int, got {type(size).__name__}")
     if not 1 <= size <= MAX_SEQLEN:
         raise complain(ValueError, f"{name} must be from 1 to {MAX_SEQLEN}, got {size}")
     return size
-
-
-def _require_int(name: str, size: object) -> None:
-    if isinstance(size, bool) or not isinstance(size, int):
-        raise complain(TypeError, f"{name} must be an int, got {type(size).__name__}")
 
 
 def parse_integers(name: str, values: Integers, dims: tuple[str, ...]) -> Tensor:

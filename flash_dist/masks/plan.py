@@ -51,9 +51,7 @@ class Arrays(NamedTuple):
     key_slots: Tensor  # [key_tiles + 1] slots of dS before each key tile, in any plane
     by_query: tuple[TileList, TileList] | None = None  # lines of 64 and of 128 queries
     by_key: tuple[TileList, TileList] | None = None  # lines of 64 and of 128 keys
-    bits: Tensor | None = (
-        None  # [index, TILE, 2] keys that a query of the tile sees, low word first
-    )
+    bits: Tensor | None = None  # [index, TILE, 2] keys that a query sees, low word first
 
     def flat(self) -> list[Tensor | None]:
         """Return all of them in the order of the layout."""
