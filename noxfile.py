@@ -71,7 +71,7 @@ def build_wheels(session: nox.Session) -> None:
 @nox.session
 def unit_tests(session: nox.Session) -> None:
     """Unit tests from the source tree: no GPU, no compiler, seconds. Arguments go to pytest."""
-    install(session, "runtime", "test", "torch")
+    install(session, "runtime", "test", "torch", "plot")
     session.run("python", "-m", "pytest", *session.posargs)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flash_dist.errors import FlashDistError
 
-from .names import DETERMINISTIC, OURS, OURS_DETERMINISTIC, PHASES, TITLES, is_deterministic
+from .names import DETERMINISTIC, OURS, OURS_DETERMINISTIC, OWN, PHASES, TITLES, is_deterministic
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -186,8 +186,9 @@ def _finish(figure: Any, axes: Any, report: Report, size: tuple[float, float]) -
 
 
 def _legend_label(name: str) -> str:
-    if name == OURS:
-        return "flash_dist (deterministic)"
+    if name in OWN:
+        mode = ", torch's mode" if name == OURS_DETERMINISTIC else ""
+        return f"flash_dist (deterministic{mode})"
     return f"{name} (deterministic)" if name == "flex" and is_deterministic(name) else name
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from flash_dist.bench.plot import caption, choose_bars, draw_plot, group_rows
+from flash_dist.bench.names import OURS, OURS_DETERMINISTIC, PEERS
+from flash_dist.bench.plot import _legend_label, caption, choose_bars, draw_plot, group_rows
 from flash_dist.bench.results import Report
 from flash_dist.bench.shapes import varlen_shapes
 from flash_dist.errors import FlashDistError
@@ -20,15 +22,20 @@ if TYPE_CHECKING:
 def test_a_figure_is_written_in_the_format_of_its_suffix(tmp_path: Path, suffix: str) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     path = tmp_path / f"figure.{suffix}"
-    draw_plot(make_report(), path)
+    draw_plot(replace(make_report(), rows=make_report().rows[:1]), path)
     starts = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}
     assert path.read_bytes().startswith(starts[suffix])
+
+
+def test_the_paper_set_is_plotted(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    draw_plot(make_report(), tmp_path / "figure.png")
 
 
 def test_a_format_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     with pytest.raises(FlashDistError, match="cannot be written"):
-        draw_plot(make_report(), tmp_path / "figure.doc")
+        draw_plot(replace(make_report(), rows=make_report().rows[:1]), tmp_path / "figure.doc")
 
 
 def test_documents_are_plotted_too(tmp_path: Path) -> None:
@@ -54,6 +61,13 @@ def test_a_forward_is_drawn_once_for_both_kinds_of_backward() -> None:
     assert choose_bars(names, "forward") == names[:2]
     assert choose_bars(names, "backward") == names
     assert choose_bars(names[::2], "forward") == names[::2]
+
+
+def test_each_contender_has_a_name_of_its_own_in_the_legend() -> None:
+    names = (OURS, OURS_DETERMINISTIC, *PEERS)
+    labels = [_legend_label(name) for name in names]
+    assert len(set(labels)) == len(names)
+    assert labels[:2] == ["flash_dist (deterministic)", "flash_dist (deterministic, torch's mode)"]
 
 
 def test_the_caption_says_where_and_how() -> None:
