@@ -1,4 +1,4 @@
 """Speed and memory beside other attentions: shapes, peers, timing, results, plot.
 
-`shapes`, `work`, `results`, `names` and `plot` need neither torch nor a GPU.
+`shapes`, `work`, `results`, `files`, `names` and `plot` need neither torch nor a GPU.
 """

@@ -4,10 +4,10 @@ A compiled graph holds numbers and tensors, but no objects: it knows a mask by i
 that no other mask of the process ever has. What needs the object (the plan, the lock, the copy to a
 device) happens here, inside a registered operator, never in traced code.
 
-A mask's tensors are made once for each device and shape, on first use, and freed with the mask.
-Two things make a mask outlive its last user reference: it is among the KEPT masks that a compiled
-graph used last, since the graph's backward knows only the handle; or a CUDA graph was captured with
-it, since the graph may be replayed at any time.
+A mask's tensors are made once for each device and shape, on first use, and freed with the mask. A
+mask outlives its last user reference as long as it is among the KEPT that compiled graphs used
+last: their backward knows only the handle. Tensors that a CUDA graph was captured with are never
+freed, since the graph may be replayed at any time.
 """
 
 from __future__ import annotations
