@@ -79,9 +79,9 @@ def convert_dense(mask: Tensor, shape: tuple[int, int, int, int]) -> BlockMask:
 
 def convert_flex(block_mask: flex_attention.BlockMask) -> BlockMask:
     """Return the mask of FlexAttention's BlockMask."""
+    _require_eager("block_mask", "BlockMask.from_flex(block_mask)")
     from torch.nn.attention import flex_attention as torch_flex  # noqa: PLC0415 - slow to import
 
-    _require_eager("block_mask", "BlockMask.from_flex(block_mask)")
     if not isinstance(block_mask, torch_flex.BlockMask):
         message = (
             "block_mask must be a BlockMask of flash_dist or of torch.nn.attention.flex_attention, "
