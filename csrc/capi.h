@@ -59,7 +59,8 @@ FLASH_DIST_API int64_t flash_dist_last_variant_json(char* buffer, int64_t size);
 
 // The launches of one backward call, for tests of the planner. shape: batch, seqlen_q, seqlen_k,
 // num_heads_kv, group, total_q (-1: not packed), head_dim and head_dim_v as compiled, mask kind,
-// left, right (-1: unbounded), bottom_right. kernels: SM count, key tile, blocks per SM, can spill.
+// left, right (-1: unbounded), bottom_right. kernels: those of
+// BwdKernels.
 FLASH_DIST_API int64_t flash_dist_plan_json(const int32_t* shape, const int32_t* kernels,
                                             const flash_dist::BwdOptions* options, char* buffer,
                                             int64_t size);

@@ -32,17 +32,21 @@ bool is_fp32(const Call& call) { return call.dtype == static_cast<int>(Dtype::FP
 
 int64_t element_bytes(const Call& call) { return is_fp32(call) ? 4 : 2; }
 
-// How many of `groups` groups of blocks run side by side: as many as half of L2 holds of what
-// the blocks of a group share, `bytes`; where all tiles of a group are equally long, one. Nearly
-// equal numbers, and all of them where a second batch would start the longest tiles late.
+// How many of `groups` groups of blocks run side by side: where all tiles of a group are equally
+// long, one; else as many as half of L2 holds of what the blocks of a group share, `bytes`, in
+// nearly equal numbers. All of them where a second batch would start the longest tiles late, and
+// where so few run that many blocks of each walk through the same data together.
 template <class Params>
 int heads_together(const Call& call, const Params& p, int64_t groups, int64_t bytes) {
   const MaskParams& mask = p.mask;
   const bool even = mask.kind == MaskKind::BAND && mask.left >= UNBOUNDED &&
                     mask.right >= UNBOUNDED && p.packing.cu_seqlens_q == nullptr;
   if (even || bytes == 0) return 1;
-  const int64_t fitting = std::max<int64_t>(device_info(call.device).l2_bytes / 2 / bytes, 1);
-  if (groups <= 4 * fitting) return static_cast<int>(groups);
+  const DeviceInfo& device = device_info(call.device);
+  const int64_t fitting = std::max<int64_t>(device.l2_bytes / 2 / bytes, 1);
+  if (groups <= std::max<int64_t>(4 * fitting, device.sm_count / 4)) {
+    return static_cast<int>(groups);
+  }
   const int64_t batches = (groups + fitting - 1) / fitting;
   return static_cast<int>((groups + batches - 1) / batches);
 }
@@ -130,8 +134,15 @@ class Backward {
     shape.head_dim_v = dkdv_.head_dim_v;
     shape.mask = p_.mask;
     shape.key_slots = options.key_slots;
-    const BwdKernels kernels{device_info(call_.device).sm_count, dkdv_.entry->block_rows,
-                             dkdv_.entry->blocks_per_sm, !is_fp32(call_)};
+    BwdKernels kernels{device_info(call_.device).sm_count, dkdv_.entry->block_rows,
+                       dkdv_.entry->blocks_per_sm, 0, 0};
+    if (!is_fp32(call_) && options.budget > 0 && options.batch_invariant == 0) {
+      const KernelEntry& dq =
+          *require_kernel(call_.device, {"bwd_dq_gemm", dtype_, dkdv_.head_dim, dkdv_.head_dim_v})
+               .entry;
+      kernels.dq_rows = dq.block_rows;
+      kernels.dq_blocks_per_sm = dq.blocks_per_sm;
+    }
     return plan_backward(shape, kernels, options.budget, options.batch_invariant != 0);
   }
 

@@ -107,6 +107,7 @@ struct DeltaParams {
   int head_dim_v;
   int rows_padded;  // rows of statistics of one head
   Packing packing;
+  Divisor by_tiles, by_num_heads_q, by_group;  // filled in at the launch
 };
 
 // One chunk of the backward: units [unit_begin, unit_begin + units) of (batch, kv head), keys of

@@ -26,20 +26,22 @@ class Planner {
         key_steps_(static_cast<int>(ceil_div(shape.seqlen_k, step_))),
         units_(shape.batch * shape.num_heads_kv),
         // 0.95: a grid that fills all but a few slots is a full wave.
-        wave_(static_cast<int64_t>(kernels.sm_count) * kernels.blocks_per_sm * 95 / 100) {}
+        slots_(static_cast<int64_t>(kernels.sm_count) * kernels.blocks_per_sm),
+        wave_(slots_ * 95 / 100) {}
 
   BwdPlan make(bool batch_invariant) const {
     BwdPlan plan;
     set_statistics(plan);
     if (!batch_invariant) {
-      const int fewest = choose_group_split();
-      // More splits where chunks would leave the device idle.
-      for (int split = fewest; split > 0 && !plan.spill; split = next_group_split(split)) {
-        set_group_split(plan, split);
-        const int64_t left = budget_ - plan.dk_partial - plan.dv_partial;
-        plan.spill = may_spill() && (cut_by_units(plan, left) || cut_by_stripes(plan, left));
+      // More splits where chunks would leave the device idle, fewer where dS needs the memory.
+      const int wanted = choose_group_split();
+      for (int split = wanted; split > 0 && !plan.spill; split = next_group_split(split)) {
+        try_spill(plan, split);
       }
-      if (!plan.spill) set_group_split(plan, fewest);
+      for (int split = wanted - 1; split > 0 && !plan.spill; --split) {
+        if (shape_.group % split == 0) try_spill(plan, split);
+      }
+      if (!plan.spill) set_group_split(plan, wanted);
     }
     if (!plan.spill) {
       plan.chunks = {{0, units_, 0, shape_.seqlen_k, true, true}};
@@ -64,7 +66,7 @@ class Planner {
 
   bool may_spill() const {
     const bool known = shape_.mask.kind == MaskKind::BAND || shape_.key_slots != nullptr;
-    return budget_ > 0 && kernels_.can_spill && known && units_ > 0 && slots(0, key_steps_) > 0;
+    return budget_ > 0 && kernels_.dq_rows > 0 && known && units_ > 0 && slots(0, key_steps_) > 0;
   }
 
   int64_t partial_bytes(int split, int columns) const {
@@ -75,6 +77,13 @@ class Planner {
     plan.group_split = split;
     plan.dk_partial = split > 1 ? partial_bytes(split, shape_.head_dim) : 0;
     plan.dv_partial = split > 1 ? partial_bytes(split, shape_.head_dim_v) : 0;
+  }
+
+  // Finds chunks for this number of splits, if there are any.
+  void try_spill(BwdPlan& plan, int split) const {
+    set_group_split(plan, split);
+    const int64_t left = budget_ - plan.dk_partial - plan.dv_partial;
+    plan.spill = may_spill() && (cut_by_units(plan, left) || cut_by_stripes(plan, left));
   }
 
   // The next larger number of splits whose partial sums half the budget holds, 0 if there is none.
@@ -89,10 +98,7 @@ class Planner {
 
   // The fewest splits that fill the device, as far as half the budget holds their partial sums.
   int choose_group_split() const {
-    const MaskParams& mask = shape_.mask;
-    const bool even = mask.kind == MaskKind::BAND && mask.left >= UNBOUNDED &&
-                      mask.right >= UNBOUNDED && shape_.total_q < 0;
-    const int64_t wanted = even ? wave_ : UNEVEN_WAVES * wave_;
+    const int64_t wanted = even() ? wave_ : UNEVEN_WAVES * wave_;
     int best = 1;
     while (blocks(units_, key_steps_) * best < wanted) {
       const int next = next_group_split(best);
@@ -100,6 +106,13 @@ class Planner {
       best = next;
     }
     return best;
+  }
+
+  // Whether all blocks are equally long.
+  bool even() const {
+    const MaskParams& mask = shape_.mask;
+    return mask.kind == MaskKind::BAND && mask.left >= UNBOUNDED && mask.right >= UNBOUNDED &&
+           shape_.total_q < 0;
   }
 
   // Blocks of the dK/dV kernel for some steps of keys.
@@ -111,7 +124,7 @@ class Planner {
     return blocks(units, steps) * plan.group_split >= wave_;
   }
 
-  // Slots of dS per query head for the steps [begin, end).
+  // Tiles of dS per query head for the steps [begin, end).
   int64_t slots(int begin, int end) const {
     const int last = static_cast<int>(ceil_div(shape_.seqlen_k, DS_TILE));
     const int first_tile = std::min(begin * (step_ / DS_TILE), last);
@@ -120,12 +133,38 @@ class Planner {
     return shape_.key_slots[end_tile] - shape_.key_slots[first_tile];
   }
 
-  // As many whole units per chunk as fit, in chunks of nearly equal size.
+  // What `count` chunks of all units cost: rounds of blocks of equal length, those of dK/dV of four
+  // products, those of dQ of one.
+  int64_t cost(int64_t count, int group_split) const {
+    const auto cost_of = [&](int64_t units) {
+      const int64_t dq_blocks = units * shape_.group * ceil_div(shape_.seqlen_q, kernels_.dq_rows);
+      const int64_t dq_slots = int64_t{kernels_.sm_count} * kernels_.dq_blocks_per_sm;
+      return int64_t{4} * kernels_.key_tile * shape_.seqlen_q * shape_.group / group_split *
+                 ceil_div(blocks(units, key_steps_) * group_split, slots_) +
+             int64_t{kernels_.dq_rows} * shape_.seqlen_k * ceil_div(dq_blocks, dq_slots);
+    };
+    const int64_t small = units_ / count;
+    const int64_t larger = units_ % count;  // chunks of one unit more
+    return larger * cost_of(small + 1) + (count - larger) * cost_of(small);
+  }
+
+  // The number of chunks, at least `fewest`, whose last rounds leave the least idle.
+  int64_t choose_chunks(int64_t fewest, int group_split) const {
+    int64_t best = fewest;
+    if (!even()) return best;  // the more blocks in a chunk, the better they even out
+    for (int64_t count = fewest; count <= std::min<int64_t>(4 * fewest, units_); ++count) {
+      if (cost(count, group_split) < cost(best, group_split)) best = count;
+    }
+    return best;
+  }
+
+  // Whole units in chunks of nearly equal size, as many as fit or as fill whole rounds.
   bool cut_by_units(BwdPlan& plan, int64_t left) const {
     const int64_t tiles = slots(0, key_steps_);
     const int64_t unit_bytes = DS_TILE_BYTES * tiles * shape_.group;
     if (unit_bytes > left) return false;
-    const int64_t count = ceil_div(units_, std::min<int64_t>(units_, left / unit_bytes));
+    const int64_t fewest = ceil_div(units_, std::min<int64_t>(units_, left / unit_bytes));
+    const int64_t count = choose_chunks(fewest, plan.group_split);
     if (count > 1 && !fills(plan, units_ / count, key_steps_)) return false;
     plan.chunks.clear();
     for (int64_t i = 0; i < count; ++i) {
@@ -200,6 +239,7 @@ class Planner {
   const int step_;  // keys at which a stripe may end: whole tiles of dS, whole blocks
   const int key_steps_;
   const int units_;
+  const int64_t slots_;  // blocks that run at a time
   const int64_t wave_;
 };
 

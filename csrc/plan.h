@@ -8,7 +8,8 @@
 // where all are equally long (no mask, not packed), else UNEVEN_WAVES (16), over which unequal
 // lengths even out. Its partial sums take at most half of the budget; without one it is 1. Then dS:
 // all of it, or chunks that fill a wave each. Where chunks would leave the device idle, the next
-// divisors are tried, as far as half of the budget goes; if none helps, nothing is spilled.
+// divisors are tried, as far as half of the budget goes, then smaller ones, which leave more for
+// dS; if none helps, nothing is spilled.
 //
 // Both may change with the batch, since the more of it, the more of the budget it takes and the
 // better it fills the GPU. Chunks and stripes change nothing: each dQ is one sum over its keys in
@@ -50,7 +51,8 @@ struct BwdKernels {
   int sm_count;
   int key_tile;       // keys per block of the dK/dV kernel
   int blocks_per_sm;  // resident blocks of that kernel
-  bool can_spill;     // whether dQ can be had from a stored dS
+  int dq_rows;        // queries per block of the dQ = dS K kernel; 0: dS cannot be stored
+  int dq_blocks_per_sm;
 };
 
 // Launches of one dK/dV grid and one dQ grid: some (batch, kv head) units, some keys of each.

@@ -178,8 +178,9 @@ int64_t flash_dist_plan_json(const int32_t* shape, const int32_t* kernels,
     s.mask.left = shape[9] < 0 ? UNBOUNDED : shape[9];
     s.mask.right = shape[10] < 0 ? UNBOUNDED : shape[10];
     s.mask.bottom_right = shape[11];
-    const BwdPlan plan = plan_backward(s, {kernels[0], kernels[1], kernels[2], kernels[3] != 0},
-                                       options->budget, options->batch_invariant != 0);
+    const BwdPlan plan =
+        plan_backward(s, {kernels[0], kernels[1], kernels[2], kernels[3], kernels[4]},
+                      options->budget, options->batch_invariant != 0);
     return copy_out(describe_plan(plan), buffer, size);
   });
 }

@@ -121,7 +121,8 @@ def plan_backward(  # noqa: PLR0913 - the shape of one call
     sm_count: int,
     key_tile: int,
     blocks_per_sm: int,
-    can_spill: bool = True,
+    dq_rows: int = 128,
+    dq_blocks_per_sm: int = 2,
     budget: int,
     batch_invariant: bool = False,
 ) -> dict[str, Any]:
@@ -129,7 +130,8 @@ def plan_backward(  # noqa: PLR0913 - the shape of one call
 
     head_dim and head_dim_v are those of the compiled kernels. Packed calls have total_q, and the
     longest documents as seqlen_q and seqlen_k. mask is that of the operators, of which kind, left,
-    right and bottom_right count; mask_slots is theirs, too. Budget and sizes are bytes.
+    right and bottom_right count; mask_slots is theirs, too. dq_rows is 0 for kernels that cannot
+    store dS. Budget and sizes are bytes.
     """
     library = load_library()
     kind, *band = mask[:4]
@@ -138,7 +140,7 @@ def plan_backward(  # noqa: PLR0913 - the shape of one call
     sizes = (batch, seqlen_q, seqlen_k, num_heads_kv, group, total_q, *columns)
     numbers = (*sizes, kind, left, right, bottom_right)
     shape = (ctypes.c_int32 * len(numbers))(*numbers)
-    kernels = (ctypes.c_int32 * 4)(sm_count, key_tile, blocks_per_sm, can_spill)
+    kernels = (ctypes.c_int32 * 5)(sm_count, key_tile, blocks_per_sm, dq_rows, dq_blocks_per_sm)
     slots = (ctypes.c_int32 * len(mask_slots))(*mask_slots) if mask_slots is not None else None
     options = _BwdOptions(budget, batch_invariant, slots)
     plan = _read_json(

@@ -225,7 +225,7 @@ def _allowed(kind: str, base: float, want: float, size: float, dtype: torch.dtyp
     and of float32 sums remain.
     """
     if dtype == torch.float32:
-        return torch.inf if kind == "rms" else max(FP32_ERROR * want, 1e-5 * size)
+        return torch.inf if kind == "rms" else max(FP32_ERROR * want, 5e-5 * size)
     return MARGIN * base + torch.finfo(dtype).eps / 2 * want + 1e-5 * size + 2.0**-25
 
 

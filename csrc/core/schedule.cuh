@@ -11,6 +11,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include "core/entry.h"
@@ -18,8 +19,9 @@
 
 namespace flash_dist {
 
-// 1 <= divisor <= INT32_MAX
+// divisor <= INT32_MAX; 0, of an empty grid, is taken as 1
 inline Divisor make_divisor(int64_t divisor) {
+  divisor = std::max<int64_t>(divisor, 1);
   int log2 = 0;
   while (int64_t{1} << log2 < divisor) ++log2;
   const uint64_t multiplier = ((uint64_t{1} << (31 + log2)) + divisor - 1) / divisor;

@@ -75,8 +75,8 @@ __device__ __forceinline__ void gemm_abt(Accumulator<MT, NT>& c, Operand<HEAD_DI
   }
 }
 
-// C += A @ B with A[16 * MT, 16] in registers and B the 16 rows b_row0.. of a tile. The warp's NT / 2
-// blocks of 16 columns are SPLIT apart: SPLIT warps share the columns of a row, and
+// C += A @ B with A[16 * MT, 16] in registers and B the 16 rows b_row0.. of a tile. The warp's NT /
+// 2 blocks of 16 columns are SPLIT apart: SPLIT warps share the columns of a row, and
 // share(b_trans, number) tells them apart.
 template <class Target, class T, int HEAD_DIM, int SPLIT = 1, int MT, int NT>
 __device__ __forceinline__ void gemm_ab_step(Accumulator<MT, NT>& c, const uint32_t (&a)[MT][4],
@@ -117,10 +117,11 @@ __device__ __forceinline__ void to_a_operand(uint32_t (&a)[MT][4], const Accumul
 }
 
 // This warp's share of the columns of MT 16-row tiles, rounded, as A fragments of 16 columns:
-// FRAGMENT_BYTES each, BLOCKS to a tile. at: this lane's place in the first; share: which of the equal
-// shares.
+// FRAGMENT_BYTES each, BLOCKS to a tile. at: this lane's place in the first; share: which of the
+// equal shares.
 template <class Target, class T, int BLOCKS, int MT, int NT>
-__device__ __forceinline__ void put_fragments(uint32_t at, const Accumulator<MT, NT>& c, int share) {
+__device__ __forceinline__ void put_fragments(uint32_t at, const Accumulator<MT, NT>& c,
+                                              int share) {
 #pragma unroll
   for (int m = 0; m < MT; ++m) {
     if constexpr (NT == 1) {  // half a fragment
@@ -156,15 +157,17 @@ __device__ __forceinline__ void stage_rows(const Accumulator<MT, NT>& c, uint32_
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
       const int row = m * 16 + lane / 4;
-      const uint32_t at =
-          warp_tile + (Layout::offset(row, n / 2 * 2 * SPLIT + n % 2) ^ (share << 5)) + (lane % 4) * 4;
+      const uint32_t at = warp_tile +
+                          (Layout::offset(row, n / 2 * 2 * SPLIT + n % 2) ^ (share << 5)) +
+                          (lane % 4) * 4;
       store_shared_4(at, pack<Target, T>(c.x[m][n][0], c.x[m][n][1]));
       store_shared_4(at + 8 * Layout::ROW_BYTES, pack<Target, T>(c.x[m][n][2], c.x[m][n][3]));
     }
 }
 
-// Copies ROWS staged rows to global memory with 128-bit accesses, by LANES lanes of which this one is
-// `lane`. dst points at row 0; rows from row_limit on and columns from `columns` on do not exist.
+// Copies ROWS staged rows to global memory with 128-bit accesses, by LANES lanes of which this one
+// is `lane`. dst points at row 0; rows from row_limit on and columns from `columns` on do not
+// exist.
 template <int HEAD_DIM, int ROWS, int LANES>
 __device__ __forceinline__ void store_staged(uint32_t tile, int lane, uint16_t* dst,
                                              int64_t row_stride, int row_limit, int columns) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -84,6 +85,7 @@ def no_wait_for_the_gpu() -> Iterator[None]:
 def peak_of(call: Callable[[], object]) -> int:
     """Return the bytes that a call asks the allocator for at its peak."""
     call()  # what is made once
+    gc.collect()  # what a failed test left behind must not go in between
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = int(torch.cuda.memory_stats()["requested_bytes.all.current"])

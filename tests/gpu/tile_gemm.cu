@@ -130,7 +130,7 @@ __device__ void multiply_by_two(uint32_t sA, uint32_t sB, uint32_t sD, uint32_t 
     const auto b = NT == 1 ? Operand<HEAD_DIM>::b_8(sB) : Operand<HEAD_DIM>::b(sB);
     gemm_abt<Chip, ELEMENT, HEAD_DIM, 4, 1, NT>(s, a, b, k0 + half * NT * 8);
     barrier_sync(1 + pair, 64);  // the fragments of the last pass are read
-    put_fragments<Chip, ELEMENT>(at, s, half);
+    put_fragments<Chip, ELEMENT, BLOCKS>(at, s, half);
     barrier_sync(1 + pair, 64);  // both warps have put theirs
 #pragma unroll
     for (int k = 0; k < BLOCKS; ++k) {

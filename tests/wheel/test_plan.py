@@ -166,7 +166,7 @@ def test_without_budget_nothing_is_spilled() -> None:
 
 
 def test_kernels_that_cannot_spill_recompute() -> None:
-    made = plan(can_spill=False)
+    made = plan(dq_rows=0)
     assert (made["spill"], made["ds"], made["dq_accum"]) == (False, 0, 0)
 
 

@@ -28,7 +28,7 @@ __device__ __forceinline__ void f32_reduce_block(const ReduceParams& p) {
   int seqlen_k = p.seqlen_k;
   if (p.packing.cu_seqlens_k != nullptr) {
     k0 = p.packing.cu_seqlens_k[batch];
-    seqlen_k = p.packing.cu_seqlens_k[batch + 1] - k0;
+    seqlen_k = min(p.packing.cu_seqlens_k[batch + 1] - k0, p.seqlen_k);
   }
   if (row >= seqlen_k || column >= p.columns) return;
 

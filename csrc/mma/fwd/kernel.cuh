@@ -102,6 +102,9 @@ __device__ __forceinline__ void fwd_block(const FwdParams& p) {
   const int warp_row0 = (threadIdx.x / 32) * Config::ROWS;
   const int lane = threadIdx.x % 32;
 
+  const auto commit = [] {
+    if constexpr (Target::HAS_CP_ASYNC) cp_async_commit();
+  };
   const FwdBlock block(p, BLOCK_M);
   const Sequence sequence(p, block.batch);
   if (block.row0 >= sequence.seqlen_q) return;
@@ -112,6 +115,7 @@ __device__ __forceinline__ void fwd_block(const FwdParams& p) {
                      (sequence.q0 + block.row0) * p.q.row,
                  p.q.row, {0, sequence.seqlen_q - block.row0}, p.head_dim);
     copy_q.land(sQ);
+    commit();
   }
   const FwdWork<BLOCK_M, BLOCK_N> mine(p, block, sequence);
   if (threadIdx.x == 0) smem.work = mine;
@@ -140,9 +144,6 @@ __device__ __forceinline__ void fwd_block(const FwdParams& p) {
   const auto fetch_v = [&](const auto& w, int key0) {
     copy_v.fetch(sV, w.v + key0 * p.v.row, p.v.row, {w.keys.first - key0, w.keys.end - key0},
                  p.head_dim_v);
-  };
-  const auto commit = [] {
-    if constexpr (Target::HAS_CP_ASYNC) cp_async_commit();
   };
   const auto arrive = [](auto pending) {
     if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<decltype(pending)::value>();

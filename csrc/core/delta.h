@@ -1,0 +1,129 @@
+// Row statistics of the backward: delta = rowsum(dout * out) - dlse, and lse in base 2 with +inf
+// where a row has no key (so that exp2(s - lse) is 0 there) and for the padding rows.
+//
+// Grid      x = query head, fastest (neighbours in memory), tile of rows, padded to
+//           STATISTICS_ALIGNMENT, batch entry.
+// Block     WARPS warps; LANES_PER_ROW lanes share a row, 16 bytes at a time.
+#pragma once
+
+#include "core/entry.h"
+#include "core/schedule.cuh"
+#include "core/sequence.cuh"
+#include "core/target.h"
+#include "core/tile.cuh"
+#include "plans.h"
+#include "ptx/convert.cuh"
+#include "ptx/copy.cuh"
+
+namespace flash_dist {
+
+template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int ELEMENT_BYTES_>
+struct AnyDeltaConfig : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
+  using Base = Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V>;
+  static constexpr int ELEMENT_BYTES = ELEMENT_BYTES_;
+  static constexpr int CHUNKS = HEAD_DIM * ELEMENT_BYTES / 16;  // of a row
+  static constexpr int LANES_PER_ROW = lanes_per_row(CHUNKS, Base::THREADS);
+  static constexpr int BLOCK_ROWS = Base::THREADS / LANES_PER_ROW;
+  static constexpr int SMEM_BYTES = 0;
+  static_assert(STATISTICS_ALIGNMENT % BLOCK_ROWS == 0);
+};
+
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+using DeltaConfig =
+    AnyDeltaConfig<DeltaPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V, 2>;
+
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+using F32DeltaConfig =
+    AnyDeltaConfig<F32DeltaPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V, 4>;
+
+__host__ __device__ constexpr int padded_rows(int rows) {
+  return (rows + STATISTICS_ALIGNMENT - 1) / STATISTICS_ALIGNMENT * STATISTICS_ALIGNMENT;
+}
+
+// sum + a . b of two 32-bit words: one fp32 or two 16-bit elements.
+template <class T>
+__device__ __forceinline__ float add_products(uint32_t a, uint32_t b, float sum) {
+  const float2 x = unpack<T>(a);
+  const float2 y = unpack<T>(b);
+  return fmaf(x.x, y.x, fmaf(x.y, y.y, sum));
+}
+template <>
+__device__ __forceinline__ float add_products<Fp32>(uint32_t a, uint32_t b, float sum) {
+  return fmaf(__uint_as_float(a), __uint_as_float(b), sum);
+}
+
+template <class Config>
+__device__ __forceinline__ void delta_block(const DeltaParams& p) {
+  using T = typename Config::T;
+  constexpr int LANES = Config::LANES_PER_ROW;
+  constexpr int CHUNKS = Config::CHUNKS / LANES;  // of this thread
+  const int batch_tile = divide(blockIdx.x, p.by_num_heads_q);
+  const int head = blockIdx.x - batch_tile * p.by_num_heads_q.divisor;
+  const int batch = divide(batch_tile, p.by_tiles);
+  const int tile = batch_tile - batch * p.by_tiles.divisor;
+  const int head_kv = divide(head, p.by_group);
+  const int member = head - head_kv * p.group;
+  const int row = tile * Config::BLOCK_ROWS + threadIdx.x / LANES;
+  const int lane = threadIdx.x % LANES;
+
+  int q0 = 0;
+  int seqlen_q = p.seqlen_q;
+  if (p.packing.cu_seqlens_q != nullptr) {
+    q0 = p.packing.cu_seqlens_q[batch];
+    seqlen_q = min(p.packing.cu_seqlens_q[batch + 1] - q0, p.seqlen_q);
+    if (row >= padded_rows(seqlen_q)) return;  // whole warps: BLOCK_ROWS divides the padding
+  }
+
+  // All loads are on their way before the first is used.
+  const auto load = [&](uint4(&chunks)[CHUNKS], const View& view) {
+    const int64_t first = batch * view.batch + head_kv * view.head_kv + member * view.head_group +
+                          static_cast<int64_t>(q0 + row) * view.row;
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {
+      const int column = (c * LANES + lane) * (16 / Config::ELEMENT_BYTES);
+      chunks[c] = row < seqlen_q && column < p.head_dim_v
+                      ? load_global_16(static_cast<const uint8_t*>(view.data) +
+                                       Config::ELEMENT_BYTES * (first + column))
+                      : uint4{0, 0, 0, 0};
+    }
+  };
+  uint4 out[CHUNKS], dout[CHUNKS];
+  load(out, p.out);
+  load(dout, p.dout);
+  float lse = -INFINITY, dlse = 0.0f;
+  if (lane == 0 && row < seqlen_q) {
+    const int64_t i = lse_begin(p, batch, head, q0) + row;
+    lse = p.lse[i];
+    if (p.dlse != nullptr) dlse = p.dlse[i];
+  }
+
+  float sum = 0.0f;
+#pragma unroll
+  for (int c = 0; c < CHUNKS; ++c) {
+    sum = add_products<T>(out[c].x, dout[c].x, sum);
+    sum = add_products<T>(out[c].y, dout[c].y, sum);
+    sum = add_products<T>(out[c].z, dout[c].z, sum);
+    sum = add_products<T>(out[c].w, dout[c].w, sum);
+  }
+#pragma unroll
+  for (int i = LANES / 2; i > 0; i /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, i);
+
+  if (lane == 0) {
+    const int64_t i = statistics_begin(p, batch, head, q0) + row;
+    p.lse_log2[i] = lse == -INFINITY ? INFINITY : lse * LOG2_E;
+    p.delta[i] = lse == -INFINITY ? 0.0f : sum - dlse;
+  }
+}
+
+template <class Config>
+cudaError_t launch_delta(const void* kernel, const void* params, cudaStream_t stream) {
+  DeltaParams p = *static_cast<const DeltaParams*>(params);
+  const int64_t tiles = padded_rows(p.seqlen_q) / Config::BLOCK_ROWS;
+  const int64_t num_heads_q = int64_t{p.num_heads_kv} * p.group;
+  p.by_tiles = make_divisor(tiles);
+  p.by_num_heads_q = make_divisor(num_heads_q);
+  p.by_group = make_divisor(p.group);
+  return launch_1d<Config>(kernel, &p, tiles * p.batch * num_heads_q, stream);
+}
+
+}  // namespace flash_dist
