@@ -1,7 +1,8 @@
 """Assemble the PTX of a wheel offline for every GPU that might compile it at run time.
 
 The build itself never assembles PTX, so this is the only place that sees what the driver's compiler
-will make of it: registers and spills for the PTX's own number and every newer published target.
+will make of it: registers and spills for the PTX's own number and for every newer published target
+that has no SASS in the build, in the shared-memory plan that its GPUs take.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ci.ptxas import KernelResources, SpillException, parse_ptxas, refusals
+from flash_dist.devices import KIB
 from flash_dist.errors import FlashDistError
 from flash_dist.fatbin import open_fatbin
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from flash_dist.archs import Arch, ArchSet
+    from flash_dist.devices import Device
 
 # What nvcc passes: kernels are compiled with -O3, which is ptxas's default.
 _FLAGS = ("-O3", "-v")
@@ -52,13 +55,41 @@ def read_ptx(objects: Iterable[Path]) -> list[Ptx]:
     return found
 
 
-def targets_of(ptx: Arch, published: Iterable[ArchSet]) -> list[Arch]:
-    """Return the PTX's own number and every newer SASS target of the published sets."""
+def targets_of(ptx: Arch, published: Iterable[ArchSet], built: Iterable[Arch] = ()) -> list[Arch]:
+    """Return the PTX's own number and every newer SASS target of the published sets.
+
+    Not those whose GPUs run SASS of `built`: their driver never compiles the PTX.
+    """
     own = replace(ptx, ptx=False)
     if ptx.suffix:
         return [own]
+    sass = [arch for arch in built if not arch.ptx]
     every = {arch for one in published for arch in one.archs if not arch.ptx}
-    return sorted({own} | {arch for arch in every if arch.number > ptx.number})
+    newer = (arch for arch in every if arch.number > ptx.number)
+    return sorted({own} | {arch for arch in newer if not _runs_any(arch.device, sass)})
+
+
+def _runs_any(device: Device, sass: Iterable[Arch]) -> bool:
+    return any(arch.can_run_on(device) for arch in sass)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The shared memory that one kernel was planned for, in KiB, and what it is a plan of."""
+
+    kernel: tuple[str, str, int, int]  # family, dtype, head_dim, head_dim_v
+    kib: int
+
+
+def is_taken(symbol: str, target: Arch, plans: Mapping[str, Plan]) -> bool:
+    """Whether GPUs of a target take this plan of the kernel: the largest they have room for."""
+    mine = plans[symbol]
+    fitting = [
+        plan.kib
+        for plan in plans.values()
+        if plan.kernel == mine.kernel and plan.kib * KIB <= target.smem_optin
+    ]
+    return mine.kib == max(fitting, default=None)
 
 
 class Assembler:

@@ -16,14 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ci.assemble import Assembler, assemble, read_ptx, targets_of
+from ci.assemble import Assembler, Plan, assemble, is_taken, read_ptx, targets_of
 from ci.project import ROOT
 from ci.ptxas import KernelResources, load_exceptions, parse_ptxas
 from ci.symbols import check_symbols
+from flash_dist.archs import Arch
 from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from ci.toolchain import Toolchain
     from ci.torch_headers import TorchHeaders
@@ -88,7 +89,7 @@ def build_native(options: NativeOptions) -> NativeBuild:
         folder=folder,
         variants=variants,
         resources=tuple(_read_resources(objects)),
-        assembled=tuple(_assemble(options, objects)),
+        assembled=tuple(_assemble(options, objects, variants)),
         compiled=compiled,
         reused=len(objects) - compiled,
     )
@@ -166,10 +167,24 @@ def ask_library(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _assemble(options: NativeOptions, objects: Iterable[Path]) -> list[KernelResources]:
+def _assemble(
+    options: NativeOptions, objects: Iterable[Path], variants: Iterable[Mapping[str, Any]]
+) -> list[KernelResources]:
     folder, toolchain = options.folder, options.toolchain
     folders = {_object_folder(folder, str(arch)) for arch in options.archset.archs if arch.ptx}
     texts = read_ptx(path for path in objects if folders & set(path.parents))
-    work = [(ptx, target) for ptx in texts for target in targets_of(ptx.arch, options.published)]
+    plans = {
+        one["symbol"]: Plan(
+            (one["family"], one["dtype"], one["head_dim"], one["head_dim_v"]), one["plan"]
+        )
+        for one in variants
+        if Arch.parse(one["target"]).ptx
+    }
+    work = [
+        (ptx, target)
+        for ptx in texts
+        for target in targets_of(ptx.arch, options.published, options.archset.archs)
+        if target.number == ptx.arch.number or is_taken(ptx.symbol, target, plans)
+    ]
     assembler = Assembler(toolchain.tool("ptxas"), toolchain.ptxas, folder / "assembled")
     return assemble(work, assembler, load_exceptions(), options.jobs)

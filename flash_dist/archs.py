@@ -95,9 +95,14 @@ class Arch:
         return f"-gencode=arch=compute_{self.number}{self.suffix},code={self}"
 
     @property
+    def device(self) -> Device:
+        """The GPU this code is named after."""
+        return Device(self.major, self.minor)
+
+    @property
     def smem_optin(self) -> int:
         """Bytes of shared memory that a block may ask for on the GPU this code is named after."""
-        return Device(self.major, self.minor).smem_optin
+        return self.device.smem_optin
 
     def can_run_on(
         self,

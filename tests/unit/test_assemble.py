@@ -4,7 +4,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ci.assemble import AssembleError, Assembler, Ptx, assemble, read_ptx, targets_of
+from ci.assemble import (
+    AssembleError,
+    Assembler,
+    Plan,
+    Ptx,
+    assemble,
+    is_taken,
+    read_ptx,
+    targets_of,
+)
 from flash_dist.archs import Arch, ArchSet
 from tests.unit import fatbin_builder as build
 
@@ -45,6 +54,31 @@ def fake_ptxas(
 )
 def test_ptx_is_assembled_for_its_own_number_and_every_newer_target(ptx: str, targets: str) -> None:
     assert " ".join(map(str, targets_of(Arch.parse(ptx), SETS))) == targets
+
+
+@pytest.mark.parametrize(
+    ("built", "targets"),
+    [
+        ("8.0+PTX", "sm_80 sm_90a sm_120"),
+        ("7.5;8.0+PTX;9.0a;12.0", "sm_80"),
+        ("8.0+PTX;9.0", "sm_80 sm_120"),
+        ("8.6;8.0+PTX", "sm_80 sm_90a sm_120"),
+    ],
+)
+def test_ptx_is_not_assembled_for_gpus_that_have_sass(built: str, targets: str) -> None:
+    archs = ArchSet.parse(built).archs
+    assert " ".join(map(str, targets_of(Arch.parse("compute_80"), SETS, archs))) == targets
+
+
+@pytest.mark.parametrize(
+    ("target", "taken"), [("sm_75", "a64"), ("sm_80", "a163"), ("sm_86", "a99"), ("sm_90a", "a163")]
+)
+def test_a_gpu_takes_the_largest_plan_that_it_has_room_for(target: str, taken: str) -> None:
+    plans = {f"a{kib}": Plan(("fwd", "fp16", 64, 64), kib) for kib in (64, 99, 163)}
+    plans["other"] = Plan(("fwd", "bf16", 64, 64), 227)
+    found = [name for name in plans if is_taken(name, Arch.parse(target), plans)]
+    assert [name for name in found if name != "other"] == [taken]
+    assert ("other" in found) == (target == "sm_90a")
 
 
 def test_registers_are_told_per_target(tmp_path: Path) -> None:
