@@ -38,10 +38,7 @@ int64_t element_bytes(const Call& call) { return is_fp32(call) ? 4 : 2; }
 // where so few run that many blocks of each walk through the same data together.
 template <class Params>
 int heads_together(const Call& call, const Params& p, int64_t groups, int64_t bytes) {
-  const MaskParams& mask = p.mask;
-  const bool even = mask.kind == MaskKind::BAND && mask.left >= UNBOUNDED &&
-                    mask.right >= UNBOUNDED && p.packing.cu_seqlens_q == nullptr;
-  if (even || bytes == 0) return 1;
+  if (is_even(p.mask, p.packing.cu_seqlens_q != nullptr) || bytes == 0) return 1;
   const DeviceInfo& device = device_info(call.device);
   const int64_t fitting = std::max<int64_t>(device.l2_bytes / 2 / bytes, 1);
   if (groups <= std::max<int64_t>(4 * fitting, device.sm_count / 4)) {

@@ -100,6 +100,7 @@ class Planner {
   int choose_group_split() const {
     const int64_t wanted = even() ? wave_ : UNEVEN_WAVES * wave_;
     int best = 1;
+    if (blocks(units_, key_steps_) == 0) return best;
     while (blocks(units_, key_steps_) * best < wanted) {
       const int next = next_group_split(best);
       if (next == 0) break;
@@ -108,12 +109,7 @@ class Planner {
     return best;
   }
 
-  // Whether all blocks are equally long.
-  bool even() const {
-    const MaskParams& mask = shape_.mask;
-    return mask.kind == MaskKind::BAND && mask.left >= UNBOUNDED && mask.right >= UNBOUNDED &&
-           shape_.total_q < 0;
-  }
+  bool even() const { return is_even(shape_.mask, shape_.total_q >= 0); }
 
   // Blocks of the dK/dV kernel for some steps of keys.
   int64_t blocks(int64_t units, int64_t steps) const {

@@ -7,7 +7,8 @@
 // group_split is the least divisor of the group that gives the dK/dV kernel enough blocks: one wave
 // where all are equally long (no mask, not packed), else UNEVEN_WAVES (16), over which unequal
 // lengths even out. Its partial sums take at most half of the budget; without one it is 1. Then dS:
-// all of it, or chunks that fill a wave each. Where chunks would leave the device idle, the next
+// all of it, or chunks that fill a wave each; of equal blocks as many chunks as leave the least
+// idle in the last rounds of dK/dV and dQ. Where chunks would leave the device idle, the next
 // divisors are tried, as far as half of the budget goes, then smaller ones, which leave more for
 // dS; if none helps, nothing is spilled.
 //
@@ -38,6 +39,12 @@
 #include "params.h"
 
 namespace flash_dist {
+
+// Whether every query sees every key, so that all blocks are equally long.
+inline bool is_even(const MaskParams& mask, bool packed) {
+  return mask.kind == MaskKind::BAND && mask.left >= UNBOUNDED && mask.right >= UNBOUNDED &&
+         !packed;
+}
 
 struct BwdShape {
   int batch, seqlen_q, seqlen_k, num_heads_kv, group;  // packed: seqlens are the longest

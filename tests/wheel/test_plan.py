@@ -207,6 +207,24 @@ def test_stripes_begin_at_whole_tiles_of_ds_and_whole_blocks(key_tile: int) -> N
     assert all(chunk["key_begin"] % max(key_tile, TILE) == 0 for chunk in made["chunks"])
 
 
+@pytest.mark.parametrize(("batch", "seqlen", "units"), [(4, 4096, 32), (1, 16384, 2)])
+def test_chunks_of_equal_blocks_fill_whole_rounds(batch: int, seqlen: int, units: int) -> None:
+    sizes = {"batch": batch, "seqlen_q": seqlen, "seqlen_k": seqlen, "num_heads_kv": 32}
+    made = plan(**sizes, head_dim=64, key_tile=128, budget=3 << 29)
+    assert {chunk["units"] for chunk in made["chunks"]} == {units}  # 256 blocks of 264 a round
+
+
+def test_fewer_splits_leave_room_for_ds() -> None:
+    sizes = {"batch": 4, "seqlen_q": 8192, "seqlen_k": 8192, "num_heads_kv": 2, "group": 4}
+    made = plan(**sizes, mask=CAUSAL, budget=512 << 20)
+    assert made["spill"]
+    assert made["group_split"] == 2 < plan(**sizes, mask=CAUSAL, budget=8 << 30)["group_split"]
+
+
+def test_nothing_to_do_splits_nothing() -> None:
+    assert plan(batch=0, group=8)["group_split"] == 1
+
+
 def test_few_kv_heads_split_their_group_until_the_gpu_is_full() -> None:
     assert plan(num_heads_kv=1, group=16)["group_split"] == 16
     assert plan(num_heads_kv=16, group=8, batch=4)["group_split"] == 1
