@@ -166,6 +166,10 @@ Sizes read_sizes(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeT
     s.batch = to_int(cu_seqlens_q->numel() - 1, "batch");
     s.total_q = to_int(q.size(0), "total_q");
     s.total_k = to_int(k.size(0), "total_k");
+    // Rows of statistics in the backward, see core/sequence.cuh.
+    STD_TORCH_CHECK(s.total_q + int64_t{128} * s.batch < INT32_MAX - 128,
+                    "total_q + 128 * batch must be less than 2^31 - 129, got ", s.total_q, " and ",
+                    s.batch);
     s.seqlen_q = std::min(to_int(max_seqlen_q, "max_seqlen_q"), static_cast<int>(s.total_q));
     s.seqlen_k = std::min(to_int(max_seqlen_k, "max_seqlen_k"), static_cast<int>(s.total_k));
   } else {
@@ -301,7 +305,7 @@ class MaskReader {
     flash_dist::TileList list{};
     list.begin = next<int>(planes_ * lines + 1, required);
     list.entries = next<int4>(0, required);
-    list.slots = next<int2>(0, false);
+    list.slots = next<int2>(0, required);
     return list;
   }
 
@@ -353,7 +357,7 @@ MaskParams read_arrays(const std::vector<int64_t>& ints, const Tensor& data, con
   mask.rows = reader.next<int2>(planes * mask.query_tiles * MASK_TILE, by_rows);
   mask.query_ranges = reader.next<int4>(planes * mask.query_tiles, by_rows);
   mask.key_ranges = reader.next<int2>(planes * mask.key_tiles, by_rows);
-  mask.key_slots = reader.next<int>(mask.key_tiles + 1, by_rows);
+  mask.key_slots = reader.next<int>(mask.key_tiles + 1, true);
   for (int g = 0; g < 2; ++g)
     mask.by_query[g] = reader.next_list(tiles(s.seqlen_q, MASK_TILE << g), !by_rows);
   for (int g = 0; g < 2; ++g)

@@ -183,3 +183,23 @@ def test_stripes_and_chunks_change_no_bit(name: str, half: torch.dtype) -> None:
             results[megabytes] = attend(problem)
     for megabytes in (70, 40):
         assert_same_bits(results[1024], results[megabytes], f"1024 MB and {megabytes} MB")
+
+
+def test_rows_of_a_causal_mask_do_not_depend_on_later_tokens(
+    head_dims: tuple[int, int], dtype: torch.dtype
+) -> None:
+    sizes = {"head_dim": head_dims[0], "head_dim_v": head_dims[1], "dtype": dtype}
+    problem = masked_problem("causal", seqlen_q=500, num_heads=4, num_heads_kv=2, **sizes)
+    seen = 250  # in the midst of the rows of a warp
+
+    def change(x: torch.Tensor) -> torch.Tensor:
+        changed = x.clone()
+        changed[:, seen:] *= -3
+        return changed
+
+    other = replace(problem, q=change(problem.q), k=change(problem.k), v=change(problem.v))
+    results = [attend(problem), attend(other)]
+    kept = [
+        {"out": result["out"][:, :seen], "lse": result["lse"][..., :seen]} for result in results
+    ]
+    assert_same_bits(kept[0], kept[1], "two futures")

@@ -19,6 +19,7 @@ struct F32DkdvConfig
   static constexpr int UNROLL = SLICE > 64 ? 2 : Target::UNROLL;
   static_assert(HEAD_DIM == HEAD_DIM_V && WARPS % SPLIT == 0 && SLICE % 32 == 0);
   static_assert(MASK_TILE % BLOCK_M == 0);
+  static_assert(Plan::STAGES <= 2, "an item is read one barrier after it was written");
 
   struct Stage {
     alignas(128) float q[BLOCK_M * HEAD_DIM];

@@ -95,6 +95,7 @@ __device__ __forceinline__ void f32_dkdv_block(const BwdParams& p) {
         smem.items[(i + 1) % Config::ITEMS] = smem.cursor.item(p, work);
       }
     }
+    __syncwarp();
   };
   const auto land = [&](int s) {
     copy_q.land(sQ(s));

@@ -129,7 +129,7 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float sum = quad_sum(state.row_sum[m][h]);
-      const bool empty = state.row_max[m][h] == -INFINITY;  // no visible key
+      const bool empty = sum == 0.0f;  // no visible key
       const float inverse = empty ? 0.0f : 1.0f / sum;
       const int row = m * 16 + h * 8 + warp.lane / 4;
       if (warp.slice == 0 && warp.lane % 4 == 0 && row < rows_left) {

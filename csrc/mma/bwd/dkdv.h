@@ -296,6 +296,7 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
         }
       }
     }
+    __syncwarp();
     cursor.next(p, work);
   };
   const auto land = [&](int s) {

@@ -29,13 +29,18 @@ struct DsCopy {
   uint4 staged[STAGED ? Config::DS_TILES * PASSES : 1];
   const uint8_t* late_slots;
   int2 late_slot;
+  int late_bytes;
 
-  __device__ __forceinline__ void fetch(uint32_t smem, const uint8_t* slots, int2 slot) {
+  // keys: of the tile, that exist. Of 16-key blocks behind them nothing need have been stored: they
+  // are taken as zero.
+  __device__ __forceinline__ void fetch(uint32_t smem, const uint8_t* slots, int2 slot, int keys) {
+    const int bytes = (min(keys, DS_TILE) + 15) / 16 * (DS_TILE / 16) * DS_BLOCK_BYTES;
     if constexpr (LATE) {
       late_slots = slots;
       late_slot = slot;
+      late_bytes = bytes;
     } else {
-      each(slots, slot, [&](int offset, const uint8_t* src, bool valid, int i) {
+      each(slots, slot, bytes, [&](int offset, const uint8_t* src, bool valid, int i) {
         if constexpr (STAGED) {
           staged[i] = valid ? load_global_16(src) : uint4{0, 0, 0, 0};
         } else {
@@ -47,11 +52,11 @@ struct DsCopy {
 
   __device__ __forceinline__ void land(uint32_t smem) {
     if constexpr (LATE) {
-      each(late_slots, late_slot, [&](int offset, const uint8_t* src, bool valid, int) {
+      each(late_slots, late_slot, late_bytes, [&](int offset, const uint8_t* src, bool valid, int) {
         store_shared_16(smem + offset, valid ? load_global_16(src) : uint4{0, 0, 0, 0});
       });
     } else if constexpr (STAGED) {
-      each(nullptr, {}, [&](int offset, const uint8_t*, bool, int i) {
+      each(nullptr, {}, 0, [&](int offset, const uint8_t*, bool, int i) {
         store_shared_16(smem + offset, staged[i]);
       });
     }
@@ -60,7 +65,7 @@ struct DsCopy {
  private:
   // f(offset in the stage, source, whether it exists, number) for each 16 bytes of this thread.
   template <class F>
-  __device__ __forceinline__ static void each(const uint8_t* slots, int2 slot, F f) {
+  __device__ __forceinline__ static void each(const uint8_t* slots, int2 slot, int bytes, F f) {
     const int thread = fresh_thread();
 #pragma unroll
     for (int t = 0; t < Config::DS_TILES; ++t) {
@@ -69,7 +74,7 @@ struct DsCopy {
 #pragma unroll
       for (int i = 0; i < PASSES; ++i) {
         const int offset = (i * Config::THREADS + thread) * 16;
-        f(t * DS_TILE_BYTES + offset, src + offset, here >= 0, t * PASSES + i);
+        f(t * DS_TILE_BYTES + offset, src + offset, here >= 0 && offset < bytes, t * PASSES + i);
       }
     }
   }
@@ -186,7 +191,7 @@ __device__ __forceinline__ void dq_gemm_block(const BwdParams& p) {
     const int key0 = n * DS_TILE;
     copy_k.fetch(sK(s), gK + key0 * p.k.row, p.k.row, {keys.first - key0, keys.end - key0},
                  p.head_dim);
-    copy_ds.fetch(sDs(s), gDs, slot);
+    copy_ds.fetch(sDs(s), gDs, slot, sequence.seqlen_k - key0);
   };
   const auto land = [&](int s) {
     copy_k.land(sK(s));

@@ -48,8 +48,10 @@ __device__ __forceinline__ void online_softmax(Accumulator<MT, NT>& s, Accumulat
       top = quad_max(top);
       // NOTE: a row without a visible key so far keeps -inf; 0 instead avoids inf - inf.
       const float offset = top == -INFINITY ? 0.0f : top * scale_log2;
-      rescale[m][h] = exp2_approx(fmaf(state.row_max[m][h], scale_log2, -offset));
-      grown |= top != state.row_max[m][h];
+      // Exactly 1 where the maximum stays: offset is rounded, the product in the fma is not.
+      const bool grew = top != state.row_max[m][h];
+      rescale[m][h] = grew ? exp2_approx(fmaf(state.row_max[m][h], scale_log2, -offset)) : 1.0f;
+      grown |= grew;
       state.row_max[m][h] = top;
       float sum = 0.0f;
 #pragma unroll
@@ -225,7 +227,7 @@ __device__ __forceinline__ void fwd_block(const FwdParams& p) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float sum = quad_sum(state.row_sum[m][h]);
-      const bool empty = state.row_max[m][h] == -INFINITY;  // no visible key
+      const bool empty = sum == 0.0f;  // no visible key
       const float inverse = empty ? 0.0f : 1.0f / sum;
       const int row = m * 16 + h * 8 + lane / 4;
       if (lane % 4 == 0 && row < rows_left) {
