@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from flash_dist.masks import Band
 from flash_dist.reference import reference_backward, reference_forward, visible
+from tests.reference import compute_exact, find_faults, random_problem
 
 Tensor = torch.Tensor
 
@@ -176,3 +178,26 @@ def test_half_precision_is_computed_in_float32() -> None:
     assert lse.dtype == torch.float32
     assert torch.equal(lse, wide_lse)
     assert torch.equal(out, wide.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("name", ["out", "dq", "dk", "dv"])
+def test_float32_may_be_off_by_its_largest_value_alone(name: str) -> None:
+    problem = random_problem(seqlen_q=40, dtype=torch.float32, device="cpu")
+    problem = replace(problem, dout=problem.dout * 100)  # much larger than out and v
+    exact = compute_exact(problem)
+    for share, faults in ((0.9e-4, 0), (1.1e-4, 1)):
+        got = exact[name].clone()
+        got.view(-1)[7] += share * exact[name].abs().max()
+        assert len(find_faults({name: got}, problem, exact=exact)) == faults
+
+
+@pytest.mark.parametrize("name", ["dq", "dk"])
+def test_float32_that_vanishes_may_be_off_by_rounding(name: str) -> None:
+    problem = random_problem(seqlen_q=40, seqlen_k=1, dtype=torch.float32, device="cpu")
+    exact = compute_exact(problem)
+    size = problem.dout.abs().max()
+    assert exact[name].abs().max() < 1e-10 * size
+    for share, faults in ((4e-5, 0), (6e-5, 1)):
+        got = exact[name].clone()
+        got.view(-1)[7] += share * size
+        assert len(find_faults({name: got}, problem, exact=exact)) == faults
