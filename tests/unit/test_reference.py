@@ -186,7 +186,7 @@ def test_float32_may_be_off_by_its_largest_value_alone(name: str) -> None:
     problem = replace(problem, dout=problem.dout * 100)  # much larger than out and v
     exact = compute_exact(problem)
     for share, faults in ((0.9e-4, 0), (1.1e-4, 1)):
-        got = exact[name].clone()
+        got = exact[name].clone(memory_format=torch.contiguous_format)
         got.view(-1)[7] += share * exact[name].abs().max()
         assert len(find_faults({name: got}, problem, exact=exact)) == faults
 
@@ -198,6 +198,6 @@ def test_float32_that_vanishes_may_be_off_by_rounding(name: str) -> None:
     size = problem.dout.abs().max()
     assert exact[name].abs().max() < 1e-10 * size
     for share, faults in ((4e-5, 0), (6e-5, 1)):
-        got = exact[name].clone()
+        got = exact[name].clone(memory_format=torch.contiguous_format)
         got.view(-1)[7] += share * size
         assert len(find_faults({name: got}, problem, exact=exact)) == faults
