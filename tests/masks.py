@@ -166,6 +166,29 @@ def _intervals(sizes: Sizes) -> Shown:
     return Shown({"mask": BlockMask.from_intervals(lo.int(), hi.int())}, visible)
 
 
+def _intervals_far_apart(sizes: Sizes) -> Shown:
+    """Neighbouring rows see the first keys or the last, those of later tiles what is between."""
+    i, seqlen_k = torch.arange(sizes.seqlen_q), sizes.seqlen_k
+    few = seqlen_k // 5
+    odd, later = i % 2 == 1, i >= max(64, sizes.seqlen_q * 2 // 3 // 64 * 64)
+    lo = torch.where(odd, seqlen_k - few + i % 3, 0)
+    hi = torch.where(odd, seqlen_k, few + i % 5).clamp(max=seqlen_k)
+    hi = torch.where(i % 11 == 10, lo, hi)  # rows without a key
+    lo, hi = torch.where(later, few, lo), torch.where(later, 4 * few, hi)
+    visible = (sizes.columns() >= lo[:, None]) & (sizes.columns() < hi[:, None])
+    return Shown({"mask": BlockMask.from_intervals(lo, hi)}, visible[None, None])
+
+
+def _intervals_per_head(sizes: Sizes) -> Shown:
+    """Windows that move with the rows, of another width for each head and batch entry."""
+    shape = (2, sizes.batch, sizes.num_heads, 1)
+    before, after = torch.randint(0, 120, shape, generator=sizes.random())
+    middle = torch.arange(sizes.seqlen_q) * sizes.seqlen_k // sizes.seqlen_q
+    lo, hi = (x.clamp(0, sizes.seqlen_k) for x in (middle - before, middle + after))
+    visible = (sizes.columns() >= lo[..., None]) & (sizes.columns() < hi[..., None])
+    return Shown({"mask": BlockMask.from_intervals(lo, hi)}, visible)
+
+
 def _dense(*, batch: bool, heads: bool, share: float) -> Callable[[Sizes], Shown]:
     def make(sizes: Sizes) -> Shown:
         shape = (sizes.batch if batch else 1, sizes.num_heads if heads else 1)
@@ -229,6 +252,8 @@ MASKS: Final[dict[str, Callable[[Sizes], Shown]]] = {
     "documents-causal": _causal_documents,
     "prefix": _prefix,
     "intervals": _intervals,
+    "intervals-far-apart": _intervals_far_apart,
+    "intervals-per-head": _intervals_per_head,
     "dense": _dense(batch=False, heads=False, share=0.5),
     "dense-per-head": _dense(batch=False, heads=True, share=0.1),
     "dense-per-batch": _dense(batch=True, heads=False, share=0.9),
@@ -239,6 +264,7 @@ MASKS: Final[dict[str, Callable[[Sizes], Shown]]] = {
     "padding-and-causal": _both(_padding_right, _causal_object),
     "left-padding-and-causal": _both(_padding_left, _causal_object),
     "block-causal-and-padding": _both(_block_causal, _padding_right),
+    "padding-and-dense": _both(_padding_right, _dense(batch=False, heads=True, share=0.5)),
     "dense-and-window": _both(_dense(batch=True, heads=False, share=0.5), _window_object),
     "tiles-and-causal": _both(_tiles((64, 64)), _causal_object),
     "nothing": _nothing,

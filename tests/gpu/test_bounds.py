@@ -86,7 +86,8 @@ def test_padding_is_not_read(
     spoilt = replace(
         base, k=base.k.masked_fill(gone, torch.nan), v=base.v.masked_fill(gone, torch.nan)
     )
-    for mask in (padding, padding & BlockMask.causal()):
+    dense = BlockMask.from_dense(torch.arange(150 * 330).view(150, 330) % 7 > 2)
+    for mask in (padding, padding & BlockMask.causal(), padding & dense):
         for megabytes in (0, 1024):
             with workspace(megabytes):
                 clean, result = attend(base, mask=mask), attend(spoilt, mask=mask)

@@ -7,7 +7,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 
 from flash_dist.masks import BlockMask, MaskPlan
+from flash_dist.masks.plan import BY_ROWS, EMPTY, FULL
 from flash_dist.masks.ranges import key_ranges, query_ranges
+from tests.masks import MASKS, Sizes
 from tests.unit.mask_cases import KINDS, Case, cases, combinations
 from tests.unit.mask_reader import Axis, Reader, Visit
 
@@ -266,3 +268,44 @@ def test_a_long_mask_is_planned_at_once(mask: BlockMask) -> None:
     plan = mask.plan(4, 8, 131072, 131072)
     assert plan.batches == plan.heads == 1
     assert plan.packed.numel() < 3 * 131072
+
+
+def kind_of(name: str, sizes: Sizes) -> tuple[str, ...]:
+    """Return what is particular about the plan of one of the masks that kernels are tested with."""
+    mask = MASKS[name](sizes).options.get("mask", BlockMask.full())
+    if mask.band is not None:
+        return ("band",)
+    plan = mask.plan(*sizes)
+    found = ["rows" if plan.kind == ROWS else "tiles"]
+    if plan.kind == TILES and plan.arrays.bits is None:
+        found.append("by-rows")
+    if plan.arrays.key_bounds is not None:
+        found.append("padding")
+    if plan.heads > 1:
+        found.append("per-head")
+    return tuple(found)
+
+
+def test_every_kind_of_plan_is_among_the_masks_that_kernels_are_tested_with() -> None:
+    sizes = Sizes(2, 4, 333, 700)
+    kinds = {name: kind_of(name, sizes) for name in MASKS}
+    assert kinds["intervals-far-apart"] == ("tiles", "by-rows")
+    assert kinds["intervals-per-head"] == ("rows", "per-head")
+    assert kinds["padding-and-dense"] == ("tiles", "padding", "per-head")
+    assert set(kinds.values()) >= {
+        ("band",),
+        ("rows",),
+        ("rows", "padding"),
+        ("rows", "per-head"),
+        ("tiles",),
+        ("tiles", "by-rows"),
+        ("tiles", "padding", "per-head"),
+        ("tiles", "per-head"),
+    }
+
+
+def test_rows_far_apart_have_tiles_of_every_code_but_bits() -> None:
+    plan = MASKS["intervals-far-apart"](Sizes(2, 4, 333, 700)).options["mask"].plan(2, 4, 333, 700)
+    assert plan.arrays.by_query is not None
+    for tiles in plan.arrays.by_query:
+        assert set(tiles.entries[:, 1:3].flatten().tolist()) == {FULL, EMPTY, BY_ROWS}
