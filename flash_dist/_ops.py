@@ -21,6 +21,7 @@ from .cpu_ops import shape_of
 from .errors import ExtensionError
 from .masks import registry
 from .masks.band import Band
+from .masks.inputs import complain
 from .masks.spec import BlockMask
 
 EXTENSION: Final = Path(__file__).resolve().parent / "_C.abi3.so"
@@ -125,10 +126,19 @@ def bwd(  # noqa: PLR0913, PLR0917 - one attention problem
 
 
 def _band_or_handle(mask: Band | BlockMask) -> Band | int:
-    """Return what the operators know a mask by."""
-    if isinstance(mask, BlockMask):
-        return mask.handle if mask.band is None else mask.band
-    return mask
+    """Return what the operators know a mask by: a handle is of this process alone."""
+    if not isinstance(mask, BlockMask):
+        return mask
+    if mask.band is not None:
+        return mask.band
+    if torch.compiler.is_exporting():
+        raise complain(
+            TypeError,
+            f"torch.export takes a mask that is a band only, got {mask!r}: another process would "
+            "not find it",
+            "`BlockMask.full`, `causal` and `sliding_window` are bands",
+        )
+    return mask.handle
 
 
 @torch.library.impl("flash_dist::masked_fwd", "CUDA")

@@ -106,6 +106,29 @@ def test_a_mask_of_a_module_is_compiled_in() -> None:
     assert counter.frame_count == 2
 
 
+class Exported(torch.nn.Module):
+    def __init__(self, mask: BlockMask) -> None:
+        super().__init__()
+        self.mask = mask
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, k, v, self.mask)
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["traced", "dynamo"])
+def test_a_band_is_exported(*, strict: bool) -> None:
+    module, inputs = Exported(BlockMask.causal()), draw()
+    program = torch.export.export(module, inputs, strict=strict)
+    assert torch.equal(program.module()(*inputs), module(*inputs))
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["traced", "dynamo"])
+def test_a_mask_that_another_process_would_not_find_is_not_exported(*, strict: bool) -> None:
+    error = torch._dynamo.exc.Unsupported if strict else TypeError
+    with pytest.raises(error, match=r"torch\.export takes a mask that is a band only, got <Block"):
+        torch.export.export(Exported(make_mask()), draw(), strict=strict)
+
+
 def test_checkpointing_finds_the_mask_again() -> None:
     def inside(*arguments: object) -> Tensor:
         out: Tensor = checkpoint(attention, *arguments, use_reentrant=False)
