@@ -77,7 +77,8 @@ def flash_attn_func(  # noqa: PLR0913 - the arguments users know
             [batch, seqlen_q, num_heads_kv, heads_per_kv, head_dim]; float16, bfloat16 (not on
             compute capability 7.5) or float32, on the CPU also float64. head_dim is a multiple of 8
             up to 256 and contiguous; on a GPU all other strides and the address are multiples of 16
-            bytes. Under torch.autocast, q, k and v are cast to its dtype.
+            bytes. Under torch.autocast, q, k and v are cast to its dtype. With the groups first,
+            [batch, seqlen_q, groups, num_heads_kv, head_dim], `q.transpose(2, 3)` is what is meant.
         k: [batch, seqlen_k, num_heads_kv, head_dim], same dtype and device. num_heads_kv divides
             num_heads_q; query head h reads kv head h // (num_heads_q // num_heads_kv). May have a
             heads_per_kv axis before head_dim, expanded (stride 0). Its gradient then passes through

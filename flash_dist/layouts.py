@@ -186,6 +186,9 @@ def _check_keys(q: Layout, k: Layout, v: Layout, tokens: int) -> None:
             f"q and k must agree in num_heads_kv where q has heads_per_kv, "
             f"got shapes {list(q.shape)} and {list(k.shape)}"
         )
+        if q.shape[tokens + 1] == heads_kv:
+            axes = f"{tokens}, {tokens + 1}"
+            message += f"\n\nhint: `q.transpose({axes})` of queries [.., groups, num_heads_kv, ..]"
         raise ValueError(message)
     if heads_q % heads_kv != 0:
         message = f"num_heads_kv must divide num_heads_q, got {heads_kv} (k) and {heads_q} (q)"

@@ -116,6 +116,7 @@ def reference_backward(  # noqa: PLR0913, PLR0917 - the tensors of the formula
         delta = (doh * oh).sum(-1, keepdim=True)
         if dlse is not None:
             delta = delta - document.rows_of(dlse).to(doh.dtype).unsqueeze(-1)
+        delta = delta.masked_fill(row_lse == -torch.inf, 0.0)  # dlse may be infinite there
         ds = weights * (doh @ problem.v.transpose(-1, -2) - delta) * softmax_scale
         _store(document.queries_of(dq), ds @ problem.k)
         _store(document.keys_of(dk), ds.transpose(-1, -2) @ problem.q)

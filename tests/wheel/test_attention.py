@@ -110,6 +110,17 @@ def test_rows_without_a_key_are_zero_and_have_no_gradient() -> None:
     assert all(torch.isfinite(x).all() for x in (out, dq, dk, dv))
 
 
+def test_an_infinite_gradient_of_lse_stays_out_of_rows_without_a_key() -> None:
+    leaves = [x.requires_grad_() for x in (draw(1, 9, 2, 16), draw(1, 4, 2, 16), draw(1, 4, 2, 16))]
+    _, lse = flash_attn_func(*leaves, causal=True, return_lse=True)
+    got = torch.autograd.grad((lse * lse).sum(), leaves)
+    _, lse = flash_attn_func(*leaves, causal=True, return_lse=True)
+    seen = lse[:, :, 5:]
+    want = torch.autograd.grad((seen * seen).sum(), leaves)
+    assert all(map(torch.equal, got, want))
+    assert (got[0][:, :5] == 0).all()
+
+
 def test_a_second_derivative_is_refused_rather_than_wrong() -> None:
     q, k, v = (draw(1, 5, 2, 64).requires_grad_() for _ in range(3))
     out = flash_attn_func(q, k, v)

@@ -64,7 +64,11 @@ SHAPES: dict[str, tuple[Shapes, str]] = {
     ),
     "grouped-heads": (
         ((1, 8, 4, 2, 64), (1, 8, 2, 64), (1, 8, 2, 64)),
-        "q and k must agree in num_heads_kv where q has heads_per_kv",
+        r"(?s)q and k must agree in num_heads_kv where q has .*hint: `q.transpose\(2, 3",
+    ),
+    "kv-heads": (
+        ((1, 8, 4, 3, 64), (1, 8, 2, 64), (1, 8, 2, 64)),
+        r"where q has heads_per_kv, got shapes \[1, 8, 4, 3, 64\] and \[1, 8, 2, 64\]$",
     ),
     "kv-shapes": (
         ((1, 8, 2, 64), (1, 8, 2, 64), (1, 9, 2, 64)),
