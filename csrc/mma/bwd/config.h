@@ -8,6 +8,11 @@
 
 namespace flash_dist {
 
+// Whether blocks of the dK/dV kernel may have fewer keys than a tile of dS: then the last tile of
+// keys is stored in part.
+template <int HEAD_DIM>
+constexpr bool PARTLY_STORED = HEAD_DIM > 128;
+
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct DkdvConfig : Config<DkdvPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = DkdvPlan<HEAD_DIM, HEAD_DIM_V, PLAN>;
@@ -24,6 +29,7 @@ struct DkdvConfig : Config<DkdvPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD
       (Target::HAS_CP_ASYNC && HEAD_DIM == 128) || (Target::NUMBER == 90 && HEAD_DIM == 64);
   static constexpr int UNROLL_S = WHOLE ? 8 : Target::UNROLL;
   static constexpr int UNROLL_DP = WHOLE ? 8 : 2;
+  static_assert(BLOCK_N % DS_TILE == 0 || PARTLY_STORED<HEAD_DIM>);
   static_assert(BLOCK_M % SUB_M == 0 && DS_TILE % BLOCK_M == 0 && DS_TILE % ROWS == 0);
   static_assert(SPLIT == 1 || SUB_M == BLOCK_M, "the exchanged tile is that of a whole stage");
 

@@ -34,7 +34,9 @@ struct DsCopy {
   // keys: of the tile, that exist. Of 16-key blocks behind them nothing need have been stored: they
   // are taken as zero.
   __device__ __forceinline__ void fetch(uint32_t smem, const uint8_t* slots, int2 slot, int keys) {
-    const int bytes = (min(keys, DS_TILE) + 15) / 16 * (DS_TILE / 16) * DS_BLOCK_BYTES;
+    const int bytes = !PARTLY_STORED<Config::HEAD_DIM>
+                          ? DS_TILE_BYTES
+                          : (min(keys, DS_TILE) + 15) / 16 * (DS_TILE / 16) * DS_BLOCK_BYTES;
     if constexpr (LATE) {
       late_slots = slots;
       late_slot = slot;
