@@ -168,6 +168,24 @@ def intervals(draw: st.DrawFn, shape: Shape) -> Case:
 
 
 @st.composite
+def far_apart(draw: st.DrawFn, shape: Shape) -> Case:
+    """Intervals that end on tiles or beside; in some tiles every other row has another one."""
+    generator = seeded(draw)
+    planes = draw(st.sampled_from([(), (shape.batch,), (shape.batch, shape.heads)]))
+    size = (*planes, -(-shape.seqlen_q // 64), 2, 2)  # a tile's even and odd rows; lo and hi
+    ends = 64 * torch.randint(0, shape.seqlen_k // 64 + 2, size, generator=generator)
+    ends += torch.randint(-1, 2, size, generator=generator)
+    ends = ends.clamp(0, shape.seqlen_k).sort(-1).values
+    alike = torch.rand(*size[:-2], 1, generator=generator) < 0.5
+    ends[..., 1, :] = torch.where(alike, ends[..., 0, :], ends[..., 1, :])
+    rows = torch.arange(shape.seqlen_q)
+    lo, hi = ends[..., rows // 64, rows % 2, :].unbind(-1)
+    lows, highs = (x.unsqueeze(1) if x.dim() == 2 else x for x in (lo, hi))
+    seen = (lows.unsqueeze(-1) <= shape.j()) & (shape.j() < highs.unsqueeze(-1))
+    return case(BlockMask.from_intervals(lo, hi), shape, seen)
+
+
+@st.composite
 def dense(draw: st.DrawFn, shape: Shape) -> Case:
     generator = seeded(draw)
     planes = draw(st.sampled_from([(), (1, 1), (shape.batch, 1), (1, shape.heads), shape[:2]]))
@@ -201,6 +219,7 @@ KINDS: dict[str, Callable[[Shape], st.SearchStrategy[Case]]] = {
     "block-causal": block_causals,
     "documents": documents,
     "intervals": intervals,
+    "far-apart": far_apart,
     "dense": dense,
     "tiles": coarse,
 }

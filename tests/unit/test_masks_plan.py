@@ -24,6 +24,7 @@ SETTINGS = settings(
 )
 WALKS: tuple[tuple[Axis, int], ...] = (("query", 1), ("query", 2), ("key", 1), ("key", 2))
 
+INTERVALS = ("causal", "window", "padding", "prefix", "intervals", "far-apart")
 ROWS, TILES = 1, 2
 
 
@@ -67,6 +68,21 @@ def test_a_plan_shows_what_the_mask_shows(kind: str) -> None:
     check()
 
 
+def test_intervals_far_apart_meet_plans_of_both_kinds_and_full_tiles_in_each() -> None:
+    met: set[tuple[int, bool]] = set()
+
+    @SETTINGS
+    @given(case=cases(("far-apart",)))
+    def check(case: Case) -> None:
+        plan = plan_of(case)
+        assert plan.arrays.bits is None
+        visits = Reader(plan.packed, plan.layout).visits("query", 1)
+        met.update((plan.kind, visit.full) for visit in visits)
+
+    check()
+    assert met == {(ROWS, False), (ROWS, True), (TILES, False), (TILES, True)}
+
+
 @SETTINGS
 @given(case=combinations())
 def test_masks_combined_show_what_all_of_them_show(case: Case) -> None:
@@ -87,7 +103,7 @@ def test_the_definition_in_booleans_is_that_of_the_test(kind: str) -> None:
 
 
 @SETTINGS
-@given(case=combinations(("causal", "window", "padding", "prefix", "intervals")))
+@given(case=combinations(INTERVALS))
 def test_intervals_stay_intervals_when_combined(case: Case) -> None:
     plan = plan_of(case)
     assert plan.arrays.bits is None
@@ -125,7 +141,7 @@ def test_slots_are_as_many_as_the_tiles_of_the_plane_with_most(case: Case) -> No
 
 
 @SETTINGS
-@given(case=cases(("window", "prefix", "documents", "intervals")))
+@given(case=cases(("window", "prefix", "documents", "intervals", "far-apart")))
 def test_ranges_are_used_only_where_few_of_their_tiles_are_empty(case: Case) -> None:
     plan = plan_of(case)
     if plan.kind != ROWS:
@@ -169,7 +185,7 @@ def test_rows_are_canonical_and_arrays_lie_in_the_buffer(case: Case) -> None:
 
 
 @SETTINGS
-@given(case=cases(("causal", "window", "padding", "prefix", "intervals")))
+@given(case=cases(INTERVALS))
 def test_intervals_in_booleans_have_the_plan_of_the_intervals(case: Case) -> None:
     ours = plan_of(case)
     seen = case.seen[: ours.batches, : ours.heads]
