@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from numbers import Real
 from typing import Final
 
 import torch
@@ -22,6 +22,7 @@ from .masks.inputs import MAX_SEQLEN
 Tensor = torch.Tensor
 Triple = tuple[Tensor, Tensor, Tensor]
 NO_WINDOW: Final = (-1, -1)
+SCALES: Final = (2.0**-150, 2.0**128 - 2.0**103)  # between these, float32 is neither 0 nor inf
 
 
 def is_symbolic(x: Tensor) -> bool:
@@ -78,15 +79,21 @@ def _check_addresses(q: Tensor, k: Tensor, v: Tensor) -> None:
     raise ValueError(message)
 
 
-def choose_scale(softmax_scale: float | None, head_dim: int) -> float:
+def choose_scale(scale: float | None, head_dim: int, name: str = "softmax_scale") -> float:
     """Return the factor on the scores, head_dim ** -0.5 unless one is given."""
-    if softmax_scale is None:
+    if scale is None:
         return float(int(head_dim) ** -0.5)
-    scale = float(softmax_scale)
-    if not 0 < scale < math.inf:
-        message = f"softmax_scale must be positive and finite, got {scale}"
+    if isinstance(scale, bool) or not isinstance(scale, (float, int, torch.SymFloat, Real)):
+        message = f"{name} must be a float or None, got {type(scale).__name__}"
+        if isinstance(scale, torch.Tensor):
+            message += (
+                f"\n\nhint: multiply q by it and pass {name}=1.0: its gradient is kept"
+            )
+        raise TypeError(message)
+    if not SCALES[0] < scale < SCALES[1]:
+        message = f"{name} must be positive and finite in float32, got {scale}"
         raise ValueError(message)
-    return scale
+    return float(scale)
 
 
 def choose_band(window_size: tuple[int, int], *, causal: bool) -> Band:

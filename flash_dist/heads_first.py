@@ -42,7 +42,8 @@ def attend_heads_first(  # noqa: PLR0913 - the arguments of torch's functions
         raise ValueError(message)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     q, k, v = prepare_inputs(q, k, v)
-    out, lse = attend(q, k, v, mask=mask, softmax_scale=choose_scale(scale, q.shape[-1]))
+    softmax_scale = choose_scale(scale, q.shape[-1], "scale")
+    out, lse = attend(q, k, v, mask=mask, softmax_scale=softmax_scale)
     return out.transpose(1, 2), lse
 
 

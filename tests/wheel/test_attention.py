@@ -238,6 +238,19 @@ def test_lengths_may_be_symbols() -> None:
         out.sum().backward()
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_the_scale_may_be_an_argument_when_compiled(*, dynamic: bool) -> None:
+    @torch.compile(fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    def attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        return flash_attn_func(q, k, v, softmax_scale=scale)
+
+    q, k, v = (draw(2, 5, 2, 16).requires_grad_() for _ in range(3))
+    for scale in (0.5, 0.25, 2.0):
+        out = attention(q, k, v, scale)
+        assert torch.equal(out, flash_attn_func(q, k, v, softmax_scale=scale))
+        out.sum().backward()
+
+
 def backward(out: Tensor, *leaves: Tensor) -> Quint:
     out.sum().backward()
     return tuple(leaf.grad for leaf in leaves if leaf.grad is not None)

@@ -15,6 +15,7 @@ from flash_dist import (
     flex_attention,
     scaled_dot_product_attention,
 )
+from flash_dist.arguments import choose_scale
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,11 +117,31 @@ DENSE: dict[str, tuple[Callable[[], object], Refusal]] = {
     ),
     "scale": (
         lambda: flash_attn_func(*same(1, 8, 2, 64), softmax_scale=-1),
-        (ValueError, r"softmax_scale must be positive and finite, got -1\.0"),
+        (ValueError, "softmax_scale must be positive and finite in float32, got -1"),
     ),
     "scale-nan": (
         lambda: flash_attn_func(*same(1, 8, 2, 64), softmax_scale=float("nan")),
-        (ValueError, "softmax_scale must be positive and finite, got nan"),
+        (ValueError, "softmax_scale must be positive and finite in float32, got nan"),
+    ),
+    "scale-of-zero-in-float32": (
+        lambda: flash_attn_func(*same(1, 8, 2, 64), softmax_scale=1e-46),
+        (ValueError, "softmax_scale must be positive and finite in float32, got 1e-46"),
+    ),
+    "scale-infinite-in-float32": (
+        lambda: flash_attn_func(*same(1, 8, 2, 64), softmax_scale=10**400),
+        (ValueError, "softmax_scale must be positive and finite in float32, got 1000"),
+    ),
+    "scale-tensor": (
+        lambda: flash_attn_func(*same(1, 8, 2, 64), softmax_scale=torch.tensor(0.5)),  # type: ignore[call-overload]
+        (TypeError, r"(?s)softmax_scale must be a float or None, got Tensor.*hint: multiply q by"),
+    ),
+    "scale-bool": (
+        lambda: flash_attn_func(*same(1, 8, 2, 64), softmax_scale=True),
+        (TypeError, "softmax_scale must be a float or None, got bool"),
+    ),
+    "scale-text": (
+        lambda: scaled_dot_product_attention(*same(1, 2, 8, 64), scale="1"),  # type: ignore[arg-type]
+        (TypeError, "^scale must be a float or None, got str"),
     ),
     "window": (
         lambda: flash_attn_func(*same(1, 8, 2, 64), window_size=(-2, 0)),
@@ -269,6 +290,11 @@ def test_calls_that_cannot_be_served(case: tuple[Callable[[], object], Refusal])
     call, (error, text) = case
     with pytest.raises(error, match=text):
         call()
+
+
+@pytest.mark.parametrize("scale", [1.401298464324817e-45, 3.4028234663852886e38, 1], ids=str)
+def test_the_least_and_the_greatest_scale_of_float32_are_taken(scale: float) -> None:
+    assert choose_scale(scale, 64) == scale
 
 
 def test_a_budget_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
