@@ -86,9 +86,7 @@ def choose_scale(scale: float | None, head_dim: int, name: str = "softmax_scale"
     if isinstance(scale, bool) or not isinstance(scale, (float, int, torch.SymFloat, Real)):
         message = f"{name} must be a float or None, got {type(scale).__name__}"
         if isinstance(scale, torch.Tensor):
-            message += (
-                f"\n\nhint: multiply q by it and pass {name}=1.0: its gradient is kept"
-            )
+            message += f"\n\nhint: multiply q by it and pass {name}=1.0: its gradient is kept"
         raise TypeError(message)
     if not SCALES[0] < scale < SCALES[1]:
         message = f"{name} must be positive and finite in float32, got {scale}"

@@ -8,6 +8,7 @@ import torch
 
 from .arguments import choose_mask, choose_scale, prepare_inputs
 from .autograd import attend
+from .neutral import require_neutral
 
 if TYPE_CHECKING:
     from .masks import BlockMask
@@ -27,6 +28,11 @@ def flash_attn_func(
     mask: BlockMask | None = None,
     return_lse: Literal[False] = False,
     batch_invariant: bool = False,
+    dropout_p: float = 0.0,
+    softcap: float = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = True,
+    return_attn_probs: bool = False,
 ) -> Tensor: ...
 
 
@@ -42,10 +48,15 @@ def flash_attn_func(
     mask: BlockMask | None = None,
     return_lse: Literal[True],
     batch_invariant: bool = False,
+    dropout_p: float = 0.0,
+    softcap: float = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = True,
+    return_attn_probs: bool = False,
 ) -> tuple[Tensor, Tensor]: ...
 
 
-def flash_attn_func(  # noqa: PLR0913 - the arguments users know
+def flash_attn_func(  # noqa: D417, PLR0913 - the arguments users know
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -56,6 +67,11 @@ def flash_attn_func(  # noqa: PLR0913 - the arguments users know
     mask: BlockMask | None = None,
     return_lse: bool = False,
     batch_invariant: bool = False,
+    dropout_p: float = 0.0,
+    softcap: float = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = True,  # noqa: ARG001 - it always is
+    return_attn_probs: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention without storing the score matrix: softmax(q @ k.T * softmax_scale) @ v.
 
@@ -71,6 +87,10 @@ def flash_attn_func(  # noqa: PLR0913 - the arguments users know
     its memory.
 
     CPU tensors are computed by the formulas in plain torch, with all scores stored.
+
+    What flash-attention takes and this does not serve is there for its neutral value alone:
+    dropout_p and softcap 0, alibi_slopes None, return_attn_probs False. Every call is
+    deterministic, so that `deterministic` changes nothing.
 
     Args:
         q: [batch, seqlen_q, num_heads_q, head_dim] or
@@ -107,10 +127,17 @@ def flash_attn_func(  # noqa: PLR0913 - the arguments users know
     Raises:
         TypeError: An argument is no tensor, mask is no BlockMask, or a dtype is not supported.
         ValueError: Shapes, devices, alignment, window_size or softmax_scale do not fit, mask is for
-            another shape, or both a mask and causal or window_size are given.
+            another shape, both a mask and causal or window_size are given,
+            or an argument of flash-attention that is not served is not neutral.
         FlashDistError: This build has no code that runs on the GPU; the message names the arch
             set to install.
     """
+    require_neutral(
+        dropout_p=dropout_p,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        return_attn_probs=return_attn_probs,
+    )
     q, k, v = prepare_inputs(q, k, v)
     out, lse = attend(
         q,

@@ -9,6 +9,7 @@ import torch
 from .conversions import convert_flex
 from .heads_first import attend_heads_first, check_tensors
 from .masks import Band, BlockMask
+from .neutral import require_neutral
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,6 +32,8 @@ def flex_attention(
     enable_gqa: bool = False,  # noqa: FBT001, FBT002
     return_lse: Literal[False] = False,  # noqa: FBT002
     kernel_options: Mapping[str, object] | None = None,
+    *,
+    return_aux: None = None,
 ) -> Tensor: ...
 
 
@@ -46,6 +49,7 @@ def flex_attention(
     *,
     return_lse: Literal[True],
     kernel_options: Mapping[str, object] | None = None,
+    return_aux: None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -59,6 +63,8 @@ def flex_attention(  # noqa: PLR0913, PLR0917 - torch's signature
     enable_gqa: bool = False,  # noqa: FBT001, FBT002
     return_lse: bool = False,  # noqa: FBT001, FBT002
     kernel_options: Mapping[str, object] | None = None,  # noqa: ARG001
+    *,
+    return_aux: None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention as torch's function of this name computes it, but deterministic, for masks alone.
 
@@ -80,6 +86,7 @@ def flex_attention(  # noqa: PLR0913, PLR0917 - torch's signature
             head h reads kv head h // (num_heads_q // num_heads_kv).
         return_lse: Also return lse.
         kernel_options: Not looked at: they tune torch's kernels.
+        return_aux: Must be None: `return_lse` returns lse.
 
     Returns:
         out: [batch, num_heads_q, seqlen_q, head_dim_v], in memory [batch, seqlen_q, num_heads_q,
@@ -90,7 +97,8 @@ def flex_attention(  # noqa: PLR0913, PLR0917 - torch's signature
     Raises:
         TypeError: An argument is no tensor, block_mask is no BlockMask, or a dtype is not
             supported.
-        ValueError: Shapes, devices, alignment or scale do not fit, or a score_mod is given.
+        ValueError: Shapes, devices, alignment or scale do not fit, or a score_mod or
+            return_aux is given.
         FlashDistError: This build has no code that runs on the GPU.
     """
     check_tensors(query, key, value, (4,))
@@ -100,6 +108,7 @@ def flex_attention(  # noqa: PLR0913, PLR0917 - torch's signature
             "known\n\nhint: one that only hides scores is a mask, `BlockMask.from_dense`"
         )
         raise ValueError(message)
+    require_neutral(return_aux=return_aux)
     out, lse = attend_heads_first(
         query, key, value, mask=_read_mask(block_mask), scale=scale, enable_gqa=enable_gqa
     )

@@ -11,6 +11,7 @@ from .conversions import convert_dense
 from .heads_first import attend_heads_first, check_tensors
 from .layouts import dtype_name
 from .masks import Band, BlockMask
+from .neutral import require_neutral
 
 Tensor = torch.Tensor
 
@@ -60,9 +61,7 @@ def scaled_dot_product_attention(  # noqa: PLR0913, PLR0917 - torch's signature
         FlashDistError: This build has no code that runs on the GPU.
     """
     check_tensors(query, key, value, (3, 4))
-    if dropout_p != 0:
-        message = f"dropout_p must be 0, got {dropout_p}: there are no kernels with dropout"
-        raise ValueError(message)
+    require_neutral(dropout_p=dropout_p)
     if attn_mask is not None and is_causal:
         message = (
             "attn_mask cannot be given together with is_causal=True\n\n"

@@ -11,6 +11,7 @@ from .arguments import choose_band, choose_scale, prepare_inputs
 from .autograd import attend
 from .layouts import PACKED, dtype_name
 from .masks.inputs import MAX_SEQLEN
+from .neutral import require_neutral
 
 Tensor = torch.Tensor
 
@@ -30,6 +31,13 @@ def flash_attn_varlen_func(
     window_size: tuple[int, int] = (-1, -1),
     return_lse: Literal[False] = False,
     batch_invariant: bool = False,
+    dropout_p: float = 0.0,
+    softcap: float = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = True,
+    return_attn_probs: bool = False,
+    block_table: None = None,
+    mask: None = None,
 ) -> Tensor: ...
 
 
@@ -48,10 +56,17 @@ def flash_attn_varlen_func(
     window_size: tuple[int, int] = (-1, -1),
     return_lse: Literal[True],
     batch_invariant: bool = False,
+    dropout_p: float = 0.0,
+    softcap: float = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = True,
+    return_attn_probs: bool = False,
+    block_table: None = None,
+    mask: None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 
-def flash_attn_varlen_func(  # noqa: PLR0913, PLR0917 - the arguments users know
+def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - the arguments users know
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -65,13 +80,21 @@ def flash_attn_varlen_func(  # noqa: PLR0913, PLR0917 - the arguments users know
     window_size: tuple[int, int] = (-1, -1),
     return_lse: bool = False,
     batch_invariant: bool = False,
+    dropout_p: float = 0.0,
+    softcap: float = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = True,  # noqa: ARG001 - it always is
+    return_attn_probs: bool = False,
+    block_table: None = None,
+    mask: None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention within each of several sequences that lie one after the other, without padding.
 
     Sequence b has queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] and keys likewise; either may be
     empty. The host never waits for the GPU, so that what cu_seqlens holds is not checked: it must
     start at 0, not decrease and end at total_q or total_k, and no sequence may be longer than
-    max_seqlen says. Everything else is as in `flash_attn_func`.
+    max_seqlen says. Everything else is as in `flash_attn_func`; block_table and mask must be None,
+    too.
 
     Args:
         q: [total_q, num_heads_q, head_dim] or [total_q, num_heads_kv, heads_per_kv, head_dim].
@@ -95,10 +118,19 @@ def flash_attn_varlen_func(  # noqa: PLR0913, PLR0917 - the arguments users know
 
     Raises:
         TypeError: An argument is no tensor, max_seqlen is no int, or a dtype is not supported.
-        ValueError: Shapes, devices, alignment, window_size or softmax_scale do not fit.
+        ValueError: Shapes, devices, alignment, window_size or softmax_scale do not fit, or an
+            argument of flash-attention that is not served is not neutral.
         FlashDistError: This build has no code that runs on the GPU; the message names the arch
             set to install.
     """
+    require_neutral(
+        dropout_p=dropout_p,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        return_attn_probs=return_attn_probs,
+        block_table=block_table,
+        mask=mask,
+    )
     q, k, v = prepare_inputs(q, k, v, PACKED)
     packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     _check_packing(packing, q)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch.nn.attention.flex_attention import create_block_mask
+from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 
 from flash_dist import (
     BlockMask,
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 Shapes = tuple[tuple[int, ...], ...]
 Refusal = tuple[type[Exception], str]
+Case = tuple["Callable[[], object]", Refusal]
 
 
 def draw(*shape: int) -> Tensor:
@@ -282,7 +283,52 @@ TORCH: dict[str, tuple[Callable[[], object], Refusal]] = {
     ),
 }  # fmt: skip
 
-CALLS = {**DENSE, **VARLEN, **TORCH}
+UNSERVED: dict[str, tuple[object, str]] = {
+    "dropout_p": (0.1, r"dropout_p must be 0, got 0\.1: there are no kernels with dropout"),
+    "softcap": (30.0, r"softcap must be 0, got 30\.0: there are no kernels that cap scores"),
+    "alibi_slopes": (
+        draw(2),
+        "alibi_slopes must be None, got Tensor: there are no kernels",
+    ),
+    "return_attn_probs": (
+        True,
+        "(?s)return_attn_probs must be False, got True: they are never stored.*hint: `return_lse",
+    ),
+}
+UNSERVED_PACKED: dict[str, tuple[object, str]] = {
+    "block_table": (
+        draw(2),
+        "block_table must be None, got Tensor: there are no kernels",
+    ),
+    "mask": (
+        BlockMask.full(),
+        "(?s)mask must be None, got <BlockMask full>: .*hint: `BlockMask",
+    ),
+}
+
+
+def refuse(call: Callable[..., object], name: str) -> Case:
+    """Return the refusal of an argument that is there for its neutral value."""
+    value, text = {**UNSERVED, **UNSERVED_PACKED}[name]
+    return (lambda: call(**{name: value})), (ValueError, text)
+
+
+def attend_dense(**options: Any) -> object:  # noqa: ANN401
+    return flash_attn_func(*same(1, 8, 2, 64), **options)
+
+
+FLASH = {
+    **{name: refuse(attend_dense, name) for name in UNSERVED},
+    **{
+        f"varlen-{name}": refuse(lambda **options: packed(**options)(), name)
+        for name in (*UNSERVED, *UNSERVED_PACKED)
+    },
+    "return_aux": (
+        lambda: flex_attention(*same(1, 2, 8, 64), return_aux=AuxRequest(lse=True)),  # type: ignore[call-overload]
+        (ValueError, r"(?s)return_aux must be None, got AuxRequest.*hint: `return_lse=True`"),
+    ),
+}
+CALLS = {**DENSE, **VARLEN, **TORCH, **FLASH}
 
 
 @pytest.mark.parametrize("case", CALLS.values(), ids=CALLS.keys())
@@ -290,6 +336,19 @@ def test_calls_that_cannot_be_served(case: tuple[Callable[[], object], Refusal])
     call, (error, text) = case
     with pytest.raises(error, match=text):
         call()
+
+
+def test_neutral_values_of_flash_attentions_arguments_change_nothing() -> None:
+    neutral: dict[str, Any] = {"dropout_p": 0, "softcap": 0.0, "alibi_slopes": None}
+    neutral["return_attn_probs"] = False
+    want, want_packed = flash_attn_func(*same(1, 8, 2, 64)), packed()()
+    for deterministic in (False, True):
+        neutral["deterministic"] = deterministic
+        assert torch.equal(flash_attn_func(*same(1, 8, 2, 64), **neutral), want)
+        got = packed(**neutral, block_table=None, mask=None)()
+        assert isinstance(got, Tensor)
+        assert isinstance(want_packed, Tensor)
+        assert torch.equal(got, want_packed)
 
 
 @pytest.mark.parametrize("scale", [1.401298464324817e-45, 3.4028234663852886e38, 1], ids=str)
