@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 from torch.nn.attention import flex_attention
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flash_dist.masks import BlockMask, bits, flex
 from tests.unit.mask_reader import Reader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Tensor = torch.Tensor
 MaskMod = flex_attention._mask_mod_signature
@@ -100,6 +106,55 @@ def test_mask_mod_is_asked_in_strips_and_only_where_blocks_are_partial() -> None
     mask = BlockMask.from_flex(again)
     assert 1 <= len(asked) <= 4096 * 4096 // bits.STRIP
     assert torch.equal(mask.visible(1, 1, 4096, 4096)[0, 0], torch.ones(4096, 4096).tril() > 0)
+
+
+class Recording:
+    """A mask_mod that says what another says, and notes of how many pairs it is asked, and where.
+
+    Under vmap it sees one pair; the operations below see all that are asked about together.
+    """
+
+    def __init__(self, mod: MaskMod) -> None:
+        self.mod = mod
+        self.pairs: list[int] = []
+        self.devices: set[torch.device] = set()
+
+    def __call__(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        self.devices.update(x.device for x in (b, h, q, k))
+        with Largest() as largest:
+            seen = self.mod(b, h, q, k)
+        self.pairs.append(largest.numel)
+        return seen
+
+
+class Largest(TorchDispatchMode):
+    """Notes the size of the largest tensor that any operation makes, batched ones as a whole."""
+
+    numel = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Tensor],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> Tensor:
+        result = func(*args, **(kwargs or {}))
+        self.numel = max(self.numel, result.numel())
+        return result
+
+
+@pytest.mark.parametrize("strip", [100_000, 1_000_000])
+def test_no_call_of_mask_mod_sees_more_pairs_than_a_strip(
+    monkeypatch: pytest.MonkeyPatch, strip: int
+) -> None:
+    monkeypatch.setattr(flex, "STRIP", strip)
+    made = flex_attention.create_block_mask(everything, 2, 3, 300, 500, device="cpu")
+    recording = made.mask_mod = Recording(everything)
+    assert torch.equal(BlockMask.from_flex(made).visible(2, 3, 300, 500), ALL)
+    assert strip // 4 < max(recording.pairs) <= strip
+    assert sum(recording.pairs) == 2 * 3 * 384 * 512
+    assert recording.devices == {made.kv_indices.device}
 
 
 INTERVALS: dict[str, tuple[MaskMod, bool]] = {
