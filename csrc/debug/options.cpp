@@ -139,7 +139,7 @@ const std::vector<Option>& all_options() {
        [](Options& o, const std::string& text) {
          o.reference = one_of("--reference", text, "gpu", "cpu", "none");
        }},
-      {"--budget-mb", "N", "MiB that the backward may use beside its statistics, 1024",
+      {"--budget-mb", "N", "MiB that the backward may use beside its statistics, 1536",
        [](Options& o, const std::string& text) {
          o.budget_mb = whole_number("--budget-mb", text, 0, 1 << 30);
        }},
@@ -175,7 +175,8 @@ Options parse_options(const std::vector<std::string>& arguments) {
   Options options;
   for (size_t i = 0; i < arguments.size(); ++i) {
     const size_t equals = arguments[i].find('=');
-    const Option& option = find_option(arguments[i].substr(0, equals));
+    const std::string name = arguments[i].substr(0, equals);
+    const Option& option = find_option(name);
     if (option.value == nullptr) {
       if (equals != std::string::npos)
         throw UsageError(join(option.name, " takes no value, got `", arguments[i], "`"));

@@ -22,7 +22,7 @@ struct Options {
   int repeats = 10;
   int timing_runs = 50;
   std::string reference = "gpu";
-  int64_t budget_mb = 1024;
+  int64_t budget_mb = 1536;
   bool batch_invariant = false;
   bool forward_only = false;
   int device = 0;

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from flash_dist.budget import DEFAULT_BUDGET_MB
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -37,6 +39,7 @@ int run(const Options& o) {
   print("query_ranges", arrays.query_ranges);
   print("key_ranges", arrays.key_ranges);
   print("key_slots", arrays.key_slots);
+  print("budget_mb", {static_cast<int>(o.budget_mb)});
   return 0;
 }
 }
@@ -72,6 +75,12 @@ def test_parse_only_prints_the_call_without_a_gpu(run: Run) -> None:
     assert "q    [2, 300, 8, 128] bf16\n" in done.stdout
     assert "v    [2, 1024, 2, 64]\n" in done.stdout
     assert "mask causal, softmax_scale 0.0883883, seed 0\n" in done.stdout
+
+
+def test_the_backward_may_use_as_much_memory_as_in_python(run: Run) -> None:
+    assert f"\nbudget_mb {DEFAULT_BUDGET_MB}\n" in run("--seqlen", "64").stdout
+    assert f"beside its statistics, {DEFAULT_BUDGET_MB}\n" in run("--help").stdout
+    assert "\nbudget_mb 7\n" in run("--seqlen", "64", "--budget-mb", "7").stdout
 
 
 @pytest.mark.parametrize(
