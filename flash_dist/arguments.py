@@ -44,9 +44,7 @@ def prepare_inputs(q: Tensor, k: Tensor, v: Tensor, tokens: int = DENSE) -> Trip
         ValueError: Shapes, devices, strides or addresses do not fit.
     """
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, torch.Tensor):
-            message = f"{name} must be a torch.Tensor, got {type(x).__name__}"
-            raise TypeError(message)
+        require_tensor(name, x)
     kind = q.device.type
     if kind in DEVICE_TYPES and torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
@@ -59,6 +57,31 @@ def prepare_inputs(q: Tensor, k: Tensor, v: Tensor, tokens: int = DENSE) -> Trip
         if q.device.type == "cuda":
             _check_addresses(q, k, v)
     return q, _fold(k, tokens), _fold(v, tokens)
+
+
+def require_tensor(name: str, x: Tensor) -> None:
+    """Raise TypeError for what is no tensor, ValueError for what is nested or sparse."""
+    if not isinstance(x, torch.Tensor):
+        message = f"{name} must be a torch.Tensor, got {type(x).__name__}"
+        raise TypeError(message)
+    if x.is_nested:
+        message = (
+            f"{name} must be a dense tensor, got a nested one\n\nhint: `flash_attn_varlen_func` "
+            "takes its values() and offsets()"
+        )
+        raise ValueError(message)
+    if x.layout != torch.strided:
+        message = f"{name} must be a dense tensor, got layout {x.layout}\n\nhint: `x.to_dense()`"
+        raise ValueError(message)
+
+
+def require_bool(name: str, value: object) -> None:
+    """Raise TypeError for what is only true or false in a condition."""
+    if not isinstance(value, (bool, torch.SymBool)):
+        message = f"{name} must be True or False, got {type(value).__name__}"
+        if isinstance(value, torch.Tensor):
+            message += "\n\nhint: `BlockMask` is for what differs in a batch"
+        raise TypeError(message)
 
 
 def _autocast(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -96,14 +119,15 @@ def choose_scale(scale: float | None, head_dim: int, name: str = "softmax_scale"
 
 def choose_band(window_size: tuple[int, int], *, causal: bool) -> Band:
     """Return the band of flash-attention's arguments: aligned to the bottom right, -1 unbounded."""
-    if window_size == NO_WINDOW:
-        return Band(right=0) if causal else Band()
+    require_bool("causal", causal)
     if not _is_pair(window_size) or any(not _is_bound(side) for side in window_size):
         message = (
             "window_size must be two whole numbers (left, right), each at least 0 or -1 for no "
             f"bound, got {window_size}"
         )
         raise ValueError(message)
+    if tuple(window_size) == NO_WINDOW:
+        return Band(right=0) if causal else Band()
     left, right = (-1 if side > MAX_SEQLEN else side for side in window_size)
     return Band(left, 0 if causal else right)
 
@@ -113,7 +137,7 @@ def _is_pair(value: object) -> bool:
 
 
 def _is_bound(side: object) -> bool:
-    return isinstance(side, int) and side >= -1
+    return isinstance(side, int) and not isinstance(side, bool) and side >= -1
 
 
 def choose_mask(
@@ -138,6 +162,8 @@ def choose_mask(
 def describe_type(value: object) -> str:
     """Name a type, with its module where it has a name of ours, and what makes a mask of it."""
     kind = type(value)
+    if isinstance(value, torch.Tensor):
+        return f"{kind.__name__}\n\nhint: `BlockMask.from_dense` makes one of booleans, once"
     if kind.__name__ != BlockMask.__name__:
         return kind.__name__
     return f"{kind.__module__}.{kind.__name__}\n\nhint: `BlockMask.from_flex` of flash_dist, once"

@@ -9,6 +9,7 @@ from .errors import FlashDistError
 
 BUDGET_VARIABLE: Final = "FLASH_DIST_WORKSPACE_MB"
 DEFAULT_BUDGET_MB: Final = 1536
+MAX_BUDGET_MB: Final = (2**63 - 1) >> 20  # the operators take bytes as int64
 
 
 def workspace_budget() -> int:
@@ -22,11 +23,16 @@ def workspace_budget() -> int:
     problem = find_budget_problem(text)
     if problem:
         raise FlashDistError(problem, hint=f"unset it for the default of {DEFAULT_BUDGET_MB}")
-    return int(text) << 20
+    return int(text.lstrip("0") or "0") << 20
 
 
 def find_budget_problem(text: str) -> str:
     """Say what is wrong with a value of the variable, empty if nothing is."""
-    if not text or text.isdecimal():
+    if not text:
         return ""
-    return f"{BUDGET_VARIABLE} must be a whole number of MiB, got `{text}`"
+    if not (text.isascii() and text.isdecimal()):
+        return f"{BUDGET_VARIABLE} must be a whole number of MiB, got `{text}`"
+    digits = text.lstrip("0") or "0"
+    if len(digits) > len(str(MAX_BUDGET_MB)) or int(digits) > MAX_BUDGET_MB:
+        return f"{BUDGET_VARIABLE} must be at most {MAX_BUDGET_MB} MiB, got `{text:.60}`"
+    return ""

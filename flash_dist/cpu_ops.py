@@ -6,6 +6,7 @@ The signatures are the operators' own, see csrc/api.cpp and _ops.py.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from .masks import registry
@@ -27,11 +28,13 @@ def fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     mask: list[int],
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int,  # noqa: ARG001
-    max_seqlen_k: int,  # noqa: ARG001
+    max_seqlen_q: int,
+    max_seqlen_k: int,
     softmax_scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return out and lse for a band."""
+    """Return out and lse for a band; what packs documents is checked, which costs nothing here."""
+    _check_ends("q", cu_seqlens_q, q.shape[0], max_seqlen_q)
+    _check_ends("k", cu_seqlens_k, k.shape[0], max_seqlen_k)
     return reference_forward(
         q,
         k,
@@ -117,6 +120,25 @@ def shape_of(q: Tensor, k: Tensor) -> Shape:
     """Return the sizes of a call with a batch axis; q may have an axis for the group."""
     batch, seqlen_q, *heads, _ = q.shape
     return Shape(batch, math.prod(heads), seqlen_q, k.shape[1])
+
+
+def _check_ends(name: str, cu_seqlens: Tensor | None, total: int, max_seqlen: int) -> None:
+    if cu_seqlens is None:
+        return
+    ends: list[int] = cu_seqlens.tolist()
+    lengths = [end - start for start, end in pairwise(ends)]
+    if ends[0] != 0 or ends[-1] != total or min(lengths) < 0:
+        raise complain(
+            ValueError,
+            f"cu_seqlens_{name} must start at 0, not decrease and end at {total}, the tokens of "
+            f"{name}, got {f'{ends}':.60}",
+        )
+    if max(lengths) > max_seqlen:
+        raise complain(
+            ValueError,
+            f"max_seqlen_{name} must be at least {max(lengths)}, the longest of cu_seqlens_{name}, "
+            f"got {max_seqlen}",
+        )
 
 
 def _parse_band(mask: list[int]) -> Band:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
-from .arguments import choose_scale, prepare_inputs
+from .arguments import choose_scale, prepare_inputs, require_tensor
 from .autograd import attend
 
 if TYPE_CHECKING:
-    from .masks import Band, BlockMask
+    from torch import Tensor
 
-Tensor = torch.Tensor
+    from .masks import Band, BlockMask
 
 
 def attend_heads_first(  # noqa: PLR0913 - the arguments of torch's functions
@@ -50,9 +48,7 @@ def attend_heads_first(  # noqa: PLR0913 - the arguments of torch's functions
 def check_tensors(query: Tensor, key: Tensor, value: Tensor, dims: tuple[int, ...]) -> None:
     """Raise TypeError for what is no tensor, ValueError for other numbers of dimensions."""
     for name, x in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(x, torch.Tensor):
-            message = f"{name} must be a torch.Tensor, got {type(x).__name__}"
-            raise TypeError(message)
+        require_tensor(name, x)
         if x.dim() not in dims or x.dim() != query.dim():
             allowed = " or ".join(map(str, dims))
             message = (

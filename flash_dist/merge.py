@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from .layouts import dtype_name
+from .arguments import require_tensor
+from .layouts import CPU_DTYPES, dtype_name
 
 Tensor = torch.Tensor
 
@@ -33,7 +34,8 @@ def merge_attention(
         lse: Like lse_a.
 
     Raises:
-        TypeError: An argument is no tensor, or lse is neither float32 nor float64.
+        TypeError: An argument is no tensor, out has no floating point dtype, or lse is neither
+            float32 nor float64.
         ValueError: Shapes or devices do not fit.
     """
     _check(out_a, lse_a, out_b, lse_b)
@@ -60,14 +62,17 @@ def _weigh(out: Tensor, weight: Tensor) -> Tensor:
 def _check(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> None:
     named = (("out_a", out_a), ("lse_a", lse_a), ("out_b", out_b), ("lse_b", lse_b))
     for name, x in named:
-        if not isinstance(x, torch.Tensor):
-            message = f"{name} must be a torch.Tensor, got {type(x).__name__}"
-            raise TypeError(message)
+        require_tensor(name, x)
         if x.device != out_a.device:
             message = (
                 f"out_a and {name} must be on the same device, got {out_a.device} and {x.device}"
             )
             raise ValueError(message)
+    for name, x in named[::2]:
+        if x.dtype not in CPU_DTYPES:
+            *names, last = map(dtype_name, CPU_DTYPES)
+            message = f"{name} must be {', '.join(names)} or {last}, got {dtype_name(x.dtype)}"
+            raise TypeError(message)
     for name, x in named[1::2]:
         if x.dtype not in {torch.float32, torch.float64}:
             message = f"{name} must be float32 or float64, got {dtype_name(x.dtype)}"

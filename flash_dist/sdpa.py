@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from .arguments import describe_type
+from .arguments import describe_type, require_bool
 from .conversions import convert_dense
 from .heads_first import attend_heads_first, check_tensors
 from .layouts import dtype_name
@@ -62,6 +62,7 @@ def scaled_dot_product_attention(  # noqa: PLR0913, PLR0917 - torch's signature
     """
     check_tensors(query, key, value, (3, 4))
     require_neutral(dropout_p=dropout_p)
+    require_bool("is_causal", is_causal)
     if attn_mask is not None and is_causal:
         message = (
             "attn_mask cannot be given together with is_causal=True\n\n"

@@ -7,7 +7,7 @@ from typing import Literal, overload
 import torch
 
 from ._ops import Packing
-from .arguments import choose_band, choose_scale, prepare_inputs
+from .arguments import choose_band, choose_scale, prepare_inputs, require_tensor
 from .autograd import attend
 from .layouts import PACKED, dtype_name
 from .masks.inputs import MAX_SEQLEN
@@ -91,10 +91,10 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - the arguments user
     """Attention within each of several sequences that lie one after the other, without padding.
 
     Sequence b has queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] and keys likewise; either may be
-    empty. The host never waits for the GPU, so that what cu_seqlens holds is not checked: it must
-    start at 0, not decrease and end at total_q or total_k, and no sequence may be longer than
-    max_seqlen says. Everything else is as in `flash_attn_func`; block_table and mask must be None,
-    too.
+    empty. The host never waits for the GPU, so that what cu_seqlens holds is checked on the CPU
+    only: it must start at 0, not decrease and end at total_q or total_k, and no sequence may be
+    longer than max_seqlen says. Everything else is as in `flash_attn_func`; block_table and mask
+    must be None, too.
 
     Args:
         q: [total_q, num_heads_q, head_dim] or [total_q, num_heads_kv, heads_per_kv, head_dim].
@@ -161,9 +161,7 @@ def _check_packing(packing: Packing, q: Tensor) -> None:
 
 
 def _check_cu_seqlens(name: str, x: Tensor, q: Tensor) -> None:
-    if not isinstance(x, torch.Tensor):
-        message = f"{name} must be a torch.Tensor, got {type(x).__name__}"
-        raise TypeError(message)
+    require_tensor(name, x)
     if x.dtype != torch.int32:
         message = f"{name} must be int32, got {dtype_name(x.dtype)}"
         raise TypeError(message)
@@ -179,7 +177,7 @@ def _check_cu_seqlens(name: str, x: Tensor, q: Tensor) -> None:
 
 
 def _check_max_seqlen(name: str, value: int) -> None:
-    if not isinstance(value, (int, torch.SymInt)):
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
         message = f"{name} must be an int, got {type(value).__name__}"
         if isinstance(value, torch.Tensor):
             message += "\n\nhint: keep it on the host; `.item()` would wait for the GPU"

@@ -8,7 +8,7 @@ import torch
 
 from .bits import STRIP, pack, words_of
 from .dense import DenseTerm
-from .inputs import complain
+from .inputs import complain, require_values
 
 if TYPE_CHECKING:
     from torch.nn.attention import flex_attention
@@ -48,7 +48,7 @@ def _require_block_mask(block_mask: object) -> None:
             f"got {type(block_mask).__name__}",
             "`create_block_mask` of that module makes one of a mask_mod",
         )
-    shape = list(block_mask.kv_indices.shape)
+    shape = list(require_values("kv_indices", block_mask.kv_indices).shape)
     if len(shape) != AXES:
         message = f"block_mask must have a batch and a heads axis, got kv_indices of shape {shape}"
         raise complain(ValueError, message, "index it with slices, as in `block_mask[0:1, 0:1]`")

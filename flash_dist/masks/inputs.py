@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeVar
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 Tensor = torch.Tensor
 Integers = Tensor | Sequence[int] | Sequence[Sequence[int]]
@@ -120,12 +121,23 @@ def parse_bools(name: str, values: Tensor, dims: tuple[str, ...]) -> Tensor:
 
 def _as_tensor(name: str, values: object) -> Tensor:
     if isinstance(values, Tensor):
-        return values
+        return require_values(name, values)
     try:
         return torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
         message = f"{name} must be a torch.Tensor or a sequence of numbers, got {values!r:.60}"
         raise complain(TypeError, message) from error
+
+
+def require_values(name: str, tensor: Tensor) -> Tensor:
+    """Return a tensor whose values can be read where they lie, or raise ValueError."""
+    if tensor.is_nested or tensor.layout != torch.strided:
+        kind = "a nested tensor" if tensor.is_nested else f"layout {tensor.layout}"
+        raise complain(ValueError, f"{name} must be a dense tensor, got {kind}")
+    if tensor.is_meta or isinstance(tensor, FakeTensor):
+        kind = "one on the meta device" if tensor.is_meta else "a FakeTensor"
+        raise complain(ValueError, f"{name} must be a tensor with values, got {kind}")
+    return tensor
 
 
 def require_dims(name: str, tensor: Tensor, dims: tuple[str, ...]) -> Tensor:

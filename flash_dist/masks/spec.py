@@ -77,6 +77,12 @@ class BlockMask:
 
     @classmethod
     def _of(cls, *terms: Term) -> BlockMask:
+        if torch.compiler.is_dynamo_compiling():
+            raise complain(
+                TypeError,
+                "a BlockMask must be made before torch.compile traces its use, got one made inside",
+                "make it once outside and pass it",
+            )
         mask = object.__new__(cls)
         sizes = Sizes()
         for term in terms:
@@ -132,7 +138,7 @@ class BlockMask:
             side: Where the padding is. `right`: the keys [0, length) exist; `left`: the keys
                 [seqlen_k - length, seqlen_k).
         """
-        if side not in {"left", "right"}:
+        if side not in ("left", "right"):
             raise complain(ValueError, f"side must be `left` or `right`, got {side!r}")
         return cls._of(PaddingTerm(parse_lengths(lengths), side == "right"))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import flex_attention as torch_flex
 
 from flash_dist import (
     BlockMask,
@@ -16,6 +18,7 @@ from flash_dist import (
     scaled_dot_product_attention,
 )
 from flash_dist.arguments import choose_scale
+from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -163,7 +166,7 @@ DENSE: dict[str, tuple[Callable[[], object], Refusal]] = {
     "mask-of-torch": (
         lambda: flash_attn_func(  # type: ignore[call-overload]
             *same(1, 8, 2, 64),
-            mask=create_block_mask(lambda _b, _h, q, k: q >= k, None, None, 8, 8, device="cpu"),
+            mask=causal_of_torch(),
         ),
         (TypeError, r"(?s)got torch\.nn.*\.BlockMask.*hint: `BlockMask\.from_flex` of flash_dist"),
     ),
@@ -307,6 +310,19 @@ UNSERVED_PACKED: dict[str, tuple[object, str]] = {
 }
 
 
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch calls its nested tensors a prototype
+    NESTED = torch.nested.nested_tensor([draw(3, 2, 64), draw(5, 2, 64)])
+
+
+def causal_of_torch() -> torch_flex.BlockMask:
+    return torch_flex.create_block_mask(lambda _b, _h, q, k: q >= k, 1, 1, 8, 8, device="cpu")
+
+
+def masked_inside(x: Tensor) -> Tensor:
+    return flash_attn_func(x, x, x, mask=BlockMask.causal())
+
+
 def refuse(call: Callable[..., object], name: str) -> Case:
     """Return the refusal of an argument that is there for its neutral value."""
     value, text = {**UNSERVED, **UNSERVED_PACKED}[name]
@@ -324,11 +340,103 @@ FLASH = {
         for name in (*UNSERVED, *UNSERVED_PACKED)
     },
     "return_aux": (
-        lambda: flex_attention(*same(1, 2, 8, 64), return_aux=AuxRequest(lse=True)),  # type: ignore[call-overload]
+        lambda: flex_attention(*same(1, 2, 8, 64), return_aux=torch_flex.AuxRequest(lse=True)),  # type: ignore[call-overload]
         (ValueError, r"(?s)return_aux must be None, got AuxRequest.*hint: `return_lse=True`"),
     ),
 }
-CALLS = {**DENSE, **VARLEN, **TORCH, **FLASH}
+META = torch.zeros(8, dtype=torch.int64, device="meta")
+BOOLS = torch.ones(8, 8, dtype=torch.bool)
+WRONG_KIND: dict[str, Case] = {
+    "nested": (
+        lambda: flash_attn_func(NESTED, NESTED, NESTED),
+        (ValueError, "(?s)q must be a dense tensor, got a nested one.*hint: `flash_attn_varlen"),
+    ),
+    "nested-heads-first": (
+        lambda: scaled_dot_product_attention(NESTED, NESTED, NESTED),
+        (ValueError, "query must be a dense tensor, got a nested one"),
+    ),
+    "sparse": (
+        lambda: flash_attn_func(*same(1, 8, 2, 64)[:2], draw(1, 8, 2, 64).to_sparse()),
+        (ValueError, r"(?s)v must be a dense tensor, got layout torch\.sparse_coo.*to_dense"),
+    ),
+    "sparse-cu_seqlens": (
+        packed(cu_seqlens_q=torch.tensor([0, 3, 8], dtype=torch.int32).to_sparse()),
+        (ValueError, "cu_seqlens_q must be a dense tensor, got layout"),
+    ),
+    "causal-tensor": (
+        lambda: attend_dense(causal=torch.ones(1)),
+        (TypeError, "(?s)causal must be True or False, got Tensor.*hint: `BlockMask`"),
+    ),
+    "causal-text": (
+        packed(causal="no"),
+        (TypeError, "causal must be True or False, got str"),
+    ),
+    "is_causal-text": (
+        lambda: scaled_dot_product_attention(*same(1, 2, 8, 64), is_causal="no"),  # type: ignore[arg-type]
+        (TypeError, "is_causal must be True or False, got str"),
+    ),
+    "window-bool": (
+        lambda: attend_dense(window_size=(True, False)),
+        (ValueError, r"window_size must be two whole numbers .* got \(True, False\)"),
+    ),
+    "window-tensor": (
+        lambda: attend_dense(window_size=torch.tensor([1, 0])),
+        (ValueError, r"window_size must be two whole numbers .* got tensor"),
+    ),
+    "max_seqlen-bool": (
+        packed(max_seqlen_q=True),
+        (TypeError, "max_seqlen_q must be an int, got bool"),
+    ),
+    "mask-tensor": (
+        lambda: attend_dense(mask=BOOLS),
+        (TypeError, r"(?s)BlockMask, got Tensor.*hint: `BlockMask\.from_dense`"),
+    ),
+    "meta-ids": (
+        lambda: BlockMask.documents(META),
+        (ValueError, "q_ids must be a tensor with values, got one on the meta device"),
+    ),
+    "fake-lengths": (
+        lambda: BlockMask.padding(FakeTensorMode().from_tensor(torch.ones(2).long())),
+        (ValueError, "lengths must be a tensor with values, got a FakeTensor"),
+    ),
+    "sparse-dense": (
+        lambda: BlockMask.from_dense(BOOLS.to_sparse()),
+        (ValueError, r"mask must be a dense tensor, got layout torch\.sparse_coo"),
+    ),
+    "meta-tiles": (
+        lambda: BlockMask.from_tiles(BOOLS.to("meta")),
+        (ValueError, "tiles must be a tensor with values, got one on the meta device"),
+    ),
+    "meta-flex": (
+        lambda: BlockMask.from_flex(causal_of_torch().to("meta")),
+        (ValueError, "kv_indices must be a tensor with values, got one on the meta device"),
+    ),
+    "padding-side": (
+        lambda: BlockMask.padding([1], side=[1]),  # type: ignore[arg-type]
+        (ValueError, r"side must be `left` or `right`, got \[1\]"),
+    ),
+    "made-inside": (
+        lambda: torch.compile(masked_inside, fullgraph=True, backend="eager")(draw(1, 8, 2, 64)),
+        (torch._dynamo.exc.Unsupported, "a BlockMask must be made before torch.compile traces"),
+    ),
+    "cu_seqlens-start": (
+        packed(cu_seqlens_q=torch.tensor([1, 3, 8], dtype=torch.int32)),
+        (ValueError, r"cu_seqlens_q must start at 0, .* end at 8, .* of q, got \[1, 3, 8\]"),
+    ),
+    "cu_seqlens-descending": (
+        packed(cu_seqlens_k=torch.tensor([0, 9, 8], dtype=torch.int32), max_seqlen_k=9),
+        (ValueError, r"cu_seqlens_k must start at 0, not decrease .* got \[0, 9, 8\]"),
+    ),
+    "cu_seqlens-end": (
+        packed(cu_seqlens_k=torch.tensor([0, 3, 7], dtype=torch.int32)),
+        (ValueError, r"cu_seqlens_k must .* end at 8, the tokens of k, got \[0, 3, 7\]"),
+    ),
+    "max_seqlen-too-small": (
+        packed(max_seqlen_k=4),
+        (ValueError, "max_seqlen_k must be at least 5, the longest of cu_seqlens_k, got 4"),
+    ),
+}  # fmt: skip
+CALLS = {**DENSE, **VARLEN, **TORCH, **FLASH, **WRONG_KIND}
 
 
 @pytest.mark.parametrize("case", CALLS.values(), ids=CALLS.keys())
@@ -356,8 +464,31 @@ def test_the_least_and_the_greatest_scale_of_float32_are_taken(scale: float) -> 
     assert choose_scale(scale, 64) == scale
 
 
-def test_a_budget_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FLASH_DIST_WORKSPACE_MB", "much")
-    text = "FLASH_DIST_WORKSPACE_MB must be a whole number of MiB, got `much`"
-    with pytest.raises(Exception, match=text):
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("much", "must be a whole number of MiB, got `much`"),
+        ("\u0663", "must be a whole number of MiB, got `\u0663`"),
+        ("8796093022208", "must be at most 8796093022207 MiB, got `8796093022208`"),
+        ("9" * 5000, "must be at most 8796093022207 MiB, got `999"),
+    ],
+    ids=["text", "other-digits", "too-many-bytes", "many-digits"],
+)
+def test_a_budget_that_is_no_number_of_bytes_is_refused(
+    monkeypatch: pytest.MonkeyPatch, text: str, problem: str
+) -> None:
+    monkeypatch.setenv("FLASH_DIST_WORKSPACE_MB", text)
+    with pytest.raises(FlashDistError, match=f"FLASH_DIST_WORKSPACE_MB {problem}"):
         flash_attn_func(*same(1, 8, 2, 64))
+
+
+def test_the_largest_budget_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASH_DIST_WORKSPACE_MB", "0008796093022207")
+    q, k, v = (x.requires_grad_() for x in same(1, 8, 2, 64))
+    flash_attn_func(q, k, v).sum().backward()
+
+
+def test_a_mask_made_inside_is_made_when_the_graph_may_break() -> None:
+    x = draw(1, 8, 2, 64)
+    compiled = torch.compile(masked_inside, backend="eager")
+    assert torch.equal(compiled(x), flash_attn_func(x, x, x, causal=True))

@@ -127,11 +127,14 @@ def test_it_compiles_without_a_graph_break() -> None:
     [
         (lambda a, b, c, d: (a, b, c[:1], d), ValueError, "a and b must have the same shapes"),
         (lambda a, b, c, d: (a, b.mT, c, d.mT), ValueError, r"lse_a must be \[batch, num_heads_q"),
+        (lambda a, b, c, d: (a.int(), b, c, d), TypeError, "out_a must be .* float64, got int32"),
+        (lambda a, b, c, d: (a, b, c * 1j, d), TypeError, "out_b must be .*, got complex128"),
+        (lambda a, b, c, d: (a, b, c.to_sparse(), d), ValueError, "out_b must be a dense tensor"),
         (lambda a, b, c, d: (a, b.half(), c, d), TypeError, "lse_a must be float32 or float64"),
         (lambda a, b, _, d: (a, b, 1.0, d), TypeError, r"out_b must be a torch\.Tensor, got float"),
         (lambda a, b, c, d: (a, b, c.to("meta"), d), ValueError, "same device, got cpu and meta"),
     ],
-    ids=["shapes", "rows", "dtype", "no-tensor", "device"],
+    ids=["shapes", "rows", "integers", "complex", "sparse", "dtype", "no-tensor", "device"],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_in_words(
     change: object, error: type[Exception], text: str
