@@ -1,8 +1,9 @@
 """GPU tests run from an installed wheel; without a GPU each skips with the reason.
 
 FLASH_DIST_TEST_PTX=80 demands that the driver made every kernel launched from PTX of that number,
-FLASH_DIST_TEST_PTX=sass that it made none from PTX. FLASH_DIST_TEST_DEVICE=cpu runs the tests that
-any device can run on the reference instead, to try the tests themselves.
+FLASH_DIST_TEST_PTX=sass that it made none from PTX. Under FLASH_DIST_SMEM_LIMIT every kernel must
+be that of the largest plan that fits. FLASH_DIST_TEST_DEVICE=cpu runs the tests that any device can
+run on the reference instead, to try the tests themselves.
 """
 
 from __future__ import annotations
@@ -116,6 +117,7 @@ def loaded_variants() -> Iterator[None]:
     for family, loaded in last_variant().items():
         SEEN[loaded["symbol"]] = {"family": family, **loaded}
         _check_loaded(loaded, os.environ.get("FLASH_DIST_TEST_PTX"))
+        _check_plan(loaded, os.environ.get("FLASH_DIST_SMEM_LIMIT"))
 
 
 def _check_loaded(loaded: dict[str, Any], demanded: str | None) -> None:
@@ -127,6 +129,23 @@ def _check_loaded(loaded: dict[str, Any], demanded: str | None) -> None:
     assert loaded["binary_version"] == binary, loaded
     if demanded:
         assert target.startswith("sm") if demanded == "sass" else target == f"compute{demanded}"
+
+
+def _check_plan(loaded: dict[str, Any], limit: str | None) -> None:
+    """Hold a variant against the limit of the run: the largest plan of its target that fits."""
+    if not limit:
+        return
+    from flash_dist._native import variants  # noqa: PLC0415
+
+    gpu = torch.cuda.get_device_properties(loaded["device"])
+    room = min(int(limit), gpu.shared_memory_per_block_optin)
+    assert loaded["plan"] * 1024 <= room, f"{loaded} under FLASH_DIST_SMEM_LIMIT={limit}"
+    names = ("family", "dtype", "head_dim", "head_dim_v", "target")
+    built = variants()
+    (ours,) = (x for x in built if x["symbol"] == loaded["symbol"])
+    plans = [x["plan"] for x in built if all(x[name] == ours[name] for name in names)]
+    fitting = [plan for plan in plans if plan * 1024 <= room]
+    assert loaded["plan"] == max(fitting), f"{loaded} of plans {plans}, {room} bytes"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

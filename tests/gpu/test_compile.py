@@ -168,3 +168,18 @@ def test_opcheck_accepts_the_operators_with_documents(half: torch.dtype) -> None
     packing = tuple(boundaries(packed, problem.q.device).values())
     result = {name: x[0] for name, x in attend_packed(packed).items()}
     check_operators(flat, packing, (None, None, [0, -1, -1, 1]), result)
+
+
+@pytest.mark.parametrize("name", ["sixteen-blocks", "dense-per-batch-and-head"])
+def test_opcheck_accepts_the_operators_that_find_a_mask(name: str, half: torch.dtype) -> None:
+    problem = masked_problem(name, **SHAPE, dtype=half)
+    result = attend(problem)
+    q, k, v, dout = problem.q, problem.k, problem.v, problem.dout
+    call = problem.options["mask"].handle, problem.scale
+    operators = torch.ops.flash_dist
+    for keep in (False, True):
+        torch.library.opcheck(operators.masked_fwd.default, (q, k, v, *call, keep))
+    saved = dout, q, k, v, result["out"], result["lse"], None
+    for batch_invariant in (False, True):
+        arguments = (*saved, *call, 1 << 30, batch_invariant)
+        torch.library.opcheck(operators.masked_bwd.default, arguments)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn.attention import flex_attention as torch_flex
 
 from flash_dist import (
     flash_attn_func,
@@ -76,6 +77,45 @@ def test_a_flex_attention_call_is_served(half: torch.dtype) -> None:
     inputs = leaves(problem)
     out = flex_attention(*inputs, block_mask=problem.options["mask"])
     assert_close(finish(problem, out, inputs), problem)
+
+
+def test_a_block_mask_of_torch_is_served_on_its_device(half: torch.dtype) -> None:
+    problem = masked_problem(
+        "dense-per-batch-and-head", batch=2, seqlen_q=150, seqlen_k=190, num_heads=4, dtype=half
+    )
+    visible = problem.visible
+    assert visible is not None
+    asked: set[torch.device] = set()
+
+    def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        asked.update(x.device for x in (b, h, q, k))
+        return visible[b, h, q, k]
+
+    block_mask = torch_flex.create_block_mask(mask_mod, 2, 4, 150, 190, device=DEVICE)
+    asked.clear()
+    inputs = leaves(problem)
+    result = finish(problem, flex_attention(*inputs, block_mask=block_mask), inputs)
+    assert asked == {visible.device}
+    assert_close(result, problem)
+    want = attend(problem)
+    assert_same_bits(result, want, "torch's BlockMask and ours")
+    again = finish(problem, flex_attention(*inputs, block_mask=block_mask), inputs)
+    assert_same_bits(result, again, "torch's BlockMask for the first time and again")
+
+
+@pytest.mark.parametrize("name", ["causal", "sixteen-blocks"])
+def test_the_gradient_of_a_sum_is_that_of_ones(name: str, dtype: torch.dtype) -> None:
+    problem = masked_problem(name, batch=2, seqlen_q=150, num_heads=4, num_heads_kv=2, dtype=dtype)
+    problem = replace(problem, dout=torch.ones_like(problem.dout))
+    want = attend(problem)
+    q, k, v = (x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v))
+    flash_attn_func(q, k, v, **problem.options).sum().backward()  # dout has strides of 0
+    assert q.grad is not None
+    assert k.grad is not None
+    assert v.grad is not None
+    got = {"dq": q.grad, "dk": k.grad, "dv": v.grad}
+    assert_same_bits(got, want, "dout of stride 0 and of ones")
+    assert_close(got, problem)
 
 
 def test_partial_results_merge_into_the_whole(
