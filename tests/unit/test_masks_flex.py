@@ -130,7 +130,9 @@ class Recording:
 class Largest(TorchDispatchMode):
     """Notes the size of the largest tensor that any operation makes, batched ones as a whole."""
 
-    numel = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
 
     def __torch_dispatch__(
         self,
