@@ -1,13 +1,14 @@
-"""csrc/kernels.toml: what every published target gets out of it."""
+"""csrc/kernels.toml: what every target gets out of it, published or not."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from flash_dist.archs import ArchSet, load_archsets
+from flash_dist.archs import DEFAULT_TOOLKIT, TOOLKIT_ARCHS, ArchSet, load_archsets
 from flash_dist.devices import KNOWN_DEVICES
 from tests.unit.generator import CSRC, generate
 
@@ -22,6 +23,9 @@ HALF_SIZES: Final = [(d, d) for d in (32, 64, 96, 128, 160, 192, 224, 256)] + [(
 SIZES: Final = {"fp16": HALF_SIZES, "bf16": HALF_SIZES, "fp32": [(d, d) for d in (64, 128, 256)]}
 ARCHSETS: Final = load_archsets(CSRC.parent / "ci" / "archsets.toml")
 TARGETS: Final = sorted({arch for archset in ARCHSETS.values() for arch in archset.archs})
+COMPILABLE: Final = sorted(
+    x for arch in TOOLKIT_ARCHS[DEFAULT_TOOLKIT] for x in (arch, replace(arch, ptx=True))
+)
 TABLE: Final = generate.Table.load(CSRC / "kernels.toml")
 
 
@@ -57,9 +61,10 @@ def plans_for(target: Arch, family: str, dtype: str, size: Size) -> dict[Size, l
     return {chosen: [v.row.plan for v in mine if (v.row.head_dim, v.row.head_dim_v) == chosen]}
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=str)
+@pytest.mark.parametrize("target", COMPILABLE, ids=str)
 def test_every_kernel_has_a_row_that_fits_every_device_that_runs_the_target(target: Arch) -> None:
     devices = [device for device in KNOWN_DEVICES if target.can_run_on(device)]
+    assert devices
     room = min(device.smem_optin for device in devices)
     for dtype, first in TABLE.dtypes.items():
         if target.number < first:
@@ -144,3 +149,8 @@ def test_every_family_has_a_row_for_turing() -> None:
             plans = [r.plan for r in family.rows if (r.head_dim, r.head_dim_v) == size]
             assert min(TABLE.smem_plans[plan] for plan in plans) <= turing, f"{family.name} {size}"
             assert len(plans) == len(set(plans)), f"{family.name} {size}: two rows of one plan"
+
+
+def test_what_is_published_is_among_the_targets_that_the_toolkit_compiles() -> None:
+    assert set(TARGETS) <= set(COMPILABLE)
+    assert {"sm_88", "compute_88", "sm_110", "sm_90a", "compute_90a"} <= set(map(str, COMPILABLE))
