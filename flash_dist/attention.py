@@ -83,8 +83,8 @@ def flash_attn_func(  # noqa: D417, PLR0913 - the arguments users know
     The backward keeps an intermediate result (dS, 16 bits per visible score) in a workspace of at
     most `FLASH_DIST_WORKSPACE_MB` MiB (1536 by default; less when less is needed) and works in
     chunks when that does not hold all of it; with 0, or when chunks would leave the GPU idle, it
-    recomputes instead. Another budget may give other bits. csrc/plan.h has the formula for all of
-    its memory.
+    recomputes instead. Another budget may give other bits. docs/memory.md has the formula for all
+    of its memory.
 
     CPU tensors are computed by the formulas in plain torch, with all scores stored.
 

@@ -1,4 +1,4 @@
-"""How much memory a backward call takes: the formula of csrc/plan.h, and offsets past 2^31."""
+"""How much memory a backward call takes: the formula of docs/memory.md, and offsets past 2^31."""
 
 from __future__ import annotations
 
