@@ -137,7 +137,7 @@ def _check_plan(loaded: dict[str, Any], limit: str | None) -> None:
         return
     from flash_dist._native import variants  # noqa: PLC0415
 
-    gpu = torch.cuda.get_device_properties(loaded["device"])
+    gpu: Any = torch.cuda.get_device_properties(loaded["device"])
     room = min(int(limit), gpu.shared_memory_per_block_optin)
     assert loaded["plan"] * 1024 <= room, f"{loaded} under FLASH_DIST_SMEM_LIMIT={limit}"
     names = ("family", "dtype", "head_dim", "head_dim_v", "target")

@@ -131,7 +131,7 @@ class Largest(TorchDispatchMode):
     """Notes the size of the largest tensor that any operation makes, batched ones as a whole."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.numel = 0
 
     def __torch_dispatch__(
