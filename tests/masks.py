@@ -171,7 +171,7 @@ def _intervals_far_apart(sizes: Sizes) -> Shown:
     i, seqlen_k = torch.arange(sizes.seqlen_q), sizes.seqlen_k
     few = seqlen_k // 5
     odd, later = i % 2 == 1, i >= max(64, sizes.seqlen_q * 2 // 3 // 64 * 64)
-    lo = torch.where(odd, seqlen_k - few + i % 3, 0)
+    lo = torch.where(odd, seqlen_k - few + i % 3, 0).clamp(max=seqlen_k)
     hi = torch.where(odd, seqlen_k, few + i % 5).clamp(max=seqlen_k)
     hi = torch.where(i % 11 == 10, lo, hi)  # rows without a key
     lo, hi = torch.where(later, few, lo), torch.where(later, 4 * few, hi)
