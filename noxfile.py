@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT))
 from ci.choose import choose_sets
 from ci.preflight import Preflight, check, read_host
 from ci.project import ARCHSETS
-from ci.toolchain import named_home, tool_version
+from ci.toolchain import complete_links, named_home, tool_version
 from flash_dist.archs import load_archsets
 from flash_dist.errors import FlashDistError
 
@@ -54,11 +54,22 @@ def run_preflight(session: nox.Session, *names: str) -> Preflight:
 
 
 def install_toolchain(session: nox.Session, *names: str) -> None:
-    """Install what compiles these arch sets; nvcc, too, unless CUDA_HOME names a toolkit."""
+    """Install what compiles these arch sets; nvcc, too, unless CUDA_HOME names a toolkit.
+
+    All sessions share one nvcc: the objects of a build folder are those of one path.
+    """
     found = run_preflight(session, *names)
     install(session, "build", "audit")
-    if not os.environ.get("CUDA_HOME"):
-        session.install(f"cuda-toolkit[nvcc,cccl]=={found.toolkit}.*")
+    if os.environ.get("CUDA_HOME"):
+        return
+    folder = Path(session.virtualenv.location).parent / f"cuda-{found.toolkit}"
+    home, complete = folder / "nvidia" / "cu13", folder / "complete"
+    if not complete.is_file():
+        shutil.rmtree(folder, ignore_errors=True)
+        session.install("--target", str(folder), f"cuda-toolkit[nvcc,cccl]=={found.toolkit}.*")
+        complete_links(home)
+        complete.touch()
+    session.env["CUDA_HOME"] = str(home)
 
 
 @nox.session

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ci.torch_headers import TorchHeaders
     from flash_dist.archs import ArchSet
 
+CSRC = ROOT / "csrc"
 KERNELS = "libflash_dist_kernels.so"
 BINDING = "_C.abi3.so"
 
@@ -107,7 +108,7 @@ def _configure(options: NativeOptions, folder: Path) -> None:
     if os.environ.get("CXX"):  # nvcc itself would take the g++ on PATH
         definitions["CMAKE_CXX_COMPILER"] = os.environ["CXX"]
         definitions["CMAKE_CUDA_HOST_COMPILER"] = os.environ["CXX"]
-    command = ["cmake", "-S", str(ROOT / "csrc"), "-B", str(folder), "-G", "Ninja"]
+    command = ["cmake", "-S", str(CSRC), "-B", str(folder), "-G", "Ninja"]
     _run([*command, *(f"-D{name}={value}" for name, value in definitions.items())])
 
 
@@ -131,9 +132,18 @@ def _object_times(folder: Path) -> dict[Path, int]:
 
 
 def _objects_of(archset: ArchSet, folder: Path) -> list[Path]:
-    """Return what is linked: the objects of the set's targets and of the host code."""
-    names = [*map(str, archset.archs), "flash_dist_kernels", "flash_dist_torch"]
-    return [path for name in names for path in sorted(_object_folder(folder, name).rglob("*.o"))]
+    """Return what is linked: the objects of the set's targets and of the host code.
+
+    Objects stay in the folder when their source goes: these are left out.
+    """
+    found = []
+    for name in [*map(str, archset.archs), "flash_dist_kernels", "flash_dist_torch"]:
+        objects = _object_folder(folder, name)
+        for path in sorted(objects.rglob("*.o")):
+            source = path.relative_to(objects).with_suffix("")
+            if (folder / source).is_file() or (CSRC / source).is_file():
+                found.append(path)
+    return found
 
 
 def _object_folder(folder: Path, name: str) -> Path:

@@ -5,7 +5,8 @@ only when their content changes, so that a build folder compiles a target once, 
 it is configured with.
 
     OUT/plans.h                  tile constants of every row
-    OUT/targets/<target>/*.cu    kernels: one file per family and head_dim; PTX: one per kernel
+    OUT/targets/<target>/*.cu    kernels: one file per family and head_dim, or per family where one
+                                 kernel is a few lines; PTX: one per kernel
     OUT/variants.inc             FLASH_DIST_VARIANT(...) lines of the arch list, for dispatch.cpp
     OUT/variants.json            the same as data, for the audit
     OUT/sources.cmake            sources and flags per target
@@ -203,9 +204,10 @@ def cpp_target(arch: Arch) -> str:
 
 def source_path(variant: Variant) -> str:
     """Where a variant's code is written, relative to the output folder."""
-    # PTX: the driver compiles a whole module at first use, so each module holds one kernel.
-    stem = f"{variant.family.name}_{variant.row.size}"
-    if variant.target.ptx:
+    stem = variant.family.name
+    if variant.row.plan:  # without tiles in shared memory a kernel takes no time to compile
+        stem += f"_{variant.row.size}"
+    if variant.target.ptx:  # the driver compiles a whole module at first use
         stem = variant.symbol.removeprefix("flash_dist_")
     return f"targets/{variant.target}/{stem}.cu"
 
@@ -294,12 +296,15 @@ def write_if_changed(path: Path, text: str) -> None:
 
 
 def write_sources(out: Path, variants: Iterable[Variant]) -> list[str]:
-    """Write the translation units of one target and return their paths."""
+    """Write the translation units of one target, and nothing else, and return their paths."""
     files: defaultdict[str, list[Variant]] = defaultdict(list)
     for variant in variants:
         files[source_path(variant)].append(variant)
     for path, members in files.items():
         write_if_changed(out / path, render_source(members))
+    for folder in {(out / path).parent for path in files}:
+        for old in set(folder.glob("*.cu")) - {out / path for path in files}:
+            old.unlink()
     return list(files)
 
 

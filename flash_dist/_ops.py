@@ -125,13 +125,21 @@ def bwd(  # noqa: PLR0913, PLR0917 - one attention problem
     return dq, dk, dv
 
 
+def _is_exporting() -> bool:
+    """Whether torch.export traces this; before 2.13 `is_exporting` says so of torch.compile, too.
+
+    That is https://github.com/pytorch/pytorch/issues/176347.
+    """
+    return bool(getattr(torch.compiler, "_is_exporting_flag", False))
+
+
 def _band_or_handle(mask: Band | BlockMask) -> Band | int:
     """Return what the operators know a mask by: a handle is of this process alone."""
     if not isinstance(mask, BlockMask):
         return mask
     if mask.band is not None:
         return mask.band
-    if torch.compiler.is_exporting():
+    if _is_exporting():
         raise complain(
             TypeError,
             f"torch.export takes a mask that is a band only, got {mask!r}: another process would "

@@ -1,4 +1,4 @@
-"""What the kernels are held against: float64, and the error of torch's own half precision.
+"""What the kernels are held against: float64, and the error of torch's own MATH backend.
 
 Nothing here comes from the package, so that one mistake cannot be in both.
 """
@@ -6,20 +6,22 @@ Nothing here comes from the package, so that one mistake cannot be in both.
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flash_dist.comparison import find_bit_difference
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 Tensor = torch.Tensor
 NAMES: Final = ("out", "lse", "dq", "dk", "dv")
 DEVICE: Final = os.environ.get("FLASH_DIST_TEST_DEVICE", "cuda")
-MARGIN: Final = 2.0  # times the error of torch's half precision
+MARGIN: Final = 2.0  # times the error of torch's MATH backend
 FP32_ERROR: Final = 1e-4  # of the largest value
 FP32_FLOOR: Final = 5e-5  # of the largest input, where the result vanishes
 VANISHING: Final = 1e-3  # of the largest input: below it nothing but rounding is left
@@ -137,19 +139,42 @@ def compute_exact(problem: Problem) -> dict[str, Tensor]:
 
 
 def compute_half(problem: Problem) -> dict[str, Tensor]:
-    """Return out, dq, dk, dv as torch computes them step by step in the inputs' dtype."""
+    """Return out, dq, dk, dv of torch's SDPA with its MATH backend, in the inputs' dtype.
+
+    By itself that backend computes in float32 and rounds once; here it keeps to the inputs' dtype,
+    step by step. It has no lse: the gradient of that comes from its scores in the same dtype.
+    """
     q, k, v = (x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v))
     heads = q[0, 0, ..., 0].numel()
     qh, kh, vh = (_heads_first(x, heads) for x in (q, k, v))
-    scores = qh @ kh.mT * problem.scale
-    out = _heads_last(_softmax(problem, scores) @ vh, problem.q)
-    outputs, grads = [out], [problem.dout]
+    seen = problem.visible
+    any_key = None if seen is None else seen.any(-1, keepdim=True)
+    shown = None if seen is None or any_key is None else seen | ~any_key
+    with _math_in_half():
+        out = torch.nn.functional.scaled_dot_product_attention(
+            qh, kh, vh, attn_mask=shown, scale=problem.scale
+        )
+    out = out if any_key is None else out * any_key
+    outputs, grads = [_heads_last(out, problem.q)], [problem.dout]
     if problem.dlse is not None:
-        shown = scores if problem.visible is None else scores.masked_fill(~problem.visible, -1e4)
-        outputs.append(shown.logsumexp(-1))
+        scores = qh @ kh.mT * problem.scale
+        scores = scores if seen is None else scores.masked_fill(~seen, -1e4)
+        outputs.append(scores.logsumexp(-1))
         grads.append(problem.dlse.to(q.dtype))
     computed = torch.autograd.grad(outputs, (q, k, v), grads)
-    return dict(zip(("out", "dq", "dk", "dv"), (out.detach(), *computed), strict=True))
+    return dict(zip(("out", "dq", "dk", "dv"), (outputs[0].detach(), *computed), strict=True))
+
+
+@contextmanager
+def _math_in_half() -> Iterator[None]:
+    """Choose the MATH backend, and let it compute in 16 bits."""
+    allowed = torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(True)  # noqa: FBT003 - torch's signature
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(allowed)
 
 
 def find_faults(
@@ -161,7 +186,7 @@ def find_faults(
 ) -> list[str]:
     """Say which tensors are off.
 
-    Allowed is twice the error of torch's half precision in maximum and root mean square, for
+    Allowed is twice the error of torch's MATH backend in maximum and root mean square, for
     float32 1e-4 of the largest value, for lse 1e-4 of 1 + |lse|. What vanishes, such as gradients
     with one key, may be as far off as rounding of the inputs makes it.
 
@@ -231,7 +256,7 @@ def _allowed(kind: str, base: float, want: float, size: float, dtype: torch.dtyp
     if dtype == torch.float32:
         floor = FP32_FLOOR * size if want < VANISHING * size else 0.0
         return torch.inf if kind == "rms" else max(FP32_ERROR * want, floor)
-    return MARGIN * base + torch.finfo(dtype).eps / 2 * want + 1e-5 * size + 2.0**-25
+    return max(MARGIN * base, torch.finfo(dtype).eps / 2 * want + 1e-5 * size + 2.0**-25)
 
 
 def assert_close(actual: Mapping[str, Tensor], problem: Problem) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 import flash_dist
 from flash_dist import flash_attn_func, last_variant
@@ -60,17 +61,20 @@ def test_one_compiled_function_takes_one_mask_on_two_gpus(any_half: torch.dtype)
     mask = problem.options["mask"]
     torch._dynamo.reset()
 
-    @torch.compile(fullgraph=True, backend="aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
+
+    @torch.compile(fullgraph=True, backend=counter)
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return flash_attn_func(q, k, v, mask=mask)
 
-    for device in ("cuda:0", "cuda:1", "cuda:0"):
+    for device in ("cuda:0", "cuda:1", "cuda:0", "cuda:1"):
         there = move(problem, device)
         q, k, v = (x.detach().requires_grad_() for x in (there.q, there.k, there.v))
         out = attention(q, k, v)
         grads = torch.autograd.grad(out, (q, k, v), there.dout)
         result = dict(zip(("out", "dq", "dk", "dv"), (out.detach(), *grads), strict=True))
         assert_close(result, there)
+    assert counter.frame_count == 2, "one compilation for each device"
 
 
 def test_tensors_on_two_gpus_are_refused() -> None:
@@ -110,5 +114,6 @@ def test_a_pipeline_over_two_gpus_shares_one_flex_mask(
         print(f"\npipeline over two GPUs, flash_dist: {ours}")  # noqa: T201 - the record
         print(f"pipeline over two GPUs, FlexAttention: {theirs}")  # noqa: T201
     assert "error" not in ours, ours
+    assert ours["same_bits_again"]
     for name, error in ours["errors"].items():
         assert error < 0.02, (name, error)

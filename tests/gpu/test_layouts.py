@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
-from flash_dist import flash_attn_func
+from flash_dist import flash_attn_func, flash_attn_varlen_func
+from tests.gpu.packed import boundaries, pack
 from tests.gpu.running import attend, peak_of
 from tests.masks import masked_problem
 from tests.reference import Problem, assert_same_bits, random_problem
@@ -52,13 +53,31 @@ def heads_first(problem: Problem) -> Problem:
 
 def packed_in_one(problem: Problem) -> Problem:
     """Views of one tensor [batch, seqlen, num_heads_q + 2 * num_heads_kv, head_dim], k first."""
-    heads = problem.k.shape[2]
-    together = torch.cat((problem.k, problem.q, problem.v), dim=2)
+    heads, dim_v = problem.k.shape[2], problem.v.shape[-1]
+    v = torch.nn.functional.pad(problem.v, (0, problem.q.shape[-1] - dim_v))
+    together = torch.cat((problem.k, problem.q, v), dim=2)
     return replace(
         problem,
         q=together[:, :, heads:-heads],
         k=together[:, :, :heads],
-        v=together[:, :, -heads:],
+        v=together[:, :, -heads:, :dim_v],
+    )
+
+
+def with_gaps(problem: Problem) -> Problem:
+    """Views with five axes into memory that is wider on each, full of NaN around them."""
+
+    def spread(x: Tensor) -> Tensor:
+        gaps = (1, 3, *range(1, x.dim() - 2), 8)
+        room = [size + 2 * gap for size, gap in zip(x.shape, gaps, strict=True)]
+        wide = torch.full(room, torch.nan, dtype=x.dtype, device=x.device)
+        for axis, (size, gap) in enumerate(zip(x.shape, gaps, strict=True)):
+            wide = wide.narrow(axis, gap, size)
+        return wide.copy_(x)
+
+    five = grouped(problem)
+    return replace(
+        five, q=spread(five.q), k=spread(five.k), v=spread(five.v), dout=spread(five.dout)
     )
 
 
@@ -68,6 +87,7 @@ LAYOUTS: dict[str, Callable[[Problem], Problem]] = {
     "expanded-keys": expanded,
     "heads-first": heads_first,
     "one-tensor": packed_in_one,
+    "gaps": with_gaps,
 }
 
 
@@ -105,6 +125,7 @@ def test_a_layout_does_not_change_a_bit(
         num_heads=6,
         num_heads_kv=2,
         head_dim=head_dims[0],
+        head_dim_v=head_dims[1],
         dtype=half,
     )
     changed = layout(problem)
@@ -153,36 +174,63 @@ class Cost:
 def forward_and_backward(problem: Problem) -> tuple[Cost, Cost]:
     """Return what forward and what backward cost, without autograd's own work on views."""
     q, k, v = (x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v))
-    out = flash_attn_func(q, k, v, causal=True)
-    forward = Cost(lambda: flash_attn_func(problem.q, problem.k, problem.v, causal=True))
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Any:  # noqa: ANN401 - without lse a tensor
+        return flash_attn_func(q, k, v, **problem.options)
+
+    out = attend(q, k, v)
+    forward = Cost(lambda: attend(problem.q, problem.k, problem.v))
     backward = Cost(lambda: torch.autograd.grad(out, (q, k, v), problem.dout, retain_graph=True))
     return forward, backward
 
 
+def check_that_ours_alone_run(forward: Cost, backward: Cost, problem: Problem) -> None:
+    """Raise unless all kernels are ours, and the forward one that allocates its results."""
+    assert len(forward.kernels) == 1, forward.kernels
+    for kernel in (*forward.kernels, *backward.kernels):
+        assert "flash_dist" in kernel, kernel
+    lse = 4 * problem.q[..., 0].numel()
+    assert forward.bytes == problem.dout.nbytes + lse, "forward allocates more than out and lse"
+
+
 @pytest.mark.gpu
+@pytest.mark.parametrize("name", ["causal", "sixteen-blocks", "dense-per-head"])
 @pytest.mark.parametrize("head_dim", [64, 72, 256])
-def test_nothing_is_copied(head_dim: int, any_half: torch.dtype) -> None:
-    problem = random_problem(
+def test_nothing_is_copied(head_dim: int, name: str, dtype: torch.dtype) -> None:
+    problem = masked_problem(
+        name,
         batch=2,
         seqlen_q=512,
         num_heads=8,
         num_heads_kv=2,
         head_dim=head_dim,
-        dtype=any_half,
-        causal=True,
+        dtype=dtype,
     )
     plain = forward_and_backward(problem)
-    ours = "flash_dist"
-    assert plain[0].kernels
-    assert len(plain[0].kernels) == 1, plain[0].kernels
-    assert not any(ours not in kernel for kernel in plain[1].kernels), plain[1].kernels
-    out_and_lse = problem.dout.nbytes + 4 * 2 * 8 * 512
-    assert plain[0].bytes == out_and_lse, "forward allocates more than out and lse"
-    for name in ("heads-per-kv", "other-order-of-axes", "heads-first", "one-tensor"):
-        changed = forward_and_backward(LAYOUTS[name](problem))
+    check_that_ours_alone_run(*plain, problem)
+    for layout in ("heads-per-kv", "other-order-of-axes", "heads-first", "one-tensor", "gaps"):
+        changed = forward_and_backward(LAYOUTS[layout](problem))
         for what, before, after in zip(("forward", "backward"), plain, changed, strict=True):
-            assert after.kernels == before.kernels, f"{name} {what}"
-            assert after.bytes == before.bytes, f"{name} {what}"
+            assert after.kernels == before.kernels, f"{layout} {what}"
+            assert after.bytes == before.bytes, f"{layout} {what}"
     forward = forward_and_backward(expanded(problem))[0]
     assert forward.kernels == plain[0].kernels
     assert forward.bytes == plain[0].bytes
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("groups", [False, True], ids=["four-axes", "heads-per-kv"])
+def test_nothing_of_packed_documents_is_copied(groups: bool, half: torch.dtype) -> None:  # noqa: FBT001
+    packed = pack((200, 0, 333, 64), num_heads=8, num_heads_kv=2, dtype=half)
+    problem = grouped(packed.problem) if groups else packed.problem
+    given = boundaries(packed, problem.q.device)
+    q, k, v = (x[0].detach().requires_grad_() for x in (problem.q, problem.k, problem.v))
+    dout = problem.dout[0]
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Any:  # noqa: ANN401 - without lse a tensor
+        return flash_attn_varlen_func(q, k, v, **given, causal=True)
+
+    out = attend(q, k, v)
+    forward = Cost(lambda: attend(q.detach(), k.detach(), v.detach()))
+    backward = Cost(lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True))
+    check_that_ours_alone_run(forward, backward, problem)

@@ -128,7 +128,16 @@ def test_ptx_files_hold_one_kernel_and_sass_files_one_size(table: Any, tmp_path:
     sass = {path.name: count for path, count in kernels.items() if "sm_80" in path.parts}
     assert len(ptx) == 7
     assert set(ptx.values()) == {1}
-    assert sass == {"fwd_d64.cu": 2, "fwd_d128.cu": 2, "fwd_d192v128.cu": 1, "delta_d64.cu": 2}
+    assert sass == {"fwd_d64.cu": 2, "fwd_d128.cu": 2, "fwd_d192v128.cu": 1, "delta.cu": 2}
+
+
+def test_sources_that_nothing_needs_any_more_are_removed(table: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    archs = ArchSet.parse("9.0a").archs
+    generate.generate(table, archs, [], tmp_path)
+    before = sorted(tmp_path.rglob("*.cu"))
+    before[0].with_name("gone.cu").touch()
+    generate.generate(table, archs, [], tmp_path)
+    assert sorted(tmp_path.rglob("*.cu")) == before
 
 
 def test_the_target_is_a_template_argument_of_kernel_and_launcher(
@@ -136,7 +145,7 @@ def test_the_target_is_a_template_argument_of_kernel_and_launcher(
     tmp_path: Path,
 ) -> None:
     generate.generate(table, ArchSet.parse("9.0a").archs, [], tmp_path)
-    text = (tmp_path / "targets" / "sm_90a" / "delta_d64.cu").read_text()
+    text = (tmp_path / "targets" / "sm_90a" / "delta.cu").read_text()
     assert "DeltaConfig<Target<90, 'a', Code::SASS>, Fp16, 64, 64, 0>" in text
     assert "launch_delta<flash_dist_delta_fp16_d64_sm90a_config>" in text
     assert "__CUDA_ARCH__" not in text
