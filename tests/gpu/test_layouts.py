@@ -194,8 +194,8 @@ def check_that_ours_alone_run(forward: Cost, backward: Cost, problem: Problem) -
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["causal", "sixteen-blocks", "dense-per-head"])
-@pytest.mark.parametrize("head_dim", [64, 72, 256])
+@pytest.mark.parametrize("name", ["causal", "dense-per-head"])
+@pytest.mark.parametrize("head_dim", [72, 256])
 def test_nothing_is_copied(head_dim: int, name: str, dtype: torch.dtype) -> None:
     problem = masked_problem(
         name,
