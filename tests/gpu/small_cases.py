@@ -1,9 +1,9 @@
 """One small case of every kernel and of every kind of mask, as a program: for compute-sanitizer.
 
-    compute-sanitizer --tool racecheck python tests/gpu/small_cases.py [all|kernels|masks]
+    compute-sanitizer --tool racecheck python tests/gpu/small_cases.py [all|kernels|masks] [1/4]
 
-FLASH_DIST_SMEM_LIMIT chooses the shared-memory plan. Prints the kernels that ran, and those of the
-build that did not.
+The second argument runs one of several parts. FLASH_DIST_SMEM_LIMIT chooses the shared-memory
+plan. Prints the kernels that ran, and those of the build that did not.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def compiled_sizes() -> list[tuple[str, int, int]]:
     return sorted(found)
 
 
-def run_kernels(ran: set[str]) -> None:
+def run_kernels(ran: set[str], part: slice) -> None:
     """Run forward and backward of every compiled size, with and without workspace, and packed."""
-    for dtype, head_dim, head_dim_v in compiled_sizes():
+    for dtype, head_dim, head_dim_v in compiled_sizes()[part]:
         sizes: dict[str, Any] = {
             "head_dim": head_dim,
             "head_dim_v": head_dim_v,
@@ -57,10 +57,10 @@ def run_kernels(ran: set[str]) -> None:
             ran |= loaded()
 
 
-def run_masks(ran: set[str]) -> None:
+def run_masks(ran: set[str], part: slice) -> None:
     """Run every kind of mask."""
     dtype, head_dim, _ = min(compiled_sizes(), key=lambda size: abs(size[1] - 64))
-    for name in MASKS:
+    for name in list(MASKS)[part]:
         for megabytes in BUDGETS:
             os.environ["FLASH_DIST_WORKSPACE_MB"] = str(megabytes)
             shape = {**SMALL, "head_dim": head_dim, "dtype": DTYPES[dtype]}
@@ -76,11 +76,13 @@ def loaded() -> set[str]:
 def main() -> None:
     """Run what the command line names."""
     what = sys.argv[1] if len(sys.argv) > 1 else "all"
+    index, parts = map(int, (sys.argv[2] if len(sys.argv) > 2 else "1/1").split("/"))
+    part = slice(index - 1, None, parts)
     ran: set[str] = set()
     if what in {"all", "kernels"}:
-        run_kernels(ran)
+        run_kernels(ran, part)
     if what in {"all", "masks"}:
-        run_masks(ran)
+        run_masks(ran, part)
     torch.cuda.synchronize()
     others = sorted({variant["symbol"] for variant in variants()} - ran)
     print(f"ran {len(ran)} kernels:", *sorted(ran), sep="\n")  # noqa: T201 - a program
