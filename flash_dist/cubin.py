@@ -34,7 +34,7 @@ _SYMBOL = Struct("<IBBHQQ")
 _ATTRIBUTE = Struct("<BBH")
 _PAIR = Struct("<II")
 _TRIPLE = Struct("<III")
-_PTX_ENTRY = re.compile(r"^[ \t]*(?:\.(?:visible|weak|extern)\s+)*\.entry\s+([\w$]+)", re.MULTILINE)
+PTX_ENTRY = re.compile(r"^[ \t]*(?:\.(?:visible|weak|extern)\s+)*\.entry\s+([\w$]+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -55,60 +55,100 @@ class KernelInfo:
 
 
 @dataclass(frozen=True)
-class _Symbol:
+class Symbol:
+    """A kernel's entry in the symbol table."""
+
     index: int
     name: str
+    value: int  # offset in its section
     size: int
+
+
+class Cubin:
+    """A cubin's sections by name and its symbols."""
+
+    def __init__(self, data: bytes) -> None:
+        elf = read_elf(data)
+        if elf.machine != EM_CUDA:
+            message = f"image is ELF for machine {elf.machine}, a cubin has {EM_CUDA}"
+            raise FatbinError(message)
+        self.sections = {section.name: section for section in elf.sections}
+        self._data = data
+        self._symbols, self._strings = _read_symbols(data, elf)
+        self._names: dict[int, str] = {}
+
+    def kernels(self) -> Iterator[Symbol]:
+        """Walk the kernels, each name once: its sections are found by it."""
+        seen: set[str] = set()
+        for index, raw in enumerate(_SYMBOL.iter_unpack(self._symbols)):
+            name, info, other, section, value, size = raw
+            if info & 0xF != STT_FUNC or not other & STO_CUDA_ENTRY or section == 0:
+                continue
+            symbol = Symbol(index, self._strings.read(name), value, size)
+            if symbol.name not in seen:
+                seen.add(symbol.name)
+                yield symbol
+
+    def name(self, index: int) -> str:
+        """Return the name of a symbol."""
+        if (index + 1) * _SYMBOL.size > len(self._symbols):
+            message = f"cubin has no symbol {index}"
+            raise FatbinError(message)
+        if index not in self._names:
+            offset = _SYMBOL.unpack_from(self._symbols, index * _SYMBOL.size)[0]
+            self._names[index] = self._strings.read(offset)
+        return self._names[index]
+
+    def contents(self, section: str) -> bytes:
+        """Return the bytes of a section; none if there is no such section."""
+        found = self.sections.get(section)
+        return b"" if found is None else section_data(self._data, found)
+
+    def attributes(self, section: str) -> Iterator[tuple[int, bytes]]:
+        """Walk an `.nv.info` section: (attribute, value), the value empty when it is in place."""
+        return _attributes(self.contents(section), section)
 
 
 def read_ptx_kernels(text: bytes, arch: Arch | None) -> tuple[KernelInfo, ...]:
     """Return the entry points of a PTX text in their order."""
-    names = _PTX_ENTRY.findall(text.decode("utf-8", "backslashreplace"))
+    names = PTX_ENTRY.findall(text.decode("utf-8", "backslashreplace"))
     return tuple(KernelInfo(name, arch) for name in dict.fromkeys(names))
 
 
 def read_cubin_kernels(data: bytes, arch: Arch | None) -> tuple[KernelInfo, ...]:
     """Return the kernels of a cubin in the order of its symbols."""
-    elf = read_elf(data)
-    if elf.machine != EM_CUDA:
-        message = f"image is ELF for machine {elf.machine}, a cubin has {EM_CUDA}"
-        raise FatbinError(message)
-    sections = {section.name: section for section in elf.sections}
-    registers, stack = _read_resources(data, sections.get(".nv.info"))
+    cubin = Cubin(data)
+    registers, stack = _read_resources(cubin)
     return tuple(
         KernelInfo(
             symbol.name,
             arch,
             registers=registers.get(symbol.index),
-            static_smem=_static_smem(sections.get(f".nv.shared.{symbol.name}")),
+            static_smem=_static_smem(cubin.sections.get(f".nv.shared.{symbol.name}")),
             stack=stack.get(symbol.index, 0),
             code_size=symbol.size,
-            max_threads=_max_threads(data, sections.get(f".nv.info.{symbol.name}")),
+            max_threads=_max_threads(cubin, symbol.name),
         )
-        for symbol in _kernel_symbols(data, elf)
+        for symbol in cubin.kernels()
     )
 
 
-def _kernel_symbols(data: bytes, elf: Elf) -> Iterator[_Symbol]:
+def _read_symbols(data: bytes, elf: Elf) -> tuple[bytes, StringTable]:
     table = next((section for section in elf.sections if section.name == ".symtab"), None)
     if table is None:
-        return
+        return b"", StringTable(b"")
     if table.size % _SYMBOL.size or table.link >= len(elf.sections):
         message = f"cubin symbol table is broken ({table.size} bytes, strings in {table.link})"
         raise FatbinError(message)
-    strings = StringTable(section_data(data, elf.sections[table.link]))
-    symbols = _SYMBOL.iter_unpack(section_data(data, table))
-    for index, (name, info, other, section, _, size) in enumerate(symbols):
-        if info & 0xF == STT_FUNC and other & STO_CUDA_ENTRY and section != 0:
-            yield _Symbol(index, strings.read(name), size)
+    return section_data(data, table), StringTable(section_data(data, elf.sections[table.link]))
 
 
-def _read_resources(data: bytes, section: Section | None) -> tuple[dict[int, int], dict[int, int]]:
+def _read_resources(cubin: Cubin) -> tuple[dict[int, int], dict[int, int]]:
     """Return registers and stack bytes by symbol index."""
     registers: dict[int, int] = {}
     stack: dict[int, int] = {}
     tables = {EIATTR_REGCOUNT: registers, EIATTR_MIN_STACK_SIZE: stack}
-    for attribute, value in _attributes(data, section):
+    for attribute, value in cubin.attributes(".nv.info"):
         table = tables.get(attribute)
         if table is not None:
             symbol, number = _unpack(_PAIR, value)
@@ -116,8 +156,8 @@ def _read_resources(data: bytes, section: Section | None) -> tuple[dict[int, int
     return registers, stack
 
 
-def _max_threads(data: bytes, section: Section | None) -> int | None:
-    for attribute, value in _attributes(data, section):
+def _max_threads(cubin: Cubin, name: str) -> int | None:
+    for attribute, value in cubin.attributes(f".nv.info.{name}"):
         if attribute == EIATTR_MAX_THREADS:
             return math.prod(_unpack(_TRIPLE, value))
     return None
@@ -127,11 +167,7 @@ def _static_smem(section: Section | None) -> int:
     return 0 if section is None else section.size
 
 
-def _attributes(data: bytes, section: Section | None) -> Iterator[tuple[int, bytes]]:
-    """Walk an `.nv.info` section: (attribute, value), the value empty when it is in place."""
-    if section is None:
-        return
-    info = section_data(data, section)
+def _attributes(info: bytes, section: str) -> Iterator[tuple[int, bytes]]:
     place = 0
     while place + _ATTRIBUTE.size <= len(info):
         form, attribute, size = _ATTRIBUTE.unpack_from(info, place)
@@ -142,7 +178,7 @@ def _attributes(data: bytes, section: Section | None) -> Iterator[tuple[int, byt
             yield attribute, info[place : place + size]
             place += (size + 3) & ~3
         else:
-            message = f"attribute of format {form} in {section.name!r} is not understood"
+            message = f"attribute of format {form} in {section!r} is not understood"
             raise FatbinError(message)
 
 

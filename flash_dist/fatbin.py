@@ -16,6 +16,7 @@ from .cubin import KernelInfo, read_cubin_kernels, read_ptx_kernels
 from .errors import FatbinError
 from .files import DAMAGED_HINT, open_file, unreadable
 from .images import FatbinEntry, FatbinReport
+from .sass import Body, read_cubin_bodies, read_ptx_bodies
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,15 +113,30 @@ class Fatbin:
 
     def kernels(self, entry: FatbinEntry) -> tuple[KernelInfo, ...]:
         """Return the kernels of an image; none of LTO-IR and of what is not understood."""
-        try:
+        with self._explained(entry):
             if entry.kind == "sass":
                 return read_cubin_kernels(self.payload(entry), entry.arch)
             if entry.kind == "ptx":
                 return read_ptx_kernels(self.payload(entry), entry.arch)
+        return ()
+
+    def bodies(self, entry: FatbinEntry) -> tuple[Body, ...]:
+        """Return what the kernels of an image are made of; none where `kernels` returns none."""
+        with self._explained(entry):
+            if entry.kind == "sass" and entry.arch is not None:
+                return read_cubin_bodies(self.payload(entry), entry.arch)
+            if entry.kind == "ptx":
+                return read_ptx_bodies(self.payload(entry))
+        return ()
+
+    @contextmanager
+    def _explained(self, entry: FatbinEntry) -> Iterator[None]:
+        """Name the image in an error."""
+        try:
+            yield
         except FatbinError as error:
             where = f"{entry.arch} image at offset {entry.payload_offset:#x}: "
             raise self._unreadable(self.report.path, error, where) from error
-        return ()
 
     def _unreadable(self, name: str, error: FatbinError, where: str = "") -> FatbinError:
         hint = error.hint or DAMAGED_HINT
