@@ -102,6 +102,7 @@ class Kernel:
     max_threads: tuple[int, int, int] | None = None
     code: bytes = field(default=bytes(128))
     entry: bool = True  # False: a device function
+    externs: tuple[str, ...] = ()  # functions it calls
 
 
 def attribute(number: int, value: bytes, form: int = 4) -> bytes:
@@ -111,7 +112,10 @@ def attribute(number: int, value: bytes, form: int = 4) -> bytes:
 
 def cubin(*kernels: Kernel, info: bytes = b"", symbols: bytes = b"") -> bytes:
     """Make a cubin; `info` and `symbols` are appended to `.nv.info` and `.symtab`."""
-    strings = b"\0" + b"".join(kernel.name.encode() + b"\0" for kernel in kernels)
+    externs = list(dict.fromkeys(name for kernel in kernels for name in kernel.externs))
+    names = [*(kernel.name for kernel in kernels), *externs]
+    numbers = {name: number for number, name in enumerate(externs, start=1 + len(kernels))}
+    strings = b"\0" + b"".join(name.encode() + b"\0" for name in names)
     table, resources = bytes(24), attribute(0x37, bytes(4))
     place = 1
     parts: list[Part] = []
@@ -121,7 +125,10 @@ def cubin(*kernels: Kernel, info: bytes = b"", symbols: bytes = b"") -> bytes:
         place += len(kernel.name) + 1
         resources += attribute(0x2F, struct.pack("<II", index, kernel.registers))
         resources += attribute(0x12, struct.pack("<II", index, kernel.stack))
-        parts += _kernel_parts(kernel)
+        parts += _kernel_parts(kernel, numbers)
+    for name in externs:
+        table += struct.pack("<IBBHQQ", place, 0x12, 0, 0, 0, 0)
+        place += len(name) + 1
     head = [
         Part(".strtab", strings, STRTAB),
         Part(".symtab", table + symbols, SYMTAB, link=1),
@@ -130,11 +137,14 @@ def cubin(*kernels: Kernel, info: bytes = b"", symbols: bytes = b"") -> bytes:
     return elf(head + parts, CUDA)
 
 
-def _kernel_parts(kernel: Kernel) -> list[Part]:
+def _kernel_parts(kernel: Kernel, numbers: dict[str, int]) -> list[Part]:
     parts = [Part(f".text.{kernel.name}", kernel.code)]
     own = attribute(0x1B, b"\xff\0", form=3)[:4]  # in place: MAXREG_COUNT
     if kernel.max_threads is not None:
         own += attribute(0x05, struct.pack("<III", *kernel.max_threads))
+    if kernel.externs:
+        called = (numbers[name] for name in kernel.externs)
+        own += attribute(0x0F, struct.pack(f"<{len(kernel.externs)}I", *called))
     parts.append(Part(f".nv.info.{kernel.name}", own, 0x70000000))
     if kernel.smem:
         parts.append(Part(f".nv.shared.{kernel.name}", bytes(kernel.smem), NOBITS))

@@ -1,0 +1,184 @@
+"""C++ names as their source has them, through the demangler of libstdc++.
+
+A name of 230 characters can unpack to 140 million, so the demangler runs in a child process: it is
+stopped when a name takes too long or too much memory. Run as a script, this module is that child.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import os
+import re
+import select
+import subprocess
+import sys
+import time
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+LIBRARY: Final = "libstdc++.so.6"
+MAX_NAME: Final = 64 * 1024
+MAX_DEMANGLED: Final = 1 << 20
+MAX_MEMORY: Final = 1 << 30  # of the child: its address space
+MAX_SECONDS: Final = 1.0  # of the child's work on one name; a long one takes 0.001
+PATIENCE: Final = 10.0  # seconds until the child answers, on a busy machine too
+MAX_FAILURES: Final = 3  # names that end a child before all others stay as they are
+
+_MANGLED = re.compile(r"_Z[\w$.]+", re.ASCII)
+_ANONYMOUS = "(anonymous namespace)"
+_OPENERS = {")": "(", "]": "[", "}": "{", ">": "<"}
+
+
+@lru_cache(maxsize=65_536)
+def demangle(name: str) -> str:
+    """Return a C++ name in readable form; the name itself where that is not possible.
+
+    NOTE: libstdc++ refuses names of more than 1024 characters; those stay as they are.
+    """
+    if len(name) > MAX_NAME or _MANGLED.fullmatch(name) is None:
+        return name
+    return _child.ask(name) or name
+
+
+def short_name(demangled: str) -> str:
+    """Return a demangled name without its return type and arguments."""
+    start = 0
+    for place, character, depth in _walk(demangled):
+        if depth:
+            continue
+        if character == " ":
+            start = place + 1
+        elif character == "(" and not demangled.startswith(_ANONYMOUS, place):
+            return demangled[start:place] or demangled
+    return demangled
+
+
+def _walk(text: str) -> Iterator[tuple[int, str, int]]:
+    """Yield place, character and how many brackets are open before it."""
+    opened: list[str] = []
+    count = dict.fromkeys("([{<", 0)
+    for place, character in enumerate(text):
+        yield place, character, len(opened)
+        opener = _OPENERS.get(character)
+        if character in count:
+            opened.append(character)
+            count[character] += 1
+        elif opener == "<":
+            if opened and opened[-1] == "<" and text[place - 1] != "-":  # else an operator
+                opened.pop()
+                count["<"] -= 1
+        elif opener is not None and count[opener]:
+            while True:  # a `<` in between was an operator
+                last = opened.pop()
+                count[last] -= 1
+                if last == opener:
+                    break
+
+
+class _Child:
+    """The process that demangles: started at the first name, given up if names keep ending it."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._failures = 0
+
+    def ask(self, name: str) -> str:
+        """Return the demangled name, empty if there is none."""
+        if not sys.platform.startswith("linux") or self._failures >= MAX_FAILURES:
+            return ""
+        try:
+            process = self._process or self._start()
+            return _exchange(process, name)
+        except (OSError, TimeoutError):
+            self._failures += 1
+            self.stop()
+            return ""
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(__file__).resolve())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+        )
+        return self._process
+
+    def stop(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if process is not None:
+            with process:
+                process.kill()
+
+
+def _exchange(process: subprocess.Popen[bytes], name: str) -> str:
+    """Send a line and read one."""
+    if process.stdin is None or process.stdout is None:
+        return ""
+    process.stdin.write(name.encode() + b"\n")
+    deadline = time.monotonic() + PATIENCE
+    answer = bytearray()
+    while not answer.endswith(b"\n"):
+        ready, _, _ = select.select([process.stdout], [], [], max(0, deadline - time.monotonic()))
+        chunk = os.read(process.stdout.fileno(), 1 << 16) if ready else b""
+        if not chunk:
+            message = f"no answer within {PATIENCE} s"
+            raise TimeoutError(message)
+        answer += chunk
+    return answer[:-1].decode("utf-8", "backslashreplace")
+
+
+_child = _Child()
+atexit.register(_child.stop)
+
+
+def serve() -> None:
+    """Demangle the lines of stdin, one answer each; an empty one is a refusal."""
+    import resource  # noqa: PLC0415  (absent on Windows)
+    from signal import ITIMER_PROF, setitimer  # noqa: PLC0415
+
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    call = load()
+    for line in sys.stdin.buffer:
+        setitimer(ITIMER_PROF, MAX_SECONDS)  # its signal ends this process
+        demangled = call(line.rstrip(b"\n"))
+        setitimer(ITIMER_PROF, 0)
+        answer = demangled if len(demangled) <= MAX_DEMANGLED and b"\n" not in demangled else b""
+        sys.stdout.buffer.write(answer + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def load() -> Callable[[bytes], bytes]:
+    """Return the demangler of libstdc++, or one that refuses where there is no such library."""
+    try:
+        function = ctypes.CDLL(LIBRARY)["__cxa_demangle"]
+        free = ctypes.CDLL(None)["free"]
+    except (OSError, AttributeError):
+        return lambda _: b""
+    function.argtypes = (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    function.restype = ctypes.c_void_p
+    free.argtypes, free.restype = (ctypes.c_void_p,), None
+
+    def call(name: bytes) -> bytes:
+        address = function(name, None, None, None)
+        if not address:
+            return b""
+        try:
+            return ctypes.string_at(address)
+        finally:
+            free(address)
+
+    return call
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+        serve()
