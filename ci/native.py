@@ -104,6 +104,7 @@ def _configure(options: NativeOptions, folder: Path) -> None:
         "CMAKE_CUDA_COMPILER": options.toolchain.tool("nvcc"),
         "CMAKE_MAKE_PROGRAM": shutil.which("ninja") or "ninja",
         "Python3_EXECUTABLE": sys.executable,
+        "FLASH_DIST_PYTHON": "python3",
     }
     if os.environ.get("CXX"):  # nvcc itself would take the g++ on PATH
         definitions["CMAKE_CXX_COMPILER"] = os.environ["CXX"]
@@ -120,7 +121,8 @@ def _forget_moved_toolchain(folder: Path, nvcc: str) -> None:
 
 
 def _run(command: list[str]) -> None:
-    environ = {**os.environ, "NINJA_STATUS": "[%f/%t, %e s] "}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    environ = {**os.environ, "PATH": path, "NINJA_STATUS": "[%f/%t, %e s] "}
     done = subprocess.run(command, check=False, env=environ)
     if done.returncode:
         message = f"`{' '.join(command[:3])}` failed with exit code {done.returncode}, see above"
