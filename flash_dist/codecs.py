@@ -6,9 +6,14 @@ Sources: the LZ4 block format description (lz4 project); `compression.zstd` of t
 from __future__ import annotations
 
 import sys
-from typing import Literal
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Literal
 
 from .errors import FatbinError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
 
 Codec = Literal["none", "lz4", "zstd", "unknown"]
 
@@ -47,14 +52,7 @@ def decompress(codec: Codec, data: bytes, size: int) -> bytes:
 
 def decompress_zstd(data: bytes, size: int) -> bytes:
     """Unpack one zstd frame, reading at most one byte more than the size allows."""
-    try:
-        if sys.version_info >= (3, 14):
-            from compression import zstd  # noqa: PLC0415  (absent on a broken install)
-        else:
-            from backports import zstd  # noqa: PLC0415
-    except ImportError as error:
-        message = "the image is compressed with zstd, and Python has no module to unpack it"
-        raise FatbinError(message, hint="`pip install backports.zstd`") from error
+    zstd = _import_zstd()
     options = {int(zstd.DecompressionParameter.window_log_max): WINDOW_LOG_MAX}
     decoder = zstd.ZstdDecompressor(options=options)
     try:
@@ -66,6 +64,35 @@ def decompress_zstd(data: bytes, size: int) -> bytes:
         message = f"truncated zstd image: {len(unpacked)} of {size} bytes"
         raise FatbinError(message)
     return unpacked
+
+
+@contextmanager
+def open_zstd(file: IO[bytes]) -> Iterator[IO[bytes]]:
+    """Read the frames of a zstd file as they come, without an idea of its size.
+
+    Raises:
+        FatbinError: The data is broken, also while it is read inside the block.
+    """
+    zstd = _import_zstd()
+    options = {int(zstd.DecompressionParameter.window_log_max): WINDOW_LOG_MAX}
+    try:
+        with zstd.ZstdFile(file, options=options) as stream:
+            yield stream
+    except (zstd.ZstdError, EOFError, MemoryError) as error:
+        message = f"broken zstd data: {error}"
+        raise FatbinError(message) from error
+
+
+def _import_zstd() -> ModuleType:
+    try:
+        if sys.version_info >= (3, 14):
+            from compression import zstd  # noqa: PLC0415  (absent on a broken install)
+        else:
+            from backports import zstd  # noqa: PLC0415
+    except ImportError as error:
+        message = "the data is compressed with zstd, and Python has no module to unpack it"
+        raise FatbinError(message, hint="`pip install backports.zstd`") from error
+    return zstd
 
 
 def decompress_lz4(data: bytes, size: int) -> bytes:

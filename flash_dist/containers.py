@@ -14,19 +14,28 @@ from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from .archs import Arch
+from .cubin_target import read_number, read_target
 from .elf import EM_CUDA, Elf, read_elf
 from .elf import MAGIC as ELF_MAGIC
 from .errors import FatbinError
 from .files import LIBRARY_HINT
 from .images import LINKED, RELOCATABLE, FatbinEntry, FatbinReport, Kind
+from .pe import MAGIC as PE_MAGIC
+from .pe import is_object, read_object, read_pe
 
 if TYPE_CHECKING:
     import mmap
+    from collections.abc import Sequence
 
+    from . import elf, pe
     from .codecs import Codec
+    from .elf import Buffer
+
+    Sections = Sequence[elf.Section | pe.Section]
 
 MAGIC = bytes.fromhex("50ed55ba")
-WRAPPERS, WRAPPER_SIZE = ".nvFatBinSegment", 24
+WRAPPERS, WRAPPER_SIZE = ".nvFatBi", 24  # `.nvFatBinSegment`
+ROCM = ".hip_fat"  # `.hip_fatbin`
 
 _CONTAINER = Struct("<IHHQ")  # magic, version, header size, bytes of entries
 _CONTAINER_VERSION = 1
@@ -49,6 +58,7 @@ MAX_WARNINGS = 100
 MAX_IDENTIFIER = 4096
 _NUMBERS = range(10, 1000)
 _GAP_CHUNK = 1 << 20
+_UPX, _UPX_WITHIN, _UPX_SECTION = b"UPX!", 1024, "UPX0"
 
 
 class _Header(NamedTuple):
@@ -77,6 +87,26 @@ def scan(data: mmap.mmap, name: str) -> FatbinReport:
     return FatbinReport(name, tuple(walk.entries), tuple(walk.warnings))
 
 
+def has_gpu_code(data: Buffer) -> bool:
+    """Tell from the magic and the names of sections whether a scan would report anything.
+
+    Raises:
+        FatbinError: The file is damaged.
+    """
+    magic = bytes(data[: len(MAGIC)])
+    if magic == ELF_MAGIC:
+        elf = read_elf(data)
+        names = [section.name for section in elf.sections]
+        return elf.machine == EM_CUDA or _name_gpu_code(names)
+    if is_object(data):
+        return _name_gpu_code([section.name for section in read_object(data)])
+    return magic == MAGIC
+
+
+def _name_gpu_code(names: list[str]) -> bool:
+    return any(name.startswith((LINKED, RELOCATABLE, ROCM)) for name in names)
+
+
 @dataclass
 class _Scan:
     """One walk over a file. Damage ends a container, not the walk, and leaves a warning."""
@@ -87,23 +117,33 @@ class _Scan:
     containers: int = 0
 
     def run(self) -> None:
-        if self.data[: len(MAGIC)] == MAGIC:
+        magic = self.data[: len(MAGIC)]
+        if magic == MAGIC:
             self.walk("", 0, len(self.data))
-        elif self.data[: len(ELF_MAGIC)] == ELF_MAGIC:
+        elif magic == ELF_MAGIC:
             self.walk_elf(read_elf(self.data))
+        elif magic[: len(PE_MAGIC)] == PE_MAGIC:
+            self.walk_sections(read_pe(self.data))
+        elif is_object(self.data):
+            self.walk_sections(read_object(self.data))
         else:
-            message = "it is neither an ELF library nor a fat binary"
+            message = "it is neither an ELF nor a PE file, and no fat binary"
             raise FatbinError(message, hint=LIBRARY_HINT)
 
     def walk_elf(self, elf: Elf) -> None:
         if elf.machine == EM_CUDA:
-            message = "it is a bare cubin, not a library that holds one"
-            raise FatbinError(message, hint=LIBRARY_HINT)
+            self.entries.append(self._cubin_entry(elf))
+            return
         if not elf.sections:
+            _refuse_packed(packed=_UPX in self.data[:_UPX_WITHIN])
             self.warn("the file has no section table, so it was searched for GPU code")
             self.walk("", 0, len(self.data), quiet=True)
-        for section in elf.sections:
-            if section.name.startswith(".hip_fatbin"):
+        self.walk_sections(elf.sections)
+
+    def walk_sections(self, sections: Sections) -> None:
+        _refuse_packed(packed=any(section.name == _UPX_SECTION for section in sections))
+        for section in sections:
+            if section.name.startswith(ROCM):
                 self.warn("the file holds code for AMD GPUs (ROCm), which is not read")
             if not section.name.startswith((LINKED, RELOCATABLE)):
                 continue
@@ -113,16 +153,40 @@ class _Scan:
                 self.warn(f"section {section.name} reaches past the end of the file")
             else:
                 self.walk(section.name, section.offset, section.end)
-        self.check_wrappers(elf)
+        self.check_wrappers(sections)
 
-    def check_wrappers(self, elf: Elf) -> None:
+    def check_wrappers(self, sections: Sections) -> None:
         """Compare with the table by which the program registers its containers."""
-        size = sum(section.size for section in elf.sections if section.name == WRAPPERS)
+        size = sum(section.size for section in sections if section.name.startswith(WRAPPERS))
         registered = size // WRAPPER_SIZE
         if registered > self.containers:
             self.warn(
                 f"the program registers {registered} containers, found were {self.containers}"
             )
+
+    def _cubin_entry(self, elf: Elf) -> FatbinEntry:
+        """Describe a file that is one image."""
+        arch = read_target(self.data, elf)
+        if arch is None:
+            self.warn(
+                f"cubin of ABI version {elf.abi_version}, flags {elf.flags:#x} is not understood"
+            )
+        return FatbinEntry(
+            kind="sass" if arch else "unknown",
+            arch=arch,
+            codec="none",
+            ptx_isa=None,
+            payload_offset=0,
+            compressed_size=len(self.data),
+            uncompressed_size=len(self.data),
+            section="",
+            container=0,
+            identifier="",
+            raw_kind=elf.machine,
+            raw_version=elf.abi_version,
+            raw_number=read_number(elf),
+            raw_flags=elf.flags,
+        )
 
     def warn(self, text: str) -> None:
         if len(self.warnings) < MAX_WARNINGS:
@@ -240,6 +304,12 @@ def _interpret(raw: _Header) -> tuple[Kind, Arch | None, Codec]:
     if suffix is None or kind not in {"sass", "ptx"}:
         return kind, None, codec
     return kind, Arch(raw.number // 10, raw.number % 10, suffix, ptx=kind == "ptx"), codec
+
+
+def _refuse_packed(*, packed: bool) -> None:
+    if packed:
+        message = "it is packed with UPX, which hides what it holds"
+        raise FatbinError(message, hint="`upx -d` on a copy of it unpacks it")
 
 
 def _at(section: str, offset: int) -> str:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from .errors import FatbinError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
 ABSENT_HINT = "check the path; `nox -s build_wheels` puts wheels into dist/<arch set>/"
 DAMAGED_HINT = "build, copy or download it again"
-LIBRARY_HINT = "name a library (.so), a .fatbin or a wheel (.whl)"
+LIBRARY_HINT = (
+    "name a library (.so, .pyd, .dll), an object or archive of objects (.o, .a, .lib), a .cubin, "
+    "a .fatbin, a wheel (.whl), a .conda package or a folder"
+)
 
 
 def open_file(path: str | os.PathLike[str]) -> IO[bytes]:
@@ -40,3 +48,18 @@ def unreadable(
     """Return the error for a file, which may be inside an archive."""
     inside = f" in `{archive}`" if archive else ""
     return FatbinError(f"cannot read `{name}`{inside}: {reason}", hint=hint)
+
+
+@contextmanager
+def unpack_file(chunks: Iterable[bytes], name: str, archive: str) -> Iterator[IO[bytes]]:
+    """Write a member of an archive to a temporary file that has no name and ends with the block."""
+    with tempfile.TemporaryFile(prefix="flash_dist-") as file:
+        try:
+            for chunk in chunks:
+                file.write(chunk)
+            file.flush()
+        except OSError as error:
+            message = f"cannot unpack `{name}` of `{archive}`: {error.strerror}"
+            raise FatbinError(message, hint="TMPDIR chooses another folder") from error
+        file.seek(0)
+        yield file

@@ -14,12 +14,16 @@ if TYPE_CHECKING:
 
 Kind = Literal["sass", "ptx", "lto", "unknown"]
 
-LINKED, RELOCATABLE = ".nv_fatbin", "__nv_relfatbin"  # sections of a library
+# How the sections of a library begin: `.nv_fatbin`, `__nv_relfatbin`. PE cuts names to 8 letters.
+LINKED, RELOCATABLE = ".nv_fatb", "__nv_rel"
 
 
 @dataclass(frozen=True)
 class FatbinEntry:
-    """One image: its header in plain values. `raw_*` are the numbers as the file has them."""
+    """One image: its header in plain values. `raw_*` are the numbers as the file has them.
+
+    A bare cubin has no such header: its numbers are machine, ABI version, target and ELF flags.
+    """
 
     kind: Kind
     arch: Arch | None  # None for LTO-IR and for what is not understood

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 import zipfile
 import zlib
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import IO, TYPE_CHECKING
 
 from .errors import FatbinError
-from .files import DAMAGED_HINT, open_file, unreadable
+from .files import DAMAGED_HINT, open_file, unpack_file, unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,15 +59,7 @@ class Wheel:
     @contextmanager
     def unpacked(self, name: str) -> Iterator[IO[bytes]]:
         """Unpack a member into a temporary file that has no name and ends with the block."""
-        with tempfile.TemporaryFile(prefix="flash_dist-") as file:
-            try:
-                for chunk in self._chunks(name):
-                    file.write(chunk)
-                file.flush()
-            except OSError as error:
-                message = f"cannot unpack `{name}` of `{self.path}`: {error.strerror}"
-                raise FatbinError(message, hint="TMPDIR chooses another folder") from error
-            file.seek(0)
+        with unpack_file(self._chunks(name), name, self.path) as file:
             yield file
 
     def _info(self, name: str) -> zipfile.ZipInfo:

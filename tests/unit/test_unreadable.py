@@ -43,6 +43,8 @@ def test_what_is_not_there_or_empty_is_named(
     said, hint = complaint(capsys, command, str(path))
     assert said == f"cannot read `{path}`: it is empty"
     assert hint == "build, copy or download it again"
+    if command == "inspect":
+        return  # a folder is read
     path.unlink()
     path.mkdir()
     said, hint = complaint(capsys, command, str(path))
@@ -53,13 +55,12 @@ def test_what_is_not_there_or_empty_is_named(
 @pytest.mark.parametrize(
     ("data", "reason", "step"),
     [
-        (b"#!/bin/sh\n" * 50, "neither an ELF library nor a fat binary", "name a library"),
+        (b"#!/bin/sh\n" * 50, "neither an ELF nor a PE file, and no fat binary", "name a library"),
         (LIBRARY[:40], "truncated", "build, copy or download it again"),
         (LIBRARY[:-40], "outside the file", "build, copy or download it again"),
         (b"\x7fELF\x01" + LIBRARY[5:], "64-bit little-endian", "64-bit Linux"),
-        (cubin(Kernel("alpha")), "a bare cubin", "name a library"),
     ],
-    ids=["text", "header", "cut", "32-bit", "cubin"],
+    ids=["text", "header", "cut", "32-bit"],
 )
 def test_what_is_no_library_is_named_with_its_wheel(
     data: bytes, reason: str, step: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
