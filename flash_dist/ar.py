@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAGIC, THIN_MAGIC = b"!<arch>\n", b"!<thin>\n"
-MAX_MEMBERS = 1_000_000
-MAX_NAMES = 256 << 20
+MAX_MEMBERS = 100_000
+MAX_NAMES = 64 << 20
 MAX_NAME = 4096
 
 _HEADER = Struct("16s32x10s2s")  # name, (date, owner, group, mode), size, end

@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from . import ar, tar, wheel
@@ -21,7 +22,7 @@ from .files import open_file, unpack_file, unreadable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-ARCHIVES = (".whl", ".conda")
+ARCHIVES = {".whl": "wheel", ".conda": "conda package"}
 LIBRARY = re.compile(r".+\.(so(\.[0-9]+)*|pyd|dll|cubin|fatbin|a|lib|o)", re.IGNORECASE)
 
 _ZIP_MAGIC = b"PK"
@@ -60,7 +61,7 @@ def open_path(path: str) -> Iterator[Library | Unread]:
         FatbinError: The file cannot be read, or nothing in the archive can be.
     """
     with open_file(path) as file:
-        if read_magic(file).startswith(_ZIP_MAGIC) or path.endswith(ARCHIVES):
+        if read_magic(file).startswith(_ZIP_MAGIC) or Path(path).suffix in ARCHIVES:
             yield from _open_zip(path)
         else:
             yield from _open_library(path, file, archive="")
@@ -131,7 +132,8 @@ def _open_object(
 
 
 def _open_zip(path: str) -> Iterator[Library | Unread]:
-    with wheel.open_wheel(path) as opened:
+    kind = ARCHIVES.get(Path(path).suffix, "zip archive")
+    with wheel.open_wheel(path, kind=kind) as opened:
         parts = [name for name in opened.names if _CONDA_PART.fullmatch(name)]
         members = _open_conda(opened, parts) if parts else _open_wheel(opened)
         yield from _require_one(members)

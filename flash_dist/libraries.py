@@ -67,7 +67,7 @@ def process_libraries(pid: int) -> Iterator[Library | Unread]:
 
 def _is_candidate(path: str, status: os.stat_result) -> bool:
     """Tell a library by its suffix, and a program by its mode and its first bytes."""
-    if LIBRARY.fullmatch(Path(path).name) or path.endswith(ARCHIVES):
+    if LIBRARY.fullmatch(Path(path).name) or Path(path).suffix in ARCHIVES:
         return True
     if not status.st_mode & 0o111 or not status.st_size:
         return False
@@ -104,11 +104,11 @@ def _open_files(
         opened = _open_wanted(path, status, is_wanted)
         for item in read_if_possible(path, "", opened):
             seen.add(identity)
+            if len(seen) > MAX_FILES:
+                reason = f"it and what comes after are more than {MAX_FILES} libraries"
+                yield Unread(path, "", unreadable(path, reason))
+                return
             yield item
-        if len(seen) > MAX_FILES:
-            reason = f"it and all after it, as there are more than {MAX_FILES} libraries"
-            yield Unread(path, "", unreadable(path, reason))
-            return
 
 
 def _open_wanted(

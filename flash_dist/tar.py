@@ -134,10 +134,11 @@ def _parse_number(field: bytes) -> int:
         return _bounded(int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big"))
     digits = field.split(b"\0", 1)[0].strip() or b"0"
     try:
-        return _bounded(int(digits, 8))
+        number = int(digits, 8)
     except ValueError:
         message = f"the tar archive has {field!r} where a number should be"
         raise FatbinError(message, hint=DAMAGED_HINT) from None
+    return _bounded(number)
 
 
 def _bounded(number: int) -> int:
@@ -165,7 +166,7 @@ def _parse_pax(data: bytes) -> dict[str, str]:
         digits = data[place : max(place, blank)]
         end = place + (int(digits) if digits.isdigit() else 0)
         key, separator, value = data[blank + 1 : end].partition(b"=")
-        if not separator or not value.endswith(b"\n"):
+        if end > len(data) or not separator or not value.endswith(b"\n"):
             message = "the tar archive has an extended header that is not understood"
             raise FatbinError(message, hint=DAMAGED_HINT)
         found[_decode(key)] = _decode(value[:-1])

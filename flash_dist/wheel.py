@@ -86,8 +86,8 @@ class Wheel:
 
 
 @contextmanager
-def open_wheel(path: str | os.PathLike[str]) -> Iterator[Wheel]:
-    """Open a wheel for reading.
+def open_wheel(path: str | os.PathLike[str], *, kind: str = "wheel") -> Iterator[Wheel]:
+    """Open a wheel for reading, or another zip archive that is called something else.
 
     Raises:
         FatbinError: The file is no wheel, or holds names that no honest wheel has.
@@ -97,8 +97,9 @@ def open_wheel(path: str | os.PathLike[str]) -> Iterator[Wheel]:
         try:
             archive = zipfile.ZipFile(file)
         except (OSError, *_BROKEN) as error:
-            hint = DAMAGED_HINT if name.endswith(".whl") else "name a wheel (.whl)"
-            raise unreadable(name, f"it is no wheel ({error})", hint=hint) from error
+            is_damaged = name.endswith(".whl") or kind != "wheel"
+            hint = DAMAGED_HINT if is_damaged else "name a wheel (.whl)"
+            raise unreadable(name, f"it is no {kind} ({error})", hint=hint) from error
         with archive:
             yield Wheel(name, archive)
 
@@ -110,6 +111,9 @@ def _check_members(path: str, infos: list[zipfile.ZipInfo]) -> dict[str, zipfile
     members: dict[str, zipfile.ZipInfo] = {}
     for info in infos:
         name = info.filename
+        if not name:
+            message = f"`{path}` holds a file without a name"
+            raise FatbinError(message, hint=DAMAGED_HINT)
         if name in members:
             message = f"`{path}` holds `{name}` twice"
             raise FatbinError(message)

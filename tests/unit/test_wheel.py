@@ -94,6 +94,13 @@ def test_a_name_that_comes_twice_is_refused(tmp_path: Path) -> None:
         pass
 
 
+def test_a_file_without_a_name_is_refused(tmp_path: Path) -> None:
+    path = write_wheel(tmp_path / "pkg.whl", {"a.so": LIBRARY})
+    path.write_bytes(path.read_bytes().replace(b"a.so", b"\0.so"))
+    with pytest.raises(FatbinError, match="a file without a name"), open_wheel(path):
+        pass
+
+
 @pytest.mark.parametrize("data", [b"PK\x03\x04", b"no zip at all" * 100])
 def test_what_is_no_zip_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "pkg.whl"
