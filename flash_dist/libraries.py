@@ -46,10 +46,13 @@ def package_libraries(name: str) -> Iterator[Library | Unread]:
         FatbinError: It is not installed, or its files are not recorded.
     """
     try:
-        files = metadata.distribution(name).files
+        found = metadata.distribution(name) if name else None  # Python 3.10 finds one of no name
     except (metadata.PackageNotFoundError, ValueError):
+        found = None
+    if found is None:
         message = f"no package `{name}` is installed for this Python"
-        raise FatbinError(message, hint=_suggest_package(name)) from None
+        raise FatbinError(message, hint=_suggest_package(name))
+    files = found.files
     if files is None:
         message = f"package `{name}` does not record its files"
         raise FatbinError(message, hint="name the folder that it is in")

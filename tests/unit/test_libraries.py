@@ -434,9 +434,9 @@ def test_a_package_is_the_files_that_it_installed(site: Path) -> None:
     items = list(package_libraries("demo-kernels"))
     read = [item.name for item in items if isinstance(item, Library)]
     assert read == [str(site / "../tool"), str(site / "demo/lib.so")]
-    assert [(item.name, item.reason) for item in items if isinstance(item, Unread)] == [
-        (str(site / "demo/gone.so"), "No such file or directory")
-    ]
+    unread = [(item.name, item.reason) for item in items if isinstance(item, Unread)]
+    gone = (str(site / "demo/gone.so"), "No such file or directory")
+    assert unread == ([] if sys.version_info >= (3, 12) else [gone])  # 3.12 leaves it out itself
 
 
 @pytest.mark.usefixtures("site")
