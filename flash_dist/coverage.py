@@ -158,7 +158,7 @@ def _judge(arch: Arch, bodies: dict[Arch, Body]) -> Verdict:
 
 def _judge_beside(body: Body, big: int) -> Verdict:
     length = body.instructions
-    nothing = body.counted and length <= EMPTY_MOST and big > EMPTY_BESIDE
+    nothing = _does_nothing(body) and big > EMPTY_BESIDE
     if nothing or (length <= STUB_MOST and big >= COMPLAINT_RATIO * length + EMPTY_BESIDE):
         complaint = _complaint(body)
         if complaint is not None:
@@ -175,8 +175,11 @@ def _judge_alone(body: Body, others: list[Body]) -> Verdict:
         if complaint is not None:
             return complaint
     big = max((other.instructions for other in others), default=0)
-    alone = body.counted and not body.calls and body.instructions <= EMPTY_MOST
-    return "stub:empty" if alone and big > STUB_MOST else "real"
+    return "stub:empty" if _does_nothing(body) and big > STUB_MOST else "real"
+
+
+def _does_nothing(body: Body) -> bool:
+    return body.counted and not body.calls and body.instructions <= EMPTY_MOST
 
 
 def _complaint(body: Body) -> Verdict | None:

@@ -34,7 +34,9 @@ _SYMBOL = Struct("<IBBHQQ")
 _ATTRIBUTE = Struct("<BBH")
 _PAIR = Struct("<II")
 _TRIPLE = Struct("<III")
-PTX_ENTRY = re.compile(r"^[ \t]*(?:\.(?:visible|weak|extern)\s+)*\.entry\s+([\w$]+)", re.MULTILINE)
+PTX_ENTRY = re.compile(
+    r"^[ \t]*(?:\.(?:visible|weak|extern)\s+){0,3}\.entry\s+([\w$]+)", re.MULTILINE
+)
 
 
 @dataclass(frozen=True)

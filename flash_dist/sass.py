@@ -31,6 +31,7 @@ _SYMBOL_INDEX = Struct("<I")
 _WORD = Struct("<H14x")  # of a word, opcode and predicate
 _OPCODE, _FORMLESS = 0xFFF, 0x1FF  # the upper three bits tell what kind the operands are
 _NOP, _BRA, _TRAP = 0x918, 0x947, 0x95C
+_CALLS = frozenset((0x143, 0x144))
 # LD LDG ST STG ATOM ATOM.CAS RED REDG ATOMG ATOMG.CAS LDGSTS UTMALDG UTMASTG
 _MEMORY = frozenset(
     (0x180, 0x181, 0x185, 0x186, 0x18A, 0x18B, 0x18E, 0x1A6, 0x1A8, 0x1A9, 0x1AE, 0x1B4, 0x1B5)
@@ -86,7 +87,7 @@ def _read_body(cubin: Cubin, symbol: Symbol) -> Body:
         prints=PRINT in externs,
         asserts=ASSERT in externs,
         traps=_TRAP in opcodes,
-        calls=bool(externs),
+        calls=any(opcode & _FORMLESS in _CALLS for opcode in opcodes),
         uses_memory=any(opcode & _FORMLESS in _MEMORY for opcode in opcodes),
     )
 
@@ -121,10 +122,13 @@ def _ptx_bodies(source: str) -> Iterator[tuple[str, str]]:
     place = 0
     while (entry := PTX_ENTRY.search(source, place)) is not None:
         start = _PTX_BODY_START.search(source, entry.end())
-        place = entry.end()
-        if start is not None and start[0] == "{":
-            place = _closing_brace(source, start.start(), entry[1])
-            yield entry[1], source[start.end() : place]
+        if start is None:
+            return
+        place = start.end()
+        if start[0] == "{":
+            end = _closing_brace(source, start.start(), entry[1])
+            yield entry[1], source[place:end]
+            place = end
 
 
 def _closing_brace(source: str, start: int, name: str) -> int:
