@@ -97,10 +97,8 @@ def find_coverage(fatbin: Fatbin) -> Coverage:
     for number, group in groupby(entries, key=lambda entry: entry.container):
         container = _read_container(fatbin, group)
         warnings += container.warnings[: MAX_WARNINGS - len(warnings)]
-        cells += len(container.bodies) * len(container.targets)
-        if cells > MAX_CELLS:
-            message = f"`{fatbin.report.path}` holds more than {MAX_CELLS} kernels times targets"
-            raise FatbinError(message)
+        cells += container.cells
+        _check_cells(cells, fatbin)
         rows += (KernelCoverage(name, number, container.judge(name)) for name in container.bodies)
     targets = tuple(str(arch) for arch in fatbin.report.archs)
     return Coverage(fatbin.report.path, targets, tuple(rows), tuple(warnings))
@@ -114,6 +112,10 @@ class _Container:
     unread: set[Arch] = field(default_factory=set)
     bodies: dict[str, dict[Arch, Body]] = field(default_factory=lambda: defaultdict(dict))
     warnings: list[str] = field(default_factory=list)
+
+    @property
+    def cells(self) -> int:
+        return len(self.bodies) * len(self.targets)
 
     def add(self, arch: Arch, bodies: Iterable[Body]) -> None:
         for body in bodies:
@@ -143,7 +145,14 @@ def _read_container(fatbin: Fatbin, entries: Iterator[FatbinEntry]) -> _Containe
         except FatbinError as error:
             container.unread.add(entry.arch)
             container.warnings.append(error.message)
+        _check_cells(container.cells, fatbin)
     return container
+
+
+def _check_cells(cells: int, fatbin: Fatbin) -> None:
+    if cells > MAX_CELLS:
+        message = f"`{fatbin.report.path}` holds more than {MAX_CELLS} kernels times targets"
+        raise FatbinError(message)
 
 
 def _judge(arch: Arch, bodies: dict[Arch, Body]) -> Verdict:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from .archs import Arch
 
+MAX_KERNELS = 1_000_000  # of one image; the largest library seen has 21 500 per target
+
 STT_FUNC = 2
 STO_CUDA_ENTRY = 0x10  # in st_other: a kernel, not a device function
 
@@ -89,6 +91,7 @@ class Cubin:
             symbol = Symbol(index, self._strings.read(name), value, size)
             if symbol.name not in seen:
                 seen.add(symbol.name)
+                check_count(len(seen))
                 yield symbol
 
     def name(self, index: int) -> str:
@@ -113,8 +116,11 @@ class Cubin:
 
 def read_ptx_kernels(text: bytes, arch: Arch | None) -> tuple[KernelInfo, ...]:
     """Return the entry points of a PTX text in their order."""
-    names = PTX_ENTRY.findall(text.decode("utf-8", "backslashreplace"))
-    return tuple(KernelInfo(name, arch) for name in dict.fromkeys(names))
+    names: dict[str, None] = {}
+    for entry in PTX_ENTRY.finditer(text.decode("utf-8", "backslashreplace")):
+        names[entry[1]] = None
+        check_count(len(names))
+    return tuple(KernelInfo(name, arch) for name in names)
 
 
 def read_cubin_kernels(data: bytes, arch: Arch | None) -> tuple[KernelInfo, ...]:
@@ -133,6 +139,13 @@ def read_cubin_kernels(data: bytes, arch: Arch | None) -> tuple[KernelInfo, ...]
         )
         for symbol in cubin.kernels()
     )
+
+
+def check_count(kernels: int) -> None:
+    """Refuse an image with more kernels than any real one has."""
+    if kernels > MAX_KERNELS:
+        message = f"image has more than {MAX_KERNELS} kernels"
+        raise FatbinError(message)
 
 
 def _read_symbols(data: bytes, elf: Elf) -> tuple[bytes, StringTable]:

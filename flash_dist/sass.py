@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from .cubin import PTX_ENTRY, Cubin, Symbol
+from .cubin import PTX_ENTRY, Cubin, Symbol, check_count
 from .errors import FatbinError
 
 if TYPE_CHECKING:
@@ -114,6 +114,7 @@ def read_ptx_bodies(text: bytes) -> tuple[Body, ...]:
     bodies: dict[str, Body] = {}
     for name, body in _ptx_bodies(source):
         bodies.setdefault(name, _describe_ptx(name, body))
+        check_count(len(bodies))
     return tuple(bodies.values())
 
 

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from flash_dist.archs import Arch
+from flash_dist.cubin import read_cubin_kernels, read_ptx_kernels
 from flash_dist.errors import FatbinError
 from flash_dist.sass import Body, read_cubin_bodies, read_ptx_bodies
 from tests.unit.fatbin_builder import Kernel, cubin, ptx
@@ -102,6 +103,22 @@ def test_an_extern_that_is_no_symbol_is_an_error() -> None:
     assert data.count(extern) == 1
     with pytest.raises(FatbinError, match="no symbol 4294967295"):
         read_cubin_bodies(data.replace(extern, extern[:4] + b"\xff" * 4), SM_90)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_kernels_of_one_image_are_bounded(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr("flash_dist.cubin.MAX_KERNELS", 2)
+    names = [f"k{number}" for number in range(count)]
+    image, text = cubin(*(Kernel(name) for name in names)), ptx(*names)
+    for read in (
+        lambda: read_cubin_bodies(image, SM_90),
+        lambda: read_cubin_kernels(image, SM_90),
+        lambda: read_ptx_bodies(text),
+        lambda: read_ptx_kernels(text, SM_90),
+    ):
+        refused = pytest.raises(FatbinError, match="more than 2 kernels")
+        with refused if count > 2 else contextlib.nullcontext():
+            assert len(read()) == count
 
 
 def test_no_damage_raises_anything_but_our_own_error() -> None:
