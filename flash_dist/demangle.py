@@ -32,6 +32,8 @@ MAX_FAILURES: Final = 3  # names that end a child before all others stay as they
 
 _MANGLED = re.compile(r"_Z[\w$.]+", re.ASCII)
 _ANONYMOUS = "(anonymous namespace)"
+_NESTED = "_ZN"
+_LENGTH = re.compile(r"[1-9][0-9]{0,4}")
 _OPENERS = {")": "(", "]": "[", "}": "{", ">": "<"}
 
 
@@ -47,7 +49,12 @@ def demangle(name: str) -> str:
 
 
 def short_name(demangled: str) -> str:
-    """Return a demangled name without its return type and arguments."""
+    """Return a demangled name without its return type and arguments.
+
+    Of a name that is still mangled, the plain part in front of template arguments is read here.
+    """
+    if demangled.startswith(_NESTED):
+        return _read_nested(demangled)
     start = 0
     for place, character, depth in _walk(demangled):
         if depth:
@@ -57,6 +64,24 @@ def short_name(demangled: str) -> str:
         elif character == "(" and not demangled.startswith(_ANONYMOUS, place):
             return demangled[start:place] or demangled
     return demangled
+
+
+def _read_nested(mangled: str) -> str:
+    """Return `cutlass::device_kernel<...>` of `_ZN7cutlass13device_kernelI...`.
+
+    Source: Itanium C++ ABI, 5.1.2 and 5.1.4: a nested name is a list of lengths and identifiers.
+    """
+    parts, place = [], len(_NESTED)
+    while (match := _LENGTH.match(mangled, place)) is not None:
+        end = match.end() + int(match[0])
+        if not match.end() < end <= len(mangled):
+            return mangled
+        part = mangled[match.end() : end]
+        parts.append(_ANONYMOUS if part.startswith("_GLOBAL__N_") else part)
+        place = end
+    if not parts or mangled[place : place + 1] not in {"I", "E"}:
+        return mangled
+    return "::".join(parts) + ("<...>" if mangled[place] == "I" else "")
 
 
 def _walk(text: str) -> Iterator[tuple[int, str, int]]:

@@ -1,54 +1,43 @@
-"""`python -m flash_dist inspect`: the GPU code in a library or wheel, without a CUDA toolkit."""
+"""`python -m flash_dist inspect`: the GPU code in any binary, without a CUDA toolkit."""
 
 from __future__ import annotations
 
+import argparse
 import json
-from collections import defaultdict
-from dataclasses import dataclass
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flash_dist.devices import format_version
-from flash_dist.fatbin import open_fatbin
-from flash_dist.wheel import open_wheel
+from flash_dist.archs import Arch
+from flash_dist.differences import find_differences
+from flash_dist.errors import UsageError
+from flash_dist.inspection import LEVELS, Choice, Inspection, inspect_library
+from flash_dist.libraries import Unread, open_libraries, package_libraries, process_libraries
 
-from .results import make_console, make_table
-from .text import add_subcommand, complain, count, format_size, printable
+from .differences import print_differences
+from .inspection import print_inspections
+from .results import working
+from .text import add_subcommand, complain, printable
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterator
 
-    from rich.console import Console
-    from rich.table import Table
-
-    from flash_dist.fatbin import Fatbin, FatbinEntry, FatbinReport, KernelInfo
+    from flash_dist.libraries import Library
 
     from .text import Subparsers
+
+_TARGET = re.compile(r"(sm|compute)_([0-9]{1,2})([0-9])([af]?)")
 
 EPILOG = """\
 examples:
   python -m flash_dist inspect dist/all/*.whl
-  python -m flash_dist inspect --kernels --json libflash_dist_kernels.so
+  python -m flash_dist inspect --level coverage --package xformers
+  python -m flash_dist inspect --level kernels --kernel fmha --target sm_80 libtorch_cuda.so
+  python -m flash_dist inspect --diff old.whl new.whl
 
-exit status: 0 read, 1 with --strict if something was not understood, 2 wrong usage or unreadable
+exit status: 0 read, 1 with --strict if something was not understood, or with --diff --strict if
+something differs, 2 wrong usage or unreadable
 """
-
-
-@dataclass(frozen=True)
-class Inspection:
-    """What one library holds; `kernels` is None unless asked for."""
-
-    name: str
-    report: FatbinReport
-    kernels: tuple[KernelInfo, ...] | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the inspection as plain data."""
-        document = {**self.report.to_json(), "path": self.name}
-        if self.kernels is not None:
-            document["kernels"] = [kernel.to_json() for kernel in self.kernels]
-        return document
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -56,116 +45,136 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = add_subcommand(
         subparsers,
         "inspect",
-        summary="list the GPU code in a library or wheel",
-        description="List the GPU code in a shared library, a .fatbin or all libraries of a "
-        "wheel. Nothing is executed, and no CUDA toolkit is needed.",
+        summary="list the GPU code in any library, package or wheel",
+        description="List the GPU code in shared libraries, object files, archives, executables, "
+        "Windows DLLs, cubins, fatbins, wheels, conda packages and folders. Nothing is executed, "
+        "and neither a CUDA toolkit nor torch is needed.",
         epilog=EPILOG,
     )
-    parser.add_argument("path", metavar="PATH", type=Path, help="a .so, .fatbin or .whl file")
-    parser.add_argument("--kernels", action="store_true", help="unpack and list every kernel")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("paths", metavar="PATH", type=Path, nargs="*", help="files and folders")
+    parser.add_argument(
+        "--package",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="all libraries of an installed distribution",
+    )
+    parser.add_argument(
+        "--pid",
+        metavar="PID",
+        type=int,
+        action="append",
+        default=[],
+        help="all libraries that a running process has loaded",
+    )
+    parser.add_argument(
+        "--level",
+        choices=LEVELS,
+        default=LEVELS[0],
+        help="targets: headers only (the default); kernels: names and resources; coverage: which "
+        "kernels are real, stubs or missing for each target; sizes: where the bytes are",
+    )
+    parser.add_argument("--kernel", metavar="TEXT", default="", help="only kernels named like it")
+    parser.add_argument(
+        "--target", metavar="T", type=parse_target, help="only code for it: sm_90a, compute_80"
+    )
+    parser.add_argument(
+        "--diff",
+        nargs=2,
+        metavar=("A", "B"),
+        type=Path,
+        help="what changed from one file or folder to another, kernel by kernel",
+    )
+    parser.add_argument("--all", action="store_true", help="print tables whole, however long")
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/schema/inspect.json)")
     parser.add_argument("--strict", action="store_true", help="warnings count as failures")
     parser.set_defaults(run=run)
 
 
+def parse_target(text: str) -> Arch:
+    """Read a target as reports name it."""
+    match = _TARGET.fullmatch(text)
+    if match is None:
+        message = f"a target must be named like sm_90a or compute_80, got {text!r}"
+        raise argparse.ArgumentTypeError(message)
+    kind, major, minor, suffix = match.groups()
+    return Arch(int(major), int(minor), suffix, ptx=kind == "compute")
+
+
 def run(args: argparse.Namespace) -> int:
     """Inspect, print and return the exit code."""
-    inspections = []
-    for name, fatbin in open_libraries(args.path):
-        kernels = read_all_kernels(fatbin) if args.kernels else None
-        inspections.append(Inspection(name, fatbin.report, kernels))
+    if args.diff:
+        return run_diff(args)
+    if not (args.paths or args.package or args.pid):
+        message = "inspect must be given a PATH, --package or --pid, got none"
+        raise UsageError(message, hint="`python -m flash_dist inspect --help` has examples")
+    choice = Choice(args.level, args.kernel, args.target)
+    with working("reading GPU code"):
+        inspections, unread = read(find_libraries(args), choice)
     if args.json:
-        libraries = [inspection.to_json() for inspection in inspections]
-        print(json.dumps({"version": 1, "path": str(args.path), "libraries": libraries}, indent=2))
+        print_json(args.level, inspections, unread)
     else:
-        print_inspections(args.path, inspections)
-    warned = any(inspection.report.warnings for inspection in inspections)
-    return int(args.strict and warned)
+        names = [*map(str, args.paths), *args.package, *(f"process {pid}" for pid in args.pid)]
+        print_inspections(names, inspections, args.level, whole=args.all)
+    for one in unread:
+        complain(f"warning: cannot read `{printable(one.name)}`: {printable(one.reason)}")
+    warned = unread or any(inspection.warnings for inspection in inspections)
+    return int(args.strict and bool(warned))
 
 
-def open_libraries(path: Path) -> Iterator[tuple[str, Fatbin]]:
-    """Open the library, or one after the other those of a wheel."""
-    if path.suffix != ".whl":
-        with open_fatbin(path) as fatbin:
-            yield str(path), fatbin
-        return
-    with open_wheel(path) as wheel:
-        for name in wheel.libraries:
-            with (
-                wheel.unpacked(name) as file,
-                open_fatbin(name, file, archive=wheel.path) as fatbin,
-            ):
-                yield name, fatbin
+def run_diff(args: argparse.Namespace) -> int:
+    """Compare two files or folders, print what changed and return the exit code."""
+    given = {"PATH": args.paths, "--package": args.package, "--pid": args.pid}
+    for name, value in given.items():
+        if value:
+            message = f"--diff compares the two paths after it and takes no {name}, got {value[0]}"
+            raise UsageError(message, hint="`inspect --diff old.whl new.whl`")
+    choice = Choice("kernels", args.kernel, args.target)
+    with working("reading GPU code"):
+        sides = [read(open_libraries(path), choice) for path in args.diff]
+    (before, missed), (after, missed_too) = sides
+    differences = find_differences(before, after)
+    if args.json:
+        names = {"before": str(args.diff[0]), "after": str(args.diff[1])}
+        print(json.dumps({"version": 1, **names, **differences.to_json()}, indent=2))
+    else:
+        print_differences(differences, whole=args.all)
+    for one in (*missed, *missed_too):
+        complain(f"warning: cannot read `{printable(one.name)}`: {printable(one.reason)}")
+    return int(args.strict and bool(differences or missed or missed_too))
 
 
-def read_all_kernels(fatbin: Fatbin) -> tuple[KernelInfo, ...]:
-    """Return the kernels of all images a driver may load."""
-    return tuple(kernel for entry in fatbin.report.select() for kernel in fatbin.kernels(entry))
+def find_libraries(args: argparse.Namespace) -> Iterator[Library | Unread]:
+    """Open one after the other what the command line names."""
+    for path in args.paths:
+        yield from open_libraries(path)
+    for package in args.package:
+        yield from package_libraries(package)
+    for pid in args.pid:
+        yield from process_libraries(pid)
 
 
-def print_inspections(path: Path, inspections: list[Inspection]) -> None:
-    """Print a table per library, warnings on stderr."""
-    console = make_console()
-    if not inspections:
-        console.print(printable(f"{path}: no shared library inside"))
-    for inspection in inspections:
-        print_inspection(console, inspection)
+def read(
+    libraries: Iterator[Library | Unread], choice: Choice
+) -> tuple[list[Inspection], list[Unread]]:
+    """Read what is wanted of each library; what cannot be opened is kept apart."""
+    inspections, unread = [], []
+    for found in libraries:
+        if isinstance(found, Unread):
+            unread.append(found)
+        else:
+            inspections.append(inspect_library(found.name, found.archive, found.fatbin, choice))
+    return inspections, unread
 
 
-def print_inspection(console: Console, inspection: Inspection) -> None:
-    """Print what one library holds."""
-    report, name = inspection.report, printable(inspection.name)
-    for warning in report.warnings:
-        complain(f"warning: {name}: {printable(warning)}")
-    if not report.entries:
-        console.print(f"{name}: no GPU code for NVIDIA", soft_wrap=True)
-        return
-    size = format_size(sum(entry.compressed_size for entry in report.entries))
-    console.print(f"{name}: {count(len(report.entries), 'image')}, {size}", soft_wrap=True)
-    console.print(make_image_table(report))
-    if inspection.kernels is not None:
-        console.print()
-        console.print(make_kernel_table(inspection.kernels))
-
-
-def make_image_table(report: FatbinReport) -> Table:
-    """Sum up the images by target, kind and codec, old targets first."""
-    table = make_table("target", "code", "images", "codec", "PTX ISA", "packed", "unpacked")
-    groups: dict[tuple[str, ...], list[FatbinEntry]] = defaultdict(list)
-    for entry in sorted(report.entries, key=_by_target):
-        target = str(entry.arch) if entry.arch else f"{entry.raw_number} (number)"
-        isa = format_version(entry.ptx_isa) if entry.ptx_isa else ""
-        groups[target, _describe_kind(entry), entry.codec, isa].append(entry)
-    for (target, kind, codec, isa), entries in groups.items():
-        packed = format_size(sum(entry.compressed_size for entry in entries))
-        unpacked = format_size(sum(entry.uncompressed_size for entry in entries))
-        table.add_row(target, kind, str(len(entries)), codec, isa, packed, unpacked)
-    return table
-
-
-def _by_target(entry: FatbinEntry) -> tuple[object, ...]:
-    suffix, ptx = (entry.arch.suffix, entry.arch.ptx) if entry.arch else ("", False)
-    return entry.raw_number, suffix, ptx, entry.relocatable, entry.codec, entry.raw_kind
-
-
-def _describe_kind(entry: FatbinEntry) -> str:
-    kinds = {"sass": "SASS", "ptx": "PTX", "lto": "LTO-IR"}
-    kind = kinds.get(entry.kind, f"kind {entry.raw_kind}, not understood")
-    return f"{kind}, relocatable" if entry.relocatable else kind
-
-
-def make_kernel_table(kernels: tuple[KernelInfo, ...]) -> Table:
-    """List the kernels by name, then target."""
-    table = make_table(
-        "kernel", "target", "registers", "static smem", "stack", "code", "max threads"
-    )
-    for kernel in sorted(kernels, key=_by_name):
-        numbers = (kernel.registers, kernel.static_smem, kernel.stack, kernel.code_size)
-        cells = ["" if number is None else str(number) for number in (*numbers, kernel.max_threads)]
-        table.add_row(printable(kernel.name), str(kernel.arch), *cells)
-    return table
-
-
-def _by_name(kernel: KernelInfo) -> tuple[object, ...]:
-    arch = kernel.arch
-    return kernel.name, (arch.number, arch.suffix, arch.ptx) if arch else ()
+def print_json(level: str, inspections: list[Inspection], unread: list[Unread]) -> None:
+    """Print everything that was read."""
+    document: dict[str, Any] = {
+        "version": 1,
+        "level": level,
+        "libraries": [inspection.to_json() for inspection in inspections],
+        "unread": [
+            {"path": one.name, "archive": one.archive, "reason": one.reason} for one in unread
+        ],
+    }
+    print(json.dumps(document, indent=2))

@@ -40,7 +40,7 @@ def run_in_shell(redirection: str, *argv: str, stdout: int = subprocess.PIPE) ->
     return done.returncode, done.stderr
 
 
-TEXTS = [["inspect"], ["inspect", "--kernels"], ["inspect", "--json"]]
+TEXTS = [["inspect"], ["inspect", "--level", "kernels"], ["inspect", "--json"]]
 
 
 @pytest.mark.parametrize("argv", TEXTS, ids=" ".join)
@@ -89,7 +89,11 @@ def test_a_closed_stdout_is_a_sentence(argv: list[str], lib: Path) -> None:
     ("argv", "sentence", "hint"),
     [
         ([], "the following arguments are required: SUBCOMMAND", "-m flash_dist --help`"),
-        (["inspect"], "the following arguments are required: PATH", "inspect --help`"),
+        (
+            ["inspect"],
+            "inspect must be given a PATH, --package or --pid, got none",
+            "inspect --help`",
+        ),
         (["frobnicate"], "invalid choice: 'frobnicate'", "-m flash_dist --help`"),
         (["doctor", "--gpus", "x"], "unrecognized arguments: --gpus x", "--help`"),
         (["doctor", "--gpu", "9.x"], "looks like `8.6`, got `9.x`", "`nvidia-smi --query-gpu="),

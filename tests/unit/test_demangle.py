@@ -137,3 +137,19 @@ def test_short_names_of_nonsense_take_no_time() -> None:
     for nonsense in ("<" * 200_000 + ")" * 200_000, "<([{" * 100_000, "a " * 200_000 + "("):
         short_name(nonsense)
     assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize(
+    ("mangled", "name"),
+    [
+        ("_ZN7cutlass13device_kernelINS_4gemmEEvT_", "cutlass::device_kernel<...>"),
+        ("_ZN12_GLOBAL__N_15alphaEv", "(anonymous namespace)::alpha"),
+        ("_ZN7cutlass99xEv", "_ZN7cutlass99xEv"),
+        ("_ZN7cutlassaSERKS_", "_ZN7cutlassaSERKS_"),
+        ("_ZNK1a1bEv", "_ZNK1a1bEv"),
+        ("_ZN", "_ZN"),
+        ("_ZN1a", "_ZN1a"),
+    ],
+)
+def test_the_plain_part_of_a_name_too_long_to_demangle_is_read(mangled: str, name: str) -> None:
+    assert short_name(mangled) == name

@@ -1,0 +1,161 @@
+"""What changed from one set of libraries to another: targets, kernels, their resources, sizes."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from .inspection import Size, sizes_by_target
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from .cubin import KernelInfo
+    from .inspection import Inspection
+
+What = Literal["library", "target", "kernel", "resource"]
+
+RESOURCES: Final = ("registers", "static_smem", "stack", "code_size", "max_threads")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that was added (before is None), removed (after is None) or is another number."""
+
+    what: What
+    library: str
+    target: str = ""
+    kernel: str = ""
+    resource: str = ""
+    before: int | None = None
+    after: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the change as plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class SizeChange:
+    """Bytes of a target's images in all libraries together."""
+
+    target: str
+    before: Size
+    after: Size
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the sizes as plain data."""
+        return {
+            "target": self.target,
+            "before": self.before._asdict(),
+            "after": self.after._asdict(),
+        }
+
+
+@dataclass(frozen=True)
+class Differences:
+    """All changes, and the sizes of every target."""
+
+    changes: tuple[Change, ...]
+    sizes: tuple[SizeChange, ...]
+
+    def __bool__(self) -> bool:
+        """Whether anything differs in what is embedded; sizes alone do not count."""
+        return bool(self.changes)
+
+    def of(self, what: What) -> tuple[Change, ...]:
+        """Return the changes of one kind."""
+        return tuple(change for change in self.changes if change.what == what)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the differences as plain data."""
+        return {
+            "changes": [change.to_json() for change in self.changes],
+            "sizes": [size.to_json() for size in self.sizes],
+        }
+
+
+def find_differences(before: Sequence[Inspection], after: Sequence[Inspection]) -> Differences:
+    """Compare libraries of the same name; two single ones are compared whatever their names."""
+    old, new = _by_name(before), _by_name(after)
+    if len(old) == len(new) == 1:
+        new = {next(iter(old)): next(iter(new.values()))}
+    changes: list[Change] = []
+    for name in dict.fromkeys((*old, *new)):
+        if name not in old or name not in new:
+            was, is_now = _presence(there=name in old)
+            changes.append(Change("library", name, before=was, after=is_now))
+        changes += _compare(name, old.get(name), new.get(name))
+    return Differences(tuple(changes), tuple(_compare_sizes(before, after)))
+
+
+def _by_name(inspections: Iterable[Inspection]) -> dict[str, Inspection]:
+    """Return libraries that hold GPU code."""
+    return {one.name: one for one in inspections if one.report.entries}
+
+
+def _presence(*, there: bool) -> tuple[int | None, int | None]:
+    """Return before and after of what is on one side only."""
+    return (1, None) if there else (None, 1)
+
+
+def _compare(name: str, old: Inspection | None, new: Inspection | None) -> Iterator[Change]:
+    targets = [{} if one is None else sizes_by_target(one.report) for one in (old, new)]
+    for target in sorted(targets[0].keys() ^ targets[1].keys()):
+        was, is_now = _presence(there=target in targets[0])
+        yield Change("target", name, target, before=was, after=is_now)
+    first, second = _kernels_of(old), _kernels_of(new)
+    for key in sorted(first.keys() | second.keys()):
+        yield from _compare_kernel(name, key, first.get(key, []), second.get(key, []))
+
+
+def _kernels_of(inspection: Inspection | None) -> Mapping[tuple[str, str], list[KernelInfo]]:
+    """Return kernels by name and target; one name may stand for several."""
+    found: defaultdict[tuple[str, str], list[KernelInfo]] = defaultdict(list)
+    for kernel in (inspection.kernels or ()) if inspection is not None else ():
+        found[kernel.name, str(kernel.arch)].append(kernel)
+    return found
+
+
+def _compare_kernel(
+    library: str, key: tuple[str, str], old: list[KernelInfo], new: list[KernelInfo]
+) -> Iterator[Change]:
+    kernel, target = key
+    place = {"library": library, "kernel": kernel, "target": target}
+    if len(old) != len(new):
+        yield Change("kernel", **place, before=len(old) or None, after=len(new) or None)
+    elif len(old) == 1:
+        for resource in RESOURCES:
+            a, b = getattr(old[0], resource), getattr(new[0], resource)
+            if a != b:
+                yield Change("resource", **place, resource=resource, before=a, after=b)
+    else:
+        yield from _compare_namesakes(place, old, new)
+
+
+def _compare_namesakes(
+    place: dict[str, str], old: list[KernelInfo], new: list[KernelInfo]
+) -> Iterator[Change]:
+    """Kernels of one name cannot be told apart: their sums are compared."""
+    for resource in RESOURCES:
+        a, b = (Counter(getattr(one, resource) for one in kernels) for kernels in (old, new))
+        if a != b:
+            sums = [sum(value or 0 for value in counter.elements()) for counter in (a, b)]
+            yield Change("resource", **place, resource=resource, before=sums[0], after=sums[1])
+
+
+def _compare_sizes(before: Sequence[Inspection], after: Sequence[Inspection]) -> list[SizeChange]:
+    old, new = _sum_sizes(before), _sum_sizes(after)
+    nothing = Size(0, 0, 0)
+    names = dict.fromkeys((*old, *new))
+    return [SizeChange(name, old.get(name, nothing), new.get(name, nothing)) for name in names]
+
+
+def _sum_sizes(inspections: Iterable[Inspection]) -> dict[str, Size]:
+    sums: dict[str, Size] = {}
+    for inspection in inspections:
+        for name, size in sizes_by_target(inspection.report).items():
+            had = sums.get(name, Size(0, 0, 0))
+            sums[name] = Size(*(a + b for a, b in zip(had, size, strict=True)))
+    return sums
