@@ -123,6 +123,20 @@ def gather_environment() -> Environment:
     )
 
 
+def gather_gpus() -> Environment:
+    """Look at this machine's GPUs and driver alone: what the libraries of others are judged by."""
+    return Environment(
+        system=read_system(),
+        machine=platform.machine(),
+        libc=read_libc(),
+        python=platform.python_version(),
+        torch=read_torch(),
+        cuda=read_cuda(),
+        installed=Installed(),
+        variables=read_variables(os.environ),
+    )
+
+
 def imagine_environment(devices: Iterable[Device], driver: Driver | None) -> Environment:
     """Put the installed build on a machine that is not here; no variables of this one count."""
     gpus = tuple(

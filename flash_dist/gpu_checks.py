@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _GIB = 1 << 30
 
-_HOW = {
+HOW_WORDS = {
     "native": "native code",
     "family": "code of its family",
     "same-major": "code of the same major",
@@ -124,7 +124,9 @@ def describe_how(verdict: DeviceVerdict) -> str:
     for kernel in verdict.kernels:
         if kernel.variant:
             ways.setdefault(kernel.how, set()).add(str(kernel.variant.arch))
-    return ", ".join(f"{_HOW[how]} ({', '.join(sorted(ways[how]))})" for how in _HOW if how in ways)
+    return ", ".join(
+        f"{HOW_WORDS[how]} ({', '.join(sorted(ways[how]))})" for how in HOW_WORDS if how in ways
+    )
 
 
 def describe_kernels(verdict: DeviceVerdict) -> tuple[str, ...]:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
+from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flash_dist.devices import Device, Driver
 from flash_dist.doctor import Examination, examine
-from flash_dist.environment import gather_environment, imagine_environment
+from flash_dist.environment import gather_environment, gather_gpus, imagine_environment
 from flash_dist.errors import ArchError, UsageError
 from flash_dist.gpu_checks import judge_gpu
+from flash_dist.installed import Installed
+from flash_dist.libraries import open_libraries, package_libraries
+from flash_dist.library_checks import examine_libraries
 from flash_dist.selftest import DEFAULT_RUNS, check_selftest, find_surprises, run_selftest
 from flash_dist.verdict import name_size
 
@@ -21,7 +27,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from flash_dist.doctor import GpuCheck
     from flash_dist.environment import Environment
     from flash_dist.nvidia import Gpu
     from flash_dist.result import CheckResult
@@ -32,6 +37,7 @@ EPILOG = """\
 examples:
   python -m flash_dist doctor
   python -m flash_dist doctor --gpu 7.5,8.6 --driver 535
+  python -m flash_dist doctor --package xformers --gpu 7.5,8.6
 
 exit status: 0 no failure, 1 at least one failure, 2 wrong usage, 3 no GPU to check
 """
@@ -65,6 +71,21 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--driver", type=parse_driver, metavar="V", help="what if: with this driver, such as 535"
     )
+    parser.add_argument(
+        "--package",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="judge all libraries of an installed distribution instead of this one's kernels",
+    )
+    parser.add_argument(
+        "--wheel",
+        metavar="PATH",
+        type=Path,
+        action="append",
+        default=[],
+        help="judge a wheel, library or folder before it is installed, ours or anybody's",
+    )
     parser.set_defaults(run=run)
 
 
@@ -89,10 +110,25 @@ def run(args: argparse.Namespace) -> int:
     if args.driver and not args.gpu:
         message = "--driver is for a what-if, which needs the GPUs too"
         raise UsageError(message, hint=f"`doctor --gpu 8.6 --driver {args.driver.release}`")
+    if args.package or args.wheel:
+        return run_libraries(args)
     environment = imagine_environment(args.gpu, args.driver) if args.gpu else gather_environment()
     selftest = None if args.no_selftest else partial(check_gpu_by_running, environment)
-    results = _show(environment, selftest, quiet=args.json)
-    examination = Examination(environment, tuple(results))
+    return _report(args, environment, examine(environment, selftest=selftest))
+
+
+def run_libraries(args: argparse.Namespace) -> int:
+    """Judge the libraries of others, print each result as it comes, and return the exit code."""
+    environment = imagine_environment(args.gpu, args.driver) if args.gpu else gather_gpus()
+    environment = replace(environment, installed=Installed())
+    opened = [*map(package_libraries, args.package), *map(open_libraries, args.wheel)]
+    return _report(args, environment, examine_libraries(environment, chain(*opened)))
+
+
+def _report(
+    args: argparse.Namespace, environment: Environment, results: Iterator[CheckResult]
+) -> int:
+    examination = Examination(environment, tuple(_show(results, quiet=args.json)))
     code = examination.exit_code(strict=args.strict)
     if args.json:
         print(json.dumps(examination.to_json(strict=args.strict), indent=2))
@@ -101,11 +137,9 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _show(
-    environment: Environment, selftest: GpuCheck | None, *, quiet: bool
-) -> Iterator[CheckResult]:
+def _show(results: Iterator[CheckResult], *, quiet: bool) -> Iterator[CheckResult]:
     console = make_console()
-    for result in examine(environment, selftest=selftest):
+    for result in results:
         if not quiet:
             print_result(console, result)
         yield result

@@ -1,0 +1,111 @@
+"""Checks of anybody's libraries against the GPUs of a machine, real or imagined.
+
+They explain, and accuse nobody: that a container has nothing for a GPU is normal where the library
+never calls it there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from .advice import describe_archs
+from .archives import Library, Unread
+from .checks import check_driver
+from .doctor import check_any_gpu, guard
+from .gpu_checks import HOW_WORDS, describe_gpu
+from .library_verdict import LibraryVerdict, judge_library
+from .result import CheckResult
+from .verdict import Situation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from .environment import Environment
+    from .images import FatbinReport
+    from .nvidia import Gpu
+
+
+def examine_libraries(
+    environment: Environment, libraries: Iterable[Library | Unread]
+) -> Iterator[CheckResult]:
+    """Yield one result for each GPU and library with GPU code."""
+    yield guard("driver", partial(check_driver, environment))
+    if not environment.cuda.gpus:
+        yield check_any_gpu(environment)
+    reports, plain = [], 0
+    for library in libraries:
+        if isinstance(library, Unread):
+            summary = f"{library.name} cannot be read: {library.reason}"
+            yield CheckResult("library", "warn", summary, id="library-unread")
+        elif library.fatbin.report.entries:
+            reports.append(library.fatbin.report)
+        else:
+            plain += 1
+    if not reports:
+        yield CheckResult("library", "warn", _nothing(plain), id="no-gpu-code")
+    for gpu in environment.cuda.gpus:
+        yield from check_libraries(environment, gpu, reports)
+
+
+def _nothing(files: int) -> str:
+    return (
+        f"no GPU code for NVIDIA in {files} {'library' if files == 1 else 'libraries'}: kernels "
+        "that are compiled when it runs (Triton, NVRTC) cannot be judged before"
+    )
+
+
+def check_libraries(
+    environment: Environment, gpu: Gpu, reports: Sequence[FatbinReport]
+) -> Iterator[CheckResult]:
+    """Say what one GPU takes of each library; only a GPU that none has code for is a failure."""
+    cuda = environment.cuda
+    situation = Situation.of(
+        gpu.device, cuda.driver, environment.variables, smem_optin=gpu.smem_optin
+    )
+    verdicts = [judge_library(report, situation) for report in reports]
+    served = any(verdicts)
+    for report, verdict in zip(reports, verdicts, strict=True):
+        result = _describe(f"{report.path} on {describe_gpu(gpu)}", verdict, served=served)
+        data = {"library": report.path, **verdict.to_json()}
+        yield replace(result, name=f"gpu {gpu.index}", gpu=gpu.index, data=data)
+
+
+def _describe(place: str, verdict: LibraryVerdict, *, served: bool) -> CheckResult:
+    """Say how the code of a library gets to a GPU, and where it has none, whether that matters."""
+    if not verdict:
+        return _refuse(place, verdict, served=served)
+    ways = ", ".join(f"{HOW_WORDS[how]} ({target})" for how, target in verdict.counts)
+    if verdict.unfit:
+        return CheckResult(
+            "",
+            "warn",
+            f"{place}: {ways}; nothing in {len(verdict.unfit)} of {_fatbins(verdict)}",
+            (verdict.obstacle or "normal where the library does not call those kernels there",),
+            "`python -m flash_dist inspect --level coverage` says which kernels these are",
+            "library-partly",
+        )
+    summary = f"{place}: {ways} in all of {_fatbins(verdict)}"
+    if verdict.how == "unverified":
+        return CheckResult("", "warn", summary, id="library-unverified")
+    return CheckResult("", "ok", summary)
+
+
+def _refuse(place: str, verdict: LibraryVerdict, *, served: bool) -> CheckResult:
+    device = verdict.situation.device
+    if verdict.obstacle:
+        fix = "install a newer NVIDIA driver" if "driver" in verdict.obstacle else ""
+        sentence = f"{place}: {verdict.obstacle}"
+        return CheckResult("", "fail", sentence, fix=fix, id="library-refused")
+    sentence = f"{place}: no code that it can load, built for {describe_archs(verdict.archs)}"
+    if served:
+        detail = "normal where the library is not used there: others have code for this GPU"
+        return CheckResult("", "warn", sentence, (detail,), id="library-no-matching-code")
+    fix = f"install a build for compute capability {device}"
+    return CheckResult("", "fail", sentence, fix=fix, id="library-no-matching-code")
+
+
+def _fatbins(verdict: LibraryVerdict) -> str:
+    count = len(verdict.containers)
+    return f"{count} fatbin" if count == 1 else f"{count} fatbins"
