@@ -15,7 +15,7 @@ from .checks import (
     check_torch,
     check_variables,
 )
-from .gpu_checks import check_gpu
+from .gpu_checks import check_all_gpus, check_gpu
 from .result import CheckResult, exit_code, worst_status
 
 if TYPE_CHECKING:
@@ -79,14 +79,18 @@ def examine(environment: Environment, *, selftest: GpuCheck | None = None) -> It
         yield guard(name, partial(check, environment))
     if not environment.cuda.gpus:
         yield check_any_gpu(environment)
-    able = []
+    judged = []
     for gpu in environment.cuda.gpus:
         result = guard(f"gpu {gpu.index}", partial(check_gpu, environment, gpu), gpu=gpu.index)
-        able.append(result.status in {"ok", "warn"})
+        judged.append(result)
         yield result
+    together = check_all_gpus(environment, judged) if environment.installed.build else None
+    if together is not None:
+        yield together
     if environment.what_if or selftest is None:
         return
-    for gpu, fit in zip(environment.cuda.gpus, able, strict=True):
+    for gpu, result in zip(environment.cuda.gpus, judged, strict=True):
+        fit = result.status in {"ok", "warn"}
         yield _run_selftest(environment, gpu, selftest, fit=fit)
 
 

@@ -137,7 +137,9 @@ def gather_gpus() -> Environment:
     )
 
 
-def imagine_environment(devices: Iterable[Device], driver: Driver | None) -> Environment:
+def imagine_environment(
+    devices: Iterable[Device], driver: Driver | None, variables: Mapping[str, str] | None = None
+) -> Environment:
     """Put the installed build on a machine that is not here; no variables of this one count."""
     gpus = tuple(
         Gpu(index, "", device, smem_optin=device.smem_optin) for index, device in enumerate(devices)
@@ -150,6 +152,7 @@ def imagine_environment(devices: Iterable[Device], driver: Driver | None) -> Env
         torch=read_torch(),
         cuda=Cuda("ok", driver, gpus),
         installed=read_installed(),
+        variables=dict(variables or {}),
         what_if=True,
     )
 

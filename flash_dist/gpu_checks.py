@@ -19,7 +19,7 @@ from .verdict import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from .devices import Device
     from .environment import Environment
@@ -106,6 +106,31 @@ def _refuse(environment: Environment, gpu: Gpu, verdict: DeviceVerdict) -> Check
         gpu.index,
         verdict.to_json(),
     )
+
+
+def check_all_gpus(environment: Environment, results: Sequence[CheckResult]) -> CheckResult | None:
+    """Say which GPUs can be used where some cannot; None where all fare alike."""
+    able = [result.gpu for result in results if result and result.gpu is not None]
+    if not able or len(able) == len(results):
+        return None
+    names = ", ".join(str(index) for index in able)
+    visible = ",".join(_visible_names(environment, able))
+    return CheckResult(
+        "gpus",
+        "warn",
+        f"{len(able)} of {len(results)} GPUs can use this build: {names}",
+        (f"for all of them: {unsupported_fix(_all_devices(environment), _build(environment))}",),
+        f"`export CUDA_VISIBLE_DEVICES={visible}` hides the others",
+        "some-gpus-unserved",
+    )
+
+
+def _visible_names(environment: Environment, indices: Iterable[int]) -> Iterator[str]:
+    """Name GPUs for CUDA_VISIBLE_DEVICES, which may already hide and reorder some."""
+    given = environment.variables.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    for index in indices:
+        known = index < len(given) and given[index].strip()
+        yield given[index].strip() if known else str(index)
 
 
 def _all_devices(environment: Environment) -> tuple[Device, ...]:

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 
 from flash_dist.devices import Device, Driver
 from flash_dist.doctor import Examination, examine
-from flash_dist.environment import gather_environment, gather_gpus, imagine_environment
+from flash_dist.environment import (
+    VARIABLES,
+    gather_environment,
+    gather_gpus,
+    imagine_environment,
+)
 from flash_dist.errors import ArchError, UsageError
 from flash_dist.gpu_checks import judge_gpu
 from flash_dist.installed import Installed
@@ -72,6 +77,14 @@ def add_parser(subparsers: Subparsers) -> None:
         "--driver", type=parse_driver, metavar="V", help="what if: with this driver, such as 535"
     )
     parser.add_argument(
+        "--env",
+        type=parse_variable,
+        metavar="K=V",
+        action="append",
+        default=[],
+        help="what if: with this environment variable, such as CUDA_FORCE_PTX_JIT=1",
+    )
+    parser.add_argument(
         "--package",
         metavar="NAME",
         action="append",
@@ -105,21 +118,39 @@ def parse_driver(text: str) -> Driver:
         raise UsageError(error.message, hint=error.hint) from error
 
 
+def parse_variable(text: str) -> tuple[str, str]:
+    """Read `CUDA_FORCE_PTX_JIT=1`."""
+    name, equals, value = text.partition("=")
+    if not equals or name not in VARIABLES:
+        message = f"--env must be NAME=VALUE with a NAME that is judged, got `{text}`"
+        raise UsageError(message, hint=f"the names are {', '.join(VARIABLES)}")
+    return name, value
+
+
+def imagine(args: argparse.Namespace) -> Environment:
+    """Make up the machine that the command line names."""
+    return imagine_environment(args.gpu, args.driver, dict(args.env))
+
+
 def run(args: argparse.Namespace) -> int:
     """Examine, print each result as it comes, and return the exit code."""
     if args.driver and not args.gpu:
         message = "--driver is for a what-if, which needs the GPUs too"
         raise UsageError(message, hint=f"`doctor --gpu 8.6 --driver {args.driver.release}`")
+    if args.env and not args.gpu:
+        name, value = args.env[0]
+        message = "--env is for a what-if, which needs the GPUs too"
+        raise UsageError(message, hint=f"`doctor --gpu 8.6 --env {name}={value}`")
     if args.package or args.wheel:
         return run_libraries(args)
-    environment = imagine_environment(args.gpu, args.driver) if args.gpu else gather_environment()
+    environment = imagine(args) if args.gpu else gather_environment()
     selftest = None if args.no_selftest else partial(check_gpu_by_running, environment)
     return _report(args, environment, examine(environment, selftest=selftest))
 
 
 def run_libraries(args: argparse.Namespace) -> int:
     """Judge the libraries of others, print each result as it comes, and return the exit code."""
-    environment = imagine_environment(args.gpu, args.driver) if args.gpu else gather_gpus()
+    environment = imagine(args) if args.gpu else gather_gpus()
     environment = replace(environment, installed=Installed())
     opened = [*map(package_libraries, args.package), *map(open_libraries, args.wheel)]
     return _report(args, environment, examine_libraries(environment, chain(*opened)))

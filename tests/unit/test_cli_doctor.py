@@ -228,3 +228,47 @@ def test_help_shows_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]) 
         assert text.count(f"python -m flash_dist {name}") >= 3
         assert "3 no GPU" in text
         assert max(map(len, text.splitlines())) <= 90
+
+
+def test_what_if_takes_variables(
+    install: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(ALL)
+    arguments = ("--gpu", "9.0", "--driver", "580", "--env", "CUDA_FORCE_PTX_JIT=1")
+    status, out = doctor(capsys, *arguments)
+    assert status == 0
+    assert "PTX through the JIT (compute_80)" in out
+    install(HOPPER)
+    status, out = doctor(capsys, *arguments)
+    assert status == 1
+    assert "CUDA_FORCE_PTX_JIT is set" in out
+
+
+@pytest.mark.parametrize("text", ["CUDA_FORCE_PTX_JIT", "PATH=/bin", "=1"])
+def test_a_variable_that_is_not_judged_is_refused(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--gpu", "9.0", "--env", text]) == 2
+    assert f"got `{text}`" in capsys.readouterr().err
+
+
+def test_variables_need_gpus_to_be_judged_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--env", "CUDA_FORCE_PTX_JIT=1"]) == 2
+    assert "--env is for a what-if, which needs the GPUs too" in capsys.readouterr().err
+
+
+def test_where_some_gpus_cannot_be_used_the_others_are_named(
+    install: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(HOPPER)
+    status, out = doctor(capsys, "--gpu", "8.6,9.0,9.0", "--driver", "580")
+    assert status == 1
+    assert "2 of 3 GPUs can use this build: 1, 2" in out
+    assert "`export CUDA_VISIBLE_DEVICES=1,2` hides the others" in out
+    assert "the arch set `all`" in out
+    given = ("--env", "CUDA_VISIBLE_DEVICES=3,GPU-7,0")
+    _, out = doctor(capsys, "--gpu", "8.6,9.0,9.0", "--driver", "580", *given)
+    assert "CUDA_VISIBLE_DEVICES=GPU-7,0" in out
+    status, out = doctor(capsys, "--gpu", "9.0,9.0", "--driver", "580")
+    assert status == 0
+    assert "GPUs can use" not in out
