@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _JIT_VARIABLES = ("CUDA_FORCE_PTX_JIT", "CUDA_DISABLE_PTX_JIT")
 _SHOWN_DIFFERENCES = 8
+PACKAGE_NAME = "flash_dist"
 
 
 def check_system(environment: Environment) -> CheckResult:
@@ -81,6 +82,53 @@ def _minor(version: str) -> tuple[int, int]:
     except InvalidVersion:
         return (0, 0)
     return parsed.major, parsed.minor
+
+
+def check_install(environment: Environment) -> CheckResult:
+    """The files are those that pip recorded, once."""
+    files = environment.files
+    if files.missing or files.changed:
+        parts = [
+            f"{_count_files(names)} {what}"
+            for names, what in (
+                (files.missing, "missing"),
+                (files.changed, "not what was installed"),
+            )
+            if names
+        ]
+        names = (*files.missing, *files.changed)
+        return CheckResult(
+            "install",
+            "fail",
+            f"{' and '.join(parts)} in {files.folder}: {_list_few(names)}",
+            fix=_reinstall(),
+            id="install-damaged",
+        )
+    if files.copies:
+        summary = (
+            f"{PACKAGE_NAME} lies in {files.folder}, which runs, and in {_list_few(files.copies)}"
+        )
+        fix = f"remove the copy, or `pip uninstall {PACKAGE_NAME}` there"
+        return CheckResult("install", "warn", summary, fix=fix, id="install-twice")
+    if files.leftovers:
+        summary = f"what no install of this version put there: {_list_few(files.leftovers)}"
+        details = (f"in {files.folder}",)
+        fix = f"`pip uninstall {PACKAGE_NAME}`, delete what is left, and install again"
+        return CheckResult("install", "warn", summary, details, fix, "install-leftovers")
+    if files.status == "unrecorded":
+        summary = f"pip has no record of the package in {files.folder}"
+        return CheckResult("install", "ok", summary)
+    return CheckResult("install", "ok", f"{files.count} files as recorded, in {files.folder}")
+
+
+def _count_files(names: tuple[str, ...]) -> str:
+    return "1 file is" if len(names) == 1 else f"{len(names)} files are"
+
+
+def _list_few(names: tuple[str, ...]) -> str:
+    more = len(names) - _SHOWN_DIFFERENCES
+    shown = ", ".join(names[:_SHOWN_DIFFERENCES])
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def check_build(environment: Environment) -> CheckResult:

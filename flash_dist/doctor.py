@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .checks import (
     check_build,
     check_driver,
+    check_install,
     check_loading,
     check_system,
     check_torch,
@@ -32,6 +33,7 @@ JSON_VERSION = 1
 CHECKS: tuple[tuple[str, Check], ...] = (
     ("system", check_system),
     ("torch", check_torch),
+    ("install", check_install),
     ("build", check_build),
     ("extension", check_loading),
     ("variables", check_variables),

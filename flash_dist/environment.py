@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from .child import Outcome, run_child
+from .install_files import InstallFiles, read_install_files
 from .installed import Installed, read_installed
 from .nvidia import Cuda, Gpu, read_cuda
 
@@ -88,6 +89,7 @@ class Environment:
     installed: Installed
     loading: Loading = Loading("not-tried")
     variables: Mapping[str, str] = field(default_factory=dict)
+    files: InstallFiles = field(default_factory=InstallFiles)
     what_if: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -100,6 +102,7 @@ class Environment:
             "torch": self.torch.to_json(),
             "cuda": self.cuda.to_json(),
             "installed": self.installed.to_json(),
+            "files": self.files.to_json(),
             "loading": self.loading.to_json(),
             "variables": dict(self.variables),
             "what_if": self.what_if,
@@ -120,6 +123,7 @@ def gather_environment() -> Environment:
         installed=installed,
         loading=try_loading() if installed.library else Loading("not-tried"),
         variables=read_variables(os.environ),
+        files=read_install_files(),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from flash_dist.archs import Arch, ArchSet, Origin
 from flash_dist.devices import Device, Driver
 from flash_dist.environment import Environment, Loading, Torch
+from flash_dist.install_files import InstallFiles
 from flash_dist.installed import Installed
 from flash_dist.nvidia import Cuda, Gpu
 from flash_dist.verdict import DTYPE_FLOOR, Build, Variant
@@ -96,6 +97,7 @@ def make_environment(
         cuda=Cuda("ok", Driver.parse(driver), gpus),
         installed=make_installed(archs, proof=proof),
         loading=Loading("ok"),
+        files=InstallFiles("recorded", "/opt", 200),
     )
 
 

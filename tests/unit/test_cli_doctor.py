@@ -108,7 +108,7 @@ def test_a_whole_machine_with_its_selftest(
     code, text = doctor(capsys)
     assert code == 0
     assert "[ok]    selftest 1" in text
-    assert text.endswith("10 ok: no failure (exit status 0)\n")
+    assert text.endswith("11 ok: no failure (exit status 0)\n")
     code, text = doctor(capsys, "--no-selftest", "--json")
     assert "selftest 0" not in [check["name"] for check in json.loads(text)["checks"]]
     monkeypatch.setattr("flash_dist.cli.doctor.run_selftest", report_crash)
