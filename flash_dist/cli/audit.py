@@ -1,15 +1,17 @@
-"""`python -m flash_dist audit`: is a wheel what its own manifest declares?"""
+"""`python -m flash_dist audit`: the gate in front of a release, ours or anybody's."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flash_dist.audit import AuditResult, audit_wheel
+from flash_dist.audit_options import AuditOptions, read_options
+from flash_dist.release import Release, audit_release
 
-from .results import make_console, make_table
-from .text import add_subcommand, format_size, printable
+from .results import make_console, make_table, working
+from .text import add_subcommand, count, format_size, printable
 
 if TYPE_CHECKING:
     import argparse
@@ -17,14 +19,20 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from flash_dist.audit import AuditResult
+
     from .text import Subparsers
 
 EPILOG = """\
 examples:
   python -m flash_dist audit dist/*/*.whl
-  python -m flash_dist audit --kernels --json dist/all/*.whl
+  python -m flash_dist audit --require '8.0;9.0a+PTX' --max-size 100MB --min-driver 525 wheelhouse/
+  python -m flash_dist audit --require 9.0a --no-stubs fmha --format github build/libkernels.so
 
-exit status: 0 passed, 1 a wheel fails, 2 wrong usage or unreadable
+The same options may stand in [tool.flash_dist.audit] of ./pyproject.toml, without the dashes in
+front: require = "8.0;9.0a+PTX".
+
+exit status: 0 passed, 1 something falls short, 2 wrong usage or unreadable
 """
 
 
@@ -33,27 +41,81 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = add_subcommand(
         subparsers,
         "audit",
-        summary="compare wheels with their own manifests",
-        description="Compare every kernel that is embedded in a wheel with what its _build.json "
-        "declares, and check versions, tags, needed libraries and sizes.",
+        summary="hold the GPU code of a release against what it must have",
+        description="Hold wheels, libraries and folders, anybody's, against what a release must "
+        "have; a wheel of this package also against its own _build.json. What cannot be read, "
+        "and a release without GPU code, fails.",
         epilog=EPILOG,
     )
-    parser.add_argument("wheels", metavar="WHEEL", type=Path, nargs="+", help="a built wheel")
+    parser.add_argument("paths", metavar="PATH", type=Path, nargs="+", help="what is released")
+    parser.add_argument(
+        "--require", metavar="LIST", help="targets of every library, as TORCH_CUDA_ARCH_LIST"
+    )
+    parser.add_argument(
+        "--forbid-extra", action="store_true", default=None, help="no other targets than those"
+    )
+    parser.add_argument(
+        "--require-kernels",
+        metavar="FILE",
+        help="names of kernels, or parts of them, one a line: real for every required target",
+    )
+    parser.add_argument(
+        "--no-stubs", metavar="REGEX", help="kernels that match are stubs for no target"
+    )
+    parser.add_argument("--max-size", metavar="SIZE", help="of the file: 100MB, 95MiB")
+    parser.add_argument(
+        "--min-driver", metavar="V", help="the oldest driver that must load all of it: 525"
+    )
+    parser.add_argument(
+        "--baseline", metavar="PATH", help="an older release: no target and kernel of it is gone"
+    )
     parser.add_argument("--kernels", action="store_true", help="list the size of every variant")
-    parser.add_argument("--json", action="store_true", help="print JSON, one line per wheel")
+    parser.add_argument("--json", action="store_true", help="print JSON, one line per path")
+    parser.add_argument(
+        "--format", choices=("text", "github"), default="text", help="github: annotations"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Audit, print and return the exit code."""
-    results = [audit_wheel(wheel) for wheel in args.wheels]
+    names = [field.name for field in fields(AuditOptions)]
+    asked = AuditOptions(**{name: getattr(args, name) for name in names})
+    options = asked.over(read_options(Path("pyproject.toml")))
+    requirements = options.parse()
     console = make_console()
-    for result in results:
+    passed = True
+    for path in args.paths:
+        with working(f"auditing {path.name}"):
+            release = audit_release(path, requirements, baseline=options.baseline)
+        passed = passed and bool(release)
         if args.json:
-            print(json.dumps(result.to_json()))
+            print(json.dumps(release.to_json()))
+        elif args.format == "github":
+            for problem in release.problems:
+                print(f"::error file={escape(str(path))}::{escape(problem)}")
+        elif release.own is not None:
+            print_audit(console, release.own, kernels=args.kernels)
         else:
-            print_audit(console, result, kernels=args.kernels)
-    return int(not all(results))
+            print_release(console, release)
+    return int(not passed)
+
+
+def escape(text: str) -> str:
+    """Write a message so that GitHub takes it as one (its toolkit's command.ts)."""
+    escaped = printable(text).replace("%", "%25")
+    return escaped.replace("\r", "%0D").replace("\n", "%0A")
+
+
+def print_release(console: Console, release: Release) -> None:
+    """Print targets and shortfalls of anybody's release."""
+    targets = ", ".join(str(arch) for arch in release.archs) or "no GPU code"
+    libraries = count(len(release.inspections), "library").replace("librarys", "libraries")
+    console.print(f"{printable(release.path)}: {libraries}, {targets}", soft_wrap=True)
+    for problem in release.problems:
+        console.print(f"[fail]  {printable(problem)}", soft_wrap=True)
+    if release:
+        console.print("[ok]    everything that is required, and all of it understood")
 
 
 def print_audit(console: Console, result: AuditResult, *, kernels: bool = False) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flash_dist.archs import Arch
 from flash_dist.differences import find_differences
-from flash_dist.errors import UsageError
+from flash_dist.errors import ArchError, UsageError
 from flash_dist.inspection import LEVELS, Choice, Inspection, inspect_library
 from flash_dist.libraries import Unread, open_libraries, package_libraries, process_libraries
 
@@ -20,13 +18,12 @@ from .results import working
 from .text import add_subcommand, complain, printable
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator
 
     from flash_dist.libraries import Library
 
     from .text import Subparsers
-
-_TARGET = re.compile(r"(sm|compute)_([0-9]{1,2})([0-9])([af]?)")
 
 EPILOG = """\
 examples:
@@ -93,12 +90,10 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def parse_target(text: str) -> Arch:
     """Read a target as reports name it."""
-    match = _TARGET.fullmatch(text)
-    if match is None:
-        message = f"a target must be named like sm_90a or compute_80, got {text!r}"
-        raise argparse.ArgumentTypeError(message)
-    kind, major, minor, suffix = match.groups()
-    return Arch(int(major), int(minor), suffix, ptx=kind == "compute")
+    try:
+        return Arch.parse(text)
+    except ArchError as error:  # NOTE: a ValueError, argparse would put words of its own for it
+        raise UsageError(error.message, hint=error.hint) from error
 
 
 def run(args: argparse.Namespace) -> int:

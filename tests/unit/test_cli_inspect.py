@@ -119,10 +119,10 @@ def test_kernels_and_targets_are_chosen(lib: Path, capsys: pytest.CaptureFixture
     assert json.loads(capsys.readouterr().out)["libraries"][0]["kernels"] == []
 
 
-@pytest.mark.parametrize("text", ["sm90", "9.0", "sm_", "sm_x", "sm_9", "compute_80b"])
+@pytest.mark.parametrize("text", ["sm_", "sm_x", "compute_80b", "fast"])
 def test_a_target_that_is_none_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "--target", text, "lib.so"]) == 2
-    message = f"a target must be named like sm_90a or compute_80, got '{text}'"
+    message = f"an architecture looks like `sm_90a`, `compute_80` or `9.0a`, got `{text}`"
     assert message in capsys.readouterr().err
 
 

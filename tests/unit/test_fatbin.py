@@ -8,6 +8,7 @@ import re
 import shutil
 import struct
 import subprocess
+import sys
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -388,12 +389,29 @@ def test_lz4_follows_its_format(packed: bytes, unpacked: bytes) -> None:
     ],
 )
 def test_broken_payloads_and_bombs_are_refused(
-    codec: Codec, packed: bytes, size: int, words: str
+    codec: Codec, packed: bytes, size: int, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(sys.modules, "lz4", None)  # our own decoder, whatever is installed
     start = time.perf_counter()
     with pytest.raises(FatbinError, match=words):
         decompress(codec, packed, size)
     assert time.perf_counter() - start < 5
+
+
+def test_lz4_in_c_gives_the_same_and_refuses_what_is_broken() -> None:
+    pytest.importorskip("lz4.block")
+    good = lz4_sequence(b"abc", 2, 300) + lz4_literals(b"!" * 16)  # C wants a literal end
+    assert decompress("lz4", good, 319) == codecs.decompress_lz4(good, 319)
+    broken = (
+        (lz4_sequence(b"abcd", 5, 4), 8),
+        (lz4_sequence(b"abcd", 4, 4000), 8),
+        (b"\xf0" + b"\xff" * 64, 64),
+        (lz4_literals(b"abcd"), 5),
+        (lz4_literals(b"abcd"), 3),
+    )
+    for packed, size in broken:
+        with pytest.raises(FatbinError, match=r"LZ4|declares"):
+            decompress("lz4", packed, size)
 
 
 def test_a_zstd_frame_with_a_dictionary_or_a_huge_window_is_refused() -> None:
