@@ -186,6 +186,16 @@ def audit(session: nox.Session) -> None:
 
 
 @nox.session
+def zipapp(session: nox.Session) -> None:
+    """Build dist/flash_dist.pyz: inspect, audit and doctor's what-if in one file, without torch."""
+    session.install("tomli; python_version < '3.11'")
+    folder = Path(session.create_tmp()) / "dependencies"
+    shutil.rmtree(folder, ignore_errors=True)
+    session.install("--target", str(folder), "packaging", "rich")
+    session.run("python", "-m", "ci.zipapp", str(folder), "dist/flash_dist.pyz")
+
+
+@nox.session
 def lock_headers(session: nox.Session) -> None:
     """Pin the torch headers that csrc/api.cpp includes: `-- 2.13.0`."""
     install(session, "build")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from typing import NoReturn
 
 from flash_dist.cli import main
 
-if __name__ == "__main__":
+
+def run() -> NoReturn:
+    """Run the command line and end the process."""
     status = main()
     if "flash_dist.bench.launched" in sys.modules:
         # torch's profiler may free its buffers before CUPTI has returned them, and abort when the
@@ -18,3 +21,7 @@ if __name__ == "__main__":
                 stream.flush()
         os._exit(status)
     sys.exit(status)
+
+
+if __name__ == "__main__":
+    run()

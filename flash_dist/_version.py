@@ -1,9 +1,11 @@
-"""The version of the installed package: that of its wheel."""
+"""The version of the package: that of its wheel, or of the program in one file."""
 
 from __future__ import annotations
 
+from importlib import metadata
+
 from .errors import ManifestError
-from .manifest import load_manifest
+from .manifest import PACKAGE, load_manifest
 
 UNBUILT = "0+unbuilt"
 
@@ -13,4 +15,4 @@ def read_version() -> str:
     try:
         return load_manifest().package_version
     except ManifestError:
-        return UNBUILT
+        return UNBUILT if PACKAGE.is_dir() else metadata.version(PACKAGE.name)  # a zip file's
