@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -111,16 +111,9 @@ class Environment:
 
 def gather_environment() -> Environment:
     """Look at this machine."""
-    torch = read_torch()
     installed = read_installed()
-    return Environment(
-        system=read_system(),
-        machine=platform.machine(),
-        libc=read_libc(),
-        python=platform.python_version(),
-        torch=torch,
-        cuda=read_cuda(),
-        installed=installed,
+    return replace(
+        _describe_host(read_cuda(), installed),
         loading=try_loading() if installed.library else Loading("not-tried"),
         variables=read_variables(os.environ),
         files=read_install_files(),
@@ -129,16 +122,7 @@ def gather_environment() -> Environment:
 
 def gather_gpus() -> Environment:
     """Look at this machine's GPUs and driver alone: what the libraries of others are judged by."""
-    return Environment(
-        system=read_system(),
-        machine=platform.machine(),
-        libc=read_libc(),
-        python=platform.python_version(),
-        torch=read_torch(),
-        cuda=read_cuda(),
-        installed=Installed(),
-        variables=read_variables(os.environ),
-    )
+    return replace(_describe_host(read_cuda(), Installed()), variables=read_variables(os.environ))
 
 
 def imagine_environment(
@@ -148,16 +132,19 @@ def imagine_environment(
     gpus = tuple(
         Gpu(index, "", device, smem_optin=device.smem_optin) for index, device in enumerate(devices)
     )
+    host = _describe_host(Cuda("ok", driver, gpus), read_installed())
+    return replace(host, variables=dict(variables or {}), what_if=True)
+
+
+def _describe_host(cuda: Cuda, installed: Installed) -> Environment:
     return Environment(
         system=read_system(),
         machine=platform.machine(),
         libc=read_libc(),
         python=platform.python_version(),
         torch=read_torch(),
-        cuda=Cuda("ok", driver, gpus),
-        installed=read_installed(),
-        variables=dict(variables or {}),
-        what_if=True,
+        cuda=cuda,
+        installed=installed,
     )
 
 
