@@ -1,7 +1,28 @@
-"""One thread for torch: on small tensors several wait for each other, longest on a busy host."""
+"""What several unit tests share: one thread for torch, and the program in one file.
+
+On small tensors several threads wait for each other, longest on a busy host.
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ci.zipapp import build_zipapp
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded; children inherit it
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return flash_dist.pyz, made of the packages that are installed here."""
+    folder = tmp_path_factory.mktemp("zipapp")
+    for name in ("rich", "packaging"):
+        source = Path(str(importlib.import_module(name).__file__)).parent
+        shutil.copytree(source, folder / "dependencies" / name)
+    build_zipapp(folder / "dependencies", folder / "flash_dist.pyz")
+    return folder / "flash_dist.pyz"

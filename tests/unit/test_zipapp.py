@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,18 +15,9 @@ from tests.unit.fatbin_builder import SASS, Kernel, container, cubin, entry, lib
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 Run = subprocess.CompletedProcess[str]
-
-
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("zipapp")
-    for name in ("rich", "packaging"):
-        source = Path(str(importlib.import_module(name).__file__)).parent
-        shutil.copytree(source, folder / "dependencies" / name)
-    build_zipapp(folder / "dependencies", folder / "flash_dist.pyz")
-    return folder / "flash_dist.pyz"
 
 
 @pytest.fixture
