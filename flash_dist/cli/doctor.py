@@ -18,15 +18,17 @@ from flash_dist.environment import (
     imagine_environment,
 )
 from flash_dist.errors import ArchError, UsageError
+from flash_dist.explain import explain
 from flash_dist.gpu_checks import judge_gpu
 from flash_dist.installed import Installed
 from flash_dist.libraries import open_libraries, package_libraries
 from flash_dist.library_checks import examine_libraries
+from flash_dist.result import EXIT_FINE, EXIT_NOTHING_CHECKED
 from flash_dist.selftest import DEFAULT_RUNS, check_selftest, find_surprises, run_selftest
 from flash_dist.verdict import name_size
 
 from .results import make_console, print_result, working
-from .text import add_subcommand
+from .text import add_subcommand, complain, printable
 
 if TYPE_CHECKING:
     import argparse
@@ -43,9 +45,12 @@ examples:
   python -m flash_dist doctor
   python -m flash_dist doctor --gpu 7.5,8.6 --driver 535
   python -m flash_dist doctor --package xformers --gpu 7.5,8.6
+  python -m flash_dist doctor --explain "device kernel image is invalid"
 
 exit status: 0 no failure, 1 at least one failure, 2 wrong usage, 3 no GPU to check
 """
+
+_SHOWN_MESSAGE = 200
 
 _CONCLUSION = {
     0: "no failure",
@@ -99,6 +104,9 @@ def add_parser(subparsers: Subparsers) -> None:
         default=[],
         help="judge a wheel, library or folder before it is installed, ours or anybody's",
     )
+    parser.add_argument(
+        "--explain", metavar="MESSAGE", help="say what an error message about GPU code means"
+    )
     parser.set_defaults(run=run)
 
 
@@ -141,11 +149,32 @@ def run(args: argparse.Namespace) -> int:
         name, value = args.env[0]
         message = "--env is for a what-if, which needs the GPUs too"
         raise UsageError(message, hint=f"`doctor --gpu 8.6 --env {name}={value}`")
+    if args.explain is not None:
+        return run_explain(args.explain, as_json=args.json)
     if args.package or args.wheel:
         return run_libraries(args)
     environment = imagine(args) if args.gpu else gather_environment()
     selftest = None if args.no_selftest else partial(check_gpu_by_running, environment)
     return _report(args, environment, examine(environment, selftest=selftest))
+
+
+def run_explain(message: str, *, as_json: bool) -> int:
+    """Explain a message; one that is not known is nothing that could be checked."""
+    explanation = explain(message)
+    if explanation is None:
+        shown = message if len(message) <= _SHOWN_MESSAGE else f"{message[:_SHOWN_MESSAGE]}..."
+        complain(f"this message is not known: {printable(shown)}")
+        return EXIT_NOTHING_CHECKED
+    if as_json:
+        print(json.dumps(explanation.to_json(), indent=2))
+        return EXIT_FINE
+    console = make_console()
+    console.print(printable(explanation.summary), soft_wrap=True)
+    for detail in explanation.details:
+        console.print(f"  {printable(detail)}", soft_wrap=True)
+    for step in explanation.steps:
+        console.print(f"fix: {printable(step)}", soft_wrap=True)
+    return EXIT_FINE
 
 
 def run_libraries(args: argparse.Namespace) -> int:
