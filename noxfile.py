@@ -186,6 +186,13 @@ def audit(session: nox.Session) -> None:
 
 
 @nox.session
+def fuzz(session: nox.Session) -> None:
+    """Read 100,000 mutated binaries: `-- --cases N --seed N`. Only our own error may come out."""
+    install(session, "runtime", "test")
+    session.run("python", "-m", "tests.fuzz.readers", *session.posargs)
+
+
+@nox.session
 def zipapp(session: nox.Session) -> None:
     """Build dist/flash_dist.pyz: inspect, audit and doctor's what-if in one file, without torch."""
     session.install("tomli; python_version < '3.11'")
