@@ -9,7 +9,7 @@ from .devices import Device, toolkit_driver
 from .verdict import FLOOR, SMEM_VARIABLE, Build, Cause, DeviceVerdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from .archs import Arch, ArchSet
 
@@ -22,6 +22,12 @@ def describe_archs(archs: Iterable[Arch]) -> str:
     sass = ", ".join(str(arch) for arch in archs if not arch.ptx)
     ptx = ", ".join(str(arch) for arch in archs if arch.ptx)
     return f"{f'SASS {sass}' if sass else 'no SASS'}; {f'PTX {ptx}' if ptx else 'no PTX'}"
+
+
+def list_few(names: Sequence[str], most: int) -> str:
+    """List names for a reader, and count those that would be too many."""
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
 
 
 def describe_device(device: Device, name: str = "") -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .archs import ArchSet
 from .devices import Driver
-from .errors import ArchError, UsageError
+from .errors import UsageError, wrong_usage
 from .requirements import Requirements
 
 if TYPE_CHECKING:
@@ -116,12 +116,8 @@ def parse_size(text: str) -> int:
 
 
 def _parse_archs(text: str | None) -> tuple[Any, ...]:
-    if text is None:
-        return ()
-    try:
-        return ArchSet.parse(text, name="required").archs
-    except ArchError as error:
-        raise UsageError(error.message, hint=error.hint) from error
+    with wrong_usage():
+        return () if text is None else ArchSet.parse(text, name="required").archs
 
 
 def _read_kernels(path: str | None) -> tuple[str, ...]:
@@ -144,7 +140,5 @@ def _parse_pattern(text: str | None) -> re.Pattern[str] | None:
 
 
 def _parse_driver(text: str | None) -> Driver | None:
-    try:
+    with wrong_usage():
         return None if text is None else Driver.parse(text)
-    except ArchError as error:
-        raise UsageError(error.message, hint=error.hint) from error

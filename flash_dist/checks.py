@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
 
-from .advice import describe_archs, driver_fix, torch_fix
+from .advice import describe_archs, driver_fix, list_few, torch_fix
 from .budget import BUDGET_VARIABLE, find_budget_problem
 from .compatibility import driver_refusal
 from .devices import ZSTD_CUDA, first_driver, format_version, ptx_isa_cuda, toolkit_driver
+from .manifest import PACKAGE
 from .result import CheckResult
 from .verdict import SMEM_VARIABLE
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 _JIT_VARIABLES = ("CUDA_FORCE_PTX_JIT", "CUDA_DISABLE_PTX_JIT")
 _SHOWN_DIFFERENCES = 8
-PACKAGE_NAME = "flash_dist"
 
 
 def check_system(environment: Environment) -> CheckResult:
@@ -100,20 +100,20 @@ def check_install(environment: Environment) -> CheckResult:
         return CheckResult(
             "install",
             "fail",
-            f"{' and '.join(parts)} in {files.folder}: {_list_few(names)}",
+            f"{' and '.join(parts)} in {files.folder}: {list_few(names, _SHOWN_DIFFERENCES)}",
             fix=_reinstall(),
             id="install-damaged",
         )
     if files.copies:
-        summary = (
-            f"{PACKAGE_NAME} lies in {files.folder}, which runs, and in {_list_few(files.copies)}"
-        )
-        fix = f"remove the copy, or `pip uninstall {PACKAGE_NAME}` there"
+        copies = list_few(files.copies, _SHOWN_DIFFERENCES)
+        summary = f"{PACKAGE.name} lies in {files.folder}, which runs, and in {copies}"
+        fix = f"remove the copy, or `pip uninstall {PACKAGE.name}` there"
         return CheckResult("install", "warn", summary, fix=fix, id="install-twice")
     if files.leftovers:
-        summary = f"what no install of this version put there: {_list_few(files.leftovers)}"
+        leftovers = list_few(files.leftovers, _SHOWN_DIFFERENCES)
+        summary = f"what no install of this version put there: {leftovers}"
         details = (f"in {files.folder}",)
-        fix = f"`pip uninstall {PACKAGE_NAME}`, delete what is left, and install again"
+        fix = f"`pip uninstall {PACKAGE.name}`, delete what is left, and install again"
         return CheckResult("install", "warn", summary, details, fix, "install-leftovers")
     if files.status == "unrecorded":
         summary = f"pip has no record of the package in {files.folder}"
@@ -123,12 +123,6 @@ def check_install(environment: Environment) -> CheckResult:
 
 def _count_files(names: tuple[str, ...]) -> str:
     return "1 file is" if len(names) == 1 else f"{len(names)} files are"
-
-
-def _list_few(names: tuple[str, ...]) -> str:
-    more = len(names) - _SHOWN_DIFFERENCES
-    shown = ", ".join(names[:_SHOWN_DIFFERENCES])
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def check_build(environment: Environment) -> CheckResult:

@@ -33,6 +33,7 @@ Verdict = Literal[
     "unknown",  # the image could not be read
 ]
 
+REAL: Final = "real"
 EMPTY_MOST: Final = 4  # instructions of a body that does nothing
 EMPTY_BESIDE: Final = 16  # where another target has more than those
 STUB_MOST: Final = 48  # instructions of a body that only complains

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from .inspection import Size, sizes_by_target
+from .inspection import NOTHING, Size, sizes_by_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -147,15 +147,13 @@ def _compare_namesakes(
 
 def _compare_sizes(before: Sequence[Inspection], after: Sequence[Inspection]) -> list[SizeChange]:
     old, new = _sum_sizes(before), _sum_sizes(after)
-    nothing = Size(0, 0, 0)
     names = dict.fromkeys((*old, *new))
-    return [SizeChange(name, old.get(name, nothing), new.get(name, nothing)) for name in names]
+    return [SizeChange(name, old.get(name, NOTHING), new.get(name, NOTHING)) for name in names]
 
 
 def _sum_sizes(inspections: Iterable[Inspection]) -> dict[str, Size]:
     sums: dict[str, Size] = {}
     for inspection in inspections:
         for name, size in sizes_by_target(inspection.report).items():
-            had = sums.get(name, Size(0, 0, 0))
-            sums[name] = Size(*(a + b for a, b in zip(had, size, strict=True)))
+            sums[name] = sums.get(name, NOTHING).plus(size)
     return sums

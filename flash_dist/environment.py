@@ -126,13 +126,17 @@ def gather_gpus() -> Environment:
 
 
 def imagine_environment(
-    devices: Iterable[Device], driver: Driver | None, variables: Mapping[str, str] | None = None
+    devices: Iterable[Device],
+    driver: Driver | None,
+    variables: Mapping[str, str] | None = None,
+    *,
+    installed: Installed | None = None,
 ) -> Environment:
-    """Put the installed build on a machine that is not here; no variables of this one count."""
+    """Put a build, by default this one, on a machine that is not here, with its own variables."""
     gpus = tuple(
         Gpu(index, "", device, smem_optin=device.smem_optin) for index, device in enumerate(devices)
     )
-    host = _describe_host(Cuda("ok", driver, gpus), read_installed())
+    host = _describe_host(Cuda("ok", driver, gpus), installed or read_installed())
     return replace(host, variables=dict(variables or {}), what_if=True)
 
 

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 class FlashDistError(Exception):
     """A failure that a user can act on.
@@ -42,3 +48,15 @@ class ManifestError(FlashDistError, ValueError):
 
 class AuditError(FlashDistError):
     """A built wheel is not what it declares to be."""
+
+
+@contextmanager
+def wrong_usage() -> Iterator[None]:
+    """Let what an option names wrongly be wrong usage, with the same words.
+
+    NOTE: ArchError is a ValueError, for which argparse would put words of its own.
+    """
+    try:
+        yield
+    except ArchError as error:
+        raise UsageError(error.message, hint=error.hint) from error

@@ -40,10 +40,10 @@ class Explanation:
 
 def explain(message: str) -> Explanation | None:
     """Return what is known of a message, None if nothing is."""
-    for pattern, describe in _KNOWN:
+    for pattern, known in _KNOWN:
         match = pattern.search(message)
         if match is not None:
-            return describe(match)
+            return known if isinstance(known, Explanation) else known(match)
     return None
 
 
@@ -79,93 +79,80 @@ def _dotted(number: str) -> str:
     return f"{number[:-1]}.{number[-1]}"
 
 
-def _conditional_mma(_: re.Match[str]) -> Explanation:
-    return Explanation(
-        "arch-conditional-stub",
-        "a CUTLASS kernel was called whose matrix instructions exist on one architecture only "
-        "(sm_90a, sm_100a), compiled for a target without the suffix",
-        ("the driver took the image without `a`, or compiled plain PTX for a newer GPU",),
+_CONDITIONAL_MMA: Final = Explanation(
+    "arch-conditional-stub",
+    "a CUTLASS kernel was called whose matrix instructions exist on one architecture only "
+    "(sm_90a, sm_100a), compiled for a target without the suffix",
+    ("the driver took the image without `a`, or compiled plain PTX for a newer GPU",),
+    (
+        "build the library for 9.0a instead of 9.0 (10.0a instead of 10.0)",
+        "`python -m flash_dist inspect --level coverage FILE` shows which targets are real",
+    ),
+)
+
+_NO_IMAGE: Final = Explanation(
+    "no-kernel-image",
+    "the library has no code that this GPU can run: neither SASS of its major with an equal "
+    "or older minor, nor PTX",
+    ("cudaErrorNoKernelImageForDevice, 209",),
+    (
+        _JUDGE,
         (
-            "build the library for 9.0a instead of 9.0 (10.0a instead of 10.0)",
-            "`python -m flash_dist inspect --level coverage FILE` shows which targets are real",
+            "install a build for this compute capability, or build it with "
+            "TORCH_CUDA_ARCH_LIST set to it"
         ),
-    )
+    ),
+)
 
+_INVALID_IMAGE: Final = Explanation(
+    "invalid-image",
+    "the driver does not understand the image: most often it is compressed with zstd, which "
+    "drivers before 550 (CUDA 12.4) do not know",
+    ("cudaErrorInvalidKernelImage, 200",),
+    (
+        "install NVIDIA driver 550 or newer",
+        _JUDGE,
+        "whoever builds it: nvcc --compress-mode=speed keeps to LZ4",
+    ),
+)
 
-def _no_image(_: re.Match[str]) -> Explanation:
-    return Explanation(
-        "no-kernel-image",
-        "the library has no code that this GPU can run: neither SASS of its major with an equal "
-        "or older minor, nor PTX",
-        ("cudaErrorNoKernelImageForDevice, 209",),
+_NEW_PTX: Final = Explanation(
+    "ptx-too-new",
+    "the PTX was written by a newer CUDA than the driver's: SASS may be newer within a major "
+    "version of CUDA, PTX may not",
+    ("cudaErrorUnsupportedPtxVersion, 222",),
+    ("install a newer NVIDIA driver", "or a build that has SASS for this GPU", _JUDGE),
+)
+
+_NO_JIT: Final = Explanation(
+    "jit-compiler-absent",
+    "the library has only PTX for this GPU, and the driver's compiler for it is not there",
+    (
+        "cudaErrorJitCompilerNotFound, 221",
         (
-            _JUDGE,
-            (
-                "install a build for this compute capability, or build it with "
-                "TORCH_CUDA_ARCH_LIST set to it"
-            ),
+            "libnvidia-ptxjitcompiler.so.1 belongs to the driver; containers get it with the "
+            "capability `compute`"
         ),
-    )
+    ),
+    (
+        "start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+        "or install a build that has SASS for this GPU",
+    ),
+)
 
+_JIT_DISABLED: Final = Explanation(
+    "jit-disabled",
+    "the library has only PTX for this GPU, and CUDA_DISABLE_PTX_JIT forbids to compile it",
+    ("cudaErrorJitCompilationDisabled, 223",),
+    ("`unset CUDA_DISABLE_PTX_JIT`", "or install a build that has SASS for this GPU"),
+)
 
-def _invalid_image(_: re.Match[str]) -> Explanation:
-    return Explanation(
-        "invalid-image",
-        "the driver does not understand the image: most often it is compressed with zstd, which "
-        "drivers before 550 (CUDA 12.4) do not know",
-        ("cudaErrorInvalidKernelImage, 200",),
-        (
-            "install NVIDIA driver 550 or newer",
-            _JUDGE,
-            "whoever builds it: nvcc --compress-mode=speed keeps to LZ4",
-        ),
-    )
-
-
-def _new_ptx(_: re.Match[str]) -> Explanation:
-    return Explanation(
-        "ptx-too-new",
-        "the PTX was written by a newer CUDA than the driver's: SASS may be newer within a major "
-        "version of CUDA, PTX may not",
-        ("cudaErrorUnsupportedPtxVersion, 222",),
-        ("install a newer NVIDIA driver", "or a build that has SASS for this GPU", _JUDGE),
-    )
-
-
-def _no_jit(_: re.Match[str]) -> Explanation:
-    return Explanation(
-        "jit-compiler-absent",
-        "the library has only PTX for this GPU, and the driver's compiler for it is not there",
-        (
-            "cudaErrorJitCompilerNotFound, 221",
-            (
-                "libnvidia-ptxjitcompiler.so.1 belongs to the driver; containers get it with the "
-                "capability `compute`"
-            ),
-        ),
-        (
-            "start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility",
-            "or install a build that has SASS for this GPU",
-        ),
-    )
-
-
-def _jit_disabled(_: re.Match[str]) -> Explanation:
-    return Explanation(
-        "jit-disabled",
-        "the library has only PTX for this GPU, and CUDA_DISABLE_PTX_JIT forbids to compile it",
-        ("cudaErrorJitCompilationDisabled, 223",),
-        ("`unset CUDA_DISABLE_PTX_JIT`", "or install a build that has SASS for this GPU"),
-    )
-
-
-def _old_driver(_: re.Match[str]) -> Explanation:
-    return Explanation(
-        "driver-too-old",
-        "the driver is older than the CUDA runtime needs: CUDA 12 needs 525, CUDA 13 needs 580",
-        ("cudaErrorInsufficientDriver, 35",),
-        ("install a newer NVIDIA driver", "or a build for an older CUDA"),
-    )
+_OLD_DRIVER: Final = Explanation(
+    "driver-too-old",
+    "the driver is older than the CUDA runtime needs: CUDA 12 needs 525, CUDA 13 needs 580",
+    ("cudaErrorInsufficientDriver, 35",),
+    ("install a newer NVIDIA driver", "or a build for an older CUDA"),
+)
 
 
 def _undefined_symbol(match: re.Match[str]) -> Explanation:
@@ -190,7 +177,9 @@ def _undefined_symbol(match: re.Match[str]) -> Explanation:
     )
 
 
-_KNOWN: Final[tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Explanation]], ...]] = (
+_KNOWN: Final[
+    tuple[tuple[re.Pattern[str], Explanation | Callable[[re.Match[str]], Explanation]], ...]
+] = (
     (
         re.compile(
             r"kernel [`']?(?P<kernel>\w+)[`']? is for sm(?P<first>\d+)-sm(?P<last>\d+), "
@@ -198,12 +187,12 @@ _KNOWN: Final[tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Explanation
         ),
         _printf_stub,
     ),
-    (re.compile(r"Arch conditional MMA", re.IGNORECASE), _conditional_mma),
-    (re.compile(r"no kernel image is available", re.IGNORECASE), _no_image),
-    (re.compile(r"device kernel image is invalid", re.IGNORECASE), _invalid_image),
-    (re.compile(r"PTX was compiled with an unsupported toolchain", re.IGNORECASE), _new_ptx),
-    (re.compile(r"PTX JIT compiler library not found", re.IGNORECASE), _no_jit),
-    (re.compile(r"PTX JIT compilation was disabled", re.IGNORECASE), _jit_disabled),
-    (re.compile(r"driver version is insufficient", re.IGNORECASE), _old_driver),
+    (re.compile(r"Arch conditional MMA", re.IGNORECASE), _CONDITIONAL_MMA),
+    (re.compile(r"no kernel image is available", re.IGNORECASE), _NO_IMAGE),
+    (re.compile(r"device kernel image is invalid", re.IGNORECASE), _INVALID_IMAGE),
+    (re.compile(r"PTX was compiled with an unsupported toolchain", re.IGNORECASE), _NEW_PTX),
+    (re.compile(r"PTX JIT compiler library not found", re.IGNORECASE), _NO_JIT),
+    (re.compile(r"PTX JIT compilation was disabled", re.IGNORECASE), _JIT_DISABLED),
+    (re.compile(r"driver version is insufficient", re.IGNORECASE), _OLD_DRIVER),
     (re.compile(r"undefined symbol: (?P<symbol>\w+)"), _undefined_symbol),
 )

@@ -127,10 +127,10 @@ def check_all_gpus(environment: Environment, results: Sequence[CheckResult]) -> 
 
 def _visible_names(environment: Environment, indices: Iterable[int]) -> Iterator[str]:
     """Name GPUs for CUDA_VISIBLE_DEVICES, which may already hide and reorder some."""
-    given = environment.variables.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    visible = environment.variables.get("CUDA_VISIBLE_DEVICES", "")
+    given = dict(enumerate(name.strip() for name in visible.split(",")))
     for index in indices:
-        known = index < len(given) and given[index].strip()
-        yield given[index].strip() if known else str(index)
+        yield given.get(index) or str(index)
 
 
 def _all_devices(environment: Environment) -> tuple[Device, ...]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
+from .archives import Unread
 from .coverage import Coverage, find_coverage
 from .demangle import demangle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from .archives import Library
     from .archs import Arch
     from .cubin import KernelInfo
     from .fatbin import Fatbin, FatbinEntry
@@ -28,6 +29,13 @@ class Size(NamedTuple):
     images: int
     packed: int
     unpacked: int
+
+    def plus(self, other: Size) -> Size:
+        """Return the sizes of both together."""
+        return Size(*(a + b for a, b in zip(self, other, strict=True)))
+
+
+NOTHING: Final = Size(0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -95,6 +103,24 @@ def inspect_library(name: str, archive: str, fatbin: Fatbin, choice: Choice) -> 
     return Inspection(name, archive, report, kernels, coverage)
 
 
+def inspect_libraries(
+    libraries: Iterable[Library | Unread], choice: Choice
+) -> tuple[list[Inspection], list[Unread]]:
+    """Read what is wanted of each library; what cannot be opened is kept apart.
+
+    Raises:
+        FatbinError: As `inspect_library`, or nothing could be opened at all.
+    """
+    inspections: list[Inspection] = []
+    unread: list[Unread] = []
+    for found in libraries:
+        if isinstance(found, Unread):
+            unread.append(found)
+        else:
+            inspections.append(inspect_library(found.name, found.archive, found.fatbin, choice))
+    return inspections, unread
+
+
 def _read_kernels(
     fatbin: Fatbin, entries: Iterable[FatbinEntry], keeps: Callable[[str], bool]
 ) -> Iterable[KernelInfo]:
@@ -111,12 +137,8 @@ def name_target(entry: FatbinEntry) -> str:
 
 def sizes_by_target(report: FatbinReport) -> dict[str, Size]:
     """Sum up the images of each target, relocatable ones included."""
-    sums: defaultdict[str, Size] = defaultdict(lambda: Size(0, 0, 0))
+    sums: dict[str, Size] = {}
     for entry in report.entries:
-        name, had = name_target(entry), sums[name_target(entry)]
-        sums[name] = Size(
-            had.images + 1,
-            had.packed + entry.compressed_size,
-            had.unpacked + entry.uncompressed_size,
-        )
-    return dict(sums)
+        name, image = name_target(entry), Size(1, entry.compressed_size, entry.uncompressed_size)
+        sums[name] = sums.get(name, NOTHING).plus(image)
+    return sums

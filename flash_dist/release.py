@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .archives import Unread
 from .audit import AuditResult, audit_wheel
 from .contents import MANIFEST
-from .inspection import Choice, Inspection, inspect_library, sizes_by_target
+from .inspection import Choice, Inspection, inspect_libraries, sizes_by_target
 from .libraries import open_libraries
 from .requirements import Requirements, find_losses, find_shortfalls
 from .wheel import open_wheel
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from .archs import Arch
-    from .inspection import Level
 
 
 @dataclass(frozen=True)
@@ -72,31 +71,24 @@ def audit_release(
         FlashDistError: The path, or the baseline, cannot be read at all.
     """
     size = path.stat().st_size if path.is_file() else None
-    inspections, unread = read_release(path, requirements.level)
+    level = requirements.level
+    if baseline is not None and level == "targets":
+        level = "kernels"  # which the comparison needs, too
+    inspections, unread = inspect_libraries(open_libraries(path), Choice(level))
     problems = list(find_shortfalls(requirements, inspections, unread, size=size))
     if baseline is not None:
-        old, _ = read_release(Path(baseline), "kernels")
-        new, _ = read_release(path, "kernels")
+        kernels = Choice("kernels")
+        old, _ = inspect_libraries(open_libraries(baseline), kernels)
+        new = inspections
+        if level != "kernels":
+            new, _ = inspect_libraries(open_libraries(path), kernels)
         problems += find_losses(old, new)
     if not is_own_wheel(path):
-        return Release(str(path), inspections, tuple(problems))
+        return Release(str(path), tuple(inspections), tuple(problems))
     result = audit_wheel(path)
     problems = list(dict.fromkeys((*result.problems, *problems)))
     own = replace(result, problems=tuple(problems))
-    return Release(str(path), inspections, tuple(problems), own)
-
-
-def read_release(path: Path, level: Level) -> tuple[tuple[Inspection, ...], tuple[Unread, ...]]:
-    """Read the libraries of a file or folder; what cannot be read is kept apart."""
-    inspections: list[Inspection] = []
-    unread: list[Unread] = []
-    choice = Choice(level)
-    for found in open_libraries(path):
-        if isinstance(found, Unread):
-            unread.append(found)
-        else:
-            inspections.append(inspect_library(found.name, found.archive, found.fatbin, choice))
-    return tuple(inspections), tuple(unread)
+    return Release(str(path), tuple(inspections), tuple(problems), own)
 
 
 def is_own_wheel(path: Path) -> bool:

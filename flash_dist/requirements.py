@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .advice import list_few
 from .compatibility import judge
+from .coverage import REAL
 from .devices import Device
-from .differences import Differences, find_differences
+from .differences import find_differences
 
 if TYPE_CHECKING:
     import re
@@ -108,10 +110,10 @@ def _kernel_shortfalls(requirements: Requirements, rows: Sequence[KernelCoverage
         strict = requirements.no_stubs is not None and requirements.no_stubs.search(row.name)
         for target, verdict in row.verdicts.items():
             wanted = not targets or target in targets
-            if (asked and wanted and verdict != "real") or (strict and verdict.startswith("stub")):
+            if (asked and wanted and verdict != REAL) or (strict and verdict.startswith("stub")):
                 lacking.setdefault(f"{verdict} for {target}", []).append(row.name)
     for what, names in lacking.items():
-        yield f"{_name_few(names)}: {what}"
+        yield f"{list_few(names, _NAMED)}: {what}"
 
 
 def _absent_kernels(kernels: Sequence[str], inspections: Sequence[Inspection]) -> list[str]:
@@ -130,8 +132,8 @@ def _absent_kernels(kernels: Sequence[str], inspections: Sequence[Inspection]) -
 
 def find_losses(baseline: Sequence[Inspection], inspections: Sequence[Inspection]) -> list[str]:
     """Say which targets and kernels an older release had and this one has not."""
-    differences: Differences = find_differences(baseline, inspections)
-    gone = [change for change in differences.changes if change.after is None and change.before]
+    changes = find_differences(baseline, inspections).changes
+    gone = [change for change in changes if change.after is None and change.before]
     lost = [
         f"{change.library}: {change.target or 'GPU code'} was in the baseline and is gone"
         for change in gone
@@ -143,11 +145,5 @@ def find_losses(baseline: Sequence[Inspection], inspections: Sequence[Inspection
         if change.what == "kernel" and (change.library, change.target) not in whole:
             kernels.setdefault((change.library, change.target), []).append(change.kernel)
     for (library, target), names in kernels.items():
-        lost.append(f"{library}: {_name_few(names)} for {target}: in the baseline, and gone")
+        lost.append(f"{library}: {list_few(names, _NAMED)} for {target}: in the baseline, and gone")
     return lost
-
-
-def _name_few(names: Sequence[str]) -> str:
-    more = len(names) - _NAMED
-    shown = ", ".join(names[:_NAMED])
-    return f"{shown} and {more} more" if more > 0 else shown

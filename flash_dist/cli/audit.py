@@ -110,7 +110,7 @@ def escape(text: str) -> str:
 def print_release(console: Console, release: Release) -> None:
     """Print targets and shortfalls of anybody's release."""
     targets = ", ".join(str(arch) for arch in release.archs) or "no GPU code"
-    libraries = count(len(release.inspections), "library").replace("librarys", "libraries")
+    libraries = count(len(release.inspections), "library", "libraries")
     console.print(f"{printable(release.path)}: {libraries}, {targets}", soft_wrap=True)
     for problem in release.problems:
         console.print(f"[fail]  {printable(problem)}", soft_wrap=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .inspection import ROWS, say_rest, show_name
+from .inspection import first_rows, say_rest, show_name
 from .results import make_console, make_table
 from .text import format_size, printable
 
@@ -28,8 +28,9 @@ def print_differences(differences: Differences, *, whole: bool) -> None:
     for change in (*differences.of("library"), *differences.of("target")):
         what = f"{change.target} in " if change.target else "library "
         console.print(f"{_describe(change)}: {what}{printable(change.library)}", soft_wrap=True)
-    print_kernels(console, differences.of("kernel"), whole=whole)
-    print_resources(console, differences.of("resource"), whole=whole)
+    print_changes(console, differences.of("kernel"), "kernel", "", whole=whole)
+    resources = differences.of("resource")
+    print_changes(console, resources, "number", "resource", "before", "after", whole=whole)
 
 
 def _describe(change: Change) -> str:
@@ -57,26 +58,23 @@ def _delta(before: int, after: int) -> str:
     return f"{'+' if after > before else '-'}{format_size(abs(after - before))}{share}"
 
 
-def print_kernels(console: Console, changes: Sequence[Change], *, whole: bool) -> None:
-    """List kernels that are on one side only."""
+def print_changes(
+    console: Console, changes: Sequence[Change], noun: str, *columns: str, whole: bool
+) -> None:
+    """List kernels, each with what changed, as many as fit."""
     if not changes:
         return
-    table = make_table("kernel", "target", "")
-    for change in changes if whole else changes[:ROWS]:
-        table.add_row(show_name(change.kernel), change.target, _describe(change))
+    table = make_table("kernel", "target", *columns)
+    shown = first_rows(changes, whole=whole)
+    for change in shown:
+        table.add_row(show_name(change.kernel), change.target, *_cells(change))
     console.print()
     console.print(table)
-    say_rest(console, 0 if whole else len(changes) - ROWS, "kernel")
+    say_rest(console, len(changes) - len(shown), noun)
 
 
-def print_resources(console: Console, changes: Sequence[Change], *, whole: bool) -> None:
-    """List kernels whose registers, memory or code are others."""
-    if not changes:
-        return
-    table = make_table("kernel", "target", "resource", "before", "after")
-    for change in changes if whole else changes[:ROWS]:
-        numbers = ("none" if x is None else str(x) for x in (change.before, change.after))
-        table.add_row(show_name(change.kernel), change.target, change.resource, *numbers)
-    console.print()
-    console.print(table)
-    say_rest(console, 0 if whole else len(changes) - ROWS, "number")
+def _cells(change: Change) -> tuple[str, ...]:
+    if change.what == "kernel":
+        return (_describe(change),)
+    numbers = ("none" if x is None else str(x) for x in (change.before, change.after))
+    return (change.resource, *numbers)

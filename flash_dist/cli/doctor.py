@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -17,7 +16,7 @@ from flash_dist.environment import (
     gather_gpus,
     imagine_environment,
 )
-from flash_dist.errors import ArchError, UsageError
+from flash_dist.errors import UsageError, wrong_usage
 from flash_dist.explain import explain
 from flash_dist.gpu_checks import judge_gpu
 from flash_dist.installed import Installed
@@ -112,18 +111,14 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def parse_devices(text: str) -> tuple[Device, ...]:
     """Read `7.5,8.6`."""
-    try:
+    with wrong_usage():
         return tuple(Device.parse(one) for one in text.split(","))
-    except ArchError as error:  # NOTE: a ValueError, argparse would put words of its own for it
-        raise UsageError(error.message, hint=error.hint) from error
 
 
 def parse_driver(text: str) -> Driver:
     """Read `535` or `580.65.06`."""
-    try:
+    with wrong_usage():
         return Driver.parse(text)
-    except ArchError as error:
-        raise UsageError(error.message, hint=error.hint) from error
 
 
 def parse_variable(text: str) -> tuple[str, str]:
@@ -135,9 +130,9 @@ def parse_variable(text: str) -> tuple[str, str]:
     return name, value
 
 
-def imagine(args: argparse.Namespace) -> Environment:
+def imagine(args: argparse.Namespace, installed: Installed | None = None) -> Environment:
     """Make up the machine that the command line names."""
-    return imagine_environment(args.gpu, args.driver, dict(args.env))
+    return imagine_environment(args.gpu, args.driver, dict(args.env), installed=installed)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -179,8 +174,7 @@ def run_explain(message: str, *, as_json: bool) -> int:
 
 def run_libraries(args: argparse.Namespace) -> int:
     """Judge the libraries of others, print each result as it comes, and return the exit code."""
-    environment = imagine(args) if args.gpu else gather_gpus()
-    environment = replace(environment, installed=Installed())
+    environment = imagine(args, Installed()) if args.gpu else gather_gpus()
     opened = [*map(package_libraries, args.package), *map(open_libraries, args.wheel)]
     return _report(args, environment, examine_libraries(environment, chain(*opened)))
 

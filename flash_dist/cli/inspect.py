@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from flash_dist.archs import Arch
 from flash_dist.differences import find_differences
-from flash_dist.errors import ArchError, UsageError
-from flash_dist.inspection import LEVELS, Choice, Inspection, inspect_library
-from flash_dist.libraries import Unread, open_libraries, package_libraries, process_libraries
+from flash_dist.errors import UsageError, wrong_usage
+from flash_dist.inspection import LEVELS, Choice, inspect_libraries
+from flash_dist.libraries import open_libraries, package_libraries, process_libraries
 
 from .differences import print_differences
 from .inspection import print_inspections
@@ -19,9 +19,10 @@ from .text import add_subcommand, complain, printable
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-    from flash_dist.libraries import Library
+    from flash_dist.inspection import Inspection
+    from flash_dist.libraries import Library, Unread
 
     from .text import Subparsers
 
@@ -90,10 +91,8 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def parse_target(text: str) -> Arch:
     """Read a target as reports name it."""
-    try:
+    with wrong_usage():
         return Arch.parse(text)
-    except ArchError as error:  # NOTE: a ValueError, argparse would put words of its own for it
-        raise UsageError(error.message, hint=error.hint) from error
 
 
 def run(args: argparse.Namespace) -> int:
@@ -105,14 +104,13 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(message, hint="`python -m flash_dist inspect --help` has examples")
     choice = Choice(args.level, args.kernel, args.target)
     with working("reading GPU code"):
-        inspections, unread = read(find_libraries(args), choice)
+        inspections, unread = inspect_libraries(find_libraries(args), choice)
     if args.json:
         print_json(args.level, inspections, unread)
     else:
         names = [*map(str, args.paths), *args.package, *(f"process {pid}" for pid in args.pid)]
         print_inspections(names, inspections, args.level, whole=args.all)
-    for one in unread:
-        complain(f"warning: cannot read `{printable(one.name)}`: {printable(one.reason)}")
+    warn_unread(unread)
     warned = unread or any(inspection.warnings for inspection in inspections)
     return int(args.strict and bool(warned))
 
@@ -126,7 +124,7 @@ def run_diff(args: argparse.Namespace) -> int:
             raise UsageError(message, hint="`inspect --diff old.whl new.whl`")
     choice = Choice("kernels", args.kernel, args.target)
     with working("reading GPU code"):
-        sides = [read(open_libraries(path), choice) for path in args.diff]
+        sides = [inspect_libraries(open_libraries(path), choice) for path in args.diff]
     (before, missed), (after, missed_too) = sides
     differences = find_differences(before, after)
     if args.json:
@@ -134,8 +132,7 @@ def run_diff(args: argparse.Namespace) -> int:
         print(json.dumps({"version": 1, **names, **differences.to_json()}, indent=2))
     else:
         print_differences(differences, whole=args.all)
-    for one in (*missed, *missed_too):
-        complain(f"warning: cannot read `{printable(one.name)}`: {printable(one.reason)}")
+    warn_unread((*missed, *missed_too))
     return int(args.strict and bool(differences or missed or missed_too))
 
 
@@ -149,17 +146,10 @@ def find_libraries(args: argparse.Namespace) -> Iterator[Library | Unread]:
         yield from process_libraries(pid)
 
 
-def read(
-    libraries: Iterator[Library | Unread], choice: Choice
-) -> tuple[list[Inspection], list[Unread]]:
-    """Read what is wanted of each library; what cannot be opened is kept apart."""
-    inspections, unread = [], []
-    for found in libraries:
-        if isinstance(found, Unread):
-            unread.append(found)
-        else:
-            inspections.append(inspect_library(found.name, found.archive, found.fatbin, choice))
-    return inspections, unread
+def warn_unread(unread: Iterable[Unread]) -> None:
+    """Name what could not be read, on stderr."""
+    for one in unread:
+        complain(f"warning: cannot read `{printable(one.name)}`: {printable(one.reason)}")
 
 
 def print_json(level: str, inspections: list[Inspection], unread: list[Unread]) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
+from flash_dist.coverage import REAL
 from flash_dist.demangle import demangle, short_name
 from flash_dist.devices import format_version
 from flash_dist.inspection import name_target, sizes_by_target
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from flash_dist.fatbin import FatbinEntry, FatbinReport, KernelInfo
     from flash_dist.inspection import Inspection, Level
 
-REAL: Final = "real"
+_Row = TypeVar("_Row")
+
 ROWS: Final = 200  # of a table that may be endless, unless --all
 LONGEST_NAME: Final = 120  # characters; JSON has names whole
 _TAIL: Final = 30
@@ -67,9 +69,14 @@ def print_inspection(
     if level == "kernels" and inspection.kernels is not None:
         console.print()
         kernels = sorted(inspection.kernels, key=_by_name)
-        shown = kernels if whole else kernels[:ROWS]
+        shown = first_rows(kernels, whole=whole)
         console.print(make_kernel_table(shown))
         say_rest(console, len(kernels) - len(shown), "kernel")
+
+
+def first_rows(rows: Sequence[_Row], *, whole: bool) -> Sequence[_Row]:
+    """Return as many rows as a table shows; the rest is for `say_rest`."""
+    return rows if whole else rows[:ROWS]
 
 
 def say_rest(console: Console, rest: int, noun: str) -> None:
@@ -157,11 +164,12 @@ def print_coverage(console: Console, coverage: Coverage, *, whole: bool) -> None
         return
     console.print()
     details = make_table("kernel", *coverage.targets)
-    for row in odd if whole else odd[:ROWS]:
+    shown = first_rows(odd, whole=whole)
+    for row in shown:
         cells = (row.verdicts.get(target, "") for target in coverage.targets)
         details.add_row(show_name(row.name), *cells)
     console.print(details)
-    say_rest(console, 0 if whole else len(odd) - ROWS, "kernel")
+    say_rest(console, len(odd) - len(shown), "kernel")
 
 
 def make_size_table(inspection: Inspection, *, whole: bool) -> Table:
@@ -173,7 +181,7 @@ def make_size_table(inspection: Inspection, *, whole: bool) -> Table:
         table.add_row("all images", target, str(size.images), packed, unpacked)
     kernels = [kernel for kernel in inspection.kernels or () if kernel.code_size]
     kernels.sort(key=lambda kernel: -(kernel.code_size or 0))
-    for kernel in kernels if whole else kernels[:ROWS]:
+    for kernel in first_rows(kernels, whole=whole):
         code = format_size(kernel.code_size or 0)
         table.add_row(show_name(kernel.name), str(kernel.arch), "", "", code)
     return table

@@ -22,9 +22,8 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from flash_dist.archives import Library
 from flash_dist.errors import FatbinError
-from flash_dist.inspection import LEVELS, Choice, inspect_library
+from flash_dist.inspection import LEVELS, Choice, inspect_libraries
 from flash_dist.libraries import open_libraries
 from tests.unit.fatbin_builder import (
     LTO,
@@ -123,10 +122,9 @@ def read_everything(path: Path) -> None:
     """Read a file at every level; our own error is an answer."""
     for level in LEVELS:
         with contextlib.suppress(FatbinError):
-            for found in open_libraries(path):
-                if isinstance(found, Library):
-                    choice = Choice(level)
-                    inspect_library(found.name, "", found.fatbin, choice).to_json()
+            inspections, _ = inspect_libraries(open_libraries(path), Choice(level))
+            for inspection in inspections:
+                inspection.to_json()
 
 
 def run_case(path: Path) -> tuple[str, float]:
