@@ -1,0 +1,81 @@
+"""Where the driver keeps what its JIT compiled, and whether it can.
+
+Sources: CUDA Programming Guide, "CUDA Environment Variables" (CUDA_CACHE_PATH, by default
+`~/.nv/ComputeCache`; CUDA_CACHE_MAXSIZE, by default 1 GiB, 256 MiB on embedded platforms and at
+most 4 GiB: code larger than it is not kept, older code makes room for newer).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+DEFAULT_LIMIT: Final = 1 << 30
+
+# All kernels of one target are 1.6 MB of machine code (set `all`): this leaves room for growth.
+ENOUGH_BYTES: Final = 16 << 20
+
+
+@dataclass(frozen=True)
+class JitCache:
+    """The folder of the cache; `absent` is one that the driver can make."""
+
+    folder: str
+    status: Literal["writable", "absent", "read-only", "homeless"]
+    free_bytes: int | None = None  # None: could not tell
+    limit_bytes: int = DEFAULT_LIMIT
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the cache as plain data."""
+        return {
+            "folder": self.folder or None,
+            "status": self.status,
+            "free_bytes": self.free_bytes,
+            "limit_bytes": self.limit_bytes,
+        }
+
+
+def read_jit_cache(
+    environ: Mapping[str, str],
+    root: Path = Path("/"),
+    may_use: Callable[[Path, int], bool] = os.access,
+) -> JitCache:
+    """Look at the folder without making it."""
+    limit = read_limit(environ.get("CUDA_CACHE_MAXSIZE", ""))
+    folder = environ.get("CUDA_CACHE_PATH", "")
+    if not folder and environ.get("HOME"):
+        folder = f"{environ['HOME']}/.nv/ComputeCache"
+    if not folder:
+        return JitCache("", "homeless", limit_bytes=limit)
+    place = root / Path(folder).absolute().relative_to("/")
+    nearest = next((path for path in (place, *place.parents) if _exists(path)), root)
+    if not nearest.is_dir() or not may_use(nearest, os.R_OK | os.W_OK | os.X_OK):
+        return JitCache(folder, "read-only", limit_bytes=limit)
+    status: Literal["writable", "absent"] = "writable" if nearest == place else "absent"
+    return JitCache(folder, status, _read_free(nearest), limit)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # below a folder that is closed to us
+        return False
+
+
+def _read_free(folder: Path) -> int | None:
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
+
+
+def read_limit(text: str) -> int:
+    """Read a number of bytes; what is none leaves the default."""
+    text = text.strip()
+    return int(text) if text.isascii() and text.isdecimal() else DEFAULT_LIMIT
