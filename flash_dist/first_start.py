@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from .jit_cache import find_cache_problem
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from .environment import Environment
     from .verdict import DeviceVerdict
 
 FIRST_FORWARD: Final = "0.3 to 0.4 s"  # of one head_dim and dtype
@@ -22,22 +25,18 @@ def uses_jit(verdict: DeviceVerdict) -> bool:
     return any(kernel.how == "jit" for kernel in verdict.kernels)
 
 
-def is_set(variables: Mapping[str, str], name: str) -> bool:
-    """Whether a variable that is 0 or 1 is on."""
-    return variables.get(name, "0") not in {"", "0"}
-
-
-def describe_first_start(verdict: DeviceVerdict, variables: Mapping[str, str]) -> tuple[str, ...]:
+def describe_first_start(verdict: DeviceVerdict, environment: Environment) -> tuple[str, ...]:
     """Say when the JIT costs time, and how much."""
     if not uses_jit(verdict):
         return ()
-    uncached = is_set(variables, "CUDA_CACHE_DISABLE")
+    cache = environment.host.cache if environment.host else None
+    problem = find_cache_problem(environment.variables, cache)
     when = (
-        "CUDA_CACHE_DISABLE is set, so the driver compiles the PTX at every start"
-        if uncached
+        f"{problem.reason}, so the driver compiles the PTX at every start"
+        if problem
         else "the driver compiles the PTX at the first start and caches it for later ones"
     )
-    return (f"{when}: {describe_cost(variables)}",)
+    return (f"{when}: {describe_cost(environment.variables)}",)
 
 
 def describe_cost(variables: Mapping[str, str]) -> str:

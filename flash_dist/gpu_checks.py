@@ -41,10 +41,16 @@ _FIRST_PROOF = "its selftest here is the first proof on real hardware"
 
 def judge_gpu(environment: Environment, gpu: Gpu) -> DeviceVerdict:
     """Judge one GPU of an environment."""
+    return judge_device(_build(environment), find_situation(environment, gpu))
+
+
+def find_situation(environment: Environment, gpu: Gpu) -> Situation:
+    """Put a GPU among all that decides what it can load."""
     situation = Situation.of(
         gpu.device, environment.cuda.driver, environment.variables, smem_optin=gpu.smem_optin
     )
-    return judge_device(_build(environment), situation)
+    lacking = environment.host is not None and environment.host.lacks_jit_compiler
+    return replace(situation, jit="absent") if lacking and situation.jit == "allowed" else situation
 
 
 def _build(environment: Environment) -> Build:
@@ -70,7 +76,7 @@ def check_gpu(environment: Environment, gpu: Gpu) -> CheckResult:
         f"{describe_gpu(gpu)}: {describe_how(verdict)}",
         (
             *describe_kernels(verdict),
-            *describe_first_start(verdict, environment.variables),
+            *describe_first_start(verdict, environment),
             *describe_proof(verdict),
             *describe_unknown(environment, gpu),
         ),

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from .devices import DRIVER_CUDA
 from .jit_cache import JitCache, read_jit_cache
 from .loader_path import find_library, find_loaded, list_loader_folders
 from .nvidia import parse_release
@@ -79,6 +80,16 @@ class Host:
         """The release in the name of the file, such as 580.65.06; empty if it has none."""
         match = re.search(r"libcuda\.so\.([0-9]{3,4}(?:\.[0-9]+)+)$", self.libcuda)
         return match[1] if match else ""
+
+    @property
+    def lacks_jit_compiler(self) -> bool:
+        """Whether it is missing for certain: drivers of these releases have it beside libcuda.
+
+        WSL keeps it in the folders of Windows; the libcuda of Jetson has no release in its name.
+        """
+        branch = self.libcuda_release.partition(".")[0]
+        known = branch.isdecimal() and int(branch) <= max(DRIVER_CUDA)
+        return known and not self.jit_compiler and not self.wsl
 
     @property
     def denied(self) -> tuple[str, ...]:

@@ -40,12 +40,13 @@ def explain_no_gpu(environment: Environment) -> CheckResult | None:
         return None
     if cuda.status == "absent":
         return _explain_absent(environment, host)
-    return (
-        _explain_compat(environment, host)
-        or _explain_wsl(host)
-        or _explain_mismatch(environment, host)
-        or _explain_files(host)
+    causes = (
+        _explain_compat(environment, host),
+        _explain_wsl(host),
+        _explain_mismatch(environment, host),
+        _explain_files(host),
     )
+    return next((cause for cause in causes if cause is not None), None)
 
 
 def _explain_absent(environment: Environment, host: Host) -> CheckResult | None:
@@ -63,7 +64,7 @@ def _explain_absent(environment: Environment, host: Host) -> CheckResult | None:
     asked = environment.variables.get(_CAPABILITIES, "")
     if asked and not {"compute", "all"} & {word.strip() for word in asked.split(",")}:
         summary = f"{_CAPABILITIES}={asked} lacks `compute`: this container got no libcuda.so.1"
-        fix = f"start the container with {_CAPABILITIES}=compute,utility"
+        fix = f"start the container with `-e {_CAPABILITIES}=compute,utility`"
         return _fail(summary, fix, "capabilities-without-compute")
     driver = f"driver {host.module_release}" if host.module_release else "an NVIDIA driver"
     count = f" and {host.module_gpus} GPU{'s' * (host.module_gpus > 1)}" if host.module_gpus else ""
@@ -94,8 +95,8 @@ def _explain_compat(environment: Environment, host: Host) -> CheckResult | None:
 
 
 def _explain_wsl(host: Host) -> CheckResult | None:
-    if not (host.wsl and host.libcuda_kind == "driver"):
-        return None
+    if not (host.wsl and host.libcuda_kind == "driver" and host.libcuda_release):
+        return None  # Windows' has no release in its name: libcuda.so.1.1
     summary = f"WSL needs the libcuda of Windows' driver, but {host.libcuda} was loaded"
     fix = "remove the NVIDIA driver from this distribution; /usr/lib/wsl/lib has the right one"
     return _fail(summary, fix, "wsl-linux-driver")
@@ -103,7 +104,8 @@ def _explain_wsl(host: Host) -> CheckResult | None:
 
 def _explain_mismatch(environment: Environment, host: Host) -> CheckResult | None:
     loaded, module = host.libcuda_release, host.module_release
-    differ = bool(loaded and module and loaded != module)
+    broken = environment.cuda.status == "broken"
+    differ = bool(broken and loaded and module and loaded != module)
     told = _MISMATCH in environment.cuda.reason or host.nvml.code == VERSION_MISMATCH
     if not (differ or told):
         return None

@@ -14,10 +14,9 @@ from .advice import describe_archs
 from .archives import Library, Unread
 from .checks import check_driver
 from .doctor import check_any_gpu, guard
-from .gpu_checks import HOW_WORDS, describe_gpu
+from .gpu_checks import HOW_WORDS, describe_gpu, find_situation
 from .library_verdict import LibraryVerdict, judge_library
 from .result import CheckResult
-from .verdict import Situation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -60,10 +59,7 @@ def check_libraries(
     environment: Environment, gpu: Gpu, reports: Sequence[FatbinReport]
 ) -> Iterator[CheckResult]:
     """Say what one GPU takes of each library; only a GPU that none has code for is a failure."""
-    cuda = environment.cuda
-    situation = Situation.of(
-        gpu.device, cuda.driver, environment.variables, smem_optin=gpu.smem_optin
-    )
+    situation = find_situation(environment, gpu)
     verdicts = [judge_library(report, situation) for report in reports]
     served = any(verdicts)
     for report, verdict in zip(reports, verdicts, strict=True):
@@ -95,7 +91,7 @@ def _describe(place: str, verdict: LibraryVerdict, *, served: bool) -> CheckResu
 def _refuse(place: str, verdict: LibraryVerdict, *, served: bool) -> CheckResult:
     device = verdict.situation.device
     if verdict.obstacle:
-        fix = "install a newer NVIDIA driver" if "driver" in verdict.obstacle else ""
+        fix = "install a newer NVIDIA driver" if "or newer" in verdict.obstacle else ""
         sentence = f"{place}: {verdict.obstacle}"
         return CheckResult("", "fail", sentence, fix=fix, id="library-refused")
     sentence = f"{place}: no code that it can load, built for {describe_archs(verdict.archs)}"

@@ -19,10 +19,9 @@ from .compatibility import Origin, driver_refusal, judge
 from .errors import FlashDistError
 from .fatbin import read_fatbin
 from .files import open_file
-from .gpu_checks import describe_how, judge_gpu
+from .gpu_checks import describe_how, find_situation, judge_gpu
 from .library_verdict import judge_library
 from .result import CheckResult
-from .verdict import Situation
 
 if TYPE_CHECKING:
     from .environment import Environment
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from .result import Status
 
 # CUDA_ARCH_FLAGS in libtorch_python.so: `sm_75 sm_80 sm_86 compute_86`, the end of a C string.
-_ARCH_LIST = re.compile(rb"\0((?:(?:sm|compute)_[0-9]{2,3}[af]?(?: |(?=\0)))+)\0")
+_ARCH_LIST = re.compile(rb"\0((?:(?:sm|compute)_[0-9]{2,3}[af]?(?: |(?=\0)))+)(?=\0)")
 _GET_TORCH = "install a torch with code for it (https://pytorch.org/get-started/locally)"
 
 
@@ -85,8 +84,8 @@ def read_arch_list(library: Path) -> tuple[Arch, ...]:
     if not library.is_file():
         return ()
     with open_file(library) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        match = _ARCH_LIST.search(data)
-        words = match[1].decode("ascii").split() if match else []
+        found = (match[1].decode("ascii").split() for match in _ARCH_LIST.finditer(data))
+        words = max(found, key=len, default=[])
     return tuple(Arch.parse(word) for word in words)
 
 
@@ -134,7 +133,7 @@ def find_refusal(environment: Environment, code: TorchCode, gpu: Gpu) -> str:
         refusal = driver_refusal(cuda.driver, Origin(torch.cuda))
         if refusal is not None:
             return f"nothing that the driver loads ({refusal})"
-    situation = Situation.of(gpu.device, cuda.driver, environment.variables)
+    situation = find_situation(environment, gpu)
     verdicts = [judge_library(report, situation) for report in code.reports]
     containers = sum(len(verdict.containers) for verdict in verdicts)
     unfit = sum(len(verdict.unfit) for verdict in verdicts)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from .advice import describe_device
 from .gpu_checks import describe_how, judge_gpu
+from .host_checks import explain_no_gpu
 from .nvidia import Gpu
 from .nvml import normalize_pci
 from .result import CheckResult
@@ -29,7 +30,8 @@ _BY_BUS = "`export CUDA_DEVICE_ORDER=PCI_BUS_ID` makes CUDA count as nvidia-smi 
 def check_visible(environment: Environment) -> CheckResult | None:
     """CUDA shows all GPUs in the order of nvidia-smi; None where it does, or NVML is silent."""
     physical = _list_physical(environment)
-    if environment.cuda.status != "ok" or not all(gpu.place for gpu in physical):
+    known = physical and all(gpu.place for gpu in physical)
+    if not known or environment.cuda.status != "ok":
         return None
     value = environment.variables.get(_VISIBLE)
     wrong = _find_invalid(value, physical) if value is not None else ""
@@ -82,8 +84,10 @@ def _describe_hidden(
         *_describe_places(environment, physical),
     )
     if value is None:
-        if environment.host and environment.host.denied:
-            return None  # the permission tells
+        if environment.host and (
+            environment.host.denied or explain_no_gpu(environment) is not None
+        ):
+            return None  # the permission or the check of the driver tells
         return CheckResult(
             "visible",
             "warn",
@@ -168,7 +172,7 @@ def check_mig(environment: Environment) -> CheckResult | None:
         "mig",
         "ok",
         f"{names} of nvidia-smi has {instances}; CUDA shows a process one: "
-        f"{_describe_instance(environment)}",
+        f"{_describe_instance(environment, divided)}",
         (
             *(
                 f"`export {_VISIBLE}={instance.uuid}` chooses {instance.name}"
@@ -182,9 +186,11 @@ def check_mig(environment: Environment) -> CheckResult | None:
     )
 
 
-def _describe_instance(environment: Environment) -> str:
-    gpus = environment.cuda.gpus
-    if not gpus:
+def _describe_instance(environment: Environment, divided: Sequence[PhysicalGpu]) -> str:
+    places = {gpu.place for gpu in divided}
+    shown = [gpu for gpu in environment.cuda.gpus if normalize_pci(gpu.pci) in places]
+    if not shown:
         return "none is visible"
-    memory = f"{gpus[0].memory_bytes / _GIB:.0f} GiB" if gpus[0].memory_bytes else "its own memory"
-    return f"{gpus[0].name} with {memory} and {gpus[0].sm_count or 'its own'} SMs"
+    gpu = shown[0]
+    memory = f"{gpu.memory_bytes / _GIB:.0f} GiB" if gpu.memory_bytes else "its own memory"
+    return f"{gpu.name} with {memory} and {gpu.sm_count or 'its own'} SMs"
