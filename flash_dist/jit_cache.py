@@ -106,10 +106,12 @@ def _exists(path: Path) -> bool:
 
 
 def _read_free(folder: Path) -> int | None:
+    """Return the bytes free there; None where the file system does not tell."""
     try:
-        return shutil.disk_usage(folder).free
+        usage = shutil.disk_usage(folder)
     except OSError:
         return None
+    return usage.free if usage.total else None
 
 
 def read_limit(text: str) -> int:

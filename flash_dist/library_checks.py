@@ -25,6 +25,13 @@ if TYPE_CHECKING:
     from .images import FatbinReport
     from .nvidia import Gpu
 
+# What helps against an obstacle, by words of its sentence (`compatibility.py`).
+_STEPS = (
+    ("or newer, not", "install a newer NVIDIA driver"),
+    ("is set", "unset that variable"),
+    ("is missing", "install the whole driver, its JIT compiler included"),
+)
+
 
 def examine_libraries(
     environment: Environment, libraries: Iterable[Library | Unread]
@@ -91,7 +98,7 @@ def _describe(place: str, verdict: LibraryVerdict, *, served: bool) -> CheckResu
 def _refuse(place: str, verdict: LibraryVerdict, *, served: bool) -> CheckResult:
     device = verdict.situation.device
     if verdict.obstacle:
-        fix = "install a newer NVIDIA driver" if "or newer" in verdict.obstacle else ""
+        fix = next((step for words, step in _STEPS if words in verdict.obstacle), "")
         sentence = f"{place}: {verdict.obstacle}"
         return CheckResult("", "fail", sentence, fix=fix, id="library-refused")
     sentence = f"{place}: no code that it can load, built for {describe_archs(verdict.archs)}"

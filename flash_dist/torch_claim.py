@@ -24,6 +24,8 @@ from .library_verdict import judge_library
 from .result import CheckResult
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from .environment import Environment
     from .images import FatbinReport
     from .nvidia import Gpu
@@ -84,9 +86,19 @@ def read_arch_list(library: Path) -> tuple[Arch, ...]:
     if not library.is_file():
         return ()
     with open_file(library) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        found = (match[1].decode("ascii").split() for match in _ARCH_LIST.finditer(data))
-        words = max(found, key=len, default=[])
+        words = max(_find_arch_lists(data), key=len, default=[])
     return tuple(Arch.parse(word) for word in words)
+
+
+def _find_arch_lists(data: mmap.mmap) -> Iterator[list[str]]:
+    """Yield the texts that look like one; `find` is faster than an expression with choices."""
+    for start in (b"\0sm_", b"\0compute_"):
+        place = data.find(start)
+        while place >= 0:
+            match = _ARCH_LIST.match(data, place)
+            if match:
+                yield match[1].decode("ascii").split()
+            place = data.find(start, place + 1)
 
 
 def check_torch_claim(environment: Environment, gpu: Gpu) -> CheckResult | None:
