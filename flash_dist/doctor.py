@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .checks import (
     check_build,
@@ -17,7 +17,11 @@ from .checks import (
     check_variables,
 )
 from .gpu_checks import check_all_gpus, check_gpu
+from .host_checks import check_compat, check_devices
+from .jit_checks import check_jit
 from .result import CheckResult, exit_code, worst_status
+from .torch_claim import check_torch_claim
+from .visibility import check_mig, check_visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,7 +30,10 @@ if TYPE_CHECKING:
     from .nvidia import Gpu
 
     Check = Callable[[Environment], CheckResult]
+    RareCheck = Callable[[Environment], CheckResult | None]
     GpuCheck = Callable[[Gpu], CheckResult]
+
+Found = TypeVar("Found")
 
 JSON_VERSION = 1
 
@@ -38,6 +45,14 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("extension", check_loading),
     ("variables", check_variables),
     ("driver", check_driver),
+)
+# What has something to say on few machines: no result is a good one.
+RARE_CHECKS: tuple[tuple[str, RareCheck], ...] = (
+    ("devices", check_devices),
+    ("compat", check_compat),
+    ("visible", check_visible),
+    ("mig", check_mig),
+    ("jit", check_jit),
 )
 WHAT_IF_CHECKS: tuple[tuple[str, Check], ...] = (("build", check_build), ("driver", check_driver))
 
@@ -79,6 +94,8 @@ def examine(environment: Environment, *, selftest: GpuCheck | None = None) -> It
     """
     for name, check in WHAT_IF_CHECKS if environment.what_if else CHECKS:
         yield guard(name, partial(check, environment))
+    for name, rare in RARE_CHECKS:
+        yield from _guard_rare(name, partial(rare, environment))
     if not environment.cuda.gpus:
         yield check_any_gpu(environment)
     judged = []
@@ -89,6 +106,8 @@ def examine(environment: Environment, *, selftest: GpuCheck | None = None) -> It
     together = check_all_gpus(environment, judged) if environment.installed.build else None
     if together is not None:
         yield together
+    for gpu in environment.cuda.gpus:
+        yield from _guard_rare(f"torch {gpu.index}", partial(check_torch_claim, environment, gpu))
     if environment.what_if or selftest is None:
         return
     for gpu, result in zip(environment.cuda.gpus, judged, strict=True):
@@ -120,7 +139,14 @@ def _run_selftest(
     return CheckResult(name, "skip", f"not run: {reason}", id="selftest-not-run", gpu=gpu.index)
 
 
-def guard(name: str, check: Callable[[], CheckResult], *, gpu: int | None = None) -> CheckResult:
+def _guard_rare(name: str, check: Callable[[], CheckResult | None]) -> Iterator[CheckResult]:
+    """Run a check that may have nothing to say."""
+    found = guard(name, check)
+    if found is not None:
+        yield found
+
+
+def guard(name: str, check: Callable[[], Found], *, gpu: int | None = None) -> Found | CheckResult:
     """Run a check; if it crashes, that is its result."""
     try:
         return check()
