@@ -6,6 +6,7 @@ import os
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from ci.planner_hash import hash_planner
 from ci.project import ARCHSETS, load_project
 from ci.toolchain import gxx_version
 from flash_dist.archs import Arch, load_proofs
@@ -41,6 +42,7 @@ def make_manifest(build: NativeBuild, options: NativeOptions) -> Manifest:
         torch_tested_max=project.torch_tested_max,
         targets=tuple(TargetInfo(arch, proof_of(arch)) for arch in options.archset.archs),
         kernels=tuple(_kernel_records(build)),
+        planner=hash_planner(),
     )
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import math
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 NAMES = ("out", "lse", "dq", "dk", "dv")
 Tensors = dict[str, torch.Tensor]  # by NAMES
@@ -86,6 +91,29 @@ def make_values(
     return values.to(dtype).reshape(shape)
 
 
+def all_equal(expected: Tensors, others: Iterable[Tensors]) -> bool:
+    """Whether all others have the same bits; the device is asked once."""
+    same = [
+        (_bits(expected[name]) == _bits(other[name])).all() for other in others for name in expected
+    ]
+    return bool(torch.stack(same).all()) if same else True
+
+
+def digest(tensors: Tensors) -> dict[str, str]:
+    """Return the SHA-256 of each tensor's elements, in their order."""
+    return {name: _sha256(tensor.detach().contiguous().cpu()) for name, tensor in tensors.items()}
+
+
+def _sha256(tensor: torch.Tensor) -> str:
+    size = tensor.numel() * tensor.element_size()
+    elements = (ctypes.c_char * size).from_address(tensor.data_ptr()) if size else b""
+    return hashlib.sha256(elements).hexdigest()
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(_BITS[tensor.element_size()])
+
+
 def compare_bits(expected: Tensors, actual: Tensors) -> tuple[Difference, ...]:
     """Compare bit by bit, so that NaN equals itself and 0.0 is not -0.0."""
     found = (find_bit_difference(name, expected[name], actual[name]) for name in expected)
@@ -102,8 +130,7 @@ def find_bit_difference(
             f"not {expected.dtype} {list(expected.shape)}"
         )
         raise ValueError(message)
-    bits = _BITS[expected.element_size()]
-    differs = expected.contiguous().view(bits) != actual.contiguous().view(bits)
+    differs = _bits(expected) != _bits(actual)
     return _first_difference(name, differs, expected, actual)
 
 
@@ -163,6 +190,7 @@ def attend(  # noqa: PLR0913 - the tensors of attention
     *,
     causal: bool,
     dtype: torch.dtype,
+    visible: torch.Tensor | None = None,
 ) -> Tensors:
     """Attention and its gradients by the textbook formulas, every step rounded to `dtype`.
 
@@ -173,13 +201,17 @@ def attend(  # noqa: PLR0913 - the tensors of attention
         dout: [batch, seqlen_q, num_heads_q, head_dim_v]
         causal: Mask aligned to the bottom right.
         dtype: float64 for the reference, the input's own for the baseline.
+        visible: Which keys a query sees, bool [batch or 1, heads or 1, seqlen_q, seqlen_k]; stands
+            for `causal`.
     """
     group = q.shape[2] // k.shape[2]
     q, dout = (x.to("cpu", dtype).transpose(1, 2) for x in (q, dout))
     k, v = (x.to("cpu", dtype).transpose(1, 2).repeat_interleave(group, dim=1) for x in (k, v))
     scale = q.shape[-1] ** -0.5
     scores = (q @ k.transpose(-1, -2)) * scale
-    if causal:
+    if visible is not None:
+        scores = scores.masked_fill(~visible, -math.inf)
+    elif causal:
         scores = scores.masked_fill(_hidden(scores.shape[-2], scores.shape[-1]), -math.inf)
     lse = torch.logsumexp(scores.to(torch.float64), dim=-1)
     # a fully masked row is zero

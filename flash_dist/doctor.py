@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from .checks import (
     check_build,
@@ -85,7 +85,17 @@ class Examination:
         }
 
 
-def examine(environment: Environment, *, selftest: GpuCheck | None = None) -> Iterator[CheckResult]:
+class Selftest(Protocol):
+    """Runs the kernels."""
+
+    def run(self, gpu: Gpu) -> CheckResult:
+        """Run them on one GPU."""
+
+    def compare_gpus(self) -> CheckResult | None:
+        """Compare what equal GPUs computed; None where there are no two."""
+
+
+def examine(environment: Environment, *, selftest: Selftest | None = None) -> Iterator[CheckResult]:
     """Yield the result of each check as soon as it is known.
 
     Args:
@@ -112,7 +122,8 @@ def examine(environment: Environment, *, selftest: GpuCheck | None = None) -> It
         return
     for gpu, result in zip(environment.cuda.gpus, judged, strict=True):
         fit = result.status in {"ok", "warn"}
-        yield _run_selftest(environment, gpu, selftest, fit=fit)
+        yield _run_selftest(environment, gpu, selftest.run, fit=fit)
+    yield from _guard_rare("agreement", selftest.compare_gpus)
 
 
 def check_any_gpu(environment: Environment) -> CheckResult:

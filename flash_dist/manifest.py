@@ -92,6 +92,7 @@ class Manifest:
     torch_tested_max: str
     targets: tuple[TargetInfo, ...]
     kernels: tuple[KernelRecord, ...]
+    planner: str = ""  # hash of the host code that cuts calls into launches
 
     @classmethod
     def from_json(cls, data: object) -> Manifest:
@@ -116,6 +117,7 @@ class Manifest:
                 torch_tested_max=str(data["torch_tested_max"]),
                 targets=tuple(_read(TargetInfo, one) for one in data["targets"]),
                 kernels=tuple(_read_kernel(one) for one in data["kernels"]),
+                planner=str(data.get("planner", "")),
             )
         except KeyError as error:
             message = f"the manifest lacks {error}"
@@ -147,6 +149,7 @@ class Manifest:
             "torch_headers": self.torch_headers,
             "torch_min": self.torch_min,
             "torch_tested_max": self.torch_tested_max,
+            "planner": self.planner,
             "targets": [_write(one) for one in self.targets],
             "kernels": [_write(one) for one in self.kernels],
         }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +35,7 @@ class Gpu:
     sm_count: int | None = None
     smem_optin: int | None = None
     pci: str = ""
+    uuid: str = ""  # as nvidia-smi writes it: GPU-...
 
     def to_json(self) -> dict[str, Any]:
         """Return the GPU as plain data."""
@@ -45,6 +47,7 @@ class Gpu:
             "sm_count": self.sm_count,
             "smem_optin": self.smem_optin,
             "pci": self.pci,
+            "uuid": self.uuid,
         }
 
 
@@ -153,7 +156,18 @@ def _read_gpu(library: ctypes.CDLL, index: int) -> Gpu:
         sm_count=_attribute(library, handle, _SM_COUNT),
         smem_optin=_attribute(library, handle, _SMEM_OPTIN),
         pci=pci.value.decode("ascii", "replace"),
+        uuid=_read_uuid(library, handle),
     )
+
+
+def _read_uuid(library: ctypes.CDLL, handle: ctypes.c_int) -> str:
+    """Return what names this very GPU; empty where an old driver does not tell."""
+    raw = (ctypes.c_ubyte * 16)()
+    try:
+        _call(library, "cuDeviceGetUuid_v2", raw, handle)
+    except (_CudaError, AttributeError):
+        return ""
+    return f"GPU-{uuid.UUID(bytes=bytes(raw))}"
 
 
 def _attribute(library: ctypes.CDLL, handle: ctypes.c_int, attribute: int) -> int:

@@ -110,16 +110,16 @@ def _externs(cubin: Cubin, name: str) -> set[str]:
 
 def read_ptx_bodies(text: bytes) -> tuple[Body, ...]:
     """Return the bodies of a PTX text's entry points in their order."""
-    source = _PTX_NOISE.sub(" ", text.decode("utf-8", "backslashreplace"))
     bodies: dict[str, Body] = {}
-    for name, body in _ptx_bodies(source):
+    for name, body in ptx_texts(text):
         bodies.setdefault(name, _describe_ptx(name, body))
         check_count(len(bodies))
     return tuple(bodies.values())
 
 
-def _ptx_bodies(source: str) -> Iterator[tuple[str, str]]:
-    """Walk the entry points that have a body."""
+def ptx_texts(text: bytes) -> Iterator[tuple[str, str]]:
+    """Walk the entry points that have a body: name, and text without comments and strings."""
+    source = _PTX_NOISE.sub(" ", text.decode("utf-8", "backslashreplace"))
     place = 0
     while (entry := PTX_ENTRY.search(source, place)) is not None:
         start = _PTX_BODY_START.search(source, entry.end())

@@ -17,11 +17,13 @@ from .result import CheckResult
 from .verdict import name_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 DEFAULT_RUNS = 30
 DEFAULT_TIMEOUT = 900.0
 JSON_VERSION = 1
+
+CHILD = ("-m", "flash_dist.selftest_child")
 
 _SHOWN_FINDINGS = 6
 
@@ -68,6 +70,16 @@ class Loaded:
 
 
 @dataclass(frozen=True)
+class Print:
+    """What one case computed, and what decides it on the side of the case."""
+
+    case: str
+    size: list[str]  # dtype and compiled size: ["bf16", "192/128"]
+    budget: int
+    digests: dict[str, str]
+
+
+@dataclass(frozen=True)
 class SelftestReport:
     """What the selftest of one device found."""
 
@@ -79,6 +91,7 @@ class SelftestReport:
     selected: dict[str, str] | None = None  # "fwd fp16 64" -> symbol; None if not asked
     families: tuple[str, ...] = ()  # kernel families that really ran
     seconds: float = 0.0
+    prints: tuple[Print, ...] = ()
 
     def __bool__(self) -> bool:
         return not self.findings
@@ -120,10 +133,21 @@ class SelftestReport:
 
 
 def run_selftest(
-    device: str, *, runs: int = DEFAULT_RUNS, timeout: float = DEFAULT_TIMEOUT
+    device: str,
+    *,
+    runs: int = DEFAULT_RUNS,
+    timeout: float = DEFAULT_TIMEOUT,
+    child: Sequence[str] = CHILD,
 ) -> SelftestReport:
-    """Run the selftest of one device, "0" or "cpu", in a child process."""
-    command = [sys.executable, "-m", "flash_dist.selftest_child"]
+    """Run the selftest of one device, "0" or "cpu", in a child process.
+
+    Args:
+        device: Of CUDA's order.
+        runs: Of each case.
+        timeout: Seconds.
+        child: Arguments of Python; a test's own child may compute something else.
+    """
+    command = [sys.executable, *child]
     outcome = run_child([*command, "--device", device, "--runs", str(runs)], timeout=timeout)
     return judge_outcome(device, runs, outcome)
 
@@ -149,6 +173,7 @@ def judge_outcome(device: str, runs: int, outcome: Outcome) -> SelftestReport:
         _read_selected(events),
         _read_families(events),
         outcome.seconds,
+        _read_prints(events),
     )
 
 
@@ -190,6 +215,19 @@ def _read_loaded(events: Iterable[Event]) -> tuple[Loaded, ...]:
 def _read_families(events: Iterable[Event]) -> tuple[str, ...]:
     loaded = (event["variants"] for event in events if event.get("event") == "loaded")
     return tuple(sorted({family for variants in loaded for family in variants}))
+
+
+def _read_prints(events: Iterable[Event]) -> tuple[Print, ...]:
+    return tuple(
+        Print(
+            str(event["case"]),
+            [str(event["dtype"]), name_size(*map(int, event["compiled"]))],
+            int(event["budget"]),
+            {str(name): str(value) for name, value in event["digests"].items()},
+        )
+        for event in events
+        if event.get("event") == "fingerprint"
+    )
 
 
 def _read_selected(events: Iterable[Event]) -> dict[str, str] | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from .budget import workspace_budget
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,11 +32,16 @@ class Case:
     fills_gpu: bool = False
     budget: int | None = None  # bytes of workspace; None is the default, 0 recomputes
     head_dim_v: int | None = None  # None is head_dim
+    compiled: tuple[int, int] = (0, 0)  # the head_dim and head_dim_v of the kernels that serve it
+    mask: str = ""  # of selftest_masks.MASKS, on top of causal
+    lengths: tuple[int, ...] = ()  # of documents packed one after the other
 
     @property
     def name(self) -> str:
         """A name that says everything: `odd fp16 d64 b2 q37 k53 h3/3 full`."""
-        mask = "causal" if self.causal else "full"
+        mask = self.mask or ("causal" if self.causal else "full")
+        if self.lengths:
+            mask += f" packed {len(self.lengths)}"
         budget = "" if self.budget is None else f" budget {self.budget}"
         head_dim_v = "" if self.head_dim_v is None else f"/{self.head_dim_v}"
         return (
@@ -42,6 +49,11 @@ class Case:
             f"q{self.seqlen_q} k{self.seqlen_k} h{self.num_heads_q}/{self.num_heads_kv} "
             f"{mask}{budget}"
         )
+
+    def key(self) -> dict[str, Any]:
+        """Return what else decides its bits: the kernels that serve it, and the budget in bytes."""
+        budget = workspace_budget() if self.budget is None else self.budget
+        return {"dtype": self.dtype, "compiled": list(self.compiled), "budget": budget}
 
     @property
     def q_shape(self) -> tuple[int, int, int, int]:
@@ -88,6 +100,8 @@ class _Shape:
     num_heads_kv: int
     causal: bool
     budget: int | None = None
+    mask: str = ""
+    lengths: tuple[int, ...] = ()
 
 
 _SMALL = (
@@ -112,9 +126,37 @@ _FIXED = (
     _Shape("recompute-odd", 1, 129, 193, 4, 2, causal=True, budget=0),
 )
 
+_DOCUMENTS = (65, 0, 30, 129)
+_LONG_DOCUMENTS = (700, 65, 1500, 3, 0, 900, 31, 897)
+_MASKED = tuple(
+    _Shape("masked", 2, 150, 190, 4, 2, causal=False, mask=mask)
+    for mask in (
+        "window",
+        "padding",
+        "block-causal",
+        "documents",
+        "prefix",
+        "intervals",
+        "dense",
+        "tiles",
+        "both",
+    )
+)
+_PACKED = tuple(
+    _Shape(label, 1, sum(lengths), sum(lengths), 4, 2, causal=causal, lengths=lengths)
+    for label, lengths, causal in (
+        ("documents", _DOCUMENTS, False),
+        ("documents", _DOCUMENTS, True),
+        ("long-documents", _LONG_DOCUMENTS, True),
+    )
+)
+_MASKED_LARGE = (
+    _Shape("masked", 2, 1024, 1024, 8, 1, causal=False, mask="block-causal"),
+    _Shape("masked", 2, 1024, 1024, 8, 1, causal=False, mask="dense"),
+)
 
 # For every compiled size that is not among the usual ones, and with columns that only fill it up.
-_FEW = (_SMALL[2], _SMALL[3])
+_FEW = (_SMALL[2], _SMALL[3], *(shape for shape in _MASKED if shape.mask in {"both", "dense"}))
 _FEW_ON_GPU = (_LARGE[2], _FIXED[-1])
 _TAIL = 8  # columns fewer than the compiled head_dim
 
@@ -122,16 +164,20 @@ _TAIL = 8  # columns fewer than the compiled head_dim
 def make_cases(kernels: Iterable[Kernels], sm_count: int) -> tuple[Case, ...]:
     """Cover the usual sizes with small odd shapes and with some that fill the GPU; others briefly.
 
+    Every kind of mask and packed documents run at each usual size.
+
     Args:
         kernels: The compiled sizes to cover.
         sm_count: Multiprocessors to fill; 0 leaves the large shapes out.
     """
     cases = []
     for one in kernels:
-        cases += [_case(shape, one) for shape in (_SMALL if one.is_usual else _FEW)]
+        small = (*_SMALL, *_MASKED, *_PACKED[:-1]) if one.is_usual else _FEW
+        cases += [_case(shape, one) for shape in small]
         cases.append(_tail_case(one))
         if sm_count:
-            shapes = (*_LARGE, *_FIXED) if one.is_usual else _FEW_ON_GPU
+            large = (*_LARGE, *_FIXED, *_MASKED_LARGE, _PACKED[-1])
+            shapes = large if one.is_usual else _FEW_ON_GPU
             cases += [_gpu_case(shape, one, sm_count) for shape in shapes]
     return tuple(cases)
 
@@ -148,7 +194,8 @@ def _gpu_case(shape: _Shape, kernels: Kernels, sm_count: int) -> Case:
 def _tail_case(kernels: Kernels) -> Case:
     shape = replace(_SMALL[2], label="tail")
     head_dim, head_dim_v = kernels.head_dim - _TAIL, kernels.head_dim_v - _TAIL
-    return _case(shape, Kernels(kernels.dtype, head_dim, head_dim_v))
+    case = _case(shape, Kernels(kernels.dtype, head_dim, head_dim_v))
+    return replace(case, compiled=(kernels.head_dim, kernels.head_dim_v))
 
 
 def _case(shape: _Shape, kernels: Kernels, *, fills_gpu: bool = False) -> Case:
@@ -165,4 +212,7 @@ def _case(shape: _Shape, kernels: Kernels, *, fills_gpu: bool = False) -> Case:
         fills_gpu,
         shape.budget,
         None if kernels.head_dim_v == kernels.head_dim else kernels.head_dim_v,
+        (kernels.head_dim, kernels.head_dim_v),
+        shape.mask,
+        shape.lengths,
     )

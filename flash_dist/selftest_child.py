@@ -11,9 +11,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,110 +21,45 @@ from .comparison import (
     NAMES,
     Difference,
     Tensors,
-    attend,
+    all_equal,
     compare_bits,
     compare_values,
-    make_values,
+    digest,
 )
+from .dirty_memory import DirtyMemory
 from .errors import ExtensionError, FlashDistError
 from .selftest_cases import Case, Kernels, make_cases
+from .selftest_inputs import DTYPES, Attention, Inputs, load_attention
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     Emit = Callable[[dict[str, Any]], None]
 
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 CPU_KERNELS = (Kernels("fp16", 64, 64), Kernels("bf16", 128, 128), Kernels("fp32", 64, 64))
 
-_Q_SCALE = 4.0  # spreads the scores, so that softmax is not flat
-_NAN_BYTE = 0xFF  # NaN in float16, bfloat16 and float32
-
-
-class Attention(Protocol):
-    """What is tested; `flash_attn_func`."""
-
-    def __call__(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        causal: bool,
-        return_lse: bool,
-    ) -> Any:  # noqa: ANN401 - tuple with return_lse
-        """Return (out, lse)."""
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """The tensors of one case."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    dout: torch.Tensor
-
-    @classmethod
-    def make(cls, case: Case, device: torch.device) -> Inputs:
-        """Fill them from the integer hash, each with a seed of its own."""
-        dtype = DTYPES[case.dtype]
-        return cls(
-            make_values(1, case.q_shape, dtype, device=device, scale=_Q_SCALE),
-            make_values(2, case.k_shape, dtype, device=device),
-            make_values(3, case.v_shape, dtype, device=device),
-            make_values(4, case.out_shape, dtype, device=device),
-        )
-
-    def attend(self, attention: Attention, case: Case) -> Tensors:
-        """Run forward and backward once."""
-        if case.budget is not None:
-            return self._attend_within(case.budget, case)
-        q, k, v = (x.detach().requires_grad_() for x in (self.q, self.k, self.v))
-        out, lse = attention(q, k, v, causal=case.causal, return_lse=True)
-        gradients = torch.autograd.grad(out, (q, k, v), self.dout)
-        values = (out.detach(), lse.detach(), *gradients)
-        return dict(zip(NAMES, values, strict=True))
-
-    def _attend_within(self, budget: int, case: Case) -> Tensors:
-        """Call the operators themselves, which take the workspace budget."""
-        from . import _ops  # noqa: PLC0415 - absent on a broken install
-        from .masks import Band  # noqa: PLC0415
-
-        q, k, v = self.q, self.k, self.v
-        mask = Band(right=0) if case.causal else Band()
-        scale = case.head_dim**-0.5
-        out, lse = _ops.fwd(q, k, v, mask=mask, packing=None, softmax_scale=scale)
-        gradients = _ops.bwd(
-            self.dout,
-            q,
-            k,
-            v,
-            out,
-            lse,
-            None,
-            mask=mask,
-            packing=None,
-            softmax_scale=scale,
-            budget=budget,
-            batch_invariant=False,
-        )
-        return dict(zip(NAMES, (out, lse, *gradients), strict=True))
+_OTHER_WORK = 4096  # rows and columns of a product that occupies the GPU for a while
 
 
 def run_case(case: Case, attention: Attention, device: torch.device, runs: int, emit: Emit) -> None:
     """Check the values once and the bits in every run, on two streams at the same time."""
     inputs = Inputs.make(case, device)
-    poison_memory(device)
+    memory = DirtyMemory(device)
+    memory.fill()
     first = inputs.attend(attention, case)
     synchronize(device)
+    emit({"event": "fingerprint", "case": case.name, **case.key(), "digests": digest(first)})
     for difference in check_values(case, inputs, first):
         emit(_finding("values-differ", case, difference, run=0))
     streams = make_streams(device)
     differing: list[dict[str, Any]] = []
     bad_runs = 0
     for run in range(1, runs):
-        found = list(compare_run(case, inputs, attention, first, streams, device))
+        if run % 2:
+            start_other_work(device)
+        results = repeat(case, inputs, attention, memory, streams)
+        synchronize(device)
+        found = [] if all_equal(first, results) else list(find_differences(first, results))
         bad_runs += bool(found)
         differing = differing or [
             _finding("bits-differ", case, difference, run=run, stream=stream)
@@ -140,9 +74,8 @@ def check_values(case: Case, inputs: Inputs, actual: Tensors) -> tuple[Differenc
     if case.fills_gpu:
         found = (_find_not_finite(name, actual[name]) for name in NAMES)
         return tuple(difference for difference in found if difference)
-    tensors = (inputs.q, inputs.k, inputs.v, inputs.dout)
-    exact = attend(*tensors, causal=case.causal, dtype=torch.float64)
-    baseline = attend(*tensors, causal=case.causal, dtype=DTYPES[case.dtype])
+    exact = inputs.attend_exactly(case, torch.float64)
+    baseline = inputs.attend_exactly(case, DTYPES[case.dtype])
     return compare_values(exact, baseline, actual)
 
 
@@ -155,27 +88,36 @@ def _find_not_finite(name: str, values: torch.Tensor) -> Difference | None:
     return Difference(name, where, 0.0, float(values[where]), count, wrong.numel())
 
 
-def compare_run(  # noqa: PLR0913, PLR0917 - what one run is made of
+def repeat(
     case: Case,
     inputs: Inputs,
     attention: Attention,
-    first: Tensors,
+    memory: DirtyMemory,
     streams: tuple[Any, ...],
-    device: torch.device,
-) -> Iterator[tuple[int, Difference]]:
-    """Run once per stream at the same time, over poisoned memory, and yield what differs."""
+) -> list[Tensors]:
+    """Run once per stream at the same time, over poisoned memory."""
     for stream in streams:
         with stream:
-            poison_memory(device)
-    synchronize(device)
+            memory.fill()
     results = []
     for stream in streams:
         with stream:
             results.append(inputs.attend(attention, case))
-    synchronize(device)
+    return results
+
+
+def find_differences(first: Tensors, results: list[Tensors]) -> Iterator[tuple[int, Difference]]:
+    """Yield what differs from the first run, with the number of the stream."""
     for number, result in enumerate(results):
         for difference in compare_bits(first, result):
             yield number, difference
+
+
+def start_other_work(device: torch.device) -> None:
+    """Let the GPU compute something else before and beside the next run."""
+    if device.type == "cuda":
+        other = torch.full((_OTHER_WORK, _OTHER_WORK), 0.5, dtype=torch.float16, device=device)
+        other @ other
 
 
 def _finding(
@@ -206,31 +148,6 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def poison_memory(device: torch.device) -> None:
-    """Fill the allocator's free blocks of the current stream with NaN.
-
-    Takes a tensor of each free block's size, largest first, fills them and gives them back. A
-    block that is too large to be handed out whole is split, which changes nothing here.
-    """
-    if device.type != "cuda":
-        return
-    synchronize(device)
-    held = []
-    for size in sorted(_free_blocks(device), reverse=True):
-        block = torch.empty(size, dtype=torch.uint8, device=device)
-        held.append(block.fill_(_NAN_BYTE))
-
-
-def _free_blocks(device: torch.device) -> Iterator[int]:
-    cuda: Any = torch.cuda
-    stream = cuda.current_stream(device).cuda_stream
-    for segment in cuda.memory_snapshot():
-        if segment["device"] == device.index and segment["stream"] == stream:
-            for block in segment["blocks"]:
-                if block["state"] == "inactive":
-                    yield block["size"]
-
-
 def find_kernels(selected: Iterable[dict[str, Any]]) -> tuple[Kernels, ...]:
     """Return the sizes of the forward for which every kernel family has a variant."""
     usable: dict[Kernels, bool] = {}
@@ -244,21 +161,26 @@ def find_kernels(selected: Iterable[dict[str, Any]]) -> tuple[Kernels, ...]:
     return tuple(key for key in sorted(forward) if usable[key])
 
 
-def run_device(
-    name: str,
-    runs: int,
-    emit: Emit,
-    attention: Attention | None = None,
-) -> None:
+def run_device(name: str, runs: int, emit: Emit, attention: Attention | None = None) -> None:
     """Run every case on one device and report as it goes."""
     device = torch.device("cpu") if name == "cpu" else torch.device("cuda", int(name))
-    attention = attention or _load_attention()
+    attention = attention or load_attention()
     kernels: tuple[Kernels, ...] = CPU_KERNELS
     sm_count = 0
     if device.type == "cuda":
         torch.cuda.set_device(device)
         kernels, sm_count = _ask_device(device, emit)
-    cases = make_cases(kernels, sm_count)
+    run_cases(make_cases(kernels, sm_count), device, runs, emit, attention)
+
+
+def run_cases(
+    cases: Sequence[Case], device: torch.device, runs: int, emit: Emit, attention: Attention
+) -> None:
+    """Run cases on one device and report as it goes.
+
+    Raises:
+        ExtensionError: There is none.
+    """
     if not cases:
         message = "the dispatcher has no complete set of kernels for this device"
         raise ExtensionError(message)
@@ -287,12 +209,6 @@ def _last_variants() -> dict[str, Any]:
     from ._native import last_variant  # noqa: PLC0415 - not needed on the CPU
 
     return dict(last_variant())
-
-
-def _load_attention() -> Attention:
-    from .attention import flash_attn_func  # noqa: PLC0415 - absent on a broken install
-
-    return cast("Attention", flash_attn_func)
 
 
 def main() -> None:

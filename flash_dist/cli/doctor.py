@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,15 +17,16 @@ from flash_dist.environment import (
 )
 from flash_dist.errors import UsageError, wrong_usage
 from flash_dist.explain import explain
-from flash_dist.gpu_checks import judge_gpu
 from flash_dist.installed import Installed
 from flash_dist.libraries import open_libraries, package_libraries
 from flash_dist.library_checks import examine_libraries
+from flash_dist.proof import Proof
 from flash_dist.result import EXIT_FINE, EXIT_NOTHING_CHECKED
-from flash_dist.selftest import DEFAULT_RUNS, check_selftest, find_surprises, run_selftest
-from flash_dist.verdict import name_size
+from flash_dist.selftest import DEFAULT_RUNS, DEFAULT_TIMEOUT
 
+from .fleet import LAUNCHER, run_fleet
 from .results import make_console, print_result, working
+from .selftest import parse_runs
 from .text import add_subcommand, complain, printable
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ examples:
   python -m flash_dist doctor --gpu 7.5,8.6 --driver 535
   python -m flash_dist doctor --package xformers --gpu 7.5,8.6
   python -m flash_dist doctor --explain "device kernel image is invalid"
+  torchrun --nproc-per-node=gpu -m flash_dist doctor --fleet --rounds 10
 
 exit status: 0 no failure, 1 at least one failure, 2 wrong usage, 3 no GPU to check
 """
@@ -106,7 +107,40 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--explain", metavar="MESSAGE", help="say what an error message about GPU code means"
     )
+    parser.add_argument(
+        "--runs",
+        type=parse_runs,
+        default=DEFAULT_RUNS,
+        metavar="N",
+        help="runs per case of the selftest (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--fleet",
+        action="store_true",
+        help="under torchrun: prove the GPU of every rank, and that all compute the same bits",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=parse_rounds,
+        default=1,
+        metavar="N",
+        help="with --fleet: how often, for a burn-in (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--backend",
+        choices=("gloo", "nccl"),
+        default="gloo",
+        help="with --fleet: what carries the fingerprints (default: %(default)s)",
+    )
     parser.set_defaults(run=run)
+
+
+def parse_rounds(text: str) -> int:
+    """Read a number of rounds."""
+    if not text.isdecimal() or not int(text):
+        message = f"rounds must be a number of at least 1, got `{text}`"
+        raise UsageError(message, hint="`--rounds 10` repeats the selftest ten times")
+    return int(text)
 
 
 def parse_devices(text: str) -> tuple[Device, ...]:
@@ -144,12 +178,21 @@ def run(args: argparse.Namespace) -> int:
         name, value = args.env[0]
         message = "--env is for a what-if, which needs the GPUs too"
         raise UsageError(message, hint=f"`doctor --gpu 8.6 --env {name}={value}`")
+    if args.fleet:
+        return run_fleet(
+            runs=args.runs, rounds=args.rounds, backend=args.backend, as_json=args.json
+        )
+    if args.rounds > 1:
+        message = f"--rounds is for a fleet, got --rounds {args.rounds} without --fleet"
+        raise UsageError(message, hint=f"`{LAUNCHER} --rounds {args.rounds}`")
     if args.explain is not None:
         return run_explain(args.explain, as_json=args.json)
     if args.package or args.wheel:
         return run_libraries(args)
     environment = imagine(args) if args.gpu else gather_environment()
-    selftest = None if args.no_selftest else partial(check_gpu_by_running, environment)
+    selftest = None
+    if not args.no_selftest:
+        selftest = ShownProof(environment, runs=args.runs, timeout=DEFAULT_TIMEOUT)
     return _report(args, environment, examine(environment, selftest=selftest))
 
 
@@ -210,13 +253,10 @@ def describe_end(examination: Examination, code: int) -> str:
     return f"{counted}: {reason} (exit status {code})"
 
 
-def check_gpu_by_running(environment: Environment, gpu: Gpu) -> CheckResult:
-    """Run the selftest on a GPU and compare what ran with what was predicted."""
-    with working(f"selftest of gpu {gpu.index}"):
-        report = run_selftest(str(gpu.index), runs=DEFAULT_RUNS)
-    predicted = {
-        "{} {} {}".format(*kernel.key[:2], name_size(*kernel.key[2:])): kernel.variant.symbol
-        for kernel in judge_gpu(environment, gpu).kernels
-        if kernel.variant
-    }
-    return check_selftest(report, gpu.index, find_surprises(predicted, report))
+class ShownProof(Proof):
+    """Shows on a terminal that a GPU is at work."""
+
+    def run(self, gpu: Gpu) -> CheckResult:
+        """Run the selftest of a GPU."""
+        with working(f"selftest of gpu {gpu.index}"):
+            return super().run(gpu)

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import math
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flash_dist.advice import torch_fix
-from flash_dist.environment import read_torch
+from flash_dist.environment import gather_gpus
 from flash_dist.errors import FlashDistError, UsageError
-from flash_dist.nvidia import read_cuda
+from flash_dist.fingerprints import merge_references, read_references, write_references
+from flash_dist.installed import read_installed
+from flash_dist.proof import Proof
 from flash_dist.result import CheckResult, exit_code, worst_status
 from flash_dist.selftest import (
     DEFAULT_RUNS,
     DEFAULT_TIMEOUT,
     JSON_VERSION,
-    SelftestReport,
+    Loaded,
     check_selftest,
     run_selftest,
 )
 
 from .results import make_console, print_result, working
-from .text import add_subcommand
+from .text import add_subcommand, complain, printable
 
 if TYPE_CHECKING:
     import argparse
 
-    from flash_dist.environment import Torch
+    from flash_dist.environment import Environment, Torch
+    from flash_dist.fingerprints import Reference
     from flash_dist.nvidia import Cuda
 
     from .text import Subparsers
@@ -71,6 +77,15 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="S",
         help="seconds that one GPU may take (default: %(default)g)",
     )
+    parser.add_argument(
+        "--reference",
+        type=Path,
+        metavar="FILE",
+        help="compare with fingerprints in FILE (default: those in the package)",
+    )
+    parser.add_argument(
+        "--record", type=Path, metavar="FILE", help="put the fingerprints of these GPUs into FILE"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
@@ -105,26 +120,52 @@ def parse_timeout(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Test each device, print each result as it comes, and return the exit code."""
-    cuda, torch = read_cuda(), read_torch()
+    environment = replace(gather_gpus(), installed=read_installed())
+    cuda, torch = environment.cuda, environment.torch
+    references = read_references(args.reference) if args.reference else None
+    known = read_references(args.record) if args.record and args.record.exists() else ()
+    proof = Proof(environment, runs=args.runs, timeout=args.timeout, references=references)
     console = make_console()
-    results, reports = [], []
+    results = []
     devices = choose_devices(args.device, cuda)
     for device in devices if torch.status == "ok" else ():
         with working(f"selftest of device {device}"):
-            report = run_selftest(device, runs=args.runs, timeout=args.timeout)
-        reports.append(report)
-        results.append(_present(report))
+            results.append(prove_device(device, proof, environment, args))
         if not args.json:
             print_result(console, results[-1])
-            _print_variants(report)
-    if not reports:
+            _print_variants(results[-1])
+    tested = tuple(results)
+    if tested:
+        results += [result for result in (proof.compare_gpus(),) if result]
+    else:
         results.append(_nothing_to_run(torch) if devices else _nothing_to_test(cuda))
-        if not args.json:
-            print_result(console, results[-1])
-    code = exit_code(tuple(results), checked_gpu=bool(reports))
+    if not args.json:
+        for result in results[len(tested) :]:
+            print_result(console, result)
+    code = exit_code(tuple(results), checked_gpu=bool(tested))
     if args.json:
-        print(json.dumps(_to_json(reports, results, code), indent=2))
+        print(json.dumps(_to_json(tested, results, code), indent=2))
+    if args.record:
+        record(args.record, proof, known, code)
     return code
+
+
+def prove_device(
+    device: str, proof: Proof, environment: Environment, args: argparse.Namespace
+) -> CheckResult:
+    """Run the selftest of a GPU, or of the reference path."""
+    if device != "cpu":
+        return proof.run(next(gpu for gpu in environment.cuda.gpus if str(gpu.index) == device))
+    return check_selftest(run_selftest(device, runs=args.runs, timeout=args.timeout), None)
+
+
+def record(path: Path, proof: Proof, known: tuple[Reference, ...], code: int) -> None:
+    """Write the fingerprints of GPUs without a finding into a file, beside those that it holds."""
+    if code or not proof.proven:
+        complain(f"not recorded in `{printable(str(path))}`: only GPUs without a finding are")
+        return
+    today = dt.datetime.now(dt.timezone.utc).date().isoformat()
+    write_references(path, merge_references(known, proof.record(today)))
 
 
 def choose_devices(asked: str | None, cuda: Cuda) -> list[str]:
@@ -139,13 +180,9 @@ def choose_devices(asked: str | None, cuda: Cuda) -> list[str]:
     return [asked]
 
 
-def _present(report: SelftestReport) -> CheckResult:
-    return check_selftest(report, None if report.device == "cpu" else int(report.device))
-
-
-def _print_variants(report: SelftestReport) -> None:
-    for variant in report.loaded:
-        print(f"{'':20}{variant}")
+def _print_variants(result: CheckResult) -> None:
+    for variant in result.data["loaded"]:
+        print(f"{'':20}{Loaded(**variant)}")
 
 
 def _nothing_to_run(torch: Torch) -> CheckResult:
@@ -171,7 +208,7 @@ def _nothing_to_test(cuda: Cuda) -> CheckResult:
 
 
 def _to_json(
-    reports: list[SelftestReport], results: list[CheckResult], code: int
+    tested: tuple[CheckResult, ...], results: list[CheckResult], code: int
 ) -> dict[str, object]:
     return {
         "version": JSON_VERSION,
@@ -180,5 +217,5 @@ def _to_json(
         "exit_code": code,
         "ids": [result.id for result in results if result.id],
         "summaries": [result.summary for result in results],
-        "devices": [report.to_json() for report in reports],
+        "devices": [dict(result.data) for result in tested],
     }

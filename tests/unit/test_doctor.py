@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,26 +13,25 @@ from flash_dist.doctor import Examination, examine, guard
 from flash_dist.environment import Environment, Loading, Torch
 from flash_dist.installed import Installed
 from flash_dist.nvidia import Cuda, Gpu
-from flash_dist.result import CheckResult
 from tests.unit.builds import (
     ALL,
     BLACKWELL,
     HOPPER,
     TURING_AMPERE_ADA,
+    Passes,
     make_environment,
     make_installed,
     make_what_if,
 )
 
+if TYPE_CHECKING:
+    from flash_dist.result import CheckResult
+
 NO_DRIVER = Cuda("absent", reason="libcuda.so.1 does not load: no such file")
 
 
-def passes(gpu: Gpu) -> CheckResult:
-    return CheckResult(f"selftest {gpu.index}", "ok", "bit-equal", gpu=gpu.index)
-
-
 def look(environment: Environment, *, selftest: bool = True) -> Examination:
-    results = examine(environment, selftest=passes if selftest else None)
+    results = examine(environment, selftest=Passes() if selftest else None)
     return Examination(environment, tuple(results))
 
 
@@ -279,11 +279,12 @@ def test_a_crashing_check_is_a_result() -> None:
 
 
 def test_a_crashing_selftest_does_not_end_doctor() -> None:
-    def crash(gpu: Gpu) -> CheckResult:
-        message = f"boom {gpu.index}"
-        raise OSError(message)
+    class Crashes(Passes):
+        def run(self, gpu: Gpu) -> CheckResult:
+            message = f"boom {gpu.index}"
+            raise OSError(message)
 
-    results = list(examine(make_environment(ALL, "8.6", "8.6"), selftest=crash))
+    results = list(examine(make_environment(ALL, "8.6", "8.6"), selftest=Crashes()))
     assert [result.id for result in results[-2:]] == ["check-crashed", "check-crashed"]
 
 

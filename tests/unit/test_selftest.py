@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import sys
@@ -16,6 +17,7 @@ from flash_dist.comparison import (
     attend,
     compare_bits,
     compare_values,
+    digest,
     find_bit_difference,
     hash_bits,
     make_values,
@@ -28,27 +30,40 @@ from flash_dist.selftest import (
     judge_outcome,
 )
 from flash_dist.selftest_cases import Case, Kernels, make_cases
-from flash_dist.selftest_child import CPU_KERNELS, find_kernels, run_device
+from flash_dist.selftest_child import CPU_KERNELS, find_kernels, run_cases
+from flash_dist.selftest_masks import MASKS, find_visible
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from flash_dist.masks import BlockMask
     from flash_dist.result import CheckResult
 
 NO_RUNS = 30
+CASES = make_cases([Kernels("fp16", 32, 32), Kernels("fp32", 64, 64)], 0)
 
 
-def textbook(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, return_lse: bool
+def textbook(  # noqa: PLR0913 - what attention takes
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool,
+    mask: BlockMask | None,
+    lengths: tuple[int, ...],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention in float32 with torch's own gradients: an implementation to test."""
-    assert return_lse
     group = q.shape[2] // k.shape[2]
     scores = torch.einsum("bqhd,bkhd->bhqk", q.float(), k.float().repeat_interleave(group, 2))
     scores = scores * q.shape[-1] ** -0.5
+    visible = torch.ones(scores.shape[-2:], dtype=torch.bool)
     if causal:
-        visible = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(k.shape[1] - q.shape[1])
-        scores = scores.masked_fill(~visible, -math.inf)
+        visible = visible.tril(k.shape[1] - q.shape[1])
+    if mask is not None:
+        visible = mask.visible(*scores.shape)
+    if lengths:
+        visible &= torch.block_diag(*(torch.ones(length, length) for length in lengths)).bool()
+    scores = scores.masked_fill(~visible, -math.inf)
     lse = torch.logsumexp(scores, dim=-1)
     dead = torch.isneginf(lse)
     p = torch.exp(scores - lse.masked_fill(dead, 0.0).unsqueeze(-1))
@@ -58,7 +73,7 @@ def textbook(
 
 def run_on_cpu(attention: Any, runs: int = 3) -> list[dict[str, Any]]:  # noqa: ANN401
     events: list[dict[str, Any]] = []
-    run_device("cpu", runs, events.append, attention)
+    run_cases(CASES, torch.device("cpu"), runs, events.append, attention)
     return events
 
 
@@ -178,6 +193,29 @@ def test_cases_cover_each_kernel_small_odd_and_filling_the_gpu() -> None:
     assert len({case.name for case in cases}) == len(cases)
 
 
+def test_every_kind_of_mask_and_packed_documents_are_covered() -> None:
+    cases = make_cases([Kernels("bf16", 128, 128)], 132)
+    assert {case.mask for case in cases} == {"", *MASKS}
+    assert {case.causal for case in cases if case.lengths} == {True, False}
+    assert {case.fills_gpu for case in cases if case.mask} == {True, False}
+    for case in cases:
+        assert case.compiled == (128, 128)
+        assert sum(case.lengths) in {0, case.seqlen_q}
+        if case.mask and not case.fills_gpu:
+            visible = find_visible(case)
+            assert visible is not None
+            assert visible.any()
+            assert not visible.all()
+
+
+def test_a_digest_is_the_sha_256_of_the_elements() -> None:
+    values = torch.arange(6, dtype=torch.int32).view(2, 3).t()
+    digests = digest({"out": values, "lse": torch.empty(0)})
+    words = b"".join(i.to_bytes(4, "little") for i in (0, 3, 1, 4, 2, 5))
+    assert digests["out"] == hashlib.sha256(words).hexdigest()
+    assert digests["lse"] == hashlib.sha256(b"").hexdigest()
+
+
 def test_other_sizes_get_few_cases() -> None:
     many = len(make_cases([Kernels("fp16", 64, 64)], 132))
     few = make_cases([Kernels("fp16", 192, 128)], 132)
@@ -209,18 +247,16 @@ def test_a_correct_implementation_passes() -> None:
     assert events[-1] == {"event": "done"}
     report = judge_outcome("cpu", 3, Outcome("done", events=tuple(events)))
     assert report
-    assert report.cases == len(make_cases(CPU_KERNELS, 0))
+    assert report.cases == len(CASES)
 
 
 def test_one_flipped_bit_in_one_run_is_found() -> None:
     calls = 0
 
-    def flaky(
-        *tensors: torch.Tensor, causal: bool, return_lse: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def flaky(*tensors: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ANN401
         nonlocal calls
         calls += 1
-        out, lse = textbook(*tensors, causal=causal, return_lse=return_lse)
+        out, lse = textbook(*tensors, **options)
         if calls == 5:  # the second case's second run
             lse = lse.clone()
             lse.view(torch.int32)[0, 0, 3] ^= 1
@@ -229,7 +265,7 @@ def test_one_flipped_bit_in_one_run_is_found() -> None:
     events = run_on_cpu(flaky)
     (finding,) = findings(events)
     assert finding["id"] == "selftest-bits-differ"
-    assert finding["case"].startswith("odd fp16")
+    assert finding["case"].startswith("masked-rows fp16")
     assert finding["run"] == 1
     assert finding["difference"]["coordinate"] == [0, 0, 3]
     assert finding["difference"]["count"] == 1
@@ -239,10 +275,8 @@ def test_one_flipped_bit_in_one_run_is_found() -> None:
 
 
 def test_wrong_values_are_found_even_if_always_the_same() -> None:
-    def biased(
-        *tensors: torch.Tensor, causal: bool, return_lse: bool
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        out, lse = textbook(*tensors, causal=causal, return_lse=return_lse)
+    def biased(*tensors: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ANN401
+        out, lse = textbook(*tensors, **options)
         return out * 1.02, lse
 
     found = findings(run_on_cpu(biased))
@@ -342,10 +376,9 @@ def test_a_finding_is_said_once() -> None:
     assert two.details == ("odd fp16: out is wrong", "odd fp16: dq is wrong")
 
 
-def test_a_child_that_ran_no_case_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flash_dist.selftest_child.CPU_KERNELS", ())
+def test_a_child_that_ran_no_case_proves_nothing() -> None:
     with pytest.raises(ExtensionError, match="no complete set of kernels"):
-        run_on_cpu(textbook)
+        run_cases((), torch.device("cpu"), 2, print, textbook)
 
 
 def loaded_report() -> SelftestReport:

@@ -1,0 +1,169 @@
+"""`torchrun ... -m flash_dist doctor --fleet`: every rank proves its GPU, and all are compared."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import platform
+import socket
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from flash_dist.doctor import guard
+from flash_dist.environment import gather_gpus
+from flash_dist.errors import UsageError
+from flash_dist.fingerprints import Identity, Setting, make_fingerprints
+from flash_dist.fleet import Member, compare_members
+from flash_dist.gpu_checks import check_gpu
+from flash_dist.installed import read_installed
+from flash_dist.proof import Proof
+from flash_dist.result import CheckResult, exit_code, worst_status
+from flash_dist.selftest import CHILD, DEFAULT_TIMEOUT, check_selftest, run_selftest
+
+from .results import make_console, print_result
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flash_dist.environment import Environment
+
+JSON_VERSION = 1
+LAUNCHER = "torchrun --nproc-per-node=gpu -m flash_dist doctor --fleet"
+
+_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_SLACK = 600.0  # seconds that ranks may wait for the slowest one
+
+
+@dataclass(frozen=True)
+class Rank:
+    """This process among those that torchrun started."""
+
+    rank: int
+    local: int
+    world: int
+
+    @classmethod
+    def of_environment(cls) -> Rank:
+        """Read what torchrun sets."""
+        missing = [name for name in _VARIABLES if not os.environ.get(name)]
+        if missing:
+            message = f"--fleet must be started by torchrun, got no {missing[0]}"
+            raise UsageError(message, hint=f"`{LAUNCHER}`; with --nnodes for several machines")
+        return cls(*(int(os.environ[name]) for name in _VARIABLES[:3]))
+
+
+def run_fleet(
+    *,
+    runs: int,
+    rounds: int = 1,
+    backend: str = "gloo",
+    as_json: bool = False,
+    child: Sequence[str] = CHILD,
+) -> int:
+    """Prove this rank's GPU, gather what all computed, and let rank 0 report.
+
+    Args:
+        runs: Of each case.
+        rounds: How often the whole selftest is repeated.
+        backend: Of torch.distributed, which carries the fingerprints.
+        as_json: Print JSON instead of sentences.
+        child: The selftest's child process, see `run_selftest`.
+    """
+    rank = Rank.of_environment()
+    dist = _join(rank, backend)
+    environment = replace(gather_gpus(), installed=read_installed())
+    members: list[Member] = []
+    results: tuple[CheckResult, ...] = ()
+    console = make_console()
+    try:
+        for number in range(rounds):
+            mine = _prove(rank, environment, runs, child)
+            everyone: list[Any] = [None] * rank.world
+            dist.all_gather_object(everyone, replace(mine, round=number))
+            members += everyone
+            results = compare_members(members)
+            if rank.rank == 0 and rounds > 1 and not as_json:
+                say = results[-1]
+                console.print(f"round {number + 1} of {rounds}: {say.summary}", soft_wrap=True)
+    finally:
+        dist.destroy_process_group()
+    if rank.rank:
+        return 0  # rank 0 speaks for all
+    code = exit_code(results, checked_gpu=any(member.gpu for member in members))
+    if as_json:
+        print(json.dumps(_to_json(members, results, code), indent=2))
+        return code
+    for member in members[: rank.world]:
+        if member.result:
+            name = f"rank {member.rank}"
+            summary = f"{member.where}: {member.result.summary}"
+            print_result(console, CheckResult(name, member.result.status, summary))
+    for result in results:
+        print_result(console, result)
+    return code
+
+
+def _join(rank: Rank, backend: str) -> Any:  # noqa: ANN401 - torch.distributed is not typed
+    import torch  # noqa: PLC0415 - the only part of doctor that needs it in its own process
+
+    dist: Any = torch.distributed
+    if backend == "nccl":
+        torch.cuda.set_device(rank.local)
+    patience = dt.timedelta(seconds=DEFAULT_TIMEOUT + _SLACK)
+    dist.init_process_group(backend, timeout=patience)
+    return dist
+
+
+def _prove(rank: Rank, environment: Environment, runs: int, child: Sequence[str]) -> Member:
+    host = socket.gethostname()
+    gpus = environment.cuda.gpus
+    if not gpus:
+        return _prove_cpu(rank, host, environment, runs, child)
+    nobody = Setting("none", 0, 0, "")
+    if rank.local >= len(gpus):
+        summary = f"there are {len(gpus)} GPUs and this is local rank {rank.local}"
+        fix = f"start one rank per GPU: `{LAUNCHER}`"
+        result = CheckResult("gpu", "fail", summary, fix=fix, id="fleet-too-many-ranks")
+        return Member(rank.rank, host, None, nobody, (), result)
+    gpu = gpus[rank.local]
+    verdict = check_gpu(environment, gpu)
+    if verdict.status not in {"ok", "warn"}:
+        return Member(rank.rank, host, gpu, nobody, (), verdict)
+    proof = Proof(environment, runs=runs, timeout=DEFAULT_TIMEOUT, child=child)
+    result = guard("selftest", lambda: proof.run(gpu), gpu=gpu.index)
+    _, setting, own = proof.proven[-1] if proof.proven else (gpu, nobody, ())
+    return Member(rank.rank, host, gpu, setting, own, replace(result, data={}))
+
+
+def _prove_cpu(
+    rank: Rank, host: str, environment: Environment, runs: int, child: Sequence[str]
+) -> Member:
+    """Without GPUs the reference path runs; its bits are those of one host and torch."""
+    report = run_selftest("cpu", runs=runs, child=child)
+    where = f"cpu of {host}, {platform.machine()}, torch {environment.torch.version}"
+    own = make_fingerprints(report, Identity(), "")
+    result = replace(check_selftest(report, None), data={})
+    return Member(rank.rank, host, None, Setting(where, 0, 0, ""), own, result)
+
+
+def _to_json(
+    members: list[Member], results: tuple[CheckResult, ...], code: int
+) -> dict[str, object]:
+    return {
+        "version": JSON_VERSION,
+        "command": "doctor --fleet",
+        "status": worst_status(results),
+        "exit_code": code,
+        "members": [
+            {
+                "rank": member.rank,
+                "round": member.round,
+                "host": member.host,
+                "gpu": member.gpu.to_json() if member.gpu else None,
+                "selftest": member.result.to_json(),
+            }
+            for member in members
+        ],
+        "checks": [result.to_json() for result in results],
+    }

@@ -1,0 +1,35 @@
+"""A selftest's child in which rank 1 computes one wrong bit: what a fleet has to find."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import torch
+
+from flash_dist import comparison, selftest_child
+
+if TYPE_CHECKING:
+    from flash_dist.comparison import Tensors
+
+WRONG_RANK = "1"
+WRONG_CALL = 4  # the fifth case
+
+calls = 0
+hash_tensors = comparison.digest
+
+
+def digest(tensors: Tensors) -> dict[str, str]:
+    """Flip a bit of dk before it is hashed."""
+    global calls  # noqa: PLW0603 - a process of its own
+    if os.environ["RANK"] == WRONG_RANK and calls == WRONG_CALL:
+        wrong = tensors["dk"].clone()
+        wrong.view(torch.uint8).view(-1)[7] ^= 1
+        tensors = {**tensors, "dk": wrong}
+    calls += 1
+    return hash_tensors(tensors)
+
+
+if __name__ == "__main__":
+    setattr(selftest_child, "digest", digest)  # noqa: B010 - for mypy it is not exported
+    selftest_child.main()

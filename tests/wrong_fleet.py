@@ -1,0 +1,13 @@
+"""A fleet whose rank 1 computes one wrong bit: `torchrun ... tests/wrong_fleet.py RUNS ROUNDS`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from flash_dist.cli.fleet import run_fleet
+
+CHILD = str(Path(__file__).with_name("flipping_child.py"))
+
+if __name__ == "__main__":
+    sys.exit(run_fleet(runs=int(sys.argv[1]), rounds=int(sys.argv[2]), child=(CHILD,)))
