@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from .child import Outcome, run_child
 from .install_files import InstallFiles, read_install_files
 from .installed import Installed, read_installed
-from .nvidia import Cuda, Gpu, read_cuda
+from .nvidia import Cuda, imagine_cuda, read_cuda
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -133,10 +133,7 @@ def imagine_environment(
     installed: Installed | None = None,
 ) -> Environment:
     """Put a build, by default this one, on a machine that is not here, with its own variables."""
-    gpus = tuple(
-        Gpu(index, "", device, smem_optin=device.smem_optin) for index, device in enumerate(devices)
-    )
-    host = _describe_host(Cuda("ok", driver, gpus), installed or read_installed())
+    host = _describe_host(imagine_cuda(devices, driver), installed or read_installed())
     return replace(host, variables=dict(variables or {}), what_if=True)
 
 
