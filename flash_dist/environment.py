@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from .check_choice import EVERYTHING, CheckChoice
 from .child import Outcome, run_child
 from .install_files import InstallFiles, read_install_files
 from .installed import Installed, read_installed
@@ -63,7 +64,7 @@ class Torch:
 class Loading:
     """Whether the compiled parts load, tried in a child process."""
 
-    status: Literal["ok", "failed", "crashed", "not-tried"]
+    status: Literal["ok", "failed", "crashed", "not-tried", "skipped"]
     stage: str = ""  # which part it was: "kernels", "torch" or "extension"
     reason: str = ""
 
@@ -109,14 +110,17 @@ class Environment:
         }
 
 
-def gather_environment() -> Environment:
-    """Look at this machine."""
+def gather_environment(choice: CheckChoice = EVERYTHING) -> Environment:
+    """Look at this machine; what takes long only where its check is wanted."""
     installed = read_installed()
+    loading = Loading("skipped")
+    if "extension" in choice:
+        loading = try_loading() if installed.library else Loading("not-tried")
     return replace(
         _describe_host(read_cuda(), installed),
-        loading=try_loading() if installed.library else Loading("not-tried"),
+        loading=loading,
         variables=read_variables(os.environ),
-        files=read_install_files(),
+        files=read_install_files() if "install" in choice else InstallFiles(),
     )
 
 

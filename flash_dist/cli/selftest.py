@@ -20,7 +20,7 @@ from flash_dist.selftest import (
     run_selftest,
 )
 
-from .results import make_console, print_result, working
+from .results import is_shown, make_console, print_result, working
 from .text import add_subcommand
 
 if TYPE_CHECKING:
@@ -114,13 +114,13 @@ def run(args: argparse.Namespace) -> int:
             report = run_selftest(device, runs=args.runs, timeout=args.timeout)
         reports.append(report)
         results.append(_present(report))
-        if not args.json:
+        if not args.json and is_shown(results[-1], quiet=args.quiet):
             print_result(console, results[-1])
-            _print_variants(report)
+            _print_variants(report, verbose=args.verbose)
     if not reports:
         results.append(_nothing_to_run(torch) if devices else _nothing_to_test(cuda))
-        if not args.json:
-            print_result(console, results[-1])
+    if not args.json and (not reports or not is_shown(results[-1], quiet=args.quiet)):
+        print_result(console, results[-1])
     code = exit_code(tuple(results), checked_gpu=bool(reports))
     if args.json:
         print(json.dumps(_to_json(reports, results, code), indent=2))
@@ -143,8 +143,8 @@ def _present(report: SelftestReport) -> CheckResult:
     return check_selftest(report, None if report.device == "cpu" else int(report.device))
 
 
-def _print_variants(report: SelftestReport) -> None:
-    for variant in report.loaded:
+def _print_variants(report: SelftestReport, *, verbose: bool) -> None:
+    for variant in report.loaded if verbose else ():
         print(f"{'':20}{variant}")
 
 

@@ -103,7 +103,7 @@ def test_a_whole_machine_with_its_selftest(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine = make_environment(ALL, "8.6", "9.0")
-    monkeypatch.setattr("flash_dist.cli.doctor.gather_environment", lambda: machine)
+    monkeypatch.setattr("flash_dist.cli.doctor.gather_environment", lambda _: machine)
     monkeypatch.setattr("flash_dist.cli.doctor.run_selftest", report_good)
     code, text = doctor(capsys)
     assert code == 0
