@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import logging
 import re
 import urllib.error
 import urllib.request
@@ -22,6 +23,8 @@ SCHEMES: Final = ("http", "https", "file")
 MAX_PAGE_BYTES: Final = 64 << 20
 MAX_FILE_BYTES: Final = 4 << 30
 TIMEOUT: Final = 30.0  # seconds without a byte
+
+_log: Final = logging.getLogger("flash_dist")
 
 _URL = re.compile(r"([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
 _CHUNK = 1 << 16
@@ -79,6 +82,7 @@ def open_url(url: str, *, method: str = "GET") -> Iterator[Response]:
     if scheme not in SCHEMES:
         message = f"an address is http, https or file, got `{url}`"
         raise FetchError(message, hint="name a file or folder by its path")
+    _log.debug("%s %s", method, url)
     try:
         request = urllib.request.Request(  # noqa: S310 - the scheme was checked
             url, headers={"Accept": _ACCEPT, "User-Agent": "flash_dist"}, method=method

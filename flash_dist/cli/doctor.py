@@ -55,6 +55,7 @@ exit status: 0 no failure, 1 at least one failure, 2 wrong usage, 3 no GPU to ch
 """
 
 _SHOWN_MESSAGE = 200
+_FOLDED = 1  # line of detail is as short as the word that it is the same
 
 _CONCLUSION = {
     0: "no failure",
@@ -280,10 +281,11 @@ def _show(results: Iterator[CheckResult], args: argparse.Namespace) -> Iterator[
 
 def fold(result: CheckResult, first: CheckResult) -> CheckResult:
     """Leave out the details of a GPU that fares as one before it does; -v prints them."""
-    same = result.details and (result.status, result.details) == (first.status, first.details)
-    if not same or result.name.split()[0] != first.name.split()[0]:
-        return result
-    return replace(result, details=(f"in detail as {first.name}",))
+    kinds = {one.name.split()[0] for one in (result, first)}
+    same = (result.status, result.details) == (first.status, first.details)
+    if len(kinds) == 1 and same and len(result.details) > _FOLDED:
+        return replace(result, details=(f"in detail as {first.name}",))
+    return result
 
 
 def describe_end(examination: Examination, code: int) -> str:

@@ -265,10 +265,15 @@ def test_where_some_gpus_cannot_be_used_the_others_are_named(
     assert status == 1
     assert "2 of 3 GPUs can use this build: 1, 2" in out
     assert "`export CUDA_VISIBLE_DEVICES=1,2` hides the others" in out
+    assert "the one published arch set for all of them: all" in out
     assert "the arch set `all`" in out
     given = ("--env", "CUDA_VISIBLE_DEVICES=3,GPU-7,0")
     _, out = doctor(capsys, "--gpu", "8.6,9.0,9.0", "--driver", "580", *given)
     assert "CUDA_VISIBLE_DEVICES=GPU-7,0" in out
+    _, out = doctor(capsys, "--gpu", "8.6,9.0,9.0", "--driver", "580", "--json")
+    data = json.loads(out)["checks"][-1]["data"]
+    assert (data["usable"], data["cuda_visible_devices"]) == ([1, 2], "1,2")
+    assert data["covering_set"]["name"] == "all"
     status, out = doctor(capsys, "--gpu", "9.0,9.0", "--driver", "580")
     assert status == 0
     assert "GPUs can use" not in out
