@@ -76,6 +76,7 @@ def explain_refusal(
     fixes: dict[Cause, str] = {
         "driver-too-old": driver_fix(build),
         "hardware-too-old": hardware_fix(device, build),
+        "jit-compiler-absent": jit_fix([device, *others], build),
         "jit-variable": "unset that variable",
         "smem-limit": f"`unset {SMEM_VARIABLE}`" if verdict.situation.smem_lowered else "",
     }
@@ -152,6 +153,14 @@ def hardware_fix(device: Device, build: Build) -> str:
 def torch_fix(oldest: str = "") -> str:
     """Return the step for a torch that is absent, or older than the oldest that serves."""
     return f"`pip install 'torch>={oldest or TORCH_MIN}'`"
+
+
+def jit_fix(devices: Iterable[Device], build: Build) -> str:
+    """Return the steps where the driver's JIT compiler is missing: bring it, or do without."""
+    return (
+        "install the whole driver, in a container by NVIDIA_DRIVER_CAPABILITIES=compute,utility; "
+        f"or {unsupported_fix(devices, build)}"
+    )
 
 
 def driver_fix(build: Build) -> str:

@@ -17,6 +17,7 @@ class CheckChoice:
 
     only: frozenset[str] = frozenset()  # empty: all
     skip: frozenset[str] = frozenset()
+    devices: tuple[int, ...] | None = None  # the GPUs to judge and test; None: all
 
     def __contains__(self, name: str) -> bool:
         return name not in self.skip and (not self.only or name in self.only)
@@ -39,7 +40,11 @@ class CheckChoice:
 
     def to_json(self) -> dict[str, Any]:
         """Return the choice as plain data."""
-        return {"only": sorted(self.only) or None, "skip": sorted(self.skip)}
+        return {
+            "only": sorted(self.only) or None,
+            "skip": sorted(self.skip),
+            "devices": None if self.devices is None else list(self.devices),
+        }
 
 
 EVERYTHING = CheckChoice()

@@ -10,6 +10,7 @@ from .advice import describe_archs, driver_fix, list_few, torch_fix
 from .budget import BUDGET_VARIABLE, find_budget_problem
 from .compatibility import driver_refusal
 from .devices import ZSTD_CUDA, first_driver, format_version, ptx_isa_cuda, toolkit_driver
+from .host_checks import describe_driver, explain_no_gpu
 from .manifest import PACKAGE
 from .result import CheckResult
 from .verdict import SMEM_VARIABLE
@@ -227,7 +228,8 @@ def check_variables(environment: Environment) -> CheckResult:
             f"`unset {SMEM_VARIABLE}`",
             "smem-limit",
         )
-    if environment.variables.get("CUDA_VISIBLE_DEVICES") is not None:
+    told = environment.host is not None and environment.host.nvml.gpus  # by `check_visible`
+    if environment.variables.get("CUDA_VISIBLE_DEVICES") is not None and not told:
         visible = environment.variables["CUDA_VISIBLE_DEVICES"]
         summary = f"CUDA_VISIBLE_DEVICES={visible} hides the other GPUs, if there are any"
         return CheckResult("variables", "ok", summary, shown[1:])
@@ -237,6 +239,9 @@ def check_variables(environment: Environment) -> CheckResult:
 def check_driver(environment: Environment) -> CheckResult:
     """The driver is there and new enough for the toolkit, the PTX ISA and the compression."""
     cuda, build = environment.cuda, environment.installed.build
+    explained = explain_no_gpu(environment)
+    if explained is not None:
+        return explained
     if cuda.status == "absent":
         return CheckResult(
             "driver",
@@ -268,7 +273,8 @@ def check_driver(environment: Environment) -> CheckResult:
             driver_fix(build),
             "driver-too-old",
         )
-    return CheckResult("driver", "ok", str(cuda.driver), needs)
+    details = (*needs, *describe_driver(environment))
+    return CheckResult("driver", "ok", str(cuda.driver), details)
 
 
 def driver_needs(build: Build) -> tuple[str, ...]:

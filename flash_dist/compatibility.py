@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .archs import Arch
 
 How = Literal["native", "family", "same-major", "jit", "unverified", "no"]
-JitPolicy = Literal["allowed", "forced", "disabled"]
+JitPolicy = Literal["allowed", "forced", "disabled", "absent"]
 
 PREFERENCE: tuple[How, ...] = ("native", "family", "same-major", "jit", "unverified", "no")
 
@@ -155,6 +155,11 @@ def _judge_policy(arch: Arch, jit: JitPolicy) -> RunVerdict | None:
             "no",
             f"CUDA_DISABLE_PTX_JIT is set, so the driver does not compile {arch} "
             "(only what its cache holds already would load)",
+        )
+    if jit == "absent" and arch.ptx:
+        return RunVerdict(
+            "no",
+            f"libnvidia-ptxjitcompiler.so.1 is missing, so the driver does not compile {arch}",
         )
     return None
 

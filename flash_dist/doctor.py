@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .check_choice import EVERYTHING, CheckChoice
 from .checks import (
@@ -19,7 +19,11 @@ from .checks import (
 )
 from .errors import UsageError
 from .gpu_checks import check_all_gpus, check_gpu
+from .host_checks import check_compat, check_devices
+from .jit_checks import check_jit
 from .result import CheckResult, exit_code, worst_status
+from .torch_claim import check_torch_claim
+from .visibility import check_mig, check_visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,7 +32,10 @@ if TYPE_CHECKING:
     from .nvidia import Gpu
 
     Check = Callable[[Environment], CheckResult]
+    RareCheck = Callable[[Environment], CheckResult | None]
     GpuCheck = Callable[[Gpu], CheckResult]
+
+Found = TypeVar("Found")
 
 JSON_VERSION = 1
 
@@ -41,14 +48,22 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("variables", check_variables),
     ("driver", check_driver),
 )
+# What has something to say on few machines: no result is a good one.
+RARE_CHECKS: tuple[tuple[str, RareCheck], ...] = (
+    ("devices", check_devices),
+    ("compat", check_compat),
+    ("visible", check_visible),
+    ("mig", check_mig),
+    ("jit", check_jit),
+)
 WHAT_IF_CHECKS: tuple[tuple[str, Check], ...] = (("build", check_build), ("driver", check_driver))
 GPU_CHECKS = ("gpu", "selftest")  # once for each GPU
 
 
 def check_names(*, what_if: bool = False) -> tuple[str, ...]:
     """Return the names that `--only` and `--skip` take."""
-    checks = WHAT_IF_CHECKS if what_if else CHECKS
-    return (*(name for name, _ in checks), *(GPU_CHECKS[:1] if what_if else GPU_CHECKS))
+    names = [name for name, _ in (WHAT_IF_CHECKS if what_if else (*CHECKS, *RARE_CHECKS))]
+    return (*names, *(GPU_CHECKS[:1] if what_if else GPU_CHECKS))
 
 
 @dataclass(frozen=True)
@@ -95,32 +110,44 @@ def examine(
         selftest: Runs the kernels on one GPU. None leaves that out.
         choice: Which checks to run.
     """
-    for name, check in WHAT_IF_CHECKS if environment.what_if else CHECKS:
-        if name in choice:
-            yield guard(name, partial(check, environment))
-    if not environment.cuda.gpus and any(name in choice for name in GPU_CHECKS):
+    yield from _examine_machine(environment, choice)
+    wanted = limit_gpus(environment, choice.devices)
+    if not wanted.cuda.gpus and any(name in choice for name in GPU_CHECKS):
         yield check_any_gpu(environment)
     judged = []
-    for gpu in environment.cuda.gpus if "gpu" in choice else ():
-        result = guard(f"gpu {gpu.index}", partial(check_gpu, environment, gpu), gpu=gpu.index)
+    for gpu in wanted.cuda.gpus if "gpu" in choice else ():
+        result = guard(f"gpu {gpu.index}", partial(check_gpu, wanted, gpu), gpu=gpu.index)
         judged.append(result)
         yield result
-    together = check_all_gpus(environment, judged) if environment.installed.build else None
+    together = check_all_gpus(wanted, judged) if environment.installed.build else None
     if together is not None:
         yield together
+    for gpu in wanted.cuda.gpus if "torch" in choice else ():
+        yield from _guard_rare(f"torch {gpu.index}", partial(check_torch_claim, environment, gpu))
     if environment.what_if or selftest is None or "selftest" not in choice:
         return
     unfit = {result.gpu for result in judged if result.status not in {"ok", "warn"}}
-    for gpu in environment.cuda.gpus:
+    for gpu in wanted.cuda.gpus:
         yield _run_selftest(environment, gpu, selftest, fit=gpu.index not in unfit)
 
 
-def limit_gpus(environment: Environment, indices: tuple[int, ...]) -> Environment:
+def _examine_machine(environment: Environment, choice: CheckChoice) -> Iterator[CheckResult]:
+    for name, check in WHAT_IF_CHECKS if environment.what_if else CHECKS:
+        if name in choice:
+            yield guard(name, partial(check, environment))
+    for name, rare in RARE_CHECKS:
+        if name in choice:
+            yield from _guard_rare(name, partial(rare, environment))
+
+
+def limit_gpus(environment: Environment, indices: tuple[int, ...] | None) -> Environment:
     """Look at some of the GPUs alone; where there is none, that is for the checks to say.
 
     Raises:
         UsageError: There are others.
     """
+    if indices is None:
+        return environment
     cuda = environment.cuda
     known = [gpu.index for gpu in cuda.gpus]
     unknown = [index for index in indices if index not in known]
@@ -155,7 +182,14 @@ def _run_selftest(
     return CheckResult(name, "skip", f"not run: {reason}", id="selftest-not-run", gpu=gpu.index)
 
 
-def guard(name: str, check: Callable[[], CheckResult], *, gpu: int | None = None) -> CheckResult:
+def _guard_rare(name: str, check: Callable[[], CheckResult | None]) -> Iterator[CheckResult]:
+    """Run a check that may have nothing to say."""
+    found = guard(name, check)
+    if found is not None:
+        yield found
+
+
+def guard(name: str, check: Callable[[], Found], *, gpu: int | None = None) -> Found | CheckResult:
     """Run a check; if it crashes, that is its result."""
     try:
         return check()

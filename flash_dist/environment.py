@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .check_choice import EVERYTHING, CheckChoice
 from .child import Outcome, run_child
+from .host import Host, gather_host
 from .install_files import InstallFiles, read_install_files
 from .installed import Installed, read_installed
 from .nvidia import Cuda, imagine_cuda, read_cuda
+from .torch_claim import TorchCode, read_torch_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -92,6 +94,8 @@ class Environment:
     variables: Mapping[str, str] = field(default_factory=dict)
     files: InstallFiles = field(default_factory=InstallFiles)
     what_if: bool = False
+    host: Host | None = None  # None: not looked at, as in a what-if
+    torch_code: TorchCode | None = None  # None: no GPU to judge it on
 
     def to_json(self) -> dict[str, Any]:
         """Return the environment as plain data."""
@@ -107,26 +111,36 @@ class Environment:
             "loading": self.loading.to_json(),
             "variables": dict(self.variables),
             "what_if": self.what_if,
+            "host": self.host.to_json() if self.host else None,
+            "torch_code": self.torch_code.to_json() if self.torch_code else None,
         }
 
 
 def gather_environment(choice: CheckChoice = EVERYTHING) -> Environment:
     """Look at this machine; what takes long only where its check is wanted."""
     installed = read_installed()
+    found = _describe_host(read_cuda(), installed)
     loading = Loading("skipped")
     if "extension" in choice:
         loading = try_loading() if installed.library else Loading("not-tried")
+    claims = "torch" in choice and found.cuda.gpus and found.torch.cuda
     return replace(
-        _describe_host(read_cuda(), installed),
+        found,
         loading=loading,
         variables=read_variables(os.environ),
         files=read_install_files() if "install" in choice else InstallFiles(),
+        host=gather_host(os.environ),
+        torch_code=read_torch_code() if claims else None,
     )
 
 
 def gather_gpus() -> Environment:
     """Look at this machine's GPUs and driver alone: what the libraries of others are judged by."""
-    return replace(_describe_host(read_cuda(), Installed()), variables=read_variables(os.environ))
+    return replace(
+        _describe_host(read_cuda(), Installed()),
+        variables=read_variables(os.environ),
+        host=gather_host(os.environ),
+    )
 
 
 def imagine_environment(

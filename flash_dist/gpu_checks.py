@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from .advice import covering_set, describe_device, explain_refusal, unsupported_fix
 from .devices import KIB, KNOWN_DEVICES
+from .first_start import describe_first_start
 from .result import CheckResult
 from .verdict import (
     FLOOR,
@@ -19,7 +20,7 @@ from .verdict import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from .devices import Device
     from .environment import Environment
@@ -40,10 +41,16 @@ _FIRST_PROOF = "its selftest here is the first proof on real hardware"
 
 def judge_gpu(environment: Environment, gpu: Gpu) -> DeviceVerdict:
     """Judge one GPU of an environment."""
+    return judge_device(_build(environment), find_situation(environment, gpu))
+
+
+def find_situation(environment: Environment, gpu: Gpu) -> Situation:
+    """Put a GPU among all that decides what it can load."""
     situation = Situation.of(
         gpu.device, environment.cuda.driver, environment.variables, smem_optin=gpu.smem_optin
     )
-    return judge_device(_build(environment), situation)
+    lacking = environment.host is not None and environment.host.lacks_jit_compiler
+    return replace(situation, jit="absent") if lacking and situation.jit == "allowed" else situation
 
 
 def _build(environment: Environment) -> Build:
@@ -69,7 +76,7 @@ def check_gpu(environment: Environment, gpu: Gpu) -> CheckResult:
         f"{describe_gpu(gpu)}: {describe_how(verdict)}",
         (
             *describe_kernels(verdict),
-            *describe_first_start(verdict, environment.variables),
+            *describe_first_start(verdict, environment),
             *describe_proof(verdict),
             *describe_unknown(environment, gpu),
         ),
@@ -209,15 +216,6 @@ def _describe_kernel(kernel: KernelVerdict) -> str:
         return f"none ({kernel.reason})"
     plan = f", {kernel.variant.plan} KB plan" if kernel.variant.plan else ""
     return f"{kernel.variant.arch}{plan}"
-
-
-def describe_first_start(verdict: DeviceVerdict, variables: Mapping[str, str]) -> tuple[str, ...]:
-    """Say when the JIT costs time."""
-    if not any(kernel.how == "jit" for kernel in verdict.kernels):
-        return ()
-    if variables.get("CUDA_CACHE_DISABLE", "0") not in {"", "0"}:
-        return ("CUDA_CACHE_DISABLE is set, so the driver compiles the PTX at every start",)
-    return ("the driver compiles the PTX at the first start and caches it for later ones",)
 
 
 def describe_proof(verdict: DeviceVerdict) -> tuple[str, ...]:

@@ -14,10 +14,9 @@ from .advice import describe_archs
 from .archives import Library, Unread
 from .checks import check_driver
 from .doctor import check_any_gpu, guard
-from .gpu_checks import HOW_WORDS, describe_gpu
+from .gpu_checks import HOW_WORDS, describe_gpu, find_situation
 from .library_verdict import LibraryVerdict, judge_library
 from .result import CheckResult
-from .verdict import Situation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +24,13 @@ if TYPE_CHECKING:
     from .environment import Environment
     from .images import FatbinReport
     from .nvidia import Gpu
+
+# What helps against an obstacle, by words of its sentence (`compatibility.py`).
+_STEPS = (
+    ("or newer, not", "install a newer NVIDIA driver"),
+    ("is set", "unset that variable"),
+    ("is missing", "install the whole driver, its JIT compiler included"),
+)
 
 
 def examine_libraries(
@@ -60,10 +66,7 @@ def check_libraries(
     environment: Environment, gpu: Gpu, reports: Sequence[FatbinReport]
 ) -> Iterator[CheckResult]:
     """Say what one GPU takes of each library; only a GPU that none has code for is a failure."""
-    cuda = environment.cuda
-    situation = Situation.of(
-        gpu.device, cuda.driver, environment.variables, smem_optin=gpu.smem_optin
-    )
+    situation = find_situation(environment, gpu)
     verdicts = [judge_library(report, situation) for report in reports]
     served = any(verdicts)
     for report, verdict in zip(reports, verdicts, strict=True):
@@ -95,7 +98,7 @@ def _describe(place: str, verdict: LibraryVerdict, *, served: bool) -> CheckResu
 def _refuse(place: str, verdict: LibraryVerdict, *, served: bool) -> CheckResult:
     device = verdict.situation.device
     if verdict.obstacle:
-        fix = "install a newer NVIDIA driver" if "driver" in verdict.obstacle else ""
+        fix = next((step for words, step in _STEPS if words in verdict.obstacle), "")
         sentence = f"{place}: {verdict.obstacle}"
         return CheckResult("", "fail", sentence, fix=fix, id="library-refused")
     sentence = f"{place}: no code that it can load, built for {describe_archs(verdict.archs)}"

@@ -17,7 +17,10 @@ EXIT_NOTHING_CHECKED = 3
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The answer of one check. `id` names the cause for programs and is stable; empty when ok."""
+    """The answer of one check. `id` names the cause for programs and is stable.
+
+    It is empty where there is nothing to explain.
+    """
 
     name: str
     status: Status

@@ -33,6 +33,7 @@ Cause = Literal[
     "",
     "driver-too-old",
     "hardware-too-old",
+    "jit-compiler-absent",
     "jit-variable",
     "no-kernels",
     "no-matching-code",
@@ -297,7 +298,10 @@ def _find_cause(build: Build, situation: Situation, key: KernelKey) -> tuple[Cau
     """Find the one thing that, were it different, would let this kernel run."""
     relaxed: tuple[tuple[Cause, Situation], ...] = (
         ("driver-too-old", replace(situation, driver=None)),
-        ("jit-variable", replace(situation, jit="allowed")),
+        (
+            "jit-compiler-absent" if situation.jit == "absent" else "jit-variable",
+            replace(situation, jit="allowed"),
+        ),
         ("smem-limit", replace(situation, smem_limit=_NO_LIMIT)),
     )
     for cause, other in relaxed:

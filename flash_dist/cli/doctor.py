@@ -190,7 +190,7 @@ def run(args: argparse.Namespace) -> int:
         return run_libraries(args)
     choice = choose_checks(args)
     environment = imagine(args) if args.gpu else gather_environment(choice)
-    environment = limit(environment, args)
+    limit_gpus(environment, choice.devices)  # a GPU that is not there is refused first
     selftest = partial(check_gpu_by_running, environment)
     results = examine(environment, selftest=selftest, choice=choice)
     return _report(args, environment, results, choice)
@@ -199,14 +199,9 @@ def run(args: argparse.Namespace) -> int:
 def choose_checks(args: argparse.Namespace) -> CheckChoice:
     """Return which checks are wanted."""
     skip = args.skip | ({"selftest"} if args.no_selftest and not args.gpu else set())
-    choice = CheckChoice(args.only, skip)
+    choice = CheckChoice(args.only, skip, args.devices)
     choice.require_known(check_names(what_if=bool(args.gpu)))
     return choice
-
-
-def limit(environment: Environment, args: argparse.Namespace) -> Environment:
-    """Leave out the GPUs that are not asked for."""
-    return environment if args.devices is None else limit_gpus(environment, args.devices)
 
 
 def run_explain(message: str, *, as_json: bool) -> int:
@@ -234,7 +229,7 @@ def run_libraries(args: argparse.Namespace) -> int:
         message = "--only and --skip choose checks of this build, not of --package and --wheel"
         raise UsageError(message, hint="leave them out")
     environment = imagine(args, Installed()) if args.gpu else gather_gpus()
-    environment = limit(environment, args)
+    environment = limit_gpus(environment, args.devices)
     with ExitStack() as stack:
         progress = stack.enter_context(downloading())
         artefacts = [

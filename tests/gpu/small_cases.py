@@ -3,15 +3,17 @@
     compute-sanitizer --tool racecheck python tests/gpu/small_cases.py [all|kernels|masks] [1/4]
 
 The second argument runs one of several parts. FLASH_DIST_SMEM_LIMIT chooses the shared-memory
-plan. Prints the kernels that ran, and those of the build that did not.
+plan. Prints the kernels that ran, and those of the build that did not. Inputs are drawn on the CPU
+and copied, so that under `--kernel-name` initcheck knows all that our kernels may read as written.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -23,9 +25,13 @@ from tests.gpu.packed import attend_packed, pack
 from tests.gpu.running import attend
 from tests.masks import MASKS, masked_problem
 
+if TYPE_CHECKING:
+    from tests.reference import Problem
+
 DTYPES: Final = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 BUDGETS: Final = (0, 64)  # MiB: dQ computed again, and from a stored dS
 SMALL: Final[dict[str, Any]] = {"seqlen_q": 130, "seqlen_k": 150, "num_heads": 2, "num_heads_kv": 1}
+LENGTHS: Final = (65, 0, 30)  # of documents
 KINDS: Final = ("full", "intervals", "dense-per-head")  # a band, rows and tiles
 
 
@@ -50,10 +56,12 @@ def run_kernels(ran: set[str], part: slice) -> None:
         for megabytes in BUDGETS:
             os.environ["FLASH_DIST_WORKSPACE_MB"] = str(megabytes)
             for name in KINDS:
-                attend(masked_problem(name, **SMALL, **sizes), poison=False)
+                problem = masked_problem(name, device="cpu", **SMALL, **sizes)
+                attend(copy_to_gpu(problem), poison=False)
                 ran |= loaded()
-            documents = pack((65, 0, 30), num_heads=2, num_heads_kv=1, causal=True, **sizes)
-            attend_packed(documents, poison=False)
+            documents = pack(LENGTHS, num_heads=2, num_heads_kv=1, device="cpu", **sizes)
+            problem = copy_to_gpu(replace(documents.problem, options={"causal": True}))
+            attend_packed(replace(documents, problem=problem), poison=False)
             ran |= loaded()
 
 
@@ -64,8 +72,15 @@ def run_masks(ran: set[str], part: slice) -> None:
         for megabytes in BUDGETS:
             os.environ["FLASH_DIST_WORKSPACE_MB"] = str(megabytes)
             shape = {**SMALL, "head_dim": head_dim, "dtype": DTYPES[dtype]}
-            attend(masked_problem(name, batch=2, **shape), poison=False)
+            problem = masked_problem(name, batch=2, device="cpu", **shape)
+            attend(copy_to_gpu(problem), poison=False)
             ran |= loaded()
+
+
+def copy_to_gpu(problem: Problem) -> Problem:
+    """Copy the inputs; no kernel of torch's writes them."""
+    q, k, v, dout = (x.cuda() for x in (problem.q, problem.k, problem.v, problem.dout))
+    return replace(problem, q=q, k=k, v=v, dout=dout, visible=None)
 
 
 def loaded() -> set[str]:

@@ -317,7 +317,12 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
   const auto compute = [&](int, int s) {
     const DkdvItem& item = smem.stage[s].item;
     const int code = tile_code(p, work, item, tile_half);
-    if (code == TILE_EMPTY) return;  // for all warps that share these keys
+    if (code == TILE_EMPTY) {  // for all warps that share these keys
+      // No result needs this: the stage's barrier separates the teams. But where only some of them
+      // come to theirs, compute-sanitizer's racecheck reports hazards between stages.
+      if constexpr (SPLIT > 1 && BLOCK_N > MASK_TILE) barrier_sync(1 + warp / SPLIT, 32 * SPLIT);
+      return;
+    }
     const int slot = item.slot[tile_half];
     const int row0 = item.row0;
     const auto a_k = Operand<HEAD_DIM>::a(sK + warp_row0 * HEAD_DIM * 2);

@@ -1,0 +1,192 @@
+"""Why there is no driver or no GPU, and what is unusual about the driver: facts of the host.
+
+`explain_no_gpu` speaks for the check of the driver where the host shows the cause. The error
+numbers are those of the CUDA Driver API (CUresult).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .advice import list_few
+from .devices import format_version
+from .nvml import VERSION_MISMATCH
+from .result import CheckResult
+
+if TYPE_CHECKING:
+    from .environment import Environment
+    from .host import Host
+
+_CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
+_MISMATCH = "(803)"  # CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
+_COMPAT_REFUSED = "(804)"  # CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE
+_SHOWN_FILES = 4
+
+_START_WITH_GPU = {
+    "kubernetes": "give the container `nvidia.com/gpu: 1` in resources.limits",
+    "podman": "start it with `podman run --device nvidia.com/gpu=all`",
+}
+_START_DOCKER = "start it with `docker run --gpus all`, which needs the NVIDIA Container Toolkit"
+
+_WSL_NOTE = (
+    "WSL: this is the driver of Windows; update it there, and install none in the distribution"
+)
+
+
+def explain_no_gpu(environment: Environment) -> CheckResult | None:
+    """Say why CUDA shows no GPU, where the host tells; None where it does not."""
+    host, cuda = environment.host, environment.cuda
+    if host is None or cuda.gpus:
+        return None
+    if cuda.status == "absent":
+        return _explain_absent(environment, host)
+    causes = (
+        _explain_compat(environment, host),
+        _explain_wsl(host),
+        _explain_mismatch(environment, host),
+        _explain_files(host),
+    )
+    return next((cause for cause in causes if cause is not None), None)
+
+
+def _explain_absent(environment: Environment, host: Host) -> CheckResult | None:
+    """Explain a libcuda that is not there, where there is a driver for certain."""
+    if host.stray_libcuda:
+        folder = host.stray_libcuda.rpartition("/")[0]
+        summary = f"libcuda.so.1 is in {folder}, where the loader does not look"
+        return _fail(summary, f"`export LD_LIBRARY_PATH={folder}`", "libcuda-not-on-path")
+    if host.wsl:
+        summary = "no NVIDIA driver here: WSL has no /usr/lib/wsl/lib/libcuda.so.1"
+        fix = "install the NVIDIA driver in Windows, then `wsl --update` and `wsl --shutdown`"
+        return CheckResult("driver", "skip", summary, fix=fix, id="wsl-without-driver")
+    if not (host.module_release or host.device_files):
+        return None
+    asked = environment.variables.get(_CAPABILITIES, "")
+    if asked and not {"compute", "all"} & {word.strip() for word in asked.split(",")}:
+        summary = f"{_CAPABILITIES}={asked} lacks `compute`: this container got no libcuda.so.1"
+        fix = f"start the container with `-e {_CAPABILITIES}=compute,utility`"
+        return _fail(summary, fix, "capabilities-without-compute")
+    driver = f"driver {host.module_release}" if host.module_release else "an NVIDIA driver"
+    count = f" and {host.module_gpus} GPU{'s' * (host.module_gpus > 1)}" if host.module_gpus else ""
+    if host.container:
+        summary = (
+            f"this container was started without its GPUs: the host has {driver}{count}, the "
+            "container no libcuda.so.1"
+        )
+        fix = _START_WITH_GPU.get(host.container, _START_DOCKER)
+        return _fail(summary, fix, "container-without-gpu")
+    summary = f"the kernel module of {driver} is loaded, but libcuda.so.1 is not installed"
+    fix = "install the driver's compute libraries of that release (Debian: libcuda1, Ubuntu: "
+    return _fail(summary, f"{fix}libnvidia-compute)", "libcuda-missing")
+
+
+def _explain_compat(environment: Environment, host: Host) -> CheckResult | None:
+    reason = environment.cuda.reason
+    refused = _COMPAT_REFUSED in reason
+    if not (refused or (host.libcuda_kind == "compat" and _MISMATCH in reason)):
+        return None
+    what = "this GPU" if refused else f"the kernel module {host.module_release}".rstrip()
+    summary = f"the cuda-compat library {host.libcuda} does not work with {what}: {reason}"
+    fix = (
+        "take its folder out of LD_LIBRARY_PATH and /etc/ld.so.conf.d, and install a driver that "
+        "is new enough; cuda-compat is for data-center GPUs"
+    )
+    return _fail(summary, fix, "cuda-compat-refused")
+
+
+def _explain_wsl(host: Host) -> CheckResult | None:
+    if not (host.wsl and host.libcuda_kind == "driver" and host.libcuda_release):
+        return None  # Windows' has no release in its name: libcuda.so.1.1
+    summary = f"WSL needs the libcuda of Windows' driver, but {host.libcuda} was loaded"
+    fix = "remove the NVIDIA driver from this distribution; /usr/lib/wsl/lib has the right one"
+    return _fail(summary, fix, "wsl-linux-driver")
+
+
+def _explain_mismatch(environment: Environment, host: Host) -> CheckResult | None:
+    loaded, module = host.libcuda_release, host.module_release
+    broken = environment.cuda.status == "broken"
+    differ = bool(broken and loaded and module and loaded != module)
+    told = _MISMATCH in environment.cuda.reason or host.nvml.code == VERSION_MISMATCH
+    if not (differ or told):
+        return None
+    if differ:
+        summary = f"libcuda.so.1 is of driver {loaded}, the kernel module of {module}"
+    else:
+        summary = "libcuda.so.1 and the kernel module are of different driver releases"
+    again = "start the container again" if host.container else "reboot"
+    return _fail(summary, f"after an update of the driver, {again}", "driver-module-mismatch")
+
+
+def _explain_files(host: Host) -> CheckResult | None:
+    if host.denied:
+        return _fail(_describe_denied(host), _PERMISSION_FIX, "device-permission")
+    if host.module_release and not host.device_files and not host.wsl:
+        summary = f"there is no /dev/nvidia*, though the kernel module {host.module_release} is"
+        if host.container:
+            fix = _START_WITH_GPU.get(host.container, _START_DOCKER)
+        else:
+            fix = "`sudo nvidia-modprobe -c=0 -u` makes them"
+        return _fail(f"{summary} loaded", fix, "device-files-missing")
+    return None
+
+
+_PERMISSION_FIX = (
+    "`ls -l /dev/nvidia*` shows who may: join that group, such as `sudo usermod -aG video $USER`, "
+    "and log in again"
+)
+
+
+def _describe_denied(host: Host) -> str:
+    return f"this user may not open {list_few(host.denied, _SHOWN_FILES)}"
+
+
+def _fail(summary: str, fix: str, cause: str) -> CheckResult:
+    return CheckResult("driver", "fail", summary, fix=fix, id=cause)
+
+
+def describe_driver(environment: Environment) -> tuple[str, ...]:
+    """Say what is worth knowing of a driver that works."""
+    host = environment.host
+    if host is None or not environment.cuda.gpus:
+        return ()
+    lines = [_WSL_NOTE] if host.wsl else []
+    if host.nvml.status != "ok":
+        lines.append(f"NVML does not answer, so hidden GPUs cannot be told: {host.nvml.reason}")
+    return tuple(lines)
+
+
+def check_devices(environment: Environment) -> CheckResult | None:
+    """This process may open the device files; None where it may."""
+    host = environment.host
+    if host is None or not host.denied or not environment.cuda.gpus:
+        return None
+    summary = f"{_describe_denied(host)}: CUDA does not show what is behind"
+    return CheckResult("devices", "warn", summary, fix=_PERMISSION_FIX, id="device-permission")
+
+
+def check_compat(environment: Environment) -> CheckResult | None:
+    """Libcuda is of the release of the kernel module; None where it is."""
+    host, driver = environment.host, environment.cuda.driver
+    if host is None or driver is None or not environment.cuda.gpus:
+        return None
+    loaded, module = host.libcuda_release, host.module_release
+    if host.libcuda_kind != "compat" and not (loaded and module and loaded != module):
+        return None
+    kernel = f"kernel module {module}" if module else "this kernel module"
+    speaks = f"{host.libcuda} speaks CUDA {format_version(driver.cuda)} on {kernel}"
+    if loaded and module and _number(loaded) < _number(module):
+        return CheckResult(
+            "compat",
+            "warn",
+            f"cuda-compat is older than the driver that it replaces: {speaks}",
+            fix=f"take {host.libcuda.rpartition('/')[0]} out of LD_LIBRARY_PATH and "
+            "/etc/ld.so.conf.d",
+            id="cuda-compat-older",
+        )
+    detail = f"judged by CUDA {format_version(driver.cuda)}, not by the release of the driver"
+    summary = f"cuda-compat is in use: {speaks}"
+    return CheckResult("compat", "ok", summary, (detail,), id="cuda-compat")
+
+
+def _number(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split("."))
