@@ -17,8 +17,8 @@ from ci.choose import choose_sets
 from ci.preflight import Preflight, check, read_host
 from ci.project import ARCHSETS
 from ci.toolchain import complete_links, named_home, tool_version
-from flash_dist.archs import load_archsets
 from flash_dist.errors import FlashDistError
+from flash_dist.published import load_archsets
 
 nox.needs_version = ">=2025.10"
 nox.options.default_venv_backend = "uv|virtualenv"

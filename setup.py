@@ -1,7 +1,7 @@
 """Packs what `ci/native.py` compiles; everything declarative is in pyproject.toml.
 
-Which arch set: FLASH_DIST_ARCH_SET, a name of ci/archsets.toml, else TORCH_CUDA_ARCH_LIST, else
-`all`.
+Which arch set: FLASH_DIST_ARCH_SET, a name of flash_dist/archsets.json, else
+TORCH_CUDA_ARCH_LIST, else `all`.
 `nox -s build_wheels` is the ordinary way here: it brings the compiler and audits the wheel.
 """
 
@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -25,8 +26,11 @@ from ci.project import ARCHSETS, ROOT, load_project
 from ci.report import report_path
 from ci.toolchain import find_toolchain
 from ci.torch_headers import find_headers
-from flash_dist.archs import ArchSet, load_archsets
 from flash_dist.errors import FlashDistError
+from flash_dist.published import load_archsets
+
+if TYPE_CHECKING:
+    from flash_dist.archs import ArchSet
 
 PUBLISHED = load_archsets(ARCHSETS)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ci.planner_hash import hash_planner
 from ci.project import ARCHSETS, load_project
 from ci.toolchain import gxx_version
-from flash_dist.archs import Arch, load_proofs
+from flash_dist.archs import Arch
 from flash_dist.devices import format_version, toolkit_driver, toolkit_ptx_isa
 from flash_dist.manifest import (
     Assembled,
@@ -19,6 +19,7 @@ from flash_dist.manifest import (
     TargetInfo,
     ToolkitInfo,
 )
+from flash_dist.published import load_proofs
 
 if TYPE_CHECKING:
     from ci.native import NativeBuild, NativeOptions

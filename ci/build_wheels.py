@@ -19,11 +19,11 @@ from ci.choose import VARIABLE, choose_sets
 from ci.project import ARCHSETS, ROOT, load_project
 from ci.report import report_path
 from ci.toolchain import find_toolchain
-from flash_dist.archs import load_archsets
 from flash_dist.audit import AuditResult, audit_wheel, describe_failure
 from flash_dist.cli.audit import print_audit
 from flash_dist.cli.results import make_console
 from flash_dist.errors import FlashDistError
+from flash_dist.published import load_archsets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -39,7 +39,7 @@ def choose_sets(
     Args:
         args: Names of published sets, and possibly `--skip-unsupported`.
         environ: Where TORCH_CUDA_ARCH_LIST may be set.
-        published: The sets of `ci/archsets.toml` by name.
+        published: The published sets by name.
         toolkit: CUDA version that compiles.
     """
     skip = SKIP_UNSUPPORTED in args

@@ -13,7 +13,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
-ARCHSETS = ROOT / "ci" / "archsets.toml"
+ARCHSETS = ROOT / "flash_dist" / "archsets.json"
 
 
 @dataclass(frozen=True)

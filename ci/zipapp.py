@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ci.project import ROOT, load_project
+from flash_dist.published import FILE_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +48,7 @@ def _collect(dependencies: Path) -> Iterator[tuple[str, bytes]]:
         if path.is_file() and not set(LEFT_OUT) & set(name.parts):
             yield name.as_posix(), path.read_bytes()
     package = ROOT / "flash_dist"
-    for path in sorted(package.rglob("*.py")):
+    for path in sorted((*package.rglob("*.py"), package / FILE_NAME)):
         yield path.relative_to(ROOT).as_posix(), path.read_bytes()
 
 

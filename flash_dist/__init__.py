@@ -6,6 +6,7 @@ Importing this needs neither torch nor a GPU: names are loaded on first use, so 
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from .flex import flex_attention
     from .masks import BlockMask
     from .merge import merge_attention
+    from .report import check
     from .sdpa import scaled_dot_product_attention
     from .varlen import flash_attn_varlen_func
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BlockMask",
     "__version__",
+    "check",
     "flash_attn_func",
     "flash_attn_varlen_func",
     "flex_attention",
@@ -31,8 +34,11 @@ __all__ = [
     "scaled_dot_product_attention",
 ]
 
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # a program decides what is shown
+
 _MODULES: Final = {
     "BlockMask": ".masks",
+    "check": ".report",
     "flash_attn_func": ".attention",
     "flash_attn_varlen_func": ".varlen",
     "flex_attention": ".flex",

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from functools import cache
 from typing import Any, Final
 
 import torch
 
 from ._native import select
+from .advice import describe_device
 from .devices import Device
 from .errors import ExtensionError, FlashDistError
 from .installed import unsupported_error
 from .layouts import dtype_name
 from .verdict import DTYPE_FLOOR, FLOOR
+
+_log: Final = logging.getLogger("flash_dist")
+_warned: Final[set[int]] = set()  # GPUs
 
 FAMILY: Final = "fwd"  # a target that has this has the whole suite; the build's audit sees to it
 DTYPE_NAMES: Final = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
@@ -34,8 +39,28 @@ def require_kernels(device: int, dtype: torch.dtype, head_dim: int, head_dim_v: 
         message = f"q must be {allowed} on compute capability {gpu}, got {dtype_name(dtype)}"
         raise TypeError(message)
     selected = select(device, family=FAMILY, dtype=name, head_dim=head_dim, head_dim_v=head_dim_v)
-    if not any(kernel["chosen"] for kernel in selected):
+    chosen = next((kernel["chosen"] for kernel in selected if kernel["chosen"]), None)
+    if chosen is None:
         raise _explain(device, gpu, [one for kernel in selected for one in kernel["refused"]])
+    _log_choice(device, gpu, chosen)
+
+
+def _log_choice(device: int, gpu: Device, chosen: dict[str, Any]) -> None:
+    """Tell what runs; and once per GPU that it was made for others, where it was."""
+    symbol, binary = str(chosen["symbol"]), int(chosen["binary_version"])
+    versions = f"binaryVersion {binary}, ptxVersion {chosen['ptx_version']}"
+    _log.debug("GPU %d: the variant is %s (%s)", device, symbol, versions)
+    target = symbol.rpartition("_")[2]
+    if device in _warned or not (target.startswith("compute") or binary // 10 != gpu.major):
+        return
+    _warned.add(device)
+    _log.warning(
+        "GPU %d, %s, runs code for %s through the driver's compiler: this build has no machine "
+        "code for it; `python -m flash_dist select` names the arch set that has",
+        device,
+        describe_device(gpu, torch.cuda.get_device_name(device)),
+        target.replace("compute", "compute_").replace("sm", "sm_"),
+    )
 
 
 def _explain(device: int, gpu: Device, refused: list[dict[str, Any]]) -> FlashDistError:

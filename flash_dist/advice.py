@@ -48,6 +48,12 @@ def sets_for(devices: Iterable[Device], archsets: Iterable[ArchSet]) -> tuple[Ar
     return tuple(sorted(equal, key=lambda archset: (len(archset.archs), archset.name)))
 
 
+def covering_set(devices: Iterable[Device], archsets: Iterable[ArchSet]) -> ArchSet | None:
+    """Return the one arch set for these GPUs, apart from those that no build can serve."""
+    able = _servable(devices)
+    return next(iter(sets_for(able, archsets)), None) if able else None
+
+
 def explain_refusal(
     verdict: DeviceVerdict, build: Build, *, name: str = "", others: Iterable[Device] = ()
 ) -> tuple[str, str]:

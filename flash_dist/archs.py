@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import difflib
 import re
-import sys
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import Final
 
 from .compatibility import DEFAULT_ORIGIN, JitPolicy, Origin, RunVerdict, jit_policy, judge
 from .devices import Device, Driver, parse_version
 from .errors import ArchError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = [
     "DEFAULT_TOOLKIT",
@@ -29,22 +25,16 @@ __all__ = [
     "Driver",
     "JitPolicy",
     "Origin",
-    "Proof",
     "RunVerdict",
     "choose_arch",
     "jit_policy",
-    "load_archsets",
-    "load_proofs",
     "require_supported",
     "unsupported",
 ]
 
 DEFAULT_TOOLKIT: Final = "13.0"
 
-Proof = Literal["native", "jit", "assembled"]
-
 _ARCH = re.compile(r"(?:(sm_|compute_)?([1-9][0-9]{1,2})|([1-9][0-9]?)\.([0-9]))([af]?)")
-_LABEL = re.compile(r"[a-z0-9]{1,10}")
 
 
 @dataclass(frozen=True, order=True)
@@ -203,6 +193,7 @@ class ArchSet:
     who: str = ""
     toolkit: str = DEFAULT_TOOLKIT
     budget_bytes: int | None = field(default=None, kw_only=True)
+    wheel_bytes: int | None = field(default=None, kw_only=True)  # as last built
 
     @classmethod
     def parse(cls, text: str, *, name: str = "custom", label: str | None = None) -> ArchSet:
@@ -306,59 +297,3 @@ def require_supported(archset: ArchSet, toolkit: str, *, skip_unsupported: bool 
     ad_hoc = archset.label == ".".join(arch.identifier for arch in archset.archs)
     label = ".".join(arch.identifier for arch in kept) if ad_hoc else archset.label
     return replace(archset, archs=kept, label=label)
-
-
-def load_archsets(path: Path) -> dict[str, ArchSet]:
-    """Read the `[set.<name>]` tables of `ci/archsets.toml`, in the order of the file."""
-    tables = cast("dict[str, dict[str, Any]]", _load_toml(path).get("set", {}))
-    archsets = {name: _archset_from_table(name, table, path) for name, table in tables.items()}
-    if not archsets:
-        message = f"`{path}` defines no arch set"
-        raise ArchError(message)
-    return archsets
-
-
-def _archset_from_table(name: str, table: dict[str, Any], path: Path) -> ArchSet:
-    missing = {"label", "archs", "who", "toolkit", "budget_mb"} - table.keys()
-    if missing:
-        message = f"arch set `{name}` of `{path}` lacks {', '.join(sorted(missing))}"
-        raise ArchError(message)
-    label = str(table["label"])
-    if _LABEL.fullmatch(label) is None:
-        message = f"the label of arch set `{name}` is 1 to 10 characters a-z or 0-9, got `{label}`"
-        raise ArchError(message)
-    parsed = ArchSet.parse(str(table["archs"]), name=name, label=label)
-    budget = int(float(table["budget_mb"]) * 1_000_000)
-    toolkit = str(table["toolkit"])
-    archset = replace(parsed, who=str(table["who"]), toolkit=toolkit, budget_bytes=budget)
-    return require_supported(archset, toolkit)
-
-
-def load_proofs(path: Path) -> dict[Arch, Proof]:
-    """Read the `[proof]` table: how far code of a target was proven on real hardware.
-
-    `native` ran as it is, `jit` ran after the driver compiled it for a newer GPU. A target that
-    is not in the table was `assembled` only.
-    """
-    table = cast("dict[str, str]", _load_toml(path).get("proof", {}))
-    proofs: dict[Arch, Proof] = {}
-    for target, proof in table.items():
-        if proof not in ("native", "jit", "assembled"):
-            message = f"proof of `{target}` in `{path}` is native, jit or assembled, got `{proof}`"
-            raise ArchError(message)
-        proofs[Arch.parse(target)] = cast("Proof", proof)
-    return proofs
-
-
-def _load_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file. Only builds do that, so that a wheel on Python 3.10 needs no `tomli`."""
-    if sys.version_info >= (3, 11):
-        import tomllib  # noqa: PLC0415
-    else:
-        import tomli as tomllib  # noqa: PLC0415
-    try:
-        table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        message = f"cannot read arch sets from `{path}`: {error}"
-        raise ArchError(message) from error
-    return table

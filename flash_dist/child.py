@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
+import shlex
 import signal
 import subprocess
 import tempfile
@@ -19,6 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+_log = logging.getLogger("flash_dist")
 
 Event = dict[str, Any]
 
@@ -53,6 +57,7 @@ class Outcome:
 def run_child(command: Sequence[str], *, timeout: float) -> Outcome:
     """Run a command with `--report FILE` appended; never raises for what the child does."""
     started = time.monotonic()
+    _log.debug("running %s", shlex.join(command))
     with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
         report, output = Path(folder, "report.jsonl"), Path(folder, "output.txt")
         with output.open("wb") as stream:
@@ -64,6 +69,7 @@ def run_child(command: Sequence[str], *, timeout: float) -> Outcome:
                 start_new_session=True,
             )
             ending, detail = _wait(process, timeout)
+        _log.debug("after %.1f s: %s %s", time.monotonic() - started, ending, detail)
         return Outcome(
             ending,
             detail,

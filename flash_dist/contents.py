@@ -79,6 +79,16 @@ def read_contents(path: str | os.PathLike[str]) -> WheelContents:
         )
 
 
+def read_manifest(path: str | os.PathLike[str]) -> Manifest:
+    """Read what a wheel declares, and nothing else of it.
+
+    Raises:
+        FlashDistError: The file is no wheel of this package, or cannot be read.
+    """
+    with open_wheel(path) as wheel:
+        return _read_manifest(wheel)
+
+
 def _read_manifest(wheel: Wheel) -> Manifest:
     text = wheel.read(MANIFEST).decode("utf-8", "backslashreplace")
     try:

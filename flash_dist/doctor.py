@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from .check_choice import EVERYTHING, CheckChoice
 from .checks import (
     check_build,
     check_driver,
@@ -16,6 +17,7 @@ from .checks import (
     check_torch,
     check_variables,
 )
+from .errors import UsageError
 from .gpu_checks import check_all_gpus, check_gpu
 from .host_checks import check_compat, check_devices
 from .jit_checks import check_jit
@@ -55,6 +57,13 @@ RARE_CHECKS: tuple[tuple[str, RareCheck], ...] = (
     ("jit", check_jit),
 )
 WHAT_IF_CHECKS: tuple[tuple[str, Check], ...] = (("build", check_build), ("driver", check_driver))
+GPU_CHECKS = ("gpu", "selftest")  # once for each GPU
+
+
+def check_names(*, what_if: bool = False) -> tuple[str, ...]:
+    """Return the names that `--only` and `--skip` take."""
+    names = [name for name, _ in (WHAT_IF_CHECKS if what_if else (*CHECKS, *RARE_CHECKS))]
+    return (*names, *(GPU_CHECKS[:1] if what_if else GPU_CHECKS))
 
 
 @dataclass(frozen=True)
@@ -63,13 +72,15 @@ class Examination:
 
     environment: Environment
     results: tuple[CheckResult, ...]
+    choice: CheckChoice = EVERYTHING
 
     def __bool__(self) -> bool:
         return all(self.results)
 
     def exit_code(self, *, strict: bool = False) -> int:
-        """Return 0, 1 or 3; a what-if is never "nothing checked"."""
-        checked = self.environment.what_if or bool(self.environment.cuda.gpus)
+        """Return 0, 1 or 3; a what-if, and one without GPUs on purpose, checked what it could."""
+        wanted = any(name in self.choice for name in GPU_CHECKS)
+        checked = self.environment.what_if or bool(self.environment.cuda.gpus) or not wanted
         return exit_code(self.results, checked_gpu=checked, strict=strict)
 
     def to_json(self, *, strict: bool = False) -> dict[str, Any]:
@@ -80,6 +91,7 @@ class Examination:
             "status": worst_status(self.results),
             "exit_code": self.exit_code(strict=strict),
             "what_if": self.environment.what_if,
+            "choice": self.choice.to_json(),
             "environment": self.environment.to_json(),
             "checks": [result.to_json() for result in self.results],
         }
@@ -95,35 +107,66 @@ class Selftest(Protocol):
         """Compare what equal GPUs computed; None where there are no two."""
 
 
-def examine(environment: Environment, *, selftest: Selftest | None = None) -> Iterator[CheckResult]:
+def examine(
+    environment: Environment,
+    *,
+    selftest: Selftest | None = None,
+    choice: CheckChoice = EVERYTHING,
+) -> Iterator[CheckResult]:
     """Yield the result of each check as soon as it is known.
 
     Args:
         environment: The machine, real or imagined.
         selftest: Runs the kernels on one GPU. None leaves that out.
+        choice: Which checks to run.
     """
-    for name, check in WHAT_IF_CHECKS if environment.what_if else CHECKS:
-        yield guard(name, partial(check, environment))
-    for name, rare in RARE_CHECKS:
-        yield from _guard_rare(name, partial(rare, environment))
-    if not environment.cuda.gpus:
+    yield from _examine_machine(environment, choice)
+    wanted = limit_gpus(environment, choice.devices)
+    if not wanted.cuda.gpus and any(name in choice for name in GPU_CHECKS):
         yield check_any_gpu(environment)
     judged = []
-    for gpu in environment.cuda.gpus:
-        result = guard(f"gpu {gpu.index}", partial(check_gpu, environment, gpu), gpu=gpu.index)
+    for gpu in wanted.cuda.gpus if "gpu" in choice else ():
+        result = guard(f"gpu {gpu.index}", partial(check_gpu, wanted, gpu), gpu=gpu.index)
         judged.append(result)
         yield result
-    together = check_all_gpus(environment, judged) if environment.installed.build else None
+    together = check_all_gpus(wanted, judged) if environment.installed.build else None
     if together is not None:
         yield together
-    for gpu in environment.cuda.gpus:
+    for gpu in wanted.cuda.gpus if "torch" in choice else ():
         yield from _guard_rare(f"torch {gpu.index}", partial(check_torch_claim, environment, gpu))
-    if environment.what_if or selftest is None:
+    if environment.what_if or selftest is None or "selftest" not in choice:
         return
-    for gpu, result in zip(environment.cuda.gpus, judged, strict=True):
-        fit = result.status in {"ok", "warn"}
-        yield _run_selftest(environment, gpu, selftest.run, fit=fit)
+    unfit = {result.gpu for result in judged if result.status not in {"ok", "warn"}}
+    for gpu in wanted.cuda.gpus:
+        yield _run_selftest(environment, gpu, selftest.run, fit=gpu.index not in unfit)
     yield from _guard_rare("agreement", selftest.compare_gpus)
+
+
+def _examine_machine(environment: Environment, choice: CheckChoice) -> Iterator[CheckResult]:
+    for name, check in WHAT_IF_CHECKS if environment.what_if else CHECKS:
+        if name in choice:
+            yield guard(name, partial(check, environment))
+    for name, rare in RARE_CHECKS:
+        if name in choice:
+            yield from _guard_rare(name, partial(rare, environment))
+
+
+def limit_gpus(environment: Environment, indices: tuple[int, ...] | None) -> Environment:
+    """Look at some of the GPUs alone; where there is none, that is for the checks to say.
+
+    Raises:
+        UsageError: There are others.
+    """
+    if indices is None:
+        return environment
+    cuda = environment.cuda
+    known = [gpu.index for gpu in cuda.gpus]
+    unknown = [index for index in indices if index not in known]
+    if known and unknown:
+        message = f"devices must be of {', '.join(map(str, known))}, got {unknown[0]}"
+        raise UsageError(message, hint="`python -m flash_dist doctor` lists the GPUs")
+    gpus = tuple(gpu for gpu in cuda.gpus if gpu.index in indices)
+    return replace(environment, cuda=replace(cuda, gpus=gpus))
 
 
 def check_any_gpu(environment: Environment) -> CheckResult:
@@ -143,7 +186,7 @@ def _run_selftest(
     environment: Environment, gpu: Gpu, selftest: GpuCheck, *, fit: bool
 ) -> CheckResult:
     name = f"selftest {gpu.index}"
-    loads = environment.loading.status == "ok"
+    loads = environment.loading.status in {"ok", "skipped"}
     if fit and loads:
         return guard(name, partial(selftest, gpu), gpu=gpu.index)
     reason = "no code for this GPU" if loads else "the extension does not load"

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from .check_choice import EVERYTHING, CheckChoice
 from .child import Outcome, run_child
 from .host import Host, gather_host
 from .install_files import InstallFiles, read_install_files
 from .installed import Installed, read_installed
-from .nvidia import Cuda, Gpu, read_cuda
+from .nvidia import Cuda, imagine_cuda, read_cuda
 from .torch_claim import TorchCode, read_torch_code
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Torch:
 class Loading:
     """Whether the compiled parts load, tried in a child process."""
 
-    status: Literal["ok", "failed", "crashed", "not-tried"]
+    status: Literal["ok", "failed", "crashed", "not-tried", "skipped"]
     stage: str = ""  # which part it was: "kernels", "torch" or "extension"
     reason: str = ""
 
@@ -115,17 +116,21 @@ class Environment:
         }
 
 
-def gather_environment() -> Environment:
-    """Look at this machine."""
+def gather_environment(choice: CheckChoice = EVERYTHING) -> Environment:
+    """Look at this machine; what takes long only where its check is wanted."""
     installed = read_installed()
     found = _describe_host(read_cuda(), installed)
+    loading = Loading("skipped")
+    if "extension" in choice:
+        loading = try_loading() if installed.library else Loading("not-tried")
+    claims = "torch" in choice and found.cuda.gpus and found.torch.cuda
     return replace(
         found,
-        loading=try_loading() if installed.library else Loading("not-tried"),
+        loading=loading,
         variables=read_variables(os.environ),
-        files=read_install_files(),
+        files=read_install_files() if "install" in choice else InstallFiles(),
         host=gather_host(os.environ),
-        torch_code=read_torch_code() if found.cuda.gpus and found.torch.cuda else None,
+        torch_code=read_torch_code() if claims else None,
     )
 
 
@@ -146,10 +151,7 @@ def imagine_environment(
     installed: Installed | None = None,
 ) -> Environment:
     """Put a build, by default this one, on a machine that is not here, with its own variables."""
-    gpus = tuple(
-        Gpu(index, "", device, smem_optin=device.smem_optin) for index, device in enumerate(devices)
-    )
-    host = _describe_host(Cuda("ok", driver, gpus), installed or read_installed())
+    host = _describe_host(imagine_cuda(devices, driver), installed or read_installed())
     return replace(host, variables=dict(variables or {}), what_if=True)
 
 

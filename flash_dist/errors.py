@@ -42,6 +42,10 @@ class ExtensionError(FlashDistError):
     """The compiled part of the package is absent or does not load."""
 
 
+class FetchError(FlashDistError):
+    """A page or file that an address names and that cannot be had."""
+
+
 class ManifestError(FlashDistError, ValueError):
     """The build manifest is absent or does not describe this package."""
 

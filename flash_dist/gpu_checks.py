@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .advice import describe_device, explain_refusal, unsupported_fix
+from .advice import covering_set, describe_device, explain_refusal, unsupported_fix
 from .devices import KIB, KNOWN_DEVICES
 from .first_start import describe_first_start
 from .result import CheckResult
@@ -122,13 +122,23 @@ def check_all_gpus(environment: Environment, results: Sequence[CheckResult]) -> 
         return None
     names = ", ".join(str(index) for index in able)
     visible = ",".join(_visible_names(environment, able))
+    devices = _all_devices(environment)
+    covering = covering_set(devices, _build(environment).archsets)
     return CheckResult(
         "gpus",
         "warn",
         f"{len(able)} of {len(results)} GPUs can use this build: {names}",
-        (f"for all of them: {unsupported_fix(_all_devices(environment), _build(environment))}",),
+        (
+            f"the one published arch set for all of them: {covering.name if covering else 'none'}",
+            unsupported_fix(devices, _build(environment)),
+        ),
         f"`export CUDA_VISIBLE_DEVICES={visible}` hides the others",
         "some-gpus-unserved",
+        data={
+            "usable": able,
+            "cuda_visible_devices": visible,
+            "covering_set": covering.to_json() if covering else None,
+        },
     )
 
 

@@ -14,6 +14,7 @@ from .errors import ExtensionError, FatbinError, ManifestError
 from .fatbin import open_fatbin
 from .manifest import PACKAGE, load_manifest
 from .nvidia import read_cuda
+from .published import published_sets
 from .verdict import Build, Situation, Variant, judge_device
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def combine(
 ) -> Installed:
     """Join the two views: the library decides what there is, the manifest adds what it knows."""
     if manifest is None:
-        build = Build("flash_dist", embedded) if embedded else None
+        build = Build("flash_dist", embedded, published_sets()) if embedded else None
         return Installed(build, library, manifest_problem, library_problem)
     declared = declare_build(manifest)
     differences = () if library_problem else find_differences(declared.variants, embedded)

@@ -10,9 +10,12 @@ import re
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from .devices import Device, Driver, format_version
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 # CUdevice_attribute
 _SM_COUNT = 16
@@ -70,6 +73,14 @@ class Cuda:
             "driver_cuda": format_version(driver.cuda) if driver else None,
             "gpus": [gpu.to_json() for gpu in self.gpus],
         }
+
+
+def imagine_cuda(devices: Iterable[Device], driver: Driver | None) -> Cuda:
+    """Make up GPUs that are not here."""
+    gpus = tuple(
+        Gpu(index, "", device, smem_optin=device.smem_optin) for index, device in enumerate(devices)
+    )
+    return Cuda("ok", driver, gpus)
 
 
 class _CudaError(Exception):

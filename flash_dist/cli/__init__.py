@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, NoReturn
 import flash_dist
 from flash_dist.errors import FlashDistError, UsageError
 
+from .logs import logging_to_stderr
 from .text import complain, discard, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SUBCOMMANDS = ("inspect", "doctor", "selftest", "audit", "bench")
+SUBCOMMANDS = ("inspect", "doctor", "selftest", "audit", "select", "bench")
 
 EXIT_UNUSABLE = 2
 EXIT_INTERRUPTED = 130
@@ -51,7 +52,8 @@ def _run(argv: Sequence[str] | None) -> int:
         raise UsageError(message, hint="`>/dev/null` discards the output")
     try:
         args = make_parser().parse_args(argv)
-        return int(args.run(args))
+        with logging_to_stderr(verbose=args.verbose):
+            return int(args.run(args))
     finally:
         sys.stdout.flush()  # also after --help, which leaves by SystemExit
 

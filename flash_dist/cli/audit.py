@@ -84,27 +84,37 @@ def run(args: argparse.Namespace) -> int:
     options = asked.over(read_options(Path("pyproject.toml")))
     requirements = options.parse()
     console = make_console()
-    passed = True
+    passed = 0
     for path in args.paths:
         with working(f"auditing {path.name}"):
             release = audit_release(path, requirements, baseline=options.baseline)
-        passed = passed and bool(release)
+        passed += bool(release)
         if args.json:
             print(json.dumps(release.to_json()))
         elif args.format == "github":
             for problem in release.problems:
                 print(f"::error file={escape(str(path))}::{escape(problem)}")
+        elif args.quiet:
+            print_problems(console, release)
         elif release.own is not None:
-            print_audit(console, release.own, kernels=args.kernels)
+            print_audit(console, release.own, kernels=args.kernels or args.verbose)
         else:
             print_release(console, release)
-    return int(not passed)
+    if args.quiet and not args.json and args.format == "text":
+        print(f"{passed} of {count(len(args.paths), 'release')} passed")
+    return int(passed < len(args.paths))
 
 
 def escape(text: str) -> str:
     """Write a message so that GitHub takes it as one (its toolkit's command.ts)."""
     escaped = printable(text).replace("%", "%25")
     return escaped.replace("\r", "%0D").replace("\n", "%0A")
+
+
+def print_problems(console: Console, release: Release) -> None:
+    """Print only what is wrong with a release."""
+    for problem in release.problems:
+        console.print(f"[fail]  {printable(f'{release.path}: {problem}')}", soft_wrap=True)
 
 
 def print_release(console: Console, release: Release) -> None:

@@ -255,18 +255,24 @@ def _measure(args: argparse.Namespace, shapes: tuple[Shape, ...]) -> Report:
         "seconds": plan.seconds,
     }
     report = Report(describe_machine(device), options)
-    return follow(plan, report, GpuClock(device), device, args.json)
+    return follow(plan, report, GpuClock(device), device, args.json, quiet=args.quiet)
 
 
-def follow(
-    plan: Plan, report: Report, clock: Clock, device: torch.device, path: Path | None
+def follow(  # noqa: PLR0913 - one measurement
+    plan: Plan,
+    report: Report,
+    clock: Clock,
+    device: torch.device,
+    path: Path | None,
+    *,
+    quiet: bool = False,
 ) -> Report:
     """Measure row by row, show progress, and keep what there is on disk."""
     from flash_dist.bench.runner import ContextLostError, measure, phases_of  # noqa: PLC0415
 
     expected = len(plan.states) * sum(bool(phases_of(x, plan.phases)) for x in plan.shapes)
     save(report, path)  # a path that cannot be written shows now
-    with watch(expected) as advance:
+    with watch(expected, quiet=quiet) as advance:
         try:
             for row in measure(plan, device, clock):
                 report = replace(report, rows=(*report.rows, row))
@@ -286,15 +292,15 @@ def save(report: Report, path: Path | None) -> None:
 
 
 @contextmanager
-def watch(expected: int) -> Iterator[Callable[[Row], None]]:
-    """Show a progress bar on a terminal; elsewhere a line on stderr for each row."""
+def watch(expected: int, *, quiet: bool = False) -> Iterator[Callable[[Row], None]]:
+    """Show a progress bar on a terminal; elsewhere a line on stderr for each row; or neither."""
     console = make_console(sys.stderr)
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     progress = Progress(
         TextColumn("{task.description}"),
         *columns,
         console=console,
-        disable=not console.is_terminal,
+        disable=quiet or not console.is_terminal,
         transient=True,
     )
     task = progress.add_task("measuring", total=expected)
@@ -304,7 +310,7 @@ def watch(expected: int) -> Iterator[Callable[[Row], None]]:
         nonlocal done
         done += 1
         progress.update(task, advance=1, description=row.shape.name)
-        if progress.disable:
+        if progress.disable and not quiet:
             complain(f"{done}/{expected} {row.shape.name}, {row.state} L2")
 
     with progress:

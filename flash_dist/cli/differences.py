@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from flash_dist.differences import Change, Differences, SizeChange
 
 
-def print_differences(differences: Differences, *, whole: bool) -> None:
+def print_differences(differences: Differences, *, whole: bool, brief: bool = False) -> None:
     """Print sizes by target, then libraries, targets, kernels and resources that differ."""
     console = make_console()
-    if differences.sizes:
+    if differences.sizes and not brief:
         console.print(make_size_table(differences.sizes))
     if not differences:
         console.print("the same targets, kernels and resources")

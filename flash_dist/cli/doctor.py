@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
+from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flash_dist.check_choice import EVERYTHING, CheckChoice
 from flash_dist.devices import Device, Driver
-from flash_dist.doctor import Examination, examine
+from flash_dist.doctor import Examination, check_names, examine, limit_gpus
 from flash_dist.environment import (
     VARIABLES,
     gather_environment,
@@ -21,11 +23,13 @@ from flash_dist.installed import Installed
 from flash_dist.libraries import open_libraries, package_libraries
 from flash_dist.library_checks import examine_libraries
 from flash_dist.proof import Proof
+from flash_dist.remote import at_hand
 from flash_dist.result import EXIT_FINE, EXIT_NOTHING_CHECKED
 from flash_dist.selftest import DEFAULT_RUNS, DEFAULT_TIMEOUT
 
 from .fleet import LAUNCHER, run_fleet
-from .results import make_console, print_result, working
+from .progress import downloading
+from .results import is_shown, make_console, print_result, working
 from .selftest import parse_runs
 from .text import add_subcommand, complain, printable
 
@@ -43,6 +47,7 @@ EPILOG = """\
 examples:
   python -m flash_dist doctor
   python -m flash_dist doctor --gpu 7.5,8.6 --driver 535
+  python -m flash_dist doctor --only driver,gpu --devices 0,2
   python -m flash_dist doctor --package xformers --gpu 7.5,8.6
   python -m flash_dist doctor --explain "device kernel image is invalid"
   torchrun --nproc-per-node=gpu -m flash_dist doctor --fleet --rounds 10
@@ -51,6 +56,7 @@ exit status: 0 no failure, 1 at least one failure, 2 wrong usage, 3 no GPU to ch
 """
 
 _SHOWN_MESSAGE = 200
+_FOLDED = 1  # line of detail is as short as the word that it is the same
 
 _CONCLUSION = {
     0: "no failure",
@@ -72,6 +78,26 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--strict", action="store_true", help="warnings count as failures")
     parser.add_argument("--no-selftest", action="store_true", help="do not run the kernels")
+    parser.add_argument(
+        "--only",
+        type=parse_names,
+        metavar="NAMES",
+        default=frozenset(),
+        help="run these checks alone: " + ", ".join(check_names()),
+    )
+    parser.add_argument(
+        "--skip",
+        type=parse_names,
+        metavar="NAMES",
+        default=frozenset(),
+        help="run all checks but these",
+    )
+    parser.add_argument(
+        "--devices",
+        type=parse_indices,
+        metavar="LIST",
+        help="judge and test these GPUs alone, such as 0,2 in CUDA's order",
+    )
     parser.add_argument(
         "--gpu",
         type=parse_devices,
@@ -98,11 +124,11 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--wheel",
-        metavar="PATH",
-        type=Path,
+        metavar="PLACE",
         action="append",
         default=[],
-        help="judge a wheel, library or folder before it is installed, ours or anybody's",
+        help="judge a wheel, library or folder before it is installed, ours or anybody's: a path, "
+        "the address of a file, or that of an index page, of which the wheel that fits best is",
     )
     parser.add_argument(
         "--explain", metavar="MESSAGE", help="say what an error message about GPU code means"
@@ -141,6 +167,20 @@ def parse_rounds(text: str) -> int:
         message = f"rounds must be a number of at least 1, got `{text}`"
         raise UsageError(message, hint="`--rounds 10` repeats the selftest ten times")
     return int(text)
+
+
+def parse_names(text: str) -> frozenset[str]:
+    """Read `driver,gpu`."""
+    return frozenset(name.strip() for name in text.split(","))
+
+
+def parse_indices(text: str) -> tuple[int, ...]:
+    """Read `0,2`."""
+    names = [name.strip() for name in text.split(",")]
+    if not all(name.isascii() and name.isdecimal() for name in names):
+        message = f"devices are numbers such as `0,2`, got `{text}`"
+        raise UsageError(message, hint="`python -m flash_dist doctor` lists the GPUs")
+    return tuple(sorted(set(map(int, names))))
 
 
 def parse_devices(text: str) -> tuple[Device, ...]:
@@ -189,11 +229,20 @@ def run(args: argparse.Namespace) -> int:
         return run_explain(args.explain, as_json=args.json)
     if args.package or args.wheel:
         return run_libraries(args)
-    environment = imagine(args) if args.gpu else gather_environment()
-    selftest = None
-    if not args.no_selftest:
-        selftest = ShownProof(environment, runs=args.runs, timeout=DEFAULT_TIMEOUT)
-    return _report(args, environment, examine(environment, selftest=selftest))
+    choice = choose_checks(args)
+    environment = imagine(args) if args.gpu else gather_environment(choice)
+    limit_gpus(environment, choice.devices)  # a GPU that is not there is refused first
+    selftest = ShownProof(environment, runs=args.runs, timeout=DEFAULT_TIMEOUT)
+    results = examine(environment, selftest=selftest, choice=choice)
+    return _report(args, environment, results, choice)
+
+
+def choose_checks(args: argparse.Namespace) -> CheckChoice:
+    """Return which checks are wanted."""
+    skip = args.skip | ({"selftest"} if args.no_selftest and not args.gpu else set())
+    choice = CheckChoice(args.only, skip, args.devices)
+    choice.require_known(check_names(what_if=bool(args.gpu)))
+    return choice
 
 
 def run_explain(message: str, *, as_json: bool) -> int:
@@ -217,29 +266,62 @@ def run_explain(message: str, *, as_json: bool) -> int:
 
 def run_libraries(args: argparse.Namespace) -> int:
     """Judge the libraries of others, print each result as it comes, and return the exit code."""
+    if args.only or args.skip:
+        message = "--only and --skip choose checks of this build, not of --package and --wheel"
+        raise UsageError(message, hint="leave them out")
     environment = imagine(args, Installed()) if args.gpu else gather_gpus()
-    opened = [*map(package_libraries, args.package), *map(open_libraries, args.wheel)]
-    return _report(args, environment, examine_libraries(environment, chain(*opened)))
+    environment = limit_gpus(environment, args.devices)
+    with ExitStack() as stack:
+        progress = stack.enter_context(downloading())
+        artefacts = [
+            stack.enter_context(at_hand(place, environment, progress=progress))
+            for place in args.wheel
+        ]
+        opened = [
+            *map(package_libraries, args.package),
+            *(open_libraries(artefact.path) for artefact in artefacts),
+        ]
+        listings = (artefact.listing for artefact in artefacts if artefact.listing)
+        results = examine_libraries(environment, chain(*opened))
+        return _report(args, environment, chain(listings, results))
 
 
 def _report(
-    args: argparse.Namespace, environment: Environment, results: Iterator[CheckResult]
+    args: argparse.Namespace,
+    environment: Environment,
+    results: Iterator[CheckResult],
+    choice: CheckChoice = EVERYTHING,
 ) -> int:
-    examination = Examination(environment, tuple(_show(results, quiet=args.json)))
+    examination = Examination(environment, tuple(_show(results, args)), choice)
     code = examination.exit_code(strict=args.strict)
     if args.json:
         print(json.dumps(examination.to_json(strict=args.strict), indent=2))
     else:
-        make_console().print(f"\n{describe_end(examination, code)}")
+        make_console().print(f"{'' if args.quiet else chr(10)}{describe_end(examination, code)}")
     return code
 
 
-def _show(results: Iterator[CheckResult], *, quiet: bool) -> Iterator[CheckResult]:
+def _show(results: Iterator[CheckResult], args: argparse.Namespace) -> Iterator[CheckResult]:
     console = make_console()
+    first: CheckResult | None = None
     for result in results:
-        if not quiet:
-            print_result(console, result)
+        shown = result
+        if first is not None and not args.verbose:
+            shown = fold(result, first)
+        if not args.json and is_shown(result, quiet=args.quiet):
+            print_result(console, shown)
+        if result.gpu is not None and shown is result:
+            first = result
         yield result
+
+
+def fold(result: CheckResult, first: CheckResult) -> CheckResult:
+    """Leave out the details of a GPU that fares as one before it does; -v prints them."""
+    kinds = {one.name.split()[0] for one in (result, first)}
+    same = (result.status, result.details) == (first.status, first.details)
+    if len(kinds) == 1 and same and len(result.details) > _FOLDED:
+        return replace(result, details=(f"in detail as {first.name}",))
+    return result
 
 
 def describe_end(examination: Examination, code: int) -> str:

@@ -109,7 +109,8 @@ def run(args: argparse.Namespace) -> int:
         print_json(args.level, inspections, unread)
     else:
         names = [*map(str, args.paths), *args.package, *(f"process {pid}" for pid in args.pid)]
-        print_inspections(names, inspections, args.level, whole=args.all)
+        whole = args.all or args.verbose
+        print_inspections(names, inspections, args.level, whole=whole, brief=args.quiet)
     warn_unread(unread)
     warned = unread or any(inspection.warnings for inspection in inspections)
     return int(args.strict and bool(warned))
@@ -131,7 +132,7 @@ def run_diff(args: argparse.Namespace) -> int:
         names = {"before": str(args.diff[0]), "after": str(args.diff[1])}
         print(json.dumps({"version": 1, **names, **differences.to_json()}, indent=2))
     else:
-        print_differences(differences, whole=args.all)
+        print_differences(differences, whole=args.all or args.verbose, brief=args.quiet)
     warn_unread((*missed, *missed_too))
     return int(args.strict and bool(differences or missed or missed_too))
 

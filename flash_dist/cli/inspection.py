@@ -32,9 +32,14 @@ SILENT: Final = 20  # libraries without GPU code that are named, unless --all
 
 
 def print_inspections(
-    names: Sequence[str], inspections: Sequence[Inspection], level: Level, *, whole: bool
+    names: Sequence[str],
+    inspections: Sequence[Inspection],
+    level: Level,
+    *,
+    whole: bool,
+    brief: bool = False,
 ) -> None:
-    """Print what each library holds; warnings on stderr."""
+    """Print what each library holds, in brief without tables; warnings on stderr."""
     console = make_console()
     if not inspections:
         console.print(f"{printable(', '.join(names))}: no library inside", soft_wrap=True)
@@ -43,6 +48,8 @@ def print_inspections(
         for warning in inspection.warnings:
             complain(f"warning: {printable(inspection.name)}: {printable(warning)}")
         if inspection.report.entries:
+            print_headline(console, inspection)
+        if inspection.report.entries and not brief:
             print_inspection(console, inspection, level, whole=whole)
     for inspection in plain if whole else plain[:SILENT]:
         console.print(f"{printable(inspection.name)}: no GPU code for NVIDIA", soft_wrap=True)
@@ -53,13 +60,18 @@ def print_inspections(
         print_total(console, inspections)
 
 
+def print_headline(console: Console, inspection: Inspection) -> None:
+    """Name a library, and say how much GPU code it has."""
+    entries, name = inspection.report.entries, printable(inspection.name)
+    size = format_size(sum(entry.compressed_size for entry in entries))
+    console.print(f"{name}: {count(len(entries), 'image')}, {size}", soft_wrap=True)
+
+
 def print_inspection(
     console: Console, inspection: Inspection, level: Level, *, whole: bool
 ) -> None:
-    """Print what one library holds."""
-    report, name = inspection.report, printable(inspection.name)
-    size = format_size(sum(entry.compressed_size for entry in report.entries))
-    console.print(f"{name}: {count(len(report.entries), 'image')}, {size}", soft_wrap=True)
+    """Print the tables of one library."""
+    report = inspection.report
     if level == "sizes":
         console.print(make_size_table(inspection, whole=whole))
     elif level == "coverage" and inspection.coverage is not None:

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from .progress import working
 from .text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from flash_dist.result import CheckResult, Status
+
+__all__ = [
+    "is_shown",
+    "layout_result",
+    "make_console",
+    "make_table",
+    "print_result",
+    "working",
+]
 
 _STYLES: dict[Status, str] = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 _NAME_COLUMN = 8
@@ -50,15 +59,9 @@ def make_table(*columns: str) -> Table:
     return table
 
 
-@contextmanager
-def working(what: str) -> Iterator[None]:
-    """Show on a terminal's stderr that something long is under way; elsewhere nothing."""
-    console = make_console(sys.stderr)
-    if sys.stderr is None or not console.is_terminal:
-        yield
-        return
-    with console.status(what):
-        yield
+def is_shown(result: CheckResult, *, quiet: bool) -> bool:
+    """Whether a result is printed: with -q only what is wrong."""
+    return not quiet or result.status in {"warn", "fail"}
 
 
 def print_result(console: Console, result: CheckResult) -> None:

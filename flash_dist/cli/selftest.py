@@ -25,7 +25,7 @@ from flash_dist.selftest import (
     run_selftest,
 )
 
-from .results import make_console, print_result, working
+from .results import is_shown, make_console, print_result, working
 from .text import add_subcommand, complain, printable
 
 if TYPE_CHECKING:
@@ -131,17 +131,19 @@ def run(args: argparse.Namespace) -> int:
     for device in devices if torch.status == "ok" else ():
         with working(f"selftest of device {device}"):
             results.append(prove_device(device, proof, environment, args))
-        if not args.json:
+        if not args.json and is_shown(results[-1], quiet=args.quiet):
             print_result(console, results[-1])
-            _print_variants(results[-1])
+            _print_variants(results[-1], verbose=args.verbose)
     tested = tuple(results)
     if tested:
         results += [result for result in (proof.compare_gpus(),) if result]
     else:
         results.append(_nothing_to_run(torch) if devices else _nothing_to_test(cuda))
-    if not args.json:
-        for result in results[len(tested) :]:
+    for result in results[len(tested) :]:
+        if not args.json and (not tested or is_shown(result, quiet=args.quiet)):
             print_result(console, result)
+    if not args.json and tested and not is_shown(results[-1], quiet=args.quiet):
+        print_result(console, results[-1])  # --quiet leaves the last line
     code = exit_code(tuple(results), checked_gpu=bool(tested))
     if args.json:
         print(json.dumps(_to_json(tested, results, code), indent=2))
@@ -180,8 +182,8 @@ def choose_devices(asked: str | None, cuda: Cuda) -> list[str]:
     return [asked]
 
 
-def _print_variants(result: CheckResult) -> None:
-    for variant in result.data["loaded"]:
+def _print_variants(result: CheckResult, *, verbose: bool) -> None:
+    for variant in result.data["loaded"] if verbose else ():
         print(f"{'':20}{Loaded(**variant)}")
 
 

@@ -42,14 +42,25 @@ def discard(stream: IO[str]) -> None:
 def add_subcommand(
     subparsers: Subparsers, name: str, *, summary: str, description: str, epilog: str
 ) -> argparse.ArgumentParser:
-    """Add a subcommand whose epilog (examples, exit status) keeps its line breaks."""
-    return subparsers.add_parser(
+    """Add a subcommand whose epilog (examples, exit status) keeps its line breaks.
+
+    Each has -v and -q; what they mean for its own output, it decides.
+    """
+    parser = subparsers.add_parser(
         name,
         help=summary,
         description=textwrap.fill(description, _HELP_WIDTH),
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    amount = parser.add_mutually_exclusive_group()
+    amount.add_argument(
+        "-v", "--verbose", action="store_true", help="print every detail, and a log on stderr"
+    )
+    amount.add_argument(
+        "-q", "--quiet", action="store_true", help="print warnings, failures and the last line only"
+    )
+    return parser
 
 
 def format_size(size: int) -> str:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from flash_dist.archs import (
@@ -19,8 +15,6 @@ from flash_dist.archs import (
     Origin,
     choose_arch,
     jit_policy,
-    load_archsets,
-    load_proofs,
     require_supported,
     unsupported,
 )
@@ -36,10 +30,6 @@ from flash_dist.devices import (
     toolkit_ptx_isa,
 )
 from flash_dist.errors import ArchError
-
-ROOT = Path(__file__).parents[2]
-ARCHSETS = ROOT / "ci" / "archsets.toml"
-
 
 # --- Arch -----------------------------------------------------------------------------------------
 
@@ -457,73 +447,3 @@ def test_a_newer_toolkit_of_a_known_major_compiles_what_the_last_known_one_did()
 def test_named_lists_hold_known_architectures_only() -> None:
     assert all(ArchSet.parse(name).archs for name in NAMED_LISTS)
     assert all(archs == tuple(sorted(archs)) for archs in TOOLKIT_ARCHS.values())
-
-
-# --- ci/archsets.toml -----------------------------------------------------------------------------
-
-
-def test_the_published_sets_are_as_designed() -> None:
-    archsets = load_archsets(ARCHSETS)
-    assert {name: (one.label, str(one)) for name, one in archsets.items()} == {
-        "turing-ampere-ada": ("sm75to89", "7.5;8.0;8.6;8.9+PTX"),
-        "hopper": ("hopper", "9.0a"),
-        "blackwell": ("blackwell", "10.0;12.0"),
-        "all": ("all", "7.5;8.0+PTX;9.0a;10.0;12.0"),
-    }
-    assert all(one.who and one.toolkit == "13.0" and one.budget_bytes for one in archsets.values())
-    assert archsets["hopper"].to_json()["archs"] == "9.0a"
-
-
-def test_proofs_name_targets() -> None:
-    proofs = {str(arch): proof for arch, proof in load_proofs(ARCHSETS).items()}
-    assert proofs == {
-        "sm_90a": "native",
-        "compute_75": "jit",
-        "compute_80": "jit",
-        "compute_89": "jit",
-    }
-
-
-SET = '[set.one]\nlabel="one"\narchs="8.0"\nwho="A100"\ntoolkit="13.0"\nbudget_mb=1.5\n'
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "defines no arch set"),
-        ("[set", "cannot read arch sets"),
-        (SET.replace('who="A100"\n', ""), "lacks who"),
-        (SET.replace('"one"', '"Too-Long"'), "got `Too-Long`"),
-        (SET.replace('"one"', '"elevenchars"'), "got `elevenchars`"),
-        (SET.replace("8.0", "5.2"), "cannot compile `sm_52`"),
-        (SET.replace("8.0", "8.3"), "unknown architecture `8.3` in arch set `one`"),
-        ('[proof]\nsm_90a = "sure"\n', "got `sure`"),
-    ],
-)
-def test_a_wrong_file_is_refused_with_the_reason(tmp_path: Path, text: str, words: str) -> None:
-    path = tmp_path / "archsets.toml"
-    path.write_text(text)
-    with pytest.raises(ArchError, match=words):  # noqa: PT012
-        load_proofs(path)
-        load_archsets(path)
-
-
-def test_an_absent_file_is_refused_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(ArchError, match="cannot read arch sets"):
-        load_archsets(tmp_path / "none.toml")
-
-
-def test_nothing_but_reading_a_file_needs_a_toml_module() -> None:
-    script = (
-        "import sys; sys.modules['tomllib'] = sys.modules['tomli'] = None; "
-        "from flash_dist.archs import ArchSet; print(ArchSet.parse('Ada'))"
-    )
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "8.9+PTX\n"
-
-
-def test_a_budget_is_in_millions_of_bytes(tmp_path: Path) -> None:
-    path = tmp_path / "archsets.toml"
-    path.write_text(SET)
-    assert load_archsets(path)["one"].budget_bytes == 1_500_000

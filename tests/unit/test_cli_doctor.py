@@ -103,25 +103,25 @@ def test_a_whole_machine_with_its_selftest(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine = make_environment(ALL, "8.6", "9.0")
-    monkeypatch.setattr("flash_dist.cli.doctor.gather_environment", lambda: machine)
-    monkeypatch.setattr("flash_dist.cli.doctor.run_selftest", report_good)
+    monkeypatch.setattr("flash_dist.cli.doctor.gather_environment", lambda _: machine)
+    monkeypatch.setattr("flash_dist.proof.run_selftest", report_good)
     code, text = doctor(capsys)
     assert code == 0
     assert "[ok]    selftest 1" in text
     assert text.endswith("11 ok: no failure (exit status 0)\n")
     code, text = doctor(capsys, "--no-selftest", "--json")
     assert "selftest 0" not in [check["name"] for check in json.loads(text)["checks"]]
-    monkeypatch.setattr("flash_dist.cli.doctor.run_selftest", report_crash)
+    monkeypatch.setattr("flash_dist.proof.run_selftest", report_crash)
     code, text = doctor(capsys)
     assert code == 1
     assert "SIGABRT (odd)" in text
 
 
-def report_good(device: str, *, runs: int, timeout: float = 1.0) -> SelftestReport:
+def report_good(device: str, *, runs: int, timeout: float, **_: object) -> SelftestReport:
     return judge_outcome(device, runs, Outcome("done", events=DONE, seconds=timeout))
 
 
-def report_crash(device: str, *, runs: int, timeout: float = 1.0) -> SelftestReport:
+def report_crash(device: str, *, runs: int, timeout: float, **_: object) -> SelftestReport:
     outcome = Outcome("signal", "SIGABRT", DONE[:1], ("FATAL",), timeout)
     return judge_outcome(device, runs, outcome)
 
@@ -135,10 +135,10 @@ def test_selftest_of_all_gpus(
     report: object,
     status: int,
 ) -> None:
-    cuda = make_environment(ALL, "8.6", "9.0").cuda
-    monkeypatch.setattr("flash_dist.cli.selftest.read_cuda", lambda: cuda)
-    monkeypatch.setattr("flash_dist.cli.selftest.read_torch", lambda: Torch("ok", "2.13.0"))
-    monkeypatch.setattr("flash_dist.cli.selftest.run_selftest", report)
+    machine = make_environment(ALL, "8.6", "9.0")
+    monkeypatch.setattr("flash_dist.cli.selftest.gather_gpus", lambda: machine)
+    monkeypatch.setattr("flash_dist.cli.selftest.read_installed", lambda: machine.installed)
+    monkeypatch.setattr("flash_dist.proof.run_selftest", report)
     assert main(["selftest"]) == status
     text = capsys.readouterr().out
     assert text.count("selftest 0") == text.count("selftest 1") == 1
@@ -152,7 +152,8 @@ def test_selftest_of_all_gpus(
 def test_selftest_without_a_gpu_checks_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("flash_dist.cli.selftest.read_cuda", lambda: Cuda("absent"))
+    machine = replace(make_environment(ALL), cuda=Cuda("absent"))
+    monkeypatch.setattr("flash_dist.cli.selftest.gather_gpus", lambda: machine)
     assert main(["selftest"]) == 3
     assert "[skip]" in capsys.readouterr().out
     assert main(["selftest", "--json"]) == 3
@@ -165,7 +166,8 @@ def test_selftest_without_torch_fails_in_words(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     absent = Torch("absent", reason="torch is not installed")
-    monkeypatch.setattr("flash_dist.cli.selftest.read_torch", lambda: absent)
+    machine = replace(make_environment(ALL), torch=absent)
+    monkeypatch.setattr("flash_dist.cli.selftest.gather_gpus", lambda: machine)
     assert main(["selftest", "--device", "cpu"]) == 1
     text = capsys.readouterr().out
     assert text == (
@@ -265,10 +267,15 @@ def test_where_some_gpus_cannot_be_used_the_others_are_named(
     assert status == 1
     assert "2 of 3 GPUs can use this build: 1, 2" in out
     assert "`export CUDA_VISIBLE_DEVICES=1,2` hides the others" in out
+    assert "the one published arch set for all of them: all" in out
     assert "the arch set `all`" in out
     given = ("--env", "CUDA_VISIBLE_DEVICES=3,GPU-7,0")
     _, out = doctor(capsys, "--gpu", "8.6,9.0,9.0", "--driver", "580", *given)
     assert "CUDA_VISIBLE_DEVICES=GPU-7,0" in out
+    _, out = doctor(capsys, "--gpu", "8.6,9.0,9.0", "--driver", "580", "--json")
+    data = json.loads(out)["checks"][-1]["data"]
+    assert (data["usable"], data["cuda_visible_devices"]) == ([1, 2], "1,2")
+    assert data["covering_set"]["name"] == "all"
     status, out = doctor(capsys, "--gpu", "9.0,9.0", "--driver", "580")
     assert status == 0
     assert "GPUs can use" not in out

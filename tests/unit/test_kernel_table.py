@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from flash_dist.archs import DEFAULT_TOOLKIT, TOOLKIT_ARCHS, ArchSet, load_archsets
+from flash_dist.archs import DEFAULT_TOOLKIT, TOOLKIT_ARCHS, ArchSet
 from flash_dist.devices import KNOWN_DEVICES
+from flash_dist.published import load_archsets
 from tests.unit.generator import CSRC, generate
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ Size = tuple[int, int]  # head_dim, head_dim_v
 
 HALF_SIZES: Final = [(d, d) for d in (32, 64, 96, 128, 160, 192, 224, 256)] + [(192, 128)]
 SIZES: Final = {"fp16": HALF_SIZES, "bf16": HALF_SIZES, "fp32": [(d, d) for d in (64, 128, 256)]}
-ARCHSETS: Final = load_archsets(CSRC.parent / "ci" / "archsets.toml")
+ARCHSETS: Final = load_archsets()
 TARGETS: Final = sorted({arch for archset in ARCHSETS.values() for arch in archset.archs})
 COMPILABLE: Final = sorted(
     x for arch in TOOLKIT_ARCHS[DEFAULT_TOOLKIT] for x in (arch, replace(arch, ptx=True))

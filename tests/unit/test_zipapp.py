@@ -49,6 +49,12 @@ def test_it_inspects_audits_and_answers_what_if(run: Callable[..., Run], lib: st
     assert "code of the same major (sm_80)" in done.stdout
 
 
+def test_it_selects_among_the_published_sets(run: Callable[..., Run]) -> None:
+    done = run("select", "--gpu", "9.0")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("hopper: SASS sm_90a")
+
+
 def test_it_knows_its_version(run: Callable[..., Run]) -> None:
     assert run("--version").stdout == f"flash_dist {load_project().version}\n"
 

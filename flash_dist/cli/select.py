@@ -1,0 +1,203 @@
+"""`python -m flash_dist select`: the one arch set for all GPUs, and how to install it."""
+
+from __future__ import annotations
+
+import json
+import platform
+from typing import TYPE_CHECKING, Any
+
+from flash_dist.advice import describe_archs, driver_fix, unsupported_fix
+from flash_dist.candidates import Offer, read_offer
+from flash_dist.errors import UsageError
+from flash_dist.gpu_checks import describe_gpu, describe_how
+from flash_dist.index import read_index
+from flash_dist.install_commands import find_commands
+from flash_dist.nvidia import imagine_cuda, read_cuda
+from flash_dist.published import published_sets
+from flash_dist.result import EXIT_FINDINGS, EXIT_FINE, EXIT_NOTHING_CHECKED
+from flash_dist.selection import candidates_of, describe_lack, select
+from flash_dist.verdict import FLOOR, Build
+
+from .doctor import parse_devices, parse_driver
+from .results import make_console, working
+from .text import add_subcommand, complain, format_size, printable
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator, Sequence
+
+    from flash_dist.index import Index
+    from flash_dist.install_commands import Command
+    from flash_dist.nvidia import Cuda, Gpu
+    from flash_dist.selection import Candidate, Judged, Selection
+
+    from .text import Subparsers
+
+EPILOG = """\
+examples:
+  python -m flash_dist select
+  python -m flash_dist select --gpu 8.6,9.0 --driver 580
+  python -m flash_dist select --gpu 12.0 --index dist/
+
+exit status: 0 one set serves all GPUs, 1 none does, 2 wrong usage or unreadable, 3 no GPU to
+choose for
+"""
+
+_JSON_VERSION = 1
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Describe the subcommand."""
+    parser = add_subcommand(
+        subparsers,
+        "select",
+        summary="name the smallest arch set for all GPUs, and the command that installs it",
+        description="Name the one arch set that serves all GPUs of this machine, or of a list, "
+        "and the commands that install it: of the sets that serve them best the smallest.",
+        epilog=EPILOG,
+    )
+    parser.add_argument(
+        "--gpu",
+        type=parse_devices,
+        metavar="LIST",
+        help="for GPUs of these compute capabilities, such as 8.6,9.0, in place of those here",
+    )
+    parser.add_argument(
+        "--driver", type=parse_driver, metavar="V", help="for this driver, such as 580"
+    )
+    parser.add_argument(
+        "--index",
+        metavar="PLACE",
+        help="choose among the wheels of a folder or a package index (http, https, file) in place "
+        "of the published sets",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/schema/select.json)")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Choose, print and return the exit code."""
+    cuda = imagine_cuda(args.gpu, args.driver) if args.gpu else read_cuda()
+    driver = args.driver or cuda.driver
+    index, offer = _read_offer(args)
+    selection = select((gpu.device for gpu in cuda.gpus), driver, offer.candidates)
+    chosen = selection.chosen
+    commands = find_commands(chosen.candidate, index) if chosen else ()
+    code = _exit_code(cuda, selection)
+    for problem in offer.problems:
+        complain(f"warning: {printable(problem)}")
+    if args.json:
+        data = _to_json(args, cuda, selection, commands, code)
+        print(json.dumps({**data, "problems": list(offer.problems)}, indent=2))
+    elif not cuda.gpus:
+        complain(f"error: {printable(_no_gpu(cuda))}")
+        complain("\nhint: `python -m flash_dist select --gpu 8.6,9.0` chooses for GPUs not here")
+    else:
+        console = make_console()
+        for line in describe(cuda, selection, commands, args):
+            console.print(printable(line), soft_wrap=True)
+    return code
+
+
+def _read_offer(args: argparse.Namespace) -> tuple[Index | None, Offer]:
+    """Return what there is to choose from."""
+    if args.index is None:
+        return None, Offer(candidates_of(published_sets()))
+    with working(f"reading {args.index}"):
+        index = read_index(args.index)
+        if not index.wheels:
+            message = f"there is no wheel of flash_dist in `{args.index}`"
+            raise UsageError(message, hint="name the folder or the index that holds the wheels")
+        return index, read_offer(index, python="" if args.gpu else platform.python_version())
+
+
+def _exit_code(cuda: Cuda, selection: Selection) -> int:
+    if not cuda.gpus:
+        return EXIT_NOTHING_CHECKED
+    return EXIT_FINE if selection else EXIT_FINDINGS
+
+
+def _no_gpu(cuda: Cuda) -> str:
+    reason = f" ({cuda.reason})" if cuda.reason else ""
+    return f"no GPU here to choose for{reason}"
+
+
+def describe(
+    cuda: Cuda, selection: Selection, commands: tuple[Command, ...], args: argparse.Namespace
+) -> Iterator[str]:
+    """Say which set, how it serves each GPU, what smaller sets lack, and how to install it."""
+    if selection.chosen is None:
+        yield from _describe_failure(selection, args.index)
+    elif not args.quiet:
+        yield from _describe_choice(selection.chosen, cuda)
+        others = selection.candidates[1:] if args.verbose else selection.smaller
+        yield from _describe_others(others, selection, "other" if args.verbose else "smaller")
+        yield ""
+    yield from (f"{command.tool:<7} {command.line}" for command in commands)
+
+
+def _describe_choice(chosen: Judged, cuda: Cuda) -> Iterator[str]:
+    yield _name(chosen.candidate)
+    verdicts = {one.situation.device: one for one in chosen.verdicts}
+    groups: dict[str, list[Gpu]] = {}
+    for gpu in cuda.gpus:
+        groups.setdefault(describe_gpu(gpu), []).append(gpu)
+    for name, gpus in groups.items():
+        verdict = verdicts.get(gpus[0].device)
+        how = describe_how(verdict) if verdict else f"no build serves it: they start at {FLOOR}"
+        number = f"{len(gpus)} x " if len(gpus) > 1 else ""
+        yield f"  {number}{name}: {how}"
+
+
+def _describe_others(others: Sequence[Judged], selection: Selection, kind: str) -> Iterator[str]:
+    if others:
+        yield f"{kind} sets:"
+    for judged in others:
+        lack = describe_lack(judged, selection.chosen)
+        yield f"  {_name(judged.candidate)}: {lack or 'serves them as well'}"
+
+
+def _describe_failure(selection: Selection, place: str | None) -> Iterator[str]:
+    devices = selection.devices
+    for device in selection.unservable:
+        yield f"no build serves compute capability {device}: they start at {FLOOR}"
+    if not devices:
+        return
+    sets = f"wheel in `{place}`" if place else "published arch set"
+    whom = f"{'all of ' if len(devices) > 1 else ''}{', '.join(map(str, devices))}"
+    refusal = selection.driver_refusal
+    if refusal:
+        yield f"no {sets} serves {whom}: {refusal}"
+        yield f"  fix: {driver_fix(selection.candidates[0].candidate.build)}"
+        return
+    yield f"no {sets} serves {whom}"
+    yield f"  fix: {unsupported_fix(devices, Build('flash_dist', ()))}"
+    yield from _describe_others(selection.candidates, selection, "other")
+
+
+def _name(candidate: Candidate) -> str:
+    """Name a set with what is in it: `hopper 0.1.0+cu130.hopper: SASS sm_90a; no PTX, 1.7 MB`."""
+    version = f" {candidate.version}" if candidate.version else ""
+    size = f", {format_size(candidate.size)}" if candidate.size else ""
+    return f"{candidate.name}{version}: {describe_archs(candidate.archs)}{size}"
+
+
+def _to_json(
+    args: argparse.Namespace,
+    cuda: Cuda,
+    selection: Selection,
+    commands: tuple[Command, ...],
+    code: int,
+) -> dict[str, Any]:
+    return {
+        "version": _JSON_VERSION,
+        "command": "select",
+        "exit_code": code,
+        "what_if": bool(args.gpu),
+        "cuda": cuda.to_json(),
+        "index": args.index,
+        "chosen": selection.chosen.to_json() if selection.chosen else None,
+        "candidates": [judged.to_json() for judged in selection.candidates],
+        "unservable": [str(device) for device in selection.unservable],
+        "commands": [command.to_json() for command in commands],
+    }

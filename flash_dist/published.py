@@ -1,0 +1,116 @@
+"""The arch sets that the project publishes, and how far their code was proven: `archsets.json`.
+
+set     label      goes into the wheel's version, X+cu130.<label>: at most 10 of a-z 0-9
+        archs      a TORCH_CUDA_ARCH_LIST; `+PTX` belongs to its own entry
+        who        one line: for which GPUs
+        toolkit    CUDA version that compiles it
+        budget_mb  largest wheel that the audit lets pass, in MB of 10^6 bytes: about twice what the
+                   first release has
+        wheel_mb   what the wheel had when it was last built; may be absent
+proof   how far code of a target was proven on real hardware: `native` (it ran there), `jit` (its
+        PTX ran on a newer GPU); a target not listed was assembled only
+
+Builds and the installed package read the same file. It is JSON, which every Python reads.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
+
+from .archs import Arch, ArchSet, require_supported
+from .errors import ArchError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Proof = Literal["native", "jit", "assembled"]
+
+FILE_NAME: Final = "archsets.json"
+
+_LABEL = re.compile(r"[a-z0-9]{1,10}")
+_MEGA = 1_000_000
+
+
+def load_archsets(path: Path | None = None) -> dict[str, ArchSet]:
+    """Read the sets by name, in the order of the file; by default of the package's own.
+
+    Raises:
+        ArchError: The file cannot be read, or says what cannot be built.
+    """
+    tables = _section(path, "set")
+    archsets = {name: _read_set(name, table, path) for name, table in tables.items()}
+    if not archsets:
+        message = f"`{path or FILE_NAME}` defines no arch set"
+        raise ArchError(message)
+    return archsets
+
+
+@cache
+def published_sets() -> tuple[ArchSet, ...]:
+    """Return the sets that this version of the package is published as."""
+    return tuple(load_archsets().values())
+
+
+def load_proofs(path: Path | None = None) -> dict[Arch, Proof]:
+    """Read how far code of each target was proven on real hardware.
+
+    `native` ran as it is, `jit` ran after the driver compiled it for a newer GPU. A target that
+    is not in the table was `assembled` only.
+    """
+    proofs: dict[Arch, Proof] = {}
+    for target, proof in _section(path, "proof").items():
+        if proof not in ("native", "jit", "assembled"):
+            where = path or FILE_NAME
+            message = f"proof of `{target}` in `{where}` is native, jit or assembled, got `{proof}`"
+            raise ArchError(message)
+        proofs[Arch.parse(target)] = cast("Proof", proof)
+    return proofs
+
+
+def _section(path: Path | None, name: str) -> dict[str, Any]:
+    source = path or resources.files(__package__).joinpath(FILE_NAME)
+    try:
+        data = json.loads(source.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        message = f"cannot read arch sets from `{source}`: {error}"
+        raise ArchError(message) from error
+    section = data.get(name, {}) if isinstance(data, dict) else None
+    if not isinstance(section, dict):
+        message = f"cannot read arch sets from `{source}`: `{name}` is not an object"
+        raise ArchError(message)
+    return section
+
+
+def _read_set(name: str, table: Any, path: Path | None) -> ArchSet:  # noqa: ANN401 - JSON
+    where = f"arch set `{name}` of `{path or FILE_NAME}`"
+    given = table if isinstance(table, dict) else {}
+    missing = {"label", "archs", "who", "toolkit", "budget_mb"} - given.keys()
+    if missing:
+        message = f"{where} lacks {', '.join(sorted(missing))}"
+        raise ArchError(message)
+    label = str(given["label"])
+    if _LABEL.fullmatch(label) is None:
+        message = f"the label of {where} is 1 to 10 characters a-z or 0-9, got `{label}`"
+        raise ArchError(message)
+    archset = replace(
+        ArchSet.parse(str(given["archs"]), name=name, label=label),
+        who=str(given["who"]),
+        toolkit=str(given["toolkit"]),
+        budget_bytes=_read_bytes(given["budget_mb"], f"budget_mb of {where}"),
+        wheel_bytes=_read_bytes(given.get("wheel_mb"), f"wheel_mb of {where}"),
+    )
+    return require_supported(archset, archset.toolkit)
+
+
+def _read_bytes(megabytes: object, what: str) -> int | None:
+    if megabytes is None:
+        return None
+    if isinstance(megabytes, bool) or not isinstance(megabytes, int | float) or megabytes <= 0:
+        message = f"{what} is a number of MB, got `{megabytes}`"
+        raise ArchError(message)
+    return int(megabytes * _MEGA)

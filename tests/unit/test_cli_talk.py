@@ -1,0 +1,119 @@
+"""-v and -q of every subcommand, what a terminal is shown, and Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flash_dist.cli import SUBCOMMANDS, main
+from tests.unit.fatbin_builder import SASS, Kernel, container, cubin, entry, library
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def lib(tmp_path: Path) -> str:
+    path = tmp_path / "lib.so"
+    path.write_bytes(library(container(entry(SASS, 80, cubin(Kernel("alpha"))))))
+    return str(path)
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_every_subcommand_takes_them_and_has_two_examples(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert "-v, --verbose" in text
+    assert "-q, --quiet" in text
+    assert len(re.findall(rf"^  python -m flash_dist {name}", text, re.MULTILINE)) >= 2
+
+
+def test_quiet_leaves_out_tables(lib: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "-q", lib]) == 0
+    assert capsys.readouterr().out.count("\n") == 1
+    assert main(["audit", "-q", lib, lib]) == 0
+    assert capsys.readouterr().out == "2 of 2 releases passed\n"
+    assert main(["audit", "-q", lib, "--require", "9.0"]) == 1
+    problem, end = capsys.readouterr().out.splitlines()
+    assert problem.startswith(f"[fail]  {lib}: ")
+    assert end == "0 of 1 release passed"
+
+
+def test_verbose_shows_the_log_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["select", "-v", "--gpu", "9.0", "--index", "http://127.0.0.1:1/"]) == 2
+    assert "debug: GET http://127.0.0.1:1/" in capsys.readouterr().err
+    assert main(["select", "--gpu", "9.0", "--index", "http://127.0.0.1:1/"]) == 2
+    assert "debug" not in capsys.readouterr().err
+
+
+WAITING = "import time; from flash_dist.cli.progress import {name}\nwith {name}({what}) as show:\n"
+STEPS = {
+    "working": ("'counting'", "    time.sleep({seconds})"),
+    "downloading": ("", "    show(1, 10); time.sleep({seconds}); show(5, 10)"),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("seconds", [0.1, 1.4])
+def test_a_terminal_is_shown_what_takes_longer_than_a_second(name: str, seconds: float) -> None:
+    what, step = STEPS[name]
+    script = WAITING.format(name=name, what=what) + step.format(seconds=seconds)
+    main_end, child_end = pty.openpty()
+    environ = os.environ | {"TERM": "xterm", "COLUMNS": "80"}
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, cwd=ROOT, stderr=child_end, env=environ) as process:
+        os.close(child_end)
+        shown = b""
+        while chunk := read_terminal(main_end):
+            shown += chunk
+        assert process.wait() == 0
+    os.close(main_end)
+    assert (name[:5].encode() in shown or b"counting" in shown) == (seconds > 1)
+
+
+def read_terminal(descriptor: int) -> bytes:
+    """Read on until the other side closes, which Linux reports as an error."""
+    try:
+        return os.read(descriptor, 4096)
+    except OSError:
+        return b""
+
+
+@pytest.mark.parametrize("argv", [["selftest", "--device", "cpu"]], ids=" ".join)
+def test_ctrl_c_ends_the_children_and_is_130(argv: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "flash_dist", *argv]
+    environ = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environ, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        children = wait_for_children(process)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(30) == 130
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    assert children
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+    assert list(tmp_path.iterdir()) == []
+
+
+def wait_for_children(process: subprocess.Popen[bytes]) -> list[str]:
+    """Wait for the child in which the kernels run."""
+    until = time.monotonic() + 30
+    while time.monotonic() < until and process.poll() is None:
+        path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        for child in path.read_text().split():
+            if b"selftest_child" in Path(f"/proc/{child}/cmdline").read_bytes():
+                return [child]
+        time.sleep(0.01)
+    return []

@@ -1,0 +1,119 @@
+"""Wheels of this package made by hand, folders of them, and a server on this machine."""
+
+from __future__ import annotations
+
+import threading
+import zipfile
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from flash_dist.manifest import (
+    HostInfo,
+    KernelRecord,
+    Manifest,
+    TargetInfo,
+    ToolkitInfo,
+)
+from flash_dist.published import published_sets
+from tests.unit.builds import make_variants
+from tests.unit.fatbin_builder import PTX, SASS, Kernel, container, cubin, entry, library, ptx
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from flash_dist.archs import Arch, ArchSet
+
+TAGS = "cp310-abi3-manylinux_2_34_x86_64"
+PADDING = {"turing-ampere-ada": 5500, "hopper": 1700, "blackwell": 2200, "all": 7100}
+
+
+def make_manifest(archset: ArchSet, version: str) -> Manifest:
+    """Return the manifest of a wheel for a set."""
+    kernels = tuple(
+        KernelRecord(
+            one.symbol, one.family, one.dtype, one.head_dim, one.head_dim, one.plan, one.arch,
+            64, 0, 0, 0, 0, 128, "native",
+        )
+        for arch in archset.archs
+        for one in make_variants(arch)
+    )  # fmt: skip
+    return Manifest(
+        package_version=f"{version}+cu130.{archset.label}",
+        arch_set=archset,
+        archsets=published_sets(),
+        toolkit=ToolkitInfo("13.0", "13.0.88", "13.0.88", "580", "9.0"),
+        host=HostInfo("g++ 12.2.0", "2.36"),
+        flags=("--compress-mode=size",),
+        torch_headers="2.13.0",
+        torch_min="2.10",
+        torch_tested_max="2.15",
+        targets=tuple(TargetInfo(arch, "native") for arch in archset.archs),
+        kernels=kernels,
+    )
+
+
+def make_image(arch: Arch) -> bytes:
+    """Return an image with one kernel."""
+    if arch.ptx:
+        return entry(PTX, arch.number, ptx("alpha"), suffix=arch.suffix, isa=(9, 0))
+    return entry(SASS, arch.number, cubin(Kernel("alpha")), suffix=arch.suffix)
+
+
+def write_wheel(
+    folder: Path, archset: ArchSet, version: str = "0.1.0", *, tags: str = TAGS
+) -> Path:
+    """Write a wheel with manifest and GPU code, as large as others are beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"flash_dist-{version}+cu130.{archset.label}-{tags}.whl"
+    code = library(container(*map(make_image, archset.archs)))
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr("flash_dist/_build.json", make_manifest(archset, version).to_text())
+        wheel.writestr("flash_dist/libflash_dist_kernels.so", code)
+        wheel.writestr("flash_dist/padding", b"0" * 100 * PADDING.get(archset.name, 100))
+    return path
+
+
+def write_dist(folder: Path, version: str = "0.1.0") -> Path:
+    """Write every published set into a folder of its own, as builds do."""
+    for archset in published_sets():
+        write_wheel(folder / archset.name, archset, version)
+    return folder
+
+
+def write_simple_index(folder: Path, dist: Path) -> Path:
+    """Write a static PEP 503 index over the wheels of a folder."""
+    project = folder / "simple" / "flash-dist"
+    project.mkdir(parents=True)
+    links = "".join(
+        f'<a href="../../files/{quote(path.name)}#sha256={"0" * 64}" '
+        f'data-requires-python="&gt;=3.10">{path.name}</a>\n'
+        for path in sorted(dist.rglob("*.whl"))
+    )
+    (project / "index.html").write_text(f"<!DOCTYPE html><body>{links}</body>")
+    (folder / "simple" / "index.html").write_text('<a href="flash-dist/">flash-dist</a>')
+    (folder / "files").mkdir()
+    for path in dist.rglob("*.whl"):
+        (folder / "files" / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+class _Silent(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def serve(folder: Path) -> Iterator[str]:
+    """Serve a folder on this machine and return its address."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Silent, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
+            thread.join()
