@@ -18,6 +18,7 @@ from flash_dist.environment import (
 )
 from flash_dist.errors import UsageError, wrong_usage
 from flash_dist.explain import explain
+from flash_dist.findings import suggest
 from flash_dist.gpu_checks import judge_gpu
 from flash_dist.installed import Installed
 from flash_dist.libraries import open_libraries, package_libraries
@@ -104,7 +105,9 @@ def add_parser(subparsers: Subparsers) -> None:
         help="judge a wheel, library or folder before it is installed, ours or anybody's",
     )
     parser.add_argument(
-        "--explain", metavar="MESSAGE", help="say what an error message about GPU code means"
+        "--explain",
+        metavar="TEXT",
+        help="say what an error message about GPU code, or the id of a finding, means",
     )
     parser.set_defaults(run=run)
 
@@ -154,11 +157,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_explain(message: str, *, as_json: bool) -> int:
-    """Explain a message; one that is not known is nothing that could be checked."""
+    """Explain a message or an id; one that is not known is nothing that could be checked."""
     explanation = explain(message)
     if explanation is None:
         shown = message if len(message) <= _SHOWN_MESSAGE else f"{message[:_SHOWN_MESSAGE]}..."
         complain(f"this message is not known: {printable(shown)}")
+        meant = suggest(message)
+        if meant is not None:
+            complain(f"\nhint: the id `{meant}` is known")
         return EXIT_NOTHING_CHECKED
     if as_json:
         print(json.dumps(explanation.to_json(), indent=2))

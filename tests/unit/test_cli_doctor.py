@@ -170,7 +170,8 @@ def test_selftest_without_torch_fails_in_words(
     text = capsys.readouterr().out
     assert text == (
         "[fail]  selftest    not run: torch is not installed\n"
-        "                    fix: `pip install 'torch>=2.10'`\n"
+        "                    fix: `pip install 'torch>=2.10'` "
+        "(more: `doctor --explain torch-absent`)\n"
     )
     assert main(["selftest", "--device", "cpu", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["ids"] == ["torch-absent"]

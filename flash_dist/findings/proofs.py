@@ -1,0 +1,63 @@
+"""Ids of the selftest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from .entry import Entry
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PROOFS: Final[Mapping[str, Entry]] = {
+    "selftest-bits-differ": Entry(
+        "The same call gave other bits",
+        "Runs with equal inputs must give equal bits, and one did not. That is a race in a kernel, "
+        "an instruction that this GPU executes otherwise, or faulty memory.",
+        "Do not rely on results of this device with this build. `nvidia-smi -q -d ECC` counts "
+        "errors of its memory. Run the selftest again, and report the output of "
+        "`python -m flash_dist selftest --json`.",
+    ),
+    "selftest-values-differ": Entry(
+        "A result is farther from the reference than allowed",
+        "The kernel ran and its numbers are wrong, or less exact than twice the error of torch's "
+        "own half precision.",
+        "Do not use this device with this build, and report the output of "
+        "`python -m flash_dist selftest --json`, which names the tensor and the place.",
+    ),
+    "selftest-error": Entry(
+        "A call of the selftest raised an error",
+        "CUDA or torch refused a call. `no kernel image is available` can come from torch's own "
+        "kernels, too; `out of memory` from other programs on the GPU.",
+        "`python -m flash_dist doctor --explain MESSAGE` says what the message means. For memory "
+        "look at `nvidia-smi`, and run again when the GPU is free.",
+    ),
+    "selftest-crashed": Entry(
+        "The selftest's process died",
+        "The process that ran the kernels was killed or ended without a report. The sentence names "
+        "the signal and the last case. SIGKILL most often means that the system or the container "
+        "ran out of memory.",
+        "`python -m flash_dist doctor` says whether the install is sound. `dmesg` shows kills for "
+        "lack of memory, and NVIDIA's `Xid` errors.",
+    ),
+    "selftest-timeout": Entry(
+        "The selftest took too long",
+        "It was stopped at its time limit. A GPU that others use, a debugger or sanitizer, or PTX "
+        "that the driver compiles at every start (CUDA_CACHE_DISABLE) makes it slow; a kernel that "
+        "hangs looks the same.",
+        "Allow more time: `python -m flash_dist selftest --timeout 3600`. If the same case never "
+        "ends on an idle GPU, report it.",
+    ),
+    "selftest-not-run": Entry(
+        "The selftest was not run",
+        "This GPU has no code in the build, or the extension does not load, so that there was "
+        "nothing to prove.",
+        "Another finding of the same report says why; it goes away together with this one.",
+    ),
+    "prediction-differs": Entry(
+        "Other variants ran than were predicted",
+        "doctor tells from the file which variant of each kernel a GPU will run, and the "
+        "dispatcher chose others. The results were right, but one of the two is mistaken.",
+        "Report it with the page that `python -m flash_dist doctor --report report.html` writes.",
+    ),
+}
