@@ -27,6 +27,7 @@ from flash_dist.result import EXIT_FINE, EXIT_NOTHING_CHECKED
 from flash_dist.selftest import DEFAULT_RUNS, check_selftest, find_surprises, run_selftest
 from flash_dist.verdict import name_size
 
+from .report import add_report_option, write_report
 from .results import make_console, print_result, working
 from .text import add_subcommand, complain, printable
 
@@ -45,6 +46,7 @@ examples:
   python -m flash_dist doctor
   python -m flash_dist doctor --gpu 7.5,8.6 --driver 535
   python -m flash_dist doctor --package xformers --gpu 7.5,8.6
+  python -m flash_dist doctor --report report.html
   python -m flash_dist doctor --explain "device kernel image is invalid"
 
 exit status: 0 no failure, 1 at least one failure, 2 wrong usage, 3 no GPU to check
@@ -104,6 +106,7 @@ def add_parser(subparsers: Subparsers) -> None:
         default=[],
         help="judge a wheel, library or folder before it is installed, ours or anybody's",
     )
+    add_report_option(parser)
     parser.add_argument(
         "--explain",
         metavar="TEXT",
@@ -190,8 +193,11 @@ def _report(
 ) -> int:
     examination = Examination(environment, tuple(_show(results, quiet=args.json)))
     code = examination.exit_code(strict=args.strict)
+    document = examination.to_json(strict=args.strict) if args.json or args.report else {}
+    if args.report:
+        write_report(args.report, document)
     if args.json:
-        print(json.dumps(examination.to_json(strict=args.strict), indent=2))
+        print(json.dumps(document, indent=2))
     else:
         make_console().print(f"\n{describe_end(examination, code)}")
     return code
