@@ -70,7 +70,11 @@ def add_parser(subparsers: Subparsers) -> None:
         "--baseline", metavar="PATH", help="an older release: no target and kernel of it is gone"
     )
     parser.add_argument("--kernels", action="store_true", help="list the size of every variant")
-    parser.add_argument("--json", action="store_true", help="print JSON, one line per path")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print JSON, one line per path (docs/schema/audit.json)",
+    )
     parser.add_argument(
         "--format", choices=("text", "github"), default="text", help="github: annotations"
     )

@@ -71,7 +71,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "then run the kernels on it.",
         epilog=EPILOG,
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/schema/doctor.json)")
     parser.add_argument("--strict", action="store_true", help="warnings count as failures")
     parser.add_argument("--no-selftest", action="store_true", help="do not run the kernels")
     parser.add_argument(

@@ -71,7 +71,9 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="S",
         help="seconds that one GPU may take (default: %(default)g)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON (docs/schema/selftest.json)"
+    )
     parser.set_defaults(run=run)
 
 
