@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TEXTS: Final = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md")
-HELP_COLUMNS: Final = "100"
+HELP_COLUMNS: Final = "88"
 
 INDEX: Final = """\
 # flash_dist
@@ -147,13 +147,11 @@ def write_findings() -> Iterator[str]:
 def write_exit_statuses() -> Iterator[str]:
     """Say what each exit status means, from the end of each help."""
     yield "# Exit statuses\n"
+    yield "| subcommand | 0 | 1 | 2 | 3 |\n|---|---|---|---|---|"
     for name in SUBCOMMANDS:
-        epilog = import_module(f"flash_dist.cli.{name}").EPILOG
-        yield f"## {name}\n\n| status | meaning |\n|---|---|"
-        for status, meaning in read_exit_statuses(epilog):
-            yield f"| {status} | {meaning} |"
-        yield ""
-    yield "## Every subcommand\n\n| status | meaning |\n|---|---|"
+        told = dict(read_exit_statuses(import_module(f"flash_dist.cli.{name}").EPILOG))
+        yield f"| {name} | {' | '.join(told.get(status, '') for status in range(4))} |"
+    yield "\nEvery subcommand, beside these:\n\n| status | meaning |\n|---|---|"
     yield "| 2 | wrong usage, an input that cannot be read, an output that cannot be written |"
     yield f"| {EXIT_INTERRUPTED} | interrupted (Ctrl-C) |"
     yield f"| {EXIT_CLOSED_PIPE} | whoever read the output went away |\n"

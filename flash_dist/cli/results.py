@@ -87,7 +87,9 @@ def layout_result(result: CheckResult, width: int | None) -> Iterator[str]:
 
 
 def _describe_fix(result: CheckResult) -> Iterator[str]:
-    """Say what to do, and where more of it stands."""
+    """Say what to do, and where more of it stands: what is well without a fix needs no more."""
+    if result.status == "ok" and not result.fix:
+        return
     parts = [f"fix: {result.fix}" if result.fix else "", hint_for(result.id)]
     if any(parts):
         yield " ".join(part for part in parts if part)

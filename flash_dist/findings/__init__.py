@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Final
 from .driver import DRIVER
 from .entry import Entry
 from .gpus import GPUS
+from .host import HOST
 from .install import INSTALL
 from .libraries import LIBRARIES
+from .loading import LOADING
 from .messages import MESSAGES
 from .proofs import PROOFS
 
@@ -25,7 +27,9 @@ __all__ = ["FINDINGS", "SUBJECTS", "Entry", "find", "hint_for", "page_of", "sugg
 
 SUBJECTS: Final[tuple[tuple[str, Mapping[str, Entry]], ...]] = (
     ("The install", INSTALL),
+    ("Loading", LOADING),
     ("The driver and its variables", DRIVER),
+    ("Containers, WSL, MIG, hidden GPUs and the JIT's cache", HOST),
     ("GPUs and this build", GPUS),
     ("Libraries of others", LIBRARIES),
     ("The selftest", PROOFS),

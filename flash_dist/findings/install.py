@@ -1,4 +1,4 @@
-"""Ids of what is installed: system, torch, files, build, loading."""
+"""Ids of what is installed: system, torch, files, build."""
 
 from __future__ import annotations
 
@@ -103,63 +103,6 @@ INSTALL: Final[Mapping[str, Entry]] = {
         "Manifest and library come from different builds, or one of them was changed.",
         "Install the wheel again. `python -m flash_dist audit WHEEL` says whether the wheel "
         "itself is at fault.",
-    ),
-    "extension-absent": Entry(
-        "There is nothing to load",
-        "No compiled library was found, so loading it was not tried.",
-        "The finding on the build says what is missing.",
-    ),
-    "extension-needs-torch": Entry(
-        "The extension was not tried: torch is absent",
-        "The library of kernels loads by itself. The extension with the operators needs torch, "
-        "which is not installed.",
-        "Install torch, then run doctor again.",
-    ),
-    "kernels-failed": Entry(
-        "The library of kernels does not load",
-        "The dynamic loader refused `libflash_dist_kernels.so`; its message names the cause: a "
-        "library or a version of one that is absent, or a file of another architecture.",
-        "Install the wheel again. `GLIBC_2.x not found` means that the system is older than the "
-        "one that the wheel was built on: use a newer one, or build the wheel here.",
-    ),
-    "kernels-crashed": Entry(
-        "Loading the library of kernels crashed its process",
-        "A process that did nothing but load the library died. Most often the file is damaged, "
-        "or a library that LD_PRELOAD or LD_LIBRARY_PATH names takes the place of the right one.",
-        "`unset LD_PRELOAD LD_LIBRARY_PATH` and try again, then install the wheel again.",
-    ),
-    "torch-failed": Entry(
-        "torch cannot be imported",
-        "The library of kernels loads, `import torch` does not. The message is torch's own: "
-        "often a CUDA library of another version on LD_LIBRARY_PATH, or a broken install.",
-        "`python -c 'import torch'` shows the whole message. `unset LD_LIBRARY_PATH` helps where "
-        "a system-wide CUDA stands in front of torch's; otherwise reinstall torch.",
-    ),
-    "torch-crashed": Entry(
-        "Importing torch crashed its process",
-        "The process died inside `import torch`, before anything of this package was loaded.",
-        "Reinstall torch. On an old processor look whether it has the instructions that torch is "
-        "compiled for (AVX2): `grep -c avx2 /proc/cpuinfo`.",
-    ),
-    "extension-failed": Entry(
-        "The extension does not load",
-        "torch imports, and the loader refuses `_C.abi3.so`, most often because of a symbol that "
-        "this torch does not have, or a library that is absent.",
-        "Install the wheel again, then look at the finding on torch's version. "
-        "`python -m flash_dist doctor --explain MESSAGE` says what a loader's message means.",
-    ),
-    "extension-crashed": Entry(
-        "Loading the extension crashed its process",
-        "The process died while it registered the operators. Two copies of the extension, or one "
-        "that was compiled for another torch, can do that.",
-        "Look for a second copy (`install-twice`), and install the wheel again.",
-    ),
-    "child-crashed": Entry(
-        "The process that tries the loading did not start",
-        "doctor starts a second Python to load the libraries, where a crash does no harm. It ended "
-        "before it reported anything: out of memory, a limit on processes, or a Python that does "
-        "not start.",
-        "`python -m flash_dist.loading --report /dev/stdout` shows what happens.",
     ),
     "check-crashed": Entry(
         "A check of doctor itself crashed",

@@ -21,7 +21,15 @@ if TYPE_CHECKING:
 PACKAGE = Path(__file__).parents[2] / "flash_dist"
 
 # The calls that carry an id: its place among the positional arguments, 0 for the first.
-CARRIERS = {"CheckResult": 5, "Finding": 0, "Explanation": 0, "replace": None}
+CARRIERS = {
+    "CheckResult": 5,
+    "Finding": 0,
+    "Explanation": 0,
+    "Cause": 0,
+    "CacheProblem": 0,
+    "_fail": 2,
+    "replace": None,
+}
 
 # An id that is computed: the expression as it stands in the source, and all it can become.
 COMPUTED = {
@@ -40,6 +48,7 @@ COMPUTED = {
     "verdict.cause": (
         "driver-too-old",
         "hardware-too-old",
+        "jit-compiler-absent",
         "jit-variable",
         "no-kernels",
         "no-matching-code",
@@ -48,6 +57,50 @@ COMPUTED = {
     "report.findings[0].id": (),  # of a Finding, found where that is made
     "str(event['id'])": ("selftest-bits-differ", "selftest-values-differ"),
     "message.strip()": (),  # the id that was asked about
+    "DIFFERS": ("load-prediction-differs",),
+    # Of a Cause, a CacheProblem or a prediction, found where that is made:
+    "cause.id": (),
+    "problem.id": (),
+    "replaced[0][2].id": (),
+    "predicted.id or result.id": (),
+    "loading.id or f'{loading.stage}-failed'": (),
+}
+
+# Entries that were written before the checks that report them.
+COMING = {
+    "capabilities-without-compute",
+    "container-without-gpu",
+    "cuda-compat",
+    "cuda-compat-older",
+    "cuda-compat-refused",
+    "device-files-missing",
+    "device-permission",
+    "driver-module-mismatch",
+    "glibc-too-old",
+    "gpu-hidden",
+    "gpu-not-shown",
+    "gpu-order",
+    "jit-cache-disabled",
+    "jit-cache-full",
+    "jit-cache-homeless",
+    "jit-cache-read-only",
+    "jit-cache-small",
+    "libcuda-missing",
+    "libcuda-not-on-path",
+    "library-missing",
+    "library-too-old",
+    "libstdcxx-too-old",
+    "load-prediction-differs",
+    "loading-unknown",
+    "mig",
+    "mig-without-instance",
+    "python-abi",
+    "torch-claim-differs",
+    "torch-symbol-missing",
+    "visible-devices-invalid",
+    "wrong-architecture",
+    "wsl-linux-driver",
+    "wsl-without-driver",
 }
 
 ENTRIES = [pytest.param(name, id=name) for name in FINDINGS]
@@ -93,7 +146,7 @@ def test_every_id_of_the_source_has_an_entry() -> None:
 
 
 def test_every_entry_is_an_id_of_the_source() -> None:
-    assert set(FINDINGS) - set(used_ids()) == set()
+    assert set(FINDINGS) - set(used_ids()) == COMING
 
 
 def test_an_id_stands_in_one_subject_only() -> None:
@@ -151,5 +204,7 @@ def test_a_result_without_a_fix_names_its_page_too() -> None:
 
 
 def test_a_good_result_and_an_unknown_id_name_none() -> None:
+    shown = CheckResult("compat", "ok", "in use", id="driver-too-old")
+    assert len(list(layout_result(shown, None))) == 1
     assert len(list(layout_result(CheckResult("torch", "ok", "torch 2.11.0"), None))) == 1
     assert (find("no-such-id"), page_of("no-such-id"), hint_for("no-such-id")) == (None, None, "")
