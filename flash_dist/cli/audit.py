@@ -102,6 +102,8 @@ def run(args: argparse.Namespace) -> int:
             print_audit(console, release.own, kernels=args.kernels)
         else:
             print_release(console, release)
+        if not args.json and args.format == "text":
+            print_ids(console, release)
     return int(not passed)
 
 
@@ -109,6 +111,14 @@ def escape(text: str) -> str:
     """Write a message so that GitHub takes it as one (its toolkit's command.ts)."""
     escaped = printable(text).replace("%", "%25")
     return escaped.replace("\r", "%0D").replace("\n", "%0A")
+
+
+def print_ids(console: Console, release: Release) -> None:
+    """Name the commands that say more of what was found, each once."""
+    names = dict.fromkeys(problem.id for problem in release.problems)
+    if names:
+        commands = ", ".join(f"`doctor --explain {name}`" for name in names)
+        console.print(f"(more: {commands})", soft_wrap=True)
 
 
 def print_release(console: Console, release: Release) -> None:

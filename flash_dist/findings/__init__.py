@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING, Final
 
+from .audits import AUDITS
 from .driver import DRIVER
 from .entry import Entry
 from .gpus import GPUS
@@ -33,6 +34,7 @@ SUBJECTS: Final[tuple[tuple[str, Mapping[str, Entry]], ...]] = (
     ("GPUs and this build", GPUS),
     ("Libraries of others", LIBRARIES),
     ("The selftest", PROOFS),
+    ("Audits", AUDITS),
     ("Error messages", MESSAGES),
 )
 

@@ -28,6 +28,8 @@ CARRIERS = {
     "Cause": 0,
     "CacheProblem": 0,
     "_fail": 2,
+    "Problem": 0,
+    "label": 0,
     "replace": None,
 }
 
@@ -60,6 +62,7 @@ COMPUTED = {
     "DIFFERS": ("load-prediction-differs",),
     # Of a Cause, a CacheProblem or a prediction, found where that is made:
     "cause.id": (),
+    "name": (),
     "problem.id": (),
     "replaced[0][2].id": (),
     "predicted.id or result.id": (),
