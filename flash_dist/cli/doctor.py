@@ -27,7 +27,7 @@ from flash_dist.result import EXIT_FINE, EXIT_NOTHING_CHECKED
 from flash_dist.selftest import DEFAULT_RUNS, check_selftest, find_surprises, run_selftest
 from flash_dist.verdict import name_size
 
-from .report import add_report_option, write_report
+from .report_page import add_report_option, write_report
 from .results import make_console, print_result, working
 from .text import add_subcommand, complain, printable
 

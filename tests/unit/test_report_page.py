@@ -19,7 +19,7 @@ from flash_dist.environment import Loading, Torch
 from flash_dist.findings import FINDINGS
 from flash_dist.install_files import InstallFiles
 from flash_dist.nvidia import Cuda, Gpu
-from flash_dist.report import Redaction, make_page, redaction_of_this_machine
+from flash_dist.report_page import Redaction, make_page, redaction_of_this_machine
 from flash_dist.selftest import check_selftest, judge_outcome
 from tests.unit.builds import ALL, HOPPER, make_environment, make_what_if
 from tests.unit.fatbin_builder import SASS, Kernel, container, cubin, entry, library

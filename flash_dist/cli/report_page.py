@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import flash_dist
 from flash_dist.errors import UsageError
-from flash_dist.report import make_page, redaction_of_this_machine
+from flash_dist.report_page import make_page, redaction_of_this_machine
 
 from .text import complain, printable
 
