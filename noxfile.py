@@ -193,6 +193,14 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """Build dist/docs, an HTML site that needs no network, and check its links."""
+    install(session, "docs", "runtime")
+    session.run("python", "-m", "ci.docs", "dist/docs")
+    session.log(f"open {ROOT / 'dist' / 'docs' / 'index.html'}")
+
+
+@nox.session
 def zipapp(session: nox.Session) -> None:
     """Build dist/flash_dist.pyz: inspect, audit and doctor's what-if in one file, without torch."""
     session.install("tomli; python_version < '3.11'")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from .contents import BINDING, KERNELS, Image, WheelContents, read_contents
+from .problem import Problem, label
 
 if TYPE_CHECKING:
     import os
@@ -47,7 +48,7 @@ class AuditResult:
 
     contents: WheelContents
     budget_bytes: int | None
-    problems: tuple[str, ...]
+    problems: tuple[Problem, ...]
 
     def __bool__(self) -> bool:
         return not self.problems
@@ -71,6 +72,7 @@ class AuditResult:
             "targets": [vars(size) for size in self.target_sizes()],
             "kernels": [kernel.to_json() for kernel in self.contents.kernels],
             "problems": list(self.problems),
+            "findings": [problem.to_json() for problem in self.problems],
         }
 
 
@@ -89,22 +91,24 @@ def audit_wheel(path: str | os.PathLike[str], *, budget_bytes: int | None = None
 
 def audit_contents(contents: WheelContents, *, budget_bytes: int | None = None) -> AuditResult:
     """Judge what was read."""
+    unclear = (f"the fat binary is not fully understood: {text}" for text in contents.warnings)
     problems = [
-        *(f"the fat binary is not fully understood: {text}" for text in contents.warnings),
-        *_name_problems(contents),
-        *_declared_problems(contents.manifest),
-        *_embedded_problems(contents),
-        *_resource_problems(contents),
-        *_image_problems(contents),
-        *_linkage_problems(contents),
+        *label("audit-not-understood", unclear),
+        *label("audit-wheel-name", _name_problems(contents)),
+        *label("audit-manifest", _declared_problems(contents.manifest)),
+        *label("audit-embedded-differs", _embedded_problems(contents)),
+        *label("audit-resources-differ", _resource_problems(contents)),
+        *label("audit-image-unexpected", _image_problems(contents)),
+        *label("audit-linkage", _linkage_problems(contents)),
     ]
     if budget_bytes is not None and contents.size > budget_bytes:
-        problems.append(f"the wheel has {contents.size:,} bytes, the budget is {budget_bytes:,}")
+        sentence = f"the wheel has {contents.size:,} bytes, the budget is {budget_bytes:,}"
+        problems.append(Problem("audit-too-large", sentence))
     return AuditResult(contents, budget_bytes, tuple(problems))
 
 
 def _name_problems(contents: WheelContents) -> Iterator[str]:
-    """File name, METADATA and manifest tell one version; nobody slipped a library in."""
+    """File name, METADATA and manifest tell one version."""
     manifest = contents.manifest
     try:
         _, version, _, tags = parse_wheel_filename(contents.file_name)
@@ -120,8 +124,6 @@ def _name_problems(contents: WheelContents) -> Iterator[str]:
     for tag in tags:
         if (tag.interpreter, tag.abi) != ("cp310", "abi3") or "manylinux_2_" not in tag.platform:
             yield f"the tag is {tag}, expected cp310-abi3-manylinux_2_*"
-    for name in sorted(set(contents.libraries) - {KERNELS, BINDING}):
-        yield f"`{name}` is a library that nobody declared"
 
 
 def _declared_problems(manifest: Manifest) -> Iterator[str]:
@@ -188,7 +190,9 @@ def _image_problems(contents: WheelContents) -> Iterator[str]:
 
 
 def _linkage_problems(contents: WheelContents) -> Iterator[str]:
-    """Both libraries need what is designed, nothing else, and search nowhere else for it."""
+    """Both libraries need what is designed, and nobody slipped another one in."""
+    for name in sorted(set(contents.libraries) - {KERNELS, BINDING}):
+        yield f"`{name}` is a library that nobody declared"
     for name, dynamic in contents.linkage.items():
         own, path = (BINDING_NEEDS, ("$ORIGIN",)) if name == BINDING else (frozenset[str](), ())
         needed = set(dynamic.needed)

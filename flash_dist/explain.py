@@ -1,4 +1,4 @@
-"""What an error message about GPU code means, and what to do: for messages that users paste.
+"""What an error message about GPU code, or the id of a finding, means, and what to do.
 
 Sources: CUDA runtime API, "Data types used by CUDA Runtime" (error texts and numbers); xformers and
 CUTLASS (the texts that their stubs print); the dynamic loader of glibc.
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from .demangle import demangle
+from .findings import find, page_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,11 +36,15 @@ class Explanation:
             "summary": self.summary,
             "details": list(self.details),
             "steps": list(self.steps),
+            "docs": page_of(self.id),
         }
 
 
 def explain(message: str) -> Explanation | None:
-    """Return what is known of a message, None if nothing is."""
+    """Return what is known of a message, or of the id of a finding; None if nothing is."""
+    entry = find(message.strip())
+    if entry is not None:
+        return Explanation(message.strip(), entry.title, (entry.meaning,), (entry.remedy,))
     for pattern, known in _KNOWN:
         match = pattern.search(message)
         if match is not None:

@@ -9,6 +9,7 @@ from .audit import AuditResult, audit_wheel
 from .contents import MANIFEST
 from .inspection import Choice, Inspection, inspect_libraries, sizes_by_target
 from .libraries import open_libraries
+from .problem import Problem, label
 from .requirements import Requirements, find_losses, find_shortfalls
 from .wheel import open_wheel
 
@@ -24,7 +25,7 @@ class Release:
 
     path: str
     inspections: tuple[Inspection, ...]
-    problems: tuple[str, ...]
+    problems: tuple[Problem, ...]
     own: AuditResult | None = None  # of a wheel of this package, with all problems
 
     def __bool__(self) -> bool:
@@ -54,6 +55,7 @@ class Release:
                 for one in self.inspections
             ],
             "problems": list(self.problems),
+            "findings": [problem.to_json() for problem in self.problems],
         }
 
 
@@ -82,7 +84,7 @@ def audit_release(
         new = inspections
         if level != "kernels":
             new, _ = inspect_libraries(open_libraries(path), kernels)
-        problems += find_losses(old, new)
+        problems += label("audit-lost", find_losses(old, new))
     if not is_own_wheel(path):
         return Release(str(path), tuple(inspections), tuple(problems))
     result = audit_wheel(path)

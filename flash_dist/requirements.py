@@ -14,6 +14,7 @@ from .compatibility import judge
 from .coverage import REAL
 from .devices import Device
 from .differences import find_differences
+from .problem import Problem, label, within
 
 if TYPE_CHECKING:
     import re
@@ -52,7 +53,7 @@ def find_shortfalls(
     unread: Sequence[Unread] = (),
     *,
     size: int | None = None,
-) -> tuple[str, ...]:
+) -> tuple[Problem, ...]:
     """Say in sentences what is missing or too much.
 
     Args:
@@ -61,32 +62,35 @@ def find_shortfalls(
         unread: What could not be read.
         size: Bytes of the file that is released, None for a folder.
     """
-    found = [f"{one.name} cannot be read: {one.reason}" for one in unread]
+    unreadable = (f"{one.name} cannot be read: {one.reason}" for one in unread)
+    found = list(label("audit-unread", unreadable))
     coded = [one for one in inspections if one.report.entries]
     if not coded:
-        found.append("no GPU code for NVIDIA inside")
+        found.append(Problem("audit-no-gpu-code", "no GPU code for NVIDIA inside"))
     for one in inspections:
-        found += (f"{one.name}: {warning}" for warning in one.warnings)
+        found += within(one.name, label("audit-not-understood", one.warnings))
     for one in coded:
-        found += (f"{one.name}: {text}" for text in _library_shortfalls(requirements, one))
-    found += _absent_kernels(requirements.kernels, coded)
+        found += within(one.name, _library_shortfalls(requirements, one))
+    found += label("audit-kernel-absent", _absent_kernels(requirements.kernels, coded))
     if size is not None and requirements.max_bytes is not None and size > requirements.max_bytes:
-        found.append(f"the file has {size:,} bytes, allowed are {requirements.max_bytes:,}")
+        sentence = f"the file has {size:,} bytes, allowed are {requirements.max_bytes:,}"
+        found.append(Problem("audit-too-large", sentence))
     return tuple(found)
 
 
-def _library_shortfalls(requirements: Requirements, inspection: Inspection) -> Iterator[str]:
+def _library_shortfalls(requirements: Requirements, inspection: Inspection) -> Iterator[Problem]:
     present = set(inspection.report.archs)
     for arch in requirements.archs:
         if arch not in present:
-            yield f"no code for {arch}, which is required"
+            yield Problem("audit-target-missing", f"no code for {arch}, which is required")
     if requirements.forbid_extra:
         for arch in sorted(present - set(requirements.archs)):
-            yield f"code for {arch}, which is not required"
+            yield Problem("audit-target-extra", f"code for {arch}, which is not required")
     if requirements.min_driver is not None:
-        yield from _driver_shortfalls(requirements.min_driver, inspection.report.entries)
+        entries = inspection.report.entries
+        yield from label("audit-min-driver", _driver_shortfalls(requirements.min_driver, entries))
     rows = inspection.coverage.rows if inspection.coverage is not None else ()
-    yield from _kernel_shortfalls(requirements, rows)
+    yield from label("audit-kernel-not-real", _kernel_shortfalls(requirements, rows))
 
 
 def _driver_shortfalls(driver: Driver, entries: Iterable[FatbinEntry]) -> Iterator[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from .findings import page_of
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -44,6 +46,7 @@ class CheckResult:
             "summary": self.summary,
             "details": list(self.details),
             "fix": self.fix or None,
+            "docs": page_of(self.id),
             "data": dict(self.data),
         }
 

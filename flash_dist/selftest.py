@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .child import Event, Outcome, run_child
 from .compatibility import jit_policy
+from .findings import page_of
 from .result import CheckResult
 from .verdict import name_size
 
@@ -46,6 +47,7 @@ class Finding:
             "summary": self.summary,
             "details": list(self.details),
             "difference": self.difference,
+            "docs": page_of(self.id),
         }
 
 

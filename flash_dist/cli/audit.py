@@ -70,7 +70,11 @@ def add_parser(subparsers: Subparsers) -> None:
         "--baseline", metavar="PATH", help="an older release: no target and kernel of it is gone"
     )
     parser.add_argument("--kernels", action="store_true", help="list the size of every variant")
-    parser.add_argument("--json", action="store_true", help="print JSON, one line per path")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print JSON, one line per path (docs/schema/audit.json)",
+    )
     parser.add_argument(
         "--format", choices=("text", "github"), default="text", help="github: annotations"
     )
@@ -100,6 +104,8 @@ def run(args: argparse.Namespace) -> int:
             print_audit(console, release.own, kernels=args.kernels or args.verbose)
         else:
             print_release(console, release)
+        if not args.json and not args.quiet and args.format == "text":
+            print_ids(console, release)
     if args.quiet and not args.json and args.format == "text":
         print(f"{passed} of {count(len(args.paths), 'release')} passed")
     return int(passed < len(args.paths))
@@ -115,6 +121,14 @@ def print_problems(console: Console, release: Release) -> None:
     """Print only what is wrong with a release."""
     for problem in release.problems:
         console.print(f"[fail]  {printable(f'{release.path}: {problem}')}", soft_wrap=True)
+
+
+def print_ids(console: Console, release: Release) -> None:
+    """Name the commands that say more of what was found, each once."""
+    names = dict.fromkeys(problem.id for problem in release.problems)
+    if names:
+        commands = ", ".join(f"`doctor --explain {name}`" for name in names)
+        console.print(f"(more: {commands})", soft_wrap=True)
 
 
 def print_release(console: Console, release: Release) -> None:

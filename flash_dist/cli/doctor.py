@@ -19,6 +19,7 @@ from flash_dist.environment import (
 )
 from flash_dist.errors import UsageError, wrong_usage
 from flash_dist.explain import explain
+from flash_dist.findings import suggest
 from flash_dist.installed import Installed
 from flash_dist.libraries import open_libraries, package_libraries
 from flash_dist.library_checks import examine_libraries
@@ -29,6 +30,7 @@ from flash_dist.selftest import DEFAULT_RUNS, DEFAULT_TIMEOUT
 
 from .fleet import LAUNCHER, run_fleet
 from .progress import downloading
+from .report_page import add_report_option, write_report
 from .results import is_shown, make_console, print_result, working
 from .selftest import parse_runs
 from .text import add_subcommand, complain, printable
@@ -49,6 +51,7 @@ examples:
   python -m flash_dist doctor --gpu 7.5,8.6 --driver 535
   python -m flash_dist doctor --only driver,gpu --devices 0,2
   python -m flash_dist doctor --package xformers --gpu 7.5,8.6
+  python -m flash_dist doctor --report report.html
   python -m flash_dist doctor --explain "device kernel image is invalid"
   torchrun --nproc-per-node=gpu -m flash_dist doctor --fleet --rounds 10
 
@@ -75,7 +78,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "then run the kernels on it.",
         epilog=EPILOG,
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/schema/doctor.json)")
     parser.add_argument("--strict", action="store_true", help="warnings count as failures")
     parser.add_argument("--no-selftest", action="store_true", help="do not run the kernels")
     parser.add_argument(
@@ -130,8 +133,11 @@ def add_parser(subparsers: Subparsers) -> None:
         help="judge a wheel, library or folder before it is installed, ours or anybody's: a path, "
         "the address of a file, or that of an index page, of which the wheel that fits best is",
     )
+    add_report_option(parser)
     parser.add_argument(
-        "--explain", metavar="MESSAGE", help="say what an error message about GPU code means"
+        "--explain",
+        metavar="TEXT",
+        help="say what an error message about GPU code, or the id of a finding, means",
     )
     parser.add_argument(
         "--runs",
@@ -246,11 +252,14 @@ def choose_checks(args: argparse.Namespace) -> CheckChoice:
 
 
 def run_explain(message: str, *, as_json: bool) -> int:
-    """Explain a message; one that is not known is nothing that could be checked."""
+    """Explain a message or an id; one that is not known is nothing that could be checked."""
     explanation = explain(message)
     if explanation is None:
         shown = message if len(message) <= _SHOWN_MESSAGE else f"{message[:_SHOWN_MESSAGE]}..."
         complain(f"this message is not known: {printable(shown)}")
+        meant = suggest(message)
+        if meant is not None:
+            complain(f"\nhint: the id `{meant}` is known")
         return EXIT_NOTHING_CHECKED
     if as_json:
         print(json.dumps(explanation.to_json(), indent=2))
@@ -294,8 +303,11 @@ def _report(
 ) -> int:
     examination = Examination(environment, tuple(_show(results, args)), choice)
     code = examination.exit_code(strict=args.strict)
+    document = examination.to_json(strict=args.strict) if args.json or args.report else {}
+    if args.report:
+        write_report(args.report, document)
     if args.json:
-        print(json.dumps(examination.to_json(strict=args.strict), indent=2))
+        print(json.dumps(document, indent=2))
     else:
         make_console().print(f"{'' if args.quiet else chr(10)}{describe_end(examination, code)}")
     return code

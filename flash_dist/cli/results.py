@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from flash_dist.findings import hint_for
+
 from .progress import working
 from .text import printable
 
@@ -82,10 +84,18 @@ def layout_result(result: CheckResult, width: int | None) -> Iterator[str]:
     yield head + first
     for line in rest:
         yield " " * _TEXT_COLUMN + line
-    details = [*result.details, *([f"fix: {result.fix}"] if result.fix else [])]
-    for detail in details:
+    for detail in (*result.details, *_describe_fix(result)):
         for line in _wrap(detail, width):
             yield " " * _TEXT_COLUMN + line
+
+
+def _describe_fix(result: CheckResult) -> Iterator[str]:
+    """Say what to do, and where more of it stands: what is well without a fix needs no more."""
+    if result.status == "ok" and not result.fix:
+        return
+    parts = [f"fix: {result.fix}" if result.fix else "", hint_for(result.id)]
+    if any(parts):
+        yield " ".join(part for part in parts if part)
 
 
 def _wrap(text: str, width: int | None) -> list[str]:

@@ -86,7 +86,9 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--record", type=Path, metavar="FILE", help="put the fingerprints of these GPUs into FILE"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON (docs/schema/selftest.json)"
+    )
     parser.set_defaults(run=run)
 
 

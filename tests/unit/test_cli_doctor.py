@@ -117,11 +117,11 @@ def test_a_whole_machine_with_its_selftest(
     assert "SIGABRT (odd)" in text
 
 
-def report_good(device: str, *, runs: int, timeout: float, **_: object) -> SelftestReport:
+def report_good(device: str, *, runs: int, timeout: float = 1.0, **_: object) -> SelftestReport:
     return judge_outcome(device, runs, Outcome("done", events=DONE, seconds=timeout))
 
 
-def report_crash(device: str, *, runs: int, timeout: float, **_: object) -> SelftestReport:
+def report_crash(device: str, *, runs: int, timeout: float = 1.0, **_: object) -> SelftestReport:
     outcome = Outcome("signal", "SIGABRT", DONE[:1], ("FATAL",), timeout)
     return judge_outcome(device, runs, outcome)
 
@@ -172,7 +172,8 @@ def test_selftest_without_torch_fails_in_words(
     text = capsys.readouterr().out
     assert text == (
         "[fail]  selftest    not run: torch is not installed\n"
-        "                    fix: `pip install 'torch>=2.10'`\n"
+        "                    fix: `pip install 'torch>=2.10'` "
+        "(more: `doctor --explain torch-absent`)\n"
     )
     assert main(["selftest", "--device", "cpu", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["ids"] == ["torch-absent"]

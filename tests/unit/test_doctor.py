@@ -346,7 +346,7 @@ def test_the_json_holds_everything_and_is_versioned() -> None:
     assert data["environment"]["cuda"]["driver_release"] == "580.65.06"
     ampere = next(check for check in data["checks"] if check["name"] == "gpu 1")
     assert set(ampere) == {
-        "name", "status", "id", "gpu", "summary", "details", "fix", "data",
+        "name", "status", "id", "gpu", "summary", "details", "fix", "docs", "data",
     }  # fmt: skip
     assert ampere["data"]["how"] == "jit"
     assert ampere["data"]["missing_dtypes"] == ["bf16"]

@@ -9,10 +9,16 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
+from flash_dist.cli import make_parser
 from tests.unit.fatbin_builder import PTX, SASS, Kernel, container, cubin, entry, library, ptx
+
+if TYPE_CHECKING:
+    import argparse
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -105,3 +111,48 @@ def test_what_if_and_comparison_answer(project: Path) -> None:
     shutil.copy(wheel, project / "new.whl")
     done = run(project, block("sh", "--diff").strip())
     assert "removed: compute_90a in pkg/kernels.so" in done.stdout
+
+
+def accept(command: list[str]) -> argparse.Namespace:
+    """Let our own parser read a command; it raises UsageError for what it does not know."""
+    assert command[:3] == ["python", "-m", "flash_dist"]
+    return make_parser().parse_args(command[3:])
+
+
+def test_the_gate_keeps_its_page_when_it_fails() -> None:
+    doctor, upload = yaml.safe_load(block("yaml", "upload-artifact"))
+    args = accept(shlex.split(doctor["run"]))
+    assert args.strict
+    assert upload["if"] == "always()"
+    assert upload["with"]["path"] == str(args.report)
+
+
+def test_the_container_is_unhealthy_for_every_status_but_0() -> None:
+    text = block("dockerfile", "HEALTHCHECK").replace("\\\n", " ")
+    instructions = [line.split(maxsplit=1) for line in text.splitlines()]
+    assert {name for name, _ in instructions} == {"FROM", "COPY", "RUN", "ENV", "HEALTHCHECK"}
+    check = next(rest for name, rest in instructions if name == "HEALTHCHECK")
+    options, _, command = check.partition("CMD ")
+    assert all(re.fullmatch(r"--[a-z-]+=\d+[ms]?", option) for option in options.split())
+    command, _, otherwise = command.partition(" || ")
+    assert otherwise == "exit 1"
+    assert accept(shlex.split(command)).no_selftest
+
+
+def test_the_init_container_has_the_gpus_of_the_program() -> None:
+    pod = yaml.safe_load(block("yaml", "kind: Pod"))
+    (doctor,), (program,) = pod["spec"]["initContainers"], pod["spec"]["containers"]
+    assert doctor["resources"] == program["resources"]
+    assert doctor["image"] == program["image"]
+    args = accept(doctor["command"])
+    assert not args.no_selftest
+    assert args.gpu is None
+
+
+def test_what_is_carried_to_a_machine_without_network_is_installed_from_there_alone() -> None:
+    download = shlex.split(block("sh", "pip download"))
+    install, doctor = block("sh", "--no-index").splitlines()
+    folder = download[download.index("--dest") + 1]
+    assert shlex.split(install)[-3:] == ["--find-links", folder, "flash_dist"]
+    assert "--no-index" in install
+    accept(shlex.split(doctor))

@@ -196,6 +196,22 @@ def test_json_and_annotations_say_the_same(lib: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == f"::error file={lib}::{problem}\n"
 
 
+def test_what_falls_short_has_an_id_that_is_named_once(
+    lib: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["audit", str(lib), "--require", "8.6;12.0", "--max-size", "10"]
+    assert main(argv) == 1
+    out = capsys.readouterr().out
+    assert out.count("[fail]") == 3
+    commands = "`doctor --explain audit-target-missing`, `doctor --explain audit-too-large`"
+    assert out.endswith(f"\n(more: {commands})\n")
+    assert main([*argv, "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert [one["summary"] for one in document["findings"]] == document["problems"]
+    assert document["findings"][-1]["id"] == "audit-too-large"
+    assert document["findings"][-1]["docs"] == "findings.html#audit-too-large"
+
+
 def test_what_passes_says_so(lib: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit", str(lib)]) == 0
     out = capsys.readouterr().out

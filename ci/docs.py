@@ -1,0 +1,237 @@
+"""Build the documentation, an HTML site that needs no network: `python -m ci.docs dist/docs`.
+
+Its pages are docs/*.md and the other texts of the tree, docstrings, the help of every subcommand,
+and what is data elsewhere: findings, exit statuses, schemas. A warning of Sphinx, a link that
+leads nowhere and a file from the network are errors.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote, urlsplit
+
+from ci.docstrings import describe_public_names
+from ci.project import ROOT
+from flash_dist.cli import EXIT_CLOSED_PIPE, EXIT_INTERRUPTED, SUBCOMMANDS, make_parser
+from flash_dist.errors import FlashDistError
+from flash_dist.findings import SUBJECTS
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+TEXTS: Final = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md")
+HELP_COLUMNS: Final = "88"
+
+INDEX: Final = """\
+# flash_dist
+
+```{toctree}
+:caption: Guide
+:hidden:
+Overview <README>
+docs/recipes
+docs/masks
+docs/memory
+docs/debugging
+```
+
+```{toctree}
+:caption: Reference
+:hidden:
+api
+cli
+findings
+exit-statuses
+schemas
+```
+
+```{toctree}
+:caption: Project
+:hidden:
+CHANGELOG
+CONTRIBUTING
+Measurements <benchmarks/README>
+```
+
+Attention for torch on NVIDIA GPUs from Turing to Blackwell, and the tools that build, inspect and
+prove its wheels. The [overview](README.md) is the place to begin.
+
+- Something does not work: `python -m flash_dist doctor` says what; [findings](findings.md) what it
+  means and what to do.
+- In a pipeline, a container or Kubernetes, under WSL, on a machine without network:
+  [recipes](docs/recipes.md).
+- A program reads the answer: [exit statuses](exit-statuses.md) and [schemas](schemas.md).
+"""
+
+
+def build_docs(out: Path) -> None:
+    """Collect the sources, let Sphinx build them, and check the site."""
+    source = ROOT / "build" / "docs"
+    collect(source)
+    shutil.rmtree(out, ignore_errors=True)
+    options = ["-W", "--keep-going", "-q", "-b", "html", "-d", str(ROOT / "build" / "doctrees")]
+    subprocess.run([sys.executable, "-m", "sphinx", *options, str(source), str(out)], check=True)
+    problems = list(check_site(out))
+    if problems:
+        raise FlashDistError("\n".join(problems))
+
+
+def collect(source: Path) -> None:
+    """Lay out what Sphinx reads as it lies in the tree, so that links between texts hold."""
+    shutil.rmtree(source, ignore_errors=True)
+    for name in TEXTS:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, source / name)
+    shutil.copytree(ROOT / "docs", source / "docs", ignore=shutil.ignore_patterns("conf.py", "__*"))
+    shutil.copy2(ROOT / "docs" / "conf.py", source)
+    pages = {
+        "index": INDEX,
+        "api": "\n".join(write_api()),
+        "cli": "\n".join(write_cli()),
+        "findings": "\n".join(write_findings()),
+        "exit-statuses": "\n".join(write_exit_statuses()),
+        "schemas": "\n".join(write_schemas()),
+    }
+    for name, text in pages.items():
+        (source / f"{name}.md").write_text(text, encoding="utf-8")
+
+
+def write_api() -> Iterator[str]:
+    """Document every public name from its docstring."""
+    yield "# Functions and classes\n"
+    yield "`import flash_dist` needs neither torch nor a GPU; the names load on first use.\n"
+    for name, description in describe_public_names():
+        yield f"## {name}\n\n```{{eval-rst}}\n{description}\n```\n"
+
+
+def write_cli() -> Iterator[str]:
+    """Print the help of every subcommand."""
+    os.environ["COLUMNS"] = HELP_COLUMNS
+    parser = make_parser()
+    yield "# Command line\n"
+    yield f"```text\n{parser.format_help()}```\n"
+    for name, subparser in find_subparsers(parser).items():
+        yield f"## {name}\n\n```text\n{subparser.format_help()}```\n"
+
+
+def find_subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return the parser of each subcommand, which argparse has no public name for."""
+    actions = (one for one in parser._actions if one.metavar == "SUBCOMMAND")  # noqa: SLF001
+    return dict(next(actions).choices or {})
+
+
+def write_findings() -> Iterator[str]:
+    """Explain every id."""
+    yield "# Findings\n"
+    yield (
+        "What doctor and selftest find has an id, which is stable. "
+        "`python -m flash_dist doctor --explain ID` says the same as this page; in the JSON `docs` "
+        "leads here.\n"
+    )
+    for subject, entries in SUBJECTS:
+        yield f"## {subject}\n"
+        for name, entry in entries.items():
+            yield f"({name})=\n### {entry.title}\n"
+            yield f"`{name}`\n\n{entry.meaning}\n\n**What to do:** {entry.remedy}\n"
+
+
+def write_exit_statuses() -> Iterator[str]:
+    """Say what each exit status means, from the end of each help."""
+    yield "# Exit statuses\n"
+    yield "| subcommand | 0 | 1 | 2 | 3 |\n|---|---|---|---|---|"
+    for name in SUBCOMMANDS:
+        told = dict(read_exit_statuses(import_module(f"flash_dist.cli.{name}").EPILOG))
+        yield f"| {name} | {' | '.join(told.get(status, '') for status in range(4))} |"
+    yield "\nEvery subcommand, beside these:\n\n| status | meaning |\n|---|---|"
+    yield "| 2 | wrong usage, an input that cannot be read, an output that cannot be written |"
+    yield f"| {EXIT_INTERRUPTED} | interrupted (Ctrl-C) |"
+    yield f"| {EXIT_CLOSED_PIPE} | whoever read the output went away |\n"
+
+
+def read_exit_statuses(epilog: str) -> list[tuple[int, str]]:
+    """Read `exit status: 0 no failure, 1 at least one` at the end of a help."""
+    told = " ".join(epilog.partition("exit status: ")[2].split())
+    parts = re.split(r", (?=\d+ )", told) if told else []
+    return [(int(part.partition(" ")[0]), part.partition(" ")[2]) for part in parts]
+
+
+def write_schemas() -> Iterator[str]:
+    """Show every schema of docs/schema."""
+    yield "# JSON schemas\n"
+    yield (
+        "`--json` prints one document with `version`. A later version of the package adds keys; a "
+        "change of meaning raises the number.\n"
+    )
+    for path in sorted((ROOT / "docs" / "schema").glob("*.json")):
+        yield f"## {path.stem}\n"
+        yield f"[{path.name}](docs/schema/{path.name})\n"
+        yield f"```json\n{path.read_text(encoding='utf-8').strip()}\n```\n"
+
+
+class Links(HTMLParser):
+    """What a page links to, loads, and can be linked at."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note what matters of an element."""
+        values = {name: value or "" for name, value in attrs}
+        self.ids |= {values[name] for name in ("id", "name") if name in values}
+        if tag == "a" and "href" in values:
+            self.links.append(values["href"])
+        elif tag in {"link", "script", "img", "iframe", "source"}:
+            self.loaded += [values[name] for name in ("href", "src") if name in values]
+
+
+def check_site(out: Path) -> Iterator[str]:
+    """Say which links lead nowhere, what comes from the network, which finding has no place."""
+    pages = {
+        path.resolve(): Links(path.read_text(encoding="utf-8"))
+        for path in sorted(out.rglob("*.html"))
+    }
+    for path, page in pages.items():
+        where = path.relative_to(out.resolve())
+        for link in page.loaded:
+            if urlsplit(link).netloc:
+                yield f"{where} loads {link}"
+        for link in (*page.links, *page.loaded):
+            problem = check_link(path, link, pages)
+            if problem:
+                yield f"{where} links to {link}, {problem}"
+    findings = pages[(out / "findings.html").resolve()]
+    for _, entries in SUBJECTS:
+        yield from (
+            f"findings.html has no place for {name}" for name in entries.keys() - findings.ids
+        )
+
+
+def check_link(page: Path, link: str, pages: dict[Path, Links]) -> str:
+    """Say what is wrong with a link inside of the site; of others nothing is known."""
+    parts = urlsplit(link)
+    if parts.scheme or parts.netloc:
+        return ""
+    target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+    if not target.is_file():
+        return "which is no file"
+    known = pages.get(target)
+    if parts.fragment and known is not None and unquote(parts.fragment) not in known.ids:
+        return "which has no such place"
+    return ""
+
+
+if __name__ == "__main__":
+    build_docs(Path(sys.argv[1]).resolve())

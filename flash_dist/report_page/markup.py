@@ -1,0 +1,45 @@
+"""HTML that is escaped by construction: a text becomes markup only through `element`."""
+
+from __future__ import annotations
+
+import html
+import re
+from typing import Final
+
+_CODE: Final = re.compile(r"`([^`\n]+)`")
+
+
+class Markup(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+def escape(text: str) -> Markup:
+    """Write a text that may hold anything, such as the name of a file, as itself."""
+    shown = "".join(
+        char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode()
+        for char in text
+    )
+    return Markup(html.escape(shown))
+
+
+def element(name: str, *children: str, **attributes: str) -> Markup:
+    """Return an element. Children that are no Markup are escaped; `_class` is written `class`."""
+    written = "".join(
+        f' {key.strip("_").replace("_", "-")}="{escape(value)}"'
+        for key, value in attributes.items()
+        if value
+    )
+    return Markup(f"<{name}{written}>{join(*children)}</{name}>")
+
+
+def join(*parts: str) -> Markup:
+    """Put markup and texts one after the other."""
+    return Markup("".join(part if isinstance(part, Markup) else escape(part) for part in parts))
+
+
+def prose(text: str) -> Markup:
+    """Return a sentence whose words in backticks are code."""
+    parts = _CODE.split(text)  # the odd ones stood in backticks
+    return join(*(element("code", part) if place % 2 else part for place, part in enumerate(parts)))

@@ -1,0 +1,188 @@
+"""The report's table of GPUs and kernels, or of GPUs and libraries, from what the checks found."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from flash_dist.verdict import name_size
+
+from .markup import Markup, element, join
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    Json = Mapping[str, Any]
+
+# how -> class of the style sheet, word, meaning
+HOWS: Final[Mapping[str, tuple[str, str, str]]] = {
+    "native": ("ok", "native", "machine code for this GPU"),
+    "family": ("ok", "family", "machine code for its family"),
+    "same-major": ("ok", "same major", "machine code for an older minor"),
+    "jit": ("jit", "JIT", "the driver compiles PTX at the first start"),
+    "unverified": ("warn", "unverified", "NVIDIA does not promise that it runs"),
+    "none": ("fail", "none", "no code that this GPU can load"),
+    "no": ("fail", "none", "no code that this GPU can load"),
+    "not-on-this-hardware": ("skip", "not on this GPU", "the GPU lacks the instructions"),
+}
+
+Cells = tuple[Markup, ...]
+
+
+def make_tables(checks: Sequence[Json], gpus: Sequence[Json]) -> Markup:
+    """Return the tables that these checks allow, nothing where no GPU was judged."""
+    judged = [check for check in checks if check["gpu"] is not None]
+    kernels = {check["gpu"]: check for check in judged if check["data"].get("kernels")}
+    libraries = [check for check in judged if check["data"].get("library")]
+    tables = []
+    if kernels:
+        tables += [element("h2", "GPUs and kernels"), _kernel_table(kernels, gpus)]
+    if libraries:
+        tables += [element("h2", "GPUs and libraries"), _library_table(libraries, gpus)]
+    return join(*tables)
+
+
+def _kernel_table(checks: Mapping[int, Json], gpus: Sequence[Json]) -> Markup:
+    groups: dict[tuple[str, str], dict[int, list[Json]]] = {}
+    for gpu, check in checks.items():
+        for kernel in check["data"]["kernels"]:
+            by_gpu = groups.setdefault((kernel["family"], kernel["dtype"]), {})
+            by_gpu.setdefault(gpu, []).append(kernel)
+    rows = {
+        key: {gpu: _kernel_cell(kernels) for gpu, kernels in by_gpu.items()}
+        for key, by_gpu in groups.items()
+    }
+    columns = _merge_columns(rows, list(checks), gpus)
+    merged: dict[tuple[str, Cells], list[str]] = {}
+    for (family, dtype), row in sorted(rows.items(), key=lambda item: _row_order(item[0])):
+        cells = tuple(row.get(column[0], Markup()) for column in columns)
+        merged.setdefault((family, cells), []).append(dtype)
+    body = [
+        _row(element("th", family, element("small", " ".join(dtypes))), cells)
+        for (family, cells), dtypes in merged.items()
+    ]
+    hows = {kernel["how"] for c in checks.values() for kernel in c["data"]["kernels"]}
+    return join(_table("kernel", columns, gpus, body), _legend(hows))
+
+
+def _row_order(key: tuple[str, str]) -> tuple[bool, str, int]:
+    family, dtype = key
+    return family != "fwd", family, ("fp16", "bf16", "fp32").index(dtype) if dtype in _DTYPES else 3
+
+
+_DTYPES: Final = ("fp16", "bf16", "fp32")
+
+
+def _kernel_cell(kernels: Iterable[Json]) -> Markup:
+    """Say how the code of a family gets to a GPU, by head_dim where it differs."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for kernel in kernels:
+        size = name_size(kernel["head_dim"], kernel["head_dim_v"])
+        groups.setdefault((kernel["how"], kernel["target"] or ""), []).append(size)
+    return _join_lines(
+        join(
+            _chip(how),
+            f" {target}",
+            element("small", f"head_dim {', '.join(sizes)}") if len(groups) > 1 else "",
+        )
+        for (how, target), sizes in groups.items()
+    )
+
+
+def _library_table(checks: Iterable[Json], gpus: Sequence[Json]) -> Markup:
+    rows: dict[tuple[str, str], dict[int, Markup]] = {}
+    hows: set[str] = set()
+    for check in checks:
+        data = check["data"]
+        rows.setdefault((data["library"], ""), {})[check["gpu"]] = _library_cell(data)
+        hows |= {way["how"] for way in data["ways"]} or {"no"}
+    shown = sorted({gpu for row in rows.values() for gpu in row})
+    columns = _merge_columns(rows, shown, gpus)
+    body = [
+        _row(
+            element("th", library, _class="library"),
+            [row.get(column[0], Markup()) for column in columns],
+        )
+        for (library, _), row in rows.items()
+    ]
+    return join(_table("library", columns, gpus, body), _legend(hows))
+
+
+def _library_cell(data: Json) -> Markup:
+    lines = [join(_chip(way["how"]), f" {way['target']}") for way in data["ways"]]
+    if not lines:
+        return join(_chip("no"), element("small", f"built for {', '.join(data['archs'])}"))
+    if data["unfit"]:
+        unfit = f"nothing in {data['unfit']} of {data['containers']} fatbins"
+        lines.append(element("small", unfit))
+    return _join_lines(lines)
+
+
+def _merge_columns(
+    rows: Mapping[tuple[str, str], Mapping[int, Markup]], shown: Iterable[int], gpus: Sequence[Json]
+) -> list[list[int]]:
+    """Put GPUs of one kind that fare alike into one column."""
+    merged: dict[tuple[str, str, Cells], list[int]] = {}
+    for gpu in shown:
+        cells = tuple(row.get(gpu, Markup()) for row in rows.values())
+        merged.setdefault((*_name(gpu, gpus), cells), []).append(gpu)
+    return list(merged.values())
+
+
+def _name(gpu: int, gpus: Sequence[Json]) -> tuple[str, str]:
+    found = next((one for one in gpus if one["index"] == gpu), {})
+    return str(found.get("name", "")), str(found.get("compute_capability", ""))
+
+
+def _table(
+    first: str, columns: Sequence[Sequence[int]], gpus: Sequence[Json], body: Sequence[Markup]
+) -> Markup:
+    heads = [element("th", first), *(_head(column, gpus) for column in columns)]
+    return element(
+        "div",
+        element("table", element("thead", element("tr", *heads)), element("tbody", *body)),
+        _class="scroll",
+    )
+
+
+def _head(column: Sequence[int], gpus: Sequence[Json]) -> Markup:
+    name, capability = _name(column[0], gpus)
+    numbers = f"GPU {column[0]}" if len(column) == 1 else f"GPUs {_ranges(column)}"
+    described = ", ".join(part for part in (name, capability) if part)
+    return element("th", numbers, element("small", described))
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Write 0, 1, 2, 5 as `0-2, 5`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
+
+
+def _row(head: Markup, cells: Iterable[Markup]) -> Markup:
+    return element("tr", head, *(element("td", cell) for cell in cells))
+
+
+def _chip(how: str) -> Markup:
+    style, word, _ = HOWS.get(how, ("skip", how, ""))
+    return element("span", word, _class=f"chip {style}")
+
+
+def _legend(hows: Iterable[str]) -> Markup:
+    used = set(hows)
+    entries = dict.fromkeys(entry for how, entry in HOWS.items() if how in used)
+    return element(
+        "p",
+        *(
+            element("span", element("span", word, _class=f"chip {style}"), meaning, _class="entry")
+            for style, word, meaning in entries
+        ),
+        _class="legend",
+    )
+
+
+def _join_lines(lines: Iterable[Markup]) -> Markup:
+    return Markup("<br>".join(lines))
