@@ -29,7 +29,7 @@ class Machine:
     def gather(self, _choice: CheckChoice) -> Environment:
         return self.made
 
-    def selftest(self, device: str, *, runs: int) -> SelftestReport:
+    def selftest(self, device: str, *, runs: int, **_: object) -> SelftestReport:
         self.tested.append(device)
         return report_good(device, runs=runs)
 
@@ -37,7 +37,7 @@ class Machine:
 def on_machine(monkeypatch: pytest.MonkeyPatch, archs: str, *devices: str) -> Machine:
     machine = Machine(make_environment(archs, *devices))
     monkeypatch.setattr("flash_dist.cli.doctor.gather_environment", machine.gather)
-    monkeypatch.setattr("flash_dist.cli.doctor.run_selftest", machine.selftest)
+    monkeypatch.setattr("flash_dist.proof.run_selftest", machine.selftest)
     return machine
 
 

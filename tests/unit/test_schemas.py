@@ -81,7 +81,7 @@ def test_libraries_and_explanations_are_as_the_schema_says(
         check("doctor", json.loads(capsys.readouterr().out))
 
 
-def report_findings(device: str, *, runs: int, timeout: float = 1.0) -> SelftestReport:
+def report_findings(device: str, *, runs: int, timeout: float, **_: object) -> SelftestReport:
     difference = {"tensor": "dq", "count": 3}
     finding = {"case": "odd", "summary": "dq differs", "difference": difference}
     events = (
@@ -94,15 +94,15 @@ def report_findings(device: str, *, runs: int, timeout: float = 1.0) -> Selftest
 def test_a_selftest_is_as_the_schema_says(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cuda = MACHINES["healthy"].cuda
-    monkeypatch.setattr("flash_dist.cli.selftest.read_cuda", lambda: cuda)
-    monkeypatch.setattr("flash_dist.cli.selftest.read_torch", lambda: Torch("ok", "2.13.0"))
-    monkeypatch.setattr("flash_dist.cli.selftest.run_selftest", report_findings)
+    machine = MACHINES["healthy"]
+    monkeypatch.setattr("flash_dist.cli.selftest.gather_gpus", lambda: machine)
+    monkeypatch.setattr("flash_dist.cli.selftest.read_installed", lambda: machine.installed)
+    monkeypatch.setattr("flash_dist.proof.run_selftest", report_findings)
     assert main(["selftest", "--json"]) == 1
     document = json.loads(capsys.readouterr().out)
     assert len(document["devices"][0]["findings"]) == 2
     check("selftest", document)
-    monkeypatch.setattr("flash_dist.cli.selftest.read_cuda", lambda: Cuda("absent"))
+    machine = replace(machine, cuda=Cuda("absent"))
     assert main(["selftest", "--json"]) == 3
     check("selftest", json.loads(capsys.readouterr().out))
 
