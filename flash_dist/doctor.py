@@ -11,12 +11,12 @@ from .checks import (
     check_build,
     check_driver,
     check_install,
-    check_loading,
     check_system,
     check_torch,
     check_variables,
 )
 from .gpu_checks import check_all_gpus, check_gpu
+from .loading_checks import check_loading
 from .result import CheckResult, exit_code, worst_status
 
 if TYPE_CHECKING:
@@ -92,8 +92,18 @@ def examine(environment: Environment, *, selftest: GpuCheck | None = None) -> It
     if environment.what_if or selftest is None:
         return
     for gpu, result in zip(environment.cuda.gpus, judged, strict=True):
-        fit = result.status in {"ok", "warn"}
-        yield _run_selftest(environment, gpu, selftest, fit=fit)
+        yield _run_selftest(environment, gpu, selftest, fit=_is_fit(result))
+
+
+def will_run(environment: Environment) -> bool:
+    """Whether the selftest would run on a GPU here, and with it load everything for real."""
+    return environment.loading.status == "ok" and any(
+        _is_fit(guard("", partial(check_gpu, environment, gpu))) for gpu in environment.cuda.gpus
+    )
+
+
+def _is_fit(result: CheckResult) -> bool:
+    return result.status in {"ok", "warn"}
 
 
 def check_any_gpu(environment: Environment) -> CheckResult:

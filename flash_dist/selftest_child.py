@@ -253,6 +253,7 @@ def run_device(
     """Run every case on one device and report as it goes."""
     device = torch.device("cpu") if name == "cpu" else torch.device("cuda", int(name))
     attention = attention or _load_attention()
+    emit({"event": "imported"})
     kernels: tuple[Kernels, ...] = CPU_KERNELS
     sm_count = 0
     if device.type == "cuda":

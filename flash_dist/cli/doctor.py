@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flash_dist.devices import Device, Driver
-from flash_dist.doctor import Examination, examine
+from flash_dist.doctor import Examination, examine, will_run
 from flash_dist.environment import (
     VARIABLES,
     gather_environment,
     gather_gpus,
     imagine_environment,
+    prove_loading,
 )
 from flash_dist.errors import UsageError, wrong_usage
 from flash_dist.explain import explain
@@ -22,6 +23,7 @@ from flash_dist.gpu_checks import judge_gpu
 from flash_dist.installed import Installed
 from flash_dist.libraries import open_libraries, package_libraries
 from flash_dist.library_checks import examine_libraries
+from flash_dist.loading_checks import compare_selftest
 from flash_dist.result import EXIT_FINE, EXIT_NOTHING_CHECKED
 from flash_dist.selftest import DEFAULT_RUNS, check_selftest, find_surprises, run_selftest
 from flash_dist.verdict import name_size
@@ -149,6 +151,8 @@ def run(args: argparse.Namespace) -> int:
     if args.package or args.wheel:
         return run_libraries(args)
     environment = imagine(args) if args.gpu else gather_environment()
+    if not args.no_selftest and not will_run(environment):
+        environment = prove_loading(environment)
     selftest = None if args.no_selftest else partial(check_gpu_by_running, environment)
     return _report(args, environment, examine(environment, selftest=selftest))
 
@@ -219,4 +223,5 @@ def check_gpu_by_running(environment: Environment, gpu: Gpu) -> CheckResult:
         for kernel in judge_gpu(environment, gpu).kernels
         if kernel.variant
     }
-    return check_selftest(report, gpu.index, find_surprises(predicted, report))
+    result = check_selftest(report, gpu.index, find_surprises(predicted, report))
+    return compare_selftest(environment.loading, report, result)
