@@ -45,7 +45,7 @@ class Missing:
     """A library that is needed and that nothing provides."""
 
     name: str
-    needed_by: str  # a file name
+    needed_by: str  # a file name; empty for the root
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Linker:
 
         Args:
             root: The library.
-            siblings: File names that will lie where it looks, and cannot be opened now.
+            siblings: Names of files that come with it, which code may load before.
         """
         beside = frozenset(siblings)
         libraries = {"": root}
@@ -86,13 +86,11 @@ class Linker:
             for name in one.shared.needed:
                 if name in libraries or name in missing or name in unread:
                     continue
-                if name in beside:
-                    unread[name] = None
-                    continue
-                path = self.find(name, one)
+                known = root.path is not None or name not in beside
+                path = self.find(name, one) if known else None
                 shared = self.open(path) if path is not None else None
-                if path is None:
-                    missing[name] = Missing(name, one.path.name if one.path else "")
+                if path is None and name not in beside:
+                    missing[name] = Missing(name, one.path.name if one.path and one.loader else "")
                 elif shared is None or len(libraries) > MAX_LIBRARIES:
                     unread[name] = None
                 else:

@@ -194,7 +194,7 @@ def is_driver_part(name: str) -> bool:
 
 def missing_driver(file: str, missing: Missing) -> Cause:
     """The file, or what it brings, needs the driver's library."""
-    through = _name_user(file, missing)
+    through = _name_user(missing)
     sentence = f"{file} needs `{missing.name}`{through} of the NVIDIA driver, which is not here"
     fix = (
         "on a GPU machine install the driver; in a container start it with the GPU runtime "
@@ -205,16 +205,15 @@ def missing_driver(file: str, missing: Missing) -> Cause:
 
 def missing_libraries(file: str, missing: Sequence[Missing], torch: Torch) -> Cause:
     """Nothing provides libraries that the file, or what it brings, needs."""
-    names = [f"`{one.name}`{_name_user(file, one)}" for one in missing]
+    names = [f"`{one.name}`{_name_user(one)}" for one in missing]
     which = "which is" if len(names) == 1 else "which are"
     listed = list_few(names, _SHOWN_SYMBOLS)
     sentence = f"{file} needs {listed}, {which} nowhere that the dynamic linker looks"
     return Cause("library-missing", sentence, _library_fix(missing[0].name, torch))
 
 
-def _name_user(file: str, missing: Missing) -> str:
-    other = missing.needed_by not in {"", file}
-    return f" (for {missing.needed_by})" if other else ""
+def _name_user(missing: Missing) -> str:
+    return f" (for {missing.needed_by})" if missing.needed_by else ""
 
 
 def _library_fix(name: str, torch: Torch) -> str:

@@ -62,44 +62,54 @@ class Prediction:
         }
 
 
-def predict_loading(library: Path, host: LoadHost, *, torch_min: str = "") -> Prediction:
+def predict_loading(
+    library: Path,
+    host: LoadHost,
+    *,
+    label: str = "",
+    torch_min: str = "",
+    siblings: Iterable[str] = (),
+) -> Prediction:
     """Predict what becomes of loading a file.
 
     Args:
         library: An extension module or any other shared library.
         host: Where.
+        label: What messages call it; its file name when empty.
         torch_min: The oldest torch that the file is built for, if that is known.
+        siblings: Names of other files of the package, which may load them by itself.
 
     Raises:
         FatbinError: The file cannot be read.
     """
+    label = label or library.name
     with open_file(library) as file:
-        found = _predict_platform(library.name, file.read(64), host)
+        found = _predict_platform(label, file.read(64), host)
     if found is not None:
         return found
     root = Loaded(open_shared(library), library.resolve())
-    return _Judge(root, host, library.name, torch_min=torch_min).predict()
+    names = frozenset(siblings) - {library.name}
+    return _Judge(root, host, library.name, label, names, torch_min).predict()
 
 
-def predict_member(
-    name: str, data: Buffer, siblings: Iterable[str], host: LoadHost, *, path: Path | None = None
-) -> Prediction:
-    """Predict what becomes of a file that is open, such as a member of a wheel.
+def predict_member(name: str, data: Buffer, siblings: Iterable[str], host: LoadHost) -> Prediction:
+    """Predict what becomes of a member of an archive, once it is installed.
 
     Args:
         name: Its name in the archive.
         data: Its bytes.
-        siblings: Names of the files that are installed with it.
+        siblings: The names of all members.
         host: Where it would be installed.
-        path: Where it lies, if it lies anywhere.
+
+    Raises:
+        FatbinError: It cannot be read.
     """
     file = Path(name).name
-    found = _predict_platform(file, bytes(data[:64]), host)
+    found = _predict_platform(name, bytes(data[:64]), host)
     if found is not None:
         return found
-    beside = {Path(one).name for one in siblings} - {file} if path is None else set()
-    root = Loaded(SharedObject(data), path)
-    return _Judge(root, host, file, siblings=frozenset(beside)).predict()
+    names = frozenset(Path(one).name for one in siblings) - {file}
+    return _Judge(Loaded(SharedObject(data)), host, file, name, names).predict()
 
 
 def _predict_platform(file: str, header: bytes, host: LoadHost) -> Prediction | None:
@@ -116,7 +126,8 @@ class _Judge:
 
     root: Loaded
     host: LoadHost
-    file: str
+    file: str  # its name without folders
+    label: str  # what messages call it
     siblings: frozenset[str] = frozenset()
     torch_min: str = ""
 
@@ -130,10 +141,10 @@ class _Judge:
             ]
             symbols = () if found else self._judge_symbols(closure)
         except FatbinError as error:
-            return Prediction(self.file, unknown=(error.message,))
+            return Prediction(self.label, unknown=(error.message,))
         doubts = tuple(one for one in symbols if isinstance(one, str))
         sure = (*found, *(one for one in symbols if not isinstance(one, str)))
-        return Prediction(self.file, sure, doubts)
+        return Prediction(self.label, sure, doubts)
 
     def _judge_name(self) -> Iterator[Cause]:
         """Hold the tag in an extension module's name against the interpreter's."""
@@ -145,7 +156,7 @@ class _Judge:
             return
         tag = _CPYTHON.fullmatch(match[1])
         built = f"CPython {tag[1]}.{tag[2]}{tag[3]}" if tag else match[1].strip(".")
-        yield causes.other_python(self.file, built, self.host.python)
+        yield causes.other_python(self.label, built, self.host.python)
 
     def _has_twin(self, stem: str) -> bool:
         """Whether the same module is there for this Python, too."""
@@ -159,21 +170,21 @@ class _Judge:
         torch = self.host.torch
         absent = {one.name: one for one in closure.missing}
         if absent.pop("libc.so.6", None) is not None:
-            yield causes.no_glibc(self.file, self.host.libc)
+            yield causes.no_glibc(self.label, self.host.libc)
             return
         if torch.status == "absent" and any(map(causes.is_torch_library, absent)):
-            yield causes.torch_absent(self.file, self.torch_min)
+            yield causes.torch_absent(self.label, self.torch_min)
             return
         cuda = next(filter(causes.is_cuda_part, absent), "")
         if cuda and self._is_cpu_torch():
-            yield causes.cpu_torch(self.file, cuda, torch)
+            yield causes.cpu_torch(self.label, cuda, torch)
             return
         drivers = [one for one in absent.values() if causes.is_driver_part(one.name)]
         others = [one for one in absent.values() if one not in drivers]
         if others:
-            yield causes.missing_libraries(self.file, others, torch)
+            yield causes.missing_libraries(self.label, others, torch)
         if drivers:
-            yield causes.missing_driver(self.file, drivers[0])
+            yield causes.missing_driver(self.label, drivers[0])
 
     def _is_cpu_torch(self) -> bool:
         return self.host.torch.status == "ok" and not self.host.torch.cuda
@@ -182,7 +193,7 @@ class _Judge:
         """Do what the linker does first: compare the versions needed with those defined."""
         seen: set[tuple[str, str]] = set()
         for one in closure.libraries.values():
-            file = one.path.name if one.path is not None else self.file
+            file = self.label if one is self.root or one.path is None else one.path.name
             absent: dict[str, list[str]] = {}
             for version in one.shared.versions_needed:
                 provider = closure.libraries.get(version.file)
@@ -215,7 +226,7 @@ class _Judge:
         other = len(undefined) - len(python) - len(torch)
         found: list[Cause | str] = []
         if python and any(one.defines(_PYTHON_KNOWN) for one in self._interpreter()):
-            found.append(causes.python_symbol(self.file, python, self.host.python))
+            found.append(causes.python_symbol(self.label, python, self.host.python))
         if torch and closure.unread:
             found.append(f"`{torch[0]}` may be in {closure.unread[0]}, which was not read")
         elif torch:
@@ -224,19 +235,19 @@ class _Judge:
             known = {*python, *torch}
             first = next(name for name in undefined if name not in known)
             more = f" and {other - 1} more" if other > 1 else ""
-            found.append(f"nothing that {self.file} needs defines `{first}`{more}")
+            found.append(f"nothing that {self.label} needs defines `{first}`{more}")
         return tuple(found)
 
     def _describe_torch(self, names: list[str]) -> Cause | str:
         torch = self.host.torch
         if torch.status == "absent":
-            return causes.torch_absent(self.file, self.torch_min)
+            return causes.torch_absent(self.label, self.torch_min)
         if self.host.torch_folder is None:
             return f"`{names[0]}` is torch's, whose libraries were not found"
         cuda = next((name for name in names if causes.is_cuda_part(name)), "")
         if cuda and self._is_cpu_torch():
-            return causes.cpu_torch(self.file, cuda, torch)
-        return causes.torch_symbols(self.file, names, torch, self.torch_min)
+            return causes.cpu_torch(self.label, cuda, torch)
+        return causes.torch_symbols(self.label, names, torch, self.torch_min)
 
     def _unresolved(self, closure: Closure) -> Iterator[Any]:
         """Yield the symbols that nothing defines, wherever they could come from."""
