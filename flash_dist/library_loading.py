@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from .environment import Environment
     from .load_causes import Cause
     from .load_host import LoadHost
-    from .result import Status
 
 # What another library of the same package can make up for.
 _REPLACEABLE = {"library-missing", "wrong-architecture", "python-abi", "driver-absent"}
