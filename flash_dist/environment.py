@@ -182,7 +182,7 @@ def read_system() -> str:
         release = platform.freedesktop_os_release()
     except OSError:
         return platform.platform()
-    return release.get("PRETTY_NAME", platform.platform())
+    return release.get("PRETTY_NAME") or platform.platform()  # which starts a process
 
 
 def read_libc() -> str:

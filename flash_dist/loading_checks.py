@@ -19,6 +19,7 @@ _PARTS = {
     "torch": "torch",
     "extension": "the torch extension",
 }
+_SAID = " does not load: "  # what the errors of _native.py and _ops.py begin with
 _REPORT = "report this with the output of `doctor --json`"
 
 
@@ -63,10 +64,11 @@ def _describe_trial(loading: Loading) -> CheckResult:
         return CheckResult("extension", "ok", summary)
     verb = "crashed the process that loaded it" if loading.status == "crashed" else "does not load"
     first, *rest = loading.reason.strip().splitlines() or ["no reason given"]
+    reason = first.partition(_SAID)[2] or first
     return CheckResult(
         "extension",
         "fail",
-        f"{_part(loading)} {verb}: {first}",
+        f"{_part(loading)} {verb}: {reason}",
         tuple(line for line in rest if line.strip()),
         "reinstall torch" if loading.stage == "torch" else reinstall_fix(),
         f"{loading.stage or 'child'}-{loading.status}",
