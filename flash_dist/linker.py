@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from struct import Struct
 from typing import TYPE_CHECKING
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 CACHE = Path("/etc/ld.so.cache")
 MAX_CACHE_BYTES = 64 << 20
-MAX_LIBRARIES = 2000  # that one library brings with it; torch has about 40
+MAX_LIBRARIES = 500  # that one library brings with it; torch has about 40
+MAX_FOLDERS = 200  # that one library has them looked for in
 
 _LIB_FOLDERS = ("lib64", "lib", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu")  # of $LIB
 _FOLDERS = tuple(Path(root, folder) for root in ("/", "/usr") for folder in _LIB_FOLDERS)
@@ -86,12 +87,14 @@ class Linker:
             for name in one.shared.needed:
                 if name in libraries or name in missing or name in unread:
                     continue
+                if len(libraries) + len(missing) + len(unread) > MAX_LIBRARIES:
+                    break
                 known = root.path is not None or name not in beside
                 path = self.find(name, one) if known else None
                 shared = self.open(path) if path is not None else None
                 if path is None and name not in beside:
                     missing[name] = Missing(name, one.path.name if one.path and one.loader else "")
-                elif shared is None or len(libraries) > MAX_LIBRARIES:
+                elif shared is None:
                     unread[name] = None
                 else:
                     libraries[name] = Loaded(shared, path, one)
@@ -136,6 +139,8 @@ class Linker:
     def _fits(self, path: Path) -> bool:
         """Whether the linker would take a file: one for another machine is passed over."""
         try:
+            if not path.is_file():  # a pipe would block
+                return False
             with path.open("rb") as file:
                 return read_platform(file.read(64)) == self.platform
         except (OSError, ValueError):
@@ -144,12 +149,12 @@ class Linker:
 
 def _expand(folders: Iterable[str], path: Path | None) -> Iterator[Path]:
     """Yield the folders that $ORIGIN and $LIB stand for."""
-    for folder in folders:
+    for folder in islice(folders, MAX_FOLDERS):
         place = folder.replace("${", "$").replace("}", "") if "${" in folder else folder
         if "$ORIGIN" in place:
             if path is None:
                 continue
-            place = place.replace("$ORIGIN", str(path.resolve().parent))
+            place = place.replace("$ORIGIN", str(path.absolute().parent))
         if "$LIB" in place:
             yield from (Path(place.replace("$LIB", lib)) for lib in _LIB_FOLDERS)
         elif "$" not in place:

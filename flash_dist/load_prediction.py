@@ -87,7 +87,7 @@ def predict_loading(
         found = _predict_platform(label, file.read(64), host)
     if found is not None:
         return found
-    root = Loaded(open_shared(library), library.resolve())
+    root = Loaded(open_shared(library), library.absolute())
     names = frozenset(siblings) - {library.name}
     return _Judge(root, host, library.name, label, names, torch_min).predict()
 

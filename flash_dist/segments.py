@@ -6,7 +6,6 @@ Loading and Dynamic Linking", 64-bit little-endian.
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 from functools import cached_property
 from struct import Struct
@@ -95,11 +94,10 @@ class Segments:
 
     def unpack(self, form: Struct, place: int) -> tuple[int, ...]:
         """Read numbers at an offset."""
-        try:
-            return form.unpack_from(self.data, place)
-        except struct.error:
+        if place + form.size > len(self.data):
             message = f"{form.size} bytes at offset {place} reach past the end of the ELF file"
-            raise FatbinError(message) from None
+            raise FatbinError(message)
+        return form.unpack_from(self.data, place)
 
     def follow(self, tag: int, form: Struct, step: int) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Walk a list each entry of which says, in a field, how far the next one is."""
@@ -116,7 +114,7 @@ class Segments:
         """Return a name of the string table; in total not much more than the table has bytes."""
         start, limit = self._strings
         place = start + offset
-        end = _find_end(self.data, place, min(limit, place + MAX_NAME))
+        end = _find_end(self.data, place, min(limit, place + MAX_NAME)) if place < limit else -1
         if end < 0:
             message = f"name at offset {offset} does not end within its table"
             raise FatbinError(message)

@@ -72,7 +72,11 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--strict", action="store_true", help="warnings count as failures")
-    parser.add_argument("--no-selftest", action="store_true", help="do not run the kernels")
+    parser.add_argument(
+        "--no-selftest",
+        action="store_true",
+        help="do not run the kernels, and predict whether they load",
+    )
     parser.add_argument(
         "--gpu",
         type=parse_devices,

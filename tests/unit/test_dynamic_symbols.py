@@ -12,6 +12,7 @@ import pytest
 from flash_dist.errors import FatbinError
 from flash_dist.segments import Platform, is_shared, read_platform
 from flash_dist.symbols import SharedObject, Undefined, Version, hash_name, open_shared
+from tests.unit.dynamic_builder import make_shared
 from tests.unit.library_builder import Lab, call, define, needs_gcc
 
 if TYPE_CHECKING:
@@ -127,6 +128,17 @@ def test_what_is_not_loaded_is_no_shared_library() -> None:
     assert not is_shared(b"\x7fELF")
     with pytest.raises(FatbinError, match="no ELF file"):
         read_platform(b"hello")
+
+
+def test_a_library_made_by_hand_tells_what_was_put_in() -> None:
+    shared = SharedObject(make_shared(defined=("provided", "function_7"), undefined="wanted"))
+    version = Version("libneeded.so.1", "NEEDED_1")
+    assert shared.undefined == (Undefined("wanted", version=version),)
+    assert shared.versions_needed == (version,)
+    assert shared.versions_defined == {"OWN_1"}
+    assert (shared.needed, shared.runpath) == (("libneeded.so.1",), ("$ORIGIN/libs", "/opt/lib"))
+    assert all(map(shared.defines, ("provided", "function_7")))
+    assert list(shared.defined()) == ["provided", "function_7"]
 
 
 def read_all(data: bytes) -> None:

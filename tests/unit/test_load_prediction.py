@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import sys
 import sysconfig
@@ -253,6 +254,21 @@ def test_a_library_beside_is_found_through_origin(lab: Lab, host: LoadHost, tags
     assert only_cause(moved, host).id == "library-missing"
     named = replace(host, linker=replace(host.linker, library_path=(beside.parent,)))
     assert predict_loading(moved, named).status == "ok"
+
+
+def test_origin_is_where_the_link_is_not_where_it_points(lab: Lab, host: LoadHost) -> None:
+    beside = lab.build("site/libs/libbeside.so", define("f"))
+    path = lab.build("cache/m.so", call("f"), "-Wl,-rpath,$ORIGIN/libs", needs=(beside,))
+    (lab.folder / "site" / "m.so").symlink_to(path)
+    assert predict_loading(lab.folder / "site" / "m.so", host).status == "ok"
+    assert only_cause(path, host).id == "library-missing"
+
+
+def test_a_pipe_in_the_search_path_does_not_block(lab: Lab, host: LoadHost) -> None:
+    part = lab.build("x/libpart.so", define("f"))
+    path = lab.build("m.so", call("f"), "-Wl,-rpath,$ORIGIN", needs=(part,))
+    os.mkfifo(lab.folder / "libpart.so")
+    assert only_cause(path, host).id == "library-missing"
 
 
 def test_an_old_search_path_serves_the_libraries_of_a_library(lab: Lab, host: LoadHost) -> None:
