@@ -81,7 +81,7 @@ class Loading:
         """Return the state as plain data."""
         return {
             "status": self.status,
-            "source": self.source,
+            "source": None if self.status == "not-tried" else self.source,
             "stage": self.stage or None,
             "id": self.id or None,
             "reason": self.reason or None,

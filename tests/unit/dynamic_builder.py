@@ -19,8 +19,16 @@ class _Strings:
         return len(self.data) - len(name) - 1
 
 
-def make_shared(*, defined: tuple[str, ...] = ("provided",), undefined: str = "wanted") -> bytes:
-    """Return a library that needs libneeded.so.1 in version NEEDED_1 and offers OWN_1."""
+def make_shared(
+    *, defined: tuple[str, ...] = ("provided",), undefined: str = "wanted", flags: int = 0
+) -> bytes:
+    """Return a library that needs libneeded.so.1 in version NEEDED_1 and offers OWN_1.
+
+    Args:
+        defined: Its own symbols.
+        undefined: The one that it needs, in that version.
+        flags: Of the version; 2 for one that is needed weakly.
+    """
     strings = _Strings()
     names = [strings.add(undefined), *map(strings.add, defined)]
     symbols = bytes(24) + b"".join(
@@ -34,7 +42,7 @@ def make_shared(*, defined: tuple[str, ...] = ("provided",), undefined: str = "w
         0x6FFFFEF5: _make_hash(defined),
         0x6FFFFFF0: struct.pack(f"<{len(names) + 1}H", 0, 2, *(3 for _ in defined)),
         0x6FFFFFFE: struct.pack("<HHIII", 1, 1, needed, 16, 0)
-        + struct.pack("<IHHII", 7, 0, 2, version, 0),
+        + struct.pack("<IHHII", 7, flags, 2, version, 0),
         0x6FFFFFFC: struct.pack("<HHHHIII", 1, 0, 3, 1, 7, 20, 0) + struct.pack("<II", own, 0),
         5: strings.data,
     }

@@ -17,7 +17,8 @@ from flash_dist.errors import FatbinError
 from flash_dist.linker import Linker, read_cache
 from flash_dist.load_host import LoadHost, read_host
 from flash_dist.load_prediction import predict_loading, predict_member
-from flash_dist.segments import read_platform
+from flash_dist.segments import Platform, read_platform
+from tests.unit.dynamic_builder import make_shared
 from tests.unit.library_builder import Lab, call, define, needs_gcc
 
 if TYPE_CHECKING:
@@ -278,6 +279,31 @@ def test_an_old_search_path_serves_the_libraries_of_a_library(lab: Lab, host: Lo
         options = (f"-Wl,{tags}", "-Wl,-rpath,$ORIGIN/libs")
         path = lab.build(f"pkg/{tags}.so", define("g"), *options, needs=(middle,))
         assert predict_loading(path, host).status == status
+
+
+def test_a_library_with_a_new_search_path_has_no_use_for_the_old_one_above(
+    lab: Lab, host: LoadHost
+) -> None:
+    deep = lab.build("pkg/libs/libdeep.so", define("f"))
+    for tags, status in (("--enable-new-dtags", "failed"), ("--disable-new-dtags", "ok")):
+        options = (f"-Wl,{tags}", "-Wl,-rpath,/nowhere")
+        middle = lab.build("pkg/libs/libmiddle.so", call("f"), *options, needs=(deep,))
+        above = ("-Wl,--disable-new-dtags", "-Wl,-rpath,$ORIGIN/libs")
+        path = lab.build(f"pkg/{tags}.so", define("g"), *above, needs=(middle,))
+        fresh = replace(host, linker=replace(host.linker, _opened={}))
+        assert predict_loading(path, fresh).status == status
+
+
+def test_a_version_that_is_weakly_needed_may_be_absent(lab: Lab, host: LoadHost) -> None:
+    folder = lab.folder / "usr" / "lib"
+    folder.mkdir(parents=True)
+    (folder / "libneeded.so.1").write_bytes(make_shared(defined=("wanted",), flags=2))
+    here = replace(host, linker=replace(host.linker, platform=Platform(62, 64)))
+    path = lab.folder / "m.so"
+    path.write_bytes(make_shared())
+    assert only_cause(path, here).id == "library-too-old"
+    path.write_bytes(make_shared(flags=2))
+    assert predict_loading(path, here).status == "ok"
 
 
 def test_what_another_file_of_the_package_may_bring_is_left_open(lab: Lab, host: LoadHost) -> None:
