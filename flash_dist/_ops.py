@@ -31,7 +31,7 @@ EXTENSION: Final = Path(__file__).resolve().parent / "_C.abi3.so"
 try:
     torch.ops.load_library(str(EXTENSION))
 except OSError as error:
-    _MESSAGE = f"the compiled extension does not load: {error}"
+    _MESSAGE = f"the compiled extension does not load: {error.__cause__ or error}"
     raise ExtensionError(_MESSAGE, hint="`python -m flash_dist doctor` finds the cause") from error
 
 Tensor = torch.Tensor

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -37,6 +37,7 @@ class Library:
     name: str  # its path, or its name in the archive
     archive: str  # path of the wheel or conda package, empty for a file
     fatbin: Fatbin
+    siblings: tuple[str, ...] = ()  # all names in the wheel
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,11 @@ def _open_wheel(opened: wheel.Wheel) -> Iterator[Library | Unread]:
 
 def _open_member(opened: wheel.Wheel, name: str) -> Iterator[Library | Unread]:
     with opened.unpacked(name) as file:
-        yield from _open_library(name, file, archive=opened.path)
+        for item in _open_library(name, file, archive=opened.path):
+            if isinstance(item, Library):
+                yield replace(item, siblings=opened.names)
+            else:
+                yield item
 
 
 def _open_conda(opened: wheel.Wheel, parts: list[str]) -> Iterator[Library | Unread]:

@@ -102,7 +102,7 @@ def check_install(environment: Environment) -> CheckResult:
             "install",
             "fail",
             f"{' and '.join(parts)} in {files.folder}: {list_few(names, _SHOWN_DIFFERENCES)}",
-            fix=_reinstall(),
+            fix=reinstall_fix(),
             id="install-damaged",
         )
     if files.copies:
@@ -146,7 +146,7 @@ def check_build(environment: Environment) -> CheckResult:
         problem = installed.library_problem or installed.manifest_problem
         cause = "library-unreadable" if installed.library_problem else "manifest-unreadable"
         details = (f"judged by what is left: {summary}",)
-        return CheckResult("build", "fail", problem, details, _reinstall(), cause)
+        return CheckResult("build", "fail", problem, details, reinstall_fix(), cause)
     if installed.differences:
         more = len(installed.differences) - _SHOWN_DIFFERENCES
         shown = installed.differences[:_SHOWN_DIFFERENCES]
@@ -155,41 +155,15 @@ def check_build(environment: Environment) -> CheckResult:
             "fail",
             f"the code embedded in {build.name} is not what its manifest declares",
             (*shown, f"and {more} more") if more > 0 else shown,
-            _reinstall(),
+            reinstall_fix(),
             "embedded-differs",
         )
     return CheckResult("build", "ok", summary)
 
 
-def _reinstall() -> str:
+def reinstall_fix() -> str:
+    """Return the step for files that are not what was built."""
     return "`pip install --force-reinstall --no-deps` the wheel again"
-
-
-def check_loading(environment: Environment) -> CheckResult:
-    """The compiled parts load."""
-    loading = environment.loading
-    if loading.status == "ok":
-        return CheckResult("extension", "ok", "the kernel library and the torch extension load")
-    if loading.status == "not-tried":
-        return CheckResult("extension", "skip", "there is nothing to load", id="extension-absent")
-    if loading.stage == "torch" and environment.torch.status == "absent":
-        summary = "the kernel library loads; the torch extension needs torch"
-        return CheckResult("extension", "skip", summary, id="extension-needs-torch")
-    part = {
-        "kernels": "the kernel library",
-        "torch": "torch",
-        "extension": "the torch extension",
-    }.get(loading.stage, "the child process")
-    verb = "crashed the process that loaded it" if loading.status == "crashed" else "does not load"
-    first, *rest = loading.reason.strip().splitlines() or ["no reason given"]
-    return CheckResult(
-        "extension",
-        "fail",
-        f"{part} {verb}: {first}",
-        tuple(line for line in rest if line.strip()),
-        "reinstall torch" if loading.stage == "torch" else _reinstall(),
-        f"{loading.stage or 'child'}-{loading.status}",
-    )
 
 
 def check_variables(environment: Environment) -> CheckResult:

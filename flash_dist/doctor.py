@@ -12,7 +12,6 @@ from .checks import (
     check_build,
     check_driver,
     check_install,
-    check_loading,
     check_system,
     check_torch,
     check_variables,
@@ -21,6 +20,7 @@ from .errors import UsageError
 from .gpu_checks import check_all_gpus, check_gpu
 from .host_checks import check_compat, check_devices
 from .jit_checks import check_jit
+from .loading_checks import check_loading
 from .result import CheckResult, exit_code, worst_status
 from .torch_claim import check_torch_claim
 from .visibility import check_mig, check_visible
@@ -136,7 +136,7 @@ def examine(
         yield from _guard_rare(f"torch {gpu.index}", partial(check_torch_claim, environment, gpu))
     if environment.what_if or selftest is None or "selftest" not in choice:
         return
-    unfit = {result.gpu for result in judged if result.status not in {"ok", "warn"}}
+    unfit = {result.gpu for result in judged if not _is_fit(result)}
     for gpu in wanted.cuda.gpus:
         yield _run_selftest(environment, gpu, selftest.run, fit=gpu.index not in unfit)
     yield from _guard_rare("agreement", selftest.compare_gpus)
@@ -167,6 +167,17 @@ def limit_gpus(environment: Environment, indices: tuple[int, ...] | None) -> Env
         raise UsageError(message, hint="`python -m flash_dist doctor` lists the GPUs")
     gpus = tuple(gpu for gpu in cuda.gpus if gpu.index in indices)
     return replace(environment, cuda=replace(cuda, gpus=gpus))
+
+
+def will_run(environment: Environment) -> bool:
+    """Whether the selftest would run on a GPU here, and with it load everything for real."""
+    return environment.loading.status == "ok" and any(
+        _is_fit(guard("", partial(check_gpu, environment, gpu))) for gpu in environment.cuda.gpus
+    )
+
+
+def _is_fit(result: CheckResult) -> bool:
+    return result.status in {"ok", "warn"}
 
 
 def check_any_gpu(environment: Environment) -> CheckResult:

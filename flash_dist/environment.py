@@ -11,11 +11,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from .advice import torch_fix
 from .check_choice import EVERYTHING, CheckChoice
 from .child import Outcome, run_child
+from .errors import FatbinError
 from .host import Host, gather_host
 from .install_files import InstallFiles, read_install_files
-from .installed import Installed, read_installed
+from .installed import EXTENSION, LIBRARY, Installed, read_installed
+from .load_host import read_host
+from .load_prediction import predict_loading
+from .manifest import PACKAGE
 from .nvidia import Cuda, imagine_cuda, read_cuda
 from .torch_claim import TorchCode, read_torch_code
 
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from .devices import Device, Driver
+    from .load_host import LoadHost
 
 # Variables that change what is loaded or seen; all that doctor reports.
 VARIABLES = (
@@ -64,18 +70,26 @@ class Torch:
 
 @dataclass(frozen=True)
 class Loading:
-    """Whether the compiled parts load, tried in a child process."""
+    """Whether the compiled parts load: predicted from symbol tables, or tried in a child."""
 
-    status: Literal["ok", "failed", "crashed", "not-tried", "skipped"]
+    status: Literal["ok", "failed", "crashed", "unknown", "not-tried", "skipped"]
     stage: str = ""  # which part it was: "kernels", "torch" or "extension"
     reason: str = ""
+    source: Literal["tried", "predicted"] = "tried"
+    id: str = ""  # of a predicted cause
+    fix: str = ""
+    details: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as plain data."""
         return {
             "status": self.status,
+            "source": None if self.status == "not-tried" else self.source,
             "stage": self.stage or None,
+            "id": self.id or None,
             "reason": self.reason or None,
+            "fix": self.fix or None,
+            "details": list(self.details),
         }
 
 
@@ -91,6 +105,7 @@ class Environment:
     cuda: Cuda
     installed: Installed
     loading: Loading = Loading("not-tried")
+    predicted: Loading | None = None  # what was said of the loading before it was tried
     variables: Mapping[str, str] = field(default_factory=dict)
     files: InstallFiles = field(default_factory=InstallFiles)
     what_if: bool = False
@@ -109,6 +124,7 @@ class Environment:
             "installed": self.installed.to_json(),
             "files": self.files.to_json(),
             "loading": self.loading.to_json(),
+            "predicted_loading": self.predicted.to_json() if self.predicted else None,
             "variables": dict(self.variables),
             "what_if": self.what_if,
             "host": self.host.to_json() if self.host else None,
@@ -117,12 +133,15 @@ class Environment:
 
 
 def gather_environment(choice: CheckChoice = EVERYTHING) -> Environment:
-    """Look at this machine; what takes long only where its check is wanted."""
+    """Look at this machine; what takes long only where its check is wanted.
+
+    Whether the compiled parts load is predicted, not tried.
+    """
     installed = read_installed()
     found = _describe_host(read_cuda(), installed)
     loading = Loading("skipped")
     if "extension" in choice:
-        loading = try_loading() if installed.library else Loading("not-tried")
+        loading = predict_parts(found) if installed.library else Loading("not-tried")
     claims = "torch" in choice and found.cuda.gpus and found.torch.cuda
     return replace(
         found,
@@ -180,7 +199,7 @@ def read_system() -> str:
         release = platform.freedesktop_os_release()
     except OSError:
         return platform.platform()
-    return release.get("PRETTY_NAME", platform.platform())
+    return release.get("PRETTY_NAME") or platform.platform()  # which starts a process
 
 
 def read_libc() -> str:
@@ -212,6 +231,46 @@ def parse_torch_cuda(text: str) -> str:
     """Find the CUDA version in `torch/version.py`; empty for a CPU build."""
     match = re.search(r"""^cuda\b[^=\n]*=\s*['"]([0-9.]+)['"]""", text, re.MULTILINE)
     return match[1] if match else ""
+
+
+def predict_parts(environment: Environment, package: Path = PACKAGE) -> Loading:
+    """Predict what `try_loading` would find, from symbol tables, part by part."""
+    torch, oldest = environment.torch, environment.installed.torch_min
+    doubt = None
+    try:
+        host = read_host(torch, environment.libc)
+        for stage, path in _find_parts(package, host):
+            if stage == "torch" and torch.status != "ok":
+                cause = f"torch-{torch.status}"
+                return Loading("failed", stage, torch.reason, "predicted", cause, torch_fix(oldest))
+            prediction = predict_loading(path, host, torch_min=oldest)
+            if not prediction:
+                first = prediction.causes[0]
+                reason, rest = first.sentence, (first.id, first.fix, first.details)
+                return Loading("failed", stage, reason, "predicted", *rest)
+            if prediction.unknown and doubt is None:
+                doubt = Loading("unknown", stage, prediction.unknown[0], "predicted")
+    except FatbinError as error:
+        return Loading("unknown", reason=error.message, source="predicted")
+    return doubt or Loading("ok", source="predicted")
+
+
+def _find_parts(package: Path, host: LoadHost) -> tuple[tuple[str, Path], ...]:
+    """Return what is loaded one after the other, with the names of the stages."""
+    extensions = host.torch_extensions()
+    torch = extensions[0] if extensions else Path("torch")
+    return (
+        ("kernels", package / LIBRARY),
+        ("torch", torch),
+        ("extension", package / EXTENSION),
+    )
+
+
+def prove_loading(environment: Environment) -> Environment:
+    """Load the parts where that was only predicted; the prediction is kept beside the result."""
+    if environment.loading.source != "predicted":
+        return environment
+    return replace(environment, loading=try_loading(), predicted=environment.loading)
 
 
 def try_loading() -> Loading:

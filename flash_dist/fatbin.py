@@ -98,6 +98,11 @@ class Fatbin:
         except FatbinError as error:
             raise self._unreadable(name, error) from error
 
+    @property
+    def data(self) -> mmap.mmap:
+        """The whole file."""
+        return self._data
+
     def payload(self, entry: FatbinEntry) -> bytes:
         """Return the unpacked image."""
         end = entry.payload_offset + entry.compressed_size

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .manifest import Manifest
 
 LIBRARY = "libflash_dist_kernels.so"
+EXTENSION = "_C.abi3.so"
 
 _SYMBOL = re.compile(
     r"flash_dist_(?P<family>\w+)_(?P<dtype>[a-z]+[0-9]+)_d(?P<head_dim>[0-9]+)(?:v(?P<head_dim_v>[0-9]+))?"

@@ -15,6 +15,7 @@ from .archives import Library, Unread
 from .checks import check_driver
 from .doctor import check_any_gpu, guard
 from .gpu_checks import HOW_WORDS, describe_gpu, find_situation
+from .library_loading import LibraryLoading
 from .library_verdict import LibraryVerdict, judge_library
 from .result import CheckResult
 
@@ -36,21 +37,27 @@ _STEPS = (
 def examine_libraries(
     environment: Environment, libraries: Iterable[Library | Unread]
 ) -> Iterator[CheckResult]:
-    """Yield one result for each GPU and library with GPU code."""
+    """Yield a result for each library that will not load, and each GPU with each of GPU code."""
     yield guard("driver", partial(check_driver, environment))
     if not environment.cuda.gpus:
         yield check_any_gpu(environment)
     reports, plain = [], 0
+    loading = LibraryLoading.make(environment)
     for library in libraries:
         if isinstance(library, Unread):
             summary = f"{library.name} cannot be read: {library.reason}"
             yield CheckResult("library", "warn", summary, id="library-unread")
-        elif library.fatbin.report.entries:
+            continue
+        if loading is not None:
+            loading.look(library)
+        if library.fatbin.report.entries:
             reports.append(library.fatbin.report)
         else:
             plain += 1
     if not reports:
         yield CheckResult("library", "warn", _nothing(plain), id="no-gpu-code")
+    if loading is not None:
+        yield from loading.results()
     for gpu in environment.cuda.gpus:
         yield from check_libraries(environment, gpu, reports)
 

@@ -20,6 +20,7 @@ from .fingerprints import (
 )
 from .gpu_checks import find_situation, judge_gpu
 from .kernel_code import read_code_hashes
+from .loading_checks import compare_selftest
 from .manifest import load_manifest
 from .result import CheckResult
 from .selftest import CHILD, check_selftest, find_surprises, run_selftest
@@ -79,6 +80,7 @@ class Proof:
             if kernel.variant
         }
         result = check_selftest(report, gpu.index, find_surprises(predicted, report))
+        result = compare_selftest(self._environment.loading, report, result)
         return add_agreement(result, self.compare(gpu, report))
 
     def compare(self, gpu: Gpu, report: SelftestReport) -> Agreement:

@@ -27,6 +27,7 @@ JSON_VERSION = 1
 CHILD = ("-m", "flash_dist.selftest_child")
 
 _SHOWN_FINDINGS = 6
+_BEFORE_IMPORT = {"error"}  # the child reports everything else after it has loaded all parts
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class SelftestReport:
     loaded: tuple[Loaded, ...] = ()
     selected: dict[str, str] | None = None  # "fwd fp16 64" -> symbol; None if not asked
     families: tuple[str, ...] = ()  # kernel families that really ran
+    imported: bool = True  # the compiled parts were loaded
     seconds: float = 0.0
     prints: tuple[Print, ...] = ()
 
@@ -174,8 +176,9 @@ def judge_outcome(device: str, runs: int, outcome: Outcome) -> SelftestReport:
         _read_loaded(events),
         _read_selected(events),
         _read_families(events),
-        outcome.seconds,
-        _read_prints(events),
+        imported=any(event.get("event") not in _BEFORE_IMPORT for event in events),
+        seconds=outcome.seconds,
+        prints=_read_prints(events),
     )
 
 

@@ -165,6 +165,7 @@ def run_device(name: str, runs: int, emit: Emit, attention: Attention | None = N
     """Run every case on one device and report as it goes."""
     device = torch.device("cpu") if name == "cpu" else torch.device("cuda", int(name))
     attention = attention or load_attention()
+    emit({"event": "imported"})
     kernels: tuple[Kernels, ...] = CPU_KERNELS
     sm_count = 0
     if device.type == "cuda":

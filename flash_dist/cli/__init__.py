@@ -51,7 +51,9 @@ def _run(argv: Sequence[str] | None) -> int:
         message = "stdout is closed"
         raise UsageError(message, hint="`>/dev/null` discards the output")
     try:
-        args = make_parser().parse_args(argv)
+        given = sys.argv[1:] if argv is None else list(argv)
+        named = tuple(name for name in SUBCOMMANDS if given[:1] == [name])
+        args = make_parser(named or SUBCOMMANDS).parse_args(given)
         with logging_to_stderr(verbose=args.verbose):
             return int(args.run(args))
     finally:
@@ -66,8 +68,8 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, hint=f"`{self.prog} --help` shows what is understood")
 
 
-def make_parser() -> Parser:
-    """Assemble the parser from the subcommands' modules."""
+def make_parser(names: Sequence[str] = SUBCOMMANDS) -> Parser:
+    """Assemble the parser from the subcommands' modules; who needs one of them loads one."""
     parser = Parser(
         prog="python -m flash_dist",
         description="Inspect and prove builds of flash_dist.",
@@ -76,6 +78,6 @@ def make_parser() -> Parser:
         "--version", action="version", version=f"flash_dist {flash_dist.__version__}"
     )
     subparsers = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND", required=True)
-    for name in SUBCOMMANDS:
+    for name in names:
         importlib.import_module(f".{name}", __package__).add_parser(subparsers)
     return parser

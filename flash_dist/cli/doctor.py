@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from flash_dist.check_choice import EVERYTHING, CheckChoice
 from flash_dist.devices import Device, Driver
-from flash_dist.doctor import Examination, check_names, examine, limit_gpus
+from flash_dist.doctor import Examination, check_names, examine, limit_gpus, will_run
 from flash_dist.environment import (
     VARIABLES,
     gather_environment,
     gather_gpus,
     imagine_environment,
+    prove_loading,
 )
 from flash_dist.errors import UsageError, wrong_usage
 from flash_dist.explain import explain
@@ -80,7 +81,11 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON (docs/schema/doctor.json)")
     parser.add_argument("--strict", action="store_true", help="warnings count as failures")
-    parser.add_argument("--no-selftest", action="store_true", help="do not run the kernels")
+    parser.add_argument(
+        "--no-selftest",
+        action="store_true",
+        help="do not run the kernels, and predict whether they load",
+    )
     parser.add_argument(
         "--only",
         type=parse_names,
@@ -238,6 +243,8 @@ def run(args: argparse.Namespace) -> int:
     choice = choose_checks(args)
     environment = imagine(args) if args.gpu else gather_environment(choice)
     limit_gpus(environment, choice.devices)  # a GPU that is not there is refused first
+    if {"selftest", "extension"} <= set(filter(choice.__contains__, check_names())):
+        environment = environment if will_run(environment) else prove_loading(environment)
     selftest = ShownProof(environment, runs=args.runs, timeout=DEFAULT_TIMEOUT)
     results = examine(environment, selftest=selftest, choice=choice)
     return _report(args, environment, results, choice)

@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Final
 from flash_dist.errors import FatbinError
 from flash_dist.inspection import LEVELS, Choice, inspect_libraries
 from flash_dist.libraries import open_libraries
+from flash_dist.symbols import SharedObject
+from tests.unit.dynamic_builder import make_shared
 from tests.unit.fatbin_builder import (
     LTO,
     PTX,
@@ -44,6 +46,10 @@ if TYPE_CHECKING:
 SLOWEST: Final = 2.0  # seconds for one case
 MOST_MEMORY: Final = 1 << 30  # bytes of the process
 SPECIAL: Final = (0, 1, 0x7F, 0x80, 0xFF)
+_SYMBOL_TABLES: Final = (
+    *("needed", "soname", "rpath", "runpath"),
+    *("undefined", "versions_needed", "versions_defined"),
+)
 LARGE: Final = (0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1)
 
 
@@ -64,6 +70,7 @@ def make_seeds() -> dict[str, bytes]:
         archive.writestr("pkg/lib.so", shared)
     return {
         "library.so": shared,
+        "dynamic.so": make_shared(defined=tuple(f"function_{number}" for number in range(9))),
         "library.dll": pe((".text", b"\xc3" * 16), (".nv_fatb", images)),
         "images.fatbin": images,
         "image.cubin": image,
@@ -125,6 +132,20 @@ def read_everything(path: Path) -> None:
             inspections, _ = inspect_libraries(open_libraries(path), Choice(level))
             for inspection in inspections:
                 inspection.to_json()
+    with contextlib.suppress(FatbinError):
+        read_symbols(SharedObject(path.read_bytes()))
+
+
+def read_symbols(shared: SharedObject) -> None:
+    """Read what the dynamic linker reads; each table, whatever became of the others."""
+    for name in _SYMBOL_TABLES:
+        with contextlib.suppress(FatbinError):
+            getattr(shared, name)
+    for number in range(16):
+        with contextlib.suppress(FatbinError):
+            shared.defines(f"function_{number}")
+    with contextlib.suppress(FatbinError):
+        list(shared.defined())
 
 
 def run_case(path: Path) -> tuple[str, float]:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import flash_dist
+from flash_dist.environment import gather_environment, prove_loading
 from flash_dist.fatbin import read_fatbin, read_kernels
 from flash_dist.manifest import Manifest, load_manifest
 
@@ -79,6 +80,29 @@ def test_the_binding_loads_under_this_torch() -> None:
     from flash_dist import _ops  # noqa: F401, PLC0415
 
     assert torch.ops.flash_dist is not None
+
+
+def test_loading_is_predicted_as_it_really_is() -> None:
+    predicted = gather_environment()
+    tried = prove_loading(predicted)
+    assert (predicted.loading.source, tried.loading.source) == ("predicted", "tried")
+    assert (predicted.loading.status, tried.loading.status) == ("ok", "ok"), tried.loading.reason
+
+
+def test_doctor_without_selftest_imports_no_torch_and_starts_no_process() -> None:
+    code = (
+        "import sys\n"
+        "started = []\n"
+        "sys.addaudithook(lambda event, _: started.append(event) if event == 'subprocess.Popen' "
+        "else None)\n"
+        "from flash_dist.cli import main\n"
+        "main(['doctor', '--no-selftest', '--json'])\n"
+        "assert 'torch' not in sys.modules and not started, started\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    loading = json.loads(done.stdout)["environment"]["loading"]
+    assert (loading["status"], loading["source"]) == ("ok", "predicted")
 
 
 def test_doctor_says_that_a_fitting_gpu_is_served() -> None:

@@ -1,0 +1,123 @@
+"""Whether anybody's libraries will load here: a result for each that will not.
+
+A package may hold a library for each CUDA release and load one. So what is missing is a failure
+only where no library of the package loads.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .errors import FatbinError
+from .load_host import read_host
+from .load_prediction import Prediction, predict_loading, predict_member
+from .result import CheckResult
+from .segments import is_shared
+from .wheel_tags import judge_tags
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .archives import Library
+    from .environment import Environment
+    from .load_causes import Cause
+    from .load_host import LoadHost
+
+# What another library of the same package can make up for.
+_REPLACEABLE = {"library-missing", "wrong-architecture", "python-abi", "driver-absent"}
+_SHOWN = 4
+
+
+@dataclass
+class LibraryLoading:
+    """Looks at libraries as they come, and says at the end which will not load."""
+
+    host: LoadHost
+    _files: list[Path] = field(default_factory=list)
+    _members: dict[str, list[tuple[str, Prediction]]] = field(default_factory=dict)
+
+    @classmethod
+    def make(cls, environment: Environment) -> LibraryLoading | None:
+        """Return None where nothing can be said: of another machine, or another system."""
+        if environment.what_if:
+            return None
+        try:
+            return cls(read_host(environment.torch, environment.libc))
+        except FatbinError:
+            return None
+
+    def look(self, library: Library) -> None:
+        """Look at a library that is open."""
+        if not is_shared(library.fatbin.data):
+            return
+        if not library.archive:
+            self._files.append(Path(library.name))
+            return
+        if not library.siblings:
+            return  # a conda package brings its own Python and C++ library
+        data, names = library.fatbin.data, library.siblings
+        with suppress(FatbinError):  # damaged where only the dynamic linker looks
+            found = predict_member(library.name, data, names, self.host)
+            self._members.setdefault(library.archive, []).append((library.name, found))
+
+    def results(self) -> Iterator[CheckResult]:
+        """Yield a result for each library that will not load, wheel by wheel, then the files."""
+        for archive, predicted in self._members.items():
+            tags = judge_tags(Path(archive).name, self.host)
+            if tags is not None:
+                yield _describe(tags, installed=False)
+            else:
+                yield from _describe_all(predicted, installed=False)
+        yield from _describe_all(list(self._predict_files()), installed=True)
+
+    def _predict_files(self) -> Iterator[tuple[str, Prediction]]:
+        names = [path.name for path in self._files]
+        for path in self._files:
+            with suppress(FatbinError):  # damaged where only the dynamic linker looks
+                label = str(path)
+                yield label, predict_loading(path, self.host, label=label, siblings=names)
+
+
+def _describe_all(
+    predicted: list[tuple[str, Prediction]], *, installed: bool
+) -> Iterator[CheckResult]:
+    """Say of each library what prevents it; of those that others replace, in one result."""
+    served = any(one for _, one in predicted)
+    replaced: list[tuple[str, Prediction, Cause]] = []
+    for name, one in predicted:
+        found = [cause for cause in one.causes if installed or cause.id != "torch-absent"]
+        if found and served and found[0].id in _REPLACEABLE:
+            replaced.append((name, one, found[0]))
+        elif found:
+            result = _describe(found[0], installed=installed)
+            yield replace(result, data={"library": name, **one.to_json()})
+    if replaced:
+        yield _describe_replaced(replaced, len(predicted))
+
+
+def _describe_replaced(replaced: list[tuple[str, Prediction, Cause]], count: int) -> CheckResult:
+    lines = [cause.sentence for _, _, cause in replaced]
+    hidden = len(lines) - _SHOWN
+    return CheckResult(
+        "loading",
+        "skip",
+        f"{len(replaced)} of {count} libraries will not load here (predicted), which is normal "
+        "where a package has several builds and loads one",
+        (*lines[:_SHOWN], f"and {hidden} more") if hidden > 0 else tuple(lines),
+        id=replaced[0][2].id,
+        data={"libraries": [one.to_json() for _, one, _ in replaced]},
+    )
+
+
+def _describe(cause: Cause, *, installed: bool) -> CheckResult:
+    summary = f"{cause.sentence} (predicted from symbol tables)"
+    result = CheckResult("loading", "fail", summary, cause.details, cause.fix, cause.id)
+    if cause.id == "driver-absent":
+        return replace(result, status="skip")
+    if cause.id == "library-missing" and not installed:
+        detail = "it may come with a dependency that is not installed here"
+        return replace(result, status="warn", details=(*cause.details, detail))
+    return result
