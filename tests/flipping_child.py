@@ -1,8 +1,12 @@
-"""A selftest's child in which rank 1 computes one wrong bit: what a fleet has to find."""
+"""A selftest's child in which rank 1 computes one wrong bit: what a fleet has to find.
+
+Each time, or just the first: then TEST_FLIPPED names a file that tells later processes.
+"""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,12 +26,22 @@ hash_tensors = comparison.digest
 def digest(tensors: Tensors) -> dict[str, str]:
     """Flip a bit of dk before it is hashed."""
     global calls  # noqa: PLW0603 - a process of its own
-    if os.environ["RANK"] == WRONG_RANK and calls == WRONG_CALL:
+    if os.environ["RANK"] == WRONG_RANK and calls == WRONG_CALL and is_wrong_time():
         wrong = tensors["dk"].clone()
         wrong.view(torch.uint8).view(-1)[7] ^= 1
         tensors = {**tensors, "dk": wrong}
     calls += 1
     return hash_tensors(tensors)
+
+
+def is_wrong_time() -> bool:
+    """Whether this is the process that errs."""
+    mark = os.environ.get("TEST_FLIPPED")
+    if mark is None:
+        return True
+    first = not Path(mark).exists()
+    Path(mark).touch()
+    return first
 
 
 if __name__ == "__main__":

@@ -1,0 +1,25 @@
+"""A selftest's child whose first kernel hits a device-side assertion: its CUDA context is lost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from flash_dist import selftest_child
+from flash_dist.selftest_inputs import Inputs
+
+if TYPE_CHECKING:
+    from flash_dist.comparison import Tensors
+
+
+def attend(self: Inputs, *_: object) -> Tensors:
+    """Fail on the GPU instead of computing."""
+    torch._assert_async(torch.zeros(1, device=self.q.device))
+    torch.cuda.synchronize()
+    return {}
+
+
+if __name__ == "__main__":
+    setattr(Inputs, "attend", attend)  # noqa: B010 - of another signature
+    selftest_child.main()
