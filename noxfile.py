@@ -127,6 +127,24 @@ def gpu_tests(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "--override-ini=pythonpath=", "tests/gpu", *args)
 
 
+@nox.session(venv_params=["--system-site-packages"])
+def fingerprints(session: nox.Session) -> None:
+    """Record what this machine's GPUs compute into flash_dist/fingerprints.json: `-- WHEEL`."""
+    wheel = session.posargs[0] if session.posargs else next((ROOT / "dist" / "all").glob("*.whl"))
+    session.install(str(Path(wheel).resolve()))
+    session.chdir(session.create_tmp())  # the wheel, not the tree
+    recorded = str(ROOT / "flash_dist" / "fingerprints.json")
+    session.run("python", "-m", "flash_dist", "selftest", "--record", recorded)
+
+
+@nox.session
+def fingerprint_check(session: nox.Session) -> None:
+    """Compare the recorded fingerprints with the kernels of the wheels in dist/; no GPU."""
+    install(session, "runtime", "build")
+    wheels = sorted(str(path) for path in (ROOT / "dist").glob("*/*.whl"))
+    session.run("python", "-m", "ci.fingerprints", *wheels)
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """Ruff with all rules, its formatter, and clang-format."""

@@ -28,13 +28,18 @@ def read_code_hashes(library: str | os.PathLike[str]) -> dict[str, str]:
     Raises:
         FatbinError: The library cannot be read, or holds one kernel twice with different code.
     """
-    found: dict[str, str] = {}
     with open_fatbin(library) as fatbin:
-        for name, code in _walk(fatbin):
-            hashed = hashlib.sha256(code).hexdigest()
-            if found.setdefault(name, hashed) != hashed:
-                message = f"`{library}` holds kernel `{name}` twice, with different code"
-                raise FatbinError(message)
+        return hash_kernels(fatbin)
+
+
+def hash_kernels(fatbin: Fatbin) -> dict[str, str]:
+    """Do the same for a library that is open."""
+    found: dict[str, str] = {}
+    for name, code in _walk(fatbin):
+        hashed = hashlib.sha256(code).hexdigest()
+        if found.setdefault(name, hashed) != hashed:
+            message = f"`{fatbin.report.path}` holds kernel `{name}` twice, with different code"
+            raise FatbinError(message)
     return found
 
 

@@ -60,6 +60,7 @@ class Proof:
         self._child = child
         self._references = references
         self._identity: Identity | None = None
+        self._chosen: set[str] = set()
         self.proven: list[tuple[Gpu, Setting, tuple[Fingerprint, ...]]] = []
 
     @property
@@ -95,6 +96,7 @@ class Proof:
         )
         own = make_fingerprints(report, self.identity, driver)
         self.proven.append((gpu, setting, own))
+        self._chosen |= set((report.selected or {}).values())
         references = read_references() if self._references is None else self._references
         return compare_with(references, setting, own)
 
@@ -102,7 +104,8 @@ class Proof:
         """Return the fingerprints of the GPUs so far, one GPU of each kind."""
         found: dict[tuple[str, Setting], Reference] = {}
         for gpu, setting, own in self.proven:
-            kernels = self.identity.kernels
+            hashes = self.identity.kernels
+            kernels = {name: hashes[name] for name in sorted(self._chosen & set(hashes))}
             found.setdefault((gpu.name, setting), Reference(gpu.name, date, setting, kernels, own))
         return tuple(found.values())
 

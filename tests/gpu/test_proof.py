@@ -85,8 +85,8 @@ def test_of_two_ranks_that_always_disagree_none_is_accused() -> None:
 def test_rounds_find_the_wrong_rank(tmp_path: Path) -> None:
     done = run_fleet(2, TEST_FLIPPED=str(tmp_path / "flipped"))
     assert done.returncode
-    odd = next(line for line in done.stdout.splitlines() if "computes other bits" in line)
-    assert "rank 1 on" in odd
+    odd = next(line for line in done.stdout.splitlines() if "computes other bits:" in line)
+    assert odd.startswith("[fail]  rank 1")
     assert "PCI" in odd
     assert "GPU-" in odd
     assert "dk in" in odd

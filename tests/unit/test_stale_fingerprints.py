@@ -1,0 +1,35 @@
+"""The gate that recorded fingerprints are of the kernels built."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ci.fingerprints import RECORDED, find_stale
+from ci.planner_hash import hash_planner
+from flash_dist.fingerprints import read_references
+
+
+def test_what_is_recorded_is_of_this_planner_and_of_both_kinds_of_code() -> None:
+    references = read_references(RECORDED)
+    kernels = {name: code for one in references for name, code in one.kernels.items()}
+    assert find_stale(references, kernels, hash_planner()) == []
+    drivers = {print_.driver for one in references for print_ in one.fingerprints}
+    assert "" in drivers  # SASS
+    assert len(drivers) > 1  # PTX
+    assert all(len(print_.digests) == 5 for one in references for print_ in one.fingerprints)
+
+
+def test_a_changed_kernel_or_planner_is_found() -> None:
+    references = read_references(RECORDED)[:1]
+    kernels = dict(references[0].kernels)
+    name = min(kernels)
+    (problem,) = find_stale(references, {**kernels, name: "other"}, hash_planner())
+    assert name in problem
+    assert "1 of" in problem
+    del kernels[name]
+    assert len(find_stale(references, kernels, hash_planner())) == 1
+    setting = replace(references[0].setting, planner="old")
+    (problem,) = find_stale(
+        (replace(references[0], setting=setting),), references[0].kernels, hash_planner()
+    )
+    assert problem.endswith("of another planner")
