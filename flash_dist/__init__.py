@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from ._native import last_variant
     from .attention import flash_attn_func
     from .flex import flex_attention
+    from .gpu_report import check
     from .masks import BlockMask
     from .merge import merge_attention
-    from .report import check
     from .sdpa import scaled_dot_product_attention
     from .varlen import flash_attn_varlen_func
 
@@ -38,7 +38,7 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())  # a program decid
 
 _MODULES: Final = {
     "BlockMask": ".masks",
-    "check": ".report",
+    "check": ".gpu_report",
     "flash_attn_func": ".attention",
     "flash_attn_varlen_func": ".varlen",
     "flex_attention": ".flex",

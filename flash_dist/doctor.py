@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import traceback
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
-from .check_choice import EVERYTHING, CheckChoice
-from .checks import (
+from .checks.choice import EVERYTHING, CheckChoice
+from .checks.gpus import check_all_gpus, check_any_gpu, check_gpu
+from .checks.guard import guard
+from .checks.host import check_compat, check_devices
+from .checks.jit import check_jit
+from .checks.loading import check_loading
+from .checks.machine import (
     check_build,
     check_driver,
     check_install,
@@ -16,26 +20,20 @@ from .checks import (
     check_torch,
     check_variables,
 )
+from .checks.torch_claim import check_torch_claim
+from .checks.visible import check_mig, check_visible
 from .errors import UsageError
-from .gpu_checks import check_all_gpus, check_gpu
-from .host_checks import check_compat, check_devices
-from .jit_checks import check_jit
-from .loading_checks import check_loading
 from .result import CheckResult, exit_code, worst_status
-from .torch_claim import check_torch_claim
-from .visibility import check_mig, check_visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from .environment import Environment
-    from .nvidia import Gpu
+    from .libcuda import Gpu
 
     Check = Callable[[Environment], CheckResult]
     RareCheck = Callable[[Environment], CheckResult | None]
     GpuCheck = Callable[[Gpu], CheckResult]
-
-Found = TypeVar("Found")
 
 JSON_VERSION = 1
 
@@ -180,19 +178,6 @@ def _is_fit(result: CheckResult) -> bool:
     return result.status in {"ok", "warn"}
 
 
-def check_any_gpu(environment: Environment) -> CheckResult:
-    """There is no GPU: say what that leaves open."""
-    cuda = environment.cuda
-    reason = cuda.reason if cuda.status == "ok" else ""  # else the driver's check says it
-    return CheckResult(
-        "gpu",
-        "skip",
-        "no GPU here, so nothing could be proven" + (f" ({reason})" if reason else ""),
-        fix="`python -m flash_dist doctor --gpu 8.6,9.0 --driver 580` judges GPUs not here",
-        id="no-gpu",
-    )
-
-
 def _run_selftest(
     environment: Environment, gpu: Gpu, selftest: GpuCheck, *, fit: bool
 ) -> CheckResult:
@@ -209,21 +194,3 @@ def _guard_rare(name: str, check: Callable[[], CheckResult | None]) -> Iterator[
     found = guard(name, check)
     if found is not None:
         yield found
-
-
-def guard(name: str, check: Callable[[], Found], *, gpu: int | None = None) -> Found | CheckResult:
-    """Run a check; if it crashes, that is its result."""
-    try:
-        return check()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the other checks must still run
-        lines = traceback.format_exception(type(error), error, error.__traceback__)
-        where = lines[-2].strip().splitlines()[0] if len(lines) > 1 else ""
-        return CheckResult(
-            name,
-            "fail",
-            f"the check itself crashed: {type(error).__name__}: {error}",
-            (where,) if where else (),
-            "this is a bug in flash_dist: report it with the output of `doctor --json`",
-            "check-crashed",
-            gpu,
-        )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from .fingerprints import Fingerprint, Setting
-    from .nvidia import Gpu
+    from .libcuda import Gpu
 
 _SHOWN = 8
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from .devices import DRIVER_CUDA
 from .jit_cache import JitCache, read_jit_cache
+from .libcuda import parse_release
 from .loader_path import find_library, find_loaded, list_loader_folders
-from .nvidia import parse_release
 from .nvml import Nvml, read_nvml
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from .archs import Arch, Origin
 from .devices import parse_version
 from .errors import ExtensionError, FatbinError, ManifestError
 from .fatbin import open_fatbin
+from .libcuda import read_cuda
 from .manifest import PACKAGE, load_manifest
-from .nvidia import read_cuda
 from .published import published_sets
 from .verdict import Build, Situation, Variant, judge_device
 

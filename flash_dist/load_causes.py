@@ -17,8 +17,8 @@ from .demangle import demangle
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .environment import Torch
     from .linker import Missing
+    from .torch_install import Torch
 
 _SHOWN_SYMBOLS = 4
 _LONGEST = 200  # characters of a demangled name

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from .linker import Linker, read_linker
 
 if TYPE_CHECKING:
-    from .environment import Torch
+    from .torch_install import Torch
 
 
 @dataclass(frozen=True)

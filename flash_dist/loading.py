@@ -1,61 +1,108 @@
-"""Child process of `doctor`: load the compiled parts one after the other and report each.
+"""Whether the compiled parts load: predicted from symbol tables, or tried in a child process.
 
-python -m flash_dist.loading --report FILE
+What the child does is in `loading_child.py`.
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib
+import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
-from .child import write_event
-from .errors import FlashDistError
+from .advice import torch_fix
+from .child import Outcome, run_child
+from .errors import FatbinError
+from .installed import EXTENSION, LIBRARY
+from .load_host import read_host
+from .load_prediction import predict_loading
+from .manifest import PACKAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from .load_host import LoadHost
+    from .torch_install import Torch
+
+TIMEOUT = 120.0
 
 
-def load_kernels() -> None:
-    """Load the torch-free library."""
-    from ._native import load_library  # noqa: PLC0415 - what is tried must not fail the import of this
+@dataclass(frozen=True)
+class Loading:
+    """Whether the compiled parts load: predicted from symbol tables, or tried in a child."""
 
-    load_library()
+    status: Literal["ok", "failed", "crashed", "unknown", "not-tried", "skipped"]
+    stage: str = ""  # which part it was: "kernels", "torch" or "extension"
+    reason: str = ""
+    source: Literal["tried", "predicted"] = "tried"
+    id: str = ""  # of a predicted cause
+    fix: str = ""
+    details: tuple[str, ...] = ()
 
-
-def load_torch() -> None:
-    """Import torch."""
-    importlib.import_module("torch")
-
-
-def load_extension() -> None:
-    """Load the torch operators."""
-    importlib.import_module("flash_dist._ops")
-
-
-STAGES: tuple[tuple[str, Callable[[], None]], ...] = (
-    ("kernels", load_kernels),
-    ("torch", load_torch),
-    ("extension", load_extension),
-)
-
-
-def report_loading(report: Path) -> None:
-    """Write one event before each stage, and one for the end."""
-    for stage, load in STAGES:
-        write_event(report, {"event": "stage", "stage": stage})
-        try:
-            load()
-        except Exception as error:  # noqa: BLE001 - any failure is the finding
-            reason = error.message if isinstance(error, FlashDistError) else str(error)
-            reason = reason or type(error).__name__
-            write_event(report, {"event": "failed", "stage": stage, "reason": reason})
-            return
-    write_event(report, {"event": "loaded"})
+    def to_json(self) -> dict[str, Any]:
+        """Return the state as plain data."""
+        return {
+            "status": self.status,
+            "source": None if self.status == "not-tried" else self.source,
+            "stage": self.stage or None,
+            "id": self.id or None,
+            "reason": self.reason or None,
+            "fix": self.fix or None,
+            "details": list(self.details),
+        }
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--report", type=Path, required=True)
-    report_loading(parser.parse_args().report)
+def predict_parts(torch: Torch, libc: str, oldest: str, package: Path = PACKAGE) -> Loading:
+    """Predict what `try_loading` would find, from symbol tables, part by part.
+
+    Args:
+        torch: The installed one.
+        libc: The C library, such as "glibc 2.36".
+        oldest: Torch that the build needs.
+        package: Where the parts are.
+    """
+    doubt = None
+    try:
+        host = read_host(torch, libc)
+        for stage, path in _find_parts(package, host):
+            if stage == "torch" and torch.status != "ok":
+                cause = f"torch-{torch.status}"
+                return Loading("failed", stage, torch.reason, "predicted", cause, torch_fix(oldest))
+            prediction = predict_loading(path, host, torch_min=oldest)
+            if not prediction:
+                first = prediction.causes[0]
+                reason, rest = first.sentence, (first.id, first.fix, first.details)
+                return Loading("failed", stage, reason, "predicted", *rest)
+            if prediction.unknown and doubt is None:
+                doubt = Loading("unknown", stage, prediction.unknown[0], "predicted")
+    except FatbinError as error:
+        return Loading("unknown", reason=error.message, source="predicted")
+    return doubt or Loading("ok", source="predicted")
+
+
+def _find_parts(package: Path, host: LoadHost) -> tuple[tuple[str, Path], ...]:
+    """Return what is loaded one after the other, with the names of the stages."""
+    extensions = host.torch_extensions()
+    torch = extensions[0] if extensions else Path("torch")
+    return (
+        ("kernels", package / LIBRARY),
+        ("torch", torch),
+        ("extension", package / EXTENSION),
+    )
+
+
+def try_loading() -> Loading:
+    """Load the compiled parts in a child process, where a crash does no harm."""
+    command = [sys.executable, "-m", "flash_dist.loading_child"]
+    return judge_loading(run_child(command, timeout=TIMEOUT))
+
+
+def judge_loading(outcome: Outcome) -> Loading:
+    """Turn what the child reported into a result."""
+    stage = ""
+    for event in outcome.events:
+        stage = str(event.get("stage", stage))
+        if event.get("event") == "failed":
+            return Loading("failed", stage, str(event.get("reason", "")))
+        if event.get("event") == "loaded":
+            return Loading("ok")
+    said = f"; it printed `{outcome.output[-1]}`" if outcome.output else ""
+    return Loading("crashed", stage, f"{outcome.sentence}{said}")

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .checks.gpus import find_situation, judge_gpu
+from .checks.loading import compare_selftest
 from .errors import FatbinError, FlashDistError
 from .fingerprints import (
     Agreement,
@@ -18,9 +20,7 @@ from .fingerprints import (
     make_fingerprints,
     read_references,
 )
-from .gpu_checks import find_situation, judge_gpu
 from .kernel_code import read_code_hashes
-from .loading_checks import compare_selftest
 from .manifest import load_manifest
 from .result import CheckResult
 from .selftest import CHILD, check_selftest, find_surprises, run_selftest
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .environment import Environment
-    from .nvidia import Gpu
+    from .libcuda import Gpu
     from .selftest import SelftestReport
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import flash_dist
-from flash_dist.nvidia import read_cuda
+from flash_dist.libcuda import read_cuda
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:

@@ -24,10 +24,10 @@ from flash_dist.bench.files import read_report, write_json
 from flash_dist.bench.names import OURS, PEERS, PHASES, parse_peers, parse_phases, parse_states
 from flash_dist.bench.plot import draw_plot, require_matplotlib
 from flash_dist.bench.results import Report
-from flash_dist.environment import read_torch
 from flash_dist.errors import UsageError
-from flash_dist.nvidia import read_cuda
+from flash_dist.libcuda import read_cuda
 from flash_dist.result import EXIT_FINDINGS, EXIT_FINE, EXIT_NOTHING_CHECKED
+from flash_dist.torch_install import read_torch
 
 from .bench_table import print_report
 from .results import make_console

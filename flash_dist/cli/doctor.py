@@ -8,7 +8,8 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from flash_dist.check_choice import EVERYTHING, CheckChoice
+from flash_dist.checks.choice import EVERYTHING, CheckChoice
+from flash_dist.checks.libraries import examine_libraries
 from flash_dist.devices import Device, Driver
 from flash_dist.doctor import Examination, check_names, examine, limit_gpus, will_run
 from flash_dist.environment import (
@@ -23,7 +24,6 @@ from flash_dist.explain import explain
 from flash_dist.findings import suggest
 from flash_dist.installed import Installed
 from flash_dist.libraries import open_libraries, package_libraries
-from flash_dist.library_checks import examine_libraries
 from flash_dist.proof import Proof
 from flash_dist.remote import at_hand
 from flash_dist.result import EXIT_FINE, EXIT_NOTHING_CHECKED
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from flash_dist.environment import Environment
-    from flash_dist.nvidia import Gpu
+    from flash_dist.libcuda import Gpu
     from flash_dist.result import CheckResult
 
     from .text import Subparsers

@@ -10,12 +10,12 @@ import socket
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from flash_dist.doctor import guard
+from flash_dist.checks.gpus import check_gpu
+from flash_dist.checks.guard import guard
 from flash_dist.environment import gather_gpus
 from flash_dist.errors import UsageError
 from flash_dist.fingerprints import Identity, Setting, make_fingerprints
 from flash_dist.fleet import Member, compare_members
-from flash_dist.gpu_checks import check_gpu
 from flash_dist.installed import read_installed
 from flash_dist.proof import Proof
 from flash_dist.result import CheckResult, exit_code, worst_status

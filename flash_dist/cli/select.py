@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from flash_dist.advice import describe_archs, driver_fix, unsupported_fix
 from flash_dist.candidates import Offer, read_offer
+from flash_dist.checks.gpus import describe_gpu, describe_how
 from flash_dist.errors import UsageError
-from flash_dist.gpu_checks import describe_gpu, describe_how
 from flash_dist.index import read_index
 from flash_dist.install_commands import find_commands
-from flash_dist.nvidia import imagine_cuda, read_cuda
+from flash_dist.libcuda import imagine_cuda, read_cuda
 from flash_dist.published import published_sets
 from flash_dist.result import EXIT_FINDINGS, EXIT_FINE, EXIT_NOTHING_CHECKED
 from flash_dist.selection import candidates_of, describe_lack, select
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from flash_dist.index import Index
     from flash_dist.install_commands import Command
-    from flash_dist.nvidia import Cuda, Gpu
+    from flash_dist.libcuda import Cuda, Gpu
     from flash_dist.selection import Candidate, Judged, Selection
 
     from .text import Subparsers

@@ -31,9 +31,10 @@ from .text import add_subcommand, complain, printable
 if TYPE_CHECKING:
     import argparse
 
-    from flash_dist.environment import Environment, Torch
+    from flash_dist.environment import Environment
     from flash_dist.fingerprints import Reference
-    from flash_dist.nvidia import Cuda
+    from flash_dist.libcuda import Cuda
+    from flash_dist.torch_install import Torch
 
     from .text import Subparsers
 

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 from flash_dist.archs import Arch, ArchSet, Origin
 from flash_dist.devices import Device, Driver
-from flash_dist.environment import Environment, Loading, Torch
+from flash_dist.environment import Environment
 from flash_dist.install_files import InstallFiles
 from flash_dist.installed import Installed
-from flash_dist.nvidia import Cuda, Gpu
+from flash_dist.libcuda import Cuda, Gpu
+from flash_dist.loading import Loading
 from flash_dist.result import CheckResult
+from flash_dist.torch_install import Torch
 from flash_dist.verdict import DTYPE_FLOOR, Build, Variant
 
 # The published sets, written out so that a change of the data file shows up in no test's meaning.

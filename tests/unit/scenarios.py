@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from flash_dist.archs import Arch, ArchSet
 from flash_dist.devices import Device, Driver
-from flash_dist.environment import Environment, Torch
 from flash_dist.host import DeviceFile, Host
 from flash_dist.images import FatbinEntry, FatbinReport
 from flash_dist.install_files import InstallFiles
 from flash_dist.jit_cache import JitCache
-from flash_dist.nvidia import Cuda, Gpu
+from flash_dist.libcuda import Cuda, Gpu
 from flash_dist.nvml import MigInstance, Nvml, PhysicalGpu
-from flash_dist.torch_claim import TorchCode
+from flash_dist.torch_code import TorchCode
+from flash_dist.torch_install import Torch
 from tests.unit.builds import ALL, HOPPER, TURING_AMPERE_ADA, make_environment, make_installed
+
+if TYPE_CHECKING:
+    from flash_dist.environment import Environment
 
 FOLDER = "/usr/lib/x86_64-linux-gnu"
 CACHE = JitCache("/home/user/.nv/ComputeCache", "writable", 100 << 30)

@@ -14,7 +14,7 @@ from tests.unit.builds import ALL, HOPPER, make_environment
 from tests.unit.test_cli_doctor import report_good
 
 if TYPE_CHECKING:
-    from flash_dist.check_choice import CheckChoice
+    from flash_dist.checks.choice import CheckChoice
     from flash_dist.environment import Environment
     from flash_dist.selftest import SelftestReport
 

@@ -16,8 +16,8 @@ from flash_dist.bench.shapes import paper_shapes, seed_shapes
 from flash_dist.cli import main
 from flash_dist.cli.bench_table import print_report
 from flash_dist.cli.results import make_console
-from flash_dist.environment import Torch
-from flash_dist.nvidia import Cuda
+from flash_dist.libcuda import Cuda
+from flash_dist.torch_install import Torch
 from tests.unit.bench_results import MACHINE, make_entry, make_report, make_row
 
 if TYPE_CHECKING:

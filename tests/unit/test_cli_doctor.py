@@ -14,10 +14,10 @@ from rich.console import Console
 from flash_dist.child import Outcome
 from flash_dist.cli import main
 from flash_dist.cli.results import layout_result, print_result
-from flash_dist.environment import Torch
-from flash_dist.nvidia import Cuda
+from flash_dist.libcuda import Cuda
 from flash_dist.result import CheckResult
 from flash_dist.selftest import judge_outcome
+from flash_dist.torch_install import Torch
 from tests.unit.builds import ALL, HOPPER, TURING_AMPERE_ADA, make_environment, make_installed
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from flash_dist.cli import main
-from flash_dist.nvidia import Cuda
+from flash_dist.libcuda import Cuda
 from tests.unit.builds import ALL, make_environment
 from tests.unit.wheels import serve, write_dist, write_simple_index
 

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from flash_dist.checks.guard import guard
 from flash_dist.devices import Device, Driver
-from flash_dist.doctor import Examination, examine, guard
-from flash_dist.environment import Environment, Loading, Torch
+from flash_dist.doctor import Examination, examine
 from flash_dist.installed import Installed
-from flash_dist.nvidia import Cuda, Gpu
+from flash_dist.libcuda import Cuda, Gpu
+from flash_dist.loading import Loading
+from flash_dist.torch_install import Torch
 from tests.unit.builds import (
     ALL,
     BLACKWELL,
@@ -25,6 +27,7 @@ from tests.unit.builds import (
 )
 
 if TYPE_CHECKING:
+    from flash_dist.environment import Environment
     from flash_dist.result import CheckResult
 
 NO_DRIVER = Cuda("absent", reason="libcuda.so.1 does not load: no such file")

@@ -12,19 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flash_dist.archs import Arch, ArchSet, Origin
+from flash_dist.checks.gpus import check_gpu
 from flash_dist.child import Outcome
 from flash_dist.devices import Device, Driver
-from flash_dist.environment import (
-    Torch,
-    imagine_environment,
-    judge_loading,
-    parse_torch_cuda,
-    read_libc,
-    read_system,
-    read_torch,
-    read_variables,
-)
-from flash_dist.gpu_checks import check_gpu
+from flash_dist.environment import imagine_environment, read_libc, read_system, read_variables
 from flash_dist.installed import (
     combine,
     find_differences,
@@ -32,7 +23,9 @@ from flash_dist.installed import (
     read_installed,
     unsupported_error,
 )
-from flash_dist.loading import report_loading
+from flash_dist.libcuda import parse_release, read_cuda
+from flash_dist.loading import judge_loading
+from flash_dist.loading_child import report_loading
 from flash_dist.manifest import (
     HostInfo,
     KernelRecord,
@@ -40,7 +33,7 @@ from flash_dist.manifest import (
     TargetInfo,
     ToolkitInfo,
 )
-from flash_dist.nvidia import parse_release, read_cuda
+from flash_dist.torch_install import Torch, parse_torch_cuda, read_torch
 from tests.unit.builds import ALL, ARCHSETS, HOPPER, make_build, make_environment
 
 if TYPE_CHECKING:
@@ -68,7 +61,7 @@ def test_without_libcuda_the_driver_is_absent(monkeypatch: pytest.MonkeyPatch) -
         message = f"{name}: cannot open shared object file: No such file or directory"
         raise OSError(message)
 
-    monkeypatch.setattr("flash_dist.nvidia.ctypes.CDLL", refuse)
+    monkeypatch.setattr("flash_dist.libcuda.ctypes.CDLL", refuse)
     cuda = read_cuda()
     assert (cuda.status, cuda.gpus, cuda.driver) == ("absent", (), None)
     assert "libcuda.so.1" in cuda.reason
@@ -93,7 +86,7 @@ class FakeDriver:
 def test_a_driver_without_gpus_differs_from_one_that_fails(
     monkeypatch: pytest.MonkeyPatch, failing: str, code: int, status: str
 ) -> None:
-    monkeypatch.setattr("flash_dist.nvidia.ctypes.CDLL", lambda _: FakeDriver(failing, code))
+    monkeypatch.setattr("flash_dist.libcuda.ctypes.CDLL", lambda _: FakeDriver(failing, code))
     cuda = read_cuda()
     assert cuda.status == status
     assert cuda.gpus == ()
@@ -117,7 +110,7 @@ def test_an_absent_torch_is_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> None:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr("flash_dist.environment.importlib.metadata.distribution", refuse)
+    monkeypatch.setattr("flash_dist.torch_install.importlib.metadata.distribution", refuse)
     assert read_torch().status == "absent"
 
 
@@ -286,7 +279,7 @@ def test_the_first_part_that_does_not_load_is_reported(
         raise OSError(message)
 
     stages = (("kernels", lambda: None), ("torch", fail), ("extension", fail))
-    monkeypatch.setattr("flash_dist.loading.STAGES", stages)
+    monkeypatch.setattr("flash_dist.loading_child.STAGES", stages)
     report_loading(tmp_path / "report")
     lines = (tmp_path / "report").read_text().splitlines()
     assert json.loads(lines[-1]) == {

@@ -11,7 +11,7 @@ from flash_dist.devices import Device
 from flash_dist.errors import UsageError
 from flash_dist.fingerprints import Fingerprint, Setting
 from flash_dist.fleet import Member, compare_members
-from flash_dist.nvidia import Gpu
+from flash_dist.libcuda import Gpu
 from flash_dist.result import CheckResult
 
 SETTING = Setting("9.0", 132, 232448, "planner")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flash_dist.checks import check_install
+from flash_dist.checks.machine import check_install
 from flash_dist.install_files import InstallFiles, read_install_files
 from tests.unit.builds import HOPPER, make_environment
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from flash_dist.checks.libraries import examine_libraries
 from flash_dist.libraries import open_libraries
-from flash_dist.library_checks import examine_libraries
 from tests.unit.fatbin_builder import PTX, container, entry, library, ptx
 from tests.unit.scenarios import AMPERE, change_host, make_machine
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flash_dist.environment import Torch, read_libc, read_torch
+from flash_dist.environment import read_libc
 from flash_dist.errors import FatbinError
 from flash_dist.linker import Linker, read_cache
 from flash_dist.load_host import LoadHost, read_host
 from flash_dist.load_prediction import predict_loading, predict_member
 from flash_dist.segments import Platform, read_platform
+from flash_dist.torch_install import Torch, read_torch
 from tests.unit.dynamic_builder import make_shared
 from tests.unit.library_builder import Lab, call, define, needs_gcc
 

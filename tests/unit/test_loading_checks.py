@@ -9,21 +9,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from flash_dist.checks.loading import check_loading, compare_selftest
 from flash_dist.child import Outcome
 from flash_dist.cli import main
 from flash_dist.doctor import Examination, examine, will_run
-from flash_dist.environment import (
-    Loading,
-    Torch,
-    predict_parts,
-    prove_loading,
-    read_libc,
-    read_torch,
-)
+from flash_dist.environment import prove_loading, read_libc
+from flash_dist.libcuda import Cuda
 from flash_dist.load_host import read_host
-from flash_dist.loading_checks import check_loading, compare_selftest
-from flash_dist.nvidia import Cuda
+from flash_dist.loading import Loading, predict_parts
 from flash_dist.selftest import check_selftest, judge_outcome
+from flash_dist.torch_install import Torch, read_torch
 from flash_dist.wheel_tags import judge_tags
 from tests.unit.builds import ALL, HOPPER, make_environment
 from tests.unit.library_builder import Lab, call, define, needs_gcc
@@ -133,14 +128,14 @@ def test_a_selftest_that_cannot_load_contradicts_the_prediction(
 @needs_gcc
 def test_the_parts_are_predicted_one_after_the_other(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
-    environment = replace(make_environment(ALL), torch=read_torch(), libc=read_libc())
-    assert predict_parts(environment, tmp_path).status == "unknown"  # there is no file
+    torch, libc = read_torch(), read_libc()
+    assert predict_parts(torch, libc, "2.10", tmp_path).status == "unknown"  # there is no file
     lab.build("libflash_dist_kernels.so", define("flash_dist_fwd"))
     lab.build("_C.abi3.so", call("torch_call_a_friend"))
-    absent = predict_parts(replace(environment, torch=Torch("absent")), tmp_path)
+    absent = predict_parts(Torch("absent"), libc, "2.10", tmp_path)
     assert (absent.stage, absent.id) == ("torch", "torch-absent")
-    if environment.torch.status == "ok":
-        loading = predict_parts(environment, tmp_path)
+    if torch.status == "ok":
+        loading = predict_parts(torch, libc, "2.10", tmp_path)
         assert (loading.stage, loading.id) == ("extension", "torch-symbol-missing")
         assert loading.fix == "`pip install 'torch>=2.10'`"
         assert loading.source == "predicted"

@@ -14,11 +14,12 @@ import pytest
 from flash_dist.cli import main
 from flash_dist.devices import Device
 from flash_dist.doctor import Examination, examine
-from flash_dist.environment import Loading, Torch
 from flash_dist.findings import FINDINGS
 from flash_dist.install_files import InstallFiles
-from flash_dist.nvidia import Cuda, Gpu
+from flash_dist.libcuda import Cuda, Gpu
+from flash_dist.loading import Loading
 from flash_dist.report_page import Redaction, make_page, redaction_of_this_machine
+from flash_dist.torch_install import Torch
 from tests.unit.builds import ALL, HOPPER, Passes, make_environment, make_what_if
 from tests.unit.fatbin_builder import SASS, Kernel, container, cubin, entry, library
 

@@ -13,10 +13,10 @@ import pytest
 from flash_dist.child import Outcome
 from flash_dist.cli import main
 from flash_dist.doctor import Examination, examine
-from flash_dist.environment import Torch
 from flash_dist.install_files import InstallFiles
-from flash_dist.nvidia import Cuda
+from flash_dist.libcuda import Cuda
 from flash_dist.selftest import judge_outcome
+from flash_dist.torch_install import Torch
 from tests.unit.builds import ALL, HOPPER, make_environment, make_what_if
 from tests.unit.fatbin_builder import SASS, Kernel, container, cubin, entry, library
 from tests.unit.test_audit import make_contents

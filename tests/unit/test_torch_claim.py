@@ -7,15 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flash_dist.environment import Torch
-from flash_dist.torch_claim import (
-    TorchCode,
-    check_torch_claim,
-    find_refusal,
-    read_arch_list,
-    read_torch_code,
-    read_torch_folder,
-)
+from flash_dist.checks.torch_claim import check_torch_claim, find_refusal
+from flash_dist.torch_code import TorchCode, read_arch_list, read_torch_code, read_torch_folder
+from flash_dist.torch_install import Torch
 from tests.unit.builds import ALL
 from tests.unit.fatbin_builder import PTX, SASS, Kernel, container, cubin, entry, library, ptx
 from tests.unit.scenarios import AMPERE, TURING, make_machine, make_torch

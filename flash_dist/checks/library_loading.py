@@ -11,20 +11,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .errors import FatbinError
-from .load_host import read_host
-from .load_prediction import Prediction, predict_loading, predict_member
-from .result import CheckResult
-from .segments import is_shared
-from .wheel_tags import judge_tags
+from flash_dist.errors import FatbinError
+from flash_dist.load_host import read_host
+from flash_dist.load_prediction import Prediction, predict_loading, predict_member
+from flash_dist.result import CheckResult
+from flash_dist.segments import is_shared
+from flash_dist.wheel_tags import judge_tags
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .archives import Library
-    from .environment import Environment
-    from .load_causes import Cause
-    from .load_host import LoadHost
+    from flash_dist.archives import Library
+    from flash_dist.environment import Environment
+    from flash_dist.load_causes import Cause
+    from flash_dist.load_host import LoadHost
 
 # What another library of the same package can make up for.
 _REPLACEABLE = {"library-missing", "wrong-architecture", "python-abi", "driver-absent"}

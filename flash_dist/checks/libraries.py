@@ -10,21 +10,22 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from .advice import describe_archs
-from .archives import Library, Unread
-from .checks import check_driver
-from .doctor import check_any_gpu, guard
-from .gpu_checks import HOW_WORDS, describe_gpu, find_situation
+from flash_dist.advice import describe_archs
+from flash_dist.archives import Library, Unread
+from flash_dist.library_verdict import LibraryVerdict, judge_library
+from flash_dist.result import CheckResult
+
+from .gpus import HOW_WORDS, check_any_gpu, describe_gpu, find_situation
+from .guard import guard
 from .library_loading import LibraryLoading
-from .library_verdict import LibraryVerdict, judge_library
-from .result import CheckResult
+from .machine import check_driver
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from .environment import Environment
-    from .images import FatbinReport
-    from .nvidia import Gpu
+    from flash_dist.environment import Environment
+    from flash_dist.images import FatbinReport
+    from flash_dist.libcuda import Gpu
 
 # What helps against an obstacle, by words of its sentence (`compatibility.py`).
 _STEPS = (

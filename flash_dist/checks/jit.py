@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flash_dist.jit_cache import find_cache_problem
+from flash_dist.result import CheckResult
+
 from .first_start import describe_cost, uses_jit
-from .gpu_checks import judge_gpu
-from .jit_cache import find_cache_problem
-from .result import CheckResult
+from .gpus import judge_gpu
 
 if TYPE_CHECKING:
-    from .environment import Environment
+    from flash_dist.environment import Environment
 
 
 def check_jit(environment: Environment) -> CheckResult | None:

@@ -15,7 +15,7 @@ import flash_dist
 from flash_dist import installed
 from flash_dist.devices import Device
 from flash_dist.installed import Installed
-from flash_dist.nvidia import Cuda
+from flash_dist.libcuda import Cuda
 from tests.unit.builds import ALL, HOPPER, make_environment
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ def put(monkeypatch: pytest.MonkeyPatch) -> Put:
 
     def make(archs: str, *devices: str) -> Environment:
         machine = make_environment(archs, *devices)
-        monkeypatch.setattr("flash_dist.report.gather_gpus", lambda: machine)
-        monkeypatch.setattr("flash_dist.report.read_installed", lambda: machine.installed)
+        monkeypatch.setattr("flash_dist.gpu_report.gather_gpus", lambda: machine)
+        monkeypatch.setattr("flash_dist.gpu_report.read_installed", lambda: machine.installed)
         monkeypatch.setattr(installed, "read_installed", lambda: machine.installed)
         monkeypatch.setattr(installed, "read_cuda", lambda: machine.cuda)
         return machine
@@ -77,7 +77,7 @@ def test_a_gpu_that_is_not_there_is_a_value_error(
     with pytest.raises(ValueError, match=r"devices must be 0, 1, got 2"):
         flash_dist.check([2])
     bare = replace(machine, cuda=Cuda("absent", reason="libcuda.so.1 was not found"))
-    monkeypatch.setattr("flash_dist.report.gather_gpus", lambda: bare)
+    monkeypatch.setattr("flash_dist.gpu_report.gather_gpus", lambda: bare)
     with pytest.raises(ValueError, match=r"there is no GPU here, got 0"):
         flash_dist.check([0])
     report = flash_dist.check()
@@ -89,7 +89,7 @@ def test_without_a_build_it_is_false_with_the_reason(
 ) -> None:
     put(ALL, "9.0")
     absent = Installed(manifest_problem="no _build.json")
-    monkeypatch.setattr("flash_dist.report.read_installed", lambda: absent)
+    monkeypatch.setattr("flash_dist.gpu_report.read_installed", lambda: absent)
     report = flash_dist.check()
     assert not report
     assert report.sentence == "there is no built flash_dist here: no _build.json"

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .advice import describe_device
-from .gpu_checks import describe_how, judge_gpu
-from .host_checks import explain_no_gpu
-from .nvidia import Gpu
-from .nvml import normalize_pci
-from .result import CheckResult
+from flash_dist.advice import describe_device
+from flash_dist.libcuda import Gpu
+from flash_dist.nvml import normalize_pci
+from flash_dist.result import CheckResult
+
+from .gpus import describe_how, judge_gpu
+from .host import explain_no_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from .environment import Environment
-    from .nvml import PhysicalGpu
+    from flash_dist.environment import Environment
+    from flash_dist.nvml import PhysicalGpu
 
 _GIB = 1 << 30
 _VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .advice import covering_set, describe_device, explain_refusal, unsupported_fix
-from .devices import KIB, KNOWN_DEVICES
-from .first_start import describe_first_start
-from .result import CheckResult
-from .verdict import (
+from flash_dist.advice import covering_set, describe_device, explain_refusal, unsupported_fix
+from flash_dist.devices import KIB, KNOWN_DEVICES
+from flash_dist.result import CheckResult
+from flash_dist.verdict import (
     FLOOR,
     Build,
     DeviceVerdict,
@@ -19,12 +18,14 @@ from .verdict import (
     name_size,
 )
 
+from .first_start import describe_first_start
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from .devices import Device
-    from .environment import Environment
-    from .nvidia import Gpu
+    from flash_dist.devices import Device
+    from flash_dist.environment import Environment
+    from flash_dist.libcuda import Gpu
 
 _GIB = 1 << 30
 
@@ -112,6 +113,19 @@ def _refuse(environment: Environment, gpu: Gpu, verdict: DeviceVerdict) -> Check
         verdict.cause,
         gpu.index,
         verdict.to_json(),
+    )
+
+
+def check_any_gpu(environment: Environment) -> CheckResult:
+    """There is no GPU: say what that leaves open."""
+    cuda = environment.cuda
+    reason = cuda.reason if cuda.status == "ok" else ""  # else the driver's check says it
+    return CheckResult(
+        "gpu",
+        "skip",
+        "no GPU here, so nothing could be proven" + (f" ({reason})" if reason else ""),
+        fix="`python -m flash_dist doctor --gpu 8.6,9.0 --driver 580` judges GPUs not here",
+        id="no-gpu",
     )
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .checks import reinstall_fix
-from .result import CheckResult
+from flash_dist.result import CheckResult
+
+from .machine import reinstall_fix
 
 if TYPE_CHECKING:
-    from .environment import Environment, Loading
-    from .selftest import SelftestReport
+    from flash_dist.environment import Environment
+    from flash_dist.loading import Loading
+    from flash_dist.selftest import SelftestReport
 
 DIFFERS = "load-prediction-differs"
 

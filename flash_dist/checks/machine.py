@@ -6,18 +6,19 @@ from typing import TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
 
-from .advice import describe_archs, driver_fix, list_few, torch_fix
-from .budget import BUDGET_VARIABLE, find_budget_problem
-from .compatibility import driver_refusal
-from .devices import ZSTD_CUDA, first_driver, format_version, ptx_isa_cuda, toolkit_driver
-from .host_checks import describe_driver, explain_no_gpu
-from .manifest import PACKAGE
-from .result import CheckResult
-from .verdict import SMEM_VARIABLE
+from flash_dist.advice import describe_archs, driver_fix, list_few, torch_fix
+from flash_dist.budget import BUDGET_VARIABLE, find_budget_problem
+from flash_dist.compatibility import driver_refusal
+from flash_dist.devices import ZSTD_CUDA, first_driver, format_version, ptx_isa_cuda, toolkit_driver
+from flash_dist.manifest import PACKAGE
+from flash_dist.result import CheckResult
+from flash_dist.verdict import SMEM_VARIABLE
+
+from .host import describe_driver, explain_no_gpu
 
 if TYPE_CHECKING:
-    from .environment import Environment
-    from .verdict import Build
+    from flash_dist.environment import Environment
+    from flash_dist.verdict import Build
 
 _JIT_VARIABLES = ("CUDA_FORCE_PTX_JIT", "CUDA_DISABLE_PTX_JIT")
 _SHOWN_DIFFERENCES = 8

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from .checks.gpus import check_gpu, judge_gpu
 from .environment import gather_gpus
-from .gpu_checks import check_gpu, judge_gpu
 from .installed import read_installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from .environment import Environment
-    from .nvidia import Gpu
+    from .libcuda import Gpu
     from .result import Status
     from .verdict import KernelHow
 

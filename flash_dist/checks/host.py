@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .advice import list_few
-from .devices import format_version
-from .nvml import VERSION_MISMATCH
-from .result import CheckResult
+from flash_dist.advice import list_few
+from flash_dist.devices import format_version
+from flash_dist.nvml import VERSION_MISMATCH
+from flash_dist.result import CheckResult
 
 if TYPE_CHECKING:
-    from .environment import Environment
-    from .host import Host
+    from flash_dist.environment import Environment
+    from flash_dist.host import Host
 
 _CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 _MISMATCH = "(803)"  # CUDA_ERROR_SYSTEM_DRIVER_MISMATCH

@@ -1,0 +1,1 @@
+"""The checks of doctor: each a function from `Environment` to `CheckResult`."""

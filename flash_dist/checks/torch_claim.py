@@ -1,0 +1,87 @@
+"""Whether torch itself fares on a GPU as this build does.
+
+torch.cuda.get_arch_list() is a text from when torch was compiled, and `_check_capability` warns by
+it: it drops suffixes and takes PTX for SASS. What the library holds decides.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flash_dist.advice import describe_archs, describe_device
+from flash_dist.archs import Arch
+from flash_dist.compatibility import Origin, driver_refusal, judge
+from flash_dist.library_verdict import judge_library
+from flash_dist.result import CheckResult
+
+from .gpus import describe_how, find_situation, judge_gpu
+
+if TYPE_CHECKING:
+    from flash_dist.environment import Environment
+    from flash_dist.libcuda import Gpu
+    from flash_dist.result import Status
+    from flash_dist.torch_code import TorchCode
+
+_GET_TORCH = "install a torch with code for it (https://pytorch.org/get-started/locally)"
+
+
+def check_torch_claim(environment: Environment, gpu: Gpu) -> CheckResult | None:
+    """Torch and this build fare alike on a GPU; None where they do, or torch has no GPU code."""
+    code = environment.torch_code
+    if code is None or not code.reports or environment.installed.build is None:
+        return None
+    torch, verdict = f"torch {environment.torch.version}", judge_gpu(environment, gpu)
+    where = f"GPU {gpu.index}, {describe_device(gpu.device, gpu.name)}"
+    archs = sorted({arch for report in code.reports for arch in report.archs})
+    has = f"{torch} has {describe_archs(archs)}"
+    refusal = find_refusal(environment, code, gpu)
+    if refusal and verdict:
+        summary = f"{torch} itself has {refusal} for {where}: what is not of flash_dist fails there"
+        details = (has, f"this build has {describe_how(verdict)}")
+        return _differ(gpu, "fail", summary, details, _GET_TORCH)
+    if refusal:
+        return None
+    if not verdict:
+        summary = f"{torch} itself has code for {where}: its working proves nothing of this build"
+        return _differ(gpu, "warn", summary, (has,))
+    if gpu.device.integrated or claims(code, gpu):
+        return None
+    listed = " ".join(map(str, code.arch_list))
+    details = (has, f"torch goes by torch.cuda.get_arch_list(): {listed}")
+    summary = f"{torch} warns that it does not support {where}, but its library has code for it"
+    return _differ(gpu, "ok", summary, details)
+
+
+def _differ(
+    gpu: Gpu, status: Status, summary: str, details: tuple[str, ...], fix: str = ""
+) -> CheckResult:
+    name = f"torch {gpu.index}"
+    return CheckResult(name, status, summary, details, fix, "torch-claim-differs", gpu.index)
+
+
+def find_refusal(environment: Environment, code: TorchCode, gpu: Gpu) -> str:
+    """Say what torch lacks for a GPU; empty where most of its code has something for it.
+
+    Most, because single kernels are for newer GPUs alone.
+    """
+    cuda, torch = environment.cuda, environment.torch
+    if cuda.driver is not None and torch.cuda:
+        refusal = driver_refusal(cuda.driver, Origin(torch.cuda))
+        if refusal is not None:
+            return f"nothing that the driver loads ({refusal})"
+    situation = find_situation(environment, gpu)
+    verdicts = [judge_library(report, situation) for report in code.reports]
+    containers = sum(len(verdict.containers) for verdict in verdicts)
+    unfit = sum(len(verdict.unfit) for verdict in verdicts)
+    if 2 * unfit < containers:
+        return ""
+    obstacle = next((verdict.obstacle for verdict in verdicts if verdict.obstacle), "")
+    return f"nothing that the driver loads ({obstacle})" if obstacle else "no code"
+
+
+def claims(code: TorchCode, gpu: Gpu) -> bool:
+    """Whether `_check_capability` is content: code of the same major, no newer, suffix dropped."""
+    plain = {Arch(arch.major, arch.minor) for arch in code.arch_list}
+    return not plain or any(
+        judge(arch, gpu.device, None, Origin(None), "allowed") for arch in plain
+    )

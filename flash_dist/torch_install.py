@@ -1,0 +1,50 @@
+"""The installed torch, found without importing it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Torch:
+    """The installed torch, read from its metadata and `version.py`; it is not imported."""
+
+    status: Literal["ok", "absent", "broken"]
+    version: str = ""
+    cuda: str = ""  # "13.0"; empty for a CPU build
+    reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state as plain data."""
+        return {
+            "status": self.status,
+            "version": self.version or None,
+            "cuda": self.cuda or None,
+            "reason": self.reason or None,
+        }
+
+
+def read_torch() -> Torch:
+    """Find torch without importing it."""
+    try:
+        distribution = importlib.metadata.distribution("torch")
+        version = distribution.version
+        path = Path(str(distribution.locate_file("torch/version.py")))
+        text = path.read_text(encoding="utf-8")
+    except importlib.metadata.PackageNotFoundError:
+        return Torch("absent", reason="torch is not installed")
+    except (OSError, UnicodeDecodeError, KeyError) as error:
+        return Torch("broken", reason=f"torch is installed but cannot be read: {error}")
+    if not version:
+        return Torch("broken", reason="torch is installed but its metadata has no version")
+    return Torch("ok", version, parse_torch_cuda(text))
+
+
+def parse_torch_cuda(text: str) -> str:
+    """Find the CUDA version in `torch/version.py`; empty for a CPU build."""
+    match = re.search(r"""^cuda\b[^=\n]*=\s*['"]([0-9.]+)['"]""", text, re.MULTILINE)
+    return match[1] if match else ""
