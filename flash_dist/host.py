@@ -9,7 +9,6 @@ driver in /usr/lib/wsl/lib, /dev/dxg instead of /dev/nvidia*).
 from __future__ import annotations
 
 import os
-import platform
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from .devices import DRIVER_CUDA
 from .jit_cache import JitCache, read_jit_cache
 from .libcuda import parse_release
-from .loader_path import find_library, find_loaded, list_loader_folders
+from .loader_path import LoaderPath, find_loaded
 from .nvml import Nvml, read_nvml
 
 if TYPE_CHECKING:
@@ -130,15 +129,15 @@ def gather_host(
         may_use: As `os.access`.
         nvml: Asks NVML.
     """
-    folders = list_loader_folders(environ.get("LD_LIBRARY_PATH", ""), root, platform.machine())
-    libcuda = find_loaded("libcuda.so", root) or find_library("libcuda.so.1", folders, root)
+    path = LoaderPath.read(environ, root)
+    libcuda = find_loaded("libcuda.so", root) or path.find("libcuda.so.1")
     others = (*_OTHER_FOLDERS, *_windows_drivers(root))
     return Host(
         container=find_container(environ, root),
         wsl="microsoft" in _read(root / "proc/sys/kernel/osrelease").lower(),
         libcuda=libcuda,
-        stray_libcuda="" if libcuda else find_library("libcuda.so.1", others, root),
-        jit_compiler=_find_jit_compiler(libcuda, (*folders, *others), root),
+        stray_libcuda="" if libcuda else path.find_in(others, "libcuda.so.1"),
+        jit_compiler=_find_jit_compiler(libcuda, path, others),
         module_release=parse_release(_read(root / "proc/driver/nvidia/version")),
         module_gpus=len(_list(root / "proc/driver/nvidia/gpus")),
         device_files=tuple(_read_device_files(root, may_use)),
@@ -165,9 +164,10 @@ def _windows_drivers(root: Path) -> tuple[str, ...]:
     return tuple(f"{place}/{name}" for name in _list(root / place.lstrip("/")))
 
 
-def _find_jit_compiler(libcuda: str, folders: Iterable[str], root: Path) -> str:
+def _find_jit_compiler(libcuda: str, path: LoaderPath, others: Iterable[str]) -> str:
+    name = "libnvidia-ptxjitcompiler.so.1"
     beside = (str(Path(libcuda).parent),) if libcuda else ()
-    return find_library("libnvidia-ptxjitcompiler.so.1", (*beside, *folders), root)
+    return path.find_in(beside, name) or path.find(name) or path.find_in(others, name)
 
 
 def _read_device_files(root: Path, may_use: Callable[[Path, int], bool]) -> Iterable[DeviceFile]:

@@ -1,6 +1,6 @@
 """Where the dynamic linker finds the libraries that a library needs, told without loading any.
 
-Sources: ld.so(8), dlopen(3); `dl-cache.h` of glibc for the cache that `ldconfig` writes.
+The folders that are searched for any library are in `loader_path.py`. Sources: ld.so(8), dlopen(3).
 """
 
 from __future__ import annotations
@@ -10,26 +10,27 @@ import sys
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from struct import Struct
 from typing import TYPE_CHECKING
 
 from .errors import FatbinError
-from .segments import Platform, read_platform
+from .loader_path import (
+    CACHE,
+    FOLDERS,
+    LIB_FOLDERS,
+    fits,
+    read_cache,
+    read_own_platform,
+    split_library_path,
+)
 from .symbols import SharedObject, open_shared
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-CACHE = Path("/etc/ld.so.cache")
-MAX_CACHE_BYTES = 64 << 20
+    from .segments import Platform
+
 MAX_LIBRARIES = 500  # that one library brings with it; torch has about 40
 MAX_FOLDERS = 200  # that one library has them looked for in
-
-_LIB_FOLDERS = ("lib64", "lib", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu")  # of $LIB
-_FOLDERS = tuple(Path(root, folder) for root in ("/", "/usr") for folder in _LIB_FOLDERS)
-_CACHE_MAGIC = b"glibc-ld.so.cache1.1"
-_CACHE_HEADER = Struct("<20sII20s")
-_CACHE_ENTRY = Struct("<iIIIQ")
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Linker:
     loaded: tuple[Path, ...] = ()  # folders whose libraries are in the process by then: torch's
     library_path: tuple[Path, ...] = ()  # LD_LIBRARY_PATH
     cache: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
-    folders: tuple[Path, ...] = _FOLDERS
+    folders: tuple[Path, ...] = FOLDERS
     preloaded: tuple[Path, ...] = ()  # LD_PRELOAD
     _opened: dict[Path, SharedObject | None] = field(default_factory=dict, repr=False)
 
@@ -113,14 +114,14 @@ class Linker:
     def find(self, name: str, by: Loaded) -> Path | None:
         """Return the file that a needed name stands for; None if there is none."""
         if "/" in name:
-            return Path(name) if self._fits(Path(name)) else None
+            return Path(name) if fits(Path(name), self.platform) else None
         candidates = chain(
             (path for path in self.preloaded if path.name == name),
             (folder / name for folder in self._search(by)),
             self.cache.get(name, ()),
             (folder / name for folder in self.folders),
         )
-        return next((path for path in candidates if self._fits(path)), None)
+        return next((path for path in candidates if fits(path, self.platform)), None)
 
     def _search(self, by: Loaded) -> Iterator[Path]:
         """Yield the folders before the cache, in the linker's order."""
@@ -136,16 +137,6 @@ class Linker:
         yield from self.library_path
         yield from _expand(by.shared.runpath, by.path)
 
-    def _fits(self, path: Path) -> bool:
-        """Whether the linker would take a file: one for another machine is passed over."""
-        try:
-            if not path.is_file():  # a pipe would block
-                return False
-            with path.open("rb") as file:
-                return read_platform(file.read(64)) == self.platform
-        except (OSError, ValueError):
-            return False
-
 
 def _expand(folders: Iterable[str], path: Path | None) -> Iterator[Path]:
     """Yield the folders that $ORIGIN and $LIB stand for."""
@@ -156,7 +147,7 @@ def _expand(folders: Iterable[str], path: Path | None) -> Iterator[Path]:
                 continue
             place = place.replace("$ORIGIN", str(path.absolute().parent))
         if "$LIB" in place:
-            yield from (Path(place.replace("$LIB", lib)) for lib in _LIB_FOLDERS)
+            yield from (Path(place.replace("$LIB", lib)) for lib in LIB_FOLDERS)
         elif "$" not in place:
             yield Path(place)
 
@@ -167,48 +158,11 @@ def read_linker(loaded: Iterable[Path] = (), environ: Mapping[str, str] = os.env
     Raises:
         FatbinError: The interpreter is no ELF program: another system has another linker.
     """
-    program = Path(sys.executable).resolve()
-    try:
-        with program.open("rb") as file:
-            platform = read_platform(file.read(64))
-    except OSError as error:
-        message = f"cannot read the interpreter `{program}`: {error.strerror}"
-        raise FatbinError(message) from error
-    named = environ.get("LD_LIBRARY_PATH", "").replace(";", ":")
     return Linker(
-        platform,
-        program,
+        read_own_platform(),
+        Path(sys.executable).resolve(),
         tuple(loaded),
-        tuple(Path(folder) for folder in named.split(":") if folder),
+        split_library_path(environ),
         read_cache(CACHE),
         preloaded=tuple(Path(one) for one in environ.get("LD_PRELOAD", "").split() if "/" in one),
     )
-
-
-def read_cache(path: Path) -> dict[str, tuple[Path, ...]]:
-    """Read which file `ldconfig` found for each name; nothing where there is no cache."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_CACHE_BYTES)
-    except OSError:
-        return {}
-    start = data.find(_CACHE_MAGIC)  # an older table may come first
-    if start < 0 or start + _CACHE_HEADER.size + 4 > len(data):
-        return {}
-    data = data[start:]
-    first = _CACHE_HEADER.size
-    count = min(_CACHE_HEADER.unpack_from(data)[1], (len(data) - first) // _CACHE_ENTRY.size)
-    found: dict[str, tuple[Path, ...]] = {}
-    for index in range(count):
-        _, key, value, _, capability = _CACHE_ENTRY.unpack_from(
-            data, first + index * _CACHE_ENTRY.size
-        )
-        name, file_name = _read_string(data, key), _read_string(data, value)
-        if name and file_name and not capability:  # a variant for newer CPUs has the same symbols
-            found[name] = (*found.get(name, ()), Path(file_name))
-    return found
-
-
-def _read_string(data: bytes, offset: int) -> str:
-    end = data.find(b"\0", offset, offset + 4096)
-    return os.fsdecode(data[offset:end]) if end >= 0 else ""

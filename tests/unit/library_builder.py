@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import struct
 import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,6 +25,26 @@ def call(*names: str) -> str:
     """Return C that calls functions of others."""
     declared = "".join(f"void {name}(void);\n" for name in names)
     return declared + "void calls(void) {" + "".join(f"{name}();" for name in names) + "}\n"
+
+
+def make_cache(*entries: tuple[str, str] | tuple[str, str, int], damaged: int = 0) -> bytes:
+    """Return a cache as `ldconfig` writes it: name, file and, for newer CPUs, what they need.
+
+    Args:
+        entries: Of the cache.
+        damaged: Where the name of one more entry would be; 0 for none.
+    """
+    count = len(entries) + bool(damaged)
+    start, strings, table = 48 + 24 * count, b"", b""
+    for name, file, *capability in entries:
+        key = start + len(strings)
+        value = key + len(name) + 1
+        strings += f"{name}\0{file}\0".encode()
+        table += struct.pack("<iIIIQ", 0x303, key, value, 0, *(capability or [0]))
+    if damaged:
+        table += struct.pack("<iIIIQ", 0x303, damaged, start, 0, 0)
+    header = struct.pack("<20sII20x", b"glibc-ld.so.cache1.1", count, len(strings))
+    return header + table + strings
 
 
 @dataclass(frozen=True)

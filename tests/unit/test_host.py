@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
 from flash_dist.host import Host, find_container, gather_host
 from flash_dist.jit_cache import DEFAULT_LIMIT, ENOUGH_BYTES, find_cache_problem, read_jit_cache
-from flash_dist.loader_path import find_library, find_loaded, list_loader_folders
+from flash_dist.loader_path import LoaderPath, find_loaded
 from flash_dist.nvml import Nvml
+from tests.unit.library_builder import make_cache
 
+ELF = Path(sys.executable).read_bytes()[:64]  # a library of this machine, as far as it is read
 FOLDER = "usr/lib/x86_64-linux-gnu"
 MODULE = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Release Build\n"
 
@@ -26,7 +29,7 @@ def write(root: Path, name: str, text: str = "") -> Path:
 
 def plant_library(root: Path, folder: str, name: str, release: str) -> None:
     """Put a library and its link, as a driver's installer does."""
-    write(root, f"{folder}/{name}.{release}")
+    write(root, f"{folder}/{name}.{release}").write_bytes(ELF)
     (root / folder / f"{name}.1").symlink_to(f"{name}.{release}")
 
 
@@ -103,8 +106,9 @@ def test_a_libcuda_that_the_loader_does_not_see_is_a_stray_one(tmp_path: Path) -
     plant_library(tmp_path, "usr/local/cuda/compat", "libcuda.so", "570.86.10")
     host = look(tmp_path)
     assert (host.libcuda, host.stray_libcuda) == ("", "/usr/lib/wsl/lib/libcuda.so.1.1")
-    write(tmp_path, "etc/ld.so.conf", "include ld.so.conf.d/*.conf\n# /opt\n")
-    write(tmp_path, "etc/ld.so.conf.d/ld.wsl.conf", "/usr/lib/wsl/lib\n")
+    write(tmp_path, "etc/ld.so.cache").write_bytes(
+        make_cache(("libcuda.so.1", "/usr/lib/wsl/lib/libcuda.so.1"))
+    )
     host = look(tmp_path)
     assert (host.libcuda, host.stray_libcuda) == ("/usr/lib/wsl/lib/libcuda.so.1.1", "")
 
@@ -117,7 +121,8 @@ def test_wsl_is_known_and_its_jit_compiler_is_not_missed(tmp_path: Path) -> None
     assert host.wsl
     assert host.dxg
     assert (host.jit_compiler, host.lacks_jit_compiler) == ("", False)
-    write(tmp_path, "usr/lib/wsl/drivers/nv_dispi.inf_1/libnvidia-ptxjitcompiler.so.1")
+    drivers = "usr/lib/wsl/drivers/nv_dispi.inf_1"
+    write(tmp_path, f"{drivers}/libnvidia-ptxjitcompiler.so.1").write_bytes(ELF)
     assert look(tmp_path).jit_compiler.startswith("/usr/lib/wsl/drivers/nv_dispi.inf_1/")
 
 
@@ -159,14 +164,19 @@ def test_a_container_is_known_by_what_its_maker_left(
     assert find_container(environ, tmp_path) == kind
 
 
-def test_includes_of_the_loader_end(tmp_path: Path) -> None:
-    write(tmp_path, "etc/ld.so.conf", "/first\ninclude /etc/ld.so.conf\n")
-    folders = list_loader_folders("", tmp_path, "x86_64")
-    assert set(folders[: folders.index("/lib/x86_64-linux-gnu")]) == {"/first"}
+def test_a_libcuda_of_another_machine_is_passed_over(tmp_path: Path) -> None:
+    plant_driver(tmp_path)
+    folder = "usr/lib/i386-linux-gnu"
+    write(tmp_path, f"{folder}/libcuda.so.1").write_bytes(b"\x7fELF\x01\x01\x01" + ELF[7:])
+    named = tuple(f"/{one}/libcuda.so.1" for one in (folder, FOLDER))
+    cache = make_cache(*(("libcuda.so.1", name) for name in named))
+    write(tmp_path, "etc/ld.so.cache").write_bytes(cache)
+    assert look(tmp_path).libcuda == f"/{FOLDER}/libcuda.so.580.65.06"
 
 
 def test_a_library_that_is_nowhere_is_an_empty_name(tmp_path: Path) -> None:
-    assert find_library("libcuda.so.1", ("/a", "/b"), tmp_path) == ""
+    path = LoaderPath.read({"LD_LIBRARY_PATH": "/a:/b"}, tmp_path)
+    assert path.find("libcuda.so.1") == path.find_in(("/a", "/c"), "libcuda.so.1") == ""
     assert find_loaded("libcuda.so", tmp_path) == ""
 
 

@@ -14,13 +14,14 @@ import pytest
 
 from flash_dist.environment import read_libc
 from flash_dist.errors import FatbinError
-from flash_dist.linker import Linker, read_cache
+from flash_dist.linker import Linker
 from flash_dist.load_host import LoadHost, read_host
 from flash_dist.load_prediction import predict_loading, predict_member
+from flash_dist.loader_path import read_cache
 from flash_dist.segments import Platform, read_platform
 from flash_dist.torch_install import Torch, read_torch
 from tests.unit.dynamic_builder import make_shared
-from tests.unit.library_builder import Lab, call, define, needs_gcc
+from tests.unit.library_builder import Lab, call, define, make_cache, needs_gcc
 
 if TYPE_CHECKING:
     from flash_dist.load_causes import Cause
@@ -327,18 +328,16 @@ def test_what_is_no_library_is_an_error(lab: Lab, host: LoadHost) -> None:
 
 
 def test_the_cache_of_the_linker_is_read(tmp_path: Path) -> None:
-    strings = b"libx.so.1\0/opt/a/libx.so.1\0/opt/fast/libx.so.1\0"
-    start = 48 + 3 * 24
-    entries = (
-        struct.pack("<iIIIQ", 0x303, start, start + 27, 0, 1 << 62),  # for newer CPUs
-        struct.pack("<iIIIQ", 0x303, start, start + 10, 0, 0),
-        struct.pack("<iIIIQ", 0x303, 1 << 30, start + 10, 0, 0),  # damaged
+    newer = 1 << 62
+    data = make_cache(
+        ("libx.so.1", "/opt/fast/libx.so.1", newer),  # for newer CPUs
+        ("libx.so.1", "/opt/a/libx.so.1"),
+        damaged=1 << 30,
     )
-    header = b"glibc-ld.so.cache1.1" + struct.pack("<II", 3, len(strings)) + bytes(20)
     path = tmp_path / "ld.so.cache"
-    path.write_bytes(b"ld.so-1.7.0\0" + header + b"".join(entries) + strings)
+    path.write_bytes(b"ld.so-1.7.0\0" + data)
     assert read_cache(path) == {"libx.so.1": (Path("/opt/a/libx.so.1"),)}
-    path.write_bytes(header[:30])
+    path.write_bytes(data[:30])
     assert read_cache(path) == read_cache(tmp_path / "absent") == {}
 
 
