@@ -1,18 +1,21 @@
 """Run something that may crash, abort or hang in a process of its own, and tell what became of it.
 
 The child appends one JSON object per line to a report file, so that what it did before it died is
-known.
+known. It ends with its parent, however that ends: torchrun and Kubernetes stop processes by SIGTERM
+and SIGKILL, and a child with a session of its own would go on using the GPU.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import logging
 import os
 import shlex
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -26,6 +29,7 @@ _log = logging.getLogger("flash_dist")
 
 Event = dict[str, Any]
 
+_PR_SET_PDEATHSIG = 1  # prctl(2)
 _OUTPUT_LINES = 12
 _OUTPUT_BYTES = 64 * 1024
 
@@ -55,14 +59,14 @@ class Outcome:
 
 
 def run_child(command: Sequence[str], *, timeout: float) -> Outcome:
-    """Run a command with `--report FILE` appended; never raises for what the child does."""
+    """Run a command with `--report FILE --parent PID` appended; never raises for what it does."""
     started = time.monotonic()
     _log.debug("running %s", shlex.join(command))
     with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
         report, output = Path(folder, "report.jsonl"), Path(folder, "output.txt")
         with output.open("wb") as stream:
             process = subprocess.Popen(
-                [*command, "--report", str(report)],
+                [*command, "--report", str(report), "--parent", str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -108,6 +112,20 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def end_with(parent: int | None) -> None:
+    """End this process, a child, as soon as its parent has ended; None where it has none.
+
+    Raises:
+        SystemExit: It has ended already.
+    """
+    if parent is None:
+        return
+    with contextlib.suppress(OSError, AttributeError):  # another system than Linux
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("the process that started this one has ended")
 
 
 def read_events(report: Path) -> list[Event]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from .selftest import SelftestReport
+    from .selftest_report import SelftestReport
 
 FILE_NAME: Final = "fingerprints.json"
 VERSION: Final = 1
@@ -46,14 +46,10 @@ class Fingerprint:
     driver: str  # release, where the driver compiled the code; else empty
     digests: Mapping[str, str]  # SHA-256 of out, lse, dq, dk, dv
 
-    def is_comparable(self, other: Fingerprint) -> bool:
-        """Whether the bits must be equal."""
-        return (self.case, self.budget, self.code, self.driver) == (
-            other.case,
-            other.budget,
-            other.code,
-            other.driver,
-        )
+    @property
+    def key(self) -> tuple[str, int, str, str]:
+        """What two fingerprints of one setting must share for their bits to be equal."""
+        return self.case, self.budget, self.code, self.driver
 
     def differing(self, other: Fingerprint) -> tuple[str, ...]:
         """Name the tensors that differ."""
@@ -152,20 +148,20 @@ def make_fingerprints(
     """Join what the selftest computed with the code of the kernels that the dispatcher chose."""
     selected = report.selected or {}
     found = []
-    for print_ in report.prints:
+    for computed in report.digests:
         symbols = tuple(
             sorted(
-                symbol for kernel, symbol in selected.items() if kernel.split()[1:] == print_.size
+                symbol for kernel, symbol in selected.items() if kernel.split()[1:] == computed.size
             )
         )
         jit = any("_compute" in symbol for symbol in symbols)
         found.append(
             Fingerprint(
-                print_.case,
-                print_.budget,
+                computed.case,
+                computed.budget,
                 hash_code(symbols, identity.kernels),
                 driver if jit else "",
-                print_.digests,
+                computed.digests,
             )
         )
     return tuple(found)
@@ -189,7 +185,7 @@ def compare_with(
         pairs = [
             (known[one.case], one)
             for one in own
-            if one.case in known and one.is_comparable(known[one.case])
+            if one.case in known and one.key == known[one.case].key
         ]
         if len(pairs) > best.compared:
             mismatches = tuple(

@@ -80,8 +80,7 @@ def _groups(members: Iterable[Member]) -> Iterator[list[tuple[Member, Fingerprin
     groups: defaultdict[tuple[object, ...], list[tuple[Member, Fingerprint]]] = defaultdict(list)
     for member in members:
         for one in member.fingerprints:
-            key = (member.setting, one.case, one.budget, one.code, one.driver)
-            groups[key].append((member, one))
+            groups[member.setting, one.key].append((member, one))
     yield from groups.values()
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from .devices import Device, Driver, format_version
+from .nvml import read_driver_release
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -123,7 +124,7 @@ def read_release() -> str:
     try:
         text = _KERNEL_MODULE.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return _read_nvml_release()
+        return read_driver_release()
     return parse_release(text)
 
 
@@ -131,18 +132,6 @@ def parse_release(text: str) -> str:
     """Find the release in `/proc/driver/nvidia/version`."""
     match = re.search(r"Kernel Module\D*?(?:for \S+\s+)?([0-9]{3,4}(?:\.[0-9]+)+)", text)
     return match[1] if match else ""
-
-
-def _read_nvml_release() -> str:
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-        text = ctypes.create_string_buffer(96)
-        if nvml.nvmlInit_v2() or nvml.nvmlSystemGetDriverVersion(text, len(text)):
-            return ""
-        nvml.nvmlShutdown()
-    except (OSError, AttributeError):
-        return ""
-    return text.value.decode("ascii", "replace")
 
 
 def _read_gpus(library: ctypes.CDLL) -> list[Gpu]:

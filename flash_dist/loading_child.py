@@ -10,7 +10,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .child import write_event
+from .child import end_with, write_event
 from .errors import FlashDistError
 
 if TYPE_CHECKING:
@@ -58,4 +58,7 @@ def report_loading(report: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--report", type=Path, required=True)
-    report_loading(parser.parse_args().report)
+    parser.add_argument("--parent", type=int)
+    arguments = parser.parse_args()
+    end_with(arguments.parent)
+    report_loading(arguments.report)

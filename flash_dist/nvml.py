@@ -135,6 +135,19 @@ def read_nvml(library: str = LIBRARY) -> Nvml:
         _try(nvml, "nvmlShutdown")
 
 
+def read_driver_release(library: str = LIBRARY) -> str:
+    """Ask NVML for the release of the driver, such as `580.65.06`; empty if it does not tell."""
+    try:
+        nvml = ctypes.CDLL(library)
+        _call(nvml, "nvmlInit_v2")
+    except (OSError, _NvmlError, AttributeError):
+        return ""
+    text = ctypes.create_string_buffer(_NAME_BYTES)
+    known = _try(nvml, "nvmlSystemGetDriverVersion", text, ctypes.c_uint(_NAME_BYTES))
+    _try(nvml, "nvmlShutdown")
+    return text.value.decode("ascii", "replace") if known else ""
+
+
 def _broken(error: _NvmlError | AttributeError) -> Nvml:
     if isinstance(error, _NvmlError):
         return Nvml("broken", reason=str(error), code=error.code)

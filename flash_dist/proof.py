@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from .environment import Environment
     from .libcuda import Gpu
-    from .selftest import SelftestReport
+    from .selftest_report import SelftestReport
 
 
 class Proof:

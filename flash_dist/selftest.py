@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from .child import Event, Outcome, run_child
 from .compatibility import jit_policy
-from .findings import page_of
 from .result import CheckResult
+from .selftest_report import CaseDigests, Finding, RanVariant, SelftestReport
 from .verdict import name_size
 
 if TYPE_CHECKING:
@@ -28,112 +28,6 @@ CHILD = ("-m", "flash_dist.selftest_child")
 
 _SHOWN_FINDINGS = 6
 _BEFORE_IMPORT = {"error"}  # the child reports everything else after it has loaded all parts
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that is wrong."""
-
-    id: str  # "selftest-bits-differ", "-values-differ", "-error", "-crashed", "-timeout"
-    case: str
-    summary: str
-    details: tuple[str, ...] = ()
-    difference: dict[str, Any] | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the finding as plain data."""
-        return {
-            "id": self.id,
-            "case": self.case or None,
-            "summary": self.summary,
-            "details": list(self.details),
-            "difference": self.difference,
-            "docs": page_of(self.id),
-        }
-
-
-@dataclass(frozen=True, order=True)
-class Loaded:
-    """A variant that really ran, as the CUDA runtime describes it."""
-
-    symbol: str
-    binary_version: int
-    ptx_version: int
-
-    def __str__(self) -> str:
-        return f"{self.symbol}: binaryVersion {self.binary_version}, ptxVersion {self.ptx_version}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the variant as plain data."""
-        return {
-            "symbol": self.symbol,
-            "binary_version": self.binary_version,
-            "ptx_version": self.ptx_version,
-        }
-
-
-@dataclass(frozen=True)
-class Print:
-    """What one case computed, and what decides it on the side of the case."""
-
-    case: str
-    size: list[str]  # dtype and compiled size: ["bf16", "192/128"]
-    budget: int
-    digests: dict[str, str]
-
-
-@dataclass(frozen=True)
-class SelftestReport:
-    """What the selftest of one device found."""
-
-    device: str  # "0", "cpu"
-    runs: int
-    cases: int  # completed
-    findings: tuple[Finding, ...] = ()
-    loaded: tuple[Loaded, ...] = ()
-    selected: dict[str, str] | None = None  # "fwd fp16 64" -> symbol; None if not asked
-    families: tuple[str, ...] = ()  # kernel families that really ran
-    imported: bool = True  # the compiled parts were loaded
-    seconds: float = 0.0
-    prints: tuple[Print, ...] = ()
-
-    def __bool__(self) -> bool:
-        return not self.findings
-
-    @property
-    def untested(self) -> tuple[str, ...]:
-        """The kernel families that the dispatcher has for this device and no case launched."""
-        known = {kernel.split()[0] for kernel in self.selected or ()}
-        return tuple(sorted(known - set(self.families)))
-
-    @property
-    def summary(self) -> str:
-        """The result in one sentence."""
-        if self.findings:
-            first = self.findings[0]
-            where = f" ({first.case})" if first.case else ""
-            more = len(self.findings) - 1
-            tail = f"; {more} more finding{'s' if more > 1 else ''}" if more else ""
-            return f"{first.summary}{where}{tail}"
-        return (
-            f"{self.cases} cases, {self.runs} runs each: out, lse, dq, dk, dv bit-equal and "
-            f"values right ({self.seconds:.0f} s)"
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as plain data."""
-        return {
-            "device": self.device,
-            "status": "ok" if self else "fail",
-            "runs": self.runs,
-            "cases": self.cases,
-            "seconds": round(self.seconds, 3),
-            "summary": self.summary,
-            "findings": [finding.to_json() for finding in self.findings],
-            "loaded": [variant.to_json() for variant in self.loaded],
-            "selected": self.selected,
-            "untested_families": list(self.untested),
-        }
 
 
 def run_selftest(
@@ -178,7 +72,7 @@ def judge_outcome(device: str, runs: int, outcome: Outcome) -> SelftestReport:
         _read_families(events),
         imported=any(event.get("event") not in _BEFORE_IMPORT for event in events),
         seconds=outcome.seconds,
-        prints=_read_prints(events),
+        digests=_read_digests(events),
     )
 
 
@@ -207,9 +101,11 @@ def _read_finding(event: Event) -> Finding:
     )
 
 
-def _read_loaded(events: Iterable[Event]) -> tuple[Loaded, ...]:
+def _read_loaded(events: Iterable[Event]) -> tuple[RanVariant, ...]:
     loaded = {
-        Loaded(str(variant["symbol"]), int(variant["binary_version"]), int(variant["ptx_version"]))
+        RanVariant(
+            str(variant["symbol"]), int(variant["binary_version"]), int(variant["ptx_version"])
+        )
         for event in events
         if event.get("event") == "loaded"
         for variant in event["variants"].values()
@@ -222,9 +118,9 @@ def _read_families(events: Iterable[Event]) -> tuple[str, ...]:
     return tuple(sorted({family for variants in loaded for family in variants}))
 
 
-def _read_prints(events: Iterable[Event]) -> tuple[Print, ...]:
+def _read_digests(events: Iterable[Event]) -> tuple[CaseDigests, ...]:
     return tuple(
-        Print(
+        CaseDigests(
             str(event["case"]),
             [str(event["dtype"]), name_size(*map(int, event["compiled"]))],
             int(event["budget"]),

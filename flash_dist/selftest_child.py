@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .child import write_event
+from .child import end_with, write_event
 from .comparison import (
     NAMES,
     Difference,
@@ -218,7 +218,9 @@ def main() -> None:
     parser.add_argument("--device", required=True)
     parser.add_argument("--runs", type=int, required=True)
     parser.add_argument("--report", type=Path, required=True)
+    parser.add_argument("--parent", type=int)
     arguments = parser.parse_args()
+    end_with(arguments.parent)
 
     def emit(event: dict[str, Any]) -> None:
         write_event(arguments.report, event)

@@ -12,7 +12,7 @@ from .machine import reinstall_fix
 if TYPE_CHECKING:
     from flash_dist.environment import Environment
     from flash_dist.loading import Loading
-    from flash_dist.selftest import SelftestReport
+    from flash_dist.selftest_report import SelftestReport
 
 DIFFERS = "load-prediction-differs"
 

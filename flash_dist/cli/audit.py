@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from flash_dist.audit_options import AuditOptions, read_options
 from flash_dist.release import Release, audit_release
 
-from .results import make_console, make_table, working
+from .progress import working
+from .results import make_console, make_table
 from .text import add_subcommand, count, format_size, printable
 
 if TYPE_CHECKING:

@@ -30,9 +30,9 @@ from flash_dist.result import EXIT_FINE, EXIT_NOTHING_CHECKED
 from flash_dist.selftest import DEFAULT_RUNS, DEFAULT_TIMEOUT
 
 from .fleet import LAUNCHER, run_fleet
-from .progress import downloading
+from .progress import downloading, working
 from .report_page import add_report_option, write_report
-from .results import is_shown, make_console, print_result, working
+from .results import is_shown, make_console, print_result
 from .selftest import parse_runs
 from .text import add_subcommand, complain, printable
 

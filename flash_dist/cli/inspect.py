@@ -14,7 +14,7 @@ from flash_dist.libraries import open_libraries, package_libraries, process_libr
 
 from .differences import print_differences
 from .inspection import print_inspections
-from .results import working
+from .progress import working
 from .text import add_subcommand, complain, printable
 
 if TYPE_CHECKING:

@@ -12,22 +12,12 @@ from rich.text import Text
 
 from flash_dist.findings import hint_for
 
-from .progress import working
 from .text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from flash_dist.result import CheckResult, Status
-
-__all__ = [
-    "is_shown",
-    "layout_result",
-    "make_console",
-    "make_table",
-    "print_result",
-    "working",
-]
 
 _STYLES: dict[Status, str] = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 _NAME_COLUMN = 8

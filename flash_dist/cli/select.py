@@ -19,7 +19,8 @@ from flash_dist.selection import candidates_of, describe_lack, select
 from flash_dist.verdict import FLOOR, Build
 
 from .doctor import parse_devices, parse_driver
-from .results import make_console, working
+from .progress import working
+from .results import make_console
 from .text import add_subcommand, complain, format_size, printable
 
 if TYPE_CHECKING:

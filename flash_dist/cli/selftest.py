@@ -20,12 +20,13 @@ from flash_dist.selftest import (
     DEFAULT_RUNS,
     DEFAULT_TIMEOUT,
     JSON_VERSION,
-    Loaded,
     check_selftest,
     run_selftest,
 )
+from flash_dist.selftest_report import RanVariant
 
-from .results import is_shown, make_console, print_result, working
+from .progress import working
+from .results import is_shown, make_console, print_result
 from .text import add_subcommand, complain, printable
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ def choose_devices(asked: str | None, cuda: Cuda) -> list[str]:
 
 def _print_variants(result: CheckResult, *, verbose: bool) -> None:
     for variant in result.data["loaded"] if verbose else ():
-        print(f"{'':20}{Loaded(**variant)}")
+        print(f"{'':20}{RanVariant(**variant)}")
 
 
 def _nothing_to_run(torch: Torch) -> CheckResult:

@@ -16,7 +16,7 @@ from tests.unit.test_cli_doctor import report_good
 if TYPE_CHECKING:
     from flash_dist.checks.choice import CheckChoice
     from flash_dist.environment import Environment
-    from flash_dist.selftest import SelftestReport
+    from flash_dist.selftest_report import SelftestReport
 
 
 class Machine:

@@ -23,7 +23,7 @@ from tests.unit.builds import ALL, HOPPER, TURING_AMPERE_ADA, make_environment, 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flash_dist.selftest import SelftestReport
+    from flash_dist.selftest_report import SelftestReport
 
 DONE = ({"event": "case", "case": "odd"}, {"event": "case-done"}, {"event": "done"})
 

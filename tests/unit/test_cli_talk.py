@@ -10,11 +10,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from flash_dist.cli import SUBCOMMANDS, main
 from tests.unit.fatbin_builder import SASS, Kernel, container, cubin, entry, library
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,7 +61,12 @@ def test_verbose_shows_the_log_on_stderr(capsys: pytest.CaptureFixture[str]) -> 
     assert "debug" not in capsys.readouterr().err
 
 
-WAITING = "import time; from flash_dist.cli.progress import {name}\nwith {name}({what}) as show:\n"
+WAITING = """
+import time
+from flash_dist.cli import progress
+progress.PATIENCE = 0.3  # not a second, as the test has little
+with progress.{name}({what}) as show:
+"""
 STEPS = {
     "working": ("'counting'", "    time.sleep({seconds})"),
     "downloading": ("", "    show(1, 10); time.sleep({seconds}); show(5, 10)"),
@@ -65,8 +74,8 @@ STEPS = {
 
 
 @pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize("seconds", [0.1, 1.4])
-def test_a_terminal_is_shown_what_takes_longer_than_a_second(name: str, seconds: float) -> None:
+@pytest.mark.parametrize("seconds", [0.01, 0.5])
+def test_a_terminal_is_shown_what_takes_longer_than_its_patience(name: str, seconds: float) -> None:
     what, step = STEPS[name]
     script = WAITING.format(name=name, what=what) + step.format(seconds=seconds)
     main_end, child_end = pty.openpty()
@@ -79,7 +88,7 @@ def test_a_terminal_is_shown_what_takes_longer_than_a_second(name: str, seconds:
             shown += chunk
         assert process.wait() == 0
     os.close(main_end)
-    assert (name[:5].encode() in shown or b"counting" in shown) == (seconds > 1)
+    assert (name[:5].encode() in shown or b"counting" in shown) == (seconds > 0.3)
 
 
 def read_terminal(descriptor: int) -> bytes:
@@ -105,6 +114,52 @@ def test_ctrl_c_ends_the_children_and_is_130(argv: list[str], tmp_path: Path) ->
     assert children
     assert not any(Path(f"/proc/{child}").exists() for child in children)
     assert list(tmp_path.iterdir()) == []
+
+
+CHILD = """
+import os, sys, time
+from pathlib import Path
+from flash_dist.child import end_with
+end_with(int(sys.argv[-1]))
+Path(sys.argv[1]).write_text(f"{os.getpid()} ")
+time.sleep(60)
+"""
+PARENT = "import sys; from flash_dist.child import run_child; run_child(sys.argv[1:], timeout=60)"
+
+
+def test_the_child_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    command = [sys.executable, "-c", PARENT, sys.executable, "-c", CHILD, str(mark)]
+    environ = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, cwd=ROOT, env=environ) as process:
+        wait_until(lambda: mark.exists() and mark.read_text().endswith(" "))
+        process.kill()
+    wait_until(lambda: not is_running(mark.read_text().strip()))
+
+
+def test_a_child_whose_parent_has_ended_does_not_begin() -> None:
+    script = "import os; from flash_dist.child import end_with; end_with(os.getpid())"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, check=False
+    )
+    assert done.returncode == 1
+    assert b"the process that started this one has ended" in done.stderr
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    """Wait for what other processes do."""
+    until = time.monotonic() + 30
+    while not done():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def is_running(child: str) -> bool:
+    """Whether a process is there and no zombie that nobody has waited for."""
+    try:
+        return Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def wait_for_children(process: subprocess.Popen[bytes]) -> list[str]:

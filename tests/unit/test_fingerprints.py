@@ -24,7 +24,7 @@ from flash_dist.fingerprints import (
 )
 from flash_dist.proof import add_agreement
 from flash_dist.result import CheckResult
-from flash_dist.selftest import Print, SelftestReport
+from flash_dist.selftest_report import CaseDigests, SelftestReport
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,9 +45,9 @@ REPORT = SelftestReport(
         "fwd fp16 64": "fwd_fp16_sm90a",
         "fwd bf16 128": "fwd_compute80",
     },
-    prints=(
-        Print("odd bf16 d64", ["bf16", "64"], 7, DIGESTS),
-        Print("odd bf16 d128", ["bf16", "128"], 7, DIGESTS),
+    digests=(
+        CaseDigests("odd bf16 d64", ["bf16", "64"], 7, DIGESTS),
+        CaseDigests("odd bf16 d128", ["bf16", "128"], 7, DIGESTS),
     ),
 )
 

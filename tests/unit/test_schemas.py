@@ -23,7 +23,7 @@ from tests.unit.test_audit import make_contents
 
 if TYPE_CHECKING:
     from flash_dist.environment import Environment
-    from flash_dist.selftest import SelftestReport
+    from flash_dist.selftest_report import SelftestReport
 
 FOLDER = Path(__file__).parents[2] / "docs" / "schema"
 SCHEMAS = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}

@@ -23,12 +23,7 @@ from flash_dist.comparison import (
     make_values,
 )
 from flash_dist.errors import ExtensionError
-from flash_dist.selftest import (
-    SelftestReport,
-    check_selftest,
-    find_surprises,
-    judge_outcome,
-)
+from flash_dist.selftest import check_selftest, find_surprises, judge_outcome
 from flash_dist.selftest_cases import Case, Kernels, make_cases
 from flash_dist.selftest_child import CPU_KERNELS, find_kernels, run_cases
 from flash_dist.selftest_masks import MASKS, find_visible
@@ -38,6 +33,7 @@ if TYPE_CHECKING:
 
     from flash_dist.masks import BlockMask
     from flash_dist.result import CheckResult
+    from flash_dist.selftest_report import SelftestReport
 
 NO_RUNS = 30
 CASES = make_cases([Kernels("fp16", 32, 32), Kernels("fp32", 64, 64)], 0)
