@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from flash_dist.cli.fleet import run_fleet
+from flash_dist.cli.fleet import FleetOptions, run_fleet
 
 CHILD = str(Path(__file__).with_name("flipping_child.py"))
 
 if __name__ == "__main__":
-    sys.exit(run_fleet(runs=int(sys.argv[1]), rounds=int(sys.argv[2]), child=(CHILD,)))
+    sys.exit(run_fleet(FleetOptions(int(sys.argv[1]), int(sys.argv[2]), child=(CHILD,))))

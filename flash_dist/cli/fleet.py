@@ -21,7 +21,8 @@ from flash_dist.proof import Proof
 from flash_dist.result import CheckResult, exit_code, worst_status
 from flash_dist.selftest import CHILD, DEFAULT_TIMEOUT, check_selftest, run_selftest
 
-from .results import make_console, print_result
+from .doctor_options import BACKENDS, LAUNCHER
+from .results import is_shown, make_console, print_result
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from flash_dist.environment import Environment
 
 JSON_VERSION = 1
-LAUNCHER = "torchrun --nproc-per-node=gpu -m flash_dist doctor --fleet"
 
 _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SLACK = 600.0  # seconds that ranks may wait for the slowest one
@@ -53,55 +53,72 @@ class Rank:
         return cls(*(int(os.environ[name]) for name in _VARIABLES[:3]))
 
 
-def run_fleet(
-    *,
-    runs: int,
-    rounds: int = 1,
-    backend: str = "gloo",
-    as_json: bool = False,
-    child: Sequence[str] = CHILD,
-) -> int:
-    """Prove this rank's GPU, gather what all computed, and let rank 0 report.
+@dataclass(frozen=True)
+class FleetOptions:
+    """What is asked of a fleet.
 
     Args:
         runs: Of each case.
         rounds: How often the whole selftest is repeated.
         backend: Of torch.distributed, which carries the fingerprints.
         as_json: Print JSON instead of sentences.
+        strict: Warnings count as failures.
+        quiet: Print warnings, failures and the last line only.
         child: The selftest's child process, see `run_selftest`.
     """
+
+    runs: int
+    rounds: int = 1
+    backend: str = BACKENDS[0]
+    as_json: bool = False
+    strict: bool = False
+    quiet: bool = False
+    child: Sequence[str] = CHILD
+
+
+def run_fleet(options: FleetOptions) -> int:
+    """Prove this rank's GPU, gather what all computed, and let rank 0 report."""
     rank = Rank.of_environment()
-    dist = _join(rank, backend)
+    dist = _join(rank, options.backend)
     environment = replace(gather_gpus(), installed=read_installed())
     members: list[Member] = []
-    results: tuple[CheckResult, ...] = ()
-    console = make_console()
     try:
-        for number in range(rounds):
-            mine = _prove(rank, environment, runs, child)
+        for number in range(options.rounds):
+            mine = _prove(rank, environment, options)
             everyone: list[Any] = [None] * rank.world
             dist.all_gather_object(everyone, replace(mine, round=number))
             members += everyone
-            results = compare_members(members)
-            if rank.rank == 0 and rounds > 1 and not as_json:
-                say = results[-1]
-                console.print(f"round {number + 1} of {rounds}: {say.summary}", soft_wrap=True)
+            if rank.rank == 0 and options.rounds > 1 and not options.as_json:
+                said = compare_members(members)[-1].summary
+                print(f"round {number + 1} of {options.rounds}: {said}", flush=True)
     finally:
         dist.destroy_process_group()
-    if rank.rank:
-        return 0  # rank 0 speaks for all
-    code = exit_code(results, checked_gpu=any(member.gpu for member in members))
-    if as_json:
+    return 0 if rank.rank else _report(rank, members, options)  # rank 0 speaks for all
+
+
+def _report(rank: Rank, members: list[Member], options: FleetOptions) -> int:
+    results = compare_members(members)
+    tested = any(member.gpu for member in members)
+    code = exit_code(results, checked_gpu=tested, strict=options.strict)
+    if options.as_json:
         print(json.dumps(_to_json(members, results, code), indent=2))
         return code
-    for member in members[: rank.world]:
-        if member.result:
-            name = f"rank {member.rank}"
-            summary = f"{member.where}: {member.result.summary}"
-            print_result(console, CheckResult(name, member.result.status, summary))
-    for result in results:
-        print_result(console, result)
+    console = make_console()
+    shown = [*map(_describe, filter(_went_well, members[: rank.world])), *results[:-1]]
+    for result in shown:
+        if is_shown(result, quiet=options.quiet):
+            print_result(console, result)
+    print_result(console, results[-1])
     return code
+
+
+def _went_well(member: Member) -> bool:
+    return bool(member.result)  # of the others there is a result already
+
+
+def _describe(member: Member) -> CheckResult:
+    summary = f"{member.where}: {member.result.summary}"
+    return CheckResult(f"rank {member.rank}", member.result.status, summary)
 
 
 def _join(rank: Rank, backend: str) -> Any:  # noqa: ANN401 - torch.distributed is not typed
@@ -115,11 +132,11 @@ def _join(rank: Rank, backend: str) -> Any:  # noqa: ANN401 - torch.distributed 
     return dist
 
 
-def _prove(rank: Rank, environment: Environment, runs: int, child: Sequence[str]) -> Member:
+def _prove(rank: Rank, environment: Environment, options: FleetOptions) -> Member:
     host = socket.gethostname()
     gpus = environment.cuda.gpus
     if not gpus:
-        return _prove_cpu(rank, host, environment, runs, child)
+        return _prove_cpu(rank, host, environment, options)
     nobody = Setting("none", 0, 0, "")
     if rank.local >= len(gpus):
         summary = f"there are {len(gpus)} GPUs and this is local rank {rank.local}"
@@ -130,17 +147,15 @@ def _prove(rank: Rank, environment: Environment, runs: int, child: Sequence[str]
     verdict = check_gpu(environment, gpu)
     if verdict.status not in {"ok", "warn"}:
         return Member(rank.rank, host, gpu, nobody, (), verdict)
-    proof = Proof(environment, runs=runs, timeout=DEFAULT_TIMEOUT, child=child)
+    proof = Proof(environment, runs=options.runs, timeout=DEFAULT_TIMEOUT, child=options.child)
     result = guard("selftest", lambda: proof.run(gpu), gpu=gpu.index)
     _, setting, own = proof.proven[-1] if proof.proven else (gpu, nobody, ())
     return Member(rank.rank, host, gpu, setting, own, replace(result, data={}))
 
 
-def _prove_cpu(
-    rank: Rank, host: str, environment: Environment, runs: int, child: Sequence[str]
-) -> Member:
+def _prove_cpu(rank: Rank, host: str, environment: Environment, options: FleetOptions) -> Member:
     """Without GPUs the reference path runs; its bits are those of one host and torch."""
-    report = run_selftest("cpu", runs=runs, child=child)
+    report = run_selftest("cpu", runs=options.runs, child=options.child)
     where = f"cpu of {host}, {platform.machine()}, torch {environment.torch.version}"
     own = make_fingerprints(report, Identity(), "")
     result = replace(check_selftest(report, None), data={})

@@ -18,7 +18,7 @@ from flash_dist.result import EXIT_FINDINGS, EXIT_FINE, EXIT_NOTHING_CHECKED
 from flash_dist.selection import candidates_of, describe_lack, select
 from flash_dist.verdict import FLOOR, Build
 
-from .doctor import parse_devices, parse_driver
+from .doctor_options import parse_devices, parse_driver
 from .progress import working
 from .results import make_console
 from .text import add_subcommand, complain, format_size, printable

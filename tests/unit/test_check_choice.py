@@ -114,7 +114,7 @@ def test_some_gpus_alone(
         (("--only", "selftest", "--no-selftest"), "no check is left"),
         (("--devices", "3"), "devices must be of 0, got 3"),
         (("--devices", "-1"), "devices are numbers such as `0,2`, got `-1`"),
-        (("--only", "gpu", "--package", "rich"), "choose checks of this build"),
+        (("--only", "gpu", "--package", "rich"), "--only says nothing to --package"),
         (("-q", "-v"), "not allowed with"),
     ],
 )

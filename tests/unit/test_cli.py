@@ -103,7 +103,7 @@ def test_a_closed_stdout_is_a_sentence(argv: list[str], lib: Path) -> None:
             "looks like `580` or `580.65.06`, got `abc`",
             "driver_version",
         ),
-        (["doctor", "--driver", "580"], "--driver is for a what-if", "--gpu 8.6 --driver 580"),
+        (["doctor", "--driver", "580"], "--driver is for --gpu", "--gpu 8.6 --driver 580"),
         (["selftest", "--runs", "1"], "at least 2, got `1`", "--runs 30"),
         (["selftest", "--device", "-1"], "a number or `cpu`, got `-1`", "doctor"),
         (["selftest", "--timeout", "0"], "positive and finite, got `0`", "--timeout 900"),

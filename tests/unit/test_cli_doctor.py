@@ -255,9 +255,26 @@ def test_a_variable_that_is_not_judged_is_refused(
     assert f"got `{text}`" in capsys.readouterr().err
 
 
-def test_variables_need_gpus_to_be_judged_on(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--env", "CUDA_FORCE_PTX_JIT=1"]) == 2
-    assert "--env is for a what-if, which needs the GPUs too" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--env", "CUDA_FORCE_PTX_JIT=1"], "--env is for --gpu, which is not given"),
+        (["--rounds", "3"], "--rounds is for --fleet, which is not given"),
+        (["--backend", "nccl"], "--backend is for --fleet, which is not given"),
+        (["--fleet", "--gpu", "8.6"], "--gpu says nothing to --fleet, got both"),
+        (["--fleet", "--report", "a.html"], "--report says nothing to --fleet, got both"),
+        (["--fleet", "--no-selftest"], "--no-selftest says nothing to --fleet, got both"),
+        (["--explain", "no-gpu", "--fleet"], "--fleet says nothing to --explain, got both"),
+        (["--explain", "", "--strict"], "--strict says nothing to --explain, got both"),
+        (["--package", "rich", "--runs", "3"], "--runs says nothing to --package, got both"),
+        (["--gpu", "8.6", "--runs", "3"], "--runs says nothing to --gpu, got both"),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", *arguments]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {sentence}\n\nhint: ")
 
 
 def test_where_some_gpus_cannot_be_used_the_others_are_named(
