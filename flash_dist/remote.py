@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 from .candidates import read_offer
 from .errors import FetchError
 from .fetch import is_page, is_url, local_path, open_url, read_page, save
+from .files import open_file
 from .index import PROJECT, Index, make_index, read_index
 from .result import CheckResult
 from .selection import select
@@ -47,6 +48,7 @@ def at_hand(place: str, environment: Environment, *, progress: Progress) -> Iter
         progress: Called with the bytes so far and, where it is known, of the whole.
 
     Raises:
+        FatbinError: There is no such file, or it cannot be read.
         FetchError: It cannot be had, or nothing on the page fits.
     """
     path = local_path(place) if is_url(place) else Path(place)
@@ -57,6 +59,8 @@ def at_hand(place: str, environment: Environment, *, progress: Progress) -> Iter
             index = read_index(str(path), None)
             yield _fetch_best(index, environment, Path(folder), progress)
         else:
+            if not path.is_dir():
+                open_file(path).close()  # what cannot be read is said before anything is judged
             yield Artefact(path)
 
 

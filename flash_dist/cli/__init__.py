@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, NoReturn
 
 import flash_dist
@@ -20,6 +21,7 @@ from .text import complain, discard, printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+PROGRAM = "python -m flash_dist"
 SUBCOMMANDS = ("inspect", "doctor", "selftest", "audit", "select", "bench")
 
 EXIT_UNUSABLE = 2
@@ -52,12 +54,24 @@ def _run(argv: Sequence[str] | None) -> int:
         raise UsageError(message, hint="`>/dev/null` discards the output")
     try:
         given = sys.argv[1:] if argv is None else list(argv)
+        _require_subcommand(given)
         named = tuple(name for name in SUBCOMMANDS if given[:1] == [name])
         args = make_parser(named or SUBCOMMANDS).parse_args(given)
         with logging_to_stderr(verbose=args.verbose):
             return int(args.run(args))
     finally:
         sys.stdout.flush()  # also after --help, which leaves by SystemExit
+
+
+def _require_subcommand(given: Sequence[str]) -> None:
+    """Refuse what names none, in words that argparse does not have."""
+    if given and (given[0] in SUBCOMMANDS or given[0].startswith("-")):
+        return
+    got = f"got `{given[0]}`" if given else "got none"
+    message = f"the subcommand must be {', '.join(SUBCOMMANDS[:-1])} or {SUBCOMMANDS[-1]}, {got}"
+    near = get_close_matches(given[0], SUBCOMMANDS, 1) if given else []
+    meant = f"did you mean `{near[0]}`?" if near else f"`{PROGRAM} --help` says what each does"
+    raise UsageError(message, hint=meant)
 
 
 class Parser(argparse.ArgumentParser):
@@ -71,7 +85,7 @@ class Parser(argparse.ArgumentParser):
 def make_parser(names: Sequence[str] = SUBCOMMANDS) -> Parser:
     """Assemble the parser from the subcommands' modules; who needs one of them loads one."""
     parser = Parser(
-        prog="python -m flash_dist",
+        prog=PROGRAM,
         description="Inspect and prove builds of flash_dist.",
     )
     parser.add_argument(

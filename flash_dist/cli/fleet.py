@@ -101,7 +101,7 @@ def _report(rank: Rank, members: list[Member], options: FleetOptions) -> int:
     tested = any(member.gpu for member in members)
     code = exit_code(results, checked_gpu=tested, strict=options.strict)
     if options.as_json:
-        print(json.dumps(_to_json(members, results, code), indent=2))
+        print(json.dumps(to_json(members, results, code), indent=2))
         return code
     console = make_console()
     shown = [*map(_describe, filter(_went_well, members[: rank.world])), *results[:-1]]
@@ -162,9 +162,10 @@ def _prove_cpu(rank: Rank, host: str, environment: Environment, options: FleetOp
     return Member(rank.rank, host, None, Setting(where, 0, 0, ""), own, result)
 
 
-def _to_json(
+def to_json(
     members: list[Member], results: tuple[CheckResult, ...], code: int
 ) -> dict[str, object]:
+    """Return what rank 0 says as plain data."""
     return {
         "version": JSON_VERSION,
         "command": "doctor --fleet",

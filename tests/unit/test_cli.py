@@ -88,13 +88,17 @@ def test_a_closed_stdout_is_a_sentence(argv: list[str], lib: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "sentence", "hint"),
     [
-        ([], "the following arguments are required: SUBCOMMAND", "-m flash_dist --help`"),
+        (
+            [],
+            "the subcommand must be inspect, doctor, selftest, audit, select or bench, got none",
+            "-m flash_dist --help`",
+        ),
         (
             ["inspect"],
             "inspect must be given a PATH, --package or --pid, got none",
             "inspect --help`",
         ),
-        (["frobnicate"], "invalid choice: 'frobnicate'", "-m flash_dist --help`"),
+        (["frobnicate"], "select or bench, got `frobnicate`", "-m flash_dist --help`"),
         (["doctor", "--gpus", "x"], "unrecognized arguments: --gpus x", "--help`"),
         (["doctor", "--gpu", "9.x"], "looks like `8.6`, got `9.x`", "`nvidia-smi --query-gpu="),
         (["doctor", "--gpu", ""], "looks like `8.6`, got ``", "compute_cap"),
@@ -103,6 +107,7 @@ def test_a_closed_stdout_is_a_sentence(argv: list[str], lib: Path) -> None:
             "looks like `580` or `580.65.06`, got `abc`",
             "driver_version",
         ),
+        (["docter"], "select or bench, got `docter`", "did you mean `doctor`?"),
         (["doctor", "--driver", "580"], "--driver is for --gpu", "--gpu 8.6 --driver 580"),
         (["selftest", "--runs", "1"], "at least 2, got `1`", "--runs 30"),
         (["selftest", "--device", "-1"], "a number or `cpu`, got `-1`", "doctor"),

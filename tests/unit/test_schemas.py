@@ -11,15 +11,19 @@ import jsonschema
 import pytest
 
 from flash_dist.child import Outcome
-from flash_dist.cli import main
+from flash_dist.cli import SUBCOMMANDS, main
+from flash_dist.cli.fleet import to_json
 from flash_dist.doctor import Examination, examine
+from flash_dist.fleet import compare_members
 from flash_dist.install_files import InstallFiles
 from flash_dist.libcuda import Cuda
+from flash_dist.result import CheckResult
 from flash_dist.selftest import judge_outcome
 from flash_dist.torch_install import Torch
 from tests.unit.builds import ALL, HOPPER, make_environment, make_what_if
 from tests.unit.fatbin_builder import SASS, Kernel, container, cubin, entry, library
 from tests.unit.test_audit import make_contents
+from tests.unit.test_fleet import RIGHT, member
 
 if TYPE_CHECKING:
     from flash_dist.environment import Environment
@@ -50,13 +54,28 @@ def test_a_schema_is_one(name: str) -> None:
 
 
 def test_every_command_with_json_has_a_schema() -> None:
-    assert {"inspect", "doctor", "selftest", "audit"} <= set(SCHEMAS)
+    assert set(SCHEMAS) == set(SUBCOMMANDS) - {"bench"}  # whose --json keeps a run for itself
 
 
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=list(MACHINES))
 def test_an_examination_is_as_the_schema_says(machine: Environment) -> None:
     document = Examination(machine, tuple(examine(machine))).to_json()
     check("doctor", json.loads(json.dumps(document)))
+
+
+def test_the_schema_of_doctor_describes_every_key() -> None:
+    machine = MACHINES["healthy"]
+    document = Examination(machine, tuple(examine(machine))).to_json()
+    environment = document["environment"]
+    parts = {
+        "examination": document,
+        "check": document["checks"][0],
+        "environment": environment,
+        "gpu": environment["cuda"]["gpus"][0],
+        "loading": environment["loading"],
+    }
+    for name, part in parts.items():
+        assert set(part) <= set(SCHEMAS["doctor"]["$defs"][name]["properties"]), name
 
 
 def test_the_schema_of_doctor_refuses_what_is_none() -> None:
@@ -67,6 +86,15 @@ def test_the_schema_of_doctor_refuses_what_is_none() -> None:
     document["checks"][-1] = {**document["checks"][0], "status": "fail", "id": None}
     with pytest.raises(jsonschema.ValidationError):
         check("doctor", document)
+
+
+def test_a_fleet_is_as_the_schema_says() -> None:
+    wrong = replace(RIGHT, digests={"out": "a", "dk": "f"})
+    dead = CheckResult("selftest 0", "fail", "it was killed by SIGABRT", id="selftest-crashed")
+    members = [member(0, RIGHT), member(1, RIGHT), member(2, wrong)]
+    members.append(replace(member(3), gpu=None, result=dead))
+    results = compare_members(members)
+    check("doctor", json.loads(json.dumps(to_json(members, results, 1))))
 
 
 def test_libraries_and_explanations_are_as_the_schema_says(
