@@ -90,7 +90,7 @@ def test_a_closed_stdout_is_a_sentence(argv: list[str], lib: Path) -> None:
     [
         (
             [],
-            "the subcommand must be inspect, doctor, selftest, audit, select or bench, got none",
+            "select or bench, got none",
             "-m flash_dist --help`",
         ),
         (
