@@ -41,6 +41,7 @@ Overview <README>
 docs/recipes
 docs/masks
 docs/memory
+docs/selftest
 docs/debugging
 ```
 
