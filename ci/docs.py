@@ -134,7 +134,7 @@ def write_findings() -> Iterator[str]:
     """Explain every id."""
     yield "# Findings\n"
     yield (
-        "What doctor and selftest find has an id, which is stable. "
+        "What doctor, selftest and audit find has an id, which is stable. "
         "`python -m flash_dist doctor --explain ID` says the same as this page; in the JSON `docs` "
         "leads here.\n"
     )

@@ -94,8 +94,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="PLACE",
         action="append",
         default=[],
-        help="judge a wheel, library or folder before it is installed, ours or anybody's: a path, "
-        "the address of a file, or that of an index page, of which the wheel that fits best is",
+        help="judge a wheel, library or folder before it is installed, ours or anybody's: a path "
+        "or address, or an index page, of which it takes the wheel that fits best",
     )
     add_report_option(parser)
     parser.add_argument(
