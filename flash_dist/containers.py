@@ -20,6 +20,7 @@ from .elf import MAGIC as ELF_MAGIC
 from .errors import FatbinError
 from .files import LIBRARY_HINT
 from .images import LINKED, RELOCATABLE, FatbinEntry, FatbinReport, Kind
+from .pages import IMAGES_BETWEEN, release_pages
 from .pe import MAGIC as PE_MAGIC
 from .pe import is_object, read_object, read_pe
 
@@ -242,6 +243,8 @@ class _Scan:
             if len(self.entries) > MAX_ENTRIES:
                 message = f"more than {MAX_ENTRIES} images"
                 raise FatbinError(message)
+            if not len(self.entries) % IMAGES_BETWEEN:
+                release_pages(self.data)
             place += size
         return place
 

@@ -579,12 +579,9 @@ def test_offsets_beyond_four_gib_are_read(tmp_path: Path) -> None:
     assert report.entries[0].payload_offset > far
 
 
-def test_headers_of_a_large_library_take_a_moment(tmp_path: Path) -> None:
-    """3000 images of 160 KiB: about the size of the largest library in the wild."""
-    path = tmp_path / "large.so"
-    payload = 160 << 10
+def write_large(path: Path, images: int, payload: int) -> None:
+    """Write images of this many bytes; all but the headers is a hole in the file."""
     header = entry(SASS, 80, b"", payload_size=payload)
-    images = 3000
     size = images * (len(header) + payload)
     head = elf([Part(".nv_fatbin", b"")])
     (table,) = struct.unpack_from("<Q", head, 40)
@@ -599,11 +596,53 @@ def test_headers_of_a_large_library_take_a_moment(tmp_path: Path) -> None:
             file.write(header)
         file.seek(8192 + size)
         file.write(sections)
+
+
+def test_headers_of_a_large_library_take_a_moment(tmp_path: Path) -> None:
+    """3000 images of 160 KiB: about the size of the largest library in the wild."""
+    path = tmp_path / "large.so"
+    write_large(path, 3000, 160 << 10)
     start = time.perf_counter()
     report = read_fatbin(path)
-    assert len(report.entries) == images
+    assert len(report.entries) == 3000
     assert report.warnings == ()
     assert time.perf_counter() - start < 5
+
+
+MOST_MEMORY = """
+import pathlib, sys
+from flash_dist import fatbin, pages
+
+def private():
+    text = pathlib.Path("/proc/self/smaps_rollup").read_text()
+    return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Private_"))
+
+most, release, before = [0], pages.release_pages, private()
+def measure(data):
+    most[0] = max(most[0], private() - before)
+    release(data)
+
+for module in (fatbin, sys.modules["flash_dist.containers"]):
+    module.release_pages = measure
+with fatbin.open_fatbin(sys.argv[1]) as opened:
+    measure(opened.data)
+    for entry in opened.report.entries[:: int(sys.argv[2])]:
+        opened.payload(entry)
+print(most[0])
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="needs Linux")  # noqa: PTH110
+def test_a_large_library_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "large.so"
+    write_large(path, 1000, 64 << 10)
+    with path.open("r+b") as file:  # without holes: pages that are there are mapped many at a time
+        data = file.read()
+        file.seek(0)
+        file.write(data)
+    command = [sys.executable, "-c", MOST_MEMORY, str(path), "10"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 24 << 10, f"{done.stdout} kB of a file of {len(data) >> 10} kB"
 
 
 # --- The compiler's own ---------------------------------------------------------------------------
