@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
-import shutil
 import struct
 import subprocess
 import sys
@@ -643,43 +641,3 @@ def test_a_large_library_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
     command = [sys.executable, "-c", MOST_MEMORY, str(path), "10"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert int(done.stdout) < 24 << 10, f"{done.stdout} kB of a file of {len(data) >> 10} kB"
-
-
-# --- The compiler's own ---------------------------------------------------------------------------
-
-SOURCE = """
-extern "C" __global__ void __launch_bounds__(128) alpha(const float* a, float* b) {
-  __shared__ float s[256];
-  s[threadIdx.x] = a[threadIdx.x];
-  __syncthreads();
-  b[threadIdx.x] = s[threadIdx.x ^ 1];
-}
-"""
-GENCODE = [
-    "-gencode=arch=compute_80,code=[sm_80,compute_80]",
-    "-gencode=arch=compute_90a,code=sm_90a",
-]
-
-
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc to compile a real library")
-@pytest.mark.parametrize(
-    ("mode", "codecs_found"),
-    [("size", {"zstd"}), ("speed", {"none", "lz4"}), ("none", {"none"})],
-)
-def test_a_compiled_library_agrees_with_ptxas(
-    tmp_path: Path, mode: str, codecs_found: set[str]
-) -> None:
-    source, path = tmp_path / "alpha.cu", tmp_path / "alpha.so"
-    source.write_text(SOURCE)
-    command = ["nvcc", "-shared", "-Xcompiler=-fPIC", f"--compress-mode={mode}", *GENCODE]
-    command += ["-cudart=none", "-Xptxas=-v", str(source), "-o", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    used = [int(number) for number in re.findall(r"Used (\d+) registers", done.stderr)]
-    report = read_fatbin(path)
-    assert report.warnings == ()
-    assert [str(arch) for arch in report.archs] == ["sm_80", "compute_80", "sm_90a"]
-    assert {one.codec for one in report.entries} == codecs_found
-    kernels = read_kernels(report)
-    assert {kernel.name for kernel in kernels} == {"alpha"}
-    assert sorted(k.registers for k in kernels if k.registers) == sorted(used)
-    assert {k.max_threads for k in kernels if k.registers} == {128}
