@@ -187,6 +187,7 @@ class _Scan:
             raw_version=elf.abi_version,
             raw_number=read_number(elf),
             raw_flags=elf.flags,
+            code_version=(1, elf.abi_version),
         )
 
     def warn(self, text: str) -> None:
@@ -277,6 +278,7 @@ class _Scan:
             raw_version=raw.version,
             raw_number=raw.number,
             raw_flags=raw.flags,
+            code_version=(raw.isa_major, raw.isa_minor) if kind == "sass" else None,
         )
         return entry, size
 
