@@ -19,7 +19,7 @@ from .elf import EM_CUDA, Elf, read_elf
 from .elf import MAGIC as ELF_MAGIC
 from .errors import FatbinError
 from .files import LIBRARY_HINT
-from .images import LINKED, RELOCATABLE, FatbinEntry, FatbinReport, Kind
+from .images import LINKED, RELOCATABLE, ROCM_WARNING, FatbinEntry, FatbinReport, Kind
 from .pages import IMAGES_BETWEEN, release_pages
 from .pe import MAGIC as PE_MAGIC
 from .pe import is_object, read_object, read_pe
@@ -145,7 +145,7 @@ class _Scan:
         _refuse_packed(packed=any(section.name == _UPX_SECTION for section in sections))
         for section in sections:
             if section.name.startswith(ROCM):
-                self.warn("the file holds code for AMD GPUs (ROCm), which is not read")
+                self.warn(ROCM_WARNING)
             if not section.name.startswith((LINKED, RELOCATABLE)):
                 continue
             if not section.in_file:

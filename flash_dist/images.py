@@ -17,6 +17,8 @@ FIRST_WITH_IT_BEFORE: Final = 100  # CUDA 12.8 and 12.9 wrote it for sm_100 and 
 
 Kind = Literal["sass", "ptx", "lto", "unknown"]
 
+ROCM_WARNING: Final = "the file holds code for AMD GPUs (ROCm), which is not read"
+
 # How the sections of a library begin: `.nv_fatbin`, `__nv_relfatbin`. PE cuts names to 8 letters.
 LINKED, RELOCATABLE = ".nv_fatb", "__nv_rel"
 
