@@ -152,12 +152,64 @@ def test_a_report_becomes_plain_data(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("size", [64, 72, 80, 96, 104, 112, 120])
+@pytest.mark.parametrize("codec", ["none", "lz4", "zstd"])
+def test_a_header_may_be_longer_than_what_is_known_of_it(
+    tmp_path: Path, size: int, codec: str
+) -> None:
+    longer = entry(SASS, 80, cubin(ALPHA), header_size=size, codec=codec)
+    report = read(tmp_path, library(container(longer, entry(SASS, 90, cubin(BETA)))))
+    assert report.warnings == ()
+    assert [kernel.name for kernel in read_kernels(report)] == ["alpha", BETA.name]
+
+
+def test_one_library_may_mix_codecs(tmp_path: Path) -> None:
+    images = [entry(PTX, 80, ptx("alpha"), codec=codec) for codec in ("zstd", "none", "lz4")]
+    report = read(tmp_path, library(b"".join(map(container, images))))
+    assert [one.codec for one in report.entries] == ["zstd", "none", "lz4"]
+    assert [kernel.name for kernel in read_kernels(report)] == ["alpha"] * 3
+
+
 # --- Files that hold no GPU code, or none that can be read ----------------------------------------
 
 
 def test_a_library_without_gpu_code_is_empty_and_fine(tmp_path: Path) -> None:
     report = read(tmp_path, library())
     assert (report.entries, report.warnings, report.archs) == ((), (), ())
+
+
+def test_a_section_may_be_empty(tmp_path: Path) -> None:
+    report = read(tmp_path, library(b"", b""))
+    assert (report.entries, report.warnings) == ((), ())
+
+
+def test_a_file_that_cannot_be_mapped_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> object:
+        message = "cannot fit 'int' into an index-sized integer"  # of a 32-bit Python
+        raise OverflowError(message)
+
+    monkeypatch.setattr("mmap.mmap", refuse)
+    with pytest.raises(FatbinError, match="cannot read .*: cannot fit"):
+        read(tmp_path, library(GOOD))
+
+
+def test_a_file_may_end_anywhere(tmp_path: Path) -> None:
+    """Cut at each byte, a file is refused, or read up to there with a warning."""
+    images = container(entry(SASS, 80, b"x" * 8), entry(PTX, 80, b"x" * 8, codec="zstd"))
+    for whole in (library(images, images), images, cubin(ALPHA)):
+        outcomes = Counter(examine_cut(tmp_path / "cut", whole[:end]) for end in range(len(whole)))
+        assert outcomes["read"] == 0
+        assert outcomes["refused"] > 0
+
+
+def examine_cut(path: Path, data: bytes) -> str:
+    path.write_bytes(data)
+    try:
+        return "warned" if read_fatbin(path).warnings else "read"
+    except FatbinError:
+        return "refused"
 
 
 @pytest.mark.parametrize(
@@ -505,6 +557,18 @@ def test_a_broken_cubin_is_an_error_that_names_the_image(
     with pytest.raises(FatbinError, match=words) as caught:
         read_kernels(report)
     assert "sm_80 image at" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("place", "form", "value"),
+    [(40, "<Q", 1 << 40), (58, "<H", 63), (60, "<H", 60_000), (62, "<H", 999)],
+    ids=["e_shoff", "e_shentsize", "e_shnum", "e_shstrndx"],
+)
+def test_a_cubin_with_a_broken_section_table_is_an_error(place: int, form: str, value: int) -> None:
+    image = bytearray(cubin(ALPHA))
+    struct.pack_into(form, image, place, value)
+    with pytest.raises(FatbinError, match="ELF section"):
+        read_cubin_kernels(bytes(image), SM_80)
 
 
 def test_a_cubin_without_symbols_has_no_kernels() -> None:
