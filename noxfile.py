@@ -106,10 +106,19 @@ def wheel_tests(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", *options, tests)
 
 
-@nox.session(venv_backend="none", requires=["unit_tests", "wheel_tests"])
+@nox.session(requires=["small_wheel"])
+def reader_tests(session: nox.Session) -> None:
+    """Compare inspect with NVIDIA's cuobjdump and nvdisasm on what nvcc makes and on our wheel."""
+    install_toolchain(session, SMALL_SET)
+    install(session, "runtime", "test", "referee")
+    session.run("python", "-m", "tests.readers.tools")
+    session.run("python", "-m", "pytest", "tests/readers", *session.posargs)
+
+
+@nox.session(venv_backend="none", requires=["unit_tests", "wheel_tests", "reader_tests"])
 def tests(session: nox.Session) -> None:
-    """Everything that needs no GPU: unit_tests and wheel_tests."""
-    session.log("unit_tests and wheel_tests passed")
+    """Everything that needs no GPU: unit_tests, wheel_tests and reader_tests."""
+    session.log("unit_tests, wheel_tests and reader_tests passed")
 
 
 @nox.session(venv_params=["--system-site-packages"])

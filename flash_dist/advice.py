@@ -166,5 +166,5 @@ def jit_fix(devices: Iterable[Device], build: Build) -> str:
 def driver_fix(build: Build) -> str:
     """Return the step for a driver that is too old."""
     needed = toolkit_driver(build.toolkit) if build.toolkit else None
-    release = f" {needed} or newer" if needed else ""
-    return f"install NVIDIA driver{release} (`nvidia-smi` shows the present one)"
+    driver = f"NVIDIA driver {needed} or newer" if needed else "a newer NVIDIA driver"
+    return f"install {driver} (`nvidia-smi` shows the present one)"

@@ -19,7 +19,8 @@ from .elf import EM_CUDA, Elf, read_elf
 from .elf import MAGIC as ELF_MAGIC
 from .errors import FatbinError
 from .files import LIBRARY_HINT
-from .images import LINKED, RELOCATABLE, FatbinEntry, FatbinReport, Kind
+from .images import LINKED, RELOCATABLE, ROCM_WARNING, FatbinEntry, FatbinReport, Kind
+from .pages import IMAGES_BETWEEN, release_pages
 from .pe import MAGIC as PE_MAGIC
 from .pe import is_object, read_object, read_pe
 
@@ -144,7 +145,7 @@ class _Scan:
         _refuse_packed(packed=any(section.name == _UPX_SECTION for section in sections))
         for section in sections:
             if section.name.startswith(ROCM):
-                self.warn("the file holds code for AMD GPUs (ROCm), which is not read")
+                self.warn(ROCM_WARNING)
             if not section.name.startswith((LINKED, RELOCATABLE)):
                 continue
             if not section.in_file:
@@ -186,6 +187,7 @@ class _Scan:
             raw_version=elf.abi_version,
             raw_number=read_number(elf),
             raw_flags=elf.flags,
+            code_version=(1, elf.abi_version),
         )
 
     def warn(self, text: str) -> None:
@@ -242,6 +244,8 @@ class _Scan:
             if len(self.entries) > MAX_ENTRIES:
                 message = f"more than {MAX_ENTRIES} images"
                 raise FatbinError(message)
+            if not len(self.entries) % IMAGES_BETWEEN:
+                release_pages(self.data)
             place += size
         return place
 
@@ -274,6 +278,7 @@ class _Scan:
             raw_version=raw.version,
             raw_number=raw.number,
             raw_flags=raw.flags,
+            code_version=(raw.isa_major, raw.isa_minor) if kind == "sass" else None,
         )
         return entry, size
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from .ahead import run_ahead
 from .errors import FatbinError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from .archs import Arch
     from .fatbin import Fatbin
@@ -33,7 +34,7 @@ Verdict = Literal[
     "unknown",  # the image could not be read
 ]
 
-REAL: Final = "real"
+REAL: Final[Verdict] = "real"
 EMPTY_MOST: Final = 4  # instructions of a body that does nothing
 EMPTY_BESIDE: Final = 16  # where another target has more than those
 STUB_MOST: Final = 48  # instructions of a body that only complains
@@ -95,12 +96,13 @@ def find_coverage(fatbin: Fatbin) -> Coverage:
     rows: list[KernelCoverage] = []
     warnings: list[str] = []
     cells = 0
-    for number, group in groupby(entries, key=lambda entry: entry.container):
+    unpacked = run_ahead(fatbin.payload, entries)
+    for number, group in groupby(unpacked, key=lambda pair: pair[0].container):
         container = _read_container(fatbin, group)
         warnings += container.warnings[: MAX_WARNINGS - len(warnings)]
         cells += container.cells
         _check_cells(cells, fatbin)
-        rows += (KernelCoverage(name, number, container.judge(name)) for name in container.bodies)
+        rows += (KernelCoverage(name, number, found) for name, found in container.judge())
     targets = tuple(str(arch) for arch in fatbin.report.archs)
     return Coverage(fatbin.report.path, targets, tuple(rows), tuple(warnings))
 
@@ -124,25 +126,27 @@ class _Container:
             if arch not in found or found[arch].instructions < body.instructions:
                 found[arch] = body
 
-    def judge(self, name: str) -> dict[str, Verdict]:
-        bodies = self.bodies[name]
-        return {
-            str(arch): _judge(arch, bodies) if arch in bodies else self._absent(arch)
-            for arch in sorted(self.targets)
-        }
+    def judge(self) -> Iterator[tuple[str, dict[str, Verdict]]]:
+        """Walk the kernels with their verdicts, old targets first."""
+        targets = [(arch, str(arch)) for arch in sorted(self.targets)]
+        for name, bodies in self.bodies.items():
+            judged = _judge_kernel(bodies)
+            yield name, {text: judged.get(arch) or self._absent(arch) for arch, text in targets}
 
     def _absent(self, arch: Arch) -> Verdict:
         return "unknown" if arch in self.unread else "missing"
 
 
-def _read_container(fatbin: Fatbin, entries: Iterator[FatbinEntry]) -> _Container:
+def _read_container(
+    fatbin: Fatbin, images: Iterable[tuple[FatbinEntry, Callable[[], bytes]]]
+) -> _Container:
     container = _Container()
-    for entry in entries:
+    for entry, unpack in images:
         if entry.arch is None:
             continue
         container.targets.add(entry.arch)
         try:
-            container.add(entry.arch, fatbin.bodies(entry))
+            container.add(entry.arch, fatbin.bodies(entry, unpack))
         except FatbinError as error:
             container.unread.add(entry.arch)
             container.warnings.append(error.message)
@@ -154,6 +158,14 @@ def _check_cells(cells: int, fatbin: Fatbin) -> None:
     if cells > MAX_CELLS:
         message = f"`{fatbin.report.path}` holds more than {MAX_CELLS} kernels times targets"
         raise FatbinError(message)
+
+
+def _judge_kernel(bodies: dict[Arch, Body]) -> dict[Arch, Verdict]:
+    """Judge all bodies of one kernel."""
+    lengths = [body.instructions for body in bodies.values()]
+    if min(lengths) > STUB_MOST and TINY_RATIO * min(lengths) > max(lengths):
+        return dict.fromkeys(bodies, REAL)  # long and alike, as most are: no rule can object
+    return {arch: _judge(arch, bodies) for arch in bodies}
 
 
 def _judge(arch: Arch, bodies: dict[Arch, Body]) -> Verdict:

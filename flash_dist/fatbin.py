@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import IO, TYPE_CHECKING
 
 from .codecs import MAX_IMAGE_BYTES, decompress
@@ -16,10 +17,11 @@ from .cubin import KernelInfo, read_cubin_kernels, read_ptx_kernels
 from .errors import FatbinError
 from .files import DAMAGED_HINT, open_file, unreadable
 from .images import FatbinEntry, FatbinReport
+from .pages import release_pages
 from .sass import Body, read_cubin_bodies, read_ptx_bodies
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from .archs import Arch
 
@@ -113,25 +115,37 @@ class Fatbin:
         if self._budget < 0:
             message = f"images of `{self.report.path}` unpack to more than {MAX_TOTAL_BYTES} bytes"
             raise FatbinError(message)
-        packed = bytes(self._data[entry.payload_offset : end])
+        packed = self._data[entry.payload_offset : end]
+        release_pages(self._data)
         return decompress(entry.codec, packed, entry.uncompressed_size)
 
-    def kernels(self, entry: FatbinEntry) -> tuple[KernelInfo, ...]:
-        """Return the kernels of an image; none of LTO-IR and of what is not understood."""
+    def kernels(
+        self, entry: FatbinEntry, unpack: Callable[[], bytes] | None = None
+    ) -> tuple[KernelInfo, ...]:
+        """Return the kernels of an image; none of LTO-IR and of what is not understood.
+
+        Args:
+            entry: The image.
+            unpack: Returns its payload, where another thread has been asked for it.
+        """
         with self._explained(entry):
+            unpack = unpack or partial(self.payload, entry)
             if entry.kind == "sass":
-                return read_cubin_kernels(self.payload(entry), entry.arch)
+                return read_cubin_kernels(unpack(), entry.arch)
             if entry.kind == "ptx":
-                return read_ptx_kernels(self.payload(entry), entry.arch)
+                return read_ptx_kernels(unpack(), entry.arch)
         return ()
 
-    def bodies(self, entry: FatbinEntry) -> tuple[Body, ...]:
-        """Return what the kernels of an image are made of; none where `kernels` returns none."""
+    def bodies(
+        self, entry: FatbinEntry, unpack: Callable[[], bytes] | None = None
+    ) -> tuple[Body, ...]:
+        """Return what the kernels of an image are made of; arguments are those of `kernels`."""
         with self._explained(entry):
+            unpack = unpack or partial(self.payload, entry)
             if entry.kind == "sass" and entry.arch is not None:
-                return read_cubin_bodies(self.payload(entry), entry.arch)
+                return read_cubin_bodies(unpack(), entry.arch)
             if entry.kind == "ptx":
-                return read_ptx_bodies(self.payload(entry))
+                return read_ptx_bodies(unpack())
         return ()
 
     @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from .archs import Arch, Origin
 from .devices import format_version
@@ -12,7 +12,12 @@ if TYPE_CHECKING:
     from .codecs import Codec
     from .devices import Version
 
+CODE_CUDA_13: Final = (1, 8)
+FIRST_WITH_IT_BEFORE: Final = 100  # CUDA 12.8 and 12.9 wrote it for sm_100 and newer
+
 Kind = Literal["sass", "ptx", "lto", "unknown"]
+
+ROCM_WARNING: Final = "the file holds code for AMD GPUs (ROCm), which is not read"
 
 # How the sections of a library begin: `.nv_fatbin`, `__nv_relfatbin`. PE cuts names to 8 letters.
 LINKED, RELOCATABLE = ".nv_fatb", "__nv_rel"
@@ -39,6 +44,7 @@ class FatbinEntry:
     raw_version: int
     raw_number: int
     raw_flags: int
+    code_version: Version | None = None  # of SASS
 
     @property
     def relocatable(self) -> bool:
@@ -47,8 +53,13 @@ class FatbinEntry:
 
     @property
     def origin(self) -> Origin:
-        """What a driver must understand to load this image; the toolkit is not recorded."""
-        return Origin(None, self.ptx_isa, self.codec)
+        """What a driver must understand to load this image.
+
+        No header records the toolkit. But SASS before sm_100 has code version 1.8 from CUDA 13 on
+        only, which tells it from that of CUDA 12, with its older drivers.
+        """
+        from_cuda_13 = self.code_version == CODE_CUDA_13 and self.raw_number < FIRST_WITH_IT_BEFORE
+        return Origin("13.0" if from_cuda_13 else None, self.ptx_isa, self.codec)
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as plain data."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
+from .ahead import run_ahead
 from .archives import Unread
 from .coverage import Coverage, find_coverage
 from .demangle import demangle
@@ -124,8 +125,8 @@ def inspect_libraries(
 def _read_kernels(
     fatbin: Fatbin, entries: Iterable[FatbinEntry], keeps: Callable[[str], bool]
 ) -> Iterable[KernelInfo]:
-    for entry in entries:
-        for kernel in fatbin.kernels(entry):
+    for entry, unpack in run_ahead(fatbin.payload, entries):
+        for kernel in fatbin.kernels(entry, unpack):
             if keeps(kernel.name):
                 yield kernel
 

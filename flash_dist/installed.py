@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .devices import Device
+    from .fatbin import Fatbin
     from .manifest import Manifest
 
 LIBRARY = "libflash_dist_kernels.so"
@@ -112,7 +113,8 @@ def combine(
 ) -> Installed:
     """Join the two views: the library decides what there is, the manifest adds what it knows."""
     if manifest is None:
-        build = Build("flash_dist", embedded, published_sets()) if embedded else None
+        toolkit = next((one.origin.toolkit for one in embedded if one.origin.toolkit), None)
+        build = Build("flash_dist", embedded, published_sets(), toolkit) if embedded else None
         return Installed(build, library, manifest_problem, library_problem)
     declared = declare_build(manifest)
     differences = () if library_problem else find_differences(declared.variants, embedded)
@@ -156,18 +158,23 @@ def read_embedded(library: Path, toolkit: str | None) -> tuple[Variant, ...]:
     Raises:
         FatbinError: The library is absent or cannot be read.
     """
-    found: list[Variant] = []
     with open_fatbin(library) as fatbin:
-        for entry in fatbin.report.select():
-            if entry.arch is None:
-                continue
-            origin = Origin(toolkit, entry.ptx_isa, entry.codec)
-            names = (kernel.name for kernel in fatbin.kernels(entry))
-            found.extend(_read_variants(names, entry.arch, origin))
+        return read_variants(fatbin, toolkit)
+
+
+def read_variants(fatbin: Fatbin, toolkit: str | None) -> tuple[Variant, ...]:
+    """Do the same for a library that is open."""
+    found: list[Variant] = []
+    for entry in fatbin.report.select():
+        if entry.arch is None:
+            continue
+        origin = replace(entry.origin, toolkit=toolkit or entry.origin.toolkit)
+        names = (kernel.name for kernel in fatbin.kernels(entry))
+        found.extend(_parse_symbols(names, entry.arch, origin))
     return tuple(sorted(found, key=lambda variant: variant.symbol))
 
 
-def _read_variants(names: Iterable[str], arch: Arch, origin: Origin) -> list[Variant]:
+def _parse_symbols(names: Iterable[str], arch: Arch, origin: Origin) -> list[Variant]:
     return [
         variant
         for variant in (parse_symbol(name, arch, origin) for name in names)

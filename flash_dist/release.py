@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .audit import AuditResult, audit_wheel
 from .contents import MANIFEST
+from .images import ROCM_WARNING
 from .inspection import Choice, Inspection, inspect_libraries, sizes_by_target
 from .libraries import open_libraries
 from .problem import Problem, label
@@ -35,6 +36,11 @@ class Release:
     def archs(self) -> tuple[Arch, ...]:
         """The targets of all libraries, old to new."""
         return tuple(sorted({arch for one in self.inspections for arch in one.report.archs}))
+
+    @property
+    def for_rocm(self) -> tuple[str, ...]:
+        """The libraries with code for AMD GPUs, which is not judged."""
+        return tuple(one.name for one in self.inspections if ROCM_WARNING in one.warnings)
 
     def to_json(self) -> dict[str, Any]:
         """Return the audit as plain data."""

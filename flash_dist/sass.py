@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from .archs import Arch
 
-MAX_SCANNED_BYTES = 4096  # a longer body is no stub; its words are not looked at
+MAX_SCANNED_BYTES = 1024  # with its padding, a stub is shorter; longer bodies are not looked at
 WORD_SIZE = 16
 FIRST_WITH_WORDS = 70  # older SASS is packed differently
 
@@ -28,8 +28,7 @@ EIATTR_EXTERNS = 0x0F  # symbols of the functions that a kernel calls
 PRINT, ASSERT = "vprintf", "__assertfail"
 
 _SYMBOL_INDEX = Struct("<I")
-_WORD = Struct("<H14x")  # of a word, opcode and predicate
-_OPCODE, _FORMLESS = 0xFFF, 0x1FF  # the upper three bits tell what kind the operands are
+_FORMLESS = 0x1FF  # the upper three bits of an opcode tell what kind the operands are
 _NOP, _BRA, _TRAP = 0x918, 0x947, 0x95C
 _CALLS = frozenset((0x143, 0x144))
 # LD LDG ST STG ATOM ATOM.CAS RED REDG ATOMG ATOMG.CAS LDGSTS UTMALDG UTMASTG
@@ -79,25 +78,33 @@ def _read_body(cubin: Cubin, symbol: Symbol) -> Body:
     if len(code) < symbol.size or symbol.size % WORD_SIZE:
         message = f"code of `{symbol.name}` has {len(code)} bytes of {symbol.size}"
         raise FatbinError(message)
-    opcodes = [word & _OPCODE for (word,) in _WORD.iter_unpack(code)]
+    words = list(zip(code[::WORD_SIZE], code[1::WORD_SIZE], strict=True))
+    used = {_opcode(word) for word in set(words)}  # NOTE: few differ; millions of words are read
+    formless = {opcode & _FORMLESS for opcode in used}
     externs = _externs(cubin, symbol.name)
     return Body(
         symbol.name,
-        _effective_length(opcodes),
+        _effective_length(words),
         prints=PRINT in externs,
         asserts=ASSERT in externs,
-        traps=_TRAP in opcodes,
-        calls=any(opcode & _FORMLESS in _CALLS for opcode in opcodes),
-        uses_memory=any(opcode & _FORMLESS in _MEMORY for opcode in opcodes),
+        traps=_TRAP in used,
+        calls=not _CALLS.isdisjoint(formless),
+        uses_memory=not _MEMORY.isdisjoint(formless),
     )
 
 
-def _effective_length(opcodes: list[int]) -> int:
+def _opcode(word: tuple[int, int]) -> int:
+    """Return the lower 12 bits of a word from its first two bytes; the next four are predicate."""
+    low, high = word
+    return low | (high & 0xF) << 8
+
+
+def _effective_length(words: list[tuple[int, int]]) -> int:
     """Count up to the padding: NOPs, and the branch to itself before them."""
-    length = len(opcodes)
-    while length and opcodes[length - 1] == _NOP:
+    length = len(words)
+    while length and _opcode(words[length - 1]) == _NOP:
         length -= 1
-    return length - 1 if length and opcodes[length - 1] == _BRA else length
+    return length - 1 if length and _opcode(words[length - 1]) == _BRA else length
 
 
 def _externs(cubin: Cubin, name: str) -> set[str]:

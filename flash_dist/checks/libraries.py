@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from flash_dist.advice import describe_archs
 from flash_dist.archives import Library, Unread
 from flash_dist.library_verdict import LibraryVerdict, judge_library
+from flash_dist.own_library import read_own
 from flash_dist.result import CheckResult
 
-from .gpus import HOW_WORDS, check_any_gpu, describe_gpu, find_situation
+from .gpus import HOW_WORDS, check_any_gpu, check_gpu, describe_gpu, find_situation
 from .guard import guard
 from .library_loading import LibraryLoading
 from .machine import check_driver
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from flash_dist.environment import Environment
     from flash_dist.images import FatbinReport
+    from flash_dist.installed import Installed
     from flash_dist.libcuda import Gpu
 
 # What helps against an obstacle, by words of its sentence (`compatibility.py`).
@@ -42,7 +44,7 @@ def examine_libraries(
     yield guard("driver", partial(check_driver, environment))
     if not environment.cuda.gpus:
         yield check_any_gpu(environment)
-    reports, plain = [], 0
+    reports, ours, plain = [], [], 0
     loading = LibraryLoading.make(environment)
     for library in libraries:
         if isinstance(library, Unread):
@@ -51,16 +53,31 @@ def examine_libraries(
             continue
         if loading is not None:
             loading.look(library)
-        if library.fatbin.report.entries:
+        own = read_own(library)
+        if own is not None:
+            ours.append(own)
+        elif library.fatbin.report.entries:
             reports.append(library.fatbin.report)
         else:
             plain += 1
-    if not reports:
+    if not reports and not ours:
         yield CheckResult("library", "warn", _nothing(plain), id="no-gpu-code")
     if loading is not None:
         yield from loading.results()
     for gpu in environment.cuda.gpus:
-        yield from check_libraries(environment, gpu, reports)
+        results = [_check_own(environment, gpu, own) for own in ours]
+        yield from results
+        yield from check_libraries(environment, gpu, reports, served=any(results))
+
+
+def _check_own(environment: Environment, gpu: Gpu, own: Installed) -> CheckResult:
+    """Judge a build of ours kernel by kernel, as if it were installed."""
+    result = check_gpu(replace(environment, installed=own), gpu)
+    name = own.build.name if own.build and not own.manifest_problem else own.library
+    summary = result.summary if name in result.summary else f"{name} on {result.summary}"
+    problem = own.manifest_problem
+    unread = (f"judged without its manifest: {problem}",) if problem else ()
+    return replace(result, summary=summary, details=(*result.details, *unread))
 
 
 def _nothing(files: int) -> str:
@@ -71,12 +88,12 @@ def _nothing(files: int) -> str:
 
 
 def check_libraries(
-    environment: Environment, gpu: Gpu, reports: Sequence[FatbinReport]
+    environment: Environment, gpu: Gpu, reports: Sequence[FatbinReport], *, served: bool = False
 ) -> Iterator[CheckResult]:
     """Say what one GPU takes of each library; only a GPU that none has code for is a failure."""
     situation = find_situation(environment, gpu)
     verdicts = [judge_library(report, situation) for report in reports]
-    served = any(verdicts)
+    served = served or any(verdicts)
     for report, verdict in zip(reports, verdicts, strict=True):
         result = _describe(f"{report.path} on {describe_gpu(gpu)}", verdict, served=served)
         data = {"library": report.path, **verdict.to_json()}
@@ -97,7 +114,8 @@ def _describe(place: str, verdict: LibraryVerdict, *, served: bool) -> CheckResu
             "`python -m flash_dist inspect --level coverage` says which kernels these are",
             "library-partly",
         )
-    summary = f"{place}: {ways} in all of {_fatbins(verdict)}"
+    count = len(verdict.containers)
+    summary = f"{place}: {ways} in {f'all of {count} fatbins' if count > 1 else 'its one fatbin'}"
     if verdict.how == "unverified":
         return CheckResult("", "warn", summary, id="library-unverified")
     return CheckResult("", "ok", summary)

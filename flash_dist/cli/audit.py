@@ -139,6 +139,9 @@ def print_release(console: Console, release: Release) -> None:
     console.print(f"{printable(release.path)}: {libraries}, {targets}", soft_wrap=True)
     for problem in release.problems:
         console.print(f"[fail]  {printable(problem)}", soft_wrap=True)
+    if release.for_rocm:
+        found = count(len(release.for_rocm), "library", "libraries")
+        console.print(f"[skip]  {found} with code for AMD GPUs (ROCm), which is not read")
     if release:
         console.print("[ok]    everything that is required, and all of it understood")
 

@@ -126,9 +126,14 @@ def test_an_unknown_device_gets_the_least_shared_memory_of_its_major() -> None:
 
 # --- What runs where ------------------------------------------------------------------------------
 
-# target, compute capability, verdict
+# target, compute capability, verdict. The sources:
+#   [Ampere] [Ada] [Blackwell]  NVIDIA's compatibility guides of these names
+#   [12.9 blog]  "NVIDIA Blackwell and NVIDIA CUDA 12.9 Introduce Family-Specific Architecture
+#                Features", and "Compute Capabilities" in the CUDA Programming Guide
+#   [13.0]       CUDA features archive: sm_101 was renamed to sm_110
+#   [torch]      DEVICE_REQUIREMENT in torch/cuda/__init__.py: integrated GPUs stand alone
 RUNS = """
-    # SASS without suffix: same major, minor not older
+    # SASS without suffix: same major, minor not older [Ampere, Ada, Blackwell]
     sm_75  7.5 native        sm_80  8.0 native        sm_90  9.0 native
     sm_80  8.6 same-major    sm_80  8.9 same-major    sm_86  8.9 same-major
     sm_86  8.0 no            sm_89  8.6 no            sm_80  9.0 no
@@ -137,32 +142,32 @@ RUNS = """
     sm_100 10.0 native       sm_100 10.3 same-major   sm_103 10.0 no
     sm_100 12.0 no           sm_120 10.0 no           sm_70  7.5 same-major
     sm_80  8.8 same-major
-    # between discrete and integrated: not promised
+    # between discrete and integrated: not promised [torch]
     sm_80  8.7 unverified    sm_86  8.7 unverified    sm_87  8.9 unverified
     sm_87  8.7 native        sm_87  8.6 no            sm_89  8.7 no
     sm_100 10.1 unverified   sm_101 10.3 unverified   sm_50  5.3 unverified
     sm_60  6.2 unverified    sm_70  7.2 unverified    sm_72  7.5 unverified
-    # Thor: 10.1 and 11.0 are one chip
+    # Thor: 10.1 and 11.0 are one chip [13.0]
     sm_101 11.0 native       sm_110 10.1 native       sm_110 11.0 native
     sm_101a 11.0 native      sm_110a 10.1 native      sm_110f 10.1 native
     sm_100 11.0 no           sm_110 12.0 no
-    # a: this chip only
+    # a: this chip only [Blackwell, 12.9 blog]
     sm_90a 9.0 native        sm_90a 10.0 no           sm_90a 8.9 no
     sm_100a 10.0 native      sm_100a 10.3 no          sm_100a 10.1 no
     sm_120a 12.0 native      sm_120a 12.1 no          sm_103a 10.3 native
-    # f: this family, minor not older
+    # f: this family, minor not older [12.9 blog]
     sm_100f 10.0 native      sm_100f 10.3 family      sm_100f 10.1 no
     sm_103f 10.3 native      sm_103f 10.0 no          sm_110f 11.0 native
     sm_120f 12.0 native      sm_120f 12.1 family      sm_120f 10.0 no
     sm_121f 12.1 native      sm_121f 12.0 no          sm_100f 12.0 no
     sm_101f 11.0 native      sm_100f 11.0 no          sm_103f 12.1 no
-    # PTX: everything newer, any major
+    # PTX: everything newer, any major [Ampere, Blackwell]
     compute_75 7.5 jit       compute_75 8.6 jit       compute_75 12.1 jit
     compute_80 9.0 jit       compute_80 8.7 jit       compute_80 11.0 jit
     compute_89 9.0 jit       compute_89 12.1 jit      compute_89 8.6 no
     compute_90 8.9 no        compute_120 10.3 no      compute_120 12.1 jit
     compute_101 11.0 jit     compute_110 10.1 jit
-    # PTX with a suffix: as SASS with that suffix
+    # PTX with a suffix: as SASS with that suffix [12.9 blog]
     compute_90a 9.0 jit      compute_90a 10.0 no      compute_90a 12.0 no
     compute_100a 10.3 no     compute_100f 10.3 jit    compute_100f 12.0 no
     compute_120f 12.1 jit    compute_121f 12.0 no     compute_110f 10.1 jit
@@ -184,6 +189,9 @@ def test_what_runs_where_follows_the_table(arch: str, device: str, how: str) -> 
     assert device in verdict.reason
 
 
+# Drivers: "Minor Version Compatibility" of the CUDA Compatibility guide (580 for 13.x, 525 for
+# 12.x, 450 for 11.x; PTX of a newer minor is refused, error 222); the PTX ISA release history;
+# nvcc's documentation of --compress-mode (zstd from the driver of CUDA 12.4 on).
 CUDA_12 = Origin("12.4")
 CUDA_13 = Origin("13.0", codec="zstd")
 UNKNOWN = Origin(toolkit=None)

@@ -1,11 +1,9 @@
-"""Verdicts on kernels: from made-up bodies of every length, and from compiled ones."""
+"""Verdicts on kernels, from made-up bodies of every length; tests/readers has compiled ones."""
 
 from __future__ import annotations
 
 import json
-import shutil
 import struct
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -214,97 +212,3 @@ def test_warnings_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(coverage, "MAX_WARNINGS", 2)
     broken = [entry(SASS, number, b"") for number in (75, 80, 86)]
     assert len(cover(tmp_path, container(*broken), container(*broken)).warnings) == 2
-
-
-# --- Compiled -------------------------------------------------------------------------------------
-
-SOURCE = r"""
-#include <cassert>
-#include <cstdio>
-#define WORK { float s = 0; int i = blockIdx.x * blockDim.x + threadIdx.x; \
-  _Pragma("unroll") for (int j = 0; j < 64; ++j) s = fmaf(x[i + j * 128], s + j, __sinf(s)); \
-  x[i] = s; }
-#if __CUDA_ARCH__ >= 800
-#define GUARDED(name, otherwise) extern "C" __global__ void name(float* x) WORK
-#else
-#define GUARDED(name, otherwise) extern "C" __global__ void name(float* x) { otherwise }
-#endif
-GUARDED(empty, )
-GUARDED(prints, printf("FATAL: built for sm_75\n");)
-GUARDED(prints_numbers, if (threadIdx.x == 0) printf("%d %p\n", int(blockIdx.x), x);)
-GUARDED(asserts, assert(false);)
-GUARDED(traps, __trap();)
-GUARDED(asm_traps, asm volatile("trap;");)
-GUARDED(prints_and_traps, printf("no\n"); __trap();)
-GUARDED(tiny, x[threadIdx.x] = 0;)
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-extern "C" __global__ void missing(float* x) WORK
-#endif
-extern "C" __global__ void legit_empty(float* x) {}
-extern "C" __global__ void legit_tiny(float* x) { x[threadIdx.x] = 1; }
-extern "C" __global__ void legit_assert(float* x) { assert(x); x[threadIdx.x] = 1; }
-extern "C" __global__ void legit_check(float* x) { assert(x[threadIdx.x] != 0); }
-extern "C" __global__ void legit_trap(int* x) { if (x[threadIdx.x]) __trap(); }
-extern "C" __global__ void legit_large(float* x) WORK
-extern "C" __global__ void legit_large_assert(float* x) { assert(x); WORK }
-"""
-COMPLAINTS: dict[str, Verdict] = {
-    "prints": "stub:printf",
-    "prints_numbers": "stub:printf",
-    "asserts": "stub:assert",
-    "traps": "stub:trap",
-    "asm_traps": "stub:trap",
-    "prints_and_traps": "stub:printf",
-}
-STUBS: dict[str, Verdict] = {**COMPLAINTS, "empty": "stub:empty", "tiny": "stub:tiny"}
-needs_nvcc = pytest.mark.skipif(
-    shutil.which("nvcc") is None, reason="needs nvcc to compile real kernels"
-)
-
-
-def compile_and_cover(tmp_path: Path, source: str, *options: str) -> Coverage:
-    code, built = tmp_path / "planted.cu", tmp_path / "planted.fatbin"
-    code.write_text(source, encoding="utf-8")
-    command = ["nvcc", "-fatbin", "-o", str(built), *options, str(code)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    with open_fatbin(built) as fatbin:
-        return find_coverage(fatbin)
-
-
-def gencode(*targets: str) -> list[str]:
-    """Spell `sm_75` and `compute_90` as options."""
-    return [f"-gencode=arch=compute_{one.rpartition('_')[2]},code={one}" for one in targets]
-
-
-@needs_nvcc
-def test_planted_stubs_are_found_and_small_kernels_are_left_alone(tmp_path: Path) -> None:
-    good = ("sm_80", "sm_90a", "sm_120", "compute_90")
-    bad = ("sm_75", "compute_75")
-    found = compile_and_cover(tmp_path, SOURCE, "-lineinfo", *gencode(*bad, *good))
-    assert found.warnings == ()
-    assert {row.container for row in found.rows} == {0}
-    for row in found.rows:
-        expected: Verdict = "missing" if row.name == "missing" else STUBS.get(row.name, "real")
-        wanted = dict.fromkeys(bad, expected) | dict.fromkeys(good, "real")
-        assert row.verdicts == wanted, row.name
-    assert len(found.rows) == len(STUBS) + 8
-
-
-@needs_nvcc
-@pytest.mark.parametrize("target", ["sm_75", "compute_75", "sm_90"])
-def test_planted_complaints_are_found_for_a_single_target(tmp_path: Path, target: str) -> None:
-    found = compile_and_cover(tmp_path, SOURCE, *gencode(target))
-    stubs = {row.name: row.verdicts[target] for row in found.rows if row.verdicts[target] != "real"}
-    assert stubs == (COMPLAINTS if target.endswith("75") else {})
-
-
-@needs_nvcc
-def test_the_plain_ptx_that_comes_with_an_arch_specific_build_is_a_stub(tmp_path: Path) -> None:
-    guard = SOURCE.replace("__CUDA_ARCH__ >= 800", "defined(__CUDA_ARCH_FEAT_SM90_ALL)")
-    found = compile_and_cover(tmp_path, guard, "-arch=sm_90a")
-    assert found.targets == ("compute_90", "sm_90a", "compute_90a")
-    for name in (*STUBS, "legit_tiny", "legit_empty"):
-        expected = STUBS.get(name, "real")
-        row = {"compute_90": expected, "sm_90a": "real", "compute_90a": "real"}
-        assert verdicts(found, name) == row, name

@@ -58,6 +58,11 @@ TABLE = [
     ((sass(86, codec="zstd"),), "8.6", "535", "no", "None"),
     ((sass(86, codec="zstd"),), "8.6", "550", "native", "sm_86"),
     ((entry(LTO, 80, CUBIN),), "8.0", "580", "no", "None"),
+    # code version 1.8 is CUDA 13's, except for sm_100 and newer, where 12.8 wrote it, too
+    ((entry(SASS, 75, CUBIN, isa=(1, 8)),), "7.5", "575", "no", "None"),
+    ((entry(SASS, 75, CUBIN, isa=(1, 8)),), "7.5", "580", "native", "sm_75"),
+    ((entry(SASS, 75, CUBIN, isa=(1, 7)),), "7.5", "525", "native", "sm_75"),
+    ((entry(SASS, 100, CUBIN, isa=(1, 8)),), "10.0", "570", "native", "sm_100"),
 ]
 
 
@@ -120,7 +125,7 @@ def test_only_a_gpu_that_no_library_has_code_for_is_a_failure(
 ) -> None:
     assert main(["doctor", "--wheel", two, "--gpu", "7.5,8.6", "--driver", "580"]) == 0
     out = capsys.readouterr().out
-    assert "a.so on compute capability 7.5: native code (sm_75) in all of 1 fatbin" in out
+    assert "a.so on compute capability 7.5: native code (sm_75) in its one fatbin" in out
     assert "b.so on compute capability 8.6: no code that it can load, built for SASS sm_90a" in out
     assert "others have code for this GPU" in out
     assert "plain.so" not in out

@@ -12,7 +12,17 @@ from flash_dist.audit_options import AuditOptions, parse_size, read_options
 from flash_dist.cli import main
 from flash_dist.errors import UsageError
 from flash_dist.release import audit_release
-from tests.unit.fatbin_builder import PTX, SASS, Kernel, container, cubin, entry, library, ptx
+from tests.unit.fatbin_builder import (
+    PTX,
+    SASS,
+    Kernel,
+    Part,
+    container,
+    cubin,
+    entry,
+    library,
+    ptx,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,6 +70,17 @@ def test_every_library_with_gpu_code_needs_every_target(lib: Path) -> None:
     (lib.parent / "plain.so").write_bytes(library())
     (problem,) = problems(lib.parent, require="8.0;9.0a")
     assert problem == f"{lib.parent / 'other.so'}: no code for sm_90a, which is required"
+
+
+def test_code_for_other_gpus_beside_it_is_no_problem_and_alone_no_release(
+    lib: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rocm = lib.parent / "rocm.so"
+    rocm.write_bytes(library(extra=(Part(".hip_fatbin", b"x" * 64),)))
+    assert problems(lib.parent) == ()
+    assert main(["audit", str(lib.parent)]) == 0
+    assert "[skip]  1 library with code for AMD GPUs (ROCm)" in capsys.readouterr().out
+    assert problems(rocm) == ("no GPU code for NVIDIA inside",)
 
 
 def test_a_release_without_gpu_code_fails(tmp_path: Path) -> None:

@@ -52,6 +52,17 @@ def test_libraries_of_a_wheel_are_read_in_place(tmp_path: Path, compression: int
                 assert [k.name for k in fatbin.kernels(fatbin.report.entries[0])] == ["alpha"]
 
 
+def test_a_wheel_of_the_64_bit_form_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "large.whl"
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("pkg/lib.so", "w", force_zip64=True) as member,
+    ):
+        member.write(LIBRARY)
+    with open_wheel(path) as wheel, wheel.unpacked("pkg/lib.so") as file:
+        assert file.read() == LIBRARY
+
+
 def test_other_members_are_read_as_bytes(tmp_path: Path) -> None:
     with open_wheel(write_wheel(tmp_path / "pkg.whl", MEMBERS)) as wheel:
         assert wheel.names == tuple(MEMBERS)

@@ -1,0 +1,39 @@
+"""Do the next of many slow steps in a second thread while the last one's result is used."""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from concurrent.futures import Future
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+AHEAD: Final = 3  # results that may wait to be used
+
+
+def run_ahead(
+    function: Callable[[_Item], _Result], items: Iterable[_Item]
+) -> Iterator[tuple[_Item, Callable[[], _Result]]]:
+    """Walk the items, each with a function that returns its result or raises its error.
+
+    One thread runs them, in their order. It helps where the step releases Python's lock.
+    """
+    waiting: deque[tuple[_Item, Future[_Result]]] = deque()
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        try:
+            for item in items:
+                waiting.append((item, pool.submit(function, item)))
+                if len(waiting) > AHEAD:
+                    first, future = waiting.popleft()
+                    yield first, future.result
+            while waiting:
+                first, future = waiting.popleft()
+                yield first, future.result
+        finally:  # nobody wants the rest
+            for _, future in waiting:
+                future.cancel()
