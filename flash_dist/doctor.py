@@ -19,6 +19,7 @@ from .checks.machine import (
     check_system,
     check_torch,
     check_variables,
+    require_torch,
 )
 from .checks.torch_claim import check_torch_claim
 from .checks.visible import check_mig, check_visible
@@ -183,6 +184,9 @@ def _run_selftest(
 ) -> CheckResult:
     name = f"selftest {gpu.index}"
     loads = environment.loading.status in {"ok", "skipped"}
+    if fit and loads and environment.torch.status != "ok":  # nobody looked whether it loads
+        torch = require_torch(name, environment.torch, environment.installed.torch_min)
+        return replace(torch, gpu=gpu.index)
     if fit and loads:
         return guard(name, partial(selftest, gpu), gpu=gpu.index)
     reason = "no code for this GPU" if loads else "the extension does not load"

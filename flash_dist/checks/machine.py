@@ -18,6 +18,7 @@ from .host import describe_driver, explain_no_gpu
 
 if TYPE_CHECKING:
     from flash_dist.environment import Environment
+    from flash_dist.torch_install import Torch
     from flash_dist.verdict import Build
 
 _JIT_VARIABLES = ("CUDA_FORCE_PTX_JIT", "CUDA_DISABLE_PTX_JIT")
@@ -75,6 +76,12 @@ def check_torch(environment: Environment) -> CheckResult:
             id="torch-newer-than-tested",
         )
     return CheckResult("torch", "ok", summary)
+
+
+def require_torch(name: str, torch: Torch, oldest: str = "") -> CheckResult:
+    """Say that a selftest did not run because torch is not there, or broken."""
+    summary = f"not run: {torch.reason}"
+    return CheckResult(name, "fail", summary, fix=torch_fix(oldest), id=f"torch-{torch.status}")
 
 
 def _minor(version: str) -> tuple[int, int]:

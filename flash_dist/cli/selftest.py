@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flash_dist.advice import torch_fix
+from flash_dist.checks.machine import require_torch
 from flash_dist.environment import gather_gpus
 from flash_dist.errors import FlashDistError, UsageError
 from flash_dist.fingerprints import merge_references, read_references, write_references
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from flash_dist.environment import Environment
     from flash_dist.fingerprints import Reference
     from flash_dist.libcuda import Cuda
-    from flash_dist.torch_install import Torch
 
     from .text import Subparsers
 
@@ -142,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
     if tested:
         results += [result for result in (proof.compare_gpus(),) if result]
     else:
-        results.append(_nothing_to_run(torch) if devices else _nothing_to_test(cuda))
+        results.append(require_torch("selftest", torch) if devices else _nothing_to_test(cuda))
     for result in results[len(tested) :]:
         if not args.json and (not tested or is_shown(result, quiet=args.quiet)):
             print_result(console, result)
@@ -189,16 +188,6 @@ def choose_devices(asked: str | None, cuda: Cuda) -> list[str]:
 def _print_variants(result: CheckResult, *, verbose: bool) -> None:
     for variant in result.data["loaded"] if verbose else ():
         print(f"{'':20}{RanVariant(**variant)}")
-
-
-def _nothing_to_run(torch: Torch) -> CheckResult:
-    return CheckResult(
-        "selftest",
-        "fail",
-        f"not run: {torch.reason}",
-        fix=torch_fix(),
-        id=f"torch-{torch.status}",
-    )
 
 
 def _nothing_to_test(cuda: Cuda) -> CheckResult:

@@ -6,12 +6,11 @@ import shutil
 import struct
 import subprocess
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 
@@ -74,12 +73,26 @@ class Lab:
         """
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        code = self.folder / "code.c"
+        given = (source, options, version, soname or path.name)
+        path.write_bytes(_compile(*given) if not needs else _link(*given, needs))
+        return path
+
+
+@cache
+def _compile(source: str, options: tuple[str, ...], version: str, soname: str) -> bytes:
+    """Compile a library that needs no other; many tests have the same ones."""
+    return _link(source, options, version, soname, ())
+
+
+def _link(
+    source: str, options: tuple[str, ...], version: str, soname: str, needs: tuple[Path, ...]
+) -> bytes:
+    with TemporaryDirectory() as folder:
+        code, script, out = (Path(folder, name) for name in ("code.c", "versions", "out.so"))
         code.write_text(source or "extern int nothing;\n")
-        script = self.folder / "versions"
         script.write_text(f"{version} {{ global: *; }};\n")
-        command = ["gcc", "-shared", "-fPIC", "-nostdlib", "-w", str(code), "-o", str(path)]
-        command += [f"-Wl,-soname,{soname or path.name}", "-Wl,--no-as-needed", *map(str, needs)]
+        command = ["gcc", "-shared", "-fPIC", "-nostdlib", "-w", str(code), "-o", str(out)]
+        command += [f"-Wl,-soname,{soname}", "-Wl,--no-as-needed", *map(str, needs)]
         command += [f"-Wl,--version-script={script}"] if version else []
         subprocess.run([*command, *options], check=True)
-        return path
+        return out.read_bytes()

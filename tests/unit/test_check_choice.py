@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from flash_dist import environment
 from flash_dist.cli import main
 from flash_dist.doctor import check_names
+from flash_dist.loading import Loading
+from flash_dist.torch_install import Torch
 from tests.unit.builds import ALL, HOPPER, make_environment
 from tests.unit.test_cli_doctor import report_good
 
@@ -55,6 +58,18 @@ def test_only_some_checks(
     assert machine.tested == []
     assert doctor(capsys, "--only", "selftest")[:2] == (0, ["selftest", "selftest"])
     assert machine.tested == ["0", "1"]
+
+
+def test_a_selftest_alone_says_that_torch_is_absent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = on_machine(monkeypatch, ALL, "9.0")
+    absent = Torch("absent", reason="torch is not installed")
+    machine.made = replace(machine.made, torch=absent, loading=Loading("skipped"))
+    status, names, out = doctor(capsys, "--only", "selftest")
+    assert (status, names, machine.tested) == (1, ["selftest"], [])
+    assert "not run: torch is not installed" in out
+    assert "doctor --explain torch-absent" in out
 
 
 def test_all_but_some_checks(

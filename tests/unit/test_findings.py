@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,6 +74,7 @@ COMPUTED = {
 ENTRIES = [pytest.param(name, id=name) for name in FINDINGS]
 
 
+@cache
 def used_ids() -> dict[str, str]:
     """Return every id in the source with the place that uses it."""
     found: dict[str, str] = {}
