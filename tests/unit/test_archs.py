@@ -189,9 +189,9 @@ def test_what_runs_where_follows_the_table(arch: str, device: str, how: str) -> 
     assert device in verdict.reason
 
 
-# Drivers: "Minor Version Compatibility" of the CUDA Compatibility guide (580 for 13.x, 525 for 12.x,
-# 450 for 11.x; PTX of a newer minor is refused, error 222); the PTX ISA release history; nvcc's
-# documentation of --compress-mode (zstd from the driver of CUDA 12.4 on).
+# Drivers: "Minor Version Compatibility" of the CUDA Compatibility guide (580 for 13.x, 525 for
+# 12.x, 450 for 11.x; PTX of a newer minor is refused, error 222); the PTX ISA release history;
+# nvcc's documentation of --compress-mode (zstd from the driver of CUDA 12.4 on).
 CUDA_12 = Origin("12.4")
 CUDA_13 = Origin("13.0", codec="zstd")
 UNKNOWN = Origin(toolkit=None)

@@ -191,7 +191,7 @@ def test_a_file_that_cannot_be_mapped_is_an_error(
         raise OverflowError(message)
 
     monkeypatch.setattr("mmap.mmap", refuse)
-    with pytest.raises(FatbinError, match="cannot read .*: cannot fit"):
+    with pytest.raises(FatbinError, match=r"cannot read .*: cannot fit"):
         read(tmp_path, library(GOOD))
 
 
