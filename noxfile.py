@@ -211,6 +211,13 @@ def index(session: nox.Session) -> None:
 
 
 @nox.session
+def manifest(session: nox.Session) -> None:
+    """Verify the wheels in dist/; write manifest.json, SHA256SUMS and provenance/ beside them."""
+    install(session, "runtime", "build")
+    session.run("python", "-m", "ci.release_manifest", *session.posargs)
+
+
+@nox.session
 def install_test(session: nox.Session) -> None:
     """Install the wheels in dist/ with pip and uv from an index on this machine."""
     install(session, "runtime", "index", "clients")

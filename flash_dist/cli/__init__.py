@@ -20,7 +20,7 @@ from .text import complain, discard, printable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SUBCOMMANDS = ("inspect", "doctor", "selftest", "audit", "select", "bench")
+SUBCOMMANDS = ("inspect", "doctor", "selftest", "audit", "verify", "select", "bench")
 
 EXIT_UNUSABLE = 2
 EXIT_INTERRUPTED = 130
