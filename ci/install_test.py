@@ -52,7 +52,7 @@ class Cell:
     detail: str = ""
 
     def __str__(self) -> str:
-        return f"{self.client:<5} {self.what:<38} {self.outcome:<8} {self.detail}".rstrip()
+        return f"{self.client:<5} {self.what:<40} {self.outcome:<8} {self.detail}".rstrip()
 
 
 class Environment:
@@ -64,14 +64,21 @@ class Environment:
         self.python = folder / "bin" / "python"
         _call(["uv", "venv", "--quiet", "--python", sys.executable, str(folder)])
 
-    def install(self, *words: str) -> None:
-        """Install, without what flash_dist depends on: torch is not what is tested."""
+    def install(self, *words: str, index: str = "") -> None:
+        """Install, without what flash_dist depends on: torch is not what is tested.
+
+        Args:
+            words: What, and options that pip and uv share.
+            index: The only index; that which stands in for PyPI when empty.
+        """
+        named = {"pip": "--index-url", "uv": "--default-index"}[self.client]
         if self.client == "pip":
             command = [sys.executable, "-m", "pip", "--python", str(self.python), "install"]
-            _call([*command, "--quiet", "--no-cache-dir", "--no-deps", *words])
+            command += ["--quiet", "--no-cache-dir", "--no-deps"]
         else:
             command = ["uv", "pip", "install", "--python", str(self.python)]
-            _call([*command, "--quiet", "--no-cache", "--no-deps", *words])
+            command += ["--quiet", "--no-cache", "--no-deps"]
+        _call([*command, *words, *([named, index] if index else [])])
 
     def uninstall(self) -> None:
         """Remove the package again."""
@@ -191,21 +198,21 @@ class Trial:
     def try_default(self) -> str:
         """Ask for no version: the pick of the table comes."""
         environment = self._fresh()
-        environment.install("flash-dist", "--index-url", f"{self.url}{DEFAULT}/")
+        environment.install("flash-dist", index=f"{self.url}{DEFAULT}/")
         return _require(environment, self.by_set[self.pick])
 
     def try_set(self, name: str) -> str:
         """Ask for a set by the address of its index, and insist on the hash."""
         one, environment = self.by_set[name], self._fresh()
         pinned = self._pin(one, one.sha256)
-        environment.install("--index-url", f"{self.url}{name}/", "--require-hashes", "-r", pinned)
+        environment.install("--require-hashes", "-r", pinned, index=f"{self.url}{name}/")
         return _require(environment, one)
 
     def try_wrong_hash(self) -> str:
         """Ask for a file that is not there: nothing may be installed."""
         environment, pinned = self._fresh(), self._pin(self.by_set[self.pick], "0" * 64)
         try:
-            environment.install("--index-url", _Served.url, "--require-hashes", "-r", pinned)
+            environment.install("--require-hashes", "-r", pinned, index=_Served.url)
         except InstallError as error:
             if "hash" in str(error).lower() and not environment.leftovers():
                 return ""
@@ -232,8 +239,7 @@ class Trial:
         environment, passed = self._fresh(), []
         for name in list(self.by_set)[:2]:
             one = self.by_set[name]
-            index = f"{self.url}{name}/"
-            environment.install(f"flash_dist=={one.version}", "--index-url", index)
+            environment.install(f"flash_dist=={one.version}", index=f"{self.url}{name}/")
             passed.append(_require(environment, one))
         environment.uninstall()
         if environment.leftovers():
@@ -250,9 +256,9 @@ class Trial:
         environment.install(*shlex.split(line.partition(" install ")[2]))
         version = _require(environment, self.by_set[said["chosen"]["name"]])
         words = ["-m", "flash_dist", "doctor", "--gpu", machine, "--driver", DRIVER]
-        report = environment.run(*words, "--only", "build,driver,gpu", "--json")
-        how = {check["data"].get("how") for check in json.loads(report)["checks"]} - {None}
-        return f"{version}: {', '.join(sorted(how))}"
+        report = json.loads(environment.run(*words, "--only", "build,driver,gpu", "--json"))
+        how = sorted({str(check["data"]["how"]) for check in report["checks"] if check["data"]})
+        return f"{version}: {', '.join(how)}"
 
 
 def _ask_here(*words: str) -> str:
