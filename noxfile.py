@@ -208,8 +208,29 @@ def copy_tree(files: list[str], tree: Path) -> None:
 def audit(session: nox.Session) -> None:
     """Audit wheels that are already built: `-- WHEEL ...`."""
     install(session, "runtime")
-    wheels = session.posargs or [str(wheel) for wheel in sorted((ROOT / "dist").rglob("*.whl"))]
+    wheels = session.posargs or [str(wheel) for wheel in sorted((ROOT / "dist").glob("*/*.whl"))]
     session.run("python", "-m", "flash_dist", "audit", *wheels)
+
+
+@nox.session
+def index(session: nox.Session) -> None:
+    """Make dist/index, a static package index of the wheels in dist/: `-- --url URL`."""
+    install(session, "runtime", "index")
+    session.run("python", "-m", "ci.index", *session.posargs)
+
+
+@nox.session
+def manifest(session: nox.Session) -> None:
+    """Verify the wheels in dist/; write manifest.json, SHA256SUMS and provenance/ beside them."""
+    install(session, "runtime", "build")
+    session.run("python", "-m", "ci.release_manifest", *session.posargs)
+
+
+@nox.session
+def install_test(session: nox.Session) -> None:
+    """Install the wheels in dist/ with pip and uv from an index on this machine."""
+    install(session, "runtime", "index", "clients")
+    session.run("python", "-m", "ci.install_test", *session.posargs)
 
 
 @nox.session

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -24,9 +25,11 @@ from ci.native import NativeOptions, build_native
 from ci.preflight import read_host
 from ci.project import ARCHSETS, ROOT, load_project
 from ci.report import report_path
+from ci.sbom import write_sbom
 from ci.toolchain import find_toolchain
 from ci.torch_headers import find_headers
 from flash_dist.errors import FlashDistError
+from flash_dist.manifest import load_manifest
 from flash_dist.published import load_archsets
 
 if TYPE_CHECKING:
@@ -73,6 +76,16 @@ class BuildNative(build_ext):
         report.write_text(f"{build}\n", encoding="utf-8")
 
 
+class WheelWithBill(bdist_wheel):
+    """Adds the bill of materials, so that RECORD lists it like every other file."""
+
+    def write_wheelfile(self, wheelfile_base: str, *args: str) -> None:
+        """Write the bill where setuptools writes its last file before RECORD."""
+        super().write_wheelfile(wheelfile_base, *args)
+        dist_info = Path(wheelfile_base)
+        write_sbom(dist_info, load_manifest(dist_info.parent / "flash_dist"))
+
+
 # A module deleted since the last build must not come back out of setuptools' staging folder.
 shutil.rmtree(ROOT / "build" / "package", ignore_errors=True)
 
@@ -80,7 +93,7 @@ toolkit = find_toolchain().cuda
 setup(
     version=load_project().wheel_version(toolkit, chosen_set(toolkit).label),
     ext_modules=[Extension("flash_dist._C", sources=[], py_limited_api=True)],
-    cmdclass={"build_ext": BuildNative},
+    cmdclass={"build_ext": BuildNative, "bdist_wheel": WheelWithBill},
     options={
         "bdist_wheel": {"py_limited_api": "cp310"},
         "build": {"build_base": "build/package"},

@@ -6,6 +6,7 @@ import os
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from ci.parts import find_parts
 from ci.planner_hash import hash_planner
 from ci.project import ARCHSETS, load_project
 from ci.toolchain import gxx_version
@@ -44,6 +45,7 @@ def make_manifest(build: NativeBuild, options: NativeOptions) -> Manifest:
         targets=tuple(TargetInfo(arch, proof_of(arch)) for arch in options.archset.archs),
         kernels=tuple(_kernel_records(build)),
         planner=hash_planner(),
+        parts=find_parts(build.folder, options.toolchain, options.headers),
     )
 
 
@@ -79,6 +81,7 @@ def _kernel_records(build: NativeBuild) -> list[KernelRecord]:
                 threads=variant["threads"],
                 proof=proof_of(target),
                 assembled_for=tuple(sorted(assembled[variant["symbol"]], key=lambda a: a.target)),
+                source=variant["source"],
             )
         )
     return records

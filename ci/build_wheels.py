@@ -21,9 +21,10 @@ from ci.report import report_path
 from ci.toolchain import find_toolchain
 from flash_dist.audit import AuditResult, audit_wheel, describe_failure
 from flash_dist.cli.audit import print_audit
-from flash_dist.cli.results import make_console
+from flash_dist.cli.results import make_console, print_result
 from flash_dist.errors import FlashDistError
 from flash_dist.published import load_archsets
+from flash_dist.verify import check_record, check_sbom
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,6 +64,7 @@ def build_wheel(archset: ArchSet, environ: Mapping[str, str], *, published: bool
         raw = _make_raw_wheel(archset, environ, Path(folder), published=published)
         wheel = _repair(raw, environ, Path(folder) / "repaired")
         audit = _audit(wheel, archset.budget_bytes)
+        _verify(wheel)
         _run_tools(wheel, Path(folder) / "unpacked")
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
@@ -98,6 +100,16 @@ def _audit(wheel: Path, budget_bytes: int | None) -> AuditResult:
     if not result:
         raise WheelBuildError(describe_failure(result))
     return result
+
+
+def _verify(wheel: Path) -> None:
+    """Insist that RECORD and the bill of materials are those of the finished wheel."""
+    for check in (check_record, check_sbom):
+        result = check(wheel)
+        print_result(make_console(), result)
+        if not result:
+            message = f"`{wheel.name}`: {result.summary}"
+            raise WheelBuildError(message)
 
 
 def _run_tools(wheel: Path, folder: Path) -> None:

@@ -40,6 +40,18 @@ class HostInfo:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Work of others that became part of the libraries."""
+
+    name: str
+    version: str
+    how: str  # static: an archive that is linked; header-only; compiled-in: by nvcc
+    license: str  # an SPDX expression, or the name of a licence that has none
+    package: str = ""  # where PyPI has it
+    sha256: str = ""  # of the archive
+
+
+@dataclass(frozen=True)
 class TargetInfo:
     """One target of the package."""
 
@@ -75,6 +87,7 @@ class KernelRecord:
     threads: int
     proof: str
     assembled_for: tuple[Assembled, ...] = ()
+    source: str = ""  # the generated file; it was compiled for this target alone
 
 
 @dataclass(frozen=True)
@@ -93,6 +106,7 @@ class Manifest:
     targets: tuple[TargetInfo, ...]
     kernels: tuple[KernelRecord, ...]
     planner: str = ""  # hash of the host code that cuts calls into launches
+    parts: tuple[Part, ...] = ()
 
     @classmethod
     def from_json(cls, data: object) -> Manifest:
@@ -118,6 +132,7 @@ class Manifest:
                 targets=tuple(_read(TargetInfo, one) for one in data["targets"]),
                 kernels=tuple(_read_kernel(one) for one in data["kernels"]),
                 planner=str(data.get("planner", "")),
+                parts=tuple(_read(Part, one) for one in data.get("parts", ())),
             )
         except KeyError as error:
             message = f"the manifest lacks {error}"
@@ -150,6 +165,7 @@ class Manifest:
             "torch_min": self.torch_min,
             "torch_tested_max": self.torch_tested_max,
             "planner": self.planner,
+            "parts": [asdict(one) for one in self.parts],
             "targets": [_write(one) for one in self.targets],
             "kernels": [_write(one) for one in self.kernels],
         }

@@ -9,6 +9,7 @@ set     label      goes into the wheel's version, X+cu130.<label>: at most 10 of
         wheel_mb   what the wheel had when it was last built; may be absent
 proof   how far code of a target was proven on real hardware: `native` (it ran there), `jit` (its
         PTX ran on a newer GPU); a target not listed was assembled only
+picks   which set a client gets that asks for none: it must serve every GPU that any set serves
 
 Builds and the installed package read the same file. It is JSON, which every Python reads.
 """
@@ -70,6 +71,31 @@ def load_proofs(path: Path | None = None) -> dict[Arch, Proof]:
             raise ArchError(message)
         proofs[Arch.parse(target)] = cast("Proof", proof)
     return proofs
+
+
+def load_picks(path: Path | None = None) -> dict[str, ArchSet]:
+    """Read which set each client gets from the default index or channel, by the client's name.
+
+    Raises:
+        ArchError: It is none of the sets, or lacks code for GPUs of another set.
+    """
+    archsets = load_archsets(path)
+    picks: dict[str, ArchSet] = {}
+    for client, name in _section(path, "picks").items():
+        if name not in archsets:
+            message = f"`{client}` gets `{name}`, which is none of {', '.join(archsets)}"
+            raise ArchError(message)
+        picks[client] = archsets[name]
+        _require_all_gpus(client, picks[client], archsets)
+    return picks
+
+
+def _require_all_gpus(client: str, pick: ArchSet, archsets: dict[str, ArchSet]) -> None:
+    devices = {arch.device for one in archsets.values() for arch in one.archs if not arch.ptx}
+    for device in sorted(devices):
+        if not any(arch.can_run_on(device) for arch in pick.archs):
+            message = f"`{client}` gets `{pick.name}`, which has no code for {device}"
+            raise ArchError(message, hint="another set has it: nobody may be left out unasked")
 
 
 def _section(path: Path | None, name: str) -> dict[str, Any]:

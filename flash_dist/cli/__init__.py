@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PROGRAM = "python -m flash_dist"
-SUBCOMMANDS = ("inspect", "doctor", "selftest", "audit", "select", "bench")
+SUBCOMMANDS = ("inspect", "doctor", "selftest", "audit", "verify", "select", "bench")
 
 EXIT_UNUSABLE = 2
 EXIT_INTERRUPTED = 130

@@ -20,6 +20,7 @@ from .libraries import LIBRARIES
 from .loading import LOADING
 from .messages import MESSAGES
 from .proofs import PROOFS
+from .verifications import VERIFICATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,6 +36,7 @@ SUBJECTS: Final[tuple[tuple[str, Mapping[str, Entry]], ...]] = (
     ("Libraries of others", LIBRARIES),
     ("The selftest", PROOFS),
     ("Audits", AUDITS),
+    ("Verifications", VERIFICATIONS),
     ("Error messages", MESSAGES),
 )
 

@@ -70,7 +70,10 @@ def write_wheel(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"flash_dist-{version}+cu130.{archset.label}-{tags}.whl"
     code = library(container(*map(make_image, archset.archs)))
+    info = f"flash_dist-{version}+cu130.{archset.label}.dist-info"
+    told = f"Name: flash_dist\nVersion: {version}+cu130.{archset.label}\nRequires-Python: >=3.10\n"
     with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr(f"{info}/METADATA", told)
         wheel.writestr("flash_dist/_build.json", make_manifest(archset, version).to_text())
         wheel.writestr("flash_dist/libflash_dist_kernels.so", code)
         wheel.writestr("flash_dist/padding", b"0" * 100 * PADDING.get(archset.name, 100))

@@ -1,0 +1,197 @@
+"""The page of the package index that people read: no script, nothing from elsewhere.
+
+It says of each GPU what `select --index` says, from the wheels themselves.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+
+from ci.artefacts import Artefact, newest_first
+from flash_dist.cli.text import format_size
+from flash_dist.devices import Device
+from flash_dist.gpu_checks import describe_how
+from flash_dist.index import PROJECT, parse_wheel
+from flash_dist.index_pages import Link
+from flash_dist.install_commands import Command, find_commands
+from flash_dist.installed import declare_build
+from flash_dist.report_page.markup import Markup, element, join, prose
+from flash_dist.report_page.style import STYLE
+from flash_dist.selection import Candidate, select
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+GPUS: Final = {
+    "7.5": "GeForce RTX 20 series, GTX 16 series, T4, Quadro RTX",
+    "8.0": "A100, A30",
+    "8.6": "GeForce RTX 30 series, A2, A10, A40, RTX A series",
+    "8.7": "Jetson Orin",
+    "8.9": "GeForce RTX 40 series, L4, L40, RTX Ada",
+    "9.0": "H100, H200",
+    "10.0": "B200",
+    "10.3": "B300",
+    "11.0": "Jetson Thor",
+    "12.0": "GeForce RTX 50 series, RTX PRO Blackwell",
+    "12.1": "DGX Spark (GB10)",
+}
+
+ARM_ONLY: Final = frozenset({"8.7", "11.0", "12.1"})  # no machine with another CPU has these
+
+_LAYOUT = """
+.commands { margin: 0.5rem 0 0; }
+.commands b { display: inline-block; min-width: 3rem; color: var(--dim); font-weight: 400; }
+.set { border-top: 1px solid var(--line); padding: 0.9rem 0 1.1rem; break-inside: avoid-page; }
+.set h3 { font-size: 1.08rem; }
+.set h3 small { font-weight: 400; color: var(--dim); margin-left: 0.5rem; }
+.facts { display: grid; grid-template-columns: 7rem minmax(0, 1fr); gap: 0.1rem 0.8rem; margin: 0; }
+.facts dd { margin: 0; color: var(--text); overflow-wrap: anywhere; }
+@media (max-width: 40rem) {
+  .facts { grid-template-columns: 1fr; }
+  .facts dd { margin: 0 0 0.4rem; }
+}
+"""
+
+
+def make_page(
+    artefacts: Sequence[Artefact], indexes: Mapping[str, str], url: str, *, default: str
+) -> str:
+    """Return the page.
+
+    Args:
+        artefacts: The wheels.
+        indexes: The arch set of each folder beside the page that is an index.
+        url: Address of the page's folder.
+        default: Which of the folders is for those who do not choose.
+    """
+    newest = _newest(artefacts)
+    version = newest[0].version.public
+    title = f"flash_dist {version}: wheels"
+    head = element(
+        "head",
+        Markup('<meta charset="utf-8">'),
+        Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
+        element("title", title),
+        element("style", Markup(STYLE + _LAYOUT)),
+    )
+    older = [one for one in newest_first(artefacts) if one not in newest]
+    body = element(
+        "body",
+        element("h1", title),
+        prose(f"Attention kernels for torch on NVIDIA GPUs. {_needs(newest)}"),
+        *_install(newest, indexes.get(default, ""), url, default),
+        element("h2", "Which file for which GPU"),
+        _gpu_table(newest),
+        element(
+            "p",
+            prose(f"For the GPUs of a machine: `python -m flash_dist select --index {url}`"),
+            _class="legend",
+        ),
+        element("h2", "Sets"),
+        *(_describe_set(one, url) for one in newest),
+        *([element("h2", "Older versions"), *map(_describe_older, older)] if older else []),
+        element("footer", *_indexes(indexes)),
+    )
+    return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
+
+
+def _newest(artefacts: Sequence[Artefact]) -> list[Artefact]:
+    ordered = newest_first(artefacts)
+    return [one for one in ordered if one.version.public == ordered[0].version.public]
+
+
+def _needs(artefacts: Iterable[Artefact]) -> str:
+    """Say what all wheels need, each thing once."""
+    drivers = {one.manifest.toolkit.driver_min for one in artefacts}
+    pythons = {one.requires_python for one in artefacts}
+    torches = {f"{one.manifest.torch_min} to {one.manifest.torch_tested_max}" for one in artefacts}
+    systems = {tag.rpartition("-")[2] for one in artefacts for tag in one.tags}
+    return (
+        f"Driver {' or '.join(sorted(drivers))} or newer, torch {', '.join(sorted(torches))}, "
+        f"Python {', '.join(sorted(pythons))}, {', '.join(sorted(systems))}."
+    )
+
+
+def _install(
+    artefacts: Iterable[Artefact], set_name: str, url: str, index: str
+) -> Iterable[Markup]:
+    """Show how to install for whoever does not want to choose."""
+    for one in artefacts:
+        if one.set_name == set_name:
+            yield element("h2", "Install")
+            yield element("p", f"Without a choice, {_for_whom(one)}:")
+            yield _show_commands(find_commands(_candidate(one, url, index), None))
+
+
+def _gpu_table(artefacts: Sequence[Artefact]) -> Markup:
+    head = ("GPU", "compute capability", "smallest set", "runs")
+    candidates = [_candidate(one, "", one.set_name) for one in artefacts]
+    rows = []
+    is_arm = any(tag.endswith("_aarch64") for one in artefacts for tag in one.tags)
+    for number, name in GPUS.items():
+        if number in ARM_ONLY and not is_arm:
+            continue
+        chosen = select([Device.parse(number)], None, candidates).chosen
+        if chosen is None:
+            link, how = Markup("none of these"), ""
+        else:
+            name_of_set = chosen.candidate.name
+            link = element("a", name_of_set, href=f"#{name_of_set}")
+            how = describe_how(chosen.verdicts[0])
+        cells = (element("td", cell) for cell in (number, link, how))
+        rows.append(element("tr", element("th", name), *cells))
+    header = element("thead", element("tr", *(element("th", name) for name in head)))
+    return element("div", element("table", header, element("tbody", *rows)), _class="scroll")
+
+
+def _describe_set(one: Artefact, url: str) -> Markup:
+    targets = ", ".join(map(str, one.embedded))
+    facts = {
+        "For": _for_whom(one),
+        "Code inside": targets,
+        "Download": format_size(one.size),
+        "Installed": format_size(one.installed_size),
+        "File": element("a", one.file_name, href=f"packages/{quote(one.file_name)}"),
+        "SHA-256": element("span", one.sha256, _class="mono"),
+    }
+    return element(
+        "section",
+        element("h3", one.set_name, element("small", str(one.version))),
+        element("dl", *(_fact(name, value) for name, value in facts.items()), _class="facts"),
+        _show_commands(find_commands(_candidate(one, url, one.set_name), None)),
+        _class="set",
+        id=one.set_name,
+    )
+
+
+def _fact(name: str, value: str) -> Markup:
+    return join(element("dt", name), element("dd", value))
+
+
+def _describe_older(one: Artefact) -> Markup:
+    link = element("a", one.file_name, href=f"packages/{quote(one.file_name)}")
+    return element("p", link, f" {format_size(one.size)}, {', '.join(map(str, one.embedded))}")
+
+
+def _for_whom(one: Artefact) -> str:
+    return one.manifest.arch_set.who or f"GPUs that run {', '.join(map(str, one.embedded))}"
+
+
+def _candidate(one: Artefact, url: str, index: str) -> Candidate:
+    link = Link(f"{url}packages/{quote(one.file_name)}", one.sha256, size=one.size)
+    wheel = parse_wheel(link, f"{url}{index}/{PROJECT}/")
+    build = declare_build(one.manifest)
+    return Candidate(one.set_name, build, one.size, one.version, wheel)
+
+
+def _show_commands(commands: Iterable[Command]) -> Markup:
+    lines = [join(element("b", f"{command.tool:<5}"), command.line, "\n") for command in commands]
+    return element("pre", *lines, _class="commands")
+
+
+def _indexes(indexes: Iterable[str]) -> Iterable[Markup]:
+    yield Markup("Package indexes: ")
+    for place, name in enumerate(indexes):
+        yield join("" if place == 0 else ", ", element("a", name, href=f"{name}/"))
+    yield Markup(". With each wheel lie its metadata and SHA-256, which pip and uv check.")

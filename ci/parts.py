@@ -1,0 +1,63 @@
+"""What of others is in the two libraries: linked statically, or compiled in from headers.
+
+The rest, libstdc++.so and torch among it, is loaded from the user's machine and not shipped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ci.toolchain import ToolchainError, gxx_version
+from flash_dist.manifest import Part
+
+if TYPE_CHECKING:
+    from ci.toolchain import Toolchain
+    from ci.torch_headers import TorchHeaders
+
+NVIDIA: Final = "NVIDIA CUDA Toolkit End User License Agreement"
+GCC: Final = "GPL-3.0-or-later WITH GCC-exception-3.1"
+
+
+def find_parts(folder: Path, toolchain: Toolchain, headers: TorchHeaders) -> tuple[Part, ...]:
+    """Return the parts of a build.
+
+    Args:
+        folder: Where CMake built.
+        toolchain: The CUDA toolkit.
+        headers: Those of torch.
+    """
+    runtime, nvvm = "nvidia-cuda-runtime", "nvidia-nvvm"
+    version, gcc = package_version(toolchain, runtime), gxx_version()
+    archive = hashlib.sha256(find_cudart(folder).read_bytes()).hexdigest()
+    crt = "nvidia-cuda-crt"
+    return (
+        Part("cudart_static", version, "static", NVIDIA, runtime, archive),
+        Part("cuda-runtime-headers", version, "header-only", NVIDIA, runtime),
+        Part("cuda-crt-headers", package_version(toolchain, crt), "header-only", NVIDIA, crt),
+        Part("libdevice", package_version(toolchain, nvvm), "compiled-in", NVIDIA, nvvm),
+        Part("torch-headers", headers.version, "header-only", "BSD-3-Clause", "torch"),
+        Part("libstdc++-headers", gcc, "header-only", GCC),
+        Part("gcc-start-files", gcc, "static", GCC),
+    )
+
+
+def find_cudart(folder: Path) -> Path:
+    """Return the archive that CMake linked."""
+    cache = (folder / "CMakeCache.txt").read_text(encoding="utf-8")
+    for line in cache.splitlines():
+        name, _, value = line.partition("=")
+        if name.partition(":")[0] == "CUDART_STATIC":
+            return Path(value)
+    message = f"`{folder / 'CMakeCache.txt'}` does not say which libcudart_static.a was linked"
+    raise ToolchainError(message)
+
+
+def package_version(toolchain: Toolchain, package: str) -> str:
+    """Return the version of a package of the toolkit; of a toolkit from elsewhere its own."""
+    name = package.replace("-", "_")
+    for place in (toolchain.home.parents[1], toolchain.home / "dist-info"):
+        for found in sorted(place.glob(f"{name}-*.dist-info")):
+            return found.name.removeprefix(f"{name}-").removesuffix(".dist-info")
+    return toolchain.nvcc

@@ -1,0 +1,86 @@
+"""`python -m flash_dist verify`: is this wheel the one that was released?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flash_dist.listing import read_listing
+from flash_dist.result import EXIT_FINDINGS, EXIT_FINE
+from flash_dist.verify import verify_wheel
+
+from .results import is_shown, make_console, print_result, working
+from .text import add_subcommand, count, printable
+
+if TYPE_CHECKING:
+    import argparse
+
+    from rich.console import Console
+
+    from flash_dist.verify import Verification
+
+    from .text import Subparsers
+
+EPILOG = """\
+examples:
+  python -m flash_dist verify flash_dist-*.whl
+  python -m flash_dist verify --manifest manifest.json dist/*/*.whl
+
+Without --manifest a wheel is only held against itself: it is undamaged and what it declares, but
+nobody says that it is the one that was released.
+
+exit status: 0 passed, 1 something differs or cannot be read, 2 wrong usage or no such manifest
+"""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Describe the subcommand."""
+    parser = add_subcommand(
+        subparsers,
+        "verify",
+        summary="prove that a wheel of this package is undamaged and the one that was released",
+        description="Hold a wheel of this package against its RECORD, its _build.json and its bill "
+        "of materials, and against the manifest of its release. Nothing is installed or run.",
+        epilog=EPILOG,
+    )
+    parser.add_argument("paths", metavar="WHEEL", type=Path, nargs="+", help="a wheel")
+    parser.add_argument(
+        "--manifest",
+        metavar="FILE",
+        type=Path,
+        help="the manifest.json of the release, had from where you trust it",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print JSON, one line per wheel (docs/schema/verify.json)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Verify, print and return the exit code."""
+    listing = read_listing(args.manifest) if args.manifest else None
+    console = make_console()
+    passed = 0
+    for path in args.paths:
+        with working(f"verifying {path.name}"):
+            found = verify_wheel(path, listing)
+        passed += bool(found)
+        if args.json:
+            print(json.dumps(found.to_json()))
+        else:
+            print_verification(console, found, quiet=args.quiet)
+    if args.quiet and not args.json:
+        print(f"{passed} of {count(len(args.paths), 'wheel')} passed")
+    return EXIT_FINE if passed == len(args.paths) else EXIT_FINDINGS
+
+
+def print_verification(console: Console, found: Verification, *, quiet: bool) -> None:
+    """Print the checks of one wheel."""
+    shown = [result for result in found.results if is_shown(result, quiet=quiet)]
+    if shown:
+        console.print(printable(found.path), soft_wrap=True)
+    for result in shown:
+        print_result(console, result)

@@ -1,0 +1,79 @@
+"""The bill of materials inside a wheel, held against its `_build.json` and its libraries.
+
+CycloneDX in `dist-info/sboms` (PEP 770).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from .manifest import Manifest
+
+FILE_NAME: Final = "flash_dist.cdx.json"
+PROPERTY: Final = "flash_dist:"
+
+
+def find_differences(text: str, manifest: Manifest, files: Mapping[str, str]) -> Iterator[str]:
+    """Say in sentences where the bill is not that of this wheel.
+
+    Args:
+        text: The bill.
+        manifest: What the wheel declares.
+        files: SHA-256 of the wheel's libraries, by name.
+    """
+    try:
+        bill = _Bill(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        yield f"the bill of materials is not JSON: {error}"
+        return
+    except (AttributeError, KeyError, TypeError) as error:
+        yield f"the bill of materials is no CycloneDX: {type(error).__name__} {error}"
+        return
+    if bill.version != manifest.package_version:
+        yield f"the bill is of version {bill.version}, _build.json of {manifest.package_version}"
+    targets = " ".join(map(str, manifest.arch_set.archs))
+    if bill.targets != targets:
+        yield f"the bill names the targets `{bill.targets}`, _build.json `{targets}`"
+    parts = {(one.name, one.version, one.how, one.sha256) for one in manifest.parts}
+    if not parts:
+        yield "_build.json names no parts that the bill could be compared with"
+    for name, version, how, _ in sorted(parts ^ bill.parts):
+        yield f"the bill and _build.json differ in {name} {version} ({how})"
+    for name in sorted(files.keys() | bill.files.keys()):
+        if files.get(name) != bill.files.get(name):
+            found, told = files.get(name, "no such file"), bill.files.get(name, "nothing")
+            yield f"the bill says of {name} {told}, the wheel holds {found}"
+
+
+class _Bill:
+    """What is compared of a CycloneDX document."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        if data["bomFormat"] != "CycloneDX":
+            message = f"bomFormat {data['bomFormat']!r}"
+            raise TypeError(message)
+        package = data["metadata"]["component"]
+        self.version = str(package["version"])
+        self.targets = _property(package, "targets")
+        self.files: dict[str, str] = {}
+        self.parts: set[tuple[str, str, str, str]] = set()
+        for one in data["components"]:
+            if one["type"] == "file":
+                self.files[str(one["name"])] = _sha256(one)
+            else:
+                part = (str(one["name"]), str(one["version"]), _property(one, "how"), _sha256(one))
+                self.parts.add(part)
+
+
+def _property(component: dict[str, Any], name: str) -> str:
+    told = {one["name"]: str(one["value"]) for one in component.get("properties", [])}
+    return told.get(f"{PROPERTY}{name}", "")
+
+
+def _sha256(component: dict[str, Any]) -> str:
+    told = {one["alg"]: str(one["content"]) for one in component.get("hashes", [])}
+    return told.get("SHA-256", "")
