@@ -20,7 +20,16 @@ from flash_dist import _ops
 q, k, v = (torch.randn(2, 33, 4, 64).half() for _ in range(3))
 out = flash_dist.flash_attn_func(q, k, v, causal=True)
 assert out.shape == q.shape and out.dtype == q.dtype and bool(out.isfinite().all())
-print(f"torch {torch.__version__}, Python {sys.version.split()[0]}: imported, CPU op answers")
+cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+try:  # the operator for GPUs refuses these tensors with a C++ exception
+    mask, packing = [0, -1, 0, 1], _ops.NOT_PACKED
+    torch.ops.flash_dist.fwd.default.redispatch(cuda, q, k, v, None, mask, *packing, 0.25)
+except RuntimeError as error:
+    assert "dtype and device of q" in str(error), error
+else:
+    sys.exit("a failing check in the binding raised nothing")
+print(f"torch {torch.__version__}, Python {sys.version.split()[0]}: imported, the CPU operator "
+      "answers, an error inside the binding arrives as RuntimeError")
 """
 TARGETS = """
 import json

@@ -42,11 +42,16 @@ def audit(wheel: Path, asked: ArchSet) -> AuditResult:
     print_audit(make_console(), result, kernels=True)
     if not result:
         raise WheelBuildError(describe_failure(result))
+    require_archs(result, asked)
+    return result
+
+
+def require_archs(result: AuditResult, asked: ArchSet) -> None:
+    """Insist on the targets that were asked for: a wheel may be sound and be for others."""
     built = result.contents.manifest.arch_set
     if built.archs != asked.archs:
-        message = f"{wheel.name} is built for `{built}`, asked for was `{asked}`"
+        message = f"{result.contents.path} is built for `{built}`, asked for was `{asked}`"
         raise WheelBuildError(message, hint="the arch set did not reach the compiler")
-    return result
 
 
 def require_platform(wheel: Path, platform: str) -> None:

@@ -104,6 +104,7 @@ def _configure(options: NativeOptions, folder: Path) -> None:
         "CMAKE_MAKE_PROGRAM": shutil.which("ninja") or "ninja",
         "Python3_EXECUTABLE": sys.executable,
         "FLASH_DIST_PYTHON": "python3",
+        "FLASH_DIST_STATIC_STDCXX": os.environ.get("FLASH_DIST_STATIC_STDCXX") or "OFF",
     }
     if os.environ.get("CXX"):  # nvcc itself would take the g++ on PATH
         definitions["CMAKE_CXX_COMPILER"] = os.environ["CXX"]
