@@ -46,7 +46,7 @@ def settings() -> dict[str, Any]:
     return found
 
 
-def environ_of(environ: Mapping[str, str] = {}, archset: ArchSet = HOPPER) -> dict[str, str]:  # noqa: B006
+def environ_of(environ: Mapping[str, str] = {}, archset: ArchSet = HOPPER) -> dict[str, str]:
     return cibuildwheel_environ(archset, environ, "podman", published=archset is HOPPER)
 
 
