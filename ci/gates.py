@@ -85,12 +85,19 @@ def _check_oldest_torch(package: Path) -> None:
         raise WheelBuildError(message)
 
 
-def run(command: Sequence[str], environ: Mapping[str, str], folder: Path = ROOT) -> None:
+def run(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    folder: Path = ROOT,
+    *,
+    hint: str = "its own words are above",
+) -> None:
     """Run a command whose output is the user's; raise if it fails."""
     done = subprocess.run(command, check=False, env=dict(environ), cwd=folder)
     if done.returncode:
-        message = f"`{Path(command[0]).name} {command[1]}` failed with exit code {done.returncode}"
-        raise WheelBuildError(message, hint="its own words are above")
+        words = " ".join([Path(command[0]).name, *command[1:3]])
+        message = f"`{words}` failed with exit code {done.returncode}"
+        raise WheelBuildError(message, hint=hint)
 
 
 def read_arguments(args: Sequence[str] | None = None) -> argparse.Namespace:

@@ -39,6 +39,10 @@ PLATFORM = "manylinux_2_28_x86_64"
 HOST = "/host"  # where cibuildwheel shows the whole machine to the container
 CACHE = ROOT / "build" / "container"
 TESTED_TORCH = "FLASH_DIST_TEST_TORCH"
+HINT = (
+    "its own words are above; where no registry is reached, `nox -s image` makes an image, "
+    "and `-- --native` builds without one"
+)
 # What a build reads. Whatever else lies in the tree (environments, objects, wheels) stays outside.
 SOURCES = ("ci", "csrc", "flash_dist")
 FILES = ("LICENSE", "MANIFEST.in", "README.md", "noxfile.py", "pyproject.toml", "setup.py")
@@ -99,8 +103,8 @@ def build_wheel(
         tree.mkdir()
         copy_sources(tree)
         chosen = cibuildwheel_environ(archset, environ, engine, published=published)
-        command = ["cibuildwheel", "--platform", "linux", "--output-dir", str(output), "."]
-        run(command, chosen, tree)
+        command = [sys.executable, "-m", "cibuildwheel", "--platform", "linux"]
+        run([*command, "--output-dir", str(output), "."], chosen, tree, hint=HINT)
         wheel = put_into_dist(next(output.glob("*.whl")), archset)
     seconds = time.monotonic() - start
     return BuiltWheel(archset, wheel, read_report(archset.label, CACHE), seconds)
