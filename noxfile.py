@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
 from ci.choose import choose_sets
+from ci.engine import find_engine
 from ci.preflight import Preflight, check, read_host
 from ci.project import ARCHSETS
 from ci.toolchain import complete_links, named_home, tool_version
@@ -27,6 +28,7 @@ nox.options.error_on_external_run = True
 nox.options.sessions = ["lint", "typecheck", "unit_tests"]
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
+NATIVE = "--native"
 SMALL_SET = "hopper"  # one target: what tests build
 
 # uv does not read pip's settings; both look for local wheels in the same folders.
@@ -74,9 +76,34 @@ def install_toolchain(session: nox.Session, *names: str) -> None:
 
 @nox.session
 def build_wheels(session: nox.Session) -> None:
-    """Build audited wheels into dist/<set>/: `-- SET ...`, default every published set."""
-    install_toolchain(session, *session.posargs)
-    session.run("python", "-m", "ci.build_wheels", *session.posargs)
+    """Build audited wheels into dist/<set>/: `-- [--native] SET ...`, default every published set.
+
+    In a manylinux_2_28 container where podman or docker answers, else with this machine's compiler.
+    """
+    args = [arg for arg in session.posargs if arg != NATIVE]
+    if NATIVE in session.posargs or not has_engine(session):
+        install_toolchain(session, *args)
+        session.run("python", "-m", "ci.build_wheels", *args)
+        return
+    install(session, "runtime", "audit", "container")
+    session.run("python", "-m", "ci.portable", *args)
+
+
+def has_engine(session: nox.Session) -> bool:
+    """Whether a container engine answers; stop if one was named that does not."""
+    try:
+        engine = find_engine(os.environ)
+    except FlashDistError as error:
+        session.error(str(error))
+    if engine is None:
+        session.log("no container engine answers: built natively, for machines like this one")
+    return engine is not None
+
+
+@nox.session(venv_backend="none", default=False)
+def image(session: nox.Session) -> None:
+    """Make a local manylinux_2_28 image where no registry is reached; Debian, root, 6 minutes."""
+    session.run(sys.executable, "-m", "ci.image", external=True)
 
 
 @nox.session

@@ -23,7 +23,7 @@ from ci.build_info import make_manifest
 from ci.choose import VARIABLE, choose_sets
 from ci.native import NativeOptions, build_native
 from ci.preflight import read_host
-from ci.project import ARCHSETS, ROOT, load_project
+from ci.project import ARCHSETS, ROOT, build_folder, load_project
 from ci.report import report_path
 from ci.sbom import write_sbom
 from ci.toolchain import find_toolchain
@@ -59,7 +59,7 @@ class BuildNative(build_ext):
     def compile(self) -> None:
         """Call CMake and describe what came out."""
         toolchain = find_toolchain()
-        headers = find_headers(ROOT / "build" / "torch-headers")
+        headers = find_headers(build_folder() / "torch-headers")
         print(headers, flush=True)
         archset = chosen_set(toolchain.cuda)
         jobs = read_host(ROOT, os.environ).jobs

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from ci.artefacts import Artefact, newest_first
+from flash_dist.checks.gpus import describe_how
 from flash_dist.cli.text import format_size
 from flash_dist.devices import Device
-from flash_dist.gpu_checks import describe_how
 from flash_dist.index import PROJECT, parse_wheel
 from flash_dist.index_pages import Link
 from flash_dist.install_commands import Command, find_commands

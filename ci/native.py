@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ci.assemble import Assembler, Plan, assemble, is_taken, read_ptx, targets_of
-from ci.project import ROOT
+from ci.project import ROOT, build_folder
 from ci.ptxas import KernelResources, load_exceptions, parse_ptxas
 from ci.symbols import check_symbols
 from flash_dist.archs import Arch
@@ -72,8 +72,7 @@ class NativeOptions:
     @property
     def folder(self) -> Path:
         """The build folder: shared by all arch sets of one toolkit."""
-        base = Path(os.environ.get("FLASH_DIST_BUILD_DIR", ROOT / "build"))
-        return base / f"native-{self.toolchain.nvcc}"
+        return build_folder() / f"native-{self.toolchain.nvcc}"
 
 
 def build_native(options: NativeOptions) -> NativeBuild:
@@ -105,6 +104,7 @@ def _configure(options: NativeOptions, folder: Path) -> None:
         "CMAKE_MAKE_PROGRAM": shutil.which("ninja") or "ninja",
         "Python3_EXECUTABLE": sys.executable,
         "FLASH_DIST_PYTHON": "python3",
+        "FLASH_DIST_STATIC_STDCXX": os.environ.get("FLASH_DIST_STATIC_STDCXX") or "OFF",
     }
     if os.environ.get("CXX"):  # nvcc itself would take the g++ on PATH
         definitions["CMAKE_CXX_COMPILER"] = os.environ["CXX"]

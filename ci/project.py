@@ -16,6 +16,11 @@ ROOT = Path(__file__).resolve().parents[1]
 ARCHSETS = ROOT / "flash_dist" / "archsets.json"
 
 
+def build_folder() -> Path:
+    """Return where objects are kept from one build to the next."""
+    return Path(os.environ.get("FLASH_DIST_BUILD_DIR") or ROOT / "build")
+
+
 @dataclass(frozen=True)
 class Project:
     """The `[tool.flash_dist]` table."""

@@ -10,7 +10,8 @@ from flash_dist.listing import read_listing
 from flash_dist.result import EXIT_FINDINGS, EXIT_FINE
 from flash_dist.verify import verify_wheel
 
-from .results import is_shown, make_console, print_result, working
+from .progress import working
+from .results import is_shown, make_console, print_result
 from .text import add_subcommand, count, printable
 
 if TYPE_CHECKING:

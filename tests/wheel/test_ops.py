@@ -104,6 +104,15 @@ def test_shapes_of_gpu_tensors_are_told_without_a_gpu(call: Inputs) -> None:
     assert all(x.is_contiguous() and x.device.type == "cuda" for x in (fake_out, *gradients))
 
 
+def test_an_error_inside_the_binding_arrives_as_a_python_exception() -> None:
+    q, k, v, packed = CALLS[0]
+    cuda = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)  # for these tensors it is wrong
+    fwd = torch.ops.flash_dist.fwd.default
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="q must have the dtype and device of q"):
+            fwd.redispatch(cuda, q, k, v, None, CAUSAL, *packed, SCALE)
+
+
 def test_a_fake_mask_makes_no_tensors() -> None:
     mask = BlockMask.documents([0, 0, 1])
     with FakeTensorMode():

@@ -1,0 +1,143 @@
+"""Build one wheel per arch set into dist/<set>/ with cibuildwheel, in a manylinux container.
+
+`nox -s build_wheels` comes here where a container engine answers. The objects and the compiler stay
+in build/container, so that the next container compiles only what is new.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ci.build_wheels import BuiltWheel, arch_environ, put_into_dist
+from ci.choose import choose_sets
+from ci.engine import VARIABLE as ENGINE
+from ci.engine import EngineError, find_engine
+from ci.floor import describe_floor
+from ci.gates import run
+from ci.image import CONTAINERS_CONF
+from ci.preflight import TOOLKITS
+from ci.project import ARCHSETS, ROOT, load_project
+from ci.report import read_report
+from flash_dist.errors import FlashDistError
+from flash_dist.published import load_archsets
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from flash_dist.archs import ArchSet
+
+IMAGE = "CIBW_MANYLINUX_X86_64_IMAGE"
+DEFAULT_IMAGE = "manylinux_2_28"
+PLATFORM = "manylinux_2_28_x86_64"
+HOST = "/host"  # where cibuildwheel shows the whole machine to the container
+CACHE = ROOT / "build" / "container"
+TESTED_TORCH = "FLASH_DIST_TEST_TORCH"
+HINT = (
+    "its own words are above; where no registry is reached, `nox -s image` makes an image, "
+    "and `-- --native` builds without one"
+)
+# What a build reads. Whatever else lies in the tree (environments, objects, wheels) stays outside.
+SOURCES = ("ci", "csrc", "flash_dist")
+FILES = ("LICENSE", "MANIFEST.in", "README.md", "noxfile.py", "pyproject.toml", "setup.py")
+
+
+def copy_sources(tree: Path, root: Path = ROOT) -> None:
+    """Copy what a build reads, with its times: they tell Ninja what is new."""
+    ignored = shutil.ignore_patterns("__pycache__", "*.py[cod]", "*.so")
+    for name in SOURCES:
+        shutil.copytree(root / name, tree / name, ignore=ignored)
+    for name in FILES:
+        shutil.copy2(root / name, tree)
+
+
+def cibuildwheel_environ(
+    archset: ArchSet, environ: Mapping[str, str], engine: str, *, published: bool
+) -> dict[str, str]:
+    """Return the environment of one run; pyproject.toml says what of it enters the container."""
+    project = load_project()
+    image = environ.get(IMAGE) or DEFAULT_IMAGE
+    chosen = {
+        ENGINE: engine,
+        **environ,
+        **arch_environ(archset, published=published),
+        IMAGE: image,
+        "CIBW_AUDIT_COMMAND": audit_command(archset),
+        "SOURCE_DATE_EPOCH": project.epoch,
+        "FLASH_DIST_BUILD_DIR": f"{HOST}{CACHE}",
+        "UV_CACHE_DIR": f"{HOST}{CACHE}/uv",
+        "UV_LINK_MODE": "copy",
+        TESTED_TORCH: environ.get(TESTED_TORCH)
+        or f"{project.torch_min} {project.torch_tested_max}",
+    }
+    links = environ.get("PIP_FIND_LINKS", "").split()
+    if links:
+        seen = " ".join(f"{HOST}{link}" if link.startswith("/") else link for link in links)
+        chosen |= {"PIP_FIND_LINKS": seen, "UV_FIND_LINKS": seen.replace(" ", ",")}
+    if image.startswith("localhost/"):
+        chosen.setdefault("CONTAINERS_CONF", str(CONTAINERS_CONF))
+    return chosen
+
+
+def audit_command(archset: ArchSet) -> str:
+    """Return cibuildwheel's audit step: our gates, with what was asked outside the container."""
+    budget = ["--budget", str(archset.budget_bytes)] if archset.budget_bytes else []
+    command = [sys.executable, "-m", "ci.gates", "--archs", str(archset), "--platform", PLATFORM]
+    return f"{shlex.join([*command, *budget])} {{wheel}}"
+
+
+def build_wheel(
+    archset: ArchSet, environ: Mapping[str, str], engine: str, *, published: bool
+) -> BuiltWheel:
+    """Let cibuildwheel build, repair, audit and test one wheel."""
+    start = time.monotonic()
+    print(f"\n== {archset.name}: {archset}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="flash_dist-") as name:
+        tree, output = Path(name) / "flash_dist", Path(name) / "wheels"
+        tree.mkdir()
+        copy_sources(tree)
+        chosen = cibuildwheel_environ(archset, environ, engine, published=published)
+        command = [sys.executable, "-m", "cibuildwheel", "--platform", "linux"]
+        run([*command, "--output-dir", str(output), "."], chosen, tree, hint=HINT)
+        wheel = put_into_dist(next(output.glob("*.whl")), archset)
+    seconds = time.monotonic() - start
+    return BuiltWheel(archset, wheel, read_report(archset.label, CACHE), seconds)
+
+
+def build_all(args: Sequence[str], environ: Mapping[str, str]) -> list[BuiltWheel]:
+    """Build every chosen set, one container after the other."""
+    engine = find_engine(environ)
+    if engine is None:
+        message = "no container engine answers: neither `podman info` nor `docker info`"
+        raise EngineError(message, hint="start one, or build natively: `-- --native`")
+    sets = load_archsets(ARCHSETS)
+    choice = choose_sets(args, environ, sets, TOOLKITS[0].cuda)
+    print(choice)
+    print(f"container engine: {engine}; image: {environ.get(IMAGE) or DEFAULT_IMAGE}", flush=True)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    chosen = choice.sets
+    return [build_wheel(one, environ, engine, published=one.name in sets) for one in chosen]
+
+
+def main() -> int:
+    """Command line."""
+    try:
+        wheels = build_all(sys.argv[1:], os.environ)
+    except FlashDistError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print()
+    for wheel in wheels:
+        print(wheel)
+    print(describe_floor([wheel.path.name for wheel in wheels]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
