@@ -249,7 +249,7 @@ def index(session: nox.Session) -> None:
 @nox.session
 def manifest(session: nox.Session) -> None:
     """Verify the wheels in dist/; write manifest.json, SHA256SUMS and provenance/ beside them."""
-    install(session, "runtime", "build")
+    install(session, "runtime", "index")
     session.run("python", "-m", "ci.release_manifest", *session.posargs)
 
 

@@ -40,7 +40,7 @@ GPUS: Final = {
 ARM_ONLY: Final = frozenset({"8.7", "11.0", "12.1"})  # no machine with another CPU has these
 
 _LAYOUT = """
-.commands { margin: 0.5rem 0 0; }
+.commands { margin: 0.5rem 0 0; overflow-x: auto; white-space: pre; }
 .commands b { display: inline-block; min-width: 3rem; color: var(--dim); font-weight: 400; }
 .set { border-top: 1px solid var(--line); padding: 0.9rem 0 1.1rem; break-inside: avoid-page; }
 .set h3 { font-size: 1.08rem; }
