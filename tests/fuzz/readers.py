@@ -4,7 +4,7 @@
 
 Each case is a small valid file of some kind with bytes flipped, cut out, repeated or made large;
 the same seed gives the same cases. Exit status 1 at the first that raises anything else, takes
-longer than 2 s or more than 1 GB.
+longer than 2 s of CPU time or more than 1 GB.
 """
 
 from __future__ import annotations
@@ -150,12 +150,12 @@ def read_symbols(shared: SharedObject) -> None:
 
 def run_case(path: Path) -> tuple[str, float]:
     """Read one file; return what is wrong with how that went, and the seconds."""
-    start = time.perf_counter()
+    start = time.process_time()  # a busy machine is no finding
     try:
         read_everything(path)
     except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
         return f"{type(error).__name__}: {error}", 0.0
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     return f"{seconds:.1f} s" if seconds > SLOWEST else "", seconds
 
 
