@@ -41,6 +41,11 @@ def install(session: nox.Session, *groups: str) -> None:
     session.install(*nox.project.dependency_groups(PYPROJECT, *groups))
 
 
+def built_wheels() -> list[str]:
+    """Return the wheels of all sets in dist/."""
+    return sorted(str(path) for path in (ROOT / "dist").glob("*/*.whl"))
+
+
 def run_preflight(session: nox.Session, *names: str) -> Preflight:
     """Stop, before anything is downloaded, on a machine or with arch sets that cannot be built."""
     try:
@@ -177,8 +182,7 @@ def fingerprints(session: nox.Session) -> None:
 def fingerprint_check(session: nox.Session) -> None:
     """Compare the recorded fingerprints with the kernels of the wheels in dist/; no GPU."""
     install(session, "runtime", "build")
-    wheels = sorted(str(path) for path in (ROOT / "dist").glob("*/*.whl"))
-    session.run("python", "-m", "ci.fingerprints", *wheels)
+    session.run("python", "-m", "ci.fingerprints", *built_wheels())
 
 
 @nox.session
@@ -235,8 +239,7 @@ def copy_tree(files: list[str], tree: Path) -> None:
 def audit(session: nox.Session) -> None:
     """Audit wheels that are already built: `-- WHEEL ...`."""
     install(session, "runtime")
-    wheels = session.posargs or [str(wheel) for wheel in sorted((ROOT / "dist").glob("*/*.whl"))]
-    session.run("python", "-m", "flash_dist", "audit", *wheels)
+    session.run("python", "-m", "flash_dist", "audit", *(session.posargs or built_wheels()))
 
 
 @nox.session

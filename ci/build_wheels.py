@@ -24,7 +24,7 @@ from flash_dist.errors import FlashDistError
 from flash_dist.published import load_archsets
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from flash_dist.archs import ArchSet
 
@@ -103,10 +103,10 @@ def build_all(args: Sequence[str]) -> list[BuiltWheel]:
     return [build_wheel(one, environ, published=one.name in sets) for one in choice.sets]
 
 
-def main() -> int:
-    """Command line."""
+def report(build: Callable[[Sequence[str]], list[BuiltWheel]]) -> int:
+    """Build what the command line names, and say what came out."""
     try:
-        wheels = build_all(sys.argv[1:])
+        wheels = build(sys.argv[1:])
     except FlashDistError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -118,4 +118,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report(build_all))

@@ -16,7 +16,7 @@ from flash_dist.index import PROJECT, parse_wheel
 from flash_dist.index_pages import Link
 from flash_dist.install_commands import Command, find_commands
 from flash_dist.installed import declare_build
-from flash_dist.report_page.markup import Markup, element, join, prose
+from flash_dist.report_page.markup import Markup, element, join, make_head, prose
 from flash_dist.report_page.style import STYLE
 from flash_dist.selection import Candidate, select
 
@@ -68,13 +68,7 @@ def make_page(
     newest = _newest(artefacts)
     version = newest[0].version.public
     title = f"flash_dist {version}: wheels"
-    head = element(
-        "head",
-        Markup('<meta charset="utf-8">'),
-        Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
-        element("title", title),
-        element("style", Markup(STYLE + _LAYOUT)),
-    )
+    head = make_head(title, STYLE + _LAYOUT)
     older = [one for one in newest_first(artefacts) if one not in newest]
     body = element(
         "body",

@@ -15,17 +15,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.build_wheels import BuiltWheel, arch_environ, put_into_dist
+from ci.build_wheels import BuiltWheel, arch_environ, put_into_dist, report
 from ci.choose import choose_sets
 from ci.engine import VARIABLE as ENGINE
 from ci.engine import EngineError, find_engine
-from ci.floor import describe_floor
 from ci.gates import run
 from ci.image import CONTAINERS_CONF
 from ci.preflight import TOOLKITS
 from ci.project import ARCHSETS, ROOT, load_project
 from ci.report import read_report
-from flash_dist.errors import FlashDistError
 from flash_dist.published import load_archsets
 
 if TYPE_CHECKING:
@@ -110,7 +108,7 @@ def build_wheel(
     return BuiltWheel(archset, wheel, read_report(archset.label, CACHE), seconds)
 
 
-def build_all(args: Sequence[str], environ: Mapping[str, str]) -> list[BuiltWheel]:
+def build_all(args: Sequence[str], environ: Mapping[str, str] = os.environ) -> list[BuiltWheel]:
     """Build every chosen set, one container after the other."""
     engine = find_engine(environ)
     if engine is None:
@@ -125,19 +123,5 @@ def build_all(args: Sequence[str], environ: Mapping[str, str]) -> list[BuiltWhee
     return [build_wheel(one, environ, engine, published=one.name in sets) for one in chosen]
 
 
-def main() -> int:
-    """Command line."""
-    try:
-        wheels = build_all(sys.argv[1:], os.environ)
-    except FlashDistError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print()
-    for wheel in wheels:
-        print(wheel)
-    print(describe_floor([wheel.path.name for wheel in wheels]))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(report(build_all))

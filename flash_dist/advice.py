@@ -13,6 +13,11 @@ if TYPE_CHECKING:
 
     from .archs import Arch, ArchSet
 
+GET_GLIBC = "use a glibc distribution such as Debian, Ubuntu or Rocky Linux"
+GET_DRIVER = (
+    "on a GPU machine install the driver; in a container start it with the GPU runtime "
+    "(`docker run --gpus all`)"
+)
 TORCH_MIN = "2.10"  # of the stable ABI we compile for, where no manifest says it
 
 
@@ -28,6 +33,12 @@ def list_few(names: Sequence[str], most: int) -> str:
     """List names for a reader, and count those that would be too many."""
     shown = ", ".join(names[:most])
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+
+
+def few_lines(lines: Sequence[str], most: int) -> tuple[str, ...]:
+    """Return the first lines, and one that counts the rest."""
+    more = len(lines) - most
+    return (*lines[:most], f"and {more} more") if more > 0 else tuple(lines)
 
 
 def describe_device(device: Device, name: str = "") -> str:

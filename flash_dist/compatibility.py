@@ -80,11 +80,16 @@ class Origin:
 DEFAULT_ORIGIN = Origin()
 
 
+def is_set(environ: Mapping[str, str], name: str) -> bool:
+    """Whether a variable of the driver is on: empty and 0 are off."""
+    return environ.get(name, "0") not in {"", "0"}
+
+
 def jit_policy(environ: Mapping[str, str]) -> JitPolicy:
     """Read the two CUDA variables that change what the driver does with embedded code."""
-    if environ.get("CUDA_FORCE_PTX_JIT", "0") not in {"", "0"}:
+    if is_set(environ, "CUDA_FORCE_PTX_JIT"):
         return "forced"
-    if environ.get("CUDA_DISABLE_PTX_JIT", "0") not in {"", "0"}:
+    if is_set(environ, "CUDA_DISABLE_PTX_JIT"):
         return "disabled"
     return "allowed"
 

@@ -135,7 +135,7 @@ def examine(
         yield from _guard_rare(f"torch {gpu.index}", partial(check_torch_claim, environment, gpu))
     if environment.what_if or selftest is None or "selftest" not in choice:
         return
-    unfit = {result.gpu for result in judged if not _is_fit(result)}
+    unfit = {result.gpu for result in judged if not result.is_usable}
     for gpu in wanted.cuda.gpus:
         yield _run_selftest(environment, gpu, selftest.run, fit=gpu.index not in unfit)
     yield from _guard_rare("agreement", selftest.compare_gpus)
@@ -171,12 +171,8 @@ def limit_gpus(environment: Environment, indices: tuple[int, ...] | None) -> Env
 def will_run(environment: Environment) -> bool:
     """Whether the selftest would run on a GPU here, and with it load everything for real."""
     return environment.loading.status == "ok" and any(
-        _is_fit(guard("", partial(check_gpu, environment, gpu))) for gpu in environment.cuda.gpus
+        guard("", partial(check_gpu, environment, gpu)).is_usable for gpu in environment.cuda.gpus
     )
-
-
-def _is_fit(result: CheckResult) -> bool:
-    return result.status in {"ok", "warn"}
 
 
 def _run_selftest(

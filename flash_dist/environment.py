@@ -99,10 +99,10 @@ def gather_environment(choice: CheckChoice = EVERYTHING) -> Environment:
     )
 
 
-def gather_gpus() -> Environment:
-    """Look at this machine's GPUs and driver alone: what the libraries of others are judged by."""
+def gather_gpus(installed: Installed | None = None) -> Environment:
+    """Look at this machine's GPUs and driver alone: what a build, or others' libraries, runs on."""
     return replace(
-        _describe_host(read_cuda(), Installed()),
+        _describe_host(read_cuda(), installed or Installed()),
         variables=read_variables(os.environ),
         host=gather_host(os.environ),
     )

@@ -8,7 +8,7 @@ import re
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Final, Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -52,6 +52,11 @@ class Response(Protocol):
 def is_url(text: str) -> bool:
     """Tell an address from a path."""
     return _URL.match(text) is not None
+
+
+def last_part(url: str) -> str:
+    """Return the name that the path of an address ends with, decoded."""
+    return PurePosixPath(unquote(urlsplit(url).path)).name
 
 
 def local_path(url: str) -> Path | None:

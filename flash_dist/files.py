@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 import tempfile
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 ABSENT_HINT = "check the path; `nox -s build_wheels` puts wheels into dist/<arch set>/"
 DAMAGED_HINT = "build, copy or download it again"
+_CHUNK = 1 << 20
 LIBRARY_HINT = (
     "name a library (.so, .pyd, .dll), an object or archive of objects (.o, .a, .lib), a .cubin, "
     "a .fatbin, a wheel (.whl), a .conda package or a folder"
@@ -40,6 +42,18 @@ def open_file(path: str | os.PathLike[str]) -> IO[bytes]:
         absent = isinstance(error, FileNotFoundError)
         hint = ABSENT_HINT if absent else "`ls -ld` on it shows who may read it"
         raise unreadable(name, error.strerror or str(error), hint=hint) from error
+
+
+def hash_file(file: IO[bytes], method: str = "sha256") -> bytes:
+    """Return the digest of an open file, from where it stands to its end.
+
+    Raises:
+        ValueError: This Python does not know the method.
+    """
+    digest = hashlib.new(method)
+    while chunk := file.read(_CHUNK):
+        digest.update(chunk)
+    return digest.digest()
 
 
 def unreadable(

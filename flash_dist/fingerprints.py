@@ -181,18 +181,24 @@ def compare_with(
     for reference in references:
         if reference.setting != setting:
             continue
-        known = {fingerprint.case: fingerprint for fingerprint in reference.fingerprints}
-        pairs = [
-            (known[one.case], one)
-            for one in own
-            if one.case in known and one.key == known[one.case].key
-        ]
-        if len(pairs) > best.compared:
-            mismatches = tuple(
-                Mismatch(one.case, tensors) for his, one in pairs if (tensors := his.differing(one))
-            )
-            best = Agreement(len(own), len(pairs), reference.gpu, reference.recorded, mismatches)
+        compared, mismatches = compare_prints(reference.fingerprints, own)
+        if compared > best.compared:
+            best = Agreement(len(own), compared, reference.gpu, reference.recorded, mismatches)
     return best
+
+
+def compare_prints(
+    theirs: Iterable[Fingerprint], own: Iterable[Fingerprint]
+) -> tuple[int, tuple[Mismatch, ...]]:
+    """Return how many fingerprints of one setting must be equal, and which of them are not."""
+    known = {one.case: one for one in theirs}
+    pairs = [
+        (his, one) for one in own if (his := known.get(one.case)) is not None and one.key == his.key
+    ]
+    mismatches = tuple(
+        Mismatch(one.case, tensors) for his, one in pairs if (tensors := his.differing(one))
+    )
+    return len(pairs), mismatches
 
 
 def read_references(path: Path = PACKAGE / FILE_NAME) -> tuple[Reference, ...]:

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .advice import few_lines
 from .result import CheckResult
 
 if TYPE_CHECKING:
@@ -105,10 +106,7 @@ def _describe_odd(found: list[Odd]) -> CheckResult:
         f"{found[0].agreeing} others agree" if certain else "there is no majority to say who errs"
     )
     rounds = sorted({one.member.round + 1 for one in found})
-    details = [f"{tensor} in `{case}`" for tensor, case in places[1 : _SHOWN + 1]]
-    hidden = len(places) - 1 - len(details)
-    if hidden > 0:
-        details.append(f"and {hidden} more")
+    details = [*few_lines([f"{one} in `{where}`" for one, where in places[1:]], _SHOWN)]
     if member.round or len(rounds) > 1:
         details.append(f"in rounds {', '.join(map(str, rounds))}")
     return CheckResult(

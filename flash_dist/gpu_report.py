@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .checks.gpus import check_gpu, judge_gpu
@@ -91,7 +91,7 @@ def check(devices: Iterable[int] | None = None) -> Report:
     Raises:
         ValueError: There is no such GPU.
     """
-    environment = replace(gather_gpus(), installed=read_installed())
+    environment = gather_gpus(read_installed())
     gpus = environment.cuda.gpus if devices is None else _find(environment, devices)
     reports = tuple(_report(environment, gpu) for gpu in gpus)
     build = environment.installed.build

@@ -7,14 +7,14 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote, urljoin, urlsplit
+from urllib.parse import urljoin, urlsplit
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.tags import sys_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 
 from .errors import FetchError
-from .fetch import content_length, is_page, is_url, local_path, open_url, read_page
+from .fetch import content_length, is_page, is_url, last_part, local_path, open_url, read_page
 from .index_pages import Link, parse_page
 from .published import published_sets
 
@@ -186,10 +186,6 @@ def _folder(page: str) -> str:
     return urljoin(page, ".") if "." in PurePosixPath(urlsplit(page).path).name else f"{page}/"
 
 
-def _last_part(url: str) -> str:
-    return PurePosixPath(unquote(urlsplit(url).path)).name
-
-
 def _collect(place: str, links: Iterable[tuple[Link, str]], project: str | None) -> Index:
     wheels: dict[str, IndexedWheel] = {}
     condas: dict[str, CondaPackage] = {}
@@ -221,7 +217,7 @@ def parse_wheel(link: Link, page: str = "") -> IndexedWheel | None:
     except InvalidWheelFilename:
         return None
     path = local_path(link.url)
-    is_of_index = page and canonicalize_name(_last_part(_folder(page))) == project
+    is_of_index = page and canonicalize_name(last_part(_folder(page))) == project
     return IndexedWheel(
         name,
         link.url if path is None else str(path),
@@ -239,7 +235,7 @@ def parse_conda(link: Link) -> CondaPackage | None:
     """Read the name of a conda package that lies in a channel; None if it does not."""
     match = _CONDA.fullmatch(link.file_name)
     folder = urljoin(link.url, ".")
-    if match is None or not _SUBDIR.fullmatch(_last_part(folder)):
+    if match is None or not _SUBDIR.fullmatch(last_part(folder)):
         return None
     channel = urljoin(folder, "..").rstrip("/")
     path = local_path(channel)

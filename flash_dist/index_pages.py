@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from html.parser import HTMLParser
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urldefrag, urljoin, urlsplit
+from urllib.parse import urldefrag, urljoin, urlsplit
 
 from .errors import FetchError
+from .fetch import last_part
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +31,7 @@ class Link:
     @property
     def file_name(self) -> str:
         """The last part of the path, decoded; of a folder that of the folder."""
-        return PurePosixPath(unquote(urlsplit(self.url).path)).name
+        return last_part(self.url)
 
 
 def parse_page(text: str, url: str) -> tuple[Link, ...]:

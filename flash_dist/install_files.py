@@ -7,20 +7,19 @@ and a size for each file.
 from __future__ import annotations
 
 import base64
-import hashlib
 import sys
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from .files import hash_file
 from .manifest import PACKAGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _INTERRUPTED = "~"  # in place of a name's first letter: what pip was removing when it was stopped
-_CHUNK = 1 << 20
 _CACHES = {"__pycache__"}
 
 
@@ -109,11 +108,8 @@ def _differs(folder: Path, file: metadata.PackagePath) -> bool:
 
 
 def _hash(path: Path, mode: str) -> str:
-    digest = hashlib.new(mode)
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return base64.urlsafe_b64encode(digest.digest()).rstrip(b"=").decode()
+        return base64.urlsafe_b64encode(hash_file(file, mode)).rstrip(b"=").decode()
 
 
 def _find_leftovers(package: Path, known: Iterable[str]) -> Iterator[str]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from .compatibility import is_set
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -72,7 +74,7 @@ class CacheProblem:
 
 def find_cache_problem(variables: Mapping[str, str], cache: JitCache | None) -> CacheProblem | None:
     """Say what keeps the driver from caching; None where nothing does, or nobody looked."""
-    if variables.get("CUDA_CACHE_DISABLE", "0") not in {"", "0"}:
+    if is_set(variables, "CUDA_CACHE_DISABLE"):
         fix = "`unset CUDA_CACHE_DISABLE`"
         return CacheProblem("jit-cache-disabled", "CUDA_CACHE_DISABLE is set", fix)
     limit = read_limit(variables.get("CUDA_CACHE_MAXSIZE", ""))

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .advice import list_few, torch_fix
+from .advice import GET_DRIVER, GET_GLIBC, list_few, torch_fix
 from .demangle import demangle
 
 if TYPE_CHECKING:
@@ -110,8 +110,7 @@ def python_symbol(file: str, names: Sequence[str], running: str) -> Cause:
 def no_glibc(file: str, libc: str) -> Cause:
     """The system has another C library."""
     sentence = f"{file} is built for glibc, this system has {libc}"
-    fix = "use a glibc distribution such as Debian, Ubuntu or Rocky Linux"
-    return Cause("libc-unsupported", sentence, fix)
+    return Cause("libc-unsupported", sentence, GET_GLIBC)
 
 
 def old_glibc(file: str, version: str, libc: str) -> Cause:
@@ -196,11 +195,7 @@ def missing_driver(file: str, missing: Missing) -> Cause:
     """The file, or what it brings, needs the driver's library."""
     through = _name_user(missing)
     sentence = f"{file} needs `{missing.name}`{through} of the NVIDIA driver, which is not here"
-    fix = (
-        "on a GPU machine install the driver; in a container start it with the GPU runtime "
-        "(`docker run --gpus all`)"
-    )
-    return Cause("driver-absent", sentence, fix)
+    return Cause("driver-absent", sentence, GET_DRIVER)
 
 
 def missing_libraries(file: str, missing: Sequence[Missing], torch: Torch) -> Cause:

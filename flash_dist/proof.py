@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .checks.gpus import find_situation, judge_gpu
 from .checks.loading import compare_selftest
-from .errors import FatbinError, FlashDistError
+from .errors import FlashDistError
 from .fingerprints import (
     Agreement,
     Fingerprint,
@@ -16,6 +17,7 @@ from .fingerprints import (
     Mismatch,
     Reference,
     Setting,
+    compare_prints,
     compare_with,
     make_fingerprints,
     read_references,
@@ -59,16 +61,18 @@ class Proof:
         self._timeout = timeout
         self._child = child
         self._references = references
-        self._identity: Identity | None = None
         self._chosen: set[str] = set()
         self.proven: list[tuple[Gpu, Setting, tuple[Fingerprint, ...]]] = []
 
-    @property
+    @cached_property
     def identity(self) -> Identity:
         """The kernels of the installed library; nothing where it cannot be read."""
-        if self._identity is None:
-            self._identity = read_identity(self._environment.installed.library)
-        return self._identity
+        return read_identity(self._environment.installed.library)
+
+    @cached_property
+    def references(self) -> tuple[Reference, ...]:
+        """The recorded fingerprints, read once for all GPUs."""
+        return read_references() if self._references is None else self._references
 
     def run(self, gpu: Gpu) -> CheckResult:
         """Run the selftest on a GPU and compare what ran with what was predicted and recorded."""
@@ -97,8 +101,7 @@ class Proof:
         own = make_fingerprints(report, self.identity, driver)
         self.proven.append((gpu, setting, own))
         self._chosen |= set((report.selected or {}).values())
-        references = read_references() if self._references is None else self._references
-        return compare_with(references, setting, own)
+        return compare_with(self.references, setting, own)
 
     def record(self, date: str) -> tuple[Reference, ...]:
         """Return the fingerprints of the GPUs so far, one GPU of each kind."""
@@ -117,9 +120,9 @@ class Proof:
             for other, his_setting, theirs in self.proven[:place]:
                 if setting != his_setting:
                     continue
-                agreement = compare_with((_as_reference(other, setting, theirs),), setting, own)
-                pairs += bool(agreement.compared)
-                differing += [(gpu, other, mismatch) for mismatch in agreement.mismatches]
+                compared, mismatches = compare_prints(theirs, own)
+                pairs += bool(compared)
+                differing += [(gpu, other, mismatch) for mismatch in mismatches]
         if not pairs:
             return None
         if not differing:
@@ -138,17 +141,13 @@ class Proof:
         )
 
 
-def _as_reference(gpu: Gpu, setting: Setting, own: tuple[Fingerprint, ...]) -> Reference:
-    return Reference(gpu.name, "now", setting, {}, own)
-
-
 def read_identity(library: str) -> Identity:
     """Hash the kernels of a library; what cannot be read matches nothing that was recorded."""
     if not library:
         return Identity()
     try:
         return Identity(read_code_hashes(library), load_manifest(Path(library).parent).planner)
-    except (FatbinError, FlashDistError):
+    except FlashDistError:
         return Identity()
 
 

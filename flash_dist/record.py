@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import binascii
 import csv
-import hashlib
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from .files import hash_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from .wheel import Wheel
 
 _SIGNATURES: Final = (".jws", ".p7s")  # of RECORD, which it cannot list
-_CHUNK: Final = 1 << 20
 
 
 class _Entry(NamedTuple):
@@ -56,11 +56,8 @@ def _compare(wheel: Wheel, name: str, entry: _Entry | None) -> Iterator[str]:
 
 def hash_member(wheel: Wheel, name: str) -> str:
     """Return the SHA-256 of a file in a wheel."""
-    digest = hashlib.sha256()
     with wheel.unpacked(name) as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hash_file(file).hex()
 
 
 def _decode(text: str) -> str:

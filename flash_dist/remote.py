@@ -7,13 +7,12 @@ import platform
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
 
 from .candidates import read_offer
 from .errors import FetchError
-from .fetch import is_page, is_url, local_path, open_url, read_page, save
+from .fetch import is_page, is_url, last_part, local_path, open_url, read_page, save
 from .files import open_file
 from .index import PROJECT, Index, make_index, read_index
 from .result import CheckResult
@@ -123,8 +122,7 @@ def _list(index: Index, chosen: IndexedWheel) -> Iterator[str]:
 
 def _save(response: Response, place: str, folder: Path, progress: Progress) -> Path:
     """Write a file under its own name, which tells what it is."""
-    name = PurePosixPath(unquote(urlsplit(place).path)).name
-    path = folder / (name.replace("\x00", "") or "download")
+    path = folder / (last_part(place).replace("\x00", "") or "download")
     try:
         with path.open("wb") as file:
             save(response, file, progress=progress)

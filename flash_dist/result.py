@@ -36,6 +36,11 @@ class CheckResult:
     def __bool__(self) -> bool:
         return self.status != "fail"
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether what was judged may be used; of what was skipped nobody knows."""
+        return self.status in {"ok", "warn"}
+
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain data."""
         return {

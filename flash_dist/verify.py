@@ -6,28 +6,27 @@ Only a manifest that came another way tells that nobody did.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from .advice import few_lines
 from .audit import audit_contents
 from .contents import BINDING, KERNELS, read_contents, read_manifest
 from .errors import FlashDistError
-from .files import open_file
+from .files import hash_file, open_file
 from .record import find_damage, hash_member
 from .result import EXIT_FINDINGS, EXIT_FINE, CheckResult
 from .sbom import FILE_NAME, find_differences
 from .wheel import open_wheel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from pathlib import Path
 
     from .listing import Listing
 
 JSON_VERSION: Final = 1
 _SHOWN: Final = 10
-_CHUNK: Final = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -77,12 +76,8 @@ def verify_wheel(path: Path, listing: Listing | None = None) -> Verification:
 
 
 def _hash_file(path: Path) -> tuple[str, int]:
-    digest, size = hashlib.sha256(), 0
     with open_file(path) as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            size += len(chunk)
-    return digest.hexdigest(), size
+        return hash_file(file).hex(), file.tell()
 
 
 def _guard(name: str, check: Callable[[Path], CheckResult], path: Path) -> CheckResult:
@@ -134,7 +129,9 @@ def check_record(path: Path) -> CheckResult:
     if damage:
         summary = "files of the wheel are not those that its RECORD lists"
         fix = "do not install it; download it again"
-        return CheckResult("record", "fail", summary, _few(damage), fix, "verify-record")
+        return CheckResult(
+            "record", "fail", summary, few_lines(damage, _SHOWN), fix, "verify-record"
+        )
     return CheckResult("record", "ok", f"{count} files are those that RECORD lists")
 
 
@@ -147,7 +144,7 @@ def check_audit(path: Path) -> CheckResult:
             "audit",
             "fail",
             "the code in the wheel is not what its _build.json declares",
-            _few([f"{problem} ({problem.id})" for problem in result.problems]),
+            few_lines([f"{problem} ({problem.id})" for problem in result.problems], _SHOWN),
             "`python -m flash_dist audit` on it lists everything",
             "verify-audit",
             data={"findings": [problem.to_json() for problem in result.problems]},
@@ -173,12 +170,8 @@ def check_sbom(path: Path) -> CheckResult:
     if differences:
         summary = "the bill of materials is not that of this wheel"
         fix = "build it again with `nox -s build_wheels`"
-        return CheckResult("sbom", "fail", summary, _few(differences), fix, "verify-sbom-differs")
+        return CheckResult(
+            "sbom", "fail", summary, few_lines(differences, _SHOWN), fix, "verify-sbom-differs"
+        )
     parts = ", ".join(f"{one.name} {one.version}" for one in manifest.parts)
     return CheckResult("sbom", "ok", f"two libraries and what is in them: {parts}")
-
-
-def _few(sentences: Iterable[str]) -> tuple[str, ...]:
-    every = list(sentences)
-    more = len(every) - _SHOWN
-    return (*every[:_SHOWN], *([f"and {more} more"] if more > 0 else []))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flash_dist.advice import few_lines
 from flash_dist.errors import FatbinError
 from flash_dist.load_host import read_host
 from flash_dist.load_prediction import Prediction, predict_loading, predict_member
@@ -100,13 +101,12 @@ def _describe_all(
 
 def _describe_replaced(replaced: list[tuple[str, Prediction, Cause]], count: int) -> CheckResult:
     lines = [cause.sentence for _, _, cause in replaced]
-    hidden = len(lines) - _SHOWN
     return CheckResult(
         "loading",
         "skip",
         f"{len(replaced)} of {count} libraries will not load here (predicted), which is normal "
         "where a package has several builds and loads one",
-        (*lines[:_SHOWN], f"and {hidden} more") if hidden > 0 else tuple(lines),
+        few_lines(lines, _SHOWN),
         id=replaced[0][2].id,
         data={"libraries": [one.to_json() for _, one, _ in replaced]},
     )

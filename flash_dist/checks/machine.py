@@ -6,9 +6,17 @@ from typing import TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
 
-from flash_dist.advice import describe_archs, driver_fix, list_few, torch_fix
+from flash_dist.advice import (
+    GET_DRIVER,
+    GET_GLIBC,
+    describe_archs,
+    driver_fix,
+    few_lines,
+    list_few,
+    torch_fix,
+)
 from flash_dist.budget import BUDGET_VARIABLE, find_budget_problem
-from flash_dist.compatibility import driver_refusal
+from flash_dist.compatibility import driver_refusal, is_set
 from flash_dist.devices import ZSTD_CUDA, first_driver, format_version, ptx_isa_cuda, toolkit_driver
 from flash_dist.manifest import PACKAGE
 from flash_dist.result import CheckResult
@@ -36,7 +44,7 @@ def check_system(environment: Environment) -> CheckResult:
             "system",
             "fail",
             f"the wheels are built for glibc, this system has {environment.libc} ({summary})",
-            fix="use a glibc distribution such as Debian, Ubuntu or Rocky Linux",
+            fix=GET_GLIBC,
             id="libc-unsupported",
         )
     return CheckResult("system", "ok", summary)
@@ -156,13 +164,11 @@ def check_build(environment: Environment) -> CheckResult:
         details = (f"judged by what is left: {summary}",)
         return CheckResult("build", "fail", problem, details, reinstall_fix(), cause)
     if installed.differences:
-        more = len(installed.differences) - _SHOWN_DIFFERENCES
-        shown = installed.differences[:_SHOWN_DIFFERENCES]
         return CheckResult(
             "build",
             "fail",
             f"the code embedded in {build.name} is not what its manifest declares",
-            (*shown, f"and {more} more") if more > 0 else shown,
+            few_lines(installed.differences, _SHOWN_DIFFERENCES),
             reinstall_fix(),
             "embedded-differs",
         )
@@ -192,7 +198,7 @@ def check_variables(environment: Environment) -> CheckResult:
         fix = f"`unset {BUDGET_VARIABLE}`"
         return CheckResult("variables", "fail", problem, shown, fix, "workspace-malformed")
     for name in _JIT_VARIABLES:
-        if environment.variables.get(name, "0") not in {"", "0"}:
+        if is_set(environment.variables, name):
             return CheckResult(
                 "variables",
                 "warn",
@@ -229,8 +235,7 @@ def check_driver(environment: Environment) -> CheckResult:
             "driver",
             "skip",
             f"no NVIDIA driver here: {cuda.reason}",
-            fix="on a GPU machine install the driver; in a container start it with the GPU "
-            "runtime (`docker run --gpus all`)",
+            fix=GET_DRIVER,
             id="driver-absent",
         )
     if cuda.status == "broken":

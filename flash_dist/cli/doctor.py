@@ -94,8 +94,8 @@ def run(args: argparse.Namespace) -> int:
     choice = choose_checks(args)
     environment = imagine(args) if args.gpu else gather_environment(choice)
     limit_gpus(environment, choice.devices)  # a GPU that is not there is refused first
-    if {"selftest", "extension"} <= set(filter(choice.__contains__, check_names())):
-        environment = environment if will_run(environment) else prove_loading(environment)
+    if "selftest" in choice and "extension" in choice and not will_run(environment):
+        environment = prove_loading(environment)
     runs = args.runs or DEFAULT_RUNS
     selftest = ShownProof(environment, runs=runs, timeout=DEFAULT_TIMEOUT)
     results = examine(environment, selftest=selftest, choice=choice)

@@ -80,7 +80,7 @@ def run_fleet(options: FleetOptions) -> int:
     """Prove this rank's GPU, gather what all computed, and let rank 0 report."""
     rank = Rank.of_environment()
     dist = _join(rank, options.backend)
-    environment = replace(gather_gpus(), installed=read_installed())
+    environment = gather_gpus(read_installed())
     members: list[Member] = []
     try:
         for number in range(options.rounds):
@@ -145,7 +145,7 @@ def _prove(rank: Rank, environment: Environment, options: FleetOptions) -> Membe
         return Member(rank.rank, host, None, nobody, (), result)
     gpu = gpus[rank.local]
     verdict = check_gpu(environment, gpu)
-    if verdict.status not in {"ok", "warn"}:
+    if not verdict.is_usable:
         return Member(rank.rank, host, gpu, nobody, (), verdict)
     proof = Proof(environment, runs=options.runs, timeout=DEFAULT_TIMEOUT, child=options.child)
     result = guard("selftest", lambda: proof.run(gpu), gpu=gpu.index)

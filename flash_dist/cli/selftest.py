@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -123,7 +122,7 @@ def parse_timeout(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     """Test each device, print each result as it comes, and return the exit code."""
-    environment = replace(gather_gpus(), installed=read_installed())
+    environment = gather_gpus(read_installed())
     cuda, torch = environment.cuda, environment.torch
     references = read_references(args.reference) if args.reference else None
     known = read_references(args.record) if args.record and args.record.exists() else ()

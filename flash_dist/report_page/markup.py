@@ -39,6 +39,18 @@ def join(*parts: str) -> Markup:
     return Markup("".join(part if isinstance(part, Markup) else escape(part) for part in parts))
 
 
+def make_head(title: str, style: str, *more: Markup) -> Markup:
+    """Return the head of a page that is complete in itself."""
+    return element(
+        "head",
+        Markup('<meta charset="utf-8">'),
+        Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
+        *more,
+        element("title", title),
+        element("style", Markup(style)),
+    )
+
+
 def prose(text: str) -> Markup:
     """Return a sentence whose words in backticks are code."""
     parts = _CODE.split(text)  # the odd ones stood in backticks

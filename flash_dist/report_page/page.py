@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flash_dist.findings import find
 
-from .markup import Markup, element, prose
+from .markup import Markup, element, make_head, prose
 from .style import STYLE
 from .tables import make_tables
 
@@ -50,14 +50,8 @@ def make_page(examination: Json, redaction: Redaction, *, version: str, written:
         _section("All of it as JSON", [_json(data)], style="json"),
         element("footer", f"Written by flash_dist {version}, {written}. {_PROMISE}"),
     )
-    head = element(
-        "head",
-        Markup('<meta charset="utf-8">'),
-        Markup('<meta name="viewport" content="width=device-width, initial-scale=1">'),
-        Markup(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
-        element("title", f"flash_dist doctor: {title}"),
-        element("style", Markup(STYLE)),
-    )
+    policy = Markup(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">')
+    head = make_head(f"flash_dist doctor: {title}", STYLE, policy)
     return f"<!doctype html>\n{element('html', head, body, lang='en')}\n"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ needs_pair = pytest.mark.skipif(torch.cuda.device_count() < 2, reason=NO_PAIR)
 
 
 def make_proof(*child: str) -> Proof:
-    environment = replace(gather_gpus(), installed=read_installed())
+    environment = gather_gpus(read_installed())
     return Proof(environment, runs=2, timeout=TIMEOUT, child=child or CHILD)
 
 

@@ -136,7 +136,7 @@ def test_selftest_of_all_gpus(
     status: int,
 ) -> None:
     machine = make_environment(ALL, "8.6", "9.0")
-    monkeypatch.setattr("flash_dist.cli.selftest.gather_gpus", lambda: machine)
+    monkeypatch.setattr("flash_dist.cli.selftest.gather_gpus", lambda _: machine)
     monkeypatch.setattr("flash_dist.cli.selftest.read_installed", lambda: machine.installed)
     monkeypatch.setattr("flash_dist.proof.run_selftest", report)
     assert main(["selftest"]) == status
@@ -153,7 +153,7 @@ def test_selftest_without_a_gpu_checks_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine = replace(make_environment(ALL), cuda=Cuda("absent"))
-    monkeypatch.setattr("flash_dist.cli.selftest.gather_gpus", lambda: machine)
+    monkeypatch.setattr("flash_dist.cli.selftest.gather_gpus", lambda _: machine)
     assert main(["selftest"]) == 3
     assert "[skip]" in capsys.readouterr().out
     assert main(["selftest", "--json"]) == 3
@@ -167,7 +167,7 @@ def test_selftest_without_torch_fails_in_words(
 ) -> None:
     absent = Torch("absent", reason="torch is not installed")
     machine = replace(make_environment(ALL), torch=absent)
-    monkeypatch.setattr("flash_dist.cli.selftest.gather_gpus", lambda: machine)
+    monkeypatch.setattr("flash_dist.cli.selftest.gather_gpus", lambda _: machine)
     assert main(["selftest", "--device", "cpu"]) == 1
     text = capsys.readouterr().out
     assert text == (

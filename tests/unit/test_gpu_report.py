@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,13 +29,17 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 
 
+def with_build(machine: Environment, found: Installed) -> Environment:
+    return replace(machine, installed=found)
+
+
 @pytest.fixture
 def put(monkeypatch: pytest.MonkeyPatch) -> Put:
     """Make a machine and a build look like those of this process."""
 
     def make(archs: str, *devices: str) -> Environment:
         machine = make_environment(archs, *devices)
-        monkeypatch.setattr("flash_dist.gpu_report.gather_gpus", lambda: machine)
+        monkeypatch.setattr("flash_dist.gpu_report.gather_gpus", partial(with_build, machine))
         monkeypatch.setattr("flash_dist.gpu_report.read_installed", lambda: machine.installed)
         monkeypatch.setattr(installed, "read_installed", lambda: machine.installed)
         monkeypatch.setattr(installed, "read_cuda", lambda: machine.cuda)
@@ -77,7 +82,7 @@ def test_a_gpu_that_is_not_there_is_a_value_error(
     with pytest.raises(ValueError, match=r"devices must be 0, 1, got 2"):
         flash_dist.check([2])
     bare = replace(machine, cuda=Cuda("absent", reason="libcuda.so.1 was not found"))
-    monkeypatch.setattr("flash_dist.gpu_report.gather_gpus", lambda: bare)
+    monkeypatch.setattr("flash_dist.gpu_report.gather_gpus", partial(with_build, bare))
     with pytest.raises(ValueError, match=r"there is no GPU here, got 0"):
         flash_dist.check([0])
     report = flash_dist.check()

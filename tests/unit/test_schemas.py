@@ -123,7 +123,7 @@ def test_a_selftest_is_as_the_schema_says(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine = MACHINES["healthy"]
-    monkeypatch.setattr("flash_dist.cli.selftest.gather_gpus", lambda: machine)
+    monkeypatch.setattr("flash_dist.cli.selftest.gather_gpus", lambda _: machine)
     monkeypatch.setattr("flash_dist.cli.selftest.read_installed", lambda: machine.installed)
     monkeypatch.setattr("flash_dist.proof.run_selftest", report_findings)
     assert main(["selftest", "--json"]) == 1
