@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .archs import Origin
+from .archs import DEFAULT_MACHINE, Origin
+from .devices import parse_version, toolkit_compression
 from .verdict import (
     DTYPE_FLOOR,
     FLOOR,
@@ -130,7 +131,7 @@ def _verdict_to_json(verdict: DeviceVerdict) -> dict[str, Any]:
 
 def make_build(name: str, archs: Iterable[Arch], toolkit: str) -> Build:
     """Return what a wheel for these targets holds, as far as they tell: one kernel per dtype."""
-    origin = Origin(toolkit, None, "zstd")
+    origin = Origin(toolkit, None, toolkit_compression(toolkit))
     variants = tuple(
         Variant(f"{dtype}_{arch.identifier}", "fwd", dtype, 64, 0, arch, origin)
         for arch in archs
@@ -140,11 +141,14 @@ def make_build(name: str, archs: Iterable[Arch], toolkit: str) -> Build:
     return Build(name, variants, toolkit=toolkit)
 
 
-def candidates_of(archsets: Iterable[ArchSet]) -> tuple[Candidate, ...]:
-    """Return published sets of which no wheel is at hand."""
+def candidates_of(
+    archsets: Iterable[ArchSet], machine: str = DEFAULT_MACHINE
+) -> tuple[Candidate, ...]:
+    """Return published sets of which no wheel is at hand, for one kind of CPU."""
     return tuple(
         Candidate(one.name, make_build(one.name, one.archs, one.toolkit), one.wheel_bytes)
         for one in archsets
+        if one.machine == machine
     )
 
 
@@ -182,8 +186,11 @@ def _judge(candidates: Sequence[Candidate], situations: Sequence[Situation]) -> 
     ]
 
 
-def _preference(judged: Judged) -> tuple[int, int, int]:
-    return judged.rank, judged.weight, len(judged.candidate.archs)
+def _preference(judged: Judged) -> tuple[int, int, int, int]:
+    """Sort the best first; of equals the newest CUDA major, which the newest GPUs need."""
+    build = judged.candidate.build
+    major = parse_version(build.toolkit)[0] if build.toolkit else 0
+    return judged.rank, -major, judged.weight, len(judged.candidate.archs)
 
 
 def _by_version(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
