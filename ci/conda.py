@@ -27,7 +27,7 @@ from ci.artefacts import Artefact, ArtefactError, find_artefacts
 from ci.conda_check import CHANNEL, INSTALLER, check_package, recipe_of
 from ci.project import ROOT, load_project
 from ci.release_manifest import require_sound
-from flash_dist.conda_package import SITE, open_conda
+from flash_dist.conda_package import SITE, read_index
 from flash_dist.errors import FlashDistError, UsageError
 from flash_dist.index import PROJECT
 from flash_dist.wheel import open_wheel
@@ -61,7 +61,7 @@ def write_channel(out: Path, artefacts: Sequence[Artefact], *, epoch: str) -> li
         require_sound(one)
         check_package(pack(one, work, moment), one)
     for folder in sorted(work.iterdir()):
-        _write_repodata(folder)
+        write_repodata(folder)
     shutil.rmtree(out, ignore_errors=True)
     work.rename(out)
     return sorted(out.rglob("*.conda"))
@@ -151,7 +151,7 @@ def _record_line(name: str, data: bytes) -> str:
     return f"{name},sha256={digest},{len(data)}\n"
 
 
-def _write_repodata(folder: Path) -> None:
+def write_repodata(folder: Path) -> None:
     """Write the list of one platform: of each package its index.json, size and hashes.
 
     NOTE: not by rattler.index: it stamps each package with the time of the run, and Python crashes
@@ -169,15 +169,13 @@ def _write_repodata(folder: Path) -> None:
 
 
 def _list(path: Path) -> dict[str, Any]:
-    with open_conda(path) as package:
-        index = package.index
     data = path.read_bytes()
     sums = {
         "md5": hashlib.md5(data, usedforsecurity=False).hexdigest(),
         "sha256": hashlib.sha256(data).hexdigest(),
         "size": len(data),
     }
-    return dict(sorted({**index, **sums}.items()))
+    return dict(sorted({**read_index(path), **sums}.items()))
 
 
 def main() -> int:

@@ -71,6 +71,16 @@ def open_conda(path: str | os.PathLike[str]) -> Iterator[CondaContents]:
         yield CondaContents(index, tuple(info), listed, files, wheel)
 
 
+def read_index(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read what a solver reads of a conda package, anybody's.
+
+    Raises:
+        FatbinError: It is none, or cannot be read.
+    """
+    with open_wheel(path, kind="conda package") as opened:
+        return _parse_info(opened.path, _read_info(opened))[0]
+
+
 def find_path_damage(package: CondaContents) -> Iterator[str]:
     """Say in sentences where the files and paths.json differ."""
     for name in sorted(package.listed.keys() - package.files.keys()):
