@@ -12,22 +12,22 @@ from __future__ import annotations
 import argparse
 import base64
 import hashlib
-import json
 import shutil
 import sys
 import tempfile
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from packaging.metadata import Metadata
 from rattler_build import RattlerBuildError, assemble_package
 
 from ci.artefacts import Artefact, ArtefactError, find_artefacts
+from ci.conda_channel import write_repodata
 from ci.conda_check import CHANNEL, INSTALLER, check_package, recipe_of
 from ci.project import ROOT, load_project
 from ci.release_manifest import require_sound
-from flash_dist.conda_package import SITE, read_index
+from flash_dist.conda_package import SITE
 from flash_dist.errors import FlashDistError, UsageError
 from flash_dist.index import PROJECT
 from flash_dist.wheel import open_wheel
@@ -149,33 +149,6 @@ def _require_plain(one: Artefact, names: Sequence[str]) -> None:
 def _record_line(name: str, data: bytes) -> str:
     digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
     return f"{name},sha256={digest},{len(data)}\n"
-
-
-def write_repodata(folder: Path) -> None:
-    """Write the list of one platform: of each package its index.json, size and hashes.
-
-    NOTE: not by rattler.index: it stamps each package with the time of the run, and Python crashes
-    when it ends after it (py-rattler 0.28).
-    """
-    data = {
-        "info": {"subdir": folder.name},
-        "packages": {},
-        "packages.conda": {path.name: _list(path) for path in sorted(folder.glob("*.conda"))},
-        "removed": [],
-        "repodata_version": 1,
-    }
-    text = json.dumps(data, indent=1) + "\n"
-    (folder / "repodata.json").write_text(text, encoding="utf-8")
-
-
-def _list(path: Path) -> dict[str, Any]:
-    data = path.read_bytes()
-    sums = {
-        "md5": hashlib.md5(data, usedforsecurity=False).hexdigest(),
-        "sha256": hashlib.sha256(data).hexdigest(),
-        "size": len(data),
-    }
-    return dict(sorted({**read_index(path), **sums}.items()))
 
 
 def main() -> int:

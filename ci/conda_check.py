@@ -6,6 +6,7 @@ import hashlib
 from typing import TYPE_CHECKING, Final
 
 from ci.artefacts import ArtefactError
+from ci.conda_channel import REPODATA, make_repodata
 from ci.conda_recipe import PICK, Recipe, make_recipe
 from ci.project import ARCHSETS
 from flash_dist.conda_package import INDEX, PATHS, SITE, CondaContents, PackedFile, open_conda
@@ -51,7 +52,16 @@ def find_packages(dist: Path, artefacts: Sequence[Artefact]) -> dict[Path, Artef
         raise ArtefactError(message, hint="`nox -s conda` makes dist/conda anew")
     for path, one in expected.items():
         check_package(path, one)
+    for place in sorted({path.parent for path in expected}):
+        _check_repodata(place)
     return dict(sorted(expected.items()))
+
+
+def _check_repodata(folder: Path) -> None:
+    path = folder / REPODATA
+    if not path.is_file() or path.read_text(encoding="utf-8") != make_repodata(folder):
+        message = f"`{path}` is not the list of the packages beside it"
+        raise ArtefactError(message, hint="`nox -s conda` makes dist/conda anew")
 
 
 def check_package(path: Path, one: Artefact) -> None:

@@ -86,6 +86,7 @@ async def _solve(request: Request) -> list[Solved]:
         BuildString,
         Channel,
         GenericVirtualPackage,
+        MatchSpec,
         PackageName,
         Version,
         install,
@@ -95,7 +96,7 @@ async def _solve(request: Request) -> list[Solved]:
 
     records = await solve(
         [Channel(url) for url in request.channels],
-        request.specs,
+        [MatchSpec(spec, strict=False) for spec in request.specs],  # as people type them
         platforms=[Subdir(request.platform), Subdir("noarch")],
         virtual_packages=[
             GenericVirtualPackage(PackageName(name), Version(version), BuildString("0"))

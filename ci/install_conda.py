@@ -16,6 +16,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ci.artefacts import Artefact, newest_first
+from ci.conda_check import recipe_of
 from ci.conda_client import RefusedError, Request, Solved, ask
 from ci.conda_recipe import PICK, Recipe, is_served, oldest_cuda
 from ci.landing import GPUS
@@ -77,7 +78,7 @@ def _write_channels(
     artefacts: Sequence[Artefact], work: Path
 ) -> tuple[dict[Artefact, Recipe], list[str]]:
     # NOTE: here, so that what is not installed is a result
-    from ci.conda import recipe_of, write_channel  # noqa: PLC0415
+    from ci.conda import write_channel  # noqa: PLC0415
     from ci.conda_stubs import write_stubs  # noqa: PLC0415
 
     write_channel(work / "conda", artefacts, epoch=load_project().epoch)
@@ -181,8 +182,8 @@ class CondaTrial:
             and (not gpu or is_served(one.embedded, Device.parse(gpu)))
         ]
         picks = [one for one in fitting if one.set_name == self.pick]
-        broadest = sorted(fitting, key=lambda one: self.members[one].build_number)
-        return (picks or broadest[::-1] or [None])[0]
+        fitting.sort(key=lambda one: self.members[one].build_number, reverse=True)
+        return next(iter((*picks, *fitting)), None)
 
     def _spec(self, one: Artefact) -> list[str]:
         recipe = self.members[one]
@@ -220,7 +221,9 @@ class CondaTrial:
             solved = self._solve(specs, gpu, cuda)
         except RefusedError as error:
             if word in error.message:
-                return next(line for line in error.message.splitlines() if word in line).strip(" └─├│")
+                return next(line for line in error.message.splitlines() if word in line).strip(
+                    " └─├│"
+                )
             message = f"the refusal does not name {word}: {error.message}"
             raise CondaError(message) from error
         message = f"{solved.build} was chosen for {gpu or 'no GPU'}, which it does not serve"
