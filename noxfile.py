@@ -250,6 +250,13 @@ def index(session: nox.Session) -> None:
 
 
 @nox.session
+def conda(session: nox.Session) -> None:
+    """Make dist/conda, a conda channel of the wheels in dist/: the solver picks by the GPU."""
+    install(session, "runtime", "index", "conda")
+    session.run("python", "-m", "ci.conda", *session.posargs)
+
+
+@nox.session
 def manifest(session: nox.Session) -> None:
     """Verify the wheels in dist/; write manifest.json, SHA256SUMS and provenance/ beside them."""
     install(session, "runtime", "index")
@@ -258,8 +265,8 @@ def manifest(session: nox.Session) -> None:
 
 @nox.session
 def install_test(session: nox.Session) -> None:
-    """Install the wheels in dist/ with pip and uv from an index on this machine."""
-    install(session, "runtime", "index", "clients")
+    """Install the wheels in dist/ with pip and uv from an index on this machine, and by conda."""
+    install(session, "runtime", "index", "clients", "conda")
     session.run("python", "-m", "ci.install_test", *session.posargs)
 
 

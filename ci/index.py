@@ -2,6 +2,7 @@
 
     OUT/index.html              for people: which file for which GPU, and how to install it
     OUT/packages/               the wheels, and the METADATA of each beside it (PEP 658)
+    OUT/conda/                  the conda channel of the wheels, where `nox -s conda` made it
     OUT/simple/                 the default index: the set that clients get which ask for none
     OUT/<set>/                  the index of one arch set
     OUT/<...>/flash-dist/       index.html (PEP 503), index.json (PEP 691), links relative
@@ -24,6 +25,7 @@ from simple_repository.model import File, Meta, ProjectDetail, ProjectList, Proj
 from simple_repository.serializer import SerializerHtmlV1, SerializerJsonV1
 
 from ci.artefacts import Artefact, ArtefactError, find_artefacts
+from ci.conda_check import CHANNEL, find_packages
 from ci.landing import make_page
 from ci.project import ARCHSETS, ROOT
 from flash_dist.errors import FlashDistError, UsageError
@@ -31,7 +33,7 @@ from flash_dist.index import PROJECT
 from flash_dist.published import load_picks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 DEFAULT: Final = "simple"
 PACKAGES: Final = "packages"
@@ -41,7 +43,14 @@ _HTML: Final = SerializerHtmlV1()
 _JSON: Final = SerializerJsonV1()
 
 
-def write_index(out: Path, artefacts: Sequence[Artefact], url: str, *, partial: bool) -> list[str]:
+def write_index(
+    out: Path,
+    artefacts: Sequence[Artefact],
+    url: str,
+    *,
+    partial: bool,
+    condas: Mapping[Path, Artefact] | None = None,
+) -> list[str]:
     """Write the whole folder anew.
 
     Args:
@@ -49,6 +58,7 @@ def write_index(out: Path, artefacts: Sequence[Artefact], url: str, *, partial: 
         artefacts: The wheels.
         url: Where it will be served from, for the commands on the page.
         partial: Go on without the default index when its set was not built.
+        condas: The conda packages in their channel, each with its wheel.
 
     Returns:
         The indexes, the default one first.
@@ -69,7 +79,8 @@ def write_index(out: Path, artefacts: Sequence[Artefact], url: str, *, partial: 
     for name, members in groups.items():
         _write_simple(work / name, members)
     sets = {name: members[0].set_name for name, members in groups.items()}
-    page = make_page(artefacts, sets, url, default=DEFAULT)
+    channel = _copy_channel(work / CHANNEL, condas or {})
+    page = make_page(artefacts, sets, url, default=DEFAULT, condas=channel)
     (work / "index.html").write_text(page, encoding="utf-8")
     shutil.rmtree(out, ignore_errors=True)
     work.rename(out)
@@ -99,6 +110,15 @@ def _write_packages(folder: Path, artefacts: Iterable[Artefact]) -> None:
     for one in artefacts:
         shutil.copyfile(one.path, folder / one.file_name)
         (folder / f"{one.file_name}.metadata").write_bytes(one.metadata)
+
+
+def _copy_channel(folder: Path, condas: Mapping[Path, Artefact]) -> dict[str, str]:
+    """Copy the channel; return where each package is in the index, by the name of its wheel."""
+    for channel in {path.parents[1] for path in condas}:
+        shutil.copytree(channel, folder)
+    return {
+        one.file_name: f"{CHANNEL}/{path.parent.name}/{path.name}" for path, one in condas.items()
+    }
 
 
 def _write_simple(folder: Path, artefacts: Iterable[Artefact]) -> None:
@@ -156,12 +176,14 @@ def main() -> int:
     out = args.out or args.dist / "index"
     try:
         artefacts = find_artefacts(args.dist)
-        names = write_index(out, artefacts, _parse_url(args.url), partial=args.partial)
+        url, condas = _parse_url(args.url), find_packages(args.dist, artefacts)
+        names = write_index(out, artefacts, url, partial=args.partial, condas=condas)
     except FlashDistError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     for name in names:
-        print(f"index   {_parse_url(args.url)}{name}/")
+        print(f"index   {url}{name}/")
+    print(f"conda   {url}{CHANNEL}" if condas else "conda   none: `nox -s conda` makes a channel")
     print(f"page    {out / 'index.html'}")
     print(f"serve   python -m http.server --bind 127.0.0.1 --directory {out}")
     return 0

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from ci.artefacts import Artefact, find_artefacts, newest_first
 from ci.index import DEFAULT, write_index
+from ci.install_conda import conda_cells
 from ci.project import ARCHSETS, ROOT
 from flash_dist.errors import FlashDistError
 from flash_dist.published import load_picks, published_sets
@@ -282,6 +283,7 @@ def try_all(dist: Path) -> Iterator[Cell]:
         with served(out) as url:
             for client in CLIENTS:
                 yield from Trial(client, url, artefacts, Path(folder)).cells()
+        yield from (Cell("conda", *tried) for tried in conda_cells(artefacts, Path(folder)))
 
 
 def main() -> int:

@@ -12,7 +12,7 @@ from ci.artefacts import Artefact, newest_first
 from flash_dist.checks.gpus import describe_how
 from flash_dist.cli.text import format_size
 from flash_dist.devices import Device
-from flash_dist.index import PROJECT, parse_wheel
+from flash_dist.index import PROJECT, Index, parse_conda, parse_wheel
 from flash_dist.index_pages import Link
 from flash_dist.install_commands import Command, find_commands
 from flash_dist.installed import declare_build
@@ -41,7 +41,7 @@ ARM_ONLY: Final = frozenset({"8.7", "11.0", "12.1"})  # no machine with another 
 
 _LAYOUT = """
 .commands { margin: 0.5rem 0 0; overflow-x: auto; white-space: pre; }
-.commands b { display: inline-block; min-width: 3rem; color: var(--dim); font-weight: 400; }
+.commands b { display: inline-block; min-width: 3.5rem; color: var(--dim); font-weight: 400; }
 .set { border-top: 1px solid var(--line); padding: 0.9rem 0 1.1rem; break-inside: avoid-page; }
 .set h3 { font-size: 1.08rem; }
 .set h3 small { font-weight: 400; color: var(--dim); margin-left: 0.5rem; }
@@ -55,7 +55,12 @@ _LAYOUT = """
 
 
 def make_page(
-    artefacts: Sequence[Artefact], indexes: Mapping[str, str], url: str, *, default: str
+    artefacts: Sequence[Artefact],
+    indexes: Mapping[str, str],
+    url: str,
+    *,
+    default: str,
+    condas: Mapping[str, str],
 ) -> str:
     """Return the page.
 
@@ -64,17 +69,19 @@ def make_page(
         indexes: The arch set of each folder beside the page that is an index.
         url: Address of the page's folder.
         default: Which of the folders is for those who do not choose.
+        condas: The conda package of each wheel that has one, relative to the page.
     """
     newest = _newest(artefacts)
     version = newest[0].version.public
     title = f"flash_dist {version}: wheels"
     head = make_head(title, STYLE + _LAYOUT)
+    channel = _read_channel(url, condas)
     older = [one for one in newest_first(artefacts) if one not in newest]
     body = element(
         "body",
         element("h1", title),
         prose(f"Attention kernels for torch on NVIDIA GPUs. {_needs(newest)}"),
-        *_install(newest, indexes.get(default, ""), url, default),
+        *_install(newest, indexes.get(default, ""), url, default, channel),
         element("h2", "Which file for which GPU"),
         _gpu_table(newest),
         element(
@@ -83,7 +90,7 @@ def make_page(
             _class="legend",
         ),
         element("h2", "Sets"),
-        *(_describe_set(one, url) for one in newest),
+        *(_describe_set(one, url, channel, condas.get(one.file_name)) for one in newest),
         *([element("h2", "Older versions"), *map(_describe_older, older)] if older else []),
         element("footer", *_indexes(indexes)),
     )
@@ -107,15 +114,20 @@ def _needs(artefacts: Iterable[Artefact]) -> str:
     )
 
 
+def _read_channel(url: str, condas: Mapping[str, str]) -> Index:
+    found = (parse_conda(Link(f"{url}{quote(path)}")) for path in condas.values())
+    return Index(url, (), tuple(one for one in found if one is not None))
+
+
 def _install(
-    artefacts: Iterable[Artefact], set_name: str, url: str, index: str
+    artefacts: Iterable[Artefact], set_name: str, url: str, index: str, channel: Index
 ) -> Iterable[Markup]:
     """Show how to install for whoever does not want to choose."""
     for one in artefacts:
         if one.set_name == set_name:
             yield element("h2", "Install")
             yield element("p", f"Without a choice, {_for_whom(one)}:")
-            yield _show_commands(find_commands(_candidate(one, url, index), None))
+            yield _show_commands(find_commands(_candidate(one, url, index), channel))
 
 
 def _gpu_table(artefacts: Sequence[Artefact]) -> Markup:
@@ -139,7 +151,7 @@ def _gpu_table(artefacts: Sequence[Artefact]) -> Markup:
     return element("div", element("table", header, element("tbody", *rows)), _class="scroll")
 
 
-def _describe_set(one: Artefact, url: str) -> Markup:
+def _describe_set(one: Artefact, url: str, channel: Index, conda: str | None) -> Markup:
     targets = ", ".join(map(str, one.embedded))
     facts = {
         "For": _for_whom(one),
@@ -149,11 +161,13 @@ def _describe_set(one: Artefact, url: str) -> Markup:
         "File": element("a", one.file_name, href=f"packages/{quote(one.file_name)}"),
         "SHA-256": element("span", one.sha256, _class="mono"),
     }
+    if conda is not None:
+        facts["Conda"] = element("a", conda.rpartition("/")[2], href=quote(conda))
     return element(
         "section",
         element("h3", one.set_name, element("small", str(one.version))),
         element("dl", *(_fact(name, value) for name, value in facts.items()), _class="facts"),
-        _show_commands(find_commands(_candidate(one, url, one.set_name), None)),
+        _show_commands(find_commands(_candidate(one, url, one.set_name), channel)),
         _class="set",
         id=one.set_name,
     )
@@ -180,7 +194,7 @@ def _candidate(one: Artefact, url: str, index: str) -> Candidate:
 
 
 def _show_commands(commands: Iterable[Command]) -> Markup:
-    lines = [join(element("b", f"{command.tool:<5}"), command.line, "\n") for command in commands]
+    lines = [join(element("b", f"{command.tool:<6}"), command.line, "\n") for command in commands]
     return element("pre", *lines, _class="commands")
 
 

@@ -1,6 +1,7 @@
 """Write what goes beside the wheels of a release into dist/: `nox -s manifest`.
 
-    manifest.json                    every wheel: set, targets, SHA-256, size, tags, toolkit, torch
+    manifest.json                    every wheel: set, targets, SHA-256, size, tags, toolkit, torch;
+                                     and the conda packages, where there are some
     provenance/<wheel>.intoto.json   what each was built from and how, unsigned
     SHA256SUMS                       of all of these, for `sha256sum --check`
 
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ci.artefacts import Artefact, ArtefactError, find_artefacts
+from ci.conda_check import find_packages, recipe_of
 from ci.project import ROOT
 from ci.source import Source, read_source
 from ci.statement import make_statement
@@ -26,7 +28,7 @@ from flash_dist.listing import FILE_NAME, VERSION
 from flash_dist.verify import verify_wheel
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 PROVENANCE: Final = "provenance"
 SUMS: Final = "SHA256SUMS"
@@ -47,15 +49,16 @@ def write_release(dist: Path, artefacts: Sequence[Artefact], source: Source | No
         require_sound(one)
         if source is not None:
             require_source(one, source)
+    condas = find_packages(dist, artefacts)
     shutil.rmtree(dist / PROVENANCE, ignore_errors=True)
     (dist / PROVENANCE).mkdir()
     written = [dist / FILE_NAME]
-    _write_json(written[0], make_manifest(dist, artefacts, source))
+    _write_json(written[0], make_manifest(dist, artefacts, source, condas))
     for one in artefacts:
         path = dist / PROVENANCE / f"{one.file_name}.intoto.json"
         _write_json(path, make_statement(one, source))
         written.append(path)
-    named = [*(one.path for one in artefacts), *written]
+    named = [*(one.path for one in artefacts), *condas, *written]
     (dist / SUMS).write_text(_sum(dist, named), encoding="utf-8")
     return [*written, dist / SUMS]
 
@@ -82,14 +85,20 @@ def require_source(one: Artefact, source: Source) -> None:
 
 
 def make_manifest(
-    dist: Path, artefacts: Sequence[Artefact], source: Source | None
+    dist: Path,
+    artefacts: Sequence[Artefact],
+    source: Source | None,
+    condas: Mapping[Path, Artefact],
 ) -> dict[str, Any]:
-    """Return the manifest."""
+    """Return the manifest; `condas` are the conda packages, each with its wheel."""
     return {
         "version": VERSION,
         "project": "flash_dist",
         "source_commit": source.commit if source else None,
-        "artefacts": [_describe(dist, one) for one in artefacts],
+        "artefacts": [
+            *(_describe(dist, one) for one in artefacts),
+            *(_describe_conda(dist, path, one) for path, one in condas.items()),
+        ],
     }
 
 
@@ -110,6 +119,24 @@ def _describe(dist: Path, one: Artefact) -> dict[str, Any]:
         "toolkit": {"cuda": manifest.toolkit.cuda, "nvcc": manifest.toolkit.nvcc},
         "driver_min": manifest.toolkit.driver_min,
         "torch": {"min": manifest.torch_min, "tested_max": manifest.torch_tested_max},
+    }
+
+
+def _describe_conda(dist: Path, path: Path, one: Artefact) -> dict[str, Any]:
+    """Describe a conda package: it holds the files of its wheel."""
+    data = path.read_bytes()
+    recipe = recipe_of(one)
+    return {
+        **_describe(dist, one),
+        "file": path.name,
+        "path": path.relative_to(dist).as_posix(),
+        "kind": "conda",
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "size": len(data),
+        "tags": [f"{recipe.subdir}/{recipe.build}"],
+        "depends": list(recipe.depends),
+        "constrains": list(recipe.constrains),
+        "wheel": one.file_name,
     }
 
 

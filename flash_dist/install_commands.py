@@ -65,15 +65,15 @@ def _pin(wheel: IndexedWheel) -> str:
 
 
 def _find_conda(wheel: IndexedWheel, condas: tuple[CondaPackage, ...]) -> CondaPackage | None:
-    """Find the package of the same version and arch set; its build string names the set."""
-    label = wheel.label.replace(".", "_")
+    """Find the package of the same version, toolkit and arch set; its build string names both."""
+    build = f"cuda{wheel.toolkit.replace('.', '')}_{wheel.label.replace('.', '_')}_abi3_"
     for conda in condas:
-        version, _, _ = conda.version.partition("+")
-        if version == wheel.version.public and f"_{label}_" in f"_{conda.build}_":
+        if conda.version == wheel.version.public and conda.build.startswith(build):
             return conda
     return None
 
 
 def _conda(package: CondaPackage) -> Command:
+    """Name the channel, and the one that has pytorch: ours holds nothing else."""
     channel = shlex.quote(package.channel)
-    return Command("conda", f'conda install -c {channel} "{package.spec}"')
+    return Command("conda", f'conda install -c {channel} -c conda-forge "{package.spec}"')

@@ -1,4 +1,4 @@
-"""Is a wheel the one that was released, undamaged, and what it says? Fails closed.
+"""Is a wheel or conda package the one that was released, and what it says? Fails closed.
 
 RECORD and the bill of materials are inside the wheel: whoever changes the wheel can change them.
 Only a manifest that came another way tells that nobody did.
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from .advice import few_lines
 from .audit import audit_contents
+from .conda_package import find_path_damage, open_conda
 from .contents import BINDING, KERNELS, read_contents, read_manifest
 from .errors import FlashDistError
 from .files import hash_file, open_file
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from .conda_package import CondaContents
     from .listing import Listing
 
 JSON_VERSION: Final = 1
@@ -56,23 +58,36 @@ class Verification:
 
 
 def verify_wheel(path: Path, listing: Listing | None = None) -> Verification:
-    """Check a wheel; what cannot be read is a failed check.
+    """Check a wheel or conda package; what cannot be read is a failed check.
 
     Args:
-        path: The wheel.
+        path: The file.
         listing: The manifest of its release.
     """
     try:
         sha256, size = _hash_file(path)
     except FlashDistError as error:
         return Verification(str(path), "", listing, (_unread("file", error),))
-    results = (
-        check_listing(path.name, sha256, size, listing),
+    check = _check_conda if path.suffix == ".conda" else _check_wheel
+    results = (check_listing(path.name, sha256, size, listing), *check(path))
+    return Verification(str(path), sha256, listing, results)
+
+
+def _check_wheel(path: Path) -> tuple[CheckResult, ...]:
+    return (
         _guard("record", check_record, path),
         _guard("audit", check_audit, path),
         _guard("sbom", check_sbom, path),
     )
-    return Verification(str(path), sha256, listing, results)
+
+
+def _check_conda(path: Path) -> tuple[CheckResult, ...]:
+    """Check its own list of files, then the wheel that it was made of."""
+    try:
+        with open_conda(path) as package:
+            return (check_paths(package), *_check_wheel(package.wheel))
+    except FlashDistError as error:
+        return (_unread("paths", error),)
 
 
 def _hash_file(path: Path) -> tuple[str, int]:
@@ -119,6 +134,17 @@ def check_listing(name: str, sha256: str, size: int, listing: Listing | None) ->
             "verify-checksum",
         )
     return CheckResult("manifest", "ok", f"SHA-256 {sha256}, as released")
+
+
+def check_paths(package: CondaContents) -> CheckResult:
+    """Are all files of a conda package those that its paths.json lists?"""
+    damage = list(find_path_damage(package))
+    if damage:
+        summary = "files of the conda package are not those that its paths.json lists"
+        fix = "do not install it; download it again"
+        details = few_lines(damage, _SHOWN)
+        return CheckResult("paths", "fail", summary, details, fix, "verify-record")
+    return CheckResult("paths", "ok", f"{len(package.files)} files are those that paths.json lists")
 
 
 def check_record(path: Path) -> CheckResult:

@@ -1,4 +1,4 @@
-"""`python -m flash_dist verify`: is this wheel the one that was released?"""
+"""`python -m flash_dist verify`: is this wheel or conda package the one that was released?"""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ EPILOG = """\
 examples:
   python -m flash_dist verify flash_dist-*.whl
   python -m flash_dist verify --manifest manifest.json dist/*/*.whl
+  python -m flash_dist verify --manifest manifest.json dist/conda/*/*.conda
 
-Without --manifest a wheel is only held against itself: it is undamaged and what it declares, but
+Without --manifest a file is only held against itself: it is undamaged and what it declares, but
 nobody says that it is the one that was released.
 
 exit status: 0 passed, 1 something differs or cannot be read, 2 wrong usage or no such manifest
@@ -41,11 +42,14 @@ def add_parser(subparsers: Subparsers) -> None:
         subparsers,
         "verify",
         summary="prove that a wheel of this package is undamaged and the one that was released",
-        description="Hold a wheel of this package against its RECORD, its _build.json and its bill "
-        "of materials, and against the manifest of its release. Nothing is installed or run.",
+        description="Hold a wheel of this package, or a conda package of one, against its RECORD, "
+        "its _build.json and its bill of materials, and against the manifest of its release. "
+        "Nothing is installed or run.",
         epilog=EPILOG,
     )
-    parser.add_argument("paths", metavar="WHEEL", type=Path, nargs="+", help="a wheel")
+    parser.add_argument(
+        "paths", metavar="FILE", type=Path, nargs="+", help="a wheel or conda package"
+    )
     parser.add_argument(
         "--manifest",
         metavar="FILE",
@@ -74,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             print_verification(console, found, quiet=args.quiet)
     if args.quiet and not args.json:
-        print(f"{passed} of {count(len(args.paths), 'wheel')} passed")
+        print(f"{passed} of {count(len(args.paths), 'file')} passed")
     return EXIT_FINE if passed == len(args.paths) else EXIT_FINDINGS
 
 

@@ -95,10 +95,10 @@ def test_a_conda_command_is_there_where_a_channel_is(tmp_path: Path) -> None:
     write_dist(tmp_path / "dist")
     folder = tmp_path / "dist" / "conda" / "linux-64"
     folder.mkdir(parents=True)
-    for build in ("cuda130_all_abi3_0", "cuda130_hopper_abi3_0"):
+    for build in ("cuda124_hopper_abi3_0", "cuda130_all_abi3_0", "cuda130_hopper_abi3_0"):
         (folder / f"flash-dist-0.1.0-{build}.conda").write_bytes(b"")
     assert commands(str(tmp_path / "dist"), "hopper")["conda"] == (
-        f'conda install -c {folder.parent} "flash-dist=0.1.0=cuda130_hopper_abi3_0"'
+        f'conda install -c {folder.parent} -c conda-forge "flash-dist=0.1.0=cuda130_hopper_abi3_0"'
     )
     assert "conda" not in commands(str(tmp_path / "dist"), "blackwell")
 
