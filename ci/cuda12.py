@@ -148,16 +148,23 @@ def _download(download: Download, path: Path) -> None:
     """Try one address after the other."""
     part, reasons = path.with_name(f"{path.name}.part"), []
     for url in download.urls:
-        try:
-            with open_url(url) as response, part.open("wb") as file:
-                save(response, file, progress=lambda *_: None)
-        except FetchError as error:
-            reasons.append(error.message)
-        else:
+        reason = _try_download(url, part)
+        if not reason:
             part.replace(path)
             return
+        reasons.append(reason)
     message = f"`{path.name}`, with nvcc for CUDA {CUDA}, cannot be fetched: {'; '.join(reasons)}"
     raise ToolchainError(message, hint=f"put the file into `{path.parent}` by hand")
+
+
+def _try_download(url: str, path: Path) -> str:
+    """Return why nothing came; empty if it did."""
+    try:
+        with open_url(url) as response, path.open("wb") as file:
+            save(response, file, progress=lambda *_: None)
+    except FetchError as error:
+        return error.message
+    return ""
 
 
 def main(args: Sequence[str]) -> int:

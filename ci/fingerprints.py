@@ -37,7 +37,8 @@ def find_stale(
         where = f"{reference.gpu}, recorded {reference.recorded}"
         if reference.setting.planner != planner:
             problems.append(f"{where}: of another planner")
-        stale = [name for name, code in reference.kernels.items() if code not in kernels.get(name, ())]
+        recorded = reference.kernels.items()
+        stale = [name for name, code in recorded if code not in kernels.get(name, ())]
         if stale:
             problems.append(
                 f"{where}: {len(stale)} of {len(reference.kernels)} kernels are not built, or "

@@ -30,7 +30,7 @@ class Packages(NamedTuple):
 
 
 CUDA_13: Final = Packages("nvidia-cuda-runtime", "nvidia-cuda-crt", "nvidia-nvvm")
-CUDA_12: Final = Packages("nvidia-cuda-runtime-cu12", "nvidia-cuda-nvcc-cu12", "nvidia-cuda-nvcc-cu12")
+CUDA_12: Final = Packages("nvidia-cuda-runtime-cu12", *["nvidia-cuda-nvcc-cu12"] * 2)
 
 
 def find_parts(folder: Path, toolchain: Toolchain, headers: TorchHeaders) -> tuple[Part, ...]:
@@ -42,13 +42,14 @@ def find_parts(folder: Path, toolchain: Toolchain, headers: TorchHeaders) -> tup
         headers: Those of torch.
     """
     packages = CUDA_12 if has_shared_runtime(toolchain.cuda) else CUDA_13
-    version, gcc = package_version(toolchain, packages.runtime), gxx_version()
+    version, crt, nvvm = (package_version(toolchain, package) for package in packages)
+    gcc = gxx_version()
     linked = () if has_shared_runtime(toolchain.cuda) else (_static_runtime(folder, version),)
     return (
         *linked,
         Part("cuda-runtime-headers", version, "header-only", NVIDIA, packages.runtime),
-        Part("cuda-crt-headers", package_version(toolchain, packages.crt), "header-only", NVIDIA, packages.crt),
-        Part("libdevice", package_version(toolchain, packages.nvvm), "compiled-in", NVIDIA, packages.nvvm),
+        Part("cuda-crt-headers", crt, "header-only", NVIDIA, packages.crt),
+        Part("libdevice", nvvm, "compiled-in", NVIDIA, packages.nvvm),
         Part("torch-headers", headers.version, "header-only", "BSD-3-Clause", "torch"),
         Part("libstdc++-headers", gcc, "header-only", GCC),
         Part("gcc-start-files", gcc, "static", GCC),

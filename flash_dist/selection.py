@@ -96,6 +96,7 @@ class Selection:
     candidates: tuple[Judged, ...]  # the chosen one first, then by size
     chosen: Judged | None
     unservable: tuple[Device, ...] = ()  # older than anything we build for
+    held_back: Judged | None = None  # what a newer driver alone would bring
 
     def __bool__(self) -> bool:
         return self.chosen is not None and not self.unservable
@@ -109,10 +110,10 @@ class Selection:
 
     @property
     def driver_refusal(self) -> str:
-        """Why the driver takes none of the sets; empty if it is not the driver alone."""
-        verdicts = [verdict for judged in self.candidates for verdict in judged.verdicts]
-        alone = verdicts and all(verdict.cause == "driver-too-old" for verdict in verdicts)
-        return verdicts[0].reason if alone else ""
+        """Why the driver does not take the set that serves the GPUs; empty if none would."""
+        verdicts = self.held_back.verdicts if self.held_back else ()
+        reasons = (one.reason for one in verdicts if one.cause == "driver-too-old")
+        return next(reasons, "")
 
 
 def _rank(verdict: DeviceVerdict) -> int:
@@ -171,7 +172,15 @@ def select(
         judged = _judge(groups[0] if groups else [], situations)
     others = sorted((one for one in judged if one is not chosen), key=lambda one: one.weight)
     ordered = (chosen, *others) if chosen is not None else tuple(others)
-    return Selection(wanted, driver, ordered, chosen, unservable)
+    held_back = None
+    if chosen is None and driver is not None:
+        served = select(wanted, None, candidates).chosen
+        held_back = next((one for one in judged if _is_same(one, served)), None)
+    return Selection(wanted, driver, ordered, chosen, unservable, held_back)
+
+
+def _is_same(judged: Judged, other: Judged | None) -> bool:
+    return other is not None and judged.candidate is other.candidate
 
 
 def _judge(candidates: Sequence[Candidate], situations: Sequence[Situation]) -> list[Judged]:

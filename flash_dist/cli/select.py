@@ -168,14 +168,16 @@ def _describe_others(others: Sequence[Judged], selection: Selection, kind: str) 
     if others:
         yield f"{kind} sets:"
     for judged in others:
-        lack = describe_lack(judged, selection.chosen) or _describe_equal(judged.candidate.build)
-        yield f"  {_name(judged.candidate)}: {lack}"
+        lack = describe_lack(judged, selection.chosen)
+        yield f"  {_name(judged.candidate)}: {lack or _describe_equal(judged, selection.chosen)}"
 
 
-def _describe_equal(build: Build) -> str:
+def _describe_equal(judged: Judged, chosen: Judged | None) -> str:
     """Say when a set that serves the GPUs as well is the one to take."""
-    needed = toolkit_driver(build.toolkit) if build.toolkit else None
-    return f"serves them as well, from driver {needed} on" if needed else "serves them as well"
+    toolkit = judged.candidate.build.toolkit
+    if toolkit is None or chosen is None or chosen.candidate.build.toolkit == toolkit:
+        return "serves them as well"
+    return f"serves them as well, from driver {toolkit_driver(toolkit)} on"
 
 
 def _describe_failure(selection: Selection, place: str | None) -> Iterator[str]:
@@ -187,9 +189,9 @@ def _describe_failure(selection: Selection, place: str | None) -> Iterator[str]:
     sets = f"wheel in `{place}`" if place else "published arch set"
     whom = f"{'all of ' if len(devices) > 1 else ''}{', '.join(map(str, devices))}"
     refusal = selection.driver_refusal
-    if refusal:
+    if refusal and selection.held_back:
         yield f"no {sets} serves {whom}: {refusal}"
-        yield f"  fix: {driver_fix(selection.candidates[0].candidate.build)}"
+        yield f"  fix: {driver_fix(selection.held_back.candidate.build)}"
         return
     yield f"no {sets} serves {whom}"
     yield f"  fix: {unsupported_fix(devices, Build('flash_dist', ()))}"

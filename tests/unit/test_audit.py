@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flash_dist.archs import Arch
-from flash_dist.audit import BINDING_NEEDS, audit_contents, audit_wheel, describe_failure
+from flash_dist.audit import audit_contents, audit_wheel, describe_failure
 from flash_dist.cli import main
 from flash_dist.contents import BINDING, KERNELS, MANIFEST, Image, WheelContents
 from flash_dist.cubin import KernelInfo
 from flash_dist.dynamic import DynamicInfo, read_dynamic
 from flash_dist.errors import AuditError, FatbinError
 from flash_dist.fatbin import FatbinEntry
+from flash_dist.linkage import BINDING_NEEDS
 from tests.unit import fatbin_builder as build
 from tests.unit.test_manifest import make_kernel, make_manifest
 

@@ -9,8 +9,8 @@ import zipfile
 from typing import TYPE_CHECKING
 
 from ci.sbom import make_sbom
-from flash_dist.audit import BINDING_NEEDS
 from flash_dist.contents import BINDING, KERNELS, MANIFEST
+from flash_dist.linkage import BINDING_NEEDS
 from flash_dist.manifest import Part as OthersPart
 from tests.unit.fatbin_builder import (
     SASS,
