@@ -111,7 +111,7 @@ class Selection:
     @property
     def driver_refusal(self) -> str:
         """Why the driver does not take the set that serves the GPUs; empty if none would."""
-        verdicts = self.held_back.verdicts if self.held_back else ()
+        verdicts = self.held_back.verdicts if self.held_back is not None else ()
         reasons = (one.reason for one in verdicts if one.cause == "driver-too-old")
         return next(reasons, "")
 

@@ -189,7 +189,7 @@ def _describe_failure(selection: Selection, place: str | None) -> Iterator[str]:
     sets = f"wheel in `{place}`" if place else "published arch set"
     whom = f"{'all of ' if len(devices) > 1 else ''}{', '.join(map(str, devices))}"
     refusal = selection.driver_refusal
-    if refusal and selection.held_back:
+    if refusal and selection.held_back is not None:
         yield f"no {sets} serves {whom}: {refusal}"
         yield f"  fix: {driver_fix(selection.held_back.candidate.build)}"
         return
