@@ -9,6 +9,7 @@ import zipfile
 from typing import TYPE_CHECKING
 
 from ci.sbom import make_sbom
+from flash_dist.archs import Arch
 from flash_dist.audit import BINDING_NEEDS
 from flash_dist.contents import BINDING, KERNELS, MANIFEST
 from flash_dist.manifest import Part as OthersPart
@@ -25,6 +26,7 @@ from tests.unit.fatbin_builder import (
 from tests.unit.test_manifest import make_kernel, make_manifest
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from flash_dist.manifest import Manifest
@@ -49,14 +51,15 @@ def make_declared() -> Manifest:
     return make_manifest("9.0a", kernels=(kernel,), parts=PARTS, flags=flags)
 
 
-def make_files() -> dict[str, bytes]:
-    """Return the files of the wheel without RECORD."""
-    manifest = make_declared()
-    kernel = Kernel(manifest.kernels[0].symbol, registers=168, max_threads=(128, 1, 1))
-    image = entry(SASS, 90, cubin(kernel), suffix="a", codec="zstd")
+def make_files(
+    manifest: Manifest | None = None, embedded: Sequence[str] = ("sm_90a",)
+) -> dict[str, bytes]:
+    """Return the files of the wheel without RECORD; it may hold other code than it declares."""
+    manifest = manifest or make_declared()
+    images = map(_make_image, map(Arch.parse, embedded))
     needs = ("libc.so.6",)
     files = {
-        KERNELS: _library(needs, (), "flash_dist_variants_json", container(image)),
+        KERNELS: _library(needs, (), "flash_dist_variants_json", container(*images)),
         BINDING: _library((*needs, *sorted(BINDING_NEEDS)), ("$ORIGIN",), "PyInit__C"),
         MANIFEST: manifest.to_text().encode(),
         "flash_dist/__init__.py": b"",
@@ -64,6 +67,11 @@ def make_files() -> dict[str, bytes]:
     }
     hashes = {name: hashlib.sha256(files[name]).hexdigest() for name in (KERNELS, BINDING)}
     return {**files, SBOM: make_sbom(manifest, hashes).encode()}
+
+
+def _make_image(arch: Arch) -> bytes:
+    kernel = Kernel(make_kernel(str(arch)).symbol, registers=168, max_threads=(128, 1, 1))
+    return entry(SASS, arch.number, cubin(kernel), suffix=arch.suffix, codec="zstd")
 
 
 def _library(
@@ -96,14 +104,17 @@ def make_record(files: dict[str, bytes]) -> bytes:
 
 
 def write_whole_wheel(
-    folder: Path, files: dict[str, bytes] | None = None, record: bytes | None = None
+    folder: Path,
+    files: dict[str, bytes] | None = None,
+    record: bytes | None = None,
+    name: str = NAME,
 ) -> Path:
     """Write the wheel, or one of other files or with another RECORD; the same bytes each time."""
     files = make_files() if files is None else files
     record = make_record(files) if record is None else record
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / NAME
+    path = folder / name
     with zipfile.ZipFile(path, "w") as archive:
-        for name, data in {**files, RECORD: record}.items():
-            archive.writestr(zipfile.ZipInfo(name), data)
+        for member, data in {**files, RECORD: record}.items():
+            archive.writestr(zipfile.ZipInfo(member), data)
     return path
