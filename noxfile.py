@@ -105,6 +105,13 @@ def has_engine(session: nox.Session) -> bool:
     return engine is not None
 
 
+@nox.session
+def build_cost(session: nox.Session) -> None:
+    """Say what the last builds cost: minutes per target and kernel family. `-- LOG ...`."""
+    install(session, "runtime")
+    session.run("python", "-m", "ci.build_cost", *session.posargs)
+
+
 @nox.session(venv_backend="none", default=False)
 def image(session: nox.Session) -> None:
     """Make a local manylinux_2_28 image where no registry is reached; Debian, root, 6 minutes."""
