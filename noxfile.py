@@ -30,6 +30,7 @@ nox.options.sessions = ["lint", "typecheck", "unit_tests"]
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 NATIVE = "--native"
 SMALL_SET = "hopper"  # one target: what tests build
+RELEASED = ("fingerprint_check", "index", "manifest", "install_test")  # after the wheels, in order
 
 # uv does not read pip's settings; both look for local wheels in the same folders.
 if os.environ.get("PIP_FIND_LINKS"):
@@ -268,6 +269,32 @@ def install_test(session: nox.Session) -> None:
     """Install the wheels in dist/ with pip and uv from an index on this machine."""
     install(session, "runtime", "index", "clients")
     session.run("python", "-m", "ci.install_test", *session.posargs)
+
+
+@nox.session(default=False)
+def release(session: nox.Session) -> None:
+    """Make a release in dist/: `-- [--no-build] [--url URL]`; refuses what must not be released."""
+    install(session, "runtime", "index")
+    args = session.posargs
+    session.run("python", "-m", "ci.release", "tree", *args)
+    if "--no-build" not in args:
+        run_session(session, "build_wheels")
+    session.run("python", "-m", "ci.release", "wheels", *args)
+    for name in RELEASED:
+        run_session(session, name, *(args_of_index(args) if name == "index" else ()))
+    session.run("python", "-m", "ci.release", "publish", *args)
+
+
+def run_session(session: nox.Session, name: str, *args: str) -> None:
+    """Run another session at this place: `requires` would go on to the next after a failure."""
+    command = [sys.executable, "-m", "nox", "-f", str(ROOT / "noxfile.py"), "-s", name]
+    session.run(*command, *(["--", *args] if args else []), external=True)
+
+
+def args_of_index(args: list[str]) -> list[str]:
+    """Return what of the arguments of a release is for its index."""
+    place = args.index("--url") if "--url" in args else len(args)
+    return args[place : place + 2]
 
 
 @nox.session
