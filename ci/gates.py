@@ -16,10 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
 from ci.planner_hash import hash_planner
+from ci.platform_tags import require_glibc, require_platform, require_same_tags
 from ci.project import ARCHSETS, ROOT, load_project
 from flash_dist.archs import ArchSet
 from flash_dist.audit import audit_wheel, describe_failure
@@ -48,6 +48,7 @@ def audit(wheel: Path, asked: ArchSet) -> AuditResult:
         raise WheelBuildError(describe_failure(result))
     require_archs(result, asked)
     require_fresh(wheel, result.contents.manifest)
+    require_same_tags(wheel)
     verify(wheel)
     return result
 
@@ -91,16 +92,9 @@ def require_fresh(wheel: Path, manifest: Manifest) -> None:
         raise WheelBuildError(message, hint="build it again from this source")
 
 
-def require_platform(wheel: Path, platform: str) -> None:
-    """Insist on one platform tag: neither a newer one nor a list with older ones."""
-    found = sorted({tag.platform for tag in parse_wheel_filename(wheel.name)[3]})
-    if found != [platform]:
-        message = f"{wheel.name} must have the platform tag `{platform}`, has {', '.join(found)}"
-        raise WheelBuildError(message)
-
-
 def run_tools(wheel: Path, folder: Path) -> None:
     """Let the tools of others judge: Python's stable ABI, torch's, glibc."""
+    require_glibc(wheel)
     run(
         ["abi3audit", "--strict", "--summary", "--assume-minimum-abi3", "3.10", str(wheel)],
         os.environ,

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 from ci.artefacts import Artefact, find_artefacts
 from ci.engine import find_engine
-from ci.gates import require_archs, require_fresh, require_platform
+from ci.gates import require_archs, require_fresh
+from ci.platform_tags import require_glibc, require_platform, require_same_tags
 from ci.project import ROOT, load_project
 from ci.release_manifest import SUMS, require_source
 from ci.source import Source, read_source
@@ -116,6 +117,7 @@ def find_problems(
 
 def _require_wheel(one: Artefact, archset: ArchSet, version: str, source: Source | None) -> None:
     require_platform(one.path, platform_of(archset))
+    require_same_tags(one.path)
     if one.version.public != version:
         message = f"{one.file_name} is of version {one.version.public}, released is {version}"
         raise ReleaseError(message)
@@ -179,6 +181,7 @@ def check_wheels(args: argparse.Namespace, version: str) -> None:
         message = f"the wheels in `{args.dist}` are not release {version}:\n{told}"
         raise ReleaseError(message, hint="`nox -s build_wheels` in a container builds them")
     for one in artefacts:
+        require_glibc(one.path)
         print(f"{one.set_name}: {one.file_name}, {one.size / 1e6:.1f} MB")
 
 

@@ -22,6 +22,8 @@ from tests.unit.test_manifest import make_kernel
 from tests.unit.whole_wheel import (
     INFO,
     NAME,
+    PLATFORM,
+    WHEEL,
     make_declared,
     make_files,
     make_record,
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
     Files = dict[str, bytes]
     Judge = Callable[..., tuple[int, str]]
 
-PLATFORM = "manylinux_2_34_x86_64"
 METADATA = f"{INFO}/METADATA"
 
 
@@ -114,6 +115,14 @@ def test_a_wrong_platform_tag_is_refused(judge: Judge, tmp_path: Path, tag: str)
     name = NAME.replace(PLATFORM, tag)
     status, said = judge(write_whole_wheel(tmp_path, make_files(declare()), name=name))
     assert (status, said.count(f"must have the platform tag `{PLATFORM}`")) == (1, 1)
+
+
+@pytest.mark.parametrize("tag", ["linux_x86_64", "manylinux_2_39_x86_64", ""])
+def test_a_wheel_that_was_renamed_is_refused(judge: Judge, tmp_path: Path, tag: str) -> None:
+    files = make_files(declare(), platform=tag)
+    status, said = judge(write_whole_wheel(tmp_path, files if tag else {**files, WHEEL: b""}))
+    assert status == 1
+    assert "was renamed: its file WHEEL has the tags" in said
 
 
 def test_a_changed_byte_is_refused(judge: Judge, tmp_path: Path) -> None:

@@ -39,6 +39,10 @@ SOURCE = Source("c" * 40, {"flash_dist/__init__.py": EMPTY}, hash_planner())
 DATED = "# Changelog\n\n## 0.1.0, 2026-12-01\n\nThe first version.\n"
 
 
+def tagged() -> dict[str, bytes]:
+    return make_files(declare(), platform=platform_of(HOPPER))
+
+
 def problems(
     dist: Path, *sets: ArchSet, version: str = "0.1.0", source: Source = SOURCE
 ) -> list[str]:
@@ -46,7 +50,7 @@ def problems(
 
 
 def test_one_sound_wheel_of_every_set_is_a_release(tmp_path: Path) -> None:
-    write_whole_wheel(tmp_path / "hopper", make_files(declare()), name=TAGGED)
+    write_whole_wheel(tmp_path / "hopper", tagged(), name=TAGGED)
     assert problems(tmp_path) == []
 
 
@@ -54,6 +58,12 @@ def test_a_natively_built_wheel_is_refused(tmp_path: Path) -> None:
     write_whole_wheel(tmp_path / "hopper", make_files(declare()), name=NAME)
     (said,) = problems(tmp_path)
     assert "must have the platform tag `manylinux_2_28_x86_64`, has manylinux_2_34" in said
+
+
+def test_a_natively_built_wheel_that_was_renamed_is_refused(tmp_path: Path) -> None:
+    write_whole_wheel(tmp_path / "hopper", make_files(declare()), name=TAGGED)
+    (said,) = problems(tmp_path)
+    assert "was renamed: its file WHEEL has the tags cp310-abi3-manylinux_2_34_x86_64" in said
 
 
 FAULTS = {
@@ -70,7 +80,7 @@ FAULTS = {
 def test_a_wheel_of_another_source_is_refused(
     tmp_path: Path, changes: dict[str, str], sentence: str
 ) -> None:
-    write_whole_wheel(tmp_path / "hopper", make_files(declare()), name=TAGGED)
+    write_whole_wheel(tmp_path / "hopper", tagged(), name=TAGGED)
     (said,) = problems(tmp_path, **changes)  # type: ignore[arg-type]
     assert sentence in said
 
@@ -89,20 +99,20 @@ SETS = {
 def test_a_wheel_that_is_not_what_its_set_says_is_refused(
     tmp_path: Path, archset: ArchSet, sentence: str
 ) -> None:
-    write_whole_wheel(tmp_path / "hopper", make_files(declare()), name=TAGGED)
+    write_whole_wheel(tmp_path / "hopper", tagged(), name=TAGGED)
     (said,) = problems(tmp_path, archset)
     assert sentence in said
 
 
 def test_a_set_without_a_wheel_and_a_wheel_without_a_set_are_refused(tmp_path: Path) -> None:
-    write_whole_wheel(tmp_path / "hopper", make_files(declare()), name=TAGGED)
+    write_whole_wheel(tmp_path / "hopper", tagged(), name=TAGGED)
     other = ArchSet.parse("8.0", name="ampere", label="ampere")
     assert problems(tmp_path, HOPPER, other) == ["there are 0 wheels of the set `ampere`, not one"]
     assert problems(tmp_path, other)[1] == f"{TAGGED} is of `hopper`, which is not published"
 
 
 def test_two_wheels_of_one_set_are_refused(tmp_path: Path) -> None:
-    write_whole_wheel(tmp_path / "hopper", make_files(declare()), name=TAGGED)
+    write_whole_wheel(tmp_path / "hopper", tagged(), name=TAGGED)
     write_whole_wheel(tmp_path / "native", make_files(declare()), name=NAME)
     assert "there are 2 wheels of the set `hopper`, not one" in problems(tmp_path)
 

@@ -32,10 +32,12 @@ if TYPE_CHECKING:
     from flash_dist.manifest import Manifest
 
 VERSION = "0.1.0+cu130.hopper"
-NAME = f"flash_dist-{VERSION}-cp310-abi3-manylinux_2_34_x86_64.whl"
+PLATFORM = "manylinux_2_34_x86_64"
+NAME = f"flash_dist-{VERSION}-cp310-abi3-{PLATFORM}.whl"
 INFO = f"flash_dist-{VERSION}.dist-info"
 SBOM = f"{INFO}/sboms/flash_dist.cdx.json"
 RECORD = f"{INFO}/RECORD"
+WHEEL = f"{INFO}/WHEEL"
 PARTS = (
     OthersPart(
         "cudart_static", "13.0.96", "static", "NVIDIA EULA", "nvidia-cuda-runtime", "a" * 64
@@ -52,7 +54,10 @@ def make_declared() -> Manifest:
 
 
 def make_files(
-    manifest: Manifest | None = None, embedded: Sequence[str] = ("sm_90a",)
+    manifest: Manifest | None = None,
+    embedded: Sequence[str] = ("sm_90a",),
+    *,
+    platform: str = PLATFORM,
 ) -> dict[str, bytes]:
     """Return the files of the wheel without RECORD; it may hold other code than it declares."""
     manifest = manifest or make_declared()
@@ -63,6 +68,7 @@ def make_files(
         BINDING: _library((*needs, *sorted(BINDING_NEEDS)), ("$ORIGIN",), "PyInit__C"),
         MANIFEST: manifest.to_text().encode(),
         "flash_dist/__init__.py": b"",
+        WHEEL: f"Wheel-Version: 1.0\nTag: cp310-abi3-{platform}\n".encode(),
         f"{INFO}/METADATA": f"Version: {VERSION}\nRequires-Python: >=3.10\n".encode(),
     }
     hashes = {name: hashlib.sha256(files[name]).hexdigest() for name in (KERNELS, BINDING)}
