@@ -47,7 +47,8 @@ def require_same_tags(wheel: Path) -> None:
     }
     named = set(map(str, parse_wheel_filename(wheel.name)[3]))
     if told != named:
-        message = f"{wheel.name} was renamed: its file WHEEL has the tags {', '.join(sorted(told)) or 'none'}"
+        tags = ", ".join(sorted(told)) or "none"
+        message = f"{wheel.name} was renamed: its file WHEEL has the tags {tags}"
         raise PlatformTagError(message, hint="build it again; wheels are not to be renamed")
 
 

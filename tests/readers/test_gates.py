@@ -49,7 +49,7 @@ def judge(wheel: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
 
 
-def rewrite(wheel: Path, folder: Path, changes: Mapping[str, bytes]) -> Path:
+def rewrite(wheel: Path, folder: Path, changes: Mapping[str, bytes], name: str = "") -> Path:
     """Write the wheel with other files and a RECORD that lists them."""
     with zipfile.ZipFile(wheel) as archive:
         files = {name: archive.read(name) for name in archive.namelist() if name[-1] != "/"}
@@ -61,10 +61,10 @@ def rewrite(wheel: Path, folder: Path, changes: Mapping[str, bytes]) -> Path:
     del files[record]
     lines = make_record(files).decode().splitlines(keepends=True)[:-1]
     files[record] = "".join([*lines, f"{record},,\n"]).encode()
-    path = folder / wheel.name
+    path = folder / (name or wheel.name)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
+        for member, data in files.items():
+            archive.writestr(member, data)
     return path
 
 
@@ -79,6 +79,17 @@ def make_binding(lab: Lab, symbol: str) -> bytes:
 def test_our_own_wheel_passes() -> None:
     done = judge(WHEELS[0])
     assert done.returncode == 0, done.stderr
+
+
+def test_a_tag_of_an_older_glibc_than_the_code_needs_is_refused(tmp_path: Path) -> None:
+    platform = WHEELS[0].stem.rpartition("-")[2]
+    older = platform.replace(platform.partition("_x")[0], "manylinux_2_5")
+    told = f"Wheel-Version: 1.0\nTag: cp310-abi3-{older}\n".encode()
+    info = "-".join(WHEELS[0].name.split("-")[:2]) + ".dist-info/WHEEL"
+    name = WHEELS[0].name.replace(platform, older)
+    done = judge(rewrite(WHEELS[0], tmp_path, {info: told}, name))
+    assert done.returncode == 1
+    assert re.search(r"needs glibc 2\.\d+, its name promises glibc 2\.5", done.stderr)
 
 
 def test_a_stable_symbol_is_no_finding(tmp_path: Path) -> None:
