@@ -206,6 +206,15 @@ def lint(session: nox.Session) -> None:
 
 
 @nox.session
+def workflows(session: nox.Session) -> None:
+    """Judge .github/workflows: actionlint whether they are right, zizmor whether they are safe."""
+    install(session, "workflows")
+    session.run("actionlint")
+    options = ["--offline", "--no-progress", "--persona=pedantic"]
+    session.run("zizmor", *options, str(ROOT / ".github" / "workflows"))
+
+
+@nox.session
 def typecheck(session: nox.Session) -> None:
     """Mypy, strict."""
     install(session, "runtime", "test", "torch", "typecheck")
@@ -273,10 +282,12 @@ def install_test(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def release(session: nox.Session) -> None:
-    """Make a release in dist/: `-- [--no-build] [--url URL]`; refuses what must not be released."""
+    """Make a release in dist/, or say why not: `-- [--check] [--no-build] [--url URL]`."""
     install(session, "runtime", "index")
     args = session.posargs
     session.run("python", "-m", "ci.release", "tree", *args)
+    if "--check" in args:
+        return
     if "--no-build" not in args:
         run_session(session, "build_wheels")
     session.run("python", "-m", "ci.release", "wheels", *args)

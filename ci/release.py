@@ -167,8 +167,12 @@ def _git(root: Path, *words: str) -> str:
 
 def check_tree(args: argparse.Namespace, version: str) -> None:
     """Refuse a tree that is not to be released, and a machine that cannot build it."""
+    if args.tag not in {"", f"v{version}"}:
+        message = f"the tag is `{args.tag}`, that of version {version} is `v{version}`"
+        raise ReleaseError(message, hint="raise `version` in pyproject.toml, or move the tag")
     commit = require_tree(ROOT, version)
-    how = "wheels are in dist/" if args.no_build else f"built by {require_engine(os.environ)}"
+    is_built = args.no_build or args.check
+    how = "wheels are built elsewhere" if is_built else f"built by {require_engine(os.environ)}"
     print(f"release {version} of commit {commit[:12]}, {how}")
 
 
@@ -202,6 +206,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="nox -s release --", description="Make a release.")
     parser.add_argument("stage", choices=STAGES)
     parser.add_argument("--no-build", action="store_true", help="the wheels in dist/ are those")
+    parser.add_argument("--check", action="store_true", help="judge the tree and go no further")
+    parser.add_argument("--tag", default="", help="the tag that is released must be this version's")
     parser.add_argument("--url", default="", help="where the index will be served from")
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="folder of the wheels")
     args = parser.parse_args(arguments)

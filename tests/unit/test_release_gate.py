@@ -184,6 +184,11 @@ def test_a_version_that_the_changelog_does_not_release_is_refused(text: str, sen
     assert sentence in caught.value.message
 
 
+def test_a_tag_of_another_version_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tree", "--check", "--tag", "v9.9.9"]) == 1
+    assert "the tag is `v9.9.9`, that of version" in capsys.readouterr().err
+
+
 def test_without_an_engine_nothing_is_released(tmp_path: Path) -> None:
     with pytest.raises(ReleaseError, match="natively built wheels are not released"):
         require_engine({"PATH": str(tmp_path)})
