@@ -30,6 +30,7 @@ nox.options.sessions = ["lint", "typecheck", "unit_tests"]
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 NATIVE = "--native"
 SMALL_SET = "hopper"  # one target: what tests build
+RELEASED = ("fingerprint_check", "index", "manifest", "install_test")  # after the wheels, in order
 
 # uv does not read pip's settings; both look for local wheels in the same folders.
 if os.environ.get("PIP_FIND_LINKS"):
@@ -103,6 +104,13 @@ def has_engine(session: nox.Session) -> bool:
     if engine is None:
         session.log("no container engine answers: built natively, for machines like this one")
     return engine is not None
+
+
+@nox.session
+def build_cost(session: nox.Session) -> None:
+    """Say what the last builds cost: minutes per target and kernel family. `-- LOG ...`."""
+    install(session, "runtime")
+    session.run("python", "-m", "ci.build_cost", *session.posargs)
 
 
 @nox.session(venv_backend="none", default=False)
@@ -198,6 +206,15 @@ def lint(session: nox.Session) -> None:
 
 
 @nox.session
+def workflows(session: nox.Session) -> None:
+    """Judge .github/workflows: actionlint whether they are right, zizmor whether they are safe."""
+    install(session, "workflows")
+    session.run("actionlint")
+    options = ["--offline", "--no-progress", "--persona=pedantic"]
+    session.run("zizmor", *options, str(ROOT / ".github" / "workflows"))
+
+
+@nox.session
 def typecheck(session: nox.Session) -> None:
     """Mypy, strict."""
     install(session, "runtime", "test", "torch", "typecheck")
@@ -268,6 +285,34 @@ def install_test(session: nox.Session) -> None:
     """Install the wheels in dist/ with pip and uv from an index on this machine, and by conda."""
     install(session, "runtime", "index", "clients", "conda")
     session.run("python", "-m", "ci.install_test", *session.posargs)
+
+
+@nox.session(default=False)
+def release(session: nox.Session) -> None:
+    """Make a release in dist/, or say why not: `-- [--check] [--no-build] [--url URL]`."""
+    install(session, "runtime", "index")
+    args = session.posargs
+    session.run("python", "-m", "ci.release", "tree", *args)
+    if "--check" in args:
+        return
+    if "--no-build" not in args:
+        run_session(session, "build_wheels")
+    session.run("python", "-m", "ci.release", "wheels", *args)
+    for name in RELEASED:
+        run_session(session, name, *(args_of_index(args) if name == "index" else ()))
+    session.run("python", "-m", "ci.release", "publish", *args)
+
+
+def run_session(session: nox.Session, name: str, *args: str) -> None:
+    """Run another session at this place: `requires` would go on to the next after a failure."""
+    command = [sys.executable, "-m", "nox", "-f", str(ROOT / "noxfile.py"), "-s", name]
+    session.run(*command, *(["--", *args] if args else []), external=True)
+
+
+def args_of_index(args: list[str]) -> list[str]:
+    """Return what of the arguments of a release is for its index."""
+    place = args.index("--url") if "--url" in args else len(args)
+    return args[place : place + 2]
 
 
 @nox.session

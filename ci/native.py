@@ -122,11 +122,19 @@ def _forget_moved_toolchain(folder: Path, nvcc: str) -> None:
 
 def _run(command: list[str]) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    environ = {**os.environ, "PATH": path, "NINJA_STATUS": "[%f/%t, %e s] "}
+    environ = {**os.environ, "PATH": path, "NINJA_STATUS": progress_line(path)}
     done = subprocess.run(command, check=False, env=environ)
     if done.returncode:
         message = f"`{' '.join(command[:3])}` failed with exit code {done.returncode}, see above"
         raise NativeBuildError(message)
+
+
+def progress_line(path: str) -> str:
+    """Return Ninja's format of progress: with the time left where Ninja (1.12) can tell it."""
+    ninja = shutil.which("ninja", path=path) or "false"  # says nothing
+    done = subprocess.run([ninja, "--version"], check=False, capture_output=True, text=True)
+    version = [int(word) for word in done.stdout.split(".")[:2] if word.isdigit()]
+    return "[%f/%t, %w, %W left] " if version >= [1, 12] else "[%f/%t, %e s] "
 
 
 def _object_times(folder: Path) -> dict[Path, int]:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ci.gates import WheelBuildError, require_archs, require_platform, run
+from ci.gates import WheelBuildError, require_archs, run
+from ci.platform_tags import PlatformTagError, require_platform
 from ci.portable import PLATFORM
 from flash_dist.archs import ArchSet
 from flash_dist.audit import audit_contents
@@ -43,7 +44,9 @@ def test_the_one_platform_tag_passes() -> None:
     ],
 )
 def test_another_platform_tag_is_refused(tags: str) -> None:
-    with pytest.raises(WheelBuildError, match="must have the platform tag `manylinux_2_28_x86_64`"):
+    with pytest.raises(
+        PlatformTagError, match="must have the platform tag `manylinux_2_28_x86_64`"
+    ):
         require_platform(Path(WHEEL.format(tags)), PLATFORM)
 
 
