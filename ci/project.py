@@ -13,6 +13,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
+PYPROJECT = ROOT / "pyproject.toml"
 ARCHSETS = ROOT / "flash_dist" / "archsets.json"
 
 
@@ -40,7 +41,13 @@ class Project:
         return os.environ.get("SOURCE_DATE_EPOCH", str(self.source_date_epoch))
 
 
-def load_project(path: Path = ROOT / "pyproject.toml") -> Project:
+def load_project(path: Path = PYPROJECT) -> Project:
     """Read the project's own table."""
     data = tomllib.loads(path.read_text(encoding="utf-8"))
     return Project(**data["tool"]["flash_dist"])
+
+
+def load_requirements(group: str, path: Path = PYPROJECT) -> list[str]:
+    """Read a dependency group that includes no other."""
+    data = tomllib.loads(path.read_text(encoding="utf-8"))
+    return list(data["dependency-groups"][group])
