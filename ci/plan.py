@@ -86,9 +86,8 @@ def choose_targets(
         raise ArchError(message, hint="`nox -s build_wheels` builds several")
     if names or environ.get(VARIABLE, "").strip():
         reason = NAMED if names else VARIABLE
-        return BuildPlan(
-            toolkit, _choose(names, environ, published, toolkit), f"what {reason} says"
-        )
+        archset = _choose(names, environ, published, toolkit)
+        return BuildPlan(toolkit, archset, f"what {reason} says")
     return _choose_for_gpus(ask_driver(), toolkit, published)
 
 
@@ -142,9 +141,8 @@ def _refusal(gpu: Gpu, toolkit: str) -> str:
 def _absence(cuda: Cuda) -> str:
     if cuda.gpus:
         return "nothing can be compiled for the GPUs here"
-    return (
-        f"the driver does not answer: {cuda.reason}" if cuda.status == "broken" else "none is here"
-    )
+    broken = cuda.status == "broken"
+    return f"the driver does not answer: {cuda.reason}" if broken else "none is here"
 
 
 def _driver_notes(cuda: Cuda, toolkit: str) -> tuple[str, ...]:
