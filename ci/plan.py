@@ -13,6 +13,7 @@ from ci.choose import SKIP_UNSUPPORTED, VARIABLE, choose_sets
 from ci.preflight import check, read_host
 from ci.project import ARCHSETS, ROOT
 from ci.toolchain import installed_home, named_home, tool_version
+from flash_dist.advice import describe_device
 from flash_dist.archs import TOOLKIT_ARCHS, ArchSet, choose_arch, unsupported
 from flash_dist.devices import driver_supports_toolkit, toolkit_driver
 from flash_dist.errors import ArchError
@@ -134,8 +135,8 @@ def choose_target(gpu: Gpu, toolkit: str, published: Iterable[ArchSet]) -> Arch 
 
 
 def _refusal(gpu: Gpu, toolkit: str) -> str:
-    named = f"GPU {gpu.index} ({gpu.name}, compute capability {gpu.device})"
-    return f"{named} is left out: CUDA {toolkit} compiles nothing for it"
+    named = describe_device(gpu.device, gpu.name)
+    return f"GPU {gpu.index} is left out, {named}: CUDA {toolkit} compiles nothing for it"
 
 
 def _absence(cuda: Cuda) -> str:
