@@ -64,7 +64,7 @@ def _neutral(member: tarfile.TarInfo, epoch: int) -> tarfile.TarInfo:
 def make_sdist(tree: Path, folder: Path) -> Path:
     """Pack a tree of sources."""
     folder.mkdir(parents=True, exist_ok=True)
-    options = ["--sdist", "--no-isolation", "--outdir", str(folder)]
+    options = ["--quiet", "--sdist", "--no-isolation", "--outdir", str(folder)]
     run([sys.executable, "-m", "build", *options, str(tree)], os.environ, tree)
     return folder / f"flash_dist-{load_project().version}.tar.gz"
 
