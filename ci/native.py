@@ -97,7 +97,7 @@ def build_native(options: NativeOptions) -> NativeBuild:
 
 
 def _configure(options: NativeOptions, folder: Path) -> None:
-    _forget_moved_toolchain(folder, options.toolchain.tool("nvcc"))
+    forget_moved(folder, options.toolchain.tool("nvcc"))
     definitions = {
         "FLASH_DIST_ARCHS": str(options.archset),
         "FLASH_DIST_TORCH_INCLUDE": str(options.headers.include),
@@ -114,10 +114,14 @@ def _configure(options: NativeOptions, folder: Path) -> None:
     _run([*command, *(f"-D{name}={value}" for name, value in definitions.items())])
 
 
-def _forget_moved_toolchain(folder: Path, nvcc: str) -> None:
-    """Start over when the folder was made for another nvcc: CMake cannot change compilers."""
+def forget_moved(folder: Path, nvcc: str, sources: Path = CSRC) -> None:
+    """Start over when the folder was made for another nvcc or tree: CMake cannot change either."""
     cache = folder / "CMakeCache.txt"
-    if cache.is_file() and f"={nvcc}\n" not in cache.read_text(encoding="utf-8"):
+    if not cache.is_file():
+        return
+    lines = cache.read_text(encoding="utf-8").splitlines()
+    values = {line.partition("=")[2] for line in lines}
+    if not {nvcc, str(sources)} <= values:
         shutil.rmtree(folder)
 
 
