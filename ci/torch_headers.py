@@ -149,10 +149,13 @@ def extract(archive: Archive, lock: Lock, include: Path) -> int:
 
 def fetch_remote(lock: Lock, include: Path) -> int:
     """Take the headers out of the wheel on the package index without downloading the rest."""
-    from remotezip import RemoteZip  # noqa: PLC0415  (only this path needs it)
+    from remotezip import RemoteZip, RemoteZipError  # noqa: PLC0415  (only this path needs it)
 
-    with RemoteZip(wheel_url(lock.version)) as archive:
-        return extract(archive, lock, include)
+    try:
+        with RemoteZip(wheel_url(lock.version)) as archive:
+            return extract(archive, lock, include)
+    except RemoteZipError as error:
+        raise TorchHeadersError(str(error)) from error
 
 
 def wheel_url(version: str) -> str:
@@ -196,7 +199,7 @@ def _from_installed(error: Exception) -> TorchHeaders:
     """Fall back on the torch of this Python, without importing it."""
     found = find_torch()
     if found is None:
-        message = f"the torch headers cannot be fetched: {error}"
+        message = f"the torch headers cannot be fetched from {index_url()}: {error}"
         hint = "set TORCH_ROOT to the folder of an installed torch"
         raise TorchHeadersError(message, hint=hint) from error
     version, folder = found
