@@ -3,8 +3,9 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import stat
+import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +16,6 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DATA = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))
 
@@ -45,6 +43,19 @@ def test_what_the_frontend_installs_before_the_preflight_is_next_to_nothing() ->
 
 def test_every_tool_of_a_build_by_pip_is_one_of_a_build_by_nox() -> None:
     assert DATA["dependency-groups"]["build"][0] == {"include-group": "backend"}
+
+
+def test_the_preflight_needs_no_package_that_a_fresh_environment_lacks() -> None:
+    packages = [str(PYPROJECT.parent)]
+    if sys.version_info < (3, 11):
+        packages.append(str(Path(tomllib.__file__).parents[1]))  # the one requirement
+    code = f"import sys; sys.path += {packages}; import ci.backend; print('imported')"
+    command = [sys.executable, "-I", "-S", "-c", code]
+    assert subprocess.run(command, check=True, capture_output=True).stdout == b"imported\n"
+
+
+def test_cibuildwheel_repairs_and_audits_by_itself() -> None:
+    assert DATA["tool"]["cibuildwheel"]["config-settings"] == {backend.UNFINISHED: "true"}
 
 
 def test_nvcc_comes_from_pypi_where_cuda_home_names_none(
