@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -83,15 +84,15 @@ class WheelWithBill(bdist_wheel):
         write_sbom(dist_info, load_manifest(dist_info.parent / "flash_dist"))
 
 
-# A module deleted since the last build must not come back out of setuptools' staging folder.
-shutil.rmtree(ROOT / "build" / "package", ignore_errors=True)
-
-setup(
-    version=choose_version(),
-    ext_modules=[Extension("flash_dist._C", sources=[], py_limited_api=True)],
-    cmdclass={"build_ext": BuildNative, "bdist_wheel": WheelWithBill},
-    options={
-        "bdist_wheel": {"py_limited_api": "cp310"},
-        "build": {"build_base": "build/package"},
-    },
-)
+# A staging folder of its own: no module deleted since the last build comes back out of it, and
+# nobody else who runs this file at the same time touches it.
+with tempfile.TemporaryDirectory(prefix="flash_dist-") as staging:
+    setup(
+        version=choose_version(),
+        ext_modules=[Extension("flash_dist._C", sources=[], py_limited_api=True)],
+        cmdclass={"build_ext": BuildNative, "bdist_wheel": WheelWithBill},
+        options={
+            "bdist_wheel": {"py_limited_api": "cp310"},
+            "build": {"build_base": staging},
+        },
+    )

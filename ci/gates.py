@@ -20,12 +20,14 @@ from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
 from ci.project import ROOT, load_project
+from flash_dist.advice import list_few
 from flash_dist.archs import ArchSet
 from flash_dist.audit import audit_wheel, describe_failure
 from flash_dist.cli.audit import print_audit
 from flash_dist.cli.results import make_console, print_result
 from flash_dist.errors import FlashDistError
 from flash_dist.verify import check_record, check_sbom
+from flash_dist.wheel import open_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,6 +47,7 @@ def audit(wheel: Path, asked: ArchSet) -> AuditResult:
         raise WheelBuildError(describe_failure(result))
     require_archs(result, asked)
     verify(wheel)
+    require_package(wheel)
     return result
 
 
@@ -64,6 +67,25 @@ def require_archs(result: AuditResult, asked: ArchSet) -> None:
     if built.archs != asked.archs:
         message = f"{result.contents.path} is built for `{built}`, asked for was `{asked}`"
         raise WheelBuildError(message, hint="the arch set did not reach the compiler")
+
+
+def require_package(wheel: Path, root: Path = ROOT) -> None:
+    """Insist on the Python files and the data of the package, as they are in the sources."""
+    package = root / "flash_dist"
+    files = (path for path in package.rglob("*") if path.suffix in {".json", ".py", ".typed"})
+    sources = {path.relative_to(root).as_posix(): path for path in files}
+    with open_wheel(wheel) as opened:
+        packed = set(opened.names)
+        missing = [name for name in sorted(sources) if name not in packed]
+        other = [
+            name
+            for name in sorted(packed & sources.keys())
+            if opened.read(name) != sources[name].read_bytes()
+        ]
+    wrong = [f"{name} is missing" for name in missing] + [f"{name} is another" for name in other]
+    if wrong or not sources:
+        message = f"`{wheel.name}` does not hold the package: {list_few(wrong, 5)}"
+        raise WheelBuildError(message, hint="the sources changed during the build: build again")
 
 
 def require_platform(wheel: Path, platform: str) -> None:
