@@ -260,6 +260,13 @@ def audit(session: nox.Session) -> None:
 
 
 @nox.session
+def sdist(session: nox.Session) -> None:
+    """Pack the sources into dist/flash_dist-X.tar.gz, the same bytes each time, and check it."""
+    install(session, "backend", "sdist")
+    session.run("python", "-m", "ci.sdist")
+
+
+@nox.session
 def index(session: nox.Session) -> None:
     """Make dist/index, a static package index of the wheels in dist/: `-- --url URL`."""
     install(session, "runtime", "index")

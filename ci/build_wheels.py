@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ci.backend import UNFINISHED
 from ci.build_many import Builds, BuiltWheel, build_each, report
 from ci.choose import VARIABLE, choose_sets
 from ci.gates import audit, run, run_tools
@@ -35,7 +36,7 @@ def build_wheel(archset: ArchSet, environ: Mapping[str, str], *, published: bool
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
         raw = _make_raw_wheel(archset, environ, Path(folder), published=published)
-        wheel = _repair(raw, environ, Path(folder) / "repaired")
+        wheel = repair(raw, environ, Path(folder) / "repaired")
         audit(wheel, archset)
         run_tools(wheel, Path(folder) / "unpacked")
         wheel = put_into_dist(wheel, archset)
@@ -62,12 +63,12 @@ def _make_raw_wheel(
     archset: ArchSet, environ: Mapping[str, str], folder: Path, *, published: bool
 ) -> Path:
     chosen = arch_environ(archset, published=published)
-    command = ["-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    run([sys.executable, *command], {**environ, **chosen})
+    options = ["--wheel", "--no-isolation", "-C", f"{UNFINISHED}=true", "--outdir", str(folder)]
+    run([sys.executable, "-m", "build", *options, str(ROOT)], {**environ, **chosen})
     return next(folder.glob("*.whl"))
 
 
-def _repair(raw: Path, environ: Mapping[str, str], folder: Path) -> Path:
+def repair(raw: Path, environ: Mapping[str, str], folder: Path) -> Path:
     """Give the wheel the oldest manylinux tag that is true."""
     excludes = [word for library in EXCLUDED for word in ("--exclude", library)]
     command = ["auditwheel", "repair", "--plat", "auto", "--only-plat", *excludes]

@@ -21,6 +21,7 @@ from packaging.version import Version
 from ci.planner_hash import hash_planner
 from ci.platform_tags import require_glibc, require_platform, require_same_tags
 from ci.project import ARCHSETS, ROOT, load_project
+from flash_dist.advice import list_few
 from flash_dist.archs import ArchSet
 from flash_dist.audit import audit_wheel, describe_failure
 from flash_dist.cli.audit import print_audit
@@ -28,6 +29,7 @@ from flash_dist.cli.results import make_console, print_result
 from flash_dist.errors import FlashDistError
 from flash_dist.published import load_archsets
 from flash_dist.verify import check_record, check_sbom
+from flash_dist.wheel import open_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,6 +52,7 @@ def audit(wheel: Path, asked: ArchSet) -> AuditResult:
     require_fresh(wheel, result.contents.manifest)
     require_same_tags(wheel)
     verify(wheel)
+    require_package(wheel)
     return result
 
 
@@ -90,6 +93,25 @@ def require_fresh(wheel: Path, manifest: Manifest) -> None:
         named = ", ".join(stale)
         message = f"`{wheel.name}` has a stale _build.json: of another source are {named}"
         raise WheelBuildError(message, hint="build it again from this source")
+
+
+def require_package(wheel: Path, root: Path = ROOT) -> None:
+    """Insist on the Python files and the data of the package, as they are in the sources."""
+    package = root / "flash_dist"
+    files = (path for path in package.rglob("*") if path.suffix in {".json", ".py", ".typed"})
+    sources = {path.relative_to(root).as_posix(): path for path in files}
+    with open_wheel(wheel) as opened:
+        packed = set(opened.names)
+        missing = [name for name in sorted(sources) if name not in packed]
+        other = [
+            name
+            for name in sorted(packed & sources.keys())
+            if opened.read(name) != sources[name].read_bytes()
+        ]
+    wrong = [f"{name} is missing" for name in missing] + [f"{name} is another" for name in other]
+    if wrong or not sources:
+        message = f"`{wheel.name}` does not hold the package: {list_few(wrong, 5)}"
+        raise WheelBuildError(message, hint="the sources changed during the build: build again")
 
 
 def run_tools(wheel: Path, folder: Path) -> None:

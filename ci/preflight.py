@@ -108,7 +108,7 @@ def read_host(folder: Path, environ: Mapping[str, str]) -> Host:
         glibc=_glibc_version(),
         disk=shutil.disk_usage(folder).free,
         memory=_available_memory(),
-        cores=int(environ.get("MAX_JOBS") or 0) or len(os.sched_getaffinity(0)),
+        cores=_wanted_jobs(environ) or len(os.sched_getaffinity(0)),
     )
 
 
@@ -175,6 +175,14 @@ def _driver_note(cuda: str) -> str:
     driver = first_driver(parse_version(cuda))
     needed = f"driver {driver}" if driver else f"a driver whose CUDA version is {cuda}"
     return f"PTX of CUDA {cuda} needs {needed} or newer"
+
+
+def _wanted_jobs(environ: Mapping[str, str]) -> int:
+    text = environ.get("MAX_JOBS", "").strip()
+    if not re.fullmatch(r"[0-9]*", text):
+        message = f"MAX_JOBS is the number of compilers that run at a time, got `{text}`"
+        raise PreflightError(message, hint="unset MAX_JOBS: cores and memory then say how many")
+    return int(text or 0)
 
 
 def _gcc_version(gxx: str) -> Version | None:

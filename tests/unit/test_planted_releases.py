@@ -13,7 +13,7 @@ import pytest
 
 from ci import gates
 from ci.planner_hash import hash_planner
-from ci.project import load_project
+from ci.project import ROOT, load_project
 from flash_dist.archs import ArchSet
 from flash_dist.contents import KERNELS
 from flash_dist.manifest import TargetInfo
@@ -25,10 +25,10 @@ from tests.unit.whole_wheel import (
     PLATFORM,
     WHEEL,
     make_declared,
-    make_files,
     make_record,
     write_whole_wheel,
 )
+from tests.unit.whole_wheel import make_files as make_small_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,6 +40,18 @@ if TYPE_CHECKING:
     Judge = Callable[..., tuple[int, str]]
 
 METADATA = f"{INFO}/METADATA"
+
+
+PACKAGE = {
+    path.relative_to(ROOT).as_posix(): path.read_bytes()
+    for path in (ROOT / "flash_dist").rglob("*")
+    if path.suffix in {".json", ".py", ".typed"} and path.name != "_build.json"
+}
+
+
+def make_files(*args: Any, **options: Any) -> Files:  # noqa: ANN401
+    """Return the files of a wheel with the package as the sources have it."""
+    return {**make_small_files(*args, **options), **PACKAGE}
 
 
 def declare(archs: str = "9.0a", **changes: Any) -> Manifest:  # noqa: ANN401
@@ -66,7 +78,7 @@ def judge(
     """Run the audit step on a wheel; the tools of others, which come last, are not there."""
     monkeypatch.setenv("PATH", str(tmp_path))
 
-    def run(wheel: Path, *, archs: str = "9.0a", budget: int = 100_000) -> tuple[int, str]:
+    def run(wheel: Path, *, archs: str = "9.0a", budget: int = 100_000_000) -> tuple[int, str]:
         words = ["--archs", archs, "--budget", str(budget), "--platform", PLATFORM, str(wheel)]
         monkeypatch.setattr(sys, "argv", ["ci.gates", *words])
         return gates.main(), capsys.readouterr().err
@@ -142,6 +154,17 @@ def test_a_byte_changed_in_the_finished_file_is_refused(judge: Judge, tmp_path: 
     assert status == 1
     assert f"error: `{METADATA}`" in said
     assert "is broken" in said
+
+
+@pytest.mark.parametrize(("data", "what"), [(b"", "is another"), (None, "is missing")])
+def test_a_package_of_other_sources_is_refused(
+    judge: Judge, tmp_path: Path, data: bytes | None, what: str
+) -> None:
+    files = {**make_files(declare()), "flash_dist/attention.py": data}
+    kept = {name: content for name, content in files.items() if content is not None}
+    status, said = judge(write_whole_wheel(tmp_path, kept))
+    assert status == 1
+    assert f"does not hold the package: flash_dist/attention.py {what}" in said
 
 
 def test_a_wheel_over_budget_is_refused(judge: Judge, tmp_path: Path) -> None:
