@@ -13,11 +13,13 @@ import nox
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
-from ci.choose import choose_sets
+from ci.choose import choose_sets, same_major, toolkits_of
+from ci.cuda12 import CUDA as CUDA_12
+from ci.cuda12 import PACKAGES as CUDA_12_PACKAGES
 from ci.engine import find_engine
 from ci.preflight import Preflight, check, read_host
 from ci.project import ARCHSETS
-from ci.toolchain import complete_links, named_home, tool_version
+from ci.toolchain import complete_links, home_variable, named_home, tool_version
 from flash_dist.errors import FlashDistError
 from flash_dist.published import load_archsets
 
@@ -30,6 +32,7 @@ nox.options.sessions = ["lint", "typecheck", "unit_tests"]
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 NATIVE = "--native"
 SMALL_SET = "hopper"  # one target: what tests build
+RELEASED = ("fingerprint_check", "index", "manifest", "install_test")  # after the wheels, in order
 
 # uv does not read pip's settings; both look for local wheels in the same folders.
 if os.environ.get("PIP_FIND_LINKS"):
@@ -46,18 +49,35 @@ def built_wheels() -> list[str]:
     return sorted(str(path) for path in (ROOT / "dist").glob("*/*.whl"))
 
 
-def run_preflight(session: nox.Session, *names: str) -> Preflight:
-    """Stop, before anything is downloaded, on a machine or with arch sets that cannot be built."""
+def run_preflight(session: nox.Session, *names: str) -> list[Preflight]:
+    """Stop, before anything is downloaded, on a machine or with arch sets that cannot be built.
+
+    Returns what was found for each CUDA toolkit that the sets ask for.
+    """
     try:
-        home = named_home(os.environ)
-        version = tool_version(home, "nvcc") if home else None
-        release = ".".join(version.split(".")[:2]) if version else None
-        found = check(read_host(ROOT, os.environ), cuda_home_version=release)
-        choose_sets(names, os.environ, load_archsets(ARCHSETS), found.toolkit)
+        sets, host = load_archsets(ARCHSETS), read_host(ROOT, os.environ)
+        wanted = toolkits_of(names, os.environ, sets)
+        own = own_release(wanted)
+        found = [
+            check(host, wanted=one, cuda_home_version=own if own and same_major(one, own) else None)
+            for one in wanted
+        ]
+        choose_sets(names, os.environ, sets, found[0].toolkit)
     except FlashDistError as error:
         session.error(str(error))
-    session.log(str(found))
+    session.log("\n".join(map(str, found)))
     return found
+
+
+def own_release(wanted: list[str]) -> str | None:
+    """Return the CUDA version that CUDA_HOME holds, and insist that some set asks for its major."""
+    home = named_home(os.environ)
+    if home is None:
+        return None
+    release = ".".join(tool_version(home, "nvcc").split(".")[:2])
+    if not any(same_major(one, release) for one in wanted):
+        check(read_host(ROOT, os.environ), wanted=wanted[0], cuda_home_version=release)
+    return release
 
 
 def install_toolchain(session: nox.Session, *names: str) -> None:
@@ -67,16 +87,31 @@ def install_toolchain(session: nox.Session, *names: str) -> None:
     """
     found = run_preflight(session, *names)
     install(session, "build", "audit")
-    if os.environ.get("CUDA_HOME"):
-        return
-    folder = Path(session.virtualenv.location).parent / f"cuda-{found.toolkit}"
-    home, complete = folder / "nvidia" / "cu13", folder / "complete"
-    if not complete.is_file():
-        shutil.rmtree(folder, ignore_errors=True)
-        session.install("--target", str(folder), f"cuda-toolkit[nvcc,cccl]=={found.toolkit}.*")
+    environments = Path(session.virtualenv.location).parent
+    for one in reversed(found):  # CUDA_HOME is the newest in the end
+        if named_home(os.environ) and one.is_own:
+            home = str(named_home(os.environ))
+        else:
+            home = str(install_nvcc(session, one.toolkit, environments / f"cuda-{one.toolkit}"))
+        session.env["CUDA_HOME"] = session.env[home_variable(one.toolkit)] = home
+
+
+def install_nvcc(session: nox.Session, cuda: str, folder: Path) -> Path:
+    """Install a CUDA toolkit once, and return its CUDA_HOME."""
+    complete = folder / "complete"
+    home = folder / "home" if cuda == CUDA_12 else folder / "nvidia" / "cu13"
+    if complete.is_file():
+        return home
+    shutil.rmtree(folder, ignore_errors=True)
+    if cuda == CUDA_12:
+        for name, packages in CUDA_12_PACKAGES.items():
+            session.install("--target", str(folder / name), "--no-deps", *packages)
+        session.run("python", "-m", "ci.cuda12", str(folder), str(home))
+    else:
+        session.install("--target", str(folder), f"cuda-toolkit[nvcc,cccl]=={cuda}.*")
         complete_links(home)
-        complete.touch()
-    session.env["CUDA_HOME"] = str(home)
+    complete.touch()
+    return home
 
 
 @nox.session
@@ -103,6 +138,13 @@ def has_engine(session: nox.Session) -> bool:
     if engine is None:
         session.log("no container engine answers: built natively, for machines like this one")
     return engine is not None
+
+
+@nox.session
+def build_cost(session: nox.Session) -> None:
+    """Say what the last builds cost: minutes per target and kernel family. `-- LOG ...`."""
+    install(session, "runtime")
+    session.run("python", "-m", "ci.build_cost", *session.posargs)
 
 
 @nox.session(venv_backend="none", default=False)
@@ -198,6 +240,15 @@ def lint(session: nox.Session) -> None:
 
 
 @nox.session
+def workflows(session: nox.Session) -> None:
+    """Judge .github/workflows: actionlint whether they are right, zizmor whether they are safe."""
+    install(session, "workflows")
+    session.run("actionlint")
+    options = ["--offline", "--no-progress", "--persona=pedantic"]
+    session.run("zizmor", *options, str(ROOT / ".github" / "workflows"))
+
+
+@nox.session
 def typecheck(session: nox.Session) -> None:
     """Mypy, strict."""
     install(session, "runtime", "test", "torch", "typecheck")
@@ -243,6 +294,13 @@ def audit(session: nox.Session) -> None:
 
 
 @nox.session
+def sdist(session: nox.Session) -> None:
+    """Pack the sources into dist/flash_dist-X.tar.gz, the same bytes each time, and check it."""
+    install(session, "backend", "sdist")
+    session.run("python", "-m", "ci.sdist")
+
+
+@nox.session
 def index(session: nox.Session) -> None:
     """Make dist/index, a static package index of the wheels in dist/: `-- --url URL`."""
     install(session, "runtime", "index")
@@ -268,6 +326,34 @@ def install_test(session: nox.Session) -> None:
     """Install the wheels in dist/ with pip and uv from an index on this machine, and by conda."""
     install(session, "runtime", "index", "clients", "conda")
     session.run("python", "-m", "ci.install_test", *session.posargs)
+
+
+@nox.session(default=False)
+def release(session: nox.Session) -> None:
+    """Make a release in dist/, or say why not: `-- [--check] [--no-build] [--url URL]`."""
+    install(session, "runtime", "index")
+    args = session.posargs
+    session.run("python", "-m", "ci.release", "tree", *args)
+    if "--check" in args:
+        return
+    if "--no-build" not in args:
+        run_session(session, "build_wheels")
+    session.run("python", "-m", "ci.release", "wheels", *args)
+    for name in RELEASED:
+        run_session(session, name, *(args_of_index(args) if name == "index" else ()))
+    session.run("python", "-m", "ci.release", "publish", *args)
+
+
+def run_session(session: nox.Session, name: str, *args: str) -> None:
+    """Run another session at this place: `requires` would go on to the next after a failure."""
+    command = [sys.executable, "-m", "nox", "-f", str(ROOT / "noxfile.py"), "-s", name]
+    session.run(*command, *(["--", *args] if args else []), external=True)
+
+
+def args_of_index(args: list[str]) -> list[str]:
+    """Return what of the arguments of a release is for its index."""
+    place = args.index("--url") if "--url" in args else len(args)
+    return args[place : place + 2]
 
 
 @nox.session

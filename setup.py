@@ -1,8 +1,6 @@
 """Packs what `ci/native.py` compiles; everything declarative is in pyproject.toml.
 
-Which arch set: FLASH_DIST_ARCH_SET, a name of flash_dist/archsets.json, else
-TORCH_CUDA_ARCH_LIST, else `all`.
-`nox -s build_wheels` is the ordinary way here: it brings the compiler and audits the wheel.
+`ci/plan.py` says which arch set. `ci/backend.py` is what pip and uv call, and what calls this.
 """
 
 from __future__ import annotations
@@ -10,8 +8,9 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -20,8 +19,8 @@ from setuptools.command.build_ext import build_ext
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from ci.build_info import make_manifest
-from ci.choose import VARIABLE, choose_sets
 from ci.native import NativeOptions, build_native
+from ci.plan import make_plan
 from ci.preflight import read_host
 from ci.project import ARCHSETS, ROOT, build_folder, load_project
 from ci.report import report_path
@@ -29,21 +28,26 @@ from ci.sbom import write_sbom
 from ci.toolchain import find_toolchain
 from ci.torch_headers import find_headers
 from flash_dist.errors import FlashDistError
+from flash_dist.linkage import runtime_requirements
 from flash_dist.manifest import load_manifest
 from flash_dist.published import load_archsets
-
-if TYPE_CHECKING:
-    from flash_dist.archs import ArchSet
 
 PUBLISHED = load_archsets(ARCHSETS)
 
 
-def chosen_set(toolkit: str) -> ArchSet:
-    """The one arch set of this build."""
-    named = os.environ.get("FLASH_DIST_ARCH_SET", "").split()
-    if not named and not os.environ.get(VARIABLE, "").strip():
-        named = ["all"]
-    return choose_sets(named, os.environ, PUBLISHED, toolkit).sets[0]
+def choose_metadata() -> dict[str, Any]:
+    """Return version and dependencies of the wheel; the sources are of no arch set."""
+    project = load_project()
+    if "sdist" in sys.argv:
+        return {"version": project.version, "install_requires": project.dependencies}
+    try:
+        plan = make_plan(os.environ)
+    except FlashDistError as error:
+        sys.exit(f"error: {error}")
+    return {
+        "version": project.wheel_version(plan.toolkit, plan.archset.label),
+        "install_requires": [*project.dependencies, *runtime_requirements(plan.toolkit)],
+    }
 
 
 class BuildNative(build_ext):
@@ -61,7 +65,7 @@ class BuildNative(build_ext):
         toolchain = find_toolchain()
         headers = find_headers(build_folder() / "torch-headers")
         print(headers, flush=True)
-        archset = chosen_set(toolchain.cuda)
+        archset = make_plan(os.environ).archset
         jobs = read_host(ROOT, os.environ).jobs
         options = NativeOptions(archset, tuple(PUBLISHED.values()), toolchain, headers, jobs)
         build = build_native(options)
@@ -86,16 +90,15 @@ class WheelWithBill(bdist_wheel):
         write_sbom(dist_info, load_manifest(dist_info.parent / "flash_dist"))
 
 
-# A module deleted since the last build must not come back out of setuptools' staging folder.
-shutil.rmtree(ROOT / "build" / "package", ignore_errors=True)
-
-toolkit = find_toolchain().cuda
-setup(
-    version=load_project().wheel_version(toolkit, chosen_set(toolkit).label),
-    ext_modules=[Extension("flash_dist._C", sources=[], py_limited_api=True)],
-    cmdclass={"build_ext": BuildNative, "bdist_wheel": WheelWithBill},
-    options={
-        "bdist_wheel": {"py_limited_api": "cp310"},
-        "build": {"build_base": "build/package"},
-    },
-)
+# A staging folder of its own: no module deleted since the last build comes back out of it, and
+# nobody else who runs this file at the same time touches it.
+with tempfile.TemporaryDirectory(prefix="flash_dist-") as staging:
+    setup(
+        **choose_metadata(),
+        ext_modules=[Extension("flash_dist._C", sources=[], py_limited_api=True)],
+        cmdclass={"build_ext": BuildNative, "bdist_wheel": WheelWithBill},
+        options={
+            "bdist_wheel": {"py_limited_api": "cp310"},
+            "build": {"build_base": staging},
+        },
+    )

@@ -10,21 +10,20 @@ import shutil
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ci.backend import UNFINISHED
+from ci.build_many import Builds, BuiltWheel, build_each, report
 from ci.choose import VARIABLE, choose_sets
-from ci.floor import describe_floor
 from ci.gates import audit, run, run_tools
 from ci.project import ARCHSETS, ROOT, load_project
 from ci.report import read_report
-from ci.toolchain import find_toolchain
-from flash_dist.errors import FlashDistError
+from ci.toolchain import find_toolchain, home_variable
 from flash_dist.published import load_archsets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from flash_dist.archs import ArchSet
 
@@ -32,28 +31,12 @@ if TYPE_CHECKING:
 EXCLUDED = ("libtorch*.so*", "libc10*.so*", "libcuda.so.*", "libcudart.so.*")
 
 
-@dataclass(frozen=True)
-class BuiltWheel:
-    """One finished wheel."""
-
-    archset: ArchSet
-    path: Path
-    objects: str  # "N objects compiled, M reused"
-    seconds: float
-
-    def __str__(self) -> str:
-        size = self.path.stat().st_size / 1e6
-        name = self.path.relative_to(ROOT)
-        return f"{self.archset.name}: {self.objects}; {size:.2f} MB in {self.seconds:.0f} s: {name}"
-
-
 def build_wheel(archset: ArchSet, environ: Mapping[str, str], *, published: bool) -> BuiltWheel:
     """Build one wheel and let it pass every gate."""
     start = time.monotonic()
-    print(f"\n== {archset.name}: {archset}", flush=True)
     with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
         raw = _make_raw_wheel(archset, environ, Path(folder), published=published)
-        wheel = _repair(raw, environ, Path(folder) / "repaired")
+        wheel = repair(raw, environ, Path(folder) / "repaired")
         audit(wheel, archset)
         run_tools(wheel, Path(folder) / "unpacked")
         wheel = put_into_dist(wheel, archset)
@@ -80,12 +63,12 @@ def _make_raw_wheel(
     archset: ArchSet, environ: Mapping[str, str], folder: Path, *, published: bool
 ) -> Path:
     chosen = arch_environ(archset, published=published)
-    command = ["-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    run([sys.executable, *command], {**environ, **chosen})
+    options = ["--wheel", "--no-isolation", "-C", f"{UNFINISHED}=true", "--outdir", str(folder)]
+    run([sys.executable, "-m", "build", *options, str(ROOT)], {**environ, **chosen})
     return next(folder.glob("*.whl"))
 
 
-def _repair(raw: Path, environ: Mapping[str, str], folder: Path) -> Path:
+def repair(raw: Path, environ: Mapping[str, str], folder: Path) -> Path:
     """Give the wheel the oldest manylinux tag that is true."""
     excludes = [word for library in EXCLUDED for word in ("--exclude", library)]
     command = ["auditwheel", "repair", "--plat", "auto", "--only-plat", *excludes]
@@ -93,28 +76,23 @@ def _repair(raw: Path, environ: Mapping[str, str], folder: Path) -> Path:
     return next(folder.glob("*.whl"))
 
 
-def build_all(args: Sequence[str]) -> list[BuiltWheel]:
+def build_all(args: Sequence[str]) -> Builds:
     """Build every chosen set, one after the other, from one build folder."""
     sets = load_archsets(ARCHSETS)
     choice = choose_sets(args, os.environ, sets, find_toolchain().cuda)
     print(choice, flush=True)
     environ = {**os.environ, "SOURCE_DATE_EPOCH": load_project().epoch}
     environ.pop("FLASH_DIST_ARCH_SET", None)
-    return [build_wheel(one, environ, published=one.name in sets) for one in choice.sets]
+    return build_each(
+        choice.sets,
+        lambda one: build_wheel(one, toolkit_environ(one, environ), published=one.name in sets),
+    )
 
 
-def report(build: Callable[[Sequence[str]], list[BuiltWheel]]) -> int:
-    """Build what the command line names, and say what came out."""
-    try:
-        wheels = build(sys.argv[1:])
-    except FlashDistError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print()
-    for wheel in wheels:
-        print(wheel)
-    print(describe_floor([wheel.path.name for wheel in wheels]))
-    return 0
+def toolkit_environ(archset: ArchSet, environ: Mapping[str, str]) -> dict[str, str]:
+    """Let CUDA_HOME be the toolkit that compiles a set: of several, each has a variable."""
+    home = environ.get(home_variable(archset.toolkit))
+    return {**environ, "CUDA_HOME": home} if home else dict(environ)
 
 
 if __name__ == "__main__":

@@ -55,15 +55,23 @@ def choose_sets(
     return Choice(sets, choice.reason)
 
 
-def cuda_major(version: str) -> int:
-    """Return 13 for `13.0`."""
-    return parse_version(version)[0]
+def toolkits_of(
+    args: Sequence[str], environ: Mapping[str, str], published: Mapping[str, ArchSet]
+) -> list[str]:
+    """Return the CUDA versions that the sets of a build ask for, the newest first."""
+    names = [arg for arg in args if arg != SKIP_UNSUPPORTED]
+    wanted = {one.toolkit for one in _choose(names, environ, published).sets}
+    return sorted(wanted, key=parse_version, reverse=True)
+
+
+def same_major(one: str, other: str) -> bool:
+    """Whether two CUDA versions are of one major: 13.0 and 13.2 are."""
+    return parse_version(one)[0] == parse_version(other)[0]
 
 
 def _compiling(archset: ArchSet, toolkit: str) -> str:
     """Return the toolkit that compiles a set; of another major that which the set names."""
-    same = cuda_major(archset.toolkit) == cuda_major(toolkit)
-    return toolkit if same else archset.toolkit
+    return toolkit if same_major(archset.toolkit, toolkit) else archset.toolkit
 
 
 def _choose(

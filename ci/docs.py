@@ -60,6 +60,7 @@ schemas
 :hidden:
 CHANGELOG
 CONTRIBUTING
+docs/releasing
 Measurements <benchmarks/README>
 ```
 

@@ -16,21 +16,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
-from ci.project import ROOT, load_project
+from ci.planner_hash import hash_planner
+from ci.platform_tags import require_glibc, require_platform, require_same_tags
+from ci.project import ARCHSETS, ROOT, load_project
+from flash_dist.advice import list_few
 from flash_dist.archs import ArchSet
 from flash_dist.audit import audit_wheel, describe_failure
 from flash_dist.cli.audit import print_audit
 from flash_dist.cli.results import make_console, print_result
 from flash_dist.errors import FlashDistError
+from flash_dist.published import load_archsets
 from flash_dist.verify import check_record, check_sbom
+from flash_dist.wheel import open_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from flash_dist.audit import AuditResult
+    from flash_dist.manifest import Manifest
 
 
 class WheelBuildError(FlashDistError):
@@ -44,7 +49,10 @@ def audit(wheel: Path, asked: ArchSet) -> AuditResult:
     if not result:
         raise WheelBuildError(describe_failure(result))
     require_archs(result, asked)
+    require_fresh(wheel, result.contents.manifest)
+    require_same_tags(wheel)
     verify(wheel)
+    require_package(wheel)
     return result
 
 
@@ -66,16 +74,49 @@ def require_archs(result: AuditResult, asked: ArchSet) -> None:
         raise WheelBuildError(message, hint="the arch set did not reach the compiler")
 
 
-def require_platform(wheel: Path, platform: str) -> None:
-    """Insist on one platform tag: neither a newer one nor a list with older ones."""
-    found = sorted({tag.platform for tag in parse_wheel_filename(wheel.name)[3]})
-    if found != [platform]:
-        message = f"{wheel.name} must have the platform tag `{platform}`, has {', '.join(found)}"
-        raise WheelBuildError(message)
+def require_fresh(wheel: Path, manifest: Manifest) -> None:
+    """Insist on the `_build.json` of this source: an older one may declare the same kernels."""
+    project = load_project()
+    told = {
+        "the hash of the planner": (manifest.planner, hash_planner()),
+        "the published sets": (
+            {one.name: one.archs for one in manifest.archsets},
+            {one.name: one.archs for one in load_archsets(ARCHSETS).values()},
+        ),
+        "the torch versions": (
+            (manifest.torch_min, manifest.torch_tested_max),
+            (project.torch_min, project.torch_tested_max),
+        ),
+    }
+    stale = [what for what, (found, wanted) in told.items() if found != wanted]
+    if stale:
+        named = ", ".join(stale)
+        message = f"`{wheel.name}` has a stale _build.json: of another source are {named}"
+        raise WheelBuildError(message, hint="build it again from this source")
+
+
+def require_package(wheel: Path, root: Path = ROOT) -> None:
+    """Insist on the Python files and the data of the package, as they are in the sources."""
+    package = root / "flash_dist"
+    files = (path for path in package.rglob("*") if path.suffix in {".json", ".py", ".typed"})
+    sources = {path.relative_to(root).as_posix(): path for path in files}
+    with open_wheel(wheel) as opened:
+        packed = set(opened.names)
+        missing = [name for name in sorted(sources) if name not in packed]
+        other = [
+            name
+            for name in sorted(packed & sources.keys())
+            if opened.read(name) != sources[name].read_bytes()
+        ]
+    wrong = [f"{name} is missing" for name in missing] + [f"{name} is another" for name in other]
+    if wrong or not sources:
+        message = f"`{wheel.name}` does not hold the package: {list_few(wrong, 5)}"
+        raise WheelBuildError(message, hint="the sources changed during the build: build again")
 
 
 def run_tools(wheel: Path, folder: Path) -> None:
     """Let the tools of others judge: Python's stable ABI, torch's, glibc."""
+    require_glibc(wheel)
     run(
         ["abi3audit", "--strict", "--summary", "--assume-minimum-abi3", "3.10", str(wheel)],
         os.environ,
@@ -89,8 +130,8 @@ def run_tools(wheel: Path, folder: Path) -> None:
 def _check_oldest_torch(package: Path) -> None:
     """Insist that no symbol is younger than the torch that the metadata promises."""
     command = ["torch-abi-audit", str(package), "--json"]
-    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    versions = set(re.findall(r'"min_torch[a-z_]*": "([^"]+)"', text))
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    versions = set(re.findall(r'"min_torch[a-z_]*": "([^"]+)"', done.stdout))
     promised = Version(load_project().torch_min)
     if not versions or any(Version(one) > promised for one in versions):
         message = f"the binding needs torch {sorted(versions) or 'unknown'}, promised is {promised}"
@@ -105,7 +146,11 @@ def run(
     hint: str = "its own words are above",
 ) -> None:
     """Run a command whose output is the user's; raise if it fails."""
-    done = subprocess.run(command, check=False, env=dict(environ), cwd=folder)
+    try:
+        done = subprocess.run(command, check=False, env=dict(environ), cwd=folder)
+    except FileNotFoundError as error:
+        message = f"`{command[0]}` is not installed, which a wheel must pass"
+        raise WheelBuildError(message, hint="`nox -s build_wheels` installs it") from error
     if done.returncode:
         words = " ".join([Path(command[0]).name, *command[1:3]])
         message = f"`{words}` failed with exit code {done.returncode}"

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 CSRC = ROOT / "csrc"
 KERNELS = "libflash_dist_kernels.so"
 BINDING = "_C.abi3.so"
+OUT_OF_MEMORY = "where a compiler was `Killed`, memory ran out: `MAX_JOBS=1` needs the least"
 
 
 class NativeBuildError(FlashDistError):
@@ -81,7 +82,7 @@ def build_native(options: NativeOptions) -> NativeBuild:
     folder = options.folder
     _configure(options, folder)
     before = _object_times(folder)
-    _run(["cmake", "--build", str(folder), "--parallel", str(options.jobs)])
+    _run(["cmake", "--build", str(folder), "--parallel", str(options.jobs)], hint=OUT_OF_MEMORY)
     objects = _objects_of(options.archset, folder)
     compiled = sum(before.get(path) != path.stat().st_mtime_ns for path in objects)
     print(f"{check_symbols(objects)} mergeable symbols of kernels, none of them shared")
@@ -97,7 +98,7 @@ def build_native(options: NativeOptions) -> NativeBuild:
 
 
 def _configure(options: NativeOptions, folder: Path) -> None:
-    _forget_moved_toolchain(folder, options.toolchain.tool("nvcc"))
+    forget_moved(folder, options.toolchain.tool("nvcc"))
     shared = has_shared_runtime(options.toolchain.cuda)
     definitions = {
         "FLASH_DIST_ARCHS": str(options.archset),
@@ -117,20 +118,33 @@ def _configure(options: NativeOptions, folder: Path) -> None:
     _run([*command, *(f"-D{name}={value}" for name, value in definitions.items())])
 
 
-def _forget_moved_toolchain(folder: Path, nvcc: str) -> None:
-    """Start over when the folder was made for another nvcc: CMake cannot change compilers."""
+def forget_moved(folder: Path, nvcc: str, sources: Path = CSRC) -> None:
+    """Start over when the folder was made for another nvcc or tree: CMake cannot change either."""
     cache = folder / "CMakeCache.txt"
-    if cache.is_file() and f"={nvcc}\n" not in cache.read_text(encoding="utf-8"):
+    if not cache.is_file():
+        return
+    lines = cache.read_text(encoding="utf-8").splitlines()
+    values = {line.partition("=")[2] for line in lines}
+    if not {nvcc, str(sources)} <= values:
         shutil.rmtree(folder)
 
 
-def _run(command: list[str]) -> None:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    environ = {**os.environ, "PATH": path, "NINJA_STATUS": "[%f/%t, %e s] "}
+def _run(command: list[str], *, hint: str | None = None) -> None:
+    # NOTE: an isolated build of pip has its programs on PATH, and others beside the Python it runs.
+    path = f"{os.environ.get('PATH', '')}{os.pathsep}{Path(sys.executable).parent}"
+    environ = {**os.environ, "PATH": path, "NINJA_STATUS": progress_line(path)}
     done = subprocess.run(command, check=False, env=environ)
     if done.returncode:
         message = f"`{' '.join(command[:3])}` failed with exit code {done.returncode}, see above"
-        raise NativeBuildError(message)
+        raise NativeBuildError(message, hint=hint)
+
+
+def progress_line(path: str) -> str:
+    """Return Ninja's format of progress: with the time left where Ninja (1.12) can tell it."""
+    ninja = shutil.which("ninja", path=path) or "false"  # says nothing
+    done = subprocess.run([ninja, "--version"], check=False, capture_output=True, text=True)
+    version = [int(word) for word in done.stdout.split(".")[:2] if word.isdigit()]
+    return "[%f/%t, %w, %W left] " if version >= [1, 12] else "[%f/%t, %e s] "
 
 
 def _object_times(folder: Path) -> dict[Path, int]:

@@ -15,15 +15,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.build_wheels import BuiltWheel, arch_environ, put_into_dist, report
+from ci.build_many import Builds, BuiltWheel, build_each, report
+from ci.build_wheels import arch_environ, put_into_dist
 from ci.choose import choose_sets
 from ci.engine import VARIABLE as ENGINE
 from ci.engine import EngineError, find_engine
 from ci.gates import run
 from ci.image import CONTAINERS_CONF
-from ci.preflight import TOOLKITS
 from ci.project import ARCHSETS, ROOT, load_project
 from ci.report import read_report
+from flash_dist.archs import DEFAULT_TOOLKIT
 from flash_dist.published import load_archsets
 
 if TYPE_CHECKING:
@@ -95,7 +96,6 @@ def build_wheel(
 ) -> BuiltWheel:
     """Let cibuildwheel build, repair, audit and test one wheel."""
     start = time.monotonic()
-    print(f"\n== {archset.name}: {archset}", flush=True)
     with tempfile.TemporaryDirectory(prefix="flash_dist-") as name:
         tree, output = Path(name) / "flash_dist", Path(name) / "wheels"
         tree.mkdir()
@@ -108,19 +108,20 @@ def build_wheel(
     return BuiltWheel(archset, wheel, read_report(archset.label, CACHE), seconds)
 
 
-def build_all(args: Sequence[str], environ: Mapping[str, str] = os.environ) -> list[BuiltWheel]:
+def build_all(args: Sequence[str], environ: Mapping[str, str] = os.environ) -> Builds:
     """Build every chosen set, one container after the other."""
     engine = find_engine(environ)
     if engine is None:
         message = "no container engine answers: neither `podman info` nor `docker info`"
         raise EngineError(message, hint="start one, or build natively: `-- --native`")
     sets = load_archsets(ARCHSETS)
-    choice = choose_sets(args, environ, sets, TOOLKITS[0].cuda)
+    choice = choose_sets(args, environ, sets, DEFAULT_TOOLKIT)
     print(choice)
     print(f"container engine: {engine}; image: {environ.get(IMAGE) or DEFAULT_IMAGE}", flush=True)
     CACHE.mkdir(parents=True, exist_ok=True)
-    chosen = choice.sets
-    return [build_wheel(one, environ, engine, published=one.name in sets) for one in chosen]
+    return build_each(
+        choice.sets, lambda one: build_wheel(one, environ, engine, published=one.name in sets)
+    )
 
 
 if __name__ == "__main__":

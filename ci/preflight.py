@@ -89,6 +89,7 @@ class Preflight:
     host: Host
     toolkit: str
     notes: tuple[str, ...] = ()
+    is_own: bool = False  # it is the one that CUDA_HOME names
 
     def __str__(self) -> str:
         gcc, glibc = self.host.gcc or (0, 0), self.host.glibc or (0, 0)
@@ -111,7 +112,7 @@ def read_host(folder: Path, environ: Mapping[str, str]) -> Host:
         glibc=_glibc_version(),
         disk=shutil.disk_usage(folder).free,
         memory=_available_memory(),
-        cores=int(environ.get("MAX_JOBS") or 0) or len(os.sched_getaffinity(0)),
+        cores=_wanted_jobs(environ) or len(os.sched_getaffinity(0)),
     )
 
 
@@ -127,7 +128,7 @@ def check(host: Host, *, cuda_home_version: str | None = None, wanted: str = "13
     gcc, glibc = _require_host(host)
     if cuda_home_version is not None:
         notes = _judge_own(cuda_home_version, wanted, gcc, glibc)
-        return Preflight(host, cuda_home_version, notes)
+        return Preflight(host, cuda_home_version, notes, is_own=True)
     candidates = [t for t in TOOLKITS if _can_replace(t.cuda, wanted)]
     refusals = {toolkit.cuda: toolkit.refusal(gcc, glibc) for toolkit in candidates}
     fit = next((cuda for cuda, refusal in refusals.items() if refusal is None), None)
@@ -190,6 +191,14 @@ def _driver_note(cuda: str) -> str:
     driver = first_driver(parse_version(cuda))
     needed = f"driver {driver}" if driver else f"a driver whose CUDA version is {cuda}"
     return f"PTX of CUDA {cuda} needs {needed} or newer"
+
+
+def _wanted_jobs(environ: Mapping[str, str]) -> int:
+    text = environ.get("MAX_JOBS", "").strip()
+    if not re.fullmatch(r"[0-9]*", text):
+        message = f"MAX_JOBS is the number of compilers that run at a time, got `{text}`"
+        raise PreflightError(message, hint="unset MAX_JOBS: cores and memory then say how many")
+    return int(text or 0)
 
 
 def _gcc_version(gxx: str) -> Version | None:

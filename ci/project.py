@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 ROOT = Path(__file__).resolve().parents[1]
+PYPROJECT = ROOT / "pyproject.toml"
 ARCHSETS = ROOT / "flash_dist" / "archsets.json"
 
 
@@ -29,6 +26,7 @@ class Project:
     torch_min: str
     torch_tested_max: str
     source_date_epoch: int
+    dependencies: list[str]  # of every wheel
 
     def wheel_version(self, toolkit: str, label: str) -> str:
         """Return the version of one wheel: 0.1.0+cu130.hopper."""
@@ -40,7 +38,22 @@ class Project:
         return os.environ.get("SOURCE_DATE_EPOCH", str(self.source_date_epoch))
 
 
-def load_project(path: Path = ROOT / "pyproject.toml") -> Project:
+def load_project(path: Path = PYPROJECT) -> Project:
     """Read the project's own table."""
+    if sys.version_info >= (3, 11):
+        import tomllib  # noqa: PLC0415
+    else:
+        import tomli as tomllib  # noqa: PLC0415 - absent while the build backend judges the machine
     data = tomllib.loads(path.read_text(encoding="utf-8"))
     return Project(**data["tool"]["flash_dist"])
+
+
+def load_requirements(group: str, path: Path = PYPROJECT) -> list[str]:
+    """Read a dependency group that is a list of strings, one a line.
+
+    TOML writes it as Python does, and Python 3.10 has no reader of TOML before one is installed.
+    """
+    text = path.read_text(encoding="utf-8")
+    start = text.index(f"\n{group} = [") + len(f"\n{group} = ")
+    found: list[str] = ast.literal_eval(text[start : text.index("\n]", start) + 2])
+    return found

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
+import shutil
 import subprocess
-import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,12 +43,26 @@ def find_toolchain(environ: Mapping[str, str] = os.environ) -> Toolchain:
     """Take the toolkit that CUDA_HOME names, else the one installed from PyPI."""
     home = named_home(environ)
     if home is None:
-        home = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13"
-        if not (home / "bin" / "nvcc").is_file():
+        home = installed_home()
+        if home is None:
             message = "no CUDA toolkit: CUDA_HOME is not set and this Python has no `cuda-toolkit`"
-            raise ToolchainError(message, hint="`nox -s build_wheels` installs one by itself")
+            hint = "`pip install .` with build isolation and `nox -s build_wheels` bring one"
+            raise ToolchainError(message, hint=hint)
         complete_links(home)
     return Toolchain(home, tool_version(home, "nvcc"), tool_version(home, "ptxas"))
+
+
+def installed_home() -> Path | None:
+    """Return the toolkit from PyPI that this Python sees.
+
+    NOTE: an isolated build of pip has its packages on sys.path and not where sysconfig says.
+    """
+    try:
+        nvcc = importlib.metadata.distribution("nvidia-cuda-nvcc")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    home = Path(str(nvcc.locate_file("nvidia/cu13")))
+    return home if (home / "bin" / "nvcc").is_file() else None
 
 
 def named_home(environ: Mapping[str, str]) -> Path | None:
@@ -62,12 +77,28 @@ def named_home(environ: Mapping[str, str]) -> Path | None:
     return home
 
 
+def home_variable(cuda: str) -> str:
+    """Return what names the toolkit of a CUDA major where several take part in a build."""
+    return f"FLASH_DIST_CUDA_{cuda.partition('.')[0]}_HOME"
+
+
 def complete_links(home: Path) -> None:
     """Add the two names that the wheels of 13.x lack and that nvcc.profile looks for."""
     names = {home / "lib64": "lib", home / "lib" / "libcudart.so": "libcudart.so.13"}
     for link, target in names.items():
         if not link.exists():
             link.symlink_to(target)
+
+
+def keep_toolkit(home: Path, folder: Path) -> Path:
+    """Copy a toolkit out of a temporary environment to where the next build finds it again."""
+    kept = folder / f"cuda-{tool_version(home, 'nvcc')}"
+    complete = kept / "complete"
+    if not complete.is_file():
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(home, kept, symlinks=True)
+        complete.touch()
+    return kept
 
 
 def tool_version(home: Path, tool: str) -> str:

@@ -13,12 +13,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import html
-import importlib.metadata
-import importlib.util
 import os
 import posixpath
 import re
-import subprocess
 import sys
 import urllib.error
 import urllib.parse
@@ -28,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from ci.clients import find_links, find_torch, index_url
 from ci.project import ROOT
 from flash_dist.errors import FlashDistError
 
@@ -151,15 +149,18 @@ def extract(archive: Archive, lock: Lock, include: Path) -> int:
 
 def fetch_remote(lock: Lock, include: Path) -> int:
     """Take the headers out of the wheel on the package index without downloading the rest."""
-    from remotezip import RemoteZip  # noqa: PLC0415  (only this path needs it)
+    from remotezip import RemoteZip, RemoteZipError  # noqa: PLC0415  (only this path needs it)
 
-    with RemoteZip(wheel_url(lock.version)) as archive:
-        return extract(archive, lock, include)
+    try:
+        with RemoteZip(wheel_url(lock.version)) as archive:
+            return extract(archive, lock, include)
+    except RemoteZipError as error:
+        raise TorchHeadersError(str(error)) from error
 
 
 def wheel_url(version: str) -> str:
-    """Find the wheel's address on the package index (PIP_INDEX_URL or PyPI)."""
-    index = os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple").rstrip("/") + "/torch/"
+    """Find the wheel's address on the package index."""
+    index = f"{index_url()}/torch/"
     request = urllib.request.Request(index, headers={"Accept": "text/html"})  # noqa: S310
     with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
         page, base = str(answer.read(), "utf-8"), str(answer.url)
@@ -173,20 +174,12 @@ def wheel_url(version: str) -> str:
 
 def find_local_wheel(version: str) -> Path | None:
     """Look for a torch wheel in the folders that pip's find-links names."""
-    named = f"{os.environ.get('PIP_FIND_LINKS', '')} {os.environ.get('UV_FIND_LINKS', '')}"
-    links = [*named.split(), *_configured_links()]
-    folders = [Path(link.removeprefix("file://")) for link in links]
+    folders = [Path(link.removeprefix("file://")) for link in find_links()]
     for folder in folders:
         wheels = sorted(folder.glob(f"torch-{version}[-+]*.whl")) if folder.is_dir() else []
         if wheels:
             return wheels[0]
     return None
-
-
-def _configured_links() -> list[str]:
-    command = [sys.executable, "-m", "pip", "config", "get", "global.find-links"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    return done.stdout.split() if done.returncode == 0 else []
 
 
 def _from_folder(root: Path, origin: str) -> TorchHeaders:
@@ -204,13 +197,14 @@ def _from_folder(root: Path, origin: str) -> TorchHeaders:
 
 def _from_installed(error: Exception) -> TorchHeaders:
     """Fall back on the torch of this Python, without importing it."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or not spec.submodule_search_locations:
-        message = f"the torch headers cannot be fetched: {error}"
+    found = find_torch()
+    if found is None:
+        message = f"the torch headers cannot be fetched from {index_url()}: {error}"
         hint = "set TORCH_ROOT to the folder of an installed torch"
         raise TorchHeadersError(message, hint=hint) from error
-    headers = _from_folder(Path(spec.submodule_search_locations[0]), "of the installed torch")
-    return TorchHeaders(headers.include, importlib.metadata.version("torch"), headers.origin)
+    version, folder = found
+    headers = _from_folder(folder, "of the installed torch")
+    return TorchHeaders(headers.include, version, headers.origin)
 
 
 def closure(roots: Iterable[str], read: Callable[[str], str | None]) -> list[str]:

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
-from ci.gates import WheelBuildError, require_archs, require_platform, run
+from ci.gates import WheelBuildError, require_archs, require_package, run
+from ci.platform_tags import PlatformTagError, require_platform
 from ci.portable import PLATFORM
 from flash_dist.archs import ArchSet
 from flash_dist.audit import audit_contents
@@ -43,7 +45,9 @@ def test_the_one_platform_tag_passes() -> None:
     ],
 )
 def test_another_platform_tag_is_refused(tags: str) -> None:
-    with pytest.raises(WheelBuildError, match="must have the platform tag `manylinux_2_28_x86_64`"):
+    with pytest.raises(
+        PlatformTagError, match="must have the platform tag `manylinux_2_28_x86_64`"
+    ):
         require_platform(Path(WHEEL.format(tags)), PLATFORM)
 
 
@@ -66,3 +70,50 @@ def test_the_audit_step_ends_with_1_and_a_sentence_for_a_wrong_tag(tmp_path: Pat
     )
     assert done.returncode == 1
     assert "has linux_x86_64" in done.stderr
+
+
+def make_package(root: Path) -> dict[str, str]:
+    files = {
+        "flash_dist/__init__.py": "",
+        "flash_dist/cli/run.py": "1",
+        "flash_dist/sets.json": "2",
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return files
+
+
+def pack(folder: Path, files: dict[str, str]) -> Path:
+    path = folder / WHEEL.format(PLATFORM)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    return path
+
+
+def test_a_wheel_with_all_files_of_the_package_passes(tmp_path: Path) -> None:
+    files = make_package(tmp_path)
+    require_package(pack(tmp_path, {**files, "flash_dist/_build.json": "{}"}), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"flash_dist/cli/run.py": None}, "flash_dist/cli/run.py is missing"),
+        ({"flash_dist/sets.json": "3"}, "flash_dist/sets.json is another"),
+    ],
+    ids=["missing", "another"],
+)
+def test_a_wheel_without_a_file_of_the_package_is_refused(
+    change: dict[str, str | None], sentence: str, tmp_path: Path
+) -> None:
+    changed = {**make_package(tmp_path), **change}
+    wheel = pack(tmp_path, {name: text for name, text in changed.items() if text is not None})
+    with pytest.raises(WheelBuildError, match=sentence):
+        require_package(wheel, tmp_path)
+
+
+def test_a_wheel_is_compared_with_sources_or_refused(tmp_path: Path) -> None:
+    with pytest.raises(WheelBuildError, match="does not hold the package"):
+        require_package(pack(tmp_path, {"flash_dist/__init__.py": ""}), tmp_path)

@@ -4,7 +4,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ci.toolchain import ToolchainError, complete_links, find_toolchain, named_home
+from ci.toolchain import (
+    ToolchainError,
+    complete_links,
+    find_toolchain,
+    keep_toolkit,
+    named_home,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,7 +56,7 @@ def test_a_toolkit_that_tells_no_version_is_an_error(tmp_path: Path) -> None:
 def test_without_any_toolkit_the_way_out_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
     with pytest.raises(ToolchainError, match="nox -s build_wheels"):
         find_toolchain({})
 
@@ -60,8 +66,23 @@ def test_the_toolkit_of_pypi_gets_the_names_it_lacks(
 ) -> None:
     home = make_toolkit(tmp_path / "nvidia" / "cu13")
     (home / "lib" / "libcudart.so.13").write_text("")
-    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    (tmp_path / "nvidia_cuda_nvcc-13.0.88.dist-info").mkdir()
+    monkeypatch.setattr("sys.path", [str(tmp_path)])  # where an isolated build of pip has it
     assert find_toolchain({}).home == home
     complete_links(home)  # a second time changes nothing
     assert (home / "lib64").readlink().name == "lib"
     assert (home / "lib64" / "libcudart.so").resolve().name == "libcudart.so.13"
+
+
+def test_a_kept_toolkit_is_copied_once_and_again_when_the_copy_was_cut_short(
+    tmp_path: Path,
+) -> None:
+    home = make_toolkit(tmp_path / "temporary")
+    kept = keep_toolkit(home, tmp_path / "build")
+    assert kept == tmp_path / "build" / "cuda-13.0.88"
+    (kept / "bin" / "nvcc").write_text("mine")
+    assert keep_toolkit(home, tmp_path / "build") == kept
+    assert (kept / "bin" / "nvcc").read_text() == "mine"
+    (kept / "complete").unlink()
+    keep_toolkit(home, tmp_path / "build")
+    assert (kept / "bin" / "nvcc").read_text() != "mine"

@@ -38,7 +38,7 @@ def wheel(tmp_path: Path) -> Path:
 def no_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TORCH_ROOT", "PIP_FIND_LINKS", "UV_FIND_LINKS", "PIP_INDEX_URL"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(torch_headers, "_configured_links", list)
+    monkeypatch.setattr("ci.clients.read_setting", lambda _: "")
 
 
 def test_includes_are_followed_whatever_the_condition_around_them() -> None:
@@ -115,8 +115,8 @@ def test_without_network_and_torch_the_way_out_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "nothing").as_uri())
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(TorchHeadersError, match="set TORCH_ROOT"):
+    monkeypatch.setattr(torch_headers, "find_torch", lambda: None)
+    with pytest.raises(TorchHeadersError, match=r"from file:///\S+/nothing[\s\S]*set TORCH_ROOT"):
         find_headers(tmp_path / "cache", LOCK)
 
 

@@ -9,6 +9,7 @@ import zipfile
 from typing import TYPE_CHECKING
 
 from ci.sbom import make_sbom
+from flash_dist.archs import Arch
 from flash_dist.contents import BINDING, KERNELS, MANIFEST
 from flash_dist.linkage import BINDING_NEEDS
 from flash_dist.manifest import Part as OthersPart
@@ -25,15 +26,18 @@ from tests.unit.fatbin_builder import (
 from tests.unit.test_manifest import make_kernel, make_manifest
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from flash_dist.manifest import Manifest
 
 VERSION = "0.1.0+cu130.hopper"
-NAME = f"flash_dist-{VERSION}-cp310-abi3-manylinux_2_34_x86_64.whl"
+PLATFORM = "manylinux_2_34_x86_64"
+NAME = f"flash_dist-{VERSION}-cp310-abi3-{PLATFORM}.whl"
 INFO = f"flash_dist-{VERSION}.dist-info"
 SBOM = f"{INFO}/sboms/flash_dist.cdx.json"
 RECORD = f"{INFO}/RECORD"
+WHEEL = f"{INFO}/WHEEL"
 PARTS = (
     OthersPart(
         "cudart_static", "13.0.96", "static", "NVIDIA EULA", "nvidia-cuda-runtime", "a" * 64
@@ -49,21 +53,31 @@ def make_declared() -> Manifest:
     return make_manifest("9.0a", kernels=(kernel,), parts=PARTS, flags=flags)
 
 
-def make_files() -> dict[str, bytes]:
-    """Return the files of the wheel without RECORD."""
-    manifest = make_declared()
-    kernel = Kernel(manifest.kernels[0].symbol, registers=168, max_threads=(128, 1, 1))
-    image = entry(SASS, 90, cubin(kernel), suffix="a", codec="zstd")
+def make_files(
+    manifest: Manifest | None = None,
+    embedded: Sequence[str] = ("sm_90a",),
+    *,
+    platform: str = PLATFORM,
+) -> dict[str, bytes]:
+    """Return the files of the wheel without RECORD; it may hold other code than it declares."""
+    manifest = manifest or make_declared()
+    images = map(_make_image, map(Arch.parse, embedded))
     needs = ("libc.so.6",)
     files = {
-        KERNELS: _library(needs, (), "flash_dist_variants_json", container(image)),
+        KERNELS: _library(needs, (), "flash_dist_variants_json", container(*images)),
         BINDING: _library((*needs, *sorted(BINDING_NEEDS)), ("$ORIGIN",), "PyInit__C"),
         MANIFEST: manifest.to_text().encode(),
         "flash_dist/__init__.py": b"",
+        WHEEL: f"Wheel-Version: 1.0\nTag: cp310-abi3-{platform}\n".encode(),
         f"{INFO}/METADATA": f"Version: {VERSION}\nRequires-Python: >=3.10\n".encode(),
     }
     hashes = {name: hashlib.sha256(files[name]).hexdigest() for name in (KERNELS, BINDING)}
     return {**files, SBOM: make_sbom(manifest, hashes).encode()}
+
+
+def _make_image(arch: Arch) -> bytes:
+    kernel = Kernel(make_kernel(str(arch)).symbol, registers=168, max_threads=(128, 1, 1))
+    return entry(SASS, arch.number, cubin(kernel), suffix=arch.suffix, codec="zstd")
 
 
 def _library(
@@ -96,14 +110,17 @@ def make_record(files: dict[str, bytes]) -> bytes:
 
 
 def write_whole_wheel(
-    folder: Path, files: dict[str, bytes] | None = None, record: bytes | None = None
+    folder: Path,
+    files: dict[str, bytes] | None = None,
+    record: bytes | None = None,
+    name: str = NAME,
 ) -> Path:
     """Write the wheel, or one of other files or with another RECORD; the same bytes each time."""
     files = make_files() if files is None else files
     record = make_record(files) if record is None else record
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / NAME
+    path = folder / name
     with zipfile.ZipFile(path, "w") as archive:
-        for name, data in {**files, RECORD: record}.items():
-            archive.writestr(zipfile.ZipInfo(name), data)
+        for member, data in {**files, RECORD: record}.items():
+            archive.writestr(zipfile.ZipInfo(member), data)
     return path

@@ -1,0 +1,106 @@
+"""The gate that a build ends with passes our own wheel, and refuses one with an unstable symbol."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ci.project import ARCHSETS
+from ci.sbom import make_sbom
+from flash_dist.contents import BINDING, KERNELS, read_manifest
+from flash_dist.linkage import BINDING_NEEDS
+from flash_dist.published import load_archsets
+from flash_dist.sbom import FILE_NAME
+from tests.unit.library_builder import Lab, needs_gcc
+from tests.unit.whole_wheel import make_record
+
+from .test_wheels import WHEELS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = [
+    pytest.mark.skipif(not WHEELS, reason="no wheel is in dist/, `nox -s small_wheel` builds one"),
+    pytest.mark.skipif(shutil.which("abi3audit") is None, reason="abi3audit is not installed"),
+    needs_gcc,
+]
+STABLE = "PyModule_GetDict"
+UNSTABLE = {
+    "of Python": ("_PyDict_NewPresized", "`abi3audit --strict --summary` failed"),
+    "of torch": ("_ZN2at4addmERKNS_6TensorES2_", r"`torch-abi-audit \S+ --check` failed"),
+}
+
+
+def judge(wheel: Path) -> subprocess.CompletedProcess[str]:
+    """Run the audit step as cibuildwheel does, with the wheel's own platform tag."""
+    archset = load_archsets(ARCHSETS)[WHEELS[0].parent.name]
+    asked = ["--archs", str(archset), "--budget", str(archset.budget_bytes)]
+    platform = wheel.stem.rpartition("-")[2]
+    command = [sys.executable, "-m", "ci.gates", *asked, "--platform", platform, str(wheel)]
+    return subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+
+
+def rewrite(wheel: Path, folder: Path, changes: Mapping[str, bytes], name: str = "") -> Path:
+    """Write the wheel with other files and a RECORD that lists them."""
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name: archive.read(name) for name in archive.namelist() if name[-1] != "/"}
+    record = next(name for name in files if name.endswith(".dist-info/RECORD"))
+    bill = next(name for name in files if name.endswith(f"/sboms/{FILE_NAME}"))
+    files = {**files, **changes}
+    hashes = {name: hashlib.sha256(files[name]).hexdigest() for name in (KERNELS, BINDING)}
+    files[bill] = make_sbom(read_manifest(wheel), hashes).encode()
+    del files[record]
+    lines = make_record(files).decode().splitlines(keepends=True)[:-1]
+    files[record] = "".join([*lines, f"{record},,\n"]).encode()
+    path = folder / (name or wheel.name)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for member, data in files.items():
+            archive.writestr(member, data)
+    return path
+
+
+def make_binding(lab: Lab, symbol: str) -> bytes:
+    """Compile a binding that needs what ours needs, and this symbol of Python or torch."""
+    needed = tuple(lab.build(f"stubs/{name}", "") for name in sorted(BINDING_NEEDS))
+    source = f"void* {symbol}(void*); void* PyInit__C(void) {{ return {symbol}(0); }}"
+    options = ("-Wl,-rpath,$ORIGIN", "-Wl,--disable-new-dtags")
+    return lab.build("_C.abi3.so", source, *options, needs=needed).read_bytes()
+
+
+def test_our_own_wheel_passes() -> None:
+    done = judge(WHEELS[0])
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_tag_of_an_older_glibc_than_the_code_needs_is_refused(tmp_path: Path) -> None:
+    platform = WHEELS[0].stem.rpartition("-")[2]
+    older = platform.replace(platform.partition("_x")[0], "manylinux_2_5")
+    told = f"Wheel-Version: 1.0\nTag: cp310-abi3-{older}\n".encode()
+    info = "-".join(WHEELS[0].name.split("-")[:2]) + ".dist-info/WHEEL"
+    name = WHEELS[0].name.replace(platform, older)
+    done = judge(rewrite(WHEELS[0], tmp_path, {info: told}, name))
+    assert done.returncode == 1
+    assert re.search(r"needs glibc 2\.\d+, its name promises glibc 2\.5", done.stderr)
+
+
+def test_a_stable_symbol_is_no_finding(tmp_path: Path) -> None:
+    """It is the symbol that fails below: this binding fails later, as it names nothing of torch."""
+    done = judge(rewrite(WHEELS[0], tmp_path, {BINDING: make_binding(Lab(tmp_path), STABLE)}))
+    assert "the binding needs torch unknown" in done.stderr
+
+
+@pytest.mark.parametrize(("symbol", "sentence"), UNSTABLE.values(), ids=UNSTABLE.keys())
+def test_an_unstable_symbol_is_refused(tmp_path: Path, symbol: str, sentence: str) -> None:
+    binding = make_binding(Lab(tmp_path), symbol)
+    done = judge(rewrite(WHEELS[0], tmp_path, {BINDING: binding}))
+    assert done.returncode == 1
+    assert re.search(f"error: {sentence}", done.stderr), done.stdout + done.stderr
