@@ -13,11 +13,13 @@ import nox
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
-from ci.choose import choose_sets
+from ci.choose import choose_sets, same_major, toolkits_of
+from ci.cuda12 import CUDA as CUDA_12
+from ci.cuda12 import PACKAGES as CUDA_12_PACKAGES
 from ci.engine import find_engine
 from ci.preflight import Preflight, check, read_host
 from ci.project import ARCHSETS
-from ci.toolchain import complete_links, named_home, tool_version
+from ci.toolchain import complete_links, home_variable, named_home, tool_version
 from flash_dist.errors import FlashDistError
 from flash_dist.published import load_archsets
 
@@ -47,18 +49,35 @@ def built_wheels() -> list[str]:
     return sorted(str(path) for path in (ROOT / "dist").glob("*/*.whl"))
 
 
-def run_preflight(session: nox.Session, *names: str) -> Preflight:
-    """Stop, before anything is downloaded, on a machine or with arch sets that cannot be built."""
+def run_preflight(session: nox.Session, *names: str) -> list[Preflight]:
+    """Stop, before anything is downloaded, on a machine or with arch sets that cannot be built.
+
+    Returns what was found for each CUDA toolkit that the sets ask for.
+    """
     try:
-        home = named_home(os.environ)
-        version = tool_version(home, "nvcc") if home else None
-        release = ".".join(version.split(".")[:2]) if version else None
-        found = check(read_host(ROOT, os.environ), cuda_home_version=release)
-        choose_sets(names, os.environ, load_archsets(ARCHSETS), found.toolkit)
+        sets, host = load_archsets(ARCHSETS), read_host(ROOT, os.environ)
+        wanted = toolkits_of(names, os.environ, sets)
+        own = own_release(wanted)
+        found = [
+            check(host, wanted=one, cuda_home_version=own if own and same_major(one, own) else None)
+            for one in wanted
+        ]
+        choose_sets(names, os.environ, sets, found[0].toolkit)
     except FlashDistError as error:
         session.error(str(error))
-    session.log(str(found))
+    session.log("\n".join(map(str, found)))
     return found
+
+
+def own_release(wanted: list[str]) -> str | None:
+    """Return the CUDA version that CUDA_HOME holds, and insist that some set asks for its major."""
+    home = named_home(os.environ)
+    if home is None:
+        return None
+    release = ".".join(tool_version(home, "nvcc").split(".")[:2])
+    if not any(same_major(one, release) for one in wanted):
+        check(read_host(ROOT, os.environ), wanted=wanted[0], cuda_home_version=release)
+    return release
 
 
 def install_toolchain(session: nox.Session, *names: str) -> None:
@@ -68,16 +87,31 @@ def install_toolchain(session: nox.Session, *names: str) -> None:
     """
     found = run_preflight(session, *names)
     install(session, "build", "audit")
-    if os.environ.get("CUDA_HOME"):
-        return
-    folder = Path(session.virtualenv.location).parent / f"cuda-{found.toolkit}"
-    home, complete = folder / "nvidia" / "cu13", folder / "complete"
-    if not complete.is_file():
-        shutil.rmtree(folder, ignore_errors=True)
-        session.install("--target", str(folder), f"cuda-toolkit[nvcc,cccl]=={found.toolkit}.*")
+    environments = Path(session.virtualenv.location).parent
+    for one in reversed(found):  # CUDA_HOME is the newest in the end
+        if named_home(os.environ) and one.is_own:
+            home = str(named_home(os.environ))
+        else:
+            home = str(install_nvcc(session, one.toolkit, environments / f"cuda-{one.toolkit}"))
+        session.env["CUDA_HOME"] = session.env[home_variable(one.toolkit)] = home
+
+
+def install_nvcc(session: nox.Session, cuda: str, folder: Path) -> Path:
+    """Install a CUDA toolkit once, and return its CUDA_HOME."""
+    complete = folder / "complete"
+    home = folder / "home" if cuda == CUDA_12 else folder / "nvidia" / "cu13"
+    if complete.is_file():
+        return home
+    shutil.rmtree(folder, ignore_errors=True)
+    if cuda == CUDA_12:
+        for name, packages in CUDA_12_PACKAGES.items():
+            session.install("--target", str(folder / name), "--no-deps", *packages)
+        session.run("python", "-m", "ci.cuda12", str(folder), str(home))
+    else:
+        session.install("--target", str(folder), f"cuda-toolkit[nvcc,cccl]=={cuda}.*")
         complete_links(home)
-        complete.touch()
-    session.env["CUDA_HOME"] = str(home)
+    complete.touch()
+    return home
 
 
 @nox.session

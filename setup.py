@@ -10,6 +10,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -27,21 +28,26 @@ from ci.sbom import write_sbom
 from ci.toolchain import find_toolchain
 from ci.torch_headers import find_headers
 from flash_dist.errors import FlashDistError
+from flash_dist.linkage import runtime_requirements
 from flash_dist.manifest import load_manifest
 from flash_dist.published import load_archsets
 
 PUBLISHED = load_archsets(ARCHSETS)
 
 
-def choose_version() -> str:
-    """Return the version of the wheel; an archive of the sources is of no arch set."""
+def choose_metadata() -> dict[str, Any]:
+    """Return version and dependencies of the wheel; the sources are of no arch set."""
+    project = load_project()
     if "sdist" in sys.argv:
-        return load_project().version
+        return {"version": project.version, "install_requires": project.dependencies}
     try:
         plan = make_plan(os.environ)
     except FlashDistError as error:
         sys.exit(f"error: {error}")
-    return load_project().wheel_version(plan.toolkit, plan.archset.label)
+    return {
+        "version": project.wheel_version(plan.toolkit, plan.archset.label),
+        "install_requires": [*project.dependencies, *runtime_requirements(plan.toolkit)],
+    }
 
 
 class BuildNative(build_ext):
@@ -88,7 +94,7 @@ class WheelWithBill(bdist_wheel):
 # nobody else who runs this file at the same time touches it.
 with tempfile.TemporaryDirectory(prefix="flash_dist-") as staging:
     setup(
-        version=choose_version(),
+        **choose_metadata(),
         ext_modules=[Extension("flash_dist._C", sources=[], py_limited_api=True)],
         cmdclass={"build_ext": BuildNative, "bdist_wheel": WheelWithBill},
         options={

@@ -11,7 +11,13 @@ from ci.planner_hash import hash_planner
 from ci.project import ARCHSETS, load_project
 from ci.toolchain import gxx_version
 from flash_dist.archs import Arch
-from flash_dist.devices import format_version, toolkit_driver, toolkit_ptx_isa
+from flash_dist.devices import (
+    format_version,
+    toolkit_compression,
+    toolkit_driver,
+    toolkit_ptx_isa,
+)
+from flash_dist.installed import CODECS
 from flash_dist.manifest import (
     Assembled,
     HostInfo,
@@ -26,7 +32,7 @@ if TYPE_CHECKING:
     from ci.native import NativeBuild, NativeOptions
     from ci.toolchain import Toolchain
 
-FLAGS = ("-O3", "-std=c++17", "--compress-mode=size")
+FLAGS = ("-O3", "-std=c++17")
 
 
 def make_manifest(build: NativeBuild, options: NativeOptions) -> Manifest:
@@ -38,7 +44,7 @@ def make_manifest(build: NativeBuild, options: NativeOptions) -> Manifest:
         archsets=options.published,
         toolkit=_toolkit_info(options.toolchain),
         host=HostInfo(f"g++ {gxx_version()}", _glibc()),
-        flags=(*FLAGS, *options.archset.gencode_flags),
+        flags=(*FLAGS, _compression(options.toolchain), *options.archset.gencode_flags),
         torch_headers=options.headers.version,
         torch_min=project.torch_min,
         torch_tested_max=project.torch_tested_max,
@@ -47,6 +53,12 @@ def make_manifest(build: NativeBuild, options: NativeOptions) -> Manifest:
         planner=hash_planner(),
         parts=find_parts(build.folder, options.toolchain, options.headers),
     )
+
+
+def _compression(toolchain: Toolchain) -> str:
+    """Return the flag that CMakeLists.txt chooses."""
+    codec = toolkit_compression(toolchain.cuda)
+    return next(flag for flag, packed in CODECS.items() if packed == codec)
 
 
 def proof_of(arch: Arch) -> str:

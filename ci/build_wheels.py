@@ -19,7 +19,7 @@ from ci.choose import VARIABLE, choose_sets
 from ci.gates import audit, run, run_tools
 from ci.project import ARCHSETS, ROOT, load_project
 from ci.report import read_report
-from ci.toolchain import find_toolchain
+from ci.toolchain import find_toolchain, home_variable
 from flash_dist.published import load_archsets
 
 if TYPE_CHECKING:
@@ -84,8 +84,15 @@ def build_all(args: Sequence[str]) -> Builds:
     environ = {**os.environ, "SOURCE_DATE_EPOCH": load_project().epoch}
     environ.pop("FLASH_DIST_ARCH_SET", None)
     return build_each(
-        choice.sets, lambda one: build_wheel(one, environ, published=one.name in sets)
+        choice.sets,
+        lambda one: build_wheel(one, toolkit_environ(one, environ), published=one.name in sets),
     )
+
+
+def toolkit_environ(archset: ArchSet, environ: Mapping[str, str]) -> dict[str, str]:
+    """Let CUDA_HOME be the toolkit that compiles a set: of several, each has a variable."""
+    home = environ.get(home_variable(archset.toolkit))
+    return {**environ, "CUDA_HOME": home} if home else dict(environ)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from flash_dist.archs import ArchSet, require_supported
+from flash_dist.devices import parse_version
 from flash_dist.errors import ArchError
 
 if TYPE_CHECKING:
@@ -40,15 +41,37 @@ def choose_sets(
         args: Names of published sets, and possibly `--skip-unsupported`.
         environ: Where TORCH_CUDA_ARCH_LIST may be set.
         published: The published sets by name.
-        toolkit: CUDA version that compiles.
+        toolkit: CUDA version that compiles the sets of its major.
     """
     skip = SKIP_UNSUPPORTED in args
     names = list(dict.fromkeys(arg for arg in args if arg != SKIP_UNSUPPORTED))
     choice = _choose(names, environ, published)
-    able = [require_supported(one, toolkit, skip_unsupported=skip) for one in choice.sets]
+    able = [
+        require_supported(one, _compiling(one, toolkit), skip_unsupported=skip)
+        for one in choice.sets
+    ]
     # A list from the environment is named after its content, which may be less now.
     sets = tuple(one if one.name in published else replace(one, name=one.label) for one in able)
     return Choice(sets, choice.reason)
+
+
+def toolkits_of(
+    args: Sequence[str], environ: Mapping[str, str], published: Mapping[str, ArchSet]
+) -> list[str]:
+    """Return the CUDA versions that the sets of a build ask for, the newest first."""
+    names = [arg for arg in args if arg != SKIP_UNSUPPORTED]
+    wanted = {one.toolkit for one in _choose(names, environ, published).sets}
+    return sorted(wanted, key=parse_version, reverse=True)
+
+
+def same_major(one: str, other: str) -> bool:
+    """Whether two CUDA versions are of one major: 13.0 and 13.2 are."""
+    return parse_version(one)[0] == parse_version(other)[0]
+
+
+def _compiling(archset: ArchSet, toolkit: str) -> str:
+    """Return the toolkit that compiles a set; of another major that which the set names."""
+    return toolkit if same_major(archset.toolkit, toolkit) else archset.toolkit
 
 
 def _choose(

@@ -11,31 +11,52 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ci.choose import toolkits_of
+from ci.cuda12 import CUDA as CUDA_12
+from ci.cuda12 import PACKAGES
 from ci.preflight import check, read_host
-from ci.project import ROOT, build_folder
+from ci.project import ARCHSETS, ROOT, build_folder
 from ci.toolchain import complete_links, tool_version
 from flash_dist.errors import FlashDistError
+from flash_dist.published import load_archsets
 
 HOME = Path("/opt/cuda")
 
 
 def install_toolkit(cuda: str, folder: Path) -> Path:
     """Install the compiler once, and return its CUDA_HOME."""
-    home, complete = folder / "nvidia" / "cu13", folder / "complete"
-    if not complete.is_file():
-        shutil.rmtree(folder, ignore_errors=True)
-        packages = f"cuda-toolkit[nvcc,cccl]=={cuda}.*"
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder)]
-        subprocess.run([*command, packages], check=True)
+    complete = folder / "complete"
+    home = folder / "home" if cuda == CUDA_12 else folder / "nvidia" / "cu13"
+    if complete.is_file():
+        return home
+    shutil.rmtree(folder, ignore_errors=True)
+    if cuda == CUDA_12:
+        for name, packages in PACKAGES.items():
+            _install(folder / name, "--no-deps", *packages)
+        command = [sys.executable, "-m", "ci.cuda12", str(folder), str(home)]
+        subprocess.run(command, check=True)
+    else:
+        _install(folder, f"cuda-toolkit[nvcc,cccl]=={cuda}.*")
         complete_links(home)
-        complete.touch()
+    complete.touch()
     return home
+
+
+def _install(folder: Path, *words: str) -> None:
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder)]
+    subprocess.run([*command, *words], check=True)
+
+
+def wanted_toolkit() -> str:
+    """Return the CUDA version of the set that is built."""
+    names = os.environ.get("FLASH_DIST_ARCH_SET", "").split()
+    return toolkits_of(names, os.environ, load_archsets(ARCHSETS))[0]
 
 
 def main() -> int:
     """Command line."""
     try:
-        found = check(read_host(ROOT, os.environ))
+        found = check(read_host(ROOT, os.environ), wanted=wanted_toolkit())
     except FlashDistError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

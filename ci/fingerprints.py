@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from flash_dist.kernel_code import hash_kernels
 from flash_dist.wheel import open_wheel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from flash_dist.fingerprints import Reference
 
@@ -28,7 +29,7 @@ REMEDY = "`nox -s fingerprints -- WHEEL` on a machine with such a GPU records th
 
 
 def find_stale(
-    references: Iterable[Reference], kernels: Mapping[str, str], planner: str
+    references: Iterable[Reference], kernels: Mapping[str, Collection[str]], planner: str
 ) -> list[str]:
     """Say which recorded fingerprints are of other code than that which is built."""
     problems = []
@@ -36,7 +37,8 @@ def find_stale(
         where = f"{reference.gpu}, recorded {reference.recorded}"
         if reference.setting.planner != planner:
             problems.append(f"{where}: of another planner")
-        stale = [name for name, code in reference.kernels.items() if kernels.get(name) != code]
+        recorded = reference.kernels.items()
+        stale = [name for name, code in recorded if code not in kernels.get(name, ())]
         if stale:
             problems.append(
                 f"{where}: {len(stale)} of {len(reference.kernels)} kernels are not built, or "
@@ -45,17 +47,18 @@ def find_stale(
     return problems
 
 
-def read_wheels(paths: Iterable[Path]) -> dict[str, str]:
-    """Return the code of the kernels of all wheels."""
-    kernels: dict[str, str] = {}
+def read_wheels(paths: Iterable[Path]) -> dict[str, set[str]]:
+    """Return the code of the kernels of all wheels: each toolkit makes its own."""
+    kernels: defaultdict[str, set[str]] = defaultdict(set)
     for path in paths:
         with (
             open_wheel(path) as wheel,
             wheel.unpacked(KERNELS) as file,
             open_fatbin(KERNELS, file, archive=wheel.path) as fatbin,
         ):
-            kernels.update(hash_kernels(fatbin))
-    return kernels
+            for name, code in hash_kernels(fatbin).items():
+                kernels[name].add(code)
+    return dict(kernels)
 
 
 def main() -> int:

@@ -22,6 +22,7 @@ from ci.ptxas import KernelResources, load_exceptions, parse_ptxas
 from ci.symbols import check_symbols
 from flash_dist.archs import Arch
 from flash_dist.errors import FlashDistError
+from flash_dist.linkage import RUNTIME_PATH, has_shared_runtime
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -98,6 +99,7 @@ def build_native(options: NativeOptions) -> NativeBuild:
 
 def _configure(options: NativeOptions, folder: Path) -> None:
     forget_moved(folder, options.toolchain.tool("nvcc"))
+    shared = has_shared_runtime(options.toolchain.cuda)
     definitions = {
         "FLASH_DIST_ARCHS": str(options.archset),
         "FLASH_DIST_TORCH_INCLUDE": str(options.headers.include),
@@ -105,6 +107,8 @@ def _configure(options: NativeOptions, folder: Path) -> None:
         "CMAKE_MAKE_PROGRAM": shutil.which("ninja") or "ninja",
         "Python3_EXECUTABLE": sys.executable,
         "FLASH_DIST_PYTHON": "python3",
+        "FLASH_DIST_SHARED_CUDART": "ON" if shared else "OFF",
+        "FLASH_DIST_CUDART_PATH": ":".join(RUNTIME_PATH) if shared else "",
         "FLASH_DIST_STATIC_STDCXX": os.environ.get("FLASH_DIST_STATIC_STDCXX") or "OFF",
     }
     if os.environ.get("CXX"):  # nvcc itself would take the g++ on PATH

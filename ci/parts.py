@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ci.toolchain import ToolchainError, gxx_version
+from flash_dist.linkage import has_shared_runtime
 from flash_dist.manifest import Part
 
 if TYPE_CHECKING:
@@ -20,6 +21,18 @@ NVIDIA: Final = "NVIDIA CUDA Toolkit End User License Agreement"
 GCC: Final = "GPL-3.0-or-later WITH GCC-exception-3.1"
 
 
+class Packages(NamedTuple):
+    """Where PyPI has the parts of a CUDA major."""
+
+    runtime: str
+    crt: str
+    nvvm: str
+
+
+CUDA_13: Final = Packages("nvidia-cuda-runtime", "nvidia-cuda-crt", "nvidia-nvvm")
+CUDA_12: Final = Packages("nvidia-cuda-runtime-cu12", *["nvidia-cuda-nvcc-cu12"] * 2)
+
+
 def find_parts(folder: Path, toolchain: Toolchain, headers: TorchHeaders) -> tuple[Part, ...]:
     """Return the parts of a build.
 
@@ -28,19 +41,24 @@ def find_parts(folder: Path, toolchain: Toolchain, headers: TorchHeaders) -> tup
         toolchain: The CUDA toolkit.
         headers: Those of torch.
     """
-    runtime, nvvm = "nvidia-cuda-runtime", "nvidia-nvvm"
-    version, gcc = package_version(toolchain, runtime), gxx_version()
-    archive = hashlib.sha256(find_cudart(folder).read_bytes()).hexdigest()
-    crt = "nvidia-cuda-crt"
+    packages = CUDA_12 if has_shared_runtime(toolchain.cuda) else CUDA_13
+    version, crt, nvvm = (package_version(toolchain, package) for package in packages)
+    gcc = gxx_version()
+    linked = () if has_shared_runtime(toolchain.cuda) else (_static_runtime(folder, version),)
     return (
-        Part("cudart_static", version, "static", NVIDIA, runtime, archive),
-        Part("cuda-runtime-headers", version, "header-only", NVIDIA, runtime),
-        Part("cuda-crt-headers", package_version(toolchain, crt), "header-only", NVIDIA, crt),
-        Part("libdevice", package_version(toolchain, nvvm), "compiled-in", NVIDIA, nvvm),
+        *linked,
+        Part("cuda-runtime-headers", version, "header-only", NVIDIA, packages.runtime),
+        Part("cuda-crt-headers", crt, "header-only", NVIDIA, packages.crt),
+        Part("libdevice", nvvm, "compiled-in", NVIDIA, packages.nvvm),
         Part("torch-headers", headers.version, "header-only", "BSD-3-Clause", "torch"),
         Part("libstdc++-headers", gcc, "header-only", GCC),
         Part("gcc-start-files", gcc, "static", GCC),
     )
+
+
+def _static_runtime(folder: Path, version: str) -> Part:
+    archive = hashlib.sha256(find_cudart(folder).read_bytes()).hexdigest()
+    return Part("cudart_static", version, "static", NVIDIA, CUDA_13.runtime, archive)
 
 
 def find_cudart(folder: Path) -> Path:
@@ -48,7 +66,7 @@ def find_cudart(folder: Path) -> Path:
     cache = (folder / "CMakeCache.txt").read_text(encoding="utf-8")
     for line in cache.splitlines():
         name, _, value = line.partition("=")
-        if name.partition(":")[0] == "CUDART_STATIC":
+        if name.partition(":")[0] == "CUDART":
             return Path(value)
     message = f"`{folder / 'CMakeCache.txt'}` does not say which libcudart_static.a was linked"
     raise ToolchainError(message)

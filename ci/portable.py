@@ -22,9 +22,9 @@ from ci.engine import VARIABLE as ENGINE
 from ci.engine import EngineError, find_engine
 from ci.gates import run
 from ci.image import CONTAINERS_CONF
-from ci.preflight import TOOLKITS
 from ci.project import ARCHSETS, ROOT, load_project
 from ci.report import read_report
+from flash_dist.archs import DEFAULT_TOOLKIT
 from flash_dist.published import load_archsets
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def build_all(args: Sequence[str], environ: Mapping[str, str] = os.environ) -> B
         message = "no container engine answers: neither `podman info` nor `docker info`"
         raise EngineError(message, hint="start one, or build natively: `-- --native`")
     sets = load_archsets(ARCHSETS)
-    choice = choose_sets(args, environ, sets, TOOLKITS[0].cuda)
+    choice = choose_sets(args, environ, sets, DEFAULT_TOOLKIT)
     print(choice)
     print(f"container engine: {engine}; image: {environ.get(IMAGE) or DEFAULT_IMAGE}", flush=True)
     CACHE.mkdir(parents=True, exist_ok=True)

@@ -22,6 +22,7 @@ MIN_DISK = 3 * GIB  # toolkit 0.3, objects 0.2 per arch set, wheels; the rest is
 MIN_MEMORY = 2 * GIB
 MEMORY_PER_JOB = 3 * GIB // 2  # an estimate: room for cicc or ptxas on a large backward kernel
 MIN_GCC = 9  # first with all of C++17
+IN_A_CONTAINER = "build in a container: an older distribution, or `nox -s image`"
 
 Version = tuple[int, int]
 
@@ -32,10 +33,11 @@ class PreflightError(FlashDistError):
 
 @dataclass(frozen=True)
 class Toolkit:
-    """A CUDA toolkit on PyPI and the hosts it compiles on.
+    """A CUDA toolkit that can be had and the hosts it compiles on.
 
-    From its own headers: crt/host_config.h refuses newer gcc, and crt/math_functions.h of 13.0 and
-    13.1 declares rsqrt in a way that clashes with glibc 2.42.
+    From its own headers: crt/host_config.h refuses newer gcc, and crt/math_functions.h declares
+    functions in a way that clashes with newer glibc: 13.0 and 13.1 rsqrt with 2.42, 12.4 also
+    sinpi and cospi with 2.41. All are on PyPI but 12.4, see ci/cuda12.py.
     """
 
     cuda: str
@@ -52,6 +54,7 @@ class Toolkit:
 
 
 TOOLKITS = (
+    Toolkit("12.4", 13, (2, 40)),
     Toolkit("13.0", 15, (2, 41)),
     Toolkit("13.1", 15, (2, 41)),
     Toolkit("13.2", 15),
@@ -86,6 +89,7 @@ class Preflight:
     host: Host
     toolkit: str
     notes: tuple[str, ...] = ()
+    is_own: bool = False  # it is the one that CUDA_HOME names
 
     def __str__(self) -> str:
         gcc, glibc = self.host.gcc or (0, 0), self.host.glibc or (0, 0)
@@ -118,17 +122,22 @@ def check(host: Host, *, cuda_home_version: str | None = None, wanted: str = "13
     Args:
         host: The machine.
         cuda_home_version: Version of the toolkit that CUDA_HOME names; None: one from PyPI.
-        wanted: The oldest toolkit to take from PyPI, which needs the oldest driver.
+        wanted: The oldest toolkit to take, which needs the oldest driver; one of the same major
+            may be taken in its place.
     """
     gcc, glibc = _require_host(host)
     if cuda_home_version is not None:
-        return Preflight(host, cuda_home_version, _judge_own(cuda_home_version, gcc, glibc))
-    candidates = [t for t in TOOLKITS if parse_version(t.cuda) >= parse_version(wanted)]
+        notes = _judge_own(cuda_home_version, wanted, gcc, glibc)
+        return Preflight(host, cuda_home_version, notes, is_own=True)
+    candidates = [t for t in TOOLKITS if _can_replace(t.cuda, wanted)]
     refusals = {toolkit.cuda: toolkit.refusal(gcc, glibc) for toolkit in candidates}
     fit = next((cuda for cuda, refusal in refusals.items() if refusal is None), None)
     if fit is None:
-        message = f"no CUDA 13 toolkit compiles here: {refusals[candidates[-1].cuda]} is too new"
-        raise PreflightError(message, hint="install an older g++ and name it: `CXX=g++-15`")
+        newest = candidates[-1]
+        major = parse_version(wanted)[0]
+        message = f"no CUDA {major} toolkit compiles here: {refusals[newest.cuda]} is too new"
+        hint = f"install an older g++ and name it: `CXX=g++-{newest.max_gcc}`"
+        raise PreflightError(message, hint=hint if gcc[0] > newest.max_gcc else IN_A_CONTAINER)
     if fit == wanted:
         return Preflight(host, fit)
     note = f"CUDA {wanted} does not compile with {refusals[wanted]}; {_driver_note(fit)}"
@@ -158,11 +167,18 @@ def _require_host(host: Host) -> tuple[Version, Version]:
     return host.gcc, host.glibc
 
 
-def _judge_own(cuda: str, gcc: Version, glibc: Version) -> tuple[str, ...]:
+def _can_replace(cuda: str, wanted: str) -> bool:
+    """Whether a toolkit may compile what another is wanted for: no older, of the same major."""
+    found, least = parse_version(cuda), parse_version(wanted)
+    return found[0] == least[0] and found >= least
+
+
+def _judge_own(cuda: str, wanted: str, gcc: Version, glibc: Version) -> tuple[str, ...]:
     """Check the toolkit that CUDA_HOME names against the table."""
-    if parse_version(cuda) < parse_version(TOOLKITS[0].cuda):
-        message = f"CUDA {TOOLKITS[0].cuda} or newer is needed, CUDA_HOME holds {cuda}"
-        raise PreflightError(message, hint="unset CUDA_HOME: the build then takes nvcc from PyPI")
+    if not _can_replace(cuda, wanted):
+        major = parse_version(wanted)[0]
+        message = f"CUDA {wanted} or a newer {major} is needed, CUDA_HOME holds {cuda}"
+        raise PreflightError(message, hint="unset CUDA_HOME: the build then brings its own nvcc")
     known = next((t for t in TOOLKITS if t.cuda == cuda), None)
     refusal = known.refusal(gcc, glibc) if known else None
     if refusal:

@@ -26,6 +26,7 @@ class Project:
     torch_min: str
     torch_tested_max: str
     source_date_epoch: int
+    dependencies: list[str]  # of every wheel
 
     def wheel_version(self, toolkit: str, label: str) -> str:
         """Return the version of one wheel: 0.1.0+cu130.hopper."""

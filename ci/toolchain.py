@@ -77,6 +77,11 @@ def named_home(environ: Mapping[str, str]) -> Path | None:
     return home
 
 
+def home_variable(cuda: str) -> str:
+    """Return what names the toolkit of a CUDA major where several take part in a build."""
+    return f"FLASH_DIST_CUDA_{cuda.partition('.')[0]}_HOME"
+
+
 def complete_links(home: Path) -> None:
     """Add the two names that the wheels of 13.x lack and that nvcc.profile looks for."""
     names = {home / "lib64": "lib", home / "lib" / "libcudart.so": "libcudart.so.13"}

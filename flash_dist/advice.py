@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .compatibility import DEFAULT_ORIGIN, judge
-from .devices import Device, toolkit_driver
+from .devices import Device, Driver, driver_supports_toolkit, parse_version, toolkit_driver
 from .verdict import FLOOR, SMEM_VARIABLE, Build, Cause, DeviceVerdict
 
 if TYPE_CHECKING:
@@ -49,13 +49,18 @@ def describe_device(device: Device, name: str = "") -> str:
 def sets_for(devices: Iterable[Device], archsets: Iterable[ArchSet]) -> tuple[ArchSet, ...]:
     """Return the arch sets that serve all of these GPUs best, the smallest first.
 
-    A set that needs the JIT is not named beside one that has machine code.
+    A set that needs the JIT is not named beside one that has machine code, and one of an older
+    CUDA major not beside one of a newer.
     """
     devices = tuple(devices)
     ranked = [(_set_rank(archset, devices), archset) for archset in archsets]
-    serving = [(rank, archset) for rank, archset in ranked if rank is not None]
-    best = min((rank for rank, _ in serving), default=0)
-    equal = [archset for rank, archset in serving if rank == best]
+    serving = [
+        ((rank, -parse_version(archset.toolkit)[0]), archset)
+        for rank, archset in ranked
+        if rank is not None
+    ]
+    best = min((key for key, _ in serving), default=None)
+    equal = [archset for key, archset in serving if key == best]
     return tuple(sorted(equal, key=lambda archset: (len(archset.archs), archset.name)))
 
 
@@ -85,7 +90,7 @@ def explain_refusal(
         return sentence, unsupported_fix([device, *others], build)
     sentence = f"{describe_device(device, name)} cannot use this build: {verdict.reason}"
     fixes: dict[Cause, str] = {
-        "driver-too-old": driver_fix(build),
+        "driver-too-old": driver_fix(build, verdict.situation.driver, [device, *others]),
         "hardware-too-old": hardware_fix(device, build),
         "jit-compiler-absent": jit_fix([device, *others], build),
         "jit-variable": "unset that variable",
@@ -174,8 +179,23 @@ def jit_fix(devices: Iterable[Device], build: Build) -> str:
     )
 
 
-def driver_fix(build: Build) -> str:
-    """Return the step for a driver that is too old."""
+def driver_fix(build: Build, driver: Driver | None = None, devices: Iterable[Device] = ()) -> str:
+    """Return the step for a driver that is too old, or the set that this driver loads.
+
+    Args:
+        build: What it does not load.
+        driver: The present one, if known.
+        devices: The GPUs, all of which another set must serve.
+    """
     needed = toolkit_driver(build.toolkit) if build.toolkit else None
-    driver = f"NVIDIA driver {needed} or newer" if needed else "a newer NVIDIA driver"
-    return f"install {driver} (`nvidia-smi` shows the present one)"
+    newer = f"NVIDIA driver {needed} or newer" if needed else "a newer NVIDIA driver"
+    step = f"install {newer} (`nvidia-smi` shows the present one)"
+    able = (
+        []
+        if driver is None
+        else [one for one in build.archsets if driver_supports_toolkit(driver, one.toolkit)]
+    )
+    other = covering_set(devices, able)
+    if other is None:
+        return step
+    return f"{step}, or the arch set `{other.name}`: CUDA {other.toolkit} runs on driver {driver}"

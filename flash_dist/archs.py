@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 DEFAULT_TOOLKIT: Final = "13.0"
+DEFAULT_MACHINE: Final = "x86_64"
 
 _ARCH = re.compile(r"(?:(sm_|compute_)?([1-9][0-9]{1,2})|([1-9][0-9]?)\.([0-9]))([af]?)")
 
@@ -139,9 +140,8 @@ def _archs(dotted: str) -> tuple[Arch, ...]:
     return tuple(Arch.parse(one) for one in dotted.split())
 
 
-_CUDA_12_8 = _archs(
-    "5.0 5.2 5.3 6.0 6.1 6.2 7.0 7.2 7.5 8.0 8.6 8.7 8.9 9.0 9.0a 10.0 10.0a 10.1 10.1a 12.0 12.0a"
-)
+_CUDA_12 = _archs("5.0 5.2 5.3 6.0 6.1 6.2 7.0 7.2 7.5 8.0 8.6 8.7 8.9 9.0 9.0a")
+_CUDA_12_8 = _CUDA_12 + _archs("10.0 10.0a 10.1 10.1a 12.0 12.0a")
 _CUDA_12_9 = tuple(
     sorted(_CUDA_12_8 + _archs("10.0f 10.1f 10.3 10.3a 10.3f 12.0f 12.1 12.1a 12.1f"))
 )
@@ -153,6 +153,7 @@ _CUDA_13 = _archs(
 # SASS targets each toolkit compiles (`nvcc --list-gpu-code`, suffixes from `nvcc --help`); each
 # of them exists as PTX too.
 TOOLKIT_ARCHS: dict[str, tuple[Arch, ...]] = {
+    "12.0": _CUDA_12,
     "12.8": _CUDA_12_8,
     "12.9": _CUDA_12_9,
     "13.0": _CUDA_13,
@@ -192,6 +193,7 @@ class ArchSet:
     archs: tuple[Arch, ...]  # old to new, SASS before PTX of the same number
     who: str = ""
     toolkit: str = DEFAULT_TOOLKIT
+    machine: str = field(default=DEFAULT_MACHINE, kw_only=True)  # as `uname -m` says it
     budget_bytes: int | None = field(default=None, kw_only=True)
     wheel_bytes: int | None = field(default=None, kw_only=True)  # as last built
 
@@ -234,7 +236,14 @@ class ArchSet:
 
     def to_json(self) -> dict[str, str]:
         """Return the set as plain data, as the build manifest holds it."""
-        return {"name": self.name, "label": self.label, "archs": str(self), "who": self.who}
+        return {
+            "name": self.name,
+            "label": self.label,
+            "archs": str(self),
+            "who": self.who,
+            "toolkit": self.toolkit,
+            "machine": self.machine,
+        }
 
 
 def _parse_token(token: str, text: str, name: str) -> tuple[Arch, ...]:

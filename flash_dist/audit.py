@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from .contents import BINDING, KERNELS, Image, WheelContents, read_contents
+from .linkage import BINDING_NEEDS, BINDING_PATH, expected_linkage
 from .problem import Problem, label
 
 if TYPE_CHECKING:
@@ -22,12 +23,6 @@ if TYPE_CHECKING:
     from .fatbin import KernelInfo
     from .manifest import KernelRecord, Manifest
 
-# What every glibc system has.
-SYSTEM_LIBRARIES = frozenset({
-    "ld-linux-x86-64.so.2", "libc.so.6", "libdl.so.2", "libgcc_s.so.1", "libm.so.6",
-    "libpthread.so.0", "librt.so.1", "libstdc++.so.6",
-})  # fmt: skip
-BINDING_NEEDS = frozenset({"libflash_dist_kernels.so", "libtorch.so", "libtorch_cpu.so"})
 EXPORT_PREFIX = "flash_dist_"
 
 
@@ -176,15 +171,16 @@ def _compare(kernel: KernelInfo, record: KernelRecord) -> Iterator[str]:
 
 
 def _image_problems(contents: WheelContents) -> Iterator[str]:
-    """Every image is of a kind we make: for a target of the set, zstd, PTX with one kernel each."""
+    """Every image is of a kind we make: for a target of the set, packed, one kernel in PTX."""
     targets = set(contents.manifest.arch_set.archs)
+    codec = expected_linkage(contents.manifest).codec
     for image in contents.images:
         entry = image.entry
         where = f"the image at {entry.payload_offset:#x} ({entry.kind}, {entry.arch})"
         if entry.kind not in {"sass", "ptx"} or entry.arch not in targets or entry.relocatable:
             yield f"{where} is not of the arch set"
-        elif entry.codec != "zstd":
-            yield f"{where} is stored as {entry.codec}, expected zstd"
+        elif entry.codec != codec:
+            yield f"{where} is stored as {entry.codec}, expected {codec}"
         elif entry.kind == "ptx" and len(image.kernels) != 1:
             yield f"{where} holds {len(image.kernels)} kernels, a PTX module holds one"
 
@@ -193,10 +189,15 @@ def _linkage_problems(contents: WheelContents) -> Iterator[str]:
     """Both libraries need what is designed, and nobody slipped another one in."""
     for name in sorted(set(contents.libraries) - {KERNELS, BINDING}):
         yield f"`{name}` is a library that nobody declared"
+    expected = expected_linkage(contents.manifest)
     for name, dynamic in contents.linkage.items():
-        own, path = (BINDING_NEEDS, ("$ORIGIN",)) if name == BINDING else (frozenset[str](), ())
+        own, path = (
+            (BINDING_NEEDS, BINDING_PATH)
+            if name == BINDING
+            else (expected.kernels_need, expected.kernels_path)
+        )
         needed = set(dynamic.needed)
-        for library in sorted(needed - SYSTEM_LIBRARIES - own):
+        for library in sorted(needed - expected.system - own):
             yield f"`{name}` needs {library}, which is not expected"
         for library in sorted(own - needed):
             yield f"`{name}` does not need {library}"

@@ -29,16 +29,18 @@ class Offer:
     problems: tuple[str, ...] = ()
 
 
-def read_offer(index: Index, *, python: str = "") -> Offer:
+def read_offer(index: Index, *, machine: str = "", python: str = "") -> Offer:
     """Read the candidates.
 
     Args:
         index: Where the wheels are.
+        machine: Leave out what is for CPUs of another kind than this; empty to keep all.
         python: Leave out what this version of the running interpreter cannot install; empty to
             keep all, for a machine that is not here.
     """
-    fitting = [wheel for wheel in index.wheels if not python or wheel.fits(python)]
-    unfit = len(index.wheels) - len(fitting)
+    meant = [wheel for wheel in index.wheels if not machine or wheel.runs_on(machine)]
+    fitting = [wheel for wheel in meant if not python or wheel.fits(python)]
+    unfit = len(meant) - len(fitting)
     left_out = f"{unfit} of {len(index.wheels)} wheels are not for this Python or system"
     read = [_read_if_possible(wheel) for wheel in _with_sizes(fitting)]
     return Offer(

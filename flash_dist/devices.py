@@ -196,6 +196,11 @@ def driver_supports_toolkit(driver: Driver, toolkit: str) -> bool:
     return driver.cuda[0] >= parse_version(toolkit)[0]
 
 
+def toolkit_compression(toolkit: str) -> str:
+    """Return how our builds with this toolkit compress images: nvcc knows zstd from 12.8 on."""
+    return "zstd" if parse_version(toolkit) >= (12, 8) else "lz4"
+
+
 def driver_supports_ptx_isa(driver: Driver, isa: Version) -> bool | None:
     """Whether the driver's JIT assembles this PTX ISA; None if the ISA is too new to know."""
     needed = ptx_isa_cuda(isa)

@@ -63,6 +63,10 @@ class IndexedWheel:
         match = re.fullmatch(r"cu([0-9]+)([0-9])", (self.version.local or "").partition(".")[0])
         return f"{match[1]}.{match[2]}" if match else ""
 
+    def runs_on(self, machine: str) -> bool:
+        """Whether the tags allow CPUs of a kind, such as `aarch64`."""
+        return any(tag.platform.endswith(("any", f"_{machine}")) for tag in self.tags)
+
     def fits(self, python: str) -> bool:
         """Whether the running interpreter, of this version, may install it."""
         try:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from .fatbin import Fatbin
     from .manifest import Manifest
 
+# The flags of our builds that compress images.
+CODECS = {"--compress-mode=size": "zstd", "-Xfatbinary=-compress-all": "lz4"}
 LIBRARY = "libflash_dist_kernels.so"
 EXTENSION = "_C.abi3.so"
 
@@ -132,7 +134,7 @@ def combine(
 
 def declare_build(manifest: Manifest) -> Build:
     """Return the build that a manifest declares."""
-    codec = "zstd" if "--compress-mode=size" in manifest.flags else "none"
+    codec = next((CODECS[flag] for flag in manifest.flags if flag in CODECS), "none")
     origin = Origin(manifest.toolkit.cuda, parse_version(manifest.toolkit.ptx_isa), codec)
     variants = tuple(
         Variant(
@@ -149,7 +151,9 @@ def declare_build(manifest: Manifest) -> Build:
         for kernel in manifest.kernels
     )
     name = f"flash_dist {manifest.package_version}"
-    return Build(name, variants, manifest.archsets, manifest.toolkit.cuda)
+    machine = manifest.arch_set.machine
+    archsets = tuple(one for one in manifest.archsets if one.machine == machine)
+    return Build(name, variants, archsets, manifest.toolkit.cuda)
 
 
 def read_embedded(library: Path, toolkit: str | None) -> tuple[Variant, ...]:

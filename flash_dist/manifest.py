@@ -6,11 +6,11 @@ Every dataclass knows both directions, `from_json` and `to_json`, and the two ro
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from .archs import Arch, ArchSet
+from .archs import DEFAULT_MACHINE, DEFAULT_TOOLKIT, Arch, ArchSet
 from .errors import ManifestError
 
 VERSION: Final = 1
@@ -216,7 +216,12 @@ def _read_kernel(data: dict[str, Any]) -> KernelRecord:
 
 def _read_archset(data: dict[str, Any]) -> ArchSet:
     parsed = ArchSet.parse(data["archs"], name=data["name"], label=data["label"])
-    return ArchSet(parsed.name, parsed.label, parsed.archs, data.get("who", ""))
+    return replace(
+        parsed,
+        who=str(data.get("who", "")),
+        toolkit=str(data.get("toolkit", DEFAULT_TOOLKIT)),
+        machine=str(data.get("machine", DEFAULT_MACHINE)),
+    )
 
 
 def _write(record: TargetInfo | KernelRecord | Assembled) -> dict[str, Any]:

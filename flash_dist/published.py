@@ -3,13 +3,15 @@
 set     label      goes into the wheel's version, X+cu130.<label>: at most 10 of a-z 0-9
         archs      a TORCH_CUDA_ARCH_LIST; `+PTX` belongs to its own entry
         who        one line: for which GPUs
-        toolkit    CUDA version that compiles it
+        toolkit    CUDA version that compiles it, of its major the oldest that will do
+        machine    whose CPUs run it: x86_64, which may be left out, or aarch64
         budget_mb  largest wheel that the audit lets pass, in MB of 10^6 bytes: about twice what the
                    first release has
         wheel_mb   what the wheel had when it was last built; may be absent
 proof   how far code of a target was proven on real hardware: `native` (it ran there), `jit` (its
         PTX ran on a newer GPU); a target not listed was assembled only
-picks   which set a client gets that asks for none: it must serve every GPU that any set serves
+picks   which set a client gets that asks for none, by machine: it must serve every GPU that any
+        set for this machine serves
 
 Builds and the installed package read the same file. It is JSON, which every Python reads.
 """
@@ -23,7 +25,7 @@ from functools import cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
-from .archs import Arch, ArchSet, require_supported
+from .archs import DEFAULT_MACHINE, Arch, ArchSet, require_supported
 from .errors import ArchError
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 Proof = Literal["native", "jit", "assembled"]
 
 FILE_NAME: Final = "archsets.json"
+MACHINES: Final = ("x86_64", "aarch64")
 
 _LABEL = re.compile(r"[a-z0-9]{1,10}")
 _MEGA = 1_000_000
@@ -73,17 +76,19 @@ def load_proofs(path: Path | None = None) -> dict[Arch, Proof]:
     return proofs
 
 
-def load_picks(path: Path | None = None) -> dict[str, ArchSet]:
+def load_picks(path: Path | None = None, machine: str = DEFAULT_MACHINE) -> dict[str, ArchSet]:
     """Read which set each client gets from the default index or channel, by the client's name.
 
     Raises:
-        ArchError: It is none of the sets, or lacks code for GPUs of another set.
+        ArchError: It is none of the sets for this machine, or lacks code for GPUs of another set.
     """
-    archsets = load_archsets(path)
+    archsets = {k: one for k, one in load_archsets(path).items() if one.machine == machine}
     picks: dict[str, ArchSet] = {}
-    for client, name in _section(path, "picks").items():
+    for client, name in _section(path, "picks").get(machine, {}).items():
         if name not in archsets:
-            message = f"`{client}` gets `{name}`, which is none of {', '.join(archsets)}"
+            message = (
+                f"`{client}` on {machine} gets `{name}`, which is none of {', '.join(archsets)}"
+            )
             raise ArchError(message)
         picks[client] = archsets[name]
         _require_all_gpus(client, picks[client], archsets)
@@ -127,10 +132,18 @@ def _read_set(name: str, table: Any, path: Path | None) -> ArchSet:  # noqa: ANN
         ArchSet.parse(str(given["archs"]), name=name, label=label),
         who=str(given["who"]),
         toolkit=str(given["toolkit"]),
+        machine=_read_machine(given.get("machine", DEFAULT_MACHINE), where),
         budget_bytes=_read_bytes(given["budget_mb"], f"budget_mb of {where}"),
         wheel_bytes=_read_bytes(given.get("wheel_mb"), f"wheel_mb of {where}"),
     )
     return require_supported(archset, archset.toolkit)
+
+
+def _read_machine(machine: object, where: str) -> str:
+    if machine not in MACHINES:
+        message = f"machine of {where} is {' or '.join(MACHINES)}, got `{machine}`"
+        raise ArchError(message)
+    return str(machine)
 
 
 def _read_bytes(megabytes: object, what: str) -> int | None:

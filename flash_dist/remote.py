@@ -90,7 +90,7 @@ def _choose(index: Index, environment: Environment) -> IndexedWheel:
         offer = read_offer(Index(index.place, tuple(own)), python=python)
         cuda = environment.cuda
         selection = select((gpu.device for gpu in cuda.gpus), cuda.driver, offer.candidates)
-        best = max(selection.candidates, key=_fitness, default=None)
+        best = selection.chosen or max(selection.candidates, key=_fitness, default=None)
         if best is not None and best.candidate.wheel is not None:
             return best.candidate.wheel
     fitting = [wheel for wheel in index.wheels if wheel.fits(platform.python_version())]
@@ -101,9 +101,9 @@ def _choose(index: Index, environment: Environment) -> IndexedWheel:
     return max(fitting, key=lambda wheel: (not wheel.version.is_prerelease, wheel.version))
 
 
-def _fitness(judged: Judged) -> tuple[bool, int, int]:
-    """Prefer what serves all GPUs well, then what serves most."""
-    return bool(judged), -judged.rank if judged else sum(map(bool, judged.verdicts)), -judged.weight
+def _fitness(judged: Judged) -> tuple[int, int]:
+    """Prefer what serves most GPUs, where nothing serves all."""
+    return sum(map(bool, judged.verdicts)), -judged.weight
 
 
 def _sum_up(index: Index, wheel: IndexedWheel) -> str:

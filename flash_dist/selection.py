@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .archs import Origin
+from .archs import DEFAULT_MACHINE, Origin
+from .devices import parse_version, toolkit_compression
 from .verdict import (
     DTYPE_FLOOR,
     FLOOR,
@@ -95,6 +96,7 @@ class Selection:
     candidates: tuple[Judged, ...]  # the chosen one first, then by size
     chosen: Judged | None
     unservable: tuple[Device, ...] = ()  # older than anything we build for
+    held_back: Judged | None = None  # what a newer driver alone would bring
 
     def __bool__(self) -> bool:
         return self.chosen is not None and not self.unservable
@@ -108,10 +110,10 @@ class Selection:
 
     @property
     def driver_refusal(self) -> str:
-        """Why the driver takes none of the sets; empty if it is not the driver alone."""
-        verdicts = [verdict for judged in self.candidates for verdict in judged.verdicts]
-        alone = verdicts and all(verdict.cause == "driver-too-old" for verdict in verdicts)
-        return verdicts[0].reason if alone else ""
+        """Why the driver does not take the set that serves the GPUs; empty if none would."""
+        verdicts = self.held_back.verdicts if self.held_back is not None else ()
+        reasons = (one.reason for one in verdicts if one.cause == "driver-too-old")
+        return next(reasons, "")
 
 
 def _rank(verdict: DeviceVerdict) -> int:
@@ -130,7 +132,7 @@ def _verdict_to_json(verdict: DeviceVerdict) -> dict[str, Any]:
 
 def make_build(name: str, archs: Iterable[Arch], toolkit: str) -> Build:
     """Return what a wheel for these targets holds, as far as they tell: one kernel per dtype."""
-    origin = Origin(toolkit, None, "zstd")
+    origin = Origin(toolkit, None, toolkit_compression(toolkit))
     variants = tuple(
         Variant(f"{dtype}_{arch.identifier}", "fwd", dtype, 64, 0, arch, origin)
         for arch in archs
@@ -140,11 +142,14 @@ def make_build(name: str, archs: Iterable[Arch], toolkit: str) -> Build:
     return Build(name, variants, toolkit=toolkit)
 
 
-def candidates_of(archsets: Iterable[ArchSet]) -> tuple[Candidate, ...]:
-    """Return published sets of which no wheel is at hand."""
+def candidates_of(
+    archsets: Iterable[ArchSet], machine: str = DEFAULT_MACHINE
+) -> tuple[Candidate, ...]:
+    """Return published sets of which no wheel is at hand, for one kind of CPU."""
     return tuple(
         Candidate(one.name, make_build(one.name, one.archs, one.toolkit), one.wheel_bytes)
         for one in archsets
+        if one.machine == machine
     )
 
 
@@ -167,7 +172,15 @@ def select(
         judged = _judge(groups[0] if groups else [], situations)
     others = sorted((one for one in judged if one is not chosen), key=lambda one: one.weight)
     ordered = (chosen, *others) if chosen is not None else tuple(others)
-    return Selection(wanted, driver, ordered, chosen, unservable)
+    held_back = None
+    if chosen is None and driver is not None:
+        served = select(wanted, None, candidates).chosen
+        held_back = next((one for one in judged if _is_same(one, served)), None)
+    return Selection(wanted, driver, ordered, chosen, unservable, held_back)
+
+
+def _is_same(judged: Judged, other: Judged | None) -> bool:
+    return other is not None and judged.candidate is other.candidate
 
 
 def _judge(candidates: Sequence[Candidate], situations: Sequence[Situation]) -> list[Judged]:
@@ -182,8 +195,11 @@ def _judge(candidates: Sequence[Candidate], situations: Sequence[Situation]) -> 
     ]
 
 
-def _preference(judged: Judged) -> tuple[int, int, int]:
-    return judged.rank, judged.weight, len(judged.candidate.archs)
+def _preference(judged: Judged) -> tuple[int, int, int, int]:
+    """Sort the best first; of equals the newest CUDA major, which the newest GPUs need."""
+    build = judged.candidate.build
+    major = parse_version(build.toolkit)[0] if build.toolkit else 0
+    return judged.rank, -major, judged.weight, len(judged.candidate.archs)
 
 
 def _by_version(candidates: Sequence[Candidate]) -> list[list[Candidate]]:

@@ -257,7 +257,7 @@ def check_driver(environment: Environment) -> CheckResult:
             "fail",
             str(refusals[0]),
             needs,
-            driver_fix(build),
+            driver_fix(build, cuda.driver, (gpu.device for gpu in cuda.gpus)),
             "driver-too-old",
         )
     details = (*needs, *describe_driver(environment))

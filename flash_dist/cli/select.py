@@ -7,13 +7,15 @@ import platform
 from typing import TYPE_CHECKING, Any
 
 from flash_dist.advice import describe_archs, driver_fix, unsupported_fix
+from flash_dist.archs import DEFAULT_MACHINE
 from flash_dist.candidates import Offer, read_offer
 from flash_dist.checks.gpus import describe_gpu, describe_how
+from flash_dist.devices import toolkit_driver
 from flash_dist.errors import UsageError
 from flash_dist.index import read_index
 from flash_dist.install_commands import find_commands
 from flash_dist.libcuda import imagine_cuda, read_cuda
-from flash_dist.published import published_sets
+from flash_dist.published import MACHINES, published_sets
 from flash_dist.result import EXIT_FINDINGS, EXIT_FINE, EXIT_NOTHING_CHECKED
 from flash_dist.selection import candidates_of, describe_lack, select
 from flash_dist.verdict import FLOOR, Build
@@ -67,6 +69,11 @@ def add_parser(subparsers: Subparsers) -> None:
         "--driver", type=parse_driver, metavar="V", help="for this driver, such as 580"
     )
     parser.add_argument(
+        "--machine",
+        choices=MACHINES,
+        help="for CPUs of this kind, with --gpu; in place of this machine's",
+    )
+    parser.add_argument(
         "--index",
         metavar="PLACE",
         help="choose among the wheels of a folder or a package index (http, https, file) in place "
@@ -103,13 +110,20 @@ def run(args: argparse.Namespace) -> int:
 def _read_offer(args: argparse.Namespace) -> tuple[Index | None, Offer]:
     """Return what there is to choose from."""
     if args.index is None:
-        return None, Offer(candidates_of(published_sets()))
+        return None, Offer(candidates_of(published_sets(), _machine(args)))
     with working(f"reading {args.index}"):
         index = read_index(args.index)
         if not index.wheels:
             message = f"there is no wheel of flash_dist in `{args.index}`"
             raise UsageError(message, hint="name the folder or the index that holds the wheels")
-        return index, read_offer(index, python="" if args.gpu else platform.python_version())
+        python = "" if args.gpu else platform.python_version()
+        return index, read_offer(index, machine=_machine(args), python=python)
+
+
+def _machine(args: argparse.Namespace) -> str:
+    """Return whose CPUs are meant; a kind that no set is for counts as the most common one."""
+    here = platform.machine()
+    return args.machine or (here if here in MACHINES else DEFAULT_MACHINE)
 
 
 def _exit_code(cuda: Cuda, selection: Selection) -> int:
@@ -155,7 +169,15 @@ def _describe_others(others: Sequence[Judged], selection: Selection, kind: str) 
         yield f"{kind} sets:"
     for judged in others:
         lack = describe_lack(judged, selection.chosen)
-        yield f"  {_name(judged.candidate)}: {lack or 'serves them as well'}"
+        yield f"  {_name(judged.candidate)}: {lack or _describe_equal(judged, selection.chosen)}"
+
+
+def _describe_equal(judged: Judged, chosen: Judged | None) -> str:
+    """Say when a set that serves the GPUs as well is the one to take."""
+    toolkit = judged.candidate.build.toolkit
+    if toolkit is None or chosen is None or chosen.candidate.build.toolkit == toolkit:
+        return "serves them as well"
+    return f"serves them as well, from driver {toolkit_driver(toolkit)} on"
 
 
 def _describe_failure(selection: Selection, place: str | None) -> Iterator[str]:
@@ -167,9 +189,9 @@ def _describe_failure(selection: Selection, place: str | None) -> Iterator[str]:
     sets = f"wheel in `{place}`" if place else "published arch set"
     whom = f"{'all of ' if len(devices) > 1 else ''}{', '.join(map(str, devices))}"
     refusal = selection.driver_refusal
-    if refusal:
+    if refusal and selection.held_back is not None:
         yield f"no {sets} serves {whom}: {refusal}"
-        yield f"  fix: {driver_fix(selection.candidates[0].candidate.build)}"
+        yield f"  fix: {driver_fix(selection.held_back.candidate.build)}"
         return
     yield f"no {sets} serves {whom}"
     yield f"  fix: {unsupported_fix(devices, Build('flash_dist', ()))}"

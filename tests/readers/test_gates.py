@@ -15,8 +15,8 @@ import pytest
 
 from ci.project import ARCHSETS
 from ci.sbom import make_sbom
-from flash_dist.audit import BINDING_NEEDS
 from flash_dist.contents import BINDING, KERNELS, read_manifest
+from flash_dist.linkage import BINDING_NEEDS
 from flash_dist.published import load_archsets
 from flash_dist.sbom import FILE_NAME
 from tests.unit.library_builder import Lab, needs_gcc

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flash_dist.archs import Arch
-from flash_dist.audit import BINDING_NEEDS, audit_contents, audit_wheel, describe_failure
+from flash_dist.audit import audit_contents, audit_wheel, describe_failure
 from flash_dist.cli import main
 from flash_dist.contents import BINDING, KERNELS, MANIFEST, Image, WheelContents
 from flash_dist.cubin import KernelInfo
 from flash_dist.dynamic import DynamicInfo, read_dynamic
 from flash_dist.errors import AuditError, FatbinError
 from flash_dist.fatbin import FatbinEntry
+from flash_dist.linkage import BINDING_NEEDS, RUNTIME_PATH
+from flash_dist.manifest import ToolkitInfo
 from tests.unit import fatbin_builder as build
 from tests.unit.test_manifest import make_kernel, make_manifest
 
@@ -231,3 +233,35 @@ def test_a_truncated_library_is_an_error(size: int) -> None:
     assert size < len(data)
     with pytest.raises(FatbinError):
         read_dynamic(data[:size])
+
+
+def make_older() -> WheelContents:
+    """Return a wheel of CUDA 12.4: libcudart from another package, LZ4."""
+    toolkit = ToolkitInfo("12.4", "12.4.131", "12.9.86", "525", "8.4")
+    whole = make_contents(manifest=replace(make_manifest(), toolkit=toolkit))
+    images = tuple(replace(one, entry=replace(one.entry, codec="lz4")) for one in whole.images)
+    linkage = {
+        **whole.linkage,
+        KERNELS: replace(
+            whole.linkage[KERNELS],
+            needed=("libcudart.so.12", "libc.so.6"),
+            search_path=RUNTIME_PATH,
+        ),
+    }
+    return replace(whole, images=images, linkage=linkage)
+
+
+def test_each_toolkit_has_its_own_linkage_and_compression() -> None:
+    good = make_older()
+    assert audit_contents(good), describe_failure(audit_contents(good))
+    newer = make_contents()
+    packed = audit_contents(replace(good, images=newer.images))
+    assert "is stored as zstd, expected lz4" in describe_failure(packed)
+    linked = audit_contents(replace(good, linkage=newer.linkage))
+    assert "does not need libcudart.so.12" in describe_failure(linked)
+    foreign = replace(newer.manifest, arch_set=replace(newer.manifest.arch_set, machine="aarch64"))
+    loader = replace(newer.linkage[KERNELS], needed=("ld-linux-x86-64.so.2", "libc.so.6"))
+    result = audit_contents(
+        replace(newer, manifest=foreign, linkage={**newer.linkage, KERNELS: loader})
+    )
+    assert "needs ld-linux-x86-64.so.2, which is not expected" in describe_failure(result)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from ci.choose import choose_sets
+from ci.choose import choose_sets, toolkits_of
 from flash_dist.archs import ArchSet
 from flash_dist.errors import ArchError
 
@@ -54,3 +56,25 @@ def test_an_arch_that_the_toolkit_cannot_compile_is_named_with_the_way_on() -> N
         choose_sets([], environ, PUBLISHED, "13.0")
     choice = choose_sets(["--skip-unsupported"], environ, PUBLISHED, "13.0")
     assert [(one.name, one.label) for one in choice.sets] == [("sm75", "sm75")]
+
+
+OLDER = {**PUBLISHED, "old": replace(ArchSet.parse("9.0a", name="old"), toolkit="12.4")}
+
+
+def test_each_set_is_judged_by_the_toolkit_of_its_major() -> None:
+    choice = choose_sets(["old", "hopper"], {}, OLDER, "13.1")
+    assert [one.name for one in choice.sets] == ["old", "hopper"]
+    newer = {"new": replace(ArchSet.parse("10.0", name="new"), toolkit="12.4")}
+    with pytest.raises(ArchError, match=r"CUDA 12\.4 cannot compile `sm_100`"):
+        choose_sets(["new"], {}, newer, "13.1")
+
+
+@pytest.mark.parametrize(
+    ("names", "toolkits"),
+    [([], ["13.0", "12.4"]), (["old"], ["12.4"]), (["--skip-unsupported", "all"], ["13.0"])],
+)
+def test_a_build_brings_the_toolkits_that_its_sets_ask_for(
+    names: list[str], toolkits: list[str]
+) -> None:
+    assert toolkits_of(names, {}, OLDER) == toolkits
+    assert toolkits_of([], {"TORCH_CUDA_ARCH_LIST": "8.0"}, OLDER) == ["13.0"]

@@ -56,6 +56,8 @@ def test_the_set_its_reasons_and_the_commands(capsys: pytest.CaptureFixture[str]
         "smaller sets:\n"
         "  hopper: SASS sm_90a; no PTX, 2.0 MB: no code for 8.6\n"
         "  blackwell: SASS sm_100, sm_120; no PTX, 2.5 MB: no code for 8.6, 9.0\n"
+        "  cuda12: SASS sm_75, sm_80, sm_90a; no PTX, 4.9 MB: serves them as well, "
+        "from driver 525 on\n"
         "  turing-ampere-ada: SASS sm_75, sm_80, sm_86, sm_89; PTX compute_89, 5.8 MB: "
         "only PTX through the JIT for 9.0\n"
         "\n"
@@ -77,7 +79,8 @@ def test_the_gpus_of_the_machine(machine: Environment, capsys: pytest.CaptureFix
     data = as_json(capsys)
     assert data["chosen"]["name"] == "all"
     assert data["what_if"] is False
-    assert as_json(capsys, "--driver", "535")["chosen"] is None
+    assert as_json(capsys, "--driver", "535")["chosen"]["name"] == "cuda12"
+    assert as_json(capsys, "--driver", "470")["chosen"] is None
 
 
 def test_no_gpu_is_nothing_to_choose_for(
@@ -95,7 +98,8 @@ def test_no_gpu_is_nothing_to_choose_for(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--gpu", "9.0", "--driver", "535"), "fix: install NVIDIA driver 580 or newer"),
+        (("--gpu", "9.0", "--driver", "470"), "fix: install NVIDIA driver 580 or newer"),
+        (("--gpu", "12.0", "--driver", "535"), "fix: install NVIDIA driver 580 or newer"),
         (("--gpu", "7.0"), "no build serves compute capability 7.0: they start at 7.5"),
         (("--gpu", "8.6,7.0"), "compute capability 7.0: no build serves it"),
     ],

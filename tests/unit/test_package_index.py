@@ -162,6 +162,6 @@ def test_everybody_gets_a_set_that_leaves_nobody_out(tmp_path: Path) -> None:
     }
     two = {"one": ONE, "two": ONE | {"label": "two", "archs": "9.0a"}}
     with pytest.raises(ArchError, match=r"`pip` gets `one`, which has no code for 9\.0"):
-        load_picks(write(tmp_path, {"set": two, "picks": {"pip": "one"}}))
+        load_picks(write(tmp_path, {"set": two, "picks": {"x86_64": {"pip": "one"}}}))
     with pytest.raises(ArchError, match="none of one, two"):
-        load_picks(write(tmp_path, {"set": two, "picks": {"uv": "three"}}))
+        load_picks(write(tmp_path, {"set": two, "picks": {"x86_64": {"uv": "three"}}}))

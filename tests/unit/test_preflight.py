@@ -91,3 +91,14 @@ def test_a_toolkit_of_ones_own_that_cannot_compile_is_refused(
 )
 def test_jobs_are_limited_by_memory_as_well_as_cores(memory: int, cores: int, jobs: int) -> None:
     assert replace(BOOKWORM, memory=memory * GIB, cores=cores).jobs == jobs
+
+
+def test_a_set_of_an_older_cuda_gets_its_own_toolkit_or_a_way_out() -> None:
+    assert check(BOOKWORM, wanted="12.4").toolkit == "12.4"
+    with pytest.raises(PreflightError, match=r"no CUDA 12 toolkit[\s\S]*CXX=g\+\+-13"):
+        check(replace(BOOKWORM, gcc=(14, 2)), wanted="12.4")
+    with pytest.raises(PreflightError, match=r"glibc 2\.41 is too new[\s\S]*container"):
+        check(replace(BOOKWORM, glibc=(2, 41)), wanted="12.4")
+    with pytest.raises(PreflightError, match=r"CUDA 12\.4 or a newer 12 is needed"):
+        check(BOOKWORM, wanted="12.4", cuda_home_version="13.0")
+    assert check(BOOKWORM, wanted="12.4", cuda_home_version="12.8").is_own

@@ -139,7 +139,7 @@ def test_parts_are_those_that_were_linked(tmp_path: Path) -> None:
     (home / "lib" / "libcudart_static.a").write_bytes(b"archive")
     (tmp_path / "site" / "nvidia_cuda_runtime-13.0.96.dist-info").mkdir()
     cache = tmp_path / "CMakeCache.txt"
-    cache.write_text(f"CUDART_STATIC:FILEPATH={home}/lib/libcudart_static.a\n")
+    cache.write_text(f"CUDART:FILEPATH={home}/lib/libcudart_static.a\n")
     headers = TorchHeaders(tmp_path, "2.13.0", "test")
     parts = {
         part.name: part

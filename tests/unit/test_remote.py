@@ -49,8 +49,8 @@ def test_an_index_page_is_listed_and_the_best_is_judged(
     with serve(site) as url:
         code, out, _ = doctor(capsys, f"{url}simple/flash-dist/", gpus)
     assert code == status
-    assert f"4 wheels on {url}simple/flash-dist/; judged: flash_dist-0.1.0+cu130.{label}" in out
-    assert out.count(".whl") == 5
+    assert f"5 wheels on {url}simple/flash-dist/; judged: flash_dist-0.1.0+cu130.{label}" in out
+    assert out.count(".whl") == 6
     assert out.count("* flash_dist-") == 1
 
 

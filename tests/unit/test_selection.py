@@ -61,10 +61,17 @@ def test_doctor_names_the_same_set() -> None:
 
 
 def test_a_driver_that_loads_nothing_is_the_reason() -> None:
-    selection = select(devices("9.0"), Driver.parse("535"), CANDIDATES)
+    selection = select(devices("9.0"), Driver.parse("470"), CANDIDATES)
     assert selection.chosen is None
-    assert "needs driver 580 or newer, not driver 535" in selection.driver_refusal
+    assert "needs driver 580 or newer, not driver 470" in selection.driver_refusal
     assert select(devices("9.0"), R580, CANDIDATES).driver_refusal == ""
+
+
+@pytest.mark.parametrize("driver", ["525", "535.104", "550", "575"])
+@pytest.mark.parametrize("gpus", ["7.5", "8.0,8.6,8.9", "9.0", "7.5,9.0"])
+def test_an_older_driver_gets_what_the_older_toolkit_made(gpus: str, driver: str) -> None:
+    assert chosen_name(gpus, Driver.parse(driver)) == "cuda12"
+    assert chosen_name(f"{gpus},12.0", Driver.parse(driver)) is None
 
 
 def test_what_no_build_serves_does_not_hide_what_serves_the_others() -> None:
@@ -80,6 +87,7 @@ def test_the_smaller_sets_are_told_with_what_they_lack() -> None:
     selection = select(devices("8.6,9.0"), R580, CANDIDATES)
     lacks = {one.candidate.name: describe_lack(one, selection.chosen) for one in selection.smaller}
     assert lacks == {
+        "cuda12": "",  # for older drivers
         "hopper": "no code for 8.6",
         "blackwell": "no code for 8.6, 9.0",
         "turing-ampere-ada": "only PTX through the JIT for 9.0",

@@ -10,6 +10,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from flash_dist.devices import toolkit_compression
+from flash_dist.installed import CODECS
 from flash_dist.manifest import (
     HostInfo,
     KernelRecord,
@@ -28,7 +30,24 @@ if TYPE_CHECKING:
     from flash_dist.archs import Arch, ArchSet
 
 TAGS = "cp310-abi3-manylinux_2_34_x86_64"
-PADDING = {"turing-ampere-ada": 5500, "hopper": 1700, "blackwell": 2200, "all": 7100}
+PADDING = {  # in units of 100 bytes, so that sizes are ordered as those of real wheels
+    "turing-ampere-ada": 5500,
+    "hopper": 1700,
+    "blackwell": 2200,
+    "all": 7100,
+    "cuda12": 4900,
+}
+
+
+def tell_version(archset: ArchSet, version: str) -> str:
+    """Return the version of a wheel: `0.1.0+cu130.hopper`."""
+    return f"{version}+cu{archset.toolkit.replace('.', '')}.{archset.label}"
+
+
+TOOLKITS = {
+    "12.4": ToolkitInfo("12.4", "12.4.131", "12.9.86", "525", "8.4"),
+    "13.0": ToolkitInfo("13.0", "13.0.88", "13.0.88", "580", "9.0"),
+}
 
 
 def make_manifest(archset: ArchSet, version: str) -> Manifest:
@@ -42,12 +61,12 @@ def make_manifest(archset: ArchSet, version: str) -> Manifest:
         for one in make_variants(arch)
     )  # fmt: skip
     return Manifest(
-        package_version=f"{version}+cu130.{archset.label}",
+        package_version=tell_version(archset, version),
         arch_set=archset,
         archsets=published_sets(),
-        toolkit=ToolkitInfo("13.0", "13.0.88", "13.0.88", "580", "9.0"),
+        toolkit=TOOLKITS[archset.toolkit],
         host=HostInfo("g++ 12.2.0", "2.36"),
-        flags=("--compress-mode=size",),
+        flags=(next(k for k, v in CODECS.items() if v == toolkit_compression(archset.toolkit)),),
         torch_headers="2.13.0",
         torch_min="2.10",
         torch_tested_max="2.15",
@@ -68,10 +87,11 @@ def write_wheel(
 ) -> Path:
     """Write a wheel with manifest and GPU code, as large as others are beside it."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"flash_dist-{version}+cu130.{archset.label}-{tags}.whl"
+    told_version = tell_version(archset, version)
+    path = folder / f"flash_dist-{told_version}-{tags}.whl"
     code = library(container(*map(make_image, archset.archs)))
-    info = f"flash_dist-{version}+cu130.{archset.label}.dist-info"
-    told = f"Name: flash_dist\nVersion: {version}+cu130.{archset.label}\nRequires-Python: >=3.10\n"
+    info = f"flash_dist-{told_version}.dist-info"
+    told = f"Name: flash_dist\nVersion: {told_version}\nRequires-Python: >=3.10\n"
     with zipfile.ZipFile(path, "w") as wheel:
         wheel.writestr(f"{info}/METADATA", told)
         wheel.writestr("flash_dist/_build.json", make_manifest(archset, version).to_text())

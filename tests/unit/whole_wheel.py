@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from ci.sbom import make_sbom
 from flash_dist.archs import Arch
-from flash_dist.audit import BINDING_NEEDS
 from flash_dist.contents import BINDING, KERNELS, MANIFEST
+from flash_dist.linkage import BINDING_NEEDS
 from flash_dist.manifest import Part as OthersPart
 from tests.unit.fatbin_builder import (
     SASS,
