@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from ci.choose import SKIP_UNSUPPORTED, VARIABLE, choose_sets
+from ci.choose import SKIP_UNSUPPORTED, VARIABLE, choose_sets, same_major
 from ci.preflight import check, read_host
 from ci.project import ARCHSETS, ROOT
 from ci.toolchain import installed_home, named_home, tool_version
@@ -96,12 +96,17 @@ def _choose(
     names: list[str], environ: Mapping[str, str], published: Mapping[str, ArchSet], toolkit: str
 ) -> ArchSet:
     try:
-        return choose_sets(names, environ, published, toolkit).sets[0]
+        chosen = choose_sets(names, environ, published, toolkit).sets[0]
     except ArchError as error:
         if SKIP_UNSUPPORTED not in (error.hint or ""):
             raise
         hint = f"take what it cannot compile out of {VARIABLE}"
         raise ArchError(error.message, hint=hint) from error
+    if names and not same_major(chosen.toolkit, toolkit):
+        message = f"arch set `{chosen.name}` is compiled with CUDA {chosen.toolkit}, not {toolkit}"
+        hint = f"`nox -s build_wheels -- {chosen.name}` brings that toolkit; CUDA_HOME may name one"
+        raise ArchError(message, hint=hint)
+    return chosen
 
 
 def _choose_for_gpus(cuda: Cuda, toolkit: str, published: Mapping[str, ArchSet]) -> BuildPlan:
