@@ -88,7 +88,10 @@ def test_the_list_wins_over_the_gpus_and_the_named_set_over_the_list() -> None:
         ({"TORCH_CUDA_ARCH_LIST": "7.0 8.0"}, r"sm_70[\s\S]*hint: take what it cannot compile out"),
         ({"FLASH_DIST_ARCH_SET": "hoper"}, r"did you mean `hopper`"),
         ({"FLASH_DIST_ARCH_SET": "hopper all"}, r"got `hopper all`[\s\S]*builds several"),
-        ({"FLASH_DIST_ARCH_SET": "cuda12"}, r"with CUDA 12\.4, not 13\.0[\s\S]*nox -s build_wheels"),
+        (
+            {"FLASH_DIST_ARCH_SET": "cuda12"},
+            r"with CUDA 12\.4, not 13\.0[\s\S]*nox -s build_wheels",
+        ),
     ],
     ids=["unknown", "too old", "misspelled", "two sets", "of another CUDA"],
 )
