@@ -258,9 +258,24 @@ def manifest(session: nox.Session) -> None:
 
 @nox.session
 def install_test(session: nox.Session) -> None:
-    """Install the wheels in dist/ with pip and uv from an index on this machine."""
-    install(session, "runtime", "index", "clients")
+    """Install the wheels in dist/ with pip and uv, and under every torch; 40 minutes, 12 GB."""
+    install(session, "runtime", "audit", "index", "clients")
     session.run("python", "-m", "ci.install_test", *session.posargs)
+
+
+@nox.session
+def root_test(session: nox.Session) -> None:
+    """Import, CPU op and doctor on the newest Debian: `-- [WHEEL]`; root, mmdebstrap, 5 GB."""
+    install(session, "runtime", "index", "clients")
+    wheels = session.posargs or [str(next((ROOT / "dist" / "all").glob("*.whl")))]
+    session.run("python", "-m", "ci.root_test", *wheels)
+
+
+@nox.session
+def sizes(session: nox.Session) -> None:
+    """Measure the wheels in dist/ for the README's table: `-- --write` puts it there."""
+    install(session, "runtime", "index", "clients", "torch")
+    session.run("python", "-m", "ci.sizes", *session.posargs)
 
 
 @nox.session

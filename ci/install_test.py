@@ -18,8 +18,9 @@ from ci.artefacts import find_artefacts
 from ci.cells import count
 from ci.client_trial import Trial
 from ci.clients import CLIENTS, served
-from ci.index import write_index
+from ci.index import pick_name, write_index
 from ci.project import ROOT
+from ci.torch_matrix import try_torches
 from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def try_client(client: str, stage: Stage) -> Iterator[Cell]:
 
 PHASES: Final[dict[str, Callable[[Stage], Iterator[Cell]]]] = {
     **{client: partial(try_client, client) for client in CLIENTS},
+    "torch": lambda stage: try_torches(stage.artefacts, pick_name(), stage.work),
 }
 
 
