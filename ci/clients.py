@@ -77,7 +77,7 @@ class Environment:
         if found != str(one.version):
             message = f"{found} was installed, expected {one.version}"
             raise InstallError(message)
-        strangers = [str(path) for path in self.leftovers() if path not in self._recorded()]
+        strangers = find_strangers(self.folder)
         if strangers:
             message = f"{found} is installed, and {strangers} are not of it"
             raise InstallError(message)
@@ -91,15 +91,28 @@ class Environment:
 
     def leftovers(self) -> list[Path]:
         """Return the files that are there of the package."""
-        files = (path for path in self.folder.rglob("*") if not path.is_dir())
-        return sorted(path for path in files if "flash_dist" in str(path.relative_to(self.folder)))
+        return find_files(self.folder)
 
-    def _recorded(self) -> set[Path]:
-        infos = list(self.folder.rglob("flash_dist-*.dist-info"))
-        if len(infos) != 1:
-            message = f"there are {len(infos)} flash_dist-*.dist-info, not one"
-            raise InstallError(message)
-        return {infos[0].parent / file for file in Distribution.at(infos[0]).files or ()}
+
+def find_files(folder: Path) -> list[Path]:
+    """Return the files of flash_dist somewhere below a folder."""
+    files = (path for path in folder.rglob("*") if not path.is_dir())
+    return sorted(path for path in files if "flash_dist" in str(path.relative_to(folder)))
+
+
+def find_strangers(folder: Path) -> list[str]:
+    """Return those of its files that the RECORD of the installed version does not list.
+
+    Raises:
+        InstallError: There is no version installed, or more than one.
+    """
+    infos = sorted(folder.rglob("flash_dist-*.dist-info"))
+    if len(infos) != 1:
+        message = f"there is not one flash_dist-*.dist-info but {[path.name for path in infos]}"
+        raise InstallError(message)
+    site = infos[0].parent
+    recorded = {site / file for file in Distribution.at(infos[0]).files or ()}
+    return [str(path.relative_to(site)) for path in find_files(folder) if path not in recorded]
 
 
 def call(

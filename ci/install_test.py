@@ -100,7 +100,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     print(conclude(cells, args.only))
     counts = count(cells)
-    return int(counts["FAIL"] > 0 or (counts["NOT RUN"] > 0 and not args.allow_missing))
+    missing = counts["NOT RUN"] > 0 and not args.allow_missing
+    return int(counts["FAIL"] > 0 or missing or counts["ok"] == 0)
 
 
 if __name__ == "__main__":

@@ -60,9 +60,8 @@ class Root:
 
     def run(self, *words: str, fine: Sequence[int] = (0,)) -> str:
         """Run its Python in it, with /proc and without a network."""
-        proc = self.path / "proc"
-        inside = ["unshare", "--net", "--pid", "--fork", f"--mount-proc={proc}"]
-        command = [*inside, f"--root={self.path}", "--wd=/", "/usr/bin/python3", *words]
+        inside = ["unshare", "--net", "--pid", "--fork", f"--root={self.path}", "--wd=/"]
+        command = [*inside, "--mount-proc", "/usr/bin/python3", *words]
         environ = {"PATH": "/usr/bin:/bin", "PYTHONPATH": f"/{SITE}", "HOME": "/root"}
         return call_openly(command, environ, fine=fine)
 

@@ -63,16 +63,27 @@ class Row:
         return f"| {' | '.join((*cells, *sizes, first))} |"
 
 
-def measure(one: Artefact, work: Path, runs: int) -> Row:
-    """Install a wheel and import it some times."""
-    if not runs_here(one):
+def measure(artefacts: Sequence[Artefact], work: Path, runs: int) -> list[Row]:
+    """Install the wheels, and import them in turn: what else the machine does falls on all."""
+    environments: dict[Artefact, Environment] = {}
+    for one in filter(runs_here, artefacts):
+        environments[one] = environment = Environment("uv", work / one.set_name, "")
+        environment.install("--no-index", str(one.path))
+        environment.require(one)
+    rounds = [
+        {one: float(place.run("-c", FIRST_IMPORT)) for one, place in environments.items()}
+        for _ in range(runs)
+    ]
+    return [_make_row(one, environments.get(one), rounds) for one in artefacts]
+
+
+def _make_row(
+    one: Artefact, environment: Environment | None, rounds: Sequence[dict[Artefact, float]]
+) -> Row:
+    if environment is None:
         return Row(one, one.installed_size, None)
-    environment = Environment("uv", work / one.set_name, "")
-    environment.install("--no-index", str(one.path))
-    environment.require(one)
     installed = sum(path.stat().st_size for path in environment.leftovers())
-    times = [float(environment.run("-c", FIRST_IMPORT)) for _ in range(runs)]
-    return Row(one, installed, statistics.median(times))
+    return Row(one, installed, statistics.median(times[one] for times in rounds))
 
 
 def caption(runs: int) -> str:
@@ -126,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         chosen = choose(find_artefacts(args.dist))
         with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
-            rows = [measure(one, Path(folder), args.runs) for one in chosen]
+            rows = measure(chosen, Path(folder), args.runs)
         lines = "".join(f"{row}\n" for row in rows)
         table = f"{HEAD}{lines}\n{caption(args.runs)}"
         print(table, end="")

@@ -144,7 +144,8 @@ def _require(pair: Pair, one: Artefact, output: str) -> str:
     said = f"torch {found['torch']}, Python {found['python']}, stream symbol "
     said += "bound" if found["bound"] else "not bound"
     release = Version(found["torch"])
-    if f"{release.major}.{release.minor}" != pair.torch or pair.cpu != (found["cuda"] is None):
+    got = (f"{release.major}.{release.minor}", ".".join(found["python"].split(".")[:2]))
+    if got != (pair.torch, pair.python) or pair.cpu != (found["cuda"] is None):
         message = f"asked for {pair}, got {said}"
         raise InstallError(message)
     if found["bound"] != (found["cuda"] is not None):
