@@ -258,7 +258,7 @@ def manifest(session: nox.Session) -> None:
 
 @nox.session
 def install_test(session: nox.Session) -> None:
-    """Install the wheels in dist/ with pip and uv, and under every torch; 40 minutes, 12 GB."""
+    """Install the wheels in dist/ with pip and uv, and under every torch; 30 min, 8 GB."""
     install(session, "runtime", "audit", "index", "clients")
     session.run("python", "-m", "ci.install_test", *session.posargs)
 

@@ -1,8 +1,8 @@
 """Measure the wheels of dist/ and print the README's table of the sets: `nox -s sizes`.
 
-Download and installed size, and the time of a first import: in a fresh environment, from source
-without .pyc files, after `import torch` (which takes seconds and is not ours), up to the loaded
-extension. Megabytes are 10^6 bytes.
+Download and installed size, and the CPU time of a first import (a busy machine does not lengthen
+that): in a fresh environment, without .pyc files, after `import torch` (which takes seconds and is
+not ours), up to the loaded extension. Megabytes are 10^6 bytes.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ HEAD: Final = (
 RUNS: Final = 5
 FIRST_IMPORT: Final = """
 import time, torch
-start = time.perf_counter()
+start = time.process_time()
 from flash_dist import flash_attn_func, _ops
-print(time.perf_counter() - start)
+print(time.process_time() - start)
 """
 
 
@@ -90,7 +90,7 @@ def caption(runs: int) -> str:
     """Return what the reader must know about the figures."""
     torch = metadata.version("torch")
     return (
-        f"First import: median of {runs} without .pyc files, after `import torch`; "
+        f"First import: CPU time, median of {runs}, without .pyc files, after `import torch`; "
         f"Python {platform.python_version()}, torch {torch}.\n"
     )
 
