@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ci.artefacts import Artefact
 
 CLIENTS: Final = ("pip", "uv")
-_SAID: Final = 300  # characters of what a failed command says
+_SAID: Final = 300  # characters from either end of what a failed command says
 _UNSHARED: Final = (
     ("unshare", "--net"),
     ("unshare", "--user", "--map-root-user", "--net"),
@@ -147,7 +147,9 @@ def call_openly(
         check=False,
     )
     if done.returncode not in fine:
-        said = " ".join((done.stderr or done.stdout).split())[-_SAID:]
+        said = " ".join((done.stderr or done.stdout).split())
+        if len(said) > 2 * _SAID:
+            said = f"{said[:_SAID]} ... {said[-_SAID:]}"
         message = f"`{shlex.join(command[:6])} ...` ended with {done.returncode}: {said}"
         raise InstallError(message)
     return done.stdout

@@ -14,7 +14,7 @@ from ci import install_test, torch_matrix
 from ci.artefacts import find_artefacts, read_artefact
 from ci.cells import Cell, InstallError, NotRunError, attempt
 from ci.client_trial import Trial, _require_same
-from ci.clients import find_strangers, runs_here
+from ci.clients import call, find_strangers, runs_here
 from ci.install_test import PHASES, conclude, main
 from ci.interpreters import find_python
 from ci.next_version import DROPPED, make_next, next_version
@@ -126,6 +126,16 @@ def test_the_next_version_of_a_wheel_declares_itself_and_lacks_one_file(tmp_path
     assert after.embedded == one.embedded
     with pytest.raises(OSError, match="No such file"):
         (tmp_path / "new" / "flash_dist-0.1.1" / DROPPED).read_bytes()
+
+
+def test_a_failed_command_is_quoted_from_both_ends() -> None:
+    code = "import sys; sys.exit('hashes differ ' + 9999 * 'x' + ' expected 0')"
+    with pytest.raises(InstallError) as caught:
+        call([sys.executable, "-c", code])
+    said = str(caught.value)
+    assert "ended with 1: hashes differ xx" in said
+    assert said.endswith("xx expected 0")
+    assert len(said) < 1000
 
 
 def test_select_and_doctor_must_say_the_same_of_every_gpu() -> None:
