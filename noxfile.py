@@ -323,8 +323,8 @@ def manifest(session: nox.Session) -> None:
 
 @nox.session
 def install_test(session: nox.Session) -> None:
-    """Install the wheels in dist/ with pip and uv from an index on this machine, and by conda."""
-    install(session, "runtime", "index", "clients", "conda")
+    """Install the wheels in dist/ with pip, uv, conda, and under every torch; 30 min, 8 GB."""
+    install(session, "runtime", "audit", "index", "clients", "conda")
     session.run("python", "-m", "ci.install_test", *session.posargs)
 
 
@@ -354,6 +354,21 @@ def args_of_index(args: list[str]) -> list[str]:
     """Return what of the arguments of a release is for its index."""
     place = args.index("--url") if "--url" in args else len(args)
     return args[place : place + 2]
+
+
+@nox.session
+def root_test(session: nox.Session) -> None:
+    """Import, CPU op and doctor on the newest Debian: `-- [WHEEL]`; root, mmdebstrap, 5 GB."""
+    install(session, "runtime", "index", "clients")
+    wheels = session.posargs or [str(next((ROOT / "dist" / "all").glob("*.whl")))]
+    session.run("python", "-m", "ci.root_test", *wheels)
+
+
+@nox.session
+def sizes(session: nox.Session) -> None:
+    """Measure the wheels in dist/ for the README's table: `-- --write` puts it there."""
+    install(session, "runtime", "index", "clients", "torch")
+    session.run("python", "-m", "ci.sizes", *session.posargs)
 
 
 @nox.session

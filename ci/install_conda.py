@@ -13,9 +13,10 @@ import subprocess
 import sys
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from ci.artefacts import Artefact, newest_first
+from ci.cells import Cell, InstallError, attempt
 from ci.conda_check import recipe_of
 from ci.conda_client import RefusedError, Request, Solved, ask
 from ci.conda_recipe import PICK, Recipe, is_served, oldest_cuda
@@ -36,39 +37,27 @@ MIXED: Final = ("7.5,8.6", "7.5,9.0", "9.0,12.0")
 UNKNOWN: Final = ",".join(GPUS)  # a client that tells no __cuda_arch may be on any of these
 _NEEDED: Final = ("rattler", "rattler_build")
 _MACHINE: Final = {"__glibc": "2.36", "__linux": "6.1", "__unix": "0"}
-_SUBDIR: Final = {"x86_64": "linux-64", "aarch64": "linux-aarch64"}.get(platform.machine(), "")
+MACHINES: Final = {"linux-64": "x86_64", "linux-aarch64": "aarch64"}  # of a channel's folders
 
 
-class CondaError(FlashDistError):
-    """An install came out otherwise than it must."""
-
-
-class Tried(NamedTuple):
-    """What was tried, and how it came out: ok, FAIL or NOT RUN."""
-
-    what: str
-    outcome: str
-    detail: str = ""
-
-
-def conda_cells(artefacts: Sequence[Artefact], work: Path) -> Iterator[Tried]:
+def conda_cells(artefacts: Sequence[Artefact], work: Path) -> Iterator[Cell]:
     """Make a channel of the newest wheels in an empty folder and try everything.
 
     What cannot be tried is one of the results, too.
     """
     lacking = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if lacking:
-        yield Tried("everything", "NOT RUN", f"not installed: {', '.join(lacking)}")
+        yield Cell(PICK, "everything", "NOT RUN", f"not installed: {', '.join(lacking)}")
         return
     newest = newest_first(artefacts)
     newest = [one for one in newest if one.version.public == newest[0].version.public]
     try:
         members, stubs = _write_channels(newest, work)
     except (FlashDistError, OSError) as error:
-        yield Tried("channel", "FAIL", str(error))
+        yield Cell(PICK, "channel", "FAIL", str(error))
         return
     detail = f"NOTE: stubs made for this test: {', '.join(stubs)}"
-    yield Tried(f"channel of {len(newest)} packages", "ok", detail)
+    yield Cell(PICK, f"channel of {len(newest)} packages", "ok", detail)
     for subdir in sorted({recipe.subdir for recipe in members.values()}):
         own = {one: recipe for one, recipe in members.items() if recipe.subdir == subdir}
         yield from CondaTrial(own, subdir, work).cells()
@@ -92,14 +81,16 @@ class CondaTrial:
     def __init__(self, members: dict[Artefact, Recipe], subdir: str, work: Path) -> None:
         self.members = members
         self.subdir = subdir
-        self.pick = load_picks(ARCHSETS)[PICK].name
+        self.pick = load_picks(ARCHSETS, MACHINES[subdir])[PICK].name
         self._work = work
         self._numbers = count(1)
 
-    def cells(self) -> Iterator[Tried]:
+    def cells(self) -> Iterator[Cell]:
         """Try everything."""
         if self.pick not in {one.set_name for one in self.members}:
-            yield Tried(f"{self.subdir}: no choice gives {self.pick}", "NOT RUN", "not in dist/")
+            yield Cell(
+                PICK, f"{self.subdir}: no choice gives {self.pick}", "NOT RUN", "not in dist/"
+            )
         for gpus in (*GPUS, *MIXED):
             yield self._try(f"no choice, {gpus}", partial(self.try_pick, gpus))
         yield self._try("no choice, GPU unknown", partial(self.try_pick, ""))
@@ -110,12 +101,13 @@ class CondaTrial:
         if len(self.members) > 1:
             yield self._try("one set to another, uninstall", self.try_switch)
 
-    def _try(self, what: str, action: Callable[[], str]) -> Tried:
-        what = what if self.subdir == _SUBDIR else f"{self.subdir}: {what}"
+    def _try(self, what: str, action: Callable[[], str]) -> Cell:
+        here = MACHINES[self.subdir] == platform.machine()
+        what = what if here else f"{self.subdir}: {what}"
         try:
-            return Tried(what, "ok", action())
-        except (FlashDistError, OSError, subprocess.TimeoutExpired) as error:
-            return Tried(what, "FAIL", str(error))
+            return attempt(PICK, what, action)
+        except subprocess.TimeoutExpired as error:
+            return Cell(PICK, what, "FAIL", str(error))
 
     def try_pick(self, gpus: str) -> str:
         """Ask for no set on a machine with some GPUs; doctor must be content with what comes."""
@@ -170,7 +162,7 @@ class CondaTrial:
         left = [path for path in left if "flash_dist_stubs" not in path]
         if left:
             message = f"uninstall leaves {', '.join(left)}"
-            raise CondaError(message)
+            raise InstallError(message)
         return " -> ".join([*passed, "nothing"])
 
     def _expect(self, gpu: str, cuda: str) -> Artefact | None:
@@ -214,7 +206,7 @@ class CondaTrial:
         solved = found if isinstance(found, Solved) else found[PROJECT]
         if solved.build != self.members[one].build:
             message = f"the solver chose {solved.build}, expected {self.members[one].build}"
-            raise CondaError(message)
+            raise InstallError(message)
 
     def _require_refusal(self, specs: list[str], gpu: str, cuda: str, word: str) -> str:
         try:
@@ -225,9 +217,9 @@ class CondaTrial:
                     " └─├│"
                 )
             message = f"the refusal does not name {word}: {error.message}"
-            raise CondaError(message) from error
+            raise InstallError(message) from error
         message = f"{solved.build} was chosen for {gpu or 'no GPU'}, which it does not serve"
-        raise CondaError(message)
+        raise InstallError(message)
 
     def _require_served(self, prefix: Path, gpus: str, cuda: str) -> str:
         """Ask the doctor that was installed; it reads the code in its library, and runs none."""
@@ -251,12 +243,12 @@ def _ask_doctor(prefix: Path, *words: str) -> list[dict[str, Any]]:
         report = json.loads(done.stdout)
     except ValueError as error:
         message = f"doctor failed ({done.returncode}): {(done.stderr or done.stdout)[-300:]}"
-        raise CondaError(message) from error
+        raise InstallError(message) from error
     bad = [check for check in report["checks"] if check["status"] not in {"ok", "info"}]
     if bad or done.returncode:
         said = "; ".join(f"{check['name']}: {check['summary']}" for check in bad)
         message = f"doctor {' '.join(words)} says {said or done.returncode}"
-        raise CondaError(message)
+        raise InstallError(message)
     checks: list[dict[str, Any]] = report["checks"]
     return checks
 

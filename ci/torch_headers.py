@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from ci.clients import find_links, find_torch, index_url
+from ci.client_settings import find_links, find_torch, index_url
 from ci.project import ROOT
 from flash_dist.errors import FlashDistError
 

@@ -38,7 +38,7 @@ def wheel(tmp_path: Path) -> Path:
 def no_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TORCH_ROOT", "PIP_FIND_LINKS", "UV_FIND_LINKS", "PIP_INDEX_URL"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("ci.clients.read_setting", lambda _: "")
+    monkeypatch.setattr("ci.client_settings.read_setting", lambda _: "")
 
 
 def test_includes_are_followed_whatever_the_condition_around_them() -> None:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ci.clients import PYPI, find_links, find_torch, index_url
+from ci.client_settings import PYPI, find_links, find_torch, index_url
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +23,7 @@ def pip_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_find_links_of_pip_are_divided_by_blanks_and_those_of_uv_by_commas(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ci.clients.read_setting", lambda _: "/from/a/file")
+    monkeypatch.setattr("ci.client_settings.read_setting", lambda _: "/from/a/file")
     environ = {"PIP_FIND_LINKS": "/one /two", "UV_FIND_LINKS": "/three,/four"}
     assert find_links(environ) == ["/one", "/two", "/three", "/four", "/from/a/file"]
 
@@ -31,7 +31,7 @@ def test_find_links_of_pip_are_divided_by_blanks_and_those_of_uv_by_commas(
 def test_nothing_named_is_no_folder_and_not_the_present_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ci.clients.read_setting", lambda _: "")
+    monkeypatch.setattr("ci.client_settings.read_setting", lambda _: "")
     assert find_links({}) == []
 
 
@@ -48,7 +48,7 @@ def test_nothing_named_is_no_folder_and_not_the_present_one(
 def test_the_index_is_the_one_that_pip_or_uv_was_told(
     environ: dict[str, str], url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ci.clients.read_setting", lambda _: "")
+    monkeypatch.setattr("ci.client_settings.read_setting", lambda _: "")
     assert index_url(environ) == url
 
 

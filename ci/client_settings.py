@@ -1,0 +1,59 @@
+"""What pip and uv were told about indexes and folders of wheels, as far as a build can see it.
+
+An isolated build of pip hides the environment that pip itself runs in: its settings and packages
+are asked for in a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PYPI = "https://pypi.org/simple"
+
+_FIND_TORCH = """
+import importlib.metadata, importlib.util
+found = importlib.util.find_spec("torch")
+if found is not None and found.submodule_search_locations:
+    print(importlib.metadata.version("torch"), found.submodule_search_locations[0])
+"""
+
+
+def find_links(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the folders and pages where pip and uv look for wheels beside the index."""
+    named = f"{environ.get('PIP_FIND_LINKS', '')} {environ.get('UV_FIND_LINKS', '')}"
+    return f"{named} {read_setting('find-links')}".replace(",", " ").split()
+
+
+def index_url(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the package index: the variables of pip and uv, pip's settings, else PyPI."""
+    names = ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL")
+    named = next((environ[name] for name in names if environ.get(name)), "")
+    return (named or read_setting("index-url") or PYPI).rstrip("/")
+
+
+def read_setting(name: str) -> str:
+    """Read one of pip's settings from its files; empty without pip, or without the setting."""
+    return _ask_python(["-m", "pip", "config", "get", f"global.{name}"]).strip()
+
+
+def find_torch() -> tuple[str, Path] | None:
+    """Return version and folder of the torch that pip will install beside; it is not imported."""
+    version, _, folder = _ask_python(["-c", _FIND_TORCH]).strip().partition(" ")
+    return (version, Path(folder)) if folder else None
+
+
+def _ask_python(words: list[str]) -> str:
+    hiding = {"PYTHONPATH", "PYTHONNOUSERSITE"}  # how pip hides it
+    environ = {name: value for name, value in os.environ.items() if name not in hiding}
+    command = [sys.executable, *words]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=environ, timeout=60
+    )
+    return done.stdout if done.returncode == 0 else ""
