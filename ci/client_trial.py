@@ -28,6 +28,8 @@ MACHINES: Final = (
     "7.5,8.6", "7.5,9.0", "9.0,12.0",
 )  # fmt: skip
 DRIVER: Final = "580"
+OLDER_DRIVER: Final = "535"  # loads no CUDA 13
+OLDER_MACHINES: Final = ("7.5", "7.5,9.0", "12.0")
 NO_CODE: Final = 1  # exit status of select and doctor
 
 
@@ -58,12 +60,13 @@ class Trial:
         if len(self.by_set) > 1:
             yield attempt(self.client, "one set to another, uninstall", self.try_switch)
         lacking = sorted(set(names) - set(self.by_set) - self.foreign)
-        for machine in MACHINES:
-            what = f"select for {machine}, doctor agrees"
+        older = ((machine, OLDER_DRIVER) for machine in OLDER_MACHINES)
+        for machine, driver in (*((machine, DRIVER) for machine in MACHINES), *older):
+            what = f"select for {machine}, driver {driver}"
             if lacking:
                 yield self._lack(what, ", ".join(lacking))
             else:
-                yield attempt(self.client, what, partial(self.try_select, machine))
+                yield attempt(self.client, what, partial(self.try_select, machine, driver))
 
     def _set_cells(self, name: str) -> Iterator[Cell]:
         if name not in self.by_set:
@@ -150,28 +153,28 @@ class Trial:
             raise InstallError(message)
         return " -> ".join([*passed, "nothing"])
 
-    def try_select(self, machine: str) -> str:
+    def try_select(self, machine: str, driver: str) -> str:
         """Run the command that select prints for some GPUs; doctor must say the same of each."""
-        words = ["-m", "flash_dist", "select", "--gpu", machine, "--driver", DRIVER]
+        words = ["-m", "flash_dist", "select", "--gpu", machine, "--driver", driver]
         said = _read(_ask_here(*words, "--index", self.url, "--json"))
         if said["chosen"] is None:
-            return self._try_refused(machine, said)
+            return self._try_refused(machine, driver, said)
         environment, chosen = self._fresh(), said["chosen"]
         line = next(one["line"] for one in said["commands"] if one["tool"] == self.client)
         environment.install(*shlex.split(line.partition(" install ")[2]))
         version = environment.require(self.by_set[chosen["name"]])
         expected = {one["compute_capability"]: one["how"] for one in chosen["gpus"]}
-        _require_same(expected, _ask_doctor(environment, machine))
+        _require_same(expected, _ask_doctor(environment, machine, driver))
         how = ", ".join(f"{gpu} {how}" for gpu, how in expected.items())
         return f"{version.partition('+')[2]}: {how}"
 
-    def _try_refused(self, machine: str, said: dict[str, Any]) -> str:
+    def _try_refused(self, machine: str, driver: str, said: dict[str, Any]) -> str:
         """Where select names nothing, doctor must refuse every set, too."""
         for candidate in said["candidates"]:
             one, environment = self.by_set[candidate["name"]], self._fresh()
             environment.install(f"flash_dist=={one.version}", index=f"{self.url}{one.set_name}/")
             expected = {one["compute_capability"]: one["how"] for one in candidate["gpus"]}
-            _require_same(expected, _ask_doctor(environment, machine))
+            _require_same(expected, _ask_doctor(environment, machine, driver))
         return "no set: doctor refuses all of them"
 
 
@@ -183,9 +186,9 @@ def _ask_here(*words: str) -> str:
     return call([sys.executable, *words], {"PYTHONPATH": str(ROOT)}, fine=(0, NO_CODE))
 
 
-def _ask_doctor(environment: Environment, machine: str) -> dict[str, str]:
+def _ask_doctor(environment: Environment, machine: str, driver: str) -> dict[str, str]:
     """Return how an installed wheel serves each of some GPUs, in doctor's words."""
-    words = ["-m", "flash_dist", "doctor", "--gpu", machine, "--driver", DRIVER]
+    words = ["-m", "flash_dist", "doctor", "--gpu", machine, "--driver", driver]
     output = environment.run(*words, "--only", "build,driver,gpu", "--json", fine=(0, NO_CODE))
     data = [check["data"] for check in _read(output)["checks"] if check["gpu"] is not None]
     return {str(one["compute_capability"]): str(one["how"]) for one in data}
