@@ -159,7 +159,7 @@ def test_a_set_without_a_wheel_and_a_wheel_of_another_machine_are_cells_not_run(
     said = {cell.what: cell.detail for cell in cells}
     assert said["index hopper"] == "the wheel of hopper is not for this machine"
     assert said["index all"] == "no wheel of all in dist/"
-    assert "all" in said["select for 8.7, doctor agrees"]
+    assert "all" in said["select for 8.7, driver 580"]
 
 
 def test_a_file_that_no_installed_version_recorded_is_found(tmp_path: Path) -> None:
