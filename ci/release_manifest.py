@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ci.artefacts import Artefact, ArtefactError, find_artefacts
 from ci.conda_check import find_packages, recipe_of
-from ci.project import ROOT
+from ci.project import ROOT, load_project
 from ci.source import Source, read_source
-from ci.statement import make_statement
+from ci.statement import Subject, state_conda, state_sdist, state_wheel
 from flash_dist.errors import FlashDistError
 from flash_dist.listing import FILE_NAME, VERSION
 from flash_dist.verify import verify_wheel
@@ -49,18 +49,32 @@ def write_release(dist: Path, artefacts: Sequence[Artefact], source: Source | No
         require_sound(one)
         if source is not None:
             require_source(one, source)
-    condas = find_packages(dist, artefacts)
+    condas, sdists = find_packages(dist, artefacts), find_sdists(dist)
     shutil.rmtree(dist / PROVENANCE, ignore_errors=True)
     (dist / PROVENANCE).mkdir()
     written = [dist / FILE_NAME]
-    _write_json(written[0], make_manifest(dist, artefacts, source, condas))
-    for one in artefacts:
-        path = dist / PROVENANCE / f"{one.file_name}.intoto.json"
-        _write_json(path, make_statement(one, source))
+    _write_json(written[0], make_manifest(dist, artefacts, source, condas, sdists))
+    statements = {
+        **{one.file_name: state_wheel(one, source) for one in artefacts},
+        **{path.name: state_conda(_subject(path), one, source) for path, one in condas.items()},
+        **{path.name: state_sdist(_subject(path), source) for path in sdists},
+    }
+    for name, statement in statements.items():
+        path = dist / PROVENANCE / f"{name}.intoto.json"
+        _write_json(path, statement)
         written.append(path)
-    named = [*(one.path for one in artefacts), *condas, *written]
+    named = [*(one.path for one in artefacts), *condas, *sdists, *written]
     (dist / SUMS).write_text(_sum(dist, named), encoding="utf-8")
     return [*written, dist / SUMS]
+
+
+def find_sdists(dist: Path) -> list[Path]:
+    """Return the packed sources of this version, if they were made."""
+    return sorted(dist.glob(f"flash_dist-{load_project().version}.tar.gz"))
+
+
+def _subject(path: Path) -> Subject:
+    return Subject(path.name, hashlib.sha256(path.read_bytes()).hexdigest())
 
 
 def require_sound(one: Artefact) -> None:
@@ -89,6 +103,7 @@ def make_manifest(
     artefacts: Sequence[Artefact],
     source: Source | None,
     condas: Mapping[Path, Artefact],
+    sdists: Sequence[Path] = (),
 ) -> dict[str, Any]:
     """Return the manifest; `condas` are the conda packages, each with its wheel."""
     return {
@@ -98,6 +113,7 @@ def make_manifest(
         "artefacts": [
             *(_describe(dist, one) for one in artefacts),
             *(_describe_conda(dist, path, one) for path, one in condas.items()),
+            *(_describe_sdist(dist, path) for path in sdists),
         ],
     }
 
@@ -137,6 +153,17 @@ def _describe_conda(dist: Path, path: Path, one: Artefact) -> dict[str, Any]:
         "depends": list(recipe.depends),
         "constrains": list(recipe.constrains),
         "wheel": one.file_name,
+    }
+
+
+def _describe_sdist(dist: Path, path: Path) -> dict[str, Any]:
+    return {
+        "file": path.name,
+        "path": path.relative_to(dist).as_posix(),
+        "kind": "sdist",
+        "version": load_project().version,
+        "sha256": _subject(path).sha256,
+        "size": path.stat().st_size,
     }
 
 
