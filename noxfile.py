@@ -32,14 +32,8 @@ nox.options.sessions = ["lint", "typecheck", "unit_tests"]
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 NATIVE = "--native"
 SMALL_SET = "hopper"  # one target: what tests build
-RELEASED = (
-    "fingerprint_check",
-    "sdist",
-    "conda",
-    "index",
-    "manifest",
-    "install_test",
-)  # after the wheels, in order
+# After the wheels, in order.
+RELEASED = ("fingerprint_check", "sdist", "conda", "index", "manifest", "install_test")
 
 # uv does not read pip's settings; both look for local wheels in the same folders.
 if os.environ.get("PIP_FIND_LINKS"):

@@ -1,8 +1,8 @@
 """Write what goes beside the wheels of a release into dist/: `nox -s manifest`.
 
     manifest.json                    every wheel: set, targets, SHA-256, size, tags, toolkit, torch;
-                                     and the conda packages, where there are some
-    provenance/<wheel>.intoto.json   what each was built from and how, unsigned
+                                     the conda packages and the sources, where they were made
+    provenance/<file>.intoto.json    what each was built from and how, unsigned
     SHA256SUMS                       of all of these, for `sha256sum --check`
 
 Every wheel is verified first. The same wheels and commit give the same bytes.

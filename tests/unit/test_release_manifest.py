@@ -13,6 +13,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 
 from ci.artefacts import ArtefactError, find_artefacts
 from ci.parts import find_cudart, find_parts
+from ci.project import load_project
 from ci.release_manifest import require_source, write_release
 from ci.source import Source, SourceError, read_source
 from ci.toolchain import Toolchain, ToolchainError
@@ -48,6 +49,21 @@ def test_checksums_are_those_that_sha256sum_checks(tmp_path: Path) -> None:
     for line in lines:
         digest, _, name = line.partition("  ")
         assert hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() == digest
+
+
+def test_the_packed_sources_are_listed_with_a_statement(tmp_path: Path) -> None:
+    sources = tmp_path / f"flash_dist-{load_project().version}.tar.gz"
+    sources.parent.mkdir(exist_ok=True)
+    sources.write_bytes(b"sources")
+    (tmp_path / "flash_dist-0.0.1.tar.gz").write_bytes(b"of another version")
+    release(tmp_path)
+    *_, entry = json.loads((tmp_path / "manifest.json").read_text())["artefacts"]
+    assert (entry["kind"], entry["file"], entry["size"]) == ("sdist", sources.name, 7)
+    digest = hashlib.sha256(b"sources").hexdigest()
+    statement = json.loads((tmp_path / f"provenance/{sources.name}.intoto.json").read_text())
+    assert statement["subject"] == [{"name": sources.name, "digest": {"sha256": digest}}]
+    assert f"{digest}  {sources.name}\n" in (tmp_path / "SHA256SUMS").read_text()
+    assert "0.0.1" not in (tmp_path / "SHA256SUMS").read_text()
 
 
 def test_the_manifest_says_what_is_really_in_the_wheel(tmp_path: Path) -> None:
