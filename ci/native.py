@@ -86,6 +86,7 @@ def build_native(options: NativeOptions) -> NativeBuild:
     objects = _objects_of(options.archset, folder)
     compiled = sum(before.get(path) != path.stat().st_mtime_ns for path in objects)
     print(f"{check_symbols(objects)} mergeable symbols of kernels, none of them shared")
+    _load_runtime(options.toolchain)
     variants = tuple(_read_variants(folder))
     return NativeBuild(
         folder=folder,
@@ -183,6 +184,13 @@ def _read_variants(folder: Path) -> Iterable[dict[str, Any]]:
     built = {variant["symbol"]: variant for variant in ask_library(folder / KERNELS)}
     for variant in declared:
         yield {**built[variant["symbol"]], **variant}
+
+
+def _load_runtime(toolchain: Toolchain) -> None:
+    """Load the CUDA runtime that the library needs: its own search path leads nowhere here."""
+    for library in (toolchain.home / "lib64").glob("libcudart.so.*"):
+        if has_shared_runtime(toolchain.cuda):
+            ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
 def ask_library(path: Path) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ class DynamicInfo:
 
     needed: tuple[str, ...]
     soname: str | None
-    search_path: tuple[str, ...]  # RPATH and RUNPATH
+    search_path: tuple[str, ...]  # the folders of RPATH and RUNPATH
     exports: tuple[str, ...]
 
 
@@ -42,7 +42,12 @@ def read_dynamic(data: bytes) -> DynamicInfo:
     return DynamicInfo(
         needed=tuple(name for tag, name in entries if tag == _DT_NEEDED),
         soname=next((name for tag, name in entries if tag == _DT_SONAME), None),
-        search_path=tuple(name for tag, name in entries if tag in {_DT_RPATH, _DT_RUNPATH}),
+        search_path=tuple(
+            folder
+            for tag, names in entries
+            if tag in {_DT_RPATH, _DT_RUNPATH}
+            for folder in names.split(":")
+        ),
         exports=tuple(_exports(data, elf)),
     )
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .manifest import Manifest
 
 # The flags of our builds that compress images.
-CODECS = {"--compress-mode=size": "zstd", "-Xfatbinary=-compress-all": "lz4"}
+CODECS = {"--compress-mode=size": "zstd", "-Xfatbin=-compress-all": "lz4"}
 LIBRARY = "libflash_dist_kernels.so"
 EXTENSION = "_C.abi3.so"
 

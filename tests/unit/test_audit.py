@@ -220,10 +220,10 @@ def _dynamic_library(*entries: tuple[int, str], exports: tuple[str, ...] = ()) -
 
 def test_needed_libraries_search_path_and_exports_are_read() -> None:
     data = _dynamic_library(
-        (1, "libtorch.so"), (1, "libc.so.6"), (14, "libx.so"), (29, "$ORIGIN"), exports=("f",)
+        (1, "libtorch.so"), (1, "libc.so.6"), (14, "libx.so"), (29, "$ORIGIN:/opt"), exports=("f",)
     )
     assert read_dynamic(data) == DynamicInfo(
-        ("libtorch.so", "libc.so.6"), "libx.so", ("$ORIGIN",), ("f",)
+        ("libtorch.so", "libc.so.6"), "libx.so", ("$ORIGIN", "/opt"), ("f",)
     )
 
 
