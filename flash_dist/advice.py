@@ -198,4 +198,4 @@ def driver_fix(build: Build, driver: Driver | None = None, devices: Iterable[Dev
     other = covering_set(devices, able)
     if other is None:
         return step
-    return f"{step}, or the arch set `{other.name}`: CUDA {other.toolkit} runs on driver {driver}"
+    return f"{step}, or the arch set `{other.name}`: CUDA {other.toolkit} runs on {driver}"

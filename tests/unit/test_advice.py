@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flash_dist.advice import explain_refusal
+from flash_dist.advice import driver_fix, explain_refusal
 from flash_dist.devices import Device, Driver
+from flash_dist.published import published_sets
 from flash_dist.verdict import Situation, judge_device
 from tests.unit.builds import ALL, ARCHSETS, HOPPER, make_build
 
@@ -72,3 +73,15 @@ def test_a_variable_is_unset_only_if_it_is_set() -> None:
     lowered = Situation.of(Device(9, 0), R580, {"FLASH_DIST_SMEM_LIMIT": "1000"})
     verdict = judge_device(build, lowered)
     assert explain_refusal(verdict, build)[1] == "`unset FLASH_DIST_SMEM_LIMIT`"
+
+
+def test_a_driver_too_old_for_this_build_is_told_the_set_that_it_loads() -> None:
+    build = replace(make_build(ALL), archsets=published_sets())
+    fix = driver_fix(build, Driver.parse("535"), [Device(7, 5), Device(9, 0)])
+    assert fix == (
+        "install NVIDIA driver 580 or newer (`nvidia-smi` shows the present one), or the arch set "
+        "`cuda12`: CUDA 12.4 runs on driver 535 (CUDA 12.2)"
+    )
+    for driver, device in (("535", Device(12, 0)), ("470", Device(7, 5))):
+        assert "cuda12" not in driver_fix(build, Driver.parse(driver), [device])
+    assert "cuda12" not in driver_fix(build)
