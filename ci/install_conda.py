@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from ci.artefacts import Artefact, newest_first
 from ci.conda_check import recipe_of
 from ci.conda_client import RefusedError, Request, Solved, ask
-from ci.conda_recipe import PICK, Recipe, is_served, oldest_cuda
+from ci.conda_recipe import PICK, SUBDIRS, Recipe, is_served, oldest_cuda
 from ci.landing import GPUS
 from ci.project import ARCHSETS, load_project
 from flash_dist.devices import Device, first_driver, parse_version
@@ -36,7 +36,7 @@ MIXED: Final = ("7.5,8.6", "7.5,9.0", "9.0,12.0")
 UNKNOWN: Final = ",".join(GPUS)  # a client that tells no __cuda_arch may be on any of these
 _NEEDED: Final = ("rattler", "rattler_build")
 _MACHINE: Final = {"__glibc": "2.36", "__linux": "6.1", "__unix": "0"}
-_SUBDIR: Final = {"x86_64": "linux-64", "aarch64": "linux-aarch64"}.get(platform.machine(), "")
+_SUBDIR: Final = SUBDIRS.get(platform.machine(), "")
 
 
 class CondaError(FlashDistError):
@@ -92,7 +92,8 @@ class CondaTrial:
     def __init__(self, members: dict[Artefact, Recipe], subdir: str, work: Path) -> None:
         self.members = members
         self.subdir = subdir
-        self.pick = load_picks(ARCHSETS)[PICK].name
+        machine = next(name for name, one in SUBDIRS.items() if one == subdir)
+        self.pick = load_picks(ARCHSETS, machine)[PICK].name
         self._work = work
         self._numbers = count(1)
 

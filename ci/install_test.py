@@ -25,11 +25,14 @@ from ci.artefacts import Artefact, find_artefacts, newest_first
 from ci.index import DEFAULT, write_index
 from ci.install_conda import conda_cells
 from ci.project import ARCHSETS, ROOT
+from flash_dist.archs import DEFAULT_MACHINE
 from flash_dist.errors import FlashDistError
 from flash_dist.published import load_picks, published_sets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from flash_dist.archs import ArchSet
 
 CLIENTS: Final = ("pip", "uv")
 MACHINES: Final = (
@@ -154,14 +157,16 @@ class Trial:
     def __init__(self, client: str, url: str, artefacts: Sequence[Artefact], work: Path) -> None:
         self.client = client
         self.url = url
-        self.by_set = {one.set_name: one for one in reversed(newest_first(artefacts))}
+        newest = {one.set_name: one for one in reversed(newest_first(artefacts))}
+        self.by_set = {k: v for k, v in newest.items() if _machine(v) == DEFAULT_MACHINE}
+        self.foreign = {k: v for k, v in newest.items() if k not in self.by_set}
         self.pick = load_picks(ARCHSETS)[client].name
         self._work = work
         self._count = 0
 
     def cells(self) -> Iterator[Cell]:
         """Try everything; what cannot be tried is a cell, too."""
-        names = [one.name for one in published_sets()]
+        names = [one.name for one in published_sets() if one.machine == DEFAULT_MACHINE]
         if self.pick in self.by_set:
             yield self._try("default index", self.try_default)
             yield self._try("wrong hash is refused", self.try_wrong_hash)
@@ -182,6 +187,12 @@ class Trial:
                 yield self._lack(what, ", ".join(lacking))
             else:
                 yield self._try(what, partial(self.try_select, machine))
+        for one in published_sets():
+            if one.machine != DEFAULT_MACHINE:
+                what = f"{one.name} for {one.machine}"
+                known = one.name in self.foreign
+                action = partial(self.try_foreign, one)
+                yield self._try(what, action) if known else self._lack(what, one.name)
 
     def _lack(self, what: str, name: str) -> Cell:
         return Cell(self.client, what, "NOT RUN", f"no wheel of {name} in dist/")
@@ -260,6 +271,42 @@ class Trial:
         report = json.loads(environment.run(*words, "--only", "build,driver,gpu", "--json"))
         how = sorted({str(check["data"]["how"]) for check in report["checks"] if check["data"]})
         return f"{version}: {', '.join(how)}"
+
+    def try_foreign(self, archset: ArchSet) -> str:
+        """Ask for a machine with other CPUs: its pick comes, and select names its set."""
+        machine, gpu = archset.machine, str(archset.archs[-1].device)
+        pick = self.foreign[load_picks(ARCHSETS, machine)[self.client].name].file_name
+        found = self._download(machine)
+        if found != pick:
+            message = f"{found} comes on {machine}, expected {pick}"
+            raise InstallError(message)
+        words = ["-m", "flash_dist", "select", "--gpu", gpu, "--machine", machine]
+        said = json.loads(_ask_here(*words, "--index", self.url, "--json"))
+        chosen = said["chosen"]["name"]
+        if chosen not in self.foreign:
+            message = f"select chooses {chosen} for {gpu} on {machine}"
+            raise InstallError(message)
+        return f"{found}; select for {gpu}: {chosen}"
+
+    def _download(self, machine: str) -> str:
+        """Return the file that the client takes from the default index on another machine."""
+        folder = self._work / f"{self.client}-{machine}"
+        if self.client == "pip":
+            tags = {tag.rpartition("-")[2] for one in self.foreign.values() for tag in one.tags}
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+            command += ["--only-binary=:all:", "--dest", str(folder)]
+            _call([*command, *(f"--platform={tag}" for tag in sorted(tags)), "flash-dist"])
+            return next(folder.glob("*.whl")).name
+        command = ["uv", "pip", "install", "--quiet", "--no-cache", "--no-deps"]
+        command += [f"--python-platform={machine}-manylinux_2_40", "--target", str(folder)]
+        _call([*command, "--python", sys.executable, "flash-dist"])
+        every = (*self.foreign.values(), *self.by_set.values())
+        names = {f"flash_dist-{one.version}.dist-info": one.file_name for one in every}
+        return names[next(folder.glob("*.dist-info")).name]
+
+
+def _machine(one: Artefact) -> str:
+    return one.manifest.arch_set.machine
 
 
 def _ask_here(*words: str) -> str:

@@ -1,4 +1,4 @@
-"""The build matrix of GitHub's workflow: one job per published arch set.
+"""The build matrix of GitHub's workflow: one job per published arch set, and its nox session.
 
 python -m ci.matrix --json      a matrix for `fromJSON`
 """
@@ -10,6 +10,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
+from ci.choose import SESSIONS
 from ci.project import ARCHSETS
 from flash_dist.errors import FlashDistError
 from flash_dist.published import load_archsets
@@ -22,7 +23,16 @@ if TYPE_CHECKING:
 
 def make_matrix(sets: Iterable[ArchSet]) -> dict[str, list[dict[str, str]]]:
     """Return what a job's `strategy.matrix` takes."""
-    rows = [{"set": one.name, "archs": str(one), "toolkit": one.toolkit} for one in sets]
+    rows = [
+        {
+            "set": one.name,
+            "archs": str(one),
+            "toolkit": one.toolkit,
+            "machine": one.machine,
+            "session": SESSIONS[one.machine],
+        }
+        for one in sets
+    ]
     return {"include": rows}
 
 
@@ -40,7 +50,7 @@ def main(args: Sequence[str] | None = None) -> int:
         print(json.dumps(matrix))
     else:
         for row in matrix["include"]:
-            print(f"{row['set']}: {row['archs']}, CUDA {row['toolkit']}")
+            print(f"{row['set']}: {row['archs']}, CUDA {row['toolkit']}, {row['machine']}")
     return 0
 
 
