@@ -44,10 +44,17 @@ class Root:
         python = self.folder / "usr" / "bin" / f"python{PYTHON}"
         command = [self.emulator, "-L", str(self.folder), str(python), *words]
         kept: Mapping[str, str] = {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C.UTF-8"}
-        environ = {**kept, "PYTHONPATH": os.pathsep.join(map(str, places)), "COLUMNS": "200"}
+        seen = os.pathsep.join(str(place.resolve()) for place in places)
+        environ = {**kept, "PYTHONPATH": seen, "COLUMNS": "200"}
         environ["PYTHONDONTWRITEBYTECODE"] = "1"
         done = subprocess.run(
-            command, env=environ, capture_output=True, text=True, check=False, timeout=timeout
+            command,
+            env=environ,
+            cwd=self.folder,  # without the source tree's own flash_dist
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout,
         )
         return Done(done.returncode, done.stdout, done.stderr)
 

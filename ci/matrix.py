@@ -1,4 +1,4 @@
-"""The build matrix of GitHub's workflow: one job per published arch set, and its nox session.
+"""The build matrix of GitHub's workflow: one job per published arch set.
 
 python -m ci.matrix --json      a matrix for `fromJSON`
 """
@@ -10,7 +10,6 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from ci.choose import SESSIONS
 from ci.project import ARCHSETS
 from flash_dist.errors import FlashDistError
 from flash_dist.published import load_archsets
@@ -29,7 +28,6 @@ def make_matrix(sets: Iterable[ArchSet]) -> dict[str, list[dict[str, str]]]:
             "archs": str(one),
             "toolkit": one.toolkit,
             "machine": one.machine,
-            "session": SESSIONS[one.machine],
         }
         for one in sets
     ]
