@@ -14,7 +14,7 @@ import nox
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
-from ci.choose import SESSIONS, choose_sets, same_major, toolkits_of
+from ci.choose import choose_sets, same_major, toolkits_of
 from ci.cross import TARGETS, Target, require_tools
 from ci.cuda12 import CUDA as CUDA_12
 from ci.cuda12 import PACKAGES as CUDA_12_PACKAGES
@@ -23,6 +23,7 @@ from ci.foreign import PYTHON
 from ci.preflight import Preflight, check, read_host
 from ci.project import ARCHSETS
 from ci.toolchain import complete_links, home_variable, named_home, tool_version
+from flash_dist.archs import SESSIONS
 from flash_dist.errors import FlashDistError
 from flash_dist.published import load_archsets
 

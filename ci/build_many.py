@@ -7,7 +7,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ci.choose import SESSIONS
 from ci.floor import describe_floor
 from ci.project import ROOT
 from flash_dist.errors import FlashDistError
@@ -60,7 +59,7 @@ class Builds:
         lines = [*map(str, self.built), *map(str, self.failed)]
         if self.failed:
             names = " ".join(one.archset.name for one in self.failed)
-            count, session = len(self.built), SESSIONS[self.failed[0].archset.machine]
+            count, session = len(self.built), self.failed[0].archset.session
             lines.append(f"{count} of {count + len(self.failed)} wheels are built")
             lines.append(
                 f"\nhint: `nox -s {session} -- {names}` tries the rest again; objects stay"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ci.cross import target_machine
-from flash_dist.archs import ArchSet, require_supported
+from flash_dist.archs import SESSIONS, ArchSet, require_supported
 from flash_dist.devices import parse_version
 from flash_dist.errors import ArchError
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 SKIP_UNSUPPORTED = "--skip-unsupported"
 VARIABLE = "TORCH_CUDA_ARCH_LIST"
-SESSIONS = {"x86_64": "build_wheels", "aarch64": "build_arm"}  # which session builds for a CPU
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,10 @@ from simple_repository.model import File, Meta, ProjectDetail, ProjectList, Proj
 from simple_repository.serializer import SerializerHtmlV1, SerializerJsonV1
 
 from ci.artefacts import Artefact, ArtefactError, find_artefacts
-from ci.choose import SESSIONS
 from ci.conda_check import CHANNEL, find_packages
 from ci.landing import make_page
 from ci.project import ARCHSETS, ROOT
+from flash_dist.archs import SESSIONS
 from flash_dist.errors import FlashDistError, UsageError
 from flash_dist.index import PROJECT
 from flash_dist.published import load_picks
