@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 CUDA: Final = "13.0"
 OLDER_CUDA: Final = "12.4"
 MIXED: Final = ("7.5,8.6", "7.5,9.0", "9.0,12.0")
-UNKNOWN: Final = ",".join(GPUS)  # a client that tells no __cuda_arch may be on any of these
 _NEEDED: Final = ("rattler", "rattler_build")
 _MACHINE: Final = {"__glibc": "2.36", "__linux": "6.1", "__unix": "0"}
 _SUBDIR: Final = SUBDIRS.get(platform.machine(), "")
@@ -126,7 +125,9 @@ class CondaTrial:
             return self._require_refusal([PROJECT], lowest, CUDA, "__cuda_arch")
         prefix, found = self._install([PROJECT], lowest, CUDA)
         self._require(found, expected)
-        return f"{expected.set_name}: {self._require_served(prefix, gpus or UNKNOWN, CUDA)}"
+        return (
+            f"{expected.set_name}: {self._require_served(prefix, gpus or self._every_gpu(), CUDA)}"
+        )
 
     def try_older_cuda(self) -> str:
         """Ask for no set where the driver is older: what it loads comes, or nothing does."""
@@ -185,6 +186,11 @@ class CondaTrial:
         picks = [one for one in fitting if one.set_name == self.pick]
         fitting.sort(key=lambda one: self.members[one].build_number, reverse=True)
         return next(iter((*picks, *fitting)), None)
+
+    def _every_gpu(self) -> str:
+        """Return where a client may be that tells no __cuda_arch: what any set here serves."""
+        served = {arch for one in self.members for arch in one.embedded}
+        return ",".join(gpu for gpu in GPUS if is_served(served, Device.parse(gpu)))
 
     def _spec(self, one: Artefact) -> list[str]:
         recipe = self.members[one]
