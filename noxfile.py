@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import nox
 
@@ -14,14 +15,20 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
 from ci.choose import choose_sets, same_major, toolkits_of
+from ci.cross import TARGETS, Target, require_tools
 from ci.cuda12 import CUDA as CUDA_12
 from ci.cuda12 import PACKAGES as CUDA_12_PACKAGES
 from ci.engine import find_engine
+from ci.foreign import PYTHON
 from ci.preflight import Preflight, check, read_host
 from ci.project import ARCHSETS
 from ci.toolchain import complete_links, home_variable, named_home, tool_version
+from flash_dist.archs import SESSIONS
 from flash_dist.errors import FlashDistError
 from flash_dist.published import load_archsets
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 nox.needs_version = ">=2025.10"
 nox.options.default_venv_backend = "uv|virtualenv"
@@ -50,34 +57,36 @@ def built_wheels() -> list[str]:
     return sorted(str(path) for path in (ROOT / "dist").glob("*/*.whl"))
 
 
-def run_preflight(session: nox.Session, *names: str) -> list[Preflight]:
+def run_preflight(
+    session: nox.Session, *names: str, environ: Mapping[str, str] = os.environ
+) -> list[Preflight]:
     """Stop, before anything is downloaded, on a machine or with arch sets that cannot be built.
 
     Returns what was found for each CUDA toolkit that the sets ask for.
     """
     try:
-        sets, host = load_archsets(ARCHSETS), read_host(ROOT, os.environ)
-        wanted = toolkits_of(names, os.environ, sets)
-        own = own_release(wanted)
+        sets, host = load_archsets(ARCHSETS), read_host(ROOT, environ)
+        wanted = toolkits_of(names, environ, sets)
+        own = own_release(wanted, environ)
         found = [
             check(host, wanted=one, cuda_home_version=own if own and same_major(one, own) else None)
             for one in wanted
         ]
-        choose_sets(names, os.environ, sets, found[0].toolkit)
+        choose_sets(names, environ, sets, found[0].toolkit)
     except FlashDistError as error:
         session.error(str(error))
     session.log("\n".join(map(str, found)))
     return found
 
 
-def own_release(wanted: list[str]) -> str | None:
+def own_release(wanted: list[str], environ: Mapping[str, str]) -> str | None:
     """Return the CUDA version that CUDA_HOME holds, and insist that some set asks for its major."""
-    home = named_home(os.environ)
+    home = named_home(environ)
     if home is None:
         return None
     release = ".".join(tool_version(home, "nvcc").split(".")[:2])
     if not any(same_major(one, release) for one in wanted):
-        check(read_host(ROOT, os.environ), wanted=wanted[0], cuda_home_version=release)
+        check(read_host(ROOT, environ), wanted=wanted[0], cuda_home_version=release)
     return release
 
 
@@ -128,6 +137,59 @@ def build_wheels(session: nox.Session) -> None:
         return
     install(session, "runtime", "audit", "container")
     session.run("python", "-m", "ci.portable", *args)
+
+
+@nox.session
+def build_arm(session: nox.Session) -> None:
+    """Cross-build audited aarch64 wheels into dist/<set>/: `-- SET ...`, default every one.
+
+    With this machine's cross compiler; its glibc is the oldest that the wheels run with.
+    """
+    target = TARGETS["aarch64"]
+    try:
+        require_tools(target)
+    except FlashDistError as error:
+        session.error(str(error))
+    session.env.update(target.environ())
+    environ = {**os.environ, **target.environ(), "CUDA_HOME": ""}  # its libraries are x86_64
+    found = run_preflight(session, *session.posargs, environ=environ)[0]
+    install(session, "build", "audit")
+    session.env["CUDA_HOME"] = str(install_foreign(session, found.toolkit, target))
+    session.run("python", "-m", "ci.build_wheels", *session.posargs)
+
+
+def install_foreign(session: nox.Session, cuda: str, target: Target) -> Path:
+    """Install a CUDA toolkit that compiles for another CPU, once, and return its CUDA_HOME."""
+    environments = Path(session.virtualenv.location).parent
+    folder = environments / f"cuda-{cuda}-{target.machine}"
+    home = folder / "nvidia" / "cu13"
+    if (folder / "complete").is_file():
+        return home
+    toolkit = install_nvcc(session, cuda, environments / f"cuda-{cuda}")
+    shutil.rmtree(folder, ignore_errors=True)
+    package = f"cuda-toolkit[cudart,crt,cccl]=={cuda}.*"
+    session.install("--target", str(folder), *foreign_options(session, target), package)
+    session.run("python", "-m", "ci.cross", str(toolkit), str(home))
+    (folder / "complete").touch()
+    return home
+
+
+@nox.session
+def arm_test(session: nox.Session) -> None:
+    """Run the aarch64 wheels of dist/ in an emulator: `-- [--torch]` imports torch, too."""
+    install(session, "runtime")
+    options = foreign_options(session, TARGETS["aarch64"])
+    needed = [*nox.project.dependency_groups(PYPROJECT, "runtime")]
+    if "--torch" in session.posargs:  # the oldest: its package for aarch64 is without CUDA
+        needed += [f"torch=={PYPROJECT['tool']['flash_dist']['torch_min']}.*", "numpy"]
+    site = Path(session.create_tmp()) / "site"
+    session.install("--target", str(site), f"--python-version={PYTHON}", *options, *needed)
+    session.run("python", "-m", "ci.arm_test", "--site", str(site), *session.posargs)
+
+
+def foreign_options(session: nox.Session, target: Target) -> tuple[str, ...]:
+    """Return what lets the installer of this session take the packages of another CPU."""
+    return target.uv_options if session.venv_backend == "uv" else target.pip_options
 
 
 def has_engine(session: nox.Session) -> bool:
@@ -338,7 +400,8 @@ def release(session: nox.Session) -> None:
     if "--check" in args:
         return
     if "--no-build" not in args:
-        run_session(session, "build_wheels")
+        for name in sorted(SESSIONS.values()):
+            run_session(session, name)
     session.run("python", "-m", "ci.release", "wheels", *args)
     for name in RELEASED:
         run_session(session, name, *(args_of_index(args) if name == "index" else ()))

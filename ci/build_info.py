@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from ci.parts import find_parts
 from ci.planner_hash import hash_planner
 from ci.project import ARCHSETS, load_project
-from ci.toolchain import gxx_version
+from ci.toolchain import glibc_version, gxx_version
 from flash_dist.archs import Arch
 from flash_dist.devices import (
     format_version,
@@ -43,7 +42,7 @@ def make_manifest(build: NativeBuild, options: NativeOptions) -> Manifest:
         arch_set=options.archset,
         archsets=options.published,
         toolkit=_toolkit_info(options.toolchain),
-        host=HostInfo(f"g++ {gxx_version()}", _glibc()),
+        host=HostInfo(f"g++ {gxx_version()}", glibc_version()),
         flags=(*FLAGS, _compression(options.toolchain), *options.archset.gencode_flags),
         torch_headers=options.headers.version,
         torch_min=project.torch_min,
@@ -107,7 +106,3 @@ def _toolkit_info(toolchain: Toolchain) -> ToolkitInfo:
         driver_min=str(toolkit_driver(toolchain.cuda)),
         ptx_isa=format_version(toolkit_ptx_isa(toolchain.cuda)),
     )
-
-
-def _glibc() -> str:
-    return (os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc ")

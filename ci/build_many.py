@@ -59,10 +59,10 @@ class Builds:
         lines = [*map(str, self.built), *map(str, self.failed)]
         if self.failed:
             names = " ".join(one.archset.name for one in self.failed)
-            count = len(self.built)
+            count, session = len(self.built), self.failed[0].archset.session
             lines.append(f"{count} of {count + len(self.failed)} wheels are built")
             lines.append(
-                f"\nhint: `nox -s build_wheels -- {names}` tries the rest again; objects stay"
+                f"\nhint: `nox -s {session} -- {names}` tries the rest again; objects stay"
             )
         return "\n".join(lines)
 

@@ -6,7 +6,8 @@ import difflib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from flash_dist.archs import ArchSet, require_supported
+from ci.cross import target_machine
+from flash_dist.archs import SESSIONS, ArchSet, require_supported
 from flash_dist.devices import parse_version
 from flash_dist.errors import ArchError
 
@@ -39,7 +40,7 @@ def choose_sets(
 
     Args:
         args: Names of published sets, and possibly `--skip-unsupported`.
-        environ: Where TORCH_CUDA_ARCH_LIST may be set.
+        environ: Where TORCH_CUDA_ARCH_LIST may be set, and the CPU that is compiled for.
         published: The published sets by name.
         toolkit: CUDA version that compiles the sets of its major.
     """
@@ -78,15 +79,27 @@ def _choose(
     names: Sequence[str], environ: Mapping[str, str], published: Mapping[str, ArchSet]
 ) -> Choice:
     listed = environ.get(VARIABLE, "").strip()
+    machine = target_machine(environ)
     if names:
         ignored = f"; {VARIABLE} = `{listed}` is not used" if listed else ""
-        sets = tuple(_find(name, published) for name in names)
+        sets = tuple(_require_machine(_find(name, published), machine) for name in names)
         return Choice(sets, f"named on the command line{ignored}")
     if listed:
         parsed = ArchSet.parse(listed, name=VARIABLE)
-        ad_hoc = ArchSet(parsed.label, parsed.label, parsed.archs, f"{VARIABLE} = {listed}")
+        who = f"{VARIABLE} = {listed}"
+        ad_hoc = ArchSet(parsed.label, parsed.label, parsed.archs, who, machine=machine)
         return Choice((ad_hoc,), f"{VARIABLE} = `{listed}`, no set named on the command line")
-    return Choice(tuple(published.values()), f"no set named, {VARIABLE} not set: all published")
+    every = tuple(one for one in published.values() if one.machine == machine)
+    reason = f"no set named, {VARIABLE} not set: all published for {machine}"
+    return Choice(every, reason)
+
+
+def _require_machine(archset: ArchSet, machine: str) -> ArchSet:
+    if archset.machine != machine:
+        message = f"arch set `{archset.name}` is for {archset.machine}, this builds for {machine}"
+        session = SESSIONS[archset.machine]
+        raise ArchError(message, hint=f"`nox -s {session} -- {archset.name}` builds it")
+    return archset
 
 
 def _find(name: str, published: Mapping[str, ArchSet]) -> ArchSet:

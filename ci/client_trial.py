@@ -14,6 +14,7 @@ from ci.clients import Environment, call, runs_here, served, without_network
 from ci.index import DEFAULT, write_index
 from ci.next_version import make_next
 from ci.project import ARCHSETS, ROOT
+from flash_dist.archs import DEFAULT_MACHINE
 from flash_dist.published import load_picks, published_sets
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ci.artefacts import Artefact
+    from flash_dist.archs import ArchSet
 
 MACHINES: Final = (
     "7.5", "8.0", "8.6", "8.7", "8.9", "9.0", "10.0", "10.3", "11.0", "12.0", "12.1",
@@ -40,15 +42,16 @@ class Trial:
         self.client = client
         self.url = url
         ordered = reversed(newest_first(artefacts))
-        self.by_set = {one.set_name: one for one in ordered if runs_here(one)}
-        self.foreign = {one.set_name for one in artefacts if not runs_here(one)}
+        newest = {one.set_name: one for one in ordered}
+        self.by_set = {name: one for name, one in newest.items() if runs_here(one)}
+        self.foreign = {name: one for name, one in newest.items() if name not in self.by_set}
         self.pick = load_picks(ARCHSETS)[client].name
         self._work = work
         self._count = 0
 
     def cells(self) -> Iterator[Cell]:
         """Try everything; what cannot be tried is a cell, too."""
-        names = [one.name for one in published_sets()]
+        names = [one.name for one in published_sets() if one.machine == DEFAULT_MACHINE]
         if self.pick in self.by_set:
             yield attempt(self.client, "default index", self.try_default)
             yield attempt(self.client, "wrong hash is refused", self.try_wrong_hash)
@@ -59,7 +62,7 @@ class Trial:
             yield from self._set_cells(name)
         if len(self.by_set) > 1:
             yield attempt(self.client, "one set to another, uninstall", self.try_switch)
-        lacking = sorted(set(names) - set(self.by_set) - self.foreign)
+        lacking = sorted(set(names) - set(self.by_set) - set(self.foreign))
         older = ((machine, OLDER_DRIVER) for machine in OLDER_MACHINES)
         for machine, driver in (*((machine, DRIVER) for machine in MACHINES), *older):
             what = f"select for {machine}, driver {driver}"
@@ -67,6 +70,16 @@ class Trial:
                 yield self._lack(what, ", ".join(lacking))
             else:
                 yield attempt(self.client, what, partial(self.try_select, machine, driver))
+        yield from self._foreign_cells()
+
+    def _foreign_cells(self) -> Iterator[Cell]:
+        for archset in published_sets():
+            if archset.machine != DEFAULT_MACHINE:
+                what = f"{archset.name} for {archset.machine}"
+                if archset.name in self.foreign:
+                    yield attempt(self.client, what, partial(self.try_foreign, archset))
+                else:
+                    yield self._lack(what, archset.name)
 
     def _set_cells(self, name: str) -> Iterator[Cell]:
         if name not in self.by_set:
@@ -167,6 +180,38 @@ class Trial:
         _require_same(expected, _ask_doctor(environment, machine, driver))
         how = ", ".join(f"{gpu} {how}" for gpu, how in expected.items())
         return f"{version.partition('+')[2]}: {how}"
+
+    def try_foreign(self, archset: ArchSet) -> str:
+        """Ask for a machine with other CPUs: its pick comes, and select names its set."""
+        machine, gpu = archset.machine, str(archset.archs[-1].device)
+        pick = self.foreign[load_picks(ARCHSETS, machine)[self.client].name].file_name
+        found = self._download(machine)
+        if found != pick:
+            message = f"{found} comes on {machine}, expected {pick}"
+            raise InstallError(message)
+        words = ["-m", "flash_dist", "select", "--gpu", gpu, "--machine", machine]
+        chosen = _read(_ask_here(*words, "--index", self.url, "--json"))["chosen"]["name"]
+        if chosen not in self.foreign:
+            message = f"select chooses {chosen} for {gpu} on {machine}"
+            raise InstallError(message)
+        return f"{found}; select for {gpu}: {chosen}"
+
+    def _download(self, machine: str) -> str:
+        """Return the file that the client takes from the default index on another machine."""
+        folder = self._work / f"{self.client}-{machine}"
+        index = dict.fromkeys(("PIP_INDEX_URL", "UV_DEFAULT_INDEX"), f"{self.url}{DEFAULT}/")
+        if self.client == "pip":
+            tags = {tag.rpartition("-")[2] for one in self.foreign.values() for tag in one.tags}
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+            command += ["--only-binary=:all:", "--dest", str(folder)]
+            call([*command, *(f"--platform={tag}" for tag in sorted(tags)), "flash-dist"], index)
+            return next(folder.glob("*.whl")).name
+        command = ["uv", "pip", "install", "--quiet", "--no-cache", "--no-deps"]
+        command += [f"--python-platform={machine}-manylinux_2_40", "--target", str(folder)]
+        call([*command, "--python", sys.executable, "flash-dist"], index)
+        every = (*self.foreign.values(), *self.by_set.values())
+        names = {f"flash_dist-{one.version}.dist-info": one.file_name for one in every}
+        return names[next(folder.glob("*.dist-info")).name]
 
     def _try_refused(self, machine: str, driver: str, said: dict[str, Any]) -> str:
         """Where select names nothing, doctor must refuse every set, too."""

@@ -30,7 +30,9 @@ _CHANGED: Final = (f".dist-info/{INSTALLER}", ".dist-info/RECORD")  # by us, and
 
 def recipe_of(one: Artefact) -> Recipe:
     """Describe a wheel by the table of arch sets."""
-    return make_recipe(one, load_archsets(ARCHSETS), load_picks(ARCHSETS)[PICK])
+    machine = one.manifest.arch_set.machine
+    sets = {k: own for k, own in load_archsets(ARCHSETS).items() if own.machine == machine}
+    return make_recipe(one, sets, load_picks(ARCHSETS, machine)[PICK])
 
 
 def find_packages(dist: Path, artefacts: Sequence[Artefact]) -> dict[Path, Artefact]:

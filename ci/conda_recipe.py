@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from flash_dist.manifest import Manifest
 
 PICK: Final = "conda"  # who asks in the table `picks`
-_SUBDIRS: Final = {"x86_64": "linux-64", "aarch64": "linux-aarch64"}
+SUBDIRS: Final = {"x86_64": "linux-64", "aarch64": "linux-aarch64"}
 _TAG: Final = re.compile(r"cp3[0-9]+-abi3-manylinux_([0-9]+)_([0-9]+)_([a-z0-9_]+)")
 _RENAMED: Final = {"torch": "pytorch"}
 
@@ -99,7 +99,7 @@ def make_recipe(one: Artefact, archsets: Mapping[str, ArchSet], pick: ArchSet) -
 
     Args:
         one: The wheel.
-        archsets: The published sets.
+        archsets: The published sets for CPUs of its kind.
         pick: The one for those who do not choose.
 
     Raises:
@@ -115,16 +115,16 @@ def make_recipe(one: Artefact, archsets: Mapping[str, ArchSet], pick: ArchSet) -
         f"__cuda >={oldest_cuda(one.manifest)}",
     )
     constraint = f"__cuda_arch {constrain_gpus(one.embedded)}"
-    return Recipe(one.version.public, name, number, _SUBDIRS[machine], depends, (constraint,))
+    return Recipe(one.version.public, name, number, SUBDIRS[machine], depends, (constraint,))
 
 
 def _read_tags(one: Artefact) -> tuple[str, str]:
     """Return the machine and the oldest glibc of the wheel's tags."""
-    found = [match for match in map(_TAG.fullmatch, one.tags) if match and match[3] in _SUBDIRS]
+    found = [match for match in map(_TAG.fullmatch, one.tags) if match and match[3] in SUBDIRS]
     if len({match[3] for match in found}) != 1:
         message = (
             f"a conda package is made of a wheel tagged cp3x-abi3-manylinux_*_* of "
-            f"{' or '.join(_SUBDIRS)}, `{one.file_name}` has {', '.join(one.tags)}"
+            f"{' or '.join(SUBDIRS)}, `{one.file_name}` has {', '.join(one.tags)}"
         )
         raise ArtefactError(message, hint="`nox -s build_wheels` makes them")
     glibc = min((int(match[1]), int(match[2])) for match in found)

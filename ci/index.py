@@ -3,7 +3,8 @@
     OUT/index.html              for people: which file for which GPU, and how to install it
     OUT/packages/               the wheels, and the METADATA of each beside it (PEP 658)
     OUT/conda/                  the conda channel of the wheels, where `nox -s conda` made it
-    OUT/simple/                 the default index: the set that clients get which ask for none
+    OUT/simple/                 the default index: the set that clients get which ask for none,
+                                one for each kind of CPU
     OUT/<set>/                  the index of one arch set
     OUT/<...>/flash-dist/       index.html (PEP 503), index.json (PEP 691), links relative
 
@@ -28,6 +29,7 @@ from ci.artefacts import Artefact, ArtefactError, find_artefacts
 from ci.conda_check import CHANNEL, find_packages
 from ci.landing import make_page
 from ci.project import ARCHSETS, ROOT
+from flash_dist.archs import SESSIONS
 from flash_dist.errors import FlashDistError, UsageError
 from flash_dist.index import PROJECT
 from flash_dist.published import load_picks
@@ -64,21 +66,23 @@ def write_index(
         The indexes, the default one first.
     """
     groups = {name: list(_of_set(artefacts, name)) for name in _set_names(artefacts)}
-    pick = pick_name()
-    if pick in groups:
-        groups = {DEFAULT: groups[pick], **groups}
+    picks = {machine: pick_name(machine) for machine in _machines(artefacts)}
+    lacking = {machine: pick for machine, pick in picks.items() if pick not in groups}
+    if not lacking:
+        groups = {DEFAULT: [one for pick in picks.values() for one in groups[pick]], **groups}
     elif not partial:
-        message = f"the default index is of the set `{pick}`, and dist/ holds no wheel of it"
-        raise ArtefactError(
-            message,
-            hint=f"`nox -s build_wheels -- {pick}`, or `nox -s index -- --partial` for a trial",
+        machine, pick = next(iter(lacking.items()))
+        message = (
+            f"on {machine} the default index is of the set `{pick}`, and dist/ holds no wheel of it"
         )
+        build = f"nox -s {SESSIONS[machine]} -- {pick}"
+        raise ArtefactError(message, hint=f"`{build}`, or `nox -s index -- --partial` for a trial")
     work = out.with_name(f"{out.name}.part")
     shutil.rmtree(work, ignore_errors=True)
     _write_packages(work / PACKAGES, artefacts)
     for name, members in groups.items():
         _write_simple(work / name, members)
-    sets = {name: members[0].set_name for name, members in groups.items()}
+    sets = {name: _set_names(members) for name, members in groups.items()}
     channel = _copy_channel(work / CHANNEL, condas or {})
     page = make_page(artefacts, sets, url, default=DEFAULT, condas=channel)
     (work / "index.html").write_text(page, encoding="utf-8")
@@ -87,14 +91,19 @@ def write_index(
     return list(groups)
 
 
-def pick_name() -> str:
-    """Return the set of the default index: pip and uv read the same one."""
-    picks = load_picks(ARCHSETS)
+def pick_name(machine: str) -> str:
+    """Return the set of the default index for a kind of CPU: pip and uv read the same one."""
+    picks = load_picks(ARCHSETS, machine)
     names = {picks[client].name for client in ("pip", "uv")}
     if len(names) != 1:
         message = f"pip and uv read one index, and `picks` gives them {sorted(names)}"
         raise ArtefactError(message)
     return names.pop()
+
+
+def _machines(artefacts: Iterable[Artefact]) -> list[str]:
+    """Return the kinds of CPUs that there are wheels for: the tags tell a client which is its."""
+    return sorted({one.manifest.arch_set.machine for one in artefacts}, reverse=True)
 
 
 def _set_names(artefacts: Iterable[Artefact]) -> list[str]:

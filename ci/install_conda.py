@@ -19,7 +19,7 @@ from ci.artefacts import Artefact, newest_first
 from ci.cells import Cell, InstallError, attempt
 from ci.conda_check import recipe_of
 from ci.conda_client import RefusedError, Request, Solved, ask
-from ci.conda_recipe import PICK, Recipe, is_served, oldest_cuda
+from ci.conda_recipe import PICK, SUBDIRS, Recipe, is_served, oldest_cuda
 from ci.landing import GPUS
 from ci.project import ARCHSETS, load_project
 from flash_dist.devices import Device, first_driver, parse_version
@@ -34,10 +34,8 @@ if TYPE_CHECKING:
 CUDA: Final = "13.0"
 OLDER_CUDA: Final = "12.4"
 MIXED: Final = ("7.5,8.6", "7.5,9.0", "9.0,12.0")
-UNKNOWN: Final = ",".join(GPUS)  # a client that tells no __cuda_arch may be on any of these
 _NEEDED: Final = ("rattler", "rattler_build")
 _MACHINE: Final = {"__glibc": "2.36", "__linux": "6.1", "__unix": "0"}
-MACHINES: Final = {"linux-64": "x86_64", "linux-aarch64": "aarch64"}  # of a channel's folders
 
 
 def conda_cells(artefacts: Sequence[Artefact], work: Path) -> Iterator[Cell]:
@@ -81,7 +79,8 @@ class CondaTrial:
     def __init__(self, members: dict[Artefact, Recipe], subdir: str, work: Path) -> None:
         self.members = members
         self.subdir = subdir
-        self.pick = load_picks(ARCHSETS, MACHINES[subdir])[PICK].name
+        machine = next(name for name, one in SUBDIRS.items() if one == subdir)
+        self.pick = load_picks(ARCHSETS, machine)[PICK].name
         self._work = work
         self._numbers = count(1)
 
@@ -102,7 +101,7 @@ class CondaTrial:
             yield self._try("one set to another, uninstall", self.try_switch)
 
     def _try(self, what: str, action: Callable[[], str]) -> Cell:
-        here = MACHINES[self.subdir] == platform.machine()
+        here = self.subdir == SUBDIRS.get(platform.machine())
         what = what if here else f"{self.subdir}: {what}"
         try:
             return attempt(PICK, what, action)
@@ -117,7 +116,9 @@ class CondaTrial:
             return self._require_refusal([PROJECT], lowest, CUDA, "__cuda_arch")
         prefix, found = self._install([PROJECT], lowest, CUDA)
         self._require(found, expected)
-        return f"{expected.set_name}: {self._require_served(prefix, gpus or UNKNOWN, CUDA)}"
+        return (
+            f"{expected.set_name}: {self._require_served(prefix, gpus or self._every_gpu(), CUDA)}"
+        )
 
     def try_older_cuda(self) -> str:
         """Ask for no set where the driver is older: what it loads comes, or nothing does."""
@@ -176,6 +177,11 @@ class CondaTrial:
         picks = [one for one in fitting if one.set_name == self.pick]
         fitting.sort(key=lambda one: self.members[one].build_number, reverse=True)
         return next(iter((*picks, *fitting)), None)
+
+    def _every_gpu(self) -> str:
+        """Return where a client may be that tells no __cuda_arch: what any set here serves."""
+        served = {arch for one in self.members for arch in one.embedded}
+        return ",".join(gpu for gpu in GPUS if is_served(served, Device.parse(gpu)))
 
     def _spec(self, one: Artefact) -> list[str]:
         recipe = self.members[one]

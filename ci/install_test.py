@@ -22,6 +22,7 @@ from ci.index import pick_name, write_index
 from ci.install_conda import conda_cells
 from ci.project import ROOT
 from ci.torch_matrix import try_torches
+from flash_dist.archs import DEFAULT_MACHINE
 from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def try_client(client: str, stage: Stage) -> Iterator[Cell]:
 PHASES: Final[dict[str, Callable[[Stage], Iterator[Cell]]]] = {
     **{client: partial(try_client, client) for client in CLIENTS},
     "conda": lambda stage: conda_cells(stage.artefacts, stage.work),
-    "torch": lambda stage: try_torches(stage.artefacts, pick_name(), stage.work),
+    "torch": lambda stage: try_torches(stage.artefacts, pick_name(DEFAULT_MACHINE), stage.work),
 }
 
 

@@ -5,6 +5,7 @@ It says of each GPU what `select --index` says, from the wheels themselves.
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
@@ -56,7 +57,7 @@ _LAYOUT = """
 
 def make_page(
     artefacts: Sequence[Artefact],
-    indexes: Mapping[str, str],
+    indexes: Mapping[str, Sequence[str]],
     url: str,
     *,
     default: str,
@@ -66,7 +67,7 @@ def make_page(
 
     Args:
         artefacts: The wheels.
-        indexes: The arch set of each folder beside the page that is an index.
+        indexes: The arch sets of each folder beside the page that is an index.
         url: Address of the page's folder.
         default: Which of the folders is for those who do not choose.
         condas: The conda package of each wheel that has one, relative to the page.
@@ -81,9 +82,9 @@ def make_page(
         "body",
         element("h1", title),
         prose(f"Attention kernels for torch on NVIDIA GPUs. {_needs(newest)}"),
-        *_install(newest, indexes.get(default, ""), url, default, channel),
+        *_install(newest, indexes.get(default, ()), url, default, channel),
         element("h2", "Which file for which GPU"),
-        _gpu_table(newest),
+        *_gpu_tables(newest),
         element(
             "p",
             prose(f"For the GPUs of a machine: `python -m flash_dist select --index {url}`"),
@@ -120,21 +121,41 @@ def _read_channel(url: str, condas: Mapping[str, str]) -> Index:
 
 
 def _install(
-    artefacts: Iterable[Artefact], set_name: str, url: str, index: str, channel: Index
+    artefacts: Iterable[Artefact], names: Sequence[str], url: str, index: str, channel: Index
 ) -> Iterable[Markup]:
-    """Show how to install for whoever does not want to choose."""
-    for one in artefacts:
-        if one.set_name == set_name:
+    """Show how to install for whoever does not want to choose, on each kind of CPU."""
+    picked = [one for one in artefacts if one.set_name in names]
+    for place, one in enumerate(_x86_first(picked)):
+        if place == 0:
             yield element("h2", "Install")
-            yield element("p", f"Without a choice, {_for_whom(one)}:")
-            yield _show_commands(find_commands(_candidate(one, url, index), channel))
+        on = f" on {_machine(one)}" if len(picked) > 1 else ""
+        yield element("p", f"Without a choice{on}, {_for_whom(one)}:")
+        yield _show_commands(find_commands(_candidate(one, url, index), channel))
+
+
+def _machine(one: Artefact) -> str:
+    return one.manifest.arch_set.machine
+
+
+def _x86_first(artefacts: Iterable[Artefact]) -> list[Artefact]:
+    return sorted(artefacts, key=_machine, reverse=True)
+
+
+def _gpu_tables(artefacts: Sequence[Artefact]) -> Iterable[Markup]:
+    """Show one table for each kind of CPU."""
+    groups = [list(own) for _, own in groupby(_x86_first(artefacts), key=_machine)]
+    for own in groups:
+        if len(groups) > 1:
+            yield element("h3", _machine(own[0]))
+        yield _gpu_table(own)
 
 
 def _gpu_table(artefacts: Sequence[Artefact]) -> Markup:
+    """Show which of some sets for one kind of CPU is for which GPU."""
     head = ("GPU", "compute capability", "smallest set", "runs")
     candidates = [_candidate(one, "", one.set_name) for one in artefacts]
     rows = []
-    is_arm = any(tag.endswith("_aarch64") for one in artefacts for tag in one.tags)
+    is_arm = any(_machine(one) == "aarch64" for one in artefacts)
     for number, name in GPUS.items():
         if number in ARM_ONLY and not is_arm:
             continue

@@ -22,7 +22,15 @@ if TYPE_CHECKING:
 
 def make_matrix(sets: Iterable[ArchSet]) -> dict[str, list[dict[str, str]]]:
     """Return what a job's `strategy.matrix` takes."""
-    rows = [{"set": one.name, "archs": str(one), "toolkit": one.toolkit} for one in sets]
+    rows = [
+        {
+            "set": one.name,
+            "archs": str(one),
+            "toolkit": one.toolkit,
+            "machine": one.machine,
+        }
+        for one in sets
+    ]
     return {"include": rows}
 
 
@@ -40,7 +48,7 @@ def main(args: Sequence[str] | None = None) -> int:
         print(json.dumps(matrix))
     else:
         for row in matrix["include"]:
-            print(f"{row['set']}: {row['archs']}, CUDA {row['toolkit']}")
+            print(f"{row['set']}: {row['archs']}, CUDA {row['toolkit']}, {row['machine']}")
     return 0
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ci.assemble import Assembler, Plan, assemble, is_taken, read_ptx, targets_of
+from ci.cross import TARGETS, ask_foreign
 from ci.project import ROOT, build_folder
 from ci.ptxas import KernelResources, load_exceptions, parse_ptxas
 from ci.symbols import check_symbols
@@ -27,6 +28,7 @@ from flash_dist.linkage import RUNTIME_PATH, has_shared_runtime
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from ci.cross import Target
     from ci.toolchain import Toolchain
     from ci.torch_headers import TorchHeaders
     from flash_dist.archs import ArchSet
@@ -66,15 +68,21 @@ class NativeOptions:
     """What CMake needs to know."""
 
     archset: ArchSet
-    published: tuple[ArchSet, ...]
+    published: tuple[ArchSet, ...]  # for every CPU
     toolchain: Toolchain
     headers: TorchHeaders
     jobs: int
 
     @property
     def folder(self) -> Path:
-        """The build folder: shared by all arch sets of one toolkit."""
-        return build_folder() / f"native-{self.toolchain.nvcc}"
+        """The build folder: shared by all arch sets of one toolkit and CPU."""
+        foreign = f"-{self.target.machine}" if self.target else ""
+        return build_folder() / f"native-{self.toolchain.nvcc}{foreign}"
+
+    @property
+    def target(self) -> Target | None:
+        """The CPU that is compiled for, if not one like this."""
+        return TARGETS.get(self.archset.machine)
 
 
 def build_native(options: NativeOptions) -> NativeBuild:
@@ -87,7 +95,7 @@ def build_native(options: NativeOptions) -> NativeBuild:
     compiled = sum(before.get(path) != path.stat().st_mtime_ns for path in objects)
     print(f"{check_symbols(objects)} mergeable symbols of kernels, none of them shared")
     _load_runtime(options.toolchain)
-    variants = tuple(_read_variants(folder))
+    variants = tuple(_read_variants(folder, options.target))
     return NativeBuild(
         folder=folder,
         variants=variants,
@@ -112,6 +120,8 @@ def _configure(options: NativeOptions, folder: Path) -> None:
         "FLASH_DIST_CUDART_PATH": ":".join(RUNTIME_PATH) if shared else "",
         "FLASH_DIST_STATIC_STDCXX": os.environ.get("FLASH_DIST_STATIC_STDCXX") or "OFF",
     }
+    if options.target:
+        definitions |= options.target.definitions()
     if os.environ.get("CXX"):  # nvcc itself would take the g++ on PATH
         definitions["CMAKE_CXX_COMPILER"] = os.environ["CXX"]
         definitions["CMAKE_CUDA_HOST_COMPILER"] = os.environ["CXX"]
@@ -178,10 +188,10 @@ def _read_resources(objects: Iterable[Path]) -> Iterable[KernelResources]:
             yield from parse_ptxas(said.read_text(encoding="utf-8"))
 
 
-def _read_variants(folder: Path) -> Iterable[dict[str, Any]]:
+def _read_variants(folder: Path, target: Target | None) -> Iterable[dict[str, Any]]:
     """Join what was asked for with the launch sizes, which only the library knows."""
     declared = json.loads((folder / "generated" / "variants.json").read_text(encoding="utf-8"))
-    built = {variant["symbol"]: variant for variant in ask_library(folder / KERNELS)}
+    built = {variant["symbol"]: variant for variant in ask(folder / KERNELS, target)}
     for variant in declared:
         yield {**built[variant["symbol"]], **variant}
 
@@ -193,8 +203,16 @@ def _load_runtime(toolchain: Toolchain) -> None:
             ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
+def ask(path: Path, target: Target | None) -> list[dict[str, Any]]:
+    """Call `flash_dist_variants_json`, which needs no GPU; for another CPU in an emulator."""
+    if target is None:
+        return ask_library(path)
+    found: list[dict[str, Any]] = json.loads(ask_foreign(path, target))
+    return found
+
+
 def ask_library(path: Path) -> list[dict[str, Any]]:
-    """Call `flash_dist_variants_json`, which needs no GPU."""
+    """Ask a library of this CPU."""
     library = ctypes.CDLL(str(path))
     ask = library.flash_dist_variants_json
     ask.argtypes, ask.restype = [ctypes.c_char_p, ctypes.c_int64], ctypes.c_int64
@@ -211,6 +229,8 @@ def _assemble(
     folder, toolchain = options.folder, options.toolchain
     folders = {_object_folder(folder, str(arch)) for arch in options.archset.archs if arch.ptx}
     texts = read_ptx(path for path in objects if folders & set(path.parents))
+    machine = options.archset.machine
+    published = [one for one in options.published if one.machine == machine]
     plans = {
         one["symbol"]: Plan(
             (one["family"], one["dtype"], one["head_dim"], one["head_dim_v"]), one["plan"]
@@ -221,7 +241,7 @@ def _assemble(
     work = [
         (ptx, target)
         for ptx in texts
-        for target in targets_of(ptx.arch, options.published, options.archset.archs)
+        for target in targets_of(ptx.arch, published, options.archset.archs)
         if target.number == ptx.arch.number or is_taken(ptx.symbol, target, plans)
     ]
     assembler = Assembler(toolchain.tool("ptxas"), toolchain.ptxas, folder / "assembled")

@@ -117,3 +117,13 @@ def gxx_version(environ: Mapping[str, str] = os.environ) -> str:
     command = [environ.get("CXX") or "g++", "-dumpfullversion", "-dumpversion"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
     return done.stdout.strip()
+
+
+def glibc_version(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the version of the glibc that the host compiler's headers are of; empty of others."""
+    command = [environ.get("CXX") or "g++", "-E", "-x", "c++", "-dM", "-include", "features.h"]
+    done = subprocess.run(
+        [*command, os.devnull], capture_output=True, text=True, check=False, timeout=30
+    )
+    found = dict(re.findall(r"#define (__GLIBC__|__GLIBC_MINOR__) ([0-9]+)", done.stdout))
+    return ".".join(found[name] for name in ("__GLIBC__", "__GLIBC_MINOR__") if name in found)

@@ -146,11 +146,12 @@ def unsupported_fix(devices: Iterable[Device], build: Build) -> str:
     if serving:
         best = serving[0]
         return (
-            f"`nox -s build_wheels -- {best.name}` builds the arch set `{best.name}` "
+            f"`nox -s {best.session} -- {best.name}` builds the arch set `{best.name}` "
             f"(label {best.label}) into dist/{best.name}/; install that wheel"
         )
     listed = ";".join(map(str, devices))
-    return f"`TORCH_CUDA_ARCH_LIST='{listed}' nox -s build_wheels` builds a wheel for exactly these"
+    session = build.archsets[0].session if build.archsets else "build_wheels"
+    return f"`TORCH_CUDA_ARCH_LIST='{listed}' nox -s {session}` builds a wheel for exactly these"
 
 
 def _servable(devices: Iterable[Device]) -> tuple[Device, ...]:

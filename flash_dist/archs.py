@@ -34,6 +34,7 @@ __all__ = [
 
 DEFAULT_TOOLKIT: Final = "13.0"
 DEFAULT_MACHINE: Final = "x86_64"
+SESSIONS: Final = {"x86_64": "build_wheels", "aarch64": "build_arm"}  # of nox, by CPU
 
 _ARCH = re.compile(r"(?:(sm_|compute_)?([1-9][0-9]{1,2})|([1-9][0-9]?)\.([0-9]))([af]?)")
 
@@ -228,6 +229,11 @@ class ArchSet:
             else:
                 tokens.append(arch.dotted + ("+PTX" if twin in self.archs else ""))
         return tokens
+
+    @property
+    def session(self) -> str:
+        """The nox session that builds the set."""
+        return SESSIONS[self.machine]
 
     @property
     def gencode_flags(self) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import json
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from .archs import DEFAULT_TOOLKIT
 from .errors import FlashDistError
 from .manifest import PACKAGE
 
@@ -65,6 +66,7 @@ class Reference:
     setting: Setting
     kernels: Mapping[str, str]  # name: hash of its code
     fingerprints: tuple[Fingerprint, ...]
+    toolkit: str = DEFAULT_TOOLKIT  # CUDA version that compiled them
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Reference:
@@ -75,6 +77,7 @@ class Reference:
             Setting(**data["setting"]),
             dict(data["kernels"]),
             tuple(Fingerprint(**one) for one in data["fingerprints"]),
+            str(data.get("toolkit", DEFAULT_TOOLKIT)),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -253,12 +256,12 @@ def write_references(path: Path, references: Iterable[Reference]) -> None:
 def merge_references(
     known: Iterable[Reference], recorded: Iterable[Reference]
 ) -> tuple[Reference, ...]:
-    """Put recorded fingerprints in the place of those of the same GPU and drivers."""
+    """Put recorded fingerprints in the place of those of the same GPU, drivers and toolkit."""
 
     def key(reference: Reference) -> tuple[object, ...]:
         drivers = sorted({one.driver for one in reference.fingerprints})
         setting = replace(reference.setting, planner="")
-        return (reference.gpu, setting, tuple(drivers))
+        return (reference.gpu, setting, tuple(drivers), reference.toolkit)
 
     merged = {key(one): one for one in known}
     merged.update({key(one): one for one in recorded})

@@ -6,6 +6,8 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .published import published_sets
+
 if TYPE_CHECKING:
     from .index import CondaPackage, Index, IndexedWheel
     from .selection import Candidate
@@ -33,7 +35,7 @@ def find_commands(candidate: Candidate, index: Index | None) -> tuple[Command, .
     if wheel is None:
         files = f"dist/{candidate.name}/*.whl"
         return (
-            Command("build", f"nox -s build_wheels -- {candidate.name}"),
+            Command("build", f"nox -s {_session(candidate)} -- {candidate.name}"),
             Command("pip", f"pip install {files}"),
             Command("uv", f"uv pip install {files}"),
         )
@@ -44,6 +46,11 @@ def find_commands(candidate: Candidate, index: Index | None) -> tuple[Command, .
         named = (Command("pip", f"pip install {place}"), Command("uv", f"uv pip install {place}"))
     conda = _find_conda(wheel, index.condas if index else ())
     return named if conda is None else (*named, _conda(conda))
+
+
+def _session(candidate: Candidate) -> str:
+    sets = (one for one in published_sets() if one.name == candidate.name)
+    return next((one.session for one in sets), "build_wheels")
 
 
 def _pip_from_index(wheel: IndexedWheel) -> Command:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -116,7 +117,8 @@ def combine(
     """Join the two views: the library decides what there is, the manifest adds what it knows."""
     if manifest is None:
         toolkit = next((one.origin.toolkit for one in embedded if one.origin.toolkit), None)
-        build = Build("flash_dist", embedded, published_sets(), toolkit) if embedded else None
+        sets = tuple(one for one in published_sets() if one.machine == platform.machine())
+        build = Build("flash_dist", embedded, sets, toolkit) if embedded else None
         return Installed(build, library, manifest_problem, library_problem)
     declared = declare_build(manifest)
     differences = () if library_problem else find_differences(declared.variants, embedded)

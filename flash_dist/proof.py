@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .archs import DEFAULT_TOOLKIT
 from .checks.gpus import find_situation, judge_gpu
 from .checks.loading import compare_selftest
 from .errors import FlashDistError
@@ -105,11 +106,15 @@ class Proof:
 
     def record(self, date: str) -> tuple[Reference, ...]:
         """Return the fingerprints of the GPUs so far, one GPU of each kind."""
+        build = self._environment.installed.build
+        toolkit = (build.toolkit if build else None) or DEFAULT_TOOLKIT
         found: dict[tuple[str, Setting], Reference] = {}
         for gpu, setting, own in self.proven:
             hashes = self.identity.kernels
             kernels = {name: hashes[name] for name in sorted(self._chosen & set(hashes))}
-            found.setdefault((gpu.name, setting), Reference(gpu.name, date, setting, kernels, own))
+            found.setdefault(
+                (gpu.name, setting), Reference(gpu.name, date, setting, kernels, own, toolkit)
+            )
         return tuple(found.values())
 
     def compare_gpus(self) -> CheckResult | None:

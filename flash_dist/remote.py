@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .archs import DEFAULT_MACHINE
 from .candidates import read_offer
 from .errors import FetchError
 from .fetch import is_page, is_url, last_part, local_path, open_url, read_page, save
 from .files import open_file
 from .index import PROJECT, Index, make_index, read_index
+from .published import MACHINES
 from .result import CheckResult
 from .selection import select
 
@@ -87,7 +89,9 @@ def _choose(index: Index, environment: Environment) -> IndexedWheel:
     python = "" if environment.what_if else platform.python_version()
     own = [wheel for wheel in index.wheels if wheel.project == PROJECT]
     if own:
-        offer = read_offer(Index(index.place, tuple(own)), python=python)
+        here = environment.machine
+        machine = here if here in MACHINES else DEFAULT_MACHINE
+        offer = read_offer(Index(index.place, tuple(own)), machine=machine, python=python)
         cuda = environment.cuda
         selection = select((gpu.device for gpu in cuda.gpus), cuda.driver, offer.candidates)
         best = selection.chosen or max(selection.candidates, key=_fitness, default=None)

@@ -22,12 +22,13 @@ from flash_dist.sbom import FILE_NAME
 from tests.unit.library_builder import Lab, needs_gcc
 from tests.unit.whole_wheel import make_record
 
-from .test_wheels import WHEELS
+from .test_wheels import DIST
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ROOT = Path(__file__).resolve().parents[2]
+WHEELS = sorted((DIST / "hopper").glob("*.whl"))  # what `nox -s small_wheel` builds
 pytestmark = [
     pytest.mark.skipif(not WHEELS, reason="no wheel is in dist/, `nox -s small_wheel` builds one"),
     pytest.mark.skipif(shutil.which("abi3audit") is None, reason="abi3audit is not installed"),

@@ -145,3 +145,11 @@ def test_a_place_without_wheels_is_wrong_usage(
     status, out, err = select(capsys, "--gpu", "9.0", "--index", str(tmp_path))
     assert (status, out) == (2, "")
     assert f"there is no wheel of flash_dist in `{tmp_path}`" in err
+
+
+def test_a_set_for_arm_is_built_by_a_session_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    data = as_json(capsys, "--gpu", "12.1", "--driver", "580", "--machine", "aarch64")
+    assert (data["chosen"]["name"], data["commands"][0]["line"]) == (
+        "arm",
+        "nox -s build_arm -- arm",
+    )

@@ -131,8 +131,9 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_the_same_gpu_recorded_again_takes_the_place_of_the_old(tmp_path: Path) -> None:
     newer = replace(REFERENCE, recorded="2027-01-01", setting=replace(SETTING, planner="new"))
     jit = replace(REFERENCE, fingerprints=(replace(CASE, driver="580"),))
-    merged = merge_references((REFERENCE, jit), (newer,))
-    assert sorted(merged, key=str) == sorted((newer, jit), key=str)
+    older = replace(REFERENCE, kernels={"fwd": "cd"}, toolkit="12.4")
+    merged = merge_references((REFERENCE, jit, older), (newer,))
+    assert sorted(merged, key=str) == sorted((newer, jit, older), key=str)
     write_references(tmp_path / "f", merged)
     assert set(map(str, read_references(tmp_path / "f"))) == set(map(str, merged))
 

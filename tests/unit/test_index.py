@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HOPPER = "flash_dist-0.1.0+cu130.hopper-cp310-abi3-manylinux_2_34_x86_64.whl"
-NAMES = {"turing-ampere-ada", "hopper", "blackwell", "all", "cuda12"}
+NAMES = {one.name for one in published_sets()}
 
 
 def commands(place: str, name: str) -> dict[str, str]:

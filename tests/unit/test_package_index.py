@@ -14,7 +14,7 @@ from ci.index import main, write_index
 from flash_dist.cli import main as flash_dist
 from flash_dist.errors import ArchError
 from flash_dist.index import read_index
-from flash_dist.published import load_picks, published_sets
+from flash_dist.published import MACHINES, load_picks, published_sets
 from tests.unit.test_published import ONE, write
 from tests.unit.wheels import serve, write_dist, write_wheel
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 URL = "https://example.org/flash_dist/"
 SETS = {one.name for one in published_sets()}
+ROW = re.compile(r"<tr><th>([^<]+)</th><td>([^<]+)</td><td><a href=\"#([^\"]+)\"")
 
 
 def make(folder: Path, version: str = "0.1.0") -> Path:
@@ -52,7 +53,10 @@ def test_two_runs_give_the_same_bytes(tmp_path: Path) -> None:
 def test_a_client_without_a_choice_finds_only_the_set_of_the_table(tmp_path: Path) -> None:
     with serve(make(tmp_path)) as url:
         picked = read_index(f"{url}simple/").wheels
-        assert {wheel.label for wheel in picked} == {load_picks()["pip"].label}
+        picks = {load_picks(machine=machine)["pip"].label for machine in MACHINES}
+        assert {wheel.label for wheel in picked} == picks == {"all", "arm"}
+        for machine, label in (("x86_64", "all"), ("aarch64", "arm")):
+            assert [one.label for one in picked if one.runs_on(machine)] == [label]
         for archset in published_sets():
             (wheel,) = read_index(f"{url}{archset.name}/").wheels
             assert (wheel.label, wheel.requires_python) == (archset.label, ">=3.10")
@@ -102,7 +106,11 @@ def test_the_page_tells_targets_from_the_wheels_and_needs_nothing_else(tmp_path:
 
 def test_the_page_says_which_set_serves_which_gpu(tmp_path: Path) -> None:
     page = (make(tmp_path) / "index.html").read_text()
-    rows = re.findall(r"<tr><th>([^<]+)</th><td>([^<]+)</td><td><a href=\"#([^\"]+)\"", page)
+    tables = page.split("<table>")[1:]
+    rows, arm_rows = (re.findall(ROW, table) for table in tables)
+    assert {name for _, _, name in arm_rows} == {"arm"}
+    assert [number for _, number, _ in arm_rows][:1] == ["8.0"]
+    assert {"11.0", "12.1"} <= {number for _, number, _ in arm_rows}
     assert {number: name for _, number, name in rows} == {
         "7.5": "turing-ampere-ada",
         "8.0": "turing-ampere-ada",

@@ -41,7 +41,8 @@ def test_a_wheel_by_its_address(
 
 
 @pytest.mark.parametrize(
-    ("gpus", "label", "status"), [("9.0", "hopper", 0), ("8.6,9.0", "all", 0), ("7.0", "", 1)]
+    ("gpus", "label", "status"),
+    [("9.0", "hopper", 0), ("8.6,9.0", "all", 0), ("12.1", "blackwell", 0), ("7.0", "", 1)],
 )
 def test_an_index_page_is_listed_and_the_best_is_judged(
     site: Path, capsys: pytest.CaptureFixture[str], gpus: str, label: str, status: int
@@ -49,8 +50,8 @@ def test_an_index_page_is_listed_and_the_best_is_judged(
     with serve(site) as url:
         code, out, _ = doctor(capsys, f"{url}simple/flash-dist/", gpus)
     assert code == status
-    assert f"5 wheels on {url}simple/flash-dist/; judged: flash_dist-0.1.0+cu130.{label}" in out
-    assert out.count(".whl") == 6
+    assert f"6 wheels on {url}simple/flash-dist/; judged: flash_dist-0.1.0+cu130.{label}" in out
+    assert out.count(".whl") == 7
     assert out.count("* flash_dist-") == 1
 
 

@@ -56,8 +56,8 @@ def test_the_matrix_is_the_published_sets(capsys: pytest.CaptureFixture[str]) ->
     said = capsys.readouterr().out
     assert said.count("\n") == 1
     rows = json.loads(said)["include"]
-    assert [(row["set"], row["archs"], row["toolkit"]) for row in rows] == [
-        (one.name, str(one), one.toolkit) for one in published_sets()
+    assert [(row["set"], row["archs"], row["toolkit"], row["machine"]) for row in rows] == [
+        (one.name, str(one), one.toolkit, one.machine) for one in published_sets()
     ]
     assert main([]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(published_sets())

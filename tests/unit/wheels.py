@@ -29,13 +29,14 @@ if TYPE_CHECKING:
 
     from flash_dist.archs import Arch, ArchSet
 
-TAGS = "cp310-abi3-manylinux_2_34_x86_64"
+TAGS = "cp310-abi3-manylinux_2_34_{machine}"
 PADDING = {  # in units of 100 bytes, so that sizes are ordered as those of real wheels
     "turing-ampere-ada": 5500,
     "hopper": 1700,
     "blackwell": 2200,
     "all": 7100,
     "cuda12": 4900,
+    "arm": 8000,
 }
 
 
@@ -88,6 +89,7 @@ def write_wheel(
     """Write a wheel with manifest and GPU code, as large as others are beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     told_version = tell_version(archset, version)
+    tags = tags.format(machine=archset.machine)
     path = folder / f"flash_dist-{told_version}-{tags}.whl"
     code = library(container(*map(make_image, archset.archs)))
     info = f"flash_dist-{told_version}.dist-info"
