@@ -20,7 +20,7 @@ from flash_dist.kernel_code import hash_kernels
 from flash_dist.wheel import open_wheel
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Set
 
     from flash_dist.fingerprints import Reference
 
@@ -29,7 +29,7 @@ REMEDY = "`nox -s fingerprints -- WHEEL` on a machine with such a GPU records th
 
 
 def find_stale(
-    references: Iterable[Reference], kernels: Mapping[str, Collection[str]], planner: str
+    references: Iterable[Reference], kernels: Mapping[str, Set[str]], planner: str
 ) -> list[str]:
     """Say which recorded fingerprints are of other code than that which is built."""
     problems = []

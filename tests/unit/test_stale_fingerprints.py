@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 
 from ci.fingerprints import RECORDED, find_stale
 from ci.planner_hash import hash_planner
 from flash_dist.fingerprints import read_references
+from flash_dist.published import published_sets
 
 
 def test_what_is_recorded_is_of_this_planner_and_of_both_kinds_of_code() -> None:
     references = read_references(RECORDED)
-    kernels = {name: code for one in references for name, code in one.kernels.items()}
+    kernels: defaultdict[str, set[str]] = defaultdict(set)
+    for one in references:
+        for name, code in one.kernels.items():
+            kernels[name].add(code)
+    assert {one.toolkit for one in references} == {one.toolkit for one in published_sets()}
     assert find_stale(references, kernels, hash_planner()) == []
     drivers = {print_.driver for one in references for print_ in one.fingerprints}
     assert "" in drivers  # SASS
@@ -21,15 +27,14 @@ def test_what_is_recorded_is_of_this_planner_and_of_both_kinds_of_code() -> None
 
 def test_a_changed_kernel_or_planner_is_found() -> None:
     references = read_references(RECORDED)[:1]
-    kernels = dict(references[0].kernels)
+    kernels = {name: {code} for name, code in references[0].kernels.items()}
     name = min(kernels)
-    (problem,) = find_stale(references, {**kernels, name: "other"}, hash_planner())
+    (problem,) = find_stale(references, {**kernels, name: {"other"}}, hash_planner())
     assert name in problem
     assert "1 of" in problem
     del kernels[name]
     assert len(find_stale(references, kernels, hash_planner())) == 1
     setting = replace(references[0].setting, planner="old")
-    (problem,) = find_stale(
-        (replace(references[0], setting=setting),), references[0].kernels, hash_planner()
-    )
+    kernels = {name: {code} for name, code in references[0].kernels.items()}
+    (problem,) = find_stale((replace(references[0], setting=setting),), kernels, hash_planner())
     assert problem.endswith("of another planner")
