@@ -20,7 +20,8 @@ from flash_dist.kernel_code import hash_kernels
 from flash_dist.wheel import open_wheel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Set
+    from collections.abc import Iterable, Mapping
+    from collections.abc import Set as AbstractSet
 
     from flash_dist.fingerprints import Reference
 
@@ -29,7 +30,7 @@ REMEDY = "`nox -s fingerprints -- WHEEL` on a machine with such a GPU records th
 
 
 def find_stale(
-    references: Iterable[Reference], kernels: Mapping[str, Set[str]], planner: str
+    references: Iterable[Reference], kernels: Mapping[str, AbstractSet[str]], planner: str
 ) -> list[str]:
     """Say which recorded fingerprints are of other code than that which is built."""
     problems = []
