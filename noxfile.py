@@ -314,7 +314,7 @@ def workflows(session: nox.Session) -> None:
 @nox.session
 def typecheck(session: nox.Session) -> None:
     """Mypy, strict."""
-    install(session, "runtime", "test", "torch", "typecheck")
+    install(session, "runtime", "test", "torch", "clients", "typecheck")
     session.run("mypy")
 
 

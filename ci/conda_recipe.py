@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 PICK: Final = "conda"  # who asks in the table `picks`
 SUBDIRS: Final = {"x86_64": "linux-64", "aarch64": "linux-aarch64"}
 _TAG: Final = re.compile(r"cp3[0-9]+-abi3-manylinux_([0-9]+)_([0-9]+)_([a-z0-9_]+)")
-_RENAMED: Final = {"torch": "pytorch"}
+# What conda-forge calls them.
+_RENAMED: Final = {"torch": "pytorch", "nvidia-cuda-runtime-cu12": "cuda-cudart"}
 
 # A package for all Pythons has no markers: what some Pythons need is demanded for all or for none.
 # These are demanded for all. conda-forge and Anaconda's own channel have them for every Python,

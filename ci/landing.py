@@ -44,6 +44,7 @@ _LAYOUT = """
 .commands { margin: 0.5rem 0 0; overflow-x: auto; white-space: pre; }
 .commands b { display: inline-block; min-width: 3.5rem; color: var(--dim); font-weight: 400; }
 .set { border-top: 1px solid var(--line); padding: 0.9rem 0 1.1rem; break-inside: avoid-page; }
+table + h3 { margin-top: 1.2rem; }
 .set h3 { font-size: 1.08rem; }
 .set h3 small { font-weight: 400; color: var(--dim); margin-left: 0.5rem; }
 .facts { display: grid; grid-template-columns: 7rem minmax(0, 1fr); gap: 0.1rem 0.8rem; margin: 0; }
@@ -105,12 +106,14 @@ def _newest(artefacts: Sequence[Artefact]) -> list[Artefact]:
 
 def _needs(artefacts: Iterable[Artefact]) -> str:
     """Say what all wheels need, each thing once."""
-    drivers = {one.manifest.toolkit.driver_min for one in artefacts}
+    drivers = {one.manifest.toolkit.driver_min: one.set_name for one in artefacts}
+    newest = max(drivers, key=int)
+    older = "".join(f" ({k} for {v})" for k, v in sorted(drivers.items()) if k != newest)
     pythons = {one.requires_python for one in artefacts}
     torches = {f"{one.manifest.torch_min} to {one.manifest.torch_tested_max}" for one in artefacts}
     systems = {tag.rpartition("-")[2] for one in artefacts for tag in one.tags}
     return (
-        f"Driver {' or '.join(sorted(drivers))} or newer, torch {', '.join(sorted(torches))}, "
+        f"Driver {newest} or newer{older}, torch {', '.join(sorted(torches))}, "
         f"Python {', '.join(sorted(pythons))}, {', '.join(sorted(systems))}."
     )
 

@@ -118,6 +118,7 @@ def needs(*lines: str) -> tuple[str, ...]:
 def test_dependencies_have_the_names_of_conda() -> None:
     assert needs(
         "torch>=2.10",
+        "nvidia-cuda-runtime-cu12>=12.4,<13",
         "packaging",
         "Rich>=13,<15",
         "numpy==2.*",
@@ -128,6 +129,7 @@ def test_dependencies_have_the_names_of_conda() -> None:
     ) == (
         "python >=3.10",
         "pytorch >=2.10",
+        "cuda-cudart <13,>=12.4",
         "packaging",
         "rich <15,>=13",
         "numpy 2.*",
