@@ -18,7 +18,7 @@ from flash_dist.cli import SUBCOMMANDS, main
 from tests.unit.fatbin_builder import SASS, Kernel, container, cubin, entry, library
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[2]
 
@@ -99,7 +99,16 @@ def read_terminal(descriptor: int) -> bytes:
         return b""
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Let children hear SIGINT even where these tests were started in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("argv", [["selftest", "--device", "cpu"]], ids=" ".join)
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_the_children_and_is_130(argv: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "flash_dist", *argv]
     environ = os.environ | {"TMPDIR": str(tmp_path)}
