@@ -47,8 +47,8 @@ def write_stubs(channel: Path, recipes: Iterable[Recipe]) -> list[str]:
 
 
 def _oldest(versions: str) -> str:
-    found = re.search(r"[0-9]+(\.[0-9]+)*", versions)
-    return found[0] if found else "1.0"
+    found = re.search(r">=\s*([0-9.]*[0-9])", versions) or re.search(r"([0-9.]*[0-9])", versions)
+    return found[1] if found else "1.0"
 
 
 def _write_stub(channel: Path, name: str, version: str) -> None:
