@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import sys
@@ -20,9 +21,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ci.artefacts import find_artefacts, newest_first
 from ci.cells import InstallError
-from ci.clients import Environment, runs_here
+from ci.clients import Environment, call_openly, runs_here
 from ci.project import ARCHSETS, ROOT
 from flash_dist.errors import FlashDistError
+from flash_dist.linkage import runtime_requirements
 from flash_dist.published import published_sets
 
 if TYPE_CHECKING:
@@ -70,6 +72,10 @@ def measure(artefacts: Sequence[Artefact], work: Path, runs: int) -> list[Row]:
         environments[one] = environment = Environment("uv", work / one.set_name, "")
         environment.install("--no-index", str(one.path))
         environment.require(one)
+        runtime = runtime_requirements(one.manifest.toolkit.cuda)
+        if runtime:  # all else is in the environment that measures
+            command = ["uv", "pip", "install", "--quiet", "--python", str(environment.python)]
+            call_openly([*command, *runtime], os.environ)
     rounds = [
         {one: float(place.run("-c", FIRST_IMPORT)) for one, place in environments.items()}
         for _ in range(runs)
