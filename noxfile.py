@@ -16,13 +16,12 @@ sys.path.insert(0, str(ROOT))
 
 from ci.choose import choose_sets, same_major, toolkits_of
 from ci.cross import TARGETS, Target, require_tools
-from ci.cuda12 import CUDA as CUDA_12
-from ci.cuda12 import PACKAGES as CUDA_12_PACKAGES
 from ci.engine import find_engine
 from ci.foreign import PYTHON
+from ci.install_toolkit import install_toolkit
 from ci.preflight import Preflight, check, read_host
 from ci.project import ARCHSETS
-from ci.toolchain import complete_links, home_variable, named_home, tool_version
+from ci.toolchain import home_variable, named_home, release_of, tool_version
 from flash_dist.archs import SESSIONS
 from flash_dist.errors import FlashDistError
 from flash_dist.published import load_archsets
@@ -84,7 +83,7 @@ def own_release(wanted: list[str], environ: Mapping[str, str]) -> str | None:
     home = named_home(environ)
     if home is None:
         return None
-    release = ".".join(tool_version(home, "nvcc").split(".")[:2])
+    release = release_of(tool_version(home, "nvcc"))
     if not any(same_major(one, release) for one in wanted):
         check(read_host(ROOT, environ), wanted=wanted[0], cuda_home_version=release)
     return release
@@ -108,20 +107,14 @@ def install_toolchain(session: nox.Session, *names: str) -> None:
 
 def install_nvcc(session: nox.Session, cuda: str, folder: Path) -> Path:
     """Install a CUDA toolkit once, and return its CUDA_HOME."""
-    complete = folder / "complete"
-    home = folder / "home" if cuda == CUDA_12 else folder / "nvidia" / "cu13"
-    if complete.is_file():
-        return home
-    shutil.rmtree(folder, ignore_errors=True)
-    if cuda == CUDA_12:
-        for name, packages in CUDA_12_PACKAGES.items():
-            session.install("--target", str(folder / name), "--no-deps", *packages)
-        session.run("python", "-m", "ci.cuda12", str(folder), str(home))
-    else:
-        session.install("--target", str(folder), f"cuda-toolkit[nvcc,cccl]=={cuda}.*")
-        complete_links(home)
-    complete.touch()
-    return home
+
+    def install_into(place: Path, *words: str) -> None:
+        session.install("--target", str(place), *words)
+
+    try:
+        return install_toolkit(cuda, folder, install_into)
+    except FlashDistError as error:
+        session.error(str(error))
 
 
 @nox.session

@@ -1,7 +1,5 @@
 """Put a CUDA 12.4 toolkit together: PyPI has nvcc for CUDA 13 only.
 
-    python -m ci.cuda12 PARTS HOME
-
 nvcc, cicc and cudafe++ are those of Debian's package nvidia-cuda-toolkit, unpacked and not
 installed; headers, libdevice and libcudart.so.12 are PyPI's. ptxas is that of CUDA 12.9: SASS of
 any 12.x runs on every driver from 525 on, and the older ptxas spills registers in kernels that the
@@ -12,20 +10,18 @@ from __future__ import annotations
 
 import io
 import shutil
-import sys
 import tarfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ci.toolchain import ToolchainError, tool_version
 from flash_dist.ar import read_members
-from flash_dist.errors import FetchError, FlashDistError
+from flash_dist.errors import FetchError
 from flash_dist.fetch import open_url, save
 from flash_dist.files import hash_file
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from pathlib import Path
 
 CUDA: Final = "12.4"
 LICENSE: Final = "https://docs.nvidia.com/cuda/eula/"
@@ -167,19 +163,16 @@ def _try_download(url: str, path: Path) -> str:
     return ""
 
 
-def main(args: Sequence[str]) -> int:
-    """Command line: where the packages were installed, and the CUDA_HOME to make."""
-    parts, home = map(Path, args)
-    try:
-        package = fetch_package(DEBIAN, parts / "debian")
-        assemble_toolkit(parts, home, package)
-        version, ptxas = tool_version(home, "nvcc"), tool_version(home, "ptxas")
-    except FlashDistError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(f"CUDA {CUDA}: nvcc {version}, ptxas {ptxas}; NVIDIA's licence: {LICENSE}")
-    return 0
+def bring_toolkit(parts: Path, home: Path) -> str:
+    """Make a CUDA_HOME of the installed packages and Debian's, and say of what it is.
 
+    Args:
+        parts: See `assemble_toolkit`; Debian's package is kept in it.
+        home: The new folder.
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    Raises:
+        FlashDistError: Something cannot be fetched, or is not what it must be.
+    """
+    assemble_toolkit(parts, home, fetch_package(DEBIAN, parts / "debian"))
+    version, ptxas = tool_version(home, "nvcc"), tool_version(home, "ptxas")
+    return f"CUDA {CUDA}: nvcc {version}, ptxas {ptxas}; NVIDIA's licence: {LICENSE}"

@@ -198,8 +198,8 @@ def _read_variants(folder: Path, target: Target | None) -> Iterable[dict[str, An
 
 def _load_runtime(toolchain: Toolchain) -> None:
     """Load the CUDA runtime that the library needs: its own search path leads nowhere here."""
-    for library in (toolchain.home / "lib64").glob("libcudart.so.*"):
-        if has_shared_runtime(toolchain.cuda):
+    if has_shared_runtime(toolchain.cuda):
+        for library in (toolchain.home / "lib64").glob("libcudart.so.*"):
             ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 

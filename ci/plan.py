@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from ci.choose import SKIP_UNSUPPORTED, VARIABLE, choose_sets, same_major
 from ci.preflight import check, read_host
 from ci.project import ARCHSETS, ROOT
-from ci.toolchain import installed_home, named_home, tool_version
+from ci.toolchain import installed_home, named_home, release_of, tool_version
 from flash_dist.advice import describe_device
 from flash_dist.archs import TOOLKIT_ARCHS, ArchSet, choose_arch, unsupported
 from flash_dist.devices import driver_supports_toolkit, toolkit_driver
@@ -69,11 +69,6 @@ def run_preflight(environ: Mapping[str, str]) -> Preflight:
     home = named_home(environ)
     own = release_of(tool_version(home, "nvcc")) if home else None
     return check(read_host(ROOT, environ), cuda_home_version=own)
-
-
-def release_of(version: str) -> str:
-    """Return 13.0 of 13.0.88."""
-    return ".".join(version.split(".")[:2])
 
 
 def choose_targets(

@@ -136,7 +136,7 @@ def _require_wheel(one: Artefact, archset: ArchSet, version: str, source: Source
 
 def platform_of(archset: ArchSet) -> str:
     """Return the one platform tag that a released wheel of the set has."""
-    return f"{MANYLINUX}_{getattr(archset, 'machine', 'x86_64')}"
+    return f"{MANYLINUX}_{archset.machine}"
 
 
 def describe_publishing(version: str, commit: str, dist: Path, url: str) -> str:

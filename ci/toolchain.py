@@ -32,7 +32,7 @@ class Toolchain:
     @property
     def cuda(self) -> str:
         """The toolkit's release: 13.0."""
-        return ".".join(self.nvcc.split(".")[:2])
+        return release_of(self.nvcc)
 
     def tool(self, name: str) -> str:
         """Path of one of its programs."""
@@ -99,6 +99,11 @@ def keep_toolkit(home: Path, folder: Path) -> Path:
         shutil.copytree(home, kept, symlinks=True)
         complete.touch()
     return kept
+
+
+def release_of(version: str) -> str:
+    """Return 13.0 of 13.0.88."""
+    return ".".join(version.split(".")[:2])
 
 
 def tool_version(home: Path, tool: str) -> str:

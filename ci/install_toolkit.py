@@ -1,0 +1,41 @@
+"""Bring a CUDA toolkit, once, with whatever installs packages there: nox, or pip in a container."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+from ci.cuda12 import CUDA as CUDA_12
+from ci.cuda12 import PACKAGES, bring_toolkit
+from ci.toolchain import complete_links
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def install_toolkit(cuda: str, folder: Path, install: Callable[..., object]) -> Path:
+    """Return the CUDA_HOME of a toolkit, which is installed unless it is there.
+
+    Args:
+        cuda: Its version, such as `13.0`.
+        folder: Where it lies; what is there without being whole goes.
+        install: Called with a folder and the words of an installer for packages into it.
+
+    Raises:
+        FlashDistError: It cannot be brought.
+    """
+    complete = folder / "complete"
+    home = folder / "home" if cuda == CUDA_12 else folder / "nvidia" / "cu13"
+    if complete.is_file():
+        return home
+    shutil.rmtree(folder, ignore_errors=True)
+    if cuda == CUDA_12:
+        for name, packages in PACKAGES.items():
+            install(folder / name, "--no-deps", *packages)
+        print(bring_toolkit(folder, home), flush=True)
+    else:
+        install(folder, f"cuda-toolkit[nvcc,cccl]=={cuda}.*")
+        complete_links(home)
+    complete.touch()
+    return home
