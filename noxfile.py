@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import sys
@@ -18,7 +17,7 @@ from ci.choose import choose_sets, same_major, toolkits_of
 from ci.cross import TARGETS, Target, require_tools
 from ci.engine import find_engine
 from ci.foreign import PYTHON
-from ci.install_toolkit import install_toolkit
+from ci.install_toolkit import install_foreign, install_toolkit
 from ci.preflight import Preflight, check, read_host
 from ci.project import ARCHSETS
 from ci.toolchain import home_variable, named_home, release_of, tool_version
@@ -105,13 +104,18 @@ def install_toolchain(session: nox.Session, *names: str) -> None:
         session.env["CUDA_HOME"] = session.env[home_variable(one.toolkit)] = home
 
 
-def install_nvcc(session: nox.Session, cuda: str, folder: Path) -> Path:
+def install_nvcc(
+    session: nox.Session, cuda: str, folder: Path, target: Target | None = None
+) -> Path:
     """Install a CUDA toolkit once, and return its CUDA_HOME."""
 
     def install_into(place: Path, *words: str) -> None:
         session.install("--target", str(place), *words)
 
     try:
+        if target:
+            options = foreign_options(session, target)
+            return install_foreign(cuda, folder, install_into, target, options)
         return install_toolkit(cuda, folder, install_into)
     except FlashDistError as error:
         session.error(str(error))
@@ -123,48 +127,60 @@ def build_wheels(session: nox.Session) -> None:
 
     In a manylinux_2_28 container where podman or docker answers, else with this machine's compiler.
     """
-    args = [arg for arg in session.posargs if arg != NATIVE]
-    if NATIVE in session.posargs or not has_engine(session):
-        install_toolchain(session, *args)
-        session.run("python", "-m", "ci.build_wheels", *args)
-        return
-    install(session, "runtime", "audit", "container")
-    session.run("python", "-m", "ci.portable", *args)
+    if is_native(session):
+        names = set_names(session)
+        install_toolchain(session, *names)
+        session.run("python", "-m", "ci.build_wheels", *names)
+    else:
+        build_in_container(session)
 
 
 @nox.session
 def build_arm(session: nox.Session) -> None:
-    """Cross-build audited aarch64 wheels into dist/<set>/: `-- SET ...`, default every one.
+    """Cross-build audited aarch64 wheels into dist/<set>/: `-- [--native] SET ...`.
 
-    With this machine's cross compiler; its glibc is the oldest that the wheels run with.
+    In the container of `nox -s image`, else with this machine's cross compiler.
     """
     target = TARGETS["aarch64"]
+    session.env.update(target.environ())
+    if not is_native(session):
+        build_in_container(session)
+        return
     try:
         require_tools(target)
     except FlashDistError as error:
         session.error(str(error))
-    session.env.update(target.environ())
+    names = set_names(session)
     environ = {**os.environ, **target.environ(), "CUDA_HOME": ""}  # its libraries are x86_64
-    found = run_preflight(session, *session.posargs, environ=environ)[0]
+    cuda = run_preflight(session, *names, environ=environ)[0].toolkit
     install(session, "build", "audit")
-    session.env["CUDA_HOME"] = str(install_foreign(session, found.toolkit, target))
-    session.run("python", "-m", "ci.build_wheels", *session.posargs)
+    folder = Path(session.virtualenv.location).parent / f"cuda-{cuda}"
+    session.env["CUDA_HOME"] = str(install_nvcc(session, cuda, folder, target))
+    session.run("python", "-m", "ci.build_wheels", *names)
 
 
-def install_foreign(session: nox.Session, cuda: str, target: Target) -> Path:
-    """Install a CUDA toolkit that compiles for another CPU, once, and return its CUDA_HOME."""
-    environments = Path(session.virtualenv.location).parent
-    folder = environments / f"cuda-{cuda}-{target.machine}"
-    home = folder / "nvidia" / "cu13"
-    if (folder / "complete").is_file():
-        return home
-    toolkit = install_nvcc(session, cuda, environments / f"cuda-{cuda}")
-    shutil.rmtree(folder, ignore_errors=True)
-    package = f"cuda-toolkit[cudart,crt,cccl]=={cuda}.*"
-    session.install("--target", str(folder), *foreign_options(session, target), package)
-    session.run("python", "-m", "ci.cross", str(toolkit), str(home))
-    (folder / "complete").touch()
-    return home
+def is_native(session: nox.Session) -> bool:
+    """Whether this machine's compiler builds: asked for, or no container engine answers."""
+    if NATIVE in session.posargs:
+        return True
+    try:
+        engine = find_engine(os.environ)
+    except FlashDistError as error:
+        session.error(str(error))
+    if engine is None:
+        session.log("no container engine answers: built natively, for machines like this one")
+    return engine is None
+
+
+def set_names(session: nox.Session) -> list[str]:
+    """Return what else a build was told: the sets."""
+    return [arg for arg in session.posargs if arg != NATIVE]
+
+
+def build_in_container(session: nox.Session) -> None:
+    """Let cibuildwheel build the sets that were named."""
+    install(session, "runtime", "audit", "container")
+    session.run("python", "-m", "ci.portable", *set_names(session))
 
 
 @nox.session
@@ -183,17 +199,6 @@ def arm_test(session: nox.Session) -> None:
 def foreign_options(session: nox.Session, target: Target) -> tuple[str, ...]:
     """Return what lets the installer of this session take the packages of another CPU."""
     return target.uv_options if session.venv_backend == "uv" else target.pip_options
-
-
-def has_engine(session: nox.Session) -> bool:
-    """Whether a container engine answers; stop if one was named that does not."""
-    try:
-        engine = find_engine(os.environ)
-    except FlashDistError as error:
-        session.error(str(error))
-    if engine is None:
-        session.log("no container engine answers: built natively, for machines like this one")
-    return engine is not None
 
 
 @nox.session
@@ -313,33 +318,46 @@ def typecheck(session: nox.Session) -> None:
 
 @nox.session
 def repro(session: nox.Session) -> None:
-    """Build one set in two folders and compare the bytes: `-- SET`."""
-    names = session.posargs or [SMALL_SET]
-    install_toolchain(session, *names)
-    files = session.run("git", "ls-files", "-co", "--exclude-standard", silent=True, external=True)
-    digests = []
+    """Make a release of some sets in two folders and compare the bytes: `-- [--native] SET ...`.
+
+    Wheels, sources, conda channel, index and manifest; in containers where an engine answers.
+    """
+    install(session, "runtime")
+    names = set_names(session) or [SMALL_SET]
+    native = [NATIVE] if NATIVE in session.posargs else []
+    published = load_archsets(ARCHSETS)
+    dists = []
     for folder in ("one", "another-folder"):
         tree = Path(session.create_tmp()) / folder / "flash_dist"
-        copy_tree(str(files).split("\n"), tree)
-        with session.chdir(tree):
-            session.run("python", "-m", "ci.build_wheels", *names)
-        wheels = sorted((tree / "dist").rglob("*.whl"))
-        digests.append({w.name: hashlib.sha256(w.read_bytes()).hexdigest() for w in wheels})
-    for name, digest in digests[0].items():
-        session.log(f"{digest}  {name}")
-    if digests[0] != digests[1]:
-        session.error(f"two builds differ: {digests}")
-    session.log(f"byte-identical: {len(digests[0])} of {len(digests[0])}")
+        copy_tree(session, tree)
+        for name in names:  # the session refuses an unknown one
+            builder = published[name].session if name in published else "build_wheels"
+            run_session(session, builder, *native, name, tree=tree)
+        for made in ("sdist", "conda", "index", "manifest"):
+            run_session(session, made, tree=tree)
+        dists.append(str(tree / "dist"))
+    try:
+        session.run("python", "-m", "ci.repro", *dists)
+    except nox.command.CommandFailed:
+        install(session, "diffoscope")
+        session.run("diffoscope", "--exclude-directory-metadata=yes", *dists)
+        raise
 
 
-def copy_tree(files: list[str], tree: Path) -> None:
-    """Copy the named files of this tree to a new one."""
+def copy_tree(session: nox.Session, tree: Path) -> None:
+    """Copy the files of this tree to a new one, as a commit that is the same each time."""
     shutil.rmtree(tree, ignore_errors=True)
-    for name in filter(None, files):
-        target = tree / name
-        target.parent.mkdir(parents=True, exist_ok=True)
+    command = ["git", "ls-files", "-co", "--exclude-standard"]
+    for name in str(session.run(*command, silent=True, external=True)).splitlines():
         if (ROOT / name).is_file():
-            shutil.copy2(ROOT / name, target)
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tree / name)
+    day = f"@{PYPROJECT['tool']['flash_dist']['source_date_epoch']} +0000"
+    who = {"GIT_AUTHOR_NAME": "repro", "GIT_AUTHOR_EMAIL": "", "GIT_AUTHOR_DATE": day}
+    who |= {name.replace("AUTHOR", "COMMITTER"): value for name, value in who.items()}
+    git = ["git", "-C", str(tree), "-c", "core.excludesFile=", "-c", "commit.gpgSign=false"]
+    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message", "repro"]):
+        session.run(*git, *words, env=who, external=True)
 
 
 @nox.session
@@ -401,9 +419,14 @@ def release(session: nox.Session) -> None:
     session.run("python", "-m", "ci.release", "publish", *args)
 
 
-def run_session(session: nox.Session, name: str, *args: str) -> None:
-    """Run another session at this place: `requires` would go on to the next after a failure."""
-    command = [sys.executable, "-m", "nox", "-f", str(ROOT / "noxfile.py"), "-s", name]
+def run_session(session: nox.Session, name: str, *args: str, tree: Path = ROOT) -> None:
+    """Run another session at this place: `requires` would go on to the next after a failure.
+
+    Its environment is the one of this tree's, whatever tree it works on.
+    """
+    environments = str(Path(session.virtualenv.location).parent)
+    command = [sys.executable, "-m", "nox", "-f", str(tree / "noxfile.py"), "-s", name]
+    command += ["--envdir", environments]
     session.run(*command, *(["--", *args] if args else []), external=True)
 
 

@@ -19,6 +19,7 @@ from setuptools.command.build_ext import build_ext
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from ci.build_info import make_manifest
+from ci.cross import target_machine
 from ci.native import NativeOptions, build_native
 from ci.plan import make_plan
 from ci.preflight import read_host
@@ -98,7 +99,7 @@ with tempfile.TemporaryDirectory(prefix="flash_dist-") as staging:
         ext_modules=[Extension("flash_dist._C", sources=[], py_limited_api=True)],
         cmdclass={"build_ext": BuildNative, "bdist_wheel": WheelWithBill},
         options={
-            "bdist_wheel": {"py_limited_api": "cp310"},
+            "bdist_wheel": {"py_limited_api": "cp310", "plat_name": f"linux_{target_machine()}"},
             "build": {"build_base": staging},
         },
     )

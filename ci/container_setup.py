@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 from ci.choose import toolkits_of
-from ci.install_toolkit import install_toolkit
+from ci.cross import find_target, require_tools
+from ci.install_toolkit import install_foreign, install_toolkit
 from ci.preflight import check, read_host
 from ci.project import ARCHSETS, ROOT, build_folder
 from ci.toolchain import tool_version
@@ -34,11 +35,17 @@ def wanted_toolkit() -> str:
 
 def main() -> int:
     """Command line."""
+    target = find_target()
     try:
+        if target:
+            require_tools(target)
         found = check(read_host(ROOT, os.environ), wanted=wanted_toolkit())
         print(found, flush=True)
-        folder = build_folder() / f"cuda-{found.toolkit}"
-        home = install_toolkit(found.toolkit, folder, _install)
+        cuda, folder = found.toolkit, build_folder() / f"cuda-{found.toolkit}"
+        if target:
+            home = install_foreign(cuda, folder, _install, target, target.pip_options)
+        else:
+            home = install_toolkit(cuda, folder, _install)
     except FlashDistError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

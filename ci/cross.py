@@ -1,30 +1,21 @@
-"""Compile on x86_64 for another CPU: the compiler's programs of one toolkit, the rest of another.
-
-    python -m ci.cross TOOLKIT PARTS
-
-nvcc, cicc and ptxas are those of TOOLKIT, for the CPU that compiles. Headers and libcudart are
-those of PARTS, into which NVIDIA's packages for the other CPU were installed; PARTS becomes a
-CUDA_HOME.
-"""
+"""Compile on x86_64 for another CPU: nvcc of one CUDA toolkit, headers and libraries of another."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ci.toolchain import ToolchainError, complete_links, tool_version
+from ci.toolchain import ToolchainError, complete_links
 from flash_dist.archs import DEFAULT_MACHINE
-from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-VARIABLE: Final = "_PYTHON_HOST_PLATFORM"  # Python's own: what sysconfig says the platform is
+VARIABLE: Final = "FLASH_DIST_MACHINE"  # the CPU that is compiled for, as `uname -m` says it
 PROGRAMS: Final = ("bin", "nvvm")  # folders of a toolkit with what runs where it is compiled
 
 
@@ -59,7 +50,7 @@ class Target:
 
     def environ(self) -> dict[str, str]:
         """Return the variables of a build for this CPU."""
-        return {VARIABLE: f"linux-{self.machine}", "CXX": self.gxx}
+        return {VARIABLE: self.machine, "CXX": self.gxx}
 
     def definitions(self) -> dict[str, str]:
         """Return what CMake must know."""
@@ -82,7 +73,7 @@ TARGETS: Final = {
 
 def target_machine(environ: Mapping[str, str] = os.environ) -> str:
     """Return the CPU that a build is for."""
-    return environ.get(VARIABLE, "").rpartition("-")[2] or DEFAULT_MACHINE
+    return environ.get(VARIABLE) or DEFAULT_MACHINE
 
 
 def find_target(environ: Mapping[str, str] = os.environ) -> Target | None:
@@ -96,14 +87,15 @@ def require_tools(target: Target, environ: Mapping[str, str] = os.environ) -> No
     missing = [name for name in needed if shutil.which(name, path=environ.get("PATH")) is None]
     if missing:
         message = f"wheels for {target.machine} need {' and '.join(missing)}, not found on PATH"
-        raise ToolchainError(message, hint=f"`apt-get install {target.packages}` on Debian, Ubuntu")
+        hint = f"`apt-get install {target.packages}` on Debian, Ubuntu; `nox -s image` has them"
+        raise ToolchainError(message, hint=hint)
 
 
 def assemble_home(toolkit: Path, parts: Path, target: Target) -> None:
     """Make a CUDA_HOME of what was installed for another CPU.
 
     Args:
-        toolkit: CUDA_HOME of the same version for this CPU.
+        toolkit: CUDA_HOME of the same version for this CPU: nvcc, cicc and ptxas are taken.
         parts: CUDA_HOME without programs, with headers and libraries for the other.
         target: The other CPU.
     """
@@ -162,21 +154,3 @@ def run_tool(command: Sequence[str]) -> str:
         message = f"`{Path(command[0]).name}` failed with exit code {done.returncode}: {said}"
         raise ToolchainError(message)
     return done.stdout
-
-
-def main(args: Sequence[str]) -> int:
-    """Command line: the two toolkits."""
-    toolkit, parts = map(Path, args)
-    target = TARGETS["aarch64"]
-    try:
-        assemble_home(toolkit, parts, target)
-        version = tool_version(parts, "nvcc")
-    except (FlashDistError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(f"nvcc {version} for {target.machine} in {parts}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

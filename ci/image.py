@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ci.cross import TARGETS
 from ci.project import ROOT
 from flash_dist.errors import FlashDistError
 
@@ -35,6 +36,7 @@ HOST_PACKAGES = (*TOOLS, "netavark", "debian-archive-keyring", "dpkg-dev")
 ROOT_PACKAGES = (
     *("python3", "python3-venv", "g++", "make", "ca-certificates", "file", "git"),
     *("libssl-dev", "zlib1g-dev", "libffi-dev", "libbz2-dev", "liblzma-dev", "libsqlite3-dev"),
+    *TARGETS["aarch64"].packages.split(),
 )
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 MIN_MEMORY_DISK = 3 << 30  # the unpacked root: in /dev/shm it is written four times as fast

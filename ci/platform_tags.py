@@ -19,11 +19,17 @@ from flash_dist.wheel import open_wheel
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+MANYLINUX: Final = "manylinux_2_28"  # what is released: glibc 2.28 or newer
 _GLIBC: Final = re.compile(r"GLIBC_2\.([0-9]+)(\.[0-9]+)?")
 
 
 class PlatformTagError(FlashDistError):
     """The file name promises what the wheel does not keep."""
+
+
+def platform_of(machine: str) -> str:
+    """Return the platform tag of a released wheel for a CPU."""
+    return f"{MANYLINUX}_{machine}"
 
 
 def require_platform(wheel: Path, platform: str) -> None:

@@ -18,13 +18,17 @@ from typing import TYPE_CHECKING
 from ci.build_many import Builds, BuiltWheel, build_each, report
 from ci.build_wheels import arch_environ, put_into_dist
 from ci.choose import choose_sets
+from ci.cross import VARIABLE as MACHINE
+from ci.cross import target_machine
 from ci.engine import VARIABLE as ENGINE
 from ci.engine import EngineError, find_engine
 from ci.gates import run
-from ci.image import CONTAINERS_CONF
+from ci.image import CONTAINERS_CONF, engine_environ, is_current
+from ci.image import NAME as LOCAL_IMAGE
+from ci.platform_tags import MANYLINUX, platform_of
 from ci.project import ARCHSETS, ROOT, load_project
 from ci.report import read_report
-from flash_dist.archs import DEFAULT_TOOLKIT
+from flash_dist.archs import DEFAULT_MACHINE, DEFAULT_TOOLKIT
 from flash_dist.published import load_archsets
 
 if TYPE_CHECKING:
@@ -33,8 +37,6 @@ if TYPE_CHECKING:
     from flash_dist.archs import ArchSet
 
 IMAGE = "CIBW_MANYLINUX_X86_64_IMAGE"
-DEFAULT_IMAGE = "manylinux_2_28"
-PLATFORM = "manylinux_2_28_x86_64"
 HOST = "/host"  # where cibuildwheel shows the whole machine to the container
 CACHE = ROOT / "build" / "container"
 TESTED_TORCH = "FLASH_DIST_TEST_TORCH"
@@ -61,12 +63,13 @@ def cibuildwheel_environ(
 ) -> dict[str, str]:
     """Return the environment of one run; pyproject.toml says what of it enters the container."""
     project = load_project()
-    image = environ.get(IMAGE) or DEFAULT_IMAGE
+    image = image_of(environ)
     chosen = {
         ENGINE: engine,
         **environ,
         **arch_environ(archset, published=published),
         IMAGE: image,
+        MACHINE: archset.machine,
         "CIBW_AUDIT_COMMAND": audit_command(archset),
         "SOURCE_DATE_EPOCH": project.epoch,
         "FLASH_DIST_BUILD_DIR": f"{HOST}{CACHE}",
@@ -81,14 +84,25 @@ def cibuildwheel_environ(
         chosen |= {"PIP_FIND_LINKS": seen, "UV_FIND_LINKS": seen.replace(" ", ",")}
     if image.startswith("localhost/"):
         chosen.setdefault("CONTAINERS_CONF", str(CONTAINERS_CONF))
+    if archset.machine == DEFAULT_MACHINE:
+        chosen.pop("CXX", None)  # of this machine
+    else:
+        chosen["CIBW_TEST_SKIP"] = "*"  # nothing of it runs there; `nox -s arm_test` is for that
     return chosen
+
+
+def image_of(environ: Mapping[str, str]) -> str:
+    """Return the image that is built in: for another CPU our own, which has a cross compiler."""
+    other = target_machine(environ) != DEFAULT_MACHINE
+    return environ.get(IMAGE) or (LOCAL_IMAGE if other else MANYLINUX)
 
 
 def audit_command(archset: ArchSet) -> str:
     """Return cibuildwheel's audit step: our gates, with what was asked outside the container."""
     budget = ["--budget", str(archset.budget_bytes)] if archset.budget_bytes else []
-    command = [sys.executable, "-m", "ci.gates", "--archs", str(archset), "--platform", PLATFORM]
-    return f"{shlex.join([*command, *budget])} {{wheel}}"
+    command = [sys.executable, "-m", "ci.gates", "--archs", str(archset), "--platform"]
+    platform = platform_of(archset.machine)
+    return f"{shlex.join([*command, platform, *budget])} {{wheel}}"
 
 
 def build_wheel(
@@ -114,10 +128,14 @@ def build_all(args: Sequence[str], environ: Mapping[str, str] = os.environ) -> B
     if engine is None:
         message = "no container engine answers: neither `podman info` nor `docker info`"
         raise EngineError(message, hint="start one, or build natively: `-- --native`")
+    image = image_of(environ)
+    if image == LOCAL_IMAGE and engine == "podman" and not is_current(engine_environ(environ)):
+        message = f"the image {image} is not here, or is of an older recipe"
+        raise EngineError(message, hint="`nox -s image` makes it; `-- --native` builds without one")
     sets = load_archsets(ARCHSETS)
     choice = choose_sets(args, environ, sets, DEFAULT_TOOLKIT)
     print(choice)
-    print(f"container engine: {engine}; image: {environ.get(IMAGE) or DEFAULT_IMAGE}", flush=True)
+    print(f"container engine: {engine}; image: {image}", flush=True)
     CACHE.mkdir(parents=True, exist_ok=True)
     return build_each(
         choice.sets, lambda one: build_wheel(one, environ, engine, published=one.name in sets)

@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Final
 from ci.artefacts import Artefact, find_artefacts
 from ci.engine import find_engine
 from ci.gates import require_archs, require_fresh
-from ci.platform_tags import require_glibc, require_platform, require_same_tags
+from ci.platform_tags import (
+    MANYLINUX,
+    platform_of,
+    require_glibc,
+    require_platform,
+    require_same_tags,
+)
 from ci.project import ROOT, load_project
 from ci.release_manifest import SUMS, require_source
 from ci.source import Source, read_source
@@ -32,7 +38,6 @@ if TYPE_CHECKING:
 
     from flash_dist.archs import ArchSet
 
-MANYLINUX: Final = "manylinux_2_28"
 _HEADING: Final = re.compile(r"^## (?P<version>\S+), (?P<date>.+)$", re.MULTILINE)
 _DATE: Final = re.compile(r"20\d\d-\d\d-\d\d")
 
@@ -116,7 +121,7 @@ def find_problems(
 
 
 def _require_wheel(one: Artefact, archset: ArchSet, version: str, source: Source | None) -> None:
-    require_platform(one.path, platform_of(archset))
+    require_platform(one.path, platform_of(archset.machine))
     require_same_tags(one.path)
     if one.version.public != version:
         message = f"{one.file_name} is of version {one.version.public}, released is {version}"
@@ -132,11 +137,6 @@ def _require_wheel(one: Artefact, archset: ArchSet, version: str, source: Source
     if source is not None:
         require_fresh(one.path, one.manifest)
         require_source(one, source)
-
-
-def platform_of(archset: ArchSet) -> str:
-    """Return the one platform tag that a released wheel of the set has."""
-    return f"{MANYLINUX}_{archset.machine}"
 
 
 def describe_publishing(version: str, commit: str, dist: Path, url: str) -> str:

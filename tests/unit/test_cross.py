@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +11,7 @@ from ci.arm_test import find_wheels
 from ci.artefacts import ArtefactError
 from ci.choose import choose_sets, toolkits_of
 from ci.cross import TARGETS, assemble_home, find_target, require_tools, run_tool, target_machine
+from ci.install_toolkit import install_foreign
 from ci.toolchain import ToolchainError, glibc_version
 from flash_dist.errors import ArchError
 from flash_dist.published import load_archsets
@@ -64,13 +66,36 @@ def test_the_toolkit_of_this_cpu_stays_as_it_is(tmp_path: Path) -> None:
     assert {path.read_text() for path in files} == {"x86"}
 
 
+def test_a_toolkit_for_another_cpu_is_brought_once_and_beside_that_for_this_cpu(
+    tmp_path: Path,
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def install(place: Path, *words: str) -> None:
+        asked.append((place.name, *words))
+        toolkit, parts = make_toolkits(tmp_path / "packages")
+        source = parts if "--platform" in words else toolkit
+        shutil.copytree(source.parents[1], place)
+
+    folder = tmp_path / "cuda-13.0"
+    for _ in range(2):
+        home = install_foreign("13.0", folder, install, ARM, ARM.pip_options)
+        assert (home / "bin" / "nvcc").read_text() == "x86"
+        assert (home / "lib" / "libcudart_static.a").read_text() == "arm"
+    assert home == tmp_path / "cuda-13.0-aarch64" / "nvidia" / "cu13"
+    assert asked == [
+        ("cuda-13.0", "cuda-toolkit[nvcc,cccl]==13.0.*"),
+        ("cuda-13.0-aarch64", *ARM.pip_options, "cuda-toolkit[cudart,crt,cccl]==13.0.*"),
+    ]
+
+
 def test_missing_tools_are_told_with_the_packages_that_bring_them(tmp_path: Path) -> None:
     with pytest.raises(ToolchainError, match=r"aarch64-linux-gnu-g\+\+ and qemu") as caught:
         require_tools(ARM, {"PATH": str(tmp_path)})
     assert "apt-get install g++-aarch64-linux-gnu qemu-user-static" in str(caught.value)
 
 
-def test_pythons_own_variable_says_what_is_built_for() -> None:
+def test_a_variable_says_what_is_built_for() -> None:
     assert (target_machine({}), find_target({})) == ("x86_64", None)
     assert target_machine(ARM.environ()) == "aarch64"
     assert find_target(ARM.environ()) is ARM

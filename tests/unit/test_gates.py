@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from ci.gates import WheelBuildError, require_archs, require_package, run
-from ci.platform_tags import PlatformTagError, require_platform
-from ci.portable import PLATFORM
+from ci.platform_tags import PlatformTagError, platform_of, require_platform
 from flash_dist.archs import ArchSet
 from flash_dist.audit import audit_contents
 from tests.unit.test_audit import make_contents
 
 WHEEL = "flash_dist-0.1.0+cu130.hopper-cp310-abi3-{}.whl"
+PLATFORM = platform_of("x86_64")
 
 
 def test_a_wheel_for_the_targets_that_were_asked_for_passes() -> None:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ci.build_wheels import EXCLUDED
+from ci.cross import TARGETS
 from ci.gates import read_arguments
 from ci.image import CONTAINERS_CONF
+from ci.platform_tags import MANYLINUX, platform_of
 from ci.portable import (
-    DEFAULT_IMAGE,
     FILES,
     IMAGE,
-    PLATFORM,
     SOURCES,
     audit_command,
     build_all,
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+ARM = replace(ArchSet.parse("9.0a"), machine="aarch64")
 HOPPER = replace(ArchSet.parse("9.0a", name="hopper", label="hopper"), budget_bytes=3_400_000)
 LOCAL = "localhost/flash_dist-manylinux_2_28:1"
 
@@ -58,9 +59,35 @@ def test_a_published_set_travels_by_its_name_and_another_as_a_list() -> None:
 
 
 def test_what_a_build_reads_enters_the_container() -> None:
-    set_here = environ_of({"PIP_FIND_LINKS": "/wheels"}).keys() - {IMAGE, "CIBW_AUDIT_COMMAND"}
-    set_here -= {"CIBW_CONTAINER_ENGINE"}
-    assert set_here <= set(settings()["environment-pass"])
+    for archset in (HOPPER, ARM):
+        environ = {"PIP_FIND_LINKS": "/wheels", **TARGETS["aarch64"].environ()}
+        chosen = environ_of(environ, archset).keys() - {IMAGE, "CONTAINERS_CONF"}
+        set_here = {name for name in chosen if not name.startswith("CIBW_")}
+        assert set_here <= set(settings()["environment-pass"])
+
+
+def test_the_compiler_of_this_machine_stays_out_and_a_cross_compiler_enters() -> None:
+    assert "CXX" not in environ_of({"CXX": "clang++-19"})
+    assert environ_of()["FLASH_DIST_MACHINE"] == "x86_64"
+    crossed = environ_of(TARGETS["aarch64"].environ(), ARM)
+    assert crossed["CXX"] == "aarch64-linux-gnu-g++"
+    assert crossed["FLASH_DIST_MACHINE"] == "aarch64"
+
+
+def test_a_wheel_for_another_cpu_is_built_in_our_own_image_and_not_run_there() -> None:
+    crossed = environ_of(TARGETS["aarch64"].environ(), ARM)
+    assert (crossed[IMAGE], crossed["CIBW_TEST_SKIP"]) == (LOCAL, "*")
+    assert "CIBW_TEST_SKIP" not in environ_of()
+    assert "--platform manylinux_2_28_aarch64" in audit_command(ARM)
+
+
+def test_an_image_of_an_older_recipe_is_told_before_anything_is_built(tmp_path: Path) -> None:
+    podman = tmp_path / "podman"
+    podman.write_text("#!/bin/sh\necho 4.3.1\n")  # what it says of its version and of the recipe
+    podman.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/bin", IMAGE: LOCAL}
+    with pytest.raises(FlashDistError, match=r"is of an older recipe[\s\S]*nox -s image"):
+        build_all(["hopper"], environ)
 
 
 def test_the_container_repairs_with_the_same_exceptions_as_a_native_build() -> None:
@@ -68,13 +95,14 @@ def test_the_container_repairs_with_the_same_exceptions_as_a_native_build() -> N
     words = shlex.split(command)
     excluded = [word for flag, word in pairwise(words) if flag == "--exclude"]
     assert tuple(excluded) == EXCLUDED
-    assert words[words.index("--plat") + 1] == PLATFORM
+    plat = words[words.index("--plat") + 1].replace("$FLASH_DIST_MACHINE", ARM.machine)
+    assert plat == platform_of(ARM.machine)
     assert "--only-plat" in words
 
 
 def test_the_image_is_the_public_one_unless_another_is_named() -> None:
-    assert environ_of()[IMAGE] == DEFAULT_IMAGE
-    assert environ_of({IMAGE: ""})[IMAGE] == DEFAULT_IMAGE
+    assert environ_of()[IMAGE] == MANYLINUX
+    assert environ_of({IMAGE: ""})[IMAGE] == MANYLINUX
     assert environ_of({IMAGE: "quay.io/mine"})[IMAGE] == "quay.io/mine"
 
 
@@ -102,7 +130,7 @@ def test_the_audit_step_knows_what_was_asked_for_outside() -> None:
     command = shlex.split(audit_command(HOPPER).format(wheel="/x/some.whl"))
     assert command[:3] == [sys.executable, "-m", "ci.gates"]
     args = read_arguments(command[3:])
-    assert (args.archs, args.budget, args.platform) == ("9.0a", 3_400_000, PLATFORM)
+    assert (args.archs, args.budget, args.platform) == ("9.0a", 3_400_000, "manylinux_2_28_x86_64")
     assert str(args.wheel) == "/x/some.whl"
 
 

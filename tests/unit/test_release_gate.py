@@ -10,12 +10,12 @@ import pytest
 
 from ci.artefacts import find_artefacts
 from ci.planner_hash import hash_planner
+from ci.platform_tags import platform_of
 from ci.release import (
     ReleaseError,
     describe_publishing,
     find_problems,
     main,
-    platform_of,
     require_changelog,
     require_engine,
     require_tree,
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 HOPPER = replace(
     ArchSet.parse("9.0a", name="hopper", label="hopper"), toolkit="13.0", budget_bytes=100_000
 )
-TAGGED = NAME.replace("manylinux_2_34_x86_64", platform_of(HOPPER))
+TAGGED = NAME.replace("manylinux_2_34_x86_64", platform_of(HOPPER.machine))
 EMPTY = "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"  # git's hash of the empty __init__.py
 SOURCE = Source("c" * 40, {"flash_dist/__init__.py": EMPTY}, hash_planner())
 DATED = "# Changelog\n\n## 0.1.0, 2026-12-01\n\nThe first version.\n"
 
 
 def tagged() -> dict[str, bytes]:
-    return make_files(declare(), platform=platform_of(HOPPER))
+    return make_files(declare(), platform=platform_of(HOPPER.machine))
 
 
 def problems(
