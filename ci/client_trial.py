@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 from ci.artefacts import newest_first
 from ci.cells import Cell, InstallError, attempt
-from ci.clients import Environment, call, runs_here, served, without_network
+from ci.clients import Environment, call, runs_here, without_network
 from ci.index import DEFAULT, write_index
 from ci.next_version import make_next
 from ci.project import ARCHSETS, ROOT
+from ci.serving import serve
 from flash_dist.archs import DEFAULT_MACHINE
 from flash_dist.published import load_picks, published_sets
 
@@ -147,7 +148,7 @@ class Trial:
         after = make_next(one, self._work / f"{self.client}-next")
         out = self._work / f"{self.client}-two-versions"
         write_index(out, [one, after], "http://127.0.0.1/", partial=True)
-        with served(out) as url:
+        with serve(out) as url:
             environment = self._fresh(f"{url}{DEFAULT}/")
             environment.install(f"flash-dist=={one.version}")
             before = environment.require(one)

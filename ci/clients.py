@@ -7,10 +7,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-import threading
-from contextlib import contextmanager
-from functools import cache, partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from functools import cache
 from importlib.metadata import Distribution
 from typing import TYPE_CHECKING, Final
 
@@ -19,7 +16,7 @@ from packaging.tags import sys_tags
 from ci.cells import InstallError, NotRunError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from ci.artefacts import Artefact
@@ -153,25 +150,6 @@ def call_openly(
         message = f"`{shlex.join(command[:6])} ...` ended with {done.returncode}: {said}"
         raise InstallError(message)
     return done.stdout
-
-
-class _Served(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """Serve a folder as `python -m http.server` does."""
-    handler = partial(_Served, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/"
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 def without_network() -> tuple[str, ...]:

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Final
 from ci.artefacts import find_artefacts
 from ci.cells import count
 from ci.client_trial import Trial
-from ci.clients import CLIENTS, served
+from ci.clients import CLIENTS
 from ci.index import pick_name, write_index
 from ci.install_conda import conda_cells
 from ci.project import ROOT
+from ci.serving import serve
 from ci.torch_matrix import try_torches
 from flash_dist.archs import DEFAULT_MACHINE
 from flash_dist.errors import FlashDistError
@@ -59,7 +60,7 @@ def try_all(dist: Path, phases: Sequence[str] = tuple(PHASES)) -> Iterator[Cell]
     with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
         out = Path(folder) / "index"
         write_index(out, artefacts, "http://127.0.0.1/", partial=True)
-        with served(out) as url:
+        with serve(out) as url:
             for name in phases:
                 yield from PHASES[name](Stage(artefacts, url, Path(folder)))
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -27,7 +26,7 @@ from ci.platform_tags import (
 )
 from ci.project import ROOT, load_project
 from ci.release_manifest import SUMS, require_source
-from ci.source import Source, read_source
+from ci.source import Source, ask_git, read_source
 from flash_dist.audit import audit_wheel, describe_failure
 from flash_dist.errors import FlashDistError
 from flash_dist.listing import FILE_NAME
@@ -52,13 +51,13 @@ def require_tree(root: Path, version: str) -> str:
     Raises:
         ReleaseError: It is not so.
     """
-    changed = _git(root, "status", "--porcelain").splitlines()
+    changed = ask_git(root, "status", "--porcelain").splitlines()
     if changed:
         message = f"{len(changed)} files are not committed, such as {changed[0][3:]}"
         raise ReleaseError(message, hint="a release is made of a commit; `git status` lists them")
     require_changelog((root / "CHANGELOG.md").read_text(encoding="utf-8"), version)
-    commit = _git(root, "rev-parse", "HEAD").strip()
-    tagged = _git(
+    commit = ask_git(root, "rev-parse", "HEAD").strip()
+    tagged = ask_git(
         root, "for-each-ref", f"refs/tags/v{version}", "--format=%(*objectname)%(objectname)"
     )
     if tagged and not tagged.startswith(commit):
@@ -150,19 +149,6 @@ def describe_publishing(version: str, commit: str, dist: Path, url: str) -> str:
         "On GitHub the tag alone builds and publishes all that: .github/workflows/release.yml",
     ]
     return "\n".join(lines)
-
-
-def _git(root: Path, *words: str) -> str:
-    command = ["git", "-C", str(root), *words]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError as error:
-        message = "git is not installed, which knows what is committed"
-        raise ReleaseError(message) from error
-    if done.returncode:
-        message = f"git does not know `{root}`: {done.stderr.strip()}"
-        raise ReleaseError(message, hint="a release is made in a clone of the repository")
-    return done.stdout.rstrip()
 
 
 def check_tree(args: argparse.Namespace, version: str) -> None:

@@ -20,7 +20,7 @@ from ci.artefacts import read_artefact
 from ci.cells import InstallError, NotRunError
 from ci.clients import call_openly
 from ci.project import load_project
-from ci.torch_matrix import FREE_BYTES, PROBE
+from ci.torch_matrix import FREE_BYTES, PROBE, read_probe
 from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
@@ -91,9 +91,7 @@ def try_wheel(one: Artefact, root: Root, torch: str) -> None:
         InstallError: Something did not come out as it must.
     """
     root.install(f"torch=={torch}.*", str(one.path))
-    found = json.loads(root.run("-c", PROBE).splitlines()[-1])
-    bound = "bound" if found["bound"] else "not bound"
-    print(f"torch {found['torch']}, Python {found['python']}, stream symbol {bound}")
+    print(read_probe(root.run("-c", PROBE))[1])
     words = ("-m", "flash_dist", "doctor")
     loaded = root.run(*words, "--only", CHECKS, "--json", fine=(0, NOTHING_CHECKED))
     _require_ok(loaded)

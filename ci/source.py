@@ -59,29 +59,34 @@ def read_source(root: Path = ROOT) -> Source:
     Raises:
         SourceError: This is no clone, or what wheels are built from was changed since.
     """
-    changed = _git(root, "status", "--porcelain", "--", *BUILT_FROM).splitlines()
+    changed = ask_git(root, "status", "--porcelain", "--", *BUILT_FROM).splitlines()
     if changed:
         message = f"{len(changed)} files that wheels are built from are not committed"
         raise SourceError(message, hint="`git status` lists them; commit, then build")
     blobs = {}
-    for line in _git(root, "ls-tree", "-r", "HEAD", "flash_dist").splitlines():
+    for line in ask_git(root, "ls-tree", "-r", "HEAD", "flash_dist").splitlines():
         told, _, name = line.partition("\t")
         blobs[name] = told.split()[2]
-    return Source(_git(root, "rev-parse", "HEAD").strip(), blobs, hash_planner(root))
+    return Source(ask_git(root, "rev-parse", "HEAD").strip(), blobs, hash_planner(root))
 
 
-def _git(root: Path, *words: str) -> str:
+def ask_git(root: Path, *words: str) -> str:
+    """Return what git says of a clone.
+
+    Raises:
+        SourceError: It is none, or git is not installed.
+    """
     try:
         done = subprocess.run(
             ["git", "-C", str(root), *words], capture_output=True, text=True, check=False
         )
     except FileNotFoundError as error:
-        message = "git is not installed, which knows the commit"
+        message = "git is not installed, which knows what is committed"
         raise SourceError(message) from error
     if done.returncode:
-        message = f"git does not know the commit of `{root}`: {done.stderr.strip()}"
-        raise SourceError(message)
-    return done.stdout
+        message = f"git does not know `{root}`: {done.stderr.strip()}"
+        raise SourceError(message, hint="a release is made in a clone of the repository")
+    return done.stdout.rstrip()
 
 
 def _hash_blob(data: bytes) -> str:

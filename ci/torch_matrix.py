@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from packaging.version import Version
 
@@ -138,18 +138,28 @@ class Matrix:
         return call_openly(command, {**kept, "UV_CACHE_DIR": str(self.work / "cache")})
 
 
-def _require(pair: Pair, one: Artefact, output: str) -> str:
-    """Insist on what the probe found, and return it in words."""
-    found = json.loads(output.splitlines()[-1])
+def read_probe(output: str) -> tuple[dict[str, Any], str]:
+    """Return what the probe found, and that in words.
+
+    Raises:
+        InstallError: The binding did not find torch's streams, or found some in a torch without.
+    """
+    found: dict[str, Any] = json.loads(output.splitlines()[-1])
     said = f"torch {found['torch']}, Python {found['python']}, stream symbol "
     said += "bound" if found["bound"] else "not bound"
+    if found["bound"] != (found["cuda"] is not None):
+        message = f"{said}, and torch was built for CUDA {found['cuda']}"
+        raise InstallError(message)
+    return found, said
+
+
+def _require(pair: Pair, one: Artefact, output: str) -> str:
+    """Insist on what was asked for, and return it in words."""
+    found, said = read_probe(output)
     release = Version(found["torch"])
     got = (f"{release.major}.{release.minor}", ".".join(found["python"].split(".")[:2]))
     if got != (pair.torch, pair.python) or pair.cpu != (found["cuda"] is None):
         message = f"asked for {pair}, got {said}"
-        raise InstallError(message)
-    if found["bound"] != (found["cuda"] is not None):
-        message = f"{said}, and torch was built for CUDA {found['cuda']}"
         raise InstallError(message)
     if found["flash_dist"] != str(one.version):
         message = f"{found['flash_dist']} was imported, expected {one.version}"

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
+from ci.serving import serve
 from flash_dist.cli import main
 from flash_dist.libcuda import Cuda
 from tests.unit.builds import ALL, make_environment
-from tests.unit.wheels import serve, write_dist, write_simple_index
+from tests.unit.wheels import write_dist, write_simple_index
 
 if TYPE_CHECKING:
     from flash_dist.environment import Environment

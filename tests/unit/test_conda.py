@@ -13,6 +13,7 @@ from ci.conda import write_channel
 from ci.conda_check import check_package, find_packages
 from ci.index import write_index
 from ci.release_manifest import write_release
+from ci.serving import serve
 from flash_dist.cli import main
 from flash_dist.conda_package import open_conda
 from flash_dist.errors import FatbinError, UsageError
@@ -20,7 +21,6 @@ from flash_dist.index import read_index
 from flash_dist.listing import read_listing
 from flash_dist.verify import verify_wheel
 from tests.unit.test_schemas import check
-from tests.unit.wheels import serve
 from tests.unit.whole_wheel import INFO, VERSION, make_files, write_whole_wheel
 
 if TYPE_CHECKING:

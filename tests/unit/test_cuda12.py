@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ci.cuda12 import DEBIAN, PACKAGES, PROGRAMS, Download, assemble_toolkit, fetch_package
+from ci.serving import serve
 from ci.toolchain import ToolchainError
-from tests.unit.wheels import serve
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

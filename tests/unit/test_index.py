@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from packaging.version import Version
 
+from ci.serving import serve
 from flash_dist import fetch
 from flash_dist.archs import ArchSet
 from flash_dist.candidates import read_offer
@@ -17,7 +18,7 @@ from flash_dist.index import parse_conda, parse_wheel, read_index
 from flash_dist.index_pages import Link, parse_page
 from flash_dist.install_commands import find_commands
 from flash_dist.published import published_sets
-from tests.unit.wheels import serve, write_dist, write_simple_index, write_wheel
+from tests.unit.wheels import write_dist, write_simple_index, write_wheel
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,12 +11,13 @@ import pytest
 
 from ci.artefacts import ArtefactError, find_artefacts
 from ci.index import main, write_index
+from ci.serving import serve
 from flash_dist.cli import main as flash_dist
 from flash_dist.errors import ArchError
 from flash_dist.index import read_index
 from flash_dist.published import MACHINES, load_picks, published_sets
 from tests.unit.test_published import ONE, write
-from tests.unit.wheels import serve, write_dist, write_wheel
+from tests.unit.wheels import write_dist, write_wheel
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,7 +20,7 @@ from ci.release import (
     require_engine,
     require_tree,
 )
-from ci.source import Source
+from ci.source import Source, SourceError
 from flash_dist.archs import ArchSet
 from flash_dist.published import published_sets
 from tests.unit.test_planted_releases import declare
@@ -161,7 +161,7 @@ def test_a_version_that_is_tagged_elsewhere_is_refused(
 
 
 def test_what_is_no_clone_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ReleaseError, match="git does not know"):
+    with pytest.raises(SourceError, match="git does not know"):
         require_tree(tmp_path, "0.1.0")
 
 

@@ -133,7 +133,7 @@ def test_a_wheel_is_of_the_commit_or_not(tmp_path: Path) -> None:
 
 def test_a_tree_with_changes_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ci.source.hash_planner", lambda _: "p")
-    with pytest.raises(SourceError, match="does not know the commit"):
+    with pytest.raises(SourceError, match="git does not know"):
         read_source(tmp_path)
     _git(tmp_path, "init", "--quiet")
     file = tmp_path / "flash_dist" / "__init__.py"

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ci.serving import serve
 from flash_dist import fetch
 from flash_dist.cli import main
-from tests.unit.wheels import serve, write_dist, write_simple_index
+from tests.unit.wheels import write_dist, write_simple_index
 
 if TYPE_CHECKING:
     from pathlib import Path

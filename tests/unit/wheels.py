@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 import zipfile
-from contextlib import contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -24,7 +20,6 @@ from tests.unit.builds import make_variants
 from tests.unit.fatbin_builder import PTX, SASS, Kernel, container, cubin, entry, library, ptx
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from flash_dist.archs import Arch, ArchSet
@@ -124,21 +119,3 @@ def write_simple_index(folder: Path, dist: Path) -> Path:
     for path in dist.rglob("*.whl"):
         (folder / "files" / path.name).write_bytes(path.read_bytes())
     return folder
-
-
-class _Silent(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-
-@contextmanager
-def serve(folder: Path) -> Iterator[str]:
-    """Serve a folder on this machine and return its address."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Silent, directory=str(folder))) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/"
-        finally:
-            server.shutdown()
-            thread.join()
