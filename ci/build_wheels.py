@@ -43,9 +43,14 @@ def build_wheel(archset: ArchSet, environ: Mapping[str, str], *, published: bool
     return BuiltWheel(archset, wheel, read_report(archset.label), time.monotonic() - start)
 
 
+def dist_folder(archset: ArchSet) -> Path:
+    """Return where the wheel of a set goes."""
+    return ROOT / "dist" / archset.name
+
+
 def put_into_dist(wheel: Path, archset: ArchSet) -> Path:
     """Move a finished wheel to where the older one was."""
-    target = ROOT / "dist" / archset.name
+    target = dist_folder(archset)
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     return Path(shutil.move(wheel, target))

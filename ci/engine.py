@@ -34,6 +34,13 @@ def find_engine(environ: Mapping[str, str]) -> str | None:
     return named
 
 
+def identify_image(engine: str, image: str, environ: Mapping[str, str]) -> str:
+    """Return an image's ID; its name where the engine has not got it."""
+    command = [engine, "image", "inspect", image, "--format", "{{.Id}}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(environ))
+    return done.stdout.strip() if done.returncode == 0 else image
+
+
 def answers(engine: str, environ: Mapping[str, str]) -> bool:
     """Whether an engine says its version."""
     program = shutil.which(engine, path=environ.get("PATH"))

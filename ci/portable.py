@@ -16,18 +16,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ci.build_many import Builds, BuiltWheel, build_each, report
-from ci.build_wheels import arch_environ, put_into_dist
+from ci.build_wheels import arch_environ, dist_folder, put_into_dist
 from ci.choose import choose_sets
 from ci.cross import VARIABLE as MACHINE
 from ci.cross import target_machine
 from ci.engine import VARIABLE as ENGINE
-from ci.engine import EngineError, find_engine
+from ci.engine import EngineError, find_engine, identify_image
 from ci.gates import run
 from ci.image import CONTAINERS_CONF, engine_environ, is_current
 from ci.image import NAME as LOCAL_IMAGE
 from ci.platform_tags import MANYLINUX, platform_of
 from ci.project import ARCHSETS, ROOT, load_project
 from ci.report import read_report
+from ci.unchanged import digest_inputs, find_unchanged, note_wheel
 from flash_dist.archs import DEFAULT_MACHINE, DEFAULT_TOOLKIT
 from flash_dist.published import load_archsets
 
@@ -40,6 +41,7 @@ IMAGE = "CIBW_MANYLINUX_X86_64_IMAGE"
 HOST = "/host"  # where cibuildwheel shows the whole machine to the container
 CACHE = ROOT / "build" / "container"
 TESTED_TORCH = "FLASH_DIST_TEST_TORCH"
+UNCHANGED = "unchanged, so not built again"
 HINT = (
     "its own words are above; where no registry is reached, `nox -s image` makes an image, "
     "and `-- --native` builds without one"
@@ -108,16 +110,22 @@ def audit_command(archset: ArchSet) -> str:
 def build_wheel(
     archset: ArchSet, environ: Mapping[str, str], engine: str, *, published: bool
 ) -> BuiltWheel:
-    """Let cibuildwheel build, repair, audit and test one wheel."""
+    """Let cibuildwheel build, repair, audit and test one wheel, unless it is there already."""
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="flash_dist-") as name:
         tree, output = Path(name) / "flash_dist", Path(name) / "wheels"
         tree.mkdir()
         copy_sources(tree)
         chosen = cibuildwheel_environ(archset, environ, engine, published=published)
+        inputs = digest_inputs(tree, identify_image(engine, chosen[IMAGE], chosen), chosen)
+        note = CACHE / "wheels" / f"{archset.name}.json"
+        there = find_unchanged(note, inputs, dist_folder(archset))
+        if there:
+            return BuiltWheel(archset, there, UNCHANGED, time.monotonic() - start)
         command = [sys.executable, "-m", "cibuildwheel", "--platform", "linux"]
         run([*command, "--output-dir", str(output), "."], chosen, tree, hint=HINT)
         wheel = put_into_dist(next(output.glob("*.whl")), archset)
+        note_wheel(note, inputs, wheel)
     seconds = time.monotonic() - start
     return BuiltWheel(archset, wheel, read_report(archset.label, CACHE), seconds)
 

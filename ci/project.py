@@ -7,6 +7,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = ROOT / "pyproject.toml"
@@ -38,14 +39,19 @@ class Project:
         return os.environ.get("SOURCE_DATE_EPOCH", str(self.source_date_epoch))
 
 
-def load_project(path: Path = PYPROJECT) -> Project:
-    """Read the project's own table."""
+def read_pyproject(path: Path = PYPROJECT) -> dict[str, Any]:
+    """Read a whole `pyproject.toml`."""
     if sys.version_info >= (3, 11):
         import tomllib  # noqa: PLC0415
     else:
         import tomli as tomllib  # noqa: PLC0415 - absent while the build backend judges the machine
-    data = tomllib.loads(path.read_text(encoding="utf-8"))
-    return Project(**data["tool"]["flash_dist"])
+    found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def load_project(path: Path = PYPROJECT) -> Project:
+    """Read the project's own table."""
+    return Project(**read_pyproject(path)["tool"]["flash_dist"])
 
 
 def load_requirements(group: str, path: Path = PYPROJECT) -> list[str]:
