@@ -6,27 +6,34 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import nox
 
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
-from ci.choose import choose_sets, same_major, toolkits_of
-from ci.cross import TARGETS, Target, require_tools
-from ci.engine import find_engine
+from ci.cross import TARGETS, require_tools
 from ci.foreign import PYTHON
-from ci.install_toolkit import install_foreign, install_toolkit
-from ci.preflight import Preflight, check, read_host
 from ci.project import ARCHSETS
-from ci.toolchain import home_variable, named_home, release_of, tool_version
+from ci.sessions import (
+    NATIVE,
+    PYPROJECT,
+    args_of_index,
+    build_in_container,
+    built_wheels,
+    copy_tree,
+    foreign_options,
+    install,
+    install_nvcc,
+    install_toolchain,
+    is_native,
+    run_preflight,
+    run_session,
+    set_names,
+)
 from flash_dist.archs import SESSIONS
 from flash_dist.errors import FlashDistError
 from flash_dist.published import load_archsets
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 nox.needs_version = ">=2025.10"
 nox.options.default_venv_backend = "uv|virtualenv"
@@ -34,8 +41,6 @@ nox.options.reuse_venv = "yes"
 nox.options.error_on_external_run = True
 nox.options.sessions = ["lint", "typecheck", "unit_tests"]
 
-PYPROJECT = nox.project.load_toml("pyproject.toml")
-NATIVE = "--native"
 SMALL_SET = "hopper"  # one target: what tests build
 # After the wheels, in order.
 RELEASED = ("fingerprint_check", "sdist", "conda", "index", "manifest", "install_test")
@@ -43,82 +48,6 @@ RELEASED = ("fingerprint_check", "sdist", "conda", "index", "manifest", "install
 # uv does not read pip's settings; both look for local wheels in the same folders.
 if os.environ.get("PIP_FIND_LINKS"):
     os.environ.setdefault("UV_FIND_LINKS", os.environ["PIP_FIND_LINKS"])
-
-
-def install(session: nox.Session, *groups: str) -> None:
-    """Install dependency groups of pyproject.toml."""
-    session.install(*nox.project.dependency_groups(PYPROJECT, *groups))
-
-
-def built_wheels() -> list[str]:
-    """Return the wheels of all sets in dist/."""
-    return sorted(str(path) for path in (ROOT / "dist").glob("*/*.whl"))
-
-
-def run_preflight(
-    session: nox.Session, *names: str, environ: Mapping[str, str] = os.environ
-) -> list[Preflight]:
-    """Stop, before anything is downloaded, on a machine or with arch sets that cannot be built.
-
-    Returns what was found for each CUDA toolkit that the sets ask for.
-    """
-    try:
-        sets, host = load_archsets(ARCHSETS), read_host(ROOT, environ)
-        wanted = toolkits_of(names, environ, sets)
-        own = own_release(wanted, environ)
-        found = [
-            check(host, wanted=one, cuda_home_version=own if own and same_major(one, own) else None)
-            for one in wanted
-        ]
-        choose_sets(names, environ, sets, found[0].toolkit)
-    except FlashDistError as error:
-        session.error(str(error))
-    session.log("\n".join(map(str, found)))
-    return found
-
-
-def own_release(wanted: list[str], environ: Mapping[str, str]) -> str | None:
-    """Return the CUDA version that CUDA_HOME holds, and insist that some set asks for its major."""
-    home = named_home(environ)
-    if home is None:
-        return None
-    release = release_of(tool_version(home, "nvcc"))
-    if not any(same_major(one, release) for one in wanted):
-        check(read_host(ROOT, environ), wanted=wanted[0], cuda_home_version=release)
-    return release
-
-
-def install_toolchain(session: nox.Session, *names: str) -> None:
-    """Install what compiles these arch sets; nvcc, too, unless CUDA_HOME names a toolkit.
-
-    All sessions share one nvcc: the objects of a build folder are those of one path.
-    """
-    found = run_preflight(session, *names)
-    install(session, "build", "audit")
-    environments = Path(session.virtualenv.location).parent
-    for one in reversed(found):  # CUDA_HOME is the newest in the end
-        if named_home(os.environ) and one.is_own:
-            home = str(named_home(os.environ))
-        else:
-            home = str(install_nvcc(session, one.toolkit, environments / f"cuda-{one.toolkit}"))
-        session.env["CUDA_HOME"] = session.env[home_variable(one.toolkit)] = home
-
-
-def install_nvcc(
-    session: nox.Session, cuda: str, folder: Path, target: Target | None = None
-) -> Path:
-    """Install a CUDA toolkit once, and return its CUDA_HOME."""
-
-    def install_into(place: Path, *words: str) -> None:
-        session.install("--target", str(place), *words)
-
-    try:
-        if target:
-            options = foreign_options(session, target)
-            return install_foreign(cuda, folder, install_into, target, options)
-        return install_toolkit(cuda, folder, install_into)
-    except FlashDistError as error:
-        session.error(str(error))
 
 
 @nox.session
@@ -159,30 +88,6 @@ def build_arm(session: nox.Session) -> None:
     session.run("python", "-m", "ci.build_wheels", *names)
 
 
-def is_native(session: nox.Session) -> bool:
-    """Whether this machine's compiler builds: asked for, or no container engine answers."""
-    if NATIVE in session.posargs:
-        return True
-    try:
-        engine = find_engine(os.environ)
-    except FlashDistError as error:
-        session.error(str(error))
-    if engine is None:
-        session.log("no container engine answers: built natively, for machines like this one")
-    return engine is None
-
-
-def set_names(session: nox.Session) -> list[str]:
-    """Return what else a build was told: the sets."""
-    return [arg for arg in session.posargs if arg != NATIVE]
-
-
-def build_in_container(session: nox.Session) -> None:
-    """Let cibuildwheel build the sets that were named."""
-    install(session, "runtime", "audit", "container")
-    session.run("python", "-m", "ci.portable", *set_names(session))
-
-
 @nox.session
 def arm_test(session: nox.Session) -> None:
     """Run the aarch64 wheels of dist/ in an emulator: `-- [--torch]` imports torch, too."""
@@ -194,11 +99,6 @@ def arm_test(session: nox.Session) -> None:
     site = Path(session.create_tmp()) / "site"
     session.install("--target", str(site), f"--python-version={PYTHON}", *options, *needed)
     session.run("python", "-m", "ci.arm_test", "--site", str(site), *session.posargs)
-
-
-def foreign_options(session: nox.Session, target: Target) -> tuple[str, ...]:
-    """Return what lets the installer of this session take the packages of another CPU."""
-    return target.uv_options if session.venv_backend == "uv" else target.pip_options
 
 
 @nox.session
@@ -323,6 +223,7 @@ def repro(session: nox.Session) -> None:
     Wheels, sources, conda channel, index and manifest; in containers where an engine answers.
     """
     install(session, "runtime")
+    session.env["CIBW_TEST_SKIP"] = "*"  # what is compared is not tried
     names = set_names(session) or [SMALL_SET]
     native = [NATIVE] if NATIVE in session.posargs else []
     published = load_archsets(ARCHSETS)
@@ -342,22 +243,6 @@ def repro(session: nox.Session) -> None:
         install(session, "diffoscope")
         session.run("diffoscope", "--exclude-directory-metadata=yes", *dists)
         raise
-
-
-def copy_tree(session: nox.Session, tree: Path) -> None:
-    """Copy the files of this tree to a new one, as a commit that is the same each time."""
-    shutil.rmtree(tree, ignore_errors=True)
-    command = ["git", "ls-files", "-co", "--exclude-standard"]
-    for name in str(session.run(*command, silent=True, external=True)).splitlines():
-        if (ROOT / name).is_file():
-            (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, tree / name)
-    day = f"@{PYPROJECT['tool']['flash_dist']['source_date_epoch']} +0000"
-    who = {"GIT_AUTHOR_NAME": "repro", "GIT_AUTHOR_EMAIL": "", "GIT_AUTHOR_DATE": day}
-    who |= {name.replace("AUTHOR", "COMMITTER"): value for name, value in who.items()}
-    git = ["git", "-C", str(tree), "-c", "core.excludesFile=", "-c", "commit.gpgSign=false"]
-    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message", "repro"]):
-        session.run(*git, *words, env=who, external=True)
 
 
 @nox.session
@@ -417,23 +302,6 @@ def release(session: nox.Session) -> None:
     for name in RELEASED:
         run_session(session, name, *(args_of_index(args) if name == "index" else ()))
     session.run("python", "-m", "ci.release", "publish", *args)
-
-
-def run_session(session: nox.Session, name: str, *args: str, tree: Path = ROOT) -> None:
-    """Run another session at this place: `requires` would go on to the next after a failure.
-
-    Its environment is the one of this tree's, whatever tree it works on.
-    """
-    environments = str(Path(session.virtualenv.location).parent)
-    command = [sys.executable, "-m", "nox", "-f", str(tree / "noxfile.py"), "-s", name]
-    command += ["--envdir", environments]
-    session.run(*command, *(["--", *args] if args else []), external=True)
-
-
-def args_of_index(args: list[str]) -> list[str]:
-    """Return what of the arguments of a release is for its index."""
-    place = args.index("--url") if "--url" in args else len(args)
-    return args[place : place + 2]
 
 
 @nox.session
