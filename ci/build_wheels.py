@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
     from flash_dist.archs import ArchSet
 
-# Loaded by torch, never to be packed or counted.
-EXCLUDED = ("libtorch*.so*", "libc10*.so*", "libcuda.so.*", "libcudart.so.*")
-
 
 def build_wheel(archset: ArchSet, environ: Mapping[str, str], *, published: bool) -> BuiltWheel:
     """Build one wheel and let it pass every gate."""
@@ -75,9 +72,7 @@ def _make_raw_wheel(
 
 def repair(raw: Path, environ: Mapping[str, str], folder: Path) -> Path:
     """Give the wheel the oldest manylinux tag that is true."""
-    excludes = [word for library in EXCLUDED for word in ("--exclude", library)]
-    command = ["auditwheel", "repair", "--plat", "auto", "--only-plat", *excludes]
-    run([*command, "-w", str(folder), str(raw)], environ)
+    run([sys.executable, "-m", "ci.repair", str(raw), str(folder)], environ)
     return next(folder.glob("*.whl"))
 
 

@@ -4,16 +4,14 @@ import os
 import shlex
 import sys
 from dataclasses import replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ci.build_wheels import EXCLUDED
 from ci.cross import TARGETS
 from ci.gates import read_arguments
 from ci.image import CONTAINERS_CONF
-from ci.platform_tags import MANYLINUX, platform_of
+from ci.platform_tags import MANYLINUX
 from ci.portable import (
     FILES,
     IMAGE,
@@ -90,14 +88,10 @@ def test_an_image_of_an_older_recipe_is_told_before_anything_is_built(tmp_path: 
         build_all(["hopper"], environ)
 
 
-def test_the_container_repairs_with_the_same_exceptions_as_a_native_build() -> None:
-    (command,) = settings()["linux"]["repair-wheel-command"]
-    words = shlex.split(command)
-    excluded = [word for flag, word in pairwise(words) if flag == "--exclude"]
-    assert tuple(excluded) == EXCLUDED
-    plat = words[words.index("--plat") + 1].replace("$FLASH_DIST_MACHINE", ARM.machine)
-    assert plat == platform_of(ARM.machine)
-    assert "--only-plat" in words
+def test_the_container_asks_for_the_tag_that_is_released() -> None:
+    words = shlex.split(settings()["linux"]["repair-wheel-command"])
+    assert words[:3] == ["python", "-m", "ci.repair"]
+    assert words[words.index("--plat") + 1] == MANYLINUX
 
 
 def test_the_image_is_the_public_one_unless_another_is_named() -> None:
