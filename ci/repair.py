@@ -6,6 +6,7 @@ python -m ci.repair [--plat manylinux_2_28] WHEEL FOLDER
 from __future__ import annotations
 
 import argparse
+import os
 import platform
 import sys
 from pathlib import Path
@@ -44,8 +45,10 @@ def main(args: Sequence[str] | None = None) -> int:
     given = parser.parse_args(args)
     machine = target_machine()
     sys.argv = repair_words(given.wheel, given.folder, machine, given.plat)
-    # NOTE: auditwheel repairs wheels for any CPU and accepts the tags of that which it runs on.
+    # NOTE: auditwheel repairs wheels for any CPU and accepts the tags of that which it runs on;
+    # manylinux images tell it theirs.
     platform.machine = lambda: machine
+    os.environ.pop("AUDITWHEEL_PLAT", None)
     from auditwheel.main import main as auditwheel  # noqa: PLC0415 - asks for the CPU
 
     return auditwheel() or 0

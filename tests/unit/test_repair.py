@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from pathlib import Path
@@ -32,13 +33,16 @@ def test_the_oldest_true_tag_is_taken_unless_one_is_named(plat: str | None, tag:
 def test_auditwheel_runs_as_on_the_cpu_that_the_wheel_is_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[tuple[str, list[str]]] = []
+    asked: list[tuple[str, str | None, list[str]]] = []
     module = ModuleType("auditwheel.main")
-    module.__dict__["main"] = lambda: asked.append((platform.machine(), sys.argv[:2]))
+    module.__dict__["main"] = lambda: asked.append(
+        (platform.machine(), os.environ.get("AUDITWHEEL_PLAT"), sys.argv[:2])
+    )
     for name in ("auditwheel", "auditwheel.main"):
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setenv("FLASH_DIST_MACHINE", "aarch64")
+    monkeypatch.setenv("AUDITWHEEL_PLAT", "manylinux_2_28_x86_64")  # of the image
     assert main(["--plat", "manylinux_2_28", "raw.whl", "repaired"]) == 0
-    assert asked == [("aarch64", ["auditwheel", "repair"])]
+    assert asked == [("aarch64", None, ["auditwheel", "repair"])]
