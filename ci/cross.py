@@ -45,8 +45,10 @@ class Target:
 
     @property
     def pip_options(self) -> tuple[str, ...]:
-        """What lets pip install the packages of this CPU."""
-        return ("--platform", f"manylinux2014_{self.machine}", "--only-binary=:all:")
+        """What lets pip install the packages of this CPU: it takes a tag at its word."""
+        tags = [f"manylinux_2_{minor}" for minor in range(28, 16, -1)] + ["manylinux2014"]
+        words = [word for tag in tags for word in ("--platform", f"{tag}_{self.machine}")]
+        return (*words, "--only-binary=:all:")
 
     def environ(self) -> dict[str, str]:
         """Return the variables of a build for this CPU."""

@@ -89,6 +89,14 @@ def test_a_toolkit_for_another_cpu_is_brought_once_and_beside_that_for_this_cpu(
     ]
 
 
+def test_pip_is_told_every_tag_that_the_oldest_served_glibc_has() -> None:
+    words = ARM.pip_options
+    tags = {words[at + 1] for at, word in enumerate(words) if word == "--platform"}
+    assert {"manylinux_2_28_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64"} <= tags
+    assert "manylinux_2_29_aarch64" not in tags
+    assert "--only-binary=:all:" in words
+
+
 def test_missing_tools_are_told_with_the_packages_that_bring_them(tmp_path: Path) -> None:
     with pytest.raises(ToolchainError, match=r"aarch64-linux-gnu-g\+\+ and qemu") as caught:
         require_tools(ARM, {"PATH": str(tmp_path)})
