@@ -12,6 +12,7 @@ import pytest
 from ci.serving import serve
 from flash_dist.cli import main
 from flash_dist.libcuda import Cuda
+from flash_dist.published import published_sets
 from tests.unit.builds import ALL, make_environment
 from tests.unit.wheels import write_dist, write_simple_index
 
@@ -50,17 +51,18 @@ def test_the_schema_is_one() -> None:
 def test_the_set_its_reasons_and_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     status, text, err = select(capsys, "--gpu", "8.6,9.0,9.0", "--driver", "580")
     assert (status, err) == (0, "")
+    size = {one.name: f"{(one.wheel_bytes or 0) / 1e6:.1f} MB" for one in published_sets()}
     assert text == (
-        "all: SASS sm_75, sm_80, sm_90a, sm_100, sm_120; PTX compute_80, 7.7 MB\n"
+        f"all: SASS sm_75, sm_80, sm_90a, sm_100, sm_120; PTX compute_80, {size['all']}\n"
         "  compute capability 8.6: code of the same major (sm_80)\n"
         "  2 x compute capability 9.0: native code (sm_90a)\n"
         "smaller sets:\n"
-        "  hopper: SASS sm_90a; no PTX, 2.3 MB: no code for 8.6\n"
-        "  blackwell: SASS sm_100, sm_120; no PTX, 2.8 MB: no code for 8.6, 9.0\n"
-        "  cuda12: SASS sm_75, sm_80, sm_90a; no PTX, 5.2 MB: serves them as well, "
+        f"  hopper: SASS sm_90a; no PTX, {size['hopper']}: no code for 8.6\n"
+        f"  blackwell: SASS sm_100, sm_120; no PTX, {size['blackwell']}: no code for 8.6, 9.0\n"
+        f"  cuda12: SASS sm_75, sm_80, sm_90a; no PTX, {size['cuda12']}: serves them as well, "
         "from driver 525 on\n"
-        "  turing-ampere-ada: SASS sm_75, sm_80, sm_86, sm_89; PTX compute_89, 6.1 MB: "
-        "only PTX through the JIT for 9.0\n"
+        "  turing-ampere-ada: SASS sm_75, sm_80, sm_86, sm_89; PTX compute_89, "
+        f"{size['turing-ampere-ada']}: only PTX through the JIT for 9.0\n"
         "\n"
         "build   nox -s build_wheels -- all\n"
         "pip     pip install dist/all/*.whl\n"
@@ -69,7 +71,7 @@ def test_the_set_its_reasons_and_the_commands(capsys: pytest.CaptureFixture[str]
     assert select(capsys, "-q", "--gpu", "8.6,9.0")[1] == text.partition("\n\n")[2]
     _, text, _ = select(capsys, "-v", "--gpu", "9.0")
     assert "other sets:" in text
-    assert "PTX compute_80, 7.7 MB: serves them as well" in text
+    assert f"PTX compute_80, {size['all']}: serves them as well" in text
 
 
 def test_the_gpus_of_the_machine(machine: Environment, capsys: pytest.CaptureFixture[str]) -> None:
