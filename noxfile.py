@@ -234,8 +234,8 @@ def repro(session: nox.Session) -> None:
         for name in names:  # the session refuses an unknown one
             builder = published[name].session if name in published else "build_wheels"
             run_session(session, builder, *native, name, tree=tree)
-        for made in ("sdist", "conda", "index", "manifest"):
-            run_session(session, made, *(["--partial"] if made == "index" else []), tree=tree)
+        for made in (["sdist"], ["conda"], ["index", "--partial"], ["manifest"]):
+            run_session(session, *made, tree=tree)
         dists.append(str(tree / "dist"))
     try:
         session.run("python", "-m", "ci.repro", *dists)

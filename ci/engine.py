@@ -36,9 +36,14 @@ def find_engine(environ: Mapping[str, str]) -> str | None:
 
 def identify_image(engine: str, image: str, environ: Mapping[str, str]) -> str:
     """Return an image's ID; its name where the engine has not got it."""
-    command = [engine, "image", "inspect", image, "--format", "{{.Id}}"]
+    return inspect_image(engine, image, "{{.Id}}", environ) or image
+
+
+def inspect_image(engine: str, image: str, question: str, environ: Mapping[str, str]) -> str:
+    """Return what the engine answers to a Go template about an image; empty where it has none."""
+    command = [engine, "image", "inspect", image, "--format", question]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(environ))
-    return done.stdout.strip() if done.returncode == 0 else image
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def answers(engine: str, environ: Mapping[str, str]) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ci.cross import TARGETS
+from ci.engine import inspect_image
 from ci.project import ROOT
 from flash_dist.errors import FlashDistError
 
@@ -62,9 +63,7 @@ def is_current(environ: Mapping[str, str]) -> bool:
     if shutil.which("podman") is None:
         return False
     question = f'{{{{index .Config.Labels "{LABEL}"}}}}'
-    command = ["podman", "image", "inspect", NAME, "--format", question]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(environ))
-    return done.returncode == 0 and done.stdout.strip() == recipe()
+    return inspect_image("podman", NAME, question, environ) == recipe()
 
 
 def require_root() -> None:

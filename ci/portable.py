@@ -23,8 +23,8 @@ from ci.cross import target_machine
 from ci.engine import VARIABLE as ENGINE
 from ci.engine import EngineError, find_engine, identify_image
 from ci.gates import run
-from ci.image import CONTAINERS_CONF, engine_environ, is_current
 from ci.image import NAME as LOCAL_IMAGE
+from ci.image import engine_environ, is_current
 from ci.platform_tags import MANYLINUX, platform_of
 from ci.project import ARCHSETS, ROOT, load_project
 from ci.report import read_report
@@ -85,7 +85,7 @@ def cibuildwheel_environ(
         seen = " ".join(f"{HOST}{link}" if link.startswith("/") else link for link in links)
         chosen |= {"PIP_FIND_LINKS": seen, "UV_FIND_LINKS": seen.replace(" ", ",")}
     if image.startswith("localhost/"):
-        chosen.setdefault("CONTAINERS_CONF", str(CONTAINERS_CONF))
+        chosen = engine_environ(chosen)
     if archset.machine == DEFAULT_MACHINE:
         chosen.pop("CXX", None)  # of this machine
     else:

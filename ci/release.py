@@ -50,13 +50,14 @@ def require_tree(root: Path, version: str) -> str:
 
     Raises:
         ReleaseError: It is not so.
+        SourceError: This is no clone.
     """
     changed = ask_git(root, "status", "--porcelain").splitlines()
     if changed:
         message = f"{len(changed)} files are not committed, such as {changed[0][3:]}"
         raise ReleaseError(message, hint="a release is made of a commit; `git status` lists them")
     require_changelog((root / "CHANGELOG.md").read_text(encoding="utf-8"), version)
-    commit = ask_git(root, "rev-parse", "HEAD").strip()
+    commit = ask_git(root, "rev-parse", "HEAD")
     tagged = ask_git(
         root, "for-each-ref", f"refs/tags/v{version}", "--format=%(*objectname)%(objectname)"
     )

@@ -5,12 +5,12 @@ python -m ci.repro ONE OTHER        two folders like dist/
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flash_dist.errors import FlashDistError
+from flash_dist.files import hash_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,6 +20,12 @@ class ReproError(FlashDistError):
     """There is nothing to compare."""
 
 
+def digest_file(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hash_file(file).hex()
+
+
 def digest_files(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every file below a folder, by its path in there.
 
@@ -27,10 +33,7 @@ def digest_files(folder: Path) -> dict[str, str]:
         ReproError: The folder holds no file: two empty ones would be the same.
     """
     paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    found = {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in paths
-    }
+    found = {path.relative_to(folder).as_posix(): digest_file(path) for path in paths}
     if not found:
         message = f"`{folder}` holds no file to compare"
         raise ReproError(message)

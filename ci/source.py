@@ -67,7 +67,7 @@ def read_source(root: Path = ROOT) -> Source:
     for line in ask_git(root, "ls-tree", "-r", "HEAD", "flash_dist").splitlines():
         told, _, name = line.partition("\t")
         blobs[name] = told.split()[2]
-    return Source(ask_git(root, "rev-parse", "HEAD").strip(), blobs, hash_planner(root))
+    return Source(ask_git(root, "rev-parse", "HEAD"), blobs, hash_planner(root))
 
 
 def ask_git(root: Path, *words: str) -> str:

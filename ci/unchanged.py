@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from ci.project import read_pyproject
+from ci.repro import digest_file, digest_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,12 +40,7 @@ def digest_inputs(tree: Path, image: str, environ: Mapping[str, str]) -> str:
     settings = {
         name: value for name, value in environ.items() if name in passed or name.startswith("CIBW_")
     }
-    files = {
-        path.relative_to(tree).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in tree.rglob("*")
-        if path.is_file()
-    }
-    text = json.dumps([image, settings, files], sort_keys=True)
+    text = json.dumps([image, settings, digest_files(tree)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -53,7 +49,7 @@ def find_unchanged(note: Path, inputs: str, folder: Path) -> Path | None:
     try:
         made = Note(**json.loads(note.read_text(encoding="utf-8")))
         wheel = folder / made.name
-        same = made == Note(inputs, wheel.name, _digest(wheel))
+        same = made == Note(inputs, wheel.name, digest_file(wheel))
     except (OSError, TypeError, ValueError):  # no note, no wheel, or a note of other fields
         return None
     return wheel if same else None
@@ -62,9 +58,5 @@ def find_unchanged(note: Path, inputs: str, folder: Path) -> Path | None:
 def note_wheel(note: Path, inputs: str, wheel: Path) -> None:
     """Write down what a finished wheel was made from."""
     note.parent.mkdir(parents=True, exist_ok=True)
-    made = Note(inputs, wheel.name, _digest(wheel))
+    made = Note(inputs, wheel.name, digest_file(wheel))
     note.write_text(json.dumps(asdict(made), indent=1) + "\n", encoding="utf-8")
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
