@@ -182,6 +182,16 @@ def fingerprints(session: nox.Session) -> None:
 
 
 @nox.session
+def decisions(session: nox.Session) -> None:
+    """Write what planner and masks decide, by which fingerprints are kept; g++, no GPU.
+
+    `-- --check` compares instead.
+    """
+    install(session, "runtime", "torch")
+    session.run("python", "-m", "ci.decide", *session.posargs)
+
+
+@nox.session
 def fingerprint_check(session: nox.Session) -> None:
     """Compare the recorded fingerprints with the kernels of the wheels in dist/; no GPU."""
     install(session, "runtime", "build")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from ci.decisions import hash_decisions
 from ci.parts import find_parts
-from ci.planner_hash import hash_planner
 from ci.project import ARCHSETS, load_project
 from ci.toolchain import glibc_version, gxx_version
 from flash_dist.archs import Arch
@@ -49,7 +49,7 @@ def make_manifest(build: NativeBuild, options: NativeOptions) -> Manifest:
         torch_tested_max=project.torch_tested_max,
         targets=tuple(TargetInfo(arch, proof_of(arch)) for arch in options.archset.archs),
         kernels=tuple(_kernel_records(build)),
-        planner=hash_planner(),
+        planner=hash_decisions(),
         parts=find_parts(build.folder, options.toolchain, options.headers),
     )
 

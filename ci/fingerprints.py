@@ -11,7 +11,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ci.planner_hash import hash_planner
+from ci.decisions import hash_decisions
 from ci.project import ROOT
 from flash_dist.contents import KERNELS
 from flash_dist.fatbin import open_fatbin
@@ -68,7 +68,7 @@ def main() -> int:
     parser.add_argument("wheels", type=Path, nargs="+")
     wheels = parser.parse_args().wheels
     references = read_references(RECORDED)
-    problems = find_stale(references, read_wheels(wheels), hash_planner())
+    problems = find_stale(references, read_wheels(wheels), hash_decisions())
     for problem in problems:
         print(f"stale fingerprints: {problem}; {REMEDY}")
     if not problems:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
-from ci.planner_hash import hash_planner
+from ci.decisions import hash_decisions
 from ci.platform_tags import require_glibc, require_platform, require_same_tags
 from ci.project import ARCHSETS, ROOT, load_project
 from flash_dist.advice import list_few
@@ -78,7 +78,7 @@ def require_fresh(wheel: Path, manifest: Manifest) -> None:
     """Insist on the `_build.json` of this source: an older one may declare the same kernels."""
     project = load_project()
     told = {
-        "the hash of the planner": (manifest.planner, hash_planner()),
+        "the hash of the planner": (manifest.planner, hash_decisions()),
         "the published sets": (
             {one.name: one.archs for one in manifest.archsets},
             {one.name: one.archs for one in load_archsets(ARCHSETS).values()},

@@ -1,8 +1,8 @@
 """Which commit wheels were built from, and whether that is true.
 
-The Python files in a wheel are compared with those of the commit, and the hash of the planner with
-that of the source. The kernels themselves cannot be traced back: two builds of the same commit can
-be compared (`nox -s repro`).
+The Python files in a wheel are compared with those of the commit, and the hash of what the planner
+decides with that of the source. The kernels themselves cannot be traced back: two builds of the
+same commit can be compared (`nox -s repro`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from ci.planner_hash import hash_planner
+from ci.decisions import DECISIONS, hash_decisions, read_decisions
 from ci.project import ROOT
 from flash_dist.contents import MANIFEST
 from flash_dist.errors import FlashDistError
@@ -67,7 +67,8 @@ def read_source(root: Path = ROOT) -> Source:
     for line in ask_git(root, "ls-tree", "-r", "HEAD", "flash_dist").splitlines():
         told, _, name = line.partition("\t")
         blobs[name] = told.split()[2]
-    return Source(ask_git(root, "rev-parse", "HEAD"), blobs, hash_planner(root))
+    decisions = read_decisions(root / DECISIONS.relative_to(ROOT))
+    return Source(ask_git(root, "rev-parse", "HEAD"), blobs, hash_decisions(decisions))
 
 
 def ask_git(root: Path, *words: str) -> str:

@@ -263,21 +263,12 @@ Packing read_packing(const Tensor& q, const Sizes& s, const MaybeTensor& cu_seql
 
 // --- Masks ------------------------------------------------------------------------------------
 
-// A band; a side that cuts nothing off is no side.
 MaskParams read_band(const std::vector<int64_t>& ints, const Sizes& s) {
   STD_TORCH_CHECK(ints.size() == 4 && ints[1] >= -1 && ints[2] >= -1,
                   "a band must be [0, left, right, bottom_right] with left, right >= -1");
   MaskParams mask{};
-  mask.kind = MaskKind::BAND;
-  mask.bottom_right = ints[3] != 0;
-  const int64_t beyond_left = (mask.bottom_right ? s.seqlen_k : s.seqlen_q) - int64_t{1};
-  const int64_t beyond_right = (mask.bottom_right ? s.seqlen_q : s.seqlen_k) - int64_t{1};
-  const auto side = [](int64_t width, int64_t beyond) {
-    return width < 0 || width >= std::min<int64_t>(beyond, UNBOUNDED) ? UNBOUNDED
-                                                                      : static_cast<int>(width);
-  };
-  mask.left = side(ints[1], beyond_left);
-  mask.right = side(ints[2], beyond_right);
+  static_cast<flash_dist::MaskBand&>(mask) =
+      flash_dist::make_band(ints[1], ints[2], ints[3] != 0, s.seqlen_q, s.seqlen_k);
   return mask;
 }
 

@@ -11,8 +11,6 @@
 
 namespace flash_dist {
 
-enum class Dtype : int { FP16 = 0, BF16 = 1, FP32 = 2 };
-
 struct Call {
   int device;
   void* stream;  // cudaStream_t
@@ -50,17 +48,9 @@ FLASH_DIST_API int flash_dist_bwd(const flash_dist::Call* call,
 // Reports as JSON, into buffer when size suffices; all return the length without the final NUL. No
 // torch needed; only flash_dist_select_json() needs a GPU.
 FLASH_DIST_API int64_t flash_dist_variants_json(char* buffer, int64_t size);
-// It loads what it reports: narrow it by family, dtype and the head_dim and head_dim_v of a call
+// It loads what it reports: narrow it by role, dtype and the head_dim and head_dim_v of a call
 // (null or 0: any), or PTX is compiled for kernels that nobody asked for.
-FLASH_DIST_API int64_t flash_dist_select_json(int device, const char* family, const char* dtype,
+FLASH_DIST_API int64_t flash_dist_select_json(int device, const char* role, const char* dtype,
                                               int head_dim, int head_dim_v, char* buffer,
                                               int64_t size);
 FLASH_DIST_API int64_t flash_dist_last_variant_json(char* buffer, int64_t size);
-
-// The launches of one backward call, for tests of the planner. shape: batch, seqlen_q, seqlen_k,
-// num_heads_kv, group, total_q (-1: not packed), head_dim and head_dim_v as compiled, mask kind,
-// left, right (-1: unbounded), bottom_right. kernels: those of
-// BwdKernels.
-FLASH_DIST_API int64_t flash_dist_plan_json(const int32_t* shape, const int32_t* kernels,
-                                            const flash_dist::BwdOptions* options, char* buffer,
-                                            int64_t size);

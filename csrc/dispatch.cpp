@@ -1,8 +1,8 @@
 #include "dispatch.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -13,7 +13,8 @@
 #include "check.h"
 #include "plans.h"
 
-#define FLASH_DIST_VARIANT(symbol, family, dtype, head_dim, head_dim_v, plan, number, suffix, ptx) \
+#define FLASH_DIST_VARIANT(symbol, role, family, specific, dtype, head_dim, head_dim_v, plan, \
+                           number, suffix, ptx)                                               \
   extern "C" const flash_dist::KernelEntry symbol##_entry;
 #include "variants.inc"
 #undef FLASH_DIST_VARIANT
@@ -22,12 +23,26 @@ namespace flash_dist {
 
 const std::vector<Variant>& all_variants() {
   static const std::vector<Variant> variants = {
-#define FLASH_DIST_VARIANT(symbol, family, dtype, head_dim, head_dim_v, plan, number, suffix, ptx) \
-  {#symbol, #family, #dtype, head_dim, head_dim_v, plan, number, suffix, ptx != 0, &symbol##_entry},
+#define FLASH_DIST_VARIANT(symbol, role, family, specific, dtype, head_dim, head_dim_v, plan,  \
+                           number, suffix, ptx)                                                \
+  {#symbol, Role::role, Family::family, specific != 0, Dtype::dtype,   {head_dim, head_dim_v}, \
+   plan,    number,     suffix,         ptx != 0,      &symbol##_entry},
 #include "variants.inc"
 #undef FLASH_DIST_VARIANT
   };
   return variants;
+}
+
+const char* dtype_name(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::FP16:
+      return "fp16";
+    case Dtype::BF16:
+      return "bf16";
+    case Dtype::FP32:
+      return "fp32";
+  }
+  fail("dtype must be 0 (fp16), 1 (bf16) or 2 (fp32), got ", static_cast<int>(dtype));
 }
 
 std::string Variant::target() const {
@@ -50,40 +65,18 @@ DeviceScope::~DeviceScope() {
 
 namespace {
 
-using Size = std::pair<int, int>;  // head_dim, head_dim_v
-
 bool same_kernel(const Variant& v, const KernelKey& key) {
-  return !std::strcmp(v.family, key.family) && !std::strcmp(v.dtype, key.dtype);
+  return v.role == key.role && v.dtype == key.dtype;
 }
 
-Size size_of(const Variant& v) { return {v.head_dim, v.head_dim_v}; }
-
-std::set<Size> compiled_sizes(const KernelKey& key) {
-  std::set<Size> sizes;
+// All of a role and dtype, or those of one family.
+std::vector<KernelSize> compiled_sizes(const KernelKey& key, const Family* family = nullptr) {
+  std::vector<KernelSize> sizes;
   for (const Variant& v : all_variants()) {
-    if (same_kernel(v, key)) sizes.insert(size_of(v));
+    if (same_kernel(v, key) && (family == nullptr || v.family == *family)) sizes.push_back(v.size);
   }
   return sizes;
 }
-
-// The size with the fewest columns in all that holds the call's, among equals the one with fewer of
-// v: 160 and 128 take 192/128, not 160/160. {0, 0} if none does.
-Size smallest_holding(const KernelKey& key) {
-  Size best{0, 0};
-  const auto rank = [](const Size& s) { return std::make_pair(s.first + s.second, s.second); };
-  for (const Size& size : compiled_sizes(key)) {
-    const bool holds = size.first >= key.head_dim && size.second >= key.head_dim_v;
-    if (holds && (best.first == 0 || rank(size) < rank(best))) best = size;
-  }
-  return best;
-}
-
-std::mutex mutex;
-std::map<int, std::unique_ptr<DeviceInfo>> devices;
-std::map<std::tuple<int, std::string, std::string, Size>, std::unique_ptr<Selection>> selections;
-// The same by what was asked for, with literals by address: what every launch looks up.
-std::map<std::tuple<int, const char*, const char*, int, int>, const Selection*> asked;
-std::map<const char*, std::pair<int, const Selection*>> last;
 
 int attribute(cudaDeviceAttr which, int device) {
   int value = 0;
@@ -115,10 +108,16 @@ std::unique_ptr<DeviceInfo> read_device(int device) {
   return info;
 }
 
+// "9.0"
+std::string capability_text(const DeviceInfo& info) {
+  return std::to_string(info.compute_capability / 10) + "." +
+         std::to_string(info.compute_capability % 10);
+}
+
 // From best to worst: exact SASS, SASS of the same major (newest first), PTX (newest first), SASS
-// that crosses between discrete and integrated GPUs of a major, which nobody promises; then the
-// largest tile. The driver has the last word on each, so the rules of suffixes and families are not
-// repeated here.
+// that crosses between discrete and integrated GPUs of a major, which nobody promises; of one
+// target the family that is made for it, then the largest tile. The driver has the last word on
+// each, so the rules of suffixes and families of GPUs are not repeated here.
 struct Preference {
   int device;
 
@@ -129,97 +128,178 @@ struct Preference {
     return !v.ptx && is_integrated(v.number) != is_integrated(device);
   }
   auto rank(const Variant& v) const {
-    return std::make_tuple(unpromised(v), v.ptx, -v.number, v.suffix == '\0', -v.plan);
+    return std::make_tuple(unpromised(v), v.ptx, -v.number, v.suffix == '\0', !v.specific, -v.plan);
   }
   bool operator()(const Variant* a, const Variant* b) const { return rank(*a) < rank(*b); }
 };
 
-// Empty if the variant loads on the current device, else the reason.
-std::string try_load(const Variant& v, const DeviceInfo& info, Selection& selection) {
-  if (smem_plan_bytes(v.plan) > info.smem_limit && v.plan != 0) {
-    return "needs up to " + std::to_string(smem_plan_bytes(v.plan)) +
-           " bytes of shared memory per block, the limit is " + std::to_string(info.smem_limit);
-  }
-  cudaFuncAttributes attributes;
-  cudaError_t status = cudaFuncGetAttributes(&attributes, v.entry->kernel);
-  if (status == cudaSuccess && v.entry->dynamic_smem > 48 * 1024) {
-    status = cudaFuncSetAttribute(v.entry->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  v.entry->dynamic_smem);
-  }
-  if (status != cudaSuccess) {
-    cudaGetLastError();
-    return std::string(cudaGetErrorName(status)) + " (" + cudaGetErrorString(status) + ")";
-  }
-  selection.chosen = &v;
-  selection.binary_version = attributes.binaryVersion;
-  selection.ptx_version = attributes.ptxVersion;
-  return {};
-}
-
-std::unique_ptr<Selection> choose(int device, const DeviceInfo& info, const KernelKey& key,
-                                  const Size& size) {
-  const Preference preference{info.compute_capability};
-  std::vector<const Variant*> candidates;
-  auto selection = std::make_unique<Selection>();
-  for (const Variant& v : all_variants()) {
-    if (!same_kernel(v, key) || size_of(v) != size) continue;
-    if (preference.possible(v)) {
-      candidates.push_back(&v);
-    } else {
-      selection->refused.push_back({&v, v.target() + " code cannot run on compute capability " +
-                                            std::to_string(info.compute_capability / 10) + "." +
-                                            std::to_string(info.compute_capability % 10)});
+// The variants that may serve one kernel on one device, best first. Each is loaded when it is first
+// wanted, because that may compile PTX.
+class Candidates {
+ public:
+  Candidates(int device, const DeviceInfo& info, const KernelKey& key)
+      : device_(device), info_(info) {
+    const Preference preference{info.compute_capability};
+    for (const Variant& v : all_variants()) {
+      if (!is_meant(v, key)) continue;
+      if (preference.possible(v)) {
+        waiting_.push_back(&v);
+      } else {
+        refused_.push_back(
+            {&v, v.target() + " code cannot run on compute capability " + capability_text(info)});
+      }
     }
+    std::sort(waiting_.begin(), waiting_.end(), preference);
   }
-  std::sort(candidates.begin(), candidates.end(), preference);
-  const DeviceScope scope(device);
-  for (const Variant* v : candidates) {
-    std::string reason = try_load(*v, info, *selection);
-    if (reason.empty()) break;
-    selection->refused.push_back({v, std::move(reason)});
+
+  // The best that loads and takes these arguments, null if none does. params null: any arguments.
+  const Loaded* find(const void* params) {
+    for (size_t i = 0; i < loaded_.size() || load_next(); ++i) {
+      const KernelEntry& entry = *loaded_[i].variant->entry;
+      if (params == nullptr || entry.refuses == nullptr || !entry.refuses(params)) {
+        return &loaded_[i];
+      }
+    }
+    return nullptr;
   }
-  return selection;
+
+  // Those that do not load, and those before the chosen one that refuse the arguments.
+  std::vector<Refusal> refused(const void* params) const {
+    std::vector<Refusal> all = refused_;
+    for (const Loaded& one : loaded_) {
+      const KernelEntry& entry = *one.variant->entry;
+      if (params == nullptr || entry.refuses == nullptr) continue;
+      if (const char* reason = entry.refuses(params)) all.push_back({one.variant, reason});
+    }
+    return all;
+  }
+
+ private:
+  // Loads waiting variants until one is there; false if none is left.
+  bool load_next() {
+    const DeviceScope scope(device_);
+    while (next_ < waiting_.size()) {
+      const Variant* v = waiting_[next_++];
+      std::string reason = try_load(*v);
+      if (reason.empty()) return true;
+      refused_.push_back({v, std::move(reason)});
+    }
+    return false;
+  }
+
+  // Empty if the variant loads on the current device, else the reason.
+  std::string try_load(const Variant& v) {
+    if (smem_plan_bytes(v.plan) > info_.smem_limit && v.plan != 0) {
+      return "needs up to " + std::to_string(smem_plan_bytes(v.plan)) +
+             " bytes of shared memory per block, the limit is " + std::to_string(info_.smem_limit);
+    }
+    cudaFuncAttributes attributes;
+    cudaError_t status = cudaFuncGetAttributes(&attributes, v.entry->kernel);
+    if (status == cudaSuccess && v.entry->dynamic_smem > 48 * 1024) {
+      status = cudaFuncSetAttribute(v.entry->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    v.entry->dynamic_smem);
+    }
+    if (status != cudaSuccess) {
+      cudaGetLastError();
+      return std::string(cudaGetErrorName(status)) + " (" + cudaGetErrorString(status) + ")";
+    }
+    loaded_.push_back({&v, attributes.binaryVersion, attributes.ptxVersion});
+    return {};
+  }
+
+  const int device_;
+  const DeviceInfo& info_;
+  std::vector<const Variant*> waiting_;
+  size_t next_ = 0;  // of waiting_
+  std::vector<Loaded> loaded_;
+  std::vector<Refusal> refused_;
+};
+
+// What this process knows of its devices, shared by all threads.
+class Registry {
+ public:
+  const DeviceInfo& device(int device) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return known_device(device);
+  }
+
+  // The kernel (variant null: none), and why not the others if `refused` is given.
+  Loaded find(int device, const KernelKey& key, const void* params,
+              std::vector<Refusal>* refused = nullptr) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    Candidates& known = candidates(device, key);
+    const Loaded* found = known.find(params);
+    if (refused != nullptr) *refused = known.refused(params);
+    return found == nullptr ? Loaded{} : *found;
+  }
+
+  void remember(int device, const Loaded& kernel) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    last_[static_cast<size_t>(kernel.variant->role)] = {device, kernel};
+  }
+
+  std::vector<LastVariant> last() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<LastVariant> launched;
+    for (const LastVariant& one : last_) {
+      if (one.kernel.variant != nullptr) launched.push_back(one);
+    }
+    return launched;
+  }
+
+ private:
+  const DeviceInfo& known_device(int device) {
+    auto& info = devices_[device];
+    if (!info) info = read_device(device);
+    return *info;
+  }
+
+  Candidates& candidates(int device, const KernelKey& key) {
+    auto& found =
+        candidates_[{device, key.role, key.dtype, key.columns.head_dim, key.columns.head_dim_v}];
+    if (!found) found = std::make_unique<Candidates>(device, known_device(device), key);
+    return *found;
+  }
+
+  std::mutex mutex_;
+  std::map<int, std::unique_ptr<DeviceInfo>> devices_;
+  std::map<std::tuple<int, Role, Dtype, int, int>, std::unique_ptr<Candidates>> candidates_;
+  std::array<LastVariant, ROLE_COUNT> last_{};
+};
+
+Registry& registry() {
+  static Registry* const one = new Registry;  // outlives whatever the end of the process destroys
+  return *one;
 }
 
-const DeviceInfo& device_info_locked(int device) {
-  auto& info = devices[device];
-  if (!info) info = read_device(device);
-  return *info;
-}
-
-const Selection& select_locked(int device, const KernelKey& key) {
-  auto& found = asked[{device, key.family, key.dtype, key.head_dim, key.head_dim_v}];
-  if (found == nullptr) {
-    const Size size = smallest_holding(key);
-    auto& selection = selections[{device, key.family, key.dtype, size}];
-    if (!selection) selection = choose(device, device_info_locked(device), key, size);
-    found = selection.get();
+void list_sizes(std::ostream& text, const KernelKey& key) {
+  std::set<std::pair<int, int>> sizes;
+  for (const KernelSize& size : compiled_sizes(key)) sizes.insert({size.head_dim, size.head_dim_v});
+  text << ": none is built in";
+  const char* separator = ", only head_dim ";
+  for (const auto& [head_dim, head_dim_v] : sizes) {
+    text << separator << head_dim;
+    if (head_dim_v != head_dim) text << "/" << head_dim_v;
+    separator = ", ";
   }
-  return *found;
 }
 
-[[noreturn]] void refuse(int device, const KernelKey& key, const Selection& selection) {
+[[noreturn]] void refuse(int device, const KernelKey& key, const std::vector<Refusal>& refused) {
   const DeviceInfo& info = device_info(device);
   std::ostringstream text;
-  text << "no variant of kernel " << key.family << " for " << key.dtype << ", head_dim "
-       << key.head_dim;
-  if (key.head_dim_v != key.head_dim) text << ", head_dim_v " << key.head_dim_v;
+  text << "no variant of kernel " << role_name(key.role) << " for " << dtype_name(key.dtype)
+       << ", head_dim " << key.columns.head_dim;
+  if (key.columns.head_dim_v != key.columns.head_dim) {
+    text << ", head_dim_v " << key.columns.head_dim_v;
+  }
   text << " runs on GPU " << device << " (" << info.name << ", compute capability "
-       << info.compute_capability / 10 << "." << info.compute_capability % 10 << ")";
+       << capability_text(info) << ")";
   const char* separator = ": ";
-  for (const Refusal& refusal : selection.refused) {
+  for (const Refusal& refusal : refused) {
     text << separator << refusal.variant->symbol << ": " << refusal.reason;
     separator = "; ";
   }
-  if (selection.refused.empty()) {
-    text << ": none is built in";
-    separator = ", only head_dim ";
-    for (const Size& size : compiled_sizes(key)) {
-      text << separator << size.first;
-      if (size.second != size.first) text << "/" << size.second;
-      separator = ", ";
-    }
-  }
+  if (refused.empty()) list_sizes(text, key);
   text << "\n\nhint: `python -m flash_dist doctor` names the arch set to install";
   throw Error(text.str());
 }
@@ -227,42 +307,35 @@ const Selection& select_locked(int device, const KernelKey& key) {
 }  // namespace
 
 bool is_meant(const Variant& variant, const KernelKey& key) {
-  return same_kernel(variant, key) && size_of(variant) == smallest_holding(key);
+  if (!same_kernel(variant, key)) return false;
+  const KernelSize meant = smallest_holding(compiled_sizes(key, &variant.family), key.columns);
+  return variant.size.head_dim == meant.head_dim && variant.size.head_dim_v == meant.head_dim_v;
 }
 
-const DeviceInfo& device_info(int device) {
-  const std::lock_guard<std::mutex> lock(mutex);
-  return device_info_locked(device);
+bool is_built_in(Role role, Dtype dtype) { return !compiled_sizes({role, dtype, {0, 0}}).empty(); }
+
+const DeviceInfo& device_info(int device) { return registry().device(device); }
+
+Selection select_kernel(int device, const KernelKey& key) {
+  Selection selection;
+  selection.chosen = registry().find(device, key, nullptr, &selection.refused);
+  return selection;
 }
 
-const Selection& select_kernel(int device, const KernelKey& key) {
-  const std::lock_guard<std::mutex> lock(mutex);
-  return select_locked(device, key);
+Loaded require_kernel(int device, const KernelKey& key, const void* params) {
+  const Loaded found = registry().find(device, key, params);
+  if (found.variant != nullptr) return found;
+  std::vector<Refusal> refused;
+  registry().find(device, key, params, &refused);
+  refuse(device, key, refused);
 }
 
-const Variant& require_kernel(int device, const KernelKey& key) {
-  const Selection& selection = select_kernel(device, key);
-  if (selection.chosen == nullptr) refuse(device, key, selection);
-  return *selection.chosen;
-}
-
-void launch(int device, const KernelKey& key, const void* params, cudaStream_t stream) {
-  const Selection* selection;
-  {
-    const std::lock_guard<std::mutex> lock(mutex);
-    selection = &select_locked(device, key);
-    if (selection->chosen != nullptr) last[key.family] = {device, selection};
-  }
-  if (selection->chosen == nullptr) refuse(device, key, *selection);
-  const Variant& variant = *selection->chosen;
+void launch(int device, const Loaded& kernel, const void* params, cudaStream_t stream) {
+  const Variant& variant = *kernel.variant;
   check_cuda(variant.entry->launch(variant.entry->kernel, params, stream), variant.symbol);
+  registry().remember(device, kernel);
 }
 
-std::vector<LastVariant> last_variants() {
-  const std::lock_guard<std::mutex> lock(mutex);
-  std::vector<LastVariant> result;
-  for (const auto& [family, entry] : last) result.push_back({family, entry.first, *entry.second});
-  return result;
-}
+std::vector<LastVariant> last_variants() { return registry().last(); }
 
 }  // namespace flash_dist

@@ -1,4 +1,8 @@
 // The compiled variants, and the choice among them by what really loads on a device.
+//
+// A role is what a kernel is for (fwd, bwd_dkdv, ...), a family is one way to do it. Several
+// families may serve a role: on each target the more specific one is tried first, and the general
+// one is what remains where that one is not built in, does not load, or refuses the arguments.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,19 +11,23 @@
 #include <vector>
 
 #include "core/entry.h"
+#include "params.h"
+#include "plan.h"
+#include "roles.h"
 
 namespace flash_dist {
 
 // One line of the generated table.
 struct Variant {
   const char* symbol;
-  const char* family;
-  const char* dtype;
-  int head_dim;    // columns of q and k (of the one tensor, for kernels that know one)
-  int head_dim_v;  // columns of v and out
-  int plan;        // KB of shared memory, see kernels.toml
-  int number;      // 90
-  char suffix;     // 'a', 'f' or '\0'
+  Role role;
+  Family family;
+  bool specific;  // of a family that is for some targets only
+  Dtype dtype;
+  KernelSize size;  // columns of q and k, of v and out (twice those of the one tensor of others)
+  int plan;         // KB of shared memory, see kernels.toml
+  int number;       // 90
+  char suffix;      // 'a', 'f' or '\0'
   bool ptx;
   const KernelEntry* entry;
 
@@ -28,17 +36,28 @@ struct Variant {
 
 const std::vector<Variant>& all_variants();
 
-// A kernel as the algorithm names it, with the columns that exist: the smallest compiled size that
-// holds them is meant. family and dtype are string literals.
+const char* dtype_name(Dtype dtype);
+
+// A kernel as the algorithm names it, with the columns that exist: of each family the smallest
+// compiled size that holds them is meant.
 struct KernelKey {
-  const char* family;
-  const char* dtype;
-  int head_dim;
-  int head_dim_v;
+  Role role;
+  Dtype dtype;
+  KernelSize columns;
 };
 
-// Whether a variant is of that smallest size.
+// Whether a variant is of that smallest size of its family.
 bool is_meant(const Variant& variant, const KernelKey& key);
+
+// Whether any variant serves a role for a dtype, on whatever device.
+bool is_built_in(Role role, Dtype dtype);
+
+// A variant that the driver has loaded on some device.
+struct Loaded {
+  const Variant* variant = nullptr;
+  int binary_version = 0;  // what the driver loaded: 90
+  int ptx_version = 0;     // the PTX it was made from: 80
+};
 
 struct Refusal {
   const Variant* variant;
@@ -47,9 +66,7 @@ struct Refusal {
 
 // What a device will run for one kernel, and why not the variants before it.
 struct Selection {
-  const Variant* chosen = nullptr;
-  int binary_version = 0;  // what the driver loaded: 90
-  int ptx_version = 0;     // the PTX it was made from: 80
+  Loaded chosen;  // variant null: none
   std::vector<Refusal> refused;
 };
 
@@ -63,21 +80,20 @@ struct DeviceInfo {
 
 // Both are asked once per process and device; the current device is left as it was.
 const DeviceInfo& device_info(int device);
-const Selection& select_kernel(int device, const KernelKey& key);
+Selection select_kernel(int device, const KernelKey& key);
 
-// As select_kernel, or an error that names the device, what is built in and why each variant was
-// refused.
-const Variant& require_kernel(int device, const KernelKey& key);
+// The best variant that loads and takes these arguments (null: any), or an error that names the
+// device, what is built in and why each variant was refused.
+Loaded require_kernel(int device, const KernelKey& key, const void* params);
 
 // Launches on stream and remembers the variant for last_variants().
-void launch(int device, const KernelKey& key, const void* params, cudaStream_t stream);
+void launch(int device, const Loaded& kernel, const void* params, cudaStream_t stream);
 
 struct LastVariant {
-  std::string family;
   int device;
-  Selection selection;
+  Loaded kernel;
 };
-std::vector<LastVariant> last_variants();
+std::vector<LastVariant> last_variants();  // one for each role that was launched
 
 // Makes a device current for a scope.
 class DeviceScope {

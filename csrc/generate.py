@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from flash_dist.archs import Arch, ArchSet
 from flash_dist.devices import INTEGRATED, KNOWN_DEVICES
+from flash_dist.errors import FlashDistError
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -33,7 +34,7 @@ else:
     import tomli as tomllib
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 CSRC = Path(__file__).resolve().parent
 CPP_DTYPES = {"fp16": "Fp16", "bf16": "Bf16", "fp32": "Fp32"}
@@ -67,7 +68,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Family:
-    """Kernels that share one template."""
+    """Kernels that share one template: one way to serve a role, for some dtypes.
+
+    Several may serve a role. One with `targets` is for these only, and is tried there before the
+    one without, which stays as its fall-back: where `refuses`, a function of the header, has a
+    reason against the arguments, and where shared memory is short.
+    """
 
     name: str
     header: str
@@ -77,13 +83,42 @@ class Family:
     launch: str
     rows: tuple[Row, ...]
     dtypes: tuple[str, ...] = HALF_DTYPES
+    role: str = ""  # "" is the name
+    targets: frozenset[Arch] = frozenset()  # empty: all
+    refuses: str = ""
 
     @classmethod
     def from_toml(cls, data: dict[str, Any]) -> Family:
         """Read one [[family]] table."""
-        fields = {k: v for k, v in data.items() if k not in {"row", "dtypes"}}
-        dtypes = tuple(data.get("dtypes", HALF_DTYPES))
-        return cls(**fields, rows=tuple(map(Row.from_toml, data["row"])), dtypes=dtypes)
+        read = {
+            "rows": tuple(map(Row.from_toml, data["rows"])),
+            "dtypes": tuple(data.get("dtypes", HALF_DTYPES)),
+            "role": data.get("role", data["name"]),
+            "targets": frozenset(map(Arch.parse, data.get("targets", ()))),
+        }
+        family = cls(**{**data, **read})
+        family.require_name()
+        return family
+
+    def require_name(self) -> None:
+        """Insist on a name from which the role can be told, in a symbol of any binary.
+
+        Raises:
+            FlashDistError: It is neither the role nor, for some targets only, `<role>_sm<number>`.
+        """
+        numbers = sorted({target.number for target in self.targets})
+        allowed = [f"{self.role}_sm{number}" for number in numbers] or [self.role]
+        if self.name not in allowed:
+            message = (
+                f"a family that serves {self.role} for "
+                f"{', '.join(sorted(map(str, self.targets))) or 'all targets'} must be named "
+                f"{' or '.join(allowed)}, got `{self.name}`"
+            )
+            raise FlashDistError(message)
+
+    def serves(self, target: Arch) -> bool:
+        """Whether a target gets kernels of it."""
+        return not self.targets or target in self.targets
 
     @property
     def plan_struct(self) -> str:
@@ -108,6 +143,16 @@ class Table:
         every_plan = frozenset(map(Arch.parse, data.get("every_plan", ())))
         families = tuple(Family.from_toml(f) for f in data["family"])
         return cls(data["dtypes"], plans, families, every_plan)
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """What kernels are there for."""
+        return tuple(dict.fromkeys(family.role for family in self.families))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The families; of one name are those that serve a role for dtypes of their own."""
+        return tuple(dict.fromkeys(family.name for family in self.families))
 
     def only(self, head_dims: Sequence[int], dtypes: Sequence[str]) -> Table:
         """The part that a debug build compiles; nothing named: everything."""
@@ -134,6 +179,7 @@ class Table:
         return [
             Variant(family, dtype, row, target)
             for family in self.families
+            if family.serves(target)
             for dtype in family.dtypes
             if target.number >= self.dtypes[dtype]
             for row in family.rows
@@ -182,6 +228,7 @@ class Variant:
         """As an entry of variants.json."""
         return {
             "symbol": self.symbol,
+            "role": self.family.role,
             "family": self.family.name,
             "dtype": self.dtype,
             "head_dim": self.row.head_dim,
@@ -215,6 +262,8 @@ def source_path(variant: Variant) -> str:
 def render_variant(variant: Variant) -> str:
     """The kernel and its entry for the dispatcher."""
     family, symbol, config = variant.family, variant.symbol, f"{variant.symbol}_config"
+    functions = [f"&{symbol}", f"&{family.launch}<{config}>"]
+    functions += [f"&{family.refuses}<{config}>"] if family.refuses else []
     return f"""
 namespace flash_dist {{
 using {config} = {variant.config};
@@ -223,7 +272,7 @@ extern "C" __global__ void __launch_bounds__({config}::THREADS, {config}::MIN_BL
   {family.kernel}<{config}>(params);
 }}
 extern "C" const KernelEntry {symbol}_entry =
-    make_entry<{config}>(&{symbol}, &{family.launch}<{config}>);
+    make_entry<{config}>({", ".join(functions)});
 }}  // namespace flash_dist
 """
 
@@ -263,14 +312,33 @@ def render_plans(table: Table) -> str:
     return "\n".join([*lines, "", "}  // namespace flash_dist", ""])
 
 
+def render_roles(table: Table) -> str:
+    """The names of roles and families, once for all of the host code."""
+    lines = ["#pragma once", "", "namespace flash_dist {"]
+    for kind, names in (("Role", table.roles), ("Family", table.names)):
+        function = f"{kind.lower()}_name"
+        values = ", ".join(name.upper() for name in names)
+        lines += ["", f"enum class {kind} : int {{ {values} }};"]
+        lines += [f"constexpr const char* {function}({kind} one) {{"]
+        lines += ["  constexpr const char* NAMES[] = {"]
+        lines += [f'      "{name}",' for name in names]
+        lines += ["  };", "  return NAMES[static_cast<int>(one)];", "}"]
+    lines += ["", f"constexpr int ROLE_COUNT = {len(table.roles)};"]
+    return "\n".join([*lines, "", "}  // namespace flash_dist", ""])
+
+
 def render_variants_inc(variants: Iterable[Variant]) -> str:
     """The dispatcher's table."""
-    return "".join(
-        f"FLASH_DIST_VARIANT({v.symbol}, {v.family.name}, {v.dtype}, {v.row.head_dim}, "
-        f"{v.row.head_dim_v}, {v.row.plan}, {v.target.number}, {cpp_char(v.target.suffix)}, "
-        f"{int(v.target.ptx)})\n"
-        for v in variants
-    )
+    return "".join(f"FLASH_DIST_VARIANT({', '.join(_macro_arguments(v))})\n" for v in variants)
+
+
+def _macro_arguments(variant: Variant) -> Iterator[str]:
+    family, row, target = variant.family, variant.row, variant.target
+    yield from (variant.symbol, family.role.upper(), family.name.upper())
+    yield str(int(bool(family.targets)))
+    yield variant.dtype.upper()
+    yield from map(str, (row.head_dim, row.head_dim_v, row.plan, target.number))
+    yield from (cpp_char(target.suffix), str(int(target.ptx)))
 
 
 def render_cmake(
@@ -314,6 +382,7 @@ def generate(table: Table, linked: Sequence[Arch], others: Sequence[Arch], out: 
     sources = {arch: write_sources(out, variants[arch]) for arch in variants}
     compiled = [variant for arch in linked for variant in variants[arch]]
     write_if_changed(out / "plans.h", render_plans(table))
+    write_if_changed(out / "roles.h", render_roles(table))
     write_if_changed(out / "variants.inc", render_variants_inc(compiled))
     write_if_changed(
         out / "variants.json", json.dumps([v.to_json() for v in compiled], indent=1) + "\n"
@@ -341,7 +410,10 @@ def main() -> None:
     args = parser.parse_args()
     linked = ArchSet.parse(args.archs, name="--archs").archs
     others = sorted(set(map(Arch.parse, args.known)) - set(linked))
-    table = Table.load(args.table)
+    try:
+        table = Table.load(args.table)
+    except FlashDistError as error:
+        parser.error(str(error))
     sizes = sorted({row.head_dim for family in table.families for row in family.rows})
     if not set(args.head_dims) <= set(sizes):
         parser.error(f"--head-dims must be among {sizes}, got {args.head_dims}")

@@ -16,21 +16,11 @@ constexpr int64_t ALIGNMENT = 256;
 
 int64_t aligned(int64_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 
-const char* dtype_name(int dtype) {
-  switch (static_cast<Dtype>(dtype)) {
-    case Dtype::FP16:
-      return "fp16";
-    case Dtype::BF16:
-      return "bf16";
-    case Dtype::FP32:
-      return "fp32";
-  }
-  fail("dtype must be 0 (fp16), 1 (bf16) or 2 (fp32), got ", dtype);
-}
+Dtype dtype_of(const Call& call) { return static_cast<Dtype>(call.dtype); }
 
-bool is_fp32(const Call& call) { return call.dtype == static_cast<int>(Dtype::FP32); }
+int64_t element_bytes(const Call& call) { return dtype_of(call) == Dtype::FP32 ? 4 : 2; }
 
-int64_t element_bytes(const Call& call) { return is_fp32(call) ? 4 : 2; }
+cudaStream_t stream_of(const Call& call) { return static_cast<cudaStream_t>(call.stream); }
 
 // How many of `groups` groups of blocks run side by side: where all tiles of a group are equally
 // long, one; else as many as half of L2 holds of what the blocks of a group share, `bytes`, in
@@ -52,8 +42,8 @@ void run_forward(const Call& call, FwdParams p) {
   const DeviceScope scope(call.device);
   p.heads_together = heads_together(call, p, int64_t{p.batch} * p.num_heads_kv * p.group,
                                     element_bytes(call) * p.seqlen_k * (p.head_dim + p.head_dim_v));
-  launch(call.device, {"fwd", dtype_name(call.dtype), p.head_dim, p.head_dim_v}, &p,
-         static_cast<cudaStream_t>(call.stream));
+  const KernelKey key{Role::FWD, dtype_of(call), {p.head_dim, p.head_dim_v}};
+  launch(call.device, require_kernel(call.device, key, &p), &p, stream_of(call));
 }
 
 // The workspace, handed out part by part.
@@ -83,10 +73,9 @@ class Backward {
   Backward(const Call& call, const DeltaParams& delta, const BwdParams& grads,
            const BwdOptions& options)
       : call_(call),
-        dtype_(dtype_name(call.dtype)),
         delta_(delta),
         p_(grads),
-        dkdv_(require_kernel(call.device, {"bwd_dkdv", dtype_, grads.head_dim, grads.head_dim_v})),
+        dkdv_(find(Role::BWD_DKDV, {grads.head_dim, grads.head_dim_v}, &p_)),
         packed_(grads.packing.cu_seqlens_q != nullptr),
         plan_(make_plan(options)) {}
 
@@ -94,32 +83,16 @@ class Backward {
 
   void run(void* workspace) {
     place(workspace);
-    run_delta();
-    const int64_t row_bytes = element_bytes(call_) * (p_.head_dim + p_.head_dim_v);
-    for (const BwdChunk& chunk : plan_.chunks) {
-      p_.unit_begin = chunk.unit_begin;
-      p_.units = chunk.units;
-      p_.key_begin = chunk.key_begin;
-      p_.key_end = chunk.key_end;
-      p_.dq_first = chunk.first_stripe;
-      p_.dq_last = chunk.last_stripe;
-      p_.heads_together = heads_together(call_, p_, int64_t{p_.units} * plan_.group_split,
-                                         row_bytes * p_.seqlen_q * (p_.group / plan_.group_split));
-      launch_compiled("bwd_dkdv", &p_);
-      p_.heads_together =
-          heads_together(call_, p_, int64_t{p_.units} * p_.group, row_bytes * p_.seqlen_k);
-      launch_compiled(dq_family(), &p_);
-    }
-    if (plan_.group_split > 1) {
-      reduce(p_.dk_partial, p_.dk, dkdv_.head_dim, p_.head_dim, p_.softmax_scale);
-      reduce(p_.dv_partial, p_.dv, dkdv_.head_dim_v, p_.head_dim_v, 1.0f);
-    }
+    for (const BwdStep& step : plan_.steps) run(step);
   }
 
  private:
-  const char* dq_family() const { return plan_.spill ? "bwd_dq_gemm" : "bwd_dq_recompute"; }
+  Loaded find(Role role, const KernelSize& columns, const void* params) const {
+    return require_kernel(call_.device, {role, dtype_of(call_), columns}, params);
+  }
 
   BwdPlan make_plan(const BwdOptions& options) const {
+    const Variant& dkdv = *dkdv_.variant;
     BwdShape shape{};
     shape.batch = p_.batch;
     shape.seqlen_q = p_.seqlen_q;
@@ -127,20 +100,21 @@ class Backward {
     shape.num_heads_kv = p_.num_heads_kv;
     shape.group = p_.group;
     shape.total_q = packed_ ? p_.total_q : -1;
-    shape.head_dim = dkdv_.head_dim;
-    shape.head_dim_v = dkdv_.head_dim_v;
+    shape.head_dim = dkdv.size.head_dim;
+    shape.head_dim_v = dkdv.size.head_dim_v;
+    shape.columns_v = p_.head_dim_v;
     shape.mask = p_.mask;
     shape.key_slots = options.key_slots;
-    BwdKernels kernels{device_info(call_.device).sm_count, dkdv_.entry->block_rows,
-                       dkdv_.entry->blocks_per_sm, 0, 0};
-    if (!is_fp32(call_) && options.budget > 0 && options.batch_invariant == 0) {
-      const KernelEntry& dq =
-          *require_kernel(call_.device, {"bwd_dq_gemm", dtype_, dkdv_.head_dim, dkdv_.head_dim_v})
-               .entry;
+    const bool batch_invariant = options.batch_invariant != 0;
+    BwdKernels kernels{device_info(call_.device).sm_count, dkdv.entry->block_rows,
+                       dkdv.entry->blocks_per_sm, 0, 0};
+    const bool has_dq_gemm = is_built_in(Role::BWD_DQ_GEMM, dtype_of(call_));
+    if (may_store_ds(has_dq_gemm, options.budget, batch_invariant)) {
+      const KernelEntry& dq = *find(Role::BWD_DQ_GEMM, dkdv.size, &p_).variant->entry;
       kernels.dq_rows = dq.block_rows;
       kernels.dq_blocks_per_sm = dq.blocks_per_sm;
     }
-    return plan_backward(shape, kernels, options.budget, options.batch_invariant != 0);
+    return plan_backward(shape, kernels, options.budget, batch_invariant);
   }
 
   void place(void* workspace) {
@@ -157,12 +131,27 @@ class Backward {
     p_.group_split = plan_.group_split;
   }
 
-  // The other kernels in the size of the dK/dV kernel, since they share the workspace.
-  void launch_compiled(const char* family, const void* params) {
-    launch(call_.device, {family, dtype_, dkdv_.head_dim, dkdv_.head_dim_v}, params, stream());
+  void run(const BwdStep& step) {
+    switch (step.role) {
+      case Role::BWD_DELTA:
+        return run_delta(step);
+      case Role::BWD_DKDV:
+        return run_dkdv(step);
+      case Role::BWD_DQ_GEMM:
+      case Role::BWD_DQ_RECOMPUTE:
+        return run_dq(step);
+      case Role::BWD_REDUCE:
+        return run_reduce(step);
+      default:
+        fail("the backward has no step ", role_name(step.role));
+    }
   }
 
-  void run_delta() {
+  void launch_step(const BwdStep& step, const void* params) const {
+    launch(call_.device, find(step.role, step.size, params), params, stream_of(call_));
+  }
+
+  void run_delta(const BwdStep& step) {
     delta_.batch = p_.batch;
     delta_.seqlen_q = p_.seqlen_q;
     delta_.num_heads_kv = p_.num_heads_kv;
@@ -170,30 +159,53 @@ class Backward {
     delta_.total_q = p_.total_q;
     delta_.head_dim_v = p_.head_dim_v;
     delta_.packing = p_.packing;
-    launch(call_.device, {"bwd_delta", dtype_, p_.head_dim_v, p_.head_dim_v}, &delta_, stream());
+    launch_step(step, &delta_);
   }
 
-  void reduce(const float* partial, const View& out, int compiled, int columns, float scale) {
+  void run_dkdv(const BwdStep& step) {
+    take(plan_.chunks[step.chunk]);
+    const int64_t rows = int64_t{p_.seqlen_q} * (p_.group / plan_.group_split);
+    p_.heads_together =
+        heads_together(call_, p_, int64_t{p_.units} * plan_.group_split, row_bytes() * rows);
+    launch(call_.device, dkdv_, &p_, stream_of(call_));
+  }
+
+  void run_dq(const BwdStep& step) {
+    take(plan_.chunks[step.chunk]);
+    p_.heads_together =
+        heads_together(call_, p_, int64_t{p_.units} * p_.group, row_bytes() * p_.seqlen_k);
+    launch_step(step, &p_);
+  }
+
+  void take(const BwdChunk& chunk) {
+    p_.unit_begin = chunk.unit_begin;
+    p_.units = chunk.units;
+    p_.key_begin = chunk.key_begin;
+    p_.key_end = chunk.key_end;
+    p_.dq_first = chunk.first_stripe;
+    p_.dq_last = chunk.last_stripe;
+  }
+
+  int64_t row_bytes() const { return element_bytes(call_) * (p_.head_dim + p_.head_dim_v); }
+
+  void run_reduce(const BwdStep& step) {
     ReduceParams reduce{};
-    reduce.partial = partial;
-    reduce.out = out;
+    reduce.partial = step.of_v ? p_.dv_partial : p_.dk_partial;
+    reduce.out = step.of_v ? p_.dv : p_.dk;
     reduce.splits = plan_.group_split;
     reduce.batch = p_.batch;
     reduce.seqlen_k = p_.seqlen_k;
     reduce.num_heads_kv = p_.num_heads_kv;
-    reduce.columns = columns;
-    reduce.scale = scale;
+    reduce.columns = step.of_v ? p_.head_dim_v : p_.head_dim;
+    reduce.scale = step.of_v ? 1.0f : p_.softmax_scale;
     reduce.packing = p_.packing;
-    launch(call_.device, {"bwd_reduce", dtype_, compiled, compiled}, &reduce, stream());
+    launch_step(step, &reduce);
   }
 
-  cudaStream_t stream() const { return static_cast<cudaStream_t>(call_.stream); }
-
   const Call& call_;
-  const char* dtype_;
   DeltaParams delta_;
   BwdParams p_;
-  const Variant& dkdv_;
+  const Loaded dkdv_;
   const bool packed_;
   const BwdPlan plan_;
 };

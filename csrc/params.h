@@ -6,7 +6,11 @@
 
 #include <cstdint>
 
+#include "core/band.h"
+
 namespace flash_dist {
+
+enum class Dtype : int { FP16 = 0, BF16 = 1, FP32 = 2 };
 
 // A [batch, seqlen, num_heads_kv, group, head_dim] view with a contiguous last axis. A 4-D tensor
 // of num_heads_q heads is the view whose head_kv stride is group * head_group stride; k and v have
@@ -18,15 +22,6 @@ struct View {
   int64_t head_kv;
   int64_t head_group;
 };
-
-enum class MaskKind : int {
-  BAND,   // query i sees the keys [i + shift - left, i + shift + right]; needs no memory
-  ROWS,   // query i sees the keys [rows[i].x, rows[i].y)
-  TILES,  // a list of visible tiles, each full, bounded by rows, or given bit by bit
-};
-
-constexpr int UNBOUNDED = 1 << 30;  // left and right of a band
-constexpr int MASK_TILE = 64;       // queries and keys of a tile of the mask's arrays
 
 // What a list entry says about one tile of 64 queries and 64 keys; >= 0: index of its bits.
 constexpr int TILE_FULL = -1;
@@ -43,10 +38,7 @@ struct TileList {
 
 // One mask. The arrays are those of flash_dist/masks/plan.py, with axes [batches, heads, ...] where
 // batches and heads are 1 or the call's; plane(batch, head) indexes them.
-struct MaskParams {
-  MaskKind kind;
-  int left, right;                // BAND
-  int bottom_right;               // BAND: shift = seqlen_k - seqlen_q, else 0
+struct MaskParams : MaskBand {
   int batch_planes, head_planes;  // plane = batch * batch_planes + query head * head_planes
   int query_tiles, key_tiles;     // ROWS, TILES: ceil(seqlen / 64)
   const int2* key_bounds;         // [batches] first and end key that may be read; null: all

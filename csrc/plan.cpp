@@ -1,6 +1,7 @@
 #include "plan.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/ds_layout.h"
 
@@ -11,6 +12,13 @@ namespace {
 constexpr int ROW_PADDING = 128;  // the largest query tile
 // Blocks of unequal length even out over some waves: the longest causal block is twice the mean.
 constexpr int UNEVEN_WAVES = 16;
+// A grid that leaves a twentieth of the device idle counts as a full wave: to ask for the last few
+// blocks would split groups and merge chunks, which costs more than these could do.
+constexpr int WAVE_PERCENT = 95;
+// A block of dK/dV computes S, dP, dV and dK for each query and key, one of dQ only dQ.
+constexpr int64_t DKDV_PRODUCTS = 4;
+// More chunks than this many times the fewest leave each too small for its grids to fill rounds.
+constexpr int64_t MOST_CHUNKS = 4;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t padded(int64_t rows) { return ceil_div(rows, ROW_PADDING) * ROW_PADDING; }
@@ -25,9 +33,8 @@ class Planner {
         step_(std::max(kernels.key_tile, DS_TILE)),
         key_steps_(static_cast<int>(ceil_div(shape.seqlen_k, step_))),
         units_(shape.batch * shape.num_heads_kv),
-        // 0.95: a grid that fills all but a few slots is a full wave.
-        slots_(static_cast<int64_t>(kernels.sm_count) * kernels.blocks_per_sm),
-        wave_(slots_ * 95 / 100) {}
+        resident_(static_cast<int64_t>(kernels.sm_count) * kernels.blocks_per_sm),
+        wave_(resident_ * WAVE_PERCENT / 100) {}
 
   BwdPlan make(bool batch_invariant) const {
     BwdPlan plan;
@@ -51,6 +58,7 @@ class Planner {
       plan.ds =
           std::max(plan.ds, DS_TILE_BYTES * plan.ds_tiles_per_head * chunk.units * shape_.group);
     }
+    list_steps(plan);
     return plan;
   }
 
@@ -62,6 +70,21 @@ class Planner {
                                 : padded(shape_.seqlen_q);
     plan.rows_padded = static_cast<int>(rows);
     plan.statistics = 2 * sizeof(float) * heads * rows * (packed ? 1 : shape_.batch);
+  }
+
+  // delta, then dK/dV and dQ chunk by chunk, then the sums of the group split.
+  void list_steps(BwdPlan& plan) const {
+    const KernelSize size{shape_.head_dim, shape_.head_dim_v};
+    plan.steps.push_back({Role::BWD_DELTA, {shape_.columns_v, shape_.columns_v}, 0, false});
+    const Role dq = plan.spill ? Role::BWD_DQ_GEMM : Role::BWD_DQ_RECOMPUTE;
+    for (int chunk = 0; chunk < static_cast<int>(plan.chunks.size()); ++chunk) {
+      plan.steps.push_back({Role::BWD_DKDV, size, chunk, false});
+      plan.steps.push_back({dq, size, chunk, false});
+    }
+    if (plan.group_split > 1) {
+      plan.steps.push_back({Role::BWD_REDUCE, {size.head_dim, size.head_dim}, 0, false});
+      plan.steps.push_back({Role::BWD_REDUCE, {size.head_dim_v, size.head_dim_v}, 0, true});
+    }
   }
 
   bool may_spill() const {
@@ -129,15 +152,15 @@ class Planner {
     return shape_.key_slots[end_tile] - shape_.key_slots[first_tile];
   }
 
-  // What `count` chunks of all units cost: rounds of blocks of equal length, those of dK/dV of four
-  // products, those of dQ of one.
+  // What `count` chunks of all units cost, in products of one query with one key: rounds of blocks
+  // of equal length, those of dK/dV and those of dQ.
   int64_t cost(int64_t count, int group_split) const {
     const auto cost_of = [&](int64_t units) {
       const int64_t dq_blocks = units * shape_.group * ceil_div(shape_.seqlen_q, kernels_.dq_rows);
-      const int64_t dq_slots = int64_t{kernels_.sm_count} * kernels_.dq_blocks_per_sm;
-      return int64_t{4} * kernels_.key_tile * shape_.seqlen_q * shape_.group / group_split *
-                 ceil_div(blocks(units, key_steps_) * group_split, slots_) +
-             int64_t{kernels_.dq_rows} * shape_.seqlen_k * ceil_div(dq_blocks, dq_slots);
+      const int64_t dq_resident = int64_t{kernels_.sm_count} * kernels_.dq_blocks_per_sm;
+      return DKDV_PRODUCTS * kernels_.key_tile * shape_.seqlen_q * shape_.group / group_split *
+                 ceil_div(blocks(units, key_steps_) * group_split, resident_) +
+             int64_t{kernels_.dq_rows} * shape_.seqlen_k * ceil_div(dq_blocks, dq_resident);
     };
     const int64_t small = units_ / count;
     const int64_t larger = units_ % count;  // chunks of one unit more
@@ -148,7 +171,8 @@ class Planner {
   int64_t choose_chunks(int64_t fewest, int group_split) const {
     int64_t best = fewest;
     if (!even()) return best;  // the more blocks in a chunk, the better they even out
-    for (int64_t count = fewest; count <= std::min<int64_t>(4 * fewest, units_); ++count) {
+    for (int64_t count = fewest; count <= std::min<int64_t>(MOST_CHUNKS * fewest, units_);
+         ++count) {
       if (cost(count, group_split) < cost(best, group_split)) best = count;
     }
     return best;
@@ -235,11 +259,27 @@ class Planner {
   const int step_;  // keys at which a stripe may end: whole tiles of dS, whole blocks
   const int key_steps_;
   const int units_;
-  const int64_t slots_;  // blocks that run at a time
+  const int64_t resident_;  // blocks that run at a time
   const int64_t wave_;
 };
 
 }  // namespace
+
+KernelSize smallest_holding(const std::vector<KernelSize>& compiled, const KernelSize& columns) {
+  KernelSize best{0, 0};
+  const auto rank = [](const KernelSize& s) {
+    return std::make_pair(s.head_dim + s.head_dim_v, s.head_dim_v);
+  };
+  for (const KernelSize& size : compiled) {
+    const bool holds = size.head_dim >= columns.head_dim && size.head_dim_v >= columns.head_dim_v;
+    if (holds && (best.head_dim == 0 || rank(size) < rank(best))) best = size;
+  }
+  return best;
+}
+
+bool may_store_ds(bool has_dq_gemm, int64_t budget, bool batch_invariant) {
+  return has_dq_gemm && budget > 0 && !batch_invariant;
+}
 
 BwdPlan plan_backward(const BwdShape& shape, const BwdKernels& kernels, int64_t budget,
                       bool batch_invariant) {

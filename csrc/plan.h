@@ -2,7 +2,8 @@
 // device properties. The order of summation, and so every bit of the result, follows from it:
 //
 //   spill        whether dQ comes from the stored dS or from S and dP computed again;
-//   group_split  how many partial sums make up dK and dV of a kv head.
+//   group_split  how many partial sums make up dK and dV of a kv head;
+//   steps        which kernels run, of which compiled size, on which keys, one after the other.
 //
 // group_split is the least divisor of the group that gives the dK/dV kernel enough blocks: one wave
 // where all are equally long (no mask, not packed), else UNEVEN_WAVES (16), over which unequal
@@ -36,22 +37,31 @@
 #include <cstdint>
 #include <vector>
 
-#include "params.h"
+#include "core/band.h"
+#include "roles.h"
 
 namespace flash_dist {
 
-// Whether every query sees every key, so that all blocks are equally long.
-inline bool is_even(const MaskParams& mask, bool packed) {
-  return mask.kind == MaskKind::BAND && mask.left >= UNBOUNDED && mask.right >= UNBOUNDED &&
-         !packed;
-}
+// Columns that a kernel is compiled for: of q and k, of v and out.
+struct KernelSize {
+  int head_dim, head_dim_v;
+};
+
+// The size with the fewest columns in all that holds the call's, among equals the one with fewer of
+// v: 160 and 128 take 192/128, not 160/160. {0, 0} if none does.
+KernelSize smallest_holding(const std::vector<KernelSize>& compiled, const KernelSize& columns);
+
+// Whether a call may store dS at all: only then the kernel of dQ = dS K, if the dtype has one, is
+// looked for and its tile counts.
+bool may_store_ds(bool has_dq_gemm, int64_t budget, bool batch_invariant);
 
 struct BwdShape {
   int batch, seqlen_q, seqlen_k, num_heads_kv, group;  // packed: seqlens are the longest
   int total_q;                                         // packed: tokens, else -1
-  int head_dim, head_dim_v;                            // columns of the compiled kernels
-  MaskParams mask;                                     // device memory is not looked at
-  const int* key_slots;                                // MaskParams::key_slots in host memory
+  int head_dim, head_dim_v;                            // columns of the compiled dK/dV kernel
+  int columns_v;                                       // of v, those that exist
+  MaskBand mask;
+  const int* key_slots;  // MaskParams::key_slots in host memory; null: not known
 };
 
 struct BwdKernels {
@@ -69,11 +79,20 @@ struct BwdChunk {
   bool first_stripe, last_stripe;
 };
 
+// One launch. Kernels that share the workspace are of the size of the dK/dV kernel.
+struct BwdStep {
+  Role role;
+  KernelSize size;
+  int chunk;  // of dK/dV and dQ: index into chunks
+  bool of_v;  // of the sum of partial sums: dV, else dK
+};
+
 struct BwdPlan {
   bool spill = false;   // false: dQ recomputes S and dP
   int group_split = 1;  // blocks that share the query heads of one kv head
   int rows_padded = 0;  // rows of statistics of one head
   std::vector<BwdChunk> chunks;
+  std::vector<BwdStep> steps;
   int64_t ds_tiles_per_head = 0;  // most that any chunk needs
   // bytes
   int64_t ds = 0;          // the spilled dS of one chunk

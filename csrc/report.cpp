@@ -7,7 +7,6 @@
 
 #include "capi.h"
 #include "dispatch.h"
-#include "plan.h"
 #include "status.h"
 
 namespace flash_dist {
@@ -51,10 +50,12 @@ class List {
   int count_ = 0;
 };
 
+// What distinguishes a kernel from others, whoever serves it.
 std::string key_fields(const Variant& v) {
   std::ostringstream text;
-  text << "\"family\": " << quoted(v.family) << ", \"dtype\": " << quoted(v.dtype)
-       << ", \"head_dim\": " << v.head_dim << ", \"head_dim_v\": " << v.head_dim_v;
+  text << "\"role\": " << quoted(role_name(v.role))
+       << ", \"dtype\": " << quoted(dtype_name(v.dtype)) << ", \"head_dim\": " << v.size.head_dim
+       << ", \"head_dim_v\": " << v.size.head_dim_v;
   return text.str();
 }
 
@@ -62,32 +63,33 @@ std::string describe_variants() {
   List list("[]");
   for (const Variant& v : all_variants()) {
     list.next() << "{\"symbol\": " << quoted(v.symbol) << ", " << key_fields(v)
-                << ", \"plan\": " << v.plan << ", \"target\": " << quoted(v.target())
-                << ", \"threads\": " << v.entry->threads
+                << ", \"family\": " << quoted(family_name(v.family)) << ", \"plan\": " << v.plan
+                << ", \"target\": " << quoted(v.target()) << ", \"threads\": " << v.entry->threads
                 << ", \"dynamic_smem\": " << v.entry->dynamic_smem << "}";
   }
   return list.str();
 }
 
-std::string loaded_fields(const Selection& selection) {
+std::string loaded_fields(const Loaded& kernel) {
   std::ostringstream text;
-  text << "\"symbol\": " << quoted(selection.chosen->symbol)
-       << ", \"plan\": " << selection.chosen->plan
-       << ", \"binary_version\": " << selection.binary_version
-       << ", \"ptx_version\": " << selection.ptx_version;
+  text << "\"symbol\": " << quoted(kernel.variant->symbol)
+       << ", \"family\": " << quoted(family_name(kernel.variant->family))
+       << ", \"plan\": " << kernel.variant->plan
+       << ", \"binary_version\": " << kernel.binary_version
+       << ", \"ptx_version\": " << kernel.ptx_version;
   return text.str();
 }
 
 // What a caller asked for; null and 0 match anything.
 struct Filter {
-  const char* family;
+  const char* role;
   const char* dtype;
-  int head_dim, head_dim_v;
+  KernelSize columns;
 
   bool operator()(const Variant& v) const {
-    return (family == nullptr || !std::strcmp(family, v.family)) &&
-           (dtype == nullptr || !std::strcmp(dtype, v.dtype)) &&
-           (head_dim == 0 || is_meant(v, {v.family, v.dtype, head_dim, head_dim_v}));
+    return (role == nullptr || !std::strcmp(role, role_name(v.role))) &&
+           (dtype == nullptr || !std::strcmp(dtype, dtype_name(v.dtype))) &&
+           (columns.head_dim == 0 || is_meant(v, {v.role, v.dtype, columns}));
   }
 };
 
@@ -96,15 +98,15 @@ std::string describe_selection(int device, const Filter& wanted) {
   std::set<std::string> seen;
   for (const Variant& v : all_variants()) {
     if (!wanted(v) || !seen.insert(key_fields(v)).second) continue;
-    const Selection& selection =
-        select_kernel(device, {v.family, v.dtype, v.head_dim, v.head_dim_v});
+    const Selection selection = select_kernel(device, {v.role, v.dtype, v.size});
     List refused("[]");
     for (const Refusal& refusal : selection.refused) {
       refused.next() << "{\"symbol\": " << quoted(refusal.variant->symbol)
                      << ", \"reason\": " << quoted(refusal.reason) << "}";
     }
+    const bool found = selection.chosen.variant != nullptr;
     list.next() << "{" << key_fields(v) << ", \"chosen\": "
-                << (selection.chosen == nullptr ? "null" : "{" + loaded_fields(selection) + "}")
+                << (found ? "{" + loaded_fields(selection.chosen) + "}" : "null")
                 << ", \"refused\": " << refused.str() << "}";
   }
   return list.str();
@@ -113,30 +115,10 @@ std::string describe_selection(int device, const Filter& wanted) {
 std::string describe_last() {
   List list("{}");
   for (const LastVariant& last : last_variants()) {
-    list.next() << quoted(last.family) << ": {\"device\": " << last.device << ", "
-                << loaded_fields(last.selection) << "}";
+    list.next() << quoted(role_name(last.kernel.variant->role)) << ": {\"device\": " << last.device
+                << ", " << loaded_fields(last.kernel) << "}";
   }
   return list.str();
-}
-
-const char* boolean(bool value) { return value ? "true" : "false"; }
-
-std::string describe_plan(const BwdPlan& plan) {
-  List chunks("[]");
-  for (const BwdChunk& c : plan.chunks) {
-    chunks.next() << "{\"unit_begin\": " << c.unit_begin << ", \"units\": " << c.units
-                  << ", \"key_begin\": " << c.key_begin << ", \"key_end\": " << c.key_end
-                  << ", \"first_stripe\": " << boolean(c.first_stripe)
-                  << ", \"last_stripe\": " << boolean(c.last_stripe) << "}";
-  }
-  std::ostringstream text;
-  text << "{\"spill\": " << boolean(plan.spill) << ", \"group_split\": " << plan.group_split
-       << ", \"rows_padded\": " << plan.rows_padded
-       << ", \"ds_tiles_per_head\": " << plan.ds_tiles_per_head << ", \"ds\": " << plan.ds
-       << ", \"dq_accum\": " << plan.dq_accum << ", \"dk_partial\": " << plan.dk_partial
-       << ", \"dv_partial\": " << plan.dv_partial << ", \"statistics\": " << plan.statistics
-       << ", \"chunks\": " << chunks.str() << "}";
-  return text.str();
 }
 
 int64_t copy_out(const std::string& text, char* buffer, int64_t size) {
@@ -157,30 +139,14 @@ int64_t flash_dist_variants_json(char* buffer, int64_t size) {
   return guarded([&] { return copy_out(describe_variants(), buffer, size); });
 }
 
-int64_t flash_dist_select_json(int device, const char* family, const char* dtype, int head_dim,
+int64_t flash_dist_select_json(int device, const char* role, const char* dtype, int head_dim,
                                int head_dim_v, char* buffer, int64_t size) {
   return guarded([&] {
-    const Filter wanted{family, dtype, head_dim, head_dim_v};
+    const Filter wanted{role, dtype, {head_dim, head_dim_v}};
     return copy_out(describe_selection(device, wanted), buffer, size);
   });
 }
 
 int64_t flash_dist_last_variant_json(char* buffer, int64_t size) {
   return guarded([&] { return copy_out(describe_last(), buffer, size); });
-}
-
-int64_t flash_dist_plan_json(const int32_t* shape, const int32_t* kernels,
-                             const BwdOptions* options, char* buffer, int64_t size) {
-  return guarded([&] {
-    BwdShape s{shape[0], shape[1], shape[2], shape[3], shape[4],
-               shape[5], shape[6], shape[7], {},       options->key_slots};
-    s.mask.kind = static_cast<MaskKind>(shape[8]);
-    s.mask.left = shape[9] < 0 ? UNBOUNDED : shape[9];
-    s.mask.right = shape[10] < 0 ? UNBOUNDED : shape[10];
-    s.mask.bottom_right = shape[11];
-    const BwdPlan plan =
-        plan_backward(s, {kernels[0], kernels[1], kernels[2], kernels[3], kernels[4]},
-                      options->budget, options->batch_invariant != 0);
-    return copy_out(describe_plan(plan), buffer, size);
-  });
 }

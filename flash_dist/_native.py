@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from .errors import ExtensionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-FULL: Final = (0, -1, -1, 1)  # the mask [kind, left, right, bottom_right] that hides nothing
-NOT_PACKED: Final = -1
+    from collections.abc import Callable
 
 LIBRARY: Final = Path(__file__).resolve().parent / "libflash_dist_kernels.so"
 
@@ -37,7 +34,7 @@ def load_library() -> ctypes.CDLL:
             message, hint="`python -m flash_dist doctor` finds the cause"
         ) from error
     library.flash_dist_last_error.restype = ctypes.c_char_p
-    for name in ("variants", "select", "last_variant", "plan"):
+    for name in ("variants", "select", "last_variant"):
         getattr(library, f"flash_dist_{name}_json").restype = ctypes.c_int64
     return library
 
@@ -58,7 +55,8 @@ def _read_json(call: Callable[[Any, ctypes.c_int64], int]) -> Any:  # noqa: ANN4
 def variants() -> list[dict[str, Any]]:
     """Return every compiled kernel variant.
 
-    Each has symbol, family, dtype, head_dim, head_dim_v, plan, target, threads and dynamic_smem.
+    Each has symbol, role, family, dtype, head_dim, head_dim_v, plan, target, threads and
+    dynamic_smem.
     """
     library = load_library()
     return list(_read_json(library.flash_dist_variants_json))
@@ -67,20 +65,20 @@ def variants() -> list[dict[str, Any]]:
 def select(
     device: int,
     *,
-    family: str | None = None,
+    role: str | None = None,
     dtype: str | None = None,
     head_dim: int = 0,
     head_dim_v: int | None = None,
 ) -> list[dict[str, Any]]:
     """Ask the driver which variant of each kernel loads on a GPU, and why better ones were refused.
 
-    Each kernel (family, dtype, head_dim, head_dim_v) has `chosen`: symbol, plan, binary_version,
-    ptx_version, or None; and `refused`: symbol and reason of every variant tried or ruled out.
-    What is asked for is loaded, and compiled where it is PTX: family, dtype and the head_dim and
-    head_dim_v of a call, which the smallest compiled size serves, narrow the question.
+    Each kernel (role, dtype, head_dim, head_dim_v) has `chosen`: symbol, family, plan,
+    binary_version, ptx_version, or None; and `refused`: symbol and reason of every variant tried
+    or ruled out. What is asked for is loaded, and compiled where it is PTX: role, dtype and the
+    head_dim and head_dim_v of a call, which the smallest compiled size serves, narrow the question.
     """
     library = load_library()
-    names = [ctypes.c_char_p(name.encode() if name else None) for name in (family, dtype)]
+    names = [ctypes.c_char_p(name.encode() if name else None) for name in (role, dtype)]
     head_dims = (head_dim, head_dim if head_dim_v is None else head_dim_v)
     wanted = (ctypes.c_int(device), *names, *map(ctypes.c_int, head_dims))
     return list(
@@ -89,63 +87,10 @@ def select(
 
 
 def last_variant() -> dict[str, dict[str, Any]]:
-    """Return the variant that each kernel family launched last in this process.
+    """Return the variant that each role launched last in this process.
 
-    Maps a family such as "fwd" to device, symbol, plan, binary_version (compute capability of the
-    SASS that the driver loaded, times 10) and ptx_version (of the PTX that it was made from).
+    Maps a role such as "fwd" to device, symbol, family, plan, binary_version (compute capability of
+    the SASS that the driver loaded, times 10) and ptx_version (of the PTX that it was made from).
     """
     library = load_library()
     return dict(_read_json(library.flash_dist_last_variant_json))
-
-
-class _BwdOptions(ctypes.Structure):
-    _fields_ = (
-        ("budget", ctypes.c_int64),
-        ("batch_invariant", ctypes.c_int),
-        ("key_slots", ctypes.POINTER(ctypes.c_int32)),
-    )
-
-
-def plan_backward(  # noqa: PLR0913 - the shape of one call
-    *,
-    batch: int,
-    seqlen_q: int,
-    seqlen_k: int,
-    num_heads_kv: int,
-    group: int,
-    head_dim: int,
-    head_dim_v: int | None = None,
-    total_q: int = NOT_PACKED,
-    mask: Sequence[int] = FULL,
-    mask_slots: Sequence[int] | None = None,
-    sm_count: int,
-    key_tile: int,
-    blocks_per_sm: int,
-    dq_rows: int = 128,
-    dq_blocks_per_sm: int = 2,
-    budget: int,
-    batch_invariant: bool = False,
-) -> dict[str, Any]:
-    """Return how a backward call is cut into launches on a GPU with these properties.
-
-    head_dim and head_dim_v are those of the compiled kernels. Packed calls have total_q, and the
-    longest documents as seqlen_q and seqlen_k. mask is that of the operators, of which kind, left,
-    right and bottom_right count; mask_slots is theirs, too. dq_rows is 0 for kernels that cannot
-    store dS. Budget and sizes are bytes.
-    """
-    library = load_library()
-    kind, *band = mask[:4]
-    left, right, bottom_right = band if kind == FULL[0] else FULL[1:]
-    columns = (head_dim, head_dim if head_dim_v is None else head_dim_v)
-    sizes = (batch, seqlen_q, seqlen_k, num_heads_kv, group, total_q, *columns)
-    numbers = (*sizes, kind, left, right, bottom_right)
-    shape = (ctypes.c_int32 * len(numbers))(*numbers)
-    kernels = (ctypes.c_int32 * 5)(sm_count, key_tile, blocks_per_sm, dq_rows, dq_blocks_per_sm)
-    slots = (ctypes.c_int32 * len(mask_slots))(*mask_slots) if mask_slots is not None else None
-    options = _BwdOptions(budget, batch_invariant, slots)
-    plan = _read_json(
-        lambda buffer, size: library.flash_dist_plan_json(
-            shape, kernels, ctypes.byref(options), buffer, size
-        )
-    )
-    return dict(plan)

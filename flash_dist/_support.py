@@ -19,7 +19,7 @@ from .verdict import DTYPE_FLOOR, FLOOR
 _log: Final = logging.getLogger("flash_dist")
 _warned: Final[set[int]] = set()  # GPUs
 
-FAMILY: Final = "fwd"  # a target that has this has the whole suite; the build's audit sees to it
+ROLE: Final = "fwd"  # a target that has this has the whole suite; the build's audit sees to it
 DTYPE_NAMES: Final = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
@@ -38,7 +38,7 @@ def require_kernels(device: int, dtype: torch.dtype, head_dim: int, head_dim_v: 
         allowed = " or ".join(able)
         message = f"q must be {allowed} on compute capability {gpu}, got {dtype_name(dtype)}"
         raise TypeError(message)
-    selected = select(device, family=FAMILY, dtype=name, head_dim=head_dim, head_dim_v=head_dim_v)
+    selected = select(device, role=ROLE, dtype=name, head_dim=head_dim, head_dim_v=head_dim_v)
     chosen = next((kernel["chosen"] for kernel in selected if kernel["chosen"]), None)
     if chosen is None:
         raise _explain(device, gpu, [one for kernel in selected for one in kernel["refused"]])
@@ -70,5 +70,5 @@ def _explain(device: int, gpu: Device, refused: list[dict[str, Any]]) -> FlashDi
         return predicted
     reasons = "; ".join(f"{refusal['symbol']}: {refusal['reason']}" for refusal in refused)
     reasons = reasons or "none is built in"
-    message = f"no variant of kernel {FAMILY} loads on GPU {device} ({name}): {reasons}"
+    message = f"no variant of kernel {ROLE} loads on GPU {device} ({name}): {reasons}"
     return ExtensionError(message, hint="`python -m flash_dist doctor` looks for the cause")

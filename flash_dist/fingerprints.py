@@ -1,9 +1,9 @@
 """Fingerprints: SHA-256 of what the selftest's kernels compute, to compare between machines.
 
 Bits are promised to be equal where everything is that decides them: the case, the code of the
-kernels, the planner on the host, compute capability, number of multiprocessors, shared memory per
-block, the workspace budget, and for code that the driver compiles the driver. Only fingerprints
-that agree in all of that are compared; whatever else differs is no finding.
+kernels, what the planner on the host decides, compute capability, number of multiprocessors, shared
+memory per block, the workspace budget, and for code that the driver compiles the driver. Only
+fingerprints that agree in all of that are compared; whatever else differs is no finding.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Setting:
     compute_capability: str  # "9.0"; "cpu" for the reference path
     sm_count: int
     smem_limit: int  # bytes per block that the dispatcher may use
-    planner: str  # hash of the host code that cuts calls into launches
+    planner: str  # hash of what the host decides about launches and masks
 
 
 @dataclass(frozen=True)

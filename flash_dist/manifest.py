@@ -105,7 +105,7 @@ class Manifest:
     torch_tested_max: str
     targets: tuple[TargetInfo, ...]
     kernels: tuple[KernelRecord, ...]
-    planner: str = ""  # hash of the host code that cuts calls into launches
+    planner: str = ""  # hash of what the host decides about launches and masks
     parts: tuple[Part, ...] = ()
 
     @classmethod

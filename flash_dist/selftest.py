@@ -135,7 +135,7 @@ def _read_selected(events: Iterable[Event]) -> dict[str, str] | None:
     for event in events:
         if event.get("event") == "selected":
             return {
-                f"{kernel['family']} {kernel['dtype']} {_name_size(kernel)}": str(
+                f"{kernel['role']} {kernel['dtype']} {_name_size(kernel)}": str(
                     kernel["chosen"]["symbol"]
                 )
                 for kernel in event["kernels"]

@@ -156,7 +156,7 @@ def find_kernels(selected: Iterable[dict[str, Any]]) -> tuple[Kernels, ...]:
         head_dims = int(kernel["head_dim"]), int(kernel["head_dim_v"])
         key = Kernels(str(kernel["dtype"]), *head_dims)
         usable[key] = usable.get(key, True) and kernel["chosen"] is not None
-        if kernel["family"] == "fwd":
+        if kernel["role"] == "fwd":
             forward.add(key)
     return tuple(key for key in sorted(forward) if usable[key])
 

@@ -7,11 +7,9 @@
 // theirs (MaskParams::key_slots, TileList::slots).
 #pragma once
 
-#include <cuda_runtime_api.h>  // __host__ and __device__, for g++ too
-
 #include <cstdint>
 
-#include "params.h"
+#include "core/band.h"
 
 namespace flash_dist {
 
@@ -23,8 +21,8 @@ class DsLayout {
  public:
   // dense: every query tile of the longest sequence has a slot (packed tensors, whose lengths the
   // host does not know). seqlen_q and seqlen_k: of this sequence; longest_q: of all.
-  __host__ __device__ DsLayout(const MaskParams& mask, int seqlen_q, int seqlen_k, bool dense,
-                               int longest_q)
+  FLASH_DIST_HOST_DEVICE DsLayout(const MaskBand& mask, int seqlen_q, int seqlen_k, bool dense,
+                                  int longest_q)
       : query_tiles_(tiles_up(seqlen_q)) {
     const int shift = mask.bottom_right ? seqlen_k - seqlen_q : 0;
     later_ = mask.right < UNBOUNDED ? tiles_up(shift + mask.right) : FAR;
@@ -42,45 +40,47 @@ class DsLayout {
     from_begin_ = !dense && (mask.right < UNBOUNDED);
   }
 
-  __host__ __device__ int query_tiles() const { return query_tiles_; }
+  FLASH_DIST_HOST_DEVICE int query_tiles() const { return query_tiles_; }
 
   // Query tiles that see key tile n: [query_begin(n), query_end(n)), begin >= end if none.
-  __host__ __device__ int query_begin(int n) const { return clamp(n - later_); }
-  __host__ __device__ int query_end(int n) const {
+  FLASH_DIST_HOST_DEVICE int query_begin(int n) const { return clamp(n - later_); }
+  FLASH_DIST_HOST_DEVICE int query_end(int n) const {
     return earlier_ == FAR ? query_tiles_ : clamp(n + earlier_ + 1);
   }
 
   // Slots of the key tiles [first, n) of one head.
-  __host__ __device__ int64_t slots(int first, int n) const {
+  FLASH_DIST_HOST_DEVICE int64_t slots(int first, int n) const {
     if (width_ != TRIANGLE) return static_cast<int64_t>(n - first) * width_;
     return static_cast<int64_t>(n - first) * query_tiles_ - (skipped(n) - skipped(first));
   }
 
   // Slots of key tile n.
-  __host__ __device__ int width(int n) const {
+  FLASH_DIST_HOST_DEVICE int width(int n) const {
     return width_ != TRIANGLE ? width_ : query_tiles_ - query_begin(n);
   }
 
   // Slot of query tile m under key tile n, counted from key tile first.
-  __host__ __device__ int64_t slot(int first, int n, int m) const {
+  FLASH_DIST_HOST_DEVICE int64_t slot(int first, int n, int m) const {
     return slots(first, n) + m - first_with_slot(n);
   }
-  __host__ __device__ int first_with_slot(int n) const { return from_begin_ ? query_begin(n) : 0; }
+  FLASH_DIST_HOST_DEVICE int first_with_slot(int n) const {
+    return from_begin_ ? query_begin(n) : 0;
+  }
 
  private:
   static constexpr int FAR = 1 << 30;
   static constexpr int TRIANGLE = -1;
 
-  __host__ __device__ int clamp(int m) const {
+  FLASH_DIST_HOST_DEVICE int clamp(int m) const {
     return m < 0 ? 0 : (m < query_tiles_ ? m : query_tiles_);
   }
-  __host__ __device__ static int floor_tiles(int x) {
+  FLASH_DIST_HOST_DEVICE static int floor_tiles(int x) {
     return x >= 0 ? x / DS_TILE : -((-x + DS_TILE - 1) / DS_TILE);
   }
-  __host__ __device__ static int tiles_up(int x) { return -floor_tiles(-x); }
+  FLASH_DIST_HOST_DEVICE static int tiles_up(int x) { return -floor_tiles(-x); }
 
   // sum of min(max(i - later, 0), query_tiles) over all i < n, counted from i = min(later, 0)
-  __host__ __device__ int64_t skipped(int n) const {
+  FLASH_DIST_HOST_DEVICE int64_t skipped(int n) const {
     const int64_t k = static_cast<int64_t>(n) - later_;
     if (k <= 0) return 0;
     if (k <= query_tiles_) return k * (k - 1) / 2;

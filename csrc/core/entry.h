@@ -22,17 +22,22 @@ struct KernelEntry {
   int dynamic_smem;   // bytes
   int block_rows;     // query rows (fwd, dq) or key rows (dkdv) that a block owns
   int blocks_per_sm;  // resident blocks the tile was chosen for
+  // Why these arguments are not for this kernel, null if they are; itself null if all are. The
+  // dispatcher then takes the next family that serves the role.
+  const char* (*refuses)(const void* params);
 };
 
 template <class Config, class Params>
 KernelEntry make_entry(void (*kernel)(Params),
-                       cudaError_t (*launch)(const void*, const void*, cudaStream_t)) {
+                       cudaError_t (*launch)(const void*, const void*, cudaStream_t),
+                       const char* (*refuses)(const void*) = nullptr) {
   return {reinterpret_cast<const void*>(kernel),
           launch,
           Config::THREADS,
           Config::SMEM_BYTES,
           Config::BLOCK_ROWS,
-          Config::MIN_BLOCKS};
+          Config::MIN_BLOCKS,
+          refuses};
 }
 
 // Launches blocks blocks of Config's size; no block is no work, more than the grid's limit is an

@@ -114,8 +114,8 @@ def loaded_variants() -> Iterator[None]:
         return
     from flash_dist import last_variant  # noqa: PLC0415
 
-    for family, loaded in last_variant().items():
-        SEEN[loaded["symbol"]] = {"family": family, **loaded}
+    for role, loaded in last_variant().items():
+        SEEN[loaded["symbol"]] = {"role": role, **loaded}
         _check_loaded(loaded, os.environ.get("FLASH_DIST_TEST_PTX"))
         _check_plan(loaded, os.environ.get("FLASH_DIST_SMEM_LIMIT"))
 

@@ -40,7 +40,7 @@ def compiled_sizes() -> list[tuple[str, int, int]]:
     found = {
         (variant["dtype"], variant["head_dim"], variant.get("head_dim_v", variant["head_dim"]))
         for variant in variants()
-        if variant["family"] == "fwd"
+        if variant["role"] == "fwd"
     }
     return sorted(found)
 

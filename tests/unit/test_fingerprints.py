@@ -1,4 +1,4 @@
-"""Fingerprints: what is compared with what, the file that keeps them, the planner's hash."""
+"""Fingerprints: what is compared with what, and the file that keeps them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ci.planner_hash import PLANNER, hash_planner
 from flash_dist.errors import FlashDistError
 from flash_dist.fingerprints import (
     Fingerprint,
@@ -154,23 +153,6 @@ def test_a_broken_file_is_a_sentence(tmp_path: Path, text: str, said: str) -> No
         read_references(path)
     with pytest.raises(FlashDistError, match="there is no file"):
         read_references(tmp_path / "absent")
-
-
-def test_comments_do_not_change_the_planner_and_code_does(tmp_path: Path) -> None:
-    (tmp_path / "csrc").mkdir()
-    masks = tmp_path / "flash_dist" / "masks"
-    masks.mkdir(parents=True)
-    for name in PLANNER:
-        (tmp_path / "csrc" / name).write_text("int a = 1;\n")
-    (masks / "planner.py").write_text('"""Doc."""\n\n\ndef f():\n    """Doc."""\n    return 1\n')
-    before = hash_planner(tmp_path)
-    (tmp_path / "csrc" / "plan.cpp").write_text("// why\nint a =\n  1;  // because\n")
-    (masks / "planner.py").write_text("# other\ndef f():\n    return 1\n")
-    assert hash_planner(tmp_path) == before
-    (masks / "planner.py").write_text("def f():\n    return 2\n")
-    other = hash_planner(tmp_path)
-    (tmp_path / "csrc" / "plan.cpp").write_text("int a = 2;\n")
-    assert len({before, other, hash_planner(tmp_path)}) == 3
 
 
 def test_json_of_a_reference_is_plain_data() -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flash_dist.archs import Arch, ArchSet
+from flash_dist.errors import FlashDistError
 from tests.unit.generator import CSRC, generate
 
 if TYPE_CHECKING:
@@ -29,15 +30,10 @@ config = "FwdConfig"
 kernel = "fwd_block"
 params = "FwdParams"
 launch = "launch_fwd"
-[[family.row]]
-head_dim = 64
-plan = 64
-warps = 4
-[[family.row]]
-head_dim = 128
-plan = 163
-warps = 8
-block_n = 32
+rows = [
+  { head_dim = 64, plan = 64, warps = 4 },
+  { head_dim = 128, plan = 163, warps = 8, block_n = 32 },
+]
 [[family]]
 name = "fwd"
 header = "f32/fwd/launch.h"
@@ -46,11 +42,9 @@ kernel = "f32_fwd_block"
 params = "FwdParams"
 launch = "launch_f32_fwd"
 dtypes = ["fp32"]
-[[family.row]]
-head_dim = 192
-head_dim_v = 128
-plan = 99
-warps = 4
+rows = [
+  { head_dim = 192, head_dim_v = 128, plan = 99, warps = 4 },
+]
 [[family]]
 name = "delta"
 header = "mma/bwd/delta.h"
@@ -58,10 +52,9 @@ config = "DeltaConfig"
 kernel = "delta_block"
 params = "DeltaParams"
 launch = "launch_delta"
-[[family.row]]
-head_dim = 64
-plan = 0
-warps = 8
+rows = [
+  { head_dim = 64, plan = 0, warps = 8 },
+]
 """
 
 
@@ -165,8 +158,8 @@ def test_the_dispatchers_table_lists_only_what_is_linked(table: Any, tmp_path: P
     generate.generate(table, linked, other, tmp_path)
     lines = (tmp_path / "variants.inc").read_text().splitlines()
     assert [line.removeprefix("FLASH_DIST_VARIANT(flash_dist_") for line in lines] == [
-        r"fwd_fp16_d64_smem64_sm75, fwd, fp16, 64, 64, 64, 75, '\0', 0)",
-        r"delta_fp16_d64_sm75, delta, fp16, 64, 64, 0, 75, '\0', 0)",
+        r"fwd_fp16_d64_smem64_sm75, FWD, FWD, 0, FP16, 64, 64, 64, 75, '\0', 0)",
+        r"delta_fp16_d64_sm75, DELTA, DELTA, 0, FP16, 64, 64, 0, 75, '\0', 0)",
     ]
     data = json.loads((tmp_path / "variants.json").read_text())
     assert [entry["target"] for entry in data] == ["sm_75", "sm_75"]
@@ -187,3 +180,89 @@ def test_a_debug_build_keeps_one_head_dim_and_dtype(table: Any) -> None:  # noqa
     kept = table.only([128], ["fp16"]).variants(target)
     assert {(v.row.head_dim, v.dtype) for v in kept} == {(128, "fp16")}
     assert table.only([], []).variants(target) == table.variants(target)
+
+
+# --- A family for some targets ------------------------------------------------------------------
+
+SPECIFIC = """
+[[family]]
+name = "fwd_sm90"
+role = "fwd"
+targets = ["9.0a"]
+header = "sm90/fwd/launch.h"
+config = "Sm90FwdConfig"
+kernel = "sm90_fwd_block"
+params = "FwdParams"
+launch = "launch_sm90_fwd"
+refuses = "refuses_sm90_fwd"
+rows = [
+  { head_dim = 64, plan = 99, warps = 12 },
+]
+"""
+
+
+@pytest.fixture
+def specific(tmp_path: Path) -> Any:  # noqa: ANN401
+    path = tmp_path / "specific.toml"
+    path.write_text(TABLE + SPECIFIC)
+    return generate.Table.load(path)
+
+
+def symbols_of(table: Any, target: str) -> set[str]:  # noqa: ANN401
+    return {variant.symbol for variant in table.variants(Arch.parse(target))}
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "compute_90", "sm_100"])
+def test_other_targets_do_not_notice_a_family_for_one(
+    table: Any,  # noqa: ANN401
+    specific: Any,  # noqa: ANN401
+    target: str,
+) -> None:
+    assert symbols_of(specific, target) == symbols_of(table, target)
+
+
+def test_its_target_gets_it_beside_the_general_family(table: Any, specific: Any) -> None:  # noqa: ANN401
+    assert symbols_of(specific, "sm_90a") - symbols_of(table, "sm_90a") == {
+        f"flash_dist_fwd_sm90_{dtype}_d64_smem99_sm90a" for dtype in ("fp16", "bf16")
+    }
+
+
+def test_roles_and_families_are_told_apart(specific: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    generate.generate(specific, ArchSet.parse("9.0a").archs, [], tmp_path)
+    names = (tmp_path / "roles.h").read_text()
+    assert "enum class Role : int { FWD, DELTA };" in names
+    assert "enum class Family : int { FWD, DELTA, FWD_SM90 };" in names
+    assert "ROLE_COUNT = 2" in names
+    table = (tmp_path / "variants.inc").read_text()
+    assert "(flash_dist_fwd_sm90_bf16_d64_smem99_sm90a, FWD, FWD_SM90, 1, BF16, 64, 64," in table
+    assert "(flash_dist_fwd_bf16_d64_smem64_sm90a, FWD, FWD, 0, BF16, 64, 64," in table
+    found = {
+        (entry["role"], entry["family"])
+        for entry in json.loads((tmp_path / "variants.json").read_text())
+    }
+    assert found == {("fwd", "fwd"), ("fwd", "fwd_sm90"), ("delta", "delta")}
+
+
+def test_what_refuses_arguments_is_in_the_entry(specific: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    generate.generate(specific, ArchSet.parse("9.0a").archs, [], tmp_path)
+    folder = tmp_path / "targets" / "sm_90a"
+    symbol = "flash_dist_fwd_sm90_bf16_d64_smem99_sm90a"
+    assert f"&refuses_sm90_fwd<{symbol}_config>" in (folder / "fwd_sm90_d64.cu").read_text()
+    assert "refuses" not in (folder / "fwd_d64.cu").read_text()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"fwd_sm90"', '"fwd"', "must be named fwd_sm90, got `fwd`"),
+        ('"fwd_sm90"', '"fwd_hopper"', "must be named fwd_sm90, got `fwd_hopper`"),
+        ('targets = ["9.0a"]', "", "for all targets must be named fwd, got `fwd_sm90`"),
+    ],
+)
+def test_the_name_of_a_family_tells_its_role_and_its_target(
+    tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    path = tmp_path / "named.toml"
+    path.write_text(TABLE + SPECIFIC.replace(old, new))
+    with pytest.raises(FlashDistError, match=said):
+        generate.Table.load(path)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ci import gates
-from ci.planner_hash import hash_planner
+from ci.decisions import hash_decisions
 from ci.project import ROOT, load_project
 from flash_dist.archs import ArchSet
 from flash_dist.contents import KERNELS
@@ -64,7 +64,7 @@ def declare(archs: str = "9.0a", **changes: Any) -> Manifest:  # noqa: ANN401
         archsets=published_sets(),
         kernels=tuple(make_kernel(str(arch)) for arch in archset.archs),
         targets=tuple(TargetInfo(arch, "assembled") for arch in archset.archs),
-        planner=hash_planner(),
+        planner=hash_decisions(),
         torch_min=project.torch_min,
         torch_tested_max=project.torch_tested_max,
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ci.artefacts import find_artefacts
-from ci.planner_hash import hash_planner
+from ci.decisions import hash_decisions
 from ci.platform_tags import platform_of
 from ci.release import (
     ReleaseError,
@@ -35,7 +35,7 @@ HOPPER = replace(
 )
 TAGGED = NAME.replace("manylinux_2_34_x86_64", platform_of(HOPPER.machine))
 EMPTY = "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"  # git's hash of the empty __init__.py
-SOURCE = Source("c" * 40, {"flash_dist/__init__.py": EMPTY}, hash_planner())
+SOURCE = Source("c" * 40, {"flash_dist/__init__.py": EMPTY}, hash_decisions())
 DATED = "# Changelog\n\n## 0.1.0, 2026-12-01\n\nThe first version.\n"
 
 

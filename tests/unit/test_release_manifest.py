@@ -12,8 +12,9 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
 from ci.artefacts import ArtefactError, find_artefacts
+from ci.decisions import DECISIONS, hash_decisions
 from ci.parts import find_cudart, find_parts
-from ci.project import load_project
+from ci.project import ROOT, load_project
 from ci.release_manifest import require_source, write_release
 from ci.source import Source, SourceError, read_source
 from ci.toolchain import Toolchain, ToolchainError
@@ -131,17 +132,20 @@ def test_a_wheel_is_of_the_commit_or_not(tmp_path: Path) -> None:
             require_source(one, other)
 
 
-def test_a_tree_with_changes_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ci.source.hash_planner", lambda _: "p")
+def test_a_tree_with_changes_is_no_commit(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="git does not know"):
         read_source(tmp_path)
     _git(tmp_path, "init", "--quiet")
     file = tmp_path / "flash_dist" / "__init__.py"
     file.parent.mkdir()
     file.write_text("")
+    decisions = tmp_path / DECISIONS.relative_to(ROOT)
+    decisions.parent.mkdir(parents=True)
+    decisions.write_text("{}")
     _git(tmp_path, "add", ".")
     _git(tmp_path, "commit", "--quiet", "--message", "first")
     source = read_source(tmp_path)
+    assert source.planner == hash_decisions({})
     assert len(source.commit) == 40
     assert list(source.blobs) == ["flash_dist/__init__.py"]
     file.write_text("changed = True\n")

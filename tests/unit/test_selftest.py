@@ -227,11 +227,11 @@ def test_on_the_cpu_only_small_cases_run() -> None:
 
 def test_only_kernels_that_are_complete_are_tested() -> None:
     selected = [
-        {"family": "fwd", "dtype": "fp16", "head_dim": 64, "chosen": {"symbol": "a"}},
-        {"family": "bwd", "dtype": "fp16", "head_dim": 64, "chosen": {"symbol": "b"}},
-        {"family": "bwd", "dtype": "fp16", "head_dim": 96, "chosen": {"symbol": "b"}},
-        {"family": "fwd", "dtype": "bf16", "head_dim": 64, "chosen": {"symbol": "c"}},
-        {"family": "bwd", "dtype": "bf16", "head_dim": 64, "chosen": None},
+        {"role": "fwd", "dtype": "fp16", "head_dim": 64, "chosen": {"symbol": "a"}},
+        {"role": "bwd", "dtype": "fp16", "head_dim": 64, "chosen": {"symbol": "b"}},
+        {"role": "bwd", "dtype": "fp16", "head_dim": 96, "chosen": {"symbol": "b"}},
+        {"role": "fwd", "dtype": "bf16", "head_dim": 64, "chosen": {"symbol": "c"}},
+        {"role": "bwd", "dtype": "bf16", "head_dim": 64, "chosen": None},
     ]
     sized = [{"head_dim_v": kernel["head_dim"], **kernel} for kernel in selected]
     assert find_kernels(sized) == (Kernels("fp16", 64, 64),)
@@ -387,7 +387,7 @@ def loaded_report() -> SelftestReport:
         {
             "event": "selected",
             "kernels": [
-                {"family": "fwd", "dtype": "fp16", "head_dim": d, "head_dim_v": 64, "chosen": one}
+                {"role": "fwd", "dtype": "fp16", "head_dim": d, "head_dim_v": 64, "chosen": one}
                 for d, one in ((64, chosen), (96, None))
             ],
         },

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import replace
 
+from ci.decisions import hash_decisions
 from ci.fingerprints import RECORDED, find_stale
-from ci.planner_hash import hash_planner
 from flash_dist.fingerprints import read_references
 from flash_dist.published import published_sets
 
@@ -18,7 +18,7 @@ def test_what_is_recorded_is_of_this_planner_and_of_both_kinds_of_code() -> None
         for name, code in one.kernels.items():
             kernels[name].add(code)
     assert {one.toolkit for one in references} == {one.toolkit for one in published_sets()}
-    assert find_stale(references, kernels, hash_planner()) == []
+    assert find_stale(references, kernels, hash_decisions()) == []
     drivers = {print_.driver for one in references for print_ in one.fingerprints}
     assert "" in drivers  # SASS
     assert len(drivers) > 1  # PTX
@@ -29,12 +29,12 @@ def test_a_changed_kernel_or_planner_is_found() -> None:
     references = read_references(RECORDED)[:1]
     kernels = {name: {code} for name, code in references[0].kernels.items()}
     name = min(kernels)
-    (problem,) = find_stale(references, {**kernels, name: {"other"}}, hash_planner())
+    (problem,) = find_stale(references, {**kernels, name: {"other"}}, hash_decisions())
     assert name in problem
     assert "1 of" in problem
     del kernels[name]
-    assert len(find_stale(references, kernels, hash_planner())) == 1
+    assert len(find_stale(references, kernels, hash_decisions())) == 1
     setting = replace(references[0].setting, planner="old")
     kernels = {name: {code} for name, code in references[0].kernels.items()}
-    (problem,) = find_stale((replace(references[0], setting=setting),), kernels, hash_planner())
+    (problem,) = find_stale((replace(references[0], setting=setting),), kernels, hash_decisions())
     assert problem.endswith("of another planner")

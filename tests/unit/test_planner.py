@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flash_dist._native import plan_backward
+from tests.unit.planner import plan_backward
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -235,8 +235,8 @@ def test_few_kv_heads_split_their_group_until_the_gpu_is_full() -> None:
     "changes",
     [
         *({"mask": mask} for mask in MASKS.values() if mask != FULL),
-        {"mask": (ROWS,), "mask_slots": list(range(17))},
-        {"mask": (TILES,), "mask_slots": list(range(17))},
+        {"mask": (ROWS, -1, -1, 0), "key_slots": list(range(17))},
+        {"mask": (TILES, -1, -1, 0), "key_slots": list(range(17))},
         {"total_q": 1000},
     ],
     ids=[*(name for name in MASKS if name != "full"), "rows", "tiles", "packed"],
@@ -278,7 +278,7 @@ def test_a_huge_group_is_split_only_as_far_as_half_the_budget_goes() -> None:
 
 def test_slots_of_a_mask_with_arrays_are_those_it_brings() -> None:
     slots = [0, 3, 3, 10, 11, *range(12, 24)]
-    made = plan(mask=(ROWS,), mask_slots=slots)
+    made = plan(mask=(ROWS, -1, -1, 0), key_slots=slots)
     assert made["spill"]
     assert made["ds_tiles_per_head"] == slots[-1]
 
@@ -288,7 +288,7 @@ def test_stripes_of_a_mask_with_arrays_hold_its_tiles() -> None:
     tiles = 512
     slots = [n * (n + 1) // 2 for n in range(tiles + 1)]
     sizes = {"seqlen_q": tiles * TILE, "seqlen_k": tiles * TILE, "num_heads_kv": 1}
-    made = plan(**sizes, mask=(TILES,), mask_slots=slots, budget=700 << 20, sm_count=8)
+    made = plan(**sizes, mask=(TILES, -1, -1, 0), key_slots=slots, budget=700 << 20, sm_count=8)
     assert len(made["chunks"]) > 1
     for chunk in made["chunks"]:
         here = slots[chunk["key_end"] // TILE] - slots[chunk["key_begin"] // TILE]
@@ -299,13 +299,13 @@ def test_stripes_of_a_mask_with_arrays_hold_its_tiles() -> None:
 
 @pytest.mark.parametrize("kind", [ROWS, TILES])
 def test_a_mask_whose_slots_the_host_does_not_know_recomputes(kind: int) -> None:
-    assert not plan(mask=(kind,))["spill"]
+    assert not plan(mask=(kind, -1, -1, 0))["spill"]
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"mask": (ROWS,), "mask_slots": [0] * 17},
+        {"mask": (ROWS, -1, -1, 0), "key_slots": [0] * 17},
         {"mask": CAUSAL, "seqlen_q": 0},
         {"seqlen_k": 0},
         {"batch": 0},
@@ -357,6 +357,41 @@ def test_what_decides_the_bits_is_the_same_in_every_batch(
         made = plan(**sizes, **packed, mask=mask, batch_invariant=True)
         assert (made["spill"], made["group_split"]) == (False, 1)
         assert budgeted(made) == 0
+
+
+# --- Launches -------------------------------------------------------------------------------------
+
+
+def roles(made: dict[str, Any]) -> list[tuple[str, list[int]]]:
+    return [(step["role"], step["size"]) for step in made["steps"]]
+
+
+def test_delta_is_first_and_each_chunk_has_its_keys_before_its_queries() -> None:
+    made = plan(seqlen_q=32768, seqlen_k=32768, num_heads_kv=2, budget=3 << 29)
+    size = [128, 128]
+    pairs = [("bwd_dkdv", size), ("bwd_dq_gemm", size)] * len(made["chunks"])
+    assert roles(made) == [("bwd_delta", size), *pairs]
+    assert [step["chunk"] for step in made["steps"][1::2]] == list(range(len(made["chunks"])))
+    assert [step["chunk"] for step in made["steps"][2::2]] == list(range(len(made["chunks"])))
+
+
+def test_kernels_that_share_the_workspace_are_of_the_size_of_the_key_side() -> None:
+    made = plan(num_heads_kv=1, group=16, head_dim=160, head_dim_v=40, budget=1 << 30)
+    size = [192, 128]  # as many columns as 160/160, fewer of v
+    assert made["group_split"] > 1
+    assert roles(made) == [
+        ("bwd_delta", [40, 40]),
+        ("bwd_dkdv", size),
+        ("bwd_dq_gemm", size),
+        ("bwd_reduce", [192, 192]),
+        ("bwd_reduce", [128, 128]),
+    ]
+    assert [step["of_v"] for step in made["steps"]] == [False] * 4 + [True]
+
+
+@pytest.mark.parametrize("how", [{"budget": 0}, {"batch_invariant": True}, {"dq_rows": 0}])
+def test_what_is_not_stored_is_computed_again(how: dict[str, Any]) -> None:
+    assert [role for role, _ in roles(plan(**how))] == ["bwd_delta", "bwd_dkdv", "bwd_dq_recompute"]
 
 
 def test_the_plan_is_the_same_every_time() -> None:

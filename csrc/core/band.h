@@ -1,0 +1,48 @@
+// What of a mask is known without its arrays. No CUDA header: any C++ compiler can compile the
+// planner, which needs no more than this of a mask.
+#pragma once
+
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define FLASH_DIST_HOST_DEVICE __host__ __device__
+#else
+#define FLASH_DIST_HOST_DEVICE
+#endif
+
+namespace flash_dist {
+
+enum class MaskKind : int {
+  BAND,   // query i sees the keys [i + shift - left, i + shift + right]; needs no memory
+  ROWS,   // query i sees the keys [rows[i].x, rows[i].y)
+  TILES,  // a list of visible tiles, each full, bounded by rows, or given bit by bit
+};
+
+constexpr int UNBOUNDED = 1 << 30;  // left and right of a band
+constexpr int MASK_TILE = 64;       // queries and keys of a tile of the mask's arrays
+
+struct MaskBand {
+  MaskKind kind;
+  int left, right;   // BAND
+  int bottom_right;  // BAND: shift = seqlen_k - seqlen_q, else 0
+};
+
+// A band of so many keys to the left and right of the diagonal, -1: all. A side that cuts nothing
+// off is no side, so that a wide window and no mask are planned alike.
+inline MaskBand make_band(int64_t left, int64_t right, bool bottom_right, int seqlen_q,
+                          int seqlen_k) {
+  const auto side = [](int64_t width, int64_t beyond) {
+    const int64_t most = beyond < UNBOUNDED ? beyond : UNBOUNDED;
+    return width < 0 || width >= most ? UNBOUNDED : static_cast<int>(width);
+  };
+  return {MaskKind::BAND, side(left, (bottom_right ? seqlen_k : seqlen_q) - int64_t{1}),
+          side(right, (bottom_right ? seqlen_q : seqlen_k) - int64_t{1}), bottom_right};
+}
+
+// Whether every query sees every key, so that all blocks are equally long.
+inline bool is_even(const MaskBand& mask, bool packed) {
+  return mask.kind == MaskKind::BAND && mask.left >= UNBOUNDED && mask.right >= UNBOUNDED &&
+         !packed;
+}
+
+}  // namespace flash_dist

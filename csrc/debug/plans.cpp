@@ -1,0 +1,134 @@
+// Prints how backward calls are cut into launches, one JSON object for each line of numbers:
+//
+//   g++ -std=c++17 -I csrc -I GENERATED csrc/debug/plans.cpp csrc/plan.cpp -o plans
+//
+// with GENERATED/roles.h of generate.py. It needs no CUDA, so that what decides bits on the host
+// can be looked at, and compared, anywhere.
+#include <cstdint>
+#include <iostream>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "plan.h"
+
+using namespace flash_dist;
+
+namespace {
+
+struct Request {
+  BwdShape shape{};
+  BwdKernels kernels{};
+  int64_t budget = 0;
+  bool batch_invariant = false;
+  std::vector<KernelSize> compiled;  // sizes of the dK/dV kernel
+  std::vector<int> key_slots;
+};
+
+template <class T>
+T next(std::istream& line) {
+  T value{};
+  if (!(line >> value)) throw std::runtime_error("a line is too short");
+  return value;
+}
+
+// The kind and sides of a mask: a band as the operators are given it, -1: unbounded.
+MaskBand read_mask(std::istream& line, int seqlen_q, int seqlen_k) {
+  const auto kind = static_cast<MaskKind>(next<int>(line));
+  const int left = next<int>(line);
+  const int right = next<int>(line);
+  const bool bottom_right = next<int>(line) != 0;
+  if (kind == MaskKind::BAND) return make_band(left, right, bottom_right, seqlen_q, seqlen_k);
+  return {kind, UNBOUNDED, UNBOUNDED, 0};
+}
+
+// batch seqlen_q seqlen_k num_heads_kv group total_q head_dim head_dim_v, mask: kind left right
+// bottom_right, sm_count key_tile blocks_per_sm dq_rows dq_blocks_per_sm, budget batch_invariant,
+// count of key_slots and these (-1: not known), count of compiled sizes and these.
+Request read_request(std::istream& line) {
+  Request r;
+  BwdShape& s = r.shape;
+  for (int* field : {&s.batch, &s.seqlen_q, &s.seqlen_k, &s.num_heads_kv, &s.group, &s.total_q}) {
+    *field = next<int>(line);
+  }
+  const int head_dim = next<int>(line);
+  s.columns_v = next<int>(line);
+  s.mask = read_mask(line, s.seqlen_q, s.seqlen_k);
+  BwdKernels& k = r.kernels;
+  for (int* field : {&k.sm_count, &k.key_tile, &k.blocks_per_sm, &k.dq_rows, &k.dq_blocks_per_sm}) {
+    *field = next<int>(line);
+  }
+  r.budget = next<int64_t>(line);
+  r.batch_invariant = next<int>(line) != 0;
+  const int slots = next<int>(line);
+  for (int i = 0; i < slots; ++i) r.key_slots.push_back(next<int>(line));
+  const int sizes = next<int>(line);
+  for (int i = 0; i < sizes; ++i) {
+    const int columns = next<int>(line);
+    r.compiled.push_back({columns, next<int>(line)});
+  }
+  const KernelSize size = smallest_holding(r.compiled, {head_dim, s.columns_v});
+  s.head_dim = size.head_dim;
+  s.head_dim_v = size.head_dim_v;
+  if (!may_store_ds(k.dq_rows > 0, r.budget, r.batch_invariant)) k.dq_rows = k.dq_blocks_per_sm = 0;
+  if (slots >= 0) s.key_slots = r.key_slots.data();
+  return r;
+}
+
+const char* boolean(bool value) { return value ? "true" : "false"; }
+
+// The items of a list, each written by `write`.
+template <class List, class Write>
+std::string json_list(const List& list, Write&& write) {
+  std::ostringstream text;
+  const char* separator = "";
+  for (const auto& one : list) {
+    text << separator;
+    write(text, one);
+    separator = ", ";
+  }
+  return "[" + text.str() + "]";
+}
+
+void write_chunk(std::ostream& text, const BwdChunk& c) {
+  text << "{\"unit_begin\": " << c.unit_begin << ", \"units\": " << c.units
+       << ", \"key_begin\": " << c.key_begin << ", \"key_end\": " << c.key_end
+       << ", \"first_stripe\": " << boolean(c.first_stripe)
+       << ", \"last_stripe\": " << boolean(c.last_stripe) << "}";
+}
+
+void write_step(std::ostream& text, const BwdStep& s) {
+  text << "{\"role\": \"" << role_name(s.role) << "\", \"size\": [" << s.size.head_dim << ", "
+       << s.size.head_dim_v << "], \"chunk\": " << s.chunk << ", \"of_v\": " << boolean(s.of_v)
+       << "}";
+}
+
+std::string describe(const BwdPlan& plan) {
+  std::ostringstream text;
+  text << "{\"spill\": " << boolean(plan.spill) << ", \"group_split\": " << plan.group_split
+       << ", \"rows_padded\": " << plan.rows_padded
+       << ", \"ds_tiles_per_head\": " << plan.ds_tiles_per_head << ", \"ds\": " << plan.ds
+       << ", \"dq_accum\": " << plan.dq_accum << ", \"dk_partial\": " << plan.dk_partial
+       << ", \"dv_partial\": " << plan.dv_partial << ", \"statistics\": " << plan.statistics
+       << ", \"chunks\": " << json_list(plan.chunks, write_chunk)
+       << ", \"steps\": " << json_list(plan.steps, write_step) << "}";
+  return text.str();
+}
+
+}  // namespace
+
+int main() {
+  std::string text;
+  while (std::getline(std::cin, text)) {
+    std::istringstream line(text);
+    try {
+      const Request r = read_request(line);
+      std::cout << describe(plan_backward(r.shape, r.kernels, r.budget, r.batch_invariant)) << "\n";
+    } catch (const std::exception& error) {
+      std::cerr << "error: " << error.what() << ": " << text << "\n";
+      return 1;
+    }
+  }
+  return 0;
+}
