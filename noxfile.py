@@ -12,8 +12,6 @@ import nox
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
-from ci.cross import TARGETS, require_tools
-from ci.foreign import PYTHON
 from ci.project import ARCHSETS
 from ci.sessions import (
     NATIVE,
@@ -31,9 +29,11 @@ from ci.sessions import (
     run_session,
     set_names,
 )
-from flash_dist.archs import SESSIONS
+from ci.toolchain.cross import TARGETS, require_tools
+from ci.trials.foreign import PYTHON
+from flash_dist.builds.published import load_archsets
 from flash_dist.errors import FlashDistError
-from flash_dist.published import load_archsets
+from flash_dist.targets.archs import SESSIONS
 
 nox.needs_version = ">=2025.10"
 nox.options.default_venv_backend = "uv|virtualenv"
@@ -59,7 +59,7 @@ def build_wheels(session: nox.Session) -> None:
     if is_native(session):
         names = set_names(session)
         install_toolchain(session, *names)
-        session.run("python", "-m", "ci.build_wheels", *names)
+        session.run("python", "-m", "ci.build.build_wheels", *names)
     else:
         build_in_container(session)
 
@@ -85,7 +85,7 @@ def build_arm(session: nox.Session) -> None:
     install(session, "build", "audit")
     folder = Path(session.virtualenv.location).parent / f"cuda-{cuda}"
     session.env["CUDA_HOME"] = str(install_nvcc(session, cuda, folder, target))
-    session.run("python", "-m", "ci.build_wheels", *names)
+    session.run("python", "-m", "ci.build.build_wheels", *names)
 
 
 @nox.session
@@ -98,20 +98,20 @@ def arm_test(session: nox.Session) -> None:
         needed += [f"torch=={PYPROJECT['tool']['flash_dist']['torch_min']}.*", "numpy"]
     site = Path(session.create_tmp()) / "site"
     session.install("--target", str(site), f"--python-version={PYTHON}", *options, *needed)
-    session.run("python", "-m", "ci.arm_test", "--site", str(site), *session.posargs)
+    session.run("python", "-m", "ci.trials.aarch64", "--site", str(site), *session.posargs)
 
 
 @nox.session
 def build_cost(session: nox.Session) -> None:
     """Say what the last builds cost: minutes per target and kernel family. `-- LOG ...`."""
     install(session, "runtime")
-    session.run("python", "-m", "ci.build_cost", *session.posargs)
+    session.run("python", "-m", "ci.compile.cost", *session.posargs)
 
 
 @nox.session(venv_backend="none", default=False)
 def image(session: nox.Session) -> None:
     """Make a local manylinux_2_28 image where no registry is reached; Debian, root, 6 minutes."""
-    session.run(sys.executable, "-m", "ci.image", external=True)
+    session.run(sys.executable, "-m", "ci.container.image", external=True)
 
 
 @nox.session
@@ -125,7 +125,7 @@ def unit_tests(session: nox.Session) -> None:
 def small_wheel(session: nox.Session) -> None:
     """Build the one small wheel that wheel_tests installs."""
     install_toolchain(session, SMALL_SET)
-    session.run("python", "-m", "ci.build_wheels", SMALL_SET)
+    session.run("python", "-m", "ci.build.build_wheels", SMALL_SET)
 
 
 @nox.session(requires=["small_wheel"])
@@ -188,14 +188,14 @@ def decisions(session: nox.Session) -> None:
     `-- --check` compares instead.
     """
     install(session, "runtime", "torch")
-    session.run("python", "-m", "ci.decide", *session.posargs)
+    session.run("python", "-m", "ci.compile.decide", *session.posargs)
 
 
 @nox.session
 def fingerprint_check(session: nox.Session) -> None:
     """Compare the recorded fingerprints with the kernels of the wheels in dist/; no GPU."""
     install(session, "runtime", "build")
-    session.run("python", "-m", "ci.fingerprints", *built_wheels())
+    session.run("python", "-m", "ci.wheels.fingerprints", *built_wheels())
 
 
 @nox.session
@@ -248,7 +248,7 @@ def repro(session: nox.Session) -> None:
             run_session(session, *made, tree=tree)
         dists.append(str(tree / "dist"))
     try:
-        session.run("python", "-m", "ci.repro", *dists)
+        session.run("python", "-m", "ci.wheels.repro", *dists)
     except nox.command.CommandFailed:
         install(session, "diffoscope")
         session.run("diffoscope", "--exclude-directory-metadata=yes", *dists)
@@ -266,35 +266,35 @@ def audit(session: nox.Session) -> None:
 def sdist(session: nox.Session) -> None:
     """Pack the sources into dist/flash_dist-X.tar.gz, the same bytes each time, and check it."""
     install(session, "backend", "sdist")
-    session.run("python", "-m", "ci.sdist")
+    session.run("python", "-m", "ci.build.sdist")
 
 
 @nox.session
 def index(session: nox.Session) -> None:
     """Make dist/index, a static package index of the wheels in dist/: `-- --url URL`."""
     install(session, "runtime", "index")
-    session.run("python", "-m", "ci.index", *session.posargs)
+    session.run("python", "-m", "ci.release.index", *session.posargs)
 
 
 @nox.session
 def conda(session: nox.Session) -> None:
     """Make dist/conda, a conda channel of the wheels in dist/: the solver picks by the GPU."""
     install(session, "runtime", "index", "conda")
-    session.run("python", "-m", "ci.conda", *session.posargs)
+    session.run("python", "-m", "ci.conda.pack", *session.posargs)
 
 
 @nox.session
 def manifest(session: nox.Session) -> None:
     """Verify the wheels in dist/; write manifest.json, SHA256SUMS and provenance/ beside them."""
     install(session, "runtime", "index")
-    session.run("python", "-m", "ci.release_manifest", *session.posargs)
+    session.run("python", "-m", "ci.release.manifest", *session.posargs)
 
 
 @nox.session
 def install_test(session: nox.Session) -> None:
     """Install the wheels in dist/ with pip, uv, conda, and under every torch; 30 min, 8 GB."""
     install(session, "runtime", "audit", "index", "clients", "conda")
-    session.run("python", "-m", "ci.install_test", *session.posargs)
+    session.run("python", "-m", "ci.trials.install", *session.posargs)
 
 
 @nox.session(default=False)
@@ -302,16 +302,16 @@ def release(session: nox.Session) -> None:
     """Make a release in dist/, or say why not: `-- [--check] [--no-build] [--url URL]`."""
     install(session, "runtime", "index")
     args = session.posargs
-    session.run("python", "-m", "ci.release", "tree", *args)
+    session.run("python", "-m", "ci.release.release", "tree", *args)
     if "--check" in args:
         return
     if "--no-build" not in args:
         for name in sorted(SESSIONS.values()):
             run_session(session, name)
-    session.run("python", "-m", "ci.release", "wheels", *args)
+    session.run("python", "-m", "ci.release.release", "wheels", *args)
     for name in RELEASED:
         run_session(session, name, *(args_of_index(args) if name == "index" else ()))
-    session.run("python", "-m", "ci.release", "publish", *args)
+    session.run("python", "-m", "ci.release.release", "publish", *args)
 
 
 @nox.session
@@ -319,14 +319,14 @@ def root_test(session: nox.Session) -> None:
     """Import, CPU op and doctor on the newest Debian: `-- [WHEEL]`; root, mmdebstrap, 5 GB."""
     install(session, "runtime", "index", "clients")
     wheels = session.posargs or [str(next((ROOT / "dist" / "all").glob("*.whl")))]
-    session.run("python", "-m", "ci.root_test", *wheels)
+    session.run("python", "-m", "ci.trials.newest_debian", *wheels)
 
 
 @nox.session
 def sizes(session: nox.Session) -> None:
     """Measure the wheels in dist/ for the README's table: `-- --write` puts it there."""
     install(session, "runtime", "index", "clients", "torch")
-    session.run("python", "-m", "ci.sizes", *session.posargs)
+    session.run("python", "-m", "ci.trials.sizes", *session.posargs)
 
 
 @nox.session
@@ -351,11 +351,13 @@ def zipapp(session: nox.Session) -> None:
     folder = Path(session.create_tmp()) / "dependencies"
     shutil.rmtree(folder, ignore_errors=True)
     session.install("--target", str(folder), "packaging", "rich")
-    session.run("python", "-m", "ci.zipapp", str(folder), "dist/flash_dist.pyz")
+    session.run("python", "-m", "ci.release.zipapp", str(folder), "dist/flash_dist.pyz")
 
 
 @nox.session
 def lock_headers(session: nox.Session) -> None:
     """Pin the torch headers that csrc/api.cpp includes: `-- 2.13.0`."""
     install(session, "build")
-    session.run("python", "-m", "ci.torch_headers", "--lock", *(session.posargs or ["2.13.0"]))
+    session.run(
+        "python", "-m", "ci.toolchain.torch_headers", "--lock", *(session.posargs or ["2.13.0"])
+    )

@@ -1,6 +1,7 @@
-"""Packs what `ci/native.py` compiles; everything declarative is in pyproject.toml.
+"""Packs what `ci/compile/native.py` compiles; everything declarative is in pyproject.toml.
 
-`ci/plan.py` says which arch set. `ci/backend.py` is what pip and uv call, and what calls this.
+`ci/build/plan.py` says which arch set. `ci/build/backend.py` is what pip and uv call, and what
+calls this.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from setuptools.command.build_ext import build_ext
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from ci.build_info import make_manifest
-from ci.cross import target_machine
-from ci.native import NativeOptions, build_native
-from ci.plan import make_plan
-from ci.preflight import read_host
+from ci.build.plan import make_plan
+from ci.compile.build_info import make_manifest
+from ci.compile.native import NativeOptions, build_native
+from ci.compile.sbom import write_sbom
 from ci.project import ARCHSETS, ROOT, build_folder, load_project
 from ci.report import report_path
-from ci.sbom import write_sbom
-from ci.toolchain import find_toolchain
-from ci.torch_headers import find_headers
+from ci.toolchain.cross import target_machine
+from ci.toolchain.nvcc import find_toolchain
+from ci.toolchain.preflight import read_host
+from ci.toolchain.torch_headers import find_headers
+from flash_dist.builds.linkage import runtime_requirements
+from flash_dist.builds.manifest import load_manifest
+from flash_dist.builds.published import load_archsets
 from flash_dist.errors import FlashDistError
-from flash_dist.linkage import runtime_requirements
-from flash_dist.manifest import load_manifest
-from flash_dist.published import load_archsets
 
 PUBLISHED = load_archsets(ARCHSETS)
 

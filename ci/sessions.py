@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Final
 
 import nox
 
-from ci.choose import choose_sets, same_major, toolkits_of
-from ci.engine import find_engine
-from ci.install_toolkit import install_foreign, install_toolkit
-from ci.preflight import Preflight, check, read_host
+from ci.build.choose import choose_sets, same_major, toolkits_of
+from ci.container.engine import find_engine
 from ci.project import ARCHSETS, ROOT
 from ci.project import PYPROJECT as PYPROJECT_PATH
-from ci.toolchain import home_variable, named_home, release_of, tool_version
+from ci.toolchain.install import install_foreign, install_toolkit
+from ci.toolchain.nvcc import home_variable, named_home, release_of, tool_version
+from ci.toolchain.preflight import Preflight, check, read_host
+from flash_dist.builds.published import load_archsets
 from flash_dist.errors import FlashDistError
-from flash_dist.published import load_archsets
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ci.cross import Target
+    from ci.toolchain.cross import Target
 
 PYPROJECT: Final = nox.project.load_toml(PYPROJECT_PATH)
 NATIVE: Final = "--native"
@@ -60,7 +60,7 @@ def is_native(session: nox.Session) -> bool:
 def build_in_container(session: nox.Session) -> None:
     """Let cibuildwheel build the sets that were named."""
     install(session, "runtime", "audit", "container")
-    session.run("python", "-m", "ci.portable", *set_names(session))
+    session.run("python", "-m", "ci.container.portable", *set_names(session))
 
 
 def run_preflight(

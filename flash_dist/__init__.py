@@ -11,14 +11,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from ._native import last_variant
-    from .attention import flash_attn_func
-    from .flex import flex_attention
-    from .gpu_report import check
+    from .attention.batched import flash_attn_func
+    from .attention.flex import flex_attention
+    from .attention.merge import merge_attention
+    from .attention.packed import flash_attn_varlen_func
+    from .attention.sdpa import scaled_dot_product_attention
+    from .doctor.gpu_report import check
+    from .kernels.library import last_variant
     from .masks import BlockMask
-    from .merge import merge_attention
-    from .sdpa import scaled_dot_product_attention
-    from .varlen import flash_attn_varlen_func
 
     __version__: str
 
@@ -38,13 +38,13 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())  # a program decid
 
 _MODULES: Final = {
     "BlockMask": ".masks",
-    "check": ".gpu_report",
-    "flash_attn_func": ".attention",
-    "flash_attn_varlen_func": ".varlen",
-    "flex_attention": ".flex",
-    "last_variant": "._native",
-    "merge_attention": ".merge",
-    "scaled_dot_product_attention": ".sdpa",
+    "check": ".doctor.gpu_report",
+    "flash_attn_func": ".attention.batched",
+    "flash_attn_varlen_func": ".attention.packed",
+    "flex_attention": ".attention.flex",
+    "last_variant": ".kernels.library",
+    "merge_attention": ".attention.merge",
+    "scaled_dot_product_attention": ".attention.sdpa",
 }
 
 

@@ -7,13 +7,13 @@ import os
 import sys
 from typing import NoReturn
 
-from flash_dist.cli import main
+from .cli import main
 
 
 def run() -> NoReturn:
     """Run the command line and end the process."""
     status = main()
-    if "flash_dist.bench.launched" in sys.modules:
+    if f"{__package__}.bench.launched" in sys.modules:
         # torch's profiler may free its buffers before CUPTI has returned them, and abort when the
         # CUDA context ends: https://github.com/pytorch/pytorch/pull/195207. So it does not end.
         for stream in (sys.stdout, sys.stderr):

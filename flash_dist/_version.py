@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from importlib import metadata
 
+from .builds.manifest import load_manifest
+from .builds.package import PACKAGE
 from .errors import ManifestError
-from .manifest import PACKAGE, load_manifest
 
 UNBUILT = "0+unbuilt"
 

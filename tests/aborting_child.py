@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from flash_dist import selftest_child
-from flash_dist.selftest_inputs import Inputs
+from flash_dist.selftest import child
+from flash_dist.selftest.inputs import Inputs
 
 if TYPE_CHECKING:
-    from flash_dist.comparison import Tensors
+    from flash_dist.selftest.comparison import Tensors
 
 
 def attend(self: Inputs, *_: object) -> Tensors:
@@ -22,4 +22,4 @@ def attend(self: Inputs, *_: object) -> Tensors:
 
 if __name__ == "__main__":
     setattr(Inputs, "attend", attend)  # noqa: B010 - of another signature
-    selftest_child.main()
+    child.main()

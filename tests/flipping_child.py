@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from flash_dist import comparison, selftest_child
+from flash_dist.selftest import child, comparison
 
 if TYPE_CHECKING:
-    from flash_dist.comparison import Tensors
+    from flash_dist.selftest.comparison import Tensors
 
 WRONG_RANK = "1"
 WRONG_CALL = 4  # the fifth case
@@ -45,5 +45,5 @@ def is_wrong_time() -> bool:
 
 
 if __name__ == "__main__":
-    setattr(selftest_child, "digest", digest)  # noqa: B010 - for mypy it is not exported
-    selftest_child.main()
+    setattr(child, "digest", digest)  # noqa: B010 - for mypy it is not exported
+    child.main()

@@ -6,8 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-from flash_dist.errors import UsageError
-
+from ..errors import UsageError
 from .results import Report
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-import flash_dist
-from flash_dist.libcuda import read_cuda
+from .._version import read_version
+from ..machine.libcuda import read_cuda
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
         "triton": _version_of("triton"),
-        "flash_dist": flash_dist.__version__,
+        "flash_dist": read_version(),
     }
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)

@@ -6,9 +6,16 @@ import importlib
 import textwrap
 from typing import TYPE_CHECKING, Any, Final
 
-from flash_dist.errors import FlashDistError
-
-from .names import DETERMINISTIC, OURS, OURS_DETERMINISTIC, OWN, PHASES, TITLES, is_deterministic
+from ..errors import FlashDistError
+from .contenders.names import (
+    DETERMINISTIC,
+    OURS,
+    OURS_DETERMINISTIC,
+    OWN,
+    PHASES,
+    TITLES,
+    is_deterministic,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

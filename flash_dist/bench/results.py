@@ -6,11 +6,10 @@ import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from flash_dist.errors import UsageError
-
-from .names import OURS, OURS_DETERMINISTIC, OWN, in_deterministic_mode, is_deterministic
-from .shapes import Mask, Shape
-from .work import count_flops
+from ..errors import UsageError
+from .contenders.names import OURS, OURS_DETERMINISTIC, OWN, in_deterministic_mode, is_deterministic
+from .contenders.shapes import Mask, Shape
+from .contenders.work import count_flops
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

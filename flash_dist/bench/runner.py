@@ -17,11 +17,11 @@ from .agreement import (
     measure_against_float64,
     measure_errors,
 )
-from .contenders import bind, make_attend
-from .failures import CannotRun, describe_failure, is_fatal
+from .contenders.failures import CannotRun, describe_failure, is_fatal
+from .contenders.names import OURS, OURS_DETERMINISTIC, OWN, add_ours
+from .contenders.problem import Problem
+from .contenders.table import bind, make_attend
 from .launched import launched_kernels
-from .names import OURS, OURS_DETERMINISTIC, OWN, add_ours
-from .problem import Problem
 from .results import Entry, Row
 from .timing import RunFailed, time_interleaved
 from .workload import make_run
@@ -29,9 +29,9 @@ from .workload import make_run
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from .ours import Attend
-    from .problem import Tensor
-    from .shapes import Shape
+    from .contenders.ours import Attend
+    from .contenders.problem import Tensor
+    from .contenders.shapes import Shape
     from .timing import Clock
 
     Run = Callable[[], object]

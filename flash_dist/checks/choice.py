@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flash_dist.errors import UsageError
+from ..errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

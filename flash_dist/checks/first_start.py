@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from flash_dist.jit_cache import find_cache_problem
+from ..machine.jit_cache import find_cache_problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from flash_dist.environment import Environment
-    from flash_dist.verdict import DeviceVerdict
+    from ..targets.verdict import DeviceVerdict
+    from .environment import Environment
 
 FIRST_FORWARD: Final = "0.3 to 0.4 s"  # of one head_dim and dtype
 FIRST_BACKWARD: Final = "0.6 to 0.7 s"  # of one head_dim and dtype

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from flash_dist.advice import covering_set, describe_device, explain_refusal, unsupported_fix
-from flash_dist.devices import KIB, KNOWN_DEVICES
-from flash_dist.result import CheckResult
-from flash_dist.verdict import (
+from ..findings.result import CheckResult
+from ..targets.advice import covering_set, describe_device, explain_refusal, unsupported_fix
+from ..targets.devices import KIB, KNOWN_DEVICES
+from ..targets.verdict import (
     FLOOR,
     Build,
     DeviceVerdict,
@@ -17,15 +17,14 @@ from flash_dist.verdict import (
     judge_device,
     name_size,
 )
-
 from .first_start import describe_first_start
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from flash_dist.devices import Device
-    from flash_dist.environment import Environment
-    from flash_dist.libcuda import Gpu
+    from ..machine.libcuda import Gpu
+    from ..targets.devices import Device
+    from .environment import Environment
 
 _GIB = 1 << 30
 

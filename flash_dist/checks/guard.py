@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING, TypeVar
 
-from flash_dist.result import CheckResult
+from ..findings.result import CheckResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flash_dist.advice import list_few
-from flash_dist.devices import format_version
-from flash_dist.nvml import VERSION_MISMATCH
-from flash_dist.result import CheckResult
+from ..findings.result import CheckResult
+from ..machine.nvml import VERSION_MISMATCH
+from ..targets.advice import list_few
+from ..targets.devices import format_version
 
 if TYPE_CHECKING:
-    from flash_dist.environment import Environment
-    from flash_dist.host import Host
+    from ..machine.host import Host
+    from .environment import Environment
 
 _CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 _MISMATCH = "(803)"  # CUDA_ERROR_SYSTEM_DRIVER_MISMATCH

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flash_dist.jit_cache import find_cache_problem
-from flash_dist.result import CheckResult
-
+from ..findings.result import CheckResult
+from ..machine.jit_cache import find_cache_problem
 from .first_start import describe_cost, uses_jit
 from .gpus import judge_gpu
 
 if TYPE_CHECKING:
-    from flash_dist.environment import Environment
+    from .environment import Environment
 
 
 def check_jit(environment: Environment) -> CheckResult | None:

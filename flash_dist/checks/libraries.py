@@ -10,26 +10,25 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from flash_dist.advice import describe_archs
-from flash_dist.archives import Library, Unread
-from flash_dist.library_verdict import LibraryVerdict, judge_library
-from flash_dist.own_library import read_own
-from flash_dist.result import CheckResult
-
+from ..findings.result import CheckResult
+from ..gpucode.archives import Library, Unread
+from ..targets.advice import describe_archs
 from .gpus import HOW_WORDS, check_any_gpu, check_gpu, describe_gpu, find_situation
 from .guard import guard
 from .library_loading import LibraryLoading
+from .library_verdict import LibraryVerdict, judge_library
 from .machine import check_driver
+from .own_library import read_own
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from flash_dist.environment import Environment
-    from flash_dist.images import FatbinReport
-    from flash_dist.installed import Installed
-    from flash_dist.libcuda import Gpu
+    from ..gpucode.images import FatbinReport
+    from ..machine.installed import Installed
+    from ..machine.libcuda import Gpu
+    from .environment import Environment
 
-# What helps against an obstacle, by words of its sentence (`compatibility.py`).
+# What helps against an obstacle, by words of its sentence (`targets/compatibility.py`).
 _STEPS = (
     ("or newer, not", "install a newer NVIDIA driver"),
     ("is set", "unset that variable"),

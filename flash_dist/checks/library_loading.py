@@ -11,21 +11,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flash_dist.advice import few_lines
-from flash_dist.errors import FatbinError
-from flash_dist.load_host import read_host
-from flash_dist.load_prediction import Prediction, predict_loading, predict_member
-from flash_dist.result import CheckResult
-from flash_dist.segments import is_shared
-from flash_dist.wheel_tags import judge_tags
+from ..binaries.segments import is_shared
+from ..errors import FatbinError
+from ..findings.result import CheckResult
+from ..loading.host import read_host
+from ..loading.prediction import Prediction, predict_loading, predict_member
+from ..loading.tags import judge_tags
+from ..targets.advice import few_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from flash_dist.archives import Library
-    from flash_dist.environment import Environment
-    from flash_dist.load_causes import Cause
-    from flash_dist.load_host import LoadHost
+    from ..gpucode.archives import Library
+    from ..loading.causes import Cause
+    from ..loading.host import LoadHost
+    from .environment import Environment
 
 # What another library of the same package can make up for.
 _REPLACEABLE = {"library-missing", "wrong-architecture", "python-abi", "driver-absent"}

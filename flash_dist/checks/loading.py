@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from flash_dist.result import CheckResult
-
+from ..findings.result import CheckResult
 from .machine import reinstall_fix
 
 if TYPE_CHECKING:
-    from flash_dist.environment import Environment
-    from flash_dist.loading import Loading
-    from flash_dist.selftest_report import SelftestReport
+    from ..loading.parts import Loading
+    from ..selftest.report import SelftestReport
+    from .environment import Environment
 
 DIFFERS = "load-prediction-differs"
 
@@ -21,7 +20,8 @@ _PARTS = {
     "torch": "torch",
     "extension": "the torch extension",
 }
-_SAID = " does not load: "  # what the errors of _native.py and _ops.py begin with
+# What the errors of kernels/library.py and kernels/operators.py begin with.
+_SAID = " does not load: "
 _REPORT = "report this with the output of `doctor --json`"
 
 

@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
 
-from flash_dist.advice import (
+from ..builds.package import PACKAGE
+from ..findings.result import CheckResult
+from ..kernels.budget import BUDGET_VARIABLE, find_budget_problem
+from ..targets.advice import (
     GET_DRIVER,
     GET_GLIBC,
     describe_archs,
@@ -15,19 +18,15 @@ from flash_dist.advice import (
     list_few,
     torch_fix,
 )
-from flash_dist.budget import BUDGET_VARIABLE, find_budget_problem
-from flash_dist.compatibility import driver_refusal, is_set
-from flash_dist.devices import ZSTD_CUDA, first_driver, format_version, ptx_isa_cuda, toolkit_driver
-from flash_dist.manifest import PACKAGE
-from flash_dist.result import CheckResult
-from flash_dist.verdict import SMEM_VARIABLE
-
+from ..targets.compatibility import driver_refusal, is_set
+from ..targets.devices import ZSTD_CUDA, first_driver, format_version, ptx_isa_cuda, toolkit_driver
+from ..targets.verdict import SMEM_VARIABLE
 from .host import describe_driver, explain_no_gpu
 
 if TYPE_CHECKING:
-    from flash_dist.environment import Environment
-    from flash_dist.torch_install import Torch
-    from flash_dist.verdict import Build
+    from ..machine.torch_install import Torch
+    from ..targets.verdict import Build
+    from .environment import Environment
 
 _JIT_VARIABLES = ("CUDA_FORCE_PTX_JIT", "CUDA_DISABLE_PTX_JIT")
 _SHOWN_DIFFERENCES = 8

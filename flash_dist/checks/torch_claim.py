@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flash_dist.advice import describe_archs, describe_device
-from flash_dist.archs import Arch
-from flash_dist.compatibility import Origin, driver_refusal, judge
-from flash_dist.library_verdict import judge_library
-from flash_dist.result import CheckResult
-
+from ..findings.result import CheckResult
+from ..targets.advice import describe_archs, describe_device
+from ..targets.archs import Arch
+from ..targets.compatibility import Origin, driver_refusal, judge
 from .gpus import describe_how, find_situation, judge_gpu
+from .library_verdict import judge_library
 
 if TYPE_CHECKING:
-    from flash_dist.environment import Environment
-    from flash_dist.libcuda import Gpu
-    from flash_dist.result import Status
-    from flash_dist.torch_code import TorchCode
+    from ..findings.result import Status
+    from ..machine.libcuda import Gpu
+    from ..machine.torch_code import TorchCode
+    from .environment import Environment
 
 _GET_TORCH = "install a torch with code for it (https://pytorch.org/get-started/locally)"
 

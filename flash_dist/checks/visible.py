@@ -9,19 +9,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flash_dist.advice import describe_device
-from flash_dist.libcuda import Gpu
-from flash_dist.nvml import normalize_pci
-from flash_dist.result import CheckResult
-
+from ..findings.result import CheckResult
+from ..machine.libcuda import Gpu
+from ..machine.nvml import normalize_pci
+from ..targets.advice import describe_device
 from .gpus import describe_how, judge_gpu
 from .host import explain_no_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from flash_dist.environment import Environment
-    from flash_dist.nvml import PhysicalGpu
+    from ..machine.nvml import PhysicalGpu
+    from .environment import Environment
 
 _GIB = 1 << 30
 _VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -12,11 +12,10 @@ import sys
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, NoReturn
 
-import flash_dist
-from flash_dist.errors import FlashDistError, UsageError
-
-from .logs import logging_to_stderr
-from .text import complain, discard, printable
+from .._version import read_version
+from ..errors import FlashDistError, UsageError
+from .terminal.logs import logging_to_stderr
+from .terminal.text import complain, discard, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,9 +87,7 @@ def make_parser(names: Sequence[str] = SUBCOMMANDS) -> Parser:
         prog=PROGRAM,
         description="Inspect and prove builds of flash_dist.",
     )
-    parser.add_argument(
-        "--version", action="version", version=f"flash_dist {flash_dist.__version__}"
-    )
+    parser.add_argument("--version", action="version", version=f"flash_dist {read_version()}")
     subparsers = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND", required=True)
     for name in names:
         importlib.import_module(f".{name}", __package__).add_parser(subparsers)

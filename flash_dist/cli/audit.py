@@ -7,12 +7,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flash_dist.audit_options import AuditOptions, read_options
-from flash_dist.release import Release, audit_release
-
-from .progress import working
-from .results import make_console, make_table
-from .text import add_subcommand, count, format_size, printable
+from ..audit.options import AuditOptions, read_options
+from ..audit.release import Release, audit_release
+from .terminal.progress import working
+from .terminal.results import make_console, make_table
+from .terminal.text import add_subcommand, count, format_size, printable
 
 if TYPE_CHECKING:
     import argparse
@@ -20,9 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from flash_dist.audit import AuditResult
-
-    from .text import Subparsers
+    from ..audit.own import AuditResult
+    from .terminal.text import Subparsers
 
 EPILOG = """\
 examples:

@@ -18,20 +18,19 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from flash_dist.advice import torch_fix
-from flash_dist.bench import shapes as sets
-from flash_dist.bench.files import read_report, write_json
-from flash_dist.bench.names import OURS, PEERS, PHASES, parse_peers, parse_phases, parse_states
-from flash_dist.bench.plot import draw_plot, require_matplotlib
-from flash_dist.bench.results import Report
-from flash_dist.errors import UsageError
-from flash_dist.libcuda import read_cuda
-from flash_dist.result import EXIT_FINDINGS, EXIT_FINE, EXIT_NOTHING_CHECKED
-from flash_dist.torch_install import read_torch
-
-from .bench_table import print_report
-from .results import make_console
-from .text import add_subcommand, complain
+from ..bench.contenders import shapes as sets
+from ..bench.contenders.names import OURS, PEERS, PHASES, parse_peers, parse_phases, parse_states
+from ..bench.files import read_report, write_json
+from ..bench.plot import draw_plot, require_matplotlib
+from ..bench.results import Report
+from ..errors import UsageError
+from ..findings.result import EXIT_FINDINGS, EXIT_FINE, EXIT_NOTHING_CHECKED
+from ..machine.libcuda import read_cuda
+from ..machine.torch_install import read_torch
+from ..targets.advice import torch_fix
+from .terminal.bench_table import print_report
+from .terminal.results import make_console
+from .terminal.text import add_subcommand, complain
 
 if TYPE_CHECKING:
     import argparse
@@ -39,12 +38,11 @@ if TYPE_CHECKING:
 
     import torch
 
-    from flash_dist.bench.results import Row
-    from flash_dist.bench.runner import Plan
-    from flash_dist.bench.shapes import Shape
-    from flash_dist.bench.timing import Clock
-
-    from .text import Subparsers
+    from ..bench.contenders.shapes import Shape
+    from ..bench.results import Row
+    from ..bench.runner import Plan
+    from ..bench.timing import Clock
+    from .terminal.text import Subparsers
 
 DEFAULT_SECONDS = 1.0
 
@@ -238,9 +236,9 @@ def find_obstacle() -> str:
 def _measure(args: argparse.Namespace, shapes: tuple[Shape, ...]) -> Report:
     import torch  # noqa: PLC0415 - not for --help
 
-    from flash_dist.bench.machine import describe_machine  # noqa: PLC0415
-    from flash_dist.bench.runner import Plan  # noqa: PLC0415
-    from flash_dist.bench.timing import GpuClock  # noqa: PLC0415
+    from ..bench.machine import describe_machine  # noqa: PLC0415
+    from ..bench.runner import Plan  # noqa: PLC0415
+    from ..bench.timing import GpuClock  # noqa: PLC0415
 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch's mode asks for it
     peers, states = DEFAULTS[args.shapes]
@@ -268,7 +266,7 @@ def follow(  # noqa: PLR0913 - one measurement
     quiet: bool = False,
 ) -> Report:
     """Measure row by row, show progress, and keep what there is on disk."""
-    from flash_dist.bench.runner import ContextLostError, measure, phases_of  # noqa: PLC0415
+    from ..bench.runner import ContextLostError, measure, phases_of  # noqa: PLC0415
 
     expected = len(plan.states) * sum(bool(phases_of(x, plan.phases)) for x in plan.shapes)
     save(report, path)  # a path that cannot be written shows now

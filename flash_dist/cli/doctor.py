@@ -8,38 +8,36 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from flash_dist.checks.choice import EVERYTHING, CheckChoice
-from flash_dist.checks.libraries import examine_libraries
-from flash_dist.doctor import Examination, check_names, examine, limit_gpus, will_run
-from flash_dist.environment import (
+from ..checks.choice import EVERYTHING, CheckChoice
+from ..checks.environment import (
     gather_environment,
     gather_gpus,
     imagine_environment,
     prove_loading,
 )
-from flash_dist.installed import Installed
-from flash_dist.libraries import open_libraries, package_libraries
-from flash_dist.proof import Proof
-from flash_dist.remote import at_hand
-from flash_dist.selftest import DEFAULT_RUNS, DEFAULT_TIMEOUT
-
+from ..checks.libraries import examine_libraries
+from ..doctor.artefact import at_hand
+from ..doctor.examine import Examination, check_names, examine, limit_gpus, will_run
+from ..doctor.proof import Proof
+from ..gpucode.libraries import open_libraries, package_libraries
+from ..machine.installed import Installed
+from ..selftest.run import DEFAULT_RUNS, DEFAULT_TIMEOUT
 from .doctor_options import BACKENDS, add_options, require_fitting
 from .explain import run_explain
 from .fleet import FleetOptions, run_fleet
-from .progress import downloading, working
 from .report_page import write_report
-from .results import is_shown, make_console, print_result
-from .text import add_subcommand
+from .terminal.progress import downloading, working
+from .terminal.results import is_shown, make_console, print_result
+from .terminal.text import add_subcommand
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-    from flash_dist.environment import Environment
-    from flash_dist.libcuda import Gpu
-    from flash_dist.result import CheckResult
-
-    from .text import Subparsers
+    from ..checks.environment import Environment
+    from ..findings.result import CheckResult
+    from ..machine.libcuda import Gpu
+    from .terminal.text import Subparsers
 
 EPILOG = """\
 examples:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from flash_dist.devices import Device, Driver
-from flash_dist.doctor import check_names
-from flash_dist.environment import VARIABLES
-from flash_dist.errors import UsageError, wrong_usage
-from flash_dist.selftest import DEFAULT_RUNS
-
+from ..checks.environment import VARIABLES
+from ..doctor.examine import check_names
+from ..errors import UsageError, wrong_usage
+from ..selftest.run import DEFAULT_RUNS
+from ..targets.devices import Device, Driver
 from .report_page import add_report_option
 from .selftest import parse_runs
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 
-from flash_dist.explain import explain
-from flash_dist.findings import suggest
-from flash_dist.result import EXIT_FINE, EXIT_NOTHING_CHECKED
-
-from .results import make_console
-from .text import complain, printable
+from ..findings import suggest
+from ..findings.explain import explain
+from ..findings.result import EXIT_FINE, EXIT_NOTHING_CHECKED
+from .terminal.results import make_console
+from .terminal.text import complain, printable
 
 _SHOWN_MESSAGE = 200
 

@@ -10,24 +10,23 @@ import socket
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from flash_dist.checks.gpus import check_gpu
-from flash_dist.checks.guard import guard
-from flash_dist.environment import gather_gpus
-from flash_dist.errors import UsageError
-from flash_dist.fingerprints import Identity, Setting, make_fingerprints
-from flash_dist.fleet import Member, compare_members
-from flash_dist.installed import read_installed
-from flash_dist.proof import Proof
-from flash_dist.result import CheckResult, exit_code, worst_status
-from flash_dist.selftest import CHILD, DEFAULT_TIMEOUT, check_selftest, run_selftest
-
+from ..checks.environment import gather_gpus
+from ..checks.gpus import check_gpu
+from ..checks.guard import guard
+from ..doctor.proof import Proof
+from ..errors import UsageError
+from ..findings.result import CheckResult, exit_code, worst_status
+from ..machine.installed import read_installed
+from ..selftest.fingerprints import Identity, Setting, make_fingerprints
+from ..selftest.fleet import Member, compare_members
+from ..selftest.run import CHILD, DEFAULT_TIMEOUT, check_selftest, run_selftest
 from .doctor_options import BACKENDS, LAUNCHER
-from .results import is_shown, make_console, print_result
+from .terminal.results import is_shown, make_console, print_result
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from flash_dist.environment import Environment
+    from ..checks.environment import Environment
 
 JSON_VERSION = 1
 

@@ -6,25 +6,23 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flash_dist.archs import Arch
-from flash_dist.differences import find_differences
-from flash_dist.errors import UsageError, wrong_usage
-from flash_dist.inspection import LEVELS, Choice, inspect_libraries
-from flash_dist.libraries import open_libraries, package_libraries, process_libraries
-
-from .differences import print_differences
-from .inspection import print_inspections
-from .progress import working
-from .text import add_subcommand, complain, printable
+from ..errors import UsageError, wrong_usage
+from ..gpucode.differences import find_differences
+from ..gpucode.inspection import LEVELS, Choice, inspect_libraries
+from ..gpucode.libraries import open_libraries, package_libraries, process_libraries
+from ..targets.archs import Arch
+from .terminal.differences import print_differences
+from .terminal.inspection import print_inspections
+from .terminal.progress import working
+from .terminal.text import add_subcommand, complain, printable
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterable, Iterator
 
-    from flash_dist.inspection import Inspection
-    from flash_dist.libraries import Library, Unread
-
-    from .text import Subparsers
+    from ..gpucode.inspection import Inspection
+    from ..gpucode.libraries import Library, Unread
+    from .terminal.text import Subparsers
 
 EPILOG = """\
 examples:

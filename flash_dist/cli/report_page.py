@@ -6,11 +6,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import flash_dist
-from flash_dist.errors import UsageError
-from flash_dist.report_page import make_page, redaction_of_this_machine
-
-from .text import complain, printable
+from .._version import read_version
+from ..errors import UsageError
+from ..report_page import make_page, redaction_of_this_machine
+from .terminal.text import complain, printable
 
 if TYPE_CHECKING:
     import argparse
@@ -42,8 +41,6 @@ def parse_report(text: str) -> Path:
 def write_report(path: Path, document: dict[str, Any]) -> None:
     """Write the page, and say on stderr that it is there."""
     now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    page = make_page(
-        document, redaction_of_this_machine(), version=flash_dist.__version__, written=now
-    )
+    page = make_page(document, redaction_of_this_machine(), version=read_version(), written=now)
     path.write_text(page, encoding="utf-8")
     complain(f"report written to {printable(str(path))}")

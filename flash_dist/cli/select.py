@@ -6,35 +6,33 @@ import json
 import platform
 from typing import TYPE_CHECKING, Any
 
-from flash_dist.advice import describe_archs, driver_fix, unsupported_fix
-from flash_dist.archs import DEFAULT_MACHINE
-from flash_dist.candidates import Offer, read_offer
-from flash_dist.checks.gpus import describe_gpu, describe_how
-from flash_dist.devices import toolkit_driver
-from flash_dist.errors import UsageError
-from flash_dist.index import read_index
-from flash_dist.install_commands import find_commands
-from flash_dist.libcuda import imagine_cuda, read_cuda
-from flash_dist.published import MACHINES, published_sets
-from flash_dist.result import EXIT_FINDINGS, EXIT_FINE, EXIT_NOTHING_CHECKED
-from flash_dist.selection import candidates_of, describe_lack, select
-from flash_dist.verdict import FLOOR, Build
-
+from ..builds.published import MACHINES, published_sets
+from ..checks.gpus import describe_gpu, describe_how
+from ..errors import UsageError
+from ..findings.result import EXIT_FINDINGS, EXIT_FINE, EXIT_NOTHING_CHECKED
+from ..indexes.candidates import Offer, read_offer
+from ..indexes.index import read_index
+from ..indexes.install_commands import find_commands
+from ..indexes.selection import candidates_of, describe_lack, select
+from ..machine.libcuda import imagine_cuda, read_cuda
+from ..targets.advice import describe_archs, driver_fix, unsupported_fix
+from ..targets.archs import DEFAULT_MACHINE
+from ..targets.devices import toolkit_driver
+from ..targets.verdict import FLOOR, Build
 from .doctor_options import parse_devices, parse_driver
-from .progress import working
-from .results import make_console
-from .text import add_subcommand, complain, format_size, printable
+from .terminal.progress import working
+from .terminal.results import make_console
+from .terminal.text import add_subcommand, complain, format_size, printable
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Sequence
 
-    from flash_dist.index import Index
-    from flash_dist.install_commands import Command
-    from flash_dist.libcuda import Cuda, Gpu
-    from flash_dist.selection import Candidate, Judged, Selection
-
-    from .text import Subparsers
+    from ..indexes.index import Index
+    from ..indexes.install_commands import Command
+    from ..indexes.selection import Candidate, Judged, Selection
+    from ..machine.libcuda import Cuda, Gpu
+    from .terminal.text import Subparsers
 
 EPILOG = """\
 examples:

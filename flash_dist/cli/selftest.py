@@ -8,34 +8,32 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flash_dist.checks.machine import require_torch
-from flash_dist.environment import gather_gpus
-from flash_dist.errors import FlashDistError, UsageError
-from flash_dist.fingerprints import merge_references, read_references, write_references
-from flash_dist.installed import read_installed
-from flash_dist.proof import Proof
-from flash_dist.result import CheckResult, exit_code, worst_status
-from flash_dist.selftest import (
+from ..checks.environment import gather_gpus
+from ..checks.machine import require_torch
+from ..doctor.proof import Proof
+from ..errors import FlashDistError, UsageError
+from ..findings.result import CheckResult, exit_code, worst_status
+from ..machine.installed import read_installed
+from ..selftest.fingerprints import merge_references, read_references, write_references
+from ..selftest.report import RanVariant
+from ..selftest.run import (
     DEFAULT_RUNS,
     DEFAULT_TIMEOUT,
     JSON_VERSION,
     check_selftest,
     run_selftest,
 )
-from flash_dist.selftest_report import RanVariant
-
-from .progress import working
-from .results import is_shown, make_console, print_result
-from .text import add_subcommand, complain, printable
+from .terminal.progress import working
+from .terminal.results import is_shown, make_console, print_result
+from .terminal.text import add_subcommand, complain, printable
 
 if TYPE_CHECKING:
     import argparse
 
-    from flash_dist.environment import Environment
-    from flash_dist.fingerprints import Reference
-    from flash_dist.libcuda import Cuda
-
-    from .text import Subparsers
+    from ..checks.environment import Environment
+    from ..machine.libcuda import Cuda
+    from ..selftest.fingerprints import Reference
+    from .terminal.text import Subparsers
 
 EPILOG = """\
 examples:

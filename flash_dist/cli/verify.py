@@ -6,22 +6,20 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flash_dist.listing import read_listing
-from flash_dist.result import EXIT_FINDINGS, EXIT_FINE
-from flash_dist.verify import verify_wheel
-
-from .progress import working
-from .results import is_shown, make_console, print_result
-from .text import add_subcommand, count, printable
+from ..audit.verify import verify_wheel
+from ..builds.listing import read_listing
+from ..findings.result import EXIT_FINDINGS, EXIT_FINE
+from .terminal.progress import working
+from .terminal.results import is_shown, make_console, print_result
+from .terminal.text import add_subcommand, count, printable
 
 if TYPE_CHECKING:
     import argparse
 
     from rich.console import Console
 
-    from flash_dist.verify import Verification
-
-    from .text import Subparsers
+    from ..audit.verify import Verification
+    from .terminal.text import Subparsers
 
 EPILOG = """\
 examples:

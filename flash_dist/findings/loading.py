@@ -129,6 +129,6 @@ LOADING: Final[Mapping[str, Entry]] = {
         "doctor starts a second Python to load the libraries, where a crash does no harm. It ended "
         "before it reported anything: out of memory, a limit on processes, or a Python that does "
         "not start.",
-        "`python -m flash_dist.loading_child --report /dev/stdout` shows what happens.",
+        "`python -m flash_dist.loading.child --report /dev/stdout` shows what happens.",
     ),
 }

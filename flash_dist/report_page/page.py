@@ -9,8 +9,7 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from flash_dist.findings import find
-
+from ..findings import find
 from .markup import Markup, element, make_head, prose
 from .style import STYLE
 from .tables import make_tables

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from flash_dist.verdict import name_size
-
+from ..targets.verdict import name_size
 from .markup import Markup, element, join
 
 if TYPE_CHECKING:

@@ -22,12 +22,12 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from flash_dist.binaries.symbols import SharedObject
 from flash_dist.errors import FatbinError
-from flash_dist.inspection import LEVELS, Choice, inspect_libraries
-from flash_dist.libraries import open_libraries
-from flash_dist.symbols import SharedObject
-from tests.unit.dynamic_builder import make_shared
-from tests.unit.fatbin_builder import (
+from flash_dist.gpucode.inspection import LEVELS, Choice, inspect_libraries
+from flash_dist.gpucode.libraries import open_libraries
+from tests.unit.made.dynamic_builder import make_shared
+from tests.unit.made.fatbin_builder import (
     LTO,
     PTX,
     SASS,
@@ -38,7 +38,7 @@ from tests.unit.fatbin_builder import (
     library,
     ptx,
 )
-from tests.unit.pe_builder import pe
+from tests.unit.made.pe_builder import pe
 
 if TYPE_CHECKING:
     from collections.abc import Callable

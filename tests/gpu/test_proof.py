@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from flash_dist.environment import gather_gpus
-from flash_dist.installed import read_installed
-from flash_dist.proof import Proof
-from flash_dist.selftest import CHILD
+from flash_dist.checks.environment import gather_gpus
+from flash_dist.doctor.proof import Proof
+from flash_dist.machine.installed import read_installed
+from flash_dist.selftest.run import CHILD
 
 TESTS = Path(__file__).resolve().parents[1]
 TIMEOUT = 600.0

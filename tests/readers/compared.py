@@ -6,16 +6,15 @@ import hashlib
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from flash_dist.libraries import Library, open_libraries
-
-from .tools import Resources, extract_images, list_images, list_resources
+from flash_dist.gpucode.libraries import Library, open_libraries
+from tests.readers.tools import Resources, extract_images, list_images, list_resources
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from flash_dist.fatbin import Fatbin
-    from flash_dist.images import FatbinEntry
+    from flash_dist.gpucode.fatbin import Fatbin
+    from flash_dist.gpucode.images import FatbinEntry
 
 
 class Ours:

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from flash_dist.archs import TOOLKIT_ARCHS, Arch
-from flash_dist.fatbin import read_fatbin, read_kernels
-
-from .compared import Ours, compare, names
-from .tools import compile_code, gencode, needs, run
+from flash_dist.gpucode.fatbin import read_fatbin, read_kernels
+from flash_dist.targets.archs import TOOLKIT_ARCHS, Arch
+from tests.readers.compared import Ours, compare, names
+from tests.readers.tools import compile_code, gencode, needs, run
 
 pytestmark = needs("nvcc", "cuobjdump")
 

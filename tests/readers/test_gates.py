@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ci.compile.sbom import make_sbom
 from ci.project import ARCHSETS
-from ci.sbom import make_sbom
-from flash_dist.contents import BINDING, KERNELS, read_manifest
-from flash_dist.linkage import BINDING_NEEDS
-from flash_dist.published import load_archsets
-from flash_dist.sbom import FILE_NAME
-from tests.unit.library_builder import Lab, needs_gcc
-from tests.unit.whole_wheel import make_record
-
-from .test_wheels import DIST
+from flash_dist.builds.contents import BINDING, KERNELS, read_manifest
+from flash_dist.builds.linkage import BINDING_NEEDS
+from flash_dist.builds.published import load_archsets
+from flash_dist.builds.sbom import FILE_NAME
+from tests.readers.test_wheels import DIST
+from tests.unit.made.library_builder import Lab, needs_gcc
+from tests.unit.made.whole_wheel import make_record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,7 +45,7 @@ def judge(wheel: Path) -> subprocess.CompletedProcess[str]:
     archset = load_archsets(ARCHSETS)[WHEELS[0].parent.name]
     asked = ["--archs", str(archset), "--budget", str(archset.budget_bytes)]
     platform = wheel.stem.rpartition("-")[2]
-    command = [sys.executable, "-m", "ci.gates", *asked, "--platform", platform, str(wheel)]
+    command = [sys.executable, "-m", "ci.wheels.gates", *asked, "--platform", platform, str(wheel)]
     return subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
 
 

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flash_dist.archs import Arch
-from flash_dist.fatbin import open_fatbin
-from flash_dist.sass import MAX_SCANNED_BYTES, WORD_SIZE, Body
-
-from .planted import SOURCE
-from .tools import compile_code, gencode, needs, run
+from flash_dist.gpucode.fatbin import open_fatbin
+from flash_dist.gpucode.sass import MAX_SCANNED_BYTES, WORD_SIZE, Body
+from flash_dist.targets.archs import Arch
+from tests.readers.planted import SOURCE
+from tests.readers.tools import compile_code, gencode, needs, run
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ci.native import NativeOptions, _configure
-from ci.toolchain import find_toolchain
-from ci.torch_headers import TorchHeaders
-from flash_dist.archs import ArchSet
-
-from .tools import needs
+from ci.compile.native import NativeOptions, _configure
+from ci.toolchain.nvcc import find_toolchain
+from ci.toolchain.torch_headers import TorchHeaders
+from flash_dist.targets.archs import ArchSet
+from tests.readers.tools import needs
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flash_dist.coverage import Coverage, Verdict, find_coverage
-from flash_dist.fatbin import open_fatbin
-
-from .planted import COMPLAINTS, SOURCE, STUBS
-from .tools import compile_code, gencode, needs
+from flash_dist.gpucode.coverage import Coverage, Verdict, find_coverage
+from flash_dist.gpucode.fatbin import open_fatbin
+from tests.readers.planted import COMPLAINTS, SOURCE, STUBS
+from tests.readers.tools import compile_code, gencode, needs
 
 if TYPE_CHECKING:
     from pathlib import Path

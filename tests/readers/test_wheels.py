@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from flash_dist.wheel import open_wheel
-
-from .compared import compare, names
-from .tools import needs
+from flash_dist.binaries.wheel import open_wheel
+from tests.readers.compared import compare, names
+from tests.readers.tools import needs
 
 pytestmark = needs("cuobjdump")
 

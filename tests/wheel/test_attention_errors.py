@@ -17,7 +17,7 @@ from flash_dist import (
     flex_attention,
     scaled_dot_product_attention,
 )
-from flash_dist.arguments import choose_scale
+from flash_dist.attention.arguments import choose_scale
 from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import flash_dist
-from flash_dist.environment import gather_environment, prove_loading
-from flash_dist.fatbin import read_fatbin, read_kernels
-from flash_dist.manifest import Manifest, load_manifest
+from flash_dist.builds.manifest import Manifest, load_manifest
+from flash_dist.checks.environment import gather_environment, prove_loading
+from flash_dist.gpucode.fatbin import read_fatbin, read_kernels
 
 PACKAGE = Path(flash_dist.__file__).parent
 LIBRARY = PACKAGE / "libflash_dist_kernels.so"
@@ -77,7 +77,7 @@ def test_the_op_works_on_the_cpu(*, causal: bool) -> None:
 
 
 def test_the_binding_loads_under_this_torch() -> None:
-    from flash_dist import _ops  # noqa: F401, PLC0415
+    from flash_dist.kernels import operators  # noqa: F401, PLC0415
 
     assert torch.ops.flash_dist is not None
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from flash_dist import _ops
-from flash_dist._ops import Packing
+from flash_dist.kernels import operators
+from flash_dist.kernels.operators import Packing
 from flash_dist.masks import Band, BlockMask
 
 Tensor = torch.Tensor
@@ -28,7 +28,7 @@ class Inputs(NamedTuple):
     q: Tensor
     k: Tensor
     v: Tensor
-    packed: Packing | tuple[None, None, int, int] = _ops.NOT_PACKED
+    packed: Packing | tuple[None, None, int, int] = operators.NOT_PACKED
 
 
 def draw(*shape: int) -> Tensor:
@@ -55,7 +55,7 @@ CALLS = [
     ),
 ]
 IDS = ["4-D", "head_dim_v", "5-D", "strided", "packed", "packed-5-D"]
-DENSE = [call for call in CALLS if call.packed is _ops.NOT_PACKED]
+DENSE = [call for call in CALLS if call.packed is operators.NOT_PACKED]
 
 
 def opcheck(name: str, *arguments: object) -> None:
@@ -95,9 +95,9 @@ def test_shapes_of_gpu_tensors_are_told_without_a_gpu(call: Inputs) -> None:
             fake_starts = torch.empty(3, dtype=torch.int32, device="cuda")
             packing = Packing(fake_starts, fake_starts, 9, 9)
         call_of: dict[str, Any] = {"mask": Band(), "packing": packing, "softmax_scale": SCALE}
-        fake_out, fake_lse = _ops.fwd(fake_q, fake_k, fake_v, **call_of)
+        fake_out, fake_lse = operators.fwd(fake_q, fake_k, fake_v, **call_of)
         saved = fake_out, fake_q, fake_k, fake_v, fake_out, fake_lse, None
-        gradients = _ops.bwd(*saved, budget=BUDGET, batch_invariant=False, **call_of)
+        gradients = operators.bwd(*saved, budget=BUDGET, batch_invariant=False, **call_of)
     assert (fake_out.shape, fake_out.dtype) == (out.shape, torch.bfloat16)
     assert (fake_lse.shape, fake_lse.dtype) == (lse.shape, torch.float32)
     assert [x.shape for x in gradients] == [x.shape for x in (q, k, v)]
@@ -117,7 +117,7 @@ def test_a_fake_mask_makes_no_tensors() -> None:
     mask = BlockMask.documents([0, 0, 1])
     with FakeTensorMode():
         q = torch.empty(2, 3, 4, 64, dtype=torch.bfloat16, device="cuda")
-        out, _ = _ops.fwd(q, q, q, mask=mask, packing=None, softmax_scale=SCALE)
+        out, _ = operators.fwd(q, q, q, mask=mask, packing=None, softmax_scale=SCALE)
     assert (out.shape, out.device.type) == (q.shape, "cuda")
 
 
@@ -131,9 +131,9 @@ def test_a_band_and_its_dense_mask_give_the_same(call: Inputs) -> None:
     results = []
     for mask in masks:
         call_of: dict[str, Any] = {"mask": mask, "packing": None, "softmax_scale": SCALE}
-        out, lse = _ops.fwd(q, k, v, **call_of)
+        out, lse = operators.fwd(q, k, v, **call_of)
         saved = torch.ones_like(out), q, k, v, out, lse, None
-        gradients = _ops.bwd(*saved, budget=BUDGET, batch_invariant=False, **call_of)
+        gradients = operators.bwd(*saved, budget=BUDGET, batch_invariant=False, **call_of)
         results.append((out, lse, *gradients))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
@@ -143,7 +143,7 @@ def test_packed_documents_do_not_see_one_another() -> None:
     out, lse = torch.ops.flash_dist.fwd(q, k, v, None, CAUSAL, *packed, SCALE)
     for queries, keys in ((slice(0, 4), slice(0, 3)), (slice(4, 9), slice(3, 7))):
         one = (x[i].unsqueeze(0) for x, i in ((q, queries), (k, keys), (v, keys)))
-        own, own_lse = torch.ops.flash_dist.fwd(*one, None, CAUSAL, *_ops.NOT_PACKED, SCALE)
+        own, own_lse = torch.ops.flash_dist.fwd(*one, None, CAUSAL, *operators.NOT_PACKED, SCALE)
         assert torch.equal(out[queries], own[0])
         assert torch.equal(lse[:, queries], own_lse[0])
 
@@ -152,4 +152,4 @@ def test_arrays_of_a_mask_are_refused_on_the_cpu() -> None:
     q, k, v, _ = CALLS[0]
     plan = BlockMask.block_causal(IDS_Q, IDS_K).plan(2, 4, 5, 7)
     with pytest.raises(ValueError, match=r"mask must be a band on the CPU, got one of kind 1"):
-        torch.ops.flash_dist.fwd(q, k, v, plan.packed, plan.layout, *_ops.NOT_PACKED, SCALE)
+        torch.ops.flash_dist.fwd(q, k, v, plan.packed, plan.layout, *operators.NOT_PACKED, SCALE)

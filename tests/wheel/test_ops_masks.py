@@ -15,7 +15,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
-from flash_dist.autograd import attend
+from flash_dist.attention.autograd import attend
 from flash_dist.errors import FlashDistError
 from flash_dist.masks import BlockMask, registry
 from flash_dist.masks.inputs import Shape

@@ -11,7 +11,8 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
 from torch.nn.attention.flex_attention import flex_attention as torch_flex_attention
 from torch.nn.functional import scaled_dot_product_attention as torch_sdpa
 
-from flash_dist import BlockMask, conversions, flex_attention, scaled_dot_product_attention
+from flash_dist import BlockMask, flex_attention, scaled_dot_product_attention
+from flash_dist.attention import conversions
 
 Tensor = torch.Tensor
 Triple = tuple[Tensor, Tensor, Tensor]

@@ -1,0 +1,111 @@
+"""Build arch sets one after the other: a set that fails costs nobody else their wheel."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ci.project import ROOT
+from ci.wheels.floor import describe_floor
+from flash_dist.errors import FlashDistError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from flash_dist.targets.archs import ArchSet
+
+
+@dataclass(frozen=True)
+class BuiltWheel:
+    """One finished wheel."""
+
+    archset: ArchSet
+    path: Path
+    objects: str  # "N objects compiled, M reused"
+    seconds: float
+
+    def __str__(self) -> str:
+        size = self.path.stat().st_size / 1e6
+        name = self.path.relative_to(ROOT)
+        return f"{self.archset.name}: {self.objects}; {size:.2f} MB in {self.seconds:.0f} s: {name}"
+
+
+@dataclass(frozen=True)
+class FailedSet:
+    """A set without a wheel."""
+
+    archset: ArchSet
+    reason: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.archset.name}: failed after {self.seconds:.0f} s: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Builds:
+    """What became of every set."""
+
+    built: tuple[BuiltWheel, ...]
+    failed: tuple[FailedSet, ...] = ()
+
+    def __bool__(self) -> bool:
+        return not self.failed
+
+    def __str__(self) -> str:
+        lines = [*map(str, self.built), *map(str, self.failed)]
+        if self.failed:
+            names = " ".join(one.archset.name for one in self.failed)
+            count, session = len(self.built), self.failed[0].archset.session
+            lines.append(f"{count} of {count + len(self.failed)} wheels are built")
+            lines.append(
+                f"\nhint: `nox -s {session} -- {names}` tries the rest again; objects stay"
+            )
+        return "\n".join(lines)
+
+
+def build_each(sets: Sequence[ArchSet], build: Callable[[ArchSet], BuiltWheel]) -> Builds:
+    """Build every set, whatever becomes of the others; say before each what is left."""
+    built: list[BuiltWheel] = []
+    failed: list[FailedSet] = []
+    begin = time.monotonic()
+    for number, one in enumerate(sets, 1):
+        left = estimate_left(sets, number - 1, time.monotonic() - begin)
+        print(f"\n== set {number} of {len(sets)}{left}: {one.name}: {one}", flush=True)
+        start = time.monotonic()
+        try:
+            built.append(build(one))
+        except (FlashDistError, OSError) as error:
+            print(f"error: {one.name}: {error}", file=sys.stderr, flush=True)
+            reason = str(error).splitlines()[0]
+            failed.append(FailedSet(one, reason, time.monotonic() - start))
+    return Builds(tuple(built), tuple(failed))
+
+
+def estimate_left(sets: Sequence[ArchSet], done: int, seconds: float) -> str:
+    """Guess from the sets that are done: a target compiles once, in the first set that has it."""
+    seen: set[object] = set()
+    counts = []
+    for one in sets:
+        counts.append(1 + len(set(one.archs) - seen))  # packing and judging count as a target
+        seen.update(one.archs)
+    if not done:
+        return ""
+    left = seconds * sum(counts[done:]) / sum(counts[:done])
+    return f", about {left / 60:.0f} min left" if left >= 90 else f", about {left:.0f} s left"  # noqa: PLR2004
+
+
+def report(build: Callable[[Sequence[str]], Builds]) -> int:
+    """Build what the command line names, and say what came out."""
+    try:
+        builds = build(sys.argv[1:])
+    except FlashDistError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"\n{builds}")
+    if builds.built:
+        print(describe_floor([one.path.name for one in builds.built]))
+    return 0 if builds else 1

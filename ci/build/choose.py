@@ -1,0 +1,111 @@
+"""Which arch sets to build: those named, else TORCH_CUDA_ARCH_LIST, else all that are published."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ci.toolchain.cross import target_machine
+from flash_dist.errors import ArchError
+from flash_dist.targets.archs import SESSIONS, ArchSet, require_supported
+from flash_dist.targets.devices import parse_version
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+SKIP_UNSUPPORTED = "--skip-unsupported"
+VARIABLE = "TORCH_CUDA_ARCH_LIST"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The arch sets of one build and the reason for them."""
+
+    sets: tuple[ArchSet, ...]
+    reason: str
+
+    def __str__(self) -> str:
+        names = "; ".join(f"{one.name} = {one}" for one in self.sets)
+        return f"arch sets: {names} ({self.reason})"
+
+
+def choose_sets(
+    args: Sequence[str],
+    environ: Mapping[str, str],
+    published: Mapping[str, ArchSet],
+    toolkit: str,
+) -> Choice:
+    """Pick the sets and leave out, or refuse, what the toolkit cannot compile.
+
+    Args:
+        args: Names of published sets, and possibly `--skip-unsupported`.
+        environ: Where TORCH_CUDA_ARCH_LIST may be set, and the CPU that is compiled for.
+        published: The published sets by name.
+        toolkit: CUDA version that compiles the sets of its major.
+    """
+    skip = SKIP_UNSUPPORTED in args
+    names = list(dict.fromkeys(arg for arg in args if arg != SKIP_UNSUPPORTED))
+    choice = _choose(names, environ, published)
+    able = [
+        require_supported(one, _compiling(one, toolkit), skip_unsupported=skip)
+        for one in choice.sets
+    ]
+    # A list from the environment is named after its content, which may be less now.
+    sets = tuple(one if one.name in published else replace(one, name=one.label) for one in able)
+    return Choice(sets, choice.reason)
+
+
+def toolkits_of(
+    args: Sequence[str], environ: Mapping[str, str], published: Mapping[str, ArchSet]
+) -> list[str]:
+    """Return the CUDA versions that the sets of a build ask for, the newest first."""
+    names = [arg for arg in args if arg != SKIP_UNSUPPORTED]
+    wanted = {one.toolkit for one in _choose(names, environ, published).sets}
+    return sorted(wanted, key=parse_version, reverse=True)
+
+
+def same_major(one: str, other: str) -> bool:
+    """Whether two CUDA versions are of one major: 13.0 and 13.2 are."""
+    return parse_version(one)[0] == parse_version(other)[0]
+
+
+def _compiling(archset: ArchSet, toolkit: str) -> str:
+    """Return the toolkit that compiles a set; of another major that which the set names."""
+    return toolkit if same_major(archset.toolkit, toolkit) else archset.toolkit
+
+
+def _choose(
+    names: Sequence[str], environ: Mapping[str, str], published: Mapping[str, ArchSet]
+) -> Choice:
+    listed = environ.get(VARIABLE, "").strip()
+    machine = target_machine(environ)
+    if names:
+        ignored = f"; {VARIABLE} = `{listed}` is not used" if listed else ""
+        sets = tuple(_require_machine(_find(name, published), machine) for name in names)
+        return Choice(sets, f"named on the command line{ignored}")
+    if listed:
+        parsed = ArchSet.parse(listed, name=VARIABLE)
+        who = f"{VARIABLE} = {listed}"
+        ad_hoc = ArchSet(parsed.label, parsed.label, parsed.archs, who, machine=machine)
+        return Choice((ad_hoc,), f"{VARIABLE} = `{listed}`, no set named on the command line")
+    every = tuple(one for one in published.values() if one.machine == machine)
+    reason = f"no set named, {VARIABLE} not set: all published for {machine}"
+    return Choice(every, reason)
+
+
+def _require_machine(archset: ArchSet, machine: str) -> ArchSet:
+    if archset.machine != machine:
+        message = f"arch set `{archset.name}` is for {archset.machine}, this builds for {machine}"
+        session = SESSIONS[archset.machine]
+        raise ArchError(message, hint=f"`nox -s {session} -- {archset.name}` builds it")
+    return archset
+
+
+def _find(name: str, published: Mapping[str, ArchSet]) -> ArchSet:
+    if name in published:
+        return published[name]
+    near = difflib.get_close_matches(name, published, n=1)
+    message = f"unknown arch set `{name}`, published are {', '.join(published)}"
+    hint = f"did you mean `{near[0]}`?" if near else f"for a list of your own set {VARIABLE}"
+    raise ArchError(message, hint=hint)

@@ -1,0 +1,56 @@
+"""The build matrix of GitHub's workflow: one job per published arch set.
+
+python -m ci.build.matrix --json      a matrix for `fromJSON`
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from ci.project import ARCHSETS
+from flash_dist.builds.published import load_archsets
+from flash_dist.errors import FlashDistError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from flash_dist.targets.archs import ArchSet
+
+
+def make_matrix(sets: Iterable[ArchSet]) -> dict[str, list[dict[str, str]]]:
+    """Return what a job's `strategy.matrix` takes."""
+    rows = [
+        {
+            "set": one.name,
+            "archs": str(one),
+            "toolkit": one.toolkit,
+            "machine": one.machine,
+        }
+        for one in sets
+    ]
+    return {"include": rows}
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m ci.build.matrix", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="on one line, for a workflow")
+    as_json = parser.parse_args(args).json
+    try:
+        matrix = make_matrix(load_archsets(ARCHSETS).values())
+    except FlashDistError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if as_json:
+        print(json.dumps(matrix))
+    else:
+        for row in matrix["include"]:
+            print(f"{row['set']}: {row['archs']}, CUDA {row['toolkit']}, {row['machine']}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""From csrc/ to two libraries, each kernel judged."""

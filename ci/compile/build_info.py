@@ -1,0 +1,108 @@
+"""Make the manifest of a build from what the compilers and the library said."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from ci.compile.decisions import hash_decisions
+from ci.compile.parts import find_parts
+from ci.project import ARCHSETS, load_project
+from ci.toolchain.nvcc import glibc_version, gxx_version
+from flash_dist.builds.manifest import (
+    Assembled,
+    HostInfo,
+    KernelRecord,
+    Manifest,
+    TargetInfo,
+    ToolkitInfo,
+)
+from flash_dist.builds.published import load_proofs
+from flash_dist.machine.installed import CODECS
+from flash_dist.targets.archs import Arch
+from flash_dist.targets.devices import (
+    format_version,
+    toolkit_compression,
+    toolkit_driver,
+    toolkit_ptx_isa,
+)
+
+if TYPE_CHECKING:
+    from ci.compile.native import NativeBuild, NativeOptions
+    from ci.toolchain.nvcc import Toolchain
+
+FLAGS = ("-O3", "-std=c++17")
+
+
+def make_manifest(build: NativeBuild, options: NativeOptions) -> Manifest:
+    """Join everything that is known about a build."""
+    project = load_project()
+    return Manifest(
+        package_version=project.wheel_version(options.toolchain.cuda, options.archset.label),
+        arch_set=options.archset,
+        archsets=options.published,
+        toolkit=_toolkit_info(options.toolchain),
+        host=HostInfo(f"g++ {gxx_version()}", glibc_version()),
+        flags=(*FLAGS, _compression(options.toolchain), *options.archset.gencode_flags),
+        torch_headers=options.headers.version,
+        torch_min=project.torch_min,
+        torch_tested_max=project.torch_tested_max,
+        targets=tuple(TargetInfo(arch, proof_of(arch)) for arch in options.archset.archs),
+        kernels=tuple(_kernel_records(build)),
+        planner=hash_decisions(),
+        parts=find_parts(build.folder, options.toolchain, options.headers),
+    )
+
+
+def _compression(toolchain: Toolchain) -> str:
+    """Return the flag that CMakeLists.txt chooses."""
+    codec = toolkit_compression(toolchain.cuda)
+    return next(flag for flag, packed in CODECS.items() if packed == codec)
+
+
+def proof_of(arch: Arch) -> str:
+    """Say how far code of a target was proven on real hardware."""
+    return load_proofs(ARCHSETS).get(arch, "assembled")
+
+
+def _kernel_records(build: NativeBuild) -> list[KernelRecord]:
+    compiled = {kernel.symbol: kernel for kernel in build.resources}
+    assembled: defaultdict[str, list[Assembled]] = defaultdict(list)
+    for kernel in build.assembled:
+        result = Assembled(Arch.parse(kernel.target), kernel.registers, kernel.spill_bytes)
+        assembled[kernel.symbol].append(result)
+    records = []
+    for variant in build.variants:
+        resources = compiled.get(variant["symbol"])
+        target = Arch.parse(variant["target"])
+        records.append(
+            KernelRecord(
+                symbol=variant["symbol"],
+                family=variant["family"],
+                dtype=variant["dtype"],
+                head_dim=variant["head_dim"],
+                head_dim_v=variant["head_dim_v"],
+                plan=variant["plan"],
+                target=target,
+                registers=resources.registers if resources else None,
+                spill_bytes=resources.spill_bytes if resources else None,
+                stack_bytes=resources.stack_bytes if resources else None,
+                static_smem=resources.static_smem if resources else None,
+                dynamic_smem=variant["dynamic_smem"],
+                threads=variant["threads"],
+                proof=proof_of(target),
+                assembled_for=tuple(sorted(assembled[variant["symbol"]], key=lambda a: a.target)),
+                source=variant["source"],
+            )
+        )
+    return records
+
+
+def _toolkit_info(toolchain: Toolchain) -> ToolkitInfo:
+    return ToolkitInfo(
+        cuda=toolchain.cuda,
+        nvcc=toolchain.nvcc,
+        ptxas=toolchain.ptxas,
+        driver_min=str(toolkit_driver(toolchain.cuda)),
+        ptx_isa=format_version(toolkit_ptx_isa(toolchain.cuda)),
+    )

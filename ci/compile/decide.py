@@ -1,0 +1,225 @@
+"""Ask the planner and the masks what they decide, and write it down.
+
+python -m ci.compile.decide [--check]
+
+The planner (csrc/plan.cpp) is compiled by g++ and asked through csrc/debug/plans.cpp; the masks are
+planned by torch on the CPU. Neither needs a GPU or a CUDA toolkit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ci.compile.decisions import (
+    DECISIONS,
+    REMEDY,
+    digest,
+    list_changes,
+    read_decisions,
+    write_decisions,
+)
+from ci.compile.planner_cases import Call, band_calls, mask_cases, masked_calls
+from ci.project import ROOT
+from flash_dist.errors import FlashDistError
+from flash_dist.targets.advice import list_few
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ci.compile.decisions import Decisions
+    from flash_dist.masks.plan import MaskPlan
+
+CSRC: Final = ROOT / "csrc"
+SHOWN: Final = 16  # characters of a digest: these tell changes apart, they are no proof
+
+
+class PlannerError(FlashDistError):
+    """The planner cannot be asked."""
+
+
+@cache
+def load_generator() -> Any:  # noqa: ANN401 - a script beside C++, not a module of a package
+    """Import csrc/generate.py, which reads the table of kernels."""
+    spec = importlib.util.spec_from_file_location("generate", CSRC / "generate.py")
+    if spec is None or spec.loader is None:
+        message = f"`{CSRC / 'generate.py'}` is no Python file"
+        raise PlannerError(message)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["generate"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def load_table() -> Any:  # noqa: ANN401 - generate.Table
+    """Read csrc/kernels.toml."""
+    return load_generator().Table.load(CSRC / "kernels.toml")
+
+
+def compile_planner(folder: Path, csrc: Path = CSRC, *, warn: bool = True) -> Path:
+    """Compile the planner with this machine's C++ compiler and return the program.
+
+    Raises:
+        PlannerError: There is no compiler, or it refuses the sources.
+    """
+    (folder / "roles.h").write_text(load_generator().render_roles(load_table()), encoding="utf-8")
+    program = folder / "plans"
+    compiler = os.environ.get("CXX", "g++")
+    sources = [str(csrc / "debug" / "plans.cpp"), str(csrc / "plan.cpp")]
+    command = [compiler, "-std=c++17"]
+    command += ["-Wall", "-Wextra", "-Werror"] if warn else ["-w"]
+    command += ["-I", str(csrc), "-I", str(folder), *sources, "-o", str(program)]
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+    except FileNotFoundError as error:
+        message = f"the C++ compiler `{compiler}` is not installed"
+        raise PlannerError(message, hint="`apt-get install g++`, or name another in CXX") from error
+    if done.returncode:
+        message = f"the planner does not compile: {done.stderr}"
+        raise PlannerError(message)
+    return program
+
+
+def ask_planner(program: Path, calls: Iterable[Call]) -> list[dict[str, Any]]:
+    """Return the plan of each call.
+
+    Raises:
+        PlannerError: The program fails.
+    """
+    lines = "".join(f"{_line_of(call)}\n" for call in calls)
+    done = subprocess.run([str(program)], check=False, input=lines, capture_output=True, text=True)
+    if done.returncode:
+        message = f"the planner fails: {done.stderr.strip() or done.returncode}"
+        raise PlannerError(message)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@cache
+def _compiled_sizes() -> tuple[tuple[int, int], ...]:
+    rows = (
+        row for family in load_table().families if family.role == "bwd_dkdv" for row in family.rows
+    )
+    return tuple(sorted({(row.head_dim, row.head_dim_v) for row in rows}))
+
+
+def _line_of(call: Call) -> str:
+    """Write a call as csrc/debug/plans.cpp reads it."""
+    gpu, slots = call.gpu, call.key_slots
+    shape = (call.batch, call.seqlen_q, call.seqlen_k, call.num_heads_kv, call.group)
+    kernels = (gpu.sm_count, gpu.key_tile, gpu.blocks_per_sm, gpu.dq_rows, gpu.dq_blocks_per_sm)
+    known = (-1,) if slots is None else (len(slots), *slots)
+    sizes = [column for size in _compiled_sizes() for column in size]
+    columns = (call.head_dim, call.head_dim_v)
+    how = (call.budget, int(call.batch_invariant))
+    numbers = (*shape, call.total_q, *columns, *call.mask, *kernels, *how, *known)
+    return " ".join(map(str, (*numbers, len(sizes) // 2, *sizes)))
+
+
+def decide(program: Path) -> Decisions:
+    """Return all decisions: of the planner, of the masks, of the table of kernels."""
+    masks = {
+        case: case.make(case.batch, case.heads, case.seqlen_q, case.seqlen_k)
+        for case in mask_cases()
+    }
+    plans = {
+        case: mask.plan(case.batch, case.heads, case.seqlen_q, case.seqlen_k)
+        for case, mask in masks.items()
+    }
+    calls = list(band_calls())
+    for case, plan in plans.items():
+        calls += masked_calls(case, plan.kind, tuple(plan.key_slots.tolist()))
+    answers = ask_planner(program, calls)
+    return {
+        "kernels": describe_table(load_table()),
+        "masks": {case.name: describe_mask(plan) for case, plan in plans.items()},
+        "launches": {
+            call.name: describe_launches(plan) for call, plan in zip(calls, answers, strict=True)
+        },
+    }
+
+
+def describe_launches(plan: dict[str, Any]) -> str:
+    """Say in words what a backward does, and everything in a digest."""
+    words = "spill" if plan["spill"] else "recompute"
+    return f"{words}, split {plan['group_split']}, chunks {len(plan['chunks'])}, {_short(plan)}"
+
+
+def describe_mask(plan: MaskPlan) -> str:
+    """Say the kind of a mask's plan and its tiles, and everything in a digest.
+
+    The digest is of the arrays by name; where they lie in their buffer decides nothing.
+    """
+    arrays = plan.arrays
+    named = {name: getattr(arrays, name) for name in ("key_bounds", "rows", "query_ranges")}
+    named |= {name: getattr(arrays, name) for name in ("key_ranges", "key_slots", "bits")}
+    for name in ("by_query", "by_key"):
+        for lines, one in zip((64, 128), getattr(arrays, name) or (), strict=False):
+            named |= {f"{name}_{lines}.{field}": array for field, array in one._asdict().items()}
+    told = {
+        name: [list(array.shape), hashlib.sha256(array.numpy().tobytes()).hexdigest()]
+        for name, array in named.items()
+        if array is not None
+    }
+    sizes = (plan.kind, plan.batches, plan.heads, plan.seqlen_q, plan.seqlen_k)
+    kind = ("band", "rows", "tiles")[plan.kind]
+    return f"{kind}, slots {int(plan.key_slots[-1])}, {_short([sizes, told])}"
+
+
+def describe_table(table: Any) -> dict[str, str]:  # noqa: ANN401 - generate.Table
+    """Return what decides bits of the table of kernels, a line for each family."""
+    told = {
+        "dtypes": _short(table.dtypes),
+        "plans": _short([table.smem_plans, sorted(map(str, table.every_plan))]),
+    }
+    for family in table.families:
+        rows = [
+            [row.head_dim, row.head_dim_v, row.plan, dict(row.constants)] for row in family.rows
+        ]
+        name = " ".join([family.name, *family.dtypes])
+        targets = sorted(map(str, family.targets))
+        told[name] = f"{family.role}, {len(rows)} rows, {_short([family.role, targets, rows])}"
+    return told
+
+
+def _short(data: object) -> str:
+    return digest(data)[:SHOWN]
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Command line of `nox -s decisions`."""
+    parser = argparse.ArgumentParser(prog="python -m ci.compile.decide", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="compare, and write nothing")
+    check = parser.parse_args(args).check
+    with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
+        try:
+            decisions = decide(compile_planner(Path(folder)))
+            changes = list_changes(read_decisions() if DECISIONS.is_file() else {}, decisions)
+        except FlashDistError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+    if not changes:
+        print(f"{sum(map(len, decisions.values()))} decisions are as `{DECISIONS.name}` says")
+        return 0
+    if check:
+        print(
+            f"error: {len(changes)} decisions are others than `{DECISIONS.name}` says: "
+            f"{list_few(changes, 5)}\n\nhint: {REMEDY}",
+            file=sys.stderr,
+        )
+        return 1
+    write_decisions(DECISIONS, decisions)
+    print(f"{len(changes)} decisions changed: {list_few(changes, 5)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

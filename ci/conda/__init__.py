@@ -1,0 +1,1 @@
+"""Conda packages and their channel."""

@@ -1,0 +1,176 @@
+"""Make conda packages of the wheels in dist/, and a channel of them: `nox -s conda`.
+
+    OUT/linux-64/*.conda        one per wheel: the same files, and what the solver has to know
+    OUT/linux-64/repodata.json  what clients read
+    OUT/noarch/repodata.json    empty; clients ask for it
+
+Each package is read back and held against its wheel. The same wheels give the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import hashlib
+import shutil
+import sys
+import tempfile
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from packaging.metadata import Metadata
+from rattler_build import RattlerBuildError, assemble_package
+
+from ci.conda.channel import write_repodata
+from ci.conda.check import CHANNEL, INSTALLER, check_package, recipe_of
+from ci.project import ROOT, load_project
+from ci.release.manifest import require_sound
+from ci.wheels.artefacts import Artefact, ArtefactError, find_artefacts
+from flash_dist.binaries.wheel import open_wheel
+from flash_dist.builds.conda_package import SITE
+from flash_dist.errors import FlashDistError, UsageError
+from flash_dist.indexes.index import PROJECT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_OWNER: Final = b"conda\n"  # so that pip leaves the files to conda
+_OLDEST: Final = 315532800  # 1980: what a zip archive can hold; rattler-build panics before it
+
+
+def write_channel(out: Path, artefacts: Sequence[Artefact], *, epoch: str) -> list[Path]:
+    """Write the whole channel anew.
+
+    Args:
+        out: The folder; what is in it goes.
+        artefacts: The wheels.
+        epoch: SOURCE_DATE_EPOCH: the time stamps in the packages.
+
+    Returns:
+        The packages.
+
+    Raises:
+        FlashDistError: A wheel does not verify, or its package is not what it has to be.
+    """
+    moment = _read_epoch(epoch)
+    work = out.with_name(f"{out.name}.part")
+    shutil.rmtree(work, ignore_errors=True)
+    (work / "noarch").mkdir(parents=True)
+    for one in artefacts:
+        require_sound(one)
+        check_package(pack(one, work, moment), one)
+    for folder in sorted(work.iterdir()):
+        write_repodata(folder)
+    shutil.rmtree(out, ignore_errors=True)
+    work.rename(out)
+    return sorted(out.rglob("*.conda"))
+
+
+def _read_epoch(text: str) -> datetime:
+    if not text.isdecimal() or int(text) < _OLDEST:
+        message = f"SOURCE_DATE_EPOCH is a number of seconds from {_OLDEST} (1980) on, got `{text}`"
+        raise UsageError(message)
+    return datetime.fromtimestamp(int(text), timezone.utc)
+
+
+def pack(one: Artefact, channel: Path, moment: datetime) -> Path:
+    """Write the package of one wheel into the folder of its platform."""
+    recipe = recipe_of(one)
+    path = channel / recipe.path
+    if path.exists():
+        message = f"two wheels give one conda package, `{recipe.path}`"
+        raise ArtefactError(message, hint=f"remove `{one.path}` or the other one")
+    read = Metadata.from_email(one.metadata, validate=False)
+    with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
+        stage = Path(folder) / "stage"
+        licenses = stage_wheel(one, stage)
+        try:
+            assemble_package(
+                PROJECT,
+                recipe.version,
+                recipe.subdir,
+                recipe.build,
+                path.parent,
+                files_dir=stage,
+                homepage=_find_homepage(read),
+                license=read.license_expression,
+                summary=read.summary,
+                depends=recipe.depends,
+                constrains=recipe.constrains,
+                build_number=recipe.build_number,
+                noarch="python",  # abi3: one package for all Pythons; subdir says the platform
+                license_files=licenses,
+                timestamp=moment,
+                compression_threads=1,
+                detect_prefix=False,  # a wheel knows no prefix, and its files stay as they are
+            )
+        except RattlerBuildError as error:
+            message = f"rattler-build does not pack `{one.file_name}`: {error}"
+            raise ArtefactError(message) from error
+    return path
+
+
+def _find_homepage(metadata: Metadata) -> str | None:
+    return metadata.home_page or (metadata.project_urls or {}).get("Homepage")
+
+
+def stage_wheel(one: Artefact, stage: Path) -> list[Path]:
+    """Unpack a wheel as conda installs it, with conda as its installer; return its licences."""
+    site = stage / SITE
+    with open_wheel(one.path) as wheel:
+        _require_plain(one, wheel.names)
+        (record,) = (name for name in wheel.names if name.endswith(".dist-info/RECORD"))
+        info = record.rpartition("/")[0]
+        files = {name: wheel.read(name) for name in wheel.names}
+    files[f"{info}/{INSTALLER}"] = _OWNER
+    files[record] += _record_line(f"{info}/{INSTALLER}", _OWNER).encode()
+    for name, data in files.items():
+        target = site / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+        target.chmod(0o644)  # whatever the umask: it shows in the package
+    licenses = [site / name for name in files if name.startswith(f"{info}/licenses/")]
+    if not licenses:
+        message = f"`{one.file_name}` holds no licence to put into a conda package"
+        raise ArtefactError(message)
+    return licenses
+
+
+def _require_plain(one: Artefact, names: Sequence[str]) -> None:
+    """Raise where unpacking would not be what an installer does."""
+    for name in names:
+        folder, _, rest = name.partition("/")
+        if folder.endswith(".data") or rest in {"entry_points.txt", INSTALLER}:
+            message = f"`{one.file_name}` holds `{name}`, which its conda package would lose"
+            raise ArtefactError(message, hint="ci/conda/pack.py has to learn it first")
+
+
+def _record_line(name: str, data: bytes) -> str:
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+    return f"{name},sha256={digest},{len(data)}\n"
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="nox -s conda --", description=__doc__.split("\n")[0])
+    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="folder of the wheels")
+    parser.add_argument("--out", type=Path, help="folder of the channel (DIST/conda)")
+    args = parser.parse_args()
+    out = args.out or args.dist / CHANNEL
+    try:
+        artefacts = find_artefacts(args.dist)
+        for path in write_channel(out, artefacts, epoch=load_project().epoch):
+            print(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}")
+    except FlashDistError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    for one in artefacts:
+        recipe = recipe_of(one)
+        print(f"{one.set_name}: {'; '.join((*recipe.depends[-1:], *recipe.constrains))}")
+    print(f"channel {out.resolve().as_uri()}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The same build in a manylinux container."""

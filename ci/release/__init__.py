@@ -1,0 +1,1 @@
+"""What is published beside the wheels: index, manifest, statements; the gate of a release."""

@@ -1,0 +1,202 @@
+"""Make a static package index of the wheels in dist/: `nox -s index`.
+
+    OUT/index.html              for people: which file for which GPU, and how to install it
+    OUT/packages/               the wheels, and the METADATA of each beside it (PEP 658)
+    OUT/conda/                  the conda channel of the wheels, where `nox -s conda` made it
+    OUT/simple/                 the default index: the set that clients get which ask for none,
+                                one for each kind of CPU
+    OUT/<set>/                  the index of one arch set
+    OUT/<...>/flash-dist/       index.html (PEP 503), index.json (PEP 691), links relative
+
+The same wheels give the same bytes. Any server of files serves it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote, urlsplit
+
+from simple_repository.model import File, Meta, ProjectDetail, ProjectList, ProjectListElement
+from simple_repository.serializer import SerializerHtmlV1, SerializerJsonV1
+
+from ci.conda.check import CHANNEL, find_packages
+from ci.project import ARCHSETS, ROOT
+from ci.release.landing import make_page
+from ci.wheels.artefacts import Artefact, ArtefactError, find_artefacts
+from flash_dist.builds.published import load_picks
+from flash_dist.errors import FlashDistError, UsageError
+from flash_dist.indexes.index import PROJECT
+from flash_dist.targets.archs import SESSIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+DEFAULT: Final = "simple"
+PACKAGES: Final = "packages"
+LOCAL_URL: Final = "http://127.0.0.1:8000/"
+_META: Final = Meta("1.1")
+_HTML: Final = SerializerHtmlV1()
+_JSON: Final = SerializerJsonV1()
+
+
+def write_index(
+    out: Path,
+    artefacts: Sequence[Artefact],
+    url: str,
+    *,
+    partial: bool,
+    condas: Mapping[Path, Artefact] | None = None,
+) -> list[str]:
+    """Write the whole folder anew.
+
+    Args:
+        out: The folder; what is in it goes.
+        artefacts: The wheels.
+        url: Where it will be served from, for the commands on the page.
+        partial: Go on without the default index when its set was not built.
+        condas: The conda packages in their channel, each with its wheel.
+
+    Returns:
+        The indexes, the default one first.
+    """
+    groups = {name: list(_of_set(artefacts, name)) for name in _set_names(artefacts)}
+    picks = {machine: pick_name(machine) for machine in _machines(artefacts)}
+    lacking = {machine: pick for machine, pick in picks.items() if pick not in groups}
+    if not lacking:
+        groups = {DEFAULT: [one for pick in picks.values() for one in groups[pick]], **groups}
+    elif not partial:
+        machine, pick = next(iter(lacking.items()))
+        message = (
+            f"on {machine} the default index is of the set `{pick}`, and dist/ holds no wheel of it"
+        )
+        build = f"nox -s {SESSIONS[machine]} -- {pick}"
+        raise ArtefactError(message, hint=f"`{build}`, or `nox -s index -- --partial` for a trial")
+    work = out.with_name(f"{out.name}.part")
+    shutil.rmtree(work, ignore_errors=True)
+    _write_packages(work / PACKAGES, artefacts)
+    for name, members in groups.items():
+        _write_simple(work / name, members)
+    sets = {name: _set_names(members) for name, members in groups.items()}
+    channel = _copy_channel(work / CHANNEL, condas or {})
+    page = make_page(artefacts, sets, url, default=DEFAULT, condas=channel)
+    (work / "index.html").write_text(page, encoding="utf-8")
+    shutil.rmtree(out, ignore_errors=True)
+    work.rename(out)
+    return list(groups)
+
+
+def pick_name(machine: str) -> str:
+    """Return the set of the default index for a kind of CPU: pip and uv read the same one."""
+    picks = load_picks(ARCHSETS, machine)
+    names = {picks[client].name for client in ("pip", "uv")}
+    if len(names) != 1:
+        message = f"pip and uv read one index, and `picks` gives them {sorted(names)}"
+        raise ArtefactError(message)
+    return names.pop()
+
+
+def _machines(artefacts: Iterable[Artefact]) -> list[str]:
+    """Return the kinds of CPUs that there are wheels for: the tags tell a client which is its."""
+    return sorted({one.manifest.arch_set.machine for one in artefacts}, reverse=True)
+
+
+def _set_names(artefacts: Iterable[Artefact]) -> list[str]:
+    return sorted({one.set_name for one in artefacts})
+
+
+def _of_set(artefacts: Iterable[Artefact], name: str) -> Iterable[Artefact]:
+    return (one for one in artefacts if one.set_name == name)
+
+
+def _write_packages(folder: Path, artefacts: Iterable[Artefact]) -> None:
+    folder.mkdir(parents=True)
+    for one in artefacts:
+        shutil.copyfile(one.path, folder / one.file_name)
+        (folder / f"{one.file_name}.metadata").write_bytes(one.metadata)
+
+
+def _copy_channel(folder: Path, condas: Mapping[Path, Artefact]) -> dict[str, str]:
+    """Copy the channel; return where each package is in the index, by the name of its wheel."""
+    for channel in {path.parents[1] for path in condas}:
+        shutil.copytree(channel, folder)
+    return {
+        one.file_name: f"{CHANNEL}/{path.parent.name}/{path.name}" for path, one in condas.items()
+    }
+
+
+def _write_simple(folder: Path, artefacts: Iterable[Artefact]) -> None:
+    """Write one index: its list of one project, and the page of the project."""
+    project = folder / PROJECT
+    project.mkdir(parents=True)
+    projects = ProjectList(_META, frozenset({ProjectListElement(PROJECT)}))
+    detail = ProjectDetail(_META, PROJECT, tuple(map(_make_file, artefacts)))
+    for place, html, text in (
+        (folder, _HTML.serialize_project_list(projects), _JSON.serialize_project_list(projects)),
+        (project, _HTML.serialize_project_page(detail), _JSON.serialize_project_page(detail)),
+    ):
+        (place / "index.html").write_text(f"{html}\n", encoding="utf-8")
+        (place / "index.json").write_text(_in_order(text), encoding="utf-8")
+
+
+def _make_file(one: Artefact) -> File:
+    """Describe a wheel. A `+` is written `%2B`: some stores of files read it as a blank."""
+    return File(
+        one.file_name,
+        f"../../{PACKAGES}/{quote(one.file_name)}",
+        {"sha256": one.sha256},
+        requires_python=one.requires_python or None,
+        dist_info_metadata={"sha256": hashlib.sha256(one.metadata).hexdigest()},
+        size=one.size,
+    )
+
+
+def _in_order(text: str) -> str:
+    """Write JSON with its one set, the versions, sorted."""
+    data = json.loads(text)
+    if "versions" in data:
+        data["versions"].sort()
+    return json.dumps(data, indent=1) + "\n"
+
+
+def _parse_url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in {"http", "https"} or not parts.netloc or parts.query or parts.fragment:
+        message = f"--url is the http or https address of the folder, got `{text}`"
+        raise UsageError(message, hint="such as `--url https://example.org/flash_dist/`")
+    return f"{text.rstrip('/')}/"
+
+
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="nox -s index --", description="Make a package index.")
+    parser.add_argument("--url", default=LOCAL_URL, help="where it will be served from")
+    parser.add_argument(
+        "--partial", action="store_true", help="go on without the set of the default index"
+    )
+    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="folder of the wheels")
+    parser.add_argument("--out", type=Path, help="folder of the index (DIST/index)")
+    args = parser.parse_args()
+    out = args.out or args.dist / "index"
+    try:
+        artefacts = find_artefacts(args.dist)
+        url, condas = _parse_url(args.url), find_packages(args.dist, artefacts)
+        names = write_index(out, artefacts, url, partial=args.partial, condas=condas)
+    except FlashDistError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    for name in names:
+        print(f"index   {url}{name}/")
+    print(f"conda   {url}{CHANNEL}" if condas else "conda   none: `nox -s conda` makes a channel")
+    print(f"page    {out / 'index.html'}")
+    print(f"serve   python -m http.server --bind 127.0.0.1 --directory {out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

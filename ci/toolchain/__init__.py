@@ -1,0 +1,1 @@
+"""What compiles: host compiler, CUDA toolkits, cross compilers, torch's headers."""

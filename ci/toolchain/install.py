@@ -1,0 +1,75 @@
+"""Bring a CUDA toolkit, once, with whatever installs packages there: nox, or pip in a container."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+from ci.toolchain.cross import assemble_home
+from ci.toolchain.cuda12 import CUDA as CUDA_12
+from ci.toolchain.cuda12 import PACKAGES, bring_toolkit
+from ci.toolchain.nvcc import complete_links
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ci.toolchain.cross import Target
+
+
+def install_toolkit(cuda: str, folder: Path, install: Callable[..., object]) -> Path:
+    """Return the CUDA_HOME of a toolkit, which is installed unless it is there.
+
+    Args:
+        cuda: Its version, such as `13.0`.
+        folder: Where it lies; what is there without being whole goes.
+        install: Called with a folder and the words of an installer for packages into it.
+
+    Raises:
+        FlashDistError: It cannot be brought.
+    """
+    complete = folder / "complete"
+    home = folder / "home" if cuda == CUDA_12 else folder / "nvidia" / "cu13"
+    if complete.is_file():
+        return home
+    shutil.rmtree(folder, ignore_errors=True)
+    if cuda == CUDA_12:
+        for name, packages in PACKAGES.items():
+            install(folder / name, "--no-deps", *packages)
+        print(bring_toolkit(folder, home), flush=True)
+    else:
+        install(folder, f"cuda-toolkit[nvcc,cccl]=={cuda}.*")
+        complete_links(home)
+    complete.touch()
+    return home
+
+
+def install_foreign(
+    cuda: str,
+    folder: Path,
+    install: Callable[..., object],
+    target: Target,
+    options: tuple[str, ...],
+) -> Path:
+    """Return the CUDA_HOME of a toolkit that compiles for another CPU.
+
+    Args:
+        cuda: Its version, such as `13.0`.
+        folder: Where the toolkit for this CPU is, or will be; the other comes beside it.
+        install: As in `install_toolkit`.
+        target: The other CPU.
+        options: What lets the installer take packages for it.
+
+    Raises:
+        FlashDistError: It cannot be brought.
+    """
+    toolkit = install_toolkit(cuda, folder, install)
+    parts = folder.with_name(f"{folder.name}-{target.machine}")
+    home = parts / "nvidia" / "cu13"
+    complete = parts / "complete"
+    if not complete.is_file():
+        shutil.rmtree(parts, ignore_errors=True)
+        install(parts, *options, f"cuda-toolkit[cudart,crt,cccl]=={cuda}.*")
+        assemble_home(toolkit, home, target)
+        complete.touch()
+    return home

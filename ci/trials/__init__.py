@@ -1,0 +1,1 @@
+"""Installs wheels as their users do and looks at what happens; measures sizes."""

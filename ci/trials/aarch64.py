@@ -1,0 +1,190 @@
+"""Run the aarch64 wheels of dist/ in an emulator: `nox -s arm_test`.
+
+There is no GPU, and torch only with --torch. The libraries load and answer, doctor says what is
+served and finds no driver, inspect reads the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ci.container.trial import CODE
+from ci.project import ROOT
+from ci.toolchain.cross import TARGETS
+from ci.trials.foreign import Done, Root, make_root
+from ci.wheels.artefacts import ArtefactError, find_artefacts
+from flash_dist.errors import FlashDistError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ci.wheels.artefacts import Artefact
+
+MACHINE: Final = "aarch64"
+UNSERVED: Final = "7.5"  # no Arm machine that is known here has such a GPU
+# The library answers, with what the manifest declares, and refuses in words where no driver is.
+LIBRARY: Final = """
+import platform
+from flash_dist.builds.manifest import load_manifest
+from flash_dist.errors import ExtensionError
+from flash_dist.kernels import library
+found = [one["symbol"] for one in library.variants()]
+declared = [one.symbol for one in load_manifest().kernels]
+assert sorted(found) == sorted(declared), set(found) ^ set(declared)
+try:
+    library.select(0)
+except ExtensionError as error:
+    refusal = str(error)
+else:
+    raise SystemExit("a question to the driver was answered where none is")
+print(f"{platform.machine()}: {len(found)} kernels as declared; without a driver: {refusal}")
+"""
+
+
+class ArmTestError(FlashDistError):
+    """A wheel does not do in the emulator what it must."""
+
+
+class Trial:
+    """One wheel, unpacked beside what it depends on."""
+
+    def __init__(self, one: Artefact, root: Root, site: Path, folder: Path) -> None:
+        self.one = one
+        self.root = root
+        self.package = folder / "flash_dist"
+        self.places = (folder, site)
+        shutil.unpack_archive(one.path, folder, "zip")
+
+    def steps(self) -> Iterator[tuple[str, Callable[[], str]]]:
+        """Return what is tried without torch, by name."""
+        yield "library", self.try_library
+        numbers = sorted({str(arch.device) for arch in self.one.embedded}, key=float)
+        yield "doctor --gpu", partial(self.try_gpus, numbers)
+        yield f"doctor --gpu {UNSERVED}", self.try_unserved
+        yield "doctor, no GPU", self.try_doctor
+        yield "inspect", self.try_inspect
+
+    def try_library(self) -> str:
+        """Load the kernels library and ask it."""
+        return self._run("-c", LIBRARY)
+
+    def try_gpus(self, numbers: list[str]) -> str:
+        """Ask doctor about GPUs that are not here and that the wheel was built for."""
+        checks = self._ask_doctor(",".join(numbers), code=0)
+        found = [f"{one['data']['compute_capability']} {one['data']['how']}" for one in checks]
+        if len(found) != len(numbers):
+            message = f"doctor was asked about {', '.join(numbers)}, it answers {', '.join(found)}"
+            raise ArmTestError(message)
+        return ", ".join(found)
+
+    def try_unserved(self) -> str:
+        """Ask doctor about a GPU that the wheel has no code for."""
+        (check,) = self._ask_doctor(UNSERVED, code=1)
+        if check["status"] != "fail":
+            message = f"doctor says {check['status']} of {UNSERVED}: {check['summary']}"
+            raise ArmTestError(message)
+        return str(check["summary"])
+
+    def _ask_doctor(self, gpus: str, *, code: int) -> list[dict[str, Any]]:
+        words = ["--gpu", gpus, "--driver", "580", "--only", "build,driver,gpu", "--json"]
+        report = json.loads(self._run("-m", "flash_dist", "doctor", *words, code=code))
+        return [one for one in report["checks"] if one["name"].startswith("gpu")]
+
+    def try_doctor(self) -> str:
+        """Ask about this machine: it is another CPU's, and has no driver."""
+        words = ("-m", "flash_dist", "doctor", "--no-selftest", "--json")
+        report = json.loads(self._run(*words, code=None))
+        names = {check["name"]: check["status"] for check in report["checks"]}
+        told = ", ".join(f"{name} {status}" for name, status in names.items())
+        machine = report["environment"]["machine"]
+        if (machine, names["build"], names["driver"]) != (MACHINE, "ok", "skip"):
+            message = f"doctor says of this {machine} machine: {told}"
+            raise ArmTestError(message)
+        return f"exit code {report['exit_code']}: {told}"
+
+    def try_inspect(self) -> str:
+        """List the GPU code of the library."""
+        library = str(self.package / "libflash_dist_kernels.so")
+        said = self._run("-m", "flash_dist", "inspect", library)
+        targets = [str(arch) for arch in self.one.embedded]
+        lacking = [target for target in targets if target not in said]
+        if lacking:
+            message = f"inspect does not list {', '.join(lacking)}"
+            raise ArmTestError(message)
+        return ", ".join(targets)
+
+    def try_torch(self) -> str:
+        """Import the binding, call the operator on the CPU, and see an error arrive."""
+        return self._run("-c", CODE)
+
+    def _run(self, *words: str, code: int | None = 0) -> str:
+        done = self.root.python(*words, places=self.places)
+        if code is not None and done.code != code:
+            message = f"`python {' '.join(words[:6])[:60]}` ended with {done.code}: {_tail(done)}"
+            raise ArmTestError(message)
+        return done.out.strip()
+
+
+def _tail(done: Done) -> str:
+    return (done.err.strip() or done.out.strip())[-600:]
+
+
+def find_wheels(dist: Path) -> list[Artefact]:
+    """Return the wheels of dist/ that are for this CPU.
+
+    Raises:
+        FlashDistError: There is none.
+    """
+    found = [one for one in find_artefacts(dist) if one.manifest.arch_set.machine == MACHINE]
+    if not found:
+        message = f"there is no wheel for {MACHINE} in the folders of `{dist}`"
+        raise ArtefactError(message, hint="`nox -s build_arm` makes them")
+    return found
+
+
+def try_wheel(trial: Trial, *, torch: bool) -> bool:
+    """Print how every step comes out; return whether all did."""
+    passed = True
+    steps = [*trial.steps(), *([("torch", trial.try_torch)] if torch else [])]
+    for name, action in steps:
+        start = time.monotonic()
+        try:
+            outcome, said = "ok", action()
+        except (FlashDistError, OSError, ValueError) as error:
+            outcome, said, passed = "FAIL", str(error), False
+        print(f"{outcome:<5} {name:<18} {said} ({time.monotonic() - start:.1f} s)", flush=True)
+    return passed
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Command line: where the wheels' dependencies were installed, and what else to try."""
+    parser = argparse.ArgumentParser(prog="nox -s arm_test --", description="Try aarch64 wheels.")
+    parser.add_argument("--site", type=Path, required=True, help="packages for aarch64")
+    parser.add_argument("--torch", action="store_true", help="import torch, too: minutes")
+    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="folder of the wheels")
+    given = parser.parse_args(args)
+    try:
+        wheels = find_wheels(given.dist)
+        root = make_root(ROOT / "build" / f"root-{MACHINE}", TARGETS[MACHINE])
+        passed = True
+        for one in wheels:
+            print(f"{one.file_name}", flush=True)
+            with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
+                trial = Trial(one, root, given.site, Path(folder))
+                passed &= try_wheel(trial, torch=given.torch)
+    except FlashDistError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return int(not passed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

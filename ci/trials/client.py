@@ -1,0 +1,246 @@
+"""What pip and uv are tried with: every index, every GPU, offline, upgrades, removal."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from ci.project import ARCHSETS, ROOT
+from ci.release.index import DEFAULT, write_index
+from ci.trials.cells import Cell, InstallError, attempt
+from ci.trials.clients import Environment, call, runs_here, without_network
+from ci.trials.next_version import make_next
+from ci.trials.serving import serve
+from ci.wheels.artefacts import newest_first
+from flash_dist.builds.published import load_picks, published_sets
+from flash_dist.targets.archs import DEFAULT_MACHINE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+    from typing import Any
+
+    from ci.wheels.artefacts import Artefact
+    from flash_dist.targets.archs import ArchSet
+
+MACHINES: Final = (
+    "7.5", "8.0", "8.6", "8.7", "8.9", "9.0", "10.0", "10.3", "11.0", "12.0", "12.1",
+    "7.5,8.6", "7.5,9.0", "9.0,12.0",
+)  # fmt: skip
+DRIVER: Final = "580"
+OLDER_DRIVER: Final = "535"  # loads no CUDA 13
+OLDER_MACHINES: Final = ("7.5", "7.5,9.0", "12.0")
+NO_CODE: Final = 1  # exit status of select and doctor
+
+
+class Trial:
+    """Everything that one client is tried with."""
+
+    def __init__(self, client: str, url: str, artefacts: Sequence[Artefact], work: Path) -> None:
+        self.client = client
+        self.url = url
+        ordered = reversed(newest_first(artefacts))
+        newest = {one.set_name: one for one in ordered}
+        self.by_set = {name: one for name, one in newest.items() if runs_here(one)}
+        self.foreign = {name: one for name, one in newest.items() if name not in self.by_set}
+        self.pick = load_picks(ARCHSETS)[client].name
+        self._work = work
+        self._count = 0
+
+    def cells(self) -> Iterator[Cell]:
+        """Try everything; what cannot be tried is a cell, too."""
+        names = [one.name for one in published_sets() if one.machine == DEFAULT_MACHINE]
+        if self.pick in self.by_set:
+            yield attempt(self.client, "default index", self.try_default)
+            yield attempt(self.client, "wrong hash is refused", self.try_wrong_hash)
+            yield attempt(self.client, "upgrade to the next version", self.try_upgrade)
+        else:
+            yield self._lack("default index", self.pick)
+        for name in (*names, *(set(self.by_set) - set(names))):
+            yield from self._set_cells(name)
+        if len(self.by_set) > 1:
+            yield attempt(self.client, "one set to another, uninstall", self.try_switch)
+        lacking = sorted(set(names) - set(self.by_set) - set(self.foreign))
+        older = ((machine, OLDER_DRIVER) for machine in OLDER_MACHINES)
+        for machine, driver in (*((machine, DRIVER) for machine in MACHINES), *older):
+            what = f"select for {machine}, driver {driver}"
+            if lacking:
+                yield self._lack(what, ", ".join(lacking))
+            else:
+                yield attempt(self.client, what, partial(self.try_select, machine, driver))
+        yield from self._foreign_cells()
+
+    def _foreign_cells(self) -> Iterator[Cell]:
+        for archset in published_sets():
+            if archset.machine != DEFAULT_MACHINE:
+                what = f"{archset.name} for {archset.machine}"
+                if archset.name in self.foreign:
+                    yield attempt(self.client, what, partial(self.try_foreign, archset))
+                else:
+                    yield self._lack(what, archset.name)
+
+    def _set_cells(self, name: str) -> Iterator[Cell]:
+        if name not in self.by_set:
+            yield self._lack(f"index {name}", name)
+            return
+        index, offline = partial(self.try_set, name), partial(self.try_offline, name)
+        yield attempt(self.client, f"index {name}, with hashes", index)
+        yield attempt(self.client, f"{name}: network off", offline)
+
+    def _lack(self, what: str, name: str) -> Cell:
+        reason = f"no wheel of {name} in dist/"
+        if name in self.foreign:
+            reason = f"the wheel of {name} is not for this machine"
+        return Cell(self.client, what, "NOT RUN", reason)
+
+    def _fresh(self, index: str = "") -> Environment:
+        self._count += 1
+        folder = self._work / f"{self.client}-{self._count}"
+        return Environment(self.client, folder, index or f"{self.url}{DEFAULT}/")
+
+    def try_default(self) -> str:
+        """Ask for no version: the pick of the table comes."""
+        environment = self._fresh()
+        environment.install("flash-dist")
+        return environment.require(self.by_set[self.pick])
+
+    def try_set(self, name: str) -> str:
+        """Ask for a set by the address of its index, and insist on the hash."""
+        one, environment = self.by_set[name], self._fresh()
+        pinned = self._pin(one, one.sha256)
+        environment.install("--require-hashes", "-r", pinned, index=f"{self.url}{name}/")
+        return environment.require(one)
+
+    def try_wrong_hash(self) -> str:
+        """Ask for a file that is not there: nothing may be installed."""
+        environment, pinned = self._fresh(), self._pin(self.by_set[self.pick], "0" * 64)
+        try:
+            environment.install("--require-hashes", "-r", pinned)
+        except InstallError as error:
+            if "hash" in str(error).lower() and not environment.leftovers():
+                return ""
+            raise
+        message = "a wheel whose hash is another was installed"
+        raise InstallError(message)
+
+    def _pin(self, one: Artefact, sha256: str) -> str:
+        path = self._work / f"{self.client}-{self._count}.txt"
+        path.write_text(f"flash_dist=={one.version} --hash=sha256:{sha256}\n", encoding="utf-8")
+        return str(path)
+
+    def try_offline(self, name: str) -> str:
+        """Download with pip, then install with no index and no network at all."""
+        off, one, environment = without_network(), self.by_set[name], self._fresh()
+        folder = environment.folder / "wheels"
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        call([*command, "--dest", str(folder), "--index-url", f"{self.url}{name}/", "flash-dist"])
+        words = ("--no-index", "--find-links", str(folder), "flash-dist")
+        environment.install(*words, within=off)
+        (folder / one.file_name).unlink()
+        return environment.require(one)
+
+    def try_upgrade(self) -> str:
+        """Upgrade to a version that lacks one file; no file of the old one stays."""
+        one = self.by_set[self.pick]
+        after = make_next(one, self._work / f"{self.client}-next")
+        out = self._work / f"{self.client}-two-versions"
+        write_index(out, [one, after], "http://127.0.0.1/", partial=True)
+        with serve(out) as url:
+            environment = self._fresh(f"{url}{DEFAULT}/")
+            environment.install(f"flash-dist=={one.version}")
+            before = environment.require(one)
+            environment.install("--upgrade", "flash-dist")
+        return f"{before} -> {environment.require(after)}"
+
+    def try_switch(self) -> str:
+        """Replace one set by another, through all of them, and remove the last."""
+        environment, passed = self._fresh(), []
+        for name, one in self.by_set.items():
+            environment.install(f"flash_dist=={one.version}", index=f"{self.url}{name}/")
+            passed.append(environment.require(one).partition("+")[2])
+        environment.uninstall()
+        if environment.leftovers():
+            message = f"uninstall leaves {[str(path) for path in environment.leftovers()]}"
+            raise InstallError(message)
+        return " -> ".join([*passed, "nothing"])
+
+    def try_select(self, machine: str, driver: str) -> str:
+        """Run the command that select prints for some GPUs; doctor must say the same of each."""
+        words = ["-m", "flash_dist", "select", "--gpu", machine, "--driver", driver]
+        said = _read(_ask_here(*words, "--index", self.url, "--json"))
+        if said["chosen"] is None:
+            return self._try_refused(machine, driver, said)
+        environment, chosen = self._fresh(), said["chosen"]
+        line = next(one["line"] for one in said["commands"] if one["tool"] == self.client)
+        environment.install(*shlex.split(line.partition(" install ")[2]))
+        version = environment.require(self.by_set[chosen["name"]])
+        expected = {one["compute_capability"]: one["how"] for one in chosen["gpus"]}
+        _require_same(expected, _ask_doctor(environment, machine, driver))
+        how = ", ".join(f"{gpu} {how}" for gpu, how in expected.items())
+        return f"{version.partition('+')[2]}: {how}"
+
+    def try_foreign(self, archset: ArchSet) -> str:
+        """Ask for a machine with other CPUs: its pick comes, and select names its set."""
+        machine, gpu = archset.machine, str(archset.archs[-1].device)
+        pick = self.foreign[load_picks(ARCHSETS, machine)[self.client].name].file_name
+        found = self._download(machine)
+        if found != pick:
+            message = f"{found} comes on {machine}, expected {pick}"
+            raise InstallError(message)
+        words = ["-m", "flash_dist", "select", "--gpu", gpu, "--machine", machine]
+        chosen = _read(_ask_here(*words, "--index", self.url, "--json"))["chosen"]["name"]
+        if chosen not in self.foreign:
+            message = f"select chooses {chosen} for {gpu} on {machine}"
+            raise InstallError(message)
+        return f"{found}; select for {gpu}: {chosen}"
+
+    def _download(self, machine: str) -> str:
+        """Return the file that the client takes from the default index on another machine."""
+        folder = self._work / f"{self.client}-{machine}"
+        index = dict.fromkeys(("PIP_INDEX_URL", "UV_DEFAULT_INDEX"), f"{self.url}{DEFAULT}/")
+        if self.client == "pip":
+            tags = {tag.rpartition("-")[2] for one in self.foreign.values() for tag in one.tags}
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+            command += ["--only-binary=:all:", "--dest", str(folder)]
+            call([*command, *(f"--platform={tag}" for tag in sorted(tags)), "flash-dist"], index)
+            return next(folder.glob("*.whl")).name
+        command = ["uv", "pip", "install", "--quiet", "--no-cache", "--no-deps"]
+        command += [f"--python-platform={machine}-manylinux_2_40", "--target", str(folder)]
+        call([*command, "--python", sys.executable, "flash-dist"], index)
+        every = (*self.foreign.values(), *self.by_set.values())
+        names = {f"flash_dist-{one.version}.dist-info": one.file_name for one in every}
+        return names[next(folder.glob("*.dist-info")).name]
+
+    def _try_refused(self, machine: str, driver: str, said: dict[str, Any]) -> str:
+        """Where select names nothing, doctor must refuse every set, too."""
+        for candidate in said["candidates"]:
+            one, environment = self.by_set[candidate["name"]], self._fresh()
+            environment.install(f"flash_dist=={one.version}", index=f"{self.url}{one.set_name}/")
+            expected = {one["compute_capability"]: one["how"] for one in candidate["gpus"]}
+            _require_same(expected, _ask_doctor(environment, machine, driver))
+        return "no set: doctor refuses all of them"
+
+
+def _read(output: str) -> dict[str, Any]:
+    return dict(json.loads(output))
+
+
+def _ask_here(*words: str) -> str:
+    return call([sys.executable, *words], {"PYTHONPATH": str(ROOT)}, fine=(0, NO_CODE))
+
+
+def _ask_doctor(environment: Environment, machine: str, driver: str) -> dict[str, str]:
+    """Return how an installed wheel serves each of some GPUs, in doctor's words."""
+    words = ["-m", "flash_dist", "doctor", "--gpu", machine, "--driver", driver]
+    output = environment.run(*words, "--only", "build,driver,gpu", "--json", fine=(0, NO_CODE))
+    data = [check["data"] for check in _read(output)["checks"] if check["gpu"] is not None]
+    return {str(one["compute_capability"]): str(one["how"]) for one in data}
+
+
+def _require_same(expected: dict[str, str], found: dict[str, str]) -> None:
+    if found != expected:
+        message = f"select says {expected}, doctor of the installed wheel says {found}"
+        raise InstallError(message)

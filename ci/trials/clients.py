@@ -1,0 +1,181 @@
+"""pip and uv, a fresh environment for each install, and a server of files for them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from importlib.metadata import Distribution
+from typing import TYPE_CHECKING, Final
+
+from packaging.tags import sys_tags
+
+from ci.trials.cells import InstallError, NotRunError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from ci.wheels.artefacts import Artefact
+
+CLIENTS: Final = ("pip", "uv")
+_SAID: Final = 300  # characters from either end of what a failed command says
+_UNSHARED: Final = (
+    ("unshare", "--net"),
+    ("unshare", "--user", "--map-root-user", "--net"),
+)
+
+
+class Environment:
+    """A fresh virtual environment, and the client that installs into it."""
+
+    def __init__(self, client: str, folder: Path, index: str) -> None:
+        self.client = client
+        self.folder = folder
+        self.index = index  # stands in for PyPI
+        self.python = folder / "bin" / "python"
+        call(["uv", "venv", "--quiet", "--python", sys.executable, str(folder)])
+
+    def install(self, *words: str, index: str = "", within: Sequence[str] = ()) -> None:
+        """Install, without what flash_dist depends on: torch is not what is tested.
+
+        Args:
+            words: What, and options that pip and uv share.
+            index: The only index; that which stands in for PyPI when empty.
+            within: The start of a command that runs the client: `unshare --net`.
+        """
+        if self.client == "pip":
+            command = [sys.executable, "-m", "pip", "--python", str(self.python), "install"]
+            command += ["--quiet", "--no-cache-dir", "--no-deps"]
+        else:
+            command = ["uv", "pip", "install", "--python", str(self.python)]
+            command += ["--quiet", "--no-cache", "--no-deps"]
+        named = {"PIP_INDEX_URL": index or self.index, "UV_DEFAULT_INDEX": index or self.index}
+        call([*within, *command, *words], named)
+
+    def uninstall(self) -> None:
+        """Remove the package again."""
+        if self.client == "pip":
+            command = [sys.executable, "-m", "pip", "--python", str(self.python)]
+            call([*command, "uninstall", "--quiet", "--yes", "flash_dist"])
+        else:
+            call(["uv", "pip", "uninstall", "--quiet", "--python", str(self.python), "flash_dist"])
+
+    def version(self) -> str:
+        """Return the version that imports."""
+        return self.run("-c", "import flash_dist; print(flash_dist.__version__)").strip()
+
+    def require(self, one: Artefact) -> str:
+        """Insist that this wheel imports, and that there is no file but those it brought."""
+        found = self.version()
+        if found != str(one.version):
+            message = f"{found} was installed, expected {one.version}"
+            raise InstallError(message)
+        strangers = find_strangers(self.folder)
+        if strangers:
+            message = f"{found} is installed, and {strangers} are not of it"
+            raise InstallError(message)
+        return found
+
+    def run(self, *words: str, fine: Sequence[int] = (0,)) -> str:
+        """Run Python; what flash_dist's tools need comes from the Python that runs this."""
+        place = next(path for path in sys.path if path.endswith("site-packages"))
+        variables = {"PYTHONPATH": place, "PYTHONDONTWRITEBYTECODE": "1"}
+        return call([str(self.python), *words], variables, fine=fine)
+
+    def leftovers(self) -> list[Path]:
+        """Return the files that are there of the package."""
+        return find_files(self.folder)
+
+
+def find_files(folder: Path) -> list[Path]:
+    """Return the files of flash_dist somewhere below a folder."""
+    files = (path for path in folder.rglob("*") if not path.is_dir())
+    return sorted(path for path in files if "flash_dist" in str(path.relative_to(folder)))
+
+
+def find_strangers(folder: Path) -> list[str]:
+    """Return those of its files that the RECORD of the installed version does not list.
+
+    Raises:
+        InstallError: There is no version installed, or more than one.
+    """
+    infos = sorted(folder.rglob("flash_dist-*.dist-info"))
+    if len(infos) != 1:
+        message = f"there is not one flash_dist-*.dist-info but {[path.name for path in infos]}"
+        raise InstallError(message)
+    site = infos[0].parent
+    recorded = {site / file for file in Distribution.at(infos[0]).files or ()}
+    return [str(path.relative_to(site)) for path in find_files(folder) if path not in recorded]
+
+
+def call(
+    command: Sequence[str],
+    variables: Mapping[str, str] | None = None,
+    *,
+    fine: Sequence[int] = (0,),
+) -> str:
+    """Run a command that knows nothing of this machine's indexes, and return what it prints.
+
+    Args:
+        command: Words.
+        variables: What the command finds in its environment besides.
+        fine: Exit statuses that are no failure.
+    """
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "UV_", "PYTHON"))}
+    closed = {"PIP_CONFIG_FILE": os.devnull, "UV_NO_CONFIG": "1", "UV_OFFLINE": "0"}
+    closed |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    return call_openly(command, {**kept, **closed, **(variables or {})}, fine=fine)
+
+
+def call_openly(
+    command: Sequence[str], environ: Mapping[str, str], *, fine: Sequence[int] = (0,)
+) -> str:
+    """Run a command in this environment and no other, outside the source tree."""
+    done = subprocess.run(
+        command,
+        env=environ,
+        cwd=tempfile.gettempdir(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode not in fine:
+        said = " ".join((done.stderr or done.stdout).split())
+        if len(said) > 2 * _SAID:
+            said = f"{said[:_SAID]} ... {said[-_SAID:]}"
+        message = f"`{shlex.join(command[:6])} ...` ended with {done.returncode}: {said}"
+        raise InstallError(message)
+    return done.stdout
+
+
+def without_network() -> tuple[str, ...]:
+    """Return the start of a command that runs the rest where no network is, not even loopback.
+
+    Raises:
+        NotRunError: This machine cannot do that.
+    """
+    command = _find_unshare()
+    if not command:
+        message = "`unshare --net` is refused here, so that the network stays on"
+        raise NotRunError(message, hint="run it as root, or allow user namespaces")
+    return command
+
+
+@cache
+def _find_unshare() -> tuple[str, ...]:
+    for words in _UNSHARED:
+        try:
+            call([*words, "true"])
+        except (InstallError, OSError):
+            continue
+        return words
+    return ()
+
+
+def runs_here(one: Artefact) -> bool:
+    """Whether a wheel is one for this machine and this Python."""
+    return not {str(tag) for tag in sys_tags()}.isdisjoint(one.tags)

@@ -1,0 +1,263 @@
+"""Install the wheels of dist/ as conda packages: the part of `nox -s install_test` for conda.
+
+Solver and installer are rattler's, and the machine is described to them: a GPU need not be there.
+What flash-dist depends on is stubs; see `ci/trials/conda_stubs.py`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import platform
+import subprocess
+import sys
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+from ci.conda.check import recipe_of
+from ci.conda.recipe import PICK, SUBDIRS, Recipe, is_served, oldest_cuda
+from ci.project import ARCHSETS, load_project
+from ci.release.landing import GPUS
+from ci.trials.cells import Cell, InstallError, attempt
+from ci.trials.conda_client import RefusedError, Request, Solved, ask
+from ci.wheels.artefacts import Artefact, newest_first
+from flash_dist.builds.published import load_picks
+from flash_dist.errors import FlashDistError
+from flash_dist.indexes.index import PROJECT
+from flash_dist.targets.devices import Device, first_driver, parse_version
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+CUDA: Final = "13.0"
+OLDER_CUDA: Final = "12.4"
+MIXED: Final = ("7.5,8.6", "7.5,9.0", "9.0,12.0")
+_NEEDED: Final = ("rattler", "rattler_build")
+_MACHINE: Final = {"__glibc": "2.36", "__linux": "6.1", "__unix": "0"}
+
+
+def conda_cells(artefacts: Sequence[Artefact], work: Path) -> Iterator[Cell]:
+    """Make a channel of the newest wheels in an empty folder and try everything.
+
+    What cannot be tried is one of the results, too.
+    """
+    lacking = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if lacking:
+        yield Cell(PICK, "everything", "NOT RUN", f"not installed: {', '.join(lacking)}")
+        return
+    newest = newest_first(artefacts)
+    newest = [one for one in newest if one.version.public == newest[0].version.public]
+    try:
+        members, stubs = _write_channels(newest, work)
+    except (FlashDistError, OSError) as error:
+        yield Cell(PICK, "channel", "FAIL", str(error))
+        return
+    detail = f"NOTE: stubs made for this test: {', '.join(stubs)}"
+    yield Cell(PICK, f"channel of {len(newest)} packages", "ok", detail)
+    for subdir in sorted({recipe.subdir for recipe in members.values()}):
+        own = {one: recipe for one, recipe in members.items() if recipe.subdir == subdir}
+        yield from CondaTrial(own, subdir, work).cells()
+
+
+def _write_channels(
+    artefacts: Sequence[Artefact], work: Path
+) -> tuple[dict[Artefact, Recipe], list[str]]:
+    # NOTE: here, so that what is not installed is a result
+    from ci.conda.pack import write_channel  # noqa: PLC0415
+    from ci.trials.conda_stubs import write_stubs  # noqa: PLC0415
+
+    write_channel(work / "conda", artefacts, epoch=load_project().epoch)
+    members = {one: recipe_of(one) for one in artefacts}
+    return members, write_stubs(work / "stubs", members.values())
+
+
+class CondaTrial:
+    """What is tried with the packages of one platform."""
+
+    def __init__(self, members: dict[Artefact, Recipe], subdir: str, work: Path) -> None:
+        self.members = members
+        self.subdir = subdir
+        machine = next(name for name, one in SUBDIRS.items() if one == subdir)
+        self.pick = load_picks(ARCHSETS, machine)[PICK].name
+        self._work = work
+        self._numbers = count(1)
+
+    def cells(self) -> Iterator[Cell]:
+        """Try everything."""
+        if self.pick not in {one.set_name for one in self.members}:
+            yield Cell(
+                PICK, f"{self.subdir}: no choice gives {self.pick}", "NOT RUN", "not in dist/"
+            )
+        for gpus in (*GPUS, *MIXED):
+            yield self._try(f"no choice, {gpus}", partial(self.try_pick, gpus))
+        yield self._try("no choice, GPU unknown", partial(self.try_pick, ""))
+        yield self._try(f"no choice, CUDA {OLDER_CUDA}", self.try_older_cuda)
+        yield self._try("without CUDA refused", self.try_without_cuda)
+        for one in self.members:
+            yield self._try(f"{one.set_name} by build string", partial(self.try_set, one))
+        if len(self.members) > 1:
+            yield self._try("one set to another, uninstall", self.try_switch)
+
+    def _try(self, what: str, action: Callable[[], str]) -> Cell:
+        here = self.subdir == SUBDIRS.get(platform.machine())
+        what = what if here else f"{self.subdir}: {what}"
+        try:
+            return attempt(PICK, what, action)
+        except subprocess.TimeoutExpired as error:
+            return Cell(PICK, what, "FAIL", str(error))
+
+    def try_pick(self, gpus: str) -> str:
+        """Ask for no set on a machine with some GPUs; doctor must be content with what comes."""
+        lowest = str(min(map(Device.parse, gpus.split(",")))) if gpus else ""
+        expected = self._expect(lowest, CUDA)
+        if expected is None:
+            return self._require_refusal([PROJECT], lowest, CUDA, "__cuda_arch")
+        prefix, found = self._install([PROJECT], lowest, CUDA)
+        self._require(found, expected)
+        return (
+            f"{expected.set_name}: {self._require_served(prefix, gpus or self._every_gpu(), CUDA)}"
+        )
+
+    def try_older_cuda(self) -> str:
+        """Ask for no set where the driver is older: what it loads comes, or nothing does."""
+        gpu = next(iter(GPUS))
+        expected = self._expect(gpu, OLDER_CUDA)
+        if expected is None:
+            return self._require_refusal([PROJECT], gpu, OLDER_CUDA, "__cuda >=")
+        prefix, found = self._install([PROJECT], gpu, OLDER_CUDA)
+        self._require(found, expected)
+        return f"{expected.set_name}: {self._require_served(prefix, gpu, OLDER_CUDA)}"
+
+    def try_without_cuda(self) -> str:
+        """Ask on a machine without a driver: the refusal must say what is missing."""
+        return self._require_refusal([PROJECT], "", "", "__cuda >=")
+
+    def try_set(self, one: Artefact) -> str:
+        """Ask for one set on every GPU: it comes where it fits and nowhere else."""
+        cuda = max(CUDA, oldest_cuda(one.manifest), key=parse_version)
+        fitting = [gpu for gpu in GPUS if is_served(one.embedded, Device.parse(gpu))]
+        for gpu in GPUS:
+            if gpu in fitting:
+                self._require(self._solve(self._spec(one), gpu, cuda), one)
+            else:
+                self._require_refusal(self._spec(one), gpu, cuda, "__cuda_arch")
+        prefix, found = self._install(self._spec(one), fitting[0], cuda)
+        self._require(found, one)
+        how = self._require_served(prefix, ",".join(fitting), cuda)
+        self._require_recorded(prefix)
+        refused = [gpu for gpu in GPUS if gpu not in fitting]
+        return f"{how}; {len(fitting)} GPUs, refused on {', '.join(refused) or 'none'}"
+
+    def try_switch(self) -> str:
+        """Replace one set by another in one prefix, and remove that."""
+        prefix, passed = self._fresh(), []
+        for one in list(self.members)[:2]:
+            gpu = next(gpu for gpu in GPUS if is_served(one.embedded, Device.parse(gpu)))
+            self._require(self._request(self._spec(one), gpu, CUDA, prefix), one)
+            self._require_recorded(prefix)
+            passed.append(one.set_name)
+        self._request(["python"], "", CUDA, prefix)
+        left = sorted(str(path) for path in prefix.rglob("*flash[-_]dist*") if path.is_file())
+        left = [path for path in left if "flash_dist_stubs" not in path]
+        if left:
+            message = f"uninstall leaves {', '.join(left)}"
+            raise InstallError(message)
+        return " -> ".join([*passed, "nothing"])
+
+    def _expect(self, gpu: str, cuda: str) -> Artefact | None:
+        """Return the set that has to come unasked: the pick, where its package fits."""
+        fitting = [
+            one
+            for one in self.members
+            if parse_version(cuda) >= parse_version(oldest_cuda(one.manifest))
+            and (not gpu or is_served(one.embedded, Device.parse(gpu)))
+        ]
+        picks = [one for one in fitting if one.set_name == self.pick]
+        fitting.sort(key=lambda one: self.members[one].build_number, reverse=True)
+        return next(iter((*picks, *fitting)), None)
+
+    def _every_gpu(self) -> str:
+        """Return where a client may be that tells no __cuda_arch: what any set here serves."""
+        served = {arch for one in self.members for arch in one.embedded}
+        return ",".join(gpu for gpu in GPUS if is_served(served, Device.parse(gpu)))
+
+    def _spec(self, one: Artefact) -> list[str]:
+        recipe = self.members[one]
+        return [f"{PROJECT}={recipe.version}={recipe.build}"]
+
+    def _fresh(self) -> Path:
+        return self._work / f"prefix-{self.subdir}-{next(self._numbers)}"
+
+    def _install(self, specs: list[str], gpu: str, cuda: str) -> tuple[Path, Solved]:
+        prefix = self._fresh()
+        return prefix, self._request(specs, gpu, cuda, prefix)[PROJECT]
+
+    def _solve(self, specs: list[str], gpu: str, cuda: str) -> Solved:
+        return self._request(specs, gpu, cuda, None)[PROJECT]
+
+    def _request(
+        self, specs: list[str], gpu: str, cuda: str, prefix: Path | None
+    ) -> dict[str, Solved]:
+        gpu_words = {"__cuda": cuda, "__cuda_arch": gpu}
+        virtual = _MACHINE | {name: value for name, value in gpu_words.items() if value}
+        channels = [(self._work / name).as_uri() for name in ("conda", "stubs")]
+        cache = str(self._work / "cache")
+        return ask(
+            Request(channels, specs, self.subdir, virtual, str(prefix) if prefix else "", cache)
+        )
+
+    def _require(self, found: Solved | dict[str, Solved], one: Artefact) -> None:
+        solved = found if isinstance(found, Solved) else found[PROJECT]
+        if solved.build != self.members[one].build:
+            message = f"the solver chose {solved.build}, expected {self.members[one].build}"
+            raise InstallError(message)
+
+    def _require_refusal(self, specs: list[str], gpu: str, cuda: str, word: str) -> str:
+        try:
+            solved = self._solve(specs, gpu, cuda)
+        except RefusedError as error:
+            if word in error.message:
+                return next(line for line in error.message.splitlines() if word in line).strip(
+                    " └─├│"
+                )
+            message = f"the refusal does not name {word}: {error.message}"
+            raise InstallError(message) from error
+        message = f"{solved.build} was chosen for {gpu or 'no GPU'}, which it does not serve"
+        raise InstallError(message)
+
+    def _require_served(self, prefix: Path, gpus: str, cuda: str) -> str:
+        """Ask the doctor that was installed; it reads the code in its library, and runs none."""
+        driver = str(first_driver(parse_version(cuda)))
+        words = ["--gpu", gpus, "--driver", driver, "--only", "build,driver,gpu"]
+        checks = _ask_doctor(prefix, *words)
+        how = sorted({str(check["data"]["how"]) for check in checks if check["data"].get("how")})
+        return ", ".join(how)
+
+    def _require_recorded(self, prefix: Path) -> None:
+        """Ask doctor whether all files are those of RECORD."""
+        _ask_doctor(prefix, "--only", "install")
+
+
+def _ask_doctor(prefix: Path, *words: str) -> list[dict[str, Any]]:
+    command = [str(prefix / "bin" / "python"), "-m", "flash_dist", "doctor", *words, "--json"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=prefix, env={}, timeout=300
+    )
+    try:
+        report = json.loads(done.stdout)
+    except ValueError as error:
+        message = f"doctor failed ({done.returncode}): {(done.stderr or done.stdout)[-300:]}"
+        raise InstallError(message) from error
+    bad = [check for check in report["checks"] if check["status"] not in {"ok", "info"}]
+    if bad or done.returncode:
+        said = "; ".join(f"{check['name']}: {check['summary']}" for check in bad)
+        message = f"doctor {' '.join(words)} says {said or done.returncode}"
+        raise InstallError(message)
+    checks: list[dict[str, Any]] = report["checks"]
+    return checks
+
+
+if __name__ == "__main__":
+    sys.exit("`nox -s install_test` runs this")

@@ -1,0 +1,129 @@
+"""A conda client for `nox -s install_test`: rattler's solver and installer, one request a process.
+
+It reads JSON on stdin and answers on stdout: the packages, or why there are none.
+
+NOTE: a process of its own, which ends without Python's own end: py-rattler 0.28 crashes in that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ci.project import ROOT
+from flash_dist.errors import FlashDistError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+TIMEOUT_S = 300
+
+
+class RefusedError(FlashDistError):
+    """The solver finds no packages."""
+
+
+class ClientError(FlashDistError):
+    """The client itself failed."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to solve, and where to install it."""
+
+    channels: list[str]
+    specs: list[str]
+    platform: str
+    virtual: dict[str, str]  # the packages that describe a machine
+    prefix: str = ""  # empty: solve only
+    cache: str = ""
+
+
+@dataclass(frozen=True)
+class Solved:
+    """One package of the answer."""
+
+    name: str
+    version: str
+    build: str
+
+
+def ask(request: Request) -> dict[str, Solved]:
+    """Solve, and install where a prefix is named; what was there before goes.
+
+    Raises:
+        RefusedError: The solver says that it cannot be.
+        ClientError: Anything else.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "ci.trials.conda_client"],
+        input=json.dumps(asdict(request)),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError as error:
+        message = f"the conda client failed ({done.returncode}): {done.stderr.strip()[-300:]}"
+        raise ClientError(message) from error
+    if "refused" in answer:
+        raise RefusedError(str(answer["refused"]))
+    return {one["name"]: Solved(**one) for one in answer["packages"]}
+
+
+async def _solve(request: Request) -> list[Solved]:
+    # NOTE: here, so that the caller needs no rattler
+    from rattler import (  # noqa: PLC0415
+        BuildString,
+        Channel,
+        GenericVirtualPackage,
+        MatchSpec,
+        PackageName,
+        Version,
+        install,
+        solve,
+    )
+    from rattler.platform import Subdir  # noqa: PLC0415
+
+    records = await solve(
+        [Channel(url) for url in request.channels],
+        [MatchSpec(spec, strict=False) for spec in request.specs],  # as people type them
+        platforms=[Subdir(request.platform), Subdir("noarch")],
+        virtual_packages=[
+            GenericVirtualPackage(PackageName(name), Version(version), BuildString("0"))
+            for name, version in request.virtual.items()
+        ],
+    )
+    if request.prefix:
+        await install(
+            records,
+            request.prefix,
+            cache_dir=Path(request.cache),
+            platform=Subdir(request.platform),
+            show_progress=False,
+        )
+    return [Solved(one.name.normalized, str(one.version), str(one.build)) for one in records]
+
+
+def _answer(text: str) -> dict[str, object]:
+    from rattler.exceptions import SolverError  # noqa: PLC0415
+
+    try:
+        packages: Iterable[Solved] = asyncio.run(_solve(Request(**json.loads(text))))
+    except SolverError as error:
+        return {"refused": str(error)}
+    return {"packages": [asdict(one) for one in packages]}
+
+
+if __name__ == "__main__":
+    print(json.dumps(_answer(sys.stdin.read())), flush=True)
+    os._exit(0)

@@ -1,0 +1,76 @@
+"""Stand-ins for what flash-dist depends on: no real channel is reached by `nox -s install_test`.
+
+They hold nothing but `bin/python`, which starts the Python that runs the test with the packages of
+the prefix. They are never published.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from typing import TYPE_CHECKING, Final
+
+from rattler_build import assemble_package
+
+from ci.conda.channel import write_repodata
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from ci.conda.recipe import Recipe
+
+_RUNNING: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
+_STAND_IN: Final = """\
+#!/bin/sh
+prefix=$(cd "$(dirname "$0")/.." && pwd)
+export PYTHONPATH="$prefix/lib/python{version}/site-packages" PYTHONDONTWRITEBYTECODE=1
+exec {python} "$@"
+"""
+
+
+def write_stubs(channel: Path, recipes: Iterable[Recipe]) -> list[str]:
+    """Make a channel with a stub of every dependency.
+
+    Returns:
+        Names and versions.
+    """
+    depends = {one for recipe in recipes for one in recipe.depends if not one.startswith("__")}
+    versions = {name: _oldest(rest) for name, _, rest in (one.partition(" ") for one in depends)}
+    versions["python"] = f"{_RUNNING}.{sys.version_info.micro}"
+    for name, version in versions.items():
+        _write_stub(channel, name, version)
+    write_repodata(channel / "noarch")
+    return [f"{name} {version}" for name, version in sorted(versions.items())]
+
+
+def _oldest(versions: str) -> str:
+    found = re.search(r">=\s*([0-9.]*[0-9])", versions) or re.search(r"([0-9.]*[0-9])", versions)
+    return found[1] if found else "1.0"
+
+
+def _write_stub(channel: Path, name: str, version: str) -> None:
+    stage = channel.with_name(f"{channel.name}-{name}")
+    note = stage / "share" / "flash_dist_stubs" / f"{name}.json"
+    note.parent.mkdir(parents=True)
+    note.write_text(json.dumps({"stub": name}), encoding="utf-8")
+    if name == "python":
+        for alias in ("python", "python3", f"python{_RUNNING}"):
+            script = stage / "bin" / alias
+            script.parent.mkdir(exist_ok=True)
+            text = _STAND_IN.format(version=_RUNNING, python=shlex.quote(sys.executable))
+            script.write_text(text, encoding="utf-8")
+            script.chmod(0o755)
+    assemble_package(
+        name,
+        version,
+        "noarch",
+        "stub_0",
+        channel / "noarch",
+        files_dir=stage,
+        noarch="generic",
+        detect_prefix=False,
+        compression_level=1,
+    )

@@ -1,0 +1,81 @@
+"""A Debian root for another CPU, in which an emulator runs Python; nothing of it is installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from ci.toolchain.cross import run_tool
+from ci.toolchain.nvcc import ToolchainError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from ci.toolchain.cross import Target
+
+SUITE: Final = "bookworm"  # glibc 2.36, Python 3.11
+PYTHON: Final = "3.11"
+PACKAGES: Final = ("python3-minimal", "libpython3-stdlib", "libstdc++6")
+DEBIAN_NAMES: Final = {"aarch64": "arm64"}
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a program in the emulator said."""
+
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class Root:
+    """The folder, and the emulator for it."""
+
+    folder: Path
+    emulator: str
+
+    def python(self, *words: str, places: tuple[Path, ...], timeout: float = 600) -> Done:
+        """Run its Python with some folders on sys.path."""
+        python = self.folder / "usr" / "bin" / f"python{PYTHON}"
+        command = [self.emulator, "-L", str(self.folder), str(python), *words]
+        kept: Mapping[str, str] = {"PATH": os.environ.get("PATH", ""), "LC_ALL": "C.UTF-8"}
+        seen = os.pathsep.join(str(place.resolve()) for place in places)
+        environ = {**kept, "PYTHONPATH": seen, "COLUMNS": "200"}
+        environ["PYTHONDONTWRITEBYTECODE"] = "1"
+        done = subprocess.run(
+            command,
+            env=environ,
+            cwd=self.folder,  # without the source tree's own flash_dist
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout,
+        )
+        return Done(done.returncode, done.stdout, done.stderr)
+
+
+def make_root(folder: Path, target: Target) -> Root:
+    """Unpack the packages once; no program of theirs runs."""
+    root = Root(folder, target.emulator[0])
+    if (folder / "complete").is_file():
+        return root
+    programs = ("debootstrap", "dpkg-deb", root.emulator)
+    missing = [name for name in programs if shutil.which(name) is None]
+    if missing:
+        message = f"a root for {target.machine} needs {', '.join(missing)}, not found on PATH"
+        raise ToolchainError(message, hint="`apt-get install debootstrap qemu-user-static`")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    options = [f"--arch={DEBIAN_NAMES[target.machine]}", "--foreign", "--variant=minbase"]
+    run_tool(["debootstrap", *options, f"--include={','.join(PACKAGES)}", SUITE, str(folder)])
+    archives = sorted((folder / "var/cache/apt/archives").glob("*.deb"))
+    for path in archives:
+        run_tool(["dpkg-deb", "-x", str(path), str(folder)])
+        path.unlink()
+    (folder / "complete").touch()
+    return root

@@ -1,0 +1,112 @@
+"""Install the wheels of dist/ as users do, from this machine: `nox -s install_test`.
+
+Every cell installs into a fresh environment from a server of files and from nowhere else, and
+looks at what came out. The clients' picks are those of `flash_dist/archsets.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ci.project import ROOT
+from ci.release.index import pick_name, write_index
+from ci.trials.cells import count
+from ci.trials.client import Trial
+from ci.trials.clients import CLIENTS
+from ci.trials.conda import conda_cells
+from ci.trials.serving import serve
+from ci.trials.torch_matrix import try_torches
+from ci.wheels.artefacts import find_artefacts
+from flash_dist.errors import FlashDistError
+from flash_dist.targets.archs import DEFAULT_MACHINE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ci.trials.cells import Cell
+    from ci.wheels.artefacts import Artefact
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What every phase works on."""
+
+    artefacts: tuple[Artefact, ...]
+    url: str  # of the index that is served
+    work: Path  # an empty folder
+
+
+def try_client(client: str, stage: Stage) -> Iterator[Cell]:
+    """Try pip or uv."""
+    return Trial(client, stage.url, stage.artefacts, stage.work).cells()
+
+
+PHASES: Final[dict[str, Callable[[Stage], Iterator[Cell]]]] = {
+    **{client: partial(try_client, client) for client in CLIENTS},
+    "conda": lambda stage: conda_cells(stage.artefacts, stage.work),
+    "torch": lambda stage: try_torches(stage.artefacts, pick_name(DEFAULT_MACHINE), stage.work),
+}
+
+
+def try_all(dist: Path, phases: Sequence[str] = tuple(PHASES)) -> Iterator[Cell]:
+    """Make the index anew, serve it, and go through the phases."""
+    artefacts = find_artefacts(dist)
+    with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
+        out = Path(folder) / "index"
+        write_index(out, artefacts, "http://127.0.0.1/", partial=True)
+        with serve(out) as url:
+            for name in phases:
+                yield from PHASES[name](Stage(artefacts, url, Path(folder)))
+
+
+def conclude(cells: Sequence[Cell], phases: Sequence[str]) -> str:
+    """Return one line: what came out, of which phases, and which were not asked for."""
+    counts = ", ".join(f"{number} {outcome}" for outcome, number in count(cells).items())
+    others = ", ".join(name for name in PHASES if name not in phases)
+    return f"{counts}: {', '.join(phases)}" + (f"; not asked for: {others}" if others else "")
+
+
+def _parse_phases(text: str) -> tuple[str, ...]:
+    names = text.split(",")
+    unknown = [name for name in names if name not in PHASES]
+    if unknown:
+        message = f"a phase is one of {', '.join(PHASES)}, got `{unknown[0]}`"
+        raise argparse.ArgumentTypeError(message)
+    return tuple(name for name in PHASES if name in names)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="nox -s install_test --", description="Install wheels.")
+    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="folder of the wheels")
+    parser.add_argument("--allow-missing", action="store_true", help="pass with cells not run")
+    parser.add_argument(
+        "--only",
+        type=_parse_phases,
+        default=tuple(PHASES),
+        metavar="PHASES",
+        help=f"some of {','.join(PHASES)}; the verdict is about these alone",
+    )
+    args = parser.parse_args(argv)
+    cells = []
+    try:
+        for cell in try_all(args.dist, args.only):
+            print(cell, flush=True)
+            cells.append(cell)
+    except FlashDistError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(conclude(cells, args.only))
+    counts = count(cells)
+    missing = counts["NOT RUN"] > 0 and not args.allow_missing
+    return int(counts["FAIL"] > 0 or missing or counts["ok"] == 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+"""One wheel under every torch and Python that it is for: import, the operator on the CPU.
+
+torch and what it needs come from the index that uv is set up for: 3 to 5 GB per torch, of which
+nothing is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final
+
+from packaging.version import Version
+
+from ci.container.trial import CODE
+from ci.trials.cells import Cell, InstallError, NotRunError, attempt
+from ci.trials.clients import call_openly, runs_here
+from ci.trials.interpreters import find_python
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from ci.wheels.artefacts import Artefact
+
+CLIENT: Final = "torch"
+CPU: Final = "+cpu"
+ABI_ONLY: Final = "3.14"  # by abi3audit where there is no interpreter
+FREE_BYTES: Final = 9_000_000_000  # what the largest torch takes, packages and environment: 7.7 GB
+STREAM: Final = "aoti_torch_get_current_cuda_stream"
+
+# dlsym in the binding looks where its own weak symbol was looked for: in the libraries it needs.
+PROBE: Final = f"""{CODE}
+import ctypes, json
+print(json.dumps({{
+    "torch": torch.__version__,
+    "cuda": torch.version.cuda,
+    "python": sys.version,
+    "bound": hasattr(ctypes.CDLL(str(operators.EXTENSION)), "{STREAM}"),
+    "flash_dist": flash_dist.__version__,
+}}))
+"""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A torch and a Python: `2.15` and `3.13`."""
+
+    torch: str
+    python: str
+    cpu: bool = False
+
+    def __str__(self) -> str:
+        return f"torch {self.torch}{' (CPU)' if self.cpu else ''}, Python {self.python}"
+
+    @property
+    def requirement(self) -> str:
+        """What is asked of the index; for CPU a build without CUDA."""
+        return f"torch=={self.torch}.0{CPU}" if self.cpu else f"torch=={self.torch}.*"
+
+
+PAIRS: Final = (
+    Pair("2.10", "3.10"),
+    Pair("2.10", "3.12"),
+    Pair("2.10", "3.13"),
+    Pair("2.11", "3.12"),
+    Pair("2.13", "3.11", cpu=True),
+    Pair("2.14", "3.10"),
+    Pair("2.15", "3.11"),
+    Pair("2.15", "3.13"),
+    Pair("2.15", ABI_ONLY),
+)
+
+
+def try_torches(artefacts: Sequence[Artefact], pick: str, work: Path) -> Iterator[Cell]:
+    """Try the wheel of one set under every pair; packages are shared by the pairs of a torch."""
+    wheels = [one for one in artefacts if one.set_name == pick and runs_here(one)]
+    for _, group in groupby(PAIRS, key=lambda pair: pair.torch):
+        matrix = Matrix(work / "torch")
+        for pair in group:
+            if wheels:
+                yield attempt(CLIENT, str(pair), partial(matrix.try_pair, pair, wheels[0]))
+            else:
+                yield Cell(CLIENT, str(pair), "NOT RUN", f"no wheel of {pick} in dist/ runs here")
+        shutil.rmtree(matrix.work, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Environments of one torch, one after the other, and uv's cache of its packages."""
+
+    work: Path
+
+    def try_pair(self, pair: Pair, one: Artefact) -> str:
+        """Install, import, call; or audit the ABI where the interpreter is missing."""
+        try:
+            python = find_python(pair.python)
+        except NotRunError:
+            if pair.python != ABI_ONLY:
+                raise
+            return audit_abi(one)
+        environment = self.work / "environment"
+        try:
+            self._install(pair, one, python, environment)
+            return _require(pair, one, self._uv(str(environment / "bin" / "python"), "-c", PROBE))
+        finally:
+            shutil.rmtree(environment, ignore_errors=True)
+
+    def _install(self, pair: Pair, one: Artefact, python: Path, environment: Path) -> None:
+        """Install the wheel with all that it depends on, as users do."""
+        self._require_space()
+        self._uv("uv", "venv", "--quiet", "--python", str(python), str(environment))
+        command = ["uv", "pip", "install", "--quiet", "--python", str(environment / "bin/python")]
+        try:
+            self._uv(*command, pair.requirement)
+        except InstallError as error:
+            raise NotRunError(str(error)) from error
+        self._uv("uv", "cache", "clean", "--quiet", "torch")  # the largest, and of one Python
+        self._uv(*command, str(one.path))
+
+    def _require_space(self) -> None:
+        if self.work.exists():  # what is there is most of it
+            return
+        self.work.mkdir(parents=True)
+        free = shutil.disk_usage(self.work).free
+        if free < FREE_BYTES:
+            message = f"{free / 1e9:.1f} GB are free in {self.work}, {FREE_BYTES / 1e9:.0f} needed"
+            raise NotRunError(message)
+
+    def _uv(self, *command: str) -> str:
+        dropped = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+        kept = {name: value for name, value in os.environ.items() if name not in dropped}
+        return call_openly(command, {**kept, "UV_CACHE_DIR": str(self.work / "cache")})
+
+
+def read_probe(output: str) -> tuple[dict[str, Any], str]:
+    """Return what the probe found, and that in words.
+
+    Raises:
+        InstallError: The binding did not find torch's streams, or found some in a torch without.
+    """
+    found: dict[str, Any] = json.loads(output.splitlines()[-1])
+    said = f"torch {found['torch']}, Python {found['python']}, stream symbol "
+    said += "bound" if found["bound"] else "not bound"
+    if found["bound"] != (found["cuda"] is not None):
+        message = f"{said}, and torch was built for CUDA {found['cuda']}"
+        raise InstallError(message)
+    return found, said
+
+
+def _require(pair: Pair, one: Artefact, output: str) -> str:
+    """Insist on what was asked for, and return it in words."""
+    found, said = read_probe(output)
+    release = Version(found["torch"])
+    got = (f"{release.major}.{release.minor}", ".".join(found["python"].split(".")[:2]))
+    if got != (pair.torch, pair.python) or pair.cpu != (found["cuda"] is None):
+        message = f"asked for {pair}, got {said}"
+        raise InstallError(message)
+    if found["flash_dist"] != str(one.version):
+        message = f"{found['flash_dist']} was imported, expected {one.version}"
+        raise InstallError(message)
+    return said
+
+
+def audit_abi(one: Artefact) -> str:
+    """Let abi3audit say that a wheel keeps to what every later Python has."""
+    words = ["--strict", "--report", "--assume-minimum-abi3", "3.10", str(one.path)]
+    said = call_openly([sys.executable, "-m", "abi3audit", *words], os.environ, fine=(0, 1))
+    (spec,) = json.loads(said)["specs"].values()
+    results = {library["name"]: library["result"] for library in spec["wheel"]}
+    wrong = [name for name, one in results.items() if not one["is_abi3_baseline_compatible"]]
+    if wrong or not results:
+        message = f"abi3audit finds symbols outside the stable ABI in {wrong or one.file_name}"
+        raise InstallError(message)
+    return f"no interpreter here; abi3audit finds no violation in {', '.join(results)}"

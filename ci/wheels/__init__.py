@@ -1,0 +1,1 @@
+"""A wheel that is built: repaired, tagged, judged, read and compared."""

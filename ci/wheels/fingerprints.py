@@ -1,0 +1,81 @@
+"""Whether the recorded fingerprints are those of the kernels that are built.
+
+python -m ci.wheels.fingerprints WHEEL ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ci.compile.decisions import hash_decisions
+from ci.project import ROOT
+from flash_dist.binaries.wheel import open_wheel
+from flash_dist.builds.contents import KERNELS
+from flash_dist.gpucode.fatbin import open_fatbin
+from flash_dist.gpucode.kernel_code import hash_kernels
+from flash_dist.selftest.fingerprints import FILE_NAME, read_references
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from collections.abc import Set as AbstractSet
+
+    from flash_dist.selftest.fingerprints import Reference
+
+RECORDED = ROOT / "flash_dist" / FILE_NAME
+REMEDY = "`nox -s fingerprints -- WHEEL` on a machine with such a GPU records them again"
+
+
+def find_stale(
+    references: Iterable[Reference], kernels: Mapping[str, AbstractSet[str]], planner: str
+) -> list[str]:
+    """Say which recorded fingerprints are of other code than that which is built."""
+    problems = []
+    for reference in references:
+        where = f"{reference.gpu}, recorded {reference.recorded}"
+        if reference.setting.planner != planner:
+            problems.append(f"{where}: of another planner")
+        recorded = reference.kernels.items()
+        stale = [name for name, code in recorded if code not in kernels.get(name, ())]
+        if stale:
+            problems.append(
+                f"{where}: {len(stale)} of {len(reference.kernels)} kernels are not built, or "
+                f"have other code, such as {stale[0]}"
+            )
+    return problems
+
+
+def read_wheels(paths: Iterable[Path]) -> dict[str, set[str]]:
+    """Return the code of the kernels of all wheels: each toolkit makes its own."""
+    kernels: defaultdict[str, set[str]] = defaultdict(set)
+    for path in paths:
+        with (
+            open_wheel(path) as wheel,
+            wheel.unpacked(KERNELS) as file,
+            open_fatbin(KERNELS, file, archive=wheel.path) as fatbin,
+        ):
+            for name, code in hash_kernels(fatbin).items():
+                kernels[name].add(code)
+    return dict(kernels)
+
+
+def main() -> int:
+    """Check the wheels of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("wheels", type=Path, nargs="+")
+    wheels = parser.parse_args().wheels
+    references = read_references(RECORDED)
+    problems = find_stale(references, read_wheels(wheels), hash_decisions())
+    for problem in problems:
+        print(f"stale fingerprints: {problem}; {REMEDY}")
+    if not problems:
+        count = sum(len(reference.fingerprints) for reference in references)
+        print(f"{count} fingerprints of {len(references)} recordings are of the kernels built")
+    return int(bool(problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""What every wheel must pass before it lands in dist/, whatever machine it was built on.
+
+python -m ci.wheels.gates --archs '8.0;9.0a+PTX' --budget BYTES --platform TAG WHEEL
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from packaging.version import Version
+
+from ci.compile.decisions import hash_decisions
+from ci.project import ARCHSETS, ROOT, load_project
+from ci.wheels.platform_tags import require_glibc, require_platform, require_same_tags
+from flash_dist.audit.own import audit_wheel, describe_failure
+from flash_dist.audit.verify import check_record, check_sbom
+from flash_dist.binaries.wheel import open_wheel
+from flash_dist.builds.published import load_archsets
+from flash_dist.cli.audit import print_audit
+from flash_dist.cli.terminal.results import make_console, print_result
+from flash_dist.errors import FlashDistError
+from flash_dist.targets.advice import list_few
+from flash_dist.targets.archs import ArchSet
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from flash_dist.audit.own import AuditResult
+    from flash_dist.builds.manifest import Manifest
+
+
+class WheelBuildError(FlashDistError):
+    """A step failed; its own words are above."""
+
+
+def audit(wheel: Path, asked: ArchSet) -> AuditResult:
+    """Compare a wheel with its manifest and with what was asked, and show every kernel."""
+    result = audit_wheel(wheel, budget_bytes=asked.budget_bytes)
+    print_audit(make_console(), result, kernels=True)
+    if not result:
+        raise WheelBuildError(describe_failure(result))
+    require_archs(result, asked)
+    require_fresh(wheel, result.contents.manifest)
+    require_same_tags(wheel)
+    verify(wheel)
+    require_package(wheel)
+    return result
+
+
+def verify(wheel: Path) -> None:
+    """Insist that RECORD and the bill of materials are those of the finished wheel."""
+    for check in (check_record, check_sbom):
+        result = check(wheel)
+        print_result(make_console(), result)
+        if not result:
+            message = f"`{wheel.name}`: {result.summary}"
+            raise WheelBuildError(message)
+
+
+def require_archs(result: AuditResult, asked: ArchSet) -> None:
+    """Insist on the targets that were asked for: a wheel may be sound and be for others."""
+    built = result.contents.manifest.arch_set
+    if built.archs != asked.archs:
+        message = f"{result.contents.path} is built for `{built}`, asked for was `{asked}`"
+        raise WheelBuildError(message, hint="the arch set did not reach the compiler")
+
+
+def require_fresh(wheel: Path, manifest: Manifest) -> None:
+    """Insist on the `_build.json` of this source: an older one may declare the same kernels."""
+    project = load_project()
+    told = {
+        "the hash of the planner": (manifest.planner, hash_decisions()),
+        "the published sets": (
+            {one.name: one.archs for one in manifest.archsets},
+            {one.name: one.archs for one in load_archsets(ARCHSETS).values()},
+        ),
+        "the torch versions": (
+            (manifest.torch_min, manifest.torch_tested_max),
+            (project.torch_min, project.torch_tested_max),
+        ),
+    }
+    stale = [what for what, (found, wanted) in told.items() if found != wanted]
+    if stale:
+        named = ", ".join(stale)
+        message = f"`{wheel.name}` has a stale _build.json: of another source are {named}"
+        raise WheelBuildError(message, hint="build it again from this source")
+
+
+def require_package(wheel: Path, root: Path = ROOT) -> None:
+    """Insist on the Python files and the data of the package, as they are in the sources."""
+    package = root / "flash_dist"
+    files = (path for path in package.rglob("*") if path.suffix in {".json", ".py", ".typed"})
+    sources = {path.relative_to(root).as_posix(): path for path in files}
+    with open_wheel(wheel) as opened:
+        packed = set(opened.names)
+        missing = [name for name in sorted(sources) if name not in packed]
+        other = [
+            name
+            for name in sorted(packed & sources.keys())
+            if opened.read(name) != sources[name].read_bytes()
+        ]
+    wrong = [f"{name} is missing" for name in missing] + [f"{name} is another" for name in other]
+    if wrong or not sources:
+        message = f"`{wheel.name}` does not hold the package: {list_few(wrong, 5)}"
+        raise WheelBuildError(message, hint="the sources changed during the build: build again")
+
+
+def run_tools(wheel: Path, folder: Path) -> None:
+    """Let the tools of others judge: Python's stable ABI, torch's, glibc."""
+    require_glibc(wheel)
+    run(
+        ["abi3audit", "--strict", "--summary", "--assume-minimum-abi3", "3.10", str(wheel)],
+        os.environ,
+    )
+    shutil.unpack_archive(wheel, folder, "zip")
+    run(["torch-abi-audit", str(folder / "flash_dist"), "--check", "both"], os.environ)
+    _check_oldest_torch(folder / "flash_dist")
+    run(["auditwheel", "show", str(wheel)], os.environ)
+
+
+def _check_oldest_torch(package: Path) -> None:
+    """Insist that no symbol is younger than the torch that the metadata promises."""
+    command = ["torch-abi-audit", str(package), "--json"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    versions = set(re.findall(r'"min_torch[a-z_]*": "([^"]+)"', done.stdout))
+    promised = Version(load_project().torch_min)
+    if not versions or any(Version(one) > promised for one in versions):
+        message = f"the binding needs torch {sorted(versions) or 'unknown'}, promised is {promised}"
+        raise WheelBuildError(message)
+
+
+def run(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    folder: Path = ROOT,
+    *,
+    hint: str = "its own words are above",
+) -> None:
+    """Run a command whose output is the user's; raise if it fails."""
+    try:
+        done = subprocess.run(command, check=False, env=dict(environ), cwd=folder)
+    except FileNotFoundError as error:
+        message = f"`{command[0]}` is not installed, which a wheel must pass"
+        raise WheelBuildError(message, hint="`nox -s build_wheels` installs it") from error
+    if done.returncode:
+        words = " ".join([Path(command[0]).name, *command[1:3]])
+        message = f"`{words}` failed with exit code {done.returncode}"
+        raise WheelBuildError(message, hint=hint)
+
+
+def read_arguments(args: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the command line that `ci/container/portable.py` writes."""
+    parser = argparse.ArgumentParser(prog="python -m ci.wheels.gates")
+    parser.add_argument("wheel", type=Path)
+    parser.add_argument("--archs", required=True, help="what was asked for: 8.0;9.0a+PTX")
+    parser.add_argument("--budget", type=int, help="bytes that the wheel may have")
+    parser.add_argument("--platform", required=True, help="the one platform tag it must have")
+    return parser.parse_args(args)
+
+
+def main() -> int:
+    """Command line: cibuildwheel's audit step."""
+    args = read_arguments()
+    asked = replace(ArchSet.parse(args.archs), budget_bytes=args.budget)
+    try:
+        require_platform(args.wheel, args.platform)
+        audit(args.wheel, asked)
+        with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
+            run_tools(args.wheel, Path(folder) / "unpacked")
+    except FlashDistError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

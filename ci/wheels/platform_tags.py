@@ -1,0 +1,81 @@
+"""Whether the platform tag of a wheel is true: a file is easily renamed, its code is not."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from email.parser import HeaderParser
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from packaging.tags import parse_tag
+from packaging.utils import parse_wheel_filename
+
+from ci.wheels.floor import read_floor
+from flash_dist.binaries.symbols import open_shared
+from flash_dist.binaries.wheel import open_wheel
+from flash_dist.errors import FlashDistError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MANYLINUX: Final = "manylinux_2_28"  # what is released: glibc 2.28 or newer
+_GLIBC: Final = re.compile(r"GLIBC_2\.([0-9]+)(\.[0-9]+)?")
+
+
+class PlatformTagError(FlashDistError):
+    """The file name promises what the wheel does not keep."""
+
+
+def platform_of(machine: str) -> str:
+    """Return the platform tag of a released wheel for a CPU."""
+    return f"{MANYLINUX}_{machine}"
+
+
+def require_platform(wheel: Path, platform: str) -> None:
+    """Insist on one platform tag: neither a newer one nor a list with older ones."""
+    found = sorted({tag.platform for tag in parse_wheel_filename(wheel.name)[3]})
+    if found != [platform]:
+        message = f"{wheel.name} must have the platform tag `{platform}`, has {', '.join(found)}"
+        raise PlatformTagError(message)
+
+
+def require_same_tags(wheel: Path) -> None:
+    """Insist that the file name has the tags of the file WHEEL, which auditwheel wrote."""
+    with open_wheel(wheel) as opened:
+        names = [name for name in opened.names if name.endswith(".dist-info/WHEEL")]
+        texts = [opened.read(name).decode("utf-8", "backslashreplace") for name in names]
+    told = {
+        str(tag)
+        for text in texts
+        for line in HeaderParser().parsestr(text).get_all("Tag", [])
+        for tag in parse_tag(line)
+    }
+    named = set(map(str, parse_wheel_filename(wheel.name)[3]))
+    if told != named:
+        tags = ", ".join(sorted(told)) or "none"
+        message = f"{wheel.name} was renamed: its file WHEEL has the tags {tags}"
+        raise PlatformTagError(message, hint="build it again; wheels are not to be renamed")
+
+
+def require_glibc(wheel: Path) -> None:
+    """Insist that no library needs a newer glibc than the tag promises."""
+    floor = read_floor(wheel.name)
+    needed = max(_find_glibc(wheel), default=0)
+    if floor is None or needed > floor:
+        promised = "no manylinux tag" if floor is None else f"glibc 2.{floor}"
+        message = f"{wheel.name} needs glibc 2.{needed}, its name promises {promised}"
+        raise PlatformTagError(message, hint="`nox -s build_wheels` in a container builds it again")
+
+
+def _find_glibc(wheel: Path) -> Iterator[int]:
+    """Yield x of each version GLIBC_2.x that the libraries of a wheel need."""
+    with open_wheel(wheel) as opened, tempfile.TemporaryDirectory() as folder:
+        for name in opened.libraries:
+            path = Path(folder) / "library.so"
+            with opened.unpacked(name) as file:
+                path.write_bytes(file.read())
+            for version in open_shared(path).versions_needed:
+                match = _GLIBC.fullmatch(version.name)
+                if match:
+                    yield int(match[1])

@@ -1,0 +1,150 @@
+"""Attention over a batch of sequences, in flash-attention's terms."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, overload
+
+import torch
+
+from .arguments import choose_mask, choose_scale, prepare_inputs
+from .autograd import attend
+from .neutral import require_neutral
+
+if TYPE_CHECKING:
+    from ..masks import BlockMask
+
+Tensor = torch.Tensor
+
+
+@overload
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    mask: BlockMask | None = None,
+    return_lse: Literal[False] = False,
+    batch_invariant: bool = False,
+    dropout_p: float = 0.0,
+    softcap: float = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = True,
+    return_attn_probs: bool = False,
+) -> Tensor: ...
+
+
+@overload
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    mask: BlockMask | None = None,
+    return_lse: Literal[True],
+    batch_invariant: bool = False,
+    dropout_p: float = 0.0,
+    softcap: float = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = True,
+    return_attn_probs: bool = False,
+) -> tuple[Tensor, Tensor]: ...
+
+
+def flash_attn_func(  # noqa: D417, PLR0913 - the arguments users know
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    mask: BlockMask | None = None,
+    return_lse: bool = False,
+    batch_invariant: bool = False,
+    dropout_p: float = 0.0,
+    softcap: float = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = True,  # noqa: ARG001 - it always is
+    return_attn_probs: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention without storing the score matrix: softmax(q @ k.T * softmax_scale) @ v.
+
+    Differentiable once and deterministic: forward and backward give the same bits on every run. The
+    order of summation depends on shapes, the mask, the workspace budget and properties of the GPU
+    (number of multiprocessors, shared memory) only. The batch is one of those shapes: what else is
+    in it never changes out or lse of a sequence, and its gradients unless `batch_invariant`.
+
+    The backward keeps an intermediate result (dS, 16 bits per visible score) in a workspace of at
+    most `FLASH_DIST_WORKSPACE_MB` MiB (1536 by default; less when less is needed) and works in
+    chunks when that does not hold all of it; with 0, or when chunks would leave the GPU idle, it
+    recomputes instead. Another budget may give other bits. docs/memory.md has the formula for all
+    of its memory.
+
+    CPU tensors are computed by the formulas in plain torch, with all scores stored.
+
+    What flash-attention takes and this does not serve is there for its neutral value alone:
+    dropout_p and softcap 0, alibi_slopes None, return_attn_probs False. Every call is
+    deterministic, so that `deterministic` changes nothing.
+
+    Args:
+        q: [batch, seqlen_q, num_heads_q, head_dim] or
+            [batch, seqlen_q, num_heads_kv, heads_per_kv, head_dim]; float16, bfloat16 (not on
+            compute capability 7.5) or float32, on the CPU also float64. head_dim is a multiple of 8
+            up to 256 and contiguous; on a GPU all other strides and the address are multiples of 16
+            bytes. Under torch.autocast, q, k and v are cast to its dtype. With the groups first,
+            [batch, seqlen_q, groups, num_heads_kv, head_dim], `q.transpose(2, 3)` is what is meant.
+        k: [batch, seqlen_k, num_heads_kv, head_dim], same dtype and device. num_heads_kv divides
+            num_heads_q; query head h reads kv head h // (num_heads_q // num_heads_kv). May have a
+            heads_per_kv axis before head_dim, expanded (stride 0). Its gradient then passes through
+            autograd's own sum over that axis, which takes memory: 4 dimensions are better.
+        v: [batch, seqlen_k, num_heads_kv, head_dim_v], otherwise like k. head_dim_v is a multiple
+            of 8 up to head_dim.
+        softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
+        causal: Query i sees key j if j <= i + seqlen_k - seqlen_q: the mask is aligned to the
+            bottom right.
+        window_size: (left, right), -1 for no bound: query i sees key j if
+            i - left <= j - (seqlen_k - seqlen_q) <= i + right. Causal makes right 0.
+        mask: Which keys each query sees, if neither causal nor a window says so;
+            `mask & BlockMask.causal()` combines them.
+        return_lse: Also return lse.
+        batch_invariant: Whether the gradients of a sequence must have the same bits whatever else
+            is in the batch, as out and lse always have. The backward then recomputes scores (seven
+            products of matrices for five) and leaves multiprocessors idle where a small batch has
+            few kv heads.
+
+    Returns:
+        out: Like q, with head_dim_v, contiguous. A row that sees no key is zero.
+        lse: [batch, num_heads_q, seqlen_q], float32 (float64 for float64 inputs), only if
+            `return_lse`: the natural logarithm of the sum of exp(scores), -inf for a row that sees
+            no key. Differentiable.
+
+    Raises:
+        TypeError: An argument is no tensor, mask is no BlockMask, or a dtype is not supported.
+        ValueError: Shapes, devices, alignment, window_size or softmax_scale do not fit, mask is for
+            another shape, both a mask and causal or window_size are given,
+            or an argument of flash-attention that is not served is not neutral.
+        FlashDistError: This build has no code that runs on the GPU; the message names the arch
+            set to install.
+    """
+    require_neutral(
+        dropout_p=dropout_p,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        return_attn_probs=return_attn_probs,
+    )
+    q, k, v = prepare_inputs(q, k, v)
+    out, lse = attend(
+        q,
+        k,
+        v,
+        mask=choose_mask(mask, window_size, causal=causal),
+        softmax_scale=choose_scale(softmax_scale, q.shape[-1]),
+        batch_invariant=batch_invariant,
+    )
+    return (out, lse) if return_lse else out

@@ -1,0 +1,121 @@
+"""Attention with the signature and layout of torch's flex_attention, for masks alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, overload
+
+import torch
+
+from ..masks import Band, BlockMask
+from .conversions import convert_flex
+from .heads_first import attend_heads_first, check_tensors
+from .neutral import require_neutral
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch.nn.attention import flex_attention as torch_flex
+
+    AnyBlockMask = BlockMask | torch_flex.BlockMask
+
+Tensor = torch.Tensor
+
+
+@overload
+def flex_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Callable[..., Tensor] | None = None,
+    block_mask: AnyBlockMask | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,  # noqa: FBT001, FBT002
+    return_lse: Literal[False] = False,  # noqa: FBT002
+    kernel_options: Mapping[str, object] | None = None,
+    *,
+    return_aux: None = None,
+) -> Tensor: ...
+
+
+@overload
+def flex_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Callable[..., Tensor] | None = None,
+    block_mask: AnyBlockMask | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,  # noqa: FBT001, FBT002
+    *,
+    return_lse: Literal[True],
+    kernel_options: Mapping[str, object] | None = None,
+    return_aux: None = None,
+) -> tuple[Tensor, Tensor]: ...
+
+
+def flex_attention(  # noqa: PLR0913, PLR0917 - torch's signature
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Callable[..., Tensor] | None = None,
+    block_mask: AnyBlockMask | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,  # noqa: FBT001, FBT002
+    return_lse: bool = False,  # noqa: FBT001, FBT002
+    kernel_options: Mapping[str, object] | None = None,  # noqa: ARG001
+    *,
+    return_aux: None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention as torch's function of this name computes it, but deterministic, for masks alone.
+
+    Needs no torch.compile to be fast, and the mask may live on another device than the tensors. See
+    `flash_attn_func` for dtypes, strides, the workspace of the backward and what may change bits.
+
+    A BlockMask of torch is converted the first time it is seen: its mask_mod is called then, on its
+    own device, and what it reads must not change afterwards. torch.compile or a CUDA graph cannot
+    do that: `BlockMask.from_flex(block_mask)` of this package, made once, serves both.
+
+    Args:
+        query: [batch, num_heads_q, seqlen_q, head_dim].
+        key: [batch, num_heads_kv, seqlen_k, head_dim].
+        value: [batch, num_heads_kv, seqlen_k, head_dim_v], head_dim_v at most head_dim.
+        score_mod: Must be None.
+        block_mask: Which keys each query sees: a BlockMask of this package or of torch.
+        scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
+        enable_gqa: Whether num_heads_kv may be less than num_heads_q, which it must divide; query
+            head h reads kv head h // (num_heads_q // num_heads_kv).
+        return_lse: Also return lse.
+        kernel_options: Not looked at: they tune torch's kernels.
+        return_aux: Must be None: `return_lse` returns lse.
+
+    Returns:
+        out: [batch, num_heads_q, seqlen_q, head_dim_v], in memory [batch, seqlen_q, num_heads_q,
+            head_dim_v]. A row that sees no key is zero.
+        lse: [batch, num_heads_q, seqlen_q], float32 (float64 for float64 inputs), only if
+            `return_lse`: the natural logarithm of the sum of exp(scores). Differentiable.
+
+    Raises:
+        TypeError: An argument is no tensor, block_mask is no BlockMask, or a dtype is not
+            supported.
+        ValueError: Shapes, devices, alignment or scale do not fit, or a score_mod or
+            return_aux is given.
+        FlashDistError: This build has no code that runs on the GPU.
+    """
+    check_tensors(query, key, value, (4,))
+    if score_mod is not None:
+        message = (
+            f"score_mod must be None, got {score_mod!r}: the kernels are compiled before it is "
+            "known\n\nhint: one that only hides scores is a mask, `BlockMask.from_dense`"
+        )
+        raise ValueError(message)
+    require_neutral(return_aux=return_aux)
+    out, lse = attend_heads_first(
+        query, key, value, mask=_read_mask(block_mask), scale=scale, enable_gqa=enable_gqa
+    )
+    return (out, lse) if return_lse else out
+
+
+def _read_mask(block_mask: AnyBlockMask | None) -> Band | BlockMask:
+    if block_mask is None:
+        return Band()
+    return block_mask if isinstance(block_mask, BlockMask) else convert_flex(block_mask)

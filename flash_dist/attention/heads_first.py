@@ -1,0 +1,58 @@
+"""What the entries in torch's layout share: [..., num_heads, seqlen, head_dim]."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .arguments import choose_scale, prepare_inputs, require_tensor
+from .autograd import attend
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..masks import Band, BlockMask
+
+
+def attend_heads_first(  # noqa: PLR0913 - the arguments of torch's functions
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    mask: Band | BlockMask,
+    scale: float | None,
+    enable_gqa: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return out and lse of 4-D tensors in torch's layout. Nothing is copied: axes are swapped.
+
+    Args:
+        query: [batch, num_heads_q, seqlen_q, head_dim].
+        key: [batch, num_heads_kv, seqlen_k, head_dim].
+        value: [batch, num_heads_kv, seqlen_k, head_dim_v].
+        mask: Which keys each query sees.
+        scale: Factor on the scores, None for head_dim ** -0.5.
+        enable_gqa: Whether num_heads_kv may be less than num_heads_q.
+    """
+    if query.shape[1] != key.shape[1] and not enable_gqa:
+        message = (
+            "query and key must have the same number of heads unless enable_gqa, got "
+            f"{query.shape[1]} and {key.shape[1]}"
+        )
+        raise ValueError(message)
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    q, k, v = prepare_inputs(q, k, v)
+    softmax_scale = choose_scale(scale, q.shape[-1], "scale")
+    out, lse = attend(q, k, v, mask=mask, softmax_scale=softmax_scale)
+    return out.transpose(1, 2), lse
+
+
+def check_tensors(query: Tensor, key: Tensor, value: Tensor, dims: tuple[int, ...]) -> None:
+    """Raise TypeError for what is no tensor, ValueError for other numbers of dimensions."""
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        require_tensor(name, x)
+        if x.dim() not in dims or x.dim() != query.dim():
+            allowed = " or ".join(map(str, dims))
+            message = (
+                f"query, key and value must all have {allowed} dimensions [..., num_heads, seqlen, "
+                f"head_dim], got {name} with shape {list(x.shape)}"
+            )
+            raise ValueError(message)

@@ -1,0 +1,187 @@
+"""Attention over packed sequences of different lengths, in flash-attention's terms."""
+
+from __future__ import annotations
+
+from typing import Literal, overload
+
+import torch
+
+from ..kernels.operators import Packing
+from ..masks.inputs import MAX_SEQLEN
+from .arguments import choose_band, choose_scale, prepare_inputs, require_tensor
+from .autograd import attend
+from .layouts import PACKED, dtype_name
+from .neutral import require_neutral
+
+Tensor = torch.Tensor
+
+
+@overload
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    return_lse: Literal[False] = False,
+    batch_invariant: bool = False,
+    dropout_p: float = 0.0,
+    softcap: float = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = True,
+    return_attn_probs: bool = False,
+    block_table: None = None,
+    mask: None = None,
+) -> Tensor: ...
+
+
+@overload
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    return_lse: Literal[True],
+    batch_invariant: bool = False,
+    dropout_p: float = 0.0,
+    softcap: float = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = True,
+    return_attn_probs: bool = False,
+    block_table: None = None,
+    mask: None = None,
+) -> tuple[Tensor, Tensor]: ...
+
+
+def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - the arguments users know
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    return_lse: bool = False,
+    batch_invariant: bool = False,
+    dropout_p: float = 0.0,
+    softcap: float = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = True,  # noqa: ARG001 - it always is
+    return_attn_probs: bool = False,
+    block_table: None = None,
+    mask: None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention within each of several sequences that lie one after the other, without padding.
+
+    Sequence b has queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] and keys likewise; either may be
+    empty. The host never waits for the GPU, so that what cu_seqlens holds is checked on the CPU
+    only: it must start at 0, not decrease and end at total_q or total_k, and no sequence may be
+    longer than max_seqlen says. Everything else is as in `flash_attn_func`; block_table and mask
+    must be None, too.
+
+    Args:
+        q: [total_q, num_heads_q, head_dim] or [total_q, num_heads_kv, heads_per_kv, head_dim].
+        k: [total_k, num_heads_kv, head_dim], same dtype and device; a heads_per_kv axis before
+            head_dim must be expanded (stride 0).
+        v: [total_k, num_heads_kv, head_dim_v], otherwise like k.
+        cu_seqlens_q: [batch + 1], int32 on q's device.
+        cu_seqlens_k: [batch + 1], int32 on q's device.
+        max_seqlen_q: Queries of the longest sequence or more.
+        max_seqlen_k: Keys of the longest sequence or more.
+        softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
+        causal: Aligned to the bottom right of each sequence.
+        window_size: (left, right), -1 for no bound, aligned to the bottom right of each sequence.
+        return_lse: Also return lse.
+        batch_invariant: Whether a sequence's gradients must have the same bits whatever else is
+            packed with it.
+
+    Returns:
+        out: Like q, with head_dim_v, contiguous.
+        lse: [num_heads_q, total_q], float32 (float64 for float64 inputs), only if `return_lse`.
+
+    Raises:
+        TypeError: An argument is no tensor, max_seqlen is no int, or a dtype is not supported.
+        ValueError: Shapes, devices, alignment, window_size or softmax_scale do not fit, or an
+            argument of flash-attention that is not served is not neutral.
+        FlashDistError: This build has no code that runs on the GPU; the message names the arch
+            set to install.
+    """
+    require_neutral(
+        dropout_p=dropout_p,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        return_attn_probs=return_attn_probs,
+        block_table=block_table,
+        mask=mask,
+    )
+    q, k, v = prepare_inputs(q, k, v, PACKED)
+    packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    _check_packing(packing, q)
+    out, lse = attend(
+        q,
+        k,
+        v,
+        mask=choose_band(window_size, causal=causal),
+        softmax_scale=choose_scale(softmax_scale, q.shape[-1]),
+        packing=packing,
+        batch_invariant=batch_invariant,
+    )
+    return (out, lse) if return_lse else out
+
+
+def _check_packing(packing: Packing, q: Tensor) -> None:
+    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k = packing
+    _check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q)
+    _check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, q)
+    if cu_seqlens_q.shape != cu_seqlens_k.shape:
+        message = (
+            "cu_seqlens_q and cu_seqlens_k must have the same length, "
+            f"got {cu_seqlens_q.shape[0]} and {cu_seqlens_k.shape[0]}"
+        )
+        raise ValueError(message)
+    _check_max_seqlen("max_seqlen_q", max_seqlen_q)
+    _check_max_seqlen("max_seqlen_k", max_seqlen_k)
+
+
+def _check_cu_seqlens(name: str, x: Tensor, q: Tensor) -> None:
+    require_tensor(name, x)
+    if x.dtype != torch.int32:
+        message = f"{name} must be int32, got {dtype_name(x.dtype)}"
+        raise TypeError(message)
+    if x.device != q.device:
+        message = f"q and {name} must be on the same device, got {q.device} and {x.device}"
+        raise ValueError(message)
+    if x.dim() != 1 or x.shape[0] < 2 or x.stride(0) != 1:  # noqa: PLR2004
+        message = (
+            f"{name} must be contiguous with shape [batch + 1], batch at least 1, "
+            f"got shape {list(x.shape)} and strides {list(x.stride())}"
+        )
+        raise ValueError(message)
+
+
+def _check_max_seqlen(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+        message = f"{name} must be an int, got {type(value).__name__}"
+        if isinstance(value, torch.Tensor):
+            message += "\n\nhint: keep it on the host; `.item()` would wait for the GPU"
+        raise TypeError(message)
+    if not 1 <= value <= MAX_SEQLEN:
+        message = f"{name} must be from 1 to {MAX_SEQLEN}, got {value}"
+        raise ValueError(message)

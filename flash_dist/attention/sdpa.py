@@ -1,0 +1,101 @@
+"""Attention with the signature and layout of torch.nn.functional.scaled_dot_product_attention."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from ..masks import Band, BlockMask
+from .arguments import describe_type, require_bool
+from .conversions import convert_dense
+from .heads_first import attend_heads_first, check_tensors
+from .layouts import dtype_name
+from .neutral import require_neutral
+
+Tensor = torch.Tensor
+
+_TOP_LEFT: Final = Band(right=0, bottom_right=False)
+
+
+def scaled_dot_product_attention(  # noqa: PLR0913, PLR0917 - torch's signature
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: BlockMask | Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001, FBT002
+    scale: float | None = None,
+    enable_gqa: bool = False,  # noqa: FBT001, FBT002
+) -> Tensor:
+    """Attention as torch's function of this name computes it, but deterministic.
+
+    A row that sees no key is zero. See `flash_attn_func` for dtypes, strides, the workspace of the
+    backward and what may change bits.
+
+    A boolean attn_mask is turned into a BlockMask the first time it is seen. That waits for the GPU
+    and works on the host; later calls with the same, unchanged tensor object find the result. A
+    tensor made anew for every call is converted in every call, and torch.compile or a CUDA graph
+    cannot do it at all: `BlockMask.from_dense(attn_mask)`, made once, serves all of these.
+
+    Args:
+        query: [batch, num_heads_q, seqlen_q, head_dim], or without batch.
+        key: [batch, num_heads_kv, seqlen_k, head_dim].
+        value: [batch, num_heads_kv, seqlen_k, head_dim_v], head_dim_v at most head_dim.
+        attn_mask: Which keys each query sees: a BlockMask, or booleans that broadcast to
+            [batch, num_heads_q, seqlen_q, seqlen_k], True where the key is seen.
+        dropout_p: Must be 0.
+        is_causal: Query i sees key j if j <= i: the mask is aligned to the top left, as in torch.
+        scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
+        enable_gqa: Whether num_heads_kv may be less than num_heads_q, which it must divide; query
+            head h reads kv head h // (num_heads_q // num_heads_kv).
+
+    Returns:
+        [batch, num_heads_q, seqlen_q, head_dim_v], in memory [batch, seqlen_q, num_heads_q,
+        head_dim_v].
+
+    Raises:
+        TypeError: An argument is no tensor, attn_mask is no mask, or a dtype is not supported.
+        ValueError: Shapes, devices, alignment or scale do not fit, dropout is wanted, or both
+            attn_mask and is_causal are given.
+        FlashDistError: This build has no code that runs on the GPU.
+    """
+    check_tensors(query, key, value, (3, 4))
+    require_neutral(dropout_p=dropout_p)
+    require_bool("is_causal", is_causal)
+    if attn_mask is not None and is_causal:
+        message = (
+            "attn_mask cannot be given together with is_causal=True\n\n"
+            'hint: make `mask & BlockMask.causal(alignment="top_left")` once and pass that'
+        )
+        raise ValueError(message)
+    unbatched = query.dim() == 3  # noqa: PLR2004
+    if unbatched:
+        query, key, value = (x.unsqueeze(0) for x in (query, key, value))
+    out, _ = attend_heads_first(
+        query,
+        key,
+        value,
+        mask=_TOP_LEFT if is_causal else _read_mask(attn_mask, query, key),
+        scale=scale,
+        enable_gqa=enable_gqa,
+    )
+    return out.squeeze(0) if unbatched else out
+
+
+def _read_mask(mask: BlockMask | Tensor | None, query: Tensor, key: Tensor) -> Band | BlockMask:
+    if mask is None:
+        return Band()
+    if isinstance(mask, BlockMask):
+        return mask
+    if not isinstance(mask, torch.Tensor):
+        kind = describe_type(mask)
+        message = f"attn_mask must be a flash_dist.BlockMask or a torch.Tensor, got {kind}"
+        raise TypeError(message)
+    if mask.dtype != torch.bool:
+        message = (
+            "attn_mask must be a flash_dist.BlockMask or bool, "
+            f"got {dtype_name(mask.dtype)}: there are no kernels that add a bias"
+        )
+        raise TypeError(message)
+    return convert_dense(mask, (*query.shape[:3], key.shape[2]))

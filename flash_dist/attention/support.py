@@ -1,0 +1,74 @@
+"""Whether this build has kernels for a GPU, asked once per GPU before the first launch."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from typing import Any, Final
+
+import torch
+
+from ..errors import ExtensionError, FlashDistError
+from ..kernels.library import select
+from ..machine.installed import unsupported_error
+from ..targets.advice import describe_device
+from ..targets.devices import Device
+from ..targets.verdict import DTYPE_FLOOR, FLOOR
+from .layouts import dtype_name
+
+_log: Final = logging.getLogger("flash_dist")
+_warned: Final[set[int]] = set()  # GPUs
+
+ROLE: Final = "fwd"  # a target that has this has the whole suite; the build's audit sees to it
+DTYPE_NAMES: Final = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+
+
+@cache
+def require_kernels(device: int, dtype: torch.dtype, head_dim: int, head_dim_v: int) -> None:
+    """Raise if no variant of the kernels runs on a GPU.
+
+    Raises:
+        TypeError: The GPU has no matrix instruction for the dtype.
+        FlashDistError: This build has no code for the GPU, in the words of `doctor`.
+    """
+    gpu = Device(*torch.cuda.get_device_capability(device))
+    name = DTYPE_NAMES[dtype]
+    if FLOOR <= gpu < DTYPE_FLOOR[name]:
+        able = (dtype_name(one) for one, known in DTYPE_NAMES.items() if DTYPE_FLOOR[known] <= gpu)
+        allowed = " or ".join(able)
+        message = f"q must be {allowed} on compute capability {gpu}, got {dtype_name(dtype)}"
+        raise TypeError(message)
+    selected = select(device, role=ROLE, dtype=name, head_dim=head_dim, head_dim_v=head_dim_v)
+    chosen = next((kernel["chosen"] for kernel in selected if kernel["chosen"]), None)
+    if chosen is None:
+        raise _explain(device, gpu, [one for kernel in selected for one in kernel["refused"]])
+    _log_choice(device, gpu, chosen)
+
+
+def _log_choice(device: int, gpu: Device, chosen: dict[str, Any]) -> None:
+    """Tell what runs; and once per GPU that it was made for others, where it was."""
+    symbol, binary = str(chosen["symbol"]), int(chosen["binary_version"])
+    versions = f"binaryVersion {binary}, ptxVersion {chosen['ptx_version']}"
+    _log.debug("GPU %d: the variant is %s (%s)", device, symbol, versions)
+    target = symbol.rpartition("_")[2]
+    if device in _warned or not (target.startswith("compute") or binary // 10 != gpu.major):
+        return
+    _warned.add(device)
+    _log.warning(
+        "GPU %d, %s, runs code for %s through the driver's compiler: this build has no machine "
+        "code for it; `python -m flash_dist select` names the arch set that has",
+        device,
+        describe_device(gpu, torch.cuda.get_device_name(device)),
+        target.replace("compute", "compute_").replace("sm", "sm_"),
+    )
+
+
+def _explain(device: int, gpu: Device, refused: list[dict[str, Any]]) -> FlashDistError:
+    name = torch.cuda.get_device_name(device)
+    predicted = unsupported_error(gpu, name=name)
+    if predicted is not None:
+        return predicted
+    reasons = "; ".join(f"{refusal['symbol']}: {refusal['reason']}" for refusal in refused)
+    reasons = reasons or "none is built in"
+    message = f"no variant of kernel {ROLE} loads on GPU {device} ({name}): {reasons}"
+    return ExtensionError(message, hint="`python -m flash_dist doctor` looks for the cause")

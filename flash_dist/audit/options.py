@@ -1,0 +1,144 @@
+"""What `audit` is asked for: on the command line, or in `[tool.flash_dist.audit]`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ..errors import UsageError, wrong_usage
+from ..targets.archs import ArchSet
+from ..targets.devices import Driver
+from .requirements import Requirements
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+TABLE: Final = "tool.flash_dist.audit"
+_SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kMG]?|[KMG]i)B?")
+_UNITS: Final = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+
+
+@dataclass(frozen=True)
+class AuditOptions:
+    """The options as they were written; None was not given."""
+
+    require: str | None = None
+    forbid_extra: bool | None = None
+    require_kernels: str | None = None
+    no_stubs: str | None = None
+    max_size: str | None = None
+    min_driver: str | None = None
+    baseline: str | None = None
+
+    def over(self, others: AuditOptions) -> AuditOptions:
+        """Return these options, and others where these were not given."""
+        given = {
+            field.name: value
+            for field in fields(self)
+            if (value := getattr(self, field.name)) is not None
+        }
+        return replace(others, **given)
+
+    def parse(self) -> Requirements:
+        """Return the requirements.
+
+        Raises:
+            UsageError: One of them cannot be understood.
+        """
+        if self.forbid_extra and not self.require:
+            message = "--forbid-extra must come with --require, which says what is no extra"
+            raise UsageError(message, hint="`audit --require '8.0;9.0a' --forbid-extra WHEEL`")
+        return Requirements(
+            archs=_parse_archs(self.require),
+            forbid_extra=bool(self.forbid_extra),
+            kernels=_read_kernels(self.require_kernels),
+            no_stubs=_parse_pattern(self.no_stubs),
+            max_bytes=None if self.max_size is None else parse_size(self.max_size),
+            min_driver=_parse_driver(self.min_driver),
+        )
+
+
+def read_options(path: Path) -> AuditOptions:
+    """Read the table of a pyproject.toml; a file that is absent asks for nothing.
+
+    Raises:
+        UsageError: It is no TOML, or holds a key or a value that is not understood.
+    """
+    if not path.is_file():
+        return AuditOptions()
+    table = _find_table(path)
+    known = {field.name.replace("_", "-"): field.name for field in fields(AuditOptions)}
+    options: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in known:
+            message = f"[{TABLE}] in `{path}` has no `{key}`"
+            raise UsageError(message, hint=f"it understands {', '.join(known)}")
+        wanted = bool if key == "forbid-extra" else str
+        if not isinstance(value, wanted):
+            message = f"`{key}` of [{TABLE}] in `{path}` must be a {wanted.__name__}, got {value!r}"
+            raise UsageError(message)
+        options[known[key]] = value
+    return AuditOptions(**options)
+
+
+def _find_table(path: Path) -> Mapping[str, Any]:
+    text = path.read_text(encoding="utf-8")
+    if f"[{TABLE}]" not in text:
+        return {}
+    try:
+        if sys.version_info >= (3, 11):
+            import tomllib  # noqa: PLC0415
+        else:
+            import tomli as tomllib  # noqa: PLC0415
+    except ImportError as error:
+        message = f"[{TABLE}] in `{path}` cannot be read: Python 3.10 has no TOML reader"
+        raise UsageError(message, hint="`pip install tomli`") from error
+    try:
+        table: Any = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        message = f"`{path}` is no TOML: {error}"
+        raise UsageError(message) from error
+    for name in TABLE.split("."):
+        table = table.get(name, {}) if isinstance(table, dict) else {}
+    return table if isinstance(table, dict) else {}
+
+
+def parse_size(text: str) -> int:
+    """Read `100MB`, `1.5 GiB` or a number of bytes."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        message = f"a size must be like 100MB, 95MiB or 100000000, got `{text}`"
+        raise UsageError(message)
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def _parse_archs(text: str | None) -> tuple[Any, ...]:
+    with wrong_usage():
+        return () if text is None else ArchSet.parse(text, name="required").archs
+
+
+def _read_kernels(path: str | None) -> tuple[str, ...]:
+    if path is None:
+        return ()
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"cannot read required kernels from `{path}`: {error}"
+        raise UsageError(message) from error
+    return tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
+
+
+def _parse_pattern(text: str | None) -> re.Pattern[str] | None:
+    try:
+        return None if text is None else re.compile(text)
+    except re.error as error:
+        message = f"--no-stubs must be a regular expression, got `{text}`: {error}"
+        raise UsageError(message) from error
+
+
+def _parse_driver(text: str | None) -> Driver | None:
+    with wrong_usage():
+        return None if text is None else Driver.parse(text)

@@ -1,0 +1,229 @@
+"""Is a wheel what its `_build.json` declares? Believes nothing that cannot be seen in the wheel.
+
+The audit fails closed: what cannot be read, or is not expected, is a problem.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+from ..builds.contents import BINDING, KERNELS, Image, WheelContents, read_contents
+from ..builds.linkage import BINDING_NEEDS, BINDING_PATH, expected_linkage
+from .problem import Problem, label
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator
+
+    from ..builds.manifest import KernelRecord, Manifest
+    from ..gpucode.fatbin import KernelInfo
+
+EXPORT_PREFIX = "flash_dist_"
+
+
+@dataclass(frozen=True)
+class TargetSize:
+    """What one target adds to the library."""
+
+    target: str
+    kernels: int
+    images: int
+    packed: int  # bytes in the file
+    unpacked: int
+
+
+@dataclass(frozen=True)
+class AuditResult:
+    """What the audit of one wheel found."""
+
+    contents: WheelContents
+    budget_bytes: int | None
+    problems: tuple[Problem, ...]
+
+    def __bool__(self) -> bool:
+        return not self.problems
+
+    def target_sizes(self) -> tuple[TargetSize, ...]:
+        """Sum up the images by target, old to new."""
+        groups: defaultdict[str, list[Image]] = defaultdict(list)
+        for image in sorted(self.contents.images, key=_by_number):
+            groups[str(image.entry.arch)].append(image)
+        return tuple(_add_up(target, images) for target, images in groups.items())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as plain data."""
+        return {
+            "version": 1,
+            "passed": bool(self),
+            "path": self.contents.path,
+            "package_version": self.contents.manifest.package_version,
+            "bytes": self.contents.size,
+            "budget_bytes": self.budget_bytes,
+            "targets": [vars(size) for size in self.target_sizes()],
+            "kernels": [kernel.to_json() for kernel in self.contents.kernels],
+            "problems": list(self.problems),
+            "findings": [problem.to_json() for problem in self.problems],
+        }
+
+
+def audit_wheel(path: str | os.PathLike[str], *, budget_bytes: int | None = None) -> AuditResult:
+    """Read a wheel and compare it with its own manifest.
+
+    Args:
+        path: The wheel.
+        budget_bytes: Largest file size that passes.
+
+    Raises:
+        FlashDistError: The file is no wheel of this package, or cannot be read.
+    """
+    return audit_contents(read_contents(path), budget_bytes=budget_bytes)
+
+
+def audit_contents(contents: WheelContents, *, budget_bytes: int | None = None) -> AuditResult:
+    """Judge what was read."""
+    unclear = (f"the fat binary is not fully understood: {text}" for text in contents.warnings)
+    problems = [
+        *label("audit-not-understood", unclear),
+        *label("audit-wheel-name", _name_problems(contents)),
+        *label("audit-manifest", _declared_problems(contents.manifest)),
+        *label("audit-embedded-differs", _embedded_problems(contents)),
+        *label("audit-resources-differ", _resource_problems(contents)),
+        *label("audit-image-unexpected", _image_problems(contents)),
+        *label("audit-linkage", _linkage_problems(contents)),
+    ]
+    if budget_bytes is not None and contents.size > budget_bytes:
+        sentence = f"the wheel has {contents.size:,} bytes, the budget is {budget_bytes:,}"
+        problems.append(Problem("audit-too-large", sentence))
+    return AuditResult(contents, budget_bytes, tuple(problems))
+
+
+def _name_problems(contents: WheelContents) -> Iterator[str]:
+    """File name, METADATA and manifest tell one version."""
+    manifest = contents.manifest
+    try:
+        _, version, _, tags = parse_wheel_filename(contents.file_name)
+    except InvalidWheelFilename as error:
+        yield str(error)
+        return
+    told = {str(version), contents.metadata_version, manifest.package_version}
+    if len(told) != 1:
+        yield f"file name, METADATA and manifest tell different versions: {sorted(told)}"
+    label = manifest.package_version.partition("+")[2].partition(".")[2]
+    if label != manifest.arch_set.label:
+        yield f"the version's label is `{label}`, the arch set's is `{manifest.arch_set.label}`"
+    for tag in tags:
+        if (tag.interpreter, tag.abi) != ("cp310", "abi3") or "manylinux_2_" not in tag.platform:
+            yield f"the tag is {tag}, expected cp310-abi3-manylinux_2_*"
+
+
+def _declared_problems(manifest: Manifest) -> Iterator[str]:
+    """The manifest agrees with itself: kernels for every target of the set and for no other."""
+    symbols = Counter(kernel.symbol for kernel in manifest.kernels)
+    yield from (f"{one} is declared {n} times" for one, n in sorted(symbols.items()) if n > 1)
+    targets = {kernel.target for kernel in manifest.kernels}
+    for arch in sorted(targets - set(manifest.arch_set.archs)):
+        yield f"kernels are declared for {arch}, which the arch set does not list"
+    for arch in sorted(set(manifest.arch_set.archs) - targets):
+        yield f"no kernel is declared for {arch} of the arch set"
+    if {one.target for one in manifest.targets} != set(manifest.arch_set.archs):
+        yield "the manifest's targets are not those of its arch set"
+
+
+def _embedded_problems(contents: WheelContents) -> Iterator[str]:
+    """Per kernel and target: what is embedded is what is declared, once."""
+    found = Counter((kernel.name, str(kernel.arch)) for kernel in contents.kernels)
+    declared = {(kernel.symbol, str(kernel.target)) for kernel in contents.manifest.kernels}
+    for symbol, target in sorted(declared - found.keys()):
+        yield f"{symbol} for {target} is declared and not embedded"
+    for symbol, target in sorted(found.keys() - declared):
+        yield f"{symbol} for {target} is embedded and not declared"
+    for (symbol, target), count in sorted(found.items()):
+        if count > 1:
+            yield f"{symbol} for {target} is embedded {count} times"
+
+
+def _resource_problems(contents: WheelContents) -> Iterator[str]:
+    """Registers, stack and threads are those that the manifest tells."""
+    declared = {kernel.symbol: kernel for kernel in contents.manifest.kernels}
+    for kernel in contents.kernels:
+        record = declared.get(kernel.name)
+        if record is not None:
+            yield from _compare(kernel, record)
+
+
+def _compare(kernel: KernelInfo, record: KernelRecord) -> Iterator[str]:
+    if record.target.ptx:
+        if all(one.target.number != record.target.number for one in record.assembled_for):
+            yield f"{record.symbol} was not assembled offline for its own number"
+        return
+    for name, found, told in (
+        ("registers", kernel.registers, record.registers),
+        ("bytes of stack", kernel.stack, record.stack_bytes),
+        ("threads at most", kernel.max_threads, record.threads),
+    ):
+        if found != told:
+            yield f"{record.symbol} has {found} {name}, the manifest says {told}"
+
+
+def _image_problems(contents: WheelContents) -> Iterator[str]:
+    """Every image is of a kind we make: for a target of the set, packed, one kernel in PTX."""
+    targets = set(contents.manifest.arch_set.archs)
+    codec = expected_linkage(contents.manifest).codec
+    for image in contents.images:
+        entry = image.entry
+        where = f"the image at {entry.payload_offset:#x} ({entry.kind}, {entry.arch})"
+        if entry.kind not in {"sass", "ptx"} or entry.arch not in targets or entry.relocatable:
+            yield f"{where} is not of the arch set"
+        elif entry.codec != codec:
+            yield f"{where} is stored as {entry.codec}, expected {codec}"
+        elif entry.kind == "ptx" and len(image.kernels) != 1:
+            yield f"{where} holds {len(image.kernels)} kernels, a PTX module holds one"
+
+
+def _linkage_problems(contents: WheelContents) -> Iterator[str]:
+    """Both libraries need what is designed, and nobody slipped another one in."""
+    for name in sorted(set(contents.libraries) - {KERNELS, BINDING}):
+        yield f"`{name}` is a library that nobody declared"
+    expected = expected_linkage(contents.manifest)
+    for name, dynamic in contents.linkage.items():
+        own, path = (
+            (BINDING_NEEDS, BINDING_PATH)
+            if name == BINDING
+            else (expected.kernels_need, expected.kernels_path)
+        )
+        needed = set(dynamic.needed)
+        for library in sorted(needed - expected.system - own):
+            yield f"`{name}` needs {library}, which is not expected"
+        for library in sorted(own - needed):
+            yield f"`{name}` does not need {library}"
+        if dynamic.search_path != path:
+            yield f"`{name}` searches {list(dynamic.search_path)}, expected {list(path)}"
+    exports = contents.linkage[KERNELS].exports
+    strangers = [one for one in exports if not one.startswith(EXPORT_PREFIX)]
+    if strangers or not exports:
+        yield f"`{KERNELS}` exports {strangers or 'nothing'}, expected {EXPORT_PREFIX}* only"
+
+
+def _by_number(image: Image) -> tuple[int, str]:
+    return image.entry.raw_number, str(image.entry.arch)
+
+
+def _add_up(target: str, images: list[Image]) -> TargetSize:
+    return TargetSize(
+        target=target,
+        kernels=sum(len(image.kernels) for image in images),
+        images=len(images),
+        packed=sum(image.entry.compressed_size for image in images),
+        unpacked=sum(image.entry.uncompressed_size for image in images),
+    )
+
+
+def describe_failure(result: AuditResult) -> str:
+    """Name the wheel and every problem."""
+    name = Path(result.contents.path).name
+    return "\n".join([f"{name} fails the audit:", *(f"  {one}" for one in result.problems)])

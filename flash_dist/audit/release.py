@@ -1,0 +1,109 @@
+"""One release held against requirements: a wheel of this package, or anybody's files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ..binaries.wheel import open_wheel
+from ..builds.contents import MANIFEST
+from ..gpucode.images import ROCM_WARNING
+from ..gpucode.inspection import Choice, Inspection, inspect_libraries, sizes_by_target
+from ..gpucode.libraries import open_libraries
+from .own import AuditResult, audit_wheel
+from .problem import Problem, label
+from .requirements import Requirements, find_losses, find_shortfalls
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ..targets.archs import Arch
+
+
+@dataclass(frozen=True)
+class Release:
+    """What was audited, and where it falls short."""
+
+    path: str
+    inspections: tuple[Inspection, ...]
+    problems: tuple[Problem, ...]
+    own: AuditResult | None = None  # of a wheel of this package, with all problems
+
+    def __bool__(self) -> bool:
+        return not self.problems
+
+    @property
+    def archs(self) -> tuple[Arch, ...]:
+        """The targets of all libraries, old to new."""
+        return tuple(sorted({arch for one in self.inspections for arch in one.report.archs}))
+
+    @property
+    def for_rocm(self) -> tuple[str, ...]:
+        """The libraries with code for AMD GPUs, which is not judged."""
+        return tuple(one.name for one in self.inspections if ROCM_WARNING in one.warnings)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the audit as plain data."""
+        if self.own is not None:
+            return self.own.to_json()
+        return {
+            "version": 1,
+            "passed": bool(self),
+            "path": self.path,
+            "libraries": [
+                {
+                    "path": one.name,
+                    "archs": [str(arch) for arch in one.report.archs],
+                    "sizes": {
+                        name: size._asdict() for name, size in sizes_by_target(one.report).items()
+                    },
+                }
+                for one in self.inspections
+            ],
+            "problems": list(self.problems),
+            "findings": [problem.to_json() for problem in self.problems],
+        }
+
+
+def audit_release(
+    path: Path, requirements: Requirements, *, baseline: str | None = None
+) -> Release:
+    """Hold a file or folder against requirements.
+
+    Args:
+        path: A wheel, library or folder.
+        requirements: What it must hold.
+        baseline: An older release, none of whose targets and kernels may be gone.
+
+    Raises:
+        FlashDistError: The path, or the baseline, cannot be read at all.
+    """
+    size = path.stat().st_size if path.is_file() else None
+    level = requirements.level
+    if baseline is not None and level == "targets":
+        level = "kernels"  # which the comparison needs, too
+    inspections, unread = inspect_libraries(open_libraries(path), Choice(level))
+    problems = list(find_shortfalls(requirements, inspections, unread, size=size))
+    if baseline is not None:
+        kernels = Choice("kernels")
+        old, _ = inspect_libraries(open_libraries(baseline), kernels)
+        new = inspections
+        if level != "kernels":
+            new, _ = inspect_libraries(open_libraries(path), kernels)
+        problems += label("audit-lost", find_losses(old, new))
+    if not is_own_wheel(path):
+        return Release(str(path), tuple(inspections), tuple(problems))
+    result = audit_wheel(path)
+    problems = list(dict.fromkeys((*result.problems, *problems)))
+    own = replace(result, problems=tuple(problems))
+    return Release(str(path), tuple(inspections), tuple(problems), own)
+
+
+def is_own_wheel(path: Path) -> bool:
+    """Whether a path is a wheel of this package, by its name or by its manifest."""
+    if path.suffix != ".whl" or not path.is_file():
+        return False
+    if path.name.startswith("flash_dist-"):
+        return True
+    with open_wheel(path) as wheel:
+        return MANIFEST in wheel.names

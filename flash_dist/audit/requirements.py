@@ -1,0 +1,156 @@
+"""What a release must hold, and where a set of libraries falls short of it: anybody's audit.
+
+It fails closed: no GPU code, an image that is not understood, a file that cannot be read are all
+shortfalls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..gpucode.coverage import REAL
+from ..gpucode.differences import find_differences
+from ..gpucode.images import ROCM_WARNING
+from ..targets.advice import list_few
+from ..targets.compatibility import judge
+from ..targets.devices import Device
+from .problem import Problem, label, within
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from ..gpucode.archives import Unread
+    from ..gpucode.coverage import KernelCoverage
+    from ..gpucode.images import FatbinEntry
+    from ..gpucode.inspection import Inspection, Level
+    from ..targets.archs import Arch
+    from ..targets.devices import Driver
+
+_NAMED = 5  # things that one sentence names before it counts the rest
+
+
+@dataclass(frozen=True)
+class Requirements:
+    """What is asked of every library with GPU code. Nothing asked: that all can be read."""
+
+    archs: tuple[Arch, ...] = ()
+    forbid_extra: bool = False  # no target but those
+    kernels: tuple[str, ...] = ()  # parts of names: such kernels exist and are real
+    no_stubs: re.Pattern[str] | None = None  # kernels of such names are no stubs anywhere
+    max_bytes: int | None = None  # of the file
+    min_driver: Driver | None = None  # that must load everything
+
+    @property
+    def level(self) -> Level:
+        """How deep the libraries must be read."""
+        return "coverage" if self.kernels or self.no_stubs else "targets"
+
+
+def find_shortfalls(
+    requirements: Requirements,
+    inspections: Sequence[Inspection],
+    unread: Sequence[Unread] = (),
+    *,
+    size: int | None = None,
+) -> tuple[Problem, ...]:
+    """Say in sentences what is missing or too much.
+
+    Args:
+        requirements: What is asked.
+        inspections: The libraries, read as deep as `Requirements.level` says.
+        unread: What could not be read.
+        size: Bytes of the file that is released, None for a folder.
+    """
+    unreadable = (f"{one.name} cannot be read: {one.reason}" for one in unread)
+    found = list(label("audit-unread", unreadable))
+    coded = [one for one in inspections if one.report.entries]
+    if not coded:
+        found.append(Problem("audit-no-gpu-code", "no GPU code for NVIDIA inside"))
+    for one in inspections:
+        # A release may serve other GPUs, too; whether it serves AMD's is not ours to say.
+        unclear = [text for text in one.warnings if text != ROCM_WARNING]
+        found += within(one.name, label("audit-not-understood", unclear))
+    for one in coded:
+        found += within(one.name, _library_shortfalls(requirements, one))
+    found += label("audit-kernel-absent", _absent_kernels(requirements.kernels, coded))
+    if size is not None and requirements.max_bytes is not None and size > requirements.max_bytes:
+        sentence = f"the file has {size:,} bytes, allowed are {requirements.max_bytes:,}"
+        found.append(Problem("audit-too-large", sentence))
+    return tuple(found)
+
+
+def _library_shortfalls(requirements: Requirements, inspection: Inspection) -> Iterator[Problem]:
+    present = set(inspection.report.archs)
+    for arch in requirements.archs:
+        if arch not in present:
+            yield Problem("audit-target-missing", f"no code for {arch}, which is required")
+    if requirements.forbid_extra:
+        for arch in sorted(present - set(requirements.archs)):
+            yield Problem("audit-target-extra", f"code for {arch}, which is not required")
+    if requirements.min_driver is not None:
+        entries = inspection.report.entries
+        yield from label("audit-min-driver", _driver_shortfalls(requirements.min_driver, entries))
+    rows = inspection.coverage.rows if inspection.coverage is not None else ()
+    yield from label("audit-kernel-not-real", _kernel_shortfalls(requirements, rows))
+
+
+def _driver_shortfalls(driver: Driver, entries: Iterable[FatbinEntry]) -> Iterator[str]:
+    """Every image loads, on the GPU that it is made for, with the oldest driver promised."""
+    reasons: dict[str, int] = {}
+    for entry in entries:
+        if entry.arch is not None:
+            home = Device(entry.arch.major, entry.arch.minor)
+            verdict = judge(entry.arch, home, driver, entry.origin, "allowed")
+            if verdict.how == "no":
+                reasons[verdict.reason] = reasons.get(verdict.reason, 0) + 1
+    for reason, count in reasons.items():
+        yield f"{reason} ({count} images)" if count > 1 else reason
+
+
+def _kernel_shortfalls(requirements: Requirements, rows: Sequence[KernelCoverage]) -> Iterator[str]:
+    targets = {str(arch) for arch in requirements.archs}
+    lacking: dict[str, list[str]] = {}
+    for row in rows:
+        asked = any(part in row.name for part in requirements.kernels)
+        strict = requirements.no_stubs is not None and requirements.no_stubs.search(row.name)
+        for target, verdict in row.verdicts.items():
+            wanted = not targets or target in targets
+            if (asked and wanted and verdict != REAL) or (strict and verdict.startswith("stub")):
+                lacking.setdefault(f"{verdict} for {target}", []).append(row.name)
+    for what, names in lacking.items():
+        yield f"{list_few(names, _NAMED)}: {what}"
+
+
+def _absent_kernels(kernels: Sequence[str], inspections: Sequence[Inspection]) -> list[str]:
+    names = [
+        row.name
+        for inspection in inspections
+        if inspection.coverage is not None
+        for row in inspection.coverage.rows
+    ]
+    return [
+        f"no kernel is named like `{part}`, which is required"
+        for part in kernels
+        if not any(part in name for name in names)
+    ]
+
+
+def find_losses(baseline: Sequence[Inspection], inspections: Sequence[Inspection]) -> list[str]:
+    """Say which targets and kernels an older release had and this one has not."""
+    changes = find_differences(baseline, inspections).changes
+    gone = [change for change in changes if change.after is None and change.before]
+    lost = [
+        f"{change.library}: {change.target or 'GPU code'} was in the baseline and is gone"
+        for change in gone
+        if change.what in {"library", "target"}
+    ]
+    whole = {(change.library, change.target) for change in gone if change.what == "target"}
+    kernels: dict[tuple[str, str], list[str]] = {}
+    for change in gone:
+        if change.what == "kernel" and (change.library, change.target) not in whole:
+            kernels.setdefault((change.library, change.target), []).append(change.kernel)
+    for (library, target), names in kernels.items():
+        lost.append(f"{library}: {list_few(names, _NAMED)} for {target}: in the baseline, and gone")
+    return lost

@@ -1,0 +1,203 @@
+"""Is a wheel or conda package the one that was released, and what it says? Fails closed.
+
+RECORD and the bill of materials are inside the wheel: whoever changes the wheel can change them.
+Only a manifest that came another way tells that nobody did.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from ..binaries.files import hash_file, open_file
+from ..binaries.wheel import open_wheel
+from ..builds.conda_package import find_path_damage, open_conda
+from ..builds.contents import BINDING, KERNELS, read_contents, read_manifest
+from ..builds.record import find_damage, hash_member
+from ..builds.sbom import FILE_NAME, find_differences
+from ..errors import FlashDistError
+from ..findings.result import EXIT_FINDINGS, EXIT_FINE, CheckResult
+from ..targets.advice import few_lines
+from .own import audit_contents
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ..builds.conda_package import CondaContents
+    from ..builds.listing import Listing
+
+JSON_VERSION: Final = 1
+_SHOWN: Final = 10
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was found of one wheel."""
+
+    path: str
+    sha256: str  # empty: it could not be read
+    listing: Listing | None
+    results: tuple[CheckResult, ...]
+
+    def __bool__(self) -> bool:
+        return all(self.results)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the verification as plain data."""
+        return {
+            "version": JSON_VERSION,
+            "command": "verify",
+            "passed": bool(self),
+            "exit_code": EXIT_FINE if self else EXIT_FINDINGS,
+            "path": self.path,
+            "sha256": self.sha256 or None,
+            "manifest": self.listing.source if self.listing else None,
+            "checks": [result.to_json() for result in self.results],
+        }
+
+
+def verify_wheel(path: Path, listing: Listing | None = None) -> Verification:
+    """Check a wheel or conda package; what cannot be read is a failed check.
+
+    Args:
+        path: The file.
+        listing: The manifest of its release.
+    """
+    try:
+        sha256, size = _hash_file(path)
+    except FlashDistError as error:
+        return Verification(str(path), "", listing, (_unread("file", error),))
+    check = _check_conda if path.suffix == ".conda" else _check_wheel
+    results = (check_listing(path.name, sha256, size, listing), *check(path))
+    return Verification(str(path), sha256, listing, results)
+
+
+def _check_wheel(path: Path) -> tuple[CheckResult, ...]:
+    return (
+        _guard("record", check_record, path),
+        _guard("audit", check_audit, path),
+        _guard("sbom", check_sbom, path),
+    )
+
+
+def _check_conda(path: Path) -> tuple[CheckResult, ...]:
+    """Check its own list of files, then the wheel that it was made of."""
+    try:
+        with open_conda(path) as package:
+            return (check_paths(package), *_check_wheel(package.wheel))
+    except FlashDistError as error:
+        return (_unread("paths", error),)
+
+
+def _hash_file(path: Path) -> tuple[str, int]:
+    with open_file(path) as file:
+        return hash_file(file).hex(), file.tell()
+
+
+def _guard(name: str, check: Callable[[Path], CheckResult], path: Path) -> CheckResult:
+    try:
+        return check(path)
+    except FlashDistError as error:
+        return _unread(name, error)
+
+
+def _unread(name: str, error: FlashDistError) -> CheckResult:
+    return CheckResult(name, "fail", error.message, fix=error.hint or "", id="verify-unread")
+
+
+def check_listing(name: str, sha256: str, size: int, listing: Listing | None) -> CheckResult:
+    """Is this the file that the release lists?"""
+    if listing is None:
+        summary = "not compared with a release: no manifest was named"
+        return CheckResult("manifest", "skip", summary, data={"sha256": sha256})
+    listed = listing.files.get(name)
+    if listed is None:
+        return CheckResult(
+            "manifest",
+            "fail",
+            f"`{listing.source}` lists no file {name}",
+            (f"it lists {', '.join(sorted(listing.files)) or 'none'}",),
+            "name the manifest of the release that the wheel is of",
+            "verify-not-listed",
+        )
+    if (listed.sha256, listed.size) != (sha256, size):
+        return CheckResult(
+            "manifest",
+            "fail",
+            "the file is not the one that was released",
+            (
+                f"this file  {sha256}, {size} bytes",
+                f"released   {listed.sha256}, {listed.size} bytes",
+            ),
+            "do not install it; download it again from the index of the release",
+            "verify-checksum",
+        )
+    return CheckResult("manifest", "ok", f"SHA-256 {sha256}, as released")
+
+
+def check_paths(package: CondaContents) -> CheckResult:
+    """Are all files of a conda package those that its paths.json lists?"""
+    damage = list(find_path_damage(package))
+    if damage:
+        summary = "files of the conda package are not those that its paths.json lists"
+        fix = "do not install it; download it again"
+        details = few_lines(damage, _SHOWN)
+        return CheckResult("paths", "fail", summary, details, fix, "verify-record")
+    return CheckResult("paths", "ok", f"{len(package.files)} files are those that paths.json lists")
+
+
+def check_record(path: Path) -> CheckResult:
+    """Are all files those that RECORD lists?"""
+    with open_wheel(path) as wheel:
+        damage = list(find_damage(wheel))
+        count = len(wheel.names)
+    if damage:
+        summary = "files of the wheel are not those that its RECORD lists"
+        fix = "do not install it; download it again"
+        return CheckResult(
+            "record", "fail", summary, few_lines(damage, _SHOWN), fix, "verify-record"
+        )
+    return CheckResult("record", "ok", f"{count} files are those that RECORD lists")
+
+
+def check_audit(path: Path) -> CheckResult:
+    """Does it hold the kernels that it declares?"""
+    contents = read_contents(path)
+    result = audit_contents(contents)
+    if not result:
+        return CheckResult(
+            "audit",
+            "fail",
+            "the code in the wheel is not what its _build.json declares",
+            few_lines([f"{problem} ({problem.id})" for problem in result.problems], _SHOWN),
+            "`python -m flash_dist audit` on it lists everything",
+            "verify-audit",
+            data={"findings": [problem.to_json() for problem in result.problems]},
+        )
+    targets = ", ".join(map(str, contents.manifest.arch_set.archs))
+    summary = f"{len(contents.kernels)} kernels for {targets} are what _build.json declares"
+    return CheckResult("audit", "ok", summary)
+
+
+def check_sbom(path: Path) -> CheckResult:
+    """Does it hold a bill of materials, and that of these libraries?"""
+    manifest = read_manifest(path)
+    with open_wheel(path) as wheel:
+        bills = [name for name in wheel.names if name.endswith(f".dist-info/sboms/{FILE_NAME}")]
+        if len(bills) != 1:
+            summary = f"the wheel holds {len(bills)} bills of materials ({FILE_NAME}), not one"
+            fix = "build it again with `nox -s build_wheels`"
+            return CheckResult("sbom", "fail", summary, fix=fix, id="verify-sbom-missing")
+        text = wheel.read(bills[0]).decode("utf-8", "backslashreplace")
+        libraries = {*wheel.libraries, KERNELS, BINDING}
+        files = {name: hash_member(wheel, name) for name in sorted(libraries)}
+    differences = list(find_differences(text, manifest, files))
+    if differences:
+        summary = "the bill of materials is not that of this wheel"
+        fix = "build it again with `nox -s build_wheels`"
+        return CheckResult(
+            "sbom", "fail", summary, few_lines(differences, _SHOWN), fix, "verify-sbom-differs"
+        )
+    parts = ", ".join(f"{one.name} {one.version}" for one in manifest.parts)
+    return CheckResult("sbom", "ok", f"two libraries and what is in them: {parts}")

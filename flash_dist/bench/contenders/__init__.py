@@ -1,0 +1,1 @@
+"""Who is measured, and on which problems."""

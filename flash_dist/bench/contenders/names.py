@@ -1,0 +1,68 @@
+"""Who can be measured, and what each can be asked."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ...errors import UsageError
+
+OURS: Final = "ours"
+DETERMINISTIC: Final = "-deterministic"  # under torch.use_deterministic_algorithms(True)
+OURS_DETERMINISTIC: Final = OURS + DETERMINISTIC
+OWN: Final = (OURS, OURS_DETERMINISTIC)
+PEERS: Final = (
+    "sdpa-flash",
+    "sdpa-flash-deterministic",
+    "sdpa-cudnn",
+    "sdpa-efficient",
+    "sdpa-efficient-deterministic",
+    "flex",
+    "eager",
+)
+PHASES: Final = ("forward", "backward", "both", "checkpointed")
+TITLES: Final = {
+    "forward": "forward",
+    "backward": "backward",
+    "both": "forward + backward",
+    "checkpointed": "forward + backward, activation checkpointing",
+}
+STATES: Final = ("warm", "cold")
+
+
+def parse_peers(text: str) -> tuple[str, ...]:
+    """Read `sdpa-flash,flex`; `none` measures ours alone."""
+    return () if text == "none" else _parse_list(text, PEERS, "peer", "none")
+
+
+def parse_phases(text: str) -> tuple[str, ...]:
+    """Read `forward,backward`."""
+    return _parse_list(text, PHASES, "phase")
+
+
+def parse_states(text: str) -> tuple[str, ...]:
+    """Read `warm,cold`."""
+    return _parse_list(text, STATES, "state of L2")
+
+
+def add_ours(peers: tuple[str, ...]) -> tuple[str, ...]:
+    """Return all who run: ours too, and in the deterministic mode if a peer runs in it."""
+    return (*(OWN if any(map(in_deterministic_mode, peers)) else (OURS,)), *peers)
+
+
+def in_deterministic_mode(name: str) -> bool:
+    """Whether it runs under torch.use_deterministic_algorithms(True)."""
+    return name.endswith(DETERMINISTIC)
+
+
+def is_deterministic(name: str) -> bool:
+    """Whether the backward gives the same bits on every run, by its own claim."""
+    return name in {OURS, "flex"} or in_deterministic_mode(name)
+
+
+def _parse_list(text: str, allowed: tuple[str, ...], what: str, *more: str) -> tuple[str, ...]:
+    found = [part.strip() for part in text.split(",")]
+    for name in found:
+        if name not in allowed:
+            message = f"a {what} must be one of {', '.join((*allowed, *more))}, got `{name}`"
+            raise UsageError(message)
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,60 @@
+"""Our own attention on a problem; what depends on the mask alone is made before any timing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .failures import CannotRun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from .problem import Problem
+
+    Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def make_ours(problem: Problem) -> Attend:
+    """Return our attention."""
+    if problem.shape.documents:
+        return _make_packed(problem)
+    from ...attention.batched import flash_attn_func  # noqa: PLC0415 - its errors belong to a row
+
+    func: Any = flash_attn_func
+    arguments = mask_arguments(problem)
+    return lambda q, k, v: func(q, k, v, **arguments)
+
+
+def mask_arguments(problem: Problem) -> dict[str, Any]:
+    """Return the arguments of `flash_attn_func` that stand for the mask."""
+    mask = problem.shape.mask
+    if mask.kind == "full":
+        return {}
+    if mask.kind == "causal":
+        return {"causal": True}
+    if mask.kind == "window":
+        return {"window_size": mask.numbers}
+    from ...masks import BlockMask  # noqa: PLC0415
+
+    if mask.kind == "block-causal":
+        ids = [problem.block_ids(x) for x in (problem.shape.seqlen_q, problem.shape.seqlen_k)]
+        return {"mask": BlockMask.block_causal(*ids)}
+    return {"mask": BlockMask.from_intervals(*problem.intervals)}
+
+
+def _make_packed(problem: Problem) -> Attend:
+    from ...attention.packed import flash_attn_varlen_func  # noqa: PLC0415
+
+    func: Any = flash_attn_varlen_func
+    begins, longest = problem.cu_seqlens, max(problem.shape.documents)
+    causal = _causal_or_full(problem)
+    return lambda q, k, v: func(q, k, v, begins, begins, longest, longest, causal=causal)
+
+
+def _causal_or_full(problem: Problem) -> bool:
+    if problem.shape.mask.kind not in {"causal", "full"}:
+        message = f"packed documents are causal or full, got {problem.shape.mask}"
+        raise CannotRun(message)
+    return problem.shape.mask.kind == "causal"

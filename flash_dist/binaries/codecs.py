@@ -1,0 +1,157 @@
+"""Unpack the images of a fat binary: LZ4 blocks and zstd frames, never more than declared.
+
+Sources: the LZ4 block format description (lz4 project); `compression.zstd` of the Python library.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Literal
+
+from ..errors import FatbinError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
+Codec = Literal["none", "lz4", "zstd", "unknown"]
+
+MAX_IMAGE_BYTES = 1 << 30
+MAX_RATIO = 2_000  # the largest seen in the wild is 207, zstd of zeros reaches 32 000
+WINDOW_LOG_MAX = 27
+
+_LENGTH_CONTINUES = 255
+_NIBBLE_FULL = 15
+_MIN_MATCH = 4
+
+
+def decompress(codec: Codec, data: bytes, size: int) -> bytes:
+    """Unpack data that declares this size, and check that it has just that size.
+
+    Raises:
+        FatbinError: The data is broken, lies about its size, or is larger than any real image.
+    """
+    if codec == "none":
+        return data
+    if size > MAX_IMAGE_BYTES or size > MAX_RATIO * len(data):
+        message = f"image of {len(data)} bytes declares {size} bytes unpacked, which is refused"
+        raise FatbinError(message)
+    if codec == "lz4":
+        unpacked = decompress_lz4_in_c(data, size)
+    elif codec == "zstd":
+        unpacked = decompress_zstd(data, size)
+    else:
+        message = "image is compressed in a way that is not understood"
+        raise FatbinError(message)
+    if len(unpacked) != size:
+        message = f"image declares {size} bytes unpacked and has {len(unpacked)}"
+        raise FatbinError(message)
+    return unpacked
+
+
+def decompress_zstd(data: bytes, size: int) -> bytes:
+    """Unpack one zstd frame, reading at most one byte more than the size allows."""
+    zstd = _import_zstd()
+    options = {int(zstd.DecompressionParameter.window_log_max): WINDOW_LOG_MAX}
+    decoder = zstd.ZstdDecompressor(options=options)
+    try:
+        unpacked: bytes = decoder.decompress(data, max_length=size + 1)
+    except (zstd.ZstdError, MemoryError) as error:
+        message = f"broken zstd image: {error}"
+        raise FatbinError(message) from error
+    if not decoder.eof and len(unpacked) <= size:
+        message = f"truncated zstd image: {len(unpacked)} of {size} bytes"
+        raise FatbinError(message)
+    return unpacked
+
+
+@contextmanager
+def open_zstd(file: IO[bytes]) -> Iterator[IO[bytes]]:
+    """Read the frames of a zstd file as they come, without an idea of its size.
+
+    Raises:
+        FatbinError: The data is broken, also while it is read inside the block.
+    """
+    zstd = _import_zstd()
+    options = {int(zstd.DecompressionParameter.window_log_max): WINDOW_LOG_MAX}
+    try:
+        with zstd.ZstdFile(file, options=options) as stream:
+            yield stream
+    except (zstd.ZstdError, EOFError, MemoryError) as error:
+        message = f"broken zstd data: {error}"
+        raise FatbinError(message) from error
+
+
+def _import_zstd() -> ModuleType:
+    try:
+        if sys.version_info >= (3, 14):
+            from compression import zstd  # noqa: PLC0415  (absent on a broken install)
+        else:
+            from backports import zstd  # noqa: PLC0415
+    except ImportError as error:
+        message = "the data is compressed with zstd, and Python has no module to unpack it"
+        raise FatbinError(message, hint="`pip install backports.zstd`") from error
+    return zstd
+
+
+def decompress_lz4_in_c(data: bytes, size: int) -> bytes:
+    """Unpack one raw LZ4 block with the package `lz4` where it is there, 30 times as fast."""
+    try:
+        from lz4 import block  # noqa: PLC0415  (no requirement)
+    except ImportError:
+        return decompress_lz4(data, size)
+    try:
+        unpacked: bytes = block.decompress(data, uncompressed_size=size)
+    except (block.LZ4BlockError, MemoryError, OverflowError) as error:
+        message = f"broken LZ4 image: {error}"
+        raise FatbinError(message) from error
+    return unpacked
+
+
+def decompress_lz4(data: bytes, size: int) -> bytes:
+    """Unpack one raw LZ4 block, stopping as soon as it exceeds the size."""
+    out = bytearray()
+    place, end = 0, len(data)
+    try:
+        while place < end:
+            token = data[place]
+            length, place = _read_length(data, place + 1, token >> 4)
+            literals = data[place : place + length]
+            out += literals
+            place += length
+            if place == end and len(literals) == length:
+                break  # the last sequence has no match
+            offset = data[place] | data[place + 1] << 8
+            length, place = _read_length(data, place + 2, token & _NIBBLE_FULL)
+            _copy_match(out, offset, length + _MIN_MATCH, size)
+    except IndexError:
+        message = f"truncated LZ4 image: {len(out)} of {size} bytes"
+        raise FatbinError(message) from None
+    return bytes(out)
+
+
+def _read_length(data: bytes, place: int, length: int) -> tuple[int, int]:
+    """Return a length and the place after it: a nibble, then bytes as long as they are 255."""
+    if length == _NIBBLE_FULL:
+        while data[place] == _LENGTH_CONTINUES:
+            length += _LENGTH_CONTINUES
+            place += 1
+        length += data[place]
+        place += 1
+    return length, place
+
+
+def _copy_match(out: bytearray, offset: int, length: int, size: int) -> None:
+    if not 0 < offset <= len(out):
+        message = f"broken LZ4 image: a match {offset} bytes back at byte {len(out)}"
+        raise FatbinError(message)
+    if len(out) + length > size:
+        message = f"LZ4 image unpacks to more than the {size} bytes it declares"
+        raise FatbinError(message)
+    start = len(out) - offset
+    if length <= offset:
+        out += out[start : start + length]
+        return
+    pattern = bytes(out[start:])  # an overlapping match repeats its own output
+    out += (pattern * (length // offset + 1))[:length]

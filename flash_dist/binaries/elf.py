@@ -1,0 +1,149 @@
+"""The little of ELF that finding GPU code needs: header, sections, strings, all bounds checked.
+
+Source: System V ABI, "Object Files", 64-bit little-endian. Host libraries and cubins are both ELF.
+"""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+from struct import Struct
+from typing import NamedTuple
+
+from ..errors import FatbinError
+
+Buffer = bytes | memoryview | mmap.mmap
+
+MAGIC = b"\x7fELF"
+EM_CUDA = 190
+SHT_NULL = 0
+SHT_NOBITS = 8
+SHN_XINDEX = 0xFFFF
+MAX_SECTIONS = 1_000_000
+MAX_OVERLAP = 16  # linkers let a name end inside another; hostile files share one long name
+
+_CLASS64_LITTLE = b"\x02\x01"
+_HEADER = Struct("<16sHHIQQQIHHHHHH")
+_SECTION = Struct("<IIQQQQIIQQ")
+
+
+class Section(NamedTuple):
+    """One section header. Its claims are checked when the data is read, not before.
+
+    NOTE: no dataclass, as the cubins of one large library have 600 000 sections.
+    """
+
+    name: str
+    kind: int
+    flags: int
+    offset: int
+    size: int
+    link: int
+
+    @property
+    def in_file(self) -> bool:
+        """Whether the file holds the section's bytes."""
+        return self.kind not in {SHT_NULL, SHT_NOBITS}
+
+    @property
+    def end(self) -> int:
+        """Offset just past the data."""
+        return self.offset + self.size
+
+
+@dataclass(frozen=True)
+class Elf:
+    """Header and sections of one file."""
+
+    machine: int
+    abi_version: int
+    flags: int
+    sections: tuple[Section, ...]
+
+
+def read_elf(data: Buffer) -> Elf:
+    """Read header and section table. A file without section table has no sections."""
+    if len(data) < _HEADER.size:
+        message = f"ELF file is truncated: {len(data)} bytes, the header alone has {_HEADER.size}"
+        raise FatbinError(message)
+    ident, _, machine, _, _, _, table, flags, _, _, _, entry_size, count, names = (
+        _HEADER.unpack_from(data)
+    )
+    if ident[:4] != MAGIC or ident[4:6] != _CLASS64_LITTLE:
+        message = "only 64-bit little-endian ELF files are understood"
+        raise FatbinError(message, hint="name a library for 64-bit Linux")
+    sections = () if table == 0 else _read_sections(data, table, entry_size, count, names)
+    return Elf(machine, ident[8], flags, sections)
+
+
+def _read_sections(
+    data: Buffer, table: int, entry_size: int, count: int, names: int
+) -> tuple[Section, ...]:
+    if entry_size != _SECTION.size or table + _SECTION.size > len(data):
+        message = f"ELF section table is outside the file (offset {table}, {len(data)} bytes)"
+        raise FatbinError(message)
+    first = _SECTION.unpack_from(data, table)
+    # More than 65279 sections: the real numbers are in the first section header.
+    count = count or first[5]
+    names = first[6] if names == SHN_XINDEX else names
+    if count > MAX_SECTIONS or table + count * _SECTION.size > len(data):
+        message = f"ELF section table is outside the file ({count} sections, {len(data)} bytes)"
+        raise FatbinError(message)
+    raw = list(_SECTION.iter_unpack(data[table : table + count * _SECTION.size]))
+    if names >= len(raw):
+        message = f"ELF section {names} with the names does not exist, there are {len(raw)}"
+        raise FatbinError(message)
+    strings = StringTable(_slice(data, raw[names][4], raw[names][5]))
+    sections = tuple(
+        Section(strings.read(name), kind, flags, offset, size, link)
+        for name, kind, flags, _, offset, size, link, _, _, _ in raw
+    )
+    _check_overlap(sections, len(data))
+    return sections
+
+
+def _check_overlap(sections: tuple[Section, ...], file_size: int) -> None:
+    """Bound the work: what can be read at all is not much more than the file has bytes.
+
+    NOTE: sections past the end are no error here, `.nv_debug.shared` of old cubins is one.
+    """
+    absent = (SHT_NULL, SHT_NOBITS)
+    readable = 0
+    for _, kind, _, offset, size, _ in sections:
+        if kind not in absent and offset + size <= file_size:
+            readable += size
+    if readable > 2 * file_size:
+        message = "ELF sections overlap"
+        raise FatbinError(message)
+
+
+def section_data(data: Buffer, section: Section) -> bytes:
+    """Return the bytes of a section; none if the file does not hold them."""
+    return _slice(data, section.offset, section.size) if section.in_file else b""
+
+
+def _slice(data: Buffer, offset: int, size: int) -> bytes:
+    if offset + size > len(data):
+        message = f"{size} bytes at offset {offset} reach past the end of the ELF file"
+        raise FatbinError(message)
+    return bytes(data[offset : offset + size])
+
+
+class StringTable:
+    """NUL-terminated names; in total not much more of them than the table has bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._budget = MAX_OVERLAP * len(data)
+
+    def read(self, offset: int) -> str:
+        """Return the name at an offset."""
+        end = self._data.find(b"\0", offset) if offset < len(self._data) else -1
+        if end < 0:
+            message = f"name at offset {offset} is outside its table of {len(self._data)} bytes"
+            raise FatbinError(message)
+        self._budget -= end - offset
+        if self._budget < 0:
+            message = "ELF names overlap"
+            raise FatbinError(message)
+        return self._data[offset:end].decode("utf-8", "backslashreplace")

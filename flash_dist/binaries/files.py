@@ -1,0 +1,79 @@
+"""Open a file that a user named. What prevents that is one sentence and one step."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from ..errors import FatbinError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+ABSENT_HINT = "check the path; `nox -s build_wheels` puts wheels into dist/<arch set>/"
+DAMAGED_HINT = "build, copy or download it again"
+_CHUNK = 1 << 20
+LIBRARY_HINT = (
+    "name a library (.so, .pyd, .dll), an object or archive of objects (.o, .a, .lib), a .cubin, "
+    "a .fatbin, a wheel (.whl), a .conda package or a folder"
+)
+
+
+def open_file(path: str | os.PathLike[str]) -> IO[bytes]:
+    """Open a regular file for reading.
+
+    Raises:
+        FatbinError: It is absent, of another kind, empty, or not for this user.
+    """
+    name = os.fspath(path)
+    try:
+        status = Path(name).stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe would block
+            raise unreadable(name, "it is not a regular file", hint=LIBRARY_HINT)
+        if status.st_size == 0:
+            raise unreadable(name, "it is empty", hint=DAMAGED_HINT)
+        return Path(name).open("rb")
+    except OSError as error:
+        absent = isinstance(error, FileNotFoundError)
+        hint = ABSENT_HINT if absent else "`ls -ld` on it shows who may read it"
+        raise unreadable(name, error.strerror or str(error), hint=hint) from error
+
+
+def hash_file(file: IO[bytes], method: str = "sha256") -> bytes:
+    """Return the digest of an open file, from where it stands to its end.
+
+    Raises:
+        ValueError: This Python does not know the method.
+    """
+    digest = hashlib.new(method)
+    while chunk := file.read(_CHUNK):
+        digest.update(chunk)
+    return digest.digest()
+
+
+def unreadable(
+    name: str, reason: object, *, archive: str = "", hint: str | None = DAMAGED_HINT
+) -> FatbinError:
+    """Return the error for a file, which may be inside an archive."""
+    inside = f" in `{archive}`" if archive else ""
+    return FatbinError(f"cannot read `{name}`{inside}: {reason}", hint=hint)
+
+
+@contextmanager
+def unpack_file(chunks: Iterable[bytes], name: str, archive: str) -> Iterator[IO[bytes]]:
+    """Write a member of an archive to a temporary file that has no name and ends with the block."""
+    with tempfile.TemporaryFile(prefix="flash_dist-") as file:
+        try:
+            for chunk in chunks:
+                file.write(chunk)
+            file.flush()
+        except OSError as error:
+            message = f"cannot unpack `{name}` of `{archive}`: {error.strerror}"
+            raise FatbinError(message, hint="TMPDIR chooses another folder") from error
+        file.seek(0)
+        yield file

@@ -1,0 +1,137 @@
+"""The little of PE and COFF that finding GPU code needs: the sections of a DLL or object file.
+
+Source: Microsoft, "PE Format". 64-bit only, for x86-64 and ARM64; all bounds are checked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from struct import Struct
+from typing import TYPE_CHECKING
+
+from ..errors import FatbinError
+from .elf import StringTable
+
+if TYPE_CHECKING:
+    from .elf import Buffer
+
+MAGIC = b"MZ"
+NAME_SIZE = 8  # longer names are cut by linkers: `.nv_fatb`
+MAX_STRINGS = 64 << 20
+
+_MACHINES = {0x8664: "x86-64", 0xAA64: "ARM64"}
+_PE32, _PE32_PLUS = 0x10B, 0x20B
+_SIGNATURE = b"PE\0\0"
+_SIGNATURE_AT = Struct("<60xI")  # in the DOS header
+_FILE = Struct("<HHIIIHH")
+_KIND = Struct("<H")
+_SECTION = Struct("<8sIIIIIIHHI")
+_STRINGS_SIZE = Struct("<I")
+_SYMBOL_SIZE = 18
+_HINT = "name a library for 64-bit Windows, x86-64 or ARM64"
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section header. Its claims are checked when the data is read, not before."""
+
+    name: str
+    offset: int
+    size: int  # of what the file holds and the program sees
+
+    @property
+    def in_file(self) -> bool:
+        """Whether the file holds the section's bytes."""
+        return self.offset > 0
+
+    @property
+    def end(self) -> int:
+        """Offset just past the data."""
+        return self.offset + self.size
+
+
+def read_pe(data: Buffer) -> tuple[Section, ...]:
+    """Read the section table of a DLL or program.
+
+    Raises:
+        FatbinError: It is damaged, of another kind or for 32-bit Windows.
+    """
+    start = _unpack(_SIGNATURE_AT, data, 0)[0]
+    if bytes(data[start : start + len(_SIGNATURE)]) != _SIGNATURE:
+        message = f"there is no PE header at offset {start}, as the DOS header says"
+        raise FatbinError(message)
+    header = start + len(_SIGNATURE)
+    machine = _unpack(_FILE, data, header)[0]
+    kind = _unpack(_KIND, data, header + _FILE.size)[0]
+    if machine not in _MACHINES or kind != _PE32_PLUS:
+        bits = {_PE32: "PE32", _PE32_PLUS: "PE32+"}.get(kind, f"kind {kind:#x}")
+        message = f"it is {bits} for machine {machine:#x}, read is PE32+ for x86-64 or ARM64"
+        raise FatbinError(message, hint=_HINT)
+    return _read_sections(data, header, linked=True)
+
+
+def is_object(data: Buffer) -> bool:
+    """Tell a COFF object file, which has no magic, by its machine and its lack of an option."""
+    if len(data) < _FILE.size:
+        return False
+    machine, _, _, _, _, option_size, _ = _FILE.unpack_from(data)
+    return machine in _MACHINES and option_size == 0
+
+
+def read_object(data: Buffer) -> tuple[Section, ...]:
+    """Read the section table of a COFF object file.
+
+    Raises:
+        FatbinError: It is damaged.
+    """
+    return _read_sections(data, 0, linked=False)
+
+
+def _read_sections(data: Buffer, header: int, *, linked: bool) -> tuple[Section, ...]:
+    _, count, _, symbols, symbol_count, option_size, _ = _unpack(_FILE, data, header)
+    table = header + _FILE.size + option_size
+    if table + count * _SECTION.size > len(data):
+        message = f"PE section table is outside the file ({count} sections, {len(data)} bytes)"
+        raise FatbinError(message)
+    strings = _read_strings(data, symbols + symbol_count * _SYMBOL_SIZE if symbols else 0)
+    sections = []
+    for place in range(table, table + count * _SECTION.size, _SECTION.size):
+        raw, virtual_size, _, raw_size, offset, *_ = _SECTION.unpack_from(data, place)
+        # NOTE: a linked section is padded in the file; that of an object has no virtual size.
+        size = min(virtual_size, raw_size) if linked else raw_size
+        sections.append(Section(_read_name(raw, strings), offset, size))
+    _check_overlap(sections, len(data))
+    return tuple(sections)
+
+
+def _read_name(raw: bytes, strings: StringTable | None) -> str:
+    """Return a name: in place, or `/123` for an offset in the string table."""
+    name = raw.rstrip(b"\0")
+    if strings is not None and name[:1] == b"/" and name[1:].isdigit():
+        return strings.read(int(name[1:]))
+    return name.decode("utf-8", "backslashreplace")
+
+
+def _read_strings(data: Buffer, start: int) -> StringTable | None:
+    """Return the string table, offsets counted with its size; None if there is none."""
+    if not 0 < start <= len(data) - _STRINGS_SIZE.size:
+        return None
+    size = _STRINGS_SIZE.unpack_from(data, start)[0]
+    if size > min(MAX_STRINGS, len(data) - start):
+        return None
+    return StringTable(bytes(data[start : start + size]))
+
+
+def _check_overlap(sections: list[Section], file_size: int) -> None:
+    """Bound the work: what can be read at all is not much more than the file has bytes."""
+    readable = (one.size for one in sections if one.in_file and one.end <= file_size)
+    if sum(readable) > 2 * file_size:
+        message = "PE sections overlap"
+        raise FatbinError(message)
+
+
+def _unpack(form: Struct, data: Buffer, place: int) -> tuple[int, ...]:
+    if place + form.size > len(data):
+        message = f"PE file is truncated: {len(data)} bytes, a header ends at {place + form.size}"
+        raise FatbinError(message)
+    return form.unpack_from(data, place)

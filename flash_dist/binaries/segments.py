@@ -1,0 +1,178 @@
+"""An ELF file as the dynamic linker sees it: segments, the dynamic section, names; all checked.
+
+The linker reads program headers and no sections, and so does this. Source: System V ABI, "Program
+Loading and Dynamic Linking", 64-bit little-endian.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from struct import Struct
+from typing import TYPE_CHECKING
+
+from ..errors import FatbinError
+from .elf import MAGIC, MAX_OVERLAP, Buffer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_ENTRIES = 1 << 16  # of a list whose honest form has dozens
+MAX_NAME = 1 << 16
+
+_HEADER = Struct("<HHIQQQIHHHHHH")  # what follows the 16 bytes that identify the file
+_IDENTITY, _HEADER_BYTES = 16, 64
+_SEGMENT = Struct("<IIQQQQQQ")
+_SECTION = Struct("<IIQQQQIIQQ")
+_ENTRY = Struct("<qQ")
+
+_ET_DYN = 3
+_PT_LOAD, _PT_DYNAMIC = 1, 2
+_DT_STRTAB, _DT_STRSZ = 5, 10
+
+
+@dataclass(frozen=True)
+class Platform:
+    """What a file is compiled for: the machine of its ELF header and the width of an address."""
+
+    machine: int
+    bits: int
+    little: bool = True
+
+
+def read_platform(data: Buffer) -> Platform:
+    """Read what an ELF file of any kind is compiled for; the header is enough.
+
+    Raises:
+        FatbinError: It is no ELF file.
+    """
+    if len(data) < _HEADER_BYTES or bytes(data[:4]) != MAGIC:
+        message = "it is no ELF file"
+        raise FatbinError(message)
+    little = data[5] == 1
+    number = int.from_bytes(data[18:20], "little" if little else "big")
+    return Platform(number, 64 if data[4] == 2 else 32, little)  # noqa: PLR2004 - ELFCLASS64
+
+
+def is_shared(data: Buffer) -> bool:
+    """Whether this is an ELF file that is loaded dynamically: no object, no archive, no cubin."""
+    return len(data) >= _HEADER_BYTES and bytes(data[:4]) == MAGIC and data[16] == _ET_DYN
+
+
+class Segments:
+    """The loaded parts of a file.
+
+    Raises:
+        FatbinError: From everything here: the file is damaged, or not 64-bit little-endian.
+    """
+
+    def __init__(self, data: Buffer) -> None:
+        self.data = data
+        self.platform = read_platform(data)
+        if self.platform.bits != 64 or not self.platform.little:  # noqa: PLR2004
+            message = "only 64-bit little-endian ELF files are understood"
+            raise FatbinError(message, hint="name a library for 64-bit Linux")
+        self._table = tuple(self._read_segments())
+        self._dynamic = self._read_dynamic()
+        self._budget = MAX_OVERLAP * max(min(self.first(_DT_STRSZ) or 0, len(data)), MAX_NAME)
+
+    def first(self, tag: int) -> int | None:
+        """Return the first value of a tag of the dynamic section."""
+        return next(iter(self._dynamic.get(tag, ())), None)
+
+    def names(self, tag: int) -> tuple[str, ...]:
+        """Return the names that a tag of the dynamic section points to."""
+        return tuple(self.name(offset) for offset in self._dynamic.get(tag, ()))
+
+    def locate(self, address: int) -> int:
+        """Return where in the file an address of the loaded library is."""
+        for kind, start, place, size in self._table:
+            if kind == _PT_LOAD and start <= address < start + size:
+                return place + address - start
+        message = f"address {address:#x} is in no segment of the ELF file"
+        raise FatbinError(message)
+
+    def unpack(self, form: Struct, place: int) -> tuple[int, ...]:
+        """Read numbers at an offset."""
+        if place + form.size > len(self.data):
+            message = f"{form.size} bytes at offset {place} reach past the end of the ELF file"
+            raise FatbinError(message)
+        return form.unpack_from(self.data, place)
+
+    def follow(self, tag: int, form: Struct, step: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """Walk a list each entry of which says, in a field, how far the next one is."""
+        address = self.first(tag)
+        place = self.locate(address) if address is not None else None
+        for _ in range(MAX_ENTRIES):
+            if place is None:
+                return
+            entry = self.unpack(form, place)
+            yield place, entry
+            place = place + entry[step] if entry[step] else None
+
+    def name(self, offset: int) -> str:
+        """Return a name of the string table; in total not much more than the table has bytes."""
+        start, limit = self._strings
+        place = start + offset
+        end = _find_end(self.data, place, min(limit, place + MAX_NAME)) if place < limit else -1
+        if end < 0:
+            message = f"name at offset {offset} does not end within its table"
+            raise FatbinError(message)
+        self._budget -= end - place
+        if self._budget < 0:
+            message = "ELF names overlap"
+            raise FatbinError(message)
+        return bytes(self.data[place:end]).decode("utf-8", "backslashreplace")
+
+    def is_name(self, offset: int, name: bytes) -> bool:
+        """Whether the string table has this name at an offset."""
+        place = self._strings[0] + offset
+        return bytes(self.data[place : place + len(name) + 1]) == name + b"\0"
+
+    def sections(self) -> Iterator[tuple[int, ...]]:
+        """Yield section headers; a file without them is loaded as well."""
+        header = self.unpack(_HEADER, _IDENTITY)
+        offset, size, count = header[5], header[10], header[11]
+        if size == _SECTION.size and offset + count * size <= len(self.data):
+            for index in range(count):
+                yield self.unpack(_SECTION, offset + index * size)
+
+    @cached_property
+    def _strings(self) -> tuple[int, int]:
+        address, size = self.first(_DT_STRTAB), self.first(_DT_STRSZ)
+        if address is None or size is None:
+            message = "the library has no table of names"
+            raise FatbinError(message)
+        start = self.locate(address)
+        return start, min(start + size, len(self.data))
+
+    def _read_segments(self) -> Iterator[tuple[int, int, int, int]]:
+        """Yield (type, address, offset, bytes in the file)."""
+        header = self.unpack(_HEADER, _IDENTITY)
+        offset, size, count = header[4], header[8], header[9]
+        if count and (size != _SEGMENT.size or offset + count * size > len(self.data)):
+            message = f"ELF program headers are outside the file (offset {offset})"
+            raise FatbinError(message)
+        for index in range(count):
+            kind, _, place, address, _, length, _, _ = self.unpack(_SEGMENT, offset + index * size)
+            yield kind, address, place, length
+
+    def _read_dynamic(self) -> dict[int, list[int]]:
+        place, length = next(
+            ((place, size) for kind, _, place, size in self._table if kind == _PT_DYNAMIC), (0, 0)
+        )
+        found: dict[int, list[int]] = {}
+        for index in range(min(length // _ENTRY.size, MAX_ENTRIES)):
+            tag, value = self.unpack(_ENTRY, place + index * _ENTRY.size)
+            if not tag:
+                break
+            found.setdefault(tag, []).append(value)
+        return found
+
+
+def _find_end(data: Buffer, start: int, limit: int) -> int:
+    """Return where the NUL is, -1 if there is none."""
+    if isinstance(data, memoryview):
+        found = bytes(data[start:limit]).find(b"\0")
+        return start + found if found >= 0 else -1
+    return data.find(b"\0", start, limit)

@@ -1,0 +1,268 @@
+"""What a shared library asks of the dynamic linker, and which symbols and versions it offers.
+
+A name is found by its hash, as the linker does it: of a library of 400 MB a few pages are read.
+Sources: System V ABI, "Dynamic Linking"; Linux Standard Base, "Symbol Versioning"; for the GNU hash
+table, what binutils writes and glibc reads.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from struct import Struct
+from typing import TYPE_CHECKING
+
+from ..errors import FatbinError
+from .files import open_file, unreadable
+from .segments import MAX_ENTRIES, Segments
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .elf import Buffer
+
+MAX_CHAIN = 1 << 14  # names with one hash value; honest tables have a few
+
+_SYMBOL = Struct("<IBBHQQ")
+_U16, _U32, _U64 = Struct("<H"), Struct("<I"), Struct("<Q")
+_TABLE = Struct("<IIII")
+_NEED, _NEED_VERSION = Struct("<HHIII"), Struct("<IHHII")
+_DEFINED, _DEFINED_NAME = Struct("<HHHHIII"), Struct("<II")
+
+_SHT_DYNSYM = 11
+_STB_LOCAL, _STB_WEAK = 0, 2
+_INDEX = 0x7FFF  # of a version; the bit above it hides the symbol from references without one
+_VER_FLG_WEAK = 2
+
+_DT_NEEDED, _DT_HASH, _DT_SYMTAB = 1, 4, 6
+_DT_SONAME, _DT_RPATH, _DT_RUNPATH = 14, 15, 29
+_DT_GNU_HASH, _DT_VERSYM = 0x6FFFFEF5, 0x6FFFFFF0
+_DT_VERDEF, _DT_VERNEED = 0x6FFFFFFC, 0x6FFFFFFE
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version that a library must have: `GLIBC_2.34` of `libc.so.6`."""
+
+    file: str
+    name: str
+    weak: bool = False
+
+
+@dataclass(frozen=True)
+class Undefined:
+    """A symbol that another library must define; a weak one may stay undefined."""
+
+    name: str
+    weak: bool = False
+    version: Version | None = None
+
+
+def open_shared(path: str | os.PathLike[str]) -> SharedObject:
+    """Map a library; the mapping ends with the last use of what is returned.
+
+    Raises:
+        FatbinError: The file cannot be read, or is no library of 64-bit little-endian code.
+    """
+    with open_file(path) as file:
+        try:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError, OverflowError) as error:
+            raise unreadable(os.fspath(path), error) from error
+    return SharedObject(data)
+
+
+class SharedObject:
+    """A shared library. Its tables are read when they are asked for, and nothing is believed.
+
+    Raises:
+        FatbinError: From everything here: the file is damaged, or not 64-bit little-endian.
+    """
+
+    def __init__(self, data: Buffer) -> None:
+        self._image = Segments(data)
+
+    @cached_property
+    def needed(self) -> tuple[str, ...]:
+        """Libraries that are loaded with it, in their order."""
+        return self._image.names(_DT_NEEDED)
+
+    @cached_property
+    def soname(self) -> str:
+        """The name by which others need it; often empty for an extension module."""
+        return next(iter(self._image.names(_DT_SONAME)), "")
+
+    @cached_property
+    def rpath(self) -> tuple[str, ...]:
+        """Folders for its libraries and for theirs; ignored where there is a RUNPATH."""
+        return _split_path(self._image.names(_DT_RPATH))
+
+    @cached_property
+    def runpath(self) -> tuple[str, ...]:
+        """Folders for the libraries that it needs itself."""
+        return _split_path(self._image.names(_DT_RUNPATH))
+
+    @cached_property
+    def versions_needed(self) -> tuple[Version, ...]:
+        """Versions that other libraries must have for this one to be loaded."""
+        return tuple(self._versions.values())
+
+    @cached_property
+    def versions_defined(self) -> frozenset[str]:
+        """Versions that others can need of this library."""
+        entries = self._image.follow(_DT_VERDEF, _DEFINED, 6)
+        names = (self._image.unpack(_DEFINED_NAME, place + entry[5]) for place, entry in entries)
+        return frozenset(self._image.name(offset) for offset, _ in names)
+
+    @cached_property
+    def undefined(self) -> tuple[Undefined, ...]:
+        """Symbols that others must define."""
+        return tuple(
+            Undefined(self._image.name(name), info >> 4 == _STB_WEAK, self._version(index))
+            for index, (name, info, _, section, _, _) in enumerate(self._symbols())
+            if name and not section and info >> 4 != _STB_LOCAL
+        )
+
+    def defined(self) -> Iterator[str]:
+        """List the symbols that others can use."""
+        for name, info, _, section, _, _ in self._symbols():
+            if name and section and info >> 4 != _STB_LOCAL:
+                yield self._image.name(name)
+
+    def defines(self, name: str) -> bool:
+        """Whether others can use this symbol; through the GNU hash table where there is one."""
+        table = self._hash_table
+        if table is None:
+            return name in self._all_defined
+        return any(self._is_defined(index, name.encode()) for index in table.candidates(name))
+
+    @cached_property
+    def _all_defined(self) -> frozenset[str]:
+        return frozenset(self.defined())
+
+    @cached_property
+    def _hash_table(self) -> _HashTable | None:
+        address = self._image.first(_DT_GNU_HASH)
+        return _HashTable(self._image, address) if address is not None else None
+
+    def _is_defined(self, index: int, name: bytes) -> bool:
+        start = self._image.locate(self._image.first(_DT_SYMTAB) or 0)
+        offset, _, _, section, _, _ = self._image.unpack(_SYMBOL, start + index * _SYMBOL.size)
+        return bool(section) and self._image.is_name(offset, name)
+
+    def _symbols(self) -> Iterator[tuple[int, int, int, int, int, int]]:
+        address = self._image.first(_DT_SYMTAB)
+        if address is None:
+            return
+        start = self._image.locate(address)
+        table = bytes(self._image.data[start : start + self._count(address) * _SYMBOL.size])
+        yield from _SYMBOL.iter_unpack(table[: len(table) // _SYMBOL.size * _SYMBOL.size])
+
+    def _count(self, address: int) -> int:
+        """Return how many symbols there are, which only the tables of hashes tell.
+
+        NOTE: a GNU hash table of no names does not tell it; the section header, if any, does.
+        """
+        table = self._image.first(_DT_HASH)
+        if table is not None:
+            return self._image.unpack(_U32, self._image.locate(table) + 4)[0]
+        hashed = self._hash_table.count_symbols() if self._hash_table is not None else 0
+        sections = self._image.sections()
+        sizes = (one[5] for one in sections if (one[1], one[3]) == (_SHT_DYNSYM, address))
+        return max(hashed, next(sizes, 0) // _SYMBOL.size)
+
+    @cached_property
+    def _versions(self) -> dict[int, Version]:
+        """What the version index of a symbol means."""
+        found: dict[int, Version] = {}
+        budget = MAX_ENTRIES
+        for place, (_, count, file, first, _) in self._image.follow(_DT_VERNEED, _NEED, 4):
+            at = place + first
+            for _ in range(min(count, budget)):
+                budget -= 1
+                _, flags, index, name, step = self._image.unpack(_NEED_VERSION, at)
+                names = self._image.name(file), self._image.name(name)
+                found[index & _INDEX] = Version(*names, weak=bool(flags & _VER_FLG_WEAK))
+                at += step
+        return found
+
+    @cached_property
+    def _version_table(self) -> int | None:
+        address = self._image.first(_DT_VERSYM)
+        return self._image.locate(address) if address is not None else None
+
+    def _version(self, symbol: int) -> Version | None:
+        if self._version_table is None:
+            return None
+        index = self._image.unpack(_U16, self._version_table + 2 * symbol)[0]
+        return self._versions.get(index & _INDEX)
+
+
+class _HashTable:
+    """A GNU hash table: a filter, then chains of hash values, the last of each with bit 0 set."""
+
+    def __init__(self, image: Segments, address: int) -> None:
+        place = image.locate(address)
+        self._image = image
+        self._buckets, self._first, self._words, self._shift = image.unpack(_TABLE, place)
+        self._filter_at = place + _TABLE.size
+        self._buckets_at = self._filter_at + _U64.size * self._words
+        self._chains_at = self._buckets_at + _U32.size * self._buckets
+        if not self._buckets or not self._words or self._chains_at > len(image.data):
+            message = (
+                f"the hash table of {self._buckets} buckets and {self._words} words does not fit "
+                "into the ELF file"
+            )
+            raise FatbinError(message)
+
+    def candidates(self, name: str) -> Iterator[int]:
+        """Yield the symbols whose hash value is that of a name."""
+        value = hash_name(name.encode())
+        place = self._filter_at + _U64.size * (value // 64 % self._words)
+        word = self._image.unpack(_U64, place)[0]
+        if not word >> value % 64 & word >> (value >> self._shift) % 64 & 1:
+            return
+        index = self._bucket(value % self._buckets)
+        if index < self._first:
+            return
+        for symbol in range(index, index + MAX_CHAIN):
+            entry = self._entry(symbol)
+            if entry | 1 == value | 1:
+                yield symbol
+            if entry & 1:
+                return
+        message = f"more than {MAX_CHAIN} names of the ELF file share a bucket of its hash table"
+        raise FatbinError(message)
+
+    def count_symbols(self) -> int:
+        """Return the number of symbols up to the end of the last chain."""
+        buckets = self._image.data[self._buckets_at : self._chains_at]
+        last = max(start for (start,) in _U32.iter_unpack(bytes(buckets)))
+        if last < self._first:
+            return self._first
+        for symbol in range(last, last + MAX_CHAIN):
+            if self._entry(symbol) & 1:
+                return symbol + 1
+        message = f"a chain of the ELF file's hash table has more than {MAX_CHAIN} names"
+        raise FatbinError(message)
+
+    def _bucket(self, index: int) -> int:
+        return self._image.unpack(_U32, self._buckets_at + _U32.size * index)[0]
+
+    def _entry(self, symbol: int) -> int:
+        return self._image.unpack(_U32, self._chains_at + _U32.size * (symbol - self._first))[0]
+
+
+@lru_cache(maxsize=1 << 14)
+def hash_name(name: bytes) -> int:
+    """Return the GNU hash of a name."""
+    value = 5381
+    for byte in name:
+        value = value * 33 + byte & 0xFFFFFFFF
+    return value
+
+
+def _split_path(paths: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(folder for path in paths for folder in path.split(":") if folder)

@@ -1,0 +1,125 @@
+"""Open a wheel without trusting it: names checked, sizes bounded, nothing installed or executed."""
+
+from __future__ import annotations
+
+import os
+import re
+import zipfile
+import zlib
+from contextlib import contextmanager
+from pathlib import PurePosixPath
+from typing import IO, TYPE_CHECKING
+
+from ..errors import FatbinError
+from .files import DAMAGED_HINT, open_file, unpack_file, unreadable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_MEMBERS = 100_000
+MAX_MEMBER_BYTES = 4 << 30
+MAX_TOTAL_BYTES = 8 << 30
+MAX_TEXT_BYTES = 64 << 20
+
+_LIBRARY = re.compile(r".+\.so(\.[0-9]+)*")
+_CHUNK = 1 << 20
+_BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
+
+
+class Wheel:
+    """An open wheel; made by `open_wheel`."""
+
+    def __init__(self, path: str, archive: zipfile.ZipFile) -> None:
+        self.path = path
+        self._archive = archive
+        self._budget = MAX_TOTAL_BYTES
+        self._members = _check_members(path, archive.infolist())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all files, as the wheel orders them."""
+        return tuple(self._members)
+
+    @property
+    def libraries(self) -> tuple[str, ...]:
+        """Names of the shared libraries (`x.so`, `x.so.1`)."""
+        return tuple(name for name in self._members if _LIBRARY.fullmatch(name))
+
+    def size(self, name: str) -> int:
+        """Return the unpacked size that a member declares."""
+        return self._info(name).file_size
+
+    def read(self, name: str) -> bytes:
+        """Return a small member, such as METADATA, as a whole."""
+        if self.size(name) > MAX_TEXT_BYTES:
+            message = f"`{name}` in `{self.path}` is larger than {MAX_TEXT_BYTES} bytes"
+            raise FatbinError(message)
+        return b"".join(self._chunks(name))
+
+    @contextmanager
+    def unpacked(self, name: str) -> Iterator[IO[bytes]]:
+        """Unpack a member into a temporary file that has no name and ends with the block."""
+        with unpack_file(self._chunks(name), name, self.path) as file:
+            yield file
+
+    def _info(self, name: str) -> zipfile.ZipInfo:
+        info = self._members.get(name)
+        if info is None:
+            message = f"`{self.path}` holds no file `{name}`"
+            raise FatbinError(message)
+        return info
+
+    def _chunks(self, name: str) -> Iterator[bytes]:
+        """Yield the contents; zipfile itself stops at the declared size and checks the CRC."""
+        info = self._info(name)
+        self._budget -= info.file_size
+        if info.file_size > MAX_MEMBER_BYTES or self._budget < 0:
+            message = f"`{name}` of {info.file_size} bytes in `{self.path}` is too large to unpack"
+            raise FatbinError(message)
+        try:
+            with self._archive.open(info) as member:
+                while chunk := member.read(_CHUNK):
+                    yield chunk
+        except _BROKEN as error:
+            message = f"`{name}` in `{self.path}` is broken: {error}"
+            raise FatbinError(message, hint=DAMAGED_HINT) from error
+
+
+@contextmanager
+def open_wheel(path: str | os.PathLike[str], *, kind: str = "wheel") -> Iterator[Wheel]:
+    """Open a wheel for reading, or another zip archive that is called something else.
+
+    Raises:
+        FatbinError: The file is no wheel, or holds names that no honest wheel has.
+    """
+    name = os.fspath(path)
+    with open_file(name) as file:
+        try:
+            archive = zipfile.ZipFile(file)
+        except (OSError, *_BROKEN) as error:
+            is_damaged = name.endswith(".whl") or kind != "wheel"
+            hint = DAMAGED_HINT if is_damaged else "name a wheel (.whl)"
+            raise unreadable(name, f"it is no {kind} ({error})", hint=hint) from error
+        with archive:
+            yield Wheel(name, archive)
+
+
+def _check_members(path: str, infos: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
+    if len(infos) > MAX_MEMBERS:
+        message = f"`{path}` holds {len(infos)} files, more than {MAX_MEMBERS}"
+        raise FatbinError(message)
+    members: dict[str, zipfile.ZipInfo] = {}
+    for info in infos:
+        name = info.filename
+        if not name:
+            message = f"`{path}` holds a file without a name"
+            raise FatbinError(message, hint=DAMAGED_HINT)
+        if name in members:
+            message = f"`{path}` holds `{name}` twice"
+            raise FatbinError(message)
+        if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\\" in name:
+            message = f"`{path}` holds `{name}`, which would be installed outside its folder"
+            raise FatbinError(message)
+        if not info.is_dir():
+            members[name] = info
+    return members

@@ -1,0 +1,1 @@
+"""What a build of ours declares, holds and ships with."""

@@ -1,0 +1,189 @@
+"""A conda package of this package: held against its list of files, and read as the wheel it was.
+
+A `.conda` file is a zip archive of two tar archives (conda.io, "Package specification"):
+`info-*.tar.zst` holds index.json (what a solver reads) and paths.json (every file with its
+SHA-256), `pkg-*.tar.zst` holds the files. Those of a wheel lie in `site-packages/`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tempfile
+import zipfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Final
+
+from ..binaries import tar
+from ..binaries.codecs import open_zstd
+from ..binaries.files import unreadable
+from ..binaries.wheel import MAX_TEXT_BYTES, Wheel, open_wheel
+from ..errors import FatbinError
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator
+
+SITE: Final = "site-packages/"
+INDEX: Final = "info/index.json"
+PATHS: Final = "info/paths.json"
+_FIELD: Final = re.compile(r"^(Version|Tag): *(\S+)\s*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class PackedFile:
+    """One file, as it is listed or as it is."""
+
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
+class CondaContents:
+    """An open package."""
+
+    index: dict[str, Any]  # info/index.json
+    info: tuple[str, ...]  # names of what it says about itself
+    listed: dict[str, PackedFile]  # by info/paths.json
+    files: dict[str, PackedFile]  # that it holds
+    wheel: Path  # a wheel of the same files, as long as the package is open
+
+
+@contextmanager
+def open_conda(path: str | os.PathLike[str]) -> Iterator[CondaContents]:
+    """Read a conda package of this project; nothing is installed.
+
+    Raises:
+        FatbinError: It is none, or cannot be read.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="flash_dist-") as folder,
+        open_wheel(path, kind="conda package") as opened,
+    ):
+        info = _read_info(opened)
+        index, listed = _parse_info(opened.path, info)
+        raw = Path(folder) / "files.zip"
+        files, texts = _repack(opened, raw)
+        wheel = raw.rename(raw.with_name(_name_wheel(opened.path, texts)))
+        yield CondaContents(index, tuple(info), listed, files, wheel)
+
+
+def read_index(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read what a solver reads of a conda package, anybody's.
+
+    Raises:
+        FatbinError: It is none, or cannot be read.
+    """
+    with open_wheel(path, kind="conda package") as opened:
+        return _parse_info(opened.path, _read_info(opened))[0]
+
+
+def find_path_damage(package: CondaContents) -> Iterator[str]:
+    """Say in sentences where the files and paths.json differ."""
+    for name in sorted(package.listed.keys() - package.files.keys()):
+        yield f"paths.json lists {name}, which the package does not hold"
+    for name, file in sorted(package.files.items()):
+        listed = package.listed.get(name)
+        if not name.startswith(SITE):
+            yield f"{name} would be installed outside {SITE}"
+        if listed is None:
+            yield f"{name} is not in paths.json"
+        elif listed != file:
+            yield f"{name} has another SHA-256 or size than paths.json says"
+
+
+def _part(opened: Wheel, kind: str) -> str:
+    names = [name for name in opened.names if re.fullmatch(rf"{kind}-[^/]+\.tar\.zst", name)]
+    if len(names) != 1:
+        reason = f"it holds {len(names)} files {kind}-*.tar.zst, not one"
+        raise unreadable(opened.path, reason, hint="name a conda package (.conda)")
+    return names[0]
+
+
+@contextmanager
+def _members(opened: Wheel, kind: str) -> Iterator[Iterator[tar.Member]]:
+    part = _part(opened, kind)
+    with opened.unpacked(part) as packed:
+        try:
+            with open_zstd(packed) as stream:
+                yield tar.read_members(stream)
+        except FatbinError as error:
+            raise unreadable(part, error.message, archive=opened.path) from error
+
+
+def _read_info(opened: Wheel) -> dict[str, bytes]:
+    """Read what the package says about itself: all of it is small."""
+    info: dict[str, bytes] = {}
+    with _members(opened, "info") as members:
+        for member in members:
+            if member.size > MAX_TEXT_BYTES:
+                message = f"{member.name} has {member.size} bytes, allowed are {MAX_TEXT_BYTES}"
+                raise FatbinError(message)
+            info[member.name] = b"".join(member.chunks())
+    return info
+
+
+def _parse_info(path: str, info: dict[str, bytes]) -> tuple[dict[str, Any], dict[str, PackedFile]]:
+    try:
+        index = json.loads(info[INDEX])
+        listed = {
+            str(one["_path"]): PackedFile(str(one["sha256"]), int(one["size_in_bytes"]))
+            for one in json.loads(info[PATHS])["paths"]
+        }
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        reason = f"index.json or paths.json is not understood: {type(error).__name__} {error}"
+        raise unreadable(path, reason) from error
+    if not isinstance(index, dict):
+        raise unreadable(path, "index.json is not an object")
+    return index, listed
+
+
+def _repack(opened: Wheel, path: Path) -> tuple[dict[str, PackedFile], dict[str, bytes]]:
+    """Write the files of `site-packages/` as a zip; return all files, and METADATA and WHEEL."""
+    files: dict[str, PackedFile] = {}
+    texts: dict[str, bytes] = {}
+    with (
+        _members(opened, "pkg") as members,
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+    ):
+        for member in members:
+            if member.name in files:
+                message = f"it holds {member.name} twice"
+                raise FatbinError(message)
+            place = zipfile.ZipInfo(member.name.removeprefix(SITE))
+            place.compress_type = zipfile.ZIP_DEFLATED
+            with archive.open(place, "w", force_zip64=True) as target:
+                files[member.name], start = _copy(member, target)
+            if place.filename.endswith((".dist-info/METADATA", ".dist-info/WHEEL")):
+                texts[place.filename.rpartition("/")[2]] = start
+    return files, texts
+
+
+def _copy(member: tar.Member, target: IO[bytes]) -> tuple[PackedFile, bytes]:
+    digest, start = hashlib.sha256(), b""
+    for chunk in member.chunks():
+        start = start or chunk
+        digest.update(chunk)
+        target.write(chunk)
+    return PackedFile(digest.hexdigest(), member.size), start
+
+
+def _name_wheel(path: str, texts: dict[str, bytes]) -> str:
+    """Return the name of the wheel that METADATA and WHEEL are of."""
+    found: dict[str, list[str]] = {"Version": [], "Tag": []}
+    for text in texts.values():
+        header = text.decode("utf-8", "backslashreplace").partition("\n\n")[0]
+        for field, value in _FIELD.findall(header):
+            found[field].append(value)
+    kinds = {tag.rpartition("-")[0] for tag in found["Tag"]}
+    if len(found["Version"]) != 1 or len(kinds) != 1:
+        reason = "METADATA and WHEEL do not say one version and tags of one kind"
+        raise unreadable(path, reason, hint="`nox -s conda` makes packages of our wheels")
+    platforms = ".".join(sorted(tag.rpartition("-")[2] for tag in found["Tag"]))
+    name = f"flash_dist-{found['Version'][0]}-{kinds.pop()}-{platforms}.whl"
+    if not re.fullmatch(r"[A-Za-z0-9_.+!-]+", name):
+        raise unreadable(path, f"METADATA or WHEEL would name it `{name}`")
+    return name

@@ -1,0 +1,125 @@
+"""What a wheel of this package really holds, in one frozen value: the input of the audit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..binaries.dynamic import DynamicInfo, read_dynamic
+from ..binaries.files import DAMAGED_HINT, unreadable
+from ..binaries.wheel import Wheel, open_wheel
+from ..errors import AuditError, FatbinError, ManifestError
+from ..gpucode.fatbin import FatbinEntry, KernelInfo, open_fatbin
+from .manifest import FILE_NAME, Manifest
+
+if TYPE_CHECKING:
+    import os
+
+KERNELS = "flash_dist/libflash_dist_kernels.so"
+BINDING = "flash_dist/_C.abi3.so"
+MANIFEST = f"flash_dist/{FILE_NAME}"
+
+
+@dataclass(frozen=True)
+class Image:
+    """One image of the fat binary and the kernels in it."""
+
+    entry: FatbinEntry
+    kernels: tuple[KernelInfo, ...]
+
+
+@dataclass(frozen=True)
+class WheelContents:
+    """A wheel, read."""
+
+    path: str
+    size: int
+    libraries: tuple[str, ...]
+    metadata_version: str
+    manifest: Manifest
+    images: tuple[Image, ...]
+    linkage: dict[str, DynamicInfo]  # by member name
+    warnings: tuple[str, ...] = ()  # what the fat binary reader did not understand
+
+    @property
+    def file_name(self) -> str:
+        """The wheel's name, which tells version and tags."""
+        return Path(self.path).name
+
+    @property
+    def kernels(self) -> tuple[KernelInfo, ...]:
+        """All kernels of all images."""
+        return tuple(kernel for image in self.images for kernel in image.kernels)
+
+
+def read_contents(path: str | os.PathLike[str]) -> WheelContents:
+    """Read everything that the audit judges.
+
+    Raises:
+        FlashDistError: The file is no wheel of this package, or cannot be read.
+    """
+    with open_wheel(path) as wheel:
+        for name in (MANIFEST, KERNELS, BINDING):
+            if name not in wheel.names:
+                message = f"`{path}` is no built wheel of this package: it holds no `{name}`"
+                hint = "`python -m flash_dist inspect` reads any wheel"
+                raise AuditError(message, hint=hint)
+        manifest = _read_manifest(wheel)
+        images, warnings = _read_images(wheel)
+        return WheelContents(
+            path=wheel.path,
+            size=Path(wheel.path).stat().st_size,
+            libraries=tuple(name for name in wheel.names if ".so" in Path(name).name),
+            metadata_version=_metadata_version(wheel),
+            manifest=manifest,
+            images=images,
+            linkage={name: _read_dynamic(wheel, name) for name in (KERNELS, BINDING)},
+            warnings=warnings,
+        )
+
+
+def read_manifest(path: str | os.PathLike[str]) -> Manifest:
+    """Read what a wheel declares, and nothing else of it.
+
+    Raises:
+        FlashDistError: The file is no wheel of this package, or cannot be read.
+    """
+    with open_wheel(path) as wheel:
+        return _read_manifest(wheel)
+
+
+def _read_manifest(wheel: Wheel) -> Manifest:
+    text = wheel.read(MANIFEST).decode("utf-8", "backslashreplace")
+    try:
+        return Manifest.from_text(text, source=FILE_NAME)
+    except ManifestError as error:
+        message = f"cannot read `{MANIFEST}` in `{wheel.path}`: {error.message}"
+        raise ManifestError(message, hint=error.hint or DAMAGED_HINT) from error
+
+
+def _read_images(wheel: Wheel) -> tuple[tuple[Image, ...], tuple[str, ...]]:
+    with (
+        wheel.unpacked(KERNELS) as file,
+        open_fatbin(KERNELS, file, archive=wheel.path) as fatbin,
+    ):
+        entries = fatbin.report.entries
+        return tuple(Image(e, fatbin.kernels(e)) for e in entries), fatbin.report.warnings
+
+
+def _read_dynamic(wheel: Wheel, name: str) -> DynamicInfo:
+    with wheel.unpacked(name) as file:
+        try:
+            return read_dynamic(file.read())
+        except FatbinError as error:
+            hint = error.hint or DAMAGED_HINT
+            raise unreadable(name, error.message, archive=wheel.path, hint=hint) from error
+
+
+def _metadata_version(wheel: Wheel) -> str:
+    found = [name for name in wheel.names if name.endswith(".dist-info/METADATA")]
+    if len(found) != 1:
+        message = f"`{wheel.path}` holds {len(found)} METADATA files, not one"
+        raise AuditError(message)
+    lines = wheel.read(found[0]).decode("utf-8", "backslashreplace").splitlines()
+    return next((line[9:] for line in lines if line.startswith("Version: ")), "")

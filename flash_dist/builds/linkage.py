@@ -1,0 +1,60 @@
+"""What the two libraries of a wheel may ask of the dynamic linker, and how their images are packed.
+
+It depends on the CUDA toolkit and on the CPU. CUDA 13 is linked statically. The toolkit that is to
+be had for CUDA 12.4 has no static runtime: the library is loaded from the package
+nvidia-cuda-runtime-cu12, which the wheel depends on, or from the lib folder of a conda environment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from ..targets.devices import parse_version, toolkit_compression
+
+if TYPE_CHECKING:
+    from .manifest import Manifest
+
+# What every glibc system has.
+SYSTEM_LIBRARIES: Final = frozenset({
+    "libc.so.6", "libdl.so.2", "libgcc_s.so.1", "libm.so.6", "libpthread.so.0", "librt.so.1",
+    "libstdc++.so.6",
+})  # fmt: skip
+LOADERS: Final = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}
+BINDING_NEEDS: Final = frozenset({"libflash_dist_kernels.so", "libtorch.so", "libtorch_cpu.so"})
+BINDING_PATH: Final = ("$ORIGIN",)
+# From site-packages/flash_dist: that of the package from PyPI, and that of a conda environment.
+RUNTIME_PATH: Final = ("$ORIGIN/../nvidia/cuda_runtime/lib", "$ORIGIN/../../..")
+
+
+@dataclass(frozen=True)
+class Linkage:
+    """What is expected of the wheels of one toolkit on one CPU."""
+
+    system: frozenset[str]  # may be needed by both
+    kernels_need: frozenset[str] = frozenset()
+    kernels_path: tuple[str, ...] = ()
+    codec: str = "zstd"  # of every image
+
+
+def expected_linkage(manifest: Manifest) -> Linkage:
+    """Return what a wheel with this manifest has."""
+    system = SYSTEM_LIBRARIES | {LOADERS[manifest.arch_set.machine]}
+    codec = toolkit_compression(manifest.toolkit.cuda)
+    if not has_shared_runtime(manifest.toolkit.cuda):
+        return Linkage(system, codec=codec)
+    major = parse_version(manifest.toolkit.cuda)[0]
+    return Linkage(system, frozenset({f"libcudart.so.{major}"}), RUNTIME_PATH, codec)
+
+
+def has_shared_runtime(cuda: str) -> bool:
+    """Whether wheels of this toolkit load libcudart from elsewhere."""
+    return parse_version(cuda)[0] < 13  # noqa: PLR2004 - the first major on PyPI with all of it
+
+
+def runtime_requirements(cuda: str) -> tuple[str, ...]:
+    """Return what a wheel of this toolkit depends on beside torch."""
+    if not has_shared_runtime(cuda):
+        return ()
+    major, minor = parse_version(cuda)
+    return (f"nvidia-cuda-runtime-cu{major}>={major}.{minor},<{major + 1}",)

@@ -1,0 +1,68 @@
+"""`manifest.json` of a release: which files belong to it, with their hashes."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from ..errors import ManifestError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VERSION: Final = 1
+FILE_NAME: Final = "manifest.json"
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One file of a release."""
+
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files of a release by name."""
+
+    source: str  # where the listing was read
+    files: dict[str, Listed]
+
+
+def read_listing(path: Path) -> Listing:
+    """Read a manifest.
+
+    Raises:
+        ManifestError: It cannot be read, or is none.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        message = f"cannot read the manifest `{path}`: {error.strerror or error}"
+        raise ManifestError(message, hint="name the manifest.json of the release") from error
+    except (ValueError, RecursionError) as error:
+        message = f"the manifest `{path}` is not JSON: {error}"
+        raise ManifestError(message, hint="name the manifest.json of the release") from error
+    try:
+        return Listing(str(path), _read_files(data))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        message = f"`{path}` is no manifest of a release: {type(error).__name__} {error}"
+        raise ManifestError(message, hint="`nox -s manifest` makes them") from error
+
+
+def _read_files(data: dict[str, Any]) -> dict[str, Listed]:
+    if data["version"] != VERSION:
+        message = f"version {data['version']!r}, this program reads {VERSION}"
+        raise ValueError(message)
+    files: dict[str, Listed] = {}
+    for one in data["artefacts"]:
+        name, sha256, size = one["file"], one["sha256"], one["size"]
+        if name in files or _SHA256.fullmatch(sha256) is None or not isinstance(size, int):
+            message = f"the entry of {name}"
+            raise ValueError(message)
+        files[name] = Listed(sha256, size)
+    return files

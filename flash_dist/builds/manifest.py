@@ -1,0 +1,234 @@
+"""`_build.json`: what the build says is inside this package.
+
+Every dataclass knows both directions, `from_json` and `to_json`, and the two round-trip.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from ..errors import ManifestError
+from ..targets.archs import DEFAULT_MACHINE, DEFAULT_TOOLKIT, Arch, ArchSet
+from .package import PACKAGE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VERSION: Final = 1
+FILE_NAME: Final = "_build.json"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ToolkitInfo:
+    """The CUDA toolkit that compiled the kernels."""
+
+    cuda: str  # 13.0
+    nvcc: str  # 13.0.88
+    ptxas: str
+    driver_min: str  # first driver branch that loads the SASS: 580
+    ptx_isa: str  # 9.0
+
+
+@dataclass(frozen=True)
+class HostInfo:
+    """The machine that compiled the host code."""
+
+    compiler: str
+    glibc: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """Work of others that became part of the libraries."""
+
+    name: str
+    version: str
+    how: str  # static: an archive that is linked; header-only; compiled-in: by nvcc
+    license: str  # an SPDX expression, or the name of a licence that has none
+    package: str = ""  # where PyPI has it
+    sha256: str = ""  # of the archive
+
+
+@dataclass(frozen=True)
+class TargetInfo:
+    """One target of the package."""
+
+    target: Arch
+    proof: str  # native: ran there; jit: its PTX ran on newer hardware; assembled: only that
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A PTX kernel that ptxas assembled for one target at build time."""
+
+    target: Arch
+    registers: int
+    spill_bytes: int
+
+
+@dataclass(frozen=True)
+class KernelRecord:
+    """One kernel variant."""
+
+    symbol: str
+    family: str
+    dtype: str
+    head_dim: int
+    head_dim_v: int
+    plan: int
+    target: Arch
+    registers: int | None  # PTX has registers only where it was assembled, see assembled_for
+    spill_bytes: int | None
+    stack_bytes: int | None
+    static_smem: int | None
+    dynamic_smem: int
+    threads: int
+    proof: str
+    assembled_for: tuple[Assembled, ...] = ()
+    source: str = ""  # the generated file; it was compiled for this target alone
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The whole file."""
+
+    package_version: str
+    arch_set: ArchSet
+    archsets: tuple[ArchSet, ...]  # all published sets, so that doctor can name the right one
+    toolkit: ToolkitInfo
+    host: HostInfo
+    flags: tuple[str, ...]
+    torch_headers: str
+    torch_min: str
+    torch_tested_max: str
+    targets: tuple[TargetInfo, ...]
+    kernels: tuple[KernelRecord, ...]
+    planner: str = ""  # hash of what the host decides about launches and masks
+    parts: tuple[Part, ...] = ()
+
+    @classmethod
+    def from_json(cls, data: object) -> Manifest:
+        """Read the parsed JSON, and say what is wrong with it."""
+        if not isinstance(data, dict):
+            message = f"the manifest is not an object but {type(data).__name__}"
+            raise ManifestError(message)
+        version = data.get("version")
+        if version != VERSION:
+            message = f"the manifest has version {version!r}, this package reads {VERSION}"
+            raise ManifestError(message)
+        try:
+            return cls(
+                package_version=str(data["package_version"]),
+                arch_set=_read_archset(data["arch_set"]),
+                archsets=tuple(_read_archset(one) for one in data["archsets"]),
+                toolkit=_read(ToolkitInfo, data["toolkit"]),
+                host=_read(HostInfo, data["host"]),
+                flags=tuple(map(str, data["flags"])),
+                torch_headers=str(data["torch_headers"]),
+                torch_min=str(data["torch_min"]),
+                torch_tested_max=str(data["torch_tested_max"]),
+                targets=tuple(_read(TargetInfo, one) for one in data["targets"]),
+                kernels=tuple(_read_kernel(one) for one in data["kernels"]),
+                planner=str(data.get("planner", "")),
+                parts=tuple(_read(Part, one) for one in data.get("parts", ())),
+            )
+        except KeyError as error:
+            message = f"the manifest lacks {error}"
+            raise ManifestError(message) from error
+        except (AttributeError, TypeError, ValueError) as error:
+            message = f"the manifest is malformed: {error}"
+            raise ManifestError(message) from error
+
+    @classmethod
+    def from_text(cls, text: str, *, source: object) -> Manifest:
+        """Read the file's text; `source` is named in errors."""
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            message = f"`{source}` is not JSON: {error}"
+            raise ManifestError(message) from error
+        return cls.from_json(data)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data, as it is written to the file."""
+        return {
+            "version": VERSION,
+            "package_version": self.package_version,
+            "arch_set": self.arch_set.to_json(),
+            "archsets": [one.to_json() for one in self.archsets],
+            "toolkit": asdict(self.toolkit),
+            "host": asdict(self.host),
+            "flags": list(self.flags),
+            "torch_headers": self.torch_headers,
+            "torch_min": self.torch_min,
+            "torch_tested_max": self.torch_tested_max,
+            "planner": self.planner,
+            "parts": [asdict(one) for one in self.parts],
+            "targets": [_write(one) for one in self.targets],
+            "kernels": [_write(one) for one in self.kernels],
+        }
+
+    def to_text(self) -> str:
+        """Return the file's text: one line per kernel, the same for the same content."""
+        data = self.to_json()
+        lists = {name: data.pop(name) for name in ("targets", "kernels")}
+        text = json.dumps(data, indent=1).removesuffix("\n}")
+        for name, entries in lists.items():
+            lines = ",\n  ".join(json.dumps(entry) for entry in entries)
+            text += f',\n "{name}": [\n  {lines}\n ]'
+        return text + "\n}\n"
+
+
+def load_manifest(package: Path = PACKAGE) -> Manifest:
+    """Read the manifest of the installed package.
+
+    Raises:
+        ManifestError: It is absent (the package runs from source, unbuilt) or malformed.
+    """
+    path = package / FILE_NAME
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        message = f"`{package}` has no {FILE_NAME}: the package was not built"
+        hint = "install a wheel; `nox -s build_wheels` makes them"
+        raise ManifestError(message, hint=hint) from error
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"`{path}` cannot be read: {error}"
+        raise ManifestError(message) from error
+    return Manifest.from_text(text, source=path)
+
+
+def _read(kind: type[T], data: dict[str, Any]) -> T:
+    """Build a flat dataclass; unknown keys are left for newer readers."""
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    known = {name: data[name] for name in names if name in data}
+    if "target" in known:
+        known["target"] = Arch.parse(known["target"])
+    return kind(**known)
+
+
+def _read_kernel(data: dict[str, Any]) -> KernelRecord:
+    assembled = tuple(_read(Assembled, one) for one in data.get("assembled_for", ()))
+    return _read(KernelRecord, {**data, "assembled_for": assembled})
+
+
+def _read_archset(data: dict[str, Any]) -> ArchSet:
+    parsed = ArchSet.parse(data["archs"], name=data["name"], label=data["label"])
+    return replace(
+        parsed,
+        who=str(data.get("who", "")),
+        toolkit=str(data.get("toolkit", DEFAULT_TOOLKIT)),
+        machine=str(data.get("machine", DEFAULT_MACHINE)),
+    )
+
+
+def _write(record: TargetInfo | KernelRecord | Assembled) -> dict[str, Any]:
+    data = {field.name: getattr(record, field.name) for field in fields(record)}
+    data["target"] = str(record.target)
+    if isinstance(record, KernelRecord):
+        data["assembled_for"] = [_write(one) for one in record.assembled_for]
+    return data

@@ -1,0 +1,155 @@
+"""The arch sets that the project publishes, and how far their code was proven: `archsets.json`.
+
+set     label      goes into the wheel's version, X+cu130.<label>: at most 10 of a-z 0-9
+        archs      a TORCH_CUDA_ARCH_LIST; `+PTX` belongs to its own entry
+        who        one line: for which GPUs
+        toolkit    CUDA version that compiles it, of its major the oldest that will do
+        machine    whose CPUs run it: x86_64, which may be left out, or aarch64
+        budget_mb  largest wheel that the audit lets pass, in MB of 10^6 bytes: about twice what the
+                   first release has
+        wheel_mb   what the wheel had when it was last built; may be absent
+proof   how far code of a target was proven on real hardware: `native` (it ran there), `jit` (its
+        PTX ran on a newer GPU); a target not listed was assembled only
+picks   which set a client gets that asks for none, by machine: it must serve every GPU that any
+        set for this machine serves
+
+Builds and the installed package read the same file. It is JSON, which every Python reads.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
+
+from ..errors import ArchError
+from ..targets.archs import DEFAULT_MACHINE, Arch, ArchSet, require_supported
+from .package import DATA
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Proof = Literal["native", "jit", "assembled"]
+
+FILE_NAME: Final = "archsets.json"
+MACHINES: Final = ("x86_64", "aarch64")
+
+_LABEL = re.compile(r"[a-z0-9]{1,10}")
+_MEGA = 1_000_000
+
+
+def load_archsets(path: Path | None = None) -> dict[str, ArchSet]:
+    """Read the sets by name, in the order of the file; by default of the package's own.
+
+    Raises:
+        ArchError: The file cannot be read, or says what cannot be built.
+    """
+    tables = _section(path, "set")
+    archsets = {name: _read_set(name, table, path) for name, table in tables.items()}
+    if not archsets:
+        message = f"`{path or FILE_NAME}` defines no arch set"
+        raise ArchError(message)
+    return archsets
+
+
+@cache
+def published_sets() -> tuple[ArchSet, ...]:
+    """Return the sets that this version of the package is published as."""
+    return tuple(load_archsets().values())
+
+
+def load_proofs(path: Path | None = None) -> dict[Arch, Proof]:
+    """Read how far code of each target was proven on real hardware.
+
+    `native` ran as it is, `jit` ran after the driver compiled it for a newer GPU. A target that
+    is not in the table was `assembled` only.
+    """
+    proofs: dict[Arch, Proof] = {}
+    for target, proof in _section(path, "proof").items():
+        if proof not in ("native", "jit", "assembled"):
+            where = path or FILE_NAME
+            message = f"proof of `{target}` in `{where}` is native, jit or assembled, got `{proof}`"
+            raise ArchError(message)
+        proofs[Arch.parse(target)] = cast("Proof", proof)
+    return proofs
+
+
+def load_picks(path: Path | None = None, machine: str = DEFAULT_MACHINE) -> dict[str, ArchSet]:
+    """Read which set each client gets from the default index or channel, by the client's name.
+
+    Raises:
+        ArchError: It is none of the sets for this machine, or lacks code for GPUs of another set.
+    """
+    archsets = {k: one for k, one in load_archsets(path).items() if one.machine == machine}
+    picks: dict[str, ArchSet] = {}
+    for client, name in _section(path, "picks").get(machine, {}).items():
+        if name not in archsets:
+            message = (
+                f"`{client}` on {machine} gets `{name}`, which is none of {', '.join(archsets)}"
+            )
+            raise ArchError(message)
+        picks[client] = archsets[name]
+        _require_all_gpus(client, picks[client], archsets)
+    return picks
+
+
+def _require_all_gpus(client: str, pick: ArchSet, archsets: dict[str, ArchSet]) -> None:
+    devices = {arch.device for one in archsets.values() for arch in one.archs if not arch.ptx}
+    for device in sorted(devices):
+        if not any(arch.can_run_on(device) for arch in pick.archs):
+            message = f"`{client}` gets `{pick.name}`, which has no code for {device}"
+            raise ArchError(message, hint="another set has it: nobody may be left out unasked")
+
+
+def _section(path: Path | None, name: str) -> dict[str, Any]:
+    source = path or DATA.joinpath(FILE_NAME)
+    try:
+        data = json.loads(source.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        message = f"cannot read arch sets from `{source}`: {error}"
+        raise ArchError(message) from error
+    section = data.get(name, {}) if isinstance(data, dict) else None
+    if not isinstance(section, dict):
+        message = f"cannot read arch sets from `{source}`: `{name}` is not an object"
+        raise ArchError(message)
+    return section
+
+
+def _read_set(name: str, table: Any, path: Path | None) -> ArchSet:  # noqa: ANN401 - JSON
+    where = f"arch set `{name}` of `{path or FILE_NAME}`"
+    given = table if isinstance(table, dict) else {}
+    missing = {"label", "archs", "who", "toolkit", "budget_mb"} - given.keys()
+    if missing:
+        message = f"{where} lacks {', '.join(sorted(missing))}"
+        raise ArchError(message)
+    label = str(given["label"])
+    if _LABEL.fullmatch(label) is None:
+        message = f"the label of {where} is 1 to 10 characters a-z or 0-9, got `{label}`"
+        raise ArchError(message)
+    archset = replace(
+        ArchSet.parse(str(given["archs"]), name=name, label=label),
+        who=str(given["who"]),
+        toolkit=str(given["toolkit"]),
+        machine=_read_machine(given.get("machine", DEFAULT_MACHINE), where),
+        budget_bytes=_read_bytes(given["budget_mb"], f"budget_mb of {where}"),
+        wheel_bytes=_read_bytes(given.get("wheel_mb"), f"wheel_mb of {where}"),
+    )
+    return require_supported(archset, archset.toolkit)
+
+
+def _read_machine(machine: object, where: str) -> str:
+    if machine not in MACHINES:
+        message = f"machine of {where} is {' or '.join(MACHINES)}, got `{machine}`"
+        raise ArchError(message)
+    return str(machine)
+
+
+def _read_bytes(megabytes: object, what: str) -> int | None:
+    if megabytes is None:
+        return None
+    if isinstance(megabytes, bool) or not isinstance(megabytes, int | float) or megabytes <= 0:
+        message = f"{what} is a number of MB, got `{megabytes}`"
+        raise ArchError(message)
+    return int(megabytes * _MEGA)

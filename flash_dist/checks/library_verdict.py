@@ -1,0 +1,126 @@
+"""Whether the GPU code of any library fits a GPU. Pure functions on what its headers say.
+
+Of each container the driver takes the image that fits best, so that a library is as good as its
+containers. Code before device linking counts only where nothing linked fits: then the driver
+compiles and links its PTX, if every object has some (nvcc documentation, "JIT Linking Support").
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..targets.compatibility import PREFERENCE, How, RunVerdict, judge
+from ..targets.verdict import Situation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from ..gpucode.images import FatbinEntry, FatbinReport
+    from ..targets.archs import Arch
+
+
+@dataclass(frozen=True)
+class ContainerVerdict:
+    """What a GPU takes of one container; arch is None if nothing fits."""
+
+    how: How
+    reason: str
+    arch: Arch | None = None
+    fits_hardware: bool = True  # without regard to driver and variables
+
+
+@dataclass(frozen=True)
+class LibraryVerdict:
+    """What a GPU takes of a library, one verdict for each container."""
+
+    situation: Situation
+    archs: tuple[Arch, ...]  # what the library has, old to new
+    containers: tuple[ContainerVerdict, ...]
+
+    def __bool__(self) -> bool:
+        return self.how != "no"
+
+    @property
+    def how(self) -> How:
+        """The best way in which any container gets to this GPU; no if none does."""
+        hows = {one.how for one in self.containers}
+        return min(hows, key=PREFERENCE.index, default="no")
+
+    @property
+    def unfit(self) -> tuple[ContainerVerdict, ...]:
+        """The containers that have nothing for this GPU."""
+        return tuple(one for one in self.containers if one.how == "no")
+
+    @property
+    def obstacle(self) -> str:
+        """Why the driver refuses code that the GPU itself could run; empty if it has none."""
+        return next((one.reason for one in self.unfit if one.fits_hardware), "")
+
+    @property
+    def counts(self) -> dict[tuple[How, str], int]:
+        """Containers by way and target, the best way first."""
+        found = Counter((one.how, str(one.arch)) for one in self.containers if one.arch)
+        return dict(sorted(found.items(), key=lambda item: PREFERENCE.index(item[0][0])))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the verdict as plain data."""
+        return {
+            "compute_capability": str(self.situation.device),
+            "how": self.how,
+            "archs": [str(arch) for arch in self.archs],
+            "containers": len(self.containers),
+            "unfit": len(self.unfit),
+            "obstacle": self.obstacle or None,
+            "ways": [
+                {"how": how, "target": target, "containers": count}
+                for (how, target), count in self.counts.items()
+            ],
+        }
+
+
+def judge_library(report: FatbinReport, situation: Situation) -> LibraryVerdict:
+    """Judge every container on one GPU."""
+    linked, relocatable = _by_container(report.entries)
+    objects = [_judge_container(images, situation) for images in relocatable]
+    verdicts = [_judge_container(images, situation) for images in linked]
+    if not verdicts:
+        verdicts = objects
+    elif objects and all(one.how != "no" for one in objects):
+        worst = max(objects, key=lambda one: PREFERENCE.index(one.how))
+        verdicts = [worst if one.how == "no" else one for one in verdicts]
+    return LibraryVerdict(situation, report.archs, tuple(verdicts))
+
+
+def _by_container(
+    entries: Iterable[FatbinEntry],
+) -> tuple[list[list[FatbinEntry]], list[list[FatbinEntry]]]:
+    """Return the images of each linked container, and of each that is not."""
+    groups: dict[tuple[bool, int], list[FatbinEntry]] = {}
+    for entry in entries:
+        groups.setdefault((entry.relocatable, entry.container), []).append(entry)
+    linked = [images for (relocatable, _), images in groups.items() if not relocatable]
+    others = [images for (relocatable, _), images in groups.items() if relocatable]
+    return linked, others
+
+
+def _judge_container(images: Sequence[FatbinEntry], situation: Situation) -> ContainerVerdict:
+    """Take the image that fits best; where none does, say why not the closest."""
+    judged = [(entry, _judge_image(entry, situation)) for entry in images if entry.arch]
+    if not judged:
+        return ContainerVerdict("no", "it holds neither SASS nor PTX", fits_hardware=False)
+    entry, verdict = min(judged, key=lambda pair: pair[1].rank)
+    if verdict.how != "no":
+        return ContainerVerdict(verdict.how, verdict.reason, entry.arch)
+    alone = Situation(situation.device)
+    for entry, verdict in judged:
+        if _judge_image(entry, alone).how != "no":
+            return ContainerVerdict("no", verdict.reason)
+    return ContainerVerdict("no", verdict.reason, fits_hardware=False)
+
+
+def _judge_image(entry: FatbinEntry, situation: Situation) -> RunVerdict:
+    if entry.arch is None:
+        return RunVerdict("no", "its target is not known")
+    return judge(entry.arch, situation.device, situation.driver, entry.origin, situation.jit)

@@ -1,0 +1,198 @@
+"""Tables of `inspect`: images by target, kernels, what is real where, and where the bytes are."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from ...binaries.demangle import demangle, short_name
+from ...gpucode.coverage import REAL
+from ...gpucode.inspection import name_target, sizes_by_target
+from ...targets.devices import format_version
+from .results import make_console, make_table
+from .text import complain, count, format_size, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from ...gpucode.coverage import Coverage
+    from ...gpucode.fatbin import FatbinEntry, FatbinReport, KernelInfo
+    from ...gpucode.inspection import Inspection, Level
+
+_Row = TypeVar("_Row")
+
+ROWS: Final = 200  # of a table that may be endless, unless --all
+LONGEST_NAME: Final = 120  # characters; JSON has names whole
+_TAIL: Final = 30
+SILENT: Final = 20  # libraries without GPU code that are named, unless --all
+
+
+def print_inspections(
+    names: Sequence[str],
+    inspections: Sequence[Inspection],
+    level: Level,
+    *,
+    whole: bool,
+    brief: bool = False,
+) -> None:
+    """Print what each library holds, in brief without tables; warnings on stderr."""
+    console = make_console()
+    if not inspections:
+        console.print(f"{printable(', '.join(names))}: no library inside", soft_wrap=True)
+    plain = [one for one in inspections if not one.report.entries]
+    for inspection in inspections:
+        for warning in inspection.warnings:
+            complain(f"warning: {printable(inspection.name)}: {printable(warning)}")
+        if inspection.report.entries:
+            print_headline(console, inspection)
+        if inspection.report.entries and not brief:
+            print_inspection(console, inspection, level, whole=whole)
+    for inspection in plain if whole else plain[:SILENT]:
+        console.print(f"{printable(inspection.name)}: no GPU code for NVIDIA", soft_wrap=True)
+    if not whole and len(plain) > SILENT:
+        more = count(len(plain) - SILENT, "file")
+        console.print(f"{more} more without GPU code: --all names them", soft_wrap=True)
+    if len(inspections) - len(plain) > 1:
+        print_total(console, inspections)
+
+
+def print_headline(console: Console, inspection: Inspection) -> None:
+    """Name a library, and say how much GPU code it has."""
+    entries, name = inspection.report.entries, printable(inspection.name)
+    size = format_size(sum(entry.compressed_size for entry in entries))
+    console.print(f"{name}: {count(len(entries), 'image')}, {size}", soft_wrap=True)
+
+
+def print_inspection(
+    console: Console, inspection: Inspection, level: Level, *, whole: bool
+) -> None:
+    """Print the tables of one library."""
+    report = inspection.report
+    if level == "sizes":
+        console.print(make_size_table(inspection, whole=whole))
+    elif level == "coverage" and inspection.coverage is not None:
+        print_coverage(console, inspection.coverage, whole=whole)
+    else:
+        console.print(make_image_table(report))
+    if level == "kernels" and inspection.kernels is not None:
+        console.print()
+        kernels = sorted(inspection.kernels, key=_by_name)
+        shown = first_rows(kernels, whole=whole)
+        console.print(make_kernel_table(shown))
+        say_rest(console, len(kernels) - len(shown), "kernel")
+
+
+def first_rows(rows: Sequence[_Row], *, whole: bool) -> Sequence[_Row]:
+    """Return as many rows as a table shows; the rest is for `say_rest`."""
+    return rows if whole else rows[:ROWS]
+
+
+def say_rest(console: Console, rest: int, noun: str) -> None:
+    """Say how many rows are left out."""
+    if rest > 0:
+        console.print(
+            f"{count(rest, noun)} more: --kernel TEXT and --target T choose, --all prints all",
+            soft_wrap=True,
+        )
+
+
+def print_total(console: Console, inspections: Sequence[Inspection]) -> None:
+    """Sum up several libraries."""
+    archs = sorted({arch for one in inspections for arch in one.report.archs})
+    sizes = [size for one in inspections for size in sizes_by_target(one.report).values()]
+    console.print(
+        f"in all: {count(sum(size.images for size in sizes), 'image')}, "
+        f"{format_size(sum(size.packed for size in sizes))}, for {', '.join(map(str, archs))}",
+        soft_wrap=True,
+    )
+
+
+def make_image_table(report: FatbinReport) -> Table:
+    """Sum up the images by target, kind and codec, old targets first."""
+    table = make_table("target", "code", "images", "codec", "PTX ISA", "packed", "unpacked")
+    groups: dict[tuple[str, ...], list[FatbinEntry]] = defaultdict(list)
+    for entry in sorted(report.entries, key=_by_target):
+        isa = format_version(entry.ptx_isa) if entry.ptx_isa else ""
+        groups[name_target(entry), _describe_kind(entry), entry.codec, isa].append(entry)
+    for (target, kind, codec, isa), entries in groups.items():
+        packed = format_size(sum(entry.compressed_size for entry in entries))
+        unpacked = format_size(sum(entry.uncompressed_size for entry in entries))
+        table.add_row(target, kind, str(len(entries)), codec, isa, packed, unpacked)
+    return table
+
+
+def _by_target(entry: FatbinEntry) -> tuple[object, ...]:
+    suffix, ptx = (entry.arch.suffix, entry.arch.ptx) if entry.arch else ("", False)
+    return entry.raw_number, suffix, ptx, entry.relocatable, entry.codec, entry.raw_kind
+
+
+def _describe_kind(entry: FatbinEntry) -> str:
+    kinds = {"sass": "SASS", "ptx": "PTX", "lto": "LTO-IR"}
+    kind = kinds.get(entry.kind, f"kind {entry.raw_kind}, not understood")
+    return f"{kind}, relocatable" if entry.relocatable else kind
+
+
+def make_kernel_table(kernels: Sequence[KernelInfo]) -> Table:
+    """List kernels with what each target gives them."""
+    table = make_table(
+        "kernel", "target", "registers", "static smem", "stack", "code", "max threads"
+    )
+    for kernel in kernels:
+        numbers = (kernel.registers, kernel.static_smem, kernel.stack, kernel.code_size)
+        cells = ["" if number is None else str(number) for number in (*numbers, kernel.max_threads)]
+        table.add_row(show_name(kernel.name), str(kernel.arch), *cells)
+    return table
+
+
+def _by_name(kernel: KernelInfo) -> tuple[object, ...]:
+    arch = kernel.arch
+    return kernel.name, (arch.number, arch.suffix, arch.ptx) if arch else ()
+
+
+def show_name(name: str) -> str:
+    """Return a kernel's name as tables have it: demangled, the middle of a long one left out."""
+    shown = printable(short_name(demangle(name)))
+    if len(shown) <= LONGEST_NAME:
+        return shown
+    return f"{shown[: LONGEST_NAME - _TAIL]}...{shown[-_TAIL:]}"
+
+
+def print_coverage(console: Console, coverage: Coverage, *, whole: bool) -> None:
+    """Count verdicts by target, then list the kernels that are not real everywhere."""
+    found = {verdict for counts in coverage.counts.values() for verdict in counts}
+    verdicts = sorted(found, key=lambda verdict: (verdict != REAL, verdict))
+    table = make_table("target", *verdicts)
+    for target, counts in coverage.counts.items():
+        table.add_row(target, *(str(counts.get(verdict, "")) for verdict in verdicts))
+    console.print(table)
+    odd = [row for row in coverage.rows if set(row.verdicts.values()) != {REAL}]
+    if not odd:
+        kernels = count(len(coverage.rows), "kernel")
+        console.print(f"{kernels}: each is real wherever its container has code", soft_wrap=True)
+        return
+    console.print()
+    details = make_table("kernel", *coverage.targets)
+    shown = first_rows(odd, whole=whole)
+    for row in shown:
+        cells = (row.verdicts.get(target, "") for target in coverage.targets)
+        details.add_row(show_name(row.name), *cells)
+    console.print(details)
+    say_rest(console, len(odd) - len(shown), "kernel")
+
+
+def make_size_table(inspection: Inspection, *, whole: bool) -> Table:
+    """Say how many bytes each target takes, and the kernels with the most code."""
+    table = make_table("target or kernel", "target", "images", "packed", "unpacked")
+    sizes = sizes_by_target(inspection.report)
+    for target, size in sorted(sizes.items(), key=lambda item: -item[1].packed):
+        packed, unpacked = format_size(size.packed), format_size(size.unpacked)
+        table.add_row("all images", target, str(size.images), packed, unpacked)
+    kernels = [kernel for kernel in inspection.kernels or () if kernel.code_size]
+    kernels.sort(key=lambda kernel: -(kernel.code_size or 0))
+    for kernel in first_rows(kernels, whole=whole):
+        code = format_size(kernel.code_size or 0)
+        table.add_row(show_name(kernel.name), str(kernel.arch), "", "", code)
+    return table

@@ -1,0 +1,103 @@
+"""How check results look in a terminal: a tag, a name, one sentence; details and fix below it."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from typing import IO, TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ...findings import hint_for
+from .text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ...findings.result import CheckResult, Status
+
+_STYLES: dict[Status, str] = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
+_NAME_COLUMN = 8
+_TEXT_COLUMN = 20
+_NARROWEST = 40
+_PIPE_WIDTH = 10_000  # in a pipe nothing is cut or wrapped
+_WORDS = {"target", "code", "codec", "proof"}  # columns of words; the others hold numbers
+
+
+class _Console(Console):
+    """A console that leaves a closed pipe to `main`; rich's own would exit with 1, a failure."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def make_console(stream: IO[str] | None = None) -> Console:
+    """Return a console for data. Rich honours NO_COLOR and leaves colour out of pipes."""
+    console = _Console(file=stream or sys.stdout, highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = _PIPE_WIDTH
+    return console
+
+
+def make_table(*columns: str) -> Table:
+    """Return an empty table: words to the left, numbers to the right."""
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    for place, column in enumerate(columns):
+        words = place == 0 or column in _WORDS
+        table.add_column(column, justify="left" if words else "right", overflow="fold")
+    return table
+
+
+def is_shown(result: CheckResult, *, quiet: bool) -> bool:
+    """Whether a result is printed: with -q only what is wrong."""
+    return not quiet or result.status in {"warn", "fail"}
+
+
+def print_result(console: Console, result: CheckResult) -> None:
+    """Print one result. The tag's word carries the meaning, the colour repeats it."""
+    width = max(console.width, _TEXT_COLUMN + _NARROWEST) if console.is_terminal else None
+    for line in layout_result(result, width):
+        text = Text(printable(line))
+        if not line.startswith(" "):
+            text.stylize(_STYLES[result.status], 0, len(result.status) + 2)
+        console.print(text, soft_wrap=True)
+
+
+def layout_result(result: CheckResult, width: int | None) -> Iterator[str]:
+    """Lay out the lines of a result; without a width (in a pipe) a sentence stays one line."""
+    head = f"[{result.status}]".ljust(_NAME_COLUMN) + result.name
+    head = head.ljust(_TEXT_COLUMN) if len(head) < _TEXT_COLUMN else head + "  "
+    first, *rest = _wrap(result.summary, width)
+    yield head + first
+    for line in rest:
+        yield " " * _TEXT_COLUMN + line
+    for detail in (*result.details, *_describe_fix(result)):
+        for line in _wrap(detail, width):
+            yield " " * _TEXT_COLUMN + line
+
+
+def _describe_fix(result: CheckResult) -> Iterator[str]:
+    """Say what to do, and where more of it stands: what is well without a fix needs no more."""
+    if result.status == "ok" and not result.fix:
+        return
+    parts = [f"fix: {result.fix}" if result.fix else "", hint_for(result.id)]
+    if any(parts):
+        yield " ".join(part for part in parts if part)
+
+
+def _wrap(text: str, width: int | None) -> list[str]:
+    if width is None:
+        return [text]
+    indent = " " * (len(text) - len(text.lstrip()))
+    wrapped = textwrap.wrap(
+        text,
+        width - _TEXT_COLUMN,
+        subsequent_indent=indent + "  ",
+        drop_whitespace=True,
+        replace_whitespace=False,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+    return wrapped or [""]

@@ -1,0 +1,1 @@
+"""Puts checks and proof together: examines a machine, a build, or what an address names."""

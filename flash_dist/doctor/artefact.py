@@ -1,0 +1,138 @@
+"""What an address names, had for as long as it is judged: a file, or the best of an index page."""
+
+from __future__ import annotations
+
+import errno
+import platform
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..binaries.files import open_file
+from ..builds.published import MACHINES
+from ..errors import FetchError
+from ..findings.result import CheckResult
+from ..indexes.candidates import read_offer
+from ..indexes.fetch import is_page, is_url, last_part, local_path, open_url, read_page, save
+from ..indexes.index import PROJECT, Index, make_index, read_index
+from ..indexes.selection import select
+from ..targets.archs import DEFAULT_MACHINE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..checks.environment import Environment
+    from ..indexes.fetch import Progress, Response
+    from ..indexes.index import IndexedWheel
+    from ..indexes.selection import Judged
+
+_SHOWN = 200
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """What is to be judged, and, of an index page, what else is on it."""
+
+    path: Path
+    listing: CheckResult | None = None
+
+
+@contextmanager
+def at_hand(place: str, environment: Environment, *, progress: Progress) -> Iterator[Artefact]:
+    """Have a path for a path or an address; what was downloaded ends with the block.
+
+    Args:
+        place: A path, or an address of a file or of an index page.
+        environment: For whose GPUs the wheel of an index page is chosen.
+        progress: Called with the bytes so far and, where it is known, of the whole.
+
+    Raises:
+        FatbinError: There is no such file, or it cannot be read.
+        FetchError: It cannot be had, or nothing on the page fits.
+    """
+    path = local_path(place) if is_url(place) else Path(place)
+    with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
+        if path is None:
+            yield _fetch(place, environment, Path(folder), progress)
+        elif path.suffix == ".html":
+            index = read_index(str(path), None)
+            yield _fetch_best(index, environment, Path(folder), progress)
+        else:
+            if not path.is_dir():
+                open_file(path).close()  # what cannot be read is said before anything is judged
+            yield Artefact(path)
+
+
+def _fetch(place: str, environment: Environment, folder: Path, progress: Progress) -> Artefact:
+    with open_url(place) as response:
+        if not is_page(response):
+            return Artefact(_save(response, place, folder, progress))
+        index = make_index(place, read_page(response), response.url)
+    return _fetch_best(index, environment, folder, progress)
+
+
+def _fetch_best(
+    index: Index, environment: Environment, folder: Path, progress: Progress
+) -> Artefact:
+    wheel = _choose(index, environment)
+    listing = CheckResult("index", "ok", _sum_up(index, wheel), tuple(_list(index, wheel)))
+    if wheel.is_local:
+        return Artefact(Path(wheel.location), listing)
+    with open_url(wheel.location) as response:
+        return Artefact(_save(response, wheel.location, folder, progress), listing)
+
+
+def _choose(index: Index, environment: Environment) -> IndexedWheel:
+    """Choose our own wheel by the GPUs, another's by this Python and the newest version."""
+    python = "" if environment.what_if else platform.python_version()
+    own = [wheel for wheel in index.wheels if wheel.project == PROJECT]
+    if own:
+        here = environment.machine
+        machine = here if here in MACHINES else DEFAULT_MACHINE
+        offer = read_offer(Index(index.place, tuple(own)), machine=machine, python=python)
+        cuda = environment.cuda
+        selection = select((gpu.device for gpu in cuda.gpus), cuda.driver, offer.candidates)
+        best = selection.chosen or max(selection.candidates, key=_fitness, default=None)
+        if best is not None and best.candidate.wheel is not None:
+            return best.candidate.wheel
+    fitting = [wheel for wheel in index.wheels if wheel.fits(platform.python_version())]
+    if not fitting:
+        kind = "none is for this Python and system" if index.wheels else "there is none"
+        message = f"no wheel on `{index.place}` can be judged: {kind}"
+        raise FetchError(message, hint="name the address of a wheel")
+    return max(fitting, key=lambda wheel: (not wheel.version.is_prerelease, wheel.version))
+
+
+def _fitness(judged: Judged) -> tuple[int, int]:
+    """Prefer what serves most GPUs, where nothing serves all."""
+    return sum(map(bool, judged.verdicts)), -judged.weight
+
+
+def _sum_up(index: Index, wheel: IndexedWheel) -> str:
+    total = len(index.wheels)
+    return f"{total} wheel{'' if total == 1 else 's'} on {index.place}; judged: {wheel.file_name}"
+
+
+def _list(index: Index, chosen: IndexedWheel) -> Iterator[str]:
+    for wheel in index.wheels[:_SHOWN]:
+        yield f"{'*' if wheel is chosen or wheel.file_name == chosen.file_name else ' '} " + (
+            wheel.file_name
+        )
+    if len(index.wheels) > _SHOWN:
+        yield f"  and {len(index.wheels) - _SHOWN} more"
+
+
+def _save(response: Response, place: str, folder: Path, progress: Progress) -> Path:
+    """Write a file under its own name, which tells what it is."""
+    path = folder / (last_part(place).replace("\x00", "") or "download")
+    try:
+        with path.open("wb") as file:
+            save(response, file, progress=progress)
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT}:
+            raise  # the network's
+        message = f"cannot save `{place}`: {error.strerror}"
+        raise FetchError(message, hint="TMPDIR chooses another folder") from error
+    return path

@@ -1,0 +1,196 @@
+"""Examine a machine, or one that is not here: every GPU against the code really embedded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..checks.choice import EVERYTHING, CheckChoice
+from ..checks.gpus import check_all_gpus, check_any_gpu, check_gpu
+from ..checks.guard import guard
+from ..checks.host import check_compat, check_devices
+from ..checks.jit import check_jit
+from ..checks.loading import check_loading
+from ..checks.machine import (
+    check_build,
+    check_driver,
+    check_install,
+    check_system,
+    check_torch,
+    check_variables,
+    require_torch,
+)
+from ..checks.torch_claim import check_torch_claim
+from ..checks.visible import check_mig, check_visible
+from ..errors import UsageError
+from ..findings.result import CheckResult, exit_code, worst_status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ..checks.environment import Environment
+    from ..machine.libcuda import Gpu
+
+    Check = Callable[[Environment], CheckResult]
+    RareCheck = Callable[[Environment], CheckResult | None]
+    GpuCheck = Callable[[Gpu], CheckResult]
+
+JSON_VERSION = 1
+
+CHECKS: tuple[tuple[str, Check], ...] = (
+    ("system", check_system),
+    ("torch", check_torch),
+    ("install", check_install),
+    ("build", check_build),
+    ("extension", check_loading),
+    ("variables", check_variables),
+    ("driver", check_driver),
+)
+# What has something to say on few machines: no result is a good one.
+RARE_CHECKS: tuple[tuple[str, RareCheck], ...] = (
+    ("devices", check_devices),
+    ("compat", check_compat),
+    ("visible", check_visible),
+    ("mig", check_mig),
+    ("jit", check_jit),
+)
+WHAT_IF_CHECKS: tuple[tuple[str, Check], ...] = (("build", check_build), ("driver", check_driver))
+GPU_CHECKS = ("gpu", "selftest")  # once for each GPU
+
+
+def check_names(*, what_if: bool = False) -> tuple[str, ...]:
+    """Return the names that `--only` and `--skip` take."""
+    names = [name for name, _ in (WHAT_IF_CHECKS if what_if else (*CHECKS, *RARE_CHECKS))]
+    return (*names, *(GPU_CHECKS[:1] if what_if else GPU_CHECKS))
+
+
+@dataclass(frozen=True)
+class Examination:
+    """All results of one run of doctor."""
+
+    environment: Environment
+    results: tuple[CheckResult, ...]
+    choice: CheckChoice = EVERYTHING
+
+    def __bool__(self) -> bool:
+        return all(self.results)
+
+    def exit_code(self, *, strict: bool = False) -> int:
+        """Return 0, 1 or 3; a what-if, and one without GPUs on purpose, checked what it could."""
+        wanted = any(name in self.choice for name in GPU_CHECKS)
+        checked = self.environment.what_if or bool(self.environment.cuda.gpus) or not wanted
+        return exit_code(self.results, checked_gpu=checked, strict=strict)
+
+    def to_json(self, *, strict: bool = False) -> dict[str, Any]:
+        """Return the whole examination as plain data."""
+        return {
+            "version": JSON_VERSION,
+            "command": "doctor",
+            "status": worst_status(self.results),
+            "exit_code": self.exit_code(strict=strict),
+            "what_if": self.environment.what_if,
+            "choice": self.choice.to_json(),
+            "environment": self.environment.to_json(),
+            "checks": [result.to_json() for result in self.results],
+        }
+
+
+class Selftest(Protocol):
+    """Runs the kernels."""
+
+    def run(self, gpu: Gpu) -> CheckResult:
+        """Run them on one GPU."""
+
+    def compare_gpus(self) -> CheckResult | None:
+        """Compare what equal GPUs computed; None where there are no two."""
+
+
+def examine(
+    environment: Environment,
+    *,
+    selftest: Selftest | None = None,
+    choice: CheckChoice = EVERYTHING,
+) -> Iterator[CheckResult]:
+    """Yield the result of each check as soon as it is known.
+
+    Args:
+        environment: The machine, real or imagined.
+        selftest: Runs the kernels on one GPU. None leaves that out.
+        choice: Which checks to run.
+    """
+    yield from _examine_machine(environment, choice)
+    wanted = limit_gpus(environment, choice.devices)
+    if not wanted.cuda.gpus and any(name in choice for name in GPU_CHECKS):
+        yield check_any_gpu(environment)
+    judged = []
+    for gpu in wanted.cuda.gpus if "gpu" in choice else ():
+        result = guard(f"gpu {gpu.index}", partial(check_gpu, wanted, gpu), gpu=gpu.index)
+        judged.append(result)
+        yield result
+    together = check_all_gpus(wanted, judged) if environment.installed.build else None
+    if together is not None:
+        yield together
+    for gpu in wanted.cuda.gpus if "torch" in choice else ():
+        yield from _guard_rare(f"torch {gpu.index}", partial(check_torch_claim, environment, gpu))
+    if environment.what_if or selftest is None or "selftest" not in choice:
+        return
+    unfit = {result.gpu for result in judged if not result.is_usable}
+    for gpu in wanted.cuda.gpus:
+        yield _run_selftest(environment, gpu, selftest.run, fit=gpu.index not in unfit)
+    yield from _guard_rare("agreement", selftest.compare_gpus)
+
+
+def _examine_machine(environment: Environment, choice: CheckChoice) -> Iterator[CheckResult]:
+    for name, check in WHAT_IF_CHECKS if environment.what_if else CHECKS:
+        if name in choice:
+            yield guard(name, partial(check, environment))
+    for name, rare in RARE_CHECKS:
+        if name in choice:
+            yield from _guard_rare(name, partial(rare, environment))
+
+
+def limit_gpus(environment: Environment, indices: tuple[int, ...] | None) -> Environment:
+    """Look at some of the GPUs alone; where there is none, that is for the checks to say.
+
+    Raises:
+        UsageError: There are others.
+    """
+    if indices is None:
+        return environment
+    cuda = environment.cuda
+    known = [gpu.index for gpu in cuda.gpus]
+    unknown = [index for index in indices if index not in known]
+    if known and unknown:
+        message = f"devices must be of {', '.join(map(str, known))}, got {unknown[0]}"
+        raise UsageError(message, hint="`python -m flash_dist doctor` lists the GPUs")
+    gpus = tuple(gpu for gpu in cuda.gpus if gpu.index in indices)
+    return replace(environment, cuda=replace(cuda, gpus=gpus))
+
+
+def will_run(environment: Environment) -> bool:
+    """Whether the selftest would run on a GPU here, and with it load everything for real."""
+    return environment.loading.status == "ok" and any(
+        guard("", partial(check_gpu, environment, gpu)).is_usable for gpu in environment.cuda.gpus
+    )
+
+
+def _run_selftest(
+    environment: Environment, gpu: Gpu, selftest: GpuCheck, *, fit: bool
+) -> CheckResult:
+    name = f"selftest {gpu.index}"
+    loads = environment.loading.status in {"ok", "skipped"}
+    if fit and loads and environment.torch.status != "ok":  # nobody looked whether it loads
+        torch = require_torch(name, environment.torch, environment.installed.torch_min)
+        return replace(torch, gpu=gpu.index)
+    if fit and loads:
+        return guard(name, partial(selftest, gpu), gpu=gpu.index)
+    reason = "no code for this GPU" if loads else "the extension does not load"
+    return CheckResult(name, "skip", f"not run: {reason}", id="selftest-not-run", gpu=gpu.index)
+
+
+def _guard_rare(name: str, check: Callable[[], CheckResult | None]) -> Iterator[CheckResult]:
+    """Run a check that may have nothing to say."""
+    found = guard(name, check)
+    if found is not None:
+        yield found

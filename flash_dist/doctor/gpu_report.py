@@ -1,0 +1,136 @@
+"""What doctor says of the GPUs, as data for programs: `flash_dist.check()`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..checks.environment import gather_gpus
+from ..checks.gpus import check_gpu, judge_gpu
+from ..machine.installed import read_installed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ..checks.environment import Environment
+    from ..findings.result import Status
+    from ..machine.libcuda import Gpu
+    from ..targets.verdict import KernelHow
+
+
+@dataclass(frozen=True)
+class GpuReport:
+    """One GPU against the installed build; true if the kernels run on it."""
+
+    index: int  # in CUDA's order, as torch counts
+    name: str
+    compute_capability: str  # "9.0"
+    status: Status  # "ok", "warn" (runs, with a remark), "fail" or "skip" (there is no build)
+    how: KernelHow  # the worst way in which a kernel gets there: "native", ..., "jit", "none"
+    targets: tuple[str, ...]  # what runs there: ("sm_90a",)
+    sentence: str  # that of doctor; of a GPU that is not served, what the operators raise
+    fix: str = ""
+    id: str = ""  # of the cause, stable; empty where there is none
+
+    def __bool__(self) -> bool:
+        return self.status in {"ok", "warn"}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {
+            "index": self.index,
+            "name": self.name,
+            "compute_capability": self.compute_capability,
+            "status": self.status,
+            "how": self.how,
+            "targets": list(self.targets),
+            "sentence": self.sentence,
+            "fix": self.fix or None,
+            "id": self.id or None,
+        }
+
+
+@dataclass(frozen=True)
+class Report:
+    """All GPUs that were asked about; true if there is one and each is served."""
+
+    build: str  # "flash_dist 0.1.0+cu130.hopper"; empty if there is none
+    gpus: tuple[GpuReport, ...]
+    sentence: str  # the first reason why not; empty if the report is true
+
+    def __bool__(self) -> bool:
+        return bool(self.gpus) and all(self.gpus)
+
+    @property
+    def usable(self) -> tuple[int, ...]:
+        """The GPUs that the build serves."""
+        return tuple(gpu.index for gpu in self.gpus if gpu)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {
+            "build": self.build or None,
+            "usable": list(self.usable),
+            "sentence": self.sentence or None,
+            "gpus": [gpu.to_json() for gpu in self.gpus],
+        }
+
+
+def check(devices: Iterable[int] | None = None) -> Report:
+    """Judge the GPUs of this process against the code in the installed build.
+
+    Nothing is printed, no kernel runs, torch is not needed, and no CUDA context is made. It reads
+    the kernel library, which takes a moment: ask once.
+
+    Args:
+        devices: Which GPUs, as torch counts. None for all that this process sees.
+
+    Returns:
+        A report that is true if there is a GPU and each one asked about is served.
+
+    Raises:
+        ValueError: There is no such GPU.
+    """
+    environment = gather_gpus(read_installed())
+    gpus = environment.cuda.gpus if devices is None else _find(environment, devices)
+    reports = tuple(_report(environment, gpu) for gpu in gpus)
+    build = environment.installed.build
+    return Report(build.name if build else "", reports, _find_sentence(environment, reports))
+
+
+def _find(environment: Environment, devices: Iterable[int]) -> tuple[Gpu, ...]:
+    known = {gpu.index: gpu for gpu in environment.cuda.gpus}
+    wanted = tuple(devices)
+    for index in wanted:
+        if index not in known:
+            allowed = ", ".join(map(str, known)) or "absent: there is no GPU here"
+            message = f"devices must be {allowed}, got {index}"
+            raise ValueError(message)
+    return tuple(known[index] for index in wanted)
+
+
+def _report(environment: Environment, gpu: Gpu) -> GpuReport:
+    result = check_gpu(environment, gpu)
+    verdict = judge_gpu(environment, gpu)
+    return GpuReport(
+        gpu.index,
+        gpu.name,
+        str(gpu.device),
+        result.status,
+        verdict.how if verdict else "none",
+        tuple(str(arch) for arch in verdict.targets) if verdict else (),
+        result.summary,
+        result.fix,
+        result.id,
+    )
+
+
+def _find_sentence(environment: Environment, reports: tuple[GpuReport, ...]) -> str:
+    """Say the first thing that is wrong."""
+    installed, cuda = environment.installed, environment.cuda
+    if installed.build is None:
+        problem = installed.manifest_problem or installed.library_problem
+        return f"there is no built flash_dist here: {problem}"
+    if not reports:
+        return f"no GPU here{f': {cuda.reason}' if cuda.reason else ''}"
+    return next((gpu.sentence for gpu in reports if not gpu), "")

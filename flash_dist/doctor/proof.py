@@ -1,0 +1,174 @@
+"""The selftest of each GPU of a machine, and what it says beside the others' and the recorded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..builds.manifest import load_manifest
+from ..checks.gpus import find_situation, judge_gpu
+from ..checks.loading import compare_selftest
+from ..errors import FlashDistError
+from ..findings.result import CheckResult
+from ..gpucode.kernel_code import read_code_hashes
+from ..selftest.fingerprints import (
+    Agreement,
+    Fingerprint,
+    Identity,
+    Mismatch,
+    Reference,
+    Setting,
+    compare_prints,
+    compare_with,
+    make_fingerprints,
+    read_references,
+)
+from ..selftest.run import CHILD, check_selftest, find_surprises, run_selftest
+from ..targets.archs import DEFAULT_TOOLKIT
+from ..targets.verdict import name_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..checks.environment import Environment
+    from ..machine.libcuda import Gpu
+    from ..selftest.report import SelftestReport
+
+
+class Proof:
+    """Runs the selftest of GPUs and keeps their fingerprints.
+
+    Args:
+        environment: This machine.
+        runs: Of each case.
+        timeout: Seconds that one GPU may take.
+        references: Recorded fingerprints; None are those in the package.
+        child: The selftest's child process, see `run_selftest`.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        *,
+        runs: int,
+        timeout: float,
+        references: tuple[Reference, ...] | None = None,
+        child: Sequence[str] = CHILD,
+    ) -> None:
+        self._environment = environment
+        self._runs = runs
+        self._timeout = timeout
+        self._child = child
+        self._references = references
+        self._chosen: set[str] = set()
+        self.proven: list[tuple[Gpu, Setting, tuple[Fingerprint, ...]]] = []
+
+    @cached_property
+    def identity(self) -> Identity:
+        """The kernels of the installed library; nothing where it cannot be read."""
+        return read_identity(self._environment.installed.library)
+
+    @cached_property
+    def references(self) -> tuple[Reference, ...]:
+        """The recorded fingerprints, read once for all GPUs."""
+        return read_references() if self._references is None else self._references
+
+    def run(self, gpu: Gpu) -> CheckResult:
+        """Run the selftest on a GPU and compare what ran with what was predicted and recorded."""
+        report = run_selftest(
+            str(gpu.index), runs=self._runs, timeout=self._timeout, child=self._child
+        )
+        predicted = {
+            "{} {} {}".format(*kernel.key[:2], name_size(*kernel.key[2:])): kernel.variant.symbol
+            for kernel in judge_gpu(self._environment, gpu).kernels
+            if kernel.variant
+        }
+        result = check_selftest(report, gpu.index, find_surprises(predicted, report))
+        result = compare_selftest(self._environment.loading, report, result)
+        return add_agreement(result, self.compare(gpu, report))
+
+    def compare(self, gpu: Gpu, report: SelftestReport) -> Agreement:
+        """Keep what a GPU computed and hold it against what was recorded."""
+        cuda = self._environment.cuda
+        driver = (cuda.driver.release or str(cuda.driver.cuda)) if cuda.driver else ""
+        setting = Setting(
+            str(gpu.device),
+            gpu.sm_count or 0,
+            find_situation(self._environment, gpu).smem_bytes,
+            self.identity.planner,
+        )
+        own = make_fingerprints(report, self.identity, driver)
+        self.proven.append((gpu, setting, own))
+        self._chosen |= set((report.selected or {}).values())
+        return compare_with(self.references, setting, own)
+
+    def record(self, date: str) -> tuple[Reference, ...]:
+        """Return the fingerprints of the GPUs so far, one GPU of each kind."""
+        build = self._environment.installed.build
+        toolkit = (build.toolkit if build else None) or DEFAULT_TOOLKIT
+        found: dict[tuple[str, Setting], Reference] = {}
+        for gpu, setting, own in self.proven:
+            hashes = self.identity.kernels
+            kernels = {name: hashes[name] for name in sorted(self._chosen & set(hashes))}
+            found.setdefault(
+                (gpu.name, setting), Reference(gpu.name, date, setting, kernels, own, toolkit)
+            )
+        return tuple(found.values())
+
+    def compare_gpus(self) -> CheckResult | None:
+        """Compare equal GPUs of this machine with each other; None where there are none."""
+        pairs = 0
+        differing: list[tuple[Gpu, Gpu, Mismatch]] = []
+        for place, (gpu, setting, own) in enumerate(self.proven):
+            for other, his_setting, theirs in self.proven[:place]:
+                if setting != his_setting:
+                    continue
+                compared, mismatches = compare_prints(theirs, own)
+                pairs += bool(compared)
+                differing += [(gpu, other, mismatch) for mismatch in mismatches]
+        if not pairs:
+            return None
+        if not differing:
+            count = len(self.proven)
+            return CheckResult("agreement", "ok", f"all {count} GPUs computed the same bits")
+        gpu, other, mismatch = differing[0]
+        return CheckResult(
+            "agreement",
+            "fail",
+            f"gpu {gpu.index} and gpu {other.index} are equal and computed different bits: "
+            f"{mismatch}",
+            tuple(f"gpu {a.index} and gpu {b.index}: {what}" for a, b, what in differing[1:9]),
+            "one of them computes wrongly: `python -m flash_dist doctor --fleet` over more GPUs "
+            "finds which",
+            "gpus-differ",
+        )
+
+
+def read_identity(library: str) -> Identity:
+    """Hash the kernels of a library; what cannot be read matches nothing that was recorded."""
+    if not library:
+        return Identity()
+    try:
+        return Identity(read_code_hashes(library), load_manifest(Path(library).parent).planner)
+    except FlashDistError:
+        return Identity()
+
+
+def add_agreement(result: CheckResult, agreement: Agreement) -> CheckResult:
+    """Say in a selftest's result how its bits compare with the recorded ones."""
+    data: dict[str, Any] = {**result.data, "fingerprints": agreement.to_json()}
+    if agreement or not result:
+        return replace(result, details=(*result.details, agreement.sentence), data=data)
+    shown = tuple(str(one) for one in agreement.mismatches[1:9])
+    return replace(
+        result,
+        status="fail",
+        summary=agreement.sentence,
+        details=(result.summary, *result.details, *shown),
+        fix="this GPU computes other bits than one of its kind did: run "
+        "`python -m flash_dist selftest --runs 1000` on it and its neighbours, and check it",
+        id="fingerprint-differs",
+        data=data,
+    )

@@ -1,0 +1,197 @@
+"""Open the libraries of one file: of itself, an archive of objects, a wheel, a conda package.
+
+What a file is, its first bytes tell; its name decides only which files of an archive are looked
+at. Each library is open as long as it is the current item, and no longer.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from ..binaries import ar, tar, wheel
+from ..binaries.codecs import open_zstd
+from ..binaries.files import open_file, unpack_file, unreadable
+from ..errors import FatbinError
+from .containers import has_gpu_code
+from .fatbin import Fatbin, open_fatbin
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+ARCHIVES = {".whl": "wheel", ".conda": "conda package"}
+LIBRARY = re.compile(r".+\.(so(\.[0-9]+)*|pyd|dll|cubin|fatbin|a|lib|o)", re.IGNORECASE)
+
+_ZIP_MAGIC = b"PK"
+_CONDA_PART = re.compile(r"pkg-[^/]+\.tar\.zst")
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Library:
+    """A file with GPU code, or one that could hold it; open while it is the current item."""
+
+    name: str  # its path, or its name in the archive
+    archive: str  # path of the wheel or conda package, empty for a file
+    fatbin: Fatbin
+    siblings: tuple[str, ...] = ()  # all names in the wheel
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A file that could not be read, next to others that can."""
+
+    name: str
+    archive: str
+    error: FatbinError
+
+    @property
+    def reason(self) -> str:
+        """Why, without repeating the name."""
+        start = unreadable(self.name, "", archive=self.archive).message
+        return self.error.message.removeprefix(start)
+
+
+def open_path(path: str) -> Iterator[Library | Unread]:
+    """Open the libraries of one file, be it a library or an archive.
+
+    Raises:
+        FatbinError: The file cannot be read, or nothing in the archive can be.
+    """
+    with open_file(path) as file:
+        if read_magic(file).startswith(_ZIP_MAGIC) or Path(path).suffix in ARCHIVES:
+            yield from _open_zip(path)
+        else:
+            yield from _open_library(path, file, archive="")
+
+
+def _open_library(name: str, file: IO[bytes], *, archive: str) -> Iterator[Library | Unread]:
+    """Open a library, or the libraries that an archive of object files holds."""
+    if read_magic(file).startswith((ar.MAGIC, ar.THIN_MAGIC)):
+        yield from _open_ar(name, file, archive=archive)
+        return
+    with open_fatbin(name, file, archive=archive) as fatbin:
+        yield Library(name, archive, fatbin)
+
+
+def read_magic(file: IO[bytes]) -> bytes:
+    """Return the first bytes, which tell what a file is."""
+    magic = file.read(len(ar.MAGIC))
+    file.seek(0)
+    return magic
+
+
+def read_if_possible(
+    name: str, archive: str, opened: Iterable[Library | Unread]
+) -> Iterator[Library | Unread]:
+    """Let a file that cannot be read be one item among others."""
+    try:
+        yield from opened
+    except FatbinError as error:
+        yield Unread(name, archive, error)
+
+
+def _open_ar(name: str, file: IO[bytes], *, archive: str) -> Iterator[Library | Unread]:
+    """Open the members that hold GPU code; of those unread for one reason, one is named."""
+    reasons: set[str] = set()
+    try:
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            for member in ar.read_members(file):
+                full = f"{name}({member.name})"
+                opened = _open_object(full, data, member, archive)
+                for item in read_if_possible(full, archive, opened):
+                    if isinstance(item, Library) or item.reason not in reasons:
+                        yield item
+                    if isinstance(item, Unread):
+                        reasons.add(item.reason)
+    except FatbinError as error:
+        raise _name_file(error, name, archive) from error
+    except (OSError, OverflowError) as error:
+        raise unreadable(name, error, archive=archive) from error
+
+
+def _open_object(
+    name: str, data: mmap.mmap, member: ar.Member, archive: str
+) -> Iterator[Library | Unread]:
+    with memoryview(data) as view, view[member.offset : member.offset + member.size] as contents:
+        try:
+            if not has_gpu_code(contents):
+                return
+        except FatbinError as error:
+            raise unreadable(name, error.message, archive=archive, hint=error.hint) from error
+        chunks = (
+            bytes(contents[place : place + _CHUNK]) for place in range(0, member.size, _CHUNK)
+        )
+        with (
+            unpack_file(chunks, name, archive) as file,
+            open_fatbin(name, file, archive=archive) as fatbin,
+        ):
+            yield Library(name, archive, fatbin)
+
+
+def _open_zip(path: str) -> Iterator[Library | Unread]:
+    kind = ARCHIVES.get(Path(path).suffix, "zip archive")
+    with wheel.open_wheel(path, kind=kind) as opened:
+        parts = [name for name in opened.names if _CONDA_PART.fullmatch(name)]
+        members = _open_conda(opened, parts) if parts else _open_wheel(opened)
+        yield from _require_one(members)
+
+
+def _open_wheel(opened: wheel.Wheel) -> Iterator[Library | Unread]:
+    for name in filter(LIBRARY.fullmatch, opened.names):
+        member = _open_member(opened, name)
+        yield from read_if_possible(name, opened.path, member)
+
+
+def _open_member(opened: wheel.Wheel, name: str) -> Iterator[Library | Unread]:
+    with opened.unpacked(name) as file:
+        for item in _open_library(name, file, archive=opened.path):
+            if isinstance(item, Library):
+                yield replace(item, siblings=opened.names)
+            else:
+                yield item
+
+
+def _open_conda(opened: wheel.Wheel, parts: list[str]) -> Iterator[Library | Unread]:
+    """Open the libraries of a conda package: a zip with the files in a compressed tar archive."""
+    for part in parts:
+        with opened.unpacked(part) as packed:
+            try:
+                with open_zstd(packed) as stream:
+                    for member in tar.read_members(stream):
+                        if LIBRARY.fullmatch(member.name):
+                            libraries = _open_packed(member, opened.path)
+                            yield from read_if_possible(member.name, opened.path, libraries)
+            except FatbinError as error:
+                raise _name_file(error, part, opened.path) from error
+
+
+def _open_packed(member: tar.Member, archive: str) -> Iterator[Library | Unread]:
+    if member.size > wheel.MAX_MEMBER_BYTES:
+        reason = f"{member.size} bytes are too many to unpack"
+        raise unreadable(member.name, reason, archive=archive)
+    with unpack_file(member.chunks(), member.name, archive) as file:
+        yield from _open_library(member.name, file, archive=archive)
+
+
+def _require_one(items: Iterable[Library | Unread]) -> Iterator[Library | Unread]:
+    """Fail like the first item if none can be read: then the archive cannot."""
+    failed: list[Unread] = []
+    found = False
+    for item in items:
+        if isinstance(item, Unread) and not found:
+            failed.append(item)
+            continue
+        if not found:
+            found = True
+            yield from failed
+        yield item
+    if failed and not found:
+        raise failed[0].error
+
+
+def _name_file(error: FatbinError, name: str, archive: str) -> FatbinError:
+    return unreadable(name, error.message, archive=archive, hint=error.hint)

@@ -1,0 +1,212 @@
+"""Which kernels of a library do their work on which targets, and where they are only stubs.
+
+A stub is normal: a library's dispatcher knows where not to call it. The verdicts explain an error
+message or a silent no-op; they are no findings by themselves. A body is judged by how short it is
+beside the longest of the same kernel, as code for all targets comes from one source.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from ..errors import FatbinError
+from .ahead import run_ahead
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from ..targets.archs import Arch
+    from .fatbin import Fatbin
+    from .images import FatbinEntry
+    from .sass import Body
+
+Verdict = Literal[
+    "real",
+    "stub:empty",  # compiled out: does nothing, silently
+    "stub:printf",  # prints, as "was built for another architecture"
+    "stub:assert",
+    "stub:trap",
+    "stub:tiny",  # much shorter than on another target, for an unknown reason
+    "missing",  # not in the image, though other images of its container have it
+    "unknown",  # the image could not be read
+]
+
+REAL: Final[Verdict] = "real"
+EMPTY_MOST: Final = 4  # instructions of a body that does nothing
+EMPTY_BESIDE: Final = 16  # where another target has more than those
+STUB_MOST: Final = 48  # instructions of a body that only complains
+COMPLAINT_RATIO: Final = 3
+TINY_RATIO: Final = 16
+MAX_CELLS: Final = 4_000_000  # kernels times targets; the largest library seen has 130 000
+MAX_WARNINGS: Final = 100
+
+
+@dataclass(frozen=True)
+class KernelCoverage:
+    """One kernel of one container, and what it is on each target of that container."""
+
+    name: str
+    container: int
+    verdicts: dict[str, Verdict]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row as plain data."""
+        return {"name": self.name, "container": self.container, "verdicts": dict(self.verdicts)}
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Kernels times targets of one library."""
+
+    path: str
+    targets: tuple[str, ...]  # old to new
+    rows: tuple[KernelCoverage, ...]
+    warnings: tuple[str, ...] = ()  # images that could not be read
+
+    @property
+    def counts(self) -> dict[str, dict[Verdict, int]]:
+        """How many kernels have which verdict, by target."""
+        counts: dict[str, Counter[Verdict]] = {target: Counter() for target in self.targets}
+        for row in self.rows:
+            for target, verdict in row.verdicts.items():
+                counts[target][verdict] += 1
+        return {target: dict(sorted(found.items())) for target, found in counts.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the table as plain data."""
+        return {
+            "path": self.path,
+            "targets": list(self.targets),
+            "counts": self.counts,
+            "kernels": [row.to_json() for row in self.rows],
+            "warnings": list(self.warnings),
+        }
+
+
+def find_coverage(fatbin: Fatbin) -> Coverage:
+    """Unpack all images a driver may load, one container after the other, and judge each kernel.
+
+    Raises:
+        FatbinError: There are more kernels and targets than in any real library.
+    """
+    entries = sorted(fatbin.report.select(), key=lambda entry: entry.container)
+    rows: list[KernelCoverage] = []
+    warnings: list[str] = []
+    cells = 0
+    unpacked = run_ahead(fatbin.payload, entries)
+    for number, group in groupby(unpacked, key=lambda pair: pair[0].container):
+        container = _read_container(fatbin, group)
+        warnings += container.warnings[: MAX_WARNINGS - len(warnings)]
+        cells += container.cells
+        _check_cells(cells, fatbin)
+        rows += (KernelCoverage(name, number, found) for name, found in container.judge())
+    targets = tuple(str(arch) for arch in fatbin.report.archs)
+    return Coverage(fatbin.report.path, targets, tuple(rows), tuple(warnings))
+
+
+@dataclass
+class _Container:
+    """The bodies of one container, by kernel and target."""
+
+    targets: set[Arch] = field(default_factory=set)
+    unread: set[Arch] = field(default_factory=set)
+    bodies: dict[str, dict[Arch, Body]] = field(default_factory=lambda: defaultdict(dict))
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def cells(self) -> int:
+        return len(self.bodies) * len(self.targets)
+
+    def add(self, arch: Arch, bodies: Iterable[Body]) -> None:
+        for body in bodies:
+            found = self.bodies[body.name]
+            if arch not in found or found[arch].instructions < body.instructions:
+                found[arch] = body
+
+    def judge(self) -> Iterator[tuple[str, dict[str, Verdict]]]:
+        """Walk the kernels with their verdicts, old targets first."""
+        targets = [(arch, str(arch)) for arch in sorted(self.targets)]
+        for name, bodies in self.bodies.items():
+            judged = _judge_kernel(bodies)
+            yield name, {text: judged.get(arch) or self._absent(arch) for arch, text in targets}
+
+    def _absent(self, arch: Arch) -> Verdict:
+        return "unknown" if arch in self.unread else "missing"
+
+
+def _read_container(
+    fatbin: Fatbin, images: Iterable[tuple[FatbinEntry, Callable[[], bytes]]]
+) -> _Container:
+    container = _Container()
+    for entry, unpack in images:
+        if entry.arch is None:
+            continue
+        container.targets.add(entry.arch)
+        try:
+            container.add(entry.arch, fatbin.bodies(entry, unpack))
+        except FatbinError as error:
+            container.unread.add(entry.arch)
+            container.warnings.append(error.message)
+        _check_cells(container.cells, fatbin)
+    return container
+
+
+def _check_cells(cells: int, fatbin: Fatbin) -> None:
+    if cells > MAX_CELLS:
+        message = f"`{fatbin.report.path}` holds more than {MAX_CELLS} kernels times targets"
+        raise FatbinError(message)
+
+
+def _judge_kernel(bodies: dict[Arch, Body]) -> dict[Arch, Verdict]:
+    """Judge all bodies of one kernel."""
+    lengths = [body.instructions for body in bodies.values()]
+    if min(lengths) > STUB_MOST and TINY_RATIO * min(lengths) > max(lengths):
+        return dict.fromkeys(bodies, REAL)  # long and alike, as most are: no rule can object
+    return {arch: _judge(arch, bodies) for arch in bodies}
+
+
+def _judge(arch: Arch, bodies: dict[Arch, Body]) -> Verdict:
+    """Judge a body by those of the same kernel: SASS beside SASS, PTX beside PTX."""
+    body = bodies[arch]
+    peers = [bodies[other] for other in bodies if other.ptx == arch.ptx and other != arch]
+    if not peers:
+        return _judge_alone(body, [bodies[other] for other in bodies if other != arch])
+    big = max(peer.instructions for peer in peers)
+    return _judge_beside(body, big)
+
+
+def _judge_beside(body: Body, big: int) -> Verdict:
+    length = body.instructions
+    nothing = _does_nothing(body) and big > EMPTY_BESIDE
+    if nothing or (length <= STUB_MOST and big >= COMPLAINT_RATIO * length + EMPTY_BESIDE):
+        complaint = _complaint(body)
+        if complaint is not None:
+            return complaint
+    if nothing:
+        return "stub:empty"
+    return "stub:tiny" if big >= TINY_RATIO * max(length, 1) else "real"
+
+
+def _judge_alone(body: Body, others: list[Body]) -> Verdict:
+    """Judge the only body of its kind; the other kind counts statements differently."""
+    if body.instructions <= STUB_MOST and not body.uses_memory:
+        complaint = _complaint(body)
+        if complaint is not None:
+            return complaint
+    big = max((other.instructions for other in others), default=0)
+    return "stub:empty" if _does_nothing(body) and big > STUB_MOST else "real"
+
+
+def _does_nothing(body: Body) -> bool:
+    return body.counted and not body.calls and body.instructions <= EMPTY_MOST
+
+
+def _complaint(body: Body) -> Verdict | None:
+    if body.prints:
+        return "stub:printf"
+    if body.asserts:
+        return "stub:assert"
+    return "stub:trap" if body.traps else None

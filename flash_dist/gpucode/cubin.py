@@ -1,0 +1,205 @@
+"""What kernels an image holds: names and resources of a cubin, names of a PTX text.
+
+A cubin is ELF with machine 190. NVIDIA does not document its attributes; the numbers below were
+found by comparing images built for the purpose with what NVIDIA's own tools print.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from dataclasses import asdict, dataclass
+from struct import Struct
+from typing import TYPE_CHECKING, Any
+
+from ..binaries.elf import EM_CUDA, Elf, Section, StringTable, read_elf, section_data
+from ..errors import FatbinError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..targets.archs import Arch
+
+MAX_KERNELS = 1_000_000  # of one image; the largest library seen has 21 500 per target
+
+STT_FUNC = 2
+STO_CUDA_ENTRY = 0x10  # in st_other: a kernel, not a device function
+
+EIATTR_MAX_THREADS = 0x05  # 3 x u32 per kernel, from __launch_bounds__
+EIATTR_MIN_STACK_SIZE = 0x12  # {u32 symbol, u32 bytes}
+EIATTR_REGCOUNT = 0x2F  # {u32 symbol, u32 registers}
+_FORMATS_IN_PLACE = (1, 2, 3)  # nothing, a byte, a half word: all inside the 4-byte header
+_FORMAT_SIZED = 4
+
+_SYMBOL = Struct("<IBBHQQ")
+_ATTRIBUTE = Struct("<BBH")
+_PAIR = Struct("<II")
+_TRIPLE = Struct("<III")
+PTX_ENTRY = re.compile(
+    r"^[ \t]*(?:\.(?:visible|weak|extern)\s+){0,3}\.entry\s+([\w$]+)", re.MULTILINE
+)
+
+
+@dataclass(frozen=True)
+class KernelInfo:
+    """A kernel of one image. PTX tells the name only: the rest is None."""
+
+    name: str
+    arch: Arch | None
+    registers: int | None = None
+    static_smem: int | None = None
+    stack: int | None = None
+    code_size: int | None = None
+    max_threads: int | None = None  # None also where the kernel sets no launch bound
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the kernel as plain data."""
+        return {**asdict(self), "arch": None if self.arch is None else str(self.arch)}
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A kernel's entry in the symbol table."""
+
+    index: int
+    name: str
+    value: int  # offset in its section
+    size: int
+
+
+class Cubin:
+    """A cubin's sections by name and its symbols."""
+
+    def __init__(self, data: bytes) -> None:
+        elf = read_elf(data)
+        if elf.machine != EM_CUDA:
+            message = f"image is ELF for machine {elf.machine}, a cubin has {EM_CUDA}"
+            raise FatbinError(message)
+        self.sections = {section.name: section for section in elf.sections}
+        self._data = data
+        self._symbols, self._strings = _read_symbols(data, elf)
+        self._names: dict[int, str] = {}
+
+    def kernels(self) -> Iterator[Symbol]:
+        """Walk the kernels, each name once: its sections are found by it."""
+        seen: set[str] = set()
+        for index, raw in enumerate(_SYMBOL.iter_unpack(self._symbols)):
+            name, info, other, section, value, size = raw
+            if info & 0xF != STT_FUNC or not other & STO_CUDA_ENTRY or section == 0:
+                continue
+            symbol = Symbol(index, self._strings.read(name), value, size)
+            if symbol.name not in seen:
+                seen.add(symbol.name)
+                check_count(len(seen))
+                yield symbol
+
+    def name(self, index: int) -> str:
+        """Return the name of a symbol."""
+        if (index + 1) * _SYMBOL.size > len(self._symbols):
+            message = f"cubin has no symbol {index}"
+            raise FatbinError(message)
+        if index not in self._names:
+            offset = _SYMBOL.unpack_from(self._symbols, index * _SYMBOL.size)[0]
+            self._names[index] = self._strings.read(offset)
+        return self._names[index]
+
+    def contents(self, section: str) -> bytes:
+        """Return the bytes of a section; none if there is no such section."""
+        found = self.sections.get(section)
+        return b"" if found is None else section_data(self._data, found)
+
+    def attributes(self, section: str) -> Iterator[tuple[int, bytes]]:
+        """Walk an `.nv.info` section: (attribute, value), the value empty when it is in place."""
+        return _attributes(self.contents(section), section)
+
+
+def read_ptx_kernels(text: bytes, arch: Arch | None) -> tuple[KernelInfo, ...]:
+    """Return the entry points of a PTX text in their order."""
+    names: dict[str, None] = {}
+    for entry in PTX_ENTRY.finditer(text.decode("utf-8", "backslashreplace")):
+        names[entry[1]] = None
+        check_count(len(names))
+    return tuple(KernelInfo(name, arch) for name in names)
+
+
+def read_cubin_kernels(data: bytes, arch: Arch | None) -> tuple[KernelInfo, ...]:
+    """Return the kernels of a cubin in the order of its symbols."""
+    cubin = Cubin(data)
+    registers, stack = _read_resources(cubin)
+    return tuple(
+        KernelInfo(
+            symbol.name,
+            arch,
+            registers=registers.get(symbol.index),
+            static_smem=_static_smem(cubin.sections.get(f".nv.shared.{symbol.name}")),
+            stack=stack.get(symbol.index, 0),
+            code_size=symbol.size,
+            max_threads=_max_threads(cubin, symbol.name),
+        )
+        for symbol in cubin.kernels()
+    )
+
+
+def check_count(kernels: int) -> None:
+    """Refuse an image with more kernels than any real one has."""
+    if kernels > MAX_KERNELS:
+        message = f"image has more than {MAX_KERNELS} kernels"
+        raise FatbinError(message)
+
+
+def _read_symbols(data: bytes, elf: Elf) -> tuple[bytes, StringTable]:
+    table = next((section for section in elf.sections if section.name == ".symtab"), None)
+    if table is None:
+        return b"", StringTable(b"")
+    if table.size % _SYMBOL.size or table.link >= len(elf.sections):
+        message = f"cubin symbol table is broken ({table.size} bytes, strings in {table.link})"
+        raise FatbinError(message)
+    return section_data(data, table), StringTable(section_data(data, elf.sections[table.link]))
+
+
+def _read_resources(cubin: Cubin) -> tuple[dict[int, int], dict[int, int]]:
+    """Return registers and stack bytes by symbol index."""
+    registers: dict[int, int] = {}
+    stack: dict[int, int] = {}
+    tables = {EIATTR_REGCOUNT: registers, EIATTR_MIN_STACK_SIZE: stack}
+    for attribute, value in cubin.attributes(".nv.info"):
+        table = tables.get(attribute)
+        if table is not None:
+            symbol, number = _unpack(_PAIR, value)
+            table[symbol] = number
+    return registers, stack
+
+
+def _max_threads(cubin: Cubin, name: str) -> int | None:
+    for attribute, value in cubin.attributes(f".nv.info.{name}"):
+        if attribute == EIATTR_MAX_THREADS:
+            return math.prod(_unpack(_TRIPLE, value))
+    return None
+
+
+def _static_smem(section: Section | None) -> int:
+    return 0 if section is None else section.size
+
+
+def _attributes(info: bytes, section: str) -> Iterator[tuple[int, bytes]]:
+    place = 0
+    while place + _ATTRIBUTE.size <= len(info):
+        form, attribute, size = _ATTRIBUTE.unpack_from(info, place)
+        place += _ATTRIBUTE.size
+        if form in _FORMATS_IN_PLACE:
+            yield attribute, b""
+        elif form == _FORMAT_SIZED and place + size <= len(info):
+            yield attribute, info[place : place + size]
+            place += (size + 3) & ~3
+        else:
+            message = f"attribute of format {form} in {section!r} is not understood"
+            raise FatbinError(message)
+
+
+def _unpack(form: Struct, value: bytes) -> tuple[int, ...]:
+    try:
+        return form.unpack(value)
+    except struct.error:
+        message = f"attribute of {len(value)} bytes in a cubin should have {form.size}"
+        raise FatbinError(message) from None

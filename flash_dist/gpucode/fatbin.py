@@ -1,0 +1,162 @@
+"""Read the GPU code inside a library without a CUDA toolkit.
+
+Reading headers touches a few pages of the file and unpacks nothing; kernels are read on demand.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import IO, TYPE_CHECKING
+
+from ..binaries.codecs import MAX_IMAGE_BYTES, decompress
+from ..binaries.files import DAMAGED_HINT, open_file, unreadable
+from ..binaries.pages import release_pages
+from ..errors import FatbinError
+from .containers import scan
+from .cubin import KernelInfo, read_cubin_kernels, read_ptx_kernels
+from .images import FatbinEntry, FatbinReport
+from .sass import Body, read_cubin_bodies, read_ptx_bodies
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ..targets.archs import Arch
+
+__all__ = [
+    "Fatbin",
+    "FatbinEntry",
+    "FatbinReport",
+    "KernelInfo",
+    "open_fatbin",
+    "read_fatbin",
+    "read_kernels",
+]
+
+MAX_TOTAL_BYTES = 8 << 30
+
+
+def read_fatbin(path: str | os.PathLike[str]) -> FatbinReport:
+    """Read the headers of all GPU code in a library, or in a bare `.fatbin`.
+
+    Raises:
+        FatbinError: The file cannot be read or is no ELF file; damage further inside is a warning.
+    """
+    with open_fatbin(path) as fatbin:
+        return fatbin.report
+
+
+def read_kernels(
+    report: FatbinReport, selected: FatbinEntry | Arch | None = None
+) -> tuple[KernelInfo, ...]:
+    """Unpack images of a file that was read and return their kernels.
+
+    Args:
+        report: From `read_fatbin`.
+        selected: One entry, or a target; all usable images when None.
+    """
+    entries = (selected,) if isinstance(selected, FatbinEntry) else report.select(selected)
+    with open_fatbin(report.path) as fatbin:
+        return tuple(kernel for entry in entries for kernel in fatbin.kernels(entry))
+
+
+@contextmanager
+def open_fatbin(
+    path: str | os.PathLike[str], file: IO[bytes] | None = None, *, archive: str = ""
+) -> Iterator[Fatbin]:
+    """Open a library for reading headers and, as long as it is open, kernels.
+
+    Args:
+        path: Where it is; just a name for messages when a file is given.
+        file: An open file, such as a wheel's member in a temporary file.
+        archive: The wheel that it is from, for messages.
+    """
+    name = os.fspath(path)
+    with open_file(name) if file is None else nullcontext(file) as source:
+        if not os.fstat(source.fileno()).st_size:
+            raise unreadable(name, "it is empty", archive=archive)
+        try:
+            mapped = mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError, OverflowError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise unreadable(name, reason, archive=archive) from error
+    with mapped:
+        if hasattr(mapped, "madvise"):
+            mapped.madvise(mmap.MADV_RANDOM)  # headers are far apart: no read-ahead
+        yield Fatbin(mapped, name, archive)
+
+
+class Fatbin:
+    """An open library: its report, and payloads and kernels on demand."""
+
+    def __init__(self, data: mmap.mmap, name: str, archive: str = "") -> None:
+        self._data = data
+        self._archive = archive
+        self._budget = MAX_TOTAL_BYTES
+        try:
+            self.report = scan(data, name)
+        except FatbinError as error:
+            raise self._unreadable(name, error) from error
+
+    @property
+    def data(self) -> mmap.mmap:
+        """The whole file."""
+        return self._data
+
+    def payload(self, entry: FatbinEntry) -> bytes:
+        """Return the unpacked image."""
+        end = entry.payload_offset + entry.compressed_size
+        if end > len(self._data) or entry.compressed_size > MAX_IMAGE_BYTES:
+            message = f"image of {entry.compressed_size} bytes in `{self.report.path}` is refused"
+            raise FatbinError(message)
+        self._budget -= entry.uncompressed_size
+        if self._budget < 0:
+            message = f"images of `{self.report.path}` unpack to more than {MAX_TOTAL_BYTES} bytes"
+            raise FatbinError(message)
+        packed = self._data[entry.payload_offset : end]
+        release_pages(self._data)
+        return decompress(entry.codec, packed, entry.uncompressed_size)
+
+    def kernels(
+        self, entry: FatbinEntry, unpack: Callable[[], bytes] | None = None
+    ) -> tuple[KernelInfo, ...]:
+        """Return the kernels of an image; none of LTO-IR and of what is not understood.
+
+        Args:
+            entry: The image.
+            unpack: Returns its payload, where another thread has been asked for it.
+        """
+        with self._explained(entry):
+            unpack = unpack or partial(self.payload, entry)
+            if entry.kind == "sass":
+                return read_cubin_kernels(unpack(), entry.arch)
+            if entry.kind == "ptx":
+                return read_ptx_kernels(unpack(), entry.arch)
+        return ()
+
+    def bodies(
+        self, entry: FatbinEntry, unpack: Callable[[], bytes] | None = None
+    ) -> tuple[Body, ...]:
+        """Return what the kernels of an image are made of; arguments are those of `kernels`."""
+        with self._explained(entry):
+            unpack = unpack or partial(self.payload, entry)
+            if entry.kind == "sass" and entry.arch is not None:
+                return read_cubin_bodies(unpack(), entry.arch)
+            if entry.kind == "ptx":
+                return read_ptx_bodies(unpack())
+        return ()
+
+    @contextmanager
+    def _explained(self, entry: FatbinEntry) -> Iterator[None]:
+        """Name the image in an error."""
+        try:
+            yield
+        except FatbinError as error:
+            where = f"{entry.arch} image at offset {entry.payload_offset:#x}: "
+            raise self._unreadable(self.report.path, error, where) from error
+
+    def _unreadable(self, name: str, error: FatbinError, where: str = "") -> FatbinError:
+        hint = error.hint or DAMAGED_HINT
+        return unreadable(name, f"{where}{error.message}", archive=self._archive, hint=hint)

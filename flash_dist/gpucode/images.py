@@ -1,0 +1,118 @@
+"""What one image and one file hold, in plain values: the result of reading fat binaries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from ..targets.archs import Arch, Origin
+from ..targets.devices import format_version
+
+if TYPE_CHECKING:
+    from ..binaries.codecs import Codec
+    from ..targets.devices import Version
+
+CODE_CUDA_13: Final = (1, 8)
+FIRST_WITH_IT_BEFORE: Final = 100  # CUDA 12.8 and 12.9 wrote it for sm_100 and newer
+
+Kind = Literal["sass", "ptx", "lto", "unknown"]
+
+ROCM_WARNING: Final = "the file holds code for AMD GPUs (ROCm), which is not read"
+
+# How the sections of a library begin: `.nv_fatbin`, `__nv_relfatbin`. PE cuts names to 8 letters.
+LINKED, RELOCATABLE = ".nv_fatb", "__nv_rel"
+
+
+@dataclass(frozen=True)
+class FatbinEntry:
+    """One image: its header in plain values. `raw_*` are the numbers as the file has them.
+
+    A bare cubin has no such header: its numbers are machine, ABI version, target and ELF flags.
+    """
+
+    kind: Kind
+    arch: Arch | None  # None for LTO-IR and for what is not understood
+    codec: Codec
+    ptx_isa: Version | None
+    payload_offset: int
+    compressed_size: int  # bytes in the file, without padding
+    uncompressed_size: int
+    section: str
+    container: int  # counts through the file
+    identifier: str
+    raw_kind: int
+    raw_version: int
+    raw_number: int
+    raw_flags: int
+    code_version: Version | None = None  # of SASS
+
+    @property
+    def relocatable(self) -> bool:
+        """Whether this is code before device linking (`-rdc=true`)."""
+        return self.section.startswith(RELOCATABLE)
+
+    @property
+    def origin(self) -> Origin:
+        """What a driver must understand to load this image.
+
+        No header records the toolkit. But SASS before sm_100 has code version 1.8 from CUDA 13 on
+        only, which tells it from that of CUDA 12, with its older drivers.
+        """
+        from_cuda_13 = self.code_version == CODE_CUDA_13 and self.raw_number < FIRST_WITH_IT_BEFORE
+        return Origin("13.0" if from_cuda_13 else None, self.ptx_isa, self.codec)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry as plain data."""
+        return {
+            "kind": self.kind,
+            "arch": None if self.arch is None else str(self.arch),
+            "codec": self.codec,
+            "ptx_isa": None if self.ptx_isa is None else format_version(self.ptx_isa),
+            "payload_offset": self.payload_offset,
+            "compressed_size": self.compressed_size,
+            "uncompressed_size": self.uncompressed_size,
+            "section": self.section,
+            "container": self.container,
+            "identifier": self.identifier,
+            "raw": {
+                "kind": self.raw_kind,
+                "version": self.raw_version,
+                "number": self.raw_number,
+                "flags": self.raw_flags,
+            },
+        }
+
+
+@dataclass(frozen=True)
+class FatbinReport:
+    """What the headers of one file say. No entries: the file holds no GPU code for NVIDIA."""
+
+    path: str
+    entries: tuple[FatbinEntry, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def archs(self) -> tuple[Arch, ...]:
+        """The targets with usable code, old to new."""
+        usable = {entry.arch for entry in self.select() if entry.arch is not None}
+        return tuple(sorted(usable))
+
+    def select(self, arch: Arch | None = None) -> tuple[FatbinEntry, ...]:
+        """Return the images a driver may load: all PTX, and SASS that is linked."""
+        linked = any(entry.kind == "sass" and not entry.relocatable for entry in self.entries)
+        return tuple(
+            entry
+            for entry in self.entries
+            if entry.arch is not None
+            and (arch is None or entry.arch == arch)
+            and (entry.kind == "ptx" or not (linked and entry.relocatable))
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        return {
+            "path": self.path,
+            "archs": [str(arch) for arch in self.archs],
+            "entries": [entry.to_json() for entry in self.entries],
+            "warnings": list(self.warnings),
+        }

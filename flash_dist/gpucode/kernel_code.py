@@ -1,0 +1,69 @@
+"""What a kernel's code is, in one hash: the same code in another wheel has the same."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import TYPE_CHECKING, Final
+
+from ..errors import FatbinError
+from .cubin import Cubin
+from .fatbin import open_fatbin
+from .sass import ptx_texts
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator
+
+    from .fatbin import Fatbin
+
+_PTX_HEAD: Final = re.compile(r"^\s*\.(?:version|target|address_size)\b.*$", re.MULTILINE)
+
+
+def read_code_hashes(library: str | os.PathLike[str]) -> dict[str, str]:
+    """Return the SHA-256 of each kernel's code in a library, by its name.
+
+    Of SASS: its instructions and constants. Of PTX: version, target and its text, without comments.
+
+    Raises:
+        FatbinError: The library cannot be read, or holds one kernel twice with different code.
+    """
+    with open_fatbin(library) as fatbin:
+        return hash_kernels(fatbin)
+
+
+def hash_kernels(fatbin: Fatbin) -> dict[str, str]:
+    """Do the same for a library that is open."""
+    found: dict[str, str] = {}
+    for name, code in _walk(fatbin):
+        hashed = hashlib.sha256(code).hexdigest()
+        if found.setdefault(name, hashed) != hashed:
+            message = f"`{fatbin.report.path}` holds kernel `{name}` twice, with different code"
+            raise FatbinError(message)
+    return found
+
+
+def _walk(fatbin: Fatbin) -> Iterator[tuple[str, bytes]]:
+    for entry in fatbin.report.select():
+        if entry.kind == "sass":
+            yield from _walk_cubin(Cubin(fatbin.payload(entry)))
+        elif entry.kind == "ptx":
+            yield from _walk_ptx(fatbin.payload(entry))
+
+
+def _walk_cubin(cubin: Cubin) -> Iterator[tuple[str, bytes]]:
+    for symbol in cubin.kernels():
+        text = cubin.contents(f".text.{symbol.name}")[symbol.value :][: symbol.size]
+        constants = sorted(
+            name
+            for name in cubin.sections
+            if name.startswith(".nv.constant") and name.endswith(f".{symbol.name}")
+        )
+        yield symbol.name, b"".join((text, *map(cubin.contents, constants)))
+
+
+def _walk_ptx(text: bytes) -> Iterator[tuple[str, bytes]]:
+    source = text.decode("utf-8", "backslashreplace")
+    head = "\n".join(line.strip() for line in _PTX_HEAD.findall(source))
+    for name, body in ptx_texts(text):
+        yield name, f"{head}\n{body}".encode()

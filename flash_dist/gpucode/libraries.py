@@ -1,0 +1,159 @@
+"""Open what a user names, one library after the other: a file, folder, package or process."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import stat
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..binaries import pe
+from ..binaries.elf import MAGIC as ELF_MAGIC
+from ..binaries.files import open_file, unreadable
+from ..binaries.processes import read_mapped_files
+from ..errors import FatbinError
+from .archives import ARCHIVES, LIBRARY, Library, Unread, open_path, read_if_possible, read_magic
+from .containers import MAGIC as FATBIN_MAGIC
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from ..binaries.processes import MappedFile
+
+__all__ = ["Library", "Unread", "open_libraries", "package_libraries", "process_libraries"]
+
+MAX_FILES = 100_000
+
+_PROGRAMS = (ELF_MAGIC, pe.MAGIC, FATBIN_MAGIC)
+
+
+def open_libraries(path: str | os.PathLike[str]) -> Iterator[Library | Unread]:
+    """Open the libraries of a file, archive or folder, one after the other.
+
+    Raises:
+        FatbinError: The path cannot be read, or nothing in the archive can be.
+    """
+    name = os.fspath(path)
+    return _open_files(_walk_folder(name)) if Path(name).is_dir() else open_path(name)
+
+
+def package_libraries(name: str) -> Iterator[Library | Unread]:
+    """Open the libraries of an installed distribution.
+
+    Raises:
+        FatbinError: It is not installed, or its files are not recorded.
+    """
+    try:
+        found = metadata.distribution(name) if name else None  # Python 3.10 finds one of no name
+    except (metadata.PackageNotFoundError, ValueError):
+        found = None
+    if found is None:
+        message = f"no package `{name}` is installed for this Python"
+        raise FatbinError(message, hint=_suggest_package(name))
+    files = found.files
+    if files is None:
+        message = f"package `{name}` does not record its files"
+        raise FatbinError(message, hint="name the folder that it is in")
+    return _open_files(str(file.locate()) for file in sorted(files))
+
+
+def process_libraries(pid: int) -> Iterator[Library | Unread]:
+    """Open the libraries that a running process has mapped.
+
+    Raises:
+        FatbinError: There is no such process, or it is not for this user to see.
+    """
+    return _open_files(_refuse_deleted(read_mapped_files(pid)), _is_elf)
+
+
+def _is_candidate(path: str, status: os.stat_result) -> bool:
+    """Tell a library by its suffix, and a program by its mode and its first bytes."""
+    if LIBRARY.fullmatch(Path(path).name) or Path(path).suffix in ARCHIVES:
+        return True
+    if not status.st_mode & 0o111 or not status.st_size:
+        return False
+    with open_file(path) as file:
+        return read_magic(file).startswith(_PROGRAMS)
+
+
+def _is_elf(path: str, status: os.stat_result) -> bool:
+    if not status.st_size:
+        return False
+    with open_file(path) as file:
+        return read_magic(file).startswith(ELF_MAGIC)
+
+
+def _open_files(
+    paths: Iterable[str | Unread],
+    is_wanted: Callable[[str, os.stat_result], bool] = _is_candidate,
+) -> Iterator[Library | Unread]:
+    """Open each file once, by whatever names it comes; what fails is an item as well."""
+    seen: set[tuple[int, int]] = set()
+    for path in paths:
+        if isinstance(path, Unread):
+            yield path
+            continue
+        try:
+            status = Path(path).stat()
+        except OSError as error:
+            if LIBRARY.fullmatch(Path(path).name):
+                yield Unread(path, "", unreadable(path, error.strerror))
+            continue
+        identity = status.st_dev, status.st_ino
+        if not stat.S_ISREG(status.st_mode) or identity in seen:
+            continue
+        opened = _open_wanted(path, status, is_wanted)
+        for item in read_if_possible(path, "", opened):
+            seen.add(identity)
+            if len(seen) > MAX_FILES:
+                reason = f"it and what comes after are more than {MAX_FILES} libraries"
+                yield Unread(path, "", unreadable(path, reason))
+                return
+            yield item
+
+
+def _open_wanted(
+    path: str, status: os.stat_result, is_wanted: Callable[[str, os.stat_result], bool]
+) -> Iterator[Library | Unread]:
+    if is_wanted(path, status):
+        yield from open_path(path)
+
+
+def _walk_folder(folder: str) -> Iterator[str | Unread]:
+    """Yield the files of a folder, then those of the folders in it; links are not followed."""
+    waiting = [folder]
+    while waiting:
+        place = waiting.pop()
+        try:
+            with os.scandir(place) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+            inner = {entry.path for entry in entries if entry.is_dir(follow_symlinks=False)}
+        except OSError as error:
+            refused = unreadable(place, error.strerror, hint="`ls -ld` shows who may read it")
+            if place == folder:
+                raise refused from error
+            yield Unread(place, "", refused)
+            continue
+        yield from (entry.path for entry in entries if entry.path not in inner)
+        waiting.extend(sorted(inner, reverse=True))
+
+
+def _suggest_package(name: str) -> str:
+    installed = {one.name.lower(): one.name for one in metadata.distributions() if one.name}
+    providers = metadata.packages_distributions().get(name, [])  # `sklearn` of scikit-learn
+    close = difflib.get_close_matches(name.lower(), installed, n=3)
+    names = dict.fromkeys([*providers, *(installed[one] for one in close)])
+    if not names:
+        return "`pip list` shows the packages that are installed"
+    return f"did you mean {' or '.join(f'`{one}`' for one in names)}?"
+
+
+def _refuse_deleted(files: Iterable[MappedFile]) -> Iterator[str | Unread]:
+    reason = "it was deleted or replaced after the process had loaded it"
+    for path, deleted in files:
+        if deleted:
+            yield Unread(path, "", unreadable(path, reason, hint="start the process again"))
+        else:
+            yield path

@@ -1,0 +1,1 @@
+"""What an index offers, and which of it serves these GPUs: `select`."""

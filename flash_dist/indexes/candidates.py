@@ -1,0 +1,96 @@
+"""What an index offers, ready to be judged: a wheel at hand by its manifest, others by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from packaging.version import Version
+
+from ..builds.contents import read_manifest
+from ..builds.published import published_sets
+from ..errors import ArchError, FlashDistError
+from ..machine.installed import declare_build
+from ..targets.archs import Arch
+from .index import IndexedWheel, ask_size
+from .selection import Candidate, make_build
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .index import Index
+
+
+@dataclass(frozen=True)
+class Offer:
+    """The candidates of an index, and what cannot be one."""
+
+    candidates: tuple[Candidate, ...]
+    problems: tuple[str, ...] = ()
+
+
+def read_offer(index: Index, *, machine: str = "", python: str = "") -> Offer:
+    """Read the candidates.
+
+    Args:
+        index: Where the wheels are.
+        machine: Leave out what is for CPUs of another kind than this; empty to keep all.
+        python: Leave out what this version of the running interpreter cannot install; empty to
+            keep all, for a machine that is not here.
+    """
+    meant = [wheel for wheel in index.wheels if not machine or wheel.runs_on(machine)]
+    fitting = [wheel for wheel in meant if not python or wheel.fits(python)]
+    unfit = len(meant) - len(fitting)
+    left_out = f"{unfit} of {len(index.wheels)} wheels are not for this Python or system"
+    read = [_read_if_possible(wheel) for wheel in _with_sizes(fitting)]
+    return Offer(
+        tuple(one for one in read if isinstance(one, Candidate)),
+        (*([left_out] if unfit else []), *(one for one in read if isinstance(one, str))),
+    )
+
+
+def _with_sizes(wheels: Sequence[IndexedWheel]) -> list[IndexedWheel]:
+    """Ask for the sizes of the newest wheels where a page does not tell them."""
+    newest = max((Version(wheel.version.public) for wheel in wheels), default=None)
+    return [
+        ask_size(wheel) if Version(wheel.version.public) == newest else wheel for wheel in wheels
+    ]
+
+
+def _read_if_possible(wheel: IndexedWheel) -> Candidate | str:
+    """Return a candidate, or why it is none."""
+    try:
+        return _read_candidate(wheel)
+    except FlashDistError as error:
+        return f"{wheel.file_name} is not judged: {error.message}"
+
+
+def _read_candidate(wheel: IndexedWheel) -> Candidate:
+    if wheel.is_local:
+        manifest = read_manifest(wheel.location)
+        build, name = declare_build(manifest), manifest.arch_set.name
+    else:
+        name, archs = _read_label(wheel)
+        build = make_build(f"flash_dist {wheel.version}", archs, wheel.toolkit)
+    return Candidate(name, build, wheel.size, wheel.version, wheel)
+
+
+def _read_label(wheel: IndexedWheel) -> tuple[str, tuple[Arch, ...]]:
+    """Tell the targets by the version: a published set, or a list such as `sm75.sm86`."""
+    label = wheel.label
+    if not label or not wheel.toolkit:
+        message = f"a version tells the arch set as `+cu130.hopper` does, got `{wheel.version}`"
+        raise ArchError(message)
+    for archset in published_sets():
+        if archset.label == label:
+            return archset.name, archset.archs
+    try:
+        return label, tuple(sorted(_parse_identifier(part) for part in label.split(".")))
+    except ArchError:
+        message = f"`{label}` is no arch set that this version of flash_dist knows"
+        raise ArchError(message) from None
+
+
+def _parse_identifier(text: str) -> Arch:
+    """Read `sm90a` or `compute80`."""
+    return Arch.parse(text.replace("sm", "sm_", 1).replace("compute", "compute_", 1))

@@ -1,0 +1,174 @@
+"""Pages and files by their address: http, https and file, bounded in size and time."""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import re
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING, Final, Protocol
+from urllib.parse import unquote, urlsplit
+
+from ..errors import FetchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    Progress = Callable[[int, int | None], None]  # bytes so far, and of the whole where it is told
+
+SCHEMES: Final = ("http", "https", "file")
+MAX_PAGE_BYTES: Final = 64 << 20
+MAX_FILE_BYTES: Final = 4 << 30
+TIMEOUT: Final = 30.0  # seconds without a byte
+
+_log: Final = logging.getLogger("flash_dist")
+
+_URL = re.compile(r"([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
+_CHUNK = 1 << 16
+_PAGE_TYPES = ("text/html", "application/xhtml", "application/vnd.pypi.simple")
+_ACCEPT = (
+    "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, "
+    "text/html;q=0.1, */*;q=0.01"
+)
+_BROKEN = (OSError, http.client.HTTPException, ValueError)  # URLError is an OSError
+
+
+class Response(Protocol):
+    """What a server answers, open while it is read."""
+
+    url: str  # after redirections
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes."""
+
+    @property
+    def headers(self) -> http.client.HTTPMessage:
+        """What it says about the answer."""
+
+
+def is_url(text: str) -> bool:
+    """Tell an address from a path."""
+    return _URL.match(text) is not None
+
+
+def last_part(url: str) -> str:
+    """Return the name that the path of an address ends with, decoded."""
+    return PurePosixPath(unquote(urlsplit(url).path)).name
+
+
+def local_path(url: str) -> Path | None:
+    """Return the path that a `file:` address names; None for another address."""
+    if not url.lower().startswith("file:"):
+        return None
+    parts = urlsplit(url)
+    if parts.netloc not in {"", "localhost"}:
+        message = f"a file: address has no host, got `{url}`"
+        raise FetchError(message, hint=f"`file://{parts.path}` is a file of this machine")
+    return Path(unquote(parts.path))
+
+
+def is_page(response: Response) -> bool:
+    """Tell a page, of an index for instance, from a file."""
+    return str(response.headers.get("Content-Type", "")).lower().startswith(_PAGE_TYPES)
+
+
+@contextmanager
+def open_url(url: str, *, method: str = "GET") -> Iterator[Response]:
+    """Ask a server.
+
+    Raises:
+        FetchError: The address is none of http and https, or nothing is had from it.
+    """
+    match = _URL.match(url)
+    scheme = match[1].lower() if match else ""
+    if scheme not in SCHEMES:
+        message = f"an address is http, https or file, got `{url}`"
+        raise FetchError(message, hint="name a file or folder by its path")
+    _log.debug("%s %s", method, url)
+    try:
+        request = urllib.request.Request(  # noqa: S310 - the scheme was checked
+            url, headers={"Accept": _ACCEPT, "User-Agent": "flash_dist"}, method=method
+        )
+        with _make_opener().open(request, timeout=TIMEOUT) as response:
+            yield response
+    except _BROKEN as error:
+        raise _explain(url, error) from error
+
+
+def _make_opener() -> urllib.request.OpenerDirector:
+    """Return an opener for http and https alone, wherever a server redirects to."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (
+        urllib.request.ProxyHandler(),
+        urllib.request.HTTPHandler(),
+        urllib.request.HTTPSHandler(),
+        urllib.request.HTTPRedirectHandler(),
+        urllib.request.HTTPErrorProcessor(),
+        urllib.request.HTTPDefaultErrorHandler(),
+        urllib.request.UnknownHandler(),
+    ):
+        opener.add_handler(handler)
+    return opener
+
+
+def _explain(url: str, error: Exception) -> FetchError:
+    if isinstance(error, urllib.error.HTTPError):
+        reason: object = f"HTTP {error.code} {error.reason}"
+    else:
+        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+    message = f"cannot fetch `{url}`: {reason or type(error).__name__}"
+    return FetchError(message, hint="check the address, or download it and name the file")
+
+
+def read_page(response: Response) -> str:
+    """Return a page as text.
+
+    Raises:
+        FetchError: It is larger than any honest one.
+    """
+    text = b"".join(_chunks(response, MAX_PAGE_BYTES)).decode("utf-8", "replace")
+    return text.removeprefix("\ufeff")
+
+
+def save(
+    response: Response, file: IO[bytes], *, progress: Progress, limit: int = MAX_FILE_BYTES
+) -> None:
+    """Write an answer to a file.
+
+    Raises:
+        FetchError: It is larger than the limit, or ends too soon.
+    """
+    length = content_length(response)
+    if length is not None and length > limit:
+        raise _too_large(response.url, limit)
+    done = 0
+    for chunk in _chunks(response, limit):
+        file.write(chunk)
+        done += len(chunk)
+        progress(done, length)
+    if length is not None and done != length:
+        message = f"cannot fetch `{response.url}`: {done} of {length} bytes came"
+        raise FetchError(message, hint="try again")
+
+
+def content_length(response: Response) -> int | None:
+    """Return how many bytes a server announces, None if it does not."""
+    text = str(response.headers.get("Content-Length", ""))
+    return int(text) if text.isascii() and text.isdecimal() else None
+
+
+def _chunks(response: Response, limit: int) -> Iterator[bytes]:
+    done = 0
+    while chunk := response.read(_CHUNK):
+        done += len(chunk)
+        if done > limit:
+            raise _too_large(response.url, limit)
+        yield chunk
+
+
+def _too_large(url: str, limit: int) -> FetchError:
+    message = f"cannot fetch `{url}`: it is larger than {limit} bytes"
+    return FetchError(message, hint="download it and name the file")

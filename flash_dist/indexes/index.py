@@ -1,0 +1,259 @@
+"""The wheels and conda packages that a folder, a package index or another page offers."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urljoin, urlsplit
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.tags import sys_tags
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+
+from ..builds.published import published_sets
+from ..errors import FetchError
+from .fetch import content_length, is_page, is_url, last_part, local_path, open_url, read_page
+from .pages import Link, parse_page
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from packaging.tags import Tag
+    from packaging.version import Version
+
+PROJECT: Final = "flash-dist"
+MAX_PAGES: Final = 40
+MAX_ENTRIES: Final = 100_000
+
+_FOLDERS = ("simple", "wheels", "dist")  # of an index in which the project is further below
+_CONDA = re.compile(r"(?P<name>.+)-(?P<version>[^-]+)-(?P<build>[^-]+)\.conda")
+_SUBDIR = re.compile(r"noarch|(linux|osx|win)-[a-z0-9_]+")
+
+
+@dataclass(frozen=True)
+class IndexedWheel:
+    """A wheel on a page or in a folder, as its name and its link describe it."""
+
+    file_name: str
+    location: str  # path or address
+    project: str  # "flash-dist"
+    version: Version
+    tags: frozenset[Tag]
+    size: int | None = None
+    sha256: str = ""
+    requires_python: str = ""
+    index: str = ""  # what `pip --index-url` would take; empty where there is none
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is a file of this machine."""
+        return not is_url(self.location)
+
+    @property
+    def label(self) -> str:
+        """What the version says about the arch set: `hopper` of `0.1.0+cu130.hopper`."""
+        return (self.version.local or "").partition(".")[2]
+
+    @property
+    def toolkit(self) -> str:
+        """What the version says about the toolkit: `13.0` of `0.1.0+cu130.hopper`."""
+        match = re.fullmatch(r"cu([0-9]+)([0-9])", (self.version.local or "").partition(".")[0])
+        return f"{match[1]}.{match[2]}" if match else ""
+
+    def runs_on(self, machine: str) -> bool:
+        """Whether the tags allow CPUs of a kind, such as `aarch64`."""
+        return any(tag.platform.endswith(("any", f"_{machine}")) for tag in self.tags)
+
+    def fits(self, python: str) -> bool:
+        """Whether the running interpreter, of this version, may install it."""
+        try:
+            wanted = SpecifierSet(self.requires_python).contains(python, prereleases=True)
+        except InvalidSpecifier:
+            wanted = True
+        return wanted and not self.tags.isdisjoint(sys_tags())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the wheel as plain data."""
+        return {
+            "file_name": self.file_name,
+            "location": self.location,
+            "version": str(self.version),
+            "size": self.size,
+            "sha256": self.sha256 or None,
+            "index": self.index or None,
+        }
+
+
+@dataclass(frozen=True)
+class CondaPackage:
+    """A conda package of this project, as its name and its folder describe it."""
+
+    name: str
+    version: str
+    build: str
+    channel: str  # path or address
+
+    @property
+    def spec(self) -> str:
+        """What names exactly this package."""
+        return f"{self.name}={self.version}={self.build}"
+
+
+@dataclass(frozen=True)
+class Index:
+    """What a place offers."""
+
+    place: str
+    wheels: tuple[IndexedWheel, ...]
+    condas: tuple[CondaPackage, ...] = ()
+
+
+def read_index(place: str, project: str | None = PROJECT) -> Index:
+    """Read a folder or an index.
+
+    Args:
+        place: Folder, page in a file, or address of an index or of a page of it.
+        project: Whose wheels; None for those of anybody on this one page.
+
+    Raises:
+        FetchError: There is no such place, or it cannot be read.
+    """
+    path = local_path(place) if is_url(place) else Path(place)
+    if path is None:
+        links = [*_crawl(place, project)]
+        return _collect(place, links, project)
+    try:
+        if path.is_dir():
+            return _collect(place, [*_walk(path)], project)
+        base = path.resolve().as_uri()
+        links = [(link, "") for link in parse_page(path.read_text("utf-8", "replace"), base)]
+    except OSError as error:
+        message = f"cannot read the index `{place}`: {error.strerror or error}"
+        raise FetchError(message, hint="name a folder of wheels, or a simple index") from error
+    return _collect(place, links, project)
+
+
+def make_index(place: str, page: str, url: str) -> Index:
+    """Read one page that is at hand: the wheels on it, whosever they are."""
+    links = [(link, url) for link in parse_page(page, url)]
+    return _collect(place, links, None)
+
+
+def _walk(folder: Path) -> Iterator[tuple[Link, str]]:
+    """Yield the files of a folder and of the folders in it; links to folders are not followed."""
+    seen = 0
+    for place, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            seen += 1
+            if seen > MAX_ENTRIES:
+                message = f"`{folder}` holds more than {MAX_ENTRIES} files"
+                raise FetchError(message, hint="name the folder that the wheels are in")
+            path = Path(place, name)
+            if path.suffix in {".whl", ".conda"} and path.is_file():
+                yield Link(path.absolute().as_uri(), size=path.stat().st_size), ""
+
+
+def _crawl(url: str, project: str | None) -> Iterator[tuple[Link, str]]:
+    """Yield the links to files, each with its index, of a page and of the pages it leads to."""
+    waiting, seen = [url], {url}
+    while waiting and len(seen) <= MAX_PAGES:
+        with open_url(waiting.pop(0)) as response:
+            if not is_page(response):
+                message = f"`{response.url}` is no page of an index"
+                raise FetchError(message, hint="name a simple index (PEP 503 or 691) or a folder")
+            links = parse_page(read_page(response), response.url)
+            here = response.url
+        yield from ((link, here) for link in links)
+        below = [link.url for link in links if project and _leads_to(link, here, project)]
+        waiting.extend(one for one in below if one not in seen)
+        seen.update(below)
+
+
+def _leads_to(link: Link, page: str, project: str) -> bool:
+    """Whether wheels of the project may be behind a link: one folder further down."""
+    folder = _folder(page)
+    if not link.url.endswith("/") or len(link.url) <= len(folder):
+        return False
+    sets = (name for archset in published_sets() for name in (archset.name, archset.label))
+    name = canonicalize_name(link.file_name)
+    return link.url.startswith(folder) and name in {project, *_FOLDERS, *sets}
+
+
+def _folder(page: str) -> str:
+    """Return the address that a page stands for, with and without its `index.html`."""
+    if page.endswith("/"):
+        return page
+    return urljoin(page, ".") if "." in PurePosixPath(urlsplit(page).path).name else f"{page}/"
+
+
+def _collect(place: str, links: Iterable[tuple[Link, str]], project: str | None) -> Index:
+    wheels: dict[str, IndexedWheel] = {}
+    condas: dict[str, CondaPackage] = {}
+    for link, page in links:
+        conda = parse_conda(link)
+        if conda is not None and (project is None or canonicalize_name(conda.name) == project):
+            condas.setdefault(link.file_name, conda)
+        wheel = None if link.yanked else parse_wheel(link, page)
+        if wheel is None or (project is not None and wheel.project != project):
+            continue
+        known = wheels.get(wheel.file_name)
+        if known is None or (wheel.index and not known.index):
+            wheels[wheel.file_name] = wheel
+    return Index(place, tuple(wheels.values()), tuple(condas.values()))
+
+
+def parse_wheel(link: Link, page: str = "") -> IndexedWheel | None:
+    """Read the name of a wheel; None if it is none that today's installers know.
+
+    Args:
+        link: What leads to the file.
+        page: Where the link stands; empty in a folder. A page `.../flash-dist/` is of an index.
+    """
+    name = link.file_name
+    if not name.endswith(".whl"):
+        return None
+    try:
+        project, version, _, tags = parse_wheel_filename(name)
+    except InvalidWheelFilename:
+        return None
+    path = local_path(link.url)
+    is_of_index = page and canonicalize_name(last_part(_folder(page))) == project
+    return IndexedWheel(
+        name,
+        link.url if path is None else str(path),
+        project,
+        version,
+        tags,
+        link.size,
+        link.sha256,
+        link.requires_python,
+        urljoin(_folder(page), "..") if is_of_index else "",
+    )
+
+
+def parse_conda(link: Link) -> CondaPackage | None:
+    """Read the name of a conda package that lies in a channel; None if it does not."""
+    match = _CONDA.fullmatch(link.file_name)
+    folder = urljoin(link.url, ".")
+    if match is None or not _SUBDIR.fullmatch(last_part(folder)):
+        return None
+    channel = urljoin(folder, "..").rstrip("/")
+    path = local_path(channel)
+    return CondaPackage(
+        match["name"], match["version"], match["build"], channel if path is None else str(path)
+    )
+
+
+def ask_size(wheel: IndexedWheel) -> IndexedWheel:
+    """Return a wheel with its size: where the page does not tell, the server may."""
+    if wheel.size is not None or wheel.is_local:
+        return wheel
+    try:
+        with open_url(wheel.location, method="HEAD") as response:
+            return replace(wheel, size=content_length(response))
+    except FetchError:
+        return wheel

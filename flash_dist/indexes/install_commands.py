@@ -1,0 +1,86 @@
+"""The commands that install a chosen set: pip, uv, and conda where a channel has it."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..builds.published import published_sets
+
+if TYPE_CHECKING:
+    from .index import CondaPackage, Index, IndexedWheel
+    from .selection import Candidate
+
+
+@dataclass(frozen=True)
+class Command:
+    """One way to install."""
+
+    tool: str  # "build", "pip", "uv", "conda"
+    line: str
+
+    def to_json(self) -> dict[str, str]:
+        """Return the command as plain data."""
+        return {"tool": self.tool, "line": self.line}
+
+
+def find_commands(candidate: Candidate, index: Index | None) -> tuple[Command, ...]:
+    """Return the commands for a set.
+
+    Without an index that has its wheel, it is built first: PyPI takes no versions such as
+    `0.1.0+cu130.hopper`.
+    """
+    wheel = candidate.wheel
+    if wheel is None:
+        files = f"dist/{candidate.name}/*.whl"
+        return (
+            Command("build", f"nox -s {_session(candidate)} -- {candidate.name}"),
+            Command("pip", f"pip install {files}"),
+            Command("uv", f"uv pip install {files}"),
+        )
+    if wheel.index:
+        named = (_pip_from_index(wheel), _uv_from_index(wheel))
+    else:
+        place = shlex.quote(wheel.location)
+        named = (Command("pip", f"pip install {place}"), Command("uv", f"uv pip install {place}"))
+    conda = _find_conda(wheel, index.condas if index else ())
+    return named if conda is None else (*named, _conda(conda))
+
+
+def _session(candidate: Candidate) -> str:
+    sets = (one for one in published_sets() if one.name == candidate.name)
+    return next((one.session for one in sets), "build_wheels")
+
+
+def _pip_from_index(wheel: IndexedWheel) -> Command:
+    """Pin the version, and leave torch to the index that pip uses anyway.
+
+    `==` with a local version names exactly this wheel: PyPI refuses such versions, so that nothing
+    there can stand in for it.
+    """
+    line = f'pip install "{_pin(wheel)}" --extra-index-url {shlex.quote(wheel.index)}'
+    return Command("pip", line)
+
+
+def _uv_from_index(wheel: IndexedWheel) -> Command:
+    return Command("uv", f'uv pip install "{_pin(wheel)}" --index {shlex.quote(wheel.index)}')
+
+
+def _pin(wheel: IndexedWheel) -> str:
+    return f"flash_dist=={wheel.version}"
+
+
+def _find_conda(wheel: IndexedWheel, condas: tuple[CondaPackage, ...]) -> CondaPackage | None:
+    """Find the package of the same version, toolkit and arch set; its build string names both."""
+    build = f"cuda{wheel.toolkit.replace('.', '')}_{wheel.label.replace('.', '_')}_abi3_"
+    for conda in condas:
+        if conda.version == wheel.version.public and conda.build.startswith(build):
+            return conda
+    return None
+
+
+def _conda(package: CondaPackage) -> Command:
+    """Name the channel, and the one that has pytorch: ours holds nothing else."""
+    channel = shlex.quote(package.channel)
+    return Command("conda", f'conda install -c {channel} -c conda-forge "{package.spec}"')

@@ -1,0 +1,233 @@
+"""Which arch set serves some GPUs: the smallest of those that serve them best. Pure functions.
+
+A set of which no wheel is at hand is judged by its targets, and a wheel by what it declares.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..targets.archs import DEFAULT_MACHINE, Origin
+from ..targets.devices import parse_version, toolkit_compression
+from ..targets.verdict import (
+    DTYPE_FLOOR,
+    FLOOR,
+    HOW_ORDER,
+    Build,
+    DeviceVerdict,
+    Situation,
+    Variant,
+    judge_device,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from packaging.version import Version
+
+    from ..targets.archs import Arch, ArchSet
+    from ..targets.devices import Device, Driver
+    from .index import IndexedWheel
+
+_LAST_SURE = HOW_ORDER.index("jit")
+
+# How a smaller set gets to a GPU that the chosen one serves better.
+_WORSE = {
+    "family": "only code of its family",
+    "same-major": "only code of the same major",
+    "jit": "only PTX through the JIT",
+    "unverified": "no code that is promised to run",
+}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A set that could be installed."""
+
+    name: str  # of the arch set, or what the wheel's version says
+    build: Build
+    size: int | None = None
+    version: Version | None = None
+    wheel: IndexedWheel | None = None
+
+    @property
+    def archs(self) -> tuple[Arch, ...]:
+        """What it is compiled for, old to new."""
+        return self.build.archs
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A candidate and how it serves each GPU."""
+
+    candidate: Candidate
+    verdicts: tuple[DeviceVerdict, ...]
+    weight: int = 0  # bytes where all sizes are known, else the number of targets
+
+    def __bool__(self) -> bool:
+        return self.rank <= _LAST_SURE
+
+    @property
+    def rank(self) -> int:
+        """How the worst-served GPU is served; less is better."""
+        return max((_rank(verdict) for verdict in self.verdicts), default=0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the candidate as plain data."""
+        candidate = self.candidate
+        return {
+            "name": candidate.name,
+            "version": str(candidate.version) if candidate.version else None,
+            "targets": [str(arch) for arch in candidate.archs],
+            "size": candidate.size,
+            "covers": bool(self),
+            "gpus": [_verdict_to_json(verdict) for verdict in self.verdicts],
+            "wheel": candidate.wheel.to_json() if candidate.wheel else None,
+        }
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What was chosen for some GPUs, and what was not."""
+
+    devices: tuple[Device, ...]  # that some build can serve, each once, old to new
+    driver: Driver | None
+    candidates: tuple[Judged, ...]  # the chosen one first, then by size
+    chosen: Judged | None
+    unservable: tuple[Device, ...] = ()  # older than anything we build for
+    held_back: Judged | None = None  # what a newer driver alone would bring
+
+    def __bool__(self) -> bool:
+        return self.chosen is not None and not self.unservable
+
+    @property
+    def smaller(self) -> tuple[Judged, ...]:
+        """The sets that are smaller than the chosen one; all where none is chosen."""
+        if self.chosen is None:
+            return self.candidates
+        return tuple(one for one in self.candidates[1:] if one.weight < self.chosen.weight)
+
+    @property
+    def driver_refusal(self) -> str:
+        """Why the driver does not take the set that serves the GPUs; empty if none would."""
+        verdicts = self.held_back.verdicts if self.held_back is not None else ()
+        reasons = (one.reason for one in verdicts if one.cause == "driver-too-old")
+        return next(reasons, "")
+
+
+def _rank(verdict: DeviceVerdict) -> int:
+    return HOW_ORDER.index(verdict.how) if verdict else HOW_ORDER.index("none")
+
+
+def _verdict_to_json(verdict: DeviceVerdict) -> dict[str, Any]:
+    return {
+        "compute_capability": str(verdict.situation.device),
+        "how": verdict.how if verdict else "none",
+        "targets": [str(arch) for arch in verdict.targets],
+        "cause": verdict.cause or None,
+        "reason": verdict.reason or None,
+    }
+
+
+def make_build(name: str, archs: Iterable[Arch], toolkit: str) -> Build:
+    """Return what a wheel for these targets holds, as far as they tell: one kernel per dtype."""
+    origin = Origin(toolkit, None, toolkit_compression(toolkit))
+    variants = tuple(
+        Variant(f"{dtype}_{arch.identifier}", "fwd", dtype, 64, 0, arch, origin)
+        for arch in archs
+        for dtype, floor in DTYPE_FLOOR.items()
+        if floor <= arch.device
+    )
+    return Build(name, variants, toolkit=toolkit)
+
+
+def candidates_of(
+    archsets: Iterable[ArchSet], machine: str = DEFAULT_MACHINE
+) -> tuple[Candidate, ...]:
+    """Return published sets of which no wheel is at hand, for one kind of CPU."""
+    return tuple(
+        Candidate(one.name, make_build(one.name, one.archs, one.toolkit), one.wheel_bytes)
+        for one in archsets
+        if one.machine == machine
+    )
+
+
+def select(
+    devices: Iterable[Device], driver: Driver | None, candidates: Sequence[Candidate]
+) -> Selection:
+    """Choose the newest version with a set for all GPUs; of that, the best and smallest set."""
+    distinct = sorted(set(devices))
+    wanted = tuple(device for device in distinct if device >= FLOOR)
+    unservable = tuple(device for device in distinct if device < FLOOR)
+    situations = [Situation(device, driver) for device in wanted]
+    groups = _by_version(candidates)
+    chosen, judged = None, []
+    for group in groups if wanted else ():
+        judged = _judge(group, situations)
+        chosen = min(filter(None, judged), key=_preference, default=None)
+        if chosen is not None:
+            break
+    else:
+        judged = _judge(groups[0] if groups else [], situations)
+    others = sorted((one for one in judged if one is not chosen), key=lambda one: one.weight)
+    ordered = (chosen, *others) if chosen is not None else tuple(others)
+    held_back = None
+    if chosen is None and driver is not None:
+        served = select(wanted, None, candidates).chosen
+        held_back = next((one for one in judged if _is_same(one, served)), None)
+    return Selection(wanted, driver, ordered, chosen, unservable, held_back)
+
+
+def _is_same(judged: Judged, other: Judged | None) -> bool:
+    return other is not None and judged.candidate is other.candidate
+
+
+def _judge(candidates: Sequence[Candidate], situations: Sequence[Situation]) -> list[Judged]:
+    sized = all(one.size for one in candidates)
+    return [
+        Judged(
+            one,
+            tuple(judge_device(one.build, situation) for situation in situations),
+            one.size if sized and one.size else len(one.archs),
+        )
+        for one in candidates
+    ]
+
+
+def _preference(judged: Judged) -> tuple[int, int, int, int]:
+    """Sort the best first; of equals the newest CUDA major, which the newest GPUs need."""
+    build = judged.candidate.build
+    major = parse_version(build.toolkit)[0] if build.toolkit else 0
+    return judged.rank, -major, judged.weight, len(judged.candidate.archs)
+
+
+def _by_version(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
+    """Group by version, the newest first, previews last; the arch set is no part of it."""
+    groups: dict[tuple[bool, Version] | None, list[Candidate]] = {}
+    for one in candidates:
+        version = one.version
+        key = (not version.is_prerelease, _public(version)) if version else None
+        groups.setdefault(key, []).append(one)
+    return [groups[key] for key in sorted(groups, key=lambda key: key or (), reverse=True)]
+
+
+def _public(version: Version) -> Version:
+    return type(version)(version.public)
+
+
+def describe_lack(judged: Judged, chosen: Judged | None) -> str:
+    """Say what a set lacks beside the chosen one: `no code for 8.6, 12.1`."""
+    limit = min(chosen.rank if chosen else _LAST_SURE, _LAST_SURE)
+    lacks: dict[str, list[str]] = {}
+    for verdict in judged.verdicts:
+        if _rank(verdict) > limit:
+            lack = _WORSE.get(verdict.how, "no code") if verdict else _refusal(verdict)
+            lacks.setdefault(lack, []).append(str(verdict.situation.device))
+    return "; ".join(f"{lack} for {', '.join(devices)}" for lack, devices in lacks.items())
+
+
+def _refusal(verdict: DeviceVerdict) -> str:
+    if verdict.cause == "no-matching-code":
+        return "code for some dtypes only" if verdict.targets else "no code"
+    return verdict.reason

@@ -1,0 +1,38 @@
+"""How much memory a backward call may take for its workspace."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from ..errors import FlashDistError
+
+BUDGET_VARIABLE: Final = "FLASH_DIST_WORKSPACE_MB"
+DEFAULT_BUDGET_MB: Final = 1536
+MAX_BUDGET_MB: Final = (2**63 - 1) >> 20  # the operators take bytes as int64
+
+
+def workspace_budget() -> int:
+    """Return the bytes that a backward call may use for its workspace, see `flash_attn_func`.
+
+    1.5 GiB, unless the environment variable FLASH_DIST_WORKSPACE_MB gives another number of MiB.
+    """
+    text = os.environ.get(BUDGET_VARIABLE, "")
+    if not text:
+        return DEFAULT_BUDGET_MB << 20
+    problem = find_budget_problem(text)
+    if problem:
+        raise FlashDistError(problem, hint=f"unset it for the default of {DEFAULT_BUDGET_MB}")
+    return int(text.lstrip("0") or "0") << 20
+
+
+def find_budget_problem(text: str) -> str:
+    """Say what is wrong with a value of the variable, empty if nothing is."""
+    if not text:
+        return ""
+    if not (text.isascii() and text.isdecimal()):
+        return f"{BUDGET_VARIABLE} must be a whole number of MiB, got `{text}`"
+    digits = text.lstrip("0") or "0"
+    if len(digits) > len(str(MAX_BUDGET_MB)) or int(digits) > MAX_BUDGET_MB:
+        return f"{BUDGET_VARIABLE} must be at most {MAX_BUDGET_MB} MiB, got `{text:.60}`"
+    return ""

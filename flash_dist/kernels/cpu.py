@@ -1,0 +1,153 @@
+"""The operators on the CPU, by the formulas of reference.py.
+
+The signatures are the operators' own, see csrc/api.cpp and operators.py.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from ..masks import registry
+from ..masks.band import BAND_KIND, Band
+from ..masks.inputs import Shape, complain
+from .reference import reference_backward, reference_forward
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .reference import Gradients
+
+
+def fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask_data: Tensor | None,  # noqa: ARG001
+    mask: list[int],
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    softmax_scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Return out and lse for a band; what packs documents is checked, which costs nothing here."""
+    _check_ends("q", cu_seqlens_q, q.shape[0], max_seqlen_q)
+    _check_ends("k", cu_seqlens_k, k.shape[0], max_seqlen_k)
+    return reference_forward(
+        q,
+        k,
+        v,
+        softmax_scale=softmax_scale,
+        band=_parse_band(mask),
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+    )
+
+
+def bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None,
+    mask_data: Tensor | None,  # noqa: ARG001
+    mask_slots: Tensor | None,  # noqa: ARG001
+    mask: list[int],
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int,  # noqa: ARG001
+    max_seqlen_k: int,  # noqa: ARG001
+    softmax_scale: float,
+    budget: int,  # noqa: ARG001 - nothing is spilled here
+    batch_invariant: bool,  # noqa: ARG001, FBT001 - it always is
+) -> Gradients:
+    """Return dq, dk, dv for a band."""
+    return reference_backward(
+        dout,
+        q,
+        k,
+        v,
+        out,
+        lse,
+        dlse,
+        softmax_scale=softmax_scale,
+        band=_parse_band(mask),
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+    )
+
+
+def masked_fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    handle: int,
+    softmax_scale: float,
+    keep: bool,  # noqa: FBT001
+) -> tuple[Tensor, Tensor]:
+    """Return out and lse for a BlockMask."""
+    if keep:
+        registry.keep(handle)
+    visible = registry.find(handle).visible(*shape_of(q, k))
+    return reference_forward(q, k, v, softmax_scale=softmax_scale, visible=visible)
+
+
+def masked_bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None,
+    handle: int,
+    softmax_scale: float,
+    budget: int,  # noqa: ARG001
+    batch_invariant: bool,  # noqa: ARG001, FBT001
+) -> Gradients:
+    """Return dq, dk, dv for a BlockMask."""
+    visible = registry.find(handle).visible(*shape_of(q, k))
+    return reference_backward(
+        dout, q, k, v, out, lse, dlse, softmax_scale=softmax_scale, visible=visible
+    )
+
+
+def shape_of(q: Tensor, k: Tensor) -> Shape:
+    """Return the sizes of a call with a batch axis; q may have an axis for the group."""
+    batch, seqlen_q, *heads, _ = q.shape
+    return Shape(batch, math.prod(heads), seqlen_q, k.shape[1])
+
+
+def _check_ends(name: str, cu_seqlens: Tensor | None, total: int, max_seqlen: int) -> None:
+    if cu_seqlens is None:
+        return
+    ends: list[int] = cu_seqlens.tolist()
+    lengths = [end - start for start, end in pairwise(ends)]
+    if ends[0] != 0 or ends[-1] != total or min(lengths) < 0:
+        raise complain(
+            ValueError,
+            f"cu_seqlens_{name} must start at 0, not decrease and end at {total}, the tokens of "
+            f"{name}, got {f'{ends}':.60}",
+        )
+    if max(lengths) > max_seqlen:
+        raise complain(
+            ValueError,
+            f"max_seqlen_{name} must be at least {max(lengths)}, the longest of cu_seqlens_{name}, "
+            f"got {max_seqlen}",
+        )
+
+
+def _parse_band(mask: list[int]) -> Band:
+    kind, *numbers = mask
+    if kind != BAND_KIND:
+        raise complain(
+            ValueError,
+            f"mask must be a band on the CPU, got one of kind {kind}",
+            "`flash_dist::masked_fwd` takes a BlockMask on any device",
+        )
+    left, right, bottom_right = numbers
+    return Band(left, right, bool(bottom_right))

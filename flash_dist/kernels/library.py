@@ -1,0 +1,96 @@
+"""The torch-free kernel library, through its C interface."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+from ..builds.package import KERNELS, PACKAGE
+from ..errors import ExtensionError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LIBRARY: Final = PACKAGE / KERNELS
+
+
+@cache
+def load_library() -> ctypes.CDLL:
+    """Load libflash_dist_kernels.so; needs neither torch nor a GPU.
+
+    Raises:
+        ExtensionError: The file is absent or the dynamic linker refuses it.
+    """
+    if not LIBRARY.is_file():
+        message = f"the kernel library `{LIBRARY.name}` is not in {LIBRARY.parent}"
+        raise ExtensionError(message, hint="install a wheel; `nox -s build_wheels` builds them")
+    try:
+        library = ctypes.CDLL(str(LIBRARY))
+    except OSError as error:
+        message = f"the kernel library does not load: {error}"
+        raise ExtensionError(
+            message, hint="`python -m flash_dist doctor` finds the cause"
+        ) from error
+    library.flash_dist_last_error.restype = ctypes.c_char_p
+    for name in ("variants", "select", "last_variant"):
+        getattr(library, f"flash_dist_{name}_json").restype = ctypes.c_int64
+    return library
+
+
+def _read_json(call: Callable[[Any, ctypes.c_int64], int]) -> Any:  # noqa: ANN401 - JSON
+    """Call a C function that fills a buffer: once for the length, then for the text."""
+    size = 0
+    while True:
+        buffer = ctypes.create_string_buffer(size + 1) if size else None
+        length = call(buffer, ctypes.c_int64(size + 1 if buffer is not None else 0))
+        if length < 0:
+            raise ExtensionError(load_library().flash_dist_last_error().decode(errors="replace"))
+        if buffer is not None and length <= size:
+            return json.loads(buffer.value)
+        size = length
+
+
+def variants() -> list[dict[str, Any]]:
+    """Return every compiled kernel variant.
+
+    Each has symbol, role, family, dtype, head_dim, head_dim_v, plan, target, threads and
+    dynamic_smem.
+    """
+    library = load_library()
+    return list(_read_json(library.flash_dist_variants_json))
+
+
+def select(
+    device: int,
+    *,
+    role: str | None = None,
+    dtype: str | None = None,
+    head_dim: int = 0,
+    head_dim_v: int | None = None,
+) -> list[dict[str, Any]]:
+    """Ask the driver which variant of each kernel loads on a GPU, and why better ones were refused.
+
+    Each kernel (role, dtype, head_dim, head_dim_v) has `chosen`: symbol, family, plan,
+    binary_version, ptx_version, or None; and `refused`: symbol and reason of every variant tried
+    or ruled out. What is asked for is loaded, and compiled where it is PTX: role, dtype and the
+    head_dim and head_dim_v of a call, which the smallest compiled size serves, narrow the question.
+    """
+    library = load_library()
+    names = [ctypes.c_char_p(name.encode() if name else None) for name in (role, dtype)]
+    head_dims = (head_dim, head_dim if head_dim_v is None else head_dim_v)
+    wanted = (ctypes.c_int(device), *names, *map(ctypes.c_int, head_dims))
+    return list(
+        _read_json(lambda buffer, size: library.flash_dist_select_json(*wanted, buffer, size))
+    )
+
+
+def last_variant() -> dict[str, dict[str, Any]]:
+    """Return the variant that each role launched last in this process.
+
+    Maps a role such as "fwd" to device, symbol, family, plan, binary_version (compute capability of
+    the SASS that the driver loaded, times 10) and ptx_version (of the PTX that it was made from).
+    """
+    library = load_library()
+    return dict(_read_json(library.flash_dist_last_variant_json))

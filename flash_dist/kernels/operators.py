@@ -1,0 +1,269 @@
+"""The registered operators: the only module that knows `torch.ops.flash_dist`.
+
+Importing it loads the extension, which declares `fwd` and `bwd` and has their CUDA kernels. These
+take a mask as numbers, and its arrays as a tensor on the device of q. `masked_fwd` and `masked_bwd`
+take the handle of a BlockMask instead and find the arrays for the device, out of the sight of
+torch.compile. They are declared here, as are the fake kernels of all four (shapes only, for
+torch.compile); cpu.py has the CPU's. The signatures are the operators' own, flags among the
+positional arguments included.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, NamedTuple
+
+import torch
+
+from ..builds.package import BINDING, PACKAGE
+from ..errors import ExtensionError
+from ..masks import registry
+from ..masks.band import Band
+from ..masks.inputs import complain
+from ..masks.spec import BlockMask
+from . import cpu
+from .cpu import shape_of
+
+EXTENSION: Final = PACKAGE / BINDING
+
+# The file has no Python API of its own (building it needs no Python headers): loading it registers
+# the operators.
+try:
+    torch.ops.load_library(str(EXTENSION))
+except OSError as error:
+    _MESSAGE = f"the compiled extension does not load: {error.__cause__ or error}"
+    raise ExtensionError(_MESSAGE, hint="`python -m flash_dist doctor` finds the cause") from error
+
+Tensor = torch.Tensor
+Gradients = tuple[Tensor, Tensor, Tensor]
+
+_library: Final = torch.library.Library("flash_dist", "FRAGMENT")
+_library.define(
+    "masked_fwd(Tensor q, Tensor k, Tensor v, SymInt handle, float softmax_scale, bool keep) -> "
+    "(Tensor out, Tensor lse)"
+)
+_library.define(
+    "masked_bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, "
+    "SymInt handle, float softmax_scale, int budget, bool batch_invariant) -> "
+    "(Tensor dq, Tensor dk, Tensor dv)"
+)
+
+for _name in ("fwd", "bwd", "masked_fwd", "masked_bwd"):
+    torch.library.impl(f"flash_dist::{_name}", "CPU", getattr(cpu, _name))
+
+
+class Packing(NamedTuple):
+    """Documents packed one behind the other: where each begins, and how long one may be."""
+
+    cu_seqlens_q: Tensor
+    cu_seqlens_k: Tensor
+    max_seqlen_q: int
+    max_seqlen_k: int
+
+
+NOT_PACKED: Final = (None, None, 0, 0)
+
+
+def fwd(  # noqa: PLR0913 - one attention problem
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mask: Band | BlockMask,
+    packing: Packing | None,
+    softmax_scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Return out and lse.
+
+    Args:
+        q: [batch, seqlen_q, num_heads_q, head_dim] or [batch, seqlen_q, num_heads_kv, group,
+            head_dim]; packed, without the batch axis.
+        k: [batch, seqlen_k, num_heads_kv, head_dim]; packed, without the batch axis.
+        v: Like k, with head_dim_v.
+        mask: A band if packed.
+        packing: None for tensors with a batch axis.
+        softmax_scale: Factor on the scores.
+
+    Returns:
+        out: Like q with head_dim_v, contiguous.
+        lse: [batch, num_heads_q, seqlen_q]; packed, [num_heads_q, total_q].
+    """
+    known = _band_or_handle(mask)
+    if isinstance(known, Band):
+        packed = packing or NOT_PACKED
+        out, lse = torch.ops.flash_dist.fwd(q, k, v, None, known.ints, *packed, softmax_scale)
+    else:
+        keep = torch.compiler.is_compiling()
+        out, lse = torch.ops.flash_dist.masked_fwd(q, k, v, known, softmax_scale, keep)
+    return out, lse
+
+
+def bwd(  # noqa: PLR0913, PLR0917 - one attention problem
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None,
+    *,
+    mask: Band | BlockMask,
+    packing: Packing | None,
+    softmax_scale: float,
+    budget: int,
+    batch_invariant: bool,
+) -> Gradients:
+    """Return dq, dk, dv, each like its tensor and contiguous; budget in bytes."""
+    saved = dout, q, k, v, out, lse, dlse
+    plan = softmax_scale, budget, batch_invariant
+    known = _band_or_handle(mask)
+    if isinstance(known, Band):
+        packed = packing or NOT_PACKED
+        dq, dk, dv = torch.ops.flash_dist.bwd(*saved, None, None, known.ints, *packed, *plan)
+    else:
+        dq, dk, dv = torch.ops.flash_dist.masked_bwd(*saved, known, *plan)
+    return dq, dk, dv
+
+
+def _is_exporting() -> bool:
+    """Whether torch.export traces this; before 2.13 `is_exporting` says so of torch.compile, too.
+
+    That is https://github.com/pytorch/pytorch/issues/176347.
+    """
+    return bool(getattr(torch.compiler, "_is_exporting_flag", False))
+
+
+def _band_or_handle(mask: Band | BlockMask) -> Band | int:
+    """Return what the operators know a mask by: a handle is of this process alone."""
+    if not isinstance(mask, BlockMask):
+        return mask
+    if mask.band is not None:
+        return mask.band
+    if _is_exporting():
+        raise complain(
+            TypeError,
+            f"torch.export takes a mask that is a band only, got {mask!r}: another process would "
+            "not find it",
+            "`BlockMask.full`, `causal` and `sliding_window` are bands",
+        )
+    return mask.handle
+
+
+@torch.library.impl("flash_dist::masked_fwd", "CUDA")
+def _masked_fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    handle: int,
+    softmax_scale: float,
+    keep: bool,  # noqa: FBT001
+) -> tuple[Tensor, Tensor]:
+    if keep:
+        registry.keep(handle)
+    plan, data = registry.resident(handle, q.device, shape_of(q, k))
+    out, lse = torch.ops.flash_dist.fwd(q, k, v, data, plan.layout, *NOT_PACKED, softmax_scale)
+    return out, lse
+
+
+@torch.library.impl("flash_dist::masked_bwd", "CUDA")
+def _masked_bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None,
+    handle: int,
+    softmax_scale: float,
+    budget: int,
+    batch_invariant: bool,  # noqa: FBT001
+) -> Gradients:
+    plan, data = registry.resident(handle, q.device, shape_of(q, k))
+    saved = dout, q, k, v, out, lse, dlse
+    mask = data, plan.key_slots, plan.layout
+    dq, dk, dv = torch.ops.flash_dist.bwd(
+        *saved, *mask, *NOT_PACKED, softmax_scale, budget, batch_invariant
+    )
+    return dq, dk, dv
+
+
+def _outputs(q: Tensor, v: Tensor, *, packed: bool) -> tuple[Tensor, Tensor]:
+    tokens = 1 if packed else 2  # axes before the heads
+    *batch, seqlen_q = q.shape[:tokens]
+    heads = math.prod(q.shape[tokens:-1])
+    lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    return out, q.new_empty((*batch, heads, seqlen_q), dtype=lse_dtype)
+
+
+def _gradients(q: Tensor, k: Tensor, v: Tensor) -> Gradients:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+@torch.library.register_fake("flash_dist::fwd")
+def _fwd_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
+    q: Tensor,
+    k: Tensor,  # noqa: ARG001
+    v: Tensor,
+    mask_data: Tensor | None,  # noqa: ARG001
+    mask: list[int],  # noqa: ARG001
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,  # noqa: ARG001
+    max_seqlen_q: int,  # noqa: ARG001
+    max_seqlen_k: int,  # noqa: ARG001
+    softmax_scale: float,  # noqa: ARG001
+) -> tuple[Tensor, Tensor]:
+    return _outputs(q, v, packed=cu_seqlens_q is not None)
+
+
+@torch.library.register_fake("flash_dist::bwd")
+def _bwd_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
+    dout: Tensor,  # noqa: ARG001
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,  # noqa: ARG001
+    lse: Tensor,  # noqa: ARG001
+    dlse: Tensor | None,  # noqa: ARG001
+    mask_data: Tensor | None,  # noqa: ARG001
+    mask_slots: Tensor | None,  # noqa: ARG001
+    mask: list[int],  # noqa: ARG001
+    cu_seqlens_q: Tensor | None,  # noqa: ARG001
+    cu_seqlens_k: Tensor | None,  # noqa: ARG001
+    max_seqlen_q: int,  # noqa: ARG001
+    max_seqlen_k: int,  # noqa: ARG001
+    softmax_scale: float,  # noqa: ARG001
+    budget: int,  # noqa: ARG001
+    batch_invariant: bool,  # noqa: ARG001, FBT001
+) -> Gradients:
+    return _gradients(q, k, v)
+
+
+@torch.library.register_fake("flash_dist::masked_fwd")
+def _masked_fwd_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
+    q: Tensor,
+    k: Tensor,  # noqa: ARG001
+    v: Tensor,
+    handle: int,  # noqa: ARG001
+    softmax_scale: float,  # noqa: ARG001
+    keep: bool,  # noqa: ARG001, FBT001
+) -> tuple[Tensor, Tensor]:
+    return _outputs(q, v, packed=False)
+
+
+@torch.library.register_fake("flash_dist::masked_bwd")
+def _masked_bwd_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
+    dout: Tensor,  # noqa: ARG001
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,  # noqa: ARG001
+    lse: Tensor,  # noqa: ARG001
+    dlse: Tensor | None,  # noqa: ARG001
+    handle: int,  # noqa: ARG001
+    softmax_scale: float,  # noqa: ARG001
+    budget: int,  # noqa: ARG001
+    batch_invariant: bool,  # noqa: ARG001, FBT001
+) -> Gradients:
+    return _gradients(q, k, v)

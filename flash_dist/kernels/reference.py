@@ -1,0 +1,225 @@
+"""Attention in plain torch, by its formulas: what CPU tensors run and kernels are held against.
+
+Computes in float32, or float64 for float64 inputs, and stores the whole score matrix. What no query
+sees is not read: keys and values of NaN there change nothing.
+
+Layouts, here and in the operators: q is [batch, seqlen_q, num_heads_q, head_dim] or
+[batch, seqlen_q, num_heads_kv, group, head_dim]; k and v are [batch, seqlen_k, num_heads_kv,
+head_dim], of v with a head_dim of its own. Packed tensors have [tokens] in place of
+[batch, seqlen].
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from ..masks.band import Band
+
+Tensor = torch.Tensor
+Gradients = tuple[Tensor, Tensor, Tensor]
+
+
+def visible(  # noqa: PLR0913 - a band has three numbers
+    seqlen_q: int,
+    seqlen_k: int,
+    *,
+    left: int = -1,
+    right: int = -1,
+    bottom_right: bool = True,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """Return [seqlen_q, seqlen_k] booleans: query i sees key j of a band.
+
+    i + shift - left <= j <= i + shift + right, where -1 is without bound, and shift is
+    seqlen_k - seqlen_q if the band is aligned to the bottom right, else 0.
+    """
+    shift = seqlen_k - seqlen_q if bottom_right else 0
+    rows = torch.arange(seqlen_q, device=device).unsqueeze(1) + shift
+    columns = torch.arange(seqlen_k, device=device).unsqueeze(0)
+    seen = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=device)
+    if left >= 0:
+        seen &= columns >= rows - left
+    if right >= 0:
+        seen &= columns <= rows + right
+    return seen
+
+
+def reference_forward(  # noqa: PLR0913 - what an operator takes
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    softmax_scale: float,
+    visible: Tensor | None = None,
+    band: Band | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return out and lse. A row without a key has out 0 and lse -inf.
+
+    Args:
+        q: Queries, see the module. Packed if `cu_seqlens_q` is given.
+        k: Keys.
+        v: Values.
+        softmax_scale: Factor on the scores.
+        visible: Booleans that broadcast to [batch, num_heads_q, seqlen_q, seqlen_k]; None: all.
+        band: A mask as well, one that fits each document of packed tensors.
+        cu_seqlens_q: [documents + 1], where the queries of each document begin.
+        cu_seqlens_k: [documents + 1], where its keys begin.
+
+    Returns:
+        out: Like q, with the last axis of v.
+        lse: [batch, num_heads_q, seqlen_q], packed [num_heads_q, tokens]; float32, or float64 for
+            float64 inputs.
+    """
+    out = q.new_zeros((*q.shape[:-1], v.shape[-1]))
+    lse = q.new_full(_lse_shape(q, cu_seqlens_q), -torch.inf, dtype=_compute_dtype(q))
+    for document in _documents(cu_seqlens_q, cu_seqlens_k):
+        problem = _problem(document, q, k, v, visible, band)
+        scores = problem.scores(softmax_scale)
+        row_lse = scores.logsumexp(-1, keepdim=True)
+        _store(document.queries_of(out), _weights(scores, row_lse) @ problem.v)
+        document.rows_of(lse).copy_(row_lse.squeeze(-1))
+    return out, lse
+
+
+def reference_backward(  # noqa: PLR0913, PLR0917 - the tensors of the formula
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None,
+    *,
+    softmax_scale: float,
+    visible: Tensor | None = None,
+    band: Band | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+) -> Gradients:
+    """Return dq, dk, dv from the saved out and lse; arguments as in `reference_forward`.
+
+    dV = P^T dO, dS = P (dO V^T - rowsum(dO out) + dlse), dQ = dS K, dK = dS^T Q, as in
+    FlashAttention (Dao et al., arXiv 2205.14135, appendix B).
+    """
+    dq, dk, dv = (x.new_zeros(x.shape) for x in (q, k, v))
+    for document in _documents(cu_seqlens_q, cu_seqlens_k):
+        problem = _problem(document, q, k, v, visible, band)
+        doh, oh = (_heads_first(document.queries_of(x)) for x in (dout, out))
+        row_lse = document.rows_of(lse).to(doh.dtype).unsqueeze(-1)
+        weights = _weights(problem.scores(softmax_scale), row_lse)
+        delta = (doh * oh).sum(-1, keepdim=True)
+        if dlse is not None:
+            delta = delta - document.rows_of(dlse).to(doh.dtype).unsqueeze(-1)
+        delta = delta.masked_fill(row_lse == -torch.inf, 0.0)  # dlse may be infinite there
+        ds = weights * (doh @ problem.v.transpose(-1, -2) - delta) * softmax_scale
+        _store(document.queries_of(dq), ds @ problem.k)
+        _store(document.keys_of(dk), ds.transpose(-1, -2) @ problem.q)
+        _store(document.keys_of(dv), weights.transpose(-1, -2) @ doh)
+    return dq, dk, dv
+
+
+class _Document(NamedTuple):
+    """Which tokens of packed tensors belong together; None: the tensors have a batch axis."""
+
+    queries: slice | None = None
+    keys: slice | None = None
+
+    def queries_of(self, x: Tensor) -> Tensor:
+        """Return a view [batch, seqlen_q, ...] of a tensor like q."""
+        return x if self.queries is None else x[self.queries].unsqueeze(0)
+
+    def keys_of(self, x: Tensor) -> Tensor:
+        """Return a view [batch, seqlen_k, ...] of a tensor like k."""
+        return x if self.keys is None else x[self.keys].unsqueeze(0)
+
+    def rows_of(self, x: Tensor) -> Tensor:
+        """Return a view [batch, num_heads_q, seqlen_q] of a tensor like lse."""
+        return x if self.queries is None else x[:, self.queries].unsqueeze(0)
+
+
+def _documents(cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> list[_Document]:
+    if cu_seqlens_q is None or cu_seqlens_k is None:
+        return [_Document()]
+    queries, keys = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    return [
+        _Document(slice(*q_ends), slice(*k_ends))
+        for q_ends, k_ends in zip(pairwise(queries), pairwise(keys), strict=True)
+    ]
+
+
+class _Problem(NamedTuple):
+    """One document, heads first and as many in all: [batch, num_heads_q, seqlen, head_dim]."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    seen: Tensor | None  # booleans that broadcast to the scores
+
+    def scores(self, softmax_scale: float) -> Tensor:
+        """Return [batch, num_heads_q, seqlen_q, seqlen_k], -inf where masked."""
+        scores = self.q @ self.k.transpose(-1, -2) * softmax_scale
+        return scores if self.seen is None else scores.masked_fill(~self.seen, -torch.inf)
+
+
+def _problem(  # noqa: PLR0913, PLR0917 - tensors and two masks
+    document: _Document,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    band: Band | None,
+) -> _Problem:
+    qh = _heads_first(document.queries_of(q))
+    kh, vh = (_heads_first(document.keys_of(x)) for x in (k, v))
+    group = qh.shape[1] // kh.shape[1]
+    kh, vh = (x.repeat_interleave(group, dim=1) for x in (kh, vh))
+    if band is not None and not band.is_full:
+        left, right, bottom_right = band
+        shown = visible(
+            qh.shape[2],
+            kh.shape[2],
+            left=left,
+            right=right,
+            bottom_right=bottom_right,
+            device=q.device,
+        )
+        mask = shown if mask is None else mask & shown
+    if mask is None:
+        return _Problem(qh, kh, vh, None)
+    unread = ~mask.any(-2).unsqueeze(-1)  # by no query: whatever is there must not matter
+    return _Problem(qh, kh.masked_fill(unread, 0.0), vh.masked_fill(unread, 0.0), mask)
+
+
+def _weights(scores: Tensor, row_lse: Tensor) -> Tensor:
+    """Return exp(scores - lse), 0 in a row without a key."""
+    return (scores - row_lse).exp().masked_fill(row_lse == -torch.inf, 0.0)
+
+
+def _store(target: Tensor, x: Tensor) -> None:
+    """Write [batch, heads, seqlen, head_dim] to [batch, seqlen, ...], summed over each group."""
+    x = x.transpose(1, 2)
+    if target.dim() == x.dim():
+        x = x.unflatten(2, (target.shape[2], -1)).sum(3)
+    target.copy_(x.reshape(target.shape))
+
+
+def _heads_first(x: Tensor) -> Tensor:
+    """[batch, seqlen, heads or (num_heads_kv, group), head_dim] -> [batch, heads, seqlen, ...]."""
+    flat: Tensor = x.flatten(2, -2)
+    return flat.to(_compute_dtype(x)).transpose(1, 2)
+
+
+def _compute_dtype(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _lse_shape(q: Tensor, cu_seqlens_q: Tensor | None) -> tuple[int, ...]:
+    """Return [batch, num_heads_q, seqlen_q], packed [num_heads_q, tokens]."""
+    tokens = 1 if cu_seqlens_q is not None else 2
+    return (*q.shape[: tokens - 1], q.shape[tokens:-1].numel(), q.shape[tokens - 1])

@@ -1,0 +1,239 @@
+"""Why a library will not load, in words: one sentence and the command that helps.
+
+The ids are stable. What each stands for: python-abi, wrong-architecture, glibc-too-old,
+libstdcxx-too-old, library-too-old, library-missing, driver-absent, torch-absent, torch-cpu-build,
+torch-symbol-missing, libc-unsupported.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..binaries.demangle import demangle
+from ..targets.advice import GET_DRIVER, GET_GLIBC, list_few, torch_fix
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..machine.torch_install import Torch
+    from .linker import Missing
+
+_SHOWN_SYMBOLS = 4
+_LONGEST = 200  # characters of a demangled name
+
+_MACHINES = {3: "x86", 21: "ppc64le", 22: "s390x", 40: "arm", 62: "x86_64", 183: "aarch64"}
+_MACHINES |= {243: "riscv64", 258: "loongarch64"}
+
+# The first release of each distribution with at least this glibc.
+_DISTRIBUTIONS = (
+    ((2, 28), "Debian 10, Ubuntu 20.04, RHEL 8"),
+    ((2, 31), "Debian 11, Ubuntu 20.04, RHEL 9"),
+    ((2, 34), "Debian 12, Ubuntu 22.04, RHEL 9"),
+    ((2, 35), "Debian 12, Ubuntu 22.04, RHEL 10"),
+    ((2, 36), "Debian 12, Ubuntu 24.04, RHEL 10"),
+    ((2, 39), "Debian 13, Ubuntu 24.04, RHEL 10"),
+    ((2, 41), "Debian 13, Ubuntu 25.04"),
+)
+_DRIVER = {"libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1"}
+_CUDA_MAJOR = re.compile(r"lib(?:cudart|nvrtc|cublas|cublasLt)\.so\.([0-9]+)(?:\.[0-9]+)*")
+_DEBIAN = {
+    "libgomp.so.1": "libgomp1",
+    "libstdc++.so.6": "libstdc++6",
+    "libgcc_s.so.1": "libgcc-s1",
+    "libnuma.so.1": "libnuma1",
+    "libgfortran.so.5": "libgfortran5",
+}
+_TORCH_CUDA = re.compile(r"lib(?:torch|c10)_cuda(?:_\w+)?\.so")
+_TORCH_LIBRARY = re.compile(r"lib(?:torch|c10|caffe2)\w*\.so")
+# What is defined in one of torch's namespaces; that it has an argument of torch's is not enough.
+_TORCH_CPP = re.compile(r"_Z(?:T[VIST]|GV)?NK?(?:3c10|2at|5torch|6caffe2)")
+_TORCH_C = re.compile(r"(?:aoti_)?torch_\w+")
+_CUDA_SYMBOL = re.compile(r"_Z(?:T[VIST])?NK?(?:3c10|2at|5torch)4cuda|(?:aoti_)?torch_\w*cuda\w*")
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One reason why a library will not load."""
+
+    id: str
+    sentence: str
+    fix: str = ""
+    details: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the cause as plain data."""
+        return {
+            "id": self.id,
+            "summary": self.sentence,
+            "fix": self.fix or None,
+            "details": list(self.details),
+        }
+
+
+def name_machine(machine: int, bits: int = 64) -> str:
+    """Name the machine of an ELF header: `aarch64`."""
+    name = _MACHINES.get(machine, f"machine {machine} of the ELF standard")
+    return "x32" if (machine, bits) == (62, 32) else name
+
+
+def is_torch_library(name: str) -> bool:
+    """Whether a needed library is one of torch's."""
+    return _TORCH_LIBRARY.fullmatch(name) is not None
+
+
+def is_torch_symbol(name: str) -> bool:
+    """Whether a symbol is one that only torch defines."""
+    return bool(_TORCH_CPP.match(name) or _TORCH_C.fullmatch(name))
+
+
+def wrong_architecture(file: str, compiled: str, host: str) -> Cause:
+    """The file is for another kind of CPU."""
+    sentence = f"{file} is compiled for {compiled}, this Python runs on {host}"
+    return Cause("wrong-architecture", sentence, f"install a build for {host}")
+
+
+def other_python(file: str, built: str, running: str) -> Cause:
+    """The file name says another Python, so this one does not look at it."""
+    fix = f"install a build for Python {running}, or use {built}"
+    return Cause("python-abi", f"{file} is for {built}, this is Python {running}", fix)
+
+
+def python_symbol(file: str, names: Sequence[str], running: str) -> Cause:
+    """The file calls what this Python does not have."""
+    sentence = f"{file} needs `{names[0]}`, which Python {running} does not have"
+    fix = f"install a build for Python {running}"
+    return Cause("python-abi", sentence, fix, _more(names[1:]))
+
+
+def no_glibc(file: str, libc: str) -> Cause:
+    """The system has another C library."""
+    sentence = f"{file} is built for glibc, this system has {libc}"
+    return Cause("libc-unsupported", sentence, GET_GLIBC)
+
+
+def old_glibc(file: str, version: str, libc: str) -> Cause:
+    """The file needs a newer glibc."""
+    needed = version.removeprefix("GLIBC_")
+    sentence = f"{file} needs glibc {needed}, this system has {libc}"
+    numbers = tuple(int(part) for part in needed.split(".") if part.isdecimal())
+    known = next((names for first, names in _DISTRIBUTIONS if first >= numbers), "")
+    such = f" ({known} or newer)" if known else ""
+    fix = f"use a system with glibc {needed} or newer{such}, or a build for {libc}"
+    return Cause("glibc-too-old", sentence, fix)
+
+
+def old_libstdcxx(file: str, version: str, found: str, newest: str, *, conda: bool) -> Cause:
+    """The file needs a newer C++ library than the one that would be loaded."""
+    sentence = f"{file} needs {version}, {found} has up to {newest}"
+    if conda:
+        fix = "`conda install -c conda-forge libstdcxx-ng` installs a newer one"
+    else:
+        fix = "`apt-get install --only-upgrade libstdc++6`, or a newer distribution"
+    return Cause("libstdcxx-too-old", sentence, fix)
+
+
+def old_library(file: str, version: str, found: str) -> Cause:
+    """Another library lacks a version that the file needs."""
+    sentence = f"{file} needs {version}, which {found} does not have"
+    return Cause("library-too-old", sentence, f"install a newer {found.rsplit('/', 1)[-1]}")
+
+
+def torch_absent(file: str, oldest: str = "") -> Cause:
+    """The file needs torch, which is not there."""
+    return Cause("torch-absent", f"{file} needs torch, which is not installed", torch_fix(oldest))
+
+
+def cpu_torch(file: str, needs: str, torch: Torch) -> Cause:
+    """The file needs the CUDA part of torch, which this build of torch does not have."""
+    needed = readable(needs)
+    sentence = f"{file} needs `{needed}`, and torch {torch.version} is a build without CUDA"
+    release = torch.version.partition("+")[0]
+    fix = (
+        f"`pip install --force-reinstall torch=={release} --index-url https://pypi.org/simple` "
+        "installs a CUDA build"
+    )
+    return Cause("torch-cpu-build", sentence, fix)
+
+
+def is_cuda_part(name: str) -> bool:
+    """Whether a library or symbol is in CUDA builds of torch alone."""
+    return bool(_TORCH_CUDA.fullmatch(name) or _CUDA_SYMBOL.match(name))
+
+
+def torch_symbols(file: str, names: Sequence[str], torch: Torch, oldest: str = "") -> Cause:
+    """The file was compiled against another torch."""
+    shown = [readable(name) for name in names[:_SHOWN_SYMBOLS]]
+    stable = all(_TORCH_C.fullmatch(name) for name in names)
+    release = ".".join(torch.version.split(".")[:2])
+    which = "a newer torch" if stable else "another torch"
+    sentence = (
+        f"{file} is built for {which}: it needs `{shown[0]}`, "
+        f"which torch {torch.version} does not have"
+    )
+    if stable:
+        fix = torch_fix(oldest) if oldest else "`pip install --upgrade torch`"
+    else:
+        fix = f"install a build for torch {release}, or the torch that this one was built for"
+    old_strings = any("std::string" in name and "__cxx11" not in name for name in shown)
+    note = (
+        ("it is compiled for the old C++ ABI, which torch's wheels gave up with 2.6 and 2.7",)
+        if old_strings
+        else ()
+    )
+    more = [*shown[1:], *names[_SHOWN_SYMBOLS:]]
+    return Cause("torch-symbol-missing", sentence, fix, (*note, *_more(more)))
+
+
+def is_driver_part(name: str) -> bool:
+    """Whether a library comes with the NVIDIA driver."""
+    return name in _DRIVER
+
+
+def missing_driver(file: str, missing: Missing) -> Cause:
+    """The file, or what it brings, needs the driver's library."""
+    through = _name_user(missing)
+    sentence = f"{file} needs `{missing.name}`{through} of the NVIDIA driver, which is not here"
+    return Cause("driver-absent", sentence, GET_DRIVER)
+
+
+def missing_libraries(file: str, missing: Sequence[Missing], torch: Torch) -> Cause:
+    """Nothing provides libraries that the file, or what it brings, needs."""
+    names = [f"`{one.name}`{_name_user(one)}" for one in missing]
+    which = "which is" if len(names) == 1 else "which are"
+    listed = list_few(names, _SHOWN_SYMBOLS)
+    sentence = f"{file} needs {listed}, {which} nowhere that the dynamic linker looks"
+    return Cause("library-missing", sentence, _library_fix(missing[0].name, torch))
+
+
+def _name_user(missing: Missing) -> str:
+    return f" (for {missing.needed_by})" if missing.needed_by else ""
+
+
+def _library_fix(name: str, torch: Torch) -> str:
+    cuda = _CUDA_MAJOR.fullmatch(name)
+    if cuda is not None and torch.cuda and torch.cuda.split(".", maxsplit=1)[0] != cuda[1]:
+        return f"install a build for CUDA {torch.cuda}, which torch {torch.version} comes with"
+    if name in _DEBIAN:
+        return f"`apt-get install {_DEBIAN[name]}`"
+    if cuda is not None:
+        return f"install the libraries of CUDA {cuda[1]}, or name their folder in LD_LIBRARY_PATH"
+    return "install what has it, or name its folder in LD_LIBRARY_PATH"
+
+
+def _more(names: Sequence[str]) -> tuple[str, ...]:
+    if not names:
+        return ()
+    shown = tuple(f"also `{_shorten(name)}`" for name in names[: _SHOWN_SYMBOLS - 1])
+    rest = len(names) - len(shown)
+    return (*shown, f"and {rest} more symbols") if rest > 0 else shown
+
+
+def readable(name: str) -> str:
+    """Return a symbol as its source has it."""
+    return _shorten(demangle(name))
+
+
+def _shorten(name: str) -> str:
+    return name if len(name) <= _LONGEST else f"{name[:_LONGEST]}..."

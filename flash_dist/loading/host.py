@@ -1,0 +1,67 @@
+"""What decides whether a library loads: dynamic linker, Python, C library and torch."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from dataclasses import dataclass
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .linker import Linker, read_linker
+
+if TYPE_CHECKING:
+    from ..machine.torch_install import Torch
+
+
+@dataclass(frozen=True)
+class LoadHost:
+    """What libraries are judged by."""
+
+    linker: Linker
+    torch: Torch
+    libc: str  # "glibc 2.36"
+    python: str  # "3.11"
+    suffixes: tuple[str, ...]  # of extension modules that this Python imports
+    torch_folder: Path | None = None  # of torch's libraries
+    prefix: Path = Path(sys.prefix)
+
+    def torch_extensions(self) -> tuple[Path, ...]:
+        """Return torch's own extension module, that of this Python first."""
+        if self.torch_folder is None:
+            return ()
+        found = sorted(self.torch_folder.parent.glob("_C.*.so"))
+        return tuple(sorted(found, key=lambda path: path.name[2:] not in self.suffixes))
+
+
+def read_host(torch: Torch, libc: str) -> LoadHost:
+    """Describe this machine and interpreter.
+
+    Raises:
+        FatbinError: The interpreter is no ELF program: what loads libraries here is another.
+    """
+    folder = _torch_folder()
+    nvidia = (Path(entry or ".", "nvidia") for entry in sys.path)
+    loaded = [folder] if folder is not None else []
+    loaded += [lib for one in nvidia if one.is_dir() for lib in sorted(one.glob("*/lib"))]
+    return LoadHost(
+        read_linker(loaded),
+        torch,
+        libc,
+        ".".join(platform.python_version_tuple()[:2]),
+        tuple(EXTENSION_SUFFIXES),
+        folder,
+    )
+
+
+def _torch_folder() -> Path | None:
+    """Find torch's libraries; a top-level package is found without importing it."""
+    try:
+        spec = find_spec("torch")
+    except (ImportError, ValueError):
+        return None
+    places = spec.submodule_search_locations if spec is not None else None
+    folders = (Path(place, "lib") for place in places or ())
+    return next((folder for folder in folders if folder.is_dir()), None)

@@ -1,0 +1,107 @@
+"""Whether the compiled parts load: predicted from symbol tables, or tried in a child process.
+
+What the child does is in `child.py`.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..builds.package import BINDING, KERNELS, PACKAGE
+from ..errors import FatbinError
+from ..targets.advice import torch_fix
+from .host import read_host
+from .prediction import predict_loading
+from .process import Outcome, run_child
+
+if TYPE_CHECKING:
+    from ..machine.torch_install import Torch
+    from .host import LoadHost
+
+TIMEOUT = 120.0
+
+
+@dataclass(frozen=True)
+class Loading:
+    """Whether the compiled parts load: predicted from symbol tables, or tried in a child."""
+
+    status: Literal["ok", "failed", "crashed", "unknown", "not-tried", "skipped"]
+    stage: str = ""  # which part it was: "kernels", "torch" or "extension"
+    reason: str = ""
+    source: Literal["tried", "predicted"] = "tried"
+    id: str = ""  # of a predicted cause
+    fix: str = ""
+    details: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state as plain data."""
+        return {
+            "status": self.status,
+            "source": None if self.status == "not-tried" else self.source,
+            "stage": self.stage or None,
+            "id": self.id or None,
+            "reason": self.reason or None,
+            "fix": self.fix or None,
+            "details": list(self.details),
+        }
+
+
+def predict_parts(torch: Torch, libc: str, oldest: str, package: Path = PACKAGE) -> Loading:
+    """Predict what `try_loading` would find, from symbol tables, part by part.
+
+    Args:
+        torch: The installed one.
+        libc: The C library, such as "glibc 2.36".
+        oldest: Torch that the build needs.
+        package: Where the parts are.
+    """
+    doubt = None
+    try:
+        host = read_host(torch, libc)
+        for stage, path in _find_parts(package, host):
+            if stage == "torch" and torch.status != "ok":
+                cause = f"torch-{torch.status}"
+                return Loading("failed", stage, torch.reason, "predicted", cause, torch_fix(oldest))
+            prediction = predict_loading(path, host, torch_min=oldest)
+            if not prediction:
+                first = prediction.causes[0]
+                reason, rest = first.sentence, (first.id, first.fix, first.details)
+                return Loading("failed", stage, reason, "predicted", *rest)
+            if prediction.unknown and doubt is None:
+                doubt = Loading("unknown", stage, prediction.unknown[0], "predicted")
+    except FatbinError as error:
+        return Loading("unknown", reason=error.message, source="predicted")
+    return doubt or Loading("ok", source="predicted")
+
+
+def _find_parts(package: Path, host: LoadHost) -> tuple[tuple[str, Path], ...]:
+    """Return what is loaded one after the other, with the names of the stages."""
+    extensions = host.torch_extensions()
+    torch = extensions[0] if extensions else Path("torch")
+    return (
+        ("kernels", package / KERNELS),
+        ("torch", torch),
+        ("extension", package / BINDING),
+    )
+
+
+def try_loading() -> Loading:
+    """Load the compiled parts in a child process, where a crash does no harm."""
+    command = [sys.executable, "-m", f"{__package__}.child"]
+    return judge_loading(run_child(command, timeout=TIMEOUT))
+
+
+def judge_loading(outcome: Outcome) -> Loading:
+    """Turn what the child reported into a result."""
+    stage = ""
+    for event in outcome.events:
+        stage = str(event.get("stage", stage))
+        if event.get("event") == "failed":
+            return Loading("failed", stage, str(event.get("reason", "")))
+        if event.get("event") == "loaded":
+            return Loading("ok")
+    said = f"; it printed `{outcome.output[-1]}`" if outcome.output else ""
+    return Loading("crashed", stage, f"{outcome.sentence}{said}")

@@ -1,0 +1,286 @@
+"""Whether a library will load here, told from symbol tables and names before anything is loaded.
+
+What cannot be decided is "unknown": a library may be opened by code that prepares more than is
+visible here. Torch counts as imported before, as every package that needs it does.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from ..binaries.files import open_file
+from ..binaries.segments import read_platform
+from ..binaries.symbols import SharedObject, open_shared
+from ..errors import FatbinError
+from . import causes
+from .linker import Loaded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ..binaries.elf import Buffer
+    from .causes import Cause
+    from .host import LoadHost
+    from .linker import Closure
+
+_LIBSTDCXX = "libstdc++.so.6"
+_GLIBC = re.compile(r"GLIBC_[0-9.]+")
+_TAGGED = re.compile(r"[^.]+(\.(?:cpython|pypy)[^.]*\.so)")
+_CPYTHON = re.compile(r"\.cpython-([0-9])([0-9]+)(t?).*")
+_PYTHON_SYMBOL = re.compile(r"_?Py[A-Z_]\w*")
+_PYTHON_KNOWN = "PyObject_Call"  # that every interpreter has: its symbols can be read
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What will become of loading a library."""
+
+    library: str
+    causes: tuple[Cause, ...] = ()
+    unknown: tuple[str, ...] = ()  # sentences
+
+    def __bool__(self) -> bool:
+        return not self.causes
+
+    @property
+    def status(self) -> Literal["ok", "unknown", "failed"]:
+        """The prediction in one word."""
+        if self.causes:
+            return "failed"
+        return "unknown" if self.unknown else "ok"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the prediction as plain data."""
+        return {
+            "library": self.library,
+            "status": self.status,
+            "causes": [cause.to_json() for cause in self.causes],
+            "unknown": list(self.unknown),
+        }
+
+
+def predict_loading(
+    library: Path,
+    host: LoadHost,
+    *,
+    label: str = "",
+    torch_min: str = "",
+    siblings: Iterable[str] = (),
+) -> Prediction:
+    """Predict what becomes of loading a file.
+
+    Args:
+        library: An extension module or any other shared library.
+        host: Where.
+        label: What messages call it; its file name when empty.
+        torch_min: The oldest torch that the file is built for, if that is known.
+        siblings: Names of other files of the package, which may load them by itself.
+
+    Raises:
+        FatbinError: The file cannot be read.
+    """
+    label = label or library.name
+    with open_file(library) as file:
+        found = _predict_platform(label, file.read(64), host)
+    if found is not None:
+        return found
+    root = Loaded(open_shared(library), library.absolute())
+    names = frozenset(siblings) - {library.name}
+    return _Judge(root, host, library.name, label, names, torch_min).predict()
+
+
+def predict_member(name: str, data: Buffer, siblings: Iterable[str], host: LoadHost) -> Prediction:
+    """Predict what becomes of a member of an archive, once it is installed.
+
+    Args:
+        name: Its name in the archive.
+        data: Its bytes.
+        siblings: The names of all members.
+        host: Where it would be installed.
+
+    Raises:
+        FatbinError: It cannot be read.
+    """
+    file = Path(name).name
+    found = _predict_platform(name, bytes(data[:64]), host)
+    if found is not None:
+        return found
+    names = frozenset(Path(one).name for one in siblings) - {file}
+    return _Judge(Loaded(SharedObject(data)), host, file, name, names).predict()
+
+
+def _predict_platform(file: str, header: bytes, host: LoadHost) -> Prediction | None:
+    compiled, here = read_platform(header), host.linker.platform
+    if compiled == here:
+        return None
+    names = [causes.name_machine(one.machine, one.bits) for one in (compiled, here)]
+    return Prediction(file, (causes.wrong_architecture(file, *names),))
+
+
+@dataclass
+class _Judge:
+    """One library and all that is loaded with it."""
+
+    root: Loaded
+    host: LoadHost
+    file: str  # its name without folders
+    label: str  # what messages call it
+    siblings: frozenset[str] = frozenset()
+    torch_min: str = ""
+
+    def predict(self) -> Prediction:
+        try:
+            closure = self.host.linker.close(self.root, self.siblings)
+            found = [
+                *self._judge_name(),
+                *self._judge_libraries(closure),
+                *self._judge_versions(closure),
+            ]
+            symbols = () if found else self._judge_symbols(closure)
+        except FatbinError as error:
+            return Prediction(self.label, unknown=(error.message,))
+        doubts = tuple(one for one in symbols if isinstance(one, str))
+        sure = (*found, *(one for one in symbols if not isinstance(one, str)))
+        return Prediction(self.label, sure, doubts)
+
+    def _judge_name(self) -> Iterator[Cause]:
+        """Hold the tag in an extension module's name against the interpreter's."""
+        match = _TAGGED.fullmatch(self.file)
+        stem = self.file.partition(".")[0]
+        if match is None or match[1] in self.host.suffixes:
+            return
+        if not self.root.shared.defines(f"PyInit_{stem}") or self._has_twin(stem):
+            return
+        tag = _CPYTHON.fullmatch(match[1])
+        built = f"CPython {tag[1]}.{tag[2]}{tag[3]}" if tag else match[1].strip(".")
+        yield causes.other_python(self.label, built, self.host.python)
+
+    def _has_twin(self, stem: str) -> bool:
+        """Whether the same module is there for this Python, too."""
+        names = {f"{stem}{suffix}" for suffix in self.host.suffixes}
+        folder = self.root.path.parent if self.root.path is not None else None
+        beside = any((folder / name).exists() for name in names) if folder is not None else False
+        return beside or bool(names & self.siblings)
+
+    def _judge_libraries(self, closure: Closure) -> Iterator[Cause]:
+        """Name what is needed and absent; what torch brings along is torch's matter."""
+        torch = self.host.torch
+        absent = {one.name: one for one in closure.missing}
+        if absent.pop("libc.so.6", None) is not None:
+            yield causes.no_glibc(self.label, self.host.libc)
+            return
+        if torch.status == "absent" and any(map(causes.is_torch_library, absent)):
+            yield causes.torch_absent(self.label, self.torch_min)
+            return
+        cuda = next(filter(causes.is_cuda_part, absent), "")
+        if cuda and self._is_cpu_torch():
+            yield causes.cpu_torch(self.label, cuda, torch)
+            return
+        drivers = [one for one in absent.values() if causes.is_driver_part(one.name)]
+        others = [one for one in absent.values() if one not in drivers]
+        if others:
+            yield causes.missing_libraries(self.label, others, torch)
+        if drivers:
+            yield causes.missing_driver(self.label, drivers[0])
+
+    def _is_cpu_torch(self) -> bool:
+        return self.host.torch.status == "ok" and not self.host.torch.cuda
+
+    def _judge_versions(self, closure: Closure) -> Iterator[Cause]:
+        """Do what the linker does first: compare the versions needed with those defined."""
+        seen: set[tuple[str, str]] = set()
+        for one in closure.libraries.values():
+            file = self.label if one is self.root or one.path is None else one.path.name
+            absent: dict[str, list[str]] = {}
+            for version in one.shared.versions_needed:
+                provider = closure.libraries.get(version.file)
+                defined = provider.shared.versions_defined if provider is not None else frozenset()
+                if defined and version.name not in defined and not version.weak:
+                    absent.setdefault(version.file, []).append(version.name)
+            for provider_name, names in absent.items():
+                newest = max(names, key=_version_key)
+                if (file, provider_name) not in seen:
+                    seen.add((file, provider_name))
+                    yield self._describe_old(file, newest, closure.libraries[provider_name])
+
+    def _describe_old(self, file: str, version: str, provider: Loaded) -> Cause:
+        found = str(provider.path or "")
+        if _GLIBC.fullmatch(version):
+            return causes.old_glibc(file, version, self.host.libc)
+        if provider.path is not None and provider.path.name.startswith(_LIBSTDCXX):
+            family = version.partition("_")[0] + "_"
+            same = [one for one in provider.shared.versions_defined if one.startswith(family)]
+            newest = max(same, key=_version_key, default="nothing of the kind")
+            conda = self.host.prefix in provider.path.parents
+            return causes.old_libstdcxx(file, version, found, newest, conda=conda)
+        return causes.old_library(file, version, found)
+
+    def _judge_symbols(self, closure: Closure) -> tuple[Cause | str, ...]:
+        """Look every symbol up where it could come from; sentences are what stays open."""
+        undefined = [one.name for one in self._unresolved(closure)]
+        python = [name for name in undefined if _PYTHON_SYMBOL.fullmatch(name)]
+        torch = [name for name in undefined if causes.is_torch_symbol(name)]
+        other = len(undefined) - len(python) - len(torch)
+        found: list[Cause | str] = []
+        if python and any(one.defines(_PYTHON_KNOWN) for one in self._interpreter()):
+            found.append(causes.python_symbol(self.label, python, self.host.python))
+        if torch and closure.unread:
+            found.append(f"`{torch[0]}` may be in {closure.unread[0]}, which was not read")
+        elif torch:
+            found.append(self._describe_torch(torch))
+        if other:
+            known = {*python, *torch}
+            first = next(name for name in undefined if name not in known)
+            more = f" and {other - 1} more" if other > 1 else ""
+            found.append(f"nothing that {self.label} needs defines `{first}`{more}")
+        return tuple(found)
+
+    def _describe_torch(self, names: list[str]) -> Cause | str:
+        torch = self.host.torch
+        if torch.status == "absent":
+            return causes.torch_absent(self.label, self.torch_min)
+        if self.host.torch_folder is None:
+            return f"`{names[0]}` is torch's, whose libraries were not found"
+        cuda = next((name for name in names if causes.is_cuda_part(name)), "")
+        if cuda and self._is_cpu_torch():
+            return causes.cpu_torch(self.label, cuda, torch)
+        return causes.torch_symbols(self.label, names, torch, self.torch_min)
+
+    def _unresolved(self, closure: Closure) -> Iterator[Any]:
+        """Yield the symbols that nothing defines, wherever they could come from."""
+        own = [one.shared for one in closure.libraries.values()]
+        others: list[SharedObject] = []
+        for symbol in self.root.shared.undefined:
+            if symbol.weak:
+                continue
+            named = closure.libraries.get(symbol.version.file) if symbol.version else None
+            if named is not None and named.shared.defines(symbol.name):
+                continue
+            if any(one.defines(symbol.name) for one in own):
+                continue
+            others = others or [*self._interpreter(), *self._torch_libraries()]
+            if not any(one.defines(symbol.name) for one in others):
+                yield symbol
+
+    def _interpreter(self) -> list[SharedObject]:
+        """Return the interpreter and what is loaded with it, libpython among it."""
+        linker = self.host.linker
+        shared = linker.open(linker.program) if linker.program is not None else None
+        if shared is None:
+            return []
+        libraries = linker.close(Loaded(shared, linker.program)).libraries
+        return [one.shared for one in libraries.values()]
+
+    def _torch_libraries(self) -> list[SharedObject]:
+        """Return torch's libraries: a module loaded after torch may leave them out."""
+        folder = self.host.torch_folder
+        paths = sorted(folder.glob("lib*.so")) if folder is not None else []
+        opened = (self.host.linker.open(path) for path in paths)
+        return [shared for shared in opened if shared is not None]
+
+
+def _version_key(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"[0-9]+", version))

@@ -1,0 +1,70 @@
+"""Whether a wheel is for this Python and this system: the tags of its file name.
+
+Source: "Platform compatibility tags", packaging.python.org.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from packaging.tags import sys_tags
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+from . import causes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from packaging.tags import Tag
+
+    from .causes import Cause
+    from .host import LoadHost
+
+_MANYLINUX = re.compile(r"manylinux_2_([0-9]+)_(\w+)")
+_LEGACY = {"manylinux1": 5, "manylinux2010": 12, "manylinux2014": 17}  # glibc 2.x
+_LINUX = re.compile(r"(?:manylinux_2_[0-9]+|manylinux[0-9]+|musllinux_[0-9]+_[0-9]+|linux)_(\w+)")
+
+
+def judge_tags(
+    file_name: str, host: LoadHost, supported: Iterable[Tag] | None = None
+) -> Cause | None:
+    """Say why pip would refuse a wheel; None if it would take it, or if that cannot be told.
+
+    Args:
+        file_name: The wheel's.
+        host: Where.
+        supported: The tags that are taken; those of this interpreter when None.
+    """
+    try:
+        tags = parse_wheel_filename(file_name)[3]
+    except InvalidWheelFilename:
+        return None
+    taken = frozenset(sys_tags() if supported is None else supported)
+    if tags & taken:
+        return None
+    pythons = {(tag.interpreter, tag.abi) for tag in taken}
+    fitting = [tag for tag in tags if (tag.interpreter, tag.abi) in pythons]
+    if not fitting:
+        listed = ", ".join(sorted({f"{tag.interpreter}-{tag.abi}" for tag in tags}))
+        return causes.other_python(file_name, listed, host.python)
+    return _judge_platform(file_name, [tag.platform for tag in fitting], host)
+
+
+def _judge_platform(file_name: str, platforms: list[str], host: LoadHost) -> Cause:
+    machine = causes.name_machine(host.linker.platform.machine, host.linker.platform.bits)
+    here = [one for one in platforms if (found := _LINUX.fullmatch(one)) and found[1] == machine]
+    needed = [glibc for one in here if (glibc := _read_glibc(one)) is not None]
+    if needed and host.libc.startswith("glibc"):
+        return causes.old_glibc(file_name, f"GLIBC_2.{min(needed)}", host.libc)
+    if here:
+        return causes.no_glibc(file_name, host.libc)
+    return causes.wrong_architecture(file_name, ", ".join(sorted(platforms)), f"linux_{machine}")
+
+
+def _read_glibc(platform: str) -> int | None:
+    """Return 34 for `manylinux_2_34_x86_64`."""
+    match = _MANYLINUX.fullmatch(platform)
+    if match is not None:
+        return int(match[1])
+    return _LEGACY.get(platform.partition("_")[0])

@@ -1,0 +1,190 @@
+"""What surrounds the GPUs: driver libraries, kernel module, device files, container, JIT cache.
+
+Gathered from files and from NVML, without torch and without a GPU. Sources: NVIDIA driver README,
+"Installed Components" and "/proc interface" (libraries, device files, /proc/driver/nvidia); CUDA
+Compatibility guide, "Forward Compatibility" (cuda-compat); CUDA on WSL guide (libraries of Windows'
+driver in /usr/lib/wsl/lib, /dev/dxg instead of /dev/nvidia*).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from ..targets.devices import DRIVER_CUDA
+from .jit_cache import JitCache, read_jit_cache
+from .libcuda import parse_release
+from .loader_path import LoaderPath, find_loaded
+from .nvml import Nvml, read_nvml
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+WSL_FOLDER: Final = "/usr/lib/wsl"
+
+# Where libcuda lies on systems whose loader is not told of it.
+_OTHER_FOLDERS = (
+    f"{WSL_FOLDER}/lib",
+    "/usr/local/nvidia/lib64",
+    "/run/opengl-driver/lib",
+    "/usr/lib/x86_64-linux-gnu/nvidia/current",
+)
+_CONTAINER_FILES = (("/.dockerenv", "docker"), ("/run/.containerenv", "podman"))
+_CGROUP = re.compile(r"docker|kubepods|containerd|libpod|lxc|cri-o|garden")
+
+
+@dataclass(frozen=True)
+class DeviceFile:
+    """A device file of the driver, and whether this process may open it."""
+
+    path: str
+    allowed: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the file as plain data."""
+        return {"path": self.path, "allowed": self.allowed}
+
+
+@dataclass(frozen=True)
+class Host:
+    """The surroundings of the GPUs. An empty path or name: there is none."""
+
+    container: str = ""  # what made it, such as "docker"
+    wsl: bool = False
+    libcuda: str = ""  # the file that was loaded, or would be
+    stray_libcuda: str = ""  # one that lies where the loader does not look
+    jit_compiler: str = ""
+    module_release: str = ""  # of the kernel module, from /proc
+    module_gpus: int = 0  # that the kernel module drives, outside of a container too
+    device_files: tuple[DeviceFile, ...] = ()
+    dxg: bool = False  # WSL's way to the GPU
+    cache: JitCache | None = None
+    nvml: Nvml = field(default_factory=lambda: Nvml("absent", reason="not asked"))
+
+    @property
+    def libcuda_kind(self) -> Literal["", "driver", "compat", "wsl"]:
+        """Where libcuda is from: the driver, a forward-compatibility package, or Windows."""
+        if not self.libcuda:
+            return ""
+        if self.libcuda.startswith(WSL_FOLDER):
+            return "wsl"
+        folders = Path(self.libcuda).parts[:-1]
+        return "compat" if any("compat" in part.lower() for part in folders) else "driver"
+
+    @property
+    def libcuda_release(self) -> str:
+        """The release in the name of the file, such as 580.65.06; empty if it has none."""
+        match = re.search(r"libcuda\.so\.([0-9]{3,4}(?:\.[0-9]+)+)$", self.libcuda)
+        return match[1] if match else ""
+
+    @property
+    def lacks_jit_compiler(self) -> bool:
+        """Whether it is missing for certain: drivers of these releases have it beside libcuda.
+
+        WSL keeps it in the folders of Windows; the libcuda of Jetson has no release in its name.
+        """
+        branch = self.libcuda_release.partition(".")[0]
+        known = branch.isdecimal() and int(branch) <= max(DRIVER_CUDA)
+        return known and not self.jit_compiler and not self.wsl
+
+    @property
+    def denied(self) -> tuple[str, ...]:
+        """The device files that this process may not open."""
+        return tuple(file.path for file in self.device_files if not file.allowed)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the host as plain data."""
+        return {
+            "container": self.container or None,
+            "wsl": self.wsl,
+            "libcuda": self.libcuda or None,
+            "libcuda_kind": self.libcuda_kind or None,
+            "libcuda_release": self.libcuda_release or None,
+            "stray_libcuda": self.stray_libcuda or None,
+            "jit_compiler": self.jit_compiler or None,
+            "module_release": self.module_release or None,
+            "module_gpus": self.module_gpus,
+            "device_files": [file.to_json() for file in self.device_files],
+            "dxg": self.dxg,
+            "jit_cache": self.cache.to_json() if self.cache else None,
+            "nvml": self.nvml.to_json(),
+        }
+
+
+def gather_host(
+    environ: Mapping[str, str],
+    *,
+    root: Path = Path("/"),
+    may_use: Callable[[Path, int], bool] = os.access,
+    nvml: Callable[[], Nvml] = read_nvml,
+) -> Host:
+    """Look around. Call it after `read_cuda`: the file of libcuda is that which was loaded.
+
+    Args:
+        environ: Variables of this process.
+        root: The root directory; another one in tests.
+        may_use: As `os.access`.
+        nvml: Asks NVML.
+    """
+    path = LoaderPath.read(environ, root)
+    libcuda = find_loaded("libcuda.so", root) or path.find("libcuda.so.1")
+    others = (*_OTHER_FOLDERS, *_windows_drivers(root))
+    return Host(
+        container=find_container(environ, root),
+        wsl="microsoft" in _read(root / "proc/sys/kernel/osrelease").lower(),
+        libcuda=libcuda,
+        stray_libcuda="" if libcuda else path.find_in(others, "libcuda.so.1"),
+        jit_compiler=_find_jit_compiler(libcuda, path, others),
+        module_release=parse_release(_read(root / "proc/driver/nvidia/version")),
+        module_gpus=len(_list(root / "proc/driver/nvidia/gpus")),
+        device_files=tuple(_read_device_files(root, may_use)),
+        dxg=(root / "dev/dxg").exists(),
+        cache=read_jit_cache(environ, root, may_use),
+        nvml=nvml(),
+    )
+
+
+def find_container(environ: Mapping[str, str], root: Path) -> str:
+    """Say what made the container that this runs in; empty outside of one."""
+    if "KUBERNETES_SERVICE_HOST" in environ:
+        return "kubernetes"
+    for path, kind in _CONTAINER_FILES:
+        if (root / path.lstrip("/")).exists():
+            return kind
+    match = _CGROUP.search(_read(root / "proc/1/cgroup"))
+    return match[0] if match else environ.get("container", "")
+
+
+def _windows_drivers(root: Path) -> tuple[str, ...]:
+    """Return the folders of WSL that hold the rest of Windows' driver."""
+    place = f"{WSL_FOLDER}/drivers"
+    return tuple(f"{place}/{name}" for name in _list(root / place.lstrip("/")))
+
+
+def _find_jit_compiler(libcuda: str, path: LoaderPath, others: Iterable[str]) -> str:
+    name = "libnvidia-ptxjitcompiler.so.1"
+    beside = (str(Path(libcuda).parent),) if libcuda else ()
+    return path.find_in(beside, name) or path.find(name) or path.find_in(others, name)
+
+
+def _read_device_files(root: Path, may_use: Callable[[Path, int], bool]) -> Iterable[DeviceFile]:
+    for name in _list(root / "dev"):
+        if re.fullmatch(r"nvidia([0-9]+|ctl|-uvm)", name):
+            yield DeviceFile(f"/dev/{name}", may_use(root / "dev" / name, os.R_OK | os.W_OK))
+
+
+def _list(folder: Path) -> tuple[str, ...]:
+    try:
+        return tuple(sorted(os.listdir(folder)))  # noqa: PTH208 - names alone
+    except OSError:
+        return ()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

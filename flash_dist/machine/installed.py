@@ -1,0 +1,224 @@
+"""The installed build: what its manifest declares and what its library really holds."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ..builds.manifest import load_manifest
+from ..builds.package import KERNELS, PACKAGE
+from ..builds.published import published_sets
+from ..errors import ExtensionError, FatbinError, ManifestError
+from ..gpucode.fatbin import open_fatbin
+from ..targets.advice import explain_refusal
+from ..targets.archs import Arch, Origin
+from ..targets.devices import parse_version
+from ..targets.verdict import Build, Situation, Variant, judge_device
+from .libcuda import read_cuda
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from ..builds.manifest import Manifest
+    from ..gpucode.fatbin import Fatbin
+    from ..targets.devices import Device
+
+# The flags of our builds that compress images.
+CODECS = {"--compress-mode=size": "zstd", "-Xfatbin=-compress-all": "lz4"}
+
+_SYMBOL = re.compile(
+    r"flash_dist_(?P<family>\w+)_(?P<dtype>[a-z]+[0-9]+)_d(?P<head_dim>[0-9]+)(?:v(?P<head_dim_v>[0-9]+))?"
+    r"(?:_smem(?P<plan>[0-9]+))?_(?:sm|compute)[0-9]+[af]?"
+)
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What is installed. An empty problem means that this part was read."""
+
+    build: Build | None = None  # from the library; from the manifest where that cannot be read
+    library: str = ""  # path; empty if there is none
+    manifest_problem: str = ""
+    library_problem: str = ""
+    differences: tuple[str, ...] = ()  # between manifest and library
+    torch_min: str = ""
+    torch_tested_max: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state as plain data."""
+        build = self.build
+        return {
+            "build": build.name if build else None,
+            "targets": [str(arch) for arch in build.archs] if build else [],
+            "toolkit": build.toolkit if build else None,
+            "archsets": [archset.to_json() for archset in build.archsets] if build else [],
+            "manifest_problem": self.manifest_problem or None,
+            "library_problem": self.library_problem or None,
+            "differences": list(self.differences),
+            "torch_min": self.torch_min or None,
+            "torch_tested_max": self.torch_tested_max or None,
+        }
+
+
+def unsupported_error(device: Device, *, name: str = "") -> ExtensionError | None:
+    """Return the error an operator raises on a GPU this build has no code for; None if it has.
+
+    Its words are those of `doctor`. For the moment of failure: it reads the kernel library.
+    """
+    build = read_installed().build
+    if build is None:
+        return None
+    cuda = read_cuda()
+    verdict = judge_device(build, Situation.of(device, cuda.driver, os.environ))
+    if verdict:
+        return None
+    others = [gpu.device for gpu in cuda.gpus]
+    sentence, fix = explain_refusal(verdict, build, name=name, others=others)
+    return ExtensionError(sentence, hint=fix or None)
+
+
+def read_installed(package: Path = PACKAGE) -> Installed:
+    """Read manifest and library; what is absent or broken is a problem in words."""
+    manifest: Manifest | None = None
+    manifest_problem, library_problem = "", ""
+    embedded: tuple[Variant, ...] = ()
+    try:
+        manifest = load_manifest(package)
+    except ManifestError as error:
+        manifest_problem = error.message
+    library = package / KERNELS
+    toolkit = manifest.toolkit.cuda if manifest else None
+    try:
+        embedded = read_embedded(library, toolkit)
+    except FatbinError as error:
+        library_problem = error.message
+    return combine(
+        manifest,
+        embedded,
+        library=str(library) if library.is_file() else "",
+        manifest_problem=manifest_problem,
+        library_problem=library_problem,
+    )
+
+
+def combine(
+    manifest: Manifest | None,
+    embedded: tuple[Variant, ...],
+    *,
+    library: str = "",
+    manifest_problem: str = "",
+    library_problem: str = "",
+) -> Installed:
+    """Join the two views: the library decides what there is, the manifest adds what it knows."""
+    if manifest is None:
+        toolkit = next((one.origin.toolkit for one in embedded if one.origin.toolkit), None)
+        sets = tuple(one for one in published_sets() if one.machine == platform.machine())
+        build = Build("flash_dist", embedded, sets, toolkit) if embedded else None
+        return Installed(build, library, manifest_problem, library_problem)
+    declared = declare_build(manifest)
+    differences = () if library_problem else find_differences(declared.variants, embedded)
+    variants = declared.variants if library_problem else _add_proof(declared.variants, embedded)
+    return Installed(
+        replace(declared, variants=variants),
+        library,
+        manifest_problem,
+        library_problem,
+        differences,
+        manifest.torch_min,
+        manifest.torch_tested_max,
+    )
+
+
+def declare_build(manifest: Manifest) -> Build:
+    """Return the build that a manifest declares."""
+    codec = next((CODECS[flag] for flag in manifest.flags if flag in CODECS), "none")
+    origin = Origin(manifest.toolkit.cuda, parse_version(manifest.toolkit.ptx_isa), codec)
+    variants = tuple(
+        Variant(
+            kernel.symbol,
+            kernel.family,
+            kernel.dtype,
+            kernel.head_dim,
+            kernel.plan,
+            kernel.target,
+            origin,
+            kernel.proof,
+            kernel.head_dim_v,
+        )
+        for kernel in manifest.kernels
+    )
+    name = f"flash_dist {manifest.package_version}"
+    machine = manifest.arch_set.machine
+    archsets = tuple(one for one in manifest.archsets if one.machine == machine)
+    return Build(name, variants, archsets, manifest.toolkit.cuda)
+
+
+def read_embedded(library: Path, toolkit: str | None) -> tuple[Variant, ...]:
+    """Read every kernel of ours out of the library; the image's own target counts, not its name.
+
+    Raises:
+        FatbinError: The library is absent or cannot be read.
+    """
+    with open_fatbin(library) as fatbin:
+        return read_variants(fatbin, toolkit)
+
+
+def read_variants(fatbin: Fatbin, toolkit: str | None) -> tuple[Variant, ...]:
+    """Do the same for a library that is open."""
+    found: list[Variant] = []
+    for entry in fatbin.report.select():
+        if entry.arch is None:
+            continue
+        origin = replace(entry.origin, toolkit=toolkit or entry.origin.toolkit)
+        names = (kernel.name for kernel in fatbin.kernels(entry))
+        found.extend(_parse_symbols(names, entry.arch, origin))
+    return tuple(sorted(found, key=lambda variant: variant.symbol))
+
+
+def _parse_symbols(names: Iterable[str], arch: Arch, origin: Origin) -> list[Variant]:
+    return [
+        variant
+        for variant in (parse_symbol(name, arch, origin) for name in names)
+        if variant is not None
+    ]
+
+
+def parse_symbol(symbol: str, arch: Arch, origin: Origin) -> Variant | None:
+    """Read a kernel's name: `flash_dist_fwd_bf16_d64_smem64_sm90a`; None if it is not ours."""
+    match = _SYMBOL.fullmatch(symbol)
+    if match is None:
+        return None
+    return Variant(
+        symbol,
+        match["family"],
+        match["dtype"],
+        int(match["head_dim"]),
+        int(match["plan"] or 0),
+        arch,
+        origin,
+        head_dim_v=int(match["head_dim_v"]) if match["head_dim_v"] else None,
+    )
+
+
+def find_differences(declared: Iterable[Variant], embedded: Iterable[Variant]) -> tuple[str, ...]:
+    """Say which kernels are declared only, embedded only, or compiled for another target."""
+    promised = {(variant.symbol, variant.arch) for variant in declared}
+    present = {(variant.symbol, variant.arch) for variant in embedded}
+    missing = (
+        f"{symbol} for {arch} is declared, not embedded"
+        for symbol, arch in sorted(promised - present)
+    )
+    extra = (
+        f"{symbol} for {arch} is embedded, not declared"
+        for symbol, arch in sorted(present - promised)
+    )
+    return (*missing, *extra)
+
+
+def _add_proof(declared: tuple[Variant, ...], embedded: tuple[Variant, ...]) -> tuple[Variant, ...]:
+    proofs = {variant.symbol: variant.proof for variant in declared}
+    return tuple(replace(variant, proof=proofs.get(variant.symbol, "")) for variant in embedded)

@@ -1,0 +1,122 @@
+"""Where the driver keeps what its JIT compiled, and whether it can.
+
+Sources: CUDA Programming Guide, "CUDA Environment Variables" (CUDA_CACHE_PATH, by default
+`~/.nv/ComputeCache`; CUDA_CACHE_MAXSIZE, by default 1 GiB, 256 MiB on embedded platforms and at
+most 4 GiB: code larger than it is not kept, older code makes room for newer).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from ..targets.compatibility import is_set
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+DEFAULT_LIMIT: Final = 1 << 30
+
+# All kernels of one target are 1.6 MB of machine code (set `all`): this leaves room for growth.
+ENOUGH_BYTES: Final = 16 << 20
+
+
+@dataclass(frozen=True)
+class JitCache:
+    """The folder of the cache; `absent` is one that the driver can make."""
+
+    folder: str
+    status: Literal["writable", "absent", "read-only", "homeless"]
+    free_bytes: int | None = None  # None: could not tell
+    limit_bytes: int = DEFAULT_LIMIT
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the cache as plain data."""
+        return {
+            "folder": self.folder or None,
+            "status": self.status,
+            "free_bytes": self.free_bytes,
+            "limit_bytes": self.limit_bytes,
+        }
+
+
+def read_jit_cache(
+    environ: Mapping[str, str],
+    root: Path = Path("/"),
+    may_use: Callable[[Path, int], bool] = os.access,
+) -> JitCache:
+    """Look at the folder without making it."""
+    limit = read_limit(environ.get("CUDA_CACHE_MAXSIZE", ""))
+    folder = environ.get("CUDA_CACHE_PATH", "")
+    if not folder and environ.get("HOME"):
+        folder = f"{environ['HOME']}/.nv/ComputeCache"
+    if not folder:
+        return JitCache("", "homeless", limit_bytes=limit)
+    place = root / Path(folder).absolute().relative_to("/")
+    nearest = next((path for path in (place, *place.parents) if _exists(path)), root)
+    if not nearest.is_dir() or not may_use(nearest, os.R_OK | os.W_OK | os.X_OK):
+        return JitCache(folder, "read-only", limit_bytes=limit)
+    status: Literal["writable", "absent"] = "writable" if nearest == place else "absent"
+    return JitCache(folder, status, _read_free(nearest), limit)
+
+
+@dataclass(frozen=True)
+class CacheProblem:
+    """Why the driver keeps nothing of what it compiled, and the step that helps."""
+
+    id: str
+    reason: str
+    fix: str
+
+
+def find_cache_problem(variables: Mapping[str, str], cache: JitCache | None) -> CacheProblem | None:
+    """Say what keeps the driver from caching; None where nothing does, or nobody looked."""
+    if is_set(variables, "CUDA_CACHE_DISABLE"):
+        fix = "`unset CUDA_CACHE_DISABLE`"
+        return CacheProblem("jit-cache-disabled", "CUDA_CACHE_DISABLE is set", fix)
+    limit = read_limit(variables.get("CUDA_CACHE_MAXSIZE", ""))
+    if limit < ENOUGH_BYTES:
+        reason = f"CUDA_CACHE_MAXSIZE={limit} is too small a cache for the compiled kernels"
+        fix = f"`unset CUDA_CACHE_MAXSIZE`, or give it {ENOUGH_BYTES} or more"
+        return CacheProblem("jit-cache-small", reason, fix)
+    return None if cache is None else _find_folder_problem(cache)
+
+
+def _find_folder_problem(cache: JitCache) -> CacheProblem | None:
+    fix = "`export CUDA_CACHE_PATH=/path/to/folder` puts it where you may write and there is room"
+    if cache.status == "homeless":
+        reason = "the JIT cache has no folder, as neither HOME nor CUDA_CACHE_PATH is set"
+        return CacheProblem("jit-cache-homeless", reason, fix)
+    if cache.status == "read-only":
+        reason = f"the JIT cache {cache.folder} may not be written"
+        return CacheProblem("jit-cache-read-only", reason, fix)
+    if cache.free_bytes is not None and cache.free_bytes < ENOUGH_BYTES:
+        free = f"{cache.free_bytes >> 20} MiB free"
+        reason = f"the JIT cache {cache.folder} is on a full disk ({free})"
+        return CacheProblem("jit-cache-full", reason, fix)
+    return None
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # below a folder that is closed to us
+        return False
+
+
+def _read_free(folder: Path) -> int | None:
+    """Return the bytes free there; None where the file system does not tell."""
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError:
+        return None
+    return usage.free if usage.total else None
+
+
+def read_limit(text: str) -> int:
+    """Read a number of bytes; what is none leaves the default."""
+    text = text.strip()
+    return int(text) if text.isascii() and text.isdecimal() else DEFAULT_LIMIT

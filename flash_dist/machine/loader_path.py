@@ -1,0 +1,152 @@
+"""Where the dynamic loader looks for any library: LD_LIBRARY_PATH, its cache, default folders.
+
+Sources: ld.so(8); `dl-cache.h` of glibc for the cache, which `ldconfig` writes from the folders of
+/etc/ld.so.conf. Nothing is loaded here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from ..binaries.segments import Platform, read_platform
+from ..errors import FatbinError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+CACHE: Final = Path("/etc/ld.so.cache")
+LIB_FOLDERS: Final = (  # of $LIB
+    "lib64",
+    "lib",
+    "lib/x86_64-linux-gnu",
+    "lib/aarch64-linux-gnu",
+)
+FOLDERS: Final = tuple(Path(root, folder) for root in ("/", "/usr") for folder in LIB_FOLDERS)
+
+_MAX_CACHE_BYTES = 64 << 20
+_CACHE_MAGIC = b"glibc-ld.so.cache1.1"
+_CACHE_HEADER = Struct("<20sII20s")
+_CACHE_ENTRY = Struct("<iIIIQ")
+
+_PATH_FIELD = 5  # of a line of /proc/self/maps
+
+
+@dataclass(frozen=True)
+class LoaderPath:
+    """Where this process finds libraries by name; all paths are below a root, "/" but in tests."""
+
+    root: Path
+    platform: Platform | None  # of this process; None: no ELF system, on which nothing is found
+    named: tuple[Path, ...]  # LD_LIBRARY_PATH
+    cache: Mapping[str, tuple[Path, ...]]
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str], root: Path) -> LoaderPath:
+        """Read what the loader goes by."""
+        try:
+            platform = read_own_platform()
+        except FatbinError:
+            platform = None
+        cache = read_cache(root / CACHE.relative_to("/"))
+        return cls(root, platform, split_library_path(environ), cache)
+
+    def find(self, name: str) -> str:
+        """Return the file that the loader takes, with its links followed; empty for none."""
+        named, default = ([one / name for one in these] for these in (self.named, FOLDERS))
+        return self._first([*named, *self.cache.get(name, ()), *default])
+
+    def find_in(self, folders: Iterable[str], name: str) -> str:
+        """Return the first file of that name in other folders; empty for none."""
+        return self._first(Path(folder, name) for folder in folders)
+
+    def _first(self, paths: Iterable[Path]) -> str:
+        for path in paths:
+            place = self.root / path.relative_to(path.anchor)
+            if path.anchor and self.platform is not None and fits(place, self.platform):
+                return _outside(Path(os.path.realpath(place)), self.root)
+        return ""
+
+
+def read_own_platform() -> Platform:
+    """Return the platform of this interpreter.
+
+    Raises:
+        FatbinError: It is no ELF program: another system has another loader.
+    """
+    program = Path(sys.executable).resolve()
+    try:
+        with program.open("rb") as file:
+            return read_platform(file.read(64))
+    except OSError as error:
+        message = f"cannot read the interpreter `{program}`: {error.strerror}"
+        raise FatbinError(message) from error
+
+
+def split_library_path(environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """Return the folders of LD_LIBRARY_PATH."""
+    named = environ.get("LD_LIBRARY_PATH", "").replace(";", ":")
+    return tuple(Path(folder) for folder in named.split(":") if folder)
+
+
+def fits(path: Path, platform: Platform) -> bool:
+    """Whether the loader would take a file: one for another machine is passed over."""
+    try:
+        if not path.is_file():  # a pipe would block
+            return False
+        with path.open("rb") as file:
+            return read_platform(file.read(64)) == platform
+    except (OSError, ValueError):
+        return False
+
+
+def read_cache(path: Path) -> dict[str, tuple[Path, ...]]:
+    """Read which file `ldconfig` found for each name; nothing where there is no cache."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MAX_CACHE_BYTES)
+    except OSError:
+        return {}
+    start = data.find(_CACHE_MAGIC)  # an older table may come first
+    if start < 0 or start + _CACHE_HEADER.size + 4 > len(data):
+        return {}
+    data = data[start:]
+    first = _CACHE_HEADER.size
+    count = min(_CACHE_HEADER.unpack_from(data)[1], (len(data) - first) // _CACHE_ENTRY.size)
+    found: dict[str, tuple[Path, ...]] = {}
+    for index in range(count):
+        _, key, value, _, capability = _CACHE_ENTRY.unpack_from(
+            data, first + index * _CACHE_ENTRY.size
+        )
+        name, file_name = _read_string(data, key), _read_string(data, value)
+        if name and file_name and not capability:  # a variant for newer CPUs has the same symbols
+            found[name] = (*found.get(name, ()), Path(file_name))
+    return found
+
+
+def _read_string(data: bytes, offset: int) -> str:
+    end = data.find(b"\0", offset, offset + 4096)
+    return os.fsdecode(data[offset:end]) if end >= 0 else ""
+
+
+def find_loaded(name: str, root: Path) -> str:
+    """Return the file that this process has loaded under such a name; empty if it has not."""
+    try:
+        lines = (root / "proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        fields = line.split(maxsplit=_PATH_FIELD)
+        if len(fields) > _PATH_FIELD and Path(fields[_PATH_FIELD]).name.startswith(name):
+            return fields[_PATH_FIELD]
+    return ""
+
+
+def _outside(path: Path, root: Path) -> str:
+    """Name a file as it is named without the root of a test."""
+    real = Path(os.path.realpath(root))
+    return f"/{path.relative_to(real)}" if path.is_relative_to(real) else str(path)

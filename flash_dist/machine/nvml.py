@@ -1,0 +1,246 @@
+"""The physical GPUs as `nvidia-smi` lists them, asked of NVML through ctypes.
+
+CUDA shows a process what its variables leave of the GPUs, NVML shows all. NVML and nvidia-smi count
+in the order of the PCI bus (NVML API Reference, "nvmlDeviceGetHandleByIndex"; nvidia-smi manual).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from ..targets.devices import Device
+
+LIBRARY: Final = "libnvidia-ml.so.1"
+
+# nvmlReturn_t
+_NO_PERMISSION = 4
+_NO_DRIVER = 9
+VERSION_MISMATCH: Final = 18
+
+_NAME_BYTES = 96  # NVML_DEVICE_NAME_V2_BUFFER_SIZE, NVML_DEVICE_UUID_V2_BUFFER_SIZE
+_MOST_GPUS = 256
+_MOST_INSTANCES = 64
+
+
+@dataclass(frozen=True)
+class MigInstance:
+    """A part of a GPU in MIG mode; CUDA shows it as a GPU."""
+
+    name: str
+    uuid: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the instance as plain data."""
+        return {"name": self.name, "uuid": self.uuid}
+
+
+@dataclass(frozen=True)
+class PhysicalGpu:
+    """One GPU in the order of nvidia-smi, whether or not CUDA shows it."""
+
+    index: int
+    name: str
+    uuid: str = ""
+    pci: str = ""
+    device: Device | None = None
+    mig: bool = False
+    instances: tuple[MigInstance, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """The PCI address in a form that CUDA's can be compared with."""
+        return normalize_pci(self.pci)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the GPU as plain data."""
+        return {
+            "index": self.index,
+            "name": self.name,
+            "uuid": self.uuid or None,
+            "pci": self.pci or None,
+            "compute_capability": str(self.device) if self.device else None,
+            "mig": self.mig,
+            "mig_instances": [instance.to_json() for instance in self.instances],
+        }
+
+
+@dataclass(frozen=True)
+class Nvml:
+    """What NVML answered. `absent` is not `broken`: reason says which step ended it."""
+
+    status: Literal["ok", "absent", "broken"]
+    gpus: tuple[PhysicalGpu, ...] = ()
+    reason: str = ""
+    code: int = 0  # nvmlReturn_t of the call that failed
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state as plain data."""
+        return {
+            "status": self.status,
+            "reason": self.reason or None,
+            "gpus": [gpu.to_json() for gpu in self.gpus],
+        }
+
+
+class _PciInfo(ctypes.Structure):
+    """nvmlPciInfo_t."""
+
+    _fields_ = (
+        ("bus_id_legacy", ctypes.c_char * 16),
+        ("domain", ctypes.c_uint),
+        ("bus", ctypes.c_uint),
+        ("device", ctypes.c_uint),
+        ("pci_device_id", ctypes.c_uint),
+        ("pci_subsystem_id", ctypes.c_uint),
+        ("bus_id", ctypes.c_char * 32),
+    )
+
+
+class _NvmlError(Exception):
+    """A call failed."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def normalize_pci(text: str) -> str:
+    """Write `00000000:3B:00.0` (NVML) and `0000:3b:00.0` (CUDA) alike; other text unchanged."""
+    match = re.fullmatch(r"([0-9a-fA-F]+):([0-9a-fA-F]+):([0-9a-fA-F]+)\.[0-9a-fA-F]+", text)
+    if match is None:
+        return text
+    return ":".join(f"{int(part, 16):x}" for part in match.groups())
+
+
+def read_nvml(library: str = LIBRARY) -> Nvml:
+    """Ask NVML for its GPUs; every way in which that can end is a state, not an exception."""
+    try:
+        nvml = ctypes.CDLL(library)
+    except OSError as error:
+        missing = "No such file" in str(error)
+        reason = f"{LIBRARY} was not found" if missing else f"{LIBRARY} does not load: {error}"
+        return Nvml("absent" if missing else "broken", reason=reason)
+    try:
+        _call(nvml, "nvmlInit_v2")
+    except (_NvmlError, AttributeError) as error:
+        return _broken(error)
+    try:
+        return Nvml("ok", tuple(_read_gpus(nvml)))
+    except (_NvmlError, AttributeError) as error:
+        return _broken(error)
+    finally:
+        _try(nvml, "nvmlShutdown")
+
+
+def read_driver_release(library: str = LIBRARY) -> str:
+    """Ask NVML for the release of the driver, such as `580.65.06`; empty if it does not tell."""
+    try:
+        nvml = ctypes.CDLL(library)
+        _call(nvml, "nvmlInit_v2")
+    except (OSError, _NvmlError, AttributeError):
+        return ""
+    text = ctypes.create_string_buffer(_NAME_BYTES)
+    known = _try(nvml, "nvmlSystemGetDriverVersion", text, ctypes.c_uint(_NAME_BYTES))
+    _try(nvml, "nvmlShutdown")
+    return text.value.decode("ascii", "replace") if known else ""
+
+
+def _broken(error: _NvmlError | AttributeError) -> Nvml:
+    if isinstance(error, _NvmlError):
+        return Nvml("broken", reason=str(error), code=error.code)
+    return Nvml("broken", reason=f"{LIBRARY} lacks a function: {error}")
+
+
+def _read_gpus(nvml: ctypes.CDLL) -> list[PhysicalGpu]:
+    """Read all GPUs; one that this process may not look at leaves its place empty."""
+    count = ctypes.c_uint()
+    _call(nvml, "nvmlDeviceGetCount_v2", ctypes.byref(count))
+    gpus = []
+    for index in range(min(count.value, _MOST_GPUS)):
+        handle = ctypes.c_void_p()
+        if _try(nvml, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle)):
+            gpus.append(_read_gpu(nvml, index, handle))
+    return gpus
+
+
+def _read_gpu(nvml: ctypes.CDLL, index: int, handle: ctypes.c_void_p) -> PhysicalGpu:
+    mode, pending = ctypes.c_uint(), ctypes.c_uint()
+    # GPUs without MIG refuse this call
+    _try(nvml, "nvmlDeviceGetMigMode", handle, ctypes.byref(mode), ctypes.byref(pending))
+    return PhysicalGpu(
+        index,
+        _read_text(nvml, "nvmlDeviceGetName", handle),
+        _read_text(nvml, "nvmlDeviceGetUUID", handle),
+        _read_pci(nvml, handle),
+        _read_device(nvml, handle),
+        mig=bool(mode.value),
+        instances=tuple(_read_instances(nvml, handle)) if mode.value else (),
+    )
+
+
+def _read_text(nvml: ctypes.CDLL, function: str, handle: ctypes.c_void_p) -> str:
+    text = ctypes.create_string_buffer(_NAME_BYTES)
+    known = _try(nvml, function, handle, text, ctypes.c_uint(_NAME_BYTES))
+    return text.value.decode("utf-8", "replace") if known else ""
+
+
+def _read_pci(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> str:
+    info = _PciInfo()
+    known = _try(nvml, "nvmlDeviceGetPciInfo_v3", handle, ctypes.byref(info))
+    return bytes(info.bus_id).decode("ascii", "replace") if known else ""
+
+
+def _read_device(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> Device | None:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    function = "nvmlDeviceGetCudaComputeCapability"
+    known = _try(nvml, function, handle, ctypes.byref(major), ctypes.byref(minor))
+    return Device(major.value, minor.value) if known else None
+
+
+def _read_instances(nvml: ctypes.CDLL, gpu: ctypes.c_void_p) -> list[MigInstance]:
+    """Read the instances of a GPU; the places between them may be empty."""
+    most = ctypes.c_uint()
+    _try(nvml, "nvmlDeviceGetMaxMigDeviceCount", gpu, ctypes.byref(most))
+    instances = []
+    for index in range(min(most.value, _MOST_INSTANCES)):
+        handle = ctypes.c_void_p()
+        function = "nvmlDeviceGetMigDeviceHandleByIndex"
+        if _try(nvml, function, gpu, ctypes.c_uint(index), ctypes.byref(handle)):
+            name = _read_text(nvml, "nvmlDeviceGetName", handle)
+            instances.append(MigInstance(name, _read_text(nvml, "nvmlDeviceGetUUID", handle)))
+    return instances
+
+
+def _try(nvml: ctypes.CDLL, name: str, *arguments: Any) -> bool:  # noqa: ANN401 - ctypes values
+    """Call what need not succeed."""
+    try:
+        _call(nvml, name, *arguments)
+    except (_NvmlError, AttributeError):
+        return False
+    return True
+
+
+def _call(nvml: ctypes.CDLL, name: str, *arguments: Any) -> None:  # noqa: ANN401 - ctypes values
+    code = getattr(nvml, name)(*arguments)
+    if code:
+        raise _NvmlError(code, f"{name} failed: {_error_text(nvml, code)} ({code})")
+
+
+def _error_text(nvml: ctypes.CDLL, code: int) -> str:
+    known = {
+        _NO_PERMISSION: "no permission",
+        _NO_DRIVER: "the kernel module is not loaded",
+        VERSION_MISMATCH: "the kernel module is of another version than the library",
+    }
+    if code in known:
+        return known[code]
+    try:
+        function = nvml.nvmlErrorString
+    except AttributeError:
+        return "error"
+    function.restype = ctypes.c_char_p
+    text = function(ctypes.c_int(code))
+    return text.decode("ascii", "replace") if text else "error"

@@ -1,0 +1,1 @@
+"""Runs the kernels and compares bits: cases, child process, fingerprints, fleets."""

@@ -1,0 +1,218 @@
+"""The shapes that the selftest runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ..kernels.budget import workspace_budget
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_USUAL = (64, 128)
+_TILE = 128  # rows of the largest tile: a shape fills a GPU if it has this many tiles per SM
+_WAVES = 2
+_SMALL_SEQLEN = 256  # up to here the float64 reference on the CPU is quick
+
+
+@dataclass(frozen=True)
+class Case:
+    """One attention problem."""
+
+    label: str
+    dtype: str
+    head_dim: int
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    num_heads_q: int
+    num_heads_kv: int
+    causal: bool
+    fills_gpu: bool = False
+    budget: int | None = None  # bytes of workspace; None is the default, 0 recomputes
+    head_dim_v: int | None = None  # None is head_dim
+    compiled: tuple[int, int] = (0, 0)  # the head_dim and head_dim_v of the kernels that serve it
+    mask: str = ""  # of selftest_masks.MASKS, on top of causal
+    lengths: tuple[int, ...] = ()  # of documents packed one after the other
+
+    @property
+    def name(self) -> str:
+        """A name that says everything: `odd fp16 d64 b2 q37 k53 h3/3 full`."""
+        mask = self.mask or ("causal" if self.causal else "full")
+        if self.lengths:
+            mask += f" packed {len(self.lengths)}"
+        budget = "" if self.budget is None else f" budget {self.budget}"
+        head_dim_v = "" if self.head_dim_v is None else f"/{self.head_dim_v}"
+        return (
+            f"{self.label} {self.dtype} d{self.head_dim}{head_dim_v} b{self.batch} "
+            f"q{self.seqlen_q} k{self.seqlen_k} h{self.num_heads_q}/{self.num_heads_kv} "
+            f"{mask}{budget}"
+        )
+
+    def key(self) -> dict[str, Any]:
+        """Return what else decides its bits: the kernels that serve it, and the budget in bytes."""
+        budget = workspace_budget() if self.budget is None else self.budget
+        return {"dtype": self.dtype, "compiled": list(self.compiled), "budget": budget}
+
+    @property
+    def q_shape(self) -> tuple[int, int, int, int]:
+        """[batch, seqlen_q, num_heads_q, head_dim]."""
+        return (self.batch, self.seqlen_q, self.num_heads_q, self.head_dim)
+
+    @property
+    def k_shape(self) -> tuple[int, int, int, int]:
+        """[batch, seqlen_k, num_heads_kv, head_dim]."""
+        return (self.batch, self.seqlen_k, self.num_heads_kv, self.head_dim)
+
+    @property
+    def v_shape(self) -> tuple[int, int, int, int]:
+        """[batch, seqlen_k, num_heads_kv, head_dim_v]."""
+        return (*self.k_shape[:3], self.head_dim_v or self.head_dim)
+
+    @property
+    def out_shape(self) -> tuple[int, int, int, int]:
+        """[batch, seqlen_q, num_heads_q, head_dim_v]."""
+        return (*self.q_shape[:3], self.head_dim_v or self.head_dim)
+
+
+@dataclass(frozen=True, order=True)
+class Kernels:
+    """A size that kernels are compiled for; smaller head_dims use them as well."""
+
+    dtype: str
+    head_dim: int
+    head_dim_v: int
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether most models use it: it gets every shape, the others few."""
+        return self.dtype != "fp32" and self.head_dim == self.head_dim_v and self.head_dim in _USUAL
+
+
+@dataclass(frozen=True)
+class _Shape:
+    label: str
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    num_heads_q: int
+    num_heads_kv: int
+    causal: bool
+    budget: int | None = None
+    mask: str = ""
+    lengths: tuple[int, ...] = ()
+
+
+_SMALL = (
+    _Shape("single", 1, 1, 1, 1, 1, causal=False),
+    _Shape("odd", 2, 37, 53, 3, 3, causal=False),
+    _Shape("off-tile", 1, 129, 193, 4, 2, causal=True),
+    _Shape("masked-rows", 1, 67, 41, 3, 1, causal=True),  # the first queries see no key
+    _Shape("one-query", 2, 1, 259, 4, 1, causal=True),
+)
+
+# Batch is scaled until the GPU is full; the group split wants few (batch, kv head) pairs instead.
+_LARGE = (
+    _Shape("full", 1, 1024, 1024, 16, 16, causal=False),
+    _Shape("causal", 1, 1024, 1024, 16, 16, causal=True),
+    _Shape("grouped", 1, 1031, 1543, 16, 4, causal=True),
+)
+_FIXED = (
+    _Shape("group-split", 1, 4096, 512, 32, 1, causal=False),
+    _Shape("long", 1, 8192, 8192, 8, 2, causal=True),
+    _Shape("striped", 1, 8192, 8192, 8, 4, causal=True, budget=128 << 20),
+    _Shape("recompute", 1, 2048, 2048, 16, 16, causal=True, budget=0),
+    _Shape("recompute-odd", 1, 129, 193, 4, 2, causal=True, budget=0),
+)
+
+_DOCUMENTS = (65, 0, 30, 129)
+_LONG_DOCUMENTS = (700, 65, 1500, 3, 0, 900, 31, 897)
+_MASKED = tuple(
+    _Shape("masked", 2, 150, 190, 4, 2, causal=False, mask=mask)
+    for mask in (
+        "window",
+        "padding",
+        "block-causal",
+        "documents",
+        "prefix",
+        "intervals",
+        "dense",
+        "tiles",
+        "both",
+    )
+)
+_PACKED = tuple(
+    _Shape(label, 1, sum(lengths), sum(lengths), 4, 2, causal=causal, lengths=lengths)
+    for label, lengths, causal in (
+        ("documents", _DOCUMENTS, False),
+        ("documents", _DOCUMENTS, True),
+        ("long-documents", _LONG_DOCUMENTS, True),
+    )
+)
+_MASKED_LARGE = (
+    _Shape("masked", 2, 1024, 1024, 8, 1, causal=False, mask="block-causal"),
+    _Shape("masked", 2, 1024, 1024, 8, 1, causal=False, mask="dense"),
+)
+
+# For every compiled size that is not among the usual ones, and with columns that only fill it up.
+_FEW = (_SMALL[2], _SMALL[3], *(shape for shape in _MASKED if shape.mask in {"both", "dense"}))
+_FEW_ON_GPU = (_LARGE[2], _FIXED[-1])
+_TAIL = 8  # columns fewer than the compiled head_dim
+
+
+def make_cases(kernels: Iterable[Kernels], sm_count: int) -> tuple[Case, ...]:
+    """Cover the usual sizes with small odd shapes and with some that fill the GPU; others briefly.
+
+    Every kind of mask and packed documents run at each usual size.
+
+    Args:
+        kernels: The compiled sizes to cover.
+        sm_count: Multiprocessors to fill; 0 leaves the large shapes out.
+    """
+    cases = []
+    for one in kernels:
+        small = (*_SMALL, *_MASKED, *_PACKED[:-1]) if one.is_usual else _FEW
+        cases += [_case(shape, one) for shape in small]
+        cases.append(_tail_case(one))
+        if sm_count:
+            large = (*_LARGE, *_FIXED, *_MASKED_LARGE, _PACKED[-1])
+            shapes = large if one.is_usual else _FEW_ON_GPU
+            cases += [_gpu_case(shape, one, sm_count) for shape in shapes]
+    return tuple(cases)
+
+
+def _gpu_case(shape: _Shape, kernels: Kernels, sm_count: int) -> Case:
+    if shape not in _LARGE:
+        return _case(shape, kernels, fills_gpu=shape.seqlen_q > _SMALL_SEQLEN)
+    # Backward has the fewest blocks: one per key tile, key head and batch.
+    tiles = -(-shape.seqlen_k // _TILE) * shape.num_heads_kv
+    batch = max(1, -(-_WAVES * sm_count // tiles))
+    return _case(replace(shape, batch=batch), kernels, fills_gpu=True)
+
+
+def _tail_case(kernels: Kernels) -> Case:
+    shape = replace(_SMALL[2], label="tail")
+    head_dim, head_dim_v = kernels.head_dim - _TAIL, kernels.head_dim_v - _TAIL
+    case = _case(shape, Kernels(kernels.dtype, head_dim, head_dim_v))
+    return replace(case, compiled=(kernels.head_dim, kernels.head_dim_v))
+
+
+def _case(shape: _Shape, kernels: Kernels, *, fills_gpu: bool = False) -> Case:
+    return Case(
+        shape.label,
+        kernels.dtype,
+        kernels.head_dim,
+        shape.batch,
+        shape.seqlen_q,
+        shape.seqlen_k,
+        shape.num_heads_q,
+        shape.num_heads_kv,
+        shape.causal,
+        fills_gpu,
+        shape.budget,
+        None if kernels.head_dim_v == kernels.head_dim else kernels.head_dim_v,
+        (kernels.head_dim, kernels.head_dim_v),
+        shape.mask,
+        shape.lengths,
+    )

@@ -1,0 +1,268 @@
+"""Fingerprints: SHA-256 of what the selftest's kernels compute, to compare between machines.
+
+Bits are promised to be equal where everything is that decides them: the case, the code of the
+kernels, what the planner on the host decides, compute capability, number of multiprocessors, shared
+memory per block, the workspace budget, and for code that the driver compiles the driver. Only
+fingerprints that agree in all of that are compared; whatever else differs is no finding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from ..builds.package import PACKAGE
+from ..errors import FlashDistError
+from ..targets.archs import DEFAULT_TOOLKIT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from .report import SelftestReport
+
+FILE_NAME: Final = "fingerprints.json"
+VERSION: Final = 1
+
+
+@dataclass(frozen=True, order=True)
+class Setting:
+    """What decides the bits on the side of the machine and the package."""
+
+    compute_capability: str  # "9.0"; "cpu" for the reference path
+    sm_count: int
+    smem_limit: int  # bytes per block that the dispatcher may use
+    planner: str  # hash of what the host decides about launches and masks
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What one case computed."""
+
+    case: str
+    budget: int  # bytes of workspace
+    code: str  # hash of the code of all kernels that may serve the case
+    driver: str  # release, where the driver compiled the code; else empty
+    digests: Mapping[str, str]  # SHA-256 of out, lse, dq, dk, dv
+
+    @property
+    def key(self) -> tuple[str, int, str, str]:
+        """What two fingerprints of one setting must share for their bits to be equal."""
+        return self.case, self.budget, self.code, self.driver
+
+    def differing(self, other: Fingerprint) -> tuple[str, ...]:
+        """Name the tensors that differ."""
+        return tuple(name for name in self.digests if self.digests[name] != other.digests[name])
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The fingerprints of one GPU, recorded."""
+
+    gpu: str
+    recorded: str  # date
+    setting: Setting
+    kernels: Mapping[str, str]  # name: hash of its code
+    fingerprints: tuple[Fingerprint, ...]
+    toolkit: str = DEFAULT_TOOLKIT  # CUDA version that compiled them
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Reference:
+        """Read plain data."""
+        return cls(
+            str(data["gpu"]),
+            str(data["recorded"]),
+            Setting(**data["setting"]),
+            dict(data["kernels"]),
+            tuple(Fingerprint(**one) for one in data["fingerprints"]),
+            str(data.get("toolkit", DEFAULT_TOOLKIT)),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """One case in which bits differ that must be equal."""
+
+    case: str
+    tensors: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.tensors)} in `{self.case}`"
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How the fingerprints of one GPU compare with recorded ones."""
+
+    cases: int
+    compared: int = 0
+    gpu: str = ""  # whose
+    recorded: str = ""
+    mismatches: tuple[Mismatch, ...] = ()
+
+    def __bool__(self) -> bool:
+        return not self.mismatches
+
+    @property
+    def sentence(self) -> str:
+        """The result in words."""
+        if not self.compared:
+            return "no recorded fingerprints for this GPU and these kernels"
+        where = f"{self.gpu}, recorded {self.recorded}"
+        if self.mismatches:
+            shown = str(self.mismatches[0])
+            count = len(self.mismatches)
+            return (
+                f"{count} of {self.compared} cases differ from what another {where}, computed "
+                f"with the same code: {shown}"
+            )
+        missing = self.cases - self.compared
+        rest = f"; {missing} cases have no reference" if missing else ""
+        return f"{self.compared} cases bit-identical to another {where}{rest}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "cases": self.cases,
+            "compared": self.compared,
+            "gpu": self.gpu or None,
+            "recorded": self.recorded or None,
+            "mismatches": [asdict(one) for one in self.mismatches],
+        }
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A kernel library as fingerprints know it: the hashes of its kernels, and of the planner."""
+
+    kernels: Mapping[str, str] = field(default_factory=dict)
+    planner: str = ""
+
+
+def make_fingerprints(
+    report: SelftestReport, identity: Identity, driver: str
+) -> tuple[Fingerprint, ...]:
+    """Join what the selftest computed with the code of the kernels that the dispatcher chose."""
+    selected = report.selected or {}
+    found = []
+    for computed in report.digests:
+        symbols = tuple(
+            sorted(
+                symbol for kernel, symbol in selected.items() if kernel.split()[1:] == computed.size
+            )
+        )
+        jit = any("_compute" in symbol for symbol in symbols)
+        found.append(
+            Fingerprint(
+                computed.case,
+                computed.budget,
+                hash_code(symbols, identity.kernels),
+                driver if jit else "",
+                computed.digests,
+            )
+        )
+    return tuple(found)
+
+
+def hash_code(symbols: Iterable[str], kernels: Mapping[str, str]) -> str:
+    """Return one hash of several kernels' code; one that is unknown has none."""
+    text = "".join(f"{symbol} {kernels.get(symbol, '-')}\n" for symbol in symbols)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def compare_with(
+    references: Iterable[Reference], setting: Setting, own: tuple[Fingerprint, ...]
+) -> Agreement:
+    """Compare with the recorded GPU that has the most cases in common."""
+    best = Agreement(len(own))
+    for reference in references:
+        if reference.setting != setting:
+            continue
+        compared, mismatches = compare_prints(reference.fingerprints, own)
+        if compared > best.compared:
+            best = Agreement(len(own), compared, reference.gpu, reference.recorded, mismatches)
+    return best
+
+
+def compare_prints(
+    theirs: Iterable[Fingerprint], own: Iterable[Fingerprint]
+) -> tuple[int, tuple[Mismatch, ...]]:
+    """Return how many fingerprints of one setting must be equal, and which of them are not."""
+    known = {one.case: one for one in theirs}
+    pairs = [
+        (his, one) for one in own if (his := known.get(one.case)) is not None and one.key == his.key
+    ]
+    mismatches = tuple(
+        Mismatch(one.case, tensors) for his, one in pairs if (tensors := his.differing(one))
+    )
+    return len(pairs), mismatches
+
+
+def read_references(path: Path = PACKAGE / FILE_NAME) -> tuple[Reference, ...]:
+    """Read recorded fingerprints; none where the package has no such file.
+
+    Raises:
+        FlashDistError: The file cannot be read, or is not what this version writes.
+    """
+    hint = "`python -m flash_dist selftest --record FILE` writes one"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        if path == PACKAGE / FILE_NAME:
+            return ()
+        message = f"there is no file of fingerprints `{path}`"
+        raise FlashDistError(message, hint=hint) from error
+    except (OSError, ValueError) as error:
+        message = f"fingerprints in `{path}` cannot be read: {error}"
+        raise FlashDistError(message, hint=hint) from error
+    try:
+        if data["version"] != VERSION:
+            message = f"`{path}` has version {data['version']}, this package reads {VERSION}"
+            raise FlashDistError(message, hint=hint)
+        return tuple(map(Reference.from_json, data["references"]))
+    except (KeyError, TypeError, AttributeError) as error:
+        message = f"`{path}` holds no fingerprints as this package writes them: {error}"
+        raise FlashDistError(message, hint=hint) from error
+
+
+def write_references(path: Path, references: Iterable[Reference]) -> None:
+    """Write recorded fingerprints, one line per case, the same for the same content."""
+    blocks = []
+    for reference in references:
+        data = reference.to_json()
+        lists = {
+            "kernels": [
+                f"{json.dumps(k)}: {json.dumps(v)}" for k, v in data.pop("kernels").items()
+            ],
+            "fingerprints": [json.dumps(one) for one in data.pop("fingerprints")],
+        }
+        head = json.dumps(data)[:-1]
+        kernels = ",\n   ".join(sorted(lists["kernels"]))
+        prints = ",\n   ".join(lists["fingerprints"])
+        blocks.append(
+            f'{head},\n  "kernels": {{\n   {kernels}\n  }},\n'
+            f'  "fingerprints": [\n   {prints}\n  ]}}'
+        )
+    text = ",\n ".join(blocks)
+    path.write_text(f'{{"version": {VERSION}, "references": [\n {text}\n]}}\n', encoding="utf-8")
+
+
+def merge_references(
+    known: Iterable[Reference], recorded: Iterable[Reference]
+) -> tuple[Reference, ...]:
+    """Put recorded fingerprints in the place of those of the same GPU, drivers and toolkit."""
+
+    def key(reference: Reference) -> tuple[object, ...]:
+        drivers = sorted({one.driver for one in reference.fingerprints})
+        setting = replace(reference.setting, planner="")
+        return (reference.gpu, setting, tuple(drivers), reference.toolkit)
+
+    merged = {key(one): one for one in known}
+    merged.update({key(one): one for one in recorded})
+    return tuple(merged[one] for one in sorted(merged, key=str))

@@ -1,0 +1,126 @@
+"""The tensors of a selftest case, and the product called on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from .comparison import NAMES, Tensors, attend, make_values
+from .masks import cu_seqlens, find_visible, make_mask
+
+if TYPE_CHECKING:
+    from ..masks import BlockMask
+    from .cases import Case
+
+Tensor = torch.Tensor
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+_Q_SCALE = 4.0  # spreads the scores, so that softmax is not flat
+
+
+class Attention(Protocol):
+    """What is tested. Packed documents come with a batch of 1 and their lengths."""
+
+    def __call__(  # noqa: PLR0913 - what attention takes
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: bool,
+        mask: BlockMask | None,
+        lengths: tuple[int, ...],
+    ) -> tuple[Tensor, Tensor]:
+        """Return (out, lse)."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The tensors of one case."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    dout: Tensor
+    mask: BlockMask | None = None
+
+    @classmethod
+    def make(cls, case: Case, device: torch.device) -> Inputs:
+        """Fill them from the integer hash, each with a seed of its own."""
+        dtype = DTYPES[case.dtype]
+        return cls(
+            make_values(1, case.q_shape, dtype, device=device, scale=_Q_SCALE),
+            make_values(2, case.k_shape, dtype, device=device),
+            make_values(3, case.v_shape, dtype, device=device),
+            make_values(4, case.out_shape, dtype, device=device),
+            make_mask(case),
+        )
+
+    def attend(self, attention: Attention, case: Case) -> Tensors:
+        """Run forward and backward once."""
+        if case.budget is not None:
+            return self._attend_within(case.budget, case)
+        q, k, v = (x.detach().requires_grad_() for x in (self.q, self.k, self.v))
+        out, lse = attention(q, k, v, causal=case.causal, mask=self.mask, lengths=case.lengths)
+        gradients = torch.autograd.grad(out, (q, k, v), self.dout)
+        values = (out.detach(), lse.detach(), *gradients)
+        return dict(zip(NAMES, values, strict=True))
+
+    def _attend_within(self, budget: int, case: Case) -> Tensors:
+        """Call the operators themselves, which take the workspace budget."""
+        from ..kernels import operators  # noqa: PLC0415 - absent on a broken install
+        from ..masks import Band  # noqa: PLC0415
+
+        q, k, v = self.q, self.k, self.v
+        mask = Band(right=0) if case.causal else Band()
+        scale = case.head_dim**-0.5
+        out, lse = operators.fwd(q, k, v, mask=mask, packing=None, softmax_scale=scale)
+        gradients = operators.bwd(
+            self.dout,
+            q,
+            k,
+            v,
+            out,
+            lse,
+            None,
+            mask=mask,
+            packing=None,
+            softmax_scale=scale,
+            budget=budget,
+            batch_invariant=False,
+        )
+        return dict(zip(NAMES, (out, lse, *gradients), strict=True))
+
+    def attend_exactly(self, case: Case, dtype: torch.dtype) -> Tensors:
+        """Return what the textbook formulas give on the CPU, every step rounded to `dtype`."""
+        visible = find_visible(case)
+        tensors = (self.q, self.k, self.v, self.dout)
+        return attend(*tensors, causal=case.causal, dtype=dtype, visible=visible)
+
+
+def load_attention() -> Attention:
+    """Return the product as the selftest calls it."""
+    from ..attention.batched import flash_attn_func  # noqa: PLC0415 - absent on a broken install
+    from ..attention.packed import flash_attn_varlen_func  # noqa: PLC0415
+
+    def attention(  # noqa: PLR0913 - as above
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        causal: bool,
+        mask: BlockMask | None,
+        lengths: tuple[int, ...],
+    ) -> tuple[Tensor, Tensor]:
+        if not lengths:
+            return flash_attn_func(q, k, v, causal=causal, mask=mask, return_lse=True)
+        ends = torch.tensor(cu_seqlens(lengths), dtype=torch.int32, device=q.device)
+        longest = max(lengths)
+        packed = (q[0], k[0], v[0], ends, ends, longest, longest)
+        out, lse = flash_attn_varlen_func(*packed, causal=causal, return_lse=True)
+        return out[None], lse[None]
+
+    return attention

@@ -1,0 +1,114 @@
+"""What the selftest of one device found, as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..findings import page_of
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong."""
+
+    id: str  # "selftest-bits-differ", "-values-differ", "-error", "-crashed", "-timeout"
+    case: str
+    summary: str
+    details: tuple[str, ...] = ()
+    difference: dict[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the finding as plain data."""
+        return {
+            "id": self.id,
+            "case": self.case or None,
+            "summary": self.summary,
+            "details": list(self.details),
+            "difference": self.difference,
+            "docs": page_of(self.id),
+        }
+
+
+@dataclass(frozen=True, order=True)
+class RanVariant:
+    """A variant that really ran, as the CUDA runtime describes it."""
+
+    symbol: str
+    binary_version: int
+    ptx_version: int
+
+    def __str__(self) -> str:
+        return f"{self.symbol}: binaryVersion {self.binary_version}, ptxVersion {self.ptx_version}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the variant as plain data."""
+        return {
+            "symbol": self.symbol,
+            "binary_version": self.binary_version,
+            "ptx_version": self.ptx_version,
+        }
+
+
+@dataclass(frozen=True)
+class CaseDigests:
+    """What one case computed, and what decides it on the side of the case."""
+
+    case: str
+    size: list[str]  # dtype and compiled size: ["bf16", "192/128"]
+    budget: int
+    digests: dict[str, str]
+
+
+@dataclass(frozen=True)
+class SelftestReport:
+    """What the selftest of one device found."""
+
+    device: str  # "0", "cpu"
+    runs: int
+    cases: int  # completed
+    findings: tuple[Finding, ...] = ()
+    loaded: tuple[RanVariant, ...] = ()
+    selected: dict[str, str] | None = None  # "fwd fp16 64" -> symbol; None if not asked
+    families: tuple[str, ...] = ()  # kernel families that really ran
+    imported: bool = True  # the compiled parts were loaded
+    seconds: float = 0.0
+    digests: tuple[CaseDigests, ...] = ()
+
+    def __bool__(self) -> bool:
+        return not self.findings
+
+    @property
+    def untested(self) -> tuple[str, ...]:
+        """The kernel families that the dispatcher has for this device and no case launched."""
+        known = {kernel.split()[0] for kernel in self.selected or ()}
+        return tuple(sorted(known - set(self.families)))
+
+    @property
+    def summary(self) -> str:
+        """The result in one sentence."""
+        if self.findings:
+            first = self.findings[0]
+            where = f" ({first.case})" if first.case else ""
+            more = len(self.findings) - 1
+            tail = f"; {more} more finding{'s' if more > 1 else ''}" if more else ""
+            return f"{first.summary}{where}{tail}"
+        return (
+            f"{self.cases} cases, {self.runs} runs each: out, lse, dq, dk, dv bit-equal and "
+            f"values right ({self.seconds:.0f} s)"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as plain data."""
+        return {
+            "device": self.device,
+            "status": "ok" if self else "fail",
+            "runs": self.runs,
+            "cases": self.cases,
+            "seconds": round(self.seconds, 3),
+            "summary": self.summary,
+            "findings": [finding.to_json() for finding in self.findings],
+            "loaded": [variant.to_json() for variant in self.loaded],
+            "selected": self.selected,
+            "untested_families": list(self.untested),
+        }

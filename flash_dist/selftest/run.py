@@ -1,0 +1,237 @@
+"""Prove the kernels on one device: bit-equal runs, right values, no crash.
+
+The parent side: start the child, read its report, judge it. What the child does is in
+`child.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..findings.result import CheckResult
+from ..loading.process import Event, Outcome, run_child
+from ..targets.compatibility import jit_policy
+from ..targets.verdict import name_size
+from .report import CaseDigests, Finding, RanVariant, SelftestReport
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+DEFAULT_RUNS = 30
+DEFAULT_TIMEOUT = 900.0
+JSON_VERSION = 1
+
+CHILD = ("-m", f"{__package__}.child")
+
+_SHOWN_FINDINGS = 6
+_BEFORE_IMPORT = {"error"}  # the child reports everything else after it has loaded all parts
+
+
+def run_selftest(
+    device: str,
+    *,
+    runs: int = DEFAULT_RUNS,
+    timeout: float = DEFAULT_TIMEOUT,
+    child: Sequence[str] = CHILD,
+) -> SelftestReport:
+    """Run the selftest of one device, "0" or "cpu", in a child process.
+
+    Args:
+        device: Of CUDA's order.
+        runs: Of each case.
+        timeout: Seconds.
+        child: Arguments of Python; a test's own child may compute something else.
+    """
+    command = [sys.executable, *child]
+    outcome = run_child([*command, "--device", device, "--runs", str(runs)], timeout=timeout)
+    return judge_outcome(device, runs, outcome)
+
+
+def judge_outcome(device: str, runs: int, outcome: Outcome) -> SelftestReport:
+    """Turn what the child reported, and how it ended, into a report."""
+    events = outcome.events
+    findings = [_read_finding(event) for event in events if event.get("event") == "finding"]
+    case = next((str(e["case"]) for e in reversed(events) if e.get("event") == "case"), "")
+    error = next((e for e in events if e.get("event") == "error"), None)
+    done = any(event.get("event") == "done" for event in events)
+    if error is not None:
+        first, *rest = str(error["reason"]).splitlines() or [""]
+        findings.append(Finding("selftest-error", case, first, tuple(rest)))
+    elif not outcome or not done:
+        findings.append(_explain_death(outcome, case))
+    return SelftestReport(
+        device,
+        runs,
+        sum(event.get("event") == "case-done" for event in events),
+        tuple(findings),
+        _read_loaded(events),
+        _read_selected(events),
+        _read_families(events),
+        imported=any(event.get("event") not in _BEFORE_IMPORT for event in events),
+        seconds=outcome.seconds,
+        digests=_read_digests(events),
+    )
+
+
+def _explain_death(outcome: Outcome, case: str) -> Finding:
+    if outcome.ending == "exit" and outcome.output and not outcome.events:
+        # An import failed: the last line of a traceback says all.
+        return Finding("selftest-crashed", case, f"it does not start: {outcome.output[-1]}")
+    cause = "timeout" if outcome.ending == "timeout" else "crashed"
+    summary = f"the child process did not finish: {outcome.sentence}"
+    return Finding(f"selftest-{cause}", case, summary, outcome.output)
+
+
+def _read_finding(event: Event) -> Finding:
+    details = []
+    if event["id"] == "selftest-bits-differ":
+        details.append(
+            f"first in run {event['run']} on stream {event['stream']}; "
+            f"{event['bad_runs']} of {event['runs'] - 1} repeated runs differ from run 0"
+        )
+    return Finding(
+        str(event["id"]),
+        str(event["case"]),
+        str(event["summary"]),
+        tuple(details),
+        event["difference"],
+    )
+
+
+def _read_loaded(events: Iterable[Event]) -> tuple[RanVariant, ...]:
+    loaded = {
+        RanVariant(
+            str(variant["symbol"]), int(variant["binary_version"]), int(variant["ptx_version"])
+        )
+        for event in events
+        if event.get("event") == "loaded"
+        for variant in event["variants"].values()
+    }
+    return tuple(sorted(loaded))
+
+
+def _read_families(events: Iterable[Event]) -> tuple[str, ...]:
+    loaded = (event["variants"] for event in events if event.get("event") == "loaded")
+    return tuple(sorted({family for variants in loaded for family in variants}))
+
+
+def _read_digests(events: Iterable[Event]) -> tuple[CaseDigests, ...]:
+    return tuple(
+        CaseDigests(
+            str(event["case"]),
+            [str(event["dtype"]), name_size(*map(int, event["compiled"]))],
+            int(event["budget"]),
+            {str(name): str(value) for name, value in event["digests"].items()},
+        )
+        for event in events
+        if event.get("event") == "fingerprint"
+    )
+
+
+def _read_selected(events: Iterable[Event]) -> dict[str, str] | None:
+    for event in events:
+        if event.get("event") == "selected":
+            return {
+                f"{kernel['role']} {kernel['dtype']} {_name_size(kernel)}": str(
+                    kernel["chosen"]["symbol"]
+                )
+                for kernel in event["kernels"]
+                if kernel["chosen"]
+            }
+    return None
+
+
+def _name_size(kernel: Event) -> str:
+    return name_size(int(kernel["head_dim"]), int(kernel["head_dim_v"]))
+
+
+def check_selftest(
+    report: SelftestReport, gpu: int | None, surprises: tuple[str, ...] = ()
+) -> CheckResult:
+    """Present a report as a check.
+
+    Args:
+        report: The selftest's.
+        gpu: Which GPU it was; None for the CPU.
+        surprises: From `find_surprises`.
+    """
+    result = CheckResult(
+        f"selftest {report.device}",
+        "ok",
+        report.summary,
+        describe_loaded(report),
+        gpu=gpu,
+        data=report.to_json(),
+    )
+    if not report:
+        return replace(
+            result,
+            status="fail",
+            details=tuple(describe_findings(report)),
+            fix=_fix(report),
+            id=report.findings[0].id,
+        )
+    if surprises:
+        return replace(
+            result,
+            status="warn",
+            summary=f"{report.summary}; other variants were loaded than predicted",
+            details=(*result.details, *surprises),
+            fix="report this with the output of `doctor --json`",
+            id="prediction-differs",
+        )
+    return result
+
+
+def _fix(report: SelftestReport) -> str:
+    first = report.findings[0]
+    if first.id == "selftest-timeout":
+        return "`--timeout` allows more time: `python -m flash_dist selftest --timeout 3600`"
+    jit = jit_policy(os.environ)
+    if jit != "allowed":
+        name = "CUDA_FORCE_PTX_JIT" if jit == "forced" else "CUDA_DISABLE_PTX_JIT"
+        return f"`unset {name}` and try again: torch's own kernels obey it, too, and have no PTX"
+    if not first.case and not report.cases:
+        return "`python -m flash_dist doctor` shows what is wrong with the install"
+    return "do not use this device with this build; report the output of `selftest --json`"
+
+
+def describe_findings(report: SelftestReport) -> list[str]:
+    """Write each finding with its case, the first few; a single one is the summary itself."""
+    if len(report.findings) == 1:
+        return list(report.findings[0].details)
+    lines = []
+    for finding in report.findings[:_SHOWN_FINDINGS]:
+        lines.append(f"{finding.case or 'before the first case'}: {finding.summary}")
+        lines.extend(f"  {detail}" for detail in finding.details)
+    hidden = len(report.findings) - _SHOWN_FINDINGS
+    return [*lines, f"and {hidden} more"] if hidden > 0 else lines
+
+
+def describe_loaded(report: SelftestReport) -> tuple[str, ...]:
+    """Count the variants that ran by what the runtime says of them."""
+    counts: dict[tuple[int, int], int] = {}
+    for variant in report.loaded:
+        key = (variant.binary_version, variant.ptx_version)
+        counts[key] = counts.get(key, 0) + 1
+    lines = [
+        f"{count} variants ran: binaryVersion {binary}, ptxVersion {ptx}"
+        for (binary, ptx), count in sorted(counts.items())
+    ]
+    if report.untested:
+        lines.append(f"launched by no case: {', '.join(report.untested)}")
+    return tuple(lines)
+
+
+def find_surprises(predicted: dict[str, str], report: SelftestReport) -> tuple[str, ...]:
+    """Compare which variant was predicted for each kernel with what the dispatcher chose."""
+    if report.selected is None:
+        return ()
+    return tuple(
+        f"{kernel}: predicted {symbol}, chosen {report.selected.get(kernel, 'none')}"
+        for kernel, symbol in sorted(predicted.items())
+        if report.selected.get(kernel) != symbol
+    )

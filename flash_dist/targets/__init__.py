@@ -1,0 +1,1 @@
+"""Which code runs where: rules on targets, GPUs and drivers that read nothing."""

@@ -1,0 +1,314 @@
+"""Compile targets and sets of them: parse, print, order, gencode flags, what runs where.
+
+A GPU *has* compute capability 9.0; code is *for* `sm_90a` (SASS, machine code) or `compute_90`
+(PTX, compiled by the driver). Suffix `a` binds code to one chip, `f` to one family.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from ..errors import ArchError
+from .compatibility import DEFAULT_ORIGIN, JitPolicy, Origin, RunVerdict, jit_policy, judge
+from .devices import Device, Driver, parse_version
+
+__all__ = [
+    "DEFAULT_TOOLKIT",
+    "KNOWN_ARCHS",
+    "TOOLKIT_ARCHS",
+    "Arch",
+    "ArchSet",
+    "Device",
+    "Driver",
+    "JitPolicy",
+    "Origin",
+    "RunVerdict",
+    "choose_arch",
+    "jit_policy",
+    "require_supported",
+    "unsupported",
+]
+
+DEFAULT_TOOLKIT: Final = "13.0"
+DEFAULT_MACHINE: Final = "x86_64"
+SESSIONS: Final = {"x86_64": "build_wheels", "aarch64": "build_arm"}  # of nox, by CPU
+
+_ARCH = re.compile(r"(?:(sm_|compute_)?([1-9][0-9]{1,2})|([1-9][0-9]?)\.([0-9]))([af]?)")
+
+
+@dataclass(frozen=True, order=True)
+class Arch:
+    """A compile target such as `sm_90a` (SASS) or `compute_90` (PTX)."""
+
+    major: int
+    minor: int
+    suffix: str = ""  # "", "a" (this chip only) or "f" (this family)
+    ptx: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Arch:
+        """Read `sm_90a`, `compute_80`, `9.0a` or `90a`; the last two are SASS.
+
+        Any well-formed number is taken: a binary may hold code for GPUs newer than this package.
+        """
+        match = _ARCH.fullmatch(text.strip())
+        if match is None:
+            message = f"an architecture looks like `sm_90a`, `compute_80` or `9.0a`, got `{text}`"
+            raise ArchError(message, hint=_suggestion(text))
+        prefix, number, major, minor, suffix = match.groups()
+        if number is not None:
+            major, minor = number[:-1], number[-1]
+        return cls(int(major), int(minor), suffix, ptx=prefix == "compute_")
+
+    def __str__(self) -> str:
+        return f"{'compute' if self.ptx else 'sm'}_{self.number}{self.suffix}"
+
+    @property
+    def number(self) -> int:
+        """The decimal form: 90 for `sm_90a`."""
+        return self.major * 10 + self.minor
+
+    @property
+    def dotted(self) -> str:
+        """The form of TORCH_CUDA_ARCH_LIST, which does not tell SASS from PTX: `9.0a`."""
+        return f"{self.major}.{self.minor}{self.suffix}"
+
+    @property
+    def identifier(self) -> str:
+        """The form for C symbols and version labels: `sm90a`, `compute80`."""
+        return str(self).replace("_", "")
+
+    @property
+    def gencode(self) -> str:
+        """The nvcc flag that compiles this target and nothing else."""
+        return f"-gencode=arch=compute_{self.number}{self.suffix},code={self}"
+
+    @property
+    def device(self) -> Device:
+        """The GPU this code is named after."""
+        return Device(self.major, self.minor)
+
+    @property
+    def smem_optin(self) -> int:
+        """Bytes of shared memory that a block may ask for on the GPU this code is named after."""
+        return self.device.smem_optin
+
+    def can_run_on(
+        self,
+        device: Device,
+        driver: Driver | None = None,
+        origin: Origin = DEFAULT_ORIGIN,
+        *,
+        jit: JitPolicy = "allowed",
+    ) -> RunVerdict:
+        """Judge whether a driver would run this code on this device.
+
+        Args:
+            device: The GPU.
+            driver: Its driver. None leaves the driver out of the question.
+            origin: Toolkit, PTX ISA and compression of the image; what we build by default.
+            jit: What CUDA_FORCE_PTX_JIT and CUDA_DISABLE_PTX_JIT say; see `jit_policy`.
+        """
+        return judge(self, device, driver, origin, jit)
+
+
+def choose_arch(
+    archs: tuple[Arch, ...],
+    device: Device,
+    driver: Driver | None = None,
+    origin: Origin = DEFAULT_ORIGIN,
+    *,
+    jit: JitPolicy = "allowed",
+) -> tuple[Arch, RunVerdict] | None:
+    """Return the target the device is best served by, None if none runs or might run there.
+
+    Among equals the one closest to the device wins: higher number, then `a`, `f`, no suffix.
+    """
+    judged = [(arch, arch.can_run_on(device, driver, origin, jit=jit)) for arch in archs]
+    able = [(arch, verdict) for arch, verdict in judged if verdict.how != "no"]
+    closeness = {"a": 0, "f": 1, "": 2}
+    return min(
+        able,
+        key=lambda pair: (pair[1].rank, -pair[0].number, closeness[pair[0].suffix]),
+        default=None,
+    )
+
+
+def _archs(dotted: str) -> tuple[Arch, ...]:
+    return tuple(Arch.parse(one) for one in dotted.split())
+
+
+_CUDA_12 = _archs("5.0 5.2 5.3 6.0 6.1 6.2 7.0 7.2 7.5 8.0 8.6 8.7 8.9 9.0 9.0a")
+_CUDA_12_8 = _CUDA_12 + _archs("10.0 10.0a 10.1 10.1a 12.0 12.0a")
+_CUDA_12_9 = tuple(
+    sorted(_CUDA_12_8 + _archs("10.0f 10.1f 10.3 10.3a 10.3f 12.0f 12.1 12.1a 12.1f"))
+)
+_CUDA_13 = _archs(
+    "7.5 8.0 8.6 8.7 8.8 8.9 9.0 9.0a 10.0 10.0a 10.0f 10.3 10.3a 10.3f "
+    "11.0 11.0a 11.0f 12.0 12.0a 12.0f 12.1 12.1a 12.1f"
+)
+
+# SASS targets each toolkit compiles (`nvcc --list-gpu-code`, suffixes from `nvcc --help`); each
+# of them exists as PTX too.
+TOOLKIT_ARCHS: dict[str, tuple[Arch, ...]] = {
+    "12.0": _CUDA_12,
+    "12.8": _CUDA_12_8,
+    "12.9": _CUDA_12_9,
+    "13.0": _CUDA_13,
+    "13.1": _CUDA_13,
+    "13.2": _CUDA_13,
+}
+
+KNOWN_ARCHS: tuple[Arch, ...] = tuple(
+    sorted({arch for archs in TOOLKIT_ARCHS.values() for arch in archs} | set(_archs("3.5 3.7")))
+)
+
+# The names that TORCH_CUDA_ARCH_LIST may hold, with PyTorch's meaning (torch.utils.cpp_extension).
+NAMED_LISTS: dict[str, str] = {
+    "Kepler": "3.5+PTX",
+    "Maxwell": "5.0;5.2+PTX",
+    "Maxwell+Tegra": "5.3",
+    "Pascal": "6.0;6.1+PTX",
+    "Volta": "7.0+PTX",
+    "Volta+Tegra": "7.2",
+    "Turing": "7.5+PTX",
+    "Ampere": "8.0;8.6+PTX",
+    "Ampere+Tegra": "8.7",
+    "Ada": "8.9+PTX",
+    "Hopper": "9.0+PTX",
+    "Blackwell": "10.0;10.3;12.0;12.1+PTX",
+    "Blackwell+Tegra": "11.0",
+}
+_NAMED_LISTS = {name.lower(): archs for name, archs in NAMED_LISTS.items()}
+
+
+@dataclass(frozen=True)
+class ArchSet:
+    """Targets that are compiled into one wheel."""
+
+    name: str
+    label: str  # goes into the wheel's version: X+cu130.<label>
+    archs: tuple[Arch, ...]  # old to new, SASS before PTX of the same number
+    who: str = ""
+    toolkit: str = DEFAULT_TOOLKIT
+    machine: str = field(default=DEFAULT_MACHINE, kw_only=True)  # as `uname -m` says it
+    budget_bytes: int | None = field(default=None, kw_only=True)
+    wheel_bytes: int | None = field(default=None, kw_only=True)  # as last built
+
+    @classmethod
+    def parse(cls, text: str, *, name: str = "custom", label: str | None = None) -> ArchSet:
+        """Read a TORCH_CUDA_ARCH_LIST: blanks or semicolons, any order, `+PTX`, named lists.
+
+        `8.9+PTX` is SASS and PTX of 8.9. A single target, `compute_89`, stands for itself.
+
+        Args:
+            text: The list.
+            name: What to call the set in messages.
+            label: Label of the wheel's version; made from the content when None: `sm75.sm86`.
+        """
+        archs: set[Arch] = set()
+        for token in re.split(r"[;\s]+", text.strip("; \t\n")):
+            archs.update(_parse_token(token, text, name))
+        targets = tuple(sorted(archs))
+        return cls(name, label or ".".join(arch.identifier for arch in targets), targets)
+
+    def __str__(self) -> str:
+        return ";".join(self._tokens())
+
+    def _tokens(self) -> list[str]:
+        tokens = []
+        for arch in self.archs:
+            twin = replace(arch, ptx=not arch.ptx)
+            if arch.ptx and twin in self.archs:
+                continue
+            if arch.ptx:
+                tokens.append(str(arch))
+            else:
+                tokens.append(arch.dotted + ("+PTX" if twin in self.archs else ""))
+        return tokens
+
+    @property
+    def session(self) -> str:
+        """The nox session that builds the set."""
+        return SESSIONS[self.machine]
+
+    @property
+    def gencode_flags(self) -> tuple[str, ...]:
+        """The nvcc flags, one per target."""
+        return tuple(arch.gencode for arch in self.archs)
+
+    def to_json(self) -> dict[str, str]:
+        """Return the set as plain data, as the build manifest holds it."""
+        return {
+            "name": self.name,
+            "label": self.label,
+            "archs": str(self),
+            "who": self.who,
+            "toolkit": self.toolkit,
+            "machine": self.machine,
+        }
+
+
+def _parse_token(token: str, text: str, name: str) -> tuple[Arch, ...]:
+    where = f"in arch set `{name}` (`{text}`)"
+    if not token:
+        message = f"no architecture {where}"
+        raise ArchError(message, hint="write a list such as `8.0;9.0a+PTX`")
+    named = _NAMED_LISTS.get(token.lower())
+    if named is not None:
+        return ArchSet.parse(named, name=token).archs
+    number, with_ptx = (token[:-4], True) if token.upper().endswith("+PTX") else (token, False)
+    if _ARCH.fullmatch(number) is None or (with_ptx and "_" in number):
+        message = f"malformed architecture `{token}` {where}"
+        raise ArchError(message, hint=_suggestion(token))
+    arch = Arch.parse(number)
+    if replace(arch, ptx=False) not in KNOWN_ARCHS:
+        message = f"unknown architecture `{token}` {where}"
+        raise ArchError(message, hint=_suggestion(token))
+    return (arch, replace(arch, ptx=True)) if with_ptx else (arch,)
+
+
+def _suggestion(text: str) -> str | None:
+    """Name the known architecture or list that is spelled most like this text."""
+    spellings = {name.lower(): name for name in NAMED_LISTS}
+    for arch in KNOWN_ARCHS:
+        forms = (arch.dotted, str(arch), str(replace(arch, ptx=True)))
+        spellings.update(zip(forms, forms, strict=True))
+    near = difflib.get_close_matches(text.strip().lower(), spellings, n=1, cutoff=0.5)
+    return f"did you mean `{spellings[near[0]]}`?" if near else None
+
+
+def unsupported(archset: ArchSet, toolkit: str) -> tuple[Arch, ...]:
+    """Return the targets of a set that this toolkit cannot compile.
+
+    A toolkit that is not in the table counts as the newest known one before it.
+    """
+    version = parse_version(toolkit)
+    known = [name for name in TOOLKIT_ARCHS if parse_version(name) <= version]
+    if not known:
+        message = (
+            f"no architectures are known for CUDA {toolkit}, only for {', '.join(TOOLKIT_ARCHS)}"
+        )
+        raise ArchError(message)
+    able = TOOLKIT_ARCHS[max(known, key=parse_version)]
+    return tuple(arch for arch in archset.archs if replace(arch, ptx=False) not in able)
+
+
+def require_supported(archset: ArchSet, toolkit: str, *, skip_unsupported: bool = False) -> ArchSet:
+    """Return the set if the toolkit compiles all of it, or without the rest if told to skip."""
+    refused = unsupported(archset, toolkit)
+    if not refused:
+        return archset
+    kept = tuple(arch for arch in archset.archs if arch not in refused)
+    names = ", ".join(f"`{arch}`" for arch in refused)
+    message = f"CUDA {toolkit} cannot compile {names} of arch set `{archset.name}` (`{archset}`)"
+    if not kept:
+        raise ArchError(message, hint="choose an arch set this toolkit knows, such as `all`")
+    if not skip_unsupported:
+        raise ArchError(message, hint="`--skip-unsupported` builds the rest")
+    ad_hoc = archset.label == ".".join(arch.identifier for arch in archset.archs)
+    label = ".".join(arch.identifier for arch in kept) if ad_hoc else archset.label
+    return replace(archset, archs=kept, label=label)

@@ -1,0 +1,212 @@
+"""Facts about GPUs and drivers: compute capabilities, shared memory, CUDA versions.
+
+Sources: CUDA C++ Programming Guide, appendix "Compute Capabilities" (shared memory per block);
+CUDA toolkit release notes, table of toolkit and driver versions; CUDA Compatibility guide,
+"Minor Version Compatibility" (first driver per major); PTX ISA guide, "Release Notes" (first
+toolkit per PTX ISA); nvcc documentation of `--compress-mode` (zstd needs a 12.4 driver).
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from ..errors import ArchError
+
+Version = tuple[int, int]
+
+KIB = 1024
+
+# Most shared memory, in KiB, that one block may ask for (opt-in), by compute capability.
+SMEM_OPTIN_KIB: dict[Version, int] = {
+    (5, 0): 48, (5, 2): 48, (5, 3): 48, (6, 0): 48, (6, 1): 48, (6, 2): 48,
+    (7, 0): 96, (7, 2): 96, (7, 5): 64,
+    (8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 8): 99, (8, 9): 99,
+    (9, 0): 227, (10, 0): 227, (10, 1): 227, (10, 3): 227, (11, 0): 227,
+    (12, 0): 99, (12, 1): 99,
+}  # fmt: skip
+
+# Tegra-class parts. Code for discrete GPUs of the same major is not promised to run on them.
+INTEGRATED: frozenset[Version] = frozenset({(5, 3), (6, 2), (7, 2), (8, 7), (10, 1), (11, 0)})
+
+# Driver release branch -> the CUDA version its `cuDriverGetVersion` reports.
+DRIVER_CUDA: dict[int, Version] = {
+    410: (10, 0), 418: (10, 1), 440: (10, 2),
+    450: (11, 0), 455: (11, 1), 460: (11, 2), 465: (11, 3), 470: (11, 4), 495: (11, 5),
+    510: (11, 6), 515: (11, 7), 520: (11, 8),
+    525: (12, 0), 530: (12, 1), 535: (12, 2), 545: (12, 3), 550: (12, 4), 555: (12, 5),
+    560: (12, 6), 565: (12, 7), 570: (12, 8), 575: (12, 9),
+    580: (13, 0), 590: (13, 1),
+}  # fmt: skip
+
+# PTX ISA -> first CUDA version whose driver assembles it (9.3 is inferred from its neighbours).
+PTX_ISA_CUDA: dict[Version, Version] = {
+    (7, 0): (11, 0), (7, 1): (11, 1), (7, 2): (11, 2), (7, 3): (11, 3), (7, 4): (11, 4),
+    (7, 5): (11, 5), (7, 6): (11, 6), (7, 7): (11, 7), (7, 8): (11, 8),
+    (8, 0): (12, 0), (8, 1): (12, 1), (8, 2): (12, 2), (8, 3): (12, 3), (8, 4): (12, 4),
+    (8, 5): (12, 5), (8, 6): (12, 7), (8, 7): (12, 8), (8, 8): (12, 9),
+    (9, 0): (13, 0), (9, 1): (13, 1), (9, 2): (13, 2), (9, 3): (13, 3), (9, 4): (13, 4),
+}  # fmt: skip
+
+ZSTD_CUDA: Version = (12, 4)
+
+
+@dataclass(frozen=True, order=True)
+class Device:
+    """A GPU as its compute capability tells it, such as 8.6."""
+
+    major: int
+    minor: int
+
+    @classmethod
+    def parse(cls, text: str) -> Device:
+        """Read `8.6`."""
+        match = re.fullmatch(r"([1-9][0-9]?)\.([0-9])", text.strip())
+        if match is None:
+            message = f"a compute capability looks like `8.6`, got `{text}`"
+            raise ArchError(
+                message, hint="`nvidia-smi --query-gpu=compute_cap --format=csv` lists yours"
+            )
+        return cls(int(match[1]), int(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}"
+
+    @property
+    def number(self) -> int:
+        """The decimal form that targets use: 86 for 8.6."""
+        return self.major * 10 + self.minor
+
+    @property
+    def version(self) -> Version:
+        """As a key of the tables here."""
+        return self.major, self.minor
+
+    @property
+    def integrated(self) -> bool:
+        """Whether this is a Tegra-class part (Jetson, Drive, Thor)."""
+        return self.version in INTEGRATED
+
+    @property
+    def known(self) -> bool:
+        """Whether there is such a GPU, as far as these tables tell."""
+        return self.version in SMEM_OPTIN_KIB
+
+    @property
+    def smem_optin(self) -> int:
+        """Bytes of shared memory that a block may ask for.
+
+        Unknown: the least of the major; of a newer major: the least since 8.0.
+        """
+        known = SMEM_OPTIN_KIB.get(self.version)
+        if known is None:
+            siblings = [kib for cc, kib in SMEM_OPTIN_KIB.items() if cc[0] == self.major]
+            recent = [kib for cc, kib in SMEM_OPTIN_KIB.items() if (8, 0) <= cc <= self.version]
+            known = min(siblings or recent, default=48)
+        return known * KIB
+
+    def is_same_silicon(self, other: Device) -> bool:
+        """Whether both names mean one chip: CUDA 13.0 renamed 10.1 (Thor) to 11.0."""
+        return self == other or {self.number, other.number} == {101, 110}
+
+
+KNOWN_DEVICES: tuple[Device, ...] = tuple(Device(*version) for version in sorted(SMEM_OPTIN_KIB))
+
+
+@dataclass(frozen=True)
+class Driver:
+    """An NVIDIA driver: the newest CUDA version it speaks and, if known, its release.
+
+    The CUDA version decides; a forward-compatibility package raises it above the release's own.
+    """
+
+    cuda: Version
+    release: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Driver:
+        """Read a release such as `535` or `580.65.06`."""
+        release = text.strip()
+        match = re.fullmatch(r"([0-9]{3,4})(\.[0-9]+)*", release)
+        if match is None:
+            message = f"a driver release looks like `580` or `580.65.06`, got `{text}`"
+            raise ArchError(
+                message, hint="`nvidia-smi --query-gpu=driver_version --format=csv` shows yours"
+            )
+        return cls(driver_cuda(int(match[1])), release)
+
+    @classmethod
+    def from_cuda_version(cls, number: int, release: str = "") -> Driver:
+        """Take what `cuDriverGetVersion` answered, such as 13000."""
+        return cls((number // 1000, number % 1000 // 10), release)
+
+    def __str__(self) -> str:
+        cuda = f"CUDA {format_version(self.cuda)}"
+        return f"driver {self.release} ({cuda})" if self.release else f"a driver for {cuda}"
+
+
+def parse_version(text: str) -> Version:
+    """Read a toolkit or PTX ISA version: `13.0` or `13.0.88` is (13, 0)."""
+    match = re.match(r"([0-9]+)\.([0-9]+)(\.|$)", text)
+    if match is None:
+        message = f"a CUDA version looks like `13.0`, got `{text}`"
+        raise ArchError(message)
+    return int(match[1]), int(match[2])
+
+
+def format_version(version: Version) -> str:
+    """Write (13, 0) as `13.0`."""
+    return f"{version[0]}.{version[1]}"
+
+
+def driver_cuda(branch: int) -> Version:
+    """Return the CUDA version of a driver branch; between two known ones, that of the older."""
+    known = sorted(DRIVER_CUDA)
+    place = bisect_right(known, branch)
+    return DRIVER_CUDA[known[place - 1]] if place else (9, 0)
+
+
+def first_driver(cuda: Version) -> int | None:
+    """Return the first driver branch that speaks this CUDA version, None if no known one does."""
+    return next((branch for branch, has in sorted(DRIVER_CUDA.items()) if has >= cuda), None)
+
+
+def toolkit_driver(toolkit: str) -> int | None:
+    """Return the first driver branch that runs SASS of this toolkit: that of its CUDA major.
+
+    Minor-version compatibility makes the minor irrelevant to SASS (580 for 13.x, 525 for 12.x).
+    """
+    return first_driver((parse_version(toolkit)[0], 0))
+
+
+def toolkit_ptx_isa(toolkit: str) -> Version:
+    """Return the PTX ISA that this toolkit writes."""
+    version = parse_version(toolkit)
+    return max((isa for isa, cuda in PTX_ISA_CUDA.items() if cuda <= version), default=(7, 0))
+
+
+def ptx_isa_cuda(isa: Version) -> Version | None:
+    """Return the first CUDA version that assembles this PTX ISA, None if it is too new to know."""
+    return next((cuda for known, cuda in sorted(PTX_ISA_CUDA.items()) if known >= isa), None)
+
+
+def driver_supports_toolkit(driver: Driver, toolkit: str) -> bool:
+    """Whether SASS and the runtime of this toolkit load: the driver's CUDA major is no older."""
+    return driver.cuda[0] >= parse_version(toolkit)[0]
+
+
+def toolkit_compression(toolkit: str) -> str:
+    """Return how our builds with this toolkit compress images: nvcc knows zstd from 12.8 on."""
+    return "zstd" if parse_version(toolkit) >= (12, 8) else "lz4"
+
+
+def driver_supports_ptx_isa(driver: Driver, isa: Version) -> bool | None:
+    """Whether the driver's JIT assembles this PTX ISA; None if the ISA is too new to know."""
+    needed = ptx_isa_cuda(isa)
+    return None if needed is None else driver.cuda >= needed
+
+
+def driver_supports_zstd(driver: Driver) -> bool:
+    """Whether the driver unpacks zstd images (550 and newer)."""
+    return driver.cuda >= ZSTD_CUDA

@@ -1,0 +1,240 @@
+"""The gate in front of anybody's release: what is required, what falls short, how it is said."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from flash_dist.audit.options import AuditOptions, parse_size, read_options
+from flash_dist.audit.release import audit_release
+from flash_dist.cli import main
+from flash_dist.errors import UsageError
+from tests.unit.made.fatbin_builder import (
+    PTX,
+    SASS,
+    Kernel,
+    Part,
+    container,
+    cubin,
+    entry,
+    library,
+    ptx,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ALPHA = cubin(Kernel("alpha"), Kernel("beta"))
+BOTH = container(
+    entry(SASS, 80, ALPHA), entry(SASS, 90, ALPHA, suffix="a"), entry(PTX, 80, ptx("alpha", "beta"))
+)
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the folder whose pyproject.toml would be read."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def lib(tmp_path: Path) -> Path:
+    path = tmp_path / "lib.so"
+    path.write_bytes(library(BOTH))
+    return path
+
+
+def problems(path: Path, **options: str | bool) -> tuple[str, ...]:
+    asked = AuditOptions(**options)  # type: ignore[arg-type] # each test names its own
+    return audit_release(path, asked.parse(), baseline=asked.baseline).problems
+
+
+def test_a_release_that_has_all_passes(lib: Path) -> None:
+    assert problems(lib) == ()
+    assert problems(lib, require="8.0+PTX;9.0a", forbid_extra=True) == ()
+    assert problems(lib, max_size="1MB", min_driver="580", no_stubs="alpha|beta") == ()
+
+
+def test_a_target_that_is_missing_or_too_much_is_named(lib: Path) -> None:
+    assert problems(lib, require="8.0;12.0") == (f"{lib}: no code for sm_120, which is required",)
+    assert problems(lib, require="8.0", forbid_extra=True) == (
+        f"{lib}: code for compute_80, which is not required",
+        f"{lib}: code for sm_90a, which is not required",
+    )
+
+
+def test_every_library_with_gpu_code_needs_every_target(lib: Path) -> None:
+    (lib.parent / "other.so").write_bytes(library(container(entry(SASS, 80, ALPHA))))
+    (lib.parent / "plain.so").write_bytes(library())
+    (problem,) = problems(lib.parent, require="8.0;9.0a")
+    assert problem == f"{lib.parent / 'other.so'}: no code for sm_90a, which is required"
+
+
+def test_code_for_other_gpus_beside_it_is_no_problem_and_alone_no_release(
+    lib: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rocm = lib.parent / "rocm.so"
+    rocm.write_bytes(library(extra=(Part(".hip_fatbin", b"x" * 64),)))
+    assert problems(lib.parent) == ()
+    assert main(["audit", str(lib.parent)]) == 0
+    assert "[skip]  1 library with code for AMD GPUs (ROCm)" in capsys.readouterr().out
+    assert problems(rocm) == ("no GPU code for NVIDIA inside",)
+
+
+def test_a_release_without_gpu_code_fails(tmp_path: Path) -> None:
+    path = tmp_path / "pkg-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("pkg/plain.so", library())
+    assert problems(path) == ("no GPU code for NVIDIA inside",)
+
+
+def test_what_is_not_understood_fails(tmp_path: Path) -> None:
+    path = tmp_path / "lib.so"
+    path.write_bytes(library(BOTH + b"junkjunk"))
+    (problem,) = problems(path)
+    assert "bytes that are no container" in problem
+    (tmp_path / "broken.so").write_bytes(b"\x7fELF")
+    assert any("broken.so cannot be read" in problem for problem in problems(tmp_path))
+
+
+def test_a_required_kernel_must_be_real_for_every_required_target(tmp_path: Path) -> None:
+    path, names = tmp_path / "lib.so", tmp_path / "kernels.txt"
+    names.write_text("# ours\nalpha\n\nbeta\ngamma\n")
+    one = cubin(Kernel("alpha"))
+    path.write_bytes(library(container(entry(SASS, 80, ALPHA), entry(SASS, 90, one))))
+    assert problems(path, require_kernels=str(names)) == (
+        f"{path}: beta: missing for sm_90",
+        "no kernel is named like `gamma`, which is required",
+    )
+    names.write_text("beta\n")
+    assert problems(path, require_kernels=str(names), require="8.0") == ()
+
+
+def test_kernels_that_may_be_no_stubs_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "lib.so"
+    whole = cubin(Kernel("alpha", code=b"\x01" * 16 * 400))
+    stub = cubin(Kernel("alpha", code=b"\x01" * 16 * 10, externs=("vprintf",)))
+    path.write_bytes(library(container(entry(SASS, 80, whole), entry(SASS, 90, stub))))
+    assert problems(path, no_stubs="alp") == (f"{path}: alpha: stub:printf for sm_90",)
+    assert problems(path, no_stubs="beta") == ()
+
+
+def test_a_driver_that_cannot_load_all_of_it_is_a_shortfall(tmp_path: Path) -> None:
+    path = tmp_path / "lib.so"
+    images = (entry(SASS, 80, ALPHA, codec="zstd"), entry(PTX, 80, ptx("alpha"), isa=(9, 0)))
+    path.write_bytes(library(container(*images)))
+    found = problems(path, min_driver="525")
+    assert len(found) == 2
+    assert "zstd needs driver 550" in found[0]
+    assert "PTX ISA 9.0 needs driver 580" in found[1]
+    assert problems(path, min_driver="580") == ()
+
+
+def test_what_a_baseline_had_must_still_be_there(lib: Path, tmp_path: Path) -> None:
+    newer = tmp_path / "new.so"
+    newer.write_bytes(library(container(entry(SASS, 80, cubin(Kernel("alpha"))))))
+    assert problems(newer, baseline=str(lib)) == (
+        f"{lib}: compute_80 was in the baseline and is gone",
+        f"{lib}: sm_90a was in the baseline and is gone",
+        f"{lib}: beta for sm_80: in the baseline, and gone",
+    )
+    assert problems(lib, baseline=str(newer)) == ()
+
+
+def test_a_file_that_is_too_large_fails(lib: Path) -> None:
+    size = lib.stat().st_size
+    assert problems(lib, max_size=str(size)) == ()
+    (problem,) = problems(lib, max_size=str(size - 1))
+    assert problem == f"the file has {size:,} bytes, allowed are {size - 1:,}"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("100MB", 10**8), ("1.5 GiB", 3 << 29), ("12", 12), ("2kB", 2000), ("3KiB", 3072)],
+)
+def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"max_size": "large"}, "a size must be like 100MB"),
+        ({"require": "fast"}, "fast"),
+        ({"no_stubs": "("}, "must be a regular expression, got `(`"),
+        ({"min_driver": "old"}, "old"),
+        ({"require_kernels": "absent.txt"}, "cannot read required kernels from `absent.txt`"),
+        ({"forbid_extra": True}, "--forbid-extra must come with --require"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(
+    options: dict[str, str | bool], sentence: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        AuditOptions(**options).parse()  # type: ignore[arg-type] # on purpose
+    assert sentence in str(caught.value)
+
+
+def test_options_may_stand_in_pyproject_toml(
+    lib: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = tmp_path / "pyproject.toml"
+    project.write_text('[tool.flash_dist.audit]\nrequire = "12.0"\nforbid-extra = true\n')
+    assert main(["audit", str(lib)]) == 1
+    assert "no code for sm_120, which is required" in capsys.readouterr().out
+    assert main(["audit", str(lib), "--require", "8.0+PTX;9.0a"]) == 0
+    project.write_text("[tool.flash_dist]\nversion = '1'\n")
+    assert read_options(project) == AuditOptions()
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("requires = '8.0'", "has no `requires`"),
+        ("require = ['8.0']", "`require` of [tool.flash_dist.audit]"),
+        ("forbid-extra = 'yes'", "must be a bool, got 'yes'"),
+        ("require = ", "is no TOML"),
+    ],
+)
+def test_a_wrong_table_is_refused(
+    line: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pyproject.toml").write_text(f"[tool.flash_dist.audit]\n{line}\n")
+    assert main(["audit", "lib.so"]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_json_and_annotations_say_the_same(lib: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["audit", str(lib), "--require", "12.0"]
+    assert main([*argv, "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["passed"] is False
+    assert document["libraries"][0]["archs"] == ["sm_80", "compute_80", "sm_90a"]
+    assert main([*argv, "--format", "github"]) == 1
+    (problem,) = document["problems"]
+    assert capsys.readouterr().out == f"::error file={lib}::{problem}\n"
+
+
+def test_what_falls_short_has_an_id_that_is_named_once(
+    lib: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["audit", str(lib), "--require", "8.6;12.0", "--max-size", "10"]
+    assert main(argv) == 1
+    out = capsys.readouterr().out
+    assert out.count("[fail]") == 3
+    commands = "`doctor --explain audit-target-missing`, `doctor --explain audit-too-large`"
+    assert out.endswith(f"\n(more: {commands})\n")
+    assert main([*argv, "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert [one["summary"] for one in document["findings"]] == document["problems"]
+    assert document["findings"][-1]["id"] == "audit-too-large"
+    assert document["findings"][-1]["docs"] == "findings.html#audit-too-large"
+
+
+def test_what_passes_says_so(lib: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", str(lib)]) == 0
+    out = capsys.readouterr().out
+    assert f"{lib}: 1 library, sm_80, compute_80, sm_90a" in out
+    assert "[ok]    everything that is required, and all of it understood" in out

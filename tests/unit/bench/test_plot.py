@@ -1,0 +1,75 @@
+"""The figure, from made-up results."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from flash_dist.bench.contenders.names import OURS, OURS_DETERMINISTIC, PEERS
+from flash_dist.bench.contenders.shapes import varlen_shapes
+from flash_dist.bench.plot import _legend_label, caption, choose_bars, draw_plot, group_rows
+from flash_dist.bench.results import Report
+from flash_dist.errors import FlashDistError
+from tests.unit.made.bench_results import MACHINE, make_report, make_row
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("suffix", ["png", "pdf", "svg"])
+def test_a_figure_is_written_in_the_format_of_its_suffix(tmp_path: Path, suffix: str) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    path = tmp_path / f"figure.{suffix}"
+    draw_plot(replace(make_report(), rows=make_report().rows[:1]), path)
+    starts = {"png": b"\x89PNG", "pdf": b"%PDF", "svg": b"<?xml"}
+    assert path.read_bytes().startswith(starts[suffix])
+
+
+def test_the_paper_set_is_plotted(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    draw_plot(make_report(), tmp_path / "figure.png")
+
+
+def test_a_format_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    with pytest.raises(FlashDistError, match="cannot be written"):
+        draw_plot(replace(make_report(), rows=make_report().rows[:1]), tmp_path / "figure.doc")
+
+
+def test_documents_are_plotted_too(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    rows = tuple(make_row(shape) for shape in varlen_shapes())
+    draw_plot(Report(MACHINE, {}, rows), tmp_path / "figure.png")
+
+
+def test_a_figure_of_nothing_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    with pytest.raises(FlashDistError, match="there is nothing to plot"):
+        draw_plot(Report(MACHINE, {}), tmp_path / "figure.png")
+
+
+def test_the_paper_set_has_a_panel_per_head_dim_and_mask() -> None:
+    groups = group_rows(make_report().rows)
+    assert [len(rows) for _, rows in groups] == [3] * 6
+    assert groups[1][0] == "head_dim 64, causal\nbf16, heads 32/32"
+
+
+def test_a_forward_is_drawn_once_for_both_kinds_of_backward() -> None:
+    names = ("ours", "sdpa-flash", "sdpa-flash-deterministic")
+    assert choose_bars(names, "forward") == names[:2]
+    assert choose_bars(names, "backward") == names
+    assert choose_bars(names[::2], "forward") == names[::2]
+
+
+def test_each_contender_has_a_name_of_its_own_in_the_legend() -> None:
+    names = (OURS, OURS_DETERMINISTIC, *PEERS)
+    labels = [_legend_label(name) for name in names]
+    assert len(set(labels)) == len(names)
+    assert labels[:2] == ["flash_dist (deterministic)", "flash_dist (deterministic, torch's mode)"]
+
+
+def test_the_caption_says_where_and_how() -> None:
+    said = caption(make_report())
+    assert said.startswith("NVIDIA H200, torch 2.11.0, flash_dist 0.1.0, warm L2; medians; ")

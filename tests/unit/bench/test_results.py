@@ -1,0 +1,260 @@
+"""Shapes, masks, work and results of the benchmark; no torch needed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from flash_dist.bench.contenders.names import (
+    OURS,
+    OURS_DETERMINISTIC,
+    PEERS,
+    add_ours,
+    is_deterministic,
+    parse_peers,
+    parse_phases,
+)
+from flash_dist.bench.contenders.shapes import (
+    CAUSAL,
+    FULL,
+    Mask,
+    Shape,
+    document_lengths,
+    fp32_shapes,
+    paper_shapes,
+    seed_shapes,
+    varlen_shapes,
+)
+from flash_dist.bench.contenders.work import count_flops, visible_pairs
+from flash_dist.bench.files import read_report, write_json
+from flash_dist.bench.results import (
+    Entry,
+    Report,
+    best_peer,
+    collect_ratios,
+    document_ratios,
+    geometric_mean,
+)
+from flash_dist.errors import UsageError
+from tests.unit.made.bench_results import make_entry, make_report, make_row
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LENGTHS = [(1, 1), (7, 7), (16, 16), (5, 13), (13, 5), (64, 33)]
+MASKS = ["full", "causal", "window:3,0", "window:2,4", "window:0,0", "prefix:4"]
+BLOCKS = ["block-causal:1", "block-causal:3", "block-causal:16"]
+
+
+def sees(mask: Mask, i: int, j: int, lengths: tuple[int, int]) -> bool:
+    """Say for one pair, by the definition, whether query i sees key j."""
+    diagonal = i + lengths[1] - lengths[0]
+    if mask.kind == "causal":
+        return j <= diagonal
+    if mask.kind == "window":
+        left, right = mask.numbers
+        return diagonal - left <= j <= diagonal + right
+    if mask.kind == "prefix":
+        return j <= diagonal or j < mask.numbers[0]
+    if mask.kind == "block-causal":
+        (blocks,) = mask.numbers
+        return j * blocks // lengths[1] <= i * blocks // lengths[0]
+    return True
+
+
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+@pytest.mark.parametrize("text", [*MASKS, *BLOCKS])
+def test_intervals_hold_exactly_what_is_visible(text: str, lengths: tuple[int, int]) -> None:
+    mask = Mask.parse(text)
+    found = {
+        (i, j) for i, (low, high) in enumerate(mask.intervals(*lengths)) for j in range(low, high)
+    }
+    pairs = ((i, j) for i in range(lengths[0]) for j in range(lengths[1]))
+    assert found == {pair for pair in pairs if sees(mask, *pair, lengths)}
+
+
+def test_work_counts_visible_pairs_over_batch_and_heads() -> None:
+    shape = Shape(3, 7, 9, 4, 2, 192, 128, CAUSAL)
+    pairs = sum(sees(CAUSAL, i, j, (7, 9)) for i in range(7) for j in range(9)) * 3 * 4
+    assert visible_pairs(shape) == pairs
+    assert count_flops(shape, "forward") == pairs * 4 * (192 + 128) / 2
+    assert count_flops(shape, "backward") == 2.5 * count_flops(shape, "forward")
+    assert count_flops(shape, "checkpointed") == count_flops(shape, "both")
+
+
+def test_documents_do_not_see_each_other() -> None:
+    lengths = (3, 1, 8)
+    shape = Shape(1, 12, 12, 2, 2, 64, 64, CAUSAL, documents=lengths)
+    assert visible_pairs(shape) == 2 * sum(n * (n + 1) // 2 for n in lengths)
+    assert visible_pairs(replace(shape, mask=FULL)) == 2 * sum(n * n for n in lengths)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "causal:1", "window", "window:1", "window:1,-1", "block-causal:0", "diagonal"]
+)
+def test_a_mask_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"mask must be|block-causal needs"):
+        Mask.parse(text)
+
+
+@pytest.mark.parametrize("text", [*MASKS, *BLOCKS])
+def test_a_mask_is_printed_as_it_is_parsed(text: str) -> None:
+    assert str(Mask.parse(text)) == text
+
+
+def test_the_paper_set_has_eighteen_rows_of_16k_tokens_and_width_2048() -> None:
+    shapes = paper_shapes()
+    assert len({shape.name for shape in shapes}) == len(shapes) == 18
+    assert {shape.batch * shape.seqlen_q for shape in shapes} == {16384}
+    assert {shape.num_heads_q * shape.head_dim for shape in shapes} == {2048}
+    assert len({shape.group for shape in shapes}) == 6
+
+
+def test_the_other_sets_are_what_they_say() -> None:
+    assert [shape.name for shape in seed_shapes()] == [
+        "bf16 d256 block-causal:16 2x1024 h8/1",
+        "bf16 d256 block-causal:16 2x4096 h8/1",
+        "bf16 d256 block-causal:16 1x16384 h8/1",
+        "bf16 d128 block-causal:16 4x4096 h32/8",
+        "bf16 d256 block-causal:16 2x1024 h8/1 18 layers",
+    ]
+    assert {shape.dtype for shape in fp32_shapes()} == {"fp32"}
+    assert len({shape.seqlen_q for shape in varlen_shapes()}) == 1
+
+
+def test_documents_are_64_of_100_to_4000_tokens_whose_mean_is_whole() -> None:
+    lengths = document_lengths()
+    assert len(lengths) == 64
+    assert min(lengths) >= 100
+    assert max(lengths) <= 4000
+    assert sum(lengths) % 64 == 0
+    assert document_lengths() == lengths
+
+
+def test_lists_of_names_are_read_once_each() -> None:
+    assert parse_peers("flex,eager,flex") == ("flex", "eager")
+    assert parse_peers("none") == ()
+    assert parse_phases("backward,forward") == ("backward", "forward")
+    with pytest.raises(UsageError, match=r"a peer must be one of sdpa-flash, .*, got `fa3`"):
+        parse_peers("flex,fa3")
+
+
+def test_determinism_is_part_of_the_name() -> None:
+    certain = [name for name in (OURS, *PEERS) if is_deterministic(name)]
+    assert certain == [OURS, "sdpa-flash-deterministic", "sdpa-efficient-deterministic", "flex"]
+
+
+def test_a_ratio_is_the_peers_time_over_ours() -> None:
+    row = make_row(paper_shapes()[0], "warm", "flex")
+    assert row.ratio("sdpa-flash", "forward") == pytest.approx(300 / 330)
+    assert row.ratio("sdpa-flash-deterministic", "backward") == pytest.approx(2)
+    assert row.ratio("flex", "forward") is None
+    assert best_peer(row, "backward") == "sdpa-flash"
+    assert row.teraflops(OURS, "both") == pytest.approx(300)
+    assert row.memory_ratio("sdpa-flash", "both") == 1
+
+
+def test_a_peer_in_torchs_mode_is_held_against_ours_in_it() -> None:
+    assert add_ours(("sdpa-flash", "flex")) == (OURS, "sdpa-flash", "flex")
+    both = add_ours(("sdpa-flash", "sdpa-flash-deterministic"))
+    assert both == (OURS, OURS_DETERMINISTIC, "sdpa-flash", "sdpa-flash-deterministic")
+    shape = paper_shapes()[0]
+    row = make_row(shape)
+    row = replace(
+        row,
+        entries={**row.entries, OURS_DETERMINISTIC: make_entry(OURS_DETERMINISTIC, shape, 200.0)},
+    )
+    assert row.ratio("sdpa-flash-deterministic", "backward") == pytest.approx(200 / 150)
+    assert row.ratio("sdpa-flash", "backward") == pytest.approx(300 / 330)
+    assert Report({}, {}, (row,)).peers == ("sdpa-flash", "sdpa-flash-deterministic")
+    entries = row.to_json()["contenders"]
+    modes = {name: entry["deterministic_mode"] for name, entry in entries.items()}
+    assert [name for name, mode in modes.items() if mode] == [
+        "sdpa-flash-deterministic",
+        OURS_DETERMINISTIC,
+    ]
+
+
+def test_a_stack_has_a_time_but_no_rate() -> None:
+    row = make_row(seed_shapes()[-1])
+    assert row.milliseconds(OURS, "checkpointed") is not None
+    assert row.teraflops(OURS, "checkpointed") is None
+
+
+def test_the_geometric_mean_leaves_out_what_could_not_run() -> None:
+    assert geometric_mean([]) is None
+    assert geometric_mean([0.5, 2.0, 1.0]) == pytest.approx(1)
+    report = make_report()
+    assert len(collect_ratios(report.rows, "sdpa-flash", "forward")) == 18
+    assert collect_ratios(report.rows, "flex", "forward") == []
+
+
+def test_unequal_documents_are_held_against_equal_ones_of_the_same_mask() -> None:
+    rates = {True: 300.0, False: 270.0}
+    rows = []
+    for shape in varlen_shapes():
+        equal = len(set(shape.documents)) == 1
+        entry = make_entry(OURS, shape, rates[equal])
+        rows.append(replace(make_row(shape), entries={OURS: entry}))
+    found = document_ratios(rows)
+    assert {(row.shape.mask.kind, phase) for row, phase, _ in found} == {
+        (mask, phase)
+        for mask in ("full", "causal")
+        for phase in ("forward", "backward", "both", "checkpointed")
+    }
+    assert [ratio for *_, ratio in found] == pytest.approx([0.9] * 8)
+
+
+def test_a_report_survives_the_way_through_json(tmp_path: Path) -> None:
+    report = make_report()
+    path = tmp_path / "run.json"
+    write_json(report.to_json(), path)
+    assert read_report(path) == report
+    assert [file.name for file in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_the_json_says_all_that_a_reader_needs() -> None:
+    data = json.loads(json.dumps(make_report().to_json()))
+    assert {name: data[name] for name in ("version", "command", "complete", "findings")} == {
+        "version": 1,
+        "command": "bench",
+        "complete": True,
+        "findings": [],
+    }
+    row = data["rows"][0]
+    assert row["shape"]["name"] == "bf16 d64 full 16x1024 h32/32"
+    assert row["shape"]["mask"] == "full"
+    assert row["l2"] == "warm"
+    assert row["contenders"]["flex"]["reason"] == "it takes no mask"
+    assert row["contenders"]["ours"]["deterministic"] is True
+    timing = row["contenders"]["ours"]["timings"]["forward"]
+    assert set(timing) == {"median_ms", "fastest_ms", "samples", "cpu_us"}
+    assert row["contenders"]["ours"]["kernels"] == ["ours_kernel"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 1, "command": "doctor"}'])
+def test_what_is_no_result_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(UsageError):
+        read_report(path)
+
+
+def test_findings_are_said_once_and_end_with_what_ended_the_run() -> None:
+    row = replace(make_row(CAUSAL_SHAPE), findings=("ours failed",))
+    report = Report({}, {}, (row, row), aborted="the GPU takes no more work")
+    assert report.findings == ("ours failed", "the GPU takes no more work")
+
+
+def test_contenders_are_named_ours_first_and_once() -> None:
+    entries = {OURS: Entry(OURS), "flex": Entry("flex")}
+    row = replace(make_row(CAUSAL_SHAPE), entries=entries)
+    report = Report({}, {}, (row, make_row(CAUSAL_SHAPE)))
+    assert report.contenders == (OURS, "flex", "sdpa-flash", "sdpa-flash-deterministic")
+    assert report.peers == report.contenders[1:]
+
+
+CAUSAL_SHAPE = Shape(1, 64, 64, 2, 2, 64, 64, CAUSAL)

@@ -1,0 +1,166 @@
+"""Doctor's --only, --skip, --devices, -v and -q: what is not asked for is not run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from flash_dist.checks import environment
+from flash_dist.cli import main
+from flash_dist.doctor.examine import check_names
+from flash_dist.loading.parts import Loading
+from flash_dist.machine.torch_install import Torch
+from tests.unit.cli.test_doctor import report_good
+from tests.unit.made.builds import ALL, HOPPER, make_environment
+
+if TYPE_CHECKING:
+    from flash_dist.checks.choice import CheckChoice
+    from flash_dist.checks.environment import Environment
+    from flash_dist.selftest.report import SelftestReport
+
+
+class Machine:
+    """A machine made by hand, and what was run on it."""
+
+    def __init__(self, made: Environment) -> None:
+        self.made = made
+        self.tested: list[str] = []
+
+    def gather(self, _choice: CheckChoice) -> Environment:
+        return self.made
+
+    def selftest(self, device: str, *, runs: int, **_: object) -> SelftestReport:
+        self.tested.append(device)
+        return report_good(device, runs=runs)
+
+
+def on_machine(monkeypatch: pytest.MonkeyPatch, archs: str, *devices: str) -> Machine:
+    machine = Machine(make_environment(archs, *devices))
+    monkeypatch.setattr("flash_dist.cli.doctor.gather_environment", machine.gather)
+    monkeypatch.setattr("flash_dist.doctor.proof.run_selftest", machine.selftest)
+    return machine
+
+
+def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[str], str]:
+    status = main(["doctor", *arguments])
+    out = capsys.readouterr().out
+    return status, [line.split()[1] for line in out.splitlines() if line.startswith("[")], out
+
+
+def test_only_some_checks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = on_machine(monkeypatch, ALL, "8.6", "9.0")
+    assert doctor(capsys, "--only", "driver, gpu")[:2] == (0, ["driver", "gpu", "gpu"])
+    assert machine.tested == []
+    assert doctor(capsys, "--only", "selftest")[:2] == (0, ["selftest", "selftest"])
+    assert machine.tested == ["0", "1"]
+
+
+def test_a_selftest_alone_says_that_torch_is_absent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = on_machine(monkeypatch, ALL, "9.0")
+    absent = Torch("absent", reason="torch is not installed")
+    machine.made = replace(machine.made, torch=absent, loading=Loading("skipped"))
+    status, names, out = doctor(capsys, "--only", "selftest")
+    assert (status, names, machine.tested) == (1, ["selftest"], [])
+    assert "not run: torch is not installed" in out
+    assert "doctor --explain torch-absent" in out
+
+
+def test_all_but_some_checks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = on_machine(monkeypatch, ALL, "9.0")
+    _, names, _ = doctor(capsys, "--skip", "gpu,install")
+    assert names == ["system", "torch", "build", "extension", "variables", "driver", "selftest"]
+    assert set(names) < set(check_names())
+    assert machine.tested == ["0"]
+    data = json.loads((doctor(capsys, "--skip", "gpu", "--only", "gpu,torch", "--json"))[2])
+    assert [check["name"] for check in data["checks"]] == ["torch"]
+    assert data["choice"] == {"only": ["gpu", "torch"], "skip": ["gpu"], "devices": None}
+
+
+def test_what_is_skipped_is_not_even_gathered(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse() -> None:
+        pytest.fail("it was run")
+
+    machine = make_environment(ALL)
+    monkeypatch.setattr(environment, "read_installed", lambda: machine.installed)
+    monkeypatch.setattr(environment, "try_loading", refuse)
+    monkeypatch.setattr(environment, "read_install_files", refuse)
+    assert doctor(capsys, "--only", "system,torch", "--json")[0] in {0, 1}
+
+
+def test_a_check_without_a_gpu_in_it_is_fine_without_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_machine(monkeypatch, ALL)
+    assert doctor(capsys, "--only", "system")[:2] == (0, ["system"])
+    assert doctor(capsys, "--only", "gpu")[:2] == (3, ["gpu"])
+
+
+def test_some_gpus_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = on_machine(monkeypatch, HOPPER, "8.6", "9.0", "9.0")
+    status, _, out = doctor(capsys, "--devices", "2,1", "--json")
+    data = json.loads(out)
+    assert status == 0
+    assert data["choice"]["devices"] == [1, 2]
+    assert {check["gpu"] for check in data["checks"]} == {None, 1, 2}
+    assert machine.tested == ["1", "2"]
+    assert doctor(capsys, "--devices", "0")[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--only", "python"), "gpu or selftest, got `python`"),
+        (("--skip", ""), "gpu or selftest, got ``"),
+        (("--gpu", "9.0", "--only", "selftest"), "build, driver or gpu, got `selftest`"),
+        (("--only", "torch", "--skip", "torch"), "no check is left"),
+        (("--only", "selftest", "--no-selftest"), "no check is left"),
+        (("--devices", "3"), "devices must be of 0, got 3"),
+        (("--devices", "-1"), "devices are numbers such as `0,2`, got `-1`"),
+        (("--only", "gpu", "--package", "rich"), "--only says nothing to --package"),
+        (("-q", "-v"), "not allowed with"),
+    ],
+)
+def test_wrong_names_are_refused_with_the_right_ones(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    sentence: str,
+) -> None:
+    on_machine(monkeypatch, ALL, "9.0")
+    assert main(["doctor", *arguments]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_quiet_leaves_warnings_failures_and_the_last_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_machine(monkeypatch, HOPPER, "8.6", "9.0")
+    _, names, out = doctor(capsys, "-q")
+    assert names == ["gpu", "gpus"]
+    assert out.splitlines()[-1].endswith("at least one failure (exit status 1)")
+    on_machine(monkeypatch, ALL, "9.0")
+    assert doctor(capsys, "-q")[2] == "9 ok: no failure (exit status 0)\n"
+
+
+def test_gpus_that_fare_alike_share_their_details_unless_verbose(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_machine(monkeypatch, ALL, "9.0", "9.0", "8.6")
+    _, _, out = doctor(capsys, "--only", "gpu")
+    assert out.count("in detail as gpu 0") == 1
+    assert out.count("bwd_delta") == 2
+    _, _, out = doctor(capsys, "--only", "gpu", "-v")
+    assert out.count("bwd_delta") == 3

@@ -1,0 +1,198 @@
+"""What doctor says of loading: predicted, tried, and where the two differ."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from flash_dist.checks.environment import prove_loading, read_libc
+from flash_dist.checks.loading import check_loading, compare_selftest
+from flash_dist.cli import main
+from flash_dist.doctor.examine import Examination, examine, will_run
+from flash_dist.loading.host import read_host
+from flash_dist.loading.parts import Loading, predict_parts
+from flash_dist.loading.process import Outcome
+from flash_dist.loading.tags import judge_tags
+from flash_dist.machine.libcuda import Cuda
+from flash_dist.machine.torch_install import Torch, read_torch
+from flash_dist.selftest.run import check_selftest, judge_outcome
+from tests.unit.made.builds import ALL, HOPPER, make_environment
+from tests.unit.made.library_builder import Lab, call, define, needs_gcc
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from flash_dist.checks.environment import Environment
+
+GOOD = Loading("ok", source="predicted")
+BAD = Loading(
+    "failed", "extension", "_C.abi3.so needs glibc 2.38", "predicted", "glibc-too-old", "move on"
+)
+OPEN = Loading("unknown", "extension", "nothing defines `x`", "predicted")
+TRIED, BROKEN = (
+    Loading("ok"),
+    Loading("failed", "extension", "version `GLIBC_2.38' not found\nmore"),
+)
+
+
+def machine(loading: Loading, predicted: Loading | None = None) -> Environment:
+    return replace(make_environment(ALL, "9.0"), loading=loading, predicted=predicted)
+
+
+@pytest.mark.parametrize(
+    ("loading", "predicted", "status", "cause", "words"),
+    [
+        (GOOD, None, "ok", "", "should load (predicted from symbol tables)"),
+        (BAD, None, "fail", "glibc-too-old", "the torch extension will not load: _C.abi3.so needs"),
+        (OPEN, None, "skip", "loading-unknown", "cannot be predicted: nothing defines"),
+        (TRIED, GOOD, "ok", "", "the kernel library and the torch extension load"),
+        (TRIED, OPEN, "ok", "", "extension load"),
+        (BROKEN, OPEN, "fail", "extension-failed", "does not load: version"),
+        (BROKEN, BAD, "fail", "glibc-too-old", "does not load: version"),
+        (BROKEN, GOOD, "fail", "load-prediction-differs", "does not load: version"),
+        (TRIED, BAD, "warn", "load-prediction-differs", "though the symbol tables say otherwise"),
+        (BROKEN, None, "fail", "extension-failed", "does not load"),
+    ],
+)
+def test_what_was_predicted_and_what_was_tried_make_one_result(
+    loading: Loading, predicted: Loading | None, status: str, cause: str, words: str
+) -> None:
+    result = check_loading(machine(loading, predicted))
+    assert (result.name, result.status, result.id) == ("extension", status, cause)
+    assert words in result.summary
+    if cause == "load-prediction-differs":
+        assert any(line.startswith("predicted") for line in result.details)
+    if cause == "glibc-too-old":
+        assert result.fix == "move on"
+
+
+def test_without_torch_the_prediction_is_no_second_failure() -> None:
+    absent = Torch("absent", reason="torch is not installed")
+    loading = Loading("failed", "torch", "torch is not installed", "predicted", "torch-absent")
+    result = check_loading(replace(machine(loading), torch=absent))
+    assert (result.status, result.id) == ("skip", "extension-needs-torch")
+    assert "should load" in result.summary
+
+
+def test_the_source_of_the_answer_is_in_the_json() -> None:
+    data = json.loads(json.dumps(machine(GOOD).to_json()))
+    assert (data["loading"]["source"], data["predicted_loading"]) == ("predicted", None)
+    data = json.loads(json.dumps(machine(TRIED, BAD).to_json()))
+    assert data["loading"]["source"] == "tried"
+    assert data["predicted_loading"]["id"] == "glibc-too-old"
+
+
+def test_only_a_selftest_that_runs_spares_the_child_that_loads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served = machine(GOOD)
+    assert will_run(served)
+    assert not will_run(machine(BAD))
+    assert not will_run(replace(served, cuda=Cuda("absent")))
+    assert not will_run(replace(make_environment(HOPPER, "8.6"), loading=GOOD))
+    monkeypatch.setattr("flash_dist.checks.environment.try_loading", lambda: BROKEN)
+    proven = prove_loading(served)
+    assert (proven.loading, proven.predicted) == (BROKEN, GOOD)
+    assert prove_loading(machine(Loading("not-tried"))).loading.status == "not-tried"
+    examination = Examination(proven, tuple(examine(proven)))
+    assert examination.exit_code() == 1
+
+
+@pytest.mark.parametrize(
+    ("outcome", "differs"),
+    [
+        (Outcome("exit", "status 1", output=("ImportError: libtorch.so",)), True),
+        (Outcome("done", events=({"event": "error", "reason": "does not load"},)), True),
+        (Outcome("signal", "SIGSEGV"), True),
+        (Outcome("timeout", "after 900 s"), False),
+        (Outcome("signal", "SIGABRT", ({"event": "imported"},)), False),
+    ],
+    ids=["import error", "our error", "crash at import", "timeout", "crash in a kernel"],
+)  # fmt: skip
+def test_a_selftest_that_cannot_load_contradicts_the_prediction(
+    outcome: Outcome, *, differs: bool
+) -> None:
+    report = judge_outcome("0", 30, outcome)
+    result = check_selftest(report, 0)
+    compared = compare_selftest(GOOD, report, result)
+    assert (compared.id == "load-prediction-differs") == differs
+    assert compare_selftest(BAD, report, result) == result
+    if differs:
+        assert compared.details[-1] == "predicted from symbol tables: everything loads"
+
+
+@needs_gcc
+def test_the_parts_are_predicted_one_after_the_other(tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    torch, libc = read_torch(), read_libc()
+    assert predict_parts(torch, libc, "2.10", tmp_path).status == "unknown"  # there is no file
+    lab.build("libflash_dist_kernels.so", define("flash_dist_fwd"))
+    lab.build("_C.abi3.so", call("torch_call_a_friend"))
+    absent = predict_parts(Torch("absent"), libc, "2.10", tmp_path)
+    assert (absent.stage, absent.id) == ("torch", "torch-absent")
+    if torch.status == "ok":
+        loading = predict_parts(torch, libc, "2.10", tmp_path)
+        assert (loading.stage, loading.id) == ("extension", "torch-symbol-missing")
+        assert loading.fix == "`pip install 'torch>=2.10'`"
+        assert loading.source == "predicted"
+
+
+def make_wheel(folder: Path, name: str, **members: Path) -> str:
+    with zipfile.ZipFile(folder / name, "w") as archive:
+        for member, path in members.items():
+            archive.write(path, f"pkg/{member}.so")
+    return str(folder / name)
+
+
+@needs_gcc
+def test_libraries_of_others_that_will_not_load_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab = Lab(tmp_path)
+    good = lab.build("good.so", define("f"))
+    old = lab.build("old.so", call("_ZN2at6friendEv"))
+    lost = lab.build("lost.so", define("g"), needs=(lab.build("x/libelsewhere.so", define("h")),))
+    name = "pkg-1.0-py3-none-any.whl"
+
+    def loading(*arguments: str) -> list[dict[str, object]]:
+        main(["doctor", *arguments, "--json"])
+        checks = json.loads(capsys.readouterr().out)["checks"]
+        return [check for check in checks if check["name"] == "loading"]
+
+    (lone,) = loading("--wheel", make_wheel(tmp_path, name, lost=lost))
+    assert (lone["status"], lone["id"]) == ("warn", "library-missing")
+    assert "pkg/lost.so needs `libelsewhere.so`" in str(lone["summary"])
+    (spare,) = loading("--wheel", make_wheel(tmp_path, name, lost=lost, good=good))
+    assert (spare["status"], spare["id"]) == ("skip", "library-missing")
+    assert "1 of 2 libraries will not load here" in str(spare["summary"])
+    if read_torch().status == "ok":
+        (bad,) = loading("--wheel", make_wheel(tmp_path, name, old=old, good=good))
+        assert (bad["status"], bad["id"]) == ("fail", "torch-symbol-missing")
+    assert not loading("--wheel", make_wheel(tmp_path, name, good=good))
+    (plain,) = loading("--wheel", str(lost))
+    assert (plain["status"], plain["id"]) == ("fail", "library-missing")
+    assert not loading("--wheel", str(lost), "--gpu", "8.6")  # another machine
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("p-1-py3-none-any.whl", ""),
+        ("p-1-cp27-cp27mu-manylinux1_{machine}.whl", "python-abi"),
+        ("p-1-py3-none-manylinux_2_5_{machine}.manylinux1_{machine}.whl", ""),
+        ("p-1-py3-none-manylinux_2_99_{machine}.whl", "glibc-too-old"),
+        ("p-1-py3-none-musllinux_1_2_{machine}.whl", "libc-unsupported"),
+        ("p-1-py3-none-manylinux_2_28_s390x.whl", "wrong-architecture"),
+        ("p-1-py3-none-win_amd64.whl", "wrong-architecture"),
+        ("no wheel", ""),
+    ],
+)
+def test_the_tags_of_a_wheel_say_where_it_is_for(name: str, cause: str) -> None:
+    host = read_host(read_torch(), read_libc())
+    machine_name = {62: "x86_64", 183: "aarch64"}.get(host.linker.platform.machine, "")
+    found = judge_tags(name.format(machine=machine_name), host)
+    assert (found.id if found else "") == cause

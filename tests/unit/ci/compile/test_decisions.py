@@ -1,0 +1,246 @@
+"""What the host decides: the committed file, that wording is not in it, and that every rule is."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from ci.compile.decide import CSRC, compile_planner, decide, describe_table, load_table, main
+from ci.compile.decisions import (
+    DECISIONS,
+    hash_decisions,
+    list_changes,
+    read_decisions,
+    write_decisions,
+)
+from ci.compile.planner_cases import band_calls, mask_cases
+from flash_dist.errors import FlashDistError
+from flash_dist.masks.plan import BY_ROWS
+from flash_dist.masks.tiles import slots_of
+from tests.unit.made.planner import planner, require_compiler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ci.compile.decisions import Decisions
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="session")
+def decided() -> Decisions:
+    return decide(planner())
+
+
+def test_the_committed_file_is_what_the_planner_and_the_masks_decide(decided: Decisions) -> None:
+    assert list_changes(read_decisions(), decided) == []
+    assert hash_decisions() == hash_decisions(decided)
+
+
+def test_every_case_has_a_name_of_its_own(decided: Decisions) -> None:
+    for names in (
+        [call.name for call in band_calls()],
+        [case.name for case in mask_cases()],
+    ):
+        assert [name for name, count in Counter(names).items() if count > 1] == []
+        assert names
+    assert len(decided["launches"]) == len(list(band_calls())) + 2 * len(decided["masks"])
+
+
+def test_the_cases_take_every_way_through_the_planner(decided: Decisions) -> None:
+    launches = [text.split(", ") for text in decided["launches"].values()]
+    assert {words[0] for words in launches} == {"spill", "recompute"}
+    assert len({words[1] for words in launches}) > 5  # splits
+    assert len({words[2] for words in launches}) > 5  # chunks
+    assert {text.split(",")[0] for text in decided["masks"].values()} == {"rows", "tiles"}
+
+
+# --- Words --------------------------------------------------------------------------------------
+
+
+def test_comments_and_layout_of_the_planner_decide_nothing(
+    tmp_path: Path, decided: Decisions
+) -> None:
+    require_compiler()
+    csrc = tmp_path / "csrc"
+    shutil.copytree(CSRC, csrc)
+    for name in ("plan.cpp", "plan.h", "core/ds_layout.h", "core/band.h"):
+        text = (csrc / name).read_text()
+        bare = re.sub(r"(?m)(^|\s)//.*$", "", text).replace("wave_", "enough_")
+        assert bare != text
+        (csrc / name).write_text("// Reworded.\n" + bare)
+    assert decide(compile_planner(tmp_path, csrc)) == decided
+
+
+def test_the_order_of_the_file_is_no_matter() -> None:
+    known = read_decisions()
+    turned = {part: dict(reversed(list(known[part].items()))) for part in reversed(list(known))}
+    assert hash_decisions(turned) == hash_decisions(known)
+
+
+# --- Rules of the planner -----------------------------------------------------------------------
+
+PLANTED = {
+    "statistics' rows": ("plan.cpp", "ROW_PADDING = 128", "ROW_PADDING = 64"),
+    "waves of uneven blocks": ("plan.cpp", "UNEVEN_WAVES = 16", "UNEVEN_WAVES = 12"),
+    "what is a full wave": ("plan.cpp", "WAVE_PERCENT = 95", "WAVE_PERCENT = 85"),
+    "what a block of keys costs": ("plan.cpp", "DKDV_PRODUCTS = 4", "DKDV_PRODUCTS = 1"),
+    "how many chunks are tried": ("plan.cpp", "MOST_CHUNKS = 4", "MOST_CHUNKS = 1"),
+    "budget of partial sums": ("plan.cpp", "<= budget_ / 2", "<= budget_ / 4"),
+    "keys at which a stripe ends": (
+        "plan.cpp",
+        "step_(std::max(kernels.key_tile, DS_TILE))",
+        "step_(2 * std::max(kernels.key_tile, DS_TILE))",
+    ),
+    "no smaller split": ("plan.cpp", "int split = wanted - 1;", "int split = 0;"),
+    "no larger split": ("plan.cpp", "split = next_group_split(split)", "split = 0"),
+    "batch invariance": ("plan.cpp", "if (!batch_invariant) {", "if (true) {"),
+    "stripes before units": (
+        "plan.cpp",
+        "(cut_by_units(plan, left) || cut_by_stripes(plan, left))",
+        "(cut_by_stripes(plan, left) || cut_by_units(plan, left))",
+    ),
+    "units that divide": ("plan.cpp", "if (units_ % units != 0) continue;", ""),
+    "stripes of equal dS": ("plan.cpp", "< total * i / count", "< total * (i + 1) / count"),
+    "idle stripes": ("plan.cpp", "if (!fills(plan, units, shortest)) continue;", ""),
+    "idle chunks": (
+        "plan.cpp",
+        "if (count > 1 && !fills(plan, units_ / count, key_steps_)) return false;",
+        "",
+    ),
+    "chunks of uneven blocks": ("plan.cpp", "if (!even()) return best;", ""),
+    "masks without slots": ("plan.cpp", "shape_.key_slots != nullptr", "false"),
+    "order of the launches": (
+        "plan.cpp",
+        "plan.steps.push_back({dq, size, chunk, false});",
+        "plan.steps.insert(plan.steps.end() - 1, {dq, size, chunk, false});",
+    ),
+    "size of delta": ("plan.cpp", "{shape_.columns_v, shape_.columns_v}", "size"),
+    "size that holds a call": (
+        "plan.cpp",
+        "std::make_pair(s.head_dim + s.head_dim_v, s.head_dim_v)",
+        "std::make_pair(s.head_dim + s.head_dim_v, s.head_dim)",
+    ),
+    "what may be stored": ("plan.cpp", "return has_dq_gemm && budget > 0", "return budget < 0"),
+    "wide windows": ("core/band.h", "width >= most ?", "width > (most << 30) ?"),
+    "what is even": ("core/band.h", "mask.right >= UNBOUNDED &&\n         !packed", "true"),
+    "slots of a triangle": ("core/ds_layout.h", "width_ = TRIANGLE", "width_ = query_tiles_"),
+    "slots of a window": ("core/ds_layout.h", "2 * DS_TILE - 2", "3 * DS_TILE"),
+}
+
+
+@pytest.mark.parametrize(("name", "old", "new"), PLANTED.values(), ids=PLANTED)
+def test_a_changed_rule_of_the_planner_changes_the_hash(
+    tmp_path: Path, decided: Decisions, name: str, old: str, new: str
+) -> None:
+    require_compiler()
+    csrc = tmp_path / "csrc"
+    shutil.copytree(CSRC, csrc)
+    text = (csrc / name).read_text()
+    assert text.count(old) == 1
+    (csrc / name).write_text(text.replace(old, new))
+    changed = list_changes(decided, decide(compile_planner(tmp_path, csrc, warn=False)))
+    assert changed
+    assert all(one.startswith("launches: ") for one in changed)
+
+
+# --- Rules of the masks -------------------------------------------------------------------------
+
+
+def _turn_slots(*args: Any) -> Any:  # noqa: ANN401
+    key_slots, slots = slots_of(*args)
+    return key_slots, slots.flip(0)
+
+
+def _set(target: str, value: object) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda monkeypatch: monkeypatch.setattr(f"flash_dist.masks.{target}", value)
+
+
+MASK_FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "rows or tiles": _set("planner.LEAST_USE", 0.99),
+    "order of slots": _set("planner.slots_of", _turn_slots),
+    "code of a full tile": _set("tiles.FULL", BY_ROWS),
+    "keys that exist": _set("planner._key_bounds", lambda *_: None),
+    "intervals found in booleans": _set("tiles._note_intervals", lambda *_: None),
+    "range of a key tile": _set(
+        "planner.key_ranges",
+        lambda ranges, seqlen_k: torch.zeros(
+            *ranges.shape[:2], -(-seqlen_k // 64), 2, dtype=torch.int64
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("plant", MASK_FAULTS.values(), ids=MASK_FAULTS)
+def test_a_changed_rule_of_the_masks_changes_the_hash(
+    monkeypatch: pytest.MonkeyPatch,
+    decided: Decisions,
+    plant: Callable[[pytest.MonkeyPatch], None],
+) -> None:
+    plant(monkeypatch)
+    changed = list_changes(decided, decide(planner()))
+    assert any(one.startswith("masks: ") for one in changed)
+
+
+# --- The table of kernels -----------------------------------------------------------------------
+
+TABLE_FAULTS: dict[str, Callable[[Any], Any]] = {
+    "a tile": lambda family: replace(
+        family,
+        rows=(replace(family.rows[0], constants=(("warps", 2),)), *family.rows[1:]),
+    ),
+    "a row less": lambda family: replace(family, rows=family.rows[1:]),
+    "a dtype less": lambda family: replace(family, dtypes=family.dtypes[:1]),
+    "another role": lambda family: replace(family, role="bwd_delta"),
+    "fewer targets": lambda family: replace(family, targets=load_table().every_plan),
+}
+
+
+@pytest.mark.parametrize("change", TABLE_FAULTS.values(), ids=TABLE_FAULTS)
+def test_a_changed_row_changes_the_hash_and_a_moved_header_does_not(
+    change: Callable[[Any], Any],
+) -> None:
+    table = load_table()
+    first, *others = table.families
+    moved = replace(table, families=(replace(first, header="elsewhere.h"), *others))
+    assert describe_table(moved) == describe_table(table) == read_decisions()["kernels"]
+    assert describe_table(replace(table, families=(change(first), *others))) != describe_table(
+        table
+    )
+
+
+# --- The command --------------------------------------------------------------------------------
+
+
+def test_the_command_checks_writes_and_names_what_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    require_compiler()
+    path = tmp_path / DECISIONS.name
+    stale = read_decisions()
+    name = next(iter(stale["masks"]))
+    stale["masks"][name] = "other"
+    write_decisions(path, stale)
+    monkeypatch.setattr("ci.compile.decide.DECISIONS", path)
+    monkeypatch.setattr("ci.compile.decide.read_decisions", lambda: read_decisions(path))
+    assert main(["--check"]) == 1
+    assert f"1 decisions are others than `decisions.json` says: masks: {name}" in (
+        capsys.readouterr().err
+    )
+    assert main([]) == 0
+    assert path.read_bytes() == DECISIONS.read_bytes()
+    assert main(["--check"]) == 0
+
+
+def test_an_unreadable_file_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "d.json").write_text("{")
+    for name in ("d.json", "absent.json"):
+        with pytest.raises(FlashDistError, match="cannot be read"):
+            read_decisions(tmp_path / name)

@@ -1,0 +1,67 @@
+"""The program in one file, run by a Python that has nothing installed."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ci.project import load_project
+from ci.release.zipapp import build_zipapp
+from tests.unit.made.fatbin_builder import SASS, Kernel, container, cubin, entry, library
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+Run = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture
+def run(program: Path, tmp_path: Path) -> Callable[..., Run]:
+    def call(*argv: str) -> Run:
+        command = [sys.executable, "-I", "-S", str(program), *argv]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    return call
+
+
+@pytest.fixture
+def lib(tmp_path: Path) -> str:
+    path = tmp_path / "lib.so"
+    path.write_bytes(library(container(entry(SASS, 80, cubin(Kernel("alpha"))))))
+    return str(path)
+
+
+def test_it_inspects_audits_and_answers_what_if(run: Callable[..., Run], lib: str) -> None:
+    done = run("inspect", "--level", "coverage", lib)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "1 kernel: each is real" in done.stdout
+    assert run("audit", lib, "--require", "8.0").returncode == 0
+    done = run("audit", lib, "--require", "9.0")
+    assert done.returncode == 1
+    assert "no code for sm_90, which is required" in done.stdout
+    done = run("doctor", "--wheel", lib, "--gpu", "8.6,9.0", "--driver", "580")
+    assert done.returncode == 1
+    assert "code of the same major (sm_80)" in done.stdout
+
+
+def test_it_selects_among_the_published_sets(run: Callable[..., Run]) -> None:
+    done = run("select", "--gpu", "9.0")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("hopper: SASS sm_90a")
+
+
+def test_it_knows_its_version(run: Callable[..., Run]) -> None:
+    assert run("--version").stdout == f"flash_dist {load_project().version}\n"
+
+
+def test_two_builds_give_the_same_bytes(program: Path, tmp_path: Path) -> None:
+    build_zipapp(program.parent / "dependencies", tmp_path / "again.pyz")
+    digests = [
+        hashlib.sha256(path.read_bytes()).hexdigest() for path in (program, tmp_path / "again.pyz")
+    ]
+    assert digests[0] == digests[1]

@@ -1,0 +1,156 @@
+"""The documentation: its commands are understood, its pages hold what is data elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import flash_dist
+from ci import docs
+from ci.docstrings import find_definition
+from flash_dist.cli import SUBCOMMANDS, make_parser
+from flash_dist.errors import UsageError
+from flash_dist.findings import FINDINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[3]
+TEXTS = [*sorted((ROOT / "docs").glob("*.md")), *(ROOT / name for name in docs.TEXTS)]
+
+PROGRAM = re.compile(r"(?:python3?|\.venv/bin/python) (?:-m flash_dist|\S*flash_dist\.pyz)(?= |$)")
+ENDS = {"|", "||", "&&", ";", ">", ">>", "2>", "&"}  # of a command, in a shell
+
+
+def find_commands(text: str) -> Iterator[list[str]]:
+    """Yield the arguments of each of our commands, in a block of code or in backticks."""
+    joined = re.sub(r"\\\n\s*", " ", text)
+    blocks = re.findall(r"^```\w*\n(.*?)^```", joined, re.DOTALL | re.MULTILINE)
+    inline = re.sub(r"^```.*?^```", "", joined, flags=re.DOTALL | re.MULTILINE)
+    spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", inline)]
+    for line in [line for block in blocks for line in block.splitlines()] + spans:
+        for found in PROGRAM.finditer(line):
+            yield read_arguments(line[found.end() :])
+
+
+def read_arguments(text: str) -> list[str]:
+    """Split as a shell does, up to the end of the command."""
+    lexer = shlex.shlex(text, posix=True, punctuation_chars="|&;>")
+    lexer.whitespace_split = True
+    try:
+        words = list(lexer)
+    except ValueError:  # a quotation mark of what is around it, such as TOML's
+        words = text.rstrip("\"'").split()
+    end = next((place for place, word in enumerate(words) if word in ENDS), len(words))
+    return words[:end]
+
+
+def understand(arguments: list[str]) -> str:
+    """Say what our own parser objects to; empty if nothing, or if it is a mere mention."""
+    if "--help" in arguments or arguments in ([], ["--version"], *([name] for name in SUBCOMMANDS)):
+        return ""
+    try:
+        make_parser().parse_args(arguments)
+    except UsageError as error:
+        return f"{shlex.join(arguments)}: {error.message}"
+    return ""
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_command_of_a_text_is_understood(path: Path) -> None:
+    problems = [understand(arguments) for arguments in find_commands(path.read_text())]
+    assert [problem for problem in problems if problem] == []
+
+
+def test_the_commands_are_found_at_all() -> None:
+    found = list(find_commands((ROOT / "docs" / "recipes.md").read_text()))
+    assert ["audit", "{wheel}"] in found
+    assert ["doctor", "--no-selftest"] in found
+    assert ["doctor", "--strict", "--report", "doctor.html"] in found
+    assert len(found) >= 9
+    assert "invalid choice" in understand(["doktor"])
+    assert "--gpus" in understand(["doctor", "--gpus", "8.6"])
+
+
+@pytest.mark.parametrize("name", FINDINGS)
+def test_every_command_of_a_finding_is_understood(name: str) -> None:
+    entry = FINDINGS[name]
+    for arguments in find_commands(f"{entry.meaning} {entry.remedy}"):
+        assert understand(arguments) == ""
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_every_example_of_a_help_is_understood(name: str) -> None:
+    epilog = import_module(f"flash_dist.cli.{name}").EPILOG
+    found = list(find_commands(f"```\n{epilog}```\n"))
+    assert len(found) >= 2
+    assert [understand(arguments) for arguments in found] == [""] * len(found)
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_the_exit_statuses_of_a_help_are_read(name: str) -> None:
+    statuses = docs.read_exit_statuses(import_module(f"flash_dist.cli.{name}").EPILOG)
+    numbers = [number for number, _ in statuses]
+    assert numbers == sorted(numbers)
+    assert {0, 2} <= set(numbers)
+    assert all(meaning for _, meaning in statuses)
+
+
+def test_the_pages_hold_every_finding_and_every_subcommand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", os.environ.get("COLUMNS", "80"))  # restored afterwards
+    page = "\n".join(docs.write_findings())
+    assert all(f"({name})=" in page for name in FINDINGS)
+    page = "\n".join(docs.write_cli())
+    assert all(f"usage: python -m flash_dist {name}" in page for name in SUBCOMMANDS)
+    page = "\n".join(docs.write_exit_statuses())
+    assert "| 130 | interrupted (Ctrl-C) |" in page
+    assert "## doctor.json" not in (page := "\n".join(docs.write_schemas()))
+    assert '"title": "python -m flash_dist doctor --json"' in page
+
+
+@pytest.mark.parametrize("name", [name for name in flash_dist.__all__ if name[0] != "_"])
+def test_every_public_name_is_found_in_the_source_with_its_docstring(name: str) -> None:
+    node = find_definition(ROOT / "flash_dist" / "__init__.py", name)
+    assert node.name == name
+    first = node.body[0]
+    assert first.value.value.strip()  # type: ignore[attr-defined] # its docstring
+
+
+SITE = {
+    "index.html": '<a href="findings.html#no-gpu">x</a><a href="https://elsewhere.org">y</a>',
+    "findings.html": "".join(f'<span id="{name}"></span>' for name in FINDINGS),
+}
+
+
+@pytest.mark.parametrize(
+    ("page", "problem"),
+    [
+        ("", None),
+        ('<a href="absent.html">x</a>', "links to absent.html, which is no file"),
+        ('<a href="findings.html#no-cpu">x</a>', "which has no such place"),
+        ('<a href="#nowhere">x</a>', "links to #nowhere, which has no such place"),
+        ('<img src="absent.png">', "links to absent.png, which is no file"),
+        ('<script src="https://cdn.org/x.js"></script>', "loads https://cdn.org/x.js"),
+        ('<link href="//fonts.org/x.css" rel="stylesheet">', "loads //fonts.org/x.css"),
+    ],
+)
+def test_a_site_with_a_broken_link_does_not_pass(
+    tmp_path: Path, page: str, problem: str | None
+) -> None:
+    for name, text in SITE.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "page.html").write_text(page)
+    found = list(docs.check_site(tmp_path))
+    assert len(found) == (problem is not None)
+    assert problem is None or problem in found[0]
+
+
+def test_a_finding_without_its_place_does_not_pass(tmp_path: Path) -> None:
+    (tmp_path / "findings.html").write_text(SITE["findings.html"].replace('id="no-gpu"', ""))
+    assert list(docs.check_site(tmp_path)) == ["findings.html has no place for no-gpu"]

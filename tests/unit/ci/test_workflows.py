@@ -1,0 +1,135 @@
+"""The workflows of GitHub build what is published, by sessions that exist; `nox -s workflows`."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from ci.build.matrix import main, make_matrix
+from ci.project import ROOT
+from flash_dist.builds.published import published_sets
+from flash_dist.targets.archs import ArchSet
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+each_workflow = pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+
+
+def read(path: Path) -> dict[str, Any]:
+    data: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return data
+
+
+def steps(path: Path) -> Iterator[dict[str, Any]]:
+    for job in read(path)["jobs"].values():
+        yield from job.get("steps", [])
+
+
+def named_sessions(path: Path) -> set[str]:
+    """Return the words after `nox -s`, up to `--`."""
+    commands = [str(step.get("run", "")) for step in steps(path)]
+    found = [match for text in commands for match in re.findall(r'nox"? -s ([a-z_ ]+)', text)]
+    return {name for words in found for name in words.split()}
+
+
+def sessions() -> set[str]:
+    """Return the functions of the noxfile that are sessions."""
+    tree = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
+    return {
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        and any("nox.session" in ast.unparse(one) for one in node.decorator_list)
+    }
+
+
+def test_the_matrix_is_the_published_sets(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--json"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("\n") == 1
+    rows = json.loads(said)["include"]
+    assert [(row["set"], row["archs"], row["toolkit"], row["machine"]) for row in rows] == [
+        (one.name, str(one), one.toolkit, one.machine) for one in published_sets()
+    ]
+    assert main([]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(published_sets())
+
+
+def test_a_set_of_ones_own_is_a_job_of_its_own() -> None:
+    (row,) = make_matrix([ArchSet.parse("8.0;8.6+PTX", name="ampere", label="ampere")])["include"]
+    assert (row["set"], row["archs"]) == ("ampere", "8.0;8.6+PTX")
+
+
+def test_the_build_takes_its_matrix_from_the_data() -> None:
+    jobs = read(ROOT / ".github" / "workflows" / "build.yml")["jobs"]
+    assert jobs["wheel"]["strategy"]["matrix"] == "${{ fromJSON(needs.matrix.outputs.matrix) }}"
+    assert "python3 -m ci.build.matrix --json" in jobs["matrix"]["steps"][-1]["run"]
+    assert jobs["wheel"]["strategy"]["fail-fast"] is False
+
+
+def test_every_part_of_the_local_check_is_run_somewhere() -> None:
+    named = {name for path in WORKFLOWS for name in named_sessions(path)}
+    local = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    wanted = {name for words in re.findall(r"nox -s ([a-z_ ]+)", local) for name in words.split()}
+    assert wanted - {"tests"} <= named
+    assert {"unit_tests", "wheel_tests", "reader_tests"} <= named
+
+
+@each_workflow
+def test_every_session_that_is_named_exists(path: Path) -> None:
+    named = named_sessions(path)
+    assert named
+    assert named <= sessions()
+
+
+@each_workflow
+def test_actions_are_pinned_by_commit_with_their_version_beside_it(path: Path) -> None:
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if "uses:" in line]
+    pinned = re.compile(r"\s*(- )?uses: [\w/.-]+@[0-9a-f]{40} # v[0-9]+\.[0-9]+\.[0-9]+")
+    assert [one for one in lines if not pinned.fullmatch(one) and "uses: $/" not in one] == []
+
+
+def test_an_action_has_one_commit_everywhere() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in WORKFLOWS)
+    pins = set(re.findall(r"uses: ([\w/.-]+)@([0-9a-f]{40})", text))
+    commits = {(name.partition("/cache")[0], commit) for name, commit in pins}
+    assert len(commits) == len({name for name, _ in commits})
+
+
+@each_workflow
+def test_nothing_is_allowed_that_is_not_named_and_every_job_ends(path: Path) -> None:
+    workflow = read(path)
+    assert workflow["permissions"] == {}
+    assert "concurrency" in workflow
+    for job in workflow["jobs"].values():
+        assert "permissions" in job
+        assert "uses" in job or "timeout-minutes" in job
+    checkouts = [step for step in steps(path) if "actions/checkout@" in step.get("uses", "")]
+    assert all(step["with"]["persist-credentials"] is False for step in checkouts)
+
+
+def test_a_release_compiles_from_nothing() -> None:
+    caches = [
+        step
+        for path in WORKFLOWS
+        for step in steps(path)
+        if "actions/cache/" in step.get("uses", "")
+    ]
+    assert caches
+    assert all("github.ref_type != 'tag'" in step["if"] for step in caches)
+
+
+def test_a_pull_request_of_a_fork_never_reaches_a_gpu() -> None:
+    path = ROOT / ".github" / "workflows" / "gpu.yml"
+    assert "pull_request_target" not in path.read_text(encoding="utf-8")
+    (job,) = read(path)["jobs"].values()
+    assert job["runs-on"] == ["self-hosted", "gpu"]
+    assert "github.event.pull_request.head.repo.full_name == github.repository" in job["if"]

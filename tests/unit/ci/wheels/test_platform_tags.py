@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+
+from ci.wheels.floor import RELEASES, describe_floor, oldest_served, read_floor
+
+WHEEL = "flash_dist-0.1.0+cu130.all-cp310-abi3-{}.whl"
+
+
+@pytest.mark.parametrize(
+    ("tags", "floor"),
+    [
+        ("manylinux_2_34_x86_64", 34),
+        ("manylinux_2_28_x86_64.manylinux_2_31_x86_64", 28),
+        ("linux_x86_64", None),
+    ],
+)
+def test_the_floor_is_that_of_the_oldest_tag(tags: str, floor: int | None) -> None:
+    assert read_floor(WHEEL.format(tags)) == floor
+
+
+@pytest.mark.parametrize(
+    ("glibc", "served"),
+    [
+        (28, ["Debian 10", "Ubuntu 20.04", "RHEL 8", "Amazon Linux 2023"]),
+        (34, ["Debian 12", "Ubuntu 22.04", "RHEL 9", "Amazon Linux 2023"]),
+        (36, ["Debian 12", "Ubuntu 24.04", "RHEL 10"]),
+        (99, []),
+    ],
+)
+def test_the_oldest_release_with_that_glibc_is_named(glibc: int, served: list[str]) -> None:
+    assert oldest_served(glibc) == served
+
+
+def test_releases_stand_from_old_to_new() -> None:
+    assert all(list(one.values()) == sorted(one.values()) for one in RELEASES.values())
+
+
+def test_several_wheels_are_as_portable_as_the_least_of_them() -> None:
+    names = [WHEEL.format(f"manylinux_2_{glibc}_x86_64") for glibc in (28, 34)]
+    assert describe_floor(names) == (
+        "manylinux_2_34: glibc 2.34 or newer; the oldest served: "
+        "Debian 12, Ubuntu 22.04, RHEL 9, Amazon Linux 2023"
+    )
+
+
+def test_a_wheel_without_a_manylinux_tag_promises_nothing() -> None:
+    names = [WHEEL.format("manylinux_2_28_x86_64"), WHEEL.format("linux_x86_64")]
+    assert describe_floor(names) == "no manylinux tag: these wheels run where they were built"

@@ -1,0 +1,132 @@
+"""What every subcommand does with its streams and with arguments it does not understand."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flash_dist.cli import main
+from flash_dist.cli.terminal.results import make_console
+from tests.unit.made.fatbin_builder import SASS, Kernel, container, cubin, entry, library
+
+ROOT = Path(__file__).parents[3]
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
+@pytest.fixture
+def lib(tmp_path: Path) -> Path:
+    path = tmp_path / "lib.so"
+    path.write_bytes(library(container(entry(SASS, 80, cubin(Kernel("alpha")))), wrappers=1))
+    return path
+
+
+def run_in_shell(redirection: str, *argv: str, stdout: int = subprocess.PIPE) -> tuple[int, str]:
+    """Run the module as a shell would with this redirection; return its status and stderr."""
+    command = shlex.join([sys.executable, "-m", "flash_dist", *argv])
+    done = subprocess.run(
+        ["sh", "-c", f"exec {command} {redirection}"],
+        cwd=ROOT,
+        env=BUFFERED,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+TEXTS = [["inspect"], ["inspect", "--level", "kernels"], ["inspect", "--json"]]
+
+
+@pytest.mark.parametrize("argv", TEXTS, ids=" ".join)
+def test_a_reader_that_goes_away_is_no_failure(argv: list[str], lib: Path) -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        assert run_in_shell("", *argv, str(lib), stdout=write_end) == (141, "")
+    finally:
+        os.close(write_end)
+
+
+def test_help_may_be_cut_short_too() -> None:
+    assert run_in_shell("| true", "doctor", "--help")[1] == ""
+
+
+def test_a_console_leaves_a_closed_pipe_to_main() -> None:
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, "w") as stream:
+        console = make_console(stream)
+        with pytest.raises(BrokenPipeError):
+            console.print("line")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), write_end)
+
+
+def test_errors_that_nobody_reads_change_no_status(tmp_path: Path) -> None:
+    for redirection in (">/dev/full 2>&1", "2>&-", ">&- 2>&-"):
+        assert run_in_shell(redirection, "inspect", str(tmp_path / "absent.so")) == (2, "")
+
+
+@pytest.mark.parametrize("argv", TEXTS, ids=" ".join)
+def test_a_full_disk_is_a_sentence(argv: list[str], lib: Path) -> None:
+    status, said = run_in_shell(">/dev/full", *argv, str(lib))
+    assert (status, said) == (2, "error: cannot write the output: No space left on device\n")
+
+
+@pytest.mark.parametrize("argv", TEXTS, ids=" ".join)
+def test_a_closed_stdout_is_a_sentence(argv: list[str], lib: Path) -> None:
+    status, said = run_in_shell(">&-", *argv, str(lib))
+    assert status == 2
+    assert said == "error: stdout is closed\n\nhint: `>/dev/null` discards the output\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence", "hint"),
+    [
+        (
+            [],
+            "select or bench, got none",
+            "-m flash_dist --help`",
+        ),
+        (
+            ["inspect"],
+            "inspect must be given a PATH, --package or --pid, got none",
+            "inspect --help`",
+        ),
+        (["frobnicate"], "select or bench, got `frobnicate`", "-m flash_dist --help`"),
+        (["doctor", "--gpus", "x"], "unrecognized arguments: --gpus x", "--help`"),
+        (["doctor", "--gpu", "9.x"], "looks like `8.6`, got `9.x`", "`nvidia-smi --query-gpu="),
+        (["doctor", "--gpu", ""], "looks like `8.6`, got ``", "compute_cap"),
+        (
+            ["doctor", "--gpu", "8.6", "--driver", "abc"],
+            "looks like `580` or `580.65.06`, got `abc`",
+            "driver_version",
+        ),
+        (["docter"], "select or bench, got `docter`", "did you mean `doctor`?"),
+        (["doctor", "--driver", "580"], "--driver is for --gpu", "--gpu 8.6 --driver 580"),
+        (["selftest", "--runs", "1"], "at least 2, got `1`", "--runs 30"),
+        (["selftest", "--device", "-1"], "a number or `cpu`, got `-1`", "doctor"),
+        (["selftest", "--timeout", "0"], "positive and finite, got `0`", "--timeout 900"),
+        (["selftest", "--timeout", "nan"], "positive and finite, got `nan`", "--timeout 900"),
+        (["selftest", "--timeout", "inf"], "positive and finite, got `inf`", "--timeout 900"),
+        (["selftest", "--timeout", "soon"], "positive and finite, got `soon`", "--timeout 900"),
+    ],
+    ids=lambda value: " ".join(value) or "nothing" if isinstance(value, list) else None,
+)
+def test_wrong_usage_is_a_sentence_and_a_hint(
+    argv: list[str], sentence: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    said, empty, step, end = err.split("\n")
+    assert said.startswith("error: ")
+    assert sentence in said
+    assert (empty, end) == ("", "")
+    assert step.startswith("hint: ")
+    assert hint in step

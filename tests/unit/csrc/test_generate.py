@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from flash_dist.errors import FlashDistError
+from flash_dist.targets.archs import Arch, ArchSet
+from tests.unit.made.generator import CSRC, generate
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TABLE = """
+[dtypes]
+fp16 = 75
+fp32 = 75
+bf16 = 80
+[smem_plans]
+0 = 49152
+64 = 65536
+99 = 101376
+163 = 166912
+[[family]]
+name = "fwd"
+header = "mma/fwd/launch.h"
+config = "FwdConfig"
+kernel = "fwd_block"
+params = "FwdParams"
+launch = "launch_fwd"
+rows = [
+  { head_dim = 64, plan = 64, warps = 4 },
+  { head_dim = 128, plan = 163, warps = 8, block_n = 32 },
+]
+[[family]]
+name = "fwd"
+header = "f32/fwd/launch.h"
+config = "F32FwdConfig"
+kernel = "f32_fwd_block"
+params = "FwdParams"
+launch = "launch_f32_fwd"
+dtypes = ["fp32"]
+rows = [
+  { head_dim = 192, head_dim_v = 128, plan = 99, warps = 4 },
+]
+[[family]]
+name = "delta"
+header = "mma/bwd/delta.h"
+config = "DeltaConfig"
+kernel = "delta_block"
+params = "DeltaParams"
+launch = "launch_delta"
+rows = [
+  { head_dim = 64, plan = 0, warps = 8 },
+]
+"""
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Any:  # noqa: ANN401
+    path = tmp_path / "kernels.toml"
+    path.write_text(TABLE)
+    return generate.Table.load(path)
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("sm_75", {"fwd_fp16_d64_smem64_sm75", "delta_fp16_d64_sm75"}),
+        (
+            "sm_86",
+            {
+                f"{kernel.format(dtype=dtype)}_sm86"
+                for dtype in ("fp16", "bf16")
+                for kernel in ("fwd_{dtype}_d64_smem64", "delta_{dtype}_d64")
+            }
+            | {"fwd_fp32_d192v128_smem99_sm86"},
+        ),
+        (
+            "compute_80",
+            {
+                f"{kernel.format(dtype=dtype)}_compute80"
+                for dtype in ("fp16", "bf16")
+                for kernel in (
+                    "fwd_{dtype}_d64_smem64",
+                    "fwd_{dtype}_d128_smem163",
+                    "delta_{dtype}_d64",
+                )
+            }
+            | {"fwd_fp32_d192v128_smem99_compute80"},
+        ),
+    ],
+    ids=["no bf16 and 64 KB", "99 KB", "PTX, 163 KB"],
+)
+def test_a_target_gets_its_dtypes_and_the_plans_it_has_room_for(
+    table: Any,  # noqa: ANN401
+    target: str,
+    expected: set[str],
+) -> None:
+    symbols = {variant.symbol for variant in table.variants(Arch.parse(target))}
+    assert symbols == {f"flash_dist_{name}" for name in expected}
+
+
+def test_every_variant_of_the_real_table_has_a_symbol_of_its_own() -> None:
+    real = generate.Table.load(CSRC / "kernels.toml")
+    archs = ArchSet.parse("7.5;8.0+PTX;9.0a;9.0;10.0f;12.0+PTX").archs
+    symbols = [variant.symbol for arch in archs for variant in real.variants(arch)]
+    assert len(symbols) == len(set(symbols))
+    assert all(re.fullmatch(r"flash_dist_[a-z0-9_]+", symbol) for symbol in symbols)
+
+
+def test_ptx_files_hold_one_kernel_and_sass_files_one_size(table: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    generate.generate(table, ArchSet.parse("8.0+PTX").archs, [], tmp_path)
+    kernels = {
+        path.relative_to(tmp_path): path.read_text().count("__global__")
+        for path in tmp_path.rglob("*.cu")
+    }
+    ptx = {path: count for path, count in kernels.items() if "compute_80" in path.parts}
+    sass = {path.name: count for path, count in kernels.items() if "sm_80" in path.parts}
+    assert len(ptx) == 7
+    assert set(ptx.values()) == {1}
+    assert sass == {"fwd_d64.cu": 2, "fwd_d128.cu": 2, "fwd_d192v128.cu": 1, "delta.cu": 2}
+
+
+def test_sources_that_nothing_needs_any_more_are_removed(table: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    archs = ArchSet.parse("9.0a").archs
+    generate.generate(table, archs, [], tmp_path)
+    before = sorted(tmp_path.rglob("*.cu"))
+    before[0].with_name("gone.cu").touch()
+    generate.generate(table, archs, [], tmp_path)
+    assert sorted(tmp_path.rglob("*.cu")) == before
+
+
+def test_the_target_is_a_template_argument_of_kernel_and_launcher(
+    table: Any,  # noqa: ANN401
+    tmp_path: Path,
+) -> None:
+    generate.generate(table, ArchSet.parse("9.0a").archs, [], tmp_path)
+    text = (tmp_path / "targets" / "sm_90a" / "delta.cu").read_text()
+    assert "DeltaConfig<Target<90, 'a', Code::SASS>, Fp16, 64, 64, 0>" in text
+    assert "launch_delta<flash_dist_delta_fp16_d64_sm90a_config>" in text
+    assert "__CUDA_ARCH__" not in text
+    assert "namespace {" not in text
+
+
+def test_plans_hold_every_further_key_of_a_row(table: Any) -> None:  # noqa: ANN401
+    text = generate.render_plans(table)
+    assert "static constexpr int WARPS = 8; static constexpr int BLOCK_N = 32;" in text
+    assert "template <> struct FwdPlan<128, 128, 163>" in text
+    assert "template <> struct F32FwdPlan<192, 128, 99>" in text
+    assert "if (plan == 163) return 166912;" in text
+
+
+def test_the_dispatchers_table_lists_only_what_is_linked(table: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    linked, other = ArchSet.parse("7.5").archs, ArchSet.parse("9.0a").archs
+    generate.generate(table, linked, other, tmp_path)
+    lines = (tmp_path / "variants.inc").read_text().splitlines()
+    assert [line.removeprefix("FLASH_DIST_VARIANT(flash_dist_") for line in lines] == [
+        r"fwd_fp16_d64_smem64_sm75, FWD, FWD, 0, FP16, 64, 64, 64, 75, '\0', 0)",
+        r"delta_fp16_d64_sm75, DELTA, DELTA, 0, FP16, 64, 64, 0, 75, '\0', 0)",
+    ]
+    data = json.loads((tmp_path / "variants.json").read_text())
+    assert [entry["target"] for entry in data] == ["sm_75", "sm_75"]
+    assert (tmp_path / "targets" / "sm_90a" / "fwd_d64.cu").is_file()
+    assert "FLASH_DIST_OTHER_TARGETS sm_90a" in (tmp_path / "sources.cmake").read_text()
+
+
+def test_an_unchanged_file_keeps_its_time_stamp(table: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    archs = ArchSet.parse("7.5").archs
+    generate.generate(table, archs, [], tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")}
+    generate.generate(table, archs, [], tmp_path)
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")}
+
+
+def test_a_debug_build_keeps_one_head_dim_and_dtype(table: Any) -> None:  # noqa: ANN401
+    target = Arch.parse("sm_80")
+    kept = table.only([128], ["fp16"]).variants(target)
+    assert {(v.row.head_dim, v.dtype) for v in kept} == {(128, "fp16")}
+    assert table.only([], []).variants(target) == table.variants(target)
+
+
+# --- A family for some targets ------------------------------------------------------------------
+
+SPECIFIC = """
+[[family]]
+name = "fwd_sm90"
+role = "fwd"
+targets = ["9.0a"]
+header = "sm90/fwd/launch.h"
+config = "Sm90FwdConfig"
+kernel = "sm90_fwd_block"
+params = "FwdParams"
+launch = "launch_sm90_fwd"
+refuses = "refuses_sm90_fwd"
+rows = [
+  { head_dim = 64, plan = 99, warps = 12 },
+]
+"""
+
+
+@pytest.fixture
+def specific(tmp_path: Path) -> Any:  # noqa: ANN401
+    path = tmp_path / "specific.toml"
+    path.write_text(TABLE + SPECIFIC)
+    return generate.Table.load(path)
+
+
+def symbols_of(table: Any, target: str) -> set[str]:  # noqa: ANN401
+    return {variant.symbol for variant in table.variants(Arch.parse(target))}
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "compute_90", "sm_100"])
+def test_other_targets_do_not_notice_a_family_for_one(
+    table: Any,  # noqa: ANN401
+    specific: Any,  # noqa: ANN401
+    target: str,
+) -> None:
+    assert symbols_of(specific, target) == symbols_of(table, target)
+
+
+def test_its_target_gets_it_beside_the_general_family(table: Any, specific: Any) -> None:  # noqa: ANN401
+    assert symbols_of(specific, "sm_90a") - symbols_of(table, "sm_90a") == {
+        f"flash_dist_fwd_sm90_{dtype}_d64_smem99_sm90a" for dtype in ("fp16", "bf16")
+    }
+
+
+def test_roles_and_families_are_told_apart(specific: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    generate.generate(specific, ArchSet.parse("9.0a").archs, [], tmp_path)
+    names = (tmp_path / "roles.h").read_text()
+    assert "enum class Role : int { FWD, DELTA };" in names
+    assert "enum class Family : int { FWD, DELTA, FWD_SM90 };" in names
+    assert "ROLE_COUNT = 2" in names
+    table = (tmp_path / "variants.inc").read_text()
+    assert "(flash_dist_fwd_sm90_bf16_d64_smem99_sm90a, FWD, FWD_SM90, 1, BF16, 64, 64," in table
+    assert "(flash_dist_fwd_bf16_d64_smem64_sm90a, FWD, FWD, 0, BF16, 64, 64," in table
+    found = {
+        (entry["role"], entry["family"])
+        for entry in json.loads((tmp_path / "variants.json").read_text())
+    }
+    assert found == {("fwd", "fwd"), ("fwd", "fwd_sm90"), ("delta", "delta")}
+
+
+def test_what_refuses_arguments_is_in_the_entry(specific: Any, tmp_path: Path) -> None:  # noqa: ANN401
+    generate.generate(specific, ArchSet.parse("9.0a").archs, [], tmp_path)
+    folder = tmp_path / "targets" / "sm_90a"
+    symbol = "flash_dist_fwd_sm90_bf16_d64_smem99_sm90a"
+    assert f"&refuses_sm90_fwd<{symbol}_config>" in (folder / "fwd_sm90_d64.cu").read_text()
+    assert "refuses" not in (folder / "fwd_d64.cu").read_text()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"fwd_sm90"', '"fwd"', "must be named fwd_sm90, got `fwd`"),
+        ('"fwd_sm90"', '"fwd_hopper"', "must be named fwd_sm90, got `fwd_hopper`"),
+        ('targets = ["9.0a"]', "", "for all targets must be named fwd, got `fwd_sm90`"),
+    ],
+)
+def test_the_name_of_a_family_tells_its_role_and_its_target(
+    tmp_path: Path, old: str, new: str, said: str
+) -> None:
+    path = tmp_path / "named.toml"
+    path.write_text(TABLE + SPECIFIC.replace(old, new))
+    with pytest.raises(FlashDistError, match=said):
+        generate.Table.load(path)

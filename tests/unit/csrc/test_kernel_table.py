@@ -1,0 +1,157 @@
+"""csrc/kernels.toml: what every target gets out of it, published or not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from flash_dist.builds.published import load_archsets
+from flash_dist.targets.archs import DEFAULT_TOOLKIT, TOOLKIT_ARCHS, ArchSet
+from flash_dist.targets.devices import KNOWN_DEVICES
+from tests.unit.made.generator import CSRC, generate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from flash_dist.targets.archs import Arch
+
+Size = tuple[int, int]  # head_dim, head_dim_v
+
+HALF_SIZES: Final = [(d, d) for d in (32, 64, 96, 128, 160, 192, 224, 256)] + [(192, 128)]
+SIZES: Final = {"fp16": HALF_SIZES, "bf16": HALF_SIZES, "fp32": [(d, d) for d in (64, 128, 256)]}
+ARCHSETS: Final = load_archsets()
+TARGETS: Final = sorted({arch for archset in ARCHSETS.values() for arch in archset.archs})
+COMPILABLE: Final = sorted(
+    x for arch in TOOLKIT_ARCHS[DEFAULT_TOOLKIT] for x in (arch, replace(arch, ptx=True))
+)
+TABLE: Final = generate.Table.load(CSRC / "kernels.toml")
+
+
+@cache
+def variants_of(target: Arch) -> list[Any]:
+    found: list[Any] = TABLE.variants(target)
+    return found
+
+
+def launched_for(size: Size, dtype: str) -> Iterator[tuple[str, Size]]:
+    """Yield the kernels of a forward and a backward, each with the size that it is asked for."""
+    head_dim, head_dim_v = size
+    yield "fwd", size
+    yield "bwd_delta", (head_dim_v, head_dim_v)
+    yield "bwd_dkdv", size
+    if dtype != "fp32":
+        yield "bwd_dq_gemm", size
+    yield "bwd_dq_recompute", size
+    yield "bwd_reduce", (head_dim, head_dim)
+    yield "bwd_reduce", (head_dim_v, head_dim_v)
+
+
+def smallest_holding(size: Size, compiled: set[Size]) -> Size:
+    """Return what the dispatcher takes: the fewest columns in all, then the fewest of v."""
+    holding = [x for x in compiled if x[0] >= size[0] and x[1] >= size[1]]
+    return min(holding, key=lambda x: (sum(x), x[1]))
+
+
+def plans_for(target: Arch, family: str, dtype: str, size: Size) -> dict[Size, list[int]]:
+    """Return the size that serves a kernel, and the plans that a target has for it."""
+    mine = [v for v in variants_of(target) if (v.family.name, v.dtype) == (family, dtype)]
+    chosen = smallest_holding(size, {(v.row.head_dim, v.row.head_dim_v) for v in mine})
+    return {chosen: [v.row.plan for v in mine if (v.row.head_dim, v.row.head_dim_v) == chosen]}
+
+
+@pytest.mark.parametrize("target", COMPILABLE, ids=str)
+def test_every_kernel_has_a_row_that_fits_every_device_that_runs_the_target(target: Arch) -> None:
+    devices = [device for device in KNOWN_DEVICES if target.can_run_on(device)]
+    assert devices
+    room = min(device.smem_optin for device in devices)
+    for dtype, first in TABLE.dtypes.items():
+        if target.number < first:
+            continue
+        for size in SIZES[dtype]:
+            for family, asked in launched_for(size, dtype):
+                ((_, plans),) = plans_for(target, family, dtype, asked).items()
+                fitting = [plan for plan in plans if TABLE.smem_plans[plan] <= room]
+                assert fitting, f"{family} {dtype} {asked}: plans {plans} of {room} bytes"
+
+
+@pytest.mark.parametrize("dtype", SIZES)
+def test_kernels_that_share_a_workspace_are_of_one_size(dtype: str) -> None:
+    target = TARGETS[-1]
+    for size in SIZES[dtype]:
+        for family, asked in launched_for(size, dtype):
+            ((chosen, _),) = plans_for(target, family, dtype, asked).items()
+            assert chosen[0] == asked[0], f"{family} {size}"
+            if family in {"fwd", "bwd_dkdv"}:
+                assert chosen == size
+
+
+@pytest.mark.parametrize("dtype", SIZES)
+def test_every_head_dim_up_to_256_is_served(dtype: str) -> None:
+    compiled = set(SIZES[dtype])
+    for head_dim in range(8, 257, 8):
+        assert smallest_holding((head_dim, head_dim), compiled)[0] >= head_dim
+    listed = {
+        (row.head_dim, row.head_dim_v)
+        for family in TABLE.families
+        if family.name == "fwd" and dtype in family.dtypes
+        for row in family.rows
+    }
+    assert listed == compiled
+
+
+@pytest.mark.parametrize(
+    "target",
+    [x for x in TARGETS if x.number >= 80 and (x.ptx or x.number == 80)],
+    ids=str,
+)
+def test_code_that_runs_on_an_a100_and_on_smaller_parts_has_the_plans_of_both(target: Arch) -> None:
+    for dtype in SIZES:
+        for family in TABLE.families:
+            if dtype not in family.dtypes:
+                continue
+            for row in family.rows:
+                plans = [r.plan for r in family.rows if r.size == row.size and r.plan <= 99]
+                expected = row.plan in {max(plans), 163}
+                found = any(
+                    v.family is family and v.dtype == dtype and v.row == row
+                    for v in variants_of(target)
+                )
+                assert found or not expected, f"{family.name} {dtype} {row.size} plan {row.plan}"
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=str)
+def test_no_target_carries_a_plan_that_none_of_its_devices_would_take(target: Arch) -> None:
+    if str(target) == "sm_90a":
+        return  # carries the plans of smaller GPUs to test them
+    rooms = {device.smem_optin for device in KNOWN_DEVICES if target.can_run_on(device)}
+    for variant in variants_of(target):
+        same = [
+            TABLE.smem_plans[v.row.plan]
+            for v in variants_of(target)
+            if (v.family, v.dtype, v.row.size) == (variant.family, variant.dtype, variant.row.size)
+        ]
+        taken = {max((size for size in same if size <= room), default=None) for room in rooms}
+        assert TABLE.smem_plans[variant.row.plan] in taken, variant.symbol
+
+
+def test_the_target_of_the_test_machine_carries_every_plan() -> None:
+    (target,) = ArchSet.parse("9.0a").archs
+    rows = {(v.family.name, v.row) for v in TABLE.variants(target)}
+    assert rows == {(family.name, row) for family in TABLE.families for row in family.rows}
+
+
+def test_every_family_has_a_row_for_turing() -> None:
+    turing = TABLE.smem_plans[64]
+    for family in TABLE.families:
+        for size in {(row.head_dim, row.head_dim_v) for row in family.rows}:
+            plans = [r.plan for r in family.rows if (r.head_dim, r.head_dim_v) == size]
+            assert min(TABLE.smem_plans[plan] for plan in plans) <= turing, f"{family.name} {size}"
+            assert len(plans) == len(set(plans)), f"{family.name} {size}: two rows of one plan"
+
+
+def test_what_is_published_is_among_the_targets_that_the_toolkit_compiles() -> None:
+    assert set(TARGETS) <= set(COMPILABLE)
+    assert {"sm_88", "compute_88", "sm_110", "sm_90a", "compute_90a"} <= set(map(str, COMPILABLE))

@@ -1,0 +1,398 @@
+"""How a backward is cut into launches: properties of the plan over many shapes, without a GPU."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.unit.made.planner import plan_backward
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+H200 = {"sm_count": 132, "blocks_per_sm": 2}
+TILE = 64
+TILE_BYTES = TILE * TILE * 2
+ROW_PADDING = 128
+
+BAND, ROWS, TILES = range(3)
+FULL = (BAND, -1, -1, 1)
+CAUSAL = (BAND, -1, 0, 1)
+TOP_LEFT = (BAND, -1, 0, 0)
+WINDOW = (BAND, 200, 100, 1)
+LEFT_ONLY = (BAND, 100, -1, 1)
+MASKS = {
+    "full": FULL,
+    "causal": CAUSAL,
+    "top-left": TOP_LEFT,
+    "window": WINDOW,
+    "left-only": LEFT_ONLY,
+}
+
+FIXED = {"batch": 1, "seqlen_q": 1024, "seqlen_k": 1024, "num_heads_kv": 16, "group": 1}
+DEFAULTS: dict[str, Any] = {**FIXED, "head_dim": 128, "mask": FULL, "key_tile": 64, **H200}
+
+
+def plan(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
+    return plan_backward(**{"budget": 1 << 30, **DEFAULTS, **changes})
+
+
+def up(rows: int, multiple: int = ROW_PADDING) -> int:
+    return -(-rows // multiple) * multiple
+
+
+def workspace(made: dict[str, Any]) -> dict[str, int]:
+    names = ("statistics", "ds", "dq_accum", "dk_partial", "dv_partial")
+    return {name: made[name] for name in names}
+
+
+def budgeted(made: dict[str, Any]) -> int:
+    return sum(workspace(made).values()) - int(made["statistics"])
+
+
+def visible_tiles(shape: dict[str, Any], key_begin: int, key_end: int) -> int:
+    """Count the 64x64 tiles of one head that hold a visible score, from its corners."""
+    _, left, right, bottom_right = shape["mask"]
+    seqlen_q, seqlen_k = shape["seqlen_q"], shape["seqlen_k"]
+    shift = seqlen_k - seqlen_q if bottom_right else 0
+    count = 0
+    for key in range(key_begin, key_end, TILE):
+        last_key = min(key + TILE, seqlen_k) - 1
+        for query in range(0, seqlen_q, TILE):
+            last_query = min(query + TILE, seqlen_q) - 1
+            begins = left < 0 or query + shift - left <= last_key
+            count += begins and (right < 0 or key <= last_query + shift + right)
+    return count
+
+
+def covered(chunks: Iterable[dict[str, Any]]) -> dict[int, list[tuple[int, int]]]:
+    """Return the key ranges of every unit, in the order of their launches."""
+    ranges: dict[int, list[tuple[int, int]]] = {}
+    for chunk in chunks:
+        for unit in range(chunk["unit_begin"], chunk["unit_begin"] + chunk["units"]):
+            ranges.setdefault(unit, []).append((chunk["key_begin"], chunk["key_end"]))
+    return ranges
+
+
+def assert_complete(made: dict[str, Any], shape: dict[str, Any]) -> None:
+    """Every unit gets all its keys once, in ascending order, at the right ends of its stripes."""
+    ranges = covered(made["chunks"])
+    assert sorted(ranges) == list(range(shape["batch"] * shape["num_heads_kv"]))
+    for one in ranges.values():
+        assert one[0][0] == 0
+        assert one[-1][1] == shape["seqlen_k"]
+        assert all(before[1] == after[0] for before, after in itertools.pairwise(one))
+    for chunk in made["chunks"]:
+        assert chunk["first_stripe"] == (chunk["key_begin"] == 0)
+        assert chunk["last_stripe"] == (chunk["key_end"] == shape["seqlen_k"])
+
+
+SHAPES = [
+    {
+        "batch": b,
+        "seqlen_q": sq,
+        "seqlen_k": sk,
+        "num_heads_kv": h,
+        "group": g,
+        "mask": mask,
+        "budget": m << 20,
+        "key_tile": key_tile,
+    }
+    for b, (sq, sk), (h, g), mask, m, key_tile in itertools.product(
+        (1, 4),
+        ((1, 1), (100, 700), (700, 100), (1024, 1024), (2500, 2000)),
+        ((1, 8), (16, 1)),
+        MASKS.values(),
+        (1, 64, 512),
+        (32, 64, 128),
+    )
+]
+
+
+def name_of(shape: dict[str, Any]) -> str:
+    mask = next(name for name, mask in MASKS.items() if mask == shape["mask"])
+    return "-".join([mask, *(str(x) for name, x in shape.items() if name != "mask")])
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=name_of)
+def test_chunks_cover_every_unit_and_key_once_within_the_budget(shape: dict[str, Any]) -> None:
+    made = plan(**shape)
+    assert_complete(made, shape)
+    if made["spill"]:
+        for chunk in made["chunks"]:
+            tiles = visible_tiles(shape, chunk["key_begin"], chunk["key_end"])
+            assert tiles <= made["ds_tiles_per_head"]
+            assert tiles * TILE_BYTES * chunk["units"] * shape["group"] <= made["ds"]
+    assert budgeted(made) <= shape["budget"]
+
+
+@pytest.mark.parametrize("shape", SHAPES[::7], ids=name_of)
+def test_memory_follows_the_formula(shape: dict[str, Any]) -> None:
+    made = plan(**shape, head_dim=192, head_dim_v=128)
+    units = max(chunk["units"] for chunk in made["chunks"])
+    heads = shape["group"] * units
+    striped = any(not chunk["last_stripe"] for chunk in made["chunks"])
+    keys = shape["batch"] * shape["num_heads_kv"] * shape["seqlen_k"]
+    split = made["group_split"] if made["group_split"] > 1 else 0
+    num_heads_q = shape["num_heads_kv"] * shape["group"]
+    assert workspace(made) == {
+        "statistics": 8 * shape["batch"] * num_heads_q * up(shape["seqlen_q"]),
+        "ds": TILE_BYTES * heads * made["ds_tiles_per_head"],
+        "dq_accum": 4 * heads * up(shape["seqlen_q"]) * 192 * striped,
+        "dk_partial": 4 * split * keys * 192,
+        "dv_partial": 4 * split * keys * 128,
+    }
+
+
+@pytest.mark.parametrize("megabytes", [64, 256, 600, 1024])
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_no_chunk_of_several_leaves_multiprocessors_idle(
+    megabytes: int, mask: tuple[int, ...]
+) -> None:
+    made = plan(seqlen_q=16384, seqlen_k=16384, mask=mask, budget=megabytes << 20)
+    if len(made["chunks"]) > 1:
+        wave = H200["sm_count"] * H200["blocks_per_sm"] * 0.95
+        for chunk in made["chunks"]:
+            tiles = -(-(chunk["key_end"] - chunk["key_begin"]) // 64)
+            assert chunk["units"] * tiles * made["group_split"] >= int(wave)
+
+
+def test_without_budget_nothing_is_spilled() -> None:
+    made = plan(budget=0, group=8)
+    assert not made["spill"]
+    assert budgeted(made) == 0
+
+
+def test_kernels_that_cannot_spill_recompute() -> None:
+    made = plan(dq_rows=0)
+    assert (made["spill"], made["ds"], made["dq_accum"]) == (False, 0, 0)
+
+
+def test_only_visible_tiles_are_stored() -> None:
+    tiles = 1024 // TILE
+    assert plan()["ds_tiles_per_head"] == tiles * tiles
+    assert plan(mask=CAUSAL)["ds_tiles_per_head"] == tiles * (tiles + 1) // 2
+    assert plan(mask=TOP_LEFT)["ds_tiles_per_head"] == tiles * (tiles + 1) // 2
+
+
+def test_a_window_stores_a_constant_number_of_tiles_per_key_tile() -> None:
+    short, long = (plan(seqlen_q=n, seqlen_k=n, mask=WINDOW) for n in (2048, 4096))
+    assert long["ds_tiles_per_head"] == 2 * short["ds_tiles_per_head"]
+    assert short["ds_tiles_per_head"] <= 2048 // TILE * 7
+
+
+def test_no_more_is_taken_than_needed() -> None:
+    made = plan(seqlen_q=64, seqlen_k=64)
+    assert made["ds"] == 16 * TILE_BYTES
+
+
+def test_a_long_sequence_is_cut_into_stripes_that_sum_dq_in_order() -> None:
+    made = plan(seqlen_q=32768, seqlen_k=32768, num_heads_kv=2, budget=3 << 29)
+    stripes = [chunk for chunk in made["chunks"] if chunk["unit_begin"] == 0]
+    assert len(stripes) > 1
+    assert [stripe["first_stripe"] for stripe in stripes] == [True] + [False] * (len(stripes) - 1)
+    assert [stripe["last_stripe"] for stripe in stripes] == [False] * (len(stripes) - 1) + [True]
+    assert [stripe["key_begin"] for stripe in stripes[1:]] == [
+        stripe["key_end"] for stripe in stripes[:-1]
+    ]
+
+
+@pytest.mark.parametrize("key_tile", [32, 64, 128])
+def test_stripes_begin_at_whole_tiles_of_ds_and_whole_blocks(key_tile: int) -> None:
+    sizes = {"seqlen_q": 32768, "seqlen_k": 32000, "num_heads_kv": 2, "key_tile": key_tile}
+    made = plan(**sizes, budget=3 << 29, sm_count=16)
+    assert len(made["chunks"]) > 2
+    assert all(chunk["key_begin"] % max(key_tile, TILE) == 0 for chunk in made["chunks"])
+
+
+@pytest.mark.parametrize(("batch", "seqlen", "units"), [(4, 4096, 32), (1, 16384, 2)])
+def test_chunks_of_equal_blocks_fill_whole_rounds(batch: int, seqlen: int, units: int) -> None:
+    sizes = {"batch": batch, "seqlen_q": seqlen, "seqlen_k": seqlen, "num_heads_kv": 32}
+    made = plan(**sizes, head_dim=64, key_tile=128, budget=3 << 29)
+    assert {chunk["units"] for chunk in made["chunks"]} == {units}  # 256 blocks of 264 a round
+
+
+def test_fewer_splits_leave_room_for_ds() -> None:
+    sizes = {"batch": 4, "seqlen_q": 8192, "seqlen_k": 8192, "num_heads_kv": 2, "group": 4}
+    made = plan(**sizes, mask=CAUSAL, budget=512 << 20)
+    assert made["spill"]
+    assert made["group_split"] == 2 < plan(**sizes, mask=CAUSAL, budget=8 << 30)["group_split"]
+
+
+def test_nothing_to_do_splits_nothing() -> None:
+    assert plan(batch=0, group=8)["group_split"] == 1
+
+
+def test_few_kv_heads_split_their_group_until_the_gpu_is_full() -> None:
+    assert plan(num_heads_kv=1, group=16)["group_split"] == 16
+    assert plan(num_heads_kv=16, group=8, batch=4)["group_split"] == 1
+    assert plan(num_heads_kv=1, group=16, sm_count=10)["group_split"] == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"mask": mask} for mask in MASKS.values() if mask != FULL),
+        {"mask": (ROWS, -1, -1, 0), "key_slots": list(range(17))},
+        {"mask": (TILES, -1, -1, 0), "key_slots": list(range(17))},
+        {"total_q": 1000},
+    ],
+    ids=[*(name for name in MASKS if name != "full"), "rows", "tiles", "packed"],
+)
+@pytest.mark.parametrize(("sm_count", "one_wave"), [(16, 1), (32, 2)])
+def test_blocks_of_unequal_length_get_sixteen_waves(
+    sm_count: int, one_wave: int, changes: dict[str, Any]
+) -> None:
+    sizes = {"num_heads_kv": 1, "group": 64, "sm_count": sm_count, "blocks_per_sm": 1}
+    assert plan(**sizes)["group_split"] == one_wave  # 16 blocks of keys, all equally long
+    assert plan(**sizes, **changes)["group_split"] == 16 * one_wave
+
+
+def test_a_group_is_split_further_where_chunks_would_leave_the_gpu_idle() -> None:
+    sizes = {"seqlen_q": 16384, "seqlen_k": 16384, "num_heads_kv": 1, "group": 16}
+    roomy, tight = (plan(**sizes, budget=gib << 30) for gib in (16, 1))
+    assert (roomy["spill"], len(roomy["chunks"]), roomy["group_split"]) == (True, 1, 1)
+    assert tight["spill"]
+    assert len(tight["chunks"]) > 1
+    assert tight["group_split"] > 1
+    assert tight["dk_partial"] + tight["dv_partial"] <= 1 << 29
+
+
+def test_a_group_that_is_split_in_vain_is_split_no_further() -> None:
+    sizes = {"seqlen_q": 32768, "seqlen_k": 32768, "num_heads_kv": 1, "group": 64}
+    made = plan(**sizes, budget=64 << 20)
+    assert (made["spill"], made["group_split"]) == (False, 1)
+
+
+def test_a_huge_group_is_split_only_as_far_as_half_the_budget_goes() -> None:
+    made = plan(num_heads_kv=1, group=1000, seqlen_q=8, seqlen_k=64, budget=1 << 20)
+    assert 1 < made["group_split"] < 1000
+    assert 1000 % made["group_split"] == 0
+    assert made["dk_partial"] + made["dv_partial"] <= 1 << 19
+
+
+# --- Masks with arrays ----------------------------------------------------------------------------
+
+
+def test_slots_of_a_mask_with_arrays_are_those_it_brings() -> None:
+    slots = [0, 3, 3, 10, 11, *range(12, 24)]
+    made = plan(mask=(ROWS, -1, -1, 0), key_slots=slots)
+    assert made["spill"]
+    assert made["ds_tiles_per_head"] == slots[-1]
+
+
+def test_stripes_of_a_mask_with_arrays_hold_its_tiles() -> None:
+    # Blocks of keys that 1, 2, 3, .. query tiles see.
+    tiles = 512
+    slots = [n * (n + 1) // 2 for n in range(tiles + 1)]
+    sizes = {"seqlen_q": tiles * TILE, "seqlen_k": tiles * TILE, "num_heads_kv": 1}
+    made = plan(**sizes, mask=(TILES, -1, -1, 0), key_slots=slots, budget=700 << 20, sm_count=8)
+    assert len(made["chunks"]) > 1
+    for chunk in made["chunks"]:
+        here = slots[chunk["key_end"] // TILE] - slots[chunk["key_begin"] // TILE]
+        assert here <= made["ds_tiles_per_head"]
+    assert_complete(made, {**FIXED, **sizes})
+    assert budgeted(made) <= 700 << 20
+
+
+@pytest.mark.parametrize("kind", [ROWS, TILES])
+def test_a_mask_whose_slots_the_host_does_not_know_recomputes(kind: int) -> None:
+    assert not plan(mask=(kind, -1, -1, 0))["spill"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"mask": (ROWS, -1, -1, 0), "key_slots": [0] * 17},
+        {"mask": CAUSAL, "seqlen_q": 0},
+        {"seqlen_k": 0},
+        {"batch": 0},
+    ],
+    ids=["mask that hides everything", "no query", "no key", "empty batch"],
+)
+def test_where_no_score_is_visible_nothing_is_stored(changes: dict[str, Any]) -> None:
+    made = plan(**changes)
+    assert (made["spill"], made["ds"], made["dq_accum"]) == (False, 0, 0)
+    assert len(made["chunks"]) == 1
+
+
+# --- Packed ---------------------------------------------------------------------------------------
+
+PACKED = {"batch": 64, "total_q": 131_072, "seqlen_q": 4000, "seqlen_k": 3900}
+
+
+def test_packed_documents_have_a_slot_for_every_tile_of_the_longest() -> None:
+    made = plan(**PACKED, mask=CAUSAL)
+    assert made["ds_tiles_per_head"] == (up(3900, TILE) // TILE) * (up(4000, TILE) // TILE)
+    assert_complete(made, {**FIXED, **PACKED})
+    assert budgeted(made) <= 1 << 30
+
+
+def test_statistics_of_packed_documents_leave_each_room_to_begin_at_a_whole_tile() -> None:
+    made = plan(**PACKED)
+    assert made["rows_padded"] == up(131_072 + 128 * 64)
+    assert made["statistics"] == 8 * 16 * made["rows_padded"]
+
+
+def test_stripes_of_packed_documents_count_from_their_own_begin() -> None:
+    sizes = {"batch": 2, "total_q": 40_000, "seqlen_q": 32768, "seqlen_k": 32768}
+    made = plan(**sizes, num_heads_kv=1, sm_count=16, budget=700 << 20)
+    assert len(made["chunks"]) > 2
+    assert_complete(made, {**FIXED, **sizes, "num_heads_kv": 1})
+
+
+# --- Batch-invariant ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch", [1, 7])
+@pytest.mark.parametrize("seqlen", [64, 8192])
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_what_decides_the_bits_is_the_same_in_every_batch(
+    batch: int, seqlen: int, mask: tuple[int, ...]
+) -> None:
+    sizes = {"batch": batch, "seqlen_q": seqlen, "seqlen_k": seqlen, "num_heads_kv": 1, "group": 8}
+    for packed in ({}, {"total_q": batch * seqlen - 1}):
+        made = plan(**sizes, **packed, mask=mask, batch_invariant=True)
+        assert (made["spill"], made["group_split"]) == (False, 1)
+        assert budgeted(made) == 0
+
+
+# --- Launches -------------------------------------------------------------------------------------
+
+
+def roles(made: dict[str, Any]) -> list[tuple[str, list[int]]]:
+    return [(step["role"], step["size"]) for step in made["steps"]]
+
+
+def test_delta_is_first_and_each_chunk_has_its_keys_before_its_queries() -> None:
+    made = plan(seqlen_q=32768, seqlen_k=32768, num_heads_kv=2, budget=3 << 29)
+    size = [128, 128]
+    pairs = [("bwd_dkdv", size), ("bwd_dq_gemm", size)] * len(made["chunks"])
+    assert roles(made) == [("bwd_delta", size), *pairs]
+    assert [step["chunk"] for step in made["steps"][1::2]] == list(range(len(made["chunks"])))
+    assert [step["chunk"] for step in made["steps"][2::2]] == list(range(len(made["chunks"])))
+
+
+def test_kernels_that_share_the_workspace_are_of_the_size_of_the_key_side() -> None:
+    made = plan(num_heads_kv=1, group=16, head_dim=160, head_dim_v=40, budget=1 << 30)
+    size = [192, 128]  # as many columns as 160/160, fewer of v
+    assert made["group_split"] > 1
+    assert roles(made) == [
+        ("bwd_delta", [40, 40]),
+        ("bwd_dkdv", size),
+        ("bwd_dq_gemm", size),
+        ("bwd_reduce", [192, 192]),
+        ("bwd_reduce", [128, 128]),
+    ]
+    assert [step["of_v"] for step in made["steps"]] == [False] * 4 + [True]
+
+
+@pytest.mark.parametrize("how", [{"budget": 0}, {"batch_invariant": True}, {"dq_rows": 0}])
+def test_what_is_not_stored_is_computed_again(how: dict[str, Any]) -> None:
+    assert [role for role, _ in roles(plan(**how))] == ["bwd_delta", "bwd_dkdv", "bwd_dq_recompute"]
+
+
+def test_the_plan_is_the_same_every_time() -> None:
+    assert plan(mask=CAUSAL, seqlen_q=5000) == plan(mask=CAUSAL, seqlen_q=5000)

@@ -1,0 +1,89 @@
+"""Doctor on addresses: a wheel is judged, and of an index page the wheel that fits best."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ci.trials.serving import serve
+from flash_dist.cli import main
+from flash_dist.indexes import fetch
+from tests.unit.made.wheels import write_dist, write_simple_index
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HOPPER = "flash_dist-0.1.0%2Bcu130.hopper-cp310-abi3-manylinux_2_34_x86_64.whl"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    return write_simple_index(tmp_path / "site", write_dist(tmp_path / "dist"))
+
+
+def doctor(capsys: pytest.CaptureFixture[str], place: str, gpus: str) -> tuple[int, str, str]:
+    status = main(["doctor", "--wheel", place, "--gpu", gpus, "--driver", "580"])
+    return (status, *capsys.readouterr())
+
+
+def test_a_wheel_by_its_address(
+    site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    with serve(site) as url:
+        status, out, err = doctor(capsys, f"{url}files/{HOPPER}", "9.0")
+    assert (status, err) == (0, "")
+    assert "native code (sm_90a)" in out
+    assert list(temporary.iterdir()) == []
+    assert doctor(capsys, (site / "files").as_uri(), "9.0")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("gpus", "label", "status"),
+    [("9.0", "hopper", 0), ("8.6,9.0", "all", 0), ("12.1", "blackwell", 0), ("7.0", "", 1)],
+)
+def test_an_index_page_is_listed_and_the_best_is_judged(
+    site: Path, capsys: pytest.CaptureFixture[str], gpus: str, label: str, status: int
+) -> None:
+    with serve(site) as url:
+        code, out, _ = doctor(capsys, f"{url}simple/flash-dist/", gpus)
+    assert code == status
+    assert f"6 wheels on {url}simple/flash-dist/; judged: flash_dist-0.1.0+cu130.{label}" in out
+    assert out.count(".whl") == 7
+    assert out.count("* flash_dist-") == 1
+
+
+def test_a_page_in_a_file(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = site / "simple" / "flash-dist" / "index.html"
+    status, out, _ = doctor(capsys, str(page), "12.0")
+    assert status == 0
+    assert "judged: flash_dist-0.1.0+cu130.blackwell" in out
+
+
+def test_of_another_project_the_newest_for_this_python_is_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], site: Path
+) -> None:
+    wheel = next((site / "files").glob("*hopper*")).read_bytes()
+    for version in ("1.0", "1.10", "1.9", "2.0rc1"):
+        (tmp_path / f"other-{version}-py3-none-any.whl").write_bytes(wheel)
+    (tmp_path / "other-3.0-py2-none-any.whl").write_bytes(wheel)
+    with serve(tmp_path) as url:
+        status, out, _ = doctor(capsys, url, "9.0")
+    assert status == 0
+    assert "judged: other-1.10-py3-none-any.whl" in out
+
+
+def test_what_is_too_large_or_absent_is_a_sentence(
+    site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch.save, "__kwdefaults__", {"limit": 1000})
+    with serve(site) as url:
+        status, _, err = doctor(capsys, f"{url}files/{HOPPER}", "9.0")
+        assert (status, "it is larger than 1000 bytes" in err) == (2, True)
+        status, _, err = doctor(capsys, f"{url}files/absent.whl", "9.0")
+        assert (status, "HTTP 404" in err) == (2, True)
+        status, _, err = doctor(capsys, f"{url}files/../simple/", "9.0")
+        assert (status, "can be judged: there is none" in err) == (2, True)

@@ -1,0 +1,79 @@
+"""Doctor on machines as they were met: status, ids and exit status of the whole examination."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from flash_dist.doctor.examine import Examination, examine
+from tests.unit.made.builds import Passes
+from tests.unit.made.scenarios import JIT_BOX, SCENARIOS
+
+if TYPE_CHECKING:
+    from flash_dist.checks.environment import Environment
+    from tests.unit.made.scenarios import Scenario
+
+each_scenario = pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)
+
+
+def look(environment: Environment) -> Examination:
+    return Examination(environment, tuple(examine(environment, selftest=Passes())))
+
+
+def read_text(examination: Examination) -> str:
+    return "\n".join(
+        line
+        for result in examination.results
+        for line in (result.summary, *result.details, result.fix)
+    )
+
+
+@each_scenario
+def test_doctor_finds_what_is_there_and_nothing_else(scenario: Scenario) -> None:
+    examination = look(scenario.environment)
+    found = tuple((one.name, one.status, one.id) for one in examination.results if one.id)
+    assert found == scenario.found
+    assert {one.status for one in examination.results if not one.id} <= {"ok"}
+    assert examination.exit_code() == scenario.exit_code
+
+
+@each_scenario
+def test_what_it_says_names_the_cause_and_the_step(scenario: Scenario) -> None:
+    text = read_text(look(scenario.environment))
+    for words in scenario.says:
+        assert words in text
+
+
+@each_scenario
+def test_its_sentences_read_well(scenario: Scenario) -> None:
+    for result in look(scenario.environment).results:
+        assert result.status != "fail" or result.fix
+        for line in (result.summary, *result.details, result.fix):
+            assert not line.endswith((".", " ", ":", ","))
+            assert "None" not in line
+            assert line.count("`") % 2 == 0
+            assert line.count("(") == line.count(")")
+        assert "  " not in result.summary + result.fix
+        assert 0 < len(result.summary) < 240
+
+
+@each_scenario
+def test_it_becomes_json(scenario: Scenario) -> None:
+    data = json.loads(json.dumps(look(scenario.environment).to_json()))
+    assert data["exit_code"] == scenario.exit_code
+    host = data["environment"]["host"]
+    assert host is not None
+    assert {"libcuda", "container", "jit_cache", "nvml", "device_files"} <= set(host)
+
+
+def test_a_host_that_was_not_looked_at_is_no_finding() -> None:
+    examination = look(replace(JIT_BOX, host=None))
+    assert not [result for result in examination.results if result.id]
+
+
+def test_a_what_if_judges_the_variables_of_the_jit() -> None:
+    imagined = replace(JIT_BOX, host=None, what_if=True, variables={"CUDA_CACHE_DISABLE": "1"})
+    assert [one.id for one in look(imagined).results if one.id] == ["jit-cache-disabled"]

@@ -1,0 +1,226 @@
+"""Folders and package indexes: which wheels they offer, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from packaging.version import Version
+
+from ci.trials.serving import serve
+from flash_dist.builds.published import published_sets
+from flash_dist.errors import FetchError
+from flash_dist.indexes import fetch
+from flash_dist.indexes.candidates import read_offer
+from flash_dist.indexes.index import parse_conda, parse_wheel, read_index
+from flash_dist.indexes.install_commands import find_commands
+from flash_dist.indexes.pages import Link, parse_page
+from flash_dist.targets.archs import ArchSet
+from tests.unit.made.wheels import write_dist, write_simple_index, write_wheel
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HOPPER = "flash_dist-0.1.0+cu130.hopper-cp310-abi3-manylinux_2_34_x86_64.whl"
+NAMES = {one.name for one in published_sets()}
+
+
+def commands(place: str, name: str) -> dict[str, str]:
+    index = read_index(place)
+    candidate = next(one for one in read_offer(index).candidates if one.name == name)
+    return {command.tool: command.line for command in find_commands(candidate, index)}
+
+
+def test_a_folder_offers_the_wheels_below_it_judged_by_their_manifests(tmp_path: Path) -> None:
+    offer = read_offer(read_index(str(write_dist(tmp_path))))
+    assert {one.name for one in offer.candidates} == NAMES
+    assert offer.problems == ()
+    hopper = next(one for one in offer.candidates if one.name == "hopper")
+    assert hopper.build.keys[0] == ("bwd_delta", "bf16", 64, 64)
+    path = tmp_path / "hopper" / HOPPER
+    assert hopper.size == path.stat().st_size
+    assert commands(str(tmp_path), "hopper") == {
+        "pip": f"pip install {path}",
+        "uv": f"uv pip install {path}",
+    }
+    assert commands(tmp_path.as_uri(), "hopper")["pip"] == f"pip install {path}"
+
+
+def test_a_path_with_a_blank_is_quoted(tmp_path: Path) -> None:
+    place = write_dist(tmp_path / "my wheels")
+    assert commands(str(place), "all")["pip"].startswith("pip install '/")
+
+
+def test_a_wheel_that_cannot_be_read_is_named_beside_the_others(tmp_path: Path) -> None:
+    write_dist(tmp_path)
+    (tmp_path / HOPPER.replace("0.1.0", "0.2.0")).write_bytes(b"PK")
+    (tmp_path / "other-1.0-py3-none-any.whl").write_bytes(b"")
+    (tmp_path / "flash_dist-1-cp310-abi3-any-cu130_sm90.whl").write_bytes(b"")  # a variant wheel
+    offer = read_offer(read_index(str(tmp_path)))
+    assert {one.name for one in offer.candidates} == NAMES
+    (problem,) = offer.problems
+    assert "0.2.0+cu130.hopper" in problem
+    assert "is not judged" in problem
+
+
+def test_an_index_is_followed_to_the_project_and_judged_by_labels(tmp_path: Path) -> None:
+    write_simple_index(tmp_path / "site", write_dist(tmp_path / "dist"))
+    with serve(tmp_path / "site") as url:
+        for place in (f"{url}simple/", f"{url}simple/flash-dist/"):
+            index = read_index(place)
+            assert {wheel.index for wheel in index.wheels} == {f"{url}simple/"}
+            assert {wheel.requires_python for wheel in index.wheels} == {">=3.10"}
+            offer = read_offer(index)
+            assert {one.name for one in offer.candidates} == NAMES
+            sizes = {one.name: one.size for one in offer.candidates}
+            hopper = tmp_path / "dist" / "hopper" / HOPPER
+            assert sizes["hopper"] == hopper.stat().st_size  # asked of the server
+            assert commands(place, "hopper") == {
+                "pip": 'pip install "flash_dist==0.1.0+cu130.hopper" '
+                f"--extra-index-url {url}simple/",
+                "uv": f'uv pip install "flash_dist==0.1.0+cu130.hopper" --index {url}simple/',
+            }
+
+
+def test_a_list_of_files_offers_addresses(tmp_path: Path) -> None:
+    write_dist(tmp_path)
+    with serve(tmp_path) as url:
+        assert commands(url, "hopper")["pip"] == (
+            f"pip install {url}hopper/{HOPPER.replace('+', '%2B')}"
+        )
+
+
+def test_a_conda_command_is_there_where_a_channel_is(tmp_path: Path) -> None:
+    write_dist(tmp_path / "dist")
+    folder = tmp_path / "dist" / "conda" / "linux-64"
+    folder.mkdir(parents=True)
+    for build in ("cuda124_hopper_abi3_0", "cuda130_all_abi3_0", "cuda130_hopper_abi3_0"):
+        (folder / f"flash-dist-0.1.0-{build}.conda").write_bytes(b"")
+    assert commands(str(tmp_path / "dist"), "hopper")["conda"] == (
+        f'conda install -c {folder.parent} -c conda-forge "flash-dist=0.1.0=cuda130_hopper_abi3_0"'
+    )
+    assert "conda" not in commands(str(tmp_path / "dist"), "blackwell")
+
+
+def test_without_an_index_the_wheel_is_built_first() -> None:
+    from flash_dist.indexes.selection import candidates_of  # noqa: PLC0415 - this test alone
+
+    hopper = candidates_of(published_sets())[1]
+    lines = [command.line for command in find_commands(hopper, None)]
+    assert lines == [
+        "nox -s build_wheels -- hopper",
+        "pip install dist/hopper/*.whl",
+        "uv pip install dist/hopper/*.whl",
+    ]
+
+
+def test_wheels_for_another_python_or_system_are_left_out_here(tmp_path: Path) -> None:
+    hopper = published_sets()[1]
+    write_wheel(tmp_path, hopper, tags="cp310-abi3-win_amd64")
+    write_wheel(tmp_path, hopper)
+    assert len(read_offer(read_index(str(tmp_path))).candidates) == 2
+    offer = read_offer(read_index(str(tmp_path)), python="3.11.0")
+    assert len(offer.candidates) <= 1  # none where this runs on another machine than x86_64 Linux
+    assert "wheels are not for this Python or system" in offer.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("label", "name", "targets"),
+    [
+        ("hopper", "hopper", "sm_90a"),
+        ("sm75to89", "turing-ampere-ada", "sm_75 sm_80 sm_86 sm_89 compute_89"),
+        ("sm80.compute80", "sm80.compute80", "sm_80 compute_80"),
+        ("sm100f", "sm100f", "sm_100f"),
+    ],
+)
+def test_a_version_tells_the_targets(label: str, name: str, targets: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(f'<a href="https://example.org/{HOPPER.replace("hopper", label)}">x</a>')
+    wheel = read_index(str(page)).wheels[0]
+    assert (wheel.label, wheel.toolkit) == (label, "13.0")
+    assert wheel.version == Version(f"0.1.0+cu130.{label}")
+    from flash_dist.indexes.candidates import _read_label  # noqa: PLC0415 - no server is asked
+
+    assert _read_label(wheel) == (name, tuple(sorted(ArchSet.parse(targets).archs)))
+
+
+def test_a_page_is_read_with_base_hashes_and_withdrawn_files() -> None:
+    text = """<base href="/packages/"><a href="a-1-py3-none-any.whl#sha256=ab">a</a>
+    <a data-yanked href="b-1-py3-none-any.whl">b</a> <a>none</a> <a href="">none</a>
+    <a href="http://[">broken</a> <a href="javascript:alert(1)">no</a> <a href="../up/">up</a>"""
+    links = parse_page(text, "https://example.org/simple/a/")
+    assert links == (
+        Link("https://example.org/packages/a-1-py3-none-any.whl", "ab"),
+        Link("https://example.org/packages/b-1-py3-none-any.whl", yanked=True),
+        Link("https://example.org/up/"),
+    )
+
+
+def test_json_of_an_index_is_read_with_sizes() -> None:
+    file = {"filename": "x", "url": "a-1-py3-none-any.whl", "hashes": {"sha256": "ab"}, "size": 7}
+    page = json.dumps({"files": [file, "no object", {}], "projects": [{"name": "a"}, {}]})
+    assert parse_page(page, "https://example.org/simple/") == (
+        Link("https://example.org/simple/a/"),
+        Link("https://example.org/simple/a-1-py3-none-any.whl", "ab", size=7),
+        Link("https://example.org/simple/"),
+    )
+    with pytest.raises(FetchError, match="cannot read the index"):
+        parse_page("{", "https://example.org/simple/")
+
+
+@pytest.mark.parametrize("name", ["a.whl", "a-1.whl", "a-x!-py3-none-any.whl", "a-1.tar.gz", ""])
+def test_what_is_no_wheel_by_its_name_is_none(name: str) -> None:
+    assert parse_wheel(Link(f"https://example.org/{name}")) is None
+
+
+def test_a_conda_package_lies_in_a_channel() -> None:
+    name = "flash-dist-0.1.0-cuda130_hopper_0.conda"
+    found = parse_conda(Link(f"https://example.org/chan/linux-64/{name}"))
+    assert found is not None
+    assert (found.channel, found.spec) == (
+        "https://example.org/chan",
+        "flash-dist=0.1.0=cuda130_hopper_0",
+    )
+    assert parse_conda(Link(f"https://example.org/files/{name}")) is None
+
+
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("ftp://example.org/", "is http, https or file, got `ftp://"),
+        ("file://example.org/x", "has no host"),
+        ("/nowhere/at/all", "No such file"),
+        ("http://127.0.0.1:1/", "cannot fetch `http://127.0.0.1:1/`: .*refused"),
+        ("http://[/", "cannot fetch"),
+    ],
+)
+def test_a_place_that_cannot_be_read_is_a_sentence(place: str, words: str) -> None:
+    with pytest.raises(FetchError, match=words):
+        read_index(place)
+
+
+def test_what_a_server_refuses_or_that_is_no_page_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file.bin").write_bytes(b"0")
+    with serve(tmp_path) as url:
+        with pytest.raises(FetchError, match="HTTP 404"):
+            read_index(f"{url}absent/")
+        with pytest.raises(FetchError, match="is no page of an index"):
+            read_index(f"{url}file.bin")
+
+
+def test_a_download_is_bounded_and_tells_its_progress(tmp_path: Path) -> None:
+    (tmp_path / "file.bin").write_bytes(bytes(100_000))
+    seen: list[tuple[int, int | None]] = []
+    with serve(tmp_path) as url:
+        file = io.BytesIO()
+        with fetch.open_url(f"{url}file.bin") as response:
+            fetch.save(response, file, progress=lambda *step: seen.append(step))
+        assert file.getvalue() == bytes(100_000)
+        assert seen[-1] == (100_000, 100_000)
+        with (
+            fetch.open_url(f"{url}file.bin") as response,
+            pytest.raises(FetchError, match="larger than 99999 bytes"),
+        ):
+            fetch.save(response, io.BytesIO(), progress=lambda *_: None, limit=99_999)

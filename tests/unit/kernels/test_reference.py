@@ -1,0 +1,203 @@
+"""The formulas against torch's own autograd in float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from flash_dist.kernels.reference import reference_backward, reference_forward, visible
+from flash_dist.masks import Band
+from tests.reference import compute_exact, find_faults, random_problem
+
+Tensor = torch.Tensor
+
+SHAPES = {
+    "square": (2, 7, 7, 2, 2),
+    "more-keys": (1, 3, 9, 4, 2),
+    "more-queries": (1, 9, 3, 4, 1),
+    "one": (1, 1, 1, 1, 1),
+}
+BANDS = {
+    "full": Band(),
+    "causal": Band(-1, 0),
+    "top-left": Band(-1, 0, bottom_right=False),
+    "window": Band(2, 1),
+}
+
+
+def draw(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def attend_by_autograd(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """q [batch, seqlen_q, heads, head_dim]; seen [batch, heads, seqlen_q, seqlen_k]."""
+    group = q.shape[2] // k.shape[2]
+    kh, vh = (x.repeat_interleave(group, dim=2) for x in (k, v))
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, kh) * 0.3
+    scores = scores.masked_fill(~seen, -torch.inf)
+    rows = seen.any(-1, keepdim=True)
+    weights = torch.where(rows, scores, 0.0).softmax(-1) * rows
+    return torch.einsum("bhqk,bkhd->bqhd", weights, vh), scores.logsumexp(-1)
+
+
+def assert_like_autograd(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> None:
+    batch, seqlen_q, heads, _ = q.shape
+    dout, dlse = draw(batch, seqlen_q, heads, v.shape[-1], seed=4), draw(*seen.shape[:3], seed=5)
+    for x in (q, k, v):
+        x.requires_grad_()
+    want, want_lse = attend_by_autograd(q, k, v, seen)
+    finite = torch.isfinite(want_lse)
+    want_grads = torch.autograd.grad((want, want_lse[finite]), (q, k, v), (dout, dlse[finite]))
+    with torch.no_grad():
+        out, lse = reference_forward(q, k, v, softmax_scale=0.3, visible=seen)
+        grads = reference_backward(dout, q, k, v, out, lse, dlse, softmax_scale=0.3, visible=seen)
+    torch.testing.assert_close(out, want.detach())
+    torch.testing.assert_close(lse, want_lse.detach())
+    for got, expected in zip(grads, want_grads, strict=True):
+        torch.testing.assert_close(got, expected)
+        assert got.is_contiguous()
+
+
+@pytest.mark.parametrize("band", BANDS.values(), ids=BANDS.keys())
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_forward_and_backward_are_those_of_autograd(shape: tuple[int, ...], band: Band) -> None:
+    batch, seqlen_q, seqlen_k, heads, heads_kv = shape
+    left, right, bottom_right = band
+    seen = visible(seqlen_q, seqlen_k, left=left, right=right, bottom_right=bottom_right)
+    q = draw(batch, seqlen_q, heads, 8, seed=1)
+    k, v = (draw(batch, seqlen_k, heads_kv, columns, seed=columns) for columns in (8, 6))
+    assert_like_autograd(q, k, v, seen.expand(batch, heads, -1, -1))
+
+
+def test_any_mask_is_that_of_autograd() -> None:
+    seen = draw(2, 4, 5, 6, seed=9) > 0.3
+    seen[0, 1, 2] = False
+    q, k, v = draw(2, 5, 4, 8, seed=1), draw(2, 6, 2, 8, seed=2), draw(2, 6, 2, 8, seed=3)
+    assert_like_autograd(q, k, v, seen)
+
+
+def test_a_band_is_the_mask_that_it_shows() -> None:
+    q, k, v = draw(1, 5, 4, 8, seed=1), draw(1, 9, 2, 8, seed=2), draw(1, 9, 2, 8, seed=3)
+    by_band = reference_forward(q, k, v, softmax_scale=0.3, band=Band(3, 0))
+    seen = visible(5, 9, left=3, right=0)
+    by_mask = reference_forward(q, k, v, softmax_scale=0.3, visible=seen)
+    assert all(torch.equal(a, b) for a, b in zip(by_band, by_mask, strict=True))
+
+
+def test_a_query_of_five_axes_gives_the_bits_of_four() -> None:
+    q, k, v = draw(2, 5, 6, 8, seed=1), draw(2, 7, 2, 8, seed=2), draw(2, 7, 2, 4, seed=3)
+    dout, q5 = draw(2, 5, 6, 4, seed=4), q.unflatten(2, (2, 3))
+    out, lse = reference_forward(q, k, v, softmax_scale=0.3, band=Band(-1, 0))
+    out5, lse5 = reference_forward(q5, k, v, softmax_scale=0.3, band=Band(-1, 0))
+    assert out5.shape == (2, 5, 2, 3, 4)
+    assert torch.equal(out5.flatten(2, 3), out)
+    assert torch.equal(lse5, lse)
+    grads = reference_backward(dout, q, k, v, out, lse, None, softmax_scale=0.3, band=Band(-1, 0))
+    grads5 = reference_backward(
+        dout.unflatten(2, (2, 3)), q5, k, v, out5, lse5, None, softmax_scale=0.3, band=Band(-1, 0)
+    )
+    assert grads5[0].shape == q5.shape
+    assert torch.equal(grads5[0].flatten(2, 3), grads[0])
+    assert all(torch.equal(a, b) for a, b in zip(grads5[1:], grads[1:], strict=True))
+
+
+@pytest.mark.parametrize("grouped", [False, True], ids=["packed", "packed-five-axes"])
+def test_packed_documents_are_attended_one_by_one(*, grouped: bool) -> None:
+    cu_q, cu_k = torch.tensor([0, 3, 3, 8]), torch.tensor([0, 4, 6, 6])
+    q, k, v = draw(9, 4, 8, seed=1), draw(6, 2, 8, seed=2), draw(6, 2, 8, seed=3)
+    dout, dlse = draw(9, 4, 8, seed=4), draw(4, 9, seed=5)
+    q, dout = (x.unflatten(1, (2, 2)) if grouped else x for x in (q, dout))
+    call = {"softmax_scale": 0.3, "band": Band(-1, 0)}
+    packing = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
+    out, lse = reference_forward(q, k, v, **call, **packing)  # type: ignore[arg-type]
+    grads = reference_backward(dout, q, k, v, out, lse, dlse, **call, **packing)  # type: ignore[arg-type]
+    assert out.shape == q.shape
+    assert lse.shape == (4, 9)
+    assert (out[3:] == 0).all()  # no keys, no document
+    assert (lse[:, 3:] == -torch.inf).all()
+    for (a, b), (c, d) in zip(pairwise(cu_q.tolist()), pairwise(cu_k.tolist()), strict=True):
+        parts = q[None, a:b], k[None, c:d], v[None, c:d]
+        one, one_lse = reference_forward(*parts, **call)  # type: ignore[arg-type]
+        assert torch.equal(out[a:b], one[0])
+        assert torch.equal(lse[:, a:b], one_lse[0])
+        want = reference_backward(
+            dout[None, a:b],
+            *parts,
+            one,
+            one_lse,
+            dlse[None, :, a:b],
+            **call,  # type: ignore[arg-type]
+        )
+        got = grads[0][a:b], grads[1][c:d], grads[2][c:d]
+        assert all(torch.equal(x, y[0]) for x, y in zip(got, want, strict=True))
+
+
+def test_a_row_without_a_key_is_zero_and_has_no_gradient() -> None:
+    q, k, v = draw(1, 5, 1, 8, seed=1), draw(1, 2, 1, 8, seed=2), draw(1, 2, 1, 8, seed=3)
+    causal = Band(-1, 0)
+    out, lse = reference_forward(q, k, v, softmax_scale=1.0, band=causal)
+    dq, _, _ = reference_backward(
+        torch.ones_like(q), q, k, v, out, lse, None, softmax_scale=1.0, band=causal
+    )
+    assert (out[:, :3] == 0).all()
+    assert (lse[:, :, :3] == -torch.inf).all()
+    assert (dq[:, :3] == 0).all()
+    assert (dq[:, 4:] != 0).any()
+
+
+def test_keys_that_no_query_sees_may_hold_anything() -> None:
+    q, k, v = draw(1, 4, 2, 8, seed=1), draw(1, 6, 1, 8, seed=2), draw(1, 6, 1, 8, seed=3)
+    seen = torch.arange(6) < 4
+    results = []
+    for junk in (0.0, torch.nan):
+        k[:, 4:], v[:, 4:] = junk, junk
+        out, lse = reference_forward(q, k, v, softmax_scale=1.0, visible=seen.expand(4, 6))
+        grads = reference_backward(
+            out, q, k, v, out, lse, None, softmax_scale=1.0, visible=seen.expand(4, 6)
+        )
+        results.append((out, lse, *grads))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert (results[1][3][:, 4:] == 0).all()
+
+
+def test_causal_is_aligned_to_the_corner_it_names() -> None:
+    assert visible(2, 4, right=0).tolist() == [[True, True, True, False], [True] * 4]
+    assert visible(2, 4, right=0, bottom_right=False).tolist() == [
+        [True, False, False, False],
+        [True, True, False, False],
+    ]
+
+
+def test_half_precision_is_computed_in_float32() -> None:
+    q, k, v = (draw(1, 4, 1, 8, seed=i).to(torch.bfloat16) for i in (1, 2, 3))
+    out, lse = reference_forward(q, k, v, softmax_scale=1.0)
+    wide, wide_lse = reference_forward(*(x.float() for x in (q, k, v)), softmax_scale=1.0)
+    assert lse.dtype == torch.float32
+    assert torch.equal(lse, wide_lse)
+    assert torch.equal(out, wide.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("name", ["out", "dq", "dk", "dv"])
+def test_float32_may_be_off_by_its_largest_value_alone(name: str) -> None:
+    problem = random_problem(seqlen_q=40, dtype=torch.float32, device="cpu")
+    problem = replace(problem, dout=problem.dout * 100)  # much larger than out and v
+    exact = compute_exact(problem)
+    for share, faults in ((0.9e-4, 0), (1.1e-4, 1)):
+        got = exact[name].clone(memory_format=torch.contiguous_format)
+        got.view(-1)[7] += share * exact[name].abs().max()
+        assert len(find_faults({name: got}, problem, exact=exact)) == faults
+
+
+@pytest.mark.parametrize("name", ["dq", "dk"])
+def test_float32_that_vanishes_may_be_off_by_rounding(name: str) -> None:
+    problem = random_problem(seqlen_q=40, seqlen_k=1, dtype=torch.float32, device="cpu")
+    exact = compute_exact(problem)
+    size = problem.dout.abs().max()
+    assert exact[name].abs().max() < 1e-10 * size
+    for share, faults in ((4e-5, 0), (6e-5, 1)):
+        got = exact[name].clone(memory_format=torch.contiguous_format)
+        got.view(-1)[7] += share * size
+        assert len(find_faults({name: got}, problem, exact=exact)) == faults

@@ -1,0 +1,112 @@
+"""The installed files against pip's record of them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from flash_dist.checks.machine import check_install
+from flash_dist.machine.install_files import InstallFiles, read_install_files
+from tests.unit.made.builds import HOPPER, make_environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CONTENTS = {"__init__.py": b"", "_C.abi3.so": b"\x7fELF" * 100, "masks/spec.py": b"x = 1\n"}
+
+
+def record(name: str, data: bytes) -> str:
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+    return f"{name},sha256={digest},{len(data)}\n"
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """Return a package that is installed as pip does it."""
+    package = tmp_path / "site-packages" / "flash_dist"
+    info = package.parent / "flash_dist-0.1.0.dist-info"
+    info.mkdir(parents=True)
+    lines = ["flash_dist-0.1.0.dist-info/RECORD,,\n", "flash_dist/__pycache__/spec.pyc,,\n"]
+    for name, data in CONTENTS.items():
+        path = package / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        lines.append(record(f"flash_dist/{name}", data))
+    metadata = b"Metadata-Version: 2.1\nName: flash_dist\nVersion: 0.1.0\n"
+    (info / "METADATA").write_bytes(metadata)
+    lines.append(record("flash_dist-0.1.0.dist-info/METADATA", metadata))
+    (info / "RECORD").write_text("".join(lines))
+    return package
+
+
+def read(package: Path, *others: Path) -> InstallFiles:
+    return read_install_files(package, [str(package.parent), *map(str, others)])
+
+
+def check(files: InstallFiles) -> tuple[str, str, str, str]:
+    result = check_install(replace(make_environment(HOPPER, "9.0"), files=files))
+    return result.status, result.id, result.summary, result.fix
+
+
+def test_a_sound_install_is_as_recorded(package: Path) -> None:
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__" / "new.cpython-311.pyc").write_bytes(b"1")
+    files = read(package)
+    assert files == InstallFiles("recorded", str(package.parent), count=5)
+    status, _, summary, _ = check(files)
+    assert status == "ok"
+    assert summary == f"5 files as recorded, in {package.parent}"
+
+
+def test_files_that_went_or_changed_are_named(package: Path) -> None:
+    (package / "masks" / "spec.py").unlink()
+    (package / "_C.abi3.so").write_bytes(b"\x7fELG" * 100)  # the same size
+    files = read(package)
+    assert files.missing == ("flash_dist/masks/spec.py",)
+    assert files.changed == ("flash_dist/_C.abi3.so",)
+    status, cause, summary, fix = check(files)
+    assert (status, cause) == ("fail", "install-damaged")
+    assert "1 file is missing and 1 file is not what was installed" in summary
+    assert "--force-reinstall" in fix
+
+
+def test_another_copy_on_the_path_is_a_warning(package: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    (other / "flash_dist").mkdir(parents=True)
+    (other / "flash_dist" / "__init__.py").touch()
+    files = read(package, other, tmp_path)
+    assert files.copies == (str(other),)
+    status, cause, summary, _ = check(files)
+    assert (status, cause) == ("warn", "install-twice")
+    assert str(other) in summary
+
+
+def test_leftovers_are_found(package: Path) -> None:
+    (package / "old_kernels.so").write_bytes(b"1")
+    (package.parent / "~lash_dist-0.0.9.dist-info").mkdir()
+    files = read(package)
+    assert files.leftovers == ("flash_dist/old_kernels.so", "~lash_dist-0.0.9.dist-info")
+    status, cause, summary, _ = check(files)
+    assert (status, cause) == ("warn", "install-leftovers")
+    assert "flash_dist/old_kernels.so" in summary
+
+
+def test_a_source_tree_has_no_record(tmp_path: Path) -> None:
+    package = tmp_path / "flash_dist"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    files = read(package)
+    assert files == InstallFiles(folder=str(tmp_path))
+    status, _, summary, _ = check(files)
+    assert (status, summary) == ("ok", f"pip has no record of the package in {tmp_path}")
+
+
+def test_a_file_nobody_may_read_counts_as_changed(package: Path) -> None:
+    path = package / "_C.abi3.so"
+    path.unlink()
+    path.mkdir()  # root may read any file, but no folder
+    assert read(package).changed == ("flash_dist/_C.abi3.so",)

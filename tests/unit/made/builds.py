@@ -1,0 +1,122 @@
+"""Builds and environments made by hand, as the checks see them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flash_dist.checks.environment import Environment
+from flash_dist.findings.result import CheckResult
+from flash_dist.loading.parts import Loading
+from flash_dist.machine.install_files import InstallFiles
+from flash_dist.machine.installed import Installed
+from flash_dist.machine.libcuda import Cuda, Gpu
+from flash_dist.machine.torch_install import Torch
+from flash_dist.targets.archs import Arch, ArchSet, Origin
+from flash_dist.targets.devices import Device, Driver
+from flash_dist.targets.verdict import DTYPE_FLOOR, Build, Variant
+
+# The published sets, written out so that a change of the data file shows up in no test's meaning.
+ALL = "7.5;8.0+PTX;9.0a;10.0;12.0"
+TURING_AMPERE_ADA = "7.5;8.0;8.6;8.9+PTX"
+HOPPER = "9.0a"
+BLACKWELL = "10.0;12.0"
+
+ARCHSETS = (
+    ArchSet.parse(TURING_AMPERE_ADA, name="turing-ampere-ada", label="sm75to89"),
+    ArchSet.parse(HOPPER, name="hopper", label="hopper"),
+    ArchSet.parse(BLACKWELL, name="blackwell", label="blackwell"),
+    ArchSet.parse(ALL, name="all", label="all"),
+)
+
+# family, head_dim, plan
+ROWS = (
+    ("fwd", 64, 64),
+    ("fwd", 128, 64),
+    ("fwd", 128, 99),
+    ("fwd", 128, 163),
+    ("bwd_delta", 64, 0),
+    ("bwd_delta", 128, 0),
+)
+
+
+def make_variants(arch: Arch, *, toolkit: str = "13.0", proof: str = "native") -> list[Variant]:
+    """Every variant that the table of kernels has for a target."""
+    origin = Origin(toolkit, (9, 0) if arch.ptx else None, "zstd")
+    return [
+        Variant(
+            "_".join(
+                ["flash_dist", family, dtype, f"d{head_dim}"]
+                + ([f"smem{plan}"] if plan else [])
+                + [arch.identifier]
+            ),
+            family,
+            dtype,
+            head_dim,
+            plan,
+            arch,
+            origin,
+            proof,
+        )
+        for family, head_dim, plan in ROWS
+        for dtype, floor in DTYPE_FLOOR.items()
+        if plan * 1024 <= arch.smem_optin and arch.number >= floor.number
+    ]
+
+
+def make_build(archs: str, *, label: str = "test", proof: str = "native") -> Build:
+    """Return a build for a TORCH_CUDA_ARCH_LIST."""
+    variants = [
+        variant
+        for arch in ArchSet.parse(archs).archs
+        for variant in make_variants(arch, proof=proof)
+    ]
+    return Build(f"flash_dist 0.1.0+cu130.{label}", tuple(variants), ARCHSETS, "13.0")
+
+
+def make_installed(archs: str, *, proof: str = "native") -> Installed:
+    """Return a sound install."""
+    return Installed(
+        make_build(archs, proof=proof),
+        "/opt/flash_dist/libflash_dist_kernels.so",
+        torch_min="2.10",
+        torch_tested_max="2.15",
+    )
+
+
+def make_environment(
+    archs: str, *devices: str, driver: str = "580.65.06", proof: str = "native"
+) -> Environment:
+    """Return a healthy machine with these GPUs."""
+    gpus = tuple(
+        Gpu(index, f"GPU {chr(65 + index)}", Device.parse(device), 24 << 30, 82)
+        for index, device in enumerate(devices)
+    )
+    return Environment(
+        system="Debian GNU/Linux 12 (bookworm)",
+        machine="x86_64",
+        libc="glibc 2.36",
+        python="3.11.7",
+        torch=Torch("ok", "2.11.0", "13.0"),
+        cuda=Cuda("ok", Driver.parse(driver), gpus),
+        installed=make_installed(archs, proof=proof),
+        loading=Loading("ok"),
+        files=InstallFiles("recorded", "/opt", 200),
+    )
+
+
+def make_what_if(archs: str, *devices: str, driver: str | None = "580") -> Environment:
+    """Return the same build on machines that are not here."""
+    environment = make_environment(archs, *devices)
+    gpus = tuple(replace(gpu, name="", memory_bytes=None) for gpu in environment.cuda.gpus)
+    cuda = Cuda("ok", Driver.parse(driver) if driver else None, gpus)
+    return replace(environment, cuda=cuda, what_if=True, loading=Loading("not-tried"))
+
+
+class Passes:
+    """A selftest that finds nothing."""
+
+    def run(self, gpu: Gpu) -> CheckResult:
+        return CheckResult(f"selftest {gpu.index}", "ok", "bit-equal", gpu=gpu.index)
+
+    def compare_gpus(self) -> CheckResult | None:
+        return None

@@ -1,0 +1,126 @@
+"""A small wheel of this package that passes every check, made byte by byte."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import struct
+import zipfile
+from typing import TYPE_CHECKING
+
+from ci.compile.sbom import make_sbom
+from flash_dist.builds.contents import BINDING, KERNELS, MANIFEST
+from flash_dist.builds.linkage import BINDING_NEEDS
+from flash_dist.builds.manifest import Part as OthersPart
+from flash_dist.targets.archs import Arch
+from tests.unit.builds.test_manifest import make_kernel, make_manifest
+from tests.unit.made.fatbin_builder import (
+    SASS,
+    STRTAB,
+    Kernel,
+    Part,
+    container,
+    cubin,
+    elf,
+    entry,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from flash_dist.builds.manifest import Manifest
+
+VERSION = "0.1.0+cu130.hopper"
+PLATFORM = "manylinux_2_34_x86_64"
+NAME = f"flash_dist-{VERSION}-cp310-abi3-{PLATFORM}.whl"
+INFO = f"flash_dist-{VERSION}.dist-info"
+SBOM = f"{INFO}/sboms/flash_dist.cdx.json"
+RECORD = f"{INFO}/RECORD"
+WHEEL = f"{INFO}/WHEEL"
+PARTS = (
+    OthersPart(
+        "cudart_static", "13.0.96", "static", "NVIDIA EULA", "nvidia-cuda-runtime", "a" * 64
+    ),
+    OthersPart("torch-headers", "2.13.0", "header-only", "BSD-3-Clause", "torch"),
+)
+
+
+def make_declared() -> Manifest:
+    """Return what the wheel declares: one kernel for one target."""
+    kernel = make_kernel("sm_90a", source="targets/sm_90a/fwd_d64.cu")
+    flags = ("-O3", "--compress-mode=size", "-gencode=arch=compute_90a,code=sm_90a")
+    return make_manifest("9.0a", kernels=(kernel,), parts=PARTS, flags=flags)
+
+
+def make_files(
+    manifest: Manifest | None = None,
+    embedded: Sequence[str] = ("sm_90a",),
+    *,
+    platform: str = PLATFORM,
+) -> dict[str, bytes]:
+    """Return the files of the wheel without RECORD; it may hold other code than it declares."""
+    manifest = manifest or make_declared()
+    images = map(_make_image, map(Arch.parse, embedded))
+    needs = ("libc.so.6",)
+    files = {
+        KERNELS: _library(needs, (), "flash_dist_variants_json", container(*images)),
+        BINDING: _library((*needs, *sorted(BINDING_NEEDS)), ("$ORIGIN",), "PyInit__C"),
+        MANIFEST: manifest.to_text().encode(),
+        "flash_dist/__init__.py": b"",
+        WHEEL: f"Wheel-Version: 1.0\nTag: cp310-abi3-{platform}\n".encode(),
+        f"{INFO}/METADATA": f"Version: {VERSION}\nRequires-Python: >=3.10\n".encode(),
+    }
+    hashes = {name: hashlib.sha256(files[name]).hexdigest() for name in (KERNELS, BINDING)}
+    return {**files, SBOM: make_sbom(manifest, hashes).encode()}
+
+
+def _make_image(arch: Arch) -> bytes:
+    kernel = Kernel(make_kernel(str(arch)).symbol, registers=168, max_threads=(128, 1, 1))
+    return entry(SASS, arch.number, cubin(kernel), suffix=arch.suffix, codec="zstd")
+
+
+def _library(
+    needed: tuple[str, ...], path: tuple[str, ...], export: str, fatbin: bytes | None = None
+) -> bytes:
+    entries = [*((1, name) for name in needed), *((29, name) for name in path)]
+    strings, places = b"\0", []
+    for name in (*needed, *path, export):
+        places.append(len(strings))
+        strings += name.encode() + b"\0"
+    table = b"".join(
+        struct.pack("<qQ", tag, place) for (tag, _), place in zip(entries, places, strict=False)
+    )
+    symbols = bytes(24) + struct.pack("<IBBHQQ", places[-1], 0x12, 0, 1, 0, 0)
+    parts = [
+        Part(".dynstr", strings, STRTAB),
+        Part(".dynamic", table, 6, link=1),
+        Part(".dynsym", symbols, 11, link=1),
+    ]
+    return elf([*parts, *([Part(".nv_fatbin", fatbin)] if fatbin else [])])
+
+
+def make_record(files: dict[str, bytes]) -> bytes:
+    """Return a RECORD of these files."""
+    lines = []
+    for name, data in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        lines.append(f"{name},sha256={digest},{len(data)}\n")
+    return "".join([*lines, f"{RECORD},,\n"]).encode()
+
+
+def write_whole_wheel(
+    folder: Path,
+    files: dict[str, bytes] | None = None,
+    record: bytes | None = None,
+    name: str = NAME,
+) -> Path:
+    """Write the wheel, or one of other files or with another RECORD; the same bytes each time."""
+    files = make_files() if files is None else files
+    record = make_record(files) if record is None else record
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / name
+    with zipfile.ZipFile(path, "w") as archive:
+        for member, data in {**files, RECORD: record}.items():
+            archive.writestr(zipfile.ZipInfo(member), data)
+    return path

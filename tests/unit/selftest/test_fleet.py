@@ -1,0 +1,97 @@
+"""A fleet: who is odd, who cannot be told, what is not comparable."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from flash_dist.cli.fleet import Rank
+from flash_dist.errors import UsageError
+from flash_dist.findings.result import CheckResult
+from flash_dist.machine.libcuda import Gpu
+from flash_dist.selftest.fingerprints import Fingerprint, Setting
+from flash_dist.selftest.fleet import Member, compare_members
+from flash_dist.targets.devices import Device
+
+SETTING = Setting("9.0", 132, 232448, "planner")
+RIGHT = Fingerprint("odd bf16 d64", 1, "code", "", {"out": "a", "dk": "b"})
+WRONG = replace(RIGHT, digests={"out": "a", "dk": "f"})
+FINE = CheckResult("selftest 0", "ok", "2 cases")
+
+
+def member(rank: int, *prints: Fingerprint, turn: int = 0) -> Member:
+    gpu = Gpu(
+        rank % 2, "NVIDIA H200", Device(9, 0), pci=f"0000:{rank:02x}:00.0", uuid=f"GPU-{rank}"
+    )
+    return Member(rank, f"node{rank // 2}", gpu, SETTING, prints, FINE, turn)
+
+
+def test_equal_bits_are_fine() -> None:
+    (whole,) = compare_members(member(rank, RIGHT) for rank in range(4))
+    assert (whole.status, whole.id) == ("ok", "")
+    assert whole.summary == (
+        "4 ranks on 2 hosts (4 x NVIDIA H200): the same bits in all of 1 cases"
+    )
+
+
+def test_the_odd_gpu_is_named_with_host_pci_and_uuid() -> None:
+    prints = (RIGHT, RIGHT, WRONG, RIGHT)
+    odd, whole = compare_members(member(rank, one) for rank, one in enumerate(prints))
+    assert (odd.name, odd.status, odd.id) == ("rank 2", "fail", "fleet-odd-gpu")
+    assert odd.summary == (
+        "rank 2 on node1, gpu 0 (NVIDIA H200, PCI 0000:02:00.0, GPU-2) computes other bits: "
+        "dk in `odd bf16 d64`; 3 others agree"
+    )
+    assert (whole.status, whole.id) == ("fail", "fleet-differs")
+
+
+def test_of_two_that_differ_nobody_is_accused() -> None:
+    first, second, whole = compare_members((member(0, RIGHT), member(1, WRONG)))
+    assert {first.id, second.id} == {"fleet-disagrees"}
+    assert "no majority" in first.summary
+    assert not whole
+
+
+def test_rounds_tell_which_of_two_is_wrong() -> None:
+    members = [member(rank, RIGHT, turn=turn) for rank in range(2) for turn in range(3)]
+    members[4] = member(1, WRONG, turn=1)
+    odd, _ = compare_members(members)
+    assert (odd.name, odd.id) == ("rank 1", "fleet-odd-gpu")
+    assert odd.details[-1] == "in rounds 2"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(WRONG, code="other"),
+        replace(WRONG, driver="580"),
+        replace(WRONG, budget=2),
+        replace(WRONG, case="other"),
+    ],
+)
+def test_what_must_not_be_equal_is_not_compared(other: Fingerprint) -> None:
+    (whole,) = compare_members((member(0, RIGHT), member(1, other)))
+    assert (whole.status, whole.id) == ("warn", "fleet-nothing-to-compare")
+
+
+def test_another_kind_of_gpu_is_not_compared() -> None:
+    other = replace(member(1, WRONG), setting=replace(SETTING, sm_count=114))
+    (whole,) = compare_members((member(0, RIGHT), other))
+    assert whole.id == "fleet-nothing-to-compare"
+
+
+def test_a_rank_whose_selftest_fails_is_named() -> None:
+    dead = CheckResult("selftest 1", "fail", "it was killed by SIGABRT", id="selftest-crashed")
+    failed, whole = compare_members(
+        (member(0, RIGHT), replace(member(1), result=dead), member(2, RIGHT))
+    )
+    assert (failed.name, failed.id) == ("rank 1", "selftest-crashed")
+    assert "node0, gpu 1" in failed.summary
+    assert whole.status == "warn"
+
+
+def test_without_torchrun_a_fleet_says_how_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(UsageError, match="must be started by torchrun, got no RANK"):
+        Rank.of_environment()

@@ -1,0 +1,87 @@
+"""The step that helps: it agrees with the sentence above it and can really be taken."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from flash_dist.builds.published import published_sets
+from flash_dist.targets.advice import driver_fix, explain_refusal
+from flash_dist.targets.devices import Device, Driver
+from flash_dist.targets.verdict import Situation, judge_device
+from tests.unit.made.builds import ALL, ARCHSETS, HOPPER, make_build
+
+if TYPE_CHECKING:
+    from flash_dist.targets.archs import ArchSet
+
+R580 = Driver.parse("580")
+
+
+def explain(
+    archs: str, device: str, *others: str, archsets: tuple[ArchSet, ...] = ARCHSETS
+) -> tuple[str, str]:
+    build = replace(make_build(archs), archsets=archsets)
+    verdict = judge_device(build, Situation(Device.parse(device), R580))
+    return explain_refusal(verdict, build, others=[Device.parse(other) for other in others])
+
+
+@pytest.mark.parametrize(
+    ("device", "others", "name"),
+    [
+        ("8.6", [], "turing-ampere-ada"),
+        ("8.6", ["12.1"], "all"),
+        ("12.1", ["8.6"], "all"),
+        ("8.6", ["7.5"], "turing-ampere-ada"),
+        ("8.6", ["5.2"], "turing-ampere-ada"),  # nothing serves 5.2: the others still count
+    ],
+)
+def test_sentence_and_fix_name_one_set(device: str, others: list[str], name: str) -> None:
+    sentence, fix = explain(HOPPER, device, *others)
+    assert re.findall(r"install the arch set `(.+?)`", sentence) == [name]
+    assert f"`nox -s build_wheels -- {name}`" in fix
+
+
+def test_where_no_set_serves_all_gpus_a_list_of_their_own_does() -> None:
+    hopper_and_blackwell = ARCHSETS[1:3]
+    sentence, fix = explain("9.0", "12.1", "8.6", "5.2", archsets=hopper_and_blackwell)
+    assert sentence.endswith("; no published arch set serves all of 8.6, 12.1")
+    assert "`TORCH_CUDA_ARCH_LIST='8.6;12.1' nox -s build_wheels`" in fix
+    sentence, fix = explain("9.0", "8.6", archsets=hopper_and_blackwell)
+    assert sentence.endswith("; no published arch set serves it")
+
+
+@pytest.mark.parametrize("device", ["5.2", "7.0", "7.2"])
+@pytest.mark.parametrize("archs", [ALL, HOPPER], ids=["all", "hopper"])
+def test_a_gpu_too_old_for_every_build_is_told_where_support_starts(
+    archs: str, device: str
+) -> None:
+    sentence, fix = explain(archs, device)
+    assert f"not {device}" in sentence
+    assert f"CUDA 13.0 has no compiler for {device}" in fix
+    assert "compute capability 7.5 or newer" in fix
+
+
+def test_a_variable_is_unset_only_if_it_is_set() -> None:
+    build = make_build(ALL)
+    small = Situation.of(Device(9, 0), R580, {}, smem_optin=1000)
+    sentence, fix = explain_refusal(judge_device(build, small), build)
+    assert "the limit is 1000" in sentence
+    assert "unset" not in fix
+    lowered = Situation.of(Device(9, 0), R580, {"FLASH_DIST_SMEM_LIMIT": "1000"})
+    verdict = judge_device(build, lowered)
+    assert explain_refusal(verdict, build)[1] == "`unset FLASH_DIST_SMEM_LIMIT`"
+
+
+def test_a_driver_too_old_for_this_build_is_told_the_set_that_it_loads() -> None:
+    build = replace(make_build(ALL), archsets=published_sets())
+    fix = driver_fix(build, Driver.parse("535"), [Device(7, 5), Device(9, 0)])
+    assert fix == (
+        "install NVIDIA driver 580 or newer (`nvidia-smi` shows the present one), or the arch set "
+        "`cuda12`: CUDA 12.4 runs on driver 535 (CUDA 12.2)"
+    )
+    for driver, device in (("535", Device(12, 0)), ("470", Device(7, 5))):
+        assert "cuda12" not in driver_fix(build, Driver.parse(driver), [device])
+    assert "cuda12" not in driver_fix(build)

@@ -1,0 +1,275 @@
+"""Which variant each GPU runs, against a table written by hand from the compatibility guides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from flash_dist.targets.advice import (
+    describe_archs,
+    explain_refusal,
+    sets_for,
+    unsupported_fix,
+    unsupported_sentence,
+)
+from flash_dist.targets.archs import Arch
+from flash_dist.targets.devices import Device, Driver
+from flash_dist.targets.verdict import (
+    Build,
+    Situation,
+    judge_device,
+    judge_kernel,
+)
+from tests.unit.made.builds import (
+    ALL,
+    ARCHSETS,
+    HOPPER,
+    TURING_AMPERE_ADA,
+    make_build,
+    make_variants,
+)
+
+R580 = Driver.parse("580")
+R535 = Driver.parse("535")
+
+
+def situation(device: str, driver: Driver | None = R580) -> Situation:
+    return Situation(Device.parse(device), driver)
+
+
+# set, device, how, target. CUDA 13 wheel, driver 580.
+TABLE = [
+    (ALL, "7.5", "native", "sm_75"),
+    (ALL, "8.0", "native", "sm_80"),
+    (ALL, "8.6", "same-major", "sm_80"),
+    (ALL, "8.7", "jit", "compute_80"),  # integrated: sm_80 is not promised, PTX is
+    (ALL, "8.9", "same-major", "sm_80"),
+    (ALL, "9.0", "native", "sm_90a"),
+    (ALL, "10.0", "native", "sm_100"),
+    (ALL, "10.3", "same-major", "sm_100"),
+    (ALL, "11.0", "jit", "compute_80"),  # a major of its own
+    (ALL, "12.0", "native", "sm_120"),
+    (ALL, "12.1", "same-major", "sm_120"),
+    (TURING_AMPERE_ADA, "7.5", "native", "sm_75"),
+    (TURING_AMPERE_ADA, "8.0", "native", "sm_80"),
+    (TURING_AMPERE_ADA, "8.6", "native", "sm_86"),
+    (TURING_AMPERE_ADA, "8.7", "unverified", "sm_86"),  # compute_89 is too new for it
+    (TURING_AMPERE_ADA, "8.9", "native", "sm_89"),
+    (TURING_AMPERE_ADA, "9.0", "jit", "compute_89"),
+    (TURING_AMPERE_ADA, "10.0", "jit", "compute_89"),
+    (TURING_AMPERE_ADA, "12.1", "jit", "compute_89"),
+    (HOPPER, "9.0", "native", "sm_90a"),
+    (HOPPER, "7.5", "none", None),
+    (HOPPER, "8.6", "none", None),
+    (HOPPER, "10.0", "none", None),
+    (HOPPER, "12.1", "none", None),
+    ("7.5+PTX", "7.5", "native", "sm_75"),
+    ("7.5+PTX", "8.6", "jit", "compute_75"),
+    ("7.5+PTX", "9.0", "jit", "compute_75"),
+    ("7.5", "9.0", "none", None),
+]
+
+
+@pytest.mark.parametrize(
+    ("archs", "device", "how", "target"), TABLE, ids=[f"{row[0]} on {row[1]}" for row in TABLE]
+)
+def test_each_set_runs_on_each_gpu_as_the_guides_say(
+    archs: str, device: str, how: str, target: str | None
+) -> None:
+    verdict = judge_device(make_build(archs), situation(device))
+    assert verdict.how == how
+    assert [str(arch) for arch in verdict.targets] == ([target] if target else [])
+    assert bool(verdict) == (target is not None)
+    assert verdict.cause == ("" if target else "no-matching-code")
+
+
+@pytest.mark.parametrize("archs", [ALL, TURING_AMPERE_ADA, HOPPER, "7.5+PTX"])
+@pytest.mark.parametrize("device", ["7.5", "8.6", "9.0", "10.3", "12.1"])
+def test_an_old_driver_is_the_only_reason_and_names_the_one_needed(archs: str, device: str) -> None:
+    verdict = judge_device(make_build(archs), situation(device, R535))
+    assert verdict.cause == "driver-too-old"
+    assert "580" in verdict.reason
+    assert "535" in verdict.reason
+    assert {kernel.reason for kernel in verdict.kernels} == {verdict.reason}
+
+
+def test_without_a_driver_the_driver_is_not_judged() -> None:
+    assert judge_device(make_build(ALL), situation("8.6", None)).how == "same-major"
+
+
+def test_bf16_is_no_fault_of_a_build_where_the_hardware_has_none() -> None:
+    verdict = judge_device(make_build(ALL), situation("7.5"))
+    hows = {kernel.key[1]: kernel.how for kernel in verdict.kernels}
+    assert hows == {"fp16": "native", "fp32": "native", "bf16": "not-on-this-hardware"}
+    assert verdict.how == "native"
+    assert not verdict.missing_dtypes
+
+
+def test_a_dtype_that_only_the_build_lacks_is_named() -> None:
+    assert judge_device(make_build("7.5+PTX"), situation("8.6")).missing_dtypes == ("bf16",)
+
+
+def test_a_gpu_older_than_every_kernel_is_told_so() -> None:
+    verdict = judge_device(make_build(ALL), situation("7.0"))
+    assert verdict.cause == "hardware-too-old"
+    assert "7.5 or newer" in verdict.reason
+
+
+def test_a_build_without_kernels_serves_nobody() -> None:
+    assert judge_device(Build("flash_dist", ()), situation("9.0")).cause == "no-kernels"
+
+
+@pytest.mark.parametrize(
+    ("device", "limit", "plan"),
+    [
+        ("8.0", None, 163),
+        ("8.6", None, 99),
+        ("9.0", None, 163),
+        ("9.0", "101376", 99),
+        ("9.0", "65536", 64),
+        ("9.0", "999999", 163),
+    ],
+)
+def test_the_largest_plan_that_fits_is_used(device: str, limit: str | None, plan: int) -> None:
+    environ = {"FLASH_DIST_SMEM_LIMIT": limit} if limit else {}
+    there = Situation.of(Device.parse(device), R580, environ)
+    verdict = judge_kernel(("fwd", "fp16", 128, 128), make_build(ALL).variants, there)
+    assert verdict.variant is not None
+    assert verdict.variant.plan == plan
+
+
+def test_the_limit_that_the_gpu_reports_wins_over_the_table() -> None:
+    there = Situation.of(Device(9, 0), R580, {}, smem_optin=65536)
+    assert there.smem_bytes == 65536
+
+
+def test_a_limit_below_every_plan_is_the_cause() -> None:
+    there = Situation.of(Device(9, 0), R580, {"FLASH_DIST_SMEM_LIMIT": "1000"})
+    verdict = judge_device(make_build(ALL), there)
+    assert verdict.cause == "smem-limit"
+    assert "the limit is 1000" in verdict.reason
+    assert all("the limit is 1000" in kernel.reason for kernel in verdict.kernels if not kernel)
+
+
+@pytest.mark.parametrize(
+    ("archs", "variable", "how", "cause"),
+    [
+        (ALL, "CUDA_FORCE_PTX_JIT", "jit", ""),
+        (HOPPER, "CUDA_FORCE_PTX_JIT", "none", "jit-variable"),
+        (ALL, "CUDA_DISABLE_PTX_JIT", "native", ""),
+        ("8.0+PTX", "CUDA_DISABLE_PTX_JIT", "none", "jit-variable"),
+    ],
+)
+def test_the_jit_variables_change_the_verdict(
+    archs: str, variable: str, how: str, cause: str
+) -> None:
+    verdict = judge_device(make_build(archs), Situation.of(Device(9, 0), R580, {variable: "1"}))
+    assert (verdict.how, verdict.cause) == (how, cause)
+    assert not cause or variable in verdict.reason
+
+
+def test_ptx_newer_than_the_driver_is_refused_for_the_driver() -> None:
+    variants = [
+        replace(variant, origin=replace(variant.origin, toolkit="13.1", ptx_isa=(9, 1)))
+        for variant in make_variants(Arch.parse("compute_80"))
+    ]
+    build = Build("flash_dist 0", tuple(variants), ARCHSETS, "13.1")
+    verdict = judge_device(build, situation("9.0"))
+    assert verdict.cause == "driver-too-old"
+    assert "PTX ISA 9.1" in verdict.reason
+    assert "590" in verdict.reason
+
+
+def test_machine_code_is_preferred_and_refusals_are_kept() -> None:
+    verdict = judge_kernel(("fwd", "fp16", 64, 64), make_build(ALL).variants, situation("9.0"))
+    assert verdict.variant is not None
+    assert verdict.variant.symbol == "flash_dist_fwd_fp16_d64_smem64_sm90a"
+    assert {symbol.rsplit("_", 1)[1] for symbol, _ in verdict.refused} == {
+        "sm75", "sm80", "sm100", "sm120",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("devices", "names"),
+    [
+        (["9.0"], ["hopper", "all"]),
+        (["7.5"], ["turing-ampere-ada", "all"]),
+        (["7.5", "8.6"], ["turing-ampere-ada"]),  # `all` has no code of 8.6 itself
+        (["8.6", "12.1"], ["all"]),
+        (["7.5", "9.0", "12.0"], ["all"]),
+        (["7.0"], []),
+    ],
+    ids=str,
+)
+def test_the_sets_that_serve_all_gpus_best_are_named(devices: list[str], names: list[str]) -> None:
+    serving = sets_for([Device.parse(device) for device in devices], ARCHSETS)
+    assert [archset.name for archset in serving] == names
+
+
+def test_the_sentence_names_gpu_build_contents_and_set() -> None:
+    sentence = unsupported_sentence(Device(9, 0), make_build("7.5"), name="NVIDIA H200")
+    assert sentence == (
+        "NVIDIA H200 (compute capability 9.0) has no matching code in flash_dist "
+        "0.1.0+cu130.test, built for SASS sm_75 and no PTX; install the arch set `hopper` or `all`"
+    )
+
+
+def test_the_fix_is_a_command() -> None:
+    build = make_build("7.5")
+    assert "`nox -s build_wheels -- hopper`" in unsupported_fix([Device(9, 0)], build)
+    nowhere = replace(build, archsets=())
+    assert "TORCH_CUDA_ARCH_LIST='8.6;9.0'" in unsupported_fix(
+        [Device(9, 0), Device(8, 6)], nowhere
+    )
+
+
+def test_archs_are_described_with_and_without_ptx() -> None:
+    assert describe_archs(make_build(ALL).archs) == (
+        "SASS sm_75, sm_80, sm_90a, sm_100, sm_120; PTX compute_80"
+    )
+    assert describe_archs(()) == "no SASS; no PTX"
+
+
+def test_a_verdict_becomes_json() -> None:
+    data = judge_device(make_build(ALL), situation("8.6")).to_json()
+    assert data["compute_capability"] == "8.6"
+    assert data["driver"] == "580"
+    assert data["smem_limit"] == 101376
+    assert data["kernels"][-1] == {
+        "family": "fwd",
+        "dtype": "fp32",
+        "head_dim": 128,
+        "head_dim_v": 128,
+        "how": "same-major",
+        "reason": data["kernels"][-1]["reason"],
+        "symbol": "flash_dist_fwd_fp32_d128_smem99_sm80",
+        "target": "sm_80",
+        "plan": 99,
+        "smem_bytes": 101376,
+        "proof": "native",
+    }
+
+
+def test_every_cause_is_explained() -> None:
+    build = make_build(HOPPER)
+    old = judge_device(build, situation("9.0", R535))
+    sentence, fix = explain_refusal(old, build, name="NVIDIA H200")
+    assert sentence == (
+        "NVIDIA H200 (compute capability 9.0) cannot use this build: code built with CUDA 13.0 "
+        "needs driver 580 or newer, not driver 535 (CUDA 12.2)"
+    )
+    assert fix.startswith("install NVIDIA driver 580 or newer")
+    forced = judge_device(build, Situation(Device(9, 0), R580, jit="forced"))
+    assert explain_refusal(forced, build)[1] == "unset that variable"
+
+
+def test_code_for_some_kernels_only_is_not_called_no_code() -> None:
+    whole = make_build("8.0;9.0a")
+    hopper_fwd = tuple(
+        v for v in whole.variants if v.arch.major == 8 or v.key == ("fwd", "fp16", 64, 64)
+    )
+    build = replace(whole, variants=hopper_fwd)
+    verdict = judge_device(build, situation("9.0"))
+    assert verdict.cause == "no-matching-code"
+    assert "has code for some kernels only" in explain_refusal(verdict, build)[0]
