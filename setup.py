@@ -23,8 +23,7 @@ from ci.build.plan import make_plan
 from ci.compile.build_info import make_manifest
 from ci.compile.native import NativeOptions, build_native
 from ci.compile.sbom import write_sbom
-from ci.project import ARCHSETS, ROOT, build_folder, load_project
-from ci.report import report_path
+from ci.project import ARCHSETS, ROOT, build_folder, load_project, report_path
 from ci.toolchain.cross import target_machine
 from ci.toolchain.nvcc import find_toolchain
 from ci.toolchain.preflight import read_host

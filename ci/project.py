@@ -1,4 +1,4 @@
-"""What `pyproject.toml` says about the project itself."""
+"""What `pyproject.toml` says about the project itself, and where its builds leave what."""
 
 from __future__ import annotations
 
@@ -63,3 +63,14 @@ def load_requirements(group: str, path: Path = PYPROJECT) -> list[str]:
     start = text.index(f"\n{group} = [") + len(f"\n{group} = ")
     found: list[str] = ast.literal_eval(text[start : text.index("\n]", start) + 2])
     return found
+
+
+def report_path(label: str) -> Path:
+    """Return where setup.py leaves its `N objects compiled, M reused` for the log's last lines."""
+    return build_folder() / "reports" / f"{label}.txt"
+
+
+def read_report(label: str, folder: Path | None = None) -> str:
+    """Return what was left for a set, here or in the build folder of a container."""
+    path = report_path(label) if folder is None else folder / "reports" / f"{label}.txt"
+    return path.read_text(encoding="utf-8").strip()

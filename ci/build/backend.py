@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ci.build.plan import make_plan, run_preflight
-from ci.project import ROOT, build_folder, load_project, load_requirements
+from ci.project import ROOT, build_folder, load_project, load_requirements, read_report
 from ci.toolchain.nvcc import find_toolchain, keep_toolkit, named_home
 from flash_dist.errors import FlashDistError
 
@@ -111,9 +111,7 @@ def build_wheel(
 
 
 def _build_finished(target: Path) -> Path:
-    from ci.build.build_wheels import repair  # noqa: PLC0415 - absent until the requirements are there
-    from ci.report import read_report  # noqa: PLC0415
-    from ci.wheels.gates import audit  # noqa: PLC0415
+    from ci.wheels.gates import audit, repair  # noqa: PLC0415 - the requirements are there by now
 
     start = time.monotonic()
     settle_environment()

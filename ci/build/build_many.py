@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ci.project import ROOT
-from ci.wheels.floor import describe_floor
+from ci.wheels.platform_tags import describe_floor
 from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 from ci.build.backend import UNFINISHED
 from ci.build.build_many import Builds, BuiltWheel, build_each, report
 from ci.build.choose import VARIABLE, choose_sets
-from ci.project import ARCHSETS, ROOT, load_project
-from ci.report import read_report
+from ci.project import ARCHSETS, ROOT, load_project, read_report
 from ci.toolchain.nvcc import find_toolchain, home_variable
-from ci.wheels.gates import audit, run, run_tools
+from ci.wheels.gates import audit, repair, run, run_tools
 from flash_dist.builds.published import load_archsets
 
 if TYPE_CHECKING:
@@ -67,12 +66,6 @@ def _make_raw_wheel(
     chosen = arch_environ(archset, published=published)
     options = ["--wheel", "--no-isolation", "-C", f"{UNFINISHED}=true", "--outdir", str(folder)]
     run([sys.executable, "-m", "build", *options, str(ROOT)], {**environ, **chosen})
-    return next(folder.glob("*.whl"))
-
-
-def repair(raw: Path, environ: Mapping[str, str], folder: Path) -> Path:
-    """Give the wheel the oldest manylinux tag that is true."""
-    run([sys.executable, "-m", "ci.wheels.repair", str(raw), str(folder)], environ)
     return next(folder.glob("*.whl"))
 
 

@@ -9,6 +9,7 @@ from ci.compile.decisions import hash_decisions
 from ci.compile.parts import find_parts
 from ci.project import ARCHSETS, load_project
 from ci.toolchain.nvcc import glibc_version, gxx_version
+from flash_dist.builds.declared import CODECS
 from flash_dist.builds.manifest import (
     Assembled,
     HostInfo,
@@ -18,7 +19,6 @@ from flash_dist.builds.manifest import (
     ToolkitInfo,
 )
 from flash_dist.builds.published import load_proofs
-from flash_dist.machine.installed import CODECS
 from flash_dist.targets.archs import Arch
 from flash_dist.targets.devices import (
     format_version,

@@ -25,8 +25,7 @@ from rattler_build import RattlerBuildError, assemble_package
 from ci.conda.channel import write_repodata
 from ci.conda.check import CHANNEL, INSTALLER, check_package, recipe_of
 from ci.project import ROOT, load_project
-from ci.release.manifest import require_sound
-from ci.wheels.artefacts import Artefact, ArtefactError, find_artefacts
+from ci.wheels.artefacts import Artefact, ArtefactError, find_artefacts, require_sound
 from flash_dist.binaries.wheel import open_wheel
 from flash_dist.builds.conda_package import SITE
 from flash_dist.errors import FlashDistError, UsageError

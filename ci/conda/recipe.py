@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 from packaging.metadata import Metadata
 
 from ci.wheels.artefacts import ArtefactError
+from flash_dist.builds.declared import declare_build
 from flash_dist.indexes.index import PROJECT
-from flash_dist.machine.installed import declare_build
 from flash_dist.targets.archs import Origin
 from flash_dist.targets.compatibility import driver_refusal
 from flash_dist.targets.devices import (

@@ -23,8 +23,7 @@ from ci.container.engine import EngineError, find_engine, identify_image
 from ci.container.image import NAME as LOCAL_IMAGE
 from ci.container.image import engine_environ, is_current
 from ci.container.unchanged import digest_inputs, find_unchanged, note_wheel
-from ci.project import ARCHSETS, ROOT, load_project
-from ci.report import read_report
+from ci.project import ARCHSETS, ROOT, load_project, read_report
 from ci.toolchain.cross import VARIABLE as MACHINE
 from ci.toolchain.cross import target_machine
 from ci.wheels.gates import run

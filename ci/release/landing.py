@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from ci.wheels.artefacts import Artefact, newest_first
-from flash_dist.checks.gpus import describe_how
+from flash_dist.builds.declared import declare_build
 from flash_dist.cli.terminal.text import format_size
 from flash_dist.indexes.index import PROJECT, Index, parse_conda, parse_wheel
 from flash_dist.indexes.install_commands import Command, find_commands
 from flash_dist.indexes.pages import Link
 from flash_dist.indexes.selection import Candidate, select
-from flash_dist.machine.installed import declare_build
 from flash_dist.report_page.markup import Markup, element, join, make_head, prose
 from flash_dist.report_page.style import STYLE
+from flash_dist.targets.advice import describe_how
 from flash_dist.targets.devices import Device
 
 if TYPE_CHECKING:

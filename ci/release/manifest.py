@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 from ci.conda.check import find_packages, recipe_of
 from ci.project import ROOT, load_project
 from ci.release.statement import Subject, state_conda, state_sdist, state_wheel
-from ci.wheels.artefacts import Artefact, ArtefactError, find_artefacts
+from ci.wheels.artefacts import Artefact, ArtefactError, find_artefacts, require_sound
 from ci.wheels.source import Source, read_source
-from flash_dist.audit.verify import verify_wheel
 from flash_dist.builds.listing import FILE_NAME, VERSION
 from flash_dist.errors import FlashDistError
 
@@ -75,15 +74,6 @@ def find_sdists(dist: Path) -> list[Path]:
 
 def _subject(path: Path) -> Subject:
     return Subject(path.name, hashlib.sha256(path.read_bytes()).hexdigest())
-
-
-def require_sound(one: Artefact) -> None:
-    """Raise unless a wheel passes `verify`."""
-    failed = [result for result in verify_wheel(one.path).results if not result]
-    if failed:
-        details = "".join(f"\n  {detail}" for detail in failed[0].details)
-        message = f"`{one.file_name}` is not released: {failed[0].summary}{details}"
-        raise ArtefactError(message, hint=f"`python -m flash_dist verify {one.path}`")
 
 
 def require_source(one: Artefact, source: Source) -> None:

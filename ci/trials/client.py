@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Final
 from ci.project import ARCHSETS, ROOT
 from ci.release.index import DEFAULT, write_index
 from ci.trials.cells import Cell, InstallError, attempt
-from ci.trials.clients import Environment, call, runs_here, without_network
+from ci.trials.clients import Environment, call, runs_here, serve, without_network
 from ci.trials.next_version import make_next
-from ci.trials.serving import serve
 from ci.wheels.artefacts import newest_first
 from flash_dist.builds.published import load_picks, published_sets
 from flash_dist.targets.archs import DEFAULT_MACHINE

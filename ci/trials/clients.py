@@ -7,7 +7,10 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from functools import cache
+import threading
+from contextlib import contextmanager
+from functools import cache, partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import Distribution
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +19,7 @@ from packaging.tags import sys_tags
 from ci.trials.cells import InstallError, NotRunError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from ci.wheels.artefacts import Artefact
@@ -179,3 +182,21 @@ def _find_unshare() -> tuple[str, ...]:
 def runs_here(one: Artefact) -> bool:
     """Whether a wheel is one for this machine and this Python."""
     return not {str(tag) for tag in sys_tags()}.isdisjoint(one.tags)
+
+
+class _Silent(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def serve(folder: Path) -> Iterator[str]:
+    """Serve a folder on this machine, as `python -m http.server` does; yield its address."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Silent, directory=str(folder))) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
+            thread.join()

@@ -18,9 +18,8 @@ from ci.project import ROOT
 from ci.release.index import pick_name, write_index
 from ci.trials.cells import count
 from ci.trials.client import Trial
-from ci.trials.clients import CLIENTS
+from ci.trials.clients import CLIENTS, serve
 from ci.trials.conda import conda_cells
-from ci.trials.serving import serve
 from ci.trials.torch_matrix import try_torches
 from ci.wheels.artefacts import find_artefacts
 from flash_dist.errors import FlashDistError

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from packaging.version import Version
@@ -20,11 +22,9 @@ from packaging.version import Version
 from ci.container.trial import CODE
 from ci.trials.cells import Cell, InstallError, NotRunError, attempt
 from ci.trials.clients import call_openly, runs_here
-from ci.trials.interpreters import find_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from ci.wheels.artefacts import Artefact
 
@@ -178,3 +178,29 @@ def audit_abi(one: Artefact) -> str:
         message = f"abi3audit finds symbols outside the stable ABI in {wrong or one.file_name}"
         raise InstallError(message)
     return f"no interpreter here; abi3audit finds no violation in {', '.join(results)}"
+
+
+def find_python(version: str) -> Path:
+    """Return the interpreter of one version, `3.13`; nothing is downloaded.
+
+    Raises:
+        NotRunError: This machine has none.
+    """
+    command = ["uv", "python", "find", "--no-project", "--no-python-downloads", f"=={version}.*"]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "PATH": _search_path(), "UV_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        message = f"there is no Python {version} on this machine"
+        raise NotRunError(message)
+    return Path(done.stdout.strip())
+
+
+def _search_path() -> str:
+    root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    folders = [str(path) for path in sorted(root.glob("versions/*/bin"))]
+    return os.pathsep.join([os.environ.get("PATH", os.defpath), *folders])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
+from flash_dist.audit.verify import verify_wheel
 from flash_dist.binaries.wheel import open_wheel
 from flash_dist.builds.contents import read_manifest
 from flash_dist.errors import FlashDistError
@@ -132,3 +133,12 @@ def newest_first(artefacts: Sequence[Artefact]) -> list[Artefact]:
     """Order for a reader: the newest version first, the smallest file first."""
     by_size = sorted(artefacts, key=lambda one: (one.size, one.file_name))
     return sorted(by_size, key=lambda one: one.version.release, reverse=True)
+
+
+def require_sound(one: Artefact) -> None:
+    """Raise unless a wheel passes `verify`."""
+    failed = [result for result in verify_wheel(one.path).results if not result]
+    if failed:
+        details = "".join(f"\n  {detail}" for detail in failed[0].details)
+        message = f"`{one.file_name}` is not released: {failed[0].summary}{details}"
+        raise ArtefactError(message, hint=f"`python -m flash_dist verify {one.path}`")

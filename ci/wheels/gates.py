@@ -28,8 +28,8 @@ from flash_dist.builds.published import load_archsets
 from flash_dist.cli.audit import print_audit
 from flash_dist.cli.terminal.results import make_console, print_result
 from flash_dist.errors import FlashDistError
-from flash_dist.targets.advice import list_few
 from flash_dist.targets.archs import ArchSet
+from flash_dist.targets.wording import list_few
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -184,3 +184,9 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+def repair(raw: Path, environ: Mapping[str, str], folder: Path) -> Path:
+    """Give the wheel the oldest manylinux tag that is true."""
+    run([sys.executable, "-m", "ci.wheels.repair", str(raw), str(folder)], environ)
+    return next(folder.glob("*.whl"))

@@ -1,4 +1,7 @@
-"""Whether the platform tag of a wheel is true: a file is easily renamed, its code is not."""
+"""Whether the platform tag of a wheel is true, and which Linux distributions it serves.
+
+A file is easily renamed, its code is not.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,24 @@ from typing import TYPE_CHECKING, Final
 from packaging.tags import parse_tag
 from packaging.utils import parse_wheel_filename
 
-from ci.wheels.floor import read_floor
 from flash_dist.binaries.symbols import open_shared
 from flash_dist.binaries.wheel import open_wheel
 from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 MANYLINUX: Final = "manylinux_2_28"  # what is released: glibc 2.28 or newer
 _GLIBC: Final = re.compile(r"GLIBC_2\.([0-9]+)(\.[0-9]+)?")
+_TAG: Final = re.compile(r"manylinux_2_([0-9]+)_\w+")
+
+# The glibc that each release came with: 2.x.
+RELEASES: Final = {
+    "Debian": {"10": 28, "11": 31, "12": 36, "13": 41},
+    "Ubuntu": {"18.04": 27, "20.04": 31, "22.04": 35, "24.04": 39},
+    "RHEL": {"8": 28, "9": 34, "10": 39},
+    "Amazon Linux": {"2": 26, "2023": 34},
+}
 
 
 class PlatformTagError(FlashDistError):
@@ -79,3 +90,30 @@ def _find_glibc(wheel: Path) -> Iterator[int]:
                 match = _GLIBC.fullmatch(version.name)
                 if match:
                     yield int(match[1])
+
+
+def read_floor(file_name: str) -> int | None:
+    """Return 34 for a wheel that is `manylinux_2_34`; None without such a tag."""
+    found = [int(match[1]) for match in _TAG.finditer(file_name)]
+    return min(found, default=None)
+
+
+def oldest_served(glibc: int) -> list[str]:
+    """Return the first release of each distribution with this glibc 2.x or a newer one."""
+    served = []
+    for family, releases in RELEASES.items():
+        fitting = [release for release, has in releases.items() if has >= glibc]
+        if fitting:
+            served.append(f"{family} {fitting[0]}")
+    return served
+
+
+def describe_floor(file_names: Iterable[str]) -> str:
+    """Say what tag auditwheel proved, and what the wheels run on."""
+    floors = [read_floor(name) for name in file_names]
+    known = [floor for floor in floors if floor is not None]
+    if not known or len(known) < len(floors):
+        return "no manylinux tag: these wheels run where they were built"
+    tag = f"manylinux_2_{max(known)}"
+    served = ", ".join(oldest_served(max(known))) or "nothing that is known here"
+    return f"{tag}: glibc 2.{max(known)} or newer; the oldest served: {served}"

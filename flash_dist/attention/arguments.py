@@ -24,6 +24,22 @@ Triple = tuple[Tensor, Tensor, Tensor]
 NO_WINDOW: Final = (-1, -1)
 SCALES: Final = (2.0**-150, 2.0**128 - 2.0**103)  # between these, float32 is neither 0 nor inf
 
+# Arguments of other attention functions that are taken for their neutral values alone.
+NO_BIAS: Final = "there are no kernels that add a bias"
+REASONS: Final = {
+    "dropout_p": "there are no kernels with dropout",
+    "softcap": "there are no kernels that cap scores",
+    "alibi_slopes": NO_BIAS,
+    "return_attn_probs": "they are never stored\n\nhint: `return_lse=True` returns lse",
+    "block_table": "there are no kernels that read keys in pages",
+    "mask": (
+        "packed sequences have causal and window_size only\n\nhint: `BlockMask.documents` is a "
+        "mask of packed sequences for `flash_attn_func`, with a batch of 1"
+    ),
+    "return_aux": "only lse is there\n\nhint: `return_lse=True` returns it",
+}
+NEUTRAL: Final = {"dropout_p": 0, "softcap": 0, "return_attn_probs": False}  # the others: None
+
 
 def is_symbolic(x: Tensor) -> bool:
     """Whether a tensor only stands for one: its sizes may be symbols, and it has no address."""
@@ -167,3 +183,18 @@ def describe_type(value: object) -> str:
     if kind.__name__ != BlockMask.__name__:
         return kind.__name__
     return f"{kind.__module__}.{kind.__name__}\n\nhint: `BlockMask.from_flex` of flash_dist, once"
+
+
+def require_neutral(**arguments: object) -> None:
+    """Raise ValueError for an argument that asks for what is not built, with the reason."""
+    for name, value in arguments.items():
+        neutral = NEUTRAL.get(name)
+        if value is neutral:
+            continue
+        if neutral is None or not isinstance(value, (bool, int, float)) or value != neutral:
+            message = f"{name} must be {neutral}, got {_describe(value)}: {REASONS[name]}"
+            raise ValueError(message)
+
+
+def _describe(value: object) -> str:
+    return type(value).__name__ if isinstance(value, torch.Tensor) else f"{value!r:.60}"

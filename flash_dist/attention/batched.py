@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 
-from .arguments import choose_mask, choose_scale, prepare_inputs
+from .arguments import choose_mask, choose_scale, prepare_inputs, require_neutral
 from .autograd import attend
-from .neutral import require_neutral
 
 if TYPE_CHECKING:
     from ..masks import BlockMask

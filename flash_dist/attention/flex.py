@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Literal, overload
 import torch
 
 from ..masks import Band, BlockMask
+from .arguments import require_neutral
 from .conversions import convert_flex
 from .heads_first import attend_heads_first, check_tensors
-from .neutral import require_neutral
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -8,10 +8,9 @@ import torch
 
 from ..kernels.operators import Packing
 from ..masks.inputs import MAX_SEQLEN
-from .arguments import choose_band, choose_scale, prepare_inputs, require_tensor
+from .arguments import choose_band, choose_scale, prepare_inputs, require_neutral, require_tensor
 from .autograd import attend
 from .layouts import PACKED, dtype_name
-from .neutral import require_neutral
 
 Tensor = torch.Tensor
 

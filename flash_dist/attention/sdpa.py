@@ -7,11 +7,10 @@ from typing import Final
 import torch
 
 from ..masks import Band, BlockMask
-from .arguments import describe_type, require_bool
+from .arguments import describe_type, require_bool, require_neutral
 from .conversions import convert_dense
 from .heads_first import attend_heads_first, check_tensors
 from .layouts import dtype_name
-from .neutral import require_neutral
 
 Tensor = torch.Tensor
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from ..gpucode.coverage import REAL
 from ..gpucode.differences import find_differences
 from ..gpucode.images import ROCM_WARNING
-from ..targets.advice import list_few
 from ..targets.compatibility import judge
 from ..targets.devices import Device
+from ..targets.wording import list_few
 from .problem import Problem, label, within
 
 if TYPE_CHECKING:

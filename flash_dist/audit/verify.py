@@ -17,7 +17,7 @@ from ..builds.record import find_damage, hash_member
 from ..builds.sbom import FILE_NAME, find_differences
 from ..errors import FlashDistError
 from ..findings.result import EXIT_FINDINGS, EXIT_FINE, CheckResult
-from ..targets.advice import few_lines
+from ..targets.wording import few_lines
 from .own import audit_contents
 
 if TYPE_CHECKING:

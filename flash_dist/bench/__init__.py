@@ -1,4 +1,4 @@
 """Speed and memory beside other attentions: shapes, peers, timing, results, plot.
 
-`shapes`, `work`, `results`, `files`, `names` and `plot` need neither torch nor a GPU.
+`results`, `plot` and, of the contenders, `names` and `shapes` need neither torch nor a GPU.
 """

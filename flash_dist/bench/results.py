@@ -1,18 +1,23 @@
-"""What was measured: frozen values that become JSON and come back from it."""
+"""What was measured: frozen values that become JSON and come back from it.
+
+A file of results is whole at every moment.
+"""
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import UsageError
 from .contenders.names import OURS, OURS_DETERMINISTIC, OWN, in_deterministic_mode, is_deterministic
-from .contenders.shapes import Mask, Shape
-from .contenders.work import count_flops
+from .contenders.shapes import Mask, Shape, count_flops
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
 JSON_VERSION: Final = 1
 
@@ -212,3 +217,26 @@ def document_ratios(rows: Iterable[Row]) -> list[tuple[Row, str, float]]:
                 if rates[0] is not None and rates[1] is not None:
                     found.append((row, phase, rates[0] / rates[1]))
     return found
+
+
+def write_json(data: Mapping[str, Any], path: Path) -> None:
+    """Replace a file at once, so that a reader never sees half of it."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    os.replace(part, path)  # noqa: PTH105 - says what it does
+
+
+def read_report(path: Path) -> Report:
+    """Read a recorded run.
+
+    Raises:
+        UsageError: The file is absent or no result of `bench`.
+    """
+    try:
+        return Report.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        message = f"cannot read `{path}`: {error.strerror}"
+        raise UsageError(message) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        message = f"`{path}` is no result of `bench`: {error}"
+        raise UsageError(message) from error

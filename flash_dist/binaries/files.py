@@ -1,14 +1,18 @@
-"""Open a file that a user named. What prevents that is one sentence and one step."""
+"""Open a file that a user named. What prevents that is one sentence and one step.
+
+Pages of a mapped file that were read and are not needed again are given back.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import stat
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Final
 
 from ..errors import FatbinError
 
@@ -17,11 +21,13 @@ if TYPE_CHECKING:
 
 ABSENT_HINT = "check the path; `nox -s build_wheels` puts wheels into dist/<arch set>/"
 DAMAGED_HINT = "build, copy or download it again"
-_CHUNK = 1 << 20
 LIBRARY_HINT = (
     "name a library (.so, .pyd, .dll), an object or archive of objects (.o, .a, .lib), a .cubin, "
     "a .fatbin, a wheel (.whl), a .conda package or a folder"
 )
+
+_CHUNK = 1 << 20
+IMAGES_BETWEEN: Final = 128  # reading one header maps its neighbours too, up to 128 KiB
 
 
 def open_file(path: str | os.PathLike[str]) -> IO[bytes]:
@@ -77,3 +83,9 @@ def unpack_file(chunks: Iterable[bytes], name: str, archive: str) -> Iterator[IO
             raise FatbinError(message, hint="TMPDIR chooses another folder") from error
         file.seek(0)
         yield file
+
+
+def release_pages(data: mmap.mmap) -> None:
+    """Take a file's pages out of this process; the system keeps them and maps them when read."""
+    if hasattr(data, "madvise"):
+        data.madvise(mmap.MADV_DONTNEED)

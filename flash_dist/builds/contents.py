@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..binaries.dynamic import DynamicInfo, read_dynamic
 from ..binaries.files import DAMAGED_HINT, unreadable
+from ..binaries.symbols import SharedObject
 from ..binaries.wheel import Wheel, open_wheel
 from ..errors import AuditError, FatbinError, ManifestError
 from ..gpucode.fatbin import FatbinEntry, KernelInfo, open_fatbin
@@ -30,6 +30,15 @@ class Image:
 
 
 @dataclass(frozen=True)
+class Linked:
+    """What one of the two libraries asks of the dynamic linker, and what it offers."""
+
+    needed: tuple[str, ...]
+    search_path: tuple[str, ...]  # the folders of RPATH and RUNPATH
+    exports: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class WheelContents:
     """A wheel, read."""
 
@@ -39,7 +48,7 @@ class WheelContents:
     metadata_version: str
     manifest: Manifest
     images: tuple[Image, ...]
-    linkage: dict[str, DynamicInfo]  # by member name
+    linkage: dict[str, Linked]  # by member name
     warnings: tuple[str, ...] = ()  # what the fat binary reader did not understand
 
     @property
@@ -74,7 +83,7 @@ def read_contents(path: str | os.PathLike[str]) -> WheelContents:
             metadata_version=_metadata_version(wheel),
             manifest=manifest,
             images=images,
-            linkage={name: _read_dynamic(wheel, name) for name in (KERNELS, BINDING)},
+            linkage={name: _read_linked(wheel, name) for name in (KERNELS, BINDING)},
             warnings=warnings,
         )
 
@@ -107,10 +116,20 @@ def _read_images(wheel: Wheel) -> tuple[tuple[Image, ...], tuple[str, ...]]:
         return tuple(Image(e, fatbin.kernels(e)) for e in entries), fatbin.report.warnings
 
 
-def _read_dynamic(wheel: Wheel, name: str) -> DynamicInfo:
+def read_linked(data: bytes) -> Linked:
+    """Read what the dynamic linker reads of a library.
+
+    Raises:
+        FatbinError: The file is no ELF library or is damaged.
+    """
+    library = SharedObject(data)
+    return Linked(library.needed, library.rpath + library.runpath, tuple(library.defined()))
+
+
+def _read_linked(wheel: Wheel, name: str) -> Linked:
     with wheel.unpacked(name) as file:
         try:
-            return read_dynamic(file.read())
+            return read_linked(file.read())
         except FatbinError as error:
             hint = error.hint or DAMAGED_HINT
             raise unreadable(name, error.message, archive=wheel.path, hint=hint) from error

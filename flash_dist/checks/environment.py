@@ -15,11 +15,13 @@ from ..machine.installed import Installed, read_installed
 from ..machine.libcuda import Cuda, imagine_cuda, read_cuda
 from ..machine.torch_code import TorchCode, read_torch_code
 from ..machine.torch_install import Torch, read_torch
+from ..targets.verdict import Build, DeviceVerdict, Situation, judge_device
 from .choice import EVERYTHING, CheckChoice
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from ..machine.libcuda import Gpu
     from ..targets.devices import Device, Driver
 
 # Variables that change what is loaded or seen; all that doctor reports.
@@ -166,3 +168,21 @@ def prove_loading(environment: Environment) -> Environment:
     if environment.loading.source != "predicted":
         return environment
     return replace(environment, loading=try_loading(), predicted=environment.loading)
+
+
+def judge_gpu(environment: Environment, gpu: Gpu) -> DeviceVerdict:
+    """Judge one GPU of an environment."""
+    return judge_device(_build(environment), find_situation(environment, gpu))
+
+
+def find_situation(environment: Environment, gpu: Gpu) -> Situation:
+    """Put a GPU among all that decides what it can load."""
+    situation = Situation.of(
+        gpu.device, environment.cuda.driver, environment.variables, smem_optin=gpu.smem_optin
+    )
+    lacking = environment.host is not None and environment.host.lacks_jit_compiler
+    return replace(situation, jit="absent") if lacking and situation.jit == "allowed" else situation
+
+
+def _build(environment: Environment) -> Build:
+    return environment.installed.build or Build("flash_dist", ())

@@ -6,17 +6,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..findings.result import CheckResult
-from ..targets.advice import covering_set, describe_device, explain_refusal, unsupported_fix
+from ..targets.advice import (
+    covering_set,
+    describe_device,
+    describe_how,
+    explain_refusal,
+    unsupported_fix,
+)
 from ..targets.devices import KIB, KNOWN_DEVICES
 from ..targets.verdict import (
     FLOOR,
-    Build,
     DeviceVerdict,
     KernelVerdict,
-    Situation,
-    judge_device,
     name_size,
 )
+from .environment import _build, judge_gpu
 from .first_start import describe_first_start
 
 if TYPE_CHECKING:
@@ -28,33 +32,8 @@ if TYPE_CHECKING:
 
 _GIB = 1 << 30
 
-HOW_WORDS = {
-    "native": "native code",
-    "family": "code of its family",
-    "same-major": "code of the same major",
-    "jit": "PTX through the JIT",
-    "unverified": "code that NVIDIA does not promise to run there",
-}
 
 _FIRST_PROOF = "its selftest here is the first proof on real hardware"
-
-
-def judge_gpu(environment: Environment, gpu: Gpu) -> DeviceVerdict:
-    """Judge one GPU of an environment."""
-    return judge_device(_build(environment), find_situation(environment, gpu))
-
-
-def find_situation(environment: Environment, gpu: Gpu) -> Situation:
-    """Put a GPU among all that decides what it can load."""
-    situation = Situation.of(
-        gpu.device, environment.cuda.driver, environment.variables, smem_optin=gpu.smem_optin
-    )
-    lacking = environment.host is not None and environment.host.lacks_jit_compiler
-    return replace(situation, jit="absent") if lacking and situation.jit == "allowed" else situation
-
-
-def _build(environment: Environment) -> Build:
-    return environment.installed.build or Build("flash_dist", ())
 
 
 def check_gpu(environment: Environment, gpu: Gpu) -> CheckResult:
@@ -171,17 +150,6 @@ def describe_gpu(gpu: Gpu) -> str:
     """Name a GPU with its compute capability and memory."""
     named = describe_device(gpu.device, gpu.name)
     return f"{named}, {gpu.memory_bytes / _GIB:.0f} GiB" if gpu.memory_bytes else named
-
-
-def describe_how(verdict: DeviceVerdict) -> str:
-    """Say how the code gets to this GPU: `code of the same major (sm_80)`."""
-    ways: dict[str, set[str]] = {}
-    for kernel in verdict.kernels:
-        if kernel.variant:
-            ways.setdefault(kernel.how, set()).add(str(kernel.variant.arch))
-    return ", ".join(
-        f"{HOW_WORDS[how]} ({', '.join(sorted(ways[how]))})" for how in HOW_WORDS if how in ways
-    )
 
 
 def describe_kernels(verdict: DeviceVerdict) -> tuple[str, ...]:

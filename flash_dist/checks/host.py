@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from ..findings.result import CheckResult
 from ..machine.nvml import VERSION_MISMATCH
-from ..targets.advice import list_few
 from ..targets.devices import format_version
+from ..targets.wording import list_few
 
 if TYPE_CHECKING:
     from ..machine.host import Host

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from ..findings.result import CheckResult
 from ..machine.jit_cache import find_cache_problem
+from .environment import judge_gpu
 from .first_start import describe_cost, uses_jit
-from .gpus import judge_gpu
 
 if TYPE_CHECKING:
     from .environment import Environment

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from ..findings.result import CheckResult
 from ..gpucode.archives import Library, Unread
-from ..targets.advice import describe_archs
-from .gpus import HOW_WORDS, check_any_gpu, check_gpu, describe_gpu, find_situation
+from ..targets.advice import HOW_WORDS, describe_archs
+from .environment import find_situation
+from .gpus import check_any_gpu, check_gpu, describe_gpu
 from .guard import guard
 from .library_loading import LibraryLoading
 from .library_verdict import LibraryVerdict, judge_library

@@ -17,7 +17,7 @@ from ..findings.result import CheckResult
 from ..loading.host import read_host
 from ..loading.prediction import Prediction, predict_loading, predict_member
 from ..loading.tags import judge_tags
-from ..targets.advice import few_lines
+from ..targets.wording import few_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,6 @@ from .machine import reinstall_fix
 
 if TYPE_CHECKING:
     from ..loading.parts import Loading
-    from ..selftest.report import SelftestReport
     from .environment import Environment
 
 DIFFERS = "load-prediction-differs"
@@ -101,13 +100,3 @@ def _compare(result: CheckResult, predicted: Loading) -> CheckResult:
         fix=predicted.fix or result.fix,
         id=predicted.id or result.id,
     )
-
-
-def compare_selftest(loading: Loading, report: SelftestReport, result: CheckResult) -> CheckResult:
-    """Say of a selftest that could not load what was predicted to load."""
-    failed = {finding.id for finding in report.findings} & {"selftest-crashed", "selftest-error"}
-    if report.imported or not failed or loading.status != "ok":
-        return result
-    detail = "predicted from symbol tables: everything loads"
-    summary = f"what was predicted to load does not: {result.summary}"
-    return replace(result, summary=summary, details=(*result.details, detail), id=DIFFERS)

@@ -9,18 +9,11 @@ from packaging.version import InvalidVersion, Version
 from ..builds.package import PACKAGE
 from ..findings.result import CheckResult
 from ..kernels.budget import BUDGET_VARIABLE, find_budget_problem
-from ..targets.advice import (
-    GET_DRIVER,
-    GET_GLIBC,
-    describe_archs,
-    driver_fix,
-    few_lines,
-    list_few,
-    torch_fix,
-)
+from ..targets.advice import GET_DRIVER, GET_GLIBC, describe_archs, driver_fix, torch_fix
 from ..targets.compatibility import driver_refusal, is_set
 from ..targets.devices import ZSTD_CUDA, first_driver, format_version, ptx_isa_cuda, toolkit_driver
 from ..targets.verdict import SMEM_VARIABLE
+from ..targets.wording import few_lines, list_few
 from .host import describe_driver, explain_no_gpu
 
 if TYPE_CHECKING:

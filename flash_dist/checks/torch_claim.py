@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..findings.result import CheckResult
-from ..targets.advice import describe_archs, describe_device
+from ..targets.advice import describe_archs, describe_device, describe_how
 from ..targets.archs import Arch
 from ..targets.compatibility import Origin, driver_refusal, judge
-from .gpus import describe_how, find_situation, judge_gpu
+from .environment import find_situation, judge_gpu
 from .library_verdict import judge_library
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from ..findings.result import CheckResult
 from ..machine.libcuda import Gpu
 from ..machine.nvml import normalize_pci
-from ..targets.advice import describe_device
-from .gpus import describe_how, judge_gpu
+from ..targets.advice import describe_device, describe_how
+from .environment import judge_gpu
 from .host import explain_no_gpu
 
 if TYPE_CHECKING:

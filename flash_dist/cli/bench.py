@@ -20,9 +20,8 @@ from rich.progress import (
 
 from ..bench.contenders import shapes as sets
 from ..bench.contenders.names import OURS, PEERS, PHASES, parse_peers, parse_phases, parse_states
-from ..bench.files import read_report, write_json
 from ..bench.plot import draw_plot, require_matplotlib
-from ..bench.results import Report
+from ..bench.results import Report, read_report, write_json
 from ..errors import UsageError
 from ..findings.result import EXIT_FINDINGS, EXIT_FINE, EXIT_NOTHING_CHECKED
 from ..machine.libcuda import read_cuda

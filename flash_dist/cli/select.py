@@ -7,7 +7,7 @@ import platform
 from typing import TYPE_CHECKING, Any
 
 from ..builds.published import MACHINES, published_sets
-from ..checks.gpus import describe_gpu, describe_how
+from ..checks.gpus import describe_gpu
 from ..errors import UsageError
 from ..findings.result import EXIT_FINDINGS, EXIT_FINE, EXIT_NOTHING_CHECKED
 from ..indexes.candidates import Offer, read_offer
@@ -15,7 +15,7 @@ from ..indexes.index import read_index
 from ..indexes.install_commands import find_commands
 from ..indexes.selection import candidates_of, describe_lack, select
 from ..machine.libcuda import imagine_cuda, read_cuda
-from ..targets.advice import describe_archs, driver_fix, unsupported_fix
+from ..targets.advice import describe_archs, describe_how, driver_fix, unsupported_fix
 from ..targets.archs import DEFAULT_MACHINE
 from ..targets.devices import toolkit_driver
 from ..targets.verdict import FLOOR, Build

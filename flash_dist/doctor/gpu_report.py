@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..checks.environment import gather_gpus
-from ..checks.gpus import check_gpu, judge_gpu
+from ..checks.environment import gather_gpus, judge_gpu
+from ..checks.gpus import check_gpu
 from ..machine.installed import read_installed
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..builds.manifest import load_manifest
-from ..checks.gpus import find_situation, judge_gpu
-from ..checks.loading import compare_selftest
+from ..checks.environment import find_situation, judge_gpu
+from ..checks.loading import DIFFERS
 from ..errors import FlashDistError
 from ..findings.result import CheckResult
 from ..gpucode.kernel_code import read_code_hashes
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..checks.environment import Environment
+    from ..loading.parts import Loading
     from ..machine.libcuda import Gpu
     from ..selftest.report import SelftestReport
 
@@ -172,3 +173,13 @@ def add_agreement(result: CheckResult, agreement: Agreement) -> CheckResult:
         id="fingerprint-differs",
         data=data,
     )
+
+
+def compare_selftest(loading: Loading, report: SelftestReport, result: CheckResult) -> CheckResult:
+    """Say of a selftest that could not load what was predicted to load."""
+    failed = {finding.id for finding in report.findings} & {"selftest-crashed", "selftest-error"}
+    if report.imported or not failed or loading.status != "ok":
+        return result
+    detail = "predicted from symbol tables: everything loads"
+    summary = f"what was predicted to load does not: {result.summary}"
+    return replace(result, summary=summary, details=(*result.details, detail), id=DIFFERS)

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..binaries.elf import EM_CUDA, Elf, read_elf
 from ..binaries.elf import MAGIC as ELF_MAGIC
-from ..binaries.files import LIBRARY_HINT
-from ..binaries.pages import IMAGES_BETWEEN, release_pages
+from ..binaries.files import IMAGES_BETWEEN, LIBRARY_HINT, release_pages
 from ..binaries.pe import MAGIC as PE_MAGIC
 from ..binaries.pe import is_object, read_object, read_pe
 from ..errors import FatbinError
 from ..targets.archs import Arch
-from .cubin_target import read_number, read_target
+from .cubin import read_number, read_target
 from .images import LINKED, RELOCATABLE, ROCM_WARNING, FatbinEntry, FatbinReport, Kind
 
 if TYPE_CHECKING:

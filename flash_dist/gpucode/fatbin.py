@@ -12,8 +12,7 @@ from functools import partial
 from typing import IO, TYPE_CHECKING
 
 from ..binaries.codecs import MAX_IMAGE_BYTES, decompress
-from ..binaries.files import DAMAGED_HINT, open_file, unreadable
-from ..binaries.pages import release_pages
+from ..binaries.files import DAMAGED_HINT, open_file, release_pages, unreadable
 from ..errors import FatbinError
 from .containers import scan
 from .cubin import KernelInfo, read_cubin_kernels, read_ptx_kernels

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from packaging.version import Version
 
 from ..builds.contents import read_manifest
+from ..builds.declared import declare_build
 from ..builds.published import published_sets
 from ..errors import ArchError, FlashDistError
-from ..machine.installed import declare_build
 from ..targets.archs import Arch
 from .index import IndexedWheel, ask_size
 from .selection import Candidate, make_build

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..binaries.demangle import demangle
-from ..targets.advice import GET_DRIVER, GET_GLIBC, list_few, torch_fix
+from ..targets.advice import GET_DRIVER, GET_GLIBC, torch_fix
+from ..targets.wording import list_few
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,14 +8,13 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ..builds.declared import declare_build
 from ..builds.manifest import load_manifest
 from ..builds.package import KERNELS, PACKAGE
 from ..builds.published import published_sets
 from ..errors import ExtensionError, FatbinError, ManifestError
 from ..gpucode.fatbin import open_fatbin
 from ..targets.advice import explain_refusal
-from ..targets.archs import Arch, Origin
-from ..targets.devices import parse_version
 from ..targets.verdict import Build, Situation, Variant, judge_device
 from .libcuda import read_cuda
 
@@ -25,10 +24,9 @@ if TYPE_CHECKING:
 
     from ..builds.manifest import Manifest
     from ..gpucode.fatbin import Fatbin
+    from ..targets.archs import Arch, Origin
     from ..targets.devices import Device
 
-# The flags of our builds that compress images.
-CODECS = {"--compress-mode=size": "zstd", "-Xfatbin=-compress-all": "lz4"}
 
 _SYMBOL = re.compile(
     r"flash_dist_(?P<family>\w+)_(?P<dtype>[a-z]+[0-9]+)_d(?P<head_dim>[0-9]+)(?:v(?P<head_dim_v>[0-9]+))?"
@@ -131,30 +129,6 @@ def combine(
         manifest.torch_min,
         manifest.torch_tested_max,
     )
-
-
-def declare_build(manifest: Manifest) -> Build:
-    """Return the build that a manifest declares."""
-    codec = next((CODECS[flag] for flag in manifest.flags if flag in CODECS), "none")
-    origin = Origin(manifest.toolkit.cuda, parse_version(manifest.toolkit.ptx_isa), codec)
-    variants = tuple(
-        Variant(
-            kernel.symbol,
-            kernel.family,
-            kernel.dtype,
-            kernel.head_dim,
-            kernel.plan,
-            kernel.target,
-            origin,
-            kernel.proof,
-            kernel.head_dim_v,
-        )
-        for kernel in manifest.kernels
-    )
-    name = f"flash_dist {manifest.package_version}"
-    machine = manifest.arch_set.machine
-    archsets = tuple(one for one in manifest.archsets if one.machine == machine)
-    return Build(name, variants, archsets, manifest.toolkit.cuda)
 
 
 def read_embedded(library: Path, toolkit: str | None) -> tuple[Variant, ...]:

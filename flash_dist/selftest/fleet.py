@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..findings.result import CheckResult
-from ..targets.advice import few_lines
+from ..targets.wording import few_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

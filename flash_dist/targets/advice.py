@@ -9,7 +9,7 @@ from .devices import Device, Driver, driver_supports_toolkit, parse_version, too
 from .verdict import FLOOR, SMEM_VARIABLE, Build, Cause, DeviceVerdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from .archs import Arch, ArchSet
 
@@ -20,6 +20,14 @@ GET_DRIVER = (
 )
 TORCH_MIN = "2.10"  # of the stable ABI we compile for, where no manifest says it
 
+HOW_WORDS = {
+    "native": "native code",
+    "family": "code of its family",
+    "same-major": "code of the same major",
+    "jit": "PTX through the JIT",
+    "unverified": "code that NVIDIA does not promise to run there",
+}
+
 
 def describe_archs(archs: Iterable[Arch]) -> str:
     """List targets for a reader: `SASS sm_80, sm_90a; no PTX`."""
@@ -27,18 +35,6 @@ def describe_archs(archs: Iterable[Arch]) -> str:
     sass = ", ".join(str(arch) for arch in archs if not arch.ptx)
     ptx = ", ".join(str(arch) for arch in archs if arch.ptx)
     return f"{f'SASS {sass}' if sass else 'no SASS'}; {f'PTX {ptx}' if ptx else 'no PTX'}"
-
-
-def list_few(names: Sequence[str], most: int) -> str:
-    """List names for a reader, and count those that would be too many."""
-    shown = ", ".join(names[:most])
-    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
-
-
-def few_lines(lines: Sequence[str], most: int) -> tuple[str, ...]:
-    """Return the first lines, and one that counts the rest."""
-    more = len(lines) - most
-    return (*lines[:most], f"and {more} more") if more > 0 else tuple(lines)
 
 
 def describe_device(device: Device, name: str = "") -> str:
@@ -200,3 +196,14 @@ def driver_fix(build: Build, driver: Driver | None = None, devices: Iterable[Dev
     if other is None:
         return step
     return f"{step}, or the arch set `{other.name}`: CUDA {other.toolkit} runs on {driver}"
+
+
+def describe_how(verdict: DeviceVerdict) -> str:
+    """Say how the code gets to this GPU: `code of the same major (sm_80)`."""
+    ways: dict[str, set[str]] = {}
+    for kernel in verdict.kernels:
+        if kernel.variant:
+            ways.setdefault(kernel.how, set()).add(str(kernel.variant.arch))
+    return ", ".join(
+        f"{HOW_WORDS[how]} ({', '.join(sorted(ways[how]))})" for how in HOW_WORDS if how in ways
+    )

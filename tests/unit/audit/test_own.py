@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import struct
 import zipfile
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -9,8 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flash_dist.audit.own import audit_contents, audit_wheel, describe_failure
-from flash_dist.binaries.dynamic import DynamicInfo, read_dynamic
-from flash_dist.builds.contents import BINDING, KERNELS, MANIFEST, Image, WheelContents
+from flash_dist.builds.contents import (
+    BINDING,
+    KERNELS,
+    MANIFEST,
+    Image,
+    Linked,
+    WheelContents,
+    read_linked,
+)
 from flash_dist.builds.linkage import BINDING_NEEDS, RUNTIME_PATH
 from flash_dist.builds.manifest import ToolkitInfo
 from flash_dist.cli import main
@@ -19,15 +25,15 @@ from flash_dist.gpucode.cubin import KernelInfo
 from flash_dist.gpucode.fatbin import FatbinEntry
 from flash_dist.targets.archs import Arch
 from tests.unit.builds.test_manifest import make_kernel, make_manifest
-from tests.unit.made import fatbin_builder as build
+from tests.unit.made.dynamic_builder import make_linked
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 NAME = "flash_dist-0.1.0+cu130.hopper-cp310-abi3-manylinux_2_34_x86_64.whl"
 LINKAGE = {
-    KERNELS: DynamicInfo(("libc.so.6",), None, (), ("flash_dist_variants_json",)),
-    BINDING: DynamicInfo((*BINDING_NEEDS, "libc.so.6"), None, ("$ORIGIN",), ("PyInit__C",)),
+    KERNELS: Linked(("libc.so.6",), (), ("flash_dist_variants_json",)),
+    BINDING: Linked((*BINDING_NEEDS, "libc.so.6"), ("$ORIGIN",), ("PyInit__C",)),
 }
 
 
@@ -201,38 +207,18 @@ def test_a_wheel_without_a_manifest_cannot_be_audited(tmp_path: Path) -> None:
     assert main(["audit", str(path)]) == 2
 
 
-def _dynamic_library(*entries: tuple[int, str], exports: tuple[str, ...] = ()) -> bytes:
-    names = [*(name for _, name in entries), *exports]
-    strings = b"\0" + b"".join(name.encode() + b"\0" for name in names)
-    places = {name: strings.index(b"\0" + name.encode() + b"\0") + 1 for name in names}
-    table = b"".join(struct.pack("<qQ", tag, places[name]) for tag, name in entries)
-    symbols = bytes(24) + b"".join(
-        struct.pack("<IBBHQQ", places[name], 0x12, 0, 1, 0, 0) for name in exports
-    )
-    return build.elf(
-        [
-            build.Part(".dynstr", strings, build.STRTAB),
-            build.Part(".dynamic", table, 6, link=1),
-            build.Part(".dynsym", symbols, 11, link=1),
-        ]
-    )
-
-
 def test_needed_libraries_search_path_and_exports_are_read() -> None:
-    data = _dynamic_library(
-        (1, "libtorch.so"), (1, "libc.so.6"), (14, "libx.so"), (29, "$ORIGIN:/opt"), exports=("f",)
-    )
-    assert read_dynamic(data) == DynamicInfo(
-        ("libtorch.so", "libc.so.6"), "libx.so", ("$ORIGIN", "/opt"), ("f",)
-    )
+    needed = ("libtorch.so", "libc.so.6")
+    data = make_linked(needed=needed, path=("$ORIGIN:/opt",), exports=("f",))
+    assert read_linked(data) == Linked(needed, ("$ORIGIN", "/opt"), ("f",))
 
 
 @pytest.mark.parametrize("size", [0, 4, 63, 64, 100, 200, 300])
 def test_a_truncated_library_is_an_error(size: int) -> None:
-    data = _dynamic_library((1, "libc.so.6"), exports=("f",))
+    data = make_linked(needed=("libc.so.6",), exports=("f",))
     assert size < len(data)
     with pytest.raises(FatbinError):
-        read_dynamic(data[:size])
+        read_linked(data[:size])
 
 
 def make_older() -> WheelContents:

@@ -22,14 +22,14 @@ from flash_dist.bench.contenders.shapes import (
     FULL,
     Mask,
     Shape,
+    count_flops,
     document_lengths,
     fp32_shapes,
     paper_shapes,
     seed_shapes,
     varlen_shapes,
+    visible_pairs,
 )
-from flash_dist.bench.contenders.work import count_flops, visible_pairs
-from flash_dist.bench.files import read_report, write_json
 from flash_dist.bench.results import (
     Entry,
     Report,
@@ -37,6 +37,8 @@ from flash_dist.bench.results import (
     collect_ratios,
     document_ratios,
     geometric_mean,
+    read_report,
+    write_json,
 )
 from flash_dist.errors import UsageError
 from tests.unit.made.bench_results import make_entry, make_report, make_row

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flash_dist.checks.environment import prove_loading, read_libc
-from flash_dist.checks.loading import check_loading, compare_selftest
+from flash_dist.checks.loading import check_loading
 from flash_dist.cli import main
 from flash_dist.doctor.examine import Examination, examine, will_run
+from flash_dist.doctor.proof import compare_selftest
 from flash_dist.loading.host import read_host
 from flash_dist.loading.parts import Loading, predict_parts
 from flash_dist.loading.process import Outcome

@@ -13,7 +13,7 @@ import pytest
 
 import flash_dist
 from ci import docs
-from ci.docstrings import find_definition
+from ci.docs import find_definition
 from flash_dist.cli import SUBCOMMANDS, make_parser
 from flash_dist.errors import UsageError
 from flash_dist.findings import FINDINGS

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
-from ci.trials.serving import serve
+from ci.trials.clients import serve
 from flash_dist.builds.published import published_sets
 from flash_dist.cli import main
 from flash_dist.machine.libcuda import Cuda

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ci.trials.serving import serve
+from ci.trials.clients import serve
 from flash_dist.cli import main
 from flash_dist.indexes import fetch
 from tests.unit.made.wheels import write_dist, write_simple_index

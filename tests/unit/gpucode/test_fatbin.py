@@ -675,13 +675,13 @@ def test_headers_of_a_large_library_take_a_moment(tmp_path: Path) -> None:
 MOST_MEMORY = """
 import pathlib, sys
 from flash_dist.gpucode import fatbin
-from flash_dist.binaries import pages
+from flash_dist.binaries import files
 
 def private():
     text = pathlib.Path("/proc/self/smaps_rollup").read_text()
     return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Private_"))
 
-most, release, before = [0], pages.release_pages, private()
+most, release, before = [0], files.release_pages, private()
 def measure(data):
     most[0] = max(most[0], private() - before)
     release(data)

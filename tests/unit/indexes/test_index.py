@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from packaging.version import Version
 
-from ci.trials.serving import serve
+from ci.trials.clients import serve
 from flash_dist.builds.published import published_sets
 from flash_dist.errors import FetchError
 from flash_dist.indexes import fetch

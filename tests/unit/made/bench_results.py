@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flash_dist.bench.contenders.names import OURS, PHASES
-from flash_dist.bench.contenders.shapes import paper_shapes
-from flash_dist.bench.contenders.work import count_flops
+from flash_dist.bench.contenders.shapes import count_flops, paper_shapes
 from flash_dist.bench.results import Entry, Report, Row, Timing
 
 if TYPE_CHECKING:

@@ -45,8 +45,12 @@ def elf(
     *,
     ident: bytes = b"\x7fELF\x02\x01\x01",
     flags: int = 0,
+    segments: int = 0,
 ) -> bytes:
-    """Lay out header, data, section table. Part number n becomes section n + 1."""
+    """Lay out header, data, section table. Part number n becomes section n + 1.
+
+    The first part may begin with program headers, which follow the header: say how many.
+    """
     names = b"\0" + b"".join(part.name.encode() + b"\0" for part in parts) + b".shstrtab\0"
     everything = [*parts, Part(".shstrtab", names, STRTAB)]
     body, headers = b"", [bytes(64)]
@@ -64,8 +68,8 @@ def elf(
         body += pad(stored)
     header = struct.pack(
         "<16sHHIQQQIHHHHHH",
-        *(ident, 3, machine, 1, 0, 0, 64 + len(body), flags),
-        *(64, 0, 0, 64, len(headers), len(headers) - 1),
+        *(ident, 3, machine, 1, 0, 64 if segments else 0, 64 + len(body), flags),
+        *(64, 56 if segments else 0, segments, 64, len(headers), len(headers) - 1),
     )
     return header + body + b"".join(headers)
 

@@ -6,6 +6,7 @@ import zipfile
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from flash_dist.builds.declared import CODECS
 from flash_dist.builds.manifest import (
     HostInfo,
     KernelRecord,
@@ -14,7 +15,6 @@ from flash_dist.builds.manifest import (
     ToolkitInfo,
 )
 from flash_dist.builds.published import published_sets
-from flash_dist.machine.installed import CODECS
 from flash_dist.targets.devices import toolkit_compression
 from tests.unit.made.builds import make_variants
 from tests.unit.made.fatbin_builder import PTX, SASS, Kernel, container, cubin, entry, library, ptx

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import struct
 import zipfile
 from typing import TYPE_CHECKING
 
@@ -14,14 +13,13 @@ from flash_dist.builds.linkage import BINDING_NEEDS
 from flash_dist.builds.manifest import Part as OthersPart
 from flash_dist.targets.archs import Arch
 from tests.unit.builds.test_manifest import make_kernel, make_manifest
+from tests.unit.made.dynamic_builder import make_linked
 from tests.unit.made.fatbin_builder import (
     SASS,
-    STRTAB,
     Kernel,
     Part,
     container,
     cubin,
-    elf,
     entry,
 )
 
@@ -83,21 +81,8 @@ def _make_image(arch: Arch) -> bytes:
 def _library(
     needed: tuple[str, ...], path: tuple[str, ...], export: str, fatbin: bytes | None = None
 ) -> bytes:
-    entries = [*((1, name) for name in needed), *((29, name) for name in path)]
-    strings, places = b"\0", []
-    for name in (*needed, *path, export):
-        places.append(len(strings))
-        strings += name.encode() + b"\0"
-    table = b"".join(
-        struct.pack("<qQ", tag, place) for (tag, _), place in zip(entries, places, strict=False)
-    )
-    symbols = bytes(24) + struct.pack("<IBBHQQ", places[-1], 0x12, 0, 1, 0, 0)
-    parts = [
-        Part(".dynstr", strings, STRTAB),
-        Part(".dynamic", table, 6, link=1),
-        Part(".dynsym", symbols, 11, link=1),
-    ]
-    return elf([*parts, *([Part(".nv_fatbin", fatbin)] if fatbin else [])])
+    parts = (Part(".nv_fatbin", fatbin),) if fatbin else ()
+    return make_linked(needed=needed, path=path, exports=(export,), parts=parts)
 
 
 def make_record(files: dict[str, bytes]) -> bytes:

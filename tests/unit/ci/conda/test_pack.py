@@ -12,7 +12,7 @@ from ci.conda.check import check_package, find_packages
 from ci.conda.pack import write_channel
 from ci.release.index import write_index
 from ci.release.manifest import write_release
-from ci.trials.serving import serve
+from ci.trials.clients import serve
 from ci.wheels.artefacts import ArtefactError, find_artefacts
 from flash_dist.audit.verify import verify_wheel
 from flash_dist.builds.conda_package import open_conda

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ci.release.index import main, write_index
-from ci.trials.serving import serve
+from ci.trials.clients import serve
 from ci.wheels.artefacts import ArtefactError, find_artefacts
 from flash_dist.builds.published import MACHINES, load_picks, published_sets
 from flash_dist.cli import main as flash_dist

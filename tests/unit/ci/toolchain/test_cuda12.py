@@ -18,7 +18,7 @@ from ci.toolchain.cuda12 import (
     fetch_package,
 )
 from ci.toolchain.nvcc import ToolchainError
-from ci.trials.serving import serve
+from ci.trials.clients import serve
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

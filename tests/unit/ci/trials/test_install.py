@@ -15,9 +15,8 @@ from ci.trials.cells import Cell, InstallError, NotRunError, attempt
 from ci.trials.client import Trial, _require_same
 from ci.trials.clients import call, find_strangers, runs_here
 from ci.trials.install import PHASES, conclude, main
-from ci.trials.interpreters import find_python
 from ci.trials.next_version import DROPPED, make_next, next_version
-from ci.trials.torch_matrix import PAIRS, Pair, _require, try_torches
+from ci.trials.torch_matrix import PAIRS, Pair, _require, find_python, try_torches
 from ci.wheels.artefacts import find_artefacts, read_artefact
 from tests.unit.made.wheels import write_dist
 from tests.unit.made.whole_wheel import INFO, make_files, write_whole_wheel

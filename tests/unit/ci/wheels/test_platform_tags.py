@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ci.wheels.floor import RELEASES, describe_floor, oldest_served, read_floor
+from ci.wheels.platform_tags import RELEASES, describe_floor, oldest_served, read_floor
 
 WHEEL = "flash_dist-0.1.0+cu130.all-cp310-abi3-{}.whl"
 

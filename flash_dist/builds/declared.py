@@ -1,0 +1,39 @@
+"""The build that a manifest declares, as the rules of `targets/` judge it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..targets.archs import Origin
+from ..targets.devices import parse_version
+from ..targets.verdict import Build, Variant
+
+if TYPE_CHECKING:
+    from .manifest import Manifest
+
+# The flags of our builds that compress images.
+CODECS = {"--compress-mode=size": "zstd", "-Xfatbin=-compress-all": "lz4"}
+
+
+def declare_build(manifest: Manifest) -> Build:
+    """Return the build that a manifest declares."""
+    codec = next((CODECS[flag] for flag in manifest.flags if flag in CODECS), "none")
+    origin = Origin(manifest.toolkit.cuda, parse_version(manifest.toolkit.ptx_isa), codec)
+    variants = tuple(
+        Variant(
+            kernel.symbol,
+            kernel.family,
+            kernel.dtype,
+            kernel.head_dim,
+            kernel.plan,
+            kernel.target,
+            origin,
+            kernel.proof,
+            kernel.head_dim_v,
+        )
+        for kernel in manifest.kernels
+    )
+    name = f"flash_dist {manifest.package_version}"
+    machine = manifest.arch_set.machine
+    archsets = tuple(one for one in manifest.archsets if one.machine == machine)
+    return Build(name, variants, archsets, manifest.toolkit.cuda)
