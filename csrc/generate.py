@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from flash_dist.errors import FlashDistError
 from flash_dist.targets.archs import Arch, ArchSet
+from flash_dist.targets.compatibility import judge
 from flash_dist.targets.devices import INTEGRATED, KNOWN_DEVICES
 
 if sys.version_info >= (3, 11):
@@ -174,7 +175,7 @@ class Table:
         """
         newer = target.ptx and target.number >= _A100
         most = max(target.smem_optin, Arch(8, 0).smem_optin) if newer else target.smem_optin
-        rooms = [d.smem_optin for d in KNOWN_DEVICES if target.can_run_on(d)]
+        rooms = [d.smem_optin for d in KNOWN_DEVICES if judge(target, d)]
         everywhere = min(rooms, default=target.smem_optin)
         return [
             Variant(family, dtype, row, target)

@@ -17,7 +17,8 @@ from flash_dist.builds.published import load_archsets, load_picks
 from flash_dist.errors import ArchError
 from flash_dist.machine.libcuda import Cuda, Gpu, read_cuda
 from flash_dist.targets.advice import describe_device
-from flash_dist.targets.archs import TOOLKIT_ARCHS, ArchSet, choose_arch, unsupported
+from flash_dist.targets.archs import TOOLKIT_ARCHS, ArchSet, unsupported
+from flash_dist.targets.compatibility import choose_arch
 from flash_dist.targets.devices import driver_supports_toolkit, toolkit_driver
 
 if TYPE_CHECKING:

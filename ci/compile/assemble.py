@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from ci.compile.ptxas import KernelResources, SpillException, parse_ptxas, refusals
 from flash_dist.errors import FlashDistError
 from flash_dist.gpucode.fatbin import open_fatbin
+from flash_dist.targets.compatibility import judge
 from flash_dist.targets.devices import KIB
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def targets_of(ptx: Arch, published: Iterable[ArchSet], built: Iterable[Arch] = 
 
 
 def _runs_any(device: Device, sass: Iterable[Arch]) -> bool:
-    return any(arch.can_run_on(device) for arch in sass)
+    return any(judge(arch, device) for arch in sass)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from ci.compile.decisions import (
 from ci.compile.planner_cases import Call, band_calls, mask_cases, masked_calls
 from ci.project import ROOT
 from flash_dist.errors import FlashDistError
-from flash_dist.targets.advice import list_few
+from flash_dist.targets.wording import list_few
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

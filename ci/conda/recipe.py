@@ -21,8 +21,7 @@ from packaging.metadata import Metadata
 from ci.wheels.artefacts import ArtefactError
 from flash_dist.builds.declared import declare_build
 from flash_dist.indexes.index import PROJECT
-from flash_dist.targets.archs import Origin
-from flash_dist.targets.compatibility import driver_refusal
+from flash_dist.targets.compatibility import Origin, driver_refusal, judge
 from flash_dist.targets.devices import (
     DRIVER_CUDA,
     KNOWN_DEVICES,
@@ -148,7 +147,7 @@ def rank_set(label: str, toolkit: str, archsets: Iterable[ArchSet], pick: ArchSe
 
 def is_served(archs: Iterable[Arch], device: Device) -> bool:
     """Whether code for one of these targets is promised to run on a GPU."""
-    return device >= FLOOR and any(arch.can_run_on(device) for arch in archs)
+    return device >= FLOOR and any(judge(arch, device) for arch in archs)
 
 
 def constrain_gpus(archs: Iterable[Arch]) -> str:

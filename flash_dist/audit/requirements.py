@@ -102,7 +102,7 @@ def _driver_shortfalls(driver: Driver, entries: Iterable[FatbinEntry]) -> Iterat
     for entry in entries:
         if entry.arch is not None:
             home = Device(entry.arch.major, entry.arch.minor)
-            verdict = judge(entry.arch, home, driver, entry.origin, "allowed")
+            verdict = judge(entry.arch, home, driver, entry.origin)
             if verdict.how == "no":
                 reasons[verdict.reason] = reasons.get(verdict.reason, 0) + 1
     for reason, count in reasons.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..targets.archs import Origin
+from ..targets.compatibility import Origin
 from ..targets.devices import parse_version
 from ..targets.verdict import Build, Variant
 

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from ..errors import ArchError
 from ..targets.archs import DEFAULT_MACHINE, Arch, ArchSet, require_supported
+from ..targets.compatibility import judge
 from .package import DATA
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def load_picks(path: Path | None = None, machine: str = DEFAULT_MACHINE) -> dict
 def _require_all_gpus(client: str, pick: ArchSet, archsets: dict[str, ArchSet]) -> None:
     devices = {arch.device for one in archsets.values() for arch in one.archs if not arch.ptx}
     for device in sorted(devices):
-        if not any(arch.can_run_on(device) for arch in pick.archs):
+        if not any(judge(arch, device) for arch in pick.archs):
             message = f"`{client}` gets `{pick.name}`, which has no code for {device}"
             raise ArchError(message, hint="another set has it: nobody may be left out unasked")
 

@@ -123,4 +123,4 @@ def _judge_container(images: Sequence[FatbinEntry], situation: Situation) -> Con
 def _judge_image(entry: FatbinEntry, situation: Situation) -> RunVerdict:
     if entry.arch is None:
         return RunVerdict("no", "its target is not known")
-    return judge(entry.arch, situation.device, situation.driver, entry.origin, situation.jit)
+    return judge(entry.arch, situation.device, situation.driver, entry.origin, jit=situation.jit)

@@ -81,6 +81,4 @@ def find_refusal(environment: Environment, code: TorchCode, gpu: Gpu) -> str:
 def claims(code: TorchCode, gpu: Gpu) -> bool:
     """Whether `_check_capability` is content: code of the same major, no newer, suffix dropped."""
     plain = {Arch(arch.major, arch.minor) for arch in code.arch_list}
-    return not plain or any(
-        judge(arch, gpu.device, None, Origin(None), "allowed") for arch in plain
-    )
+    return not plain or any(judge(arch, gpu.device, None, Origin(None)) for arch in plain)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from ..targets.archs import Arch, Origin
+from ..targets.compatibility import Origin
 from ..targets.devices import format_version
 
 if TYPE_CHECKING:
     from ..binaries.codecs import Codec
+    from ..targets.archs import Arch
     from ..targets.devices import Version
 
 CODE_CUDA_13: Final = (1, 8)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..targets.archs import DEFAULT_MACHINE, Origin
+from ..targets.archs import DEFAULT_MACHINE
+from ..targets.compatibility import Origin
 from ..targets.devices import parse_version, toolkit_compression
 from ..targets.verdict import (
     DTYPE_FLOOR,

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from ..builds.manifest import Manifest
     from ..gpucode.fatbin import Fatbin
-    from ..targets.archs import Arch, Origin
+    from ..targets.archs import Arch
+    from ..targets.compatibility import Origin
     from ..targets.devices import Device
 
 

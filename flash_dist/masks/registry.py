@@ -16,7 +16,7 @@ import itertools
 import threading
 import weakref
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import torch
 
@@ -26,13 +26,22 @@ from .upload import upload
 if TYPE_CHECKING:
     from .inputs import Shape
     from .plan import MaskPlan
-    from .spec import BlockMask
 
 Tensor = torch.Tensor
 
 KEPT: Final = 32  # masks used last by compiled graphs, which live until their backward
 SHAPES_KEPT: Final = 32  # per mask and device
 FIRST_HANDLE: Final = 2  # torch.compile makes a constant of any 0 or 1
+
+
+class Mask(Protocol):
+    """What the registry needs of a `BlockMask`, which enrolls itself here."""
+
+    def plan(self, batch: int, num_heads_q: int, seqlen_q: int, seqlen_k: int) -> MaskPlan:
+        """Return what kernels read for calls of this shape."""
+
+    def visible(self, batch: int, num_heads_q: int, seqlen_q: int, seqlen_k: int) -> Tensor:
+        """Return booleans by the definition of the mask, on the CPU."""
 
 
 class Resident(NamedTuple):
@@ -49,7 +58,7 @@ class _Shelf:
         self.lock = threading.Lock()
         self.residents: OrderedDict[Shape, Resident] = OrderedDict()
 
-    def take(self, mask: BlockMask, device: torch.device, shape: Shape) -> Resident:
+    def take(self, mask: Mask, device: torch.device, shape: Shape) -> Resident:
         with self.lock:
             resident = self.residents.get(shape)
             if resident is None:
@@ -60,7 +69,7 @@ class _Shelf:
                 self.residents.move_to_end(shape)
         return resident
 
-    def _make(self, mask: BlockMask, device: torch.device, shape: Shape) -> Resident:
+    def _make(self, mask: Mask, device: torch.device, shape: Shape) -> Resident:
         plan = mask.plan(*shape)
         for known in self.residents.values():
             if known.plan is plan:  # shapes that differ in an axis the mask does not have
@@ -71,19 +80,19 @@ class _Shelf:
 class _Entry:
     """A mask that may be dropped, and what the devices have of it."""
 
-    def __init__(self, mask: BlockMask) -> None:
+    def __init__(self, mask: Mask) -> None:
         self.mask = weakref.ref(mask)
         self.shelves: dict[torch.device, _Shelf] = {}
 
 
 _entries: dict[int, _Entry] = {}
 _handles = itertools.count(FIRST_HANDLE)
-_kept: OrderedDict[int, BlockMask] = OrderedDict()
+_kept: OrderedDict[int, Mask] = OrderedDict()
 _kept_lock = threading.Lock()
 _captured: dict[int, Resident] = {}  # by id of the buffer
 
 
-def enroll(mask: BlockMask) -> int:
+def enroll(mask: Mask) -> int:
     """Return the handle of a new mask."""
     handle = next(_handles)
     _entries[handle] = _Entry(mask)
@@ -91,7 +100,7 @@ def enroll(mask: BlockMask) -> int:
     return handle
 
 
-def find(handle: int) -> BlockMask:
+def find(handle: int) -> Mask:
     """Return a mask by its handle.
 
     Raises:
@@ -123,7 +132,7 @@ def resident(handle: int, device: torch.device, shape: Shape) -> Resident:
     return found
 
 
-def _find(handle: int) -> tuple[_Entry, BlockMask]:
+def _find(handle: int) -> tuple[_Entry, Mask]:
     entry = _entries.get(handle)
     mask = entry.mask() if entry is not None else None
     if entry is None or mask is None:

@@ -100,7 +100,7 @@ def _set_rank(archset: ArchSet, devices: tuple[Device, ...]) -> int | None:
     worst = 0
     for device in devices:
         best = min(
-            (judge(arch, device, None, DEFAULT_ORIGIN, "allowed") for arch in archset.archs),
+            (judge(arch, device, None, DEFAULT_ORIGIN) for arch in archset.archs),
             key=lambda verdict: verdict.rank,
             default=None,
         )

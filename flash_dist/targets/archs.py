@@ -1,4 +1,4 @@
-"""Compile targets and sets of them: parse, print, order, gencode flags, what runs where.
+"""Compile targets and sets of them: parse, print, order, gencode flags.
 
 A GPU *has* compute capability 9.0; code is *for* `sm_90a` (SASS, machine code) or `compute_90`
 (PTX, compiled by the driver). Suffix `a` binds code to one chip, `f` to one family.
@@ -12,25 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ..errors import ArchError
-from .compatibility import DEFAULT_ORIGIN, JitPolicy, Origin, RunVerdict, jit_policy, judge
-from .devices import Device, Driver, parse_version
-
-__all__ = [
-    "DEFAULT_TOOLKIT",
-    "KNOWN_ARCHS",
-    "TOOLKIT_ARCHS",
-    "Arch",
-    "ArchSet",
-    "Device",
-    "Driver",
-    "JitPolicy",
-    "Origin",
-    "RunVerdict",
-    "choose_arch",
-    "jit_policy",
-    "require_supported",
-    "unsupported",
-]
+from .devices import Device, parse_version
 
 DEFAULT_TOOLKIT: Final = "13.0"
 DEFAULT_MACHINE: Final = "x86_64"
@@ -95,46 +77,6 @@ class Arch:
     def smem_optin(self) -> int:
         """Bytes of shared memory that a block may ask for on the GPU this code is named after."""
         return self.device.smem_optin
-
-    def can_run_on(
-        self,
-        device: Device,
-        driver: Driver | None = None,
-        origin: Origin = DEFAULT_ORIGIN,
-        *,
-        jit: JitPolicy = "allowed",
-    ) -> RunVerdict:
-        """Judge whether a driver would run this code on this device.
-
-        Args:
-            device: The GPU.
-            driver: Its driver. None leaves the driver out of the question.
-            origin: Toolkit, PTX ISA and compression of the image; what we build by default.
-            jit: What CUDA_FORCE_PTX_JIT and CUDA_DISABLE_PTX_JIT say; see `jit_policy`.
-        """
-        return judge(self, device, driver, origin, jit)
-
-
-def choose_arch(
-    archs: tuple[Arch, ...],
-    device: Device,
-    driver: Driver | None = None,
-    origin: Origin = DEFAULT_ORIGIN,
-    *,
-    jit: JitPolicy = "allowed",
-) -> tuple[Arch, RunVerdict] | None:
-    """Return the target the device is best served by, None if none runs or might run there.
-
-    Among equals the one closest to the device wins: higher number, then `a`, `f`, no suffix.
-    """
-    judged = [(arch, arch.can_run_on(device, driver, origin, jit=jit)) for arch in archs]
-    able = [(arch, verdict) for arch, verdict in judged if verdict.how != "no"]
-    closeness = {"a": 0, "f": 1, "": 2}
-    return min(
-        able,
-        key=lambda pair: (pair[1].rank, -pair[0].number, closeness[pair[0].suffix]),
-        default=None,
-    )
 
 
 def _archs(dotted: str) -> tuple[Arch, ...]:

@@ -95,9 +95,24 @@ def jit_policy(environ: Mapping[str, str]) -> JitPolicy:
 
 
 def judge(
-    arch: Arch, device: Device, driver: Driver | None, origin: Origin, jit: JitPolicy
+    arch: Arch,
+    device: Device,
+    driver: Driver | None = None,
+    origin: Origin = DEFAULT_ORIGIN,
+    *,
+    jit: JitPolicy = "allowed",
 ) -> RunVerdict:
-    """Apply the rules in the order in which a user could act on them: GPU, variables, driver."""
+    """Judge whether a driver would run code for a target on a device.
+
+    The rules apply in the order in which a user could act on them: GPU, variables, driver.
+
+    Args:
+        arch: The target.
+        device: The GPU.
+        driver: Its driver. None leaves the driver out of the question.
+        origin: Toolkit, PTX ISA and compression of the image; what we build by default.
+        jit: What CUDA_FORCE_PTX_JIT and CUDA_DISABLE_PTX_JIT say; see `jit_policy`.
+    """
     verdict = _judge_ptx(arch, device) if arch.ptx else _judge_sass(arch, device)
     if verdict.how == "no":
         return verdict
@@ -105,6 +120,28 @@ def judge(
     if objection is None:  # NOTE: not `or`, a refusal is false
         objection = _judge_driver(arch, driver, origin)
     return verdict if objection is None else objection
+
+
+def choose_arch(
+    archs: tuple[Arch, ...],
+    device: Device,
+    driver: Driver | None = None,
+    origin: Origin = DEFAULT_ORIGIN,
+    *,
+    jit: JitPolicy = "allowed",
+) -> tuple[Arch, RunVerdict] | None:
+    """Return the target the device is best served by, None if none runs or might run there.
+
+    Among equals the one closest to the device wins: higher number, then `a`, `f`, no suffix.
+    """
+    judged = [(arch, judge(arch, device, driver, origin, jit=jit)) for arch in archs]
+    able = [(arch, verdict) for arch, verdict in judged if verdict.how != "no"]
+    closeness = {"a": 0, "f": 1, "": 2}
+    return min(
+        able,
+        key=lambda pair: (pair[1].rank, -pair[0].number, closeness[pair[0].suffix]),
+        default=None,
+    )
 
 
 def _judge_sass(arch: Arch, device: Device) -> RunVerdict:

@@ -214,7 +214,9 @@ class DeviceVerdict:
 
 def judge_variant(variant: Variant, situation: Situation) -> RunVerdict:
     """Say how this variant would run there, shared memory included; plan 0 fits everywhere."""
-    verdict = judge(variant.arch, situation.device, situation.driver, variant.origin, situation.jit)
+    verdict = judge(
+        variant.arch, situation.device, situation.driver, variant.origin, jit=situation.jit
+    )
     if verdict.how != "no" and variant.plan and variant.smem_bytes > situation.smem_bytes:
         return RunVerdict(
             "no",
@@ -248,7 +250,7 @@ def judge_kernel(
 def _closest_refusal(judged: list[tuple[Variant, RunVerdict]], device: Device) -> str:
     """Why not the variant that the GPU itself could run; empty if there is none."""
     for variant, verdict in judged:
-        if judge(variant.arch, device, None, variant.origin, "allowed"):
+        if judge(variant.arch, device, None, variant.origin):
             return verdict.reason
     return ""
 

@@ -37,7 +37,8 @@ from flash_dist.machine.installed import (
 )
 from flash_dist.machine.libcuda import parse_release, read_cuda
 from flash_dist.machine.torch_install import Torch, parse_torch_cuda, read_torch
-from flash_dist.targets.archs import Arch, ArchSet, Origin
+from flash_dist.targets.archs import Arch, ArchSet
+from flash_dist.targets.compatibility import Origin
 from flash_dist.targets.devices import Device, Driver
 from tests.unit.made.builds import ALL, ARCHSETS, HOPPER, make_build, make_environment
 

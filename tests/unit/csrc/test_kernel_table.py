@@ -10,6 +10,7 @@ import pytest
 
 from flash_dist.builds.published import load_archsets
 from flash_dist.targets.archs import DEFAULT_TOOLKIT, TOOLKIT_ARCHS, ArchSet
+from flash_dist.targets.compatibility import judge
 from flash_dist.targets.devices import KNOWN_DEVICES
 from tests.unit.made.generator import CSRC, generate
 
@@ -64,7 +65,7 @@ def plans_for(target: Arch, family: str, dtype: str, size: Size) -> dict[Size, l
 
 @pytest.mark.parametrize("target", COMPILABLE, ids=str)
 def test_every_kernel_has_a_row_that_fits_every_device_that_runs_the_target(target: Arch) -> None:
-    devices = [device for device in KNOWN_DEVICES if target.can_run_on(device)]
+    devices = [device for device in KNOWN_DEVICES if judge(target, device)]
     assert devices
     room = min(device.smem_optin for device in devices)
     for dtype, first in TABLE.dtypes.items():
@@ -126,7 +127,7 @@ def test_code_that_runs_on_an_a100_and_on_smaller_parts_has_the_plans_of_both(ta
 def test_no_target_carries_a_plan_that_none_of_its_devices_would_take(target: Arch) -> None:
     if str(target) == "sm_90a":
         return  # carries the plans of smaller GPUs to test them
-    rooms = {device.smem_optin for device in KNOWN_DEVICES if target.can_run_on(device)}
+    rooms = {device.smem_optin for device in KNOWN_DEVICES if judge(target, device)}
     for variant in variants_of(target):
         same = [
             TABLE.smem_plans[v.row.plan]

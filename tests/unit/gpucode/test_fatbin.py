@@ -19,7 +19,9 @@ from flash_dist.errors import FatbinError
 from flash_dist.gpucode import fatbin
 from flash_dist.gpucode.cubin import read_cubin_kernels, read_ptx_kernels
 from flash_dist.gpucode.fatbin import FatbinReport, open_fatbin, read_fatbin, read_kernels
-from flash_dist.targets.archs import KNOWN_ARCHS, Arch, Device, Driver
+from flash_dist.targets.archs import KNOWN_ARCHS, Arch
+from flash_dist.targets.compatibility import judge
+from flash_dist.targets.devices import Device, Driver
 from tests.unit.made.fatbin_builder import (
     CUDA,
     FLAG_64BIT,
@@ -135,7 +137,7 @@ def test_an_entry_is_judged_by_its_own_isa_and_codec(tmp_path: Path) -> None:
     found = read(tmp_path, library(container(one))).entries[0]
     assert found.arch is not None
     verdicts = {
-        driver: found.arch.can_run_on(Device(9, 0), Driver.parse(driver), found.origin).how
+        driver: judge(found.arch, Device(9, 0), Driver.parse(driver), found.origin).how
         for driver in ("535", "550", "580")
     }
     assert verdicts == {"535": "no", "550": "jit", "580": "jit"}

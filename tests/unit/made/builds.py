@@ -11,7 +11,8 @@ from flash_dist.machine.install_files import InstallFiles
 from flash_dist.machine.installed import Installed
 from flash_dist.machine.libcuda import Cuda, Gpu
 from flash_dist.machine.torch_install import Torch
-from flash_dist.targets.archs import Arch, ArchSet, Origin
+from flash_dist.targets.archs import Arch, ArchSet
+from flash_dist.targets.compatibility import Origin
 from flash_dist.targets.devices import Device, Driver
 from flash_dist.targets.verdict import DTYPE_FLOOR, Build, Variant
 

@@ -11,16 +11,13 @@ from flash_dist.targets.archs import (
     TOOLKIT_ARCHS,
     Arch,
     ArchSet,
-    Device,
-    Driver,
-    Origin,
-    choose_arch,
-    jit_policy,
     require_supported,
     unsupported,
 )
-from flash_dist.targets.compatibility import RunVerdict
+from flash_dist.targets.compatibility import Origin, RunVerdict, choose_arch, jit_policy, judge
 from flash_dist.targets.devices import (
+    Device,
+    Driver,
     driver_supports_ptx_isa,
     driver_supports_toolkit,
     driver_supports_zstd,
@@ -182,7 +179,7 @@ RUNS_ROWS = [
 
 @pytest.mark.parametrize(("arch", "device", "how"), RUNS_ROWS, ids="-".join)
 def test_what_runs_where_follows_the_table(arch: str, device: str, how: str) -> None:
-    verdict = Arch.parse(arch).can_run_on(Device.parse(device))
+    verdict = judge(Arch.parse(arch), Device.parse(device))
     assert verdict.how == how
     assert bool(verdict) == (how not in {"no", "unverified"})
     assert arch in verdict.reason
@@ -231,13 +228,13 @@ UNKNOWN = Origin(toolkit=None)
     ],
 )
 def test_the_driver_has_a_say(arch: str, driver: str, origin: Origin, how: str, words: str) -> None:
-    verdict = Arch.parse(arch).can_run_on(Device(8, 0), Driver.parse(driver), origin)
+    verdict = judge(Arch.parse(arch), Device(8, 0), Driver.parse(driver), origin)
     assert verdict.how == how
     assert words in verdict.reason
 
 
 def test_the_gpu_is_judged_before_the_driver() -> None:
-    verdict = Arch.parse("sm_90a").can_run_on(Device(8, 6), Driver.parse("535"))
+    verdict = judge(Arch.parse("sm_90a"), Device(8, 6), Driver.parse("535"))
     assert "driver" not in verdict.reason
 
 
@@ -255,8 +252,8 @@ def test_variables_of_cuda_change_the_verdict(
 ) -> None:
     jit = jit_policy(environ)
     assert jit == policy
-    assert Arch.parse("sm_80").can_run_on(Device(8, 0), jit=jit).how == sass
-    assert Arch.parse("compute_80").can_run_on(Device(8, 0), jit=jit).how == ptx
+    assert judge(Arch.parse("sm_80"), Device(8, 0), jit=jit).how == sass
+    assert judge(Arch.parse("compute_80"), Device(8, 0), jit=jit).how == ptx
 
 
 def test_verdicts_rank_from_native_to_no() -> None:
