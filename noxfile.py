@@ -356,7 +356,7 @@ def zipapp(session: nox.Session) -> None:
 
 @nox.session
 def lock_headers(session: nox.Session) -> None:
-    """Pin the torch headers that csrc/api.cpp includes: `-- 2.13.0`."""
+    """Pin the torch headers that csrc/binding/api.cpp includes: `-- 2.13.0`."""
     install(session, "build")
     session.run(
         "python", "-m", "ci.toolchain.torch_headers", "--lock", *(session.posargs or ["2.13.0"])

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import runpy
 import sys
 from collections import defaultdict
 from dataclasses import dataclass, replace
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 CSRC = Path(__file__).resolve().parent
+LAYOUT = CSRC.parent / "flash_dist" / "masks" / "layout.py"
 CPP_DTYPES = {"fp16": "Fp16", "bf16": "Bf16", "fp32": "Fp32"}
 HALF_DTYPES = ("fp16", "bf16")
 _A100 = 80
@@ -328,6 +330,56 @@ def render_roles(table: Table) -> str:
     return "\n".join([*lines, "", "}  // namespace flash_dist", ""])
 
 
+def load_layout(path: Path = LAYOUT) -> dict[str, Any]:
+    """Run the description of what carries a mask to the kernels, which needs no torch."""
+    return runpy.run_path(str(path))
+
+
+def render_mask_layout(layout: dict[str, Any]) -> str:
+    """The numbers of a mask by name, and that the headers of the kernels have the same ones."""
+
+    def enum(name: str, values: Sequence[str]) -> str:
+        listed = "".join(f"  {value.upper()},\n" for value in values)
+        return f"enum {name} : int {{\n{listed}}};\n"
+
+    same = {
+        f"static_cast<int>(MaskKind::{kind})": layout[kind] for kind in ("BAND", "ROWS", "TILES")
+    }
+    same |= {f"TILE_{code}": layout[code] for code in ("FULL", "EMPTY")}
+    same |= {"TILE_ROWS": layout["BY_ROWS"], "MASK_TILE": layout["TILE"]}
+    checks = "".join(f"static_assert({name} == {value});\n" for name, value in same.items())
+    arrays = layout["ARRAYS"]
+    names = "".join(f'    "{name}",\n' for name in arrays)
+    widths = ", ".join(map(str, arrays.values()))
+    return f"""#pragma once
+
+#include "params.h"
+
+namespace flash_dist {{
+
+{checks}
+constexpr int MASK_ABSENT = {layout["ABSENT"]};  // offset of an array that is not there
+constexpr int MASK_ALIGNMENT = {layout["ALIGNMENT"]};  // of offsets, in int32
+
+// Positions in the list of a band.
+{enum("BandInt", [f"BAND_{name}" for name in layout["BAND_INTS"]])}
+constexpr int BAND_INTS = {len(layout["BAND_INTS"])};
+
+// Positions in the list of any other mask: sizes, then the offset of each array.
+{enum("MaskInt", [f"MASK_{name}" for name in layout["SIZES"]])}
+constexpr int MASK_SIZES = {len(layout["SIZES"])};
+{enum("MaskArray", [f"ARRAY_{name}" for name in arrays])}
+constexpr int MASK_ARRAYS = {len(arrays)};
+constexpr const char* MASK_ARRAY_NAMES[] = {{
+{names}}};
+constexpr int MASK_ARRAY_WIDTHS[] = {{{widths}}};  // int32 to an element
+// Of a list of tiles: its first array, for lines of 1 or 2 tiles.
+constexpr int LIST_ARRAYS = 3;
+
+}}  // namespace flash_dist
+"""
+
+
 def render_variants_inc(variants: Iterable[Variant]) -> str:
     """The dispatcher's table."""
     return "".join(f"FLASH_DIST_VARIANT({', '.join(_macro_arguments(v))})\n" for v in variants)
@@ -384,6 +436,7 @@ def generate(table: Table, linked: Sequence[Arch], others: Sequence[Arch], out: 
     compiled = [variant for arch in linked for variant in variants[arch]]
     write_if_changed(out / "plans.h", render_plans(table))
     write_if_changed(out / "roles.h", render_roles(table))
+    write_if_changed(out / "mask_layout.h", render_mask_layout(load_layout()))
     write_if_changed(out / "variants.inc", render_variants_inc(compiled))
     write_if_changed(
         out / "variants.json", json.dumps([v.to_json() for v in compiled], indent=1) + "\n"

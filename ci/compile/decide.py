@@ -2,8 +2,8 @@
 
 python -m ci.compile.decide [--check]
 
-The planner (csrc/plan.cpp) is compiled by g++ and asked through csrc/debug/plans.cpp; the masks are
-planned by torch on the CPU. Neither needs a GPU or a CUDA toolkit.
+The planner (csrc/host/plan.cpp) is compiled by g++ and asked through csrc/debug/plans.cpp; the
+masks are planned by torch on the CPU. Neither needs a GPU or a CUDA toolkit.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def compile_planner(folder: Path, csrc: Path = CSRC, *, warn: bool = True) -> Pa
     (folder / "roles.h").write_text(load_generator().render_roles(load_table()), encoding="utf-8")
     program = folder / "plans"
     compiler = os.environ.get("CXX", "g++")
-    sources = [str(csrc / "debug" / "plans.cpp"), str(csrc / "plan.cpp")]
+    sources = [str(csrc / "debug" / "plans.cpp"), str(csrc / "host" / "plan.cpp")]
     command = [compiler, "-std=c++17"]
     command += ["-Wall", "-Wextra", "-Werror"] if warn else ["-w"]
     command += ["-I", str(csrc), "-I", str(folder), *sources, "-o", str(program)]

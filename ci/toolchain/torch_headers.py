@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 LOCK = ROOT / "ci" / "toolchain" / "torch_headers.toml"
-API = ROOT / "csrc" / "api.cpp"
+API = ROOT / "csrc" / "binding" / "api.cpp"
 PREFIX = "torch/include/"
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
@@ -63,7 +63,7 @@ class Lock:
 
     def __str__(self) -> str:
         lines = [
-            "# Written by `nox -s lock_headers`: the headers that csrc/api.cpp reaches.",
+            "# Written by `nox -s lock_headers`: the headers that csrc/binding/api.cpp reaches.",
             f'version = "{self.version}"',
             "",
             "[sha256]",
@@ -127,7 +127,9 @@ def _checked_lock() -> Lock:
     lock = Lock.load()
     missing = own_includes(API.read_text(encoding="utf-8")) - lock.sha256.keys()
     if missing:
-        message = f"csrc/api.cpp includes {', '.join(sorted(missing))}, not pinned in {LOCK.name}"
+        message = (
+            f"csrc/binding/api.cpp includes {', '.join(sorted(missing))}, not pinned in {LOCK.name}"
+        )
         raise TorchHeadersError(message, hint="`nox -s lock_headers` pins it")
     return lock
 
@@ -228,7 +230,7 @@ def own_includes(text: str) -> set[str]:
 
 
 def write_lock(version: str) -> Lock:
-    """Pin the headers that csrc/api.cpp reaches."""
+    """Pin the headers that csrc/binding/api.cpp reaches."""
     from remotezip import RemoteZip  # noqa: PLC0415  (only this path needs it)
 
     wheel = find_local_wheel(version)

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "../capi.h"
+#include "../host/capi.h"
 #include "tensors.h"
 
 namespace flash_dist::debug {

@@ -1,6 +1,6 @@
 // Prints how backward calls are cut into launches, one JSON object for each line of numbers:
 //
-//   g++ -std=c++17 -I csrc -I GENERATED csrc/debug/plans.cpp csrc/plan.cpp -o plans
+//   g++ -std=c++17 -I csrc -I GENERATED csrc/debug/plans.cpp csrc/host/plan.cpp -o plans
 //
 // with GENERATED/roles.h of generate.py. It needs no CUDA, so that what decides bits on the host
 // can be looked at, and compared, anywhere.
@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "plan.h"
+#include "host/plan.h"
 
 using namespace flash_dist;
 

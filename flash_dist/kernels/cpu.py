@@ -1,6 +1,6 @@
 """The operators on the CPU, by the formulas of reference.py.
 
-The signatures are the operators' own, see csrc/api.cpp and operators.py.
+The signatures are the operators' own, see csrc/binding/api.cpp and operators.py.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ..masks import registry
-from ..masks.band import BAND_KIND, Band
+from ..masks.band import Band
 from ..masks.inputs import Shape, complain
+from ..masks.layout import BAND
 from .reference import reference_backward, reference_forward
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def _check_ends(name: str, cu_seqlens: Tensor | None, total: int, max_seqlen: in
 
 def _parse_band(mask: list[int]) -> Band:
     kind, *numbers = mask
-    if kind != BAND_KIND:
+    if kind != BAND:
         raise complain(
             ValueError,
             f"mask must be a band on the CPU, got one of kind {kind}",

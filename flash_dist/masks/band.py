@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Final, Literal, NamedTuple, get_args
 
 from .inputs import complain
+from .layout import BAND, BAND_INTS
 
 Alignment = Literal["bottom_right", "top_left"]
 
 UNBOUNDED: Final = -1
 MAX_WINDOW: Final = 2**30 - 1
-BAND_KIND: Final = 0  # see plan.py for the other kinds
 
 
 class Band(NamedTuple):
@@ -34,7 +34,8 @@ class Band(NamedTuple):
     @property
     def ints(self) -> list[int]:
         """The operators' list of integers for this mask."""
-        return [BAND_KIND, self.left, self.right, int(self.bottom_right)]
+        values = {"kind": BAND, **self._asdict()}
+        return [int(values[name]) for name in BAND_INTS]
 
     @property
     def is_full(self) -> bool:

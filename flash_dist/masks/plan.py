@@ -1,7 +1,8 @@
 """What kernels read of a mask: int32 arrays in one buffer, and where each of them begins.
 
 Pairs of TILE queries and TILE keys are tiles. The arrays of the leading axes [batches, heads] have
-1 there where a mask does not differ. See csrc/params.h, whose MaskParams they fill.
+1 there where a mask does not differ. They fill MaskParams of csrc/params.h; layout.py says how they
+get there.
 """
 
 from __future__ import annotations
@@ -12,20 +13,10 @@ from typing import Final, NamedTuple
 import torch
 
 from .inputs import complain
+from .layout import ABSENT, ALIGNMENT, ARRAYS, LINES, TILE
 
 Tensor = torch.Tensor
 
-TILE: Final = 64
-
-ROWS: Final = 1  # kinds; 0 is a band, which has no arrays
-TILES: Final = 2
-
-FULL: Final = -1  # codes of a tile; from 0: index into bits
-EMPTY: Final = -2
-BY_ROWS: Final = -3
-
-ABSENT: Final = -1  # offset of an array that there is none of, slot of a tile that is empty
-ALIGNMENT: Final = 4  # of offsets, in int32
 MAX_INDEX: Final = 2**31 - 1
 
 
@@ -41,7 +32,7 @@ class TileList(NamedTuple):
 
 
 class Arrays(NamedTuple):
-    """The arrays of a mask, in the order of the layout. All int32; None: absent."""
+    """The arrays of a mask. All int32; None: absent."""
 
     key_bounds: Tensor | None  # [batches, 2] first and end key that exist
     rows: Tensor | None  # [batches, heads, query_tiles * TILE, 2] first and end key of a query
@@ -53,15 +44,17 @@ class Arrays(NamedTuple):
     by_key: tuple[TileList, TileList] | None = None  # lines of 64 and of 128 keys
     bits: Tensor | None = None  # [index, TILE, 2] keys that a query sees, low word first
 
-    def flat(self) -> list[Tensor | None]:
-        """Return all of them in the order of the layout."""
-        none = (None,) * 6
-        return [
-            *self[:5],
-            *(none if self.by_query is None else (*self.by_query[0], *self.by_query[1])),
-            *(none if self.by_key is None else (*self.by_key[0], *self.by_key[1])),
-            self.bits,
-        ]
+    def named(self) -> dict[str, Tensor | None]:
+        """Return all of them by their names in the layout."""
+        found = dict.fromkeys(ARRAYS)
+        for name, value in self._asdict().items():
+            if isinstance(value, tuple):
+                for lines, one in zip(LINES, value, strict=True):
+                    for field, array in one._asdict().items():
+                        found[f"{name}_{lines * TILE}_{field}"] = array
+            elif value is not None:
+                found[name] = value
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +68,7 @@ class MaskPlan:
     seqlen_k: int
     arrays: Arrays
     packed: Tensor  # [:] int32, all arrays
-    layout: list[int]  # the operators' list of integers: sizes, and offsets into packed
+    layout: list[int]  # the operators' list of integers, see layout.py
 
     @property
     def key_slots(self) -> Tensor:
@@ -87,7 +80,7 @@ def pack_plan(
     kind: int, planes: tuple[int, int], seqlens: tuple[int, int], arrays: Arrays
 ) -> MaskPlan:
     """Return the plan with its arrays in one buffer, which `MaskPlan.arrays` are views of."""
-    buffer = _Buffer(arrays.flat())
+    buffer = _Buffer(list(arrays.named().values()))
     views = Arrays(
         buffer.move_any(arrays.key_bounds),
         buffer.move_any(arrays.rows),
@@ -98,7 +91,9 @@ def pack_plan(
         buffer.move_lists(arrays.by_key),
         buffer.move_any(arrays.bits),
     )
-    offsets = [ABSENT if view is None else int(view.storage_offset()) for view in views.flat()]
+    offsets = [
+        ABSENT if view is None else int(view.storage_offset()) for view in views.named().values()
+    ]
     layout = [kind, *planes, *seqlens, *offsets]
     return MaskPlan(kind, *planes, *seqlens, views, buffer.packed, layout)
 

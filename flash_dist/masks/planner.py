@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch.nn.functional import pad
 
-from .plan import ROWS, TILE, TILES, Arrays, MaskPlan, pack_plan, require_index
+from .layout import ROWS, TILE, TILES
+from .plan import Arrays, MaskPlan, pack_plan, require_index
 from .ranges import key_ranges, query_ranges, to_tiles
 from .terms import Intervals, PaddingTerm, Term
 from .tiles import (

@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import pad
 
 from .bits import strips
-from .plan import TILE
+from .layout import TILE
 
 Tensor = torch.Tensor
 

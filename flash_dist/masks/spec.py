@@ -8,26 +8,24 @@ from typing import TYPE_CHECKING, Final, Literal, NoReturn
 
 import torch
 
-from .arguments import (
-    PAIRS,
-    TILES,
-    blocked_seqlen,
-    parse_block_size,
-    parse_ids,
-    parse_interval,
-    parse_lengths,
-)
 from .band import Alignment, Band, parse_alignment
 from .bits import pack_strips
 from .dense import DenseTerm, TilesTerm
 from .flex import read_flex
 from .ids import BlockCausalTerm, DocumentTerm
 from .inputs import (
+    PAIRS,
+    TILES,
     Integers,
     Shape,
     Sizes,
+    blocked_seqlen,
     complain,
+    parse_block_size,
     parse_bools,
+    parse_ids,
+    parse_interval,
+    parse_lengths,
     parse_shape,
     parse_size,
     require_least,

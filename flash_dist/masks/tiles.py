@@ -8,7 +8,8 @@ import torch
 from torch.nn.functional import pad
 
 from .bits import find_intervals, interval_words, strips, words_of
-from .plan import ABSENT, BY_ROWS, EMPTY, FULL, TILE, TileList
+from .layout import ABSENT, BY_ROWS, EMPTY, FULL, TILE
+from .plan import TileList
 from .ranges import to_tiles
 
 if TYPE_CHECKING:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
 from flash_dist.masks import BlockMask, MaskPlan
-from flash_dist.masks.plan import BY_ROWS, EMPTY, FULL
+from flash_dist.masks import layout as layout_module
+from flash_dist.masks.layout import ARRAYS, BY_ROWS, EMPTY, FULL
+from flash_dist.masks.plan import Arrays, TileList
 from flash_dist.masks.ranges import key_ranges, query_ranges
 from tests.masks import MASKS, Sizes
+from tests.unit.made.generator import generate
 from tests.unit.made.mask_cases import KINDS, Case, cases, combinations
 from tests.unit.made.mask_reader import Axis, Reader, Visit
 
@@ -175,7 +181,7 @@ def test_rows_are_canonical_and_arrays_lie_in_the_buffer(case: Case) -> None:
         assert (lo >= 0).all()
         assert (rows[:, :, case.shape.seqlen_q :] == 0).all()
     offsets = plan.layout[5:]
-    for array, offset in zip(plan.arrays.flat(), offsets, strict=True):
+    for array, offset in zip(plan.arrays.named().values(), offsets, strict=True):
         assert (array is None) == (offset == -1)
         if array is not None:
             assert array.dtype == torch.int32
@@ -325,3 +331,38 @@ def test_rows_far_apart_have_tiles_of_every_code_but_bits() -> None:
     assert plan.arrays.by_query is not None
     for tiles in plan.arrays.by_query:
         assert set(tiles.entries[:, 1:3].flatten().tolist()) == {FULL, EMPTY, BY_ROWS}
+
+
+# --- The numbers that carry a mask ----------------------------------------------------------------
+
+
+def test_every_array_of_a_plan_has_its_place_in_the_layout() -> None:
+    lists = TileList(*(torch.zeros(1) for _ in TileList._fields))
+    pair = (lists, lists)
+    one = torch.zeros(1)
+    everything = Arrays(one, one, one, one, one, pair, pair, one)
+    assert list(everything.named()) == list(ARRAYS)
+    assert all(array is not None for array in everything.named().values())
+
+
+def test_the_layout_is_that_which_kernels_are_compiled_with() -> None:
+    layout = generate.load_layout()
+    text = generate.render_mask_layout(layout)
+    listed = re.search(r"enum MaskArray : int \{\n(.*?)\};", text, re.DOTALL)
+    assert listed is not None
+    names = [line.strip(" ,").lower() for line in listed[1].splitlines()]
+    assert names == [f"array_{name}" for name in ARRAYS]
+    assert f"MASK_ARRAY_WIDTHS[] = {{{', '.join(map(str, ARRAYS.values()))}}}" in text
+    assert f"static_assert(TILE_ROWS == {BY_ROWS});" in text
+
+
+def test_an_array_that_changes_its_place_does_so_on_both_sides(tmp_path: Path) -> None:
+    source = Path(layout_module.__file__).read_text(encoding="utf-8")
+    other = source.replace('    "rows": 2,\n', "").replace(
+        '    "bits": 2,', '    "bits": 2,\n    "rows": 2,'
+    )
+    assert other != source
+    path = tmp_path / "layout.py"
+    path.write_text(other, encoding="utf-8")
+    text = generate.render_mask_layout(generate.load_layout(path))
+    assert text.index("ARRAY_BITS,") < text.index("ARRAY_ROWS,")

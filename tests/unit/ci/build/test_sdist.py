@@ -81,14 +81,17 @@ def test_what_setuptools_adds_and_what_is_gits_own_are_no_differences(tmp_path: 
 @pytest.mark.parametrize(
     ("packed", "sentence"),
     [
-        (["setup.py"], r"csrc/api\.cpp is missing"),
-        (["setup.py", "csrc/api.cpp", "ci/left.o"], r"ci/left\.o is in the archive and not in git"),
+        (["setup.py"], r"csrc/binding/api\.cpp is missing"),
+        (
+            ["setup.py", "csrc/binding/api.cpp", "ci/left.o"],
+            r"ci/left\.o is in the archive and not in git",
+        ),
     ],
     ids=["too little", "too much"],
 )
 def test_a_file_too_few_or_too_many_is_named(packed: list[str], sentence: str) -> None:
     with pytest.raises(SdistError, match=sentence):
-        require_sources(packed, ["setup.py", "csrc/api.cpp"])
+        require_sources(packed, ["setup.py", "csrc/binding/api.cpp"])
 
 
 def test_sources_that_are_no_clone_are_told_from_a_clone(tmp_path: Path) -> None:

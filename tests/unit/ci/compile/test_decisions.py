@@ -21,7 +21,7 @@ from ci.compile.decisions import (
 )
 from ci.compile.planner_cases import band_calls, mask_cases
 from flash_dist.errors import FlashDistError
-from flash_dist.masks.plan import BY_ROWS
+from flash_dist.masks.layout import BY_ROWS
 from flash_dist.masks.tiles import slots_of
 from tests.unit.made.planner import planner, require_compiler
 
@@ -71,7 +71,7 @@ def test_comments_and_layout_of_the_planner_decide_nothing(
     require_compiler()
     csrc = tmp_path / "csrc"
     shutil.copytree(CSRC, csrc)
-    for name in ("plan.cpp", "plan.h", "core/ds_layout.h", "core/band.h"):
+    for name in ("host/plan.cpp", "host/plan.h", "core/ds_layout.h", "core/band.h"):
         text = (csrc / name).read_text()
         bare = re.sub(r"(?m)(^|\s)//.*$", "", text).replace("wave_", "enough_")
         assert bare != text
@@ -88,47 +88,51 @@ def test_the_order_of_the_file_is_no_matter() -> None:
 # --- Rules of the planner -----------------------------------------------------------------------
 
 PLANTED = {
-    "statistics' rows": ("plan.cpp", "ROW_PADDING = 128", "ROW_PADDING = 64"),
-    "waves of uneven blocks": ("plan.cpp", "UNEVEN_WAVES = 16", "UNEVEN_WAVES = 12"),
-    "what is a full wave": ("plan.cpp", "WAVE_PERCENT = 95", "WAVE_PERCENT = 85"),
-    "what a block of keys costs": ("plan.cpp", "DKDV_PRODUCTS = 4", "DKDV_PRODUCTS = 1"),
-    "how many chunks are tried": ("plan.cpp", "MOST_CHUNKS = 4", "MOST_CHUNKS = 1"),
-    "budget of partial sums": ("plan.cpp", "<= budget_ / 2", "<= budget_ / 4"),
+    "statistics' rows": ("host/plan.cpp", "ROW_PADDING = 128", "ROW_PADDING = 64"),
+    "waves of uneven blocks": ("host/plan.cpp", "UNEVEN_WAVES = 16", "UNEVEN_WAVES = 12"),
+    "what is a full wave": ("host/plan.cpp", "WAVE_PERCENT = 95", "WAVE_PERCENT = 85"),
+    "what a block of keys costs": ("host/plan.cpp", "DKDV_PRODUCTS = 4", "DKDV_PRODUCTS = 1"),
+    "how many chunks are tried": ("host/plan.cpp", "MOST_CHUNKS = 4", "MOST_CHUNKS = 1"),
+    "budget of partial sums": ("host/plan.cpp", "<= budget_ / 2", "<= budget_ / 4"),
     "keys at which a stripe ends": (
-        "plan.cpp",
+        "host/plan.cpp",
         "step_(std::max(kernels.key_tile, DS_TILE))",
         "step_(2 * std::max(kernels.key_tile, DS_TILE))",
     ),
-    "no smaller split": ("plan.cpp", "int split = wanted - 1;", "int split = 0;"),
-    "no larger split": ("plan.cpp", "split = next_group_split(split)", "split = 0"),
-    "batch invariance": ("plan.cpp", "if (!batch_invariant) {", "if (true) {"),
+    "no smaller split": ("host/plan.cpp", "int split = wanted - 1;", "int split = 0;"),
+    "no larger split": ("host/plan.cpp", "split = next_group_split(split)", "split = 0"),
+    "batch invariance": ("host/plan.cpp", "if (!batch_invariant) {", "if (true) {"),
     "stripes before units": (
-        "plan.cpp",
+        "host/plan.cpp",
         "(cut_by_units(plan, left) || cut_by_stripes(plan, left))",
         "(cut_by_stripes(plan, left) || cut_by_units(plan, left))",
     ),
-    "units that divide": ("plan.cpp", "if (units_ % units != 0) continue;", ""),
-    "stripes of equal dS": ("plan.cpp", "< total * i / count", "< total * (i + 1) / count"),
-    "idle stripes": ("plan.cpp", "if (!fills(plan, units, shortest)) continue;", ""),
+    "units that divide": ("host/plan.cpp", "if (units_ % units != 0) continue;", ""),
+    "stripes of equal dS": ("host/plan.cpp", "< total * i / count", "< total * (i + 1) / count"),
+    "idle stripes": ("host/plan.cpp", "if (!fills(plan, units, shortest)) continue;", ""),
     "idle chunks": (
-        "plan.cpp",
+        "host/plan.cpp",
         "if (count > 1 && !fills(plan, units_ / count, key_steps_)) return false;",
         "",
     ),
-    "chunks of uneven blocks": ("plan.cpp", "if (!even()) return best;", ""),
-    "masks without slots": ("plan.cpp", "shape_.key_slots != nullptr", "false"),
+    "chunks of uneven blocks": ("host/plan.cpp", "if (!even()) return best;", ""),
+    "masks without slots": ("host/plan.cpp", "shape_.key_slots != nullptr", "false"),
     "order of the launches": (
-        "plan.cpp",
+        "host/plan.cpp",
         "plan.steps.push_back({dq, size, chunk, false});",
         "plan.steps.insert(plan.steps.end() - 1, {dq, size, chunk, false});",
     ),
-    "size of delta": ("plan.cpp", "{shape_.columns_v, shape_.columns_v}", "size"),
+    "size of delta": ("host/plan.cpp", "{shape_.columns_v, shape_.columns_v}", "size"),
     "size that holds a call": (
-        "plan.cpp",
+        "host/plan.cpp",
         "std::make_pair(s.head_dim + s.head_dim_v, s.head_dim_v)",
         "std::make_pair(s.head_dim + s.head_dim_v, s.head_dim)",
     ),
-    "what may be stored": ("plan.cpp", "return has_dq_gemm && budget > 0", "return budget < 0"),
+    "what may be stored": (
+        "host/plan.cpp",
+        "return has_dq_gemm && budget > 0",
+        "return budget < 0",
+    ),
     "wide windows": ("core/band.h", "width >= most ?", "width > (most << 30) ?"),
     "what is even": ("core/band.h", "mask.right >= UNBOUNDED &&\n         !packed", "true"),
     "slots of a triangle": ("core/ds_layout.h", "width_ = TRIANGLE", "width_ = query_tiles_"),

@@ -14,7 +14,8 @@
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
-#include "capi.h"
+#include "host/capi.h"
+#include "mask_layout.h"
 
 // Weak: a CPU build of torch has no such symbols, and importing must work there.
 extern "C" {
@@ -264,75 +265,74 @@ Packing read_packing(const Tensor& q, const Sizes& s, const MaybeTensor& cu_seql
 // --- Masks ------------------------------------------------------------------------------------
 
 MaskParams read_band(const std::vector<int64_t>& ints, const Sizes& s) {
-  STD_TORCH_CHECK(ints.size() == 4 && ints[1] >= -1 && ints[2] >= -1,
+  STD_TORCH_CHECK(ints.size() == flash_dist::BAND_INTS && ints[flash_dist::BAND_LEFT] >= -1 &&
+                      ints[flash_dist::BAND_RIGHT] >= -1,
                   "a band must be [0, left, right, bottom_right] with left, right >= -1");
   MaskParams mask{};
   static_cast<flash_dist::MaskBand&>(mask) =
-      flash_dist::make_band(ints[1], ints[2], ints[3] != 0, s.seqlen_q, s.seqlen_k);
+      flash_dist::make_band(ints[flash_dist::BAND_LEFT], ints[flash_dist::BAND_RIGHT],
+                            ints[flash_dist::BAND_BOTTOM_RIGHT] != 0, s.seqlen_q, s.seqlen_k);
   return mask;
 }
 
-// Takes offsets one by one from the mask's ints and turns them into arrays of mask_data.
+// Turns the offsets among a mask's ints into arrays of mask_data.
 class MaskReader {
  public:
   MaskReader(const std::vector<int64_t>& ints, const Tensor& data, int64_t planes)
       : ints_(ints), data_(data), planes_(planes) {}
 
-  // The next array, of at least count elements of T; required: it must be there.
+  // An array, of at least count elements of T; required: it must be there.
   template <class T>
-  const T* next(int64_t count, bool required) {
-    const int64_t offset = ints_.at(position_++);
-    STD_TORCH_CHECK(offset >= 0 || (offset == -1 && !required), "mask lacks array ", position_ - 1);
+  const T* array(int which, int64_t count, bool required) const {
+    constexpr int WIDTH = sizeof(T) / sizeof(int);
+    const char* name = flash_dist::MASK_ARRAY_NAMES[which];
+    const int64_t offset = ints_.at(flash_dist::MASK_SIZES + which);
+    STD_TORCH_CHECK(flash_dist::MASK_ARRAY_WIDTHS[which] == WIDTH, "array ", name,
+                    " of the mask is read ", WIDTH, " numbers at a time");
+    STD_TORCH_CHECK(offset >= 0 || (offset == flash_dist::MASK_ABSENT && !required),
+                    "mask lacks array ", name);
     if (offset < 0) return nullptr;
-    const int64_t size = count * static_cast<int64_t>(sizeof(T) / sizeof(int));
-    STD_TORCH_CHECK(offset % 4 == 0 && size <= data_.numel() && offset <= data_.numel() - size,
-                    "array ", position_ - 1, " of the mask, ", size, " numbers at ", offset,
+    const int64_t size = count * WIDTH;
+    STD_TORCH_CHECK(offset % flash_dist::MASK_ALIGNMENT == 0 && size <= data_.numel() &&
+                        offset <= data_.numel() - size,
+                    "array ", name, " of the mask, ", size, " numbers at ", offset,
                     ", does not fit mask_data, which has ", data_.numel());
     return reinterpret_cast<const T*>(static_cast<const int*>(data_.data_ptr()) + offset);
   }
 
-  // One list; how many entries it has only the device knows.
-  flash_dist::TileList next_list(int64_t lines, bool required) {
-    flash_dist::TileList list{};
-    list.begin = next<int>(planes_ * lines + 1, required);
-    list.entries = next<int4>(0, required);
-    list.slots = next<int2>(0, required);
-    return list;
+  // The list that begins with array `which`; how many entries it has only the device knows.
+  flash_dist::TileList list(int which, int64_t lines, bool required) const {
+    return {array<int>(which, planes_ * lines + 1, required), array<int4>(which + 1, 0, required),
+            array<int2>(which + 2, 0, required)};
   }
-
-  void skip(size_t count) { position_ += count; }
 
  private:
   const std::vector<int64_t>& ints_;
   const Tensor& data_;
   const int64_t planes_;
-  size_t position_ = 0;
 };
-
-// [kind, batches, heads, seqlen_q, seqlen_k], then the offsets of the arrays in the order of
-// flash_dist/masks/plan.py: key_bounds, rows, query_ranges, key_ranges, key_slots, {begin, entries,
-// slots} for 64 and 128 queries, for 64 and 128 keys, bits.
-constexpr size_t MASK_INTS = 5 + 5 + 4 * 3 + 1;
 
 MaskParams read_arrays(const std::vector<int64_t>& ints, const Tensor& data, const Tensor& q,
                        const Sizes& s) {
   STD_TORCH_CHECK(!s.packed, "packed tensors must have a band as mask");
-  STD_TORCH_CHECK(ints.size() == MASK_INTS, "mask must have ", MASK_INTS, " numbers, got ",
-                  ints.size());
+  constexpr size_t INTS = flash_dist::MASK_SIZES + flash_dist::MASK_ARRAYS;
+  STD_TORCH_CHECK(ints.size() == INTS, "mask must have ", INTS, " numbers, got ", ints.size());
   STD_TORCH_CHECK(data.scalar_type() == ScalarType::Int && data.is_cuda() && data.dim() == 1 &&
                       data.get_device_index() == q.get_device_index() && data.is_contiguous() &&
                       reinterpret_cast<uintptr_t>(data.data_ptr()) % ALIGNMENT == 0,
                   "mask_data must be a contiguous, aligned int32 tensor on q's device");
-  const int64_t batches = ints[1];
-  const int64_t heads = ints[2];
+  const int64_t batches = ints[flash_dist::MASK_BATCHES];
+  const int64_t heads = ints[flash_dist::MASK_HEADS];
   STD_TORCH_CHECK((batches == 1 || batches == s.batch) && (heads == 1 || heads == s.num_heads_q()),
                   "mask must be for 1 or ", s.batch, " batch entries and 1 or ", s.num_heads_q(),
                   " heads, got ", batches, " and ", heads);
-  STD_TORCH_CHECK(ints[3] == s.seqlen_q && ints[4] == s.seqlen_k, "mask must be for ", s.seqlen_q,
-                  " queries and ", s.seqlen_k, " keys, got ", ints[3], " and ", ints[4]);
+  const int64_t seqlen_q = ints[flash_dist::MASK_SEQLEN_Q];
+  const int64_t seqlen_k = ints[flash_dist::MASK_SEQLEN_K];
+  STD_TORCH_CHECK(seqlen_q == s.seqlen_q && seqlen_k == s.seqlen_k, "mask must be for ", s.seqlen_q,
+                  " queries and ", s.seqlen_k, " keys, got ", seqlen_q, " and ", seqlen_k);
 
   MaskParams mask{};
-  mask.kind = static_cast<MaskKind>(ints[0]);
+  mask.kind = static_cast<MaskKind>(ints[flash_dist::MASK_KIND]);
   mask.left = mask.right = UNBOUNDED;
   mask.batch_planes = batches > 1 ? static_cast<int>(heads) : 0;
   mask.head_planes = heads > 1 ? 1 : 0;
@@ -342,18 +342,24 @@ MaskParams read_arrays(const std::vector<int64_t>& ints, const Tensor& data, con
   const int64_t planes = batches * heads;
   const bool by_rows = mask.kind == MaskKind::ROWS;
 
-  MaskReader reader(ints, data, planes);
-  reader.skip(5);
-  mask.key_bounds = reader.next<int2>(batches, false);
-  mask.rows = reader.next<int2>(planes * mask.query_tiles * MASK_TILE, by_rows);
-  mask.query_ranges = reader.next<int4>(planes * mask.query_tiles, by_rows);
-  mask.key_ranges = reader.next<int2>(planes * mask.key_tiles, by_rows);
-  mask.key_slots = reader.next<int>(mask.key_tiles + 1, true);
-  for (int g = 0; g < 2; ++g)
-    mask.by_query[g] = reader.next_list(tiles(s.seqlen_q, MASK_TILE << g), !by_rows);
-  for (int g = 0; g < 2; ++g)
-    mask.by_key[g] = reader.next_list(tiles(s.seqlen_k, MASK_TILE << g), !by_rows);
-  mask.bits = reader.next<uint2>(0, false);
+  const MaskReader reader(ints, data, planes);
+  mask.key_bounds = reader.array<int2>(flash_dist::ARRAY_KEY_BOUNDS, batches, false);
+  mask.rows =
+      reader.array<int2>(flash_dist::ARRAY_ROWS, planes * mask.query_tiles * MASK_TILE, by_rows);
+  mask.query_ranges =
+      reader.array<int4>(flash_dist::ARRAY_QUERY_RANGES, planes * mask.query_tiles, by_rows);
+  mask.key_ranges =
+      reader.array<int2>(flash_dist::ARRAY_KEY_RANGES, planes * mask.key_tiles, by_rows);
+  mask.key_slots = reader.array<int>(flash_dist::ARRAY_KEY_SLOTS, mask.key_tiles + 1, true);
+  for (int g = 0; g < 2; ++g) {
+    const int list = g * flash_dist::LIST_ARRAYS;
+    const int width = MASK_TILE << g;
+    mask.by_query[g] =
+        reader.list(flash_dist::ARRAY_BY_QUERY_64_BEGIN + list, tiles(s.seqlen_q, width), !by_rows);
+    mask.by_key[g] =
+        reader.list(flash_dist::ARRAY_BY_KEY_64_BEGIN + list, tiles(s.seqlen_k, width), !by_rows);
+  }
+  mask.bits = reader.array<uint2>(flash_dist::ARRAY_BITS, 0, false);
   return mask;
 }
 

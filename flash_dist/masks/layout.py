@@ -1,0 +1,46 @@
+"""The numbers that carry a mask from Python to the kernels, described once for both sides.
+
+A mask reaches the operators as a list of integers: BAND_INTS of a band; of others SIZES, then for
+each of ARRAYS where it begins in one buffer of int32. `csrc/generate.py` runs this file, which
+imports nothing of the package, and writes the same into `mask_layout.h`, where the compiler holds
+csrc/core/band.h and csrc/params.h against it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+TILE: Final = 64  # queries and keys of a tile
+
+BAND: Final = 0  # kinds; a band has no arrays
+ROWS: Final = 1
+TILES: Final = 2
+
+FULL: Final = -1  # codes of a tile; from 0: index into bits
+EMPTY: Final = -2
+BY_ROWS: Final = -3
+
+ABSENT: Final = -1  # offset of an array that there is none of, slot of a tile that is empty
+ALIGNMENT: Final = 4  # of offsets, in int32
+
+LINES: Final = (1, 2)  # tiles to a line of a list
+
+BAND_INTS: Final = ("kind", "left", "right", "bottom_right")  # -1: unbounded
+SIZES: Final = ("kind", "batches", "heads", "seqlen_q", "seqlen_k")
+
+_LIST: Final = {"begin": 1, "entries": 4, "slots": 2}
+
+ARRAYS: Final[dict[str, int]] = {  # int32 to an element
+    "key_bounds": 2,
+    "rows": 2,
+    "query_ranges": 4,
+    "key_ranges": 2,
+    "key_slots": 1,
+    **{
+        f"{axis}_{lines * TILE}_{field}": width
+        for axis in ("by_query", "by_key")
+        for lines in LINES
+        for field, width in _LIST.items()
+    },
+    "bits": 2,
+}
