@@ -93,6 +93,7 @@ def _kernel_records(build: NativeBuild) -> list[KernelRecord]:
                 proof=proof_of(target),
                 assembled_for=tuple(sorted(assembled[variant["symbol"]], key=lambda a: a.target)),
                 source=variant["source"],
+                role=variant["role"],
             )
         )
     return records

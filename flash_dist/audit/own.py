@@ -14,6 +14,7 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from ..builds.contents import BINDING, KERNELS, Image, WheelContents, read_contents
 from ..builds.linkage import BINDING_NEEDS, BINDING_PATH, expected_linkage
+from ..targets.verdict import role_of
 from .problem import Problem, label
 
 if TYPE_CHECKING:
@@ -132,6 +133,19 @@ def _declared_problems(manifest: Manifest) -> Iterator[str]:
         yield f"no kernel is declared for {arch} of the arch set"
     if {one.target for one in manifest.targets} != set(manifest.arch_set.archs):
         yield "the manifest's targets are not those of its arch set"
+    yield from _role_problems(manifest)
+
+
+def _role_problems(manifest: Manifest) -> Iterator[str]:
+    """Every kernel has the role that its family's name tells, and one for all targets behind it."""
+    general = [one for one in manifest.kernels if one.family == role_of(one.family)]
+    served = {(one.family, one.dtype, one.target) for one in general}
+    for one in manifest.kernels:
+        role = role_of(one.family)
+        if one.role not in {"", role}:
+            yield f"{one.symbol} is declared for the role {one.role}, its family is for {role}"
+        if (role, one.dtype, one.target) not in served:
+            yield f"{one.symbol} has no kernel of the family {role} to fall back on"
 
 
 def _embedded_problems(contents: WheelContents) -> Iterator[str]:

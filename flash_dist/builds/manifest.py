@@ -90,6 +90,7 @@ class KernelRecord:
     proof: str
     assembled_for: tuple[Assembled, ...] = ()
     source: str = ""  # the generated file; it was compiled for this target alone
+    role: str = ""  # what it is for; several families may serve a role
 
 
 @dataclass(frozen=True)

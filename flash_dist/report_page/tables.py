@@ -44,7 +44,7 @@ def _kernel_table(checks: Mapping[int, Json], gpus: Sequence[Json]) -> Markup:
     groups: dict[tuple[str, str], dict[int, list[Json]]] = {}
     for gpu, check in checks.items():
         for kernel in check["data"]["kernels"]:
-            by_gpu = groups.setdefault((kernel["family"], kernel["dtype"]), {})
+            by_gpu = groups.setdefault((kernel["role"], kernel["dtype"]), {})
             by_gpu.setdefault(gpu, []).append(kernel)
     rows = {
         key: {gpu: _kernel_cell(kernels) for gpu, kernels in by_gpu.items()}

@@ -7,6 +7,7 @@ shared-memory plan that fits.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -39,7 +40,7 @@ Cause = Literal[
     "no-matching-code",
     "smem-limit",
 ]
-KernelKey = tuple[str, str, int, int]  # family, dtype, head_dim, head_dim_v
+KernelKey = tuple[str, str, int, int]  # role, dtype, head_dim, head_dim_v
 
 # From best to worst. What the hardware lacks is no fault of a build.
 HOW_ORDER: tuple[KernelHow, ...] = (
@@ -57,6 +58,17 @@ NO_OPT_IN = 48 * KIB  # what a block gets without asking: plan 0
 SMEM_VARIABLE = "FLASH_DIST_SMEM_LIMIT"
 FLOOR = min(DTYPE_FLOOR.values())
 _NO_LIMIT = 1 << 30
+
+
+_FOR_TARGET = re.compile(r"_sm[0-9]+$")
+
+
+def role_of(family: str) -> str:
+    """Return what a family of kernels is for: `fwd` of `fwd`, and of `fwd_sm90`.
+
+    A family that is for some targets only is named after them; csrc/generate.py insists on it.
+    """
+    return _FOR_TARGET.sub("", family)
 
 
 def name_size(head_dim: int, head_dim_v: int) -> str:
@@ -79,9 +91,19 @@ class Variant:
     head_dim_v: int | None = None  # None is head_dim
 
     @property
+    def role(self) -> str:
+        """What it is for; several families may serve it."""
+        return role_of(self.family)
+
+    @property
+    def is_specific(self) -> bool:
+        """Whether its family is for some targets only."""
+        return self.family != self.role
+
+    @property
     def key(self) -> KernelKey:
         """The kernel this is a variant of."""
-        return (self.family, self.dtype, self.head_dim, self.head_dim_v or self.head_dim)
+        return (self.role, self.dtype, self.head_dim, self.head_dim_v or self.head_dim)
 
     @property
     def smem_bytes(self) -> int:
@@ -107,6 +129,16 @@ class Build:
     def keys(self) -> tuple[KernelKey, ...]:
         """Every kernel that the build offers on at least one target."""
         return tuple(sorted({variant.key for variant in self.variants}))
+
+    def keys_for(self, device: Device) -> tuple[KernelKey, ...]:
+        """Every kernel that a GPU may expect.
+
+        A size that only families for other targets have is none of them: there the general family
+        serves it with its own sizes.
+        """
+        expected = {v.key for v in self.variants if not v.is_specific}
+        theirs = {v.key for v in self.variants if v.is_specific and judge(v.arch, device)}
+        return tuple(sorted(expected | theirs))
 
 
 @dataclass(frozen=True)
@@ -156,9 +188,10 @@ class KernelVerdict:
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as plain data."""
         chosen = self.variant
-        family, dtype, head_dim, head_dim_v = self.key
+        role, dtype, head_dim, head_dim_v = self.key
         return {
-            "family": family,
+            "role": role,
+            "family": chosen.family if chosen else role,
             "dtype": dtype,
             "head_dim": head_dim,
             "head_dim_v": head_dim_v,
@@ -255,9 +288,11 @@ def _closest_refusal(judged: list[tuple[Variant, RunVerdict]], device: Device) -
     return ""
 
 
-def _closeness(variant: Variant) -> tuple[int, int, int]:
-    """Order variants that run equally well: newest target, bound to the chip, largest plan."""
-    return (-variant.arch.number, ("a", "f", "").index(variant.arch.suffix), -variant.plan)
+def _closeness(variant: Variant) -> tuple[int, int, bool, int]:
+    """Order variants that run equally well: newest target, bound to the chip, made for it, plan."""
+    arch = variant.arch
+    suffix = ("a", "f", "").index(arch.suffix)
+    return (-arch.number, suffix, not variant.is_specific, -variant.plan)
 
 
 def judge_device(build: Build, situation: Situation) -> DeviceVerdict:
@@ -267,9 +302,13 @@ def judge_device(build: Build, situation: Situation) -> DeviceVerdict:
         return DeviceVerdict(situation, (), "no-kernels", reason)
     refusal = _refuse_driver(build, situation)
     if refusal:
-        kernels = tuple(KernelVerdict(key, "none", refusal) for key in build.keys)
+        kernels = tuple(
+            KernelVerdict(key, "none", refusal) for key in build.keys_for(situation.device)
+        )
         return DeviceVerdict(situation, kernels, "driver-too-old", refusal)
-    kernels = tuple(judge_kernel(key, build.variants, situation) for key in build.keys)
+    kernels = tuple(
+        judge_kernel(key, build.variants, situation) for key in build.keys_for(situation.device)
+    )
     if not any(kernel.how != "not-on-this-hardware" for kernel in kernels):
         oldest = min(kernels, key=lambda kernel: DTYPE_FLOOR[kernel.key[1]])
         return DeviceVerdict(situation, kernels, "hardware-too-old", oldest.reason)

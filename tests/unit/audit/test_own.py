@@ -145,6 +145,18 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         {"manifest": make_manifest(kernels=(*make_manifest().kernels, make_kernel("sm_80")))},
         "is declared 2 times",
     ),
+    "another role": (
+        {"manifest": make_manifest(kernels=(make_kernel("sm_80", role="bwd_dkdv"),))},
+        "is declared for the role bwd_dkdv, its family is for fwd",
+    ),
+    "nothing to fall back on": (
+        {
+            "manifest": make_manifest(
+                kernels=(make_kernel("sm_90a", family="fwd_sm90", role="fwd"),)
+            )
+        },
+        "has no kernel of the family fwd to fall back on",
+    ),
     "METADATA": ({"metadata_version": "0.1.0"}, "tell different versions"),
     "label": (
         {

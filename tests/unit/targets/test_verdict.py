@@ -20,6 +20,7 @@ from flash_dist.targets.verdict import (
     Situation,
     judge_device,
     judge_kernel,
+    role_of,
 )
 from tests.unit.made.builds import (
     ALL,
@@ -237,6 +238,7 @@ def test_a_verdict_becomes_json() -> None:
     assert data["driver"] == "580"
     assert data["smem_limit"] == 101376
     assert data["kernels"][-1] == {
+        "role": "fwd",
         "family": "fwd",
         "dtype": "fp32",
         "head_dim": 128,
@@ -273,3 +275,61 @@ def test_code_for_some_kernels_only_is_not_called_no_code() -> None:
     verdict = judge_device(build, situation("9.0"))
     assert verdict.cause == "no-matching-code"
     assert "has code for some kernels only" in explain_refusal(verdict, build)[0]
+
+
+# --- Families for some targets only ---------------------------------------------------------------
+
+
+def with_specific(build: Build, head_dim: int, plan: int = 163) -> Build:
+    """Add a forward for 9.0a alone."""
+    (general,) = {
+        v for v in build.variants if v.key == ("fwd", "bf16", 64, 64) and v.arch.number == 90
+    }
+    specific = replace(
+        general,
+        symbol=f"flash_dist_fwd_sm90_bf16_d{head_dim}_smem{plan}_sm90a",
+        family="fwd_sm90",
+        head_dim=head_dim,
+        plan=plan,
+    )
+    return replace(build, variants=(*build.variants, specific))
+
+
+def chosen(build: Build, device: str, head_dim: int = 64, *, smem: int = 0) -> str | None:
+    here = replace(situation(device), smem_limit=smem)
+    variant = judge_kernel(("fwd", "bf16", head_dim, head_dim), build.variants, here).variant
+    return variant.family if variant else None
+
+
+def test_a_role_is_told_from_its_families_name() -> None:
+    build = make_build(HOPPER)
+    roles = {v.role for v in with_specific(build, 64).variants}
+    assert roles == {v.family for v in build.variants}
+    assert role_of("bwd_dq_gemm") == "bwd_dq_gemm"
+    assert role_of("bwd_dq_gemm_sm100") == "bwd_dq_gemm"
+
+
+def test_of_one_target_the_family_that_is_made_for_it_is_taken() -> None:
+    build = with_specific(make_build(HOPPER), 64)
+    assert chosen(build, "9.0") == "fwd_sm90"
+    assert chosen(build, "9.0", smem=64 * 1024) == "fwd"  # its plan does not fit
+    verdict = judge_device(build, situation("9.0"))
+    assert verdict
+    (forward,) = (k for k in verdict.kernels if k.key == ("fwd", "bf16", 64, 64))
+    assert (forward.to_json()["role"], forward.to_json()["family"]) == ("fwd", "fwd_sm90")
+
+
+def test_the_best_target_comes_before_the_family() -> None:
+    build = with_specific(make_build(ALL), 64)
+    assert chosen(build, "12.0") == "fwd"
+    assert chosen(build, "8.0") == "fwd"
+
+
+def test_a_size_of_its_own_is_expected_on_its_target_alone() -> None:
+    build = with_specific(make_build(ALL), 72)
+    for device in ("7.5", "8.6", "12.0"):
+        verdict = judge_device(build, situation(device))
+        assert verdict
+        assert all(72 not in kernel.key for kernel in verdict.kernels)
+    keys = {kernel.key for kernel in judge_device(build, situation("9.0")).kernels}
+    assert ("fwd", "bf16", 72, 72) in keys
