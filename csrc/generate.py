@@ -283,7 +283,7 @@ extern "C" const KernelEntry {symbol}_entry =
 def render_source(variants: Sequence[Variant]) -> str:
     """One translation unit."""
     headers = dict.fromkeys(
-        ["plans.h", "core/entry.h", "core/target.h", *(v.family.header for v in variants)]
+        ["plans.h", "core/entry.h", "core/config.h", *(v.family.header for v in variants)]
     )
     includes = "".join(f'#include "{header}"\n' for header in headers)
     return includes + "".join(map(render_variant, variants))

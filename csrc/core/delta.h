@@ -6,10 +6,10 @@
 // Block     WARPS warps; LANES_PER_ROW lanes share a row, 16 bytes at a time.
 #pragma once
 
+#include "core/config.h"
 #include "core/entry.h"
 #include "core/schedule.cuh"
 #include "core/sequence.cuh"
-#include "core/target.h"
 #include "core/tile.cuh"
 #include "plans.h"
 #include "ptx/convert.cuh"

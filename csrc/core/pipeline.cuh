@@ -2,7 +2,6 @@
 // computed.
 #pragma once
 
-#include "core/target.h"
 #include "ptx/copy.cuh"
 
 namespace flash_dist {

@@ -8,25 +8,12 @@
 // away and (r / 2) % 4 does the rest.
 #pragma once
 
-#include "core/target.h"
 #include "ptx/copy.cuh"
 #include "ptx/ldmatrix.cuh"
+#include "ptx/special.cuh"
+#include "ptx/target.h"
 
 namespace flash_dist {
-
-// threadIdx.x and blockIdx.x, read again: what is derived from them is computed anew after each
-// call instead of being kept in registers between.
-__device__ __forceinline__ int fresh_thread() {
-  int x;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
-  return x;
-}
-
-__device__ __forceinline__ int fresh_block() {
-  int x;
-  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
-  return x;
-}
 
 template <int HEAD_DIM>
 struct SwizzledRows {

@@ -1,10 +1,10 @@
 // What the fp32 kernels do with the results of product.cuh.
 #pragma once
 
-#include "core/mask.cuh"
-#include "f32/tile.cuh"
-#include "mma/fragments.cuh"
+#include "core/accumulator.cuh"
 #include "ptx/barrier.cuh"
+#include "ptx/copy.cuh"
+#include "ptx/special.cuh"
 
 namespace flash_dist {
 
@@ -61,28 +61,6 @@ __device__ __forceinline__ void sum_slices(Accumulator<MT, NT>& c, const WarpPla
 template <class Config>
 __device__ __forceinline__ void slices_done(const WarpPlace<Config>& warp) {
   if constexpr (Config::SPLIT > 1) barrier_sync(1 + warp.group, 32 * Config::SPLIT);
-}
-
-// As hide() of mma/fragments.cuh, for any number of keys: key0 is a multiple of 8 * NT.
-template <int MT, int NT>
-__device__ __forceinline__ void hide_keys(Accumulator<MT, NT>& s, const Mask& mask, int row0,
-                                          int key0, int code) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int m = 0; m < MT; ++m)
-#pragma unroll
-    for (int h = 0; h < 2; ++h)
-#pragma unroll
-      for (int first = 0; first < NT; first += 4) {
-        const int key = key0 + first * 8;
-        const uint32_t word = mask.word(row0 + m * 16 + h * 8 + lane / 4, key / 32 * 32, code) >>
-                              (key % 32 + lane % 4 * 2);
-#pragma unroll
-        for (int n = 0; n < (NT < 4 ? NT : 4); ++n)
-#pragma unroll
-          for (int e = 0; e < 2; ++e)
-            if (!(word >> (n * 8 + e) & 1)) s.x[m][first + n][2 * h + e] = -INFINITY;
-      }
 }
 
 // Writes an ab result times factor: dst points at the warp's first row and column, of which rows

@@ -9,9 +9,9 @@
 // element [m][4 * i + j][2 * h + e] is row m * 16 + h * 8 + g, column 32 * i + 8 * t + 4 * e + j.
 #pragma once
 
-#include "f32/tf32.cuh"
+#include "core/accumulator.cuh"
 #include "f32/tile.cuh"
-#include "mma/fragments.cuh"
+#include "ptx/tf32.cuh"
 
 namespace flash_dist {
 

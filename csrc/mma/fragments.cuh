@@ -1,7 +1,7 @@
-// Steps shared by the mma.sync kernels, on the fragments of one warp. MT counts 16-row tiles, NT
-// 8-column tiles.
+// Steps shared by the mma.sync kernels, on the fragments of one warp: products, operands, stores.
 #pragma once
 
+#include "core/accumulator.cuh"
 #include "core/tile.cuh"
 #include "ptx/convert.cuh"
 #include "ptx/mma.cuh"
@@ -9,29 +9,6 @@
 namespace flash_dist {
 
 constexpr int FRAGMENT_BYTES = 32 * 16;  // an A operand of 16 rows and 16 columns
-
-template <int MT, int NT>
-struct Accumulator {
-  float x[MT][NT][4];
-
-  __device__ __forceinline__ void scale(float factor) {
-#pragma unroll
-    for (int m = 0; m < MT; ++m)
-#pragma unroll
-      for (int n = 0; n < NT; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) x[m][n][i] *= factor;
-  }
-
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int m = 0; m < MT; ++m)
-#pragma unroll
-      for (int n = 0; n < NT; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) x[m][n][i] = 0.0f;
-  }
-};
 
 // C[16 * MT, 8 * NT] += A @ B^T with A rows a_row0.. and B rows b_row0.. of two [*, HEAD_DIM] tiles
 // in shared memory; b is Operand::b, for NT = 1 Operand::b_8. UNROLL bounds how far ahead ptxas
@@ -199,29 +176,6 @@ __device__ __forceinline__ void store_rows(const Accumulator<MT, HEAD_DIM / 8>& 
   __syncwarp();
   store_staged<HEAD_DIM, MT * 16, 32>(warp_tile, threadIdx.x % 32, dst, row_stride, row_limit,
                                       columns);
-}
-
-// Sets the scores of a warp's MT * 16 queries from row0 on to -inf where they do not see a key of
-// [key0, key0 + 8 * NT), a range within aligned words of 32 keys.
-template <int MT, int NT, class MaskT>
-__device__ __forceinline__ void hide(Accumulator<MT, NT>& s, const MaskT& mask, int row0, int key0,
-                                     int code) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int m = 0; m < MT; ++m)
-#pragma unroll
-    for (int h = 0; h < 2; ++h)
-#pragma unroll
-      for (int w = 0; w < (NT + 3) / 4; ++w) {
-        const int key = key0 + w * 32;
-        const uint32_t word = mask.word(row0 + m * 16 + h * 8 + lane / 4, key / 32 * 32, code) >>
-                              (key % 32 + lane % 4 * 2);
-#pragma unroll
-        for (int n = 0; n < 4 && w * 4 + n < NT; ++n)
-#pragma unroll
-          for (int e = 0; e < 2; ++e)
-            if (!(word >> (n * 8 + e) & 1)) s.x[m][w * 4 + n][2 * h + e] = -INFINITY;
-      }
 }
 
 }  // namespace flash_dist

@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "core/target.h"
+#include "ptx/target.h"
 
 namespace flash_dist {
 

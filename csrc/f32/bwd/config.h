@@ -1,7 +1,7 @@
 // Tiles, threads and shared memory of the fp32 backward kernels.
 #pragma once
 
-#include "core/target.h"
+#include "core/config.h"
 #include "f32/bwd/work.cuh"
 #include "plans.h"
 

@@ -11,10 +11,14 @@
 // Pipeline  that of mma/bwd/dkdv.h.
 #pragma once
 
+#include "core/blocks.cuh"
+#include "core/hide.cuh"
+#include "core/pipeline.cuh"
+#include "core/statistics.cuh"
 #include "f32/bwd/config.h"
 #include "f32/fragments.cuh"
 #include "f32/product.cuh"
-#include "mma/bwd/dkdv.h"
+#include "ptx/convert.cuh"
 
 namespace flash_dist {
 

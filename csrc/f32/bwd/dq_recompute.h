@@ -9,12 +9,14 @@
 //           of S or dP.
 #pragma once
 
-#include "core/entry.h"
+#include "core/blocks.cuh"
+#include "core/hide.cuh"
 #include "core/pipeline.cuh"
+#include "core/walk.cuh"
 #include "f32/bwd/config.h"
 #include "f32/fragments.cuh"
 #include "f32/product.cuh"
-#include "mma/bwd/dq_recompute.h"
+#include "ptx/convert.cuh"
 
 namespace flash_dist {
 
@@ -95,7 +97,7 @@ __device__ __forceinline__ void f32_dq_recompute_block(const BwdParams& p) {
         dp, Rows::at(sDout, warp.row0(), warp.column0()), Rows::at(sV(s), 0, warp.column0()));
     slices_done(warp);
     sum_slices(dp, warp, sExchange);
-    if (code != TILE_FULL) hide_keys(ds, mask, block.row0 + warp.row0(), walk.key0(j), code);
+    if (code != TILE_FULL) hide(ds, mask, block.row0 + warp.row0(), walk.key0(j), code);
     // dS = exp2(S * scale - lse) * (dP - delta)
 #pragma unroll
     for (int n = 0; n < NT; ++n)

@@ -3,8 +3,8 @@
 // Grid      x = tile of rows over every batch and kv head. A thread owns 4 columns of one row.
 #pragma once
 
+#include "core/reduce.h"
 #include "f32/tile.cuh"
-#include "mma/bwd/reduce.h"
 
 namespace flash_dist {
 

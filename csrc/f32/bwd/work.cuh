@@ -1,8 +1,8 @@
 // What one block of the fp32 dK/dV kernel computes.
 #pragma once
 
-#include "core/mask.cuh"
-#include "mma/bwd/work.cuh"
+#include "core/walk.cuh"
+#include "params.h"
 
 namespace flash_dist {
 

@@ -1,7 +1,7 @@
 // Tiles, threads and shared memory of the fp32 forward kernel.
 #pragma once
 
-#include "core/target.h"
+#include "core/config.h"
 #include "f32/fwd/work.cuh"
 #include "plans.h"
 

@@ -9,11 +9,12 @@
 //           run. Key tiles are walked from the last to the first, as in mma/fwd.
 #pragma once
 
+#include "core/blocks.cuh"
+#include "core/hide.cuh"
+#include "core/softmax.cuh"
 #include "f32/fragments.cuh"
 #include "f32/fwd/config.h"
 #include "f32/product.cuh"
-#include "mma/fwd/kernel.cuh"
-#include "mma/fwd/launch.h"
 
 namespace flash_dist {
 
@@ -72,10 +73,7 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
   Accumulator<MT, SLICE / 8> o;
   o.clear();
   SoftmaxState<MT> state;
-#pragma unroll
-  for (int m = 0; m < MT; ++m)
-#pragma unroll
-    for (int h = 0; h < 2; ++h) state.row_max[m][h] = -INFINITY, state.row_sum[m][h] = 0.0f;
+  state.clear();
   const float scale_log2 = p.softmax_scale * LOG2_E;
 
   const auto step = [&](auto masked) {
@@ -98,7 +96,7 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
     if constexpr (decltype(masked)::value) {
       const int code = work.walk.code(j, warp.row0() / MASK_TILE);
       if (code != TILE_FULL) {
-        hide_keys(s, Mask(p.mask, work.place), work.row0 + warp.row0(), work.walk.key0(j), code);
+        hide(s, Mask(p.mask, work.place), work.row0 + warp.row0(), work.walk.key0(j), code);
       }
     }
     online_softmax(s, o, state, scale_log2);

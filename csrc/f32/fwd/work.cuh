@@ -1,8 +1,9 @@
 // What one block of the fp32 forward kernel computes.
 #pragma once
 
+#include "core/blocks.cuh"
+#include "core/walk.cuh"
 #include "f32/tile.cuh"
-#include "mma/fwd/work.cuh"
 
 namespace flash_dist {
 

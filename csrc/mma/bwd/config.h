@@ -1,9 +1,10 @@
 // Tiles, threads and shared memory of the backward kernels.
 #pragma once
 
+#include "core/config.h"
+#include "core/dkdv_items.cuh"
 #include "core/ds_layout.h"
-#include "core/target.h"
-#include "mma/bwd/work.cuh"
+#include "core/tile.cuh"
 #include "plans.h"
 
 namespace flash_dist {

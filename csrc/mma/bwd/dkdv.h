@@ -15,38 +15,17 @@
 //           of summation.
 #pragma once
 
-#include "core/entry.h"
+#include "core/blocks.cuh"
+#include "core/hide.cuh"
 #include "core/pipeline.cuh"
+#include "core/statistics.cuh"
+#include "core/views.cuh"
 #include "mma/bwd/config.h"
 #include "mma/bwd/store.cuh"
 #include "mma/fragments.cuh"
 #include "ptx/barrier.cuh"
 
 namespace flash_dist {
-
-// COUNT floats of lse and as many of delta into neighbouring arrays, 16 bytes per thread.
-template <class Target, int COUNT>
-struct StatCopy {
-  uint4 staged;
-
-  __device__ __forceinline__ void fetch(uint32_t smem, const float* lse, const float* delta) {
-    const int i = fresh_thread() * 4;
-    if (i >= 2 * COUNT) return;
-    const float* src = i < COUNT ? lse + i : delta + (i - COUNT);
-    if constexpr (Target::HAS_CP_ASYNC) {
-      cp_async_16(smem + i * 4, src, true);
-    } else {
-      staged = load_global_16(src);
-    }
-  }
-
-  __device__ __forceinline__ void land(uint32_t smem) {
-    if constexpr (!Target::HAS_CP_ASYNC) {
-      const int i = fresh_thread() * 4;
-      if (i < 2 * COUNT) store_shared_16(smem + i * 4, staged);
-    }
-  }
-};
 
 // fp32 rows of a warp's accumulator, for the partial sums of the group split.
 template <int SPLIT, int MT, int NT>
@@ -67,122 +46,6 @@ __device__ __forceinline__ void store_partial(const Accumulator<MT, NT>& c, floa
         }
       }
     }
-}
-
-// Sets the scores S^T of MT * 16 keys and NT * 8 queries from row0 on to -inf where they are
-// hidden.
-template <int MT, int NT>
-__device__ __forceinline__ void hide_transposed(Accumulator<MT, NT>& st, const Mask& mask, int row0,
-                                                int key0, int code) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int n = 0; n < NT; ++n)
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const uint32_t word = mask.word(row0 + n * 8 + (lane % 4) * 2 + e, key0 / 32 * 32, code) >>
-                            (key0 % 32 + lane / 4);
-#pragma unroll
-      for (int m = 0; m < MT; ++m)
-#pragma unroll
-        for (int h = 0; h < 2; ++h)
-          if (!(word >> (m * 16 + h * 8) & 1)) st.x[m][n][2 * h + e] = -INFINITY;
-    }
-}
-
-// The pipeline's items one after the other: query head by query head, tile by tile.
-template <class Config>
-struct DkdvCursor {
-  static constexpr int PER_TILE = MASK_TILE / Config::BLOCK_M;
-  int member, i, end;  // i, end: stages of this member, PER_TILE to a step of the walk
-  const int4* entries;
-
-  __device__ __forceinline__ DkdvCursor(const BwdParams& p, const DkdvWork& w)
-      : member(w.members_begin), i(w.begin * PER_TILE), end(w.end * PER_TILE), entries(w.entries) {
-    while (i >= end && member < w.members_end) next_member(p, w);
-  }
-  __device__ __forceinline__ void next(const BwdParams& p, const DkdvWork& w) {
-    ++i;
-    while (i >= end && member < w.members_end) next_member(p, w);
-  }
-  __device__ __forceinline__ int row0() const {
-    const int tile = entries == nullptr ? i / PER_TILE : entries[i / PER_TILE].x;
-    return tile * MASK_TILE + i % PER_TILE * Config::BLOCK_M;
-  }
-
-  __device__ __forceinline__ static Mask mask_of(const BwdParams& p, const DkdvWork& w,
-                                                 int member) {
-    const Sequence sequence{0, 0, w.seqlen_q, w.seqlen_k};
-    return Mask(p.mask, MaskPlace(p.mask, sequence, w.batch, w.head + member));
-  }
-  __device__ __forceinline__ static QueryWalk<Config::BLOCK_N> walk_of(const BwdParams& p,
-                                                                       const DkdvWork& w,
-                                                                       int member) {
-    const Mask mask = mask_of(p, w, member);
-    return {mask, ds_layout(p, {0, 0, w.seqlen_q, w.seqlen_k}), w.key0};
-  }
-  // All stages of the block.
-  __device__ __forceinline__ static int count(const BwdParams& p, const DkdvWork& w) {
-    const int members = w.members_end - w.members_begin;
-    if (p.mask.head_planes == 0) return max(w.end - w.begin, 0) * PER_TILE * members;
-    int steps = 0;
-    for (int member = w.members_begin; member < w.members_end; ++member) {
-      const QueryWalk<Config::BLOCK_N> walk = walk_of(p, w, member);
-      steps += max(walk.end - walk.begin, 0);
-    }
-    return steps * PER_TILE;
-  }
-
-  // Slots of the item's dS, one thread's work.
-  __device__ __forceinline__ int slot(const BwdParams& p, const DkdvWork& w, int half) const {
-    if (p.ds == nullptr) return -1;
-    const int head = member * static_cast<int>(p.ds_tiles_per_head);
-    if (entries != nullptr) {
-      const int2 slots = p.mask.by_key[Config::BLOCK_N > MASK_TILE].slots[i / PER_TILE];
-      const int slot = half == 0 ? slots.x : slots.y;
-      return slot < 0 ? -1 : w.slot0[half] + head + slot;
-    }
-    if (p.mask.head_planes == 0) return w.slot0[half] + head + i / PER_TILE;
-    const int first = p.key_begin / DS_TILE;
-    const Mask mask = mask_of(p, w, member);
-    const DsLayout layout = ds_layout(p, {0, 0, w.seqlen_q, w.seqlen_k});
-    const int n = w.key0 / DS_TILE;
-    return w.slot0[half] - slot_base(mask_of(p, w, 0), layout, first, n + half) +
-           slot_base(mask, layout, first, n + half) + head + i / PER_TILE;
-  }
-
-  // What compute() needs to know of the tiles' mask, 16 bytes; null for bands.
-  __device__ __forceinline__ const int4* known(const BwdParams& p, const DkdvWork& w) const {
-    if (entries != nullptr) return entries + i / PER_TILE;
-    if (p.mask.kind == MaskKind::BAND) return nullptr;
-    return p.mask.query_ranges +
-           static_cast<int64_t>(mask_of(p, w, member).plane) * p.mask.query_tiles + i / PER_TILE;
-  }
-
- private:
-  __device__ __forceinline__ void next_member(const BwdParams& p, const DkdvWork& w) {
-    ++member;
-    i = w.begin * PER_TILE;
-    if (p.mask.head_planes == 0 || member >= w.members_end) return;
-    const QueryWalk<Config::BLOCK_N> walk = walk_of(p, w, member);
-    i = walk.begin * PER_TILE;
-    end = walk.end * PER_TILE;
-  }
-};
-
-// What is known of an item's tile of 64 queries and one of the block's key tiles.
-__device__ __forceinline__ int tile_code(const BwdParams& p, const DkdvWork& w,
-                                         const DkdvItem& item, int half) {
-  if (p.mask.kind == MaskKind::TILES) return half == 0 ? item.known.y : item.known.z;
-  if (p.mask.kind == MaskKind::BAND) {
-    const int4 tiles = w.tiles[half];
-    const int m = item.row0 / MASK_TILE;
-    if (m < tiles.x || m >= tiles.y) return TILE_EMPTY;
-    return m >= tiles.z && m < tiles.w ? TILE_FULL : TILE_ROWS;
-  }
-  const KeyRange range{item.known.x, item.known.y, item.known.z, item.known.w};
-  const int key0 = w.key0 / MASK_TILE * MASK_TILE + half * MASK_TILE;
-  if (key0 >= w.seqlen_k || !range.touches(key0, MASK_TILE)) return TILE_EMPTY;
-  return range.covers(key0, MASK_TILE) ? TILE_FULL : TILE_ROWS;
 }
 
 template <class Config>

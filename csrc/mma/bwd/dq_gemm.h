@@ -10,8 +10,10 @@
 // them: the order of summation is the same as without stripes.
 #pragma once
 
-#include "core/entry.h"
+#include "core/blocks.cuh"
 #include "core/pipeline.cuh"
+#include "core/views.cuh"
+#include "core/walk.cuh"
 #include "mma/bwd/config.h"
 #include "mma/bwd/store.cuh"
 #include "mma/fragments.cuh"

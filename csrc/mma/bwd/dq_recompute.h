@@ -8,8 +8,11 @@
 // Shared    Q and dO (for the whole life of the block), STAGES stages of K and V.
 #pragma once
 
-#include "core/entry.h"
+#include "core/blocks.cuh"
+#include "core/hide.cuh"
 #include "core/pipeline.cuh"
+#include "core/views.cuh"
+#include "core/walk.cuh"
 #include "mma/bwd/config.h"
 #include "mma/fragments.cuh"
 

@@ -1,7 +1,7 @@
 // Tiles, threads and shared memory of the forward kernel.
 #pragma once
 
-#include "core/target.h"
+#include "core/config.h"
 #include "mma/fwd/work.cuh"
 #include "plans.h"
 

@@ -1,27 +1,11 @@
 // What one block of the forward kernel computes.
 #pragma once
 
-#include "core/mask.cuh"
-#include "core/schedule.cuh"
-#include "core/sequence.cuh"
+#include "core/blocks.cuh"
 #include "core/views.cuh"
+#include "core/walk.cuh"
 
 namespace flash_dist {
-
-// The query tile, head and batch of this block; the longest causal tiles of a head come first.
-struct FwdBlock {
-  int row0, batch, head, head_kv, member;
-
-  __device__ __forceinline__ FwdBlock(const FwdParams& p, int block_m) {
-    const int q_tiles = (p.seqlen_q + block_m - 1) / block_m;
-    const BlockPlace place(fresh_block(), p.order);
-    row0 = (q_tiles - 1 - place.tile) * block_m;
-    batch = divide(place.group, p.by_num_heads_q);
-    head = place.group - batch * p.by_num_heads_q.divisor;
-    head_kv = divide(head, p.by_group);
-    member = head - head_kv * p.group;
-  }
-};
 
 // Where a block works, for all its threads.
 template <int BLOCK_M, int BLOCK_N>

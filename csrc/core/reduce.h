@@ -3,8 +3,8 @@
 // Grid      x = tile of rows over every batch and kv head. A thread owns 8 columns of one row.
 #pragma once
 
+#include "core/config.h"
 #include "core/entry.h"
-#include "core/target.h"
 #include "core/views.cuh"
 #include "plans.h"
 #include "ptx/convert.cuh"

@@ -1,0 +1,86 @@
+// What a block of each kind of kernel owns, by its number, and the launches that make as many blocks.
+#pragma once
+
+#include "core/schedule.cuh"
+#include "params.h"
+#include "ptx/special.cuh"
+
+namespace flash_dist {
+
+// The query tile, head and batch of this block; the longest causal tiles of a head come first.
+struct FwdBlock {
+  int row0, batch, head, head_kv, member;
+
+  __device__ __forceinline__ FwdBlock(const FwdParams& p, int block_m) {
+    const int q_tiles = (p.seqlen_q + block_m - 1) / block_m;
+    const BlockPlace place(fresh_block(), p.order);
+    row0 = (q_tiles - 1 - place.tile) * block_m;
+    batch = divide(place.group, p.by_num_heads_q);
+    head = place.group - batch * p.by_num_heads_q.divisor;
+    head_kv = divide(head, p.by_group);
+    member = head - head_kv * p.group;
+  }
+};
+
+template <class Config>
+cudaError_t launch_fwd(const void* kernel, const void* params, cudaStream_t stream) {
+  FwdParams p = *static_cast<const FwdParams*>(params);
+  const int64_t tiles = (p.seqlen_q + Config::BLOCK_M - 1) / Config::BLOCK_M;
+  const int64_t num_heads_q = int64_t{p.num_heads_kv} * p.group;
+  p.by_num_heads_q = make_divisor(num_heads_q);
+  p.by_group = make_divisor(p.group);
+  return launch_in_order<Config>(kernel, p, tiles, p.batch * num_heads_q, stream);
+}
+
+// The key tile, unit and split of a block of the dK/dV kernel.
+struct DkdvBlock {
+  int key0, unit, batch, head_kv, split;
+
+  __device__ __forceinline__ DkdvBlock(const BwdParams& p, int block_n) {
+    const BlockPlace place(fresh_block(), p.order);
+    key0 = p.key_begin + place.tile * block_n;
+    unit = divide(place.group, p.by_group_split);
+    split = place.group - unit * p.group_split;
+    batch = divide(p.unit_begin + unit, p.by_num_heads_kv);
+    head_kv = p.unit_begin + unit - batch * p.num_heads_kv;
+  }
+};
+
+template <class Config>
+cudaError_t launch_dkdv(const void* kernel, const void* params, cudaStream_t stream) {
+  BwdParams p = *static_cast<const BwdParams*>(params);
+  const int64_t tiles = (p.key_end - p.key_begin + Config::BLOCK_N - 1) / Config::BLOCK_N;
+  p.by_num_heads_kv = make_divisor(p.num_heads_kv);
+  p.by_group_split = make_divisor(p.group_split);
+  return launch_in_order<Config>(kernel, p, tiles, int64_t{p.units} * p.group_split, stream);
+}
+
+// The query tile and head of a block of the dQ kernels; the longest causal tiles of a head come
+// first.
+struct DqBlock {
+  int row0, head, batch, head_kv,
+      member;  // head: unit * group + member, counted from the chunk's first unit
+
+  __device__ __forceinline__ DqBlock(const BwdParams& p, int block_m) {
+    const int q_tiles = (p.seqlen_q + block_m - 1) / block_m;
+    const BlockPlace place(fresh_block(), p.order);
+    row0 = (q_tiles - 1 - place.tile) * block_m;
+    head = place.group;
+    const int unit_of_chunk = divide(head, p.by_group);
+    const int unit = p.unit_begin + unit_of_chunk;
+    member = head - unit_of_chunk * p.group;
+    batch = divide(unit, p.by_num_heads_kv);
+    head_kv = unit - batch * p.num_heads_kv;
+  }
+};
+
+template <class Config>
+cudaError_t launch_dq(const void* kernel, const void* params, cudaStream_t stream) {
+  BwdParams p = *static_cast<const BwdParams*>(params);
+  const int64_t tiles = (p.seqlen_q + Config::BLOCK_M - 1) / Config::BLOCK_M;
+  p.by_num_heads_kv = make_divisor(p.num_heads_kv);
+  p.by_group = make_divisor(p.group);
+  return launch_in_order<Config>(kernel, p, tiles, int64_t{p.units} * p.group, stream);
+}
+
+}  // namespace flash_dist

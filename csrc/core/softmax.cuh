@@ -1,0 +1,76 @@
+// The softmax of scores that come tile by tile.
+#pragma once
+
+#include "core/accumulator.cuh"
+#include "ptx/convert.cuh"
+
+namespace flash_dist {
+
+// Running maximum and sum of the two rows that a lane holds in each 16-row tile.
+template <int MT>
+struct SoftmaxState {
+  float row_max[MT][2];
+  float row_sum[MT][2];  // of this lane's columns; quad_sum() adds those of the others
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int m = 0; m < MT; ++m)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) row_max[m][h] = -INFINITY, row_sum[m][h] = 0.0f;
+  }
+};
+
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+// S -> P = exp2(S * scale_log2 - row_max), rescaling O and the sums when a row's maximum grows.
+template <int MT, int NT, int OT>
+__device__ __forceinline__ void online_softmax(Accumulator<MT, NT>& s, Accumulator<MT, OT>& o,
+                                               SoftmaxState<MT>& state, float scale_log2) {
+  float rescale[MT][2];
+  bool grown = false;
+#pragma unroll
+  for (int m = 0; m < MT; ++m)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float top = state.row_max[m][h];
+#pragma unroll
+      for (int n = 0; n < NT; ++n) top = fmaxf(top, fmaxf(s.x[m][n][2 * h], s.x[m][n][2 * h + 1]));
+      top = quad_max(top);
+      // NOTE: a row without a visible key so far keeps -inf; 0 instead avoids inf - inf.
+      const float offset = top == -INFINITY ? 0.0f : top * scale_log2;
+      // Exactly 1 where the maximum stays: offset is rounded, the product in the fma is not.
+      const bool grew = top != state.row_max[m][h];
+      rescale[m][h] = grew ? exp2_approx(fmaf(state.row_max[m][h], scale_log2, -offset)) : 1.0f;
+      grown |= grew;
+      state.row_max[m][h] = top;
+      float sum = 0.0f;
+#pragma unroll
+      for (int n = 0; n < NT; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& x = s.x[m][n][2 * h + e];
+          x = exp2_approx(fmaf(x, scale_log2, -offset));
+          sum += x;
+        }
+      state.row_sum[m][h] = fmaf(state.row_sum[m][h], rescale[m][h], sum);
+    }
+  // Multiplying by 1 changes nothing, so the skip does not change a bit.
+  if (__any_sync(0xffffffffu, grown)) {
+#pragma unroll
+    for (int m = 0; m < MT; ++m)
+#pragma unroll
+      for (int n = 0; n < OT; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o.x[m][n][i] *= rescale[m][i / 2];
+  }
+}
+
+}  // namespace flash_dist

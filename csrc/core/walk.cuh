@@ -1,0 +1,126 @@
+// The tiles that a block walks through: those that its part of the mask can make visible, and where
+// the dS of such a tile lies.
+#pragma once
+
+#include "core/ds_layout.h"
+#include "core/mask.cuh"
+#include "core/sequence.cuh"
+
+namespace flash_dist {
+
+// The key tiles that a block of queries walks through, BLOCK_N keys each: a range, or a list of
+// 64-key tiles. Steps are numbered upwards from `begin` to `end`; those in [full_begin, full_end)
+// need no test.
+template <int BLOCK_M, int BLOCK_N>
+struct KeyWalk {
+  static_assert(MASK_TILE % BLOCK_N == 0 && (BLOCK_M <= MASK_TILE || BLOCK_M == 2 * MASK_TILE));
+  static constexpr int SUB = MASK_TILE / BLOCK_N;
+  int begin, full_begin, full_end, end;
+  const int4* entries;  // null: a range
+
+  __device__ __forceinline__ KeyWalk(const Mask& mask, int row0) {
+    if (mask.is_list()) {
+      constexpr bool PAIRS = BLOCK_M > MASK_TILE;
+      const TileList& list = mask.p.by_query[PAIRS];
+      const int lines = PAIRS ? (mask.p.query_tiles + 1) / 2 : mask.p.query_tiles;
+      const int line = mask.plane * lines + row0 / (PAIRS ? 2 * MASK_TILE : MASK_TILE);
+      const int first = list.begin[line];
+      entries = list.entries + first;
+      begin = full_begin = full_end = 0;
+      end = (list.begin[line + 1] - first) * SUB;
+    } else {
+      entries = nullptr;
+      const KeyRange r = mask.range(row0, BLOCK_M);
+      begin = r.begin_min / BLOCK_N;
+      end = (r.end_max + BLOCK_N - 1) / BLOCK_N;
+      full_end = min(max(r.end_min / BLOCK_N, begin), end);
+      full_begin = min(max((r.begin_max + BLOCK_N - 1) / BLOCK_N, begin), full_end);
+    }
+  }
+
+  // First key of step j.
+  __device__ __forceinline__ int key0(int j) const {
+    return entries == nullptr ? j * BLOCK_N : entries[j / SUB].x * MASK_TILE + j % SUB * BLOCK_N;
+  }
+  // What is known of step j for a warp in the given half (0 or 1) of the block's queries.
+  __device__ __forceinline__ int code(int j, int half) const {
+    if (entries == nullptr) return TILE_ROWS;
+    return half == 0 ? entries[j / SUB].y : entries[j / SUB].z;
+  }
+};
+
+// The query tiles that a block of keys walks through for one query head, 64 queries each: a range,
+// or the entries of a list.
+template <int BLOCK_N>
+struct QueryWalk {
+  static constexpr bool PAIRS = BLOCK_N > MASK_TILE;
+  static_assert(BLOCK_N <= 2 * MASK_TILE);
+  int begin, end;
+  const int4* entries;  // null: a range
+
+  __device__ __forceinline__ QueryWalk(const Mask& mask, const DsLayout& layout, int key0)
+      : entries(nullptr) {
+    const MaskParams& p = mask.p;
+    const int n = key0 / MASK_TILE;
+    const int last = PAIRS ? min(n + 1, (mask.seqlen_k - 1) / MASK_TILE) : n;
+    if (mask.is_list()) {
+      const TileList& list = p.by_key[PAIRS];
+      const int lines = PAIRS ? (p.key_tiles + 1) / 2 : p.key_tiles;
+      const int* first = list.begin + mask.plane * lines + (PAIRS ? n / 2 : n);
+      entries = list.entries;
+      begin = first[0];
+      end = first[1];
+    } else if (p.kind == MaskKind::BAND) {
+      begin = layout.query_begin(n);
+      end = layout.query_end(last);
+    } else {
+      const int2* ranges = p.key_ranges + static_cast<int64_t>(mask.plane) * p.key_tiles;
+      begin = ranges[n].x;
+      end = ranges[n].y;
+      if (last > n && ranges[last].y > 0) {
+        begin = end > 0 ? min(begin, ranges[last].x) : ranges[last].x;
+        end = max(end, ranges[last].y);
+      }
+    }
+  }
+
+  __device__ __forceinline__ int query_tile(int i) const {
+    return entries == nullptr ? i : entries[i].x;
+  }
+};
+
+// The slots of a band's dS, or what of it packed documents need.
+__device__ __forceinline__ DsLayout ds_layout(const BwdParams& p, const Sequence& sequence) {
+  return DsLayout(p.mask, sequence.seqlen_q, sequence.seqlen_k, p.packing.cu_seqlens_q != nullptr,
+                  p.seqlen_q);
+}
+
+// Slot of query tile 0 under key tile n, as if it had one; add the query tile. Bands and ROWS,
+// counted from key tile first.
+__device__ __forceinline__ int slot_base(const Mask& mask, const DsLayout& layout, int first,
+                                         int n) {
+  const MaskParams& p = mask.p;
+  if (p.kind == MaskKind::BAND) return static_cast<int>(layout.slot(first, n, 0));
+  if (n >= p.key_tiles) return 0;
+  const int begin = p.key_ranges[static_cast<int64_t>(mask.plane) * p.key_tiles + n].x;
+  return p.key_slots[n] - p.key_slots[first] - begin;
+}
+
+// Query tiles of a band that see a key tile: [x, y); those that see all of it: [z, w).
+__device__ __forceinline__ int4 band_tiles(const Mask& mask, const DsLayout& layout, int n) {
+  const int key0 = n * MASK_TILE;
+  if (key0 >= mask.seqlen_k) return {0, 0, 0, 0};
+  int4 tiles{layout.query_begin(n), layout.query_end(n), 0, 0};
+  if (key0 + MASK_TILE > mask.seqlen_k) return tiles;
+  // Queries from the first whose keys end behind the tile to the last whose keys begin before it.
+  const MaskParams& p = mask.p;
+  const int first = p.right < UNBOUNDED ? key0 + MASK_TILE - 1 - mask.shift() - p.right : 0;
+  tiles.z = max(first + MASK_TILE - 1, 0) / MASK_TILE;
+  tiles.w = layout.query_tiles();
+  if (p.left < UNBOUNDED) {
+    tiles.w = min(tiles.w, max(key0 - mask.shift() + p.left + 1, 0) / MASK_TILE);
+  }
+  return tiles;
+}
+
+}  // namespace flash_dist
