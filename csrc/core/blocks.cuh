@@ -1,4 +1,4 @@
-// What a block of each kind of kernel owns, by its number, and the launches that make as many blocks.
+// What a block of each kind of kernel owns, by its number, and the launches of so many blocks.
 #pragma once
 
 #include "core/schedule.cuh"
@@ -7,7 +7,7 @@
 
 namespace flash_dist {
 
-// The query tile, head and batch of this block; the longest causal tiles of a head come first.
+// The query tile, head and batch of a block; of a head the longest causal tiles first.
 struct FwdBlock {
   int row0, batch, head, head_kv, member;
 
@@ -55,11 +55,11 @@ cudaError_t launch_dkdv(const void* kernel, const void* params, cudaStream_t str
   return launch_in_order<Config>(kernel, p, tiles, int64_t{p.units} * p.group_split, stream);
 }
 
-// The query tile and head of a block of the dQ kernels; the longest causal tiles of a head come
-// first.
+// The query tile and head of a block of the dQ kernels; of a head the longest causal tiles first.
 struct DqBlock {
-  int row0, head, batch, head_kv,
-      member;  // head: unit * group + member, counted from the chunk's first unit
+  int row0;
+  int head;  // unit * group + member, counted from the chunk's first unit
+  int batch, head_kv, member;
 
   __device__ __forceinline__ DqBlock(const BwdParams& p, int block_m) {
     const int q_tiles = (p.seqlen_q + block_m - 1) / block_m;

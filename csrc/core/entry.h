@@ -1,11 +1,12 @@
 // One compiled kernel variant as the dispatcher sees it. Each variant's translation unit defines
 // the kernel and one such object, named after the kernel:
 //
-//   using Config = FwdConfig<Target<90, 'a', Code::SASS>, Bf16, 64, 64>;
+//   using Config = FwdConfig<Target<90, 'a', Code::SASS>, Bf16, 64, 64, 64>;
 //   extern "C" __global__ void __launch_bounds__(Config::THREADS, Config::MIN_BLOCKS)
 //   flash_dist_fwd_bf16_d64_smem64_sm90a(const __grid_constant__ FwdParams params) {
-//   fwd_block<Config>(params); } extern "C" const KernelEntry
-//   flash_dist_fwd_bf16_d64_smem64_sm90a_entry =
+//     fwd_block<Config>(params);
+//   }
+//   extern "C" const KernelEntry flash_dist_fwd_bf16_d64_smem64_sm90a_entry =
 //       make_entry<Config>(&flash_dist_fwd_bf16_d64_smem64_sm90a, &launch_fwd<Config>);
 #pragma once
 
@@ -40,8 +41,7 @@ KernelEntry make_entry(void (*kernel)(Params),
           refuses};
 }
 
-// Launches blocks blocks of Config's size; no block is no work, more than the grid's limit is an
-// error.
+// Launches blocks of Config's size. No block is no work, more than the grid's limit an error.
 template <class Config>
 cudaError_t launch_1d(const void* kernel, const void* params, int64_t blocks, cudaStream_t stream) {
   if (blocks == 0) return cudaSuccess;

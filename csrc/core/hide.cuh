@@ -1,4 +1,4 @@
-// Masks on a warp's scores.
+// Sets the scores of a warp that a mask hides to -inf.
 #pragma once
 
 #include "core/accumulator.cuh"
@@ -6,8 +6,8 @@
 
 namespace flash_dist {
 
-// Sets the scores of a warp's MT * 16 queries from row0 on to -inf where they do not see a key of
-// [key0, key0 + 8 * NT), a range within aligned words of 32 keys.
+// S: MT * 16 queries from row0 on and NT * 8 keys from key0 on, which are whole aligned words of 32
+// keys, or a part of one.
 template <int MT, int NT>
 __device__ __forceinline__ void hide(Accumulator<MT, NT>& s, const Mask& mask, int row0, int key0,
                                      int code) {
@@ -29,8 +29,7 @@ __device__ __forceinline__ void hide(Accumulator<MT, NT>& s, const Mask& mask, i
       }
 }
 
-// Sets the scores S^T of MT * 16 keys and NT * 8 queries from row0 on to -inf where they are
-// hidden.
+// S^T: MT * 16 keys from key0 on, within one aligned word of 32, and NT * 8 queries from row0 on.
 template <int MT, int NT>
 __device__ __forceinline__ void hide_transposed(Accumulator<MT, NT>& st, const Mask& mask, int row0,
                                                 int key0, int code) {

@@ -1,5 +1,6 @@
-// Which keys a query sees. The loops over tiles ask here which tiles hold any visible score and
-// which hold only visible ones; the elements of the others are tested against words of 32 keys.
+// Which keys a query sees, and a few queries together: tiles without a visible score are left out,
+// those with no other are taken as they are; the elements of the rest are tested against words of
+// 32 keys.
 //
 // The kind of mask is a run-time value: it is looked at once per tile, never per element.
 #pragma once

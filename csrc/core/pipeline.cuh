@@ -1,5 +1,5 @@
-// The loop around a ring of shared-memory stages: item i + STAGES - 1 is fetched while item i is
-// computed.
+// The loop around a ring of shared-memory stages: while item i is computed, item i + STAGES - 1 is
+// on its way.
 #pragma once
 
 #include "ptx/copy.cuh"
@@ -23,8 +23,8 @@ __device__ __forceinline__ void run_pipeline(int items, Fetch fetch, Land land, 
 #pragma unroll 1
     for (int i = 0; i < items; ++i) {
       cp_async_wait<AHEAD - 1>();
-      __syncthreads();  // item i is in for everybody; with STAGES > 1 everybody is also done with
-                        // item i - 1
+      // Item i is in for everybody; with STAGES > 1 everybody is also done with item i - 1.
+      __syncthreads();
       if constexpr (STAGES > 1) {
         if (i + AHEAD < items) fetch(i + AHEAD, free_stage);
         cp_async_commit();
@@ -46,8 +46,8 @@ __device__ __forceinline__ void run_pipeline(int items, Fetch fetch, Land land, 
     }
 #pragma unroll 1
     for (int i = 0; i < items; ++i) {
-      __syncthreads();  // item i is in for everybody; with two stages everybody is also done with
-                        // item i - 1
+      // Item i is in for everybody; with two stages everybody is also done with item i - 1.
+      __syncthreads();
       if (i + 1 < items) fetch(i + 1, (i + 1) % STAGES);
       compute(i, i % STAGES);
       if constexpr (STAGES == 1) __syncthreads();  // everybody is done with item i

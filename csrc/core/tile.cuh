@@ -1,5 +1,5 @@
-// Tiles of 16-bit elements in shared memory: swizzled rows, loads from a strided view, ldmatrix
-// operands.
+// Tiles of 16-bit elements in shared memory: swizzled rows, how they are filled from strided views,
+// and where ldmatrix reads an operand.
 //
 // A row of HEAD_DIM elements is HEAD_DIM / 8 chunks of 16 bytes. Chunk c of row r lies at chunk
 // c ^ phase(r): eight rows of one chunk column then fall into eight different 16-byte bank groups,
@@ -114,8 +114,8 @@ struct TileCopy {
     const uint16_t* src = source.base + row * source.row_stride + lane * 8;
     const int from_first = row - source.rows.first;
     const int rows = max(source.rows.end - source.rows.first, 0);
-    // NOTE: one pointer that walks, not PASSES of them: the loop around this must not keep 2 *
-    // PASSES registers alive.
+    // NOTE: one pointer that walks, not PASSES of them: the loop around this must not keep
+    // 2 * PASSES registers alive.
 #pragma unroll(ROLLED ? 1 : PASSES)
     for (int i = 0; i < PASSES; ++i) {
 #pragma unroll
@@ -145,8 +145,8 @@ struct Operand {
     return {tile + (lane % 16) * Layout::ROW_BYTES,
             static_cast<uint32_t>(((lane / 16) ^ Layout::phase(lane)) << 4)};
   }
-  // B[16 k, 16 n] where the tile holds rows n: r[0], r[1] are b of columns n..n+7, r[2], r[3] of
-  // n+8..n+15.
+  // B[16 k, 16 n] where the tile holds rows n: r[0], r[1] are b of the columns n..n+7, r[2], r[3]
+  // those of n+8..n+15.
   __device__ __forceinline__ static Operand b(uint32_t tile) {
     const int lane = threadIdx.x % 32;
     const int r = lane % 8 + (lane / 16) * 8;

@@ -5,8 +5,7 @@
 
 namespace flash_dist {
 
-// Element 0 of row 0 of one head: query head = head_kv * group + member; k and v have member 0
-// only.
+// Element 0 of row 0 of query head head_kv * group + member; k and v have member 0 alone.
 __device__ __forceinline__ uint16_t* head_begin(const View& view, int batch, int head_kv,
                                                 int member) {
   return static_cast<uint16_t*>(view.data) + batch * view.batch + head_kv * view.head_kv +

@@ -13,8 +13,7 @@ struct FloatRows : SwizzledRows<2 * HEAD_DIM> {
   using Base = SwizzledRows<2 * HEAD_DIM>;
   static_assert(Base::CHUNKS % 8 == 0, "the products rely on a phase of row % 8");
 
-  // Address of row `row`, column `column` of a tile; row a multiple of 8, column of 32: neither
-  // changes the phase.
+  // Address of a row, a multiple of 8, and a column, one of 32: neither changes the phase.
   __device__ __forceinline__ static uint32_t at(uint32_t tile, int row, int column) {
     return tile + row * Base::ROW_BYTES + column * 4;
   }

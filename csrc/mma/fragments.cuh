@@ -94,8 +94,8 @@ __device__ __forceinline__ void to_a_operand(uint32_t (&a)[MT][4], const Accumul
 }
 
 // This warp's share of the columns of MT 16-row tiles, rounded, as A fragments of 16 columns:
-// FRAGMENT_BYTES each, BLOCKS to a tile. at: this lane's place in the first; share: which of the
-// equal shares.
+// FRAGMENT_BYTES each, BLOCKS to a tile. at: this lane's place in the first; share: the number of
+// the warp's.
 template <class Target, class T, int BLOCKS, int MT, int NT>
 __device__ __forceinline__ void put_fragments(uint32_t at, const Accumulator<MT, NT>& c,
                                               int share) {
@@ -122,8 +122,8 @@ __device__ __forceinline__ void get_fragment(uint32_t (&r)[4], uint32_t at) {
   r[0] = x.x, r[1] = x.y, r[2] = x.z, r[3] = x.w;
 }
 
-// Rounds this warp's accumulator into its rows of a swizzled tile; with SPLIT > 1 into its share of
-// the columns.
+// Rounds this warp's accumulator into its rows of a swizzled tile; with SPLIT > 1 into those of its
+// share of the columns.
 template <class Target, class T, int HEAD_DIM, int SPLIT = 1, int MT, int NT>
 __device__ __forceinline__ void stage_rows(const Accumulator<MT, NT>& c, uint32_t warp_tile,
                                            int share = 0) {
@@ -143,8 +143,8 @@ __device__ __forceinline__ void stage_rows(const Accumulator<MT, NT>& c, uint32_
 }
 
 // Copies ROWS staged rows to global memory with 128-bit accesses, by LANES lanes of which this one
-// is `lane`. dst points at row 0; rows from row_limit on and columns from `columns` on do not
-// exist.
+// is `lane`. dst points at row 0; the rows from row_limit on and the columns from `columns` on do
+// not exist.
 template <int HEAD_DIM, int ROWS, int LANES>
 __device__ __forceinline__ void store_staged(uint32_t tile, int lane, uint16_t* dst,
                                              int64_t row_stride, int row_limit, int columns) {

@@ -1,5 +1,4 @@
-// Rounding between fp32 and pairs of 16-bit elements, and the exponential of the special-function
-// unit.
+// Rounding between fp32 and pairs of 16-bit elements, and the special-function unit's exponential.
 #pragma once
 
 #include <type_traits>

@@ -1,4 +1,4 @@
-// 128-bit copies, global <-> shared <-> registers.
+// Copies between global memory, shared memory and registers.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,7 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// 16 bytes to shared memory, asynchronously; zeros when !valid (src is then not read). sm_80 and
-// newer.
+// 16 bytes to shared memory, asynchronously; zeros when !valid: src is not read then. Since sm_80.
 __device__ __forceinline__ void cp_async_16(uint32_t smem, const void* src, bool valid) {
   const int bytes = valid ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem), "l"(src), "r"(bytes)

@@ -14,13 +14,11 @@ struct Target {
   static constexpr char SUFFIX = SUFFIX_;  // '\0', 'a' (this chip only) or 'f' (this family)
   static constexpr Code CODE = CODE_;
 
-  static constexpr bool HAS_CP_ASYNC =
-      NUMBER >= 80;                                  // otherwise tiles are staged through registers
-  static constexpr bool HAS_MMA_K16 = NUMBER >= 80;  // otherwise m16n8k8 pairs, fp16 only
+  static constexpr bool HAS_CP_ASYNC = NUMBER >= 80;  // else tiles are staged through registers
+  static constexpr bool HAS_MMA_K16 = NUMBER >= 80;   // else m16n8k8 pairs, fp16 only
   static constexpr bool HAS_PACKED_CONVERT = NUMBER >= 80;
 
-  // How many steps of a product ptxas may load ahead; tiles staged in registers leave room for
-  // fewer.
+  // Steps of a product that ptxas may load ahead: fewer where registers stage the tiles.
   static constexpr int UNROLL = HAS_CP_ASYNC ? 4 : 2;
 };
 

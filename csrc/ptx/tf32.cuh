@@ -1,7 +1,6 @@
 // The matrix instruction for tf32, and fp32 numbers as sums of two of its operands.
 //
-// Fragment layout of m16n8k8 (PTX ISA, "Matrix Fragments for mma.m16n8k8", .tf32), lane = 4 * g +
-// t:
+// Fragment layout of m16n8k8 (PTX ISA, "Matrix Fragments for mma.m16n8k8", .tf32), lane = 4g + t:
 //   a[0] row g      col t      a[2] row g      col t + 4
 //   a[1] row g + 8  col t      a[3] row g + 8  col t + 4
 //   b[0] row t      col g      b[1] row t + 4  col g

@@ -35,8 +35,7 @@ struct F32DkdvConfig
     Stage stage[Plan::STAGES];
     alignas(16) float exchange[SPLIT == 1 ? 4 : WARPS * ROWS * BLOCK_M];
     F32DkdvWork work;
-    F32DkdvCursor<BLOCK_M, BLOCK_N>
-        cursor;  // thread 0's, kept here to leave registers to dK and dV
+    F32DkdvCursor<BLOCK_M, BLOCK_N> cursor;  // thread 0's, here to leave registers to dK and dV
     F32DkdvItem items[ITEMS];
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);

@@ -8,7 +8,8 @@
 //           columns and owns that slice of dK and dV. P^T and dS^T stay in registers.
 // Shared    K and V (for the whole life of the block), STAGES stages of Q, dO, lse and delta, the
 //           slices' parts of S^T or dP^T.
-// Pipeline  that of mma/bwd/dkdv.h.
+// Pipeline  the query tiles of every query head of the split, in ascending order: this is the order
+//           of summation.
 #pragma once
 
 #include "core/blocks.cuh"

@@ -1,4 +1,5 @@
-// What one block of the fp32 dK/dV kernel computes.
+// Where a block of the fp32 dK/dV kernel works, and the stages of queries that it goes through: the
+// order of summation.
 #pragma once
 
 #include "core/walk.cuh"

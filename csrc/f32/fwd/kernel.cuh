@@ -1,12 +1,12 @@
-// Forward attention in fp32: out = softmax(q @ k.T * softmax_scale) @ v and lse, one block per tile
-// of query rows.
+// Forward attention in fp32: out = softmax(q @ k.T * softmax_scale) @ v and lse.
 //
-// Grid      x = query tile, batch and query head (longest causal tiles of a head first).
+// Grid      x = query tile, batch and query head (of a head the longest causal tiles first).
 // Block     WARPS warps; SPLIT of them share ROWS query rows, each sums S over a slice of the
 //           columns and owns that slice of the output.
 // Shared    Q tile, one K tile, one V tile, the slices' parts of S.
 // Pipeline  V(j) arrives while S = Q @ K(j).T is computed, K(j - 1) while the softmax and P @ V(j)
-//           run. Key tiles are walked from the last to the first, as in mma/fwd.
+//           run. Key tiles are walked from the last to the first, so that causal tiles that need a
+//           mask come first and the long loop has none.
 #pragma once
 
 #include "core/blocks.cuh"

@@ -1,4 +1,4 @@
-// What one block of the fp32 forward kernel computes.
+// Where a block of the fp32 forward kernel works.
 #pragma once
 
 #include "core/blocks.cuh"
@@ -7,7 +7,7 @@
 
 namespace flash_dist {
 
-// Where a block works, for all its threads; FwdWork for floats.
+// The same for all threads of the block.
 template <int BLOCK_M, int BLOCK_N>
 struct F32FwdWork {
   const float *q, *k, *v;  // the block's first query, the sequence's first key

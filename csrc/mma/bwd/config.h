@@ -1,4 +1,4 @@
-// Tiles, threads and shared memory of the backward kernels.
+// Tiles, threads and shared memory of the mma.sync backward kernels.
 #pragma once
 
 #include "core/config.h"
@@ -9,8 +9,8 @@
 
 namespace flash_dist {
 
-// Whether blocks of the dK/dV kernel may have fewer keys than a tile of dS: then the last tile of
-// keys is stored in part.
+// Whether blocks of the dK/dV kernel may have fewer keys than a tile of dS: then only a part of the
+// last tile of keys is stored.
 template <int HEAD_DIM>
 constexpr bool PARTLY_STORED = HEAD_DIM > 128;
 

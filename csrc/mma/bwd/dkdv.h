@@ -1,15 +1,15 @@
-// dK and dV, and dS for the dQ product: the key side of the backward. No atomics; a block owns its
+// dK and dV, and dS for the dQ product: the key side of the backward. No atomics: a block owns its
 // keys.
 //
 //   S^T = K @ Q.T          P^T = exp2(S^T - lse)            dV += P^T @ dO
 //   dP^T = V @ dO.T        dS^T = P^T (dP^T - delta)        dK += dS^T @ Q
 //
 // Grid      x = key tile, (batch, kv head) unit of the chunk, group split.
-// Block     SPLIT = 1: a warp owns ROWS keys over the whole head_dim; P^T and dS^T stay in
-// registers
-//           as A operands. SPLIT > 1 (dK and dV of a whole row would take all registers): SPLIT
-//           warps own ROWS keys; each computes S^T and dP^T for its part of the stage's queries,
-//           exchanges P^T and dS^T through shared memory, and accumulates its part of the columns.
+// Block     SPLIT = 1: a warp owns ROWS keys over the whole head_dim; P^T and dS^T stay in its
+//           registers as A operands. SPLIT > 1 (dK and dV of a whole row would take all registers):
+//           SPLIT warps own ROWS keys; each computes S^T and dP^T for its part of the stage's
+//           queries, exchanges P^T and dS^T through shared memory, and accumulates its part of the
+//           columns.
 // Shared    K and V (for the whole life of the block), STAGES stages of Q, dO, lse and delta.
 // Pipeline  the query tiles of every query head of the split, in ascending order: this is the order
 //           of summation.
@@ -251,8 +251,7 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
           ((work.key0 + warp_row0) % DS_TILE / 16 * 4 + row0 % DS_TILE / 16) * DS_BLOCK_BYTES +
           lane * 16;
       if constexpr (SPLIT == 1) {
-        // dK += dS^T @ Q                                 [ROWS, HEAD_DIM], and dS^T to the
-        // workspace
+        // dS^T to the workspace; dK += dS^T @ Q          [ROWS, HEAD_DIM]
 #pragma unroll
         for (int k = 0; k < SUB_M / 16; ++k) {
           uint32_t rDs[MT][4];
@@ -275,8 +274,7 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
         const uint32_t sDs = shared_address(smem.ds) + offset;
         put_fragments<Target, T, BLOCKS>(sP, pt, part);
         put_fragments<Target, T, BLOCKS>(sDs, dpt, part);
-        barrier_sync(1 + team,
-                     32 * SPLIT);  // the team has put its own; the stage's barrier frees it
+        barrier_sync(1 + team, 32 * SPLIT);  // the team's are there; the stage's barrier frees them
         // dV += P^T @ dO, dK += dS^T @ Q                 [ROWS, HEAD_DIM / SPLIT]
         const auto b_dv = share(Operand<HEAD_DIM_V>::b_trans(sDout(s)), part);
         const auto b_dk = share(Operand<HEAD_DIM>::b_trans(sQ(s)), part);

@@ -5,6 +5,7 @@
 // Block     SPLIT = 1: a warp owns ROWS queries over the whole head_dim; SPLIT = 2: two warps own
 //           them, every other 16 columns each.
 // Shared    STAGES stages of one 64-key tile of K and the dS tiles of the block's queries.
+//
 // The stored fragments are those of dS^T; transposing their four 8x8 tiles in registers gives the A
 // operand of dS. Stripes of keys are summed in one accumulator, which rests in dq_accum between
 // them: the order of summation is the same as without stripes.
@@ -20,8 +21,7 @@
 
 namespace flash_dist {
 
-// The dS tiles of DS_TILES neighbouring query tiles, copied as they lie; tiles without a slot
-// become zero.
+// The dS tiles of DS_TILES neighbouring query tiles, as they lie; zeros for those without a slot.
 template <class Config>
 struct DsCopy {
   using Target = typename Config::Target;
@@ -33,7 +33,7 @@ struct DsCopy {
   int2 late_slot;
   int late_bytes;
 
-  // keys: of the tile, that exist. Of 16-key blocks behind them nothing need have been stored: they
+  // keys: of the tile, that exist. The 16-key blocks behind them, which need not have been stored,
   // are taken as zero.
   __device__ __forceinline__ void fetch(uint32_t smem, const uint8_t* slots, int2 slot, int keys) {
     const int bytes = !PARTLY_STORED<Config::HEAD_DIM>
@@ -226,8 +226,7 @@ __device__ __forceinline__ void dq_gemm_block(const BwdParams& p) {
   }
 
   const auto compute = [&](int, int s) {
-    // dQ += dS @ K                                       [ROWS, HEAD_DIM / SPLIT] per warp, 16 keys
-    // at a time
+    // dQ += dS @ K, 16 keys at a time                    [ROWS, HEAD_DIM / SPLIT] per warp
     const auto b_k = share(Operand<HEAD_DIM>::b_trans(sK(s)), part);
     const uint32_t ds = sDs(s) + warp_row0 / DS_TILE * DS_TILE_BYTES +
                         warp_row0 % DS_TILE / 16 * DS_BLOCK_BYTES + lane * 16;

@@ -1,4 +1,4 @@
-// Tiles, threads and shared memory of the forward kernel.
+// Tiles, threads and shared memory of the mma.sync forward kernel.
 #pragma once
 
 #include "core/config.h"

@@ -1,7 +1,6 @@
-// Forward attention on mma.sync: out = softmax(q @ k.T * softmax_scale) @ v and lse, one block per
-// tile of query rows.
+// Forward attention on mma.sync: out = softmax(q @ k.T * softmax_scale) @ v and lse.
 //
-// Grid      x = query tile, batch and query head (longest causal tiles of a head first).
+// Grid      x = query tile, batch and query head (of a head the longest causal tiles first).
 // Block     WARPS warps, each owning ROWS query rows over the whole head_dim.
 // Shared    Q tile (later the output tile), one K tile, one V tile.
 // Pipeline  V(j) arrives while S = Q @ K(j).T is computed, K(j - 1) while the softmax and P @ V(j)

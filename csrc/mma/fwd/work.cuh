@@ -1,4 +1,4 @@
-// What one block of the forward kernel computes.
+// Where a block of the mma.sync forward kernel works.
 #pragma once
 
 #include "core/blocks.cuh"
@@ -7,7 +7,7 @@
 
 namespace flash_dist {
 
-// Where a block works, for all its threads.
+// The same for all threads of the block.
 template <int BLOCK_M, int BLOCK_N>
 struct FwdWork {
   const uint16_t *k, *v;  // the sequence's first key
