@@ -353,7 +353,7 @@ def render_mask_layout(layout: dict[str, Any]) -> str:
     widths = ", ".join(map(str, arrays.values()))
     return f"""#pragma once
 
-#include "params.h"
+#include "core/params.h"
 
 namespace flash_dist {{
 

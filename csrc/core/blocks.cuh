@@ -1,8 +1,8 @@
 // What a block of each kind of kernel owns, by its number, and the launches of so many blocks.
 #pragma once
 
+#include "core/params.h"
 #include "core/schedule.cuh"
-#include "params.h"
 #include "ptx/special.cuh"
 
 namespace flash_dist {

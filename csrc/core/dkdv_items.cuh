@@ -2,8 +2,8 @@
 // what its warps need to know of each.
 #pragma once
 
+#include "core/params.h"
 #include "core/walk.cuh"
-#include "params.h"
 
 namespace flash_dist {
 

@@ -5,9 +5,9 @@
 // The kind of mask is a run-time value: it is looked at once per tile, never per element.
 #pragma once
 
+#include "core/params.h"
 #include "core/sequence.cuh"
 #include "core/tile.cuh"
-#include "params.h"
 
 namespace flash_dist {
 

@@ -15,7 +15,7 @@
 #include <cstdint>
 
 #include "core/entry.h"
-#include "params.h"
+#include "core/params.h"
 
 namespace flash_dist {
 

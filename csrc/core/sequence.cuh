@@ -1,7 +1,7 @@
 // The rows of one batch entry: everything of its axis, or a document of packed tensors.
 #pragma once
 
-#include "params.h"
+#include "core/params.h"
 
 namespace flash_dist {
 

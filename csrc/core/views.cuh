@@ -1,7 +1,7 @@
 // Addresses inside the strided views of params.h.
 #pragma once
 
-#include "params.h"
+#include "core/params.h"
 
 namespace flash_dist {
 

@@ -3,8 +3,8 @@
 // or 4 floats, of row r lies at chunk c ^ (r % 8).
 #pragma once
 
+#include "core/params.h"
 #include "core/tile.cuh"
-#include "params.h"
 
 namespace flash_dist {
 

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "params.h"
+#include "core/params.h"
 
 #define FLASH_DIST_API extern "C" __attribute__((visibility("default")))
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/entry.h"
-#include "params.h"
+#include "core/params.h"
 #include "plan.h"
 #include "roles.h"
 

@@ -2,8 +2,8 @@
 // order of summation.
 #pragma once
 
+#include "core/params.h"
 #include "core/walk.cuh"
-#include "params.h"
 
 namespace flash_dist {
 
