@@ -16,7 +16,7 @@ from ..targets.devices import Device
 from ..targets.verdict import DTYPE_FLOOR, FLOOR
 from .layouts import dtype_name
 
-_log: Final = logging.getLogger("flash_dist")
+_log: Final = logging.getLogger(__name__)
 _warned: Final[set[int]] = set()  # GPUs
 
 ROLE: Final = "fwd"  # a target that has this has the whole suite; the build's audit sees to it

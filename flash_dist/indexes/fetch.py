@@ -24,7 +24,7 @@ MAX_PAGE_BYTES: Final = 64 << 20
 MAX_FILE_BYTES: Final = 4 << 30
 TIMEOUT: Final = 30.0  # seconds without a byte
 
-_log: Final = logging.getLogger("flash_dist")
+_log: Final = logging.getLogger(__name__)
 
 _URL = re.compile(r"([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
 _CHUNK = 1 << 16

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_log = logging.getLogger("flash_dist")
+_log = logging.getLogger(__name__)
 
 Event = dict[str, Any]
 

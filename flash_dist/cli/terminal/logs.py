@@ -22,7 +22,7 @@ class _Talk(logging.Handler):
 @contextmanager
 def logging_to_stderr(*, verbose: bool) -> Iterator[None]:
     """Show the library's log from DEBUG on, and only its warnings without -v."""
-    logger = logging.getLogger("flash_dist")
+    logger = logging.getLogger(__name__.partition(".")[0])  # above those of all modules
     level = logger.level
     handler = _Talk(logging.DEBUG if verbose else logging.WARNING)
     logger.addHandler(handler)

@@ -1,0 +1,57 @@
+"""The package names itself nowhere: imports inside of it are relative, child modules too.
+
+So a copy of the folder under another name works. `nox -s lint` runs `python -m ci.own_names`.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from typing import TYPE_CHECKING, Final
+
+from ci.project import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PACKAGE: Final = ROOT / "flash_dist"
+
+
+def find_own_names(package: Path = PACKAGE) -> Iterator[str]:
+    """Say where a module of a package names the package."""
+    modules = {
+        ".".join((package.name, *path.relative_to(package).with_suffix("").parts))
+        for path in package.rglob("*.py")
+    }
+    modules |= {module.removesuffix(".__init__") for module in modules}
+    for path in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            problem = _judge(node, package.name, modules)
+            if problem:
+                yield f"{path.relative_to(package.parent)}:{getattr(node, 'lineno', 1)}: {problem}"
+
+
+def _judge(node: ast.AST, name: str, modules: set[str]) -> str:
+    if isinstance(node, ast.ImportFrom) and not node.level and node.module:
+        if node.module.partition(".")[0] == name:
+            return f"`from {node.module} import` must be relative"
+    elif isinstance(node, ast.Import):
+        named = [one.name for one in node.names if one.name.partition(".")[0] == name]
+        if named:
+            return f"`import {named[0]}` must be relative: `from . import` or `from .. import`"
+    elif isinstance(node, ast.Constant) and "." in str(node.value) and node.value in modules:
+        return f"the module `{node.value}` must be named from `__package__`"
+    return ""
+
+
+def main() -> int:
+    """Command line."""
+    problems = list(find_own_names())
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
