@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import nox
@@ -41,6 +42,13 @@ nox.options.reuse_venv = "yes"
 nox.options.error_on_external_run = True
 nox.options.sessions = ["lint", "typecheck", "unit_tests"]
 
+# What `nox -s unit_tests` is told, and what pytest is.
+CORES = ["-n", "auto", "--dist", "worksteal"]
+CHOICES = {
+    (): [*CORES, "-m", "not slow"],
+    ("--slow",): [*CORES, "-m", "slow"],
+    ("--all",): CORES,
+}
 SMALL_SET = "hopper"  # one target: what tests build
 # After the wheels, in order.
 RELEASED = ("fingerprint_check", "sdist", "conda", "index", "manifest", "install_test")
@@ -116,9 +124,14 @@ def image(session: nox.Session) -> None:
 
 @nox.session
 def unit_tests(session: nox.Session) -> None:
-    """Unit tests from the source tree: no GPU, no compiler, seconds. Arguments go to pytest."""
+    """Unit tests from the source tree, no GPU: `-- --slow` those over a second, `-- --all` both.
+
+    Other arguments go to pytest as they are.
+    """
     install(session, "runtime", "test", "torch", "plot")
-    session.run("python", "-m", "pytest", *session.posargs)
+    start = time.monotonic()
+    session.run("python", "-m", "pytest", *CHOICES.get(tuple(session.posargs), session.posargs))
+    session.log(f"unit tests passed in {time.monotonic() - start:.0f} s")
 
 
 @nox.session
@@ -152,7 +165,9 @@ def reader_tests(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["unit_tests", "wheel_tests", "reader_tests"])
 def tests(session: nox.Session) -> None:
-    """Everything that needs no GPU: unit_tests, wheel_tests and reader_tests."""
+    """Everything that needs no GPU: unit_tests and its slow ones, wheel_tests and reader_tests."""
+    command = [sys.executable, "-m", "nox", "-s", "unit_tests", "--", "--slow"]
+    session.run(*command, external=True)
     session.log("unit_tests, wheel_tests and reader_tests passed")
 
 

@@ -65,6 +65,7 @@ def test_each_subcommand_works_under_another_name(
     assert said in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_child_of_the_selftest_is_that_of_the_copy(folder: Path) -> None:
     done = run(folder, ("-c", RUN), "selftest", "--device", "cpu", "--runs", "2")
     assert (done.returncode, done.stderr) == (1, "")

@@ -27,6 +27,7 @@ def test_a_figure_is_written_in_the_format_of_its_suffix(tmp_path: Path, suffix:
     assert path.read_bytes().startswith(starts[suffix])
 
 
+@pytest.mark.slow
 def test_the_paper_set_is_plotted(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     draw_plot(make_report(), tmp_path / "figure.png")

@@ -40,6 +40,7 @@ def plan(*shapes: Shape, peers: tuple[str, ...] = (), states: tuple[str, ...] = 
     return Plan(shapes, peers, PHASES, states, seconds=0.005)
 
 
+@pytest.mark.slow
 def test_every_phase_of_every_contender_is_timed() -> None:
     rows = list(measure(plan(SMALL, peers=("eager", "sdpa-flash")), CPU, HostClock()))
     assert [row.shape for row in rows] == [SMALL]

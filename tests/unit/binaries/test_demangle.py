@@ -75,6 +75,7 @@ def test_what_is_no_name_stays_as_it_is(name: str) -> None:
     assert demangle(name) == name
 
 
+@pytest.mark.slow
 @needs_libstdcxx
 def test_a_name_that_unpacks_without_end_stays_as_it_is() -> None:
     started = time.monotonic()
@@ -84,6 +85,7 @@ def test_a_name_that_unpacks_without_end_stays_as_it_is() -> None:
     assert demangle("_Z5alphaPfi") == "alpha(float*, int)"
 
 
+@pytest.mark.slow
 @needs_libstdcxx
 def test_after_a_few_such_names_all_others_stay_as_they_are(
     monkeypatch: pytest.MonkeyPatch,

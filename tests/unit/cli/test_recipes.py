@@ -69,6 +69,7 @@ def run(project: Path, command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_cibuildwheel_audits_each_wheel(project: Path) -> None:
     table = tomllib.loads(block("toml", "[tool.cibuildwheel]"))
     command = table["tool"]["cibuildwheel"]["audit-command"]
@@ -101,6 +102,7 @@ def test_pre_commit_hands_over_the_files_that_match(project: Path) -> None:
     assert run(project, f"{entry_} {shlex.quote(str(wheel))}").returncode == 0
 
 
+@pytest.mark.slow
 def test_what_if_and_comparison_answer(project: Path) -> None:
     wheel = put_wheel(project, *COMPLETE)
     done = run(project, block("sh", "doctor --wheel").strip())

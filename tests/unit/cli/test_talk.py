@@ -73,6 +73,7 @@ STEPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("seconds", [0.01, 0.5])
 def test_a_terminal_is_shown_what_takes_longer_than_its_patience(name: str, seconds: float) -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     Run = Callable[..., subprocess.CompletedProcess[str]]
 
+pytestmark = pytest.mark.slow  # compiles the program
+
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = ROOT / "csrc" / "debug"
 TILE = 64

@@ -198,6 +198,7 @@ def test_a_file_that_cannot_be_mapped_is_an_error(
         read(tmp_path, library(GOOD))
 
 
+@pytest.mark.slow
 def test_a_file_may_end_anywhere(tmp_path: Path) -> None:
     """Cut at each byte, a file is refused, or read up to there with a warning."""
     images = container(entry(SASS, 80, b"x" * 8), entry(PTX, 80, b"x" * 8, codec="zstd"))
@@ -581,6 +582,7 @@ def test_a_cubin_without_symbols_has_no_kernels() -> None:
 # --- Anything at all ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_no_damage_raises_anything_but_our_own_error(tmp_path: Path) -> None:
     """Flip, cut and repeat bytes of a library that has everything, from a fixed seed."""
     images = [
@@ -698,6 +700,7 @@ print(most[0])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="needs Linux")  # noqa: PTH110
 def test_a_large_library_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
     path = tmp_path / "large.so"

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_mutated_binaries_raise_our_own_error_only(seed: int) -> None:
     assert readers.run(500, seed) == ""

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+pytestmark = pytest.mark.slow  # packs the program, and starts a Python for each question
+
 Run = subprocess.CompletedProcess[str]
 
 
