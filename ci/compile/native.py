@@ -22,6 +22,7 @@ from ci.compile.symbols import check_symbols
 from ci.project import ROOT, build_folder
 from ci.toolchain.cross import TARGETS, ask_foreign
 from flash_dist.builds.linkage import RUNTIME_PATH, has_shared_runtime
+from flash_dist.builds.package import BINDING, KERNELS
 from flash_dist.errors import FlashDistError
 from flash_dist.targets.archs import Arch
 
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from flash_dist.targets.archs import ArchSet
 
 CSRC = ROOT / "csrc"
-KERNELS = "libflash_dist_kernels.so"
-BINDING = "_C.abi3.so"
 OUT_OF_MEMORY = "where a compiler was `Killed`, memory ran out: `MAX_JOBS=1` needs the least"
 
 

@@ -11,13 +11,14 @@ from ..binaries.symbols import SharedObject
 from ..binaries.wheel import Wheel, open_wheel
 from ..errors import AuditError, FatbinError, ManifestError
 from ..gpucode.fatbin import FatbinEntry, KernelInfo, open_fatbin
+from . import package
 from .manifest import FILE_NAME, Manifest
 
 if TYPE_CHECKING:
     import os
 
-KERNELS = "flash_dist/libflash_dist_kernels.so"
-BINDING = "flash_dist/_C.abi3.so"
+KERNELS = f"flash_dist/{package.KERNELS}"
+BINDING = f"flash_dist/{package.BINDING}"
 MANIFEST = f"flash_dist/{FILE_NAME}"
 
 

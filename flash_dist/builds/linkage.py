@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ..targets.devices import parse_version, toolkit_compression
+from .package import KERNELS
 
 if TYPE_CHECKING:
     from .manifest import Manifest
@@ -21,7 +22,7 @@ SYSTEM_LIBRARIES: Final = frozenset({
     "libstdc++.so.6",
 })  # fmt: skip
 LOADERS: Final = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}
-BINDING_NEEDS: Final = frozenset({"libflash_dist_kernels.so", "libtorch.so", "libtorch_cpu.so"})
+BINDING_NEEDS: Final = frozenset({KERNELS, "libtorch.so", "libtorch_cpu.so"})
 BINDING_PATH: Final = ("$ORIGIN",)
 # From site-packages/flash_dist: that of the package from PyPI, and that of a conda environment.
 RUNTIME_PATH: Final = ("$ORIGIN/../nvidia/cuda_runtime/lib", "$ORIGIN/../../..")
