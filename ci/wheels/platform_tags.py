@@ -17,6 +17,7 @@ from packaging.utils import parse_wheel_filename
 from flash_dist.binaries.symbols import open_shared
 from flash_dist.binaries.wheel import open_wheel
 from flash_dist.errors import FlashDistError
+from flash_dist.targets.distributions import oldest_served
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -24,14 +25,6 @@ if TYPE_CHECKING:
 MANYLINUX: Final = "manylinux_2_28"  # what is released: glibc 2.28 or newer
 _GLIBC: Final = re.compile(r"GLIBC_2\.([0-9]+)(\.[0-9]+)?")
 _TAG: Final = re.compile(r"manylinux_2_([0-9]+)_\w+")
-
-# The glibc that each release came with: 2.x.
-RELEASES: Final = {
-    "Debian": {"10": 28, "11": 31, "12": 36, "13": 41},
-    "Ubuntu": {"18.04": 27, "20.04": 31, "22.04": 35, "24.04": 39},
-    "RHEL": {"8": 28, "9": 34, "10": 39},
-    "Amazon Linux": {"2": 26, "2023": 34},
-}
 
 
 class PlatformTagError(FlashDistError):
@@ -96,16 +89,6 @@ def read_floor(file_name: str) -> int | None:
     """Return 34 for a wheel that is `manylinux_2_34`; None without such a tag."""
     found = [int(match[1]) for match in _TAG.finditer(file_name)]
     return min(found, default=None)
-
-
-def oldest_served(glibc: int) -> list[str]:
-    """Return the first release of each distribution with this glibc 2.x or a newer one."""
-    served = []
-    for family, releases in RELEASES.items():
-        fitting = [release for release, has in releases.items() if has >= glibc]
-        if fitting:
-            served.append(f"{family} {fitting[0]}")
-    return served
 
 
 def describe_floor(file_names: Iterable[str]) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..binaries.demangle import demangle
 from ..targets.advice import GET_DRIVER, GET_GLIBC, torch_fix
+from ..targets.distributions import oldest_served
 from ..targets.wording import list_few
 
 if TYPE_CHECKING:
@@ -21,23 +22,15 @@ if TYPE_CHECKING:
     from ..machine.torch_install import Torch
     from .linker import Missing
 
+_SHOWN_RELEASES = 3
 _SHOWN_SYMBOLS = 4
 _LONGEST = 200  # characters of a demangled name
 
 _MACHINES = {3: "x86", 21: "ppc64le", 22: "s390x", 40: "arm", 62: "x86_64", 183: "aarch64"}
 _MACHINES |= {243: "riscv64", 258: "loongarch64"}
 
-# The first release of each distribution with at least this glibc.
-_DISTRIBUTIONS = (
-    ((2, 28), "Debian 10, Ubuntu 20.04, RHEL 8"),
-    ((2, 31), "Debian 11, Ubuntu 20.04, RHEL 9"),
-    ((2, 34), "Debian 12, Ubuntu 22.04, RHEL 9"),
-    ((2, 35), "Debian 12, Ubuntu 22.04, RHEL 10"),
-    ((2, 36), "Debian 12, Ubuntu 24.04, RHEL 10"),
-    ((2, 39), "Debian 13, Ubuntu 24.04, RHEL 10"),
-    ((2, 41), "Debian 13, Ubuntu 25.04"),
-)
 _DRIVER = {"libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1"}
+_GLIBC = re.compile(r"2\.([0-9]+)")
 _CUDA_MAJOR = re.compile(r"lib(?:cudart|nvrtc|cublas|cublasLt)\.so\.([0-9]+)(?:\.[0-9]+)*")
 _DEBIAN = {
     "libgomp.so.1": "libgomp1",
@@ -118,9 +111,9 @@ def old_glibc(file: str, version: str, libc: str) -> Cause:
     """The file needs a newer glibc."""
     needed = version.removeprefix("GLIBC_")
     sentence = f"{file} needs glibc {needed}, this system has {libc}"
-    numbers = tuple(int(part) for part in needed.split(".") if part.isdecimal())
-    known = next((names for first, names in _DISTRIBUTIONS if first >= numbers), "")
-    such = f" ({known} or newer)" if known else ""
+    number = _GLIBC.match(needed)
+    known = oldest_served(int(number[1]))[:_SHOWN_RELEASES] if number else []
+    such = f" ({', '.join(known)} or newer)" if known else ""
     fix = f"use a system with glibc {needed} or newer{such}, or a build for {libc}"
     return Cause("glibc-too-old", sentence, fix)
 

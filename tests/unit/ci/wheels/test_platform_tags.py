@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ci.wheels.platform_tags import RELEASES, describe_floor, oldest_served, read_floor
+from ci.wheels.platform_tags import describe_floor, read_floor
 
 WHEEL = "flash_dist-0.1.0+cu130.all-cp310-abi3-{}.whl"
 
@@ -17,23 +17,6 @@ WHEEL = "flash_dist-0.1.0+cu130.all-cp310-abi3-{}.whl"
 )
 def test_the_floor_is_that_of_the_oldest_tag(tags: str, floor: int | None) -> None:
     assert read_floor(WHEEL.format(tags)) == floor
-
-
-@pytest.mark.parametrize(
-    ("glibc", "served"),
-    [
-        (28, ["Debian 10", "Ubuntu 20.04", "RHEL 8", "Amazon Linux 2023"]),
-        (34, ["Debian 12", "Ubuntu 22.04", "RHEL 9", "Amazon Linux 2023"]),
-        (36, ["Debian 12", "Ubuntu 24.04", "RHEL 10"]),
-        (99, []),
-    ],
-)
-def test_the_oldest_release_with_that_glibc_is_named(glibc: int, served: list[str]) -> None:
-    assert oldest_served(glibc) == served
-
-
-def test_releases_stand_from_old_to_new() -> None:
-    assert all(list(one.values()) == sorted(one.values()) for one in RELEASES.values())
 
 
 def test_several_wheels_are_as_portable_as_the_least_of_them() -> None:
