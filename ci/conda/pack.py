@@ -19,7 +19,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from packaging.metadata import Metadata
 from rattler_build import RattlerBuildError, assemble_package
 
 from ci.conda.channel import write_repodata
@@ -80,7 +79,6 @@ def pack(one: Artefact, channel: Path, moment: datetime) -> Path:
     if path.exists():
         message = f"two wheels give one conda package, `{recipe.path}`"
         raise ArtefactError(message, hint=f"remove `{one.path}` or the other one")
-    read = Metadata.from_email(one.metadata, validate=False)
     with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
         stage = Path(folder) / "stage"
         licenses = stage_wheel(one, stage)
@@ -92,9 +90,9 @@ def pack(one: Artefact, channel: Path, moment: datetime) -> Path:
                 recipe.build,
                 path.parent,
                 files_dir=stage,
-                homepage=_find_homepage(read),
-                license=read.license_expression,
-                summary=read.summary,
+                homepage=one.metadata.homepage or None,
+                license=one.metadata.license or None,
+                summary=one.metadata.summary or None,
                 depends=recipe.depends,
                 constrains=recipe.constrains,
                 build_number=recipe.build_number,
@@ -108,10 +106,6 @@ def pack(one: Artefact, channel: Path, moment: datetime) -> Path:
             message = f"rattler-build does not pack `{one.file_name}`: {error}"
             raise ArtefactError(message) from error
     return path
-
-
-def _find_homepage(metadata: Metadata) -> str | None:
-    return metadata.home_page or (metadata.project_urls or {}).get("Homepage")
 
 
 def stage_wheel(one: Artefact, stage: Path) -> list[Path]:

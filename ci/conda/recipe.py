@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
-from packaging.metadata import Metadata
-
 from ci.wheels.artefacts import ArtefactError
 from flash_dist.builds.declared import declare_build
 from flash_dist.indexes.index import PROJECT
@@ -40,6 +38,7 @@ if TYPE_CHECKING:
 
     from ci.wheels.artefacts import Artefact
     from flash_dist.builds.manifest import Manifest
+    from flash_dist.builds.metadata import Metadata
     from flash_dist.targets.archs import Arch, ArchSet
 
 PICK: Final = "conda"  # who asks in the table `picks`
@@ -190,19 +189,18 @@ def oldest_cuda(manifest: Manifest) -> str:
     raise ArtefactError(message)
 
 
-def map_dependencies(metadata: bytes, machine: str) -> tuple[str, ...]:
+def map_dependencies(metadata: Metadata, machine: str) -> tuple[str, ...]:
     """Return what METADATA requires, as conda names it.
 
     Raises:
         ArtefactError: It requires something that conda cannot say.
     """
-    read = Metadata.from_email(metadata, validate=False)
-    pythons = read.requires_python
+    pythons = metadata.python
     if not pythons:
         message = "METADATA does not say which Pythons it is for (Requires-Python)"
         raise ArtefactError(message)
     found = [_name_conda("python", pythons)]
-    for requirement in read.requires_dist or ():
+    for requirement in metadata.requirements:
         if _is_needed(requirement, pythons, machine):
             name = _RENAMED.get(requirement.name, requirement.name.lower())
             found.append(_name_conda(name, requirement.specifier))

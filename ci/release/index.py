@@ -118,7 +118,7 @@ def _write_packages(folder: Path, artefacts: Iterable[Artefact]) -> None:
     folder.mkdir(parents=True)
     for one in artefacts:
         shutil.copyfile(one.path, folder / one.file_name)
-        (folder / f"{one.file_name}.metadata").write_bytes(one.metadata)
+        (folder / f"{one.file_name}.metadata").write_bytes(one.metadata.text)
 
 
 def _copy_channel(folder: Path, condas: Mapping[Path, Artefact]) -> dict[str, str]:
@@ -151,7 +151,7 @@ def _make_file(one: Artefact) -> File:
         f"../../{PACKAGES}/{quote(one.file_name)}",
         {"sha256": one.sha256},
         requires_python=one.requires_python or None,
-        dist_info_metadata={"sha256": hashlib.sha256(one.metadata).hexdigest()},
+        dist_info_metadata={"sha256": hashlib.sha256(one.metadata.text).hexdigest()},
         size=one.size,
     )
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from email.parser import HeaderParser
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
@@ -13,18 +11,19 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from flash_dist.audit.verify import verify_wheel
 from flash_dist.binaries.wheel import open_wheel
 from flash_dist.builds.contents import read_manifest
+from flash_dist.builds.metadata import read_metadata
 from flash_dist.errors import FlashDistError
 from flash_dist.gpucode.inspection import Choice, inspect_libraries
 from flash_dist.gpucode.libraries import open_libraries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from email.message import Message
     from pathlib import Path
 
     from packaging.version import Version
 
     from flash_dist.builds.manifest import Manifest
+    from flash_dist.builds.metadata import Metadata
     from flash_dist.targets.archs import Arch
 
 
@@ -42,7 +41,7 @@ class Artefact:
     sha256: str
     size: int
     installed_size: int  # all files unpacked
-    metadata: bytes  # the file METADATA
+    metadata: Metadata
     manifest: Manifest
     embedded: tuple[Arch, ...]  # targets of the images that are really in it, old to new
 
@@ -58,15 +57,10 @@ class Artefact:
         published = {one.name for one in self.manifest.archsets}
         return archset.name if archset.name in published else archset.label
 
-    @cached_property
-    def headers(self) -> Message:
-        """The fields of METADATA."""
-        return HeaderParser().parsestr(self.metadata.decode("utf-8"))
-
     @property
     def requires_python(self) -> str:
         """What METADATA says of Python: `>=3.10`."""
-        return str(self.headers["Requires-Python"] or "")
+        return str(self.metadata.python or "")
 
 
 def find_artefacts(dist: Path) -> tuple[Artefact, ...]:
@@ -101,11 +95,7 @@ def read_artefact(path: Path) -> Artefact:
         message = f"`{path.name}` says in _build.json that it is {manifest.package_version}"
         raise ArtefactError(message, hint="build it again; wheels are not to be renamed")
     with open_wheel(path) as wheel:
-        names = [name for name in wheel.names if name.endswith(".dist-info/METADATA")]
-        if len(names) != 1:
-            message = f"`{path.name}` holds {len(names)} METADATA files, not one"
-            raise ArtefactError(message)
-        metadata = wheel.read(names[0])
+        metadata = read_metadata(wheel)
         installed = sum(map(wheel.size, wheel.names))
     data = path.read_bytes()
     return Artefact(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import tempfile
-from email.parser import HeaderParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +15,7 @@ from packaging.utils import parse_wheel_filename
 
 from flash_dist.binaries.symbols import open_shared
 from flash_dist.binaries.wheel import open_wheel
+from flash_dist.builds.metadata import read_tags
 from flash_dist.errors import FlashDistError
 from flash_dist.targets.distributions import oldest_served
 
@@ -48,13 +48,8 @@ def require_same_tags(wheel: Path) -> None:
     """Insist that the file name has the tags of the file WHEEL, which auditwheel wrote."""
     with open_wheel(wheel) as opened:
         names = [name for name in opened.names if name.endswith(".dist-info/WHEEL")]
-        texts = [opened.read(name).decode("utf-8", "backslashreplace") for name in names]
-    told = {
-        str(tag)
-        for text in texts
-        for line in HeaderParser().parsestr(text).get_all("Tag", [])
-        for tag in parse_tag(line)
-    }
+        texts = [opened.read(name) for name in names]
+    told = {str(tag) for text in texts for line in read_tags(text) for tag in parse_tag(line)}
     named = set(map(str, parse_wheel_filename(wheel.name)[3]))
     if told != named:
         tags = ", ".join(sorted(told)) or "none"

@@ -22,6 +22,7 @@ from ..binaries.codecs import open_zstd
 from ..binaries.files import unreadable
 from ..binaries.wheel import MAX_TEXT_BYTES, Wheel, open_wheel
 from ..errors import FatbinError
+from .metadata import parse_metadata, read_tags
 
 if TYPE_CHECKING:
     import os
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 SITE: Final = "site-packages/"
 INDEX: Final = "info/index.json"
 PATHS: Final = "info/paths.json"
-_FIELD: Final = re.compile(r"^(Version|Tag): *(\S+)\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -173,17 +173,14 @@ def _copy(member: tar.Member, target: IO[bytes]) -> tuple[PackedFile, bytes]:
 
 def _name_wheel(path: str, texts: dict[str, bytes]) -> str:
     """Return the name of the wheel that METADATA and WHEEL are of."""
-    found: dict[str, list[str]] = {"Version": [], "Tag": []}
-    for text in texts.values():
-        header = text.decode("utf-8", "backslashreplace").partition("\n\n")[0]
-        for field, value in _FIELD.findall(header):
-            found[field].append(value)
-    kinds = {tag.rpartition("-")[0] for tag in found["Tag"]}
-    if len(found["Version"]) != 1 or len(kinds) != 1:
+    tags = read_tags(texts.get("WHEEL", b""))
+    kinds = {tag.rpartition("-")[0] for tag in tags}
+    if "METADATA" not in texts or len(kinds) != 1:
         reason = "METADATA and WHEEL do not say one version and tags of one kind"
         raise unreadable(path, reason, hint="`nox -s conda` makes packages of our wheels")
-    platforms = ".".join(sorted(tag.rpartition("-")[2] for tag in found["Tag"]))
-    name = f"flash_dist-{found['Version'][0]}-{kinds.pop()}-{platforms}.whl"
+    version = parse_metadata(texts["METADATA"], path).version
+    platforms = ".".join(sorted(tag.rpartition("-")[2] for tag in tags))
+    name = f"flash_dist-{version}-{kinds.pop()}-{platforms}.whl"
     if not re.fullmatch(r"[A-Za-z0-9_.+!-]+", name):
         raise unreadable(path, f"METADATA or WHEEL would name it `{name}`")
     return name

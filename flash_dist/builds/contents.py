@@ -13,6 +13,7 @@ from ..errors import AuditError, FatbinError, ManifestError
 from ..gpucode.fatbin import FatbinEntry, KernelInfo, open_fatbin
 from . import package
 from .manifest import FILE_NAME, Manifest
+from .metadata import read_metadata
 
 if TYPE_CHECKING:
     import os
@@ -81,7 +82,7 @@ def read_contents(path: str | os.PathLike[str]) -> WheelContents:
             path=wheel.path,
             size=Path(wheel.path).stat().st_size,
             libraries=tuple(name for name in wheel.names if ".so" in Path(name).name),
-            metadata_version=_metadata_version(wheel),
+            metadata_version=read_metadata(wheel).version,
             manifest=manifest,
             images=images,
             linkage={name: _read_linked(wheel, name) for name in (KERNELS, BINDING)},
@@ -134,12 +135,3 @@ def _read_linked(wheel: Wheel, name: str) -> Linked:
         except FatbinError as error:
             hint = error.hint or DAMAGED_HINT
             raise unreadable(name, error.message, archive=wheel.path, hint=hint) from error
-
-
-def _metadata_version(wheel: Wheel) -> str:
-    found = [name for name in wheel.names if name.endswith(".dist-info/METADATA")]
-    if len(found) != 1:
-        message = f"`{wheel.path}` holds {len(found)} METADATA files, not one"
-        raise AuditError(message)
-    lines = wheel.read(found[0]).decode("utf-8", "backslashreplace").splitlines()
-    return next((line[9:] for line in lines if line.startswith("Version: ")), "")

@@ -16,6 +16,7 @@ from ci.conda.recipe import (
 )
 from ci.wheels.artefacts import ArtefactError, find_artefacts
 from flash_dist.builds.manifest import ToolkitInfo
+from flash_dist.builds.metadata import parse_metadata
 from flash_dist.builds.published import load_archsets, load_picks, published_sets
 from flash_dist.targets.archs import ArchSet
 from flash_dist.targets.compatibility import judge
@@ -113,7 +114,7 @@ def test_a_newer_toolkit_outranks_an_older_one_for_the_same_gpus() -> None:
 
 def needs(*lines: str) -> tuple[str, ...]:
     text = METADATA + "".join(f"Requires-Dist: {line}\n" for line in lines)
-    return map_dependencies(text.encode(), "x86_64")
+    return map_dependencies(parse_metadata(text.encode(), "a.whl"), "x86_64")
 
 
 def test_dependencies_have_the_names_of_conda() -> None:
@@ -155,7 +156,7 @@ def test_what_conda_cannot_say_is_refused(line: str, words: str) -> None:
 
 def test_a_wheel_that_says_no_python_is_refused() -> None:
     with pytest.raises(ArtefactError, match="which Pythons"):
-        map_dependencies(b"Metadata-Version: 2.4\nName: a\nVersion: 1\n", "x86_64")
+        map_dependencies(parse_metadata(b"Name: a\nVersion: 1\n", "a.whl"), "x86_64")
 
 
 def test_recipes_of_the_published_sets_name_set_toolkit_and_platform(tmp_path: Path) -> None:

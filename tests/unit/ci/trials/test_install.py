@@ -120,7 +120,7 @@ def test_the_next_version_of_a_wheel_declares_itself_and_lacks_one_file(tmp_path
     after = make_next(one, tmp_path / "new")
     assert str(after.version) == "0.1.1+cu130.hopper"
     assert after.manifest.package_version == "0.1.1+cu130.hopper"
-    assert after.headers["Version"] == "0.1.1+cu130.hopper"
+    assert after.metadata.version == "0.1.1+cu130.hopper"
     assert (after.tags, after.requires_python) == (one.tags, one.requires_python)
     assert after.embedded == one.embedded
     with pytest.raises(OSError, match="No such file"):
