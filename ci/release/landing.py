@@ -6,7 +6,7 @@ It says of each GPU what `select --index` says, from the wheels themselves.
 from __future__ import annotations
 
 from itertools import groupby
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from ci.wheels.artefacts import Artefact, newest_first
@@ -20,25 +20,10 @@ from flash_dist.report_page.markup import Markup, element, join, make_head, pros
 from flash_dist.report_page.style import STYLE
 from flash_dist.targets.advice import describe_how
 from flash_dist.targets.devices import Device
+from flash_dist.targets.gpus import SOLD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-
-GPUS: Final = {
-    "7.5": "GeForce RTX 20 series, GTX 16 series, T4, Quadro RTX",
-    "8.0": "A100, A30",
-    "8.6": "GeForce RTX 30 series, A2, A10, A40, RTX A series",
-    "8.7": "Jetson Orin",
-    "8.9": "GeForce RTX 40 series, L4, L40, RTX Ada",
-    "9.0": "H100, H200",
-    "10.0": "B200",
-    "10.3": "B300",
-    "11.0": "Jetson Thor",
-    "12.0": "GeForce RTX 50 series, RTX PRO Blackwell",
-    "12.1": "DGX Spark (GB10)",
-}
-
-ARM_ONLY: Final = frozenset({"8.7", "11.0", "12.1"})  # no machine with another CPU has these
 
 _LAYOUT = """
 .commands { margin: 0.5rem 0 0; overflow-x: auto; white-space: pre; }
@@ -159,18 +144,18 @@ def _gpu_table(artefacts: Sequence[Artefact]) -> Markup:
     candidates = [_candidate(one, "", one.set_name) for one in artefacts]
     rows = []
     is_arm = any(_machine(one) == "aarch64" for one in artefacts)
-    for number, name in GPUS.items():
-        if number in ARM_ONLY and not is_arm:
+    for chip in SOLD:
+        if chip.arm_only and not is_arm:
             continue
-        chosen = select([Device.parse(number)], None, candidates).chosen
+        chosen = select([Device(*chip.version)], None, candidates).chosen
         if chosen is None:
             link, how = Markup("none of these"), ""
         else:
             name_of_set = chosen.candidate.name
             link = element("a", name_of_set, href=f"#{name_of_set}")
             how = describe_how(chosen.verdicts[0])
-        cells = (element("td", cell) for cell in (number, link, how))
-        rows.append(element("tr", element("th", name), *cells))
+        cells = (element("td", cell) for cell in (str(chip), link, how))
+        rows.append(element("tr", element("th", chip.products), *cells))
     header = element("thead", element("tr", *(element("th", name) for name in head)))
     return element("div", element("table", header, element("tbody", *rows)), _class="scroll")
 

@@ -6,11 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from flash_dist.errors import FlashDistError
+from flash_dist.targets.gpus import SOLD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 Outcome = Literal["ok", "FAIL", "NOT RUN"]
+
+GPUS: Final = tuple(map(str, SOLD))  # those that everything is tried for
+MIXED: Final = ("7.5,8.6", "7.5,9.0", "9.0,12.0")  # machines with several
 
 OUTCOMES: Final[tuple[Outcome, ...]] = ("ok", "FAIL", "NOT RUN")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from ci.project import ARCHSETS, ROOT
 from ci.release.index import DEFAULT, write_index
-from ci.trials.cells import Cell, InstallError, attempt
+from ci.trials.cells import GPUS, MIXED, Cell, InstallError, attempt
 from ci.trials.clients import Environment, call, runs_here, serve, without_network
 from ci.trials.next_version import make_next
 from ci.wheels.artefacts import newest_first
@@ -25,10 +25,7 @@ if TYPE_CHECKING:
     from ci.wheels.artefacts import Artefact
     from flash_dist.targets.archs import ArchSet
 
-MACHINES: Final = (
-    "7.5", "8.0", "8.6", "8.7", "8.9", "9.0", "10.0", "10.3", "11.0", "12.0", "12.1",
-    "7.5,8.6", "7.5,9.0", "9.0,12.0",
-)  # fmt: skip
+MACHINES: Final = (*GPUS, *MIXED)
 DRIVER: Final = "580"
 OLDER_DRIVER: Final = "535"  # loads no CUDA 13
 OLDER_MACHINES: Final = ("7.5", "7.5,9.0", "12.0")

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ci.conda.check import recipe_of
 from ci.conda.recipe import PICK, SUBDIRS, Recipe, is_served, oldest_cuda
 from ci.project import ARCHSETS, load_project
-from ci.release.landing import GPUS
-from ci.trials.cells import Cell, InstallError, attempt
+from ci.trials.cells import GPUS, MIXED, Cell, InstallError, attempt
 from ci.trials.conda_client import RefusedError, Request, Solved, ask
 from ci.wheels.artefacts import Artefact, newest_first
 from flash_dist.builds.published import load_picks
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
 CUDA: Final = "13.0"
 OLDER_CUDA: Final = "12.4"
-MIXED: Final = ("7.5,8.6", "7.5,9.0", "9.0,12.0")
 _NEEDED: Final = ("rattler", "rattler_build")
 _MACHINE: Final = {"__glibc": "2.36", "__linux": "6.1", "__unix": "0"}
 

@@ -11,7 +11,7 @@ from ..targets.devices import format_version
 if TYPE_CHECKING:
     from ..binaries.codecs import Codec
     from ..targets.archs import Arch
-    from ..targets.devices import Version
+    from ..targets.gpus import Version
 
 CODE_CUDA_13: Final = (1, 8)
 FIRST_WITH_IT_BEFORE: Final = 100  # CUDA 12.8 and 12.9 wrote it for sm_100 and newer

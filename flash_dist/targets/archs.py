@@ -13,6 +13,7 @@ from typing import Final
 
 from ..errors import ArchError
 from .devices import Device, parse_version
+from .gpus import CHIPS
 
 DEFAULT_TOOLKIT: Final = "13.0"
 DEFAULT_MACHINE: Final = "x86_64"
@@ -83,25 +84,15 @@ def _archs(dotted: str) -> tuple[Arch, ...]:
     return tuple(Arch.parse(one) for one in dotted.split())
 
 
-_CUDA_12 = _archs("5.0 5.2 5.3 6.0 6.1 6.2 7.0 7.2 7.5 8.0 8.6 8.7 8.9 9.0 9.0a")
-_CUDA_12_8 = _CUDA_12 + _archs("10.0 10.0a 10.1 10.1a 12.0 12.0a")
-_CUDA_12_9 = tuple(
-    sorted(_CUDA_12_8 + _archs("10.0f 10.1f 10.3 10.3a 10.3f 12.0f 12.1 12.1a 12.1f"))
-)
-_CUDA_13 = _archs(
-    "7.5 8.0 8.6 8.7 8.8 8.9 9.0 9.0a 10.0 10.0a 10.0f 10.3 10.3a 10.3f "
-    "11.0 11.0a 11.0f 12.0 12.0a 12.0f 12.1 12.1a 12.1f"
-)
+def _compiled_by(toolkit: str) -> tuple[Arch, ...]:
+    version = parse_version(toolkit)
+    return tuple(Arch(*chip.version, suffix) for chip in CHIPS for suffix in chip.suffixes(version))
+
 
 # SASS targets each toolkit compiles (`nvcc --list-gpu-code`, suffixes from `nvcc --help`); each
 # of them exists as PTX too.
 TOOLKIT_ARCHS: dict[str, tuple[Arch, ...]] = {
-    "12.0": _CUDA_12,
-    "12.8": _CUDA_12_8,
-    "12.9": _CUDA_12_9,
-    "13.0": _CUDA_13,
-    "13.1": _CUDA_13,
-    "13.2": _CUDA_13,
+    toolkit: _compiled_by(toolkit) for toolkit in ("12.0", "12.8", "12.9", "13.0", "13.1", "13.2")
 }
 
 KNOWN_ARCHS: tuple[Arch, ...] = tuple(

@@ -15,7 +15,6 @@ from .devices import (
     ZSTD_CUDA,
     Device,
     Driver,
-    Version,
     driver_supports_ptx_isa,
     driver_supports_toolkit,
     driver_supports_zstd,
@@ -25,26 +24,21 @@ from .devices import (
     toolkit_driver,
     toolkit_ptx_isa,
 )
+from .gpus import CHIPS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from .archs import Arch
+    from .gpus import Version
 
 How = Literal["native", "family", "same-major", "jit", "unverified", "no"]
 JitPolicy = Literal["allowed", "forced", "disabled", "absent"]
 
 PREFERENCE: tuple[How, ...] = ("native", "family", "same-major", "jit", "unverified", "no")
 
-# Devices of each family target, as NVIDIA lists them. Data on purpose: a new minor of the same
-# major need not join (10.1 is outside the family of 10.0).
 FAMILIES: dict[Version, frozenset[Version]] = {
-    (10, 0): frozenset({(10, 0), (10, 3)}),
-    (10, 1): frozenset({(10, 1), (11, 0)}),
-    (10, 3): frozenset({(10, 3)}),
-    (11, 0): frozenset({(10, 1), (11, 0)}),
-    (12, 0): frozenset({(12, 0), (12, 1)}),
-    (12, 1): frozenset({(12, 1)}),
+    chip.version: frozenset(chip.family) for chip in CHIPS if chip.family
 }
 
 

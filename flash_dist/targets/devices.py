@@ -1,9 +1,8 @@
-"""Facts about GPUs and drivers: compute capabilities, shared memory, CUDA versions.
+"""Compute capabilities and drivers: what a GPU has, which CUDA versions a driver speaks.
 
-Sources: CUDA C++ Programming Guide, appendix "Compute Capabilities" (shared memory per block);
-CUDA toolkit release notes, table of toolkit and driver versions; CUDA Compatibility guide,
-"Minor Version Compatibility" (first driver per major); PTX ISA guide, "Release Notes" (first
-toolkit per PTX ISA); nvcc documentation of `--compress-mode` (zstd needs a 12.4 driver).
+Sources: CUDA toolkit release notes, table of toolkit and driver versions; CUDA Compatibility
+guide, "Minor Version Compatibility" (first driver per major); PTX ISA guide, "Release Notes"
+(first toolkit per PTX ISA); nvcc documentation of `--compress-mode` (zstd needs a 12.4 driver).
 """
 
 from __future__ import annotations
@@ -13,22 +12,13 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from ..errors import ArchError
-
-Version = tuple[int, int]
+from .gpus import CHIPS, Version
 
 KIB = 1024
 
-# Most shared memory, in KiB, that one block may ask for (opt-in), by compute capability.
-SMEM_OPTIN_KIB: dict[Version, int] = {
-    (5, 0): 48, (5, 2): 48, (5, 3): 48, (6, 0): 48, (6, 1): 48, (6, 2): 48,
-    (7, 0): 96, (7, 2): 96, (7, 5): 64,
-    (8, 0): 163, (8, 6): 99, (8, 7): 163, (8, 8): 99, (8, 9): 99,
-    (9, 0): 227, (10, 0): 227, (10, 1): 227, (10, 3): 227, (11, 0): 227,
-    (12, 0): 99, (12, 1): 99,
-}  # fmt: skip
-
-# Tegra-class parts. Code for discrete GPUs of the same major is not promised to run on them.
-INTEGRATED: frozenset[Version] = frozenset({(5, 3), (6, 2), (7, 2), (8, 7), (10, 1), (11, 0)})
+SMEM_OPTIN_KIB: dict[Version, int] = {chip.version: chip.smem_kib for chip in CHIPS}
+INTEGRATED: frozenset[Version] = frozenset(chip.version for chip in CHIPS if chip.integrated)
+RENAMED: dict[Version, Version] = {chip.version: chip.renamed for chip in CHIPS if chip.renamed}
 
 # Driver release branch -> the CUDA version its `cuDriverGetVersion` reports.
 DRIVER_CUDA: dict[int, Version] = {
@@ -108,7 +98,8 @@ class Device:
 
     def is_same_silicon(self, other: Device) -> bool:
         """Whether both names mean one chip: CUDA 13.0 renamed 10.1 (Thor) to 11.0."""
-        return self == other or {self.number, other.number} == {101, 110}
+        one, two = self.version, other.version
+        return RENAMED.get(one, one) == RENAMED.get(two, two)
 
 
 KNOWN_DEVICES: tuple[Device, ...] = tuple(Device(*version) for version in sorted(SMEM_OPTIN_KIB))

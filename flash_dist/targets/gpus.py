@@ -1,0 +1,95 @@
+"""Every GPU that is known, a row each; what else is said of GPUs here and in ci/ derives from it.
+
+Sources: CUDA C++ Programming Guide, appendix "Compute Capabilities" (shared memory per block, who
+is of a family); `nvcc --list-gpu-code` of each toolkit (first, until); CUDA 13.0 features archive
+(10.1 became 11.0); NVIDIA's "CUDA GPU Compute Capability" page (products).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+Version = tuple[int, int]
+
+OLDEST_TOOLKIT: Final = (12, 0)  # that is known here
+SPECIFIC_FROM: Final = (9, 0)  # the first GPU that code with the suffix `a` is for
+FAMILIES_FROM: Final = (12, 9)  # the first toolkit that knows the suffix `f`
+
+
+@dataclass(frozen=True)
+class Chip:
+    """One compute capability."""
+
+    version: Version  # the compute capability
+    smem_kib: int  # the most shared memory that one block may ask for (opt-in)
+    first: Version = OLDEST_TOOLKIT  # the first CUDA that compiles for it
+    until: Version | None = None  # the first CUDA that does so no more
+    family: tuple[Version, ...] = ()  # whom code for its family, suffix `f`, runs on
+    products: str = ""  # as people know it
+    integrated: bool = False  # Tegra class: code for discrete GPUs is not promised to run on it
+    arm_only: bool = False  # no machine with another CPU has it
+    renamed: Version | None = None  # what a newer CUDA calls it
+
+    def __str__(self) -> str:
+        return f"{self.version[0]}.{self.version[1]}"
+
+    def suffixes(self, toolkit: Version) -> tuple[str, ...]:
+        """Return what may follow its number in a target of this CUDA; none where it has no code."""
+        if toolkit < self.first or (self.until is not None and toolkit >= self.until):
+            return ()
+        specific = ("a",) if self.version >= SPECIFIC_FROM else ()
+        family = ("f",) if self.family and toolkit >= FAMILIES_FROM else ()
+        return ("", *specific, *family)
+
+
+# Old to new. A family is data on purpose: a new minor of the same major need not join (10.1 is
+# outside that of 10.0).
+CHIPS: Final = (
+    Chip((5, 0), 48, until=(13, 0)),
+    Chip((5, 2), 48, until=(13, 0)),
+    Chip((5, 3), 48, until=(13, 0), integrated=True),
+    Chip((6, 0), 48, until=(13, 0)),
+    Chip((6, 1), 48, until=(13, 0)),
+    Chip((6, 2), 48, until=(13, 0), integrated=True),
+    Chip((7, 0), 96, until=(13, 0)),
+    Chip((7, 2), 96, until=(13, 0), integrated=True),
+    Chip((7, 5), 64, products="GeForce RTX 20 series, GTX 16 series, T4, Quadro RTX"),
+    Chip((8, 0), 163, products="A100, A30"),
+    Chip((8, 6), 99, products="GeForce RTX 30 series, A2, A10, A40, RTX A series"),
+    Chip((8, 7), 163, products="Jetson Orin", integrated=True, arm_only=True),
+    Chip((8, 8), 99, (13, 0)),
+    Chip((8, 9), 99, products="GeForce RTX 40 series, L4, L40, RTX Ada"),
+    Chip((9, 0), 227, products="H100, H200"),
+    Chip((10, 0), 227, (12, 8), family=((10, 0), (10, 3)), products="B200"),
+    Chip(
+        (10, 1),
+        227,
+        (12, 8),
+        until=(13, 0),
+        family=((10, 1), (11, 0)),
+        integrated=True,
+        arm_only=True,
+        renamed=(11, 0),
+    ),
+    Chip((10, 3), 227, (12, 9), family=((10, 3),), products="B300"),
+    Chip(
+        (11, 0),
+        227,
+        (13, 0),
+        family=((10, 1), (11, 0)),
+        products="Jetson Thor",
+        integrated=True,
+        arm_only=True,
+    ),
+    Chip(
+        (12, 0),
+        99,
+        (12, 8),
+        family=((12, 0), (12, 1)),
+        products="GeForce RTX 50 series, RTX PRO Blackwell",
+    ),
+    Chip((12, 1), 99, (12, 9), family=((12, 1),), products="DGX Spark (GB10)", arm_only=True),
+)
+
+SOLD: Final = tuple(chip for chip in CHIPS if chip.products)
