@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import ast
 import os
+import shutil
 import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = ROOT / "pyproject.toml"
@@ -17,6 +22,21 @@ ARCHSETS = ROOT / "flash_dist" / "archsets.json"
 def build_folder() -> Path:
     """Return where objects are kept from one build to the next."""
     return Path(os.environ.get("FLASH_DIST_BUILD_DIR") or ROOT / "build")
+
+
+@contextmanager
+def make_once(folder: Path) -> Iterator[bool]:
+    """Say whether a folder has to be made, which is kept from one build to the next.
+
+    It counts as made when the block has ended without an error; what is there without that goes.
+    """
+    made = folder / "complete"
+    if made.is_file():
+        yield False
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    yield True
+    made.touch()
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING
 
+from ci.project import make_once
 from ci.toolchain.cross import assemble_home
 from ci.toolchain.cuda12 import CUDA as CUDA_12
 from ci.toolchain.cuda12 import PACKAGES, bring_toolkit
@@ -28,19 +28,15 @@ def install_toolkit(cuda: str, folder: Path, install: Callable[..., object]) -> 
     Raises:
         FlashDistError: It cannot be brought.
     """
-    complete = folder / "complete"
     home = folder / "home" if cuda == CUDA_12 else folder / "nvidia" / "cu13"
-    if complete.is_file():
-        return home
-    shutil.rmtree(folder, ignore_errors=True)
-    if cuda == CUDA_12:
-        for name, packages in PACKAGES.items():
-            install(folder / name, "--no-deps", *packages)
-        print(bring_toolkit(folder, home), flush=True)
-    else:
-        install(folder, f"cuda-toolkit[nvcc,cccl]=={cuda}.*")
-        complete_links(home)
-    complete.touch()
+    with make_once(folder) as missing:
+        if missing and cuda == CUDA_12:
+            for name, packages in PACKAGES.items():
+                install(folder / name, "--no-deps", *packages)
+            print(bring_toolkit(folder, home), flush=True)
+        elif missing:
+            install(folder, f"cuda-toolkit[nvcc,cccl]=={cuda}.*")
+            complete_links(home)
     return home
 
 
@@ -66,10 +62,8 @@ def install_foreign(
     toolkit = install_toolkit(cuda, folder, install)
     parts = folder.with_name(f"{folder.name}-{target.machine}")
     home = parts / "nvidia" / "cu13"
-    complete = parts / "complete"
-    if not complete.is_file():
-        shutil.rmtree(parts, ignore_errors=True)
-        install(parts, *options, f"cuda-toolkit[cudart,crt,cccl]=={cuda}.*")
-        assemble_home(toolkit, home, target)
-        complete.touch()
+    with make_once(parts) as missing:
+        if missing:
+            install(parts, *options, f"cuda-toolkit[cudart,crt,cccl]=={cuda}.*")
+            assemble_home(toolkit, home, target)
     return home

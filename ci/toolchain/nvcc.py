@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ci.project import make_once
 from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
@@ -93,11 +94,9 @@ def complete_links(home: Path) -> None:
 def keep_toolkit(home: Path, folder: Path) -> Path:
     """Copy a toolkit out of a temporary environment to where the next build finds it again."""
     kept = folder / f"cuda-{tool_version(home, 'nvcc')}"
-    complete = kept / "complete"
-    if not complete.is_file():
-        shutil.rmtree(kept, ignore_errors=True)
-        shutil.copytree(home, kept, symlinks=True)
-        complete.touch()
+    with make_once(kept) as missing:
+        if missing:
+            shutil.copytree(home, kept, symlinks=True)
     return kept
 
 

@@ -8,6 +8,7 @@ import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from ci.project import make_once
 from ci.toolchain.cross import run_tool
 from ci.toolchain.nvcc import ToolchainError
 
@@ -62,14 +63,19 @@ class Root:
 def make_root(folder: Path, target: Target) -> Root:
     """Unpack the packages once; no program of theirs runs."""
     root = Root(folder, target.emulator[0])
-    if (folder / "complete").is_file():
-        return root
+    with make_once(folder) as missing:
+        if missing:
+            _unpack(root, target)
+    return root
+
+
+def _unpack(root: Root, target: Target) -> None:
+    folder = root.folder
     programs = ("debootstrap", "dpkg-deb", root.emulator)
-    missing = [name for name in programs if shutil.which(name) is None]
-    if missing:
-        message = f"a root for {target.machine} needs {', '.join(missing)}, not found on PATH"
+    absent = [name for name in programs if shutil.which(name) is None]
+    if absent:
+        message = f"a root for {target.machine} needs {', '.join(absent)}, not found on PATH"
         raise ToolchainError(message, hint="`apt-get install debootstrap qemu-user-static`")
-    shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     options = [f"--arch={DEBIAN_NAMES[target.machine]}", "--foreign", "--variant=minbase"]
     run_tool(["debootstrap", *options, f"--include={','.join(PACKAGES)}", SUITE, str(folder)])
@@ -77,5 +83,3 @@ def make_root(folder: Path, target: Target) -> Root:
     for path in archives:
         run_tool(["dpkg-deb", "-x", str(path), str(folder)])
         path.unlink()
-    (folder / "complete").touch()
-    return root
