@@ -88,6 +88,7 @@ class WheelWithBill(bdist_wheel):
         """Write the bill where setuptools writes its last file before RECORD."""
         super().write_wheelfile(wheelfile_base, *args)
         dist_info = Path(wheelfile_base)
+        print(f"packing {dist_info.name.removesuffix('.dist-info')}", flush=True)
         write_sbom(dist_info, load_manifest(dist_info.parent / "flash_dist"))
 
 
@@ -96,6 +97,7 @@ class WheelWithBill(bdist_wheel):
 with tempfile.TemporaryDirectory(prefix="flash_dist-") as staging:
     setup(
         **choose_metadata(),
+        verbose=False,  # warnings, but no line for each file, which `-v` shows
         ext_modules=[Extension("flash_dist._C", sources=[], py_limited_api=True)],
         cmdclass={"build_ext": BuildNative, "bdist_wheel": WheelWithBill},
         options={

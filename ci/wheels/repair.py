@@ -6,6 +6,7 @@ python -m ci.wheels.repair [--plat manylinux_2_28] WHEEL FOLDER
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import platform
 import sys
@@ -49,6 +50,8 @@ def main(args: Sequence[str] | None = None) -> int:
     # manylinux images tell it theirs.
     platform.machine = lambda: machine
     os.environ.pop("AUDITWHEEL_PLAT", None)
+    logging.basicConfig(level=logging.WARNING)  # in front of auditwheel's, which tells every step
+    print(f"repairing {given.wheel.name}", flush=True)
     from auditwheel.main import main as auditwheel  # noqa: PLC0415 - asks for the CPU
 
     return auditwheel() or 0
