@@ -1,4 +1,4 @@
-"""The figure: a panel per phase and group of shapes, bars per contender."""
+"""The figure: a panel per phase and group of shapes, in lines; bars per contender."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from .results import Report, Row
 
+    Group = tuple[str, list[Row]]  # title, and the shapes side by side in one panel
+
 # Okabe and Ito's colours, told apart by every eye; ours is the dark one.
 _COLOURS: Final = {
     OURS: "#1a1a1a",
@@ -36,8 +38,10 @@ _COLOURS: Final = {
     "eager": "#CC79A7",
 }
 _GROUP_WIDTH: Final = 0.86
-_MOST_COLUMNS: Final = 6
+_MOST_ACROSS: Final = 4  # panels side by side that can be read on a page
 _MOST_LABELLED: Final = 12  # bars of a panel that still have room for numbers
+_LEGEND_WIDTH: Final = 2.3  # inches of the longest name
+_NUMBERS_SIZE: Final = 56  # points of all numbers of a panel: they stand side by side
 _DPI: Final = 300
 _TIMES: Final = "\u00d7"
 _STYLE: Final = {
@@ -53,6 +57,7 @@ _STYLE: Final = {
     "xtick.bottom": False,
     "legend.frameon": False,
     "pdf.fonttype": 42,
+    "svg.hashsalt": "flash_dist",  # the same results, the same bytes
 }
 
 
@@ -83,21 +88,19 @@ def draw_plot(report: Report, path: Path) -> None:
     if not phases:
         message = "there is nothing to plot: no attention was timed"
         raise FlashDistError(message)
-    columns = group_rows(rows)
+    lines = lay_out(group_rows(rows))
     with plt.rc_context(_STYLE):
-        size = (0.9 + 2.1 * max(len(columns), 2), 0.9 + 1.75 * len(phases))
+        size = (0.9 + 2.1 * max(len(lines[0]), 2), 0.9 + 1.75 * len(phases) * len(lines))
         figure, axes = plt.subplots(
-            len(phases), len(columns), figsize=size, sharey="row", squeeze=False
+            len(phases) * len(lines), len(lines[0]), figsize=size, squeeze=False
         )
-        for line, phase in zip(axes, phases, strict=True):
-            for axis, (title, group) in zip(line, columns, strict=True):
-                _draw_panel(axis, group, phase, report.contenders)
-                if phase == phases[0]:
-                    axis.set_title(title)
-            line[0].set_ylabel(f"{_wrapped(TITLES[phase])}\nTFLOP/s")
+        for place, phase in enumerate(phases):
+            own = axes[place * len(lines) : (place + 1) * len(lines)]
+            _draw_phase(own, lines, phase, report.contenders)
         _finish(figure, axes, report, size)
         try:
-            figure.savefig(path, dpi=_DPI)
+            undated = {"Date": None} if path.suffix == ".svg" else None
+            figure.savefig(path, dpi=_DPI, metadata=undated)
         except ValueError as error:
             message = f"the plot `{path}` cannot be written: {error}"
             raise FlashDistError(message, hint="`.png`, `.pdf` and `.svg` always work") from error
@@ -105,7 +108,36 @@ def draw_plot(report: Report, path: Path) -> None:
             plt.close(figure)
 
 
-def group_rows(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+def lay_out(groups: Sequence[Group]) -> list[list[Group | None]]:
+    """Break the panels into lines of equal length, neighbours below each other."""
+    count = -(-len(groups) // _MOST_ACROSS)
+    padded = [*groups, *[None] * (-len(groups) % count)]
+    return [padded[line::count] for line in range(count)]
+
+
+def _draw_phase(
+    axes: Any,  # noqa: ANN401
+    lines: list[list[Group | None]],
+    phase: str,
+    names: tuple[str, ...],
+) -> None:
+    """Draw all panels of one phase, to one scale."""
+    for line, groups in zip(axes, lines, strict=True):
+        for axis, group in zip(line, groups, strict=True):
+            if group is None:
+                axis.set_axis_off()
+                continue
+            _draw_panel(axis, group[1], phase, names)
+            axis.set_title(group[0])
+        line[0].set_ylabel(f"{_wrapped(TITLES[phase])}\nTFLOP/s")
+    highest = max(axis.get_ylim()[1] for line in axes for axis in line)
+    for line in axes:
+        for place, axis in enumerate(line):
+            axis.set_ylim(0, highest)
+            axis.tick_params(labelleft=place == 0)
+
+
+def group_rows(rows: Sequence[Row]) -> list[Group]:
     """Return the panels' titles and rows: by head_dim, mask, heads, dtype and state of L2."""
     groups: dict[str, list[Row]] = {}
     several_states = len({row.state for row in rows}) > 1
@@ -149,7 +181,7 @@ def _draw_panel(axis: Any, rows: list[Row], phase: str, names: tuple[str, ...]) 
                     textcoords="offset points",
                     ha="center",
                     va="bottom",
-                    fontsize=5.5,
+                    fontsize=min(5.5, _NUMBERS_SIZE / (len(rows) * len(names))),
                 )
     axis.set_xticks(range(len(rows)), [_label(row) for row in rows])
     axis.set_xlim(-0.55, len(rows) - 0.45)
@@ -182,7 +214,7 @@ def _finish(figure: Any, axes: Any, report: Report, size: tuple[float, float]) -
     patches = importlib.import_module("matplotlib.patches")
     handles = [patches.Patch(color=_COLOURS[name]) for name in report.contenders]
     labels = [_legend_label(name) for name in report.contenders]
-    across = min(len(labels), max(2, int(size[0] / 1.7)))
+    across = min(len(labels), max(2, int(size[0] / _LEGEND_WIDTH)))
     lines = -(-len(labels) // across)
     figure.legend(handles, labels, loc="upper center", ncols=across)
     for axis in axes[-1]:

@@ -9,13 +9,22 @@ import pytest
 
 from flash_dist.bench.contenders.names import OURS, OURS_DETERMINISTIC, PEERS
 from flash_dist.bench.contenders.shapes import varlen_shapes
-from flash_dist.bench.plot import _legend_label, caption, choose_bars, draw_plot, group_rows
+from flash_dist.bench.plot import (
+    _legend_label,
+    caption,
+    choose_bars,
+    draw_plot,
+    group_rows,
+    lay_out,
+)
 from flash_dist.bench.results import Report
 from flash_dist.errors import FlashDistError
 from tests.unit.made.bench_results import MACHINE, make_report, make_row
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+GROUPS = group_rows(make_report().rows)
 
 
 @pytest.mark.parametrize("suffix", ["png", "pdf", "svg"])
@@ -55,6 +64,28 @@ def test_the_paper_set_has_a_panel_per_head_dim_and_mask() -> None:
     groups = group_rows(make_report().rows)
     assert [len(rows) for _, rows in groups] == [3] * 6
     assert groups[1][0] == "head_dim 64, causal\nbf16, heads 32/32"
+
+
+def test_full_and_causal_of_a_head_dim_stand_below_each_other() -> None:
+    titles = [[one and one[0].split("\n")[0] for one in line] for line in lay_out(GROUPS)]
+    assert titles == [
+        [f"head_dim {head_dim}, {mask}" for head_dim in (64, 128, 256)]
+        for mask in ("full", "causal")
+    ]
+
+
+def test_few_panels_stand_side_by_side_and_a_line_is_filled_up() -> None:
+    assert lay_out(GROUPS[:4]) == [GROUPS[:4]]
+    assert lay_out(GROUPS[:5]) == [GROUPS[:5:2], [*GROUPS[1:5:2], None]]
+
+
+@pytest.mark.slow
+def test_a_figure_of_the_same_results_has_the_same_bytes(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    report = replace(make_report(), rows=make_report().rows[:1])
+    for name in ("one.svg", "another.svg"):
+        draw_plot(report, tmp_path / name)
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "another.svg").read_bytes()
 
 
 def test_a_forward_is_drawn_once_for_both_kinds_of_backward() -> None:
