@@ -13,6 +13,7 @@ import nox
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
+from ci.outputs import FOREIGN
 from ci.project import ARCHSETS
 from ci.sessions import (
     NATIVE,
@@ -346,6 +347,29 @@ def sizes(session: nox.Session) -> None:
     session.run("python", "-m", "ci.trials.sizes", *session.posargs)
 
 
+@nox.session(venv_backend="virtualenv")
+def outputs(session: nox.Session) -> None:
+    """Put what our commands print, what runs where and the figure of speed into the texts."""
+    install(session, "runtime", "index", "torch", "plot")
+    wheel = str(next((ROOT / "dist" / "all").glob("*.whl")))
+    session.run("python", "-m", "pip", "install", "--force-reinstall", "--no-deps", wheel)
+    foreign = session.create_tmp()
+    options = ["--no-deps", "--only-binary=:all:", "--dest", foreign]
+    session.run("python", "-m", "pip", "download", *options, FOREIGN)
+    session.run("python", "-m", "ci.outputs", "tree", "wheel", "foreign", "--foreign", foreign)
+    session.run("python", "-m", "ci.support", "--write")
+    figure = ["--from-json", "benchmarks/results/h200-paper.json", "--plot", "docs/speed.svg"]
+    session.run("python", "-m", "flash_dist", "bench", *figure, silent=True)
+
+
+@nox.session(venv_backend="virtualenv", venv_params=["--system-site-packages"])
+def gpu_outputs(session: nox.Session) -> None:
+    """Put what our commands print on this machine's GPUs into the texts: `-- [WHEEL]`."""
+    wheel = session.posargs[0] if session.posargs else next((ROOT / "dist" / "all").glob("*.whl"))
+    session.run("python", "-m", "pip", "install", str(Path(wheel).resolve()))
+    session.run("python", "-m", "ci.outputs", "gpu")
+
+
 @nox.session
 def fuzz(session: nox.Session) -> None:
     """Read 100,000 mutated binaries: `-- --cases N --seed N`. Only our own error may come out."""
@@ -363,7 +387,7 @@ def docs(session: nox.Session) -> None:
 
 @nox.session
 def zipapp(session: nox.Session) -> None:
-    """Build dist/flash_dist.pyz: inspect, audit and doctor's what-if in one file, without torch."""
+    """Build dist/flash_dist.pyz: inspect, audit, select and doctor's what-if in one file."""
     session.install("tomli; python_version < '3.11'")
     folder = Path(session.create_tmp()) / "dependencies"
     shutil.rmtree(folder, ignore_errors=True)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 TEXTS: Final = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md")
 HELP_COLUMNS: Final = "88"
+_LINK: Final = re.compile(r"\]\(([^)\s:]+)\)")  # of Markdown, to a file beside it
 
 INDEX: Final = """\
 # flash_dist
@@ -42,11 +43,23 @@ INDEX: Final = """\
 :caption: Guide
 :hidden:
 Overview <README>
+docs/install
+docs/attention
+docs/doctor
+docs/inspect
+docs/building
+docs/channels
 docs/recipes
+```
+
+```{toctree}
+:caption: Concepts
+:hidden:
+docs/determinism
 docs/masks
 docs/memory
 docs/selftest
-docs/debugging
+docs/kernels
 ```
 
 ```{toctree}
@@ -57,6 +70,10 @@ cli
 findings
 exit-statuses
 schemas
+docs/environment
+docs/speed
+Measurements <benchmarks/README>
+docs/debugging
 ```
 
 ```{toctree}
@@ -65,14 +82,13 @@ schemas
 CHANGELOG
 CONTRIBUTING
 docs/releasing
-Measurements <benchmarks/README>
 ```
 
 Attention for torch on NVIDIA GPUs from Turing to Blackwell, and the tools that build, inspect and
 prove its wheels. The [overview](README.md) is the place to begin.
 
-- Something does not work: `python -m flash_dist doctor` says what; [findings](findings.md) what it
-  means and what to do.
+- Something does not work: [`python -m flash_dist doctor`](docs/doctor.md) says what;
+  [findings](findings.md) what it means and what to do.
 - In a pipeline, a container or Kubernetes, under WSL, on a machine without network:
   [recipes](docs/recipes.md).
 - A program reads the answer: [exit statuses](exit-statuses.md) and [schemas](schemas.md).
@@ -101,6 +117,9 @@ def collect(source: Path) -> None:
         shutil.copy2(ROOT / name, source / name)
     shutil.copytree(ROOT / "docs", source / "docs", ignore=shutil.ignore_patterns("conf.py", "__*"))
     shutil.copy2(ROOT / "docs" / "conf.py", source)
+    for path in find_linked(source):
+        (source / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / path, source / path)
     pages = {
         "index": INDEX,
         "api": "\n".join(write_api()),
@@ -111,6 +130,17 @@ def collect(source: Path) -> None:
     }
     for name, text in pages.items():
         (source / f"{name}.md").write_text(text, encoding="utf-8")
+
+
+def find_linked(source: Path) -> Iterator[Path]:
+    """Yield the other files of the tree that the texts link to, such as code: they go along."""
+    for text in sorted(source.rglob("*.md")):
+        for link in _LINK.findall(text.read_text(encoding="utf-8")):
+            place = (text.parent / unquote(link.partition("#")[0])).resolve()
+            if place.is_relative_to(source) and not place.exists():
+                path = place.relative_to(source)
+                if (ROOT / path).is_file():
+                    yield path
 
 
 def write_api() -> Iterator[str]:

@@ -29,8 +29,11 @@ ENDS = {"|", "||", "&&", ";", ">", ">>", "2>", "&"}  # of a command, in a shell
 
 
 def find_commands(text: str) -> Iterator[list[str]]:
-    """Yield the arguments of each of our commands, in a block of code or in backticks."""
-    joined = re.sub(r"\\\n\s*", " ", text)
+    """Yield the arguments of our commands, in blocks and in backticks; what they print is none."""
+    typed = re.sub(
+        r"^(```console\n\$ [^\n]*\n).*?^```", r"\1```", text, flags=re.DOTALL | re.MULTILINE
+    )
+    joined = re.sub(r"\\\n\s*", " ", typed)
     blocks = re.findall(r"^```\w*\n(.*?)^```", joined, re.DOTALL | re.MULTILINE)
     inline = re.sub(r"^```.*?^```", "", joined, flags=re.DOTALL | re.MULTILINE)
     spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", inline)]
@@ -66,6 +69,31 @@ def understand(arguments: list[str]) -> str:
 def test_every_command_of_a_text_is_understood(path: Path) -> None:
     problems = [understand(arguments) for arguments in find_commands(path.read_text())]
     assert [problem for problem in problems if problem] == []
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_of_a_text_leads_to_a_file(path: Path) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", path.read_text())
+    inside = [link.partition("#")[0] for link in links if "://" not in link]
+    assert [link for link in inside if link and not (path.parent / link).exists()] == []
+
+
+def test_what_contributing_tells_to_touch_is_there() -> None:
+    """Every path in backticks, but for places that a newcomer makes."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    folders = "csrc|flash_dist|ci|tests|docs|benchmarks|\\.github"
+    named = re.findall(rf"`((?:{folders})/[\w./-]*)`", text)
+    assert len(named) > 40
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_the_page_on_kernels_names_things_that_are_there() -> None:
+    """What stands in backticks right behind a link to a file of code is in that file."""
+    page = ROOT / "docs" / "kernels.md"
+    named = re.findall(r"\]\((\.\./[^)]+)\)[,:]? `(\w+)`", " ".join(page.read_text().split()))
+    assert len(named) > 8
+    missing = [(file, name) for file, name in named if name not in (page.parent / file).read_text()]
+    assert missing == []
 
 
 def test_the_commands_are_found_at_all() -> None:

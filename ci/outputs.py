@@ -1,0 +1,307 @@
+"""What the texts show of our commands: run here, kept in docs/outputs, put into the Markdown.
+
+    python -m ci.outputs tree wheel foreign --foreign FOLDER    what needs no GPU
+    python -m ci.outputs gpu --python .venv/bin/python          what does, from an installed wheel
+
+Each file of docs/outputs says in its first line where it was taken; the rest stands in a text, as
+it is. `nox -s outputs` and `nox -s gpu_outputs` prepare the environments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from ci.project import PYPROJECT, ROOT
+from flash_dist.errors import FlashDistError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+RECORDS: Final = ROOT / "docs" / "outputs"
+COLUMNS: Final = 100  # of the terminal that the commands see: what a page shows without scrolling
+NEEDS: Final = {
+    "tree": "the sources alone",
+    "wheel": "an installed wheel of the set `all`, and the same file in dist/all",
+    "foreign": "an installed wheel, a CPU build of torch, and in --foreign the wheel of xformers",
+    "gpu": "an installed wheel, torch and a GPU",
+}
+FOREIGN: Final = "xformers==0.0.32.post2"
+_XFORMERS: Final = "xformers-0.0.32.post2-*.whl"
+_PROGRAM: Final = "python -m flash_dist"
+_SEQUENCE: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # of a terminal: colours, the cursor
+_BLOCK: Final = re.compile(r"^```console\n(\$ [^\n]*\n)(.*?)^```\n", re.DOTALL | re.MULTILINE)
+
+
+class OutputError(FlashDistError):
+    """An output cannot be taken, or has no place."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """One command that the texts show with what it prints."""
+
+    name: str  # of the file in docs/outputs
+    needs: str
+    arguments: str
+    status: int = 0
+
+    @property
+    def command(self) -> str:
+        """The line as a reader types it."""
+        return f"{_PROGRAM} {self.arguments}"
+
+    def read(self, folder: Path = RECORDS) -> str:
+        """Return what was recorded: the command behind `$`, and what it printed."""
+        _, _, text = self.path(folder).read_text(encoding="utf-8").partition("\n")
+        return text
+
+    def path(self, folder: Path = RECORDS) -> Path:
+        """Return where it is recorded."""
+        return folder / f"{self.name}.txt"
+
+
+OUTPUTS: Final = (
+    Output("doctor", "gpu", "doctor"),
+    Output("select", "tree", "select --gpu 8.6,9.0 --driver 580"),
+    Output("explain", "tree", 'doctor --explain "device kernel image is invalid"'),
+    Output("verify", "wheel", "verify --manifest manifest.json flash_dist-*.whl"),
+    Output("what-if", "wheel", "doctor --gpu 7.5,8.6 --driver 580"),
+    Output("what-if-plans", "wheel", "doctor --gpu 8.6 --driver 580 -v"),
+    Output("library", "foreign", f"doctor --wheel {_XFORMERS} --gpu 7.5,8.6 --driver 580"),
+    Output("library-loading", "foreign", f"doctor -q --wheel {_XFORMERS}", status=1),
+    Output("coverage", "foreign", "inspect --level coverage xformers/_C.so"),
+    Output(
+        "audit", "foreign", f"audit {_XFORMERS} --require '8.0;9.0a' --min-driver 525", status=1
+    ),
+)
+
+
+def run_output(output: Output, folder: Path, environ: dict[str, str]) -> str:
+    """Run a command as on a terminal, and return it with what it printed on stdout.
+
+    Raises:
+        OutputError: It ended with another status than it should.
+    """
+    reader, writer = os.openpty()
+    with subprocess.Popen(
+        ["sh", "-c", output.command],
+        cwd=folder,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=writer,
+        stderr=subprocess.PIPE,
+    ) as process:
+        os.close(writer)
+        printed = b"".join(_read_all(reader)).decode("utf-8")
+        said = process.stderr.read().decode("utf-8") if process.stderr else ""
+    if process.returncode != output.status:
+        message = f"`{output.command}` ended with status {process.returncode}: {printed}{said}"
+        raise OutputError(message)
+    text = _SEQUENCE.sub("", printed).replace("\r\n", "\n").replace(f"{folder}", "~")
+    lines = "".join(f"{line.rstrip()}\n" for line in text.strip().splitlines())
+    return f"$ {output.command}\n{lines}"
+
+
+def _read_all(reader: int) -> Iterator[bytes]:
+    """Read a terminal to its end, which is an error of the operating system."""
+    with os.fdopen(reader, "rb", buffering=0) as stream:
+        while True:
+            try:
+                part = stream.read(65536)
+            except OSError:
+                return
+            if not part:
+                return
+            yield part
+
+
+def make_environ(python: Path, folder: Path, *, tree: bool) -> dict[str, str]:
+    """Return the environment: a plain terminal, and the Python that has the wheel as `python`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("FLASH_DIST_")}
+    link = folder / ".venv"
+    if not link.exists():
+        link.symlink_to(python.parent.parent, target_is_directory=True)
+    return {
+        **kept,
+        "COLUMNS": str(COLUMNS),
+        "HOME": str(folder),
+        "PATH": f"{link / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
+        "PYTHONPATH": str(ROOT) if tree else "",
+        "TERM": "xterm",
+        "NO_COLOR": "1",
+    }
+
+
+def prepare(needs: Sequence[str], folder: Path, dist: Path, foreign: Path | None) -> None:
+    """Put the files there that the commands name."""
+    if "wheel" in needs:
+        from ci.release.manifest import write_release  # noqa: PLC0415
+        from ci.wheels.artefacts import find_artefacts  # noqa: PLC0415 - of this need alone
+
+        wheels = sorted((dist / "all").glob("*.whl"))
+        if len(wheels) != 1:
+            message = f"`{dist / 'all'}` must hold one wheel, it holds {len(wheels)}"
+            raise OutputError(message, hint="`nox -s build_wheels -- all`")
+        (folder / wheels[0].name).symlink_to(wheels[0])
+        released = folder / "dist"
+        (released / "all").mkdir(parents=True)
+        (released / "all" / wheels[0].name).symlink_to(wheels[0])
+        write_release(released, find_artefacts(released), None)
+        (folder / "manifest.json").symlink_to(released / "manifest.json")
+    if "foreign" in needs:
+        found = sorted(foreign.glob(_XFORMERS)) if foreign else []
+        if not found:
+            message = f"--foreign must name a folder with `{_XFORMERS}`"
+            raise OutputError(message, hint=f"`pip download --no-deps {FOREIGN}`")
+        (folder / found[0].name).symlink_to(found[0])
+        with zipfile.ZipFile(found[0]) as archive:
+            archive.extract("xformers/_C.so", folder)
+
+
+def describe_place(output: Output, environ: dict[str, str]) -> str:
+    """Return the first line of a record: when it was taken, from what, and on which GPU."""
+    today = datetime.now(timezone.utc).date().isoformat()
+    of = subprocess.run(
+        ["python", "-m", "flash_dist", "--version"],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=environ,
+        cwd=environ["HOME"],
+    ).stdout.strip()
+    return f"# {today}, {of}, {_find_gpu() if output.needs == 'gpu' else 'no GPU'}"
+
+
+def _find_gpu() -> str:
+    asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    done = subprocess.run(asked, check=False, capture_output=True, text=True)
+    return ", driver ".join(done.stdout.partition("\n")[0].split(", ")) or "no GPU"
+
+
+def record(outputs: Sequence[Output], args: argparse.Namespace) -> None:
+    """Take outputs and keep them."""
+    args.records.mkdir(parents=True, exist_ok=True)
+    needs = [output.needs for output in outputs]
+    with tempfile.TemporaryDirectory(prefix="flash_dist-") as name:
+        folder = Path(name)
+        prepare(needs, folder, args.dist.resolve(), args.foreign and args.foreign.resolve())
+        for output in outputs:
+            environ = make_environ(args.python, folder, tree=output.needs == "tree")
+            text = run_output(output, folder, environ)
+            if count_again(text) != text:
+                message = f"`{output.command}` counts other files than a wheel of this tree has"
+                raise OutputError(message, hint="build and install the wheel of this tree first")
+            if output.path(args.records).is_file() and output.read(args.records) == text:
+                print(f"{output.name}: as before")
+                continue
+            place = describe_place(output, environ)
+            output.path(args.records).write_text(f"{place}\n{text}", encoding="utf-8")
+            print(f"{output.name}: {place}")
+
+
+def find_texts() -> list[Path]:
+    """Return the Markdown that may show outputs."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def show(text: str, outputs: Sequence[Output] = OUTPUTS, folder: Path = RECORDS) -> str:
+    """Put the records into the blocks of a text that begin with their command.
+
+    Raises:
+        OutputError: A block shows a command that is not recorded.
+    """
+    recorded = {f"$ {output.command}\n": output for output in outputs}
+
+    def replace(match: re.Match[str]) -> str:
+        output = recorded.get(match[1])
+        if output is None:
+            message = f"`{match[1][2:-1]}` is shown with what it prints, and not recorded"
+            raise OutputError(message, hint="it needs a line in OUTPUTS of ci/outputs.py")
+        return f"```console\n{output.read(folder)}```\n"
+
+    return _BLOCK.sub(replace, text)
+
+
+def count_installed_files() -> int:
+    """Count what pip installs of a wheel of this tree: what doctor finds as recorded."""
+    return count_wheel_files() + len(("INSTALLER", "REQUESTED", "direct_url.json"))
+
+
+def count_wheel_files() -> int:
+    """Count what RECORD lists in a wheel of this tree, itself among them."""
+    data: dict[str, Any] = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))
+    package = ROOT / "flash_dist"
+    modules = [path for path in package.rglob("*.py") if "__pycache__" not in path.parts]
+    others = data["tool"]["setuptools"]["package-data"]["flash_dist"]
+    built = ("_build.json", "_C.abi3.so", "libflash_dist_kernels.so")
+    about = ("METADATA", "RECORD", "WHEEL", "top_level.txt", "LICENSE", "flash_dist.cdx.json")
+    return len(modules) + len(others) + len(built) + len(about)
+
+
+def count_again(text: str) -> str:
+    """Bring the numbers of files in an output up to date."""
+    for pattern, count in COUNTS:
+        text = pattern.sub(str(count()), text)
+    return text
+
+
+COUNTS: Final = (
+    (re.compile(r"\d+(?= files as recorded)"), count_installed_files),
+    (re.compile(r"\d+(?= files are those that RECORD lists)"), count_wheel_files),
+)
+
+
+def update() -> None:
+    """Put the records into the texts; numbers of files also of those that only a GPU can retake."""
+    for path in RECORDS.glob("*.txt"):
+        path.write_text(count_again(path.read_text(encoding="utf-8")), encoding="utf-8")
+    for path in find_texts():
+        path.write_text(show(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def read_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ci.outputs",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    needs = "; ".join(f"{name}: {what}" for name, what in NEEDS.items())
+    parser.add_argument("needs", nargs="*", choices=[*NEEDS, []], metavar="NEED", help=needs)
+    parser.add_argument("--python", type=Path, default=Path(sys.executable), help="has the wheel")
+    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="folder of the wheels")
+    parser.add_argument("--foreign", type=Path, help="folder with the wheels of others")
+    parser.add_argument("--records", type=Path, default=RECORDS, help="where the outputs go")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line."""
+    args = read_arguments(argv)
+    try:
+        record([output for output in OUTPUTS if output.needs in args.needs], args)
+        if args.records == RECORDS:
+            update()
+    except FlashDistError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""The README's table of what runs where, from csrc/kernels.toml; `nox -s outputs` writes it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+
+from ci.project import ROOT
+from csrc.generate import CSRC, Table, Variant
+from flash_dist.errors import FlashDistError
+from flash_dist.targets.archs import Arch
+from flash_dist.targets.devices import KNOWN_DEVICES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from flash_dist.targets.devices import Device
+
+    Size = tuple[int, int]  # head_dim of q and k, and of v
+
+README: Final = ROOT / "README.md"
+BEGIN: Final = "<!-- nox -s outputs, from csrc/kernels.toml: from here -->\n"
+END: Final = "<!-- to here, from csrc/kernels.toml -->\n"
+SUFFIXED: Final = 90  # from here on GPUs have code of their own, such as sm_90a
+
+# What a call asks for, and the kernels that it takes; the sizes are those of the first.
+PASSES: Final = {
+    "forward": ("fwd",),
+    "backward, dS stored": ("bwd_dkdv", "bwd_dq_gemm"),
+    "backward, dS recomputed": ("bwd_dkdv", "bwd_dq_recompute"),
+}
+DTYPES: Final = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One pass in one dtype: the sizes that each GPU has kernels of."""
+
+    name: str
+    dtype: str
+    sizes: tuple[tuple[Size, ...], ...]  # by GPU
+
+
+def make_table(table: Table, devices: Sequence[Device]) -> str:
+    """Return the table in Markdown; GPUs that have the same share a column."""
+    variants = [table.variants(native_target(device)) for device in devices]
+    rows = [
+        Row(name, dtype, tuple(tuple(find_sizes(own, roles, dtype)) for own in variants))
+        for name, roles in PASSES.items()
+        for dtype in table.dtypes
+    ]
+    rows = sorted((row for row in rows if any(row.sizes)), key=_place)
+    columns = [list(own) for _, own in groupby(range(len(devices)), lambda at: _column(rows, at))]
+    titles = [write_devices([devices[at] for at in own]) for own in columns]
+    lines = [["pass", "dtype", "head_dim of the kernels", *titles], ["---"] * (3 + len(titles))]
+    lines += [
+        [row.name, DTYPES[row.dtype], write_sizes(sizes), *_cells(row, sizes, columns)]
+        for row in rows
+        for sizes in dict.fromkeys(filter(None, row.sizes))
+    ]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def _place(row: Row) -> tuple[int, int]:
+    return list(PASSES).index(row.name), list(DTYPES).index(row.dtype)
+
+
+def _column(rows: Sequence[Row], at: int) -> list[tuple[Size, ...]]:
+    return [row.sizes[at] for row in rows]
+
+
+def _cells(row: Row, sizes: tuple[Size, ...], columns: Sequence[Sequence[int]]) -> list[str]:
+    return ["yes" if row.sizes[own[0]] == sizes else "no" for own in columns]
+
+
+def native_target(device: Device) -> Arch:
+    """Return the target made for one GPU: whatever code there is for it is in reach of this one."""
+    return Arch(device.major, device.minor, "a" if device.number >= SUFFIXED else "")
+
+
+def find_sizes(variants: Sequence[Variant], roles: Sequence[str], dtype: str) -> Iterator[Size]:
+    """Yield the sizes of the first kernel that all others have a size for, too."""
+    own = [
+        {
+            (one.row.head_dim, one.row.head_dim_v)
+            for one in variants
+            if one.dtype == dtype and one.family.role == role
+        }
+        for role in roles
+    ]
+    for head_dim, head_dim_v in sorted(own[0]):
+        if all(any(q >= head_dim and v >= head_dim_v for q, v in sizes) for sizes in own[1:]):
+            yield head_dim, head_dim_v
+
+
+def write_devices(devices: Sequence[Device]) -> str:
+    """Write GPUs that follow one another: `7.5`, `8.0 to 12.1`."""
+    first, last = devices[0], devices[-1]
+    return str(first) if first == last else f"{first} to {last}"
+
+
+def write_sizes(sizes: Sequence[Size]) -> str:
+    """Write `64, 128, 192/128`."""
+    return ", ".join(str(q) if q == v else f"{q}/{v}" for q, v in sizes)
+
+
+def load_table() -> str:
+    """Make the table of the kernels of this tree, for every GPU that has any."""
+    table = Table.load(CSRC / "kernels.toml")
+    oldest = min(table.dtypes.values())
+    return make_table(table, [one for one in KNOWN_DEVICES if one.number >= oldest])
+
+
+def replace_table(text: str, table: str) -> str:
+    """Put the table between the marks.
+
+    Raises:
+        FlashDistError: The marks are not there, once and in order.
+    """
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(END) < text.index(BEGIN):
+        message = f"the README needs one line `{BEGIN.strip()}`, and `{END.strip()}` after it"
+        raise FlashDistError(message)
+    before, _, rest = text.partition(BEGIN)
+    return f"{before}{BEGIN}{table}{END}{rest.partition(END)[2]}"
+
+
+def main(argv: Sequence[str] | None = None, readme: Path = README) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m ci.support", description=__doc__)
+    parser.add_argument("--write", action="store_true", help="put it into README.md")
+    args = parser.parse_args(argv)
+    table = load_table()
+    print(table, end="")
+    if args.write:
+        text = replace_table(readme.read_text(encoding="utf-8"), table)
+        readme.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

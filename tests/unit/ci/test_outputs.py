@@ -1,0 +1,155 @@
+"""What the texts show of our commands: as recorded, and still true."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from ci.outputs import (
+    OUTPUTS,
+    RECORDS,
+    Output,
+    OutputError,
+    count_again,
+    find_texts,
+    main,
+    make_environ,
+    run_output,
+    show,
+)
+from ci.project import ROOT
+from csrc.generate import CSRC, Table, Variant
+from flash_dist.bench.results import collect_ratios, geometric_mean, read_report
+from flash_dist.builds.published import published_sets
+from flash_dist.selftest.cases import Kernels, make_cases
+from tests.unit.made.scenarios import SCENARIOS
+
+TABLE = Table.load(CSRC / "kernels.toml")
+H200_MULTIPROCESSORS = 132
+
+
+def build_of(name: str) -> list[Variant]:
+    """Return the kernels of a published set."""
+    archset = next(one for one in published_sets() if one.name == name)
+    return [variant for arch in archset.archs for variant in TABLE.variants(arch)]
+
+
+def number_of(name: str, pattern: str) -> int:
+    """Return the one number that stands in an output where the pattern has its group."""
+    output = next(one for one in OUTPUTS if one.name == name)
+    found = re.findall(pattern, " ".join(output.read().split()))
+    assert len(found) == 1, (name, pattern, found)
+    return int(found[0])
+
+
+@pytest.mark.parametrize("path", find_texts(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_text_shows_what_was_recorded(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert show(text) == text, "`python -m ci.outputs` puts the records into the texts"
+
+
+def test_what_is_recorded_is_shown_and_nothing_else_is_kept() -> None:
+    texts = "".join(path.read_text(encoding="utf-8") for path in find_texts())
+    assert [one.name for one in OUTPUTS if f"```console\n$ {one.command}\n" not in texts] == []
+    assert {path.stem for path in RECORDS.iterdir()} == {one.name for one in OUTPUTS}
+
+
+@pytest.mark.parametrize(
+    "output", [one for one in OUTPUTS if one.needs == "tree"], ids=lambda one: one.name
+)
+def test_what_needs_the_sources_alone_is_printed_today(output: Output, tmp_path: Path) -> None:
+    environ = make_environ(Path(sys.executable), tmp_path, tree=True)
+    assert run_output(output, tmp_path, environ) == output.read()
+
+
+@pytest.mark.parametrize("output", OUTPUTS, ids=lambda one: one.name)
+def test_the_numbers_of_files_are_those_of_this_tree(output: Output) -> None:
+    text = output.read()
+    assert count_again(text) == text, "`python -m ci.outputs` counts again"
+
+
+def test_the_numbers_of_files_are_looked_at_at_all() -> None:
+    assert count_again("1 files as recorded") != "1 files as recorded"
+    assert any("files as recorded" in one.read() for one in OUTPUTS)
+    assert any("files are those that RECORD lists" in one.read() for one in OUTPUTS)
+
+
+def test_the_numbers_of_kernels_are_those_of_the_table() -> None:
+    assert number_of("verify", r"(\d+) kernels for sm_75") == len(build_of("all"))
+    keys = {
+        (one.family.role, one.dtype, one.row.size)
+        for one in build_of("hopper")
+        if one.target.suffix == "a"
+    }
+    assert number_of("doctor", r"(\d+) kernels for SASS") == len(keys)
+
+
+def test_the_number_of_cases_is_that_of_the_selftest() -> None:
+    sizes = {
+        Kernels(one.dtype, one.row.head_dim, one.row.head_dim_v)
+        for one in build_of("hopper")
+        if one.family.role == "fwd"
+    }
+    cases = make_cases(sorted(sizes), H200_MULTIPROCESSORS)
+    assert number_of("doctor", r"(\d+) cases, 30 runs each") == len(cases)
+
+
+def test_the_hidden_gpu_of_the_text_is_a_scenario() -> None:
+    text = " ".join((ROOT / "docs" / "doctor.md").read_text(encoding="utf-8").split())
+    for sentence in SCENARIOS["a hidden GPU"].says:
+        assert sentence in text
+
+
+@pytest.mark.parametrize(
+    ("start", "phase", "peer"),
+    [
+        ("| forward | ", "forward", "sdpa-flash"),
+        ("| backward | ", "backward", "sdpa-flash"),
+        ("| backward, both under ", "backward", "sdpa-flash-deterministic"),
+    ],
+)
+def test_the_means_of_the_readme_are_those_of_the_results(
+    start: str, phase: str, peer: str
+) -> None:
+    rows = read_report(ROOT / "benchmarks" / "results" / "h200-paper.json").rows
+    ratios = collect_ratios(rows, peer, phase)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    line = [one for one in readme.splitlines() if one.startswith(start)][-1]
+    numbers = (geometric_mean(ratios), min(ratios), max(ratios))
+    assert line.strip("| ").split(" | ")[-3:] == [f"{number:.2f}" for number in numbers]
+
+
+def test_a_command_that_is_not_recorded_is_not_shown() -> None:
+    with pytest.raises(OutputError, match="not recorded"):
+        show("```console\n$ python -m flash_dist selftest\nfine\n```\n")
+
+
+def test_an_output_replaces_the_old_one_and_nothing_else(tmp_path: Path) -> None:
+    output = Output("one", "tree", "--version")
+    output.path(tmp_path).write_text(f"# today\n$ {output.command}\nnew\n", encoding="utf-8")
+    block = "before\n```console\n$ {}\n{}```\nafter\n"
+    old = block.format(output.command, "old\nlines\n")
+    assert show(old, [output], tmp_path) == block.format(output.command, "new\n")
+
+
+def test_a_run_is_a_terminal_without_colours_and_with_a_home_of_its_own(tmp_path: Path) -> None:
+    environ = make_environ(Path(sys.executable), tmp_path, tree=True)
+    text = run_output(Output("version", "tree", "--version; pwd; echo $COLUMNS"), tmp_path, environ)
+    assert text.splitlines()[2:] == ["~", "100"]
+
+
+def test_another_status_than_was_expected_is_told(tmp_path: Path) -> None:
+    environ = make_environ(Path(sys.executable), tmp_path, tree=True)
+    with pytest.raises(OutputError, match="ended with status 2"):
+        run_output(Output("wrong", "tree", "doctor --gpu nonsense"), tmp_path, environ)
+
+
+def test_a_wheel_that_is_not_there_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--dist", str(tmp_path), "--records", str(tmp_path / "records")]
+    assert main(["wheel", *options]) == 1
+    assert "must hold one wheel, it holds 0" in capsys.readouterr().err

@@ -1,0 +1,75 @@
+"""The README's table of what runs where: it is that of this tree, and follows the kernels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ci.support import BEGIN, END, README, load_table, main, make_table, replace_table
+from csrc.generate import CSRC, Row, Table
+from flash_dist.errors import FlashDistError
+from flash_dist.targets.archs import Arch
+from flash_dist.targets.devices import Device
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TABLE = Table.load(CSRC / "kernels.toml")
+GPUS = [Device(7, 5), Device(8, 0), Device(9, 0), Device(12, 0)]
+
+
+def lines(table: Table) -> list[list[str]]:
+    return [line.strip("| ").split(" | ") for line in make_table(table, GPUS).splitlines()]
+
+
+def test_the_readme_has_the_table_of_this_tree() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert replace_table(text, load_table()) == text, "`nox -s outputs` writes it"
+
+
+def test_gpus_with_the_same_kernels_share_a_column() -> None:
+    head, _, *rows = lines(TABLE)
+    assert head[-2:] == ["7.5", "8.0 to 12.0"]
+    assert [row[-2:] for row in rows if row[1] == "bfloat16"] == [["no", "yes"]] * 3
+
+
+def test_a_gpu_that_has_more_sizes_gets_a_line_and_a_column() -> None:
+    """A compiled size that only data-centre GPUs have room for."""
+    large = Row(512, 512, 227, (("warps", 8),))
+    forward = TABLE.families[0]
+    families = (replace(forward, rows=(*forward.rows, large)), *TABLE.families[1:])
+    head, _, *rows = lines(replace(TABLE, families=families))
+    assert head[-4:] == ["7.5", "8.0", "9.0", "12.0"]
+    halves = [row for row in rows if row[:2] == ["forward", "bfloat16"]]
+    assert [row[2].endswith(" 512") for row in halves] == [False, True]
+    assert [row[-4:] for row in halves] == [["no", "yes", "no", "yes"], ["no", "no", "yes", "no"]]
+
+
+def test_a_family_for_one_target_gives_its_gpu_a_line() -> None:
+    large = Row(512, 512, 227, (("warps", 8),))
+    narrow = replace(
+        TABLE.families[0], name="fwd_sm90", targets=frozenset({Arch(9, 0, "a")}), rows=(large,)
+    )
+    head, _, *rows = lines(replace(TABLE, families=(*TABLE.families, narrow)))
+    assert head[-4:] == ["7.5", "8.0", "9.0", "12.0"]
+    assert sum(row[2].endswith(" 512") for row in rows) == len(narrow.dtypes)
+
+
+def test_a_pass_needs_every_kernel_that_it_launches() -> None:
+    families = tuple(one for one in TABLE.families if one.role != "bwd_dkdv")
+    assert {row[0] for row in lines(replace(TABLE, families=families))[2:]} == {"forward"}
+
+
+def test_the_table_replaces_the_old_one_and_nothing_else(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{BEGIN}old\n{END}after\n", encoding="utf-8")
+    assert main(["--write"], readme) == 0
+    assert readme.read_text(encoding="utf-8") == f"before\n{BEGIN}{load_table()}{END}after\n"
+
+
+@pytest.mark.parametrize("text", ["", BEGIN, f"{END}{BEGIN}", f"{BEGIN}{BEGIN}{END}"])
+def test_a_text_without_the_two_marks_is_refused(text: str) -> None:
+    with pytest.raises(FlashDistError, match="needs one line"):
+        replace_table(text, "new\n")
