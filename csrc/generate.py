@@ -5,6 +5,7 @@ only when their content changes, so that a build folder compiles a target once, 
 it is configured with.
 
     OUT/plans.h                  tile constants of every row
+    OUT/roles.h                  the names of roles and families
     OUT/targets/<target>/*.cu    kernels: one file per family and head_dim, or per family where one
                                  kernel is a few lines; PTX: one per kernel
     OUT/variants.inc             FLASH_DIST_VARIANT(...) lines of the arch list, for dispatch.cpp

@@ -1,4 +1,4 @@
-"""Compiler launcher: runs one nvcc command, keeps what ptxas says, and fails when a kernel spills.
+"""Compiler launcher: runs nvcc, keeps what ptxas says, fails when a kernel spills or worse.
 
 CMake puts it before every nvcc call:
 `python gate.py [--report-only] [ccache] nvcc ... -o OBJECT`.

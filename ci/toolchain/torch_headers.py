@@ -1,4 +1,4 @@
-"""The torch headers that the binding includes: about 50 of the 527 MB of a torch wheel.
+"""The torch headers that the binding includes: about 50 files, 0.4 of the 527 MB of a torch wheel.
 
 `torch_headers.toml` pins the torch version and the SHA-256 of every header. They are taken from a
 wheel that pip can already see (find-links), else by range requests from the wheel on the package

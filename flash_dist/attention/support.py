@@ -1,4 +1,4 @@
-"""Whether this build has kernels for a GPU, asked once per GPU before the first launch."""
+"""Whether this build has kernels for a GPU, asked once for each GPU, dtype and size of heads."""
 
 from __future__ import annotations
 
