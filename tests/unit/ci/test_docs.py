@@ -96,6 +96,10 @@ def test_the_page_on_kernels_names_things_that_are_there() -> None:
     assert missing == []
 
 
+def test_the_readme_is_read_in_two_minutes() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 160
+
+
 def test_the_commands_are_found_at_all() -> None:
     found = list(find_commands((ROOT / "docs" / "recipes.md").read_text()))
     assert ["audit", "{wheel}"] in found
