@@ -147,6 +147,15 @@ def test_another_status_than_was_expected_is_told(tmp_path: Path) -> None:
         run_output(Output("wrong", "tree", "doctor --gpu nonsense"), tmp_path, environ)
 
 
+def test_an_output_of_another_wheel_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ci.outputs.run_output", lambda *_: "$ doctor\n1 files as recorded\n")
+    assert main(["tree", "--records", str(tmp_path / "records")]) == 1
+    assert "counts other files than a wheel of this tree has" in capsys.readouterr().err
+    assert list((tmp_path / "records").iterdir()) == []
+
+
 def test_a_wheel_that_is_not_there_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
