@@ -20,6 +20,7 @@ from setuptools.command.build_ext import build_ext
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from ci.build.plan import make_plan
+from ci.command import told_in_a_sentence
 from ci.compile.build_info import make_manifest
 from ci.compile.native import NativeOptions, build_native
 from ci.compile.sbom import write_sbom
@@ -31,7 +32,6 @@ from ci.toolchain.torch_headers import find_headers
 from flash_dist.builds.linkage import runtime_requirements
 from flash_dist.builds.manifest import load_manifest
 from flash_dist.builds.published import load_archsets
-from flash_dist.errors import FlashDistError
 
 PUBLISHED = load_archsets(ARCHSETS)
 
@@ -41,10 +41,8 @@ def choose_metadata() -> dict[str, Any]:
     project = load_project()
     if "sdist" in sys.argv:
         return {"version": project.version, "install_requires": project.dependencies}
-    try:
+    with told_in_a_sentence():
         plan = make_plan(os.environ)
-    except FlashDistError as error:
-        sys.exit(f"error: {error}")
     return {
         "version": project.wheel_version(plan.toolkit, plan.archset.label),
         "install_requires": [*project.dependencies, *runtime_requirements(plan.toolkit)],
@@ -56,10 +54,8 @@ class BuildNative(build_ext):
 
     def run(self) -> None:
         """Compile, then copy into the package; what fails is told in a sentence."""
-        try:
+        with told_in_a_sentence():
             self.compile()
-        except FlashDistError as error:
-            sys.exit(f"error: {error}")
 
     def compile(self) -> None:
         """Call CMake and describe what came out."""

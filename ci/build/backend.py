@@ -13,17 +13,17 @@ import sys
 import sysconfig
 import tempfile
 import time
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ci.build.plan import make_plan, run_preflight
+from ci.command import told_in_a_sentence
 from ci.project import ROOT, build_folder, load_project, load_requirements, read_report
 from ci.toolchain.nvcc import find_toolchain, keep_toolkit, named_home
 from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from types import ModuleType
 
     Settings = Mapping[str, Any] | None
@@ -33,15 +33,6 @@ UNFINISHED: Final = "unfinished"  # `-C unfinished=true`: who calls repairs and 
 
 class BackendError(FlashDistError):
     """What was asked of the build backend is not built."""
-
-
-@contextmanager
-def told_in_a_sentence() -> Iterator[None]:
-    """End the hook with the sentence alone: the frontends show a traceback as it is."""
-    try:
-        yield
-    except FlashDistError as error:
-        sys.exit(f"error: {error}")
 
 
 def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:

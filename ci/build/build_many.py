@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ci.command import command, complain
 from ci.project import ROOT
 from ci.wheels.platform_tags import describe_floor
 from flash_dist.errors import FlashDistError
@@ -79,7 +80,7 @@ def build_each(sets: Sequence[ArchSet], build: Callable[[ArchSet], BuiltWheel]) 
         try:
             built.append(build(one))
         except (FlashDistError, OSError) as error:
-            print(f"error: {one.name}: {error}", file=sys.stderr, flush=True)
+            complain(f"{one.name}: {error}")
             reason = str(error).splitlines()[0]
             failed.append(FailedSet(one, reason, time.monotonic() - start))
     return Builds(tuple(built), tuple(failed))
@@ -98,13 +99,10 @@ def estimate_left(sets: Sequence[ArchSet], done: int, seconds: float) -> str:
     return f", about {left / 60:.0f} min left" if left >= 90 else f", about {left:.0f} s left"  # noqa: PLR2004
 
 
+@command
 def report(build: Callable[[Sequence[str]], Builds]) -> int:
     """Build what the command line names, and say what came out."""
-    try:
-        builds = build(sys.argv[1:])
-    except FlashDistError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    builds = build(sys.argv[1:])
     print(f"\n{builds}")
     if builds.built:
         print(describe_floor([one.path.name for one in builds.built]))

@@ -10,9 +10,9 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
+from ci.command import command
 from ci.project import ARCHSETS
 from flash_dist.builds.published import load_archsets
-from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -34,16 +34,13 @@ def make_matrix(sets: Iterable[ArchSet]) -> dict[str, list[dict[str, str]]]:
     return {"include": rows}
 
 
+@command
 def main(args: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m ci.build.matrix", description=__doc__)
     parser.add_argument("--json", action="store_true", help="on one line, for a workflow")
     as_json = parser.parse_args(args).json
-    try:
-        matrix = make_matrix(load_archsets(ARCHSETS).values())
-    except FlashDistError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    matrix = make_matrix(load_archsets(ARCHSETS).values())
     if as_json:
         print(json.dumps(matrix))
     else:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ci.build.plan import make_plan
+from ci.command import command
 from ci.project import ROOT, load_project
 from ci.wheels.gates import run
 from flash_dist.errors import FlashDistError
@@ -144,13 +145,10 @@ def pack_and_check() -> str:
     return f"{digest}  {made}; a wheel from it here would be {version}"
 
 
+@command
 def main() -> int:
     """Command line."""
-    try:
-        print(pack_and_check())
-    except FlashDistError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    print(pack_and_check())
     return 0
 
 

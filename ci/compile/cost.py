@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ci.command import command
 from ci.project import build_folder
 from flash_dist.errors import FlashDistError
 from flash_dist.targets.archs import Arch
@@ -106,6 +107,7 @@ def _minutes(seconds: float) -> str:
     return f"{seconds / 60:.1f}" if seconds else ""
 
 
+@command
 def main(args: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(
@@ -113,11 +115,7 @@ def main(args: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("logs", type=Path, nargs="*", help="default: those of the build folders")
     named = parser.parse_args(args).logs
-    try:
-        tables = [(path, read_log(path)) for path in named or find_logs(build_folder())]
-    except FlashDistError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    tables = [(path, read_log(path)) for path in named or find_logs(build_folder())]
     for path, costs in tables:
         print(f"{path}: minutes of one compiler\n", *make_table(costs), "", sep="\n")
     return 0

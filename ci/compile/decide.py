@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ci.command import command
 from ci.compile.decisions import (
     DECISIONS,
     REMEDY,
@@ -194,28 +195,24 @@ def _short(data: object) -> str:
     return digest(data)[:SHOWN]
 
 
+@command
 def main(args: Sequence[str] | None = None) -> int:
     """Command line of `nox -s decisions`."""
     parser = argparse.ArgumentParser(prog="python -m ci.compile.decide", description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare, and write nothing")
     check = parser.parse_args(args).check
     with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
-        try:
-            decisions = decide(compile_planner(Path(folder)))
-            changes = list_changes(read_decisions() if DECISIONS.is_file() else {}, decisions)
-        except FlashDistError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 1
+        decisions = decide(compile_planner(Path(folder)))
+        changes = list_changes(read_decisions() if DECISIONS.is_file() else {}, decisions)
     if not changes:
         print(f"{sum(map(len, decisions.values()))} decisions are as `{DECISIONS.name}` says")
         return 0
     if check:
-        print(
-            f"error: {len(changes)} decisions are others than `{DECISIONS.name}` says: "
-            f"{list_few(changes, 5)}\n\nhint: {REMEDY}",
-            file=sys.stderr,
+        message = (
+            f"{len(changes)} decisions are others than `{DECISIONS.name}` says: "
+            f"{list_few(changes, 5)}"
         )
-        return 1
+        raise FlashDistError(message, hint=REMEDY)
     write_decisions(DECISIONS, decisions)
     print(f"{len(changes)} decisions changed: {list_few(changes, 5)}")
     return 0

@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Final
 
 from rattler_build import RattlerBuildError, assemble_package
 
+from ci.command import command
 from ci.conda.channel import write_repodata
 from ci.conda.check import CHANNEL, INSTALLER, check_package, recipe_of
 from ci.project import ROOT, load_project
 from ci.wheels.artefacts import Artefact, ArtefactError, find_artefacts, require_sound
 from flash_dist.binaries.wheel import open_wheel
 from flash_dist.builds.conda_package import SITE
-from flash_dist.errors import FlashDistError, UsageError
+from flash_dist.errors import UsageError
 from flash_dist.indexes.index import PROJECT
 
 if TYPE_CHECKING:
@@ -144,6 +145,7 @@ def _record_line(name: str, data: bytes) -> str:
     return f"{name},sha256={digest},{len(data)}\n"
 
 
+@command
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="nox -s conda --", description=__doc__.split("\n")[0])
@@ -151,13 +153,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder of the channel (DIST/conda)")
     args = parser.parse_args()
     out = args.out or args.dist / CHANNEL
-    try:
-        artefacts = find_artefacts(args.dist)
-        for path in write_channel(out, artefacts, epoch=load_project().epoch):
-            print(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}")
-    except FlashDistError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    artefacts = find_artefacts(args.dist)
+    for path in write_channel(out, artefacts, epoch=load_project().epoch):
+        print(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}")
     for one in artefacts:
         recipe = recipe_of(one)
         print(f"{one.set_name}: {'; '.join((*recipe.depends[-1:], *recipe.constrains))}")

@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ci.command import command
 from ci.container.engine import inspect_image
 from ci.project import ROOT
 from ci.toolchain.cross import TARGETS
@@ -155,19 +156,16 @@ def _run(command: Sequence[str], environ: Mapping[str, str], folder: Path | None
         raise ImageError(message, hint="its own words are above")
 
 
+@command
 def main() -> int:
     """Command line."""
     environ = engine_environ(os.environ)
-    try:
-        if is_current(environ):
-            print(f"{NAME} is up to date")
-        else:
-            print("this needs root: it installs podman by apt and unpacks a Debian root; 6 minutes")
-            require_root()
-            make_image(environ)
-    except FlashDistError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    if is_current(environ):
+        print(f"{NAME} is up to date")
+    else:
+        print("this needs root: it installs podman by apt and unpacks a Debian root; 6 minutes")
+        require_root()
+        make_image(environ)
     print(f"build in it with: CIBW_MANYLINUX_X86_64_IMAGE={NAME} nox -s build_wheels")
     return 0
 

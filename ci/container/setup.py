@@ -11,13 +11,13 @@ import sys
 from pathlib import Path
 
 from ci.build.choose import toolkits_of
+from ci.command import command
 from ci.project import ARCHSETS, ROOT, build_folder
 from ci.toolchain.cross import find_target, require_tools
 from ci.toolchain.install import install_foreign, install_toolkit
 from ci.toolchain.nvcc import tool_version
 from ci.toolchain.preflight import check, read_host
 from flash_dist.builds.published import load_archsets
-from flash_dist.errors import FlashDistError
 
 HOME = Path("/opt/cuda")
 
@@ -33,22 +33,19 @@ def wanted_toolkit() -> str:
     return toolkits_of(names, os.environ, load_archsets(ARCHSETS))[0]
 
 
+@command
 def main() -> int:
     """Command line."""
     target = find_target()
-    try:
-        if target:
-            require_tools(target)
-        found = check(read_host(ROOT, os.environ), wanted=wanted_toolkit())
-        print(found, flush=True)
-        cuda, folder = found.toolkit, build_folder() / f"cuda-{found.toolkit}"
-        if target:
-            home = install_foreign(cuda, folder, _install, target, target.pip_options)
-        else:
-            home = install_toolkit(cuda, folder, _install)
-    except FlashDistError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    if target:
+        require_tools(target)
+    found = check(read_host(ROOT, os.environ), wanted=wanted_toolkit())
+    print(found, flush=True)
+    cuda, folder = found.toolkit, build_folder() / f"cuda-{found.toolkit}"
+    if target:
+        home = install_foreign(cuda, folder, _install, target, target.pip_options)
+    else:
+        home = install_toolkit(cuda, folder, _install)
     HOME.symlink_to(home)
     print(f"nvcc {tool_version(home, 'nvcc')} in {HOME}")
     return 0

@@ -25,12 +25,13 @@ from urllib.parse import quote, urlsplit
 from simple_repository.model import File, Meta, ProjectDetail, ProjectList, ProjectListElement
 from simple_repository.serializer import SerializerHtmlV1, SerializerJsonV1
 
+from ci.command import command
 from ci.conda.check import CHANNEL, find_packages
 from ci.project import ARCHSETS, ROOT
 from ci.release.landing import make_page
 from ci.wheels.artefacts import Artefact, ArtefactError, find_artefacts
 from flash_dist.builds.published import load_picks
-from flash_dist.errors import FlashDistError, UsageError
+from flash_dist.errors import UsageError
 from flash_dist.indexes.index import PROJECT
 from flash_dist.targets.archs import SESSIONS
 
@@ -172,6 +173,7 @@ def _parse_url(text: str) -> str:
     return f"{text.rstrip('/')}/"
 
 
+@command
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="nox -s index --", description="Make a package index.")
@@ -183,13 +185,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="folder of the index (DIST/index)")
     args = parser.parse_args()
     out = args.out or args.dist / "index"
-    try:
-        artefacts = find_artefacts(args.dist)
-        url, condas = _parse_url(args.url), find_packages(args.dist, artefacts)
-        names = write_index(out, artefacts, url, partial=args.partial, condas=condas)
-    except FlashDistError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    artefacts = find_artefacts(args.dist)
+    url, condas = _parse_url(args.url), find_packages(args.dist, artefacts)
+    names = write_index(out, artefacts, url, partial=args.partial, condas=condas)
     for name in names:
         print(f"index   {url}{name}/")
     print(f"conda   {url}{CHANNEL}" if condas else "conda   none: `nox -s conda` makes a channel")

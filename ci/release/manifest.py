@@ -18,13 +18,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ci.command import command
 from ci.conda.check import find_packages, recipe_of
 from ci.project import ROOT, load_project
 from ci.release.statement import Subject, state_conda, state_sdist, state_wheel
 from ci.wheels.artefacts import Artefact, ArtefactError, find_artefacts, require_sound
 from ci.wheels.source import Source, read_source
 from flash_dist.builds.listing import FILE_NAME, VERSION
-from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -169,6 +169,7 @@ def _sum(dist: Path, paths: Sequence[Path]) -> str:
     return "".join(f"{digest}  {name}\n" for name, digest in sorted(digests.items()))
 
 
+@command
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="nox -s manifest --", description=__doc__.split("\n")[0])
@@ -177,13 +178,9 @@ def main() -> int:
         "--no-commit", action="store_true", help="do not say which commit they were built from"
     )
     args = parser.parse_args()
-    try:
-        artefacts = find_artefacts(args.dist)
-        source = None if args.no_commit else read_source()
-        written = write_release(args.dist, artefacts, source)
-    except FlashDistError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    artefacts = find_artefacts(args.dist)
+    source = None if args.no_commit else read_source()
+    written = write_release(args.dist, artefacts, source)
     for one in artefacts:
         print(f"{one.sha256}  {one.file_name}")
     print(f"of commit {source.commit}" if source else "of no named commit")

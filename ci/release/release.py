@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ci.command import command
 from ci.container.engine import find_engine
 from ci.project import ROOT, load_project
 from ci.release.manifest import SUMS, require_source
@@ -188,6 +189,7 @@ def tell_publishing(args: argparse.Namespace, version: str) -> None:
 STAGES: Final = {"tree": check_tree, "wheels": check_wheels, "publish": tell_publishing}
 
 
+@command
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="nox -s release --", description="Make a release.")
@@ -198,11 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--url", default="", help="where the index will be served from")
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="folder of the wheels")
     args = parser.parse_args(arguments)
-    try:
-        STAGES[args.stage](args, load_project().version)
-    except FlashDistError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    STAGES[args.stage](args, load_project().version)
     return 0
 
 

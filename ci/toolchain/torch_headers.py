@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from ci.command import command
 from ci.project import ROOT
 from ci.toolchain.client_settings import find_links, find_torch, index_url
 from flash_dist.errors import FlashDistError
@@ -255,7 +256,8 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def main() -> None:
+@command
+def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description="Fetch or pin the torch headers of the binding.")
     parser.add_argument("--lock", metavar="VERSION", help="pin the headers of this torch")
@@ -265,7 +267,8 @@ def main() -> None:
         print(f"pinned {len(lock.sha256)} headers of torch {lock.version}")
     else:
         print(find_headers(ROOT / "build" / "torch-headers"))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

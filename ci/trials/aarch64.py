@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ci.command import command
 from ci.container.trial import CODE
 from ci.project import ROOT
 from ci.toolchain.cross import TARGETS
@@ -164,6 +165,7 @@ def try_wheel(trial: Trial, *, torch: bool) -> bool:
     return passed
 
 
+@command
 def main(args: Sequence[str] | None = None) -> int:
     """Command line: where the wheels' dependencies were installed, and what else to try."""
     parser = argparse.ArgumentParser(prog="nox -s arm_test --", description="Try aarch64 wheels.")
@@ -171,18 +173,14 @@ def main(args: Sequence[str] | None = None) -> int:
     parser.add_argument("--torch", action="store_true", help="import torch, too: minutes")
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="folder of the wheels")
     given = parser.parse_args(args)
-    try:
-        wheels = find_wheels(given.dist)
-        root = make_root(ROOT / "build" / f"root-{MACHINE}", TARGETS[MACHINE])
-        passed = True
-        for one in wheels:
-            print(f"{one.file_name}", flush=True)
-            with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
-                trial = Trial(one, root, given.site, Path(folder))
-                passed &= try_wheel(trial, torch=given.torch)
-    except FlashDistError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    wheels = find_wheels(given.dist)
+    root = make_root(ROOT / "build" / f"root-{MACHINE}", TARGETS[MACHINE])
+    passed = True
+    for one in wheels:
+        print(f"{one.file_name}", flush=True)
+        with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
+            trial = Trial(one, root, given.site, Path(folder))
+            passed &= try_wheel(trial, torch=given.torch)
     return int(not passed)
 
 

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ci.command import command
 from ci.project import ROOT
 from ci.release.index import pick_name, write_index
 from ci.trials.cells import count
@@ -22,7 +23,6 @@ from ci.trials.clients import CLIENTS, serve
 from ci.trials.conda import conda_cells
 from ci.trials.torch_matrix import try_torches
 from ci.wheels.artefacts import find_artefacts
-from flash_dist.errors import FlashDistError
 from flash_dist.targets.archs import DEFAULT_MACHINE
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ def _parse_phases(text: str) -> tuple[str, ...]:
     return tuple(name for name in PHASES if name in names)
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="nox -s install_test --", description="Install wheels.")
@@ -94,13 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     args = parser.parse_args(argv)
     cells = []
-    try:
-        for cell in try_all(args.dist, args.only):
-            print(cell, flush=True)
-            cells.append(cell)
-    except FlashDistError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    for cell in try_all(args.dist, args.only):
+        print(cell, flush=True)
+        cells.append(cell)
     print(conclude(cells, args.only))
     counts = count(cells)
     missing = counts["NOT RUN"] > 0 and not args.allow_missing

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ci.command import command
 from ci.project import load_project
 from ci.trials.cells import InstallError, NotRunError
 from ci.trials.clients import call_openly
 from ci.trials.torch_matrix import FREE_BYTES, PROBE, read_probe
 from ci.wheels.artefacts import read_artefact
-from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,6 +107,7 @@ def _require_ok(report: str) -> None:
             raise InstallError(message)
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="nox -s root_test --", description="Try a newer Debian.")
@@ -114,18 +115,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--suite", default="sid", help="of Debian (default: %(default)s)")
     parser.add_argument("--torch", default=load_project().torch_tested_max, metavar="X.Y")
     args = parser.parse_args(argv)
-    try:
-        one = read_artefact(args.wheel.resolve())
-        check_machine()
-        with tempfile.TemporaryDirectory(prefix="flash_dist-root-") as folder:
-            root = Root(Path(folder) / "debian")
-            root.make(args.suite)
-            release = (root.path / "etc" / "debian_version").read_text(encoding="utf-8").strip()
-            print(f"Debian {release}, Python {root.python()}: {one.file_name}", flush=True)
-            try_wheel(one, root, args.torch)
-    except FlashDistError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    one = read_artefact(args.wheel.resolve())
+    check_machine()
+    with tempfile.TemporaryDirectory(prefix="flash_dist-root-") as folder:
+        root = Root(Path(folder) / "debian")
+        root.make(args.suite)
+        release = (root.path / "etc" / "debian_version").read_text(encoding="utf-8").strip()
+        print(f"Debian {release}, Python {root.python()}: {one.file_name}", flush=True)
+        try_wheel(one, root, args.torch)
     return 0
 
 

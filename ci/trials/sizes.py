@@ -19,13 +19,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ci.command import command
 from ci.project import ARCHSETS, ROOT
 from ci.trials.cells import InstallError
 from ci.trials.clients import Environment, call_openly, runs_here
 from ci.wheels.artefacts import find_artefacts, newest_first
 from flash_dist.builds.linkage import runtime_requirements
 from flash_dist.builds.published import published_sets
-from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -132,6 +132,7 @@ def write(rows: Sequence[Row], table: str, readme: Path = README, data: Path = A
     data.write_text(f"{json.dumps(archsets, indent=2, ensure_ascii=False)}\n", encoding="utf-8")
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="nox -s sizes --", description="Measure wheels.")
@@ -141,18 +142,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.runs < 1:
         parser.error(f"--runs is 1 or more, got {args.runs}")
-    try:
-        chosen = choose(find_artefacts(args.dist))
-        with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
-            rows = measure(chosen, Path(folder), args.runs)
-        lines = "".join(f"{row}\n" for row in rows)
-        table = f"{HEAD}{lines}\n{caption(args.runs)}"
-        print(table, end="")
-        if args.write:
-            write(rows, table)
-    except FlashDistError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    chosen = choose(find_artefacts(args.dist))
+    with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
+        rows = measure(chosen, Path(folder), args.runs)
+    lines = "".join(f"{row}\n" for row in rows)
+    table = f"{HEAD}{lines}\n{caption(args.runs)}"
+    print(table, end="")
+    if args.write:
+        write(rows, table)
     return 0
 
 

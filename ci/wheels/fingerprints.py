@@ -11,6 +11,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ci.command import command
 from ci.compile.decisions import hash_decisions
 from ci.project import ROOT
 from flash_dist.binaries.wheel import open_wheel
@@ -62,6 +63,7 @@ def read_wheels(paths: Iterable[Path]) -> dict[str, set[str]]:
     return dict(kernels)
 
 
+@command
 def main() -> int:
     """Check the wheels of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)

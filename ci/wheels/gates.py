@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
+from ci.command import command
 from ci.compile.decisions import hash_decisions
 from ci.project import ARCHSETS, ROOT, load_project
 from ci.wheels.platform_tags import require_glibc, require_platform, require_same_tags
@@ -138,6 +139,12 @@ def _check_oldest_torch(package: Path) -> None:
         raise WheelBuildError(message)
 
 
+def repair(raw: Path, environ: Mapping[str, str], folder: Path) -> Path:
+    """Give the wheel the oldest manylinux tag that is true."""
+    run([sys.executable, "-m", "ci.wheels.repair", str(raw), str(folder)], environ)
+    return next(folder.glob("*.whl"))
+
+
 def run(
     command: Sequence[str],
     environ: Mapping[str, str],
@@ -167,26 +174,17 @@ def read_arguments(args: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(args)
 
 
+@command
 def main() -> int:
     """Command line: cibuildwheel's audit step."""
     args = read_arguments()
     asked = replace(ArchSet.parse(args.archs), budget_bytes=args.budget)
-    try:
-        require_platform(args.wheel, args.platform)
-        audit(args.wheel, asked)
-        with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
-            run_tools(args.wheel, Path(folder) / "unpacked")
-    except FlashDistError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    require_platform(args.wheel, args.platform)
+    audit(args.wheel, asked)
+    with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
+        run_tools(args.wheel, Path(folder) / "unpacked")
     return 0
 
 
 if __name__ == "__main__":
     sys.exit(main())
-
-
-def repair(raw: Path, environ: Mapping[str, str], folder: Path) -> Path:
-    """Give the wheel the oldest manylinux tag that is true."""
-    run([sys.executable, "-m", "ci.wheels.repair", str(raw), str(folder)], environ)
-    return next(folder.glob("*.whl"))

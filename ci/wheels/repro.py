@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ci.command import command
 from flash_dist.binaries.files import hash_file
 from flash_dist.errors import FlashDistError
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ReproError(FlashDistError):
-    """There is nothing to compare."""
+    """Two builds are not the same, or there is nothing to compare."""
 
 
 def digest_file(path: Path) -> str:
@@ -51,20 +52,16 @@ def find_differences(one: dict[str, str], other: dict[str, str]) -> Iterator[str
             yield f"{name} differs: {one[name]} and {other[name]}"
 
 
+@command
 def main(args: Sequence[str]) -> int:
     """Command line: the two folders."""
-    try:
-        one, other = (digest_files(Path(arg)) for arg in args)
-    except FlashDistError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    one, other = (digest_files(Path(arg)) for arg in args)
     differences = list(find_differences(one, other))
     for name, digest in one.items():
         print(f"{digest}  {name}")
     if differences:
-        print(f"error: two builds differ in {len(differences)} files", file=sys.stderr)
-        print("\n".join(differences), file=sys.stderr)
-        return 1
+        message = "\n".join([f"two builds differ in {len(differences)} files", *differences])
+        raise ReproError(message)
     print(f"byte-identical: {len(one)} files of each build")
     return 0
 

@@ -1,4 +1,4 @@
-"""What is made once and kept, and how the tools of ci/ end."""
+"""What is made once and kept from one build to the next."""
 
 from __future__ import annotations
 

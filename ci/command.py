@@ -1,0 +1,47 @@
+"""How the tools of ci/ end: what one refuses is a sentence on stderr, and exit code 1."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, ParamSpec
+
+from flash_dist.errors import FlashDistError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Words = ParamSpec("Words")
+
+
+def complain(error: object) -> None:
+    """Print what a tool refuses."""
+    print(_tell(error), file=sys.stderr, flush=True)
+
+
+def command(main: Callable[Words, int]) -> Callable[Words, int]:
+    """Let a command line end with 1 and the sentence alone, not with a traceback."""
+
+    @functools.wraps(main)
+    def run(*args: Words.args, **options: Words.kwargs) -> int:
+        try:
+            return main(*args, **options)
+        except FlashDistError as error:
+            complain(error)
+            return 1
+
+    return run
+
+
+@contextmanager
+def told_in_a_sentence() -> Iterator[None]:
+    """End the process likewise, for code that others call: the hooks of pip and setuptools."""
+    try:
+        yield
+    except FlashDistError as error:
+        sys.exit(_tell(error))
+
+
+def _tell(error: object) -> str:
+    return f"error: {error}"

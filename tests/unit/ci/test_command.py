@@ -1,0 +1,79 @@
+"""How the tools of ci/ end."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ci.command import command, told_in_a_sentence
+from ci.project import ROOT
+from flash_dist.errors import FlashDistError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+REFUSAL = FlashDistError("there is no wheel", hint="`nox -s build_wheels` makes them")
+SAID = "error: there is no wheel\n\nhint: `nox -s build_wheels` makes them"
+
+
+@command
+def main(number: int, *, refuse: bool = False) -> int:
+    """Command line."""
+    if refuse:
+        raise REFUSAL
+    return number
+
+
+def test_a_tool_ends_with_its_own_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [main(0), main(3)] == [0, 3]
+    assert capsys.readouterr().err == ""
+    assert main.__doc__ == "Command line."
+
+
+def test_what_a_tool_refuses_is_a_sentence_and_exit_code_1(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(0, refuse=True) == 1
+    assert capsys.readouterr().err == f"{SAID}\n"
+
+
+def refuse() -> None:
+    with told_in_a_sentence():
+        raise REFUSAL
+
+
+def test_a_hook_ends_the_process_with_the_same_words() -> None:
+    with pytest.raises(SystemExit, match=r"^error: there is no wheel\n\nhint: ") as caught:
+        refuse()
+    assert caught.value.code == SAID
+
+
+def test_other_errors_stay_what_they_are() -> None:
+    @command
+    def broken() -> int:
+        return int("x")
+
+    with pytest.raises(ValueError, match="invalid literal"):
+        broken()
+
+
+OTHERS = {"gate.py", "repair.py"}  # they end as the program does that they start
+ENDING = 'if __name__ == "__main__":\n    sys.exit(main('
+
+
+def find_tools() -> list[Path]:
+    """List the modules of ci/ that are started with `python -m`."""
+    paths = sorted((ROOT / "ci").rglob("*.py"))
+    return [one for one in paths if ENDING in one.read_text() and one.name not in OTHERS]
+
+
+@pytest.mark.parametrize("path", find_tools(), ids=lambda path: path.stem)
+def test_every_tool_ends_so(path: Path) -> None:
+    functions = {
+        node.name: node
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef)
+    }
+    assert [ast.unparse(one) for one in functions["main"].decorator_list] == ["command"]
