@@ -34,6 +34,7 @@ DRIVER: Final[Mapping[str, Entry]] = {
         "new as the CUDA that wrote it.",
         "Install a newer driver on the host, or a build for an older CUDA. On datacenter GPUs "
         "NVIDIA's package `cuda-compat` lets an older kernel module run a newer CUDA.",
+        pattern="(?i)driver version is insufficient",
     ),
     "jit-variable": Entry(
         "A variable keeps the driver from embedded code",

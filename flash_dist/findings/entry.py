@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An id in words: one line, what it means, and what to do."""
+    """An id in words: one line, what it means, and what to do.
+
+    Args:
+        title: One line.
+        meaning: A few sentences.
+        remedy: A few sentences.
+        pattern: A regular expression for the error messages that this explains; empty for none.
+        said: The title for such a message, with what the named groups of `pattern` found in it.
+    """
 
     title: str
     meaning: str
     remedy: str
+    pattern: str = ""
+    said: str = ""
+
+    def match(self, message: str) -> re.Match[str] | None:
+        """Look for the error that this explains in a message."""
+        return re.search(self.pattern, message) if self.pattern else None

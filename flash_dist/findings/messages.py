@@ -1,4 +1,8 @@
-"""Ids of error messages that `doctor --explain MESSAGE` knows, and that no check reports itself."""
+"""Ids of error messages that `doctor --explain MESSAGE` knows, and that no check reports itself.
+
+Sources: CUDA runtime API, "Data types used by CUDA Runtime" (error texts and numbers); xformers and
+CUTLASS (the texts that their stubs print); the dynamic loader of glibc.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +21,17 @@ MESSAGES: Final[Mapping[str, Entry]] = {
         "GPU than the one that ran it, or the library has nothing newer for this GPU.",
         "Show the program GPUs of one kind only (CUDA_VISIBLE_DEVICES). "
         "`python -m flash_dist inspect --level coverage FILE` lists which kernels are real where.",
+        pattern=r"kernel [`']?(?P<kernel>\w+)[`']? is for sm(?P<first>\d+)-sm(?P<last>\d+), "
+        r"but was built for sm(?P<built>\d+)",
+        said="the kernel that ran is a stub: {kernel} was compiled for sm_{built}, where its body "
+        "is this message; it has one from sm_{first} to below sm_{last}",
     ),
     "arch-conditional-stub": Entry(
         "A kernel was compiled without the suffix it needs",
         "Some matrix instructions exist on one architecture only and need a target with a suffix, "
         "sm_90a or sm_100a. Compiled for sm_90, the kernel's body is a message.",
         "Build the library for 9.0a instead of 9.0 (10.0a instead of 10.0).",
+        pattern="(?i)Arch conditional MMA",
     ),
     "no-kernel-image": Entry(
         "CUDA error 209: no kernel image is available",
@@ -31,6 +40,7 @@ MESSAGES: Final[Mapping[str, Entry]] = {
         "CUDA_DISABLE_PTX_JIT can hide what is there.",
         "`python -m flash_dist doctor --package NAME` judges every library of a package. Install "
         "a build for this compute capability.",
+        pattern="(?i)no kernel image is available",
     ),
     "invalid-image": Entry(
         "CUDA error 200: the kernel image is invalid",
@@ -39,12 +49,14 @@ MESSAGES: Final[Mapping[str, Entry]] = {
         "or the file is damaged.",
         "Install driver 550 or newer. Whoever builds the library can keep to LZ4: "
         "`nvcc --compress-mode=speed`.",
+        pattern="(?i)device kernel image is invalid",
     ),
     "ptx-too-new": Entry(
         "CUDA error 222: PTX of an unsupported toolchain",
         "The PTX was written by a newer CUDA than the driver's. Machine code may be newer within "
         "one major version of CUDA, PTX may not.",
         "Install a newer driver, or a build that has machine code for this GPU.",
+        pattern="(?i)PTX was compiled with an unsupported toolchain",
     ),
     "jit-compiler-absent": Entry(
         "The driver's PTX compiler is missing",
@@ -53,11 +65,13 @@ MESSAGES: Final[Mapping[str, Entry]] = {
         "CUDA's message is error 221.",
         "Start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility, or install a build "
         "that has machine code for this GPU.",
+        pattern="(?i)PTX JIT compiler library not found",
     ),
     "jit-disabled": Entry(
         "CUDA error 223: compiling PTX is disabled",
         "The library has PTX only for this GPU, and CUDA_DISABLE_PTX_JIT forbids to compile it.",
         "`unset CUDA_DISABLE_PTX_JIT`, or install a build that has machine code for this GPU.",
+        pattern="(?i)PTX JIT compilation was disabled",
     ),
     "undefined-symbol": Entry(
         "A library was compiled for another version of what it uses",
@@ -65,5 +79,8 @@ MESSAGES: Final[Mapping[str, Entry]] = {
         "`torch::` are torch's, whose C++ interface differs between minor versions.",
         "Install the build of that package for the torch that is here, or compile it against it: "
         "`pip install --no-build-isolation --no-binary NAME NAME`.",
+        pattern=r"undefined symbol: (?P<symbol>\w+)",
+        said="the library was compiled for another version of what it uses: `{symbol}` is not "
+        "there",
     ),
 }

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from flash_dist.cli import main
+from flash_dist.findings import FINDINGS
 from flash_dist.findings.explain import explain
 
 XFORMERS = (
@@ -45,18 +46,37 @@ def test_the_stub_of_xformers_is_explained_with_its_own_numbers(
     out = capsys.readouterr().out
     assert "fmha_cutlassF_f16_aligned_64x128_rf_sm80 was compiled for sm_75" in out
     assert "from sm_80 to below sm_100" in out
-    assert "GPUs of several kinds" in out
-    assert "fix: show the program GPUs of one kind only" in out
-    assert "this kernel needs 8.0" in out
+    assert "another GPU than the one that ran it" in out
+    assert "fix: Show the program GPUs of one kind only" in out
 
 
-def test_a_symbol_of_torch_is_told_from_others() -> None:
-    torchs = explain("undefined symbol: _ZN3c1015SmallVectorBase")
+def test_a_symbol_is_named_as_its_source_has_it() -> None:
+    torchs = explain("undefined symbol: _ZN3c105ErrorD1Ev")
     others = explain("undefined symbol: cudaLaunchKernelExC")
     assert torchs is not None
     assert others is not None
-    assert torchs.details
-    assert not others.details
+    assert "`c10::Error::~Error()` is not there" in torchs.summary
+    assert "`cudaLaunchKernelExC` is not there" in others.summary
+
+
+@pytest.mark.parametrize(("message", "cause"), KNOWN.items(), ids=KNOWN.values())
+def test_a_message_and_its_id_are_explained_by_one_entry(message: str, cause: str) -> None:
+    by_message, by_id, entry = explain(message), explain(cause), FINDINGS[cause]
+    assert by_message is not None
+    assert by_id is not None
+    assert by_message.details == by_id.details == (entry.meaning,)
+    assert by_message.steps == by_id.steps == (entry.remedy,)
+    assert by_id.summary == entry.title
+    assert (by_message.summary == entry.title) == (not entry.said)
+
+
+def test_each_pattern_of_an_entry_knows_a_message() -> None:
+    assert set(KNOWN.values()) == {name for name, entry in FINDINGS.items() if entry.pattern}
+
+
+def test_no_message_is_known_to_two_entries() -> None:
+    for message, cause in KNOWN.items():
+        assert [name for name, entry in FINDINGS.items() if entry.match(message)] == [cause]
 
 
 def test_json_and_what_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:

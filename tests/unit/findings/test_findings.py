@@ -25,7 +25,6 @@ PACKAGE = Path(__file__).parents[3] / "flash_dist"
 CARRIERS = {
     "CheckResult": 5,
     "Finding": 0,
-    "Explanation": 0,
     "Cause": 0,
     "CacheProblem": 0,
     "_fail": 2,
@@ -59,7 +58,6 @@ COMPUTED = {
     ),
     "report.findings[0].id": (),  # of a Finding, found where that is made
     "str(event['id'])": ("selftest-bits-differ", "selftest-values-differ"),
-    "message.strip()": (),  # the id that was asked about
     "DIFFERS": ("load-prediction-differs",),
     # Of a Cause, a CacheProblem or a prediction, found where that is made:
     "cause.id": (),
@@ -115,7 +113,8 @@ def test_every_id_of_the_source_has_an_entry() -> None:
 
 
 def test_every_entry_is_an_id_of_the_source() -> None:
-    assert set(FINDINGS) - set(used_ids()) == set()
+    silent = {name for name, entry in FINDINGS.items() if not entry.pattern}
+    assert silent - set(used_ids()) == set()
 
 
 def test_an_id_stands_in_one_subject_only() -> None:
