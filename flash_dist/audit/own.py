@@ -14,8 +14,18 @@ from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from ..builds.contents import BINDING, KERNELS, Image, WheelContents, read_contents
 from ..builds.linkage import BINDING_NEEDS, BINDING_PATH, expected_linkage
+from ..findings.audits import (
+    AUDIT_EMBEDDED_DIFFERS,
+    AUDIT_IMAGE_UNEXPECTED,
+    AUDIT_LINKAGE,
+    AUDIT_MANIFEST,
+    AUDIT_NOT_UNDERSTOOD,
+    AUDIT_RESOURCES_DIFFER,
+    AUDIT_TOO_LARGE,
+    AUDIT_WHEEL_NAME,
+)
+from ..findings.result import Finding, label
 from ..targets.verdict import role_of
-from .problem import Problem, label
 
 if TYPE_CHECKING:
     import os
@@ -44,7 +54,7 @@ class AuditResult:
 
     contents: WheelContents
     budget_bytes: int | None
-    problems: tuple[Problem, ...]
+    problems: tuple[Finding, ...]
 
     def __bool__(self) -> bool:
         return not self.problems
@@ -67,7 +77,7 @@ class AuditResult:
             "budget_bytes": self.budget_bytes,
             "targets": [vars(size) for size in self.target_sizes()],
             "kernels": [kernel.to_json() for kernel in self.contents.kernels],
-            "problems": list(self.problems),
+            "problems": [str(problem) for problem in self.problems],
             "findings": [problem.to_json() for problem in self.problems],
         }
 
@@ -89,17 +99,17 @@ def audit_contents(contents: WheelContents, *, budget_bytes: int | None = None) 
     """Judge what was read."""
     unclear = (f"the fat binary is not fully understood: {text}" for text in contents.warnings)
     problems = [
-        *label("audit-not-understood", unclear),
-        *label("audit-wheel-name", _name_problems(contents)),
-        *label("audit-manifest", _declared_problems(contents.manifest)),
-        *label("audit-embedded-differs", _embedded_problems(contents)),
-        *label("audit-resources-differ", _resource_problems(contents)),
-        *label("audit-image-unexpected", _image_problems(contents)),
-        *label("audit-linkage", _linkage_problems(contents)),
+        *label(AUDIT_NOT_UNDERSTOOD, unclear),
+        *label(AUDIT_WHEEL_NAME, _name_problems(contents)),
+        *label(AUDIT_MANIFEST, _declared_problems(contents.manifest)),
+        *label(AUDIT_EMBEDDED_DIFFERS, _embedded_problems(contents)),
+        *label(AUDIT_RESOURCES_DIFFER, _resource_problems(contents)),
+        *label(AUDIT_IMAGE_UNEXPECTED, _image_problems(contents)),
+        *label(AUDIT_LINKAGE, _linkage_problems(contents)),
     ]
     if budget_bytes is not None and contents.size > budget_bytes:
         sentence = f"the wheel has {contents.size:,} bytes, the budget is {budget_bytes:,}"
-        problems.append(Problem("audit-too-large", sentence))
+        problems.append(Finding(AUDIT_TOO_LARGE, sentence))
     return AuditResult(contents, budget_bytes, tuple(problems))
 
 

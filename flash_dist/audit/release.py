@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..binaries.wheel import open_wheel
 from ..builds.contents import MANIFEST
+from ..findings.audits import AUDIT_LOST
+from ..findings.result import Finding, label
 from ..gpucode.images import ROCM_WARNING
 from ..gpucode.inspection import Choice, Inspection, inspect_libraries, sizes_by_target
 from ..gpucode.libraries import open_libraries
 from .own import AuditResult, audit_wheel
-from .problem import Problem, label
 from .requirements import Requirements, find_losses, find_shortfalls
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Release:
 
     path: str
     inspections: tuple[Inspection, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[Finding, ...]
     own: AuditResult | None = None  # of a wheel of this package, with all problems
 
     def __bool__(self) -> bool:
@@ -60,7 +61,7 @@ class Release:
                 }
                 for one in self.inspections
             ],
-            "problems": list(self.problems),
+            "problems": [str(problem) for problem in self.problems],
             "findings": [problem.to_json() for problem in self.problems],
         }
 
@@ -90,7 +91,7 @@ def audit_release(
         new = inspections
         if level != "kernels":
             new, _ = inspect_libraries(open_libraries(path), kernels)
-        problems += label("audit-lost", find_losses(old, new))
+        problems += label(AUDIT_LOST, find_losses(old, new))
     if not is_own_wheel(path):
         return Release(str(path), tuple(inspections), tuple(problems))
     result = audit_wheel(path)

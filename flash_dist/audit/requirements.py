@@ -9,13 +9,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..findings.audits import (
+    AUDIT_KERNEL_ABSENT,
+    AUDIT_KERNEL_NOT_REAL,
+    AUDIT_MIN_DRIVER,
+    AUDIT_NO_GPU_CODE,
+    AUDIT_NOT_UNDERSTOOD,
+    AUDIT_TARGET_EXTRA,
+    AUDIT_TARGET_MISSING,
+    AUDIT_TOO_LARGE,
+    AUDIT_UNREAD,
+)
+from ..findings.result import Finding, label, within
 from ..gpucode.coverage import REAL
 from ..gpucode.differences import find_differences
 from ..gpucode.images import ROCM_WARNING
 from ..targets.compatibility import judge
 from ..targets.devices import Device
 from ..targets.wording import list_few
-from .problem import Problem, label, within
 
 if TYPE_CHECKING:
     import re
@@ -54,7 +65,7 @@ def find_shortfalls(
     unread: Sequence[Unread] = (),
     *,
     size: int | None = None,
-) -> tuple[Problem, ...]:
+) -> tuple[Finding, ...]:
     """Say in sentences what is missing or too much.
 
     Args:
@@ -64,36 +75,36 @@ def find_shortfalls(
         size: Bytes of the file that is released, None for a folder.
     """
     unreadable = (f"{one.name} cannot be read: {one.reason}" for one in unread)
-    found = list(label("audit-unread", unreadable))
+    found = list(label(AUDIT_UNREAD, unreadable))
     coded = [one for one in inspections if one.report.entries]
     if not coded:
-        found.append(Problem("audit-no-gpu-code", "no GPU code for NVIDIA inside"))
+        found.append(Finding(AUDIT_NO_GPU_CODE, "no GPU code for NVIDIA inside"))
     for one in inspections:
         # A release may serve other GPUs, too; whether it serves AMD's is not ours to say.
         unclear = [text for text in one.warnings if text != ROCM_WARNING]
-        found += within(one.name, label("audit-not-understood", unclear))
+        found += within(one.name, label(AUDIT_NOT_UNDERSTOOD, unclear))
     for one in coded:
         found += within(one.name, _library_shortfalls(requirements, one))
-    found += label("audit-kernel-absent", _absent_kernels(requirements.kernels, coded))
+    found += label(AUDIT_KERNEL_ABSENT, _absent_kernels(requirements.kernels, coded))
     if size is not None and requirements.max_bytes is not None and size > requirements.max_bytes:
         sentence = f"the file has {size:,} bytes, allowed are {requirements.max_bytes:,}"
-        found.append(Problem("audit-too-large", sentence))
+        found.append(Finding(AUDIT_TOO_LARGE, sentence))
     return tuple(found)
 
 
-def _library_shortfalls(requirements: Requirements, inspection: Inspection) -> Iterator[Problem]:
+def _library_shortfalls(requirements: Requirements, inspection: Inspection) -> Iterator[Finding]:
     present = set(inspection.report.archs)
     for arch in requirements.archs:
         if arch not in present:
-            yield Problem("audit-target-missing", f"no code for {arch}, which is required")
+            yield Finding(AUDIT_TARGET_MISSING, f"no code for {arch}, which is required")
     if requirements.forbid_extra:
         for arch in sorted(present - set(requirements.archs)):
-            yield Problem("audit-target-extra", f"code for {arch}, which is not required")
+            yield Finding(AUDIT_TARGET_EXTRA, f"code for {arch}, which is not required")
     if requirements.min_driver is not None:
         entries = inspection.report.entries
-        yield from label("audit-min-driver", _driver_shortfalls(requirements.min_driver, entries))
+        yield from label(AUDIT_MIN_DRIVER, _driver_shortfalls(requirements.min_driver, entries))
     rows = inspection.coverage.rows if inspection.coverage is not None else ()
-    yield from label("audit-kernel-not-real", _kernel_shortfalls(requirements, rows))
+    yield from label(AUDIT_KERNEL_NOT_REAL, _kernel_shortfalls(requirements, rows))
 
 
 def _driver_shortfalls(driver: Driver, entries: Iterable[FatbinEntry]) -> Iterator[str]:

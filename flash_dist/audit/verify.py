@@ -6,7 +6,7 @@ Only a manifest that came another way tells that nobody did.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ..binaries.files import hash_file, open_file
@@ -17,6 +17,15 @@ from ..builds.record import find_damage, hash_member
 from ..builds.sbom import FILE_NAME, find_differences
 from ..errors import FlashDistError
 from ..findings.result import EXIT_FINDINGS, EXIT_FINE, CheckResult
+from ..findings.verifications import (
+    VERIFY_AUDIT,
+    VERIFY_CHECKSUM,
+    VERIFY_NOT_LISTED,
+    VERIFY_RECORD,
+    VERIFY_SBOM_DIFFERS,
+    VERIFY_SBOM_MISSING,
+    VERIFY_UNREAD,
+)
 from ..targets.wording import few_lines
 from .own import audit_contents
 
@@ -69,7 +78,8 @@ def verify_wheel(path: Path, listing: Listing | None = None) -> Verification:
     except FlashDistError as error:
         return Verification(str(path), "", listing, (_unread("file", error),))
     check = _check_conda if path.suffix == ".conda" else _check_wheel
-    results = (check_listing(path.name, sha256, size, listing), *check(path))
+    listed = replace(check_listing(path.name, sha256, size, listing), name="manifest")
+    results = (listed, *check(path))
     return Verification(str(path), sha256, listing, results)
 
 
@@ -85,7 +95,8 @@ def _check_conda(path: Path) -> tuple[CheckResult, ...]:
     """Check its own list of files, then the wheel that it was made of."""
     try:
         with open_conda(path) as package:
-            return (check_paths(package), *_check_wheel(package.wheel))
+            paths = replace(check_paths(package), name="paths")
+            return (paths, *_check_wheel(package.wheel))
     except FlashDistError as error:
         return (_unread("paths", error),)
 
@@ -97,33 +108,31 @@ def _hash_file(path: Path) -> tuple[str, int]:
 
 def _guard(name: str, check: Callable[[Path], CheckResult], path: Path) -> CheckResult:
     try:
-        return check(path)
+        return replace(check(path), name=name)
     except FlashDistError as error:
         return _unread(name, error)
 
 
 def _unread(name: str, error: FlashDistError) -> CheckResult:
-    return CheckResult(name, "fail", error.message, fix=error.hint or "", id="verify-unread")
+    return CheckResult("fail", error.message, fix=error.hint or "", entry=VERIFY_UNREAD, name=name)
 
 
 def check_listing(name: str, sha256: str, size: int, listing: Listing | None) -> CheckResult:
     """Is this the file that the release lists?"""
     if listing is None:
         summary = "not compared with a release: no manifest was named"
-        return CheckResult("manifest", "skip", summary, data={"sha256": sha256})
+        return CheckResult("skip", summary, data={"sha256": sha256})
     listed = listing.files.get(name)
     if listed is None:
         return CheckResult(
-            "manifest",
             "fail",
             f"`{listing.source}` lists no file {name}",
             (f"it lists {', '.join(sorted(listing.files)) or 'none'}",),
             "name the manifest of the release that the wheel is of",
-            "verify-not-listed",
+            VERIFY_NOT_LISTED,
         )
     if (listed.sha256, listed.size) != (sha256, size):
         return CheckResult(
-            "manifest",
             "fail",
             "the file is not the one that was released",
             (
@@ -131,9 +140,9 @@ def check_listing(name: str, sha256: str, size: int, listing: Listing | None) ->
                 f"released   {listed.sha256}, {listed.size} bytes",
             ),
             "do not install it; download it again from the index of the release",
-            "verify-checksum",
+            VERIFY_CHECKSUM,
         )
-    return CheckResult("manifest", "ok", f"SHA-256 {sha256}, as released")
+    return CheckResult("ok", f"SHA-256 {sha256}, as released")
 
 
 def check_paths(package: CondaContents) -> CheckResult:
@@ -143,8 +152,8 @@ def check_paths(package: CondaContents) -> CheckResult:
         summary = "files of the conda package are not those that its paths.json lists"
         fix = "do not install it; download it again"
         details = few_lines(damage, _SHOWN)
-        return CheckResult("paths", "fail", summary, details, fix, "verify-record")
-    return CheckResult("paths", "ok", f"{len(package.files)} files are those that paths.json lists")
+        return CheckResult("fail", summary, details, fix, VERIFY_RECORD)
+    return CheckResult("ok", f"{len(package.files)} files are those that paths.json lists")
 
 
 def check_record(path: Path) -> CheckResult:
@@ -155,10 +164,8 @@ def check_record(path: Path) -> CheckResult:
     if damage:
         summary = "files of the wheel are not those that its RECORD lists"
         fix = "do not install it; download it again"
-        return CheckResult(
-            "record", "fail", summary, few_lines(damage, _SHOWN), fix, "verify-record"
-        )
-    return CheckResult("record", "ok", f"{count} files are those that RECORD lists")
+        return CheckResult("fail", summary, few_lines(damage, _SHOWN), fix, VERIFY_RECORD)
+    return CheckResult("ok", f"{count} files are those that RECORD lists")
 
 
 def check_audit(path: Path) -> CheckResult:
@@ -167,17 +174,16 @@ def check_audit(path: Path) -> CheckResult:
     result = audit_contents(contents)
     if not result:
         return CheckResult(
-            "audit",
             "fail",
             "the code in the wheel is not what its _build.json declares",
             few_lines([f"{problem} ({problem.id})" for problem in result.problems], _SHOWN),
             "`python -m flash_dist audit` on it lists everything",
-            "verify-audit",
+            VERIFY_AUDIT,
             data={"findings": [problem.to_json() for problem in result.problems]},
         )
     targets = ", ".join(map(str, contents.manifest.arch_set.archs))
     summary = f"{len(contents.kernels)} kernels for {targets} are what _build.json declares"
-    return CheckResult("audit", "ok", summary)
+    return CheckResult("ok", summary)
 
 
 def check_sbom(path: Path) -> CheckResult:
@@ -188,7 +194,7 @@ def check_sbom(path: Path) -> CheckResult:
         if len(bills) != 1:
             summary = f"the wheel holds {len(bills)} bills of materials ({FILE_NAME}), not one"
             fix = "build it again with `nox -s build_wheels`"
-            return CheckResult("sbom", "fail", summary, fix=fix, id="verify-sbom-missing")
+            return CheckResult("fail", summary, fix=fix, entry=VERIFY_SBOM_MISSING)
         text = wheel.read(bills[0]).decode("utf-8", "backslashreplace")
         libraries = {*wheel.libraries, KERNELS, BINDING}
         files = {name: hash_member(wheel, name) for name in sorted(libraries)}
@@ -197,7 +203,7 @@ def check_sbom(path: Path) -> CheckResult:
         summary = "the bill of materials is not that of this wheel"
         fix = "build it again with `nox -s build_wheels`"
         return CheckResult(
-            "sbom", "fail", summary, few_lines(differences, _SHOWN), fix, "verify-sbom-differs"
+            "fail", summary, few_lines(differences, _SHOWN), fix, VERIFY_SBOM_DIFFERS
         )
     parts = ", ".join(f"{one.name} {one.version}" for one in manifest.parts)
-    return CheckResult("sbom", "ok", f"two libraries and what is in them: {parts}")
+    return CheckResult("ok", f"two libraries and what is in them: {parts}")

@@ -32,7 +32,7 @@ def describe_first_start(verdict: DeviceVerdict, environment: Environment) -> tu
     cache = environment.host.cache if environment.host else None
     problem = find_cache_problem(environment.variables, cache)
     when = (
-        f"{problem.reason}, so the driver compiles the PTX at every start"
+        f"{problem.summary}, so the driver compiles the PTX at every start"
         if problem
         else "the driver compiles the PTX at the first start and caches it for later ones"
     )

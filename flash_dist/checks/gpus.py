@@ -5,6 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ..findings.driver import DRIVER_TOO_OLD, JIT_VARIABLE, NO_GPU, SMEM_LIMIT
+from ..findings.gpus import (
+    DTYPE_NOT_BUILT,
+    HARDWARE_TOO_OLD,
+    NO_KERNELS,
+    NO_MATCHING_CODE,
+    NOT_JUDGED,
+    SOME_GPUS_UNSERVED,
+    UNKNOWN_GPU,
+    UNVERIFIED,
+)
+from ..findings.messages import JIT_COMPILER_ABSENT
 from ..findings.result import CheckResult
 from ..targets.advice import (
     covering_set,
@@ -26,13 +38,23 @@ from .first_start import describe_first_start
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from ..findings.entry import Entry
     from ..machine.libcuda import Gpu
     from ..targets.devices import Device
+    from ..targets.verdict import Cause
     from .environment import Environment
 
 _GIB = 1 << 30
-
-
+# What a verdict without code is, by its cause.
+REFUSED: dict[Cause, Entry] = {
+    "driver-too-old": DRIVER_TOO_OLD,
+    "hardware-too-old": HARDWARE_TOO_OLD,
+    "jit-compiler-absent": JIT_COMPILER_ABSENT,
+    "jit-variable": JIT_VARIABLE,
+    "no-kernels": NO_KERNELS,
+    "no-matching-code": NO_MATCHING_CODE,
+    "smem-limit": SMEM_LIMIT,
+}
 _FIRST_PROOF = "its selftest here is the first proof on real hardware"
 
 
@@ -40,17 +62,14 @@ def check_gpu(environment: Environment, gpu: Gpu) -> CheckResult:
     """Say which variant each kernel will use on this GPU, or what to do where there is none."""
     if environment.installed.build is None:
         return CheckResult(
-            f"gpu {gpu.index}",
             "skip",
             f"{describe_gpu(gpu)}: not judged, there is no build to judge it against",
-            id="not-judged",
-            gpu=gpu.index,
+            entry=NOT_JUDGED,
         )
     verdict = judge_gpu(environment, gpu)
     if not verdict:
         return _refuse(environment, gpu, verdict)
     result = CheckResult(
-        f"gpu {gpu.index}",
         "ok",
         f"{describe_gpu(gpu)}: {describe_how(verdict)}",
         (
@@ -59,20 +78,19 @@ def check_gpu(environment: Environment, gpu: Gpu) -> CheckResult:
             *describe_proof(verdict),
             *describe_unknown(environment, gpu),
         ),
-        gpu=gpu.index,
         data=verdict.to_json(),
     )
     better = unsupported_fix(_all_devices(environment), _build(environment))
     if verdict.how == "unverified":
         fix = f"`python -m flash_dist selftest` on it shows whether it does; {better}"
-        return replace(result, status="warn", fix=fix, id="unverified")
+        return replace(result, status="warn", fix=fix, entry=UNVERIFIED)
     if verdict.missing_dtypes:
         missing = f"this build has no {' and no '.join(verdict.missing_dtypes)} kernels"
         summary = f"{result.summary}; {missing}"
-        return replace(result, status="warn", summary=summary, fix=better, id="dtype-not-built")
+        return replace(result, status="warn", summary=summary, fix=better, entry=DTYPE_NOT_BUILT)
     if environment.what_if and not gpu.device.known:
         summary = f"{result.summary}; no such GPU is known"
-        return replace(result, status="warn", summary=summary, id="unknown-gpu")
+        return replace(result, status="warn", summary=summary, entry=UNKNOWN_GPU)
     return result
 
 
@@ -80,7 +98,6 @@ def _refuse(environment: Environment, gpu: Gpu, verdict: DeviceVerdict) -> Check
     others = _all_devices(environment)
     summary, fix = explain_refusal(verdict, _build(environment), name=gpu.name, others=others)
     return CheckResult(
-        f"gpu {gpu.index}",
         "fail",
         summary,
         (
@@ -88,9 +105,8 @@ def _refuse(environment: Environment, gpu: Gpu, verdict: DeviceVerdict) -> Check
             *describe_unknown(environment, gpu),
         ),
         fix,
-        verdict.cause,
-        gpu.index,
-        verdict.to_json(),
+        REFUSED[verdict.cause],
+        data=verdict.to_json(),
     )
 
 
@@ -99,11 +115,10 @@ def check_any_gpu(environment: Environment) -> CheckResult:
     cuda = environment.cuda
     reason = cuda.reason if cuda.status == "ok" else ""  # else the driver's check says it
     return CheckResult(
-        "gpu",
         "skip",
         "no GPU here, so nothing could be proven" + (f" ({reason})" if reason else ""),
         fix="`python -m flash_dist doctor --gpu 8.6,9.0 --driver 580` judges GPUs not here",
-        id="no-gpu",
+        entry=NO_GPU,
     )
 
 
@@ -117,7 +132,6 @@ def check_all_gpus(environment: Environment, results: Sequence[CheckResult]) -> 
     devices = _all_devices(environment)
     covering = covering_set(devices, _build(environment).archsets)
     return CheckResult(
-        "gpus",
         "warn",
         f"{len(able)} of {len(results)} GPUs can use this build: {names}",
         (
@@ -125,7 +139,7 @@ def check_all_gpus(environment: Environment, results: Sequence[CheckResult]) -> 
             unsupported_fix(devices, _build(environment)),
         ),
         f"`export CUDA_VISIBLE_DEVICES={visible}` hides the others",
-        "some-gpus-unserved",
+        SOME_GPUS_UNSERVED,
         data={
             "usable": able,
             "cuda_visible_devices": visible,

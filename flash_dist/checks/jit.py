@@ -22,10 +22,9 @@ def check_jit(environment: Environment) -> CheckResult | None:
     if not any(uses_jit(judge_gpu(environment, gpu)) for gpu in environment.cuda.gpus):
         return None
     return CheckResult(
-        "jit",
         "warn",
-        f"{problem.reason}: the driver compiles the PTX again at every start",
+        f"{problem.summary}: the driver compiles the PTX again at every start",
         (describe_cost(environment.variables),),
         problem.fix,
-        problem.id,
+        problem.entry,
     )

@@ -10,6 +10,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ..findings.libraries import (
+    LIBRARY_NO_MATCHING_CODE,
+    LIBRARY_PARTLY,
+    LIBRARY_REFUSED,
+    LIBRARY_UNREAD,
+    LIBRARY_UNVERIFIED,
+    NO_GPU_CODE,
+)
 from ..findings.result import CheckResult
 from ..gpucode.archives import Library, Unread
 from ..targets.advice import HOW_WORDS, describe_archs
@@ -43,13 +51,13 @@ def examine_libraries(
     """Yield a result for each library that will not load, and each GPU with each of GPU code."""
     yield guard("driver", partial(check_driver, environment))
     if not environment.cuda.gpus:
-        yield check_any_gpu(environment)
+        yield guard("gpu", partial(check_any_gpu, environment))
     reports, ours, plain = [], [], 0
     loading = LibraryLoading.make(environment)
     for library in libraries:
         if isinstance(library, Unread):
             summary = f"{library.name} cannot be read: {library.reason}"
-            yield CheckResult("library", "warn", summary, id="library-unread")
+            yield CheckResult("warn", summary, entry=LIBRARY_UNREAD, name="library")
             continue
         if loading is not None:
             loading.look(library)
@@ -61,9 +69,9 @@ def examine_libraries(
         else:
             plain += 1
     if not reports and not ours:
-        yield CheckResult("library", "warn", _nothing(plain), id="no-gpu-code")
+        yield CheckResult("warn", _nothing(plain), entry=NO_GPU_CODE, name="library")
     if loading is not None:
-        yield from loading.results()
+        yield from (replace(result, name="loading") for result in loading.results())
     for gpu in environment.cuda.gpus:
         results = [_check_own(environment, gpu, own) for own in ours]
         yield from results
@@ -77,7 +85,13 @@ def _check_own(environment: Environment, gpu: Gpu, own: Installed) -> CheckResul
     summary = result.summary if name in result.summary else f"{name} on {result.summary}"
     problem = own.manifest_problem
     unread = (f"judged without its manifest: {problem}",) if problem else ()
-    return replace(result, summary=summary, details=(*result.details, *unread))
+    return replace(
+        result,
+        name=f"gpu {gpu.index}",
+        gpu=gpu.index,
+        summary=summary,
+        details=(*result.details, *unread),
+    )
 
 
 def _nothing(files: int) -> str:
@@ -107,18 +121,17 @@ def _describe(place: str, verdict: LibraryVerdict, *, served: bool) -> CheckResu
     ways = ", ".join(f"{HOW_WORDS[how]} ({target})" for how, target in verdict.counts)
     if verdict.unfit:
         return CheckResult(
-            "",
             "warn",
             f"{place}: {ways}; nothing in {len(verdict.unfit)} of {_fatbins(verdict)}",
             (verdict.obstacle or "normal where the library does not call those kernels there",),
             "`python -m flash_dist inspect --level coverage` says which kernels these are",
-            "library-partly",
+            LIBRARY_PARTLY,
         )
     count = len(verdict.containers)
     summary = f"{place}: {ways} in {f'all of {count} fatbins' if count > 1 else 'its one fatbin'}"
     if verdict.how == "unverified":
-        return CheckResult("", "warn", summary, id="library-unverified")
-    return CheckResult("", "ok", summary)
+        return CheckResult("warn", summary, entry=LIBRARY_UNVERIFIED)
+    return CheckResult("ok", summary)
 
 
 def _refuse(place: str, verdict: LibraryVerdict, *, served: bool) -> CheckResult:
@@ -126,13 +139,13 @@ def _refuse(place: str, verdict: LibraryVerdict, *, served: bool) -> CheckResult
     if verdict.obstacle:
         fix = next((step for words, step in _STEPS if words in verdict.obstacle), "")
         sentence = f"{place}: {verdict.obstacle}"
-        return CheckResult("", "fail", sentence, fix=fix, id="library-refused")
+        return CheckResult("fail", sentence, fix=fix, entry=LIBRARY_REFUSED)
     sentence = f"{place}: no code that it can load, built for {describe_archs(verdict.archs)}"
     if served:
         detail = "normal where the library is not used there: others have code for this GPU"
-        return CheckResult("", "warn", sentence, (detail,), id="library-no-matching-code")
+        return CheckResult("warn", sentence, (detail,), entry=LIBRARY_NO_MATCHING_CODE)
     fix = f"install a build for compute capability {device}"
-    return CheckResult("", "fail", sentence, fix=fix, id="library-no-matching-code")
+    return CheckResult("fail", sentence, fix=fix, entry=LIBRARY_NO_MATCHING_CODE)
 
 
 def _fatbins(verdict: LibraryVerdict) -> str:

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING
 
 from ..binaries.segments import is_shared
 from ..errors import FatbinError
+from ..findings.driver import DRIVER_ABSENT
+from ..findings.install import TORCH_ABSENT
+from ..findings.loading import LIBRARY_MISSING, PYTHON_ABI, WRONG_ARCHITECTURE
 from ..findings.result import CheckResult
 from ..loading.host import read_host
 from ..loading.prediction import Prediction, predict_loading, predict_member
@@ -22,13 +25,13 @@ from ..targets.wording import few_lines
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ..findings.result import Finding
     from ..gpucode.archives import Library
-    from ..loading.causes import Cause
     from ..loading.host import LoadHost
     from .environment import Environment
 
 # What another library of the same package can make up for.
-_REPLACEABLE = {"library-missing", "wrong-architecture", "python-abi", "driver-absent"}
+_REPLACEABLE = {LIBRARY_MISSING, WRONG_ARCHITECTURE, PYTHON_ABI, DRIVER_ABSENT}
 _SHOWN = 4
 
 
@@ -87,10 +90,10 @@ def _describe_all(
 ) -> Iterator[CheckResult]:
     """Say of each library what prevents it; of those that others replace, in one result."""
     served = any(one for _, one in predicted)
-    replaced: list[tuple[str, Prediction, Cause]] = []
+    replaced: list[tuple[str, Prediction, Finding]] = []
     for name, one in predicted:
-        found = [cause for cause in one.causes if installed or cause.id != "torch-absent"]
-        if found and served and found[0].id in _REPLACEABLE:
+        found = [cause for cause in one.causes if installed or cause.entry != TORCH_ABSENT]
+        if found and served and found[0].entry in _REPLACEABLE:
             replaced.append((name, one, found[0]))
         elif found:
             result = _describe(found[0], installed=installed)
@@ -99,25 +102,24 @@ def _describe_all(
         yield _describe_replaced(replaced, len(predicted))
 
 
-def _describe_replaced(replaced: list[tuple[str, Prediction, Cause]], count: int) -> CheckResult:
-    lines = [cause.sentence for _, _, cause in replaced]
+def _describe_replaced(replaced: list[tuple[str, Prediction, Finding]], count: int) -> CheckResult:
+    lines = [cause.summary for _, _, cause in replaced]
     return CheckResult(
-        "loading",
         "skip",
         f"{len(replaced)} of {count} libraries will not load here (predicted), which is normal "
         "where a package has several builds and loads one",
         few_lines(lines, _SHOWN),
-        id=replaced[0][2].id,
+        entry=replaced[0][2].entry,
         data={"libraries": [one.to_json() for _, one, _ in replaced]},
     )
 
 
-def _describe(cause: Cause, *, installed: bool) -> CheckResult:
-    summary = f"{cause.sentence} (predicted from symbol tables)"
-    result = CheckResult("loading", "fail", summary, cause.details, cause.fix, cause.id)
-    if cause.id == "driver-absent":
+def _describe(cause: Finding, *, installed: bool) -> CheckResult:
+    summary = f"{cause.summary} (predicted from symbol tables)"
+    result = CheckResult("fail", summary, cause.details, cause.fix, cause.entry)
+    if cause.entry == DRIVER_ABSENT:
         return replace(result, status="skip")
-    if cause.id == "library-missing" and not installed:
+    if cause.entry == LIBRARY_MISSING and not installed:
         detail = "it may come with a dependency that is not installed here"
         return replace(result, status="warn", details=(*cause.details, detail))
     return result

@@ -5,6 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ..findings.loading import (
+    CHILD_CRASHED,
+    EXTENSION_ABSENT,
+    EXTENSION_CRASHED,
+    EXTENSION_FAILED,
+    EXTENSION_NEEDS_TORCH,
+    KERNELS_CRASHED,
+    KERNELS_FAILED,
+    LOAD_PREDICTION_DIFFERS,
+    LOADING_UNKNOWN,
+    TORCH_CRASHED,
+    TORCH_FAILED,
+)
 from ..findings.result import CheckResult
 from .machine import reinstall_fix
 
@@ -12,12 +25,18 @@ if TYPE_CHECKING:
     from ..loading.parts import Loading
     from .environment import Environment
 
-DIFFERS = "load-prediction-differs"
-
 _PARTS = {
     "kernels": "the kernel library",
     "torch": "torch",
     "extension": "the torch extension",
+}
+FAILED = {  # of what was loaded, and how; else it was the process itself
+    ("kernels", "failed"): KERNELS_FAILED,
+    ("kernels", "crashed"): KERNELS_CRASHED,
+    ("torch", "failed"): TORCH_FAILED,
+    ("torch", "crashed"): TORCH_CRASHED,
+    ("extension", "failed"): EXTENSION_FAILED,
+    ("extension", "crashed"): EXTENSION_CRASHED,
 }
 # What the errors of kernels/library.py and kernels/operators.py begin with.
 _SAID = " does not load: "
@@ -28,11 +47,11 @@ def check_loading(environment: Environment) -> CheckResult:
     """The compiled parts load, or should."""
     loading, predicted = environment.loading, environment.predicted
     if loading.status == "not-tried":
-        return CheckResult("extension", "skip", "there is nothing to load", id="extension-absent")
+        return CheckResult("skip", "there is nothing to load", entry=EXTENSION_ABSENT)
     if loading.stage == "torch" and environment.torch.status == "absent":
         verb = "should load" if loading.source == "predicted" else "loads"
         summary = f"the kernel library {verb}; the torch extension needs torch"
-        return CheckResult("extension", "skip", summary, id="extension-needs-torch")
+        return CheckResult("skip", summary, entry=EXTENSION_NEEDS_TORCH)
     if loading.source == "predicted":
         return _describe_prediction(loading)
     result = _describe_trial(loading)
@@ -44,35 +63,33 @@ def _describe_prediction(loading: Loading) -> CheckResult:
         summary = (
             "the kernel library and the torch extension should load (predicted from symbol tables)"
         )
-        return CheckResult("extension", "ok", summary)
+        return CheckResult("ok", summary)
     if loading.status == "unknown":
         summary = f"whether everything loads cannot be predicted: {loading.reason}"
         fix = "`python -m flash_dist doctor`, without --no-selftest, tries it"
-        return CheckResult("extension", "skip", summary, fix=fix, id="loading-unknown")
+        return CheckResult("skip", summary, fix=fix, entry=LOADING_UNKNOWN)
     return CheckResult(
-        "extension",
         "fail",
         f"{_part(loading)} will not load: {loading.reason} (predicted from symbol tables)",
         loading.details,
         loading.fix or reinstall_fix(),
-        loading.id or f"{loading.stage}-failed",
+        loading.entry or FAILED.get((loading.stage, "failed"), CHILD_CRASHED),
     )
 
 
 def _describe_trial(loading: Loading) -> CheckResult:
     if loading.status == "ok":
         summary = "the kernel library and the torch extension load"
-        return CheckResult("extension", "ok", summary)
+        return CheckResult("ok", summary)
     verb = "crashed the process that loaded it" if loading.status == "crashed" else "does not load"
     first, *rest = loading.reason.strip().splitlines() or ["no reason given"]
     reason = first.partition(_SAID)[2] or first
     return CheckResult(
-        "extension",
         "fail",
         f"{_part(loading)} {verb}: {reason}",
         tuple(line for line in rest if line.strip()),
         "reinstall torch" if loading.stage == "torch" else reinstall_fix(),
-        f"{loading.stage or 'child'}-{loading.status}",
+        FAILED.get((loading.stage, loading.status), CHILD_CRASHED),
     )
 
 
@@ -88,15 +105,15 @@ def _compare(result: CheckResult, predicted: Loading) -> CheckResult:
     if loads:
         detail = f"predicted: {_part(predicted)} will not load: {predicted.reason}"
         summary = f"{result.summary}, though the symbol tables say otherwise"
-        return CheckResult("extension", "warn", summary, (detail,), _REPORT, DIFFERS)
+        return CheckResult("warn", summary, (detail,), _REPORT, LOAD_PREDICTION_DIFFERS)
     if predicted.status == "ok":
         detail = "predicted from symbol tables: everything loads"
-        return replace(result, details=(*result.details, detail), id=DIFFERS)
+        return replace(result, details=(*result.details, detail), entry=LOAD_PREDICTION_DIFFERS)
     detail = f"predicted from symbol tables: {predicted.reason}"
     details = (*result.details, detail, *predicted.details)
     return replace(
         result,
         details=details,
         fix=predicted.fix or result.fix,
-        id=predicted.id or result.id,
+        entry=predicted.entry or result.entry,
     )

@@ -7,8 +7,31 @@ from typing import TYPE_CHECKING
 from packaging.version import InvalidVersion, Version
 
 from ..builds.package import PACKAGE
+from ..findings.driver import (
+    DRIVER_ABSENT,
+    DRIVER_BROKEN,
+    DRIVER_TOO_OLD,
+    JIT_VARIABLE,
+    SMEM_LIMIT,
+    SMEM_LIMIT_MALFORMED,
+    WORKSPACE_MALFORMED,
+)
+from ..findings.install import (
+    EMBEDDED_DIFFERS,
+    INSTALL_DAMAGED,
+    INSTALL_LEFTOVERS,
+    INSTALL_TWICE,
+    LIBC_UNSUPPORTED,
+    LIBRARY_UNREADABLE,
+    MANIFEST_UNREADABLE,
+    NOT_BUILT,
+    TORCH_CPU_BUILD,
+    TORCH_NEWER_THAN_TESTED,
+    TORCH_TOO_OLD,
+)
 from ..findings.result import CheckResult
 from ..kernels.budget import BUDGET_VARIABLE, find_budget_problem
+from ..machine.torch_install import TORCH_PROBLEMS
 from ..targets.advice import GET_DRIVER, GET_GLIBC, describe_archs, driver_fix, torch_fix
 from ..targets.compatibility import driver_refusal, is_set
 from ..targets.devices import ZSTD_CUDA, first_driver, format_version, ptx_isa_cuda, toolkit_driver
@@ -33,13 +56,12 @@ def check_system(environment: Environment) -> CheckResult:
     )
     if not environment.libc.startswith("glibc"):
         return CheckResult(
-            "system",
             "fail",
             f"the wheels are built for glibc, this system has {environment.libc} ({summary})",
             fix=GET_GLIBC,
-            id="libc-unsupported",
+            entry=LIBC_UNSUPPORTED,
         )
-    return CheckResult("system", "ok", summary)
+    return CheckResult("ok", summary)
 
 
 def check_torch(environment: Environment) -> CheckResult:
@@ -47,41 +69,38 @@ def check_torch(environment: Environment) -> CheckResult:
     torch, installed = environment.torch, environment.installed
     if torch.status != "ok":
         fix = torch_fix(installed.torch_min)
-        return CheckResult("torch", "fail", torch.reason, fix=fix, id=f"torch-{torch.status}")
+        return CheckResult("fail", torch.reason, fix=fix, entry=TORCH_PROBLEMS[torch.status])
     kind = f"CUDA {torch.cuda}" if torch.cuda else "CPU build"
     summary = f"torch {torch.version} ({kind})"
     oldest, newest = installed.torch_min, installed.torch_tested_max
     if oldest and _minor(torch.version) < _minor(oldest):
         return CheckResult(
-            "torch",
             "fail",
             f"{summary} is too old: this build needs {oldest} or newer",
             fix=torch_fix(oldest),
-            id="torch-too-old",
+            entry=TORCH_TOO_OLD,
         )
     if environment.cuda.gpus and not torch.cuda:
         return CheckResult(
-            "torch",
             "fail",
             f"{summary} cannot use the GPU of this machine",
             fix="install a CUDA build of torch (https://pytorch.org/get-started/locally)",
-            id="torch-cpu-build",
+            entry=TORCH_CPU_BUILD,
         )
     if newest and _minor(torch.version) > _minor(newest):
         return CheckResult(
-            "torch",
             "warn",
             f"{summary} is newer than {newest}, the newest torch this build was tested with",
             fix="if something fails, look for a newer flash_dist",
-            id="torch-newer-than-tested",
+            entry=TORCH_NEWER_THAN_TESTED,
         )
-    return CheckResult("torch", "ok", summary)
+    return CheckResult("ok", summary)
 
 
-def require_torch(name: str, torch: Torch, oldest: str = "") -> CheckResult:
+def require_torch(torch: Torch, oldest: str = "") -> CheckResult:
     """Say that a selftest did not run because torch is not there, or broken."""
     summary = f"not run: {torch.reason}"
-    return CheckResult(name, "fail", summary, fix=torch_fix(oldest), id=f"torch-{torch.status}")
+    return CheckResult("fail", summary, fix=torch_fix(oldest), entry=TORCH_PROBLEMS[torch.status])
 
 
 def _minor(version: str) -> tuple[int, int]:
@@ -107,27 +126,26 @@ def check_install(environment: Environment) -> CheckResult:
         ]
         names = (*files.missing, *files.changed)
         return CheckResult(
-            "install",
             "fail",
             f"{' and '.join(parts)} in {files.folder}: {list_few(names, _SHOWN_DIFFERENCES)}",
             fix=reinstall_fix(),
-            id="install-damaged",
+            entry=INSTALL_DAMAGED,
         )
     if files.copies:
         copies = list_few(files.copies, _SHOWN_DIFFERENCES)
         summary = f"{PACKAGE.name} lies in {files.folder}, which runs, and in {copies}"
         fix = f"remove the copy, or `pip uninstall {PACKAGE.name}` there"
-        return CheckResult("install", "warn", summary, fix=fix, id="install-twice")
+        return CheckResult("warn", summary, fix=fix, entry=INSTALL_TWICE)
     if files.leftovers:
         leftovers = list_few(files.leftovers, _SHOWN_DIFFERENCES)
         summary = f"what no install of this version put there: {leftovers}"
         details = (f"in {files.folder}",)
         fix = f"`pip uninstall {PACKAGE.name}`, delete what is left, and install again"
-        return CheckResult("install", "warn", summary, details, fix, "install-leftovers")
+        return CheckResult("warn", summary, details, fix, INSTALL_LEFTOVERS)
     if files.status == "unrecorded":
         summary = f"pip has no record of the package in {files.folder}"
-        return CheckResult("install", "ok", summary)
-    return CheckResult("install", "ok", f"{files.count} files as recorded, in {files.folder}")
+        return CheckResult("ok", summary)
+    return CheckResult("ok", f"{files.count} files as recorded, in {files.folder}")
 
 
 def _count_files(names: tuple[str, ...]) -> str:
@@ -141,30 +159,28 @@ def check_build(environment: Environment) -> CheckResult:
     if build is None:
         problems = (installed.manifest_problem, installed.library_problem)
         return CheckResult(
-            "build",
             "fail",
             "there is no built flash_dist here: neither its manifest nor its kernels can be read",
             tuple(problem for problem in problems if problem),
             "install a wheel: `nox -s build_wheels -- <arch set>` builds one into dist/",
-            "not-built",
+            NOT_BUILT,
         )
     archs = describe_archs(build.archs)
     summary = f"{build.name}, {len(build.keys)} kernels for {archs}"
     if installed.library_problem or installed.manifest_problem:
         problem = installed.library_problem or installed.manifest_problem
-        cause = "library-unreadable" if installed.library_problem else "manifest-unreadable"
+        entry = LIBRARY_UNREADABLE if installed.library_problem else MANIFEST_UNREADABLE
         details = (f"judged by what is left: {summary}",)
-        return CheckResult("build", "fail", problem, details, reinstall_fix(), cause)
+        return CheckResult("fail", problem, details, reinstall_fix(), entry)
     if installed.differences:
         return CheckResult(
-            "build",
             "fail",
             f"the code embedded in {build.name} is not what its manifest declares",
             few_lines(installed.differences, _SHOWN_DIFFERENCES),
             reinstall_fix(),
-            "embedded-differs",
+            EMBEDDED_DIFFERS,
         )
-    return CheckResult("build", "ok", summary)
+    return CheckResult("ok", summary)
 
 
 def reinstall_fix() -> str:
@@ -178,42 +194,39 @@ def check_variables(environment: Environment) -> CheckResult:
     limit = environment.variables.get(SMEM_VARIABLE, "").strip()
     if limit and not (limit.isdecimal() and int(limit)):
         return CheckResult(
-            "variables",
             "fail",
             f"{SMEM_VARIABLE} must be a number of bytes such as 65536, got `{limit}`",
             shown,
             f"`unset {SMEM_VARIABLE}`",
-            "smem-limit-malformed",
+            SMEM_LIMIT_MALFORMED,
         )
     problem = find_budget_problem(environment.variables.get(BUDGET_VARIABLE, ""))
     if problem:
         fix = f"`unset {BUDGET_VARIABLE}`"
-        return CheckResult("variables", "fail", problem, shown, fix, "workspace-malformed")
+        return CheckResult("fail", problem, shown, fix, WORKSPACE_MALFORMED)
     for name in _JIT_VARIABLES:
         if is_set(environment.variables, name):
             return CheckResult(
-                "variables",
                 "warn",
                 f"{name} is set: the driver does not use all embedded code",
                 shown,
                 f"`unset {name}`",
-                "jit-variable",
+                JIT_VARIABLE,
             )
     if limit:
         return CheckResult(
-            "variables",
             "warn",
             f"{SMEM_VARIABLE} is set: smaller tiles than the GPU allows are used",
             shown,
             f"`unset {SMEM_VARIABLE}`",
-            "smem-limit",
+            SMEM_LIMIT,
         )
     told = environment.host is not None and environment.host.nvml.gpus  # by `check_visible`
     if environment.variables.get("CUDA_VISIBLE_DEVICES") is not None and not told:
         visible = environment.variables["CUDA_VISIBLE_DEVICES"]
         summary = f"CUDA_VISIBLE_DEVICES={visible} hides the other GPUs, if there are any"
-        return CheckResult("variables", "ok", summary, shown[1:])
-    return CheckResult("variables", "ok", ", ".join(shown) or "none that changes what is loaded")
+        return CheckResult("ok", summary, shown[1:])
+    return CheckResult("ok", ", ".join(shown) or "none that changes what is loaded")
 
 
 def check_driver(environment: Environment) -> CheckResult:
@@ -224,36 +237,33 @@ def check_driver(environment: Environment) -> CheckResult:
         return explained
     if cuda.status == "absent":
         return CheckResult(
-            "driver",
             "skip",
             f"no NVIDIA driver here: {cuda.reason}",
             fix=GET_DRIVER,
-            id="driver-absent",
+            entry=DRIVER_ABSENT,
         )
     if cuda.status == "broken":
         return CheckResult(
-            "driver",
             "fail",
             f"the NVIDIA driver does not answer: {cuda.reason}",
             fix="`nvidia-smi` shows whether the driver works; after an update of it, reboot",
-            id="driver-broken",
+            entry=DRIVER_BROKEN,
         )
     needs = driver_needs(build) if build else ()
     if cuda.driver is None:
         summary = "no driver given, taken as new enough"
-        return CheckResult("driver", "ok", summary, needs)
+        return CheckResult("ok", summary, needs)
     refusals = [driver_refusal(cuda.driver, v.origin) for v in build.variants] if build else []
     if build and refusals and all(refusals):
         return CheckResult(
-            "driver",
             "fail",
             str(refusals[0]),
             needs,
             driver_fix(build, cuda.driver, (gpu.device for gpu in cuda.gpus)),
-            "driver-too-old",
+            DRIVER_TOO_OLD,
         )
     details = (*needs, *describe_driver(environment))
-    return CheckResult("driver", "ok", str(cuda.driver), details)
+    return CheckResult("ok", str(cuda.driver), details)
 
 
 def driver_needs(build: Build) -> tuple[str, ...]:

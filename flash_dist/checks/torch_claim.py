@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..findings.host import TORCH_CLAIM_DIFFERS
 from ..findings.result import CheckResult
 from ..targets.advice import describe_archs, describe_device, describe_how
 from ..targets.archs import Arch
@@ -37,25 +38,22 @@ def check_torch_claim(environment: Environment, gpu: Gpu) -> CheckResult | None:
     if refusal and verdict:
         summary = f"{torch} itself has {refusal} for {where}: what is not of flash_dist fails there"
         details = (has, f"this build has {describe_how(verdict)}")
-        return _differ(gpu, "fail", summary, details, _GET_TORCH)
+        return _differ("fail", summary, details, _GET_TORCH)
     if refusal:
         return None
     if not verdict:
         summary = f"{torch} itself has code for {where}: its working proves nothing of this build"
-        return _differ(gpu, "warn", summary, (has,))
+        return _differ("warn", summary, (has,))
     if gpu.device.integrated or claims(code, gpu):
         return None
     listed = " ".join(map(str, code.arch_list))
     details = (has, f"torch goes by torch.cuda.get_arch_list(): {listed}")
     summary = f"{torch} warns that it does not support {where}, but its library has code for it"
-    return _differ(gpu, "ok", summary, details)
+    return _differ("ok", summary, details)
 
 
-def _differ(
-    gpu: Gpu, status: Status, summary: str, details: tuple[str, ...], fix: str = ""
-) -> CheckResult:
-    name = f"torch {gpu.index}"
-    return CheckResult(name, status, summary, details, fix, "torch-claim-differs", gpu.index)
+def _differ(status: Status, summary: str, details: tuple[str, ...], fix: str = "") -> CheckResult:
+    return CheckResult(status, summary, details, fix, TORCH_CLAIM_DIFFERS)
 
 
 def find_refusal(environment: Environment, code: TorchCode, gpu: Gpu) -> str:

@@ -9,6 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..findings.host import (
+    GPU_HIDDEN,
+    GPU_NOT_SHOWN,
+    GPU_ORDER,
+    MIG,
+    MIG_WITHOUT_INSTANCE,
+    VISIBLE_DEVICES_INVALID,
+)
 from ..findings.result import CheckResult
 from ..machine.libcuda import Gpu
 from ..machine.nvml import normalize_pci
@@ -37,13 +45,12 @@ def check_visible(environment: Environment) -> CheckResult | None:
     wrong = _find_invalid(value, physical) if value is not None else ""
     if wrong:
         return CheckResult(
-            "visible",
             "warn",
             f"{_VISIBLE}={value} names `{wrong}`, which is no GPU here: CUDA ignores it and all "
             "after it",
             tuple(f"{_number([gpu.index])}: {_describe(gpu)}" for gpu in physical),
             "`nvidia-smi -L` lists the names",
-            "visible-devices-invalid",
+            VISIBLE_DEVICES_INVALID,
         )
     shown = {normalize_pci(gpu.pci) for gpu in environment.cuda.gpus}
     hidden = [gpu for gpu in physical if gpu.place not in shown]
@@ -89,17 +96,16 @@ def _describe_hidden(
         ):
             return None  # the permission or the check of the driver tells
         return CheckResult(
-            "visible",
             "warn",
             f"CUDA does not show {listed}",
             details,
             "`nvidia-smi -q` shows what is wrong with it, such as its compute mode",
-            "gpu-not-shown",
+            GPU_NOT_SHOWN,
         )
     summary = f"{_VISIBLE}={value} hides {len(hidden)} of {len(physical)} GPUs: {listed}"
     if environment.cuda.gpus:
-        return CheckResult("visible", "ok", summary, details, id="gpu-hidden")
-    return CheckResult("visible", "warn", summary, details, f"`unset {_VISIBLE}`", "gpu-hidden")
+        return CheckResult("ok", summary, details, entry=GPU_HIDDEN)
+    return CheckResult("warn", summary, details, f"`unset {_VISIBLE}`", GPU_HIDDEN)
 
 
 def _number(indices: Sequence[int]) -> str:
@@ -145,7 +151,7 @@ def _describe_order(
         cause, fix = f"{_VISIBLE} gives the GPUs an order of its own", ""
     else:
         cause, fix = "CUDA counts the fastest GPU first, nvidia-smi by place on the bus", _BY_BUS
-    return CheckResult("visible", "ok", cause, places, fix, "gpu-order")
+    return CheckResult("ok", cause, places, fix, GPU_ORDER)
 
 
 def check_mig(environment: Environment) -> CheckResult | None:
@@ -157,19 +163,17 @@ def check_mig(environment: Environment) -> CheckResult | None:
     if empty and not environment.cuda.gpus and len(empty) == len(divided):
         listed = ", ".join(str(gpu.index) for gpu in empty)
         return CheckResult(
-            "mig",
             "fail",
             f"GPU {listed} of nvidia-smi is in MIG mode without an instance: CUDA shows nothing of "
             "it",
             fix=f"`sudo nvidia-smi mig -i {empty[0].index} -lgip` lists what can be made, `-cgi ID "
             f"-C` makes it; `sudo nvidia-smi -i {empty[0].index} -mig 0` ends the mode",
-            id="mig-without-instance",
+            entry=MIG_WITHOUT_INSTANCE,
         )
     count = sum(len(gpu.instances) for gpu in divided)
     instances = "1 MIG instance" if count == 1 else f"{count} MIG instances"
     names = ", ".join(f"GPU {gpu.index}" for gpu in divided)
     return CheckResult(
-        "mig",
         "ok",
         f"{names} of nvidia-smi has {instances}; CUDA shows a process one: "
         f"{_describe_instance(environment, divided)}",
@@ -182,7 +186,7 @@ def check_mig(environment: Environment) -> CheckResult | None:
             *(f"GPU {gpu.index} has no instance, so CUDA shows nothing of it" for gpu in empty),
             "its code is that of the whole GPU; memory and speed are those of the instance",
         ),
-        id="mig",
+        entry=MIG,
     )
 
 

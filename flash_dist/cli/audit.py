@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
             print(json.dumps(release.to_json()))
         elif args.format == "github":
             for problem in release.problems:
-                print(f"::error file={escape(str(path))}::{escape(problem)}")
+                print(f"::error file={escape(str(path))}::{escape(str(problem))}")
         elif args.quiet:
             print_problems(console, release)
         elif release.own is not None:
@@ -124,9 +124,9 @@ def print_problems(console: Console, release: Release) -> None:
 
 def print_ids(console: Console, release: Release) -> None:
     """Name the commands that say more of what was found, each once."""
-    names = dict.fromkeys(problem.id for problem in release.problems)
-    if names:
-        commands = ", ".join(f"`doctor --explain {name}`" for name in names)
+    entries = dict.fromkeys(problem.entry for problem in release.problems)
+    if entries:
+        commands = ", ".join(f"`{entry.command}`" for entry in entries)
         console.print(f"(more: {commands})", soft_wrap=True)
 
 
@@ -136,7 +136,7 @@ def print_release(console: Console, release: Release) -> None:
     libraries = count(len(release.inspections), "library", "libraries")
     console.print(f"{printable(release.path)}: {libraries}, {targets}", soft_wrap=True)
     for problem in release.problems:
-        console.print(f"[fail]  {printable(problem)}", soft_wrap=True)
+        console.print(f"[fail]  {printable(str(problem))}", soft_wrap=True)
     if release.for_rocm:
         found = count(len(release.for_rocm), "library", "libraries")
         console.print(f"[skip]  {found} with code for AMD GPUs (ROCm), which is not read")
@@ -154,7 +154,7 @@ def print_audit(console: Console, result: AuditResult, *, kernels: bool = False)
     if kernels:
         console.print(make_kernel_table(result))
     for problem in result.problems:
-        console.print(f"[fail]  {printable(problem)}", soft_wrap=True)
+        console.print(f"[fail]  {printable(str(problem))}", soft_wrap=True)
     if result:
         console.print(f"[ok]    {len(contents.kernels)} variants are what the manifest declares")
 

@@ -28,8 +28,6 @@ def run_explain(message: str, *, as_json: bool) -> int:
         return EXIT_FINE
     console = make_console()
     console.print(printable(explanation.summary), soft_wrap=True)
-    for detail in explanation.details:
-        console.print(f"  {printable(detail)}", soft_wrap=True)
-    for step in explanation.steps:
-        console.print(f"fix: {printable(step)}", soft_wrap=True)
+    console.print(f"  {explanation.entry.meaning}", soft_wrap=True)
+    console.print(f"fix: {explanation.entry.remedy}", soft_wrap=True)
     return EXIT_FINE

@@ -15,6 +15,7 @@ from ..checks.gpus import check_gpu
 from ..checks.guard import guard
 from ..doctor.proof import Proof
 from ..errors import UsageError
+from ..findings.proofs import FLEET_TOO_MANY_RANKS
 from ..findings.result import CheckResult, exit_code, worst_status
 from ..machine.installed import read_installed
 from ..selftest.fingerprints import Identity, Setting, make_fingerprints
@@ -117,7 +118,7 @@ def _went_well(member: Member) -> bool:
 
 def _describe(member: Member) -> CheckResult:
     summary = f"{member.where}: {member.result.summary}"
-    return CheckResult(f"rank {member.rank}", member.result.status, summary)
+    return CheckResult(member.result.status, summary, name=f"rank {member.rank}")
 
 
 def _join(rank: Rank, backend: str) -> Any:  # noqa: ANN401 - torch.distributed is not typed
@@ -140,14 +141,14 @@ def _prove(rank: Rank, environment: Environment, options: FleetOptions) -> Membe
     if rank.local >= len(gpus):
         summary = f"there are {len(gpus)} GPUs and this is local rank {rank.local}"
         fix = f"start one rank per GPU: `{LAUNCHER}`"
-        result = CheckResult("gpu", "fail", summary, fix=fix, id="fleet-too-many-ranks")
+        result = CheckResult("fail", summary, fix=fix, entry=FLEET_TOO_MANY_RANKS, name="gpu")
         return Member(rank.rank, host, None, nobody, (), result)
     gpu = gpus[rank.local]
-    verdict = check_gpu(environment, gpu)
+    verdict = replace(check_gpu(environment, gpu), name=f"gpu {gpu.index}", gpu=gpu.index)
     if not verdict.is_usable:
         return Member(rank.rank, host, gpu, nobody, (), verdict)
     proof = Proof(environment, runs=options.runs, timeout=DEFAULT_TIMEOUT, child=options.child)
-    result = guard("selftest", lambda: proof.run(gpu), gpu=gpu.index)
+    result = guard(f"selftest {gpu.index}", lambda: proof.run(gpu), gpu=gpu.index)
     _, setting, own = proof.proven[-1] if proof.proven else (gpu, nobody, ())
     return Member(rank.rank, host, gpu, setting, own, replace(result, data={}))
 
@@ -157,7 +158,7 @@ def _prove_cpu(rank: Rank, host: str, environment: Environment, options: FleetOp
     report = run_selftest("cpu", runs=options.runs, child=options.child)
     where = f"cpu of {host}, {platform.machine()}, torch {environment.torch.version}"
     own = make_fingerprints(report, Identity(), "")
-    result = replace(check_selftest(report, None), data={})
+    result = replace(check_selftest(report), data={}, name="selftest cpu")
     return Member(rank.rank, host, None, Setting(where, 0, 0, ""), own, result)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from ..checks.environment import gather_gpus
 from ..checks.machine import require_torch
 from ..doctor.proof import Proof
 from ..errors import FlashDistError, UsageError
+from ..findings.driver import DRIVER_BROKEN, NO_GPU
 from ..findings.result import CheckResult, exit_code, worst_status
 from ..machine.installed import read_installed
 from ..selftest.fingerprints import merge_references, read_references, write_references
@@ -136,9 +138,11 @@ def run(args: argparse.Namespace) -> int:
             _print_variants(results[-1], verbose=args.verbose)
     tested = tuple(results)
     if tested:
-        results += [result for result in (proof.compare_gpus(),) if result]
+        together = proof.compare_gpus()
+        results += [replace(together, name="agreement")] if together is not None else []
     else:
-        results.append(require_torch("selftest", torch) if devices else _nothing_to_test(cuda))
+        nothing = require_torch(torch) if devices else _nothing_to_test(cuda)
+        results.append(replace(nothing, name="selftest"))
     for result in results[len(tested) :]:
         if not args.json and (not tested or is_shown(result, quiet=args.quiet)):
             print_result(console, result)
@@ -156,9 +160,12 @@ def prove_device(
     device: str, proof: Proof, environment: Environment, args: argparse.Namespace
 ) -> CheckResult:
     """Run the selftest of a GPU, or of the reference path."""
-    if device != "cpu":
-        return proof.run(next(gpu for gpu in environment.cuda.gpus if str(gpu.index) == device))
-    return check_selftest(run_selftest(device, runs=args.runs, timeout=args.timeout), None)
+    name = f"selftest {device}"
+    if device == "cpu":
+        report = run_selftest(device, runs=args.runs, timeout=args.timeout)
+        return replace(check_selftest(report), name=name)
+    gpu = next(gpu for gpu in environment.cuda.gpus if str(gpu.index) == device)
+    return replace(proof.run(gpu), name=name, gpu=gpu.index)
 
 
 def record(path: Path, proof: Proof, known: tuple[Reference, ...], code: int) -> None:
@@ -191,11 +198,10 @@ def _nothing_to_test(cuda: Cuda) -> CheckResult:
     reason = f" ({cuda.reason})" if cuda.reason else ""
     broken = cuda.status == "broken"
     return CheckResult(
-        "selftest",
         "fail" if broken else "skip",
         f"no GPU here, so nothing could be proven{reason}",
         fix="`--device cpu` tests the reference path",
-        id="driver-broken" if broken else "no-gpu",
+        entry=DRIVER_BROKEN if broken else NO_GPU,
     )
 
 

@@ -77,7 +77,7 @@ def _fetch_best(
     index: Index, environment: Environment, folder: Path, progress: Progress
 ) -> Artefact:
     wheel = _choose(index, environment)
-    listing = CheckResult("index", "ok", _sum_up(index, wheel), tuple(_list(index, wheel)))
+    listing = CheckResult("ok", _sum_up(index, wheel), tuple(_list(index, wheel)), name="index")
     if wheel.is_local:
         return Artefact(Path(wheel.location), listing)
     with open_url(wheel.location) as response:

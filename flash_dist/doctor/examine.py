@@ -24,6 +24,7 @@ from ..checks.machine import (
 from ..checks.torch_claim import check_torch_claim
 from ..checks.visible import check_mig, check_visible
 from ..errors import UsageError
+from ..findings.proofs import SELFTEST_NOT_RUN
 from ..findings.result import CheckResult, exit_code, worst_status
 
 if TYPE_CHECKING:
@@ -122,22 +123,23 @@ def examine(
     yield from _examine_machine(environment, choice)
     wanted = limit_gpus(environment, choice.devices)
     if not wanted.cuda.gpus and any(name in choice for name in GPU_CHECKS):
-        yield check_any_gpu(environment)
+        yield guard("gpu", partial(check_any_gpu, environment))
     judged = []
     for gpu in wanted.cuda.gpus if "gpu" in choice else ():
         result = guard(f"gpu {gpu.index}", partial(check_gpu, wanted, gpu), gpu=gpu.index)
         judged.append(result)
         yield result
-    together = check_all_gpus(wanted, judged) if environment.installed.build else None
-    if together is not None:
-        yield together
+    if environment.installed.build:
+        yield from _guard_rare("gpus", partial(check_all_gpus, wanted, judged))
     for gpu in wanted.cuda.gpus if "torch" in choice else ():
-        yield from _guard_rare(f"torch {gpu.index}", partial(check_torch_claim, environment, gpu))
+        claim = partial(check_torch_claim, environment, gpu)
+        yield from _guard_rare(f"torch {gpu.index}", claim, gpu=gpu.index)
     if environment.what_if or selftest is None or "selftest" not in choice:
         return
     unfit = {result.gpu for result in judged if not result.is_usable}
     for gpu in wanted.cuda.gpus:
-        yield _run_selftest(environment, gpu, selftest.run, fit=gpu.index not in unfit)
+        prove = partial(_run_selftest, environment, gpu, selftest.run, fit=gpu.index not in unfit)
+        yield guard(f"selftest {gpu.index}", prove, gpu=gpu.index)
     yield from _guard_rare("agreement", selftest.compare_gpus)
 
 
@@ -178,19 +180,19 @@ def will_run(environment: Environment) -> bool:
 def _run_selftest(
     environment: Environment, gpu: Gpu, selftest: GpuCheck, *, fit: bool
 ) -> CheckResult:
-    name = f"selftest {gpu.index}"
     loads = environment.loading.status in {"ok", "skipped"}
     if fit and loads and environment.torch.status != "ok":  # nobody looked whether it loads
-        torch = require_torch(name, environment.torch, environment.installed.torch_min)
-        return replace(torch, gpu=gpu.index)
+        return require_torch(environment.torch, environment.installed.torch_min)
     if fit and loads:
-        return guard(name, partial(selftest, gpu), gpu=gpu.index)
+        return selftest(gpu)
     reason = "no code for this GPU" if loads else "the extension does not load"
-    return CheckResult(name, "skip", f"not run: {reason}", id="selftest-not-run", gpu=gpu.index)
+    return CheckResult("skip", f"not run: {reason}", entry=SELFTEST_NOT_RUN)
 
 
-def _guard_rare(name: str, check: Callable[[], CheckResult | None]) -> Iterator[CheckResult]:
+def _guard_rare(
+    name: str, check: Callable[[], CheckResult | None], *, gpu: int | None = None
+) -> Iterator[CheckResult]:
     """Run a check that may have nothing to say."""
-    found = guard(name, check)
+    found = guard(name, check, gpu=gpu)
     if found is not None:
         yield found

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..builds.manifest import load_manifest
 from ..checks.environment import find_situation, judge_gpu
-from ..checks.loading import DIFFERS
 from ..errors import FlashDistError
+from ..findings.loading import LOAD_PREDICTION_DIFFERS
+from ..findings.proofs import FINGERPRINT_DIFFERS, GPUS_DIFFER, SELFTEST_CRASHED, SELFTEST_ERROR
 from ..findings.result import CheckResult
 from ..gpucode.kernel_code import read_code_hashes
 from ..selftest.fingerprints import (
@@ -86,7 +87,7 @@ class Proof:
             for kernel in judge_gpu(self._environment, gpu).kernels
             if kernel.variant
         }
-        result = check_selftest(report, gpu.index, find_surprises(predicted, report))
+        result = check_selftest(report, find_surprises(predicted, report))
         result = compare_selftest(self._environment.loading, report, result)
         return add_agreement(result, self.compare(gpu, report))
 
@@ -133,17 +134,16 @@ class Proof:
             return None
         if not differing:
             count = len(self.proven)
-            return CheckResult("agreement", "ok", f"all {count} GPUs computed the same bits")
+            return CheckResult("ok", f"all {count} GPUs computed the same bits")
         gpu, other, mismatch = differing[0]
         return CheckResult(
-            "agreement",
             "fail",
             f"gpu {gpu.index} and gpu {other.index} are equal and computed different bits: "
             f"{mismatch}",
             tuple(f"gpu {a.index} and gpu {b.index}: {what}" for a, b, what in differing[1:9]),
             "one of them computes wrongly: `python -m flash_dist doctor --fleet` over more GPUs "
             "finds which",
-            "gpus-differ",
+            GPUS_DIFFER,
         )
 
 
@@ -170,16 +170,18 @@ def add_agreement(result: CheckResult, agreement: Agreement) -> CheckResult:
         details=(result.summary, *result.details, *shown),
         fix="this GPU computes other bits than one of its kind did: run "
         "`python -m flash_dist selftest --runs 1000` on it and its neighbours, and check it",
-        id="fingerprint-differs",
+        entry=FINGERPRINT_DIFFERS,
         data=data,
     )
 
 
 def compare_selftest(loading: Loading, report: SelftestReport, result: CheckResult) -> CheckResult:
     """Say of a selftest that could not load what was predicted to load."""
-    failed = {finding.id for finding in report.findings} & {"selftest-crashed", "selftest-error"}
+    failed = {finding.entry for finding in report.findings} & {SELFTEST_CRASHED, SELFTEST_ERROR}
     if report.imported or not failed or loading.status != "ok":
         return result
     detail = "predicted from symbol tables: everything loads"
     summary = f"what was predicted to load does not: {result.summary}"
-    return replace(result, summary=summary, details=(*result.details, detail), id=DIFFERS)
+    return replace(
+        result, summary=summary, details=(*result.details, detail), entry=LOAD_PREDICTION_DIFFERS
+    )

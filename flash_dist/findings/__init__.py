@@ -1,8 +1,8 @@
 """Every finding id as data: what it means, and what to do.
 
-A new id is one entry in the module of its subject, and nothing else: `doctor --explain ID`, the
-HTML report, the hint after a fix and the page `findings.html` of the documentation take it from
-there. A unit test holds the entries against the ids in the source.
+A new id is one entry in the module of its subject, and the code that finds it imports it from
+there; nothing else. `doctor --explain ID`, the HTML report, the hint after a fix and the page
+`findings.html` of the documentation follow.
 """
 
 from __future__ import annotations
@@ -10,34 +10,42 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING, Final
 
-from .audits import AUDITS
-from .driver import DRIVER
+from . import (
+    audits,
+    driver,
+    gpus,
+    host,
+    install,
+    libraries,
+    loading,
+    messages,
+    proofs,
+    verifications,
+)
 from .entry import Entry
-from .gpus import GPUS
-from .host import HOST
-from .install import INSTALL
-from .libraries import LIBRARIES
-from .loading import LOADING
-from .messages import MESSAGES
-from .proofs import PROOFS
-from .verifications import VERIFICATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from types import ModuleType
 
-__all__ = ["FINDINGS", "SUBJECTS", "Entry", "find", "hint_for", "page_of", "suggest"]
+__all__ = ["FINDINGS", "SUBJECTS", "Entry", "find", "suggest"]
+
+
+def _entries_of(module: ModuleType) -> dict[str, Entry]:
+    return {entry.id: entry for entry in vars(module).values() if isinstance(entry, Entry)}
+
 
 SUBJECTS: Final[tuple[tuple[str, Mapping[str, Entry]], ...]] = (
-    ("The install", INSTALL),
-    ("Loading", LOADING),
-    ("The driver and its variables", DRIVER),
-    ("Containers, WSL, MIG, hidden GPUs and the JIT's cache", HOST),
-    ("GPUs and this build", GPUS),
-    ("Libraries of others", LIBRARIES),
-    ("The selftest", PROOFS),
-    ("Audits", AUDITS),
-    ("Verifications", VERIFICATIONS),
-    ("Error messages", MESSAGES),
+    ("The install", _entries_of(install)),
+    ("Loading", _entries_of(loading)),
+    ("The driver and its variables", _entries_of(driver)),
+    ("Containers, WSL, MIG, hidden GPUs and the JIT's cache", _entries_of(host)),
+    ("GPUs and this build", _entries_of(gpus)),
+    ("Libraries of others", _entries_of(libraries)),
+    ("The selftest", _entries_of(proofs)),
+    ("Audits", _entries_of(audits)),
+    ("Verifications", _entries_of(verifications)),
+    ("Error messages", _entries_of(messages)),
 )
 
 FINDINGS: Final[Mapping[str, Entry]] = {
@@ -48,16 +56,6 @@ FINDINGS: Final[Mapping[str, Entry]] = {
 def find(name: str) -> Entry | None:
     """Return what an id stands for, None if there is no such id."""
     return FINDINGS.get(name)
-
-
-def page_of(name: str) -> str | None:
-    """Return where the documentation explains an id, relative to its first page."""
-    return f"findings.html#{name}" if name in FINDINGS else None
-
-
-def hint_for(name: str) -> str:
-    """Name the command that says more of an id; empty if there is no such id."""
-    return f"(more: `doctor --explain {name}`)" if name in FINDINGS else ""
 
 
 def suggest(text: str) -> str | None:

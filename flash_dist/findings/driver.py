@@ -2,73 +2,83 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from .entry import Entry
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+DRIVER_ABSENT: Final = Entry(
+    "driver-absent",
+    "There is no NVIDIA driver here",
+    "`libcuda.so.1`, the user's part of the driver, was not found. That is normal on a machine "
+    "without a GPU. A container gets the file from the host when it is started, not from its "
+    "image.",
+    "On a GPU machine install the driver. Start a container with the GPU runtime: "
+    "`docker run --gpus all`, or a limit `nvidia.com/gpu` in Kubernetes. Do not install the "
+    "driver into the image.",
+)
 
-DRIVER: Final[Mapping[str, Entry]] = {
-    "driver-absent": Entry(
-        "There is no NVIDIA driver here",
-        "`libcuda.so.1`, the user's part of the driver, was not found. That is normal on a machine "
-        "without a GPU. A container gets the file from the host when it is started, not from its "
-        "image.",
-        "On a GPU machine install the driver. Start a container with the GPU runtime: "
-        "`docker run --gpus all`, or a limit `nvidia.com/gpu` in Kubernetes. Do not install the "
-        "driver into the image.",
-    ),
-    "driver-broken": Entry(
-        "The NVIDIA driver does not answer",
-        "`libcuda.so.1` is there and `cuInit` fails. After an update the library may be newer than "
-        "the kernel module that still runs; or the module is not loaded, or this user may not open "
-        "`/dev/nvidia*`.",
-        "`nvidia-smi` says which it is. `Driver/library version mismatch` ends with a reboot; in a "
-        "container restart it, so that it gets the host's present libraries.",
-    ),
-    "driver-too-old": Entry(
-        "The driver is too old for the code",
-        "Code of a CUDA major version needs the driver of that major: 525 for CUDA 12, 580 for "
-        "CUDA 13. Images that are compressed with zstd need 550. PTX needs a driver at least as "
-        "new as the CUDA that wrote it.",
-        "Install a newer driver on the host, or a build for an older CUDA. On datacenter GPUs "
-        "NVIDIA's package `cuda-compat` lets an older kernel module run a newer CUDA.",
-        pattern="(?i)driver version is insufficient",
-    ),
-    "jit-variable": Entry(
-        "A variable keeps the driver from embedded code",
-        "CUDA_FORCE_PTX_JIT makes the driver ignore all machine code and compile PTX; "
-        "CUDA_DISABLE_PTX_JIT forbids to compile any. A library that lacks the other kind fails "
-        "with `no kernel image is available`, torch's own too.",
-        "Unset the variable, also where it comes from a profile, a container image or a job "
-        "script. It is meant for tests.",
-    ),
-    "smem-limit": Entry(
-        "FLASH_DIST_SMEM_LIMIT lowers the shared memory",
-        "Kernels whose tiles need more shared memory per block than this are passed over, and "
-        "smaller tiles, which are slower, are taken. Below the smallest tiles of a kernel nothing "
-        "is left for it.",
-        "Unset it unless you test the tiles of a smaller GPU. Where the limit is that of the GPU "
-        "itself, install an arch set that is made for it.",
-    ),
-    "smem-limit-malformed": Entry(
-        "FLASH_DIST_SMEM_LIMIT is no number",
-        "The variable must be a number of bytes, such as 65536. The kernels refuse to run with a "
-        "value that they cannot read, rather than to guess.",
-        "Unset it, or set bytes without a unit.",
-    ),
-    "workspace-malformed": Entry(
-        "FLASH_DIST_WORKSPACE_MB is no number",
-        "The variable bounds the memory of the backward in MiB and must be a whole number, such as "
-        "1536; 0 makes the backward recompute.",
-        "Unset it, or set MiB without a unit.",
-    ),
-    "no-gpu": Entry(
-        "There is no GPU to judge",
-        "No GPU is visible to this process, so that nothing could be proven: the exit status is 3. "
-        "CUDA_VISIBLE_DEVICES set to nothing, or to -1, hides them all.",
-        "On a GPU machine look at CUDA_VISIBLE_DEVICES and at the finding on the driver. "
-        "`python -m flash_dist doctor --gpu 8.6,9.0 --driver 580` judges GPUs that are not here.",
-    ),
-}
+DRIVER_BROKEN: Final = Entry(
+    "driver-broken",
+    "The NVIDIA driver does not answer",
+    "`libcuda.so.1` is there and `cuInit` fails. After an update the library may be newer than "
+    "the kernel module that still runs; or the module is not loaded, or this user may not open "
+    "`/dev/nvidia*`.",
+    "`nvidia-smi` says which it is. `Driver/library version mismatch` ends with a reboot; in a "
+    "container restart it, so that it gets the host's present libraries.",
+)
+
+DRIVER_TOO_OLD: Final = Entry(
+    "driver-too-old",
+    "The driver is too old for the code",
+    "Code of a CUDA major version needs the driver of that major: 525 for CUDA 12, 580 for "
+    "CUDA 13. Images that are compressed with zstd need 550. PTX needs a driver at least as "
+    "new as the CUDA that wrote it.",
+    "Install a newer driver on the host, or a build for an older CUDA. On datacenter GPUs "
+    "NVIDIA's package `cuda-compat` lets an older kernel module run a newer CUDA.",
+    pattern="(?i)driver version is insufficient",
+)
+
+JIT_VARIABLE: Final = Entry(
+    "jit-variable",
+    "A variable keeps the driver from embedded code",
+    "CUDA_FORCE_PTX_JIT makes the driver ignore all machine code and compile PTX; "
+    "CUDA_DISABLE_PTX_JIT forbids to compile any. A library that lacks the other kind fails "
+    "with `no kernel image is available`, torch's own too.",
+    "Unset the variable, also where it comes from a profile, a container image or a job "
+    "script. It is meant for tests.",
+)
+
+SMEM_LIMIT: Final = Entry(
+    "smem-limit",
+    "FLASH_DIST_SMEM_LIMIT lowers the shared memory",
+    "Kernels whose tiles need more shared memory per block than this are passed over, and "
+    "smaller tiles, which are slower, are taken. Below the smallest tiles of a kernel nothing "
+    "is left for it.",
+    "Unset it unless you test the tiles of a smaller GPU. Where the limit is that of the GPU "
+    "itself, install an arch set that is made for it.",
+)
+
+SMEM_LIMIT_MALFORMED: Final = Entry(
+    "smem-limit-malformed",
+    "FLASH_DIST_SMEM_LIMIT is no number",
+    "The variable must be a number of bytes, such as 65536. The kernels refuse to run with a "
+    "value that they cannot read, rather than to guess.",
+    "Unset it, or set bytes without a unit.",
+)
+
+WORKSPACE_MALFORMED: Final = Entry(
+    "workspace-malformed",
+    "FLASH_DIST_WORKSPACE_MB is no number",
+    "The variable bounds the memory of the backward in MiB and must be a whole number, such as "
+    "1536; 0 makes the backward recompute.",
+    "Unset it, or set MiB without a unit.",
+)
+
+NO_GPU: Final = Entry(
+    "no-gpu",
+    "There is no GPU to judge",
+    "No GPU is visible to this process, so that nothing could be proven: the exit status is 3. "
+    "CUDA_VISIBLE_DEVICES set to nothing, or to -1, hides them all.",
+    "On a GPU machine look at CUDA_VISIBLE_DEVICES and at the finding on the driver. "
+    "`python -m flash_dist doctor --gpu 8.6,9.0 --driver 580` judges GPUs that are not here.",
+)

@@ -11,6 +11,7 @@ class Entry:
     """An id in words: one line, what it means, and what to do.
 
     Args:
+        id: Names the cause for programs; stable.
         title: One line.
         meaning: A few sentences.
         remedy: A few sentences.
@@ -18,11 +19,22 @@ class Entry:
         said: The title for such a message, with what the named groups of `pattern` found in it.
     """
 
+    id: str
     title: str
     meaning: str
     remedy: str
     pattern: str = ""
     said: str = ""
+
+    @property
+    def page(self) -> str:
+        """Where the documentation explains it, relative to its first page."""
+        return f"findings.html#{self.id}"
+
+    @property
+    def command(self) -> str:
+        """What says more of it."""
+        return f"doctor --explain {self.id}"
 
     def match(self, message: str) -> re.Match[str] | None:
         """Look for the error that this explains in a message."""

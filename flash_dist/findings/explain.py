@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..binaries.demangle import demangle
-from . import FINDINGS, find, page_of
+from . import FINDINGS, find
 
 if TYPE_CHECKING:
     import re
@@ -16,35 +16,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What happened, why, and the steps that help, the surest first."""
+    """An entry, and what it is called here: what a message says comes before its title."""
 
-    id: str
+    entry: Entry
     summary: str
-    details: tuple[str, ...]
-    steps: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Return the explanation as plain data."""
         return {
             "version": 1,
-            "id": self.id,
+            "id": self.entry.id,
             "summary": self.summary,
-            "details": list(self.details),
-            "steps": list(self.steps),
-            "docs": page_of(self.id),
+            "details": [self.entry.meaning],
+            "steps": [self.entry.remedy],
+            "docs": self.entry.page,
         }
 
 
 def explain(message: str) -> Explanation | None:
     """Return what is known of a message, or of the id of a finding; None if nothing is."""
-    name = message.strip()
-    entry = find(name)
-    if entry is not None:
-        return Explanation(name, entry.title, (entry.meaning,), (entry.remedy,))
-    for name, entry in FINDINGS.items():
+    named = find(message.strip())
+    if named is not None:
+        return Explanation(named, named.title)
+    for entry in FINDINGS.values():
         match = entry.match(message)
         if match is not None:
-            return Explanation(name, _say(entry, match), (entry.meaning,), (entry.remedy,))
+            return Explanation(entry, _say(entry, match))
     return None
 
 

@@ -2,111 +2,133 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from .entry import Entry
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+LIBC_UNSUPPORTED: Final = Entry(
+    "libc-unsupported",
+    "The C library is not glibc",
+    "The wheels are compiled against glibc. musl (Alpine Linux) and other C libraries lack "
+    "symbols that they need, and torch has no wheels for them either.",
+    "Use a glibc distribution such as Debian, Ubuntu or Rocky Linux. In a container, start "
+    "from an image like `python:3.12-slim` instead of `python:3.12-alpine`.",
+)
 
-INSTALL: Final[Mapping[str, Entry]] = {
-    "libc-unsupported": Entry(
-        "The C library is not glibc",
-        "The wheels are compiled against glibc. musl (Alpine Linux) and other C libraries lack "
-        "symbols that they need, and torch has no wheels for them either.",
-        "Use a glibc distribution such as Debian, Ubuntu or Rocky Linux. In a container, start "
-        "from an image like `python:3.12-slim` instead of `python:3.12-alpine`.",
-    ),
-    "torch-absent": Entry(
-        "torch is not installed",
-        "The attention functions are operators of torch and need it. inspect, audit, and doctor's "
-        "judgement of GPUs work without it.",
-        "Install a torch that has CUDA in the same environment as flash_dist. Where you believe "
-        "that it is there, compare `python -m pip --version` with the Python that runs this.",
-    ),
-    "torch-broken": Entry(
-        "torch is installed but cannot be read",
-        "The metadata or `torch/version.py` is missing or damaged, as after an install that was "
-        "interrupted, or a folder `torch` that pip does not know of.",
-        "Reinstall it: `pip install --force-reinstall torch`. If pip warns of an invalid "
-        "distribution `~orch`, delete that folder first.",
-    ),
-    "torch-too-old": Entry(
-        "torch is older than this build needs",
-        "The extension uses torch's stable ABI, whose functions grow from release to release. An "
-        "older torch lacks some that this build calls, and the extension would not load.",
-        "Install at least the version that the sentence names. The versions of torchvision, "
-        "torchaudio and xformers belong to one of torch: upgrade them in the same command.",
-    ),
-    "torch-cpu-build": Entry(
-        "torch was built without CUDA",
-        "There is an NVIDIA GPU, and this torch cannot use it: its tensors stay on the CPU. "
-        "This happens when an index without CUDA builds was used, or when another package pulled "
-        "in the CPU build.",
-        "Uninstall torch and install a CUDA build with the command that "
-        "https://pytorch.org/get-started/locally gives for your system.",
-    ),
-    "torch-newer-than-tested": Entry(
-        "torch is newer than this build was tested with",
-        "The stable ABI promises that the extension works with newer releases of torch, but "
-        "nobody has run its tests with this one.",
-        "Nothing, if `python -m flash_dist selftest` passes. Otherwise look for a newer "
-        "flash_dist, or install the newest torch that the sentence names.",
-    ),
-    "install-damaged": Entry(
-        "Installed files are not those that pip recorded",
-        "A file is missing, or has another size or hash than in the wheel. A full disk, an "
-        "interrupted install, or another package that wrote into the folder does that; so does "
-        "editing by hand.",
-        "Install the wheel again: `pip install --force-reinstall --no-deps WHEEL`. If the same "
-        "files differ again, look for a package that has files of the same name.",
-    ),
-    "install-twice": Entry(
-        "The package lies in two folders",
-        "Python takes the first folder on `sys.path` that has the package. Another program, or "
-        "the same one started from another folder, may take the other copy, of another version "
-        "and for other GPUs.",
-        "Keep one of them: `pip uninstall flash_dist` in the other environment, or delete the "
-        "copy. A source tree counts, too: do not start Python inside it.",
-    ),
-    "install-leftovers": Entry(
-        "Files that no install of this version put there",
-        "Files of an older version, or folders whose name begins with `~` from an install that "
-        "was interrupted, lie beside the recorded ones. An old library may be loaded instead of "
-        "the new one.",
-        "`pip uninstall flash_dist`, delete what is left of the folder, and install again.",
-    ),
-    "not-built": Entry(
-        "There is no built flash_dist here",
-        "Neither the build manifest nor the library of kernels can be read. That is normal in a "
-        "source tree, which has Python files only.",
-        "Install a wheel, and start Python outside of the source tree. "
-        "`nox -s build_wheels -- SET` builds one into `dist/SET/`.",
-    ),
-    "manifest-unreadable": Entry(
-        "The build manifest cannot be read",
-        "`_build.json`, which every wheel carries, is absent or damaged. The GPUs are judged by "
-        "the kernels that are really in the library, but what was promised is unknown.",
-        "Install the wheel again. If a packager left the file out, put it back: it belongs to the "
-        "package.",
-    ),
-    "library-unreadable": Entry(
-        "The library of kernels cannot be read",
-        "`libflash_dist_kernels.so` is absent, cut short or damaged. The GPUs are judged by what "
-        "the manifest promises, which nothing proves.",
-        "Install the wheel again. If it was stripped or packed (`strip`, `upx`), leave that out: "
-        "it can remove the section with the GPU code.",
-    ),
-    "embedded-differs": Entry(
-        "The embedded code is not what the manifest declares",
-        "Kernels are in the library that the manifest does not list, or the other way round. "
-        "Manifest and library come from different builds, or one of them was changed.",
-        "Install the wheel again. `python -m flash_dist audit WHEEL` says whether the wheel "
-        "itself is at fault.",
-    ),
-    "check-crashed": Entry(
-        "A check of doctor itself crashed",
-        "This is a bug in flash_dist. The other checks ran all the same.",
-        "Report it with the page that `python -m flash_dist doctor --report report.html` writes.",
-    ),
-}
+TORCH_ABSENT: Final = Entry(
+    "torch-absent",
+    "torch is not installed",
+    "The attention functions are operators of torch and need it. inspect, audit, and doctor's "
+    "judgement of GPUs work without it.",
+    "Install a torch that has CUDA in the same environment as flash_dist. Where you believe "
+    "that it is there, compare `python -m pip --version` with the Python that runs this.",
+)
+
+TORCH_BROKEN: Final = Entry(
+    "torch-broken",
+    "torch is installed but cannot be read",
+    "The metadata or `torch/version.py` is missing or damaged, as after an install that was "
+    "interrupted, or a folder `torch` that pip does not know of.",
+    "Reinstall it: `pip install --force-reinstall torch`. If pip warns of an invalid "
+    "distribution `~orch`, delete that folder first.",
+)
+
+TORCH_TOO_OLD: Final = Entry(
+    "torch-too-old",
+    "torch is older than this build needs",
+    "The extension uses torch's stable ABI, whose functions grow from release to release. An "
+    "older torch lacks some that this build calls, and the extension would not load.",
+    "Install at least the version that the sentence names. The versions of torchvision, "
+    "torchaudio and xformers belong to one of torch: upgrade them in the same command.",
+)
+
+TORCH_CPU_BUILD: Final = Entry(
+    "torch-cpu-build",
+    "torch was built without CUDA",
+    "There is an NVIDIA GPU, and this torch cannot use it: its tensors stay on the CPU. "
+    "This happens when an index without CUDA builds was used, or when another package pulled "
+    "in the CPU build.",
+    "Uninstall torch and install a CUDA build with the command that "
+    "https://pytorch.org/get-started/locally gives for your system.",
+)
+
+TORCH_NEWER_THAN_TESTED: Final = Entry(
+    "torch-newer-than-tested",
+    "torch is newer than this build was tested with",
+    "The stable ABI promises that the extension works with newer releases of torch, but "
+    "nobody has run its tests with this one.",
+    "Nothing, if `python -m flash_dist selftest` passes. Otherwise look for a newer "
+    "flash_dist, or install the newest torch that the sentence names.",
+)
+
+INSTALL_DAMAGED: Final = Entry(
+    "install-damaged",
+    "Installed files are not those that pip recorded",
+    "A file is missing, or has another size or hash than in the wheel. A full disk, an "
+    "interrupted install, or another package that wrote into the folder does that; so does "
+    "editing by hand.",
+    "Install the wheel again: `pip install --force-reinstall --no-deps WHEEL`. If the same "
+    "files differ again, look for a package that has files of the same name.",
+)
+
+INSTALL_TWICE: Final = Entry(
+    "install-twice",
+    "The package lies in two folders",
+    "Python takes the first folder on `sys.path` that has the package. Another program, or "
+    "the same one started from another folder, may take the other copy, of another version "
+    "and for other GPUs.",
+    "Keep one of them: `pip uninstall flash_dist` in the other environment, or delete the "
+    "copy. A source tree counts, too: do not start Python inside it.",
+)
+
+INSTALL_LEFTOVERS: Final = Entry(
+    "install-leftovers",
+    "Files that no install of this version put there",
+    "Files of an older version, or folders whose name begins with `~` from an install that "
+    "was interrupted, lie beside the recorded ones. An old library may be loaded instead of "
+    "the new one.",
+    "`pip uninstall flash_dist`, delete what is left of the folder, and install again.",
+)
+
+NOT_BUILT: Final = Entry(
+    "not-built",
+    "There is no built flash_dist here",
+    "Neither the build manifest nor the library of kernels can be read. That is normal in a "
+    "source tree, which has Python files only.",
+    "Install a wheel, and start Python outside of the source tree. "
+    "`nox -s build_wheels -- SET` builds one into `dist/SET/`.",
+)
+
+MANIFEST_UNREADABLE: Final = Entry(
+    "manifest-unreadable",
+    "The build manifest cannot be read",
+    "`_build.json`, which every wheel carries, is absent or damaged. The GPUs are judged by "
+    "the kernels that are really in the library, but what was promised is unknown.",
+    "Install the wheel again. If a packager left the file out, put it back: it belongs to the "
+    "package.",
+)
+
+LIBRARY_UNREADABLE: Final = Entry(
+    "library-unreadable",
+    "The library of kernels cannot be read",
+    "`libflash_dist_kernels.so` is absent, cut short or damaged. The GPUs are judged by what "
+    "the manifest promises, which nothing proves.",
+    "Install the wheel again. If it was stripped or packed (`strip`, `upx`), leave that out: "
+    "it can remove the section with the GPU code.",
+)
+
+EMBEDDED_DIFFERS: Final = Entry(
+    "embedded-differs",
+    "The embedded code is not what the manifest declares",
+    "Kernels are in the library that the manifest does not list, or the other way round. "
+    "Manifest and library come from different builds, or one of them was changed.",
+    "Install the wheel again. `python -m flash_dist audit WHEEL` says whether the wheel "
+    "itself is at fault.",
+)
+
+CHECK_CRASHED: Final = Entry(
+    "check-crashed",
+    "A check of doctor itself crashed",
+    "This is a bug in flash_dist. The other checks ran all the same.",
+    "Report it with the page that `python -m flash_dist doctor --report report.html` writes.",
+)

@@ -2,57 +2,63 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from .entry import Entry
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+LIBRARY_UNREAD: Final = Entry(
+    "library-unread",
+    "A file cannot be read",
+    "It is damaged, encrypted, packed in a way that this tool does not know, or not what its "
+    "name says. Its GPU code was not judged.",
+    "Unpack or download it again. If the file is sound, report it: reading any CUDA binary is "
+    "what `inspect` is for.",
+)
 
-LIBRARIES: Final[Mapping[str, Entry]] = {
-    "library-unread": Entry(
-        "A file cannot be read",
-        "It is damaged, encrypted, packed in a way that this tool does not know, or not what its "
-        "name says. Its GPU code was not judged.",
-        "Unpack or download it again. If the file is sound, report it: reading any CUDA binary is "
-        "what `inspect` is for.",
-    ),
-    "no-gpu-code": Entry(
-        "There is no GPU code inside",
-        "None of the libraries holds a fatbin for NVIDIA GPUs. Python packages often have their "
-        "kernels in another package (torch's lie in `torch/lib`), or compile them when they run "
-        "(Triton, NVRTC), which nobody can judge before.",
-        "Name the package that has the kernels. For a package with kernels of its own look whether "
-        "pip took a CPU build.",
-    ),
-    "library-partly": Entry(
-        "Part of a library has nothing for this GPU",
-        "A library holds many fatbins, one for each source file. Some have code for this GPU, some "
-        "do not: normal where those kernels are made for another GPU and never called on this one.",
-        "`python -m flash_dist inspect --level coverage FILE` lists which kernels exist for which "
-        "target. If a call fails with `no kernel image is available`, install a build for this "
-        "compute capability.",
-    ),
-    "library-unverified": Entry(
-        "The library may run, but nobody promises it",
-        "The only code that fits is for a GPU of the same major but of the other kind (discrete or "
-        "Jetson), or PTX newer than this tool knows.",
-        "Try it and compare its results with those on the CPU, or install a build that names this "
-        "compute capability.",
-    ),
-    "library-refused": Entry(
-        "The GPU could run the code, the driver refuses it",
-        "There is code for this GPU, but the driver is too old for the CUDA that made it, for its "
-        "PTX or its compression, or a variable forbids to use it. The sentence says which.",
-        "Install a newer driver on the host, or unset the variable. Otherwise take a build for an "
-        "older CUDA, such as `cu126` instead of `cu130`.",
-    ),
-    "library-no-matching-code": Entry(
-        "The library has no code for this GPU",
-        "Neither its machine code nor its PTX fits this compute capability: calls into it end with "
-        "`no kernel image is available for execution on the device`. It is only a warning where "
-        "another library of the package has code for the GPU.",
-        "Install a build for this compute capability, or compile the package with "
-        "TORCH_CUDA_ARCH_LIST set to it.",
-    ),
-}
+NO_GPU_CODE: Final = Entry(
+    "no-gpu-code",
+    "There is no GPU code inside",
+    "None of the libraries holds a fatbin for NVIDIA GPUs. Python packages often have their "
+    "kernels in another package (torch's lie in `torch/lib`), or compile them when they run "
+    "(Triton, NVRTC), which nobody can judge before.",
+    "Name the package that has the kernels. For a package with kernels of its own look whether "
+    "pip took a CPU build.",
+)
+
+LIBRARY_PARTLY: Final = Entry(
+    "library-partly",
+    "Part of a library has nothing for this GPU",
+    "A library holds many fatbins, one for each source file. Some have code for this GPU, some "
+    "do not: normal where those kernels are made for another GPU and never called on this one.",
+    "`python -m flash_dist inspect --level coverage FILE` lists which kernels exist for which "
+    "target. If a call fails with `no kernel image is available`, install a build for this "
+    "compute capability.",
+)
+
+LIBRARY_UNVERIFIED: Final = Entry(
+    "library-unverified",
+    "The library may run, but nobody promises it",
+    "The only code that fits is for a GPU of the same major but of the other kind (discrete or "
+    "Jetson), or PTX newer than this tool knows.",
+    "Try it and compare its results with those on the CPU, or install a build that names this "
+    "compute capability.",
+)
+
+LIBRARY_REFUSED: Final = Entry(
+    "library-refused",
+    "The GPU could run the code, the driver refuses it",
+    "There is code for this GPU, but the driver is too old for the CUDA that made it, for its "
+    "PTX or its compression, or a variable forbids to use it. The sentence says which.",
+    "Install a newer driver on the host, or unset the variable. Otherwise take a build for an "
+    "older CUDA, such as `cu126` instead of `cu130`.",
+)
+
+LIBRARY_NO_MATCHING_CODE: Final = Entry(
+    "library-no-matching-code",
+    "The library has no code for this GPU",
+    "Neither its machine code nor its PTX fits this compute capability: calls into it end with "
+    "`no kernel image is available for execution on the device`. It is only a warning where "
+    "another library of the package has code for the GPU.",
+    "Install a build for this compute capability, or compile the package with "
+    "TORCH_CUDA_ARCH_LIST set to it.",
+)

@@ -2,133 +2,163 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from .entry import Entry
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+EXTENSION_ABSENT: Final = Entry(
+    "extension-absent",
+    "There is nothing to load",
+    "No compiled library was found, so loading it was not tried.",
+    "The finding on the build says what is missing.",
+)
 
-LOADING: Final[Mapping[str, Entry]] = {
-    "extension-absent": Entry(
-        "There is nothing to load",
-        "No compiled library was found, so loading it was not tried.",
-        "The finding on the build says what is missing.",
-    ),
-    "extension-needs-torch": Entry(
-        "The extension was not tried: torch is absent",
-        "The library of kernels loads by itself. The extension with the operators needs torch, "
-        "which is not installed.",
-        "Install torch, then run doctor again.",
-    ),
-    "wrong-architecture": Entry(
-        "The library is compiled for another processor",
-        "Its header names another kind of CPU than the one that Python runs on, such as aarch64 "
-        "for x86_64. The loader's own message is `wrong ELF class` or `cannot open shared object "
-        "file`.",
-        "Install the build for this machine. In an emulated container "
-        "(`docker run --platform`) take an image of the machine's own kind.",
-    ),
-    "python-abi": Entry(
-        "The library is compiled for another Python",
-        "The tag in its file name (`cpython-310`), that of its wheel, or a symbol it calls belongs "
-        "to another version of Python. Libraries with `abi3` in the name serve all versions from "
-        "one on, the others exactly one.",
-        "Install the package again with the Python that runs: `python -m pip install NAME`. Where "
-        "no wheel exists for that version, use the Python that the sentence names.",
-    ),
-    "glibc-too-old": Entry(
-        "The system's C library is older than the library needs",
-        "A library needs at least the glibc of the system that it was linked on, or the one that "
-        "its wheel promises (manylinux_2_34 is glibc 2.34). glibc belongs to the distribution and "
-        "cannot be upgraded alone.",
-        "Use a newer distribution or container image, or a build that was made for an older one.",
-    ),
-    "libstdcxx-too-old": Entry(
-        "The C++ library is older than the library needs",
-        "It was compiled by a newer g++ than the libstdc++.so.6 that would be loaded: that of the "
-        "system, of a conda environment, or in a folder of LD_LIBRARY_PATH.",
-        "Upgrade libstdc++ where the sentence found it: `conda install -c conda-forge "
-        "libstdcxx-ng`, or libstdc++6 of the distribution. Take folders with an old copy out of "
-        "LD_LIBRARY_PATH.",
-    ),
-    "library-too-old": Entry(
-        "A library that is needed is there in an older version",
-        "The loader finds the file, and it lacks the symbol version that is asked for.",
-        "Install the newer version that the sentence names, and look whether LD_LIBRARY_PATH puts "
-        "an old copy in front.",
-    ),
-    "library-missing": Entry(
-        "A library that is needed is nowhere",
-        "The loader looks in the library's own RUNPATH, in LD_LIBRARY_PATH, in its cache and in "
-        "the system's folders. Libraries of CUDA often come with torch, and are found only after "
-        "`import torch`.",
-        "Install the package that has the file, in the version of its number: libcudart.so.12 is "
-        "CUDA 12. If it is a library of CUDA, take the build for the CUDA of your torch.",
-    ),
-    "torch-symbol-missing": Entry(
-        "The library is built for another torch",
-        "It calls functions that the installed torch does not have. torch's C++ interface changes "
-        "with every minor version, so that most extensions serve one of them; builds for the "
-        "stable ABI serve all newer ones.",
-        "Install the build of that package for your torch, or the torch that it was built for, or "
-        "compile it against yours: `pip install --no-build-isolation --no-binary NAME NAME`.",
-    ),
-    "loading-unknown": Entry(
-        "Whether the libraries load cannot be told from their tables",
-        "Something that decides it could not be read. It is neither a failure nor a proof.",
-        "`python -m flash_dist doctor`, without `--no-selftest`, loads them.",
-    ),
-    "load-prediction-differs": Entry(
-        "Loading went otherwise than predicted",
-        "The symbol tables said one thing, a process that really loaded the libraries another. "
-        "What was tried counts; the prediction missed something.",
-        "Report it with the page that `python -m flash_dist doctor --report report.html` writes.",
-    ),
-    "kernels-failed": Entry(
-        "The library of kernels does not load",
-        "The dynamic loader refused `libflash_dist_kernels.so`; its message names the cause: a "
-        "library or a version of one that is absent, or a file of another architecture.",
-        "Install the wheel again. `GLIBC_2.x not found` means that the system is older than the "
-        "one that the wheel was built on: use a newer one, or build the wheel here.",
-    ),
-    "kernels-crashed": Entry(
-        "Loading the library of kernels crashed its process",
-        "A process that did nothing but load the library died. Most often the file is damaged, "
-        "or a library that LD_PRELOAD or LD_LIBRARY_PATH names takes the place of the right one.",
-        "`unset LD_PRELOAD LD_LIBRARY_PATH` and try again, then install the wheel again.",
-    ),
-    "torch-failed": Entry(
-        "torch cannot be imported",
-        "The library of kernels loads, `import torch` does not. The message is torch's own: "
-        "often a CUDA library of another version on LD_LIBRARY_PATH, or a broken install.",
-        "`python -c 'import torch'` shows the whole message. `unset LD_LIBRARY_PATH` helps where "
-        "a system-wide CUDA stands in front of torch's; otherwise reinstall torch.",
-    ),
-    "torch-crashed": Entry(
-        "Importing torch crashed its process",
-        "The process died inside `import torch`, before anything of this package was loaded.",
-        "Reinstall torch. On an old processor look whether it has the instructions that torch is "
-        "compiled for (AVX2): `grep -c avx2 /proc/cpuinfo`.",
-    ),
-    "extension-failed": Entry(
-        "The extension does not load",
-        "torch imports, and the loader refuses `_C.abi3.so`, most often because of a symbol that "
-        "this torch does not have, or a library that is absent.",
-        "Install the wheel again, then look at the finding on torch's version. "
-        "`python -m flash_dist doctor --explain MESSAGE` says what a loader's message means.",
-    ),
-    "extension-crashed": Entry(
-        "Loading the extension crashed its process",
-        "The process died while it registered the operators. Two copies of the extension, or one "
-        "that was compiled for another torch, can do that.",
-        "Look for a second copy (`install-twice`), and install the wheel again.",
-    ),
-    "child-crashed": Entry(
-        "The process that tries the loading did not start",
-        "doctor starts a second Python to load the libraries, where a crash does no harm. It ended "
-        "before it reported anything: out of memory, a limit on processes, or a Python that does "
-        "not start.",
-        "`python -m flash_dist.loading.child --report /dev/stdout` shows what happens.",
-    ),
-}
+EXTENSION_NEEDS_TORCH: Final = Entry(
+    "extension-needs-torch",
+    "The extension was not tried: torch is absent",
+    "The library of kernels loads by itself. The extension with the operators needs torch, "
+    "which is not installed.",
+    "Install torch, then run doctor again.",
+)
+
+WRONG_ARCHITECTURE: Final = Entry(
+    "wrong-architecture",
+    "The library is compiled for another processor",
+    "Its header names another kind of CPU than the one that Python runs on, such as aarch64 "
+    "for x86_64. The loader's own message is `wrong ELF class` or `cannot open shared object "
+    "file`.",
+    "Install the build for this machine. In an emulated container "
+    "(`docker run --platform`) take an image of the machine's own kind.",
+)
+
+PYTHON_ABI: Final = Entry(
+    "python-abi",
+    "The library is compiled for another Python",
+    "The tag in its file name (`cpython-310`), that of its wheel, or a symbol it calls belongs "
+    "to another version of Python. Libraries with `abi3` in the name serve all versions from "
+    "one on, the others exactly one.",
+    "Install the package again with the Python that runs: `python -m pip install NAME`. Where "
+    "no wheel exists for that version, use the Python that the sentence names.",
+)
+
+GLIBC_TOO_OLD: Final = Entry(
+    "glibc-too-old",
+    "The system's C library is older than the library needs",
+    "A library needs at least the glibc of the system that it was linked on, or the one that "
+    "its wheel promises (manylinux_2_34 is glibc 2.34). glibc belongs to the distribution and "
+    "cannot be upgraded alone.",
+    "Use a newer distribution or container image, or a build that was made for an older one.",
+)
+
+LIBSTDCXX_TOO_OLD: Final = Entry(
+    "libstdcxx-too-old",
+    "The C++ library is older than the library needs",
+    "It was compiled by a newer g++ than the libstdc++.so.6 that would be loaded: that of the "
+    "system, of a conda environment, or in a folder of LD_LIBRARY_PATH.",
+    "Upgrade libstdc++ where the sentence found it: `conda install -c conda-forge "
+    "libstdcxx-ng`, or libstdc++6 of the distribution. Take folders with an old copy out of "
+    "LD_LIBRARY_PATH.",
+)
+
+LIBRARY_TOO_OLD: Final = Entry(
+    "library-too-old",
+    "A library that is needed is there in an older version",
+    "The loader finds the file, and it lacks the symbol version that is asked for.",
+    "Install the newer version that the sentence names, and look whether LD_LIBRARY_PATH puts "
+    "an old copy in front.",
+)
+
+LIBRARY_MISSING: Final = Entry(
+    "library-missing",
+    "A library that is needed is nowhere",
+    "The loader looks in the library's own RUNPATH, in LD_LIBRARY_PATH, in its cache and in "
+    "the system's folders. Libraries of CUDA often come with torch, and are found only after "
+    "`import torch`.",
+    "Install the package that has the file, in the version of its number: libcudart.so.12 is "
+    "CUDA 12. If it is a library of CUDA, take the build for the CUDA of your torch.",
+)
+
+TORCH_SYMBOL_MISSING: Final = Entry(
+    "torch-symbol-missing",
+    "The library is built for another torch",
+    "It calls functions that the installed torch does not have. torch's C++ interface changes "
+    "with every minor version, so that most extensions serve one of them; builds for the "
+    "stable ABI serve all newer ones.",
+    "Install the build of that package for your torch, or the torch that it was built for, or "
+    "compile it against yours: `pip install --no-build-isolation --no-binary NAME NAME`.",
+)
+
+LOADING_UNKNOWN: Final = Entry(
+    "loading-unknown",
+    "Whether the libraries load cannot be told from their tables",
+    "Something that decides it could not be read. It is neither a failure nor a proof.",
+    "`python -m flash_dist doctor`, without `--no-selftest`, loads them.",
+)
+
+LOAD_PREDICTION_DIFFERS: Final = Entry(
+    "load-prediction-differs",
+    "Loading went otherwise than predicted",
+    "The symbol tables said one thing, a process that really loaded the libraries another. "
+    "What was tried counts; the prediction missed something.",
+    "Report it with the page that `python -m flash_dist doctor --report report.html` writes.",
+)
+
+KERNELS_FAILED: Final = Entry(
+    "kernels-failed",
+    "The library of kernels does not load",
+    "The dynamic loader refused `libflash_dist_kernels.so`; its message names the cause: a "
+    "library or a version of one that is absent, or a file of another architecture.",
+    "Install the wheel again. `GLIBC_2.x not found` means that the system is older than the "
+    "one that the wheel was built on: use a newer one, or build the wheel here.",
+)
+
+KERNELS_CRASHED: Final = Entry(
+    "kernels-crashed",
+    "Loading the library of kernels crashed its process",
+    "A process that did nothing but load the library died. Most often the file is damaged, "
+    "or a library that LD_PRELOAD or LD_LIBRARY_PATH names takes the place of the right one.",
+    "`unset LD_PRELOAD LD_LIBRARY_PATH` and try again, then install the wheel again.",
+)
+
+TORCH_FAILED: Final = Entry(
+    "torch-failed",
+    "torch cannot be imported",
+    "The library of kernels loads, `import torch` does not. The message is torch's own: "
+    "often a CUDA library of another version on LD_LIBRARY_PATH, or a broken install.",
+    "`python -c 'import torch'` shows the whole message. `unset LD_LIBRARY_PATH` helps where "
+    "a system-wide CUDA stands in front of torch's; otherwise reinstall torch.",
+)
+
+TORCH_CRASHED: Final = Entry(
+    "torch-crashed",
+    "Importing torch crashed its process",
+    "The process died inside `import torch`, before anything of this package was loaded.",
+    "Reinstall torch. On an old processor look whether it has the instructions that torch is "
+    "compiled for (AVX2): `grep -c avx2 /proc/cpuinfo`.",
+)
+
+EXTENSION_FAILED: Final = Entry(
+    "extension-failed",
+    "The extension does not load",
+    "torch imports, and the loader refuses `_C.abi3.so`, most often because of a symbol that "
+    "this torch does not have, or a library that is absent.",
+    "Install the wheel again, then look at the finding on torch's version. "
+    "`python -m flash_dist doctor --explain MESSAGE` says what a loader's message means.",
+)
+
+EXTENSION_CRASHED: Final = Entry(
+    "extension-crashed",
+    "Loading the extension crashed its process",
+    "The process died while it registered the operators. Two copies of the extension, or one "
+    "that was compiled for another torch, can do that.",
+    "Look for a second copy (`install-twice`), and install the wheel again.",
+)
+
+CHILD_CRASHED: Final = Entry(
+    "child-crashed",
+    "The process that tries the loading did not start",
+    "doctor starts a second Python to load the libraries, where a crash does no harm. It ended "
+    "before it reported anything: out of memory, a limit on processes, or a Python that does "
+    "not start.",
+    "`python -m flash_dist.loading.child --report /dev/stdout` shows what happens.",
+)

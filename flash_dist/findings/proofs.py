@@ -2,111 +2,133 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from .entry import Entry
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+SELFTEST_BITS_DIFFER: Final = Entry(
+    "selftest-bits-differ",
+    "The same call gave other bits",
+    "Runs with equal inputs must give equal bits, and one did not. That is a race in a kernel, "
+    "an instruction that this GPU executes otherwise, or faulty memory.",
+    "Do not rely on results of this device with this build. `nvidia-smi -q -d ECC` counts "
+    "errors of its memory. Run the selftest again, and report the output of "
+    "`python -m flash_dist selftest --json`.",
+)
 
-PROOFS: Final[Mapping[str, Entry]] = {
-    "selftest-bits-differ": Entry(
-        "The same call gave other bits",
-        "Runs with equal inputs must give equal bits, and one did not. That is a race in a kernel, "
-        "an instruction that this GPU executes otherwise, or faulty memory.",
-        "Do not rely on results of this device with this build. `nvidia-smi -q -d ECC` counts "
-        "errors of its memory. Run the selftest again, and report the output of "
-        "`python -m flash_dist selftest --json`.",
-    ),
-    "selftest-values-differ": Entry(
-        "A result is farther from the reference than allowed",
-        "The kernel ran and its numbers are wrong, or less exact than twice the error of torch's "
-        "own half precision.",
-        "Do not use this device with this build, and report the output of "
-        "`python -m flash_dist selftest --json`, which names the tensor and the place.",
-    ),
-    "selftest-error": Entry(
-        "A call of the selftest raised an error",
-        "CUDA or torch refused a call. `no kernel image is available` can come from torch's own "
-        "kernels, too; `out of memory` from other programs on the GPU.",
-        "`python -m flash_dist doctor --explain MESSAGE` says what the message means. For memory "
-        "look at `nvidia-smi`, and run again when the GPU is free.",
-    ),
-    "selftest-crashed": Entry(
-        "The selftest's process died",
-        "The process that ran the kernels was killed or ended without a report. The sentence names "
-        "the signal and the last case. SIGKILL most often means that the system or the container "
-        "ran out of memory.",
-        "`python -m flash_dist doctor` says whether the install is sound. `dmesg` shows kills for "
-        "lack of memory, and NVIDIA's `Xid` errors.",
-    ),
-    "selftest-timeout": Entry(
-        "The selftest took too long",
-        "It was stopped at its time limit. A GPU that others use, a debugger or sanitizer, or PTX "
-        "that the driver compiles at every start (CUDA_CACHE_DISABLE) makes it slow; a kernel that "
-        "hangs looks the same.",
-        "Allow more time: `python -m flash_dist selftest --timeout 3600`. If the same case never "
-        "ends on an idle GPU, report it.",
-    ),
-    "selftest-not-run": Entry(
-        "The selftest was not run",
-        "This GPU has no code in the build, or the extension does not load, so that there was "
-        "nothing to prove.",
-        "Another finding of the same report says why; it goes away together with this one.",
-    ),
-    "prediction-differs": Entry(
-        "Other variants ran than were predicted",
-        "doctor tells from the file which variant of each kernel a GPU will run, and the "
-        "dispatcher chose others. The results were right, but one of the two is mistaken.",
-        "Report it with the page that `python -m flash_dist doctor --report report.html` writes.",
-    ),
-    "fingerprint-differs": Entry(
-        "This GPU computes other bits than one of its kind did",
-        "The package carries SHA-256 of what the selftest computed on a GPU of this model. "
-        "Case, code of the kernels, planner, multiprocessors, shared memory, workspace budget and, "
-        "for code that the driver compiles, the driver were the same, so that the bits must be. "
-        "All runs on this GPU agreed with each other: it errs in the same way each time.",
-        "Run `python -m flash_dist selftest --runs 1000` on it and on other GPUs of this model. "
-        "If only this one differs, take it out of use; if all do, report it: the recorded "
-        "fingerprints are wrong.",
-    ),
-    "gpus-differ": Entry(
-        "Two equal GPUs of this machine computed different bits",
-        "They are of one model, ran the same code on the same inputs, and one of the two computed "
-        "something else. Nothing raised an error: this is silent data corruption.",
-        "A third GPU tells which: "
-        "`torchrun --nproc-per-node=gpu -m flash_dist doctor --fleet --rounds 10`. "
-        "With two, the one whose bits change between rounds is it.",
-    ),
-    "fleet-odd-gpu": Entry(
-        "One GPU of the fleet computes other bits than its equals",
-        "Most ranks with the same GPU model and code agree, this one does not. The sentence names "
-        "host, PCI address and UUID of the GPU, the tensor and the case.",
-        "Take the GPU out of the cluster and run `python -m flash_dist selftest --runs 1000` on "
-        "it. `nvidia-smi -q -d ECC` and the `Xid` lines of `dmesg` may say more.",
-    ),
-    "fleet-disagrees": Entry(
-        "GPUs of the fleet disagree, and none is in the majority",
-        "As many ranks computed one result as another, so that the fleet cannot say which of them "
-        "is wrong.",
-        "Run it with a third GPU of this model, or with `--rounds 10`: a GPU that errs now and "
-        "then disagrees with itself.",
-    ),
-    "fleet-differs": Entry(
-        "Not all GPUs of the fleet computed the same bits",
-        "It sums up the findings above it, one for each GPU that differs.",
-        "See those; each has an explanation of its own.",
-    ),
-    "fleet-nothing-to-compare": Entry(
-        "No two ranks of the fleet are equal",
-        "Bits are compared between GPUs of one model with the same limits, budget, build and, for "
-        "code that the driver compiles, driver. Every rank differs from all others in that.",
-        "Start at least two ranks on GPUs of one model, with the same wheel and environment.",
-    ),
-    "fleet-too-many-ranks": Entry(
-        "There are more ranks on a host than GPUs",
-        "Each rank proves the GPU of its local rank, and there is none with that number.",
-        "`torchrun --nproc-per-node=gpu -m flash_dist doctor --fleet` starts one rank per GPU; "
-        "CUDA_VISIBLE_DEVICES may hide some.",
-    ),
-}
+SELFTEST_VALUES_DIFFER: Final = Entry(
+    "selftest-values-differ",
+    "A result is farther from the reference than allowed",
+    "The kernel ran and its numbers are wrong, or less exact than twice the error of torch's "
+    "own half precision.",
+    "Do not use this device with this build, and report the output of "
+    "`python -m flash_dist selftest --json`, which names the tensor and the place.",
+)
+
+SELFTEST_ERROR: Final = Entry(
+    "selftest-error",
+    "A call of the selftest raised an error",
+    "CUDA or torch refused a call. `no kernel image is available` can come from torch's own "
+    "kernels, too; `out of memory` from other programs on the GPU.",
+    "`python -m flash_dist doctor --explain MESSAGE` says what the message means. For memory "
+    "look at `nvidia-smi`, and run again when the GPU is free.",
+)
+
+SELFTEST_CRASHED: Final = Entry(
+    "selftest-crashed",
+    "The selftest's process died",
+    "The process that ran the kernels was killed or ended without a report. The sentence names "
+    "the signal and the last case. SIGKILL most often means that the system or the container "
+    "ran out of memory.",
+    "`python -m flash_dist doctor` says whether the install is sound. `dmesg` shows kills for "
+    "lack of memory, and NVIDIA's `Xid` errors.",
+)
+
+SELFTEST_TIMEOUT: Final = Entry(
+    "selftest-timeout",
+    "The selftest took too long",
+    "It was stopped at its time limit. A GPU that others use, a debugger or sanitizer, or PTX "
+    "that the driver compiles at every start (CUDA_CACHE_DISABLE) makes it slow; a kernel that "
+    "hangs looks the same.",
+    "Allow more time: `python -m flash_dist selftest --timeout 3600`. If the same case never "
+    "ends on an idle GPU, report it.",
+)
+
+SELFTEST_NOT_RUN: Final = Entry(
+    "selftest-not-run",
+    "The selftest was not run",
+    "This GPU has no code in the build, or the extension does not load, so that there was "
+    "nothing to prove.",
+    "Another finding of the same report says why; it goes away together with this one.",
+)
+
+PREDICTION_DIFFERS: Final = Entry(
+    "prediction-differs",
+    "Other variants ran than were predicted",
+    "doctor tells from the file which variant of each kernel a GPU will run, and the "
+    "dispatcher chose others. The results were right, but one of the two is mistaken.",
+    "Report it with the page that `python -m flash_dist doctor --report report.html` writes.",
+)
+
+FINGERPRINT_DIFFERS: Final = Entry(
+    "fingerprint-differs",
+    "This GPU computes other bits than one of its kind did",
+    "The package carries SHA-256 of what the selftest computed on a GPU of this model. "
+    "Case, code of the kernels, planner, multiprocessors, shared memory, workspace budget and, "
+    "for code that the driver compiles, the driver were the same, so that the bits must be. "
+    "All runs on this GPU agreed with each other: it errs in the same way each time.",
+    "Run `python -m flash_dist selftest --runs 1000` on it and on other GPUs of this model. "
+    "If only this one differs, take it out of use; if all do, report it: the recorded "
+    "fingerprints are wrong.",
+)
+
+GPUS_DIFFER: Final = Entry(
+    "gpus-differ",
+    "Two equal GPUs of this machine computed different bits",
+    "They are of one model, ran the same code on the same inputs, and one of the two computed "
+    "something else. Nothing raised an error: this is silent data corruption.",
+    "A third GPU tells which: "
+    "`torchrun --nproc-per-node=gpu -m flash_dist doctor --fleet --rounds 10`. "
+    "With two, the one whose bits change between rounds is it.",
+)
+
+FLEET_ODD_GPU: Final = Entry(
+    "fleet-odd-gpu",
+    "One GPU of the fleet computes other bits than its equals",
+    "Most ranks with the same GPU model and code agree, this one does not. The sentence names "
+    "host, PCI address and UUID of the GPU, the tensor and the case.",
+    "Take the GPU out of the cluster and run `python -m flash_dist selftest --runs 1000` on "
+    "it. `nvidia-smi -q -d ECC` and the `Xid` lines of `dmesg` may say more.",
+)
+
+FLEET_DISAGREES: Final = Entry(
+    "fleet-disagrees",
+    "GPUs of the fleet disagree, and none is in the majority",
+    "As many ranks computed one result as another, so that the fleet cannot say which of them "
+    "is wrong.",
+    "Run it with a third GPU of this model, or with `--rounds 10`: a GPU that errs now and "
+    "then disagrees with itself.",
+)
+
+FLEET_DIFFERS: Final = Entry(
+    "fleet-differs",
+    "Not all GPUs of the fleet computed the same bits",
+    "It sums up the findings above it, one for each GPU that differs.",
+    "See those; each has an explanation of its own.",
+)
+
+FLEET_NOTHING_TO_COMPARE: Final = Entry(
+    "fleet-nothing-to-compare",
+    "No two ranks of the fleet are equal",
+    "Bits are compared between GPUs of one model with the same limits, budget, build and, for "
+    "code that the driver compiles, driver. Every rank differs from all others in that.",
+    "Start at least two ranks on GPUs of one model, with the same wheel and environment.",
+)
+
+FLEET_TOO_MANY_RANKS: Final = Entry(
+    "fleet-too-many-ranks",
+    "There are more ranks on a host than GPUs",
+    "Each rank proves the GPU of its local rank, and there is none with that number.",
+    "`torchrun --nproc-per-node=gpu -m flash_dist doctor --fleet` starts one rank per GPU; "
+    "CUDA_VISIBLE_DEVICES may hide some.",
+)

@@ -1,14 +1,14 @@
-"""What a check says, and what a whole examination comes to."""
+"""What was found, what a check says, and what a whole examination comes to."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from . import page_of
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from .entry import Entry
 
 Status = Literal["ok", "warn", "fail", "skip"]
 
@@ -18,23 +18,68 @@ EXIT_NOTHING_CHECKED = 3
 
 
 @dataclass(frozen=True)
-class CheckResult:
-    """The answer of one check. `id` names the cause for programs and is stable.
+class Finding:
+    """One thing that is wrong or worth to know: a case of an entry, in its own words."""
 
-    It is empty where there is nothing to explain.
+    entry: Entry
+    summary: str
+    details: tuple[str, ...] = ()
+    fix: str = ""
+
+    def __str__(self) -> str:
+        return self.summary
+
+    @property
+    def id(self) -> str:
+        """What names the cause for programs."""
+        return self.entry.id
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the finding as plain data."""
+        return {"id": self.id, "summary": self.summary, "docs": self.entry.page}
+
+
+def label(entry: Entry, sentences: Iterable[str]) -> Iterator[Finding]:
+    """Turn sentences of one kind into findings."""
+    return (Finding(entry, sentence) for sentence in sentences)
+
+
+def within(place: str, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Say of findings where they are."""
+    return (replace(finding, summary=f"{place}: {finding}") for finding in findings)
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The answer of one check; whoever runs the check names it.
+
+    Args:
+        status: Whether what was looked at is well.
+        summary: One sentence.
+        details: More of them.
+        fix: What to do.
+        entry: What was found; None where there is nothing to explain.
+        gpu: Which one it is about.
+        data: More for programs.
+        name: Of the check.
     """
 
-    name: str
     status: Status
     summary: str
     details: tuple[str, ...] = ()
     fix: str = ""
-    id: str = ""
+    entry: Entry | None = None
     gpu: int | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
 
     def __bool__(self) -> bool:
         return self.status != "fail"
+
+    @property
+    def id(self) -> str:
+        """What names the cause for programs; empty where there is nothing to explain."""
+        return self.entry.id if self.entry else ""
 
     @property
     def is_usable(self) -> bool:
@@ -51,7 +96,7 @@ class CheckResult:
             "summary": self.summary,
             "details": list(self.details),
             "fix": self.fix or None,
-            "docs": page_of(self.id),
+            "docs": self.entry.page if self.entry else None,
             "data": dict(self.data),
         }
 

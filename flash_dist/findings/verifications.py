@@ -2,57 +2,63 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from .entry import Entry
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+VERIFY_UNREAD: Final = Entry(
+    "verify-unread",
+    "The wheel cannot be read",
+    "Nothing passes that could not be looked at: a damaged archive, a file that is missing "
+    "from it, or one of another package.",
+    "Download the wheel again. `python -m flash_dist inspect FILE` shows what can be read of it.",
+)
 
-VERIFICATIONS: Final[Mapping[str, Entry]] = {
-    "verify-unread": Entry(
-        "The wheel cannot be read",
-        "Nothing passes that could not be looked at: a damaged archive, a file that is missing "
-        "from it, or one of another package.",
-        "Download the wheel again. `python -m flash_dist inspect FILE` shows what can be read of "
-        "it.",
-    ),
-    "verify-not-listed": Entry(
-        "The release does not list this file",
-        "The manifest names every file of a release, and none has this name: the wheel is of "
-        "another release, was renamed, or was never released.",
-        "Take the manifest.json that lies beside the wheel's own release.",
-    ),
-    "verify-checksum": Entry(
-        "The file is not the one that was released",
-        "Its SHA-256 or size differs from the manifest's. The download was cut short, or somebody "
-        "put another file in its place.",
-        "Do not install it. Download it again; if it still differs, tell who published the "
-        "release.",
-    ),
-    "verify-record": Entry(
-        "Files in the wheel are not those of its RECORD",
-        "RECORD lists a SHA-256 and a size for every file of a wheel. A file was changed, added or "
-        "removed after the wheel was made.",
-        "Do not install it; download it again. Whoever builds must not edit wheels.",
-    ),
-    "verify-audit": Entry(
-        "The code in the wheel is not what it declares",
-        "Kernels, targets or libraries differ from `_build.json` in the wheel; each line names the "
-        "finding of the audit.",
-        "`python -m flash_dist audit FILE` lists everything, and `doctor --explain ID` says what a "
-        "finding means. Build again with `nox -s build_wheels`.",
-    ),
-    "verify-sbom-missing": Entry(
-        "The wheel has no bill of materials",
-        "Every wheel of this package carries one (CycloneDX, in `dist-info/sboms`), which names "
-        "the toolkit and what of others is in the libraries. This one is older, or it was removed.",
-        "Build again with `nox -s build_wheels`.",
-    ),
-    "verify-sbom-differs": Entry(
-        "The bill of materials is not that of this wheel",
-        "Version, targets, parts or the SHA-256 of a library differ from what the wheel holds: the "
-        "bill is of another build, or a library was changed.",
-        "Do not install it; build again with `nox -s build_wheels`.",
-    ),
-}
+VERIFY_NOT_LISTED: Final = Entry(
+    "verify-not-listed",
+    "The release does not list this file",
+    "The manifest names every file of a release, and none has this name: the wheel is of "
+    "another release, was renamed, or was never released.",
+    "Take the manifest.json that lies beside the wheel's own release.",
+)
+
+VERIFY_CHECKSUM: Final = Entry(
+    "verify-checksum",
+    "The file is not the one that was released",
+    "Its SHA-256 or size differs from the manifest's. The download was cut short, or somebody "
+    "put another file in its place.",
+    "Do not install it. Download it again; if it still differs, tell who published the release.",
+)
+
+VERIFY_RECORD: Final = Entry(
+    "verify-record",
+    "Files in the wheel are not those of its RECORD",
+    "RECORD lists a SHA-256 and a size for every file of a wheel. A file was changed, added or "
+    "removed after the wheel was made.",
+    "Do not install it; download it again. Whoever builds must not edit wheels.",
+)
+
+VERIFY_AUDIT: Final = Entry(
+    "verify-audit",
+    "The code in the wheel is not what it declares",
+    "Kernels, targets or libraries differ from `_build.json` in the wheel; each line names the "
+    "finding of the audit.",
+    "`python -m flash_dist audit FILE` lists everything, and `doctor --explain ID` says what a "
+    "finding means. Build again with `nox -s build_wheels`.",
+)
+
+VERIFY_SBOM_MISSING: Final = Entry(
+    "verify-sbom-missing",
+    "The wheel has no bill of materials",
+    "Every wheel of this package carries one (CycloneDX, in `dist-info/sboms`), which names "
+    "the toolkit and what of others is in the libraries. This one is older, or it was removed.",
+    "Build again with `nox -s build_wheels`.",
+)
+
+VERIFY_SBOM_DIFFERS: Final = Entry(
+    "verify-sbom-differs",
+    "The bill of materials is not that of this wheel",
+    "Version, targets, parts or the SHA-256 of a library differ from what the wheel holds: the "
+    "bill is of another build, or a library was changed.",
+    "Do not install it; build again with `nox -s build_wheels`.",
+)

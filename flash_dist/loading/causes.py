@@ -1,17 +1,23 @@
-"""Why a library will not load, in words: one sentence and the command that helps.
-
-The ids are stable. What each stands for: python-abi, wrong-architecture, glibc-too-old,
-libstdcxx-too-old, library-too-old, library-missing, driver-absent, torch-absent, torch-cpu-build,
-torch-symbol-missing, libc-unsupported.
-"""
+"""Why a library will not load, in words: one sentence and the command that helps."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..binaries.demangle import demangle
+from ..findings.driver import DRIVER_ABSENT
+from ..findings.install import LIBC_UNSUPPORTED, TORCH_ABSENT, TORCH_CPU_BUILD
+from ..findings.loading import (
+    GLIBC_TOO_OLD,
+    LIBRARY_MISSING,
+    LIBRARY_TOO_OLD,
+    LIBSTDCXX_TOO_OLD,
+    PYTHON_ABI,
+    TORCH_SYMBOL_MISSING,
+    WRONG_ARCHITECTURE,
+)
+from ..findings.result import Finding
 from ..targets.advice import GET_DRIVER, GET_GLIBC, torch_fix
 from ..targets.distributions import oldest_served
 from ..targets.wording import list_few
@@ -47,25 +53,6 @@ _TORCH_C = re.compile(r"(?:aoti_)?torch_\w+")
 _CUDA_SYMBOL = re.compile(r"_Z(?:T[VIST])?NK?(?:3c10|2at|5torch)4cuda|(?:aoti_)?torch_\w*cuda\w*")
 
 
-@dataclass(frozen=True)
-class Cause:
-    """One reason why a library will not load."""
-
-    id: str
-    sentence: str
-    fix: str = ""
-    details: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the cause as plain data."""
-        return {
-            "id": self.id,
-            "summary": self.sentence,
-            "fix": self.fix or None,
-            "details": list(self.details),
-        }
-
-
 def name_machine(machine: int, bits: int = 64) -> str:
     """Name the machine of an ELF header: `aarch64`."""
     name = _MACHINES.get(machine, f"machine {machine} of the ELF standard")
@@ -82,32 +69,32 @@ def is_torch_symbol(name: str) -> bool:
     return bool(_TORCH_CPP.match(name) or _TORCH_C.fullmatch(name))
 
 
-def wrong_architecture(file: str, compiled: str, host: str) -> Cause:
+def wrong_architecture(file: str, compiled: str, host: str) -> Finding:
     """The file is for another kind of CPU."""
     sentence = f"{file} is compiled for {compiled}, this Python runs on {host}"
-    return Cause("wrong-architecture", sentence, f"install a build for {host}")
+    return Finding(WRONG_ARCHITECTURE, sentence, fix=f"install a build for {host}")
 
 
-def other_python(file: str, built: str, running: str) -> Cause:
+def other_python(file: str, built: str, running: str) -> Finding:
     """The file name says another Python, so this one does not look at it."""
     fix = f"install a build for Python {running}, or use {built}"
-    return Cause("python-abi", f"{file} is for {built}, this is Python {running}", fix)
+    return Finding(PYTHON_ABI, f"{file} is for {built}, this is Python {running}", fix=fix)
 
 
-def python_symbol(file: str, names: Sequence[str], running: str) -> Cause:
+def python_symbol(file: str, names: Sequence[str], running: str) -> Finding:
     """The file calls what this Python does not have."""
     sentence = f"{file} needs `{names[0]}`, which Python {running} does not have"
     fix = f"install a build for Python {running}"
-    return Cause("python-abi", sentence, fix, _more(names[1:]))
+    return Finding(PYTHON_ABI, sentence, _more(names[1:]), fix)
 
 
-def no_glibc(file: str, libc: str) -> Cause:
+def no_glibc(file: str, libc: str) -> Finding:
     """The system has another C library."""
     sentence = f"{file} is built for glibc, this system has {libc}"
-    return Cause("libc-unsupported", sentence, GET_GLIBC)
+    return Finding(LIBC_UNSUPPORTED, sentence, fix=GET_GLIBC)
 
 
-def old_glibc(file: str, version: str, libc: str) -> Cause:
+def old_glibc(file: str, version: str, libc: str) -> Finding:
     """The file needs a newer glibc."""
     needed = version.removeprefix("GLIBC_")
     sentence = f"{file} needs glibc {needed}, this system has {libc}"
@@ -115,31 +102,33 @@ def old_glibc(file: str, version: str, libc: str) -> Cause:
     known = oldest_served(int(number[1]))[:_SHOWN_RELEASES] if number else []
     such = f" ({', '.join(known)} or newer)" if known else ""
     fix = f"use a system with glibc {needed} or newer{such}, or a build for {libc}"
-    return Cause("glibc-too-old", sentence, fix)
+    return Finding(GLIBC_TOO_OLD, sentence, fix=fix)
 
 
-def old_libstdcxx(file: str, version: str, found: str, newest: str, *, conda: bool) -> Cause:
+def old_libstdcxx(file: str, version: str, found: str, newest: str, *, conda: bool) -> Finding:
     """The file needs a newer C++ library than the one that would be loaded."""
     sentence = f"{file} needs {version}, {found} has up to {newest}"
     if conda:
         fix = "`conda install -c conda-forge libstdcxx-ng` installs a newer one"
     else:
         fix = "`apt-get install --only-upgrade libstdc++6`, or a newer distribution"
-    return Cause("libstdcxx-too-old", sentence, fix)
+    return Finding(LIBSTDCXX_TOO_OLD, sentence, fix=fix)
 
 
-def old_library(file: str, version: str, found: str) -> Cause:
+def old_library(file: str, version: str, found: str) -> Finding:
     """Another library lacks a version that the file needs."""
     sentence = f"{file} needs {version}, which {found} does not have"
-    return Cause("library-too-old", sentence, f"install a newer {found.rsplit('/', 1)[-1]}")
+    return Finding(LIBRARY_TOO_OLD, sentence, fix=f"install a newer {found.rsplit('/', 1)[-1]}")
 
 
-def torch_absent(file: str, oldest: str = "") -> Cause:
+def torch_absent(file: str, oldest: str = "") -> Finding:
     """The file needs torch, which is not there."""
-    return Cause("torch-absent", f"{file} needs torch, which is not installed", torch_fix(oldest))
+    return Finding(
+        TORCH_ABSENT, f"{file} needs torch, which is not installed", fix=torch_fix(oldest)
+    )
 
 
-def cpu_torch(file: str, needs: str, torch: Torch) -> Cause:
+def cpu_torch(file: str, needs: str, torch: Torch) -> Finding:
     """The file needs the CUDA part of torch, which this build of torch does not have."""
     needed = readable(needs)
     sentence = f"{file} needs `{needed}`, and torch {torch.version} is a build without CUDA"
@@ -148,7 +137,7 @@ def cpu_torch(file: str, needs: str, torch: Torch) -> Cause:
         f"`pip install --force-reinstall torch=={release} --index-url https://pypi.org/simple` "
         "installs a CUDA build"
     )
-    return Cause("torch-cpu-build", sentence, fix)
+    return Finding(TORCH_CPU_BUILD, sentence, fix=fix)
 
 
 def is_cuda_part(name: str) -> bool:
@@ -156,7 +145,7 @@ def is_cuda_part(name: str) -> bool:
     return bool(_TORCH_CUDA.fullmatch(name) or _CUDA_SYMBOL.match(name))
 
 
-def torch_symbols(file: str, names: Sequence[str], torch: Torch, oldest: str = "") -> Cause:
+def torch_symbols(file: str, names: Sequence[str], torch: Torch, oldest: str = "") -> Finding:
     """The file was compiled against another torch."""
     shown = [readable(name) for name in names[:_SHOWN_SYMBOLS]]
     stable = all(_TORCH_C.fullmatch(name) for name in names)
@@ -177,7 +166,7 @@ def torch_symbols(file: str, names: Sequence[str], torch: Torch, oldest: str = "
         else ()
     )
     more = [*shown[1:], *names[_SHOWN_SYMBOLS:]]
-    return Cause("torch-symbol-missing", sentence, fix, (*note, *_more(more)))
+    return Finding(TORCH_SYMBOL_MISSING, sentence, (*note, *_more(more)), fix)
 
 
 def is_driver_part(name: str) -> bool:
@@ -185,20 +174,20 @@ def is_driver_part(name: str) -> bool:
     return name in _DRIVER
 
 
-def missing_driver(file: str, missing: Missing) -> Cause:
+def missing_driver(file: str, missing: Missing) -> Finding:
     """The file, or what it brings, needs the driver's library."""
     through = _name_user(missing)
     sentence = f"{file} needs `{missing.name}`{through} of the NVIDIA driver, which is not here"
-    return Cause("driver-absent", sentence, GET_DRIVER)
+    return Finding(DRIVER_ABSENT, sentence, fix=GET_DRIVER)
 
 
-def missing_libraries(file: str, missing: Sequence[Missing], torch: Torch) -> Cause:
+def missing_libraries(file: str, missing: Sequence[Missing], torch: Torch) -> Finding:
     """Nothing provides libraries that the file, or what it brings, needs."""
     names = [f"`{one.name}`{_name_user(one)}" for one in missing]
     which = "which is" if len(names) == 1 else "which are"
     listed = list_few(names, _SHOWN_SYMBOLS)
     sentence = f"{file} needs {listed}, {which} nowhere that the dynamic linker looks"
-    return Cause("library-missing", sentence, _library_fix(missing[0].name, torch))
+    return Finding(LIBRARY_MISSING, sentence, fix=_library_fix(missing[0].name, torch))
 
 
 def _name_user(missing: Missing) -> str:

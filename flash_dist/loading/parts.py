@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..builds.package import BINDING, KERNELS, PACKAGE
 from ..errors import FatbinError
+from ..machine.torch_install import TORCH_PROBLEMS
 from ..targets.advice import torch_fix
 from .host import read_host
 from .prediction import predict_loading
 from .process import Outcome, run_child
 
 if TYPE_CHECKING:
+    from ..findings.entry import Entry
     from ..machine.torch_install import Torch
     from .host import LoadHost
 
@@ -32,9 +34,14 @@ class Loading:
     stage: str = ""  # which part it was: "kernels", "torch" or "extension"
     reason: str = ""
     source: Literal["tried", "predicted"] = "tried"
-    id: str = ""  # of a predicted cause
+    entry: Entry | None = None  # of a predicted cause
     fix: str = ""
     details: tuple[str, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """What names a predicted cause for programs; empty where there is none."""
+        return self.entry.id if self.entry else ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as plain data."""
@@ -63,12 +70,12 @@ def predict_parts(torch: Torch, libc: str, oldest: str, package: Path = PACKAGE)
         host = read_host(torch, libc)
         for stage, path in _find_parts(package, host):
             if stage == "torch" and torch.status != "ok":
-                cause = f"torch-{torch.status}"
-                return Loading("failed", stage, torch.reason, "predicted", cause, torch_fix(oldest))
+                entry = TORCH_PROBLEMS[torch.status]
+                return Loading("failed", stage, torch.reason, "predicted", entry, torch_fix(oldest))
             prediction = predict_loading(path, host, torch_min=oldest)
             if not prediction:
                 first = prediction.causes[0]
-                reason, rest = first.sentence, (first.id, first.fix, first.details)
+                reason, rest = first.summary, (first.entry, first.fix, first.details)
                 return Loading("failed", stage, reason, "predicted", *rest)
             if prediction.unknown and doubt is None:
                 doubt = Loading("unknown", stage, prediction.unknown[0], "predicted")

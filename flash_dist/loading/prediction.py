@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ..binaries.elf import Buffer
-    from .causes import Cause
+    from ..findings.result import Finding
     from .host import LoadHost
     from .linker import Closure
 
@@ -39,7 +39,7 @@ class Prediction:
     """What will become of loading a library."""
 
     library: str
-    causes: tuple[Cause, ...] = ()
+    causes: tuple[Finding, ...] = ()
     unknown: tuple[str, ...] = ()  # sentences
 
     def __bool__(self) -> bool:
@@ -57,7 +57,15 @@ class Prediction:
         return {
             "library": self.library,
             "status": self.status,
-            "causes": [cause.to_json() for cause in self.causes],
+            "causes": [
+                {
+                    "id": cause.id,
+                    "summary": cause.summary,
+                    "fix": cause.fix or None,
+                    "details": list(cause.details),
+                }
+                for cause in self.causes
+            ],
             "unknown": list(self.unknown),
         }
 
@@ -146,7 +154,7 @@ class _Judge:
         sure = (*found, *(one for one in symbols if not isinstance(one, str)))
         return Prediction(self.label, sure, doubts)
 
-    def _judge_name(self) -> Iterator[Cause]:
+    def _judge_name(self) -> Iterator[Finding]:
         """Hold the tag in an extension module's name against the interpreter's."""
         match = _TAGGED.fullmatch(self.file)
         stem = self.file.partition(".")[0]
@@ -165,7 +173,7 @@ class _Judge:
         beside = any((folder / name).exists() for name in names) if folder is not None else False
         return beside or bool(names & self.siblings)
 
-    def _judge_libraries(self, closure: Closure) -> Iterator[Cause]:
+    def _judge_libraries(self, closure: Closure) -> Iterator[Finding]:
         """Name what is needed and absent; what torch brings along is torch's matter."""
         torch = self.host.torch
         absent = {one.name: one for one in closure.missing}
@@ -189,7 +197,7 @@ class _Judge:
     def _is_cpu_torch(self) -> bool:
         return self.host.torch.status == "ok" and not self.host.torch.cuda
 
-    def _judge_versions(self, closure: Closure) -> Iterator[Cause]:
+    def _judge_versions(self, closure: Closure) -> Iterator[Finding]:
         """Do what the linker does first: compare the versions needed with those defined."""
         seen: set[tuple[str, str]] = set()
         for one in closure.libraries.values():
@@ -206,7 +214,7 @@ class _Judge:
                     seen.add((file, provider_name))
                     yield self._describe_old(file, newest, closure.libraries[provider_name])
 
-    def _describe_old(self, file: str, version: str, provider: Loaded) -> Cause:
+    def _describe_old(self, file: str, version: str, provider: Loaded) -> Finding:
         found = str(provider.path or "")
         if _GLIBC.fullmatch(version):
             return causes.old_glibc(file, version, self.host.libc)
@@ -218,13 +226,13 @@ class _Judge:
             return causes.old_libstdcxx(file, version, found, newest, conda=conda)
         return causes.old_library(file, version, found)
 
-    def _judge_symbols(self, closure: Closure) -> tuple[Cause | str, ...]:
+    def _judge_symbols(self, closure: Closure) -> tuple[Finding | str, ...]:
         """Look every symbol up where it could come from; sentences are what stays open."""
         undefined = [one.name for one in self._unresolved(closure)]
         python = [name for name in undefined if _PYTHON_SYMBOL.fullmatch(name)]
         torch = [name for name in undefined if causes.is_torch_symbol(name)]
         other = len(undefined) - len(python) - len(torch)
-        found: list[Cause | str] = []
+        found: list[Finding | str] = []
         if python and any(one.defines(_PYTHON_KNOWN) for one in self._interpreter()):
             found.append(causes.python_symbol(self.label, python, self.host.python))
         if torch and closure.unread:
@@ -238,7 +246,7 @@ class _Judge:
             found.append(f"nothing that {self.label} needs defines `{first}`{more}")
         return tuple(found)
 
-    def _describe_torch(self, names: list[str]) -> Cause | str:
+    def _describe_torch(self, names: list[str]) -> Finding | str:
         torch = self.host.torch
         if torch.status == "absent":
             return causes.torch_absent(self.label, self.torch_min)

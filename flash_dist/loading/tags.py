@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from packaging.tags import Tag
 
-    from .causes import Cause
+    from ..findings.result import Finding
     from .host import LoadHost
 
 _MANYLINUX = re.compile(r"manylinux_2_([0-9]+)_(\w+)")
@@ -28,7 +28,7 @@ _LINUX = re.compile(r"(?:manylinux_2_[0-9]+|manylinux[0-9]+|musllinux_[0-9]+_[0-
 
 def judge_tags(
     file_name: str, host: LoadHost, supported: Iterable[Tag] | None = None
-) -> Cause | None:
+) -> Finding | None:
     """Say why pip would refuse a wheel; None if it would take it, or if that cannot be told.
 
     Args:
@@ -51,7 +51,7 @@ def judge_tags(
     return _judge_platform(file_name, [tag.platform for tag in fitting], host)
 
 
-def _judge_platform(file_name: str, platforms: list[str], host: LoadHost) -> Cause:
+def _judge_platform(file_name: str, platforms: list[str], host: LoadHost) -> Finding:
     machine = causes.name_machine(host.linker.platform.machine, host.linker.platform.bits)
     here = [one for one in platforms if (found := _LINUX.fullmatch(one)) and found[1] == machine]
     needed = [glibc for one in here if (glibc := _read_glibc(one)) is not None]

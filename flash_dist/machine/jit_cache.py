@@ -13,6 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from ..findings.host import (
+    JIT_CACHE_DISABLED,
+    JIT_CACHE_FULL,
+    JIT_CACHE_HOMELESS,
+    JIT_CACHE_READ_ONLY,
+    JIT_CACHE_SMALL,
+)
+from ..findings.result import Finding
 from ..targets.compatibility import is_set
 
 if TYPE_CHECKING:
@@ -63,40 +71,31 @@ def read_jit_cache(
     return JitCache(folder, status, _read_free(nearest), limit)
 
 
-@dataclass(frozen=True)
-class CacheProblem:
-    """Why the driver keeps nothing of what it compiled, and the step that helps."""
-
-    id: str
-    reason: str
-    fix: str
-
-
-def find_cache_problem(variables: Mapping[str, str], cache: JitCache | None) -> CacheProblem | None:
+def find_cache_problem(variables: Mapping[str, str], cache: JitCache | None) -> Finding | None:
     """Say what keeps the driver from caching; None where nothing does, or nobody looked."""
     if is_set(variables, "CUDA_CACHE_DISABLE"):
         fix = "`unset CUDA_CACHE_DISABLE`"
-        return CacheProblem("jit-cache-disabled", "CUDA_CACHE_DISABLE is set", fix)
+        return Finding(JIT_CACHE_DISABLED, "CUDA_CACHE_DISABLE is set", fix=fix)
     limit = read_limit(variables.get("CUDA_CACHE_MAXSIZE", ""))
     if limit < ENOUGH_BYTES:
         reason = f"CUDA_CACHE_MAXSIZE={limit} is too small a cache for the compiled kernels"
         fix = f"`unset CUDA_CACHE_MAXSIZE`, or give it {ENOUGH_BYTES} or more"
-        return CacheProblem("jit-cache-small", reason, fix)
+        return Finding(JIT_CACHE_SMALL, reason, fix=fix)
     return None if cache is None else _find_folder_problem(cache)
 
 
-def _find_folder_problem(cache: JitCache) -> CacheProblem | None:
+def _find_folder_problem(cache: JitCache) -> Finding | None:
     fix = "`export CUDA_CACHE_PATH=/path/to/folder` puts it where you may write and there is room"
     if cache.status == "homeless":
         reason = "the JIT cache has no folder, as neither HOME nor CUDA_CACHE_PATH is set"
-        return CacheProblem("jit-cache-homeless", reason, fix)
+        return Finding(JIT_CACHE_HOMELESS, reason, fix=fix)
     if cache.status == "read-only":
         reason = f"the JIT cache {cache.folder} may not be written"
-        return CacheProblem("jit-cache-read-only", reason, fix)
+        return Finding(JIT_CACHE_READ_ONLY, reason, fix=fix)
     if cache.free_bytes is not None and cache.free_bytes < ENOUGH_BYTES:
         free = f"{cache.free_bytes >> 20} MiB free"
         reason = f"the JIT cache {cache.folder} is on a full disk ({free})"
-        return CacheProblem("jit-cache-full", reason, fix)
+        return Finding(JIT_CACHE_FULL, reason, fix=fix)
     return None
 
 

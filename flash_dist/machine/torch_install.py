@@ -6,7 +6,12 @@ import importlib.metadata
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
+
+from ..findings.install import TORCH_ABSENT, TORCH_BROKEN
+
+# What a torch that cannot be used is, by its status.
+TORCH_PROBLEMS: Final = {"absent": TORCH_ABSENT, "broken": TORCH_BROKEN}
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import ExtensionError, FlashDistError
+from ..findings.proofs import SELFTEST_BITS_DIFFER, SELFTEST_VALUES_DIFFER
 from ..loading.process import end_with, write_event
 from .cases import Case, Kernels, make_cases
 from .comparison import (
@@ -34,6 +35,8 @@ from .inputs import DTYPES, Attention, Inputs, load_attention
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from ..findings.entry import Entry
+
     Emit = Callable[[dict[str, Any]], None]
 
 CPU_KERNELS = (Kernels("fp16", 64, 64), Kernels("bf16", 128, 128), Kernels("fp32", 64, 64))
@@ -50,7 +53,7 @@ def run_case(case: Case, attention: Attention, device: torch.device, runs: int, 
     synchronize(device)
     emit({"event": "fingerprint", "case": case.name, **case.key(), "digests": digest(first)})
     for difference in check_values(case, inputs, first):
-        emit(_finding("values-differ", case, difference, run=0))
+        emit(_finding(SELFTEST_VALUES_DIFFER, case, difference, run=0))
     streams = make_streams(device)
     differing: list[dict[str, Any]] = []
     bad_runs = 0
@@ -62,7 +65,7 @@ def run_case(case: Case, attention: Attention, device: torch.device, runs: int, 
         found = [] if all_equal(first, results) else list(find_differences(first, results))
         bad_runs += bool(found)
         differing = differing or [
-            _finding("bits-differ", case, difference, run=run, stream=stream)
+            _finding(SELFTEST_BITS_DIFFER, case, difference, run=run, stream=stream)
             for stream, difference in found
         ]
     for finding in differing:
@@ -121,11 +124,11 @@ def start_other_work(device: torch.device) -> None:
 
 
 def _finding(
-    cause: str, case: Case, difference: Difference, *, run: int, stream: int = 0
+    entry: Entry, case: Case, difference: Difference, *, run: int, stream: int = 0
 ) -> dict[str, Any]:
     return {
         "event": "finding",
-        "id": f"selftest-{cause}",
+        "id": entry.id,
         "case": case.name,
         "run": run,
         "stream": stream,

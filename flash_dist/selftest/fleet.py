@@ -10,6 +10,12 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..findings.proofs import (
+    FLEET_DIFFERS,
+    FLEET_DISAGREES,
+    FLEET_NOTHING_TO_COMPARE,
+    FLEET_ODD_GPU,
+)
 from ..findings.result import CheckResult
 from ..targets.wording import few_lines
 
@@ -110,14 +116,14 @@ def _describe_odd(found: list[Odd]) -> CheckResult:
     if member.round or len(rounds) > 1:
         details.append(f"in rounds {', '.join(map(str, rounds))}")
     return CheckResult(
-        f"rank {member.rank}",
         "fail",
         f"{member.where} computes other bits: {tensor} in `{case}`; {against}",
         tuple(details),
         "take this GPU out of the cluster and run `python -m flash_dist selftest --runs 1000` on it"
         if certain
         else "run the fleet with a third GPU of this kind: the odd one out is the wrong one",
-        "fleet-odd-gpu" if certain else "fleet-disagrees",
+        FLEET_ODD_GPU if certain else FLEET_DISAGREES,
+        name=f"rank {member.rank}",
         data={"rank": member.rank, "host": member.host, "differing": places},
     )
 
@@ -125,12 +131,12 @@ def _describe_odd(found: list[Odd]) -> CheckResult:
 def _describe_failure(member: Member) -> CheckResult:
     result = member.result
     return CheckResult(
-        f"rank {member.rank}",
         "fail",
         f"{member.where}: {result.summary}",
         result.details,
         result.fix,
-        result.id,
+        result.entry,
+        name=f"rank {member.rank}",
         data={"rank": member.rank, "host": member.host},
     )
 
@@ -148,9 +154,9 @@ def _sum_up(members: tuple[Member, ...], compared: int, *, failed: bool, odd: in
     data: dict[str, Any] = {"ranks": ranks, "hosts": hosts, "rounds": rounds, "compared": compared}
     if odd:
         summary = f"{scope}: {odd} of them computed other bits than their equals"
-        return CheckResult("fleet", "fail", summary, id="fleet-differs", data=data)
+        return CheckResult("fail", summary, entry=FLEET_DIFFERS, data=data, name="fleet")
     if not compared:
         summary = f"{scope}: no two of them are equal, so nothing could be compared"
-        return CheckResult("fleet", "warn", summary, id="fleet-nothing-to-compare", data=data)
+        return CheckResult("warn", summary, entry=FLEET_NOTHING_TO_COMPARE, data=data, name="fleet")
     summary = f"{scope}: the same bits in all of {compared} cases"
-    return CheckResult("fleet", "warn" if failed else "ok", summary, data=data)
+    return CheckResult("warn" if failed else "ok", summary, data=data, name="fleet")

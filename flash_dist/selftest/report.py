@@ -5,17 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..findings import page_of
+from ..findings.result import Finding
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One thing that is wrong."""
+class CaseFinding(Finding):
+    """What is wrong with one case, or with the run that ended in it."""
 
-    id: str  # "selftest-bits-differ", "-values-differ", "-error", "-crashed", "-timeout"
-    case: str
-    summary: str
-    details: tuple[str, ...] = ()
+    case: str = ""
     difference: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -26,7 +23,7 @@ class Finding:
             "summary": self.summary,
             "details": list(self.details),
             "difference": self.difference,
-            "docs": page_of(self.id),
+            "docs": self.entry.page,
         }
 
 
@@ -67,7 +64,7 @@ class SelftestReport:
     device: str  # "0", "cpu"
     runs: int
     cases: int  # completed
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[CaseFinding, ...] = ()
     loaded: tuple[RanVariant, ...] = ()
     selected: dict[str, str] | None = None  # "fwd fp16 64" -> symbol; None if not asked
     families: tuple[str, ...] = ()  # kernel families that really ran

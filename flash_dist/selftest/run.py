@@ -11,11 +11,19 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ..findings.proofs import (
+    PREDICTION_DIFFERS,
+    SELFTEST_BITS_DIFFER,
+    SELFTEST_CRASHED,
+    SELFTEST_ERROR,
+    SELFTEST_TIMEOUT,
+    SELFTEST_VALUES_DIFFER,
+)
 from ..findings.result import CheckResult
 from ..loading.process import Event, Outcome, run_child
 from ..targets.compatibility import jit_policy
 from ..targets.verdict import name_size
-from .report import CaseDigests, Finding, RanVariant, SelftestReport
+from .report import CaseDigests, CaseFinding, RanVariant, SelftestReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -27,6 +35,7 @@ JSON_VERSION = 1
 CHILD = ("-m", f"{__package__}.child")
 
 _SHOWN_FINDINGS = 6
+_REPORTED = {entry.id: entry for entry in (SELFTEST_BITS_DIFFER, SELFTEST_VALUES_DIFFER)}
 _BEFORE_IMPORT = {"error"}  # the child reports everything else after it has loaded all parts
 
 
@@ -59,7 +68,7 @@ def judge_outcome(device: str, runs: int, outcome: Outcome) -> SelftestReport:
     done = any(event.get("event") == "done" for event in events)
     if error is not None:
         first, *rest = str(error["reason"]).splitlines() or [""]
-        findings.append(Finding("selftest-error", case, first, tuple(rest)))
+        findings.append(CaseFinding(SELFTEST_ERROR, first, tuple(rest), case=case))
     elif not outcome or not done:
         findings.append(_explain_death(outcome, case))
     return SelftestReport(
@@ -76,28 +85,29 @@ def judge_outcome(device: str, runs: int, outcome: Outcome) -> SelftestReport:
     )
 
 
-def _explain_death(outcome: Outcome, case: str) -> Finding:
+def _explain_death(outcome: Outcome, case: str) -> CaseFinding:
     if outcome.ending == "exit" and outcome.output and not outcome.events:
         # An import failed: the last line of a traceback says all.
-        return Finding("selftest-crashed", case, f"it does not start: {outcome.output[-1]}")
-    cause = "timeout" if outcome.ending == "timeout" else "crashed"
+        summary = f"it does not start: {outcome.output[-1]}"
+        return CaseFinding(SELFTEST_CRASHED, summary, case=case)
+    entry = SELFTEST_TIMEOUT if outcome.ending == "timeout" else SELFTEST_CRASHED
     summary = f"the child process did not finish: {outcome.sentence}"
-    return Finding(f"selftest-{cause}", case, summary, outcome.output)
+    return CaseFinding(entry, summary, outcome.output, case=case)
 
 
-def _read_finding(event: Event) -> Finding:
-    details = []
-    if event["id"] == "selftest-bits-differ":
+def _read_finding(event: Event) -> CaseFinding:
+    entry, details = _REPORTED[str(event["id"])], []
+    if entry is SELFTEST_BITS_DIFFER:
         details.append(
             f"first in run {event['run']} on stream {event['stream']}; "
             f"{event['bad_runs']} of {event['runs'] - 1} repeated runs differ from run 0"
         )
-    return Finding(
-        str(event["id"]),
-        str(event["case"]),
+    return CaseFinding(
+        entry,
         str(event["summary"]),
         tuple(details),
-        event["difference"],
+        case=str(event["case"]),
+        difference=event["difference"],
     )
 
 
@@ -148,22 +158,17 @@ def _name_size(kernel: Event) -> str:
     return name_size(int(kernel["head_dim"]), int(kernel["head_dim_v"]))
 
 
-def check_selftest(
-    report: SelftestReport, gpu: int | None, surprises: tuple[str, ...] = ()
-) -> CheckResult:
+def check_selftest(report: SelftestReport, surprises: tuple[str, ...] = ()) -> CheckResult:
     """Present a report as a check.
 
     Args:
         report: The selftest's.
-        gpu: Which GPU it was; None for the CPU.
         surprises: From `find_surprises`.
     """
     result = CheckResult(
-        f"selftest {report.device}",
         "ok",
         report.summary,
         describe_loaded(report),
-        gpu=gpu,
         data=report.to_json(),
     )
     if not report:
@@ -172,7 +177,7 @@ def check_selftest(
             status="fail",
             details=tuple(describe_findings(report)),
             fix=_fix(report),
-            id=report.findings[0].id,
+            entry=report.findings[0].entry,
         )
     if surprises:
         return replace(
@@ -181,14 +186,14 @@ def check_selftest(
             summary=f"{report.summary}; other variants were loaded than predicted",
             details=(*result.details, *surprises),
             fix="report this with the output of `doctor --json`",
-            id="prediction-differs",
+            entry=PREDICTION_DIFFERS,
         )
     return result
 
 
 def _fix(report: SelftestReport) -> str:
     first = report.findings[0]
-    if first.id == "selftest-timeout":
+    if first.entry is SELFTEST_TIMEOUT:
         return "`--timeout` allows more time: `python -m flash_dist selftest --timeout 3600`"
     jit = jit_policy(os.environ)
     if jit != "allowed":

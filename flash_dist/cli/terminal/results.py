@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...findings import hint_for
 from .text import printable
 
 if TYPE_CHECKING:
@@ -82,7 +81,8 @@ def _describe_fix(result: CheckResult) -> Iterator[str]:
     """Say what to do, and where more of it stands: what is well without a fix needs no more."""
     if result.status == "ok" and not result.fix:
         return
-    parts = [f"fix: {result.fix}" if result.fix else "", hint_for(result.id)]
+    more = f"(more: `{result.entry.command}`)" if result.entry else ""
+    parts = [f"fix: {result.fix}" if result.fix else "", more]
     if any(parts):
         yield " ".join(part for part in parts if part)
 

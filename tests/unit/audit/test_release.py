@@ -48,7 +48,8 @@ def lib(tmp_path: Path) -> Path:
 
 def problems(path: Path, **options: str | bool) -> tuple[str, ...]:
     asked = AuditOptions(**options)  # type: ignore[arg-type] # each test names its own
-    return audit_release(path, asked.parse(), baseline=asked.baseline).problems
+    found = audit_release(path, asked.parse(), baseline=asked.baseline).problems
+    return tuple(map(str, found))
 
 
 def test_a_release_that_has_all_passes(lib: Path) -> None:

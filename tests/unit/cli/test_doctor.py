@@ -182,11 +182,11 @@ def test_selftest_without_torch_fails_in_words(
 
 
 RESULT = CheckResult(
-    "gpu 0",
     "fail",
     "RTX 5090 (compute capability 12.0) has no matching code in this build, which is old",
     ("built for: SASS sm_80, sm_90a; no PTX",),
     "install a build whose arch set includes sm_120",
+    name="gpu 0",
 )
 
 

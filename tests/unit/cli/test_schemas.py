@@ -13,6 +13,7 @@ import pytest
 from flash_dist.cli import SUBCOMMANDS, main
 from flash_dist.cli.fleet import to_json
 from flash_dist.doctor.examine import Examination, examine
+from flash_dist.findings.proofs import SELFTEST_CRASHED
 from flash_dist.findings.result import CheckResult
 from flash_dist.loading.process import Outcome
 from flash_dist.machine.install_files import InstallFiles
@@ -90,7 +91,9 @@ def test_the_schema_of_doctor_refuses_what_is_none() -> None:
 
 def test_a_fleet_is_as_the_schema_says() -> None:
     wrong = replace(RIGHT, digests={"out": "a", "dk": "f"})
-    dead = CheckResult("selftest 0", "fail", "it was killed by SIGABRT", id="selftest-crashed")
+    dead = CheckResult(
+        "fail", "it was killed by SIGABRT", entry=SELFTEST_CRASHED, name="selftest 0"
+    )
     members = [member(0, RIGHT), member(1, RIGHT), member(2, wrong)]
     members.append(replace(member(3), gpu=None, result=dead))
     results = compare_members(members)

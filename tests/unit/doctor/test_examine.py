@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
+from flash_dist.checks.gpus import check_gpu
 from flash_dist.checks.guard import guard
-from flash_dist.doctor.examine import Examination, examine
+from flash_dist.checks.machine import check_system
+from flash_dist.checks.visible import check_mig
+from flash_dist.doctor.examine import CHECKS, Examination, examine
 from flash_dist.loading.parts import Loading
 from flash_dist.machine.installed import Installed
 from flash_dist.machine.libcuda import Cuda, Gpu
@@ -277,8 +281,18 @@ def test_a_crashing_check_is_a_result() -> None:
         raise RuntimeError(message)
 
     result = guard("torch", crash)
-    assert (result.status, result.id) == ("fail", "check-crashed")
+    assert (result.name, result.status, result.id) == ("torch", "fail", "check-crashed")
     assert "RuntimeError: boom" in result.summary
+
+
+def test_whoever_runs_a_check_names_it() -> None:
+    machine = make_environment(ALL, "8.6")
+    assert check_system(machine).name == ""
+    named = guard("gpu 0", partial(check_gpu, machine, machine.cuda.gpus[0]), gpu=0)
+    assert (named.name, named.gpu, named.status) == ("gpu 0", 0, "ok")
+    assert guard("mig", partial(check_mig, machine)) is None
+    names = [result.name for result in look(machine).results]
+    assert names == [*(name for name, _ in CHECKS), "gpu 0", "selftest 0"]
 
 
 def test_a_crashing_selftest_does_not_end_doctor() -> None:

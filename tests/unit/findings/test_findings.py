@@ -1,120 +1,78 @@
-"""The entries of flash_dist/findings against the ids that the source really uses, both ways."""
+"""The entries of flash_dist/findings against the modules that use them, both ways."""
 
 from __future__ import annotations
 
-import ast
 import json
 import re
+import sys
 from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import get_args, get_type_hints
 
 import pytest
 
-from flash_dist.cli import main
+from flash_dist import findings
+from flash_dist.checks.gpus import REFUSED
+from flash_dist.checks.loading import FAILED
+from flash_dist.cli import main, make_parser
 from flash_dist.cli.terminal.results import layout_result
-from flash_dist.findings import FINDINGS, SUBJECTS, find, hint_for, page_of, suggest
-from flash_dist.findings.result import CheckResult
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-PACKAGE = Path(__file__).parents[3] / "flash_dist"
-
-# The calls that carry an id: its place among the positional arguments, 0 for the first.
-CARRIERS = {
-    "CheckResult": 5,
-    "Finding": 0,
-    "Cause": 0,
-    "CacheProblem": 0,
-    "_fail": 2,
-    "Problem": 0,
-    "label": 0,
-    "replace": None,
-}
-
-# An id that is computed: the expression as it stands in the source, and all it can become.
-COMPUTED = {
-    "f'torch-{torch.status}'": ("torch-absent", "torch-broken"),
-    "f\"{loading.stage or 'child'}-{loading.status}\"": (
-        "kernels-failed",
-        "kernels-crashed",
-        "torch-failed",
-        "torch-crashed",
-        "extension-failed",
-        "extension-crashed",
-        "child-crashed",
-    ),
-    "f'selftest-{cause}'": ("selftest-timeout", "selftest-crashed"),
-    "cause": ("library-unreadable", "manifest-unreadable"),
-    "verdict.cause": (
-        "driver-too-old",
-        "hardware-too-old",
-        "jit-compiler-absent",
-        "jit-variable",
-        "no-kernels",
-        "no-matching-code",
-        "smem-limit",
-    ),
-    "report.findings[0].id": (),  # of a Finding, found where that is made
-    "str(event['id'])": ("selftest-bits-differ", "selftest-values-differ"),
-    "DIFFERS": ("load-prediction-differs",),
-    # Of a Cause, a CacheProblem or a prediction, found where that is made:
-    "cause.id": (),
-    "name": (),
-    "problem.id": (),
-    "replaced[0][2].id": (),
-    "predicted.id or result.id": (),
-    "result.id": (),
-    "loading.id or f'{loading.stage}-failed'": (),
-}
+from flash_dist.findings import FINDINGS, SUBJECTS, Entry, find, suggest
+from flash_dist.findings.audits import AUDIT_LOST
+from flash_dist.findings.driver import DRIVER_TOO_OLD
+from flash_dist.findings.install import INSTALL_TWICE
+from flash_dist.findings.loading import EXTENSION_ABSENT
+from flash_dist.findings.result import CheckResult, label, within
+from flash_dist.machine.torch_install import TORCH_PROBLEMS, Torch
+from flash_dist.targets.verdict import Cause
 
 ENTRIES = [pytest.param(name, id=name) for name in FINDINGS]
+SUBJECT_MODULES = f"{findings.__name__}."
 
 
 @cache
-def used_ids() -> dict[str, str]:
-    """Return every id in the source with the place that uses it."""
-    found: dict[str, str] = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call):
-                for expression in id_expressions(node):
-                    place = f"{path.name}:{node.lineno}"
-                    found.update(dict.fromkeys(read_ids(expression, place), place))
-    return found
+def users() -> dict[str, set[Entry]]:
+    """Return the entries that each module of the package has imported, or made."""
+    make_parser()  # which imports every subcommand, and with them every check
+    return {
+        name: {value for value in vars(module).values() if isinstance(value, Entry)}
+        for name, module in list(sys.modules.items())
+        if name.startswith("flash_dist.")
+    }
 
 
-def id_expressions(call: ast.Call) -> Iterator[ast.expr]:
-    name = getattr(call.func, "id", getattr(call.func, "attr", ""))
-    if name not in CARRIERS:
-        return
-    place = CARRIERS[name]
-    if place is not None and len(call.args) > place:
-        yield call.args[place]
-    yield from (keyword.value for keyword in call.keywords if keyword.arg == "id")
+def test_every_entry_is_found_by_somebody_or_explains_a_message() -> None:
+    used = {
+        entry
+        for name, entries in users().items()
+        if not name.startswith(SUBJECT_MODULES)
+        for entry in entries
+    }
+    unused = {entry.id for entry in FINDINGS.values() if not entry.pattern and entry not in used}
+    assert not unused, "no module imports it: delete the entry, or find it"
 
 
-def read_ids(expression: ast.expr, place: str) -> Iterator[str]:
-    if isinstance(expression, ast.Constant):
-        yield from filter(None, [str(expression.value)])
-    elif isinstance(expression, ast.IfExp):
-        yield from read_ids(expression.body, place)
-        yield from read_ids(expression.orelse, place)
-    else:
-        text = ast.unparse(expression)
-        assert text in COMPUTED, f"{place}: say in COMPUTED what `{text}` can become"
-        yield from COMPUTED[text]
+def test_every_entry_that_somebody_uses_is_registered() -> None:
+    for name, entries in users().items():
+        strangers = [entry.id for entry in entries if FINDINGS.get(entry.id) is not entry]
+        assert not strangers, f"{name} has an entry that is in no subject of findings"
 
 
-def test_every_id_of_the_source_has_an_entry() -> None:
-    missing = {name: place for name, place in used_ids().items() if name not in FINDINGS}
-    assert not missing, "write an entry in the module of flash_dist/findings that fits"
+def test_an_entry_is_named_as_its_id() -> None:
+    for name, module in list(sys.modules.items()):
+        if name.startswith(SUBJECT_MODULES):
+            for constant, value in vars(module).items():
+                if isinstance(value, Entry):
+                    assert constant == value.id.upper().replace("-", "_")
 
 
-def test_every_entry_is_an_id_of_the_source() -> None:
-    silent = {name for name, entry in FINDINGS.items() if not entry.pattern}
-    assert silent - set(used_ids()) == set()
+def test_every_cause_of_a_verdict_and_every_end_of_a_loading_has_an_entry() -> None:
+    assert set(REFUSED) == set(get_args(Cause)) - {""}
+    assert {cause: entry.id for cause, entry in REFUSED.items()} == {one: one for one in REFUSED}
+    for (stage, ending), entry in FAILED.items():
+        assert entry.id == f"{stage}-{ending}"
+    statuses = set(get_args(get_type_hints(Torch)["status"])) - {"ok"}
+    assert {f"torch-{status}" for status in statuses} == {
+        entry.id for entry in TORCH_PROBLEMS.values()
+    }
 
 
 def test_an_id_stands_in_one_subject_only() -> None:
@@ -159,7 +117,7 @@ def test_a_misspelt_id_is_recognised(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_a_result_names_its_page_once() -> None:
-    result = CheckResult("install", "fail", "1 file", ("detail",), "install again", "install-twice")
+    result = CheckResult("fail", "1 file", ("detail",), "install again", INSTALL_TWICE)
     text = "\n".join(layout_result(result, None))
     assert text.endswith("fix: install again (more: `doctor --explain install-twice`)")
     assert text.count("--explain") == 1
@@ -167,12 +125,25 @@ def test_a_result_names_its_page_once() -> None:
 
 
 def test_a_result_without_a_fix_names_its_page_too() -> None:
-    result = CheckResult("extension", "skip", "nothing to load", id="extension-absent")
-    assert list(layout_result(result, None))[-1].strip() == hint_for("extension-absent")
+    result = CheckResult("skip", "nothing to load", entry=EXTENSION_ABSENT)
+    last = list(layout_result(result, None))[-1]
+    assert last.strip() == "(more: `doctor --explain extension-absent`)"
 
 
-def test_a_good_result_and_an_unknown_id_name_none() -> None:
-    shown = CheckResult("compat", "ok", "in use", id="driver-too-old")
+def test_a_good_result_names_none() -> None:
+    shown = CheckResult("ok", "in use", entry=DRIVER_TOO_OLD)
     assert len(list(layout_result(shown, None))) == 1
-    assert len(list(layout_result(CheckResult("torch", "ok", "torch 2.11.0"), None))) == 1
-    assert (find("no-such-id"), page_of("no-such-id"), hint_for("no-such-id")) == (None, None, "")
+    plain = CheckResult("ok", "torch 2.11.0")
+    assert len(list(layout_result(plain, None))) == 1
+    assert (plain.id, plain.to_json()["id"], plain.to_json()["docs"]) == ("", None, None)
+    assert find("no-such-id") is None
+
+
+def test_a_finding_is_its_sentence_and_says_where_it_was_made() -> None:
+    (found,) = within("a.so", label(AUDIT_LOST, ["sm_80 is gone"]))
+    assert (str(found), found.id) == ("a.so: sm_80 is gone", "audit-lost")
+    assert found.to_json() == {
+        "id": "audit-lost",
+        "summary": "a.so: sm_80 is gone",
+        "docs": "findings.html#audit-lost",
+    }

@@ -24,8 +24,7 @@ from tests.unit.made.dynamic_builder import make_shared
 from tests.unit.made.library_builder import Lab, call, define, make_cache, needs_gcc
 
 if TYPE_CHECKING:
-    from flash_dist.loading.causes import Cause
-
+    from flash_dist.findings.result import Finding
 pytestmark = needs_gcc
 
 CPU_TORCH, CUDA_TORCH = Torch("ok", "2.11.0+cpu"), Torch("ok", "2.11.0", "13.0")
@@ -55,7 +54,7 @@ def torch_library(lab: Lab, name: str = "libtorch.so") -> Path:
     return lab.folder / "torch" / "lib" / name
 
 
-def only_cause(library: Path, host: LoadHost, torch_min: str = "") -> Cause:
+def only_cause(library: Path, host: LoadHost, torch_min: str = "") -> Finding:
     prediction = predict_loading(library, host, torch_min=torch_min)
     assert (prediction.status, bool(prediction)) == ("failed", False)
     (cause,) = prediction.causes
@@ -85,7 +84,7 @@ def test_a_symbol_of_the_stable_interface_asks_for_a_newer_torch(lab: Lab, host:
     path = lab.build("m.so", call("torch_list_push_back"), needs=(torch_library(lab),))
     cause = only_cause(path, host, torch_min="2.12")
     assert cause.id == "torch-symbol-missing"
-    assert cause.sentence == (
+    assert cause.summary == (
         "m.so is built for a newer torch: it needs `torch_list_push_back`, "
         "which torch 2.11.0 does not have"
     )
@@ -97,9 +96,9 @@ def test_a_symbol_of_another_torch_is_named_as_its_source_has_it(lab: Lab, host:
     names = (ERROR, *(f"_ZN2at3op{number}Ev" for number in range(6)))
     cause = only_cause(lab.build("m.so", call(*names)), host)
     assert cause.id == "torch-symbol-missing"
-    assert "built for another torch: it needs `" in cause.sentence
+    assert "built for another torch: it needs `" in cause.summary
     assert "c10::Error::Error(c10::SourceLocation, std::string)" in " ".join(
-        (cause.sentence, *cause.details)
+        (cause.summary, *cause.details)
     )
     assert "install a build for torch 2.11" in cause.fix
     assert any("old C++ ABI" in line for line in cause.details)
@@ -118,7 +117,7 @@ def test_a_cuda_module_on_a_cpu_torch_says_so(lab: Lab, host: LoadHost) -> None:
     runtime = lab.build("elsewhere/libcudart.so.13", define("g"))
     path = lab.build("m.so", call("f"), needs=(runtime, cuda))
     cause = only_cause(path, replace(host, torch=CPU_TORCH))
-    assert (cause.id, "torch 2.11.0+cpu is a build without CUDA" in cause.sentence) == (
+    assert (cause.id, "torch 2.11.0+cpu is a build without CUDA" in cause.summary) == (
         "torch-cpu-build", True,
     )  # fmt: skip
     assert "`pip install --force-reinstall torch==2.11.0 --index-url" in cause.fix
@@ -160,7 +159,7 @@ def test_a_version_that_the_library_here_lacks_is_the_cause(  # noqa: PLR0913, P
     lab.build(f"usr/lib/{library}", define("work"), version=has)
     found = only_cause(path, host)
     assert found.id == cause
-    assert words in found.sentence
+    assert words in found.summary
     assert found.fix
 
 
@@ -183,7 +182,7 @@ def test_the_distributions_that_have_a_glibc_are_named(lab: Lab, host: LoadHost)
 def test_another_c_library_is_named(lab: Lab, host: LoadHost) -> None:
     path = lab.build("m.so", call("work"), needs=(lab.build("x/libc.so.6", define("work")),))
     cause = only_cause(path, replace(host, libc="musl or unknown"))
-    assert (cause.id, "musl" in cause.sentence) == ("libc-unsupported", True)
+    assert (cause.id, "musl" in cause.summary) == ("libc-unsupported", True)
 
 
 def test_code_for_another_cpu_is_named(lab: Lab, host: LoadHost) -> None:
@@ -193,7 +192,7 @@ def test_code_for_another_cpu_is_named(lab: Lab, host: LoadHost) -> None:
     path.write_bytes(data)
     cause = only_cause(path, host)
     assert cause.id == "wrong-architecture"
-    assert cause.sentence.startswith("m.so is compiled for s390x, this Python runs on ")
+    assert cause.summary.startswith("m.so is compiled for s390x, this Python runs on ")
     data[4] = 1  # a file of 32 bits cannot be read further, and need not be
     path.write_bytes(data)
     assert only_cause(path, host).id == "wrong-architecture"
@@ -202,11 +201,11 @@ def test_code_for_another_cpu_is_named(lab: Lab, host: LoadHost) -> None:
 def test_a_module_for_another_python_is_named(lab: Lab, host: LoadHost) -> None:
     path = lab.build("m.cpython-310-x86_64-linux-gnu.so", INIT)
     cause = only_cause(path, host)
-    assert (cause.id, cause.sentence) == (
+    assert (cause.id, cause.summary) == (
         "python-abi", "m.cpython-310-x86_64-linux-gnu.so is for CPython 3.10, this is Python 3.11",
     )  # fmt: skip
     free = lab.build("m.cpython-313t-x86_64-linux-gnu.so", INIT)
-    assert "CPython 3.13t" in only_cause(free, host).sentence
+    assert "CPython 3.13t" in only_cause(free, host).summary
     lab.build("m.cpython-311-x86_64-linux-gnu.so", INIT)  # the package is for several
     assert predict_loading(path, host).status == "ok"
 
@@ -221,7 +220,7 @@ def test_a_function_that_this_python_lacks_is_named(lab: Lab, host: LoadHost) ->
     program = lab.build("bin/python", define("PyObject_Call", "Py_IncRef"))
     path = lab.build("m.abi3.so", INIT + call("Py_IncRef", "PyObject_GetOptionalAttr"))
     cause = only_cause(path, replace(host, linker=replace(host.linker, program=program)))
-    assert cause.sentence == (
+    assert cause.summary == (
         "m.abi3.so needs `PyObject_GetOptionalAttr`, which Python 3.11 does not have"
     )
     assert predict_loading(path, host).status == "ok"  # without its symbols nobody can tell
@@ -234,7 +233,7 @@ def test_a_library_that_nothing_provides_is_named_with_what_needs_it(
     middle = lab.build("usr/lib/libmiddle.so", call("deep"), needs=(deep,))
     path = lab.build("m.so", define("f"), needs=(middle,))
     cause = only_cause(path, host)
-    assert cause.sentence == (
+    assert cause.summary == (
         "m.so needs `libcudart.so.12` (for libmiddle.so), "
         "which is nowhere that the dynamic linker looks"
     )
@@ -316,7 +315,7 @@ def test_what_another_file_of_the_package_may_bring_is_left_open(lab: Lab, host:
     names = ("pkg/m.so", "pkg.libs/libpart-1234.so")
     assert predict_member("pkg/m.so", path.read_bytes(), names, host).status == "unknown"
     alone = predict_member("pkg/m.so", path.read_bytes(), names[:1], host)
-    assert alone.causes[0].sentence.startswith("pkg/m.so needs `libpart-1234.so`")
+    assert alone.causes[0].summary.startswith("pkg/m.so needs `libpart-1234.so`")
 
 
 def test_what_is_no_library_is_an_error(lab: Lab, host: LoadHost) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from flash_dist.doctor.proof import add_agreement
 from flash_dist.errors import FlashDistError
+from flash_dist.findings.proofs import SELFTEST_BITS_DIFFER
 from flash_dist.findings.result import CheckResult
 from flash_dist.selftest.fingerprints import (
     Fingerprint,
@@ -71,7 +72,7 @@ def test_another_bit_names_case_and_tensor() -> None:
     assert not agreement
     assert "1 of 2 cases differ" in agreement.sentence
     assert agreement.sentence.endswith("dk in `full bf16 d64`")
-    result = add_agreement(CheckResult("selftest 0", "ok", "2 cases"), agreement)
+    result = add_agreement(CheckResult("ok", "2 cases"), agreement)
     assert (result.status, result.id) == ("fail", "fingerprint-differs")
     assert result.details[0] == "2 cases"
 
@@ -104,7 +105,7 @@ def test_other_code_budget_or_driver_is_never_compared(other: Fingerprint) -> No
 def test_a_finding_of_the_selftest_itself_comes_first() -> None:
     wrong = replace(CASE, digests={**DIGESTS, "dk": "f" * 64})
     agreement = compare_with((REFERENCE,), SETTING, (wrong,))
-    failed = CheckResult("selftest 0", "fail", "bits differ", id="selftest-bits-differ")
+    failed = CheckResult("fail", "bits differ", entry=SELFTEST_BITS_DIFFER)
     assert add_agreement(failed, agreement).id == "selftest-bits-differ"
 
 

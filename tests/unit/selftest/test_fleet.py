@@ -8,6 +8,7 @@ import pytest
 
 from flash_dist.cli.fleet import Rank
 from flash_dist.errors import UsageError
+from flash_dist.findings.proofs import SELFTEST_CRASHED
 from flash_dist.findings.result import CheckResult
 from flash_dist.machine.libcuda import Gpu
 from flash_dist.selftest.fingerprints import Fingerprint, Setting
@@ -17,7 +18,7 @@ from flash_dist.targets.devices import Device
 SETTING = Setting("9.0", 132, 232448, "planner")
 RIGHT = Fingerprint("odd bf16 d64", 1, "code", "", {"out": "a", "dk": "b"})
 WRONG = replace(RIGHT, digests={"out": "a", "dk": "f"})
-FINE = CheckResult("selftest 0", "ok", "2 cases")
+FINE = CheckResult("ok", "2 cases", name="selftest 0")
 
 
 def member(rank: int, *prints: Fingerprint, turn: int = 0) -> Member:
@@ -82,7 +83,9 @@ def test_another_kind_of_gpu_is_not_compared() -> None:
 
 
 def test_a_rank_whose_selftest_fails_is_named() -> None:
-    dead = CheckResult("selftest 1", "fail", "it was killed by SIGABRT", id="selftest-crashed")
+    dead = CheckResult(
+        "fail", "it was killed by SIGABRT", entry=SELFTEST_CRASHED, name="selftest 1"
+    )
     failed, whole = compare_members(
         (member(0, RIGHT), replace(member(1), result=dead), member(2, RIGHT))
     )

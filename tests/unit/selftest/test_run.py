@@ -323,7 +323,7 @@ def present(ending: str, *events: dict[str, Any], output: tuple[str, ...] = ()) 
         "timeout": Outcome("timeout", "after 1 s", events, output),
         "done": Outcome("done", "", events, output),
     }
-    return check_selftest(judge_outcome("cpu", NO_RUNS, endings[ending]), None)
+    return check_selftest(judge_outcome("cpu", NO_RUNS, endings[ending]))
 
 
 def test_a_jit_variable_is_blamed_before_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,7 +402,7 @@ def loaded_report() -> SelftestReport:
 def test_the_variants_that_really_loaded_are_reported() -> None:
     report = loaded_report()
     assert str(report.loaded[1]) == ("flash_dist_fwd_x_compute80: binaryVersion 90, ptxVersion 80")
-    result = check_selftest(report, 1)
+    result = check_selftest(report)
     assert result.status == "ok"
     assert result.details == ("2 variants ran: binaryVersion 90, ptxVersion 80",)
     assert result.data["loaded"][0]["ptx_version"] == 80
@@ -413,7 +413,7 @@ def test_another_variant_than_predicted_is_a_warning() -> None:
     right = {"fwd fp16 64": "flash_dist_fwd_x_compute80"}
     assert find_surprises(right, report) == ()
     surprises = find_surprises({"fwd fp16 64": "flash_dist_fwd_x_sm90a"}, report)
-    result = check_selftest(report, 1, surprises)
+    result = check_selftest(report, surprises)
     assert (result.status, result.id) == ("warn", "prediction-differs")
     assert "predicted flash_dist_fwd_x_sm90a" in surprises[0]
 
@@ -421,7 +421,7 @@ def test_another_variant_than_predicted_is_a_warning() -> None:
 def test_a_family_that_no_case_launched_is_named() -> None:
     report = replace(loaded_report(), families=())
     assert report.untested == ("fwd",)
-    assert "launched by no case: fwd" in check_selftest(report, 1).details
+    assert "launched by no case: fwd" in check_selftest(report).details
 
 
 def test_a_report_becomes_json() -> None:
