@@ -33,7 +33,7 @@ from ..targets.verdict import (
     name_size,
 )
 from .environment import _build, judge_gpu
-from .first_start import describe_first_start
+from .jit import describe_first_start
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

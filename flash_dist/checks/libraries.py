@@ -21,12 +21,12 @@ from ..findings.libraries import (
 from ..findings.result import CheckResult
 from ..gpucode.archives import Library, Unread
 from ..targets.advice import HOW_WORDS, describe_archs
+from .driver import check_driver
 from .environment import find_situation
 from .gpus import check_any_gpu, check_gpu, describe_gpu
 from .guard import guard
 from .library_loading import LibraryLoading
 from .library_verdict import LibraryVerdict, judge_library
-from .machine import check_driver
 from .own_library import read_own
 
 if TYPE_CHECKING:

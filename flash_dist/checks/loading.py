@@ -19,7 +19,7 @@ from ..findings.loading import (
     TORCH_FAILED,
 )
 from ..findings.result import CheckResult
-from .machine import reinstall_fix
+from .install import reinstall_fix
 
 if TYPE_CHECKING:
     from ..loading.parts import Loading

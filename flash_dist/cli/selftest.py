@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..checks.environment import gather_gpus
-from ..checks.machine import require_torch
+from ..checks.install import require_torch
 from ..doctor.proof import Proof
 from ..errors import FlashDistError, UsageError
 from ..findings.driver import DRIVER_BROKEN, NO_GPU

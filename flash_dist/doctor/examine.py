@@ -7,20 +7,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..checks.choice import EVERYTHING, CheckChoice
+from ..checks.driver import check_driver, check_variables
 from ..checks.gpus import check_all_gpus, check_any_gpu, check_gpu
 from ..checks.guard import guard
 from ..checks.host import check_compat, check_devices
-from ..checks.jit import check_jit
-from ..checks.loading import check_loading
-from ..checks.machine import (
+from ..checks.install import (
     check_build,
-    check_driver,
     check_install,
     check_system,
     check_torch,
-    check_variables,
     require_torch,
 )
+from ..checks.jit import check_jit
+from ..checks.loading import check_loading
 from ..checks.torch_claim import check_torch_claim
 from ..checks.visible import check_mig, check_visible
 from ..errors import UsageError

@@ -11,7 +11,7 @@ import pytest
 
 from flash_dist.checks.gpus import check_gpu
 from flash_dist.checks.guard import guard
-from flash_dist.checks.machine import check_system
+from flash_dist.checks.install import check_system
 from flash_dist.checks.visible import check_mig
 from flash_dist.doctor.examine import CHECKS, Examination, examine
 from flash_dist.loading.parts import Loading

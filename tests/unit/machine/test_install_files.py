@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flash_dist.checks.machine import check_install
+from flash_dist.checks.install import check_install
 from flash_dist.machine.install_files import InstallFiles, read_install_files
 from tests.unit.made.builds import HOPPER, make_environment
 

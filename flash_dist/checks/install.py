@@ -1,4 +1,4 @@
-"""Checks of machine and install: each a pure function from `Environment` to `CheckResult`."""
+"""Checks of what is installed: system, torch, files, build."""
 
 from __future__ import annotations
 
@@ -7,15 +7,6 @@ from typing import TYPE_CHECKING
 from packaging.version import InvalidVersion, Version
 
 from ..builds.package import PACKAGE
-from ..findings.driver import (
-    DRIVER_ABSENT,
-    DRIVER_BROKEN,
-    DRIVER_TOO_OLD,
-    JIT_VARIABLE,
-    SMEM_LIMIT,
-    SMEM_LIMIT_MALFORMED,
-    WORKSPACE_MALFORMED,
-)
 from ..findings.install import (
     EMBEDDED_DIFFERS,
     INSTALL_DAMAGED,
@@ -30,21 +21,14 @@ from ..findings.install import (
     TORCH_TOO_OLD,
 )
 from ..findings.result import CheckResult
-from ..kernels.budget import BUDGET_VARIABLE, find_budget_problem
 from ..machine.torch_install import TORCH_PROBLEMS
-from ..targets.advice import GET_DRIVER, GET_GLIBC, describe_archs, driver_fix, torch_fix
-from ..targets.compatibility import driver_refusal, is_set
-from ..targets.devices import ZSTD_CUDA, first_driver, format_version, ptx_isa_cuda, toolkit_driver
-from ..targets.verdict import SMEM_VARIABLE
+from ..targets.advice import GET_GLIBC, describe_archs, torch_fix
 from ..targets.wording import few_lines, list_few
-from .host import describe_driver, explain_no_gpu
 
 if TYPE_CHECKING:
     from ..machine.torch_install import Torch
-    from ..targets.verdict import Build
     from .environment import Environment
 
-_JIT_VARIABLES = ("CUDA_FORCE_PTX_JIT", "CUDA_DISABLE_PTX_JIT")
 _SHOWN_DIFFERENCES = 8
 
 
@@ -186,97 +170,3 @@ def check_build(environment: Environment) -> CheckResult:
 def reinstall_fix() -> str:
     """Return the step for files that are not what was built."""
     return "`pip install --force-reinstall --no-deps` the wheel again"
-
-
-def check_variables(environment: Environment) -> CheckResult:
-    """Variables that make the driver ignore embedded code, or that we cannot read."""
-    shown = tuple(f"{name}={value}" for name, value in environment.variables.items())
-    limit = environment.variables.get(SMEM_VARIABLE, "").strip()
-    if limit and not (limit.isdecimal() and int(limit)):
-        return CheckResult(
-            "fail",
-            f"{SMEM_VARIABLE} must be a number of bytes such as 65536, got `{limit}`",
-            shown,
-            f"`unset {SMEM_VARIABLE}`",
-            SMEM_LIMIT_MALFORMED,
-        )
-    problem = find_budget_problem(environment.variables.get(BUDGET_VARIABLE, ""))
-    if problem:
-        fix = f"`unset {BUDGET_VARIABLE}`"
-        return CheckResult("fail", problem, shown, fix, WORKSPACE_MALFORMED)
-    for name in _JIT_VARIABLES:
-        if is_set(environment.variables, name):
-            return CheckResult(
-                "warn",
-                f"{name} is set: the driver does not use all embedded code",
-                shown,
-                f"`unset {name}`",
-                JIT_VARIABLE,
-            )
-    if limit:
-        return CheckResult(
-            "warn",
-            f"{SMEM_VARIABLE} is set: smaller tiles than the GPU allows are used",
-            shown,
-            f"`unset {SMEM_VARIABLE}`",
-            SMEM_LIMIT,
-        )
-    told = environment.host is not None and environment.host.nvml.gpus  # by `check_visible`
-    if environment.variables.get("CUDA_VISIBLE_DEVICES") is not None and not told:
-        visible = environment.variables["CUDA_VISIBLE_DEVICES"]
-        summary = f"CUDA_VISIBLE_DEVICES={visible} hides the other GPUs, if there are any"
-        return CheckResult("ok", summary, shown[1:])
-    return CheckResult("ok", ", ".join(shown) or "none that changes what is loaded")
-
-
-def check_driver(environment: Environment) -> CheckResult:
-    """The driver is there and new enough for the toolkit, the PTX ISA and the compression."""
-    cuda, build = environment.cuda, environment.installed.build
-    explained = explain_no_gpu(environment)
-    if explained is not None:
-        return explained
-    if cuda.status == "absent":
-        return CheckResult(
-            "skip",
-            f"no NVIDIA driver here: {cuda.reason}",
-            fix=GET_DRIVER,
-            entry=DRIVER_ABSENT,
-        )
-    if cuda.status == "broken":
-        return CheckResult(
-            "fail",
-            f"the NVIDIA driver does not answer: {cuda.reason}",
-            fix="`nvidia-smi` shows whether the driver works; after an update of it, reboot",
-            entry=DRIVER_BROKEN,
-        )
-    needs = driver_needs(build) if build else ()
-    if cuda.driver is None:
-        summary = "no driver given, taken as new enough"
-        return CheckResult("ok", summary, needs)
-    refusals = [driver_refusal(cuda.driver, v.origin) for v in build.variants] if build else []
-    if build and refusals and all(refusals):
-        return CheckResult(
-            "fail",
-            str(refusals[0]),
-            needs,
-            driver_fix(build, cuda.driver, (gpu.device for gpu in cuda.gpus)),
-            DRIVER_TOO_OLD,
-        )
-    details = (*needs, *describe_driver(environment))
-    return CheckResult("ok", str(cuda.driver), details)
-
-
-def driver_needs(build: Build) -> tuple[str, ...]:
-    """Say what each property of a build asks of the driver."""
-    lines = []
-    if build.toolkit:
-        lines.append(f"CUDA {build.toolkit} needs driver {toolkit_driver(build.toolkit)} or newer")
-    isas = {v.origin.ptx_isa for v in build.variants if v.arch.ptx and v.origin.ptx_isa}
-    for isa in sorted(isas):
-        cuda = ptx_isa_cuda(isa)
-        release = first_driver(cuda) if cuda else None
-        known = f"driver {release} or newer" if release else "a driver newer than we know"
-        lines.append(f"PTX ISA {format_version(isa)} needs {known}")
-    if any(variant.origin.codec == "zstd" for variant in build.variants):
-        lines.append(f"zstd compression needs driver {first_driver(ZSTD_CUDA)} or newer")
-    return tuple(lines)
