@@ -172,7 +172,7 @@ def write_findings() -> Iterator[str]:
     yield "# Findings\n"
     yield (
         "What doctor, selftest and audit find has an id, which is stable. "
-        "`python -m flash_dist doctor --explain ID` says the same as this page; in the JSON `docs` "
+        "`python -m flash_dist explain ID` says the same as this page; in the JSON `docs` "
         "leads here.\n"
     )
     for subject, entries in SUBJECTS:

@@ -21,7 +21,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PROGRAM = "python -m flash_dist"
-SUBCOMMANDS = ("inspect", "doctor", "selftest", "audit", "verify", "select", "bench")
+SUBCOMMANDS = (
+    "inspect",
+    "doctor",
+    "explain",
+    "selftest",
+    "fleet",
+    "audit",
+    "verify",
+    "select",
+    "bench",
+)
 
 EXIT_UNUSABLE = 2
 EXIT_INTERRUPTED = 130
@@ -52,7 +62,7 @@ def _run(argv: Sequence[str] | None) -> int:
         message = "stdout is closed"
         raise UsageError(message, hint="`>/dev/null` discards the output")
     try:
-        given = sys.argv[1:] if argv is None else list(argv)
+        given = expand_alias(sys.argv[1:] if argv is None else argv)
         _require_subcommand(given)
         named = tuple(name for name in SUBCOMMANDS if given[:1] == [name])
         args = make_parser(named or SUBCOMMANDS).parse_args(given)
@@ -60,6 +70,20 @@ def _run(argv: Sequence[str] | None) -> int:
             return int(args.run(args))
     finally:
         sys.stdout.flush()  # also after --help, which leaves by SystemExit
+
+
+def expand_alias(given: Sequence[str]) -> list[str]:
+    """Return the subcommand for `doctor --explain TEXT` and `doctor --fleet`, its older names."""
+    name, rest = list(given[:1]), list(given[1:])
+    for place, word in enumerate(rest if name == ["doctor"] else ()):
+        before, after = rest[:place], rest[place + 1 :]
+        if word == "--fleet":
+            return ["fleet", *before, *after]
+        if word == "--explain":
+            return ["explain", *before, *after[1:], "--", *after[:1]]
+        if word.startswith("--explain="):
+            return ["explain", *before, *after, "--", word.partition("=")[2]]
+    return [*name, *rest]
 
 
 def _require_subcommand(given: Sequence[str]) -> None:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from ..audit.options import AuditOptions, read_options
 from ..audit.release import Release, audit_release
+from .options import add_json, add_subcommand
 from .terminal.progress import working
 from .terminal.results import make_console, make_table
-from .terminal.text import add_subcommand, count, format_size, printable
+from .terminal.text import count, format_size, printable
 
 if TYPE_CHECKING:
     import argparse
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ..audit.own import AuditResult
-    from .terminal.text import Subparsers
+    from .options import Subparsers
 
 EPILOG = """\
 examples:
@@ -69,11 +70,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "--baseline", metavar="PATH", help="an older release: no target and kernel of it is gone"
     )
     parser.add_argument("--kernels", action="store_true", help="list the size of every variant")
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print JSON, one line per path (docs/schema/audit.json)",
-    )
+    add_json(parser, "audit", each="path")
     parser.add_argument(
         "--format", choices=("text", "github"), default="text", help="github: annotations"
     )

@@ -27,9 +27,10 @@ from ..findings.result import EXIT_FINDINGS, EXIT_FINE, EXIT_NOTHING_CHECKED
 from ..machine.libcuda import read_cuda
 from ..machine.torch_install import read_torch
 from ..targets.advice import torch_fix
+from .options import add_subcommand
 from .terminal.bench_table import print_report
 from .terminal.results import make_console
-from .terminal.text import add_subcommand, complain
+from .terminal.text import complain
 
 if TYPE_CHECKING:
     import argparse
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from ..bench.results import Row
     from ..bench.runner import Plan
     from ..bench.timing import Clock
-    from .terminal.text import Subparsers
+    from .options import Subparsers
 
 DEFAULT_SECONDS = 1.0
 

@@ -22,13 +22,11 @@ from ..doctor.proof import Proof
 from ..gpucode.libraries import open_libraries, package_libraries
 from ..machine.installed import Installed
 from ..selftest.run import DEFAULT_RUNS, DEFAULT_TIMEOUT
-from .doctor_options import BACKENDS, add_options, require_fitting
-from .explain import run_explain
-from .fleet import FleetOptions, run_fleet
+from .doctor_options import add_options, require_fitting
+from .options import add_subcommand
 from .report_page import write_report
 from .terminal.progress import downloading, working
 from .terminal.results import is_shown, make_console, print_result
-from .terminal.text import add_subcommand
 
 if TYPE_CHECKING:
     import argparse
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
     from ..checks.environment import Environment
     from ..findings.result import CheckResult
     from ..machine.libcuda import Gpu
-    from .terminal.text import Subparsers
+    from .options import Subparsers
 
 EPILOG = """\
 examples:
@@ -46,8 +44,6 @@ examples:
   python -m flash_dist doctor --only driver,gpu --devices 0,2
   python -m flash_dist doctor --package xformers --gpu 7.5,8.6
   python -m flash_dist doctor --report report.html
-  python -m flash_dist doctor --explain "device kernel image is invalid"
-  torchrun --nproc-per-node=gpu -m flash_dist doctor --fleet --rounds 10
 
 exit status: 0 no failure, 1 at least one failure, 2 wrong usage, 3 no GPU to check
 """
@@ -83,10 +79,6 @@ def imagine(args: argparse.Namespace, installed: Installed | None = None) -> Env
 def run(args: argparse.Namespace) -> int:
     """Examine, print each result as it comes, and return the exit code."""
     require_fitting(args)
-    if args.explain is not None:
-        return run_explain(args.explain, as_json=args.json)
-    if args.fleet:
-        return run_fleet(make_fleet_options(args))
     if args.package or args.wheel:
         return run_libraries(args)
     choice = choose_checks(args)
@@ -98,18 +90,6 @@ def run(args: argparse.Namespace) -> int:
     selftest = ShownProof(environment, runs=runs, timeout=DEFAULT_TIMEOUT)
     results = examine(environment, selftest=selftest, choice=choice)
     return _report(args, environment, results, choice)
-
-
-def make_fleet_options(args: argparse.Namespace) -> FleetOptions:
-    """Return what is asked of a fleet."""
-    return FleetOptions(
-        args.runs or DEFAULT_RUNS,
-        args.rounds or 1,
-        args.backend or BACKENDS[0],
-        as_json=args.json,
-        strict=args.strict,
-        quiet=args.quiet,
-    )
 
 
 def choose_checks(args: argparse.Namespace) -> CheckChoice:

@@ -6,39 +6,30 @@ from typing import TYPE_CHECKING, Final
 
 from ..checks.environment import VARIABLES
 from ..doctor.examine import check_names
-from ..errors import UsageError, wrong_usage
+from ..errors import UsageError
 from ..selftest.run import DEFAULT_RUNS
-from ..targets.devices import Device, Driver
+from .options import add_imagined, add_json, add_runs, add_strict, parse_indices
 from .report_page import add_report_option
-from .selftest import parse_runs
 
 if TYPE_CHECKING:
     import argparse
 
-BACKENDS: Final = ("gloo", "nccl")
-LAUNCHER: Final = "torchrun --nproc-per-node=gpu -m flash_dist doctor --fleet"
-
-# What each way of asking understands, beside --json, -v and -q; the first that is given decides.
-_MACHINE = ("strict", "no_selftest", "only", "skip", "devices", "report")
-_MODES: dict[str, tuple[str, ...]] = {
-    "explain": (),
-    "fleet": ("runs", "rounds", "backend", "strict"),
-    "package": ("wheel", "gpu", "driver", "env", "devices", "strict", "report", "no_selftest"),
-    "wheel": ("package", "gpu", "driver", "env", "devices", "strict", "report", "no_selftest"),
-    "gpu": ("driver", "env", *_MACHINE),
+# What says nothing beside an option, as no such check or no kernel is run then.
+_SILENT: Final = {
+    "package": ("only", "skip", "runs"),
+    "wheel": ("only", "skip", "runs"),
+    "gpu": ("runs",),
 }
-_NEEDED: dict[str, tuple[str, str]] = {  # by what makes no sense alone
-    "driver": ("gpu", "`doctor --gpu 8.6 --driver 580` judges a GPU that is not here"),
-    "env": ("gpu", "`doctor --gpu 8.6 --env CUDA_FORCE_PTX_JIT=1` judges a GPU that is not here"),
-    "rounds": ("fleet", f"`{LAUNCHER} --rounds 10`"),
-    "backend": ("fleet", f"`{LAUNCHER} --backend nccl`"),
+_ALONE: Final = {  # what makes no sense without --gpu, and how it does
+    "driver": "`doctor --gpu 8.6 --driver 580` judges a GPU that is not here",
+    "env": "`doctor --gpu 8.6 --env CUDA_FORCE_PTX_JIT=1` judges a GPU that is not here",
 }
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Describe the options of doctor."""
-    parser.add_argument("--json", action="store_true", help="print JSON (docs/schema/doctor.json)")
-    parser.add_argument("--strict", action="store_true", help="warnings count as failures")
+    add_json(parser, "doctor")
+    add_strict(parser)
     parser.add_argument(
         "--no-selftest",
         action="store_true",
@@ -64,14 +55,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help="judge and test these GPUs alone, such as 0,2 in CUDA's order",
     )
-    parser.add_argument(
-        "--gpu",
-        type=parse_devices,
-        metavar="LIST",
-        help="what if: judge GPUs of these compute capabilities, such as 7.5,8.6",
-    )
-    parser.add_argument(
-        "--driver", type=parse_driver, metavar="V", help="what if: with this driver, such as 535"
+    add_imagined(
+        parser,
+        gpu="what if: judge GPUs of these compute capabilities, such as 7.5,8.6",
+        driver="what if: with this driver, such as 535",
     )
     parser.add_argument(
         "--env",
@@ -97,67 +84,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "or address, or an index page, of which it takes the wheel that fits best",
     )
     add_report_option(parser)
-    parser.add_argument(
-        "--explain",
-        metavar="TEXT",
-        help="say what an error message about GPU code, or the id of a finding, means",
-    )
-    parser.add_argument(
-        "--runs",
-        type=parse_runs,
-        metavar="N",
-        help=f"runs per case of the selftest (default: {DEFAULT_RUNS})",
-    )
-    parser.add_argument(
-        "--fleet",
-        action="store_true",
-        help="under torchrun: prove the GPU of every rank, and that all compute the same bits",
-    )
-    parser.add_argument(
-        "--rounds",
-        type=parse_rounds,
-        metavar="N",
-        help="with --fleet: how often, for a burn-in (default: 1)",
-    )
-    parser.add_argument(
-        "--backend",
-        choices=BACKENDS,
-        help=f"with --fleet: what carries the fingerprints (default: {BACKENDS[0]})",
-    )
-
-
-def parse_rounds(text: str) -> int:
-    """Read a number of rounds."""
-    if not text.isdecimal() or not int(text):
-        message = f"rounds must be a number of at least 1, got `{text}`"
-        raise UsageError(message, hint="`--rounds 10` repeats the selftest ten times")
-    return int(text)
+    add_runs(parser, DEFAULT_RUNS)
 
 
 def parse_names(text: str) -> frozenset[str]:
     """Read `driver,gpu`."""
     return frozenset(name.strip() for name in text.split(","))
-
-
-def parse_indices(text: str) -> tuple[int, ...]:
-    """Read `0,2`."""
-    names = [name.strip() for name in text.split(",")]
-    if not all(name.isascii() and name.isdecimal() for name in names):
-        message = f"devices are numbers such as `0,2`, got `{text}`"
-        raise UsageError(message, hint="`python -m flash_dist doctor` lists the GPUs")
-    return tuple(sorted(set(map(int, names))))
-
-
-def parse_devices(text: str) -> tuple[Device, ...]:
-    """Read `7.5,8.6`."""
-    with wrong_usage():
-        return tuple(Device.parse(one) for one in text.split(","))
-
-
-def parse_driver(text: str) -> Driver:
-    """Read `535` or `580.65.06`."""
-    with wrong_usage():
-        return Driver.parse(text)
 
 
 def parse_variable(text: str) -> tuple[str, str]:
@@ -175,18 +107,13 @@ def require_fitting(args: argparse.Namespace) -> None:
     Raises:
         UsageError: Naming both.
     """
-    known = {*_MACHINE, *_MODES, *_NEEDED, "runs"}
-    given = [name for name, value in vars(args).items() if name in known and value]
-    if args.explain is not None and "explain" not in given:
-        given.append("explain")  # which may be empty
-    for name in given:
-        needed, hint = _NEEDED.get(name, (name, ""))
-        if needed not in given:
-            message = f"--{name} is for --{needed}, which is not given"
+    given = {name for name, value in vars(args).items() if value}
+    for name, hint in _ALONE.items():
+        if name in given and "gpu" not in given:
+            message = f"--{name} is for --gpu, which is not given"
             raise UsageError(message, hint=hint)
-    for mode in [mode for mode in _MODES if mode in given][:1]:
-        strange = [name for name in given if name not in {mode, *_MODES[mode]}]
-        if strange:
-            flag = f"--{strange[0].replace('_', '-')}"
-            message = f"{flag} says nothing to --{mode}, got both"
-            raise UsageError(message, hint=f"leave out {flag} or --{mode}")
+    for name, silent in _SILENT.items():
+        for other in silent:
+            if {name, other} <= given:
+                message = f"--{other} says nothing to --{name}, got both"
+                raise UsageError(message, hint=f"leave out --{other} or --{name}")

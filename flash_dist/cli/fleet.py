@@ -1,4 +1,4 @@
-"""`torchrun ... -m flash_dist doctor --fleet`: every rank proves its GPU, and all are compared."""
+"""`torchrun ... -m flash_dist fleet`: every rank proves its GPU, and all are compared."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import platform
 import socket
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ..checks.environment import gather_gpus
 from ..checks.gpus import check_gpu
@@ -20,19 +20,83 @@ from ..findings.result import CheckResult, exit_code, worst_status
 from ..machine.installed import read_installed
 from ..selftest.fingerprints import Identity, Setting, make_fingerprints
 from ..selftest.fleet import Member, compare_members
-from ..selftest.run import CHILD, DEFAULT_TIMEOUT, check_selftest, run_selftest
-from .doctor_options import BACKENDS, LAUNCHER
+from ..selftest.run import CHILD, DEFAULT_RUNS, DEFAULT_TIMEOUT, check_selftest, run_selftest
+from .options import add_json, add_runs, add_strict, add_subcommand
 from .terminal.results import is_shown, make_console, print_result
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Sequence
 
     from ..checks.environment import Environment
+    from .options import Subparsers
 
+EPILOG = """\
+examples:
+  torchrun --nproc-per-node=gpu -m flash_dist fleet
+  torchrun --nproc-per-node=gpu -m flash_dist fleet --rounds 10
+
+exit status: 0 no failure, 1 at least one failure, 2 wrong usage, 3 no GPU to check
+"""
+
+BACKENDS: Final = ("gloo", "nccl")
+LAUNCHER: Final = "torchrun --nproc-per-node=gpu -m flash_dist fleet"
 JSON_VERSION = 1
 
 _VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SLACK = 600.0  # seconds that ranks may wait for the slowest one
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    """Describe the subcommand."""
+    parser = add_subcommand(
+        subparsers,
+        "fleet",
+        summary="under torchrun: prove the GPU of every rank, and that all compute the same bits",
+        description="Run the selftest on the GPU of every rank that torchrun started, on one host "
+        "or many, and compare what equal GPUs computed: one that differs from its equals corrupts "
+        "data without any error.",
+        epilog=EPILOG,
+    )
+    add_runs(parser, DEFAULT_RUNS)
+    parser.add_argument(
+        "--rounds",
+        type=parse_rounds,
+        metavar="N",
+        default=1,
+        help="how often, for a burn-in (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--backend",
+        choices=BACKENDS,
+        default=BACKENDS[0],
+        help="what carries the fingerprints (default: %(default)s)",
+    )
+    add_strict(parser)
+    add_json(parser, "doctor")
+    parser.set_defaults(run=run)
+
+
+def parse_rounds(text: str) -> int:
+    """Read a number of rounds."""
+    if not text.isdecimal() or not int(text):
+        message = f"rounds must be a number of at least 1, got `{text}`"
+        raise UsageError(message, hint="`--rounds 10` repeats the selftest ten times")
+    return int(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prove the fleet as the command line asks."""
+    return run_fleet(
+        FleetOptions(
+            args.runs or DEFAULT_RUNS,
+            args.rounds,
+            args.backend,
+            as_json=args.json,
+            strict=args.strict,
+            quiet=args.quiet,
+        )
+    )
 
 
 @dataclass(frozen=True)
@@ -48,7 +112,7 @@ class Rank:
         """Read what torchrun sets."""
         missing = [name for name in _VARIABLES if not os.environ.get(name)]
         if missing:
-            message = f"--fleet must be started by torchrun, got no {missing[0]}"
+            message = f"a fleet must be started by torchrun, got no {missing[0]}"
             raise UsageError(message, hint=f"`{LAUNCHER}`; with --nnodes for several machines")
         return cls(*(int(os.environ[name]) for name in _VARIABLES[:3]))
 

@@ -11,10 +11,11 @@ from ..gpucode.differences import find_differences
 from ..gpucode.inspection import LEVELS, Choice, inspect_libraries
 from ..gpucode.libraries import open_libraries, package_libraries, process_libraries
 from ..targets.archs import Arch
+from .options import add_json, add_subcommand
 from .terminal.differences import print_differences
 from .terminal.inspection import print_inspections
 from .terminal.progress import working
-from .terminal.text import add_subcommand, complain, printable
+from .terminal.text import complain, printable
 
 if TYPE_CHECKING:
     import argparse
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from ..gpucode.inspection import Inspection
     from ..gpucode.libraries import Library, Unread
-    from .terminal.text import Subparsers
+    from .options import Subparsers
 
 EPILOG = """\
 examples:
@@ -82,7 +83,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="what changed from one file or folder to another, kernel by kernel",
     )
     parser.add_argument("--all", action="store_true", help="print tables whole, however long")
-    parser.add_argument("--json", action="store_true", help="print JSON (docs/schema/inspect.json)")
+    add_json(parser, "inspect")
     parser.add_argument("--strict", action="store_true", help="warnings count as failures")
     parser.set_defaults(run=run)
 

@@ -19,10 +19,10 @@ from ..targets.advice import describe_archs, describe_how, driver_fix, unsupport
 from ..targets.archs import DEFAULT_MACHINE
 from ..targets.devices import toolkit_driver
 from ..targets.verdict import FLOOR, Build
-from .doctor_options import parse_devices, parse_driver
+from .options import add_imagined, add_json, add_subcommand
 from .terminal.progress import working
 from .terminal.results import make_console
-from .terminal.text import add_subcommand, complain, format_size, printable
+from .terminal.text import complain, format_size, printable
 
 if TYPE_CHECKING:
     import argparse
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..indexes.install_commands import Command
     from ..indexes.selection import Candidate, Judged, Selection
     from ..machine.libcuda import Cuda, Gpu
-    from .terminal.text import Subparsers
+    from .options import Subparsers
 
 EPILOG = """\
 examples:
@@ -57,14 +57,10 @@ def add_parser(subparsers: Subparsers) -> None:
         "and the commands that install it: of the sets that serve them best the smallest.",
         epilog=EPILOG,
     )
-    parser.add_argument(
-        "--gpu",
-        type=parse_devices,
-        metavar="LIST",
-        help="for GPUs of these compute capabilities, such as 8.6,9.0, in place of those here",
-    )
-    parser.add_argument(
-        "--driver", type=parse_driver, metavar="V", help="for this driver, such as 580"
+    add_imagined(
+        parser,
+        gpu="for GPUs of these compute capabilities, such as 8.6,9.0, in place of those here",
+        driver="for this driver, such as 580",
     )
     parser.add_argument(
         "--machine",
@@ -77,7 +73,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="choose among the wheels of a folder or a package index (http, https, file) in place "
         "of the published sets",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON (docs/schema/select.json)")
+    add_json(parser, "select")
     parser.set_defaults(run=run)
 
 

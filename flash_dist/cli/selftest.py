@@ -25,9 +25,10 @@ from ..selftest.run import (
     check_selftest,
     run_selftest,
 )
+from .options import add_json, add_runs, add_subcommand
 from .terminal.progress import working
 from .terminal.results import is_shown, make_console, print_result
-from .terminal.text import add_subcommand, complain, printable
+from .terminal.text import complain, printable
 
 if TYPE_CHECKING:
     import argparse
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from ..checks.environment import Environment
     from ..machine.libcuda import Cuda
     from ..selftest.fingerprints import Reference
-    from .terminal.text import Subparsers
+    from .options import Subparsers
 
 EPILOG = """\
 examples:
@@ -57,13 +58,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "float64 reference.",
         epilog=EPILOG,
     )
-    parser.add_argument(
-        "--runs",
-        type=parse_runs,
-        default=DEFAULT_RUNS,
-        metavar="N",
-        help="runs per case (default: %(default)s)",
-    )
+    add_runs(parser, DEFAULT_RUNS)
     parser.add_argument(
         "--device",
         type=parse_device,
@@ -86,18 +81,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--record", type=Path, metavar="FILE", help="put the fingerprints of these GPUs into FILE"
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print JSON (docs/schema/selftest.json)"
-    )
+    add_json(parser, "selftest")
     parser.set_defaults(run=run)
-
-
-def parse_runs(text: str) -> int:
-    """Read a number of runs; two are needed to compare."""
-    if not text.isdecimal() or int(text) < 2:  # noqa: PLR2004 - said in the message
-        message = f"runs must be a number of at least 2, got `{text}`"
-        raise UsageError(message, hint=f"`--runs {DEFAULT_RUNS}` is the default")
-    return int(text)
 
 
 def parse_device(text: str) -> str:
@@ -126,7 +111,8 @@ def run(args: argparse.Namespace) -> int:
     cuda, torch = environment.cuda, environment.torch
     references = read_references(args.reference) if args.reference else None
     known = read_references(args.record) if args.record and args.record.exists() else ()
-    proof = Proof(environment, runs=args.runs, timeout=args.timeout, references=references)
+    runs = args.runs or DEFAULT_RUNS
+    proof = Proof(environment, runs=runs, timeout=args.timeout, references=references)
     console = make_console()
     results = []
     devices = choose_devices(args.device, cuda)
@@ -162,7 +148,7 @@ def prove_device(
     """Run the selftest of a GPU, or of the reference path."""
     name = f"selftest {device}"
     if device == "cpu":
-        report = run_selftest(device, runs=args.runs, timeout=args.timeout)
+        report = run_selftest(device, runs=args.runs or DEFAULT_RUNS, timeout=args.timeout)
         return replace(check_selftest(report), name=name)
     gpu = next(gpu for gpu in environment.cuda.gpus if str(gpu.index) == device)
     return replace(proof.run(gpu), name=name, gpu=gpu.index)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from ..audit.verify import verify_wheel
 from ..builds.listing import read_listing
 from ..findings.result import EXIT_FINDINGS, EXIT_FINE
+from .options import add_json, add_subcommand
 from .terminal.progress import working
 from .terminal.results import is_shown, make_console, print_result
-from .terminal.text import add_subcommand, count, printable
+from .terminal.text import count, printable
 
 if TYPE_CHECKING:
     import argparse
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ..audit.verify import Verification
-    from .terminal.text import Subparsers
+    from .options import Subparsers
 
 EPILOG = """\
 examples:
@@ -54,11 +55,7 @@ def add_parser(subparsers: Subparsers) -> None:
         type=Path,
         help="the manifest.json of the release, had from where you trust it",
     )
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print JSON, one line per wheel (docs/schema/verify.json)",
-    )
+    add_json(parser, "verify", each="wheel")
     parser.set_defaults(run=run)
 
 

@@ -141,8 +141,7 @@ class Proof:
             f"gpu {gpu.index} and gpu {other.index} are equal and computed different bits: "
             f"{mismatch}",
             tuple(f"gpu {a.index} and gpu {b.index}: {what}" for a, b, what in differing[1:9]),
-            "one of them computes wrongly: `python -m flash_dist doctor --fleet` over more GPUs "
-            "finds which",
+            "one of them computes wrongly: `python -m flash_dist fleet` over more GPUs finds which",
             GPUS_DIFFER,
         )
 

@@ -1,7 +1,7 @@
 """Every finding id as data: what it means, and what to do.
 
 A new id is one entry in the module of its subject, and the code that finds it imports it from
-there; nothing else. `doctor --explain ID`, the HTML report, the hint after a fix and the page
+there; nothing else. `explain ID`, the HTML report, the hint after a fix and the page
 `findings.html` of the documentation follow.
 """
 

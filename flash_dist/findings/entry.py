@@ -34,7 +34,7 @@ class Entry:
     @property
     def command(self) -> str:
         """What says more of it."""
-        return f"doctor --explain {self.id}"
+        return f"explain {self.id}"
 
     def match(self, message: str) -> re.Match[str] | None:
         """Look for the error that this explains in a message."""

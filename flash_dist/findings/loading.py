@@ -143,7 +143,7 @@ EXTENSION_FAILED: Final = Entry(
     "torch imports, and the loader refuses `_C.abi3.so`, most often because of a symbol that "
     "this torch does not have, or a library that is absent.",
     "Install the wheel again, then look at the finding on torch's version. "
-    "`python -m flash_dist doctor --explain MESSAGE` says what a loader's message means.",
+    "`python -m flash_dist explain MESSAGE` says what a loader's message means.",
 )
 
 EXTENSION_CRASHED: Final = Entry(

@@ -1,4 +1,4 @@
-"""Ids of error messages that `doctor --explain MESSAGE` knows, and that no check reports itself.
+"""Ids of error messages that `explain MESSAGE` knows, and that hardly a check reports itself.
 
 Sources: CUDA runtime API, "Data types used by CUDA Runtime" (error texts and numbers); xformers and
 CUTLASS (the texts that their stubs print); the dynamic loader of glibc.

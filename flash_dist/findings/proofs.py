@@ -30,7 +30,7 @@ SELFTEST_ERROR: Final = Entry(
     "A call of the selftest raised an error",
     "CUDA or torch refused a call. `no kernel image is available` can come from torch's own "
     "kernels, too; `out of memory` from other programs on the GPU.",
-    "`python -m flash_dist doctor --explain MESSAGE` says what the message means. For memory "
+    "`python -m flash_dist explain MESSAGE` says what the message means. For memory "
     "look at `nvidia-smi`, and run again when the GPU is free.",
 )
 
@@ -88,7 +88,7 @@ GPUS_DIFFER: Final = Entry(
     "They are of one model, ran the same code on the same inputs, and one of the two computed "
     "something else. Nothing raised an error: this is silent data corruption.",
     "A third GPU tells which: "
-    "`torchrun --nproc-per-node=gpu -m flash_dist doctor --fleet --rounds 10`. "
+    "`torchrun --nproc-per-node=gpu -m flash_dist fleet --rounds 10`. "
     "With two, the one whose bits change between rounds is it.",
 )
 
@@ -129,6 +129,6 @@ FLEET_TOO_MANY_RANKS: Final = Entry(
     "fleet-too-many-ranks",
     "There are more ranks on a host than GPUs",
     "Each rank proves the GPU of its local rank, and there is none with that number.",
-    "`torchrun --nproc-per-node=gpu -m flash_dist doctor --fleet` starts one rank per GPU; "
+    "`torchrun --nproc-per-node=gpu -m flash_dist fleet` starts one rank per GPU; "
     "CUDA_VISIBLE_DEVICES may hide some.",
 )

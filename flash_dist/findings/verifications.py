@@ -43,7 +43,7 @@ VERIFY_AUDIT: Final = Entry(
     "The code in the wheel is not what it declares",
     "Kernels, targets or libraries differ from `_build.json` in the wheel; each line names the "
     "finding of the audit.",
-    "`python -m flash_dist audit FILE` lists everything, and `doctor --explain ID` says what a "
+    "`python -m flash_dist audit FILE` lists everything, and `explain ID` says what a "
     "finding means. Build again with `nox -s build_wheels`.",
 )
 

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
-import textwrap
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
-if TYPE_CHECKING:
-    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - its only name
-
-_HELP_WIDTH = 80
 _MEGA = 1_000_000
 _KILO = 1_000
 
@@ -37,30 +31,6 @@ def complain(text: str) -> None:
 def discard(stream: IO[str]) -> None:
     """Let what is still buffered go nowhere: Python flushes once more on exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def add_subcommand(
-    subparsers: Subparsers, name: str, *, summary: str, description: str, epilog: str
-) -> argparse.ArgumentParser:
-    """Add a subcommand whose epilog (examples, exit status) keeps its line breaks.
-
-    Each has -v and -q; what they mean for its own output, it decides.
-    """
-    parser = subparsers.add_parser(
-        name,
-        help=summary,
-        description=textwrap.fill(description, _HELP_WIDTH),
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    amount = parser.add_mutually_exclusive_group()
-    amount.add_argument(
-        "-v", "--verbose", action="store_true", help="print every detail, and a log on stderr"
-    )
-    amount.add_argument(
-        "-q", "--quiet", action="store_true", help="print warnings, failures and the last line only"
-    )
-    return parser
 
 
 def format_size(size: int) -> str:

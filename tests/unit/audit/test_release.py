@@ -225,7 +225,7 @@ def test_what_falls_short_has_an_id_that_is_named_once(
     assert main(argv) == 1
     out = capsys.readouterr().out
     assert out.count("[fail]") == 3
-    commands = "`doctor --explain audit-target-missing`, `doctor --explain audit-too-large`"
+    commands = "`explain audit-target-missing`, `explain audit-too-large`"
     assert out.endswith(f"\n(more: {commands})\n")
     assert main([*argv, "--json"]) == 1
     document = json.loads(capsys.readouterr().out)

@@ -233,4 +233,4 @@ def test_the_command_prints_checks_json_and_a_count(
     assert main(["verify", "-q", str(good), str(bad)]) == 1
     out = capsys.readouterr().out
     assert "1 of 2 files passed" in out
-    assert "doctor --explain verify-sbom-missing" in out
+    assert "explain verify-sbom-missing" in out

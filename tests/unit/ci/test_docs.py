@@ -14,7 +14,7 @@ import pytest
 import flash_dist
 from ci import docs
 from ci.docs import find_definition
-from flash_dist.cli import SUBCOMMANDS, make_parser
+from flash_dist.cli import SUBCOMMANDS, expand_alias, make_parser
 from flash_dist.errors import UsageError
 from flash_dist.findings import FINDINGS
 
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[3]
 TEXTS = [*sorted((ROOT / "docs").glob("*.md")), *(ROOT / name for name in docs.TEXTS)]
 
-PROGRAM = re.compile(r"(?:python3?|\.venv/bin/python) (?:-m flash_dist|\S*flash_dist\.pyz)(?= |$)")
+PROGRAM = re.compile(
+    r"(?:python3?|\.venv/bin/python|torchrun(?: --\S+)+) "
+    r"(?:-m flash_dist|\S*flash_dist\.pyz)(?= |$)"
+)
 ENDS = {"|", "||", "&&", ";", ">", ">>", "2>", "&"}  # of a command, in a shell
 
 
@@ -59,7 +62,7 @@ def understand(arguments: list[str]) -> str:
     if "--help" in arguments or arguments in ([], ["--version"], *([name] for name in SUBCOMMANDS)):
         return ""
     try:
-        make_parser().parse_args(arguments)
+        make_parser().parse_args(expand_alias(arguments))
     except UsageError as error:
         return f"{shlex.join(arguments)}: {error.message}"
     return ""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flash_dist.cli import main
+from flash_dist.cli import expand_alias, main
 from flash_dist.cli.terminal.results import make_console
 from tests.unit.made.fatbin_builder import SASS, Kernel, container, cubin, entry, library
 
@@ -130,3 +130,45 @@ def test_wrong_usage_is_a_sentence_and_a_hint(
     assert (empty, end) == ("", "")
     assert step.startswith("hint: ")
     assert hint in step
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (["doctor", "--explain", "no-gpu"], ["explain", "--", "no-gpu"]),
+        (["doctor", "--json", "--explain=-x", "-q"], ["explain", "--json", "-q", "--", "-x"]),
+        (["doctor", "--explain", "--fleet"], ["explain", "--", "--fleet"]),
+        (["doctor", "--fleet", "--rounds", "3"], ["fleet", "--rounds", "3"]),
+        (["doctor", "--runs", "9", "--fleet"], ["fleet", "--runs", "9"]),
+        (["doctor", "--strict"], ["doctor", "--strict"]),
+        (["inspect", "--fleet"], ["inspect", "--fleet"]),
+        ([], []),
+    ],
+    ids=lambda words: " ".join(words) or "nothing",
+)
+def test_the_older_names_of_explain_and_fleet_are_understood(
+    old: list[str], new: list[str]
+) -> None:
+    assert expand_alias(old) == new
+
+
+@pytest.mark.parametrize("options", [[], ["--json"], ["-v"]], ids=" ".join)
+@pytest.mark.parametrize("text", ["install-damaged", "device kernel image is invalid", "nothing"])
+def test_an_alias_prints_what_its_subcommand_prints(
+    text: str, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    older = main(["doctor", *options, "--explain", text]), capsys.readouterr()
+    assert (main(["explain", *options, text]), capsys.readouterr()) == older
+
+
+def test_a_fleet_asks_for_torchrun_under_both_names(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    for argv in (["fleet"], ["doctor", "--fleet"]):
+        assert main(argv) == 2
+        assert capsys.readouterr().err == (
+            "error: a fleet must be started by torchrun, got no RANK\n\nhint: "
+            "`torchrun --nproc-per-node=gpu -m flash_dist fleet`; with --nnodes for several "
+            "machines\n"
+        )

@@ -175,7 +175,7 @@ def test_selftest_without_torch_fails_in_words(
     assert text == (
         "[fail]  selftest    not run: torch is not installed\n"
         "                    fix: `pip install 'torch>=2.10'` "
-        "(more: `doctor --explain torch-absent`)\n"
+        "(more: `explain torch-absent`)\n"
     )
     assert main(["selftest", "--device", "cpu", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["ids"] == ["torch-absent"]
@@ -261,14 +261,17 @@ def test_a_variable_that_is_not_judged_is_refused(
     ("arguments", "sentence"),
     [
         (["--env", "CUDA_FORCE_PTX_JIT=1"], "--env is for --gpu, which is not given"),
-        (["--rounds", "3"], "--rounds is for --fleet, which is not given"),
-        (["--backend", "nccl"], "--backend is for --fleet, which is not given"),
-        (["--fleet", "--gpu", "8.6"], "--gpu says nothing to --fleet, got both"),
-        (["--fleet", "--report", "a.html"], "--report says nothing to --fleet, got both"),
-        (["--fleet", "--no-selftest"], "--no-selftest says nothing to --fleet, got both"),
-        (["--explain", "no-gpu", "--fleet"], "--fleet says nothing to --explain, got both"),
-        (["--explain", "", "--strict"], "--strict says nothing to --explain, got both"),
+        (["--rounds", "3"], "unrecognized arguments: --rounds 3"),
+        (["--backend", "nccl"], "unrecognized arguments: --backend nccl"),
+        (["--fleet", "--gpu", "8.6"], "unrecognized arguments: --gpu 8.6"),
+        (["--fleet", "--report", "a.html"], "unrecognized arguments: --report a.html"),
+        (["--fleet", "--no-selftest"], "unrecognized arguments: --no-selftest"),
+        (["--explain", "no-gpu", "--fleet"], "unrecognized arguments: --fleet"),
+        (["--explain", "", "--strict"], "unrecognized arguments: --strict"),
+        (["--explain"], "the following arguments are required: TEXT"),
         (["--package", "rich", "--runs", "3"], "--runs says nothing to --package, got both"),
+        (["--wheel", "a.so", "--only", "gpu"], "--only says nothing to --wheel, got both"),
+        (["--wheel", "a.so", "--skip", "gpu"], "--skip says nothing to --wheel, got both"),
         (["--gpu", "8.6", "--runs", "3"], "--runs says nothing to --gpu, got both"),
     ],
 )

@@ -40,7 +40,9 @@ def test_every_subcommand_takes_them_and_has_two_examples(
     text = capsys.readouterr().out
     assert "-v, --verbose" in text
     assert "-q, --quiet" in text
-    assert len(re.findall(rf"^  python -m flash_dist {name}", text, re.MULTILINE)) >= 2
+    assert (
+        len(re.findall(rf"^  (?:python|torchrun .*) -m flash_dist {name}", text, re.MULTILINE)) >= 2
+    )
 
 
 def test_quiet_leaves_out_tables(lib: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,7 +41,7 @@ def test_a_known_message_is_explained(message: str, cause: str) -> None:
 def test_the_stub_of_xformers_is_explained_with_its_own_numbers(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["doctor", "--explain", XFORMERS]) == 0
+    assert main(["explain", XFORMERS]) == 0
     out = capsys.readouterr().out
     assert "fmha_cutlassF_f16_aligned_64x128_rf_sm80 was compiled for sm_75" in out
     assert "from sm_80 to below sm_100" in out
@@ -78,10 +78,10 @@ def test_no_message_is_known_to_two_entries() -> None:
 
 
 def test_json_and_what_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--json", "--explain", XFORMERS]) == 0
+    assert main(["explain", "--json", XFORMERS]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["version"], document["id"]) == (1, "printf-stub")
-    assert main(["doctor", "--explain", "out of memory\x1b[31m"]) == 3
+    assert main(["explain", "out of memory\x1b[31m"]) == 3
     out, err = capsys.readouterr()
     assert out == ""
     assert err == "this message is not known: out of memory\\x1b[31m\n"

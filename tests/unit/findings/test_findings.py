@@ -99,19 +99,19 @@ def test_ids_that_an_entry_refers_to_exist(name: str) -> None:
         assert other in FINDINGS
 
 
-def test_doctor_explains_an_id(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--explain", "install-damaged"]) == 0
+def test_an_id_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "install-damaged"]) == 0
     out = capsys.readouterr().out
     entry = FINDINGS["install-damaged"]
     assert out == f"{entry.title}\n  {entry.meaning}\nfix: {entry.remedy}\n"
-    assert main(["doctor", "--json", "--explain", "install-damaged"]) == 0
+    assert main(["explain", "--json", "install-damaged"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["id"] == "install-damaged"
     assert document["docs"] == "findings.html#install-damaged"
 
 
 def test_a_misspelt_id_is_recognised(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--explain", "instal-damaged"]) == 3
+    assert main(["explain", "instal-damaged"]) == 3
     assert "hint: the id `install-damaged` is known" in capsys.readouterr().err
     assert suggest("a sentence that is about something else") is None
 
@@ -119,15 +119,15 @@ def test_a_misspelt_id_is_recognised(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_result_names_its_page_once() -> None:
     result = CheckResult("fail", "1 file", ("detail",), "install again", INSTALL_TWICE)
     text = "\n".join(layout_result(result, None))
-    assert text.endswith("fix: install again (more: `doctor --explain install-twice`)")
-    assert text.count("--explain") == 1
+    assert text.endswith("fix: install again (more: `explain install-twice`)")
+    assert text.count("explain") == 1
     assert result.to_json()["docs"] == "findings.html#install-twice"
 
 
 def test_a_result_without_a_fix_names_its_page_too() -> None:
     result = CheckResult("skip", "nothing to load", entry=EXTENSION_ABSENT)
     last = list(layout_result(result, None))[-1]
-    assert last.strip() == "(more: `doctor --explain extension-absent`)"
+    assert last.strip() == "(more: `explain extension-absent`)"
 
 
 def test_a_good_result_names_none() -> None:

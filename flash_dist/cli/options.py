@@ -1,0 +1,109 @@
+"""What several subcommands are asked in the same words, and how it is read."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ..errors import UsageError, wrong_usage
+from ..targets.devices import Device, Driver
+
+if TYPE_CHECKING:
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - its only name
+
+_HELP_WIDTH = 80
+
+
+def add_subcommand(
+    subparsers: Subparsers, name: str, *, summary: str, description: str, epilog: str
+) -> argparse.ArgumentParser:
+    """Add a subcommand whose epilog (examples, exit status) keeps its line breaks.
+
+    Each has -v and -q; what they mean for its own output, it decides.
+    """
+    parser = subparsers.add_parser(
+        name,
+        help=summary,
+        description=textwrap.fill(description, _HELP_WIDTH),
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    amount = parser.add_mutually_exclusive_group()
+    amount.add_argument(
+        "-v", "--verbose", action="store_true", help="print every detail, and a log on stderr"
+    )
+    amount.add_argument(
+        "-q", "--quiet", action="store_true", help="print warnings, failures and the last line only"
+    )
+    return parser
+
+
+def add_json(parser: argparse.ArgumentParser, schema: str, *, each: str = "") -> None:
+    """Add `--json`.
+
+    Args:
+        parser: Of the subcommand.
+        schema: Its file in docs/schema.
+        each: What has a line of its own, where it is not one document.
+    """
+    lines = f", one line per {each}" if each else ""
+    help_text = f"print JSON{lines} (docs/schema/{schema}.json)"
+    parser.add_argument("--json", action="store_true", help=help_text)
+
+
+def add_strict(parser: argparse.ArgumentParser) -> None:
+    """Add `--strict`."""
+    parser.add_argument("--strict", action="store_true", help="warnings count as failures")
+
+
+def add_runs(parser: argparse.ArgumentParser, usual: int) -> None:
+    """Add `--runs`, which is None where it was not given: then the usual number is meant."""
+    parser.add_argument(
+        "--runs",
+        type=partial(parse_runs, usual=usual),
+        metavar="N",
+        help=f"runs per case of the selftest (default: {usual})",
+    )
+
+
+def add_imagined(parser: argparse.ArgumentParser, *, gpu: str, driver: str) -> None:
+    """Add `--gpu` and `--driver`: a machine that is not here.
+
+    Args:
+        parser: Of the subcommand.
+        gpu: The help of the one.
+        driver: The help of the other.
+    """
+    parser.add_argument("--gpu", type=parse_devices, metavar="LIST", help=gpu)
+    parser.add_argument("--driver", type=parse_driver, metavar="V", help=driver)
+
+
+def parse_runs(text: str, *, usual: int) -> int:
+    """Read a number of runs; two are needed to compare."""
+    if not text.isdecimal() or int(text) < 2:  # noqa: PLR2004 - said in the message
+        message = f"runs must be a number of at least 2, got `{text}`"
+        raise UsageError(message, hint=f"`--runs {usual}` is the default")
+    return int(text)
+
+
+def parse_indices(text: str) -> tuple[int, ...]:
+    """Read `0,2`."""
+    names = [name.strip() for name in text.split(",")]
+    if not all(name.isascii() and name.isdecimal() for name in names):
+        message = f"devices are numbers such as `0,2`, got `{text}`"
+        raise UsageError(message, hint="`python -m flash_dist doctor` lists the GPUs")
+    return tuple(sorted(set(map(int, names))))
+
+
+def parse_devices(text: str) -> tuple[Device, ...]:
+    """Read `7.5,8.6`."""
+    with wrong_usage():
+        return tuple(Device.parse(one) for one in text.split(","))
+
+
+def parse_driver(text: str) -> Driver:
+    """Read `535` or `580.65.06`."""
+    with wrong_usage():
+        return Driver.parse(text)
