@@ -21,6 +21,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ci.command import command
 from ci.project import PYPROJECT, ROOT
 from flash_dist.errors import FlashDistError
 
@@ -78,7 +79,7 @@ class Output:
 OUTPUTS: Final = (
     Output("doctor", "gpu", "doctor"),
     Output("select", "tree", "select --gpu 8.6,9.0 --driver 580"),
-    Output("explain", "tree", 'doctor --explain "device kernel image is invalid"'),
+    Output("explain", "tree", 'explain "device kernel image is invalid"'),
     Output("verify", "wheel", "verify --manifest manifest.json flash_dist-*.whl"),
     Output("what-if", "wheel", "doctor --gpu 7.5,8.6 --driver 580"),
     Output("what-if-plans", "wheel", "doctor --gpu 8.6 --driver 580 -v"),
@@ -290,16 +291,13 @@ def read_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+@command
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
     args = read_arguments(argv)
-    try:
-        record([output for output in OUTPUTS if output.needs in args.needs], args)
-        if args.records == RECORDS:
-            update()
-    except FlashDistError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    record([output for output in OUTPUTS if output.needs in args.needs], args)
+    if args.records == RECORDS:
+        update()
     return 0
 
 

@@ -9,6 +9,7 @@ import ast
 import sys
 from typing import TYPE_CHECKING, Final
 
+from ci.command import command, complain
 from ci.project import ROOT
 
 if TYPE_CHECKING:
@@ -45,11 +46,12 @@ def _judge(node: ast.AST, name: str, modules: set[str]) -> str:
     return ""
 
 
+@command
 def main() -> int:
     """Command line."""
     problems = list(find_own_names())
     for problem in problems:
-        print(f"error: {problem}", file=sys.stderr)
+        complain(problem)
     return 1 if problems else 0
 
 

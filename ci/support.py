@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
+from ci.command import command
 from ci.project import ROOT
 from csrc.generate import CSRC, Table, Variant
 from flash_dist.errors import FlashDistError
@@ -128,6 +129,7 @@ def replace_table(text: str, table: str) -> str:
     return f"{before}{BEGIN}{table}{END}{rest.partition(END)[2]}"
 
 
+@command
 def main(argv: Sequence[str] | None = None, readme: Path = README) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="python -m ci.support", description=__doc__)
