@@ -268,10 +268,14 @@ MaskParams read_band(const std::vector<int64_t>& ints, const Sizes& s) {
   STD_TORCH_CHECK(ints.size() == flash_dist::BAND_INTS && ints[flash_dist::BAND_LEFT] >= -1 &&
                       ints[flash_dist::BAND_RIGHT] >= -1,
                   "a band must be [0, left, right, bottom_right] with left, right >= -1");
-  MaskParams mask{};
-  static_cast<flash_dist::MaskBand&>(mask) =
+  const flash_dist::MaskBand band =
       flash_dist::make_band(ints[flash_dist::BAND_LEFT], ints[flash_dist::BAND_RIGHT],
                             ints[flash_dist::BAND_BOTTOM_RIGHT] != 0, s.seqlen_q, s.seqlen_k);
+  MaskParams mask{};
+  mask.kind = band.kind;
+  mask.left = band.left;
+  mask.right = band.right;
+  mask.bottom_right = band.bottom_right;
   return mask;
 }
 

@@ -40,7 +40,8 @@ inline MaskBand make_band(int64_t left, int64_t right, bool bottom_right, int se
 }
 
 // Whether every query sees every key, so that all blocks are equally long.
-inline bool is_even(const MaskBand& mask, bool packed) {
+template <class Mask>  // MaskBand or MaskParams
+bool is_even(const Mask& mask, bool packed) {
   return mask.kind == MaskKind::BAND && mask.left >= UNBOUNDED && mask.right >= UNBOUNDED &&
          !packed;
 }

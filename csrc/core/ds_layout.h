@@ -21,7 +21,8 @@ class DsLayout {
  public:
   // dense: every query tile of the longest sequence has a slot (packed tensors, whose lengths the
   // host does not know). seqlen_q and seqlen_k: of this sequence; longest_q: of all.
-  FLASH_DIST_HOST_DEVICE DsLayout(const MaskBand& mask, int seqlen_q, int seqlen_k, bool dense,
+  template <class Mask>  // MaskBand on the host, MaskParams in kernels
+  FLASH_DIST_HOST_DEVICE DsLayout(const Mask& mask, int seqlen_q, int seqlen_k, bool dense,
                                   int longest_q)
       : query_tiles_(tiles_up(seqlen_q)) {
     const int shift = mask.bottom_right ? seqlen_k - seqlen_q : 0;

@@ -38,7 +38,13 @@ struct TileList {
 
 // One mask. The arrays are those of flash_dist/masks/plan.py, with axes [batches, heads, ...] where
 // batches and heads are 1 or the call's; plane(batch, head) indexes them.
-struct MaskParams : MaskBand {
+//
+// NOTE: not derived from MaskBand, whose fields it begins with: nvcc then makes other machine code
+// of the backward.
+struct MaskParams {
+  MaskKind kind;
+  int left, right;                // BAND
+  int bottom_right;               // BAND: shift = seqlen_k - seqlen_q, else 0
   int batch_planes, head_planes;  // plane = batch * batch_planes + query head * head_planes
   int query_tiles, key_tiles;     // ROWS, TILES: ceil(seqlen / 64)
   const int2* key_bounds;         // [batches] first and end key that may be read; null: all
@@ -51,6 +57,8 @@ struct MaskParams : MaskBand {
   TileList by_key[2];        // TILES: lines of 64 and of 128 keys
   const uint2* bits;         // [index, 64 queries] 64 keys each, low word first
 };
+
+inline MaskBand band_of(const MaskParams& p) { return {p.kind, p.left, p.right, p.bottom_right}; }
 
 // Where the rows of a batch entry lie: null pointers for tensors with a batch axis, whose entries
 // all have the full length.

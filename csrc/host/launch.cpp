@@ -103,7 +103,7 @@ class Backward {
     shape.head_dim = dkdv.size.head_dim;
     shape.head_dim_v = dkdv.size.head_dim_v;
     shape.columns_v = p_.head_dim_v;
-    shape.mask = p_.mask;
+    shape.mask = band_of(p_.mask);
     shape.key_slots = options.key_slots;
     const bool batch_invariant = options.batch_invariant != 0;
     BwdKernels kernels{device_info(call_.device).sm_count, dkdv.entry->block_rows,
