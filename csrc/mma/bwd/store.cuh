@@ -26,4 +26,25 @@ __device__ __forceinline__ void store_gradient(const Accumulator<Config::ROW_TIL
   }
 }
 
+// fp32 rows of a warp's accumulator, for the partial sums of the group split.
+template <int SPLIT, int MT, int NT>
+__device__ __forceinline__ void store_partial(const Accumulator<MT, NT>& c, float* dst,
+                                              int row_limit, int part) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int m = 0; m < MT; ++m)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = m * 16 + h * 8 + lane / 4;
+      if (row < row_limit) {
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+          const int column = (n / 2 * SPLIT + part) * 16 + n % 2 * 8 + (lane % 4) * 2;
+          *reinterpret_cast<float2*>(dst + row * (NT * 8 * SPLIT) + column) =
+              float2{c.x[m][n][2 * h], c.x[m][n][2 * h + 1]};
+        }
+      }
+    }
+}
+
 }  // namespace flash_dist

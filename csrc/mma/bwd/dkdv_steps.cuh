@@ -1,0 +1,260 @@
+// What a warp of the dK/dV kernel does with a stage of queries.
+#pragma once
+
+#include "core/dkdv_items.cuh"
+#include "core/hide.cuh"
+#include "core/tile.cuh"
+#include "mma/bwd/dkdv_load.cuh"
+#include "mma/fragments.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/convert.cuh"
+#include "ptx/copy.cuh"
+
+namespace flash_dist {
+
+// Which of the block's keys are the warp's: ROWS from row0 on, shared by a team of SPLIT warps.
+template <class Config>
+struct DkdvWarp {
+  int lane, number;
+  int part;  // of the team
+  int row0;  // counted in the block
+  int half;  // which of the block's key tiles of the mask they lie in
+
+  __device__ __forceinline__ DkdvWarp()
+      : lane(threadIdx.x % 32),
+        number(threadIdx.x / 32),
+        part(number % Config::SPLIT),
+        row0(number / Config::SPLIT * Config::ROWS),
+        half(row0 / DS_TILE) {}
+
+  __device__ __forceinline__ int team() const { return number / Config::SPLIT; }
+};
+
+// Waits for all warps of a team.
+template <class Config>
+__device__ __forceinline__ void meet(int team) {
+  barrier_sync(1 + team, 32 * Config::SPLIT);
+}
+
+// What the warp sums up: its keys' dK and dV; with SPLIT > 1 its share of their columns.
+template <class Config>
+using DkSum = Accumulator<Config::ROW_TILES, Config::HEAD_DIM / 8 / Config::SPLIT>;
+template <class Config>
+using DvSum = Accumulator<Config::ROW_TILES, Config::HEAD_DIM_V / 8 / Config::SPLIT>;
+
+// A stage of queries against the warp's keys.
+template <class Config>
+struct DkdvStep {
+  using Target = typename Config::Target;
+  using T = typename Config::T;
+  static constexpr int MT = Config::ROW_TILES;
+  static constexpr int NT = Config::QUERIES / 8;
+  using Scores = Accumulator<MT, NT>;
+
+  const BwdParams& p;
+  typename Config::Smem& smem;
+  const DkdvTiles<Config>& tiles;
+  DkdvWarp<Config> warp;
+  int s;                            // number of the stage
+  int code;                         // what is known of the mask here
+  int slot;                         // of dS, -1: not stored
+  int row0;                         // first query
+  Operand<Config::HEAD_DIM> a_k;    // the warp's rows of K
+  Operand<Config::HEAD_DIM_V> a_v;  // and of V
+
+  __device__ __forceinline__ DkdvStep(const BwdParams& params, typename Config::Smem& shared,
+                                      const DkdvTiles<Config>& where, const DkdvWarp<Config>& whose,
+                                      int stage, int known)
+      : p(params),
+        smem(shared),
+        tiles(where),
+        warp(whose),
+        s(stage),
+        code(known),
+        slot(shared.stage[stage].item.slot[whose.half]),
+        row0(shared.stage[stage].item.row0),
+        a_k(Operand<Config::HEAD_DIM>::a(tiles.k + warp.row0 * Config::HEAD_DIM * 2)),
+        a_v(Operand<Config::HEAD_DIM_V>::a(tiles.v + warp.row0 * Config::HEAD_DIM_V * 2)) {}
+
+  // S^T = K @ Q.T                                        [ROWS, QUERIES] per warp
+  // P^T = exp2(S^T * scale - lse)
+  __device__ __forceinline__ void probabilities(Scores& pt, int sub, float scale_log2) const {
+    pt.clear();
+    gemm_abt<Target, T, Config::HEAD_DIM, Config::UNROLL_S, MT, NT>(
+        pt, a_k, by_query<Config::HEAD_DIM>(tiles.q(s)), sub);
+    if (code != TILE_FULL) {
+      const int member = smem.stage[s].item.member;
+      hide_transposed(pt, DkdvCursor<Config>::mask_of(p, smem.work, member), row0 + sub,
+                      smem.work.key0 + warp.row0, code);
+    }
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+      const float2 lse = load_shared_8(tiles.lse(s) + (sub + n * 8 + (warp.lane % 4) * 2) * 4);
+#pragma unroll
+      for (int m = 0; m < MT; ++m)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          pt.x[m][n][2 * h] = exp2_approx(fmaf(pt.x[m][n][2 * h], scale_log2, -lse.x));
+          pt.x[m][n][2 * h + 1] = exp2_approx(fmaf(pt.x[m][n][2 * h + 1], scale_log2, -lse.y));
+        }
+    }
+  }
+
+  // dP^T = V @ dO.T                                      [ROWS, QUERIES] per warp
+  // dS^T = P^T * (dP^T - delta)
+  __device__ __forceinline__ void score_gradients(Scores& dst, const Scores& pt, int sub) const {
+    dst.clear();
+    gemm_abt<Target, T, Config::HEAD_DIM_V, Config::UNROLL_DP, MT, NT>(
+        dst, a_v, by_query<Config::HEAD_DIM_V>(tiles.dout(s)), sub);
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+      const float2 delta = load_shared_8(tiles.delta(s) + (sub + n * 8 + (warp.lane % 4) * 2) * 4);
+#pragma unroll
+      for (int m = 0; m < MT; ++m)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          dst.x[m][n][2 * h] = pt.x[m][n][2 * h] * (dst.x[m][n][2 * h] - delta.x);
+          dst.x[m][n][2 * h + 1] = pt.x[m][n][2 * h + 1] * (dst.x[m][n][2 * h + 1] - delta.y);
+        }
+    }
+  }
+
+  // This lane's part of dS in the workspace, of the A fragment (0, 0) of the warp's keys and the
+  // stage's queries. Fragment (m, k) is m * 4 + k blocks further: a tile is 4 x 4 of them.
+  __device__ __forceinline__ uint8_t* gDs() const {
+    return static_cast<uint8_t*>(p.ds) + static_cast<int64_t>(slot) * DS_TILE_BYTES +
+           ((smem.work.key0 + warp.row0) % DS_TILE / 16 * 4 + row0 % DS_TILE / 16) *
+               DS_BLOCK_BYTES +
+           warp.lane * 16;
+  }
+
+ private:
+  // The rows of Q or dO as operand B.
+  template <int COLUMNS>
+  __device__ __forceinline__ static Operand<COLUMNS> by_query(uint32_t tile) {
+    return NT == 1 ? Operand<COLUMNS>::b_8(tile) : Operand<COLUMNS>::b(tile);
+  }
+};
+
+// Adds a stage to the sums: one way for warps that own their keys, one for teams.
+template <class Config>
+struct DkdvCompute {
+  using Step = DkdvStep<Config>;
+  using OperandK = Operand<Config::HEAD_DIM>;
+  using OperandV = Operand<Config::HEAD_DIM_V>;
+  const BwdParams& p;
+  typename Config::Smem& smem;
+  const DkdvTiles<Config>& tiles;
+  const DkdvWarp<Config>& warp;
+  DkSum<Config>& dk;
+  DvSum<Config>& dv;
+  const float& scale_log2;
+
+  __device__ __forceinline__ void operator()(int, int s) const {
+    if constexpr (Config::SPLIT == 1) {
+      alone(s);
+    } else {
+      in_team(s);
+    }
+  }
+
+  // P^T and dS^T stay in registers, as A operands.
+  __device__ __forceinline__ void alone(int s) const {
+    using Target = typename Config::Target;
+    using T = typename Config::T;
+    constexpr int MT = Config::ROW_TILES;
+    const int code = tile_code(p, smem.work, smem.stage[s].item, warp.half);
+    if (code == TILE_EMPTY) return;
+    const Step step(p, smem, tiles, warp, s, code);
+#pragma unroll 1
+    for (int sub = 0; sub < Config::BLOCK_M; sub += Config::SUB_M) {
+      typename Step::Scores pt, dst;
+      step.probabilities(pt, sub, scale_log2);
+      // dV += P^T @ dO                                   [ROWS, HEAD_DIM_V]
+#pragma unroll
+      for (int k = 0; k < Config::SUB_M / 16; ++k) {
+        uint32_t rP[MT][4];
+        to_a_operand<Target, T>(rP, pt, k);
+        gemm_ab_step<Target, T, Config::HEAD_DIM_V>(dv, rP, OperandV::b_trans(tiles.dout(s)),
+                                                    sub + k * 16);
+      }
+      step.score_gradients(dst, pt, sub);
+      // dS^T to the workspace; dK += dS^T @ Q            [ROWS, HEAD_DIM]
+      uint8_t* gDs = step.gDs();
+#pragma unroll
+      for (int k = 0; k < Config::SUB_M / 16; ++k) {
+        uint32_t rDs[MT][4];
+        to_a_operand<Target, T>(rDs, dst, k);
+        if (step.slot >= 0) {
+#pragma unroll
+          for (int m = 0; m < MT; ++m) {
+            store_global_16(gDs + (m * 4 + sub / 16 + k) * DS_BLOCK_BYTES,
+                            {rDs[m][0], rDs[m][1], rDs[m][2], rDs[m][3]});
+          }
+        }
+        gemm_ab_step<Target, T, Config::HEAD_DIM>(dk, rDs, OperandK::b_trans(tiles.q(s)),
+                                                  sub + k * 16);
+      }
+    }
+  }
+
+  // The warp puts P^T and dS^T of its part of the queries into shared memory; from there each warp
+  // of the team takes all parts, for its own columns.
+  __device__ __forceinline__ void in_team(int s) const {
+    using Target = typename Config::Target;
+    using T = typename Config::T;
+    constexpr int SPLIT = Config::SPLIT;
+    constexpr int MT = Config::ROW_TILES;
+    constexpr int BLOCKS = Config::BLOCK_M / 16;
+    const int code = tile_code(p, smem.work, smem.stage[s].item, warp.half);
+    if (code == TILE_EMPTY) {  // for the whole team
+      // No result needs this: the stage's barrier separates the teams. But where only some of them
+      // come to theirs, compute-sanitizer's racecheck reports hazards between stages.
+      if constexpr (Config::BLOCK_N > MASK_TILE) meet<Config>(warp.team());
+      return;
+    }
+    const Step step(p, smem, tiles, warp, s, code);
+    // NOTE: a loop of one round, as SUB_M is the whole stage. It keeps the address arithmetic below
+    // out of the products' way.
+#pragma unroll 1
+    for (int sub = warp.part * Config::QUERIES; sub < Config::BLOCK_M; sub += Config::SUB_M) {
+      typename Step::Scores pt, dst;
+      step.probabilities(pt, sub, scale_log2);
+      step.score_gradients(dst, pt, sub);
+      uint8_t* gDs = step.gDs();
+      const int team = warp.team();
+      const int offset = team * MT * BLOCKS * FRAGMENT_BYTES + warp.lane * 16;
+      const uint32_t sP = shared_address(smem.p) + offset;
+      const uint32_t sDs = shared_address(smem.ds) + offset;
+      put_fragments<Target, T, BLOCKS>(sP, pt, warp.part);
+      put_fragments<Target, T, BLOCKS>(sDs, dst, warp.part);
+      meet<Config>(team);  // all parts are there; the stage's barrier frees their place
+      // dV += P^T @ dO                                   [ROWS, HEAD_DIM_V / SPLIT]
+      const auto b_dv = share(OperandV::b_trans(tiles.dout(s)), warp.part);
+      const auto b_dk = share(OperandK::b_trans(tiles.q(s)), warp.part);
+#pragma unroll
+      for (int k = 0; k < BLOCKS; ++k) {
+        uint32_t rP[MT][4];
+#pragma unroll
+        for (int m = 0; m < MT; ++m) get_fragment(rP[m], sP + (m * BLOCKS + k) * FRAGMENT_BYTES);
+        gemm_ab_step<Target, T, Config::HEAD_DIM_V, SPLIT>(dv, rP, b_dv, k * 16);
+      }
+      // dS^T to the workspace; dK += dS^T @ Q            [ROWS, HEAD_DIM / SPLIT]
+#pragma unroll
+      for (int k = 0; k < BLOCKS; ++k) {
+        uint32_t rDs[MT][4];
+#pragma unroll
+        for (int m = 0; m < MT; ++m) {
+          get_fragment(rDs[m], sDs + (m * BLOCKS + k) * FRAGMENT_BYTES);
+          if (step.slot >= 0 && k % SPLIT == warp.part) {
+            store_global_16(gDs + (m * 4 + k) * DS_BLOCK_BYTES,
+                            {rDs[m][0], rDs[m][1], rDs[m][2], rDs[m][3]});
+          }
+        }
+        gemm_ab_step<Target, T, Config::HEAD_DIM, SPLIT>(dk, rDs, b_dk, k * 16);
+      }
+    }
+  }
+};
+
+}  // namespace flash_dist
