@@ -49,8 +49,7 @@ struct MaskParams {
   int query_tiles, key_tiles;     // ROWS, TILES: ceil(seqlen / 64)
   const int2* key_bounds;         // [batches] first and end key that may be read; null: all
   const int2* rows;               // [plane, query_tiles * 64] first and end key of a query
-  const int4* query_ranges;  // [plane, query_tiles] least and greatest rows.x, least and greatest
-                             // rows.y
+  const int4* query_ranges;  // [plane, query_tiles] least and greatest rows.x, then those of rows.y
   const int2* key_ranges;    // [plane, key_tiles] first and end query tile that sees the key tile
   const int* key_slots;      // [key_tiles + 1] slots of dS before each key tile, any plane
   TileList by_query[2];      // TILES: lines of 64 and of 128 queries
@@ -99,8 +98,7 @@ struct DeltaParams {
   View out, dout;     // [batch, seqlen_q, num_heads_kv, group, head_dim_v]
   const float* lse;   // as FwdParams::lse
   const float* dlse;  // as lse, or null
-  float* lse_log2;    // rows of statistics, see core/sequence.cuh; +inf for rows without a key and
-                      // for padding
+  float* lse_log2;    // rows of statistics, core/sequence.cuh; +inf: no key, or padding
   float* delta;       // as lse_log2; 0 for padding
   int batch, seqlen_q, num_heads_kv, group;
   int total_q;

@@ -229,8 +229,7 @@ class Planner {
     return false;
   }
 
-  // Ends of the fewest stripes of at most limit slots per query head; empty if a single step has
-  // more.
+  // Ends of the fewest stripes of at most limit slots per query head; empty if one step has more.
   std::vector<int> stripe_ends(int64_t limit) const {
     const int64_t total = slots(0, key_steps_);
     if (limit <= 0) return {};
