@@ -12,7 +12,8 @@ from urllib.parse import quote
 from ci.wheels.artefacts import Artefact, newest_first
 from flash_dist.builds.declared import declare_build
 from flash_dist.cli.terminal.text import format_size
-from flash_dist.indexes.index import PROJECT, Index, parse_conda, parse_wheel
+from flash_dist.indexes.channels import parse_conda
+from flash_dist.indexes.index import PROJECT, Index, parse_wheel
 from flash_dist.indexes.install_commands import Command, find_commands
 from flash_dist.indexes.pages import Link
 from flash_dist.indexes.selection import Candidate, select

@@ -1,4 +1,4 @@
-"""The wheels and conda packages that a folder, a package index or another page offers."""
+"""The wheels, and what other channels made of them, that a folder, index or other page offers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 from ..builds.published import published_sets
 from ..errors import FetchError
+from .channels import READERS, parse_package
 from .fetch import content_length, is_page, is_url, last_part, local_path, open_url, read_page
 from .pages import Link, parse_page
 
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
     from packaging.tags import Tag
     from packaging.version import Version
 
+    from .channels import Package
+
 PROJECT: Final = "flash-dist"
 MAX_PAGES: Final = 40
 MAX_ENTRIES: Final = 100_000
 
 _FOLDERS = ("simple", "wheels", "dist")  # of an index in which the project is further below
-_CONDA = re.compile(r"(?P<name>.+)-(?P<version>[^-]+)-(?P<build>[^-]+)\.conda")
-_SUBDIR = re.compile(r"noarch|(linux|osx|win)-[a-z0-9_]+")
 
 
 @dataclass(frozen=True)
@@ -88,27 +89,12 @@ class IndexedWheel:
 
 
 @dataclass(frozen=True)
-class CondaPackage:
-    """A conda package of this project, as its name and its folder describe it."""
-
-    name: str
-    version: str
-    build: str
-    channel: str  # path or address
-
-    @property
-    def spec(self) -> str:
-        """What names exactly this package."""
-        return f"{self.name}={self.version}={self.build}"
-
-
-@dataclass(frozen=True)
 class Index:
     """What a place offers."""
 
     place: str
     wheels: tuple[IndexedWheel, ...]
-    condas: tuple[CondaPackage, ...] = ()
+    packages: tuple[Package, ...] = ()  # of other channels
 
 
 def read_index(place: str, project: str | None = PROJECT) -> Index:
@@ -153,7 +139,7 @@ def _walk(folder: Path) -> Iterator[tuple[Link, str]]:
                 message = f"`{folder}` holds more than {MAX_ENTRIES} files"
                 raise FetchError(message, hint="name the folder that the wheels are in")
             path = Path(place, name)
-            if path.suffix in {".whl", ".conda"} and path.is_file():
+            if path.suffix in {".whl", *READERS} and path.is_file():
                 yield Link(path.absolute().as_uri(), size=path.stat().st_size), ""
 
 
@@ -192,18 +178,18 @@ def _folder(page: str) -> str:
 
 def _collect(place: str, links: Iterable[tuple[Link, str]], project: str | None) -> Index:
     wheels: dict[str, IndexedWheel] = {}
-    condas: dict[str, CondaPackage] = {}
+    packages: dict[str, Package] = {}
     for link, page in links:
-        conda = parse_conda(link)
-        if conda is not None and (project is None or canonicalize_name(conda.name) == project):
-            condas.setdefault(link.file_name, conda)
+        package = parse_package(link)
+        if package is not None and (project is None or canonicalize_name(package.name) == project):
+            packages.setdefault(link.file_name, package)
         wheel = None if link.yanked else parse_wheel(link, page)
         if wheel is None or (project is not None and wheel.project != project):
             continue
         known = wheels.get(wheel.file_name)
         if known is None or (wheel.index and not known.index):
             wheels[wheel.file_name] = wheel
-    return Index(place, tuple(wheels.values()), tuple(condas.values()))
+    return Index(place, tuple(wheels.values()), tuple(packages.values()))
 
 
 def parse_wheel(link: Link, page: str = "") -> IndexedWheel | None:
@@ -232,19 +218,6 @@ def parse_wheel(link: Link, page: str = "") -> IndexedWheel | None:
         link.sha256,
         link.requires_python,
         urljoin(_folder(page), "..") if is_of_index else "",
-    )
-
-
-def parse_conda(link: Link) -> CondaPackage | None:
-    """Read the name of a conda package that lies in a channel; None if it does not."""
-    match = _CONDA.fullmatch(link.file_name)
-    folder = urljoin(link.url, ".")
-    if match is None or not _SUBDIR.fullmatch(last_part(folder)):
-        return None
-    channel = urljoin(folder, "..").rstrip("/")
-    path = local_path(channel)
-    return CondaPackage(
-        match["name"], match["version"], match["build"], channel if path is None else str(path)
     )
 
 

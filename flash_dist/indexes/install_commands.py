@@ -1,4 +1,4 @@
-"""The commands that install a chosen set: pip, uv, and conda where a channel has it."""
+"""The commands that install a chosen set: pip, uv, and those of other channels that have it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 from ..builds.published import published_sets
 
 if TYPE_CHECKING:
-    from .index import CondaPackage, Index, IndexedWheel
+    from collections.abc import Iterable, Iterator
+
+    from .channels import Package
+    from .index import Index, IndexedWheel
     from .selection import Candidate
 
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 class Command:
     """One way to install."""
 
-    tool: str  # "build", "pip", "uv", "conda"
+    tool: str  # "build", "pip", "uv", or who installs from another channel
     line: str
 
     def to_json(self) -> dict[str, str]:
@@ -44,8 +47,7 @@ def find_commands(candidate: Candidate, index: Index | None) -> tuple[Command, .
     else:
         place = shlex.quote(wheel.location)
         named = (Command("pip", f"pip install {place}"), Command("uv", f"uv pip install {place}"))
-    conda = _find_conda(wheel, index.condas if index else ())
-    return named if conda is None else (*named, _conda(conda))
+    return (*named, *_other_commands(wheel, index.packages if index else ()))
 
 
 def _session(candidate: Candidate) -> str:
@@ -71,16 +73,10 @@ def _pin(wheel: IndexedWheel) -> str:
     return f"flash_dist=={wheel.version}"
 
 
-def _find_conda(wheel: IndexedWheel, condas: tuple[CondaPackage, ...]) -> CondaPackage | None:
-    """Find the package of the same version, toolkit and arch set; its build string names both."""
-    build = f"cuda{wheel.toolkit.replace('.', '')}_{wheel.label.replace('.', '_')}_abi3_"
-    for conda in condas:
-        if conda.version == wheel.version.public and conda.build.startswith(build):
-            return conda
-    return None
-
-
-def _conda(package: CondaPackage) -> Command:
-    """Name the channel, and the one that has pytorch: ours holds nothing else."""
-    channel = shlex.quote(package.channel)
-    return Command("conda", f'conda install -c {channel} -c conda-forge "{package.spec}"')
+def _other_commands(wheel: IndexedWheel, packages: Iterable[Package]) -> Iterator[Command]:
+    """Yield the command of each other channel that has a package of this wheel."""
+    told: set[str] = set()
+    for one in packages:
+        if one.tool not in told and one.holds(wheel.version, wheel.toolkit, wheel.label):
+            told.add(one.tool)
+            yield Command(one.tool, one.line)

@@ -14,7 +14,7 @@ from flash_dist.builds.published import published_sets
 from flash_dist.errors import FetchError
 from flash_dist.indexes import fetch
 from flash_dist.indexes.candidates import read_offer
-from flash_dist.indexes.index import parse_conda, parse_wheel, read_index
+from flash_dist.indexes.index import parse_wheel, read_index
 from flash_dist.indexes.install_commands import find_commands
 from flash_dist.indexes.pages import Link, parse_page
 from flash_dist.targets.archs import ArchSet
@@ -173,17 +173,6 @@ def test_json_of_an_index_is_read_with_sizes() -> None:
 @pytest.mark.parametrize("name", ["a.whl", "a-1.whl", "a-x!-py3-none-any.whl", "a-1.tar.gz", ""])
 def test_what_is_no_wheel_by_its_name_is_none(name: str) -> None:
     assert parse_wheel(Link(f"https://example.org/{name}")) is None
-
-
-def test_a_conda_package_lies_in_a_channel() -> None:
-    name = "flash-dist-0.1.0-cuda130_hopper_0.conda"
-    found = parse_conda(Link(f"https://example.org/chan/linux-64/{name}"))
-    assert found is not None
-    assert (found.channel, found.spec) == (
-        "https://example.org/chan",
-        "flash-dist=0.1.0=cuda130_hopper_0",
-    )
-    assert parse_conda(Link(f"https://example.org/files/{name}")) is None
 
 
 @pytest.mark.parametrize(

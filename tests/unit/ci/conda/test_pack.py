@@ -19,6 +19,7 @@ from flash_dist.builds.conda_package import open_conda
 from flash_dist.builds.listing import read_listing
 from flash_dist.cli import main
 from flash_dist.errors import FatbinError, UsageError
+from flash_dist.indexes.channels import CondaPackage
 from flash_dist.indexes.index import read_index
 from tests.unit.cli.test_schemas import check
 from tests.unit.made.whole_wheel import INFO, VERSION, make_files, write_whole_wheel
@@ -194,8 +195,9 @@ def test_the_index_has_the_channel_and_select_finds_it(tmp_path: Path) -> None:
         place = f"{url}index/"
         write_index(out, artefacts, place, partial=True, condas=condas)
         index = read_index(place)
-    (conda,) = index.condas
-    assert conda.channel == f"{place}conda"
+    (package,) = index.packages
+    assert isinstance(package, CondaPackage)
+    assert package.channel == f"{place}conda"
     assert (out / "conda" / "linux-64" / path.name).read_bytes() == path.read_bytes()
     page = (out / "index.html").read_text()
     line = f"conda install -c {place}conda -c conda-forge"

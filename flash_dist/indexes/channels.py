@@ -1,0 +1,92 @@
+"""Packages that other channels make of a wheel: how one is recognised, and what installs it.
+
+A channel that links can lead to is a class here and a row of READERS.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Final, Protocol
+from urllib.parse import urljoin
+
+from .fetch import last_part, local_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from packaging.version import Version
+
+    from .pages import Link
+
+_CONDA: Final = re.compile(r"(?P<name>.+)-(?P<version>[^-]+)-(?P<build>[^-]+)\.conda")
+_SUBDIR: Final = re.compile(r"noarch|(linux|osx|win)-[a-z0-9_]+")
+
+
+class Package(Protocol):
+    """A package that holds the files of a wheel."""
+
+    @property
+    def name(self) -> str:
+        """Of the project."""
+
+    @property
+    def tool(self) -> str:
+        """Who installs it."""
+
+    @property
+    def line(self) -> str:
+        """The command that does."""
+
+    def holds(self, version: Version, toolkit: str, label: str) -> bool:
+        """Whether it is of the wheel with this version, built with this CUDA for this arch set."""
+
+
+@dataclass(frozen=True)
+class CondaPackage:
+    """A conda package, as its name and its folder describe it."""
+
+    name: str
+    version: str
+    build: str
+    channel: str  # path or address
+    tool: str = "conda"
+
+    @property
+    def spec(self) -> str:
+        """What names exactly this package."""
+        return f"{self.name}={self.version}={self.build}"
+
+    @property
+    def line(self) -> str:
+        """Name the channel, and the one that has pytorch: ours holds nothing else."""
+        return f'conda install -c {shlex.quote(self.channel)} -c conda-forge "{self.spec}"'
+
+    def holds(self, version: Version, toolkit: str, label: str) -> bool:
+        """Compare the version, and the toolkit and arch set that the build string names."""
+        build = f"cuda{toolkit.replace('.', '')}_{label.replace('.', '_')}_abi3_"
+        return self.version == version.public and self.build.startswith(build)
+
+
+def parse_conda(link: Link) -> CondaPackage | None:
+    """Read the name of a conda package that lies in a channel; None if it does not."""
+    match = _CONDA.fullmatch(link.file_name)
+    folder = urljoin(link.url, ".")
+    if match is None or not _SUBDIR.fullmatch(last_part(folder)):
+        return None
+    channel = urljoin(folder, "..").rstrip("/")
+    path = local_path(channel)
+    return CondaPackage(
+        match["name"], match["version"], match["build"], channel if path is None else str(path)
+    )
+
+
+READERS: Final[dict[str, Callable[[Link], Package | None]]] = {".conda": parse_conda}
+
+
+def parse_package(link: Link) -> Package | None:
+    """Read the name of a package of some channel; None if it is none."""
+    read = READERS.get(PurePosixPath(link.file_name).suffix)
+    return None if read is None else read(link)
