@@ -15,10 +15,11 @@ sys.path.insert(0, str(ROOT))
 
 from ci.outputs import FOREIGN
 from ci.project import ARCHSETS
+from ci.release.channels import CHANNELS, Row, released
 from ci.sessions import (
     NATIVE,
     PYPROJECT,
-    args_of_index,
+    args_of,
     build_in_container,
     built_wheels,
     copy_tree,
@@ -30,6 +31,7 @@ from ci.sessions import (
     run_preflight,
     run_session,
     set_names,
+    write_channel,
 )
 from ci.toolchain.cross import TARGETS, require_tools
 from ci.trials.foreign import PYTHON
@@ -52,7 +54,7 @@ CHOICES = {
 }
 SMALL_SET = "hopper"  # one target: what tests build
 # After the wheels, in order.
-RELEASED = ("fingerprint_check", "sdist", "conda", "index", "manifest", "install_test")
+RELEASED = ("fingerprint_check", *(row.name for row in released()), "manifest", "install_test")
 
 # uv does not read pip's settings; both look for local wheels in the same folders.
 if os.environ.get("PIP_FIND_LINKS"):
@@ -262,7 +264,7 @@ def repro(session: nox.Session) -> None:
         for name in names:  # the session refuses an unknown one
             builder = published[name].session if name in published else "build_wheels"
             run_session(session, builder, *native, name, tree=tree)
-        for made in (["sdist"], ["conda"], ["index", "--partial"], ["manifest"]):
+        for made in (*([row.name, *row.partial] for row in released()), ["manifest"]):
             run_session(session, *made, tree=tree)
         dists.append(str(tree / "dist"))
     try:
@@ -280,25 +282,18 @@ def audit(session: nox.Session) -> None:
     session.run("python", "-m", "flash_dist", "audit", *(session.posargs or built_wheels()))
 
 
-@nox.session
-def sdist(session: nox.Session) -> None:
-    """Pack the sources into dist/flash_dist-X.tar.gz, the same bytes each time, and check it."""
-    install(session, "backend", "sdist")
-    session.run("python", "-m", "ci.build.sdist")
+def add_channel(row: Row) -> None:
+    """Add the session that writes a channel into dist/, such as `sdist` or `index`."""
+
+    def write(session: nox.Session) -> None:
+        write_channel(session, row)
+
+    write.__doc__ = row.summary
+    nox.session(name=row.name)(write)
 
 
-@nox.session
-def index(session: nox.Session) -> None:
-    """Make dist/index, a static package index of the wheels in dist/: `-- --url URL`."""
-    install(session, "runtime", "index")
-    session.run("python", "-m", "ci.release.index", *session.posargs)
-
-
-@nox.session
-def conda(session: nox.Session) -> None:
-    """Make dist/conda, a conda channel of the wheels in dist/: the solver picks by the GPU."""
-    install(session, "runtime", "index", "conda")
-    session.run("python", "-m", "ci.conda.pack", *session.posargs)
+for one in CHANNELS.values():
+    add_channel(one)
 
 
 @nox.session
@@ -311,7 +306,8 @@ def manifest(session: nox.Session) -> None:
 @nox.session
 def install_test(session: nox.Session) -> None:
     """Install the wheels in dist/ with pip, uv, conda, and under every torch; 30 min, 8 GB."""
-    install(session, "runtime", "audit", "index", "clients", "conda")
+    tried = [group for row in CHANNELS.values() if row.trial for group in row.groups]
+    install(session, "runtime", "audit", "index", "clients", *tried)
     session.run("python", "-m", "ci.trials.install", *session.posargs)
 
 
@@ -328,7 +324,7 @@ def release(session: nox.Session) -> None:
             run_session(session, name)
     session.run("python", "-m", "ci.release.release", "wheels", *args)
     for name in RELEASED:
-        run_session(session, name, *(args_of_index(args) if name == "index" else ()))
+        run_session(session, name, *args_of(name, args))
     session.run("python", "-m", "ci.release.release", "publish", *args)
 
 
@@ -383,16 +379,6 @@ def docs(session: nox.Session) -> None:
     install(session, "docs", "runtime")
     session.run("python", "-m", "ci.docs", "dist/docs")
     session.log(f"open {ROOT / 'dist' / 'docs' / 'index.html'}")
-
-
-@nox.session
-def zipapp(session: nox.Session) -> None:
-    """Build dist/flash_dist.pyz: inspect, audit, select and doctor's what-if in one file."""
-    session.install("tomli; python_version < '3.11'")
-    folder = Path(session.create_tmp()) / "dependencies"
-    shutil.rmtree(folder, ignore_errors=True)
-    session.install("--target", str(folder), "packaging", "rich")
-    session.run("python", "-m", "ci.release.zipapp", str(folder), "dist/flash_dist.pyz")
 
 
 @nox.session

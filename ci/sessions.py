@@ -14,6 +14,7 @@ from ci.build.choose import choose_sets, same_major, toolkits_of
 from ci.container.engine import find_engine
 from ci.project import ARCHSETS, ROOT
 from ci.project import PYPROJECT as PYPROJECT_PATH
+from ci.release.channels import CHANNELS
 from ci.toolchain.install import install_foreign, install_toolkit
 from ci.toolchain.nvcc import home_variable, named_home, release_of, tool_version
 from ci.toolchain.preflight import Preflight, check, read_host
@@ -23,6 +24,7 @@ from flash_dist.errors import FlashDistError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ci.release.channels import Row
     from ci.toolchain.cross import Target
 
 PYPROJECT: Final = nox.project.load_toml(PYPROJECT_PATH)
@@ -31,7 +33,8 @@ NATIVE: Final = "--native"
 
 def install(session: nox.Session, *groups: str) -> None:
     """Install dependency groups of pyproject.toml."""
-    session.install(*nox.project.dependency_groups(PYPROJECT, *groups))
+    distinct = dict.fromkeys(groups)
+    session.install(*nox.project.dependency_groups(PYPROJECT, *distinct))
 
 
 def built_wheels() -> list[str]:
@@ -161,7 +164,20 @@ def run_session(session: nox.Session, name: str, *args: str, tree: Path = ROOT) 
     session.run(*command, *(["--", *args] if args else []), external=True)
 
 
-def args_of_index(args: list[str]) -> list[str]:
-    """Return what of the arguments of a release is for its index."""
-    place = args.index("--url") if "--url" in args else len(args)
-    return args[place : place + 2]
+def args_of(name: str, args: list[str]) -> list[str]:
+    """Return what of the arguments of a release is for one of its channels: options and values."""
+    taken = CHANNELS[name].options if name in CHANNELS else ()
+    places = [args.index(option) for option in taken if option in args]
+    return [word for place in places for word in args[place : place + 2]]
+
+
+def write_channel(session: nox.Session, row: Row) -> None:
+    """Write a channel into dist/; what is packed into it is installed into a folder of its own."""
+    install(session, *row.groups)
+    words = []
+    if row.packed:
+        folder = Path(session.create_tmp()) / "packed"
+        shutil.rmtree(folder, ignore_errors=True)
+        session.install("--target", str(folder), *row.packed)
+        words = [str(folder)]
+    session.run("python", "-m", row.module, *words, *session.posargs)

@@ -22,11 +22,15 @@ from typing import TYPE_CHECKING
 from ci.build.plan import make_plan
 from ci.command import command
 from ci.project import ROOT, load_project
+from ci.wheels.channel import Published
 from ci.wheels.gates import run
 from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
+    from ci.wheels.artefacts import Artefact
+    from flash_dist.indexes.install_commands import Command
 
 # What setuptools adds to the sources.
 ADDED = ("PKG-INFO", "setup.cfg", "flash_dist.egg-info/")
@@ -124,6 +128,19 @@ def require_metadata(tree: Path) -> str:
         message = f"a wheel built from the archive would be {found}, it must be {wanted}"
         raise SdistError(message)
     return found
+
+
+def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
+    """Return the packed sources of this version, which are of no wheel."""
+    del artefacts
+    path = dist / f"flash_dist-{load_project().version}.tar.gz"
+    return [Published(path)] if path.is_file() else []
+
+
+def commands(address: str) -> tuple[Command, ...]:
+    """Return nothing: who builds from source needs no index."""
+    del address
+    return ()
 
 
 def pack_and_check() -> str:

@@ -1,45 +1,78 @@
-"""`repodata.json` of a folder of conda packages: what clients read before they download."""
+"""Make conda packages of the wheels in dist/, and a channel of them: `nox -s conda`.
+
+    OUT/linux-64/*.conda        one per wheel: the same files, and what the solver has to know
+    OUT/linux-64/repodata.json  what clients read
+    OUT/noarch/repodata.json    empty; clients ask for it
+
+Each package is read back and held against its wheel. The same wheels give the same bytes.
+"""
 
 from __future__ import annotations
 
+import argparse
 import hashlib
-import json
-from typing import TYPE_CHECKING, Any, Final
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from flash_dist.builds.conda_package import read_index
+from ci.command import command
+from ci.conda.check import CHANNEL, find_packages, recipe_of
+from ci.project import ROOT, load_project
+from ci.wheels.artefacts import Artefact, find_artefacts
+from ci.wheels.channel import Published
+from flash_dist.indexes.channels import parse_conda
+from flash_dist.indexes.install_commands import Command
+from flash_dist.indexes.pages import Link
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-REPODATA: Final = "repodata.json"
+    from collections.abc import Iterator, Sequence
 
 
-def make_repodata(folder: Path) -> str:
-    """Return the list of one platform: of each package its index.json, size and hashes.
+def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
+    """Return the packages, each with its wheel.
 
-    NOTE: not by rattler.index: it stamps each package with the time of the run, and Python crashes
-    when it ends after it (py-rattler 0.28).
+    Raises:
+        FlashDistError: One is not of these wheels, or a wheel has none.
     """
-    data = {
-        "info": {"subdir": folder.name},
-        "packages": {},
-        "packages.conda": {path.name: _list(path) for path in sorted(folder.glob("*.conda"))},
-        "removed": [],
-        "repodata_version": 1,
+    return [_describe(path, one) for path, one in find_packages(dist, artefacts).items()]
+
+
+def _describe(path: Path, one: Artefact) -> Published:
+    recipe = recipe_of(one)
+    told = {
+        "tags": [f"{recipe.subdir}/{recipe.build}"],
+        "depends": list(recipe.depends),
+        "constrains": list(recipe.constrains),
     }
-    return json.dumps(data, indent=1) + "\n"
+    return Published(path, one, told)
 
 
-def _list(path: Path) -> dict[str, Any]:
-    data = path.read_bytes()
-    sums = {
-        "md5": hashlib.md5(data, usedforsecurity=False).hexdigest(),
-        "sha256": hashlib.sha256(data).hexdigest(),
-        "size": len(data),
-    }
-    return dict(sorted({**read_index(path), **sums}.items()))
+def commands(address: str) -> Iterator[Command]:
+    """Yield what installs a package from the channel that it lies in."""
+    package = parse_conda(Link(address))
+    if package is not None:
+        yield Command(package.tool, package.line)
 
 
-def write_repodata(folder: Path) -> None:
-    """Write it."""
-    (folder / REPODATA).write_text(make_repodata(folder), encoding="utf-8")
+@command
+def main() -> int:
+    """Command line."""
+    from ci.conda.pack import write_channel  # noqa: PLC0415 - the packer, which only this needs
+
+    parser = argparse.ArgumentParser(prog="nox -s conda --", description=__doc__.split("\n")[0])
+    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="folder of the wheels")
+    parser.add_argument("--out", type=Path, help="folder of the channel (DIST/conda)")
+    args = parser.parse_args()
+    out = args.out or args.dist / CHANNEL
+    artefacts = find_artefacts(args.dist)
+    for path in write_channel(out, artefacts, epoch=load_project().epoch):
+        print(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}")
+    for one in artefacts:
+        recipe = recipe_of(one)
+        print(f"{one.set_name}: {'; '.join((*recipe.depends[-1:], *recipe.constrains))}")
+    print(f"channel {out.resolve().as_uri()}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

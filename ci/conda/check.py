@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Final
 
-from ci.conda.channel import REPODATA, make_repodata
 from ci.conda.recipe import PICK, Recipe, make_recipe
+from ci.conda.repodata import REPODATA, make_repodata
 from ci.project import ARCHSETS
 from ci.wheels.artefacts import ArtefactError
 from flash_dist.audit.verify import verify_wheel

@@ -1,19 +1,10 @@
-"""Make conda packages of the wheels in dist/, and a channel of them: `nox -s conda`.
-
-    OUT/linux-64/*.conda        one per wheel: the same files, and what the solver has to know
-    OUT/linux-64/repodata.json  what clients read; of wheels for Arm in OUT/linux-aarch64
-    OUT/noarch/repodata.json    empty; clients ask for it
-
-Each package is read back and held against its wheel. The same wheels give the same bytes.
-"""
+"""Pack wheels as conda packages and write the folder of the channel; see `ci/conda/channel.py`."""
 
 from __future__ import annotations
 
-import argparse
 import base64
 import hashlib
 import shutil
-import sys
 import tempfile
 from datetime import datetime, timezone
 from pathlib import Path
@@ -21,11 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 from rattler_build import RattlerBuildError, assemble_package
 
-from ci.command import command
-from ci.conda.channel import write_repodata
-from ci.conda.check import CHANNEL, INSTALLER, check_package, recipe_of
-from ci.project import ROOT, load_project
-from ci.wheels.artefacts import Artefact, ArtefactError, find_artefacts, require_sound
+from ci.conda.check import INSTALLER, check_package, recipe_of
+from ci.conda.repodata import write_repodata
+from ci.wheels.artefacts import Artefact, ArtefactError, require_sound
 from flash_dist.binaries.wheel import open_wheel
 from flash_dist.builds.conda_package import SITE
 from flash_dist.errors import UsageError
@@ -143,25 +132,3 @@ def _require_plain(one: Artefact, names: Sequence[str]) -> None:
 def _record_line(name: str, data: bytes) -> str:
     digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
     return f"{name},sha256={digest},{len(data)}\n"
-
-
-@command
-def main() -> int:
-    """Command line."""
-    parser = argparse.ArgumentParser(prog="nox -s conda --", description=__doc__.split("\n")[0])
-    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="folder of the wheels")
-    parser.add_argument("--out", type=Path, help="folder of the channel (DIST/conda)")
-    args = parser.parse_args()
-    out = args.out or args.dist / CHANNEL
-    artefacts = find_artefacts(args.dist)
-    for path in write_channel(out, artefacts, epoch=load_project().epoch):
-        print(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}")
-    for one in artefacts:
-        recipe = recipe_of(one)
-        print(f"{one.set_name}: {'; '.join((*recipe.depends[-1:], *recipe.constrains))}")
-    print(f"channel {out.resolve().as_uri()}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

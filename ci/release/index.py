@@ -2,7 +2,7 @@
 
     OUT/index.html              for people: which file for which GPU, and how to install it
     OUT/packages/               the wheels, and the METADATA of each beside it (PEP 658)
-    OUT/conda/                  the conda channel of the wheels, where `nox -s conda` made it
+    OUT/<channel>/              another channel that the page links to, where it was made
     OUT/simple/                 the default index: the set that clients get which ask for none,
                                 one for each kind of CPU
     OUT/<set>/                  the index of one arch set
@@ -26,9 +26,9 @@ from simple_repository.model import File, Meta, ProjectDetail, ProjectList, Proj
 from simple_repository.serializer import SerializerHtmlV1, SerializerJsonV1
 
 from ci.command import command
-from ci.conda.check import CHANNEL, find_packages
 from ci.project import ARCHSETS, ROOT
-from ci.release.landing import make_page
+from ci.release.channels import CHANNELS, Row, find_published
+from ci.release.landing import Offer, make_page
 from ci.wheels.artefacts import Artefact, ArtefactError, find_artefacts
 from flash_dist.builds.published import load_picks
 from flash_dist.errors import UsageError
@@ -36,7 +36,10 @@ from flash_dist.indexes.index import PROJECT
 from flash_dist.targets.archs import SESSIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
+
+    from ci.wheels.channel import Published
+    from flash_dist.indexes.install_commands import Command
 
 DEFAULT: Final = "simple"
 PACKAGES: Final = "packages"
@@ -52,7 +55,7 @@ def write_index(
     url: str,
     *,
     partial: bool,
-    condas: Mapping[Path, Artefact] | None = None,
+    offers: Sequence[Offer] = (),
 ) -> list[str]:
     """Write the whole folder anew.
 
@@ -61,7 +64,7 @@ def write_index(
         artefacts: The wheels.
         url: Where it will be served from, for the commands on the page.
         partial: Go on without the default index when its set was not built.
-        condas: The conda packages in their channel, each with its wheel.
+        offers: What other channels made of them; their folders are taken along.
 
     Returns:
         The indexes, the default one first.
@@ -84,8 +87,9 @@ def write_index(
     for name, members in groups.items():
         _write_simple(work / name, members)
     sets = {name: _set_names(members) for name, members in groups.items()}
-    channel = _copy_channel(work / CHANNEL, condas or {})
-    page = make_page(artefacts, sets, url, default=DEFAULT, condas=channel)
+    for folder in sorted({offer.folder for offer in offers}):
+        shutil.copytree(folder, work / folder.name)
+    page = make_page(artefacts, sets, url, default=DEFAULT, offers=offers)
     (work / "index.html").write_text(page, encoding="utf-8")
     shutil.rmtree(out, ignore_errors=True)
     work.rename(out)
@@ -120,15 +124,6 @@ def _write_packages(folder: Path, artefacts: Iterable[Artefact]) -> None:
     for one in artefacts:
         shutil.copyfile(one.path, folder / one.file_name)
         (folder / f"{one.file_name}.metadata").write_bytes(one.metadata.text)
-
-
-def _copy_channel(folder: Path, condas: Mapping[Path, Artefact]) -> dict[str, str]:
-    """Copy the channel; return where each package is in the index, by the name of its wheel."""
-    for channel in {path.parents[1] for path in condas}:
-        shutil.copytree(channel, folder)
-    return {
-        one.file_name: f"{CHANNEL}/{path.parent.name}/{path.name}" for path, one in condas.items()
-    }
 
 
 def _write_simple(folder: Path, artefacts: Iterable[Artefact]) -> None:
@@ -173,6 +168,35 @@ def _parse_url(text: str) -> str:
     return f"{text.rstrip('/')}/"
 
 
+def find_offers(
+    dist: Path, artefacts: Sequence[Artefact], rows: Sequence[Row], url: str
+) -> list[Offer]:
+    """Return what some channels made of the wheels, as the index serves it.
+
+    Raises:
+        FlashDistError: A channel is not what its session writes.
+    """
+    found = []
+    for row, file in find_published(dist, artefacts, rows):
+        if file.wheel is not None:
+            place = file.path.relative_to(dist).as_posix()
+            told = tuple(row.load().commands(f"{url}{quote(place)}"))
+            found.append(Offer(row.name, dist / row.name, place, file.wheel.file_name, told))
+    return found
+
+
+def check(dist: Path, artefacts: Sequence[Artefact]) -> tuple[Published, ...]:
+    """Return nothing: it is made of the wheels themselves."""
+    del dist, artefacts
+    return ()
+
+
+def commands(address: str) -> tuple[Command, ...]:
+    """Return nothing: those of pip and uv are told of every wheel."""
+    del address
+    return ()
+
+
 @command
 def main() -> int:
     """Command line."""
@@ -186,11 +210,15 @@ def main() -> int:
     args = parser.parse_args()
     out = args.out or args.dist / "index"
     artefacts = find_artefacts(args.dist)
-    url, condas = _parse_url(args.url), find_packages(args.dist, artefacts)
-    names = write_index(out, artefacts, url, partial=args.partial, condas=condas)
+    url, linked = _parse_url(args.url), [row for row in CHANNELS.values() if row.linked]
+    offers = find_offers(args.dist, artefacts, linked, url)
+    names = write_index(out, artefacts, url, partial=args.partial, offers=offers)
     for name in names:
         print(f"index   {url}{name}/")
-    print(f"conda   {url}{CHANNEL}" if condas else "conda   none: `nox -s conda` makes a channel")
+    made = {offer.channel for offer in offers}
+    for row in linked:
+        none = f"none: `nox -s {row.name}` makes a channel"
+        print(f"{row.name:<7} {f'{url}{row.name}' if row.name in made else none}")
     print(f"page    {out / 'index.html'}")
     print(f"serve   python -m http.server --bind 127.0.0.1 --directory {out}")
     return 0

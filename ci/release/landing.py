@@ -5,6 +5,7 @@ It says of each GPU what `select --index` says, from the wheels themselves.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -12,8 +13,7 @@ from urllib.parse import quote
 from ci.wheels.artefacts import Artefact, newest_first
 from flash_dist.builds.declared import declare_build
 from flash_dist.cli.terminal.text import format_size
-from flash_dist.indexes.channels import parse_conda
-from flash_dist.indexes.index import PROJECT, Index, parse_wheel
+from flash_dist.indexes.index import PROJECT, parse_wheel
 from flash_dist.indexes.install_commands import Command, find_commands
 from flash_dist.indexes.pages import Link
 from flash_dist.indexes.selection import Candidate, select
@@ -25,6 +25,7 @@ from flash_dist.targets.gpus import SOLD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
 _LAYOUT = """
 .commands { margin: 0.5rem 0 0; overflow-x: auto; white-space: pre; }
@@ -42,13 +43,24 @@ table + h3 { margin-top: 1.2rem; }
 """
 
 
+@dataclass(frozen=True)
+class Offer:
+    """A file that another channel made of a wheel, as the index serves it."""
+
+    channel: str
+    folder: Path  # the channel's own, which lies beside the page as well
+    place: str  # of the file, relative to the page
+    wheel: str  # file name
+    commands: tuple[Command, ...]
+
+
 def make_page(
     artefacts: Sequence[Artefact],
     indexes: Mapping[str, Sequence[str]],
     url: str,
     *,
     default: str,
-    condas: Mapping[str, str],
+    offers: Sequence[Offer],
 ) -> str:
     """Return the page.
 
@@ -57,19 +69,18 @@ def make_page(
         indexes: The arch sets of each folder beside the page that is an index.
         url: Address of the page's folder.
         default: Which of the folders is for those who do not choose.
-        condas: The conda package of each wheel that has one, relative to the page.
+        offers: What other channels made of the wheels.
     """
     newest = _newest(artefacts)
     version = newest[0].version.public
     title = f"flash_dist {version}: wheels"
     head = make_head(title, STYLE + _LAYOUT)
-    channel = _read_channel(url, condas)
     older = [one for one in newest_first(artefacts) if one not in newest]
     body = element(
         "body",
         element("h1", title),
         prose(f"Attention kernels for torch on NVIDIA GPUs. {_needs(newest)}"),
-        *_install(newest, indexes.get(default, ()), url, default, channel),
+        *_install(newest, indexes.get(default, ()), url, default, offers),
         element("h2", "Which file for which GPU"),
         *_gpu_tables(newest),
         element(
@@ -78,7 +89,7 @@ def make_page(
             _class="legend",
         ),
         element("h2", "Sets"),
-        *(_describe_set(one, url, channel, condas.get(one.file_name)) for one in newest),
+        *(_describe_set(one, url, offers) for one in newest),
         *([element("h2", "Older versions"), *map(_describe_older, older)] if older else []),
         element("footer", *_indexes(indexes)),
     )
@@ -104,13 +115,12 @@ def _needs(artefacts: Iterable[Artefact]) -> str:
     )
 
 
-def _read_channel(url: str, condas: Mapping[str, str]) -> Index:
-    found = (parse_conda(Link(f"{url}{quote(path)}")) for path in condas.values())
-    return Index(url, (), tuple(one for one in found if one is not None))
-
-
 def _install(
-    artefacts: Iterable[Artefact], names: Sequence[str], url: str, index: str, channel: Index
+    artefacts: Iterable[Artefact],
+    names: Sequence[str],
+    url: str,
+    index: str,
+    offers: Sequence[Offer],
 ) -> Iterable[Markup]:
     """Show how to install for whoever does not want to choose, on each kind of CPU."""
     picked = [one for one in artefacts if one.set_name in names]
@@ -119,7 +129,7 @@ def _install(
             yield element("h2", "Install")
         on = f" on {_machine(one)}" if len(picked) > 1 else ""
         yield element("p", f"Without a choice{on}, {_for_whom(one)}:")
-        yield _show_commands(find_commands(_candidate(one, url, index), channel))
+        yield _show_commands(_commands(one, url, index, offers))
 
 
 def _machine(one: Artefact) -> str:
@@ -161,7 +171,7 @@ def _gpu_table(artefacts: Sequence[Artefact]) -> Markup:
     return element("div", element("table", header, element("tbody", *rows)), _class="scroll")
 
 
-def _describe_set(one: Artefact, url: str, channel: Index, conda: str | None) -> Markup:
+def _describe_set(one: Artefact, url: str, offers: Sequence[Offer]) -> Markup:
     targets = ", ".join(map(str, one.embedded))
     facts = {
         "For": _for_whom(one),
@@ -171,13 +181,14 @@ def _describe_set(one: Artefact, url: str, channel: Index, conda: str | None) ->
         "File": element("a", one.file_name, href=f"packages/{quote(one.file_name)}"),
         "SHA-256": element("span", one.sha256, _class="mono"),
     }
-    if conda is not None:
-        facts["Conda"] = element("a", conda.rpartition("/")[2], href=quote(conda))
+    for offer in _of_wheel(one, offers):
+        name = offer.place.rpartition("/")[2]
+        facts[offer.channel.capitalize()] = element("a", name, href=quote(offer.place))
     return element(
         "section",
         element("h3", one.set_name, element("small", str(one.version))),
         element("dl", *(_fact(name, value) for name, value in facts.items()), _class="facts"),
-        _show_commands(find_commands(_candidate(one, url, one.set_name), channel)),
+        _show_commands(_commands(one, url, one.set_name, offers)),
         _class="set",
         id=one.set_name,
     )
@@ -201,6 +212,16 @@ def _candidate(one: Artefact, url: str, index: str) -> Candidate:
     wheel = parse_wheel(link, f"{url}{index}/{PROJECT}/")
     build = declare_build(one.manifest)
     return Candidate(one.set_name, build, one.size, one.version, wheel)
+
+
+def _of_wheel(one: Artefact, offers: Iterable[Offer]) -> list[Offer]:
+    return [offer for offer in offers if offer.wheel == one.file_name]
+
+
+def _commands(one: Artefact, url: str, index: str, offers: Iterable[Offer]) -> tuple[Command, ...]:
+    """Return what installs a wheel, from the index and from the channels that have it."""
+    others = (line for offer in _of_wheel(one, offers) for line in offer.commands)
+    return (*find_commands(_candidate(one, url, index), None), *others)
 
 
 def _show_commands(commands: Iterable[Command]) -> Markup:

@@ -1,7 +1,7 @@
 """Write what goes beside the wheels of a release into dist/: `nox -s manifest`.
 
     manifest.json                    every wheel: set, targets, SHA-256, size, tags, toolkit, torch;
-                                     the conda packages and the sources, where they were made
+                                     and what other channels made, the sources among them
     provenance/<file>.intoto.json    what each was built from and how, unsigned
     SHA256SUMS                       of all of these, for `sha256sum --check`
 
@@ -19,15 +19,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ci.command import command
-from ci.conda.check import find_packages, recipe_of
 from ci.project import ROOT, load_project
-from ci.release.statement import Subject, state_conda, state_sdist, state_wheel
+from ci.release.channels import Row, find_published, released
+from ci.release.statement import Subject, state_file, state_wheel
 from ci.wheels.artefacts import Artefact, ArtefactError, find_artefacts, require_sound
 from ci.wheels.source import Source, read_source
 from flash_dist.builds.listing import FILE_NAME, VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
+
+    from ci.wheels.channel import Published
 
 PROVENANCE: Final = "provenance"
 SUMS: Final = "SHA256SUMS"
@@ -48,28 +50,22 @@ def write_release(dist: Path, artefacts: Sequence[Artefact], source: Source | No
         require_sound(one)
         if source is not None:
             require_source(one, source)
-    condas, sdists = find_packages(dist, artefacts), find_sdists(dist)
+    files = list(find_published(dist, artefacts, released()))
     shutil.rmtree(dist / PROVENANCE, ignore_errors=True)
     (dist / PROVENANCE).mkdir()
     written = [dist / FILE_NAME]
-    _write_json(written[0], make_manifest(dist, artefacts, source, condas, sdists))
-    statements = {
-        **{one.file_name: state_wheel(one, source) for one in artefacts},
-        **{path.name: state_conda(_subject(path), one, source) for path, one in condas.items()},
-        **{path.name: state_sdist(_subject(path), source) for path in sdists},
-    }
+    _write_json(written[0], make_manifest(dist, artefacts, source, files))
+    statements = {one.file_name: state_wheel(one, source) for one in artefacts}
+    for row, file in files:
+        subject = _subject(file.path)
+        statements[subject.name] = state_file(subject, row.name, file.wheel, source)
     for name, statement in statements.items():
         path = dist / PROVENANCE / f"{name}.intoto.json"
         _write_json(path, statement)
         written.append(path)
-    named = [*(one.path for one in artefacts), *condas, *sdists, *written]
+    named = [*(one.path for one in artefacts), *(file.path for _, file in files), *written]
     (dist / SUMS).write_text(_sum(dist, named), encoding="utf-8")
     return [*written, dist / SUMS]
-
-
-def find_sdists(dist: Path) -> list[Path]:
-    """Return the packed sources of this version, if they were made."""
-    return sorted(dist.glob(f"flash_dist-{load_project().version}.tar.gz"))
 
 
 def _subject(path: Path) -> Subject:
@@ -92,18 +88,16 @@ def make_manifest(
     dist: Path,
     artefacts: Sequence[Artefact],
     source: Source | None,
-    condas: Mapping[Path, Artefact],
-    sdists: Sequence[Path] = (),
+    files: Sequence[tuple[Row, Published]],
 ) -> dict[str, Any]:
-    """Return the manifest; `condas` are the conda packages, each with its wheel."""
+    """Return the manifest; `files` are those of other channels."""
     return {
         "version": VERSION,
         "project": "flash_dist",
         "source_commit": source.commit if source else None,
         "artefacts": [
             *(_describe(dist, one) for one in artefacts),
-            *(_describe_conda(dist, path, one) for path, one in condas.items()),
-            *(_describe_sdist(dist, path) for path in sdists),
+            *(_describe_file(dist, row, file) for row, file in files),
         ],
     }
 
@@ -128,32 +122,19 @@ def _describe(dist: Path, one: Artefact) -> dict[str, Any]:
     }
 
 
-def _describe_conda(dist: Path, path: Path, one: Artefact) -> dict[str, Any]:
-    """Describe a conda package: it holds the files of its wheel."""
-    data = path.read_bytes()
-    recipe = recipe_of(one)
+def _describe_file(dist: Path, row: Row, file: Published) -> dict[str, Any]:
+    """Describe what a channel made: what holds the files of a wheel has most to say of it."""
+    one, data = file.wheel, file.path.read_bytes()
     return {
-        **_describe(dist, one),
-        "file": path.name,
-        "path": path.relative_to(dist).as_posix(),
-        "kind": "conda",
+        **(_describe(dist, one) if one else {}),
+        "file": file.path.name,
+        "path": file.path.relative_to(dist).as_posix(),
+        "kind": row.name,
+        "version": str(one.version) if one else load_project().version,
         "sha256": hashlib.sha256(data).hexdigest(),
         "size": len(data),
-        "tags": [f"{recipe.subdir}/{recipe.build}"],
-        "depends": list(recipe.depends),
-        "constrains": list(recipe.constrains),
-        "wheel": one.file_name,
-    }
-
-
-def _describe_sdist(dist: Path, path: Path) -> dict[str, Any]:
-    return {
-        "file": path.name,
-        "path": path.relative_to(dist).as_posix(),
-        "kind": "sdist",
-        "version": load_project().version,
-        "sha256": _subject(path).sha256,
-        "size": path.stat().st_size,
+        **file.told,
+        **({"wheel": one.file_name} if one else {}),
     }
 
 

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
     from flash_dist.builds.manifest import Manifest, Part
     from flash_dist.targets.archs import Arch
 
-BUILD_TYPES: Final = {
-    "wheel": "urn:flash-dist:build-wheels:v1",
-    "conda": "urn:flash-dist:conda:v1",
-    "sdist": "urn:flash-dist:sdist:v1",
-}
+WHEELS: Final = "build-wheels"
 BUILDER: Final = "urn:flash-dist:builder:unattested"
 
 
@@ -40,19 +36,25 @@ def state_wheel(one: Artefact, source: Source | None) -> dict[str, Any]:
     """
     parameters, compilers = _describe_build(one.manifest)
     made_of = [*_describe_source(source), *map(_describe_part, one.manifest.parts)]
-    return _state(Subject(one.file_name, one.sha256), "wheel", parameters, compilers, made_of)
+    return _state(Subject(one.file_name, one.sha256), WHEELS, parameters, compilers, made_of)
 
 
-def state_conda(subject: Subject, one: Artefact, source: Source | None) -> dict[str, Any]:
-    """Return the statement of a conda package, which was made of a wheel."""
+def state_file(
+    subject: Subject, kind: str, one: Artefact | None, source: Source | None
+) -> dict[str, Any]:
+    """Return the statement of what a channel made, of a wheel or of the sources.
+
+    Args:
+        subject: The file.
+        kind: The name of the channel.
+        one: The wheel; None for what was made of the sources alone.
+        source: As for a wheel.
+    """
+    if one is None:
+        return _state(subject, kind, {}, {}, _describe_source(source))
     parameters, _ = _describe_build(one.manifest)
     wheel = {"name": one.file_name, "digest": {"sha256": one.sha256}}
-    return _state(subject, "conda", parameters, {}, [*_describe_source(source), wheel])
-
-
-def state_sdist(subject: Subject, source: Source | None) -> dict[str, Any]:
-    """Return the statement of the packed sources."""
-    return _state(subject, "sdist", {}, {}, _describe_source(source))
+    return _state(subject, kind, parameters, {}, [*_describe_source(source), wheel])
 
 
 def _state(
@@ -68,7 +70,7 @@ def _state(
         "predicateType": "https://slsa.dev/provenance/v1",
         "predicate": {
             "buildDefinition": {
-                "buildType": BUILD_TYPES[kind],
+                "buildType": f"urn:flash-dist:{kind}:v1",
                 "externalParameters": external,
                 "internalParameters": internal,
                 "resolvedDependencies": made_of,

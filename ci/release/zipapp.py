@@ -1,11 +1,12 @@
 """Build `flash_dist.pyz`: the subcommands that need neither torch nor the extension, in one file.
 
-`python -m ci.release.zipapp DEPENDENCIES OUT`: DEPENDENCIES is a folder that pip installed
+`python -m ci.release.zipapp DEPENDENCIES [OUT]`: DEPENDENCIES is a folder that pip installed
 `rich` and `packaging` into. The same sources give the same bytes.
 """
 
 from __future__ import annotations
 
+import argparse
 import stat
 import sys
 import time
@@ -13,11 +14,16 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from ci.command import command
 from ci.project import ROOT, load_project
 from flash_dist.builds.published import FILE_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from ci.wheels.artefacts import Artefact
+    from ci.wheels.channel import Published
+    from flash_dist.indexes.install_commands import Command
 
 SHEBANG: Final = b"#!/usr/bin/env python3\n"
 MAIN: Final = "from flash_dist.__main__ import run\n\nrun()\n"
@@ -52,5 +58,28 @@ def _collect(dependencies: Path) -> Iterator[tuple[str, bytes]]:
         yield path.relative_to(ROOT).as_posix(), path.read_bytes()
 
 
+def check(dist: Path, artefacts: Sequence[Artefact]) -> tuple[Published, ...]:
+    """Return nothing: it is no part of a release."""
+    del dist, artefacts
+    return ()
+
+
+def commands(address: str) -> tuple[Command, ...]:
+    """Return nothing: it is not installed."""
+    del address
+    return ()
+
+
+@command
+def main() -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="nox -s zipapp --", description=__doc__.split("\n")[0])
+    parser.add_argument("dependencies", type=Path, help="folder of what goes into it")
+    parser.add_argument("out", type=Path, nargs="?", default=ROOT / "dist" / "flash_dist.pyz")
+    args = parser.parse_args()
+    build_zipapp(args.dependencies, args.out)
+    return 0
+
+
 if __name__ == "__main__":
-    build_zipapp(Path(sys.argv[1]), Path(sys.argv[2]))
+    sys.exit(main())

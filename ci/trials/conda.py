@@ -36,7 +36,7 @@ _NEEDED: Final = ("rattler", "rattler_build")
 _MACHINE: Final = {"__glibc": "2.36", "__linux": "6.1", "__unix": "0"}
 
 
-def conda_cells(artefacts: Sequence[Artefact], work: Path) -> Iterator[Cell]:
+def cells(artefacts: Sequence[Artefact], work: Path) -> Iterator[Cell]:
     """Make a channel of the newest wheels in an empty folder and try everything.
 
     What cannot be tried is one of the results, too.

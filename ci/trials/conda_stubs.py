@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from rattler_build import assemble_package
 
-from ci.conda.channel import write_repodata
+from ci.conda.repodata import write_repodata
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

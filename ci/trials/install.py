@@ -7,20 +7,21 @@ looks at what came out. The clients' picks are those of `flash_dist/archsets.jso
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 import tempfile
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from ci.command import command
 from ci.project import ROOT
+from ci.release.channels import CHANNELS
 from ci.release.index import pick_name, write_index
 from ci.trials.cells import count
 from ci.trials.client import Trial
 from ci.trials.clients import CLIENTS, serve
-from ci.trials.conda import conda_cells
 from ci.trials.torch_matrix import try_torches
 from ci.wheels.artefacts import find_artefacts
 from flash_dist.targets.archs import DEFAULT_MACHINE
@@ -28,6 +29,7 @@ from flash_dist.targets.archs import DEFAULT_MACHINE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from ci.release.channels import Row
     from ci.trials.cells import Cell
     from ci.wheels.artefacts import Artefact
 
@@ -41,15 +43,33 @@ class Stage:
     work: Path  # an empty folder
 
 
+class Trying(Protocol):
+    """What the module has that tries another channel."""
+
+    def cells(self, artefacts: Sequence[Artefact], work: Path) -> Iterator[Cell]:
+        """Try everything in an empty folder; what cannot be tried is a cell, too."""
+
+
 def try_client(client: str, stage: Stage) -> Iterator[Cell]:
     """Try pip or uv."""
     return Trial(client, stage.url, stage.artefacts, stage.work).cells()
 
 
+def try_channel(row: Row, stage: Stage) -> Iterator[Cell]:
+    """Try to install from another channel, by the module that knows how."""
+    trial = cast("Trying", importlib.import_module(row.trial))
+    return trial.cells(stage.artefacts, stage.work)
+
+
+def try_torch(stage: Stage) -> Iterator[Cell]:
+    """Try the pick under every torch and Python."""
+    return try_torches(stage.artefacts, pick_name(DEFAULT_MACHINE), stage.work)
+
+
 PHASES: Final[dict[str, Callable[[Stage], Iterator[Cell]]]] = {
     **{client: partial(try_client, client) for client in CLIENTS},
-    "conda": lambda stage: conda_cells(stage.artefacts, stage.work),
-    "torch": lambda stage: try_torches(stage.artefacts, pick_name(DEFAULT_MACHINE), stage.work),
+    **{row.name: partial(try_channel, row) for row in CHANNELS.values() if row.trial},
+    "torch": try_torch,
 }
 
 

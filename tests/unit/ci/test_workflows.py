@@ -12,6 +12,7 @@ import yaml
 
 from ci.build.matrix import main, make_matrix
 from ci.project import ROOT
+from ci.release.channels import CHANNELS, released
 from flash_dist.builds.published import published_sets
 from flash_dist.targets.archs import ArchSet
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+BUILD = ROOT / ".github" / "workflows" / "build.yml"
 each_workflow = pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 
 
@@ -41,14 +43,15 @@ def named_sessions(path: Path) -> set[str]:
 
 
 def sessions() -> set[str]:
-    """Return the functions of the noxfile that are sessions."""
+    """Return the functions of the noxfile that are sessions, and those of the channels."""
     tree = ast.parse((ROOT / "noxfile.py").read_text(encoding="utf-8"))
-    return {
+    functions = {
         node.name
         for node in tree.body
         if isinstance(node, ast.FunctionDef)
         and any("nox.session" in ast.unparse(one) for one in node.decorator_list)
     }
+    return functions | CHANNELS.keys()
 
 
 def test_the_matrix_is_the_published_sets(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,7 +72,7 @@ def test_a_set_of_ones_own_is_a_job_of_its_own() -> None:
 
 
 def test_the_build_takes_its_matrix_from_the_data() -> None:
-    jobs = read(ROOT / ".github" / "workflows" / "build.yml")["jobs"]
+    jobs = read(BUILD)["jobs"]
     assert jobs["wheel"]["strategy"]["matrix"] == "${{ fromJSON(needs.matrix.outputs.matrix) }}"
     assert "python3 -m ci.build.matrix --json" in jobs["matrix"]["steps"][-1]["run"]
     assert jobs["wheel"]["strategy"]["fail-fast"] is False
@@ -81,6 +84,12 @@ def test_every_part_of_the_local_check_is_run_somewhere() -> None:
     wanted = {name for words in re.findall(r"nox -s ([a-z_ ]+)", local) for name in words.split()}
     assert wanted - {"tests"} <= named
     assert {"unit_tests", "wheel_tests", "reader_tests"} <= named
+
+
+def test_the_workflow_of_a_build_writes_every_channel_of_a_release_in_its_order() -> None:
+    (line,) = (step["run"] for step in steps(BUILD) if " manifest " in str(step.get("run", "")))
+    names = [row.name for row in released()]
+    assert line.split()[2:] == ["fingerprint_check", *names, "manifest", "install_test"]
 
 
 @each_workflow

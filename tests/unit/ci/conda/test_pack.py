@@ -10,7 +10,8 @@ import pytest
 
 from ci.conda.check import check_package, find_packages
 from ci.conda.pack import write_channel
-from ci.release.index import write_index
+from ci.release.channels import CHANNELS
+from ci.release.index import find_offers, write_index
 from ci.release.manifest import write_release
 from ci.trials.clients import serve
 from ci.wheels.artefacts import ArtefactError, find_artefacts
@@ -190,10 +191,10 @@ def test_the_index_has_the_channel_and_select_finds_it(tmp_path: Path) -> None:
     path = pack(tmp_path)
     artefacts = find_artefacts(tmp_path)
     out = tmp_path / "index"
-    condas = find_packages(tmp_path, artefacts)
     with serve(tmp_path) as url:
         place = f"{url}index/"
-        write_index(out, artefacts, place, partial=True, condas=condas)
+        offers = find_offers(tmp_path, artefacts, [CHANNELS["conda"]], place)
+        write_index(out, artefacts, place, partial=True, offers=offers)
         index = read_index(place)
     (package,) = index.packages
     assert isinstance(package, CondaPackage)

@@ -1,0 +1,42 @@
+"""What a way to publish has to have, and what it says of the files that it made.
+
+The ways themselves are rows of `ci/release/channels.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from ci.wheels.artefacts import Artefact
+    from flash_dist.indexes.install_commands import Command
+
+
+@dataclass(frozen=True)
+class Published:
+    """A file that a channel made, and that was held against what it was made of."""
+
+    path: Path
+    wheel: Artefact | None = None  # whose files it holds
+    told: Mapping[str, Any] = field(default_factory=dict)  # what manifest.json says of its kind
+
+
+class Channel(Protocol):
+    """What the module of a channel has."""
+
+    def main(self) -> int:
+        """Write it anew into dist/, and tell what was written."""
+
+    def check(self, dist: Path, artefacts: Sequence[Artefact]) -> Sequence[Published]:
+        """Return its files beside the wheels, empty where it was not written.
+
+        Raises:
+            FlashDistError: They are not what `main` writes.
+        """
+
+    def commands(self, address: str) -> Iterable[Command]:
+        """Yield what installs a file, which the index serves at this address."""
