@@ -15,7 +15,7 @@ from ci.container.engine import find_engine
 from ci.project import ARCHSETS, ROOT
 from ci.project import PYPROJECT as PYPROJECT_PATH
 from ci.release.channels import CHANNELS
-from ci.toolchain.install import install_foreign, install_toolkit
+from ci.toolchain.install import install_toolkit
 from ci.toolchain.nvcc import home_variable, named_home, release_of, tool_version
 from ci.toolchain.preflight import Preflight, check, read_host
 from flash_dist.builds.published import load_archsets
@@ -124,10 +124,8 @@ def install_nvcc(
         session.install("--target", str(place), *words)
 
     try:
-        if target:
-            options = foreign_options(session, target)
-            return install_foreign(cuda, folder, install_into, target, options)
-        return install_toolkit(cuda, folder, install_into)
+        options = foreign_options(session, target) if target else ()
+        return install_toolkit(cuda, folder, install_into, target, options)
     except FlashDistError as error:
         session.error(str(error))
 

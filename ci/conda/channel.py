@@ -1,7 +1,7 @@
 """Make conda packages of the wheels in dist/, and a channel of them: `nox -s conda`.
 
     OUT/linux-64/*.conda        one per wheel: the same files, and what the solver has to know
-    OUT/linux-64/repodata.json  what clients read
+    OUT/linux-64/repodata.json  what clients read; of wheels for Arm in OUT/linux-aarch64
     OUT/noarch/repodata.json    empty; clients ask for it
 
 Each package is read back and held against its wheel. The same wheels give the same bytes.

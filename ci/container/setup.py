@@ -14,7 +14,7 @@ from ci.build.choose import toolkits_of
 from ci.command import command
 from ci.project import ARCHSETS, ROOT, build_folder
 from ci.toolchain.cross import find_target, require_tools
-from ci.toolchain.install import install_foreign, install_toolkit
+from ci.toolchain.install import install_toolkit
 from ci.toolchain.nvcc import tool_version
 from ci.toolchain.preflight import check, read_host
 from flash_dist.builds.published import load_archsets
@@ -42,10 +42,8 @@ def main() -> int:
     found = check(read_host(ROOT, os.environ), wanted=wanted_toolkit())
     print(found, flush=True)
     cuda, folder = found.toolkit, build_folder() / f"cuda-{found.toolkit}"
-    if target:
-        home = install_foreign(cuda, folder, _install, target, target.pip_options)
-    else:
-        home = install_toolkit(cuda, folder, _install)
+    options = target.pip_options if target else ()
+    home = install_toolkit(cuda, folder, _install, target, options)
     HOME.symlink_to(home)
     print(f"nvcc {tool_version(home, 'nvcc')} in {HOME}")
     return 0

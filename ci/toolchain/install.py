@@ -17,17 +17,38 @@ if TYPE_CHECKING:
     from ci.toolchain.cross import Target
 
 
-def install_toolkit(cuda: str, folder: Path, install: Callable[..., object]) -> Path:
+def install_toolkit(
+    cuda: str,
+    folder: Path,
+    install: Callable[..., object],
+    target: Target | None = None,
+    options: tuple[str, ...] = (),
+) -> Path:
     """Return the CUDA_HOME of a toolkit, which is installed unless it is there.
 
     Args:
         cuda: Its version, such as `13.0`.
         folder: Where it lies; what is there without being whole goes.
         install: Called with a folder and the words of an installer for packages into it.
+        target: Another CPU that it compiles for; its parts come beside the toolkit.
+        options: What lets the installer take packages for that CPU.
 
     Raises:
         FlashDistError: It cannot be brought.
     """
+    own = _install_own(cuda, folder, install)
+    if target is None:
+        return own
+    parts = folder.with_name(f"{folder.name}-{target.machine}")
+    home = parts / "nvidia" / "cu13"
+    with make_once(parts) as missing:
+        if missing:
+            install(parts, *options, f"cuda-toolkit[cudart,crt,cccl]=={cuda}.*")
+            assemble_home(own, home, target)
+    return home
+
+
+def _install_own(cuda: str, folder: Path, install: Callable[..., object]) -> Path:
     home = folder / "home" if cuda == CUDA_12 else folder / "nvidia" / "cu13"
     with make_once(folder) as missing:
         if missing and cuda == CUDA_12:
@@ -37,33 +58,4 @@ def install_toolkit(cuda: str, folder: Path, install: Callable[..., object]) -> 
         elif missing:
             install(folder, f"cuda-toolkit[nvcc,cccl]=={cuda}.*")
             complete_links(home)
-    return home
-
-
-def install_foreign(
-    cuda: str,
-    folder: Path,
-    install: Callable[..., object],
-    target: Target,
-    options: tuple[str, ...],
-) -> Path:
-    """Return the CUDA_HOME of a toolkit that compiles for another CPU.
-
-    Args:
-        cuda: Its version, such as `13.0`.
-        folder: Where the toolkit for this CPU is, or will be; the other comes beside it.
-        install: As in `install_toolkit`.
-        target: The other CPU.
-        options: What lets the installer take packages for it.
-
-    Raises:
-        FlashDistError: It cannot be brought.
-    """
-    toolkit = install_toolkit(cuda, folder, install)
-    parts = folder.with_name(f"{folder.name}-{target.machine}")
-    home = parts / "nvidia" / "cu13"
-    with make_once(parts) as missing:
-        if missing:
-            install(parts, *options, f"cuda-toolkit[cudart,crt,cccl]=={cuda}.*")
-            assemble_home(toolkit, home, target)
     return home

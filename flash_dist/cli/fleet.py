@@ -145,10 +145,11 @@ def run_fleet(options: FleetOptions) -> int:
     rank = Rank.of_environment()
     dist = _join(rank, options.backend)
     environment = gather_gpus(read_installed())
+    proof = Proof(environment, runs=options.runs, timeout=DEFAULT_TIMEOUT, child=options.child)
     members: list[Member] = []
     try:
         for number in range(options.rounds):
-            mine = _prove(rank, environment, options)
+            mine = _prove(rank, environment, proof, options)
             everyone: list[Any] = [None] * rank.world
             dist.all_gather_object(everyone, replace(mine, round=number))
             members += everyone
@@ -196,7 +197,8 @@ def _join(rank: Rank, backend: str) -> Any:  # noqa: ANN401 - torch.distributed 
     return dist
 
 
-def _prove(rank: Rank, environment: Environment, options: FleetOptions) -> Member:
+def _prove(rank: Rank, environment: Environment, proof: Proof, options: FleetOptions) -> Member:
+    """Return what this rank's GPU computes in one round; the proof reads its library once."""
     host = socket.gethostname()
     gpus = environment.cuda.gpus
     if not gpus:
@@ -211,9 +213,9 @@ def _prove(rank: Rank, environment: Environment, options: FleetOptions) -> Membe
     verdict = replace(check_gpu(environment, gpu), name=f"gpu {gpu.index}", gpu=gpu.index)
     if not verdict.is_usable:
         return Member(rank.rank, host, gpu, nobody, (), verdict)
-    proof = Proof(environment, runs=options.runs, timeout=DEFAULT_TIMEOUT, child=options.child)
+    before = len(proof.proven)  # a round that fails leaves nothing
     result = guard(f"selftest {gpu.index}", lambda: proof.run(gpu), gpu=gpu.index)
-    _, setting, own = proof.proven[-1] if proof.proven else (gpu, nobody, ())
+    _, setting, own = proof.proven[-1] if proof.proven[before:] else (gpu, nobody, ())
     return Member(rank.rank, host, gpu, setting, own, replace(result, data={}))
 
 

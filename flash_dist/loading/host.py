@@ -6,10 +6,10 @@ import platform
 import sys
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..machine.torch_install import find_torch_libraries
 from .linker import Linker, read_linker
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def read_host(torch: Torch, libc: str) -> LoadHost:
     Raises:
         FatbinError: The interpreter is no ELF program: what loads libraries here is another.
     """
-    folder = _torch_folder()
+    folder = find_torch_libraries()
     nvidia = (Path(entry or ".", "nvidia") for entry in sys.path)
     loaded = [folder] if folder is not None else []
     loaded += [lib for one in nvidia if one.is_dir() for lib in sorted(one.glob("*/lib"))]
@@ -54,14 +54,3 @@ def read_host(torch: Torch, libc: str) -> LoadHost:
         tuple(EXTENSION_SUFFIXES),
         folder,
     )
-
-
-def _torch_folder() -> Path | None:
-    """Find torch's libraries; a top-level package is found without importing it."""
-    try:
-        spec = find_spec("torch")
-    except (ImportError, ValueError):
-        return None
-    places = spec.submodule_search_locations if spec is not None else None
-    folders = (Path(place, "lib") for place in places or ())
-    return next((folder for folder in folders if folder.is_dir()), None)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import mmap
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..binaries.files import open_file
 from ..errors import FlashDistError
 from ..gpucode.fatbin import read_fatbin
 from ..targets.archs import Arch
+from .torch_install import find_torch_libraries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from ..gpucode.images import FatbinReport
 
@@ -49,11 +49,9 @@ class TorchCode:
 
 def read_torch_code() -> TorchCode:
     """Read the headers of the installed torch's GPU code."""
-    try:
-        distribution = importlib.metadata.distribution("torch")
-        folder = Path(str(distribution.locate_file("torch/lib")))
-    except importlib.metadata.PackageNotFoundError:
-        return TorchCode(reason="torch is not installed")
+    folder = find_torch_libraries()
+    if folder is None:
+        return TorchCode(reason="torch is not installed, or has no libraries")
     return read_torch_folder(folder)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -47,6 +48,17 @@ def read_torch() -> Torch:
     if not version:
         return Torch("broken", reason="torch is installed but its metadata has no version")
     return Torch("ok", version, parse_torch_cuda(text))
+
+
+def find_torch_libraries() -> Path | None:
+    """Return the folder of torch's libraries; a top-level package is found without importing it."""
+    try:
+        spec = find_spec("torch")
+    except (ImportError, ValueError):
+        return None
+    places = spec.submodule_search_locations if spec is not None else None
+    folders = (Path(place, "lib") for place in places or ())
+    return next((folder for folder in folders if folder.is_dir()), None)
 
 
 def parse_torch_cuda(text: str) -> str:

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from flash_dist.cli.fleet import Rank
+from flash_dist.cli.fleet import FleetOptions, Rank, _prove
+from flash_dist.doctor.proof import Proof
 from flash_dist.errors import UsageError
 from flash_dist.findings.proofs import SELFTEST_CRASHED
 from flash_dist.findings.result import CheckResult
@@ -14,6 +15,7 @@ from flash_dist.machine.libcuda import Gpu
 from flash_dist.selftest.fingerprints import Fingerprint, Setting
 from flash_dist.selftest.fleet import Member, compare_members
 from flash_dist.targets.devices import Device
+from tests.unit.made.builds import ALL, make_environment
 
 SETTING = Setting("9.0", 132, 232448, "planner")
 RIGHT = Fingerprint("odd bf16 d64", 1, "code", "", {"out": "a", "dk": "b"})
@@ -98,3 +100,22 @@ def test_without_torchrun_a_fleet_says_how_to_start(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(UsageError, match="must be started by torchrun, got no RANK"):
         Rank.of_environment()
+
+
+class OneGoodRound(Proof):
+    """Computes in its first round and crashes in the next."""
+
+    def run(self, gpu: Gpu) -> CheckResult:
+        if self.proven:
+            message = "the GPU fell off the bus"
+            raise OSError(message)
+        self.proven.append((gpu, SETTING, (RIGHT,)))
+        return FINE
+
+
+def test_a_round_that_crashes_does_not_count_with_the_bits_of_the_round_before() -> None:
+    environment, rank = make_environment(ALL, "9.0"), Rank(0, 0, 1)
+    proof, options = OneGoodRound(environment, runs=1, timeout=1), FleetOptions(runs=1)
+    first, second = (_prove(rank, environment, proof, options) for _ in range(2))
+    assert (first.setting, first.fingerprints) == (SETTING, (RIGHT,))
+    assert (second.fingerprints, second.result.id) == ((), "check-crashed")

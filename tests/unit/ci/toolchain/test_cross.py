@@ -16,7 +16,7 @@ from ci.toolchain.cross import (
     run_tool,
     target_machine,
 )
-from ci.toolchain.install import install_foreign
+from ci.toolchain.install import install_toolkit
 from ci.toolchain.nvcc import ToolchainError, glibc_version
 from ci.trials.aarch64 import find_wheels
 from ci.wheels.artefacts import ArtefactError
@@ -86,10 +86,11 @@ def test_a_toolkit_for_another_cpu_is_brought_once_and_beside_that_for_this_cpu(
 
     folder = tmp_path / "cuda-13.0"
     for _ in range(2):
-        home = install_foreign("13.0", folder, install, ARM, ARM.pip_options)
+        home = install_toolkit("13.0", folder, install, ARM, ARM.pip_options)
         assert (home / "bin" / "nvcc").read_text() == "x86"
         assert (home / "lib" / "libcudart_static.a").read_text() == "arm"
     assert home == tmp_path / "cuda-13.0-aarch64" / "nvidia" / "cu13"
+    assert install_toolkit("13.0", folder, install) == folder / "nvidia" / "cu13"
     assert asked == [
         ("cuda-13.0", "cuda-toolkit[nvcc,cccl]==13.0.*"),
         ("cuda-13.0-aarch64", *ARM.pip_options, "cuda-toolkit[cudart,crt,cccl]==13.0.*"),
