@@ -73,12 +73,13 @@ def check_gpu(environment: Environment, gpu: Gpu) -> CheckResult:
         "ok",
         f"{describe_gpu(gpu)}: {describe_how(verdict)}",
         (
-            *describe_kernels(verdict),
+            *describe_lacking(verdict),
             *describe_first_start(verdict, environment),
             *describe_proof(verdict),
             *describe_unknown(environment, gpu),
         ),
         data=verdict.to_json(),
+        background=describe_plans(verdict),
     )
     better = unsupported_fix(_all_devices(environment), _build(environment))
     if verdict.how == "unverified":
@@ -101,12 +102,13 @@ def _refuse(environment: Environment, gpu: Gpu, verdict: DeviceVerdict) -> Check
         "fail",
         summary,
         (
-            *(describe_kernels(verdict) if verdict.targets else ()),
+            *(describe_lacking(verdict) if verdict.targets else ()),
             *describe_unknown(environment, gpu),
         ),
         fix,
         REFUSED[verdict.cause],
         data=verdict.to_json(),
+        background=describe_plans(verdict) if verdict.targets else (),
     )
 
 
@@ -166,24 +168,25 @@ def describe_gpu(gpu: Gpu) -> str:
     return f"{named}, {gpu.memory_bytes / _GIB:.0f} GiB" if gpu.memory_bytes else named
 
 
-def describe_kernels(verdict: DeviceVerdict) -> tuple[str, ...]:
+def describe_plans(verdict: DeviceVerdict) -> tuple[str, ...]:
     """Write one line per kernel family; dtypes that fare alike share it."""
     lines: dict[tuple[str, str], list[str]] = {}
     for (family, dtype), kernels in _by_family_and_dtype(verdict).items():
         text = "; ".join(_describe_head_dims(kernels))
         lines.setdefault((family, text), []).append(dtype)
+    return tuple(
+        f"{family:<16} {' '.join(dtypes):<14}  {text}" for (family, text), dtypes in lines.items()
+    )
+
+
+def describe_lacking(verdict: DeviceVerdict) -> tuple[str, ...]:
+    """Say which dtypes the hardware cannot compute with."""
     lacking = {
         kernel.key[1]: kernel.reason
         for kernel in verdict.kernels
         if kernel.how == "not-on-this-hardware"
     }
-    return (
-        *(
-            f"{family:<16} {' '.join(dtypes):<14}  {text}"
-            for (family, text), dtypes in lines.items()
-        ),
-        *(f"not on this hardware: {reason}" for reason in lacking.values()),
-    )
+    return tuple(f"not on this hardware: {reason}" for reason in lacking.values())
 
 
 def _by_family_and_dtype(verdict: DeviceVerdict) -> dict[tuple[str, str], list[KernelVerdict]]:

@@ -145,7 +145,7 @@ def _show(results: Iterator[CheckResult], args: argparse.Namespace) -> Iterator[
         if first is not None and not args.verbose:
             shown = fold(result, first)
         if not args.json and is_shown(result, quiet=args.quiet):
-            print_result(console, shown)
+            print_result(console, shown, verbose=args.verbose)
         if result.gpu is not None and shown is result:
             first = result
         yield result
@@ -154,9 +154,10 @@ def _show(results: Iterator[CheckResult], args: argparse.Namespace) -> Iterator[
 def fold(result: CheckResult, first: CheckResult) -> CheckResult:
     """Leave out the details of a GPU that fares as one before it does; -v prints them."""
     kinds = {one.name.split()[0] for one in (result, first)}
-    same = (result.status, result.details) == (first.status, first.details)
-    if len(kinds) == 1 and same and len(result.details) > _FOLDED:
-        return replace(result, details=(f"in detail as {first.name}",))
+    same = (result.status, result.all_details) == (first.status, first.all_details)
+    shown = result.details if result.status == "ok" else result.all_details
+    if len(kinds) == 1 and same and len(shown) > _FOLDED:
+        return replace(result, details=(f"in detail as {first.name}",), background=())
     return result
 
 

@@ -62,6 +62,7 @@ class CheckResult:
         gpu: Which one it is about.
         data: More for programs.
         name: Of the check.
+        background: Details that come first, and that a text leaves out where all is well.
     """
 
     status: Status
@@ -72,6 +73,7 @@ class CheckResult:
     gpu: int | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
+    background: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return self.status != "fail"
@@ -86,6 +88,11 @@ class CheckResult:
         """Whether what was judged may be used; of what was skipped nobody knows."""
         return self.status in {"ok", "warn"}
 
+    @property
+    def all_details(self) -> tuple[str, ...]:
+        """The details with their background."""
+        return (*self.background, *self.details)
+
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain data."""
         return {
@@ -94,7 +101,7 @@ class CheckResult:
             "id": self.id or None,
             "gpu": self.gpu,
             "summary": self.summary,
-            "details": list(self.details),
+            "details": list(self.all_details),
             "fix": self.fix or None,
             "docs": self.entry.page if self.entry else None,
             "data": dict(self.data),

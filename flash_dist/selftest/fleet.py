@@ -133,7 +133,7 @@ def _describe_failure(member: Member) -> CheckResult:
     return CheckResult(
         "fail",
         f"{member.where}: {result.summary}",
-        result.details,
+        result.all_details,
         result.fix,
         result.entry,
         name=f"rank {member.rank}",

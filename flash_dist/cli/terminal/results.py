@@ -54,25 +54,31 @@ def is_shown(result: CheckResult, *, quiet: bool) -> bool:
     return not quiet or result.status in {"warn", "fail"}
 
 
-def print_result(console: Console, result: CheckResult) -> None:
+def print_result(console: Console, result: CheckResult, *, verbose: bool = False) -> None:
     """Print one result. The tag's word carries the meaning, the colour repeats it."""
     width = max(console.width, _TEXT_COLUMN + _NARROWEST) if console.is_terminal else None
-    for line in layout_result(result, width):
+    for line in layout_result(result, width, verbose=verbose):
         text = Text(printable(line))
         if not line.startswith(" "):
             text.stylize(_STYLES[result.status], 0, len(result.status) + 2)
         console.print(text, soft_wrap=True)
 
 
-def layout_result(result: CheckResult, width: int | None) -> Iterator[str]:
-    """Lay out the lines of a result; without a width (in a pipe) a sentence stays one line."""
+def layout_result(
+    result: CheckResult, width: int | None, *, verbose: bool = False
+) -> Iterator[str]:
+    """Lay out the lines of a result; without a width (in a pipe) a sentence stays one line.
+
+    What stands behind a good result is left out unless it is asked for.
+    """
     head = f"[{result.status}]".ljust(_NAME_COLUMN) + result.name
     head = head.ljust(_TEXT_COLUMN) if len(head) < _TEXT_COLUMN else head + "  "
     first, *rest = _wrap(result.summary, width)
     yield head + first
     for line in rest:
         yield " " * _TEXT_COLUMN + line
-    for detail in (*result.details, *_describe_fix(result)):
+    details = result.all_details if verbose or result.status != "ok" else result.details
+    for detail in (*details, *_describe_fix(result)):
         for line in _wrap(detail, width):
             yield " " * _TEXT_COLUMN + line
 

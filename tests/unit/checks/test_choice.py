@@ -158,9 +158,40 @@ def test_quiet_leaves_warnings_failures_and_the_last_line(
 def test_gpus_that_fare_alike_share_their_details_unless_verbose(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    on_machine(monkeypatch, ALL, "9.0", "9.0", "8.6")
+    on_machine(monkeypatch, "7.5+PTX", "8.6", "8.6", "7.5")
     _, _, out = doctor(capsys, "--only", "gpu")
     assert out.count("in detail as gpu 0") == 1
-    assert out.count("bwd_delta") == 2
+    assert out.count("bwd_delta") == 1
     _, _, out = doctor(capsys, "--only", "gpu", "-v")
+    assert "in detail as" not in out
     assert out.count("bwd_delta") == 3
+
+
+def test_a_healthy_gpu_is_one_line_and_verbose_tells_its_plans(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_machine(monkeypatch, ALL, "9.0", "8.6")
+    _, _, out = doctor(capsys, "--only", "gpu")
+    assert out == (
+        "[ok]    gpu 0       GPU A (compute capability 9.0), 24 GiB: native code (sm_90a)\n"
+        "[ok]    gpu 1       GPU B (compute capability 8.6), 24 GiB: code of the same major "
+        "(sm_80)\n\n2 ok: no failure (exit status 0)\n"
+    )
+    _, _, verbose = doctor(capsys, "--only", "gpu", "-v")
+    told = [line.strip() for line in verbose.splitlines() if line.startswith(" ")]
+    _, _, text = doctor(capsys, "--only", "gpu", "--json")
+    recorded = [line for check in json.loads(text)["checks"] for line in check["details"]]
+    assert told == recorded
+    assert sum("KB plan" in line for line in told) == 2
+
+
+def test_what_matters_of_a_healthy_gpu_is_told_without_being_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = on_machine(monkeypatch, ALL, "7.5", "12.0")
+    machine.made = make_environment(ALL, "7.5", "12.0", proof="assembled")
+    _, _, out = doctor(capsys, "--only", "gpu")
+    assert "not on this hardware: bf16 needs compute capability 8.0 or newer" in out
+    assert out.count("was only assembled by its builder") == 2
+    assert "KB plan" not in out
+    assert "in detail as" not in out

@@ -204,9 +204,12 @@ def test_the_cost_of_the_jit_is_said() -> None:
 
 
 def test_the_plan_of_each_kernel_is_shown() -> None:
-    details = find(look(make_environment(ALL, "8.6")), "gpu 0").details
-    assert "fwd              fp16 bf16 fp32  head_dim 64: sm_80, 64 KB plan; " in details[0]
-    assert "head_dim 128: sm_80, 99 KB plan" in details[0]
+    result = find(look(make_environment(ALL, "8.6")), "gpu 0")
+    assert result.details == ()
+    plans = result.background
+    assert "fwd              fp16 bf16 fp32  head_dim 64: sm_80, 64 KB plan; " in plans[0]
+    assert "head_dim 128: sm_80, 99 KB plan" in plans[0]
+    assert result.to_json()["details"] == list(plans)
 
 
 def test_a_lowered_limit_and_jit_variables_are_warnings() -> None:
@@ -270,7 +273,7 @@ def test_a_new_gpu_that_is_really_there_is_no_warning_and_its_own_limit_counts()
     machine = replace(machine, cuda=replace(machine.cuda, gpus=(gpu,)))
     result = find(look(machine), "gpu 0")
     assert (result.status, result.id) == ("ok", "")
-    assert any("163 KB plan" in line for line in result.details)
+    assert any("163 KB plan" in line for line in result.background)
     assert any("13.0 is unknown to this flash_dist" in line for line in result.details)
     assert not any("assumed" in line for line in result.details)
 
