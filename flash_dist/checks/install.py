@@ -26,10 +26,14 @@ from ..targets.advice import GET_GLIBC, describe_archs, torch_fix
 from ..targets.wording import few_lines, list_few
 
 if TYPE_CHECKING:
+    from ..machine.install_files import InstallFiles
     from ..machine.torch_install import Torch
     from .environment import Environment
 
 _SHOWN_DIFFERENCES = 8
+_LEAVE = (
+    "leave the source tree, which Python imports instead of the wheel: `cd ..` and run it again"
+)
 
 
 def check_system(environment: Environment) -> CheckResult:
@@ -119,6 +123,7 @@ def check_install(environment: Environment) -> CheckResult:
         copies = list_few(files.copies, _SHOWN_DIFFERENCES)
         summary = f"{PACKAGE.name} lies in {files.folder}, which runs, and in {copies}"
         fix = f"remove the copy, or `pip uninstall {PACKAGE.name}` there"
+        fix = _LEAVE if files.in_sources else fix
         return CheckResult("warn", summary, fix=fix, entry=INSTALL_TWICE)
     if files.leftovers:
         leftovers = list_few(files.leftovers, _SHOWN_DIFFERENCES)
@@ -146,7 +151,7 @@ def check_build(environment: Environment) -> CheckResult:
             "fail",
             "there is no built flash_dist here: neither its manifest nor its kernels can be read",
             tuple(problem for problem in problems if problem),
-            "install a wheel: `nox -s build_wheels -- <arch set>` builds one into dist/",
+            build_fix(environment.files),
             NOT_BUILT,
         )
     archs = describe_archs(build.archs)
@@ -165,6 +170,14 @@ def check_build(environment: Environment) -> CheckResult:
             EMBEDDED_DIFFERS,
         )
     return CheckResult("ok", summary)
+
+
+def build_fix(files: InstallFiles) -> str:
+    """Return the step that leads to a build: there may be one that the source tree hides."""
+    if files.in_sources and files.copies:
+        return _LEAVE
+    get = "install a wheel: `nox -s build_wheels -- <arch set>` builds one into dist/"
+    return f"{get}, then leave the source tree: `cd ..`" if files.in_sources else get
 
 
 def reinstall_fix() -> str:

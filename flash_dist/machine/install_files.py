@@ -34,6 +34,7 @@ class InstallFiles:
     changed: tuple[str, ...] = ()
     leftovers: tuple[str, ...] = ()
     copies: tuple[str, ...] = ()  # other folders that Python would find this package in
+    in_sources: bool = False  # what runs is the source tree that Python was started in
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as plain data."""
@@ -60,10 +61,11 @@ def read_install_files(
     folder = package.resolve().parent
     places = list(dict.fromkeys(sys.path if search_path is None else search_path))
     copies = tuple(sorted(_find_copies(package.name, folder, places)))
+    in_sources = bool(places) and _is_source_tree(folder, Path(places[0] or "."))
     distribution = _find_distribution(package.name, folder)
     recorded = distribution.files if distribution is not None else None
     if not recorded:
-        return InstallFiles(folder=str(folder), copies=copies)
+        return InstallFiles(folder=str(folder), copies=copies, in_sources=in_sources)
     known = {str(file): file for file in recorded if not _is_cache(Path(str(file)))}
     missing = tuple(sorted(name for name in known if not (folder / name).exists()))
     changed = sorted(
@@ -90,6 +92,14 @@ def _find_copies(name: str, own: Path, places: Iterable[str]) -> Iterator[str]:
         other = Path(place or ".").resolve()
         if other != own and (other / name / "__init__.py").is_file():
             yield str(other)
+
+
+def _is_source_tree(folder: Path, first: Path) -> bool:
+    """Whether a folder is a source tree, and the first place where Python looks: it started there.
+
+    `python -m` puts the folder it is started in before all installed packages.
+    """
+    return first.resolve() == folder and (folder / "csrc" / "kernels.toml").is_file()
 
 
 def _is_cache(path: Path) -> bool:

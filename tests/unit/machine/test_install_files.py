@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from flash_dist.checks.install import check_install
+from flash_dist.checks.install import build_fix, check_install
 from flash_dist.machine.install_files import InstallFiles, read_install_files
 from tests.unit.made.builds import HOPPER, make_environment
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+ROOT = Path(__file__).parents[3]
 CONTENTS = {"__init__.py": b"", "_C.abi3.so": b"\x7fELF" * 100, "masks/spec.py": b"x = 1\n"}
 
 
@@ -103,6 +105,58 @@ def test_a_source_tree_has_no_record(tmp_path: Path) -> None:
     assert files == InstallFiles(folder=str(tmp_path))
     status, _, summary, _ = check(files)
     assert (status, summary) == ("ok", f"pip has no record of the package in {tmp_path}")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A source tree."""
+    folder = tmp_path / "clone"
+    for name in ("flash_dist/__init__.py", "csrc/kernels.toml"):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).touch()
+    return folder
+
+
+def test_a_source_tree_that_hides_a_wheel_is_to_be_left(package: Path, tree: Path) -> None:
+    (package / "__init__.py").touch()
+    files = read(tree / "flash_dist", package.parent)
+    assert files == InstallFiles(folder=str(tree), copies=(str(package.parent),), in_sources=True)
+    assert check(files)[:2] == ("warn", "install-twice")
+    assert check(files)[3] == build_fix(files)
+    assert "`cd ..`" in build_fix(files)
+    assert "uninstall" not in check(files)[3]
+
+
+def test_a_source_tree_alone_is_to_be_built_and_left(tree: Path) -> None:
+    fix = build_fix(read(tree / "flash_dist"))
+    assert "nox -s build_wheels" in fix
+    assert fix.endswith("leave the source tree: `cd ..`")
+
+
+def test_what_is_not_the_tree_that_python_started_in_is_not_to_be_left(
+    package: Path, tree: Path
+) -> None:
+    inside = read_install_files(tree / "flash_dist", [str(package.parent), str(tree)])
+    assert not inside.in_sources  # PYTHONPATH names it: `cd` would not help
+    assert not read(package).in_sources
+    assert build_fix(read(package)).endswith("builds one into dist/")
+
+
+def test_doctor_in_a_clone_says_to_leave_it(tmp_path: Path) -> None:
+    (tmp_path / "flash_dist").mkdir()
+    (tmp_path / "flash_dist" / "__init__.py").touch()  # what stands for the installed package
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    done = subprocess.run(
+        [sys.executable, "-m", "flash_dist", "doctor", "--only", "install,build", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**environ, "PYTHONPATH": str(tmp_path)},
+    )
+    checks = json.loads(done.stdout)["checks"]
+    assert [check["id"] for check in checks] == ["install-twice", "not-built"]
+    assert all(check["fix"].startswith("leave the source tree") for check in checks)
 
 
 def test_a_file_nobody_may_read_counts_as_changed(package: Path) -> None:

@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from flash_dist.gpucode.images import FatbinEntry, FatbinReport
+from flash_dist.loading.parts import Loading
 from flash_dist.machine.host import DeviceFile, Host
 from flash_dist.machine.install_files import InstallFiles
+from flash_dist.machine.installed import Installed
 from flash_dist.machine.jit_cache import JitCache
 from flash_dist.machine.libcuda import Cuda, Gpu
 from flash_dist.machine.nvml import MigInstance, Nvml, PhysicalGpu
@@ -236,6 +238,23 @@ SCENARIOS: dict[str, Scenario] = {
         (("install", "warn", "install-twice"),),
         0,
         ("lies in /opt/a, which runs, and in /opt/b",),
+    ),
+    "the source tree in place of the wheel": Scenario(
+        replace(
+            make_machine(ALL, AMPERE),
+            files=InstallFiles(folder="/src", copies=("/opt/b",), in_sources=True),
+            installed=Installed(manifest_problem="no manifest", library_problem="no library"),
+            loading=Loading("not-tried"),
+        ),
+        (
+            ("install", "warn", "install-twice"),
+            ("build", "fail", "not-built"),
+            ("extension", "skip", "extension-absent"),
+            ("gpu 0", "skip", "not-judged"),
+            ("selftest 0", "skip", "selftest-not-run"),
+        ),
+        1,
+        ("leave the source tree, which Python imports instead of the wheel: `cd ..`",),
     ),
     "no GPU and no driver": Scenario(
         replace(make_environment(ALL), cuda=NO_LIBCUDA, host=Host(cache=CACHE)),
