@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from .elf import Buffer
 
 MAGIC = b"MZ"
-NAME_SIZE = 8  # longer names are cut by linkers: `.nv_fatb`
 MAX_STRINGS = 64 << 20
 
 _MACHINES = {0x8664: "x86-64", 0xAA64: "ARM64"}
