@@ -1,4 +1,4 @@
-"""Checks of anybody's libraries against the GPUs of a machine, real or imagined.
+"""Checks of anybody's libraries, ours among them, against the GPUs of a machine, real or imagined.
 
 They explain, and accuse nobody: that a container has nothing for a GPU is normal where the library
 never calls it there.
@@ -8,8 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from ..builds.contents import read_manifest
+from ..builds.manifest import load_manifest
+from ..builds.package import KERNELS
+from ..errors import FlashDistError
 from ..findings.libraries import (
     LIBRARY_NO_MATCHING_CODE,
     LIBRARY_PARTLY,
@@ -20,6 +25,7 @@ from ..findings.libraries import (
 )
 from ..findings.result import CheckResult
 from ..gpucode.archives import Library, Unread
+from ..machine.installed import Installed, combine, read_variants
 from ..targets.advice import HOW_WORDS, describe_archs
 from .driver import check_driver
 from .environment import find_situation
@@ -27,13 +33,12 @@ from .gpus import check_any_gpu, check_gpu, describe_gpu
 from .guard import guard
 from .library_loading import LibraryLoading
 from .library_verdict import LibraryVerdict, judge_library
-from .own_library import read_own
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from ..builds.manifest import Manifest
     from ..gpucode.images import FatbinReport
-    from ..machine.installed import Installed
     from ..machine.libcuda import Gpu
     from .environment import Environment
 
@@ -76,6 +81,31 @@ def examine_libraries(
         results = [_check_own(environment, gpu, own) for own in ours]
         yield from results
         yield from check_libraries(environment, gpu, reports, served=any(results))
+
+
+def read_own(library: Library) -> Installed | None:
+    """Return the build that a library is part of, from its kernels' names and its manifest.
+
+    None for the libraries of others: of theirs, no name tells which kernels replace each other.
+    """
+    if PurePosixPath(library.name).name != KERNELS:
+        return None
+    manifest, problem = None, ""
+    try:
+        manifest = _read_manifest(library)
+    except FlashDistError as error:
+        problem = error.message
+    variants = read_variants(library.fatbin, manifest.toolkit.cuda if manifest else None)
+    if not variants:
+        return None
+    return combine(manifest, variants, library=library.name, manifest_problem=problem)
+
+
+def _read_manifest(library: Library) -> Manifest:
+    """Read the manifest that lies beside a library, in a wheel or a folder."""
+    if library.archive:
+        return read_manifest(library.archive)
+    return load_manifest(Path(library.name).parent)
 
 
 def _check_own(environment: Environment, gpu: Gpu, own: Installed) -> CheckResult:

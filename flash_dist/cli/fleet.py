@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
-import os
-import platform
-import socket
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ..checks.environment import gather_gpus
-from ..checks.gpus import check_gpu
-from ..checks.guard import guard
 from ..doctor.proof import Proof
+from ..doctor.rank import Rank, join_ranks, prove_rank
 from ..errors import UsageError
-from ..findings.proofs import FLEET_TOO_MANY_RANKS
 from ..findings.result import CheckResult, exit_code, worst_status
 from ..machine.installed import read_installed
-from ..selftest.fingerprints import Identity, Setting, make_fingerprints
 from ..selftest.fleet import Member, compare_members
-from ..selftest.run import CHILD, DEFAULT_RUNS, DEFAULT_TIMEOUT, check_selftest, run_selftest
+from ..selftest.run import CHILD, DEFAULT_RUNS, DEFAULT_TIMEOUT
 from .options import add_json, add_runs, add_strict, add_subcommand
 from .terminal.results import is_shown, make_console, print_result
 
@@ -28,7 +21,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
 
-    from ..checks.environment import Environment
     from .options import Subparsers
 
 EPILOG = """\
@@ -40,11 +32,7 @@ exit status: 0 no failure, 1 at least one failure, 2 wrong usage, 3 no GPU to ch
 """
 
 BACKENDS: Final = ("gloo", "nccl")
-LAUNCHER: Final = "torchrun --nproc-per-node=gpu -m flash_dist fleet"
 JSON_VERSION = 1
-
-_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-_SLACK = 600.0  # seconds that ranks may wait for the slowest one
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -100,24 +88,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True)
-class Rank:
-    """This process among those that torchrun started."""
-
-    rank: int
-    local: int
-    world: int
-
-    @classmethod
-    def of_environment(cls) -> Rank:
-        """Read what torchrun sets."""
-        missing = [name for name in _VARIABLES if not os.environ.get(name)]
-        if missing:
-            message = f"a fleet must be started by torchrun, got no {missing[0]}"
-            raise UsageError(message, hint=f"`{LAUNCHER}`; with --nnodes for several machines")
-        return cls(*(int(os.environ[name]) for name in _VARIABLES[:3]))
-
-
-@dataclass(frozen=True)
 class FleetOptions:
     """What is asked of a fleet.
 
@@ -143,13 +113,13 @@ class FleetOptions:
 def run_fleet(options: FleetOptions) -> int:
     """Prove this rank's GPU, gather what all computed, and let rank 0 report."""
     rank = Rank.of_environment()
-    dist = _join(rank, options.backend)
+    dist = join_ranks(rank, options.backend)
     environment = gather_gpus(read_installed())
     proof = Proof(environment, runs=options.runs, timeout=DEFAULT_TIMEOUT, child=options.child)
     members: list[Member] = []
     try:
         for number in range(options.rounds):
-            mine = _prove(rank, environment, proof, options)
+            mine = prove_rank(rank, environment, proof, runs=options.runs, child=options.child)
             everyone: list[Any] = [None] * rank.world
             dist.all_gather_object(everyone, replace(mine, round=number))
             members += everyone
@@ -184,48 +154,6 @@ def _went_well(member: Member) -> bool:
 def _describe(member: Member) -> CheckResult:
     summary = f"{member.where}: {member.result.summary}"
     return CheckResult(member.result.status, summary, name=f"rank {member.rank}")
-
-
-def _join(rank: Rank, backend: str) -> Any:  # noqa: ANN401 - torch.distributed is not typed
-    import torch  # noqa: PLC0415 - the only part of doctor that needs it in its own process
-
-    dist: Any = torch.distributed
-    if backend == "nccl":
-        torch.cuda.set_device(rank.local)
-    patience = dt.timedelta(seconds=DEFAULT_TIMEOUT + _SLACK)
-    dist.init_process_group(backend, timeout=patience)
-    return dist
-
-
-def _prove(rank: Rank, environment: Environment, proof: Proof, options: FleetOptions) -> Member:
-    """Return what this rank's GPU computes in one round; the proof reads its library once."""
-    host = socket.gethostname()
-    gpus = environment.cuda.gpus
-    if not gpus:
-        return _prove_cpu(rank, host, environment, options)
-    nobody = Setting("none", 0, 0, "")
-    if rank.local >= len(gpus):
-        summary = f"there are {len(gpus)} GPUs and this is local rank {rank.local}"
-        fix = f"start one rank per GPU: `{LAUNCHER}`"
-        result = CheckResult("fail", summary, fix=fix, entry=FLEET_TOO_MANY_RANKS, name="gpu")
-        return Member(rank.rank, host, None, nobody, (), result)
-    gpu = gpus[rank.local]
-    verdict = replace(check_gpu(environment, gpu), name=f"gpu {gpu.index}", gpu=gpu.index)
-    if not verdict.is_usable:
-        return Member(rank.rank, host, gpu, nobody, (), verdict)
-    before = len(proof.proven)  # a round that fails leaves nothing
-    result = guard(f"selftest {gpu.index}", lambda: proof.run(gpu), gpu=gpu.index)
-    _, setting, own = proof.proven[-1] if proof.proven[before:] else (gpu, nobody, ())
-    return Member(rank.rank, host, gpu, setting, own, replace(result, data={}))
-
-
-def _prove_cpu(rank: Rank, host: str, environment: Environment, options: FleetOptions) -> Member:
-    """Without GPUs the reference path runs; its bits are those of one host and torch."""
-    report = run_selftest("cpu", runs=options.runs, child=options.child)
-    where = f"cpu of {host}, {platform.machine()}, torch {environment.torch.version}"
-    own = make_fingerprints(report, Identity(), "")
-    result = replace(check_selftest(report), data={}, name="selftest cpu")
-    return Member(rank.rank, host, None, Setting(where, 0, 0, ""), own, result)
 
 
 def to_json(

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from flash_dist.cli.fleet import FleetOptions, Rank, _prove
 from flash_dist.doctor.proof import Proof
+from flash_dist.doctor.rank import Rank, prove_rank
 from flash_dist.errors import UsageError
 from flash_dist.findings.proofs import SELFTEST_CRASHED
 from flash_dist.findings.result import CheckResult
@@ -115,7 +115,7 @@ class OneGoodRound(Proof):
 
 def test_a_round_that_crashes_does_not_count_with_the_bits_of_the_round_before() -> None:
     environment, rank = make_environment(ALL, "9.0"), Rank(0, 0, 1)
-    proof, options = OneGoodRound(environment, runs=1, timeout=1), FleetOptions(runs=1)
-    first, second = (_prove(rank, environment, proof, options) for _ in range(2))
+    proof = OneGoodRound(environment, runs=1, timeout=1)
+    first, second = (prove_rank(rank, environment, proof, runs=1) for _ in range(2))
     assert (first.setting, first.fingerprints) == (SETTING, (RIGHT,))
     assert (second.fingerprints, second.result.id) == ((), "check-crashed")

@@ -1,0 +1,108 @@
+"""One rank of a fleet that torchrun started: which it is, and the proof of its GPU."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import platform
+import socket
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from ..checks.gpus import check_gpu
+from ..checks.guard import guard
+from ..errors import UsageError
+from ..findings.proofs import FLEET_TOO_MANY_RANKS
+from ..findings.result import CheckResult
+from ..selftest.fingerprints import Identity, Setting, make_fingerprints
+from ..selftest.fleet import Member
+from ..selftest.run import CHILD, DEFAULT_TIMEOUT, check_selftest, run_selftest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..checks.environment import Environment
+    from .proof import Proof
+
+LAUNCHER: Final = "torchrun --nproc-per-node=gpu -m flash_dist fleet"
+
+_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_SLACK = 600.0  # seconds that ranks may wait for the slowest one
+
+
+@dataclass(frozen=True)
+class Rank:
+    """This process among those that torchrun started."""
+
+    rank: int
+    local: int
+    world: int
+
+    @classmethod
+    def of_environment(cls) -> Rank:
+        """Read what torchrun sets."""
+        missing = [name for name in _VARIABLES if not os.environ.get(name)]
+        if missing:
+            message = f"a fleet must be started by torchrun, got no {missing[0]}"
+            raise UsageError(message, hint=f"`{LAUNCHER}`; with --nnodes for several machines")
+        return cls(*(int(os.environ[name]) for name in _VARIABLES[:3]))
+
+
+def join_ranks(rank: Rank, backend: str) -> Any:  # noqa: ANN401 - torch.distributed is not typed
+    """Meet the other ranks; what is returned carries values between them."""
+    import torch  # noqa: PLC0415 - the only part of doctor that needs it in its own process
+
+    dist: Any = torch.distributed
+    if backend == "nccl":
+        torch.cuda.set_device(rank.local)
+    patience = dt.timedelta(seconds=DEFAULT_TIMEOUT + _SLACK)
+    dist.init_process_group(backend, timeout=patience)
+    return dist
+
+
+def prove_rank(
+    rank: Rank,
+    environment: Environment,
+    proof: Proof,
+    *,
+    runs: int,
+    child: Sequence[str] = CHILD,
+) -> Member:
+    """Run the selftest on the GPU of this rank, in one round of a fleet.
+
+    Args:
+        rank: This process.
+        environment: The machine that it runs on.
+        proof: Of all rounds: it reads the library once.
+        runs: Of each case.
+        child: The selftest's child process, see `run_selftest`.
+    """
+    host = socket.gethostname()
+    gpus = environment.cuda.gpus
+    if not gpus:
+        return _prove_cpu(rank, host, environment, runs, child)
+    nobody = Setting("none", 0, 0, "")
+    if rank.local >= len(gpus):
+        summary = f"there are {len(gpus)} GPUs and this is local rank {rank.local}"
+        fix = f"start one rank per GPU: `{LAUNCHER}`"
+        result = CheckResult("fail", summary, fix=fix, entry=FLEET_TOO_MANY_RANKS, name="gpu")
+        return Member(rank.rank, host, None, nobody, (), result)
+    gpu = gpus[rank.local]
+    verdict = replace(check_gpu(environment, gpu), name=f"gpu {gpu.index}", gpu=gpu.index)
+    if not verdict.is_usable:
+        return Member(rank.rank, host, gpu, nobody, (), verdict)
+    before = len(proof.proven)  # a round that fails leaves nothing
+    result = guard(f"selftest {gpu.index}", lambda: proof.run(gpu), gpu=gpu.index)
+    _, setting, own = proof.proven[-1] if proof.proven[before:] else (gpu, nobody, ())
+    return Member(rank.rank, host, gpu, setting, own, replace(result, data={}))
+
+
+def _prove_cpu(
+    rank: Rank, host: str, environment: Environment, runs: int, child: Sequence[str]
+) -> Member:
+    """Without GPUs the reference path runs; its bits are those of one host and torch."""
+    report = run_selftest("cpu", runs=runs, child=child)
+    where = f"cpu of {host}, {platform.machine()}, torch {environment.torch.version}"
+    own = make_fingerprints(report, Identity(), "")
+    result = replace(check_selftest(report), data={}, name="selftest cpu")
+    return Member(rank.rank, host, None, Setting(where, 0, 0, ""), own, result)
