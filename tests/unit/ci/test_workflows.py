@@ -92,6 +92,19 @@ def test_the_workflow_of_a_build_writes_every_channel_of_a_release_in_its_order(
     assert line.split()[2:] == ["fingerprint_check", *names, "manifest", "install_test"]
 
 
+def test_a_release_keeps_the_folder_of_every_channel_that_the_page_links_to() -> None:
+    found = list(steps(ROOT / ".github" / "workflows" / "release.yml"))
+    kept = [
+        str(step["with"]["path"]) for step in found if "upload-artifact@" in step.get("uses", "")
+    ]
+    made = [step["run"] for step in found if "gh release create" in str(step.get("run", ""))]
+    linked = [row.name for row in released() if row.linked]
+    assert linked
+    for name in linked:
+        assert any(f"dist/{name}/\n" in text for text in kept)
+        assert any(f" dist/{name}/" in text for text in made)
+
+
 @each_workflow
 def test_every_session_that_is_named_exists(path: Path) -> None:
     named = named_sessions(path)
