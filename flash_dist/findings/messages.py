@@ -16,8 +16,9 @@ PRINTF_STUB: Final = Entry(
     "xformers and CUTLASS compile a kernel for every target of a library, and where it does "
     "not apply, its body is a message and nothing else. The dispatcher chose it by another "
     "GPU than the one that ran it, or the library has nothing newer for this GPU.",
-    "Show the program GPUs of one kind only (CUDA_VISIBLE_DEVICES). "
-    "`python -m flash_dist inspect --level coverage FILE` lists which kernels are real where.",
+    "Show the program GPUs of one kind only (CUDA_VISIBLE_DEVICES), or call on the others only "
+    "what supports them. `python -m flash_dist inspect --level coverage --kernel NAME FILE` shows "
+    "where a kernel is real.",
     pattern=r"kernel [`']?(?P<kernel>\w+)[`']? is for sm(?P<first>\d+)-sm(?P<last>\d+), "
     r"but was built for sm(?P<built>\d+)",
     said="the kernel that ran is a stub: {kernel} was compiled for sm_{built}, where its body "
@@ -40,7 +41,7 @@ NO_KERNEL_IMAGE: Final = Entry(
     "an equal or older minor, nor PTX. The variables CUDA_FORCE_PTX_JIT and "
     "CUDA_DISABLE_PTX_JIT can hide what is there.",
     "`python -m flash_dist doctor --package NAME` judges every library of a package. Install "
-    "a build for this compute capability.",
+    "a build for this compute capability, or build it with TORCH_CUDA_ARCH_LIST set to it.",
     pattern="(?i)no kernel image is available",
 )
 
@@ -50,8 +51,8 @@ INVALID_IMAGE: Final = Entry(
     "The driver does not understand the image. Most often it is compressed with zstd, which "
     "is what nvcc does by default from CUDA 13.0 on, and which drivers before 550 do not know; "
     "or the file is damaged.",
-    "Install driver 550 or newer. Whoever builds the library can keep to LZ4: "
-    "`nvcc --compress-mode=speed`.",
+    "Install driver 550 or newer; `python -m flash_dist doctor --package NAME` judges every "
+    "library of a package. Whoever builds it can keep to LZ4: `nvcc --compress-mode=speed`.",
     pattern="(?i)device kernel image is invalid",
 )
 
@@ -60,7 +61,8 @@ PTX_TOO_NEW: Final = Entry(
     "CUDA error 222: PTX of an unsupported toolchain",
     "The PTX was written by a newer CUDA than the driver's. Machine code may be newer within "
     "one major version of CUDA, PTX may not.",
-    "Install a newer driver, or a build that has machine code for this GPU.",
+    "Install a newer driver, or a build that has machine code for this GPU: "
+    "`python -m flash_dist doctor --package NAME` judges every library of a package.",
     pattern="(?i)PTX was compiled with an unsupported toolchain",
 )
 
