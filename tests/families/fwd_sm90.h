@@ -3,7 +3,7 @@
 // the dispatcher does with two families of one role.
 #pragma once
 
-#include "mma/fwd/launch.h"
+#include "mma/fwd/kernel.cuh"
 
 namespace flash_dist {
 
