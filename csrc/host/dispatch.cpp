@@ -1,4 +1,4 @@
-#include "dispatch.h"
+#include "host/dispatch.h"
 
 #include <algorithm>
 #include <array>
@@ -10,7 +10,7 @@
 #include <tuple>
 #include <utility>
 
-#include "check.h"
+#include "host/check.h"
 #include "plans.h"
 
 #define FLASH_DIST_VARIANT(symbol, role, family, specific, dtype, head_dim, head_dim_v, plan, \

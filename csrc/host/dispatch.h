@@ -12,7 +12,7 @@
 
 #include "core/entry.h"
 #include "core/params.h"
-#include "plan.h"
+#include "host/plan.h"
 #include "roles.h"
 
 namespace flash_dist {

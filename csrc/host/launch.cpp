@@ -2,11 +2,11 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "capi.h"
-#include "check.h"
-#include "dispatch.h"
-#include "plan.h"
-#include "status.h"
+#include "host/capi.h"
+#include "host/check.h"
+#include "host/dispatch.h"
+#include "host/plan.h"
+#include "host/status.h"
 
 namespace flash_dist {
 

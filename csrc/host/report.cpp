@@ -5,9 +5,9 @@
 #include <sstream>
 #include <string>
 
-#include "capi.h"
-#include "dispatch.h"
-#include "status.h"
+#include "host/capi.h"
+#include "host/dispatch.h"
+#include "host/status.h"
 
 namespace flash_dist {
 
