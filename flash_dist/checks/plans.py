@@ -13,13 +13,13 @@ _FIRST_PROOF = "its selftest here is the first proof on real hardware"
 
 
 def describe_plans(verdict: DeviceVerdict) -> tuple[str, ...]:
-    """Write one line per kernel family; dtypes that fare alike share it."""
+    """Write one line per role; dtypes that fare alike share it."""
     lines: dict[tuple[str, str], list[str]] = {}
-    for (family, dtype), kernels in _by_family_and_dtype(verdict).items():
+    for (role, dtype), kernels in _by_role_and_dtype(verdict).items():
         text = "; ".join(_describe_head_dims(kernels))
-        lines.setdefault((family, text), []).append(dtype)
+        lines.setdefault((role, text), []).append(dtype)
     return tuple(
-        f"{family:<16} {' '.join(dtypes):<14}  {text}" for (family, text), dtypes in lines.items()
+        f"{role:<16} {' '.join(dtypes):<14}  {text}" for (role, text), dtypes in lines.items()
     )
 
 
@@ -33,7 +33,7 @@ def describe_lacking(verdict: DeviceVerdict) -> tuple[str, ...]:
     return tuple(f"not on this hardware: {reason}" for reason in lacking.values())
 
 
-def _by_family_and_dtype(verdict: DeviceVerdict) -> dict[tuple[str, str], list[KernelVerdict]]:
+def _by_role_and_dtype(verdict: DeviceVerdict) -> dict[tuple[str, str], list[KernelVerdict]]:
     """Group the kernels that the hardware could run, forward first, fp16, bf16, others."""
     groups: dict[tuple[str, str], list[KernelVerdict]] = {}
     order = {"fp16": 0, "bf16": 1}

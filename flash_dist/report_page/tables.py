@@ -52,27 +52,27 @@ def _kernel_table(checks: Mapping[int, Json], gpus: Sequence[Json]) -> Markup:
     }
     columns = _merge_columns(rows, list(checks), gpus)
     merged: dict[tuple[str, Cells], list[str]] = {}
-    for (family, dtype), row in sorted(rows.items(), key=lambda item: _row_order(item[0])):
+    for (role, dtype), row in sorted(rows.items(), key=lambda item: _row_order(item[0])):
         cells = tuple(row.get(column[0], Markup()) for column in columns)
-        merged.setdefault((family, cells), []).append(dtype)
+        merged.setdefault((role, cells), []).append(dtype)
     body = [
-        _row(element("th", family, element("small", " ".join(dtypes))), cells)
-        for (family, cells), dtypes in merged.items()
+        _row(element("th", role, element("small", " ".join(dtypes))), cells)
+        for (role, cells), dtypes in merged.items()
     ]
     hows = {kernel["how"] for c in checks.values() for kernel in c["data"]["kernels"]}
     return join(_table("kernel", columns, gpus, body), _legend(hows))
 
 
 def _row_order(key: tuple[str, str]) -> tuple[bool, str, int]:
-    family, dtype = key
-    return family != "fwd", family, ("fp16", "bf16", "fp32").index(dtype) if dtype in _DTYPES else 3
+    role, dtype = key
+    return role != "fwd", role, ("fp16", "bf16", "fp32").index(dtype) if dtype in _DTYPES else 3
 
 
 _DTYPES: Final = ("fp16", "bf16", "fp32")
 
 
 def _kernel_cell(kernels: Iterable[Json]) -> Markup:
-    """Say how the code of a family gets to a GPU, by head_dim where it differs."""
+    """Say how the code for a role gets to a GPU, by head_dim where it differs."""
     groups: dict[tuple[str, str], list[str]] = {}
     for kernel in kernels:
         size = name_size(kernel["head_dim"], kernel["head_dim_v"])

@@ -152,7 +152,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def find_kernels(selected: Iterable[dict[str, Any]]) -> tuple[Kernels, ...]:
-    """Return the sizes of the forward for which every kernel family has a variant."""
+    """Return the sizes of the forward for which every role has a kernel that loads."""
     usable: dict[Kernels, bool] = {}
     forward: set[Kernels] = set()
     for kernel in selected:

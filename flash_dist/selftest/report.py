@@ -67,7 +67,7 @@ class SelftestReport:
     findings: tuple[CaseFinding, ...] = ()
     loaded: tuple[RanVariant, ...] = ()
     selected: dict[str, str] | None = None  # "fwd fp16 64" -> symbol; None if not asked
-    families: tuple[str, ...] = ()  # kernel families that really ran
+    roles: tuple[str, ...] = ()  # of the kernels that really ran
     imported: bool = True  # the compiled parts were loaded
     seconds: float = 0.0
     digests: tuple[CaseDigests, ...] = ()
@@ -77,9 +77,9 @@ class SelftestReport:
 
     @property
     def untested(self) -> tuple[str, ...]:
-        """The kernel families that the dispatcher has for this device and no case launched."""
+        """The roles of the dispatcher's kernels for this device that no case launched."""
         known = {kernel.split()[0] for kernel in self.selected or ()}
-        return tuple(sorted(known - set(self.families)))
+        return tuple(sorted(known - set(self.roles)))
 
     @property
     def summary(self) -> str:

@@ -78,7 +78,7 @@ def judge_outcome(device: str, runs: int, outcome: Outcome) -> SelftestReport:
         tuple(findings),
         _read_loaded(events),
         _read_selected(events),
-        _read_families(events),
+        _read_roles(events),
         imported=any(event.get("event") not in _BEFORE_IMPORT for event in events),
         seconds=outcome.seconds,
         digests=_read_digests(events),
@@ -123,9 +123,9 @@ def _read_loaded(events: Iterable[Event]) -> tuple[RanVariant, ...]:
     return tuple(sorted(loaded))
 
 
-def _read_families(events: Iterable[Event]) -> tuple[str, ...]:
+def _read_roles(events: Iterable[Event]) -> tuple[str, ...]:
     loaded = (event["variants"] for event in events if event.get("event") == "loaded")
-    return tuple(sorted({family for variants in loaded for family in variants}))
+    return tuple(sorted({role for variants in loaded for role in variants}))
 
 
 def _read_digests(events: Iterable[Event]) -> tuple[CaseDigests, ...]:

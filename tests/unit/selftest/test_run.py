@@ -418,8 +418,8 @@ def test_another_variant_than_predicted_is_a_warning() -> None:
     assert "predicted flash_dist_fwd_x_sm90a" in surprises[0]
 
 
-def test_a_family_that_no_case_launched_is_named() -> None:
-    report = replace(loaded_report(), families=())
+def test_a_role_that_no_case_launched_is_named() -> None:
+    report = replace(loaded_report(), roles=())
     assert report.untested == ("fwd",)
     assert "launched by no case: fwd" in check_selftest(report).details
 
