@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib.util
 import json
 import os
 import subprocess
@@ -30,7 +29,7 @@ from ci.compile.decisions import (
     write_decisions,
 )
 from ci.compile.planner_cases import Call, band_calls, mask_cases, masked_calls
-from ci.project import ROOT
+from csrc.generate import CSRC, Table, render_roles
 from flash_dist.errors import FlashDistError
 from flash_dist.targets.wording import list_few
 
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from ci.compile.decisions import Decisions
     from flash_dist.masks.plan import MaskPlan
 
-CSRC: Final = ROOT / "csrc"
 SHOWN: Final = 16  # characters of a digest: these tell changes apart, they are no proof
 
 
@@ -49,21 +47,9 @@ class PlannerError(FlashDistError):
 
 
 @cache
-def load_generator() -> Any:  # noqa: ANN401 - a script beside C++, not a module of a package
-    """Import csrc/generate.py, which reads the table of kernels."""
-    spec = importlib.util.spec_from_file_location("generate", CSRC / "generate.py")
-    if spec is None or spec.loader is None:
-        message = f"`{CSRC / 'generate.py'}` is no Python file"
-        raise PlannerError(message)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["generate"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def load_table() -> Any:  # noqa: ANN401 - generate.Table
+def load_table() -> Table:
     """Read csrc/kernels.toml."""
-    return load_generator().Table.load(CSRC / "kernels.toml")
+    return Table.load(CSRC / "kernels.toml")
 
 
 def compile_planner(folder: Path, csrc: Path = CSRC, *, warn: bool = True) -> Path:
@@ -72,15 +58,15 @@ def compile_planner(folder: Path, csrc: Path = CSRC, *, warn: bool = True) -> Pa
     Raises:
         PlannerError: There is no compiler, or it refuses the sources.
     """
-    (folder / "roles.h").write_text(load_generator().render_roles(load_table()), encoding="utf-8")
+    (folder / "roles.h").write_text(render_roles(load_table()), encoding="utf-8")
     program = folder / "plans"
     compiler = os.environ.get("CXX", "g++")
     sources = [str(csrc / "debug" / "plans.cpp"), str(csrc / "host" / "plan.cpp")]
-    command = [compiler, "-std=c++17"]
-    command += ["-Wall", "-Wextra", "-Werror"] if warn else ["-w"]
-    command += ["-I", str(csrc), "-I", str(folder), *sources, "-o", str(program)]
+    call = [compiler, "-std=c++17"]
+    call += ["-Wall", "-Wextra", "-Werror"] if warn else ["-w"]
+    call += ["-I", str(csrc), "-I", str(folder), *sources, "-o", str(program)]
     try:
-        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        done = subprocess.run(call, check=False, capture_output=True, text=True)
     except FileNotFoundError as error:
         message = f"the C++ compiler `{compiler}` is not installed"
         raise PlannerError(message, hint="`apt-get install g++`, or name another in CXX") from error
@@ -175,7 +161,7 @@ def describe_mask(plan: MaskPlan) -> str:
     return f"{kind}, slots {int(plan.key_slots[-1])}, {_short([sizes, told])}"
 
 
-def describe_table(table: Any) -> dict[str, str]:  # noqa: ANN401 - generate.Table
+def describe_table(table: Table) -> dict[str, str]:
     """Return what decides bits of the table of kernels, a line for each family."""
     told = {
         "dtypes": _short(table.dtypes),

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
+from csrc import generate
+from csrc.generate import CSRC
 from flash_dist.errors import FlashDistError
 from flash_dist.targets.archs import Arch, ArchSet
-from tests.unit.made.generator import CSRC, generate
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,7 +60,7 @@ rows = [
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Any:  # noqa: ANN401
+def table(tmp_path: Path) -> generate.Table:
     path = tmp_path / "kernels.toml"
     path.write_text(TABLE)
     return generate.Table.load(path)
@@ -95,7 +96,7 @@ def table(tmp_path: Path) -> Any:  # noqa: ANN401
     ids=["no bf16 and 64 KB", "99 KB", "PTX, 163 KB"],
 )
 def test_a_target_gets_its_dtypes_and_the_plans_it_has_room_for(
-    table: Any,  # noqa: ANN401
+    table: generate.Table,
     target: str,
     expected: set[str],
 ) -> None:
@@ -111,7 +112,9 @@ def test_every_variant_of_the_real_table_has_a_symbol_of_its_own() -> None:
     assert all(re.fullmatch(r"flash_dist_[a-z0-9_]+", symbol) for symbol in symbols)
 
 
-def test_ptx_files_hold_one_kernel_and_sass_files_one_size(table: Any, tmp_path: Path) -> None:  # noqa: ANN401
+def test_ptx_files_hold_one_kernel_and_sass_files_one_size(
+    table: generate.Table, tmp_path: Path
+) -> None:
     generate.generate(table, ArchSet.parse("8.0+PTX").archs, [], tmp_path)
     kernels = {
         path.relative_to(tmp_path): path.read_text().count("__global__")
@@ -124,7 +127,9 @@ def test_ptx_files_hold_one_kernel_and_sass_files_one_size(table: Any, tmp_path:
     assert sass == {"fwd_d64.cu": 2, "fwd_d128.cu": 2, "fwd_d192v128.cu": 1, "delta.cu": 2}
 
 
-def test_sources_that_nothing_needs_any_more_are_removed(table: Any, tmp_path: Path) -> None:  # noqa: ANN401
+def test_sources_that_nothing_needs_any_more_are_removed(
+    table: generate.Table, tmp_path: Path
+) -> None:
     archs = ArchSet.parse("9.0a").archs
     generate.generate(table, archs, [], tmp_path)
     before = sorted(tmp_path.rglob("*.cu"))
@@ -134,7 +139,7 @@ def test_sources_that_nothing_needs_any_more_are_removed(table: Any, tmp_path: P
 
 
 def test_the_target_is_a_template_argument_of_kernel_and_launcher(
-    table: Any,  # noqa: ANN401
+    table: generate.Table,
     tmp_path: Path,
 ) -> None:
     generate.generate(table, ArchSet.parse("9.0a").archs, [], tmp_path)
@@ -145,7 +150,7 @@ def test_the_target_is_a_template_argument_of_kernel_and_launcher(
     assert "namespace {" not in text
 
 
-def test_plans_hold_every_further_key_of_a_row(table: Any) -> None:  # noqa: ANN401
+def test_plans_hold_every_further_key_of_a_row(table: generate.Table) -> None:
     text = generate.render_plans(table)
     assert "static constexpr int WARPS = 8; static constexpr int BLOCK_N = 32;" in text
     assert "template <> struct FwdPlan<128, 128, 163>" in text
@@ -153,7 +158,9 @@ def test_plans_hold_every_further_key_of_a_row(table: Any) -> None:  # noqa: ANN
     assert "if (plan == 163) return 166912;" in text
 
 
-def test_the_dispatchers_table_lists_only_what_is_linked(table: Any, tmp_path: Path) -> None:  # noqa: ANN401
+def test_the_dispatchers_table_lists_only_what_is_linked(
+    table: generate.Table, tmp_path: Path
+) -> None:
     linked, other = ArchSet.parse("7.5").archs, ArchSet.parse("9.0a").archs
     generate.generate(table, linked, other, tmp_path)
     lines = (tmp_path / "variants.inc").read_text().splitlines()
@@ -167,7 +174,7 @@ def test_the_dispatchers_table_lists_only_what_is_linked(table: Any, tmp_path: P
     assert "FLASH_DIST_OTHER_TARGETS sm_90a" in (tmp_path / "sources.cmake").read_text()
 
 
-def test_an_unchanged_file_keeps_its_time_stamp(table: Any, tmp_path: Path) -> None:  # noqa: ANN401
+def test_an_unchanged_file_keeps_its_time_stamp(table: generate.Table, tmp_path: Path) -> None:
     archs = ArchSet.parse("7.5").archs
     generate.generate(table, archs, [], tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")}
@@ -175,7 +182,7 @@ def test_an_unchanged_file_keeps_its_time_stamp(table: Any, tmp_path: Path) -> N
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")}
 
 
-def test_a_debug_build_keeps_one_head_dim_and_dtype(table: Any) -> None:  # noqa: ANN401
+def test_a_debug_build_keeps_one_head_dim_and_dtype(table: generate.Table) -> None:
     target = Arch.parse("sm_80")
     kept = table.only([128], ["fp16"]).variants(target)
     assert {(v.row.head_dim, v.dtype) for v in kept} == {(128, "fp16")}
@@ -202,32 +209,34 @@ rows = [
 
 
 @pytest.fixture
-def specific(tmp_path: Path) -> Any:  # noqa: ANN401
+def specific(tmp_path: Path) -> generate.Table:
     path = tmp_path / "specific.toml"
     path.write_text(TABLE + SPECIFIC)
     return generate.Table.load(path)
 
 
-def symbols_of(table: Any, target: str) -> set[str]:  # noqa: ANN401
+def symbols_of(table: generate.Table, target: str) -> set[str]:
     return {variant.symbol for variant in table.variants(Arch.parse(target))}
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "compute_90", "sm_100"])
 def test_other_targets_do_not_notice_a_family_for_one(
-    table: Any,  # noqa: ANN401
-    specific: Any,  # noqa: ANN401
+    table: generate.Table,
+    specific: generate.Table,
     target: str,
 ) -> None:
     assert symbols_of(specific, target) == symbols_of(table, target)
 
 
-def test_its_target_gets_it_beside_the_general_family(table: Any, specific: Any) -> None:  # noqa: ANN401
+def test_its_target_gets_it_beside_the_general_family(
+    table: generate.Table, specific: generate.Table
+) -> None:
     assert symbols_of(specific, "sm_90a") - symbols_of(table, "sm_90a") == {
         f"flash_dist_fwd_sm90_{dtype}_d64_smem99_sm90a" for dtype in ("fp16", "bf16")
     }
 
 
-def test_roles_and_families_are_told_apart(specific: Any, tmp_path: Path) -> None:  # noqa: ANN401
+def test_roles_and_families_are_told_apart(specific: generate.Table, tmp_path: Path) -> None:
     generate.generate(specific, ArchSet.parse("9.0a").archs, [], tmp_path)
     names = (tmp_path / "roles.h").read_text()
     assert "enum class Role : int { FWD, DELTA };" in names
@@ -243,7 +252,7 @@ def test_roles_and_families_are_told_apart(specific: Any, tmp_path: Path) -> Non
     assert found == {("fwd", "fwd"), ("fwd", "fwd_sm90"), ("delta", "delta")}
 
 
-def test_what_refuses_arguments_is_in_the_entry(specific: Any, tmp_path: Path) -> None:  # noqa: ANN401
+def test_what_refuses_arguments_is_in_the_entry(specific: generate.Table, tmp_path: Path) -> None:
     generate.generate(specific, ArchSet.parse("9.0a").archs, [], tmp_path)
     folder = tmp_path / "targets" / "sm_90a"
     symbol = "flash_dist_fwd_sm90_bf16_d64_smem99_sm90a"

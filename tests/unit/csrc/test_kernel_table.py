@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
+from csrc import generate
+from csrc.generate import CSRC
 from flash_dist.builds.published import load_archsets
 from flash_dist.targets.archs import DEFAULT_TOOLKIT, TOOLKIT_ARCHS, ArchSet
 from flash_dist.targets.compatibility import judge
 from flash_dist.targets.devices import KNOWN_DEVICES
-from tests.unit.made.generator import CSRC, generate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,9 +33,8 @@ TABLE: Final = generate.Table.load(CSRC / "kernels.toml")
 
 
 @cache
-def variants_of(target: Arch) -> list[Any]:
-    found: list[Any] = TABLE.variants(target)
-    return found
+def variants_of(target: Arch) -> list[generate.Variant]:
+    return TABLE.variants(target)
 
 
 def launched_for(size: Size, dtype: str) -> Iterator[tuple[str, Size]]:

@@ -9,13 +9,13 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
+from csrc import generate
 from flash_dist.masks import BlockMask, MaskPlan
 from flash_dist.masks import layout as layout_module
 from flash_dist.masks.layout import ARRAYS, BY_ROWS, EMPTY, FULL
 from flash_dist.masks.plan import Arrays, TileList
 from flash_dist.masks.ranges import key_ranges, query_ranges
 from tests.masks import MASKS, Sizes
-from tests.unit.made.generator import generate
 from tests.unit.made.mask_cases import KINDS, Case, cases, combinations
 from tests.unit.made.mask_reader import Axis, Reader, Visit
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from ci.compile.decide import CSRC, compile_planner, decide, describe_table, load_table, main
+from ci.compile.decide import compile_planner, decide, describe_table, load_table, main
 from ci.compile.decisions import (
     DECISIONS,
     hash_decisions,
@@ -20,6 +20,7 @@ from ci.compile.decisions import (
     write_decisions,
 )
 from ci.compile.planner_cases import band_calls, mask_cases
+from csrc.generate import CSRC
 from flash_dist.errors import FlashDistError
 from flash_dist.masks.layout import BY_ROWS
 from flash_dist.masks.tiles import slots_of
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ci.compile.decisions import Decisions
+    from csrc.generate import Family
 
 pytestmark = pytest.mark.slow
 
@@ -195,7 +197,7 @@ def test_a_changed_rule_of_the_masks_changes_the_hash(
 
 # --- The table of kernels -----------------------------------------------------------------------
 
-TABLE_FAULTS: dict[str, Callable[[Any], Any]] = {
+TABLE_FAULTS: dict[str, Callable[[Family], Family]] = {
     "a tile": lambda family: replace(
         family,
         rows=(replace(family.rows[0], constants=(("warps", 2),)), *family.rows[1:]),
@@ -209,7 +211,7 @@ TABLE_FAULTS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("change", TABLE_FAULTS.values(), ids=TABLE_FAULTS)
 def test_a_changed_row_changes_the_hash_and_a_moved_header_does_not(
-    change: Callable[[Any], Any],
+    change: Callable[[Family], Family],
 ) -> None:
     table = load_table()
     first, *others = table.families
