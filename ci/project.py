@@ -1,4 +1,4 @@
-"""What `pyproject.toml` says about the project itself, and where its builds leave what."""
+"""What `pyproject.toml` says about the project itself, and where its tools write what."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flash_dist.errors import FlashDistError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = ROOT / "pyproject.toml"
+README = ROOT / "README.md"
 ARCHSETS = ROOT / "flash_dist" / "archsets.json"
 
 
@@ -37,6 +40,20 @@ def make_once(folder: Path) -> Iterator[bool]:
     shutil.rmtree(folder, ignore_errors=True)
     yield True
     made.touch()
+
+
+def replace_between(marks: tuple[str, str], text: str, new: str) -> str:
+    """Put a part that a tool makes between two lines that mark its place in the README.
+
+    Raises:
+        FlashDistError: The marks are not there, once and in order.
+    """
+    begin, end = marks
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(end) < text.index(begin):
+        message = f"the README needs one line `{begin.strip()}`, and `{end.strip()}` after it"
+        raise FlashDistError(message)
+    before, _, rest = text.partition(begin)
+    return f"{before}{begin}{new}{end}{rest.partition(end)[2]}"
 
 
 @dataclass(frozen=True)

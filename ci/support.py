@@ -9,9 +9,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from ci.command import command
-from ci.project import ROOT
+from ci.project import README, replace_between
 from csrc.generate import CSRC, Table, Variant
-from flash_dist.errors import FlashDistError
 from flash_dist.targets.archs import Arch
 from flash_dist.targets.devices import KNOWN_DEVICES
 
@@ -23,9 +22,10 @@ if TYPE_CHECKING:
 
     Size = tuple[int, int]  # head_dim of q and k, and of v
 
-README: Final = ROOT / "README.md"
-BEGIN: Final = "<!-- nox -s outputs, from csrc/kernels.toml: from here -->\n"
-END: Final = "<!-- to here, from csrc/kernels.toml -->\n"
+MARKS: Final = (
+    "<!-- nox -s outputs, from csrc/kernels.toml: from here -->\n",
+    "<!-- to here, from csrc/kernels.toml -->\n",
+)
 SUFFIXED: Final = 90  # from here on GPUs have code of their own, such as sm_90a
 
 # What a call asks for, and the kernels that it takes; the sizes are those of the first.
@@ -116,19 +116,6 @@ def load_table() -> str:
     return make_table(table, [one for one in KNOWN_DEVICES if one.number >= oldest])
 
 
-def replace_table(text: str, table: str) -> str:
-    """Put the table between the marks.
-
-    Raises:
-        FlashDistError: The marks are not there, once and in order.
-    """
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(END) < text.index(BEGIN):
-        message = f"the README needs one line `{BEGIN.strip()}`, and `{END.strip()}` after it"
-        raise FlashDistError(message)
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}{table}{END}{rest.partition(END)[2]}"
-
-
 @command
 def main(argv: Sequence[str] | None = None, readme: Path = README) -> int:
     """Command line."""
@@ -138,7 +125,7 @@ def main(argv: Sequence[str] | None = None, readme: Path = README) -> int:
     table = load_table()
     print(table, end="")
     if args.write:
-        text = replace_table(readme.read_text(encoding="utf-8"), table)
+        text = replace_between(MARKS, readme.read_text(encoding="utf-8"), table)
         readme.write_text(text, encoding="utf-8")
     return 0
 

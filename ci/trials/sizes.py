@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ci.command import command
-from ci.project import ARCHSETS, ROOT
+from ci.project import ARCHSETS, README, ROOT, replace_between
 from ci.trials.cells import InstallError
 from ci.trials.clients import Environment, call_openly, runs_here
 from ci.wheels.artefacts import find_artefacts, newest_first
@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 
     from ci.wheels.artefacts import Artefact
 
-README: Final = ROOT / "README.md"
-BEGIN: Final = "<!-- nox -s sizes -- --write: from here -->\n"
-END: Final = "<!-- to here -->\n"
+MARKS: Final = ("<!-- nox -s sizes -- --write: from here -->\n", "<!-- to here -->\n")
 HEAD: Final = (
     "| set | version | code for | GPUs | download | installed | first import |\n"
     "|---|---|---|---|---|---|---|\n"
@@ -119,13 +117,8 @@ def choose(artefacts: Iterable[Artefact]) -> list[Artefact]:
 
 def write(rows: Sequence[Row], table: str, readme: Path = README, data: Path = ARCHSETS) -> None:
     """Put the table between the marks of the README, and the sizes into archsets.json."""
-    text = readme.read_text(encoding="utf-8")
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(END) < text.index(BEGIN):
-        message = f"`{readme.name}` needs one line `{BEGIN.strip()}`, and `{END.strip()}` after it"
-        raise InstallError(message)
-    before, _, rest = text.partition(BEGIN)
-    after = rest.partition(END)[2]
-    readme.write_text(f"{before}{BEGIN}{table}{END}{after}", encoding="utf-8")
+    text = replace_between(MARKS, readme.read_text(encoding="utf-8"), table)
+    readme.write_text(text, encoding="utf-8")
     archsets: dict[str, Any] = json.loads(data.read_text(encoding="utf-8"))
     for row in rows:
         archsets["set"][row.artefact.set_name]["wheel_mb"] = round(row.artefact.size / 1e6, 1)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import pytest
-
-from ci.support import BEGIN, END, README, load_table, main, make_table, replace_table
+from ci.project import README, replace_between
+from ci.support import MARKS, load_table, main, make_table
 from csrc.generate import CSRC, Row, Table
-from flash_dist.errors import FlashDistError
 from flash_dist.targets.archs import Arch
 from flash_dist.targets.devices import Device
 
@@ -26,7 +24,7 @@ def lines(table: Table) -> list[list[str]]:
 
 def test_the_readme_has_the_table_of_this_tree() -> None:
     text = README.read_text(encoding="utf-8")
-    assert replace_table(text, load_table()) == text, "`nox -s outputs` writes it"
+    assert replace_between(MARKS, text, load_table()) == text, "`nox -s outputs` writes it"
 
 
 def test_gpus_with_the_same_kernels_share_a_column() -> None:
@@ -64,12 +62,7 @@ def test_a_pass_needs_every_kernel_that_it_launches() -> None:
 
 def test_the_table_replaces_the_old_one_and_nothing_else(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{BEGIN}old\n{END}after\n", encoding="utf-8")
+    begin, end = MARKS
+    readme.write_text(f"before\n{begin}old\n{end}after\n", encoding="utf-8")
     assert main(["--write"], readme) == 0
-    assert readme.read_text(encoding="utf-8") == f"before\n{BEGIN}{load_table()}{END}after\n"
-
-
-@pytest.mark.parametrize("text", ["", BEGIN, f"{END}{BEGIN}", f"{BEGIN}{BEGIN}{END}"])
-def test_a_text_without_the_two_marks_is_refused(text: str) -> None:
-    with pytest.raises(FlashDistError, match="needs one line"):
-        replace_table(text, "new\n")
+    assert readme.read_text(encoding="utf-8") == f"before\n{begin}{load_table()}{end}after\n"

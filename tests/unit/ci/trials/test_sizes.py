@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ci.project import ARCHSETS
+from ci.project import ARCHSETS, README
 from ci.trials.cells import InstallError
-from ci.trials.sizes import BEGIN, END, README, Row, choose, write
+from ci.trials.sizes import MARKS, Row, choose, write
 from ci.wheels.artefacts import find_artefacts
 from flash_dist.builds.published import published_sets
+from flash_dist.errors import FlashDistError
 from tests.unit.made.wheels import write_dist
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+BEGIN, END = MARKS
 
 
 def rows(folder: Path) -> list[Row]:
@@ -63,7 +66,7 @@ def test_the_table_replaces_the_old_one_and_nothing_else(tmp_path: Path) -> None
 def test_a_readme_without_the_two_marks_is_left_alone(text: str, tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text(text, encoding="utf-8")
-    with pytest.raises(InstallError, match="needs one line"):
+    with pytest.raises(FlashDistError, match="needs one line"):
         write([], "new\n", readme, tmp_path / "archsets.json")
     assert readme.read_text(encoding="utf-8") == text
 
