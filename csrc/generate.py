@@ -6,6 +6,7 @@ it is configured with.
 
     OUT/plans.h                  tile constants of every row
     OUT/roles.h                  the names of roles and families
+    OUT/mask_layout.h            the numbers that carry a mask, from flash_dist/masks/layout.py
     OUT/targets/<target>/*.cu    kernels: one file per family and head_dim, or per family where one
                                  kernel is a few lines; PTX: one per kernel
     OUT/variants.inc             FLASH_DIST_VARIANT(...) lines of the arch list, for dispatch.cpp
@@ -374,8 +375,7 @@ constexpr int MASK_ARRAYS = {len(arrays)};
 constexpr const char* MASK_ARRAY_NAMES[] = {{
 {names}}};
 constexpr int MASK_ARRAY_WIDTHS[] = {{{widths}}};  // int32 to an element
-// Of a list of tiles: its first array, for lines of 1 or 2 tiles.
-constexpr int LIST_ARRAYS = 3;
+constexpr int LIST_ARRAYS = {len(layout["LIST"])};  // of a list of tiles
 
 }}  // namespace flash_dist
 """

@@ -28,7 +28,7 @@ LINES: Final = (1, 2)  # tiles to a line of a list
 BAND_INTS: Final = ("kind", "left", "right", "bottom_right")  # -1: unbounded
 SIZES: Final = ("kind", "batches", "heads", "seqlen_q", "seqlen_k")
 
-_LIST: Final = {"begin": 1, "entries": 4, "slots": 2}
+LIST: Final = {"begin": 1, "entries": 4, "slots": 2}  # arrays of a list of tiles
 
 ARRAYS: Final[dict[str, int]] = {  # int32 to an element
     "key_bounds": 2,
@@ -40,7 +40,7 @@ ARRAYS: Final[dict[str, int]] = {  # int32 to an element
         f"{axis}_{lines * TILE}_{field}": width
         for axis in ("by_query", "by_key")
         for lines in LINES
-        for field, width in _LIST.items()
+        for field, width in LIST.items()
     },
     "bits": 2,
 }

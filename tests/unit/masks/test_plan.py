@@ -353,6 +353,7 @@ def test_the_layout_is_that_which_kernels_are_compiled_with() -> None:
     names = [line.strip(" ,").lower() for line in listed[1].splitlines()]
     assert names == [f"array_{name}" for name in ARRAYS]
     assert f"MASK_ARRAY_WIDTHS[] = {{{', '.join(map(str, ARRAYS.values()))}}}" in text
+    assert f"LIST_ARRAYS = {len(TileList._fields)};" in text
     assert f"static_assert(TILE_ROWS == {BY_ROWS});" in text
 
 
