@@ -65,7 +65,11 @@ def _run(argv: Sequence[str] | None) -> int:
         given = expand_alias(sys.argv[1:] if argv is None else argv)
         _require_subcommand(given)
         named = tuple(name for name in SUBCOMMANDS if given[:1] == [name])
-        args = make_parser(named or SUBCOMMANDS).parse_args(given)
+        args, unknown = make_parser(named or SUBCOMMANDS).parse_known_args(given)
+        if unknown:
+            message = f"unrecognized arguments: {' '.join(unknown)}"
+            asked = " ".join((PROGRAM, *named))
+            raise UsageError(message, hint=f"`{asked} --help` shows what is understood")
         with logging_to_stderr(verbose=args.verbose):
             return int(args.run(args))
     finally:

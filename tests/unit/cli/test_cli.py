@@ -99,7 +99,7 @@ def test_a_closed_stdout_is_a_sentence(argv: list[str], lib: Path) -> None:
             "inspect --help`",
         ),
         (["frobnicate"], "select or bench, got `frobnicate`", "-m flash_dist --help`"),
-        (["doctor", "--gpus", "x"], "unrecognized arguments: --gpus x", "--help`"),
+        (["doctor", "--gpus", "x"], "unrecognized arguments: --gpus x", "doctor --help`"),
         (["doctor", "--gpu", "9.x"], "looks like `8.6`, got `9.x`", "`nvidia-smi --query-gpu="),
         (["doctor", "--gpu", ""], "looks like `8.6`, got ``", "compute_cap"),
         (
