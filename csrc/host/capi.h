@@ -21,8 +21,8 @@ struct Call {
 struct BwdOptions {
   int64_t budget;       // bytes
   int batch_invariant;  // 0 or 1
-  const int*
-      key_slots;  // MaskParams::key_slots in host memory; null: not known, nothing is spilled
+  // MaskParams::key_slots in host memory; null: not known, nothing is spilled
+  const int* key_slots;
 };
 
 // Device memory of call->device for the kernels of one backward, aligned to 256 bytes, or null.
