@@ -34,7 +34,7 @@ def choose_sets(
     args: Sequence[str],
     environ: Mapping[str, str],
     published: Mapping[str, ArchSet],
-    toolkit: str,
+    toolkit: str | None = None,
 ) -> Choice:
     """Pick the sets and leave out, or refuse, what the toolkit cannot compile.
 
@@ -42,7 +42,7 @@ def choose_sets(
         args: Names of published sets, and possibly `--skip-unsupported`.
         environ: Where TORCH_CUDA_ARCH_LIST may be set, and the CPU that is compiled for.
         published: The published sets by name.
-        toolkit: CUDA version that compiles the sets of its major.
+        toolkit: CUDA version that compiles the sets of its major. None: each set has its own.
     """
     skip = SKIP_UNSUPPORTED in args
     names = list(dict.fromkeys(arg for arg in args if arg != SKIP_UNSUPPORTED))
@@ -70,9 +70,11 @@ def same_major(one: str, other: str) -> bool:
     return parse_version(one)[0] == parse_version(other)[0]
 
 
-def _compiling(archset: ArchSet, toolkit: str) -> str:
-    """Return the toolkit that compiles a set; of another major that which the set names."""
-    return toolkit if same_major(archset.toolkit, toolkit) else archset.toolkit
+def _compiling(archset: ArchSet, toolkit: str | None) -> str:
+    """Return the toolkit that compiles a set; without one of its major that which the set names."""
+    if toolkit is None or not same_major(archset.toolkit, toolkit):
+        return archset.toolkit
+    return toolkit
 
 
 def _choose(

@@ -29,7 +29,7 @@ from ci.toolchain.cross import target_machine
 from ci.wheels.gates import run
 from ci.wheels.platform_tags import MANYLINUX, platform_of
 from flash_dist.builds.published import load_archsets
-from flash_dist.targets.archs import DEFAULT_MACHINE, DEFAULT_TOOLKIT
+from flash_dist.targets.archs import DEFAULT_MACHINE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -140,7 +140,7 @@ def build_all(args: Sequence[str], environ: Mapping[str, str] = os.environ) -> B
         message = f"the image {image} is not here, or is of an older recipe"
         raise EngineError(message, hint="`nox -s image` makes it; `-- --native` builds without one")
     sets = load_archsets(ARCHSETS)
-    choice = choose_sets(args, environ, sets, DEFAULT_TOOLKIT)
+    choice = choose_sets(args, environ, sets)  # a container has the toolkit of its set
     print(choice)
     print(f"container engine: {engine}; image: {image}", flush=True)
     CACHE.mkdir(parents=True, exist_ok=True)

@@ -11,9 +11,9 @@ import pytest
 from csrc import generate
 from csrc.generate import CSRC
 from flash_dist.builds.published import load_archsets
-from flash_dist.targets.archs import DEFAULT_TOOLKIT, TOOLKIT_ARCHS, ArchSet
+from flash_dist.targets.archs import TOOLKIT_ARCHS, ArchSet
 from flash_dist.targets.compatibility import judge
-from flash_dist.targets.devices import KNOWN_DEVICES
+from flash_dist.targets.devices import KNOWN_DEVICES, parse_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,8 +26,9 @@ HALF_SIZES: Final = [(d, d) for d in (32, 64, 96, 128, 160, 192, 224, 256)] + [(
 SIZES: Final = {"fp16": HALF_SIZES, "bf16": HALF_SIZES, "fp32": [(d, d) for d in (64, 128, 256)]}
 ARCHSETS: Final = load_archsets()
 TARGETS: Final = sorted({arch for archset in ARCHSETS.values() for arch in archset.archs})
+NEWEST: Final = max(TOOLKIT_ARCHS, key=parse_version)
 COMPILABLE: Final = sorted(
-    x for arch in TOOLKIT_ARCHS[DEFAULT_TOOLKIT] for x in (arch, replace(arch, ptx=True))
+    x for arch in TOOLKIT_ARCHS[NEWEST] for x in (arch, replace(arch, ptx=True))
 )
 TABLE: Final = generate.Table.load(CSRC / "kernels.toml")
 

@@ -15,7 +15,12 @@ from flash_dist.builds.manifest import (
     ToolkitInfo,
 )
 from flash_dist.builds.published import published_sets
-from flash_dist.targets.devices import toolkit_compression
+from flash_dist.targets.devices import (
+    format_version,
+    toolkit_compression,
+    toolkit_driver,
+    toolkit_ptx_isa,
+)
 from tests.unit.made.builds import make_variants
 from tests.unit.made.fatbin_builder import PTX, SASS, Kernel, container, cubin, entry, library, ptx
 
@@ -40,10 +45,12 @@ def tell_version(archset: ArchSet, version: str) -> str:
     return f"{version}+cu{archset.toolkit.replace('.', '')}.{archset.label}"
 
 
-TOOLKITS = {
-    "12.4": ToolkitInfo("12.4", "12.4.131", "12.9.86", "525", "8.4"),
-    "13.0": ToolkitInfo("13.0", "13.0.88", "13.0.88", "580", "9.0"),
-}
+def make_toolkit(cuda: str) -> ToolkitInfo:
+    """Return a toolkit as a build with it tells it; in front of nvcc 12.4 stands a newer ptxas."""
+    if cuda == "12.4":
+        return ToolkitInfo(cuda, "12.4.131", "12.9.86", "525", "8.4")
+    isa = format_version(toolkit_ptx_isa(cuda))
+    return ToolkitInfo(cuda, f"{cuda}.88", f"{cuda}.88", str(toolkit_driver(cuda)), isa)
 
 
 def make_manifest(archset: ArchSet, version: str) -> Manifest:
@@ -60,7 +67,7 @@ def make_manifest(archset: ArchSet, version: str) -> Manifest:
         package_version=tell_version(archset, version),
         arch_set=archset,
         archsets=published_sets(),
-        toolkit=TOOLKITS[archset.toolkit],
+        toolkit=make_toolkit(archset.toolkit),
         host=HostInfo("g++ 12.2.0", "2.36"),
         flags=(next(k for k, v in CODECS.items() if v == toolkit_compression(archset.toolkit)),),
         torch_headers="2.13.0",

@@ -6,7 +6,13 @@ import pytest
 
 from flash_dist.targets.archs import NAMED_LISTS, TOOLKIT_ARCHS, Arch, ArchSet
 from flash_dist.targets.compatibility import FAMILIES, judge
-from flash_dist.targets.devices import INTEGRATED, KNOWN_DEVICES, Device
+from flash_dist.targets.devices import (
+    INTEGRATED,
+    KNOWN_DEVICES,
+    PTX_ISA_CUDA,
+    Device,
+    parse_version,
+)
 from flash_dist.targets.gpus import CHIPS, SOLD
 
 OLD = "5.0 5.2 5.3 6.0 6.1 6.2 7.0 7.2"
@@ -31,11 +37,20 @@ def test_each_gpu_has_one_row_and_rows_stand_from_old_to_new() -> None:
 
 @pytest.mark.parametrize("toolkit", TOOLKIT_ARCHS)
 def test_a_toolkit_compiles_what_its_own_list_says(toolkit: str) -> None:
+    assert toolkit in COMPILED, f"write what `nvcc --list-gpu-code` of CUDA {toolkit} says"
     assert " ".join(arch.dotted for arch in TOOLKIT_ARCHS[toolkit]) == COMPILED[toolkit]
+
+
+def test_the_ptx_isa_of_every_toolkit_is_known() -> None:
+    for toolkit in TOOLKIT_ARCHS:
+        known = parse_version(toolkit) in PTX_ISA_CUDA.values()
+        assert known, f"PTX_ISA_CUDA (targets/devices.py) has no row for CUDA {toolkit}"
 
 
 def test_every_lately_compiled_target_has_a_row_and_every_row_is_compiled_by_some_toolkit() -> None:
     compiled = {arch.device for archs in TOOLKIT_ARCHS.values() for arch in archs}
+    lacking = sorted(map(str, set(KNOWN_DEVICES) - compiled))
+    assert not lacking, "no toolkit of TOOLKIT_ARCHS (targets/archs.py) compiles for it: add one"
     assert compiled == set(KNOWN_DEVICES)
 
 
@@ -67,7 +82,7 @@ def test_integrated_gpus_are_those_of_the_tegra_lists_and_the_renamed() -> None:
     listed = {arch.device for name in NAMED_LISTS if "Tegra" in name for arch in _archs(name)}
     assert listed < {Device(*version) for version in INTEGRATED}
     others = {Device(*version) for version in INTEGRATED} - listed
-    assert [str(device) for device in sorted(others)] == ["6.2", "10.1"]
+    assert [str(device) for device in sorted(others)] == ["6.2", "10.1"], "integrated, by hand"
 
 
 def _archs(name: str) -> tuple[Arch, ...]:
@@ -75,6 +90,7 @@ def _archs(name: str) -> tuple[Arch, ...]:
 
 
 def test_products_are_those_that_the_newest_toolkit_serves() -> None:
-    newest = {arch.device.version for arch in TOOLKIT_ARCHS["13.2"]}
+    newest = {arch.device.version for arch in TOOLKIT_ARCHS[max(TOOLKIT_ARCHS, key=parse_version)]}
     assert {chip.version for chip in SOLD} <= newest
-    assert [str(chip) for chip in SOLD if chip.arm_only] == ["8.7", "11.0", "12.1"]
+    arm_only = [str(chip) for chip in SOLD if chip.arm_only]
+    assert arm_only == ["8.7", "11.0", "12.1"], "those on Arm machines only, by hand"

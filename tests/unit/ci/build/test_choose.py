@@ -61,6 +61,14 @@ def test_an_arch_that_the_toolkit_cannot_compile_is_named_with_the_way_on() -> N
 OLDER = {**PUBLISHED, "old": replace(ArchSet.parse("9.0a", name="old"), toolkit="12.4")}
 
 
+def test_without_a_toolkit_each_set_is_judged_by_its_own() -> None:
+    newer = replace(ArchSet.parse("10.3", name="new"), toolkit="12.9")
+    both = {"new": newer, "old": replace(ArchSet.parse("9.0a", name="old"), toolkit="12.4")}
+    assert choose_sets([], {}, both).sets == tuple(both.values())
+    with pytest.raises(ArchError, match=r"CUDA 12\.4 cannot compile `sm_103`"):
+        choose_sets([], {}, both, "12.4")
+
+
 def test_each_set_is_judged_by_the_toolkit_of_its_major() -> None:
     choice = choose_sets(["old", "hopper"], {}, OLDER, "13.1")
     assert [one.name for one in choice.sets] == ["old", "hopper"]

@@ -118,8 +118,8 @@ def test_a_variable_says_what_is_built_for() -> None:
 
 
 def test_a_build_without_a_name_is_of_the_sets_for_its_cpu() -> None:
-    here = {one.name for one in choose_sets([], {}, SETS, "13.0").sets}
-    there = {one.name for one in choose_sets([], ARM.environ(), SETS, "13.0").sets}
+    here = {one.name for one in choose_sets([], {}, SETS).sets}
+    there = {one.name for one in choose_sets([], ARM.environ(), SETS).sets}
     assert here == SETS.keys() - {"arm"}
     assert there == {"arm"}
     assert toolkits_of([], ARM.environ(), SETS) == ["13.0"]

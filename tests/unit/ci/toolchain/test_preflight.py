@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from ci.toolchain.preflight import GIB, Host, PreflightError, check
+from ci.toolchain.preflight import GIB, TOOLKITS, Host, PreflightError, check
+from flash_dist.builds.published import published_sets
 
 BOOKWORM = Host(
     system="Linux",
@@ -102,3 +103,9 @@ def test_a_set_of_an_older_cuda_gets_its_own_toolkit_or_a_way_out() -> None:
     with pytest.raises(PreflightError, match=r"CUDA 12\.4 or a newer 12 is needed"):
         check(BOOKWORM, wanted="12.4", cuda_home_version="13.0")
     assert check(BOOKWORM, wanted="12.4", cuda_home_version="12.8").is_own
+
+
+def test_the_toolkit_of_every_published_set_is_in_the_table() -> None:
+    known = {toolkit.cuda for toolkit in TOOLKITS}
+    for one in published_sets():
+        assert one.toolkit in known, f"TOOLKITS has no row for CUDA {one.toolkit} of `{one.name}`"
