@@ -14,9 +14,11 @@ import pytest
 import flash_dist
 from ci import docs
 from ci.docs import find_definition
+from ci.release.channels import CHANNELS
 from flash_dist.cli import SUBCOMMANDS, expand_alias, make_parser
 from flash_dist.errors import UsageError
 from flash_dist.findings import FINDINGS
+from flash_dist.masks import BlockMask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,6 +99,20 @@ def test_the_page_on_kernels_names_things_that_are_there() -> None:
     assert len(named) > 8
     missing = [(file, name) for file, name in named if name not in (page.parent / file).read_text()]
     assert missing == []
+
+
+def test_the_page_on_channels_names_the_session_of_each() -> None:
+    text = (ROOT / "docs" / "channels.md").read_text(encoding="utf-8")
+    lacking = [name for name in CHANNELS if f"`nox -s {name}" not in text]
+    assert not lacking, "docs/channels.md has a table of them"
+
+
+def test_the_page_on_attention_names_every_kind_of_mask() -> None:
+    text = (ROOT / "docs" / "attention.md").read_text(encoding="utf-8")
+    kinds = [name for name, kind in vars(BlockMask).items() if isinstance(kind, classmethod)]
+    assert {"full", "from_flex"} < set(kinds)
+    lacking = [name for name in kinds if name[0] != "_" and f"`{name}`" not in text]
+    assert not lacking, "docs/attention.md lists what makes a BlockMask"
 
 
 def test_the_readme_is_read_in_two_minutes() -> None:

@@ -89,7 +89,8 @@ def test_every_part_of_the_local_check_is_run_somewhere() -> None:
 def test_the_workflow_of_a_build_writes_every_channel_of_a_release_in_its_order() -> None:
     (line,) = (step["run"] for step in steps(BUILD) if " manifest " in str(step.get("run", "")))
     names = [row.name for row in released()]
-    assert line.split()[2:] == ["fingerprint_check", *names, "manifest", "install_test"]
+    wanted = ["fingerprint_check", *names, "manifest", "install_test"]
+    assert line.split()[2:] == wanted, "the line of nox in build.yml names the sessions"
 
 
 def test_a_release_keeps_the_folder_of_every_channel_that_the_page_links_to() -> None:
@@ -101,8 +102,8 @@ def test_a_release_keeps_the_folder_of_every_channel_that_the_page_links_to() ->
     linked = [row.name for row in released() if row.linked]
     assert linked
     for name in linked:
-        assert any(f"dist/{name}/\n" in text for text in kept)
-        assert any(f" dist/{name}/" in text for text in made)
+        assert any(f"dist/{name}/\n" in text for text in kept), f"keep dist/{name}/ in release.yml"
+        assert any(f" dist/{name}/" in text for text in made), f"pack dist/{name}/ in release.yml"
 
 
 @each_workflow

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flash_dist.doctor.examine import Examination, examine
+from flash_dist.doctor.examine import RARE_CHECKS, Examination, examine
 from tests.unit.made.builds import Passes
 from tests.unit.made.scenarios import JIT_BOX, SCENARIOS
 
@@ -67,6 +67,12 @@ def test_it_becomes_json(scenario: Scenario) -> None:
     host = data["environment"]["host"]
     assert host is not None
     assert {"libcuda", "container", "jit_cache", "nvml", "device_files"} <= set(host)
+
+
+def test_every_rare_check_speaks_on_some_machine() -> None:
+    heard = {name for scenario in SCENARIOS.values() for name, _, _ in scenario.found}
+    silent = [name for name, _ in RARE_CHECKS if name not in heard]
+    assert not silent, "no machine of tests/unit/made/scenarios.py makes it speak: add one"
 
 
 def test_a_host_that_was_not_looked_at_is_no_finding() -> None:

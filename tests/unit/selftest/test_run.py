@@ -191,7 +191,8 @@ def test_cases_cover_each_kernel_small_odd_and_filling_the_gpu() -> None:
 
 def test_every_kind_of_mask_and_packed_documents_are_covered() -> None:
     cases = make_cases([Kernels("bf16", 128, 128)], 132)
-    assert {case.mask for case in cases} == {"", *MASKS}
+    planned = {case.mask for case in cases}
+    assert planned == {"", *MASKS}, "selftest/masks.py makes them, selftest/cases.py names them"
     assert {case.causal for case in cases if case.lengths} == {True, False}
     assert {case.fills_gpu for case in cases if case.mask} == {True, False}
     for case in cases:
