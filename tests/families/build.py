@@ -1,4 +1,4 @@
-"""Builds the two libraries with one family more: python -m tests.families.build FOLDER.
+"""Builds the libraries with one family more: `python -m tests.families.build FOLDER TORCH_HEADERS`.
 
 FOLDER/flash_dist is a package that runs it on a GPU of compute capability 9.0 (tests/gpu), in
 which only bfloat16 of head_dim 64 is compiled.
