@@ -31,10 +31,13 @@ from ci.compile.decisions import (
 from ci.compile.planner_cases import Call, band_calls, mask_cases, masked_calls
 from csrc.generate import CSRC, Table, render_roles
 from flash_dist.errors import FlashDistError
+from flash_dist.masks.layout import BAND, LINES, ROWS, TILE, TILES
 from flash_dist.targets.wording import list_few
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from torch import Tensor
 
     from ci.compile.decisions import Decisions
     from flash_dist.masks.plan import MaskPlan
@@ -145,19 +148,21 @@ def describe_mask(plan: MaskPlan) -> str:
 
     The digest is of the arrays by name; where they lie in their buffer decides nothing.
     """
-    arrays = plan.arrays
-    named = {name: getattr(arrays, name) for name in ("key_bounds", "rows", "query_ranges")}
-    named |= {name: getattr(arrays, name) for name in ("key_ranges", "key_slots", "bits")}
-    for name in ("by_query", "by_key"):
-        for lines, one in zip((64, 128), getattr(arrays, name) or (), strict=False):
-            named |= {f"{name}_{lines}.{field}": array for field, array in one._asdict().items()}
+    named: dict[str, Tensor | None] = {}
+    for name, value in plan.arrays._asdict().items():
+        if not isinstance(value, tuple):
+            named[name] = value
+            continue
+        for lines, one in zip(LINES, value, strict=True):
+            width = lines * TILE
+            named |= {f"{name}_{width}.{field}": array for field, array in one._asdict().items()}
     told = {
         name: [list(array.shape), hashlib.sha256(array.numpy().tobytes()).hexdigest()]
         for name, array in named.items()
         if array is not None
     }
     sizes = (plan.kind, plan.batches, plan.heads, plan.seqlen_q, plan.seqlen_k)
-    kind = ("band", "rows", "tiles")[plan.kind]
+    kind = {BAND: "band", ROWS: "rows", TILES: "tiles"}[plan.kind]
     return f"{kind}, slots {int(plan.key_slots[-1])}, {_short([sizes, told])}"
 
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from flash_dist.masks import BlockMask
+from flash_dist.masks.layout import BAND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 Tensor = torch.Tensor
 
-BAND: Final = 0  # kinds, as in flash_dist/masks/plan.py
 MIB: Final = 1 << 20
 
 
