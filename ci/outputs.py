@@ -19,16 +19,11 @@ import zipfile
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from ci.command import command
-from ci.project import PYPROJECT, ROOT
+from ci.project import ROOT, read_pyproject
 from flash_dist.errors import FlashDistError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -245,10 +240,9 @@ def count_installed_files() -> int:
 
 def count_wheel_files() -> int:
     """Count what RECORD lists in a wheel of this tree, itself among them."""
-    data: dict[str, Any] = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))
     package = ROOT / "flash_dist"
     modules = [path for path in package.rglob("*.py") if "__pycache__" not in path.parts]
-    others = data["tool"]["setuptools"]["package-data"]["flash_dist"]
+    others = read_pyproject()["tool"]["setuptools"]["package-data"]["flash_dist"]
     built = ("_build.json", "_C.abi3.so", "libflash_dist_kernels.so")
     about = ("METADATA", "RECORD", "WHEEL", "top_level.txt", "LICENSE", "flash_dist.cdx.json")
     return len(modules) + len(others) + len(built) + len(about)
