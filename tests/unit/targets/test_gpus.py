@@ -82,7 +82,8 @@ def test_integrated_gpus_are_those_of_the_tegra_lists_and_the_renamed() -> None:
     listed = {arch.device for name in NAMED_LISTS if "Tegra" in name for arch in _archs(name)}
     assert listed < {Device(*version) for version in INTEGRATED}
     others = {Device(*version) for version in INTEGRATED} - listed
-    assert [str(device) for device in sorted(others)] == ["6.2", "10.1"], "integrated, by hand"
+    unlisted = [str(device) for device in sorted(others)]
+    assert unlisted == ["6.2", "10.1"], "integrated, and in no list that torch names: write it here"
 
 
 def _archs(name: str) -> tuple[Arch, ...]:
@@ -93,4 +94,4 @@ def test_products_are_those_that_the_newest_toolkit_serves() -> None:
     newest = {arch.device.version for arch in TOOLKIT_ARCHS[max(TOOLKIT_ARCHS, key=parse_version)]}
     assert {chip.version for chip in SOLD} <= newest
     arm_only = [str(chip) for chip in SOLD if chip.arm_only]
-    assert arm_only == ["8.7", "11.0", "12.1"], "those on Arm machines only, by hand"
+    assert arm_only == ["8.7", "11.0", "12.1"], "sold, and on Arm machines only: write it here"
