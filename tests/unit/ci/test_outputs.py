@@ -78,13 +78,15 @@ def test_the_numbers_of_files_are_looked_at_at_all() -> None:
 
 
 def test_the_numbers_of_kernels_are_those_of_the_table() -> None:
-    assert number_of("verify", r"(\d+) kernels for sm_75") == len(build_of("all"))
+    told = number_of("verify", r"(\d+) kernels for sm_75")
+    assert told == len(build_of("all")), "`nox -s outputs` prints it again, from a new wheel"
     keys = {
         (one.family.role, one.dtype, one.row.size)
         for one in build_of("hopper")
         if one.target.suffix == "a"
     }
-    assert number_of("doctor", r"(\d+) kernels for SASS") == len(keys)
+    told = number_of("doctor", r"(\d+) kernels for SASS")
+    assert told == len(keys), "`nox -s gpu_outputs` prints it again"
 
 
 def test_the_number_of_cases_is_that_of_the_selftest() -> None:
@@ -94,7 +96,8 @@ def test_the_number_of_cases_is_that_of_the_selftest() -> None:
         if one.family.role == "fwd"
     }
     cases = make_cases(sorted(sizes), H200_MULTIPROCESSORS)
-    assert number_of("doctor", r"(\d+) cases, 30 runs each") == len(cases)
+    told = number_of("doctor", r"(\d+) cases, 30 runs each")
+    assert told == len(cases), "`nox -s gpu_outputs` prints it again"
 
 
 def test_the_hidden_gpu_of_the_text_is_a_scenario() -> None:
