@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 LAUNCHER: Final = "torchrun --nproc-per-node=gpu -m flash_dist fleet"
 
-_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+_VARIABLES = (*_NUMBERS, "MASTER_ADDR", "MASTER_PORT")
 _SLACK = 600.0  # seconds that ranks may wait for the slowest one
 
 
@@ -40,12 +41,20 @@ class Rank:
 
     @classmethod
     def of_environment(cls) -> Rank:
-        """Read what torchrun sets."""
+        """Read what torchrun sets.
+
+        Raises:
+            UsageError: Somebody else started this process.
+        """
         missing = [name for name in _VARIABLES if not os.environ.get(name)]
         if missing:
             message = f"a fleet must be started by torchrun, got no {missing[0]}"
             raise UsageError(message, hint=f"`{LAUNCHER}`; with --nnodes for several machines")
-        return cls(*(int(os.environ[name]) for name in _VARIABLES[:3]))
+        for name in _NUMBERS:
+            if not os.environ[name].isdecimal():
+                message = f"{name} must be a number, got `{os.environ[name]}`"
+                raise UsageError(message, hint=f"`{LAUNCHER}` sets it")
+        return cls(*(int(os.environ[name]) for name in _NUMBERS))
 
 
 def join_ranks(rank: Rank, backend: str) -> Any:  # noqa: ANN401 - torch.distributed is not typed

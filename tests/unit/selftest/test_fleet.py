@@ -102,6 +102,15 @@ def test_without_torchrun_a_fleet_says_how_to_start(monkeypatch: pytest.MonkeyPa
         Rank.of_environment()
 
 
+def test_a_rank_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "0")
+    assert Rank.of_environment() == Rank(0, 0, 0)
+    monkeypatch.setenv("LOCAL_RANK", "-1")
+    with pytest.raises(UsageError, match="LOCAL_RANK must be a number, got `-1`"):
+        Rank.of_environment()
+
+
 class OneGoodRound(Proof):
     """Computes in its first round and crashes in the next."""
 
