@@ -87,6 +87,8 @@ class Backward {
   }
 
  private:
+  // NOTE: dK/dV and the tile of dQ are chosen before the workspace exists: a family of theirs may
+  // refuse views, sizes and masks, nothing that place() fills in.
   Loaded find(Role role, const KernelSize& columns, const void* params) const {
     return require_kernel(call_.device, {role, dtype_of(call_), columns}, params);
   }

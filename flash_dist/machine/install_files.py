@@ -83,8 +83,9 @@ def read_install_files(
 
 
 def _find_distribution(name: str, folder: Path) -> metadata.Distribution | None:
+    """Find what a wheel brought; a build leaves an egg-info in the sources, which has no RECORD."""
     found = metadata.distributions(name=name, path=[str(folder)])
-    return next(iter(found), None)
+    return next((one for one in found if one.read_text("RECORD") is not None), None)
 
 
 def _find_copies(name: str, own: Path, places: Iterable[str]) -> Iterator[str]:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -140,6 +141,16 @@ def test_what_is_not_the_tree_that_python_started_in_is_not_to_be_left(
     assert not inside.in_sources  # PYTHONPATH names it: `cd` would not help
     assert not read(package).in_sources
     assert build_fix(read(package)).endswith("builds one into dist/")
+
+
+def test_what_a_build_leaves_beside_the_sources_is_no_record(package: Path) -> None:
+    for path in package.parent.glob("*.dist-info"):
+        shutil.rmtree(path)
+    egg = package.parent / "flash_dist.egg-info"
+    egg.mkdir()
+    (egg / "PKG-INFO").write_text("Metadata-Version: 2.4\nName: flash_dist\nVersion: 0.1.0\n")
+    (egg / "SOURCES.txt").write_text("flash_dist/__init__.py\n")
+    assert read(package).status == "unrecorded"
 
 
 def test_doctor_in_a_clone_says_to_leave_it(tmp_path: Path) -> None:
