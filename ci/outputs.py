@@ -37,7 +37,7 @@ NEEDS: Final = {
     "gpu": "an installed wheel, torch and a GPU",
 }
 FOREIGN: Final = "xformers==0.0.32.post2"
-_XFORMERS: Final = "xformers-0.0.32.post2-*.whl"
+_XFORMERS: Final = f"{FOREIGN.replace('==', '-')}-*.whl"
 _PROGRAM: Final = "python -m flash_dist"
 _SEQUENCE: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # of a terminal: colours, the cursor
 _BLOCK: Final = re.compile(r"^```console\n(\$ [^\n]*\n)(.*?)^```\n", re.DOTALL | re.MULTILINE)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from ci.command import command
 from ci.project import README, replace_between
-from csrc.generate import CSRC, Table, Variant
+from csrc.generate import Table, Variant
 from flash_dist.targets.archs import Arch
 from flash_dist.targets.devices import KNOWN_DEVICES
 
@@ -111,7 +111,7 @@ def write_sizes(sizes: Sequence[Size]) -> str:
 
 def load_table() -> str:
     """Make the table of the kernels of this tree, for every GPU that has any."""
-    table = Table.load(CSRC / "kernels.toml")
+    table = Table.load()
     oldest = min(table.dtypes.values())
     return make_table(table, [one for one in KNOWN_DEVICES if one.number >= oldest])
 

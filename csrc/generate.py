@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
 CSRC = Path(__file__).resolve().parent
+KERNELS = CSRC / "kernels.toml"
 LAYOUT = CSRC.parent / "flash_dist" / "masks" / "layout.py"
 CPP_DTYPES = {"fp16": "Fp16", "bf16": "Bf16", "fp32": "Fp32"}
 HALF_DTYPES = ("fp16", "bf16")
@@ -141,7 +142,7 @@ class Table:
     every_plan: frozenset[Arch] = frozenset()  # targets that carry smaller plans, too
 
     @classmethod
-    def load(cls, path: Path) -> Table:
+    def load(cls, path: Path = KERNELS) -> Table:
         """Read kernels.toml."""
         data = tomllib.loads(path.read_text(encoding="utf-8"))
         plans = {int(name): size for name, size in data["smem_plans"].items()}
@@ -455,9 +456,7 @@ def main() -> None:
         "--known", nargs="*", default=[], metavar="TARGET", help="targets of earlier configurations"
     )
     parser.add_argument("--out", required=True, type=Path, help="folder to write to")
-    parser.add_argument(
-        "--table", default=CSRC / "kernels.toml", type=Path, help="the table of kernels"
-    )
+    parser.add_argument("--table", default=KERNELS, type=Path, help="the table of kernels")
     parser.add_argument(
         "--head-dims", nargs="*", default=[], type=int, help="compiled sizes to keep; none: all"
     )

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from ci.build.plan import make_plan
 from ci.command import command
 from ci.project import ROOT, load_project
-from ci.wheels.channel import Published
+from ci.wheels.channel import Published, no_commands
 from ci.wheels.gates import run
 from flash_dist.errors import FlashDistError
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ci.wheels.artefacts import Artefact
-    from flash_dist.indexes.install_commands import Command
 
 # What setuptools adds to the sources.
 ADDED = ("PKG-INFO", "setup.cfg", "flash_dist.egg-info/")
@@ -137,10 +136,7 @@ def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
     return [Published(path)] if path.is_file() else []
 
 
-def commands(address: str) -> tuple[Command, ...]:
-    """Return nothing: who builds from source needs no index."""
-    del address
-    return ()
+commands = no_commands  # who builds from source needs no index
 
 
 def pack_and_check() -> str:

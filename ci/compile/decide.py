@@ -31,15 +31,14 @@ from ci.compile.decisions import (
 from ci.compile.planner_cases import Call, band_calls, mask_cases, masked_calls
 from csrc.generate import CSRC, Table, render_roles
 from flash_dist.errors import FlashDistError
-from flash_dist.masks.layout import BAND, LINES, ROWS, TILE, TILES
+from flash_dist.masks.layout import BAND, ROWS, TILES
 from flash_dist.targets.wording import list_few
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from torch import Tensor
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ci.compile.decisions import Decisions
+    from ci.compile.planner_cases import MaskCase
     from flash_dist.masks.plan import MaskPlan
 
 SHOWN: Final = 16  # characters of a digest: these tell changes apart, they are no proof
@@ -52,7 +51,7 @@ class PlannerError(FlashDistError):
 @cache
 def load_table() -> Table:
     """Read csrc/kernels.toml."""
-    return Table.load(CSRC / "kernels.toml")
+    return Table.load()
 
 
 def compile_planner(folder: Path, csrc: Path = CSRC, *, warn: bool = True) -> Path:
@@ -114,16 +113,17 @@ def _line_of(call: Call) -> str:
     return " ".join(map(str, (*numbers, len(sizes) // 2, *sizes)))
 
 
-def decide(program: Path) -> Decisions:
+def plan_masks() -> dict[MaskCase, MaskPlan]:
+    """Return the plan of every mask of the table."""
+    plans = {}
+    for case in mask_cases():
+        sizes = (case.batch, case.heads, case.seqlen_q, case.seqlen_k)
+        plans[case] = case.make(*sizes).plan(*sizes)
+    return plans
+
+
+def decide(program: Path, plans: Mapping[MaskCase, MaskPlan]) -> Decisions:
     """Return all decisions: of the planner, of the masks, of the table of kernels."""
-    masks = {
-        case: case.make(case.batch, case.heads, case.seqlen_q, case.seqlen_k)
-        for case in mask_cases()
-    }
-    plans = {
-        case: mask.plan(case.batch, case.heads, case.seqlen_q, case.seqlen_k)
-        for case, mask in masks.items()
-    }
     calls = list(band_calls())
     for case, plan in plans.items():
         calls += masked_calls(case, plan.kind, tuple(plan.key_slots.tolist()))
@@ -148,18 +148,9 @@ def describe_mask(plan: MaskPlan) -> str:
 
     The digest is of the arrays by name; where they lie in their buffer decides nothing.
     """
-    named: dict[str, Tensor | None] = {}
-    for name, value in plan.arrays._asdict().items():
-        if not isinstance(value, tuple):
-            named[name] = value
-            continue
-        for lines, one in zip(LINES, value, strict=True):
-            width = lines * TILE
-            named |= {f"{name}_{width}.{field}": array for field, array in one._asdict().items()}
     told = {
-        name: [list(array.shape), hashlib.sha256(array.numpy().tobytes()).hexdigest()]
-        for name, array in named.items()
-        if array is not None
+        ".".join(names): [list(array.shape), hashlib.sha256(array.numpy().tobytes()).hexdigest()]
+        for names, array in plan.arrays.present()
     }
     sizes = (plan.kind, plan.batches, plan.heads, plan.seqlen_q, plan.seqlen_k)
     kind = {BAND: "band", ROWS: "rows", TILES: "tiles"}[plan.kind]
@@ -193,7 +184,7 @@ def main(args: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="compare, and write nothing")
     check = parser.parse_args(args).check
     with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
-        decisions = decide(compile_planner(Path(folder)))
+        decisions = decide(compile_planner(Path(folder)), plan_masks())
         changes = list_changes(read_decisions() if DECISIONS.is_file() else {}, decisions)
     if not changes:
         print(f"{sum(map(len, decisions.values()))} decisions are as `{DECISIONS.name}` says")

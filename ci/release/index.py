@@ -30,6 +30,7 @@ from ci.project import ARCHSETS, ROOT
 from ci.release.channels import CHANNELS, Row, find_published
 from ci.release.landing import Offer, make_page
 from ci.wheels.artefacts import Artefact, ArtefactError, find_artefacts
+from ci.wheels.channel import no_commands, no_files
 from flash_dist.builds.published import load_picks
 from flash_dist.errors import UsageError
 from flash_dist.indexes.index import PROJECT
@@ -38,8 +39,6 @@ from flash_dist.targets.archs import SESSIONS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ci.wheels.channel import Published
-    from flash_dist.indexes.install_commands import Command
 
 DEFAULT: Final = "simple"
 PACKAGES: Final = "packages"
@@ -185,16 +184,8 @@ def find_offers(
     return found
 
 
-def check(dist: Path, artefacts: Sequence[Artefact]) -> tuple[Published, ...]:
-    """Return nothing: it is made of the wheels themselves."""
-    del dist, artefacts
-    return ()
-
-
-def commands(address: str) -> tuple[Command, ...]:
-    """Return nothing: those of pip and uv are told of every wheel."""
-    del address
-    return ()
+check = no_files  # it is made of the wheels themselves
+commands = no_commands  # those of pip and uv are told of every wheel
 
 
 @command

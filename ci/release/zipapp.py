@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING, Final
 
 from ci.command import command
 from ci.project import ROOT, load_project
+from ci.wheels.channel import no_commands, no_files
 from flash_dist.builds.published import FILE_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
-    from ci.wheels.artefacts import Artefact
-    from ci.wheels.channel import Published
-    from flash_dist.indexes.install_commands import Command
 
 SHEBANG: Final = b"#!/usr/bin/env python3\n"
 MAIN: Final = "from flash_dist.__main__ import run\n\nrun()\n"
@@ -58,16 +56,8 @@ def _collect(dependencies: Path) -> Iterator[tuple[str, bytes]]:
         yield path.relative_to(ROOT).as_posix(), path.read_bytes()
 
 
-def check(dist: Path, artefacts: Sequence[Artefact]) -> tuple[Published, ...]:
-    """Return nothing: it is no part of a release."""
-    del dist, artefacts
-    return ()
-
-
-def commands(address: str) -> tuple[Command, ...]:
-    """Return nothing: it is not installed."""
-    del address
-    return ()
+check = no_files  # it is no part of a release
+commands = no_commands  # it is not installed
 
 
 @command

@@ -25,6 +25,18 @@ class Published:
     told: Mapping[str, Any] = field(default_factory=dict)  # what manifest.json says of its kind
 
 
+def no_files(dist: Path, artefacts: Sequence[Artefact]) -> tuple[Published, ...]:
+    """Stand for `check` where nothing is published beside the wheels."""
+    del dist, artefacts
+    return ()
+
+
+def no_commands(address: str) -> tuple[Command, ...]:
+    """Stand for `commands` where the index has nothing to tell of a file."""
+    del address
+    return ()
+
+
 class Channel(Protocol):
     """What the module of a channel has."""
 

@@ -8,12 +8,15 @@ they get there.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
 from .inputs import complain
 from .layout import ABSENT, ALIGNMENT, ARRAYS, LINES, TILE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Tensor = torch.Tensor
 
@@ -44,17 +47,19 @@ class Arrays(NamedTuple):
     by_key: tuple[TileList, TileList] | None = None  # lines of 64 and of 128 keys
     bits: Tensor | None = None  # [index, TILE, 2] keys that a query sees, low word first
 
-    def named(self) -> dict[str, Tensor | None]:
-        """Return all of them by their names in the layout."""
-        found = dict.fromkeys(ARRAYS)
+    def present(self) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+        """Yield those that there are: each with its name, or with its list's and its own."""
         for name, value in self._asdict().items():
             if isinstance(value, tuple):
                 for lines, one in zip(LINES, value, strict=True):
                     for field, array in one._asdict().items():
-                        found[f"{name}_{lines * TILE}_{field}"] = array
+                        yield (f"{name}_{lines * TILE}", field), array
             elif value is not None:
-                found[name] = value
-        return found
+                yield (name,), value
+
+    def named(self) -> dict[str, Tensor | None]:
+        """Return all of them by their names in the layout."""
+        return dict.fromkeys(ARRAYS) | {"_".join(names): array for names, array in self.present()}
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from ci.compile.decide import compile_planner, decide, describe_table, load_table, main
+from ci.compile.decide import compile_planner, decide, describe_table, load_table, main, plan_masks
 from ci.compile.decisions import (
     DECISIONS,
     hash_decisions,
@@ -31,14 +31,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ci.compile.decisions import Decisions
+    from ci.compile.planner_cases import MaskCase
     from csrc.generate import Family
+    from flash_dist.masks.plan import MaskPlan
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="session")
-def decided() -> Decisions:
-    return decide(planner())
+def plans() -> dict[MaskCase, MaskPlan]:
+    return plan_masks()
+
+
+@pytest.fixture(scope="session")
+def decided(plans: dict[MaskCase, MaskPlan]) -> Decisions:
+    return decide(planner(), plans)
 
 
 def test_the_committed_file_is_what_the_planner_and_the_masks_decide(decided: Decisions) -> None:
@@ -68,7 +75,7 @@ def test_the_cases_take_every_way_through_the_planner(decided: Decisions) -> Non
 
 
 def test_comments_and_layout_of_the_planner_decide_nothing(
-    tmp_path: Path, decided: Decisions
+    tmp_path: Path, decided: Decisions, plans: dict[MaskCase, MaskPlan]
 ) -> None:
     require_compiler()
     csrc = tmp_path / "csrc"
@@ -78,7 +85,7 @@ def test_comments_and_layout_of_the_planner_decide_nothing(
         bare = re.sub(r"(?m)(^|\s)//.*$", "", text).replace("wave_", "enough_")
         assert bare != text
         (csrc / name).write_text("// Reworded.\n" + bare)
-    assert decide(compile_planner(tmp_path, csrc)) == decided
+    assert decide(compile_planner(tmp_path, csrc), plans) == decided
 
 
 def test_the_order_of_the_file_is_no_matter() -> None:
@@ -142,17 +149,21 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize(("name", "old", "new"), PLANTED.values(), ids=PLANTED)
+@pytest.mark.parametrize("fault", PLANTED.values(), ids=PLANTED)
 def test_a_changed_rule_of_the_planner_changes_the_hash(
-    tmp_path: Path, decided: Decisions, name: str, old: str, new: str
+    tmp_path: Path,
+    decided: Decisions,
+    plans: dict[MaskCase, MaskPlan],
+    fault: tuple[str, str, str],
 ) -> None:
     require_compiler()
+    name, old, new = fault
     csrc = tmp_path / "csrc"
     shutil.copytree(CSRC, csrc)
     text = (csrc / name).read_text()
     assert text.count(old) == 1
     (csrc / name).write_text(text.replace(old, new))
-    changed = list_changes(decided, decide(compile_planner(tmp_path, csrc, warn=False)))
+    changed = list_changes(decided, decide(compile_planner(tmp_path, csrc, warn=False), plans))
     assert changed
     assert all(one.startswith("launches: ") for one in changed)
 
@@ -191,7 +202,7 @@ def test_a_changed_rule_of_the_masks_changes_the_hash(
     plant: Callable[[pytest.MonkeyPatch], None],
 ) -> None:
     plant(monkeypatch)
-    changed = list_changes(decided, decide(planner()))
+    changed = list_changes(decided, decide(planner(), plan_masks()))
     assert any(one.startswith("masks: ") for one in changed)
 
 
