@@ -92,7 +92,7 @@ def check_driver(environment: Environment) -> CheckResult:
     needs = driver_needs(build) if build else ()
     if cuda.driver is None:
         summary = "no driver given, taken as new enough"
-        return CheckResult("ok", summary, needs)
+        return CheckResult("ok", summary, background=needs)
     refusals = [driver_refusal(cuda.driver, v.origin) for v in build.variants] if build else []
     if build and refusals and all(refusals):
         return CheckResult(
@@ -102,8 +102,8 @@ def check_driver(environment: Environment) -> CheckResult:
             driver_fix(build, cuda.driver, (gpu.device for gpu in cuda.gpus)),
             DRIVER_TOO_OLD,
         )
-    details = (*needs, *describe_driver(environment))
-    return CheckResult("ok", str(cuda.driver), details)
+    details = describe_driver(environment)
+    return CheckResult("ok", str(cuda.driver), details, background=needs)
 
 
 def driver_needs(build: Build) -> tuple[str, ...]:

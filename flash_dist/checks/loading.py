@@ -60,9 +60,7 @@ def check_loading(environment: Environment) -> CheckResult:
 
 def _describe_prediction(loading: Loading) -> CheckResult:
     if loading.status == "ok":
-        summary = (
-            "the kernel library and the torch extension should load (predicted from symbol tables)"
-        )
+        summary = "kernels and torch extension should load (predicted from symbol tables)"
         return CheckResult("ok", summary)
     if loading.status == "unknown":
         summary = f"whether everything loads cannot be predicted: {loading.reason}"

@@ -166,7 +166,8 @@ def add_agreement(result: CheckResult, agreement: Agreement) -> CheckResult:
         result,
         status="fail",
         summary=agreement.sentence,
-        details=(result.summary, *result.details, *shown),
+        details=(result.summary, *result.all_details, *shown),
+        background=(),
         fix="this GPU computes other bits than one of its kind did: run "
         "`python -m flash_dist selftest --runs 1000` on it and its neighbours, and check it",
         entry=FINGERPRINT_DIFFERS,

@@ -168,8 +168,9 @@ def check_selftest(report: SelftestReport, surprises: tuple[str, ...] = ()) -> C
     result = CheckResult(
         "ok",
         report.summary,
-        describe_loaded(report),
+        _describe_untested(report),
         data=report.to_json(),
+        background=describe_loaded(report),
     )
     if not report:
         return replace(
@@ -178,6 +179,7 @@ def check_selftest(report: SelftestReport, surprises: tuple[str, ...] = ()) -> C
             details=tuple(describe_findings(report)),
             fix=_fix(report),
             entry=report.findings[0].entry,
+            background=(),
         )
     if surprises:
         return replace(
@@ -222,13 +224,14 @@ def describe_loaded(report: SelftestReport) -> tuple[str, ...]:
     for variant in report.loaded:
         key = (variant.binary_version, variant.ptx_version)
         counts[key] = counts.get(key, 0) + 1
-    lines = [
+    return tuple(
         f"{count} variants ran: binaryVersion {binary}, ptxVersion {ptx}"
         for (binary, ptx), count in sorted(counts.items())
-    ]
-    if report.untested:
-        lines.append(f"launched by no case: {', '.join(report.untested)}")
-    return tuple(lines)
+    )
+
+
+def _describe_untested(report: SelftestReport) -> tuple[str, ...]:
+    return (f"launched by no case: {', '.join(report.untested)}",) if report.untested else ()
 
 
 def find_surprises(predicted: dict[str, str], report: SelftestReport) -> tuple[str, ...]:

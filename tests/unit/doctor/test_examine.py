@@ -342,7 +342,7 @@ def test_a_what_if_without_a_build_fails_instead_of_checking_nothing() -> None:
 
 def test_the_driver_check_says_what_the_build_needs() -> None:
     result = find(look(make_what_if(ALL, "8.6")), "driver")
-    assert result.details == (
+    assert result.background == (
         "CUDA 13.0 needs driver 580 or newer",
         "PTX ISA 9.0 needs driver 580 or newer",
         "zstd compression needs driver 550 or newer",

@@ -405,7 +405,7 @@ def test_the_variants_that_really_loaded_are_reported() -> None:
     assert str(report.loaded[1]) == ("flash_dist_fwd_x_compute80: binaryVersion 90, ptxVersion 80")
     result = check_selftest(report)
     assert result.status == "ok"
-    assert result.details == ("2 variants ran: binaryVersion 90, ptxVersion 80",)
+    assert result.background == ("2 variants ran: binaryVersion 90, ptxVersion 80",)
     assert result.data["loaded"][0]["ptx_version"] == 80
 
 
