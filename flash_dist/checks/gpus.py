@@ -19,7 +19,9 @@ from ..findings.gpus import (
 from ..findings.messages import JIT_COMPILER_ABSENT
 from ..findings.result import CheckResult
 from ..targets.advice import (
+    arm_note,
     covering_set,
+    describe_covering,
     describe_device,
     describe_how,
     explain_refusal,
@@ -29,6 +31,7 @@ from ..targets.devices import KIB, KNOWN_DEVICES
 from ..targets.verdict import (
     FLOOR,
     DeviceVerdict,
+    judge_device,
 )
 from .environment import _build, judge_gpu
 from .jit import describe_first_start
@@ -75,12 +78,16 @@ def check_gpu(environment: Environment, gpu: Gpu) -> CheckResult:
             *describe_first_start(verdict, environment),
             *describe_proof(verdict),
             *describe_unknown(environment, gpu),
+            *_describe_arm(environment, gpu),
         ),
         data=verdict.to_json(),
         background=describe_plans(verdict),
     )
     better = unsupported_fix(_all_devices(environment), _build(environment))
     if verdict.how == "unverified":
+        situation = replace(verdict.situation, jit="allowed")
+        if judge_device(_build(environment), situation).how == "jit":
+            better = "`unset CUDA_DISABLE_PTX_JIT`, and the driver compiles the PTX of this build"
         fix = f"`python -m flash_dist selftest` on it shows whether it does; {better}"
         return replace(result, status="warn", fix=fix, entry=UNVERIFIED)
     if verdict.missing_dtypes:
@@ -91,6 +98,12 @@ def check_gpu(environment: Environment, gpu: Gpu) -> CheckResult:
         summary = f"{result.summary}; no such GPU is known"
         return replace(result, status="warn", summary=summary, entry=UNKNOWN_GPU)
     return result
+
+
+def _describe_arm(environment: Environment, gpu: Gpu) -> tuple[str, ...]:
+    """Say of a GPU that is not here which machines have it."""
+    note = arm_note([gpu.device], environment.machine) if environment.what_if else ""
+    return (note,) if note else ()
 
 
 def _refuse(environment: Environment, gpu: Gpu, verdict: DeviceVerdict) -> CheckResult:
@@ -135,7 +148,7 @@ def check_all_gpus(environment: Environment, results: Sequence[CheckResult]) -> 
         "warn",
         f"{len(able)} of {len(results)} GPUs can use this build: {names}",
         (
-            f"the one published arch set for all of them: {covering.name if covering else 'none'}",
+            describe_covering(devices, covering),
             unsupported_fix(devices, _build(environment)),
         ),
         f"`export CUDA_VISIBLE_DEVICES={visible}` hides the others",

@@ -15,7 +15,7 @@ from ..indexes.index import read_index
 from ..indexes.install_commands import find_commands
 from ..indexes.selection import candidates_of, describe_lack, select
 from ..machine.libcuda import imagine_cuda, read_cuda
-from ..targets.advice import describe_archs, describe_how, driver_fix, unsupported_fix
+from ..targets.advice import arm_note, describe_archs, describe_how, driver_fix, unsupported_fix
 from ..targets.archs import DEFAULT_MACHINE
 from ..targets.devices import toolkit_driver
 from ..targets.verdict import FLOOR, Build
@@ -54,7 +54,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "select",
         summary="name the smallest arch set for all GPUs, and the command that installs it",
         description="Name the one arch set that serves all GPUs of this machine, or of a list, "
-        "and the commands that install it: of the sets that serve them best the smallest.",
+        "and the commands that install it: the one with machine code for the most of them, "
+        "natively for the most, and of equals the smallest.",
         epilog=EPILOG,
     )
     add_imagined(
@@ -141,6 +142,8 @@ def describe(
         yield from _describe_choice(selection.chosen, cuda)
         others = selection.candidates[1:] if args.verbose else selection.smaller
         yield from _describe_others(others, selection, "other" if args.verbose else "smaller")
+        if args.gpu and (note := arm_note(selection.devices, _machine(args))):
+            yield note
         yield ""
     yield from (f"{command.tool:<7} {command.line}" for command in commands)
 

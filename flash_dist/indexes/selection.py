@@ -1,6 +1,7 @@
 """Which arch set serves some GPUs: the smallest of those that serve them best. Pure functions.
 
-A set of which no wheel is at hand is judged by its targets, and a wheel by what it declares.
+What is best, `order_of_sets` says: most GPUs served, most with machine code, most natively. A set
+of which no wheel is at hand is judged by its targets, and a wheel by what it declares.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..targets.archs import DEFAULT_MACHINE
-from ..targets.compatibility import Origin
-from ..targets.devices import parse_version, toolkit_compression
+from ..targets.compatibility import Origin, order_of_sets
+from ..targets.devices import toolkit_compression
 from ..targets.verdict import (
     DTYPE_FLOOR,
     FLOOR,
@@ -94,7 +95,7 @@ class Selection:
 
     devices: tuple[Device, ...]  # that some build can serve, each once, old to new
     driver: Driver | None
-    candidates: tuple[Judged, ...]  # the chosen one first, then by size
+    candidates: tuple[Judged, ...]  # the chosen one first, then by size; else the best first
     chosen: Judged | None
     unservable: tuple[Device, ...] = ()  # older than anything we build for
     held_back: Judged | None = None  # what a newer driver alone would bring
@@ -171,8 +172,11 @@ def select(
             break
     else:
         judged = _judge(groups[0] if groups else [], situations)
-    others = sorted((one for one in judged if one is not chosen), key=lambda one: one.weight)
-    ordered = (chosen, *others) if chosen is not None else tuple(others)
+    if chosen is None:
+        ordered = tuple(sorted(judged, key=_preference))
+    else:
+        others = sorted((one for one in judged if one is not chosen), key=lambda one: one.weight)
+        ordered = (chosen, *others)
     held_back = None
     if chosen is None and driver is not None:
         served = select(wanted, None, candidates).chosen
@@ -196,11 +200,10 @@ def _judge(candidates: Sequence[Candidate], situations: Sequence[Situation]) -> 
     ]
 
 
-def _preference(judged: Judged) -> tuple[int, int, int, int]:
-    """Sort the best first; of equals the newest CUDA major, which the newest GPUs need."""
-    build = judged.candidate.build
-    major = parse_version(build.toolkit)[0] if build.toolkit else 0
-    return judged.rank, -major, judged.weight, len(judged.candidate.archs)
+def _preference(judged: Judged) -> tuple[tuple[int, int, int], int, int]:
+    """Sort the best first, of equals the smallest."""
+    hows = (one.how if one else "none" for one in judged.verdicts)
+    return order_of_sets(hows), judged.weight, len(judged.candidate.archs)
 
 
 def _by_version(candidates: Sequence[Candidate]) -> list[list[Candidate]]:

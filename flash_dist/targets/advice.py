@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .compatibility import DEFAULT_ORIGIN, judge
-from .devices import Device, Driver, driver_supports_toolkit, parse_version, toolkit_driver
+from .compatibility import DEFAULT_ORIGIN, judge, order_of_sets
+from .devices import Device, Driver, driver_supports_toolkit, toolkit_driver
 from .verdict import FLOOR, SMEM_VARIABLE, Build, Cause, DeviceVerdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from .archs import Arch, ArchSet
+    from .compatibility import JitPolicy
 
 GET_GLIBC = "use a glibc distribution such as Debian, Ubuntu or Rocky Linux"
 GET_DRIVER = (
@@ -42,22 +43,54 @@ def describe_device(device: Device, name: str = "") -> str:
     return f"{name} (compute capability {device})" if name else f"compute capability {device}"
 
 
-def sets_for(devices: Iterable[Device], archsets: Iterable[ArchSet]) -> tuple[ArchSet, ...]:
-    """Return the arch sets that serve all of these GPUs best, the smallest first.
+def sets_for(
+    devices: Iterable[Device], archsets: Iterable[ArchSet], jit: JitPolicy = "allowed"
+) -> tuple[ArchSet, ...]:
+    """Return the arch sets that serve all of these GPUs, and do it best; the smallest first.
 
-    A set that needs the JIT is not named beside one that has machine code, and one of an older
-    CUDA major not beside one of a newer.
+    A set that needs the JIT is not named beside one that has machine code; see `order_of_sets`.
     """
     devices = tuple(devices)
-    ranked = [(_set_rank(archset, devices), archset) for archset in archsets]
-    serving = [
-        ((rank, -parse_version(archset.toolkit)[0]), archset)
-        for rank, archset in ranked
-        if rank is not None
-    ]
+    ranked = [(_serve(archset, devices, jit), archset) for archset in archsets]
+    serving = [(order_of_sets(hows), archset) for hows, archset in ranked if hows is not None]
     best = min((key for key, _ in serving), default=None)
     equal = [archset for key, archset in serving if key == best]
-    return tuple(sorted(equal, key=lambda archset: (len(archset.archs), archset.name)))
+    sized = all(archset.wheel_bytes for archset in equal)
+    return tuple(
+        sorted(
+            equal,
+            key=lambda one: (one.wheel_bytes if sized else 0, len(one.archs), one.name),
+        )
+    )
+
+
+def describe_covering(devices: Iterable[Device], covering: ArchSet | None) -> str:
+    """Name the set of `covering_set`, and the GPUs that no build serves."""
+    able, distinct = _servable(devices), sorted(set(devices))
+    name = covering.name if covering else "none"
+    left = [device for device in distinct if device not in able]
+    if not left:
+        return f"the one published arch set for all of them: {name}"
+    return f"the one published arch set for {_list(able)}: {name}; none serves {_list(left)}"
+
+
+def arm_note(devices: Iterable[Device], machine: str) -> str:
+    """Say which of these GPUs come with Arm CPUs alone, where another kind is meant; else empty."""
+    if machine == "aarch64":
+        return ""
+    found = sorted({device for device in devices if device.arm_only})
+    if not found:
+        return ""
+    verb = "comes" if len(found) == 1 else "come"
+    listed = ",".join(map(str, found))
+    return (
+        f"{_list(found)} {verb} in Arm machines alone: `python -m flash_dist select --gpu {listed} "
+        "--machine aarch64` names the set for those"
+    )
+
+
+def _list(devices: Iterable[Device]) -> str:
+    return ", ".join(map(str, devices))
 
 
 def covering_set(devices: Iterable[Device], archsets: Iterable[ArchSet]) -> ArchSet | None:
@@ -95,19 +128,16 @@ def explain_refusal(
     return sentence, fixes.get(verdict.cause, "")
 
 
-def _set_rank(archset: ArchSet, devices: tuple[Device, ...]) -> int | None:
-    """Rank of the worst-served device; None if one is not served for certain."""
-    worst = 0
+def _serve(archset: ArchSet, devices: tuple[Device, ...], jit: JitPolicy) -> list[str] | None:
+    """Say how each GPU is served; None if one is not, for certain."""
+    hows: list[str] = []
     for device in devices:
-        best = min(
-            (judge(arch, device, None, DEFAULT_ORIGIN) for arch in archset.archs),
-            key=lambda verdict: verdict.rank,
-            default=None,
-        )
+        verdicts = [judge(arch, device, None, DEFAULT_ORIGIN, jit=jit) for arch in archset.archs]
+        best = min(verdicts, key=lambda verdict: verdict.rank, default=None)
         if not best:
             return None
-        worst = max(worst, best.rank)
-    return worst
+        hows.append(best.how)
+    return hows
 
 
 def unsupported_sentence(

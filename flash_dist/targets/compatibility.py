@@ -27,7 +27,7 @@ from .devices import (
 from .gpus import CHIPS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from .archs import Arch
     from .gpus import Version
@@ -36,6 +36,8 @@ How = Literal["native", "family", "same-major", "jit", "unverified", "no"]
 JitPolicy = Literal["allowed", "forced", "disabled", "absent"]
 
 PREFERENCE: tuple[How, ...] = ("native", "family", "same-major", "jit", "unverified", "no")
+
+_MACHINE_CODE = frozenset({"native", "family", "same-major"})
 
 FAMILIES: dict[Version, frozenset[Version]] = {
     chip.version: frozenset(chip.family) for chip in CHIPS if chip.family
@@ -60,6 +62,18 @@ class RunVerdict:
     def to_json(self) -> dict[str, str]:
         """Return the verdict as plain data."""
         return {"how": self.how, "reason": self.reason}
+
+
+def order_of_sets(hows: Iterable[str]) -> tuple[int, int, int]:
+    """Return what arch sets are ordered by, the best first, from how one serves each GPU.
+
+    The set that serves the most of the GPUs, of those the one with machine code for the most, then
+    the one with native code for the most; whoever compares takes the smallest of equals.
+    """
+    hows = tuple(hows)
+    served = sum(how in _MACHINE_CODE or how == "jit" for how in hows)
+    compiled = sum(how in _MACHINE_CODE for how in hows)
+    return -served, -compiled, -hows.count("native")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ KIB = 1024
 
 SMEM_OPTIN_KIB: dict[Version, int] = {chip.version: chip.smem_kib for chip in CHIPS}
 INTEGRATED: frozenset[Version] = frozenset(chip.version for chip in CHIPS if chip.integrated)
+ARM_ONLY: frozenset[Version] = frozenset(chip.version for chip in CHIPS if chip.arm_only)
 RENAMED: dict[Version, Version] = {chip.version: chip.renamed for chip in CHIPS if chip.renamed}
 
 # Driver release branch -> the CUDA version its `cuDriverGetVersion` reports.
@@ -77,6 +78,11 @@ class Device:
     def integrated(self) -> bool:
         """Whether this is a Tegra-class part (Jetson, Drive, Thor)."""
         return self.version in INTEGRATED
+
+    @property
+    def arm_only(self) -> bool:
+        """Whether no machine with another CPU has it."""
+        return self.version in ARM_ONLY
 
     @property
     def known(self) -> bool:

@@ -302,3 +302,21 @@ def test_where_some_gpus_cannot_be_used_the_others_are_named(
     status, out = doctor(capsys, "--gpu", "9.0,9.0", "--driver", "580")
     assert status == 0
     assert "GPUs can use" not in out
+
+
+def test_the_set_for_the_others_does_not_hide_what_none_serves(
+    install: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(ALL)
+    _, out = doctor(capsys, "--gpu", "7.0,8.6", "--driver", "580")
+    assert "the one published arch set for 8.6: turing-ampere-ada; none serves 7.0" in out
+
+
+def test_a_disabled_jit_is_to_be_enabled_not_another_wheel_to_be_installed(
+    install: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(ALL)
+    _, out = doctor(capsys, "--gpu", "8.7", "--env", "CUDA_DISABLE_PTX_JIT=1")
+    assert "`unset CUDA_DISABLE_PTX_JIT`, and the driver compiles the PTX of this build" in out
+    assert "8.7 comes in Arm machines alone" in out
+    assert "dist/all" not in out

@@ -49,29 +49,42 @@ def test_the_schema_is_one() -> None:
 
 
 def test_the_set_its_reasons_and_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    status, text, err = select(capsys, "--gpu", "8.6,9.0,9.0", "--driver", "580")
+    status, text, err = select(capsys, "--gpu", "8.6,9.0,9.0,12.0", "--driver", "580")
     assert (status, err) == (0, "")
     size = {one.name: f"{(one.wheel_bytes or 0) / 1e6:.1f} MB" for one in published_sets()}
     assert text == (
         f"all: SASS sm_75, sm_80, sm_90a, sm_100, sm_120; PTX compute_80, {size['all']}\n"
         "  compute capability 8.6: code of the same major (sm_80)\n"
         "  2 x compute capability 9.0: native code (sm_90a)\n"
+        "  compute capability 12.0: native code (sm_120)\n"
         "smaller sets:\n"
-        f"  hopper: SASS sm_90a; no PTX, {size['hopper']}: no code for 8.6\n"
+        f"  hopper: SASS sm_90a; no PTX, {size['hopper']}: no code for 8.6, 12.0\n"
         f"  blackwell: SASS sm_100, sm_120; no PTX, {size['blackwell']}: no code for 8.6, 9.0\n"
-        f"  cuda12: SASS sm_75, sm_80, sm_90a; no PTX, {size['cuda12']}: serves them as well, "
-        "from driver 525 on\n"
+        f"  cuda12: SASS sm_75, sm_80, sm_90a; no PTX, {size['cuda12']}: no code for 12.0\n"
         "  turing-ampere-ada: SASS sm_75, sm_80, sm_86, sm_89; PTX compute_89, "
-        f"{size['turing-ampere-ada']}: only PTX through the JIT for 9.0\n"
+        f"{size['turing-ampere-ada']}: only PTX through the JIT for 9.0, 12.0\n"
         "\n"
         "build   nox -s build_wheels -- all\n"
         "pip     pip install dist/all/*.whl\n"
         "uv      uv pip install dist/all/*.whl\n"
     )
-    assert select(capsys, "-q", "--gpu", "8.6,9.0")[1] == text.partition("\n\n")[2]
+    assert select(capsys, "-q", "--gpu", "8.6,9.0,12.0")[1] == text.partition("\n\n")[2]
     _, text, _ = select(capsys, "-v", "--gpu", "9.0")
     assert "other sets:" in text
     assert f"PTX compute_80, {size['all']}: serves them as well" in text
+
+
+def test_parts_of_arm_machines_are_told_with_the_command_for_those(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _, text, _ = select(capsys, "--gpu", "8.7,9.0")
+    assert (
+        "8.7 comes in Arm machines alone: `python -m flash_dist select --gpu 8.7 --machine "
+        "aarch64` names the set for those\n"
+    ) in text
+    status, text, _ = select(capsys, "--gpu", "8.7", "--machine", "aarch64")
+    assert (status, text.split(":")[0]) == (0, "arm")
+    assert "Arm machines alone" not in text
 
 
 def test_the_gpus_of_the_machine(machine: Environment, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +93,7 @@ def test_the_gpus_of_the_machine(machine: Environment, capsys: pytest.CaptureFix
     assert status == 0
     assert "GPU A (compute capability 8.6), 24 GiB: code of the same major" in text
     data = as_json(capsys)
-    assert data["chosen"]["name"] == "all"
+    assert data["chosen"]["name"] == "cuda12"  # as natively as `all`, and smaller
     assert data["what_if"] is False
     assert as_json(capsys, "--driver", "535")["chosen"]["name"] == "cuda12"
     assert as_json(capsys, "--driver", "470")["chosen"] is None

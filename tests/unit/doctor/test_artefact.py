@@ -43,7 +43,7 @@ def test_a_wheel_by_its_address(
 
 @pytest.mark.parametrize(
     ("gpus", "label", "status"),
-    [("9.0", "hopper", 0), ("8.6,9.0", "all", 0), ("12.1", "blackwell", 0), ("7.0", "", 1)],
+    [("9.0", "hopper", 0), ("8.6,9.0,12.0", "all", 0), ("12.1", "blackwell", 0), ("7.0", "", 1)],
 )
 def test_an_index_page_is_listed_and_the_best_is_judged(
     site: Path, capsys: pytest.CaptureFixture[str], gpus: str, label: str, status: int

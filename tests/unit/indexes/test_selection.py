@@ -36,13 +36,16 @@ def chosen_name(gpus: str, driver: Driver | None = R580) -> str | None:
 @pytest.mark.parametrize(
     ("gpus", "name"),
     [
-        ("7.5", "turing-ampere-ada"),
+        ("7.5", "cuda12"),
         ("8.6", "turing-ampere-ada"),
         ("7.5,8.6,8.9", "turing-ampere-ada"),
         ("9.0", "hopper"),
         ("9.0,9.0,9.0", "hopper"),
         ("10.3,12.1", "blackwell"),
-        ("8.6,9.0", "all"),
+        ("8.6,9.0", "cuda12"),  # as natively as `all`, and smaller
+        ("7.5,9.0", "cuda12"),
+        ("9.0,13.0", "all"),  # machine code for one of them, where the smaller set has PTX for both
+        ("8.6,9.0,12.0", "all"),
         ("7.5,9.0,12.0", "all"),
         ("8.7", "all"),  # integrated: SASS of 8.6 is not promised, PTX of 8.0 is
         ("11.0", "turing-ampere-ada"),  # through the JIT in both
@@ -57,6 +60,29 @@ def test_arm_machines_get_machine_code_of_their_set(gpu: str) -> None:
     chosen = select(devices(gpu), R580, candidates_of(published_sets(), "aarch64")).chosen
     assert chosen is not None
     assert (chosen.candidate.name, chosen.verdicts[0].how) == ("arm", "native")
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_no_other_set_serves_a_pair_of_gpus_better(machine: str) -> None:
+    """The order in one sentence: most GPUs served, most with machine code, natively, smallest."""
+    candidates = candidates_of(published_sets(), machine)
+    able = [*(device for device in KNOWN_DEVICES if device >= FLOOR), Device(13, 0)]
+    for pair in (*combinations(able, 1), *combinations(able, 2)):
+        selection = select(pair, R580, candidates)
+        figures = {
+            judged.candidate.name: (
+                sum(bool(one) and one.how != "unverified" for one in judged.verdicts),
+                sum(one.how in {"native", "family", "same-major"} for one in judged.verdicts),
+                sum(one.how == "native" for one in judged.verdicts),
+                -(judged.candidate.size or 0),
+            )
+            for judged in selection.candidates
+        }
+        best = max(figures.values())
+        if selection.chosen is None:
+            assert best[0] < len(pair)
+        else:
+            assert figures[selection.chosen.candidate.name] == best, pair
 
 
 def test_doctor_names_the_same_set() -> None:
@@ -91,13 +117,13 @@ def test_what_no_build_serves_does_not_hide_what_serves_the_others() -> None:
 
 
 def test_the_smaller_sets_are_told_with_what_they_lack() -> None:
-    selection = select(devices("8.6,9.0"), R580, CANDIDATES)
+    selection = select(devices("8.6,9.0,12.0"), R580, CANDIDATES)
     lacks = {one.candidate.name: describe_lack(one, selection.chosen) for one in selection.smaller}
     assert lacks == {
-        "cuda12": "",  # for older drivers
-        "hopper": "no code for 8.6",
+        "cuda12": "no code for 12.0",
+        "hopper": "no code for 8.6, 12.0",
         "blackwell": "no code for 8.6, 9.0",
-        "turing-ampere-ada": "only PTX through the JIT for 9.0",
+        "turing-ampere-ada": "only PTX through the JIT for 9.0, 12.0",
     }
     assert select(devices("9.0"), R580, CANDIDATES).smaller == ()
 
