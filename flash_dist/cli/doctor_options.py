@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import re
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..checks.environment import VARIABLES
 from ..doctor.examine import check_names
@@ -23,6 +24,29 @@ _SILENT: Final = {
 _ALONE: Final = {  # what makes no sense without --gpu, and how it does
     "driver": "`doctor --gpu 8.6 --driver 580` judges a GPU that is not here",
     "env": "`doctor --gpu 8.6 --env CUDA_FORCE_PTX_JIT=1` judges a GPU that is not here",
+}
+
+
+class _Values(NamedTuple):
+    """What a variable may hold; an empty one counts as not set."""
+
+    pattern: str
+    words: str
+    example: str
+
+
+_SWITCH: Final = _Values("[01]?", "0 or 1", "1")
+_VALUES: Final = {
+    "CUDA_FORCE_PTX_JIT": _SWITCH,
+    "CUDA_DISABLE_PTX_JIT": _SWITCH,
+    "CUDA_CACHE_DISABLE": _SWITCH,
+    "CUDA_CACHE_MAXSIZE": _Values("[0-9]*", "a number of bytes", "1073741824"),
+    "CUDA_DEVICE_ORDER": _Values(
+        "(FASTEST_FIRST|PCI_BUS_ID)?", "FASTEST_FIRST or PCI_BUS_ID", "PCI_BUS_ID"
+    ),
+    "CUDA_MODULE_LOADING": _Values("(DEFAULT|EAGER|LAZY)?", "DEFAULT, EAGER or LAZY", "LAZY"),
+    "FLASH_DIST_SMEM_LIMIT": _Values("0*[1-9][0-9]*|", "a number of bytes", "65536"),
+    "FLASH_DIST_WORKSPACE_MB": _Values("[0-9]{0,9}", "a whole number of MiB", "64"),
 }
 
 
@@ -98,6 +122,10 @@ def parse_variable(text: str) -> tuple[str, str]:
     if not equals or name not in VARIABLES:
         message = f"--env must be NAME=VALUE with a NAME that is judged, got `{text}`"
         raise UsageError(message, hint=f"the names are {', '.join(VARIABLES)}")
+    allowed = _VALUES.get(name)
+    if allowed is not None and not re.fullmatch(allowed.pattern, value):
+        message = f"{name} must be {allowed.words}, got `{value}`"
+        raise UsageError(message, hint=f"`--env {name}={allowed.example}`")
     return name, value
 
 

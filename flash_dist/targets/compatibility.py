@@ -220,19 +220,29 @@ def _judge_driver(arch: Arch, driver: Driver | None, origin: Origin) -> RunVerdi
     refusal = driver_refusal(driver, origin)
     if refusal is not None:
         return RunVerdict("no", refusal)
+    if driver.is_newer_than_known and _needs_more(driver, origin):
+        name = f"code built with CUDA {origin.toolkit}"
+        return RunVerdict("unverified", f"{name} is newer than this version of flash_dist knows")
     return _judge_ptx_isa(driver, origin) if arch.ptx else None
 
 
 def driver_refusal(driver: Driver, origin: Origin) -> str | None:
     """Say why this driver loads no image of this origin, SASS or PTX; None if it does."""
+    if driver.is_newer_than_known:
+        return None
     if origin.toolkit is not None and not driver_supports_toolkit(driver, origin.toolkit):
         needed = toolkit_driver(origin.toolkit)
-        name = f"driver {needed}" if needed else "a driver"
+        name = f"driver {needed}" if needed else f"a driver for CUDA {origin.toolkit}"
         return f"code built with CUDA {origin.toolkit} needs {name} or newer, not {driver}"
     if origin.codec == "zstd" and not driver_supports_zstd(driver):
         needed = first_driver(ZSTD_CUDA)
         return f"code compressed with zstd needs driver {needed} or newer, not {driver}"
     return None
+
+
+def _needs_more(driver: Driver, origin: Origin) -> bool:
+    """Whether the newest driver that is known would not load it."""
+    return origin.toolkit is not None and not driver_supports_toolkit(driver, origin.toolkit)
 
 
 def _judge_ptx_isa(driver: Driver, origin: Origin) -> RunVerdict | None:

@@ -28,7 +28,7 @@ DRIVER_CUDA: dict[int, Version] = {
     510: (11, 6), 515: (11, 7), 520: (11, 8),
     525: (12, 0), 530: (12, 1), 535: (12, 2), 545: (12, 3), 550: (12, 4), 555: (12, 5),
     560: (12, 6), 565: (12, 7), 570: (12, 8), 575: (12, 9),
-    580: (13, 0), 590: (13, 1),
+    580: (13, 0), 590: (13, 1), 595: (13, 2), 610: (13, 3), 615: (13, 4),
 }  # fmt: skip
 
 # PTX ISA -> first CUDA version whose driver assembles it (9.3 is inferred from its neighbours).
@@ -138,8 +138,18 @@ class Driver:
         """Take what `cuDriverGetVersion` answered, such as 13000."""
         return cls((number // 1000, number % 1000 // 10), release)
 
+    @property
+    def is_newer_than_known(self) -> bool:
+        """Whether only its release is known, and that is newer than the table: it may do more."""
+        branch = self.release.partition(".")[0]
+        newest = max(DRIVER_CUDA)
+        beyond = branch.isdecimal() and int(branch) > newest
+        return beyond and self.cuda == DRIVER_CUDA[newest]
+
     def __str__(self) -> str:
         cuda = f"CUDA {format_version(self.cuda)}"
+        if self.is_newer_than_known:
+            return f"driver {self.release} (newer than known: judged as {cuda}, may be better)"
         return f"driver {self.release} ({cuda})" if self.release else f"a driver for {cuda}"
 
 

@@ -258,6 +258,22 @@ def test_a_variable_that_is_not_judged_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("CUDA_FORCE_PTX_JIT=yes", "CUDA_FORCE_PTX_JIT must be 0 or 1, got `yes`"),
+        ("CUDA_MODULE_LOADING=eager!", "must be DEFAULT, EAGER or LAZY, got `eager!`"),
+        ("FLASH_DIST_SMEM_LIMIT=0", "FLASH_DIST_SMEM_LIMIT must be a number of bytes, got `0`"),
+        ("FLASH_DIST_WORKSPACE_MB=-1", "must be a whole number of MiB, got `-1`"),
+    ],
+)
+def test_a_value_that_a_variable_cannot_have_is_wrong_usage(
+    text: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--gpu", "9.0", "--env", text]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (["--env", "CUDA_FORCE_PTX_JIT=1"], "--env is for --gpu, which is not given"),
