@@ -159,7 +159,10 @@ def wheel_tests(session: nox.Session) -> None:
 
 @nox.session(requires=["small_wheel"])
 def reader_tests(session: nox.Session) -> None:
-    """Compare inspect with NVIDIA's cuobjdump and nvdisasm on what nvcc makes and on our wheel."""
+    """Compare inspect with NVIDIA's cuobjdump and nvdisasm on what nvcc makes and on our wheel.
+
+    And let a CUDA runtime fail under the dispatcher, with every error of NVIDIA's header.
+    """
     install_toolchain(session, SMALL_SET)
     install(session, "runtime", "test", "referee")
     session.run("python", "-m", "tests.readers.tools")

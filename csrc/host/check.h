@@ -21,10 +21,21 @@ template <class... Parts>
   throw Error(text.str());
 }
 
+// "cudaErrorNotReady (device not ready)"
+inline std::string error_text(cudaError_t status) {
+  return std::string(cudaGetErrorName(status)) + " (" + cudaGetErrorString(status) + ")";
+}
+
+// How a sentence about missing memory begins, as torch's does; flash_dist/kernels/memory.py knows
+// it by that.
+inline const char* memory_words(cudaError_t status) {
+  return status == cudaErrorMemoryAllocation ? "CUDA out of memory. " : "";
+}
+
 inline void check_cuda(cudaError_t status, const char* what) {
   if (status == cudaSuccess) return;
   cudaGetLastError();  // not sticky: leave nothing behind for torch to find
-  fail(what, " failed with ", cudaGetErrorName(status), " (", cudaGetErrorString(status), ")");
+  fail(memory_words(status), what, " failed with ", error_text(status));
 }
 
 }  // namespace flash_dist

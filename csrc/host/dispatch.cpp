@@ -60,7 +60,7 @@ DeviceScope::DeviceScope(int device) {
 }
 
 DeviceScope::~DeviceScope() {
-  if (previous_ >= 0) cudaSetDevice(previous_);
+  if (previous_ >= 0 && cudaSetDevice(previous_) != cudaSuccess) cudaGetLastError();
 }
 
 namespace {
@@ -112,6 +112,52 @@ std::unique_ptr<DeviceInfo> read_device(int device) {
 std::string capability_text(const DeviceInfo& info) {
   return std::to_string(info.compute_capability / 10) + "." +
          std::to_string(info.compute_capability % 10);
+}
+
+// Whether a kernel that does not load will never load here: its image is at fault, or that there is
+// no compiler for it. Such a variant is refused for the rest of the process. Any other failure may
+// pass (memory, a stream capture, a device in use) or has nothing to do with the image (an error of
+// an earlier kernel, the driver): to take the next variant then would change the plan, and so bits.
+//
+// In quotes what NVIDIA says of each, CUDA Runtime API, "Data types used by CUDA Runtime".
+bool is_refusal(cudaError_t status) {
+  switch (status) {
+    // "The requested device function does not exist or is not compiled for the proper device
+    // architecture."
+    case cudaErrorInvalidDeviceFunction:
+    // "the device kernel image is invalid"
+    case cudaErrorInvalidKernelImage:
+    // "there is no kernel image available that is suitable for the device"
+    case cudaErrorNoKernelImageForDevice:
+    // "the device kernel source is invalid"
+    case cudaErrorInvalidSource:
+    // "A PTX compilation failed."
+    case cudaErrorInvalidPtx:
+    // "the provided PTX was compiled with an unsupported toolchain", as a rule by a compiler "newer
+    // than what is supported by the CUDA driver and PTX JIT compiler"
+    case cudaErrorUnsupportedPtxVersion:
+    // "the PTX JIT compiler library was not found": a file that the driver lacks
+    case cudaErrorJitCompilerNotFound:
+    // "the JIT compilation was disabled", by a variable that the driver reads once
+    case cudaErrorJitCompilationDisabled:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool is_of_capture(cudaError_t status) {
+  return cudaErrorStreamCaptureUnsupported <= status && status <= cudaErrorStreamCaptureWrongThread;
+}
+
+// Raises what is no refusal. Nothing of it is kept: the next call tries again.
+[[noreturn]] void fail_to_load(const Variant& v, const char* call, cudaError_t status) {
+  fail(memory_words(status), "flash_dist could not load ", v.symbol, ": ", call, " failed with ",
+       error_text(status), "\n\nhint: ",
+       is_of_capture(status)
+           ? "call it once before the capture, with this dtype and head_dim: a kernel is loaded "
+             "when it is first used"
+           : "nothing of this is remembered, the next call tries again");
 }
 
 // From best to worst: exact SASS, SASS of the same major (newest first), PTX (newest first), SASS
@@ -179,15 +225,16 @@ class Candidates {
   bool load_next() {
     const DeviceScope scope(device_);
     while (next_ < waiting_.size()) {
-      const Variant* v = waiting_[next_++];
+      const Variant* v = waiting_[next_];
       std::string reason = try_load(*v);
+      ++next_;  // not before: a failure that may pass leaves it waiting
       if (reason.empty()) return true;
       refused_.push_back({v, std::move(reason)});
     }
     return false;
   }
 
-  // Empty if the variant loads on the current device, else the reason.
+  // Empty if the variant loads on the current device, else why it never will.
   std::string try_load(const Variant& v) {
     if (smem_plan_bytes(v.plan) > info_.smem_limit && v.plan != 0) {
       return "needs up to " + std::to_string(smem_plan_bytes(v.plan)) +
@@ -195,13 +242,21 @@ class Candidates {
     }
     cudaFuncAttributes attributes;
     cudaError_t status = cudaFuncGetAttributes(&attributes, v.entry->kernel);
-    if (status == cudaSuccess && v.entry->dynamic_smem > 48 * 1024) {
-      status = cudaFuncSetAttribute(v.entry->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    v.entry->dynamic_smem);
-    }
     if (status != cudaSuccess) {
       cudaGetLastError();
-      return std::string(cudaGetErrorName(status)) + " (" + cudaGetErrorString(status) + ")";
+      if (!is_refusal(status)) fail_to_load(v, "cudaFuncGetAttributes", status);
+      return error_text(status);
+    }
+    if (v.entry->dynamic_smem > 48 * 1024) {
+      status = cudaFuncSetAttribute(v.entry->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    v.entry->dynamic_smem);
+      if (status != cudaSuccess) {
+        cudaGetLastError();
+        // "not within an acceptable range of values": more than a block gets on this device
+        const bool too_much = status == cudaErrorInvalidValue;
+        if (!too_much && !is_refusal(status)) fail_to_load(v, "cudaFuncSetAttribute", status);
+        return error_text(status);
+      }
     }
     loaded_.push_back({&v, attributes.binaryVersion, attributes.ptxVersion});
     return {};

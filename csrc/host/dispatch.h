@@ -78,7 +78,9 @@ struct DeviceInfo {
   int l2_bytes;
 };
 
-// Both are asked once per process and device; the current device is left as it was.
+// Both are asked once per process and device; the current device is left as it was. Only what means
+// that a variant cannot run there is remembered as a refusal: any other failure is an error, and the
+// next call asks again.
 const DeviceInfo& device_info(int device);
 Selection select_kernel(int device, const KernelKey& key);
 

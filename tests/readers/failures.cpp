@@ -1,0 +1,199 @@
+// The host code on a runtime that fails where it is told to: one JSON object for each line "call
+// count code" of the input. The count-th call of that function fails with the code, once.
+//
+//   g++ -std=c++17 -I csrc -I GENERATED -I CUDA/include failures.cpp csrc/host/*.cpp -o failures
+//
+// Each line is a process of its own, that makes the same forward and backward twice on GPU 1 while
+// GPU 0 is current. The kernels are those of GENERATED/variants.inc, of which none runs.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <map>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "host/capi.h"
+#include "host/dispatch.h"
+#include "plans.h"
+
+namespace {
+
+std::string failing;  // the function, and which of its calls fails
+int failing_at = 0;
+cudaError_t failing_with = cudaSuccess;
+
+std::map<std::string, int> calls;
+std::vector<std::string> launched;
+cudaError_t last_error = cudaSuccess;
+int current_device = 0;
+
+cudaError_t answer(const char* function) {
+  const int count = ++calls[function];
+  const bool fails = function == failing && count == failing_at;
+  return fails ? last_error = failing_with : cudaSuccess;
+}
+
+cudaError_t launch_kernel(const void* kernel, const void*, cudaStream_t stream) {
+  return cudaLaunchKernel(kernel, dim3(1), dim3(128), nullptr, 0, stream);
+}
+
+}  // namespace
+
+#define FLASH_DIST_VARIANT(symbol, role, family, specific, dtype, head_dim, head_dim_v, plan, \
+                           number, suffix, ptx)                                               \
+  extern "C" const flash_dist::KernelEntry symbol##_entry;                                    \
+  const flash_dist::KernelEntry symbol##_entry = {                                            \
+      &symbol##_entry, &launch_kernel, 128, plan == 0 ? 0 : 64 * 1024, 64, 2, nullptr};
+#include "variants.inc"
+#undef FLASH_DIST_VARIANT
+
+// --- The runtime ------------------------------------------------------------------------------
+
+cudaError_t cudaGetDevice(int* device) {
+  *device = current_device;
+  return answer("cudaGetDevice");
+}
+
+cudaError_t cudaSetDevice(int device) {
+  const cudaError_t status = answer("cudaSetDevice");
+  if (status == cudaSuccess) current_device = device;
+  return status;
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
+  std::memset(properties, 0, sizeof *properties);
+  std::strcpy(properties->name, "H200");
+  properties->major = 9;
+  return answer("cudaGetDeviceProperties");
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
+  *value = 50 << 20;  // cudaDevAttrL2CacheSize
+  if (which == cudaDevAttrMultiProcessorCount) *value = 132;
+  if (which == cudaDevAttrMaxSharedMemoryPerBlockOptin) *value = 232448;
+  return answer("cudaDeviceGetAttribute");
+}
+
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+  *attributes = {};
+  attributes->binaryVersion = 90;
+  return answer("cudaFuncGetAttributes");
+}
+
+cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) {
+  return answer("cudaFuncSetAttribute");
+}
+
+cudaError_t cudaLaunchKernel(const void* kernel, dim3, dim3, void**, size_t, cudaStream_t) {
+  const cudaError_t status = answer("cudaLaunchKernel");
+  if (status != cudaSuccess) return status;
+  for (const flash_dist::Variant& v : flash_dist::all_variants()) {
+    if (v.entry->kernel == kernel) launched.push_back(v.symbol);
+  }
+  return status;
+}
+
+cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
+
+const char* cudaGetErrorName(cudaError_t status) {
+  static std::string text;
+  text = "error " + std::to_string(status);
+  return text.c_str();
+}
+
+const char* cudaGetErrorString(cudaError_t) { return "as it was told to"; }
+
+// --- Two attempts -----------------------------------------------------------------------------
+
+namespace {
+
+using namespace flash_dist;
+
+void* allocate(void* context, int64_t bytes) {
+  static_cast<std::vector<uint8_t>*>(context)->resize(bytes);
+  return static_cast<std::vector<uint8_t>*>(context)->data();
+}
+
+template <class Params>
+Params make_params() {
+  Params p{};
+  p.batch = 2;
+  p.seqlen_q = p.seqlen_k = 1000;
+  p.num_heads_kv = 1;
+  p.group = 4;
+  p.head_dim = p.head_dim_v = 64;
+  p.mask.left = p.mask.right = UNBOUNDED;
+  return p;
+}
+
+std::string quoted(const std::string& text) {
+  std::string result = "\"";
+  for (const char c : text) result += c == '\n' ? std::string("\\n") : std::string(1, c);
+  return result + "\"";
+}
+
+// The sentence of each call that failed, and every kernel that was launched.
+std::string attempt() {
+  launched.clear();
+  calls.clear();
+  std::ostringstream errors, kernels, counts;
+  const char* separator = "";
+  const auto tell = [&](int status) {
+    if (status == 0) return;
+    errors << separator << quoted(flash_dist_last_error());
+    separator = ", ";
+  };
+  const Call call{1, nullptr, static_cast<int>(Dtype::BF16)};
+  const auto forward = make_params<FwdParams>();
+  tell(flash_dist_fwd(&call, &forward));
+  const auto grads = make_params<BwdParams>();
+  const DeltaParams delta{};
+  const BwdOptions options{int64_t{64} << 20, 0, nullptr};
+  std::vector<uint8_t> workspace;
+  tell(flash_dist_bwd(&call, &delta, &grads, &options, &allocate, &workspace));
+  separator = "";
+  for (const std::string& symbol : launched) {
+    kernels << separator << quoted(symbol);
+    separator = ", ";
+  }
+  separator = "";
+  for (const auto& [function, count] : calls) {
+    counts << separator << quoted(function) << ": " << count;
+    separator = ", ";
+  }
+  std::ostringstream text;
+  text << "{\"errors\": [" << errors.str() << "], \"launched\": [" << kernels.str()
+       << "], \"calls\": {" << counts.str() << "}, \"left_behind\": " << last_error
+       << ", \"device\": " << current_device << "}";
+  last_error = cudaSuccess;
+  current_device = 0;
+  return text.str();
+}
+
+}  // namespace
+
+int main() {
+  std::string line;
+  while (std::getline(std::cin, line)) {
+    std::cout.flush();
+    const pid_t child = fork();
+    if (child == 0) {
+      int code = 0;
+      std::istringstream(line) >> failing >> failing_at >> code;
+      failing_with = static_cast<cudaError_t>(code);
+      std::cout << "[" << attempt();
+      failing.clear();
+      std::cout << ", " << attempt() << "]" << std::endl;
+      _exit(0);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    if (status != 0) return 1;
+  }
+  return 0;
+}

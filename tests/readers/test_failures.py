@@ -1,0 +1,159 @@
+"""What the dispatcher makes of each error of the CUDA runtime, at each of its calls.
+
+The host code of csrc/ is compiled with NVIDIA's headers and linked to a runtime that fails where it
+is told to (failures.cpp). Only an image that cannot run here is passed over; any other failure is
+an error, and the next call launches what it would have launched without.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+
+from csrc.generate import CSRC, Table, generate
+from flash_dist.targets.archs import ArchSet
+from tests.readers.tools import needs, run
+
+pytestmark = needs("nvcc")
+
+# What says that an image will never run here.
+REFUSALS: Final = {
+    "cudaErrorInvalidDeviceFunction",
+    "cudaErrorInvalidKernelImage",
+    "cudaErrorNoKernelImageForDevice",
+    "cudaErrorInvalidSource",
+    "cudaErrorInvalidPtx",
+    "cudaErrorUnsupportedPtxVersion",
+    "cudaErrorJitCompilerNotFound",
+    "cudaErrorJitCompilationDisabled",
+}
+LOADING: Final = ("cudaFuncGetAttributes", "cudaFuncSetAttribute")
+# Of those that may pass, what is tried at every call; all others at the first of each function.
+PASSING: Final = ("cudaErrorMemoryAllocation", "cudaErrorStreamCaptureUnsupported")
+
+
+class Attempt(NamedTuple):
+    """What one forward and backward did."""
+
+    errors: list[str]
+    launched: list[str]
+    calls: dict[str, int]
+    left_behind: int  # what cudaGetLastError still has
+    device: int  # current afterwards
+
+
+Pair = tuple[Attempt, Attempt]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("failures")
+    generate(Table.load().only([64], ["bf16"]), ArchSet.parse("9.0a;8.0+PTX").archs, [], folder)
+    sources = [Path(__file__).with_name("failures.cpp"), *sorted((CSRC / "host").glob("*.cpp"))]
+    options = ["-std=c++17", "-O1", "-Xcompiler=-Wall,-Wextra,-Werror", "-cudart=none"]
+    run("nvcc", *options, "-I", CSRC, "-I", folder, *sources, "-o", folder / "failures")
+    return folder / "failures"
+
+
+@pytest.fixture(scope="module")
+def codes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+    """Read the errors by name from NVIDIA's header."""
+    source = tmp_path_factory.mktemp("codes") / "codes.cpp"
+    source.write_text("#include <driver_types.h>\n", encoding="utf-8")
+    found = re.findall(r"\b(cudaError[A-Z]\w*)\s*=\s*(\d+)", run("nvcc", "-E", source))
+    assert len(found) > 100
+    return {name: int(number) for name, number in found}
+
+
+def ask(program: Path, *failures: tuple[str, int, int]) -> list[Pair]:
+    """Return both attempts for each failure: which function, which of its calls, the code."""
+    lines = "".join(f"{function} {count} {code}\n" for function, count, code in failures)
+    done = subprocess.run([program], input=lines, capture_output=True, text=True, check=True)
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(told) == len(failures)
+    return [(Attempt(**first), Attempt(**second)) for first, second in told]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(program: Path) -> Attempt:
+    ((first, second),) = ask(program, ("nothing", 0, 0))
+    assert first.errors == []
+    assert first.launched == second.launched
+    assert first.launched
+    return first
+
+
+def test_an_error_that_may_pass_leaves_the_next_call_as_it_would_have_been(
+    program: Path, codes: dict[str, int], undisturbed: Attempt
+) -> None:
+    cases = [
+        (function, count, name)
+        for function, calls in undisturbed.calls.items()
+        for count in range(1, calls + 1)
+        for name in (codes if count == 1 else PASSING)
+        if name not in REFUSALS or function not in LOADING
+        if (function, name) != ("cudaFuncSetAttribute", "cudaErrorInvalidValue")
+    ]
+    asked = [(function, count, codes[name]) for function, count, name in cases]
+    for case, (first, second) in zip(cases, ask(program, *asked), strict=True):
+        assert second.errors == [], case
+        assert second.launched == undisturbed.launched, case
+        assert first.left_behind == second.left_behind == 0, case
+        if first.errors:
+            (sentence,) = first.errors
+            assert f"error {codes[case[2]]} (" in sentence, case
+            assert sentence.startswith("CUDA out of memory. ") == (
+                case[2] == "cudaErrorMemoryAllocation"
+            ), case
+        else:  # giving the device back, of which there is nobody to tell
+            assert case[0] == "cudaSetDevice", case
+            assert first.launched == undisturbed.launched, case
+
+
+@pytest.mark.parametrize("name", sorted(REFUSALS))
+def test_an_image_that_cannot_run_here_is_passed_over_for_the_rest_of_the_process(
+    program: Path, codes: dict[str, int], undisturbed: Attempt, name: str
+) -> None:
+    asked = [
+        (function, count, codes[name])
+        for function in LOADING
+        for count in range(1, undisturbed.calls[function] + 1)
+    ]
+    for case, (first, second) in zip(asked, ask(program, *asked), strict=True):
+        assert first.errors == second.errors == [], case
+        assert first.launched == second.launched != undisturbed.launched, case
+        assert first.left_behind == 0, case
+        assert not set(LOADING) & second.calls.keys(), case
+
+
+def test_more_shared_memory_than_a_block_gets_is_a_refusal(
+    program: Path, codes: dict[str, int], undisturbed: Attempt
+) -> None:
+    invalid = codes["cudaErrorInvalidValue"]
+    ((first, second),) = ask(program, ("cudaFuncSetAttribute", 1, invalid))
+    assert first.errors == []
+    assert first.launched == second.launched != undisturbed.launched
+
+
+def test_a_kernel_that_is_first_used_in_a_capture_says_what_to_do(
+    program: Path, codes: dict[str, int]
+) -> None:
+    unsupported = codes["cudaErrorStreamCaptureUnsupported"]
+    ((first, _),) = ask(program, ("cudaFuncGetAttributes", 1, unsupported))
+    assert re.match(r"flash_dist could not load flash_dist_fwd_bf16_d64_\w+: ", first.errors[0])
+    assert "hint: call it once before the capture" in first.errors[0]
+
+
+def test_no_memory_for_a_kernel_is_said_as_torch_says_it(
+    program: Path, codes: dict[str, int]
+) -> None:
+    memory = codes["cudaErrorMemoryAllocation"]
+    ((first, _),) = ask(program, ("cudaFuncGetAttributes", 1, memory))
+    start = "CUDA out of memory. flash_dist could not load flash_dist_fwd_bf16_d64_"
+    assert first.errors[0].startswith(start)
+    assert "the next call tries again" in first.errors[0]
