@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include <torch/headeronly/util/Exception.h>
 
 #include "host/capi.h"
+#include "host/limits.h"
 #include "mask_layout.h"
 
 // Weak: a CPU build of torch has no such symbols, and importing must work there.
@@ -167,10 +169,6 @@ Sizes read_sizes(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeT
     s.batch = to_int(cu_seqlens_q->numel() - 1, "batch");
     s.total_q = to_int(q.size(0), "total_q");
     s.total_k = to_int(k.size(0), "total_k");
-    // Rows of statistics in the backward, see core/sequence.cuh.
-    STD_TORCH_CHECK(s.total_q + int64_t{128} * s.batch < INT32_MAX - 128,
-                    "total_q + 128 * batch must be less than 2^31 - 129, got ", s.total_q, " and ",
-                    s.batch);
     s.seqlen_q = std::min(to_int(max_seqlen_q, "max_seqlen_q"), static_cast<int>(s.total_q));
     s.seqlen_k = std::min(to_int(max_seqlen_k, "max_seqlen_k"), static_cast<int>(s.total_k));
   } else {
@@ -178,6 +176,9 @@ Sizes read_sizes(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeT
     s.seqlen_q = to_int(q.size(1), "seqlen_q");
     s.seqlen_k = to_int(k.size(1), "seqlen_k");
   }
+  const std::string problem = flash_dist::find_size_problem(
+      {s.batch, s.seqlen_q, s.seqlen_k, s.num_heads_q(), s.total_q, s.total_k});
+  STD_TORCH_CHECK(problem.empty(), problem);
   return s;
 }
 

@@ -393,7 +393,13 @@ Loaded require_kernel(int device, const KernelKey& key, const void* params) {
 
 void launch(int device, const Loaded& kernel, const void* params, cudaStream_t stream) {
   const Variant& variant = *kernel.variant;
-  check_cuda(variant.entry->launch(variant.entry->kernel, params, stream), variant.symbol);
+  const cudaError_t status = variant.entry->launch(variant.entry->kernel, params, stream);
+  if (status == cudaErrorInvalidConfiguration) {  // of launch_1d()
+    cudaGetLastError();
+    fail(variant.symbol, " failed with ", error_text(status), ": it would need more than ",
+         INT32_MAX, " blocks\n\nhint: attend to fewer batch entries at a time");
+  }
+  check_cuda(status, variant.symbol);
   registry().remember(device, kernel);
 }
 

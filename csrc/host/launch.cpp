@@ -1,10 +1,12 @@
 // The sequences of launches behind forward and backward.
 #include <algorithm>
 #include <cstdint>
+#include <string>
 
 #include "host/capi.h"
 #include "host/check.h"
 #include "host/dispatch.h"
+#include "host/limits.h"
 #include "host/plan.h"
 #include "host/status.h"
 
@@ -21,6 +23,16 @@ Dtype dtype_of(const Call& call) { return static_cast<Dtype>(call.dtype); }
 int64_t element_bytes(const Call& call) { return dtype_of(call) == Dtype::FP32 ? 4 : 2; }
 
 cudaStream_t stream_of(const Call& call) { return static_cast<cudaStream_t>(call.stream); }
+
+// Refuses what the binding refuses, for other callers.
+template <class Params>
+void check_sizes(const Params& p) {
+  const bool packed = p.packing.cu_seqlens_q != nullptr;
+  const std::string problem =
+      find_size_problem({p.batch, p.seqlen_q, p.seqlen_k, int64_t{p.num_heads_kv} * p.group,
+                         packed ? p.total_q : 0, 0});
+  if (!problem.empty()) fail(problem);
+}
 
 // How many of `groups` groups of blocks run side by side: where all tiles of a group are equally
 // long, one; else as many as half of L2 holds of what the blocks of a group share, `bytes`, in
@@ -39,6 +51,7 @@ int heads_together(const Call& call, const Params& p, int64_t groups, int64_t by
 }
 
 void run_forward(const Call& call, FwdParams p) {
+  check_sizes(p);
   const DeviceScope scope(call.device);
   p.heads_together = heads_together(call, p, int64_t{p.batch} * p.num_heads_kv * p.group,
                                     element_bytes(call) * p.seqlen_k * (p.head_dim + p.head_dim_v));
@@ -180,8 +193,8 @@ class Backward {
   }
 
   void take(const BwdChunk& chunk) {
-    p_.unit_begin = chunk.unit_begin;
-    p_.units = chunk.units;
+    p_.unit_begin = static_cast<int>(chunk.unit_begin);  // check_sizes() has seen that they fit
+    p_.units = static_cast<int>(chunk.units);
     p_.key_begin = chunk.key_begin;
     p_.key_end = chunk.key_end;
     p_.dq_first = chunk.first_stripe;
@@ -214,6 +227,7 @@ class Backward {
 
 void run_backward(const Call& call, const DeltaParams& delta, const BwdParams& grads,
                   const BwdOptions& options, Allocate allocate, void* context) {
+  check_sizes(grads);
   const DeviceScope scope(call.device);
   Backward backward(call, delta, grads, options);
   const int64_t bytes = backward.workspace_bytes();

@@ -32,7 +32,7 @@ class Planner {
         layout_(shape.mask, shape.seqlen_q, shape.seqlen_k, shape.total_q >= 0, shape.seqlen_q),
         step_(std::max(kernels.key_tile, DS_TILE)),
         key_steps_(static_cast<int>(ceil_div(shape.seqlen_k, step_))),
-        units_(shape.batch * shape.num_heads_kv),
+        units_(int64_t{shape.batch} * shape.num_heads_kv),
         resident_(static_cast<int64_t>(kernels.sm_count) * kernels.blocks_per_sm),
         wave_(resident_ * WAVE_PERCENT / 100) {}
 
@@ -181,15 +181,15 @@ class Planner {
   // Whole units in chunks of nearly equal size, as many as fit or as fill whole rounds.
   bool cut_by_units(BwdPlan& plan, int64_t left) const {
     const int64_t tiles = slots(0, key_steps_);
-    const int64_t unit_bytes = DS_TILE_BYTES * tiles * shape_.group;
-    if (unit_bytes > left) return false;
-    const int64_t fewest = ceil_div(units_, std::min<int64_t>(units_, left / unit_bytes));
+    const int64_t tile_bytes = int64_t{DS_TILE_BYTES} * shape_.group;
+    if (tiles > left / tile_bytes) return false;  // their product may be past 2^63
+    const int64_t fewest = ceil_div(units_, std::min(units_, left / (tile_bytes * tiles)));
     const int64_t count = choose_chunks(fewest, plan.group_split);
     if (count > 1 && !fills(plan, units_ / count, key_steps_)) return false;
     plan.chunks.clear();
     for (int64_t i = 0; i < count; ++i) {
-      const int begin = static_cast<int>(units_ * i / count);
-      const int end = static_cast<int>(units_ * (i + 1) / count);
+      const int64_t begin = units_ * i / count;
+      const int64_t end = units_ * (i + 1) / count;
       plan.chunks.push_back({begin, end - begin, 0, shape_.seqlen_k, true, true});
     }
     plan.ds_tiles_per_head = tiles;
@@ -199,8 +199,8 @@ class Planner {
   // Some units at a time, their keys in stripes of nearly equal dS; dQ is summed in fp32 over the
   // stripes. The fewest units whose stripes fill the device.
   bool cut_by_stripes(BwdPlan& plan, int64_t left) const {
-    for (int units = 1; units <= units_; ++units) {
-      const int64_t heads = int64_t{units} * shape_.group;
+    for (int64_t units = 1; units <= units_; ++units) {
+      const int64_t heads = units * shape_.group;
       const int64_t accum = sizeof(float) * heads * padded(shape_.seqlen_q) * shape_.head_dim;
       if (accum > left) return false;
       if (units_ % units != 0) continue;
@@ -216,7 +216,7 @@ class Planner {
       if (!fills(plan, units, shortest)) continue;
       plan.dq_accum = accum;
       plan.chunks.clear();
-      for (int unit = 0; unit < units_; unit += units) {
+      for (int64_t unit = 0; unit < units_; unit += units) {
         for (size_t i = 0; i < ends.size(); ++i) {
           const int begin = i == 0 ? 0 : ends[i - 1] * step_;
           const int end = static_cast<int>(
@@ -257,7 +257,7 @@ class Planner {
   const DsLayout layout_;
   const int step_;  // keys at which a stripe may end: whole tiles of dS, whole blocks
   const int key_steps_;
-  const int units_;
+  const int64_t units_;     // (batch, kv head)
   const int64_t resident_;  // blocks that run at a time
   const int64_t wave_;
 };

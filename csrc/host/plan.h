@@ -74,7 +74,7 @@ struct BwdKernels {
 
 // Launches of one dK/dV grid and one dQ grid: some (batch, kv head) units, some keys of each.
 struct BwdChunk {
-  int unit_begin, units;
+  int64_t unit_begin, units;
   int key_begin, key_end;
   bool first_stripe, last_stripe;
 };

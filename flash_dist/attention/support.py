@@ -10,6 +10,7 @@ import torch
 
 from ..errors import ExtensionError, FlashDistError
 from ..kernels.library import select
+from ..kernels.memory import raise_out_of_memory
 from ..machine.installed import unsupported_error
 from ..targets.advice import describe_device
 from ..targets.devices import Device
@@ -30,6 +31,7 @@ def require_kernels(device: int, dtype: torch.dtype, head_dim: int, head_dim_v: 
     Raises:
         TypeError: The GPU has no matrix instruction for the dtype.
         FlashDistError: This build has no code for the GPU, in the words of `doctor`.
+        torch.OutOfMemoryError: There is no memory to load it.
     """
     gpu = Device(*torch.cuda.get_device_capability(device))
     name = DTYPE_NAMES[dtype]
@@ -38,7 +40,11 @@ def require_kernels(device: int, dtype: torch.dtype, head_dim: int, head_dim_v: 
         allowed = " or ".join(able)
         message = f"q must be {allowed} on compute capability {gpu}, got {dtype_name(dtype)}"
         raise TypeError(message)
-    selected = select(device, role=ROLE, dtype=name, head_dim=head_dim, head_dim_v=head_dim_v)
+    try:
+        selected = select(device, role=ROLE, dtype=name, head_dim=head_dim, head_dim_v=head_dim_v)
+    except ExtensionError as error:  # not remembered: the next call asks again
+        raise_out_of_memory(error)
+        raise
     chosen = next((kernel["chosen"] for kernel in selected if kernel["chosen"]), None)
     if chosen is None:
         raise _explain(device, gpu, [one for kernel in selected for one in kernel["refused"]])

@@ -23,6 +23,7 @@ from ..masks.inputs import complain
 from ..masks.spec import BlockMask
 from . import cpu
 from .cpu import shape_of
+from .memory import raise_out_of_memory
 
 EXTENSION: Final = PACKAGE / BINDING
 
@@ -89,12 +90,16 @@ def fwd(  # noqa: PLR0913 - one attention problem
         lse: [batch, num_heads_q, seqlen_q]; packed, [num_heads_q, total_q].
     """
     known = _band_or_handle(mask)
-    if isinstance(known, Band):
-        packed = packing or NOT_PACKED
-        out, lse = torch.ops.flash_dist.fwd(q, k, v, None, known.ints, *packed, softmax_scale)
-    else:
-        keep = torch.compiler.is_compiling()
-        out, lse = torch.ops.flash_dist.masked_fwd(q, k, v, known, softmax_scale, keep)
+    try:
+        if isinstance(known, Band):
+            packed = packing or NOT_PACKED
+            out, lse = torch.ops.flash_dist.fwd(q, k, v, None, known.ints, *packed, softmax_scale)
+        else:
+            keep = torch.compiler.is_compiling()
+            out, lse = torch.ops.flash_dist.masked_fwd(q, k, v, known, softmax_scale, keep)
+    except RuntimeError as error:
+        raise_out_of_memory(error)
+        raise
     return out, lse
 
 
@@ -117,11 +122,15 @@ def bwd(  # noqa: PLR0913, PLR0917 - one attention problem
     saved = dout, q, k, v, out, lse, dlse
     plan = softmax_scale, budget, batch_invariant
     known = _band_or_handle(mask)
-    if isinstance(known, Band):
-        packed = packing or NOT_PACKED
-        dq, dk, dv = torch.ops.flash_dist.bwd(*saved, None, None, known.ints, *packed, *plan)
-    else:
-        dq, dk, dv = torch.ops.flash_dist.masked_bwd(*saved, known, *plan)
+    try:
+        if isinstance(known, Band):
+            packed = packing or NOT_PACKED
+            dq, dk, dv = torch.ops.flash_dist.bwd(*saved, None, None, known.ints, *packed, *plan)
+        else:
+            dq, dk, dv = torch.ops.flash_dist.masked_bwd(*saved, known, *plan)
+    except RuntimeError as error:
+        raise_out_of_memory(error)
+        raise
     return dq, dk, dv
 
 

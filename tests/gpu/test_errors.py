@@ -102,3 +102,46 @@ def test_a_mask_of_another_shape_is_refused() -> None:
     mask = BlockMask.from_dense(torch.ones(9, 9, dtype=torch.bool).tril())
     with pytest.raises(ValueError, match=r"seqlen_q must be 9.* got 8"):
         flash_attn_func(*same(1, 8, 2, 64), mask=mask)
+
+
+MOST = 2**31 - 1
+
+
+def rows(count: int, dtype: torch.dtype, *, packed: bool = False) -> torch.Tensor:
+    """Return as many rows as are asked for, of the memory of one."""
+    row = torch.ones(1, 1, 1, 64, device="cuda", dtype=dtype).expand(1, count, 1, 64)
+    return row[0] if packed else row
+
+
+@pytest.mark.parametrize(
+    ("seqlen_q", "seqlen_k"), [(64, MOST), (MOST, 64), (64, 2**30), (MOST, MOST)], ids=str
+)
+@pytest.mark.parametrize("packed", [False, True], ids=["batched", "packed"])
+def test_lengths_that_32_bits_do_not_hold_are_refused(
+    seqlen_q: int, seqlen_k: int, any_half: torch.dtype, *, packed: bool
+) -> None:
+    free, _ = torch.cuda.mem_get_info()
+    q, k = (rows(seqlen, any_half, packed=packed) for seqlen in (seqlen_q, seqlen_k))
+    ends = [torch.tensor([0, len(x)], device="cuda", dtype=torch.int32) for x in (q, k)]
+    packing = (*ends, MOST, MOST) if packed else (None, None, 0, 0)
+    ops, band = torch.ops.flash_dist, [0, -1, -1, 1]
+    name = "seqlen_q" if seqlen_q > 2**30 - 128 else "seqlen_k"
+    text = rf"{name} must be at most 1073741696, got \d+"
+    with pytest.raises(RuntimeError, match=text):
+        ops.fwd(q, k, k, None, band, *packing, 1.0)
+    lse = torch.zeros(1, device="cuda")
+    with pytest.raises(RuntimeError, match=text):
+        ops.bwd(q, q, k, k, q, lse, None, None, None, band, *packing, 1.0, 0, False)  # noqa: FBT003
+    assert torch.cuda.mem_get_info()[0] >= free - (64 << 20)
+
+
+def test_a_longest_sequence_that_is_said_too_long_is_cut_to_the_tokens(
+    any_half: torch.dtype,
+) -> None:
+    q = torch.randn(128, 2, 64, device="cuda").to(any_half)
+    ends = torch.tensor([0, 60, 128], device="cuda", dtype=torch.int32)
+    results = [
+        torch.ops.flash_dist.fwd(q, q, q, None, [0, -1, -1, 1], ends, ends, most, most, 0.125)
+        for most in (68, MOST)
+    ]
+    assert all(map(torch.equal, *results))

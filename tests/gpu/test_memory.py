@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import subprocess
+import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +19,7 @@ from tests.masks import masked_problem
 from tests.reference import Problem, assert_close, assert_same_bits, random_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 pytestmark = pytest.mark.gpu
 
@@ -27,7 +31,7 @@ def ceil_to(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
-def backward_of(problem: Problem) -> Callable[[], object]:
+def backward_of(problem: Problem) -> Callable[[], tuple[torch.Tensor, ...]]:
     """Return a call of the backward alone."""
     q, k, v = (x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v))
     out = flash_attn_func(q, k, v, **problem.options)
@@ -188,3 +192,107 @@ def test_results_past_2_to_the_31_elements_are_right(any_half: torch.dtype) -> N
         visible = torch.ones(1, 1, seqlen, seqlen, dtype=torch.bool, device="cuda").tril()
         problem = Problem(q[part], k[part], v[part], dout[part], visible)
         assert_close({name: x[part] for name, x in result.items()}, problem)
+
+
+@contextmanager
+def memory_left(room: int) -> Iterator[None]:
+    """Let torch's allocator hand out so many bytes more."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    limit = torch.cuda.memory_reserved() + room
+    torch.cuda.set_per_process_memory_fraction(limit / total)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@pytest.mark.parametrize("name", ["full", "sixteen-blocks"])
+def test_no_memory_for_the_workspace_is_torchs_error_and_leaks_nothing(
+    name: str, half: torch.dtype
+) -> None:
+    problem = masked_problem(name, batch=8, seqlen_q=2048, num_heads=16, head_dim=64, dtype=half)
+    call = backward_of(problem)
+    want = call()
+    gc.collect()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    # The gradients, 32 MiB each, have room, dS has not: 8192 bytes for each of 128 heads and up to
+    # 1024 tiles.
+    with memory_left(gradients(problem) + (64 << 20)):
+        for _ in range(3):
+            with pytest.raises(torch.OutOfMemoryError, match="of workspace on GPU 0") as caught:
+                call()
+            assert str(caught.value).startswith("CUDA out of memory. ")
+            assert "FLASH_DIST_WORKSPACE_MB" in str(caught.value)
+            del caught
+    gc.collect()
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() == before
+    assert all(torch.equal(a, b) for a, b in zip(want, call(), strict=True))
+
+
+def test_no_memory_for_the_output_is_torchs_error(half: torch.dtype) -> None:
+    q = torch.randn(1, 1 << 16, 16, 64, device="cuda", dtype=half)  # out: 128 MiB
+    want = flash_attn_func(q, q[:, :64], q[:, :64])
+    with memory_left(16 << 20), pytest.raises(torch.OutOfMemoryError, match="could not allocate"):
+        flash_attn_func(q, q[:, :64], q[:, :64])
+    assert torch.equal(want, flash_attn_func(q, q[:, :64], q[:, :64]))
+
+
+# Fills the GPU behind torch's back, so that the driver has no memory to load a kernel into, and
+# prints what the calls after that compute and by which kernels.
+FIRST_LOAD = """
+import ctypes, hashlib, sys
+import torch
+from flash_dist import flash_attn_func, last_variant
+
+dtype = getattr(torch, sys.argv[2])
+generator = torch.Generator("cuda").manual_seed(0)
+q, k, v = (
+    torch.randn(2, 1000, 4, 64, device="cuda", dtype=dtype, generator=generator).requires_grad_()
+    for _ in range(3)
+)
+torch.empty(1 << 28, device="cuda", dtype=torch.uint8)  # torch's own allocations come from here
+torch.cuda.synchronize()
+
+def run():
+    out = flash_attn_func(q, k, v, causal=True)
+    return out, *torch.autograd.grad(out.float().square().sum(), (q, k, v))
+
+if sys.argv[1] == "full":
+    driver = ctypes.CDLL("libcuda.so.1")
+    taken = []
+    for bits in range(36, 11, -1):
+        while True:
+            pointer = ctypes.c_uint64()
+            if driver.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(1 << bits)):
+                break
+            taken.append(pointer)
+    try:
+        run()
+        print("no error", file=sys.stderr)
+    except RuntimeError as error:  # ours, or torch's own where ours were loaded
+        print(error, file=sys.stderr)
+    torch.cuda.synchronize()
+    for pointer in taken:
+        driver.cuMemFree_v2(pointer)
+digest = hashlib.sha256()
+for x in run():
+    digest.update(x.detach().view(torch.uint8).cpu().numpy().tobytes())
+kernels = sorted(one["symbol"] for one in last_variant().values())
+print(digest.hexdigest(), *kernels)
+"""
+
+
+def test_no_memory_at_the_first_load_changes_no_later_bits(half: torch.dtype) -> None:
+    def run(mode: str) -> subprocess.CompletedProcess[str]:
+        name = str(half).removeprefix("torch.")
+        command = [sys.executable, "-c", FIRST_LOAD, mode, name]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+    free, full = run("free"), run("full")
+    assert free.returncode == 0, free.stderr
+    assert full.returncode == 0, full.stderr
+    assert full.stdout == free.stdout, full.stderr

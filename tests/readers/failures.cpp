@@ -1,5 +1,6 @@
 // The host code on a runtime that fails where it is told to: one JSON object for each line "call
-// count code" of the input. The count-th call of that function fails with the code, once.
+// count code" of the input. The count-th call of that function fails with the code, once. Behind a
+// semicolon there may be sizes: batch seqlen_q seqlen_k num_heads_kv group total_q, packed if >= 0.
 //
 //   g++ -std=c++17 -I csrc -I GENERATED -I CUDA/include failures.cpp csrc/host/*.cpp -o failures
 //
@@ -119,13 +120,18 @@ void* allocate(void* context, int64_t bytes) {
   return static_cast<std::vector<uint8_t>*>(context)->data();
 }
 
+int batch = 2, seqlen_q = 1000, seqlen_k = 1000, num_heads_kv = 1, group = 4, total_q = -1;
+
 template <class Params>
 Params make_params() {
   Params p{};
-  p.batch = 2;
-  p.seqlen_q = p.seqlen_k = 1000;
-  p.num_heads_kv = 1;
-  p.group = 4;
+  p.batch = batch;
+  p.seqlen_q = seqlen_q;
+  p.seqlen_k = seqlen_k;
+  p.num_heads_kv = num_heads_kv;
+  p.group = group;
+  p.total_q = total_q;
+  if (total_q >= 0) p.packing = {&total_q, &total_q};  // no kernel reads them
   p.head_dim = p.head_dim_v = 64;
   p.mask.left = p.mask.right = UNBOUNDED;
   return p;
@@ -185,6 +191,10 @@ int main() {
     if (child == 0) {
       int code = 0;
       std::istringstream(line) >> failing >> failing_at >> code;
+      std::istringstream sizes(line.substr(line.find(';') + 1));
+      if (line.find(';') != std::string::npos) {
+        sizes >> batch >> seqlen_q >> seqlen_k >> num_heads_kv >> group >> total_q;
+      }
       failing_with = static_cast<cudaError_t>(code);
       std::cout << "[" << attempt();
       failing.clear();

@@ -70,9 +70,10 @@ def codes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     return {name: int(number) for name, number in found}
 
 
-def ask(program: Path, *failures: tuple[str, int, int]) -> list[Pair]:
+def ask(program: Path, *failures: tuple[str, int, int], sizes: str = "") -> list[Pair]:
     """Return both attempts for each failure: which function, which of its calls, the code."""
-    lines = "".join(f"{function} {count} {code}\n" for function, count, code in failures)
+    behind = f" ; {sizes}" if sizes else ""
+    lines = "".join(f"{function} {count} {code}{behind}\n" for function, count, code in failures)
     done = subprocess.run([program], input=lines, capture_output=True, text=True, check=True)
     told = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(told) == len(failures)
@@ -157,3 +158,38 @@ def test_no_memory_for_a_kernel_is_said_as_torch_says_it(
     start = "CUDA out of memory. flash_dist could not load flash_dist_fwd_bf16_d64_"
     assert first.errors[0].startswith(start)
     assert "the next call tries again" in first.errors[0]
+
+
+MOST = 2**31 - 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sentence"),
+    [
+        ((1, MOST, 64, 1, 1, -1), f"seqlen_q must be at most 1073741696, got {MOST}"),
+        ((1, 64, MOST, 1, 1, -1), f"seqlen_k must be at most 1073741696, got {MOST}"),
+        ((1, 64, 1073741697, 1, 1, -1), "seqlen_k must be at most 1073741696, got 1073741697"),
+        (
+            (2**20, 64, 64, 2**8, 2**4, -1),
+            f"batch * num_heads_q must be at most {MOST}, got 1048576 * 4096",
+        ),
+        (
+            (2**20, 64, 64, 1, 1, 2**31 - 2**27),
+            "total_q + 128 * batch must be at most 2147483518, got 2013265920 + 128 * 1048576",
+        ),
+    ],
+    ids=["seqlen_q", "seqlen_k", "one-more", "heads", "total_q"],
+)
+def test_sizes_that_32_bits_do_not_hold_are_refused_before_anything_runs(
+    program: Path, sizes: tuple[int, ...], sentence: str
+) -> None:
+    ((first, _),) = ask(program, ("nothing", 0, 0), sizes=" ".join(map(str, sizes)))
+    assert first.errors == [sentence, sentence]
+    assert first.calls == {}
+
+
+def test_more_blocks_than_a_launch_has_say_what_to_do(program: Path, codes: dict[str, int]) -> None:
+    invalid = codes["cudaErrorInvalidConfiguration"]
+    ((first, _),) = ask(program, ("cudaLaunchKernel", 1, invalid))
+    assert "it would need more than 2147483647 blocks" in first.errors[0]
+    assert "hint: attend to fewer batch entries" in first.errors[0]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from flash_dist import flash_attn_func
 from flash_dist.kernels import operators
 from flash_dist.kernels.operators import Packing
 from flash_dist.masks import Band, BlockMask
@@ -153,3 +154,37 @@ def test_arrays_of_a_mask_are_refused_on_the_cpu() -> None:
     plan = BlockMask.block_causal(IDS_Q, IDS_K).plan(2, 4, 5, 7)
     with pytest.raises(ValueError, match=r"mask must be a band on the CPU, got one of kind 1"):
         torch.ops.flash_dist.fwd(q, k, v, plan.packed, plan.layout, *operators.NOT_PACKED, SCALE)
+
+
+NO_MEMORY = "CUDA out of memory. flash_dist could not allocate 4096 bytes of workspace on GPU 0"
+
+
+@pytest.mark.parametrize("kind", ["band", "mask"])
+@pytest.mark.parametrize("step", ["fwd", "bwd"])
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [(NO_MEMORY, torch.OutOfMemoryError), ("torch has no current stream", RuntimeError)],
+    ids=["memory", "other"],
+)
+def test_no_memory_for_a_call_is_torchs_own_error(
+    monkeypatch: pytest.MonkeyPatch, kind: str, step: str, words: str, error: type[Exception]
+) -> None:
+    mask = BlockMask.causal() if kind == "band" else BlockMask.documents([0, 0, 1])
+    q = draw(1, 3, 2, 16).requires_grad_()
+    name = step if kind == "band" else f"masked_{step}"
+
+    def fail(*_: object) -> None:
+        raise RuntimeError(words)
+
+    want = torch.autograd.grad(flash_attn_func(q, q, q, mask=mask).sum(), q)[0]
+    with monkeypatch.context() as patch:
+        if step == "fwd":
+            patch.setattr(torch.ops.flash_dist, name, fail)
+        with pytest.raises(error) as caught:  # noqa: PT012 - the forward may be what fails
+            out = flash_attn_func(q, q, q, mask=mask)
+            patch.setattr(torch.ops.flash_dist, name, fail)
+            out.sum().backward()
+    assert type(caught.value) is error
+    assert str(caught.value) == words
+    again = torch.autograd.grad(flash_attn_func(q, q, q, mask=mask).sum(), q)[0]
+    assert torch.equal(again, want)

@@ -89,3 +89,37 @@ def test_a_fallback_is_a_warning_once_per_gpu(
         f"GPU {index}, GPU (compute capability 9.0)," for index in (0, 1)
     ]
     assert "code for compute_80 through the driver's compiler" in warnings[0].getMessage()
+
+
+def test_a_load_that_failed_for_want_of_memory_is_torchs_error_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen: dict[str, Any] = {
+        "symbol": "flash_dist_fwd_fp16_d64_sm90a",
+        "binary_version": 90,
+        "ptx_version": 90,
+    }
+    choose(monkeypatch, (9, 0))
+    words = "CUDA out of memory. flash_dist could not load flash_dist_fwd_fp16_d64_sm90a: ..."
+
+    def fail(*_: object, **__: object) -> None:
+        raise ExtensionError(words)
+
+    monkeypatch.setattr(support, "select", fail)
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        support.require_kernels(0, torch.float16, 64, 64)
+    assert str(caught.value) == words
+    choose(monkeypatch, (9, 0), **chosen)
+    support.require_kernels(0, torch.float16, 64, 64)
+
+
+def test_a_load_that_failed_otherwise_keeps_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    choose(monkeypatch, (9, 0))
+
+    def fail(*_: object, **__: object) -> None:
+        message = "flash_dist could not load flash_dist_fwd_fp16_d64_sm90a: device not ready"
+        raise ExtensionError(message)
+
+    monkeypatch.setattr(support, "select", fail)
+    with pytest.raises(ExtensionError, match="device not ready"):
+        support.require_kernels(0, torch.float16, 64, 64)

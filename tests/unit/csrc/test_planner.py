@@ -266,6 +266,15 @@ def test_a_group_that_is_split_in_vain_is_split_no_further() -> None:
     assert (made["spill"], made["group_split"]) == (False, 1)
 
 
+@pytest.mark.parametrize("budget", [0, 1 << 30, 1 << 62])
+def test_more_units_than_32_bits_hold_are_all_in_some_chunk(budget: int) -> None:
+    shape = {"batch": 1 << 17, "num_heads_kv": 1 << 15, "seqlen_q": 64, "seqlen_k": 64}
+    chunks = plan(**shape, budget=budget)["chunks"]
+    assert sum(chunk["units"] for chunk in chunks) == 1 << 32
+    ends = [chunk["unit_begin"] + chunk["units"] for chunk in chunks]
+    assert ends == [*(chunk["unit_begin"] for chunk in chunks[1:]), 1 << 32]
+
+
 def test_a_huge_group_is_split_only_as_far_as_half_the_budget_goes() -> None:
     made = plan(num_heads_kv=1, group=1000, seqlen_q=8, seqlen_k=64, budget=1 << 20)
     assert 1 < made["group_split"] < 1000

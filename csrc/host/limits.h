@@ -1,0 +1,41 @@
+// Sizes beyond which the 32-bit arithmetic of kernels would wrap: they are refused before anything
+// is allocated. Header only, so that the binding says the same sentences.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "core/band.h"
+
+namespace flash_dist {
+
+constexpr int64_t ROW_MARGIN = 128;  // the largest tile: what may be added to a row
+// Of one sequence: a position, the difference of two and the side of a band are added up.
+constexpr int64_t MAX_SEQLEN = UNBOUNDED - ROW_MARGIN;
+// Of the packed axes; of queries, with the margin of each sequence (core/sequence.cuh).
+constexpr int64_t MAX_TOTAL = INT32_MAX - ROW_MARGIN - 1;
+
+struct CallSizes {
+  int64_t batch, seqlen_q, seqlen_k, num_heads_q;  // packed: seqlens are the longest
+  int64_t total_q, total_k;                        // packed, else 0
+};
+
+// What is too large, in a sentence; empty if nothing is.
+inline std::string find_size_problem(const CallSizes& s) {
+  const auto most = [](const char* name, int64_t limit, const std::string& got) {
+    return std::string(name) + " must be at most " + std::to_string(limit) + ", got " + got;
+  };
+  const auto text = [](int64_t number) { return std::to_string(number); };
+  if (s.seqlen_q > MAX_SEQLEN) return most("seqlen_q", MAX_SEQLEN, text(s.seqlen_q));
+  if (s.seqlen_k > MAX_SEQLEN) return most("seqlen_k", MAX_SEQLEN, text(s.seqlen_k));
+  if (s.batch * s.num_heads_q > INT32_MAX) {
+    return most("batch * num_heads_q", INT32_MAX, text(s.batch) + " * " + text(s.num_heads_q));
+  }
+  if (s.total_k > MAX_TOTAL) return most("total_k", MAX_TOTAL, text(s.total_k));
+  if (s.total_q > 0 && s.total_q + ROW_MARGIN * s.batch > MAX_TOTAL) {
+    return most("total_q + 128 * batch", MAX_TOTAL, text(s.total_q) + " + 128 * " + text(s.batch));
+  }
+  return {};
+}
+
+}  // namespace flash_dist
