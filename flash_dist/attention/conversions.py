@@ -101,6 +101,6 @@ def _require_eager(name: str, instead: str) -> None:
 
 
 def _require_host() -> None:
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         message = "a mask cannot be converted while a CUDA graph is captured"
         raise FlashDistError(message, hint="make a flash_dist.BlockMask before and pass that")

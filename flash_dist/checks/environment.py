@@ -101,10 +101,13 @@ def gather_environment(choice: CheckChoice = EVERYTHING) -> Environment:
     )
 
 
-def gather_gpus(installed: Installed | None = None) -> Environment:
-    """Look at this machine's GPUs and driver alone: what a build, or others' libraries, runs on."""
+def gather_gpus(installed: Installed | None = None, cuda: Cuda | None = None) -> Environment:
+    """Look at this machine's GPUs and driver alone: what a build, or others' libraries, runs on.
+
+    The driver is asked in this process unless its answer is given.
+    """
     return replace(
-        _describe_host(read_cuda(), installed or Installed()),
+        _describe_host(cuda or read_cuda(), installed or Installed()),
         variables=read_variables(os.environ),
         host=gather_host(os.environ),
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..checks.environment import gather_gpus, judge_gpu
 from ..checks.gpus import check_gpu
+from ..machine.apart import read_cuda_apart
 from ..machine.installed import read_installed
 
 if TYPE_CHECKING:
@@ -79,8 +80,10 @@ class Report:
 def check(devices: Iterable[int] | None = None) -> Report:
     """Judge the GPUs of this process against the code in the installed build.
 
-    Nothing is printed, no kernel runs, torch is not needed, and no CUDA context is made. It reads
-    the kernel library, which takes a moment: ask once.
+    Nothing is printed, no kernel runs and torch is not needed. CUDA is not initialised here, so
+    that processes that are forked later can use it: the driver is asked in a process of its own,
+    once for each setting of its variables, unless this one uses CUDA already. It reads the kernel
+    library, which takes a moment: ask once.
 
     Args:
         devices: Which GPUs, as torch counts. None for all that this process sees.
@@ -91,7 +94,7 @@ def check(devices: Iterable[int] | None = None) -> Report:
     Raises:
         ValueError: There is no such GPU.
     """
-    environment = gather_gpus(read_installed())
+    environment = gather_gpus(read_installed(), read_cuda_apart())
     gpus = environment.cuda.gpus if devices is None else _find(environment, devices)
     reports = tuple(_report(environment, gpu) for gpu in gpus)
     build = environment.installed.build

@@ -10,13 +10,15 @@ import re
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..targets.devices import Device, Driver, format_version
 from .nvml import read_driver_release
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+LIBRARY: Final = "libcuda.so.1"
 
 # CUdevice_attribute
 _SM_COUNT = 16
@@ -93,9 +95,12 @@ class _CudaError(Exception):
 
 
 def read_cuda() -> Cuda:
-    """Ask libcuda; every way in which that can end is a state, not an exception."""
+    """Ask libcuda; every way in which that can end is a state, not an exception.
+
+    It initialises CUDA in this process, whose forked children then have none: see apart.py.
+    """
     try:
-        library = ctypes.CDLL("libcuda.so.1")
+        library = ctypes.CDLL(LIBRARY)
     except OSError as error:
         missing = "No such file" in str(error)
         reason = "libcuda.so.1 was not found" if missing else f"libcuda.so.1 does not load: {error}"

@@ -194,3 +194,17 @@ def test_flex_attention_has_the_gradients_of_the_other_entries() -> None:
     got = flex_attention(*leaves, block_mask=mask, scale=0.3, enable_gqa=True)
     want = scaled_dot_product_attention(*leaves, mask, scale=0.3, enable_gqa=True)
     assert_same_with_gradients(got, want, leaves)
+
+
+def test_converting_a_mask_leaves_cuda_uninitialised(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []  # these call cuInit, after which a forked process has no CUDA
+
+    def is_available() -> bool:
+        asked.append("is_available")
+        return False
+
+    monkeypatch.setattr(torch.cuda, "is_available", is_available)
+    x = torch.ones(1, 2, 8, 16)
+    seen = torch.ones(8, 8, dtype=torch.bool).tril()
+    scaled_dot_product_attention(x, x, x, attn_mask=seen)
+    assert asked == []

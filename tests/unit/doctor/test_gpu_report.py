@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[3]
 
 
-def with_build(machine: Environment, found: Installed) -> Environment:
+def with_build(machine: Environment, found: Installed, _: Cuda) -> Environment:
     return replace(machine, installed=found)
 
 
@@ -45,6 +45,7 @@ def put(monkeypatch: pytest.MonkeyPatch) -> Put:
         monkeypatch.setattr(
             "flash_dist.doctor.gpu_report.read_installed", lambda: machine.installed
         )
+        monkeypatch.setattr("flash_dist.doctor.gpu_report.read_cuda_apart", lambda: machine.cuda)
         monkeypatch.setattr(installed, "read_installed", lambda: machine.installed)
         monkeypatch.setattr(installed, "read_cuda", lambda: machine.cuda)
         return machine
