@@ -46,7 +46,7 @@ def pack_strips(seen: Tensor) -> Tensor:
     Works a strip of rows at a time, and on the booleans' device.
     """
     keys = seen.shape[3]
-    words = torch.empty((*seen.shape[:3], words_of(keys)), dtype=torch.int64)
+    words = torch.empty((*seen.shape[:3], words_of(keys)), dtype=torch.int64, device="cpu")
     for part in strips(seen.shape[:3], keys):
         words[part] = pack(seen[part]).cpu()
     return words
@@ -77,8 +77,9 @@ def strips(
 
 def interval_words(lo: Tensor, hi: Tensor, words: int) -> Tensor:
     """Return words [..., words] that show the keys lo <= j < hi."""
-    below = torch.tensor([*((1 << n) - 1 for n in range(WORD)), -1])  # the lowest n bits
-    first = WORD * torch.arange(words)
+    lowest = [*((1 << n) - 1 for n in range(WORD)), -1]  # n bits
+    below = torch.tensor(lowest, device="cpu")
+    first = WORD * torch.arange(words, device="cpu")
     until = below[(hi.unsqueeze(-1) - first).clamp_(0, WORD)]
     before = below[(lo.unsqueeze(-1) - first).clamp_(0, WORD)]
     return until & ~before

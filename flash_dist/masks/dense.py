@@ -61,9 +61,10 @@ class TilesTerm(Term):
         rows = part[2]
         tiles = _planes(self.tiles, part)
         first, end = rows.start // self.block_q, -(-rows.stop // self.block_q)
-        columns = torch.arange(shape.seqlen_k) // self.block_k
+        columns = torch.arange(shape.seqlen_k, device="cpu") // self.block_k
         words = pack(tiles[:, :, first:end, columns])
-        return words[:, :, torch.arange(rows.start, rows.stop) // self.block_q - first]
+        lines = torch.arange(rows.start, rows.stop, device="cpu") // self.block_q
+        return words[:, :, lines - first]
 
     def visible(self, shape: Shape) -> Tensor:
         """See Term."""

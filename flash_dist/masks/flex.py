@@ -27,7 +27,8 @@ def read_flex(block_mask: flex_attention.BlockMask) -> DenseTerm:
     states = _block_states(block_mask)
     batch, heads, rows, columns = states.shape
     block_q, block_k = block_mask.BLOCK_SIZE
-    words = torch.zeros((batch, heads, rows * block_q, words_of(seqlen_k)), dtype=torch.int64)
+    size = (batch, heads, rows * block_q, words_of(seqlen_k))
+    words = torch.zeros(size, dtype=torch.int64, device="cpu")
     together = max(1, STRIP // (block_q * columns * block_k))
     for first in range(0, batch * heads * rows, together):
         lines = states.view(-1, columns)[first : first + together]

@@ -131,7 +131,7 @@ def _as_tensor(name: str, values: object) -> Tensor:
     if isinstance(values, Tensor):
         return require_values(name, values)
     try:
-        return torch.as_tensor(values)
+        return torch.as_tensor(values, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         message = f"{name} must be a torch.Tensor or a sequence of numbers, got {values!r:.60}"
         raise complain(TypeError, message) from error
@@ -203,7 +203,7 @@ def parse_ids(name: str, q_ids: Integers, k_ids: Integers | None) -> tuple[Tenso
 def parse_interval(name: str, bound: Integers) -> Tensor:
     """Return [batch or 1, heads or 1, seqlen_q]."""
     parsed = parse_integers(name, bound, INTERVALS)
-    has_batch_only = torch.as_tensor(bound).dim() == 2  # noqa: PLR2004
+    has_batch_only = _as_tensor(name, bound).dim() == 2  # noqa: PLR2004
     return parsed.transpose(0, 1) if has_batch_only else parsed
 
 

@@ -110,7 +110,7 @@ class _Buffer:
         size = sum(_aligned(x.numel()) for x in arrays if x is not None)
         require_index(size)
         # an empty array has an address, too
-        self.packed = torch.zeros(size + ALIGNMENT, dtype=torch.int32)
+        self.packed = torch.zeros(size + ALIGNMENT, dtype=torch.int32, device="cpu")
         self._end = 0
 
     def move(self, array: Tensor) -> Tensor:

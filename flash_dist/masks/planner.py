@@ -61,8 +61,8 @@ def _key_bounds(terms: Sequence[Term], shape: Shape) -> Tensor | None:
 
 def _intersect(intervals: Sequence[Intervals], shape: Shape) -> Intervals:
     """Return lo and hi [batch, heads, seqlen_q]; a row without a key is (0, 0)."""
-    lo = torch.zeros(1, 1, 1, dtype=torch.int64)
-    hi = torch.full((1, 1, 1), shape.seqlen_k)
+    lo = torch.zeros(1, 1, 1, dtype=torch.int64, device="cpu")
+    hi = torch.full((1, 1, 1), shape.seqlen_k, device="cpu")
     for more_lo, more_hi in intervals:
         lo, hi = torch.maximum(lo, more_lo), torch.minimum(hi, more_hi)
     seen = lo < hi

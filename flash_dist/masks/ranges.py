@@ -26,7 +26,7 @@ def query_ranges(lo: Tensor, hi: Tensor) -> Tensor:
     Of the rows that see a key; with a row that sees none, greatest lo and least hi are 0, so that
     no tile looks full.
     """
-    exists = to_tiles(torch.ones(lo.shape[-1], dtype=torch.bool))
+    exists = to_tiles(torch.ones(lo.shape[-1], dtype=torch.bool, device="cpu"))
     lo, hi = to_tiles(lo), to_tiles(hi)
     seen = lo < hi
     some, every = seen.any(-1), (seen | ~exists).all(-1)
@@ -50,12 +50,12 @@ def key_ranges(ranges: Tensor, seqlen_k: int) -> Tensor:
     key_tiles = -(-seqlen_k // TILE)
     begin = (ranges[..., 0] // TILE).to(torch.int32).unsqueeze(-1)
     until = (-(-ranges[..., 3] // TILE)).to(torch.int32).unsqueeze(-1)
-    first = torch.full((batch, heads, key_tiles), query_tiles, dtype=torch.int32)
-    end = torch.zeros((batch, heads, key_tiles), dtype=torch.int32)
-    n = torch.arange(key_tiles, dtype=torch.int32)
+    first = torch.full((batch, heads, key_tiles), query_tiles, dtype=torch.int32, device="cpu")
+    end = torch.zeros((batch, heads, key_tiles), dtype=torch.int32, device="cpu")
+    n = torch.arange(key_tiles, dtype=torch.int32, device="cpu")
     for part in strips(ranges.shape[:3], key_tiles):
         seen = (begin[part] <= n) & (n < until[part])
-        m = torch.arange(part[2].start, part[2].stop, dtype=torch.int32).unsqueeze(-1)
+        m = torch.arange(part[2].start, part[2].stop, dtype=torch.int32, device="cpu").unsqueeze(-1)
         plane = part[:2]
         first[plane] = torch.minimum(first[plane], torch.where(seen, m, query_tiles).amin(2))
         end[plane] = torch.maximum(end[plane], torch.where(seen, m + 1, 0).amax(2))

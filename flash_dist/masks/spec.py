@@ -49,8 +49,8 @@ class BlockMask:
 
     Built by the class methods only. Tensors given to them may be on any device: they are copied to
     the host once, there and then, and later changes to them do not matter. A mask belongs to no
-    device, so that one object serves layers on several GPUs and on the CPU. Compiled functions use
-    masks that were made outside of them.
+    device, nor to torch's default one, so that one object serves layers on several GPUs and on the
+    CPU. Compiled functions use masks that were made outside of them.
 
     `full`, `causal`, `sliding_window`, `padding` and `prefix` suit any seqlen; the others know
     their seqlens, and a call of another shape raises ValueError. Where a mask has a batch or heads
@@ -305,7 +305,7 @@ class BlockMask:
         """
         shape = self._suited(batch, num_heads_q, seqlen_q, seqlen_k)
         batches, heads = self._sizes.planes()
-        seen = torch.ones(batches, heads, seqlen_q, seqlen_k, dtype=torch.bool)
+        seen = torch.ones(batches, heads, seqlen_q, seqlen_k, dtype=torch.bool, device="cpu")
         for term in self._terms:
             seen &= term.visible(shape)
         return seen

@@ -58,7 +58,7 @@ class BandTerm(Term):
     def intervals(self, shape: Shape) -> Intervals:
         """See Term."""
         left, right, bottom_right = self.band
-        rows = torch.arange(shape.seqlen_q).view(1, 1, -1)
+        rows = torch.arange(shape.seqlen_q, device="cpu").view(1, 1, -1)
         if bottom_right:
             rows = rows + (shape.seqlen_k - shape.seqlen_q)
         lo = torch.zeros_like(rows) if left < 0 else rows - left
@@ -67,10 +67,10 @@ class BandTerm(Term):
 
     def visible(self, shape: Shape) -> Tensor:
         """See Term."""
-        i = torch.arange(shape.seqlen_q).unsqueeze(1)
-        j = torch.arange(shape.seqlen_k).unsqueeze(0)
+        i = torch.arange(shape.seqlen_q, device="cpu").unsqueeze(1)
+        j = torch.arange(shape.seqlen_k, device="cpu").unsqueeze(0)
         shift = shape.seqlen_k - shape.seqlen_q if self.band.bottom_right else 0
-        seen = torch.ones(shape.seqlen_q, shape.seqlen_k, dtype=torch.bool)
+        seen = torch.ones(shape.seqlen_q, shape.seqlen_k, dtype=torch.bool, device="cpu")
         if self.band.left >= 0:
             seen &= j >= i + shift - self.band.left
         if self.band.right >= 0:
@@ -107,7 +107,7 @@ class PaddingTerm(Term):
 
     def visible(self, shape: Shape) -> Tensor:
         """See Term."""
-        keys, lengths = torch.arange(shape.seqlen_k), self.lengths.view(-1, 1, 1, 1)
+        keys, lengths = torch.arange(shape.seqlen_k, device="cpu"), self.lengths.view(-1, 1, 1, 1)
         seen = keys < lengths if self.at_end else keys >= shape.seqlen_k - lengths
         return seen.expand(-1, 1, shape.seqlen_q, shape.seqlen_k)
 
@@ -131,15 +131,14 @@ class PrefixTerm(Term):
     def intervals(self, shape: Shape) -> Intervals:
         """See Term."""
         shift = shape.seqlen_k - shape.seqlen_q if self.bottom_right else 0
-        hi = torch.maximum(
-            torch.arange(1 + shift, 1 + shift + shape.seqlen_q), self.lengths.view(-1, 1, 1)
-        )
+        ends = torch.arange(1 + shift, 1 + shift + shape.seqlen_q, device="cpu")
+        hi = torch.maximum(ends, self.lengths.view(-1, 1, 1))
         return torch.zeros_like(hi), hi
 
     def visible(self, shape: Shape) -> Tensor:
         """See Term."""
         causal = BandTerm(Band(-1, 0, self.bottom_right)).visible(shape)
-        in_prefix = torch.arange(shape.seqlen_k) < self.lengths.view(-1, 1, 1, 1)
+        in_prefix = torch.arange(shape.seqlen_k, device="cpu") < self.lengths.view(-1, 1, 1, 1)
         return causal | in_prefix
 
 
@@ -166,5 +165,5 @@ class IntervalTerm(Term):
 
     def visible(self, shape: Shape) -> Tensor:
         """See Term."""
-        keys = torch.arange(shape.seqlen_k)
+        keys = torch.arange(shape.seqlen_k, device="cpu")
         return (self.lo.unsqueeze(-1) <= keys) & (keys < self.hi.unsqueeze(-1))

@@ -51,7 +51,7 @@ def list_interval_tiles(intervals: Intervals, ranges: Tensor, shape: Shape) -> V
     """
     places, codes = [], []
     for part, seen in _interval_strips(intervals, shape):
-        first = TILE * torch.arange(seen.shape[-1])
+        first = TILE * torch.arange(seen.shape[-1], device="cpu")
         _, most_lo, least_hi, _ = ranges[part].unsqueeze(-2).unbind(-1)
         full = (most_lo <= first) & (least_hi >= first + TILE)
         places.append(_places(seen, part, shape))
@@ -98,8 +98,8 @@ def list_tiles(
         exists = _word_tiles(torch.ones_like(words)) == 1
         seen, full = (tiles != 0).any(-1), ((tiles == -1) | ~exists).all(-1)
         partial = seen & ~full
-        code = torch.full(seen.shape, FULL)
-        code[partial] = torch.arange(count, count + int(partial.sum()))
+        code = torch.full(seen.shape, FULL, device="cpu")
+        code[partial] = torch.arange(count, count + int(partial.sum()), device="cpu")
         bits.append(tiles[partial])
         count += len(bits[-1])
         tile_part = (*part[:2], slice(part[2].start // TILE, -(-part[2].stop // TILE)))
@@ -151,7 +151,7 @@ def slots_of(
     key_slots = pad(counts.view(planes, key_tiles).amax(0).cumsum(0), (1, 0))
     begin = counts.cumsum(0) - counts
     position = torch.empty_like(line)
-    position[order] = torch.arange(len(line)) - begin[line[order]]
+    position[order] = torch.arange(len(line), device="cpu") - begin[line[order]]
     return key_slots, key_slots[tiles.n] + position
 
 
@@ -191,7 +191,7 @@ def _list_lines(  # noqa: PLR0913, PLR0917 - the two axes, by either of which li
     entries = entry_keys.new_full((len(entry_keys), 4), EMPTY, dtype=torch.int32)
     entries[:, 0], entries[:, 3] = entry_keys % others, 0
     entries[entry, 1 + along % group] = tiles.code.to(torch.int32)
-    places = torch.full((len(entry_keys), 2), ABSENT, dtype=torch.int32)
+    places = torch.full((len(entry_keys), 2), ABSENT, dtype=torch.int32, device="cpu")
     places[entry, along % group] = slots.to(torch.int32)
     counts = torch.bincount(entry_keys // others, minlength=planes * lines)
     return TileList(pad(counts.cumsum(0), (1, 0)), entries, places)

@@ -231,8 +231,8 @@ def attend(  # noqa: PLR0913 - the tensors of attention
 
 def _hidden(seqlen_q: int, seqlen_k: int) -> torch.Tensor:
     """Mark the keys that a query does not see: j > i + seqlen_k - seqlen_q."""
-    query = torch.arange(seqlen_q).unsqueeze(1)
-    key = torch.arange(seqlen_k).unsqueeze(0)
+    query = torch.arange(seqlen_q, device="cpu").unsqueeze(1)
+    key = torch.arange(seqlen_k, device="cpu").unsqueeze(0)
     return key > query + (seqlen_k - seqlen_q)
 
 

@@ -47,7 +47,8 @@ def cu_seqlens(lengths: tuple[int, ...]) -> list[int]:
 
 def _documents_apart(lengths: tuple[int, ...], *, causal: bool) -> Tensor:
     total = sum(lengths)
-    ids = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    counts = torch.tensor(lengths, device="cpu")
+    ids = torch.arange(len(lengths), device="cpu").repeat_interleave(counts)
     apart = ids[:, None] == ids[None, :]
     return apart.tril() if causal else apart.view(total, total)
 
@@ -62,19 +63,21 @@ def _window(case: Case) -> BlockMask:
 
 def _padding(case: Case) -> BlockMask:
     lengths = [case.seqlen_k - i * (case.seqlen_k // 3) for i in range(case.batch)]
-    return BlockMask.padding(torch.tensor(lengths))
+    return BlockMask.padding(torch.tensor(lengths, device="cpu"))
 
 
 def _block_causal(case: Case) -> BlockMask:
     queries, keys = (
-        torch.arange(seqlen) * _BLOCKS // seqlen for seqlen in (case.seqlen_q, case.seqlen_k)
+        torch.arange(seqlen, device="cpu") * _BLOCKS // seqlen
+        for seqlen in (case.seqlen_q, case.seqlen_k)
     )
     return BlockMask.block_causal(queries, keys)
 
 
 def _documents(case: Case) -> BlockMask:
     queries, keys = (
-        torch.arange(seqlen) * 3 // seqlen for seqlen in (case.seqlen_q, case.seqlen_k)
+        torch.arange(seqlen, device="cpu") * 3 // seqlen
+        for seqlen in (case.seqlen_q, case.seqlen_k)
     )
     return BlockMask.documents(queries, keys)
 
