@@ -327,8 +327,9 @@ def _describe_method(node: ast.FunctionDef) -> str:
 def _signature(node: Function, *, bound: bool = False) -> str:
     """Write the arguments; without annotations they fit on a line, and the text says the types."""
     arguments = node.args
-    for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
-        one.annotation = None
+    for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.kwarg):
+        if one is not None:
+            one.annotation = None
     if bound:
         del arguments.args[0]
     return f"({ast.unparse(arguments)})"

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from .attention.merge import merge_attention
     from .attention.packed import flash_attn_varlen_func
     from .attention.sdpa import scaled_dot_product_attention
+    from .attention.stacked import (
+        flash_attn_kvpacked_func,
+        flash_attn_qkvpacked_func,
+        flash_attn_varlen_kvpacked_func,
+        flash_attn_varlen_qkvpacked_func,
+    )
     from .doctor.gpu_report import check
     from .kernels.library import last_variant
     from .masks import BlockMask
@@ -27,7 +33,11 @@ __all__ = [
     "__version__",
     "check",
     "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
     "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
     "flex_attention",
     "last_variant",
     "merge_attention",
@@ -40,7 +50,11 @@ _MODULES: Final = {
     "BlockMask": ".masks",
     "check": ".doctor.gpu_report",
     "flash_attn_func": ".attention.batched",
+    "flash_attn_kvpacked_func": ".attention.stacked",
+    "flash_attn_qkvpacked_func": ".attention.stacked",
     "flash_attn_varlen_func": ".attention.packed",
+    "flash_attn_varlen_kvpacked_func": ".attention.stacked",
+    "flash_attn_varlen_qkvpacked_func": ".attention.stacked",
     "flex_attention": ".attention.flex",
     "last_variant": ".kernels.library",
     "merge_attention": ".attention.merge",

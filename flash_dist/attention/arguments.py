@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from numbers import Real
-from typing import Final
+from numbers import Integral, Real
+from typing import Any, Final
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -21,24 +21,10 @@ from .layouts import (
 
 Tensor = torch.Tensor
 Triple = tuple[Tensor, Tensor, Tensor]
+Window = tuple[int | None, int | None] | Tensor
 NO_WINDOW: Final = (-1, -1)
+_WHOLE: Final = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 SCALES: Final = (2.0**-150, 2.0**128 - 2.0**103)  # between these, float32 is neither 0 nor inf
-
-# Arguments of other attention functions that are taken for their neutral values alone.
-NO_BIAS: Final = "there are no kernels that add a bias"
-REASONS: Final = {
-    "dropout_p": "there are no kernels with dropout",
-    "softcap": "there are no kernels that cap scores",
-    "alibi_slopes": NO_BIAS,
-    "return_attn_probs": "they are never stored\n\nhint: `return_lse=True` returns lse",
-    "block_table": "there are no kernels that read keys in pages",
-    "mask": (
-        "packed sequences have causal and window_size only\n\nhint: `BlockMask.documents` is a "
-        "mask of packed sequences for `flash_attn_func`, with a batch of 1"
-    ),
-    "return_aux": "only lse is there\n\nhint: `return_lse=True` returns it",
-}
-NEUTRAL: Final = {"dropout_p": 0, "softcap": 0, "return_attn_probs": False}  # the others: None
 
 
 def is_symbolic(x: Tensor) -> bool:
@@ -133,32 +119,45 @@ def choose_scale(scale: float | None, head_dim: int, name: str = "softmax_scale"
     return float(scale)
 
 
-def choose_band(window_size: tuple[int, int], *, causal: bool) -> Band:
-    """Return the band of flash-attention's arguments: aligned to the bottom right, -1 unbounded."""
+def choose_band(window_size: Window, *, causal: bool) -> Band:
+    """Return the band of flash-attention's arguments: aligned to the bottom right."""
     require_bool("causal", causal)
-    if not _is_pair(window_size) or any(not _is_bound(side) for side in window_size):
+    sides = _read_sides(window_size)
+    if sides is None:
         message = (
-            "window_size must be two whole numbers (left, right), each at least 0 or -1 for no "
-            f"bound, got {window_size}"
+            "window_size must be two whole numbers (left, right), each at least 0, or -1 or None "
+            f"for no bound, got {window_size}"
         )
         raise ValueError(message)
-    if tuple(window_size) == NO_WINDOW:
+    if sides == NO_WINDOW:
         return Band(right=0) if causal else Band()
-    left, right = (-1 if side > MAX_SEQLEN else side for side in window_size)
+    left, right = sides
     return Band(left, 0 if causal else right)
 
 
-def _is_pair(value: object) -> bool:
-    return isinstance(value, (tuple, list)) and len(value) == 2  # noqa: PLR2004
+def _read_sides(window_size: object) -> tuple[int, int] | None:
+    """Return both sides with -1 for no bound, None if they are no window."""
+    if isinstance(window_size, torch.Tensor) and window_size.dim() == 1:
+        window_size = window_size.unbind()
+    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:  # noqa: PLR2004
+        return None
+    left, right = (-1 if side is None else read_whole(side) for side in window_size)
+    if left is None or right is None or left < -1 or right < -1:
+        return None
+    return (-1 if left > MAX_SEQLEN else left), (-1 if right > MAX_SEQLEN else right)
 
 
-def _is_bound(side: object) -> bool:
-    return isinstance(side, int) and not isinstance(side, bool) and side >= -1
+def read_whole(value: object) -> int | None:
+    """Return a whole number of Python, numpy or a tensor, which is waited for; None for others."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and value.dtype in _WHOLE:
+        return int(value.item())
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt, Integral)):
+        return None
+    number: Any = value
+    return number if isinstance(value, (int, torch.SymInt)) else int(number)
 
 
-def choose_mask(
-    mask: BlockMask | None, window_size: tuple[int, int], *, causal: bool
-) -> Band | BlockMask:
+def choose_mask(mask: BlockMask | None, window_size: Window, *, causal: bool) -> Band | BlockMask:
     """Return the mask object, or the band of the other arguments; both cannot be given."""
     band = choose_band(window_size, causal=causal)
     if mask is None:
@@ -183,18 +182,3 @@ def describe_type(value: object) -> str:
     if kind.__name__ != BlockMask.__name__:
         return kind.__name__
     return f"{kind.__module__}.{kind.__name__}\n\nhint: `BlockMask.from_flex` of flash_dist, once"
-
-
-def require_neutral(**arguments: object) -> None:
-    """Raise ValueError for an argument that asks for what is not built, with the reason."""
-    for name, value in arguments.items():
-        neutral = NEUTRAL.get(name)
-        if value is neutral:
-            continue
-        if neutral is None or not isinstance(value, (bool, int, float)) or value != neutral:
-            message = f"{name} must be {neutral}, got {_describe(value)}: {REASONS[name]}"
-            raise ValueError(message)
-
-
-def _describe(value: object) -> str:
-    return type(value).__name__ if isinstance(value, torch.Tensor) else f"{value!r:.60}"

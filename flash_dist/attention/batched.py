@@ -6,11 +6,17 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 
-from .arguments import choose_mask, choose_scale, prepare_inputs, require_neutral
+from .arguments import choose_mask, choose_scale, prepare_inputs
 from .autograd import attend
+from .neutral import require_neutral, require_neutral_others
+from .results import Pair, Result, choose_result
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from ..masks import BlockMask
+    from .arguments import Window
+    from .neutral import Others
 
 Tensor = torch.Tensor
 
@@ -20,18 +26,19 @@ def flash_attn_func(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    *,
+    dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: Window = (-1, -1),
+    softcap: float | None = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = False,
+    return_attn_probs: Literal[False] = False,
+    *,
     mask: BlockMask | None = None,
     return_lse: Literal[False] = False,
     batch_invariant: bool = False,
-    dropout_p: float = 0.0,
-    softcap: float = 0.0,
-    alibi_slopes: None = None,
-    deterministic: bool = True,
-    return_attn_probs: bool = False,
+    **others: Unpack[Others],
 ) -> Tensor: ...
 
 
@@ -40,38 +47,61 @@ def flash_attn_func(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    *,
+    dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: Window = (-1, -1),
+    softcap: float | None = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = False,
+    return_attn_probs: Literal[False] = False,
+    *,
     mask: BlockMask | None = None,
     return_lse: Literal[True],
     batch_invariant: bool = False,
-    dropout_p: float = 0.0,
-    softcap: float = 0.0,
-    alibi_slopes: None = None,
-    deterministic: bool = True,
-    return_attn_probs: bool = False,
-) -> tuple[Tensor, Tensor]: ...
+    **others: Unpack[Others],
+) -> Pair: ...
 
 
-def flash_attn_func(  # noqa: D417, PLR0913 - the arguments users know
+@overload
+def flash_attn_func(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    *,
+    dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: Window = (-1, -1),
+    softcap: float | None = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
     mask: BlockMask | None = None,
     return_lse: bool = False,
     batch_invariant: bool = False,
+    **others: Unpack[Others],
+) -> Result: ...
+
+
+def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signature
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     dropout_p: float = 0.0,
-    softcap: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float | None = 0.0,
     alibi_slopes: None = None,
-    deterministic: bool = True,  # noqa: ARG001 - it always is
+    deterministic: bool = False,  # noqa: ARG001 - it always is
     return_attn_probs: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
+    *,
+    mask: BlockMask | None = None,
+    return_lse: bool = False,
+    batch_invariant: bool = False,
+    **others: Unpack[Others],
+) -> Result:
     """Attention without storing the score matrix: softmax(q @ k.T * softmax_scale) @ v.
 
     Differentiable once and deterministic: forward and backward give the same bits on every run. The
@@ -87,9 +117,11 @@ def flash_attn_func(  # noqa: D417, PLR0913 - the arguments users know
 
     CPU tensors are computed by the formulas in plain torch, with all scores stored.
 
-    What flash-attention takes and this does not serve is there for its neutral value alone:
-    dropout_p and softcap 0, alibi_slopes None, return_attn_probs False. Every call is
-    deterministic, so that `deterministic` changes nothing.
+    The arguments are those of flash-attention 2, in its order and with its defaults; mask,
+    return_lse and batch_invariant are ours, and by name alone. What is not served is there at
+    neutral values: dropout_p 0, softcap 0 or None, alibi_slopes None; likewise, by name, what
+    flash-attention 3 and 4 add (num_splits 0 or 1, pack_gqa, learnable_sink None and so on).
+    Every call is deterministic, so that `deterministic` changes nothing.
 
     Args:
         q: [batch, seqlen_q, num_heads_q, head_dim] or
@@ -107,11 +139,13 @@ def flash_attn_func(  # noqa: D417, PLR0913 - the arguments users know
         softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
         causal: Query i sees key j if j <= i + seqlen_k - seqlen_q: the mask is aligned to the
             bottom right.
-        window_size: (left, right), -1 for no bound: query i sees key j if
-            i - left <= j - (seqlen_k - seqlen_q) <= i + right. Causal makes right 0.
+        window_size: (left, right), -1 or None for no bound: query i sees key j if
+            i - left <= j - (seqlen_k - seqlen_q) <= i + right. Causal makes right 0. A tensor of
+            two is read, which waits for a GPU that has it.
         mask: Which keys each query sees, if neither causal nor a window says so;
             `mask & BlockMask.causal()` combines them.
-        return_lse: Also return lse.
+        return_attn_probs: Return (out, lse, None), as flash-attention does without dropout.
+        return_lse: Return (out, lse).
         batch_invariant: Whether the gradients of a sequence must have the same bits whatever else
             is in the batch, as out and lse always have. The backward then recomputes scores (seven
             products of matrices for five) and leaves multiprocessors idle where a small batch has
@@ -120,23 +154,20 @@ def flash_attn_func(  # noqa: D417, PLR0913 - the arguments users know
     Returns:
         out: Like q, with head_dim_v, contiguous. A row that sees no key is zero.
         lse: [batch, num_heads_q, seqlen_q], float32 (float64 for float64 inputs), only if
-            `return_lse`: the natural logarithm of the sum of exp(scores), -inf for a row that sees
-            no key. Differentiable.
+            `return_lse` or `return_attn_probs`: the natural logarithm of the sum of exp(scores),
+            -inf for a row that sees no key. Differentiable.
 
     Raises:
-        TypeError: An argument is no tensor, mask is no BlockMask, or a dtype is not supported.
+        TypeError: An argument is no tensor, mask is no BlockMask, a dtype is not supported, or
+            there is no argument of a name.
         ValueError: Shapes, devices, alignment, window_size or softmax_scale do not fit, mask is for
             another shape, both a mask and causal or window_size are given,
             or an argument of flash-attention that is not served is not neutral.
         FlashDistError: This build has no code that runs on the GPU; the message names the arch
             set to install.
     """
-    require_neutral(
-        dropout_p=dropout_p,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        return_attn_probs=return_attn_probs,
-    )
+    require_neutral(dropout_p=dropout_p, softcap=softcap, alibi_slopes=alibi_slopes)
+    require_neutral_others("flash_attn_func", others)
     q, k, v = prepare_inputs(q, k, v)
     out, lse = attend(
         q,
@@ -146,4 +177,4 @@ def flash_attn_func(  # noqa: D417, PLR0913 - the arguments users know
         softmax_scale=choose_scale(softmax_scale, q.shape[-1]),
         batch_invariant=batch_invariant,
     )
-    return (out, lse) if return_lse else out
+    return choose_result(out, lse, return_lse=return_lse, return_attn_probs=return_attn_probs)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Literal, overload
 import torch
 
 from ..masks import Band, BlockMask
-from .arguments import require_neutral
 from .conversions import convert_flex
 from .heads_first import attend_heads_first, check_tensors
+from .neutral import require_neutral
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -53,6 +53,22 @@ def flex_attention(
 ) -> tuple[Tensor, Tensor]: ...
 
 
+@overload
+def flex_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: Callable[..., Tensor] | None = None,
+    block_mask: AnyBlockMask | None = None,
+    scale: float | None = None,
+    enable_gqa: bool = False,  # noqa: FBT001, FBT002
+    return_lse: Literal[False] = False,  # noqa: FBT002
+    kernel_options: Mapping[str, object] | None = None,
+    *,
+    return_aux: torch_flex.AuxRequest,
+) -> tuple[Tensor, torch_flex.AuxOutput]: ...
+
+
 def flex_attention(  # noqa: PLR0913, PLR0917 - torch's signature
     query: Tensor,
     key: Tensor,
@@ -64,8 +80,8 @@ def flex_attention(  # noqa: PLR0913, PLR0917 - torch's signature
     return_lse: bool = False,  # noqa: FBT001, FBT002
     kernel_options: Mapping[str, object] | None = None,  # noqa: ARG001
     *,
-    return_aux: None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    return_aux: torch_flex.AuxRequest | None = None,
+) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, torch_flex.AuxOutput]:
     """Attention as torch's function of this name computes it, but deterministic, for masks alone.
 
     Needs no torch.compile to be fast, and the mask may live on another device than the tensors. See
@@ -84,34 +100,33 @@ def flex_attention(  # noqa: PLR0913, PLR0917 - torch's signature
         scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
         enable_gqa: Whether num_heads_kv may be less than num_heads_q, which it must divide; query
             head h reads kv head h // (num_heads_q // num_heads_kv).
-        return_lse: Also return lse.
+        return_lse: Return (out, lse).
         kernel_options: Not looked at: they tune torch's kernels.
-        return_aux: Must be None: `return_lse` returns lse.
+        return_aux: torch's AuxRequest, of lse alone: return (out, AuxOutput).
 
     Returns:
         out: [batch, num_heads_q, seqlen_q, head_dim_v], in memory [batch, seqlen_q, num_heads_q,
             head_dim_v]. A row that sees no key is zero.
         lse: [batch, num_heads_q, seqlen_q], float32 (float64 for float64 inputs), only if
-            `return_lse`: the natural logarithm of the sum of exp(scores). Differentiable.
+            `return_lse`, or in torch's AuxOutput: the natural logarithm of the sum of exp(scores).
+            Differentiable.
 
     Raises:
-        TypeError: An argument is no tensor, block_mask is no BlockMask, or a dtype is not
-            supported.
-        ValueError: Shapes, devices, alignment or scale do not fit, or a score_mod or
-            return_aux is given.
+        TypeError: An argument is no tensor, block_mask is no BlockMask, return_aux no AuxRequest,
+            or a dtype is not supported.
+        ValueError: Shapes, devices, alignment or scale do not fit, a score_mod is given or the
+            largest scores are wanted, or both return_lse and return_aux are given.
         FlashDistError: This build has no code that runs on the GPU.
     """
     check_tensors(query, key, value, (4,))
-    if score_mod is not None:
-        message = (
-            f"score_mod must be None, got {score_mod!r}: the kernels are compiled before it is "
-            "known\n\nhint: one that only hides scores is a mask, `BlockMask.from_dense`"
-        )
-        raise ValueError(message)
-    require_neutral(return_aux=return_aux)
+    require_neutral(score_mod=score_mod)
+    if return_aux is not None:
+        _check_aux(return_aux, return_lse=return_lse)
     out, lse = attend_heads_first(
         query, key, value, mask=_read_mask(block_mask), scale=scale, enable_gqa=enable_gqa
     )
+    if return_aux is not None:
+        return out, _make_aux(return_aux, lse)
     return (out, lse) if return_lse else out
 
 
@@ -119,3 +134,29 @@ def _read_mask(block_mask: AnyBlockMask | None) -> Band | BlockMask:
     if block_mask is None:
         return Band()
     return block_mask if isinstance(block_mask, BlockMask) else convert_flex(block_mask)
+
+
+def _check_aux(return_aux: torch_flex.AuxRequest, *, return_lse: bool) -> None:
+    from torch.nn.attention.flex_attention import AuxRequest  # noqa: PLC0415 - slow to import
+
+    if not isinstance(return_aux, AuxRequest):
+        message = (
+            "return_aux must be an AuxRequest of torch.nn.attention.flex_attention or None, "
+            f"got {type(return_aux).__name__}"
+        )
+        raise TypeError(message)
+    if return_lse:
+        message = (
+            f"return_lse cannot be given together with return_aux={return_aux}\n\n"
+            "hint: `return_aux=AuxRequest(lse=True)` alone returns lse"
+        )
+        raise ValueError(message)
+    if return_aux.max_scores:
+        message = "return_aux.max_scores must be False, got True: of scores only lse is kept"
+        raise ValueError(message)
+
+
+def _make_aux(return_aux: torch_flex.AuxRequest, lse: Tensor) -> torch_flex.AuxOutput:
+    from torch.nn.attention.flex_attention import AuxOutput  # noqa: PLC0415
+
+    return AuxOutput(lse=lse if return_aux.lse else None)

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 
 from ..kernels.operators import Packing
 from ..masks.inputs import MAX_SEQLEN
-from .arguments import choose_band, choose_scale, prepare_inputs, require_neutral, require_tensor
+from .arguments import choose_band, choose_scale, prepare_inputs, read_whole, require_tensor
 from .autograd import attend
 from .layouts import PACKED, dtype_name
+from .neutral import require_neutral, require_neutral_others
+from .results import Pair, Result, choose_result
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .arguments import Window
+    from .neutral import Others
 
 Tensor = torch.Tensor
 
@@ -22,21 +30,22 @@ def flash_attn_varlen_func(
     v: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    *,
+    max_seqlen_q: int | Tensor,
+    max_seqlen_k: int | Tensor,
+    dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: Window = (-1, -1),
+    softcap: float | None = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = False,
+    return_attn_probs: Literal[False] = False,
+    block_table: None = None,
+    *,
     return_lse: Literal[False] = False,
     batch_invariant: bool = False,
-    dropout_p: float = 0.0,
-    softcap: float = 0.0,
-    alibi_slopes: None = None,
-    deterministic: bool = True,
-    return_attn_probs: bool = False,
-    block_table: None = None,
     mask: None = None,
+    **others: Unpack[Others],
 ) -> Tensor: ...
 
 
@@ -47,46 +56,74 @@ def flash_attn_varlen_func(
     v: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    *,
+    max_seqlen_q: int | Tensor,
+    max_seqlen_k: int | Tensor,
+    dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: Window = (-1, -1),
+    softcap: float | None = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = False,
+    return_attn_probs: Literal[False] = False,
+    block_table: None = None,
+    *,
     return_lse: Literal[True],
     batch_invariant: bool = False,
-    dropout_p: float = 0.0,
-    softcap: float = 0.0,
-    alibi_slopes: None = None,
-    deterministic: bool = True,
-    return_attn_probs: bool = False,
-    block_table: None = None,
     mask: None = None,
-) -> tuple[Tensor, Tensor]: ...
+    **others: Unpack[Others],
+) -> Pair: ...
 
 
-def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - the arguments users know
+@overload
+def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    *,
+    max_seqlen_q: int | Tensor,
+    max_seqlen_k: int | Tensor,
+    dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    return_lse: bool = False,
-    batch_invariant: bool = False,
-    dropout_p: float = 0.0,
-    softcap: float = 0.0,
+    window_size: Window = (-1, -1),
+    softcap: float | None = 0.0,
     alibi_slopes: None = None,
-    deterministic: bool = True,  # noqa: ARG001 - it always is
+    deterministic: bool = False,
     return_attn_probs: bool = False,
     block_table: None = None,
+    *,
+    return_lse: bool = False,
+    batch_invariant: bool = False,
     mask: None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    **others: Unpack[Others],
+) -> Result: ...
+
+
+def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signature
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | Tensor,
+    max_seqlen_k: int | Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float | None = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = False,  # noqa: ARG001 - it always is
+    return_attn_probs: bool = False,
+    block_table: None = None,
+    *,
+    return_lse: bool = False,
+    batch_invariant: bool = False,
+    mask: None = None,
+    **others: Unpack[Others],
+) -> Result:
     """Attention within each of several sequences that lie one after the other, without padding.
 
     Sequence b has queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] and keys likewise; either may be
@@ -95,6 +132,9 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - the arguments user
     longer than max_seqlen says. Everything else is as in `flash_attn_func`; block_table and mask
     must be None, too.
 
+    A max_seqlen may be a tensor with one number. It is read in every call, which waits for the GPU
+    if it lies there, and cannot be done while a CUDA graph is captured: ints are better.
+
     Args:
         q: [total_q, num_heads_q, head_dim] or [total_q, num_heads_kv, heads_per_kv, head_dim].
         k: [total_k, num_heads_kv, head_dim], same dtype and device; a heads_per_kv axis before
@@ -102,18 +142,21 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - the arguments user
         v: [total_k, num_heads_kv, head_dim_v], otherwise like k.
         cu_seqlens_q: [batch + 1], int32 on q's device.
         cu_seqlens_k: [batch + 1], int32 on q's device.
-        max_seqlen_q: Queries of the longest sequence or more.
-        max_seqlen_k: Keys of the longest sequence or more.
+        max_seqlen_q: Queries of the longest sequence or more; an int, or a tensor with one.
+        max_seqlen_k: Keys of the longest sequence or more, likewise.
         softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
         causal: Aligned to the bottom right of each sequence.
-        window_size: (left, right), -1 for no bound, aligned to the bottom right of each sequence.
-        return_lse: Also return lse.
+        window_size: (left, right), -1 or None for no bound, aligned to the bottom right of each
+            sequence.
+        return_attn_probs: Return (out, lse, None), as flash-attention does without dropout.
+        return_lse: Return (out, lse).
         batch_invariant: Whether a sequence's gradients must have the same bits whatever else is
             packed with it.
 
     Returns:
         out: Like q, with head_dim_v, contiguous.
-        lse: [num_heads_q, total_q], float32 (float64 for float64 inputs), only if `return_lse`.
+        lse: [num_heads_q, total_q], float32 (float64 for float64 inputs), only if `return_lse` or
+            `return_attn_probs`.
 
     Raises:
         TypeError: An argument is no tensor, max_seqlen is no int, or a dtype is not supported.
@@ -126,12 +169,17 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - the arguments user
         dropout_p=dropout_p,
         softcap=softcap,
         alibi_slopes=alibi_slopes,
-        return_attn_probs=return_attn_probs,
         block_table=block_table,
         mask=mask,
     )
+    require_neutral_others("flash_attn_varlen_func", others)
     q, k, v = prepare_inputs(q, k, v, PACKED)
-    packing = Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    packing = Packing(
+        cu_seqlens_q,
+        cu_seqlens_k,
+        _read_max_seqlen("max_seqlen_q", max_seqlen_q),
+        _read_max_seqlen("max_seqlen_k", max_seqlen_k),
+    )
     _check_packing(packing, q)
     out, lse = attend(
         q,
@@ -142,11 +190,11 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - the arguments user
         packing=packing,
         batch_invariant=batch_invariant,
     )
-    return (out, lse) if return_lse else out
+    return choose_result(out, lse, return_lse=return_lse, return_attn_probs=return_attn_probs)
 
 
 def _check_packing(packing: Packing, q: Tensor) -> None:
-    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k = packing
+    cu_seqlens_q, cu_seqlens_k, *_ = packing
     _check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q)
     _check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, q)
     if cu_seqlens_q.shape != cu_seqlens_k.shape:
@@ -155,8 +203,6 @@ def _check_packing(packing: Packing, q: Tensor) -> None:
             f"got {cu_seqlens_q.shape[0]} and {cu_seqlens_k.shape[0]}"
         )
         raise ValueError(message)
-    _check_max_seqlen("max_seqlen_q", max_seqlen_q)
-    _check_max_seqlen("max_seqlen_k", max_seqlen_k)
 
 
 def _check_cu_seqlens(name: str, x: Tensor, q: Tensor) -> None:
@@ -175,12 +221,22 @@ def _check_cu_seqlens(name: str, x: Tensor, q: Tensor) -> None:
         raise ValueError(message)
 
 
-def _check_max_seqlen(name: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
-        message = f"{name} must be an int, got {type(value).__name__}"
-        if isinstance(value, torch.Tensor):
-            message += "\n\nhint: keep it on the host; `.item()` would wait for the GPU"
+def _read_max_seqlen(name: str, value: int | Tensor) -> int:
+    """Return a length as a number of the host; one on a GPU is waited for."""
+    number = read_whole(value)
+    if number is None:
+        message = f"{name} must be an int or a tensor with one, got {_describe(value)}"
         raise TypeError(message)
-    if not 1 <= value <= MAX_SEQLEN:
-        message = f"{name} must be from 1 to {MAX_SEQLEN}, got {value}"
+    if isinstance(value, torch.Tensor) and torch.compiler.is_compiling():
+        torch._check(number >= 1)  # noqa: SLF001 - as torch documents: known when the graph runs
+        torch._check(number <= MAX_SEQLEN)  # noqa: SLF001
+    if not 1 <= number <= MAX_SEQLEN:
+        message = f"{name} must be from 1 to {MAX_SEQLEN}, got {number}"
         raise ValueError(message)
+    return number
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {list(value.shape)} and dtype {dtype_name(value.dtype)}"
+    return type(value).__name__

@@ -7,10 +7,11 @@ from typing import Final
 import torch
 
 from ..masks import Band, BlockMask
-from .arguments import describe_type, require_bool, require_neutral
+from .arguments import describe_type, require_bool
 from .conversions import convert_dense
 from .heads_first import attend_heads_first, check_tensors
 from .layouts import dtype_name
+from .neutral import require_neutral
 
 Tensor = torch.Tensor
 

@@ -162,8 +162,8 @@ def test_autocast_casts_inputs(half: torch.dtype) -> None:
     with torch.autocast(DEVICE, dtype=half):
         out = flash_attn_func(problem.q, problem.k, problem.v)
     assert out.dtype == half
-    cast = (x.to(half) for x in (problem.q, problem.k, problem.v))
-    assert torch.equal(out, flash_attn_func(*cast))
+    q, k, v = (x.to(half) for x in (problem.q, problem.k, problem.v))
+    assert torch.equal(out, flash_attn_func(q, k, v))
 
 
 @pytest.mark.gpu

@@ -150,8 +150,9 @@ def test_gradients_reach_what_keys_were_expanded_from(half: torch.dtype) -> None
     )
     five = grouped(problem)
     q, k, v = (x.detach().requires_grad_() for x in (five.q, problem.k, problem.v))
-    wide = (x.unsqueeze(3).expand(-1, -1, -1, 3, -1) for x in (k, v))
-    grads = torch.autograd.grad(flash_attn_func(q, *wide, causal=True), (q, k, v), five.dout)
+    wide_k, wide_v = (x.unsqueeze(3).expand(-1, -1, -1, 3, -1) for x in (k, v))
+    out = flash_attn_func(q, wide_k, wide_v, causal=True)
+    grads = torch.autograd.grad(out, (q, k, v), five.dout)
     want = attend(problem)
     for name, grad in zip(("dq", "dk", "dv"), grads, strict=True):
         assert torch.equal(grad.reshape(want[name].shape), want[name]), name

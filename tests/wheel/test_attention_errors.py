@@ -13,7 +13,9 @@ from torch.nn.attention import flex_attention as torch_flex
 from flash_dist import (
     BlockMask,
     flash_attn_func,
+    flash_attn_qkvpacked_func,
     flash_attn_varlen_func,
+    flash_attn_varlen_kvpacked_func,
     flex_attention,
     scaled_dot_product_attention,
 )
@@ -35,6 +37,10 @@ def draw(*shape: int) -> Tensor:
 
 def same(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
     return draw(*shape), draw(*shape), draw(*shape)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return flash_attn_func(q, k, v)
 
 
 SHAPES: dict[str, tuple[Shapes, str]] = {
@@ -99,7 +105,7 @@ SHAPES: dict[str, tuple[Shapes, str]] = {
 def test_shapes_that_do_not_fit(case: tuple[Shapes, str]) -> None:
     shapes, text = case
     with pytest.raises(ValueError, match=text):
-        flash_attn_func(*(draw(*shape) for shape in shapes))
+        attend(*(draw(*shape) for shape in shapes))
 
 
 DENSE: dict[str, tuple[Callable[[], object], Refusal]] = {
@@ -108,7 +114,7 @@ DENSE: dict[str, tuple[Callable[[], object], Refusal]] = {
         (TypeError, r"q must be a torch\.Tensor, got list"),
     ),
     "dtype": (
-        lambda: flash_attn_func(*(x.int() for x in same(1, 8, 2, 64))),
+        lambda: attend(*(x.int() for x in same(1, 8, 2, 64))),
         (TypeError, "q must be float16, bfloat16, float32 or float64 on cpu, got int32"),
     ),
     "mixed-dtype": (
@@ -116,7 +122,7 @@ DENSE: dict[str, tuple[Callable[[], object], Refusal]] = {
         (TypeError, "q and v must have the same dtype, got float64 and float32"),
     ),
     "device": (
-        lambda: flash_attn_func(*(x.to("meta") for x in same(1, 8, 2, 64))),
+        lambda: attend(*(x.to("meta") for x in same(1, 8, 2, 64))),
         (ValueError, "q must be on a CUDA device or the CPU, got device meta"),
     ),
     "scale": (
@@ -226,8 +232,8 @@ VARLEN: dict[str, tuple[Callable[[], object], Refusal]] = {
         (ValueError, "cu_seqlens_q and cu_seqlens_k must have the same length, got 2 and 3"),
     ),
     "max_seqlen-type": (
-        packed(max_seqlen_q=torch.tensor(5)),
-        (TypeError, r"(?s)max_seqlen_q must be an int, got Tensor.*hint: keep it on the host"),
+        packed(max_seqlen_q=torch.ones(2)),
+        (TypeError, r"max_seqlen_q must be .*, got a tensor of shape \[2\] and dtype float32"),
     ),
     "max_seqlen": (
         packed(max_seqlen_k=0),
@@ -288,15 +294,19 @@ TORCH: dict[str, tuple[Callable[[], object], Refusal]] = {
 
 UNSERVED: dict[str, tuple[object, str]] = {
     "dropout_p": (0.1, r"dropout_p must be 0, got 0\.1: there are no kernels with dropout"),
-    "softcap": (30.0, r"softcap must be 0, got 30\.0: there are no kernels that cap scores"),
+    "softcap": (
+        30.0,
+        r"softcap must be 0 or None, got 30\.0: there are no kernels that cap scores",
+    ),
     "alibi_slopes": (
         draw(2),
         "alibi_slopes must be None, got Tensor: there are no kernels",
     ),
-    "return_attn_probs": (
-        True,
-        "(?s)return_attn_probs must be False, got True: they are never stored.*hint: `return_lse",
-    ),
+    "attention_chunk": (4, r"(?s)attention_chunk must be 0, got 4: it is a mask.*hint: `BlockMask"),
+    "learnable_sink": (draw(2), "(?s)learnable_sink must be None, got Tensor: .*hint: `out"),
+    "num_splits": (4, "num_splits must be None, 0 or 1, got 4: keys are never split"),
+    "qv": (draw(2), "qv must be None, got Tensor: there are no kernels with a second"),
+    "sm_margin": (8, "sm_margin must be 0, got 8: kernels take all multiprocessors"),
 }
 UNSERVED_PACKED: dict[str, tuple[object, str]] = {
     "block_table": (
@@ -340,10 +350,21 @@ FLASH = {
         for name in (*UNSERVED, *UNSERVED_PACKED)
     },
     "return_aux": (
-        lambda: flex_attention(*same(1, 2, 8, 64), return_aux=torch_flex.AuxRequest(lse=True)),  # type: ignore[call-overload]
-        (ValueError, r"(?s)return_aux must be None, got AuxRequest.*hint: `return_lse=True`"),
+        lambda: flex_attention(*same(1, 2, 8, 64), return_aux=torch_flex.AuxRequest(True, True)),  # noqa: FBT003
+        (ValueError, r"return_aux\.max_scores must be False, got True: of scores only lse is kept"),
+    ),
+    "return_aux-type": (
+        lambda: flex_attention(*same(1, 2, 8, 64), return_aux=True),  # type: ignore[call-overload]
+        (TypeError, r"return_aux must be an AuxRequest of torch\.nn\..* or None, got bool"),
+    ),
+    "return_aux-and-lse": (
+        lambda: flex_attention(  # type: ignore[call-overload]
+            *same(1, 2, 8, 64), return_lse=True, return_aux=torch_flex.AuxRequest()
+        ),
+        (ValueError, r"(?s)return_lse cannot be given together .*hint: `return_aux=AuxRequest\("),
     ),
 }
+CU_SEQLENS = torch.tensor([0, 3, 8], dtype=torch.int32)
 META = torch.zeros(8, dtype=torch.int64, device="meta")
 BOOLS = torch.ones(8, 8, dtype=torch.bool)
 WRONG_KIND: dict[str, Case] = {
@@ -380,12 +401,30 @@ WRONG_KIND: dict[str, Case] = {
         (ValueError, r"window_size must be two whole numbers .* got \(True, False\)"),
     ),
     "window-tensor": (
-        lambda: attend_dense(window_size=torch.tensor([1, 0])),
+        lambda: attend_dense(window_size=torch.tensor([1.0, 0.0])),
         (ValueError, r"window_size must be two whole numbers .* got tensor"),
     ),
     "max_seqlen-bool": (
         packed(max_seqlen_q=True),
-        (TypeError, "max_seqlen_q must be an int, got bool"),
+        (TypeError, "max_seqlen_q must be an int or a tensor with one, got bool"),
+    ),
+    "unknown-name": (
+        lambda: attend_dense(windows_size=(1, 0)),
+        (TypeError, r"(?s)flash_attn_func\(\) got an unexpec.*hint: did you mean `window_size`"),
+    ),
+    "unknown-name-packed": (
+        packed(x=1),
+        (TypeError, r"flash_attn_varlen_func\(\) got an unexpected keyword argument 'x'$"),
+    ),
+    "qkv-shape": (
+        lambda: flash_attn_qkvpacked_func(draw(1, 8, 2, 2, 64)),
+        (ValueError, r"qkv must have shape \[batch, seqlen, 3, .*, got shape \[1, 8, 2, 2, 64\]"),
+    ),
+    "kv-packed-shape": (
+        lambda: flash_attn_varlen_kvpacked_func(
+            draw(8, 2, 64), draw(8, 2, 64), CU_SEQLENS, CU_SEQLENS, 5, 5
+        ),
+        (ValueError, r"kv must have shape \[total_k, 2, num_heads_kv, .*, got shape \[8, 2, 64"),
     ),
     "mask-tensor": (
         lambda: attend_dense(mask=BOOLS),
@@ -444,19 +483,6 @@ def test_calls_that_cannot_be_served(case: tuple[Callable[[], object], Refusal])
     call, (error, text) = case
     with pytest.raises(error, match=text):
         call()
-
-
-def test_neutral_values_of_flash_attentions_arguments_change_nothing() -> None:
-    neutral: dict[str, Any] = {"dropout_p": 0, "softcap": 0.0, "alibi_slopes": None}
-    neutral["return_attn_probs"] = False
-    want, want_packed = flash_attn_func(*same(1, 8, 2, 64)), packed()()
-    for deterministic in (False, True):
-        neutral["deterministic"] = deterministic
-        assert torch.equal(flash_attn_func(*same(1, 8, 2, 64), **neutral), want)
-        got = packed(**neutral, block_table=None, mask=None)()
-        assert isinstance(got, Tensor)
-        assert isinstance(want_packed, Tensor)
-        assert torch.equal(got, want_packed)
 
 
 @pytest.mark.parametrize("scale", [1.401298464324817e-45, 3.4028234663852886e38, 1], ids=str)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.attention.flex_attention import AuxRequest, create_block_mask
+from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, create_block_mask
 from torch.nn.attention.flex_attention import flex_attention as torch_flex_attention
 from torch.nn.functional import scaled_dot_product_attention as torch_sdpa
 
@@ -208,3 +208,30 @@ def test_converting_a_mask_leaves_cuda_uninitialised(monkeypatch: pytest.MonkeyP
     seen = torch.ones(8, 8, dtype=torch.bool).tril()
     scaled_dot_product_attention(x, x, x, attn_mask=seen)
     assert asked == []
+
+
+def test_flex_attention_returns_what_torchs_request_asks_for() -> None:
+    leaves = require_grad(draw_all())
+    out, lse = flex_attention(*leaves, enable_gqa=True, return_lse=True)
+    got, aux = flex_attention(*leaves, enable_gqa=True, return_aux=AuxRequest(lse=True))
+    assert isinstance(aux, AuxOutput)
+    assert torch.equal(got, out)
+    assert aux.lse is not None
+    assert torch.equal(aux.lse, lse)
+    want = torch.autograd.grad(lse.sum(), leaves[:2])
+    assert all(map(torch.equal, torch.autograd.grad(aux.lse.sum(), leaves[:2]), want))
+    _, nothing = flex_attention(*leaves, enable_gqa=True, return_aux=AuxRequest())
+    assert nothing == AuxOutput(lse=None, max_scores=None)
+
+
+def test_torchs_request_compiles_without_a_graph_break() -> None:
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def attention(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, AuxOutput]:
+        return flex_attention(query, key, value, enable_gqa=True, return_aux=AuxRequest(lse=True))
+
+    inputs = draw_all()
+    out, aux = attention(*inputs)
+    want, lse = flex_attention(*inputs, enable_gqa=True, return_lse=True)
+    assert torch.equal(out, want)
+    assert aux.lse is not None
+    assert torch.equal(aux.lse, lse)

@@ -37,7 +37,7 @@ def attend_one_by_one(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Te
             lses.append(one_q.new_full((q.shape[1], one_q.shape[0]), -torch.inf))
         elif one_q.shape[0] > 0:
             one = flash_attn_func(
-                *(x.unsqueeze(0) for x in (one_q, one_k, one_v)), causal=causal, return_lse=True
+                one_q[None], one_k[None], one_v[None], causal=causal, return_lse=True
             )
             outs.append(one[0].squeeze(0))
             lses.append(one[1].squeeze(0))
@@ -63,7 +63,7 @@ def test_documents_do_not_see_each_other(*, causal: bool) -> None:
 def test_a_window_is_aligned_to_each_document() -> None:
     q, k, v, cu_q, cu_k = pack()
     out = flash_attn_varlen_func(q, k, v, cu_q, cu_k, 5, 9, window_size=(1, 0))
-    last = flash_attn_func(*(x[None] for x in (q[-4:], k[-9:], v[-9:])), window_size=(1, 0))
+    last = flash_attn_func(q[None, -4:], k[None, -9:], v[None, -9:], window_size=(1, 0))
     torch.testing.assert_close(out[-4:], last[0])
 
 

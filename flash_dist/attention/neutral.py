@@ -1,0 +1,160 @@
+"""What other attention functions take and ours do not serve: each is there at neutral values alone.
+
+Names are those of the functions that users come from: flash-attention 2, 3 and 4, torch.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from numbers import Real
+from typing import TYPE_CHECKING, Final, TypedDict
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Others(TypedDict, total=False):
+    """What flash-attention 3 and 4 take beyond 2."""
+
+    attention_chunk: int
+    aux_scalars: None
+    aux_tensors: None
+    block_sparse_tensors: None
+    block_sparse_tensors_bwd: None
+    disable_scheduler_metadata: bool
+    gather_kv_indices: None
+    k_descale: None
+    learnable_sink: None
+    mask_mod: None
+    min_seqlen_k: None
+    num_heads_q: None
+    num_splits: int | None
+    pack_gqa: bool | None
+    page_table: None
+    q_descale: None
+    qv: None
+    scheduler_metadata: None
+    score_mod: None
+    score_mod_bwd: None
+    seqlen_k_per_split: None
+    seqused_k: None
+    seqused_q: None
+    sm_margin: int
+    v_descale: None
+
+
+_BIAS: Final = "there are no kernels that add a bias"
+_MASKS: Final = (
+    "`mask` takes a BlockMask\n\n"
+    "hint: `BlockMask.from_flex` and `BlockMask.from_tiles` make one, once"
+)
+_PAGES: Final = "there are no kernels that read keys in pages"
+_PARTS: Final = (
+    "cu_seqlens alone says which tokens are read\n\n"
+    "hint: `BlockMask.padding(lengths)` is for `flash_attn_func`, with a batch axis"
+)
+_SCALES: Final = "there are no kernels for floats of 8 bits"
+_SCHEDULE: Final = "nothing is scheduled ahead of a call"
+_SCORE_MOD: Final = (
+    "the kernels are compiled before it is known\n\n"
+    "hint: one that only hides scores is a mask, `BlockMask.from_dense`"
+)
+_SPLITS: Final = "keys are never split, which would change the order of summation"
+
+REASONS: Final[Mapping[str, str]] = {
+    "alibi_slopes": _BIAS,
+    "attention_chunk": (
+        "it is a mask\n\n"
+        "hint: `BlockMask.documents(positions // chunk) & BlockMask.causal()` is that of a chunk"
+    ),
+    "aux_scalars": _SCORE_MOD,
+    "aux_tensors": _SCORE_MOD,
+    "block_sparse_tensors": _MASKS,
+    "block_sparse_tensors_bwd": _MASKS,
+    "block_table": _PAGES,
+    "disable_scheduler_metadata": _SCHEDULE,
+    "dropout_p": "there are no kernels with dropout",
+    "gather_kv_indices": "there are no kernels that gather keys",
+    "k_descale": _SCALES,
+    "learnable_sink": (
+        "there are no kernels with sinks\n\n"
+        "hint: `out * (lse - sink[:, None]).sigmoid().mT[..., None]` adds them, with gradients; "
+        "`return_lse=True` returns lse"
+    ),
+    "mask": (
+        "packed sequences have causal and window_size only\n\nhint: `BlockMask.documents` is a "
+        "mask of packed sequences for `flash_attn_func`, with a batch of 1"
+    ),
+    "mask_mod": _MASKS,
+    "min_seqlen_k": _SCHEDULE,
+    "num_heads_q": (
+        "queries, keys and values of one tensor have the same heads\n\n"
+        "hint: `flash_attn_kvpacked_func` takes q apart"
+    ),
+    "num_splits": _SPLITS,
+    "pack_gqa": "kernels choose it, and no result depends on it",
+    "page_table": _PAGES,
+    "q_descale": _SCALES,
+    "qv": "there are no kernels with a second product of queries",
+    "scheduler_metadata": _SCHEDULE,
+    "score_mod": _SCORE_MOD,
+    "score_mod_bwd": _SCORE_MOD,
+    "seqlen_k_per_split": _SPLITS,
+    "seqused_k": _PARTS,
+    "seqused_q": _PARTS,
+    "sm_margin": "kernels take all multiprocessors",
+    "softcap": "there are no kernels that cap scores",
+    "v_descale": _SCALES,
+}
+
+_NONE: Final = (None,)
+NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {  # of all others: None
+    "attention_chunk": (0,),
+    "disable_scheduler_metadata": (False, True),
+    "dropout_p": (0,),
+    "num_splits": (None, 0, 1),
+    "pack_gqa": (None, False, True),
+    "sm_margin": (0,),
+    "softcap": (0, None),
+}
+
+
+# What a misspelt name may have meant.
+_SERVED: Final = (
+    "batch_invariant",
+    "causal",
+    "deterministic",
+    "return_attn_probs",
+    "return_lse",
+    "softmax_scale",
+    "window_size",
+)
+
+
+def require_neutral(**arguments: object) -> None:
+    """Raise ValueError for an argument that asks for what is not built, with the reason."""
+    for name, value in arguments.items():
+        neutral = NEUTRAL.get(name, _NONE)
+        plain = value is None or isinstance(value, (bool, int, float, Real))
+        if plain and value in neutral:  # a tensor is not asked whether it equals
+            continue
+        *most, last = map(str, neutral)
+        allowed = f"{', '.join(most)} or {last}" if most else last
+        message = f"{name} must be {allowed}, got {_describe(value)}: {REASONS[name]}"
+        raise ValueError(message)
+
+
+def require_neutral_others(function: str, others: Mapping[str, object]) -> None:
+    """Raise likewise for what flash-attention 3 and 4 take, and TypeError for other names."""
+    for name in others:
+        if name not in Others.__annotations__:
+            message = f"{function}() got an unexpected keyword argument '{name}'"
+            close = get_close_matches(name, (*REASONS, *_SERVED), n=1)
+            raise TypeError(f"{message}\n\nhint: did you mean `{close[0]}`?" if close else message)
+    require_neutral(**others)
+
+
+def _describe(value: object) -> str:
+    return type(value).__name__ if isinstance(value, torch.Tensor) else f"{value!r:.60}"

@@ -1,0 +1,254 @@
+"""Attention over one tensor of queries, keys and values, or of keys and values.
+
+Nothing is copied on the way in: the parts are views. Their gradients are stacked, which is a copy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from .arguments import require_tensor
+from .batched import flash_attn_func
+from .packed import flash_attn_varlen_func
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..masks import BlockMask
+    from .arguments import Window
+    from .neutral import Others
+    from .results import Result
+
+Tensor = torch.Tensor
+
+
+def flash_attn_qkvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signature
+    qkv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float | None = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    mask: BlockMask | None = None,
+    return_lse: bool = False,
+    batch_invariant: bool = False,
+    **others: Unpack[Others],
+) -> Result:
+    """`flash_attn_func` of queries, keys and values in one tensor.
+
+    Args:
+        qkv: [batch, seqlen, 3, num_heads, head_dim].
+
+    Returns:
+        What `flash_attn_func` returns.
+
+    Raises:
+        TypeError: As in `flash_attn_func`.
+        ValueError: As in `flash_attn_func`, or qkv has another shape.
+        FlashDistError: This build has no code that runs on the GPU.
+    """
+    q, k, v = _unstack("qkv", qkv, "batch, seqlen, 3, num_heads, head_dim")
+    return flash_attn_func(
+        q,
+        k,
+        v,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+        mask=mask,
+        return_lse=return_lse,
+        batch_invariant=batch_invariant,
+        **others,
+    )
+
+
+def flash_attn_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signature
+    q: Tensor,
+    kv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float | None = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    mask: BlockMask | None = None,
+    return_lse: bool = False,
+    batch_invariant: bool = False,
+    **others: Unpack[Others],
+) -> Result:
+    """`flash_attn_func` of keys and values in one tensor.
+
+    Args:
+        q: As in `flash_attn_func`.
+        kv: [batch, seqlen_k, 2, num_heads_kv, head_dim].
+
+    Returns:
+        What `flash_attn_func` returns.
+
+    Raises:
+        TypeError: As in `flash_attn_func`.
+        ValueError: As in `flash_attn_func`, or kv has another shape.
+        FlashDistError: This build has no code that runs on the GPU.
+    """
+    k, v = _unstack("kv", kv, "batch, seqlen_k, 2, num_heads_kv, head_dim")
+    return flash_attn_func(
+        q,
+        k,
+        v,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+        mask=mask,
+        return_lse=return_lse,
+        batch_invariant=batch_invariant,
+        **others,
+    )
+
+
+def flash_attn_varlen_qkvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signature
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int | Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float | None = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    return_lse: bool = False,
+    batch_invariant: bool = False,
+    mask: None = None,
+    **others: Unpack[Others],
+) -> Result:
+    """`flash_attn_varlen_func` of queries, keys and values in one tensor.
+
+    Args:
+        qkv: [total, 3, num_heads, head_dim].
+        cu_seqlens: [batch + 1], int32 on qkv's device: where each sequence begins.
+        max_seqlen: Tokens of the longest sequence or more.
+
+    Returns:
+        What `flash_attn_varlen_func` returns.
+
+    Raises:
+        TypeError: As in `flash_attn_varlen_func`.
+        ValueError: As in `flash_attn_varlen_func`, or qkv has another shape.
+        FlashDistError: This build has no code that runs on the GPU.
+    """
+    q, k, v = _unstack("qkv", qkv, "total, 3, num_heads, head_dim")
+    return flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens,
+        cu_seqlens,
+        max_seqlen,
+        max_seqlen,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+        return_lse=return_lse,
+        batch_invariant=batch_invariant,
+        mask=mask,
+        **others,
+    )
+
+
+def flash_attn_varlen_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signature
+    q: Tensor,
+    kv: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | Tensor,
+    max_seqlen_k: int | Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float | None = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    return_lse: bool = False,
+    batch_invariant: bool = False,
+    mask: None = None,
+    **others: Unpack[Others],
+) -> Result:
+    """`flash_attn_varlen_func` of keys and values in one tensor.
+
+    Args:
+        q: As in `flash_attn_varlen_func`.
+        kv: [total_k, 2, num_heads_kv, head_dim].
+        cu_seqlens_q: As in `flash_attn_varlen_func`.
+        cu_seqlens_k: Likewise.
+        max_seqlen_q: Likewise.
+        max_seqlen_k: Likewise.
+
+    Returns:
+        What `flash_attn_varlen_func` returns.
+
+    Raises:
+        TypeError: As in `flash_attn_varlen_func`.
+        ValueError: As in `flash_attn_varlen_func`, or kv has another shape.
+        FlashDistError: This build has no code that runs on the GPU.
+    """
+    k, v = _unstack("kv", kv, "total_k, 2, num_heads_kv, head_dim")
+    return flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+        return_lse=return_lse,
+        batch_invariant=batch_invariant,
+        mask=mask,
+        **others,
+    )
+
+
+def _unstack(name: str, x: Tensor, axes: str) -> tuple[Tensor, ...]:
+    require_tensor(name, x)
+    wanted = axes.split(", ")
+    place = len(wanted) - 3  # of the stack
+    if x.dim() != len(wanted) or x.shape[place] != int(wanted[place]):
+        message = f"{name} must have shape [{axes}], got shape {list(x.shape)}"
+        raise ValueError(message)
+    return x.unbind(place)
