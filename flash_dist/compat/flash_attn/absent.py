@@ -1,0 +1,38 @@
+"""What is said of names of flash_attn that are not served."""
+
+from __future__ import annotations
+
+import dis
+import sys
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_NO_CACHE: Final = "there are no kernels that read keys from a cache"
+_PRIVATE: Final = (
+    "other versions have it with other arguments\n\n"
+    "hint: `return_lse=True` returns lse, and `flash_dist.merge_attention` puts parts together"
+)
+_REASONS: Final = {
+    "flash_attn_with_kvcache": _NO_CACHE,
+    "_flash_attn_backward": _PRIVATE,
+    "_flash_attn_forward": _PRIVATE,
+    "_flash_attn_varlen_backward": _PRIVATE,
+    "_flash_attn_varlen_forward": _PRIVATE,
+}
+
+
+def refuse(module: str, name: str, served: Iterable[str]) -> AttributeError | ImportError:
+    """Return what a module's `__getattr__` raises: an import drops the words of AttributeError."""
+    reason = _REASONS.get(name) or f"there are {', '.join(sorted(served))}"
+    message = f"`{module}` has no `{name}`: {reason}"
+    if _is_imported():
+        return ImportError(message, name=module)
+    return AttributeError(message, name=name)
+
+
+def _is_imported() -> bool:
+    """Whether the module is asked by `from ... import`, not by `.` or getattr."""
+    asking = sys._getframe(3)  # noqa: SLF001 - of refuse's caller's caller
+    return asking.f_code.co_code[asking.f_lasti] == dis.opmap["IMPORT_FROM"]

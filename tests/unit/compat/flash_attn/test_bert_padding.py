@@ -1,0 +1,108 @@
+"""Padding taken out and put back, against loops over the sequences."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flash_dist.compat.flash_attn.bert_padding import (
+    index_first_axis,
+    index_first_axis_residual,
+    index_put_first_axis,
+    pad_input,
+    unpad_input,
+    unpad_input_for_concatenated_sequences,
+)
+
+Tensor = torch.Tensor
+MASK = torch.tensor(
+    [[1, 1, 1, 0, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1], [0, 1, 0, 1, 0]], dtype=torch.int64
+)
+
+
+def draw(*shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(*shape, dtype=torch.float64, generator=generator).requires_grad_()
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.int64], ids=str)
+def test_tokens_of_a_mask_lie_one_sequence_after_the_other(dtype: torch.dtype) -> None:
+    x = draw(4, 5, 2, 3)
+    tokens, indices, cu_seqlens, longest, used = unpad_input(x, MASK.to(dtype))
+    want = torch.cat([row[seen.bool()] for row, seen in zip(x, MASK, strict=True)])
+    assert torch.equal(tokens, want)
+    assert torch.equal(x.flatten(0, 1)[indices], want)
+    assert (cu_seqlens.dtype, cu_seqlens.tolist()) == (torch.int32, [0, 3, 3, 8, 10])
+    assert (longest, type(longest)) == (5, int)
+    assert (used.dtype, used.tolist()) == (torch.int32, [3, 0, 5, 2])
+
+
+def test_places_that_are_taken_and_not_used_count_in_cu_seqlens_alone() -> None:
+    unused = torch.zeros_like(MASK)
+    unused[1, 2] = unused[0, 3] = 1
+    tokens, _, cu_seqlens, longest, used = unpad_input(draw(4, 5, 3), MASK.bool(), unused.bool())
+    assert tokens.shape == (12, 3)
+    assert cu_seqlens.tolist() == [0, 4, 5, 10, 12]
+    assert (longest, used.tolist()) == (5, [3, 0, 5, 2])
+
+
+def test_what_is_put_back_is_0_at_padding_and_has_the_tokens_gradients() -> None:
+    x = draw(4, 5, 2, 3)
+    tokens, indices, *_ = unpad_input(x, MASK)
+    padded = pad_input(tokens, indices, 4, 5)
+    seen = MASK[..., None, None] != 0
+    assert torch.equal(padded, x * seen)
+    upstream = torch.arange(120.0, dtype=torch.float64).view(4, 5, 2, 3)
+    (got,) = torch.autograd.grad(padded, x, upstream)
+    assert torch.equal(got, upstream * seen)
+
+
+def test_a_row_holds_several_sequences_by_their_lengths() -> None:
+    lengths = torch.tensor([[2, 3, 0, 0, 0, 0], [3, 2, 0, 0, 0, 0], [6, 0, 0, 0, 0, 0]])
+    x = draw(3, 6, 4)
+    tokens, indices, cu_seqlens, longest = unpad_input_for_concatenated_sequences(x, lengths)
+    assert torch.equal(tokens, torch.cat((x[0, :5], x[1, :5], x[2])))
+    assert torch.equal(x.flatten(0, 1)[indices], tokens)
+    assert (cu_seqlens.dtype, cu_seqlens.tolist()) == (torch.int32, [0, 2, 5, 8, 10, 16])
+    assert longest == 6
+    assert torch.equal(pad_input(tokens, indices, 3, 6)[:2, 5], torch.zeros(2, 4))
+
+
+def test_a_row_that_is_taken_twice_has_both_gradients() -> None:
+    x, indices = draw(5, 2), torch.tensor([3, 1, 3])
+    (got,) = torch.autograd.grad(index_first_axis(x, indices).sum(), x)
+    assert got[:, 0].tolist() == [0, 1, 0, 2, 0]
+
+
+def test_functions_of_indices_pass_gradcheck_twice() -> None:
+    indices = torch.tensor([4, 0, 2])
+
+    def both(x: Tensor) -> Tensor:
+        rows, residual = index_first_axis_residual(x, indices)
+        return index_put_first_axis(rows, indices, 5) + residual
+
+    assert torch.autograd.gradcheck(both, draw(5, 2), fast_mode=True)
+    assert torch.autograd.gradgradcheck(both, draw(5, 2), fast_mode=True)
+
+
+def test_an_empty_batch_has_no_longest_sequence() -> None:
+    tokens, _, cu_seqlens, longest, used = unpad_input(draw(0, 5, 3), MASK[:0])
+    assert (tokens.shape, cu_seqlens.tolist(), longest, used.tolist()) == ((0, 3), [0], 0, [])
+
+
+def test_a_default_device_other_than_the_data_s_changes_nothing() -> None:
+    lengths = torch.tensor([[2, 3, 0, 0, 0]])
+    x = draw(1, 5, 3)
+    with torch.device("meta"):
+        tokens, indices, cu_seqlens, _ = unpad_input_for_concatenated_sequences(x, lengths)
+        padded = pad_input(tokens, indices, 1, 5)
+        _, _, again, *_ = unpad_input(x, lengths != 0)
+    assert torch.equal(padded, x)
+    assert (cu_seqlens.tolist(), again.tolist()) == ([0, 2, 5], [0, 2])
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (4, 5, 1), (20,)], ids=str)
+def test_a_mask_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    text = r"attention_mask must have shape \[batch, seqlen\], \[4, 5\], got"
+    with pytest.raises(ValueError, match=text):
+        unpad_input(draw(4, 5, 3), torch.ones(shape))
