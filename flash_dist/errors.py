@@ -38,6 +38,10 @@ class FatbinError(FlashDistError, ValueError):
     """A binary or wheel that cannot be read, or whose claims are not to be trusted."""
 
 
+class LimitError(FatbinError):
+    """A file asks for more work than it may: nothing more of it is read, whatever nests where."""
+
+
 class ExtensionError(FlashDistError):
     """The compiled part of the package is absent or does not load."""
 

@@ -11,13 +11,13 @@ from struct import Struct
 from typing import IO, TYPE_CHECKING, NamedTuple
 
 from ..errors import FatbinError
+from .budget import Budget
 from .files import DAMAGED_HINT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAGIC, THIN_MAGIC = b"!<arch>\n", b"!<thin>\n"
-MAX_MEMBERS = 100_000
 MAX_NAMES = 64 << 20
 MAX_NAME = 4096
 
@@ -37,7 +37,7 @@ class Member(NamedTuple):
     size: int
 
 
-def read_members(file: IO[bytes]) -> Iterator[Member]:
+def read_members(file: IO[bytes], budget: Budget | None = None) -> Iterator[Member]:
     """Yield the members in their order, without symbol and name tables.
 
     Raises:
@@ -53,9 +53,9 @@ def read_members(file: IO[bytes]) -> Iterator[Member]:
         message = "it is no archive of object files"
         raise FatbinError(message)
     names, place = b"", len(MAGIC)
-    for _ in range(MAX_MEMBERS):
-        if place >= end:
-            return
+    budget = budget or Budget(end)
+    while place < end:
+        budget.spend("members")
         name, size = _read_header(file, place, end)
         place += _HEADER.size
         if name == _NAMES:
@@ -65,8 +65,6 @@ def read_members(file: IO[bytes]) -> Iterator[Member]:
             if member is not None:
                 yield member
         place += size + size % 2
-    message = f"the archive has more than {MAX_MEMBERS} members"
-    raise FatbinError(message)
 
 
 def _read_header(file: IO[bytes], place: int, end: int) -> tuple[bytes, int]:

@@ -5,14 +5,16 @@ Source: System V ABI, "Object Files", 64-bit little-endian. Host libraries and c
 
 from __future__ import annotations
 
-import mmap
 from dataclasses import dataclass
 from struct import Struct
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import FatbinError
+from .budget import Budget
+from .view import unpack
 
-Buffer = bytes | memoryview | mmap.mmap
+if TYPE_CHECKING:
+    from .view import Buffer
 
 MAGIC = b"\x7fELF"
 EM_CUDA = 190
@@ -20,6 +22,7 @@ SHT_NULL = 0
 SHT_NOBITS = 8
 SHN_XINDEX = 0xFFFF
 MAX_SECTIONS = 1_000_000
+LONG_NAME = 64  # bytes; longer names count as several
 MAX_OVERLAP = 16  # linkers let a name end inside another; hostile files share one long name
 
 _CLASS64_LITTLE = b"\x02\x01"
@@ -61,39 +64,42 @@ class Elf:
     sections: tuple[Section, ...]
 
 
-def read_elf(data: Buffer) -> Elf:
+def read_elf(data: Buffer, budget: Budget | None = None) -> Elf:
     """Read header and section table. A file without section table has no sections."""
     if len(data) < _HEADER.size:
         message = f"ELF file is truncated: {len(data)} bytes, the header alone has {_HEADER.size}"
         raise FatbinError(message)
-    ident, _, machine, _, _, _, table, flags, _, _, _, entry_size, count, names = (
-        _HEADER.unpack_from(data)
+    ident, _, machine, _, _, _, table, flags, _, _, _, entry_size, count, names = unpack(
+        _HEADER, data
     )
     if ident[:4] != MAGIC or ident[4:6] != _CLASS64_LITTLE:
         message = "only 64-bit little-endian ELF files are understood"
         raise FatbinError(message, hint="name a library for 64-bit Linux")
-    sections = () if table == 0 else _read_sections(data, table, entry_size, count, names)
+    if not table:
+        return Elf(machine, ident[8], flags, ())
+    if entry_size != _SECTION.size or table + _SECTION.size > len(data):
+        message = f"ELF section table is outside the file (offset {table}, {len(data)} bytes)"
+        raise FatbinError(message)
+    sections = _read_sections(data, table, count, names, budget or Budget(len(data)))
     return Elf(machine, ident[8], flags, sections)
 
 
 def _read_sections(
-    data: Buffer, table: int, entry_size: int, count: int, names: int
+    data: Buffer, table: int, count: int, names: int, budget: Budget
 ) -> tuple[Section, ...]:
-    if entry_size != _SECTION.size or table + _SECTION.size > len(data):
-        message = f"ELF section table is outside the file (offset {table}, {len(data)} bytes)"
-        raise FatbinError(message)
-    first = _SECTION.unpack_from(data, table)
+    first = unpack(_SECTION, data, table)
     # More than 65279 sections: the real numbers are in the first section header.
     count = count or first[5]
     names = first[6] if names == SHN_XINDEX else names
     if count > MAX_SECTIONS or table + count * _SECTION.size > len(data):
         message = f"ELF section table is outside the file ({count} sections, {len(data)} bytes)"
         raise FatbinError(message)
+    budget.spend("symbols", count)
     raw = list(_SECTION.iter_unpack(data[table : table + count * _SECTION.size]))
     if names >= len(raw):
         message = f"ELF section {names} with the names does not exist, there are {len(raw)}"
         raise FatbinError(message)
-    strings = StringTable(_slice(data, raw[names][4], raw[names][5]))
+    strings = StringTable(_slice(data, raw[names][4], raw[names][5]), budget)
     sections = tuple(
         Section(strings.read(name), kind, flags, offset, size, link)
         for name, kind, flags, _, offset, size, link, _, _, _ in raw
@@ -132,9 +138,10 @@ def _slice(data: Buffer, offset: int, size: int) -> bytes:
 class StringTable:
     """NUL-terminated names; in total not much more of them than the table has bytes."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, budget: Budget | None = None) -> None:
         self._data = data
-        self._budget = MAX_OVERLAP * len(data)
+        self._left = MAX_OVERLAP * len(data)
+        self._budget = budget or Budget(len(data))
 
     def read(self, offset: int) -> str:
         """Return the name at an offset."""
@@ -142,8 +149,10 @@ class StringTable:
         if end < 0:
             message = f"name at offset {offset} is outside its table of {len(self._data)} bytes"
             raise FatbinError(message)
-        self._budget -= end - offset
-        if self._budget < 0:
+        self._left -= end - offset
+        if self._left < 0:
             message = "ELF names overlap"
             raise FatbinError(message)
+        if end - offset > LONG_NAME:
+            self._budget.spend("symbols", (end - offset) // LONG_NAME)
         return self._data[offset:end].decode("utf-8", "backslashreplace")

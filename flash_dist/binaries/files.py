@@ -1,12 +1,8 @@
-"""Open a file that a user named. What prevents that is one sentence and one step.
-
-Pages of a mapped file that were read and are not needed again are given back.
-"""
+"""Open a file that a user named. What prevents that is one sentence and one step."""
 
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 import stat
 import tempfile
@@ -26,8 +22,7 @@ LIBRARY_HINT = (
     "a .fatbin, a wheel (.whl), a .conda package or a folder"
 )
 
-_CHUNK = 1 << 20
-IMAGES_BETWEEN: Final = 128  # reading one header maps its neighbours too, up to 128 KiB
+_CHUNK: Final = 1 << 20
 
 
 def open_file(path: str | os.PathLike[str]) -> IO[bytes]:
@@ -83,9 +78,3 @@ def unpack_file(chunks: Iterable[bytes], name: str, archive: str) -> Iterator[IO
             raise FatbinError(message, hint="TMPDIR chooses another folder") from error
         file.seek(0)
         yield file
-
-
-def release_pages(data: mmap.mmap) -> None:
-    """Take a file's pages out of this process; the system keeps them and maps them when read."""
-    if hasattr(data, "madvise"):
-        data.madvise(mmap.MADV_DONTNEED)

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 from ..errors import FatbinError
 from .elf import StringTable
+from .view import unpack
 
 if TYPE_CHECKING:
-    from .elf import Buffer
+    from .budget import Budget
+    from .view import Buffer
 
 MAGIC = b"MZ"
 MAX_STRINGS = 64 << 20
@@ -49,7 +51,7 @@ class Section:
         return self.offset + self.size
 
 
-def read_pe(data: Buffer) -> tuple[Section, ...]:
+def read_pe(data: Buffer, budget: Budget | None = None) -> tuple[Section, ...]:
     """Read the section table of a DLL or program.
 
     Raises:
@@ -66,36 +68,38 @@ def read_pe(data: Buffer) -> tuple[Section, ...]:
         bits = {_PE32: "PE32", _PE32_PLUS: "PE32+"}.get(kind, f"kind {kind:#x}")
         message = f"it is {bits} for machine {machine:#x}, read is PE32+ for x86-64 or ARM64"
         raise FatbinError(message, hint=_HINT)
-    return _read_sections(data, header, linked=True)
+    return _read_sections(data, header, budget, linked=True)
 
 
 def is_object(data: Buffer) -> bool:
     """Tell a COFF object file, which has no magic, by its machine and its lack of an option."""
     if len(data) < _FILE.size:
         return False
-    machine, _, _, _, _, option_size, _ = _FILE.unpack_from(data)
+    machine, _, _, _, _, option_size, _ = unpack(_FILE, data)
     return machine in _MACHINES and option_size == 0
 
 
-def read_object(data: Buffer) -> tuple[Section, ...]:
+def read_object(data: Buffer, budget: Budget | None = None) -> tuple[Section, ...]:
     """Read the section table of a COFF object file.
 
     Raises:
         FatbinError: It is damaged.
     """
-    return _read_sections(data, 0, linked=False)
+    return _read_sections(data, 0, budget, linked=False)
 
 
-def _read_sections(data: Buffer, header: int, *, linked: bool) -> tuple[Section, ...]:
+def _read_sections(
+    data: Buffer, header: int, budget: Budget | None, *, linked: bool
+) -> tuple[Section, ...]:
     _, count, _, symbols, symbol_count, option_size, _ = _unpack(_FILE, data, header)
     table = header + _FILE.size + option_size
     if table + count * _SECTION.size > len(data):
         message = f"PE section table is outside the file ({count} sections, {len(data)} bytes)"
         raise FatbinError(message)
-    strings = _read_strings(data, symbols + symbol_count * _SYMBOL_SIZE if symbols else 0)
+    strings = _read_strings(data, symbols + symbol_count * _SYMBOL_SIZE if symbols else 0, budget)
     sections = []
     for place in range(table, table + count * _SECTION.size, _SECTION.size):
-        raw, virtual_size, _, raw_size, offset, *_ = _SECTION.unpack_from(data, place)
+        raw, virtual_size, _, raw_size, offset, *_ = unpack(_SECTION, data, place)
         # NOTE: a linked section is padded in the file; that of an object has no virtual size.
         size = min(virtual_size, raw_size) if linked else raw_size
         sections.append(Section(_read_name(raw, strings), offset, size))
@@ -111,14 +115,14 @@ def _read_name(raw: bytes, strings: StringTable | None) -> str:
     return name.decode("utf-8", "backslashreplace")
 
 
-def _read_strings(data: Buffer, start: int) -> StringTable | None:
+def _read_strings(data: Buffer, start: int, budget: Budget | None) -> StringTable | None:
     """Return the string table, offsets counted with its size; None if there is none."""
     if not 0 < start <= len(data) - _STRINGS_SIZE.size:
         return None
-    size = _STRINGS_SIZE.unpack_from(data, start)[0]
+    size = unpack(_STRINGS_SIZE, data, start)[0]
     if size > min(MAX_STRINGS, len(data) - start):
         return None
-    return StringTable(bytes(data[start : start + size]))
+    return StringTable(bytes(data[start : start + size]), budget)
 
 
 def _check_overlap(sections: list[Section], file_size: int) -> None:
@@ -133,4 +137,4 @@ def _unpack(form: Struct, data: Buffer, place: int) -> tuple[int, ...]:
     if place + form.size > len(data):
         message = f"PE file is truncated: {len(data)} bytes, a header ends at {place + form.size}"
         raise FatbinError(message)
-    return form.unpack_from(data, place)
+    return unpack(form, data, place)

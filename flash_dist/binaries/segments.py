@@ -12,10 +12,13 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 from ..errors import FatbinError
-from .elf import MAGIC, MAX_OVERLAP, Buffer
+from .elf import MAGIC, MAX_OVERLAP
+from .view import unpack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from .view import Buffer
 
 MAX_ENTRIES = 1 << 16  # of a list whose honest form has dozens
 MAX_NAME = 1 << 16
@@ -97,7 +100,7 @@ class Segments:
         if place + form.size > len(self.data):
             message = f"{form.size} bytes at offset {place} reach past the end of the ELF file"
             raise FatbinError(message)
-        return form.unpack_from(self.data, place)
+        return unpack(form, self.data, place)
 
     def follow(self, tag: int, form: Struct, step: int) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Walk a list each entry of which says, in a field, how far the next one is."""

@@ -7,21 +7,21 @@ table, what binutils writes and glibc reads.
 
 from __future__ import annotations
 
-import mmap
-import os
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from struct import Struct
 from typing import TYPE_CHECKING
 
 from ..errors import FatbinError
-from .files import open_file, unreadable
+from .files import open_file
 from .segments import MAX_ENTRIES, Segments
+from .view import FileView
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator
 
-    from .elf import Buffer
+    from .view import Buffer
 
 MAX_CHAIN = 1 << 14  # names with one hash value; honest tables have a few
 
@@ -61,17 +61,13 @@ class Undefined:
 
 
 def open_shared(path: str | os.PathLike[str]) -> SharedObject:
-    """Map a library; the mapping ends with the last use of what is returned.
+    """Open a library; its file is closed with the last use of what is returned.
 
     Raises:
         FatbinError: The file cannot be read, or is no library of 64-bit little-endian code.
     """
     with open_file(path) as file:
-        try:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError, OverflowError) as error:
-            raise unreadable(os.fspath(path), error) from error
-    return SharedObject(data)
+        return SharedObject(FileView(file))
 
 
 class SharedObject:

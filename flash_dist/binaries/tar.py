@@ -10,12 +10,12 @@ from struct import Struct
 from typing import IO, TYPE_CHECKING
 
 from ..errors import FatbinError
+from .budget import Budget
 from .files import DAMAGED_HINT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MAX_HEADERS = 400_000
 MAX_TOTAL_BYTES = 8 << 30
 MAX_EXTENDED = 1 << 20
 
@@ -50,15 +50,17 @@ class Member:
             yield chunk
 
 
-def read_members(file: IO[bytes]) -> Iterator[Member]:
+def read_members(file: IO[bytes], budget: Budget | None = None) -> Iterator[Member]:
     """Yield the regular files in their order; links and folders are left out.
 
     Raises:
-        FatbinError: The archive is damaged or larger than `MAX_TOTAL_BYTES`.
+        FatbinError: The archive is damaged, or asks for more work than a budget allows.
     """
-    stream = _Stream(file)
+    budget = budget or Budget(MAX_TOTAL_BYTES)
+    stream = _Stream(file, budget)
     name, pax = "", dict[str, str]()
-    for _ in range(MAX_HEADERS):
+    while True:
+        budget.spend("members")
         header = stream.read(_BLOCK)
         if header == bytes(_BLOCK):
             return
@@ -76,8 +78,6 @@ def read_members(file: IO[bytes]) -> Iterator[Member]:
                 yield member
             stream.skip(member.left + -member.size % _BLOCK)
             name, pax = "", {}
-    message = f"the tar archive has more than {MAX_HEADERS} headers"
-    raise FatbinError(message)
 
 
 def _make_member(
@@ -96,17 +96,14 @@ def _make_member(
 
 
 class _Stream:
-    """Reads just what is asked for, up to a limit."""
+    """Reads just what is asked for, and counts it."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: IO[bytes], budget: Budget) -> None:
         self._file = file
-        self._budget = MAX_TOTAL_BYTES
+        self._budget = budget
 
     def read(self, size: int) -> bytes:
-        self._budget -= size
-        if self._budget < 0:
-            message = f"the tar archive unpacks to more than {MAX_TOTAL_BYTES} bytes"
-            raise FatbinError(message)
+        self._budget.spend("bytes", size)
         data = self._file.read(size)
         if len(data) < size:
             message = "the tar archive is truncated"
@@ -165,8 +162,10 @@ def _parse_pax(data: bytes) -> dict[str, str]:
         blank = data.find(b" ", place, place + _MAX_DIGITS)
         digits = data[place : max(place, blank)]
         end = place + (int(digits) if digits.isdigit() else 0)
-        key, separator, value = data[blank + 1 : end].partition(b"=")
-        if end > len(data) or not separator or not value.endswith(b"\n"):
+        # NOTE: a record that ends where it starts would be read for ever.
+        is_record = place < blank < end <= len(data)
+        key, separator, value = data[blank + 1 : end].partition(b"=") if is_record else (b"",) * 3
+        if not separator or not value.endswith(b"\n"):
             message = "the tar archive has an extended header that is not understood"
             raise FatbinError(message, hint=DAMAGED_HINT)
         found[_decode(key)] = _decode(value[:-1])

@@ -2,38 +2,45 @@
 
 from __future__ import annotations
 
+import lzma
 import os
 import re
+import struct
 import zipfile
 import zlib
 from contextlib import contextmanager
 from pathlib import PurePosixPath
 from typing import IO, TYPE_CHECKING
 
-from ..errors import FatbinError
+from ..errors import FatbinError, LimitError
+from .budget import Budget
 from .files import DAMAGED_HINT, open_file, unpack_file, unreadable
+from .inflate import read_chunks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MAX_MEMBERS = 100_000
 MAX_MEMBER_BYTES = 4 << 30
-MAX_TOTAL_BYTES = 8 << 30
 MAX_TEXT_BYTES = 64 << 20
 
 _LIBRARY = re.compile(r".+\.so(\.[0-9]+)*")
-_CHUNK = 1 << 20
-_BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError)
+_RECORD, _RECORDS_END = b"PK\x01\x02", 16 << 20  # of the central directory, at the end of the file
+_BROKEN = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
+    *(OSError, EOFError, NotImplementedError, RuntimeError, ValueError, MemoryError),
+)
 
 
 class Wheel:
     """An open wheel; made by `open_wheel`."""
 
-    def __init__(self, path: str, archive: zipfile.ZipFile) -> None:
+    def __init__(self, path: str, archive: zipfile.ZipFile, budget: Budget) -> None:
         self.path = path
+        self.budget = budget
         self._archive = archive
-        self._budget = MAX_TOTAL_BYTES
         self._members = _check_members(path, archive.infolist())
+        budget.spend("members", len(self._members))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -72,42 +79,61 @@ class Wheel:
     def _chunks(self, name: str) -> Iterator[bytes]:
         """Yield the contents; zipfile itself stops at the declared size and checks the CRC."""
         info = self._info(name)
-        self._budget -= info.file_size
-        if info.file_size > MAX_MEMBER_BYTES or self._budget < 0:
+        if info.file_size > MAX_MEMBER_BYTES:
             message = f"`{name}` of {info.file_size} bytes in `{self.path}` is too large to unpack"
             raise FatbinError(message)
+        self.budget.spend("bytes", info.file_size)
         try:
-            with self._archive.open(info) as member:
-                while chunk := member.read(_CHUNK):
-                    yield chunk
+            yield from read_chunks(self._archive, info)
+        except FatbinError as error:
+            raise unreadable(name, error.message, archive=self.path, hint=error.hint) from error
         except _BROKEN as error:
             message = f"`{name}` in `{self.path}` is broken: {error}"
             raise FatbinError(message, hint=DAMAGED_HINT) from error
 
 
 @contextmanager
-def open_wheel(path: str | os.PathLike[str], *, kind: str = "wheel") -> Iterator[Wheel]:
+def open_wheel(
+    path: str | os.PathLike[str], *, kind: str = "wheel", budget: Budget | None = None
+) -> Iterator[Wheel]:
     """Open a wheel for reading, or another zip archive that is called something else.
+
+    Args:
+        path: The file.
+        kind: What it is called.
+        budget: What may be read of it; by its size when None.
 
     Raises:
         FatbinError: The file is no wheel, or holds names that no honest wheel has.
     """
     name = os.fspath(path)
     with open_file(name) as file:
+        size = os.fstat(file.fileno()).st_size
         try:
+            _count_records(name, file, size)
             archive = zipfile.ZipFile(file)
+        except FatbinError:
+            raise
         except (OSError, *_BROKEN) as error:
             is_damaged = name.endswith(".whl") or kind != "wheel"
             hint = DAMAGED_HINT if is_damaged else "name a wheel (.whl)"
             raise unreadable(name, f"it is no {kind} ({error})", hint=hint) from error
         with archive:
-            yield Wheel(name, archive)
+            yield Wheel(name, archive, budget or Budget(size))
+
+
+def _count_records(path: str, file: IO[bytes], size: int) -> None:
+    """Refuse more members than any wheel has before an object is made of each."""
+    start = max(0, size - _RECORDS_END)
+    file.seek(start)
+    number = file.read(_RECORDS_END).count(_RECORD)
+    file.seek(0)
+    if number > MAX_MEMBERS:
+        message = f"`{path}` holds {number} files, more than {MAX_MEMBERS}"
+        raise LimitError(message)
 
 
 def _check_members(path: str, infos: list[zipfile.ZipInfo]) -> dict[str, zipfile.ZipInfo]:
-    if len(infos) > MAX_MEMBERS:
-        message = f"`{path}` holds {len(infos)} files, more than {MAX_MEMBERS}"
-        raise FatbinError(message)
     members: dict[str, zipfile.ZipInfo] = {}
     for info in infos:
         name = info.filename

@@ -109,7 +109,7 @@ def _members(opened: Wheel, kind: str) -> Iterator[Iterator[tar.Member]]:
     with opened.unpacked(part) as packed:
         try:
             with open_zstd(packed) as stream:
-                yield tar.read_members(stream)
+                yield tar.read_members(stream, opened.budget)
         except FatbinError as error:
             raise unreadable(part, error.message, archive=opened.path) from error
 

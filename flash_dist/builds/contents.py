@@ -112,7 +112,7 @@ def _read_manifest(wheel: Wheel) -> Manifest:
 def _read_images(wheel: Wheel) -> tuple[tuple[Image, ...], tuple[str, ...]]:
     with (
         wheel.unpacked(KERNELS) as file,
-        open_fatbin(KERNELS, file, archive=wheel.path) as fatbin,
+        open_fatbin(KERNELS, file, archive=wheel.path, budget=wheel.budget) as fatbin,
     ):
         entries = fatbin.report.entries
         return tuple(Image(e, fatbin.kernels(e)) for e in entries), fatbin.report.warnings

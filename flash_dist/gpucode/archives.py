@@ -6,16 +6,19 @@ at. Each library is open as long as it is the current item, and no longer.
 
 from __future__ import annotations
 
-import mmap
+import os
 import re
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from ..binaries import ar, tar, wheel
+from ..binaries.budget import LIBRARY_COST, Budget
 from ..binaries.codecs import open_zstd
 from ..binaries.files import open_file, unpack_file, unreadable
-from ..errors import FatbinError
+from ..binaries.view import FileView
+from ..errors import FatbinError, LimitError
 from .containers import has_gpu_code
 from .fatbin import Fatbin, open_fatbin
 
@@ -27,7 +30,6 @@ LIBRARY = re.compile(r".+\.(so(\.[0-9]+)*|pyd|dll|cubin|fatbin|a|lib|o)", re.IGN
 
 _ZIP_MAGIC = b"PK"
 _CONDA_PART = re.compile(r"pkg-[^/]+\.tar\.zst")
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -62,18 +64,22 @@ def open_path(path: str) -> Iterator[Library | Unread]:
         FatbinError: The file cannot be read, or nothing in the archive can be.
     """
     with open_file(path) as file:
+        budget = Budget(os.fstat(file.fileno()).st_size)
         if read_magic(file).startswith(_ZIP_MAGIC) or Path(path).suffix in ARCHIVES:
-            yield from _open_zip(path)
+            yield from _open_zip(path, budget)
         else:
-            yield from _open_library(path, file, archive="")
+            yield from _open_library(path, file, budget, archive="")
 
 
-def _open_library(name: str, file: IO[bytes], *, archive: str) -> Iterator[Library | Unread]:
+def _open_library(
+    name: str, file: IO[bytes], budget: Budget, *, archive: str
+) -> Iterator[Library | Unread]:
     """Open a library, or the libraries that an archive of object files holds."""
+    budget.spend("members", LIBRARY_COST)
     if read_magic(file).startswith((ar.MAGIC, ar.THIN_MAGIC)):
-        yield from _open_ar(name, file, archive=archive)
+        yield from _open_ar(name, file, budget, archive=archive)
         return
-    with open_fatbin(name, file, archive=archive) as fatbin:
+    with open_fatbin(name, file, archive=archive, budget=budget) as fatbin:
         yield Library(name, archive, fatbin)
 
 
@@ -87,21 +93,29 @@ def read_magic(file: IO[bytes]) -> bytes:
 def read_if_possible(
     name: str, archive: str, opened: Iterable[Library | Unread]
 ) -> Iterator[Library | Unread]:
-    """Let a file that cannot be read be one item among others."""
+    """Let a file that cannot be read be one item among others.
+
+    Raises:
+        LimitError: What it is in has asked for more work than it may.
+    """
     try:
         yield from opened
+    except LimitError:
+        raise
     except FatbinError as error:
         yield Unread(name, archive, error)
 
 
-def _open_ar(name: str, file: IO[bytes], *, archive: str) -> Iterator[Library | Unread]:
+def _open_ar(
+    name: str, file: IO[bytes], budget: Budget, *, archive: str
+) -> Iterator[Library | Unread]:
     """Open the members that hold GPU code; of those unread for one reason, one is named."""
     reasons: set[str] = set()
     try:
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            for member in ar.read_members(file):
+        with closing(FileView(file)) as data:
+            for member in ar.read_members(file, budget):
                 full = f"{name}({member.name})"
-                opened = _open_object(full, data, member, archive)
+                opened = _open_object(full, data, member, archive, budget)
                 for item in read_if_possible(full, archive, opened):
                     if isinstance(item, Library) or item.reason not in reasons:
                         yield item
@@ -109,32 +123,24 @@ def _open_ar(name: str, file: IO[bytes], *, archive: str) -> Iterator[Library | 
                         reasons.add(item.reason)
     except FatbinError as error:
         raise _name_file(error, name, archive) from error
-    except (OSError, OverflowError) as error:
-        raise unreadable(name, error, archive=archive) from error
 
 
 def _open_object(
-    name: str, data: mmap.mmap, member: ar.Member, archive: str
+    name: str, data: FileView, member: ar.Member, archive: str, budget: Budget
 ) -> Iterator[Library | Unread]:
-    with memoryview(data) as view, view[member.offset : member.offset + member.size] as contents:
-        try:
-            if not has_gpu_code(contents):
-                return
-        except FatbinError as error:
-            raise unreadable(name, error.message, archive=archive, hint=error.hint) from error
-        chunks = (
-            bytes(contents[place : place + _CHUNK]) for place in range(0, member.size, _CHUNK)
-        )
-        with (
-            unpack_file(chunks, name, archive) as file,
-            open_fatbin(name, file, archive=archive) as fatbin,
-        ):
-            yield Library(name, archive, fatbin)
+    contents = data.part(member.offset, member.size)
+    try:
+        if not has_gpu_code(contents, budget):
+            return
+    except FatbinError as error:
+        raise _name_file(error, name, archive) from error
+    budget.spend("members", LIBRARY_COST)
+    yield Library(name, archive, Fatbin(contents, name, archive, budget))
 
 
-def _open_zip(path: str) -> Iterator[Library | Unread]:
+def _open_zip(path: str, budget: Budget) -> Iterator[Library | Unread]:
     kind = ARCHIVES.get(Path(path).suffix, "zip archive")
-    with wheel.open_wheel(path, kind=kind) as opened:
+    with wheel.open_wheel(path, kind=kind, budget=budget) as opened:
         parts = [name for name in opened.names if _CONDA_PART.fullmatch(name)]
         members = _open_conda(opened, parts) if parts else _open_wheel(opened)
         yield from _require_one(members)
@@ -148,7 +154,7 @@ def _open_wheel(opened: wheel.Wheel) -> Iterator[Library | Unread]:
 
 def _open_member(opened: wheel.Wheel, name: str) -> Iterator[Library | Unread]:
     with opened.unpacked(name) as file:
-        for item in _open_library(name, file, archive=opened.path):
+        for item in _open_library(name, file, opened.budget, archive=opened.path):
             if isinstance(item, Library):
                 yield replace(item, siblings=opened.names)
             else:
@@ -161,20 +167,21 @@ def _open_conda(opened: wheel.Wheel, parts: list[str]) -> Iterator[Library | Unr
         with opened.unpacked(part) as packed:
             try:
                 with open_zstd(packed) as stream:
-                    for member in tar.read_members(stream):
+                    for member in tar.read_members(stream, opened.budget):
                         if LIBRARY.fullmatch(member.name):
-                            libraries = _open_packed(member, opened.path)
+                            libraries = _open_packed(member, opened)
                             yield from read_if_possible(member.name, opened.path, libraries)
             except FatbinError as error:
                 raise _name_file(error, part, opened.path) from error
 
 
-def _open_packed(member: tar.Member, archive: str) -> Iterator[Library | Unread]:
+def _open_packed(member: tar.Member, opened: wheel.Wheel) -> Iterator[Library | Unread]:
+    archive = opened.path
     if member.size > wheel.MAX_MEMBER_BYTES:
         reason = f"{member.size} bytes are too many to unpack"
         raise unreadable(member.name, reason, archive=archive)
     with unpack_file(member.chunks(), member.name, archive) as file:
-        yield from _open_library(member.name, file, archive=archive)
+        yield from _open_library(member.name, file, opened.budget, archive=archive)
 
 
 def _require_one(items: Iterable[Library | Unread]) -> Iterator[Library | Unread]:
@@ -194,4 +201,5 @@ def _require_one(items: Iterable[Library | Unread]) -> Iterator[Library | Unread
 
 
 def _name_file(error: FatbinError, name: str, archive: str) -> FatbinError:
-    return unreadable(name, error.message, archive=archive, hint=error.hint)
+    found = unreadable(name, error.message, archive=archive, hint=error.hint)
+    return LimitError(found.message, hint=found.hint) if isinstance(error, LimitError) else found

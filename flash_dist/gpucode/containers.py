@@ -15,21 +15,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..binaries.elf import EM_CUDA, Elf, read_elf
 from ..binaries.elf import MAGIC as ELF_MAGIC
-from ..binaries.files import IMAGES_BETWEEN, LIBRARY_HINT, release_pages
+from ..binaries.files import LIBRARY_HINT
 from ..binaries.pe import MAGIC as PE_MAGIC
 from ..binaries.pe import is_object, read_object, read_pe
+from ..binaries.view import unpack
 from ..errors import FatbinError
 from ..targets.archs import Arch
 from .cubin import read_number, read_target
 from .images import LINKED, RELOCATABLE, ROCM_WARNING, FatbinEntry, FatbinReport, Kind
 
 if TYPE_CHECKING:
-    import mmap
     from collections.abc import Sequence
 
     from ..binaries import elf, pe
+    from ..binaries.budget import Budget
     from ..binaries.codecs import Codec
-    from ..binaries.elf import Buffer
+    from ..binaries.view import Buffer, FileView
 
     Sections = Sequence[elf.Section | pe.Section]
 
@@ -53,7 +54,6 @@ _CODECS: dict[int, Codec] = {FLAG_LZ4: "lz4", FLAG_ZSTD: "zstd"}
 _OTHER_FLAGS = 0x101007F
 _KNOWN_FLAGS = _OTHER_FLAGS | FLAG_LZ4 | FLAG_ZSTD | FLAG_SUFFIX_A | FLAG_SUFFIX_F
 
-MAX_ENTRIES = 2_000_000
 MAX_WARNINGS = 100
 MAX_IDENTIFIER = 4096
 _NUMBERS = range(10, 1000)
@@ -80,14 +80,14 @@ class _Header(NamedTuple):
     uncompressed_size: int
 
 
-def scan(data: mmap.mmap, name: str) -> FatbinReport:
+def scan(data: FileView, name: str, budget: Budget) -> FatbinReport:
     """Read the headers of everything in a file."""
-    walk = _Scan(data)
+    walk = _Scan(data, budget)
     walk.run()
     return FatbinReport(name, tuple(walk.entries), tuple(walk.warnings))
 
 
-def has_gpu_code(data: Buffer) -> bool:
+def has_gpu_code(data: Buffer, budget: Budget | None = None) -> bool:
     """Tell from the magic and the names of sections whether a scan would report anything.
 
     Raises:
@@ -95,11 +95,11 @@ def has_gpu_code(data: Buffer) -> bool:
     """
     magic = bytes(data[: len(MAGIC)])
     if magic == ELF_MAGIC:
-        elf = read_elf(data)
+        elf = read_elf(data, budget)
         names = [section.name for section in elf.sections]
         return elf.machine == EM_CUDA or _name_gpu_code(names)
     if is_object(data):
-        return _name_gpu_code([section.name for section in read_object(data)])
+        return _name_gpu_code([section.name for section in read_object(data, budget)])
     return magic == MAGIC
 
 
@@ -111,7 +111,8 @@ def _name_gpu_code(names: list[str]) -> bool:
 class _Scan:
     """One walk over a file. Damage ends a container, not the walk, and leaves a warning."""
 
-    data: mmap.mmap
+    data: FileView
+    budget: Budget
     entries: list[FatbinEntry] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     containers: int = 0
@@ -121,11 +122,11 @@ class _Scan:
         if magic == MAGIC:
             self.walk("", 0, len(self.data))
         elif magic == ELF_MAGIC:
-            self.walk_elf(read_elf(self.data))
+            self.walk_elf(read_elf(self.data, self.budget))
         elif magic[: len(PE_MAGIC)] == PE_MAGIC:
-            self.walk_sections(read_pe(self.data))
+            self.walk_sections(read_pe(self.data, self.budget))
         elif is_object(self.data):
-            self.walk_sections(read_object(self.data))
+            self.walk_sections(read_object(self.data, self.budget))
         else:
             message = "it is neither an ELF nor a PE file, and no fat binary"
             raise FatbinError(message, hint=LIBRARY_HINT)
@@ -239,12 +240,8 @@ class _Scan:
             except FatbinError as error:
                 self.warn(f"{_at(section, place)}: {error.message}; its container ends here")
                 return place
+            self.budget.spend("images")
             self.entries.append(entry)
-            if len(self.entries) > MAX_ENTRIES:
-                message = f"more than {MAX_ENTRIES} images"
-                raise FatbinError(message)
-            if not len(self.entries) % IMAGES_BETWEEN:
-                release_pages(self.data)
             place += size
         return place
 
@@ -294,7 +291,7 @@ class _Scan:
         if place + form.size > end:
             message = f"{end - place} bytes are too few for a header of {form.size}"
             raise FatbinError(message)
-        return form.unpack_from(self.data, place)
+        return unpack(form, self.data, place)
 
 
 def _interpret(raw: _Header) -> tuple[Kind, Arch | None, Codec]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from ..errors import FatbinError
+from ..errors import FatbinError, LimitError
 from .ahead import run_ahead
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ EMPTY_BESIDE: Final = 16  # where another target has more than those
 STUB_MOST: Final = 48  # instructions of a body that only complains
 COMPLAINT_RATIO: Final = 3
 TINY_RATIO: Final = 16
-MAX_CELLS: Final = 4_000_000  # kernels times targets; the largest library seen has 130 000
+MAX_CELLS: Final = 1_000_000  # kernels times targets; the largest library seen has 130 000
 MAX_WARNINGS: Final = 100
 
 
@@ -147,6 +147,8 @@ def _read_container(
         container.targets.add(entry.arch)
         try:
             container.add(entry.arch, fatbin.bodies(entry, unpack))
+        except LimitError:
+            raise
         except FatbinError as error:
             container.unread.add(entry.arch)
             container.warnings.append(error.message)
@@ -157,7 +159,7 @@ def _read_container(
 def _check_cells(cells: int, fatbin: Fatbin) -> None:
     if cells > MAX_CELLS:
         message = f"`{fatbin.report.path}` holds more than {MAX_CELLS} kernels times targets"
-        raise FatbinError(message)
+        raise LimitError(message)
 
 
 def _judge_kernel(bodies: dict[Arch, Body]) -> dict[Arch, Verdict]:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
+from ..binaries.budget import Budget
 from ..binaries.elf import EM_CUDA, Elf, Section, StringTable, read_elf, section_data
 from ..errors import FatbinError
 from ..targets.archs import Arch
@@ -20,9 +21,7 @@ from ..targets.archs import Arch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..binaries.elf import Buffer
-
-MAX_KERNELS = 1_000_000  # of one image; the largest library seen has 21 500 per target
+    from ..binaries.view import Buffer
 
 STT_FUNC = 2
 STO_CUDA_ENTRY = 0x10  # in st_other: a kernel, not a device function
@@ -86,14 +85,15 @@ class Symbol:
 class Cubin:
     """A cubin's sections by name and its symbols."""
 
-    def __init__(self, data: bytes) -> None:
-        elf = read_elf(data)
+    def __init__(self, data: bytes, budget: Budget | None = None) -> None:
+        self._budget = budget or Budget(len(data))
+        elf = read_elf(data, self._budget)
         if elf.machine != EM_CUDA:
             message = f"image is ELF for machine {elf.machine}, a cubin has {EM_CUDA}"
             raise FatbinError(message)
         self.sections = {section.name: section for section in elf.sections}
         self._data = data
-        self._symbols, self._strings = _read_symbols(data, elf)
+        self._symbols, self._strings = _read_symbols(data, elf, self._budget)
         self._names: dict[int, str] = {}
 
     def kernels(self) -> Iterator[Symbol]:
@@ -106,7 +106,7 @@ class Cubin:
             symbol = Symbol(index, self._strings.read(name), value, size)
             if symbol.name not in seen:
                 seen.add(symbol.name)
-                check_count(len(seen))
+                self._budget.spend("kernels")
                 yield symbol
 
     def name(self, index: int) -> str:
@@ -129,18 +129,23 @@ class Cubin:
         return _attributes(self.contents(section), section)
 
 
-def read_ptx_kernels(text: bytes, arch: Arch | None) -> tuple[KernelInfo, ...]:
+def read_ptx_kernels(
+    text: bytes, arch: Arch | None, budget: Budget | None = None
+) -> tuple[KernelInfo, ...]:
     """Return the entry points of a PTX text in their order."""
+    budget = budget or Budget(len(text))
     names: dict[str, None] = {}
     for entry in PTX_ENTRY.finditer(text.decode("utf-8", "backslashreplace")):
+        budget.spend("kernels")
         names[entry[1]] = None
-        check_count(len(names))
     return tuple(KernelInfo(name, arch) for name in names)
 
 
-def read_cubin_kernels(data: bytes, arch: Arch | None) -> tuple[KernelInfo, ...]:
+def read_cubin_kernels(
+    data: bytes, arch: Arch | None, budget: Budget | None = None
+) -> tuple[KernelInfo, ...]:
     """Return the kernels of a cubin in the order of its symbols."""
-    cubin = Cubin(data)
+    cubin = Cubin(data, budget)
     registers, stack = _read_resources(cubin)
     return tuple(
         KernelInfo(
@@ -156,21 +161,16 @@ def read_cubin_kernels(data: bytes, arch: Arch | None) -> tuple[KernelInfo, ...]
     )
 
 
-def check_count(kernels: int) -> None:
-    """Refuse an image with more kernels than any real one has."""
-    if kernels > MAX_KERNELS:
-        message = f"image has more than {MAX_KERNELS} kernels"
-        raise FatbinError(message)
-
-
-def _read_symbols(data: bytes, elf: Elf) -> tuple[bytes, StringTable]:
+def _read_symbols(data: bytes, elf: Elf, budget: Budget) -> tuple[bytes, StringTable]:
     table = next((section for section in elf.sections if section.name == ".symtab"), None)
     if table is None:
         return b"", StringTable(b"")
     if table.size % _SYMBOL.size or table.link >= len(elf.sections):
         message = f"cubin symbol table is broken ({table.size} bytes, strings in {table.link})"
         raise FatbinError(message)
-    return section_data(data, table), StringTable(section_data(data, elf.sections[table.link]))
+    budget.spend("symbols", table.size // _SYMBOL.size)
+    strings = StringTable(section_data(data, elf.sections[table.link]), budget)
+    return section_data(data, table), strings
 
 
 def _read_resources(cubin: Cubin) -> tuple[dict[int, int], dict[int, int]]:

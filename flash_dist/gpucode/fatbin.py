@@ -5,15 +5,16 @@ Reading headers touches a few pages of the file and unpacks nothing; kernels are
 
 from __future__ import annotations
 
-import mmap
 import os
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import IO, TYPE_CHECKING
 
+from ..binaries.budget import Budget
 from ..binaries.codecs import MAX_IMAGE_BYTES, decompress
-from ..binaries.files import DAMAGED_HINT, open_file, release_pages, unreadable
-from ..errors import FatbinError
+from ..binaries.files import DAMAGED_HINT, open_file, unreadable
+from ..binaries.view import FileView
+from ..errors import FatbinError, LimitError
 from .containers import scan
 from .cubin import KernelInfo, read_cubin_kernels, read_ptx_kernels
 from .images import FatbinEntry, FatbinReport
@@ -33,8 +34,6 @@ __all__ = [
     "read_fatbin",
     "read_kernels",
 ]
-
-MAX_TOTAL_BYTES = 8 << 30
 
 
 def read_fatbin(path: str | os.PathLike[str]) -> FatbinReport:
@@ -63,7 +62,11 @@ def read_kernels(
 
 @contextmanager
 def open_fatbin(
-    path: str | os.PathLike[str], file: IO[bytes] | None = None, *, archive: str = ""
+    path: str | os.PathLike[str],
+    file: IO[bytes] | None = None,
+    *,
+    archive: str = "",
+    budget: Budget | None = None,
 ) -> Iterator[Fatbin]:
     """Open a library for reading headers and, as long as it is open, kernels.
 
@@ -71,36 +74,36 @@ def open_fatbin(
         path: Where it is; just a name for messages when a file is given.
         file: An open file, such as a wheel's member in a temporary file.
         archive: The wheel that it is from, for messages.
+        budget: What may be read of it; by its size when None.
     """
     name = os.fspath(path)
-    with open_file(name) if file is None else nullcontext(file) as source:
-        if not os.fstat(source.fileno()).st_size:
-            raise unreadable(name, "it is empty", archive=archive)
-        try:
-            mapped = mmap.mmap(source.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError, OverflowError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            raise unreadable(name, reason, archive=archive) from error
-    with mapped:
-        if hasattr(mapped, "madvise"):
-            mapped.madvise(mmap.MADV_RANDOM)  # headers are far apart: no read-ahead
-        yield Fatbin(mapped, name, archive)
+    if file is None:
+        with open_file(name) as opened:
+            view = FileView(opened)
+    else:
+        view = FileView(file)
+    with closing(view):
+        yield Fatbin(view, name, archive, budget)
 
 
 class Fatbin:
     """An open library: its report, and payloads and kernels on demand."""
 
-    def __init__(self, data: mmap.mmap, name: str, archive: str = "") -> None:
+    def __init__(
+        self, data: FileView, name: str, archive: str = "", budget: Budget | None = None
+    ) -> None:
         self._data = data
         self._archive = archive
-        self._budget = MAX_TOTAL_BYTES
+        self._budget = budget or Budget(len(data))
+        if not len(data):
+            raise unreadable(name, "it is empty", archive=archive)
         try:
-            self.report = scan(data, name)
+            self.report = scan(data, name, self._budget)
         except FatbinError as error:
             raise self._unreadable(name, error) from error
 
     @property
-    def data(self) -> mmap.mmap:
+    def data(self) -> FileView:
         """The whole file."""
         return self._data
 
@@ -110,12 +113,8 @@ class Fatbin:
         if end > len(self._data) or entry.compressed_size > MAX_IMAGE_BYTES:
             message = f"image of {entry.compressed_size} bytes in `{self.report.path}` is refused"
             raise FatbinError(message)
-        self._budget -= entry.uncompressed_size
-        if self._budget < 0:
-            message = f"images of `{self.report.path}` unpack to more than {MAX_TOTAL_BYTES} bytes"
-            raise FatbinError(message)
+        self._budget.spend("bytes", entry.uncompressed_size)
         packed = self._data[entry.payload_offset : end]
-        release_pages(self._data)
         return decompress(entry.codec, packed, entry.uncompressed_size)
 
     def kernels(
@@ -130,9 +129,9 @@ class Fatbin:
         with self._explained(entry):
             unpack = unpack or partial(self.payload, entry)
             if entry.kind == "sass":
-                return read_cubin_kernels(unpack(), entry.arch)
+                return read_cubin_kernels(unpack(), entry.arch, self._budget)
             if entry.kind == "ptx":
-                return read_ptx_kernels(unpack(), entry.arch)
+                return read_ptx_kernels(unpack(), entry.arch, self._budget)
         return ()
 
     def bodies(
@@ -142,9 +141,9 @@ class Fatbin:
         with self._explained(entry):
             unpack = unpack or partial(self.payload, entry)
             if entry.kind == "sass" and entry.arch is not None:
-                return read_cubin_bodies(unpack(), entry.arch)
+                return read_cubin_bodies(unpack(), entry.arch, self._budget)
             if entry.kind == "ptx":
-                return read_ptx_bodies(unpack())
+                return read_ptx_bodies(unpack(), self._budget)
         return ()
 
     @contextmanager
@@ -158,4 +157,5 @@ class Fatbin:
 
     def _unreadable(self, name: str, error: FatbinError, where: str = "") -> FatbinError:
         hint = error.hint or DAMAGED_HINT
-        return unreadable(name, f"{where}{error.message}", archive=self._archive, hint=hint)
+        found = unreadable(name, f"{where}{error.message}", archive=self._archive, hint=hint)
+        return LimitError(found.message, hint=hint) if isinstance(error, LimitError) else found

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import TYPE_CHECKING
 
+from ..binaries.budget import Budget
 from ..errors import FatbinError
-from .cubin import PTX_ENTRY, Cubin, Symbol, check_count
+from .cubin import PTX_ENTRY, Cubin, Symbol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,9 +62,9 @@ class Body:
     counted: bool = True  # False: old SASS, of which nothing but the length is known
 
 
-def read_cubin_bodies(data: bytes, arch: Arch) -> tuple[Body, ...]:
+def read_cubin_bodies(data: bytes, arch: Arch, budget: Budget | None = None) -> tuple[Body, ...]:
     """Return the bodies of a cubin's kernels in the order of its symbols."""
-    cubin = Cubin(data)
+    cubin = Cubin(data, budget)
     if arch.number < FIRST_WITH_WORDS:
         return tuple(
             Body(symbol.name, symbol.size // WORD_SIZE, counted=False) for symbol in cubin.kernels()
@@ -115,12 +116,13 @@ def _externs(cubin: Cubin, name: str) -> set[str]:
     return found
 
 
-def read_ptx_bodies(text: bytes) -> tuple[Body, ...]:
+def read_ptx_bodies(text: bytes, budget: Budget | None = None) -> tuple[Body, ...]:
     """Return the bodies of a PTX text's entry points in their order."""
+    budget = budget or Budget(len(text))
     bodies: dict[str, Body] = {}
     for name, body in ptx_texts(text):
+        budget.spend("kernels")
         bodies.setdefault(name, _describe_ptx(name, body))
-        check_count(len(bodies))
     return tuple(bodies.values())
 
 

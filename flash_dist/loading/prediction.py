@@ -21,7 +21,7 @@ from .linker import Loaded
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ..binaries.elf import Buffer
+    from ..binaries.view import Buffer
     from ..findings.result import Finding
     from .host import LoadHost
     from .linker import Closure

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import mmap
 import re
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..binaries.files import open_file
+from ..binaries.view import FileView
 from ..errors import FlashDistError
 from ..gpucode.fatbin import read_fatbin
 from ..targets.archs import Arch
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ..gpucode.images import FatbinReport
 
 # CUDA_ARCH_FLAGS in libtorch_python.so: `sm_75 sm_80 sm_86 compute_86`, the end of a C string.
+_LONGEST = 4096  # bytes of such a text
 _ARCH_LIST = re.compile(rb"\0((?:(?:sm|compute)_[0-9]{2,3}[af]?(?: |(?=\0)))+)(?=\0)")
 
 
@@ -70,17 +72,17 @@ def read_arch_list(library: Path) -> tuple[Arch, ...]:
     """Find what get_arch_list() answers; empty where torch has no such text."""
     if not library.is_file():
         return ()
-    with open_file(library) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with open_file(library) as file, closing(FileView(file)) as data:
         words = max(_find_arch_lists(data), key=len, default=[])
     return tuple(Arch.parse(word) for word in words)
 
 
-def _find_arch_lists(data: mmap.mmap) -> Iterator[list[str]]:
+def _find_arch_lists(data: FileView) -> Iterator[list[str]]:
     """Yield the texts that look like one; `find` is faster than an expression with choices."""
     for start in (b"\0sm_", b"\0compute_"):
         place = data.find(start)
         while place >= 0:
-            match = _ARCH_LIST.match(data, place)
+            match = _ARCH_LIST.match(data[place : place + _LONGEST])
             if match:
                 yield match[1].decode("ascii").split()
             place = data.find(start, place + 1)

@@ -12,6 +12,7 @@ import pytest
 from flash_dist.binaries import ar as ar_module
 from flash_dist.binaries.ar import read_members
 from flash_dist.errors import FatbinError
+from tests.unit.made.budgets import allow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -122,7 +123,7 @@ def test_damage_is_an_error(data: bytes, words: str) -> None:
 
 def test_members_and_names_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     data = archive(*(member("a.o/", b"") for _ in range(4)))
-    monkeypatch.setattr(ar_module, "MAX_MEMBERS", 3)
+    allow(monkeypatch, "members", 3)
     with pytest.raises(FatbinError, match="more than 3 members"):
         read(data)
     monkeypatch.setattr(ar_module, "MAX_NAMES", 3)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flash_dist.binaries import tar as tar_module
 from flash_dist.binaries.tar import read_members
-from flash_dist.errors import FatbinError
+from flash_dist.errors import FatbinError, LimitError
+from tests.unit.made.budgets import allow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,13 +101,25 @@ def pax(record: bytes) -> bytes:
         (pax(b"0 path=a\n"), "not understood"),
         (pax(b"9999 path=a\n" * 2), "not understood"),
         (pax(b"no records at all"), "not understood"),
+        (pax(b"10 path=a\nwhat ends without a line"), "not understood"),
+        (pax(b"10 path=a\n" + b"=\n" * 4), "not understood"),
         (pax(b"99999999999999999999999999999"), "not understood"),
         (pax(b"30 size=9999999999999999999999\n"), "not understood"),
         (pax(b"31 size=9999999999999999999999\n"), "declares 99999999999999999999 bytes"),
     ],
     ids=[
         *("empty", "junk", "cut", "checksum", "huge", "gnu-name", "pax-size", "sparse"),
-        *("pax-sparse", "pax-zero", "pax-long", "pax-text", "pax-digits", "pax-end", "pax-huge"),
+        *(
+            "pax-sparse",
+            "pax-zero",
+            "pax-long",
+            "pax-text",
+            "pax-endless",
+            "pax-lines",
+            "pax-digits",
+            "pax-end",
+            "pax-huge",
+        ),
     ],
 )
 def test_damage_is_an_error(data: bytes, words: str) -> None:
@@ -117,11 +129,11 @@ def test_damage_is_an_error(data: bytes, words: str) -> None:
 
 def test_headers_and_bytes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     data = write({f"{number}.so": b"x" * 512 for number in range(8)})
-    monkeypatch.setattr(tar_module, "MAX_HEADERS", 6)
-    with pytest.raises(FatbinError, match="more than 6 headers"):
+    allow(monkeypatch, "members", 6)
+    with pytest.raises(LimitError, match="more than 6 members"):
         read(data)
-    monkeypatch.setattr(tar_module, "MAX_TOTAL_BYTES", 4096)
-    with pytest.raises(FatbinError, match="unpacks to more than 4096 bytes"):
+    allow(monkeypatch, "bytes", 2048)
+    with pytest.raises(LimitError, match="more than 2048 bytes to unpack"):
         read(data)
 
 

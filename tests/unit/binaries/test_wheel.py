@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flash_dist.binaries import wheel as wheel_module
+from flash_dist.binaries.inflate import read_chunks
 from flash_dist.binaries.wheel import open_wheel
-from flash_dist.errors import FatbinError
+from flash_dist.errors import FatbinError, LimitError
 from flash_dist.gpucode.fatbin import open_fatbin
+from tests.unit.made.budgets import allow
 from tests.unit.made.fatbin_builder import SASS, Kernel, container, cubin, entry, library
 
 if TYPE_CHECKING:
@@ -145,6 +147,48 @@ def test_damaged_contents_are_refused(tmp_path: Path) -> None:
         wheel.read("lib.so")
 
 
+@pytest.mark.parametrize(
+    "compression", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA], ids=["bzip2", "lzma"]
+)
+def test_members_of_the_rarer_codecs_are_read_and_their_damage_is_an_error(
+    tmp_path: Path, compression: int
+) -> None:
+    path = write_wheel(tmp_path / "pkg.whl", {"lib.so": LIBRARY}, compression)
+    with open_wheel(path) as wheel:
+        assert wheel.read("lib.so") == LIBRARY
+    whole = path.read_bytes()
+    start, end = 30 + len("lib.so") + 9, whole.index(b"PK\x01\x02")  # behind LZMA's own head
+    for place in range(start, end - 16, 7):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
+        broken = pytest.raises(FatbinError, match=r"`lib\.so`")
+        with open_wheel(path) as wheel, broken:
+            wheel.read("lib.so")
+
+
+@pytest.mark.parametrize(
+    "compression", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA], ids=["bzip2", "lzma"]
+)
+def test_a_bomb_of_the_rarer_codecs_comes_piece_by_piece(tmp_path: Path, compression: int) -> None:
+    path = write_wheel(tmp_path / "pkg.whl", {"lib.so": bytes(48 << 20)}, compression)
+    assert path.stat().st_size < 10_000
+    with zipfile.ZipFile(path) as archive:
+        sizes = [len(chunk) for chunk in read_chunks(archive, archive.infolist()[0])]
+    assert sum(sizes) == 48 << 20
+    assert max(sizes) <= 1 << 20
+
+
+def test_a_dictionary_that_no_honest_member_has_is_refused(tmp_path: Path) -> None:
+    path = write_wheel(tmp_path / "pkg.whl", {"lib.so": LIBRARY}, zipfile.ZIP_LZMA)
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<I", data, 30 + len("lib.so") + 5, 3 << 30)
+    path.write_bytes(data)
+    with (
+        open_wheel(path) as wheel,
+        pytest.raises(FatbinError, match="LZMA dictionary of 3221225472 bytes is refused"),
+    ):
+        wheel.read("lib.so")
+
+
 def test_an_encrypted_member_is_refused(tmp_path: Path) -> None:
     path = write_wheel(tmp_path / "pkg.whl", {"lib.so": LIBRARY})
     data = bytearray(path.read_bytes())
@@ -164,10 +208,10 @@ def test_sizes_are_bounded_before_anything_is_unpacked(
     with open_wheel(path) as wheel, pytest.raises(FatbinError, match="larger than 1000"):
         wheel.read("a.so")
     monkeypatch.undo()
-    monkeypatch.setattr(wheel_module, "MAX_TOTAL_BYTES", 5000)
+    allow(monkeypatch, "bytes", 5000)
     with open_wheel(path) as wheel:
         wheel.read("a.so")
-        with pytest.raises(FatbinError, match="too large to unpack"):
+        with pytest.raises(LimitError, match="more than 5000 bytes to unpack"):
             wheel.read("b.so")
     monkeypatch.setattr(wheel_module, "MAX_MEMBERS", 1)
     with pytest.raises(FatbinError, match="holds 2 files, more than 1"), open_wheel(path):

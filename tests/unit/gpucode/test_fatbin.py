@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import struct
@@ -15,13 +16,13 @@ import pytest
 
 from flash_dist.binaries import codecs
 from flash_dist.binaries.codecs import Codec, decompress
-from flash_dist.errors import FatbinError
-from flash_dist.gpucode import fatbin
+from flash_dist.errors import FatbinError, LimitError
 from flash_dist.gpucode.cubin import read_cubin_kernels, read_ptx_kernels
 from flash_dist.gpucode.fatbin import FatbinReport, open_fatbin, read_fatbin, read_kernels
 from flash_dist.targets.archs import KNOWN_ARCHS, Arch
 from flash_dist.targets.compatibility import judge
 from flash_dist.targets.devices import Device, Driver
+from tests.unit.made.budgets import allow
 from tests.unit.made.fatbin_builder import (
     CUDA,
     FLAG_64BIT,
@@ -186,16 +187,33 @@ def test_a_section_may_be_empty(tmp_path: Path) -> None:
     assert (report.entries, report.warnings) == ((), ())
 
 
-def test_a_file_that_cannot_be_mapped_is_an_error(
+def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "lib.so"
+    path.write_bytes(library(container(entry(SASS, 80, bytes(1 << 20)))))
+    with open_fatbin(path) as opened:
+        os.truncate(path, 4096)
+        said = rf"cannot read `{path}`: sm_80 image .*: it shrank while it was read"
+        with pytest.raises(FatbinError, match=said) as caught:
+            opened.kernels(opened.report.entries[0])
+    assert caught.value.hint == "read it again when nobody writes to it"
+
+
+def test_a_disk_that_fails_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "pread", fail)
+    with pytest.raises(FatbinError, match=r"cannot read .* cannot be read: Input/output error"):
+        read(tmp_path, library(GOOD))
+
+
+def test_a_system_without_pread_reads_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object, **__: object) -> object:
-        message = "cannot fit 'int' into an index-sized integer"  # of a 32-bit Python
-        raise OverflowError(message)
-
-    monkeypatch.setattr("mmap.mmap", refuse)
-    with pytest.raises(FatbinError, match=r"cannot read .*: cannot fit"):
-        read(tmp_path, library(GOOD))
+    expected = read(tmp_path, library(GOOD))
+    monkeypatch.delattr(os, "pread")
+    monkeypatch.delattr(os, "posix_fadvise")
+    assert read(tmp_path, library(GOOD)) == expected
 
 
 @pytest.mark.slow
@@ -364,8 +382,8 @@ def test_warnings_are_bounded(tmp_path: Path) -> None:
 
 
 def test_images_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flash_dist.gpucode.containers.MAX_ENTRIES", 3)
-    with pytest.raises(FatbinError, match="more than 3 images"):
+    allow(monkeypatch, "images", 3)
+    with pytest.raises(LimitError, match="more than 3 images"):
         read(tmp_path, library(container(*[entry(SASS, 80, b"")] * 4)))
 
 
@@ -480,13 +498,13 @@ def test_a_zstd_frame_with_a_dictionary_or_a_huge_window_is_refused() -> None:
 
 
 def test_images_are_bounded_in_total(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fatbin, "MAX_TOTAL_BYTES", 3 * len(TEXT))
+    allow(monkeypatch, "bytes", 3 * len(TEXT))
     path = tmp_path / "lib.so"
     path.write_bytes(library(container(*[entry(PTX, 80, TEXT, codec="zstd")] * 4)))
     with open_fatbin(path) as opened:
         *first, last = opened.report.entries
         assert [opened.payload(one) for one in first] == [TEXT] * 3
-        with pytest.raises(FatbinError, match="unpack to more than"):
+        with pytest.raises(LimitError, match="bytes to unpack"):
             opened.payload(last)
 
 
@@ -679,23 +697,20 @@ def test_headers_of_a_large_library_take_a_moment(tmp_path: Path) -> None:
 MOST_MEMORY = """
 import pathlib, sys
 from flash_dist.gpucode import fatbin
-from flash_dist.binaries import files
 
 def private():
     text = pathlib.Path("/proc/self/smaps_rollup").read_text()
     return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Private_"))
 
-most, release, before = [0], files.release_pages, private()
-def measure(data):
+most, before = [0], private()
+def measure():
     most[0] = max(most[0], private() - before)
-    release(data)
 
-for module in (fatbin, sys.modules["flash_dist.gpucode.containers"]):
-    module.release_pages = measure
 with fatbin.open_fatbin(sys.argv[1]) as opened:
-    measure(opened.data)
+    measure()
     for entry in opened.report.entries[:: int(sys.argv[2])]:
         opened.payload(entry)
+        measure()
 print(most[0])
 """
 

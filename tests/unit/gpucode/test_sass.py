@@ -13,6 +13,7 @@ from flash_dist.errors import FatbinError
 from flash_dist.gpucode.cubin import read_cubin_kernels, read_ptx_kernels
 from flash_dist.gpucode.sass import Body, read_cubin_bodies, read_ptx_bodies
 from flash_dist.targets.archs import Arch
+from tests.unit.made.budgets import allow
 from tests.unit.made.fatbin_builder import Kernel, cubin, ptx
 
 SM_61, SM_90 = Arch(6, 1), Arch(9, 0)
@@ -107,7 +108,7 @@ def test_an_extern_that_is_no_symbol_is_an_error() -> None:
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_kernels_of_one_image_are_bounded(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    monkeypatch.setattr("flash_dist.gpucode.cubin.MAX_KERNELS", 2)
+    allow(monkeypatch, "kernels", 2)
     names = [f"k{number}" for number in range(count)]
     image, text = cubin(*(Kernel(name) for name in names)), ptx(*names)
     for read in (
