@@ -19,6 +19,7 @@ from flash_dist.binaries.ar import read_members
 from flash_dist.binaries.files import hash_file
 from flash_dist.errors import FetchError
 from flash_dist.indexes.fetch import open_url, save
+from flash_dist.indexes.patience import Patience
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -155,9 +156,10 @@ def _download(download: Download, path: Path) -> None:
 
 def _try_download(url: str, path: Path) -> str:
     """Return why nothing came; empty if it did."""
+    patience = Patience.of_file()
     try:
-        with open_url(url) as response, path.open("wb") as file:
-            save(response, file, progress=lambda *_: None)
+        with open_url(url, patience=patience) as response, path.open("wb") as file:
+            save(response, file, progress=lambda *_: None, patience=patience)
     except FetchError as error:
         return error.message
     return ""

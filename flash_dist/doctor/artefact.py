@@ -17,6 +17,7 @@ from ..findings.result import CheckResult
 from ..indexes.candidates import read_offer
 from ..indexes.fetch import is_page, is_url, last_part, local_path, open_url, read_page, save
 from ..indexes.index import PROJECT, Index, make_index, read_index
+from ..indexes.patience import Patience
 from ..indexes.selection import select
 from ..targets.archs import DEFAULT_MACHINE
 
@@ -66,9 +67,10 @@ def at_hand(place: str, environment: Environment, *, progress: Progress) -> Iter
 
 
 def _fetch(place: str, environment: Environment, folder: Path, progress: Progress) -> Artefact:
-    with open_url(place) as response:
+    patience = Patience.of_file()
+    with open_url(place, patience=patience) as response:
         if not is_page(response):
-            return Artefact(_save(response, place, folder, progress))
+            return Artefact(_save(response, place, folder, progress, patience))
         index = make_index(place, read_page(response), response.url)
     return _fetch_best(index, environment, folder, progress)
 
@@ -80,8 +82,9 @@ def _fetch_best(
     listing = CheckResult("ok", _sum_up(index, wheel), tuple(_list(index, wheel)), name="index")
     if wheel.is_local:
         return Artefact(Path(wheel.location), listing)
-    with open_url(wheel.location) as response:
-        return Artefact(_save(response, wheel.location, folder, progress), listing)
+    patience = Patience.of_file()
+    with open_url(wheel.location, patience=patience) as response:
+        return Artefact(_save(response, wheel.location, folder, progress, patience), listing)
 
 
 def _choose(index: Index, environment: Environment) -> IndexedWheel:
@@ -124,12 +127,14 @@ def _list(index: Index, chosen: IndexedWheel) -> Iterator[str]:
         yield f"  and {len(index.wheels) - _SHOWN} more"
 
 
-def _save(response: Response, place: str, folder: Path, progress: Progress) -> Path:
+def _save(
+    response: Response, place: str, folder: Path, progress: Progress, patience: Patience
+) -> Path:
     """Write a file under its own name, which tells what it is."""
     path = folder / (last_part(place).replace("\x00", "") or "download")
     try:
         with path.open("wb") as file:
-            save(response, file, progress=progress)
+            save(response, file, progress=progress, patience=patience)
     except OSError as error:
         if error.errno not in {errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT}:
             raise  # the network's

@@ -13,6 +13,7 @@ from ..builds.published import published_sets
 from ..errors import ArchError, FlashDistError
 from ..targets.archs import Arch
 from .index import IndexedWheel, ask_size
+from .patience import Patience
 from .selection import Candidate, make_build
 
 if TYPE_CHECKING:
@@ -52,8 +53,10 @@ def read_offer(index: Index, *, machine: str = "", python: str = "") -> Offer:
 def _with_sizes(wheels: Sequence[IndexedWheel]) -> list[IndexedWheel]:
     """Ask for the sizes of the newest wheels where a page does not tell them."""
     newest = max((Version(wheel.version.public) for wheel in wheels), default=None)
+    patience = Patience()
     return [
-        ask_size(wheel) if Version(wheel.version.public) == newest else wheel for wheel in wheels
+        ask_size(wheel, patience) if Version(wheel.version.public) == newest else wheel
+        for wheel in wheels
     ]
 
 

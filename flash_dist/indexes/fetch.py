@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Final, Protocol
 from urllib.parse import unquote, urlsplit
 
 from ..errors import FetchError
+from .patience import Patience, make_handlers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -76,8 +77,15 @@ def is_page(response: Response) -> bool:
 
 
 @contextmanager
-def open_url(url: str, *, method: str = "GET") -> Iterator[Response]:
+def open_url(
+    url: str, *, method: str = "GET", patience: Patience | None = None
+) -> Iterator[Response]:
     """Ask a server.
+
+    Args:
+        url: Where.
+        method: How.
+        patience: How long it may take in all; that of a page when None.
 
     Raises:
         FetchError: The address is none of http and https, or nothing is had from it.
@@ -88,23 +96,37 @@ def open_url(url: str, *, method: str = "GET") -> Iterator[Response]:
         message = f"an address is http, https or file, got `{url}`"
         raise FetchError(message, hint="name a file or folder by its path")
     _log.debug("%s %s", method, url)
+    patience = patience or Patience()
     try:
         request = urllib.request.Request(  # noqa: S310 - the scheme was checked
             url, headers={"Accept": _ACCEPT, "User-Agent": "flash_dist"}, method=method
         )
-        with _make_opener().open(request, timeout=TIMEOUT) as response:
+        with (
+            patience.watching(),
+            _make_opener(patience).open(request, timeout=TIMEOUT) as response,
+        ):
             yield response
-    except _BROKEN as error:
+    except (FetchError, *_BROKEN) as error:
+        if patience.ended:
+            raise _too_slow(url, patience) from error
+        if isinstance(error, FetchError):
+            raise
         raise _explain(url, error) from error
+    if patience.ended:
+        raise _too_slow(url, patience)
 
 
-def _make_opener() -> urllib.request.OpenerDirector:
+def _too_slow(url: str, patience: Patience) -> FetchError:
+    message = f"cannot fetch `{url}`: it is not done after {patience.seconds:.0f} seconds"
+    return FetchError(message, hint="download it and name the file, or try again later")
+
+
+def _make_opener(patience: Patience) -> urllib.request.OpenerDirector:
     """Return an opener for http and https alone, wherever a server redirects to."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(),
+        *make_handlers(patience),
         urllib.request.HTTPRedirectHandler(),
         urllib.request.HTTPErrorProcessor(),
         urllib.request.HTTPDefaultErrorHandler(),
@@ -134,9 +156,14 @@ def read_page(response: Response) -> str:
 
 
 def save(
-    response: Response, file: IO[bytes], *, progress: Progress, limit: int = MAX_FILE_BYTES
+    response: Response,
+    file: IO[bytes],
+    *,
+    progress: Progress,
+    limit: int = MAX_FILE_BYTES,
+    patience: Patience | None = None,
 ) -> None:
-    """Write an answer to a file.
+    """Write an answer to a file, which gives a patience with a rate more time.
 
     Raises:
         FetchError: It is larger than the limit, or ends too soon.
@@ -145,7 +172,7 @@ def save(
     if length is not None and length > limit:
         raise _too_large(response.url, limit)
     done = 0
-    for chunk in _chunks(response, limit):
+    for chunk in _chunks(response, limit, patience):
         file.write(chunk)
         done += len(chunk)
         progress(done, length)
@@ -160,10 +187,12 @@ def content_length(response: Response) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() else None
 
 
-def _chunks(response: Response, limit: int) -> Iterator[bytes]:
+def _chunks(response: Response, limit: int, patience: Patience | None = None) -> Iterator[bytes]:
     done = 0
     while chunk := response.read(_CHUNK):
         done += len(chunk)
+        if patience is not None:
+            patience.count(len(chunk))
         if done > limit:
             raise _too_large(response.url, limit)
         yield chunk

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from ..errors import FetchError
 from .channels import READERS, parse_package
 from .fetch import content_length, is_page, is_url, last_part, local_path, open_url, read_page
 from .pages import Link, parse_page
+from .patience import Patience
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 PROJECT: Final = "flash-dist"
 MAX_PAGES: Final = 40
 MAX_ENTRIES: Final = 100_000
+MAX_TAGS: Final = 1000  # of one wheel; those on PyPI have up to 60
 
 _FOLDERS = ("simple", "wheels", "dist")  # of an index in which the project is further below
 
@@ -146,8 +149,9 @@ def _walk(folder: Path) -> Iterator[tuple[Link, str]]:
 def _crawl(url: str, project: str | None) -> Iterator[tuple[Link, str]]:
     """Yield the links to files, each with its index, of a page and of the pages it leads to."""
     waiting, seen = [url], {url}
+    patience = Patience()
     while waiting and len(seen) <= MAX_PAGES:
-        with open_url(waiting.pop(0)) as response:
+        with open_url(waiting.pop(0), patience=patience) as response:
             if not is_page(response):
                 message = f"`{response.url}` is no page of an index"
                 raise FetchError(message, hint="name a simple index (PEP 503 or 691) or a folder")
@@ -203,6 +207,7 @@ def parse_wheel(link: Link, page: str = "") -> IndexedWheel | None:
     if not name.endswith(".whl"):
         return None
     try:
+        _refuse_tags(name)
         project, version, _, tags = parse_wheel_filename(name)
     except InvalidWheelFilename:
         return None
@@ -221,12 +226,20 @@ def parse_wheel(link: Link, page: str = "") -> IndexedWheel | None:
     )
 
 
-def ask_size(wheel: IndexedWheel) -> IndexedWheel:
+def _refuse_tags(name: str) -> None:
+    """Refuse a name that stands for more tags than any: they are multiplied with each other."""
+    sets = name.removesuffix(".whl").rsplit("-", 3)[1:]
+    if math.prod(one.count(".") + 1 for one in sets) > MAX_TAGS:
+        message = f"Invalid wheel filename (more than {MAX_TAGS} tags): {name[:80]!r}"
+        raise InvalidWheelFilename(message)
+
+
+def ask_size(wheel: IndexedWheel, patience: Patience | None = None) -> IndexedWheel:
     """Return a wheel with its size: where the page does not tell, the server may."""
     if wheel.size is not None or wheel.is_local:
         return wheel
     try:
-        with open_url(wheel.location, method="HEAD") as response:
+        with open_url(wheel.location, method="HEAD", patience=patience) as response:
             return replace(wheel, size=content_length(response))
     except FetchError:
         return wheel

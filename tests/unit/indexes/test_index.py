@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import socket
+import threading
+import time
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,10 +22,12 @@ from flash_dist.indexes.candidates import read_offer
 from flash_dist.indexes.index import parse_wheel, read_index
 from flash_dist.indexes.install_commands import find_commands
 from flash_dist.indexes.pages import Link, parse_page
+from flash_dist.indexes.patience import Patience
 from flash_dist.targets.archs import ArchSet
 from tests.unit.made.wheels import write_dist, write_simple_index, write_wheel
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 HOPPER = "flash_dist-0.1.0+cu130.hopper-cp310-abi3-manylinux_2_34_x86_64.whl"
@@ -197,6 +204,80 @@ def test_what_a_server_refuses_or_that_is_no_page_is_a_sentence(tmp_path: Path) 
             read_index(f"{url}absent/")
         with pytest.raises(FetchError, match="is no page of an index"):
             read_index(f"{url}file.bin")
+
+
+def test_a_name_of_many_tags_is_no_wheel(tmp_path: Path) -> None:
+    """The three sets of tags multiply: 400 x 3 x 400 are 480,000 objects."""
+    many = [".".join(f"{kind}{n}" for n in range(size)) for kind, size in (("py", 300), ("p", 300))]
+    name = f"flash_dist-1.0-{many[0]}-none.abi3.x-{many[1]}.whl"
+    start = time.process_time()
+    assert parse_wheel(Link(f"https://host/{name}")) is None
+    assert time.process_time() - start < 0.5
+    (tmp_path / "index.html").write_text(f'<a href="{name}">x</a>')
+    assert read_index(str(tmp_path / "index.html")).wheels == ()
+
+
+@contextmanager
+def drip(answer: bytes) -> Iterator[str]:
+    """Serve an answer byte by byte, ten a second, for as long as anybody waits."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        stopped = threading.Event()
+
+        def serve_one() -> None:
+            with suppress(OSError):
+                connection, _ = server.accept()
+                with connection:
+                    for byte in answer:
+                        connection.sendall(bytes([byte]))
+                        if stopped.wait(0.1):
+                            return
+
+        thread = threading.Thread(target=serve_one, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.getsockname()[1]}/simple/"
+        finally:
+            stopped.set()
+    thread.join()
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        HEAD + b"X-Slow: " + b"y" * 9000,
+        b"HTTP/1.1 200 OK\r\n" + b"a" * 9000,
+        HEAD + b"Connection: close\r\n\r\n" + b" " * 9000,
+        HEAD + b"Content-Length: 9000\r\n\r\n" + b" " * 9000,
+    ],
+    ids=["headers", "line", "page", "page-with-length"],
+)
+def test_a_server_that_drips_is_left(answer: bytes) -> None:
+    with drip(answer) as url:
+        start = time.monotonic()
+        slow = pytest.raises(FetchError, match="it is not done after 1 seconds")
+        with slow, fetch.open_url(url, patience=Patience(0.6)) as response:
+            fetch.read_page(response)
+        assert time.monotonic() - start < 5
+
+
+def test_a_file_has_more_time_as_its_bytes_come(tmp_path: Path) -> None:
+    (tmp_path / "file.bin").write_bytes(bytes(100_000))
+    patience = Patience(5, 1000)
+    with serve(tmp_path) as url, fetch.open_url(f"{url}file.bin", patience=patience) as response:
+        fetch.save(response, io.BytesIO(), progress=lambda *_: None, patience=patience)
+    assert 90 < patience.left < 105
+
+
+def test_pages_of_one_index_share_their_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "index.html").write_text(f'<a href="{HOPPER}">x</a>')
+    monkeypatch.setattr("flash_dist.indexes.index.Patience", partial(Patience, 0))
+    with serve(tmp_path) as url, pytest.raises(FetchError, match="not done after 0 seconds"):
+        read_index(url)
 
 
 def test_a_download_is_bounded_and_tells_its_progress(tmp_path: Path) -> None:

@@ -1,0 +1,98 @@
+"""How long a server may take in all: a connection that is still busy after that is shut down.
+
+A timeout between two bytes does not help against a server that sends one every few seconds.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+import time
+import urllib.request
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from http.client import HTTPResponse
+
+PAGE_SECONDS: Final = 120.0  # for all pages of an index together
+FILE_SECONDS: Final = 60.0  # for a file, and more for what has come
+SLOWEST: Final = 10_000  # bytes per second
+
+
+class Patience:
+    """Seconds that are left, from now on; more of them as bytes come where a rate is given."""
+
+    def __init__(self, seconds: float = PAGE_SECONDS, rate: float = 0) -> None:
+        self.seconds = seconds
+        self._rate = rate
+        self._until = time.monotonic() + seconds
+        self._stopped = threading.Event()
+        self._sockets: list[socket.socket] = []
+        self.ended = False  # whether a connection was shut down
+
+    @classmethod
+    def of_file(cls) -> Patience:
+        """Return what a file gets, which may be large."""
+        return cls(FILE_SECONDS, SLOWEST)
+
+    @property
+    def left(self) -> float:
+        """Seconds until there is none."""
+        return self._until - time.monotonic()
+
+    def count(self, number: int) -> None:
+        """Take note of bytes that came."""
+        if self._rate:
+            self._until += number / self._rate
+
+    def follow(self, connection: socket.socket) -> None:
+        """Shut this connection down, too; also while it waits for a handshake."""
+        self._sockets.append(connection.dup())
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Shut down the connections made in this block when the time is over."""
+        self._stopped = threading.Event()
+        watcher = threading.Thread(target=self._watch, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            self._stopped.set()
+            watcher.join()
+            while self._sockets:
+                self._sockets.pop().close()
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(max(0.0, min(self.left, 1.0))):
+            if self.left <= 0:
+                self.ended = True
+                for one in tuple(self._sockets):
+                    with suppress(OSError):  # the other end may be gone
+                        one.shutdown(socket.SHUT_RDWR)
+                self._stopped.wait(0.1)  # another connection may be on its way
+
+
+def make_handlers(patience: Patience) -> tuple[urllib.request.BaseHandler, ...]:
+    """Return handlers for http and https whose connections end with the patience."""
+
+    class Plain(http.client.HTTPConnection):
+        def connect(self) -> None:
+            super().connect()
+            patience.follow(self.sock)
+
+    class Secure(http.client.HTTPSConnection, Plain):
+        """Its order of bases follows the socket before the handshake."""
+
+    class PlainHandler(urllib.request.HTTPHandler):
+        def http_open(self, req: urllib.request.Request) -> HTTPResponse:
+            return self.do_open(Plain, req)
+
+    class SecureHandler(urllib.request.HTTPSHandler):
+        def https_open(self, req: urllib.request.Request) -> HTTPResponse:
+            return self.do_open(Secure, req)
+
+    return PlainHandler(), SecureHandler()
