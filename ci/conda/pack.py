@@ -102,7 +102,6 @@ def stage_wheel(one: Artefact, stage: Path) -> list[Path]:
     """Unpack a wheel as conda installs it, with conda as its installer; return its licences."""
     site = stage / SITE
     with open_wheel(one.path) as wheel:
-        _require_plain(one, wheel.names)
         (record,) = (name for name in wheel.names if name.endswith(".dist-info/RECORD"))
         info = record.rpartition("/")[0]
         files = {name: wheel.read(name) for name in wheel.names}
@@ -118,15 +117,6 @@ def stage_wheel(one: Artefact, stage: Path) -> list[Path]:
         message = f"`{one.file_name}` holds no licence to put into a conda package"
         raise ArtefactError(message)
     return licenses
-
-
-def _require_plain(one: Artefact, names: Sequence[str]) -> None:
-    """Raise where unpacking would not be what an installer does."""
-    for name in names:
-        folder, _, rest = name.partition("/")
-        if folder.endswith(".data") or rest in {"entry_points.txt", INSTALLER}:
-            message = f"`{one.file_name}` holds `{name}`, which its conda package would lose"
-            raise ArtefactError(message, hint="ci/conda/pack.py has to learn it first")
 
 
 def _record_line(name: str, data: bytes) -> str:

@@ -18,7 +18,7 @@ from ci.command import command
 from ci.container.engine import find_engine
 from ci.project import ROOT, load_project
 from ci.release.manifest import SUMS, require_source
-from ci.wheels.artefacts import Artefact, find_artefacts
+from ci.wheels.artefacts import Artefact, find_artefacts, require_sound
 from ci.wheels.gates import require_archs, require_fresh
 from ci.wheels.platform_tags import (
     MANYLINUX,
@@ -135,6 +135,7 @@ def _require_wheel(one: Artefact, archset: ArchSet, version: str, source: Source
     if not result:
         raise ReleaseError(describe_failure(result))
     require_archs(result, archset)
+    require_sound(one)
     if source is not None:
         require_fresh(one.path, one.manifest)
         require_source(one, source)

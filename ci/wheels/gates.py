@@ -23,8 +23,9 @@ from ci.compile.decisions import hash_decisions
 from ci.project import ARCHSETS, ROOT, load_project
 from ci.wheels.platform_tags import require_glibc, require_platform, require_same_tags
 from flash_dist.audit.own import audit_wheel, describe_failure
-from flash_dist.audit.verify import check_record, check_sbom
+from flash_dist.audit.verify import verify_wheel
 from flash_dist.binaries.wheel import open_wheel
+from flash_dist.builds.contents import BINDING, KERNELS, MANIFEST
 from flash_dist.builds.published import load_archsets
 from flash_dist.cli.audit import print_audit
 from flash_dist.cli.terminal.results import make_console, print_result
@@ -58,12 +59,14 @@ def audit(wheel: Path, asked: ArchSet) -> AuditResult:
 
 
 def verify(wheel: Path) -> None:
-    """Insist that RECORD and the bill of materials are those of the finished wheel."""
-    for check in (check_record, check_sbom):
-        result = check(wheel)
+    """Insist on what `verify` says of the finished wheel, and let all of it be said first."""
+    results = [result for result in verify_wheel(wheel).results if result.status != "skip"]
+    for result in results:
         print_result(make_console(), result)
+    for result in results:
         if not result:
-            message = f"`{wheel.name}`: {result.summary}"
+            details = "".join(f"\n  {detail}" for detail in result.details)
+            message = f"`{wheel.name}`: {result.summary}{details}"
             raise WheelBuildError(message)
 
 
@@ -109,7 +112,13 @@ def require_package(wheel: Path, root: Path = ROOT) -> None:
             for name in sorted(packed & sources.keys())
             if opened.read(name) != sources[name].read_bytes()
         ]
-    wrong = [f"{name} is missing" for name in missing] + [f"{name} is another" for name in other]
+    built = {MANIFEST, KERNELS, BINDING, *sources}
+    strange = [name for name in sorted(packed - built) if name.startswith("flash_dist/")]
+    wrong = [
+        *(f"{name} is missing" for name in missing),
+        *(f"{name} is another" for name in other),
+        *(f"{name} is not in the sources" for name in strange),
+    ]
     if wrong or not sources:
         message = f"`{wheel.name}` does not hold the package: {list_few(wrong, 5)}"
         raise WheelBuildError(message, hint="the sources changed during the build: build again")

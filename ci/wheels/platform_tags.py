@@ -5,26 +5,22 @@ A file is easily renamed, its code is not.
 
 from __future__ import annotations
 
-import re
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from packaging.tags import parse_tag
 from packaging.utils import parse_wheel_filename
 
-from flash_dist.binaries.symbols import open_shared
+from flash_dist.audit.glibc import find_glibc, read_floor
 from flash_dist.binaries.wheel import open_wheel
 from flash_dist.builds.metadata import read_tags
 from flash_dist.errors import FlashDistError
 from flash_dist.targets.distributions import oldest_served
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
+    from pathlib import Path
 
 MANYLINUX: Final = "manylinux_2_28"  # what is released: glibc 2.28 or newer
-_GLIBC: Final = re.compile(r"GLIBC_2\.([0-9]+)(\.[0-9]+)?")
-_TAG: Final = re.compile(r"manylinux_2_([0-9]+)_\w+")
 
 
 class PlatformTagError(FlashDistError):
@@ -60,30 +56,12 @@ def require_same_tags(wheel: Path) -> None:
 def require_glibc(wheel: Path) -> None:
     """Insist that no library needs a newer glibc than the tag promises."""
     floor = read_floor(wheel.name)
-    needed = max(_find_glibc(wheel), default=0)
+    with open_wheel(wheel) as opened:
+        needed = max(find_glibc(opened, opened.libraries), default=0)
     if floor is None or needed > floor:
         promised = "no manylinux tag" if floor is None else f"glibc 2.{floor}"
         message = f"{wheel.name} needs glibc 2.{needed}, its name promises {promised}"
         raise PlatformTagError(message, hint="`nox -s build_wheels` in a container builds it again")
-
-
-def _find_glibc(wheel: Path) -> Iterator[int]:
-    """Yield x of each version GLIBC_2.x that the libraries of a wheel need."""
-    with open_wheel(wheel) as opened, tempfile.TemporaryDirectory() as folder:
-        for name in opened.libraries:
-            path = Path(folder) / "library.so"
-            with opened.unpacked(name) as file:
-                path.write_bytes(file.read())
-            for version in open_shared(path).versions_needed:
-                match = _GLIBC.fullmatch(version.name)
-                if match:
-                    yield int(match[1])
-
-
-def read_floor(file_name: str) -> int | None:
-    """Return 34 for a wheel that is `manylinux_2_34`; None without such a tag."""
-    found = [int(match[1]) for match in _TAG.finditer(file_name)]
-    return min(found, default=None)
 
 
 def describe_floor(file_names: Iterable[str]) -> str:

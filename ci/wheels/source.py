@@ -1,13 +1,14 @@
 """Which commit wheels were built from, and whether that is true.
 
-The Python files in a wheel are compared with those of the commit, and the hash of what the planner
-decides with that of the source. The kernels themselves cannot be traced back: two builds of the
-same commit can be compared (`nox -s repro`).
+The Python files in a wheel, its licence and its description are compared with those of the commit,
+and the hash of what the planner decides with that of the source. The kernels themselves cannot be
+traced back: two builds of the same commit can be compared (`nox -s repro`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 from ci.compile.decisions import DECISIONS, hash_decisions, read_decisions
 from ci.project import ROOT
 from flash_dist.binaries.wheel import open_wheel
-from flash_dist.builds.contents import MANIFEST
+from flash_dist.builds.contents import BINDING, KERNELS, MANIFEST
+from flash_dist.builds.sbom import FILE_NAME as BILL
 from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
@@ -25,6 +27,13 @@ if TYPE_CHECKING:
     from ci.wheels.artefacts import Artefact
 
 BUILT_FROM: Final = ("flash_dist", "csrc", "ci", "setup.py", "pyproject.toml", "README.md")
+
+
+_PACKED: Final = ("flash_dist", "LICENSE", "README.md")  # as they are
+_BUILT: Final = frozenset({MANIFEST, KERNELS, BINDING})
+_INFO: Final = re.compile(r"flash_dist-[^/]+\.dist-info/(.+)")
+_WRITTEN: Final = frozenset({"WHEEL", "RECORD", "top_level.txt", f"sboms/{BILL}"})
+_LICENSE: Final = "licenses/LICENSE"
 
 
 class SourceError(FlashDistError):
@@ -43,14 +52,29 @@ class Source:
         """Say what of a wheel is not of this commit."""
         if one.manifest.planner != self.planner:
             yield "the host code of the kernels"
-        with open_wheel(one.path) as wheel:
-            names = [name for name in wheel.names if name.startswith("flash_dist/")]
-            for name in names:
-                if name not in {MANIFEST, *wheel.libraries}:
-                    data = wheel.read(name)
-                    if self.blobs.get(name) != _hash_blob(data):
-                        yield name
-            yield from sorted(self.blobs.keys() - set(names))
+        packed = dict(_read_sources(one.path))
+        for name in sorted(packed.keys() | self.blobs.keys()):
+            if packed.get(name) != self.blobs.get(name):
+                yield name
+
+
+def _read_sources(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield what of a wheel is a file of the sources, with git's hash, under its name there.
+
+    What no build makes has no such name, and so differs from every commit.
+    """
+    with open_wheel(path) as wheel:
+        for name in wheel.names:
+            info = _INFO.fullmatch(name)
+            if name in _BUILT or (info and info[1] in _WRITTEN):
+                continue
+            data = wheel.read(name)
+            if info and info[1] == "METADATA":
+                _, _, description = data.partition(b"\n\n")
+                if description:
+                    yield "README.md", _hash_blob(description)
+            else:
+                yield ("LICENSE" if info and info[1] == _LICENSE else name), _hash_blob(data)
 
 
 def read_source(root: Path = ROOT) -> Source:
@@ -64,7 +88,7 @@ def read_source(root: Path = ROOT) -> Source:
         message = f"{len(changed)} files that wheels are built from are not committed"
         raise SourceError(message, hint="`git status` lists them; commit, then build")
     blobs = {}
-    for line in ask_git(root, "ls-tree", "-r", "HEAD", "flash_dist").splitlines():
+    for line in ask_git(root, "ls-tree", "-r", "HEAD", *_PACKED).splitlines():
         told, _, name = line.partition("\t")
         blobs[name] = told.split()[2]
     decisions = read_decisions(root / DECISIONS.relative_to(ROOT))

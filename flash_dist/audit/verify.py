@@ -7,6 +7,7 @@ Only a manifest that came another way tells that nobody did.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from ..binaries.files import hash_file, open_file
@@ -15,11 +16,15 @@ from ..builds.conda_package import find_path_damage, open_conda
 from ..builds.contents import BINDING, KERNELS, read_contents, read_manifest
 from ..builds.record import find_damage, hash_member
 from ..builds.sbom import FILE_NAME, find_differences
+from ..builds.zip_layout import list_names, read_members
 from ..errors import FlashDistError
 from ..findings.result import EXIT_FINDINGS, EXIT_FINE, CheckResult
 from ..findings.verifications import (
+    VERIFY_ARCHIVE,
     VERIFY_AUDIT,
     VERIFY_CHECKSUM,
+    VERIFY_FOREIGN_FILE,
+    VERIFY_METADATA,
     VERIFY_NOT_LISTED,
     VERIFY_RECORD,
     VERIFY_SBOM_DIFFERS,
@@ -27,10 +32,12 @@ from ..findings.verifications import (
     VERIFY_UNREAD,
 )
 from ..targets.wording import few_lines
+from .files import INSTALLER, find_foreign_kinds, find_foreign_names
+from .identity import find_contradictions
 from .own import audit_contents
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from ..builds.conda_package import CondaContents
@@ -85,7 +92,16 @@ def verify_wheel(path: Path, listing: Listing | None = None) -> Verification:
 
 def _check_wheel(path: Path) -> tuple[CheckResult, ...]:
     return (
+        _guard("archive", check_archive, path),
+        _guard("files", check_files, path),
+        *_check_contents(path),
+    )
+
+
+def _check_contents(path: Path) -> tuple[CheckResult, ...]:
+    return (
         _guard("record", check_record, path),
+        _guard("metadata", check_metadata, path),
         _guard("audit", check_audit, path),
         _guard("sbom", check_sbom, path),
     )
@@ -96,7 +112,8 @@ def _check_conda(path: Path) -> tuple[CheckResult, ...]:
     try:
         with open_conda(path) as package:
             paths = replace(check_paths(package), name="paths")
-            return (paths, *_check_wheel(package.wheel))
+            files = _guard("files", partial(check_files, more=(INSTALLER,)), package.wheel)
+            return (paths, files, *_check_contents(package.wheel))
     except FlashDistError as error:
         return (_unread("paths", error),)
 
@@ -154,6 +171,43 @@ def check_paths(package: CondaContents) -> CheckResult:
         details = few_lines(damage, _SHOWN)
         return CheckResult("fail", summary, details, fix, VERIFY_RECORD)
     return CheckResult("ok", f"{len(package.files)} files are those that paths.json lists")
+
+
+def check_archive(path: Path) -> CheckResult:
+    """Is every byte of the archive that of one regular file, told in one way?"""
+    with open_file(path) as file:
+        members, problems = read_members(file)
+    problems = (*problems, *find_foreign_kinds(members))
+    if problems:
+        summary = "the archive holds more than its list says"
+        fix = "do not install it; download it again"
+        return CheckResult("fail", summary, few_lines(problems, _SHOWN), fix, VERIFY_ARCHIVE)
+    return CheckResult("ok", "every byte belongs to one of its regular files")
+
+
+def check_files(path: Path, *, more: Sequence[str] = ()) -> CheckResult:
+    """Does it hold files of this package alone?"""
+    with open_wheel(path) as wheel, open_file(path) as file:
+        count = len(wheel.names)
+        names = {*wheel.names, *list_names(file)}  # zipfile leaves folders out and cuts at NUL
+        foreign = list(find_foreign_names(names, more=more))
+    if foreign:
+        summary = "the wheel holds files that are not of this package, or lacks some"
+        fix = "do not install it; download it again"
+        return CheckResult("fail", summary, few_lines(foreign, _SHOWN), fix, VERIFY_FOREIGN_FILE)
+    return CheckResult("ok", f"{count} files of this package, and no other")
+
+
+def check_metadata(path: Path) -> CheckResult:
+    """Do file name, METADATA, WHEEL and _build.json tell of one wheel?"""
+    with open_wheel(path) as wheel:
+        contradictions = list(find_contradictions(wheel, path.name))
+    if contradictions:
+        summary = "file name, METADATA, WHEEL and _build.json do not tell of one wheel"
+        fix = "do not install it; download it again"
+        details = few_lines(contradictions, _SHOWN)
+        return CheckResult("fail", summary, details, fix, VERIFY_METADATA)
+    return CheckResult("ok", "file name, METADATA, WHEEL and _build.json tell of one wheel")
 
 
 def check_record(path: Path) -> CheckResult:

@@ -53,6 +53,16 @@ def has_shared_runtime(cuda: str) -> bool:
     return parse_version(cuda)[0] < 13  # noqa: PLR2004 - the first major on PyPI with all of it
 
 
+# What every wheel requires beside torch, as pyproject.toml has it.
+REQUIREMENTS: Final = ("packaging", "rich", "backports.zstd; python_version < '3.14'")
+
+
+def requirements_of(manifest: Manifest) -> tuple[str, ...]:
+    """Return everything that METADATA of a wheel with this manifest requires."""
+    runtime = runtime_requirements(manifest.toolkit.cuda)
+    return (f"torch>={manifest.torch_min}", *REQUIREMENTS, *runtime)
+
+
 def runtime_requirements(cuda: str) -> tuple[str, ...]:
     """Return what a wheel of this toolkit depends on beside torch."""
     if not has_shared_runtime(cuda):

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ..errors import ManifestError
-from ..targets.archs import DEFAULT_MACHINE, DEFAULT_TOOLKIT, Arch, ArchSet
+from ..targets.archs import DEFAULT_MACHINE, DEFAULT_TOOLKIT, SESSIONS, Arch, ArchSet
 from .package import PACKAGE
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class Manifest:
         """Read the file's text; `source` is named in errors."""
         try:
             data = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             message = f"`{source}` is not JSON: {error}"
             raise ManifestError(message) from error
         return cls.from_json(data)
@@ -203,12 +203,24 @@ def load_manifest(package: Path = PACKAGE) -> Manifest:
     return Manifest.from_text(text, source=path)
 
 
+_FLAT: Final[dict[str, type | tuple[type, ...]]] = {
+    "str": str,
+    "int": int,
+    "int | None": (int, type(None)),
+}
+
+
 def _read(kind: type[T], data: dict[str, Any]) -> T:
     """Build a flat dataclass; unknown keys are left for newer readers."""
-    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    known = {name: data[name] for name in names if name in data}
+    told = {field.name: str(field.type) for field in fields(kind)}  # type: ignore[arg-type]
+    known = {name: data[name] for name in told if name in data}
+    for name, value in known.items():
+        wanted = _FLAT.get(told[name])
+        if wanted and not isinstance(value, wanted):
+            message = f"`{name}` must be {told[name]}, got {value!r:.60}"
+            raise TypeError(message)
     if "target" in known:
-        known["target"] = Arch.parse(known["target"])
+        known["target"] = Arch.parse(str(known["target"]))
     return kind(**known)
 
 
@@ -218,12 +230,17 @@ def _read_kernel(data: dict[str, Any]) -> KernelRecord:
 
 
 def _read_archset(data: dict[str, Any]) -> ArchSet:
-    parsed = ArchSet.parse(data["archs"], name=data["name"], label=data["label"])
+    name, label = str(data["name"]), str(data["label"])
+    parsed = ArchSet.parse(str(data["archs"]), name=name, label=label)
+    machine = str(data.get("machine", DEFAULT_MACHINE))
+    if machine not in SESSIONS:
+        message = f"a machine must be {' or '.join(SESSIONS)}, got `{machine}`"
+        raise ValueError(message)
     return replace(
         parsed,
         who=str(data.get("who", "")),
         toolkit=str(data.get("toolkit", DEFAULT_TOOLKIT)),
-        machine=str(data.get("machine", DEFAULT_MACHINE)),
+        machine=machine,
     )
 
 

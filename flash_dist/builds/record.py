@@ -31,7 +31,12 @@ def find_damage(wheel: Wheel) -> Iterator[str]:
     (record,) = records
     entries: dict[str, _Entry] = {}
     lines = wheel.read(record).decode("utf-8", "backslashreplace").splitlines()
-    for row in csv.reader(lines):
+    try:
+        rows = list(csv.reader(lines))
+    except csv.Error as error:
+        yield f"RECORD is not understood: {error}"
+        return
+    for row in rows:
         if len(row) != 3 or row[0] in entries:  # noqa: PLR2004 - name, hash, size
             yield f"RECORD has a malformed line: {','.join(row)}"
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ..audit.verify import verify_wheel
 from ..builds.listing import read_listing
@@ -28,11 +28,15 @@ examples:
   python -m flash_dist verify --manifest manifest.json dist/*/*.whl
   python -m flash_dist verify --manifest manifest.json dist/conda/*/*.conda
 
-Without --manifest a file is only held against itself: it is undamaged and what it declares, but
-nobody says that it is the one that was released.
+Without --manifest a file is only held against itself: it is undamaged, holds files of this package
+alone and what it declares, but nobody says who built it. Whoever changes a module of it and its
+RECORD, too, is found by the manifest alone.
 
 exit status: 0 passed, 1 something differs or cannot be read, 2 wrong usage or no such manifest
 """
+
+
+_UNKNOWN: Final = "only a release's manifest tells, see --manifest"
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -41,9 +45,9 @@ def add_parser(subparsers: Subparsers) -> None:
         subparsers,
         "verify",
         summary="prove that a wheel of this package is undamaged and the one that was released",
-        description="Hold a wheel of this package, or a conda package of one, against its RECORD, "
-        "its _build.json and its bill of materials, and against the manifest of its release. "
-        "Nothing is installed or run.",
+        description="Hold a wheel of this package, or a conda package of one, against what such a "
+        "wheel may hold, against its RECORD, its METADATA, its _build.json and its bill of "
+        "materials, and against the manifest of its release. Nothing is installed or run.",
         epilog=EPILOG,
     )
     parser.add_argument(
@@ -72,9 +76,19 @@ def run(args: argparse.Namespace) -> int:
             print(json.dumps(found.to_json()))
         else:
             print_verification(console, found, quiet=args.quiet)
-    if args.quiet and not args.json:
-        print(f"{passed} of {count(len(args.paths), 'file')} passed")
+    if not args.json:
+        print_end(console, passed, len(args.paths), known=listing is not None, quiet=args.quiet)
     return EXIT_FINE if passed == len(args.paths) else EXIT_FINDINGS
+
+
+def print_end(console: Console, passed: int, files: int, *, known: bool, quiet: bool) -> None:
+    """Print how many passed, and what nobody can tell without a manifest."""
+    these = "this" if files == 1 else "them"
+    unknown = f"who built {these} is not known: {_UNKNOWN}"
+    parts = [f"{passed} of {count(files, 'file')} passed"] if quiet else []
+    parts += [] if known else [unknown]
+    if parts:
+        console.print("; ".join(parts), soft_wrap=True)
 
 
 def print_verification(console: Console, found: Verification, *, quiet: bool) -> None:

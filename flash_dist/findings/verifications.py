@@ -30,6 +30,34 @@ VERIFY_CHECKSUM: Final = Entry(
     "Do not install it. Download it again; if it still differs, tell who published the release.",
 )
 
+VERIFY_ARCHIVE: Final = Entry(
+    "verify-archive",
+    "The archive holds more than its list says",
+    "Bytes lie before, between or behind the members of the zip archive, or the header before a "
+    "member tells something else than the list at the end: two programs would see two archives. "
+    "Or a member is a link, a device, or has permissions that no build gives.",
+    "Do not install it; download it again. Nothing that builds this package packs so.",
+)
+
+VERIFY_FOREIGN_FILE: Final = Entry(
+    "verify-foreign-file",
+    "The wheel holds files that are not of this package",
+    "A wheel of this package holds the folder `flash_dist` and one dist-info, and an installer "
+    "puts whatever else it finds beside other packages: a `.pth` file runs with every Python, a "
+    "folder `torch` replaces torch's files, `*.data` reaches `bin`. Or a file that every wheel "
+    "has is missing.",
+    "Do not install it, and tell whoever gave it to you. `python -m zipfile -l FILE` lists it.",
+)
+
+VERIFY_METADATA: Final = Entry(
+    "verify-metadata",
+    "Name, METADATA, WHEEL and _build.json tell of different wheels",
+    "Version, tags, Python, requirements and glibc are told by the file name, the dist-info and "
+    "`_build.json`, and must be one: installers believe each of them somewhere. A requirement "
+    "that is not ours would be installed, too.",
+    "Do not install it, and do not rename wheels; build again with `nox -s build_wheels`.",
+)
+
 VERIFY_RECORD: Final = Entry(
     "verify-record",
     "Files in the wheel are not those of its RECORD",

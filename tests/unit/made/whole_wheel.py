@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ci.compile.sbom import make_sbom
 from flash_dist.builds.contents import BINDING, KERNELS, MANIFEST
-from flash_dist.builds.linkage import BINDING_NEEDS
+from flash_dist.builds.linkage import BINDING_NEEDS, requirements_of
 from flash_dist.builds.manifest import Part as OthersPart
 from flash_dist.targets.archs import Arch
 from tests.unit.builds.test_manifest import make_kernel, make_manifest
@@ -35,6 +35,7 @@ NAME = f"flash_dist-{VERSION}-cp310-abi3-{PLATFORM}.whl"
 INFO = f"flash_dist-{VERSION}.dist-info"
 SBOM = f"{INFO}/sboms/flash_dist.cdx.json"
 RECORD = f"{INFO}/RECORD"
+METADATA = f"{INFO}/METADATA"
 WHEEL = f"{INFO}/WHEEL"
 PARTS = (
     OthersPart(
@@ -66,11 +67,30 @@ def make_files(
         BINDING: _library((*needs, *sorted(BINDING_NEEDS)), ("$ORIGIN",), "PyInit__C"),
         MANIFEST: manifest.to_text().encode(),
         "flash_dist/__init__.py": b"",
-        WHEEL: f"Wheel-Version: 1.0\nTag: cp310-abi3-{platform}\n".encode(),
-        f"{INFO}/METADATA": f"Version: {VERSION}\nRequires-Python: >=3.10\n".encode(),
+        WHEEL: make_wheel_file(platform),
+        METADATA: make_metadata(manifest),
     }
     hashes = {name: hashlib.sha256(files[name]).hexdigest() for name in (KERNELS, BINDING)}
     return {**files, SBOM: make_sbom(manifest, hashes).encode()}
+
+
+def make_wheel_file(platform: str = PLATFORM) -> bytes:
+    """Return the file WHEEL."""
+    told = f"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp310-abi3-{platform}\n"
+    return told.encode()
+
+
+def make_metadata(manifest: Manifest, *more: str) -> bytes:
+    """Return METADATA with more lines at its end."""
+    lines = [
+        "Metadata-Version: 2.4",
+        "Name: flash_dist",
+        f"Version: {VERSION}",
+        "Requires-Python: >=3.10",
+        *(f"Requires-Dist: {one}" for one in requirements_of(manifest)),
+        *more,
+    ]
+    return "".join(f"{line}\n" for line in lines).encode()
 
 
 def _make_image(arch: Arch) -> bytes:

@@ -20,7 +20,14 @@ from ci.toolchain.torch_headers import TorchHeaders
 from ci.wheels.artefacts import ArtefactError, find_artefacts
 from ci.wheels.source import Source, SourceError, read_source
 from flash_dist.builds.listing import read_listing
-from tests.unit.made.whole_wheel import NAME, SBOM, make_files, write_whole_wheel
+from tests.unit.made.whole_wheel import (
+    METADATA,
+    NAME,
+    SBOM,
+    make_declared,
+    make_files,
+    write_whole_wheel,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,6 +110,36 @@ def test_a_wheel_that_does_not_verify_is_not_released(tmp_path: Path) -> None:
     with pytest.raises(ArtefactError, match="is not released: the wheel holds 0 bills"):
         write_release(tmp_path, find_artefacts(tmp_path), None)
     assert not (tmp_path / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "flash_dist.pth",
+        "torch/__init__.py",
+        "flash_dist-0.1.0+cu130.hopper.data/scripts/pip",
+        "./flash_dist/__init__.py",
+        "flash_dist/evil.py",
+        "flash_dist-0.1.0+cu130.hopper.dist-info/licenses/LICENSE",
+    ],
+)
+def test_no_wheel_is_of_a_commit_that_does_not_have_its_files(tmp_path: Path, name: str) -> None:
+    write_whole_wheel(tmp_path / "hopper", {**make_files(), name: b"import os\n"})
+    empty = hashlib.sha1(b"blob 0\0", usedforsecurity=False).hexdigest()
+    commit = Source("c" * 40, {"flash_dist/__init__.py": empty}, make_declared().planner)
+    (one,) = find_artefacts(tmp_path)
+    assert list(commit.differences(one)) == ["LICENSE" if name.endswith("LICENSE") else name]
+    with pytest.raises(ArtefactError):
+        write_release(tmp_path, [one], commit)
+
+
+def test_the_description_is_that_of_the_commit(tmp_path: Path) -> None:
+    files = make_files()
+    write_whole_wheel(tmp_path / "hopper", {**files, METADATA: files[METADATA] + b"\nGo away\n"})
+    empty = hashlib.sha1(b"blob 0\0", usedforsecurity=False).hexdigest()
+    commit = Source("c" * 40, {"flash_dist/__init__.py": empty}, make_declared().planner)
+    (one,) = find_artefacts(tmp_path)
+    assert list(commit.differences(one)) == ["README.md"]
 
 
 def test_the_bill_is_valid_cyclonedx() -> None:

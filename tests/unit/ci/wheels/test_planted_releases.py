@@ -167,6 +167,24 @@ def test_a_package_of_other_sources_is_refused(
     assert f"does not hold the package: flash_dist/attention/batched.py {what}" in said
 
 
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("flash_dist/evil.py", "does not hold the package: flash_dist/evil.py is not in the"),
+        ("flash_dist.pth", "flash_dist.pth is no file of this package"),
+        ("torch/__init__.py", "torch/__init__.py is no file of this package"),
+        ("./flash_dist/__init__.py", "./flash_dist/__init__.py is no file of this package"),
+    ],
+)
+def test_a_file_that_is_not_in_the_sources_is_refused(
+    judge: Judge, tmp_path: Path, name: str, sentence: str
+) -> None:
+    files = {**make_files(declare()), name: b"import os\n"}
+    status, said = judge(write_whole_wheel(tmp_path, files))
+    assert status == 1
+    assert sentence in said
+
+
 def test_a_wheel_over_budget_is_refused(judge: Judge, tmp_path: Path) -> None:
     wheel = write_whole_wheel(tmp_path, make_files(declare()))
     size = wheel.stat().st_size

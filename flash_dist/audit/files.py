@@ -1,0 +1,78 @@
+"""Which files a wheel of this package may hold, and how: everything that is not listed is foreign.
+
+An installer puts whatever a wheel holds into site-packages, beside everything else that is there: a
+`.pth` file runs with every Python, a folder `torch` replaces torch's files, `*.data/scripts` those
+of `bin`. So nothing is allowed but the package and its dist-info, under names that mean one file
+on every file system.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+from typing import TYPE_CHECKING, Final
+
+from ..builds.contents import BINDING, KERNELS
+from ..builds.sbom import FILE_NAME as BILL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ..builds.zip_layout import Member
+
+# Lower case alone: no two of these are one file where case does not count.
+_PACKAGE: Final = re.compile(r"flash_dist/(?:[a-z0-9_]+/)*[a-z0-9_]+\.(?:py|json)")
+_MODULE: Final = re.compile(r"(.+)\.py")
+_ALLOWED: Final = frozenset({"flash_dist/py.typed", KERNELS, BINDING})
+_INFO: Final = re.compile(r"(flash_dist-[A-Za-z0-9.+!_]+\.dist-info)/(.+)")
+_REQUIRED: Final = ("METADATA", "RECORD", "WHEEL")
+_SAID: Final = frozenset({*_REQUIRED, "top_level.txt", "licenses/LICENSE", f"sboms/{BILL}"})
+INSTALLER: Final = "INSTALLER"  # which conda packages have
+
+
+def find_foreign_names(names: Iterable[str], *, more: Iterable[str] = ()) -> Iterator[str]:
+    """Say in sentences which files a wheel of this package does not hold, and which it lacks.
+
+    Args:
+        names: Of the files, or of folders, which end with a slash.
+        more: What is allowed in the dist-info beside what a wheel has there.
+    """
+    every = sorted(names)
+    files = {name for name in every if not name.endswith("/")}
+    said, infos = _SAID | set(more), set[str]()
+    for name in sorted(files):
+        info = _INFO.fullmatch(name)
+        if info is not None and info[2] in said:
+            infos.add(info[1])
+        elif name not in _ALLOWED and _PACKAGE.fullmatch(name) is None:
+            yield f"{name} is no file of this package"
+    if len(infos) != 1:
+        yield f"it has {len(infos)} folders flash_dist-*.dist-info, not one"
+    for folder in sorted(infos):
+        yield from (f"it lacks {folder}/{n}" for n in _REQUIRED if f"{folder}/{n}" not in files)
+    folders = {f"{name[:place]}/" for name in files for place in _slashes(name)}
+    for name in every:
+        if name.endswith("/") and name not in folders:
+            yield f"{name} is a folder without a file"
+    for name in sorted(files):
+        module = _MODULE.fullmatch(name)
+        if module and f"{module[1]}/" in folders:
+            yield f"{name} is a module, and {module[1]}/ a folder of the same name"
+
+
+def _slashes(name: str) -> Iterator[int]:
+    return (place for place, char in enumerate(name) if char == "/")
+
+
+def find_foreign_kinds(members: Iterable[Member]) -> Iterator[str]:
+    """Say which members are links or devices, or have permissions that nobody needs."""
+    for one in members:
+        kind, allowed = stat.S_IFMT(one.mode), stat.S_IFREG
+        if one.name.endswith("/"):
+            allowed = stat.S_IFDIR
+            if one.size:
+                yield f"{one.name} is a folder with {one.size} bytes"
+        if kind not in {0, allowed}:
+            yield f"{one.name} is no regular file or folder: mode {one.mode:o}"
+        elif one.mode & (stat.S_ISUID | stat.S_ISGID | stat.S_ISVTX | stat.S_IWOTH):
+            yield f"{one.name} has permissions that no build gives: mode {one.mode:o}"

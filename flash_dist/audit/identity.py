@@ -1,0 +1,130 @@
+"""Do file name, dist-info, METADATA, WHEEL and `_build.json` tell of one wheel?
+
+An installer believes each of them somewhere: the name for tags, METADATA for what it installs
+besides, WHEEL for where the files go.
+"""
+
+from __future__ import annotations
+
+import re
+from email.parser import BytesHeaderParser
+from typing import TYPE_CHECKING, Final
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.tags import parse_tag
+
+from ..builds.contents import BINDING, KERNELS, read_manifest
+from ..builds.linkage import requirements_of
+from ..builds.metadata import read_tags
+from .glibc import find_glibc, read_floor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from email.message import Message
+
+    from ..binaries.wheel import Wheel
+    from ..builds.manifest import Manifest
+
+_NAME: Final = re.compile(r"flash_dist-([^-]+)-(cp3([0-9]+)-abi3-[^-]+)\.whl")
+_TAG: Final = re.compile(r"cp3[0-9]+-abi3-[a-z0-9_.]+")
+_INFO: Final = re.compile(r"([^/]+)\.dist-info/METADATA")
+_ONCE: Final = ("Metadata-Version", "Name", "Version", "Requires-Python")
+# What would let an installer choose or fetch more than is required.
+_NEVER: Final = ("Provides-Extra", "Requires-External", "Provides-Dist", "Obsoletes-Dist")
+_WHEEL: Final = {"Wheel-Version": "1.0", "Root-Is-Purelib": "false"}
+
+
+def find_contradictions(wheel: Wheel, file_name: str) -> Iterator[str]:
+    """Say in sentences where what a wheel says of itself differs.
+
+    Raises:
+        FlashDistError: A part of it cannot be read.
+    """
+    manifest = read_manifest(wheel.path)
+    named = _NAME.fullmatch(file_name)
+    if named is None:
+        yield f"{file_name} is no name of ours: flash_dist-VERSION-cp3N-abi3-PLATFORM.whl"
+        return
+    version, tags, minor = named.groups()
+    infos = [match[1] for name in wheel.names if (match := _INFO.fullmatch(name))]
+    if len(infos) != 1:
+        yield f"there are {len(infos)} files METADATA, not one"
+        return
+    (info,) = infos
+    told = {
+        "the file name": version,
+        "dist-info": info.removeprefix("flash_dist-"),
+        "_build.json": manifest.package_version,
+    }
+    metadata = BytesHeaderParser().parsebytes(_read(wheel, info, "METADATA"))
+    told["METADATA"] = str(metadata.get("Version", ""))
+    if len(set(told.values())) != 1:
+        listed = ", ".join(f"{what} {one or 'nothing'}" for what, one in told.items())
+        yield f"the version is told differently: {listed}"
+    yield from _judge_metadata(metadata, manifest, minor)
+    yield from _judge_tags(_read(wheel, info, "WHEEL"), tags, manifest)
+    if f"{info}.dist-info/top_level.txt" in wheel.names:
+        top = _read(wheel, info, "top_level.txt").decode("utf-8", "backslashreplace").split()
+        if top != ["flash_dist"]:
+            yield f"top_level.txt names {', '.join(top) or 'nothing'}, not flash_dist alone"
+    floor, needed = read_floor(file_name), max(find_glibc(wheel, (KERNELS, BINDING)), default=0)
+    if floor is not None and needed > floor:
+        yield f"the code needs glibc 2.{needed}, the file name promises 2.{floor}"
+
+
+def _read(wheel: Wheel, info: str, name: str) -> bytes:
+    return wheel.read(f"{info}.dist-info/{name}")
+
+
+def _judge_metadata(metadata: Message, manifest: Manifest, minor: str) -> Iterator[str]:
+    for header in _ONCE:
+        count = len(metadata.get_all(header, []))
+        if count != 1:
+            yield f"METADATA has {count} lines {header}, not one"
+    for header in _NEVER:
+        if header in metadata:
+            yield f"METADATA has a line {header}: {metadata[header]}"
+    if metadata.get("Name") != "flash_dist":
+        yield f"METADATA is of {metadata.get('Name')}, not of flash_dist"
+    python = str(metadata.get("Requires-Python", ""))
+    if python != f">=3.{minor}":
+        yield f"METADATA is for Python {python or 'of any version'}, the tag for >=3.{minor}"
+    wanted = {_normalise(one) for one in requirements_of(manifest)}
+    found = [_normalise(str(one)) for one in metadata.get_all("Requires-Dist", [])]
+    for one in sorted(set(found) - wanted):
+        yield f"METADATA requires {one}, which a wheel with this _build.json does not"
+    for one in sorted(wanted - set(found)):
+        yield f"METADATA does not require {one}"
+    if len(found) != len(set(found)):
+        yield "METADATA requires something twice"
+
+
+def _normalise(text: str) -> str:
+    try:
+        return str(Requirement(text))
+    except InvalidRequirement:
+        return text
+
+
+def _judge_tags(text: bytes, tags: str, manifest: Manifest) -> Iterator[str]:
+    headers = BytesHeaderParser().parsebytes(text)
+    for header, wanted in _WHEEL.items():
+        found = headers.get_all(header, [])
+        if found != [wanted]:
+            yield f"WHEEL says {header}: {', '.join(found) or 'nothing'}, not {wanted}"
+    if "Build" in headers:
+        yield f"WHEEL has a build number, {headers['Build']}"
+    # Of other lines nothing is expanded: a short one can stand for millions of tags.
+    told = {
+        str(tag)
+        for line in read_tags(text)
+        for tag in (parse_tag(line) if _TAG.fullmatch(line) else (line,))
+    }
+    named = set(map(str, parse_tag(tags)))
+    if told != named:
+        listed = ", ".join(sorted(told)) or "no tag"
+        yield f"the file name has the tags {', '.join(sorted(named))}, WHEEL has {listed}"
+    machine = manifest.arch_set.machine
+    for tag in sorted(named):
+        if not tag.endswith(f"_{machine}"):
+            yield f"the tag {tag} is not for {machine}, which _build.json is for"

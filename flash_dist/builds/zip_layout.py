@@ -1,0 +1,220 @@
+"""Every byte of a zip archive accounted for: what lies beside its members, or is told twice.
+
+An installer reads the list at the end of an archive; others read the header before each member, or
+search for one. Where these differ, or bytes belong to nothing, two programs see two archives.
+Our builds write neither. Source: PKWARE, "APPNOTE.TXT".
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from dataclasses import dataclass
+from struct import Struct
+from typing import IO, TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_ENTRIES: Final = 10_000
+MAX_BYTES: Final = 2 << 30  # unpacked: ten times the largest wheel
+
+_END = Struct("<4s4H2IH")
+_ENTRY = Struct("<4s6H3I5H2I")
+_LOCAL = Struct("<4s5H3I2H")
+_EXTRA, _SIZES = Struct("<HH"), Struct("<QQ")
+_END_MAGIC, _ENTRY_MAGIC, _LOCAL_MAGIC = b"PK\5\6", b"PK\1\2", b"PK\3\4"
+_ZIP64 = 1
+_IN_EXTRA = 0xFFFFFFFF
+_STORED, _DEFLATED = 0, 8
+_FLAGS = 0x0806  # how hard deflate tried, and that names are UTF-8
+_CHUNK = 1 << 20
+
+
+class _OddError(Exception):
+    """What follows cannot be read."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One line of the list at the end."""
+
+    name: str  # as it stands there; bytes that are not ASCII are escaped
+    mode: int  # as `os.stat` has it: kind of file and permissions; 0: not told
+    size: int
+    packed: int
+    crc: int
+    method: int
+    flags: int
+    moment: int
+    place: int  # of its header
+    raw_name: bytes
+
+
+def read_members(file: IO[bytes]) -> tuple[tuple[Member, ...], tuple[str, ...]]:
+    """Read the list of an archive, and say in sentences what no build of ours packs."""
+    members: list[Member] = []
+    problems: list[str] = []
+    try:
+        for found in _walk(file):
+            if isinstance(found, Member):
+                members.append(found)
+            else:
+                problems.append(found)
+    except _OddError as error:
+        problems.append(str(error))
+    return tuple(members), tuple(problems)
+
+
+def list_names(file: IO[bytes]) -> tuple[str, ...]:
+    """Return all names of an archive, as they stand in its list; empty where it has none."""
+    try:
+        start, end, count = _find_list(file)
+        listed = _read_list(_read(file, start, end - start), count)
+        return tuple(one.name for one in listed if isinstance(one, Member))
+    except _OddError:
+        return ()
+
+
+def _walk(file: IO[bytes]) -> Iterator[Member | str]:
+    start, end, count = _find_list(file)
+    members = []
+    for found in _read_list(_read(file, start, end - start), count):
+        if isinstance(found, Member):
+            members.append(found)
+        yield found
+    if sum(one.size for one in members) > MAX_BYTES:
+        message = f"it unpacks to more than {MAX_BYTES} bytes"
+        raise _OddError(message)
+    place = 0
+    for one in sorted(members, key=lambda member: member.place):
+        if one.place != place:
+            yield f"{abs(one.place - place)} bytes before {one.name} {_belong(one.place < place)}"
+        header, differences = _read_header(file, one)
+        yield from differences
+        begin = one.place + header
+        yield from _judge_data(file, one, begin)
+        place = begin + one.packed
+    if place != start:
+        yield f"{abs(start - place)} bytes after the last member {_belong(start < place)}"
+
+
+def _belong(twice: bool) -> str:  # noqa: FBT001 - which of two words
+    return "belong to two members" if twice else "belong to no member"
+
+
+def _find_list(file: IO[bytes]) -> tuple[int, int, int]:
+    """Return where the list begins and ends, and how long it is."""
+    size = file.seek(0, os.SEEK_END)
+    last = size - _END.size
+    fields = _END.unpack(_read(file, last, _END.size)) if last >= 0 else (b"",) * 8
+    magic, disk, first, here, count, length, start, comment = fields
+    if magic != _END_MAGIC or comment:
+        message = "it does not end with the end of its list: a comment or other bytes follow"
+        raise _OddError(message)
+    if disk or first or here != count or start + length != last:
+        message = "other bytes lie before the archive or behind its list"
+        raise _OddError(message)
+    if count > MAX_ENTRIES:
+        message = f"it holds {count} members, allowed are {MAX_ENTRIES}"
+        raise _OddError(message)
+    return start, last, count
+
+
+def _read_list(data: bytes, count: int) -> Iterator[Member | str]:
+    place = 0
+    for _ in range(count):
+        if data[place : place + 4] != _ENTRY_MAGIC or len(data) - place < _ENTRY.size:
+            break
+        fields = _ENTRY.unpack_from(data, place)
+        (_, _, _, flags, method, time, date, crc, packed, size, name, extra, comment, *rest) = (
+            fields
+        )
+        _, _, attributes, offset = rest
+        texts = data[place + _ENTRY.size : place + _ENTRY.size + name + extra + comment]
+        place += _ENTRY.size + name + extra + comment
+        raw, more = texts[:name], texts[name : name + extra]
+        packed, size, odd = _resolve(packed, size, more)
+        told = raw.decode("ascii", "backslashreplace")
+        yield Member(
+            told, attributes >> 16, size, packed, crc, method, flags,
+            date << 16 | time, offset, raw,
+        )  # fmt: skip
+        if odd or comment:
+            yield f"{told} has a comment or extra fields in the list"
+    else:
+        if place == len(data):
+            return
+    message = "the list of members is damaged, or other bytes lie in it"
+    raise _OddError(message)
+
+
+def _resolve(packed: int, size: int, extra: bytes) -> tuple[int, int, bool]:
+    """Return the sizes, which may be in a field of 64 bits, and whether there is any other."""
+    if not extra:
+        return packed, size, False
+    if len(extra) == _EXTRA.size + _SIZES.size and _EXTRA.unpack_from(extra) == (_ZIP64, 16):
+        wide_size, wide_packed = _SIZES.unpack_from(extra, _EXTRA.size)
+        if packed in {wide_packed, _IN_EXTRA} and size in {wide_size, _IN_EXTRA}:
+            return wide_packed, wide_size, False
+    return packed, size, True
+
+
+def _read_header(file: IO[bytes], one: Member) -> tuple[int, list[str]]:
+    """Read the header before a member; return its length and how it differs from the list."""
+    data = _read(file, one.place, _LOCAL.size)
+    if data[:4] != _LOCAL_MAGIC:
+        message = f"there is no header before {one.name}"
+        raise _OddError(message)
+    _, _, flags, method, time, date, crc, packed, size, name, extra = _LOCAL.unpack(data)
+    texts = _read(file, one.place + _LOCAL.size, name + extra)
+    packed, size, odd = _resolve(packed, size, texts[name:])
+    differences = []
+    if texts[:name] != one.raw_name:
+        header = texts[:name].decode("ascii", "backslashreplace")
+        differences.append(f"{one.name} is called {header} in its own header")
+    told = (one.flags, one.method, one.moment, one.crc, one.packed, one.size)
+    if (flags, method, date << 16 | time, crc, packed, size) != told:
+        differences.append(f"{one.name} has another size, sum, time or method in its own header")
+    if odd:
+        differences.append(f"{one.name} has extra fields in its own header")
+    return _LOCAL.size + name + extra, differences
+
+
+def _judge_data(file: IO[bytes], one: Member, begin: int) -> Iterator[str]:
+    if one.flags & ~_FLAGS:
+        yield f"{one.name} is encrypted, or its size stands behind it"
+        return
+    if one.method not in {_STORED, _DEFLATED}:
+        yield f"{one.name} is packed by method {one.method}, allowed are stored and deflate"
+        return
+    engine = zlib.decompressobj(-zlib.MAX_WBITS) if one.method == _DEFLATED else None
+    size, crc, left = 0, 0, one.packed
+    file.seek(begin)
+    while left and not (engine and engine.eof) and size <= one.size:
+        chunk = file.read(min(left, _CHUNK))
+        if not chunk:
+            break
+        left -= len(chunk)
+        while chunk and size <= one.size:
+            try:
+                data = engine.decompress(chunk, _CHUNK) if engine else chunk
+            except zlib.error as error:
+                yield f"{one.name} cannot be unpacked: {error}"
+                return
+            size, crc = size + len(data), zlib.crc32(data, crc)
+            chunk = engine.unconsumed_tail if engine else b""
+    behind = len(engine.unused_data) if engine else 0
+    if left or behind:
+        yield f"{one.name} ends before its bytes in the archive do"
+    if (engine and not engine.eof) or (size, crc) != (one.size, one.crc):
+        yield f"{one.name} does not unpack to the size and sum of the list"
+
+
+def _read(file: IO[bytes], place: int, size: int) -> bytes:
+    file.seek(place)
+    data = file.read(size)
+    if len(data) != size:
+        message = "it is cut short"
+        raise _OddError(message)
+    return data
