@@ -180,16 +180,33 @@ def tests(session: nox.Session) -> None:
 @nox.session(venv_params=["--system-site-packages"])
 def gpu_tests(session: nox.Session) -> None:
     """Run tests/gpu on this machine's GPUs from an installed wheel: `-- WHEEL [PYTEST ...]`."""
+    args = _install_beside_tests(session)
+    session.run("python", "-m", "pytest", "--override-ini=pythonpath=", "tests/gpu", *args)
+
+
+@nox.session(venv_params=["--system-site-packages"])
+def gpu_fuzz(session: nox.Session) -> None:
+    """Hold random problems against float64 on this machine's GPUs: `-- WHEEL [--seconds N]`."""
+    args = _install_beside_tests(session)
+    session.run("python", "-m", "tests.fuzz.attention", *args)
+
+
+def _install_beside_tests(session: nox.Session) -> list[str]:
+    """Install the wheel that is named first, go where the tests lie without the sources' package.
+
+    Returns:
+        The other arguments of the session.
+    """
     wheel, *args = session.posargs or [str(next((ROOT / "dist" / "all").glob("*.whl")))]
     install(session, "test")
     session.install(str(Path(wheel).resolve()))
-    work = Path(session.create_tmp()) / "gpu"  # without the source tree's own flash_dist
+    work = Path(session.create_tmp()) / "gpu"
     shutil.rmtree(work, ignore_errors=True)
     for name in ("tests", "csrc"):
         shutil.copytree(ROOT / name, work / name)
     shutil.copy2(ROOT / "pyproject.toml", work)
     session.chdir(work)
-    session.run("python", "-m", "pytest", "--override-ini=pythonpath=", "tests/gpu", *args)
+    return args
 
 
 @nox.session(venv_params=["--system-site-packages"])

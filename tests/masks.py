@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 Tensor = torch.Tensor
+HOST: Final = "cpu"  # whatever torch's default device is
 
 
 class Sizes(NamedTuple):
@@ -27,15 +28,15 @@ class Sizes(NamedTuple):
 
     def rows(self) -> Tensor:
         """Return the queries as a column."""
-        return torch.arange(self.seqlen_q).unsqueeze(1)
+        return torch.arange(self.seqlen_q, device=HOST).unsqueeze(1)
 
     def columns(self) -> Tensor:
         """Return the keys as a row."""
-        return torch.arange(self.seqlen_k).unsqueeze(0)
+        return torch.arange(self.seqlen_k, device=HOST).unsqueeze(0)
 
     def random(self) -> torch.Generator:
         """Return a generator that is the same for the same sizes."""
-        return torch.Generator().manual_seed(hash(tuple(self)) % 2**31)
+        return torch.Generator(HOST).manual_seed(hash(tuple(self)) % 2**31)
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def _top_left(sizes: Sizes) -> Shown:
 
 def _band(sizes: Sizes, left: int, right: int) -> Tensor:
     diagonal = sizes.rows() + sizes.seqlen_k - sizes.seqlen_q
-    visible = torch.ones(sizes.seqlen_q, sizes.seqlen_k, dtype=torch.bool)
+    visible = torch.ones(sizes.seqlen_q, sizes.seqlen_k, dtype=torch.bool, device=HOST)
     if left >= 0:
         visible &= sizes.columns() >= diagonal - left
     if right >= 0:
@@ -92,7 +93,9 @@ def _window_object(sizes: Sizes) -> Shown:
 
 
 def _lengths(sizes: Sizes) -> Tensor:
-    lengths = torch.randint(0, sizes.seqlen_k + 1, (sizes.batch,), generator=sizes.random())
+    lengths = torch.randint(
+        0, sizes.seqlen_k + 1, (sizes.batch,), generator=sizes.random(), device=HOST
+    )
     lengths[0] = max(1, sizes.seqlen_k - 3)
     return lengths
 
@@ -111,7 +114,7 @@ def _padding_left(sizes: Sizes) -> Shown:
 
 def _steps(length: int, count: int, sizes: Sizes) -> Tensor:
     """[batch, length] ids that grow at random places."""
-    ids = torch.randint(0, count, (sizes.batch, length), generator=sizes.random())
+    ids = torch.randint(0, count, (sizes.batch, length), generator=sizes.random(), device=HOST)
     return ids.sort(-1).values.int()
 
 
@@ -123,16 +126,16 @@ def _block_causal(sizes: Sizes) -> Shown:
 
 def _sixteen_blocks(sizes: Sizes) -> Shown:
     """What a policy sees: as many blocks of the same length, each sees itself and all before."""
-    q_ids = (torch.arange(sizes.seqlen_q) * 16 // sizes.seqlen_q).int()
-    k_ids = (torch.arange(sizes.seqlen_k) * 16 // sizes.seqlen_k).int()
+    q_ids = (torch.arange(sizes.seqlen_q, device=HOST) * 16 // sizes.seqlen_q).int()
+    k_ids = (torch.arange(sizes.seqlen_k, device=HOST) * 16 // sizes.seqlen_k).int()
     visible = (k_ids[None, :] <= q_ids[:, None])[None, None]
     return Shown({"mask": BlockMask.block_causal(q_ids, k_ids)}, visible)
 
 
 def _block_causal_unsorted(sizes: Sizes) -> Shown:
     generator = sizes.random()
-    q_ids = torch.randint(0, 5, (sizes.seqlen_q,), generator=generator)
-    k_ids = torch.randint(0, 5, (sizes.seqlen_k,), generator=generator)
+    q_ids = torch.randint(0, 5, (sizes.seqlen_q,), generator=generator, device=HOST)
+    k_ids = torch.randint(0, 5, (sizes.seqlen_k,), generator=generator, device=HOST)
     visible = (k_ids[None, :] <= q_ids[:, None])[None, None]
     return Shown({"mask": BlockMask.block_causal(q_ids, k_ids)}, visible)
 
@@ -159,7 +162,9 @@ def _prefix(sizes: Sizes) -> Shown:
 
 def _intervals(sizes: Sizes) -> Shown:
     shape = (sizes.batch, 1, sizes.seqlen_q)
-    bounds = torch.randint(-5, sizes.seqlen_k + 6, (2, *shape), generator=sizes.random())
+    bounds = torch.randint(
+        -5, sizes.seqlen_k + 6, (2, *shape), generator=sizes.random(), device=HOST
+    )
     lo, hi = bounds.clamp(0, sizes.seqlen_k).sort(0).values
     hi[..., ::7] = lo[..., ::7]  # rows without a key
     visible = (sizes.columns() >= lo[..., None]) & (sizes.columns() < hi[..., None])
@@ -168,7 +173,7 @@ def _intervals(sizes: Sizes) -> Shown:
 
 def _intervals_far_apart(sizes: Sizes) -> Shown:
     """Neighbouring rows see the first keys or the last, those of later tiles what is between."""
-    i, seqlen_k = torch.arange(sizes.seqlen_q), sizes.seqlen_k
+    i, seqlen_k = torch.arange(sizes.seqlen_q, device=HOST), sizes.seqlen_k
     few = seqlen_k // 5
     odd, later = i % 2 == 1, i >= max(64, sizes.seqlen_q * 2 // 3 // 64 * 64)
     lo = torch.where(odd, seqlen_k - few + i % 3, 0).clamp(max=seqlen_k)
@@ -182,8 +187,8 @@ def _intervals_far_apart(sizes: Sizes) -> Shown:
 def _intervals_per_head(sizes: Sizes) -> Shown:
     """Windows that move with the rows, of another width for each head and batch entry."""
     shape = (2, sizes.batch, sizes.num_heads, 1)
-    before, after = torch.randint(0, 120, shape, generator=sizes.random())
-    middle = torch.arange(sizes.seqlen_q) * sizes.seqlen_k // sizes.seqlen_q
+    before, after = torch.randint(0, 120, shape, generator=sizes.random(), device=HOST)
+    middle = torch.arange(sizes.seqlen_q, device=HOST) * sizes.seqlen_k // sizes.seqlen_q
     lo, hi = (x.clamp(0, sizes.seqlen_k) for x in (middle - before, middle + after))
     visible = (sizes.columns() >= lo[..., None]) & (sizes.columns() < hi[..., None])
     return Shown({"mask": BlockMask.from_intervals(lo, hi)}, visible)
@@ -193,7 +198,10 @@ def _dense(*, batch: bool, heads: bool, share: float) -> Callable[[Sizes], Shown
     def make(sizes: Sizes) -> Shown:
         shape = (sizes.batch if batch else 1, sizes.num_heads if heads else 1)
         visible = (
-            torch.rand(*shape, sizes.seqlen_q, sizes.seqlen_k, generator=sizes.random()) < share
+            torch.rand(
+                *shape, sizes.seqlen_q, sizes.seqlen_k, generator=sizes.random(), device=HOST
+            )
+            < share
         )
         visible[..., : sizes.seqlen_q // 3, sizes.seqlen_k // 2 :] = False  # tiles of every kind
         visible[..., sizes.seqlen_q // 2 :, : sizes.seqlen_k // 2] = True
@@ -207,7 +215,7 @@ def _tiles(block: tuple[int, int], *, heads: bool = True) -> Callable[[Sizes], S
     def make(sizes: Sizes) -> Shown:
         grid = (-(-sizes.seqlen_q // block[0]), -(-sizes.seqlen_k // block[1]))
         planes = (sizes.batch, sizes.num_heads if heads else 1)
-        shown = torch.rand(*planes, *grid, generator=sizes.random()) < 0.5
+        shown = torch.rand(*planes, *grid, generator=sizes.random(), device=HOST) < 0.5
         visible = shown.repeat_interleave(block[0], -2).repeat_interleave(block[1], -1)
         mask = BlockMask.from_tiles(shown, block, seqlen_q=sizes.seqlen_q, seqlen_k=sizes.seqlen_k)
         return Shown({"mask": mask}, visible[..., : sizes.seqlen_q, : sizes.seqlen_k])
@@ -226,8 +234,10 @@ def _both(first: Callable[[Sizes], Shown], second: Callable[[Sizes], Shown]) -> 
 
 
 def _nothing(sizes: Sizes) -> Shown:
-    lengths = torch.zeros(sizes.batch, dtype=torch.int64)
-    visible = torch.zeros(sizes.batch, 1, sizes.seqlen_q, sizes.seqlen_k, dtype=torch.bool)
+    lengths = torch.zeros(sizes.batch, dtype=torch.int64, device=HOST)
+    visible = torch.zeros(
+        sizes.batch, 1, sizes.seqlen_q, sizes.seqlen_k, dtype=torch.bool, device=HOST
+    )
     return Shown({"mask": BlockMask.padding(lengths)}, visible)
 
 

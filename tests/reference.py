@@ -89,7 +89,8 @@ def random_problem(  # noqa: PLR0913 - a shape
 
 def bottom_right(seqlen_q: int, seqlen_k: int) -> Tensor:
     """Return the causal mask whose last query sees every key."""
-    return torch.ones(1, 1, seqlen_q, seqlen_k, dtype=torch.bool).tril(seqlen_k - seqlen_q)
+    ones = torch.ones(1, 1, seqlen_q, seqlen_k, dtype=torch.bool, device="cpu")
+    return ones.tril(seqlen_k - seqlen_q)
 
 
 def _heads_first(x: Tensor, heads: int) -> Tensor:

@@ -1,0 +1,309 @@
+"""Random attention problems held against float64, run three times, and once in poisoned memory.
+
+    python -m tests.fuzz.attention [--seconds 300] [--cases 5000] [--seed 0] [--jobs 4]
+
+Needs an installed flash_dist; `--device cpu` tries the program itself. A case has a random dtype,
+shape, head_dim, memory layout, mask (or documents packed one behind the other), workspace budget
+and magnitude, and a default device of torch's that is not that of its tensors. The same seed gives
+the same cases. Allowed is what tests.reference allows: twice the error of the same formula in torch
+at the same inputs. Exit status 1 if anything is off; every finding names its case, and
+`--only NUMBER` runs that one alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import math
+import multiprocessing
+import random
+import sys
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from tests.gpu.packed import attend_packed, pack
+from tests.gpu.running import attend, workspace
+from tests.masks import MASKS, Sizes, show
+from tests.reference import Problem, find_faults, random_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tests.gpu.packed import Packed
+
+Tensor = torch.Tensor
+DTYPES: Final = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+DEFAULT_DEVICES: Final = (None, "meta", "cuda")
+BUDGETS: Final = (0, 1, 16, 1024)  # MiB
+LONGEST: Final = 900  # tokens
+SMALLEST, LARGEST = 1e-3, 30.0  # standard deviations of the inputs
+RUNS: Final = 3  # with the same bits, after the one in poisoned memory
+_PACKED: Final = ("packed", "packed causal", "packed window")
+_USUAL_DIMS: Final = (32, 64, 64, 96, 128, 128, 192, 256)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One random problem, drawn from its number alone."""
+
+    number: int
+    dtype: str
+    mask: str  # of MASKS, or of documents
+    lengths: tuple[int, ...]  # of documents; one if there are none
+    lengths_k: tuple[int, ...]
+    batch: int
+    num_heads: int
+    num_heads_kv: int
+    head_dim: int
+    head_dim_v: int
+    layout: str  # of LAYOUTS
+    magnitudes: tuple[float, float, float, float]  # of q, k, v, dout
+    softmax_scale: float | None
+    default_device: str | None
+    megabytes: int
+    batch_invariant: bool
+    with_dlse: bool
+
+    def __str__(self) -> str:
+        sizes = (
+            f"b{self.batch} q{list(self.lengths)} k{list(self.lengths_k)} "
+            f"h{self.num_heads}/{self.num_heads_kv} d{self.head_dim}/{self.head_dim_v}"
+        )
+        magnitudes = "/".join(f"{one:.2g}" for one in self.magnitudes)
+        return (
+            f"case {self.number}: {self.mask} {self.dtype} {sizes} {self.layout}, magnitudes "
+            f"{magnitudes}, scale {self.softmax_scale}, default device {self.default_device}, "
+            f"{self.megabytes} MiB, batch_invariant {self.batch_invariant}, dlse {self.with_dlse}"
+        )
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether its documents lie one behind the other."""
+        return self.mask in _PACKED
+
+
+def draw_case(seed: int, number: int, dtypes: Sequence[str] = tuple(DTYPES)) -> Case:
+    """Return a case; the same for the same arguments."""
+    chance = random.Random(f"{seed} {number}")  # noqa: S311 - no secret
+    dtype = chance.choice(dtypes)
+    mask = chance.choice((*MASKS, *MASKS, *_PACKED * 4))
+    documents = chance.randint(1, 6) if mask in _PACKED else 1
+    lengths = tuple(_draw_length(chance) for _ in range(documents))
+    same = chance.random() < 0.4
+    lengths_k = lengths if same else tuple(_draw_length(chance) for _ in range(documents))
+    num_heads_kv = chance.randint(1, 3)
+    usual = chance.random() < 0.7
+    head_dim = chance.choice(_USUAL_DIMS) if usual else 8 * chance.randint(1, 32)
+    smaller = chance.random() < 0.2
+    head_dim_v = 8 * chance.randint(1, head_dim // 8) if smaller else head_dim
+    return Case(
+        number,
+        dtype,
+        mask,
+        lengths,
+        lengths_k,
+        batch=1 if mask in _PACKED else chance.randint(1, 3),
+        num_heads=num_heads_kv * chance.choice((1, 1, 2, 4, 7)),
+        num_heads_kv=num_heads_kv,
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        layout="packed" if mask in _PACKED else chance.choice(tuple(LAYOUTS)),
+        magnitudes=_draw_magnitudes(chance, dtype),
+        softmax_scale=chance.choice((None, None, chance.uniform(0.01, 0.5))),
+        default_device=chance.choice(DEFAULT_DEVICES),
+        megabytes=chance.choice(BUDGETS),
+        batch_invariant=chance.random() < 0.2,
+        with_dlse=chance.random() < 0.3,
+    )
+
+
+def _draw_length(chance: random.Random) -> int:
+    return int(math.exp(chance.uniform(0.0, math.log(LONGEST))))
+
+
+def _draw_magnitudes(chance: random.Random, dtype: str) -> tuple[float, float, float, float]:
+    """Draw standard deviations; float16 ends at 65504, so its gradients are kept below."""
+    low, high = math.log(SMALLEST), math.log(LARGEST)
+    q, k, v, dout = (math.exp(chance.uniform(low, high)) for _ in range(4))
+    if dtype == "fp16":
+        dout = min(dout, 10.0 / max(1.0, v) / max(1.0, q, k))
+    return q, k, v, dout
+
+
+def _contiguous(x: Tensor) -> Tensor:
+    return x.contiguous()
+
+
+def _heads_first(x: Tensor) -> Tensor:
+    """As transposed from [batch, heads, seqlen, head_dim]."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _wider(x: Tensor) -> Tensor:
+    """A slice of rows that are 16 elements longer, as of a projection of q, k and v together."""
+    held = x.new_full((*x.shape[:-1], x.shape[-1] + 16), torch.nan)
+    held[..., 8:-8] = x
+    return held[..., 8:-8]
+
+
+def _longer(x: Tensor) -> Tensor:
+    """The middle of a sequence, as of a cache."""
+    held = x.new_full((x.shape[0], x.shape[1] + 5, *x.shape[2:]), torch.nan)
+    held[:, 2:-3] = x
+    return held[:, 2:-3]
+
+
+LAYOUTS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
+    "contiguous": _contiguous,
+    "heads first": _heads_first,
+    "wider": _wider,
+    "longer": _longer,
+}
+
+
+def run_case(case: Case, device: str, seed: int) -> list[str]:
+    """Return what is off in a case."""
+    there = None if device == "cpu" and case.default_device == "cuda" else case.default_device
+    default = torch.device(there) if there else contextlib.nullcontext()
+    with default, workspace(case.megabytes):
+        packed = _make_packed(case, device, seed) if case.is_packed else None
+        problem = packed.problem if packed else _make_problem(case, device, seed)
+        options: dict[str, Any] = {"batch_invariant": case.batch_invariant}
+
+        def run(*, poison: bool) -> dict[str, Tensor]:
+            if packed:
+                return attend_packed(packed, poison=poison, **options)
+            return attend(problem, poison=poison, **options)
+
+        runs = [run(poison=True), *(run(poison=False) for _ in range(RUNS))]
+    found = [f"{case}: {fault}" for fault in find_faults(runs[0], problem)]
+    for other in runs[1:]:
+        differing = [name for name, x in runs[0].items() if not _same_bits(x, other[name])]
+        if differing:
+            found.append(f"{case}: other bits in another run: {', '.join(differing)}")
+    return found
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    return torch.equal(a.contiguous().view(bits), b.contiguous().view(bits))
+
+
+def _shape(case: Case, device: str, seed: int) -> dict[str, Any]:
+    return {
+        "num_heads": case.num_heads,
+        "num_heads_kv": case.num_heads_kv,
+        "head_dim": case.head_dim,
+        "head_dim_v": case.head_dim_v,
+        "dtype": DTYPES[case.dtype],
+        "device": device,
+        "seed": seed * 1_000_003 + case.number,
+    }
+
+
+def _make_packed(case: Case, device: str, seed: int) -> Packed:
+    window = (40, 9) if case.mask.endswith("window") else (-1, -1)
+    packed = pack(
+        case.lengths,
+        case.lengths_k,
+        causal=case.mask.endswith("causal"),
+        window_size=window,
+        **_shape(case, device, seed),
+    )
+    return replace(packed, problem=_finish(case, packed.problem, _contiguous))
+
+
+def _make_problem(case: Case, device: str, seed: int) -> Problem:
+    (seqlen_q,), (seqlen_k,) = case.lengths, case.lengths_k
+    shape: dict[str, Any] = {"batch": case.batch, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
+    problem = random_problem(**shape, **_shape(case, device, seed))
+    sizes = Sizes(case.batch, case.num_heads, seqlen_q, seqlen_k)
+    shown = show.__wrapped__(case.mask, sizes, device)  # anew: under another default device
+    problem = replace(problem, visible=shown.visible, options=shown.options, name=case.mask)
+    return _finish(case, problem, LAYOUTS[case.layout])
+
+
+def _finish(case: Case, problem: Problem, layout: Callable[[Tensor], Tensor]) -> Problem:
+    tensors = (problem.q, problem.k, problem.v, problem.dout)
+    q, k, v, dout = (layout(x * m) for x, m in zip(tensors, case.magnitudes, strict=True))
+    dlse = None
+    if case.with_dlse:
+        chance = torch.Generator(q.device).manual_seed(case.number)
+        rows = (q.shape[0], q.shape[2], q.shape[1])
+        dlse = torch.randn(*rows, generator=chance, device=q.device) * case.magnitudes[3]
+        if problem.visible is not None:  # -inf has no gradient
+            seen = problem.visible.any(-1).expand(rows)
+            dlse = dlse.masked_fill(~seen, 0.0)
+    return replace(problem, q=q, k=k, v=v, dout=dout, dlse=dlse, softmax_scale=case.softmax_scale)
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one process does."""
+
+    numbers: Sequence[int]
+    seed: int
+    device: str
+    deadline: float  # of time.time()
+    dtypes: tuple[str, ...]
+
+
+def run_share(share: Share) -> tuple[int, list[str]]:
+    """Run cases until the time is over; return how many, and what is off."""
+    done, found = 0, []
+    for number in share.numbers:
+        if time.time() > share.deadline:
+            break
+        case = draw_case(share.seed, number, share.dtypes)
+        try:
+            found += run_case(case, share.device, share.seed)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
+            found.append(f"{case}: {type(error).__name__}: {error}")
+        done += 1
+    return done, found
+
+
+def built_dtypes(device: str) -> tuple[str, ...]:
+    """Return the dtypes that the installed build has kernels for."""
+    if device == "cpu":
+        return tuple(DTYPES)
+    from flash_dist.kernels.library import variants  # noqa: PLC0415 - loads the kernels
+
+    there = {variant["dtype"] for variant in variants()}
+    return tuple(name for name in DTYPES if name in there)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="random attention problems against float64")
+    parser.add_argument("--seconds", type=float, default=300.0, help="stop after (default 300)")
+    parser.add_argument("--cases", type=int, default=5_000, help="at most (default 5000)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", type=int, metavar="NUMBER", help="one case alone")
+    parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    args = parser.parse_args(arguments)
+    dtypes = built_dtypes(args.device)
+    deadline = time.time() + args.seconds
+    numbers = range(args.cases) if args.only is None else range(args.only, args.only + 1)
+    shares = [
+        Share(numbers[first :: args.jobs], args.seed, args.device, deadline, dtypes)
+        for first in range(args.jobs)
+    ]
+    if args.jobs == 1:
+        results = [run_share(shares[0])]
+    else:
+        with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
+            results = pool.map(run_share, shares)
+    found = list(itertools.chain.from_iterable(one for _, one in results))
+    done = sum(count for count, _ in results)
+    print(*found, f"{done} cases of seed {args.seed}, {len(found)} findings", sep="\n")  # noqa: T201 - a program
+    return int(bool(found) or not done)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
