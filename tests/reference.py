@@ -22,9 +22,7 @@ Tensor = torch.Tensor
 NAMES: Final = ("out", "lse", "dq", "dk", "dv")
 DEVICE: Final = os.environ.get("FLASH_DIST_TEST_DEVICE", "cuda")
 MARGIN: Final = 2.0  # times the error of torch's MATH backend
-FP32_ERROR: Final = 1e-4  # of the largest value
-FP32_FLOOR: Final = 5e-5  # of the largest input, where the result vanishes
-VANISHING: Final = 1e-3  # of the largest input: below it nothing but rounding is left
+FP32_ERROR: Final = 2.0**-22  # times 4 + the largest score, see `bound_single`
 LSE_ERROR: Final = 1e-4  # of 1 + |lse|
 
 
@@ -139,6 +137,37 @@ def compute_exact(problem: Problem) -> dict[str, Tensor]:
     }
 
 
+def bound_single(problem: Problem) -> dict[str, float]:
+    """Return how far off out, dq, dk, dv may be in float32.
+
+    A score is rounded to 2^-24 of it, and its exponential is off by that, whatever computes it: the
+    error grows with the largest score, as torch's own does. It is held against the largest value of
+    the same formula with absolute values, since gradients are sums that cancel.
+    """
+    heads = problem.q[0, 0, ..., 0].numel()
+    q, k, v, dout = (
+        _heads_first(x.double().nan_to_num(0.0, 0.0, 0.0), heads)
+        for x in (problem.q, problem.k, problem.v, problem.dout)
+    )
+    scores = q @ k.mT * problem.scale
+    p = _softmax(problem, scores)
+    if problem.visible is not None:
+        scores = scores.masked_fill(~problem.visible, 0.0)
+    q, k, v, dout = q.abs(), k.abs(), v.abs(), dout.abs()
+    delta = (dout * (p @ v)).sum(-1, keepdim=True)
+    if problem.dlse is not None:
+        delta = delta + problem.dlse.double().abs().unsqueeze(-1)
+    ds = p * (dout @ v.mT + delta) * problem.scale
+    sizes = {
+        "out": p @ v,
+        "dq": ds @ k,
+        "dk": _heads_last(ds.mT @ q, problem.k),
+        "dv": _heads_last(p.mT @ dout, problem.v),
+    }
+    error = FP32_ERROR * (4 + float(_max_of(scores)))
+    return {name: error * float(_max_of(size)) for name, size in sizes.items()}
+
+
 def compute_half(problem: Problem) -> dict[str, Tensor]:
     """Return out, dq, dk, dv of torch's SDPA with its MATH backend, in the inputs' dtype.
 
@@ -188,7 +217,7 @@ def find_faults(
     """Say which tensors are off.
 
     Allowed is twice the error of torch's MATH backend in maximum and root mean square, for
-    float32 1e-4 of the largest value, for lse 1e-4 of 1 + |lse|. What vanishes, such as gradients
+    float32 what `bound_single` says, for lse 1e-4 of 1 + |lse|. What vanishes, such as gradients
     with one key, may be as far off as rounding of the inputs makes it.
 
     Args:
@@ -200,6 +229,7 @@ def find_faults(
     exact = exact or compute_exact(problem)
     single = problem.q.dtype == torch.float32
     half = half or ({} if single else compute_half(problem))
+    bounds = bound_single(problem) if single else {}
     names = [name for name in NAMES if name in actual]
     sizes = {"out": problem.v, "dq": problem.dout, "dk": problem.dout, "dv": problem.dout}
     rows = []
@@ -226,14 +256,14 @@ def find_faults(
         return []
     found = []
     for name, row in zip(names, torch.stack(rows).tolist(), strict=True):
-        text = _judge(name, row, problem.q.dtype)
+        text = _judge(name, row, problem.q.dtype, bounds.get(name))
         if text:
             found.append(f"{problem}: {name} {text}")
     return found
 
 
-def _judge(name: str, row: list[float], dtype: torch.dtype) -> str | None:
-    """Say what is wrong with one tensor's errors, None if nothing is."""
+def _judge(name: str, row: list[float], dtype: torch.dtype, single: float | None) -> str | None:
+    """Say what is wrong with one tensor's errors, None if nothing is; single: float32's bound."""
     misplaced, *pairs, size = row
     if misplaced:
         return f"has {misplaced:.0f} elements that are finite where they should not be, or not"
@@ -241,22 +271,18 @@ def _judge(name: str, row: list[float], dtype: torch.dtype) -> str | None:
     if name == "lse":
         return None if errors[0] <= LSE_ERROR else f"is off by {errors[0]:.3g} of 1 + |lse|"
     for kind, error, base, want in zip(("max", "rms"), errors, baseline, wanted, strict=True):
-        bound = _allowed(kind, base, want, size, dtype)
+        bound = _allowed(base, want, size, dtype) if single is None else single
         if not error <= bound:
             return f"{kind} error {error:.3g}, allowed {bound:.3g} (largest value {wanted[0]:.3g})"
     return None
 
 
-def _allowed(kind: str, base: float, want: float, size: float, dtype: torch.dtype) -> float:
+def _allowed(base: float, want: float, size: float, dtype: torch.dtype) -> float:
     """Return the error that is allowed.
 
     Where half precision is exact by luck (one key: gradients of zero), the rounding of the result
-    and of float32 sums remain. Float32 is held to its largest value alone, unless the whole tensor
-    vanishes beside what it was summed from: there FP32_FLOOR of that is rounding.
+    and of float32 sums remain.
     """
-    if dtype == torch.float32:
-        floor = FP32_FLOOR * size if want < VANISHING * size else 0.0
-        return torch.inf if kind == "rms" else max(FP32_ERROR * want, floor)
     return max(MARGIN * base, torch.finfo(dtype).eps / 2 * want + 1e-5 * size + 2.0**-25)
 
 

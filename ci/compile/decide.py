@@ -108,7 +108,7 @@ def _line_of(call: Call) -> str:
     known = (-1,) if slots is None else (len(slots), *slots)
     sizes = [column for size in _compiled_sizes() for column in size]
     columns = (call.head_dim, call.head_dim_v)
-    how = (call.budget, int(call.batch_invariant))
+    how = (call.budget, int(call.batch_invariant), int(call.normalizes))
     numbers = (*shape, call.total_q, *columns, *call.mask, *kernels, *how, *known)
     return " ".join(map(str, (*numbers, len(sizes) // 2, *sizes)))
 

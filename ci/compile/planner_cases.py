@@ -50,6 +50,7 @@ class Call:
     gpu: Gpu = Gpu(132, 64, 2)
     budget: int = 1536 * MIB
     batch_invariant: bool = False
+    normalizes: bool = False  # as in float32; of few rules, which the planner's own tests hold
     label: str = ""
 
     @property

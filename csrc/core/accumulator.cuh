@@ -17,6 +17,15 @@ struct Accumulator {
         for (int i = 0; i < 4; ++i) x[m][n][i] *= factor;
   }
 
+  __device__ __forceinline__ void add(const Accumulator& other) {
+#pragma unroll
+    for (int m = 0; m < MT; ++m)
+#pragma unroll
+      for (int n = 0; n < NT; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[m][n][i] += other.x[m][n][i];
+  }
+
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int m = 0; m < MT; ++m)

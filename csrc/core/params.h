@@ -134,6 +134,7 @@ struct BwdParams {
   MaskParams mask;
   BlockOrder order;  // filled in at the launch, like those below
   Divisor by_num_heads_kv, by_group, by_group_split;
+  float* normalizers;  // fp32, of each row of statistics: what P is multiplied by; dQ writes them
 };
 
 struct ReduceParams {

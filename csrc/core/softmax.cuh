@@ -30,8 +30,14 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
+// By what O and the sums are rescaled when a maximum grows. A maximum is rounded once it is
+// multiplied by scale_log2: between scores in the hundreds that is 2^-16 of P, in the same direction
+// for a whole row until the next maximum. ROUNDED takes the factor between the offsets as P had
+// them, EXACT between the maxima themselves, for a P that has fewer digits.
+enum class Offsets { EXACT, ROUNDED };
+
 // S -> P = exp2(S * scale_log2 - row_max), rescaling O and the sums when a row's maximum grows.
-template <int MT, int NT, int OT>
+template <Offsets OFFSETS = Offsets::EXACT, int MT, int NT, int OT>
 __device__ __forceinline__ void online_softmax(Accumulator<MT, NT>& s, Accumulator<MT, OT>& o,
                                                SoftmaxState<MT>& state, float scale_log2) {
   float rescale[MT][2];
@@ -48,7 +54,10 @@ __device__ __forceinline__ void online_softmax(Accumulator<MT, NT>& s, Accumulat
       const float offset = top == -INFINITY ? 0.0f : top * scale_log2;
       // Exactly 1 where the maximum stays: offset is rounded, the product in the fma is not.
       const bool grew = top != state.row_max[m][h];
-      rescale[m][h] = grew ? exp2_approx(fmaf(state.row_max[m][h], scale_log2, -offset)) : 1.0f;
+      const float change = OFFSETS == Offsets::EXACT
+                               ? fmaf(state.row_max[m][h], scale_log2, -offset)
+                               : __fsub_rn(__fmul_rn(state.row_max[m][h], scale_log2), offset);
+      rescale[m][h] = grew ? exp2_approx(change) : 1.0f;
       grown |= grew;
       state.row_max[m][h] = top;
       float sum = 0.0f;

@@ -22,9 +22,10 @@ struct WarpPlace {
   __device__ __forceinline__ int column0() const { return slice * Config::SLICE; }
 };
 
-// Adds up the SPLIT slices' parts of an abt result, the same order for all of them. `exchange` is
-// the shared memory of all groups; who calls twice without a barrier of the block in between calls
-// slices_done() after the first.
+// Adds up the SPLIT slices' parts of an abt result: neighbours first, then their sums, the same
+// order for all slices and for all tiles (see product.cuh). `exchange` is the shared memory of all
+// groups; who calls twice without a barrier of the block in between calls slices_done() after the
+// first.
 template <class Config, int MT, int NT>
 __device__ __forceinline__ void sum_slices(Accumulator<MT, NT>& c, const WarpPlace<Config>& warp,
                                            uint32_t exchange) {
@@ -43,16 +44,17 @@ __device__ __forceinline__ void sum_slices(Accumulator<MT, NT>& c, const WarpPla
     barrier_sync(1 + warp.group, 32 * Config::SPLIT);  // all slices are there
     c.clear();
 #pragma unroll
-    for (int s = 0; s < Config::SPLIT; ++s)
+    for (int s = 0; s < Config::SPLIT; s += 2)
 #pragma unroll
       for (int m = 0; m < MT; ++m)
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
           const uint4 x = load_shared_16(mine + s * SLICE_BYTES + (m * NT + n) * 512);
-          c.x[m][n][0] += __uint_as_float(x.x);
-          c.x[m][n][1] += __uint_as_float(x.y);
-          c.x[m][n][2] += __uint_as_float(x.z);
-          c.x[m][n][3] += __uint_as_float(x.w);
+          const uint4 y = load_shared_16(mine + (s + 1) * SLICE_BYTES + (m * NT + n) * 512);
+          c.x[m][n][0] += __uint_as_float(x.x) + __uint_as_float(y.x);
+          c.x[m][n][1] += __uint_as_float(x.y) + __uint_as_float(y.y);
+          c.x[m][n][2] += __uint_as_float(x.z) + __uint_as_float(y.z);
+          c.x[m][n][3] += __uint_as_float(x.w) + __uint_as_float(y.w);
         }
   }
 }

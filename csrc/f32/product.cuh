@@ -5,6 +5,12 @@
 //                        rows g and g + 8 of row tile m, columns 2t and 2t + 1 of column tile n.
 //   ab    C += P @ B     P such an abt result in registers, B row by row in shared memory.
 //
+// NOTE: S is computed by forward, dQ and dK/dV, under large scores P follows from its last bits, and
+// lse, out and delta of one kernel must fit the P of another. So all of them sum a score in the
+// same order, whatever their tiles: over blocks of SUM_COLUMNS columns one by one, then block to
+// block in pairs (scores() of two, sum_slices in fragments.cuh of more), the products of what is low of
+// a query before those of what is low of a key (QUERIES says which operand has the queries).
+//
 // The result of ab has its columns permuted, so that a lane reads and holds whole 16-byte chunks:
 // element [m][4 * i + j][2 * h + e] is row m * 16 + h * 8 + g, column 32 * i + 8 * t + 4 * e + j.
 #pragma once
@@ -15,10 +21,16 @@
 
 namespace flash_dist {
 
-// a: address of the warp's first row of A, b: of the first row of B, both at the first of COLUMNS
-// columns of rows of HEAD_DIM.
+constexpr int SUM_COLUMNS = 64;
+
+enum class Queries { A, B };
+
+// NOTE: the matrix units cut off what does not fit an accumulator instead of rounding, which adds
+// up over hundreds of columns and thousands of keys. So only short sums are left to them: of 16
+// columns of a score, of one tile of keys or queries of the results.
 struct TensorProduct {
-  template <int HEAD_DIM, int COLUMNS, int UNROLL, int MT, int NT>
+  // c += A @ B^T over SUM_COLUMNS columns.
+  template <int HEAD_DIM, int UNROLL, Queries QUERIES, int MT, int NT>
   __device__ __forceinline__ static void abt(Accumulator<MT, NT>& c, uint32_t a, uint32_t b) {
     // As Operand::a, b and b_8, where a step of 16 halves is one of 8 floats; computed anew to
     // leave the registers to the accumulators.
@@ -31,9 +43,10 @@ struct TensorProduct {
     const Floats a_rows = rows(a, lane % 16, lane / 16);
     const Floats b_rows =
         NT == 1 ? rows(b, lane % 8, lane / 8) : rows(b, lane % 8 + lane / 16 * 8, lane / 8 % 2);
-    uint32_t b_pair[4];  // NT = 1: b of two steps
+    uint32_t b_pair[4];       // NT = 1: b of two steps
+    Accumulator<MT, NT> sum;  // of two steps
 #pragma unroll UNROLL
-    for (int k = 0; k < COLUMNS / 8; ++k) {
+    for (int k = 0; k < SUM_COLUMNS / 8; ++k) {
       uint32_t b_high[NT][2], b_low[NT][2];
       if constexpr (NT == 1) {
         if (k % 2 == 0) ldmatrix_x4(b_pair, b_rows.at_32(0, k / 2));
@@ -53,8 +66,9 @@ struct TensorProduct {
         ldmatrix_x4(x, a_rows.at(m * 16, k));
 #pragma unroll
         for (int i = 0; i < 4; ++i) split_tf32(a_high[i], a_low[i], x[i]);
-        multiply(c.x[m], a_high, a_low, b_high, b_low);
+        multiply<QUERIES>(sum.x[m], a_high, a_low, b_high, b_low, k % 2 == 0);
       }
+      if (k % 2 == 1) c.add(sum);
     }
   }
 
@@ -70,10 +84,7 @@ struct TensorProduct {
     const uint32_t odd = b + FloatRows<HEAD_DIM>::offset(row + 1, lane / 4);
 #pragma unroll
     for (int i = 0; i < OT; i += 4) {
-      // NOTE: the matrix units cut off what does not fit an accumulator instead of rounding, which
-      // adds up over thousands of keys. So only a tile's own sum is left to them.
-      Accumulator<MT, 4> sum;
-      sum.clear();
+      Accumulator<MT, 4> sum;  // of one tile
 #pragma unroll
       for (int k = 0; k < NT; ++k) {
         const uint4 x = load_shared_16(even + k * 8 * ROW_BYTES + i * 32);
@@ -87,7 +98,7 @@ struct TensorProduct {
         for (int m = 0; m < MT; ++m) {
           uint32_t a_high[4], a_low[4];
           split_p(a_high, a_low, p.x[m][k]);
-          multiply(sum.x[m], a_high, a_low, b_high, b_low);
+          multiply<Queries::A>(sum.x[m], a_high, a_low, b_high, b_low, k == 0);
         }
       }
 #pragma unroll
@@ -114,17 +125,25 @@ struct TensorProduct {
     split_tf32(high[3], low[3], __float_as_uint(d[3]));
   }
 
-  // low * low, 2^-22 of the product, is left out.
-  template <int NT, int CT>
+  // c += A @ B, c = A @ B for the first of a sum. low * low is left out: at most 2^-22 of the
+  // product, of either sign.
+  template <Queries QUERIES, int NT, int CT>
   __device__ __forceinline__ static void multiply(float (&c)[CT][4], const uint32_t (&a_high)[4],
                                                   const uint32_t (&a_low)[4],
                                                   const uint32_t (&b_high)[NT][2],
-                                                  const uint32_t (&b_low)[NT][2]) {
+                                                  const uint32_t (&b_low)[NT][2], bool first) {
     static_assert(NT == CT);
+    constexpr bool A_FIRST = QUERIES == Queries::A;
 #pragma unroll
-    for (int n = 0; n < NT; ++n) mma_m16n8k8_tf32(c[n], a_low, b_high[n]);
+    for (int n = 0; n < NT; ++n) {
+      const uint32_t (&a)[4] = A_FIRST ? a_low : a_high;
+      const uint32_t (&b)[2] = A_FIRST ? b_high[n] : b_low[n];
+      first ? mma_m16n8k8_tf32_first(c[n], a, b) : mma_m16n8k8_tf32(c[n], a, b);
+    }
 #pragma unroll
-    for (int n = 0; n < NT; ++n) mma_m16n8k8_tf32(c[n], a_high, b_low[n]);
+    for (int n = 0; n < NT; ++n) {
+      mma_m16n8k8_tf32(c[n], A_FIRST ? a_high : a_low, A_FIRST ? b_low[n] : b_high[n]);
+    }
 #pragma unroll
     for (int n = 0; n < NT; ++n) mma_m16n8k8_tf32(c[n], a_high, b_high[n]);
   }
@@ -132,7 +151,7 @@ struct TensorProduct {
 
 // The same fragments, computed by each lane for itself.
 struct ScalarProduct {
-  template <int HEAD_DIM, int COLUMNS, int UNROLL, int MT, int NT>
+  template <int HEAD_DIM, int UNROLL, Queries, int MT, int NT>
   __device__ __forceinline__ static void abt(Accumulator<MT, NT>& c, uint32_t a, uint32_t b) {
     constexpr int ROW_BYTES = FloatRows<HEAD_DIM>::ROW_BYTES;
     const int lane = fresh_thread() % 32;
@@ -142,7 +161,7 @@ struct ScalarProduct {
     const int a_phase = lane / 4 << 4;
     const int b_phase = lane % 4 * 2 << 4;
 #pragma unroll UNROLL
-    for (int chunk = 0; chunk < COLUMNS / 4; ++chunk) {
+    for (int chunk = 0; chunk < SUM_COLUMNS / 4; ++chunk) {
       float4 rows[MT][2];
 #pragma unroll
       for (int i = 0; i < 2 * MT; ++i) {
@@ -214,6 +233,38 @@ struct ScalarProduct {
 };
 
 template <class Target>
-using Product = std::conditional_t<Target::HAS_CP_ASYNC, TensorProduct, ScalarProduct>;
+struct Product {
+  using Unit = std::conditional_t<Target::HAS_CP_ASYNC, TensorProduct, ScalarProduct>;
+
+  // a: address of the warp's first row of A, b: of the first row of B, both at the first of COLUMNS
+  // columns of rows of HEAD_DIM.
+  template <int HEAD_DIM, int COLUMNS, int UNROLL, Queries QUERIES, int MT, int NT>
+  __device__ __forceinline__ static void abt(Accumulator<MT, NT>& c, uint32_t a, uint32_t b) {
+    static_assert(COLUMNS % SUM_COLUMNS == 0);
+#pragma unroll
+    for (int i = 0; i < COLUMNS; i += SUM_COLUMNS) {
+      Unit::template abt<HEAD_DIM, UNROLL, QUERIES>(c, a + i * 4, b + i * 4);
+    }
+  }
+
+  // The same for S, in the order of summation that all kernels keep to. c has been cleared.
+  template <int HEAD_DIM, int COLUMNS, int UNROLL, Queries QUERIES, int MT, int NT>
+  __device__ __forceinline__ static void scores(Accumulator<MT, NT>& c, uint32_t a, uint32_t b) {
+    static_assert(COLUMNS == SUM_COLUMNS || COLUMNS == 2 * SUM_COLUMNS);
+    abt<HEAD_DIM, SUM_COLUMNS, UNROLL, QUERIES>(c, a, b);
+    if constexpr (COLUMNS > SUM_COLUMNS) {
+      Accumulator<MT, NT> second;
+      second.clear();
+      abt<HEAD_DIM, SUM_COLUMNS, UNROLL, QUERIES>(second, a + SUM_COLUMNS * 4, b + SUM_COLUMNS * 4);
+      c.add(second);
+    }
+  }
+
+  template <int HEAD_DIM, int MT, int NT, int OT>
+  __device__ __forceinline__ static void ab(Accumulator<MT, OT>& c, const Accumulator<MT, NT>& p,
+                                            uint32_t b) {
+    Unit::template ab<HEAD_DIM>(c, p, b);
+  }
+};
 
 }  // namespace flash_dist

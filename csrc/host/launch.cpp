@@ -90,6 +90,7 @@ class Backward {
         p_(grads),
         dkdv_(find(Role::BWD_DKDV, {grads.head_dim, grads.head_dim_v}, &p_)),
         packed_(grads.packing.cu_seqlens_q != nullptr),
+        normalizes_(dtype_of(call) == Dtype::FP32),
         plan_(make_plan(options)) {}
 
   int64_t workspace_bytes() const { return flash_dist::workspace_bytes(plan_); }
@@ -118,6 +119,7 @@ class Backward {
     shape.head_dim = dkdv.size.head_dim;
     shape.head_dim_v = dkdv.size.head_dim_v;
     shape.columns_v = p_.head_dim_v;
+    shape.normalizes = normalizes_;
     shape.mask = band_of(p_.mask);
     shape.key_slots = options.key_slots;
     const bool batch_invariant = options.batch_invariant != 0;
@@ -135,8 +137,10 @@ class Backward {
   void place(void* workspace) {
     Parts parts(workspace);
     auto* statistics = parts.take<float>(plan_.statistics);
+    const int64_t rows = plan_.statistics / (normalizes_ ? 3 : 2) / sizeof(float);
     p_.lse_log2 = delta_.lse_log2 = statistics;
-    p_.delta = delta_.delta = statistics + plan_.statistics / 2 / sizeof(float);
+    p_.delta = delta_.delta = statistics + rows;
+    p_.normalizers = normalizes_ ? statistics + 2 * rows : nullptr;
     p_.rows_padded = delta_.rows_padded = plan_.rows_padded;
     p_.ds = parts.take<void>(plan_.ds);
     p_.ds_tiles_per_head = plan_.ds_tiles_per_head;
@@ -221,7 +225,7 @@ class Backward {
   DeltaParams delta_;
   BwdParams p_;
   const Loaded dkdv_;
-  const bool packed_;
+  const bool packed_, normalizes_;
   const BwdPlan plan_;
 };
 

@@ -69,17 +69,19 @@ class Planner {
     const int64_t rows = packed ? padded(shape_.total_q + int64_t{ROW_PADDING} * shape_.batch)
                                 : padded(shape_.seqlen_q);
     plan.rows_padded = static_cast<int>(rows);
-    plan.statistics = 2 * sizeof(float) * heads * rows * (packed ? 1 : shape_.batch);
+    const int64_t arrays = shape_.normalizes ? 3 : 2;
+    plan.statistics = arrays * sizeof(float) * heads * rows * (packed ? 1 : shape_.batch);
   }
 
-  // delta, then dK/dV and dQ chunk by chunk, then the sums of the group split.
+  // delta, then dK/dV and dQ chunk by chunk (the other way round if dQ normalizes), then the sums of
+  // the group split.
   void list_steps(BwdPlan& plan) const {
     const KernelSize size{shape_.head_dim, shape_.head_dim_v};
     plan.steps.push_back({Role::BWD_DELTA, {shape_.columns_v, shape_.columns_v}, 0, false});
     const Role dq = plan.spill ? Role::BWD_DQ_GEMM : Role::BWD_DQ_RECOMPUTE;
     for (int chunk = 0; chunk < static_cast<int>(plan.chunks.size()); ++chunk) {
-      plan.steps.push_back({Role::BWD_DKDV, size, chunk, false});
-      plan.steps.push_back({dq, size, chunk, false});
+      plan.steps.push_back({shape_.normalizes ? dq : Role::BWD_DKDV, size, chunk, false});
+      plan.steps.push_back({shape_.normalizes ? Role::BWD_DKDV : dq, size, chunk, false});
     }
     if (plan.group_split > 1) {
       plan.steps.push_back({Role::BWD_REDUCE, {size.head_dim, size.head_dim}, 0, false});

@@ -24,7 +24,8 @@
 // Memory of one call beside inputs and gradients, each term rounded up to 256 bytes:
 //
 //   statistics  8 * num_heads_q * rows, rows = batch * up(seqlen_q),
-//               packed: up(total_q + 128 * batch), with up() the next multiple of 128
+//               packed: up(total_q + 128 * batch), with up() the next multiple of 128;
+//               12 instead of 8 where dQ normalizes
 //   ds          8192 * group * units * ds_tiles_per_head, of the largest chunk
 //   dq_accum    4 * group * units * up(seqlen_q) * head_dim, when keys are striped
 //   partial     4 * group_split * batch * num_heads_kv * seqlen_k * (head_dim + head_dim_v), when
@@ -60,6 +61,7 @@ struct BwdShape {
   int total_q;                                         // packed: tokens, else -1
   int head_dim, head_dim_v;                            // columns of the compiled dK/dV kernel
   int columns_v;                                       // of v, those that exist
+  bool normalizes;  // dQ, computed again, comes first and finds what dK/dV multiply P by (fp32)
   MaskBand mask;
   const int* key_slots;  // MaskParams::key_slots in host memory; null: not known
 };
@@ -99,7 +101,7 @@ struct BwdPlan {
   int64_t dq_accum = 0;    // fp32 dQ while a unit is striped
   int64_t dk_partial = 0;  // fp32 dK of the group split
   int64_t dv_partial = 0;
-  int64_t statistics = 0;  // lse and delta; outside the budget, always needed
+  int64_t statistics = 0;  // lse, delta, normalizers; outside the budget, always needed
 };
 
 // budget: bytes for all but the statistics. 0 keeps to the kernels that need none of it.

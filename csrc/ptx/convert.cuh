@@ -8,6 +8,7 @@
 namespace flash_dist {
 
 constexpr float LOG2_E = 1.4426950408889634f;
+constexpr float LN_2 = 0.6931471805599453f;
 
 // {low, high} rounded to nearest even into one register, low in the lower half.
 template <class Target, class T>

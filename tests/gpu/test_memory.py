@@ -59,9 +59,10 @@ def count_slots(problem: Problem) -> int:
 
 
 def statistics(problem: Problem) -> int:
-    """Return the bytes of lse and delta."""
+    """Return the bytes of lse and delta, in float32 of the normalizers, too."""
     batch, seqlen_q, heads, _ = problem.q.shape
-    return ceil_to(8 * batch * heads * ceil_to(seqlen_q, 128), 256)
+    each = 12 if problem.q.dtype == torch.float32 else 8
+    return ceil_to(each * batch * heads * ceil_to(seqlen_q, 128), 256)
 
 
 def gradients(problem: Problem) -> int:

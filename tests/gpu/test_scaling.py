@@ -16,6 +16,7 @@ from tests.reference import (
     Problem,
     assert_close,
     assert_same_bits,
+    bound_single,
     compute_exact,
     compute_half,
     find_faults,
@@ -37,11 +38,50 @@ def test_large_logits_stay_finite(head_dims: tuple[int, int], dtype: torch.dtype
     base = masked_problem(
         "causal", seqlen_q=200, head_dim=head_dims[0], head_dim_v=head_dims[1], dtype=dtype
     )
-    factor = 6 if dtype == torch.float32 else 17  # logits of tens, and of a thousand
-    problem = replace(base, q=base.q * factor, k=base.k * factor)
+    problem = replace(base, q=base.q * 17, k=base.k * 17)  # logits of a thousand
     result = attend(problem)
     assert all(torch.isfinite(x).all() for x in result.values())
     assert_close({name: result[name] for name in ("out", "lse", "dv")}, problem)
+
+
+def _close_keys(problem: Problem) -> Problem:
+    """Make all keys nearly the same, and queries that find them all: no score stands out."""
+    base = problem.k[:, :1, :1]
+    heads = problem.k.shape[2]
+    return replace(
+        problem, q=base + problem.q * 0.1, k=base.expand(-1, -1, heads, -1) + problem.k * 0.003
+    )
+
+
+@pytest.mark.parametrize("magnitude", [1.0, 4.0, 12.0, 30.0])  # scores of ones to thousands
+def test_float32_loses_no_more_to_large_scores_than_torch(
+    magnitude: float, head_dims: tuple[int, int], single: torch.dtype
+) -> None:
+    base = masked_problem(
+        "causal", seqlen_q=300, num_heads=4, num_heads_kv=2, head_dim=head_dims[0], dtype=single
+    )
+    positive = replace(base, q=base.q.abs(), k=base.k.abs())
+    ours, theirs = [], []
+    for shape in (base, positive, _close_keys(base)):
+        problem = replace(shape, q=shape.q * magnitude, k=shape.k * magnitude)
+        result, exact, bounds = attend(problem), compute_exact(problem), bound_single(problem)
+        assert_close(result, problem)
+        eager = compute_half(problem)  # in the dtype of the inputs, float32
+        for name, bound in bounds.items():
+            ours.append(float((result[name] - exact[name]).abs().max()) / bound)
+            theirs.append(float((eager[name] - exact[name]).abs().max()) / bound)
+    assert max(ours) <= 2 * max(theirs), (ours, theirs)
+
+
+def test_float32_weighs_a_key_that_stands_out_by_one(single: torch.dtype) -> None:
+    base = random_problem(seqlen_q=64, seqlen_k=190, num_heads=2, head_dim=64, dtype=single)
+    q, k, dout = base.q.clone(), base.k.clone(), torch.zeros_like(base.dout)
+    q[..., 0] = torch.linspace(10, 33, 64, device=q.device)[:, None]
+    k[..., 0] = -30
+    k[:, 77, :, 0] = 150  # scores of 190 to 620, all others are hundreds below
+    dout.copy_(torch.eye(64, device=q.device)[:, None])
+    weights = attend(replace(base, q=q, k=k, dout=dout))["dv"][:, 77]  # of each query
+    assert float((weights - 1).abs().max()) <= 2.0**-22  # lse is rounded to 2^-15
 
 
 def test_constant_rows_weigh_every_key_the_same(

@@ -25,7 +25,8 @@ struct F32DkdvConfig
     alignas(128) float q[BLOCK_M * HEAD_DIM];
     alignas(128) float dout[BLOCK_M * HEAD_DIM];
     alignas(16) float lse_log2[BLOCK_M];
-    float delta[BLOCK_M];  // right behind lse_log2
+    float delta[BLOCK_M];        // right behind lse_log2
+    float normalizers[BLOCK_M];  // right behind delta
   };
   // Item i is at i % ITEMS from one fetch before its own on, until two fetches later.
   static constexpr int ITEMS = 4;

@@ -1,13 +1,14 @@
 // dK and dV in fp32; dS is never stored. No atomics: a block owns its keys.
 //
-//   S^T = K @ Q.T          P^T = exp2(S^T - lse)            dV += P^T @ dO
+//   S^T = K @ Q.T          P^T = exp2(S^T - lse) * normalizer
+//                                                           dV += P^T @ dO
 //   dP^T = V @ dO.T        dS^T = P^T (dP^T - delta)        dK += dS^T @ Q
 //
 // Grid      x = key tile, (batch, kv head) unit of the chunk, group split.
 // Block     WARPS warps; SPLIT of them share 16 keys, each sums S^T and dP^T over a slice of the
 //           columns and owns that slice of dK and dV. P^T and dS^T stay in registers.
-// Shared    K and V (for the whole life of the block), STAGES stages of Q, dO, lse and delta, the
-//           slices' parts of S^T or dP^T.
+// Shared    K and V (for the whole life of the block), STAGES stages of Q, dO, lse, delta and the
+//           normalizers (of dq_recompute.h), the slices' parts of S^T or dP^T.
 // Pipeline  the query tiles of every query head of the split, in ascending order: this is the order
 //           of summation.
 #pragma once
@@ -17,6 +18,7 @@
 #include "core/pipeline.cuh"
 #include "core/statistics.cuh"
 #include "f32/bwd/config.h"
+#include "f32/bwd/normalizer.cuh"
 #include "f32/fragments.cuh"
 #include "f32/product.cuh"
 #include "ptx/convert.cuh"
@@ -43,6 +45,9 @@ __device__ __forceinline__ void f32_dkdv_block(const BwdParams& p) {
   const auto sDout = [&](int s) { return sQ(s) + static_cast<int>(offsetof(Stage, dout)); };
   const auto sLse = [&](int s) { return sQ(s) + static_cast<int>(offsetof(Stage, lse_log2)); };
   const auto sDelta = [&](int s) { return sQ(s) + static_cast<int>(offsetof(Stage, delta)); };
+  const auto sNormalizers = [&](int s) {
+    return sQ(s) + static_cast<int>(offsetof(Stage, normalizers));
+  };
   const uint32_t sExchange = shared_address(smem.exchange);
 
   F32DkdvWork& work = smem.work;
@@ -84,6 +89,7 @@ __device__ __forceinline__ void f32_dkdv_block(const BwdParams& p) {
 
   FloatTileCopy<Target, BLOCK_M, HEAD_DIM, Config::THREADS> copy_q, copy_dout;
   StatCopy<Target, BLOCK_M> copy_stats;
+  NormalizerCopy<Target, BLOCK_M> copy_normalizers;
   const auto fetch = [&](int i, int s) {
     const int row0 = smem.items[i % Config::ITEMS].row0;
     const int member = smem.items[i % Config::ITEMS].member;
@@ -94,6 +100,7 @@ __device__ __forceinline__ void f32_dkdv_block(const BwdParams& p) {
                     p.dout.row, rows, p.head_dim_v);
     const int64_t row = work.statistics + static_cast<int64_t>(member) * p.rows_padded + row0;
     copy_stats.fetch(sLse(s), p.lse_log2 + row, p.delta + row);
+    copy_normalizers.fetch(sNormalizers(s), p.normalizers + row, rows.end);
     if (threadIdx.x == 0) {
       smem.cursor.next(p, work);
       if (!smem.cursor.at_end(work)) {
@@ -106,6 +113,7 @@ __device__ __forceinline__ void f32_dkdv_block(const BwdParams& p) {
     copy_q.land(sQ(s));
     copy_dout.land(sDout(s));
     copy_stats.land(sLse(s));
+    copy_normalizers.land(sNormalizers(s));
   };
 
   Accumulator<1, SLICE / 8> dk, dv;
@@ -123,21 +131,23 @@ __device__ __forceinline__ void f32_dkdv_block(const BwdParams& p) {
     // S^T = K @ Q.T                                      [16, BLOCK_M] per warp
     Accumulator<1, NT> pt;
     pt.clear();
-    Product<Target>::template abt<HEAD_DIM, SLICE, Config::UNROLL>(
+    Product<Target>::template scores<HEAD_DIM, SLICE, Config::UNROLL, Queries::B>(
         pt, Rows::at(sK, warp.row0(), warp.column0()), q_slice);
     sum_slices(pt, warp, sExchange);
     if (code != TILE_FULL) {
       hide_transposed(pt, work.mask(p, item.member), item.row0, work.key0 + warp.row0(), code);
     }
-    // P^T = exp2(S^T * scale - lse)
+    // P^T = exp2(S^T * scale - lse) * normalizer
     const float scale_log2 = p.softmax_scale * LOG2_E;
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
       const float2 lse = load_shared_8(sLse(s) + (n * 8 + (warp.lane % 4) * 2) * 4);
+      const float2 factor = load_shared_8(sNormalizers(s) + (n * 8 + (warp.lane % 4) * 2) * 4);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         float& x = pt.x[0][n][i];
-        x = exp2_approx(fmaf(x, scale_log2, -(i % 2 == 0 ? lse.x : lse.y)));
+        x = exp2_approx(fmaf(x, scale_log2, -(i % 2 == 0 ? lse.x : lse.y))) *
+            (i % 2 == 0 ? factor.x : factor.y);
       }
     }
     // dV += P^T @ dO                                     [16, SLICE]
@@ -145,7 +155,7 @@ __device__ __forceinline__ void f32_dkdv_block(const BwdParams& p) {
     // dP^T = V @ dO.T                                    [16, BLOCK_M]
     Accumulator<1, NT> dst;
     dst.clear();
-    Product<Target>::template abt<HEAD_DIM, SLICE, Config::UNROLL>(
+    Product<Target>::template abt<HEAD_DIM, SLICE, Config::UNROLL, Queries::B>(
         dst, Rows::at(sV, warp.row0(), warp.column0()), dout_slice);
     slices_done(warp);
     sum_slices(dst, warp, sExchange);

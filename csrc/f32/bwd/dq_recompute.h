@@ -1,6 +1,7 @@
-// dQ in fp32, with S and dP computed again.
+// dQ in fp32, with S and dP computed again, and the normalizers of P (normalizer.cuh) for dK/dV.
 //
 //   S = Q @ K.T   P = exp2(S - lse)   dP = dO @ V.T   dS = P (dP - delta)   dQ += dS @ K
+//   at the end: dQ *= normalizer
 //
 // Grid      x = query tile, query head of the units.
 // Block     WARPS warps; SPLIT of them share 16 queries, each sums S and dP over a slice of the
@@ -12,8 +13,10 @@
 #include "core/blocks.cuh"
 #include "core/hide.cuh"
 #include "core/pipeline.cuh"
+#include "core/softmax.cuh"
 #include "core/walk.cuh"
 #include "f32/bwd/config.h"
+#include "f32/bwd/normalizer.cuh"
 #include "f32/fragments.cuh"
 #include "f32/product.cuh"
 #include "ptx/convert.cuh"
@@ -39,7 +42,6 @@ __device__ __forceinline__ void f32_dq_recompute_block(const BwdParams& p) {
   const auto sK = [&](int s) { return sStage + s * static_cast<int>(sizeof(Stage)); };
   const auto sV = [&](int s) { return sK(s) + static_cast<int>(offsetof(Stage, v)); };
   const uint32_t sExchange = shared_address(smem.exchange);
-  const WarpPlace<Config> warp;
 
   const DqBlock block(p, BLOCK_M);
   const Sequence sequence(p, block.batch);
@@ -54,8 +56,10 @@ __device__ __forceinline__ void f32_dq_recompute_block(const BwdParams& p) {
                     static_cast<int64_t>(sequence.k0) * p.v.row;
 
   float lse[2], delta[2];
+  float sum[2] = {};  // of P, over this lane's columns
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
+    const WarpPlace<Config> warp;
     const int64_t row = statistics_begin(p, block.batch, head, sequence.q0) + block.row0 +
                         warp.row0() + h * 8 + warp.lane / 4;
     lse[h] = p.lse_log2[row];
@@ -78,6 +82,7 @@ __device__ __forceinline__ void f32_dq_recompute_block(const BwdParams& p) {
   dq.clear();
   const float scale_log2 = p.softmax_scale * LOG2_E;
   const auto compute = [&](int i, int s) {
+    const WarpPlace<Config> warp;
     const int j = walk.begin + i;
     const bool full = j >= walk.full_begin && j < walk.full_end;
     const int code = full ? TILE_FULL : walk.code(j, warp.row0() / MASK_TILE);
@@ -87,25 +92,29 @@ __device__ __forceinline__ void f32_dq_recompute_block(const BwdParams& p) {
     // S = Q @ K.T                                        [16, BLOCK_N] per warp
     Accumulator<1, NT> ds;
     ds.clear();
-    Product<Target>::template abt<HEAD_DIM, SLICE, Config::UNROLL>(
+    Product<Target>::template scores<HEAD_DIM, SLICE, Config::UNROLL, Queries::A>(
         ds, Rows::at(sQ, warp.row0(), warp.column0()), k_slice);
     sum_slices(ds, warp, sExchange);
     // dP = dO @ V.T
     Accumulator<1, NT> dp;
     dp.clear();
-    Product<Target>::template abt<HEAD_DIM, SLICE, Config::UNROLL>(
+    Product<Target>::template abt<HEAD_DIM, SLICE, Config::UNROLL, Queries::A>(
         dp, Rows::at(sDout, warp.row0(), warp.column0()), Rows::at(sV(s), 0, warp.column0()));
     slices_done(warp);
     sum_slices(dp, warp, sExchange);
     if (code != TILE_FULL) hide(ds, mask, block.row0 + warp.row0(), walk.key0(j), code);
-    // dS = exp2(S * scale - lse) * (dP - delta)
+    // P = exp2(S * scale - lse), dS = P * (dP - delta)
+    float tile_sum[2] = {};
 #pragma unroll
     for (int n = 0; n < NT; ++n)
 #pragma unroll
       for (int x = 0; x < 4; ++x) {
-        ds.x[0][n][x] = exp2_approx(fmaf(ds.x[0][n][x], scale_log2, -lse[x / 2])) *
-                        (dp.x[0][n][x] - delta[x / 2]);
+        const float weight = exp2_approx(fmaf(ds.x[0][n][x], scale_log2, -lse[x / 2]));
+        tile_sum[x / 2] += weight;
+        ds.x[0][n][x] = weight * (dp.x[0][n][x] - delta[x / 2]);
       }
+    sum[0] += tile_sum[0];
+    sum[1] += tile_sum[1];
     // dQ += dS @ K                                       [16, SLICE]
     Product<Target>::template ab<HEAD_DIM>(dq, ds, k_slice);
   };
@@ -126,9 +135,23 @@ __device__ __forceinline__ void f32_dq_recompute_block(const BwdParams& p) {
   run_pipeline<Target, Config::STAGES>(walk.end - walk.begin, fetch, land, compute);
   if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
 
+  const WarpPlace<Config> warp;
   const DqBlock again(p, BLOCK_M);
   const Sequence rows(p, again.batch);
   const int row0 = again.row0 + warp.row0();
+  float* normalizers =
+      p.normalizers +
+      statistics_begin(p, again.batch, again.head_kv * p.group + again.member, rows.q0) + row0;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float factor = normalizer(quad_sum(sum[h]), lse[h]);
+    if (warp.slice == 0 && warp.lane % 4 == 0) normalizers[h * 8 + warp.lane / 4] = factor;
+#pragma unroll
+    for (int n = 0; n < SLICE / 8; ++n) {
+      dq.x[0][n][2 * h] *= factor;
+      dq.x[0][n][2 * h + 1] *= factor;
+    }
+  }
   store_floats(dq, p.softmax_scale,
                float_head_begin(p.dq, again.batch, again.head_kv, again.member) +
                    static_cast<int64_t>(rows.q0 + row0) * p.dq.row + warp.column0(),

@@ -84,7 +84,7 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
     // S = Q @ K.T                                        [ROWS, BLOCK_N] per warp
     Accumulator<MT, NT> s;
     s.clear();
-    Product<Target>::template abt<HEAD_DIM, SLICE, Target::UNROLL>(
+    Product<Target>::template scores<HEAD_DIM, SLICE, Target::UNROLL, Queries::A>(
         s, Rows::at(sQ, warp.row0(), warp.column0()), Rows::at(sK, 0, warp.column0()));
     sum_slices(s, warp, shared_address(smem.exchange));
 
@@ -99,7 +99,7 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
         hide(s, Mask(p.mask, work.place), work.row0 + warp.row0(), work.walk.key0(j), code);
       }
     }
-    online_softmax(s, o, state, scale_log2);
+    online_softmax<Offsets::ROUNDED>(s, o, state, scale_log2);
 
     // O += P @ V                                         [ROWS, SLICE] per warp
     Product<Target>::template ab<HEAD_DIM>(o, s, Rows::at(sV, 0, warp.column0()));
@@ -131,7 +131,10 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
       const float inverse = empty ? 0.0f : 1.0f / sum;
       const int row = m * 16 + h * 8 + warp.lane / 4;
       if (warp.slice == 0 && warp.lane % 4 == 0 && row < rows_left) {
-        gLse[row] = empty ? -INFINITY : fmaf(state.row_max[m][h], p.softmax_scale, logf(sum));
+        // P = exp2(S * scale_log2 - offset): the sum lacks what was rounded off of the offset.
+        const float top = state.row_max[m][h];
+        const float rest = fmaf(top, scale_log2, -__fmul_rn(top, scale_log2)) * LN_2;
+        gLse[row] = empty ? -INFINITY : fmaf(top, p.softmax_scale, logf(sum) - rest);
       }
 #pragma unroll
       for (int n = 0; n < SLICE / 8; ++n) {

@@ -403,5 +403,15 @@ def test_what_is_not_stored_is_computed_again(how: dict[str, Any]) -> None:
     assert [role for role, _ in roles(plan(**how))] == ["bwd_delta", "bwd_dkdv", "bwd_dq_recompute"]
 
 
+def test_the_queries_that_find_the_normalizers_of_float32_come_before_the_keys_that_need_them() -> (
+    None
+):
+    plain = plan(dq_rows=0)
+    made = plan(dq_rows=0, normalizes=True)
+    assert [role for role, _ in roles(made)] == ["bwd_delta", "bwd_dq_recompute", "bwd_dkdv"]
+    assert made["statistics"] == 3 * plain["statistics"] // 2
+    assert budgeted(made) == budgeted(plain)
+
+
 def test_the_plan_is_the_same_every_time() -> None:
     assert plan(mask=CAUSAL, seqlen_q=5000) == plan(mask=CAUSAL, seqlen_q=5000)
