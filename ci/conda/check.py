@@ -9,11 +9,10 @@ from ci.conda.recipe import PICK, Recipe, make_recipe
 from ci.conda.repodata import REPODATA, make_repodata
 from ci.project import ARCHSETS
 from ci.wheels.artefacts import ArtefactError
+from flash_dist.audit.files import INSTALLER
 from flash_dist.audit.verify import verify_wheel
 from flash_dist.binaries.wheel import open_wheel
 from flash_dist.builds.conda_package import (
-    INDEX,
-    PATHS,
     SITE,
     CondaContents,
     PackedFile,
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from ci.wheels.artefacts import Artefact
 
 CHANNEL: Final = "conda"  # folder in dist/ and in the package index
-LICENSES: Final = "info/licenses/"
-INSTALLER: Final = "INSTALLER"
 _CHANGED: Final = (f".dist-info/{INSTALLER}", ".dist-info/RECORD")  # by us, and RECORD says so
 
 
@@ -100,11 +97,6 @@ def _compare_index(package: CondaContents, recipe: Recipe) -> Iterator[str]:
     for name, value in recipe.to_json().items():
         if package.index.get(name) != value:
             yield f"index.json has {name} {package.index.get(name)!r}, it has to be {value!r}"
-    for name in package.info:
-        if not name.startswith(LICENSES) and name not in {INDEX, PATHS, "info/about.json"}:
-            yield f"it holds {name}, which clients would act upon"
-    if not any(name.startswith(LICENSES) for name in package.info):
-        yield f"it has no licence in {LICENSES}"
 
 
 def _compare_files(package: CondaContents, one: Artefact) -> Iterator[str]:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Final
 
 from rattler_build import RattlerBuildError, assemble_package
 
-from ci.conda.check import INSTALLER, check_package, recipe_of
+from ci.conda.check import check_package, recipe_of
 from ci.conda.repodata import write_repodata
 from ci.wheels.artefacts import Artefact, ArtefactError, require_sound
+from flash_dist.audit.files import INSTALLER
 from flash_dist.binaries.wheel import open_wheel
 from flash_dist.builds.conda_package import SITE
 from flash_dist.errors import UsageError

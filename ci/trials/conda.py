@@ -16,11 +16,12 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from ci.conda.check import recipe_of
-from ci.conda.recipe import PICK, SUBDIRS, Recipe, is_served, oldest_cuda
+from ci.conda.recipe import PICK, Recipe
 from ci.project import ARCHSETS, load_project
 from ci.trials.cells import GPUS, MIXED, Cell, InstallError, attempt
 from ci.trials.conda_client import RefusedError, Request, Solved, ask
 from ci.wheels.artefacts import Artefact, newest_first
+from flash_dist.builds.conda_solver import SUBDIRS, is_served, oldest_cuda
 from flash_dist.builds.published import load_picks
 from flash_dist.errors import FlashDistError
 from flash_dist.indexes.index import PROJECT

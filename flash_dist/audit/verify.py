@@ -26,12 +26,14 @@ from ..findings.verifications import (
     VERIFY_FOREIGN_FILE,
     VERIFY_METADATA,
     VERIFY_NOT_LISTED,
+    VERIFY_PACKAGE,
     VERIFY_RECORD,
     VERIFY_SBOM_DIFFERS,
     VERIFY_SBOM_MISSING,
     VERIFY_UNREAD,
 )
 from ..targets.wording import few_lines
+from .conda import find_foreign_claims, find_foreign_members
 from .files import INSTALLER, find_foreign_kinds, find_foreign_names
 from .identity import find_contradictions
 from .own import audit_contents
@@ -113,7 +115,9 @@ def _check_conda(path: Path) -> tuple[CheckResult, ...]:
         with open_conda(path) as package:
             paths = replace(check_paths(package), name="paths")
             files = _guard("files", partial(check_files, more=(INSTALLER,)), package.wheel)
-            return (paths, files, *_check_contents(package.wheel))
+            told = _guard("package", partial(check_package, package), path)
+            archive = _guard("archive", check_conda_archive, path)
+            return (archive, paths, told, files, *_check_contents(package.wheel))
     except FlashDistError as error:
         return (_unread("paths", error),)
 
@@ -208,6 +212,27 @@ def check_metadata(path: Path) -> CheckResult:
         details = few_lines(contradictions, _SHOWN)
         return CheckResult("fail", summary, details, fix, VERIFY_METADATA)
     return CheckResult("ok", "file name, METADATA, WHEEL and _build.json tell of one wheel")
+
+
+def check_conda_archive(path: Path) -> CheckResult:
+    """Does a conda package hold regular files alone, and does every byte belong to one?"""
+    problems = list(find_foreign_members(path))
+    if problems:
+        summary = "the archives of the conda package hold more than files"
+        fix = "do not install it; download it again"
+        return CheckResult("fail", summary, few_lines(problems, _SHOWN), fix, VERIFY_ARCHIVE)
+    return CheckResult("ok", "every byte belongs to one of its regular files")
+
+
+def check_package(package: CondaContents, path: Path) -> CheckResult:
+    """Does a conda package tell clients nothing but what follows from its wheel?"""
+    claims = list(find_foreign_claims(package, path.name))
+    if claims:
+        summary = "the conda package tells clients what does not follow from its wheel"
+        fix = "do not install it; download it again"
+        return CheckResult("fail", summary, few_lines(claims, _SHOWN), fix, VERIFY_PACKAGE)
+    depends = ", ".join(map(str, package.index["depends"]))
+    return CheckResult("ok", f"it is named and depends as its wheel does: {depends}")
 
 
 def check_record(path: Path) -> CheckResult:

@@ -46,7 +46,7 @@ class CondaContents:
     """An open package."""
 
     index: dict[str, Any]  # info/index.json
-    info: tuple[str, ...]  # names of what it says about itself
+    info: dict[str, bytes]  # what it says about itself, by name
     listed: dict[str, PackedFile]  # by info/paths.json
     files: dict[str, PackedFile]  # that it holds
     wheel: Path  # a wheel of the same files, as long as the package is open
@@ -68,7 +68,7 @@ def open_conda(path: str | os.PathLike[str]) -> Iterator[CondaContents]:
         raw = Path(folder) / "files.zip"
         files, texts = _repack(opened, raw)
         wheel = raw.rename(raw.with_name(_name_wheel(opened.path, texts)))
-        yield CondaContents(index, tuple(info), listed, files, wheel)
+        yield CondaContents(index, info, listed, files, wheel)
 
 
 def read_index(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -95,7 +95,12 @@ def find_path_damage(package: CondaContents) -> Iterator[str]:
             yield f"{name} has another SHA-256 or size than paths.json says"
 
 
-def _part(opened: Wheel, kind: str) -> str:
+def part_name(opened: Wheel, kind: str) -> str:
+    """Return the name of one of the two archives, `info` or `pkg`.
+
+    Raises:
+        FatbinError: There is not one.
+    """
     names = [name for name in opened.names if re.fullmatch(rf"{kind}-[^/]+\.tar\.zst", name)]
     if len(names) != 1:
         reason = f"it holds {len(names)} files {kind}-*.tar.zst, not one"
@@ -105,7 +110,7 @@ def _part(opened: Wheel, kind: str) -> str:
 
 @contextmanager
 def _members(opened: Wheel, kind: str) -> Iterator[Iterator[tar.Member]]:
-    part = _part(opened, kind)
+    part = part_name(opened, kind)
     with opened.unpacked(part) as packed:
         try:
             with open_zstd(packed) as stream:

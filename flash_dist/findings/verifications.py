@@ -58,6 +58,15 @@ VERIFY_METADATA: Final = Entry(
     "Do not install it, and do not rename wheels; build again with `nox -s build_wheels`.",
 )
 
+VERIFY_PACKAGE: Final = Entry(
+    "verify-package",
+    "The conda package tells clients what does not follow from its wheel",
+    "Clients run scripts, write prefixes into files and install dependencies because `info/` of a "
+    "package says so. Name, build, dependencies and GPUs of this package follow from the wheel "
+    "that it holds, and nothing else may be told.",
+    "Do not install it; download it again. `nox -s conda` makes packages of wheels.",
+)
+
 VERIFY_RECORD: Final = Entry(
     "verify-record",
     "Files in the wheel are not those of its RECORD",

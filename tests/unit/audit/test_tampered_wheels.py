@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from packaging.requirements import Requirement
@@ -19,6 +19,7 @@ from flash_dist.audit.verify import verify_wheel
 from flash_dist.builds.contents import BINDING, KERNELS, MANIFEST
 from flash_dist.builds.linkage import requirements_of
 from tests.unit.made.dynamic_builder import make_linked
+from tests.unit.made.hostile import HOSTILE, places, put
 from tests.unit.made.whole_wheel import (
     INFO,
     METADATA,
@@ -34,7 +35,7 @@ from tests.unit.made.whole_wheel import (
 from tests.unit.made.zip_builder import FOLDER, LINK, Packed, build_zip
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     Files = dict[str, bytes]
@@ -272,34 +273,15 @@ def test_a_floor_of_glibc_is_read_of_the_libraries(
     assert failed.details == ("the code needs glibc 2.38, the file name promises 2.34",)
 
 
-HOSTILE: list[object] = ["evil", "", "../x", None, [], {}, [[]], -1, 10**30, 0.5, "9" * 5000]
-
-
-def _places(data: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    if path:
-        yield path
-    inside: Iterable[tuple[Any, Any]] = (
-        enumerate(data) if isinstance(data, list) else getattr(data, "items", tuple)()
-    )
-    for key, value in inside:
-        yield from _places(value, (*path, key))
-
-
-def _put(data: Any, path: tuple[Any, ...], value: object) -> None:  # noqa: ANN401
-    for key in path[:-1]:
-        data = data[key]
-    data[path[-1]] = value
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [MANIFEST, SBOM])
 def test_whatever_a_wheel_says_of_itself_is_no_traceback(name: str, tmp_path: Path) -> None:
     files = make_files()
     whole = json.loads(files[name])
-    for number, path in enumerate(_places(whole)):
+    for number, path in enumerate(places(whole)):
         for value in (HOSTILE[number % len(HOSTILE)], HOSTILE[(number + 3) % len(HOSTILE)]):
             data = json.loads(files[name])
-            _put(data, path, value)
+            put(data, path, value)
             write_verified({**files, name: json.dumps(data).encode()}, tmp_path)
 
 

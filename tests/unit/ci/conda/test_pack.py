@@ -96,7 +96,10 @@ def test_verify_takes_a_conda_package_and_its_manifest(
     found = verify_wheel(path, read_listing(tmp_path / "manifest.json"))
     assert [(one.name, one.status) for one in found.results] == [
         (name, "ok")
-        for name in ("manifest", "paths", "files", "record", "metadata", "audit", "sbom")
+        for name in (
+            *("manifest", "archive", "paths", "package"),
+            *("files", "record", "metadata", "audit", "sbom"),
+        )
     ]
     assert f"conda/linux-64/{path.name}" in (tmp_path / "SHA256SUMS").read_text()
     listed = json.loads((tmp_path / "manifest.json").read_text())["artefacts"]

@@ -7,17 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ci.conda.recipe import (
-    constrain_gpus,
-    make_recipe,
-    map_dependencies,
-    oldest_cuda,
-    rank_set,
-)
-from ci.wheels.artefacts import ArtefactError, find_artefacts
+from ci.conda.recipe import make_recipe, rank_set
+from ci.wheels.artefacts import find_artefacts
+from flash_dist.builds.conda_solver import constrain_gpus, map_dependencies, oldest_cuda
 from flash_dist.builds.manifest import ToolkitInfo
 from flash_dist.builds.metadata import parse_metadata
 from flash_dist.builds.published import load_archsets, load_picks, published_sets
+from flash_dist.errors import AuditError
 from flash_dist.targets.archs import ArchSet
 from flash_dist.targets.compatibility import judge
 from flash_dist.targets.devices import KNOWN_DEVICES, Device
@@ -71,7 +67,7 @@ def test_the_constraint_of_a_published_set_says_what_the_rule_says(archset: Arch
 
 
 def test_code_that_serves_no_gpu_is_refused() -> None:
-    with pytest.raises(ArtefactError, match="no GPU is served by sm_60"):
+    with pytest.raises(AuditError, match="no GPU is served by sm_60"):
         constrain_gpus(ArchSet.parse("6.0").archs)
 
 
@@ -150,12 +146,12 @@ def test_dependencies_have_the_names_of_conda() -> None:
     ],
 )
 def test_what_conda_cannot_say_is_refused(line: str, words: str) -> None:
-    with pytest.raises(ArtefactError, match=words):
+    with pytest.raises(AuditError, match=words):
         needs(line)
 
 
 def test_a_wheel_that_says_no_python_is_refused() -> None:
-    with pytest.raises(ArtefactError, match="which Pythons"):
+    with pytest.raises(AuditError, match="which Pythons"):
         map_dependencies(parse_metadata(b"Name: a\nVersion: 1\n", "a.whl"), "x86_64")
 
 
@@ -185,7 +181,7 @@ def test_the_platform_is_that_of_the_tag(tags: str, subdir: str, tmp_path: Path)
     (one,) = find_artefacts(tmp_path)
     archsets, pick = load_archsets(), load_picks()["conda"]
     if not subdir:
-        with pytest.raises(ArtefactError, match="is made of a wheel tagged"):
+        with pytest.raises(AuditError, match="is made of a wheel tagged"):
             make_recipe(one, archsets, pick)
         return
     recipe = make_recipe(one, archsets, pick)

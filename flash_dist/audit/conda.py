@@ -1,0 +1,140 @@
+"""Is a conda package the one that would be made of its wheel? What clients act upon is checked.
+
+A client links files, runs scripts, writes prefixes into files and installs dependencies because
+`info/` says so. What is there must follow from the wheel inside, and nothing else may be.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from packaging.utils import parse_wheel_filename
+
+from ..binaries.codecs import open_zstd
+from ..binaries.files import open_file
+from ..binaries.wheel import open_wheel
+from ..builds.conda_package import INDEX, PATHS, part_name
+from ..builds.conda_solver import (
+    SUBDIRS,
+    constrain_gpus,
+    list_dependencies,
+    name_build,
+    read_platform,
+)
+from ..builds.contents import read_contents
+from ..builds.metadata import read_metadata
+from ..builds.tar_headers import find_foreign_headers
+from ..builds.zip_layout import read_members
+from .files import find_foreign_kinds
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ..builds.conda_package import CondaContents
+
+PROJECT: Final = "flash-dist"
+LICENSES: Final = "info/licenses/"
+_ABOUT: Final = "info/about.json"
+_FORMAT: Final = {"conda_pkg_format_version": 2}
+_TEXTS: Final = frozenset({"license", "summary", "home"})  # of about.json
+_TOLD: Final = frozenset({"arch", "license", "platform", "timestamp"})  # of index.json, not judged
+_PATH: Final = {"_path", "path_type", "sha256", "size_in_bytes"}
+
+
+def find_foreign_members(path: Path) -> Iterator[str]:
+    """Say what lies in the archives that clients would unpack otherwise, or not see.
+
+    Raises:
+        FlashDistError: An archive cannot be read.
+    """
+    with open_file(path) as file:
+        members, problems = read_members(file)
+    yield from problems
+    yield from find_foreign_kinds(members)
+    wanted = ["metadata.json", *(f"{kind}-{path.stem}.tar.zst" for kind in ("info", "pkg"))]
+    found = sorted(member.name for member in members)
+    if found != sorted(wanted):
+        yield f"it holds {', '.join(found)}, a package of this name {', '.join(wanted)}"
+    with open_wheel(path, kind="conda package") as opened:
+        for kind in ("info", "pkg"):
+            with opened.unpacked(part_name(opened, kind)) as packed, open_zstd(packed) as stream:
+                yield from find_foreign_headers(stream)
+        told = _parse(opened.read("metadata.json")) if "metadata.json" in opened.names else None
+        if told != _FORMAT:
+            yield f"metadata.json is not {json.dumps(_FORMAT)}"
+
+
+def find_foreign_claims(package: CondaContents, file_name: str) -> Iterator[str]:
+    """Say what the package tells clients that does not follow from the wheel inside.
+
+    Raises:
+        FlashDistError: The wheel inside cannot be read.
+    """
+    index = package.index
+    stem = "-".join(str(index.get(key, "")) for key in ("name", "version", "build"))
+    if file_name != f"{stem}.conda":
+        yield f"the file is called {file_name}, index.json says {stem}.conda"
+    for key, value in _expect(package).items():
+        if index.get(key) != value:
+            yield f"index.json has {key} {index.get(key)!r}, of this wheel it is {value!r}"
+    yield from _judge_info(package)
+
+
+def _expect(package: CondaContents) -> dict[str, Any]:
+    contents = read_contents(package.wheel)
+    with open_wheel(package.wheel) as wheel:
+        metadata = read_metadata(wheel)
+    _, version, _, tags = parse_wheel_filename(package.wheel.name)
+    machine, glibc = read_platform(package.wheel.name, map(str, tags))
+    manifest, number = contents.manifest, package.index.get("build_number")
+    rank = number if isinstance(number, int) and number >= 0 else 0
+    archs = {image.entry.arch for image in contents.images if image.entry.arch is not None}
+    return {
+        "name": PROJECT,
+        "version": version.public,
+        "build": name_build(manifest.arch_set.label, manifest.toolkit.cuda, rank),
+        "build_number": rank,
+        "subdir": SUBDIRS[machine],
+        "noarch": "python",
+        "depends": list_dependencies(metadata, manifest, machine, glibc),
+        "constrains": [f"__cuda_arch {constrain_gpus(sorted(archs))}"],
+    }
+
+
+def _judge_info(package: CondaContents) -> Iterator[str]:
+    known = {"name", "version", "build", "build_number", "subdir", "noarch", "depends"}
+    for key in sorted(set(package.index) - known - {"constrains"} - _TOLD):
+        yield f"index.json has {key}, which clients may act upon"
+    for name in sorted(package.info):
+        if not name.startswith(LICENSES) and name not in {INDEX, PATHS, _ABOUT}:
+            yield f"it holds {name}, which clients would act upon"
+    if not any(name.startswith(LICENSES) for name in package.info):
+        yield f"it has no licence in {LICENSES}"
+    about = _parse(package.info.get(_ABOUT, b"{}"))
+    if not isinstance(about, dict) or not set(about) <= _TEXTS:
+        yield f"about.json says more than {', '.join(sorted(_TEXTS))}"
+    yield from _judge_paths(_parse(package.info[PATHS]))
+
+
+def _judge_paths(data: object) -> Iterator[str]:
+    if not isinstance(data, dict) or not set(data) <= {"paths", "paths_version"}:
+        yield "paths.json says more than a list of paths"
+        return
+    seen: set[str] = set()
+    for one in data["paths"]:
+        name = str(one["_path"])
+        if one.keys() != _PATH or one["path_type"] != "hardlink":
+            told = ", ".join(f"{key} {one[key]!r}" for key in sorted(one.keys() - {"_path"}))
+            yield f"paths.json lets clients do more with {name} than link it: {told}"
+        if name in seen:
+            yield f"paths.json lists {name} twice"
+        seen.add(name)
+
+
+def _parse(text: bytes) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,195 @@
+"""What a solver of conda has to know of a wheel: GPUs, driver, glibc, dependencies. Pure functions.
+
+`ci/conda/recipe.py` writes it into packages, and `verify` holds packages against it.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+
+from ..errors import AuditError
+from ..targets.compatibility import Origin, driver_refusal, judge
+from ..targets.devices import DRIVER_CUDA, Device, Driver, format_version
+from ..targets.verdict import FLOOR
+from .declared import declare_build
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from packaging.requirements import Requirement
+    from packaging.specifiers import Specifier, SpecifierSet
+
+    from ..targets.archs import Arch
+    from .manifest import Manifest
+    from .metadata import Metadata
+
+SUBDIRS: Final = {"x86_64": "linux-64", "aarch64": "linux-aarch64"}
+_TAG: Final = re.compile(r"cp3[0-9]+-abi3-manylinux_([0-9]+)_([0-9]+)_([a-z0-9_]+)")
+# What conda-forge calls them.
+_RENAMED: Final = {"torch": "pytorch", "nvidia-cuda-runtime-cu12": "cuda-cudart"}
+
+# A package for all Pythons has no markers: what some Pythons need is demanded for all or for none.
+# These are demanded for all. conda-forge and Anaconda's own channel have them for every Python,
+# and empty where the standard library took over (the recipes of backports.zstd say so of 3.14).
+_EMPTY_WHERE_NOT_NEEDED: Final = frozenset({"backports.zstd"})
+_PYTHONS: Final = ("3.10", "3.11", "3.12", "3.13", "3.14", "3.15")
+_SAME_IN_CONDA: Final = frozenset({">=", "<=", ">", "<", "!=", "==", "~="})
+
+_NEWEST: Final = Device(99, 9)  # what no GPU has: code that runs there runs on whatever comes
+_GRID: Final = tuple(
+    device
+    for major in range(FLOOR.major, _NEWEST.major + 1)
+    for device in (Device(major, minor) for minor in range(10))
+    if device >= FLOOR
+)
+
+
+def read_platform(file_name: str, tags: Iterable[str]) -> tuple[str, str]:
+    """Return the machine and the oldest glibc of a wheel's tags.
+
+    Raises:
+        AuditError: They are not those of our wheels.
+    """
+    told = tuple(tags)
+    found = [match for match in map(_TAG.fullmatch, told) if match and match[3] in SUBDIRS]
+    if len({match[3] for match in found}) != 1:
+        message = (
+            f"a conda package is made of a wheel tagged cp3x-abi3-manylinux_*_* of "
+            f"{' or '.join(SUBDIRS)}, `{file_name}` has {', '.join(told)}"
+        )
+        raise AuditError(message, hint="`nox -s build_wheels` makes them")
+    glibc = min((int(match[1]), int(match[2])) for match in found)
+    return found[0][3], format_version(glibc)
+
+
+def is_served(archs: Iterable[Arch], device: Device) -> bool:
+    """Whether code for one of these targets is promised to run on a GPU."""
+    return device >= FLOOR and any(judge(arch, device) for arch in archs)
+
+
+def name_build(label: str, toolkit: str, number: int) -> str:
+    """Return the build string of a package: `cuda130_hopper_abi3_2`."""
+    return f"cuda{toolkit.replace('.', '')}_{label.replace('.', '_')}_abi3_{number}"
+
+
+def list_dependencies(
+    metadata: Metadata, manifest: Manifest, machine: str, glibc: str
+) -> list[str]:
+    """Return everything that index.json has to depend on.
+
+    Raises:
+        AuditError: The wheel says something that conda cannot.
+    """
+    needed = map_dependencies(metadata, machine)
+    return [*needed, f"__glibc >={glibc}", f"__cuda >={oldest_cuda(manifest)}"]
+
+
+def constrain_gpus(archs: Iterable[Arch]) -> str:
+    """Return the compute capabilities that some targets serve: `>=10.0,<11.0a0|>=12.0`.
+
+    Raises:
+        AuditError: They serve none.
+    """
+    targets = tuple(archs)
+    parts = []
+    for served, run in groupby(_GRID, key=lambda device: is_served(targets, device)):
+        devices = list(run)
+        if served:
+            end = "" if devices[-1] == _NEWEST else f",<{_next(devices[-1])}a0"
+            parts.append(f">={devices[0]}{end}")
+    if not parts:
+        message = f"no GPU is served by {', '.join(map(str, targets)) or 'no code at all'}"
+        raise AuditError(message)
+    return "|".join(parts)
+
+
+def _next(device: Device) -> Device:
+    return _GRID[_GRID.index(device) + 1]
+
+
+def oldest_cuda(manifest: Manifest) -> str:
+    """Return the CUDA version of the oldest driver that loads the code: `13.0`.
+
+    It is what machine code needs. PTX of a later minor needs a newer driver; which GPUs run PTX
+    no constraint of conda can say, and doctor does.
+    """
+    origins = {one.origin for one in declare_build(manifest).variants}
+    origins = origins or {Origin(manifest.toolkit.cuda)}
+    declared = Driver.parse(manifest.toolkit.driver_min).cuda
+    for cuda in sorted(DRIVER_CUDA.values()):
+        driver = Driver(cuda)
+        if cuda >= declared and not any(driver_refusal(driver, origin) for origin in origins):
+            return format_version(cuda)
+    message = f"no known driver loads code of CUDA {manifest.toolkit.cuda}"
+    raise AuditError(message)
+
+
+def map_dependencies(metadata: Metadata, machine: str) -> tuple[str, ...]:
+    """Return what METADATA requires, as conda names it.
+
+    Raises:
+        AuditError: It requires something that conda cannot say.
+    """
+    pythons = metadata.python
+    if not pythons:
+        message = "METADATA does not say which Pythons it is for (Requires-Python)"
+        raise AuditError(message)
+    found = [_name_conda("python", pythons)]
+    for requirement in metadata.requirements:
+        if _is_needed(requirement, pythons, machine):
+            name = _RENAMED.get(requirement.name, requirement.name.lower())
+            found.append(_name_conda(name, requirement.specifier))
+    return tuple(found)
+
+
+def _is_needed(requirement: Requirement, pythons: SpecifierSet, machine: str) -> bool:
+    if requirement.url or requirement.extras:
+        message = f"conda has no word for the dependency `{requirement}`"
+        raise AuditError(message, hint="a dependency is a name and versions")
+    if requirement.marker is None:
+        return True
+    fitting = [python for python in _PYTHONS if pythons.contains(f"{python}.0")]
+    needing = [
+        python
+        for python in fitting
+        if requirement.marker.evaluate(_imagine_python(python, machine))
+    ]
+    if needing and needing != fitting and requirement.name not in _EMPTY_WHERE_NOT_NEEDED:
+        message = (
+            f"one conda package serves Python {', '.join(fitting)}, and `{requirement}` is for "
+            f"{', '.join(needing)} alone"
+        )
+        hint = "builds/conda_solver.py lists what conda's channels have empty for the others"
+        raise AuditError(message, hint=hint)
+    return bool(needing)
+
+
+def _imagine_python(version: str, machine: str) -> dict[str, str]:
+    """Return what markers ask of a Python without extras on Linux."""
+    return {
+        "extra": "",
+        "implementation_name": "cpython",
+        "implementation_version": f"{version}.0",
+        "os_name": "posix",
+        "platform_machine": machine,
+        "platform_python_implementation": "CPython",
+        "platform_system": "Linux",
+        "python_full_version": f"{version}.0",
+        "python_version": version,
+        "sys_platform": "linux",
+    }
+
+
+def _name_conda(name: str, specifiers: SpecifierSet) -> str:
+    versions = ",".join(sorted(map(_write_specifier, specifiers)))
+    return f"{name} {versions}".strip()
+
+
+def _write_specifier(specifier: Specifier) -> str:
+    if specifier.operator not in _SAME_IN_CONDA or "+" in specifier.version:
+        message = f"conda has no word for the versions `{specifier}`"
+        raise AuditError(message)
+    is_prefix = specifier.operator == "==" and specifier.version.endswith(".*")
+    return specifier.version if is_prefix else str(specifier)
