@@ -403,6 +403,7 @@ Params make_params(const Tensor& q, const Tensor& k, const Tensor& v, const Size
   p.num_heads_kv = s.num_heads_kv;
   p.group = s.group;
   p.total_q = static_cast<int>(s.total_q);
+  p.total_k = static_cast<int>(s.total_k);
   p.head_dim = s.head_dim;
   p.head_dim_v = s.head_dim_v;
   p.softmax_scale = static_cast<float>(softmax_scale);

@@ -25,11 +25,18 @@ struct FwdBlock {
 template <class Config>
 cudaError_t launch_fwd(const void* kernel, const void* params, cudaStream_t stream) {
   FwdParams p = *static_cast<const FwdParams*>(params);
+  int64_t batch = p.batch;
+  if (p.packing.cu_seqlens_q != nullptr && (p.batch == 0 || p.seqlen_q == 0)) {
+    // No document covers a row. A block for each head is there to write them all.
+    batch = 1;
+    p.batch = 0;
+    p.seqlen_q = p.heads_together = 1;
+  }
   const int64_t tiles = (p.seqlen_q + Config::BLOCK_M - 1) / Config::BLOCK_M;
   const int64_t num_heads_q = int64_t{p.num_heads_kv} * p.group;
   p.by_num_heads_q = make_divisor(num_heads_q);
   p.by_group = make_divisor(p.group);
-  return launch_in_order<Config>(kernel, p, tiles, p.batch * num_heads_q, stream);
+  return launch_in_order<Config>(kernel, p, tiles, batch * num_heads_q, stream);
 }
 
 // The key tile, unit and split of a block of the dK/dV kernel.

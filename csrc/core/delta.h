@@ -11,6 +11,7 @@
 #include "core/schedule.cuh"
 #include "core/sequence.cuh"
 #include "core/tile.cuh"
+#include "core/uncovered.cuh"
 #include "plans.h"
 #include "ptx/convert.cuh"
 #include "ptx/copy.cuh"
@@ -52,36 +53,72 @@ __device__ __forceinline__ float add_products<Fp32>(uint32_t a, uint32_t b, floa
   return fmaf(__uint_as_float(a), __uint_as_float(b), sum);
 }
 
+// Where a block works: a tile of the rows of a query head of a batch entry.
+struct DeltaBlock {
+  int tile, batch, head, head_kv, member;
+  int q0, seqlen_q;  // of the batch entry
+  bool uncovered;    // whether rows are there to fill, of either axis
+
+  __device__ __forceinline__ explicit DeltaBlock(const DeltaParams& p)
+      : q0(0), seqlen_q(p.seqlen_q), uncovered(false) {
+    const int index = fresh_block();
+    const int batch_tile = divide(index, p.by_num_heads_q);
+    head = index - batch_tile * p.by_num_heads_q.divisor;
+    batch = divide(batch_tile, p.by_tiles);
+    tile = batch_tile - batch * p.by_tiles.divisor;
+    head_kv = divide(head, p.by_group);
+    member = head - head_kv * p.group;
+    if (p.packing.cu_seqlens_q != nullptr) {
+      const DocumentRows q(p.packing.cu_seqlens_q, batch, p.batch, p.total_q, p.seqlen_q);
+      const DocumentRows k(p.packing.cu_seqlens_k, batch, p.batch, p.total_k, p.seqlen_k);
+      q0 = q.begin;
+      seqlen_q = q.length;
+      uncovered = q.uncovered || k.uncovered;
+    }
+  }
+};
+
+// dq of the block's query head, dk and dv of its kv head.
+template <class Config>
+__device__ __forceinline__ void fill_uncovered(const DeltaParams& p, const DeltaBlock& at) {
+  constexpr int BYTES = Config::ELEMENT_BYTES;
+  const int tiles = p.by_tiles.divisor;
+  for_uncovered_rows<Config::THREADS>(
+      p.packing.cu_seqlens_q, at.batch, p.batch, p.total_q, p.seqlen_q, at.tile, tiles,
+      [&](int row) { zero_row<BYTES>(p.dq, at.head_kv, at.member, row, p.head_dim); });
+  const int block = at.tile * p.group + at.member;
+  for_uncovered_rows<Config::THREADS>(p.packing.cu_seqlens_k, at.batch, p.batch, p.total_k,
+                                      p.seqlen_k, block, tiles * p.group, [&](int row) {
+                                        zero_row<BYTES>(p.dk, at.head_kv, 0, row, p.head_dim);
+                                        zero_row<BYTES>(p.dv, at.head_kv, 0, row, p.head_dim_v);
+                                      });
+}
+
 template <class Config>
 __device__ __forceinline__ void delta_block(const DeltaParams& p) {
   using T = typename Config::T;
   constexpr int LANES = Config::LANES_PER_ROW;
   constexpr int CHUNKS = Config::CHUNKS / LANES;  // of this thread
-  const int batch_tile = divide(blockIdx.x, p.by_num_heads_q);
-  const int head = blockIdx.x - batch_tile * p.by_num_heads_q.divisor;
-  const int batch = divide(batch_tile, p.by_tiles);
-  const int tile = batch_tile - batch * p.by_tiles.divisor;
-  const int head_kv = divide(head, p.by_group);
-  const int member = head - head_kv * p.group;
-  const int row = tile * Config::BLOCK_ROWS + threadIdx.x / LANES;
+  DeltaBlock at(p);
+  if (at.uncovered) {
+    fill_uncovered<Config>(p, at);
+    at = DeltaBlock(p);  // again, so that nothing waits in registers meanwhile
+  }
+  const int row = at.tile * Config::BLOCK_ROWS + threadIdx.x / LANES;
   const int lane = threadIdx.x % LANES;
-
-  int q0 = 0;
-  int seqlen_q = p.seqlen_q;
-  if (p.packing.cu_seqlens_q != nullptr) {
-    q0 = p.packing.cu_seqlens_q[batch];
-    seqlen_q = min(p.packing.cu_seqlens_q[batch + 1] - q0, p.seqlen_q);
-    if (row >= padded_rows(seqlen_q)) return;  // whole warps: BLOCK_ROWS divides the padding
+  if (p.packing.cu_seqlens_q != nullptr && row >= padded_rows(at.seqlen_q)) {
+    return;  // whole warps: BLOCK_ROWS divides the padding
   }
 
   // All loads are on their way before the first is used.
   const auto load = [&](uint4(&chunks)[CHUNKS], const View& view) {
-    const int64_t first = batch * view.batch + head_kv * view.head_kv + member * view.head_group +
-                          static_cast<int64_t>(q0 + row) * view.row;
+    const int64_t first = at.batch * view.batch + at.head_kv * view.head_kv +
+                          at.member * view.head_group +
+                          static_cast<int64_t>(at.q0 + row) * view.row;
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
       const int column = (c * LANES + lane) * (16 / Config::ELEMENT_BYTES);
-      chunks[c] = row < seqlen_q && column < p.head_dim_v
+      chunks[c] = row < at.seqlen_q && column < p.head_dim_v
                       ? load_global_16(static_cast<const uint8_t*>(view.data) +
                                        Config::ELEMENT_BYTES * (first + column))
                       : uint4{0, 0, 0, 0};
@@ -91,8 +128,8 @@ __device__ __forceinline__ void delta_block(const DeltaParams& p) {
   load(out, p.out);
   load(dout, p.dout);
   float lse = -INFINITY, dlse = 0.0f;
-  if (lane == 0 && row < seqlen_q) {
-    const int64_t i = lse_begin(p, batch, head, q0) + row;
+  if (lane == 0 && row < at.seqlen_q) {
+    const int64_t i = lse_begin(p, at.batch, at.head, at.q0) + row;
     lse = p.lse[i];
     if (p.dlse != nullptr) dlse = p.dlse[i];
   }
@@ -109,7 +146,7 @@ __device__ __forceinline__ void delta_block(const DeltaParams& p) {
   for (int i = LANES / 2; i > 0; i /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, i);
 
   if (lane == 0) {
-    const int64_t i = statistics_begin(p, batch, head, q0) + row;
+    const int64_t i = statistics_begin(p, at.batch, at.head, at.q0) + row;
     p.lse_log2[i] = lse == -INFINITY ? INFINITY : lse * LOG2_E;
     p.delta[i] = lse == -INFINITY ? 0.0f : sum - dlse;
   }
@@ -118,12 +155,17 @@ __device__ __forceinline__ void delta_block(const DeltaParams& p) {
 template <class Config>
 cudaError_t launch_delta(const void* kernel, const void* params, cudaStream_t stream) {
   DeltaParams p = *static_cast<const DeltaParams*>(params);
-  const int64_t tiles = padded_rows(p.seqlen_q) / Config::BLOCK_ROWS;
+  int64_t tiles = padded_rows(p.seqlen_q) / Config::BLOCK_ROWS;
+  int64_t batch = p.batch;
+  if (p.packing.cu_seqlens_q != nullptr) {  // rows that no document covers are there all the same
+    tiles = std::max<int64_t>(tiles, 1);
+    batch = std::max<int64_t>(batch, 1);
+  }
   const int64_t num_heads_q = int64_t{p.num_heads_kv} * p.group;
   p.by_tiles = make_divisor(tiles);
   p.by_num_heads_q = make_divisor(num_heads_q);
   p.by_group = make_divisor(p.group);
-  return launch_1d<Config>(kernel, &p, tiles * p.batch * num_heads_q, stream);
+  return launch_1d<Config>(kernel, &p, tiles * batch * num_heads_q, stream);
 }
 
 }  // namespace flash_dist

@@ -60,7 +60,8 @@ struct MaskParams {
 inline MaskBand band_of(const MaskParams& p) { return {p.kind, p.left, p.right, p.bottom_right}; }
 
 // Where the rows of a batch entry lie: null pointers for tensors with a batch axis, whose entries
-// all have the full length.
+// all have the full length. NOTE: what the arrays hold nobody has checked; core/sequence.cuh alone
+// reads them.
 struct Packing {
   const int* cu_seqlens_q;  // [batch + 1]
   const int* cu_seqlens_k;
@@ -84,7 +85,7 @@ struct FwdParams {
   View out;    // [batch, seqlen_q, num_heads_kv, group, head_dim_v]
   float* lse;  // [batch, num_heads_q, seqlen_q], packed: [num_heads_q, total_q]; natural logarithm
   int batch, seqlen_q, seqlen_k, num_heads_kv, group;  // packed: seqlens are the longest
-  int total_q;                                         // packed: tokens
+  int total_q, total_k;                                // packed: tokens
   int head_dim, head_dim_v;                            // columns that exist
   int heads_together;                                  // see core/schedule.cuh
   float softmax_scale;
@@ -100,9 +101,10 @@ struct DeltaParams {
   const float* dlse;  // as lse, or null
   float* lse_log2;    // rows of statistics, core/sequence.cuh; +inf: no key, or padding
   float* delta;       // as lse_log2; 0 for padding
-  int batch, seqlen_q, num_heads_kv, group;
-  int total_q;
-  int head_dim_v;
+  View dq, dk, dv;    // packed: of which the rows that no document covers are written here
+  int batch, seqlen_q, seqlen_k, num_heads_kv, group;
+  int total_q, total_k;
+  int head_dim, head_dim_v;
   int rows_padded;  // rows of statistics of one head
   Packing packing;
   Divisor by_tiles, by_num_heads_q, by_group;  // filled in at the launch
@@ -121,7 +123,7 @@ struct BwdParams {
   float* dv_partial;  // the same with head_dim_v
   int64_t ds_tiles_per_head;
   int batch, seqlen_q, seqlen_k, num_heads_kv, group;
-  int total_q;
+  int total_q, total_k;
   int head_dim, head_dim_v;
   int rows_padded;
   int unit_begin, units;
@@ -141,6 +143,7 @@ struct ReduceParams {
   const float* partial;  // [splits, batch * num_heads_kv, seqlen_k, columns of the compiled size]
   View out;              // [batch, seqlen_k, num_heads_kv, 1, columns]
   int splits, batch, seqlen_k, num_heads_kv;
+  int total_k;
   int columns;  // that exist
   float scale;
   Packing packing;

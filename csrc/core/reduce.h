@@ -5,6 +5,7 @@
 
 #include "core/config.h"
 #include "core/entry.h"
+#include "core/sequence.cuh"
 #include "core/views.cuh"
 #include "plans.h"
 #include "ptx/convert.cuh"
@@ -34,8 +35,9 @@ __device__ __forceinline__ void reduce_block(const ReduceParams& p) {
   int k0 = 0;
   int seqlen_k = p.seqlen_k;
   if (p.packing.cu_seqlens_k != nullptr) {
-    k0 = p.packing.cu_seqlens_k[batch];
-    seqlen_k = min(p.packing.cu_seqlens_k[batch + 1] - k0, p.seqlen_k);
+    const DocumentRows k(p.packing.cu_seqlens_k, batch, p.batch, p.total_k, p.seqlen_k);
+    k0 = k.begin;
+    seqlen_k = k.length;
   }
   if (in_tile >= Config::BLOCK_ROWS || row >= seqlen_k || column >= p.columns) return;
 

@@ -7,22 +7,55 @@ namespace flash_dist {
 
 constexpr int STATISTICS_ALIGNMENT = 128;  // rows; the largest query tile
 
+// A document's rows on a packed axis. Nobody has looked at what cu_seqlens holds: whatever it is,
+// the rows lie on the axis, and they are no more than `longest`, what grid and workspace were made
+// for.
+struct DocumentRows {
+  int begin, length;
+  int next;        // where the next document begins; behind the last one, where that should end
+  bool uncovered;  // rows of no document are before this one, the first, behind it, or behind all
+
+  // documents: how many there are; of none, number 0 is without rows.
+  __device__ __forceinline__ DocumentRows(const int* cu_seqlens, int number, int documents,
+                                          int total, int longest)
+      : begin(on_axis(cu_seqlens[number], total)),
+        next(on_axis(cu_seqlens[min(number + 1, documents)], total)) {
+    length = min(max(next - begin, 0), longest);
+    uncovered = (number == 0 && begin > 0) || end() < next ||
+                last_end(cu_seqlens, documents, total) < total;
+  }
+  __device__ __forceinline__ int end() const { return begin + length; }
+
+  // Where the last document ends.
+  __device__ __forceinline__ static int last_end(const int* cu_seqlens, int documents, int total) {
+    return on_axis(cu_seqlens[documents], total);
+  }
+
+ private:
+  __device__ __forceinline__ static int on_axis(int row, int total) {
+    return min(max(row, 0), total);
+  }
+};
+
 struct Sequence {
   int q0, k0;  // first rows in the tensors
   int seqlen_q, seqlen_k;
+  bool uncovered_q;  // DocumentRows::uncovered of the queries
 
   __device__ __forceinline__ Sequence(int q, int k, int length_q, int length_k)
-      : q0(q), k0(k), seqlen_q(length_q), seqlen_k(length_k) {}
+      : q0(q), k0(k), seqlen_q(length_q), seqlen_k(length_k), uncovered_q(false) {}
 
   template <class Params>
   __device__ __forceinline__ Sequence(const Params& p, int batch)
-      : q0(0), k0(0), seqlen_q(p.seqlen_q), seqlen_k(p.seqlen_k) {
+      : Sequence(0, 0, p.seqlen_q, p.seqlen_k) {
     if (p.packing.cu_seqlens_q != nullptr) {
-      q0 = p.packing.cu_seqlens_q[batch];
-      k0 = p.packing.cu_seqlens_k[batch];
-      // Never longer than what grid and workspace were made for.
-      seqlen_q = min(p.packing.cu_seqlens_q[batch + 1] - q0, p.seqlen_q);
-      seqlen_k = min(p.packing.cu_seqlens_k[batch + 1] - k0, p.seqlen_k);
+      const DocumentRows q(p.packing.cu_seqlens_q, batch, p.batch, p.total_q, p.seqlen_q);
+      const DocumentRows k(p.packing.cu_seqlens_k, batch, p.batch, p.total_k, p.seqlen_k);
+      q0 = q.begin;
+      k0 = k.begin;
+      seqlen_q = q.length;
+      seqlen_k = k.length;
+      uncovered_q = q.uncovered;
     }
   }
 };

@@ -171,11 +171,17 @@ class Backward {
   }
 
   void run_delta(const BwdStep& step) {
+    delta_.dq = p_.dq;
+    delta_.dk = p_.dk;
+    delta_.dv = p_.dv;
     delta_.batch = p_.batch;
     delta_.seqlen_q = p_.seqlen_q;
+    delta_.seqlen_k = p_.seqlen_k;
     delta_.num_heads_kv = p_.num_heads_kv;
     delta_.group = p_.group;
     delta_.total_q = p_.total_q;
+    delta_.total_k = p_.total_k;
+    delta_.head_dim = p_.head_dim;
     delta_.head_dim_v = p_.head_dim_v;
     delta_.packing = p_.packing;
     launch_step(step, &delta_);
@@ -215,6 +221,7 @@ class Backward {
     reduce.batch = p_.batch;
     reduce.seqlen_k = p_.seqlen_k;
     reduce.num_heads_kv = p_.num_heads_kv;
+    reduce.total_k = p_.total_k;
     reduce.columns = step.of_v ? p_.head_dim_v : p_.head_dim;
     reduce.scale = step.of_v ? 1.0f : p_.softmax_scale;
     reduce.packing = p_.packing;

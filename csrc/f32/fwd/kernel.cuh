@@ -12,6 +12,7 @@
 #include "core/blocks.cuh"
 #include "core/hide.cuh"
 #include "core/softmax.cuh"
+#include "core/uncovered.cuh"
 #include "f32/fragments.cuh"
 #include "f32/fwd/config.h"
 #include "f32/product.cuh"
@@ -40,6 +41,7 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
   {
     const FwdBlock block(p, BLOCK_M);
     const Sequence sequence(p, block.batch);
+    if (sequence.uncovered_q) fill_uncovered<Config, 4>(p, block);
     if (block.row0 >= sequence.seqlen_q) return;
     const F32FwdWork<BLOCK_M, BLOCK_N> mine(p, block, sequence);
     if (threadIdx.x == 0) smem.work = mine;

@@ -11,6 +11,7 @@
 #include "core/blocks.cuh"
 #include "core/hide.cuh"
 #include "core/softmax.cuh"
+#include "core/uncovered.cuh"
 #include "mma/fragments.cuh"
 #include "mma/fwd/config.h"
 
@@ -50,6 +51,7 @@ __device__ __forceinline__ void fwd_block(const FwdParams& p) {
   };
   const FwdBlock block(p, BLOCK_M);
   const Sequence sequence(p, block.batch);
+  if (sequence.uncovered_q) fill_uncovered<Config, 2>(p, block);
   if (block.row0 >= sequence.seqlen_q) return;
   {
     TileCopy<Target, BLOCK_M, HEAD_DIM, Config::THREADS> copy_q;

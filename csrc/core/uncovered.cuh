@@ -1,0 +1,75 @@
+// The rows of packed tensors that no document covers: before the first document, behind the last,
+// and what a document has beyond the longest that the call named. No block computes them, and the
+// results are not filled when they are made: out and the gradients are zeros there, lse is -inf.
+//
+// Blocks that run anyway write them, before their own work: those of the forward out and lse, those
+// of the kernel of delta dq, dk and dv. That one is launched once and first, whatever chunks,
+// stripes and splits follow, and has registers to spare. Where every row is covered, this costs one
+// number more of cu_seqlens, read with the others, and a comparison.
+#pragma once
+
+#include "core/blocks.cuh"
+#include "core/sequence.cuh"
+#include "ptx/copy.cuh"
+
+namespace flash_dist {
+
+constexpr int ROW_LANES = 8;  // threads that write a row, 16 bytes each: a line of memory
+
+// f(row), by ROW_LANES neighbouring threads, for this block's share of an axis. It is one of `blocks`
+// blocks of document `number`, which together take the rows beside it; behind the last document,
+// where many may be left of a buffer, the blocks of all documents share them.
+template <int THREADS, class F>
+__device__ __forceinline__ void for_uncovered_rows(const int* cu_seqlens, int number, int documents,
+                                                   int total, int longest, int block, int blocks,
+                                                   F f) {
+  const DocumentRows own(cu_seqlens, number, documents, total, longest);
+#pragma unroll 1
+  for (int part = 0; part < 3; ++part) {
+    const bool behind_all = part == 2;
+    const int before = number == 0 ? own.begin : 0;
+    const int last = DocumentRows::last_end(cu_seqlens, documents, total);
+    const int begin = part == 0 ? 0 : part == 1 ? own.end() : last;
+    const int end = part == 0 ? before : part == 1 ? own.next : total;
+    constexpr int ROWS = THREADS / ROW_LANES;
+    const auto rows_of = [&](int64_t shares) {  // below 2^31, so that no sum of two overflows
+      return static_cast<unsigned>(min(shares * ROWS, int64_t{INT32_MAX}));
+    };
+    const unsigned step = rows_of(behind_all ? int64_t{max(documents, 1)} * blocks : blocks);
+    const unsigned mine = rows_of(behind_all ? int64_t{number} * blocks + block : block);
+    const unsigned count = max(end - begin, 0);
+#pragma unroll 1
+    for (unsigned i = mine + fresh_thread() / ROW_LANES; i < count; i += step) {
+      f(begin + static_cast<int>(i));
+    }
+  }
+}
+
+// This thread's part of a row of zeros.
+template <int ELEMENT_BYTES>
+__device__ __forceinline__ void zero_row(const View& view, int head_kv, int member, int row,
+                                         int columns) {
+  asm volatile("" : "+r"(head_kv), "+r"(member));  // no product of strides is kept in registers
+  uint8_t* first =
+      static_cast<uint8_t*>(view.data) +
+      ELEMENT_BYTES * (head_kv * view.head_kv + member * view.head_group + row * view.row);
+#pragma unroll 1
+  for (int i = fresh_thread() % ROW_LANES * 16; i < columns * ELEMENT_BYTES; i += ROW_LANES * 16) {
+    store_global_16(first + i, {0, 0, 0, 0});
+  }
+}
+
+// out and lse of a query head, by the block of row row0.
+template <class Config, int ELEMENT_BYTES>
+__device__ __forceinline__ void fill_uncovered(const FwdParams& p, const FwdBlock& at) {
+  constexpr int BLOCK_M = Config::BLOCK_M;
+  for_uncovered_rows<Config::THREADS>(
+      p.packing.cu_seqlens_q, at.batch, p.batch, p.total_q, p.seqlen_q, at.row0 / BLOCK_M,
+      (p.seqlen_q + BLOCK_M - 1) / BLOCK_M, [&](int row) {
+        zero_row<ELEMENT_BYTES>(p.out, at.head_kv, at.member, row, p.head_dim_v);
+        if (threadIdx.x % ROW_LANES == 0)
+          p.lse[lse_begin(p, at.batch, at.head, 0) + row] = -INFINITY;
+      });
+}
+
+}  // namespace flash_dist
