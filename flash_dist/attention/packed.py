@@ -6,9 +6,17 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 
+from ..kernels.boundaries import check_boundaries, is_checking, warn_unchecked
 from ..kernels.operators import Packing
 from ..masks.inputs import MAX_SEQLEN
-from .arguments import choose_band, choose_scale, prepare_inputs, read_whole, require_tensor
+from .arguments import (
+    choose_band,
+    choose_scale,
+    is_symbolic,
+    prepare_inputs,
+    read_whole,
+    require_tensor,
+)
 from .autograd import attend
 from .layouts import PACKED, dtype_name
 from .neutral import require_neutral, require_neutral_others
@@ -127,10 +135,15 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     """Attention within each of several sequences that lie one after the other, without padding.
 
     Sequence b has queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] and keys likewise; either may be
-    empty. The host never waits for the GPU, so that what cu_seqlens holds is checked on the CPU
-    only: it must start at 0, not decrease and end at total_q or total_k, and no sequence may be
-    longer than max_seqlen says. Everything else is as in `flash_attn_func`; block_table and mask
-    must be None, too.
+    empty. Tokens that belong to none, before the first and behind the last, are legal: out and
+    the gradients are 0 there, lse is -inf. Everything else is as in `flash_attn_func`; block_table
+    and mask must be None, too.
+
+    cu_seqlens must not decrease or pass total_q and total_k, and no sequence may be longer than
+    max_seqlen says. The host never waits for the GPU, so that this is checked on the CPU only, and
+    on a GPU with `FLASH_DIST_CHECK=1`, which waits. Otherwise sequences are cut off at max_seqlen
+    and at the ends of the tensors; what decreasing numbers compute is undefined, but nothing
+    outside the tensors is read or written.
 
     A max_seqlen may be a tensor with one number. It is read in every call, which waits for the GPU
     if it lies there, and cannot be done while a CUDA graph is captured: ints are better.
@@ -160,8 +173,9 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
 
     Raises:
         TypeError: An argument is no tensor, max_seqlen is no int, or a dtype is not supported.
-        ValueError: Shapes, devices, alignment, window_size or softmax_scale do not fit, or an
-            argument of flash-attention that is not served is not neutral.
+        ValueError: Shapes, devices, alignment, window_size or softmax_scale do not fit, or what
+            cu_seqlens holds does not where it is looked at, or an argument of flash-attention that
+            is not served is not neutral.
         FlashDistError: This build has no code that runs on the GPU; the message names the arch
             set to install.
     """
@@ -181,6 +195,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         _read_max_seqlen("max_seqlen_k", max_seqlen_k),
     )
     _check_packing(packing, q)
+    _check_values(packing, q, k)
     out, lse = attend(
         q,
         k,
@@ -203,6 +218,18 @@ def _check_packing(packing: Packing, q: Tensor) -> None:
             f"got {cu_seqlens_q.shape[0]} and {cu_seqlens_k.shape[0]}"
         )
         raise ValueError(message)
+
+
+def _check_values(packing: Packing, q: Tensor, k: Tensor) -> None:
+    """Look at what lies on a GPU, if FLASH_DIST_CHECK asks for it. The operator of the CPU does."""
+    if q.device.type != "cuda" or is_symbolic(q) or not is_checking():
+        return
+    if torch.cuda.is_current_stream_capturing():
+        warn_unchecked("a captured CUDA graph")
+        return
+    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k = packing
+    check_boundaries("q", cu_seqlens_q.tolist(), q.shape[0], max_seqlen_q)
+    check_boundaries("k", cu_seqlens_k.tolist(), k.shape[0], max_seqlen_k)
 
 
 def _check_cu_seqlens(name: str, x: Tensor, q: Tensor) -> None:

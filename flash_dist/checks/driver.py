@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..findings.driver import (
+    CHECK_MALFORMED,
     DRIVER_ABSENT,
     DRIVER_BROKEN,
     DRIVER_TOO_OLD,
@@ -14,6 +15,7 @@ from ..findings.driver import (
     WORKSPACE_MALFORMED,
 )
 from ..findings.result import CheckResult
+from ..kernels.boundaries import CHECK_VARIABLE, find_check_problem
 from ..kernels.budget import BUDGET_VARIABLE, find_budget_problem
 from ..targets.advice import GET_DRIVER, driver_fix
 from ..targets.compatibility import driver_refusal, is_set
@@ -22,6 +24,9 @@ from ..targets.verdict import SMEM_VARIABLE
 from .host import describe_driver, explain_no_gpu
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ..findings.entry import Entry
     from ..targets.verdict import Build
     from .environment import Environment
 
@@ -31,19 +36,10 @@ _JIT_VARIABLES = ("CUDA_FORCE_PTX_JIT", "CUDA_DISABLE_PTX_JIT")
 def check_variables(environment: Environment) -> CheckResult:
     """Variables that make the driver ignore embedded code, or that we cannot read."""
     shown = tuple(f"{name}={value}" for name, value in environment.variables.items())
-    limit = environment.variables.get(SMEM_VARIABLE, "").strip()
-    if limit and not (limit.isdecimal() and int(limit)):
-        return CheckResult(
-            "fail",
-            f"{SMEM_VARIABLE} must be a number of bytes such as 65536, got `{limit}`",
-            shown,
-            f"`unset {SMEM_VARIABLE}`",
-            SMEM_LIMIT_MALFORMED,
-        )
-    problem = find_budget_problem(environment.variables.get(BUDGET_VARIABLE, ""))
-    if problem:
-        fix = f"`unset {BUDGET_VARIABLE}`"
-        return CheckResult("fail", problem, shown, fix, WORKSPACE_MALFORMED)
+    malformed = _find_malformed(environment.variables)
+    if malformed:
+        name, problem, entry = malformed
+        return CheckResult("fail", problem, shown, f"`unset {name}`", entry)
     for name in _JIT_VARIABLES:
         if is_set(environment.variables, name):
             return CheckResult(
@@ -53,7 +49,7 @@ def check_variables(environment: Environment) -> CheckResult:
                 f"`unset {name}`",
                 JIT_VARIABLE,
             )
-    if limit:
+    if environment.variables.get(SMEM_VARIABLE, "").strip():
         return CheckResult(
             "warn",
             f"{SMEM_VARIABLE} is set: smaller tiles than the GPU allows are used",
@@ -67,6 +63,19 @@ def check_variables(environment: Environment) -> CheckResult:
         summary = f"CUDA_VISIBLE_DEVICES={visible} hides the other GPUs, if there are any"
         return CheckResult("ok", summary, shown[1:])
     return CheckResult("ok", ", ".join(shown) or "none that changes what is loaded")
+
+
+def _find_malformed(variables: Mapping[str, str]) -> tuple[str, str, Entry] | None:
+    """Return the first of our own variables that cannot be read, and what is wrong with it."""
+    limit = variables.get(SMEM_VARIABLE, "").strip()
+    if limit and not (limit.isdecimal() and int(limit)):
+        problem = f"{SMEM_VARIABLE} must be a number of bytes such as 65536, got `{limit}`"
+        return SMEM_VARIABLE, problem, SMEM_LIMIT_MALFORMED
+    problem = find_budget_problem(variables.get(BUDGET_VARIABLE, ""))
+    if problem:
+        return BUDGET_VARIABLE, problem, WORKSPACE_MALFORMED
+    problem = find_check_problem(variables.get(CHECK_VARIABLE, ""))
+    return (CHECK_VARIABLE, problem, CHECK_MALFORMED) if problem else None
 
 
 def check_driver(environment: Environment) -> CheckResult:

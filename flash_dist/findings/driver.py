@@ -74,6 +74,14 @@ WORKSPACE_MALFORMED: Final = Entry(
     "Unset it, or set MiB without a unit.",
 )
 
+CHECK_MALFORMED: Final = Entry(
+    "check-malformed",
+    "FLASH_DIST_CHECK is neither 0 nor 1",
+    "The variable makes calls with packed sequences wait for the GPU and check what cu_seqlens "
+    "holds, if it is 1. Such calls refuse to run with a value that they cannot read.",
+    "Unset it, or set it to 1 to look for wrong boundaries.",
+)
+
 NO_GPU: Final = Entry(
     "no-gpu",
     "There is no GPU to judge",

@@ -6,13 +6,13 @@ The signatures are the operators' own, see csrc/binding/api.cpp and operators.py
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ..masks import registry
 from ..masks.band import Band
 from ..masks.inputs import Shape, complain
 from ..masks.layout import BAND
+from .boundaries import check_boundaries
 from .reference import reference_backward, reference_forward
 
 if TYPE_CHECKING:
@@ -124,22 +124,8 @@ def shape_of(q: Tensor, k: Tensor) -> Shape:
 
 
 def _check_ends(name: str, cu_seqlens: Tensor | None, total: int, max_seqlen: int) -> None:
-    if cu_seqlens is None:
-        return
-    ends: list[int] = cu_seqlens.tolist()
-    lengths = [end - start for start, end in pairwise(ends)]
-    if ends[0] != 0 or ends[-1] != total or min(lengths) < 0:
-        raise complain(
-            ValueError,
-            f"cu_seqlens_{name} must start at 0, not decrease and end at {total}, the tokens of "
-            f"{name}, got {f'{ends}':.60}",
-        )
-    if max(lengths) > max_seqlen:
-        raise complain(
-            ValueError,
-            f"max_seqlen_{name} must be at least {max(lengths)}, the longest of cu_seqlens_{name}, "
-            f"got {max_seqlen}",
-        )
+    if cu_seqlens is not None:
+        check_boundaries(name, cu_seqlens.tolist(), total, max_seqlen)
 
 
 def _parse_band(mask: list[int]) -> Band:

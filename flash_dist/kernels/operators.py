@@ -22,6 +22,7 @@ from ..masks.band import Band
 from ..masks.inputs import complain
 from ..masks.spec import BlockMask
 from . import cpu
+from .boundaries import is_checking, warn_unchecked
 from .cpu import shape_of
 from .memory import raise_out_of_memory
 
@@ -223,7 +224,10 @@ def _fwd_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
     max_seqlen_k: int,  # noqa: ARG001
     softmax_scale: float,  # noqa: ARG001
 ) -> tuple[Tensor, Tensor]:
-    return _outputs(q, v, packed=cu_seqlens_q is not None)
+    packed = cu_seqlens_q is not None
+    if packed and q.device.type == "cuda" and is_checking():
+        warn_unchecked("a compiled graph")
+    return _outputs(q, v, packed=packed)
 
 
 @torch.library.register_fake("flash_dist::bwd")

@@ -1,10 +1,11 @@
 """One small case of every kernel and of every kind of mask, as a program: for compute-sanitizer.
 
-    compute-sanitizer --tool racecheck python tests/gpu/small_cases.py [all|kernels|masks] [1/4]
+    compute-sanitizer --tool racecheck python tests/gpu/small_cases.py WHAT [1/4]
 
-The second argument runs one of several parts. FLASH_DIST_SMEM_LIMIT chooses the shared-memory
-plan. Prints the kernels that ran, and those of the build that did not. Inputs are drawn on the CPU
-and copied, so that under `--kernel-name` initcheck knows all that our kernels may read as written.
+WHAT is all, kernels, masks or boundaries; the second argument runs one of several parts.
+FLASH_DIST_SMEM_LIMIT chooses the shared-memory plan. Prints the kernels that ran, and those of the
+build that did not. Inputs are drawn on the CPU and copied, so that under `--kernel-name` initcheck
+knows all that our kernels may read as written.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if __name__ == "__main__":  # a program is found by its path, tests by the folde
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from flash_dist.kernels.library import last_variant, variants
+from tests.gpu.boundaries import CHAOS, LIES, SPARSE
 from tests.gpu.packed import attend_packed, pack
 from tests.gpu.running import attend
 from tests.masks import MASKS, masked_problem
@@ -77,6 +79,27 @@ def run_masks(ran: set[str], part: slice) -> None:
             ran |= loaded()
 
 
+def run_boundaries(ran: set[str], part: slice) -> None:
+    """Run every compiled size with cu_seqlens that leave rows out, and with some that lie."""
+    for dtype, head_dim, head_dim_v in compiled_sizes()[part]:
+        for megabytes in BUDGETS:
+            os.environ["FLASH_DIST_WORKSPACE_MB"] = str(megabytes)
+            for boundaries in (*SPARSE.values(), *LIES.values(), *CHAOS.values()):
+                documents = boundaries.problem(
+                    num_heads=2,
+                    num_heads_kv=1,
+                    head_dim=head_dim,
+                    head_dim_v=head_dim_v,
+                    dtype=DTYPES[dtype],
+                    causal=True,
+                    device="cpu",
+                )
+                documents = replace(documents, problem=copy_to_gpu(documents.problem))
+                given = boundaries.given(documents.problem.q.device)
+                attend_packed(documents, given=given, poison=False)
+                ran |= loaded()
+
+
 def copy_to_gpu(problem: Problem) -> Problem:
     """Copy the inputs; no kernel of torch's writes them."""
     q, k, v, dout = (x.cuda() for x in (problem.q, problem.k, problem.v, problem.dout))
@@ -98,6 +121,8 @@ def main() -> None:
         run_kernels(ran, part)
     if what in {"all", "masks"}:
         run_masks(ran, part)
+    if what in {"all", "boundaries"}:
+        run_boundaries(ran, part)
     torch.cuda.synchronize()
     others = sorted({variant["symbol"] for variant in variants()} - ran)
     print(f"ran {len(ran)} kernels:", *sorted(ran), sep="\n")  # noqa: T201 - a program

@@ -459,20 +459,20 @@ WRONG_KIND: dict[str, Case] = {
         (torch._dynamo.exc.Unsupported, "a BlockMask must be made before torch.compile traces"),
     ),
     "cu_seqlens-start": (
-        packed(cu_seqlens_q=torch.tensor([1, 3, 8], dtype=torch.int32)),
-        (ValueError, r"cu_seqlens_q must start at 0, .* end at 8, .* of q, got \[1, 3, 8\]"),
+        packed(cu_seqlens_q=torch.tensor([-1, 3, 8], dtype=torch.int32)),
+        (ValueError, r"cu_seqlens_q\[0\] must be from 0 to 8 \(the tokens of q\), got -1"),
     ),
     "cu_seqlens-descending": (
-        packed(cu_seqlens_k=torch.tensor([0, 9, 8], dtype=torch.int32), max_seqlen_k=9),
-        (ValueError, r"cu_seqlens_k must start at 0, not decrease .* got \[0, 9, 8\]"),
+        packed(cu_seqlens_k=torch.tensor([0, 7, 6], dtype=torch.int32), max_seqlen_k=9),
+        (ValueError, r"cu_seqlens_k\[2\] must be from 7 \(cu_seqlens_k\[1\]\) to 8 .* got 6"),
     ),
     "cu_seqlens-end": (
-        packed(cu_seqlens_k=torch.tensor([0, 3, 7], dtype=torch.int32)),
-        (ValueError, r"cu_seqlens_k must .* end at 8, the tokens of k, got \[0, 3, 7\]"),
+        packed(cu_seqlens_k=torch.tensor([0, 3, 9], dtype=torch.int32)),
+        (ValueError, r"cu_seqlens_k\[2\] must be from 3 .* to 8 \(the tokens of k\), got 9"),
     ),
     "max_seqlen-too-small": (
         packed(max_seqlen_k=4),
-        (ValueError, "max_seqlen_k must be at least 5, the longest of cu_seqlens_k, got 4"),
+        (ValueError, r"max_seqlen_k must be at least 5, .* \(from 3 at \[1\] to 8 .*, got 4"),
     ),
 }  # fmt: skip
 CALLS = {**DENSE, **VARLEN, **TORCH, **FLASH, **WRONG_KIND}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flash_dist import flash_attn_func, flash_attn_varlen_func
+from flash_dist.kernels.boundaries import warn_unchecked
 
 Tensor = torch.Tensor
 
@@ -58,6 +60,52 @@ def test_documents_do_not_see_each_other(*, causal: bool) -> None:
         torch.autograd.grad((got[0], got[1][finite]), leaves, upstream),
         torch.autograd.grad((want[0], want[1][finite]), leaves, upstream),
     )
+
+
+def test_a_tail_and_a_head_that_no_document_covers_are_served() -> None:
+    q, k, v, cu_q, cu_k = pack()
+    want = flash_attn_varlen_func(q, k, v, cu_q, cu_k, 5, 9, return_lse=True)
+    q, k, v = (torch.cat((x[:3] * torch.nan, x, x[:3] * torch.inf)) for x in (q, k, v))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out, lse = flash_attn_varlen_func(q, k, v, cu_q + 3, cu_k + 3, 5, 9, return_lse=True)
+    assert torch.equal(out[3:-3], want[0])
+    assert torch.equal(lse[:, 3:-3], want[1])
+    upstream = torch.ones_like(out)
+    upstream[:3], upstream[-3:] = torch.nan, torch.inf
+    grads = torch.autograd.grad(out, leaves, upstream)
+    for rows in (slice(0, 3), slice(-3, None)):
+        assert (out[rows] == 0).all()
+        assert (lse[:, rows] == -torch.inf).all()
+        for grad in grads:
+            assert (grad[rows] == 0).all()
+            assert grad.isfinite().all()
+
+
+@pytest.mark.parametrize("lie", ["past", "decreasing", "longer"])
+def test_what_cu_seqlens_cannot_hold_is_refused_on_the_cpu(lie: str) -> None:
+    q, k, v, cu_q, cu_k = pack()
+    index, value, said = {
+        "past": (-1, 14, r"cu_seqlens_q\[5\] must be from 9 .* to 13 .* got 14"),
+        "decreasing": (2, 2, r"cu_seqlens_q\[2\] must be from 3 .* got 2"),
+        "longer": (1, 0, "max_seqlen_q must be at least 8.* got 5"),
+    }[lie]
+    cu_q[index] = value
+    if lie == "longer":
+        cu_q[2] = 0
+    with pytest.raises(ValueError, match=said):
+        flash_attn_varlen_func(q, k, v, cu_q, cu_k, 5, 9)
+
+
+def test_a_traced_call_warns_once_that_it_does_not_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASH_DIST_CHECK", "1")
+    warn_unchecked.cache_clear()
+    with FakeTensorMode():
+        q = torch.empty(8, 2, 64, device="cuda", dtype=torch.float16)
+        ends = torch.empty(3, device="cuda", dtype=torch.int32)
+        with pytest.warns(UserWarning, match="FLASH_DIST_CHECK=1 does not look at cu_seqlens in a"):
+            flash_attn_varlen_func(q, q, q, ends, ends, 5, 5)
+        assert flash_attn_varlen_func(q, q, q, ends, ends, 5, 5).shape == q.shape
+    warn_unchecked.cache_clear()
 
 
 def test_a_window_is_aligned_to_each_document() -> None:

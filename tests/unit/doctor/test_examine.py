@@ -242,6 +242,17 @@ def test_a_budget_that_is_no_number_is_a_failure() -> None:
         assert f"got `{text}`" in found[text].summary
 
 
+def test_a_check_of_boundaries_that_is_neither_on_nor_off_is_a_failure() -> None:
+    environment = make_environment(ALL, "9.0")
+    found = {
+        text: find(look(replace(environment, variables={"FLASH_DIST_CHECK": text})), "variables")
+        for text in ("0", "1", "on")
+    }
+    assert found["0"].status == found["1"].status == "ok"
+    assert (found["on"].status, found["on"].id) == ("fail", "check-malformed")
+    assert found["on"].summary == "FLASH_DIST_CHECK must be 0 or 1, got `on`"
+
+
 def test_unpromised_code_is_a_warning_that_names_the_selftest() -> None:
     result = find(look(make_environment(TURING_AMPERE_ADA, "8.7")), "gpu 0")
     assert (result.status, result.id) == ("warn", "unverified")

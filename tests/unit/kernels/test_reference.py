@@ -141,6 +141,33 @@ def test_packed_documents_are_attended_one_by_one(*, grouped: bool) -> None:
         assert all(torch.equal(x, y[0]) for x, y in zip(got, want, strict=True))
 
 
+def test_tokens_of_no_document_are_zero_whatever_they_hold() -> None:
+    cu_q, cu_k = torch.tensor([2, 5, 7]), torch.tensor([1, 4, 6])
+    q, k, v = draw(9, 4, 8, seed=1), draw(8, 2, 8, seed=2), draw(8, 2, 8, seed=3)
+    dout, dlse = draw(9, 4, 8, seed=4), draw(4, 9, seed=5)
+    call = {"softmax_scale": 0.3, "cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
+    inside = slice(2, 7), slice(1, 6)
+    alone_q, alone_k, alone_v = q[inside[0]].clone(), k[inside[1]].clone(), v[inside[1]].clone()
+    for x in (q, dout, dlse.T):
+        x[:2], x[7:] = torch.nan, torch.inf
+    for x in (k, v):
+        x[:1], x[6:] = torch.inf, torch.nan
+    out, lse = reference_forward(q, k, v, **call)  # type: ignore[arg-type]
+    grads = reference_backward(dout, q, k, v, out, lse, dlse, **call)  # type: ignore[arg-type]
+    shifted = {**call, "cu_seqlens_q": cu_q - 2, "cu_seqlens_k": cu_k - 1}
+    want, want_lse = reference_forward(alone_q, alone_k, alone_v, **shifted)  # type: ignore[arg-type]
+    assert torch.equal(out[2:7], want)
+    assert torch.equal(lse[:, 2:7], want_lse)
+    for rows in (slice(0, 2), slice(7, 9)):
+        assert (out[rows] == 0).all()
+        assert (lse[:, rows] == -torch.inf).all()
+        assert (grads[0][rows] == 0).all()
+    for x in grads[1:]:
+        assert x[1:6].isfinite().all()
+        assert (x[:1] == 0).all()
+        assert (x[6:] == 0).all()
+
+
 def test_a_row_without_a_key_is_zero_and_has_no_gradient() -> None:
     q, k, v = draw(1, 5, 1, 8, seed=1), draw(1, 2, 1, 8, seed=2), draw(1, 2, 1, 8, seed=3)
     causal = Band(-1, 0)

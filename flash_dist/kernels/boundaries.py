@@ -1,0 +1,77 @@
+"""What cu_seqlens must hold, and who looks.
+
+Nobody who computes on a GPU does: the kernels take whatever is there and keep to the tensors. On
+the CPU every call looks, and with FLASH_DIST_CHECK=1 calls on a GPU do, too.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from functools import cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+from ..errors import FlashDistError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CHECK_VARIABLE: Final = "FLASH_DIST_CHECK"
+
+
+def is_checking() -> bool:
+    """Whether calls on a GPU are to wait for cu_seqlens and look at it: FLASH_DIST_CHECK is 1."""
+    text = os.environ.get(CHECK_VARIABLE, "")
+    problem = find_check_problem(text)
+    if problem:
+        raise FlashDistError(problem, hint="unset it to check nothing on a GPU")
+    return text == "1"
+
+
+def find_check_problem(text: str) -> str:
+    """Say what is wrong with a value of the variable, empty if nothing is."""
+    return "" if text in {"", "0", "1"} else f"{CHECK_VARIABLE} must be 0 or 1, got `{text:.60}`"
+
+
+@cache
+def warn_unchecked(where: str) -> None:
+    """Warn, once for each place, that FLASH_DIST_CHECK cannot do there what it asks for."""
+    message = f"{CHECK_VARIABLE}=1 does not look at cu_seqlens in {where}, which must not wait"
+    warnings.warn(message, stacklevel=2)
+
+
+def check_boundaries(name: str, ends: Sequence[int], tokens: int, longest: int) -> None:
+    """Raise where sequences do not lie one after the other on an axis of so many tokens.
+
+    They need not cover it: before the first and behind the last some tokens may be of none.
+
+    Args:
+        name: What is packed, `q` or `k`.
+        ends: The values of cu_seqlens.
+        tokens: Of the packed axis.
+        longest: What max_seqlen says.
+
+    Raises:
+        ValueError: An entry lies beside the axis or before the one in front of it, or a sequence
+            is longer than max_seqlen.
+    """
+    array = f"cu_seqlens_{name}"
+    least, source = 0, ""
+    for i, end in enumerate(ends):
+        if not least <= end <= tokens:
+            message = (
+                f"{array}[{i}] must be from {least}{source} to {tokens} (the tokens of {name}), "
+                f"got {end}"
+            )
+            raise ValueError(message)
+        least, source = end, f" ({array}[{i}])"
+    lengths = [end - begin for begin, end in pairwise(ends)]
+    most = max(lengths, default=0)
+    if most > longest:
+        i = lengths.index(most)
+        message = (
+            f"max_seqlen_{name} must be at least {most}, the longest of {array} "
+            f"(from {ends[i]} at [{i}] to {ends[i + 1]} at [{i + 1}]), got {longest}"
+        )
+        raise ValueError(message)
