@@ -36,7 +36,8 @@ def scaled_dot_product_attention(  # noqa: PLR0913, PLR0917 - torch's signature
     A boolean attn_mask is turned into a BlockMask the first time it is seen. That waits for the GPU
     and works on the host; later calls with the same, unchanged tensor object find the result. A
     tensor made anew for every call is converted in every call, and torch.compile or a CUDA graph
-    cannot do it at all: `BlockMask.from_dense(attn_mask)`, made once, serves all of these.
+    cannot do it at all: `BlockMask.from_dense(attn_mask)`, made once, serves all of these. Changes
+    that torch does not count, such as those through `attn_mask.data`, are not seen.
 
     Args:
         query: [batch, num_heads_q, seqlen_q, head_dim], or without batch.

@@ -85,6 +85,15 @@ def interval_words(lo: Tensor, hi: Tensor, words: int) -> Tensor:
     return until & ~before
 
 
+def any_row(words: Tensor) -> Tensor:
+    """Return the words [..., words] of what some row of [..., rows, words] shows."""
+    while (rows := words.shape[-2]) > 1:
+        half = rows // 2
+        both = words[..., :half, :] | words[..., half : 2 * half, :]
+        words = torch.cat([both, words[..., 2 * half :, :]], -2)
+    return words.squeeze(-2)
+
+
 def find_intervals(words: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return lo and hi [...] of rows of words if each shows one run of keys, or None.
 

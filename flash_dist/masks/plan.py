@@ -37,7 +37,7 @@ class TileList(NamedTuple):
 class Arrays(NamedTuple):
     """The arrays of a mask. All int32; None: absent."""
 
-    key_bounds: Tensor | None  # [batches, 2] first and end key that exist
+    key_bounds: Tensor | None  # [batches, 2] first and end key that any query sees
     rows: Tensor | None  # [batches, heads, query_tiles * TILE, 2] first and end key of a query
     query_ranges: Tensor | None  # [batches, heads, query_tiles, 4] least and greatest first key,
     # least and greatest end key of the queries of a tile

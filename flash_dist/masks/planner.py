@@ -9,8 +9,7 @@ from torch.nn.functional import pad
 
 from .layout import ROWS, TILE, TILES
 from .plan import Arrays, MaskPlan, pack_plan, require_index
-from .ranges import key_ranges, query_ranges, to_tiles
-from .terms import Intervals, PaddingTerm, Term
+from .ranges import bounds_of_intervals, bounds_of_keys, key_ranges, query_ranges, to_tiles
 from .tiles import (
     VisibleTiles,
     count_interval_tiles,
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .inputs import Shape
+    from .terms import Intervals, Term
 
 Tensor = torch.Tensor
 
@@ -33,30 +33,21 @@ LEAST_USE: Final = 0.9  # share of the tiles in key_ranges that must be visible
 
 def make_plan(terms: Sequence[Term], shape: Shape) -> MaskPlan:
     """Return the plan of a mask; shape has a batch and heads of 1 where the mask has."""
-    bounds = _key_bounds(terms, shape)
     split = [(term, term.intervals(shape)) for term in terms]
     rows = _intersect([found for _, found in split if found is not None], shape)
     others = [term for term, found in split if found is None]
     if not others:
-        return _plan_rows(rows, shape, bounds)
-    tiles, found = list_tiles(others, rows, shape)
+        return _plan_rows(rows, shape)
+    tiles, found, seen = list_tiles(others, rows, shape)
     if found is not None:
-        return _plan_rows(found, shape, bounds)
-    return _plan_tiles(tiles, shape, bounds, rows=None)
+        return _plan_rows(found, shape)
+    return _plan_tiles(tiles, shape, _key_bounds(bounds_of_keys(seen), shape), rows=None)
 
 
-def _key_bounds(terms: Sequence[Term], shape: Shape) -> Tensor | None:
-    """Return [batch, 2]: the keys that exist, None if all do."""
-    bounds = [term.bounds(shape) for term in terms if isinstance(term, PaddingTerm)]
-    if not bounds:
-        return None
-    lo, hi = bounds[0]
-    for more_lo, more_hi in bounds[1:]:
-        lo, hi = torch.maximum(lo, more_lo), torch.minimum(hi, more_hi)
-    if bool((lo == 0).all()) and bool((hi == shape.seqlen_k).all()):
-        return None
-    keys = torch.stack([lo, hi], -1) * (lo < hi).unsqueeze(-1)
-    return keys.expand(shape.batch, 2)
+def _key_bounds(bounds: Tensor, shape: Shape) -> Tensor | None:
+    """Return [batch, 2]: the first and end key that any query sees; None if they are all keys."""
+    whole = (bounds[:, 0] == 0) & (bounds[:, 1] == shape.seqlen_k)
+    return None if bool(whole.all()) else bounds
 
 
 def _intersect(intervals: Sequence[Intervals], shape: Shape) -> Intervals:
@@ -70,7 +61,8 @@ def _intersect(intervals: Sequence[Intervals], shape: Shape) -> Intervals:
     return lo.expand(shape[:3]).contiguous(), hi.expand(shape[:3]).contiguous()
 
 
-def _plan_rows(intervals: Intervals, shape: Shape, bounds: Tensor | None) -> MaskPlan:
+def _plan_rows(intervals: Intervals, shape: Shape) -> MaskPlan:
+    bounds = _key_bounds(bounds_of_intervals(*intervals), shape)
     ranges = query_ranges(*intervals)
     spans = key_ranges(ranges, shape.seqlen_k)
     lengths = spans[..., 1] - spans[..., 0]

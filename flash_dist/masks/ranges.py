@@ -1,11 +1,11 @@
-"""What the queries of a tile see together, of masks that are intervals."""
+"""What queries see together: those of a tile, of masks that are intervals; all of a batch entry."""
 
 from __future__ import annotations
 
 import torch
 from torch.nn.functional import pad
 
-from .bits import strips
+from .bits import WORD, strips, unpack
 from .layout import TILE
 
 Tensor = torch.Tensor
@@ -37,6 +37,25 @@ def query_ranges(lo: Tensor, hi: Tensor) -> Tensor:
         hi.amax(-1),
     )
     return torch.stack(ranges, -1)
+
+
+def bounds_of_intervals(lo: Tensor, hi: Tensor) -> Tensor:
+    """Return [batch, 2]: first and end key that some query of some head sees, (0, 0) if none does.
+
+    Args:
+        lo: [batch, heads, seqlen_q].
+        hi: Likewise.
+    """
+    seen = lo < hi
+    first = torch.where(seen, lo, BEYOND).flatten(1).amin(1)
+    end = torch.where(seen, hi, 0).flatten(1).amax(1)
+    return torch.stack([torch.where(end > 0, first, 0), end], -1)
+
+
+def bounds_of_keys(seen: Tensor) -> Tensor:
+    """Return the same of words [batch, words] of the keys that some query of some head sees."""
+    keys = torch.arange(WORD * seen.shape[1], device="cpu")
+    return bounds_of_intervals(keys, keys + unpack(seen, len(keys)))  # an interval for each key
 
 
 def key_ranges(ranges: Tensor, seqlen_k: int) -> Tensor:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from .bits import find_intervals, interval_words, strips, words_of
+from .bits import any_row, find_intervals, interval_words, strips, words_of
 from .layout import ABSENT, BY_ROWS, EMPTY, FULL, TILE
 from .plan import TileList
 from .ranges import to_tiles
@@ -75,10 +75,11 @@ def _interval_strips(intervals: Intervals, shape: Shape) -> Iterator[_Strip]:
 
 def list_tiles(
     terms: Sequence[Term], intervals: Intervals, shape: Shape
-) -> tuple[VisibleTiles, Intervals | None]:
+) -> tuple[VisibleTiles, Intervals | None, Tensor]:
     """Return the visible tiles of any mask, with bits for those that are not FULL.
 
-    Also returns lo and hi [batch, heads, seqlen_q] if every row turns out to be one interval.
+    Also returns lo and hi [batch, heads, seqlen_q] if every row turns out to be one interval, and
+    the words [batch, words] of the keys that some query of a batch entry sees.
 
     Args:
         terms: Those that are no intervals.
@@ -88,12 +89,14 @@ def list_tiles(
     lo, hi = intervals
     key_tiles = words_of(shape.seqlen_k)
     found: Intervals | None = (torch.empty_like(lo), torch.empty_like(hi))
+    keys = lo.new_zeros(shape.batch, key_tiles)
     places, codes, bits, count = [], [], [], 0
     for part in strips(shape[:3], shape.seqlen_k, step=TILE):
         words = interval_words(lo[part], hi[part], key_tiles)
         for term in terms:
             words = words & term.words(part, shape)
         found = _note_intervals(found, part, words)
+        keys[part[0]] |= any_row(words.flatten(1, 2))
         tiles = _word_tiles(words)
         exists = _word_tiles(torch.ones_like(words)) == 1
         seen, full = (tiles != 0).any(-1), ((tiles == -1) | ~exists).all(-1)
@@ -107,7 +110,7 @@ def list_tiles(
         codes.append(code[seen])
     packed = torch.cat(bits).view(torch.int32).view(-1, TILE, 2)
     plane, m, n = torch.cat(places, 1)
-    return VisibleTiles(plane, m, n, torch.cat(codes), packed), found
+    return VisibleTiles(plane, m, n, torch.cat(codes), packed), found, keys
 
 
 def _note_intervals(

@@ -53,9 +53,13 @@ def assert_walks_agree(case: Case, plan: MaskPlan) -> None:
             places = [{(visit.m, visit.n): visit.slot for visit in visits} for visits in walks]
             assert all(place == places[0] for place in places)
             assert len(set(places[0].values())) == len(places[0])
-            first, end = reader.key_bounds()
-            assert not want[:, :first].any()
-            assert not want[:, end:].any()
+            assert reader.key_bounds() == bounds_of(case.seen[batch])
+
+
+def bounds_of(seen: Tensor) -> tuple[int, int]:
+    """The first and the end key that a query of [heads, seqlen_q, seqlen_k] booleans sees."""
+    keys = seen.any(0).any(0).nonzero().flatten().tolist()
+    return (keys[0], keys[-1] + 1) if keys else (0, 0)
 
 
 def assert_full_tiles_are_full(visits: list[Visit], want: Tensor) -> None:
@@ -276,6 +280,31 @@ def test_padding_is_in_the_key_bounds_of_every_kind() -> None:
         assert bounds.tolist() == [[0, 3], [0, 0], [0, 70]]
     assert dense.plan(3, 2, 130, 70).arrays.key_bounds is None
     assert BlockMask.padding([70, 70]).plan(2, 1, 130, 70).arrays.key_bounds is None
+
+
+def test_keys_that_nobody_of_a_batch_entry_sees_are_outside_of_the_key_bounds() -> None:
+    seen = torch.zeros(3, 2, 130, 200, dtype=torch.bool)
+    seen[0, 0, 5, 70] = seen[0, 1, 129, 131] = True  # each head sees another key
+    seen[1, 0, 128, 199] = seen[1, 1, 3, 190] = seen[1, 1, 3, 193] = True
+    tiles = torch.tensor([[False, True, False, True, False]])
+    ids = torch.tensor([[7] * 9 + [1, 2] * 40 + [3] * 11, [2] * 100])
+    masks = {
+        BlockMask.from_dense(seen): [[70, 132], [190, 200], [0, 0]],
+        BlockMask.from_dense(seen) & BlockMask.padding([200, 195, 3]): (
+            [[70, 132], [190, 194], [0, 0]]
+        ),
+        BlockMask.from_tiles(tiles, (130, 40)): [[40, 160]],
+        BlockMask.documents([2, 1, 2], ids): [[9, 89], [0, 100]],
+        BlockMask.documents([5, 5, 5], ids): [[0, 0], [0, 0]],
+        BlockMask.block_causal([1, 2], ids): [[9, 89], [0, 100]],
+        BlockMask.from_intervals([3, 90], [17, 91]): [[3, 91]],
+        BlockMask.prefix([7], alignment="top_left"): [[0, 9]],
+    }
+    for mask, want in masks.items():
+        _, _, seqlen_q, seqlen_k = mask.sizes
+        plan = mask.plan(len(want), 2, seqlen_q or 9, seqlen_k or 100)
+        assert plan.arrays.key_bounds is not None
+        assert plan.arrays.key_bounds.tolist() == want, mask
 
 
 def test_padding_on_both_sides_leaves_what_is_between() -> None:
