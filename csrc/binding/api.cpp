@@ -3,12 +3,14 @@
 // would corrupt memory.
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_aten.h>
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
@@ -102,6 +104,20 @@ Tensor allocate_like(const Tensor& t, int64_t columns) {
   return allocate(sizes, torch_dtype(t), t.get_device_index());
 }
 
+// A contiguous copy, made on the current stream.
+Tensor copy(const Tensor& t) {
+  const auto shape = t.sizes();
+  Tensor made = allocate({shape.begin(), shape.end()}, torch_dtype(t), t.get_device_index());
+  STD_TORCH_CHECK(aoti_torch_copy_(made.get(), t.get(), 0) == AOTI_TORCH_SUCCESS,
+                  "torch could not copy a tensor on GPU ", t.get_device_index());
+  return made;
+}
+
+void fill(const Tensor& t, double value) {
+  STD_TORCH_CHECK(aoti_torch_aten_fill__Scalar(t.get(), value) == AOTI_TORCH_SUCCESS,
+                  "torch could not fill a tensor on GPU ", t.get_device_index());
+}
+
 // Bytes of the current device from torch's caching allocator, reused in stream order. Not a tensor:
 // in deterministic mode torch would fill every new tensor first, which for a large workspace takes
 // as long as a kernel.
@@ -140,6 +156,8 @@ struct Sizes {
   int batch, seqlen_q, seqlen_k, num_heads_kv, group, head_dim, head_dim_v;
   int64_t total_q, total_k;  // rows of the packed axis
   int64_t num_heads_q() const { return int64_t{num_heads_kv} * group; }
+  // Whether no query meets a key: there is nothing to launch, and outputs are constants.
+  bool empty() const { return batch == 0 || seqlen_q == 0 || seqlen_k == 0; }
 };
 
 // q may have one axis more: [num_heads_kv, group] for num_heads_q.
@@ -182,9 +200,9 @@ Sizes read_sizes(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeT
   return s;
 }
 
-// That t has these sizes, rows as the packed or batched axes, and suits 16-byte loads.
-void check_layout(const Tensor& t, const Tensor& q, const Sizes& s, bool queries, int columns,
-                  const char* name) {
+// That t has these sizes, rows as the packed or batched axes.
+void check_shape(const Tensor& t, const Tensor& q, const Sizes& s, bool queries, int columns,
+                 const char* name) {
   STD_TORCH_CHECK(t.scalar_type() == q.scalar_type() && t.is_cuda() &&
                       t.get_device_index() == q.get_device_index(),
                   name, " must have the dtype and device of q");
@@ -201,14 +219,26 @@ void check_layout(const Tensor& t, const Tensor& q, const Sizes& s, bool queries
   STD_TORCH_CHECK(
       static_cast<int>(shape.size()) == n && std::equal(shape.begin(), shape.end(), sizes), name,
       " does not have the shape that follows from q, k and v");
+}
 
+bool is_dense(const Tensor& t) { return t.stride(t.dim() - 1) == 1 || t.size(t.dim() - 1) <= 1; }
+
+// Whether t and each of its rows begin where 16-byte loads can.
+bool is_aligned(const Tensor& t) {
+  const int64_t step = ALIGNMENT / (dtype_of(t) == flash_dist::Dtype::FP32 ? 4 : 2);
+  const auto sizes = t.sizes();
   const auto strides = t.strides();
-  const int64_t step = ALIGNMENT / (dtype_of(q) == flash_dist::Dtype::FP32 ? 4 : 2);
-  bool aligned = columns % step == 0 && reinterpret_cast<uintptr_t>(t.data_ptr()) % ALIGNMENT == 0;
-  for (int i = 0; i + 1 < n; ++i) aligned &= sizes[i] <= 1 || strides[i] % step == 0;
-  STD_TORCH_CHECK(strides[n - 1] == 1 || columns <= 1, name,
-                  " must be contiguous in its last dimension");
-  STD_TORCH_CHECK(aligned, name, " must begin, and have rows that begin, at multiples of ",
+  bool aligned = sizes.back() % step == 0;
+  aligned &= reinterpret_cast<uintptr_t>(t.data_ptr()) % ALIGNMENT == 0;
+  for (size_t i = 0; i + 1 < sizes.size(); ++i) aligned &= sizes[i] <= 1 || strides[i] % step == 0;
+  return aligned;
+}
+
+void check_layout(const Tensor& t, const Tensor& q, const Sizes& s, bool queries, int columns,
+                  const char* name) {
+  check_shape(t, q, s, queries, columns, name);
+  STD_TORCH_CHECK(is_dense(t), name, " must be contiguous in its last dimension");
+  STD_TORCH_CHECK(is_aligned(t), name, " must begin, and have rows that begin, at multiples of ",
                   ALIGNMENT, " bytes");
 }
 
@@ -221,10 +251,16 @@ void check_qkv(const Tensor& q, const Tensor& k, const Tensor& v, const Sizes& s
 void check_rows(const Tensor& t, const Tensor& q, const Sizes& s, const char* name) {
   const int64_t count = s.num_heads_q() * (s.packed ? s.total_q : int64_t{s.batch} * s.seqlen_q);
   STD_TORCH_CHECK(t.scalar_type() == ScalarType::Float && t.is_cuda() &&
-                      t.get_device_index() == q.get_device_index() && t.is_contiguous() &&
-                      t.numel() == count,
-                  name, " must be contiguous float32 on q's device, one number for each query");
+                      t.get_device_index() == q.get_device_index() && t.numel() == count,
+                  name, " must be float32 on q's device, one number for each query");
 }
+
+// A gradient of out or lse has the layout that autograd chose (expanded, a slice): where that does
+// not suit the kernels, it is copied.
+Tensor suit_dout(const Tensor& dout) {
+  return is_dense(dout) && is_aligned(dout) ? dout : copy(dout);
+}
+Tensor suit_rows(const Tensor& rows) { return rows.is_contiguous() ? rows : copy(rows); }
 
 Tensor allocate_lse(const Sizes& s, int device) {
   std::vector<int64_t> sizes{s.num_heads_q(), s.total_q};
@@ -425,6 +461,11 @@ std::tuple<Tensor, Tensor> fwd(Tensor q, Tensor k, Tensor v, MaybeTensor mask_da
   const flash_dist::Call call = make_call(q);
   Tensor out = allocate_like(q, s.head_dim_v);
   Tensor lse = allocate_lse(s, call.device);
+  if (s.empty()) {
+    fill(out, 0.0);
+    fill(lse, -std::numeric_limits<double>::infinity());
+    return {out, lse};
+  }
   p.out = view(out, s, s.group);
   p.lse = static_cast<float*>(lse.data_ptr());
   check_status(flash_dist_fwd(&call, &p));
@@ -439,7 +480,7 @@ std::tuple<Tensor, Tensor, Tensor> bwd(Tensor dout, Tensor q, Tensor k, Tensor v
                                        double softmax_scale, int64_t budget, bool batch_invariant) {
   const Sizes s = read_sizes(q, k, v, cu_seqlens_q, max_seqlen_q, max_seqlen_k);
   check_qkv(q, k, v, s);
-  check_layout(dout, q, s, true, s.head_dim_v, "dout");
+  check_shape(dout, q, s, true, s.head_dim_v, "dout");
   check_layout(out, q, s, true, s.head_dim_v, "out");
   check_rows(lse, q, s, "lse");
   if (dlse) check_rows(*dlse, q, s, "dlse");
@@ -452,6 +493,13 @@ std::tuple<Tensor, Tensor, Tensor> bwd(Tensor dout, Tensor q, Tensor k, Tensor v
   Tensor dq = allocate_like(q, s.head_dim);
   Tensor dk = allocate_like(k, s.head_dim);
   Tensor dv = allocate_like(v, s.head_dim_v);
+  if (s.empty()) {
+    for (const Tensor& gradient : {dq, dk, dv}) fill(gradient, 0.0);
+    return {dq, dk, dv};
+  }
+  dout = suit_dout(dout);
+  lse = suit_rows(lse);
+  if (dlse) dlse = suit_rows(*dlse);
   p.dout = view(dout, s, s.group);
   p.dq = view(dq, s, s.group);
   p.dk = view(dk, s, 1);
