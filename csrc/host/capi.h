@@ -19,7 +19,7 @@ struct Call {
 
 // How a backward may work; see plan.h.
 struct BwdOptions {
-  int64_t budget;       // bytes
+  int64_t budget;       // bytes; -1: what FLASH_DIST_WORKSPACE_MB says now
   int batch_invariant;  // 0 or 1
   // MaskParams::key_slots in host memory; null: not known, nothing is spilled
   const int* key_slots;

@@ -1,6 +1,7 @@
 // The sequences of launches behind forward and backward.
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 
 #include "host/capi.h"
@@ -15,6 +16,8 @@ namespace flash_dist {
 namespace {
 
 constexpr int64_t ALIGNMENT = 256;
+constexpr int64_t BUDGET_NOW = -1;
+constexpr int64_t DEFAULT_BUDGET_MB = 1536;  // flash_dist/kernels/budget.py has the same
 
 int64_t aligned(int64_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 
@@ -32,6 +35,28 @@ void check_sizes(const Params& p) {
       find_size_problem({p.batch, p.seqlen_q, p.seqlen_k, int64_t{p.num_heads_kv} * p.group,
                          packed ? p.total_q : 0, 0});
   if (!problem.empty()) fail(problem);
+}
+
+// The bytes of a budget. A compiled graph keeps its numbers for good and gives BUDGET_NOW: then the
+// variable is read here, as flash_dist/kernels/budget.py reads it for all others.
+int64_t read_budget(int64_t budget) {
+  if (budget >= 0) return budget;
+  if (budget != BUDGET_NOW) fail("budget must be a number of bytes, or -1, got ", budget);
+  const char* text = std::getenv("FLASH_DIST_WORKSPACE_MB");
+  if (text == nullptr || *text == '\0') return DEFAULT_BUDGET_MB << 20;
+  int64_t megabytes = 0;
+  for (const char* c = text; *c != '\0'; ++c) {
+    if (*c < '0' || *c > '9') {
+      fail("FLASH_DIST_WORKSPACE_MB must be a whole number of MiB, got `", text,
+           "`\n\nhint: unset it ", "for the default of ", DEFAULT_BUDGET_MB);
+    }
+    megabytes = 10 * megabytes + (*c - '0');
+    if (megabytes > INT64_MAX >> 20) {
+      fail("FLASH_DIST_WORKSPACE_MB must be at most ", INT64_MAX >> 20, " MiB, got `", text,
+           "`\n\nhint: unset it for the default of ", DEFAULT_BUDGET_MB);
+    }
+  }
+  return megabytes << 20;
 }
 
 // How many of `groups` groups of blocks run side by side: where all tiles of a group are equally
@@ -123,15 +148,16 @@ class Backward {
     shape.mask = band_of(p_.mask);
     shape.key_slots = options.key_slots;
     const bool batch_invariant = options.batch_invariant != 0;
+    const int64_t budget = read_budget(options.budget);
     BwdKernels kernels{device_info(call_.device).sm_count, dkdv.entry->block_rows,
                        dkdv.entry->blocks_per_sm, 0, 0};
     const bool has_dq_gemm = is_built_in(Role::BWD_DQ_GEMM, dtype_of(call_));
-    if (may_store_ds(has_dq_gemm, options.budget, batch_invariant)) {
+    if (may_store_ds(has_dq_gemm, budget, batch_invariant)) {
       const KernelEntry& dq = *find(Role::BWD_DQ_GEMM, dkdv.size, &p_).variant->entry;
       kernels.dq_rows = dq.block_rows;
       kernels.dq_blocks_per_sm = dq.blocks_per_sm;
     }
-    return plan_backward(shape, kernels, options.budget, batch_invariant);
+    return plan_backward(shape, kernels, budget, batch_invariant);
   }
 
   void place(void* workspace) {

@@ -9,7 +9,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ..kernels import operators
-from ..kernels.budget import workspace_budget
+from ..kernels.budget import BUDGET_NOW, workspace_budget
 from ..kernels.operators import Packing
 from .arguments import is_symbolic
 from .layouts import ALIGNMENT, Layout, stride_error
@@ -39,8 +39,11 @@ def attend(  # noqa: PLR0913 - one attention problem
     tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k)
     if torch.compiler.is_compiling():
         tensors = _distinct(*tensors)
+        budget = BUDGET_NOW
+    else:
+        budget = workspace_budget()
     out, lse = _Attention.apply(  # type: ignore[no-untyped-call] # torch leaves it untyped
-        *tensors, *max_seqlens, mask, softmax_scale, workspace_budget(), bool(batch_invariant)
+        *tensors, *max_seqlens, mask, softmax_scale, budget, bool(batch_invariant)
     )
     return out, lse
 

@@ -9,6 +9,8 @@ from ..errors import FlashDistError
 
 BUDGET_VARIABLE: Final = "FLASH_DIST_WORKSPACE_MB"
 DEFAULT_BUDGET_MB: Final = 1536
+# As a budget: what the variable says when the backward runs. For graphs, which keep their numbers.
+BUDGET_NOW: Final = -1
 MAX_BUDGET_MB: Final = (2**63 - 1) >> 20  # the operators take bytes as int64
 
 

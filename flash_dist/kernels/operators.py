@@ -119,7 +119,7 @@ def bwd(  # noqa: PLR0913, PLR0917 - one attention problem
     budget: int,
     batch_invariant: bool,
 ) -> Gradients:
-    """Return dq, dk, dv, each like its tensor and contiguous; budget in bytes."""
+    """Return dq, dk, dv, each like its tensor and contiguous; budget in bytes, or BUDGET_NOW."""
     saved = dout, q, k, v, out, lse, dlse
     plan = softmax_scale, budget, batch_invariant
     known = _band_or_handle(mask)

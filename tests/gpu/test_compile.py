@@ -13,7 +13,7 @@ from flash_dist import flash_attn_func, flash_attn_varlen_func
 from flash_dist.errors import FlashDistError
 from flash_dist.masks import BlockMask
 from tests.gpu.packed import attend_packed, boundaries, pack
-from tests.gpu.running import attend, poison_memory
+from tests.gpu.running import attend, peak_of, poison_memory, workspace
 from tests.masks import masked_problem
 from tests.reference import NAMES, Problem, assert_same_bits
 
@@ -217,3 +217,31 @@ def test_opcheck_accepts_the_operators_that_find_a_mask(name: str, half: torch.d
     for batch_invariant in (False, True):
         arguments = (*saved, *call, 1 << 30, batch_invariant)
         torch.library.opcheck(operators.masked_bwd.default, arguments)
+
+
+def test_the_workspace_limit_of_a_compiled_function_is_that_of_the_moment(
+    any_half: torch.dtype,
+) -> None:
+    problem = masked_problem("causal", batch=2, seqlen_q=1024, num_heads=8, dtype=any_half)
+    attention = compiled(problem, backend="aot_eager")
+    for megabytes in (1536, 0, 16, 1536):
+        with workspace(megabytes):
+            eager, graph = attend(problem, poison=False), run(attention, problem)
+        assert_same_bits(eager, graph, f"{megabytes} MiB, eager and compiled")
+
+
+@pytest.mark.gpu
+def test_the_memory_of_a_compiled_backward_follows_the_limit(any_half: torch.dtype) -> None:
+    problem = masked_problem("causal", batch=2, seqlen_q=1024, num_heads=8, dtype=any_half)
+    attention = compiled(problem, backend="aot_eager")
+    q, k, v = (x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v))
+
+    def step() -> object:
+        return torch.autograd.grad(attention(q, k, v)[0], (q, k, v), problem.dout)
+
+    peaks = {}
+    for megabytes in (1536, 0):
+        with workspace(megabytes):
+            peaks[megabytes] = peak_of(step)
+    tiles = 2 * 8 * (16 * 17 // 2)  # of dS, which the second limit has no room for
+    assert peaks[1536] - peaks[0] == 8192 * tiles

@@ -1,6 +1,7 @@
 // The host code on a runtime that fails where it is told to: one JSON object for each line "call
 // count code" of the input. The count-th call of that function fails with the code, once. Behind a
-// semicolon there may be sizes: batch seqlen_q seqlen_k num_heads_kv group total_q, packed if >= 0.
+// semicolon there may be sizes: batch seqlen_q seqlen_k num_heads_kv group total_q (packed if >= 0)
+// budget.
 //
 //   g++ -std=c++17 -I csrc -I GENERATED -I CUDA/include failures.cpp csrc/host/*.cpp -o failures
 //
@@ -121,6 +122,7 @@ void* allocate(void* context, int64_t bytes) {
 }
 
 int batch = 2, seqlen_q = 1000, seqlen_k = 1000, num_heads_kv = 1, group = 4, total_q = -1;
+int64_t budget = int64_t{64} << 20;
 
 template <class Params>
 Params make_params() {
@@ -159,7 +161,7 @@ std::string attempt() {
   tell(flash_dist_fwd(&call, &forward));
   const auto grads = make_params<BwdParams>();
   const DeltaParams delta{};
-  const BwdOptions options{int64_t{64} << 20, 0, nullptr};
+  const BwdOptions options{budget, 0, nullptr};
   std::vector<uint8_t> workspace;
   tell(flash_dist_bwd(&call, &delta, &grads, &options, &allocate, &workspace));
   separator = "";
@@ -193,7 +195,7 @@ int main() {
       std::istringstream(line) >> failing >> failing_at >> code;
       std::istringstream sizes(line.substr(line.find(';') + 1));
       if (line.find(';') != std::string::npos) {
-        sizes >> batch >> seqlen_q >> seqlen_k >> num_heads_kv >> group >> total_q;
+        sizes >> batch >> seqlen_q >> seqlen_k >> num_heads_kv >> group >> total_q >> budget;
       }
       failing_with = static_cast<cudaError_t>(code);
       std::cout << "[" << attempt();

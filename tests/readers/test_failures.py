@@ -8,16 +8,26 @@ an error, and the next call launches what it would have launched without.
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pytest
 
 from csrc.generate import CSRC, Table, generate
+from flash_dist.kernels.budget import (
+    BUDGET_NOW,
+    BUDGET_VARIABLE,
+    DEFAULT_BUDGET_MB,
+    find_budget_problem,
+)
 from flash_dist.targets.archs import ArchSet
 from tests.readers.tools import needs, run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 pytestmark = needs("nvcc")
 
@@ -70,11 +80,24 @@ def codes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     return {name: int(number) for name, number in found}
 
 
-def ask(program: Path, *failures: tuple[str, int, int], sizes: str = "") -> list[Pair]:
+def ask(
+    program: Path,
+    *failures: tuple[str, int, int],
+    sizes: str = "",
+    environ: Mapping[str, str] | None = None,
+) -> list[Pair]:
     """Return both attempts for each failure: which function, which of its calls, the code."""
     behind = f" ; {sizes}" if sizes else ""
     lines = "".join(f"{function} {count} {code}{behind}\n" for function, count, code in failures)
-    done = subprocess.run([program], input=lines, capture_output=True, text=True, check=True)
+    kept = {name: value for name, value in os.environ.items() if name != BUDGET_VARIABLE}
+    done = subprocess.run(
+        [program],
+        input=lines,
+        env={**kept, **(environ or {})},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     told = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(told) == len(failures)
     return [(Attempt(**first), Attempt(**second)) for first, second in told]
@@ -183,7 +206,7 @@ MOST = 2**31 - 1
 def test_sizes_that_32_bits_do_not_hold_are_refused_before_anything_runs(
     program: Path, sizes: tuple[int, ...], sentence: str
 ) -> None:
-    ((first, _),) = ask(program, ("nothing", 0, 0), sizes=" ".join(map(str, sizes)))
+    ((first, _),) = ask(program, ("nothing", 0, 0), sizes=" ".join(map(str, (*sizes, 0))))
     assert first.errors == [sentence, sentence]
     assert first.calls == {}
 
@@ -193,3 +216,38 @@ def test_more_blocks_than_a_launch_has_say_what_to_do(program: Path, codes: dict
     ((first, _),) = ask(program, ("cudaLaunchKernel", 1, invalid))
     assert "it would need more than 2147483647 blocks" in first.errors[0]
     assert "hint: attend to fewer batch entries" in first.errors[0]
+
+
+# 1000 queries and keys of 2 x 4 heads: 16 MiB of dS where there is room, in as many chunks as fit.
+SIZES = "2 1000 1000 1 4 -1"
+
+
+def with_budget(program: Path, budget: int, **environ: str) -> Attempt:
+    sizes = f"{SIZES} {budget}"
+    return ask(program, ("nothing", 0, 0), sizes=sizes, environ=environ)[0][0]
+
+
+@pytest.mark.parametrize(
+    ("text", "megabytes"),
+    [("64", 64), ("0", 0), ("007", 7), ("", DEFAULT_BUDGET_MB), (None, DEFAULT_BUDGET_MB)],
+    ids=str,
+)
+def test_a_graph_takes_the_budget_of_the_moment(
+    program: Path, text: str | None, megabytes: int
+) -> None:
+    environ = {} if text is None else {BUDGET_VARIABLE: text}
+    now = with_budget(program, BUDGET_NOW, **environ)
+    assert now.errors == []
+    assert now.launched == with_budget(program, megabytes << 20, **environ).launched
+    assert (now.launched == with_budget(program, 0).launched) == (megabytes == 0)
+
+
+@pytest.mark.parametrize("text", ["x", "-1", "1.5", " 64", "8796093022208", "9" * 40])
+def test_a_budget_that_is_no_number_is_refused_in_the_same_words(program: Path, text: str) -> None:
+    now = with_budget(program, BUDGET_NOW, **{BUDGET_VARIABLE: text})
+    hint = f"hint: unset it for the default of {DEFAULT_BUDGET_MB}"
+    assert now.errors == [f"{find_budget_problem(text)}\n\n{hint}"]
+
+
+def test_a_budget_below_all_is_refused(program: Path) -> None:
+    assert with_budget(program, -2).errors == ["budget must be a number of bytes, or -1, got -2"]

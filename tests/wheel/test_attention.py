@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from flash_dist import BlockMask, flash_attn_func
+from flash_dist.kernels.budget import BUDGET_NOW
 
 Tensor = torch.Tensor
 Quint = tuple[Tensor, ...]
@@ -337,3 +342,23 @@ def test_half_precision_is_computed_in_float32() -> None:
     out = flash_attn_func(q, k, v)
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out, exact.bfloat16(), rtol=2**-7, atol=2**-9)
+
+
+def test_a_compiled_function_reads_the_workspace_limit_when_its_backward_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    budgets: list[int] = []
+
+    def keep(module: torch.fx.GraphModule, _: object) -> Any:  # noqa: ANN401 - of functorch
+        called = (node for node in module.graph.nodes if "bwd" in str(node.target))
+        budgets.extend(node.args[-2] for node in called)
+        return make_boxed_func(module.forward)
+
+    backend = aot_autograd(fw_compiler=keep, bw_compiler=keep)
+    compiled = torch.compile(flash_attn_func, fullgraph=True, backend=backend)
+    for megabytes in (None, "200", "300"):
+        if megabytes is not None:
+            monkeypatch.setenv("FLASH_DIST_WORKSPACE_MB", megabytes)
+        q, k, v = (draw(1, 5, 2, 16).requires_grad_() for _ in range(3))
+        compiled(q, k, v).sum().backward()
+    assert budgets == [BUDGET_NOW]  # one graph, and no number in it
