@@ -174,9 +174,16 @@ def _all_devices(environment: Environment) -> tuple[Device, ...]:
 
 
 def describe_gpu(gpu: Gpu) -> str:
-    """Name a GPU with its compute capability and memory."""
-    named = describe_device(gpu.device, gpu.name)
-    return f"{named}, {gpu.memory_bytes / _GIB:.0f} GiB" if gpu.memory_bytes else named
+    """Name a GPU with its compute capability, memory and multiprocessors.
+
+    Of these a model may show fewer (MIG, MPS), which decides bits.
+    """
+    parts = [describe_device(gpu.device, gpu.name)]
+    if gpu.memory_bytes:
+        parts.append(f"{gpu.memory_bytes / _GIB:.0f} GiB")
+    if gpu.sm_count:
+        parts.append(f"{gpu.sm_count} SMs")
+    return ", ".join(parts)
 
 
 def describe_unknown(environment: Environment, gpu: Gpu) -> tuple[str, ...]:

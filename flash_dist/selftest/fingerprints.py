@@ -2,7 +2,8 @@
 
 Bits are promised to be equal where everything is that decides them: the case, the code of the
 kernels, what the planner on the host decides, compute capability, number of multiprocessors, shared
-memory per block, the workspace budget, and for code that the driver compiles the driver. Only
+memory per block, the workspace budget, and for code that the driver compiles the driver. A GPU of
+one model may show fewer multiprocessors (a MIG instance, a client of MPS): it is another one. Only
 fingerprints that agree in all of that are compared; whatever else differs is no finding.
 """
 
@@ -18,7 +19,7 @@ from ..errors import FlashDistError
 from ..targets.archs import DEFAULT_TOOLKIT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from .report import SelftestReport
@@ -32,7 +33,7 @@ class Setting:
     """What decides the bits on the side of the machine and the package."""
 
     compute_capability: str  # "9.0"; "cpu" for the reference path
-    sm_count: int
+    sm_count: int  # that this process sees
     smem_limit: int  # bytes per block that the dispatcher may use
     planner: str  # hash of what the host decides about launches and masks
 
@@ -105,6 +106,7 @@ class Agreement:
     gpu: str = ""  # whose
     recorded: str = ""
     mismatches: tuple[Mismatch, ...] = ()
+    nearest: str = ""  # what was recorded of GPUs that differ in their multiprocessors alone
 
     def __bool__(self) -> bool:
         return not self.mismatches
@@ -113,7 +115,8 @@ class Agreement:
     def sentence(self) -> str:
         """The result in words."""
         if not self.compared:
-            return "no recorded fingerprints for this GPU and these kernels"
+            but = f": {self.nearest}" if self.nearest else ""
+            return f"no recorded fingerprints for this GPU and these kernels{but}"
         where = f"{self.gpu}, recorded {self.recorded}"
         if self.mismatches:
             shown = str(self.mismatches[0])
@@ -177,10 +180,10 @@ def hash_code(symbols: Iterable[str], kernels: Mapping[str, str]) -> str:
 
 
 def compare_with(
-    references: Iterable[Reference], setting: Setting, own: tuple[Fingerprint, ...]
+    references: Sequence[Reference], setting: Setting, own: tuple[Fingerprint, ...]
 ) -> Agreement:
     """Compare with the recorded GPU that has the most cases in common."""
-    best = Agreement(len(own))
+    best = Agreement(len(own), nearest=_find_nearest(references, setting))
     for reference in references:
         if reference.setting != setting:
             continue
@@ -188,6 +191,18 @@ def compare_with(
         if compared > best.compared:
             best = Agreement(len(own), compared, reference.gpu, reference.recorded, mismatches)
     return best
+
+
+def _find_nearest(references: Iterable[Reference], setting: Setting) -> str:
+    counts = {
+        reference.setting.sm_count
+        for reference in references
+        if replace(reference.setting, sm_count=setting.sm_count) == setting
+    }
+    if not counts or setting.sm_count in counts:
+        return ""
+    known = " and ".join(map(str, sorted(counts)))
+    return f"they are of {known} multiprocessors, this one shows {setting.sm_count}"
 
 
 def compare_prints(

@@ -173,9 +173,9 @@ def test_a_healthy_gpu_is_one_line_and_verbose_tells_its_plans(
     on_machine(monkeypatch, ALL, "9.0", "8.6")
     _, _, out = doctor(capsys, "--only", "gpu")
     assert out == (
-        "[ok]    gpu 0       GPU A (compute capability 9.0), 24 GiB: native code (sm_90a)\n"
-        "[ok]    gpu 1       GPU B (compute capability 8.6), 24 GiB: code of the same major "
-        "(sm_80)\n\n2 ok: no failure (exit status 0)\n"
+        "[ok]    gpu 0       GPU A (compute capability 9.0), 24 GiB, 82 SMs: native code (sm_90a)\n"
+        "[ok]    gpu 1       GPU B (compute capability 8.6), 24 GiB, 82 SMs: code of the same "
+        "major (sm_80)\n\n2 ok: no failure (exit status 0)\n"
     )
     _, _, verbose = doctor(capsys, "--only", "gpu", "-v")
     told = [line.strip() for line in verbose.splitlines() if line.startswith(" ")]

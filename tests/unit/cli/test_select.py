@@ -91,7 +91,7 @@ def test_the_gpus_of_the_machine(machine: Environment, capsys: pytest.CaptureFix
     assert machine.cuda.gpus
     status, text, _ = select(capsys)
     assert status == 0
-    assert "GPU A (compute capability 8.6), 24 GiB: code of the same major" in text
+    assert "GPU A (compute capability 8.6), 24 GiB, 82 SMs: code of the same major" in text
     data = as_json(capsys)
     assert data["chosen"]["name"] == "cuda12"  # as natively as `all`, and smaller
     assert data["what_if"] is False

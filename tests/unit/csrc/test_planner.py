@@ -368,6 +368,16 @@ def test_what_decides_the_bits_is_the_same_in_every_batch(
         assert budgeted(made) == 0
 
 
+def test_multiprocessors_decide_the_bits_unless_it_is_batch_invariant() -> None:
+    sizes = {"seqlen_q": 2048, "seqlen_k": 2048, "num_heads_kv": 2, "group": 8}
+    counts = (16, 60, 114, 132)  # of parts of a GPU, and of a whole one
+    alike = [plan(**sizes, batch_invariant=True, sm_count=count) for count in counts]
+    assert all(made == alike[0] for made in alike)
+    splits = [plan(**sizes, sm_count=count)["group_split"] for count in counts]
+    assert splits == sorted(splits)
+    assert splits[0] < splits[-1]
+
+
 # --- Launches -------------------------------------------------------------------------------------
 
 

@@ -62,7 +62,7 @@ def test_mixed_2080_and_3090_with_a_turing_ptx_wheel() -> None:
     examination = look(make_environment("7.5+PTX", "7.5", "8.6"))
     turing, ampere = find(examination, "gpu 0"), find(examination, "gpu 1")
     assert turing.status == "ok"
-    assert turing.summary == "GPU A (compute capability 7.5), 24 GiB: native code (sm_75)"
+    assert turing.summary == "GPU A (compute capability 7.5), 24 GiB, 82 SMs: native code (sm_75)"
     assert ampere.status == "warn"
     assert ampere.id == "dtype-not-built"
     assert "PTX through the JIT (compute_75)" in ampere.summary
@@ -325,7 +325,7 @@ def test_a_what_if_looks_at_build_driver_and_gpus_alone() -> None:
     assert names == ["build", "driver", "gpu 0", "gpu 1"]
     assert examination.exit_code() == 0
     assert find(examination, "gpu 1").summary == (
-        "compute capability 8.6: code of the same major (sm_80)"
+        "compute capability 8.6, 82 SMs: code of the same major (sm_80)"
     )
 
 

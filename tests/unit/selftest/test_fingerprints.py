@@ -90,7 +90,26 @@ def test_another_gpu_or_planner_is_never_compared(setting: Setting) -> None:
     wrong = replace(CASE, digests=dict.fromkeys(NAMES, "f" * 64))
     agreement = compare_with((REFERENCE,), setting, (wrong,))
     assert (bool(agreement), agreement.compared) == (True, 0)
-    assert agreement.sentence == "no recorded fingerprints for this GPU and these kernels"
+    assert agreement.sentence.startswith("no recorded fingerprints for this GPU and these kernels")
+
+
+def test_a_part_of_a_gpu_says_that_its_multiprocessors_were_not_recorded() -> None:
+    part = replace(SETTING, sm_count=60)
+    wrong = replace(CASE, digests=dict.fromkeys(NAMES, "f" * 64))
+    recorded = (REFERENCE, replace(REFERENCE, setting=replace(SETTING, sm_count=16)))
+    agreement = compare_with(recorded, part, (wrong,))
+    assert agreement
+    assert agreement.sentence == (
+        "no recorded fingerprints for this GPU and these kernels: "
+        "they are of 16 and 132 multiprocessors, this one shows 60"
+    )
+    assert add_agreement(CheckResult("ok", "1 case"), agreement).status == "ok"
+
+
+def test_all_that_is_recorded_says_of_how_many_multiprocessors() -> None:
+    settings = {reference.gpu: reference.setting for reference in read_references()}
+    assert settings["NVIDIA H200"].sm_count == 132
+    assert all(setting.sm_count > 0 for setting in settings.values())
 
 
 @pytest.mark.parametrize(
