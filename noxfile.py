@@ -209,6 +209,22 @@ def _install_beside_tests(session: nox.Session) -> list[str]:
     return args
 
 
+@nox.session(venv_params=["--system-site-packages"], default=False)
+def peer_tests(session: nox.Session) -> None:
+    """Run flash-attention 2's own tests through flash_dist.compat on a GPU: `-- CHECKOUT WHEEL`.
+
+    CHECKOUT is a clone of flash-attention at v2.8.3; other arguments go to tests/peers.
+    """
+    if len(session.posargs) < 2:  # noqa: PLR2004
+        session.error("which? `nox -s peer_tests -- CHECKOUT WHEEL`")
+    checkout, wheel, *args = session.posargs
+    install(session, "peers")
+    session.install(str(Path(wheel).resolve()))
+    program, tested = ROOT / "tests" / "peers" / "flash_attention.py", Path(checkout).resolve()
+    session.chdir(session.create_tmp())  # the wheel, not the tree
+    session.run("python", str(program), str(tested), "-n", "7", *args)
+
+
 @nox.session(venv_params=["--system-site-packages"])
 def fingerprints(session: nox.Session) -> None:
     """Record what this machine's GPUs compute into flash_dist/fingerprints.json: `-- WHEEL`."""

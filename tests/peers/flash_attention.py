@@ -1,0 +1,215 @@
+"""Run flash-attention 2's own tests through flash_dist.compat, with their imports alone changed.
+
+    python tests/peers/flash_attention.py CHECKOUT [--served 490] [--others 40] [PYTEST ...]
+
+needs a GPU, flash_dist installed, pytest and einops. The file has some 400,000 cases: of each of
+its tests a seeded sample is run, of cases that ask for what is served, which must pass, and of
+others, which should be refused in our words and are counted. Run as a file, so that Python does not
+find the sources of flash_dist beside the installed package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from importlib import import_module
+from itertools import islice, product
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Sequence
+
+    Case = tuple[Any, ...]
+
+PEER: Final = "flash_attn"
+COMPAT: Final = "flash_dist.compat.flash_attn"
+DROPPED: Final = "names that are not served, not imported:"
+SERVED, OTHER = "served", "other"
+REFUSALS: Final = (ValueError, TypeError)
+
+# What a case must ask for to be served; an argument that is not here may be anything.
+NEUTRAL: Final[dict[str, Callable[[Any], bool]]] = {
+    "alibi": lambda value: not value,
+    "d": lambda value: value % 8 == 0,
+    "dropout_p": lambda value: value == 0,
+    "paged_kv_block_size": lambda value: value is None,
+    "softcap": lambda value: value == 0,
+}
+LONG: Final = {"test_flash_attn_race_condition": 20}  # runs 250 times: fewer cases of it
+
+
+def rewrite_imports(text: str, has: Callable[[str, str], bool]) -> tuple[str, list[str]]:
+    """Let a file import from compat what that has; return the file and the names it has not."""
+    lines, dropped = text.splitlines(), []
+    for node in reversed(ast.parse(text).body):
+        if not isinstance(node, ast.ImportFrom) or (node.module or "").split(".")[0] != PEER:
+            continue
+        module = COMPAT + (node.module or "").removeprefix(PEER)
+        names = [one.name for one in node.names if has(module, one.name)]
+        dropped += [one.name for one in node.names if one.name not in names]
+        new = [f"from {module} import {', '.join(names)}"] if names else []
+        lines[node.lineno - 1 : node.end_lineno] = new
+    return "\n".join([*lines, ""]), sorted(dropped)
+
+
+def has_name(module: str, name: str) -> bool:
+    """Whether a program could import it."""
+    try:
+        return hasattr(import_module(module), name)
+    except ModuleNotFoundError:
+        return False
+
+
+class Drawn:
+    """A seeded sample of the cases of one test: without expanding all of them."""
+
+    def __init__(self, axes: Sequence[tuple[str, Sequence[Any]]], seed: str) -> None:
+        self.names = [name.strip() for names, _ in axes for name in names.split(",")]
+        self._axes = [values for _, values in axes]
+        self._wide = ["," in names for names, _ in axes]
+        self._random = random.Random(seed)  # noqa: S311 - a sample, no secret
+        self.size = prod(map(len, self._axes))
+
+    def draw(self, count: int, *, wanted: Callable[[Case], bool]) -> list[Case]:
+        """Return up to count different cases that are wanted, in the order in which they came."""
+        if self.size <= 20_000:  # so few are shuffled
+            cases = list(map(self._flatten, product(*self._axes)))
+            self._random.shuffle(cases)
+            return list(islice(filter(wanted, cases), count))
+        found: dict[str, Case] = {}
+        for _ in range(200 * count):
+            case = self._flatten([self._random.choice(values) for values in self._axes])
+            if wanted(case):
+                found.setdefault(repr(case), case)
+            if len(found) == count:
+                break
+        return list(found.values())
+
+    def _flatten(self, picked: Sequence[Any]) -> Case:
+        pairs = zip(picked, self._wide, strict=True)
+        return tuple(value for one, wide in pairs for value in (one if wide else (one,)))
+
+    def is_neutral(self, case: Case) -> bool:
+        """Whether a case asks for nothing that is not served."""
+        named = zip(self.names, case, strict=True)
+        return all(NEUTRAL[name](value) for name, value in named if name in NEUTRAL)
+
+
+# What follows is a plugin of pytest, loaded in every process of a run.
+OUTCOMES: Final[Counter[tuple[str, str, str]]] = Counter()  # test, kind, outcome
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What the command line hands on."""
+    parser.addoption("--served", type=int, required=True, help="cases of each test")
+    parser.addoption("--others", type=int, required=True, help="cases of each test")
+    parser.addoption("--seed", required=True)
+    parser.addoption("--dropped", default="", help="names that are not imported")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Put a sample in the place of the product of a test's marks."""
+    option, name = metafunc.config.getoption, metafunc.definition.originalname
+    marks = [mark for mark in metafunc.definition.own_markers if mark.name == "parametrize"]
+    drawn = Drawn([mark.args[:2] for mark in marks], f"{option('--seed')} {name}")
+    absent = set(metafunc.function.__code__.co_names) & set(option("--dropped").split(","))
+
+    def is_served(case: Case) -> bool:
+        return not absent and drawn.is_neutral(case)
+
+    wanted = max(1, option("--served") // LONG.get(name, 1))
+    cases = {
+        SERVED: drawn.draw(wanted, wanted=is_served),
+        OTHER: drawn.draw(option("--others"), wanted=lambda case: not is_served(case)),
+    }
+    ids = [f"{kind}-{number}" for kind in cases for number in range(len(cases[kind]))]
+    for mark in marks:
+        metafunc.definition.own_markers.remove(mark)
+    values = [case for kind in cases for case in cases[kind]]
+    metafunc.parametrize(drawn.names, values, ids=ids)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, Any, Any]:
+    """Tell a refusal from a failure; one of a case that is not served is no failure."""
+    report = yield
+    report.kind = SERVED if f"[{SERVED}-" in item.name else OTHER
+    report.result = report.outcome
+    if call.excinfo is not None and report.failed and _is_refusal(item, call.excinfo):
+        report.result = "refused"
+        if report.kind == OTHER:
+            report.outcome = "skipped"
+            report.longrepr = (str(item.path), 0, f"refused: {call.excinfo.value}")
+    return report
+
+
+def _is_refusal(item: pytest.Item, excinfo: pytest.ExceptionInfo[BaseException]) -> bool:
+    error, place = excinfo.value, Path(str(excinfo.traceback[-1].path))
+    if isinstance(error, NameError):
+        return error.name in item.config.getoption("--dropped").split(",")
+    return isinstance(error, REFUSALS) and "flash_dist" in place.parts
+
+
+def pytest_runtest_logreport(report: Any) -> None:  # noqa: ANN401 - with what makereport added
+    """Count in the process that hears of all."""
+    if report.when == "call" or report.outcome != "passed":
+        OUTCOMES[
+            report.nodeid.rpartition("::")[2].partition("[")[0], report.kind, report.result
+        ] += 1
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say for each test how its cases ended."""
+    for kind in (SERVED, OTHER):
+        counts = {key: count for key, count in OUTCOMES.items() if key[1] == kind}
+        for test in sorted({key[0] for key in counts}):
+            ends = [f"{n} {key[2]}" for key, n in sorted(counts.items()) if key[0] == test]
+            terminalreporter.write_line(f"{kind:6}  {test}: {', '.join(ends)}")
+        total: Counter[str] = Counter()
+        for key, count in counts.items():
+            total[key[2]] += count
+        ends = [f"{count} {end}" for end, count in sorted(total.items())] or ["none"]
+        terminalreporter.write_line(f"{kind:6}  all {sum(total.values())}: {', '.join(ends)}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("checkout", type=Path, help="of flash-attention 2, such as v2.8.3")
+    parser.add_argument(
+        "--served", type=int, default=490, help="cases of each test that are served"
+    )
+    parser.add_argument("--others", type=int, default=40, help="cases of each test that are not")
+    parser.add_argument("--seed", default="0")
+    args, options = parser.parse_known_args(argv)
+    text = (args.checkout / "tests" / "test_flash_attn.py").read_text(encoding="utf-8")
+    changed, dropped = rewrite_imports(text, has_name)
+    print(DROPPED, ", ".join(dropped) or "none")  # noqa: T201
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "test_flash_attn.py")
+        path.write_text(changed, encoding="utf-8")
+        Path(folder, "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+        here = Path(__file__).resolve()
+        plugin = ["-p", here.stem, f"--seed={args.seed}", f"--dropped={','.join(dropped)}"]
+        plugin += [f"--served={args.served}", f"--others={args.others}"]
+        command = [sys.executable, "-m", "pytest", "-q", "--tb=short", *plugin, *options, str(path)]
+        found = [str(here.parent), os.environ.get("PYTHONPATH", "")]
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, found))}
+        return subprocess.run(command, cwd=folder, env=environ, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""flash-attention's tests with another import: what is changed, drawn and counted; no GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from ci.project import ROOT
+from tests.peers import flash_attention
+from tests.peers.flash_attention import Drawn, rewrite_imports
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FILE = """\
+import math
+from flash_attn import (
+    flash_attn_func,
+    flash_attn_with_kvcache,
+)
+from flash_attn.bert_padding import pad_input
+from flash_attn.layers.rotary import apply_rotary_emb
+
+def test(): flash_attn_func()  # of flash_attn
+"""
+
+# What flash_dist would be: the second argument is refused unless it is 0.
+PACKAGE = """\
+def attend(d, dropout_p):
+    if dropout_p:
+        raise ValueError("dropout_p must be 0")
+    return d
+"""
+TESTS = """\
+import pytest
+from flash_attn import attend, cached
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.1])
+@pytest.mark.parametrize("d,seqlen", [(8, 1), (16, 1), (24, 2), (59, 1)])
+def test_attend(seqlen, d, dropout_p):
+    assert attend(d, dropout_p) != 16
+
+@pytest.mark.parametrize("d", [8, 16])
+def test_cached(d):
+    cached(d)
+"""
+
+
+def test_imports_alone_are_changed_and_names_that_are_not_there_left_out() -> None:
+    served = {"flash_attn_func", "pad_input"}
+    changed, dropped = rewrite_imports(FILE, lambda _module, name: name in served)
+    assert dropped == ["apply_rotary_emb", "flash_attn_with_kvcache"]
+    assert changed == (
+        "import math\n"
+        "from flash_dist.compat.flash_attn import flash_attn_func\n"
+        "from flash_dist.compat.flash_attn.bert_padding import pad_input\n"
+        "\n"
+        "def test(): flash_attn_func()  # of flash_attn\n"
+    )
+
+
+def test_a_sample_is_the_same_for_a_seed_and_holds_different_cases() -> None:
+    axes = [("d", range(1, 200)), ("a,b", [(i, -i) for i in range(200)])]
+    drawn = Drawn(axes, "seed").draw(50, wanted=lambda case: case[0] % 8 == 0)
+    assert drawn == Drawn(axes, "seed").draw(50, wanted=lambda case: case[0] % 8 == 0)
+    assert drawn != Drawn(axes, "other").draw(50, wanted=lambda case: case[0] % 8 == 0)
+    assert len(set(drawn)) == 50
+    assert all(d % 8 == 0 and a == -b for d, a, b in drawn)
+
+
+def test_a_small_product_is_drawn_whole() -> None:
+    drawn = Drawn([("d", [8, 16, 59]), ("dropout_p", [0.0, 0.1])], "0")
+    assert sorted(drawn.draw(99, wanted=drawn.is_neutral)) == [(8, 0.0), (16, 0.0)]
+
+
+def test_refusals_of_what_is_not_served_are_counted_and_a_wrong_value_fails(tmp_path: Path) -> None:
+    """By a package of the name that serves one function, wrongly for d 16."""
+    package = tmp_path / "site" / "flash_dist" / "compat"
+    package.mkdir(parents=True)
+    (package / "flash_attn.py").write_text(PACKAGE)
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_flash_attn.py").write_text(TESTS)
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    command = [sys.executable, str(ROOT / flash_attention.__file__), str(tmp_path)]
+    done = subprocess.run(
+        [*command, "-p", "no:cacheprovider"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environ,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "not imported: cached" in done.stdout
+    assert "served  test_attend: 1 failed, 2 passed" in done.stdout
+    assert "other   test_attend: 1 passed, 4 refused" in done.stdout  # d 59, which this one serves
+    assert "other   all 7: 1 passed, 6 refused" in done.stdout
