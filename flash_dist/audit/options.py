@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 TABLE: Final = "tool.flash_dist.audit"
+_FLAGS: Final = ("forbid-extra", "headers-only")
 _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kMG]?|[KMG]i)B?")
 _UNITS: Final = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
 
@@ -32,6 +33,8 @@ class AuditOptions:
     max_size: str | None = None
     min_driver: str | None = None
     baseline: str | None = None
+    allow_missing: str | None = None
+    headers_only: bool | None = None
 
     def over(self, others: AuditOptions) -> AuditOptions:
         """Return these options, and others where these were not given."""
@@ -51,13 +54,26 @@ class AuditOptions:
         if self.forbid_extra and not self.require:
             message = "--forbid-extra must come with --require, which says what is no extra"
             raise UsageError(message, hint="`audit --require '8.0;9.0a' --forbid-extra WHEEL`")
+        if self.allow_missing is not None and not self.require:
+            message = "--allow-missing must come with --require, which says what may be missing"
+            raise UsageError(
+                message, hint="`audit --require '8.0;9.0a' --allow-missing REGEX WHEEL`"
+            )
+        if self.headers_only and self.allow_missing is not None:
+            message = "--headers-only reads no names of kernels, which --allow-missing needs"
+            raise UsageError(message, hint="leave one of the two out")
+        if self.headers_only and (self.require_kernels or self.no_stubs):
+            message = "--headers-only reads no kernels, which --require-kernels and --no-stubs need"
+            raise UsageError(message, hint="leave --headers-only out")
         return Requirements(
             archs=_parse_archs(self.require),
             forbid_extra=bool(self.forbid_extra),
             kernels=_read_kernels(self.require_kernels),
-            no_stubs=_parse_pattern(self.no_stubs),
+            no_stubs=_parse_pattern(self.no_stubs, "--no-stubs"),
             max_bytes=None if self.max_size is None else parse_size(self.max_size),
             min_driver=_parse_driver(self.min_driver),
+            allow_missing=_parse_pattern(self.allow_missing, "--allow-missing"),
+            headers_only=bool(self.headers_only),
         )
 
 
@@ -76,7 +92,7 @@ def read_options(path: Path) -> AuditOptions:
         if key not in known:
             message = f"[{TABLE}] in `{path}` has no `{key}`"
             raise UsageError(message, hint=f"it understands {', '.join(known)}")
-        wanted = bool if key == "forbid-extra" else str
+        wanted = bool if key in _FLAGS else str
         if not isinstance(value, wanted):
             message = f"`{key}` of [{TABLE}] in `{path}` must be a {wanted.__name__}, got {value!r}"
             raise UsageError(message)
@@ -131,11 +147,11 @@ def _read_kernels(path: str | None) -> tuple[str, ...]:
     return tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
 
 
-def _parse_pattern(text: str | None) -> re.Pattern[str] | None:
+def _parse_pattern(text: str | None, option: str) -> re.Pattern[str] | None:
     try:
         return None if text is None else re.compile(text)
     except re.error as error:
-        message = f"--no-stubs must be a regular expression, got `{text}`: {error}"
+        message = f"{option} must be a regular expression, got `{text}`: {error}"
         raise UsageError(message) from error
 
 

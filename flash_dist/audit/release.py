@@ -29,6 +29,7 @@ class Release:
     inspections: tuple[Inspection, ...]
     problems: tuple[Finding, ...]
     own: AuditResult | None = None  # of a wheel of this package, with all problems
+    headers_only: bool = False  # no image was opened
 
     def __bool__(self) -> bool:
         return not self.problems
@@ -43,6 +44,11 @@ class Release:
         """The libraries with code for AMD GPUs, which is not judged."""
         return tuple(one.name for one in self.inspections if ROCM_WARNING in one.warnings)
 
+    @property
+    def opaque(self) -> int:
+        """How many images hold LTO-IR, into which nobody but NVIDIA's linker looks."""
+        return sum(one.opaque for one in self.inspections)
+
     def to_json(self) -> dict[str, Any]:
         """Return the audit as plain data."""
         if self.own is not None:
@@ -51,6 +57,7 @@ class Release:
             "version": 1,
             "passed": bool(self),
             "path": self.path,
+            "headers_only": self.headers_only,
             "libraries": [
                 {
                     "path": one.name,
@@ -80,20 +87,19 @@ def audit_release(
         FlashDistError: The path, or the baseline, cannot be read at all.
     """
     size = path.stat().st_size if path.is_file() else None
-    level = requirements.level
-    if baseline is not None and level == "targets":
-        level = "kernels"  # which the comparison needs, too
-    inspections, unread = inspect_libraries(open_libraries(path), Choice(level))
+    inspections, unread = inspect_libraries(open_libraries(path), requirements.choice)
     problems = list(find_shortfalls(requirements, inspections, unread, size=size))
     if baseline is not None:
         kernels = Choice("kernels")
         old, _ = inspect_libraries(open_libraries(baseline), kernels)
         new = inspections
-        if level != "kernels":
+        if requirements.headers_only:
             new, _ = inspect_libraries(open_libraries(path), kernels)
         problems += label(AUDIT_LOST, find_losses(old, new))
     if not is_own_wheel(path):
-        return Release(str(path), tuple(inspections), tuple(problems))
+        return Release(
+            str(path), tuple(inspections), tuple(problems), None, requirements.headers_only
+        )
     result = audit_wheel(path)
     problems = list(dict.fromkeys((*result.problems, *problems)))
     own = replace(result, problems=tuple(problems))

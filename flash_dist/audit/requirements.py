@@ -24,9 +24,11 @@ from ..findings.result import Finding, label, within
 from ..gpucode.coverage import REAL
 from ..gpucode.differences import find_differences
 from ..gpucode.images import ROCM_WARNING
+from ..gpucode.inspection import Choice
 from ..targets.compatibility import judge
 from ..targets.devices import Device
 from ..targets.wording import list_few
+from .fatbins import find_missing, serves
 
 if TYPE_CHECKING:
     import re
@@ -52,11 +54,14 @@ class Requirements:
     no_stubs: re.Pattern[str] | None = None  # kernels of such names are no stubs anywhere
     max_bytes: int | None = None  # of the file
     min_driver: Driver | None = None  # that must load everything
+    allow_missing: re.Pattern[str] | None = None  # fatbins of such kernels may lack targets
+    headers_only: bool = False  # no image is opened
 
     @property
-    def level(self) -> Level:
+    def choice(self) -> Choice:
         """How deep the libraries must be read."""
-        return "coverage" if self.kernels or self.no_stubs else "targets"
+        level: Level = "coverage" if self.kernels or self.no_stubs else "targets"
+        return Choice(level, checked=not self.headers_only)
 
 
 def find_shortfalls(
@@ -70,7 +75,7 @@ def find_shortfalls(
 
     Args:
         requirements: What is asked.
-        inspections: The libraries, read as deep as `Requirements.level` says.
+        inspections: The libraries, read as deep as `Requirements.choice` says.
         unread: What could not be read.
         size: Bytes of the file that is released, None for a folder.
     """
@@ -93,12 +98,11 @@ def find_shortfalls(
 
 
 def _library_shortfalls(requirements: Requirements, inspection: Inspection) -> Iterator[Finding]:
-    present = set(inspection.report.archs)
-    for arch in requirements.archs:
-        if arch not in present:
-            yield Finding(AUDIT_TARGET_MISSING, f"no code for {arch}, which is required")
+    yield from label(AUDIT_TARGET_MISSING, find_missing(requirements, inspection))
     if requirements.forbid_extra:
-        for arch in sorted(present - set(requirements.archs)):
+        for arch in inspection.report.archs:
+            if any(serves(arch, required) for required in requirements.archs):
+                continue
             yield Finding(AUDIT_TARGET_EXTRA, f"code for {arch}, which is not required")
     if requirements.min_driver is not None:
         entries = inspection.report.entries

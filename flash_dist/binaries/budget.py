@@ -53,6 +53,7 @@ class Budget:
         }
         self._left: dict[Work, int] = dict(self._limits)
         self._size = size
+        self._refusal = ""
 
     def spend(self, work: Work, amount: int = 1) -> None:
         """Count some work.
@@ -61,12 +62,13 @@ class Budget:
             LimitError: It is more than a file of this size may ask for.
         """
         left = self._left[work] - amount
-        if left < 0:
-            message = (
+        if left < 0 and not self._refusal:
+            self._refusal = (
                 f"it holds more than {self._limits[work]} {_WORDS[work]}, which is all that is "
                 f"read of a file of {self._size} bytes"
             )
-            raise LimitError(message, hint="unpack it, and name the files that it holds")
+        if self._refusal:  # nothing more is read, of whatever kind
+            raise LimitError(self._refusal, hint="unpack it, and name the files that it holds")
         self._left[work] = left
 
     def left(self, work: Work) -> int:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from .._version import read_version
 from ..errors import FlashDistError, UsageError
+from ..findings.result import EXIT_UNUSABLE
 from .terminal.logs import logging_to_stderr
 from .terminal.text import complain, discard, printable
 
@@ -33,7 +34,6 @@ SUBCOMMANDS = (
     "bench",
 )
 
-EXIT_UNUSABLE = 2
 EXIT_INTERRUPTED = 130
 EXIT_CLOSED_PIPE = 141
 

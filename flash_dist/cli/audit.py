@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 from ..audit.options import AuditOptions, read_options
 from ..audit.release import Release, audit_release
-from .options import add_json, add_subcommand
+from ..errors import FlashDistError
+from ..findings.result import EXIT_UNUSABLE
+from .options import add_json, add_subcommand, parse_path
 from .terminal.progress import working
 from .terminal.results import make_console, make_table
-from .terminal.text import count, format_size, printable
+from .terminal.text import complain, count, format_size, printable
 
 if TYPE_CHECKING:
     import argparse
@@ -47,12 +49,25 @@ def add_parser(subparsers: Subparsers) -> None:
         "and a release without GPU code, fails.",
         epilog=EPILOG,
     )
-    parser.add_argument("paths", metavar="PATH", type=Path, nargs="+", help="what is released")
     parser.add_argument(
-        "--require", metavar="LIST", help="targets of every library, as TORCH_CUDA_ARCH_LIST"
+        "paths", metavar="PATH", type=parse_path, nargs="+", help="what is released"
+    )
+    parser.add_argument(
+        "--require", metavar="LIST", help="targets of every fatbin, as TORCH_CUDA_ARCH_LIST"
     )
     parser.add_argument(
         "--forbid-extra", action="store_true", default=None, help="no other targets than those"
+    )
+    parser.add_argument(
+        "--allow-missing",
+        metavar="REGEX",
+        help="fatbins with a kernel or source file of such a name may lack required targets",
+    )
+    parser.add_argument(
+        "--headers-only",
+        action="store_true",
+        default=None,
+        help="open no image: fast, and the verdict says that it is of the headers alone",
     )
     parser.add_argument(
         "--require-kernels",
@@ -84,27 +99,39 @@ def run(args: argparse.Namespace) -> int:
     options = asked.over(read_options(Path("pyproject.toml")))
     requirements = options.parse()
     console = make_console()
-    passed = 0
+    passed, failed = 0, False
     for path in args.paths:
-        with working(f"auditing {path.name}"):
-            release = audit_release(path, requirements, baseline=options.baseline)
+        try:
+            with working(f"auditing {path.name}"):
+                release = audit_release(path, requirements, baseline=options.baseline)
+        except FlashDistError as error:
+            if len(args.paths) == 1:
+                raise
+            complain(f"error: {printable(str(error))}")
+            failed = True
+            continue
         passed += bool(release)
-        if args.json:
-            print(json.dumps(release.to_json()))
-        elif args.format == "github":
-            for problem in release.problems:
-                print(f"::error file={escape(str(path))}::{escape(str(problem))}")
-        elif args.quiet:
-            print_problems(console, release)
-        elif release.own is not None:
-            print_audit(console, release.own, kernels=args.kernels or args.verbose)
-        else:
-            print_release(console, release)
-        if not args.json and not args.quiet and args.format == "text":
-            print_ids(console, release)
+        _print(console, release, args)
     if args.quiet and not args.json and args.format == "text":
         print(f"{passed} of {count(len(args.paths), 'release')} passed")
-    return int(passed < len(args.paths))
+    return EXIT_UNUSABLE if failed else int(passed < len(args.paths))
+
+
+def _print(console: Console, release: Release, args: argparse.Namespace) -> None:
+    """Print what was found, in the form that was asked for."""
+    if args.json:
+        print(json.dumps(release.to_json()))
+    elif args.format == "github":
+        for problem in release.problems:
+            print(f"::error file={escape(release.path)}::{escape(str(problem))}")
+    elif args.quiet:
+        print_problems(console, release)
+    elif release.own is not None:
+        print_audit(console, release.own, kernels=args.kernels or args.verbose)
+    else:
+        print_release(console, release)
+    if not args.json and not args.quiet and args.format == "text":
+        print_ids(console, release)
 
 
 def escape(text: str) -> str:
@@ -138,7 +165,17 @@ def print_release(console: Console, release: Release) -> None:
         found = count(len(release.for_rocm), "library", "libraries")
         console.print(f"[skip]  {found} with code for AMD GPUs (ROCm), which is not read")
     if release:
-        console.print("[ok]    everything that is required, and all of it understood")
+        console.print(f"[ok]    {describe_pass(release)}", soft_wrap=True)
+
+
+def describe_pass(release: Release) -> str:
+    """Say what a release passed, and how far that goes."""
+    if release.headers_only:
+        return "everything that is required, by the headers alone: no image was opened"
+    images = sum(len(one.report.entries) for one in release.inspections)
+    opened = count(images - release.opaque, "image")
+    rest = f", {count(release.opaque, 'image')} of LTO-IR could not be" if release.opaque else ""
+    return f"everything that is required, and all of it understood: {opened} opened{rest}"
 
 
 def print_audit(console: Console, result: AuditResult, *, kernels: bool = False) -> None:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import re
+import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError, wrong_usage
+from ..errors import FlashDistError, UsageError, wrong_usage
+from ..findings.result import EXIT_UNUSABLE
 from ..gpucode.differences import find_differences
 from ..gpucode.inspection import LEVELS, Choice, inspect_libraries
 from ..gpucode.libraries import open_libraries, package_libraries, process_libraries
 from ..targets.archs import Arch
-from .options import add_json, add_subcommand
+from ..targets.devices import Device
+from .options import add_json, add_subcommand, parse_path
 from .terminal.differences import print_differences
 from .terminal.inspection import print_inspections
 from .terminal.progress import working
-from .terminal.text import complain, printable
+from .terminal.text import complain, count, printable
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ..gpucode.inspection import Inspection
     from ..gpucode.libraries import Library, Unread
@@ -48,7 +52,9 @@ def add_parser(subparsers: Subparsers) -> None:
         "and neither a CUDA toolkit nor torch is needed.",
         epilog=EPILOG,
     )
-    parser.add_argument("paths", metavar="PATH", type=Path, nargs="*", help="files and folders")
+    parser.add_argument(
+        "paths", metavar="PATH", type=parse_path, nargs="*", help="files and folders"
+    )
     parser.add_argument(
         "--package",
         metavar="NAME",
@@ -73,13 +79,13 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--kernel", metavar="TEXT", default="", help="only kernels named like it")
     parser.add_argument(
-        "--target", metavar="T", type=parse_target, help="only code for it: sm_90a, compute_80"
+        "--target", metavar="T", type=parse_target, help="only code for it: sm_90a, compute_80, 9.0"
     )
     parser.add_argument(
         "--diff",
         nargs=2,
         metavar=("A", "B"),
-        type=Path,
+        type=parse_path,
         help="what changed from one file or folder to another, kernel by kernel",
     )
     parser.add_argument("--all", action="store_true", help="print tables whole, however long")
@@ -88,10 +94,12 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.set_defaults(run=run)
 
 
-def parse_target(text: str) -> Arch:
-    """Read a target as reports name it."""
+def parse_target(text: str) -> Arch | Device:
+    """Read a target as reports name it; `9.0` is a GPU, and all code that is named after it."""
     with wrong_usage():
-        return Arch.parse(text)
+        return (
+            Device.parse(text) if re.fullmatch(r"\s*[0-9]+\.[0-9]\s*", text) else Arch.parse(text)
+        )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -103,7 +111,11 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(message, hint="`python -m flash_dist inspect --help` has examples")
     choice = Choice(args.level, args.kernel, args.target)
     with working("reading GPU code"):
-        inspections, unread = inspect_libraries(find_libraries(args), choice)
+        inspections, unread, failed = read_all(args, choice)
+    if failed and not inspections and not unread:
+        for error in failed[:-1]:
+            complain(f"error: {printable(str(error))}")
+        raise failed[-1]
     if args.json:
         print_json(args.level, inspections, unread)
     else:
@@ -111,8 +123,43 @@ def run(args: argparse.Namespace) -> int:
         whole = args.all or args.verbose
         print_inspections(names, inspections, args.level, whole=whole, brief=args.quiet)
     warn_unread(unread)
+    for error in failed:
+        complain(f"error: {printable(str(error))}")
+    nothing = [one for one in inspections if is_blank(one)]
+    for one in nothing:
+        reason = f"none of its {count(len(one.report.entries), 'image')} can be read"
+        complain(f"error: {printable(one.name)}: {reason}")
+    if failed or nothing:
+        return EXIT_UNUSABLE
     warned = unread or any(inspection.warnings for inspection in inspections)
     return int(args.strict and bool(warned))
+
+
+def is_blank(inspection: Inspection) -> bool:
+    """Whether kernels were asked of a library with GPU code, and not one image could be read."""
+    coverage = inspection.coverage
+    return coverage is not None and not coverage.rows and bool(coverage.warnings)
+
+
+def read_all(
+    args: argparse.Namespace, choice: Choice
+) -> tuple[list[Inspection], list[Unread], list[FlashDistError]]:
+    """Read one after the other what the command line names; what fails does not end the rest."""
+    inspections: list[Inspection] = []
+    unread: list[Unread] = []
+    failed: list[FlashDistError] = []
+    for source in find_libraries(args):
+        try:
+            found, missed = inspect_libraries(source(), choice)
+        except FlashDistError as error:
+            failed.append(error)
+            continue
+        if not found and len(missed) == 1:
+            failed.append(missed[0].error)  # it is all that was named
+            continue
+        inspections += found
+        unread += missed
+    return inspections, unread, failed
 
 
 def run_diff(args: argparse.Namespace) -> int:
@@ -136,14 +183,13 @@ def run_diff(args: argparse.Namespace) -> int:
     return int(args.strict and bool(differences or missed or missed_too))
 
 
-def find_libraries(args: argparse.Namespace) -> Iterator[Library | Unread]:
-    """Open one after the other what the command line names."""
-    for path in args.paths:
-        yield from open_libraries(path)
-    for package in args.package:
-        yield from package_libraries(package)
-    for pid in args.pid:
-        yield from process_libraries(pid)
+def find_libraries(
+    args: argparse.Namespace,
+) -> Iterator[Callable[[], Iterator[Library | Unread]]]:
+    """Walk what the command line names; each opens its libraries when it is called."""
+    yield from (partial(open_libraries, path) for path in args.paths)
+    yield from (partial(package_libraries, package) for package in args.package)
+    yield from (partial(process_libraries, pid) for pid in args.pid)
 
 
 def warn_unread(unread: Iterable[Unread]) -> None:
@@ -154,12 +200,33 @@ def warn_unread(unread: Iterable[Unread]) -> None:
 
 def print_json(level: str, inspections: list[Inspection], unread: list[Unread]) -> None:
     """Print everything that was read."""
+    sys.stdout.writelines(json_pieces(level, inspections, unread))
+    print()
+
+
+class Lazily(list[Any]):
+    """A list for JSON whose items are made when it is walked, one at a time.
+
+    NOTE: for iterencode with an indent, which walks; the encoder in C looks into the list itself.
+    """
+
+    def __init__(self, makers: Iterable[Callable[[], Any]]) -> None:
+        super().__init__(makers)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (make() for make in super().__iter__())
+
+
+def json_pieces(
+    level: str, inspections: Sequence[Inspection], unread: Sequence[Unread]
+) -> Iterator[str]:
+    """Yield the document piece by piece: plain data of one image and one kernel at a time."""
     document: dict[str, Any] = {
         "version": 1,
         "level": level,
-        "libraries": [inspection.to_json() for inspection in inspections],
+        "libraries": Lazily(partial(one.to_json, Lazily) for one in inspections),
         "unread": [
             {"path": one.name, "archive": one.archive, "reason": one.reason} for one in unread
         ],
     }
-    print(json.dumps(document, indent=2))
+    yield from json.JSONEncoder(indent=2).iterencode(document)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import textwrap
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError, wrong_usage
@@ -78,6 +79,14 @@ def add_imagined(parser: argparse.ArgumentParser, *, gpu: str, driver: str) -> N
     """
     parser.add_argument("--gpu", type=parse_devices, metavar="LIST", help=gpu)
     parser.add_argument("--driver", type=parse_driver, metavar="V", help=driver)
+
+
+def parse_path(text: str) -> Path:
+    """Read a path. An empty one would be the folder that the command runs in."""
+    if not text:
+        message = "a path must name a file or folder, got an empty one"
+        raise UsageError(message, hint="`.` is the folder that the command runs in")
+    return Path(text)
 
 
 def parse_runs(text: str, *, usual: int) -> int:

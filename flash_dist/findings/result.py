@@ -14,6 +14,7 @@ Status = Literal["ok", "warn", "fail", "skip"]
 
 EXIT_FINE = 0
 EXIT_FINDINGS = 1
+EXIT_UNUSABLE = 2
 EXIT_NOTHING_CHECKED = 3
 
 

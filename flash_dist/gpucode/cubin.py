@@ -49,13 +49,14 @@ MAX_SECTION = 64 << 10
 
 _SUFFIX_A = {ABI_7: 0x800, ABI_8: 0x8}
 _COMPAT, _NOTE = ".nv.compat", ".note.nv.tkinfo"
+_BANK = re.compile(r"\.nv\.constant[0-9]{1,2}(?=\.)")
 _BYTE, _SIZED = 2, 4  # formats of an attribute; of the others, none has data either
 _ACCELERATED = 9
 _NUMBERS = range(10, 256)
 _NAMED = re.compile(rb"-(?:arch|-gpu-name)[ =]sm_([0-9]{2,3})([af]?)(?![0-9a-z])")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class KernelInfo:
     """A kernel of one image. PTX tells the name only: the rest is None."""
 
@@ -66,6 +67,9 @@ class KernelInfo:
     stack: int | None = None
     code_size: int | None = None
     max_threads: int | None = None  # None also where the kernel sets no launch bound
+    constant: int | None = None  # bytes, the parameters included
+    local: int | None = None  # bytes that are not on the stack
+    container: int | None = None  # of the file, whose images come from one source file
 
     def to_json(self) -> dict[str, Any]:
         """Return the kernel as plain data."""
@@ -147,15 +151,18 @@ def read_cubin_kernels(
     """Return the kernels of a cubin in the order of its symbols."""
     cubin = Cubin(data, budget)
     registers, stack = _read_resources(cubin)
+    banks = sorted({match[0] for name in cubin.sections if (match := _BANK.match(name))})
     return tuple(
         KernelInfo(
             symbol.name,
             arch,
             registers=registers.get(symbol.index),
-            static_smem=_static_smem(cubin.sections.get(f".nv.shared.{symbol.name}")),
+            static_smem=_size(cubin.sections.get(f".nv.shared.{symbol.name}")),
             stack=stack.get(symbol.index, 0),
             code_size=symbol.size,
             max_threads=_max_threads(cubin, symbol.name),
+            constant=sum(_size(cubin.sections.get(f"{bank}.{symbol.name}")) for bank in banks),
+            local=_size(cubin.sections.get(f".nv.local.{symbol.name}")),
         )
         for symbol in cubin.kernels()
     )
@@ -193,7 +200,7 @@ def _max_threads(cubin: Cubin, name: str) -> int | None:
     return None
 
 
-def _static_smem(section: Section | None) -> int:
+def _size(section: Section | None) -> int:
     return 0 if section is None else section.size
 
 

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 What = Literal["library", "target", "kernel", "resource"]
 
-RESOURCES: Final = ("registers", "static_smem", "stack", "code_size", "max_threads")
+RESOURCES: Final = (
+    *("registers", "static_smem", "stack", "code_size", "max_threads"),
+    *("constant", "local"),
+)
 
 
 @dataclass(frozen=True)

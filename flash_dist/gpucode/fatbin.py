@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import IO, TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from ..binaries.view import FileView
 from ..errors import FatbinError, LimitError
 from .containers import scan
 from .cubin import KernelInfo, read_cubin_kernels, read_ptx_kernels
+from .image_claims import check_image
 from .images import FatbinEntry, FatbinReport
 from .sass import Body, read_cubin_bodies, read_ptx_bodies
 
@@ -129,10 +131,29 @@ class Fatbin:
         with self._explained(entry):
             unpack = unpack or partial(self.payload, entry)
             if entry.kind == "sass":
-                return read_cubin_kernels(unpack(), entry.arch, self._budget)
-            if entry.kind == "ptx":
-                return read_ptx_kernels(unpack(), entry.arch, self._budget)
-        return ()
+                found = read_cubin_kernels(unpack(), entry.arch, self._budget)
+            elif entry.kind == "ptx":
+                found = read_ptx_kernels(unpack(), entry.arch, self._budget)
+            else:
+                return ()
+        return tuple(replace(kernel, container=entry.container) for kernel in found)
+
+    def check(
+        self, entry: FatbinEntry, unpack: Callable[[], bytes] | None = None
+    ) -> tuple[KernelInfo, ...]:
+        """Return the kernels of an image that is what its header says; arguments as of `kernels`.
+
+        NOTE: the bytes of LTO-IR are NVIDIA's secret, whatever codec its header names.
+
+        Raises:
+            FatbinError: It is damaged, or made for something else.
+        """
+        if entry.kind not in {"sass", "ptx"}:
+            return ()
+        with self._explained(entry):
+            data = (unpack or partial(self.payload, entry))()
+            check_image(entry, data, self._budget)
+        return self.kernels(entry, lambda: data)
 
     def bodies(
         self, entry: FatbinEntry, unpack: Callable[[], bytes] | None = None

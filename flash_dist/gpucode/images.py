@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -24,7 +25,15 @@ ROCM_WARNING: Final = "the file holds code for AMD GPUs (ROCm), which is not rea
 LINKED, RELOCATABLE = ".nv_fatb", "__nv_rel"
 
 
-@dataclass(frozen=True)
+ManyToJson = Callable[[Iterable[Callable[[], Any]]], list[Any]]
+
+
+def make_all(makers: Iterable[Callable[[], Any]]) -> list[Any]:
+    """Return what all of them make."""
+    return [make() for make in makers]
+
+
+@dataclass(frozen=True, slots=True)
 class FatbinEntry:
     """One image: its header in plain values. `raw_*` are the numbers as the file has them.
 
@@ -109,11 +118,11 @@ class FatbinReport:
             and (entry.kind == "ptx" or not (linked and entry.relocatable))
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as plain data."""
+    def to_json(self, many: ManyToJson = make_all) -> dict[str, Any]:
+        """Return the report as plain data; `many` makes the list of images."""
         return {
             "path": self.path,
             "archs": [str(arch) for arch in self.archs],
-            "entries": [entry.to_json() for entry in self.entries],
+            "entries": many(entry.to_json for entry in self.entries),
             "warnings": list(self.warnings),
         }

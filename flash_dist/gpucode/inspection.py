@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
 from ..binaries.demangle import demangle
+from ..errors import FatbinError, LimitError
+from ..targets.devices import Device
 from .ahead import run_ahead
 from .archives import Unread
-from .coverage import Coverage, find_coverage
+from .coverage import MAX_WARNINGS, Coverage, find_coverage
+from .images import ManyToJson, make_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -45,7 +49,14 @@ class Choice:
 
     level: Level = "targets"
     kernel: str = ""  # part of a kernel's name, mangled or not
-    target: Arch | None = None  # None: all
+    target: Arch | Device | None = None  # a GPU: all that is named after it; None: all
+    checked: bool = False  # every image is opened and held against its header
+
+    def takes(self, arch: Arch | None) -> bool:
+        """Whether code for a target is asked for."""
+        if isinstance(self.target, Device):
+            return arch is not None and arch.device == self.target
+        return self.target is None or arch == self.target
 
     def keeps(self, name: str) -> bool:
         """Whether a kernel's name has the part that is asked for."""
@@ -61,26 +72,39 @@ class Inspection:
     report: FatbinReport
     kernels: tuple[KernelInfo, ...] | None = None
     coverage: Coverage | None = None
+    damaged: tuple[str, ...] = ()  # images that are not what their headers say, if that was checked
+    left_out: tuple[Arch, ...] = ()  # targets that were not asked for
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What was not understood."""
         unread = self.coverage.warnings if self.coverage is not None else ()
-        return (*self.report.warnings, *unread)
+        return (*self.report.warnings, *dict.fromkeys((*unread, *self.damaged)))
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the inspection as plain data."""
-        document = {**self.report.to_json(), "path": self.name, "archive": self.archive}
+    @property
+    def opaque(self) -> int:
+        """How many images nobody can look into: LTO-IR."""
+        return sum(entry.kind == "lto" for entry in self.report.entries)
+
+    def to_json(self, many: ManyToJson = make_all) -> dict[str, Any]:
+        """Return the inspection as plain data.
+
+        Args:
+            many: Makes a list of what there may be a hundred thousand of, or something like one.
+        """
+        document = {**self.report.to_json(many), "path": self.name, "archive": self.archive}
         document["sizes"] = {
             name: size._asdict() for name, size in sizes_by_target(self.report).items()
         }
         if self.kernels is not None:
-            document["kernels"] = [
-                {**kernel.to_json(), "demangled": demangle(kernel.name)} for kernel in self.kernels
-            ]
+            document["kernels"] = many(partial(_describe, kernel) for kernel in self.kernels)
         if self.coverage is not None:
             document["coverage"] = self.coverage.to_json()
         return document
+
+
+def _describe(kernel: KernelInfo) -> dict[str, Any]:
+    return {**kernel.to_json(), "demangled": demangle(kernel.name)}
 
 
 def inspect_library(name: str, archive: str, fatbin: Fatbin, choice: Choice) -> Inspection:
@@ -90,35 +114,43 @@ def inspect_library(name: str, archive: str, fatbin: Fatbin, choice: Choice) -> 
         FatbinError: An image cannot be unpacked, or its contents are broken.
     """
     report = fatbin.report
+    left_out: tuple[Arch, ...] = ()
     if choice.target is not None:
-        kept = tuple(entry for entry in report.entries if entry.arch == choice.target)
+        left_out = tuple(arch for arch in report.archs if not choice.takes(arch))
+        kept = tuple(entry for entry in report.entries if choice.takes(entry.arch))
         report = replace(report, entries=kept)
     kernels: tuple[KernelInfo, ...] | None = None
     coverage: Coverage | None = None
-    if choice.level in {"kernels", "sizes"}:
+    damaged: list[str] = []
+    if choice.checked:
+        kernels = tuple(_check_images(fatbin, report.entries, damaged))
+    elif choice.level in {"kernels", "sizes"}:
         kernels = tuple(_read_kernels(fatbin, report.select(), choice.keeps))
     if choice.level == "coverage":
         coverage = find_coverage(fatbin)
         kept_rows = tuple(row for row in coverage.rows if choice.keeps(row.name))
         coverage = replace(coverage, rows=kept_rows)
-    return Inspection(name, archive, report, kernels, coverage)
+    return Inspection(name, archive, report, kernels, coverage, tuple(damaged), left_out)
 
 
 def inspect_libraries(
     libraries: Iterable[Library | Unread], choice: Choice
 ) -> tuple[list[Inspection], list[Unread]]:
-    """Read what is wanted of each library; what cannot be opened is kept apart.
+    """Read what is wanted of each library; what cannot be read is kept apart.
 
     Raises:
-        FatbinError: As `inspect_library`, or nothing could be opened at all.
+        FatbinError: Nothing could be opened at all.
     """
     inspections: list[Inspection] = []
     unread: list[Unread] = []
     for found in libraries:
         if isinstance(found, Unread):
             unread.append(found)
-        else:
+            continue
+        try:
             inspections.append(inspect_library(found.name, found.archive, found.fatbin, choice))
+        except FatbinError as error:
+            unread.append(Unread(found.name, found.archive, error))
     return inspections, unread
 
 
@@ -129,6 +161,23 @@ def _read_kernels(
         for kernel in fatbin.kernels(entry, unpack):
             if keeps(kernel.name):
                 yield kernel
+
+
+def _check_images(
+    fatbin: Fatbin, entries: Iterable[FatbinEntry], damaged: list[str]
+) -> Iterable[KernelInfo]:
+    """Open every image, relocatable ones too; what is wrong with one is a sentence."""
+    usable = [entry for entry in entries if entry.kind in {"sass", "ptx"}]
+    for entry, unpack in run_ahead(fatbin.payload, usable):
+        try:
+            kernels = fatbin.check(entry, unpack)
+        except LimitError:
+            raise
+        except FatbinError as error:
+            if len(damaged) < MAX_WARNINGS:
+                damaged.append(error.message)
+            continue
+        yield from kernels
 
 
 def name_target(entry: FatbinEntry) -> str:

@@ -51,12 +51,19 @@ def print_inspections(
         if inspection.report.entries and not brief:
             print_inspection(console, inspection, level, whole=whole)
     for inspection in plain if whole else plain[:SILENT]:
-        console.print(f"{printable(inspection.name)}: no GPU code for NVIDIA", soft_wrap=True)
+        console.print(f"{printable(inspection.name)}: {describe_none(inspection)}", soft_wrap=True)
     if not whole and len(plain) > SILENT:
         more = count(len(plain) - SILENT, "file")
         console.print(f"{more} more without GPU code: --all names them", soft_wrap=True)
     if len(inspections) - len(plain) > 1:
         print_total(console, inspections)
+
+
+def describe_none(inspection: Inspection) -> str:
+    """Say that a library has no GPU code, or none that was asked for."""
+    if not inspection.left_out:
+        return "no GPU code for NVIDIA"
+    return f"none of the code asked for; it has {', '.join(map(str, inspection.left_out))}"
 
 
 def print_headline(console: Console, inspection: Inspection) -> None:
@@ -138,11 +145,15 @@ def _describe_kind(entry: FatbinEntry) -> str:
 def make_kernel_table(kernels: Sequence[KernelInfo]) -> Table:
     """List kernels with what each target gives them."""
     table = make_table(
-        "kernel", "target", "registers", "static smem", "stack", "code", "max threads"
+        *("kernel", "target", "registers", "static smem", "stack", "local", "constant"),
+        *("code", "max threads"),
     )
     for kernel in kernels:
-        numbers = (kernel.registers, kernel.static_smem, kernel.stack, kernel.code_size)
-        cells = ["" if number is None else str(number) for number in (*numbers, kernel.max_threads)]
+        numbers = (
+            *(kernel.registers, kernel.static_smem, kernel.stack, kernel.local, kernel.constant),
+            *(kernel.code_size, kernel.max_threads),
+        )
+        cells = ["" if number is None else str(number) for number in numbers]
         table.add_row(show_name(kernel.name), str(kernel.arch), *cells)
     return table
 
@@ -169,6 +180,8 @@ def print_coverage(console: Console, coverage: Coverage, *, whole: bool) -> None
         table.add_row(target, *(str(counts.get(verdict, "")) for verdict in verdicts))
     console.print(table)
     odd = [row for row in coverage.rows if set(row.verdicts.values()) != {REAL}]
+    if not coverage.rows and coverage.warnings:
+        return  # nothing could be read, which is said elsewhere
     if not odd:
         kernels = count(len(coverage.rows), "kernel")
         console.print(f"{kernels}: each is real wherever its container has code", soft_wrap=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import struct
 import zipfile
 from typing import TYPE_CHECKING
 
@@ -12,7 +14,9 @@ from flash_dist.audit.options import AuditOptions, parse_size, read_options
 from flash_dist.audit.release import audit_release
 from flash_dist.cli import main
 from flash_dist.errors import UsageError
+from flash_dist.targets.archs import Arch
 from tests.unit.made.fatbin_builder import (
+    LTO,
     PTX,
     SASS,
     Kernel,
@@ -22,6 +26,7 @@ from tests.unit.made.fatbin_builder import (
     entry,
     library,
     ptx,
+    zstd,
 )
 
 if TYPE_CHECKING:
@@ -31,6 +36,14 @@ ALPHA = cubin(Kernel("alpha"), Kernel("beta"))
 BOTH = container(
     entry(SASS, 80, ALPHA), entry(SASS, 90, ALPHA, suffix="a"), entry(PTX, 80, ptx("alpha", "beta"))
 )
+
+
+def cubin_for(number: int) -> bytes:
+    """Return a cubin whose own header tells its target, as nvcc 13 writes it."""
+    data = bytearray(ALPHA)
+    data[8] = 8  # ABI version
+    data[48:52] = struct.pack("<I", number << 8)
+    return bytes(data)
 
 
 @pytest.fixture(autouse=True)
@@ -239,3 +252,143 @@ def test_what_passes_says_so(lib: Path, capsys: pytest.CaptureFixture[str]) -> N
     out = capsys.readouterr().out
     assert f"{lib}: 1 library, sm_80, compute_80, sm_90a" in out
     assert "[ok]    everything that is required, and all of it understood" in out
+
+
+# --- What is claimed is checked -------------------------------------------------------------------
+
+
+def overwrite(data: bytes, start: bytes, size: int) -> bytes:
+    """Put noise over a payload that begins with some bytes."""
+    place = data.index(start)
+    noise = random.Random(1).randbytes(size)  # noqa: S311 - no secret
+    return data[:place] + noise + data[place + size :]
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_a_library_whose_images_are_noise_fails(
+    tmp_path: Path, codec: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "lib.so"
+    images = (entry(SASS, 80, ALPHA, codec=codec), entry(PTX, 80, ptx("alpha"), codec=codec))
+    whole = library(container(*images))
+    path.write_bytes(whole)
+    assert main(["audit", str(path)]) == 0
+    said = "[ok]    everything that is required, and all of it understood: 2 images opened\n"
+    assert capsys.readouterr().out.endswith(said)
+    for payload in (ALPHA, ptx("alpha")):
+        packed = zstd.compress(payload) if codec == "zstd" else payload
+        path.write_bytes(overwrite(whole, packed[:24], len(packed)))
+        (problem,) = problems(path)
+        assert "80 image at offset" in problem
+        assert main(["audit", str(path)]) == 1
+        assert main(["audit", "--headers-only", str(path)]) == 0
+        assert "by the headers alone: no image was opened" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("images", "words"),
+    [
+        ([entry(SASS, 90, cubin_for(80))], "its cubin is for number 80, its header says 90"),
+        ([entry(PTX, 90, ptx("alpha"))], "its PTX is for number 80, its header says 90"),
+        ([entry(PTX, 80, ptx("alpha"), isa=(8, 0))], "of ISA 9.0, its header says 8.0"),
+        ([entry(PTX, 80, b"nothing at all")], "says neither .version nor .target"),
+        ([entry(SASS, 80, b"nothing at all" * 8)], "only 64-bit little-endian ELF"),
+    ],
+    ids=["cubin", "target", "isa", "text", "no-elf"],
+)
+def test_an_image_that_is_not_what_its_header_says_fails(
+    tmp_path: Path, images: list[bytes], words: str
+) -> None:
+    path = tmp_path / "lib.so"
+    path.write_bytes(library(container(*images)))
+    (problem,) = problems(path)
+    assert words in problem
+    assert problems(path, headers_only=True) == ()
+
+
+def test_relocatable_images_are_opened_too(tmp_path: Path) -> None:
+    path = tmp_path / "lib.so"
+    path.write_bytes(library(BOTH, container(entry(PTX, 80, b"noise" * 9))))
+    (problem,) = problems(path)
+    assert "says neither .version nor .target" in problem
+
+
+def test_lto_ir_is_said_to_be_unopened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "lib.so"
+    path.write_bytes(library(container(entry(SASS, 80, ALPHA), entry(LTO, 80, b"secret" * 9))))
+    assert main(["audit", str(path)]) == 0
+    assert "1 image opened, 1 image of LTO-IR could not be" in capsys.readouterr().out
+
+
+def test_a_path_that_cannot_be_read_does_not_end_the_audit(
+    lib: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["audit", str(lib.parent / "absent.so"), str(lib)]) == 2
+    out, err = capsys.readouterr()
+    assert "absent.so`: No such file" in err
+    assert "[ok]" in out
+
+
+# --- Each fatbin by its own images ----------------------------------------------------------------
+
+
+def write_files(path: Path, *targets: str) -> None:
+    """Write a library of several source files, each with one kernel for some targets."""
+    containers = []
+    for number, listed in enumerate(targets):
+        image = cubin(Kernel(f"kernel_{number}"))
+        archs = [Arch.parse(one) for one in listed.split()]
+        images = (entry(SASS, one.number, image, suffix=one.suffix) for one in archs)
+        containers.append(container(*images))
+    path.write_bytes(library(b"".join(containers)))
+
+
+def test_a_source_file_that_lost_a_target_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "lib.so"
+    write_files(path, "8.0 9.0a", "8.0 9.0a", "8.0", "8.0")
+    assert problems(path, require="8.0;9.0a") == (
+        f"{path}: no code for sm_90a, which is required, in 2 of 4 fatbins: kernel_2, kernel_3",
+    )
+    assert problems(path, require="8.0;9.0a", headers_only=True) == (
+        f"{path}: no code for sm_90a, which is required, in 2 of 4 fatbins: number 2, number 3",
+    )
+    assert problems(path, require="8.0;9.0a", allow_missing="_[23]$") == ()
+    assert problems(path, require="8.0;9.0a", allow_missing="kernel_2") == (
+        f"{path}: no code for sm_90a, which is required, in 1 of 4 fatbins: kernel_3",
+    )
+
+
+def test_what_runs_there_as_well_as_its_own_code_is_accepted(tmp_path: Path) -> None:
+    path = tmp_path / "lib.so"
+    write_files(path, "10.0f 9.0a 8.0")
+    assert problems(path, require="10.0;10.3;9.0;8.0", forbid_extra=True) == ()
+    assert problems(path, require="10.0a") == (f"{path}: no code for sm_100a, which is required",)
+    assert problems(path, require="8.6") == (f"{path}: no code for sm_86, which is required",)
+    assert problems(path, require="12.0") == (f"{path}: no code for sm_120, which is required",)
+
+
+def test_ptx_before_device_linking_counts_where_every_object_has_it(tmp_path: Path) -> None:
+    path = tmp_path / "lib.so"
+    with_ptx = container(entry(SASS, 80, ALPHA), entry(PTX, 80, ptx("alpha")))
+    linked = container(entry(SASS, 80, ALPHA))
+    path.write_bytes(library(linked, with_ptx + with_ptx))
+    assert problems(path, require="8.0+PTX") == ()
+    path.write_bytes(library(linked, with_ptx + linked))
+    assert problems(path, require="8.0+PTX") == (
+        f"{path}: no code for compute_80, which is required",
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"allow_missing": "a"},
+        {"allow_missing": "(", "require": "8.0"},
+        {"allow_missing": "a", "require": "8.0", "headers_only": True},
+        {"no_stubs": "a", "headers_only": True},
+    ],
+    ids=["alone", "pattern", "headers", "stubs"],
+)
+def test_options_that_cannot_work_are_wrong_usage(options: dict[str, str | bool]) -> None:
+    with pytest.raises(UsageError):
+        AuditOptions(**options).parse()  # type: ignore[arg-type]

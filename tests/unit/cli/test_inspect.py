@@ -13,13 +13,17 @@ import jsonschema
 import pytest
 
 from flash_dist.cli import main
+from flash_dist.cli.inspect import json_pieces
 from flash_dist.cli.terminal.text import count, format_size, printable
+from flash_dist.gpucode.inspection import Choice, inspect_libraries
+from flash_dist.gpucode.libraries import open_libraries
 from tests.unit.made.fatbin_builder import PTX, SASS, Kernel, container, cubin, entry, library, ptx
 
 ROOT = Path(__file__).parents[3]
 SCHEMA = json.loads((ROOT / "docs/schema/inspect.json").read_text())
+ALPHA = Kernel("alpha", 96, smem=1024, max_threads=(128, 1, 1), constant=352, local=16)
 IMAGES = container(
-    entry(SASS, 80, cubin(Kernel("alpha", registers=96, smem=1024, max_threads=(128, 1, 1)))),
+    entry(SASS, 80, cubin(ALPHA)),
     entry(SASS, 90, cubin(Kernel("alpha")), suffix="a", codec="zstd"),
     entry(PTX, 80, ptx("alpha"), codec="zstd"),
 )
@@ -59,7 +63,7 @@ def test_the_table_lists_targets_old_to_new(lib: Path, capsys: pytest.CaptureFix
 def test_kernels_are_listed_when_asked_for(lib: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "--level", "kernels", str(lib)]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["alpha", "sm_80", "96", "1024", "0", "128", "128"] in rows
+    assert ["alpha", "sm_80", "96", "1024", "0", "16", "352", "128", "128"] in rows
     assert ["alpha", "compute_80"] in rows
 
 
@@ -80,6 +84,9 @@ def test_json_is_versioned_and_complete(wheel: Path, capsys: pytest.CaptureFixtu
         "stack": 0,
         "code_size": 128,
         "max_threads": 128,
+        "constant": 352,
+        "local": 16,
+        "container": 0,
     }
     assert (plain["entries"], plain["kernels"], plain["warnings"]) == ([], [], [])
 
@@ -260,3 +267,66 @@ def test_sizes_and_counts_are_written_for_people() -> None:
     assert [format_size(size) for size in (7, 1500, 7_940_000)] == ["7 B", "1.5 kB", "7.9 MB"]
     assert [count(number, "image") for number in (1, 2)] == ["1 image", "2 images"]
     assert printable("plain\nline\t\x07\u202e") == "plain\nline\\t\\x07\\u202e"
+
+
+def test_a_path_that_cannot_be_read_does_not_end_the_rest(
+    lib: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    absent = lib.parent / "absent.so"
+    assert main(["inspect", str(absent), str(lib)]) == 2
+    out, err = capsys.readouterr()
+    assert f"{lib}: 3 images" in out
+    assert f"error: cannot read `{absent}`: No such file" in err
+
+
+def test_a_damaged_library_of_a_folder_does_not_end_the_rest(
+    lib: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = lib.parent / "a_broken.so"
+    broken.write_bytes(library(container(entry(SASS, 80, b"noise" * 30))))
+    assert main(["inspect", "--level", "kernels", str(lib.parent)]) == 0
+    out, err = capsys.readouterr()
+    assert "alpha" in out
+    assert f"warning: cannot read `{broken}`: sm_80 image at offset" in err
+    assert main(["inspect", "--level", "kernels", str(broken)]) == 2
+    assert f"error: cannot read `{broken}`: sm_80 image" in capsys.readouterr().err
+
+
+def test_where_no_kernel_can_be_read_none_is_called_real(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "lib.so"
+    path.write_bytes(library(container(entry(SASS, 80, b"noise" * 30))))
+    assert main(["inspect", "--level", "coverage", str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert "is real" not in out
+    assert f"error: {path}: none of its 1 image can be read" in err
+
+
+@pytest.mark.parametrize("command", ["inspect", "audit"])
+def test_an_empty_path_is_no_folder(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, ""]) == 2
+    assert "a path must name a file or folder, got an empty one" in capsys.readouterr().err
+
+
+def test_a_gpu_as_target_takes_all_code_named_after_it(
+    lib: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", "--target", "9.0", str(lib)]) == 0
+    assert "sm_90a" in capsys.readouterr().out
+    assert main(["inspect", "--target", "8.0", str(lib)]) == 0
+    out = capsys.readouterr().out
+    assert "sm_80" in out
+    assert "compute_80" in out
+    assert main(["inspect", "--target", "sm_90", str(lib)]) == 0
+    said = f"{lib}: none of the code asked for; it has sm_80, compute_80, sm_90a\n"
+    assert capsys.readouterr().out == said
+
+
+def test_json_of_many_kernels_comes_in_pieces(lib: Path) -> None:
+    """The text of a large library would take several times the memory of what was read."""
+    inspections, _ = inspect_libraries(open_libraries(lib), Choice("kernels"))
+    pieces = list(json_pieces("kernels", inspections, []))
+    assert len(pieces) > 20
+    document = json.loads("".join(pieces))
+    assert document["libraries"] == [json.loads(json.dumps(one.to_json())) for one in inspections]

@@ -31,7 +31,7 @@ ALPHA = cubin(Kernel("alpha"))
 COMPLETE = (
     entry(SASS, 80, ALPHA),
     entry(SASS, 90, ALPHA, suffix="a"),
-    entry(PTX, 90, ptx("alpha"), suffix="a", isa=(8, 0)),
+    entry(PTX, 90, ptx("alpha", target="sm_90a", version="8.0"), suffix="a", isa=(8, 0)),
 )
 
 

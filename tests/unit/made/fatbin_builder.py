@@ -107,6 +107,8 @@ class Kernel:
     code: bytes = field(default=bytes(128))
     entry: bool = True  # False: a device function
     externs: tuple[str, ...] = ()  # functions it calls
+    constant: int = 0
+    local: int = 0
 
 
 def attribute(number: int, value: bytes, form: int = 4) -> bytes:
@@ -150,14 +152,18 @@ def _kernel_parts(kernel: Kernel, numbers: dict[str, int]) -> list[Part]:
         called = (numbers[name] for name in kernel.externs)
         own += attribute(0x0F, struct.pack(f"<{len(kernel.externs)}I", *called))
     parts.append(Part(f".nv.info.{kernel.name}", own, 0x70000000))
+    if kernel.constant:
+        parts.append(Part(f".nv.constant0.{kernel.name}", bytes(kernel.constant)))
+    if kernel.local:
+        parts.append(Part(f".nv.local.{kernel.name}", bytes(kernel.local), NOBITS))
     if kernel.smem:
         parts.append(Part(f".nv.shared.{kernel.name}", bytes(kernel.smem), NOBITS))
     return parts
 
 
-def ptx(*names: str, target: str = "sm_80") -> bytes:
+def ptx(*names: str, target: str = "sm_80", version: str = "9.0") -> bytes:
     """Write PTX as nvcc does, as far as names go."""
-    head = f".version 9.0\n.target {target}\n.address_size 64\n\n"
+    head = f".version {version}\n.target {target}\n.address_size 64\n\n"
     entries = "".join(
         f"\t// .globl\t{name}\n.visible .entry {name}(\n\t.param .u64 {name}_param_0\n)\n"
         "{\n\tret;\n\n}\n"

@@ -1,0 +1,54 @@
+"""Is an image what the header of its entry claims? For those who judge and do not just list."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from ..binaries.elf import EM_CUDA, read_elf
+from ..errors import FatbinError
+from ..targets.devices import format_version
+from .cubin import read_number
+
+if TYPE_CHECKING:
+    from ..binaries.budget import Budget
+    from .images import FatbinEntry
+
+_HEAD_BYTES: Final = 64 << 10  # of PTX, in which its directives stand
+_VERSION: Final = re.compile(rb"^\s*\.version\s+([0-9]+)\.([0-9]+)", re.MULTILINE)
+_TARGET: Final = re.compile(rb"^\s*\.target\s+sm_([0-9]+)([af]?)\b", re.MULTILINE)
+
+
+def check_image(entry: FatbinEntry, data: bytes, budget: Budget) -> None:
+    """Hold the head of an unpacked image against the header of its entry.
+
+    Raises:
+        FatbinError: It is something else.
+    """
+    if entry.kind == "sass":
+        _check_cubin(entry, data, budget)
+    elif entry.kind == "ptx":
+        _check_ptx(entry, data[:_HEAD_BYTES])
+
+
+def _check_cubin(entry: FatbinEntry, data: bytes, budget: Budget) -> None:
+    elf = read_elf(data, budget)
+    number = read_number(elf)  # 0: of an ABI that is not known here
+    if elf.machine == EM_CUDA and number not in {0, entry.raw_number}:
+        message = f"its cubin is for number {number}, its header says {entry.raw_number}"
+        raise FatbinError(message)
+
+
+def _check_ptx(entry: FatbinEntry, head: bytes) -> None:
+    version, target = _VERSION.search(head), _TARGET.search(head)
+    if version is None or target is None:
+        message = "its PTX says neither .version nor .target"
+        raise FatbinError(message)
+    isa = int(version[1]), int(version[2])
+    if entry.ptx_isa is not None and isa != entry.ptx_isa:
+        said = format_version(entry.ptx_isa)
+        message = f"its PTX is of ISA {format_version(isa)}, its header says {said}"
+        raise FatbinError(message)
+    if int(target[1]) != entry.raw_number:
+        message = f"its PTX is for number {target[1].decode()}, its header says {entry.raw_number}"
+        raise FatbinError(message)
