@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 MAGIC = b"\x7fELF"
 EM_CUDA = 190
 SHT_NULL = 0
+SHT_RELA = 4
 SHT_NOBITS = 8
 SHN_XINDEX = 0xFFFF
 MAX_SECTIONS = 1_000_000
@@ -42,6 +43,7 @@ class Section(NamedTuple):
     offset: int
     size: int
     link: int
+    address: int = 0  # once loaded
 
     @property
     def in_file(self) -> bool:
@@ -101,8 +103,8 @@ def _read_sections(
         raise FatbinError(message)
     strings = StringTable(_slice(data, raw[names][4], raw[names][5]), budget)
     sections = tuple(
-        Section(strings.read(name), kind, flags, offset, size, link)
-        for name, kind, flags, _, offset, size, link, _, _, _ in raw
+        Section(strings.read(name), kind, flags, offset, size, link, address)
+        for name, kind, flags, address, offset, size, link, _, _, _ in raw
     )
     _check_overlap(sections, len(data))
     return sections
@@ -115,7 +117,7 @@ def _check_overlap(sections: tuple[Section, ...], file_size: int) -> None:
     """
     absent = (SHT_NULL, SHT_NOBITS)
     readable = 0
-    for _, kind, _, offset, size, _ in sections:
+    for _, kind, _, offset, size, _, _ in sections:
         if kind not in absent and offset + size <= file_size:
             readable += size
     if readable > 2 * file_size:

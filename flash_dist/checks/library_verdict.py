@@ -89,8 +89,21 @@ def judge_library(report: FatbinReport, situation: Situation) -> LibraryVerdict:
         verdicts = objects
     elif objects and all(one.how != "no" for one in objects):
         worst = max(objects, key=lambda one: PREFERENCE.index(one.how))
-        verdicts = [worst if one.how == "no" else one for one in verdicts]
+        verdicts = [
+            worst if one.how == "no" and _is_of_objects(report, images, len(linked)) else one
+            for images, one in zip(linked, verdicts, strict=True)
+        ]
     return LibraryVerdict(situation, report.archs, tuple(verdicts))
+
+
+def _is_of_objects(report: FatbinReport, images: Sequence[FatbinEntry], linked: int) -> bool:
+    """Whether a container was linked on the device: of others the objects hold nothing.
+
+    Where the file does not tell, a container that is the only one was.
+    """
+    if report.device_linked is None:
+        return linked == 1
+    return images[0].container in report.device_linked
 
 
 def _by_container(

@@ -23,6 +23,14 @@ from ..errors import FatbinError
 from ..targets.archs import Arch
 from .cubin import read_number, read_target
 from .images import LINKED, RELOCATABLE, ROCM_WARNING, FatbinEntry, FatbinReport, Kind
+from .registrations import (
+    LINKED_ON_DEVICE,
+    WRAPPER,
+    WRAPPERS,
+    find_registrations,
+    find_strays,
+    may_hold_data,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +43,6 @@ if TYPE_CHECKING:
     Sections = Sequence[elf.Section | pe.Section]
 
 MAGIC = bytes.fromhex("50ed55ba")
-WRAPPERS, WRAPPER_SIZE = ".nvFatBi", 24  # `.nvFatBinSegment`
 ROCM = ".hip_fat"  # `.hip_fatbin`
 
 _CONTAINER = Struct("<IHHQ")  # magic, version, header size, bytes of entries
@@ -84,7 +91,7 @@ def scan(data: FileView, name: str, budget: Budget) -> FatbinReport:
     """Read the headers of everything in a file."""
     walk = _Scan(data, budget)
     walk.run()
-    return FatbinReport(name, tuple(walk.entries), tuple(walk.warnings))
+    return FatbinReport(name, tuple(walk.entries), tuple(walk.warnings), walk.device_linked)
 
 
 def has_gpu_code(data: Buffer, budget: Budget | None = None) -> bool:
@@ -116,6 +123,8 @@ class _Scan:
     entries: list[FatbinEntry] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     containers: int = 0
+    starts: dict[int, int] = field(default_factory=dict)  # offset of each container: its number
+    device_linked: frozenset[int] | None = None
 
     def run(self) -> None:
         magic = self.data[: len(MAGIC)]
@@ -124,9 +133,9 @@ class _Scan:
         elif magic == ELF_MAGIC:
             self.walk_elf(read_elf(self.data, self.budget))
         elif magic[: len(PE_MAGIC)] == PE_MAGIC:
-            self.walk_sections(read_pe(self.data, self.budget))
+            self.walk_table(read_pe(self.data, self.budget))
         elif is_object(self.data):
-            self.walk_sections(read_object(self.data, self.budget))
+            self.walk_table(read_object(self.data, self.budget))
         else:
             message = "it is neither an ELF nor a PE file, and no fat binary"
             raise FatbinError(message, hint=LIBRARY_HINT)
@@ -140,6 +149,13 @@ class _Scan:
             self.warn("the file has no section table, so it was searched for GPU code")
             self.walk("", 0, len(self.data), quiet=True)
         self.walk_sections(elf.sections)
+        self.follow_registrations(elf.sections)
+        self.check_wrappers(elf.sections)
+
+    def walk_table(self, sections: Sequence[pe.Section]) -> None:
+        """Read a file for Windows, whose registration structs are not followed."""
+        self.walk_sections(sections)
+        self.check_wrappers(sections)
 
     def walk_sections(self, sections: Sections) -> None:
         _refuse_packed(packed=any(section.name == _UPX_SECTION for section in sections))
@@ -154,12 +170,31 @@ class _Scan:
                 self.warn(f"section {section.name} reaches past the end of the file")
             else:
                 self.walk(section.name, section.offset, section.end)
-        self.check_wrappers(sections)
+
+    def follow_registrations(self, sections: Sequence[elf.Section]) -> None:
+        """Read the containers that the program registers, wherever they are; warn of strays."""
+        found = find_registrations(self.data, sections)
+        homes = [one for one in sections if may_hold_data(one, len(self.data))]
+        for place in sorted({one.container for one in found if one.container is not None}):
+            home = next((one for one in homes if one.offset <= place < one.end), None)
+            if home is not None and place not in self.starts:
+                self._read_container(home.name, place, home.end)
+        if found and all(one.container in self.starts for one in found):
+            linked = (one for one in found if one.version == LINKED_ON_DEVICE)
+            self.device_linked = frozenset(self.starts[one.container or 0] for one in linked)
+        known = frozenset(self.starts)
+        for home in homes:
+            strays = find_strays(self.data, home, known)
+            if strays:
+                self.warn(
+                    f"{home.name} has {strays} places that look like containers of GPU code, to "
+                    "which no registration points: they were not read"
+                )
 
     def check_wrappers(self, sections: Sections) -> None:
         """Compare with the table by which the program registers its containers."""
         size = sum(section.size for section in sections if section.name.startswith(WRAPPERS))
-        registered = size // WRAPPER_SIZE
+        registered = size // WRAPPER.size
         if registered > self.containers:
             self.warn(
                 f"the program registers {registered} containers, found were {self.containers}"
@@ -220,6 +255,7 @@ class _Scan:
         except FatbinError as error:
             self.warn(f"{_at(section, start)}: {error.message}")
             return start + len(MAGIC)
+        self.starts[start] = self.containers
         self.containers += 1
         return self._read_entries(section, first, end)
 

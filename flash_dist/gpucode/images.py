@@ -100,6 +100,7 @@ class FatbinReport:
     path: str
     entries: tuple[FatbinEntry, ...] = ()
     warnings: tuple[str, ...] = ()
+    device_linked: frozenset[int] | None = None  # containers; None where the file does not tell
 
     @property
     def archs(self) -> tuple[Arch, ...]:

@@ -37,6 +37,8 @@ class Part:
     data: bytes
     kind: int = PROGBITS
     link: int = 0
+    flags: int = 0
+    address: int = 0
 
 
 def elf(
@@ -61,7 +63,8 @@ def elf(
         headers.append(
             struct.pack(
                 "<IIQQQQIIQQ",
-                *(name, part.kind, 0, 0, place, len(part.data), part.link, 0, 8, 0),
+                *(name, part.kind, part.flags, part.address, place, len(part.data)),
+                *(part.link, 0, 8, 0),
             )
         )
         name += len(part.name) + 1
