@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from ..gpucode.images import FatbinEntry
     from ..gpucode.inspection import Inspection
     from ..targets.archs import Arch
-    from .requirements import Requirements
 
 _NAMED: Final = 3  # fatbins that one sentence names
 _AS_GOOD: Final = ("native", "family")
@@ -37,19 +36,26 @@ def serves(arch: Arch, required: Arch) -> bool:
     return judge(arch, required.device).how in _AS_GOOD
 
 
-def find_missing(requirements: Requirements, inspection: Inspection) -> Iterator[str]:
-    """Say which required targets are missing, in how many fatbins, and in which."""
+def find_missing(
+    archs: Iterable[Arch], inspection: Inspection, *, allowed: re.Pattern[str] | None = None
+) -> Iterator[str]:
+    """Say which required targets are missing, in how many fatbins, and in which.
+
+    Args:
+        archs: The required targets.
+        inspection: The library.
+        allowed: Fatbins of kernels with such names may lack targets.
+    """
     groups = _group(inspection.report.entries)
     linked = {number: group for (relocatable, number), group in groups.items() if not relocatable}
     objects = {number: group for (relocatable, number), group in groups.items() if relocatable}
     names = _name_fatbins(inspection)
-    for required in requirements.archs:
+    for required in archs:
         judged = linked or objects
         lacking = [number for number, group in judged.items() if not _has(group, required)]
         complete = bool(objects) and all(_has(group, required) for group in objects.values())
         if required.ptx and linked and complete:
             continue  # the driver links it anew
-        allowed = requirements.allow_missing
         if allowed is not None:
             lacking = [one for one in lacking if not _is_called(names.get(one, ()), allowed)]
         if lacking and len(lacking) == len(judged):

@@ -98,7 +98,8 @@ def find_shortfalls(
 
 
 def _library_shortfalls(requirements: Requirements, inspection: Inspection) -> Iterator[Finding]:
-    yield from label(AUDIT_TARGET_MISSING, find_missing(requirements, inspection))
+    missing = find_missing(requirements.archs, inspection, allowed=requirements.allow_missing)
+    yield from label(AUDIT_TARGET_MISSING, missing)
     if requirements.forbid_extra:
         for arch in inspection.report.archs:
             if any(serves(arch, required) for required in requirements.archs):

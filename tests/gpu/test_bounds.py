@@ -107,7 +107,9 @@ KEPT = ((41, 290), (0, 65), (130, 131))  # keys of each batch entry
 def _kept() -> torch.Tensor:
     """Booleans [batch, 1, 1, seqlen_k]."""
     begin, end = torch.tensor(KEPT).T[..., None]
-    return ((torch.arange(330) >= begin) & (torch.arange(330) < end))[:, None, None]
+    keys = torch.arange(330)
+    seen: torch.Tensor = (keys >= begin) & (keys < end)
+    return seen[:, None, None]
 
 
 def _some() -> torch.Tensor:

@@ -113,8 +113,8 @@ def test_the_page_says_which_set_serves_which_gpu(tmp_path: Path) -> None:
     assert [number for _, number, _ in arm_rows][:1] == ["8.0"]
     assert {"11.0", "12.1"} <= {number for _, number, _ in arm_rows}
     assert {number: name for _, number, name in rows} == {
-        "7.5": "turing-ampere-ada",
-        "8.0": "turing-ampere-ada",
+        "7.5": "cuda12",  # as natively as the larger turing-ampere-ada
+        "8.0": "cuda12",
         "8.6": "turing-ampere-ada",
         "8.9": "turing-ampere-ada",
         "9.0": "hopper",

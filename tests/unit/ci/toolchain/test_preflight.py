@@ -39,7 +39,7 @@ def test_the_first_toolkit_that_compiles_here_is_taken(
 def test_a_newer_toolkit_says_which_driver_its_ptx_needs() -> None:
     found = str(check(replace(BOOKWORM, glibc=(2, 42))))
     assert "CUDA 13.0 does not compile with glibc 2.42" in found
-    assert "PTX of CUDA 13.2 needs a driver whose CUDA version is 13.2 or newer" in found
+    assert "PTX of CUDA 13.2 needs driver 595 or newer" in found
 
 
 def test_the_usual_machine_gets_one_line() -> None:
