@@ -36,6 +36,12 @@ __device__ __forceinline__ float quad_sum(float x) {
 // them, EXACT between the maxima themselves, for a P that has fewer digits.
 enum class Offsets { EXACT, ROUNDED };
 
+template <Offsets OFFSETS>
+__device__ __forceinline__ float change_of(float row_max, float scale_log2, float offset) {
+  if constexpr (OFFSETS == Offsets::EXACT) return fmaf(row_max, scale_log2, -offset);
+  return __fsub_rn(__fmul_rn(row_max, scale_log2), offset);
+}
+
 // S -> P = exp2(S * scale_log2 - row_max), rescaling O and the sums when a row's maximum grows.
 template <Offsets OFFSETS = Offsets::EXACT, int MT, int NT, int OT>
 __device__ __forceinline__ void online_softmax(Accumulator<MT, NT>& s, Accumulator<MT, OT>& o,
@@ -54,10 +60,8 @@ __device__ __forceinline__ void online_softmax(Accumulator<MT, NT>& s, Accumulat
       const float offset = top == -INFINITY ? 0.0f : top * scale_log2;
       // Exactly 1 where the maximum stays: offset is rounded, the product in the fma is not.
       const bool grew = top != state.row_max[m][h];
-      const float change = OFFSETS == Offsets::EXACT
-                               ? fmaf(state.row_max[m][h], scale_log2, -offset)
-                               : __fsub_rn(__fmul_rn(state.row_max[m][h], scale_log2), offset);
-      rescale[m][h] = grew ? exp2_approx(change) : 1.0f;
+      rescale[m][h] =
+          grew ? exp2_approx(change_of<OFFSETS>(state.row_max[m][h], scale_log2, offset)) : 1.0f;
       grown |= grew;
       state.row_max[m][h] = top;
       float sum = 0.0f;
