@@ -32,6 +32,11 @@ def is_symbolic(x: Tensor) -> bool:
     return torch.compiler.is_compiling() or isinstance(x, FakeTensor)
 
 
+def is_transformed() -> bool:
+    """Whether a transform of torch.func runs, under which tensors may have no address either."""
+    return torch._C._are_functorch_transforms_active()  # noqa: SLF001 - as torch.autograd does
+
+
 def prepare_inputs(q: Tensor, k: Tensor, v: Tensor, tokens: int = DENSE) -> Triple:
     """Check q, k, v, cast them as autocast wants and leave out heads_per_kv of k and v.
 
@@ -56,7 +61,7 @@ def prepare_inputs(q: Tensor, k: Tensor, v: Tensor, tokens: int = DENSE) -> Trip
         check_layouts(*layouts, tokens)
     else:
         check_layouts_once(*layouts, tokens)
-        if q.device.type == "cuda":
+        if q.device.type == "cuda" and not is_transformed():
             _check_addresses(q, k, v)
     return q, _fold(k, tokens), _fold(v, tokens)
 
@@ -79,11 +84,16 @@ def require_tensor(name: str, x: Tensor) -> None:
 
 def require_bool(name: str, value: object) -> None:
     """Raise TypeError for what is only true or false in a condition."""
-    if not isinstance(value, (bool, torch.SymBool)):
+    if not isinstance(value, (bool, torch.SymBool)) and not _is_numpy_bool(value):
         message = f"{name} must be True or False, got {type(value).__name__}"
         if isinstance(value, torch.Tensor):
             message += "\n\nhint: `BlockMask` is for what differs in a batch"
         raise TypeError(message)
+
+
+def _is_numpy_bool(value: object) -> bool:
+    kind = type(value)
+    return kind.__module__ == "numpy" and kind.__name__ in {"bool", "bool_"}
 
 
 def _autocast(x: Tensor, dtype: torch.dtype) -> Tensor:

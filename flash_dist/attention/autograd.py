@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from ..kernels import operators
 from ..kernels.budget import BUDGET_NOW, workspace_budget
 from ..kernels.operators import Packing
-from .arguments import is_symbolic
-from .layouts import ALIGNMENT, Layout, stride_error
+from . import transforms
+from .arguments import is_symbolic, is_transformed
 from .support import require_kernels
 
 if TYPE_CHECKING:
@@ -35,14 +33,20 @@ def attend(  # noqa: PLR0913 - one attention problem
     """Return out and lse of checked tensors; k and v are without heads_per_kv."""
     if q.device.type == "cuda" and not is_symbolic(q):
         require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1])
-    cu_seqlens_q, cu_seqlens_k, *max_seqlens = packing or (None, None, 0, 0)
+    if operators.is_exporting():  # an autograd.Function would be a call without gradients there
+        return operators.fwd(q, k, v, mask=mask, packing=packing, softmax_scale=softmax_scale)
+    cu_seqlens_q, cu_seqlens_k, *max_seqlens = packing or operators.NOT_PACKED
     tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k)
+    function: type[torch.autograd.Function] = _Attention
     if torch.compiler.is_compiling():
+        if is_transformed():
+            transforms.refuse_compilation()
         tensors = _distinct(*tensors)
         budget = BUDGET_NOW
     else:
         budget = workspace_budget()
-    out, lse = _Attention.apply(  # type: ignore[no-untyped-call] # torch leaves it untyped
+        function = transforms.Attention if is_transformed() else _EagerAttention
+    out, lse = function.apply(
         *tensors, *max_seqlens, mask, softmax_scale, budget, bool(batch_invariant)
     )
     return out, lse
@@ -75,11 +79,8 @@ class _Attention(torch.autograd.Function):
         budget: int,
         batch_invariant: bool,  # noqa: FBT001
     ) -> tuple[Tensor, Tensor]:
-        packing = _pack(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        with _without_autocast(q.device.type):
-            out, lse = operators.fwd(
-                q, k, v, mask=mask, packing=packing, softmax_scale=softmax_scale
-            )
+        packing = Packing.of(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        out, lse = operators.fwd(q, k, v, mask=mask, packing=packing, softmax_scale=softmax_scale)
         ctx.save_for_backward(q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k)
         ctx.max_seqlens = max_seqlen_q, max_seqlen_k
         ctx.mask = mask
@@ -90,51 +91,42 @@ class _Attention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         if dout is None and dlse is None:
             return (None,) * 11
         q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k = ctx.saved_tensors
-        dout = torch.zeros_like(out) if dout is None else _loadable(dout)
-        with _without_autocast(q.device.type):
-            dq, dk, dv = operators.bwd(
-                dout,
-                q,
-                k,
-                v,
-                out,
-                lse,
-                None if dlse is None else dlse.contiguous(),
-                mask=ctx.mask,
-                packing=_pack(cu_seqlens_q, cu_seqlens_k, *ctx.max_seqlens),
-                softmax_scale=ctx.softmax_scale,
-                budget=ctx.budget,
-                batch_invariant=ctx.batch_invariant,
-            )
+        dq, dk, dv = operators.differentiate(
+            dout,
+            q,
+            k,
+            v,
+            out,
+            lse,
+            dlse,
+            mask=ctx.mask,
+            packing=Packing.of(cu_seqlens_q, cu_seqlens_k, *ctx.max_seqlens),
+            softmax_scale=ctx.softmax_scale,
+            budget=ctx.budget,
+            batch_invariant=ctx.batch_invariant,
+        )
         return dq, dk, dv, *(None,) * 8
 
 
-def _pack(
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-) -> Packing | None:
-    if cu_seqlens_q is None or cu_seqlens_k is None:
-        return None
-    return Packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+class _EagerAttention(_Attention):
+    """With what torch.compile does not take in an autograd.Function."""
 
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        if not is_transformed():
+            return _Attention.backward(ctx, dout, dlse)
+        # is_grads_batched: gradients of many losses at once
+        tensors, sizes = ctx.saved_tensors, ctx.max_seqlens
+        call = ctx.mask, ctx.softmax_scale, ctx.budget, ctx.batch_invariant
+        dq, dk, dv = transforms.Backward.apply(  # type: ignore[no-untyped-call]
+            dout, dlse, *tensors, *sizes, *call
+        )
+        return dq, dk, dv, *(None,) * 8
 
-def _without_autocast(kind: str) -> contextlib.AbstractContextManager[Any]:
-    """Keep autocast away from the formulas of the CPU; inputs are cast before."""
-    if not torch.is_autocast_enabled(kind):
-        return contextlib.nullcontext()
-    return torch.autocast(kind, enabled=False)
-
-
-def _loadable(dout: Tensor) -> Tensor:
-    """Return dout, copied if its layout (autograd's choice) does not suit 16-byte loads."""
-    if dout.device.type == "cpu" or is_symbolic(dout):
-        return dout.contiguous()
-    suits = stride_error(Layout.of(dout)) is None and dout.data_ptr() % ALIGNMENT == 0
-    return dout if suits else dout.contiguous()
+    @staticmethod
+    def jvp(*_: object) -> NoReturn:
+        transforms.refuse_forward_mode()

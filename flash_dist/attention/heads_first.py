@@ -38,6 +38,9 @@ def attend_heads_first(  # noqa: PLR0913 - the arguments of torch's functions
             f"{query.shape[1]} and {key.shape[1]}"
         )
         raise ValueError(message)
+    batch = query.shape[0]
+    if key.shape[0] == value.shape[0] == 1 != batch:
+        key, value = (x.expand(batch, -1, -1, -1) for x in (key, value))
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     q, k, v = prepare_inputs(q, k, v)
     softmax_scale = choose_scale(scale, q.shape[-1], "scale")

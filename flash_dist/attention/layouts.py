@@ -109,8 +109,10 @@ def _check_tensor(name: str, x: Layout, tokens: int) -> None:
             f"got {dtype_name(x.dtype)}"
         )
         raise TypeError(message)
-    if any(size == 0 for size in x.shape):
-        message = f"no dimension of {name} may be 0, got shape {list(x.shape)}"
+    if any(size == 0 for size in x.shape[tokens:]):
+        message = (
+            f"no dimension of {name} but {_TOKEN_AXES[tokens]} may be 0, got shape {list(x.shape)}"
+        )
         raise ValueError(message)
     if x.shape[-1] % HEAD_DIM_STEP != 0 or x.shape[-1] > MAX_HEAD_DIM:
         what = "head_dim_v" if name == "v" else "head_dim"

@@ -240,9 +240,9 @@ def _check_cu_seqlens(name: str, x: Tensor, q: Tensor) -> None:
     if x.device != q.device:
         message = f"q and {name} must be on the same device, got {q.device} and {x.device}"
         raise ValueError(message)
-    if x.dim() != 1 or x.shape[0] < 2 or x.stride(0) != 1:  # noqa: PLR2004
+    if x.dim() != 1 or x.shape[0] < 1 or not x.is_contiguous():
         message = (
-            f"{name} must be contiguous with shape [batch + 1], batch at least 1, "
+            f"{name} must be contiguous with shape [batch + 1], batch at least 0, "
             f"got shape {list(x.shape)} and strides {list(x.stride())}"
         )
         raise ValueError(message)
@@ -255,10 +255,10 @@ def _read_max_seqlen(name: str, value: int | Tensor) -> int:
         message = f"{name} must be an int or a tensor with one, got {_describe(value)}"
         raise TypeError(message)
     if isinstance(value, torch.Tensor) and torch.compiler.is_compiling():
-        torch._check(number >= 1)  # noqa: SLF001 - as torch documents: known when the graph runs
+        torch._check(number >= 0)  # noqa: SLF001 - as torch documents: known when the graph runs
         torch._check(number <= MAX_SEQLEN)  # noqa: SLF001
-    if not 1 <= number <= MAX_SEQLEN:
-        message = f"{name} must be from 1 to {MAX_SEQLEN}, got {number}"
+    if not 0 <= number <= MAX_SEQLEN:
+        message = f"{name} must be from 0 to {MAX_SEQLEN}, got {number}"
         raise ValueError(message)
     return number
 

@@ -6,7 +6,10 @@ The signatures are the operators' own, see csrc/binding/api.cpp and operators.py
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from functools import wraps
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+import torch
 
 from ..masks import registry
 from ..masks.band import Band
@@ -16,11 +19,30 @@ from .boundaries import check_boundaries
 from .reference import reference_backward, reference_forward
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from .reference import Gradients
 
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
+
+def _without_autocast(kernel: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Keep autocast away from the formulas: it would round the scores. Inputs are cast before."""
+
+    @wraps(kernel)
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        if not torch.is_autocast_enabled("cpu"):
+            return kernel(*args, **kwargs)
+        with torch.autocast("cpu", enabled=False):
+            return kernel(*args, **kwargs)
+
+    return run
+
+
+@_without_autocast
 def fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     q: Tensor,
     k: Tensor,
@@ -47,6 +69,7 @@ def fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     )
 
 
+@_without_autocast
 def bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     dout: Tensor,
     q: Tensor,
@@ -68,7 +91,7 @@ def bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
 ) -> Gradients:
     """Return dq, dk, dv for a band."""
     return reference_backward(
-        dout,
+        dout.contiguous(),  # matrix products sum in another order where strides are others
         q,
         k,
         v,
@@ -82,6 +105,7 @@ def bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     )
 
 
+@_without_autocast
 def masked_fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     q: Tensor,
     k: Tensor,
@@ -93,10 +117,11 @@ def masked_fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     """Return out and lse for a BlockMask."""
     if keep:
         registry.keep(handle)
-    visible = registry.find(handle).visible(*shape_of(q, k))
+    visible = _visible(handle, shape_of(q, k))
     return reference_forward(q, k, v, softmax_scale=softmax_scale, visible=visible)
 
 
+@_without_autocast
 def masked_bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     dout: Tensor,
     q: Tensor,
@@ -111,9 +136,9 @@ def masked_bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     batch_invariant: bool,  # noqa: ARG001, FBT001
 ) -> Gradients:
     """Return dq, dk, dv for a BlockMask."""
-    visible = registry.find(handle).visible(*shape_of(q, k))
+    visible = _visible(handle, shape_of(q, k))
     return reference_backward(
-        dout, q, k, v, out, lse, dlse, softmax_scale=softmax_scale, visible=visible
+        dout.contiguous(), q, k, v, out, lse, dlse, softmax_scale=softmax_scale, visible=visible
     )
 
 
@@ -121,6 +146,18 @@ def shape_of(q: Tensor, k: Tensor) -> Shape:
     """Return the sizes of a call with a batch axis; q may have an axis for the group."""
     batch, seqlen_q, *heads, _ = q.shape
     return Shape(batch, math.prod(heads), seqlen_q, k.shape[1])
+
+
+def is_empty(handle: int, shape: Shape) -> bool:
+    """Whether a call has no query or no key, which a mask need not be planned for."""
+    if 0 not in shape:
+        return False
+    registry.find(handle).sizes.require(shape)
+    return True
+
+
+def _visible(handle: int, shape: Shape) -> Tensor | None:
+    return None if is_empty(handle, shape) else registry.find(handle).visible(*shape)
 
 
 def _check_ends(name: str, cu_seqlens: Tensor | None, total: int, max_seqlen: int) -> None:

@@ -4,14 +4,15 @@ Importing it loads the extension, which declares `fwd` and `bwd` and has their C
 take a mask as numbers, and its arrays as a tensor on the device of q. `masked_fwd` and `masked_bwd`
 take the handle of a BlockMask instead and find the arrays for the device, out of the sight of
 torch.compile. They are declared here, as are the fake kernels of all four (shapes only, for
-torch.compile); cpu.py has the CPU's. The signatures are the operators' own, flags among the
-positional arguments included.
+torch.compile); cpu.py has the CPU's, derivatives.py the autograd formulas. The signatures are the
+operators' own, flags among the positional arguments included.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -21,7 +22,7 @@ from ..masks import registry
 from ..masks.band import Band
 from ..masks.inputs import complain
 from ..masks.spec import BlockMask
-from . import cpu
+from . import cpu, derivatives
 from .boundaries import is_checking, warn_unchecked
 from .cpu import shape_of
 from .memory import raise_out_of_memory
@@ -52,6 +53,7 @@ _library.define(
 
 for _name in ("fwd", "bwd", "masked_fwd", "masked_bwd"):
     torch.library.impl(f"flash_dist::{_name}", "CPU", getattr(cpu, _name))
+derivatives.register()
 
 
 class Packing(NamedTuple):
@@ -61,6 +63,19 @@ class Packing(NamedTuple):
     cu_seqlens_k: Tensor
     max_seqlen_q: int
     max_seqlen_k: int
+
+    @classmethod
+    def of(
+        cls,
+        cu_seqlens_q: Tensor | None,
+        cu_seqlens_k: Tensor | None,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+    ) -> Packing | None:
+        """Return how documents are packed, None where they are not."""
+        if cu_seqlens_q is None or cu_seqlens_k is None:
+            return None
+        return cls(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
 
 
 NOT_PACKED: Final = (None, None, 0, 0)
@@ -94,10 +109,11 @@ def fwd(  # noqa: PLR0913 - one attention problem
     try:
         if isinstance(known, Band):
             packed = packing or NOT_PACKED
-            out, lse = torch.ops.flash_dist.fwd(q, k, v, None, known.ints, *packed, softmax_scale)
+            arguments = None, known.ints, *packed, softmax_scale
+            out, lse = _call(torch.ops.flash_dist.fwd, q, k, v, *arguments)
         else:
             keep = torch.compiler.is_compiling()
-            out, lse = torch.ops.flash_dist.masked_fwd(q, k, v, known, softmax_scale, keep)
+            out, lse = _call(torch.ops.flash_dist.masked_fwd, q, k, v, known, softmax_scale, keep)
     except RuntimeError as error:
         raise_out_of_memory(error)
         raise
@@ -126,16 +142,54 @@ def bwd(  # noqa: PLR0913, PLR0917 - one attention problem
     try:
         if isinstance(known, Band):
             packed = packing or NOT_PACKED
-            dq, dk, dv = torch.ops.flash_dist.bwd(*saved, None, None, known.ints, *packed, *plan)
+            arguments = None, None, known.ints, *packed, *plan
+            dq, dk, dv = _call(torch.ops.flash_dist.bwd, *saved, *arguments)
         else:
-            dq, dk, dv = torch.ops.flash_dist.masked_bwd(*saved, known, *plan)
+            dq, dk, dv = _call(torch.ops.flash_dist.masked_bwd, *saved, known, *plan)
     except RuntimeError as error:
         raise_out_of_memory(error)
         raise
     return dq, dk, dv
 
 
-def _is_exporting() -> bool:
+def differentiate(  # noqa: PLR0913, PLR0917 - one attention problem
+    dout: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None,
+    *,
+    packing: Packing | None,
+    **options: Any,  # noqa: ANN401 - of bwd
+) -> Gradients:
+    """Return dq, dk, dv of a call of `fwd` for what autograd has of out and lse; see `bwd`."""
+    return derivatives.differentiate(
+        partial(bwd, packing=packing, **options),
+        (q, k, v, out, lse),
+        dout,
+        dlse,
+        max_seqlen_k=None if packing is None else packing.max_seqlen_k,
+    )
+
+
+def _call(operator: Any, *arguments: object) -> tuple[Tensor, ...]:  # noqa: ANN401 - torch.ops.X.Y
+    """Call an operator, past its autograd formula where nobody wants gradients of this call.
+
+    In an autograd.Function that is so, but for a backward that is to be differentiated itself. The
+    formula is written in Python: to find that out itself takes longer than all else of a call.
+    """
+    results: tuple[Tensor, ...]
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        results = operator(*arguments)
+    else:
+        with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001 - as torch.library does
+            results = operator(*arguments)
+    return results
+
+
+def is_exporting() -> bool:
     """Whether torch.export traces this; before 2.13 `is_exporting` says so of torch.compile, too.
 
     That is https://github.com/pytorch/pytorch/issues/176347.
@@ -149,7 +203,7 @@ def _band_or_handle(mask: Band | BlockMask) -> Band | int:
         return mask
     if mask.band is not None:
         return mask.band
-    if _is_exporting():
+    if is_exporting():
         raise complain(
             TypeError,
             f"torch.export takes a mask that is a band only, got {mask!r}: another process would "
@@ -170,7 +224,12 @@ def _masked_fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
 ) -> tuple[Tensor, Tensor]:
     if keep:
         registry.keep(handle)
-    plan, data = registry.resident(handle, q.device, shape_of(q, k))
+    shape = shape_of(q, k)
+    if cpu.is_empty(handle, shape):
+        ints = Band().ints
+        out, lse = torch.ops.flash_dist.fwd(q, k, v, None, ints, *NOT_PACKED, softmax_scale)
+        return out, lse
+    plan, data = registry.resident(handle, q.device, shape)
     out, lse = torch.ops.flash_dist.fwd(q, k, v, data, plan.layout, *NOT_PACKED, softmax_scale)
     return out, lse
 
@@ -189,9 +248,14 @@ def _masked_bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     budget: int,
     batch_invariant: bool,  # noqa: FBT001
 ) -> Gradients:
-    plan, data = registry.resident(handle, q.device, shape_of(q, k))
+    shape = shape_of(q, k)
     saved = dout, q, k, v, out, lse, dlse
-    mask = data, plan.key_slots, plan.layout
+    mask: tuple[Tensor | None, Tensor | None, list[int]]
+    if cpu.is_empty(handle, shape):
+        mask = None, None, Band().ints
+    else:
+        plan, data = registry.resident(handle, q.device, shape)
+        mask = data, plan.key_slots, plan.layout
     dq, dk, dv = torch.ops.flash_dist.bwd(
         *saved, *mask, *NOT_PACKED, softmax_scale, budget, batch_invariant
     )

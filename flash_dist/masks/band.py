@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Final, Literal, NamedTuple, get_args
 
 from .inputs import complain
@@ -59,14 +60,14 @@ def parse_alignment(alignment: str) -> bool:
 def _parse_window(name: str, size: int | None) -> int:
     if size is None:
         return UNBOUNDED
-    if isinstance(size, bool) or not isinstance(size, int):
+    if isinstance(size, bool) or not isinstance(size, Integral):
         raise complain(TypeError, f"{name} must be an int or None, got {type(size).__name__}")
     if not UNBOUNDED <= size <= MAX_WINDOW:
         raise complain(
             ValueError,
             f"{name} must be from 0 to {MAX_WINDOW}, or -1 or None for no bound, got {size}",
         )
-    return size
+    return int(size)
 
 
 def _least(a: int, b: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Final, NamedTuple, TypeVar
 
 import torch
@@ -85,19 +86,17 @@ def complain(kind: type[Error], message: str, hint: str | None = None) -> Error:
 
 def parse_shape(batch: int, num_heads_q: int, seqlen_q: int, seqlen_k: int) -> Shape:
     """Return the sizes of a call, checked."""
-    shape = Shape(batch, num_heads_q, seqlen_q, seqlen_k)
-    for name, size in zip(shape._fields, shape, strict=True):
-        parse_size(name, size)
-    return shape
+    sizes = batch, num_heads_q, seqlen_q, seqlen_k
+    return Shape(*map(parse_size, Shape._fields, sizes))
 
 
 def parse_size(name: str, size: int) -> int:
     """Return a size, checked."""
-    if isinstance(size, bool) or not isinstance(size, int):
+    if isinstance(size, bool) or not isinstance(size, Integral):  # those of numpy, too
         raise complain(TypeError, f"{name} must be an int, got {type(size).__name__}")
     if not 1 <= size <= MAX_SEQLEN:
         raise complain(ValueError, f"{name} must be from 1 to {MAX_SEQLEN}, got {size}")
-    return size
+    return int(size)
 
 
 def parse_integers(name: str, values: Integers, dims: tuple[str, ...]) -> Tensor:
@@ -209,7 +208,7 @@ def parse_interval(name: str, bound: Integers) -> Tensor:
 
 def parse_block_size(block_size: int | tuple[int, int]) -> tuple[int, int]:
     """Return the queries and the keys of a block."""
-    pair = (block_size, block_size) if isinstance(block_size, int) else block_size
+    pair = (block_size, block_size) if isinstance(block_size, Integral) else block_size
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:  # noqa: PLR2004
         message = f"block_size must be an int or (block_q, block_k), got {block_size!r}"
         raise complain(ValueError, message)
@@ -220,7 +219,7 @@ def blocked_seqlen(name: str, seqlen: int | None, blocks: int, block: int) -> in
     """Return a seqlen that has so many blocks, of which the last may stick out."""
     if seqlen is None:
         return blocks * block
-    parse_size(name, seqlen)
+    seqlen = parse_size(name, seqlen)
     if -(-seqlen // block) != blocks:
         raise complain(
             ValueError,

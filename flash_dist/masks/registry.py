@@ -24,7 +24,7 @@ from ..errors import FlashDistError
 from .upload import upload
 
 if TYPE_CHECKING:
-    from .inputs import Shape
+    from .inputs import Shape, Sizes
     from .plan import MaskPlan
 
 Tensor = torch.Tensor
@@ -36,6 +36,10 @@ FIRST_HANDLE: Final = 2  # torch.compile makes a constant of any 0 or 1
 
 class Mask(Protocol):
     """What the registry needs of a `BlockMask`, which enrolls itself here."""
+
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes the mask was made for."""
 
     def plan(self, batch: int, num_heads_q: int, seqlen_q: int, seqlen_k: int) -> MaskPlan:
         """Return what kernels read for calls of this shape."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -164,10 +167,12 @@ def check_operators(
     """Run opcheck on fwd and bwd; mask: data, slots, ints."""
     q, k, v, dout = problem.q, problem.k, problem.v, problem.dout
     data, slots, ints = mask
-    torch.library.opcheck(
-        torch.ops.flash_dist.fwd.default,
-        (q, k, v, data, ints, *packing, problem.scale),
-    )
+    leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+    for inputs in ((q, k, v), leaves):
+        torch.library.opcheck(
+            torch.ops.flash_dist.fwd.default,
+            (*inputs, data, ints, *packing, problem.scale),
+        )
     for batch_invariant in (False, True):
         torch.library.opcheck(
             torch.ops.flash_dist.bwd.default,
@@ -211,8 +216,10 @@ def test_opcheck_accepts_the_operators_that_find_a_mask(name: str, half: torch.d
     q, k, v, dout = problem.q, problem.k, problem.v, problem.dout
     call = problem.options["mask"].handle, problem.scale
     operators = torch.ops.flash_dist
+    leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
     for keep in (False, True):
         torch.library.opcheck(operators.masked_fwd.default, (q, k, v, *call, keep))
+        torch.library.opcheck(operators.masked_fwd.default, (*leaves, *call, keep))
     saved = dout, q, k, v, result["out"], result["lse"], None
     for batch_invariant in (False, True):
         arguments = (*saved, *call, 1 << 30, batch_invariant)
@@ -245,3 +252,68 @@ def test_the_memory_of_a_compiled_backward_follows_the_limit(any_half: torch.dty
             peaks[megabytes] = peak_of(step)
     tiles = 2 * 8 * (16 * 17 // 2)  # of dS, which the second limit has no room for
     assert peaks[1536] - peaks[0] == 8192 * tiles
+
+
+class Causal(torch.nn.Module):
+    """What is exported."""
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return flash_attn_func(q, k, v, causal=True)
+
+
+def test_an_exported_program_gives_the_gradients_of_its_module(half: torch.dtype) -> None:
+    problem = masked_problem("causal", **SHAPE, dtype=half)
+    q, k, v = (x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v))
+    exported = torch.export.export(Causal(), (q, k, v)).module()
+    grads = torch.autograd.grad(exported(q, k, v), (q, k, v), problem.dout)
+    want = attend(problem)
+    got = dict(zip(("dq", "dk", "dv"), grads, strict=True))
+    assert_same_bits(got, {name: want[name] for name in got}, "exported and not")
+
+
+@pytest.mark.gpu
+def test_a_package_of_aotinductor_gives_the_same_bits(half: torch.dtype, tmp_path: Path) -> None:
+    problem = masked_problem("causal", **SHAPE, dtype=half)
+    inputs = problem.q, problem.k, problem.v
+    with torch.no_grad():
+        program = torch.export.export(Causal(), inputs)
+        path = torch._inductor.aoti_compile_and_package(
+            program, package_path=str(tmp_path / "causal.pt2")
+        )
+        out = torch._inductor.aoti_load_package(path)(*inputs)
+    assert_same_bits({"out": out}, {"out": attend(problem)["out"]}, "package and not")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("state", ["alone", "alive"])
+@pytest.mark.parametrize("name", ["ours", "packed", "masked"])
+def test_graphed_callables_hold_attention_wherever_they_hold_torchs(name: str, state: str) -> None:
+    program = Path(__file__).with_name("graphed.py")
+
+    def run(which: str) -> str:
+        command = [sys.executable, str(program), which, state]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    got = run(name)
+    if state == "alone":
+        assert got == "same"
+    elif got != "same":  # a graph on another stream: torch's rule, and so torch's own error
+        assert got == run("torch")
+
+
+@pytest.mark.parametrize("half_or_single", [torch.float16, torch.float32], ids=["fp16", "fp32"])
+def test_torch_func_gives_the_bits_of_autograd(half_or_single: torch.dtype) -> None:
+    problem = masked_problem("causal", **SHAPE, dtype=half_or_single)
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return flash_attn_func(q, k, v, causal=True)
+
+    inputs = problem.q, problem.k, problem.v
+    out, pull, *_ = torch.func.vjp(attention, *inputs)
+    got = dict(zip(("out", "dq", "dk", "dv"), (out, *pull(problem.dout)), strict=True))
+    want = attend(problem)
+    assert_same_bits(got, {name: want[name] for name in got}, "vjp and autograd")
+    mapped = torch.vmap(attention)(*(x.unsqueeze(1) for x in inputs))
+    assert_same_bits({"out": mapped.squeeze(1)}, {"out": want["out"]}, "vmap and batch")

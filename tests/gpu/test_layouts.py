@@ -144,6 +144,80 @@ def test_a_layout_of_float32_does_not_change_a_bit(
     assert_same_bits(attend(problem), result, "a layout")
 
 
+def scattered(x: Tensor) -> Tensor:
+    """Stored with the last axis first."""
+    return x.movedim(-1, 0).contiguous().movedim(0, -1)
+
+
+def shifted(x: Tensor) -> Tensor:
+    """Contiguous, but begins an element behind a multiple of 16 bytes."""
+    room = torch.empty(x.numel() + 1, dtype=x.dtype, device=x.device)
+    return room[1:].view(x.shape).copy_(x)
+
+
+def padded(x: Tensor) -> Tensor:
+    """Rows that begin at odd elements."""
+    return torch.nn.functional.pad(x, (0, 1))[..., :-1]
+
+
+def every_other(x: Tensor) -> Tensor:
+    return x.repeat_interleave(2, dim=-1)[..., ::2]
+
+
+GRADIENTS = {"scattered": scattered, "shifted": shifted, "padded": padded, "strided": every_other}
+
+
+@pytest.mark.parametrize("layout", GRADIENTS.values(), ids=GRADIENTS.keys())
+def test_autograd_may_hand_over_gradients_in_any_layout(
+    layout: Callable[[Tensor], Tensor], half: torch.dtype
+) -> None:
+    problem = random_problem(num_heads=4, num_heads_kv=2, seqlen_q=70, dtype=half, causal=True)
+    lse = attend(problem)["lse"]
+    problem = replace(problem, dlse=torch.randn_like(lse))
+    assert problem.dlse is not None
+    changed = replace(problem, dout=layout(problem.dout), dlse=layout(problem.dlse))
+    assert_same_bits(attend(problem), attend(changed), "contiguous and not")
+
+    def by_hand(given: Problem) -> dict[str, Tensor]:
+        q, k, v = (x.detach().requires_grad_() for x in (given.q, given.k, given.v))
+        outputs = torch.ops.flash_dist.fwd(
+            q, k, v, None, [0, -1, 0, 1], None, None, 0, 0, given.scale
+        )
+        grads = torch.autograd.grad(outputs, (q, k, v), (given.dout, given.dlse))
+        return dict(zip(("dq", "dk", "dv"), grads, strict=True))
+
+    assert_same_bits(by_hand(problem), by_hand(changed), "contiguous and not, by hand")
+
+
+def test_autograd_may_hand_over_expanded_gradients(half: torch.dtype) -> None:
+    problem = random_problem(num_heads=4, num_heads_kv=2, seqlen_q=70, dtype=half)
+    lse = attend(problem)["lse"]
+    one = torch.ones((), dtype=half, device=lse.device)
+    wide = one.expand(problem.dout.shape), one.float().expand(lse.shape)
+    results = []
+    for dout, dlse in (wide, tuple(x.contiguous() for x in wide)):
+        results.append(attend(replace(problem, dout=dout, dlse=dlse)))
+    assert_same_bits(results[0], results[1], "expanded and contiguous")
+
+
+@pytest.mark.gpu
+def test_a_compiled_backward_may_hand_over_a_slice(half: torch.dtype) -> None:
+    """The gradient of a `cat` is a slice: it begins where the first part ends, here at 2 bytes."""
+    problem = random_problem(num_heads=2, seqlen_q=70, dtype=half)
+    weight = torch.randn(problem.dout.numel() + 1, device=problem.q.device, dtype=half)
+
+    def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = flash_attn_func(q, k, v, causal=True)
+        return (torch.cat((q.flatten()[:1], out.flatten())) * weight).sum()
+
+    results = []
+    for function in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
+        q, k, v = (x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v))
+        grads = torch.autograd.grad(function(q, k, v), (q, k, v))
+        results.append(dict(zip(("dq", "dk", "dv"), grads, strict=True)))
+    assert_same_bits(results[0], results[1], "eager and compiled")
+
+
 def test_gradients_reach_what_keys_were_expanded_from(half: torch.dtype) -> None:
     problem = random_problem(
         batch=2, seqlen_q=131, num_heads=6, num_heads_kv=2, dtype=half, causal=True

@@ -89,7 +89,7 @@ SHAPES: dict[str, tuple[Shapes, str]] = {
         ((1, 8, 2, 64), (2, 8, 2, 64), (2, 8, 2, 64)),
         "q and k must agree in batch, got shapes",
     ),
-    "empty": (((1, 0, 2, 64),) * 3, "no dimension of q may be 0"),
+    "no-heads": (((1, 8, 0, 64),) * 3, "no dimension of q but batch, seqlen may be 0, got"),
     "copied-keys": (
         ((1, 8, 2, 2, 64),) * 3,
         r"k with heads_per_kv 2 must be expanded along it \(stride 0 in dimension 3\), got strides",
@@ -224,7 +224,7 @@ VARLEN: dict[str, tuple[Callable[[], object], Refusal]] = {
         (ValueError, "q and cu_seqlens_k must be on the same device, got cpu and meta"),
     ),
     "cu_seqlens-shape": (
-        packed(cu_seqlens_q=torch.zeros(1, dtype=torch.int32)),
+        packed(cu_seqlens_q=torch.zeros(0, dtype=torch.int32)),
         (ValueError, r"cu_seqlens_q must be contiguous with shape \[batch \+ 1\]"),
     ),
     "cu_seqlens-lengths": (
@@ -236,8 +236,8 @@ VARLEN: dict[str, tuple[Callable[[], object], Refusal]] = {
         (TypeError, r"max_seqlen_q must be .*, got a tensor of shape \[2\] and dtype float32"),
     ),
     "max_seqlen": (
-        packed(max_seqlen_k=0),
-        (ValueError, "max_seqlen_k must be from 1 to 1073741823, got 0"),
+        packed(max_seqlen_k=-1),
+        (ValueError, "max_seqlen_k must be from 0 to 1073741823, got -1"),
     ),
 }  # fmt: skip
 

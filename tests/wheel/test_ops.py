@@ -18,6 +18,7 @@ Tensor = torch.Tensor
 CAUSAL = [0, -1, 0, 1]
 SCALE = 0.25
 BUDGET = 1 << 20
+REGISTRATION = "test_autograd_registration"  # a backward has a formula, too: it refuses
 FLAGS = (False,)  # keep, or batch_invariant
 IDS_Q = [0, 0, 1, 1, 2]
 IDS_K = [0, 1, 1, 2, 2, 2, 3]
@@ -59,8 +60,12 @@ IDS = ["4-D", "head_dim_v", "5-D", "strided", "packed", "packed-5-D"]
 DENSE = [call for call in CALLS if call.packed is operators.NOT_PACKED]
 
 
-def opcheck(name: str, *arguments: object) -> None:
-    torch.library.opcheck(getattr(torch.ops.flash_dist, name).default, arguments)
+def opcheck(name: str, *arguments: object, **options: Any) -> None:  # noqa: ANN401
+    torch.library.opcheck(getattr(torch.ops.flash_dist, name).default, arguments, **options)
+
+
+def with_gradients(*tensors: Tensor) -> list[Tensor]:
+    return [x.detach().clone(memory_format=torch.preserve_format).requires_grad_() for x in tensors]
 
 
 @pytest.mark.parametrize("call", CALLS, ids=IDS)
@@ -68,9 +73,11 @@ def test_the_operators_pass_opcheck_with_a_band(call: Inputs) -> None:
     q, k, v, packed = call
     out, lse = torch.ops.flash_dist.fwd(q, k, v, None, CAUSAL, *packed, SCALE)
     opcheck("fwd", q, k, v, None, CAUSAL, *packed, SCALE)
+    opcheck("fwd", *with_gradients(q, k, v), None, CAUSAL, *packed, SCALE)
     saved = torch.ones_like(out), q, k, v, out, lse
-    plan = *packed, SCALE, BUDGET, False
-    opcheck("bwd", *saved, torch.ones_like(lse), None, None, CAUSAL, *plan)
+    rest = torch.ones_like(lse), None, None, CAUSAL, *packed, SCALE, BUDGET, False
+    opcheck("bwd", *saved, *rest)
+    opcheck("bwd", *with_gradients(*saved), *rest, test_utils=REGISTRATION)
 
 
 @pytest.mark.parametrize("call", DENSE, ids=IDS[: len(DENSE)])
@@ -79,8 +86,11 @@ def test_the_operators_pass_opcheck_with_a_block_mask(call: Inputs) -> None:
     mask = BlockMask.block_causal(IDS_Q, IDS_K)
     out, lse = torch.ops.flash_dist.masked_fwd(q, k, v, mask.handle, SCALE, *FLAGS)
     opcheck("masked_fwd", q, k, v, mask.handle, SCALE, *FLAGS)
+    opcheck("masked_fwd", *with_gradients(q, k, v), mask.handle, SCALE, *FLAGS)
     saved = torch.ones_like(out), q, k, v, out, lse
-    opcheck("masked_bwd", *saved, None, mask.handle, SCALE, BUDGET, *FLAGS)
+    rest = None, mask.handle, SCALE, BUDGET, *FLAGS
+    opcheck("masked_bwd", *saved, *rest)
+    opcheck("masked_bwd", *with_gradients(*saved), *rest, test_utils=REGISTRATION)
 
 
 @pytest.mark.parametrize("call", CALLS, ids=IDS)

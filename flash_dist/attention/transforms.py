@@ -1,0 +1,179 @@
+"""Attention under torch.func: grad, vjp and vmap, and all that are made of these.
+
+torch wants an autograd.Function of another form for them, which costs every call more, so that
+other calls have their own, see autograd.py. vmap moves its axis into the batch: one launch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from ..errors import FlashDistError
+from ..kernels import operators
+from ..kernels.derivatives import refuse_second
+from ..kernels.operators import Packing
+from ..masks import BlockMask
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..masks import Band
+
+Tensor = torch.Tensor
+Pair = tuple[Tensor, Tensor]
+Gradients = tuple[Tensor, Tensor, Tensor]
+
+
+def refuse_forward_mode(*_: object) -> NoReturn:
+    """Raise where a derivative is to be computed along with the values."""
+    message = "attention has gradients only, got forward-mode differentiation (jvp, jacfwd)"
+    raise FlashDistError(message, hint="`torch.func.vjp` and `torch.func.jacrev` work backwards")
+
+
+def refuse_compilation() -> NoReturn:
+    """Raise where torch.compile would trace a transform: it takes no operator's own gradient."""
+    message = (  # torch.compile shows the text of built-in exceptions only
+        "torch.compile must find no torch.func.grad, vjp or vmap around attention, got one"
+        "\n\nhint: without fullgraph=True what is inside of it runs eagerly"
+    )
+    raise TypeError(message)
+
+
+class Attention(torch.autograd.Function):
+    """out and lse; the arguments are those of autograd.py's function."""
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, v: Tensor, *call: Any) -> Pair:  # noqa: ANN401
+        """Return out and lse."""
+        *packed, mask, softmax_scale, _, _ = call
+        packing = Packing.of(*packed)
+        return operators.fwd(q, k, v, mask=mask, packing=packing, softmax_scale=softmax_scale)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Pair) -> None:  # noqa: ANN401
+        """Save what the backward needs."""
+        q, k, v, cu_seqlens_q, cu_seqlens_k, *ctx.call = inputs
+        ctx.save_for_backward(q, k, v, *output, cu_seqlens_q, cu_seqlens_k)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        """Return the gradients of q, k and v."""
+        if dout is None and dlse is None:
+            return (None,) * 11
+        dq, dk, dv = Backward.apply(dout, dlse, *ctx.saved_tensors, *ctx.call)  # type: ignore[no-untyped-call]
+        return dq, dk, dv, *(None,) * 8
+
+    @staticmethod
+    def vmap(
+        info: Any,  # noqa: ANN401
+        in_dims: Sequence[int | None],
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *call: Any,  # noqa: ANN401
+    ) -> tuple[Pair, tuple[int, int]]:
+        """Compute the whole axis at once."""
+        _require_same_for_all(info.batch_size, *call)
+        fold = _Fold(info.batch_size)
+        q, k, v = map(fold.join, (q, k, v), in_dims)
+        out, lse = Attention.apply(q, k, v, *call)  # type: ignore[no-untyped-call]
+        return (fold.part(out), fold.part(lse)), (0, 0)
+
+    @staticmethod
+    def jvp(*_: object) -> NoReturn:
+        """Refuse."""
+        refuse_forward_mode()
+
+
+class Backward(torch.autograd.Function):
+    """dq, dk and dv of dout, dlse, the saved tensors and the call."""
+
+    @staticmethod
+    def forward(dout: Tensor | None, dlse: Tensor | None, *inputs: Any) -> Gradients:  # noqa: ANN401
+        """Return dq, dk, dv."""
+        q, k, v, out, lse, *packed, mask, softmax_scale, budget, batch_invariant = inputs
+        return operators.differentiate(
+            dout,
+            q,
+            k,
+            v,
+            out,
+            lse,
+            dlse,
+            mask=mask,
+            packing=Packing.of(*packed),
+            softmax_scale=softmax_scale,
+            budget=budget,
+            batch_invariant=batch_invariant,
+        )
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Gradients) -> None:  # noqa: ANN401
+        """Save nothing: there is no second derivative."""
+
+    @staticmethod
+    def vmap(
+        info: Any,  # noqa: ANN401
+        in_dims: Sequence[int | None],
+        *inputs: Any,  # noqa: ANN401
+    ) -> tuple[Gradients, tuple[int, int, int]]:
+        """Compute the whole axis at once."""
+        tensors, call = inputs[:7], inputs[7:]
+        _require_same_for_all(info.batch_size, *call)
+        fold = _Fold(info.batch_size)
+        folded = map(fold.join_any, tensors, in_dims)
+        dq, dk, dv = Backward.apply(*folded, *call)  # type: ignore[no-untyped-call]
+        return (fold.part(dq), fold.part(dk), fold.part(dv)), (0, 0, 0)
+
+    @staticmethod
+    def backward(*_: object) -> NoReturn:
+        """Refuse."""
+        refuse_second()
+
+    @staticmethod
+    def jvp(*_: object) -> NoReturn:
+        """Refuse."""
+        refuse_second()
+
+
+class _Fold:
+    """An axis of so many entries, put before the batch and made one with it."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def join(self, x: Tensor, axis: int | None) -> Tensor:
+        x = x.expand(self.size, *x.shape) if axis is None else x.movedim(axis, 0)
+        return x.flatten(0, 1)
+
+    def join_any(self, x: Tensor | None, axis: int | None) -> Tensor | None:
+        return None if x is None else self.join(x, axis)
+
+    def part(self, x: Tensor) -> Tensor:
+        batch = x.shape[0] // self.size
+        parted: Tensor = x.unflatten(0, (self.size, batch))
+        return parted
+
+
+def _require_same_for_all(
+    size: int,
+    cu_seqlens_q: Tensor | None,
+    _cu_seqlens_k: Tensor | None,
+    _max_seqlen_q: int,
+    _max_seqlen_k: int,
+    mask: Band | BlockMask,
+    *_: object,
+) -> None:
+    """Raise ValueError for what belongs to one entry of the batch."""
+    if cu_seqlens_q is not None:
+        message = f"packed sequences have no batch for torch.vmap, got an axis of {size}"
+        raise FlashDistError(message, hint="pack the sequences of all its entries")
+    if isinstance(mask, BlockMask) and mask.sizes.batch not in {None, 1}:
+        message = (
+            "mask must be the same for all batch entries under torch.vmap, got one made for "
+            f"{mask.sizes.batch}"
+        )
+        raise FlashDistError(message, hint="call it without vmap, on a batch of all entries")
