@@ -146,6 +146,7 @@ def test_a_compiled_exported_module_trains() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # torch.compile has warnings of its own
 def test_a_package_of_aotinductor_holds_the_operator(tmp_path: Path) -> None:
     layer, x = Layer(causal=True), draw(2, 5, 16).detach()
     with torch.no_grad():
