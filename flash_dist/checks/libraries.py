@@ -70,7 +70,7 @@ def examine_libraries(
         if own is not None:
             ours.append(own)
         elif library.fatbin.report.entries:
-            reports.append(library.fatbin.report)
+            reports.append(library.fatbin.told())
         else:
             plain += 1
     if not reports and not ours:

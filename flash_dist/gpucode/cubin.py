@@ -17,6 +17,7 @@ from ..binaries.budget import Budget
 from ..binaries.elf import EM_CUDA, Elf, Section, StringTable, read_elf, section_data
 from ..errors import FatbinError
 from ..targets.archs import Arch
+from .toolkit import TOOLS_NOTE, read_toolkit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +49,7 @@ ABI_7, ABI_8 = 7, 8  # CUDA up to 12.9, and 12.8 on; 12.8 and 12.9 write both
 MAX_SECTION = 64 << 10
 
 _SUFFIX_A = {ABI_7: 0x800, ABI_8: 0x8}
-_COMPAT, _NOTE = ".nv.compat", ".note.nv.tkinfo"
+_COMPAT, _NOTE = ".nv.compat", TOOLS_NOTE
 _BANK = re.compile(r"\.nv\.constant[0-9]{1,2}(?=\.)")
 _BYTE, _SIZED = 2, 4  # formats of an attribute; of the others, none has data either
 _ACCELERATED = 9
@@ -69,6 +70,7 @@ class KernelInfo:
     max_threads: int | None = None  # None also where the kernel sets no launch bound
     constant: int | None = None  # bytes, the parameters included
     local: int | None = None  # bytes that are not on the stack
+    toolkit: str | None = None  # that made the image: "13.0.88", or "12.6" of an older one
     container: int | None = None  # of the file, whose images come from one source file
 
     def to_json(self) -> dict[str, Any]:
@@ -151,6 +153,7 @@ def read_cubin_kernels(
     """Return the kernels of a cubin in the order of its symbols."""
     cubin = Cubin(data, budget)
     registers, stack = _read_resources(cubin)
+    toolkit = read_toolkit(cubin) or None
     banks = sorted({match[0] for name in cubin.sections if (match := _BANK.match(name))})
     return tuple(
         KernelInfo(
@@ -162,6 +165,7 @@ def read_cubin_kernels(
             code_size=symbol.size,
             max_threads=_max_threads(cubin, symbol.name),
             constant=sum(_size(cubin.sections.get(f"{bank}.{symbol.name}")) for bank in banks),
+            toolkit=toolkit,
             local=_size(cubin.sections.get(f".nv.local.{symbol.name}")),
         )
         for symbol in cubin.kernels()

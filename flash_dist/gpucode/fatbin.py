@@ -6,7 +6,7 @@ Reading headers touches a few pages of the file and unpacks nothing; kernels are
 from __future__ import annotations
 
 import os
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import IO, TYPE_CHECKING
@@ -17,10 +17,11 @@ from ..binaries.files import DAMAGED_HINT, open_file, unreadable
 from ..binaries.view import FileView
 from ..errors import FatbinError, LimitError
 from .containers import scan
-from .cubin import KernelInfo, read_cubin_kernels, read_ptx_kernels
+from .cubin import Cubin, KernelInfo, read_cubin_kernels, read_ptx_kernels
 from .image_claims import check_image
 from .images import FatbinEntry, FatbinReport
 from .sass import Body, read_cubin_bodies, read_ptx_bodies
+from .toolkit import read_toolkit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -154,6 +155,22 @@ class Fatbin:
             data = (unpack or partial(self.payload, entry))()
             check_image(entry, data, self._budget)
         return self.kernels(entry, lambda: data)
+
+    def told(self) -> FatbinReport:
+        """Return the report with the toolkits, for which one image of each container is opened."""
+        smallest: dict[int, FatbinEntry] = {}
+        for entry in self.report.entries:
+            if entry.kind == "sass":
+                other = smallest.setdefault(entry.container, entry)
+                if entry.uncompressed_size < other.uncompressed_size:
+                    smallest[entry.container] = entry
+        toolkits: dict[int, str] = {}
+        for container, entry in smallest.items():
+            with suppress(FatbinError):  # nothing is known of a damaged one
+                toolkit = read_toolkit(Cubin(self.payload(entry), self._budget))
+                if toolkit:
+                    toolkits[container] = ".".join(toolkit.split(".")[:2])
+        return self.report.with_toolkits(toolkits)
 
     def bodies(
         self, entry: FatbinEntry, unpack: Callable[[], bytes] | None = None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..targets.compatibility import Origin
-from ..targets.devices import format_version
+from ..targets.devices import format_version, parse_version, ptx_isa_cuda
 
 if TYPE_CHECKING:
     from ..binaries.codecs import Codec
@@ -55,6 +55,7 @@ class FatbinEntry:
     raw_number: int
     raw_flags: int
     code_version: Version | None = None  # of SASS
+    toolkit: str = ""  # that made it, where the image was asked: "13.0"
 
     @property
     def relocatable(self) -> bool:
@@ -65,11 +66,12 @@ class FatbinEntry:
     def origin(self) -> Origin:
         """What a driver must understand to load this image.
 
-        No header records the toolkit. But SASS before sm_100 has code version 1.8 from CUDA 13 on
-        only, which tells it from that of CUDA 12, with its older drivers.
+        No header records the toolkit: SASS before sm_100 has code version 1.8 from CUDA 13 on only,
+        which tells it from that of CUDA 12, with its older drivers. The image itself tells more.
         """
         from_cuda_13 = self.code_version == CODE_CUDA_13 and self.raw_number < FIRST_WITH_IT_BEFORE
-        return Origin("13.0" if from_cuda_13 else None, self.ptx_isa, self.codec)
+        toolkit = self.toolkit or ("13.0" if from_cuda_13 else None)
+        return Origin(toolkit, self.ptx_isa, self.codec)
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as plain data."""
@@ -118,6 +120,30 @@ class FatbinReport:
             and (arch is None or entry.arch == arch)
             and (entry.kind == "ptx" or not (linked and entry.relocatable))
         )
+
+    def with_toolkits(self, toolkits: Mapping[int, str]) -> FatbinReport:
+        """Return the report with the toolkits of containers, as far as they are known.
+
+        One call of nvcc makes a container: its SASS is of one toolkit, and the PTX beside it tells
+        the oldest that this can be. One that tells nothing counts as the oldest of the file.
+        """
+        known = {**self._told_by_ptx(), **toolkits}
+        oldest = min(known.values(), key=parse_version, default="")
+        entries = (
+            replace(entry, toolkit=known.get(entry.container, oldest))
+            if entry.kind == "sass" and not entry.toolkit
+            else entry
+            for entry in self.entries
+        )
+        return replace(self, entries=tuple(entries))
+
+    def _told_by_ptx(self) -> dict[int, str]:
+        found: dict[int, Version] = {}
+        for entry in self.entries:
+            cuda = ptx_isa_cuda(entry.ptx_isa) if entry.ptx_isa is not None else None
+            if cuda is not None:
+                found[entry.container] = max(cuda, found.get(entry.container, cuda))
+        return {container: format_version(cuda) for container, cuda in found.items()}
 
     def to_json(self, many: ManyToJson = make_all) -> dict[str, Any]:
         """Return the report as plain data; `many` makes the list of images."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
 from ..binaries.demangle import demangle
 from ..errors import FatbinError, LimitError
-from ..targets.devices import Device
+from ..targets.devices import Device, parse_version
 from .ahead import run_ahead
 from .archives import Unread
 from .coverage import MAX_WARNINGS, Coverage, find_coverage
@@ -130,6 +130,7 @@ def inspect_library(name: str, archive: str, fatbin: Fatbin, choice: Choice) -> 
         coverage = find_coverage(fatbin)
         kept_rows = tuple(row for row in coverage.rows if choice.keeps(row.name))
         coverage = replace(coverage, rows=kept_rows)
+    report = report.with_toolkits(_toolkits(kernels or ()))
     return Inspection(name, archive, report, kernels, coverage, tuple(damaged), left_out)
 
 
@@ -161,6 +162,17 @@ def _read_kernels(
         for kernel in fatbin.kernels(entry, unpack):
             if keeps(kernel.name):
                 yield kernel
+
+
+def _toolkits(kernels: Iterable[KernelInfo]) -> dict[int, str]:
+    """Return the newest toolkit that made SASS of each container."""
+    found: dict[int, str] = {}
+    for kernel in kernels:
+        if kernel.toolkit and kernel.container is not None:
+            told = ".".join(kernel.toolkit.split(".")[:2])
+            known = found.get(kernel.container, told)
+            found[kernel.container] = max(told, known, key=parse_version)
+    return found
 
 
 def _check_images(

@@ -126,7 +126,7 @@ def judge(
         return verdict
     objection = _judge_policy(arch, jit)
     if objection is None:  # NOTE: not `or`, a refusal is false
-        objection = _judge_driver(arch, driver, origin)
+        objection = _judge_driver(arch, device, driver, origin)
     return verdict if objection is None else objection
 
 
@@ -214,9 +214,18 @@ def _judge_policy(arch: Arch, jit: JitPolicy) -> RunVerdict | None:
     return None
 
 
-def _judge_driver(arch: Arch, driver: Driver | None, origin: Origin) -> RunVerdict | None:
+def _judge_driver(
+    arch: Arch, device: Device, driver: Driver | None, origin: Origin
+) -> RunVerdict | None:
     if driver is None:
         return None
+    first = device.first_cuda
+    if first is not None and driver.cuda < first:
+        needed = first_driver(first)
+        name = f"driver {needed}" if needed else f"a driver for CUDA {format_version(first)}"
+        return RunVerdict(
+            "no", f"a GPU of compute capability {device} needs {name} or newer, not {driver}"
+        )
     refusal = driver_refusal(driver, origin)
     if refusal is not None:
         return RunVerdict("no", refusal)

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from ..errors import ArchError
-from .gpus import CHIPS, Version
+from .gpus import CHIPS, OLDEST_TOOLKIT, Version
 
 KIB = 1024
 
@@ -41,6 +41,15 @@ PTX_ISA_CUDA: dict[Version, Version] = {
 }  # fmt: skip
 
 ZSTD_CUDA: Version = (12, 4)
+
+# The CUDA whose driver is the first for a GPU: the one that compiles for it first, where the table
+# of GPUs tells; 10.1 is what CUDA 12 calls 11.0.
+FIRST_CUDA: dict[Version, Version] = {
+    (7, 5): (10, 0), (8, 0): (11, 0), (8, 6): (11, 1), (8, 7): (11, 4), (8, 9): (11, 8),
+    (9, 0): (11, 8),
+    **{chip.version: chip.first for chip in CHIPS if chip.first > OLDEST_TOOLKIT},
+    (11, 0): (12, 8),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, order=True)
@@ -88,6 +97,11 @@ class Device:
     def known(self) -> bool:
         """Whether there is such a GPU, as far as these tables tell."""
         return self.version in SMEM_OPTIN_KIB
+
+    @property
+    def first_cuda(self) -> Version | None:
+        """The CUDA version of the first driver that knows this GPU; None if that is not known."""
+        return FIRST_CUDA.get(self.version)
 
     @property
     def smem_optin(self) -> int:

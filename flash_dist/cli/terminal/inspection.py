@@ -146,14 +146,14 @@ def make_kernel_table(kernels: Sequence[KernelInfo]) -> Table:
     """List kernels with what each target gives them."""
     table = make_table(
         *("kernel", "target", "registers", "static smem", "stack", "local", "constant"),
-        *("code", "max threads"),
+        *("code", "max threads", "CUDA"),
     )
     for kernel in kernels:
         numbers = (
             *(kernel.registers, kernel.static_smem, kernel.stack, kernel.local, kernel.constant),
             *(kernel.code_size, kernel.max_threads),
         )
-        cells = ["" if number is None else str(number) for number in numbers]
+        cells = ["" if number is None else str(number) for number in (*numbers, kernel.toolkit)]
         table.add_row(show_name(kernel.name), str(kernel.arch), *cells)
     return table
 

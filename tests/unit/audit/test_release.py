@@ -137,7 +137,8 @@ def test_kernels_that_may_be_no_stubs_are_none(tmp_path: Path) -> None:
 
 def test_a_driver_that_cannot_load_all_of_it_is_a_shortfall(tmp_path: Path) -> None:
     path = tmp_path / "lib.so"
-    images = (entry(SASS, 80, ALPHA, codec="zstd"), entry(PTX, 80, ptx("alpha"), isa=(9, 0)))
+    packed = entry(SASS, 80, cubin(Kernel("alpha", cuda=128)), codec="zstd")
+    images = (packed, entry(PTX, 80, ptx("alpha"), isa=(9, 0)))
     path.write_bytes(library(container(*images)))
     found = problems(path, min_driver="525")
     assert len(found) == 2

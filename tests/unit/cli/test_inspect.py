@@ -86,6 +86,7 @@ def test_json_is_versioned_and_complete(wheel: Path, capsys: pytest.CaptureFixtu
         "max_threads": 128,
         "constant": 352,
         "local": 16,
+        "toolkit": None,
         "container": 0,
     }
     assert (plain["entries"], plain["kernels"], plain["warnings"]) == ([], [], [])

@@ -110,6 +110,7 @@ class Kernel:
     code: bytes = field(default=bytes(128))
     entry: bool = True  # False: a device function
     externs: tuple[str, ...] = ()  # functions it calls
+    cuda: int = 0  # attribute of the toolkit: 130
     constant: int = 0
     local: int = 0
 
@@ -119,7 +120,9 @@ def attribute(number: int, value: bytes, form: int = 4) -> bytes:
     return struct.pack("<BBH", form, number, len(value)) + pad(value, 4)
 
 
-def cubin(*kernels: Kernel, info: bytes = b"", symbols: bytes = b"") -> bytes:
+def cubin(
+    *kernels: Kernel, info: bytes = b"", symbols: bytes = b"", more: tuple[Part, ...] = ()
+) -> bytes:
     """Make a cubin; `info` and `symbols` are appended to `.nv.info` and `.symtab`."""
     externs = list(dict.fromkeys(name for kernel in kernels for name in kernel.externs))
     names = [*(kernel.name for kernel in kernels), *externs]
@@ -143,12 +146,14 @@ def cubin(*kernels: Kernel, info: bytes = b"", symbols: bytes = b"") -> bytes:
         Part(".symtab", table + symbols, SYMTAB, link=1),
         Part(".nv.info", resources + info, 0x70000000),
     ]
-    return elf(head + parts, CUDA)
+    return elf([*head, *parts, *more], CUDA)
 
 
 def _kernel_parts(kernel: Kernel, numbers: dict[str, int]) -> list[Part]:
     parts = [Part(f".text.{kernel.name}", kernel.code)]
     own = attribute(0x1B, b"\xff\0", form=3)[:4]  # in place: MAXREG_COUNT
+    if kernel.cuda:
+        own += attribute(0x37, struct.pack("<I", kernel.cuda))
     if kernel.max_threads is not None:
         own += attribute(0x05, struct.pack("<III", *kernel.max_threads))
     if kernel.externs:

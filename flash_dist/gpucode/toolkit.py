@@ -1,0 +1,77 @@
+"""Which CUDA toolkit made a cubin: ptxas writes it into notes, and into what it says of kernels.
+
+From CUDA 12.8 on `.note.nv.tkinfo` names the release as text (older ABI: no notes), and
+`.note.nv.cuinfo` has it as a number, 130 for 13.0; the attributes of kernels have the same number
+in all cubins seen, back to CUDA 11. Found by building with several toolkits; it is no stable ABI.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from itertools import islice
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from ..errors import FatbinError
+
+if TYPE_CHECKING:
+    from .cubin import Cubin
+
+TOOLS_NOTE, NUMBER_NOTE = ".note.nv.tkinfo", ".note.nv.cuinfo"
+EIATTR_CUDA_API_VERSION: Final = 0x37  # u32, 130 for CUDA 13.0
+
+_RELEASE: Final = re.compile(
+    rb"release [0-9]{1,3}\.[0-9]{1,3}, V([0-9]{1,3}(?:\.[0-9]{1,5}){1,2})\0"
+)
+_CUINFO: Final = Struct("<III12sHHHH")  # sizes, type, "NVIDIA Corp", version, arch, CUDA, zero
+_OWNER: Final = b"NVIDIA Corp\0"
+_NUMBER: Final = Struct("<I")
+_KNOWN: Final = range(60, 1000)  # 6.0 to 99.9
+_KERNELS: Final = 8  # that are asked, before a cubin counts as one that does not tell
+MAX_NOTE: Final = 64 << 10
+
+
+def read_toolkit(cubin: Cubin) -> str:
+    """Return the version, `13.0.88` or `12.6`; empty where the cubin does not tell."""
+    match = _RELEASE.search(_contents(cubin, TOOLS_NOTE))
+    if match is not None:
+        return match[1].decode()
+    note = _contents(cubin, NUMBER_NOTE)
+    if len(note) >= _CUINFO.size:
+        fields = _CUINFO.unpack_from(note)
+        if fields[3] == _OWNER and fields[6] in _KNOWN:
+            return _format(fields[6])
+    return _read_attribute(cubin)
+
+
+def _read_attribute(cubin: Cubin) -> str:
+    names = (name for name in cubin.sections if name.startswith(".nv.info."))
+    for name in islice(names, _KERNELS):
+        number = _read_number(cubin, name)
+        if number in _KNOWN:
+            return _format(number)
+    return ""
+
+
+def _read_number(cubin: Cubin, name: str) -> int:
+    """Return the attribute of one kernel; 0 where it has none, or is damaged."""
+    with suppress(FatbinError):  # which is said where the kernel is read
+        for attribute, value in cubin.attributes(name):
+            if attribute == EIATTR_CUDA_API_VERSION and len(value) == _NUMBER.size:
+                return int(_NUMBER.unpack(value)[0])
+    return 0
+
+
+def _contents(cubin: Cubin, name: str) -> bytes:
+    section = cubin.sections.get(name)
+    if section is None or section.size > MAX_NOTE:
+        return b""
+    try:
+        return cubin.contents(name)
+    except FatbinError:
+        return b""
+
+
+def _format(number: int) -> str:
+    return f"{number // 10}.{number % 10}"
