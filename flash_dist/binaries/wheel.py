@@ -24,7 +24,8 @@ MAX_MEMBERS = 100_000
 MAX_MEMBER_BYTES = 4 << 30
 MAX_TEXT_BYTES = 64 << 20
 
-_LIBRARY = re.compile(r".+\.so(\.[0-9]+)*")
+_HEAD = 16
+_LIBRARY = re.compile(r".+\.so(\.[0-9]+)*", re.DOTALL)
 _RECORD, _RECORDS_END = b"PK\x01\x02", 16 << 20  # of the central directory, at the end of the file
 _BROKEN = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
@@ -62,6 +63,13 @@ class Wheel:
             message = f"`{name}` in `{self.path}` is larger than {MAX_TEXT_BYTES} bytes"
             raise FatbinError(message)
         return b"".join(self._chunks(name))
+
+    def head(self, name: str) -> bytes:
+        """Return the first bytes of a member; none of one that cannot be unpacked."""
+        try:
+            return next(read_chunks(self._archive, self._info(name)), b"")[:_HEAD]
+        except (FatbinError, *_BROKEN):
+            return b""
 
     @contextmanager
     def unpacked(self, name: str) -> Iterator[IO[bytes]]:

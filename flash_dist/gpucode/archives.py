@@ -10,15 +10,19 @@ import os
 import re
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from ..binaries import ar, tar, wheel
 from ..binaries.budget import LIBRARY_COST, Budget
 from ..binaries.codecs import open_zstd
+from ..binaries.elf import MAGIC as ELF_MAGIC
 from ..binaries.files import open_file, unpack_file, unreadable
+from ..binaries.pe import MAGIC as PE_MAGIC
 from ..binaries.view import FileView
 from ..errors import FatbinError, LimitError
+from .containers import MAGIC as FATBIN_MAGIC
 from .containers import has_gpu_code
 from .fatbin import Fatbin, open_fatbin
 
@@ -26,7 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 ARCHIVES = {".whl": "wheel", ".conda": "conda package"}
-LIBRARY = re.compile(r".+\.(so(\.[0-9]+)*|pyd|dll|cubin|fatbin|a|lib|o)", re.IGNORECASE)
+LIBRARY = re.compile(r".+\.(so(\.[0-9]+)*|pyd|dll|cubin|fatbin|a|lib|o)", re.IGNORECASE | re.DOTALL)
+
+PROGRAMS = (ELF_MAGIC, PE_MAGIC, FATBIN_MAGIC)
 
 _ZIP_MAGIC = b"PK"
 _CONDA_PART = re.compile(r"pkg-[^/]+\.tar\.zst")
@@ -91,18 +97,18 @@ def read_magic(file: IO[bytes]) -> bytes:
 
 
 def read_if_possible(
-    name: str, archive: str, opened: Iterable[Library | Unread]
+    name: str, archive: str, opened: Iterable[Library | Unread], *, outermost: bool = False
 ) -> Iterator[Library | Unread]:
     """Let a file that cannot be read be one item among others.
 
     Raises:
-        LimitError: What it is in has asked for more work than it may.
+        LimitError: It is inside of another, which has asked for more work than it may.
     """
     try:
         yield from opened
-    except LimitError:
-        raise
     except FatbinError as error:
+        if isinstance(error, LimitError) and not outermost:
+            raise
         yield Unread(name, archive, error)
 
 
@@ -146,8 +152,19 @@ def _open_zip(path: str, budget: Budget) -> Iterator[Library | Unread]:
         yield from _require_one(members)
 
 
+def _is_bare(name: str) -> bool:
+    """Whether a name has no suffix, as programs have none."""
+    return "." not in name.rpartition("/")[2]
+
+
+def _is_program(head: bytes) -> bool:
+    return head.startswith(PROGRAMS)
+
+
 def _open_wheel(opened: wheel.Wheel) -> Iterator[Library | Unread]:
-    for name in filter(LIBRARY.fullmatch, opened.names):
+    for name in opened.names:
+        if not LIBRARY.fullmatch(name) and not (_is_bare(name) and _is_program(opened.head(name))):
+            continue
         member = _open_member(opened, name)
         yield from read_if_possible(name, opened.path, member)
 
@@ -168,19 +185,22 @@ def _open_conda(opened: wheel.Wheel, parts: list[str]) -> Iterator[Library | Unr
             try:
                 with open_zstd(packed) as stream:
                     for member in tar.read_members(stream, opened.budget):
-                        if LIBRARY.fullmatch(member.name):
-                            libraries = _open_packed(member, opened)
+                        head = next(member.chunks(), b"") if _is_bare(member.name) else b""
+                        if LIBRARY.fullmatch(member.name) or _is_program(head):
+                            libraries = _open_packed(member, opened, head)
                             yield from read_if_possible(member.name, opened.path, libraries)
             except FatbinError as error:
                 raise _name_file(error, part, opened.path) from error
 
 
-def _open_packed(member: tar.Member, opened: wheel.Wheel) -> Iterator[Library | Unread]:
+def _open_packed(
+    member: tar.Member, opened: wheel.Wheel, head: bytes
+) -> Iterator[Library | Unread]:
     archive = opened.path
     if member.size > wheel.MAX_MEMBER_BYTES:
         reason = f"{member.size} bytes are too many to unpack"
         raise unreadable(member.name, reason, archive=archive)
-    with unpack_file(member.chunks(), member.name, archive) as file:
+    with unpack_file(chain([head], member.chunks()), member.name, archive) as file:
         yield from _open_library(member.name, file, opened.budget, archive=archive)
 
 

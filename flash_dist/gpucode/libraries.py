@@ -9,13 +9,20 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..binaries import pe
 from ..binaries.elf import MAGIC as ELF_MAGIC
 from ..binaries.files import open_file, unreadable
 from ..binaries.processes import read_mapped_files
 from ..errors import FatbinError
-from .archives import ARCHIVES, LIBRARY, Library, Unread, open_path, read_if_possible, read_magic
-from .containers import MAGIC as FATBIN_MAGIC
+from .archives import (
+    ARCHIVES,
+    LIBRARY,
+    PROGRAMS,
+    Library,
+    Unread,
+    open_path,
+    read_if_possible,
+    read_magic,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -25,8 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["Library", "Unread", "open_libraries", "package_libraries", "process_libraries"]
 
 MAX_FILES = 100_000
-
-_PROGRAMS = (ELF_MAGIC, pe.MAGIC, FATBIN_MAGIC)
 
 
 def open_libraries(path: str | os.PathLike[str]) -> Iterator[Library | Unread]:
@@ -69,13 +74,16 @@ def process_libraries(pid: int) -> Iterator[Library | Unread]:
 
 
 def _is_candidate(path: str, status: os.stat_result) -> bool:
-    """Tell a library by its suffix, and a program by its mode and its first bytes."""
+    """Tell a library by its suffix, and a program by its first bytes.
+
+    A program has no suffix, or is executable.
+    """
     if LIBRARY.fullmatch(Path(path).name) or Path(path).suffix in ARCHIVES:
         return True
-    if not status.st_mode & 0o111 or not status.st_size:
+    if not status.st_size or ("." in Path(path).name and not status.st_mode & 0o111):
         return False
     with open_file(path) as file:
-        return read_magic(file).startswith(_PROGRAMS)
+        return read_magic(file).startswith(PROGRAMS)
 
 
 def _is_elf(path: str, status: os.stat_result) -> bool:
@@ -105,7 +113,7 @@ def _open_files(
         if not stat.S_ISREG(status.st_mode) or identity in seen:
             continue
         opened = _open_wanted(path, status, is_wanted)
-        for item in read_if_possible(path, "", opened):
+        for item in read_if_possible(path, "", opened, outermost=True):
             seen.add(identity)
             if len(seen) > MAX_FILES:
                 reason = f"it and what comes after are more than {MAX_FILES} libraries"

@@ -2,9 +2,10 @@
 
     python -m tests.fuzz.readers [--cases 100000] [--seed 0]
 
-Each case is a small valid file of some kind with bytes flipped, cut out, repeated or made large;
-the same seed gives the same cases. Exit status 1 at the first that raises anything else, takes
-longer than 2 s of CPU time or more than 1 GB.
+Each case is a small valid file of some kind with bytes flipped, cut out, repeated or made large, or
+a bomb: packed zeros, members by the thousand, archives in archives. The same seed gives the same
+cases. Exit status 1 at the first that raises anything else, takes longer than 2 s of CPU time or
+more than 1 GB.
 """
 
 from __future__ import annotations
@@ -12,20 +13,24 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import json
 import random
 import resource
 import struct
 import sys
+import tarfile
 import tempfile
 import time
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from flash_dist.binaries import tar
 from flash_dist.binaries.symbols import SharedObject
-from flash_dist.errors import FatbinError
+from flash_dist.errors import FatbinError, FetchError
 from flash_dist.gpucode.inspection import LEVELS, Choice, inspect_libraries
 from flash_dist.gpucode.libraries import open_libraries
+from flash_dist.indexes.index import make_index
 from tests.unit.made.dynamic_builder import make_shared
 from tests.unit.made.fatbin_builder import (
     LTO,
@@ -37,8 +42,9 @@ from tests.unit.made.fatbin_builder import (
     entry,
     library,
     ptx,
+    zstd,
 )
-from tests.unit.made.pe_builder import pe
+from tests.unit.made.pe_builder import coff, pe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,9 +80,98 @@ def make_seeds() -> dict[str, bytes]:
         "library.dll": pe((".text", b"\xc3" * 16), (".nv_fatb", images)),
         "images.fatbin": images,
         "image.cubin": image,
+        "object.obj": coff((".nv_fatbin", images), ("__nv_relfatbin", images)),
         "archive.a": b"!<arch>\n" + member + shared,
         "pkg.whl": wheel.getvalue(),
+        "rare.whl": pack({"a.so": shared, "b/tool": images}, zipfile.ZIP_LZMA),
+        "rarer.whl": pack({"a.so": shared, "n\nb.so": shared}, zipfile.ZIP_BZIP2),
+        "nested.whl": pack({"lib.a": b"!<arch>\n" + member + shared}, zipfile.ZIP_STORED),
+        "pkg.conda": pack_conda({"lib/a.so": shared, "bin/tool": images, "l" * 150: b"x"}),
+        "files.tar": pack_tar({"lib/a.so": shared, "l" * 150: b"x"}),
+        "index.html": PAGE.encode(),
+        "index.json": json.dumps(JSON_PAGE).encode(),
     }
+
+
+def pack(members: dict[str, bytes], compression: int) -> bytes:
+    """Return a zip archive."""
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w", compression) as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return target.getvalue()
+
+
+def pack_tar(members: dict[str, bytes]) -> bytes:
+    """Return a tar archive, with extended headers where a name is long."""
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return target.getvalue()
+
+
+def pack_conda(members: dict[str, bytes]) -> bytes:
+    """Return a conda package."""
+    return wrap_conda(pack_tar(members))
+
+
+def wrap_conda(files: bytes) -> bytes:
+    """Put a tar archive, which may be damaged, into a conda package."""
+    packed = zstd.compress(files)
+    return pack({"metadata.json": b"{}", "pkg-demo-1.tar.zst": packed}, zipfile.ZIP_STORED)
+
+
+WHEEL_NAME: Final = "flash_dist-0.1.0+cu130.hopper-cp310-abi3-manylinux_2_34_x86_64.whl"
+PAGE: Final = f"""<!DOCTYPE html><html><head><base href="https://host/simple/"></head><body>
+<a href="../files/{WHEEL_NAME}#sha256={"0" * 64}" data-requires-python="&gt;=3.10">a wheel</a>
+<a href="flash_dist-0.2-py3-none-any.whl" data-yanked="">old</a>
+<a href="linux-64/flash_dist-0.1-cuda130_hopper_abi3_0.conda">conda</a></body></html>"""
+JSON_PAGE: Final = {
+    "meta": {"api-version": "1.1"},
+    "files": [
+        {"filename": WHEEL_NAME, "url": WHEEL_NAME, "size": 1, "hashes": {"sha256": "0" * 64}}
+    ],
+    "projects": [{"name": "flash-dist"}],
+}
+
+
+def make_bombs() -> dict[str, bytes]:
+    """Return small files that ask for much, by suffix: the budgets must stop each."""
+    noise = random.Random(0).randbytes(4096)  # noqa: S311 - no secret
+    text = noise + b" " * (7 << 20)
+    images = container(*[entry(PTX, 80, text, codec="zstd")] * 12)
+    many = container(*[entry(SASS, 80, b"")] * 6000)
+    member = b"a.o/            0           0     0     100644  " + b"%-10d`\n"
+    shared = library(container(entry(SASS, 80, cubin(Kernel("alpha")))))
+    objects = b"!<arch>\n" + (member % len(shared) + shared) * 3000
+    header = tarfile.TarInfo("lib/a.so").tobuf(tarfile.PAX_FORMAT)
+    zeros = {f"{number}.so": bytes(30 << 20) for number in range(3)}
+    sets = ".".join(f"py{number}" for number in range(900))
+    return {
+        "images.fatbin": images,
+        "many.fatbin": many,
+        "objects.a": objects,
+        "members.conda": wrap_conda(header * 60_000 + bytes(1024)),
+        "zeros.conda": pack_conda(zeros),
+        "endless.conda": wrap_conda(make_pax(b"10 path=a\nno line")),
+        "deflate.whl": pack(zeros, zipfile.ZIP_DEFLATED),
+        "bzip2.whl": pack(zeros, zipfile.ZIP_BZIP2),
+        "lzma.whl": pack(zeros, zipfile.ZIP_LZMA),
+        "names.whl": pack({f"{number}": b"" for number in range(20_000)}, zipfile.ZIP_STORED),
+        "tags.html": f'<a href="https://h/flash_dist-1-{sets}-{sets}-{sets}.whl">x</a>'.encode(),
+        "anchors.html": b'<a href="x.whl">' * 20_000,
+        "deep.json": b'{"files":' + b"[" * 50_000,
+    }
+
+
+def make_pax(record: bytes) -> bytes:
+    """Return a tar archive with one extended header."""
+    info = tarfile.TarInfo("pax")
+    info.size, info.type = len(record), b"x"
+    return info.tobuf(tarfile.USTAR_FORMAT) + record + bytes(-len(record) % 512) + bytes(1024)
 
 
 def flip(data: bytearray, chance: random.Random) -> None:
@@ -127,9 +222,19 @@ def mutate(data: bytes, chance: random.Random) -> bytes:
 
 def read_everything(path: Path) -> None:
     """Read a file at every level; our own error is an answer."""
-    for level in LEVELS:
+    if path.suffix in {".html", ".json"}:
+        with contextlib.suppress(FetchError):
+            make_index("fuzz", path.read_text("utf-8", "replace"), "https://host/simple/")
+        return
+    if path.suffix == ".tar":
+        with contextlib.suppress(FatbinError), path.open("rb") as file:
+            for member in tar.read_members(file):
+                for _ in member.chunks():
+                    pass
+        return
+    for choice in (*map(Choice, LEVELS), Choice(checked=True)):
         with contextlib.suppress(FatbinError):
-            inspections, _ = inspect_libraries(open_libraries(path), Choice(level))
+            inspections, _ = inspect_libraries(open_libraries(path), choice)
             for inspection in inspections:
                 inspection.to_json()
     with contextlib.suppress(FatbinError):
@@ -149,7 +254,10 @@ def read_symbols(shared: SharedObject) -> None:
 
 
 def run_case(path: Path) -> tuple[str, float]:
-    """Read one file; return what is wrong with how that went, and the seconds."""
+    """Read one file; return what is wrong with how that went, and the seconds.
+
+    NOTE: it is read at several levels; a command reads one, and has the time for itself.
+    """
     start = time.process_time()  # a busy machine is no finding
     try:
         read_everything(path)
@@ -159,16 +267,41 @@ def run_case(path: Path) -> tuple[str, float]:
     return f"{seconds:.1f} s" if seconds > SLOWEST else "", seconds
 
 
-def run(cases: int, seed: int) -> str:
+def run_bomb(path: Path) -> tuple[str, float]:
+    """Read one bomb as a command does, at the level that takes longest; return the same."""
+    worst = 0.0
+    for choice in (*map(Choice, LEVELS), Choice(checked=True)):
+        start = time.process_time()
+        try:
+            if path.suffix in {".html", ".json"}:
+                read_everything(path)
+            else:
+                with contextlib.suppress(FatbinError):
+                    inspect_libraries(open_libraries(path), choice)
+        except Exception as error:  # noqa: BLE001
+            return f"{type(error).__name__}: {error}", 0.0
+        worst = max(worst, time.process_time() - start)
+    return f"{worst:.1f} s" if worst > SLOWEST else "", worst
+
+
+def run(cases: int, seed: int, *, bombs: bool = False) -> str:
     """Run the cases and return what is wrong with the first bad one; empty if none is."""
     seeds = make_seeds()
     slowest = 0.0
     with tempfile.TemporaryDirectory() as folder:
+        for name, data in make_bombs().items() if bombs else ():
+            path = Path(folder) / name
+            path.write_bytes(data)
+            problem, seconds = run_bomb(path)
+            path.unlink()
+            if problem:
+                return f"bomb {name} of {len(data):,} bytes: {problem}"
+            slowest = max(slowest, seconds)
         for number in range(cases):
             chance = random.Random(f"{seed} {number}")  # noqa: S311 - no secret
             name = chance.choice(sorted(seeds))
             path = Path(folder) / name
-            path.write_bytes(mutate(seeds[name], chance))
+            path.write_bytes(make_case(name, seeds[name], chance))
             problem, seconds = run_case(path)
             if problem:
                 return f"case {number} of seed {seed} ({name}): {problem}"
@@ -180,13 +313,20 @@ def run(cases: int, seed: int) -> str:
     return ""
 
 
+def make_case(name: str, data: bytes, chance: random.Random) -> bytes:
+    """Mutate a file; of a conda package often what is packed in it."""
+    if name == "pkg.conda" and chance.random() < 0.7:
+        return wrap_conda(mutate(pack_tar({"lib/a.so": data[:2000], "l" * 150: b"x"}), chance))
+    return mutate(data, chance)
+
+
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description="mutated binaries through every reader")
     parser.add_argument("--cases", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    problem = run(args.cases, args.seed)
+    problem = run(args.cases, args.seed, bombs=True)
     if problem:
         print(problem, file=sys.stderr)  # noqa: T201
     return int(bool(problem))

@@ -20,6 +20,17 @@ def test_mutated_binaries_raise_our_own_error_only(seed: int) -> None:
     assert readers.run(500, seed) == ""
 
 
+@pytest.mark.slow
+def test_every_bomb_is_stopped_by_its_budget() -> None:
+    assert readers.run(0, 0, bombs=True) == ""
+
+
+def test_a_bomb_that_takes_too_long_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "SLOWEST", 0.0)
+    monkeypatch.setattr(readers, "make_bombs", lambda: {"a.fatbin": b"x" * 64})
+    assert readers.run(0, 0, bombs=True).startswith("bomb a.fatbin of 64 bytes: ")
+
+
 def test_the_same_seed_gives_the_same_cases() -> None:
     seeds = readers.make_seeds()
     chances = [random.Random("0 7") for _ in range(2)]  # noqa: S311 - no secret

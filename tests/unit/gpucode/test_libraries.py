@@ -232,8 +232,9 @@ def test_of_members_that_cannot_be_read_one_is_named(tmp_path: Path) -> None:
 
 def test_libraries_of_a_wheel_have_many_suffixes(tmp_path: Path) -> None:
     opened = ["a.so", "b.so.1.2", "c.pyd", "d.DLL", "e.cubin.fatbin", "f.o", "g.lib"]
-    other = ["x.py", "x.so.txt", "x.dll.config", "so", "info.json"]
+    other = ["x.py", "x.so.txt", "x.dll.config", "info.json"]
     members = dict.fromkeys([f"pkg/{name}" for name in (*other, *opened)], LIBRARY)
+    members["pkg/so"] = b"a text without a suffix"
     members["pkg/h.a"] = archive(member("one.o/", LIBRARY))
     path = write_zip(tmp_path / "pkg.whl", members)
     assert names(path) == [*(f"pkg/{name}" for name in opened), "pkg/h.a(one.o)"]
@@ -334,7 +335,7 @@ def test_a_folder_is_walked_in_order_and_each_file_read_once(tmp_path: Path) -> 
     (tmp_path / "a/loop").symlink_to(tmp_path)
     os.mkfifo(tmp_path / "a/pipe.so")
     read, unread = split(tmp_path)
-    assert read == ["z.so", "pkg/a.so", "a/c/tool", "b/libx.so"]
+    assert read == ["z.so", "a/library_without_suffix", "pkg/a.so", "a/c/tool", "b/libx.so"]
     assert unread == []
 
 
@@ -497,3 +498,34 @@ def test_a_process_of_someone_else_is_an_error(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(FatbinError, match="of process 1: Permission denied") as caught:
         process_libraries(1)
     assert caught.value.hint == "ask as the user who started it, or as root"
+
+
+def test_a_file_that_asks_for_too_much_is_one_item_of_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allow(monkeypatch, "images", 1)
+    write(tmp_path, "a.so", library(container(*[entry(SASS, 80, b"")] * 2)))
+    write(tmp_path, "b.so", library(container(entry(SASS, 80, b""))))
+    first, second = open_libraries(tmp_path)
+    assert isinstance(first, Unread)
+    assert "more than 1 images" in first.reason
+    assert isinstance(second, Library)
+
+
+ODD = {"a\nb.so": LIBRARY, "bin/tool": LIBRARY, "LICENSE": b"text", "bin/script": b"#!/bin/sh"}
+
+
+def test_names_with_a_newline_or_without_a_suffix_are_not_passed_over(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    (folder / "bin").mkdir(parents=True)
+    for name, data in ODD.items():
+        (folder / name).write_bytes(data)
+    wheel_path = tmp_path / "pkg.whl"
+    with zipfile.ZipFile(wheel_path, "w") as archive:
+        for name, data in ODD.items():
+            archive.writestr(name, data)
+    conda = write_conda(tmp_path / "pkg.conda", ODD)
+    expected = {"a\nb.so", "bin/tool"}
+    assert {str(Path(one.name).relative_to(folder)) for one in open_libraries(folder)} == expected
+    for path in (wheel_path, conda):
+        assert {one.name for one in open_libraries(path)} == expected
