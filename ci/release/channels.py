@@ -72,7 +72,6 @@ CHANNELS: Final = {
             "torch.",
             groups=("zipapp",),
             packed=("packaging", "rich"),
-            released=False,
         ),
     )
 }

@@ -16,12 +16,18 @@ from typing import TYPE_CHECKING, Final
 
 from ci.command import command
 from ci.project import ROOT, load_project
-from ci.wheels.channel import no_commands, no_files
+from ci.wheels.artefacts import ArtefactError
+from ci.wheels.channel import Published, no_commands
+from flash_dist.binaries.wheel import open_wheel
 from flash_dist.builds.published import FILE_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from ci.wheels.artefacts import Artefact
+
+FILE: Final = "flash_dist.pyz"
+_OURS: Final = "flash_dist/"
 
 SHEBANG: Final = b"#!/usr/bin/env python3\n"
 MAIN: Final = "from flash_dist.__main__ import run\n\nrun()\n"
@@ -51,12 +57,33 @@ def _collect(dependencies: Path) -> Iterator[tuple[str, bytes]]:
         name = path.relative_to(dependencies)
         if path.is_file() and not set(LEFT_OUT) & set(name.parts):
             yield name.as_posix(), path.read_bytes()
+    yield from _collect_package()
+
+
+def _collect_package() -> Iterator[tuple[str, bytes]]:
     package = ROOT / "flash_dist"
     for path in sorted((*package.rglob("*.py"), package / FILE_NAME)):
         yield path.relative_to(ROOT).as_posix(), path.read_bytes()
 
 
-check = no_files  # it is no part of a release
+def check(dist: Path, artefacts: Sequence[Artefact]) -> list[Published]:
+    """Return the program, which is of no wheel; empty where it was not written.
+
+    Raises:
+        ArtefactError: It was built of other sources.
+    """
+    del artefacts
+    path = dist / FILE
+    if not path.is_file():
+        return []
+    with open_wheel(path, kind="program") as program:
+        packed = {name: program.read(name) for name in program.names if name.startswith(_OURS)}
+    if packed != dict(_collect_package()):
+        message = f"`{path}` is not the program of these sources"
+        raise ArtefactError(message, hint="`nox -s zipapp` builds it again")
+    return [Published(path)]
+
+
 commands = no_commands  # it is not installed
 
 
@@ -65,7 +92,7 @@ def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(prog="nox -s zipapp --", description=__doc__.split("\n")[0])
     parser.add_argument("dependencies", type=Path, help="folder of what goes into it")
-    parser.add_argument("out", type=Path, nargs="?", default=ROOT / "dist" / "flash_dist.pyz")
+    parser.add_argument("out", type=Path, nargs="?", default=ROOT / "dist" / FILE)
     args = parser.parse_args()
     build_zipapp(args.dependencies, args.out)
     return 0

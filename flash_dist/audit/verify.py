@@ -14,11 +14,12 @@ from ..binaries.files import hash_file, open_file
 from ..binaries.wheel import open_wheel
 from ..builds.conda_package import find_path_damage, open_conda
 from ..builds.contents import BINDING, KERNELS, read_contents, read_manifest
+from ..builds.declared import declare_build
 from ..builds.record import find_damage, hash_member
 from ..builds.sbom import FILE_NAME, find_differences
 from ..builds.zip_layout import list_names, read_members
 from ..errors import FlashDistError
-from ..findings.result import EXIT_FINDINGS, EXIT_FINE, CheckResult
+from ..findings.result import EXIT_FINDINGS, EXIT_FINE, EXIT_NOTHING_CHECKED, CheckResult
 from ..findings.verifications import (
     VERIFY_ARCHIVE,
     VERIFY_AUDIT,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 JSON_VERSION: Final = 1
 _SHOWN: Final = 10
+_SILENT: Final = (".tar.gz", ".pyz")  # of a release, beside wheels and packages
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,14 @@ class Verification:
     results: tuple[CheckResult, ...]
 
     def __bool__(self) -> bool:
-        return all(self.results)
+        return all(self.results) and any(result.status == "ok" for result in self.results)
+
+    @property
+    def exit_code(self) -> int:
+        """Return 1 for a failure, 3 where nothing could be checked."""
+        if self:
+            return EXIT_FINE
+        return EXIT_NOTHING_CHECKED if all(self.results) else EXIT_FINDINGS
 
     def to_json(self) -> dict[str, Any]:
         """Return the verification as plain data."""
@@ -67,7 +76,7 @@ class Verification:
             "version": JSON_VERSION,
             "command": "verify",
             "passed": bool(self),
-            "exit_code": EXIT_FINE if self else EXIT_FINDINGS,
+            "exit_code": self.exit_code,
             "path": self.path,
             "sha256": self.sha256 or None,
             "manifest": self.listing.source if self.listing else None,
@@ -76,7 +85,7 @@ class Verification:
 
 
 def verify_wheel(path: Path, listing: Listing | None = None) -> Verification:
-    """Check a wheel or conda package; what cannot be read is a failed check.
+    """Check a file of a release; what cannot be read is a failed check.
 
     Args:
         path: The file.
@@ -86,10 +95,20 @@ def verify_wheel(path: Path, listing: Listing | None = None) -> Verification:
         sha256, size = _hash_file(path)
     except FlashDistError as error:
         return Verification(str(path), "", listing, (_unread("file", error),))
-    check = _check_conda if path.suffix == ".conda" else _check_wheel
     listed = replace(check_listing(path.name, sha256, size, listing), name="manifest")
-    results = (listed, *check(path))
+    results = (listed, *_choose_checks(path)(path))
     return Verification(str(path), sha256, listing, results)
+
+
+def _choose_checks(path: Path) -> Callable[[Path], tuple[CheckResult, ...]]:
+    if path.name.endswith(_SILENT):
+        return _skip_contents
+    return _check_conda if path.suffix == ".conda" else _check_wheel
+
+
+def _skip_contents(path: Path) -> tuple[CheckResult, ...]:
+    summary = f"a {path.name[path.name.rindex('.') :]} says nothing of itself that could be held"
+    return (CheckResult("skip", f"{summary} against it: only a manifest tells", name="contents"),)
 
 
 def _check_wheel(path: Path) -> tuple[CheckResult, ...]:
@@ -192,14 +211,13 @@ def check_archive(path: Path) -> CheckResult:
 def check_files(path: Path, *, more: Sequence[str] = ()) -> CheckResult:
     """Does it hold files of this package alone?"""
     with open_wheel(path) as wheel, open_file(path) as file:
-        count = len(wheel.names)
         names = {*wheel.names, *list_names(file)}  # zipfile leaves folders out and cuts at NUL
         foreign = list(find_foreign_names(names, more=more))
     if foreign:
         summary = "the wheel holds files that are not of this package, or lacks some"
         fix = "do not install it; download it again"
         return CheckResult("fail", summary, few_lines(foreign, _SHOWN), fix, VERIFY_FOREIGN_FILE)
-    return CheckResult("ok", f"{count} files of this package, and no other")
+    return CheckResult("ok", "files of this package, and no other")
 
 
 def check_metadata(path: Path) -> CheckResult:
@@ -261,7 +279,8 @@ def check_audit(path: Path) -> CheckResult:
             data={"findings": [problem.to_json() for problem in result.problems]},
         )
     targets = ", ".join(map(str, contents.manifest.arch_set.archs))
-    summary = f"{len(contents.kernels)} kernels for {targets} are what _build.json declares"
+    counts = declare_build(contents.manifest).counts
+    summary = f"{counts} for {targets} are what _build.json declares"
     return CheckResult("ok", summary)
 
 

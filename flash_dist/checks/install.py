@@ -155,7 +155,7 @@ def check_build(environment: Environment) -> CheckResult:
             NOT_BUILT,
         )
     archs = describe_archs(build.archs)
-    summary = f"{build.name}, {len(build.keys)} kernels for {archs}"
+    summary = f"{build.name}, {build.counts} for {archs}"
     if installed.library_problem or installed.manifest_problem:
         problem = installed.library_problem or installed.manifest_problem
         entry = LIBRARY_UNREADABLE if installed.library_problem else MANIFEST_UNREADABLE

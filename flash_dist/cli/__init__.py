@@ -16,7 +16,7 @@ from .._version import read_version
 from ..errors import FlashDistError, UsageError
 from ..findings.result import EXIT_UNUSABLE
 from .terminal.logs import logging_to_stderr
-from .terminal.text import complain, discard, printable
+from .terminal.text import complain, discard, printable, printable_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(argv)
     except FlashDistError as error:
-        complain(f"error: {printable(str(error))}")
+        complain(f"error: {printable_error(error)}")
         return EXIT_UNUSABLE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 
 from ..audit.options import AuditOptions, read_options
 from ..audit.release import Release, audit_release
+from ..builds.declared import declare_build
 from ..errors import FlashDistError
 from ..findings.result import EXIT_UNUSABLE
+from ..targets.wording import count
 from .options import add_json, add_subcommand, parse_path
 from .terminal.progress import working
 from .terminal.results import make_console, make_table
-from .terminal.text import complain, count, format_size, printable
+from .terminal.text import complain, format_size, printable
 
 if TYPE_CHECKING:
     import argparse
@@ -190,7 +192,8 @@ def print_audit(console: Console, result: AuditResult, *, kernels: bool = False)
     for problem in result.problems:
         console.print(f"[fail]  {printable(str(problem))}", soft_wrap=True)
     if result:
-        console.print(f"[ok]    {len(contents.kernels)} variants are what the manifest declares")
+        counts = declare_build(contents.manifest).counts
+        console.print(f"[ok]    {counts} are what _build.json declares")
 
 
 def make_target_table(result: AuditResult) -> Table:

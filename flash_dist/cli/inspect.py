@@ -15,11 +15,12 @@ from ..gpucode.inspection import LEVELS, Choice, inspect_libraries
 from ..gpucode.libraries import open_libraries, package_libraries, process_libraries
 from ..targets.archs import Arch
 from ..targets.devices import Device
+from ..targets.wording import count
 from .options import add_json, add_subcommand, parse_path
 from .terminal.differences import print_differences
 from .terminal.inspection import print_inspections
 from .terminal.progress import working
-from .terminal.text import complain, count, printable
+from .terminal.text import complain, printable
 
 if TYPE_CHECKING:
     import argparse

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 from ..audit.verify import verify_wheel
 from ..builds.listing import read_listing
-from ..findings.result import EXIT_FINDINGS, EXIT_FINE
+from ..findings.result import EXIT_FINDINGS
+from ..targets.wording import count
 from .options import add_json, add_subcommand
 from .terminal.progress import working
 from .terminal.results import is_shown, make_console, print_result
-from .terminal.text import count, printable
+from .terminal.text import printable
 
 if TYPE_CHECKING:
     import argparse
@@ -32,7 +33,10 @@ Without --manifest a file is only held against itself: it is undamaged, holds fi
 alone and what it declares, but nobody says who built it. Whoever changes a module of it and its
 RECORD, too, is found by the manifest alone.
 
-exit status: 0 passed, 1 something differs or cannot be read, 2 wrong usage or no such manifest
+Of sources (.tar.gz) and of the program in one file (.pyz) only a manifest tells.
+
+exit status: 0 passed, 1 something differs or cannot be read, 2 wrong usage or no such manifest,
+3 nothing could be checked
 """
 
 
@@ -51,7 +55,11 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog=EPILOG,
     )
     parser.add_argument(
-        "paths", metavar="FILE", type=Path, nargs="+", help="a wheel or conda package"
+        "paths",
+        metavar="FILE",
+        type=Path,
+        nargs="+",
+        help="wheel, conda package, sources or program",
     )
     parser.add_argument(
         "--manifest",
@@ -67,18 +75,19 @@ def run(args: argparse.Namespace) -> int:
     """Verify, print and return the exit code."""
     listing = read_listing(args.manifest) if args.manifest else None
     console = make_console()
-    passed = 0
+    passed, codes = 0, set[int]()
     for path in args.paths:
         with working(f"verifying {path.name}"):
             found = verify_wheel(path, listing)
         passed += bool(found)
+        codes.add(found.exit_code)
         if args.json:
             print(json.dumps(found.to_json()))
         else:
             print_verification(console, found, quiet=args.quiet)
     if not args.json:
         print_end(console, passed, len(args.paths), known=listing is not None, quiet=args.quiet)
-    return EXIT_FINE if passed == len(args.paths) else EXIT_FINDINGS
+    return EXIT_FINDINGS if EXIT_FINDINGS in codes else max(codes)
 
 
 def print_end(console: Console, passed: int, files: int, *, known: bool, quiet: bool) -> None:

@@ -43,8 +43,7 @@ def differentiate(
     """
     q, k, _, out, _ = saved
     dout = torch.zeros_like(out) if dout is None else dout
-    keys = k.shape[1] if max_seqlen_k is None else min(k.shape[0], max_seqlen_k)
-    if keys != 1:
+    if not (_is_one(k.shape[1]) if max_seqlen_k is None else _is_one(k.shape[0], max_seqlen_k)):
         return bwd(dout, *saved, dlse)
     # With one key the weights are 1 or 0 whatever the score: only lse depends on q and k. The
     # kernels would find dP - delta, which is 0 only up to rounding.
@@ -53,6 +52,15 @@ def differentiate(
         return q.new_zeros(q.shape), k.new_zeros(k.shape), dv
     dq, dk, _ = bwd(torch.zeros_like(out), *saved, dlse)
     return dq, dk, dv
+
+
+def _is_one(*numbers: int) -> bool:
+    """Whether the least of these is known to be 1; a graph may know it when it runs only."""
+    if not torch.compiler.is_compiling():
+        return min(numbers) == 1
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # noqa: PLC0415 - slow
+
+    return any(guard_or_false(number == 1) for number in numbers)
 
 
 def refuse_second(*_: object) -> NoReturn:

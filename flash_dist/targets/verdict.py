@@ -21,6 +21,7 @@ from .compatibility import (
     judge,
 )
 from .devices import KIB, Device, Driver, format_version
+from .wording import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -129,6 +130,12 @@ class Build:
     def keys(self) -> tuple[KernelKey, ...]:
         """Every kernel that the build offers on at least one target."""
         return tuple(sorted({variant.key for variant in self.variants}))
+
+    @property
+    def counts(self) -> str:
+        """How many kernels it offers, and in how many variants: `117 kernels in 224 variants`."""
+        kernels, variants = len(self.keys), len(self.variants)
+        return f"{count(kernels, 'kernel')} in {count(variants, 'variant')}"
 
     def keys_for(self, device: Device) -> tuple[KernelKey, ...]:
         """Every kernel that a GPU may expect.

@@ -1,4 +1,4 @@
-"""Lists in words: as many as a reader takes in, and a count of the others."""
+"""Lists and numbers in words: as many as a reader takes in, and a count of the others."""
 
 from __future__ import annotations
 
@@ -18,3 +18,8 @@ def few_lines(lines: Sequence[str], most: int) -> tuple[str, ...]:
     """Return the first lines, and one that counts the rest."""
     more = len(lines) - most
     return (*lines[:most], f"and {more} more") if more > 0 else tuple(lines)
+
+
+def count(number: int, noun: str, plural: str = "") -> str:
+    """Write `1 image` or `2 images`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {plural or f'{noun}s'}"

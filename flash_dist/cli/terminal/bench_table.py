@@ -14,8 +14,9 @@ from ...bench.contenders.names import (
     is_deterministic,
 )
 from ...bench.results import best_peer, collect_ratios, document_ratios, geometric_mean
+from ...targets.wording import count
 from .results import make_table
-from .text import count, printable
+from .text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -9,8 +9,9 @@ from ...binaries.demangle import demangle, short_name
 from ...gpucode.coverage import REAL
 from ...gpucode.inspection import name_target, sizes_by_target
 from ...targets.devices import format_version
+from ...targets.wording import count
 from .results import make_console, make_table
-from .text import complain, count, format_size, printable
+from .text import complain, format_size, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

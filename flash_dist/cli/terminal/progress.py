@@ -11,6 +11,8 @@ from typing import IO, TYPE_CHECKING, Final
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from .text import printable
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -28,7 +30,7 @@ def working(what: str) -> Iterator[None]:
     if not is_terminal(sys.stderr):
         yield
         return
-    status = Console(file=sys.stderr, highlight=False, markup=False).status(what)
+    status = Console(file=sys.stderr, highlight=False, markup=False).status(printable(what))
     lock, ended = Lock(), False
 
     def start() -> None:

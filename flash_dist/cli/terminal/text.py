@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import IO
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ...errors import FlashDistError
 
 _MEGA = 1_000_000
 _KILO = 1_000
 
 
 def printable(text: str) -> str:
-    """Escape whatever could steer a terminal; names in a binary may hold anything."""
+    """Escape whatever could steer a terminal or begin a line; names may hold anything."""
     return "".join(
-        char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode()
-        for char in text
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )
+
+
+def printable_error(error: FlashDistError) -> str:
+    """Write an error in one line, and its hint in another after a blank one."""
+    hint = f"\n\nhint: {printable(error.hint)}" if error.hint is not None else ""
+    return f"{printable(error.message)}{hint}"
 
 
 def complain(text: str) -> None:
@@ -40,8 +48,3 @@ def format_size(size: int) -> str:
     if size >= _KILO:
         return f"{size / _KILO:.1f} kB"
     return f"{size} B"
-
-
-def count(number: int, noun: str, plural: str = "") -> str:
-    """Write `1 image` or `2 images`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {plural or f'{noun}s'}"

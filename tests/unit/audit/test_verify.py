@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from flash_dist.audit.verify import verify_wheel
 from flash_dist.builds.contents import BINDING, KERNELS, MANIFEST
+from flash_dist.builds.declared import declare_build
 from flash_dist.builds.listing import read_listing
+from flash_dist.checks.install import check_build
 from flash_dist.cli import main
 from flash_dist.errors import ManifestError
 from tests.unit.cli.test_schemas import check
+from tests.unit.made.builds import HOPPER, make_environment
 from tests.unit.made.whole_wheel import (
     INFO,
     NAME,
     RECORD,
     SBOM,
+    make_declared,
     make_files,
     make_record,
     write_whole_wheel,
@@ -233,6 +238,38 @@ def test_what_cannot_be_read_fails(content: bytes | None, tmp_path: Path) -> Non
         "verify-archive",
         "verify-unread",
     }
+
+
+@pytest.mark.parametrize("name", ["flash_dist-0.1.0.tar.gz", "flash_dist.pyz"])
+def test_of_sources_and_program_only_the_manifest_tells(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"packed")
+    listing = write_listing(tmp_path, path)
+    assert main(["verify", str(path), "--manifest", str(listing)]) == 0
+    assert "as released" in capsys.readouterr().out
+    assert main(["verify", str(path)]) == 3
+    assert "only a manifest tells" in capsys.readouterr().out
+    assert main(["verify", "--json", str(path)]) == 3
+    document = json.loads(capsys.readouterr().out)
+    check("verify", document)
+    assert (document["passed"], document["exit_code"]) == (False, 3)
+    path.write_bytes(b"pecked")
+    found = verify_wheel(path, read_listing(listing))
+    assert [result.id for result in found.results if not result] == ["verify-checksum"]
+    assert main(["verify", str(path), str(write_whole_wheel(tmp_path / "good"))]) == 3
+    assert main(["verify", str(path), str(tmp_path / "absent.whl")]) == 1
+
+
+def test_doctor_audit_and_verify_count_kernels_alike(tmp_path: Path) -> None:
+    wheel = write_whole_wheel(tmp_path)
+    counts = declare_build(make_declared()).counts
+    assert counts == "1 kernel in 1 variant"
+    said = {result.name: result.summary for result in verify_wheel(wheel).results}
+    assert said["audit"].startswith(f"{counts} for sm_90a")
+    build = check_build(make_environment(HOPPER, "9.0"))
+    assert re.search(r" [0-9]+ kernels in [0-9]+ variants for ", build.summary)
 
 
 def test_the_command_prints_checks_json_and_a_count(

@@ -78,15 +78,17 @@ def test_the_numbers_of_files_are_looked_at_at_all() -> None:
 
 
 def test_the_numbers_of_kernels_are_those_of_the_table() -> None:
-    told = number_of("verify", r"(\d+) kernels for sm_75")
-    assert told == len(build_of("all")), "`nox -s outputs` prints it again, from a new wheel"
+    for name in ("verify", "doctor", "what-if"):
+        told = number_of(name, r" in (\d+) variants\s+for")
+        assert told == len(build_of("all")), "`nox -s outputs` prints it again, from a new wheel"
     keys = {
         (one.family.role, one.dtype, one.row.size)
         for one in build_of("hopper")
         if one.target.suffix == "a"
     }
-    told = number_of("doctor", r"(\d+) kernels for SASS")
-    assert told == len(keys), "`nox -s gpu_outputs` prints it again"
+    for name in ("verify", "doctor", "what-if"):
+        told = number_of(name, r"(\d+)\s+kernels in")
+        assert told == len(keys), "`nox -s gpu_outputs` prints it again"
 
 
 def test_the_number_of_cases_is_that_of_the_selftest() -> None:

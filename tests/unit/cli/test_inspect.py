@@ -14,9 +14,10 @@ import pytest
 
 from flash_dist.cli import main
 from flash_dist.cli.inspect import json_pieces
-from flash_dist.cli.terminal.text import count, format_size, printable
+from flash_dist.cli.terminal.text import format_size, printable
 from flash_dist.gpucode.inspection import Choice, inspect_libraries
 from flash_dist.gpucode.libraries import open_libraries
+from flash_dist.targets.wording import count
 from tests.unit.made.fatbin_builder import PTX, SASS, Kernel, container, cubin, entry, library, ptx
 
 ROOT = Path(__file__).parents[3]
@@ -267,7 +268,7 @@ def test_inspecting_loads_neither_torch_nor_the_extension(lib: Path) -> None:
 def test_sizes_and_counts_are_written_for_people() -> None:
     assert [format_size(size) for size in (7, 1500, 7_940_000)] == ["7 B", "1.5 kB", "7.9 MB"]
     assert [count(number, "image") for number in (1, 2)] == ["1 image", "2 images"]
-    assert printable("plain\nline\t\x07\u202e") == "plain\nline\\t\\x07\\u202e"
+    assert printable("plain\nline\t\x07\u202e") == "plain\\nline\\t\\x07\\u202e"
 
 
 def test_a_path_that_cannot_be_read_does_not_end_the_rest(

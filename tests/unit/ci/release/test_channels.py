@@ -111,7 +111,7 @@ def test_every_row_has_its_module() -> None:
     loaded = [row.load() for row in CHANNELS.values()]
     assert loaded == MODULES, "MODULES names them for mypy, in the order of the table"
     assert list(CHANNELS) == [row.name for row in CHANNELS.values()]
-    assert [row.name for row in released()] == ["sdist", "conda", "index"], "by hand"
+    assert [row.name for row in released()] == ["sdist", "conda", "index", "zipapp"], "by hand"
     assert list(PHASES) == ["pip", "uv", "conda", "torch"]
 
 

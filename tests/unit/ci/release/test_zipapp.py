@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import subprocess
 import sys
+import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
 
 from ci.project import load_project
-from ci.release.zipapp import build_zipapp
+from ci.release.zipapp import build_zipapp, check
+from ci.wheels.artefacts import ArtefactError
+from ci.wheels.channel import Published
 from tests.unit.made.fatbin_builder import SASS, Kernel, container, cubin, entry, library
 
 if TYPE_CHECKING:
@@ -55,6 +59,17 @@ def test_it_selects_among_the_published_sets(run: Callable[..., Run]) -> None:
     done = run("select", "--gpu", "9.0")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("hopper: SASS sm_90a")
+
+
+def test_it_is_published_where_it_is_of_these_sources(program: Path, tmp_path: Path) -> None:
+    assert check(tmp_path, ()) == []
+    path = tmp_path / "flash_dist.pyz"
+    shutil.copy2(program, path)
+    assert check(tmp_path, ()) == [Published(path)]
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("flash_dist/evil.py", "import os\n")
+    with pytest.raises(ArtefactError, match="is not the program of these sources"):
+        check(tmp_path, ())
 
 
 def test_it_knows_its_version(run: Callable[..., Run]) -> None:
