@@ -7,6 +7,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ParamSpec
 
+from flash_dist.cli.terminal.signals import Terminated, raising_signals
 from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
@@ -26,7 +27,10 @@ def command(main: Callable[Words, int]) -> Callable[Words, int]:
     @functools.wraps(main)
     def run(*args: Words.args, **options: Words.kwargs) -> int:
         try:
-            return main(*args, **options)
+            with raising_signals():
+                return main(*args, **options)
+        except Terminated as ended:
+            return 128 + ended.signal
         except FlashDistError as error:
             complain(error)
             return 1

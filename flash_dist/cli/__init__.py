@@ -1,7 +1,8 @@
 """The command line: `python -m flash_dist SUBCOMMAND`, one file per subcommand.
 
 Data goes to stdout, talk to stderr. Exit status: 0 no failure, 1 at least one failure, 2 wrong
-usage or unreadable input, 3 nothing could be checked; 130 interrupted, 141 the reader went away.
+usage or unreadable input, 3 nothing could be checked; 130 interrupted, 141 the reader went away,
+143 terminated.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from .._version import read_version
 from ..errors import FlashDistError, UsageError
 from ..findings.result import EXIT_UNUSABLE
 from .terminal.logs import logging_to_stderr
+from .terminal.signals import Terminated, raising_signals
 from .terminal.text import complain, discard, printable, printable_error
 
 if TYPE_CHECKING:
@@ -41,12 +43,15 @@ EXIT_CLOSED_PIPE = 141
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit status."""
     try:
-        return _run(argv)
+        with raising_signals():
+            return _run(argv)
     except FlashDistError as error:
         complain(f"error: {printable_error(error)}")
         return EXIT_UNUSABLE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except Terminated as ended:
+        return 128 + ended.signal
     except BrokenPipeError:
         discard(sys.stdout)
         return EXIT_CLOSED_PIPE

@@ -15,6 +15,7 @@ from ..builds.published import MACHINES
 from ..errors import FetchError
 from ..findings.result import CheckResult
 from ..indexes.candidates import read_offer
+from ..indexes.credentials import without_credentials
 from ..indexes.fetch import is_page, is_url, last_part, local_path, open_url, read_page, save
 from ..indexes.index import PROJECT, Index, make_index, read_index
 from ..indexes.patience import Patience
@@ -53,6 +54,7 @@ def at_hand(place: str, environment: Environment, *, progress: Progress) -> Iter
         FatbinError: There is no such file, or it cannot be read.
         FetchError: It cannot be had, or nothing on the page fits.
     """
+    place = without_credentials(place) if is_url(place) else place
     path = local_path(place) if is_url(place) else Path(place)
     with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
         if path is None:

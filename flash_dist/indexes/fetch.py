@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Final, Protocol
 from urllib.parse import unquote, urlsplit
 
 from ..errors import FetchError
+from .credentials import LoginHandler, without_credentials
 from .patience import Patience, make_handlers
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def open_url(
     Raises:
         FetchError: The address is none of http and https, or nothing is had from it.
     """
+    url = without_credentials(url)
     match = _URL.match(url)
     scheme = match[1].lower() if match else ""
     if scheme not in SCHEMES:
@@ -131,6 +133,7 @@ def _make_opener(patience: Patience) -> urllib.request.OpenerDirector:
         urllib.request.HTTPErrorProcessor(),
         urllib.request.HTTPDefaultErrorHandler(),
         urllib.request.UnknownHandler(),
+        LoginHandler(),
     ):
         opener.add_handler(handler)
     return opener
@@ -139,6 +142,7 @@ def _make_opener(patience: Patience) -> urllib.request.OpenerDirector:
 def _explain(url: str, error: Exception) -> FetchError:
     if isinstance(error, urllib.error.HTTPError):
         reason: object = f"HTTP {error.code} {error.reason}"
+        error.close()  # it is an answer, too
     else:
         reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
     message = f"cannot fetch `{url}`: {reason or type(error).__name__}"

@@ -17,6 +17,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from ..builds.published import published_sets
 from ..errors import FetchError
 from .channels import READERS, parse_package
+from .credentials import without_credentials
 from .fetch import content_length, is_page, is_url, last_part, local_path, open_url, read_page
 from .pages import Link, parse_page
 from .patience import Patience
@@ -110,6 +111,7 @@ def read_index(place: str, project: str | None = PROJECT) -> Index:
     Raises:
         FetchError: There is no such place, or it cannot be read.
     """
+    place = without_credentials(place) if is_url(place) else place
     path = local_path(place) if is_url(place) else Path(place)
     if path is None:
         links = [*_crawl(place, project)]

@@ -1,6 +1,7 @@
 """The pages of package indexes: PEP 503 (HTML), PEP 691 (JSON) and plain lists of files.
 
-Nothing on a page is trusted: an address that is not http or https is no link.
+Nothing on a page is trusted: an address that is not http or https is no link. Files of this machine
+are linked to by pages of this machine alone.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def parse_page(text: str, url: str) -> tuple[Link, ...]:
         FetchError: It says that it is JSON, and is not what PEP 691 describes.
     """
     found = _parse_json(text, url) if text.lstrip().startswith("{") else _parse_html(text, url)
-    return tuple(link for link in found if urlsplit(link.url).scheme in {"http", "https", "file"})
+    allowed = {"http", "https", *(["file"] if urlsplit(url).scheme == "file" else [])}
+    return tuple(link for link in found if urlsplit(link.url).scheme in allowed)
 
 
 class _Anchors(HTMLParser):

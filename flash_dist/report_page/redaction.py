@@ -18,8 +18,8 @@ COMMON_USERS: Final = frozenset({
 COMMON_HOSTS: Final = frozenset({*COMMON_USERS, "localhost", "localdomain", "buildkitsandbox"})
 
 _HOMES: Final = re.compile(r"(/home/|/Users/|[A-Za-z]:\\Users\\)(?!<)[^/\\\s:'\"`,;)]+")
-_CREDENTIALS: Final = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s@]+@")
-_QUERY: Final = re.compile(r"(\bhttps?://[^\s?#'\"`]+)[?#][^\s'\"`]+")
+_CREDENTIALS: Final = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s'\"`]*@", re.IGNORECASE)
+_QUERY: Final = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s?#'\"`]+)[?#][^\s'\"`]+", re.IGNORECASE)
 _DEVICE_ID: Final = re.compile(r"\b((?:GPU|MIG)-[0-9a-f]{8})-[0-9a-f-]{20,}", re.IGNORECASE)
 
 

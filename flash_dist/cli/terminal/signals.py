@@ -1,0 +1,46 @@
+"""A process that is asked to end puts away its temporary files first."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+_SIGNALS: Final = (signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
+
+
+class Terminated(BaseException):
+    """Somebody sent a signal that ends a process."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.signal = number
+
+
+@contextmanager
+def raising_signals() -> Iterator[None]:
+    """Let such a signal leave the block as an exception, through every `with` on its way.
+
+    What whoever started this process ignores (nohup) or handles stays as it is.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    taken = [one for one in _SIGNALS if signal.getsignal(one) is signal.SIG_DFL]
+    for one in taken:
+        signal.signal(one, _raise)
+    try:
+        yield
+    finally:
+        for one in taken:
+            signal.signal(one, signal.SIG_DFL)
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    del frame
+    raise Terminated(number)

@@ -1,0 +1,117 @@
+"""Who asks a private index: from the address, from uv's variables or from .netrc, as pip and uv do.
+
+    https://user:password@host/simple/            for everything of that server
+    UV_INDEX_NAME_USERNAME, UV_INDEX_NAME_PASSWORD  where UV_INDEX or UV_DEFAULT_INDEX has NAME=URL
+    NETRC, ~/.netrc                               a line `machine HOST login USER password PASSWORD`
+
+A password goes to the server that it is for, whoever redirects elsewhere, and into no message.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import netrc
+import os
+import re
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_log: Final = logging.getLogger(__name__)
+_PORTS: Final = {"http": 80, "https": 443}
+
+Origin = tuple[str, str, int]
+Login = tuple[str, str]
+
+# From addresses that were named: links of a page come without what the address of the page had.
+_given: Final[dict[Origin, Login]] = {}
+
+
+def without_credentials(url: str) -> str:
+    """Return an address that may be shown, and remember for its server what it had."""
+    try:
+        parts = urlsplit(url)
+        login, _, host = parts.netloc.rpartition("@")
+        if not login or parts.scheme not in _PORTS:
+            return url
+        clean = urlunsplit(parts._replace(netloc=host))
+        origin = _origin_of(clean)
+    except ValueError:  # such as `http://[`: said where it is opened
+        return url
+    user, _, password = login.partition(":")
+    if origin is not None:
+        _given[origin] = (unquote(user), unquote(password))
+    return clean
+
+
+def _origin_of(url: str) -> Origin | None:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or _PORTS.get(parts.scheme)
+    except ValueError:
+        return None
+    return (parts.scheme, host, port) if host and port else None
+
+
+def find_login(url: str, environ: Mapping[str, str]) -> Login | None:
+    """Return user and password for an address, None where nobody has any."""
+    origin = _origin_of(url)
+    if origin is None:
+        return None
+    if origin in _given:
+        return _given[origin]
+    return _read_uv(origin, environ) or _read_netrc(origin[1], environ)
+
+
+def _read_uv(origin: Origin, environ: Mapping[str, str]) -> Login | None:
+    for name, url in _named_indexes(environ):
+        if _origin_of(url) == origin:
+            variable = f"UV_INDEX_{re.sub('[^A-Z0-9]', '_', name.upper())}"
+            user = environ.get(f"{variable}_USERNAME", "")
+            password = environ.get(f"{variable}_PASSWORD", "")
+            if user or password:
+                return user, password
+    return None
+
+
+def _named_indexes(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for variable in ("UV_INDEX", "UV_DEFAULT_INDEX"):
+        for word in environ.get(variable, "").split():
+            name, separator, url = word.partition("=")
+            if separator and "/" not in name:
+                yield name, url
+
+
+def _read_netrc(host: str, environ: Mapping[str, str]) -> Login | None:
+    place = environ.get("NETRC", "")
+    path = Path(place).expanduser() if place else Path("~/.netrc").expanduser()
+    try:
+        found = netrc.netrc(path).authenticators(host)
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError, netrc.NetrcParseError) as error:
+        # Its message shows the word that was not understood, which may be a password.
+        _log.warning("`%s` is not read: %s", path, type(error).__name__)
+        return None
+    return (found[0], found[2] or "") if found else None
+
+
+class LoginHandler(urllib.request.BaseHandler):
+    """Adds to each request, also to one after a redirection, what its own server is to be told."""
+
+    handler_order = 400  # before the connection is opened
+
+    def http_request(self, request: urllib.request.Request) -> urllib.request.Request:
+        """Add the header."""
+        login = find_login(request.full_url, os.environ)
+        if login is not None:
+            text = base64.b64encode(":".join(login).encode()).decode()
+            request.add_unredirected_header("Authorization", f"Basic {text}")
+        return request
+
+    https_request = http_request

@@ -1,0 +1,36 @@
+"""Whoever ends a process early finds nothing of it left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ci.project import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_leaves_no_temporary_folder(number: signal.Signals, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/a-1-py3-none-any.whl"
+        environ = {**os.environ, "TMPDIR": str(tmp_path), "no_proxy": "127.0.0.1"}
+        words = ["doctor", "--wheel", url, "--gpu", "9.0"]
+        command = [sys.executable, "-m", "flash_dist", *words]
+        with subprocess.Popen(command, cwd=ROOT, env=environ, stderr=subprocess.PIPE) as process:
+            connection, _ = server.accept()  # and never answers
+            assert [path.name[:11] for path in tmp_path.iterdir()] == ["flash_dist-"]
+            time.sleep(0.1)
+            process.send_signal(number)
+            assert process.wait(20) == 128 + number
+            connection.close()
+    assert list(tmp_path.iterdir()) == []
