@@ -80,8 +80,9 @@ class Planner {
     plan.steps.push_back({Role::BWD_DELTA, {shape_.columns_v, shape_.columns_v}, 0, false});
     const Role dq = plan.spill ? Role::BWD_DQ_GEMM : Role::BWD_DQ_RECOMPUTE;
     for (int chunk = 0; chunk < static_cast<int>(plan.chunks.size()); ++chunk) {
-      plan.steps.push_back({shape_.normalizes ? dq : Role::BWD_DKDV, size, chunk, false});
-      plan.steps.push_back({shape_.normalizes ? Role::BWD_DKDV : dq, size, chunk, false});
+      plan.steps.push_back({Role::BWD_DKDV, size, chunk, false});
+      plan.steps.push_back({dq, size, chunk, false});
+      if (shape_.normalizes) std::swap(plan.steps.back(), plan.steps[plan.steps.size() - 2]);
     }
     if (plan.group_split > 1) {
       plan.steps.push_back({Role::BWD_REDUCE, {size.head_dim, size.head_dim}, 0, false});
