@@ -73,7 +73,7 @@ struct DeltaBlock {
       const DocumentRows k(p.packing.cu_seqlens_k, batch, p.batch, p.total_k, p.seqlen_k);
       q0 = q.begin;
       seqlen_q = q.length;
-      uncovered = q.uncovered || k.uncovered;
+      uncovered = q.uncovered | k.uncovered;
     }
   }
 };

@@ -21,8 +21,9 @@ struct DocumentRows {
       : begin(on_axis(cu_seqlens[number], total)),
         next(on_axis(cu_seqlens[min(number + 1, documents)], total)) {
     length = min(max(next - begin, 0), longest);
-    uncovered = (number == 0 && begin > 0) || end() < next ||
-                last_end(cu_seqlens, documents, total) < total;
+    const int last = last_end(cu_seqlens, documents, total);
+    // NOTE: not ||, which would wait for one number before it reads the next.
+    uncovered = ((number == 0) & (begin > 0)) | (end() < next) | (last < total);
   }
   __device__ __forceinline__ int end() const { return begin + length; }
 
