@@ -55,8 +55,9 @@ struct Mask : MaskPlace {
 
   __device__ __forceinline__ bool is_list() const { return p.kind == MaskKind::TILES; }
 
-  // Keys that exist: others are not read. first = 0 unless there is padding on the left.
+  // From the first to the last key that some query of the batch entry sees: others are not read.
   __device__ __forceinline__ RowSpan keys_that_exist(int batch) const {
+    if (p.kind == MaskKind::BAND) return {band_begin(0), band_end(seqlen_q - 1)};
     if (p.key_bounds == nullptr) return {0, seqlen_k};
     const int2 bounds = p.key_bounds[p.batch_planes == 0 ? 0 : batch];
     return {bounds.x, bounds.y};

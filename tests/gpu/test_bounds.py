@@ -173,6 +173,9 @@ UNSEEN: dict[str, Callable[[], BlockMask]] = {  # keys before and behind those t
             device="cpu",
         )
     ),
+    "causal-top-left": lambda: BlockMask.causal(alignment="top_left"),
+    "window": lambda: BlockMask.sliding_window(40, 9),
+    "window-top-left": lambda: BlockMask.sliding_window(70, 5, alignment="top_left"),
     "padding-and-prefix": lambda: (
         BlockMask.padding([300, 20, 9], side="left") & BlockMask.prefix([40, 330, 0])
     ),
@@ -191,7 +194,7 @@ def test_keys_that_nobody_of_a_batch_entry_sees_are_not_read(
 def test_keys_that_nobody_sees_are_not_read_at_any_head_dim(
     head_dims: tuple[int, int], dtype: torch.dtype
 ) -> None:
-    for name in ("booleans-of-heads", "intervals-far-apart", "documents-causal"):
+    for name in ("booleans-of-heads", "intervals-far-apart", "documents-causal", "window"):
         check_unread(name, torch.nan, head_dims, dtype)
 
 

@@ -115,6 +115,31 @@ def test_a_neighbour_full_of_nan_changes_no_bit(
         assert_same_bits(clean, dirty, f"{megabytes} MB")
 
 
+def test_keys_of_a_document_before_every_window_are_not_read(
+    head_dims: tuple[int, int], dtype: torch.dtype
+) -> None:
+    packed = pack(
+        (150, 30, 7),
+        (330, 200, 7),
+        window_size=(20, 0),
+        num_heads=4,
+        num_heads_kv=2,
+        head_dim=head_dims[0],
+        head_dim_v=head_dims[1],
+        dtype=dtype,
+    )
+    problem = packed.problem
+    assert problem.visible is not None
+    gone = ~problem.visible.flatten(0, 2).any(0).to(problem.k.device)[None, :, None, None]
+    assert int(gone.sum()) == (330 - 150 - 20) + (200 - 30 - 20)  # the first ones of two documents
+    k, v = (x.masked_fill(gone, torch.nan) for x in (problem.k, problem.v))
+    spoilt = replace(packed, problem=replace(problem, k=k, v=v))
+    for megabytes in (0, 1024):
+        with workspace(megabytes):
+            clean, result = attend_packed(packed), attend_packed(spoilt)
+        assert_same_bits(clean, result, f"{megabytes} MB")
+
+
 def test_a_query_axis_of_heads_per_kv_changes_no_bit(half: torch.dtype) -> None:
     packed = pack((30, 65, 100), num_heads=4, num_heads_kv=2, dtype=half, causal=True)
     problem = packed.problem
