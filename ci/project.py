@@ -27,13 +27,18 @@ def build_folder() -> Path:
     return Path(os.environ.get("FLASH_DIST_BUILD_DIR") or ROOT / "build")
 
 
+def made_mark(folder: Path) -> Path:
+    """Return the file that says of such a folder that it is whole."""
+    return folder / "complete"
+
+
 @contextmanager
 def make_once(folder: Path) -> Iterator[bool]:
     """Say whether a folder has to be made, which is kept from one build to the next.
 
     It counts as made when the block has ended without an error; what is there without that goes.
     """
-    made = folder / "complete"
+    made = made_mark(folder)
     if made.is_file():
         yield False
         return

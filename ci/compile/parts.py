@@ -6,10 +6,11 @@ The rest, libstdc++.so and torch among it, is loaded from the user's machine and
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ci.toolchain.nvcc import ToolchainError, gxx_version
+from ci.toolchain.nvcc import INFOS, ToolchainError, gxx_version
 from flash_dist.builds.linkage import has_shared_runtime
 from flash_dist.builds.manifest import Part
 
@@ -31,6 +32,15 @@ class Packages(NamedTuple):
 
 CUDA_13: Final = Packages("nvidia-cuda-runtime", "nvidia-cuda-crt", "nvidia-nvvm")
 CUDA_12: Final = Packages("nvidia-cuda-runtime-cu12", *["nvidia-cuda-nvcc-cu12"] * 2)
+
+# What NVIDIA's installer calls them in version.json.
+_INSTALLED: Final = {
+    CUDA_13.runtime: ("cuda_cudart",),
+    CUDA_13.crt: ("cuda_crt", "cuda_nvcc"),
+    CUDA_13.nvvm: ("libnvvm", "cuda_nvcc"),
+    CUDA_12.runtime: ("cuda_cudart",),
+    CUDA_12.nvvm: ("cuda_nvcc",),
+}
 
 
 def find_parts(folder: Path, toolchain: Toolchain, headers: TorchHeaders) -> tuple[Part, ...]:
@@ -73,9 +83,25 @@ def find_cudart(folder: Path) -> Path:
 
 
 def package_version(toolchain: Toolchain, package: str) -> str:
-    """Return the version of a package of the toolkit; of a toolkit from elsewhere its own."""
+    """Return the version of a package of the toolkit, as pip or NVIDIA's installer recorded it.
+
+    Of a toolkit that says nothing, programs are of nvcc's version and the runtime of its release:
+    the runtime has a number of its own, which would be a guess.
+    """
     name = package.replace("-", "_")
-    for place in (toolchain.home.parents[1], toolchain.home / "dist-info"):
+    for place in (toolchain.home / INFOS, toolchain.home.parents[1]):
         for found in sorted(place.glob(f"{name}-*.dist-info")):
             return found.name.removeprefix(f"{name}-").removesuffix(".dist-info")
-    return toolchain.nvcc
+    told = _read_versions(toolchain.home / "version.json")
+    versions = [told[key] for key in _INSTALLED[package] if key in told]
+    is_runtime = package in {CUDA_13.runtime, CUDA_12.runtime}
+    return versions[0] if versions else (toolchain.cuda if is_runtime else toolchain.nvcc)
+
+
+def _read_versions(path: Path) -> dict[str, str]:
+    """Read what NVIDIA's own installer writes into a toolkit; empty where there is none."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return {name: str(one["version"]) for name, one in data.items()}
+    except (OSError, AttributeError, KeyError, TypeError, ValueError):
+        return {}

@@ -9,13 +9,16 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from ci.project import make_once
+from ci.project import made_mark, make_once
 from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+INFOS: Final = "dist-info"  # folder in a toolkit: what pip recorded of the packages it is of
 
 
 class ToolchainError(FlashDistError):
@@ -92,11 +95,20 @@ def complete_links(home: Path) -> None:
 
 
 def keep_toolkit(home: Path, folder: Path) -> Path:
-    """Copy a toolkit out of a temporary environment to where the next build finds it again."""
+    """Copy a toolkit out of a temporary environment to where the next build finds it again.
+
+    What the environment says of its packages goes along: the runtime has a version of its own,
+    which the bill of materials tells.
+    """
     kept = folder / f"cuda-{tool_version(home, 'nvcc')}"
+    infos = list(home.parents[1].glob("nvidia_*.dist-info"))
+    if infos and not (kept / INFOS).is_dir():  # kept by a version that did not take them along
+        made_mark(kept).unlink(missing_ok=True)
     with make_once(kept) as missing:
         if missing:
             shutil.copytree(home, kept, symlinks=True)
+            for info in infos:
+                shutil.copytree(info, kept / INFOS / info.name)
     return kept
 
 

@@ -4,7 +4,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ci.compile.parts import CUDA_13, package_version
 from ci.toolchain.nvcc import (
+    Toolchain,
     ToolchainError,
     complete_links,
     find_toolchain,
@@ -86,3 +88,40 @@ def test_a_kept_toolkit_is_copied_once_and_again_when_the_copy_was_cut_short(
     (kept / "complete").unlink()
     keep_toolkit(home, tmp_path / "build")
     assert (kept / "bin" / "nvcc").read_text() != "mine"
+
+
+def test_a_kept_toolkit_knows_the_versions_of_its_packages(tmp_path: Path) -> None:
+    site = tmp_path / "site-packages"
+    home = make_toolkit(site / "nvidia" / "cu13")
+    old = keep_toolkit(home, tmp_path / "build")  # as it was kept before
+    assert not (old / "dist-info").exists()
+    for name in ("nvidia_cuda_runtime-13.0.96", "nvidia_cuda_crt-13.0.88", "rich-15.0.0"):
+        (site / f"{name}.dist-info").mkdir()
+    kept = keep_toolkit(home, tmp_path / "build")
+    assert (
+        package_version(Toolchain(kept, "13.0.88", "13.0.88"), "nvidia-cuda-runtime") == "13.0.96"
+    )
+    assert not list(kept.glob("dist-info/rich*"))
+    (kept / "mine").touch()
+    keep_toolkit(home, tmp_path / "build")
+    assert (kept / "mine").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "versions"),
+    [
+        (
+            '{"cuda_cudart": {"version": "13.0.96"}, "cuda_nvcc": {"version": "13.0.88"}}',
+            ("13.0.96", "13.0.88", "13.0.88"),
+        ),
+        ("[]", ("13.0", "13.0.88", "13.0.88")),
+        ("", ("13.0", "13.0.88", "13.0.88")),
+    ],
+)
+def test_a_toolkit_from_elsewhere_is_asked_for_its_versions(
+    text: str, versions: tuple[str, ...], tmp_path: Path
+) -> None:
+    home = make_toolkit(tmp_path / "local" / "cuda")
+    (home / "version.json").write_text(text)
+    toolchain = Toolchain(home, "13.0.88", "13.0.88")
+    assert tuple(package_version(toolchain, package) for package in CUDA_13) == versions
