@@ -13,8 +13,8 @@ def raise_out_of_memory(error: Exception) -> None:
     """Raise torch.OutOfMemoryError in the words of an error that says so; return from any other.
 
     The compiled parts see torch through its stable ABI, which makes a RuntimeError of whatever they
-    throw.
+    throw; before torch 2.13 it puts the place in our sources in front.
     """
-    text = str(error)
-    if text.startswith(OUT_OF_MEMORY) and not isinstance(error, torch.OutOfMemoryError):
-        raise torch.OutOfMemoryError(text) from None
+    _, words, rest = str(error).partition(OUT_OF_MEMORY)
+    if words and not isinstance(error, torch.OutOfMemoryError):
+        raise torch.OutOfMemoryError(words + rest) from None

@@ -55,7 +55,7 @@ CASES: dict[str, tuple[Callable[[], Triple], type[Exception], str]] = {
         "head_dim_v must be at most head_dim, 64, got 72",
     ),
     "dims": (lambda: same(8, 2, 64), ValueError, "q must have 4 dimensions"),
-    "empty": (lambda: same(1, 0, 2, 64), ValueError, "no dimension of q may be 0"),
+    "no-heads": (lambda: same(1, 8, 0, 64), ValueError, "no dimension of q"),
     "heads": (
         lambda: (cuda(1, 8, 3, 64), cuda(1, 8, 2, 64), cuda(1, 8, 2, 64)),
         ValueError,

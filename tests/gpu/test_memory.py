@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -195,18 +195,32 @@ def test_results_past_2_to_the_31_elements_are_right(any_half: torch.dtype) -> N
         assert_close({name: x[part] for name, x in result.items()}, problem)
 
 
+def _take_blocks(size: int, taken: list[torch.Tensor]) -> None:
+    with suppress(torch.OutOfMemoryError):
+        while True:
+            taken.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+
+
 @contextmanager
 def memory_left(room: int) -> Iterator[None]:
-    """Let torch's allocator hand out so many bytes more."""
+    """Let torch's allocator hand out so many bytes more.
+
+    What it holds back in blocks that other tests left behind is taken first.
+    """
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
-    limit = torch.cuda.memory_reserved() + room
-    torch.cuda.set_per_process_memory_fraction(limit / total)
+    reserved = torch.cuda.memory_reserved()
+    torch.cuda.set_per_process_memory_fraction(reserved / total)
+    taken: list[torch.Tensor] = []
     try:
+        for power in range(30, 19, -1):
+            _take_blocks(1 << power, taken)
+        torch.cuda.set_per_process_memory_fraction((reserved + room) / total)
         yield
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
+        del taken
 
 
 @pytest.mark.parametrize("name", ["full", "sixteen-blocks"])
