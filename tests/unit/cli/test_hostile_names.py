@@ -83,7 +83,6 @@ def test_no_name_prints_a_line_of_ours(
 
 def judge(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
-    assert out + err
     for line in (out + err).split("\n"):
         assert all(char.isprintable() for char in line), line
         assert not line.lstrip().startswith(("[ok]    forged", "[ok] forged", "[fail]\\u")), line
