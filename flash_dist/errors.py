@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -56,6 +57,14 @@ class ManifestError(FlashDistError, ValueError):
 
 class AuditError(FlashDistError):
     """A built wheel is not what it declares to be."""
+
+
+IN_CHECKOUT = Path(__file__).parents[1].joinpath("noxfile.py").is_file()
+
+
+def hint_to_build(hint: str, otherwise: str) -> str:
+    """Return a hint that names nox where the sources are, and another where they are not."""
+    return hint if IN_CHECKOUT else otherwise
 
 
 @contextmanager

@@ -30,7 +30,21 @@ FILE: Final = "flash_dist.pyz"
 _OURS: Final = "flash_dist/"
 
 SHEBANG: Final = b"#!/usr/bin/env python3\n"
-MAIN: Final = "from flash_dist.__main__ import run\n\nrun()\n"
+# NOTE: an older Python must get as far as the sentence, so nothing newer is in this.
+MAIN: Final = """import sys
+
+if sys.version_info < (3, 10):
+    sys.stderr.write(
+        "error: flash_dist.pyz needs Python 3.10 or newer, got %d.%d\\n\\n"
+        "hint: `python3.12 flash_dist.pyz`, or `uv run --python 3.12 flash_dist.pyz`\\n"
+        % sys.version_info[:2]
+    )
+    sys.exit(2)
+
+from flash_dist.__main__ import run
+
+run()
+"""
 METADATA: Final = "Metadata-Version: 2.1\nName: flash_dist\nVersion: {version}\n"
 LEFT_OUT: Final = ("__pycache__", "bin")  # of the dependencies; metadata stays, licences are in it
 

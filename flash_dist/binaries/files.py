@@ -10,12 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
-from ..errors import FatbinError
+from ..errors import FatbinError, hint_to_build
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-ABSENT_HINT = "check the path; `nox -s build_wheels` puts wheels into dist/<arch set>/"
+ABSENT_HINT = hint_to_build(
+    "check the path; `nox -s build_wheels` puts wheels into dist/<arch set>/", "check the path"
+)
 DAMAGED_HINT = "build, copy or download it again"
 LIBRARY_HINT = (
     "name a library (.so, .pyd, .dll), an object or archive of objects (.o, .a, .lib), a .cubin, "

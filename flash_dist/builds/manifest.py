@@ -9,7 +9,7 @@ import json
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from ..errors import ManifestError
+from ..errors import ManifestError, hint_to_build
 from ..targets.archs import DEFAULT_MACHINE, DEFAULT_TOOLKIT, SESSIONS, Arch, ArchSet
 from .package import PACKAGE
 
@@ -195,7 +195,7 @@ def load_manifest(package: Path = PACKAGE) -> Manifest:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         message = f"`{package}` has no {FILE_NAME}: the package was not built"
-        hint = "install a wheel; `nox -s build_wheels` makes them"
+        hint = hint_to_build("install a wheel; `nox -s build_wheels` makes them", "install a wheel")
         raise ManifestError(message, hint=hint) from error
     except (OSError, UnicodeDecodeError) as error:
         message = f"`{path}` cannot be read: {error}"

@@ -18,12 +18,11 @@ from ..errors import FlashDistError, UsageError
 from ..findings.result import EXIT_UNUSABLE
 from .terminal.logs import logging_to_stderr
 from .terminal.signals import Terminated, raising_signals
-from .terminal.text import complain, discard, printable, printable_error
+from .terminal.text import PROGRAM, complain, discard, printable, printable_error, spell
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-PROGRAM = "python -m flash_dist"
 SUBCOMMANDS = (
     "inspect",
     "doctor",
@@ -117,7 +116,7 @@ class Parser(argparse.ArgumentParser):
 def make_parser(names: Sequence[str] = SUBCOMMANDS) -> Parser:
     """Assemble the parser from the subcommands' modules; who needs one of them loads one."""
     parser = Parser(
-        prog=PROGRAM,
+        prog=spell(PROGRAM),
         description="Inspect and prove builds of flash_dist.",
     )
     parser.add_argument("--version", action="version", version=f"flash_dist {read_version()}")

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FlashDistError, UsageError, wrong_usage
 from ..findings.result import EXIT_UNUSABLE
+from ..gpucode.archives import Unread
 from ..gpucode.differences import find_differences
+from ..gpucode.extraction import extract_images
 from ..gpucode.inspection import LEVELS, Choice, inspect_libraries
 from ..gpucode.libraries import open_libraries, package_libraries, process_libraries
 from ..targets.archs import Arch
@@ -20,14 +24,14 @@ from .options import add_json, add_subcommand, parse_path
 from .terminal.differences import print_differences
 from .terminal.inspection import print_inspections
 from .terminal.progress import working
-from .terminal.text import complain, printable
+from .terminal.text import complain, format_size, printable, printable_error
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ..gpucode.inspection import Inspection
-    from ..gpucode.libraries import Library, Unread
+    from ..gpucode.libraries import Library
     from .options import Subparsers
 
 EPILOG = """\
@@ -36,6 +40,7 @@ examples:
   python -m flash_dist inspect --level coverage --package xformers
   python -m flash_dist inspect --level kernels --kernel fmha --target sm_80 libtorch_cuda.so
   python -m flash_dist inspect --diff old.whl new.whl
+  python -m flash_dist inspect --extract sm_90a --to images/ --kernel fmha libtorch_cuda.so
 
 exit status: 0 read, 1 with --strict if something was not understood, or with --diff --strict if
 something differs, 2 wrong usage or unreadable
@@ -89,6 +94,19 @@ def add_parser(subparsers: Subparsers) -> None:
         type=parse_path,
         help="what changed from one file or folder to another, kernel by kernel",
     )
+    parser.add_argument(
+        "--extract",
+        metavar="T",
+        type=parse_extract,
+        help="write the cubins and PTX for a target to files: sm_90a, compute_80, 9.0, all",
+    )
+    parser.add_argument(
+        "--to",
+        metavar="FOLDER",
+        type=parse_path,
+        default=Path(),
+        help="where --extract writes (default: the folder that it runs in); nothing is overwritten",
+    )
     parser.add_argument("--all", action="store_true", help="print tables whole, however long")
     add_json(parser, "inspect")
     parser.add_argument("--strict", action="store_true", help="warnings count as failures")
@@ -103,10 +121,17 @@ def parse_target(text: str) -> Arch | Device:
         )
 
 
+def parse_extract(text: str) -> Choice:
+    """Read what to extract: a target, or all of them."""
+    return Choice() if text == "all" else Choice(target=parse_target(text))
+
+
 def run(args: argparse.Namespace) -> int:
     """Inspect, print and return the exit code."""
     if args.diff:
         return run_diff(args)
+    if args.extract:
+        return run_extract(args)
     if not (args.paths or args.package or args.pid):
         message = "inspect must be given a PATH, --package or --pid, got none"
         raise UsageError(message, hint="`python -m flash_dist inspect --help` has examples")
@@ -115,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
         inspections, unread, failed = read_all(args, choice)
     if failed and not inspections and not unread:
         for error in failed[:-1]:
-            complain(f"error: {printable(str(error))}")
+            complain(f"error: {printable_error(error)}")
         raise failed[-1]
     if args.json:
         print_json(args.level, inspections, unread)
@@ -125,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
         print_inspections(names, inspections, args.level, whole=whole, brief=args.quiet)
     warn_unread(unread)
     for error in failed:
-        complain(f"error: {printable(str(error))}")
+        complain(f"error: {printable_error(error)}")
     nothing = [one for one in inspections if is_blank(one)]
     for one in nothing:
         reason = f"none of its {count(len(one.report.entries), 'image')} can be read"
@@ -161,6 +186,30 @@ def read_all(
         inspections += found
         unread += missed
     return inspections, unread, failed
+
+
+def run_extract(args: argparse.Namespace) -> int:
+    """Write images to files, name them and return the exit code."""
+    if args.target is not None or args.json:
+        option = "--json" if args.json else f"--target {args.target}"
+        message = f"--extract names the target itself and writes files, it takes no {option}"
+        raise UsageError(message, hint="`inspect --extract sm_90a --to FOLDER LIBRARY`")
+    choice = replace(args.extract, kernel=args.kernel)
+    written, unread = 0, []
+    for source in find_libraries(args):
+        for library in source():
+            if isinstance(library, Unread):
+                unread.append(library)
+                continue
+            for one in extract_images(library.fatbin, library.name, choice, args.to):
+                written += 1
+                place = printable(f"{one.path}: {one.arch} of {one.library}")
+                print(f"{place}, {format_size(one.size)}")
+    warn_unread(unread)
+    if not written:
+        complain("error: there is no such code; `inspect` lists what there is")
+        return EXIT_UNUSABLE
+    return int(args.strict and bool(unread))
 
 
 def run_diff(args: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError, wrong_usage
 from ..targets.devices import Device, Driver
+from .terminal.text import spell
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - its only name
@@ -28,7 +29,7 @@ def add_subcommand(
         name,
         help=summary,
         description=textwrap.fill(description, _HELP_WIDTH),
-        epilog=epilog,
+        epilog=spell(epilog),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     amount = parser.add_mutually_exclusive_group()

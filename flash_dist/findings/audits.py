@@ -35,10 +35,13 @@ AUDIT_NOT_UNDERSTOOD: Final = Entry(
 AUDIT_TARGET_MISSING: Final = Entry(
     "audit-target-missing",
     "A library lacks a required target",
-    "`require` names targets that every library with GPU code must have, and this one has no "
-    "image for one of them. SASS for 9.0 does not stand for 9.0a, nor PTX for SASS.",
-    "Add the target where that library is compiled (TORCH_CUDA_ARCH_LIST, "
-    "CMAKE_CUDA_ARCHITECTURES), or take it out of `require`.",
+    "`require` names targets that every fatbin of every library must have: a fatbin is what one "
+    "source file became. Code for a family (sm_100f) or a chip (sm_90a) stands for the GPUs it "
+    "is named after, SASS for 9.0 does not stand for 9.0a, nor PTX for SASS.",
+    "If it is in some fatbins only, look at how their source files are compiled, or let them be "
+    "with `--allow-missing REGEX`, a pattern of their kernels. Else add the target where that "
+    "library is compiled (TORCH_CUDA_ARCH_LIST, CMAKE_CUDA_ARCHITECTURES), or take it out of "
+    "`require`.",
 )
 
 AUDIT_TARGET_EXTRA: Final = Entry(

@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from ..builds.package import KERNELS, PACKAGE
-from ..errors import ExtensionError
+from ..errors import ExtensionError, hint_to_build
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,10 @@ def load_library() -> ctypes.CDLL:
     """
     if not LIBRARY.is_file():
         message = f"the kernel library `{LIBRARY.name}` is not in {LIBRARY.parent}"
-        raise ExtensionError(message, hint="install a wheel; `nox -s build_wheels` builds them")
+        hint = hint_to_build(
+            "install a wheel; `nox -s build_wheels` builds them", "install a wheel"
+        )
+        raise ExtensionError(message, hint=hint)
     try:
         library = ctypes.CDLL(str(LIBRARY))
     except OSError as error:

@@ -9,6 +9,8 @@ from typing import IO, TYPE_CHECKING
 if TYPE_CHECKING:
     from ...errors import FlashDistError
 
+PROGRAM = "python -m flash_dist"
+
 _MEGA = 1_000_000
 _KILO = 1_000
 
@@ -16,7 +18,8 @@ _KILO = 1_000
 def printable(text: str) -> str:
     """Escape whatever could steer a terminal or begin a line; names may hold anything."""
     return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+        char if char.isprintable() else char.encode("unicode_escape").decode()
+        for char in spell(text)
     )
 
 
@@ -24,6 +27,12 @@ def printable_error(error: FlashDistError) -> str:
     """Write an error in one line, and its hint in another after a blank one."""
     hint = f"\n\nhint: {printable(error.hint)}" if error.hint is not None else ""
     return f"{printable(error.message)}{hint}"
+
+
+def spell(text: str) -> str:
+    """Name this program as it was called: `flash_dist.pyz` is no module that is installed."""
+    called = sys.argv[0] if sys.argv else ""
+    return text.replace(PROGRAM, f"python {called}") if called.endswith(".pyz") else text
 
 
 def complain(text: str) -> None:

@@ -332,3 +332,38 @@ def test_json_of_many_kernels_comes_in_pieces(lib: Path) -> None:
     assert len(pieces) > 20
     document = json.loads("".join(pieces))
     assert document["libraries"] == [json.loads(json.dumps(one.to_json())) for one in inspections]
+
+
+def test_images_of_a_target_are_written_to_files(
+    lib: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = lib.parent / "out"
+    assert main(["inspect", "--extract", "all", "--to", str(folder), str(lib)]) == 0
+    cubins = [folder / "lib.so.0.sm_80.cubin", folder / "lib.so.1.sm_90a.cubin"]
+    text = folder / "lib.so.2.compute_80.ptx"
+    assert sorted(folder.iterdir()) == [*cubins, text]
+    assert cubins[0].read_bytes() == cubin(ALPHA)
+    assert cubins[1].read_bytes() == cubin(Kernel("alpha"))
+    assert text.read_bytes() == ptx("alpha").rstrip(b"\0")
+    assert f"{text}: compute_80 of {lib}, " in capsys.readouterr().out
+    assert main(["inspect", "--extract", "9.0", "--to", str(folder), str(lib)]) == 2
+    assert "cannot write" in capsys.readouterr().err
+    assert main(["inspect", "--extract", "sm_75", "--to", str(folder), str(lib)]) == 2
+    assert "there is no such code" in capsys.readouterr().err
+
+
+def test_only_images_with_a_kernel_are_written(tmp_path: Path) -> None:
+    path, folder = tmp_path / "lib.so", tmp_path / "out"
+    images = [entry(SASS, 80, cubin(Kernel(name))) for name in ("alpha", "beta")]
+    path.write_bytes(library(b"".join(map(container, images))))
+    given = ["--extract", "sm_80", "--kernel", "bet", "--to", str(folder), str(path)]
+    assert main(["inspect", *given]) == 0
+    assert [one.name for one in folder.iterdir()] == ["lib.so.1.sm_80.cubin"]
+
+
+def test_a_library_with_an_odd_name_writes_where_it_is_told(tmp_path: Path) -> None:
+    wheel, folder = tmp_path / "pkg.whl", tmp_path / "out"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("a/..\nx$(y) .so", library(IMAGES))
+    assert main(["inspect", "--extract", "sm_80", "--to", str(folder), str(wheel)]) == 0
+    assert [one.name for one in folder.iterdir()] == ["_x_y_.so.0.sm_80.cubin"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ci.project import load_project
-from ci.release.zipapp import build_zipapp, check
+from ci.release.zipapp import MAIN, build_zipapp, check
 from ci.wheels.artefacts import ArtefactError
 from ci.wheels.channel import Published
 from tests.unit.made.fatbin_builder import SASS, Kernel, container, cubin, entry, library
@@ -82,3 +82,27 @@ def test_two_builds_give_the_same_bytes(program: Path, tmp_path: Path) -> None:
         hashlib.sha256(path.read_bytes()).hexdigest() for path in (program, tmp_path / "again.pyz")
     ]
     assert digests[0] == digests[1]
+
+
+def test_it_calls_itself_as_it_was_called(run: Callable[..., Run], program: Path) -> None:
+    for given in (["--help"], ["inspect", "--help"], ["inspect"], ["nothing"]):
+        done = run(*given)
+        assert "python -m flash_dist" not in done.stdout + done.stderr
+        assert f"python {program}" in done.stdout + done.stderr
+
+
+def test_a_hint_names_no_nox_where_there_are_no_sources(run: Callable[..., Run]) -> None:
+    done = run("inspect", "absent.so")
+    assert done.returncode == 2
+    assert "hint: check the path\n" in done.stderr
+
+
+def test_an_older_python_is_told_which_it_needs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, 9, 18))
+    with pytest.raises(SystemExit) as ended:
+        exec(compile(MAIN, "__main__.py", "exec"), {})  # noqa: S102 - as Python does
+    assert ended.value.code == 2
+    said = "error: flash_dist.pyz needs Python 3.10 or newer, got 3.9\n\nhint: `python3.12"
+    assert capsys.readouterr().err.startswith(said)
