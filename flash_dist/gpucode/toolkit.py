@@ -11,12 +11,14 @@ import re
 from contextlib import suppress
 from itertools import islice
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from ..errors import FatbinError
 
 if TYPE_CHECKING:
-    from .cubin import Cubin
+    from collections.abc import Iterator, Mapping
+
+    from ..binaries.elf import Section
 
 TOOLS_NOTE, NUMBER_NOTE = ".note.nv.tkinfo", ".note.nv.cuinfo"
 EIATTR_CUDA_API_VERSION: Final = 0x37  # u32, 130 for CUDA 13.0
@@ -32,7 +34,21 @@ _KERNELS: Final = 8  # that are asked, before a cubin counts as one that does no
 MAX_NOTE: Final = 64 << 10
 
 
-def read_toolkit(cubin: Cubin) -> str:
+class Sections(Protocol):
+    """What is asked of a cubin."""
+
+    @property
+    def sections(self) -> Mapping[str, Section]:
+        """Its sections by name."""
+
+    def contents(self, section: str) -> bytes:
+        """Return the bytes of one."""
+
+    def attributes(self, section: str) -> Iterator[tuple[int, bytes]]:
+        """Walk what one says of a kernel."""
+
+
+def read_toolkit(cubin: Sections) -> str:
     """Return the version, `13.0.88` or `12.6`; empty where the cubin does not tell."""
     match = _RELEASE.search(_contents(cubin, TOOLS_NOTE))
     if match is not None:
@@ -45,7 +61,7 @@ def read_toolkit(cubin: Cubin) -> str:
     return _read_attribute(cubin)
 
 
-def _read_attribute(cubin: Cubin) -> str:
+def _read_attribute(cubin: Sections) -> str:
     names = (name for name in cubin.sections if name.startswith(".nv.info."))
     for name in islice(names, _KERNELS):
         number = _read_number(cubin, name)
@@ -54,7 +70,7 @@ def _read_attribute(cubin: Cubin) -> str:
     return ""
 
 
-def _read_number(cubin: Cubin, name: str) -> int:
+def _read_number(cubin: Sections, name: str) -> int:
     """Return the attribute of one kernel; 0 where it has none, or is damaged."""
     with suppress(FatbinError):  # which is said where the kernel is read
         for attribute, value in cubin.attributes(name):
@@ -63,7 +79,7 @@ def _read_number(cubin: Cubin, name: str) -> int:
     return 0
 
 
-def _contents(cubin: Cubin, name: str) -> bytes:
+def _contents(cubin: Sections, name: str) -> bytes:
     section = cubin.sections.get(name)
     if section is None or section.size > MAX_NOTE:
         return b""

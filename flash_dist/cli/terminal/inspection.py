@@ -10,7 +10,7 @@ from ...gpucode.coverage import REAL
 from ...gpucode.inspection import name_target, sizes_by_target
 from ...targets.devices import format_version
 from ...targets.wording import count
-from .results import make_console, make_table
+from .results import make_console, make_table, print_table
 from .text import complain, format_size, printable
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def print_inspection(
     """Print the tables of one library."""
     report = inspection.report
     if level == "sizes":
-        console.print(make_size_table(inspection, whole=whole))
+        print_table(console, make_size_table(inspection, whole=whole))
     elif level == "coverage" and inspection.coverage is not None:
         print_coverage(console, inspection.coverage, whole=whole)
     else:
@@ -89,7 +89,7 @@ def print_inspection(
         console.print()
         kernels = sorted(inspection.kernels, key=_by_name)
         shown = first_rows(kernels, whole=whole)
-        console.print(make_kernel_table(shown))
+        print_table(console, make_kernel_table(shown))
         say_rest(console, len(kernels) - len(shown), "kernel")
 
 
@@ -193,7 +193,7 @@ def print_coverage(console: Console, coverage: Coverage, *, whole: bool) -> None
     for row in shown:
         cells = (row.verdicts.get(target, "") for target in coverage.targets)
         details.add_row(show_name(row.name), *cells)
-    console.print(details)
+    print_table(console, details)
     say_rest(console, len(odd) - len(shown), "kernel")
 
 

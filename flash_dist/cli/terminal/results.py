@@ -6,6 +6,7 @@ import sys
 import textwrap
 from typing import IO, TYPE_CHECKING
 
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from ...findings.result import CheckResult, Status
 
 _STYLES: dict[Status, str] = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
+MANY_ROWS = 1000
+_GAP = 3
 _NAME_COLUMN = 8
 _TEXT_COLUMN = 20
 _NARROWEST = 40
@@ -42,11 +45,27 @@ def make_console(stream: IO[str] | None = None) -> Console:
 
 def make_table(*columns: str) -> Table:
     """Return an empty table: words to the left, numbers to the right."""
-    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
     for place, column in enumerate(columns):
         words = place == 0 or column in _WORDS
         table.add_column(column, justify="left" if words else "right", overflow="fold")
     return table
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table; a long one line by line, as rich takes milliseconds for each of its rows."""
+    if table.row_count <= MANY_ROWS:
+        console.print(table)
+        return
+    columns = [[str(one.header), *map(str, one.cells)] for one in table.columns]
+    widths = [max(map(cell_len, cells)) for cells in columns]
+    right = [one.justify == "right" for one in table.columns]
+    for row in zip(*columns, strict=True):
+        padded = (
+            " " * (width - cell_len(cell)) + cell if to_the_right else set_cell_size(cell, width)
+            for cell, width, to_the_right in zip(row, widths, right, strict=True)
+        )
+        console.file.write((" " * _GAP).join(padded).rstrip() + "\n")
 
 
 def is_shown(result: CheckResult, *, quiet: bool) -> bool:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 
 from flash_dist.cli import main
 from flash_dist.cli.inspect import json_pieces
+from flash_dist.cli.terminal.results import make_console, make_table, print_table
 from flash_dist.cli.terminal.text import format_size, printable
 from flash_dist.gpucode.inspection import Choice, inspect_libraries
 from flash_dist.gpucode.libraries import open_libraries
@@ -367,3 +369,22 @@ def test_a_library_with_an_odd_name_writes_where_it_is_told(tmp_path: Path) -> N
         archive.writestr("a/..\nx$(y) .so", library(IMAGES))
     assert main(["inspect", "--extract", "sm_80", "--to", str(folder), str(wheel)]) == 0
     assert [one.name for one in folder.iterdir()] == ["_x_y_.so.0.sm_80.cubin"]
+
+
+def test_a_long_table_is_laid_out_as_rich_does_and_soon(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = make_table("kernel", "target", "registers")
+    for number in range(1, 40):
+        table.add_row("k" * number, f"sm_{number}", str(number**3))
+    print_table(make_console(), table)
+    short = capsys.readouterr().out
+    monkeypatch.setattr("flash_dist.cli.terminal.results.MANY_ROWS", 10)
+    print_table(make_console(), table)
+    assert capsys.readouterr().out == "".join(f"{one.rstrip()}\n" for one in short.splitlines())
+    monkeypatch.undo()
+    for _ in range(20_000):
+        table.add_row("kernel", "sm_80", "128")
+    start = time.process_time()
+    print_table(make_console(), table)
+    assert time.process_time() - start < 2
