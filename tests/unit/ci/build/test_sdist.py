@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import tarfile
+import warnings
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,7 @@ from ci.build.sdist import (
     require_same_bytes,
     require_sources,
     tracked_files,
+    unpack,
 )
 
 if TYPE_CHECKING:
@@ -96,3 +98,18 @@ def test_a_file_too_few_or_too_many_is_named(packed: list[str], sentence: str) -
 
 def test_sources_that_are_no_clone_are_told_from_a_clone(tmp_path: Path) -> None:
     assert tracked_files(tmp_path) is None
+
+
+@pytest.mark.parametrize("filters", [True, False], ids=["with-filters", "as-in-3.11.2"])
+def test_an_archive_is_unpacked_by_a_python_without_filters_too(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    filters: bool,  # noqa: FBT001
+) -> None:
+    path = pack(tmp_path / "packed", names=["setup.py"], user="root", mtime=5)
+    if not filters:
+        monkeypatch.delattr(tarfile, "data_filter")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Pythons that want a filter
+        tree = unpack(path, tmp_path / "unpacked")
+    assert (tree / "setup.py").read_text() == "content of setup.py"
