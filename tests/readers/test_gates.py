@@ -89,7 +89,7 @@ def test_a_tag_of_an_older_glibc_than_the_code_needs_is_refused(tmp_path: Path) 
     name = WHEELS[0].name.replace(platform, older)
     done = judge(rewrite(WHEELS[0], tmp_path, {info: told}, name))
     assert done.returncode == 1
-    assert re.search(r"needs glibc 2\.\d+, its name promises glibc 2\.5", done.stderr)
+    assert re.search(r"the code needs glibc 2\.\d+, the file name promises 2\.5", done.stderr)
 
 
 def test_a_stable_symbol_is_no_finding(tmp_path: Path) -> None:

