@@ -70,7 +70,7 @@ CHANNELS: Final = {
             "ci.release.zipapp",
             "Build dist/flash_dist.pyz: inspect, audit and doctor's what-if in one file, without "
             "torch.",
-            groups=("zipapp",),
+            groups=("runtime", "zipapp"),
             packed=("packaging", "rich"),
         ),
     )
