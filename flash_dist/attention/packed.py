@@ -188,12 +188,11 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     )
     require_neutral_others("flash_attn_varlen_func", others)
     q, k, v = prepare_inputs(q, k, v, PACKED)
-    packing = Packing(
-        cu_seqlens_q,
-        cu_seqlens_k,
-        _read_max_seqlen("max_seqlen_q", max_seqlen_q),
-        _read_max_seqlen("max_seqlen_k", max_seqlen_k),
-    )
+    longest_q = _read_max_seqlen("max_seqlen_q", max_seqlen_q)
+    longest_k = _read_max_seqlen("max_seqlen_k", max_seqlen_k)
+    if torch.compiler.is_compiling() and _is_known(longest_q == longest_k):
+        longest_k = longest_q  # dynamo wants one number to be one argument
+    packing = Packing(cu_seqlens_q, cu_seqlens_k, longest_q, longest_k)
     _check_packing(packing, q)
     _check_values(packing, q, k)
     out, lse = attend(
@@ -254,13 +253,22 @@ def _read_max_seqlen(name: str, value: int | Tensor) -> int:
     if number is None:
         message = f"{name} must be an int or a tensor with one, got {_describe(value)}"
         raise TypeError(message)
-    if isinstance(value, torch.Tensor) and torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() and not (
+        _is_known(number < 0) or _is_known(number > MAX_SEQLEN)
+    ):
         torch._check(number >= 0)  # noqa: SLF001 - as torch documents: known when the graph runs
         torch._check(number <= MAX_SEQLEN)  # noqa: SLF001
     if not 0 <= number <= MAX_SEQLEN:
         message = f"{name} must be from 0 to {MAX_SEQLEN}, got {number}"
         raise ValueError(message)
     return number
+
+
+def _is_known(condition: bool) -> bool:
+    """Whether something holds for every number that a symbol of a graph may stand for."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # noqa: PLC0415
+
+    return statically_known_true(condition)
 
 
 def _describe(value: object) -> str:

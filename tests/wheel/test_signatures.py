@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -18,6 +18,9 @@ from flash_dist import (
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Tensor = torch.Tensor
 CU_SEQLENS = torch.tensor([0, 3, 3, 8], dtype=torch.int32)
@@ -49,6 +52,14 @@ LENGTHS: dict[str, Any] = {
     "tensor-of-one": torch.tensor([5], dtype=torch.int32),
     "numpy": np.int64(5),
     "numpy-unsigned": np.uint8(5),
+}
+# The same, found in a graph of torch.compile.
+FOUND_LENGTHS: dict[str, Callable[[Tensor], tuple[Any, Any]]] = {
+    "one tensor": lambda longest: (longest, longest),
+    "two tensors": lambda longest: (longest, longest + 1),
+    "one number": lambda longest: (longest.item(),) * 2,
+    "a tensor and its number": lambda longest: (longest, int(longest.item())),
+    "a number read twice": lambda longest: (int(longest.item()), int(longest.item())),
 }
 
 
@@ -180,15 +191,23 @@ def test_flash_attentions_calls_compile_without_a_graph_break() -> None:
     (out.sum() + second.sum()).backward()
 
 
-@pytest.mark.xfail(reason="dynamo loses the number on its way into our autograd.Function")
-def test_a_length_found_inside_of_a_compiled_graph_is_taken() -> None:
+@pytest.mark.parametrize("lengths", FOUND_LENGTHS.values(), ids=FOUND_LENGTHS)
+def test_a_length_found_inside_of_a_compiled_graph_is_taken(
+    lengths: Callable[[Tensor], tuple[Any, Any]],
+) -> None:
     def attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> Tensor:
-        longest = cu_seqlens.diff().max()
-        return flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, longest, longest)
+        longest_q, longest_k = lengths(cu_seqlens.diff().max())
+        return flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, longest_q, longest_k)
 
+    torch._dynamo.reset()  # it counts how often this line was compiled
     compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
-        assert torch.equal(compiled(*packed(), CU_SEQLENS), attend_packed(*packed()))
+        for needs_grad in (False, True):
+            q, k, v = (x.detach().requires_grad_(needs_grad) for x in packed())
+            out = compiled(q, k, v, CU_SEQLENS)
+            assert torch.equal(out, attend_packed(q, k, v))
+    out.sum().backward()
+    assert all(x.grad is not None for x in (q, k, v))
 
 
 @pytest.mark.parametrize("is_packed", [False, True], ids=["dense", "packed"])
