@@ -32,7 +32,13 @@ if TYPE_CHECKING:
 
     Function = ast.FunctionDef | ast.AsyncFunctionDef
 
-TEXTS: Final = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md")
+TEXTS: Final = (
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "benchmarks/README.md",
+)
 HELP_COLUMNS: Final = "88"
 _LINK: Final = re.compile(r"\]\(([^)\s:]+)\)")  # of Markdown, to a file beside it
 
@@ -81,6 +87,7 @@ docs/debugging
 :hidden:
 CHANGELOG
 CONTRIBUTING
+SECURITY
 docs/releasing
 ```
 

@@ -1,0 +1,59 @@
+"""What a repository says to those who report, cite and depend: the forms of GitHub."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from ci.project import PYPROJECT, ROOT, read_pyproject
+from flash_dist.cli import SUBCOMMANDS, make_parser
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BUG = ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml"
+SECURITY = ROOT / "SECURITY.md"
+ASKED = re.compile(r"`python -m flash_dist ([^`]+)`")
+
+
+def read(path: str) -> dict[str, Any]:
+    data: dict[str, Any] = yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
+    return data
+
+
+@pytest.mark.parametrize("path", [BUG, SECURITY], ids=lambda path: path.name)
+def test_what_a_reporter_is_asked_to_call_can_be_called(path: Path) -> None:
+    asked = ASKED.findall(path.read_text(encoding="utf-8"))
+    assert any(words.startswith("doctor --report report.html") for words in asked)
+    for words in asked:
+        make_parser(SUBCOMMANDS).parse_args(shlex.split(words))
+
+
+def test_the_form_of_a_bug_asks_for_the_report_and_takes_no_answer_without_it() -> None:
+    fields = {field.get("id"): field for field in read(".github/ISSUE_TEMPLATE/bug.yml")["body"]}
+    assert list(fields) == [None, "what", "report", "install"]
+    assert all(field["validations"]["required"] for id_, field in fields.items() if id_)
+
+
+def test_the_links_for_reporters_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", SECURITY.read_text(encoding="utf-8")):
+        assert (ROOT / target).is_file(), target
+
+
+def test_a_citation_has_what_the_format_requires() -> None:
+    citation = read("CITATION.cff")
+    assert citation["cff-version"] == "1.2.0"
+    assert {"message", "title", "authors", "license"} <= citation.keys()
+    assert citation["license"] == read_pyproject(PYPROJECT)["project"]["license"]
+    assert all(author.get("name") or author.get("family-names") for author in citation["authors"])
+
+
+def test_updates_are_offered_for_actions_and_tools_and_never_for_torch() -> None:
+    offered = read(".github/dependabot.yml")["updates"]
+    kinds = {update["package-ecosystem"]: update for update in offered}
+    assert kinds.keys() == {"github-actions", "pip"}
+    assert kinds["pip"]["ignore"] == [{"dependency-name": "torch"}]
