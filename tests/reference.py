@@ -23,6 +23,7 @@ NAMES: Final = ("out", "lse", "dq", "dk", "dv")
 DEVICE: Final = os.environ.get("FLASH_DIST_TEST_DEVICE", "cuda")
 MARGIN: Final = 2.0  # times the error of torch's MATH backend
 FP32_ERROR: Final = 2.0**-22  # times 4 + the largest score, see `bound_single`
+SIGMAS: Final = 4.0  # of `bound_delta`
 LSE_ERROR: Final = 1e-4  # of 1 + |lse|
 
 
@@ -168,6 +169,32 @@ def bound_single(problem: Problem) -> dict[str, float]:
     return {name: error * float(_max_of(size)) for name, size in sizes.items()}
 
 
+def bound_delta(problem: Problem) -> dict[str, Tensor]:
+    """Return how far off dq and dk are by the row sums of the backward alone, about 1 sigma.
+
+    The backward of flash-attention (Dao, arXiv:2205.14135, section B.2) takes delta, the sum of
+    dout * out with out as it was stored, from dP, the sum of dout * v. Where one key has nearly all
+    the weight of a row the two cancel, the true gradient vanishes, and what is left is the rounding
+    of out to 16 bits, independent from element to element, and that of the two sums in float32. A
+    formula that keeps the weights finds 0 there.
+    """
+    heads = problem.q[0, 0, ..., 0].numel()
+    q, k, v, dout = (
+        _heads_first(x.double(), heads) for x in (problem.q, problem.k, problem.v, problem.dout)
+    )
+    p = _softmax(problem, q @ k.mT * problem.scale)
+    out = p @ v
+    rounding = out.to(problem.q.dtype) - out  # 0 with one key: out is v
+    delta = (dout * rounding).norm(dim=-1, keepdim=True)
+    delta = delta + 2.0**-23 * (dout * out).abs().sum(-1, keepdim=True)
+    dq = delta * (p @ k).abs() * problem.scale
+    dk_squared = (p.square().mT @ (delta * q).square()) * problem.scale**2
+    return {
+        "dq": _heads_last(dq, problem.q),
+        "dk": _heads_last(dk_squared, problem.k).sqrt(),
+    }
+
+
 def compute_half(problem: Problem) -> dict[str, Tensor]:
     """Return out, dq, dk, dv of torch's SDPA with its MATH backend, in the inputs' dtype.
 
@@ -218,7 +245,8 @@ def find_faults(
 
     Allowed is twice the error of torch's MATH backend in maximum and root mean square, for
     float32 what `bound_single` says, for lse 1e-4 of 1 + |lse|. What vanishes, such as gradients
-    with one key, may be as far off as rounding of the inputs makes it.
+    with one key, may be as far off as rounding of the inputs makes it, dq and dk also as
+    `bound_delta` says.
 
     Args:
         actual: What the product computed, any of NAMES.
@@ -257,33 +285,52 @@ def find_faults(
     found = []
     for name, row in zip(names, torch.stack(rows).tolist(), strict=True):
         text = _judge(name, row, problem.q.dtype, bounds.get(name))
+        if text and not single and name in {"dq", "dk"}:  # seldom, so that it costs little
+            left = bound_delta(problem)[name]
+            more = (SIGMAS * float(_max_of(left)), SIGMAS * float(_rms_of(left)))
+            text = _judge(name, row, problem.q.dtype, None, more)
         if text:
             found.append(f"{problem}: {name} {text}")
     return found
 
 
-def _judge(name: str, row: list[float], dtype: torch.dtype, single: float | None) -> str | None:
-    """Say what is wrong with one tensor's errors, None if nothing is; single: float32's bound."""
+def _judge(
+    name: str,
+    row: list[float],
+    dtype: torch.dtype,
+    single: float | None,
+    more: tuple[float, float] = (0.0, 0.0),
+) -> str | None:
+    """Say what is wrong with one tensor's errors, None if nothing is.
+
+    Args:
+        name: Of the tensor.
+        row: What `find_faults` measured.
+        dtype: Of the problem.
+        single: float32's bound.
+        more: What is allowed beyond what vanishes may be off by, in maximum and root mean square.
+    """
     misplaced, *pairs, size = row
     if misplaced:
         return f"has {misplaced:.0f} elements that are finite where they should not be, or not"
     errors, baseline, wanted = pairs[:2], pairs[2:4], pairs[4:]
     if name == "lse":
         return None if errors[0] <= LSE_ERROR else f"is off by {errors[0]:.3g} of 1 + |lse|"
-    for kind, error, base, want in zip(("max", "rms"), errors, baseline, wanted, strict=True):
-        bound = _allowed(base, want, size, dtype) if single is None else single
+    kinds = ("max", "rms")
+    for kind, error, base, want, left in zip(kinds, errors, baseline, wanted, more, strict=True):
+        bound = _allowed(base, want, size, dtype, left) if single is None else single
         if not error <= bound:
             return f"{kind} error {error:.3g}, allowed {bound:.3g} (largest value {wanted[0]:.3g})"
     return None
 
 
-def _allowed(base: float, want: float, size: float, dtype: torch.dtype) -> float:
+def _allowed(base: float, want: float, size: float, dtype: torch.dtype, left: float) -> float:
     """Return the error that is allowed.
 
     Where half precision is exact by luck (one key: gradients of zero), the rounding of the result
     and of float32 sums remain.
     """
-    return max(MARGIN * base, torch.finfo(dtype).eps / 2 * want + 1e-5 * size + 2.0**-25)
+    return max(MARGIN * base, torch.finfo(dtype).eps / 2 * want + 1e-5 * size + left + 2.0**-25)
 
 
 def assert_close(actual: Mapping[str, Tensor], problem: Problem) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -235,3 +236,32 @@ def test_the_bound_of_float32_is_a_few_times_what_torch_is_off(magnitude: float)
         for name, bound in bound_single(problem).items():
             worst = max(worst, float((theirs[name] - exact[name]).abs().max()) / bound)
     assert 0.02 < worst < 0.8
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize(("keys", "too_much"), [("one key", 1000), ("one heavy key", 12)])
+def test_what_row_sums_leave_where_one_key_has_the_weight_is_allowed(
+    keys: str, too_much: int, dtype: torch.dtype
+) -> None:
+    problem = random_problem(seqlen_q=40, dtype=dtype, device="cpu")
+    seen = torch.eye(40, dtype=torch.bool) if keys == "one key" else torch.ones(40, 40) > 0
+    seen = seen.expand(1, 2, -1, -1)
+    problem = replace(problem, q=problem.k * 1.5, v=problem.v * 20, visible=seen)
+    q, k, v, dout = problem.q, problem.k, problem.v, problem.dout
+    call: dict[str, Any] = {"softmax_scale": problem.scale, "visible": seen}
+    out, lse = reference_forward(q, k, v, **call)
+    dq, dk, _ = reference_backward(dout, q, k, v, out, lse, None, **call)
+    exact = compute_exact(problem)
+    assert find_faults({"dq": dq, "dk": dk}, problem) == []
+    for name, got in (("dq", dq), ("dk", dk)):
+        far = exact[name] + too_much * (got - exact[name])
+        assert len(find_faults({name: far}, problem)) == 1
+
+
+def test_row_sums_are_no_excuse_where_the_weights_are_spread() -> None:
+    problem = random_problem(seqlen_q=200, dtype=torch.bfloat16, device="cpu")
+    exact, half = compute_exact(problem), compute_half(problem)
+    for name in ("dq", "dk"):
+        got = exact[name].clone(memory_format=torch.contiguous_format)
+        got.view(-1)[11] += 2.2 * (half[name] - exact[name]).abs().amax()
+        assert len(find_faults({name: got}, problem, half=half, exact=exact)) == 1
