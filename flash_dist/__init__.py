@@ -22,6 +22,8 @@ if TYPE_CHECKING:
         flash_attn_varlen_kvpacked_func,
         flash_attn_varlen_qkvpacked_func,
     )
+    from .context_parallel.ring import ring_attention
+    from .context_parallel.shards import ring_positions, ring_shard, ring_unshard
     from .doctor.gpu_report import check
     from .kernels.library import last_variant
     from .masks import BlockMask
@@ -41,6 +43,10 @@ __all__ = [
     "flex_attention",
     "last_variant",
     "merge_attention",
+    "ring_attention",
+    "ring_positions",
+    "ring_shard",
+    "ring_unshard",
     "scaled_dot_product_attention",
 ]
 
@@ -58,6 +64,10 @@ _MODULES: Final = {
     "flex_attention": ".attention.flex",
     "last_variant": ".kernels.library",
     "merge_attention": ".attention.merge",
+    "ring_attention": ".context_parallel.ring",
+    "ring_positions": ".context_parallel.shards",
+    "ring_shard": ".context_parallel.shards",
+    "ring_unshard": ".context_parallel.shards",
     "scaled_dot_product_attention": ".attention.sdpa",
 }
 

@@ -47,6 +47,10 @@ class ExtensionError(FlashDistError):
     """The compiled part of the package is absent or does not load."""
 
 
+class GroupError(FlashDistError):
+    """A process group that is absent, or does not fit the tensors or its other ranks."""
+
+
 class FetchError(FlashDistError):
     """A page or file that an address names and that cannot be had."""
 

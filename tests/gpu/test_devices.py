@@ -25,6 +25,7 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
 ]
 PIPELINE = Path(__file__).parent / "pipeline.py"
+RING = Path(__file__).parent / "ring.py"
 
 
 def move(problem: Problem, device: str) -> Problem:
@@ -85,12 +86,12 @@ def test_tensors_on_two_gpus_are_refused() -> None:
         flash_attn_func(q, q.to("cuda:1"), q)
 
 
-def run_pipeline(attention: str) -> dict[str, Any]:
-    """Run the program in a process of its own: what it may break is not ours."""
+def run_program(program: Path, *words: str) -> dict[str, Any]:
+    """Run a program in a process of its own: what it may break is not ours."""
     package = str(Path(flash_dist.__file__).parents[1])
     try:
         result = subprocess.run(
-            [sys.executable, str(PIPELINE), attention],
+            [sys.executable, str(program), *words],
             capture_output=True,
             text=True,
             timeout=200,
@@ -101,15 +102,15 @@ def run_pipeline(attention: str) -> dict[str, Any]:
         return {"error": "no result after 200 s"}
     lines = [line for line in result.stdout.splitlines() if line.startswith("{")]
     if not lines:
-        words = (result.stderr or result.stdout).strip().splitlines() or ["no output"]
-        return {"error": f"exit status {result.returncode}: {words[-1]}"}
+        said = (result.stderr or result.stdout).strip().splitlines() or ["no output"]
+        return {"error": f"exit status {result.returncode}: {said[-1]}"}
     return dict(json.loads(lines[-1]))
 
 
 def test_a_pipeline_over_two_gpus_shares_one_flex_mask(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    ours, theirs = run_pipeline("flash_dist"), run_pipeline("flex")
+    ours, theirs = run_program(PIPELINE, "flash_dist"), run_program(PIPELINE, "flex")
     with capsys.disabled():
         print(f"\npipeline over two GPUs, flash_dist: {ours}")  # noqa: T201 - the record
         print(f"pipeline over two GPUs, FlexAttention: {theirs}")  # noqa: T201
@@ -117,3 +118,15 @@ def test_a_pipeline_over_two_gpus_shares_one_flex_mask(
     assert ours["same_bits_again"]
     for name, error in ours["errors"].items():
         assert error < 0.02, (name, error)
+
+
+def test_a_ring_of_all_gpus_is_attention_on_one(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_program(RING)
+    with capsys.disabled():
+        print(f"\nring attention: {found}")  # noqa: T201 - the record
+    assert "error" not in found, found
+    limits = {"bfloat16": 0.02, "float16": 0.003, "float32": 1e-5}
+    for name, one in found.items():
+        assert one["differing"] == 0, name
+        limit = next(limit for dtype, limit in limits.items() if dtype in name)
+        assert max(one["errors"].values()) < limit, (name, one["errors"])

@@ -1,0 +1,90 @@
+"""Tensors that go from rank to rank around a ring, while something else is computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from ..errors import GroupError
+from .shards import find_rank
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.distributed import ProcessGroup, Work
+
+Tensor = torch.Tensor
+Tensors = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Arriving:
+    """Tensors on their way from the rank before this one."""
+
+    received: Tensors
+    sent: Tensors  # kept until they have left
+    works: Sequence[Work]
+
+    def wait(self) -> Tensors:
+        """Return the tensors; on a GPU the current stream waits, not the host."""
+        for work in self.works:
+            work.wait()
+        return self.received
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The ranks of a group in their order; the last one's neighbour is the first."""
+
+    group: ProcessGroup | None
+    rank: int
+    size: int
+
+    @classmethod
+    def of(cls, group: ProcessGroup | None, device: torch.device) -> Ring:
+        """Return the ring of a group whose backend takes tensors of a device.
+
+        Raises:
+            GroupError: There is no group, this rank is not in it, or its backend does not fit.
+        """
+        rank, size = find_rank(group)
+        backend = str(dist.get_backend(group))
+        if device.type == "cuda" and backend == "gloo":
+            message = "q is on a GPU, and the process group has the backend gloo"
+            raise GroupError(message, hint='`init_process_group("nccl")`, or CPU tensors')
+        if device.type == "cpu" and backend == "nccl":
+            message = "q is on the CPU, and the process group has the backend nccl"
+            raise GroupError(message, hint='`init_process_group("cpu:gloo,cuda:nccl")` takes both')
+        return cls(group, rank, size)
+
+    def pass_on(self, *tensors: Tensor) -> Arriving:
+        """Send contiguous tensors to the next rank, and receive like ones from the one before."""
+        if self.size == 1:
+            return Arriving(tensors, tensors, ())
+        received = tuple(torch.empty_like(x) for x in tensors)
+        following, before = (self._global_rank(self.rank + step) for step in (1, -1))
+        operations = [
+            dist.P2POp(which, x, peer, self.group, tag)
+            for tag, (out, into) in enumerate(zip(tensors, received, strict=True))
+            for which, x, peer in ((dist.isend, out, following), (dist.irecv, into, before))
+        ]
+        return Arriving(received, tensors, dist.batch_isend_irecv(operations))
+
+    def require_same(self, *words: str) -> None:
+        """Raise GroupError on every rank where one says something else than the first."""
+        mine = ", ".join(words)
+        said: list[str] = [""] * self.size
+        dist.all_gather_object(said, mine, self.group)
+        other = next((rank for rank, words in enumerate(said) if words != said[0]), None)
+        if other is not None:
+            message = (
+                f"all ranks must call alike, got on rank 0: {said[0]}; on {other}: {said[other]}"
+            )
+            raise GroupError(message, hint="`ring_shard` gives every rank as many tokens")
+
+    def _global_rank(self, rank: int) -> int:
+        rank %= self.size
+        return rank if self.group is None else dist.get_global_rank(self.group, rank)

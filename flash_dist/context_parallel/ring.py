@@ -1,0 +1,235 @@
+"""Ring attention: every rank keeps its queries, and keys and values go around.
+
+Liu, Zaharia, Abbeel, "Ring Attention with Blockwise Transformers", arXiv:2310.01889, with chunks
+in zigzag order. Rank r sees the keys of r, r - 1, and so on; their parts are merged in that order,
+and what is summed for a rank's dk and dv goes around with them, so that no bit depends on timing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from ..attention.arguments import (
+    choose_scale,
+    is_transformed,
+    prepare_inputs,
+    require_bool,
+)
+from ..attention.layouts import dtype_name
+from ..attention.merge import merge_attention
+from ..attention.results import choose_result
+from ..attention.support import require_kernels
+from ..errors import FlashDistError
+from ..kernels import operators
+from ..kernels.boundaries import is_checking
+from ..kernels.budget import workspace_budget
+from ..masks.band import Band
+from .exchange import Arriving, Ring
+from .shards import require_chunks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch.distributed import ProcessGroup
+
+    from ..attention.results import Result
+    from .exchange import Tensors
+
+Tensor = torch.Tensor
+ALL = slice(None)
+
+
+def ring_attention(  # noqa: PLR0913 - one attention problem
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    group: ProcessGroup | None = None,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    return_lse: bool = False,
+    batch_invariant: bool = False,
+) -> Result:
+    """Attention of this rank's queries over the keys of all ranks of a process group.
+
+    Each rank passes its keys and values on to the next while it computes with those that it has.
+    With `causal`, tokens must be spread as `ring_shard` does it, and every rank computes the same
+    amount; without, in any way. Every rank calls it, in the same order and with the same shapes,
+    forward and backward. Equal to attention on one GPU up to the rounding of partial results to the
+    dtype of q, once for each rank; and the same bits on every run. torch.compile leaves it out of
+    its graphs.
+
+    Args:
+        q: [batch, seqlen_q, num_heads_q, head_dim] or
+            [batch, seqlen_q, num_heads_kv, heads_per_kv, head_dim], this rank's tokens; dtypes and
+            layouts as in `flash_attn_func`.
+        k: [batch, seqlen_k, num_heads_kv, head_dim], this rank's tokens.
+        v: [batch, seqlen_k, num_heads_kv, head_dim_v].
+        group: The ranks, in their order; by default all. NCCL for tensors on GPUs, gloo on the CPU.
+        causal: A token sees itself and those before it in the whole sequence; seqlen_q is seqlen_k
+            and even.
+        softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
+        return_lse: Return (out, lse).
+        batch_invariant: As in `flash_attn_func`.
+
+    Returns:
+        out: Like q, with head_dim_v, contiguous.
+        lse: [batch, num_heads_q, seqlen_q], float32 (float64 for float64 inputs), over the keys of
+            all ranks; only if `return_lse`. Differentiable.
+
+    Raises:
+        TypeError: An argument is no tensor, or a dtype is not supported.
+        ValueError: Shapes, devices, alignment or softmax_scale do not fit.
+        GroupError: torch.distributed is not initialized, this rank is not in the group, or its
+            backend does not take q's device; with `FLASH_DIST_CHECK=1`, which waits, ranks call
+            with different shapes or options.
+        FlashDistError: This build has no code that runs on the GPU; the message names the arch
+            set to install.
+    """
+    if is_transformed():
+        message = "ring_attention under a transform of torch.func (grad, vjp, vmap) is not served"
+        raise FlashDistError(message, hint="`loss.backward()` and `torch.autograd.grad` are")
+    require_bool("causal", causal)
+    q, k, v = prepare_inputs(q, k, v)
+    ring = Ring.of(group, q.device)
+    scale = choose_scale(softmax_scale, q.shape[-1])
+    if is_checking():
+        ring.require_same(_describe(q, k, v), f"causal {causal}", f"softmax_scale {scale}")
+    if causal:
+        _require_pairs(q, k)
+    if q.device.type == "cuda":
+        require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1])
+    out, lse = _attend(q, k, v, ring, bool(causal), scale, bool(batch_invariant))
+    return choose_result(out, lse, return_lse=return_lse, return_attn_probs=False)
+
+
+def _describe(*tensors: Tensor) -> str:
+    """Say what must be the same on every rank."""
+    return ", ".join(
+        f"{name} {list(x.shape)} {dtype_name(x.dtype)}"
+        for name, x in zip(("q", "k", "v"), tensors, strict=True)
+    )
+
+
+def _require_pairs(q: Tensor, k: Tensor) -> None:
+    if q.shape[1] != k.shape[1]:
+        message = (
+            "with causal a rank has as many queries as keys, "
+            f"got seqlen_q {q.shape[1]} and seqlen_k {k.shape[1]}"
+        )
+        raise ValueError(message)
+    require_chunks(q.shape[1], 2)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a rank computes with the keys of another: these rows of its queries see these keys."""
+
+    rows: slice
+    keys: slice
+    band: Band
+
+
+def choose_part(rank: int, source: int, seqlen: int, *, causal: bool) -> Part:
+    """Return what a rank's queries see of the keys of another.
+
+    Args:
+        rank: Whose queries.
+        source: Whose keys.
+        seqlen: Tokens of a rank, if causal: two chunks in zigzag order.
+        causal: Whether a token sees only those before it.
+    """
+    half = seqlen // 2
+    if not causal:
+        return Part(ALL, ALL, Band())
+    if source == rank:
+        return Part(ALL, ALL, Band(right=0))
+    if source < rank:  # their first chunk is before both of ours, their second behind them
+        return Part(ALL, slice(0, half), Band())
+    return Part(slice(half, None), ALL, Band())  # our second chunk is behind both of theirs
+
+
+def _walk(
+    ring: Ring, k: Tensor, v: Tensor, *, causal: bool
+) -> Iterator[tuple[Part, Tensor, Tensor]]:
+    """Yield what this rank computes with the k and v of each rank: its own, then as they come."""
+    held: Tensors = k.contiguous(), v.contiguous()
+    for step in range(ring.size):
+        arriving = ring.pass_on(*held) if step + 1 < ring.size else None
+        part = choose_part(ring.rank, (ring.rank - step) % ring.size, k.shape[1], causal=causal)
+        one_k, one_v = (x[:, part.keys] for x in held)
+        yield part, one_k, one_v
+        held = arriving.wait() if arriving else held
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator, unused-ignore]
+def _attend(*arguments: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401
+    out, lse = _RingAttention.apply(*arguments)  # type: ignore[no-untyped-call]
+    return out, lse
+
+
+class _RingAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(  # noqa: PLR0913, PLR0917 - torch's protocol
+        ctx: Any,  # noqa: ANN401
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        ring: Ring,
+        causal: bool,  # noqa: FBT001
+        softmax_scale: float,
+        batch_invariant: bool,  # noqa: FBT001
+    ) -> tuple[Tensor, Tensor]:
+        options: dict[str, Any] = {"packing": None, "softmax_scale": softmax_scale}
+        parts = _walk(ring, k, v, causal=causal)
+        part, one_k, one_v = next(parts)  # of this rank itself: all its rows see some
+        out, lse = operators.fwd(q, one_k, one_v, mask=part.band, **options)
+        out = out.to(lse.dtype)
+        for part, one_k, one_v in parts:
+            rows = part.rows
+            one = operators.fwd(q[:, rows], one_k, one_v, mask=part.band, **options)
+            merged = merge_attention(out[:, rows], lse[..., rows], *one)
+            out[:, rows], lse[..., rows] = merged
+        out = out.to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.ring, ctx.causal = ring, causal
+        ctx.options = options | {"budget": workspace_budget(), "batch_invariant": batch_invariant}
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        q, k, v, out, lse = ctx.saved_tensors
+        dout = torch.zeros_like(out) if dout is None else dout
+        dq = _zeros_like(q, lse.dtype)
+        coming = Arriving(tuple(_zeros_like(x, lse.dtype) for x in (k, v)), (), ())
+        for part, one_k, one_v in _walk(ctx.ring, k, v, causal=ctx.causal):
+            rows = part.rows
+            # Not `differentiate`: what it knows of a single key is not so of one among others.
+            one, *others = operators.bwd(
+                dout[:, rows],
+                q[:, rows],
+                one_k,
+                one_v,
+                out[:, rows].contiguous(),
+                lse[..., rows].contiguous(),
+                None if dlse is None else dlse[..., rows],
+                mask=part.band,
+                **ctx.options,
+            )
+            dq[:, rows] += one
+            sums = coming.wait()  # of these keys, from the ranks that had them before
+            for total, x in zip(sums, others, strict=True):
+                total[:, part.keys] += x
+            coming = ctx.ring.pass_on(*sums)
+        dk, dv = coming.wait()  # of the keys of this rank, by way of all others
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), *(None,) * 4
+
+
+def _zeros_like(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros_like(x, dtype=dtype, memory_format=torch.contiguous_format)

@@ -1,0 +1,136 @@
+"""Which tokens of a sequence a rank has, so that causal masks give every rank the same work.
+
+A sequence is cut into 2 * world_size chunks, and rank r has chunks r and 2 * world_size - 1 - r:
+one that sees few keys and one that sees many. It is the zigzag order of
+https://github.com/zhuzilin/ring-flash-attention, and the one of Llama 3 (arXiv:2407.21783, 3.3.2).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from ..attention.arguments import require_tensor
+from ..errors import GroupError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+Tensor = torch.Tensor
+
+
+def ring_positions(seqlen: int, group: ProcessGroup | None = None) -> Tensor:
+    """Return where the tokens of this rank stand in the whole sequence, for rotary embeddings.
+
+    Args:
+        seqlen: Of the whole sequence, a multiple of 2 * world_size.
+        group: The ranks, in their order; by default all.
+
+    Returns:
+        [seqlen / world_size], int64, on the CPU.
+
+    Raises:
+        GroupError: torch.distributed is not initialized, or this rank is not in the group.
+        ValueError: seqlen cannot be cut into equal chunks.
+    """
+    rank, world_size = find_rank(group)
+    return positions(seqlen, rank, world_size)
+
+
+def ring_shard(x: Tensor, group: ProcessGroup | None = None, *, dim: int = 1) -> Tensor:
+    """Return this rank's tokens of a whole sequence: what `ring_attention` takes. Differentiable.
+
+    Args:
+        x: A tensor with all tokens along `dim`, equal on every rank: ids, labels, q, k or v.
+        group: The ranks, in their order; by default all.
+        dim: The axis of the tokens.
+
+    Returns:
+        A tensor with seqlen / world_size tokens along `dim`; token i stands at
+        `ring_positions(seqlen)[i]`.
+
+    Raises:
+        TypeError: x is no tensor.
+        GroupError: torch.distributed is not initialized, or this rank is not in the group.
+        ValueError: seqlen cannot be cut into equal chunks.
+    """
+    require_tensor("x", x)
+    rank, world_size = find_rank(group)
+    require_chunks(x.shape[dim], 2 * world_size)
+    chunks = x.chunk(2 * world_size, dim)
+    return torch.cat((chunks[rank], chunks[-1 - rank]), dim)
+
+
+def ring_unshard(x: Tensor, group: ProcessGroup | None = None, *, dim: int = 1) -> Tensor:
+    """Return the whole sequence from every rank's tokens, in order, on every rank.
+
+    Differentiable: as in torch.distributed.nn, the loss is the sum of those of all ranks.
+
+    Args:
+        x: A tensor with this rank's tokens along `dim`, of the same shape on every rank.
+        group: The ranks, in their order; by default all.
+        dim: The axis of the tokens.
+
+    Raises:
+        TypeError: x is no tensor.
+        GroupError: torch.distributed is not initialized, or this rank is not in the group.
+        ValueError: x has an odd number of tokens.
+    """
+    require_tensor("x", x)
+    find_rank(group)
+    require_chunks(x.shape[dim], 2)
+    return _Unshard.apply(x, group, dim)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def positions(seqlen: int, rank: int, world_size: int) -> Tensor:
+    """Return where the tokens of a rank stand in the whole sequence."""
+    require_chunks(seqlen, 2 * world_size)
+    chunks = torch.arange(seqlen, device="cpu").chunk(2 * world_size)
+    return torch.cat((chunks[rank], chunks[-1 - rank]))
+
+
+def require_chunks(seqlen: int, count: int) -> None:
+    """Raise ValueError where tokens cannot be cut into that many chunks of one length."""
+    if seqlen == 0 or seqlen % count:
+        missing = -seqlen % count or count
+        message = (
+            f"the number of tokens must be a multiple of {count}, got {seqlen}"
+            f"\n\nhint: {missing} more at the end, which causal attention hides from all others"
+        )
+        raise ValueError(message)
+
+
+def find_rank(group: ProcessGroup | None) -> tuple[int, int]:
+    """Return the number of this process in a group, and the size of it.
+
+    Raises:
+        GroupError: torch.distributed is not initialized, or this process is not in the group.
+    """
+    if not (dist.is_available() and dist.is_initialized()):
+        message = "ring attention needs a process group, and torch.distributed is not initialized"
+        raise GroupError(message, hint="`torch.distributed.init_process_group()` under torchrun")
+    rank = dist.get_rank(group)
+    if rank < 0:
+        message = f"rank {dist.get_rank()} is not in the process group that it was given"
+        raise GroupError(message, hint="call with the group that `dist.new_group` gave this rank")
+    return rank, dist.get_world_size(group)
+
+
+class _Unshard(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup | None, dim: int) -> Tensor:  # noqa: ANN401
+        ctx.group, ctx.dim = group, dim
+        x = x.contiguous()
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, x, group)
+        halves = [part.chunk(2, dim) for part in parts]
+        firsts, seconds = zip(*halves, strict=True)
+        return torch.cat((*firsts, *reversed(seconds)), dim)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
+        total = dout.contiguous().clone()
+        dist.all_reduce(total, group=ctx.group)
+        return ring_shard(total, ctx.group, dim=ctx.dim), None, None

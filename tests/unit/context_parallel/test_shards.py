@@ -1,0 +1,39 @@
+"""Who has which tokens, and that each rank does the same work: pure rules, no processes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flash_dist.context_parallel.shards import find_rank, positions, require_chunks
+from flash_dist.errors import GroupError
+
+WORLD_SIZES = (1, 2, 3, 4, 8)
+each_size = pytest.mark.parametrize("world_size", WORLD_SIZES)
+
+
+@each_size
+def test_every_token_is_on_one_rank(world_size: int) -> None:
+    seqlen = 2 * world_size * 3
+    everywhere = torch.cat([positions(seqlen, rank, world_size) for rank in range(world_size)])
+    assert sorted(everywhere.tolist()) == list(range(seqlen))
+
+
+@each_size
+def test_causal_work_is_the_same_on_every_rank(world_size: int) -> None:
+    seqlen = 2 * world_size * 3
+    work = {int((positions(seqlen, rank, world_size) + 1).sum()) for rank in range(world_size)}
+    assert len(work) == 1
+
+
+@pytest.mark.parametrize(("seqlen", "missing"), [(0, 8), (7, 1), (9, 7), (4, 4)])
+def test_tokens_that_cannot_be_spread_evenly_are_refused(seqlen: int, missing: int) -> None:
+    message = f"must be a multiple of 8, got {seqlen}\n\nhint: {missing} more"
+    with pytest.raises(ValueError, match=message):
+        require_chunks(seqlen, 8)
+
+
+def test_without_a_process_group_the_way_to_one_is_named() -> None:
+    with pytest.raises(GroupError, match="is not initialized") as error:
+        find_rank(None)
+    assert "torchrun" in str(error.value)

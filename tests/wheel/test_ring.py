@@ -1,0 +1,252 @@
+"""Ring attention over processes on the CPU, held against attention in one."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import ExitStack
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from flash_dist import (
+    flash_attn_func,
+    ring_attention,
+    ring_positions,
+    ring_shard,
+    ring_unshard,
+)
+from flash_dist.context_parallel.ring import choose_part
+from flash_dist.context_parallel.shards import positions
+from flash_dist.errors import FlashDistError, GroupError
+from flash_dist.kernels.reference import visible
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+Tensor = torch.Tensor
+SEQLEN = 24
+WORLD_SIZES = (1, 2, 3)
+LIMIT = timedelta(seconds=120)  # for a rank that waits for one that has failed
+
+CASES: dict[str, dict[str, Any]] = {
+    "full": {"causal": False},
+    "causal": {"causal": True},
+    "grouped": {"causal": True, "heads": 4},
+    "five axes": {"causal": True, "heads": 4, "grouped": True},
+    "fp32": {"causal": True, "dtype": torch.float32},
+    "bf16": {"causal": True, "dtype": torch.bfloat16},
+    "v of fewer columns": {"causal": True, "head_dim_v": 8},
+    "batch invariant": {"causal": True, "batch_invariant": True},
+}
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 4e-2}
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[list[ProcessPoolExecutor]]:
+    """Yield processes that have torch loaded and wait, each an executor of its own."""
+    with ExitStack() as stack:
+        context = multiprocessing.get_context("spawn")
+        yield [
+            stack.enter_context(ProcessPoolExecutor(1, context, torch.set_num_threads, (1,)))
+            for _ in range(max(WORLD_SIZES))
+        ]
+
+
+Run = Callable[[Callable[[], None], int], None]
+
+
+@pytest.fixture
+def run(processes: list[ProcessPoolExecutor], tmp_path: Path) -> Run:
+    """Return what runs a function in processes of one group, and raises what one of them raises."""
+
+    def run_in(body: Callable[[], None], world_size: int) -> None:
+        ranks = [
+            process.submit(_join, rank, world_size, str(tmp_path / "store"), body)
+            for rank, process in enumerate(processes[:world_size])
+        ]
+        for done in as_completed(ranks):
+            done.result()
+
+    return run_in
+
+
+def _join(rank: int, world_size: int, store: str, body: Callable[[], None]) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    address = f"file://{store}"
+    dist.init_process_group("gloo", address, LIMIT, world_size, rank)
+    try:
+        body()
+    finally:
+        dist.destroy_process_group()
+
+
+def draw(
+    *,
+    heads: int = 2,
+    dtype: torch.dtype = torch.float64,
+    grouped: bool = False,
+    head_dim_v: int = 16,
+) -> list[Tensor]:
+    """Return q, k, v, dout and dlse of the whole sequence, the same in every process."""
+    generator = torch.Generator().manual_seed(0)
+
+    def one(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    q, k = one(2, SEQLEN, heads, 16), one(2, SEQLEN, 2, 16)
+    v, dout = one(2, SEQLEN, 2, head_dim_v), one(2, SEQLEN, heads, head_dim_v)
+    if grouped:
+        q, dout = q.unflatten(2, (2, -1)), dout.unflatten(2, (2, -1))
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    return [q, k, v, dout, one(2, heads, SEQLEN).to(wide)]
+
+
+def compare(case: dict[str, Any]) -> None:
+    """Hold ring attention against attention of one process, and one run against the next."""
+    case = dict(case)
+    causal, invariant = case.pop("causal"), case.pop("batch_invariant", False)
+    q, k, v, dout, dlse = draw(**case)
+    options: dict[str, Any] = {"causal": causal, "batch_invariant": invariant, "return_lse": True}
+    whole = [x.requires_grad_() for x in (q, k, v)]
+    out, lse = flash_attn_func(whole[0], whole[1], whole[2], **options)
+    want = [out, lse, *torch.autograd.grad((out, lse), whole, (dout, dlse))]
+    runs = []
+    for _ in range(2):
+        parts = [ring_shard(x.detach()).requires_grad_() for x in (q, k, v)]
+        given = ring_shard(dout), ring_shard(dlse, dim=2)
+        one, one_lse = ring_attention(*parts, **options)
+        runs.append([one, one_lse, *torch.autograd.grad((one, one_lse), parts, given)])
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+    limit = TOLERANCES[q.dtype]
+    for index, (got, expected) in enumerate(zip(runs[0], want, strict=True)):
+        there = ring_shard(expected.detach(), dim=2 if index == 1 else 1)
+        assert got.dtype == expected.dtype
+        torch.testing.assert_close(got, there, rtol=limit, atol=limit)
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_ring_attention_is_attention_in_one_process(
+    run: Run, case: dict[str, Any], world_size: int
+) -> None:
+    run(partial(compare, case), world_size)
+
+
+def attend_across() -> None:
+    """Queries of another length, and one key on each rank, which has not all of the weight."""
+    q, k, v, dout, _ = draw()
+    k, v = k[:, : dist.get_world_size()], v[:, : dist.get_world_size()]
+    whole = [x.clone().requires_grad_() for x in (q, k, v)]
+    want = torch.autograd.grad(flash_attn_func(whole[0], whole[1], whole[2]), whole, dout)
+    rank = dist.get_rank()
+    parts = [q, k[:, rank : rank + 1], v[:, rank : rank + 1]]
+    if rank == 0:  # who has queries may differ, too
+        parts[0], dout = q[:, :5], dout[:, :5]
+    else:
+        parts[0], dout = q[:, 5:], dout[:, 5:]
+    parts = [x.clone().requires_grad_() for x in parts]
+    dq, dk, dv = torch.autograd.grad(ring_attention(*parts), parts, dout)
+    torch.testing.assert_close(dq, want[0][:, :5] if rank == 0 else want[0][:, 5:])
+    torch.testing.assert_close(dk, want[1][:, rank : rank + 1])
+    torch.testing.assert_close(dv, want[2][:, rank : rank + 1])
+
+
+def test_keys_of_other_ranks_count_where_a_rank_has_one_alone(run: Run) -> None:
+    run(attend_across, 2)
+
+
+def walk_through_shards() -> None:
+    whole = torch.arange(2.0 * SEQLEN).view(2, SEQLEN).requires_grad_()
+    mine = ring_shard(whole)
+    assert torch.equal(mine, whole[:, ring_positions(SEQLEN)])
+    back = ring_unshard(mine)
+    assert torch.equal(back, whole)
+    weight = torch.arange(SEQLEN) * (1.0 + dist.get_rank())
+    (gradient,) = torch.autograd.grad((back * weight).sum(), mine)
+    ranks = sum(range(1, dist.get_world_size() + 1))  # the losses of all ranks are added
+    assert torch.equal(gradient, ring_shard((torch.arange(SEQLEN) * ranks).expand(2, -1)).float())
+    with pytest.raises(ValueError, match="multiple of 6, got 25"):
+        ring_shard(torch.zeros(1, 25))
+
+
+def test_what_is_spread_comes_together_again(run: Run) -> None:
+    run(walk_through_shards, 3)
+
+
+def call_in_a_smaller_group() -> None:
+    group = dist.new_group([0, 2])
+    q, k, v, *_ = draw()
+    if dist.get_rank() == 1:
+        with pytest.raises(GroupError, match="rank 1 is not in the process group"):
+            ring_attention(q, k, v, group=group)
+        return
+    parts = [ring_shard(x, group) for x in (q, k, v)]
+    out = ring_unshard(ring_attention(*parts, group=group, causal=True), group)
+    torch.testing.assert_close(out, flash_attn_func(q, k, v, causal=True))
+
+
+def test_a_group_of_some_ranks_is_a_ring_of_its_own(run: Run) -> None:
+    run(call_in_a_smaller_group, 3)
+
+
+def call_differently() -> None:
+    q = torch.zeros(1, 2 + 2 * dist.get_rank(), 1, 16)
+    said = r"on rank 0: q \[1, 2, 1, 16\].*on 1: q \[1, 4, 1, 16\]"
+    checking = patch.dict(os.environ, {"FLASH_DIST_CHECK": "1"})
+    with checking, pytest.raises(GroupError, match=said):
+        ring_attention(q, q, q, causal=True)
+
+
+def test_ranks_that_call_differently_are_told_so_where_it_is_asked_for(run: Run) -> None:
+    run(call_differently, 2)
+
+
+def call_wrongly() -> None:
+    q = torch.zeros(1, 3, 1, 16)
+    with pytest.raises(ValueError, match="seqlen_q 3 and seqlen_k 2"):
+        ring_attention(q, q[:, :2], q[:, :2], causal=True)
+    with pytest.raises(ValueError, match="multiple of 2, got 3"):
+        ring_attention(q, q, q, causal=True)
+    with pytest.raises(TypeError, match="causal must be True or False"):
+        ring_attention(q, q, q, causal="yes")  # type: ignore[arg-type]
+    with pytest.raises(FlashDistError, match=r"transform of torch\.func"):
+        torch.func.vmap(ring_attention)(*[q[None]] * 3)
+    compiled = torch.compile(lambda x: ring_attention(x * 2, x, x).sum(), backend="eager")
+    q = torch.ones(1, 2, 1, 16, requires_grad=True)
+    compiled(q).backward()
+    assert q.grad is not None
+
+
+def test_wrong_arguments_are_refused_before_anything_is_sent(run: Run) -> None:
+    run(call_wrongly, 1)
+
+
+def test_without_a_process_group_the_way_to_one_is_named() -> None:
+    q = torch.zeros(1, 2, 1, 16)
+    with pytest.raises(GroupError, match="torchrun"):
+        ring_attention(q, q, q)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+def test_the_parts_of_all_ranks_are_the_causal_mask(world_size: int) -> None:
+    seqlen = 2 * world_size * 3
+    seen = torch.zeros(seqlen, seqlen, dtype=torch.int64)
+    for rank in range(world_size):
+        for source in range(world_size):
+            mine, theirs = (positions(seqlen, one, world_size) for one in (rank, source))
+            part = choose_part(rank, source, len(mine), causal=True)
+            rows, keys = mine[part.rows], theirs[part.keys]
+            left, right, _ = part.band
+            seen[rows[:, None], keys] += visible(
+                len(rows), len(keys), left=left, right=right
+            ).long()
+    assert torch.equal(seen, torch.ones_like(seen).tril())
