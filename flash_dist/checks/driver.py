@@ -18,7 +18,7 @@ from ..findings.result import CheckResult
 from ..kernels.boundaries import CHECK_VARIABLE, find_check_problem
 from ..kernels.budget import BUDGET_VARIABLE, find_budget_problem
 from ..targets.advice import GET_DRIVER, driver_fix
-from ..targets.compatibility import driver_refusal, is_set
+from ..targets.compatibility import driver_refusal, jit_policy
 from ..targets.devices import ZSTD_CUDA, first_driver, format_version, ptx_isa_cuda, toolkit_driver
 from ..targets.verdict import SMEM_VARIABLE
 from .host import describe_driver, explain_no_gpu
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from ..targets.verdict import Build
     from .environment import Environment
 
-_JIT_VARIABLES = ("CUDA_FORCE_PTX_JIT", "CUDA_DISABLE_PTX_JIT")
-
 
 def check_variables(environment: Environment) -> CheckResult:
     """Variables that make the driver ignore embedded code, or that we cannot read."""
@@ -40,15 +38,20 @@ def check_variables(environment: Environment) -> CheckResult:
     if malformed:
         name, problem, entry = malformed
         return CheckResult("fail", problem, shown, f"`unset {name}`", entry)
-    for name in _JIT_VARIABLES:
-        if is_set(environment.variables, name):
-            return CheckResult(
-                "warn",
-                f"{name} is set: the driver does not use all embedded code",
-                shown,
-                f"`unset {name}`",
-                JIT_VARIABLE,
-            )
+    switches = jit_policy(environment.variables).variables
+    if switches:
+        uses = (
+            "is set: the driver does not use all"
+            if len(switches) == 1
+            else ("are set: the driver uses no")
+        )
+        return CheckResult(
+            "warn",
+            f"{' and '.join(switches)} {uses} embedded code",
+            shown,
+            f"`unset {' '.join(switches)}`",
+            JIT_VARIABLE,
+        )
     if environment.variables.get(SMEM_VARIABLE, "").strip():
         return CheckResult(
             "warn",

@@ -29,7 +29,9 @@ VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
     "CUDA_FORCE_PTX_JIT",
+    "CUDA_FORCE_JIT",
     "CUDA_DISABLE_PTX_JIT",
+    "CUDA_DISABLE_JIT",
     "CUDA_CACHE_DISABLE",
     "CUDA_CACHE_PATH",
     "CUDA_CACHE_MAXSIZE",
@@ -185,7 +187,7 @@ def find_situation(environment: Environment, gpu: Gpu) -> Situation:
         gpu.device, environment.cuda.driver, environment.variables, smem_optin=gpu.smem_optin
     )
     lacking = environment.host is not None and environment.host.lacks_jit_compiler
-    return replace(situation, jit="absent") if lacking and situation.jit == "allowed" else situation
+    return replace(situation, jit=replace(situation.jit, lacks_compiler=lacking))
 
 
 def _build(environment: Environment) -> Build:

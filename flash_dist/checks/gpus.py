@@ -27,6 +27,7 @@ from ..targets.advice import (
     explain_refusal,
     unsupported_fix,
 )
+from ..targets.compatibility import ALLOWED
 from ..targets.devices import KIB, KNOWN_DEVICES
 from ..targets.verdict import (
     FLOOR,
@@ -85,9 +86,10 @@ def check_gpu(environment: Environment, gpu: Gpu) -> CheckResult:
     )
     better = unsupported_fix(_all_devices(environment), _build(environment))
     if verdict.how == "unverified":
-        situation = replace(verdict.situation, jit="allowed")
+        situation = replace(verdict.situation, jit=ALLOWED)
         if judge_device(_build(environment), situation).how == "jit":
-            better = "`unset CUDA_DISABLE_PTX_JIT`, and the driver compiles the PTX of this build"
+            name = verdict.situation.jit.disabled
+            better = f"`unset {name}`, and the driver compiles the PTX of this build"
         fix = f"`python -m flash_dist selftest` on it shows whether it does; {better}"
         return replace(result, status="warn", fix=fix, entry=UNVERIFIED)
     if verdict.missing_dtypes:

@@ -38,7 +38,9 @@ class _Values(NamedTuple):
 _SWITCH: Final = _Values("[01]?", "0 or 1", "1")
 _VALUES: Final = {
     "CUDA_FORCE_PTX_JIT": _SWITCH,
+    "CUDA_FORCE_JIT": _SWITCH,
     "CUDA_DISABLE_PTX_JIT": _SWITCH,
+    "CUDA_DISABLE_JIT": _SWITCH,
     "CUDA_CACHE_DISABLE": _SWITCH,
     "CUDA_CACHE_MAXSIZE": _Values("[0-9]*", "a number of bytes", "1073741824"),
     "CUDA_DEVICE_ORDER": _Values(

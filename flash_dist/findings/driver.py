@@ -42,8 +42,9 @@ JIT_VARIABLE: Final = Entry(
     "jit-variable",
     "A variable keeps the driver from embedded code",
     "CUDA_FORCE_PTX_JIT makes the driver ignore all machine code and compile PTX; "
-    "CUDA_DISABLE_PTX_JIT forbids to compile any. A library that lacks the other kind fails "
-    "with `no kernel image is available`, torch's own too.",
+    "CUDA_DISABLE_PTX_JIT forbids to compile any; CUDA_FORCE_JIT and CUDA_DISABLE_JIT do the same "
+    "where those are not set. A library that lacks the other kind fails with `no kernel image is "
+    "available`, torch's own too; under both nothing loads.",
     "Unset the variable, also where it comes from a profile, a container image or a job "
     "script. It is meant for tests.",
 )

@@ -80,8 +80,10 @@ JIT_COMPILER_ABSENT: Final = Entry(
 JIT_DISABLED: Final = Entry(
     "jit-disabled",
     "CUDA error 223: compiling PTX is disabled",
-    "The library has PTX only for this GPU, and CUDA_DISABLE_PTX_JIT forbids to compile it.",
-    "`unset CUDA_DISABLE_PTX_JIT`, or install a build that has machine code for this GPU.",
+    "The library has PTX only for this GPU, and CUDA_DISABLE_PTX_JIT or CUDA_DISABLE_JIT forbids "
+    "to compile it.",
+    "`unset CUDA_DISABLE_PTX_JIT CUDA_DISABLE_JIT`, or install a build that has machine code for "
+    "this GPU.",
     pattern="(?i)PTX JIT compilation was disabled",
 )
 

@@ -197,10 +197,11 @@ def _fix(report: SelftestReport) -> str:
     first = report.findings[0]
     if first.entry is SELFTEST_TIMEOUT:
         return "`--timeout` allows more time: `python -m flash_dist selftest --timeout 3600`"
-    jit = jit_policy(os.environ)
-    if jit != "allowed":
-        name = "CUDA_FORCE_PTX_JIT" if jit == "forced" else "CUDA_DISABLE_PTX_JIT"
-        return f"`unset {name}` and try again: torch's own kernels obey it, too, and have no PTX"
+    switches = " ".join(jit_policy(os.environ).variables)
+    if switches:
+        return (
+            f"`unset {switches}` and try again: torch's own kernels obey it, too, and have no PTX"
+        )
     if not first.case and not report.cases:
         return "`python -m flash_dist doctor` shows what is wrong with the install"
     return "do not use this device with this build; report the output of `selftest --json`"

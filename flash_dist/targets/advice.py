@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .compatibility import DEFAULT_ORIGIN, judge, order_of_sets
+from .compatibility import judge, order_of_sets
 from .devices import Device, Driver, driver_supports_toolkit, toolkit_driver
 from .verdict import FLOOR, SMEM_VARIABLE, Build, Cause, DeviceVerdict
 
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from .archs import Arch, ArchSet
-    from .compatibility import JitPolicy
 
 GET_GLIBC = "use a glibc distribution such as Debian, Ubuntu or Rocky Linux"
 GET_DRIVER = (
@@ -43,15 +42,13 @@ def describe_device(device: Device, name: str = "") -> str:
     return f"{name} (compute capability {device})" if name else f"compute capability {device}"
 
 
-def sets_for(
-    devices: Iterable[Device], archsets: Iterable[ArchSet], jit: JitPolicy = "allowed"
-) -> tuple[ArchSet, ...]:
+def sets_for(devices: Iterable[Device], archsets: Iterable[ArchSet]) -> tuple[ArchSet, ...]:
     """Return the arch sets that serve all of these GPUs, and do it best; the smallest first.
 
     A set that needs the JIT is not named beside one that has machine code; see `order_of_sets`.
     """
     devices = tuple(devices)
-    ranked = [(_serve(archset, devices, jit), archset) for archset in archsets]
+    ranked = [(_serve(archset, devices), archset) for archset in archsets]
     serving = [(order_of_sets(hows), archset) for hows, archset in ranked if hows is not None]
     best = min((key for key, _ in serving), default=None)
     equal = [archset for key, archset in serving if key == best]
@@ -128,11 +125,11 @@ def explain_refusal(
     return sentence, fixes.get(verdict.cause, "")
 
 
-def _serve(archset: ArchSet, devices: tuple[Device, ...], jit: JitPolicy) -> list[str] | None:
+def _serve(archset: ArchSet, devices: tuple[Device, ...]) -> list[str] | None:
     """Say how each GPU is served; None if one is not, for certain."""
     hows: list[str] = []
     for device in devices:
-        verdicts = [judge(arch, device, None, DEFAULT_ORIGIN, jit=jit) for arch in archset.archs]
+        verdicts = [judge(arch, device) for arch in archset.archs]
         best = min(verdicts, key=lambda verdict: verdict.rank, default=None)
         if not best:
             return None

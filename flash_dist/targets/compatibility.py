@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from .gpus import Version
 
 How = Literal["native", "family", "same-major", "jit", "unverified", "no"]
-JitPolicy = Literal["allowed", "forced", "disabled", "absent"]
 
 PREFERENCE: tuple[How, ...] = ("native", "family", "same-major", "jit", "unverified", "no")
 
@@ -87,6 +86,27 @@ class Origin:
 
 DEFAULT_ORIGIN = Origin()
 
+# CUDA's switches for embedded code, each under two names: the first that is set decides.
+FORCE_JIT = ("CUDA_FORCE_PTX_JIT", "CUDA_FORCE_JIT")
+DISABLE_JIT = ("CUDA_DISABLE_PTX_JIT", "CUDA_DISABLE_JIT")
+
+
+@dataclass(frozen=True)
+class JitPolicy:
+    """What keeps the driver from embedded code; by default nothing does."""
+
+    forced: str = ""  # the variable by which it ignores SASS
+    disabled: str = ""  # the variable by which it compiles no PTX
+    lacks_compiler: bool = False  # there is no library that would
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """The variables that are on."""
+        return tuple(name for name in (self.forced, self.disabled) if name)
+
+
+ALLOWED = JitPolicy()
+
 
 def is_set(environ: Mapping[str, str], name: str) -> bool:
     """Whether a variable of the driver is on: empty and 0 are off."""
@@ -94,12 +114,14 @@ def is_set(environ: Mapping[str, str], name: str) -> bool:
 
 
 def jit_policy(environ: Mapping[str, str]) -> JitPolicy:
-    """Read the two CUDA variables that change what the driver does with embedded code."""
-    if is_set(environ, "CUDA_FORCE_PTX_JIT"):
-        return "forced"
-    if is_set(environ, "CUDA_DISABLE_PTX_JIT"):
-        return "disabled"
-    return "allowed"
+    """Read the CUDA variables that change what the driver does with embedded code."""
+    return JitPolicy(_find_switch(environ, FORCE_JIT), _find_switch(environ, DISABLE_JIT))
+
+
+def _find_switch(environ: Mapping[str, str], names: Iterable[str]) -> str:
+    """Return the name by which a switch is on; empty if it is off."""
+    name = next((name for name in names if environ.get(name)), "")
+    return name if is_set(environ, name) else ""
 
 
 def judge(
@@ -108,7 +130,7 @@ def judge(
     driver: Driver | None = None,
     origin: Origin = DEFAULT_ORIGIN,
     *,
-    jit: JitPolicy = "allowed",
+    jit: JitPolicy = ALLOWED,
 ) -> RunVerdict:
     """Judge whether a driver would run code for a target on a device.
 
@@ -119,7 +141,7 @@ def judge(
         device: The GPU.
         driver: Its driver. None leaves the driver out of the question.
         origin: Toolkit, PTX ISA and compression of the image; what we build by default.
-        jit: What CUDA_FORCE_PTX_JIT and CUDA_DISABLE_PTX_JIT say; see `jit_policy`.
+        jit: What CUDA_FORCE_PTX_JIT, CUDA_DISABLE_PTX_JIT and their newer names say.
     """
     verdict = _judge_ptx(arch, device) if arch.ptx else _judge_sass(arch, device)
     if verdict.how == "no":
@@ -136,7 +158,7 @@ def choose_arch(
     driver: Driver | None = None,
     origin: Origin = DEFAULT_ORIGIN,
     *,
-    jit: JitPolicy = "allowed",
+    jit: JitPolicy = ALLOWED,
 ) -> tuple[Arch, RunVerdict] | None:
     """Return the target the device is best served by, None if none runs or might run there.
 
@@ -198,15 +220,15 @@ def _judge_suffix(arch: Arch, device: Device) -> RunVerdict:
 
 
 def _judge_policy(arch: Arch, jit: JitPolicy) -> RunVerdict | None:
-    if jit == "forced" and not arch.ptx:
-        return RunVerdict("no", f"CUDA_FORCE_PTX_JIT is set, so the driver ignores {arch}")
-    if jit == "disabled" and arch.ptx:
+    if jit.forced and not arch.ptx:
+        return RunVerdict("no", f"{jit.forced} is set, so the driver ignores {arch}")
+    if jit.disabled and arch.ptx:
         return RunVerdict(
             "no",
-            f"CUDA_DISABLE_PTX_JIT is set, so the driver does not compile {arch} "
+            f"{jit.disabled} is set, so the driver does not compile {arch} "
             "(only what its cache holds already would load)",
         )
-    if jit == "absent" and arch.ptx:
+    if jit.lacks_compiler and arch.ptx:
         return RunVerdict(
             "no",
             f"libnvidia-ptxjitcompiler.so.1 is missing, so the driver does not compile {arch}",

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from .compatibility import (
+    ALLOWED,
     DEFAULT_ORIGIN,
     JitPolicy,
     Origin,
@@ -155,7 +156,7 @@ class Situation:
     device: Device
     driver: Driver | None = None  # None: unknown, taken as new enough
     smem_limit: int = 0  # bytes; 0: what devices of this compute capability have
-    jit: JitPolicy = "allowed"
+    jit: JitPolicy = ALLOWED
     smem_lowered: bool = False  # by the variable, not by the GPU
 
     @property
@@ -344,12 +345,12 @@ def _missing_dtypes(build: Build, situation: Situation) -> tuple[str, ...]:
 
 def _find_cause(build: Build, situation: Situation, key: KernelKey) -> tuple[Cause, str]:
     """Find the one thing that, were it different, would let this kernel run."""
+    lacking = JitPolicy(lacks_compiler=situation.jit.lacks_compiler)
     relaxed: tuple[tuple[Cause, Situation], ...] = (
         ("driver-too-old", replace(situation, driver=None)),
-        (
-            "jit-compiler-absent" if situation.jit == "absent" else "jit-variable",
-            replace(situation, jit="allowed"),
-        ),
+        ("jit-variable", replace(situation, jit=lacking)),
+        ("jit-compiler-absent", replace(situation, jit=ALLOWED)),
+        ("jit-variable", replace(situation, driver=None, jit=lacking)),
         ("smem-limit", replace(situation, smem_limit=_NO_LIMIT)),
     )
     for cause, other in relaxed:

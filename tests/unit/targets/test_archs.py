@@ -14,7 +14,14 @@ from flash_dist.targets.archs import (
     require_supported,
     unsupported,
 )
-from flash_dist.targets.compatibility import Origin, RunVerdict, choose_arch, jit_policy, judge
+from flash_dist.targets.compatibility import (
+    JitPolicy,
+    Origin,
+    RunVerdict,
+    choose_arch,
+    jit_policy,
+    judge,
+)
 from flash_dist.targets.devices import (
     Device,
     Driver,
@@ -246,14 +253,23 @@ def test_the_gpu_is_judged_before_the_driver() -> None:
 @pytest.mark.parametrize(
     ("environ", "policy", "sass", "ptx"),
     [
-        ({}, "allowed", "native", "jit"),
-        ({"CUDA_FORCE_PTX_JIT": "0", "CUDA_DISABLE_PTX_JIT": ""}, "allowed", "native", "jit"),
-        ({"CUDA_FORCE_PTX_JIT": "1"}, "forced", "no", "jit"),
-        ({"CUDA_DISABLE_PTX_JIT": "1"}, "disabled", "native", "no"),
+        ({}, JitPolicy(), "native", "jit"),
+        ({"CUDA_FORCE_PTX_JIT": "0", "CUDA_DISABLE_PTX_JIT": ""}, JitPolicy(), "native", "jit"),
+        ({"CUDA_FORCE_PTX_JIT": "1"}, JitPolicy("CUDA_FORCE_PTX_JIT"), "no", "jit"),
+        ({"CUDA_DISABLE_PTX_JIT": "1"}, JitPolicy("", "CUDA_DISABLE_PTX_JIT"), "native", "no"),
+        ({"CUDA_FORCE_JIT": "1"}, JitPolicy("CUDA_FORCE_JIT"), "no", "jit"),
+        ({"CUDA_DISABLE_JIT": "1"}, JitPolicy("", "CUDA_DISABLE_JIT"), "native", "no"),
+        ({"CUDA_FORCE_PTX_JIT": "0", "CUDA_FORCE_JIT": "1"}, JitPolicy(), "native", "jit"),
+        (
+            {"CUDA_FORCE_PTX_JIT": "1", "CUDA_DISABLE_PTX_JIT": "1"},
+            JitPolicy("CUDA_FORCE_PTX_JIT", "CUDA_DISABLE_PTX_JIT"),
+            "no",
+            "no",
+        ),
     ],
 )
 def test_variables_of_cuda_change_the_verdict(
-    environ: dict[str, str], policy: str, sass: str, ptx: str
+    environ: dict[str, str], policy: JitPolicy, sass: str, ptx: str
 ) -> None:
     jit = jit_policy(environ)
     assert jit == policy

@@ -14,6 +14,7 @@ from flash_dist.targets.advice import (
     unsupported_sentence,
 )
 from flash_dist.targets.archs import Arch
+from flash_dist.targets.compatibility import JitPolicy
 from flash_dist.targets.devices import Device, Driver
 from flash_dist.targets.verdict import (
     Build,
@@ -170,6 +171,19 @@ def test_the_jit_variables_change_the_verdict(
     assert not cause or variable in verdict.reason
 
 
+def test_a_driver_that_takes_neither_sass_nor_ptx_loads_nothing() -> None:
+    both = {"CUDA_FORCE_JIT": "1", "CUDA_DISABLE_PTX_JIT": "1"}
+    there = Situation.of(Device(8, 0), R580, both)
+    verdict = judge_device(make_build(ALL), there)
+    assert (verdict.how, verdict.cause) == ("none", "jit-variable")
+    assert "CUDA_FORCE_JIT is set, so the driver ignores sm_80" in verdict.reason
+    forced = Situation(Device(9, 0), R580, jit=JitPolicy("CUDA_FORCE_PTX_JIT", lacks_compiler=True))
+    assert judge_device(make_build(HOPPER), forced).cause == "jit-variable"
+    only_ptx = judge_device(make_build("8.9+PTX"), forced)
+    assert only_ptx.cause == "jit-compiler-absent"
+    assert "libnvidia-ptxjitcompiler.so.1 is missing" in only_ptx.reason
+
+
 def test_ptx_newer_than_the_driver_is_refused_for_the_driver() -> None:
     variants = [
         replace(variant, origin=replace(variant.origin, toolkit="13.1", ptx_isa=(9, 1)))
@@ -180,6 +194,8 @@ def test_ptx_newer_than_the_driver_is_refused_for_the_driver() -> None:
     assert verdict.cause == "driver-too-old"
     assert "PTX ISA 9.1" in verdict.reason
     assert "590" in verdict.reason
+    disabled = Situation.of(Device(9, 0), R580, {"CUDA_DISABLE_JIT": "1"})
+    assert judge_device(build, disabled).cause == "jit-variable"
 
 
 def test_machine_code_is_preferred_and_refusals_are_kept() -> None:
@@ -262,7 +278,7 @@ def test_every_cause_is_explained() -> None:
         "needs driver 580 or newer, not driver 535 (CUDA 12.2)"
     )
     assert fix.startswith("install NVIDIA driver 580 or newer")
-    forced = judge_device(build, Situation(Device(9, 0), R580, jit="forced"))
+    forced = judge_device(build, Situation(Device(9, 0), R580, jit=JitPolicy("CUDA_FORCE_PTX_JIT")))
     assert explain_refusal(forced, build)[1] == "unset that variable"
 
 
