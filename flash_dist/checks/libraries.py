@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 # What helps against an obstacle, by words of its sentence (`targets/compatibility.py`).
 _STEPS = (
     ("or newer, not", "install a newer NVIDIA driver"),
+    ("or older, not", "install that older NVIDIA driver, the last one for this GPU"),
     ("is set", "unset that variable"),
     ("is missing", "install the whole driver, its JIT compiler included"),
 )

@@ -92,7 +92,8 @@ def _compiled_by(toolkit: str) -> tuple[Arch, ...]:
 # SASS targets each toolkit compiles (`nvcc --list-gpu-code`, suffixes from `nvcc --help`); each
 # of them exists as PTX too.
 TOOLKIT_ARCHS: dict[str, tuple[Arch, ...]] = {
-    toolkit: _compiled_by(toolkit) for toolkit in ("12.0", "12.8", "12.9", "13.0", "13.1", "13.2")
+    toolkit: _compiled_by(toolkit)
+    for toolkit in ("12.0", "12.8", "12.9", "13.0", "13.1", "13.2", "13.4")
 }
 
 KNOWN_ARCHS: tuple[Arch, ...] = tuple(

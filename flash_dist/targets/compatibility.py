@@ -20,6 +20,7 @@ from .devices import (
     driver_supports_zstd,
     first_driver,
     format_version,
+    last_driver,
     ptx_isa_cuda,
     toolkit_driver,
     toolkit_ptx_isa,
@@ -134,7 +135,8 @@ def judge(
 ) -> RunVerdict:
     """Judge whether a driver would run code for a target on a device.
 
-    The rules apply in the order in which a user could act on them: GPU, variables, driver.
+    The rules apply in the order in which a user could act on them: the GPU and whether its driver
+    works it at all, variables, what the driver loads.
 
     Args:
         arch: The target.
@@ -146,10 +148,12 @@ def judge(
     verdict = _judge_ptx(arch, device) if arch.ptx else _judge_sass(arch, device)
     if verdict.how == "no":
         return verdict
-    objection = _judge_policy(arch, jit)
-    if objection is None:  # NOTE: not `or`, a refusal is false
-        objection = _judge_driver(arch, device, driver, origin)
-    return verdict if objection is None else objection
+    objections = (
+        _judge_support(device, driver) if driver else None,
+        _judge_policy(arch, jit),
+        _judge_driver(arch, driver, origin) if driver else None,
+    )
+    return next((one for one in objections if one is not None), verdict)
 
 
 def choose_arch(
@@ -175,14 +179,14 @@ def choose_arch(
 
 
 def _judge_sass(arch: Arch, device: Device) -> RunVerdict:
-    target = Device(arch.major, arch.minor)
-    if target.is_same_silicon(device):
+    target = arch.device.renamed
+    if target == device.renamed:
         return RunVerdict("native", f"{arch} is compiled for compute capability {device}")
     if arch.suffix:
         return _judge_suffix(arch, device)
-    if arch.major != device.major:
-        return RunVerdict("no", f"{arch} runs on compute capability {arch.major}.x, not {device}")
-    if arch.minor > device.minor:
+    if target.major != device.renamed.major:
+        return RunVerdict("no", f"{arch} runs on compute capability {target.major}.x, not {device}")
+    if target > device:
         return RunVerdict("no", f"{arch} needs compute capability {target} or newer, not {device}")
     if target.integrated != device.integrated:
         return RunVerdict(
@@ -194,12 +198,12 @@ def _judge_sass(arch: Arch, device: Device) -> RunVerdict:
 
 
 def _judge_ptx(arch: Arch, device: Device) -> RunVerdict:
-    target = Device(arch.major, arch.minor)
-    if target.is_same_silicon(device):
+    target = arch.device
+    if target.renamed == device.renamed:
         return RunVerdict("jit", f"the driver compiles {arch} for compute capability {device}")
     if arch.suffix:
         return _judge_suffix(arch, device)
-    if device < target:
+    if device.renamed < target.renamed:
         return RunVerdict("no", f"{arch} needs compute capability {target} or newer, not {device}")
     return RunVerdict(
         "jit", f"the driver compiles {arch} for the newer compute capability {device}"
@@ -236,11 +240,7 @@ def _judge_policy(arch: Arch, jit: JitPolicy) -> RunVerdict | None:
     return None
 
 
-def _judge_driver(
-    arch: Arch, device: Device, driver: Driver | None, origin: Origin
-) -> RunVerdict | None:
-    if driver is None:
-        return None
+def _judge_support(device: Device, driver: Driver) -> RunVerdict | None:
     first = device.first_cuda
     if first is not None and driver.cuda < first:
         needed = first_driver(first)
@@ -248,6 +248,16 @@ def _judge_driver(
         return RunVerdict(
             "no", f"a GPU of compute capability {device} needs {name} or newer, not {driver}"
         )
+    dropped = device.dropped_by
+    if dropped is not None and driver.cuda >= dropped:
+        last = last_driver(dropped)
+        return RunVerdict(
+            "no", f"a GPU of compute capability {device} needs driver {last} or older, not {driver}"
+        )
+    return None
+
+
+def _judge_driver(arch: Arch, driver: Driver, origin: Origin) -> RunVerdict | None:
     refusal = driver_refusal(driver, origin)
     if refusal is not None:
         return RunVerdict("no", refusal)

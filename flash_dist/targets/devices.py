@@ -20,6 +20,7 @@ SMEM_OPTIN_KIB: dict[Version, int] = {chip.version: chip.smem_kib for chip in CH
 INTEGRATED: frozenset[Version] = frozenset(chip.version for chip in CHIPS if chip.integrated)
 ARM_ONLY: frozenset[Version] = frozenset(chip.version for chip in CHIPS if chip.arm_only)
 RENAMED: dict[Version, Version] = {chip.version: chip.renamed for chip in CHIPS if chip.renamed}
+DROPPED: dict[Version, Version] = {chip.version: chip.dropped for chip in CHIPS if chip.dropped}
 
 # Driver release branch -> the CUDA version its `cuDriverGetVersion` reports.
 DRIVER_CUDA: dict[int, Version] = {
@@ -31,7 +32,7 @@ DRIVER_CUDA: dict[int, Version] = {
     580: (13, 0), 590: (13, 1), 595: (13, 2), 610: (13, 3), 615: (13, 4),
 }  # fmt: skip
 
-# PTX ISA -> first CUDA version whose driver assembles it (9.3 is inferred from its neighbours).
+# PTX ISA -> first CUDA version whose driver assembles it.
 PTX_ISA_CUDA: dict[Version, Version] = {
     (7, 0): (11, 0), (7, 1): (11, 1), (7, 2): (11, 2), (7, 3): (11, 3), (7, 4): (11, 4),
     (7, 5): (11, 5), (7, 6): (11, 6), (7, 7): (11, 7), (7, 8): (11, 8),
@@ -104,6 +105,11 @@ class Device:
         return FIRST_CUDA.get(self.version)
 
     @property
+    def dropped_by(self) -> Version | None:
+        """The CUDA version of the first driver that works this GPU no more; None if all do."""
+        return DROPPED.get(self.version)
+
+    @property
     def smem_optin(self) -> int:
         """Bytes of shared memory that a block may ask for.
 
@@ -116,10 +122,10 @@ class Device:
             known = min(siblings or recent, default=48)
         return known * KIB
 
-    def is_same_silicon(self, other: Device) -> bool:
-        """Whether both names mean one chip: CUDA 13.0 renamed 10.1 (Thor) to 11.0."""
-        one, two = self.version, other.version
-        return RENAMED.get(one, one) == RENAMED.get(two, two)
+    @property
+    def renamed(self) -> Device:
+        """By the name that newer CUDA gives it: 13.0 calls 10.1 (Thor) 11.0."""
+        return Device(*RENAMED.get(self.version, self.version))
 
 
 KNOWN_DEVICES: tuple[Device, ...] = tuple(Device(*version) for version in sorted(SMEM_OPTIN_KIB))
@@ -191,6 +197,11 @@ def driver_cuda(branch: int) -> Version:
 def first_driver(cuda: Version) -> int | None:
     """Return the first driver branch that speaks this CUDA version, None if no known one does."""
     return next((branch for branch, has in sorted(DRIVER_CUDA.items()) if has >= cuda), None)
+
+
+def last_driver(cuda: Version) -> int:
+    """Return the last driver branch before this CUDA version."""
+    return max(branch for branch, has in DRIVER_CUDA.items() if has < cuda)
 
 
 def toolkit_driver(toolkit: str) -> int | None:

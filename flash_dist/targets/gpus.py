@@ -2,7 +2,8 @@
 
 Sources: CUDA C++ Programming Guide, appendix "Compute Capabilities" (shared memory per block, who
 is of a family); `nvcc --list-gpu-code` of each toolkit (first, until); CUDA 13.0 features archive
-(10.1 became 11.0); NVIDIA's "CUDA GPU Compute Capability" page (products).
+(10.1 became 11.0); NVIDIA's "CUDA GPU Compute Capability" page (products); "CUDA Toolkit, Driver,
+and Architecture Matrix" of the data center drivers (dropped).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Chip:
     smem_kib: int  # the most shared memory that one block may ask for (opt-in)
     first: Version = OLDEST_TOOLKIT  # the first CUDA that compiles for it
     until: Version | None = None  # the first CUDA that does so no more
+    dropped: Version | None = None  # the first CUDA whose drivers work it no more
     family: tuple[Version, ...] = ()  # whom code for its family, suffix `f`, runs on
     products: str = ""  # as people know it
     integrated: bool = False  # Tegra class: code for discrete GPUs is not promised to run on it
@@ -46,14 +48,14 @@ class Chip:
 # Old to new. A family is data on purpose: a new minor of the same major need not join (10.1 is
 # outside that of 10.0).
 CHIPS: Final = (
-    Chip((5, 0), 48, until=(13, 0)),
-    Chip((5, 2), 48, until=(13, 0)),
-    Chip((5, 3), 48, until=(13, 0), integrated=True),
-    Chip((6, 0), 48, until=(13, 0)),
-    Chip((6, 1), 48, until=(13, 0)),
-    Chip((6, 2), 48, until=(13, 0), integrated=True),
-    Chip((7, 0), 96, until=(13, 0)),
-    Chip((7, 2), 96, until=(13, 0), integrated=True),
+    Chip((5, 0), 48, until=(13, 0), dropped=(13, 1)),
+    Chip((5, 2), 48, until=(13, 0), dropped=(13, 1)),
+    Chip((5, 3), 48, until=(13, 0), dropped=(13, 1), integrated=True),
+    Chip((6, 0), 48, until=(13, 0), dropped=(13, 1)),
+    Chip((6, 1), 48, until=(13, 0), dropped=(13, 1)),
+    Chip((6, 2), 48, until=(13, 0), dropped=(13, 1), integrated=True),
+    Chip((7, 0), 96, until=(13, 0), dropped=(13, 1)),
+    Chip((7, 2), 96, until=(13, 0), dropped=(13, 1), integrated=True),
     Chip((7, 5), 64, products="GeForce RTX 20 series, GTX 16 series, T4, Quadro RTX"),
     Chip((8, 0), 163, products="A100, A30"),
     Chip((8, 6), 99, products="GeForce RTX 30 series, A2, A10, A40, RTX A series"),
@@ -61,7 +63,7 @@ CHIPS: Final = (
     Chip((8, 8), 99, (13, 0)),
     Chip((8, 9), 99, products="GeForce RTX 40 series, L4, L40, RTX Ada"),
     Chip((9, 0), 227, products="H100, H200"),
-    Chip((10, 0), 227, (12, 8), family=((10, 0), (10, 3)), products="B200"),
+    Chip((10, 0), 227, (12, 8), family=((10, 0), (10, 3), (10, 7)), products="B200"),
     Chip(
         (10, 1),
         227,
@@ -72,7 +74,8 @@ CHIPS: Final = (
         arm_only=True,
         renamed=(11, 0),
     ),
-    Chip((10, 3), 227, (12, 9), family=((10, 3),), products="B300"),
+    Chip((10, 3), 227, (12, 9), family=((10, 3), (10, 7)), products="B300"),
+    Chip((10, 7), 327, (13, 4), family=((10, 7),)),  # Rubin
     Chip(
         (11, 0),
         227,

@@ -149,12 +149,13 @@ RUNS = """
     # between discrete and integrated: not promised [torch]
     sm_80  8.7 unverified    sm_86  8.7 unverified    sm_87  8.9 unverified
     sm_87  8.7 native        sm_87  8.6 no            sm_89  8.7 no
-    sm_100 10.1 unverified   sm_101 10.3 unverified   sm_50  5.3 unverified
     sm_60  6.2 unverified    sm_70  7.2 unverified    sm_72  7.5 unverified
+    sm_50  5.3 unverified
     # Thor: 10.1 and 11.0 are one chip [13.0]
     sm_101 11.0 native       sm_110 10.1 native       sm_110 11.0 native
     sm_101a 11.0 native      sm_110a 10.1 native      sm_110f 10.1 native
-    sm_100 11.0 no           sm_110 12.0 no
+    sm_100 11.0 no           sm_110 12.0 no           sm_100 10.1 no
+    sm_101 10.3 no           sm_101 10.7 no           sm_110 10.3 no
     # a: this chip only [Blackwell, 12.9 blog]
     sm_90a 9.0 native        sm_90a 10.0 no           sm_90a 8.9 no
     sm_100a 10.0 native      sm_100a 10.3 no          sm_100a 10.1 no
@@ -165,12 +166,14 @@ RUNS = """
     sm_120f 12.0 native      sm_120f 12.1 family      sm_120f 10.0 no
     sm_121f 12.1 native      sm_121f 12.0 no          sm_100f 12.0 no
     sm_101f 11.0 native      sm_100f 11.0 no          sm_103f 12.1 no
+    sm_100f 10.7 family      sm_103f 10.7 family      sm_107f 10.3 no
     # PTX: everything newer, any major [Ampere, Blackwell]
     compute_75 7.5 jit       compute_75 8.6 jit       compute_75 12.1 jit
     compute_80 9.0 jit       compute_80 8.7 jit       compute_80 11.0 jit
     compute_89 9.0 jit       compute_89 12.1 jit      compute_89 8.6 no
     compute_90 8.9 no        compute_120 10.3 no      compute_120 12.1 jit
-    compute_101 11.0 jit     compute_110 10.1 jit
+    compute_101 11.0 jit     compute_110 10.1 jit     compute_107 10.1 jit
+    compute_101 10.3 no
     # PTX with a suffix: as SASS with that suffix [12.9 blog]
     compute_90a 9.0 jit      compute_90a 10.0 no      compute_90a 12.0 no
     compute_100a 10.3 no     compute_100f 10.3 jit    compute_100f 12.0 no
@@ -242,6 +245,27 @@ UNKNOWN = Origin(toolkit=None)
 def test_the_driver_has_a_say(arch: str, driver: str, origin: Origin, how: str, words: str) -> None:
     verdict = judge(Arch.parse(arch), Device(8, 0), Driver.parse(driver), origin)
     assert verdict.how == how
+    assert words in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("device", "driver", "words"),
+    [
+        ("7.0", "580", ""),
+        ("7.0", "590", "7.0 needs driver 580 or older, not driver 590 (CUDA 13.1)"),
+        ("5.2", "700", "5.2 needs driver 580 or older"),
+        ("7.5", "700", ""),
+        ("12.0", "565", "12.0 needs driver 570 or newer, not driver 565 (CUDA 12.7)"),
+        ("10.7", "610", "10.7 needs driver 615 or newer"),
+    ],
+)
+def test_a_driver_works_neither_newer_gpus_nor_those_that_it_dropped(
+    device: str, driver: str, words: str
+) -> None:
+    image = (Arch.parse("compute_50"), Device.parse(device), Driver.parse(driver))
+    origin = Origin(None, (7, 0))
+    verdict = judge(*image, origin, jit=JitPolicy(disabled="CUDA_DISABLE_JIT" if words else ""))
+    assert verdict.how == ("no" if words else "jit")
     assert words in verdict.reason
 
 

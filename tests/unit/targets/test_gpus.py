@@ -27,6 +27,7 @@ COMPILED = {
     "11.0 11.0a 11.0f 12.0 12.0a 12.0f 12.1 12.1a 12.1f",
 }
 COMPILED |= {"13.1": COMPILED["13.0"], "13.2": COMPILED["13.0"]}
+COMPILED["13.4"] = COMPILED["13.0"].replace(" 11.0 ", " 10.7 10.7a 10.7f 11.0 ")
 
 
 def test_each_gpu_has_one_row_and_rows_stand_from_old_to_new() -> None:
