@@ -1,0 +1,121 @@
+"""What doctor says of libraries on GPUs that are not here, held against NVIDIA's documents.
+
+rules.toml has the rules and where each is written, rules.py applies them; neither knows this
+package. A cell is a library on a GPU under a driver and environment variables.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise, product
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from tests.unit.truth.cells import (
+    DRIVERS,
+    FOREIGN,
+    GPUS,
+    VARIABLES,
+    ask,
+    make_foreign,
+    read_sets,
+    write_library,
+)
+from tests.unit.truth.rules import RULES, Case, Library, Number, judge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+LIBRARIES: Final = (*read_sets(), *FOREIGN)
+each_library = pytest.mark.parametrize("one", LIBRARIES, ids=lambda one: str(one.name))
+
+
+def disagree(
+    path: Path, one: Library, driver: int, name: str, gpus: tuple[Number, ...] = GPUS
+) -> list[str]:
+    """Return the cells where doctor and the rules differ: in whether and how, or in why not."""
+    variables = VARIABLES[name]
+    _, answers = ask(path, gpus, driver, variables)
+    found = []
+    for gpu, answer in zip(gpus, answers, strict=True):
+        outcome = judge(one, Case(gpu, driver, variables))
+        reason_fits = answer.obstacle in (outcome.obstacles or {""})
+        if answer.how != outcome.how or not reason_fits:
+            obstacles = " or ".join(sorted(outcome.obstacles)) or "nothing in its way"
+            found.append(
+                f"{one.name} ({', '.join(map(str, one.images))}) on {gpu[0]}.{gpu[1]}, driver "
+                f"{driver}, {name}: by the rules {outcome.how} ({obstacles}), doctor says "
+                f"{answer.how} ({answer.said})"
+            )
+    return found
+
+
+def pick_cells(one: Library) -> Iterable[tuple[int, str]]:
+    """Return every driver, each with other variables, which are others for each library."""
+    names = tuple(VARIABLES)
+    first = LIBRARIES.index(one)
+    return ((driver, names[(first + place) % len(names)]) for place, driver in enumerate(DRIVERS))
+
+
+def test_there_are_some_thousand_cells_and_no_name_twice() -> None:
+    assert len({one.name for one in LIBRARIES}) == len(LIBRARIES)
+    picked = {(one.name, *cell) for one in LIBRARIES for cell in pick_cells(one)}
+    assert len(picked) * len(GPUS) > 5000
+    assert {name for _, _, name in picked} == set(VARIABLES)
+
+
+@each_library
+def test_doctor_says_what_the_documents_say(one: Library, tmp_path: Path) -> None:
+    path = write_library(tmp_path, one)
+    found = [line for cell in pick_cells(one) for line in disagree(path, one, *cell)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.slow
+@each_library
+def test_doctor_says_so_in_every_cell(one: Library, tmp_path: Path) -> None:
+    path = write_library(tmp_path, one)
+    cells = product(DRIVERS, VARIABLES)
+    found = [line for cell in cells for line in disagree(path, one, *cell)]
+    assert not found, "\n".join(found)
+
+
+def test_a_gpu_fares_beside_another_as_it_does_alone(tmp_path: Path) -> None:
+    one = next(one for one in LIBRARIES if one.name == "all")
+    path = write_library(tmp_path, one)
+    assert not [line for gpu in GPUS for line in disagree(path, one, 580, "nothing-set", (gpu,))]
+    for pair in pairwise(GPUS):
+        assert not disagree(path, one, 580, "nothing-set", pair)
+
+
+@pytest.mark.slow
+@each_library
+def test_pairs_fare_as_their_gpus_do_and_the_exit_status_tells(
+    one: Library, tmp_path: Path
+) -> None:
+    path = write_library(tmp_path, one)
+    for pair in combinations(GPUS, 2):
+        assert not disagree(path, one, 580, "nothing-set", pair)
+        status, answers = ask(path, pair, 580, {})
+        is_unserved = one.images and any(answer.how == "no" for answer in answers)
+        assert status == (1 if is_unserved else 0), (pair, answers)
+
+
+def test_a_wrong_rule_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = make_foreign("turing", "sm_75", "11.8")
+    path = write_library(tmp_path, one)
+    assert not disagree(path, one, 470, "nothing-set")
+    monkeypatch.setitem(RULES["minor"]["first"], "11", 495)
+    (line,) = disagree(path, one, 470, "nothing-set")
+    assert line.startswith(
+        "turing (sm_75) on 7.5, driver 470, nothing-set: by the rules no (minor)"
+    )
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_every_rule_says_where_nvidia_writes_it(rule: dict[str, str]) -> None:
+    assert rule["says"].endswith(".")
+    places = [word for word in rule["source"].split() if word.startswith("https:")]
+    assert places
+    assert all(place.startswith("https://docs.nvidia.com/") for place in places)
