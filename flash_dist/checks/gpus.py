@@ -20,12 +20,12 @@ from ..findings.messages import JIT_COMPILER_ABSENT
 from ..findings.result import CheckResult
 from ..targets.advice import (
     arm_note,
+    code_fix,
     covering_set,
     describe_covering,
     describe_device,
     describe_how,
     explain_refusal,
-    unsupported_fix,
 )
 from ..targets.compatibility import ALLOWED
 from ..targets.devices import KIB, KNOWN_DEVICES
@@ -84,7 +84,8 @@ def check_gpu(environment: Environment, gpu: Gpu) -> CheckResult:
         data=verdict.to_json(),
         background=describe_plans(verdict),
     )
-    better = unsupported_fix(_all_devices(environment), _build(environment))
+    driver = environment.cuda.driver
+    better = code_fix(_all_devices(environment), _build(environment), driver)
     if verdict.how == "unverified":
         situation = replace(verdict.situation, jit=ALLOWED)
         if judge_device(_build(environment), situation).how == "jit":
@@ -142,17 +143,20 @@ def check_all_gpus(environment: Environment, results: Sequence[CheckResult]) -> 
     able = [result.gpu for result in results if result and result.gpu is not None]
     if not able or len(able) == len(results):
         return None
-    names = ", ".join(str(index) for index in able)
+    names = ", ".join(f"GPU {index}" for index in able)
     visible = ",".join(_visible_names(environment, able))
     devices = _all_devices(environment)
     covering = covering_set(devices, _build(environment).archsets)
+    left = {device for index, device in enumerate(devices) if index not in able}
+    if max(left) < FLOOR:
+        details: tuple[str, ...] = (f"no build serves {', '.join(map(str, sorted(left)))}",)
+    else:
+        step = code_fix(devices, _build(environment), environment.cuda.driver)
+        details = (describe_covering(devices, covering), step)
     return CheckResult(
         "warn",
         f"{len(able)} of {len(results)} GPUs can use this build: {names}",
-        (
-            describe_covering(devices, covering),
-            unsupported_fix(devices, _build(environment)),
-        ),
+        details,
         f"`export CUDA_VISIBLE_DEVICES={visible}` hides the others",
         SOME_GPUS_UNSERVED,
         data={

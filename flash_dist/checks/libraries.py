@@ -6,6 +6,7 @@ never calls it there.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -42,12 +43,12 @@ if TYPE_CHECKING:
     from ..machine.libcuda import Gpu
     from .environment import Environment
 
-# What helps against an obstacle, by words of its sentence (`targets/compatibility.py`).
+# What helps against an obstacle, by the words of its sentence (`targets/compatibility.py`).
 _STEPS = (
-    ("or newer, not", "install a newer NVIDIA driver"),
-    ("or older, not", "install that older NVIDIA driver, the last one for this GPU"),
-    ("is set", "unset that variable"),
-    ("is missing", "install the whole driver, its JIT compiler included"),
+    (r"needs (driver \d+ or (newer|older))", r"install NVIDIA \1"),
+    (r"or newer, not", "install a newer NVIDIA driver"),
+    (r"(\w+) is set", r"`unset \1`"),
+    (r"is missing", "install the whole driver, its JIT compiler included"),
 )
 
 
@@ -168,7 +169,8 @@ def _describe(place: str, verdict: LibraryVerdict, *, served: bool) -> CheckResu
 def _refuse(place: str, verdict: LibraryVerdict, *, served: bool) -> CheckResult:
     device = verdict.situation.device
     if verdict.obstacle:
-        fix = next((step for words, step in _STEPS if words in verdict.obstacle), "")
+        steps = ((re.search(words, verdict.obstacle), step) for words, step in _STEPS)
+        fix = next((found.expand(step) for found, step in steps if found), "")
         sentence = f"{place}: {verdict.obstacle}"
         return CheckResult("fail", sentence, fix=fix, entry=LIBRARY_REFUSED)
     sentence = f"{place}: no code that it can load, built for {describe_archs(verdict.archs)}"

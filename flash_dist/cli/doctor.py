@@ -155,7 +155,7 @@ def fold(result: CheckResult, first: CheckResult) -> CheckResult:
     """Leave out the details of a GPU that fares as one before it does; -v prints them."""
     kinds = {one.name.split()[0] for one in (result, first)}
     same = (result.status, result.all_details) == (first.status, first.all_details)
-    shown = result.details if result.status == "ok" else result.all_details
+    shown = result.all_details if result.status == "fail" else result.details
     if len(kinds) == 1 and same and len(shown) > _FOLDED:
         return replace(result, details=(f"in detail as {first.name}",), background=())
     return result

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .compatibility import judge, order_of_sets
-from .devices import Device, Driver, driver_supports_toolkit, toolkit_driver
-from .verdict import FLOOR, SMEM_VARIABLE, Build, Cause, DeviceVerdict
+from .devices import Device, Driver, driver_supports_toolkit, first_driver, toolkit_driver
+from .verdict import FLOOR, SMEM_VARIABLE, Build, Cause, DeviceVerdict, Situation, judge_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -109,20 +110,53 @@ def explain_refusal(
         name: The GPU's.
         others: GPUs of the same machine, which one arch set should serve too.
     """
-    device = verdict.situation.device
+    situation = verdict.situation
+    device, driver = situation.device, situation.driver
+    devices = [device, *others]
     if verdict.cause == "no-matching-code":
         partly = bool(verdict.targets)
-        sentence = unsupported_sentence(device, build, name=name, others=others, partly=partly)
-        return sentence, unsupported_fix([device, *others], build)
+        loaded = _only_loaded(build, driver, devices)
+        sentence = unsupported_sentence(device, loaded, name=name, others=others, partly=partly)
+        return sentence, code_fix(devices, build, driver)
     sentence = f"{describe_device(device, name)} cannot use this build: {verdict.reason}"
+    if verdict.cause == "driver-too-old" and _lacks_code(build, situation):
+        return f"{sentence}; nor has it code for {device}", code_fix(devices, build, driver)
     fixes: dict[Cause, str] = {
-        "driver-too-old": driver_fix(build, verdict.situation.driver, [device, *others]),
+        "driver-too-old": driver_fix(build, driver, devices),
         "hardware-too-old": hardware_fix(device, build),
-        "jit-compiler-absent": jit_fix([device, *others], build),
-        "jit-variable": "unset that variable",
+        "jit-compiler-absent": jit_fix(devices, build),
+        "jit-variable": f"`unset {' '.join(situation.jit.variables)}`",
         "smem-limit": f"`unset {SMEM_VARIABLE}`" if verdict.situation.smem_lowered else "",
     }
     return sentence, fixes.get(verdict.cause, "")
+
+
+def _lacks_code(build: Build, situation: Situation) -> bool:
+    """Whether no driver would find code of this build for the GPU."""
+    return judge_device(build, replace(situation, driver=None)).cause == "no-matching-code"
+
+
+def _only_loaded(build: Build, driver: Driver | None, devices: Iterable[Device]) -> Build:
+    """Leave out the arch sets that a driver does not load, unless only they serve the GPUs."""
+    if driver is None:
+        return build
+    able = _servable(devices)
+    loaded = tuple(one for one in build.archsets if _loads(driver, one, able))
+    return replace(build, archsets=loaded) if covering_set(devices, loaded) else build
+
+
+def _loads(driver: Driver, archset: ArchSet, devices: Iterable[Device]) -> bool:
+    """Whether a driver works these GPUs, and loads what the toolkit of an arch set makes."""
+    works = all(one.first_cuda is None or driver.cuda >= one.first_cuda for one in devices)
+    return works and driver_supports_toolkit(driver, archset.toolkit)
+
+
+def _needed_driver(toolkit: str | None, devices: Iterable[Device]) -> str:
+    """Name the first driver that works these GPUs and loads what a toolkit makes."""
+    branches = [toolkit_driver(toolkit)] if toolkit else []
+    branches += [first_driver(one.first_cuda) for one in _servable(devices) if one.first_cuda]
+    needed = max((branch for branch in branches if branch), default=None)
+    return f"NVIDIA driver {needed} or newer" if needed else "a newer NVIDIA driver"
 
 
 def _serve(archset: ArchSet, devices: tuple[Device, ...]) -> list[str] | None:
@@ -177,6 +211,22 @@ def unsupported_fix(devices: Iterable[Device], build: Build) -> str:
     return f"`TORCH_CUDA_ARCH_LIST='{listed}' nox -s {session}` builds a wheel for exactly these"
 
 
+def code_fix(devices: Iterable[Device], build: Build, driver: Driver | None) -> str:
+    """Return the step of `unsupported_fix` for a driver: a set that it loads, or a newer one, too.
+
+    Args:
+        devices: GPUs that the build has no code for, or not the best.
+        build: What was judged.
+        driver: The present one, if known.
+    """
+    devices = _servable(devices)
+    build = _only_loaded(build, driver, devices)
+    step, best = unsupported_fix(devices, build), covering_set(devices, build.archsets)
+    if driver is None or best is None or _loads(driver, best, devices):
+        return step
+    return f"{step}, and {_needed_driver(best.toolkit, devices)}"
+
+
 def _servable(devices: Iterable[Device]) -> tuple[Device, ...]:
     """Return the GPUs that some build can serve, old to new."""
     return tuple(sorted({device for device in devices if device >= FLOOR}))
@@ -211,14 +261,10 @@ def driver_fix(build: Build, driver: Driver | None = None, devices: Iterable[Dev
         driver: The present one, if known.
         devices: The GPUs, all of which another set must serve.
     """
-    needed = toolkit_driver(build.toolkit) if build.toolkit else None
-    newer = f"NVIDIA driver {needed} or newer" if needed else "a newer NVIDIA driver"
+    devices = _servable(devices)
+    newer = _needed_driver(build.toolkit, devices)
     step = f"install {newer} (`nvidia-smi` shows the present one)"
-    able = (
-        []
-        if driver is None
-        else [one for one in build.archsets if driver_supports_toolkit(driver, one.toolkit)]
-    )
+    able = [one for one in build.archsets if driver is not None and _loads(driver, one, devices)]
     other = covering_set(devices, able)
     if other is None:
         return step

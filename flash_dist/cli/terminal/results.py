@@ -88,7 +88,7 @@ def layout_result(
 ) -> Iterator[str]:
     """Lay out the lines of a result; without a width (in a pipe) a sentence stays one line.
 
-    What stands behind a good result is left out unless it is asked for.
+    What stands behind a result is left out unless it failed, or is asked for.
     """
     head = f"[{result.status}]".ljust(_NAME_COLUMN) + result.name
     head = head.ljust(_TEXT_COLUMN) if len(head) < _TEXT_COLUMN else head + "  "
@@ -96,7 +96,8 @@ def layout_result(
     yield head + first
     for line in rest:
         yield " " * _TEXT_COLUMN + line
-    details = result.all_details if verbose or result.status != "ok" else result.details
+    is_whole = verbose or result.status == "fail"
+    details = result.all_details if is_whole else result.details
     for detail in (*details, *_describe_fix(result)):
         for line in _wrap(detail, width):
             yield " " * _TEXT_COLUMN + line

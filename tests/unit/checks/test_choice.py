@@ -37,8 +37,10 @@ class Machine:
         return report_good(device, runs=runs)
 
 
-def on_machine(monkeypatch: pytest.MonkeyPatch, archs: str, *devices: str) -> Machine:
-    machine = Machine(make_environment(archs, *devices))
+def on_machine(
+    monkeypatch: pytest.MonkeyPatch, archs: str, *devices: str, proof: str = "native"
+) -> Machine:
+    machine = Machine(make_environment(archs, *devices, proof=proof))
     monkeypatch.setattr("flash_dist.cli.doctor.gather_environment", machine.gather)
     monkeypatch.setattr("flash_dist.doctor.proof.run_selftest", machine.selftest)
     return machine
@@ -158,10 +160,11 @@ def test_quiet_leaves_warnings_failures_and_the_last_line(
 def test_gpus_that_fare_alike_share_their_details_unless_verbose(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    on_machine(monkeypatch, "7.5+PTX", "8.6", "8.6", "7.5")
+    on_machine(monkeypatch, ALL, "7.5", "7.5", "8.6", proof="assembled")
     _, _, out = doctor(capsys, "--only", "gpu")
     assert out.count("in detail as gpu 0") == 1
-    assert out.count("bwd_delta") == 1
+    assert out.count("bf16 needs compute capability 8.0") == 1
+    assert "bwd_delta" not in out
     _, _, out = doctor(capsys, "--only", "gpu", "-v")
     assert "in detail as" not in out
     assert out.count("bwd_delta") == 3

@@ -26,12 +26,12 @@ MACHINE = make_machine("8.0", AMPERE)
         (
             make_machine("8.0", AMPERE, driver="535.183.01"),
             "PTX ISA 9.0 needs driver 580 or newer",
-            "install a newer NVIDIA driver",
+            "install NVIDIA driver 580 or newer",
         ),
         (
             replace(MACHINE, variables={"CUDA_DISABLE_PTX_JIT": "1"}),
             "CUDA_DISABLE_PTX_JIT is set",
-            "unset that variable",
+            "`unset CUDA_DISABLE_PTX_JIT`",
         ),
         (
             change_host(MACHINE, jit_compiler=""),

@@ -304,7 +304,7 @@ def test_where_some_gpus_cannot_be_used_the_others_are_named(
     install(HOPPER)
     status, out = doctor(capsys, "--gpu", "8.6,9.0,9.0", "--driver", "580")
     assert status == 1
-    assert "2 of 3 GPUs can use this build: 1, 2" in out
+    assert "2 of 3 GPUs can use this build: GPU 1, GPU 2" in out
     assert "`export CUDA_VISIBLE_DEVICES=1,2` hides the others" in out
     assert "the one published arch set for all of them: all" in out
     assert "the arch set `all`" in out
@@ -323,9 +323,30 @@ def test_where_some_gpus_cannot_be_used_the_others_are_named(
 def test_the_set_for_the_others_does_not_hide_what_none_serves(
     install: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    install(HOPPER)
+    _, out = doctor(capsys, "--gpu", "7.0,8.6,9.0", "--driver", "580")
+    assert "the one published arch set for 8.6, 9.0: all; none serves 7.0" in out
+
+
+def test_no_other_set_is_named_where_the_build_serves_all_that_any_could(
+    install: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
     install(ALL)
-    _, out = doctor(capsys, "--gpu", "7.0,8.6", "--driver", "580")
-    assert "the one published arch set for 8.6: turing-ampere-ada; none serves 7.0" in out
+    _, out = doctor(capsys, "--gpu", "7.0,8.6,5.2", "--driver", "580")
+    assert "1 of 3 GPUs can use this build: GPU 1" in out
+    assert "no build serves 5.2, 7.0" in out
+    assert "arch set" not in out
+
+
+def test_a_warning_does_not_list_every_tile_before_it_is_asked(
+    install: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(ALL)
+    what_if = ("--gpu", "8.7", "--driver", "580", "--env", "CUDA_DISABLE_PTX_JIT=1")
+    _, out = doctor(capsys, *what_if)
+    assert "KB plan" not in out
+    _, out = doctor(capsys, *what_if, "-v")
+    assert "KB plan" in out
 
 
 def test_a_disabled_jit_is_to_be_enabled_not_another_wheel_to_be_installed(

@@ -85,3 +85,39 @@ def test_a_driver_too_old_for_this_build_is_told_the_set_that_it_loads() -> None
     for driver, device in (("535", Device(12, 0)), ("470", Device(7, 5))):
         assert "cuda12" not in driver_fix(build, Driver.parse(driver), [device])
     assert "cuda12" not in driver_fix(build)
+
+
+def test_a_driver_that_does_not_work_the_gpu_is_to_be_the_one_that_does() -> None:
+    build = replace(make_build(ALL), archsets=published_sets())
+    verdict = judge_device(build, Situation(Device(10, 7), R580))
+    sentence, fix = explain_refusal(verdict, build)
+    assert "10.7 needs driver 615 or newer, not driver 580" in sentence
+    assert fix == "install NVIDIA driver 615 or newer (`nvidia-smi` shows the present one)"
+
+
+@pytest.mark.parametrize(
+    ("toolkit", "device", "driver", "name", "end"),
+    [
+        # what the driver loads goes before what is better under a newer one
+        ("13.0", "8.6", "535", "cuda12", "install that wheel"),
+        ("12.4", "8.6", "535", "cuda12", "install that wheel"),
+        ("13.0", "12.0", "580", "blackwell", "install that wheel"),
+        # where only a newer driver has any, both steps are told at once
+        ("12.4", "12.0", "535", "blackwell", ", and NVIDIA driver 580 or newer"),
+        ("13.0", "12.0", "570", "blackwell", ", and NVIDIA driver 580 or newer"),
+    ],
+)
+def test_the_set_that_is_named_runs_on_the_driver_or_says_which_it_needs(
+    toolkit: str, device: str, driver: str, name: str, end: str
+) -> None:
+    whole = make_build(HOPPER)
+    variants = tuple(
+        replace(variant, origin=replace(variant.origin, toolkit=toolkit))
+        for variant in whole.variants
+    )
+    build = replace(whole, variants=variants, archsets=published_sets(), toolkit=toolkit)
+    there = Situation(Device.parse(device), Driver.parse(driver))
+    sentence, fix = explain_refusal(judge_device(build, there), build)
+    assert f"code for {device}" in sentence or f"install the arch set `{name}`" in sentence
+    assert f"`nox -s build_wheels -- {name}`" in fix
+    assert fix.endswith(end)

@@ -279,7 +279,7 @@ def test_every_cause_is_explained() -> None:
     )
     assert fix.startswith("install NVIDIA driver 580 or newer")
     forced = judge_device(build, Situation(Device(9, 0), R580, jit=JitPolicy("CUDA_FORCE_PTX_JIT")))
-    assert explain_refusal(forced, build)[1] == "unset that variable"
+    assert explain_refusal(forced, build)[1] == "`unset CUDA_FORCE_PTX_JIT`"
 
 
 def test_code_for_some_kernels_only_is_not_called_no_code() -> None:
