@@ -188,7 +188,7 @@ def _describe_failure(selection: Selection, place: str | None) -> Iterator[str]:
     refusal = selection.driver_refusal
     if refusal and selection.held_back is not None:
         yield f"no {sets} serves {whom}: {refusal}"
-        yield f"  fix: {driver_fix(selection.held_back.candidate.build)}"
+        yield f"  fix: {driver_fix(selection.held_back.candidate.build, devices=devices)}"
         return
     yield f"no {sets} serves {whom}"
     yield f"  fix: {unsupported_fix(devices, Build('flash_dist', ()))}"

@@ -129,6 +129,13 @@ def test_where_none_serves_there_is_the_reason(
     assert as_json(capsys, *arguments)["exit_code"] == 1
 
 
+def test_the_driver_that_is_advised_works_the_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    status, text, _ = select(capsys, "--gpu", "8.6,10.7", "--driver", "580")
+    assert status == 1
+    assert "10.7 needs driver 615 or newer, not driver 580" in text
+    assert "fix: install NVIDIA driver 615 or newer" in text
+
+
 def test_an_index_without_a_set_for_all_says_what_each_lacks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -217,6 +217,16 @@ def ask(
     return status, [_read_answer(found.get(index), whole) for index in range(len(gpus))]
 
 
+def choose(gpus: Sequence[Number], driver: int, machine: str) -> str | None:
+    """Return the set that `select` names, None if it names none."""
+    command = ["select", "--driver", str(driver), "--machine", machine, "--json"]
+    command += ["--gpu", ",".join(f"{major}.{minor}" for major, minor in gpus)]
+    with redirect_stdout(StringIO()) as told:
+        main(command)
+    chosen = json.loads(told.getvalue())["chosen"]
+    return str(chosen["name"]) if chosen else None
+
+
 def _read_answer(check: dict[str, Any] | None, whole: str) -> Answer:
     if check is None:
         return Answer("no", whole)

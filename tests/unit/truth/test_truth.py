@@ -17,6 +17,7 @@ from tests.unit.truth.cells import (
     GPUS,
     VARIABLES,
     ask,
+    choose,
     make_foreign,
     read_sets,
     write_library,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LIBRARIES: Final = (*read_sets(), *FOREIGN)
+OLDEST: Final = (7, 5)  # that flash_dist has kernels for
 each_library = pytest.mark.parametrize("one", LIBRARIES, ids=lambda one: str(one.name))
 
 
@@ -100,6 +102,23 @@ def test_pairs_fare_as_their_gpus_do_and_the_exit_status_tells(
         status, answers = ask(path, pair, 580, {})
         is_unserved = one.images and any(answer.how == "no" for answer in answers)
         assert status == (1 if is_unserved else 0), (pair, answers)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_select_names_a_set_where_the_documents_let_one_run(driver: int) -> None:
+    able = [gpu for gpu in GPUS if gpu >= OLDEST]
+    wrong = []
+    for machine, gpus in product(("x86_64", "aarch64"), (*zip(able, strict=True), *pairwise(able))):
+        serving = {
+            one.name
+            for one in read_sets()
+            if one.machine == machine
+            and all(judge(one, Case(gpu, driver)).how in {"native", "jit"} for gpu in gpus)
+        }
+        chosen = choose(gpus, driver, machine)
+        if chosen not in serving and (serving or chosen):
+            wrong.append(f"{machine}, {gpus}: {chosen} of {serving}")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_a_wrong_rule_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
