@@ -29,10 +29,10 @@ DRIVER_BROKEN: Final = Entry(
 
 DRIVER_TOO_OLD: Final = Entry(
     "driver-too-old",
-    "The driver is too old for the code",
+    "The driver is too old for the code, or for the GPU",
     "Code of a CUDA major version needs the driver of that major: 525 for CUDA 12, 580 for "
     "CUDA 13. Images that are compressed with zstd need 550. PTX needs a driver at least as "
-    "new as the CUDA that wrote it.",
+    "new as the CUDA that wrote it, and a GPU one of the first CUDA that compiles for it.",
     "Install a newer driver on the host, or a build for an older CUDA. On datacenter GPUs "
     "NVIDIA's package `cuda-compat` lets an older kernel module run a newer CUDA.",
     pattern="(?i)driver version is insufficient",

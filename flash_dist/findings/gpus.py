@@ -42,9 +42,9 @@ HARDWARE_TOO_OLD: Final = Entry(
 UNVERIFIED: Final = Entry(
     "unverified",
     "The code may run, but nobody promises it",
-    "SASS of the same major is promised to run among discrete GPUs, and among those of Jetson "
-    "and Drive, but not from one kind to the other. Or PTX was written by a CUDA that is newer "
-    "than this flash_dist knows.",
+    "SASS of the same major is promised to run among discrete GPUs, but neither from those to "
+    "Jetson and Drive nor the other way. Or PTX was written by a CUDA that is newer than this "
+    "flash_dist knows.",
     "`python -m flash_dist selftest` on that GPU shows whether it runs and whether its numbers "
     "are right. A build with the GPU's own target, or with PTX, is sure.",
 )

@@ -47,10 +47,11 @@ LIBRARY_UNVERIFIED: Final = Entry(
 LIBRARY_REFUSED: Final = Entry(
     "library-refused",
     "The GPU could run the code, the driver refuses it",
-    "There is code for this GPU, but the driver is too old for the CUDA that made it, for its "
-    "PTX or its compression, or a variable forbids to use it. The sentence says which.",
-    "Install a newer driver on the host, or unset the variable. Otherwise take a build for an "
-    "older CUDA, such as `cu126` instead of `cu130`.",
+    "There is code for this GPU, but the driver is too old for the GPU, for the CUDA that made "
+    "the code, for its PTX or its compression, or it works such old GPUs no more, or a variable "
+    "forbids to use the code. The sentence says which.",
+    "Install the driver that the sentence names on the host, or unset the variable. Otherwise "
+    "take a build for an older CUDA, such as `cu126` instead of `cu130`.",
 )
 
 LIBRARY_NO_MATCHING_CODE: Final = Entry(
