@@ -147,14 +147,29 @@ def small_wheel(session: nox.Session) -> None:
 @nox.session(requires=["small_wheel"])
 def wheel_tests(session: nox.Session) -> None:
     """Install the small wheel into a fresh environment: import, CPU op, doctor what-if."""
-    wheel = next((ROOT / "dist" / SMALL_SET).glob("*.whl"))
-    install(session, "test", "torch")
-    session.install("--force-reinstall", "--no-deps", str(wheel))
-    session.install(str(wheel))
-    session.chdir(session.create_tmp())  # the wheel, not the tree
+    _install_small_wheel(session, "test")
     tests = str(ROOT / "tests" / "wheel")
     options = ["-c", str(ROOT / "pyproject.toml"), "--override-ini=pythonpath=", "--rootdir", tests]
     session.run("python", "-m", "pytest", *options, tests)
+
+
+@nox.session(requires=["small_wheel"])
+def examples(session: nox.Session) -> None:
+    """Run the programs of examples/ with the small wheel, on the CPU or the GPUs that are here."""
+    _install_small_wheel(session)
+    session.env["OMP_NUM_THREADS"] = "1"  # what they compute is small
+    for program in sorted((ROOT / "examples").glob("*.py")):
+        run = ["torchrun", "--standalone", "--nproc-per-node=2"]
+        session.run(*(run if program.stem == "ring" else ["python"]), str(program))
+
+
+def _install_small_wheel(session: nox.Session, *groups: str) -> None:
+    """Install the wheel of the small set, and go where the sources are not."""
+    wheel = next((ROOT / "dist" / SMALL_SET).glob("*.whl"))
+    install(session, *groups, "torch")
+    session.install("--force-reinstall", "--no-deps", str(wheel))
+    session.install(str(wheel))
+    session.chdir(session.create_tmp())
 
 
 @nox.session(requires=["small_wheel"])
@@ -169,12 +184,14 @@ def reader_tests(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "tests/readers", *session.posargs)
 
 
-@nox.session(venv_backend="none", requires=["unit_tests", "wheel_tests", "reader_tests"])
+@nox.session(
+    venv_backend="none", requires=["unit_tests", "wheel_tests", "reader_tests", "examples"]
+)
 def tests(session: nox.Session) -> None:
-    """Everything that needs no GPU: unit_tests and its slow ones, wheel_tests and reader_tests."""
+    """Everything that needs no GPU: unit, wheel and reader tests, the slow ones, and examples."""
     command = [sys.executable, "-m", "nox", "-s", "unit_tests", "--", "--slow"]
     session.run(*command, external=True)
-    session.log("unit_tests, wheel_tests and reader_tests passed")
+    session.log("unit_tests, wheel_tests, reader_tests and examples passed")
 
 
 @nox.session(venv_params=["--system-site-packages"])

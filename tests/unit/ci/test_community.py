@@ -57,3 +57,9 @@ def test_updates_are_offered_for_actions_and_tools_and_never_for_torch() -> None
     kinds = {update["package-ecosystem"]: update for update in offered}
     assert kinds.keys() == {"github-actions", "pip"}
     assert kinds["pip"]["ignore"] == [{"dependency-name": "torch"}]
+
+
+def test_the_table_of_examples_names_each() -> None:
+    folder = ROOT / "examples"
+    named = re.findall(r"^\| \[(\w+\.py)\]", (folder / "README.md").read_text(), re.MULTILINE)
+    assert sorted(named) == sorted(path.name for path in folder.glob("*.py"))

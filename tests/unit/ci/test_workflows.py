@@ -83,7 +83,7 @@ def test_every_part_of_the_local_check_is_run_somewhere() -> None:
     local = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     wanted = {name for words in re.findall(r"nox -s ([a-z_ ]+)", local) for name in words.split()}
     assert wanted - {"tests"} <= named
-    assert {"unit_tests", "wheel_tests", "reader_tests"} <= named
+    assert {"unit_tests", "wheel_tests", "reader_tests", "examples"} <= named
 
 
 def test_the_workflow_of_a_build_writes_every_channel_of_a_release_in_its_order() -> None:

@@ -1,0 +1,45 @@
+"""One sequence over several processes, each with its own part of it.
+
+    torchrun --nproc-per-node 2 ring.py
+
+With as many GPUs as processes each has one, by NCCL; otherwise all compute on the CPU, by gloo.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+
+from flash_dist import flash_attn_func, ring_attention, ring_shard, ring_unshard
+
+rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+on_gpus = torch.cuda.device_count() >= world_size
+device = f"cuda:{rank}" if on_gpus else "cpu"
+if on_gpus:
+    torch.cuda.set_device(rank)
+dist.init_process_group("nccl" if on_gpus else "gloo")
+
+# Every process has all tokens here, so that it can compare; a training step has its own alone.
+torch.manual_seed(0)
+dtype = torch.bfloat16 if on_gpus else torch.float32
+q, k, v = (torch.randn(1, 1024, heads, 64).to(device, dtype) for heads in (8, 2, 2))
+parts = [ring_shard(x).requires_grad_() for x in (q, k, v)]
+out = ring_attention(*parts, causal=True)
+found = [out.detach(), *torch.autograd.grad(out.sum(), parts)]
+
+whole = [x.requires_grad_() for x in (q, k, v)]
+want = flash_attn_func(q, k, v, causal=True)
+wanted = [want.detach(), *torch.autograd.grad(want.sum(), whole)]
+errors = [(ring_unshard(x) - y).abs().max().item() for x, y in zip(found, wanted, strict=True)]
+if rank == 0:
+    said = ", ".join(
+        f"{name} {x:.1e}" for name, x in zip(("out", "dq", "dk", "dv"), errors, strict=True)
+    )
+    print(
+        f"{world_size} ranks on {device.partition(':')[0]}, each with {out.shape[1]} of 1024 tokens"
+    )
+    print(f"largest difference from one process: {said}")
+assert max(errors) < (0.1 if on_gpus else 1e-4)
+dist.destroy_process_group()
