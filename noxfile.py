@@ -13,6 +13,7 @@ import nox
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
+from ci.locks import BESIDE, LOCKS
 from ci.outputs import FOREIGN
 from ci.project import ARCHSETS
 from ci.release.channels import CHANNELS, Row, released
@@ -31,6 +32,7 @@ from ci.sessions import (
     run_preflight,
     run_session,
     set_names,
+    words_of,
     write_channel,
 )
 from ci.toolchain.cross import TARGETS, require_tools
@@ -104,11 +106,13 @@ def arm_test(session: nox.Session) -> None:
     """Run the aarch64 wheels of dist/ in an emulator: `-- [--torch]` imports torch, too."""
     install(session, "runtime")
     options = foreign_options(session, TARGETS["aarch64"])
-    needed = [*nox.project.dependency_groups(PYPROJECT, "runtime")]
-    if "--torch" in session.posargs:  # the oldest: its package for aarch64 is without CUDA
-        needed += [f"torch=={PYPROJECT['tool']['flash_dist']['torch_min']}.*", "numpy"]
     site = Path(session.create_tmp()) / "site"
-    session.install("--target", str(site), f"--python-version={PYTHON}", *options, *needed)
+    into = ["--target", str(site), f"--python-version={PYTHON}", *options]
+    beside = [BESIDE] if "--torch" in session.posargs else []
+    session.install(*into, *words_of(session, "runtime", *beside))
+    if beside:  # the oldest: its package for aarch64 is without CUDA
+        oldest = f"torch=={PYPROJECT['tool']['flash_dist']['torch_min']}.*"
+        session.install(*into, "--no-deps", oldest)
     session.run("python", "-m", "ci.trials.aarch64", "--site", str(site), *session.posargs)
 
 
@@ -166,7 +170,7 @@ def examples(session: nox.Session) -> None:
 def _install_small_wheel(session: nox.Session, *groups: str) -> None:
     """Install the wheel of the small set, and go where the sources are not."""
     wheel = next((ROOT / "dist" / SMALL_SET).glob("*.whl"))
-    install(session, *groups, "torch")
+    install(session, "runtime", *groups, "torch")
     session.install("--force-reinstall", "--no-deps", str(wheel))
     session.install(str(wheel))
     session.chdir(session.create_tmp())
@@ -215,7 +219,7 @@ def _install_beside_tests(session: nox.Session) -> list[str]:
         The other arguments of the session.
     """
     wheel, *args = session.posargs or [str(next((ROOT / "dist" / "all").glob("*.whl")))]
-    install(session, "test")
+    install(session, "runtime", "test")
     session.install(str(Path(wheel).resolve()))
     work = Path(session.create_tmp()) / "gpu"
     shutil.rmtree(work, ignore_errors=True)
@@ -235,7 +239,7 @@ def peer_tests(session: nox.Session) -> None:
     if len(session.posargs) < 2:  # noqa: PLR2004
         session.error("which? `nox -s peer_tests -- CHECKOUT WHEEL`")
     checkout, wheel, *args = session.posargs
-    install(session, "peers")
+    install(session, "runtime", "peers")
     session.install(str(Path(wheel).resolve()))
     program, tested = ROOT / "tests" / "peers" / "flash_attention.py", Path(checkout).resolve()
     session.chdir(session.create_tmp())  # the wheel, not the tree
@@ -246,6 +250,7 @@ def peer_tests(session: nox.Session) -> None:
 def fingerprints(session: nox.Session) -> None:
     """Record what this machine's GPUs compute into flash_dist/fingerprints.json: `-- WHEEL`."""
     wheel = session.posargs[0] if session.posargs else next((ROOT / "dist" / "all").glob("*.whl"))
+    install(session, "runtime")
     session.install(str(Path(wheel).resolve()))
     session.chdir(session.create_tmp())  # the wheel, not the tree
     recorded = str(ROOT / "flash_dist" / "fingerprints.json")
@@ -323,7 +328,8 @@ def repro(session: nox.Session) -> None:
     try:
         session.run("python", "-m", "ci.wheels.repro", *dists)
     except nox.command.CommandFailed:
-        install(session, "diffoscope")
+        install(session, "backend")  # setuptools: diffoscope has no wheel
+        session.install("--no-build-isolation", *words_of(session, "diffoscope"))
         session.run("diffoscope", "--exclude-directory-metadata=yes", *dists)
         raise
 
@@ -415,6 +421,7 @@ def outputs(session: nox.Session) -> None:
 def gpu_outputs(session: nox.Session) -> None:
     """Put what our commands print on this machine's GPUs into the texts: `-- [WHEEL]`."""
     wheel = session.posargs[0] if session.posargs else next((ROOT / "dist" / "all").glob("*.whl"))
+    install(session, "runtime")
     session.run("python", "-m", "pip", "install", str(Path(wheel).resolve()))
     session.run("python", "-m", "ci.outputs", "gpu")
 
@@ -432,6 +439,14 @@ def docs(session: nox.Session) -> None:
     install(session, "docs", "runtime")
     session.run("python", "-m", "ci.docs", "dist/docs")
     session.log(f"open {ROOT / 'dist' / 'docs' / 'index.html'}")
+
+
+@nox.session(default=False)
+def lock_requirements(session: nox.Session) -> None:
+    """Renew ci/locks/: the newest versions of all that sessions install, and their hashes."""
+    for group in ("uv", "runtime", "index"):  # as they were locked, whatever pyproject.toml says
+        session.install("--require-hashes", "--requirement", str(LOCKS / f"{group}.txt"))
+    session.run("python", "-m", "ci.locks")
 
 
 @nox.session

@@ -12,6 +12,7 @@ import nox
 
 from ci.build.choose import choose_sets, same_major, toolkits_of
 from ci.container.engine import find_engine
+from ci.locks import BESIDE, NOT_COVERED, UNLOCKED, flatten, is_covered, locked
 from ci.project import ARCHSETS, ROOT
 from ci.project import PYPROJECT as PYPROJECT_PATH
 from ci.release.channels import CHANNELS
@@ -32,9 +33,22 @@ NATIVE: Final = "--native"
 
 
 def install(session: nox.Session, *groups: str) -> None:
-    """Install dependency groups of pyproject.toml."""
-    distinct = dict.fromkeys(groups)
-    session.install(*nox.project.dependency_groups(PYPROJECT, *distinct))
+    """Install dependency groups of pyproject.toml, by hash; torch comes last and without."""
+    distinct = dict.fromkeys(BESIDE if name == UNLOCKED else name for name in groups)
+    session.install(*words_of(session, *distinct))
+    if UNLOCKED in groups:
+        session.install(*nox.project.dependency_groups(PYPROJECT, UNLOCKED))
+
+
+def words_of(session: nox.Session, *groups: str) -> list[str]:
+    """Return what the installer of this session is told for groups: files with hashes."""
+    if not is_covered():
+        session.log(f"{NOT_COVERED}: installed without hashes")
+        return list(nox.project.dependency_groups(PYPROJECT, *groups))
+    try:
+        return locked({name: flatten(PYPROJECT["dependency-groups"], name) for name in groups})
+    except FlashDistError as error:
+        session.error(str(error))
 
 
 def built_wheels() -> list[str]:
@@ -176,6 +190,6 @@ def write_channel(session: nox.Session, row: Row) -> None:
     if row.packed:
         folder = Path(session.create_tmp()) / "packed"
         shutil.rmtree(folder, ignore_errors=True)
-        session.install("--target", str(folder), *row.packed)
+        session.install("--target", str(folder), *words_of(session, *row.packed))
         words = [str(folder)]
     session.run("python", "-m", row.module, *words, *session.posargs)

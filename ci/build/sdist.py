@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from ci.build.plan import make_plan
 from ci.command import command
+from ci.locks import constraints
 from ci.project import ROOT, load_project
 from ci.wheels.channel import Published, no_commands
 from ci.wheels.gates import run
@@ -122,7 +123,10 @@ def require_metadata(tree: Path) -> str:
     plan = make_plan(os.environ)
     wanted = load_project().wheel_version(plan.toolkit, plan.archset.label)
     command = [sys.executable, "-m", "build", "--metadata", "--installer", "uv", str(tree)]
-    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True, cwd=tree)
+    environ = {**os.environ, "UV_CONSTRAINT": constraints("backend", "nvcc")}
+    done = subprocess.run(
+        command, check=False, stdout=subprocess.PIPE, text=True, cwd=tree, env=environ
+    )
     if done.returncode:
         message = "the unpacked sources give no metadata"
         raise SdistError(message, hint="its own words are above")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from ci.command import command
 from ci.container.engine import inspect_image
+from ci.locks import LOCKS
 from ci.project import ROOT
 from ci.toolchain.cross import TARGETS
 from flash_dist.errors import FlashDistError
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 NAME = "localhost/flash_dist-manylinux_2_28:1"
 BASE = "localhost/flash_dist-bullseye:1"
 CONTAINERFILE = ROOT / "ci" / "container" / "Containerfile"
+INSTALLED = tuple(LOCKS / name for name in ("image.txt", "image_oldest.txt"))  # from PyPI
 CONTAINERS_CONF = ROOT / "ci" / "container" / "containers.conf"
 LABEL = "flash_dist.recipe"
 
@@ -50,7 +52,8 @@ class ImageError(FlashDistError):
 
 def recipe() -> str:
     """Return a digest of everything that decides what is in the image."""
-    text = "\n".join([MIRROR, *ROOT_PACKAGES, CONTAINERFILE.read_text(encoding="utf-8")])
+    files = (path.read_text(encoding="utf-8") for path in (CONTAINERFILE, *INSTALLED))
+    text = "\n".join([MIRROR, *ROOT_PACKAGES, *files])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -87,6 +90,8 @@ def make_image(environ: Mapping[str, str]) -> None:
         context.mkdir()
         _fetch_python(folder / "apt", context / "python.tar.gz")
         shutil.copyfile(_ca_bundle(environ), context / "ca-certificates.crt")
+        for path in INSTALLED:
+            shutil.copy(path, context)
         command = ["podman", "build", "--tag", NAME, "--label", f"{LABEL}={recipe()}"]
         options = ["--build-arg", f"BASE={BASE}", "--file", str(CONTAINERFILE), str(context)]
         _run([*command, *options], environ)

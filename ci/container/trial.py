@@ -2,7 +2,7 @@
 
 Under each torch that FLASH_DIST_TEST_TORCH names, it imports the package, calls the operator on the
 CPU and asks doctor about GPUs that are not here: those the wheel was built for, and one that it is
-not for. Standard library only, and nothing of the source tree.
+not for. Standard library only, and of the source tree the hashes of what torch needs.
 
     python ci/container/trial.py --prepare     installs the first torch
 """
@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 CODE = """
 import sys, torch, flash_dist
@@ -36,13 +37,16 @@ import json
 from flash_dist.builds.manifest import load_manifest
 print(json.dumps([[a.number, a.ptx] for a in load_manifest().arch_set.archs]))
 """
+BESIDE = str(Path(__file__).resolve().parents[1] / "locks" / "beside_torch.txt")
 FIRST = 75  # the oldest GPU that CUDA 13 knows
 
 
 def install(version: str) -> None:
     """Install one torch, 2.10 or 2.10.1; the wheel itself stays."""
     pattern = f"torch=={version}" if version.count(".") > 1 else f"torch=={version}.*"
-    subprocess.run(["uv", "pip", "install", "--quiet", pattern, "numpy"], check=True)
+    install = ["uv", "pip", "install", "--quiet"]
+    subprocess.run([*install, "--require-hashes", "--requirement", BESIDE], check=True)
+    subprocess.run([*install, pattern], check=True)
 
 
 def ask(code: str) -> str:

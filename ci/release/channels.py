@@ -27,7 +27,7 @@ class Row:
     module: str
     summary: str  # for `nox -l`
     groups: tuple[str, ...]  # of pyproject.toml, that its session installs
-    packed: tuple[str, ...] = ()  # requirements that go into it: its first argument is their folder
+    packed: tuple[str, ...] = ()  # groups that go into it: its first argument is their folder
     released: bool = True  # it is part of a release; else a session of its own alone
     linked: bool = False  # the index takes its folder along, and the page has its links
     options: tuple[str, ...] = ()  # of a release, that it takes
@@ -71,7 +71,7 @@ CHANNELS: Final = {
             "Build dist/flash_dist.pyz: inspect, audit and doctor's what-if in one file, without "
             "torch.",
             groups=("runtime", "zipapp"),
-            packed=("packaging", "rich"),
+            packed=("program",),
         ),
     )
 }

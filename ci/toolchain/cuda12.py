@@ -47,15 +47,8 @@ DEBIAN: Final = Download(
     "cd5fe85aee38d108b315f408a688641478f2402622a10c677478eb7a6c4e5319",
     87240108,
 )
-# Two versions of one package, in folders of their own below PARTS.
-PACKAGES: Final = {
-    "12.4": (
-        "nvidia-cuda-runtime-cu12==12.4.127",
-        "nvidia-cuda-nvcc-cu12==12.4.131",
-        "nvidia-cuda-cccl-cu12==12.9.27",  # that of 12.4 lacks nv/target
-    ),
-    "12.9": ("nvidia-cuda-nvcc-cu12==12.9.86",),
-}
+# Groups of pyproject.toml: two versions of one package, in folders of their own below PARTS.
+PACKAGES: Final = {"12.4": "nvcc12", "12.9": "ptxas12"}
 _LIBRARY: Final = "usr/lib/nvidia-cuda-toolkit"
 # What of the Debian package goes where.
 PROGRAMS: Final = {

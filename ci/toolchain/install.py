@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ci.project import make_once
+from ci.locks import NOT_COVERED, is_covered, locked
+from ci.project import load_requirements, make_once
 from ci.toolchain.cross import assemble_home
 from ci.toolchain.cuda12 import CUDA as CUDA_12
 from ci.toolchain.cuda12 import PACKAGES, bring_toolkit
 from ci.toolchain.nvcc import complete_links
+from flash_dist.targets.archs import DEFAULT_TOOLKIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +45,7 @@ def install_toolkit(
     home = parts / "nvidia" / "cu13"
     with make_once(parts) as missing:
         if missing:
-            install(parts, *options, f"cuda-toolkit[cudart,crt,cccl]=={cuda}.*")
+            install(parts, *options, *_words("nvcc_aarch64", cuda))
             assemble_home(own, home, target)
     return home
 
@@ -52,10 +54,22 @@ def _install_own(cuda: str, folder: Path, install: Callable[..., object]) -> Pat
     home = folder / "home" if cuda == CUDA_12 else folder / "nvidia" / "cu13"
     with make_once(folder) as missing:
         if missing and cuda == CUDA_12:
-            for name, packages in PACKAGES.items():
-                install(folder / name, "--no-deps", *packages)
+            for name, group in PACKAGES.items():
+                install(folder / name, "--no-deps", *_words(group, cuda))
             print(bring_toolkit(folder, home), flush=True)
         elif missing:
-            install(folder, f"cuda-toolkit[nvcc,cccl]=={cuda}.*")
+            install(folder, *_words("nvcc", cuda))
             complete_links(home)
     return home
+
+
+def _words(group: str, cuda: str) -> list[str]:
+    """Return what the installer is told for a group: what the published sets need has hashes."""
+    wanted = load_requirements(group)
+    if cuda in (DEFAULT_TOOLKIT, CUDA_12):
+        if is_covered():
+            return locked({group: wanted})
+        print(f"{NOT_COVERED}: CUDA {cuda} is installed without hashes", flush=True)
+        return wanted
+    print(f"CUDA {cuda} is not in ci/locks/: it is installed without hashes", flush=True)
+    return [one.replace(f"=={DEFAULT_TOOLKIT}.", f"=={cuda}.") for one in wanted]

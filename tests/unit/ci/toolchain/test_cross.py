@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ci.build.choose import choose_sets, toolkits_of
+from ci.locks import LOCKS
 from ci.toolchain.cross import (
     TARGETS,
     assemble_home,
@@ -91,10 +92,25 @@ def test_a_toolkit_for_another_cpu_is_brought_once_and_beside_that_for_this_cpu(
         assert (home / "lib" / "libcudart_static.a").read_text() == "arm"
     assert home == tmp_path / "cuda-13.0-aarch64" / "nvidia" / "cu13"
     assert install_toolkit("13.0", folder, install) == folder / "nvidia" / "cu13"
+    arm = str(LOCKS / "nvcc_aarch64.txt")
     assert asked == [
-        ("cuda-13.0", "cuda-toolkit[nvcc,cccl]==13.0.*"),
-        ("cuda-13.0-aarch64", *ARM.pip_options, "cuda-toolkit[cudart,crt,cccl]==13.0.*"),
+        ("cuda-13.0", "--require-hashes", "--requirement", str(LOCKS / "nvcc.txt")),
+        ("cuda-13.0-aarch64", *ARM.pip_options, "--require-hashes", "--requirement", arm),
     ]
+
+
+def test_a_toolkit_that_no_published_set_asks_for_is_brought_without_hashes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def install(place: Path, *words: str) -> None:
+        asked.append(words)
+        shutil.copytree(make_toolkits(tmp_path / "packages")[0].parents[1], place)
+
+    install_toolkit("13.2", tmp_path / "cuda-13.2", install)
+    assert asked == [("cuda-toolkit[nvcc,cccl]==13.2.*",)]
+    assert "CUDA 13.2 is not in ci/locks/" in capsys.readouterr().out
 
 
 def test_pip_is_told_every_tag_that_the_oldest_served_glibc_has() -> None:
