@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from ..builds.zip_layout import Member
 
 # Lower case alone: no two of these are one file where case does not count.
-_PACKAGE: Final = re.compile(r"flash_dist/(?:[a-z0-9_]+/)*[a-z0-9_]+\.(?:py|json)")
+# Short and not deep: a name that a file system refuses breaks off an installation half way.
+_PACKAGE: Final = re.compile(r"flash_dist/(?:[a-z0-9_]{1,64}/){0,8}[a-z0-9_]{1,64}\.(?:py|json)")
 _MODULE: Final = re.compile(r"(.+)\.py")
 _ALLOWED: Final = frozenset({"flash_dist/py.typed", KERNELS, BINDING})
 _INFO: Final = re.compile(r"(flash_dist-[A-Za-z0-9.+!_]+\.dist-info)/(.+)")

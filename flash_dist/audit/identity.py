@@ -26,11 +26,26 @@ if TYPE_CHECKING:
     from ..builds.manifest import Manifest
 
 _NAME: Final = re.compile(r"flash_dist-([^-]+)-(cp3([0-9]+)-abi3-[^-]+)\.whl")
+_SHOWN: Final = 100  # characters of a line
 _TAG: Final = re.compile(r"cp3[0-9]+-abi3-[a-z0-9_.]+")
 _INFO: Final = re.compile(r"([^/]+)\.dist-info/METADATA")
 _ONCE: Final = ("Metadata-Version", "Name", "Version", "Requires-Python")
-# What would let an installer choose or fetch more than is required.
-_NEVER: Final = ("Provides-Extra", "Requires-External", "Provides-Dist", "Obsoletes-Dist")
+# What our builds write: others choose or fetch more, and what is no such line, or encoded, is a
+# header for one reader and none for the next.
+_HEADER: Final = re.compile(r"([A-Z][A-Za-z-]+): (?!.*=\?)[!-~](?:[ -~]*[!-~])?")
+_METADATA_HEADERS: Final = frozenset(
+    {
+        *_ONCE,
+        "Classifier",
+        "Description-Content-Type",
+        "Dynamic",
+        "License-Expression",
+        "License-File",
+        "Requires-Dist",
+        "Summary",
+    }
+)
+_WHEEL_HEADERS: Final = frozenset({"Generator", "Root-Is-Purelib", "Tag", "Wheel-Version"})
 _WHEEL: Final = {"Wheel-Version": "1.0", "Root-Is-Purelib": "false"}
 
 
@@ -56,11 +71,13 @@ def find_contradictions(wheel: Wheel, file_name: str) -> Iterator[str]:
         "dist-info": info.removeprefix("flash_dist-"),
         "_build.json": manifest.package_version,
     }
-    metadata = BytesHeaderParser().parsebytes(_read(wheel, info, "METADATA"))
+    text = _read(wheel, info, "METADATA")
+    metadata = BytesHeaderParser().parsebytes(text)
     told["METADATA"] = str(metadata.get("Version", ""))
     if len(set(told.values())) != 1:
         listed = ", ".join(f"{what} {one or 'nothing'}" for what, one in told.items())
         yield f"the version is told differently: {listed}"
+    yield from _find_odd_lines("METADATA", text.partition(b"\n\n")[0], _METADATA_HEADERS)
     yield from _judge_metadata(metadata, manifest, minor)
     yield from _judge_tags(_read(wheel, info, "WHEEL"), tags, manifest)
     if f"{info}.dist-info/top_level.txt" in wheel.names:
@@ -76,14 +93,19 @@ def _read(wheel: Wheel, info: str, name: str) -> bytes:
     return wheel.read(f"{info}.dist-info/{name}")
 
 
+def _find_odd_lines(name: str, text: bytes, allowed: frozenset[str]) -> Iterator[str]:
+    """Say which lines of headers no build of ours writes."""
+    for line in text.rstrip(b"\n").decode("latin-1").split("\n"):
+        match = _HEADER.fullmatch(line)
+        if match is None or match[1] not in allowed:
+            yield f"{name} has a line that no build of ours writes: {line[:_SHOWN]}"
+
+
 def _judge_metadata(metadata: Message, manifest: Manifest, minor: str) -> Iterator[str]:
     for header in _ONCE:
         count = len(metadata.get_all(header, []))
         if count != 1:
             yield f"METADATA has {count} lines {header}, not one"
-    for header in _NEVER:
-        if header in metadata:
-            yield f"METADATA has a line {header}: {metadata[header]}"
     if metadata.get("Name") != "flash_dist":
         yield f"METADATA is of {metadata.get('Name')}, not of flash_dist"
     python = str(metadata.get("Requires-Python", ""))
@@ -107,13 +129,12 @@ def _normalise(text: str) -> str:
 
 
 def _judge_tags(text: bytes, tags: str, manifest: Manifest) -> Iterator[str]:
+    yield from _find_odd_lines("WHEEL", text, _WHEEL_HEADERS)
     headers = BytesHeaderParser().parsebytes(text)
     for header, wanted in _WHEEL.items():
         found = headers.get_all(header, [])
         if found != [wanted]:
             yield f"WHEEL says {header}: {', '.join(found) or 'nothing'}, not {wanted}"
-    if "Build" in headers:
-        yield f"WHEEL has a build number, {headers['Build']}"
     # Of other lines nothing is expanded: a short one can stand for millions of tags.
     told = {
         str(tag)

@@ -27,6 +27,7 @@ _END_MAGIC, _ENTRY_MAGIC, _LOCAL_MAGIC = b"PK\5\6", b"PK\1\2", b"PK\3\4"
 _ZIP64 = 1
 _IN_EXTRA = 0xFFFFFFFF
 _STORED, _DEFLATED = 0, 8
+_UNIX, _IS_FOLDER, _IS_TEXT, _NEEDED = 3, 0x10, 1, 45
 _FLAGS = 0x0806  # how hard deflate tried, and that names are UTF-8
 _CHUNK = 1 << 20
 
@@ -127,10 +128,8 @@ def _read_list(data: bytes, count: int) -> Iterator[Member | str]:
         if data[place : place + 4] != _ENTRY_MAGIC or len(data) - place < _ENTRY.size:
             break
         fields = _ENTRY.unpack_from(data, place)
-        (_, _, _, flags, method, time, date, crc, packed, size, name, extra, comment, *rest) = (
-            fields
-        )
-        _, _, attributes, offset = rest
+        _, made, needed, flags, method, time, date, crc, packed, size = fields[:10]
+        name, extra, comment, disk, internal, attributes, offset = fields[10:]
         texts = data[place + _ENTRY.size : place + _ENTRY.size + name + extra + comment]
         place += _ENTRY.size + name + extra + comment
         raw, more = texts[:name], texts[name : name + extra]
@@ -142,6 +141,11 @@ def _read_list(data: bytes, count: int) -> Iterator[Member | str]:
         )  # fmt: skip
         if odd or comment:
             yield f"{told} has a comment or extra fields in the list"
+        kind = _IS_FOLDER if told.endswith("/") else 0
+        if made >> 8 != _UNIX or attributes & 0xFFFF & ~kind or disk or internal & ~_IS_TEXT:
+            yield f"{told} has attributes in the list that are not those of a file on Linux"
+        if needed > _NEEDED:
+            yield f"{told} is for newer programs, by its version in the list"
     else:
         if place == len(data):
             return
@@ -155,7 +159,7 @@ def _resolve(packed: int, size: int, extra: bytes) -> tuple[int, int, bool]:
         return packed, size, False
     if len(extra) == _EXTRA.size + _SIZES.size and _EXTRA.unpack_from(extra) == (_ZIP64, 16):
         wide_size, wide_packed = _SIZES.unpack_from(extra, _EXTRA.size)
-        if packed in {wide_packed, _IN_EXTRA} and size in {wide_size, _IN_EXTRA}:
+        if (packed, size) in {(wide_packed, wide_size), (_IN_EXTRA, _IN_EXTRA)}:  # never one alone
             return wide_packed, wide_size, False
     return packed, size, True
 
@@ -166,7 +170,7 @@ def _read_header(file: IO[bytes], one: Member) -> tuple[int, list[str]]:
     if data[:4] != _LOCAL_MAGIC:
         message = f"there is no header before {one.name}"
         raise _OddError(message)
-    _, _, flags, method, time, date, crc, packed, size, name, extra = _LOCAL.unpack(data)
+    _, needed, flags, method, time, date, crc, packed, size, name, extra = _LOCAL.unpack(data)
     texts = _read(file, one.place + _LOCAL.size, name + extra)
     packed, size, odd = _resolve(packed, size, texts[name:])
     differences = []
@@ -174,7 +178,7 @@ def _read_header(file: IO[bytes], one: Member) -> tuple[int, list[str]]:
         header = texts[:name].decode("ascii", "backslashreplace")
         differences.append(f"{one.name} is called {header} in its own header")
     told = (one.flags, one.method, one.moment, one.crc, one.packed, one.size)
-    if (flags, method, date << 16 | time, crc, packed, size) != told:
+    if (flags, method, date << 16 | time, crc, packed, size) != told or needed > _NEEDED:
         differences.append(f"{one.name} has another size, sum, time or method in its own header")
     if odd:
         differences.append(f"{one.name} has extra fields in its own header")

@@ -6,6 +6,7 @@ What only the manifest of a release can tell is in the table as well, and in doc
 from __future__ import annotations
 
 import json
+import struct
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -106,6 +107,28 @@ def requiring(line: str) -> Callable[[Files], Files]:
     return lambda files: {**files, METADATA: files[METADATA] + f"Requires-Dist: {line}\n".encode()}
 
 
+def told(line: bytes, name: str = METADATA) -> Callable[[Files], Files]:
+    return lambda files: {**files, name: files[name].rstrip(b"\n") + b"\n" + line + b"\n"}
+
+
+def first(line: bytes) -> Callable[[Files], Files]:
+    return lambda files: {**files, METADATA: line + files[METADATA]}
+
+
+def twin(members: list[Packed]) -> bytes:
+    """List the first member a second time, under another name."""
+    return build_zip([*members, replace(members[0], name="flash_dist/twin.py", at=0)])
+
+
+def uncounted(data: bytes) -> bytes:
+    """Say one member less than the list has: some readers count, others read to the end."""
+    end = bytearray(data)
+    for place in (-14, -12):
+        end[place] -= 1
+    return bytes(end)
+
+
+WIDE = struct.pack("<HHQQ", 1, 16, 5, 5)
 INIT = "flash_dist/__init__.py"
 FOREIGN = {"files"}
 ALL_UNREAD = {"files", "record", "metadata", "audit", "sbom"}
@@ -152,6 +175,12 @@ TAMPERED: dict[str, Tampered] = {
     "newline": Tampered({"files", "record"}, add("flash_dist/x\n[ok] y.py")),
     "NUL": Tampered({"files", "record"}, add("flash_dist/a.py\0.txt")),
     "blank": Tampered(FOREIGN, add("flash_dist/a .py")),
+    "drive": Tampered(FOREIGN, add("flash_dist/C:/a.py")),
+    "dot behind": Tampered(FOREIGN, add("flash_dist/a.py.")),
+    "accent of its own": Tampered({"files", "record"}, add("flash_dist/e\u0301rrors.py")),
+    "accent in a letter": Tampered({"files", "record"}, add("flash_dist/\u00e9rrors.py")),
+    "longer than a file system takes": Tampered(FOREIGN, add(f"flash_dist/{'a' * 300}.py")),
+    "deeper than a file system takes": Tampered(FOREIGN, add(f"flash_dist/{'a/' * 2100}b.py")),
     "outside": Tampered(ALL_UNREAD, add("../evil.py")),
     "absolute": Tampered(ALL_UNREAD, add("/etc/evil.py")),
     "backslash": Tampered(ALL_UNREAD, add("flash_dist\\evil.py")),
@@ -188,6 +217,17 @@ TAMPERED: dict[str, Tampered] = {
         {"archive"}, pack=one(WHEEL, header_extra=b"up\x04\0evil")
     ),
     "extra field in the list": Tampered({"archive"}, pack=one(WHEEL, list_extra=b"xx\x04\0evil")),
+    "attributes of another system": Tampered({"archive"}, pack=one(INIT, made=0)),
+    "folder by an attribute alone": Tampered({"archive"}, pack=one(INIT, attributes=0x10)),
+    "on another disk": Tampered({"archive"}, pack=one(INIT, disk=1)),
+    "for newer programs": Tampered({"archive"}, pack=one(INIT, needed=63)),
+    "encrypted": Tampered({"archive", "record"}, pack=one(INIT, flags=1)),
+    "name in an extra field": Tampered(
+        {"archive"}, pack=one(INIT, list_extra=b"up\x09\0\1\0\0\0\0evil")
+    ),
+    "two members in one place": Tampered({"archive", "record"}, pack=twin),
+    "size of 64 bits beside that of 32": Tampered({"archive"}, pack=one(INIT, header_extra=WIDE)),
+    "fewer members by the count": Tampered({"archive"}, pack=text(uncounted)),
     "comment of a member": Tampered({"archive"}, pack=one(WHEEL, comment=b"evil")),
     "size behind the member": Tampered({"archive"}, pack=one(WHEEL, flags=8)),
     # What the wheel says of itself.
@@ -205,6 +245,28 @@ TAMPERED: dict[str, Tampered] = {
     "pinned requirement": Tampered({"metadata"}, edit(METADATA, b"Dist: rich", b"Dist: rich==0.1")),
     "requirement for an extra": Tampered({"metadata"}, requiring("evil-package; extra == 'all'")),
     "older torch": Tampered({"metadata"}, edit(METADATA, b"torch>=2.10", b"torch>=2.0")),
+    "header after no header": Tampered({"metadata"}, told(b"nothing\nRequires-Dist: evil")),
+    "header with a blank before its colon": Tampered(
+        {"metadata"}, told(b"Requires-Dist : evil-package")
+    ),
+    "header behind a carriage return": Tampered(
+        {"metadata"}, told(b"Summary: x\rRequires-Dist: y")
+    ),
+    "header behind another end of line": Tampered(
+        {"metadata"}, told("Summary: x\x85Requires-Dist: y".encode())
+    ),
+    "header without a name": Tampered({"metadata"}, told(b": x\nRequires-Dist: evil-package")),
+    "header with a NUL": Tampered({"metadata"}, told(b"Requires-Dist\0: evil-package")),
+    "requirement on a line of its own": Tampered({"metadata"}, told(b"Summary: x\n evil-package")),
+    "encoded requirement": Tampered(
+        {"metadata", "audit"}, told(b"Requires-Dist: =?utf-8?q?evil?=")
+    ),
+    "old kind of requirement": Tampered({"metadata"}, told(b"Requires: evil_package")),
+    "download from elsewhere": Tampered({"metadata"}, told(b"Download-URL: https://evil.example")),
+    "letter of a mailbox": Tampered({"metadata"}, first(b"From x\n")),
+    "byte order mark": Tampered({"metadata", "audit"}, first(b"\xef\xbb\xbf")),
+    "second text of WHEEL": Tampered({"metadata"}, told(b"\nRoot-Is-Purelib: true", WHEEL)),
+    "header of WHEEL with a blank": Tampered({"metadata"}, told(b"Build : 9", WHEEL)),
     "without torch": Tampered({"metadata"}, edit(METADATA, b"Requires-Dist: torch>=2.10\n", b"")),
     "any Python": Tampered({"metadata"}, edit(METADATA, b"Requires-Python: >=3.10\n", b"")),
     "purelib wheel": Tampered({"metadata"}, edit(WHEEL, b"Purelib: false", b"Purelib: true")),

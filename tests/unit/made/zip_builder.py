@@ -30,6 +30,11 @@ class Packed:
     flags: int = 0
     method: int = 8
     in_list: bool = True
+    at: int | None = None  # listed with a header that is already there, and no bytes of its own
+    made: int = 3  # on which system, in the list
+    needed: int = 20
+    disk: int = 0
+    attributes: int = 0
 
 
 def build_zip(
@@ -51,18 +56,18 @@ def build_zip(
         common = struct.pack("<HHHHI", one.flags, one.method, 0, 0x5C21, zlib.crc32(one.data))
         name, other = one.name.encode(), (one.header_name or one.name).encode()
         size = len(one.data) if one.header_size is None else one.header_size
-        place = len(out)
-        out += b"PK\3\4" + struct.pack("<H", 20) + common + struct.pack("<II", len(data), size)
-        out += (
-            struct.pack("<HH", len(other), len(one.header_extra)) + other + one.header_extra + data
-        )
+        place = len(out) if one.at is None else one.at
+        if one.at is None:
+            out += b"PK\3\4" + struct.pack("<H", one.needed) + common
+            out += struct.pack("<IIHH", len(data), size, len(other), len(one.header_extra))
+            out += other + one.header_extra + data
         if not one.in_list:
             continue
         count += 1
-        listed += b"PK\1\2" + struct.pack("<HH", 0x314, 20) + common
+        listed += b"PK\1\2" + struct.pack("<BBH", 20, one.made, one.needed) + common
         listed += struct.pack("<II", len(data), len(one.data))
         listed += struct.pack("<HHH", len(name), len(one.list_extra), len(one.comment))
-        listed += struct.pack("<HHII", 0, 0, one.mode << 16, place)
+        listed += struct.pack("<HHII", one.disk, 0, one.mode << 16 | one.attributes, place)
         listed += name + one.list_extra + one.comment
     out += before_list
     listed += in_list
