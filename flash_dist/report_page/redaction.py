@@ -18,8 +18,25 @@ COMMON_USERS: Final = frozenset({
 COMMON_HOSTS: Final = frozenset({*COMMON_USERS, "localhost", "localdomain", "buildkitsandbox"})
 
 _HOMES: Final = re.compile(r"(/home/|/Users/|[A-Za-z]:\\Users\\)(?!<)[^/\\\s:'\"`,;)]+")
-_CREDENTIALS: Final = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s'\"`]*@", re.IGNORECASE)
-_QUERY: Final = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s?#'\"`]+)[?#][^\s'\"`]+", re.IGNORECASE)
+# What may be a password is taken for one, also where its author forgot to encode it: quotes, or a
+# slash after a colon that is no port. Each is matched behind a `://`, where it begins, and once.
+_LOGIN: Final = re.compile(r"[^/]*@|(?!\[)[^/:]*:(?!\d{1,5}(?:[/?#'\"`]|$)).*@")
+_QUERY: Final = re.compile(r"([^?#]*)[?#](?:.*[^'\"`])?")
+_BARE_LOGIN: Final = re.compile(r"(?<![^\s'\"`(=/\\])[^\s:/@'\"`(=\\]+:[^\s/@]+@(?=[\w[])")
+_ENCODED_LOGIN: Final = re.compile(r"(%3A%2F%2F)(?:(?!%2F)[^\s/])*%40", re.IGNORECASE)
+_CALLED: Final = "token|secret|passw(?:or)?d|passphrase|api_?key|access_?key|credentials?"
+_SECRETS: Final = (
+    re.compile(
+        rf"((?:{_CALLED})[a-z_]*['\"]?(?:\s*[=:]\s*|\s+(?=\S*\d))['\"]?)[^\s'\"`,;&]+",
+        re.IGNORECASE,
+    ),
+    re.compile(r"(\bauthorization\b['\"]?\s*[=:]?\s*['\"]?(?:\w+\s+)?)[^\s'\"`,;]+", re.IGNORECASE),
+    re.compile(r"(\bbearer\s+)[^\s'\"`,;]+", re.IGNORECASE),
+    # What GitHub, GitLab, Hugging Face, PyPI and AWS begin theirs with.
+    re.compile(
+        r"\b(gh[a-z]_|github_pat_|glpat-|hf_(?=[A-Za-z0-9]{20})|pypi-AgE|AKIA)[A-Za-z0-9_-]{12,}"
+    ),
+)
 _DEVICE_ID: Final = re.compile(r"\b((?:GPU|MIG)-[0-9a-f]{8})-[0-9a-f-]{20,}", re.IGNORECASE)
 
 
@@ -35,8 +52,10 @@ class Redaction:
         """Return a text without what is to be left out."""
         for home in sorted(self.homes, key=len, reverse=True):
             text = re.sub(rf"{re.escape(home)}(?!\w|[.-]\w)", "~", text)
-        text = _CREDENTIALS.sub(r"\1", text)
-        text = _QUERY.sub(r"\1", text)
+        text = re.sub(r"\S+", lambda word: _without_login(word[0]), text)
+        text = _BARE_LOGIN.sub("", _ENCODED_LOGIN.sub(r"\1", text))
+        for pattern in _SECRETS:
+            text = pattern.sub(r"\1<secret>", text)
         text = _DEVICE_ID.sub(r"\1", text)
         text = _HOMES.sub(r"\1<user>", text)
         text = _replace_words(text, self.hosts, "<host>")
@@ -51,6 +70,17 @@ class Redaction:
         if isinstance(value, (list, tuple)):
             return [self.data(one) for one in value]
         return value
+
+
+def _without_login(word: str) -> str:
+    """Return a word without what stands before the `@` of an address in it, and after its path."""
+    scheme, *places = word.split("://")
+    for number, place in enumerate(places):
+        login = _LOGIN.match(place)
+        rest = place[login.end() :] if login else place
+        query = _QUERY.match(rest)
+        places[number] = query[1] + rest[query.end() :] if query else rest
+    return "://".join([scheme, *places])
 
 
 def _replace_words(text: str, words: tuple[str, ...], instead: str) -> str:
