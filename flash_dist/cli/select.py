@@ -11,6 +11,7 @@ from ..checks.gpus import describe_gpu
 from ..errors import UsageError
 from ..findings.result import EXIT_FINDINGS, EXIT_FINE, EXIT_NOTHING_CHECKED
 from ..indexes.candidates import Offer, read_offer
+from ..indexes.credentials import without_credentials
 from ..indexes.index import read_index
 from ..indexes.install_commands import find_commands
 from ..indexes.selection import candidates_of, describe_lack, select
@@ -71,6 +72,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--index",
         metavar="PLACE",
+        type=without_credentials,
         help="choose among the wheels of a folder or a package index (http, https, file) in place "
         "of the published sets",
     )

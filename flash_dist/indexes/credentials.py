@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit, urlunsplit
 
+from ..report_page.redaction import without_login
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -37,11 +39,11 @@ def without_credentials(url: str) -> str:
     try:
         parts = urlsplit(url)
         login, _, host = parts.netloc.rpartition("@")
-        if not login or parts.scheme not in _PORTS:
-            return url
         clean = urlunsplit(parts._replace(netloc=host))
-        origin = _origin_of(clean)
-    except ValueError:  # such as `http://[`: said where it is opened
+        origin, _ = _origin_of(clean), parts.port  # a port that is none raises
+    except ValueError:  # such as `http://[`, or a password that is not encoded: said where it fails
+        return without_login(url)
+    if not login:
         return url
     user, _, password = login.partition(":")
     if origin is not None:

@@ -52,7 +52,7 @@ class Redaction:
         """Return a text without what is to be left out."""
         for home in sorted(self.homes, key=len, reverse=True):
             text = re.sub(rf"{re.escape(home)}(?!\w|[.-]\w)", "~", text)
-        text = re.sub(r"\S+", lambda word: _without_login(word[0]), text)
+        text = re.sub(r"\S+", lambda word: _without_query(without_login(word[0])), text)
         text = _BARE_LOGIN.sub("", _ENCODED_LOGIN.sub(r"\1", text))
         for pattern in _SECRETS:
             text = pattern.sub(r"\1<secret>", text)
@@ -72,15 +72,23 @@ class Redaction:
         return value
 
 
-def _without_login(word: str) -> str:
-    """Return a word without what stands before the `@` of an address in it, and after its path."""
+def without_login(word: str) -> str:
+    """Return an address, or a word with some in it, without what is before the `@` of a host."""
+    scheme, *places = word.split("://")
+    return "://".join([scheme, *(place[_end(_LOGIN, place) :] for place in places)])
+
+
+def _without_query(word: str) -> str:
     scheme, *places = word.split("://")
     for number, place in enumerate(places):
-        login = _LOGIN.match(place)
-        rest = place[login.end() :] if login else place
-        query = _QUERY.match(rest)
-        places[number] = query[1] + rest[query.end() :] if query else rest
+        query = _QUERY.match(place)
+        places[number] = query[1] + place[query.end() :] if query else place
     return "://".join([scheme, *places])
+
+
+def _end(pattern: re.Pattern[str], text: str) -> int:
+    match = pattern.match(text)
+    return match.end() if match else 0
 
 
 def _replace_words(text: str, words: tuple[str, ...], instead: str) -> str:

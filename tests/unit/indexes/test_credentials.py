@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from flash_dist.cli import main
 from flash_dist.errors import FetchError
 from flash_dist.indexes import credentials
 from flash_dist.indexes.credentials import find_login, without_credentials
@@ -145,7 +146,10 @@ def test_a_redirection_takes_no_password_to_another_server(private: Private) -> 
         ("https://a:b@[::1]/", "https://[::1]/", ("a", "b")),
         ("https://h/a:b@c", "https://h/a:b@c", None),
         ("file:///a:b@c", "file:///a:b@c", None),
-        ("https://a:b@[", "https://a:b@[", None),
+        ("https://a:b@[", "https://[", None),
+        ("https://a:b/c@h/", "https://h/", None),  # a slash is encoded in a password
+        ("ftp://a:b@h/x", "ftp://h/x", None),
+        ("https://h?x=a@b", "https://h?x=a@b", None),
     ],
 )
 def test_an_address_is_taken_apart(
@@ -155,6 +159,20 @@ def test_an_address_is_taken_apart(
     assert without_credentials(url) == clean
     assert find_login(clean, {"NETRC": "/absent"}) == login
     assert find_login("https://another/", {"NETRC": "/absent"}) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "code"),
+    [("http://bob:s%40cret@", 0), ("HTTP://bob:s%40cret@", 0), ("ftp://bob:s%40cret@", 2),
+     ("http://bob:s/%40cret@", 2), ("http://bob:s%40cret@[", 2), ("http://bob:s%40cret@none.", 2)],
+)  # fmt: skip
+def test_the_command_line_shows_no_password(
+    private: Private, before: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--gpu", "9.0", "--driver", "580", "--index", f"{before}{private.host}/simple/"]
+    for words in (["select", *given], ["select", *given, "--json"]):
+        assert main(words) == code
+        assert "cret" not in "".join(capsys.readouterr())
 
 
 def test_a_page_of_a_server_names_no_files_of_this_machine() -> None:
