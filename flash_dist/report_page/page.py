@@ -9,8 +9,11 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from ..findings import find
-from .markup import Markup, element, make_head, prose
+from ..findings.result import EXIT_FINDINGS, EXIT_NOTHING_CHECKED
+from ..targets.wording import count
+from .checks import group_checks, list_steps, show_check, show_meaning
+from .facts import make_facts
+from .markup import Markup, element, make_head
 from .style import STYLE
 from .tables import make_tables
 
@@ -23,7 +26,6 @@ if TYPE_CHECKING:
 
 _STATUSES: Final = ("fail", "warn", "ok", "skip")
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
-_LEFT_OUT: Final = frozenset({"archsets"})  # of the table of facts: what could be installed instead
 
 
 def make_page(examination: Json, redaction: Redaction, *, version: str, written: str) -> str:
@@ -38,15 +40,21 @@ def make_page(examination: Json, redaction: Redaction, *, version: str, written:
     data = redaction.data(examination)
     checks = data["checks"]
     title = conclude(data)
+    groups = group_checks(checks)
+    statuses = ("fail", "warn", "skip") if is_nothing_checked(data) else ("fail", "warn")
+    steps = list(list_steps(groups, statuses))
     body = element(
         "body",
         _verdict(data, title, version, written),
-        _steps(checks),
-        make_tables(checks, data["environment"]["cuda"]["gpus"]),
-        _section("Checks", [element("div", *(_check(*one) for one in enumerate(checks)))]),
-        _section("What the findings mean", list(_meanings(checks))),
-        _section("Environment", [_facts(data["environment"])]),
-        _section("All of it as JSON", [_json(data)], style="json"),
+        element(
+            "main",
+            _section("What to do", [element("ol", *steps, _class="steps")] if steps else []),
+            make_tables(checks, data["environment"]["cuda"]["gpus"]),
+            _section("Checks", [element("ul", *map(show_check, groups), _class="checks")]),
+            _section("What the findings mean", _meanings(checks)),
+            _section("Environment", [make_facts(data["environment"])]),
+            _section("All of it as JSON", [_json(data)], style="json"),
+        ),
         element("footer", f"Written by flash_dist {version}, {written}. {_PROMISE}"),
     )
     policy = Markup(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">')
@@ -64,17 +72,31 @@ def conclude(data: Json) -> str:
     """Say in a few words what the examination came to."""
     counts = Counter(check["status"] for check in data["checks"])
     if counts["fail"]:
-        return f"{_count(counts['fail'], 'check')} failed"
-    if data["exit_code"] == 1:
-        return f"{_count(counts['warn'], 'warning')}, which count as failures"
-    if data["exit_code"] == 3:  # noqa: PLR2004 - EXIT_NOTHING_CHECKED
+        return f"{count(counts['fail'], 'check')} failed"
+    if data["exit_code"] == EXIT_FINDINGS:
+        return f"{count(counts['warn'], 'warning')}, which count as failures"
+    if data["exit_code"] == EXIT_NOTHING_CHECKED:
         return "Nothing could be checked: there is no GPU"
-    warned = f", {_count(counts['warn'], 'warning')}" if counts["warn"] else ""
-    return f"No failure{warned}"
+    if is_nothing_checked(data):
+        return "Nothing was checked"
+    warned = f", {count(counts['warn'], 'warning')}" if counts["warn"] else ""
+    skipped = f", {count(counts['skip'], 'check')} not run" if counts["skip"] else ""
+    return f"No failure{warned}{skipped}"
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def is_nothing_checked(data: Json) -> bool:
+    """Whether there was no GPU to check, or no check that came to a result."""
+    results = {check["status"] for check in data["checks"]} - {"skip"}
+    return data["exit_code"] == EXIT_NOTHING_CHECKED or not results
+
+
+def colour(data: Json) -> str:
+    """Return the class of the verdict: good is only what was checked."""
+    if data["exit_code"] == EXIT_FINDINGS:
+        return "fail"
+    if data["status"] == "ok" and is_nothing_checked(data):
+        return "skip"
+    return str(data["status"])
 
 
 def _verdict(data: Json, title: str, version: str, written: str) -> Markup:
@@ -85,14 +107,13 @@ def _verdict(data: Json, title: str, version: str, written: str) -> Markup:
         if counts[status]
     ]
     kind = "what if" if data["what_if"] else "examination"
-    status = data["status"] if data["exit_code"] != 1 else "fail"
     return element(
         "header",
         element("div", f"flash_dist doctor, {kind}, {written}", _class="program"),
         element("h1", title),
         element("p", *_spaced(chips), f"exit status {data['exit_code']}"),
         element("p", " · ".join(_gist(data, version)), _class="facts"),
-        _class=f"verdict {status}",
+        _class=f"verdict {colour(data)}",
     )
 
 
@@ -134,97 +155,9 @@ def _count_gpus(gpus: Sequence[Json]) -> list[str]:
     return [f"{count} x {kind}" if count > 1 else kind for kind, count in kinds.items()]
 
 
-def _steps(checks: Sequence[Json]) -> Markup:
-    """List what to do, the failures first."""
-    todo = [
-        (place, check)
-        for status in ("fail", "warn")
-        for place, check in enumerate(checks)
-        if check["status"] == status
-    ]
-    if not todo:
-        return Markup()
-    items = [
-        element(
-            "li",
-            element("span", check["status"], _class=f"chip {check['status']}"),
-            " ",
-            element("a", check["name"], href=f"#check-{place}"),
-            ": ",
-            prose(check["summary"]),
-            *_step(check),
-        )
-        for place, check in todo
-    ]
-    return _section("What to do", [element("ol", *items, _class="steps")])
-
-
-def _step(check: Json) -> Iterator[Markup]:
-    """Give the fix; where there is none, what may make one needless."""
-    if check["fix"]:
-        yield element("p", prose(check["fix"]), _class="fix")
-    else:
-        yield from (element("p", prose(detail), _class="facts") for detail in check["details"][:1])
-
-
-def _check(place: int, check: Json) -> Markup:
-    parts = [element("div", prose(check["summary"]))]
-    if check["details"]:
-        parts.append(element("div", prose("\n".join(check["details"])), _class="details mono"))
-    if check["fix"]:
-        parts.append(element("p", prose(check["fix"]), _class="fix"))
-    if check["id"] and find(check["id"]):
-        link = element("a", f"what {check['id']} means", href=f"#{check['id']}")
-        parts.append(element("p", link, _class="more"))
-    return element(
-        "div",
-        element("div", element("span", check["status"], _class=f"chip {check['status']}")),
-        element("div", check["name"], _class="name"),
-        element("div", *parts, _class="what"),
-        id=f"check-{place}",
-        _class="check",
-    )
-
-
-def _meanings(checks: Sequence[Json]) -> Iterator[Markup]:
+def _meanings(checks: Sequence[Json]) -> list[Markup]:
     ids = [check["id"] for check in sorted(checks, key=lambda c: _STATUSES.index(c["status"]))]
-    for name in dict.fromkeys(ids):
-        entry = find(name or "")
-        if entry is not None:
-            yield element(
-                "div",
-                element("h3", entry.title, element("span", name, _class="mono")),
-                element("p", prose(entry.meaning)),
-                element("p", prose(entry.remedy), _class="fix"),
-                id=name,
-                _class="meaning",
-            )
-
-
-def _facts(environment: Json) -> Markup:
-    rows = [
-        element("tr", element("th", name), element("td", value))
-        for name, value in _flatten(environment, "")
-    ]
-    return element("div", element("table", *rows, _class="facts-table"), _class="scroll")
-
-
-def _flatten(value: Any, name: str) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - plain data
-    """Yield `cuda gpus 0 name` and its value; what is empty or unknown is left out."""
-    if isinstance(value, dict):
-        for key, one in value.items():
-            if key not in _LEFT_OUT:
-                yield from _flatten(one, f"{name} {key}".strip())
-    elif isinstance(value, list) and any(isinstance(one, (dict, list)) for one in value):
-        for place, one in enumerate(value):
-            yield from _flatten(one, f"{name} {place}")
-    elif isinstance(value, list):
-        if value:
-            yield name, ", ".join(map(str, value))
-    elif isinstance(value, bool):
-        yield name, "yes" if value else "no"
-    elif value not in {None, ""}:
-        yield name, str(value)
+    return [meaning for meaning in map(show_meaning, dict.fromkeys(filter(None, ids))) if meaning]
 
 
 def _json(data: Json) -> Markup:

@@ -8,7 +8,7 @@ STYLE: Final = """
 :root {
   color-scheme: light dark;
   --back: #ffffff; --card: #f6f7f9; --text: #1b1f24; --dim: #59636e; --line: #d6dbe1;
-  --ok: #1a7f37; --warn: #9a5b00; --fail: #c4171f; --skip: #59636e; --link: #0b5fc0;
+  --ok: #197833; --warn: #9a5b00; --fail: #c4171f; --skip: #59636e; --link: #0b5fc0;
   --ok-back: #e3f5e8; --warn-back: #fdf0d5; --fail-back: #fde7e7; --skip-back: #eceff2;
   --jit: #0b5fc0; --jit-back: #e2eefb;
 }
@@ -37,14 +37,18 @@ code, pre, .mono {
   font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace;
   font-size: 0.87em;
 }
-code { background: var(--skip-back); border-radius: 3px; padding: 0.1em 0.3em; }
+.whole { white-space: nowrap; }
+code {
+  background: var(--skip-back); border-radius: 3px; padding: 0.1em 0.3em;
+  overflow-wrap: anywhere; box-decoration-break: clone; -webkit-box-decoration-break: clone;
+}
 .verdict {
   border-left: 6px solid var(--mark); background: var(--mark-back);
   padding: 0.9rem 1.2rem; border-radius: 4px;
 }
 .verdict h1 { color: var(--mark); }
 .verdict .chip { background: var(--back); }
-.details code { background: none; padding: 0; color: var(--text); font-size: 1em; }
+.lines code { background: none; padding: 0; color: var(--text); font-size: 1em; }
 .program, .facts { color: var(--dim); }
 .ok { --mark: var(--ok); --mark-back: var(--ok-back); }
 .warn { --mark: var(--warn); --mark-back: var(--warn-back); }
@@ -56,20 +60,33 @@ code { background: var(--skip-back); border-radius: 3px; padding: 0.1em 0.3em; }
   background: var(--mark-back); color: var(--mark); white-space: nowrap;
 }
 .steps { padding-left: 1.4rem; }
-.steps li { margin: 0.5rem 0; }
+.steps li { margin: 0.5rem 0; overflow-wrap: anywhere; }
+.checks { list-style: none; margin: 0; padding: 0; }
 .check {
-  display: grid; grid-template-columns: 3.4rem 6.5rem minmax(0, 1fr); gap: 0 0.8rem;
+  display: grid; grid-template-columns: 3.4rem 7.5rem minmax(0, 1fr); gap: 0 0.8rem;
   padding: 0.55rem 0.2rem; border-top: 1px solid var(--line); break-inside: avoid-page;
 }
 .check:last-child { border-bottom: 1px solid var(--line); }
-.check .name { font-weight: 600; }
-.details {
+.check h3 { margin: 0; font-size: 1em; }
+.check .what { overflow-wrap: anywhere; }
+.check details { margin-top: 0.2rem; }
+.check summary { color: var(--dim); }
+.lines {
   margin: 0.35rem 0 0.1rem; padding: 0.45rem 0.7rem; background: var(--card); border-radius: 4px;
   white-space: pre-wrap; color: var(--dim);
 }
-.fix::before, .more::before { color: var(--dim); }
-.fix::before { content: "Fix: "; font-weight: 600; }
-.scroll { overflow-x: auto; }
+.fix b { color: var(--dim); }
+.groups { columns: 27rem; column-gap: 2.5rem; margin-bottom: 1.2rem; }
+.groups > div { break-inside: avoid; }
+.named { margin: 0 0 1.2rem; font-size: 0.93em; }
+.named div {
+  display: grid; grid-template-columns: 9rem minmax(0, 1fr); gap: 0 0.8rem;
+  padding: 0.25rem 0.3rem; border-top: 1px solid var(--line); break-inside: avoid-page;
+}
+.named dt { color: var(--dim); }
+.named dd { margin: 0; overflow-wrap: anywhere; }
+.scroll { overflow-x: auto; margin-bottom: 1.2rem; }
+.scroll:focus-visible { outline: 2px solid var(--link); }
 table { border-collapse: collapse; font-size: 0.93em; }
 th, td {
   text-align: left; vertical-align: top; padding: 0.4rem 0.9rem 0.4rem 0.3rem;
@@ -78,10 +95,11 @@ th, td {
 thead th { border-top: 0; border-bottom: 2px solid var(--line); }
 th small, td small { display: block; font-weight: 400; color: var(--dim); }
 tbody th { font-weight: 600; }
+.roles { min-width: 9rem; }
+.long { display: inline-block; min-width: 9rem; }
 .library { overflow-wrap: anywhere; min-width: 16rem; }
-.facts-table th { font-weight: 400; color: var(--dim); white-space: nowrap; }
-.facts-table td { overflow-wrap: anywhere; }
-.legend { color: var(--dim); font-size: 0.9em; margin-top: 0.6rem; }
+.scroll + .legend { margin-top: -0.6rem; }
+.legend { color: var(--dim); font-size: 0.9em; }
 .legend .chip { margin-right: 0.25rem; }
 .legend span.entry { margin-right: 1.1rem; display: inline-block; }
 .meaning {
@@ -99,17 +117,21 @@ footer { margin-top: 2.5rem; color: var(--dim); font-size: 0.9em; }
 @media (max-width: 40rem) {
   .check { grid-template-columns: 3.4rem minmax(0, 1fr); }
   .check .what { grid-column: 1 / -1; }
+  .named div { grid-template-columns: 1fr; }
 }
 @media print {
   :root {
     --back: #ffffff; --card: #f6f7f9; --text: #000000; --dim: #444444; --line: #bbbbbb;
-    --ok: #1a7f37; --warn: #9a5b00; --fail: #c4171f; --skip: #444444; --link: #000000;
+    --ok: #197833; --warn: #9a5b00; --fail: #c4171f; --skip: #444444; --link: #000000;
     --ok-back: #e3f5e8; --warn-back: #fdf0d5; --fail-back: #fde7e7; --skip-back: #eceff2;
     --jit: #0b5fc0; --jit-back: #e2eefb; color-scheme: light;
   }
   * { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
   body { padding: 0; max-width: none; font-size: 10pt; }
   .json { display: none; }
-  h2 { break-after: avoid-page; }
+  .scroll { overflow: visible; }
+  .long { min-width: 0; overflow-wrap: anywhere; }
+  details::details-content { content-visibility: visible; block-size: auto; }
+  h2, h3 { break-after: avoid-page; }
 }
 """

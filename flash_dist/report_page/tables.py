@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ..targets.verdict import name_size
-from .markup import Markup, element, join
+from ..targets.wording import list_ranges
+from .markup import Markup, element, join, make_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -55,12 +56,28 @@ def _kernel_table(checks: Mapping[int, Json], gpus: Sequence[Json]) -> Markup:
     for (role, dtype), row in sorted(rows.items(), key=lambda item: _row_order(item[0])):
         cells = tuple(row.get(column[0], Markup()) for column in columns)
         merged.setdefault((role, cells), []).append(dtype)
+    alike: dict[tuple[str, Cells], list[str]] = {}
+    for (role, cells), dtypes in merged.items():
+        alike.setdefault((" ".join(dtypes), cells), []).append(role)
     body = [
-        _row(element("th", role, element("small", " ".join(dtypes))), cells)
-        for (role, cells), dtypes in merged.items()
+        (join(", ".join(roles), element("small", dtypes)), cells)
+        for (dtypes, cells), roles in alike.items()
     ]
     hows = {kernel["how"] for c in checks.values() for kernel in c["data"]["kernels"]}
-    return join(_table("kernel", columns, gpus, body), _legend(hows))
+    heads = ("kernel", *(_head(column, gpus) for column in columns))
+    table = make_table("GPUs and kernels", heads, body, style="roles")
+    return join(table, _legend(hows), _reasons(columns, checks))
+
+
+def _reasons(columns: Iterable[Sequence[int]], checks: Mapping[int, Json]) -> Markup:
+    """Say below the table why a GPU has no code."""
+    lines = [
+        element("div", f"{_number(column)}: {reason}")
+        for column in columns
+        for reason in [checks[column[0]]["data"]["reason"]]
+        if reason
+    ]
+    return element("div", *lines, _class="legend") if lines else Markup()
 
 
 def _row_order(key: tuple[str, str]) -> tuple[bool, str, int]:
@@ -79,8 +96,7 @@ def _kernel_cell(kernels: Iterable[Json]) -> Markup:
         groups.setdefault((kernel["how"], kernel["target"] or ""), []).append(size)
     return _join_lines(
         join(
-            _chip(how),
-            f" {target}",
+            element("span", _chip(how), f" {target}", _class="whole"),
             element("small", f"head_dim {', '.join(sizes)}") if len(groups) > 1 else "",
         )
         for (how, target), sizes in groups.items()
@@ -97,19 +113,22 @@ def _library_table(checks: Iterable[Json], gpus: Sequence[Json]) -> Markup:
     shown = sorted({gpu for row in rows.values() for gpu in row})
     columns = _merge_columns(rows, shown, gpus)
     body = [
-        _row(
-            element("th", library, _class="library"),
-            [row.get(column[0], Markup()) for column in columns],
-        )
+        (library, [row.get(column[0], Markup()) for column in columns])
         for (library, _), row in rows.items()
     ]
-    return join(_table("library", columns, gpus, body), _legend(hows))
+    heads = ("library", *(_head(column, gpus) for column in columns))
+    table = make_table("GPUs and libraries", heads, body, style="library")
+    return join(table, _legend(hows))
 
 
 def _library_cell(data: Json) -> Markup:
-    lines = [join(_chip(way["how"]), f" {way['target']}") for way in data["ways"]]
+    lines = [
+        element("span", _chip(way["how"]), f" {way['target']}", _class="whole")
+        for way in data["ways"]
+    ]
     if not lines:
-        return join(_chip("no"), element("small", f"built for {', '.join(data['archs'])}"))
+        reason = data["obstacle"] or f"built for {', '.join(data['archs'])}"
+        return join(_chip("no"), element("small", reason))
     if data["unfit"]:
         unfit = f"nothing in {data['unfit']} of {data['containers']} fatbins"
         lines.append(element("small", unfit))
@@ -132,37 +151,14 @@ def _name(gpu: int, gpus: Sequence[Json]) -> tuple[str, str]:
     return str(found.get("name", "")), str(found.get("compute_capability", ""))
 
 
-def _table(
-    first: str, columns: Sequence[Sequence[int]], gpus: Sequence[Json], body: Sequence[Markup]
-) -> Markup:
-    heads = [element("th", first), *(_head(column, gpus) for column in columns)]
-    return element(
-        "div",
-        element("table", element("thead", element("tr", *heads)), element("tbody", *body)),
-        _class="scroll",
-    )
-
-
 def _head(column: Sequence[int], gpus: Sequence[Json]) -> Markup:
     name, capability = _name(column[0], gpus)
-    numbers = f"GPU {column[0]}" if len(column) == 1 else f"GPUs {_ranges(column)}"
     described = ", ".join(part for part in (name, capability) if part)
-    return element("th", numbers, element("small", described))
+    return join(element("span", _number(column), _class="whole"), element("small", described))
 
 
-def _ranges(numbers: Sequence[int]) -> str:
-    """Write 0, 1, 2, 5 as `0-2, 5`."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
-
-
-def _row(head: Markup, cells: Iterable[Markup]) -> Markup:
-    return element("tr", head, *(element("td", cell) for cell in cells))
+def _number(column: Sequence[int]) -> str:
+    return f"GPU {column[0]}" if len(column) == 1 else f"GPUs {list_ranges(column)}"
 
 
 def _chip(how: str) -> Markup:

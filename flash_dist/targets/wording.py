@@ -23,3 +23,22 @@ def few_lines(lines: Sequence[str], most: int) -> tuple[str, ...]:
 def count(number: int, noun: str, plural: str = "") -> str:
     """Write `1 image` or `2 images`."""
     return f"{number} {noun}" if number == 1 else f"{number} {plural or f'{noun}s'}"
+
+
+def list_ranges(numbers: Sequence[int]) -> str:
+    """Write 0, 1, 2, 5 as `0-2, 5`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)
+
+
+def format_memory(size: int) -> str:
+    """Write bytes in powers of two, as memory and disks are spoken of: `44.6 GiB`."""
+    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if size >= 1 << power:
+            return f"{size / (1 << power):.1f}".removesuffix(".0") + f" {unit}"
+    return f"{size} B"

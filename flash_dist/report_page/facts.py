@@ -1,0 +1,182 @@
+"""The report's facts of a machine: named, grouped and in units, a reason beside what it is of."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, Final
+
+from ..targets.wording import count, format_memory
+from .gpus import make_gpu_table
+from .markup import Markup, element, join
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    Json = dict[str, Any]
+    Fact = tuple[str, str]
+
+_LOADS: Final = {
+    "ok": "yes",
+    "failed": "no",
+    "crashed": "no: the process that tried ended",
+    "unknown": "not known",
+    "not-tried": "not tried",
+    "skipped": "not asked",
+}
+_LIBCUDA: Final = {"compat": "of cuda-compat", "wsl": "of Windows' driver"}
+_CACHE: Final = {
+    "writable": "writable",
+    "absent": "not there yet",
+    "read-only": "may not be written",
+    "homeless": "none: neither HOME nor CUDA_CACHE_PATH is set",
+}
+
+
+def make_facts(environment: Mapping[str, Any]) -> Markup:
+    """Return the groups; what a group takes is gone, so that what is left is told as it is."""
+    left = deepcopy(dict(environment))
+    machine = "Asked on" if left.pop("what_if", False) else "Machine"
+    table = make_gpu_table(left)
+    groups = (
+        _group(machine, _describe_machine(left)),
+        _group("Python and torch", _describe_torch(left)),
+        _group("flash_dist", _describe_build(left)),
+        _group("Driver", _describe_driver(left)),
+        _group("Variables", _describe_variables(left)),
+        _group("Also", _flatten(left, "")),
+    )
+    return join(element("div", *groups, _class="groups"), table)
+
+
+def _group(title: str, facts: Iterator[Fact]) -> Markup:
+    rows = [
+        element("div", element("dt", name), element("dd", value)) for name, value in facts if value
+    ]
+    if not rows:
+        return Markup()
+    return element("div", element("h3", title), element("dl", *rows, _class="named"))
+
+
+def _take(left: Json, name: str) -> Json:
+    """Take a part out; one that is null, or of a version that has none, is an empty one."""
+    return left.pop(name, None) or {}
+
+
+def _describe_machine(left: Json) -> Iterator[Fact]:
+    host = left.get("host") or {}
+    yield "Operating system", left.pop("system", "")
+    yield "CPU", left.pop("machine", "")
+    yield "C library", left.pop("libc", "")
+    yield "Container", host.pop("container", None) or ""
+    wsl, dxg = host.pop("wsl", False), host.pop("dxg", False)
+    yield "WSL", ("with /dev/dxg" if dxg else "without /dev/dxg") if wsl else ""
+
+
+def _describe_torch(left: Json) -> Iterator[Fact]:
+    torch, code = _take(left, "torch"), _take(left, "torch_code")
+    yield "Python", left.pop("python", "")
+    status = torch.pop("status", "")
+    version, cuda = torch.pop("version", None), torch.pop("cuda", None)
+    if version:
+        version = f"{version} ({f'CUDA {cuda}' if cuda else 'a build without CUDA'})"
+    elif status == "absent":
+        version = "not installed"
+    yield "torch", _because(version or status, torch.pop("reason", None))
+    for library in code.pop("libraries", []):
+        targets = ", ".join(library["targets"])
+        yield library["path"].rpartition("/")[2], f"{targets}; {count(library['images'], 'image')}"
+    yield "torch's own list", " ".join(code.pop("arch_list", []))
+    yield "GPU code of torch", code.pop("reason", None) or ""
+
+
+def _describe_build(left: Json) -> Iterator[Fact]:
+    installed, files = _take(left, "installed"), _take(left, "files")
+    installed.pop("archsets", None)  # what could be installed instead
+    yield "Build", installed.pop("build", None) or "none"
+    yield "Code inside", ", ".join(installed.pop("targets", []))
+    toolkit = installed.pop("toolkit", None)
+    yield "Compiled with", f"CUDA {toolkit}" if toolkit else ""
+    oldest, newest = installed.pop("torch_min", None), installed.pop("torch_tested_max", None)
+    yield "For torch", f"{oldest} or newer, tested to {newest}" if oldest and newest else ""
+    yield "Manifest", installed.pop("manifest_problem", None) or ""
+    yield "Library", installed.pop("library_problem", None) or ""
+    yield "Manifest and library", "; ".join(installed.pop("differences", []))
+    recorded = files.pop("status", "") == "recorded"
+    number = count(files.pop("files", 0), "file")
+    yield "Files", f"{number} that pip recorded" if recorded else "without a record of pip"
+    yield "Folder", files.pop("folder", "")
+    for name, key in (("Missing", "missing"), ("Changed", "changed"), ("Left over", "leftovers")):
+        yield name, ", ".join(files.pop(key, []))
+    yield "Other copies", ", ".join(files.pop("copies", []))
+    yield "Loads", _describe_loading(_take(left, "loading"))
+    yield "Loading was predicted", _describe_loading(_take(left, "predicted_loading"))
+
+
+def _describe_loading(loading: Json) -> str:
+    if not loading:
+        return ""
+    said = _LOADS.get(loading["status"]) or str(loading["status"])
+    if loading.get("source") == "predicted":
+        said += " (predicted)"
+    part = f"{loading['stage']}: " if loading["stage"] else ""
+    return _because(said, f"{part}{loading['reason']}" if loading["reason"] else None)
+
+
+def _describe_driver(left: Json) -> Iterator[Fact]:
+    cuda, host = left.get("cuda") or {}, left.get("host") or {}
+    status, reason = cuda.pop("status", ""), cuda.pop("reason", None)
+    release, speaks = cuda.pop("driver_release", None), cuda.pop("driver_cuda", None)
+    said = {"absent": "none", "broken": "does not answer"}.get(status, "")
+    if status == "ok":
+        said = " ".join(filter(None, [release, speaks and f"(CUDA {speaks})"]))
+    yield "Driver", _because(said, reason)
+    kind = _LIBCUDA.get(host.pop("libcuda_kind", None) or "", "")
+    host.pop("libcuda_release", None)  # which its name tells
+    yield "libcuda", " ".join(filter(None, [host.pop("libcuda", None), kind]))
+    stray = host.pop("stray_libcuda", None)
+    yield "libcuda elsewhere", f"{stray}, where the loader does not look" if stray else ""
+    yield "JIT compiler", host.pop("jit_compiler", None) or ""
+    release, gpus = host.pop("module_release", None), host.pop("module_gpus", 0)
+    yield "Kernel module", f"{release}, which drives {count(gpus, 'GPU')}" if release else ""
+    files = host.pop("device_files", [])
+    for name, allowed in (("Device files", True), ("Device files, closed to this user", False)):
+        yield name, ", ".join(one["path"] for one in files if one["allowed"] is allowed)
+    yield "JIT cache", _describe_cache(_take(host, "jit_cache"))
+
+
+def _describe_cache(cache: Json) -> str:
+    if not cache:
+        return ""
+    free, limit = cache["free_bytes"], cache["limit_bytes"]
+    parts = [
+        cache["folder"],
+        _CACHE.get(cache["status"], cache["status"]),
+        f"{format_memory(free)} free" if free is not None else "",
+        f"holds at most {format_memory(limit)}" if limit is not None else "",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _describe_variables(left: Json) -> Iterator[Fact]:
+    for name, value in _take(left, "variables").items():
+        yield name, value or "set to nothing"
+
+
+def _because(said: str, reason: str | None) -> str:
+    return f"{said}: {reason}" if said and reason else said or reason or ""
+
+
+def _flatten(value: Any, name: str) -> Iterator[Fact]:  # noqa: ANN401 - plain data
+    """Yield what no group knows, by the names that it has; what is empty or unknown is left out."""
+    if isinstance(value, dict):
+        for key, one in value.items():
+            yield from _flatten(one, f"{name} {key.replace('_', ' ')}".strip())
+    elif isinstance(value, list) and any(isinstance(one, (dict, list)) for one in value):
+        for place, one in enumerate(value):
+            yield from _flatten(one, f"{name} {place}")
+    elif isinstance(value, list):
+        yield name, ", ".join(map(str, value))
+    elif isinstance(value, bool):
+        yield name, "yes" if value else "no"
+    elif value is not None:
+        yield name, str(value)
