@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from functools import partial
 from html.parser import HTMLParser
 from importlib import import_module
 from pathlib import Path
@@ -42,13 +43,12 @@ TEXTS: Final = (
 HELP_COLUMNS: Final = "88"
 _LINK: Final = re.compile(r"\]\(([^)\s:]+)\)")  # of Markdown, to a file beside it
 
-INDEX: Final = """\
-# flash_dist
+MENU: Final = """\
 
 ```{toctree}
 :caption: Guide
 :hidden:
-Overview <README>
+Overview <self>
 docs/install
 docs/attention
 docs/doctor
@@ -90,10 +90,9 @@ CONTRIBUTING
 SECURITY
 docs/releasing
 ```
+"""
 
-Attention for torch on NVIDIA GPUs from Turing to Blackwell, and the tools that build, inspect and
-prove its wheels. The [overview](README.md) is the place to begin.
-
+WHERE: Final = """\
 - Something does not work: [`python -m flash_dist doctor`](docs/doctor.md) says what;
   [findings](findings.md) what it means and what to do.
 - In a pipeline, a container or Kubernetes, under WSL, on a machine without network:
@@ -101,6 +100,7 @@ prove its wheels. The [overview](README.md) is the place to begin.
 - A program reads the answer: [exit statuses](exit-statuses.md) and [schemas](schemas.md).
 """
 
+PROJECT: Final = "flash_dist"  # as docs/conf.py has it
 SEVERAL: Final = "Returned values"  # by name, which Google's style has no section for
 
 
@@ -122,13 +122,16 @@ def collect(source: Path) -> None:
     for name in TEXTS:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, source / name)
-    shutil.copytree(ROOT / "docs", source / "docs", ignore=shutil.ignore_patterns("conf.py", "__*"))
+    not_texts = shutil.ignore_patterns("conf.py", "__*", "site.css")
+    shutil.copytree(ROOT / "docs", source / "docs", ignore=not_texts)
     shutil.copy2(ROOT / "docs" / "conf.py", source)
+    (source / "_static").mkdir()
+    shutil.copy2(ROOT / "docs" / "site.css", source / "_static")
+    make_first_page(source)
     for path in find_linked(source):
         (source / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / path, source / path)
     pages = {
-        "index": INDEX,
         "api": "\n".join(write_api()),
         "cli": "\n".join(write_cli()),
         "findings": "\n".join(write_findings()),
@@ -137,6 +140,25 @@ def collect(source: Path) -> None:
     }
     for name, text in pages.items():
         (source / f"{name}.md").write_text(text, encoding="utf-8")
+
+
+def make_first_page(source: Path) -> None:
+    """Make the overview the first page, with where to go and the menu; links to it lead there."""
+    readme = source / "README.md"
+    for text in sorted(source.rglob("*.md")):
+        own = partial(_lead_to_first_page, text.parent, readme)
+        text.write_text(_LINK.sub(own, text.read_text(encoding="utf-8")), encoding="utf-8")
+    title, about, rest = readme.read_text(encoding="utf-8").split("\n\n", 2)
+    page = f"{title}\n\n{about}\n\n{WHERE}\n{rest}{MENU}"
+    (source / "index.md").write_text(page, encoding="utf-8")
+    readme.unlink()
+
+
+def _lead_to_first_page(folder: Path, readme: Path, link: re.Match[str]) -> str:
+    place, _, _ = link[1].partition("#")
+    if not place or (folder / unquote(place)).resolve() != readme:
+        return link[0]
+    return link[0].replace(readme.name, "index.md")
 
 
 def find_linked(source: Path) -> Iterator[Path]:
@@ -230,6 +252,8 @@ class Links(HTMLParser):
         self.ids: set[str] = set()
         self.links: list[str] = []
         self.loaded: list[str] = []
+        self.title = ""
+        self._in_title = False
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -240,6 +264,13 @@ class Links(HTMLParser):
             self.links.append(values["href"])
         elif tag in {"link", "script", "img", "iframe", "source"}:
             self.loaded += [values[name] for name in ("href", "src") if name in values]
+        self._in_title = tag == "title" and not self.title  # those that follow are of icons
+
+    def handle_data(self, data: str) -> None:
+        """Keep the title of the page, without the site's behind it."""
+        if self._in_title:
+            self.title = data.strip().removesuffix(f" - {PROJECT}")
+            self._in_title = False
 
 
 def check_site(out: Path) -> Iterator[str]:
@@ -248,8 +279,11 @@ def check_site(out: Path) -> Iterator[str]:
         path.resolve(): Links(path.read_text(encoding="utf-8"))
         for path in sorted(out.rglob("*.html"))
     }
+    titled: dict[str, Path] = {}
     for path, page in pages.items():
         where = path.relative_to(out.resolve())
+        if page.title and titled.setdefault(page.title, where) != where:
+            yield f"{where} is titled `{page.title}` as {titled[page.title]} is"
         for link in page.loaded:
             if urlsplit(link).netloc:
                 yield f"{where} loads {link}"

@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Final
+
+from docutils import nodes
+from sphinx.writers.html5 import HTML5Translator
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+_ON_A_PHONE: Final = 3  # columns
+
 project = "flash_dist"
 extensions = ["myst_parser"]
 root_doc = "index"
@@ -15,8 +25,36 @@ smartquotes = False  # `--option` is no dash
 
 html_theme = "furo"  # no web fonts, nothing from elsewhere; light and dark
 html_title = "flash_dist"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
 html_show_copyright = False
+highlight_language = "text"  # what a program printed is no Python
 pygments_style = "friendly"
 pygments_dark_style = "monokai"
+
+
+class Translator(HTML5Translator):
+    """Names the column in each cell, for a phone, where the rows of a wide table are lists."""
+
+    def visit_entry(self, node: nodes.entry) -> None:
+        """Write what opens a cell."""
+        start = len(self.body)
+        super().visit_entry(node)
+        group = node.parent.parent.parent
+        heads = [row for head in group.findall(nodes.thead) for row in head.findall(nodes.row)]
+        if heads and isinstance(node.parent.parent, nodes.tbody):
+            label = self.attval(heads[-1][node.parent.index(node)].astext())
+            self.body[start] = self.body[start].replace("<td", f'<td data-label="{label}"', 1)
+
+    def visit_table(self, node: nodes.table) -> None:
+        """Mark a table of more columns than a phone has room for."""
+        if len(list(node.findall(nodes.colspec))) > _ON_A_PHONE:
+            node["classes"].append("many-columns")
+        super().visit_table(node)
+
+
+def setup(app: Sphinx) -> None:
+    """Let the pages be written by our translator."""
+    app.set_translator("html", Translator)

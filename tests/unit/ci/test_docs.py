@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[3]
 TEXTS = [*sorted((ROOT / "docs").glob("*.md")), *(ROOT / name for name in docs.TEXTS)]
 
+COLUMNS = 100  # of code beside the menu, at 1280 pixels
 PROGRAM = re.compile(
     r"(?:python3?|\.venv/bin/python|torchrun(?: --\S+)+) "
     r"(?:-m flash_dist|\S*flash_dist\.pyz)(?= |$)"
@@ -117,6 +118,53 @@ def test_the_page_on_attention_names_every_kind_of_mask() -> None:
 
 def test_the_readme_is_read_in_two_minutes() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 160
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_code_of_a_text_has_lines_that_a_page_has_room_for(path: Path) -> None:
+    """What programs print may be longer: there the page breaks it."""
+    blocks = r"^```(?:sh|python|toml|yaml)\n(.*?)^```"
+    code = re.findall(blocks, path.read_text(), re.DOTALL | re.MULTILINE)
+    assert [line for block in code for line in block.splitlines() if len(line) > COLUMNS] == []
+
+
+def test_code_and_tables_of_the_site_are_not_cut() -> None:
+    style = (ROOT / "docs" / "site.css").read_text()
+    wide, _, phone = style.partition("@media (max-width: 40em)")
+    assert "pre.literal-block { font-size: 0.76rem; overflow-x: auto; }" in wide
+    assert (
+        "(min-width: 46em) {\n  .highlight pre, pre.literal-block { white-space: pre-wrap" in wide
+    )
+    assert "content: attr(data-label)" in phone
+    settings = (ROOT / "docs" / "conf.py").read_text()
+    assert "data-label" in settings
+    assert 'html_css_files = ["site.css"]' in settings
+
+
+def test_the_first_page_is_the_overview_and_links_to_it_lead_there(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "README.md").write_text("# flash_dist\n\nAbout.\n\n## Build\n\n[x](docs/a.md)\n")
+    (tmp_path / "docs" / "a.md").write_text("[o](../README.md#build) [m](../benchmarks/README.md)")
+    (tmp_path / "benchmarks" / "README.md").write_text("[here](README.md)")
+    docs.make_first_page(tmp_path)
+    page = (tmp_path / "index.md").read_text()
+    assert page.startswith("# flash_dist\n\nAbout.\n\n- Something does not work")
+    assert "## Build\n\n[x](docs/a.md)" in page
+    assert "Overview <self>" in page
+    linked = (tmp_path / "docs" / "a.md").read_text()
+    assert linked == "[o](../index.md#build) [m](../benchmarks/README.md)"
+    assert (tmp_path / "benchmarks" / "README.md").read_text() == "[here](README.md)"
+    assert not (tmp_path / "README.md").exists()
+
+
+def test_two_pages_of_one_title_do_not_pass(tmp_path: Path) -> None:
+    icon = "<svg><title>Menu</title></svg>"
+    for name, text in SITE.items():
+        (tmp_path / name).write_text(f"<title>{name} - flash_dist</title>{icon}{text}")
+    assert list(docs.check_site(tmp_path)) == []
+    (tmp_path / "page.html").write_text("<title>index.html</title>")
+    assert list(docs.check_site(tmp_path)) == ["page.html is titled `index.html` as index.html is"]
 
 
 def test_the_commands_are_found_at_all() -> None:
