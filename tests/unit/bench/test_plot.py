@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flash_dist.bench.contenders.names import OURS, OURS_DETERMINISTIC, PEERS
-from flash_dist.bench.contenders.shapes import varlen_shapes
-from flash_dist.bench.plot import (
-    _legend_label,
-    caption,
-    choose_bars,
-    draw_plot,
-    group_rows,
-    lay_out,
+from flash_dist.bench.contenders.names import (
+    OURS,
+    OURS_DETERMINISTIC,
+    PEERS,
+    is_deterministic,
 )
+from flash_dist.bench.contenders.shapes import varlen_shapes
+from flash_dist.bench.labels import caption, group_rows, label_contender
+from flash_dist.bench.plot import choose_bars, draw_plot, lay_out
 from flash_dist.bench.results import Report
 from flash_dist.errors import FlashDistError
 from tests.unit.made.bench_results import MACHINE, make_report, make_row
@@ -62,14 +61,14 @@ def test_a_figure_of_nothing_is_refused(tmp_path: Path) -> None:
 
 def test_the_paper_set_has_a_panel_per_head_dim_and_mask() -> None:
     groups = group_rows(make_report().rows)
-    assert [len(rows) for _, rows in groups] == [3] * 6
-    assert groups[1][0] == "head_dim 64, causal\nbf16, heads 32/32"
+    assert [len(group.rows) for group in groups] == [3] * 6
+    assert groups[1].title == (("head_dim 64", "causal"), ("heads 32/32",))
 
 
 def test_full_and_causal_of_a_head_dim_stand_below_each_other() -> None:
-    titles = [[one and one[0].split("\n")[0] for one in line] for line in lay_out(GROUPS)]
+    titles = [[group and group.title[0] for group in line] for line in lay_out(GROUPS)]
     assert titles == [
-        [f"head_dim {head_dim}, {mask}" for head_dim in (64, 128, 256)]
+        [(f"head_dim {head_dim}", mask) for head_dim in (64, 128, 256)]
         for mask in ("full", "causal")
     ]
 
@@ -97,11 +96,19 @@ def test_a_forward_is_drawn_once_for_both_kinds_of_backward() -> None:
 
 def test_each_contender_has_a_name_of_its_own_in_the_legend() -> None:
     names = (OURS, OURS_DETERMINISTIC, *PEERS)
-    labels = [_legend_label(name) for name in names]
+    labels = [label_contender(name) for name in names]
     assert len(set(labels)) == len(names)
-    assert labels[:2] == ["flash_dist (deterministic)", "flash_dist (deterministic, torch's mode)"]
+    assert labels[:4] == [
+        "flash_dist, deterministic",
+        "flash_dist, deterministic in torch's mode",
+        "sdpa-flash",
+        "sdpa-flash, deterministic",
+    ]
+    assert [("deterministic" in label) for label in labels] == [*map(is_deterministic, names)]
 
 
 def test_the_caption_says_where_and_how() -> None:
-    said = caption(make_report())
-    assert said.startswith("NVIDIA H200, torch 2.11.0, flash_dist 0.1.0, warm L2; medians; ")
+    report = make_report()
+    said = caption(report, report.rows, failed=True)
+    assert said[:5] == ["NVIDIA H200", "torch 2.11.0", "flash_dist 0.1.0", "bf16", "warm L2"]
+    assert said[-1] == "\u00d7: could not run"

@@ -1,0 +1,138 @@
+"""The words of the figure: a panel's title says what varies, the caption what all panels share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from .contenders.names import OURS, OURS_DETERMINISTIC, in_deterministic_mode, is_deterministic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from .results import Report, Row
+
+    Measure = Callable[[str], float]  # inches that a text takes
+
+TIMES: Final = "\u00d7"
+_FIRST_LINE: Final = 2  # head_dim and mask
+_KILO: Final = 1024
+
+
+@dataclass(frozen=True)
+class Group:
+    """The shapes side by side in one panel, and what tells it from the others, in two lines."""
+
+    title: tuple[tuple[str, ...], ...]
+    rows: list[Row]
+
+
+def group_rows(rows: Sequence[Row]) -> list[Group]:
+    """Return the panels: by head_dim, mask, dtype, heads and state of L2."""
+    shared = set(find_shared(rows))
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(describe_row(row), []).append(row)
+    return [
+        Group(
+            tuple(
+                tuple(part for part in line if part not in shared)
+                for line in (parts[:_FIRST_LINE], parts[_FIRST_LINE:])
+            ),
+            own,
+        )
+        for parts, own in groups.items()
+    ]
+
+
+def find_shared(rows: Sequence[Row]) -> list[str]:
+    """Return what is the same for all rows."""
+    described = [describe_row(row) for row in rows]
+    return [parts[0] for parts in zip(*described, strict=True) if len(set(parts)) == 1]
+
+
+def describe_row(row: Row) -> tuple[str, ...]:
+    """Say what a panel is of."""
+    shape = row.shape
+    dim = f"/{shape.head_dim_v}" if shape.head_dim_v != shape.head_dim else ""
+    return (
+        f"head_dim {shape.head_dim}{dim}",
+        str(shape.mask),
+        shape.dtype,
+        f"heads {shape.num_heads_q}/{shape.num_heads_kv}",
+        f"{row.state} L2",
+    )
+
+
+def label_shape(row: Row) -> str:
+    """Name a shape below its bars; it may be broken at a space."""
+    if row.shape.documents:
+        return row.shape.size
+    length = row.shape.seqlen_q
+    if row.shape.seqlen_k != length:
+        return f"{row.shape.batch} {TIMES} {length} / {row.shape.seqlen_k}"
+    text = f"{length // _KILO}k" if length % _KILO == 0 else str(length)
+    return f"{row.shape.batch} {TIMES} {text}"
+
+
+def label_axis(rows: Iterable[Row]) -> str:
+    """Say what the labels of shapes are."""
+    packed = {bool(row.shape.documents) for row in rows}
+    return " or ".join(
+        name
+        for kind, name in ((False, f"batch {TIMES} seqlen"), (True, "packed"))
+        if kind in packed
+    )
+
+
+def label_contender(name: str) -> str:
+    """Name a contender in the legend, and say where its backward is deterministic."""
+    plain = "flash_dist" if name in {OURS, OURS_DETERMINISTIC} else name
+    if name == OURS_DETERMINISTIC:
+        return f"{plain}, deterministic in torch's mode"
+    if in_deterministic_mode(name):
+        plain = name.rpartition("-")[0]
+    return f"{plain}, deterministic" if is_deterministic(name) else plain
+
+
+def caption(report: Report, rows: Sequence[Row], *, failed: bool) -> list[str]:
+    """Return what stands below the figure: the machine, what is shared, and what a rate is."""
+    machine = report.machine
+    versions = [f"{name} {machine[name]}" for name in ("torch", "flash_dist") if machine.get(name)]
+    return [
+        *(str(machine.get("gpu")), *versions, *find_shared(rows)),
+        "medians",
+        "only visible scores count as work",
+        *([f"{TIMES}: could not run"] if failed else []),
+    ]
+
+
+def write_titles(groups: Iterable[Group], width: float, measure: Measure) -> list[str]:
+    """Write each title in one line if all have room for that, else in two, and cut in more."""
+    titles = [group.title for group in groups]
+    whole = [", ".join(part for line in title for part in line) for title in titles]
+    if max(map(measure, whole), default=0) <= width:
+        return whole
+    return [
+        "\n".join(text for line in title if line for text in fill(line, width, measure))
+        for title in titles
+    ]
+
+
+def fill(parts: Iterable[str], width: float, measure: Measure, separator: str = ", ") -> list[str]:
+    """Put parts into lines of at most a width; one that is wider itself is cut into lines."""
+    lines: list[str] = []
+    for part in parts:
+        longer = f"{lines[-1]}{separator}{part}" if lines else part
+        if lines and measure(longer) <= width:
+            lines[-1] = longer
+            continue
+        if lines:
+            lines[-1] += separator.rstrip()
+        lines += _cut(part, width, measure)
+    return lines
+
+
+def _cut(text: str, width: float, measure: Measure) -> list[str]:
+    most = max(1, int(len(text) * width / measure(text))) if measure(text) > width else len(text)
+    return [text[place : place + most] for place in range(0, len(text), most)]
