@@ -14,6 +14,7 @@ from ..errors import FlashDistError
 from ..findings.result import EXIT_UNUSABLE
 from ..targets.wording import count
 from .options import add_json, add_subcommand, parse_path
+from .terminal.folding import print_line
 from .terminal.progress import working
 from .terminal.results import make_console, make_table
 from .terminal.text import complain, format_size, printable
@@ -38,6 +39,8 @@ front: require = "8.0;9.0a+PTX".
 
 exit status: 0 passed, 1 something falls short, 2 wrong usage or unreadable
 """
+
+_BEHIND_TAG = 8  # columns: where the sentence begins
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -145,7 +148,7 @@ def escape(text: str) -> str:
 def print_problems(console: Console, release: Release) -> None:
     """Print only what is wrong with a release."""
     for problem in release.problems:
-        console.print(f"[fail]  {printable(f'{release.path}: {problem}')}", soft_wrap=True)
+        print_line(console, f"[fail]  {release.path}: {problem}", hang=_BEHIND_TAG)
 
 
 def print_ids(console: Console, release: Release) -> None:
@@ -153,21 +156,21 @@ def print_ids(console: Console, release: Release) -> None:
     entries = dict.fromkeys(problem.entry for problem in release.problems)
     if entries:
         commands = ", ".join(f"`{entry.command}`" for entry in entries)
-        console.print(f"(more: {commands})", soft_wrap=True)
+        print_line(console, f"(more: {commands})")
 
 
 def print_release(console: Console, release: Release) -> None:
     """Print targets and shortfalls of anybody's release."""
     targets = ", ".join(str(arch) for arch in release.archs) or "no GPU code"
     libraries = count(len(release.inspections), "library", "libraries")
-    console.print(f"{printable(release.path)}: {libraries}, {targets}", soft_wrap=True)
+    print_line(console, f"{release.path}: {libraries}, {targets}")
     for problem in release.problems:
-        console.print(f"[fail]  {printable(str(problem))}", soft_wrap=True)
+        print_line(console, f"[fail]  {problem}", hang=_BEHIND_TAG)
     if release.for_rocm:
         found = count(len(release.for_rocm), "library", "libraries")
         console.print(f"[skip]  {found} with code for AMD GPUs (ROCm), which is not read")
     if release:
-        console.print(f"[ok]    {describe_pass(release)}", soft_wrap=True)
+        print_line(console, f"[ok]    {describe_pass(release)}", hang=_BEHIND_TAG)
 
 
 def describe_pass(release: Release) -> str:
@@ -190,7 +193,7 @@ def print_audit(console: Console, result: AuditResult, *, kernels: bool = False)
     if kernels:
         console.print(make_kernel_table(result))
     for problem in result.problems:
-        console.print(f"[fail]  {printable(str(problem))}", soft_wrap=True)
+        print_line(console, f"[fail]  {problem}", hang=_BEHIND_TAG)
     if result:
         counts = declare_build(contents.manifest).counts
         console.print(f"[ok]    {counts} are what _build.json declares")

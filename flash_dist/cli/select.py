@@ -21,6 +21,7 @@ from ..targets.archs import DEFAULT_MACHINE
 from ..targets.devices import toolkit_driver
 from ..targets.verdict import FLOOR, Build
 from .options import add_imagined, add_json, add_subcommand
+from .terminal.folding import paint
 from .terminal.progress import working
 from .terminal.results import make_console
 from .terminal.text import complain, format_size, printable
@@ -100,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         console = make_console()
         for line in describe(cuda, selection, commands, args):
-            console.print(printable(line), soft_wrap=True)
+            console.print(paint(line, fix=True), soft_wrap=True)  # commands stay whole
     return code
 
 

@@ -11,6 +11,7 @@ from ..builds.listing import read_listing
 from ..findings.result import EXIT_FINDINGS
 from ..targets.wording import count
 from .options import add_json, add_subcommand
+from .terminal.folding import print_line
 from .terminal.progress import working
 from .terminal.results import is_shown, make_console, print_result
 from .terminal.text import printable
@@ -97,7 +98,7 @@ def print_end(console: Console, passed: int, files: int, *, known: bool, quiet: 
     parts = [f"{passed} of {count(files, 'file')} passed"] if quiet else []
     parts += [] if known else [unknown]
     if parts:
-        console.print("; ".join(parts), soft_wrap=True)
+        print_line(console, "; ".join(parts))
 
 
 def print_verification(console: Console, found: Verification, *, quiet: bool) -> None:

@@ -15,8 +15,8 @@ from ...bench.contenders.names import (
 )
 from ...bench.results import best_peer, collect_ratios, document_ratios, geometric_mean
 from ...targets.wording import count
+from .folding import print_line
 from .results import make_table
-from .text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ _MOST_ALONE: Final = 2  # peers; more have a column for the fastest of them
 def print_report(console: Console, report: Report) -> None:
     """Print everything, compactly."""
     for line in describe_run(report):
-        console.print(printable(line), soft_wrap=True)
+        print_line(console, line)
     notes = Notes()
     for phase in PHASES:
         rows = [row for row in report.rows if _was_tried(row, phase)]
@@ -45,10 +45,10 @@ def print_report(console: Console, report: Report) -> None:
         console.print(f"\n{TITLES[phase]}", style="bold")
         console.print(make_phase_table(rows, phase, report.peers, notes))
         for line in summarize(rows, phase, report.peers):
-            console.print(line, soft_wrap=True)
+            print_line(console, line)
     console.print()
     for line in (*notes.lines, *describe_checks(report)):
-        console.print(printable(line), soft_wrap=True)
+        print_line(console, line)
 
 
 class Notes:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-import textwrap
 from typing import IO, TYPE_CHECKING
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from .text import printable
+from .folding import fold, paint, width_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +21,6 @@ MANY_ROWS = 1000
 _GAP = 3
 _NAME_COLUMN = 8
 _TEXT_COLUMN = 20
-_NARROWEST = 40
 _PIPE_WIDTH = 10_000  # in a pipe nothing is cut or wrapped
 _WORDS = {"target", "code", "codec", "proof"}  # columns of words; the others hold numbers
 
@@ -75,32 +72,41 @@ def is_shown(result: CheckResult, *, quiet: bool) -> bool:
 
 def print_result(console: Console, result: CheckResult, *, verbose: bool = False) -> None:
     """Print one result. The tag's word carries the meaning, the colour repeats it."""
-    width = max(console.width, _TEXT_COLUMN + _NARROWEST) if console.is_terminal else None
-    for line in layout_result(result, width, verbose=verbose):
-        text = Text(printable(line))
+    lines, fix = _lay_out(result, width_of(console), verbose=verbose)
+    for line in lines:
+        text = paint(line)
         if not line.startswith(" "):
             text.stylize(_STYLES[result.status], 0, len(result.status) + 2)
         console.print(text, soft_wrap=True)
+    for line in fix:
+        console.print(paint(line, fix=True), soft_wrap=True)
 
 
-def layout_result(
-    result: CheckResult, width: int | None, *, verbose: bool = False
-) -> Iterator[str]:
+def layout_result(result: CheckResult, width: int | None, *, verbose: bool = False) -> list[str]:
     """Lay out the lines of a result; without a width (in a pipe) a sentence stays one line.
 
     What stands behind a result is left out unless it failed, or is asked for.
     """
+    lines, fix = _lay_out(result, width, verbose=verbose)
+    return lines + fix
+
+
+def _lay_out(
+    result: CheckResult, width: int | None, *, verbose: bool
+) -> tuple[list[str], list[str]]:
+    """Return the lines of what was found, and those of what to do."""
     head = f"[{result.status}]".ljust(_NAME_COLUMN) + result.name
     head = head.ljust(_TEXT_COLUMN) if len(head) < _TEXT_COLUMN else head + "  "
-    first, *rest = _wrap(result.summary, width)
-    yield head + first
-    for line in rest:
-        yield " " * _TEXT_COLUMN + line
+    first, *rest = fold(result.summary, width, indent=_TEXT_COLUMN)
     is_whole = verbose or result.status == "fail"
     details = result.all_details if is_whole else result.details
-    for detail in (*details, *_describe_fix(result)):
-        for line in _wrap(detail, width):
-            yield " " * _TEXT_COLUMN + line
+    lines = [head + first[_TEXT_COLUMN:], *rest]
+    for detail in details:
+        lines += fold(detail, width, indent=_TEXT_COLUMN)
+    fix = [
+        line for text in _describe_fix(result) for line in fold(text, width, indent=_TEXT_COLUMN)
+    ]
+    return lines, fix
 
 
 def _describe_fix(result: CheckResult) -> Iterator[str]:
@@ -111,19 +117,3 @@ def _describe_fix(result: CheckResult) -> Iterator[str]:
     parts = [f"fix: {result.fix}" if result.fix else "", more]
     if any(parts):
         yield " ".join(part for part in parts if part)
-
-
-def _wrap(text: str, width: int | None) -> list[str]:
-    if width is None:
-        return [text]
-    indent = " " * (len(text) - len(text.lstrip()))
-    wrapped = textwrap.wrap(
-        text,
-        width - _TEXT_COLUMN,
-        subsequent_indent=indent + "  ",
-        drop_whitespace=True,
-        replace_whitespace=False,
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
-    return wrapped or [""]
