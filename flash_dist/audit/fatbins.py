@@ -1,7 +1,8 @@
 """Which fatbins of a library lack a required target: a fatbin is what one source file became.
 
 A driver takes from each fatbin by itself, so that a library with a target may still have kernels
-without it. What is linked on the device is one fatbin; its PTX is in those of its objects.
+without it. What is linked on the device is one fatbin; its PTX is in those of its objects. Among
+those that nothing registers the library chooses itself: together they count as one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     import re
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ..gpucode.images import FatbinEntry
+    from ..gpucode.images import FatbinReport
     from ..gpucode.inspection import Inspection
     from ..targets.archs import Arch
 
@@ -46,7 +47,7 @@ def find_missing(
         inspection: The library.
         allowed: Fatbins of kernels with such names may lack targets.
     """
-    groups = _group(inspection.report.entries)
+    groups = _group(inspection.report)
     linked = {number: group for (relocatable, number), group in groups.items() if not relocatable}
     objects = {number: group for (relocatable, number), group in groups.items() if relocatable}
     names = _name_fatbins(inspection)
@@ -57,24 +58,24 @@ def find_missing(
         if required.ptx and linked and complete:
             continue  # the driver links it anew
         if allowed is not None:
-            lacking = [one for one in lacking if not _is_called(names.get(one, ()), allowed)]
+            lacking = [one for one in lacking if not _is_called(names[one], allowed)]
         if lacking and len(lacking) == len(judged):
             yield f"no code for {required}, which is required"
         elif lacking:
-            called = [next(iter(names.get(one, ())), f"number {one}") for one in lacking]
+            called = [names[one][0] for one in lacking]
             yield (
                 f"no code for {required}, which is required, in {len(lacking)} of {len(judged)} "
                 f"fatbins: {list_few(called, _NAMED)}"
             )
 
 
-def _group(entries: Sequence[FatbinEntry]) -> dict[tuple[bool, int], list[Arch]]:
+def _group(report: FatbinReport) -> dict[tuple[bool, int], list[Arch]]:
     """Return the targets of each fatbin that holds code."""
-    groups: dict[tuple[bool, int], list[Arch]] = {}
-    for entry in entries:
-        if entry.arch is not None:
-            groups.setdefault((entry.relocatable, entry.container), []).append(entry.arch)
-    return groups
+    groups = {
+        place: [entry.arch for entry in images if entry.arch is not None]
+        for place, images in report.groups().items()
+    }
+    return {place: archs for place, archs in groups.items() if archs}
 
 
 def _has(archs: Sequence[Arch], required: Arch) -> bool:
@@ -86,12 +87,15 @@ def _is_called(names: Iterable[str], pattern: re.Pattern[str]) -> bool:
 
 
 def _name_fatbins(inspection: Inspection) -> dict[int, tuple[str, ...]]:
-    """Return what each fatbin can be called by: its source file, then its kernels."""
+    """Return what each fatbin can be called by: its source file, its kernels, else its number."""
     names: dict[int, dict[str, None]] = {}
     for entry in inspection.report.entries:
+        names.setdefault(entry.container, {})
         if entry.identifier:
             names.setdefault(entry.container, {})[entry.identifier] = None
     for kernel in inspection.kernels or ():
         if kernel.container is not None:
             names.setdefault(kernel.container, {})[kernel.name] = None
-    return {number: tuple(found) for number, found in names.items()}
+    for number in inspection.report.unregistered:
+        names[number] = {"those that nothing registers": None}
+    return {number: tuple(found) or (f"number {number}",) for number, found in names.items()}

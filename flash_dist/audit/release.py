@@ -9,9 +9,10 @@ from ..binaries.wheel import open_wheel
 from ..builds.contents import MANIFEST
 from ..findings.audits import AUDIT_LOST
 from ..findings.result import Finding, label
-from ..gpucode.images import ROCM_WARNING
+from ..gpucode.images import ROCM_WARNING, UNREGISTERED
 from ..gpucode.inspection import Choice, Inspection, inspect_libraries, sizes_by_target
 from ..gpucode.libraries import open_libraries
+from ..targets.wording import count
 from .own import AuditResult, audit_wheel
 from .requirements import Requirements, find_losses, find_shortfalls
 
@@ -49,6 +50,15 @@ class Release:
         """How many images hold LTO-IR, into which nobody but NVIDIA's linker looks."""
         return sum(one.opaque for one in self.inspections)
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is no shortfall, and limits what the verdict can say."""
+        return tuple(
+            f"{one.name}: {UNREGISTERED.format(count(len(one.report.unregistered), 'fatbin'))}"
+            for one in self.inspections
+            if one.report.unregistered
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return the audit as plain data."""
         if self.own is not None:
@@ -58,6 +68,7 @@ class Release:
             "passed": bool(self),
             "path": self.path,
             "headers_only": self.headers_only,
+            "warnings": list(self.warnings),
             "libraries": [
                 {
                     "path": one.name,

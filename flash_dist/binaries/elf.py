@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 MAGIC = b"\x7fELF"
 EM_CUDA = 190
 SHT_NULL = 0
+SHT_PROGBITS = 1
 SHT_RELA = 4
 SHT_NOBITS = 8
 SHN_XINDEX = 0xFFFF
@@ -26,6 +27,7 @@ MAX_SECTIONS = 1_000_000
 LONG_NAME = 64  # bytes; longer names count as several
 MAX_OVERLAP = 16  # linkers let a name end inside another; hostile files share one long name
 
+_EXECUTABLE, _LOADED = 4, 2  # flags of a section
 _CLASS64_LITTLE = b"\x02\x01"
 _HEADER = Struct("<16sHHIQQQIHHHHHH")
 _SECTION = Struct("<IIQQQQIIQQ")
@@ -49,6 +51,12 @@ class Section(NamedTuple):
     def in_file(self) -> bool:
         """Whether the file holds the section's bytes."""
         return self.kind not in {SHT_NULL, SHT_NOBITS}
+
+    @property
+    def is_data(self) -> bool:
+        """Whether the program sees it as bytes, and does not run it."""
+        loaded = self.flags & (_LOADED | _EXECUTABLE) == _LOADED
+        return loaded and self.kind == SHT_PROGBITS
 
     @property
     def end(self) -> int:

@@ -26,9 +26,11 @@ _SIGNATURE = b"PE\0\0"
 _SIGNATURE_AT = Struct("<60xI")  # in the DOS header
 _FILE = Struct("<HHIIIHH")
 _KIND = Struct("<H")
+_BASE = Struct("<24xQ")  # of a PE32+ header: where the file is loaded
 _SECTION = Struct("<8sIIIIIIHHI")
 _STRINGS_SIZE = Struct("<I")
 _SYMBOL_SIZE = 18
+_DATA, _DISCARDED, _EXECUTABLE = 0x40, 0x2000000, 0x20000000  # flags of a section
 _HINT = "name a library for 64-bit Windows, x86-64 or ARM64"
 
 
@@ -39,11 +41,19 @@ class Section:
     name: str
     offset: int
     size: int  # of what the file holds and the program sees
+    address: int = 0  # once loaded; that of an object is not known
+    flags: int = 0
 
     @property
     def in_file(self) -> bool:
         """Whether the file holds the section's bytes."""
         return self.offset > 0
+
+    @property
+    def is_data(self) -> bool:
+        """Whether the program sees it as bytes, and does not run it."""
+        loaded = self.flags & (_DATA | _DISCARDED | _EXECUTABLE) == _DATA
+        return loaded and self.in_file
 
     @property
     def end(self) -> int:
@@ -96,13 +106,15 @@ def _read_sections(
     if table + count * _SECTION.size > len(data):
         message = f"PE section table is outside the file ({count} sections, {len(data)} bytes)"
         raise FatbinError(message)
+    base = _unpack(_BASE, data, header + _FILE.size)[0] if linked else 0
     strings = _read_strings(data, symbols + symbol_count * _SYMBOL_SIZE if symbols else 0, budget)
     sections = []
     for place in range(table, table + count * _SECTION.size, _SECTION.size):
-        raw, virtual_size, _, raw_size, offset, *_ = unpack(_SECTION, data, place)
+        raw, virtual_size, address, raw_size, offset, *_, flags = unpack(_SECTION, data, place)
         # NOTE: a linked section is padded in the file; that of an object has no virtual size.
         size = min(virtual_size, raw_size) if linked else raw_size
-        sections.append(Section(_read_name(raw, strings), offset, size))
+        name = _read_name(raw, strings)
+        sections.append(Section(name, offset, size, base + address if linked else 0, flags))
     _check_overlap(sections, len(data))
     return tuple(sections)
 

@@ -6,6 +6,7 @@ Loading and Dynamic Linking", 64-bit little-endian.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 from struct import Struct
@@ -16,7 +17,7 @@ from .elf import MAGIC, MAX_OVERLAP
 from .view import unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from .view import Buffer
 
@@ -62,6 +63,23 @@ def is_shared(data: Buffer) -> bool:
     return len(data) >= _HEADER_BYTES and bytes(data[:4]) == MAGIC and data[16] == _ET_DYN
 
 
+class AddressMap:
+    """Where in a file the addresses of the loaded library are."""
+
+    def __init__(self, parts: Iterable[tuple[int, int, int]]) -> None:
+        """Take (address, offset in the file, bytes) of each part."""
+        self._parts = sorted(parts)
+        self._starts = [start for start, _, _ in self._parts]
+
+    def find(self, address: int) -> int | None:
+        """Return the offset of an address; None if no part has it."""
+        number = bisect_right(self._starts, address) - 1
+        if number < 0:
+            return None
+        start, place, size = self._parts[number]
+        return place + address - start if address < start + size else None
+
+
 class Segments:
     """The loaded parts of a file.
 
@@ -76,6 +94,9 @@ class Segments:
             message = "only 64-bit little-endian ELF files are understood"
             raise FatbinError(message, hint="name a library for 64-bit Linux")
         self._table = tuple(self._read_segments())
+        self.addresses = AddressMap(
+            (start, place, size) for kind, start, place, size in self._table if kind == _PT_LOAD
+        )
         self._dynamic = self._read_dynamic()
         self._budget = MAX_OVERLAP * max(min(self.first(_DT_STRSZ) or 0, len(data)), MAX_NAME)
 
@@ -89,11 +110,11 @@ class Segments:
 
     def locate(self, address: int) -> int:
         """Return where in the file an address of the loaded library is."""
-        for kind, start, place, size in self._table:
-            if kind == _PT_LOAD and start <= address < start + size:
-                return place + address - start
-        message = f"address {address:#x} is in no segment of the ELF file"
-        raise FatbinError(message)
+        place = self.addresses.find(address)
+        if place is None:
+            message = f"address {address:#x} is in no segment of the ELF file"
+            raise FatbinError(message)
+        return place
 
     def unpack(self, form: Struct, place: int) -> tuple[int, ...]:
         """Read numbers at an offset."""

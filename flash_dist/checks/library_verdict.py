@@ -1,8 +1,9 @@
 """Whether the GPU code of any library fits a GPU. Pure functions on what its headers say.
 
 Of each container the driver takes the image that fits best, so that a library is as good as its
-containers. Code before device linking counts only where nothing linked fits: then the driver
-compiles and links its PTX, if every object has some (nvcc documentation, "JIT Linking Support").
+containers; those that it loads by itself count as one. Code before device linking counts only where
+nothing linked fits: then the driver compiles and links its PTX, if every object has some (nvcc
+documentation, "JIT Linking Support").
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ..targets.compatibility import PREFERENCE, How, RunVerdict, judge
 from ..targets.verdict import Situation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from ..gpucode.images import FatbinEntry, FatbinReport
     from ..targets.archs import Arch
@@ -82,7 +83,9 @@ class LibraryVerdict:
 
 def judge_library(report: FatbinReport, situation: Situation) -> LibraryVerdict:
     """Judge every container on one GPU."""
-    linked, relocatable = _by_container(report.entries)
+    groups = report.groups()
+    linked = [images for (of_objects, _), images in groups.items() if not of_objects]
+    relocatable = [images for (of_objects, _), images in groups.items() if of_objects]
     objects = [_judge_container(images, situation) for images in relocatable]
     verdicts = [_judge_container(images, situation) for images in linked]
     if not verdicts:
@@ -104,18 +107,6 @@ def _is_of_objects(report: FatbinReport, images: Sequence[FatbinEntry], linked: 
     if report.device_linked is None:
         return linked == 1
     return images[0].container in report.device_linked
-
-
-def _by_container(
-    entries: Iterable[FatbinEntry],
-) -> tuple[list[list[FatbinEntry]], list[list[FatbinEntry]]]:
-    """Return the images of each linked container, and of each that is not."""
-    groups: dict[tuple[bool, int], list[FatbinEntry]] = {}
-    for entry in entries:
-        groups.setdefault((entry.relocatable, entry.container), []).append(entry)
-    linked = [images for (relocatable, _), images in groups.items() if not relocatable]
-    others = [images for (relocatable, _), images in groups.items() if relocatable]
-    return linked, others
 
 
 def _judge_container(images: Sequence[FatbinEntry], situation: Situation) -> ContainerVerdict:

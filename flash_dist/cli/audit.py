@@ -166,6 +166,8 @@ def print_release(console: Console, release: Release) -> None:
     print_line(console, f"{release.path}: {libraries}, {targets}")
     for problem in release.problems:
         print_line(console, f"[fail]  {problem}", hang=_BEHIND_TAG)
+    for warning in release.warnings:
+        print_line(console, f"[warn]  {warning}", hang=_BEHIND_TAG)
     if release.for_rocm:
         found = count(len(release.for_rocm), "library", "libraries")
         console.print(f"[skip]  {found} with code for AMD GPUs (ROCm), which is not read")

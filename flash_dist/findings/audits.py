@@ -39,7 +39,8 @@ AUDIT_TARGET_MISSING: Final = Entry(
     "source file became. Code for a family (sm_100f) or a chip (sm_90a) stands for the GPUs it "
     "is named after, SASS for 9.0 does not stand for 9.0a, nor PTX for SASS.",
     "If it is in some fatbins only, look at how their source files are compiled, or let them be "
-    "with `--allow-missing REGEX`, a pattern of their kernels. Else add the target where that "
+    "with `--allow-missing REGEX`, a pattern of their kernels: a library that chooses its kernels "
+    "itself (cuBLAS) has some for one GPU alone. Else add the target where that "
     "library is compiled (TORCH_CUDA_ARCH_LIST, CMAKE_CUDA_ARCHITECTURES), or take it out of "
     "`require`.",
 )

@@ -21,14 +21,16 @@ from ..binaries.pe import is_object, read_object, read_pe
 from ..binaries.view import unpack
 from ..errors import FatbinError
 from ..targets.archs import Arch
+from ..targets.wording import count
 from .cubin import read_number, read_target
 from .images import LINKED, RELOCATABLE, ROCM_WARNING, FatbinEntry, FatbinReport, Kind
 from .registrations import (
+    CONTAINER_START,
     LINKED_ON_DEVICE,
+    MAX_FOUND,
     WRAPPER,
     WRAPPERS,
     find_registrations,
-    find_strays,
     may_hold_data,
 )
 
@@ -91,7 +93,8 @@ def scan(data: FileView, name: str, budget: Budget) -> FatbinReport:
     """Read the headers of everything in a file."""
     walk = _Scan(data, budget)
     walk.run()
-    return FatbinReport(name, tuple(walk.entries), tuple(walk.warnings), walk.device_linked)
+    entries, warnings, unregistered = tuple(walk.entries), tuple(walk.warnings), walk.unregistered
+    return FatbinReport(name, entries, warnings, walk.device_linked, frozenset(unregistered))
 
 
 def has_gpu_code(data: Buffer, budget: Budget | None = None) -> bool:
@@ -124,7 +127,9 @@ class _Scan:
     warnings: list[str] = field(default_factory=list)
     containers: int = 0
     starts: dict[int, int] = field(default_factory=dict)  # offset of each container: its number
+    ends: dict[int, int] = field(default_factory=dict)  # by the same offset: where it was read to
     device_linked: frozenset[int] | None = None
+    unregistered: set[int] = field(default_factory=set)
 
     def run(self) -> None:
         magic = self.data[: len(MAGIC)]
@@ -148,13 +153,11 @@ class _Scan:
             _refuse_packed(packed=_UPX in self.data[:_UPX_WITHIN])
             self.warn("the file has no section table, so it was searched for GPU code")
             self.walk("", 0, len(self.data), quiet=True)
-        self.walk_sections(elf.sections)
-        self.follow_registrations(elf.sections)
-        self.check_wrappers(elf.sections)
+        self.walk_table(elf.sections)
 
-    def walk_table(self, sections: Sequence[pe.Section]) -> None:
-        """Read a file for Windows, whose registration structs are not followed."""
+    def walk_table(self, sections: Sections) -> None:
         self.walk_sections(sections)
+        self.follow_registrations(sections)
         self.check_wrappers(sections)
 
     def walk_sections(self, sections: Sections) -> None:
@@ -171,8 +174,8 @@ class _Scan:
             else:
                 self.walk(section.name, section.offset, section.end)
 
-    def follow_registrations(self, sections: Sequence[elf.Section]) -> None:
-        """Read the containers that the program registers, wherever they are; warn of strays."""
+    def follow_registrations(self, sections: Sections) -> None:
+        """Read the containers that the program registers, wherever they are, and all others."""
         found = find_registrations(self.data, sections)
         homes = [one for one in sections if may_hold_data(one, len(self.data))]
         for place in sorted({one.container for one in found if one.container is not None}):
@@ -182,14 +185,34 @@ class _Scan:
         if found and all(one.container in self.starts for one in found):
             linked = (one for one in found if one.version == LINKED_ON_DEVICE)
             self.device_linked = frozenset(self.starts[one.container or 0] for one in linked)
-        known = frozenset(self.starts)
         for home in homes:
-            strays = find_strays(self.data, home, known)
-            if strays:
-                self.warn(
-                    f"{home.name} has {strays} places that look like containers of GPU code, to "
-                    "which no registration points: they were not read"
-                )
+            self.read_unregistered(home)
+
+    def read_unregistered(self, home: elf.Section | pe.Section) -> None:
+        """Read the containers of a section to which no struct points; warn of what is none."""
+        strays = 0
+        place = self.data.find(CONTAINER_START, home.offset, home.end)
+        while place >= 0 and strays < MAX_FOUND:
+            if place not in self.starts and self._is_container(place, home.end):
+                self.unregistered.add(self.containers)
+                self._read_container(home.name, place, home.end)
+            strays += place not in self.starts
+            end = self.ends.get(place, 0)
+            place = self.data.find(CONTAINER_START, max(end, place + 1), home.end)
+        if strays:
+            self.warn(
+                f"{home.name} has {count(strays, 'place')} with the start of a container of GPU "
+                "code and no image that is understood: not read"
+            )
+
+    def _is_container(self, start: int, limit: int) -> bool:
+        """Whether not only the first bytes are those of a container, but also its first image."""
+        try:
+            first, end = self._container_bounds(start, limit)
+            raw = self._read_header(first, end)
+        except FatbinError:
+            return False
+        return raw.version == _ENTRY_VERSION and raw.kind in _KINDS
 
     def check_wrappers(self, sections: Sections) -> None:
         """Compare with the table by which the program registers its containers."""
@@ -257,7 +280,8 @@ class _Scan:
             return start + len(MAGIC)
         self.starts[start] = self.containers
         self.containers += 1
-        return self._read_entries(section, first, end)
+        self.ends[start] = self._read_entries(section, first, end)
+        return self.ends[start]
 
     def _container_bounds(self, start: int, limit: int) -> tuple[int, int]:
         _, version, header, size = self._unpack(_CONTAINER, start, limit)
@@ -283,12 +307,8 @@ class _Scan:
 
     def _read_entry(self, section: str, place: int, end: int) -> tuple[FatbinEntry, int]:
         """Read one entry header; return the entry and the bytes to the next."""
-        raw = _Header._make(self._unpack(_ENTRY, place, end))
+        raw = self._read_header(place, end)
         size = raw.header_size + raw.payload_size
-        fits = place + size <= end and raw.compressed_size <= raw.payload_size
-        if raw.header_size < _ENTRY.size or not fits:
-            message = f"image of {raw.header_size} + {raw.payload_size} bytes does not fit"
-            raise FatbinError(message)
         kind, arch, codec = _interpret(raw)
         if kind == "unknown" or codec == "unknown" or raw.flags & ~_KNOWN_FLAGS:
             self.warn(
@@ -313,6 +333,14 @@ class _Scan:
             code_version=(raw.isa_major, raw.isa_minor) if kind == "sass" else None,
         )
         return entry, size
+
+    def _read_header(self, place: int, end: int) -> _Header:
+        raw = _Header._make(self._unpack(_ENTRY, place, end))
+        fits = place + raw.header_size + raw.payload_size <= end
+        if raw.header_size < _ENTRY.size or raw.compressed_size > raw.payload_size or not fits:
+            message = f"image of {raw.header_size} + {raw.payload_size} bytes does not fit"
+            raise FatbinError(message)
+        return raw
 
     def _identifier(self, place: int, raw: _Header) -> str:
         """Return the source file that -g and -lineinfo record."""

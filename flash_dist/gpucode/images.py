@@ -21,6 +21,8 @@ Kind = Literal["sass", "ptx", "lto", "unknown"]
 
 ROCM_WARNING: Final = "the file holds code for AMD GPUs (ROCm), which is not read"
 
+UNREGISTERED: Final = "nothing registers {}: the library must load them itself, and chooses itself"
+
 # How the sections of a library begin: `.nv_fatbin`, `__nv_relfatbin`. PE cuts names to 8 letters.
 LINKED, RELOCATABLE = ".nv_fatb", "__nv_rel"
 
@@ -103,6 +105,7 @@ class FatbinReport:
     entries: tuple[FatbinEntry, ...] = ()
     warnings: tuple[str, ...] = ()
     device_linked: frozenset[int] | None = None  # containers; None where the file does not tell
+    unregistered: frozenset[int] = frozenset()  # containers that the program loads by itself
 
     @property
     def archs(self) -> tuple[Arch, ...]:
@@ -120,6 +123,19 @@ class FatbinReport:
             and (arch is None or entry.arch == arch)
             and (entry.kind == "ptx" or not (linked and entry.relocatable))
         )
+
+    def groups(self) -> dict[tuple[bool, int], list[FatbinEntry]]:
+        """Return the images among which one is chosen, by whether relocatable and by container.
+
+        Of a container that is registered the driver chooses; among all others the program itself,
+        so that they are one group, under the number of their first.
+        """
+        first = min(self.unregistered, default=0)
+        found: dict[tuple[bool, int], list[FatbinEntry]] = {}
+        for entry in self.entries:
+            number = first if entry.container in self.unregistered else entry.container
+            found.setdefault((entry.relocatable, number), []).append(entry)
+        return found
 
     def with_toolkits(self, toolkits: Mapping[int, str]) -> FatbinReport:
         """Return the report with the toolkits of containers, as far as they are known.
@@ -151,5 +167,6 @@ class FatbinReport:
             "path": self.path,
             "archs": [str(arch) for arch in self.archs],
             "entries": many(entry.to_json for entry in self.entries),
+            "unregistered": sorted(self.unregistered),
             "warnings": list(self.warnings),
         }

@@ -71,6 +71,34 @@ def test_a_release_that_has_all_passes(lib: Path) -> None:
     assert problems(lib, max_size="1MB", min_driver="580", no_stubs="alpha|beta") == ()
 
 
+def test_what_a_library_loads_itself_is_judged_as_one_and_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """cuFFT: each of 18 000 fatbins is for one target, and the library takes what it wants."""
+    path = tmp_path / "libcufft.so"
+    each = b"".join(container(entry(SASS, one, cubin_for(one))) for one in (80, 90))
+    path.write_bytes(library(extra=(Part(".data", each, flags=3),)))
+    assert problems(path, require="8.0;9.0") == ()
+    assert problems(path, require="12.0") == (f"{path}: no code for sm_120, which is required",)
+    assert main(["audit", "--require", "9.0", str(path)]) == 0
+    out = capsys.readouterr().out
+    said = "nothing registers 2 fatbins: the library must load them itself, and chooses itself"
+    assert f"[warn]  {path}: {said}\n[ok]    everything" in out
+    assert main(["audit", "--json", str(path)]) == 0
+    assert json.loads(capsys.readouterr().out)["warnings"] == [f"{path}: {said}"]
+    assert main(["inspect", str(path)]) == 0
+    assert said in capsys.readouterr().out
+
+
+def test_fatbins_that_nothing_registers_have_a_name_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "libcublasLt.so"
+    own = Part(".resource", container(entry(SASS, 90, cubin_for(90))), flags=2)
+    path.write_bytes(library(container(entry(SASS, 80, cubin_for(80))), extra=(own,)))
+    said = "no code for sm_80, which is required, in 1 of 2 fatbins: those that nothing registers"
+    assert problems(path, require="8.0") == (f"{path}: {said}",)
+    assert problems(path, require="8.0", allow_missing="nothing registers") == ()
+
+
 def test_a_target_that_is_missing_or_too_much_is_named(lib: Path) -> None:
     assert problems(lib, require="8.0;12.0") == (f"{lib}: no code for sm_120, which is required",)
     assert problems(lib, require="8.0", forbid_extra=True) == (

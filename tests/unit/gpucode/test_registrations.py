@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from flash_dist.checks.library_verdict import judge_library
 from flash_dist.gpucode.fatbin import read_fatbin
@@ -20,6 +23,8 @@ from tests.unit.made.fatbin_builder import (
     entry,
     ptx,
 )
+from tests.unit.made.pe_builder import BASE as BASE_OF_DLL
+from tests.unit.made.pe_builder import CODE, DISCARDED, addresses, coff, pe
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,6 +37,7 @@ IMAGE = cubin(Kernel("alpha"))
 ONE = container(entry(SASS, 80, IMAGE))
 TWO = container(entry(SASS, 90, IMAGE, suffix="a"))
 MAGIC = 0x466243B1
+SLOWEST = 2.0  # seconds
 
 
 def wrapper(pointer: int, version: int = 1) -> bytes:
@@ -78,14 +84,101 @@ def test_the_address_may_be_in_the_relocation_alone(tmp_path: Path) -> None:
     assert [str(arch) for arch in report.archs] == ["sm_90a"]
 
 
-def test_what_looks_like_a_container_and_is_not_registered_is_warned_of(tmp_path: Path) -> None:
+def test_what_nothing_registers_is_read_as_well_and_told_apart(tmp_path: Path) -> None:
+    """cuFFT loads 18 000 containers in `.data` itself; cuobjdump finds no device code there."""
     data = Part(".data", TWO + ONE, flags=WRITABLE)
     linked = Part(".nv_fatbin", ONE)
     structs = Part(".nvFatBinSegment", wrapper(place(TWO + ONE)))
     report = read(tmp_path, data, linked, structs)
-    assert [str(arch) for arch in report.archs] == ["sm_80"]
+    assert report.warnings == ()
+    found = [(one.section, str(one.arch), one.container) for one in report.entries]
+    assert found == [(".nv_fatbin", "sm_80", 0), (".data", "sm_90a", 1), (".data", "sm_80", 2)]
+    assert report.unregistered == frozenset({1, 2})
+
+
+def test_containers_that_nothing_registers_are_judged_as_one(tmp_path: Path) -> None:
+    report = read(tmp_path, Part(".data", TWO + ONE, flags=WRITABLE))
+    assert [len(images) for images in report.groups().values()] == [2]
+    for device in (Device(9, 0), Device(8, 0)):
+        assert [one.how for one in judge_library(report, Situation(device)).containers] != ["no"]
+
+
+def test_the_contents_of_a_container_are_no_other_container(tmp_path: Path) -> None:
+    whole = container(entry(SASS, 80, IMAGE + ONE))
+    report = read(tmp_path, Part(".data", whole, flags=WRITABLE))
+    assert (len(report.entries), report.warnings) == (1, ())
+
+
+BROKEN = (ONE[:16] + bytes(64), ONE[:8] + b"\xff" * 8 + ONE[16:], ONE[:20])
+
+
+@pytest.mark.parametrize("data", BROKEN, ids=["no image", "too large", "cut off"])
+def test_what_only_begins_like_a_container_is_warned_of(tmp_path: Path, data: bytes) -> None:
+    report = read(tmp_path, Part(".data", data, flags=WRITABLE))
+    assert (report.entries, report.unregistered) == ((), frozenset())
     (said,) = report.warnings
-    assert said.startswith(".data has 2 places that look like containers of GPU code, to which no")
+    assert said.startswith(".data has 1 place with the start of a container of GPU code and no im")
+
+
+def read_windows(folder: Path, *sections: tuple[str, bytes], **options: Any) -> FatbinReport:  # noqa: ANN401
+    path = folder / "lib.dll"
+    path.write_bytes(pe(*sections, **options))
+    return read_fatbin(path)
+
+
+def test_a_windows_library_registers_containers_in_any_section(tmp_path: Path) -> None:
+    named = ((".nv_fatbin", ONE), (".data", bytes(40) + TWO), (".nvFatBinSegment", bytes(48)))
+    first, second, _ = addresses(*named)
+    structs = wrapper(first) + wrapper(second + 40)
+    report = read_windows(tmp_path, *named[:2], (".nvFatBinSegment", structs))
+    assert [(one.section, str(one.arch)) for one in report.entries] == [
+        (".nv_fatb", "sm_80"),
+        (".data", "sm_90a"),
+    ]
+    assert (report.warnings, report.unregistered) == ((), frozenset())
+    assert report.device_linked == frozenset()
+
+
+def test_a_struct_in_the_data_of_a_windows_library_registers_as_well(tmp_path: Path) -> None:
+    (address,) = addresses((".data", TWO))
+    report = read_windows(tmp_path, (".data", wrapper(address + 24) + TWO))
+    assert ([str(arch) for arch in report.archs], report.unregistered) == (["sm_90a"], frozenset())
+
+
+def test_what_a_windows_library_does_not_register_is_read_or_warned_of(tmp_path: Path) -> None:
+    report = read_windows(tmp_path, (".rdata", TWO + ONE[:16] + bytes(64)))
+    assert (len(report.entries), report.unregistered) == (1, frozenset({0}))
+    assert [said.startswith(".rdata has 1 place") for said in report.warnings] == [True]
+
+
+@pytest.mark.parametrize("flags", [CODE, DISCARDED], ids=["code", "discarded"])
+def test_code_and_what_is_not_loaded_of_a_windows_library_are_not_searched(
+    tmp_path: Path, flags: int
+) -> None:
+    report = read_windows(tmp_path, (".other", TWO), flags={".other": flags})
+    assert (report.entries, report.warnings) == ((), ())
+
+
+def test_structs_of_a_windows_library_that_point_nowhere_do_no_harm(tmp_path: Path) -> None:
+    structs = wrapper(1) + wrapper(BASE_OF_DLL) + wrapper(2**63) + wrapper(2**64 - 1)
+    report = read_windows(tmp_path, (".data", structs), (".nvFatBinSegment", structs))
+    assert (report.entries, report.device_linked) == ((), None)
+
+
+def test_an_object_file_for_windows_is_searched_too(tmp_path: Path) -> None:
+    path = tmp_path / "code.obj"
+    path.write_bytes(coff((".rdata", wrapper(0) + TWO)))
+    report = read_fatbin(path)
+    assert ([str(arch) for arch in report.archs], report.device_linked) == (["sm_90a"], None)
+
+
+def test_many_structs_and_sections_are_no_work(tmp_path: Path) -> None:
+    """Each struct is looked up, not searched for, among as many sections as a file may have."""
+    sections = [(f"{number}", b"") for number in range(8000)]
+    structs = b"".join(wrapper(2**40 + number) for number in range(20_000))
+    start = time.process_time()
+    read_windows(tmp_path, *sections, (".data", structs))
+    assert time.process_time() - start < SLOWEST
 
 
 def test_structs_that_point_nowhere_do_no_harm(tmp_path: Path) -> None:

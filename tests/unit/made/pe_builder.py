@@ -7,6 +7,9 @@ import struct
 X86_64, ARM64, I386 = 0x8664, 0xAA64, 0x14C
 PE32, PE32_PLUS = 0x10B, 0x20B
 FILE_ALIGNMENT = 512
+PAGE = 4096
+BASE = 0x180000000  # where a library is loaded
+CODE, DATA, DISCARDED = 0x60000020, 0xC0000040, 0x42000040
 
 
 def pe(
@@ -14,20 +17,31 @@ def pe(
     machine: int = X86_64,
     kind: int = PE32_PLUS,
     virtual_sizes: dict[str, int] | None = None,
+    flags: dict[str, int] | None = None,
 ) -> bytes:
     """Lay out DOS header, PE header, section table and data, which is padded as linkers do."""
     dos = b"MZ".ljust(60, b"\0") + struct.pack("<I", 128) + bytes(64)
-    option = struct.pack("<H", kind).ljust(240, b"\0")
+    option = struct.pack("<H22xQ", kind, BASE).ljust(240, b"\0")
     start = 128 + 4 + 20 + len(option) + 40 * len(sections)
     head, body = b"", bytes(-start % FILE_ALIGNMENT)
-    for name, data in sections:
+    for (name, data), address in zip(sections, addresses(*sections), strict=True):
         padded = data + bytes(-len(data) % FILE_ALIGNMENT)
         virtual = (virtual_sizes or {}).get(name, len(data))
         # NOTE: the linker cuts names to 8 bytes.
-        head += _section(name.encode()[:8], virtual, len(padded), start + len(body))
+        short, place = name.encode()[:8], (len(padded), start + len(body))
+        kept = (flags or {}).get(name, CODE if name == ".text" else DATA)
+        head += _section(short, virtual, place, address=address - BASE, flags=kept)
         body += padded
     file = struct.pack("<HHIIIHH", machine, len(sections), 0, 0, 0, len(option), 0x2022)
     return dos + b"PE\0\0" + file + option + head + body
+
+
+def addresses(*sections: tuple[str, bytes]) -> list[int]:
+    """Return where each section is once the library is loaded: on pages of its own."""
+    found = [BASE + PAGE]
+    for _, data in sections:
+        found.append(found[-1] + max(1, -(-len(data) // PAGE)) * PAGE)
+    return found[:-1]
 
 
 def coff(*sections: tuple[str, bytes], machine: int = X86_64) -> bytes:
@@ -38,12 +52,15 @@ def coff(*sections: tuple[str, bytes], machine: int = X86_64) -> bytes:
         raw = name.encode()
         if len(raw) > 8:
             raw, names = f"/{4 + len(names)}".encode(), names + raw + b"\0"
-        head += _section(raw, 0, len(data), start + len(body))
+        head += _section(raw, 0, (len(data), start + len(body)))
         body += data
     file = struct.pack("<HHIIIHH", machine, len(sections), 0, start + len(body), 1, 0, 0)
     strings = struct.pack("<I", 4 + len(names)) + names
     return file + head + body + bytes(18) + strings
 
 
-def _section(name: bytes, virtual: int, size: int, offset: int) -> bytes:
-    return struct.pack("<8sIIIIIIHHI", name, virtual, 4096, size, offset, 0, 0, 0, 0, 0)
+def _section(
+    name: bytes, virtual: int, place: tuple[int, int], *, address: int = 0, flags: int = DATA
+) -> bytes:
+    """Return a header; of the bytes in the file it tells how many and where."""
+    return struct.pack("<8sIIIIIIHHI", name, virtual, address, *place, 0, 0, 0, 0, flags)
