@@ -1,15 +1,21 @@
-"""How much work one file may be, whatever is packed in whatever inside it.
+"""How much work a command may be, whatever it opens and whatever is packed in whatever inside it.
 
-Work is counted and never timed, and the limits follow from the size of the file alone: a file that
-is read on one machine is read on all. A small file cannot ask for much, a large one not for more
-than a multiple of itself.
+Work is counted and never timed, and the limits follow from sizes alone: what is read on one machine
+is read on all. A file may ask for a multiple of itself, and that is its own: no other file takes it
+away. What small files need beyond it is there once for a command, so that a hundred of them that
+ask for everything are as much work as one.
 """
 
 from __future__ import annotations
 
-from typing import Final, Literal, NamedTuple
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from ..errors import LimitError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Work = Literal["bytes", "members", "images", "symbols", "kernels"]
 
@@ -17,12 +23,12 @@ LIBRARY_COST: Final = 10  # in members: one that is opened takes as long as ten 
 
 
 class Limit(NamedTuple):
-    """At least, per byte of the file, and at most; with the most that real files were seen to have.
+    """For all files together, per byte of each, and at most for one; with what real files have.
 
     Seen were 40 libraries of CUDA 12 and 13, torch, NCCL, cuDNN and cuBLAS, the largest of 1 GB.
     """
 
-    least: int
+    shared: int
     per_byte: float
     most: int
 
@@ -43,15 +49,35 @@ _WORDS: Final[dict[Work, str]] = {
 }
 
 
+_SHARED: ContextVar[dict[Work, int] | None] = ContextVar("shared", default=None)
+
+
+@contextmanager
+def one_command() -> Iterator[None]:
+    """Let all files that are opened in the block share what is there once."""
+    token = _SHARED.set(_all_shared())
+    try:
+        yield
+    finally:
+        _SHARED.reset(token)
+
+
+def _all_shared() -> dict[Work, int]:
+    return {work: min(limit.shared, limit.most) for work, limit in LIMITS.items()}
+
+
 class Budget:
     """What is left for one file and all that is inside it."""
 
     def __init__(self, size: int) -> None:
-        self._limits = {
-            work: min(limit.least + int(limit.per_byte * size), limit.most)
+        self._own: dict[Work, int] = {
+            work: min(int(limit.per_byte * size), max(0, limit.most - limit.shared))
             for work, limit in LIMITS.items()
         }
-        self._left: dict[Work, int] = dict(self._limits)
+        shared = _SHARED.get()
+        self._shared = _all_shared() if shared is None else shared
+        self._first = {work: self.left(work) for work in LIMITS}
+        self._alone = self._shared == _all_shared()
         self._size = size
         self._refusal = ""
 
@@ -59,18 +85,22 @@ class Budget:
         """Count some work.
 
         Raises:
-            LimitError: It is more than a file of this size may ask for.
+            LimitError: It is more than a file of this size may ask for, or more than others left.
         """
-        left = self._left[work] - amount
-        if left < 0 and not self._refusal:
-            self._refusal = (
-                f"it holds more than {self._limits[work]} {_WORDS[work]}, which is all that is "
-                f"read of a file of {self._size} bytes"
-            )
+        missing = max(0, amount - self._own[work])
+        if missing > self._shared[work] and not self._refusal:
+            self._refusal = self._refuse(work)
         if self._refusal:  # nothing more is read, of whatever kind
-            raise LimitError(self._refusal, hint="unpack it, and name the files that it holds")
-        self._left[work] = left
+            step = "unpack it, and name the files that it holds"
+            raise LimitError(self._refusal, hint=step if self._alone else "name it alone")
+        self._own[work] -= amount - missing
+        self._shared[work] -= missing
 
     def left(self, work: Work) -> int:
         """Return how much is left."""
-        return self._left[work]
+        return self._own[work] + self._shared[work]
+
+    def _refuse(self, work: Work) -> str:
+        found = f"it holds more than {self._first[work]} {_WORDS[work]}, which is all that is"
+        rest = "" if self._alone else " after what the files before it asked for"
+        return f"{found} read of a file of {self._size} bytes{rest}"

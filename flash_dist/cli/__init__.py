@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, NoReturn
 
 from .._version import read_version
+from ..binaries.budget import one_command
 from ..errors import FlashDistError, UsageError
 from ..findings.result import EXIT_UNUSABLE
 from .terminal.logs import logging_to_stderr
@@ -74,7 +75,7 @@ def _run(argv: Sequence[str] | None) -> int:
             message = f"unrecognized arguments: {' '.join(unknown)}"
             asked = " ".join((PROGRAM, *named))
             raise UsageError(message, hint=f"`{asked} --help` shows what is understood")
-        with logging_to_stderr(verbose=args.verbose):
+        with logging_to_stderr(verbose=args.verbose), one_command():
             return int(args.run(args))
     finally:
         sys.stdout.flush()  # also after --help, which leaves by SystemExit

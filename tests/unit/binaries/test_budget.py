@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import random
 import zipfile
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
 
-from flash_dist.binaries.budget import LIMITS, Budget
+from flash_dist.binaries.budget import LIMITS, Budget, Limit, one_command
+from flash_dist.cli import main
 from flash_dist.errors import FatbinError, LimitError
 from flash_dist.gpucode.inspection import Choice, inspect_libraries
 from flash_dist.gpucode.libraries import open_libraries
@@ -70,6 +72,57 @@ def archive(*members: bytes) -> bytes:
     head = b"a.o/            0           0     0     100644  "
     parts = (head + b"%-10d`\n" % len(one) + one + b"\n" * (len(one) % 2) for one in members)
     return b"!<arch>\n" + b"".join(parts)
+
+
+def test_all_files_of_a_command_share_what_is_there_beside_their_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    allow(monkeypatch, "kernels", 5)
+    with one_command():
+        Budget(100).spend("kernels", 3)
+        second = Budget(200)
+        said = "more than 2 kernels, .* of 200 bytes after what the files before it asked for"
+        with pytest.raises(LimitError, match=said) as caught:
+            second.spend("kernels", 3)
+        assert caught.value.hint == "name it alone"
+        Budget(300).spend("kernels", 2)
+        assert Budget(400).left("kernels") == 0
+    Budget(500).spend("kernels", 5)
+
+
+def test_what_a_file_may_ask_for_by_its_bytes_no_other_takes_away() -> None:
+    with one_command():
+        small, large = Budget(0), Budget(1 << 20)
+        small.spend("symbols", small.left("symbols"))
+        assert large.left("symbols") == (1 << 20) // 8
+        large.spend("symbols", 1000)
+        assert small.left("symbols") == 0
+
+
+@pytest.mark.parametrize("command", ["inspect", "audit", "verify"])
+def test_a_hundred_small_files_that_ask_for_everything_are_as_much_work_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Each unpacks to a thousand times its size, and each alone would be read as far as all."""
+    worked: Counter[str] = Counter()
+    spend = Budget.spend
+
+    def count(self: Budget, work: Work, amount: int = 1) -> None:
+        spend(self, work, amount)
+        worked[work] += amount
+
+    monkeypatch.setattr(Budget, "spend", count)
+    monkeypatch.setitem(LIMITS, "bytes", Limit(4 * MIB, 64, 1 << 40))
+    paths = [tmp_path / f"a{number}-1-py3-none-any.whl" for number in range(20)]
+    size = 0
+    for path in paths:
+        packed = library(container(entry(PTX, 80, bytes(MIB))))
+        record = f"lib.so,sha256=AAAA,{len(packed)}\n".encode()
+        path.write_bytes(nest({"lib.so": packed, "a-1.dist-info/RECORD": record}))
+        size += path.stat().st_size
+    options = {"inspect": ["--level", "kernels"]}.get(command, [])
+    main([command, *options, *map(str, paths)])
+    assert 3 * MIB < worked["bytes"] <= 4 * MIB + 3 * 64 * size
 
 
 def test_what_nests_shares_one_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

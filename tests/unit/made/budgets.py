@@ -11,5 +11,5 @@ if TYPE_CHECKING:
 
 
 def allow(monkeypatch: pytest.MonkeyPatch, work: budget.Work, most: int) -> None:
-    """Let any file ask for this much work of a kind, and no more."""
+    """Let any file ask for this much work of a kind, and no more; all of a command share it."""
     monkeypatch.setitem(budget.LIMITS, work, budget.Limit(most, 0, most))
