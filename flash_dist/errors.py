@@ -67,7 +67,10 @@ IN_CHECKOUT = Path(__file__).parents[1].joinpath("noxfile.py").is_file()
 
 
 def hint_to_build(hint: str, otherwise: str) -> str:
-    """Return a hint that names nox where the sources are, and another where they are not."""
+    """Return a hint that names nox where the sources are, and another where they are not.
+
+    Who has a wheel, or this program in one file, has no noxfile and no `dist/`.
+    """
     return hint if IN_CHECKOUT else otherwise
 
 

@@ -18,7 +18,7 @@ from ..builds.declared import declare_build
 from ..builds.record import find_damage, hash_member
 from ..builds.sbom import FILE_NAME, find_differences
 from ..builds.zip_layout import list_names, read_members
-from ..errors import FlashDistError
+from ..errors import FlashDistError, hint_to_build
 from ..findings.result import EXIT_FINDINGS, EXIT_FINE, EXIT_NOTHING_CHECKED, CheckResult
 from ..findings.verifications import (
     VERIFY_ARCHIVE,
@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
 JSON_VERSION: Final = 1
 _SHOWN: Final = 10
+_BUILD_AGAIN: Final = hint_to_build(
+    "build it again with `nox -s build_wheels`", "do not install it; download it again"
+)
 _SILENT: Final = (".tar.gz", ".pyz")  # of a release, beside wheels and packages
 
 
@@ -291,17 +294,14 @@ def check_sbom(path: Path) -> CheckResult:
         bills = [name for name in wheel.names if name.endswith(f".dist-info/sboms/{FILE_NAME}")]
         if len(bills) != 1:
             summary = f"the wheel holds {len(bills)} bills of materials ({FILE_NAME}), not one"
-            fix = "build it again with `nox -s build_wheels`"
-            return CheckResult("fail", summary, fix=fix, entry=VERIFY_SBOM_MISSING)
+            return CheckResult("fail", summary, fix=_BUILD_AGAIN, entry=VERIFY_SBOM_MISSING)
         text = wheel.read(bills[0]).decode("utf-8", "backslashreplace")
         libraries = {*wheel.libraries, KERNELS, BINDING}
         files = {name: hash_member(wheel, name) for name in sorted(libraries)}
     differences = list(find_differences(text, manifest, files))
     if differences:
         summary = "the bill of materials is not that of this wheel"
-        fix = "build it again with `nox -s build_wheels`"
-        return CheckResult(
-            "fail", summary, few_lines(differences, _SHOWN), fix, VERIFY_SBOM_DIFFERS
-        )
+        details = few_lines(differences, _SHOWN)
+        return CheckResult("fail", summary, details, _BUILD_AGAIN, VERIFY_SBOM_DIFFERS)
     parts = ", ".join(f"{one.name} {one.version}" for one in manifest.parts)
     return CheckResult("ok", f"two libraries and what is in them: {parts}")

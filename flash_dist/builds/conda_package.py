@@ -19,9 +19,9 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 from ..binaries import tar
 from ..binaries.codecs import open_zstd
-from ..binaries.files import unreadable
+from ..binaries.files import DAMAGED_HINT, unreadable
 from ..binaries.wheel import MAX_TEXT_BYTES, Wheel, open_wheel
-from ..errors import FatbinError
+from ..errors import FatbinError, hint_to_build
 from .metadata import parse_metadata, read_tags
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 SITE: Final = "site-packages/"
 INDEX: Final = "info/index.json"
 PATHS: Final = "info/paths.json"
+_HINT: Final = hint_to_build("`nox -s conda` makes packages of our wheels", DAMAGED_HINT)
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,7 @@ def _name_wheel(path: str, texts: dict[str, bytes]) -> str:
     kinds = {tag.rpartition("-")[0] for tag in tags}
     if "METADATA" not in texts or len(kinds) != 1:
         reason = "METADATA and WHEEL do not say one version and tags of one kind"
-        raise unreadable(path, reason, hint="`nox -s conda` makes packages of our wheels")
+        raise unreadable(path, reason, hint=_HINT)
     version = parse_metadata(texts["METADATA"], path).version
     platforms = ".".join(sorted(tag.rpartition("-")[2] for tag in tags))
     name = f"flash_dist-{version}-{kinds.pop()}-{platforms}.whl"

@@ -9,7 +9,7 @@ import re
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
-from ..errors import AuditError
+from ..errors import AuditError, hint_to_build
 from ..targets.compatibility import Origin, driver_refusal, judge
 from ..targets.devices import DRIVER_CUDA, Device, Driver, format_version
 from ..targets.verdict import FLOOR
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .metadata import Metadata
 
 SUBDIRS: Final = {"x86_64": "linux-64", "aarch64": "linux-aarch64"}
+_HINT: Final = hint_to_build("`nox -s build_wheels` makes them", "name one that was released")
 _TAG: Final = re.compile(r"cp3[0-9]+-abi3-manylinux_([0-9]+)_([0-9]+)_([a-z0-9_]+)")
 # What conda-forge calls them.
 _RENAMED: Final = {"torch": "pytorch", "nvidia-cuda-runtime-cu12": "cuda-cudart"}
@@ -59,7 +60,7 @@ def read_platform(file_name: str, tags: Iterable[str]) -> tuple[str, str]:
             f"a conda package is made of a wheel tagged cp3x-abi3-manylinux_*_* of "
             f"{' or '.join(SUBDIRS)}, `{file_name}` has {', '.join(told)}"
         )
-        raise AuditError(message, hint="`nox -s build_wheels` makes them")
+        raise AuditError(message, hint=_HINT)
     glibc = min((int(match[1]), int(match[2])) for match in found)
     return found[0][3], format_version(glibc)
 

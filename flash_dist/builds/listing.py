@@ -7,13 +7,15 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ..errors import ManifestError
+from ..errors import ManifestError, hint_to_build
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 VERSION: Final = 1
 FILE_NAME: Final = "manifest.json"
+_NAME_IT: Final = "name the manifest.json of the release"
+_HINT: Final = hint_to_build("`nox -s manifest` makes them", _NAME_IT)
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -43,15 +45,15 @@ def read_listing(path: Path) -> Listing:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         message = f"cannot read the manifest `{path}`: {error.strerror or error}"
-        raise ManifestError(message, hint="name the manifest.json of the release") from error
+        raise ManifestError(message, hint=_NAME_IT) from error
     except (ValueError, RecursionError) as error:
         message = f"the manifest `{path}` is not JSON: {error}"
-        raise ManifestError(message, hint="name the manifest.json of the release") from error
+        raise ManifestError(message, hint=_NAME_IT) from error
     try:
         return Listing(str(path), _read_files(data))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         message = f"`{path}` is no manifest of a release: {type(error).__name__} {error}"
-        raise ManifestError(message, hint="`nox -s manifest` makes them") from error
+        raise ManifestError(message, hint=_HINT) from error
 
 
 def _read_files(data: dict[str, Any]) -> dict[str, Listed]:

@@ -176,8 +176,10 @@ def build_fix(files: InstallFiles) -> str:
     """Return the step that leads to a build: there may be one that the source tree hides."""
     if files.in_sources and files.copies:
         return _LEAVE
-    get = "install a wheel: `nox -s build_wheels -- <arch set>` builds one into dist/"
-    return f"{get}, then leave the source tree: `cd ..`" if files.in_sources else get
+    if files.in_sources:
+        get = "install a wheel: `nox -s build_wheels -- <arch set>` builds one into dist/"
+        return f"{get}, then leave the source tree: `cd ..`"
+    return "install a wheel: `python -m flash_dist select` says which, and how"
 
 
 def reinstall_fix() -> str:

@@ -6,6 +6,7 @@ import json
 import platform
 from typing import TYPE_CHECKING, Any
 
+from .._version import read_version
 from ..builds.published import MACHINES, published_sets
 from ..checks.gpus import describe_gpu
 from ..errors import UsageError
@@ -16,7 +17,15 @@ from ..indexes.index import read_index
 from ..indexes.install_commands import find_commands
 from ..indexes.selection import candidates_of, describe_lack, select
 from ..machine.libcuda import imagine_cuda, read_cuda
-from ..targets.advice import arm_note, describe_archs, describe_how, driver_fix, unsupported_fix
+from ..targets.advice import (
+    INDEX,
+    INDEX_IS,
+    arm_note,
+    describe_archs,
+    describe_how,
+    driver_fix,
+    unsupported_fix,
+)
 from ..targets.archs import DEFAULT_MACHINE
 from ..targets.devices import toolkit_driver
 from ..targets.verdict import FLOOR, Build
@@ -88,7 +97,8 @@ def run(args: argparse.Namespace) -> int:
     index, offer = _read_offer(args)
     selection = select((gpu.device for gpu in cuda.gpus), driver, offer.candidates)
     chosen = selection.chosen
-    commands = find_commands(chosen.candidate, index) if chosen else ()
+    release = Build(f"flash_dist {read_version()}", ()).release
+    commands = find_commands(chosen.candidate, index, release=release) if chosen else ()
     code = _exit_code(cuda, selection)
     for problem in offer.problems:
         complain(f"warning: {printable(problem)}")
@@ -147,6 +157,8 @@ def describe(
         yield from _describe_others(others, selection, "other" if args.verbose else "smaller")
         if args.gpu and (note := arm_note(selection.devices, _machine(args))):
             yield note
+        if any(INDEX in command.line.split() for command in commands):
+            yield INDEX_IS
         yield ""
     yield from (f"{command.tool:<7} {command.line}" for command in commands)
 
@@ -194,7 +206,7 @@ def _describe_failure(selection: Selection, place: str | None) -> Iterator[str]:
         yield f"  fix: {driver_fix(selection.held_back.candidate.build, devices=devices)}"
         return
     yield f"no {sets} serves {whom}"
-    yield f"  fix: {unsupported_fix(devices, Build('flash_dist', ()))}"
+    yield f"  fix: {unsupported_fix(devices, Build(f'flash_dist {read_version()}', ()))}"
     yield from _describe_others(selection.candidates, selection, "other")
 
 

@@ -103,7 +103,8 @@ AUDIT_WHEEL_NAME: Final = Entry(
     "The wheel's name, metadata and manifest disagree",
     "File name, METADATA and `_build.json` of a wheel of this package must tell one version, "
     "one arch set and the expected tag.",
-    "Do not rename wheels; build again with `nox -s build_wheels`.",
+    "Do not rename wheels; download it again, or build it again: in a clone by "
+    "`nox -s build_wheels`.",
 )
 
 AUDIT_MANIFEST: Final = Entry(
@@ -111,7 +112,8 @@ AUDIT_MANIFEST: Final = Entry(
     "The build manifest contradicts itself",
     "`_build.json` declares kernels twice, for targets that its arch set does not list, or "
     "none for one that it lists.",
-    "Build again with `nox -s build_wheels`; a manifest is not to be edited.",
+    "Download it again, or build it again, in a clone by `nox -s build_wheels`; a manifest is "
+    "not to be edited.",
 )
 
 AUDIT_EMBEDDED_DIFFERS: Final = Entry(

@@ -27,8 +27,9 @@ NO_MATCHING_CODE: Final = Entry(
     "Machine code (SASS) runs on GPUs of the same major compute capability with an equal or "
     "newer minor: sm_80 on 8.6, not on 9.0, and sm_86 not on 8.0. Code for `sm_90a` runs on "
     "9.0 alone. PTX is compiled by the driver for equal or newer GPUs only.",
-    "Install the arch set that the sentence names, or build one for exactly these GPUs: "
-    "`TORCH_CUDA_ARCH_LIST=8.6 nox -s build_wheels`.",
+    "Install the arch set that the sentence names, or build one for exactly these GPUs: in a "
+    "clone by `TORCH_CUDA_ARCH_LIST=8.6 nox -s build_wheels`, elsewhere by "
+    "`TORCH_CUDA_ARCH_LIST=8.6 pip install FILE` with the sources of a release.",
 )
 
 HARDWARE_TOO_OLD: Final = Entry(

@@ -95,8 +95,8 @@ NOT_BUILT: Final = Entry(
     "There is no built flash_dist here",
     "Neither the build manifest nor the library of kernels can be read. That is normal in a "
     "source tree, which has Python files only.",
-    "Install a wheel, and start Python outside of the source tree. "
-    "`nox -s build_wheels -- SET` builds one into `dist/SET/`.",
+    "Install a wheel (`python -m flash_dist select` says which), and start Python outside of the "
+    "source tree. In a clone `nox -s build_wheels -- SET` builds one into `dist/SET/`.",
 )
 
 MANIFEST_UNREADABLE: Final = Entry(

@@ -55,7 +55,8 @@ VERIFY_METADATA: Final = Entry(
     "Version, tags, Python, requirements and glibc are told by the file name, the dist-info and "
     "`_build.json`, and must be one: installers believe each of them somewhere. A requirement "
     "that is not ours would be installed, too.",
-    "Do not install it, and do not rename wheels; build again with `nox -s build_wheels`.",
+    "Do not install it, and do not rename wheels; download it again, or build it again: in a "
+    "clone by `nox -s build_wheels`.",
 )
 
 VERIFY_PACKAGE: Final = Entry(
@@ -64,7 +65,7 @@ VERIFY_PACKAGE: Final = Entry(
     "Clients run scripts, write prefixes into files and install dependencies because `info/` of a "
     "package says so. Name, build, dependencies and GPUs of this package follow from the wheel "
     "that it holds, and nothing else may be told.",
-    "Do not install it; download it again. `nox -s conda` makes packages of wheels.",
+    "Do not install it; download it again. In a clone `nox -s conda` makes packages of wheels.",
 )
 
 VERIFY_RECORD: Final = Entry(
@@ -81,7 +82,7 @@ VERIFY_AUDIT: Final = Entry(
     "Kernels, targets or libraries differ from `_build.json` in the wheel; each line names the "
     "finding of the audit.",
     "`python -m flash_dist audit FILE` lists everything, and `explain ID` says what a "
-    "finding means. Build again with `nox -s build_wheels`.",
+    "finding means. Download it again, or build it again: in a clone by `nox -s build_wheels`.",
 )
 
 VERIFY_SBOM_MISSING: Final = Entry(
@@ -89,7 +90,7 @@ VERIFY_SBOM_MISSING: Final = Entry(
     "The wheel has no bill of materials",
     "Every wheel of this package carries one (CycloneDX, in `dist-info/sboms`), which names "
     "the toolkit and what of others is in the libraries. This one is older, or it was removed.",
-    "Build again with `nox -s build_wheels`.",
+    "Download it again, or build it again: in a clone by `nox -s build_wheels`.",
 )
 
 VERIFY_SBOM_DIFFERS: Final = Entry(
@@ -97,5 +98,5 @@ VERIFY_SBOM_DIFFERS: Final = Entry(
     "The bill of materials is not that of this wheel",
     "Version, targets, parts or the SHA-256 of a library differ from what the wheel holds: the "
     "bill is of another build, or a library was changed.",
-    "Do not install it; build again with `nox -s build_wheels`.",
+    "Do not install it; download it again, or build it again: in a clone by `nox -s build_wheels`.",
 )

@@ -6,11 +6,14 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .. import errors
 from ..builds.published import published_sets
+from ..targets.advice import INDEX, pip_install, sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from ..targets.archs import ArchSet
     from .channels import Package
     from .index import Index, IndexedWheel
     from .selection import Candidate
@@ -28,20 +31,23 @@ class Command:
         return {"tool": self.tool, "line": self.line}
 
 
-def find_commands(candidate: Candidate, index: Index | None) -> tuple[Command, ...]:
+def find_commands(
+    candidate: Candidate, index: Index | None, *, release: str = ""
+) -> tuple[Command, ...]:
     """Return the commands for a set.
 
-    Without an index that has its wheel, it is built first: PyPI takes no versions such as
+    Without an index that has its wheel, a clone builds it first; elsewhere the address of an index,
+    or the sources, are for the reader to fill in: PyPI takes no versions such as
     `0.1.0+cu130.hopper`.
+
+    Args:
+        candidate: The set.
+        index: Where its wheel was found.
+        release: The version to install where there is no index.
     """
     wheel = candidate.wheel
     if wheel is None:
-        files = f"dist/{candidate.name}/*.whl"
-        return (
-            Command("build", f"nox -s {_session(candidate)} -- {candidate.name}"),
-            Command("pip", f"pip install {files}"),
-            Command("uv", f"uv pip install {files}"),
-        )
+        return _build(candidate) if errors.IN_CHECKOUT else _fetch(candidate, release)
     if wheel.index:
         named = (_pip_from_index(wheel), _uv_from_index(wheel))
     else:
@@ -50,9 +56,26 @@ def find_commands(candidate: Candidate, index: Index | None) -> tuple[Command, .
     return (*named, *_other_commands(wheel, index.packages if index else ()))
 
 
-def _session(candidate: Candidate) -> str:
-    sets = (one for one in published_sets() if one.name == candidate.name)
-    return next((one.session for one in sets), "build_wheels")
+def _build(candidate: Candidate) -> tuple[Command, ...]:
+    files = f"dist/{candidate.name}/*.whl"
+    return (
+        Command("build", f"nox -s {_published(candidate).session} -- {candidate.name}"),
+        Command("pip", f"pip install {files}"),
+        Command("uv", f"uv pip install {files}"),
+    )
+
+
+def _fetch(candidate: Candidate, release: str) -> tuple[Command, ...]:
+    archset = _published(candidate)
+    return (
+        Command("pip", pip_install(archset, release)),
+        Command("uv", f'uv pip install "{archset.pin(release)}" --index {INDEX}'),
+        Command("build", f"FLASH_DIST_ARCH_SET={archset.name} pip install {sources(release)}"),
+    )
+
+
+def _published(candidate: Candidate) -> ArchSet:
+    return next(one for one in published_sets() if one.name == candidate.name)
 
 
 def _pip_from_index(wheel: IndexedWheel) -> Command:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ..errors import hint_to_build
 from .compatibility import judge, order_of_sets
 from .devices import Device, Driver, driver_supports_toolkit, first_driver, toolkit_driver
 from .verdict import FLOOR, SMEM_VARIABLE, Build, Cause, DeviceVerdict, Situation, judge_device
@@ -20,6 +21,9 @@ GET_DRIVER = (
     "(`docker run --gpus all`)"
 )
 TORCH_MIN = "2.10"  # of the stable ABI we compile for, where no manifest says it
+
+INDEX = "INDEX"
+INDEX_IS = f"{INDEX} is the address of the index that has this release"
 
 HOW_WORDS = {
     "native": "native code",
@@ -202,13 +206,29 @@ def unsupported_fix(devices: Iterable[Device], build: Build) -> str:
     serving = sets_for(devices, build.archsets)
     if serving:
         best = serving[0]
-        return (
+        return hint_to_build(
             f"`nox -s {best.session} -- {best.name}` builds the arch set `{best.name}` "
-            f"(label {best.label}) into dist/{best.name}/; install that wheel"
+            f"(label {best.label}) into dist/{best.name}/; install that wheel",
+            f"`{pip_install(best, build.release)}` installs the arch set `{best.name}` "
+            f"({INDEX_IS})",
         )
-    listed = ";".join(map(str, devices))
+    chosen = f"TORCH_CUDA_ARCH_LIST='{';'.join(map(str, devices))}'"
     session = build.archsets[0].session if build.archsets else "build_wheels"
-    return f"`TORCH_CUDA_ARCH_LIST='{listed}' nox -s {session}` builds a wheel for exactly these"
+    return hint_to_build(
+        f"`{chosen} nox -s {session}` builds a wheel for exactly these",
+        f"`{chosen} pip install {sources(build.release)}` builds and installs a wheel for exactly "
+        "these from the sources of the release",
+    )
+
+
+def pip_install(archset: ArchSet, release: str) -> str:
+    """Return the command that installs a published set from an index."""
+    return f'pip install "{archset.pin(release)}" --extra-index-url {INDEX}'
+
+
+def sources(release: str) -> str:
+    """Return the name of the file with the sources of a release."""
+    return f"flash_dist-{release}.tar.gz"
 
 
 def code_fix(devices: Iterable[Device], build: Build, driver: Driver | None) -> str:

@@ -164,6 +164,10 @@ class ArchSet:
                 tokens.append(arch.dotted + ("+PTX" if twin in self.archs else ""))
         return tokens
 
+    def pin(self, release: str) -> str:
+        """Name the set's wheel of a release as pip does: `flash_dist==0.1.0+cu130.hopper`."""
+        return f"flash_dist=={release}+cu{self.toolkit.replace('.', '')}.{self.label}"
+
     @property
     def session(self) -> str:
         """The nox session that builds the set."""

@@ -123,6 +123,12 @@ class Build:
     toolkit: str | None = None
 
     @property
+    def release(self) -> str:
+        """The version without its arch set, `0.1.0`; a word that stands for it if not known."""
+        version = self.name.partition(" ")[2].partition("+")[0]
+        return version if "." in version else "VERSION"
+
+    @property
     def archs(self) -> tuple[Arch, ...]:
         """Every target that has a kernel, old to new."""
         return tuple(sorted({variant.arch for variant in self.variants}))

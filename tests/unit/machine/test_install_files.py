@@ -140,7 +140,9 @@ def test_what_is_not_the_tree_that_python_started_in_is_not_to_be_left(
     inside = read_install_files(tree / "flash_dist", [str(package.parent), str(tree)])
     assert not inside.in_sources  # PYTHONPATH names it: `cd` would not help
     assert not read(package).in_sources
-    assert build_fix(read(package)).endswith("builds one into dist/")
+    assert build_fix(read(package)) == (
+        "install a wheel: `python -m flash_dist select` says which, and how"
+    )
 
 
 def test_what_a_build_leaves_beside_the_sources_is_no_record(package: Path) -> None:
