@@ -178,7 +178,7 @@ def _install_small_wheel(session: nox.Session, *groups: str) -> None:
 
 @nox.session(requires=["small_wheel"])
 def reader_tests(session: nox.Session) -> None:
-    """Compare inspect with NVIDIA's cuobjdump and nvdisasm on what nvcc makes and on our wheel.
+    """Compare inspect with NVIDIA's cuobjdump and nvdisasm on code of nvcc and on wheels.
 
     And let a CUDA runtime fail under the dispatcher, with every error of NVIDIA's header.
     """

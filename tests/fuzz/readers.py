@@ -30,6 +30,7 @@ from flash_dist.binaries.symbols import SharedObject
 from flash_dist.errors import FatbinError, FetchError
 from flash_dist.gpucode.inspection import LEVELS, Choice, inspect_libraries
 from flash_dist.gpucode.libraries import open_libraries
+from flash_dist.gpucode.registrations import CONTAINER_START
 from flash_dist.indexes.index import make_index
 from tests.unit.made.dynamic_builder import make_shared
 from tests.unit.made.fatbin_builder import (
@@ -37,20 +38,23 @@ from tests.unit.made.fatbin_builder import (
     PTX,
     SASS,
     Kernel,
+    Part,
     container,
     cubin,
+    elf,
     entry,
     library,
     ptx,
     zstd,
 )
-from tests.unit.made.pe_builder import coff, pe
+from tests.unit.made.pe_builder import addresses, coff, pe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 SLOWEST: Final = 2.0  # seconds for one case
 MOST_MEMORY: Final = 1 << 30  # bytes of the process
+WRAPPER: Final = 0x466243B1
 SPECIAL: Final = (0, 1, 0x7F, 0x80, 0xFF)
 _SYMBOL_TABLES: Final = (
     *("needed", "soname", "rpath", "runpath"),
@@ -78,6 +82,8 @@ def make_seeds() -> dict[str, bytes]:
         "library.so": shared,
         "dynamic.so": make_shared(defined=tuple(f"function_{number}" for number in range(9))),
         "library.dll": pe((".text", b"\xc3" * 16), (".nv_fatb", images)),
+        "registered.dll": make_registered(images),
+        "own.so": elf([Part(".data", b"\0" * 40 + images + images, flags=3)]),
         "images.fatbin": images,
         "image.cubin": image,
         "object.obj": coff((".nv_fatbin", images), ("__nv_relfatbin", images)),
@@ -91,6 +97,14 @@ def make_seeds() -> dict[str, bytes]:
         "index.html": PAGE.encode(),
         "index.json": json.dumps(JSON_PAGE).encode(),
     }
+
+
+def make_registered(images: bytes) -> bytes:
+    """Return a Windows library with a struct for a container in its data, and one without."""
+    data = (".data", b"\0" * 24 + images + images)
+    (address,) = addresses(data)
+    struct_ = struct.pack("<IIQQ", WRAPPER, 1, address + 24, 0)
+    return pe((".data", struct_ + data[1][24:]))
 
 
 def pack(members: dict[str, bytes], compression: int) -> bytes:
@@ -154,6 +168,12 @@ def make_bombs() -> dict[str, bytes]:
         "images.fatbin": images,
         "many.fatbin": many,
         "objects.a": objects,
+        "starts.so": elf([Part(".data", CONTAINER_START * 500_000, flags=3)]),
+        "chains.so": elf([Part(".data", make_chains(8000), flags=3)]),
+        "structs.dll": pe(
+            *((f"{number}", b"") for number in range(2000)),
+            (".data", b"".join(struct.pack("<IIQQ", WRAPPER, 1, n, 0) for n in range(100_000))),
+        ),
         "members.conda": wrap_conda(header * 60_000 + bytes(1024)),
         "zeros.conda": pack_conda(zeros),
         "endless.conda": wrap_conda(make_pax(b"10 path=a\nno line")),
@@ -165,6 +185,14 @@ def make_bombs() -> dict[str, bytes]:
         "anchors.html": b'<a href="x.whl">' * 20_000,
         "deep.json": b'{"files":' + b"[" * 50_000,
     }
+
+
+def make_chains(number: int) -> bytes:
+    """Return containers, each of which begins in an image of the one before."""
+    size = len(entry(SASS, 80, bytes(16)))
+    heads = (CONTAINER_START + struct.pack("<Q", size * left) for left in range(number, 0, -1))
+    images = (entry(SASS, 80, head) for head in heads)
+    return CONTAINER_START + struct.pack("<Q", size * (number + 1)) + b"".join(images) + bytes(size)
 
 
 def make_pax(record: bytes) -> bytes:
