@@ -9,7 +9,7 @@ from ..binaries.wheel import open_wheel
 from ..builds.contents import MANIFEST
 from ..findings.audits import AUDIT_LOST
 from ..findings.result import Finding, label
-from ..gpucode.images import ROCM_WARNING, UNREGISTERED
+from ..gpucode.images import ROCM_WARNING, UNITS, UNREGISTERED
 from ..gpucode.inspection import Choice, Inspection, inspect_libraries, sizes_by_target
 from ..gpucode.libraries import open_libraries
 from ..targets.wording import count
@@ -54,7 +54,7 @@ class Release:
     def warnings(self) -> tuple[str, ...]:
         """What is no shortfall, and limits what the verdict can say."""
         return tuple(
-            f"{one.name}: {UNREGISTERED.format(count(len(one.report.unregistered), 'fatbin'))}"
+            f"{one.name}: {UNREGISTERED.format(count(len(one.report.unregistered), *UNITS))}"
             for one in self.inspections
             if one.report.unregistered
         )

@@ -12,8 +12,11 @@ from typing import IO, TYPE_CHECKING, Literal
 from ..errors import FatbinError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import ModuleType
+
+    from .budget import Budget
+    from .view import FileView
 
 Codec = Literal["none", "lz4", "zstd", "unknown"]
 
@@ -21,6 +24,8 @@ MAX_IMAGE_BYTES = 1 << 30
 MAX_RATIO = 2_000  # the largest seen in the wild is 207, zstd of zeros reaches 32 000
 WINDOW_LOG_MAX = 27
 
+_HEAD_BYTES = 64
+_PACKED_CHUNK, _UNPACKED_CHUNK = 1 << 16, 1 << 20
 _LENGTH_CONTINUES = 255
 _NIBBLE_FULL = 15
 _MIN_MATCH = 4
@@ -64,6 +69,43 @@ def decompress_zstd(data: bytes, size: int) -> bytes:
         message = f"truncated zstd image: {len(unpacked)} of {size} bytes"
         raise FatbinError(message)
     return unpacked
+
+
+def read_zstd_frame(
+    data: FileView, budget: Budget, is_wanted: Callable[[bytes], bool]
+) -> tuple[int, bytes]:
+    """Unpack the frame that some data begins with, and return how long it is and what is in it.
+
+    Raises:
+        FatbinError: It is broken, or its first bytes are not what is wanted.
+    """
+    zstd = _import_zstd()
+    options = {int(zstd.DecompressionParameter.window_log_max): WINDOW_LOG_MAX}
+    decoder = zstd.ZstdDecompressor(options=options)
+    unpacked, place = bytearray(), 0
+    try:
+        while not decoder.eof:
+            packed = data[place : place + _PACKED_CHUNK] if decoder.needs_input else b""
+            if decoder.needs_input and not packed:
+                break
+            place += len(packed)
+            is_known = len(unpacked) >= _HEAD_BYTES
+            most = _UNPACKED_CHUNK if is_known else _HEAD_BYTES - len(unpacked)
+            piece = decoder.decompress(packed, max_length=most)
+            budget.spend("bytes", len(piece))
+            unpacked += piece
+            if len(unpacked) > min(MAX_IMAGE_BYTES, MAX_RATIO * place):
+                break
+            if not is_known and len(unpacked) >= _HEAD_BYTES and not is_wanted(bytes(unpacked)):
+                message = "the zstd frame holds something else"
+                raise FatbinError(message)
+    except (zstd.ZstdError, MemoryError) as error:
+        message = f"broken zstd frame: {error}"
+        raise FatbinError(message) from error
+    if not decoder.eof:
+        message = f"zstd frame is refused after {len(unpacked)} bytes, or is cut off"
+        raise FatbinError(message)
+    return place - len(decoder.unused_data), bytes(unpacked)
 
 
 @contextmanager

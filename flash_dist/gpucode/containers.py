@@ -9,6 +9,7 @@ comparing with NVIDIA's tools. It is no stable ABI: what is not understood is re
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,6 +23,7 @@ from ..binaries.view import unpack
 from ..errors import FatbinError
 from ..targets.archs import Arch
 from ..targets.wording import count
+from .bare import Bare, Search
 from .cubin import read_number, read_target
 from .images import LINKED, RELOCATABLE, ROCM_WARNING, FatbinEntry, FatbinReport, Kind
 from .registrations import (
@@ -35,7 +37,7 @@ from .registrations import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from ..binaries import elf, pe
     from ..binaries.budget import Budget
@@ -147,7 +149,8 @@ class _Scan:
 
     def walk_elf(self, elf: Elf) -> None:
         if elf.machine == EM_CUDA:
-            self.entries.append(self._cubin_entry(elf))
+            whole = Bare(0, len(self.data), "none", self.data, elf)
+            self.entries.append(self._cubin_entry(whole))
             return
         if not elf.sections:
             _refuse_packed(packed=_UPX in self.data[:_UPX_WITHIN])
@@ -178,15 +181,18 @@ class _Scan:
         """Read the containers that the program registers, wherever they are, and all others."""
         found = find_registrations(self.data, sections)
         homes = [one for one in sections if may_hold_data(one, len(self.data))]
+        homes.sort(key=lambda one: one.offset)
+        offsets = [one.offset for one in homes]
         for place in sorted({one.container for one in found if one.container is not None}):
-            home = next((one for one in homes if one.offset <= place < one.end), None)
-            if home is not None and place not in self.starts:
-                self._read_container(home.name, place, home.end)
+            number = bisect_right(offsets, place) - 1  # looked up: there may be many of both
+            if number >= 0 and place < homes[number].end and place not in self.starts:
+                self._read_container(homes[number].name, place, homes[number].end)
         if found and all(one.container in self.starts for one in found):
             linked = (one for one in found if one.version == LINKED_ON_DEVICE)
             self.device_linked = frozenset(self.starts[one.container or 0] for one in linked)
         for home in homes:
             self.read_unregistered(home)
+        self.read_bare(homes)
 
     def read_unregistered(self, home: elf.Section | pe.Section) -> None:
         """Read the containers of a section to which no struct points; warn of what is none."""
@@ -205,6 +211,20 @@ class _Scan:
                 "code and no image that is understood: not read"
             )
 
+    def read_bare(self, homes: Sections) -> None:
+        """Read the cubins between the containers of a program's data."""
+        spans = sorted(self.ends.items())
+        search = Search(self.data, self.budget)
+        for home in homes:
+            for start, end in _gaps(home, spans):
+                for cubin in search.find(start, end):
+                    self.budget.spend("images")
+                    self.unregistered.add(self.containers)
+                    self.entries.append(self._cubin_entry(cubin, home.name))
+                    self.containers += 1
+        if not search.tries:
+            self.warn("so much data begins like cubins and is none that not all was searched")
+
     def _is_container(self, start: int, limit: int) -> bool:
         """Whether not only the first bytes are those of a container, but also its first image."""
         try:
@@ -218,14 +238,14 @@ class _Scan:
         """Compare with the table by which the program registers its containers."""
         size = sum(section.size for section in sections if section.name.startswith(WRAPPERS))
         registered = size // WRAPPER.size
-        if registered > self.containers:
-            self.warn(
-                f"the program registers {registered} containers, found were {self.containers}"
-            )
+        found = self.containers - len(self.unregistered)
+        if registered > found:
+            self.warn(f"the program registers {registered} containers, found were {found}")
 
-    def _cubin_entry(self, elf: Elf) -> FatbinEntry:
-        """Describe a file that is one image."""
-        arch = read_target(self.data, elf)
+    def _cubin_entry(self, cubin: Bare, section: str = "") -> FatbinEntry:
+        """Describe an image that is in no container: a file, or a part of one."""
+        elf = cubin.elf
+        arch = read_target(cubin.data, elf)
         if arch is None:
             self.warn(
                 f"cubin of ABI version {elf.abi_version}, flags {elf.flags:#x} is not understood"
@@ -233,13 +253,13 @@ class _Scan:
         return FatbinEntry(
             kind="sass" if arch else "unknown",
             arch=arch,
-            codec="none",
+            codec=cubin.codec,
             ptx_isa=None,
-            payload_offset=0,
-            compressed_size=len(self.data),
-            uncompressed_size=len(self.data),
-            section="",
-            container=0,
+            payload_offset=cubin.offset,
+            compressed_size=cubin.size,
+            uncompressed_size=len(cubin.data),
+            section=section,
+            container=self.containers,
             identifier="",
             raw_kind=elf.machine,
             raw_version=elf.abi_version,
@@ -369,6 +389,20 @@ def _interpret(raw: _Header) -> tuple[Kind, Arch | None, Codec]:
     if suffix is None or kind not in {"sass", "ptx"}:
         return kind, None, codec
     return kind, Arch(raw.number // 10, raw.number % 10, suffix, ptx=kind == "ptx"), codec
+
+
+def _gaps(
+    home: elf.Section | pe.Section, spans: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, int]]:
+    """Yield what of a section is in none of these spans, which are sorted."""
+    place = home.offset
+    for number in range(bisect_left(spans, (place, 0)), len(spans)):
+        start, end = spans[number]
+        if start >= home.end:
+            break
+        yield place, start
+        place = end
+    yield place, home.end
 
 
 def _refuse_packed(*, packed: bool) -> None:

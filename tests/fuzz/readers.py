@@ -84,6 +84,7 @@ def make_seeds() -> dict[str, bytes]:
         "library.dll": pe((".text", b"\xc3" * 16), (".nv_fatb", images)),
         "registered.dll": make_registered(images),
         "own.so": elf([Part(".data", b"\0" * 40 + images + images, flags=3)]),
+        "bare.so": elf([Part(".rodata", image + images + zstd.compress(image) * 2, flags=2)]),
         "images.fatbin": images,
         "image.cubin": image,
         "object.obj": coff((".nv_fatbin", images), ("__nv_relfatbin", images)),
@@ -160,6 +161,7 @@ def make_bombs() -> dict[str, bytes]:
     many = container(*[entry(SASS, 80, b"")] * 6000)
     member = b"a.o/            0           0     0     100644  " + b"%-10d`\n"
     shared = library(container(entry(SASS, 80, cubin(Kernel("alpha")))))
+    image = cubin(Kernel("alpha"))
     objects = b"!<arch>\n" + (member % len(shared) + shared) * 3000
     header = tarfile.TarInfo("lib/a.so").tobuf(tarfile.PAX_FORMAT)
     zeros = {f"{number}.so": bytes(30 << 20) for number in range(3)}
@@ -169,6 +171,9 @@ def make_bombs() -> dict[str, bytes]:
         "many.fatbin": many,
         "objects.a": objects,
         "starts.so": elf([Part(".data", CONTAINER_START * 500_000, flags=3)]),
+        "frames.so": elf([Part(".data", zstd.compress(image)[:40] * 50_000, flags=3)]),
+        "cubins.so": elf([Part(".data", image[:64] * 50_000, flags=3)]),
+        "zeros.so": elf([Part(".data", zstd.compress(image + bytes(16 << 20)) * 12, flags=3)]),
         "chains.so": elf([Part(".data", make_chains(8000), flags=3)]),
         "structs.dll": pe(
             *((f"{number}", b"") for number in range(2000)),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from ...binaries.demangle import demangle, short_name
 from ...gpucode.coverage import REAL
-from ...gpucode.images import UNREGISTERED
+from ...gpucode.images import UNITS, UNREGISTERED
 from ...gpucode.inspection import name_target, sizes_by_target
 from ...targets.devices import format_version
 from ...targets.wording import count
@@ -75,7 +75,7 @@ def print_headline(console: Console, inspection: Inspection) -> None:
     console.print(f"{name}: {count(len(entries), 'image')}, {size}", soft_wrap=True)
     unregistered = inspection.report.unregistered
     if unregistered:
-        console.print(UNREGISTERED.format(count(len(unregistered), "fatbin")), soft_wrap=True)
+        console.print(UNREGISTERED.format(count(len(unregistered), *UNITS)), soft_wrap=True)
 
 
 def print_inspection(

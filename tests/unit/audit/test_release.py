@@ -82,7 +82,9 @@ def test_what_a_library_loads_itself_is_judged_as_one_and_warned_of(
     assert problems(path, require="12.0") == (f"{path}: no code for sm_120, which is required",)
     assert main(["audit", "--require", "9.0", str(path)]) == 0
     out = capsys.readouterr().out
-    said = "nothing registers 2 fatbins: the library must load them itself, and chooses itself"
+    said = (
+        "nothing registers 2 fatbins and cubins: the library must load them, and choose, by itself"
+    )
     assert f"[warn]  {path}: {said}\n[ok]    everything" in out
     assert main(["audit", "--json", str(path)]) == 0
     assert json.loads(capsys.readouterr().out)["warnings"] == [f"{path}: {said}"]

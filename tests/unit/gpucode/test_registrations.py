@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flash_dist.checks.library_verdict import judge_library
-from flash_dist.gpucode.fatbin import read_fatbin
+from flash_dist.errors import LimitError
+from flash_dist.gpucode.bare import MOST_TRIED
+from flash_dist.gpucode.fatbin import read_fatbin, read_kernels
 from flash_dist.targets.devices import Device
 from flash_dist.targets.verdict import Situation
+from tests.unit.made.budgets import allow
 from tests.unit.made.fatbin_builder import (
     PTX,
     SASS,
@@ -22,6 +25,7 @@ from tests.unit.made.fatbin_builder import (
     elf,
     entry,
     ptx,
+    zstd,
 )
 from tests.unit.made.pe_builder import BASE as BASE_OF_DLL
 from tests.unit.made.pe_builder import CODE, DISCARDED, addresses, coff, pe
@@ -109,7 +113,8 @@ def test_the_contents_of_a_container_are_no_other_container(tmp_path: Path) -> N
     assert (len(report.entries), report.warnings) == (1, ())
 
 
-BROKEN = (ONE[:16] + bytes(64), ONE[:8] + b"\xff" * 8 + ONE[16:], ONE[:20])
+TEXT = container(entry(PTX, 80, ptx("alpha")))
+BROKEN = (ONE[:16] + bytes(64), TEXT[:8] + b"\xff" * 8 + TEXT[16:], ONE[:20])
 
 
 @pytest.mark.parametrize("data", BROKEN, ids=["no image", "too large", "cut off"])
@@ -118,6 +123,67 @@ def test_what_only_begins_like_a_container_is_warned_of(tmp_path: Path, data: by
     assert (report.entries, report.unregistered) == ((), frozenset())
     (said,) = report.warnings
     assert said.startswith(".data has 1 place with the start of a container of GPU code and no im")
+
+
+NEW = bytearray(IMAGE)
+NEW[8], NEW[48:52] = 8, struct.pack("<I", 90 << 8)  # ABI and flags, as nvcc 13 writes them
+BARE = bytes(NEW)
+FRAME = zstd.compress(BARE)
+
+
+@pytest.mark.parametrize("windows", [False, True], ids=["elf", "pe"])
+def test_cubins_in_no_container_are_read(tmp_path: Path, *, windows: bool) -> None:
+    """cuBLASLt has 409 frames of zstd; who embeds the output of `nvcc -cubin` has them as is."""
+    data = b"x" * 24 + BARE + bytes(8) + ONE + FRAME + b"y" * 8 + FRAME
+    if windows:
+        report = read_windows(tmp_path, (".rdata", data))
+    else:
+        report = read(tmp_path, Part(".data", data, flags=WRITABLE))
+    found = sorted((one.payload_offset, str(one.arch), one.codec) for one in report.entries)
+    kinds = [("sm_90", "none"), ("sm_80", "none"), ("sm_90", "zstd"), ("sm_90", "zstd")]
+    assert [one[1:] for one in found] == kinds
+    assert (report.warnings, report.unregistered) == ((), frozenset(range(4)))
+    assert [one.name for one in read_kernels(report)] == ["alpha"] * 4
+
+
+def test_cubins_within_containers_are_not_read_twice(tmp_path: Path) -> None:
+    whole = container(entry(SASS, 90, BARE), entry(SASS, 90, BARE, codec="zstd"))
+    report = read(tmp_path, Part(".data", wrapper(place() + 24) + whole, flags=WRITABLE))
+    assert (len(report.entries), report.unregistered) == (2, frozenset())
+
+
+NO_CUBINS = {
+    "another program": BARE[:18] + b"\x3e\0" + BARE[20:],
+    "cut off": BARE[:-200],
+    "of no cubin": zstd.compress(b"text" * 100),
+    "a frame that is cut off": FRAME[:-8],
+    "of less than a header": zstd.compress(BARE[:40]),
+    "no frame": b"\x28\xb5\x2f\xfd" * 99,
+    "no table of sections": BARE[:58] + b"\xff\xff" + BARE[60:],
+}
+
+
+@pytest.mark.parametrize("data", NO_CUBINS.values(), ids=NO_CUBINS)
+def test_what_only_begins_like_a_cubin_is_passed(tmp_path: Path, data: bytes) -> None:
+    report = read(tmp_path, Part(".data", data, flags=WRITABLE))
+    assert (report.entries, report.warnings) == ((), ())
+
+
+def test_more_beginnings_of_cubins_than_any_file_has_are_not_all_tried(tmp_path: Path) -> None:
+    data = FRAME[:40] * MOST_TRIED + FRAME
+    start = time.process_time()
+    report = read(tmp_path, Part(".data", data, flags=WRITABLE))
+    assert time.process_time() - start < SLOWEST
+    assert report.entries == ()
+    assert "not all was searched" in report.warnings[0]
+
+
+def test_frames_that_unpack_to_more_than_a_file_may_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allow(monkeypatch, "bytes", 3 * len(BARE))
+    with pytest.raises(LimitError, match="bytes to unpack"):
+        read(tmp_path, Part(".data", FRAME * 4, flags=WRITABLE))
 
 
 def read_windows(folder: Path, *sections: tuple[str, bytes], **options: Any) -> FatbinReport:  # noqa: ANN401
