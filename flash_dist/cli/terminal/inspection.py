@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from ...binaries.demangle import demangle, short_name
@@ -168,8 +169,12 @@ def _by_name(kernel: KernelInfo) -> tuple[object, ...]:
     return kernel.name, (arch.number, arch.suffix, arch.ptx) if arch else ()
 
 
+@lru_cache(maxsize=1024)
 def show_name(name: str) -> str:
-    """Return a kernel's name as tables have it: demangled, the middle of a long one left out."""
+    """Return a kernel's name as tables have it: demangled, the middle of a long one left out.
+
+    NOTE: tables are sorted by names, and have each once for every target.
+    """
     shown = printable(short_name(demangle(name)))
     if len(shown) <= LONGEST_NAME:
         return shown

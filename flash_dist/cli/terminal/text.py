@@ -17,9 +17,11 @@ _KILO = 1_000
 
 def printable(text: str) -> str:
     """Escape whatever could steer a terminal or begin a line; names may hold anything."""
+    spelled = spell(text)
+    if spelled.isprintable():  # as nearly all is: a table may have a hundred thousand names
+        return spelled
     return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode()
-        for char in spell(text)
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in spelled
     )
 
 
