@@ -6,6 +6,7 @@ Only a manifest that came another way tells that nobody did.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -277,7 +278,7 @@ def check_audit(path: Path) -> CheckResult:
             "fail",
             "the code in the wheel is not what its _build.json declares",
             few_lines([f"{problem} ({problem.id})" for problem in result.problems], _SHOWN),
-            "`python -m flash_dist audit` on it lists everything",
+            f"`python -m flash_dist audit {shlex.quote(str(path))}` lists everything",
             VERIFY_AUDIT,
             data={"findings": [problem.to_json() for problem in result.problems]},
         )

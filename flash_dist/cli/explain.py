@@ -3,29 +3,46 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import shlex
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-from ..findings import suggest
-from ..findings.explain import explain
+from rich.text import Text
+
+from ..errors import UsageError
+from ..findings.explain import explain, suggest, to_json
 from ..findings.result import EXIT_FINE, EXIT_NOTHING_CHECKED
 from .options import add_json, add_subcommand
 from .terminal.results import make_console
-from .terminal.text import complain, printable
+from .terminal.text import PROGRAM, complain, printable
 
 if TYPE_CHECKING:
     import argparse
 
+    from rich.console import Console
+
+    from ..findings.explain import Explanation
     from .options import Subparsers
 
 EPILOG = """\
 examples:
   python -m flash_dist explain no-matching-code
-  python -m flash_dist explain "device kernel image is invalid"
+  python -m flash_dist explain "FATAL: kernel ... is for sm80-sm100, but was built for sm75"
+  pip install flash-attn 2>&1 | python -m flash_dist explain -
+
+Quotes, colours, time stamps and broken lines of a message do not matter, nor what stands around
+it. Of a log each cause is explained once, in the order in which they come.
 
 exit status: 0 explained, 2 wrong usage, 3 not known
 """
 
-_SHOWN_MESSAGE = 200
+MAX_INPUT: Final = 64 << 20  # bytes of a log: beyond it nothing is read
+_SHOWN_MESSAGE: Final = 200
+_WIDEST: Final = 100
+_NARROWEST: Final = 40
+_NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -38,30 +55,98 @@ def add_parser(subparsers: Subparsers) -> None:
         "means, and what to do.",
         epilog=EPILOG,
     )
-    parser.add_argument("text", metavar="TEXT", help="the message or the id")
+    parser.add_argument(
+        "text", metavar="TEXT", nargs="+", help="the message or the id; `-` reads a log from stdin"
+    )
     add_json(parser, "doctor")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Explain a message or an id; one that is not known is nothing that could be checked."""
-    explanation = explain(args.text)
-    if explanation is None:
-        _complain_of(args.text)
+    text = _read_stdin() if args.text == ["-"] else " ".join(args.text)
+    if not text.strip():
+        message = "TEXT must be a message, an id or a log, got nothing"
+        raise UsageError(message, hint=f'`{PROGRAM} explain "no kernel image is available"`')
+    explanations = explain(text)
+    if not explanations:
+        _complain_of(text)
         return EXIT_NOTHING_CHECKED
     if args.json:
-        print(json.dumps(explanation.to_json(), indent=2))
+        print(json.dumps(to_json(explanations), indent=2))
         return EXIT_FINE
     console = make_console()
-    console.print(printable(explanation.summary), soft_wrap=True)
-    console.print(f"  {explanation.entry.meaning}", soft_wrap=True)
-    console.print(f"fix: {explanation.entry.remedy}", soft_wrap=True)
+    for place, explanation in enumerate(explanations):
+        if place:
+            console.print()
+        _print(console, explanation)
     return EXIT_FINE
 
 
+def _read_stdin() -> str:
+    """Read a log; what is no text in it is no matter."""
+    if sys.stdin is None:
+        message = "stdin is closed"
+        raise UsageError(message, hint=f"`{PROGRAM} explain - < LOG` reads a file")
+    if sys.stdin.isatty():
+        complain("paste the message, then press Enter and Ctrl-D")
+    buffer = getattr(sys.stdin, "buffer", None)
+    if buffer is None:  # a stream of text, as in a notebook
+        return sys.stdin.read(MAX_INPUT)
+    read: bytes = buffer.read(MAX_INPUT)
+    return read.decode("utf-8", errors="replace")
+
+
+def _print(console: Console, explanation: Explanation) -> None:
+    """Print one explanation: on a terminal in lines of its width, in a pipe in three."""
+    entry = explanation.entry
+    for text, indent in ((explanation.summary, ""), (entry.meaning, "  "), (entry.remedy, "fix: ")):
+        for line in _fold(printable(text), indent, console.width if console.is_terminal else None):
+            shown = Text(line)
+            if not indent:
+                shown.stylize("bold")
+            elif line.startswith("fix:"):
+                shown.stylize("bold", 0, len("fix:"))
+            console.print(shown, soft_wrap=True)
+
+
+def _fold(text: str, indent: str, width: int | None) -> list[str]:
+    """Fold a paragraph between words; a command stays in one line, so that it can be copied."""
+    if width is None:
+        return [indent + text]
+    parts = text.split("`")
+    parts[1::2] = [part.replace(" ", _NO_BREAK) for part in parts[1::2]]
+    lines = textwrap.wrap(
+        "`".join(parts),
+        max(_NARROWEST, min(width, _WIDEST)),
+        initial_indent=indent,
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace(_NO_BREAK, " ") for line in lines]
+
+
 def _complain_of(text: str) -> None:
-    shown = text if len(text) <= _SHOWN_MESSAGE else f"{text[:_SHOWN_MESSAGE]}..."
+    shown = text.strip()
+    shown = shown if len(shown) <= _SHOWN_MESSAGE else f"{shown[:_SHOWN_MESSAGE]}..."
     complain(f"this message is not known: {printable(shown)}")
+    if _is_file(text):
+        complain(
+            f"\nhint: {printable(f'`{PROGRAM} explain - < {shlex.quote(text)}` reads the file')}"
+        )
+        return
     meant = suggest(text)
-    if meant is not None:
-        complain(f"\nhint: the id `{meant}` is known")
+    if not meant:
+        complain(f"\nhint: {printable(f'`{PROGRAM} doctor` looks for the cause on this machine')}")
+        return
+    complain("\nhint: did you mean")
+    for entry in meant:
+        complain(f"  {printable(f'`{entry.command}`: {entry.title}')}")
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):  # too long, or with a NUL
+        return False

@@ -7,11 +7,11 @@ there; nothing else. `explain ID`, the HTML report, the hint after a fix and the
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Final
 
 from . import (
     audits,
+    building,
     driver,
     gpus,
     host,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import ModuleType
 
-__all__ = ["FINDINGS", "SUBJECTS", "Entry", "find", "suggest"]
+__all__ = ["FINDINGS", "SUBJECTS", "Entry", "find"]
 
 
 def _entries_of(module: ModuleType) -> dict[str, Entry]:
@@ -45,7 +45,8 @@ SUBJECTS: Final[tuple[tuple[str, Mapping[str, Entry]], ...]] = (
     ("The selftest", _entries_of(proofs)),
     ("Audits", _entries_of(audits)),
     ("Verifications", _entries_of(verifications)),
-    ("Error messages", _entries_of(messages)),
+    ("GPU code and calls that fail", _entries_of(messages)),
+    ("Packages that are built or installed", _entries_of(building)),
 )
 
 FINDINGS: Final[Mapping[str, Entry]] = {
@@ -56,8 +57,3 @@ FINDINGS: Final[Mapping[str, Entry]] = {
 def find(name: str) -> Entry | None:
     """Return what an id stands for, None if there is no such id."""
     return FINDINGS.get(name)
-
-
-def suggest(text: str) -> str | None:
-    """Return the id that was most likely meant, None if nothing comes near."""
-    return next(iter(difflib.get_close_matches(text, FINDINGS, n=1, cutoff=0.75)), None)

@@ -15,6 +15,11 @@ DRIVER_ABSENT: Final = Entry(
     "On a GPU machine install the driver. Start a container with the GPU runtime: "
     "`docker run --gpus all`, or a limit `nvidia.com/gpu` in Kubernetes. Do not install the "
     "driver into the image.",
+    messages=(
+        "Found no NVIDIA driver on your system",
+        "libcuda.so.1: cannot open shared object file",
+        "libnvidia-ml.so.1: cannot open shared object file",
+    ),
 )
 
 DRIVER_BROKEN: Final = Entry(
@@ -25,6 +30,34 @@ DRIVER_BROKEN: Final = Entry(
     "`/dev/nvidia*`.",
     "`nvidia-smi` says which it is. `Driver/library version mismatch` ends with a reboot; in a "
     "container restart it, so that it gets the host's present libraries.",
+    messages=("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver",),
+)
+
+CUDA_UNKNOWN_ERROR: Final = Entry(
+    "cuda-unknown-error",
+    "CUDA error 999: the driver cannot begin, and does not say why",
+    "Most often the module `nvidia_uvm` is not loaded or is stuck, as after the machine was "
+    "suspended, or `/dev/nvidia-uvm` is not given to the container. A program that sets "
+    "CUDA_VISIBLE_DEVICES after it began to use CUDA sees the same.",
+    "`sudo modprobe nvidia_uvm` loads the module; after a suspend reboot, or "
+    "`sudo rmmod nvidia_uvm` first. `python -m flash_dist doctor` looks at the devices.",
+    messages=("CUDA unknown error", "cudaErrorUnknown", "CUDA_ERROR_UNKNOWN"),
+)
+
+FABRIC_MANAGER: Final = Entry(
+    "fabric-manager",
+    "CUDA error 802: the GPUs wait for the Fabric Manager",
+    "GPUs behind NVSwitch (HGX A100, H100, H200, B200) can be used once NVIDIA's Fabric Manager "
+    "has set up their links. It is not installed, does not run, or is of another release than "
+    "the driver.",
+    "On the host install `nvidia-fabricmanager` in exactly the release of the driver, then "
+    "`sudo systemctl enable --now nvidia-fabricmanager`. `nvidia-smi -q` shows the state of "
+    "`Fabric`.",
+    messages=(
+        "system not yet initialized",
+        "cudaErrorSystemNotReady",
+        "CUDA_ERROR_SYSTEM_NOT_READY",
+    ),
 )
 
 DRIVER_TOO_OLD: Final = Entry(
@@ -35,7 +68,11 @@ DRIVER_TOO_OLD: Final = Entry(
     "new as the CUDA that wrote it, and a GPU one of the first CUDA that compiles for it.",
     "Install a newer driver on the host, or a build for an older CUDA. On datacenter GPUs "
     "NVIDIA's package `cuda-compat` lets an older kernel module run a newer CUDA.",
-    pattern="(?i)driver version is insufficient",
+    messages=(
+        "CUDA driver version is insufficient for CUDA runtime version",
+        "cudaErrorInsufficientDriver",
+        "The NVIDIA driver on your system is too old",
+    ),
 )
 
 JIT_VARIABLE: Final = Entry(
@@ -90,4 +127,11 @@ NO_GPU: Final = Entry(
     "CUDA_VISIBLE_DEVICES set to nothing, or to -1, hides them all.",
     "On a GPU machine look at CUDA_VISIBLE_DEVICES and at the finding on the driver. "
     "`python -m flash_dist doctor --gpu 8.6,9.0 --driver 580` judges GPUs that are not here.",
+    messages=(
+        "No CUDA GPUs are available",
+        "CUDA driver initialization failed, you might not have a CUDA gpu",
+        "no CUDA-capable device is detected",
+        "cudaErrorNoDevice",
+        "CUDA_ERROR_NO_DEVICE",
+    ),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 
@@ -15,15 +14,16 @@ class Entry:
         title: One line.
         meaning: A few sentences.
         remedy: A few sentences.
-        pattern: A regular expression for the error messages that this explains; empty for none.
-        said: The title for such a message, with what the named groups of `pattern` found in it.
+        messages: Parts of the error messages that this explains, in their own words: `{symbol}`
+            stands for what differs from case to case (see phrases.py).
+        said: The title for such a message, with what stood in those places.
     """
 
     id: str
     title: str
     meaning: str
     remedy: str
-    pattern: str = ""
+    messages: tuple[str, ...] = ()
     said: str = ""
 
     @property
@@ -34,8 +34,4 @@ class Entry:
     @property
     def command(self) -> str:
         """What says more of it."""
-        return f"explain {self.id}"
-
-    def match(self, message: str) -> re.Match[str] | None:
-        """Look for the error that this explains in a message."""
-        return re.search(self.pattern, message) if self.pattern else None
+        return f"python -m flash_dist explain {self.id}"

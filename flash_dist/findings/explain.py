@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from difflib import SequenceMatcher, get_close_matches
+from typing import TYPE_CHECKING, Any, Final
 
 from ..binaries.demangle import demangle
 from . import FINDINGS, find
+from .phrases import ELISION, Phrase, Place, Text, squeeze
 
 if TYPE_CHECKING:
-    import re
+    from collections.abc import Iterator
 
     from .entry import Entry
+
+_REFERENCE: Final = re.compile(r"(?:\bexplain |\bid: |\.html#)([a-z]+(?:-[a-z]+)+)\b")
+_CLOSE: Final = 0.6  # of an id, or of the words of a message, until it is offered
+_FEWEST_WORDS: Final = 2
+_LONGEST_MESSAGE: Final = 60  # words: of a log nothing comes near
+_LONGEST_ELIDED: Final = 1000  # characters
+_OFFERED: Final = 3
 
 
 @dataclass(frozen=True)
@@ -24,7 +34,6 @@ class Explanation:
     def to_json(self) -> dict[str, Any]:
         """Return the explanation as plain data."""
         return {
-            "version": 1,
             "id": self.entry.id,
             "summary": self.summary,
             "details": [self.entry.meaning],
@@ -33,19 +42,112 @@ class Explanation:
         }
 
 
-def explain(message: str) -> Explanation | None:
-    """Return what is known of a message, or of the id of a finding; None if nothing is."""
-    named = find(message.strip())
+def to_json(explanations: tuple[Explanation, ...]) -> dict[str, Any]:
+    """Return the first explanation as plain data, with those of further causes in it."""
+    first, *others = (one.to_json() for one in explanations)
+    return {"version": 1, **first, "also": others}
+
+
+def explain(pasted: str) -> tuple[Explanation, ...]:
+    """Return what is known of an id, a message or a log: each cause once, as they come in it."""
+    named = find(_read_id(pasted))
     if named is not None:
-        return Explanation(named, named.title)
+        return (Explanation(named, named.title),)
+    text = Text.read(pasted)
+    places = dict(_keep_longest(_find_all(text)))
+    if not places:
+        elided = tuple(_find_elided(text))
+        return tuple(Explanation(entry, entry.title) for entry in elided if len(elided) == 1)
+    ordered = sorted(places.items(), key=lambda item: item[1].start)
+    return tuple(Explanation(entry, _say(entry, place)) for entry, place in ordered)
+
+
+def suggest(pasted: str) -> tuple[Entry, ...]:
+    """Return what may have been meant by an id or a message that is not known, the nearest first.
+
+    An id that is misspelt, one that has this word in it, or messages with most of these words.
+    """
+    name = _read_id(pasted)
+    if len(name.split()) == 1:
+        near = get_close_matches(name, FINDINGS, n=_OFFERED, cutoff=_CLOSE)
+        having = [
+            one.id for one in FINDINGS.values() if name in (*one.id.split("-"), *_words(one.title))
+        ]
+        return tuple(FINDINGS[one] for one in dict.fromkeys((*near, *having)))[:_OFFERED]
+    words = _words(pasted)
+    if len(words) > _LONGEST_MESSAGE:
+        return ()
+    rated = [(_rate(entry, words), entry) for entry in FINDINGS.values()]
+    rated.sort(key=lambda item: -item[0])
+    return tuple(entry for rate, entry in rated[:_OFFERED] if rate >= _CLOSE)
+
+
+def _read_id(pasted: str) -> str:
+    """Read an id as it is written anywhere: in quotes, or as the end of an address."""
+    return pasted.strip("`'\" \t\r\n").rpartition("#")[2].lower()
+
+
+def _find_all(text: Text) -> Iterator[tuple[Entry, Place]]:
+    """Find every phrase of every entry, within a word that is broken only where nowhere else."""
+    squeezed = squeeze(text.spaced)
     for entry in FINDINGS.values():
-        match = entry.match(message)
-        if match is not None:
-            return Explanation(entry, _say(entry, match))
-    return None
+        phrases = [Phrase.parse(one) for one in entry.messages]
+        places = [place for one in phrases for place in one.find(text.spaced, squeezed)]
+        if not places and text.glued != text.spaced:
+            places = [
+                place for one in phrases for place in one.find(text.glued, squeezed, text.ends)
+            ]
+        yield from ((entry, place) for place in places)
+    for match in _REFERENCE.finditer(text.spaced):
+        named = find(match.group(1))
+        if named is not None:
+            start = match.start() - text.spaced.count(" ", 0, match.start())
+            yield named, Place(start, start + len(match.group()), len(named.id), {})
 
 
-def _say(entry: Entry, match: re.Match[str]) -> str:
+def _keep_longest(found: Iterator[tuple[Entry, Place]]) -> Iterator[tuple[Entry, Place]]:
+    """Keep of places that overlap the one that says most, and of an entry the first, as the last.
+
+    NOTE: dict() keeps the last one that it is given.
+    """
+    kept: list[tuple[Entry, Place]] = []
+    for entry, place in sorted(found, key=lambda item: (-item[1].size, item[1].start)):
+        if not any(place.overlaps(other) and one is not entry for one, other in kept):
+            kept.append((entry, place))
+    yield from sorted(kept, key=lambda item: (-item[1].start, item[1].size))
+
+
+def _find_elided(text: Text) -> Iterator[Entry]:
+    """Find the entries of which a text has enough words of a message, and `...` for the rest."""
+    if ELISION not in text.spaced or len(text.spaced) > _LONGEST_ELIDED:
+        return
+    for entry in FINDINGS.values():
+        if any(Phrase.parse(one).stands_in_elided(text.spaced) for one in entry.messages):
+            yield entry
+
+
+def _rate(entry: Entry, words: list[str]) -> float:
+    """Say which part of a message's words a text has, in their order."""
+    best = 0.0
+    for message in entry.messages:
+        own = _words(message)
+        blocks = SequenceMatcher(None, own, words, autojunk=False).get_matching_blocks()
+        same = sum(block.size for block in blocks)
+        if same >= _FEWEST_WORDS:
+            best = max(best, same / len(own))
+    return best
+
+
+def _words(text: str) -> list[str]:
+    return Text.read(text).spaced.lower().split()
+
+
+def _say(entry: Entry, place: Place) -> str:
     """Sum up what a message says itself, its symbols as their source has them."""
-    found = {name: demangle(text) for name, text in match.groupdict().items()}
-    return entry.said.format(**found) or entry.title
+    if set(place.found.values()) <= {ELISION}:
+        return entry.title
+    found = {name: demangle(text) for name, text in place.found.items()}
+    try:
+        return entry.said.format(**found) or entry.title
+    except KeyError:  # another of its messages, which tells less
+        return entry.title

@@ -15,6 +15,28 @@ CONTAINER_WITHOUT_GPU: Final = Entry(
     "`podman run --device nvidia.com/gpu=all`, or a limit `nvidia.com/gpu` in Kubernetes.",
 )
 
+CONTAINER_TOOLKIT: Final = Entry(
+    "container-toolkit",
+    "docker has nothing that gives GPUs to a container",
+    "`--gpus` asks for NVIDIA's Container Toolkit, which is not installed on the host or not "
+    "known to this docker: one of a snap, or Docker Desktop, has a configuration of its own.",
+    "Install `nvidia-container-toolkit` on the host, then "
+    "`sudo nvidia-ctk runtime configure --runtime=docker` and `sudo systemctl restart docker`.",
+    messages=("could not select device driver",),
+)
+
+CONTAINER_LOST_GPU: Final = Entry(
+    "container-lost-gpu",
+    "The container may no longer open its GPUs",
+    "It had them when it started. With cgroups under systemd a `systemctl daemon-reload` on the "
+    "host takes devices away that docker does not list itself, and a kernel module that was "
+    "loaded again has other ones.",
+    "Start the container again. Name the devices (`--device /dev/nvidia0`, "
+    "`--device /dev/nvidiactl`, `--device /dev/nvidia-uvm`), or use CDI, so that it does not "
+    "happen again.",
+    messages=("Failed to initialize NVML: Unknown Error",),
+)
+
 CAPABILITIES_WITHOUT_COMPUTE: Final = Entry(
     "capabilities-without-compute",
     "The container has the driver without its compute part",
@@ -37,18 +59,28 @@ LIBCUDA_NOT_ON_PATH: Final = Entry(
     "libcuda-not-on-path",
     "libcuda.so.1 lies where the loader does not look",
     "The driver's libraries are on the disk, in a folder that is neither in the loader's cache "
-    "nor in LD_LIBRARY_PATH.",
+    "nor in LD_LIBRARY_PATH. Under WSL it is `/usr/lib/wsl/lib`; a program that asks for "
+    "`libcuda.so`, without the 1, is content with nothing in the cache.",
     "Put the folder into LD_LIBRARY_PATH, or into a file of `/etc/ld.so.conf.d` and run "
     "`sudo ldconfig`.",
+    messages=("libcuda.so: cannot open shared object file", "Failed to dlopen libcuda.so"),
 )
 
 DRIVER_MODULE_MISMATCH: Final = Entry(
     "driver-module-mismatch",
     "libcuda.so.1 and the kernel module are of different releases",
     "The driver was updated, and the old kernel module still runs, or a container was started "
-    "before the update. nvidia-smi says `Driver/library version mismatch`.",
+    "before the update. Or a libcuda.so.1 of another release, such as that of cuda-compat, "
+    "stands in front. nvidia-smi says `Driver/library version mismatch`, CUDA says error 803.",
     "Reboot, or unload and load the nvidia modules when nothing uses the GPU. Start a "
-    "container again, so that it gets the present libraries.",
+    "container again, so that it gets the present libraries, and look for other copies in "
+    "LD_LIBRARY_PATH.",
+    messages=(
+        "Driver/library version mismatch",
+        "system has unsupported display driver / cuda driver combination",
+        "cudaErrorSystemDriverMismatch",
+        "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+    ),
 )
 
 DEVICE_FILES_MISSING: Final = Entry(
@@ -94,6 +126,11 @@ CUDA_COMPAT_REFUSED: Final = Entry(
     "module and library only. Elsewhere cuInit fails with 803 or 804.",
     "Take its folder out of LD_LIBRARY_PATH and `/etc/ld.so.conf.d`, and install a driver that "
     "is new enough.",
+    messages=(
+        "forward compatibility was attempted on non supported HW",
+        "cudaErrorCompatNotSupportedOnDevice",
+        "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
+    ),
 )
 
 WSL_WITHOUT_DRIVER: Final = Entry(

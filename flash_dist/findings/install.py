@@ -19,9 +19,12 @@ TORCH_ABSENT: Final = Entry(
     "torch-absent",
     "torch is not installed",
     "The attention functions are operators of torch and need it. inspect, audit, and doctor's "
-    "judgement of GPUs work without it.",
+    "judgement of GPUs work without it. While pip builds a package it may not see a torch that "
+    "is installed.",
     "Install a torch that has CUDA in the same environment as flash_dist. Where you believe "
-    "that it is there, compare `python -m pip --version` with the Python that runs this.",
+    "that it is there, compare `python -m pip --version` with the Python that runs this. To "
+    "build a package against it: `pip install --no-build-isolation NAME`.",
+    messages=("No module named 'torch'",),
 )
 
 TORCH_BROKEN: Final = Entry(
@@ -50,6 +53,7 @@ TORCH_CPU_BUILD: Final = Entry(
     "in the CPU build.",
     "Uninstall torch and install a CUDA build with the command that "
     "https://pytorch.org/get-started/locally gives for your system.",
+    messages=("Torch not compiled with CUDA enabled",),
 )
 
 TORCH_NEWER_THAN_TESTED: Final = Entry(

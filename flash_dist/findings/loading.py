@@ -29,6 +29,18 @@ WRONG_ARCHITECTURE: Final = Entry(
     "file`.",
     "Install the build for this machine. In an emulated container "
     "(`docker run --platform`) take an image of the machine's own kind.",
+    messages=("wrong ELF class", "cannot open shared object file: Exec format error"),
+)
+
+LIBRARY_DAMAGED: Final = Entry(
+    "library-damaged",
+    "The file is no library of Linux",
+    "It does not begin as one. The download was cut short, the disk is full, it is a pointer of "
+    "Git LFS or an error page that was saved under its name, or it was made for Windows or "
+    "macOS.",
+    "Install the package again: `python -m pip install --force-reinstall --no-deps NAME`. "
+    "`python -m flash_dist inspect FILE` says what a file is.",
+    messages=("invalid ELF header", "{library}: file too short"),
 )
 
 PYTHON_ABI: Final = Entry(
@@ -39,6 +51,10 @@ PYTHON_ABI: Final = Entry(
     "one on, the others exactly one.",
     "Install the package again with the Python that runs: `python -m pip install NAME`. Where "
     "no wheel exists for that version, use the Python that the sentence names.",
+    messages=(
+        "undefined symbol: {python_symbol}",
+        "dynamic module does not define module export function",
+    ),
 )
 
 GLIBC_TOO_OLD: Final = Entry(
@@ -48,6 +64,8 @@ GLIBC_TOO_OLD: Final = Entry(
     "its wheel promises (manylinux_2_34 is glibc 2.34). glibc belongs to the distribution and "
     "cannot be upgraded alone.",
     "Use a newer distribution or container image, or a build that was made for an older one.",
+    messages=("version `GLIBC_{version}' not found",),
+    said="the library needs glibc {version} or newer, and this system's is older",
 )
 
 LIBSTDCXX_TOO_OLD: Final = Entry(
@@ -58,6 +76,7 @@ LIBSTDCXX_TOO_OLD: Final = Entry(
     "Upgrade libstdc++ where the sentence found it: `conda install -c conda-forge "
     "libstdcxx-ng`, or libstdc++6 of the distribution. Take folders with an old copy out of "
     "LD_LIBRARY_PATH.",
+    messages=("version `GLIBCXX_{version}' not found", "version `CXXABI_{version}' not found"),
 )
 
 LIBRARY_TOO_OLD: Final = Entry(
@@ -65,7 +84,11 @@ LIBRARY_TOO_OLD: Final = Entry(
     "A library that is needed is there in an older version",
     "The loader finds the file, and it lacks the symbol version that is asked for.",
     "Install the newer version that the sentence names, and look whether LD_LIBRARY_PATH puts "
-    "an old copy in front.",
+    "an old copy in front: `unset LD_LIBRARY_PATH` shows it.",
+    messages=(
+        "undefined symbol: {symbol}, version {library}",
+        "{library}: version `{version}' not found",
+    ),
 )
 
 LIBRARY_MISSING: Final = Entry(
@@ -76,6 +99,21 @@ LIBRARY_MISSING: Final = Entry(
     "`import torch`.",
     "Install the package that has the file, in the version of its number: libcudart.so.12 is "
     "CUDA 12. If it is a library of CUDA, take the build for the CUDA of your torch.",
+    messages=("{library}: cannot open shared object file",),
+    said="a library that is needed is nowhere: `{library}`",
+)
+
+TORCH_LIBRARY_MISSING: Final = Entry(
+    "torch-library-missing",
+    "The library looks for a part of torch that is not there",
+    "`libc10_cuda.so` and `libtorch_cuda.so` come with a torch that has CUDA, and are found once "
+    "`import torch` was called. Others (`libtorch_cuda_cu.so`) existed in some versions only: "
+    "the package was built for one of those.",
+    "`python -c 'import torch; print(torch.__version__, torch.version.cuda)'` shows what is here: "
+    "None is a torch without CUDA. Install the build of the package for this torch, or compile it "
+    "again.",
+    messages=("{torch_library}: cannot open shared object file",),
+    said="the library looks for `{torch_library}`, a part of torch that is not there",
 )
 
 TORCH_SYMBOL_MISSING: Final = Entry(
@@ -86,6 +124,58 @@ TORCH_SYMBOL_MISSING: Final = Entry(
     "stable ABI serve all newer ones.",
     "Install the build of that package for your torch, or the torch that it was built for, or "
     "compile it against yours: `pip install --no-build-isolation --no-binary NAME NAME`.",
+    messages=(
+        "undefined symbol: {torch_symbol}",
+        "xFormers can't load C++/CUDA extensions",
+    ),
+    said="the library is built for another torch: `{torch_symbol}` is not in the one that is here",
+)
+
+UNDEFINED_SYMBOL: Final = Entry(
+    "undefined-symbol",
+    "A library was compiled for another version of what it uses",
+    "The loader found no library that defines the symbol. Its first letters often say whose it "
+    "is: `nccl`, `cublas`, `cudnn`, `Py`.",
+    "Install the build of that package for the versions that are here, or compile it against "
+    "them: `pip install --no-build-isolation --no-binary NAME NAME`.",
+    messages=("undefined symbol: {symbol}",),
+    said="the library was compiled for another version of what it uses: `{symbol}` is not there",
+)
+
+TORCHVISION_DIFFERS: Final = Entry(
+    "torchvision-differs",
+    "torchvision does not belong to this torch",
+    "Each version of torchvision and torchaudio is compiled for one version of torch, and for "
+    "its CUDA or CPU build. With another one its operators are not registered.",
+    "Install both in one command, from one index: `pip install --upgrade torch torchvision`.",
+    messages=("operator torchvision::nms does not exist", "No such operator torchvision::nms"),
+)
+
+DLL_LOAD_FAILED: Final = Entry(
+    "dll-load-failed",
+    "Windows cannot load a compiled library",
+    "`module could not be found`: a DLL that it needs is absent, such as those of CUDA, torch or "
+    "Visual C++. `procedure could not be found`: one is there in another version, most often "
+    "torch. Libraries of this package are for Linux only; under Windows use WSL 2.",
+    "Import torch first. Install the build of the package for this torch, CUDA and Python, and "
+    "Microsoft's Visual C++ Redistributable.",
+    messages=(
+        "DLL load failed while importing {module}",
+        "{file}.dll or one of its dependencies",
+        "DLL load failed: ",
+    ),
+    said="Windows cannot load the compiled library `{module}`",
+)
+
+GIL_ENABLED: Final = Entry(
+    "gil-enabled",
+    "A free-threaded Python took its lock again",
+    "Python 3.13t and newer run without the global interpreter lock, until a compiled module is "
+    "loaded that does not say it can do without. It is a warning: everything works, one thread "
+    "at a time.",
+    "Nothing, or a newer version of the module. `python -c 'import sysconfig; "
+    'print(sysconfig.get_config_var("Py_GIL_DISABLED"))\'` prints 1 for such a Python.',
+    messages=("The global interpreter lock (GIL) has been enabled to load module",),
 )
 
 LOADING_UNKNOWN: Final = Entry(

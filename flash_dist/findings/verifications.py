@@ -81,8 +81,9 @@ VERIFY_AUDIT: Final = Entry(
     "The code in the wheel is not what it declares",
     "Kernels, targets or libraries differ from `_build.json` in the wheel; each line names the "
     "finding of the audit.",
-    "`python -m flash_dist audit FILE` lists everything, and `explain ID` says what a "
-    "finding means. Download it again, or build it again: in a clone by `nox -s build_wheels`.",
+    "`python -m flash_dist audit FILE` lists everything, and `python -m flash_dist explain ID` "
+    "says what a finding means. Download it again, or build it again: in a clone by "
+    "`nox -s build_wheels`.",
 )
 
 VERIFY_SBOM_MISSING: Final = Entry(

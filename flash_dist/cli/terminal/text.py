@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import sys
 from typing import IO, TYPE_CHECKING
 
@@ -10,6 +12,8 @@ if TYPE_CHECKING:
     from ...errors import FlashDistError
 
 PROGRAM = "python -m flash_dist"
+_FLEET = "-m flash_dist fleet"
+_CALL = re.compile(rf"{PROGRAM}\.|{PROGRAM}|{_FLEET}")
 
 _MEGA = 1_000_000
 _KILO = 1_000
@@ -34,7 +38,15 @@ def printable_error(error: FlashDistError) -> str:
 def spell(text: str) -> str:
     """Name this program as it was called: `flash_dist.pyz` is no module that is installed."""
     called = sys.argv[0] if sys.argv else ""
-    return text.replace(PROGRAM, f"python {called}") if called.endswith(".pyz") else text
+    if not called.endswith(".pyz"):
+        return text
+    called = shlex.quote(called)
+    calls = {
+        f"{PROGRAM}.": f"PYTHONPATH={called} {PROGRAM}.",  # a module inside
+        PROGRAM: f"python {called}",
+        _FLEET: f"{called} fleet",  # behind torchrun
+    }
+    return _CALL.sub(lambda match: calls[match.group()], text)
 
 
 def complain(text: str) -> None:

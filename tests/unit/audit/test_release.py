@@ -269,7 +269,8 @@ def test_what_falls_short_has_an_id_that_is_named_once(
     assert main(argv) == 1
     out = capsys.readouterr().out
     assert out.count("[fail]") == 3
-    commands = "`explain audit-target-missing`, `explain audit-too-large`"
+    ids = ("audit-target-missing", "audit-too-large")
+    commands = ", ".join(f"`python -m flash_dist explain {name}`" for name in ids)
     assert out.endswith(f"\n(more: {commands})\n")
     assert main([*argv, "--json"]) == 1
     document = json.loads(capsys.readouterr().out)

@@ -175,7 +175,7 @@ def test_selftest_without_torch_fails_in_words(
     assert text == (
         "[fail]  selftest    not run: torch is not installed\n"
         "                    fix: `pip install 'torch>=2.10'` "
-        "(more: `explain torch-absent`)\n"
+        "(more: `python -m flash_dist explain torch-absent`)\n"
     )
     assert main(["selftest", "--device", "cpu", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["ids"] == ["torch-absent"]

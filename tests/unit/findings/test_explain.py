@@ -1,8 +1,16 @@
-"""Messages that users paste."""
+"""What `explain` prints, and how it is given what people have."""
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -10,32 +18,24 @@ from flash_dist.cli import main
 from flash_dist.findings import FINDINGS
 from flash_dist.findings.explain import explain
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOT = Path(__file__).parents[3]
 XFORMERS = (
     "FATAL: kernel `fmha_cutlassF_f16_aligned_64x128_rf_sm80` is for sm80-sm100, but was built "
     "for sm75"
 )
-KNOWN = {
-    XFORMERS: "printf-stub",
-    "ERROR : Arch conditional MMA instruction used without targeting appropriate compute "
-    "capability. Aborting.": "arch-conditional-stub",
-    "RuntimeError: CUDA error: no kernel image is available for execution on the "
-    "device": "no-kernel-image",
-    "CUDA error: device kernel image is invalid": "invalid-image",
-    "the provided PTX was compiled with an unsupported toolchain.": "ptx-too-new",
-    "PTX JIT compiler library not found": "jit-compiler-absent",
-    "PTX JIT compilation was disabled": "jit-disabled",
-    "CUDA driver version is insufficient for CUDA runtime version": "driver-too-old",
-    "ImportError: flash_attn_2_cuda.so: undefined symbol: "
-    "_ZN3c105ErrorC2ENS_14SourceLocationENSt7__cxx1112basic_string": "undefined-symbol",
-}
+LOG = (
+    "[1/73] nvcc ...\nptxas: caf\xe9\n"
+    "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory\n"
+    "RuntimeError: CUDA error: no kernel image is available for execution on the device\n"
+    "OSError: libcudnn.so.9: cannot open shared object file: No such file or directory\n"
+)
 
 
-@pytest.mark.parametrize(("message", "cause"), KNOWN.items(), ids=KNOWN.values())
-def test_a_known_message_is_explained(message: str, cause: str) -> None:
-    found = explain(f"... {message}\n at line 3")
-    assert found is not None
-    assert found.entry.id == cause
-    assert found.summary
+def read_from_stdin(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
 
 
 def test_the_stub_of_xformers_is_explained_with_its_own_numbers(
@@ -50,38 +50,115 @@ def test_the_stub_of_xformers_is_explained_with_its_own_numbers(
 
 
 def test_a_symbol_is_named_as_its_source_has_it() -> None:
-    torchs = explain("undefined symbol: _ZN3c105ErrorD1Ev")
-    others = explain("undefined symbol: cudaLaunchKernelExC")
-    assert torchs is not None
-    assert others is not None
-    assert "`c10::Error::~Error()` is not there" in torchs.summary
+    (torchs,) = explain("undefined symbol: _ZN3c105ErrorD1Ev")
+    (others,) = explain("undefined symbol: cudaLaunchKernelExC")
+    assert "`c10::Error::~Error()` is not in the one that is here" in torchs.summary
     assert "`cudaLaunchKernelExC` is not there" in others.summary
 
 
-@pytest.mark.parametrize(("message", "cause"), KNOWN.items(), ids=KNOWN.values())
-def test_a_message_and_its_id_are_explained_by_one_entry(message: str, cause: str) -> None:
-    by_message, by_id, entry = explain(message), explain(cause), FINDINGS[cause]
-    assert by_message is not None
-    assert by_id is not None
-    assert by_message.entry is by_id.entry is entry
-    assert by_id.summary == entry.title
-    assert (by_message.summary == entry.title) == (not entry.said)
+@pytest.mark.parametrize("name", FINDINGS)
+def test_an_id_is_explained_by_its_entry_and_nothing_else(name: str) -> None:
+    for written in (name, f" `{name}`\n", name.upper(), f"findings.html#{name}"):
+        (found,) = explain(written)
+        assert found.entry is FINDINGS[name]
+        assert found.summary == found.entry.title
 
 
-def test_each_pattern_of_an_entry_knows_a_message() -> None:
-    assert set(KNOWN.values()) == {name for name, entry in FINDINGS.items() if entry.pattern}
+def test_the_words_of_a_message_need_no_quotes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", *XFORMERS.split()]) == 0
+    assert "compiled for sm_75" in capsys.readouterr().out
 
 
-def test_no_message_is_known_to_two_entries() -> None:
-    for message, cause in KNOWN.items():
-        assert [name for name, entry in FINDINGS.items() if entry.match(message)] == [cause]
+def test_a_log_on_stdin_tells_each_cause_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_from_stdin(LOG.encode("latin-1"), monkeypatch)
+    assert main(["explain", "-"]) == 0
+    out = capsys.readouterr().out
+    first, second = out.split("\n\n")
+    assert first.startswith("a library that is needed is nowhere: `libcudart.so.12`\n  ")
+    assert second.startswith("CUDA error 209: no kernel image is available\n  ")
+    assert out.count("\nfix: ") == 2
 
 
-def test_json_and_what_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_further_causes_in_the_first(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert main(["explain", "--json", XFORMERS]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert (document["version"], document["id"]) == (1, "printf-stub")
-    assert main(["explain", "out of memory\x1b[31m"]) == 3
+    assert (document["version"], document["id"], document["also"]) == (1, "printf-stub", [])
+    read_from_stdin(LOG.encode("latin-1"), monkeypatch)
+    assert main(["explain", "-", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["id"] == "library-missing"
+    assert [one["id"] for one in document["also"]] == ["no-kernel-image"]
+
+
+def test_what_is_not_known_is_said_with_a_next_step(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "xyzzy\x1b[31m"]) == 3
     out, err = capsys.readouterr()
     assert out == ""
-    assert err == "this message is not known: out of memory\\x1b[31m\n"
+    assert err == (
+        "this message is not known: xyzzy\\x1b[31m\n\n"
+        "hint: `python -m flash_dist doctor` looks for the cause on this machine\n"
+    )
+    assert main(["explain", "no kernel imgae is availible"]) == 3
+    assert capsys.readouterr().err.endswith(
+        "\nhint: did you mean\n  `python -m flash_dist explain no-kernel-image`: "
+        "CUDA error 209: no kernel image is available\n"
+    )
+    assert main(["explain", "--json", "x" * 100_000]) == 3
+    assert len(capsys.readouterr().err) < 500
+
+
+def test_a_file_is_to_be_given_on_stdin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a log.txt"
+    path.write_text(LOG)
+    assert main(["explain", str(path)]) == 3
+    hint = f"`python -m flash_dist explain - < '{path}'` reads the file"
+    assert capsys.readouterr().err.endswith(f"\nhint: {hint}\n")
+    command = re.sub(r"^python ", f"{sys.executable} ", hint[1:].partition("`")[0])
+    done = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, check=False)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("argv", [[""], [" ", "\n"], ["-"]], ids=["empty", "blank", "stdin"])
+def test_nothing_is_wrong_usage(
+    argv: Sequence[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_from_stdin(b" \n", monkeypatch)
+    assert main(["explain", *argv]) == 2
+    assert "TEXT must be a message, an id or a log, got nothing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_on_a_terminal_lines_are_folded_between_words_and_commands_are_whole(columns: int) -> None:
+    printed = run_on_a_terminal(["explain", XFORMERS], columns)
+    lines = [line.rstrip() for line in printed.splitlines()]
+    entry = FINDINGS["printf-stub"]
+    assert " ".join(" ".join(lines).split()).endswith(f"{entry.meaning} fix: {entry.remedy}")
+    command = "python -m flash_dist inspect --level coverage --kernel NAME FILE"
+    assert any(command in line for line in lines)
+    for line in lines:
+        assert len(line) <= max(min(columns, 100), len(f"  `{command}`"))
+    assert sum(line.startswith("fix: ") for line in lines) == 1
+    assert all(line.startswith(("the kernel", "  ", "fix: ")) for line in lines[:1] + lines[4:])
+
+
+def run_on_a_terminal(argv: Sequence[str], columns: int) -> str:
+    """Run the module on a terminal of so many columns; return what it shows, without colours."""
+    leader, follower = pty.openpty()
+    environ = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}
+    command = [sys.executable, "-m", "flash_dist", *argv]
+    with subprocess.Popen(command, cwd=ROOT, env=environ, stdout=follower) as process:
+        os.close(follower)
+        parts = []
+        while True:
+            try:
+                part = os.read(leader, 65536)
+            except OSError:
+                break
+            parts.append(part)
+        assert process.wait() == 0
+    os.close(leader)
+    return re.sub(r"\x1b\[[0-9;]*m", "", b"".join(parts).decode())

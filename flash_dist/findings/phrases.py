@@ -1,0 +1,150 @@
+"""How a message is recognised in what people paste: logs, colours, broken lines, other quotes.
+
+An entry knows its messages by phrases, parts of them in their own words. Case, quotes and spaces do
+not count, and `{symbol}` stands for a word that differs from case to case.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate, islice
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ELISION: Final = "..."
+_MANY: Final = 8  # times that a phrase is looked for in one text: a log repeats its messages
+_WORD: Final = r"[\w.+-]*\w"
+_ELIDED: Final = re.escape(ELISION)
+_FEW: Final = 3  # words of a phrase that are enough beside `...`, where it has no more than twice
+_PLACES: Final = {  # the wider first: of two phrases alike the narrower says more
+    "library": r"[\w.+-]+\.so[.\d]*",
+    "torch_library": r"lib(?:torch|c10)\w*\.so",
+    "python_symbol": r"_?Py[A-Z_]\w*",
+    "torch_symbol": r"_Z\w*?(?:3c10|2at|5torch|6caffe2)\w*",
+}
+_PLACE: Final = re.compile(r"\{(\w+)\}")
+_SEQUENCE: Final = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])"
+)
+_DOTS: Final = re.compile(r"\.{3,}")
+_EDGE: Final = " \t>|"  # of a line: indents, citations, frames
+_LONGEST_WORD: Final = 4000  # characters: no name is longer
+_QUOTES: Final = "`'\"\u00b4\u2018\u2019\u201c\u201d\u201e\u00ab\u00bb"
+_FRAMES: Final = range(0x2500, 0x2580)
+_LEFT_OUT: Final = dict.fromkeys(map(ord, _QUOTES))
+_REPLACED: Final = {**_LEFT_OUT, **dict.fromkeys(_FRAMES, " "), 0x2026: ELISION}
+
+
+@dataclass(frozen=True)
+class Text:
+    """What was pasted, made comparable: with its lines put together, with and without a space."""
+
+    spaced: str
+    glued: str  # a narrow terminal breaks a line within a word
+    ends: frozenset[int]  # of lines, in what is glued: where a word may end, too
+
+    @classmethod
+    def read(cls, pasted: str) -> Text:
+        """Leave out what is there for the eye."""
+        plain = _DOTS.sub(ELISION, _SEQUENCE.sub("", pasted).translate(_REPLACED))
+        lines = [
+            " ".join(word[:_LONGEST_WORD] for word in line.strip(_EDGE).split())
+            for line in plain.splitlines()
+        ]
+        ends = frozenset(accumulate(map(len, lines)))
+        return cls(" ".join(filter(None, lines)), "".join(lines), ends)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a phrase stands in a text, counted without spaces, and what its words are there."""
+
+    start: int
+    end: int
+    size: int  # of the phrase's own words: of two that overlap, the longer says more
+    found: dict[str, str]
+
+    def overlaps(self, other: Place) -> bool:
+        """Whether both are about the same words."""
+        return self.start < other.end and other.start < self.end
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """Part of a message, ready to be looked for."""
+
+    words: tuple[str, ...]  # as expressions
+    literals: tuple[str, ...]  # without which it cannot be there: a fast no
+    size: int  # how much is its own
+
+    @classmethod
+    @cache
+    def parse(cls, text: str) -> Phrase:
+        """Read a phrase as an entry has it."""
+        plain = text.translate(_LEFT_OUT)
+        literals = tuple("".join(one.lower().split()) for one in _PLACE.split(plain)[::2])
+        kinds = [place for place, name in enumerate(_PLACES, 1) if f"{{{name}}}" in plain]
+        return cls(
+            words=tuple(map(_to_expression, plain.split())),
+            literals=tuple(filter(None, literals)),
+            size=sum(map(len, literals)) + sum(kinds),
+        )
+
+    def find(self, text: str, squeezed: str, ends: frozenset[int] = frozenset()) -> Iterator[Place]:
+        """Look for it in a text, given again in small letters without spaces."""
+        if not all(literal in squeezed for literal in self.literals):
+            return
+        for match in islice(_compile(self.words).finditer(text), _MANY):
+            if ends.isdisjoint((match.end(), match.end() + 1)) and _is_in_word(text, match.end()):
+                continue
+            start = match.start() - text.count(" ", 0, match.start())
+            inside = "".join(match.group().split())
+            found = {name: value or "" for name, value in match.groupdict().items()}
+            yield Place(start, start + len(inside), self.size, found)
+
+    def stands_in_elided(self, text: str) -> bool:
+        """Whether a text has enough of its words, and `...` for the rest."""
+        match = _compile_elided(self.words).search(text)
+        kept = len(match.group().replace(ELISION, " ").split()) if match else 0
+        return kept > _FEW or (kept == _FEW and 2 * kept >= len(self.words))
+
+
+def squeeze(text: str) -> str:
+    """Return a text in small letters without spaces."""
+    return "".join(text.lower().split())
+
+
+def _is_in_word(text: str, place: int) -> bool:
+    """Whether a name goes on: torch is not torchvision, nor torch._C."""
+    return re.match(r"\w|\.[a-z_]", text[place : place + 2]) is not None
+
+
+def _to_expression(word: str) -> str:
+    parts = _PLACE.split(word)
+    for place in range(1, len(parts), 2):
+        name = parts[place]
+        elided = rf"|{_ELIDED}" if name not in _PLACES else ""
+        parts[place] = rf"(?P<{name}>{_PLACES.get(name, _WORD)}{elided})"
+    parts[::2] = map(re.escape, parts[::2])
+    return "".join(parts)
+
+
+@cache
+def _compile(words: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(r"\s*".join(words), re.IGNORECASE)
+
+
+@cache
+def _compile_elided(words: tuple[str, ...]) -> re.Pattern[str]:
+    """Return what finds the first words, or none, then `...`, then the last words, or the end."""
+    plain = [re.sub(r"\?P<\w+>", "?:", word) for word in words]
+    first = last = ""
+    for word in reversed(plain):
+        first = rf"(?:{word}\s*{first})?"
+    for word in plain[1:]:
+        last = rf"(?:{last}{word}\s*)" if not last else rf"(?:{last}?{word}\s*)"
+    return re.compile(rf"{first}{_ELIDED}\s*(?:{last}|$)", re.IGNORECASE)
