@@ -19,6 +19,7 @@ from ..findings.loading import (
     TORCH_FAILED,
 )
 from ..findings.result import CheckResult
+from ..loading.linker import LOADER_VARIABLES
 from .install import reinstall_fix
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ FAILED = {  # of what was loaded, and how; else it was the process itself
 }
 # What the errors of kernels/library.py and kernels/operators.py begin with.
 _SAID = " does not load: "
+_SHOW = (
+    "`python -m flash_dist.loading.child --report /dev/stdout` shows what happens; its report goes "
+    "to a folder that TMPDIR names"
+)
 _REPORT = "report this with the output of `doctor --json`"
 
 
@@ -54,8 +59,9 @@ def check_loading(environment: Environment) -> CheckResult:
         return CheckResult("skip", summary, entry=EXTENSION_NEEDS_TORCH)
     if loading.source == "predicted":
         return _describe_prediction(loading)
-    result = _describe_trial(loading)
-    return _compare(result, predicted) if predicted is not None else result
+    result = _describe_trial(environment)
+    tried = loading.status == "ok" or loading.stage
+    return _compare(result, predicted) if tried and predicted is not None else result
 
 
 def _describe_prediction(loading: Loading) -> CheckResult:
@@ -75,10 +81,14 @@ def _describe_prediction(loading: Loading) -> CheckResult:
     )
 
 
-def _describe_trial(loading: Loading) -> CheckResult:
+def _describe_trial(environment: Environment) -> CheckResult:
+    loading = environment.loading
     if loading.status == "ok":
         summary = "the kernel library and the torch extension load"
         return CheckResult("ok", summary)
+    if not loading.stage:
+        summary = f"the process that was to load everything reported nothing: {loading.reason}"
+        return CheckResult("fail", summary, fix=_SHOW, entry=CHILD_CRASHED)
     verb = "crashed the process that loaded it" if loading.status == "crashed" else "does not load"
     first, *rest = loading.reason.strip().splitlines() or ["no reason given"]
     reason = first.partition(_SAID)[2] or first
@@ -86,9 +96,16 @@ def _describe_trial(loading: Loading) -> CheckResult:
         "fail",
         f"{_part(loading)} {verb}: {reason}",
         tuple(line for line in rest if line.strip()),
-        "reinstall torch" if loading.stage == "torch" else reinstall_fix(),
+        loading.fix or _trial_fix(environment),
         FAILED.get((loading.stage, loading.status), CHILD_CRASHED),
     )
+
+
+def _trial_fix(environment: Environment) -> str:
+    """Suspect the variables of the loader first: without them it costs nothing to try again."""
+    named = [name for name in LOADER_VARIABLES if environment.variables.get(name)]
+    reinstall = "reinstall torch" if environment.loading.stage == "torch" else reinstall_fix()
+    return f"`unset {' '.join(named)}` and try again; else {reinstall}" if named else reinstall
 
 
 def _part(loading: Loading) -> str:

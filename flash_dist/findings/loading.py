@@ -248,7 +248,8 @@ CHILD_CRASHED: Final = Entry(
     "child-crashed",
     "The process that tries the loading did not start",
     "doctor starts a second Python to load the libraries, where a crash does no harm. It ended "
-    "before it reported anything: out of memory, a limit on processes, or a Python that does "
-    "not start.",
-    "`python -m flash_dist.loading.child --report /dev/stdout` shows what happens.",
+    "before it reported anything: out of memory, a full folder of temporary files, a limit on "
+    "processes, or a Python that does not start.",
+    "`python -m flash_dist.loading.child --report /dev/stdout` shows what happens. TMPDIR names "
+    "another folder for temporary files.",
 )

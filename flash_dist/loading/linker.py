@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ..binaries.symbols import SharedObject, open_shared
 from ..errors import FatbinError
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from ..binaries.segments import Platform
+
+LOADER_VARIABLES: Final = ("LD_LIBRARY_PATH", "LD_PRELOAD")
 
 MAX_LIBRARIES = 500  # that one library brings with it; torch has about 40
 MAX_FOLDERS = 200  # that one library has them looked for in

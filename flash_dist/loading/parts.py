@@ -5,8 +5,7 @@ What the child does is in `child.py`.
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +15,7 @@ from ..machine.torch_install import TORCH_PROBLEMS
 from ..targets.advice import torch_fix
 from .host import read_host
 from .prediction import predict_loading
-from .process import Outcome, run_child
+from .process import Outcome, python_command, run_child
 
 if TYPE_CHECKING:
     from ..findings.entry import Entry
@@ -97,8 +96,18 @@ def _find_parts(package: Path, host: LoadHost) -> tuple[tuple[str, Path], ...]:
 
 def try_loading() -> Loading:
     """Load the compiled parts in a child process, where a crash does no harm."""
-    command = [sys.executable, "-m", f"{__package__}.child"]
-    return judge_loading(run_child(command, timeout=TIMEOUT))
+    command = python_command("-m", f"{__package__}.child")
+    loading = judge_loading(run_child(command, timeout=TIMEOUT))
+    return loading if loading.status == "ok" else replace(loading, fix=_find_lost_folder())
+
+
+def _find_lost_folder() -> str:
+    """Return the step where the folder that Python was started in is gone; else nothing."""
+    try:
+        Path.cwd()
+    except OSError:  # MKL, for one, does not load then, and blames torch
+        return "`cd /` and run it again: the folder that this was started in is gone"
+    return ""
 
 
 def judge_loading(outcome: Outcome) -> Loading:

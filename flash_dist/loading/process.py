@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import json
 import logging
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,18 +30,20 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 Event = dict[str, Any]
+Ending = Literal["done", "exit", "signal", "timeout", "not-started"]
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _OUTPUT_LINES = 12
 _OUTPUT_BYTES = 64 * 1024
+_REPORT_BYTES = 64 * 1024  # that a temporary folder must have left
 
 
 @dataclass(frozen=True)
 class Outcome:
     """How a child process ended and what it reported until then."""
 
-    ending: Literal["done", "exit", "signal", "timeout"]
-    detail: str = ""  # "status 3", "SIGABRT", "after 600 s"
+    ending: Ending
+    detail: str = ""  # "status 3", "SIGABRT", "after 600 s", "`/tmp`: No space left on device"
     events: tuple[Event, ...] = ()
     output: tuple[str, ...] = ()  # the last lines it printed
     seconds: float = 0.0
@@ -55,37 +59,64 @@ class Outcome:
             "exit": f"it ended with {self.detail}",
             "signal": f"it was killed by {self.detail}",
             "timeout": f"it was still running {self.detail} and was stopped",
+            "not-started": f"it could not be started: {self.detail}",
         }[self.ending]
+
+
+def python_command(*arguments: str) -> list[str]:
+    """Return the command of a Python that looks for modules where this one does.
+
+    Variables are inherited and options are not: who asks for -I, -E, -s or -P does not want the
+    folder it is in, or what PYTHONPATH names, to be imported.
+    """
+    flags = sys.flags
+    options = {
+        "-E": flags.ignore_environment,
+        "-s": flags.no_user_site,
+        "-P": getattr(flags, "safe_path", False),  # Python 3.11 has it
+    }
+    given = ["-I"] if flags.isolated else [option for option, is_set in options.items() if is_set]
+    return [sys.executable, *given, *arguments]
 
 
 def run_child(command: Sequence[str], *, timeout: float) -> Outcome:
     """Run a command with `--report FILE --parent PID` appended; never raises for what it does."""
     started = time.monotonic()
     _log.debug("running %s", shlex.join(command))
-    with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
-        report, output = Path(folder, "report.jsonl"), Path(folder, "output.txt")
-        with output.open("wb") as stream:
-            process = subprocess.Popen(
-                [*command, "--report", str(report), "--parent", str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            ending, detail = _wait(process, timeout)
-        _log.debug("after %.1f s: %s %s", time.monotonic() - started, ending, detail)
-        return Outcome(
-            ending,
-            detail,
-            tuple(read_events(report)),
-            tuple(_tail(output)),
-            time.monotonic() - started,
+    try:
+        with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
+            _require_room(folder)
+            ending, detail, events, output = _run_in(Path(folder), command, timeout)
+    except OSError as error:
+        what = f"`{error.filename}`: " if error.filename else ""
+        return Outcome("not-started", f"{what}{error.strerror or error}")
+    seconds = time.monotonic() - started
+    _log.debug("after %.1f s: %s %s", seconds, ending, detail)
+    return Outcome(ending, detail, events, output, seconds)
+
+
+def _require_room(folder: str) -> None:
+    if shutil.disk_usage(folder).free < _REPORT_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(Path(folder).parent))
+
+
+def _run_in(
+    folder: Path, command: Sequence[str], timeout: float
+) -> tuple[Ending, str, tuple[Event, ...], tuple[str, ...]]:
+    report, output = folder / "report.jsonl", folder / "output.txt"
+    with output.open("wb") as stream:
+        process = subprocess.Popen(
+            [*command, "--report", str(report), "--parent", str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
+        ending, detail = _wait(process, timeout)
+    return ending, detail, tuple(read_events(report)), tuple(_tail(output))
 
 
-def _wait(
-    process: subprocess.Popen[bytes], timeout: float
-) -> tuple[Literal["done", "exit", "signal", "timeout"], str]:
+def _wait(process: subprocess.Popen[bytes], timeout: float) -> tuple[Ending, str]:
     try:
         status = process.wait(timeout)
     except subprocess.TimeoutExpired:

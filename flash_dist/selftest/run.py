@@ -7,7 +7,6 @@ The parent side: start the child, read its report, judge it. What the child does
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,7 +19,7 @@ from ..findings.proofs import (
     SELFTEST_VALUES_DIFFER,
 )
 from ..findings.result import CheckResult
-from ..loading.process import Event, Outcome, run_child
+from ..loading.process import Event, Outcome, python_command, run_child
 from ..targets.compatibility import jit_policy
 from ..targets.verdict import name_size
 from .report import CaseDigests, CaseFinding, RanVariant, SelftestReport
@@ -54,7 +53,7 @@ def run_selftest(
         timeout: Seconds.
         child: Arguments of Python; a test's own child may compute something else.
     """
-    command = [sys.executable, *child]
+    command = python_command(*child)
     outcome = run_child([*command, "--device", device, "--runs", str(runs)], timeout=timeout)
     return judge_outcome(device, runs, outcome)
 
@@ -90,6 +89,8 @@ def _explain_death(outcome: Outcome, case: str) -> CaseFinding:
         # An import failed: the last line of a traceback says all.
         summary = f"it does not start: {outcome.output[-1]}"
         return CaseFinding(SELFTEST_CRASHED, summary, case=case)
+    if outcome.ending == "not-started":
+        return CaseFinding(SELFTEST_CRASHED, f"it does not start: {outcome.detail}", case=case)
     entry = SELFTEST_TIMEOUT if outcome.ending == "timeout" else SELFTEST_CRASHED
     summary = f"the child process did not finish: {outcome.sentence}"
     return CaseFinding(entry, summary, outcome.output, case=case)

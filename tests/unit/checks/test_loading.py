@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import zipfile
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from flash_dist.doctor.proof import compare_selftest
 from flash_dist.findings.install import TORCH_ABSENT
 from flash_dist.findings.loading import GLIBC_TOO_OLD
 from flash_dist.loading.host import read_host
-from flash_dist.loading.parts import Loading, predict_parts
+from flash_dist.loading.parts import Loading, predict_parts, try_loading
 from flash_dist.loading.process import Outcome
 from flash_dist.loading.tags import judge_tags
 from flash_dist.machine.libcuda import Cuda
@@ -71,6 +72,49 @@ def test_what_was_predicted_and_what_was_tried_make_one_result(
         assert any(line.startswith("predicted") for line in result.details)
     if cause == "glibc-too-old":
         assert result.fix == "move on"
+
+
+def test_a_process_that_does_not_start_is_neither_a_damaged_install_nor_a_wrong_prediction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    result = check_loading(machine(try_loading(), GOOD))
+    assert (result.status, result.id) == ("fail", "child-crashed")
+    assert "could not be started" in result.summary
+    assert f"`{tmp_path / 'python'}`: No such file or directory" in result.summary
+    assert "reinstall" not in result.fix
+
+
+@pytest.mark.parametrize("broken", ["absent", "full"])
+def test_no_room_for_a_report_is_said_before_anything_is_blamed(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if broken == "absent":
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    else:
+        usage = shutil.disk_usage(tmp_path)._replace(free=4096)
+        monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
+    result = check_loading(machine(try_loading(), GOOD))
+    reason = "No such file or directory" if broken == "absent" else "No space left on device"
+    assert reason in result.summary
+    assert "TMPDIR" in result.fix
+
+
+@pytest.mark.parametrize("name", ["LD_LIBRARY_PATH", "LD_PRELOAD"])
+def test_the_loaders_variables_are_suspected_before_the_install(name: str) -> None:
+    suspect = replace(machine(BROKEN, GOOD), variables={name: "/opt/old"})
+    assert check_loading(suspect).fix.startswith(f"`unset {name}` and try again; else `pip")
+
+
+def test_a_folder_that_is_gone_is_to_be_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.setattr("flash_dist.loading.parts.run_child", lambda *_, **__: Outcome("exit"))
+    assert try_loading().fix.startswith("`cd /` and run it again")
 
 
 def test_without_torch_the_prediction_is_no_second_failure() -> None:
