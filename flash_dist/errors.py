@@ -39,6 +39,10 @@ class FatbinError(FlashDistError, ValueError):
     """A binary or wheel that cannot be read, or whose claims are not to be trusted."""
 
 
+class AccessError(FatbinError):
+    """A file that may be sound: this user may not read it, or this Python cannot unpack it."""
+
+
 class LimitError(FatbinError):
     """A file asks for more work than it may: nothing more of it is read, whatever nests where."""
 

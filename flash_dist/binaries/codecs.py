@@ -9,7 +9,7 @@ import sys
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Literal
 
-from ..errors import FatbinError
+from ..errors import AccessError, FatbinError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -133,7 +133,7 @@ def _import_zstd() -> ModuleType:
             from backports import zstd  # noqa: PLC0415
     except ImportError as error:
         message = "the data is compressed with zstd, and Python has no module to unpack it"
-        raise FatbinError(message, hint="`pip install backports.zstd`") from error
+        raise AccessError(message, hint="`python -m pip install backports.zstd`") from error
     return zstd
 
 

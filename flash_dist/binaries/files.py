@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -10,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final
 
-from ..errors import FatbinError, hint_to_build
+from ..errors import AccessError, FatbinError, hint_to_build
+from .view import MORE_FILES_HINT
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 ABSENT_HINT = hint_to_build(
     "check the path; `nox -s build_wheels` puts wheels into dist/<arch set>/", "check the path"
 )
+READ_HINT = "`ls -ld` on it shows who may read it"
 DAMAGED_HINT = "build, copy or download it again"
 LIBRARY_HINT = (
     "name a library (.so, .pyd, .dll), an object or archive of objects (.o, .a, .lib), a .cubin, "
@@ -42,9 +45,14 @@ def open_file(path: str | os.PathLike[str]) -> IO[bytes]:
             raise unreadable(name, "it is empty", hint=DAMAGED_HINT)
         return Path(name).open("rb")
     except OSError as error:
-        absent = isinstance(error, FileNotFoundError)
-        hint = ABSENT_HINT if absent else "`ls -ld` on it shows who may read it"
-        raise unreadable(name, error.strerror or str(error), hint=hint) from error
+        hint, kind = READ_HINT, FatbinError
+        if isinstance(error, FileNotFoundError):
+            hint = ABSENT_HINT
+        elif isinstance(error, PermissionError):
+            kind = AccessError
+        elif error.errno in {errno.EMFILE, errno.ENFILE}:
+            hint, kind = MORE_FILES_HINT, AccessError
+        raise unreadable(name, error.strerror or str(error), hint=hint, kind=kind) from error
 
 
 def hash_file(file: IO[bytes], method: str = "sha256") -> bytes:
@@ -60,11 +68,16 @@ def hash_file(file: IO[bytes], method: str = "sha256") -> bytes:
 
 
 def unreadable(
-    name: str, reason: object, *, archive: str = "", hint: str | None = DAMAGED_HINT
+    name: str,
+    reason: object,
+    *,
+    archive: str = "",
+    hint: str | None = DAMAGED_HINT,
+    kind: type[FatbinError] = FatbinError,
 ) -> FatbinError:
     """Return the error for a file, which may be inside an archive."""
     inside = f" in `{archive}`" if archive else ""
-    return FatbinError(f"cannot read `{name}`{inside}: {reason}", hint=hint)
+    return kind(f"cannot read `{name}`{inside}: {reason}", hint=hint)
 
 
 @contextmanager

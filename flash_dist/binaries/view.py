@@ -10,13 +10,15 @@ import os
 import threading
 from typing import IO, TYPE_CHECKING, Any, Final, overload
 
-from ..errors import FatbinError
+from ..errors import AccessError, FatbinError
 
 if TYPE_CHECKING:
     from struct import Struct
 
 _WINDOW: Final = 4096
 _CHUNK: Final = 1 << 20
+
+MORE_FILES_HINT: Final = "`ulimit -n 1024` lets a process open more files"
 
 
 class FileView:
@@ -86,14 +88,19 @@ class _Handle:
     """An open file of its own: it is closed with the last view of it."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file = os.fdopen(os.dup(file.fileno()), "rb", buffering=0)
+        try:
+            self._file = os.fdopen(os.dup(file.fileno()), "rb", buffering=0)
+        except OSError as error:
+            message = f"it cannot be opened once more: {error.strerror}"
+            raise AccessError(message, hint=MORE_FILES_HINT) from error
         self._lock = threading.Lock()
         self.size = os.fstat(self._file.fileno()).st_size
         if hasattr(os, "posix_fadvise"):  # headers are far apart: no read-ahead
             os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
 
     def __del__(self) -> None:
-        self.close()
+        if hasattr(self, "_file"):  # it could be opened
+            self.close()
 
     def close(self) -> None:
         self._file.close()

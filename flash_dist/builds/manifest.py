@@ -198,7 +198,8 @@ def load_manifest(package: Path = PACKAGE) -> Manifest:
         hint = hint_to_build("install a wheel; `nox -s build_wheels` makes them", "install a wheel")
         raise ManifestError(message, hint=hint) from error
     except (OSError, UnicodeDecodeError) as error:
-        message = f"`{path}` cannot be read: {error}"
+        reason = error.strerror if isinstance(error, OSError) else error
+        message = f"`{path}` cannot be read: {reason}"
         raise ManifestError(message) from error
     return Manifest.from_text(text, source=path)
 

@@ -109,8 +109,10 @@ def _section(path: Path | None, name: str) -> dict[str, Any]:
     try:
         data = json.loads(source.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        message = f"cannot read arch sets from `{source}`: {error}"
-        raise ArchError(message) from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        message = f"cannot read arch sets from `{source}`: {reason}"
+        own = "`python -m flash_dist doctor` says what is wrong with the install"
+        raise ArchError(message, hint=own if path is None else None) from error
     section = data.get(name, {}) if isinstance(data, dict) else None
     if not isinstance(section, dict):
         message = f"cannot read arch sets from `{source}`: `{name}` is not an object"

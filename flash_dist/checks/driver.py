@@ -30,10 +30,13 @@ if TYPE_CHECKING:
     from ..targets.verdict import Build
     from .environment import Environment
 
+_SHOWN_TOGETHER = 2  # variables in one line
+_LONGEST_VALUE = 80
+
 
 def check_variables(environment: Environment) -> CheckResult:
     """Variables that make the driver ignore embedded code, or that we cannot read."""
-    shown = tuple(f"{name}={value}" for name, value in environment.variables.items())
+    shown = tuple(f"{name}={_shorten(value)}" for name, value in environment.variables.items())
     malformed = _find_malformed(environment.variables)
     if malformed:
         name, problem, entry = malformed
@@ -65,7 +68,14 @@ def check_variables(environment: Environment) -> CheckResult:
         visible = environment.variables["CUDA_VISIBLE_DEVICES"]
         summary = f"CUDA_VISIBLE_DEVICES={visible} hides the other GPUs, if there are any"
         return CheckResult("ok", summary, shown[1:])
+    if len(shown) > _SHOWN_TOGETHER:
+        return CheckResult("ok", f"{len(shown)} that change what is loaded", shown)
     return CheckResult("ok", ", ".join(shown) or "none that changes what is loaded")
+
+
+def _shorten(value: str) -> str:
+    """Cut what names dozens of folders; `--json` has all of it."""
+    return value if len(value) <= _LONGEST_VALUE else f"{value[:_LONGEST_VALUE]}..."
 
 
 def _find_malformed(variables: Mapping[str, str]) -> tuple[str, str, Entry] | None:

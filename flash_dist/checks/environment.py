@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ..loading.linker import LOADER_VARIABLES
 from ..loading.parts import Loading, predict_parts, try_loading
 from ..machine.host import Host, gather_host
 from ..machine.install_files import InstallFiles, read_install_files
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ..machine.libcuda import Gpu
     from ..targets.devices import Device, Driver
 
-# Variables that change what is loaded or seen; all that doctor reports.
+# Variables that change what is loaded or seen of GPUs: those that a what-if takes, too.
 VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
@@ -42,6 +43,8 @@ VARIABLES = (
     "FLASH_DIST_SMEM_LIMIT",
     "FLASH_DIST_WORKSPACE_MB",
 )
+# Variables that change which files are found; where they are empty they change nothing.
+SEARCH_VARIABLES = (*LOADER_VARIABLES, "PYTHONPATH")
 
 
 @dataclass(frozen=True)
@@ -142,7 +145,8 @@ def _describe_host(cuda: Cuda, installed: Installed) -> Environment:
 
 def read_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Keep the variables that matter."""
-    return {name: environ[name] for name in VARIABLES if name in environ}
+    found = {name: environ[name] for name in VARIABLES if name in environ}
+    return found | {name: environ[name] for name in SEARCH_VARIABLES if environ.get(name)}
 
 
 def read_system() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
@@ -12,6 +13,7 @@ from ..findings.install import (
     INSTALL_DAMAGED,
     INSTALL_LEFTOVERS,
     INSTALL_TWICE,
+    INSTALL_UNREADABLE,
     LIBC_UNSUPPORTED,
     LIBRARY_UNREADABLE,
     MANIFEST_UNREADABLE,
@@ -23,10 +25,9 @@ from ..findings.install import (
 from ..findings.result import CheckResult
 from ..machine.torch_install import TORCH_PROBLEMS
 from ..targets.advice import GET_GLIBC, describe_archs, torch_fix
-from ..targets.wording import few_lines, list_few
+from ..targets.wording import count, few_lines, list_few
 
 if TYPE_CHECKING:
-    from ..machine.install_files import InstallFiles
     from ..machine.torch_install import Torch
     from .environment import Environment
 
@@ -56,7 +57,7 @@ def check_torch(environment: Environment) -> CheckResult:
     """Torch is there, not too old, a CUDA build where there are GPUs, and tested."""
     torch, installed = environment.torch, environment.installed
     if torch.status != "ok":
-        fix = torch_fix(installed.torch_min)
+        fix = torch.advise(installed.torch_min)
         return CheckResult("fail", torch.reason, fix=fix, entry=TORCH_PROBLEMS[torch.status])
     kind = f"CUDA {torch.cuda}" if torch.cuda else "CPU build"
     summary = f"torch {torch.version} ({kind})"
@@ -88,7 +89,8 @@ def check_torch(environment: Environment) -> CheckResult:
 def require_torch(torch: Torch, oldest: str = "") -> CheckResult:
     """Say that a selftest did not run because torch is not there, or broken."""
     summary = f"not run: {torch.reason}"
-    return CheckResult("fail", summary, fix=torch_fix(oldest), entry=TORCH_PROBLEMS[torch.status])
+    fix = torch.advise(oldest)
+    return CheckResult("fail", summary, fix=fix, entry=TORCH_PROBLEMS[torch.status])
 
 
 def _minor(version: str) -> tuple[int, int]:
@@ -103,6 +105,14 @@ def _minor(version: str) -> tuple[int, int]:
 def check_install(environment: Environment) -> CheckResult:
     """The files are those that pip recorded, once."""
     files = environment.files
+    if files.unreadable and not (files.missing or files.changed):
+        return CheckResult(
+            "fail",
+            f"this user may not read {count(len(files.unreadable), 'file')} in {files.folder}: "
+            f"{list_few(files.unreadable, _SHOWN_DIFFERENCES)}",
+            fix=f"as its owner: `chmod -R a+rX '{files.folder}/{PACKAGE.name}'*`",
+            entry=INSTALL_UNREADABLE,
+        )
     if files.missing or files.changed:
         parts = [
             f"{_count_files(names)} {what}"
@@ -122,8 +132,7 @@ def check_install(environment: Environment) -> CheckResult:
     if files.copies:
         copies = list_few(files.copies, _SHOWN_DIFFERENCES)
         summary = f"{PACKAGE.name} lies in {files.folder}, which runs, and in {copies}"
-        fix = f"remove the copy, or `pip uninstall {PACKAGE.name}` there"
-        fix = _LEAVE if files.in_sources else fix
+        fix = _leave(environment) or f"remove the copy, or `pip uninstall {PACKAGE.name}` there"
         return CheckResult("warn", summary, fix=fix, entry=INSTALL_TWICE)
     if files.leftovers:
         leftovers = list_few(files.leftovers, _SHOWN_DIFFERENCES)
@@ -151,7 +160,7 @@ def check_build(environment: Environment) -> CheckResult:
             "fail",
             "there is no built flash_dist here: neither its manifest nor its kernels can be read",
             tuple(problem for problem in problems if problem),
-            build_fix(environment.files),
+            build_fix(environment),
             NOT_BUILT,
         )
     archs = describe_archs(build.archs)
@@ -160,7 +169,8 @@ def check_build(environment: Environment) -> CheckResult:
         problem = installed.library_problem or installed.manifest_problem
         entry = LIBRARY_UNREADABLE if installed.library_problem else MANIFEST_UNREADABLE
         details = (f"judged by what is left: {summary}",)
-        return CheckResult("fail", problem, details, reinstall_fix(), entry)
+        fix = installed.access_fix or reinstall_fix()
+        return CheckResult("fail", problem, details, fix, entry)
     if installed.differences:
         return CheckResult(
             "fail",
@@ -172,10 +182,22 @@ def check_build(environment: Environment) -> CheckResult:
     return CheckResult("ok", summary)
 
 
-def build_fix(files: InstallFiles) -> str:
-    """Return the step that leads to a build: there may be one that the source tree hides."""
+def _leave(environment: Environment) -> str:
+    """Return the step where sources come before a wheel; empty where they do not."""
+    files = environment.files
     if files.in_sources and files.copies:
         return _LEAVE
+    named = map(os.path.normpath, environment.variables.get("PYTHONPATH", "").split(os.pathsep))
+    if files.copies and files.status == "unrecorded" and files.folder in named:
+        return f"take {files.folder} out of PYTHONPATH: Python imports it instead of the wheel"
+    return ""
+
+
+def build_fix(environment: Environment) -> str:
+    """Return the step that leads to a build: there may be one that the source tree hides."""
+    files = environment.files
+    if leave := _leave(environment):
+        return leave
     if files.in_sources:
         get = "install a wheel: `nox -s build_wheels -- <arch set>` builds one into dist/"
         return f"{get}, then leave the source tree: `cd ..`"

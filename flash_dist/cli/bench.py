@@ -26,7 +26,6 @@ from ..errors import UsageError
 from ..findings.result import EXIT_FINDINGS, EXIT_FINE, EXIT_NOTHING_CHECKED
 from ..machine.libcuda import read_cuda
 from ..machine.torch_install import read_torch
-from ..targets.advice import torch_fix
 from .options import add_subcommand
 from .terminal.bench_table import print_report
 from .terminal.results import make_console
@@ -224,7 +223,7 @@ def find_obstacle() -> str:
     """Say why nothing can be measured here, empty if something can."""
     torch, cuda = read_torch(), read_cuda()
     if torch.status != "ok":
-        return f"nothing was measured: {torch.reason}\n\nhint: {torch_fix()}"
+        return f"nothing was measured: {torch.reason}\n\nhint: {torch.advise()}"
     if not cuda.gpus:
         reason = f" ({cuda.reason})" if cuda.reason else ""
         return f"nothing was measured: there is no GPU here{reason}"

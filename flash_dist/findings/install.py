@@ -36,6 +36,16 @@ TORCH_BROKEN: Final = Entry(
     "distribution `~orch`, delete that folder first.",
 )
 
+TORCH_SHADOWED: Final = Entry(
+    "torch-shadowed",
+    "Something else is imported in place of torch",
+    "Python looks into the folder that it is started in and into those of PYTHONPATH before it "
+    "looks for installed packages. A script or a folder there has the name of torch, or of a "
+    "package that torch imports.",
+    "Leave that folder, take it out of PYTHONPATH, or rename the file. "
+    "`python -P -m flash_dist doctor` (Python 3.11) does not look into the folder it is in.",
+)
+
 TORCH_TOO_OLD: Final = Entry(
     "torch-too-old",
     "torch is older than this build needs",
@@ -73,6 +83,15 @@ INSTALL_DAMAGED: Final = Entry(
     "editing by hand.",
     "Install the wheel again: `pip install --force-reinstall --no-deps WHEEL`. If the same "
     "files differ again, look for a package that has files of the same name.",
+)
+
+INSTALL_UNREADABLE: Final = Entry(
+    "install-unreadable",
+    "This user may not read what is installed",
+    "Nothing is damaged: the files belong to another user, often root with a strict umask, and "
+    "what cannot be read cannot be loaded either.",
+    "The owner lets everybody read: `chmod -R a+rX` on the folder that the sentence names, and "
+    "`umask 022` before the next install.",
 )
 
 INSTALL_TWICE: Final = Entry(
@@ -115,10 +134,12 @@ MANIFEST_UNREADABLE: Final = Entry(
 LIBRARY_UNREADABLE: Final = Entry(
     "library-unreadable",
     "The library of kernels cannot be read",
-    "`libflash_dist_kernels.so` is absent, cut short or damaged. The GPUs are judged by what "
-    "the manifest promises, which nothing proves.",
-    "Install the wheel again. If it was stripped or packed (`strip`, `upx`), leave that out: "
-    "it can remove the section with the GPU code.",
+    "`libflash_dist_kernels.so` is absent, cut short or damaged, or sound and not to be read: by "
+    "this user, or by a Python without a module for zstd. The GPUs are judged by what the "
+    "manifest promises, which nothing proves.",
+    "The sentence says which. Install the wheel again, let the user read the file, or "
+    "`python -m pip install backports.zstd`. If it was stripped or packed (`strip`, `upx`), leave "
+    "that out: it can remove the section with the GPU code.",
 )
 
 EMBEDDED_DIFFERS: Final = Entry(

@@ -221,5 +221,4 @@ def _require_one(items: Iterable[Library | Unread]) -> Iterator[Library | Unread
 
 
 def _name_file(error: FatbinError, name: str, archive: str) -> FatbinError:
-    found = unreadable(name, error.message, archive=archive, hint=error.hint)
-    return LimitError(found.message, hint=found.hint) if isinstance(error, LimitError) else found
+    return unreadable(name, error.message, archive=archive, hint=error.hint, kind=type(error))

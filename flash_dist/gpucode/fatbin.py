@@ -15,7 +15,7 @@ from ..binaries.budget import Budget
 from ..binaries.codecs import MAX_IMAGE_BYTES, decompress
 from ..binaries.files import DAMAGED_HINT, open_file, unreadable
 from ..binaries.view import FileView
-from ..errors import FatbinError, LimitError
+from ..errors import FatbinError
 from .containers import scan
 from .cubin import Cubin, KernelInfo, read_cubin_kernels, read_ptx_kernels
 from .image_claims import check_image
@@ -195,5 +195,5 @@ class Fatbin:
 
     def _unreadable(self, name: str, error: FatbinError, where: str = "") -> FatbinError:
         hint = error.hint or DAMAGED_HINT
-        found = unreadable(name, f"{where}{error.message}", archive=self._archive, hint=hint)
-        return LimitError(found.message, hint=hint) if isinstance(error, LimitError) else found
+        reason = f"{where}{error.message}"
+        return unreadable(name, reason, archive=self._archive, hint=hint, kind=type(error))

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..builds.package import BINDING, KERNELS, PACKAGE
 from ..errors import FatbinError
 from ..machine.torch_install import TORCH_PROBLEMS
-from ..targets.advice import torch_fix
 from .host import read_host
 from .prediction import predict_loading
 from .process import Outcome, python_command, run_child
@@ -70,7 +69,8 @@ def predict_parts(torch: Torch, libc: str, oldest: str, package: Path = PACKAGE)
         for stage, path in _find_parts(package, host):
             if stage == "torch" and torch.status != "ok":
                 entry = TORCH_PROBLEMS[torch.status]
-                return Loading("failed", stage, torch.reason, "predicted", entry, torch_fix(oldest))
+                fix = torch.advise(oldest)
+                return Loading("failed", stage, torch.reason, "predicted", entry, fix)
             prediction = predict_loading(path, host, torch_min=oldest)
             if not prediction:
                 first = prediction.causes[0]

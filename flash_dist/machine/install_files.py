@@ -7,17 +7,19 @@ and a size for each file.
 from __future__ import annotations
 
 import base64
+import csv
+import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..binaries.files import hash_file
-from ..builds.package import PACKAGE
+from ..builds.package import KERNELS, PACKAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 _INTERRUPTED = "~"  # in place of a name's first letter: what pip was removing when it was stopped
 _CACHES = {"__pycache__"}
@@ -32,9 +34,10 @@ class InstallFiles:
     count: int = 0  # files that were compared
     missing: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()  # by this user
     leftovers: tuple[str, ...] = ()
     copies: tuple[str, ...] = ()  # other folders that Python would find this package in
-    in_sources: bool = False  # what runs is the source tree that Python was started in
+    in_sources: bool = False  # what runs are the sources in the folder that Python was started in
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as plain data."""
@@ -44,6 +47,7 @@ class InstallFiles:
             "files": self.count,
             "missing": list(self.missing),
             "changed": list(self.changed),
+            "unreadable": list(self.unreadable),
             "leftovers": list(self.leftovers),
             "copies": list(self.copies),
         }
@@ -62,30 +66,47 @@ def read_install_files(
     places = list(dict.fromkeys(sys.path if search_path is None else search_path))
     copies = tuple(sorted(_find_copies(package.name, folder, places)))
     in_sources = bool(places) and _is_source_tree(folder, Path(places[0] or "."))
-    distribution = _find_distribution(package.name, folder)
-    recorded = distribution.files if distribution is not None else None
-    if not recorded:
-        return InstallFiles(folder=str(folder), copies=copies, in_sources=in_sources)
-    known = {str(file): file for file in recorded if not _is_cache(Path(str(file)))}
-    missing = tuple(sorted(name for name in known if not (folder / name).exists()))
-    changed = sorted(
-        name for name, file in known.items() if name not in missing and _differs(folder, file)
+    record, listed = _find_record(package.name, folder)
+    if not listed:
+        found = InstallFiles(folder=str(folder), copies=copies, in_sources=in_sources)
+        if record is None:
+            return found
+        name = (record.relative_to(folder).as_posix(),)
+        readable = os.access(record, os.R_OK)
+        return replace(found, changed=name) if readable else replace(found, unreadable=name)
+    known = {str(file): file for file in listed if not _is_cache(Path(str(file)))}
+    states = {name: _judge(folder, file) for name, file in known.items()}
+    missing, changed, unreadable = (
+        tuple(sorted(name for name, one in states.items() if one == state))
+        for state in ("missing", "changed", "unreadable")
     )
     return InstallFiles(
         "recorded",
         str(folder),
         len(known),
         missing,
-        tuple(changed),
+        changed,
+        unreadable,
         tuple(sorted(_find_leftovers(package, known))),
         copies,
     )
 
 
-def _find_distribution(name: str, folder: Path) -> metadata.Distribution | None:
-    """Find what a wheel brought; a build leaves an egg-info in the sources, which has no RECORD."""
-    found = metadata.distributions(name=name, path=[str(folder)])
-    return next((one for one in found if one.read_text("RECORD") is not None), None)
+def _find_record(
+    name: str, folder: Path
+) -> tuple[Path | None, Sequence[metadata.PackagePath] | None]:
+    """Find what a wheel brought; a build leaves an egg-info in the sources, which has no RECORD.
+
+    Returns:
+        The file, None where there is none, and what it lists, None where that cannot be read.
+    """
+    record = next(iter(sorted(folder.glob(f"{name}-*.dist-info/RECORD"))), None)
+    if record is None:
+        return None, None
+    try:
+        return record, metadata.Distribution.at(record.parent).files
+    except (ValueError, TypeError, csv.Error):  # no text, or lines of another kind
+        return record, None
 
 
 def _find_copies(name: str, own: Path, places: Iterable[str]) -> Iterator[str]:
@@ -96,26 +117,39 @@ def _find_copies(name: str, own: Path, places: Iterable[str]) -> Iterator[str]:
 
 
 def _is_source_tree(folder: Path, first: Path) -> bool:
-    """Whether a folder is a source tree, and the first place where Python looks: it started there.
+    """Whether a folder holds sources, and is the first place where Python looks: it started there.
 
-    `python -m` puts the folder it is started in before all installed packages.
+    `python -m` puts the folder it is started in before all installed packages. A copy of the
+    package alone has no csrc/ beside it, and no build in it.
     """
-    return first.resolve() == folder and (folder / "csrc" / "kernels.toml").is_file()
+    if first.resolve() != folder:
+        return False
+    package = folder / PACKAGE.name
+    unbuilt = package.is_dir() and not (package / KERNELS).exists()
+    return unbuilt or (folder / "csrc" / "kernels.toml").is_file()
 
 
 def _is_cache(path: Path) -> bool:
     return bool(_CACHES & set(path.parts))
 
 
-def _differs(folder: Path, file: metadata.PackagePath) -> bool:
-    """Whether a file has another size or hash than the record says; no hash, no answer."""
+def _judge(
+    folder: Path, file: metadata.PackagePath
+) -> Literal["sound", "missing", "changed", "unreadable"]:
+    """Hold a file against the size and hash of the record; no hash, no answer."""
     path = folder / str(file)
     try:
-        if file.size is not None and path.stat().st_size != file.size:
-            return True
-        return file.hash is not None and _hash(path, file.hash.mode) != file.hash.value
-    except (OSError, ValueError):  # unreadable, or a hash that this Python does not know
-        return True
+        size = path.stat().st_size
+        same = file.size in {None, size} and (
+            file.hash is None or _hash(path, file.hash.mode) == file.hash.value
+        )
+    except (FileNotFoundError, NotADirectoryError):
+        return "missing"
+    except PermissionError:
+        return "unreadable"
+    except (OSError, ValueError):  # a folder, or a hash that this Python does not know
+        return "changed"
+    return "sound" if same else "changed"
 
 
 def _hash(path: Path, mode: str) -> str:

@@ -8,11 +8,12 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ..binaries.files import READ_HINT
 from ..builds.declared import declare_build
 from ..builds.manifest import load_manifest
 from ..builds.package import KERNELS, PACKAGE
 from ..builds.published import published_sets
-from ..errors import ExtensionError, FatbinError, ManifestError
+from ..errors import AccessError, ArchError, ExtensionError, FatbinError, ManifestError
 from ..gpucode.fatbin import open_fatbin
 from ..targets.advice import explain_refusal
 from ..targets.verdict import Build, Situation, Variant, judge_device
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from ..builds.manifest import Manifest
     from ..gpucode.fatbin import Fatbin
-    from ..targets.archs import Arch
+    from ..targets.archs import Arch, ArchSet
     from ..targets.compatibility import Origin
     from ..targets.devices import Device
 
@@ -46,6 +47,7 @@ class Installed:
     differences: tuple[str, ...] = ()  # between manifest and library
     torch_min: str = ""
     torch_tested_max: str = ""
+    access_fix: str = ""  # where what cannot be read may be sound
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as plain data."""
@@ -83,25 +85,28 @@ def unsupported_error(device: Device, *, name: str = "") -> ExtensionError | Non
 def read_installed(package: Path = PACKAGE) -> Installed:
     """Read manifest and library; what is absent or broken is a problem in words."""
     manifest: Manifest | None = None
-    manifest_problem, library_problem = "", ""
+    manifest_problem, library_problem, access_fix = "", "", ""
     embedded: tuple[Variant, ...] = ()
     try:
         manifest = load_manifest(package)
     except ManifestError as error:
         manifest_problem = error.message
+        access_fix = READ_HINT if isinstance(error.__cause__, PermissionError) else ""
     library = package / KERNELS
     toolkit = manifest.toolkit.cuda if manifest else None
     try:
         embedded = read_embedded(library, toolkit)
     except FatbinError as error:
         library_problem = error.message
-    return combine(
+        access_fix = (error.hint if isinstance(error, AccessError) else None) or access_fix
+    found = combine(
         manifest,
         embedded,
         library=str(library) if library.is_file() else "",
         manifest_problem=manifest_problem,
         library_problem=library_problem,
     )
+    return replace(found, access_fix=access_fix)
 
 
 def combine(
@@ -115,7 +120,7 @@ def combine(
     """Join the two views: the library decides what there is, the manifest adds what it knows."""
     if manifest is None:
         toolkit = next((one.origin.toolkit for one in embedded if one.origin.toolkit), None)
-        sets = tuple(one for one in published_sets() if one.machine == platform.machine())
+        sets = tuple(one for one in _read_sets() if one.machine == platform.machine())
         build = Build("flash_dist", embedded, sets, toolkit) if embedded else None
         return Installed(build, library, manifest_problem, library_problem)
     declared = declare_build(manifest)
@@ -130,6 +135,14 @@ def combine(
         manifest.torch_min,
         manifest.torch_tested_max,
     )
+
+
+def _read_sets() -> tuple[ArchSet, ...]:
+    """Return the published sets, which are less to lose than what the library holds."""
+    try:
+        return published_sets()
+    except ArchError:  # `check_install` names the file
+        return ()
 
 
 def read_embedded(library: Path, toolkit: str | None) -> tuple[Variant, ...]:

@@ -9,20 +9,37 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from ..findings.install import TORCH_ABSENT, TORCH_BROKEN
+from ..findings.install import TORCH_ABSENT, TORCH_BROKEN, TORCH_SHADOWED
+from ..targets.advice import torch_fix
+from .shadows import find_shadow
 
 # What a torch that cannot be used is, by its status.
-TORCH_PROBLEMS: Final = {"absent": TORCH_ABSENT, "broken": TORCH_BROKEN}
+TORCH_PROBLEMS: Final = {
+    "absent": TORCH_ABSENT,
+    "broken": TORCH_BROKEN,
+    "shadowed": TORCH_SHADOWED,
+}
+
+_IMPORTED = ("torch", "numpy", "typing_extensions")  # by `import torch`
 
 
 @dataclass(frozen=True)
 class Torch:
     """The installed torch, read from its metadata and `version.py`; it is not imported."""
 
-    status: Literal["ok", "absent", "broken"]
+    status: Literal["ok", "absent", "broken", "shadowed"]
     version: str = ""
     cuda: str = ""  # "13.0"; empty for a CPU build
     reason: str = ""
+    fix: str = ""  # where another torch would not help
+
+    def advise(self, oldest: str = "") -> str:
+        """Return the step to a torch that can be used.
+
+        Args:
+            oldest: Torch that the build needs.
+        """
+        return self.fix or torch_fix(oldest)
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as plain data."""
@@ -47,6 +64,9 @@ def read_torch() -> Torch:
         return Torch("broken", reason=f"torch is installed but cannot be read: {error}")
     if not version:
         return Torch("broken", reason="torch is installed but its metadata has no version")
+    shadow = next(filter(None, map(find_shadow, _IMPORTED)), None)
+    if shadow is not None:
+        return Torch("shadowed", version, parse_torch_cuda(text), shadow.sentence, shadow.fix)
     return Torch("ok", version, parse_torch_cuda(text))
 
 

@@ -18,6 +18,7 @@ from flash_dist.builds.manifest import (
     TargetInfo,
     ToolkitInfo,
 )
+from flash_dist.checks.driver import check_variables
 from flash_dist.checks.environment import (
     imagine_environment,
     read_libc,
@@ -125,6 +126,19 @@ def test_an_absent_torch_is_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_variables_that_matter_are_kept() -> None:
     kept = read_variables({"HOME": "/root", "SECRET": "x", "CUDA_VISIBLE_DEVICES": "1"})
     assert kept == {"CUDA_VISIBLE_DEVICES": "1"}
+
+
+def test_variables_that_change_which_files_are_found_are_listed_where_they_are_set() -> None:
+    folders = ":".join(f"/opt/software/library-{number}/lib" for number in range(9))
+    given = {"LD_LIBRARY_PATH": folders, "LD_PRELOAD": "", "PYTHONPATH": "/src"}
+    kept = read_variables(given)
+    assert kept == {"LD_LIBRARY_PATH": folders, "PYTHONPATH": "/src"}
+    machine = replace(make_environment(ALL, "8.6"), variables=kept)
+    summary = check_variables(machine).summary
+    assert summary == f"LD_LIBRARY_PATH={folders[:80]}..., PYTHONPATH=/src"
+    many = replace(machine, variables={**kept, "CUDA_MODULE_LOADING": "LAZY"})
+    assert check_variables(many).summary == "3 that change what is loaded"
+    assert check_variables(many).details[1] == "PYTHONPATH=/src"
 
 
 def test_the_system_is_named() -> None:

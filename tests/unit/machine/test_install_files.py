@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import json
 import os
@@ -11,12 +12,17 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from flash_dist.checks.install import build_fix, check_install
+from flash_dist.builds.package import KERNELS
+from flash_dist.checks.install import build_fix as fix_of
+from flash_dist.checks.install import check_build, check_install
 from flash_dist.machine.install_files import InstallFiles, read_install_files
+from flash_dist.machine.installed import read_installed
 from tests.unit.made.builds import HOPPER, make_environment
+from tests.unit.made.fatbin_builder import SASS, Kernel, container, cubin, entry, library
 
 ROOT = Path(__file__).parents[3]
 CONTENTS = {"__init__.py": b"", "_C.abi3.so": b"\x7fELF" * 100, "masks/spec.py": b"x = 1\n"}
@@ -48,6 +54,10 @@ def package(tmp_path: Path) -> Path:
 
 def read(package: Path, *others: Path) -> InstallFiles:
     return read_install_files(package, [str(package.parent), *map(str, others)])
+
+
+def build_fix(files: InstallFiles, **variables: str) -> str:
+    return fix_of(replace(make_environment(HOPPER), files=files, variables=variables))
 
 
 def check(files: InstallFiles) -> tuple[str, str, str, str]:
@@ -103,7 +113,7 @@ def test_a_source_tree_has_no_record(tmp_path: Path) -> None:
     package.mkdir()
     (package / "__init__.py").touch()
     files = read(package)
-    assert files == InstallFiles(folder=str(tmp_path))
+    assert files == InstallFiles(folder=str(tmp_path), in_sources=True)
     status, _, summary, _ = check(files)
     assert (status, summary) == ("ok", f"pip has no record of the package in {tmp_path}")
 
@@ -172,8 +182,103 @@ def test_doctor_in_a_clone_says_to_leave_it(tmp_path: Path) -> None:
     assert all(check["fix"].startswith("leave the source tree") for check in checks)
 
 
-def test_a_file_nobody_may_read_counts_as_changed(package: Path) -> None:
+def test_a_copy_of_the_package_alone_is_to_be_left_for_the_wheel_it_hides(
+    package: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "work" / "flash_dist").mkdir(parents=True)
+    (tmp_path / "work" / "flash_dist" / "__init__.py").touch()
+    files = read(tmp_path / "work" / "flash_dist", package.parent)
+    assert files.in_sources
+    assert check(files)[3] == build_fix(files)
+    assert "leave" in build_fix(files)
+    assert "`cd ..`" in build_fix(files)
+    assert "uninstall" not in check(files)[3]
+
+
+def test_sources_that_pythonpath_names_are_to_be_taken_out_of_it(package: Path, tree: Path) -> None:
+    files = read_install_files(tree / "flash_dist", ["/usr/bin", str(tree), str(package.parent)])
+    fix = build_fix(files, PYTHONPATH=f"/opt:{tree}/")
+    assert fix == f"take {tree} out of PYTHONPATH: Python imports it instead of the wheel"
+
+
+def test_a_folder_in_place_of_a_file_counts_as_changed(package: Path) -> None:
     path = package / "_C.abi3.so"
     path.unlink()
-    path.mkdir()  # root may read any file, but no folder
+    path.mkdir()
     assert read(package).changed == ("flash_dist/_C.abi3.so",)
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Let this user read no file of these names, also where it is root."""
+
+    def opens(path: Path, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - as Path.open
+        if path.name in names:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return open(path, *args, **options)  # noqa: PTH123 - what is stood in for
+
+    monkeypatch.setattr(Path, "open", opens)
+
+
+def test_what_this_user_may_not_read_is_no_damage(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse(monkeypatch, "_C.abi3.so")
+    files = read(package)
+    assert (files.changed, files.unreadable) == ((), ("flash_dist/_C.abi3.so",))
+    status, cause, summary, fix = check(files)
+    assert (status, cause) == ("fail", "install-unreadable")
+    assert summary.startswith(f"this user may not read 1 file in {package.parent}: flash_dist/_C")
+    assert fix == f"as its owner: `chmod -R a+rX '{package}'*`"
+
+
+def test_a_library_that_this_user_may_not_read_is_not_to_be_installed_again(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (package / KERNELS).write_bytes(b"\x7fELF" * 100)
+    refuse(monkeypatch, KERNELS)
+    installed = replace(read_installed(package), build=make_environment(HOPPER).installed.build)
+    result = check_build(replace(make_environment(HOPPER), installed=installed))
+    assert result.summary.endswith("Permission denied")
+    assert result.fix == "`ls -ld` on it shows who may read it"
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="Python has a module for zstd")
+def test_a_library_that_this_python_cannot_unpack_is_not_to_be_installed_again(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = entry(SASS, 90, cubin(Kernel("alpha")), codec="zstd")
+    (package / KERNELS).write_bytes(library(container(image)))
+    for name in ("backports", "backports.zstd"):
+        monkeypatch.setitem(sys.modules, name, None)
+    found = read_installed(package)
+    installed = replace(found, build=make_environment(HOPPER).installed.build)
+    result = check_build(replace(make_environment(HOPPER), installed=installed))
+    assert "zstd" in result.summary
+    assert result.fix == "`python -m pip install backports.zstd`"
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        b"flash_dist/x.py,sha256=,many\n",
+        b"\x80\xff\n",
+        b"one,two,3,four\n",
+        b"",
+        b"x" * 200_000,
+    ],
+    ids=["no number", "no text", "too long a row", "empty", "too long a field"],
+)
+def test_a_record_that_cannot_be_read_is_a_finding(package: Path, record: bytes) -> None:
+    info = next(package.parent.glob("*.dist-info"))
+    (info / "RECORD").write_bytes(record)
+    files = read(package)
+    assert files.changed == (f"{info.name}/RECORD",)
+    assert check(files)[:2] == ("fail", "install-damaged")
+
+
+def test_a_record_that_this_user_may_not_read_is_no_damage(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)
+    monkeypatch.setattr("importlib.metadata.PathDistribution.files", None)
+    assert read(package).unreadable[0].endswith("RECORD")

@@ -1,0 +1,75 @@
+"""What Python imports in place of an installed package: a folder or file that it finds first.
+
+`python -m` looks into the folder that it is started in before all others, then into those that
+PYTHONPATH names: a script called `torch.py` is enough.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Shadow:
+    """A package that is installed, and what `import` takes instead."""
+
+    name: str
+    version: str  # of the one that is installed
+    installed: str  # the folder that it lies in
+    file: str  # what is imported
+    place: str  # the folder of that
+
+    @property
+    def sentence(self) -> str:
+        """What is wrong."""
+        return (
+            f"`import {self.name}` takes {self.file}, which comes before {self.name} "
+            f"{self.version} in {self.installed}"
+        )
+
+    @property
+    def fix(self) -> str:
+        """The step that lets Python find the installed one."""
+        return leave_fix(Path(self.place)) or f"rename {self.file}, or take it away"
+
+
+def find_shadow(name: str) -> Shadow | None:
+    """Say what stands before an installed package; None where nothing does. It imports nothing."""
+    try:
+        distribution = metadata.distribution(name)
+        spec = PathFinder.find_spec(name)
+        installed = Path(str(distribution.locate_file("")))
+        present = any((installed / one).exists() for one in (name, f"{name}.py"))
+        if spec is None or not spec.origin or not present:
+            return None  # not here, or an editable install, which lies elsewhere
+        file = Path(spec.origin)
+        place = file.parents[1] if spec.submodule_search_locations is not None else file.parent
+        if place.samefile(installed):
+            return None
+    except (metadata.PackageNotFoundError, ImportError, ValueError, OSError):
+        return None
+    return Shadow(name, distribution.version, str(installed), str(file), str(place))
+
+
+def leave_fix(place: Path) -> str:
+    """Return the step that keeps Python from looking into a folder first; empty where none does."""
+    if all(_is_same(Path(one or "."), place) for one in ("", *sys.path[:1])):
+        return f"leave {place}, where Python looks first: `cd ..` and run it again"
+    named = [one for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
+    others = [one for one in named if not _is_same(Path(one), place)]
+    if len(others) == len(named):
+        return ""
+    command = f"export PYTHONPATH={os.pathsep.join(others)}" if others else "unset PYTHONPATH"
+    return f"`{command}`: it names {place}, where Python looks first"
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
