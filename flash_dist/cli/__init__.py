@@ -8,6 +8,7 @@ usage or unreadable input, 3 nothing could be checked; 130 interrupted, 141 the 
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import sys
 from difflib import get_close_matches
@@ -17,6 +18,7 @@ from .._version import read_version
 from ..binaries.budget import one_command
 from ..errors import FlashDistError, UsageError
 from ..findings.result import EXIT_UNUSABLE
+from .requirements import explain_import
 from .terminal.logs import logging_to_stderr
 from .terminal.signals import Terminated, raising_signals
 from .terminal.text import PROGRAM, complain, discard, printable, printable_error, spell
@@ -39,15 +41,16 @@ SUBCOMMANDS = (
 EXIT_INTERRUPTED = 130
 EXIT_CLOSED_PIPE = 141
 
+_NO_FILES = {errno.EMFILE, errno.ENFILE}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit status."""
     try:
         with raising_signals():
             return _run(argv)
-    except FlashDistError as error:
-        complain(f"error: {printable_error(error)}")
-        return EXIT_UNUSABLE
+    except (FlashDistError, ImportError) as error:
+        return _refuse(error)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except Terminated as ended:
@@ -57,9 +60,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_CLOSED_PIPE
     except OSError as error:  # such as a full disk
         where = f"`{error.filename}`" if error.filename else "the output"
-        complain(f"error: cannot write {printable(where)}: {error.strerror or error}")
+        what = "open another file" if error.errno in _NO_FILES else f"write {printable(where)}"
+        complain(f"error: cannot {what}: {error.strerror or error}")
         discard(sys.stdout)
         return EXIT_UNUSABLE
+
+
+def _refuse(error: FlashDistError | ImportError) -> int:
+    explained = explain_import(error) if isinstance(error, ImportError) else error
+    if explained is None:
+        raise error
+    complain(f"error: {printable_error(explained)}")
+    return EXIT_UNUSABLE
 
 
 def _run(argv: Sequence[str] | None) -> int:

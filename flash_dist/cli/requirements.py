@@ -1,0 +1,67 @@
+"""What a subcommand imports and does not find, in words: an install without its requirements."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from ..builds.linkage import REQUIREMENTS
+from ..builds.package import PACKAGE
+from ..errors import ExtensionError, FlashDistError
+from ..machine.shadows import find_shadow
+from ..targets.wording import list_few
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_SHOWN = 4
+
+
+def explain_import(error: ImportError) -> FlashDistError | None:
+    """Say which packages are not there, or what is in their place; None for any other module."""
+    name = (error.name or "").partition(".")[0]
+    if name == PACKAGE.name:
+        return _explain_own(error)
+    names = _required()
+    if name not in {one.partition(".")[0] for one in names}:
+        return None
+    missing = [one for one in names if not _is_here(one)]
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        message = f"flash_dist needs {list_few(missing, _SHOWN)}, which {verb} not installed here"
+        return ExtensionError(message, hint=f"`python -m pip install {' '.join(missing)}`")
+    shadow = find_shadow(name)
+    if shadow is not None:
+        return ExtensionError(shadow.sentence, hint=shadow.fix)
+    hint = f"`python -m pip install --force-reinstall {name}`"
+    return ExtensionError(f"{name} is installed and cannot be imported: {error}", hint=hint)
+
+
+def _required() -> list[str]:
+    """Return the packages that this Python needs; the one marker is for those before 3.14."""
+    names = (one.partition("; ") for one in REQUIREMENTS)
+    return [name for name, _, marker in names if not marker or sys.version_info < (3, 14)]
+
+
+def _is_here(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except (ImportError, ValueError):  # not even the package that it is in
+        return False
+
+
+def _explain_own(error: ImportError) -> FlashDistError:
+    folders = (path for path in PACKAGE.rglob("*") if path.is_dir() or path.suffix == ".py")
+    denied = next((path for path in (PACKAGE, *folders) if not _may_read(path)), None)
+    if denied is not None:
+        message = f"this user may not read `{denied}`"
+        hint = f"as its owner: `chmod -R a+rX '{PACKAGE}'*`"
+        return ExtensionError(message, hint=hint)
+    message = f"flash_dist in {PACKAGE.parent} is not whole: {error}"
+    return ExtensionError(message, hint="`pip install --force-reinstall --no-deps` the wheel again")
+
+
+def _may_read(path: Path) -> bool:
+    return os.access(path, os.R_OK | os.X_OK if path.is_dir() else os.R_OK)
