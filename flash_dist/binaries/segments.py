@@ -97,8 +97,17 @@ class Segments:
         self.addresses = AddressMap(
             (start, place, size) for kind, start, place, size in self._table if kind == _PT_LOAD
         )
+        self._require_whole()
         self._dynamic = self._read_dynamic()
         self._budget = MAX_OVERLAP * max(min(self.first(_DT_STRSZ) or 0, len(data)), MAX_NAME)
+
+    def _require_whole(self) -> None:
+        """Refuse a file that ends before what is loaded of it: that would crash its process."""
+        ends = (place + size for kind, _, place, size in self._table if kind == _PT_LOAD)
+        end = max(ends, default=0)
+        if end > len(self.data):
+            message = f"it is cut short: {len(self.data)} bytes of {end} or more"
+            raise FatbinError(message)
 
     def first(self, tag: int) -> int | None:
         """Return the first value of a tag of the dynamic section."""

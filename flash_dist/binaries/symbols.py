@@ -64,7 +64,8 @@ def open_shared(path: str | os.PathLike[str]) -> SharedObject:
     """Open a library; its file is closed with the last use of what is returned.
 
     Raises:
-        FatbinError: The file cannot be read, or is no library of 64-bit little-endian code.
+        FatbinError: The file cannot be read, is cut short, or is no library of 64-bit
+            little-endian code.
     """
     with open_file(path) as file:
         return SharedObject(FileView(file))

@@ -60,8 +60,8 @@ def check_loading(environment: Environment) -> CheckResult:
     if loading.source == "predicted":
         return _describe_prediction(loading)
     result = _describe_trial(environment)
-    tried = loading.status == "ok" or loading.stage
-    return _compare(result, predicted) if tried and predicted is not None else result
+    explained = loading.status != "ok" and (loading.fix or not loading.stage)
+    return result if predicted is None or explained else _compare(result, predicted)
 
 
 def _describe_prediction(loading: Loading) -> CheckResult:
@@ -70,7 +70,7 @@ def _describe_prediction(loading: Loading) -> CheckResult:
         return CheckResult("ok", summary)
     if loading.status == "unknown":
         summary = f"whether everything loads cannot be predicted: {loading.reason}"
-        fix = "`python -m flash_dist doctor`, without --no-selftest, tries it"
+        fix = loading.fix or "`python -m flash_dist doctor`, without --no-selftest, tries it"
         return CheckResult("skip", summary, fix=fix, entry=LOADING_UNKNOWN)
     return CheckResult(
         "fail",
@@ -88,7 +88,7 @@ def _describe_trial(environment: Environment) -> CheckResult:
         return CheckResult("ok", summary)
     if not loading.stage:
         summary = f"the process that was to load everything reported nothing: {loading.reason}"
-        return CheckResult("fail", summary, fix=_SHOW, entry=CHILD_CRASHED)
+        return CheckResult("fail", summary, fix=loading.fix or _SHOW, entry=CHILD_CRASHED)
     verb = "crashed the process that loaded it" if loading.status == "crashed" else "does not load"
     first, *rest = loading.reason.strip().splitlines() or ["no reason given"]
     reason = first.partition(_SAID)[2] or first

@@ -42,5 +42,9 @@ def write_report(path: Path, document: dict[str, Any]) -> None:
     """Write the page, and say on stderr that it is there."""
     now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     page = make_page(document, redaction_of_this_machine(), version=read_version(), written=now)
-    path.write_text(page, encoding="utf-8")
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        error.filename = str(path)  # which a full disk does not name
+        raise
     complain(f"report written to {printable(str(path))}")

@@ -91,6 +91,16 @@ LIBRARY_TOO_OLD: Final = Entry(
     ),
 )
 
+LIBRARY_BROKEN: Final = Entry(
+    "library-broken",
+    "A library that is needed is found and cannot be loaded",
+    "The loader takes the first file of that name, and fails if it is empty, cut short or no "
+    "library: it looks no further. LD_LIBRARY_PATH and LD_PRELOAD come before the system's "
+    "folders.",
+    "Take the folder that the sentence names out of LD_LIBRARY_PATH, or install the package that "
+    "the file belongs to again.",
+)
+
 LIBRARY_MISSING: Final = Entry(
     "library-missing",
     "A library that is needed is nowhere",

@@ -10,6 +10,7 @@ from ..findings.driver import DRIVER_ABSENT
 from ..findings.install import LIBC_UNSUPPORTED, TORCH_ABSENT, TORCH_CPU_BUILD
 from ..findings.loading import (
     GLIBC_TOO_OLD,
+    LIBRARY_BROKEN,
     LIBRARY_MISSING,
     LIBRARY_TOO_OLD,
     LIBSTDCXX_TOO_OLD,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..machine.torch_install import Torch
-    from .linker import Missing
+    from .linker import Found, Missing
 
 _SHOWN_RELEASES = 3
 _SHOWN_SYMBOLS = 4
@@ -105,20 +106,30 @@ def old_glibc(file: str, version: str, libc: str) -> Finding:
     return Finding(GLIBC_TOO_OLD, sentence, fix=fix)
 
 
-def old_libstdcxx(file: str, version: str, found: str, newest: str, *, conda: bool) -> Finding:
+def old_libstdcxx(file: str, version: str, found: Found, newest: str, *, conda: bool) -> Finding:
     """The file needs a newer C++ library than the one that would be loaded."""
     sentence = f"{file} needs {version}, {found} has up to {newest}"
-    if conda:
+    if found.fix:
+        fix = found.fix
+    elif conda:
         fix = "`conda install -c conda-forge libstdcxx-ng` installs a newer one"
     else:
         fix = "`apt-get install --only-upgrade libstdc++6`, or a newer distribution"
     return Finding(LIBSTDCXX_TOO_OLD, sentence, fix=fix)
 
 
-def old_library(file: str, version: str, found: str) -> Finding:
+def old_library(file: str, version: str, found: Found) -> Finding:
     """Another library lacks a version that the file needs."""
     sentence = f"{file} needs {version}, which {found} does not have"
-    return Finding(LIBRARY_TOO_OLD, sentence, fix=f"install a newer {found.rsplit('/', 1)[-1]}")
+    fix = found.fix or f"install a newer {found.path.rsplit('/', 1)[-1]}"
+    return Finding(LIBRARY_TOO_OLD, sentence, fix=fix)
+
+
+def broken_library(file: str, name: str, found: Found, reason: str) -> Finding:
+    """What the loader takes for a library that the file needs is none."""
+    sentence = f"{file} needs `{name}`, for which the loader takes {found}: {reason}"
+    fix = found.fix or f"install the package that {found.path} belongs to again"
+    return Finding(LIBRARY_BROKEN, sentence, fix=fix)
 
 
 def torch_absent(file: str, oldest: str = "") -> Finding:

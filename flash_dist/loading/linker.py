@@ -11,15 +11,15 @@ import sys
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..binaries.symbols import SharedObject, open_shared
-from ..errors import FatbinError
+from ..errors import AccessError, FatbinError
 from ..machine.loader_path import (
     CACHE,
     FOLDERS,
     LIB_FOLDERS,
-    fits,
+    ends_search,
     read_cache,
     read_own_platform,
     split_library_path,
@@ -53,6 +53,26 @@ class Missing:
     needed_by: str  # a file name; empty for the root
 
 
+class Found(NamedTuple):
+    """A file that the linker takes, and what made it."""
+
+    path: str
+    variable: str = ""  # that names it, or its folder
+    fix: str = ""  # the step that keeps the linker from it
+
+    def __str__(self) -> str:
+        return f"{self.path} (from {self.variable})" if self.variable else self.path
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A library that the linker finds and cannot load."""
+
+    name: str
+    path: Path
+    reason: str
+
+
 @dataclass(frozen=True)
 class Closure:
     """A library and everything that is loaded with it, in the linker's order."""
@@ -60,6 +80,7 @@ class Closure:
     libraries: Mapping[str, Loaded]  # by the name that needs them; the root by ""
     missing: tuple[Missing, ...] = ()
     unread: tuple[str, ...] = ()  # what is there and was not looked into
+    broken: tuple[Broken, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,7 +94,7 @@ class Linker:
     cache: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
     folders: tuple[Path, ...] = FOLDERS
     preloaded: tuple[Path, ...] = ()  # LD_PRELOAD
-    _opened: dict[Path, SharedObject | None] = field(default_factory=dict, repr=False)
+    _opened: dict[Path, SharedObject | FatbinError] = field(default_factory=dict, repr=False)
 
     def close(self, root: Loaded, siblings: Iterable[str] = ()) -> Closure:
         """Find everything that is loaded with a library, breadth first.
@@ -85,7 +106,7 @@ class Linker:
         beside = frozenset(siblings)
         libraries = {"": root}
         missing: dict[str, Missing] = {}
-        unread: dict[str, None] = {}
+        unread: dict[str, Broken | None] = {}
         waiting = [root]
         for one in waiting:  # grows
             for name in one.shared.needed:
@@ -99,32 +120,53 @@ class Linker:
                 if path is None and name not in beside:
                     missing[name] = Missing(name, one.path.name if one.path and one.loader else "")
                 elif shared is None:
-                    unread[name] = None
+                    unread[name] = self._find_damage(name, path)
                 else:
                     libraries[name] = Loaded(shared, path, one)
                     waiting.append(libraries[name])
-        return Closure(libraries, tuple(missing.values()), tuple(unread))
+        broken = tuple(one for one in unread.values() if one is not None)
+        return Closure(libraries, tuple(missing.values()), tuple(unread), broken)
 
     def open(self, path: Path) -> SharedObject | None:
         """Open a library once; None if it cannot be read."""
         if path not in self._opened:
             try:
                 self._opened[path] = open_shared(path)
-            except FatbinError:
-                self._opened[path] = None
-        return self._opened[path]
+            except FatbinError as error:
+                self._opened[path] = error
+        found = self._opened[path]
+        return None if isinstance(found, FatbinError) else found
+
+    def _find_damage(self, name: str, path: Path | None) -> Broken | None:
+        """Say what is wrong with a file that could not be opened; None where it may be sound."""
+        error = self._opened.get(path) if path is not None else None
+        if path is None or not isinstance(error, FatbinError) or isinstance(error, AccessError):
+            return None
+        return Broken(name, path, error.message.removeprefix(f"cannot read `{path}`: "))
 
     def find(self, name: str, by: Loaded) -> Path | None:
         """Return the file that a needed name stands for; None if there is none."""
         if "/" in name:
-            return Path(name) if fits(Path(name), self.platform) else None
+            return Path(name) if ends_search(Path(name), self.platform) else None
         candidates = chain(
             (path for path in self.preloaded if path.name == name),
             (folder / name for folder in self._search(by)),
             self.cache.get(name, ()),
             (folder / name for folder in self.folders),
         )
-        return next((path for path in candidates if fits(path, self.platform)), None)
+        return next((path for path in candidates if ends_search(path, self.platform)), None)
+
+    def explain(self, path: Path) -> Found:
+        """Say which variable made the linker take a file, and how to do without."""
+        if path in self.preloaded:
+            name, named, what = "LD_PRELOAD", self.preloaded, path
+        elif path.parent in self.library_path:
+            name, named, what = "LD_LIBRARY_PATH", self.library_path, path.parent
+        else:
+            return Found(str(path))
+        others = ":".join(str(one) for one in named if one != what)
+        command = f"export {name}={others}" if others else f"unset {name}"
+        return Found(str(path), name, f"`{command}`: it names {what}")
 
     def _search(self, by: Loaded) -> Iterator[Path]:
         """Yield the folders before the cache, in the linker's order."""

@@ -5,12 +5,15 @@ What the child does is in `child.py`.
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..binaries.view import MORE_FILES_HINT
 from ..builds.package import BINDING, KERNELS, PACKAGE
-from ..errors import FatbinError
+from ..errors import AccessError, FatbinError
 from ..machine.torch_install import TORCH_PROBLEMS
 from .host import read_host
 from .prediction import predict_loading
@@ -66,21 +69,36 @@ def predict_parts(torch: Torch, libc: str, oldest: str, package: Path = PACKAGE)
     doubt = None
     try:
         host = read_host(torch, libc)
-        for stage, path in _find_parts(package, host):
-            if stage == "torch" and torch.status != "ok":
-                entry = TORCH_PROBLEMS[torch.status]
-                fix = torch.advise(oldest)
-                return Loading("failed", stage, torch.reason, "predicted", entry, fix)
-            prediction = predict_loading(path, host, torch_min=oldest)
-            if not prediction:
-                first = prediction.causes[0]
-                reason, rest = first.summary, (first.entry, first.fix, first.details)
-                return Loading("failed", stage, reason, "predicted", *rest)
-            if prediction.unknown and doubt is None:
-                doubt = Loading("unknown", stage, prediction.unknown[0], "predicted")
     except FatbinError as error:
         return Loading("unknown", reason=error.message, source="predicted")
+    for stage, path in _find_parts(package, host):
+        found = _predict_part(stage, path, host, oldest)
+        if found.status == "failed":
+            return found
+        if found.status == "unknown" and doubt is None:
+            doubt = found
     return doubt or Loading("ok", source="predicted")
+
+
+def _predict_part(stage: str, path: Path, host: LoadHost, oldest: str) -> Loading:
+    torch = host.torch
+    if stage == "torch" and torch.status != "ok":
+        entry, fix = TORCH_PROBLEMS[torch.status], torch.advise(oldest)
+        return Loading("failed", stage, torch.reason, "predicted", entry, fix)
+    try:
+        prediction = predict_loading(path, host, torch_min=oldest)
+    except FatbinError as error:
+        denied = isinstance(error.__cause__, PermissionError)
+        sure = denied or (stage != "torch" and not isinstance(error, AccessError))
+        fix = (error.hint or "") if isinstance(error, AccessError) else ""
+        return Loading("failed" if sure else "unknown", stage, error.message, "predicted", fix=fix)
+    if not prediction:
+        first = prediction.causes[0]
+        reason, rest = first.summary, (first.entry, first.fix, first.details)
+        return Loading("failed", stage, reason, "predicted", *rest)
+    if prediction.unknown:
+        return Loading("unknown", stage, prediction.unknown[0], "predicted")
+    return Loading("ok", stage, source="predicted")
 
 
 def _find_parts(package: Path, host: LoadHost) -> tuple[tuple[str, Path], ...]:
@@ -97,12 +115,15 @@ def _find_parts(package: Path, host: LoadHost) -> tuple[tuple[str, Path], ...]:
 def try_loading() -> Loading:
     """Load the compiled parts in a child process, where a crash does no harm."""
     command = python_command("-m", f"{__package__}.child")
-    loading = judge_loading(run_child(command, timeout=TIMEOUT))
-    return loading if loading.status == "ok" else replace(loading, fix=_find_lost_folder())
+    outcome = run_child(command, timeout=TIMEOUT)
+    loading = judge_loading(outcome)
+    return loading if loading.status == "ok" else replace(loading, fix=_find_outer_cause(outcome))
 
 
-def _find_lost_folder() -> str:
-    """Return the step where the folder that Python was started in is gone; else nothing."""
+def _find_outer_cause(outcome: Outcome) -> str:
+    """Return the step where nothing that was installed is to blame; else nothing."""
+    if outcome.ending == "not-started" and os.strerror(errno.EMFILE) in outcome.detail:
+        return MORE_FILES_HINT
     try:
         Path.cwd()
     except OSError:  # MKL, for one, does not load then, and blames torch

@@ -189,6 +189,9 @@ class _Judge:
             return
         drivers = [one for one in absent.values() if causes.is_driver_part(one.name)]
         others = [one for one in absent.values() if one not in drivers]
+        for broken in closure.broken:
+            found = self.host.linker.explain(broken.path)
+            yield causes.broken_library(self.label, broken.name, found, broken.reason)
         if others:
             yield causes.missing_libraries(self.label, others, torch)
         if drivers:
@@ -215,7 +218,7 @@ class _Judge:
                     yield self._describe_old(file, newest, closure.libraries[provider_name])
 
     def _describe_old(self, file: str, version: str, provider: Loaded) -> Finding:
-        found = str(provider.path or "")
+        found = self.host.linker.explain(provider.path or Path())
         if _GLIBC.fullmatch(version):
             return causes.old_glibc(file, version, self.host.libc)
         if provider.path is not None and provider.path.name.startswith(_LIBSTDCXX):

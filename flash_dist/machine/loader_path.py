@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from ..binaries.segments import Platform, read_platform
 from ..errors import FatbinError
@@ -88,20 +88,32 @@ def read_own_platform() -> Platform:
 
 
 def split_library_path(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Return the folders of LD_LIBRARY_PATH."""
+    """Return the folders of LD_LIBRARY_PATH; an empty name is the folder that the process is in."""
     named = environ.get("LD_LIBRARY_PATH", "").replace(";", ":")
-    return tuple(Path(folder) for folder in named.split(":") if folder)
+    return tuple(Path(folder) for folder in named.split(":")) if named else ()
 
 
 def fits(path: Path, platform: Platform) -> bool:
     """Whether the loader would take a file: one for another machine is passed over."""
+    return _read_platform_of(path) == platform
+
+
+def ends_search(path: Path, platform: Platform) -> bool:
+    """Whether the loader looks no further: it takes the file, or fails as it is no ELF file."""
+    return _read_platform_of(path) in {platform, "none"}
+
+
+def _read_platform_of(path: Path) -> Platform | Literal["none"] | None:
+    """Return what a file is compiled for, "none" if it is no program; None if not readable."""
     try:
         if not path.is_file():  # a pipe would block
-            return False
+            return None
         with path.open("rb") as file:
-            return read_platform(file.read(64)) == platform
+            return read_platform(file.read(64))
+    except FatbinError:
+        return "none"
     except (OSError, ValueError):
-        return False
+        return None
 
 
 def read_cache(path: Path) -> dict[str, tuple[Path, ...]]:

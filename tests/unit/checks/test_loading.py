@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import zipfile
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,7 +31,7 @@ from tests.unit.made.builds import ALL, HOPPER, make_environment
 from tests.unit.made.library_builder import Lab, call, define, needs_gcc
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
     from flash_dist.checks.environment import Environment
 
@@ -74,6 +77,60 @@ def test_what_was_predicted_and_what_was_tried_make_one_result(
         assert result.fix == "move on"
 
 
+@needs_gcc
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda _: b"", "it is empty"),
+        (lambda _: b"MZ" * 64, "it is no ELF file"),
+        (lambda data: data[: len(data) // 4], "it is cut short"),
+    ],
+    ids=["empty", "another file", "cut short"],
+)
+def test_a_part_that_cannot_be_loaded_is_no_open_question(
+    tmp_path: Path, change: Callable[[bytes], bytes], reason: str
+) -> None:
+    lab = Lab(tmp_path)
+    library = lab.build(
+        "libflash_dist_kernels.so", define("flash_dist_fwd") + "int big[99999] = {1};"
+    )
+    library.write_bytes(change(library.read_bytes()))
+    predicted = predict_parts(read_torch(), read_libc(), "2.10", tmp_path)
+    assert (predicted.status, predicted.stage) == ("failed", "kernels")
+    assert reason in predicted.reason
+    result = check_loading(machine(predicted))
+    assert (result.status, result.id) == ("fail", "kernels-failed")
+    assert "--force-reinstall" in result.fix
+
+
+@needs_gcc
+@pytest.mark.parametrize(
+    ("number", "status", "fix"),
+    [(errno.EACCES, "fail", "`ls -ld` on it"), (errno.EMFILE, "skip", "`ulimit -n 1024`")],
+    ids=["another user's", "too many open files"],
+)
+def test_a_part_that_may_be_sound_is_not_to_be_installed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, status: str, fix: str
+) -> None:
+    lab = Lab(tmp_path)
+    lab.build("libflash_dist_kernels.so", define("flash_dist_fwd"))
+    lab.build("_C.abi3.so", define("init"))
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    torch, libc = read_torch(), read_libc()
+    host = read_host(torch, libc)
+    monkeypatch.setattr("flash_dist.loading.parts.read_host", lambda *_: host)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", refuse)
+        predicted = predict_parts(torch, libc, "2.10", tmp_path)
+    result = check_loading(machine(predicted))
+    assert (result.status, predicted.stage) == (status, "kernels")
+    assert os.strerror(number) in result.summary
+    assert fix in result.fix
+
+
 def test_a_process_that_does_not_start_is_neither_a_damaged_install_nor_a_wrong_prediction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,6 +140,16 @@ def test_a_process_that_does_not_start_is_neither_a_damaged_install_nor_a_wrong_
     assert "could not be started" in result.summary
     assert f"`{tmp_path / 'python'}`: No such file or directory" in result.summary
     assert "reinstall" not in result.fix
+
+
+def test_too_few_files_that_may_be_open_are_to_be_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: str) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "/opt/x")
+
+    monkeypatch.setattr("shutil.disk_usage", refuse)
+    result = check_loading(machine(try_loading(), GOOD))
+    assert result.summary.endswith("it could not be started: `/opt/x`: Too many open files")
+    assert result.fix == "`ulimit -n 1024` lets a process open more files"
 
 
 @pytest.mark.parametrize("broken", ["absent", "full"])
@@ -114,7 +181,9 @@ def test_a_folder_that_is_gone_is_to_be_left(
     monkeypatch.chdir(gone)
     gone.rmdir()
     monkeypatch.setattr("flash_dist.loading.parts.run_child", lambda *_, **__: Outcome("exit"))
-    assert try_loading().fix.startswith("`cd /` and run it again")
+    result = check_loading(machine(replace(try_loading(), stage="torch"), GOOD))
+    assert result.id == "torch-crashed"
+    assert result.fix.startswith("`cd /` and run it again")
 
 
 def test_without_torch_the_prediction_is_no_second_failure() -> None:
@@ -176,7 +245,9 @@ def test_a_selftest_that_cannot_load_contradicts_the_prediction(
 def test_the_parts_are_predicted_one_after_the_other(tmp_path: Path) -> None:
     lab = Lab(tmp_path)
     torch, libc = read_torch(), read_libc()
-    assert predict_parts(torch, libc, "2.10", tmp_path).status == "unknown"  # there is no file
+    nothing = predict_parts(torch, libc, "2.10", tmp_path)
+    assert (nothing.status, nothing.stage) == ("failed", "kernels")
+    assert nothing.reason.endswith("No such file or directory")
     lab.build("libflash_dist_kernels.so", define("flash_dist_fwd"))
     lab.build("_C.abi3.so", call("torch_call_a_friend"))
     absent = predict_parts(Torch("absent"), libc, "2.10", tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import subprocess
@@ -172,3 +173,23 @@ def test_a_fleet_asks_for_torchrun_under_both_names(
             "`torchrun --nproc-per-node=gpu -m flash_dist fleet`; with --nnodes for several "
             "machines\n"
         )
+
+
+def test_a_report_that_a_full_disk_cuts_is_named(tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.symlink_to("/dev/full")
+    argv = ("doctor", "--gpu", "9.0", "--report", str(page))
+    said = f"error: cannot write `{page}`: No space left on device\n"
+    assert run_in_shell("", *argv) == (2, said)
+
+
+def test_too_many_open_files_are_not_blamed_on_the_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("flash_dist.cli._run", run)
+    monkeypatch.setattr("flash_dist.cli.discard", lambda _: None)
+    assert main([]) == 2
+    assert capsys.readouterr().err == "error: cannot open another file: Too many open files\n"

@@ -8,7 +8,7 @@ import sys
 import sysconfig
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,7 +18,7 @@ from flash_dist.errors import FatbinError
 from flash_dist.loading.host import LoadHost, read_host
 from flash_dist.loading.linker import Linker
 from flash_dist.loading.prediction import predict_loading, predict_member
-from flash_dist.machine.loader_path import read_cache
+from flash_dist.machine.loader_path import read_cache, split_library_path
 from flash_dist.machine.torch_install import Torch, read_torch
 from tests.unit.made.dynamic_builder import make_shared
 from tests.unit.made.library_builder import Lab, call, define, make_cache, needs_gcc
@@ -48,6 +48,11 @@ def host(lab: Lab) -> LoadHost:
     linker = Linker(platform, loaded=(folder,), folders=(lab.folder / "usr" / "lib",))
     suffixes = (".cpython-311-x86_64-linux-gnu.so", ".abi3.so", ".so")
     return LoadHost(linker, CUDA_TORCH, "glibc 2.36", "3.11", suffixes, folder, lab.folder)
+
+
+def with_linker(host: LoadHost, **changes: Any) -> LoadHost:  # noqa: ANN401 - of any field
+    """Return the same machine with a linker that has read nothing and goes by other variables."""
+    return replace(host, linker=replace(host.linker, _opened={}, **changes))
 
 
 def torch_library(lab: Lab, name: str = "libtorch.so") -> Path:
@@ -161,6 +166,72 @@ def test_a_version_that_the_library_here_lacks_is_the_cause(  # noqa: PLR0913, P
     assert found.id == cause
     assert words in found.summary
     assert found.fix
+
+
+@pytest.mark.parametrize(
+    ("others", "command"),
+    [("", "unset LD_LIBRARY_PATH"), (":/opt/a:/b", "export LD_LIBRARY_PATH=/opt/a:/b")],
+    ids=["alone", "among others"],
+)
+@pytest.mark.parametrize("library", ["libstdc++.so.6", "libgomp.so.1"])
+def test_an_old_library_that_a_variable_brings_is_that_variables_matter(
+    lab: Lab, host: LoadHost, library: str, others: str, command: str
+) -> None:
+    newer = lab.build(f"usr/lib/{library}", define("work"), version="GLIBCXX_3.4.32")
+    path = lab.build("m.so", call("work"), needs=(newer,))
+    old = lab.build(f"old/{library}", define("work"), version="GLIBCXX_3.4.9").parent
+    assert predict_loading(path, host)
+    named = split_library_path({"LD_LIBRARY_PATH": f"{old}{others}"})
+    found = only_cause(path, with_linker(host, library_path=named))
+    assert f"{old}/{library} (from LD_LIBRARY_PATH)" in found.summary
+    assert found.fix == f"`{command}`: it names {old}"
+
+
+@pytest.mark.parametrize("kind", ["empty", "text", "cut short"])
+def test_the_linker_stops_at_a_file_that_is_no_library(lab: Lab, host: LoadHost, kind: str) -> None:
+    sound = lab.build("usr/lib/libstdc++.so.6", define("work") + "int big[99999] = {1};")
+    path = lab.build("m.so", call("work"), needs=(sound,))
+    data = sound.read_bytes()
+    first = lab.folder / "first" / "libstdc++.so.6"
+    first.parent.mkdir()
+    first.write_bytes({"empty": b"", "text": b"INPUT(x)\n" * 99, "cut short": data[:9999]}[kind])
+    found = only_cause(path, with_linker(host, library_path=(first.parent,)))
+    assert found.id == "library-broken"
+    assert (
+        f"`libstdc++.so.6`, for which the loader takes {first} (from LD_LIBRARY_PATH): it is"
+        in (found.summary)
+    )
+    assert found.fix == f"`unset LD_LIBRARY_PATH`: it names {first.parent}"
+    preloaded = only_cause(path, with_linker(host, preloaded=(first,)))
+    assert preloaded.fix == f"`unset LD_PRELOAD`: it names {first}"
+
+
+def test_the_linker_passes_over_a_library_that_it_may_not_read_or_that_is_for_another_machine(
+    lab: Lab, host: LoadHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound = lab.build("usr/lib/libwork.so", define("work"))
+    path = lab.build("m.so", call("work"), needs=(sound,))
+    first = lab.folder / "first" / "libwork.so"
+    first.parent.mkdir()
+    data = bytearray(sound.read_bytes())
+    data[18] = 183
+    first.write_bytes(data)
+    named = with_linker(host, library_path=(first.parent,))
+    assert predict_loading(path, named)
+    opens = Path.open
+
+    def refuse(place: Path, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - as Path.open
+        if place == first:
+            raise PermissionError
+        return opens(place, *args, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert predict_loading(path, with_linker(host, library_path=(first.parent,)))
+
+
+def test_an_empty_name_in_the_search_path_is_the_folder_that_the_process_is_in() -> None:
+    assert split_library_path({"LD_LIBRARY_PATH": ":/opt"}) == (Path(), Path("/opt"))
+    assert split_library_path({"LD_LIBRARY_PATH": ""}) == split_library_path({}) == ()
 
 
 def test_a_newer_libstdcxx_comes_from_conda_where_python_does(lab: Lab, host: LoadHost) -> None:
