@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import sysconfig
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,9 @@ VARIABLES = (
 )
 # Variables that change which files are found; where they are empty they change nothing.
 SEARCH_VARIABLES = (*LOADER_VARIABLES, "PYTHONPATH")
+
+
+FREE_THREADED = "free-threaded"  # a Python without the GIL
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,7 @@ def _describe_host(cuda: Cuda, installed: Installed) -> Environment:
         system=read_system(),
         machine=platform.machine(),
         libc=read_libc(),
-        python=platform.python_version(),
+        python=read_python(),
         torch=read_torch(),
         cuda=cuda,
         installed=installed,
@@ -158,6 +162,12 @@ def read_system() -> str:
     except OSError:
         return platform.platform()
     return release.get("PRETTY_NAME") or platform.platform()  # which starts a process
+
+
+def read_python() -> str:
+    """Name the Python: `3.13.1`, or `3.13.1 free-threaded`."""
+    version = platform.python_version()
+    return f"{version} {FREE_THREADED}" if sysconfig.get_config_var("Py_GIL_DISABLED") else version
 
 
 def read_libc() -> str:

@@ -21,7 +21,15 @@ from ..findings.result import EXIT_UNUSABLE
 from .requirements import explain_import
 from .terminal.logs import logging_to_stderr
 from .terminal.signals import Terminated, raising_signals
-from .terminal.text import PROGRAM, complain, discard, printable, printable_error, spell
+from .terminal.text import (
+    PROGRAM,
+    complain,
+    discard,
+    escape_unknown,
+    printable,
+    printable_error,
+    spell,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,6 +86,7 @@ def _run(argv: Sequence[str] | None) -> int:
     if sys.stdout is None:
         message = "stdout is closed"
         raise UsageError(message, hint="`>/dev/null` discards the output")
+    escape_unknown(sys.stdout)
     try:
         given = expand_alias(sys.argv[1:] if argv is None else argv)
         _require_subcommand(given)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ..builds.linkage import REQUIREMENTS
 from ..builds.package import PACKAGE
 from ..errors import ExtensionError, FlashDistError
 from ..machine.shadows import find_shadow
 from ..targets.wording import list_few
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _SHOWN = 4
 
@@ -32,6 +29,11 @@ def explain_import(error: ImportError) -> FlashDistError | None:
         verb = "is" if len(missing) == 1 else "are"
         message = f"flash_dist needs {list_few(missing, _SHOWN)}, which {verb} not installed here"
         return ExtensionError(message, hint=f"`python -m pip install {' '.join(missing)}`")
+    spec = find_spec(name)
+    for folder in (spec.submodule_search_locations if spec else None) or ():
+        denied = _find_denied(Path(folder))
+        if denied is not None:
+            return _deny(denied, Path(folder))
     shadow = find_shadow(name)
     if shadow is not None:
         return ExtensionError(shadow.sentence, hint=shadow.fix)
@@ -53,14 +55,22 @@ def _is_here(name: str) -> bool:
 
 
 def _explain_own(error: ImportError) -> FlashDistError:
-    folders = (path for path in PACKAGE.rglob("*") if path.is_dir() or path.suffix == ".py")
-    denied = next((path for path in (PACKAGE, *folders) if not _may_read(path)), None)
+    denied = _find_denied(PACKAGE)
     if denied is not None:
-        message = f"this user may not read `{denied}`"
-        hint = f"as its owner: `chmod -R a+rX '{PACKAGE}'*`"
-        return ExtensionError(message, hint=hint)
+        return _deny(denied, PACKAGE)
     message = f"flash_dist in {PACKAGE.parent} is not whole: {error}"
     return ExtensionError(message, hint="`pip install --force-reinstall --no-deps` the wheel again")
+
+
+def _deny(denied: Path, package: Path) -> FlashDistError:
+    hint = f"as its owner: `chmod -R a+rX '{package}'*`"
+    return ExtensionError(f"this user may not read `{denied}`", hint=hint)
+
+
+def _find_denied(package: Path) -> Path | None:
+    """Return the first folder or module of a package that this user may not read."""
+    modules = (path for path in package.rglob("*") if path.is_dir() or path.suffix == ".py")
+    return next((path for path in (package, *modules) if not _may_read(path)), None)
 
 
 def _may_read(path: Path) -> bool:

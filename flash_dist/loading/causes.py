@@ -79,6 +79,8 @@ def wrong_architecture(file: str, compiled: str, host: str) -> Finding:
 def other_python(file: str, built: str, running: str) -> Finding:
     """The file name says another Python, so this one does not look at it."""
     fix = f"install a build for Python {running}, or use {built}"
+    if running.endswith("t") and "abi3" in built:
+        fix = f"use Python {running[:-1]}, which has the GIL: no abi3 is for free-threaded Pythons"
     return Finding(PYTHON_ABI, f"{file} is for {built}, this is Python {running}", fix=fix)
 
 

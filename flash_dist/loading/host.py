@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
+import sysconfig
 from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -23,7 +24,7 @@ class LoadHost:
     linker: Linker
     torch: Torch
     libc: str  # "glibc 2.36"
-    python: str  # "3.11"
+    python: str  # "3.11", or "3.13t" without the GIL
     suffixes: tuple[str, ...]  # of extension modules that this Python imports
     torch_folder: Path | None = None  # of torch's libraries
     prefix: Path = Path(sys.prefix)
@@ -50,7 +51,12 @@ def read_host(torch: Torch, libc: str) -> LoadHost:
         read_linker(loaded),
         torch,
         libc,
-        ".".join(platform.python_version_tuple()[:2]),
+        _name_python(),
         tuple(EXTENSION_SUFFIXES),
         folder,
     )
+
+
+def _name_python() -> str:
+    version = ".".join(platform.python_version_tuple()[:2])
+    return f"{version}t" if sysconfig.get_config_var("Py_GIL_DISABLED") else version

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -124,11 +125,23 @@ def _find_outer_cause(outcome: Outcome) -> str:
     """Return the step where nothing that was installed is to blame; else nothing."""
     if outcome.ending == "not-started" and os.strerror(errno.EMFILE) in outcome.detail:
         return MORE_FILES_HINT
+    if not _is_spelled(PACKAGE):
+        encoding = sys.getfilesystemencoding()
+        return f"`export PYTHONUTF8=1`: a path with such a name cannot be told in {encoding}"
     try:
         Path.cwd()
     except OSError:  # MKL, for one, does not load then, and blames torch
         return "`cd /` and run it again: the folder that this was started in is gone"
     return ""
+
+
+def _is_spelled(path: Path) -> bool:
+    """Whether torch can tell C++ of a path, as it does of modules that register operators."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:  # bytes that this encoding does not know
+        return False
+    return True
 
 
 def judge_loading(outcome: Outcome) -> Loading:

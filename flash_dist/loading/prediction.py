@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _LIBSTDCXX = "libstdc++.so.6"
 _GLIBC = re.compile(r"GLIBC_[0-9.]+")
-_TAGGED = re.compile(r"[^.]+(\.(?:cpython|pypy)[^.]*\.so)")
+_TAGGED = re.compile(r"[^.]+(\.(?:cpython|pypy|abi3)[^.]*\.so)")
 _CPYTHON = re.compile(r"\.cpython-([0-9])([0-9]+)(t?).*")
 _PYTHON_SYMBOL = re.compile(r"_?Py[A-Z_]\w*")
 _PYTHON_KNOWN = "PyObject_Call"  # that every interpreter has: its symbols can be read
@@ -163,7 +163,7 @@ class _Judge:
         if not self.root.shared.defines(f"PyInit_{stem}") or self._has_twin(stem):
             return
         tag = _CPYTHON.fullmatch(match[1])
-        built = f"CPython {tag[1]}.{tag[2]}{tag[3]}" if tag else match[1].strip(".")
+        built = f"CPython {tag[1]}.{tag[2]}{tag[3]}" if tag else match[1].removesuffix(".so").strip(".")
         yield causes.other_python(self.label, built, self.host.python)
 
     def _has_twin(self, stem: str) -> bool:

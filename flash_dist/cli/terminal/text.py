@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shlex
@@ -47,6 +48,12 @@ def spell(text: str) -> str:
         _FLEET: f"{called} fleet",  # behind torchrun
     }
     return _CALL.sub(lambda match: calls[match.group()], text)
+
+
+def escape_unknown(stream: IO[str]) -> None:
+    """Let what the encoding of a stream lacks be escaped, as on stderr; names may hold anything."""
+    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        stream.reconfigure(errors="backslashreplace")
 
 
 def complain(text: str) -> None:

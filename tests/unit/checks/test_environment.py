@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import platform
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,10 +23,12 @@ from flash_dist.checks.driver import check_variables
 from flash_dist.checks.environment import (
     imagine_environment,
     read_libc,
+    read_python,
     read_system,
     read_variables,
 )
 from flash_dist.checks.gpus import check_gpu
+from flash_dist.checks.install import check_system
 from flash_dist.loading.child import report_loading
 from flash_dist.loading.parts import judge_loading
 from flash_dist.loading.process import Outcome
@@ -139,6 +142,18 @@ def test_variables_that_change_which_files_are_found_are_listed_where_they_are_s
     many = replace(machine, variables={**kept, "CUDA_MODULE_LOADING": "LAZY"})
     assert check_variables(many).summary == "3 that change what is loaded"
     assert check_variables(many).details[1] == "PYTHONPATH=/src"
+
+
+def test_a_python_without_the_gil_is_named_before_an_import_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert read_python() == platform.python_version()
+    monkeypatch.setattr("sysconfig.get_config_var", lambda name: name == "Py_GIL_DISABLED")
+    assert read_python() == f"{platform.python_version()} free-threaded"
+    result = check_system(replace(make_environment(ALL), python="3.13.1 free-threaded"))
+    assert (result.status, result.id) == ("fail", "python-free-threaded")
+    assert "this one is free-threaded: pip refuses them" in result.summary
+    assert result.fix.startswith("`python3.13 -m venv .venv`")
 
 
 def test_the_system_is_named() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from packaging.tags import parse_tag
 
 from flash_dist.checks.environment import prove_loading, read_libc
 from flash_dist.checks.loading import check_loading
@@ -150,6 +151,15 @@ def test_too_few_files_that_may_be_open_are_to_be_more(monkeypatch: pytest.Monke
     result = check_loading(machine(try_loading(), GOOD))
     assert result.summary.endswith("it could not be started: `/opt/x`: Too many open files")
     assert result.fix == "`ulimit -n 1024` lets a process open more files"
+
+
+def test_a_folder_that_no_encoding_spells_is_not_to_be_installed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("flash_dist.loading.parts.PACKAGE", Path("/opt/\udcc3\udcbc"))
+    monkeypatch.setattr("flash_dist.loading.parts.run_child", lambda *_, **__: Outcome("exit"))
+    result = check_loading(machine(replace(try_loading(), stage="extension"), GOOD))
+    assert result.fix.startswith("`export PYTHONUTF8=1`")
 
 
 @pytest.mark.parametrize("broken", ["absent", "full"])
@@ -314,3 +324,13 @@ def test_the_tags_of_a_wheel_say_where_it_is_for(name: str, cause: str) -> None:
     machine_name = {62: "x86_64", 183: "aarch64"}.get(host.linker.platform.machine, "")
     found = judge_tags(name.format(machine=machine_name), host)
     assert (found.id if found else "") == cause
+
+
+def test_a_wheel_for_all_pythons_is_none_for_a_free_threaded_one() -> None:
+    host = replace(read_host(read_torch(), read_libc()), python="3.13t")
+    found = judge_tags(
+        "m-1-cp310-abi3-manylinux_2_34_x86_64.whl", host, parse_tag("cp313-cp313t-any")
+    )
+    assert found is not None
+    assert found.summary.endswith(".whl is for cp310-abi3, this is Python 3.13t")
+    assert found.fix.startswith("use Python 3.13, which has the GIL")

@@ -193,3 +193,13 @@ def test_too_many_open_files_are_not_blamed_on_the_output(
     monkeypatch.setattr("flash_dist.cli.discard", lambda _: None)
     assert main([]) == 2
     assert capsys.readouterr().err == "error: cannot open another file: Too many open files\n"
+
+
+def test_a_name_that_the_encoding_of_stdout_lacks_is_escaped(tmp_path: Path) -> None:
+    path = tmp_path / "\u00fc\u4e2d.so"
+    path.write_bytes(library(container(entry(SASS, 80, cubin(Kernel("alpha")))), wrappers=1))
+    command = [sys.executable, "-m", "flash_dist", "inspect", str(path)]
+    environ = {**BUFFERED, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"/\xfc\u4e2d.so" in done.stdout

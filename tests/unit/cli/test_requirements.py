@@ -83,12 +83,12 @@ def test_a_module_of_our_own_that_is_gone_is_a_damaged_install(
     assert "--force-reinstall" in said
 
 
-def test_what_this_user_may_not_read_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.access", lambda path, _: Path(path).name != "masks")
-    error = ImportError("cannot import name `x` (unknown location)", name="flash_dist.masks")
-    explained = explain_import(error)
+@pytest.mark.parametrize("name", ["flash_dist/masks", "packaging/tags.py"])
+def test_what_this_user_may_not_read_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda path, _: Path(path).name != Path(name).name)
+    explained = explain_import(ImportError("cannot import", name=name.replace("/", ".")))
     assert explained is not None
-    assert re.fullmatch(r"this user may not read `\S+/flash_dist/masks`", explained.message)
+    assert re.fullmatch(rf"this user may not read `\S+/{name}`", explained.message)
     assert (explained.hint or "").startswith("as its owner: `chmod -R a+rX ")
 
 

@@ -281,6 +281,17 @@ def test_a_module_for_another_python_is_named(lab: Lab, host: LoadHost) -> None:
     assert predict_loading(path, host).status == "ok"
 
 
+def test_a_module_for_all_pythons_is_none_for_a_free_threaded_one(lab: Lab, host: LoadHost) -> None:
+    path = lab.build("m.abi3.so", INIT)
+    assert predict_loading(path, host).status == "ok"
+    suffixes = (".cpython-313t-x86_64-linux-gnu.so", ".so")
+    cause = only_cause(path, replace(host, python="3.13t", suffixes=suffixes))
+    assert (cause.id, cause.summary) == (
+        "python-abi", "m.abi3.so is for abi3, this is Python 3.13t",
+    )  # fmt: skip
+    assert cause.fix.startswith("use Python 3.13, which has the GIL")
+
+
 def test_the_tag_of_a_file_that_is_no_module_does_not_count(lab: Lab, host: LoadHost) -> None:
     path = lab.build("_C.cpython-310-x86_64-linux-gnu.so", define("only_loaded_by_ctypes"))
     assert predict_loading(path, host).status == "ok"
