@@ -163,7 +163,9 @@ class _Judge:
         if not self.root.shared.defines(f"PyInit_{stem}") or self._has_twin(stem):
             return
         tag = _CPYTHON.fullmatch(match[1])
-        built = f"CPython {tag[1]}.{tag[2]}{tag[3]}" if tag else match[1].removesuffix(".so").strip(".")
+        built = (
+            f"CPython {tag[1]}.{tag[2]}{tag[3]}" if tag else match[1].removesuffix(".so").strip(".")
+        )
         yield causes.other_python(self.label, built, self.host.python)
 
     def _has_twin(self, stem: str) -> bool:
