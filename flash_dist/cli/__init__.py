@@ -67,7 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         discard(sys.stdout)
         return EXIT_CLOSED_PIPE
     except OSError as error:  # such as a full disk
-        where = f"`{error.filename}`" if error.filename else "the output"
+        nowhere = error.errno == errno.ENOENT  # TMPDIR and all other folders for such files
+        where = "a temporary file" if nowhere else "the output"
+        where = f"`{error.filename}`" if error.filename else where
         what = "open another file" if error.errno in _NO_FILES else f"write {printable(where)}"
         complain(f"error: cannot {what}: {error.strerror or error}")
         discard(sys.stdout)

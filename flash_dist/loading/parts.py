@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 TIMEOUT = 120.0
 
+_UNMAPPED = "failed to map segment from shared object"  # what the loader says
+_NO_MEMORY = ("std::bad_alloc", "Cannot allocate memory", "MemoryError")
+
 
 @dataclass(frozen=True)
 class Loading:
@@ -118,11 +121,17 @@ def try_loading() -> Loading:
     command = python_command("-m", f"{__package__}.child")
     outcome = run_child(command, timeout=TIMEOUT)
     loading = judge_loading(outcome)
-    return loading if loading.status == "ok" else replace(loading, fix=_find_outer_cause(outcome))
+    if loading.status == "ok":
+        return loading
+    return replace(loading, fix=_find_outer_cause(outcome, loading.reason))
 
 
-def _find_outer_cause(outcome: Outcome) -> str:
+def _find_outer_cause(outcome: Outcome, reason: str) -> str:
     """Return the step where nothing that was installed is to blame; else nothing."""
+    if _UNMAPPED in reason:
+        return f"`findmnt -T {PACKAGE}` must not say noexec, and `ulimit -v` must leave room for it"
+    if outcome.detail == "SIGKILL" or any(word in reason for word in _NO_MEMORY):
+        return "give it more memory or time: `ulimit -a` shows the limits, `free -h` what is left"
     if outcome.ending == "not-started" and os.strerror(errno.EMFILE) in outcome.detail:
         return MORE_FILES_HINT
     if not _is_spelled(PACKAGE):

@@ -20,6 +20,8 @@ TORCH_PROBLEMS: Final = {
     "shadowed": TORCH_SHADOWED,
 }
 
+# A plain `pip install torch` is content with the metadata alone.
+_AGAIN = "`pip install --force-reinstall torch`"
 _IMPORTED = ("torch", "numpy", "typing_extensions")  # by `import torch`
 
 
@@ -61,9 +63,11 @@ def read_torch() -> Torch:
     except importlib.metadata.PackageNotFoundError:
         return Torch("absent", reason="torch is not installed")
     except (OSError, UnicodeDecodeError, KeyError) as error:
-        return Torch("broken", reason=f"torch is installed but cannot be read: {error}")
+        cause = f"`{error.filename}`: {error.strerror}" if isinstance(error, OSError) else error
+        return Torch("broken", reason=f"torch is installed but cannot be read: {cause}", fix=_AGAIN)
     if not version:
-        return Torch("broken", reason="torch is installed but its metadata has no version")
+        reason = "torch is installed but its metadata has no version"
+        return Torch("broken", reason=reason, fix=_AGAIN)
     shadow = next(filter(None, map(find_shadow, _IMPORTED)), None)
     if shadow is not None:
         return Torch("shadowed", version, parse_torch_cuda(text), shadow.sentence, shadow.fix)

@@ -162,6 +162,26 @@ def test_a_folder_that_no_encoding_spells_is_not_to_be_installed_again(
     assert result.fix.startswith("`export PYTHONUTF8=1`")
 
 
+@pytest.mark.parametrize(
+    ("outcome", "fix"),
+    [
+        (Outcome("exit", output=("x.so: failed to map segment from shared object",)), "noexec"),
+        (Outcome("signal", "SIGABRT", output=("  what():  std::bad_alloc",)), "more memory"),
+        (Outcome("signal", "SIGKILL"), "`ulimit -a` shows the limits"),
+    ],
+    ids=["a mount or a limit", "no memory", "killed"],
+)
+def test_limits_of_the_system_are_no_damaged_install(
+    monkeypatch: pytest.MonkeyPatch, outcome: Outcome, fix: str
+) -> None:
+    outcome = replace(outcome, events=({"event": "stage", "stage": "torch"},))
+    monkeypatch.setattr("flash_dist.loading.parts.run_child", lambda *_, **__: outcome)
+    result = check_loading(machine(try_loading(), GOOD))
+    assert (result.status, result.id) == ("fail", "torch-crashed")
+    assert fix in result.fix
+    assert "reinstall" not in result.fix
+
+
 @pytest.mark.parametrize("broken", ["absent", "full"])
 def test_no_room_for_a_report_is_said_before_anything_is_blamed(
     broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -183,16 +183,27 @@ def test_a_report_that_a_full_disk_cuts_is_named(tmp_path: Path) -> None:
     assert run_in_shell("", *argv) == (2, said)
 
 
-def test_too_many_open_files_are_not_blamed_on_the_output(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), "open another file: Too many open files"),
+        (FileNotFoundError(errno.ENOENT, "No usable one"), "write a temporary file: No usable one"),
+    ],
+    ids=["open files", "temporary files"],
+)
+def test_what_is_no_matter_of_the_output_is_not_blamed_on_it(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: OSError,
+    said: str,
 ) -> None:
     def run(_: object) -> int:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        raise error
 
     monkeypatch.setattr("flash_dist.cli._run", run)
     monkeypatch.setattr("flash_dist.cli.discard", lambda _: None)
     assert main([]) == 2
-    assert capsys.readouterr().err == "error: cannot open another file: Too many open files\n"
+    assert capsys.readouterr().err == f"error: cannot {said}\n"
 
 
 def test_a_name_that_the_encoding_of_stdout_lacks_is_escaped(tmp_path: Path) -> None:

@@ -61,6 +61,15 @@ def test_a_shadow_is_a_failure_of_its_own(site: Path) -> None:
     assert str(site) in result.summary
 
 
+def test_a_torch_of_which_metadata_alone_is_left_is_installed_by_force(site: Path) -> None:
+    (site / "torch" / "version.py").unlink()
+    torch = read_torch()
+    gone = site / "torch" / "version.py"
+    said = f"torch is installed but cannot be read: `{gone}`: No such file or directory"
+    assert (torch.status, torch.reason) == ("broken", said)
+    assert torch.advise("2.10") == "`pip install --force-reinstall torch`"
+
+
 @pytest.mark.parametrize(
     ("others", "command"),
     [("", "`unset PYTHONPATH`"), ("/a:/b", "`export PYTHONPATH=/a:/b`")],
