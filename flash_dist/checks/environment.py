@@ -129,9 +129,23 @@ def imagine_environment(
     variables: Mapping[str, str] | None = None,
     *,
     installed: Installed | None = None,
+    around: Environment | None = None,
 ) -> Environment:
-    """Put a build, by default this one, on a machine that is not here, with its own variables."""
-    host = _describe_host(imagine_cuda(devices, driver), installed or read_installed())
+    """Put a build, by default this one, on a machine that is not here, with its own variables.
+
+    Args:
+        devices: Its GPUs.
+        driver: None is taken as new enough.
+        variables: Those of its processes.
+        installed: Another build.
+        around: The machine whose system, torch and build it has in place of this one's.
+    """
+    cuda = imagine_cuda(devices, driver)
+    if around is None:
+        host = _describe_host(cuda, installed or read_installed())
+    else:
+        system = (around.system, around.machine, around.libc, around.python, around.torch)
+        host = Environment(*system, cuda, installed or around.installed)
     return replace(host, variables=dict(variables or {}), what_if=True)
 
 

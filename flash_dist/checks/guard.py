@@ -37,6 +37,6 @@ def _describe_crash(error: Exception) -> CheckResult:
         "fail",
         f"the check itself crashed: {type(error).__name__}: {error}",
         (where,) if where else (),
-        "this is a bug in flash_dist: report it with the output of `doctor --json`",
+        "this is a bug in flash_dist: report it with the file of `doctor --save`",
         CHECK_CRASHED,
     )

@@ -45,7 +45,7 @@ _SHOW = (
     "`python -m flash_dist.loading.child --report /dev/stdout` shows what happens; its report goes "
     "to a folder that TMPDIR names"
 )
-_REPORT = "report this with the output of `doctor --json`"
+_REPORT = "report this with the file of `doctor --save`"
 
 
 def check_loading(environment: Environment) -> CheckResult:

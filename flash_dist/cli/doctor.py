@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from .._version import read_version
 from ..checks.choice import EVERYTHING, CheckChoice
 from ..checks.environment import (
     gather_environment,
@@ -24,6 +25,7 @@ from ..machine.installed import Installed
 from ..selftest.run import DEFAULT_RUNS, DEFAULT_TIMEOUT
 from .doctor_options import add_options, require_fitting
 from .options import add_subcommand
+from .record import PIPE, load_record, save_record
 from .report_page import write_report
 from .terminal.progress import downloading, working
 from .terminal.results import is_shown, make_console, print_result
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..checks.environment import Environment
+    from ..doctor.record import Record
     from ..findings.result import CheckResult
     from ..machine.libcuda import Gpu
     from .options import Subparsers
@@ -44,6 +47,8 @@ examples:
   python -m flash_dist doctor --only driver,gpu --devices 0,2
   python -m flash_dist doctor --package xformers --gpu 7.5,8.6
   python -m flash_dist doctor --report report.html
+  python -m flash_dist doctor --save record.json
+  python -m flash_dist doctor --load record.json
 
 exit status: 0 no failure, 1 at least one failure, 2 wrong usage, 3 no GPU to check
 """
@@ -71,38 +76,62 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.set_defaults(run=run)
 
 
-def imagine(args: argparse.Namespace, installed: Installed | None = None) -> Environment:
-    """Make up the machine that the command line names."""
-    return imagine_environment(args.gpu, args.driver, dict(args.env), installed=installed)
+def imagine(
+    args: argparse.Namespace, record: Record | None, installed: Installed | None = None
+) -> Environment:
+    """Make up the machine that the command line names; around its GPUs it is that of a record."""
+    around = record.environment if record else None
+    return imagine_environment(
+        args.gpu, args.driver, dict(args.env), installed=installed, around=around
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Examine, print each result as it comes, and return the exit code."""
     require_fitting(args)
+    record = load_record(args.load) if args.load else None
+    if record and not args.json and not args.quiet:
+        make_console().print(f"{record}, judged by {read_version()}", soft_wrap=True)
     if args.package or args.wheel:
-        return run_libraries(args)
+        return run_libraries(args, record)
+    if record and not args.gpu:
+        return run_record(args, record)
     choice = choose_checks(args)
-    environment = imagine(args) if args.gpu else gather_environment(choice)
+    environment = imagine(args, record) if args.gpu else gather_environment(choice)
     limit_gpus(environment, choice.devices)  # a GPU that is not there is refused first
     if "selftest" in choice and "extension" in choice and not will_run(environment):
         environment = prove_loading(environment)
     runs = args.runs or DEFAULT_RUNS
     selftest = ShownProof(environment, runs=runs, timeout=DEFAULT_TIMEOUT)
     results = examine(environment, selftest=selftest, choice=choice)
-    return _report(args, environment, results, choice)
+    return _report(args, environment, results, choice=choice, record=record)
 
 
-def choose_checks(args: argparse.Namespace) -> CheckChoice:
+def run_record(args: argparse.Namespace, record: Record) -> int:
+    """Judge the machine of a record, print each result, and return the exit code."""
+    environment = record.environment
+    choice = record.narrow(choose_checks(args, what_if=environment.what_if))
+    limit_gpus(environment, choice.devices)
+    results = examine(environment, selftest=record, choice=choice)
+    return _report(args, environment, results, choice=choice, record=record)
+
+
+def choose_checks(args: argparse.Namespace, *, what_if: bool = False) -> CheckChoice:
     """Return which checks are wanted."""
     skip = args.skip | ({"selftest"} if args.no_selftest and not args.gpu else set())
     choice = CheckChoice(args.only, skip, args.devices)
-    choice.require_known(check_names(what_if=bool(args.gpu)))
+    choice.require_known(check_names(what_if=what_if or bool(args.gpu)))
     return choice
 
 
-def run_libraries(args: argparse.Namespace) -> int:
+def run_libraries(args: argparse.Namespace, record: Record | None = None) -> int:
     """Judge the libraries of others, print each result as it comes, and return the exit code."""
-    environment = imagine(args, Installed()) if args.gpu else gather_gpus()
+    if args.gpu:
+        environment = imagine(args, record, Installed())
+    elif record:  # whether it loads can be told here of this machine alone
+        environment = replace(record.environment, installed=Installed(), what_if=True)
+    else:
+        environment = gather_gpus()
     environment = limit_gpus(environment, args.devices)
     with ExitStack() as stack:
         progress = stack.enter_context(downloading())
@@ -116,35 +145,43 @@ def run_libraries(args: argparse.Namespace) -> int:
         ]
         listings = (artefact.listing for artefact in artefacts if artefact.listing)
         results = examine_libraries(environment, chain(*opened))
-        return _report(args, environment, chain(listings, results))
+        return _report(args, environment, chain(listings, results), record=record)
 
 
 def _report(
     args: argparse.Namespace,
     environment: Environment,
     results: Iterator[CheckResult],
+    *,
     choice: CheckChoice = EVERYTHING,
+    record: Record | None = None,
 ) -> int:
-    examination = Examination(environment, tuple(_show(results, args)), choice)
+    silent = args.json or args.save == PIPE
+    shown = tuple(_show(results, args, silent=silent))
+    examination = Examination(environment, shown, choice, record.origin if record else None)
     code = examination.exit_code(strict=args.strict)
     document = examination.to_json(strict=args.strict) if args.json or args.report else {}
+    if args.save:
+        save_record(args.save, environment, examination.results, choice)
     if args.report:
         write_report(args.report, document)
     if args.json:
         print(json.dumps(document, indent=2))
-    else:
+    elif not silent:
         make_console().print(f"{'' if args.quiet else chr(10)}{describe_end(examination, code)}")
     return code
 
 
-def _show(results: Iterator[CheckResult], args: argparse.Namespace) -> Iterator[CheckResult]:
+def _show(
+    results: Iterator[CheckResult], args: argparse.Namespace, *, silent: bool
+) -> Iterator[CheckResult]:
     console = make_console()
     first: CheckResult | None = None
     for result in results:
         shown = result
         if first is not None and not args.verbose:
             shown = fold(result, first)
-        if not args.json and is_shown(result, quiet=args.quiet):
+        if not silent and is_shown(result, quiet=args.quiet):
             print_result(console, shown, verbose=args.verbose)
         if result.gpu is not None and shown is result:
             first = result

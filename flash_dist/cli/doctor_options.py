@@ -11,6 +11,7 @@ from ..errors import UsageError
 from ..indexes.credentials import without_credentials
 from ..selftest.run import DEFAULT_RUNS
 from .options import add_imagined, add_json, add_runs, add_strict, parse_indices
+from .record import PIPE, add_record_options
 from .report_page import add_report_option
 
 if TYPE_CHECKING:
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
 
 # What says nothing beside an option, as no such check or no kernel is run then.
 _SILENT: Final = {
-    "package": ("only", "skip", "runs"),
-    "wheel": ("only", "skip", "runs"),
+    "package": ("only", "skip", "runs", "save", "load"),
+    "wheel": ("only", "skip", "runs", "save"),
     "gpu": ("runs",),
+    "load": ("runs", "save"),
 }
 _ALONE: Final = {  # what makes no sense without --gpu, and how it does
     "driver": "`doctor --gpu 8.6 --driver 580` judges a GPU that is not here",
@@ -112,6 +114,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "or address, or an index page, of which it takes the wheel that fits best",
     )
     add_report_option(parser)
+    add_record_options(parser)
     add_runs(parser, DEFAULT_RUNS)
 
 
@@ -149,3 +152,6 @@ def require_fitting(args: argparse.Namespace) -> None:
             if {name, other} <= given:
                 message = f"--{other} says nothing to --{name}, got both"
                 raise UsageError(message, hint=f"leave out --{other} or --{name}")
+    if args.save == PIPE and args.json:
+        message = "--save - and --json both write to stdout, got both"
+        raise UsageError(message, hint="`--save record.json --json` gives each its own place")

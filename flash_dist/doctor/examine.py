@@ -27,7 +27,7 @@ from ..findings.proofs import SELFTEST_NOT_RUN
 from ..findings.result import CheckResult, exit_code, worst_status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from ..checks.environment import Environment
     from ..machine.libcuda import Gpu
@@ -72,6 +72,7 @@ class Examination:
     environment: Environment
     results: tuple[CheckResult, ...]
     choice: CheckChoice = EVERYTHING
+    record: Mapping[str, str] | None = None  # when and by what, of a machine that is elsewhere
 
     def __bool__(self) -> bool:
         return all(self.results)
@@ -90,6 +91,7 @@ class Examination:
             "status": worst_status(self.results),
             "exit_code": self.exit_code(strict=strict),
             "what_if": self.environment.what_if,
+            "record": dict(self.record) if self.record else None,
             "choice": self.choice.to_json(),
             "environment": self.environment.to_json(),
             "checks": [result.to_json() for result in self.results],

@@ -107,6 +107,9 @@ def _verdict(data: Json, title: str, version: str, written: str) -> Markup:
         if counts[status]
     ]
     kind = "what if" if data["what_if"] else "examination"
+    record = data.get("record")
+    if record:
+        kind += f" of a machine recorded elsewhere on {record['recorded']}"
     return element(
         "header",
         element("div", f"flash_dist doctor, {kind}, {written}", _class="program"),

@@ -188,7 +188,7 @@ def check_selftest(report: SelftestReport, surprises: tuple[str, ...] = ()) -> C
             status="warn",
             summary=f"{report.summary}; other variants were loaded than predicted",
             details=(*result.details, *surprises),
-            fix="report this with the output of `doctor --json`",
+            fix="report this with the file of `doctor --save`",
             entry=PREDICTION_DIFFERS,
         )
     return result

@@ -51,11 +51,12 @@ def check(name: str, document: Any) -> None:  # noqa: ANN401 - any document
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_a_schema_is_one(name: str) -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMAS[name])
-    assert SCHEMAS[name]["title"].startswith(f"python -m flash_dist {name}")
+    command = "doctor --save" if name == "record" else name
+    assert SCHEMAS[name]["title"].startswith(f"python -m flash_dist {command}")
 
 
 def test_every_command_with_json_has_a_schema() -> None:
-    assert set(SCHEMAS) == set(SUBCOMMANDS) - {
+    assert set(SCHEMAS) - {"record"} == set(SUBCOMMANDS) - {
         "bench",  # whose --json keeps a run for itself
         "explain",  # these two are in that of doctor
         "fleet",

@@ -1,0 +1,100 @@
+"""`doctor --save FILE` and `doctor --load FILE`: a machine in a file, to be judged elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from .._version import read_version
+from ..doctor.record import LARGEST, Record
+from ..errors import UsageError
+from ..report_page import redaction_of_this_machine
+from .terminal.text import complain, printable
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterable
+
+    from ..checks.choice import CheckChoice
+    from ..checks.environment import Environment
+    from ..findings.result import CheckResult
+
+PIPE: Final = "-"
+_LOAD_HINT: Final = (
+    "`python -m flash_dist doctor --save FILE` writes one, on the machine it is about"
+)
+
+
+def add_record_options(parser: argparse.ArgumentParser) -> None:
+    """Describe the two options."""
+    parser.add_argument(
+        "--save",
+        type=parse_save,
+        metavar="FILE",
+        help="also write what was seen of this machine, for a bug report: `--load` judges it "
+        "elsewhere; no names of users and hosts in it; `-` is stdout",
+    )
+    parser.add_argument(
+        "--load",
+        type=parse_load,
+        metavar="FILE",
+        help="judge the machine that `--save` wrote instead of this one; `-` is stdin",
+    )
+
+
+def parse_save(text: str) -> str:
+    """Read where the record goes; what cannot be written is said before minutes of work."""
+    path = Path(text)
+    if text != PIPE and (not text or path.is_dir() or not path.parent.is_dir()):
+        inside = f"lies in `{path.parent}`, which is no folder"
+        what = "names no file" if not text else "is a folder" if path.is_dir() else inside
+        message = f"--save must name a file that can be written, got `{text}`, which {what}"
+        raise UsageError(message, hint="`--save record.json` writes it where you are")
+    return text
+
+
+def parse_load(text: str) -> str:
+    """Read where a record is."""
+    if not text:
+        message = "--load must name a file, got an empty name"
+        raise UsageError(message, hint=_LOAD_HINT)
+    return text
+
+
+def save_record(
+    place: str, environment: Environment, results: Iterable[CheckResult], choice: CheckChoice
+) -> None:
+    """Write a record, and say on stderr that it is there."""
+    now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    version = read_version()
+    record = Record.make(environment, results, choice, flash_dist=version, recorded=now)
+    text = record.to_text(redaction_of_this_machine())
+    if place == PIPE:
+        sys.stdout.write(text)
+        return
+    Path(place).write_text(text, encoding="utf-8")
+    complain(f"record written to {printable(place)}")
+
+
+def load_record(place: str) -> Record:
+    """Read a record.
+
+    Raises:
+        UsageError: There is none.
+    """
+    name = "stdin" if place == PIPE else place
+    try:
+        if place == PIPE:
+            text = sys.stdin.buffer.read(LARGEST + 1) if sys.stdin else b""
+        else:
+            with Path(place).open("rb") as file:
+                text = file.read(LARGEST + 1)
+    except OSError as error:
+        message = f"`{name}` cannot be read: {error.strerror or error}"
+        raise UsageError(message, hint=_LOAD_HINT) from error
+    except ValueError as error:  # a NUL in the name
+        message = f"`{name}` cannot be read: {error}"
+        raise UsageError(message, hint=_LOAD_HINT) from error
+    return Record.from_text(text, source=name)

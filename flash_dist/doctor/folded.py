@@ -1,0 +1,181 @@
+"""Kernels of a build and images of a library as a record holds them: what is alike stands once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from ..gpucode.images import FatbinEntry, FatbinReport, Kind
+from ..machine.installed import parse_symbol
+from ..targets.compatibility import DEFAULT_ORIGIN, Origin
+from ..targets.verdict import Build, Variant
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ..binaries.codecs import Codec
+    from ..targets.archs import Arch, ArchSet
+    from ..targets.gpus import Version
+
+_PREFIX: Final = "flash_dist_"
+_MOST_VARIANTS: Final = 10_000
+_MOST_IMAGES: Final = 200_000
+
+
+@dataclass(frozen=True)
+class FoldedKernels:
+    """Kernels that some targets have in common, by their symbols without prefix and target."""
+
+    targets: tuple[Arch, ...]
+    names: tuple[str, ...]
+    origin: Origin = DEFAULT_ORIGIN
+    proof: str = ""
+
+    def unfold(self) -> Iterable[Variant]:
+        """Yield each kernel of each target.
+
+        Raises:
+            ValueError: A name is no kernel's.
+        """
+        for arch in self.targets:
+            for name in self.names:
+                variant = parse_symbol(f"{_PREFIX}{name}_{arch.identifier}", arch, self.origin)
+                if variant is None:
+                    message = f"must hold names such as `fwd_bf16_d64_smem64`, got `{name[:60]}`"
+                    raise ValueError(message)
+                yield replace(variant, proof=self.proof)
+
+
+@dataclass(frozen=True)
+class FoldedBuild:
+    """A build; what the names of its kernels do not tell stands among the others."""
+
+    name: str
+    kernels: tuple[FoldedKernels, ...]
+    others: tuple[Variant, ...] = ()
+    archsets: tuple[ArchSet, ...] = ()
+    toolkit: str | None = None
+
+    @classmethod
+    def fold(cls, build: Build) -> FoldedBuild:
+        """Group the kernels of a build."""
+        plain = [variant for variant in build.variants if _is_told(variant)]
+        others = tuple(variant for variant in build.variants if not _is_told(variant))
+        by_target: dict[tuple[Arch, Origin, str], list[str]] = {}
+        for one in plain:
+            by_target.setdefault((one.arch, one.origin, one.proof), []).append(_name(one))
+        alike: dict[tuple[Origin, str, tuple[str, ...]], list[Arch]] = {}
+        for (arch, origin, proof), names in by_target.items():
+            alike.setdefault((origin, proof, tuple(names)), []).append(arch)
+        kernels = tuple(
+            FoldedKernels(tuple(targets), names, origin, proof)
+            for (origin, proof, names), targets in alike.items()
+        )
+        return cls(build.name, kernels, others, build.archsets, build.toolkit)
+
+    def unfold(self) -> Build:
+        """Return the build.
+
+        Raises:
+            ValueError: It has more kernels than any build, or a name is no kernel's.
+        """
+        count = sum(len(one.targets) * len(one.names) for one in self.kernels)
+        if count + len(self.others) > _MOST_VARIANTS:
+            message = f"must hold at most {_MOST_VARIANTS} variants of kernels, got more"
+            raise ValueError(message)
+        variants = tuple(variant for one in self.kernels for variant in one.unfold())
+        return Build(self.name, (*variants, *self.others), self.archsets, self.toolkit)
+
+
+def _name(variant: Variant) -> str:
+    return variant.symbol.removeprefix(_PREFIX).removesuffix(f"_{variant.arch.identifier}")
+
+
+def _is_told(variant: Variant) -> bool:
+    """Whether the symbol tells all of a variant, and ends with its target."""
+    symbol = f"{_PREFIX}{_name(variant)}_{variant.arch.identifier}"
+    told = parse_symbol(symbol, variant.arch, variant.origin)
+    return told is not None and replace(told, proof=variant.proof) == variant
+
+
+@dataclass(frozen=True)
+class FoldedImage:
+    """What decides where one image runs; the names are those of FatbinEntry."""
+
+    kind: Kind
+    arch: Arch | None = None
+    codec: Codec = "none"
+    ptx_isa: Version | None = None
+    section: str = ".nv_fatbin"
+    raw_number: int = 0
+    code_version: Version | None = None
+    toolkit: str = ""
+
+    @classmethod
+    def of_entry(cls, entry: FatbinEntry) -> FoldedImage:
+        """Leave out sizes and places."""
+        return cls(**{name: getattr(entry, name) for name in cls.__dataclass_fields__})
+
+    def to_entry(self, container: int) -> FatbinEntry:
+        """Return the image in a container, with sizes and places of 0."""
+        return FatbinEntry(
+            **{name: getattr(self, name) for name in self.__dataclass_fields__},
+            payload_offset=0,
+            compressed_size=0,
+            uncompressed_size=0,
+            container=container,
+            identifier="",
+            raw_kind=0,
+            raw_version=0,
+            raw_flags=0,
+        )
+
+
+@dataclass(frozen=True)
+class FoldedContainers:
+    """So many containers with the same images."""
+
+    count: int
+    images: tuple[FoldedImage, ...]
+    device_linked: bool | None = None
+
+
+@dataclass(frozen=True)
+class FoldedReport:
+    """The GPU code of a library."""
+
+    path: str
+    containers: tuple[FoldedContainers, ...] = ()
+
+    @classmethod
+    def fold(cls, report: FatbinReport) -> FoldedReport:
+        """Count the containers that are alike."""
+        counts: dict[tuple[tuple[FoldedImage, ...], bool | None], int] = {}
+        linked = report.device_linked
+        by_container: dict[int, list[FoldedImage]] = {}
+        for entry in report.entries:
+            by_container.setdefault(entry.container, []).append(FoldedImage.of_entry(entry))
+        for number, images in by_container.items():
+            key = tuple(images), None if linked is None else number in linked
+            counts[key] = counts.get(key, 0) + 1
+        return cls(
+            report.path,
+            tuple(FoldedContainers(count, *key) for key, count in counts.items()),
+        )
+
+    def unfold(self) -> FatbinReport:
+        """Return the report.
+
+        Raises:
+            ValueError: It has more images than any library.
+        """
+        if sum(one.count * len(one.images) for one in self.containers) > _MOST_IMAGES:
+            message = f"must hold at most {_MOST_IMAGES} images, got more"
+            raise ValueError(message)
+        kinds = [one for one in self.containers for _ in range(one.count if one.images else 0)]
+        entries = tuple(
+            image.to_entry(number) for number, one in enumerate(kinds) for image in one.images
+        )
+        known = any(one.device_linked is not None for one in kinds)
+        linked = frozenset(number for number, one in enumerate(kinds) if one.device_linked)
+        return FatbinReport(self.path, entries, device_linked=linked if known else None)
