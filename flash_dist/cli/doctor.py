@@ -19,7 +19,6 @@ from ..checks.environment import (
 from ..checks.libraries import examine_libraries
 from ..doctor.artefact import at_hand
 from ..doctor.examine import Examination, check_names, examine, limit_gpus, will_run
-from ..doctor.proof import Proof
 from ..gpucode.libraries import open_libraries, package_libraries
 from ..machine.installed import Installed
 from ..selftest.run import DEFAULT_RUNS, DEFAULT_TIMEOUT
@@ -27,7 +26,8 @@ from .doctor_options import add_options, require_fitting
 from .options import add_subcommand
 from .record import PIPE, load_record, save_record
 from .report_page import write_report
-from .terminal.progress import downloading, working
+from .shown_proof import ShownProof
+from .terminal.progress import downloading
 from .terminal.results import is_shown, make_console, print_result
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from ..checks.environment import Environment
     from ..doctor.record import Record
     from ..findings.result import CheckResult
-    from ..machine.libcuda import Gpu
     from .options import Subparsers
 
 EPILOG = """\
@@ -102,7 +101,8 @@ def run(args: argparse.Namespace) -> int:
     if "selftest" in choice and "extension" in choice and not will_run(environment):
         environment = prove_loading(environment)
     runs = args.runs or DEFAULT_RUNS
-    selftest = ShownProof(environment, runs=runs, timeout=DEFAULT_TIMEOUT)
+    silent = args.json or args.save == PIPE
+    selftest = ShownProof(environment, runs=runs, timeout=DEFAULT_TIMEOUT, silent=silent)
     results = examine(environment, selftest=selftest, choice=choice)
     return _report(args, environment, results, choice=choice, record=record)
 
@@ -207,12 +207,3 @@ def describe_end(examination: Examination, code: int) -> str:
     counted = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     reason = "warnings count as failures" if code == 1 and not counts["fail"] else _CONCLUSION[code]
     return f"{counted}: {reason} (exit status {code})"
-
-
-class ShownProof(Proof):
-    """Shows on a terminal that a GPU is at work."""
-
-    def run(self, gpu: Gpu) -> CheckResult:
-        """Run the selftest of a GPU."""
-        with working(f"selftest of gpu {gpu.index}"):
-            return super().run(gpu)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from ..checks.environment import gather_gpus
 from ..checks.install import require_torch
-from ..doctor.proof import Proof
 from ..errors import FlashDistError, UsageError
 from ..findings.driver import DRIVER_BROKEN, NO_GPU
 from ..findings.result import CheckResult, exit_code, worst_status
@@ -26,6 +25,7 @@ from ..selftest.run import (
     run_selftest,
 )
 from .options import add_json, add_runs, add_subcommand
+from .shown_proof import ShownProof
 from .terminal.progress import working
 from .terminal.results import is_shown, make_console, print_result
 from .terminal.text import complain, printable
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import argparse
 
     from ..checks.environment import Environment
+    from ..doctor.proof import Proof
     from ..machine.libcuda import Cuda
     from ..selftest.fingerprints import Reference
     from .options import Subparsers
@@ -112,16 +113,18 @@ def run(args: argparse.Namespace) -> int:
     references = read_references(args.reference) if args.reference else None
     known = read_references(args.record) if args.record and args.record.exists() else ()
     runs = args.runs or DEFAULT_RUNS
-    proof = Proof(environment, runs=runs, timeout=args.timeout, references=references)
+    proof = ShownProof(
+        environment, runs=runs, timeout=args.timeout, references=references, silent=args.json
+    )
     console = make_console()
     results = []
     devices = choose_devices(args.device, cuda)
-    for device in devices if torch.status == "ok" else ():
-        with working(f"selftest of device {device}"):
+    with proof.side_by_side(gpu for gpu in cuda.gpus if str(gpu.index) in devices):
+        for device in devices if torch.status == "ok" else ():
             results.append(prove_device(device, proof, environment, args))
-        if not args.json and is_shown(results[-1], quiet=args.quiet):
-            print_result(console, results[-1])
-            _print_variants(results[-1], verbose=args.verbose)
+            if not args.json and is_shown(results[-1], quiet=args.quiet):
+                print_result(console, results[-1])
+                _print_variants(results[-1], verbose=args.verbose)
     tested = tuple(results)
     if tested:
         together = proof.compare_gpus()
@@ -148,7 +151,8 @@ def prove_device(
     """Run the selftest of a GPU, or of the reference path."""
     name = f"selftest {device}"
     if device == "cpu":
-        report = run_selftest(device, runs=args.runs or DEFAULT_RUNS, timeout=args.timeout)
+        with working("selftest of the cpu"):
+            report = run_selftest(device, runs=args.runs or DEFAULT_RUNS, timeout=args.timeout)
         return replace(check_selftest(report), name=name)
     gpu = next(gpu for gpu in environment.cuda.gpus if str(gpu.index) == device)
     return replace(proof.run(gpu), name=name, gpu=gpu.index)

@@ -27,7 +27,8 @@ from ..findings.proofs import SELFTEST_NOT_RUN
 from ..findings.result import CheckResult, exit_code, worst_status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from ..checks.environment import Environment
     from ..machine.libcuda import Gpu
@@ -101,6 +102,9 @@ class Examination:
 class Selftest(Protocol):
     """Runs the kernels."""
 
+    def side_by_side(self, gpus: Iterable[Gpu]) -> AbstractContextManager[None]:
+        """Let those of these GPUs run at the same time."""
+
     def run(self, gpu: Gpu) -> CheckResult:
         """Run them on one GPU."""
 
@@ -138,9 +142,11 @@ def examine(
     if environment.what_if or selftest is None or "selftest" not in choice:
         return
     unfit = {result.gpu for result in judged if not result.is_usable}
-    for gpu in wanted.cuda.gpus:
-        prove = partial(_run_selftest, environment, gpu, selftest.run, fit=gpu.index not in unfit)
-        yield guard(f"selftest {gpu.index}", prove, gpu=gpu.index)
+    with selftest.side_by_side(gpu for gpu in wanted.cuda.gpus if gpu.index not in unfit):
+        for gpu in wanted.cuda.gpus:
+            fit = gpu.index not in unfit
+            prove = partial(_run_selftest, environment, gpu, selftest.run, fit=fit)
+            yield guard(f"selftest {gpu.index}", prove, gpu=gpu.index)
     yield from _guard_rare("agreement", selftest.compare_gpus)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -26,12 +27,13 @@ from ..selftest.fingerprints import (
     make_fingerprints,
     read_references,
 )
-from ..selftest.run import CHILD, check_selftest, find_surprises, run_selftest
+from ..selftest.run import CHILD, check_selftest, find_surprises, make_command, run_selftest
+from ..selftest.side_by_side import SideBySide
 from ..targets.archs import DEFAULT_TOOLKIT
 from ..targets.verdict import name_size
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ..checks.environment import Environment
     from ..loading.parts import Loading
@@ -65,6 +67,7 @@ class Proof:
         self._child = child
         self._references = references
         self._chosen: set[str] = set()
+        self.together: SideBySide | None = None
         self.proven: list[tuple[Gpu, Setting, tuple[Fingerprint, ...]]] = []
 
     @cached_property
@@ -77,10 +80,27 @@ class Proof:
         """The recorded fingerprints, read once for all GPUs."""
         return read_references() if self._references is None else self._references
 
+    @contextmanager
+    def side_by_side(self, gpus: Iterable[Gpu]) -> Iterator[None]:
+        """Let the selftests of these GPUs run at once, as soon as the first is asked for."""
+        commands = {
+            str(gpu.index): make_command(str(gpu.index), self._runs, self._child) for gpu in gpus
+        }
+        with closing(SideBySide(commands, timeout=self._timeout)) as together:
+            self.together = together
+            try:
+                yield
+            finally:
+                self.together = None
+
     def run(self, gpu: Gpu) -> CheckResult:
         """Run the selftest on a GPU and compare what ran with what was predicted and recorded."""
         report = run_selftest(
-            str(gpu.index), runs=self._runs, timeout=self._timeout, child=self._child
+            str(gpu.index),
+            runs=self._runs,
+            timeout=self._timeout,
+            child=self._child,
+            together=self.together,
         )
         predicted = {
             "{} {} {}".format(*kernel.key[:2], name_size(*kernel.key[2:])): kernel.variant.symbol

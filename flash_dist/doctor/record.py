@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +24,7 @@ from .plain import UnfitError, is_clean, read, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from contextlib import AbstractContextManager
 
     from ..machine.libcuda import Gpu
     from ..report_page import Redaction
@@ -74,6 +76,11 @@ class Record:
             and result.entry != SELFTEST_NOT_RUN
         )
         return cls(flash_dist, recorded, environment, choice, proven)
+
+    def side_by_side(self, gpus: Iterable[Gpu]) -> AbstractContextManager[None]:
+        """Nothing runs."""
+        del gpus
+        return nullcontext()
 
     def run(self, gpu: Gpu) -> CheckResult:
         """Return what the selftest of a GPU came to there."""

@@ -22,15 +22,17 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
 
 _log = logging.getLogger(__name__)
 
 Event = dict[str, Any]
 Ending = Literal["done", "exit", "signal", "timeout", "not-started"]
+
+POLL: Final = 0.02  # seconds between two looks at a child
 
 _PR_SET_PDEATHSIG = 1  # prctl(2)
 _OUTPUT_LINES = 12
@@ -81,12 +83,27 @@ def python_command(*arguments: str) -> list[str]:
 
 def run_child(command: Sequence[str], *, timeout: float) -> Outcome:
     """Run a command with `--report FILE --parent PID` appended; never raises for what it does."""
+    with contextlib.closing(watch_child(command, timeout=timeout)) as child:
+        while True:
+            try:
+                next(child)
+            except StopIteration as ended:
+                return cast("Outcome", ended.value)
+            time.sleep(POLL)
+
+
+def watch_child(command: Sequence[str], *, timeout: float) -> Generator[Path, None, Outcome]:
+    """Do as `run_child`, and yield the report's path as often as asked until the child has ended.
+
+    So one process can watch many. Closing it ends the child.
+    """
     started = time.monotonic()
     _log.debug("running %s", shlex.join(command))
     try:
         with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
             _require_room(folder)
-            ending, detail, events, output = _run_in(Path(folder), command, timeout)
+            watched = _run_in(Path(folder), command, timeout)
+            ending, detail, events, output = yield from watched
     except OSError as error:
         what = f"`{error.filename}`: " if error.filename else ""
         return Outcome("not-started", f"{what}{error.strerror or error}")
@@ -102,7 +119,7 @@ def _require_room(folder: str) -> None:
 
 def _run_in(
     folder: Path, command: Sequence[str], timeout: float
-) -> tuple[Ending, str, tuple[Event, ...], tuple[str, ...]]:
+) -> Generator[Path, None, tuple[Ending, str, tuple[Event, ...], tuple[str, ...]]]:
     report, output = folder / "report.jsonl", folder / "output.txt"
     with output.open("wb") as stream:
         process = subprocess.Popen(
@@ -112,15 +129,19 @@ def _run_in(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        ending, detail = _wait(process, timeout)
+        ending, detail = yield from _wait(process, report, timeout)
     return ending, detail, tuple(read_events(report)), tuple(_tail(output))
 
 
-def _wait(process: subprocess.Popen[bytes], timeout: float) -> tuple[Ending, str]:
+def _wait(
+    process: subprocess.Popen[bytes], report: Path, timeout: float
+) -> Generator[Path, None, tuple[Ending, str]]:
+    until = time.monotonic() + timeout
     try:
-        status = process.wait(timeout)
-    except subprocess.TimeoutExpired:
-        return "timeout", f"after {timeout:g} s"
+        while (status := process.poll()) is None:
+            if time.monotonic() >= until:
+                return "timeout", f"after {timeout:g} s"
+            yield report
     finally:
         _end(process)
     if status == 0:

@@ -30,7 +30,8 @@ from .comparison import (
     digest,
 )
 from .dirty_memory import DirtyMemory
-from .inputs import DTYPES, Attention, Inputs, load_attention
+from .exact import ExactValues
+from .inputs import Attention, Inputs, load_attention
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,10 +42,19 @@ if TYPE_CHECKING:
 
 CPU_KERNELS = (Kernels("fp16", 64, 64), Kernels("bf16", 128, 128), Kernels("fp32", 64, 64))
 
+ALONE = ExactValues()  # shared with no other process
+
 _OTHER_WORK = 4096  # rows and columns of a product that occupies the GPU for a while
 
 
-def run_case(case: Case, attention: Attention, device: torch.device, runs: int, emit: Emit) -> None:
+def run_case(  # noqa: PLR0913, PLR0917 - what is run, where, how often, and held against what
+    case: Case,
+    attention: Attention,
+    device: torch.device,
+    runs: int,
+    emit: Emit,
+    exact: ExactValues = ALONE,
+) -> None:
     """Check the values once and the bits in every run, on two streams at the same time."""
     inputs = Inputs.make(case, device)
     memory = DirtyMemory(device)
@@ -52,7 +62,7 @@ def run_case(case: Case, attention: Attention, device: torch.device, runs: int, 
     first = inputs.attend(attention, case)
     synchronize(device)
     emit({"event": "fingerprint", "case": case.name, **case.key(), "digests": digest(first)})
-    for difference in check_values(case, inputs, first):
+    for difference in check_values(case, first, exact):
         emit(_finding(SELFTEST_VALUES_DIFFER, case, difference, run=0))
     streams = make_streams(device)
     differing: list[dict[str, Any]] = []
@@ -72,14 +82,13 @@ def run_case(case: Case, attention: Attention, device: torch.device, runs: int, 
         emit({**finding, "bad_runs": bad_runs, "runs": runs})
 
 
-def check_values(case: Case, inputs: Inputs, actual: Tensors) -> tuple[Difference, ...]:
+def check_values(case: Case, actual: Tensors, exact: ExactValues) -> tuple[Difference, ...]:
     """Compare with float64 where that is quick; elsewhere there must at least be no NaN."""
     if case.fills_gpu:
         found = (_find_not_finite(name, actual[name]) for name in NAMES)
         return tuple(difference for difference in found if difference)
-    exact = inputs.attend_exactly(case, torch.float64)
-    baseline = inputs.attend_exactly(case, DTYPES[case.dtype])
-    return compare_values(exact, baseline, actual)
+    right = exact.get(case)
+    return compare_values(right.values, right.allowed, actual)
 
 
 def _find_not_finite(name: str, values: torch.Tensor) -> Difference | None:
@@ -164,7 +173,13 @@ def find_kernels(selected: Iterable[dict[str, Any]]) -> tuple[Kernels, ...]:
     return tuple(key for key in sorted(forward) if usable[key])
 
 
-def run_device(name: str, runs: int, emit: Emit, attention: Attention | None = None) -> None:
+def run_device(
+    name: str,
+    runs: int,
+    emit: Emit,
+    attention: Attention | None = None,
+    exact: ExactValues = ALONE,
+) -> None:
     """Run every case on one device and report as it goes."""
     device = torch.device("cpu") if name == "cpu" else torch.device("cuda", int(name))
     attention = attention or load_attention()
@@ -174,11 +189,16 @@ def run_device(name: str, runs: int, emit: Emit, attention: Attention | None = N
     if device.type == "cuda":
         torch.cuda.set_device(device)
         kernels, sm_count = _ask_device(device, emit)
-    run_cases(make_cases(kernels, sm_count), device, runs, emit, attention)
+    run_cases(make_cases(kernels, sm_count), device, runs, emit, attention, exact)
 
 
-def run_cases(
-    cases: Sequence[Case], device: torch.device, runs: int, emit: Emit, attention: Attention
+def run_cases(  # noqa: PLR0913, PLR0917 - as run_case
+    cases: Sequence[Case],
+    device: torch.device,
+    runs: int,
+    emit: Emit,
+    attention: Attention,
+    exact: ExactValues = ALONE,
 ) -> None:
     """Run cases on one device and report as it goes.
 
@@ -192,7 +212,7 @@ def run_cases(
     for case in cases:
         emit({"event": "case", "case": case.name})
         started = time.monotonic()
-        run_case(case, attention, device, runs, emit)
+        run_case(case, attention, device, runs, emit, exact)
         emit({"event": "case-done", "case": case.name, "seconds": time.monotonic() - started})
         if device.type == "cuda":
             emit({"event": "loaded", "variants": _last_variants()})
@@ -222,14 +242,18 @@ def main() -> None:
     parser.add_argument("--runs", type=int, required=True)
     parser.add_argument("--report", type=Path, required=True)
     parser.add_argument("--parent", type=int)
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--exact", type=Path)
     arguments = parser.parse_args()
     end_with(arguments.parent)
+    if arguments.threads:
+        torch.set_num_threads(min(arguments.threads, torch.get_num_threads()))
 
     def emit(event: dict[str, Any]) -> None:
         write_event(arguments.report, event)
 
     try:
-        run_device(arguments.device, arguments.runs, emit)
+        run_device(arguments.device, arguments.runs, emit, exact=ExactValues(arguments.exact))
     except Exception as error:  # noqa: BLE001 - any failure is the finding
         text = f"{type(error).__name__}: {error}"
         reason = error.message if isinstance(error, FlashDistError) else text

@@ -20,12 +20,16 @@ from ..findings.proofs import (
 )
 from ..findings.result import CheckResult
 from ..loading.process import Event, Outcome, python_command, run_child
+from ..machine.capacity import count_cores
 from ..targets.compatibility import jit_policy
 from ..targets.verdict import name_size
 from .report import CaseDigests, CaseFinding, RanVariant, SelftestReport
+from .side_by_side import count_threads
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from .side_by_side import SideBySide
 
 DEFAULT_RUNS = 30
 DEFAULT_TIMEOUT = 900.0
@@ -44,6 +48,7 @@ def run_selftest(
     runs: int = DEFAULT_RUNS,
     timeout: float = DEFAULT_TIMEOUT,
     child: Sequence[str] = CHILD,
+    together: SideBySide | None = None,
 ) -> SelftestReport:
     """Run the selftest of one device, "0" or "cpu", in a child process.
 
@@ -52,10 +57,18 @@ def run_selftest(
         runs: Of each case.
         timeout: Seconds.
         child: Arguments of Python; a test's own child may compute something else.
+        together: Runs it beside those of other devices; None runs it alone.
     """
-    command = python_command(*child)
-    outcome = run_child([*command, "--device", device, "--runs", str(runs)], timeout=timeout)
-    return judge_outcome(device, runs, outcome)
+    if together is not None and device in together:
+        return judge_outcome(device, runs, together.outcome(device))
+    threads = str(count_threads(1, count_cores()))
+    command = [*make_command(device, runs, child), "--threads", threads]
+    return judge_outcome(device, runs, run_child(command, timeout=timeout))
+
+
+def make_command(device: str, runs: int, child: Sequence[str] = CHILD) -> list[str]:
+    """Return the command of the child process of one device."""
+    return [*python_command(*child), "--device", device, "--runs", str(runs)]
 
 
 def judge_outcome(device: str, runs: int, outcome: Outcome) -> SelftestReport:

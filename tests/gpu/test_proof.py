@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ import torch
 from flash_dist.checks.environment import gather_gpus
 from flash_dist.doctor.proof import Proof
 from flash_dist.machine.installed import read_installed
+from flash_dist.selftest.cases import Kernels, make_cases
+from flash_dist.selftest.inputs import Inputs
 from flash_dist.selftest.run import CHILD
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -70,6 +73,31 @@ def test_two_equal_gpus_compute_the_same_bits() -> None:
     together = proof.compare_gpus()
     assert together is not None
     assert together.summary == "all 2 GPUs computed the same bits"
+
+
+@needs_pair
+def test_two_gpus_are_proven_at_once_and_share_what_is_right() -> None:
+    proof = Proof(gather_gpus(read_installed()), runs=30, timeout=TIMEOUT)
+    gpus = gather_gpus().cuda.gpus[:2]
+    began = time.monotonic()
+    with proof.side_by_side(gpus):
+        results = [proof.run(gpu) for gpu in gpus]
+    seconds = time.monotonic() - began
+    assert [result.status for result in results] == ["ok", "ok"], results
+    together = proof.compare_gpus()
+    assert together is not None
+    assert together.status == "ok"
+    assert seconds < 0.8 * sum(result.data["seconds"] for result in results)
+    if all("H200" in gpu.name for gpu in gpus):
+        assert seconds < 45
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+def test_the_inputs_made_on_a_gpu_are_those_made_on_the_cpu(dtype: str) -> None:
+    case = make_cases([Kernels(dtype, 128, 128)], 0)[1]
+    here, there = (Inputs.make(case, torch.device(name)) for name in ("cpu", "cuda"))
+    for name in ("q", "k", "v", "dout"):
+        assert torch.equal(getattr(here, name), getattr(there, name).cpu()), name
 
 
 @needs_pair

@@ -1,4 +1,4 @@
-"""What is shown on a terminal's stderr while something takes long; elsewhere nothing is."""
+"""What is shown on a terminal's stderr while something takes long; elsewhere next to nothing."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import IO, TYPE_CHECKING, Final
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from .text import printable
+from .text import complain, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 PATIENCE: Final = 1.0  # seconds; what is done by then shows nothing
+SELDOM: Final = 60.0  # seconds between two lines of a log
 
 
 def is_terminal(stream: IO[str] | None) -> bool:
@@ -24,11 +25,35 @@ def is_terminal(stream: IO[str] | None) -> bool:
     return stream is not None and Console(file=stream).is_terminal
 
 
+class Seldom:
+    """Says where nobody watches how far something is: a line a minute."""
+
+    def __init__(self) -> None:
+        self._said = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Print a line on stderr, if the last one is long ago."""
+        if time.monotonic() - self._said >= SELDOM:
+            self._said = time.monotonic()
+            complain(printable(text))
+
+
+def _ignore(_: str) -> None:
+    """Nobody watches."""
+
+
 @contextmanager
-def working(what: str) -> Iterator[None]:
-    """Say that something is under way."""
+def working(
+    what: str, *, elsewhere: Callable[[str], None] = _ignore
+) -> Iterator[Callable[[str], None]]:
+    """Say that something is under way; what is returned says how far it is.
+
+    Args:
+        what: It is.
+        elsewhere: Says how far it is where there is no terminal.
+    """
     if not is_terminal(sys.stderr):
-        yield
+        yield elsewhere
         return
     status = Console(file=sys.stderr, highlight=False, markup=False).status(printable(what))
     lock, ended = Lock(), False
@@ -42,7 +67,7 @@ def working(what: str) -> Iterator[None]:
     timer.daemon = True
     timer.start()
     try:
-        yield
+        yield lambda text: status.update(printable(text))
     finally:
         timer.cancel()
         with lock:
