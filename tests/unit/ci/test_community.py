@@ -29,6 +29,7 @@ def read(path: str) -> dict[str, Any]:
 def test_what_a_reporter_is_asked_to_call_can_be_called(path: Path) -> None:
     asked = ASKED.findall(path.read_text(encoding="utf-8"))
     assert any(words.startswith("doctor --report report.html") for words in asked)
+    assert path != BUG or "--save record.json" in " ".join(asked)
     for words in asked:
         make_parser(SUBCOMMANDS).parse_args(shlex.split(words))
 
