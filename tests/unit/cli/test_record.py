@@ -185,6 +185,13 @@ def test_what_cannot_be_done_is_refused_in_a_sentence(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_page_of_a_record_says_that_it_is_one(tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    place = str(PLACE / "driver-470.json")
+    assert main(["doctor", "--load", place, "--report", str(page)]) == 1
+    assert "of a machine recorded elsewhere on 2026-11-22 12:00 UTC" in page.read_text()
+
+
 def test_a_damaged_record_is_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

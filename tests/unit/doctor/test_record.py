@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from dataclasses import is_dataclass, replace
@@ -68,6 +69,35 @@ def test_a_record_is_as_its_schema_says_and_can_be_read_by_people(scenario: Scen
     jsonschema.validate(json.loads(text), SCHEMA, cls=jsonschema.Draft202012Validator)
     assert max(map(len, text.splitlines())) <= 2 * LINE  # a sentence is not cut
     assert len(text.splitlines()) < 200
+
+
+ASKS = (
+    "builtins.open",
+    "io.open",
+    "os.stat",
+    "os.listdir",
+    "os.scandir",
+    "os.access",
+    "subprocess.Popen",
+    "ctypes.CDLL",
+    "platform.machine",
+    "platform.python_version",
+)
+
+
+def test_judging_asks_nothing_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = [judge(scenario.record) for scenario in SCENARIOS.values()]
+
+    def refuse(*_: object, **__: object) -> None:
+        message = "a check asks the machine that it runs on"
+        raise RuntimeError(message)
+
+    with monkeypatch.context() as patched:
+        for name in ASKS:
+            patched.setattr(name, refuse)
+        patched.setattr(os, "environ", {"CUDA_FORCE_PTX_JIT": "1", "CUDA_VISIBLE_DEVICES": "9"})
+        after = [judge(scenario.record) for scenario in SCENARIOS.values()]
+    assert after == before
 
 
 def parts(kind: Any, seen: dict[str, type]) -> None:  # noqa: ANN401 - a type
