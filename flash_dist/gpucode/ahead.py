@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
@@ -16,24 +17,36 @@ _Result = TypeVar("_Result")
 AHEAD: Final = 3  # results that may wait to be used
 
 
+@contextmanager
 def run_ahead(
     function: Callable[[_Item], _Result], items: Iterable[_Item]
-) -> Iterator[tuple[_Item, Callable[[], _Result]]]:
+) -> Iterator[Iterator[tuple[_Item, Callable[[], _Result]]]]:
     """Walk the items, each with a function that returns its result or raises its error.
 
     One thread runs them, in their order. It helps where the step releases Python's lock.
+
+    NOTE: the thread ends with the block. Left to the garbage collector, which an error's traceback
+    does, it may be ended by a thread that another pool is starting, and both wait for ever.
     """
     waiting: deque[tuple[_Item, Future[_Result]]] = deque()
     with ThreadPoolExecutor(max_workers=1) as pool:
         try:
-            for item in items:
-                waiting.append((item, pool.submit(function, item)))
-                if len(waiting) > AHEAD:
-                    first, future = waiting.popleft()
-                    yield first, future.result
-            while waiting:
-                first, future = waiting.popleft()
-                yield first, future.result
+            yield _walk(lambda item: pool.submit(function, item), items, waiting)
         finally:  # nobody wants the rest
             for _, future in waiting:
                 future.cancel()
+
+
+def _walk(
+    submit: Callable[[_Item], Future[_Result]],
+    items: Iterable[_Item],
+    waiting: deque[tuple[_Item, Future[_Result]]],
+) -> Iterator[tuple[_Item, Callable[[], _Result]]]:
+    for item in items:
+        waiting.append((item, submit(item)))
+        if len(waiting) > AHEAD:
+            first, future = waiting.popleft()
+            yield first, future.result
+    while waiting:
+        first, future = waiting.popleft()
+        yield first, future.result

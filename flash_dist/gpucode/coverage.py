@@ -96,13 +96,13 @@ def find_coverage(fatbin: Fatbin) -> Coverage:
     rows: list[KernelCoverage] = []
     warnings: list[str] = []
     cells = 0
-    unpacked = run_ahead(fatbin.payload, entries)
-    for number, group in groupby(unpacked, key=lambda pair: pair[0].container):
-        container = _read_container(fatbin, group)
-        warnings += container.warnings[: MAX_WARNINGS - len(warnings)]
-        cells += container.cells
-        _check_cells(cells, fatbin)
-        rows += (KernelCoverage(name, number, found) for name, found in container.judge())
+    with run_ahead(fatbin.payload, entries) as unpacked:
+        for number, group in groupby(unpacked, key=lambda pair: pair[0].container):
+            container = _read_container(fatbin, group)
+            warnings += container.warnings[: MAX_WARNINGS - len(warnings)]
+            cells += container.cells
+            _check_cells(cells, fatbin)
+            rows += (KernelCoverage(name, number, found) for name, found in container.judge())
     targets = tuple(str(arch) for arch in fatbin.report.archs)
     return Coverage(fatbin.report.path, targets, tuple(rows), tuple(warnings))
 

@@ -158,10 +158,11 @@ def inspect_libraries(
 def _read_kernels(
     fatbin: Fatbin, entries: Iterable[FatbinEntry], keeps: Callable[[str], bool]
 ) -> Iterable[KernelInfo]:
-    for entry, unpack in run_ahead(fatbin.payload, entries):
-        for kernel in fatbin.kernels(entry, unpack):
-            if keeps(kernel.name):
-                yield kernel
+    with run_ahead(fatbin.payload, entries) as images:
+        for entry, unpack in images:
+            for kernel in fatbin.kernels(entry, unpack):
+                if keeps(kernel.name):
+                    yield kernel
 
 
 def _toolkits(kernels: Iterable[KernelInfo]) -> dict[int, str]:
@@ -180,16 +181,17 @@ def _check_images(
 ) -> Iterable[KernelInfo]:
     """Open every image, relocatable ones too; what is wrong with one is a sentence."""
     usable = [entry for entry in entries if entry.kind in {"sass", "ptx"}]
-    for entry, unpack in run_ahead(fatbin.payload, usable):
-        try:
-            kernels = fatbin.check(entry, unpack)
-        except LimitError:
-            raise
-        except FatbinError as error:
-            if len(damaged) < MAX_WARNINGS:
-                damaged.append(error.message)
-            continue
-        yield from kernels
+    with run_ahead(fatbin.payload, usable) as images:
+        for entry, unpack in images:
+            try:
+                kernels = fatbin.check(entry, unpack)
+            except LimitError:
+                raise
+            except FatbinError as error:
+                if len(damaged) < MAX_WARNINGS:
+                    damaged.append(error.message)
+                continue
+            yield from kernels
 
 
 def name_target(entry: FatbinEntry) -> str:
