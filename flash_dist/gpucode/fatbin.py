@@ -157,19 +157,17 @@ class Fatbin:
         return self.kernels(entry, lambda: data)
 
     def told(self) -> FatbinReport:
-        """Return the report with the toolkits, for which one image of each container is opened."""
-        smallest: dict[int, FatbinEntry] = {}
-        for entry in self.report.entries:
-            if entry.kind == "sass":
-                other = smallest.setdefault(entry.container, entry)
-                if entry.uncompressed_size < other.uncompressed_size:
-                    smallest[entry.container] = entry
+        """Return the report with the toolkits, for which one image of each group is opened."""
         toolkits: dict[int, str] = {}
-        for container, entry in smallest.items():
+        for images in self.report.groups().values():
+            sass = [entry for entry in images if entry.kind == "sass"]
+            if not sass:
+                continue
+            smallest = min(sass, key=lambda entry: entry.uncompressed_size)
             with suppress(FatbinError):  # nothing is known of a damaged one
-                toolkit = read_toolkit(Cubin(self.payload(entry), self._budget))
+                toolkit = read_toolkit(Cubin(self.payload(smallest), self._budget))
                 if toolkit:
-                    toolkits[container] = ".".join(toolkit.split(".")[:2])
+                    toolkits[smallest.container] = ".".join(toolkit.split(".")[:2])
         return self.report.with_toolkits(toolkits)
 
     def bodies(
