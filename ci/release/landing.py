@@ -17,7 +17,7 @@ from flash_dist.indexes.index import PROJECT, parse_wheel
 from flash_dist.indexes.install_commands import Command, find_commands
 from flash_dist.indexes.pages import Link
 from flash_dist.indexes.selection import Candidate, select
-from flash_dist.report_page.markup import Markup, element, join, make_head, prose
+from flash_dist.report_page.markup import Markup, element, join, make_head, make_table, prose
 from flash_dist.report_page.style import STYLE
 from flash_dist.targets.advice import describe_how
 from flash_dist.targets.devices import Device
@@ -28,10 +28,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _LAYOUT = """
-.commands { margin: 0.5rem 0 0; overflow-x: auto; white-space: pre; }
-.commands b { display: inline-block; min-width: 3.5rem; color: var(--dim); font-weight: 400; }
+.commands {
+  background: var(--card); border-radius: 4px; margin: 0.5rem 0 0; padding: 0.7rem 0.8rem;
+}
+.commands div { display: grid; grid-template-columns: 3.5rem minmax(0, 1fr); }
+.commands b { color: var(--dim); font-weight: 400; user-select: none; }
+.commands code { background: none; padding: 0; font-size: 1em; user-select: all; }
 .set { border-top: 1px solid var(--line); padding: 0.9rem 0 1.1rem; break-inside: avoid-page; }
-table + h3 { margin-top: 1.2rem; }
+.scroll + h3 { margin-top: 1.2rem; }
 .set h3 { font-size: 1.08rem; }
 .set h3 small { font-weight: 400; color: var(--dim); margin-left: 0.5rem; }
 .facts { display: grid; grid-template-columns: 7rem minmax(0, 1fr); gap: 0.1rem 0.8rem; margin: 0; }
@@ -39,6 +43,8 @@ table + h3 { margin-top: 1.2rem; }
 @media (max-width: 40rem) {
   .facts { grid-template-columns: 1fr; }
   .facts dd { margin: 0 0 0.4rem; }
+  th, td { padding-right: 0.5rem; }
+  .commands div { grid-template-columns: 1fr; margin-bottom: 0.5rem; }
 }
 """
 
@@ -78,19 +84,22 @@ def make_page(
     older = [one for one in newest_first(artefacts) if one not in newest]
     body = element(
         "body",
-        element("h1", title),
-        prose(f"Attention kernels for torch on NVIDIA GPUs. {_needs(newest)}"),
-        *_install(newest, indexes.get(default, ()), url, default, offers),
-        element("h2", "Which file for which GPU"),
-        *_gpu_tables(newest),
         element(
-            "p",
-            prose(f"For the GPUs of a machine: `python -m flash_dist select --index {url}`"),
-            _class="legend",
+            "main",
+            element("h1", title),
+            prose(f"Attention kernels for torch on NVIDIA GPUs. {_needs(newest)}"),
+            *_install(newest, indexes.get(default, ()), url, default, offers),
+            element("h2", "Which file for which GPU"),
+            *_gpu_tables(newest),
+            element(
+                "p",
+                prose(f"For the GPUs of a machine: `python -m flash_dist select --index {url}`"),
+                _class="legend",
+            ),
+            element("h2", "Sets"),
+            *(_describe_set(one, url, offers) for one in newest),
+            *([element("h2", "Older versions"), *map(_describe_older, older)] if older else []),
         ),
-        element("h2", "Sets"),
-        *(_describe_set(one, url, offers) for one in newest),
-        *([element("h2", "Older versions"), *map(_describe_older, older)] if older else []),
         element("footer", *_indexes(indexes)),
     )
     return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
@@ -165,10 +174,8 @@ def _gpu_table(artefacts: Sequence[Artefact]) -> Markup:
             name_of_set = chosen.candidate.name
             link = element("a", name_of_set, href=f"#{name_of_set}")
             how = describe_how(chosen.verdicts[0])
-        cells = (element("td", cell) for cell in (str(chip), link, how))
-        rows.append(element("tr", element("th", chip.products), *cells))
-    header = element("thead", element("tr", *(element("th", name) for name in head)))
-    return element("div", element("table", header, element("tbody", *rows)), _class="scroll")
+        rows.append((chip.products, (str(chip), link, how)))
+    return make_table("Which file for which GPU", head, rows)
 
 
 def _describe_set(one: Artefact, url: str, offers: Sequence[Offer]) -> Markup:
@@ -225,8 +232,12 @@ def _commands(one: Artefact, url: str, index: str, offers: Iterable[Offer]) -> t
 
 
 def _show_commands(commands: Iterable[Command]) -> Markup:
-    lines = [join(element("b", f"{command.tool:<6}"), command.line, "\n") for command in commands]
-    return element("pre", *lines, _class="commands")
+    """Show what to type; what is copied is the command alone."""
+    rows = (
+        element("div", element("b", command.tool), prose(f"`{command.line}`"))
+        for command in commands
+    )
+    return element("div", *rows, _class="commands mono")
 
 
 def _indexes(indexes: Iterable[str]) -> Iterable[Markup]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import html
 import json
 import re
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 URL = "https://example.org/flash_dist/"
 SETS = {one.name for one in published_sets()}
-ROW = re.compile(r"<tr><th>([^<]+)</th><td>([^<]+)</td><td><a href=\"#([^\"]+)\"")
+ROW = re.compile(r"<tr><th scope=\"row\">([^<]+)</th><td>([^<]+)</td><td><a href=\"#([^\"]+)\"")
 
 
 def make(folder: Path, version: str = "0.1.0") -> Path:
@@ -91,12 +92,12 @@ def test_select_finds_the_set_from_the_first_page(
 def test_the_page_tells_targets_from_the_wheels_and_needs_nothing_else(tmp_path: Path) -> None:
     page = (make(tmp_path) / "index.html").read_text()
     assert "sm_75, sm_80, compute_80, sm_90a, sm_100, sm_120" in page
-    assert (
-        f'pip install "flash_dist==0.1.0+cu130.all" --extra-index-url {URL}simple/'.replace(
-            '"', "&quot;"
-        )
-        in page
-    )
+    code = re.findall(r"<b>pip</b><code>(.*?)</code>", page)
+    command = f'pip install "flash_dist==0.1.0+cu130.all" --extra-index-url {URL}simple/'
+    assert html.unescape(re.sub("<[^>]*>", "", code[0])) == command  # alone, to be copied
+    assert ".commands b { color: var(--dim); font-weight: 400; user-select: none; }" in page
+    assert "<th>" not in page
+    assert page.count('<th scope="col">') == 4 * page.count("<table>")
     assert "prefers-color-scheme: dark" in page
     links = re.findall(r'(?:href|src)="([^"]+)"', page)
     assert links
