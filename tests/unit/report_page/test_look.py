@@ -20,8 +20,6 @@ from flash_dist.targets.wording import format_memory
 from tests.unit.made.builds import ALL, HOPPER, Passes, make_environment, make_what_if
 from tests.unit.made.scenarios import (
     AMPERE,
-    HOPPER_GPU,
-    MIG,
     SCENARIOS,
     TURING,
     make_machine,
@@ -76,24 +74,18 @@ def test_a_check_that_was_not_run_is_counted_in_the_verdict() -> None:
     assert conclude(told) == "No failure, 2 checks not run"
 
 
-class Skips:
+class Skips(Passes):
     """A selftest that is not run."""
 
     def run(self, gpu: Gpu) -> CheckResult:
         return CheckResult("skip", f"not run on {gpu.name}")
 
-    def compare_gpus(self) -> CheckResult | None:
-        return None
 
-
-class Takes:
+class Takes(Passes):
     """A selftest that takes longer on each GPU than on the one before it."""
 
     def run(self, gpu: Gpu) -> CheckResult:
         return CheckResult("ok", f"bit-equal ({20 + gpu.index} s)")
-
-    def compare_gpus(self) -> CheckResult | None:
-        return None
 
 
 def test_six_equal_gpus_are_one_entry_and_one_row_each_of_one_table() -> None:
@@ -109,7 +101,7 @@ def test_six_equal_gpus_are_one_entry_and_one_row_each_of_one_table() -> None:
 
 
 def test_gpus_that_fare_otherwise_have_an_entry_of_their_own() -> None:
-    told = document(make_machine(ALL, HOPPER_GPU, AMPERE, TURING), Passes())
+    told = document(make_machine(ALL, SIX[0], AMPERE, TURING), Passes())
     groups = group_checks(told["checks"])
     assert len(groups) == len(told["checks"])
 
@@ -166,7 +158,10 @@ def test_hidden_gpus_and_instances_are_in_the_table() -> None:
     text = Page(write(SCENARIOS["a hidden GPU"].environment)).text
     assert "0 1 NVIDIA GeForce RTX 3090 8.6 24 GiB 82" in text
     assert "hidden 0 NVIDIA GeForce RTX 2080 Ti 7.5" in text
-    assert "in MIG mode: NVIDIA A100-SXM4-40GB MIG 1g.5gb (MIG-0111)" in Page(write(MIG)).text
+    assert (
+        "in MIG mode: NVIDIA A100-SXM4-40GB MIG 1g.5gb (MIG-0111)"
+        in Page(write(SCENARIOS["MIG"].environment)).text
+    )
 
 
 def test_a_variable_that_is_set_to_nothing_is_told() -> None:
