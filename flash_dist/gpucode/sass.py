@@ -37,9 +37,8 @@ _MEMORY = frozenset(
     (0x180, 0x181, 0x185, 0x186, 0x18A, 0x18B, 0x18E, 0x1A6, 0x1A8, 0x1A9, 0x1AE, 0x1B4, 0x1B5)
 )
 
-_PTX_NOISE = re.compile(
-    r'"[^"\n]*"|//[^\n]*|/\*.*?(?:\*/|\Z)|^[ \t]*\.loc\b[^\n]*', re.DOTALL | re.MULTILINE
-)
+# NOTE: each begins with a letter of its own, so that re passes over all others at once.
+_PTX_NOISE = re.compile(r'"[^"\n]*"|//[^\n]*|/\*.*?(?:\*/|\Z)|\.loc\b[^\n]*', re.DOTALL)
 _PTX_BRACE = re.compile(r"[{}]")
 _PTX_BODY_START = re.compile(r"[{;]")
 _PTX_DIRECTIVE = re.compile(r"(?:^|[{};])\s*\.[^;{}]*(?=;)")
