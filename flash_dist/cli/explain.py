@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +14,7 @@ from ..errors import UsageError
 from ..findings.explain import explain, suggest, to_json
 from ..findings.result import EXIT_FINE, EXIT_NOTHING_CHECKED
 from .options import add_json, add_subcommand
+from .terminal.folding import fold, paint, width_of
 from .terminal.results import make_console
 from .terminal.text import PROGRAM, complain, printable
 
@@ -41,8 +41,6 @@ exit status: 0 explained, 2 wrong usage, 3 not known
 MAX_INPUT: Final = 64 << 20  # bytes of a log: beyond it nothing is read
 _SHOWN_MESSAGE: Final = 200
 _WIDEST: Final = 100
-_NARROWEST: Final = 40
-_NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -99,32 +97,14 @@ def _read_stdin() -> str:
 
 def _print(console: Console, explanation: Explanation) -> None:
     """Print one explanation: on a terminal in lines of its width, in a pipe in three."""
-    entry = explanation.entry
-    for text, indent in ((explanation.summary, ""), (entry.meaning, "  "), (entry.remedy, "fix: ")):
-        for line in _fold(printable(text), indent, console.width if console.is_terminal else None):
-            shown = Text(line)
-            if not indent:
-                shown.stylize("bold")
-            elif line.startswith("fix:"):
-                shown.stylize("bold", 0, len("fix:"))
-            console.print(shown, soft_wrap=True)
-
-
-def _fold(text: str, indent: str, width: int | None) -> list[str]:
-    """Fold a paragraph between words; a command stays in one line, so that it can be copied."""
-    if width is None:
-        return [indent + text]
-    parts = text.split("`")
-    parts[1::2] = [part.replace(" ", _NO_BREAK) for part in parts[1::2]]
-    lines = textwrap.wrap(
-        "`".join(parts),
-        max(_NARROWEST, min(width, _WIDEST)),
-        initial_indent=indent,
-        subsequent_indent="  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return [line.replace(_NO_BREAK, " ") for line in lines]
+    entry, width = explanation.entry, width_of(console)
+    width = width and min(width, _WIDEST)
+    for line in fold(printable(explanation.summary), width):
+        console.print(Text(line, "bold"), soft_wrap=True)
+    for line in fold(f"  {printable(entry.meaning)}", width, hang=0):
+        console.print(Text(line), soft_wrap=True)
+    for line in fold(f"fix: {printable(entry.remedy)}", width):
+        console.print(paint(line, fix=True), soft_wrap=True)
 
 
 def _complain_of(text: str) -> None:
