@@ -83,11 +83,15 @@ class AddressMap:
 class Segments:
     """The loaded parts of a file.
 
+    Args:
+        data: The file.
+        whole: Refuse one that ends before what is loaded of it: that would crash its process.
+
     Raises:
         FatbinError: From everything here: the file is damaged, or not 64-bit little-endian.
     """
 
-    def __init__(self, data: Buffer) -> None:
+    def __init__(self, data: Buffer, *, whole: bool = False) -> None:
         self.data = data
         self.platform = read_platform(data)
         if self.platform.bits != 64 or not self.platform.little:  # noqa: PLR2004
@@ -97,12 +101,12 @@ class Segments:
         self.addresses = AddressMap(
             (start, place, size) for kind, start, place, size in self._table if kind == _PT_LOAD
         )
-        self._require_whole()
+        if whole:
+            self._require_whole()
         self._dynamic = self._read_dynamic()
         self._budget = MAX_OVERLAP * max(min(self.first(_DT_STRSZ) or 0, len(data)), MAX_NAME)
 
     def _require_whole(self) -> None:
-        """Refuse a file that ends before what is loaded of it: that would crash its process."""
         ends = (place + size for kind, _, place, size in self._table if kind == _PT_LOAD)
         end = max(ends, default=0)
         if end > len(self.data):

@@ -79,7 +79,7 @@ class SharedObject:
     """
 
     def __init__(self, data: Buffer) -> None:
-        self._image = Segments(data)
+        self._image = Segments(data, whole=True)
 
     @cached_property
     def needed(self) -> tuple[str, ...]:
