@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import torch
 
@@ -20,18 +20,19 @@ if TYPE_CHECKING:
     from torch.nn.attention import flex_attention
 
 Tensor = torch.Tensor
+Made = TypeVar("Made")
 
 VERSIONS_KEPT: Final = 8  # per object: a tensor that is filled anew for every batch
 
 
-class Conversions:
+class Conversions(Generic[Made]):
     """What was made of each object, by identity; gone when the object is."""
 
     def __init__(self) -> None:
-        self._made: dict[int, tuple[weakref.ref[Any], dict[Hashable, BlockMask]]] = {}
+        self._made: dict[int, tuple[weakref.ref[Any], dict[Hashable, Made]]] = {}
         self._lock = threading.RLock()
 
-    def find(self, source: object, key: Hashable, make: Callable[[], BlockMask]) -> BlockMask:
+    def find(self, source: object, key: Hashable, make: Callable[[], Made]) -> Made:
         """Return what was made of an object in this state, or make it."""
         with self._lock:
             masks = self._masks_of(source)
@@ -42,7 +43,7 @@ class Conversions:
                 masks[key] = make()
             return masks[key]
 
-    def _masks_of(self, source: object) -> dict[Hashable, BlockMask]:
+    def _masks_of(self, source: object) -> dict[Hashable, Made]:
         number = id(source)
         known = self._made.get(number)
         if known is not None and known[0]() is source:
@@ -52,12 +53,12 @@ class Conversions:
             if self._made.get(number, (None,))[0] is dead:
                 self._made.pop(number, None)
 
-        masks: dict[Hashable, BlockMask] = {}
+        masks: dict[Hashable, Made] = {}
         self._made[number] = weakref.ref(source, forget), masks
         return masks
 
 
-_CONVERSIONS: Final = Conversions()
+_CONVERSIONS: Final[Conversions[BlockMask]] = Conversions()
 
 
 def convert_dense(mask: Tensor, shape: tuple[int, int, int, int]) -> BlockMask:

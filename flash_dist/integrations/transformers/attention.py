@@ -1,0 +1,158 @@
+"""The attention function: what transformers calls in every layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...attention.arguments import NO_WINDOW
+from ...attention.batched import flash_attn_func
+from ...attention.packed import flash_attn_varlen_func
+from ...masks.band import Band
+from .once import choose_longest, find_packed, read_dense
+from .refusals import require_served
+from .sight import Sight
+from .single import attend_once, is_interval
+
+Tensor = torch.Tensor
+Tensors = tuple[Tensor, Tensor, Tensor]
+Packing = tuple[Tensor, Tensor, int, int]
+
+
+def attention_forward(  # noqa: PLR0913, PLR0917 - the interface of transformers
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Sight | Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,  # noqa: FBT001
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    cache: object = None,
+    **others: Any,  # noqa: ANN401
+) -> tuple[Tensor, None]:
+    """Return [batch, seqlen_q, num_heads_q, head_dim_v], and no weights.
+
+    Args:
+        module: The layer; its `is_causal` counts where the argument is None.
+        query: [batch, num_heads_q, seqlen_q, head_dim], any strides.
+        key: [batch, num_heads_kv, seqlen_k, head_dim].
+        value: [batch, num_heads_kv, seqlen_k, head_dim_v], head_dim_v at most head_dim.
+        attention_mask: What `make_mask` made, or a mask of the caller's own, [batch or 1,
+            num_heads_q or 1, seqlen_q, seqlen_k]: booleans, or 0 and the lowest number there is.
+        dropout: Must be 0.
+        scaling: Factor on the scores. Defaults to head_dim ** -0.5.
+        sliding_window: Keys that a query sees, its own included, if no mask says it.
+        softcap: Must be None or 0.
+        is_causal: Whether a query sees no later keys, if no mask says it.
+        s_aux: [num_heads_q], sinks: a score of each row without a value. Differentiable.
+        position_bias: Must be None.
+        cache: Must be None.
+        others: Of which cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k and position_ids
+            are read; the documents of position_ids only where no mask says more than a band.
+
+    Raises:
+        ValueError: The module asks for what has no kernel.
+    """
+    require_served(
+        module,
+        dropout=dropout,
+        softcap=softcap,
+        position_bias=position_bias,
+        cache=cache,
+        **others,
+    )
+    if len(query) == 1 < len(key):  # queries that are learned
+        query = query.expand(len(key), -1, -1, -1)
+    tensors = query, key, value
+    if isinstance(attention_mask, torch.Tensor) and is_interval(attention_mask):
+        out, lse = attend_once(*tensors, attention_mask, scaling)
+    else:
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        sight = _choose(module, tensors, attention_mask, sliding_window, causal=causal)
+        out, lse = _attend(tensors, sight, scaling, others)
+    return (out if s_aux is None else _add_sinks(out, lse, s_aux)), None
+
+
+def _choose(
+    module: torch.nn.Module,
+    tensors: Tensors,
+    mask: Sight | Tensor | None,
+    window: int | None,
+    *,
+    causal: bool,
+) -> Sight:
+    """Return what is seen where the mask function has not said it."""
+    if isinstance(mask, Sight):
+        return mask
+    (batch, heads, queries, _), keys = tensors[0].shape, tensors[1].shape[2]
+    if mask is not None:
+        return Sight(mask=read_dense(module, mask, (batch, heads, queries, keys)))
+    left = NO_WINDOW[0] if window is None else window - 1  # it counts the query's own key
+    if not causal:
+        return Sight(Band(left, left))
+    is_cache = keys > queries > 1  # an empty one: its first key is that of the first query
+    return Sight(Band(left, 0), keys=queries if is_cache else None)
+
+
+def _attend(
+    tensors: Tensors, sight: Sight, scale: float | None, others: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """Return out, as `attention_forward` does, and lse [batch, num_heads_q, seqlen_q]."""
+    q, k, v = (_lay_out(x) for x in tensors)
+    if sight.keys is not None:
+        k, v = k[:, : sight.keys], v[:, : sight.keys]
+    if sight.mask is not None:
+        return flash_attn_func(q, k, v, softmax_scale=scale, mask=sight.mask, return_lse=True)
+    window = sight.band.left, sight.band.right
+    packing = _find_packing(q, k, sight, others)
+    if packing is None:
+        return flash_attn_func(q, k, v, softmax_scale=scale, window_size=window, return_lse=True)
+    out, lse = flash_attn_varlen_func(
+        q.flatten(0, 1),
+        k.flatten(0, 1),
+        v.flatten(0, 1),
+        *packing,
+        softmax_scale=scale,
+        window_size=window,
+        return_lse=True,
+    )
+    return out.unflatten(0, q.shape[:2]), lse.unflatten(1, q.shape[:2]).transpose(0, 1)
+
+
+def _lay_out(x: Tensor) -> Tensor:
+    x = x.transpose(1, 2)
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _find_packing(q: Tensor, k: Tensor, sight: Sight, others: dict[str, Any]) -> Packing | None:
+    """Return what flash_attn_varlen_func takes after q, k and v; None if nothing is packed."""
+    segments = sight.segments
+    bounds_q, bounds_k = others.get("cu_seq_lens_q"), others.get("cu_seq_lens_k")
+    if (segments is None or sight.packed) and bounds_q is not None and bounds_k is not None:
+        longest_q = choose_longest(others.get("max_length_q"), bounds_q)
+        longest_k = choose_longest(others.get("max_length_k"), bounds_k)
+        return bounds_q.to(torch.int32), bounds_k.to(torch.int32), longest_q, longest_k
+    if segments is None and sight.band.right == 0 and q.shape[1] == k.shape[1] > 1:
+        segments = find_packed(others.get("position_ids"), q.shape[:2])
+    if segments is None:
+        return None
+    if not q.shape[:2] == k.shape[:2] == segments.shape:
+        message = (
+            f"a mask made for {list(segments.shape)} tokens must be used for these, got queries "
+            f"{list(q.shape[:2])} and keys {list(k.shape[:2])}"
+        )
+        raise ValueError(message)
+    bounds = segments.on(q.device)
+    return bounds, bounds, segments.longest, segments.longest
+
+
+def _add_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
+    """Return out as if each row had one more score, that of its head, without a value."""
+    share = torch.sigmoid(lse - sinks.unsqueeze(-1))  # of what the keys weigh
+    return (out * share.transpose(1, 2).unsqueeze(-1)).to(out.dtype)

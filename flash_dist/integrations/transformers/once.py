@@ -1,0 +1,77 @@
+"""What layers would find out again and again: read when the first of them asks.
+
+Known by the identity and version of a tensor, and forgotten with it. Reading waits for the GPU. A
+tensor made under `torch.inference_mode` has no version: it is read in every layer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import torch
+
+from ...attention.conversions import Conversions
+from ...masks import BlockMask
+from .refusals import refuse_bias
+from .sight import Segments, find_documents
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Tensor = torch.Tensor
+Found = TypeVar("Found")
+
+_found: Final[Conversions[Any]] = Conversions()
+
+
+def find_packed(position_ids: Tensor | None, shape: torch.Size) -> Segments | None:
+    """Return the documents of a batch [batch, seqlen], None if each row is one.
+
+    Positions of another shape (several per token, say) tell of no documents.
+    """
+    if position_ids is None or position_ids.dim() != 2:  # noqa: PLR2004
+        return None
+    batch, seqlen = shape
+    if position_ids.shape[1] != seqlen or len(position_ids) not in {1, batch}:
+        return None
+    return _once(
+        position_ids,
+        ("documents", batch),
+        lambda: find_documents(position_ids.to("cpu").expand(batch, -1)),
+    )
+
+
+def choose_longest(given: int | Tensor | None, cu_seqlens: Tensor) -> int:
+    """Return the length of the longest sequence, which is read unless it is an int."""
+    if isinstance(given, int):
+        return given
+    if given is not None:
+        return _once(given, "longest", lambda: int(given.item()))
+    return _once(cu_seqlens, "longest", lambda: int(cu_seqlens.to("cpu").diff().max()))
+
+
+def read_dense(
+    module: torch.nn.Module, mask: Tensor, shape: tuple[int, int, int, int]
+) -> BlockMask:
+    """Return a mask of the caller's own, [batch or 1, num_heads_q or 1, seqlen_q, seqlen_k].
+
+    Keys beyond those that there are, of a static cache, are left out.
+    """
+
+    def read() -> BlockMask:
+        seen = mask.detach()
+        if seen.is_floating_point():
+            hidden = seen <= torch.finfo(seen.dtype).min
+            if not bool((hidden | (seen == 0)).all()):
+                refuse_bias(module, seen.dtype)
+            seen = ~hidden
+        return BlockMask.from_dense(seen[..., : shape[-1]].expand(shape))
+
+    return _once(mask, ("mask", shape), read)
+
+
+def _once(source: Tensor, key: object, find: Callable[[], Found]) -> Found:
+    if source.is_inference():
+        return find()
+    found: Found = _found.find(source, (source._version, key), find)  # noqa: SLF001 - as public as a version gets
+    return found

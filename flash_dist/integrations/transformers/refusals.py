@@ -1,0 +1,68 @@
+"""What models ask of an attention function that has no kernel: refused by the module's name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+if TYPE_CHECKING:
+    import torch
+
+_EAGER: Final = 'hint: `attn_implementation="eager"` serves it'
+
+# What configurations call the dropout of attention weights.
+_DROPOUTS: Final = (
+    "attention_dropout",
+    "attention_probs_dropout_prob",
+    "attn_pdrop",
+    "attention_dropout_prob",
+    "attn_dropout",
+    "dropout_rate",
+    "dropout",
+)
+
+
+def require_served(  # noqa: PLR0913 - what there may be to refuse
+    module: torch.nn.Module,
+    *,
+    dropout: float,
+    softcap: float | None,
+    position_bias: object,
+    cache: object,
+    head_mask: object = None,
+    output_attentions: object = None,
+    **_: object,
+) -> None:
+    """Raise ValueError for the first thing that a module wants and that has no kernel."""
+    if dropout:
+        _refuse(module, f"dropout={dropout}", "no kernels with dropout", _advise(module, dropout))
+    if softcap:
+        _refuse(module, f"softcap={softcap}", "no kernels that cap scores", _EAGER)
+    if position_bias is not None:
+        _refuse(module, "position_bias", "no kernels that add a bias", _EAGER)
+    if head_mask is not None:
+        _refuse(module, "head_mask", "no kernels that weigh heads", _EAGER)
+    if output_attentions:
+        _refuse(module, "output_attentions=True", "no weights that were stored", _EAGER)
+    if cache is not None:
+        hint = 'hint: `attn_implementation="sdpa"` serves continuous batching'
+        _refuse(module, "a paged cache", "no kernels that read keys in pages", hint)
+
+
+def refuse_bias(module: torch.nn.Module, dtype: torch.dtype) -> NoReturn:
+    """Raise ValueError for a mask of numbers that do more than hide."""
+    name = str(dtype).removeprefix("torch.")
+    what = f"an attention_mask of {name} that adds other numbers than 0 and the lowest"
+    _refuse(module, what, "no kernels that add a bias", _EAGER)
+
+
+def _refuse(module: torch.nn.Module, what: str, why: str, hint: str) -> NoReturn:
+    message = f"{type(module).__name__} asks for {what}, and there are {why}\n\n{hint}"
+    raise ValueError(message)
+
+
+def _advise(module: torch.nn.Module, dropout: float) -> str:
+    """Say what to set, by its name in the configuration of the model."""
+    config: Any = getattr(module, "config", None)
+    names = (name for name in _DROPOUTS if getattr(config, name, None) == dropout)
+    name = next(names, _DROPOUTS[0])
+    return f"hint: make the model with `{name}=0.0` in its configuration, or call `model.eval()`"

@@ -1,0 +1,81 @@
+"""What the layers of one forward see: made once in the mask function, shared by all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NoReturn
+
+import torch
+from torch.nn.functional import pad
+
+from .patterns import EVERYTHING
+
+if TYPE_CHECKING:
+    from ...masks import BlockMask
+    from ...masks.band import Band
+
+Tensor = torch.Tensor
+
+
+class Segments:
+    """Sequences that lie one after the other in the tokens of a batch, [batch * seqlen]."""
+
+    def __init__(self, starts: Tensor) -> None:
+        """Take booleans [batch, seqlen] of the host: where a row's second, third ... one begins."""
+        starts = starts.clone()
+        starts[:, 0] = True
+        bounds = pad(starts.flatten().nonzero().flatten(), (0, 1), value=starts.numel())
+        self.shape: Final = starts.shape
+        self.longest: Final = int(bounds.diff().max())
+        self._bounds: Final = bounds.to(torch.int32)
+        self._copies: Final[dict[torch.device, Tensor]] = {}
+
+    def on(self, device: torch.device) -> Tensor:
+        """Return cu_seqlens there, copied on first use without a wait."""
+        found = self._copies.get(device)
+        if found is None:
+            found = self._copies[device] = send(self._bounds, device)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Sight:
+    """A mask of more than one query: a band within segments, or a BlockMask.
+
+    transformers passes it on as it does a tensor, and asks it for the two names of a tensor that
+    are below. Anything else that would be done with a tensor is refused by name.
+    """
+
+    band: Band = EVERYTHING
+    segments: Segments | None = None
+    packed: bool = False  # segments are documents, not tokens and their padding
+    keys: int | None = None  # only so many exist; behind them are empty slots of a static cache
+    mask: BlockMask | None = None  # says it all
+    ndim: int = field(default=4, init=False)  # a finished mask, not one of tokens
+
+    def contiguous(self) -> Sight:
+        """Return self."""
+        return self
+
+    def __getattr__(self, name: str) -> NoReturn:
+        message = (
+            f"a model that reads `{name}` of its attention_mask is not served: it is no tensor here"
+            '\n\nhint: `attn_implementation="sdpa"` serves it'
+        )
+        raise AttributeError(message, name=name, obj=self)
+
+
+def find_documents(positions: Tensor) -> Segments | None:
+    """Return the documents of position_ids [batch, seqlen] on the host, None if rows are one each.
+
+    A document ends where the next position is not the next number, as in transformers.
+    """
+    starts = torch.zeros_like(positions, dtype=torch.bool)
+    starts[:, 1:] = positions.diff() != 1
+    return Segments(starts) if bool(starts.any()) else None
+
+
+def send(host: Tensor, device: torch.device | str) -> Tensor:
+    """Copy a tensor of the host without a wait for the GPU."""
+    pinned = host.pin_memory() if torch.device(device).type == "cuda" else host
+    return pinned.to(device, non_blocking=True)

@@ -1,0 +1,173 @@
+"""Tiny models of many families, with random weights: the same ones whatever attention they use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+import transformers
+
+SEED: Final = 5
+VOCABULARY: Final = 64
+
+_SIZES: Final = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+}
+_DECODER: Final = {**_SIZES, "num_key_value_heads": 2}
+_TOWER: Final = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """How to make a model of a family, and what its forward is asked."""
+
+    model: str
+    config: str
+    options: dict[str, Any] = field(default_factory=dict)
+    causal: bool = True
+
+    def make(self, attention: str, dtype: torch.dtype = torch.float32, **more: Any) -> Any:  # noqa: ANN401
+        """Return a model with an attention implementation, always with the same weights."""
+        config = getattr(transformers, self.config)(**{**self.options, **more})
+        config._attn_implementation = attention
+        torch.manual_seed(SEED)
+        model = getattr(transformers, self.model)._from_config(
+            config, attn_implementation=attention
+        )
+        torch.manual_seed(SEED)
+        with torch.no_grad():
+            for parameter in model.parameters():  # sinks and biases are zero or not set at first
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        return model.to(dtype).eval()
+
+
+DECODERS: Final = {
+    "llama": Family("LlamaForCausalLM", "LlamaConfig", _DECODER),
+    "mistral": Family("MistralForCausalLM", "MistralConfig", {**_DECODER, "sliding_window": 5}),
+    "qwen3": Family("Qwen3ForCausalLM", "Qwen3Config", {**_DECODER, "head_dim": 16}),
+    "gemma3": Family(
+        "Gemma3ForCausalLM",
+        "Gemma3TextConfig",
+        {
+            **_DECODER,
+            "head_dim": 16,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "gpt_oss": Family(
+        "GptOssForCausalLM",
+        "GptOssConfig",
+        {
+            **_DECODER,
+            "head_dim": 16,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "num_local_experts": 2,
+            "num_experts_per_tok": 1,
+            "rope_scaling": None,
+        },
+    ),
+    "phi3": Family("Phi3ForCausalLM", "Phi3Config", _DECODER),
+    "deepseek_v3": Family(
+        "DeepseekV3ForCausalLM",
+        "DeepseekV3Config",
+        {
+            **_SIZES,
+            "num_key_value_heads": 4,
+            "moe_intermediate_size": 32,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 2,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "q_lora_rank": 16,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 16,
+            "v_head_dim": 16,
+        },
+    ),
+}
+ENCODERS: Final = {
+    "bert": Family("BertModel", "BertConfig", _SIZES, causal=False),
+    "roberta": Family("RobertaModel", "RobertaConfig", _SIZES, causal=False),
+    "modernbert": Family(
+        "ModernBertModel",
+        "ModernBertConfig",
+        {
+            **_SIZES,
+            "num_hidden_layers": 4,
+            "local_attention": 6,
+            "cls_token_id": 1,
+            "sep_token_id": 2,
+        },
+        causal=False,
+    ),
+}
+SIGLIP: Final = Family(
+    "SiglipModel",
+    "SiglipConfig",
+    {
+        "text_config": {**_TOWER, "vocab_size": VOCABULARY, "max_position_embeddings": 16},
+        "vision_config": {**_TOWER, "image_size": 32, "patch_size": 8},
+    },
+    causal=False,
+)
+WHISPER: Final = Family(
+    "WhisperForConditionalGeneration",
+    "WhisperConfig",
+    {
+        "vocab_size": VOCABULARY,
+        "d_model": 64,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 96,
+        "decoder_ffn_dim": 96,
+        "num_mel_bins": 8,
+        "max_source_positions": 20,
+        "max_target_positions": 40,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": None,
+        "decoder_start_token_id": 1,
+        "suppress_tokens": None,
+        "begin_suppress_tokens": None,
+    },
+)
+REFUSED: Final = {
+    "gemma2": Family(
+        "Gemma2ForCausalLM", "Gemma2Config", {**_DECODER, "head_dim": 16, "sliding_window": 5}
+    ),
+    "t5": Family(
+        "T5ForConditionalGeneration",
+        "T5Config",
+        {
+            "vocab_size": VOCABULARY,
+            "d_model": 64,
+            "d_kv": 16,
+            "d_ff": 96,
+            "num_layers": 2,
+            "num_heads": 4,
+            "dropout_rate": 0.0,
+            "pad_token_id": 0,
+            "decoder_start_token_id": 0,
+        },
+    ),
+}
