@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -10,14 +11,19 @@ from ...attention.arguments import NO_WINDOW
 from ...attention.batched import flash_attn_func
 from ...attention.packed import flash_attn_varlen_func
 from ...masks.band import Band
+from .graph import attend_traced
 from .once import choose_longest, find_packed, read_dense
 from .refusals import require_served
 from .sight import Sight
 from .single import attend_once, is_interval
+from .traced import trace_documents
+
+if TYPE_CHECKING:
+    from .sight import Segments
 
 Tensor = torch.Tensor
 Tensors = tuple[Tensor, Tensor, Tensor]
-Packing = tuple[Tensor, Tensor, int, int]
+Packing = tuple[Tensor, Tensor, int | Tensor, int | Tensor]
 
 
 def attention_forward(  # noqa: PLR0913, PLR0917 - the interface of transformers
@@ -107,10 +113,17 @@ def _attend(
     q, k, v = (_lay_out(x) for x in tensors)
     if sight.keys is not None:
         k, v = k[:, : sight.keys], v[:, : sight.keys]
+    is_open = sight.packed or sight.is_band  # position_ids and cu_seq_lens may say more
+    packing = _read_packing(others) if is_open else None
+    if packing is None and is_open:
+        sight = _find_documents(q, k, sight, others.get("position_ids"))
+    if packing is None and sight.graph is not None:
+        return attend_traced(q, k, v, sight.graph, scale)
     if sight.mask is not None:
         return flash_attn_func(q, k, v, softmax_scale=scale, mask=sight.mask, return_lse=True)
     window = sight.band.left, sight.band.right
-    packing = _find_packing(q, k, sight, others)
+    if packing is None and sight.segments is not None:
+        packing = _pack(q, k, sight.segments)
     if packing is None:
         return flash_attn_func(q, k, v, softmax_scale=scale, window_size=window, return_lse=True)
     out, lse = flash_attn_varlen_func(
@@ -130,18 +143,31 @@ def _lay_out(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _find_packing(q: Tensor, k: Tensor, sight: Sight, others: dict[str, Any]) -> Packing | None:
-    """Return what flash_attn_varlen_func takes after q, k and v; None if nothing is packed."""
-    segments = sight.segments
+def _read_packing(others: dict[str, Any]) -> Packing | None:
+    """Return what the caller says of packed documents."""
     bounds_q, bounds_k = others.get("cu_seq_lens_q"), others.get("cu_seq_lens_k")
-    if (segments is None or sight.packed) and bounds_q is not None and bounds_k is not None:
-        longest_q = choose_longest(others.get("max_length_q"), bounds_q)
-        longest_k = choose_longest(others.get("max_length_k"), bounds_k)
-        return bounds_q.to(torch.int32), bounds_k.to(torch.int32), longest_q, longest_k
-    if segments is None and sight.band.right == 0 and q.shape[1] == k.shape[1] > 1:
-        segments = find_packed(others.get("position_ids"), q.shape[:2])
-    if segments is None:
+    if bounds_q is None or bounds_k is None:
         return None
+    longest_q = choose_longest(others.get("max_length_q"), bounds_q)
+    longest_k = choose_longest(others.get("max_length_k"), bounds_k)
+    return bounds_q.to(torch.int32), bounds_k.to(torch.int32), longest_q, longest_k
+
+
+def _find_documents(q: Tensor, k: Tensor, sight: Sight, positions: Tensor | None) -> Sight:
+    """Return what is seen of the documents that position_ids tell of, if they do."""
+    batch, seqlen = q.shape[:2]
+    if positions is None or sight.band.right != 0 or not k.shape[1] == seqlen > 1:
+        return sight
+    if positions.dim() != 2 or positions.shape[1] != seqlen or len(positions) not in {1, batch}:  # noqa: PLR2004
+        return sight  # several for each token, say
+    if torch.compiler.is_compiling():
+        return trace_documents(sight, positions, batch)
+    if sight.segments is not None:  # the mask function knows them
+        return sight
+    return replace(sight, segments=find_packed(positions, batch))
+
+
+def _pack(q: Tensor, k: Tensor, segments: Segments) -> Packing:
     if not q.shape[:2] == k.shape[:2] == segments.shape:
         message = (
             f"a mask made for {list(segments.shape)} tokens must be used for these, got queries "

@@ -12,7 +12,7 @@ import torch
 
 from ...attention.conversions import Conversions
 from ...masks import BlockMask
-from .refusals import refuse_bias
+from .refusals import refuse_bias, refuse_tracing
 from .sight import Segments, find_documents
 
 if TYPE_CHECKING:
@@ -24,27 +24,21 @@ Found = TypeVar("Found")
 _found: Final[Conversions[Any]] = Conversions()
 
 
-def find_packed(position_ids: Tensor | None, shape: torch.Size) -> Segments | None:
-    """Return the documents of a batch [batch, seqlen], None if each row is one.
-
-    Positions of another shape (several per token, say) tell of no documents.
-    """
-    if position_ids is None or position_ids.dim() != 2:  # noqa: PLR2004
-        return None
-    batch, seqlen = shape
-    if position_ids.shape[1] != seqlen or len(position_ids) not in {1, batch}:
-        return None
+def find_packed(positions: Tensor, batch: int) -> Segments | None:
+    """Return the documents of position_ids [batch or 1, seqlen], None if rows are one each."""
     return _once(
-        position_ids,
+        positions,
         ("documents", batch),
-        lambda: find_documents(position_ids.to("cpu").expand(batch, -1)),
+        lambda: find_documents(positions.to("cpu").expand(batch, -1)),
     )
 
 
-def choose_longest(given: int | Tensor | None, cu_seqlens: Tensor) -> int:
+def choose_longest(given: int | Tensor | None, cu_seqlens: Tensor) -> int | Tensor:
     """Return the length of the longest sequence, which is read unless it is an int."""
     if isinstance(given, int):
         return given
+    if torch.compiler.is_compiling():  # the function of packed sequences reads it
+        return cu_seqlens.diff().max() if given is None else given
     if given is not None:
         return _once(given, "longest", lambda: int(given.item()))
     return _once(cu_seqlens, "longest", lambda: int(cu_seqlens.to("cpu").diff().max()))
@@ -57,6 +51,8 @@ def read_dense(
 
     Keys beyond those that there are, of a static cache, are left out.
     """
+    if torch.compiler.is_compiling():
+        refuse_tracing()
 
     def read() -> BlockMask:
         seen = mask.detach()

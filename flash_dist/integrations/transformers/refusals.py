@@ -55,6 +55,15 @@ def refuse_bias(module: torch.nn.Module, dtype: torch.dtype) -> NoReturn:
     _refuse(module, what, "no kernels that add a bias", _EAGER)
 
 
+def refuse_tracing() -> NoReturn:
+    """Raise ValueError, whose text torch.compile shows, for a mask that no graph can hold."""
+    message = (
+        "a mask in a graph of torch.compile must be a band within sequences, which lie without "
+        'gaps, got one that shows other pairs\n\nhint: `attn_implementation="sdpa"` compiles it'
+    )
+    raise ValueError(message)
+
+
 def _refuse(module: torch.nn.Module, what: str, why: str, hint: str) -> NoReturn:
     message = f"{type(module).__name__} asks for {what}, and there are {why}\n\n{hint}"
     raise ValueError(message)

@@ -22,9 +22,9 @@ class Segments:
 
     def __init__(self, starts: Tensor) -> None:
         """Take booleans [batch, seqlen] of the host: where a row's second, third ... one begins."""
-        starts = starts.clone()
-        starts[:, 0] = True
-        bounds = pad(starts.flatten().nonzero().flatten(), (0, 1), value=starts.numel())
+        self.starts: Final = starts.clone()
+        self.starts[:, 0] = True
+        bounds = pad(self.starts.flatten().nonzero().flatten(), (0, 1), value=starts.numel())
         self.shape: Final = starts.shape
         self.longest: Final = int(bounds.diff().max())
         self._bounds: Final = bounds.to(torch.int32)
@@ -51,7 +51,13 @@ class Sight:
     packed: bool = False  # segments are documents, not tokens and their padding
     keys: int | None = None  # only so many exist; behind them are empty slots of a static cache
     mask: BlockMask | None = None  # says it all
+    graph: tuple[Tensor, Tensor] | None = None  # likewise, see traced.py
     ndim: int = field(default=4, init=False)  # a finished mask, not one of tokens
+
+    @property
+    def is_band(self) -> bool:
+        """Whether nothing but the band is known yet."""
+        return self.segments is None and self.mask is None and self.graph is None
 
     def contiguous(self) -> Sight:
         """Return self."""

@@ -1,0 +1,100 @@
+"""What is decided on the host: which keys the queries of a forward see."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch.nn.functional import pad
+
+from ...masks import BlockMask
+from .sight import Segments, Sight, send
+
+if TYPE_CHECKING:
+    from ...masks import Band
+
+Tensor = torch.Tensor
+
+
+class Padding(NamedTuple):
+    """Which keys exist, on the host."""
+
+    exists: Tensor  # booleans [batch, seqlen_k]
+    first: Tensor  # [batch]
+    end: Tensor  # [batch]
+
+    @classmethod
+    def of(cls, exists: Tensor) -> Padding:
+        """Return it with where each row's keys begin and end."""
+        keys = torch.arange(exists.shape[1], device="cpu")
+        end = torch.where(exists, keys + 1, 0).amax(1)
+        first = torch.where(exists, keys, exists.shape[1]).amin(1)
+        return cls(exists, torch.minimum(first, end), end)
+
+    @property
+    def gaps(self) -> bool:
+        """Whether there is padding between a row's keys."""
+        return bool((self.exists.sum(1) != self.end - self.first).any())
+
+
+def read_padding(tokens: Tensor | None, keys: int) -> Padding | None:
+    """Return which keys exist, None if all do that there is a token for. Waits for the GPU."""
+    if tokens is None:
+        return None
+    exists = tokens.to("cpu", torch.bool)
+    if bool(exists.all()):
+        return None
+    return Padding.of(pad(exists, (0, keys - exists.shape[1])))
+
+
+def find_changes(ids: Tensor) -> Tensor:
+    """Return where the id is another than before."""
+    return pad(ids[:, 1:] != ids[:, :-1], (1, 0))
+
+
+def see_once(
+    band: Band,
+    padding: Padding | None,
+    offset: int | Tensor,
+    keys: int,
+    device: torch.device | str,
+) -> Tensor | None:
+    """Return the keys that one query sees [batch or 1, 1, 1, 2], None if they are all keys."""
+    everything = torch.tensor([[0, keys]], device="cpu")
+    bounds = everything
+    if padding is not None:
+        bounds = torch.stack([padding.first, padding.end], -1)
+    lo, hi = (bounds if isinstance(offset, int) else send(bounds, device)).unbind(-1)
+    if band.left >= 0:
+        lo = torch.clamp(lo, min=offset - band.left)
+    if band.right >= 0:
+        hi = torch.clamp(hi, max=offset + band.right + 1)
+    seen = torch.stack([lo, torch.maximum(lo, hi)], -1)
+    if isinstance(offset, int):
+        if bool((seen == everything).all()):
+            return None
+        seen = send(seen, device)
+    return seen.to(torch.int32).view(-1, 1, 1, 2)
+
+
+def see(band: Band, padding: Padding | None, offset: int, queries: int, keys: int) -> Sight:
+    """Return what queries see of keys, of which the first is `offset` before the first query."""
+    end = offset + queries
+    exist = end if band.right == 0 and end < keys else None  # a static cache is empty behind that
+    used = keys if exist is None else exist
+    if padding is not None and bool(padding.exists[:, :used].all()):
+        padding = None
+    if padding is not None and used == queries and offset == 0:
+        return Sight(band, Segments(find_changes(padding.exists[:, :used])), keys=exist)
+    aligned = used - queries == offset
+    if padding is None and (aligned or band.is_full):
+        return Sight(band, keys=exist)
+    rows = torch.arange(offset, end, device="cpu")
+    first = torch.zeros(1, 1, dtype=torch.int64, device="cpu")
+    last = torch.full((1, 1), used, device="cpu")
+    if padding is not None:
+        first, last = padding.first.unsqueeze(1), padding.end.unsqueeze(1)
+    lo = first if band.left < 0 else torch.maximum(first, rows - band.left)
+    hi = last if band.right < 0 else torch.minimum(last, rows + band.right + 1)
+    lo, hi = (x.clamp(0, used).expand(-1, queries) for x in (lo, hi))
+    return Sight(keys=exist, mask=BlockMask.from_intervals(lo, hi, seqlen_k=used))

@@ -1,0 +1,167 @@
+"""What layers are given shows the pairs that a mask function of transformers shows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from flash_dist.integrations.transformers.masks import make_mask
+from flash_dist.masks.inputs import Shape
+from flash_dist.masks.terms import BandTerm
+from tests.unit.made import mask_functions as made
+
+if TYPE_CHECKING:
+    from flash_dist.integrations.transformers.sight import Sight
+
+Tensor = torch.Tensor
+
+BATCH = 3
+POSITIONS = torch.tensor([0, 1, 2, 3, 0, 1, 0, 0, 1, 2]).expand(BATCH, -1)
+DOCUMENTS = torch.tensor([0, 0, 0, 0, 1, 1, 2, 3, 3, 3]).expand(BATCH, -1)
+LEFT = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1, 1], [1] * 10, [0] * 9 + [1]], dtype=torch.bool)
+PADDINGS = {
+    "none": None,
+    "all": torch.ones(BATCH, 10, dtype=torch.bool),
+    "left": LEFT,
+    "right": LEFT.flip(1),
+    "empty": LEFT & (torch.arange(BATCH) != 1)[:, None],
+}
+WINDOW = made.and_masks(made.sliding_window_overlay(3), made.causal_mask_function)
+FUNCTIONS = {
+    "causal": made.causal_mask_function,
+    "full": made.bidirectional_mask_function,
+    "window": WINDOW,
+    "both-sides": made.and_masks(
+        made.sliding_window_bidirectional_overlay(2), made.bidirectional_mask_function
+    ),
+}
+GEOMETRIES = {  # queries, keys, position of the first query, and of the first key
+    "prefill": (10, 10, 0, 0),
+    "decode": (1, 10, 9, 0),
+    "window-decode": (1, 4, 9, 6),
+    "more": (4, 10, 6, 0),
+    "static-prefill": (6, 10, 0, 0),
+    "static-more": (3, 10, 4, 0),
+    "static-decode": (1, 10, 5, 0),
+}
+CAUSAL = FUNCTIONS["causal"], FUNCTIONS["window"]
+FORWARDS = {
+    f"{name}-{kind}": (function, geometry)
+    for name, function in FUNCTIONS.items()
+    for kind, geometry in GEOMETRIES.items()
+    if function in CAUSAL or geometry[0] in {1, geometry[1]}  # of a cache all are causal
+}
+
+
+def make(
+    function: Any,  # noqa: ANN401
+    geometry: tuple[int, int, Any, int] = GEOMETRIES["prefill"],
+    padding: Tensor | None = None,
+) -> Any:  # noqa: ANN401
+    queries, keys, position, first = geometry
+    return make_mask(
+        batch_size=BATCH,
+        q_length=queries,
+        kv_length=keys,
+        q_offset=position,
+        kv_offset=first,
+        mask_function=function,
+        attention_mask=padding,
+        allow_is_causal_skip=True,
+        device=torch.device("cpu"),
+        config=None,
+    )
+
+
+def show(mask: Sight | Tensor | None, queries: int, keys: int, *, causal: bool) -> Tensor:
+    """Return booleans [batch, queries, keys] of what layers make of a mask."""
+    seen = torch.zeros(BATCH, queries, keys, dtype=torch.bool)
+    if isinstance(mask, Tensor):
+        assert mask.shape == (BATCH, 1, 1, 2)
+        assert mask.dtype == torch.int32
+        numbers = torch.arange(keys)
+        return (mask[..., 0] <= numbers) & (numbers < mask[..., 1])
+    if mask is None:
+        seen[:] = torch.ones(queries, keys).tril().bool() if causal and queries > 1 else True
+        return seen
+    used = keys if mask.keys is None else mask.keys
+    if mask.mask is not None:
+        seen[..., :used] = mask.mask.visible(BATCH, 1, queries, used)[:, 0]
+        return seen
+    seen[..., :used] = BandTerm(mask.band).visible(Shape(BATCH, 1, queries, used))[0]
+    if mask.segments is not None:
+        assert mask.segments.shape == (BATCH, queries) == (BATCH, used)
+        bounds = mask.segments.on(torch.device("cpu")).long()
+        assert mask.segments.longest == int(bounds.diff().max())
+        ids = torch.zeros(BATCH * queries + 1, dtype=torch.long)
+        ids[bounds] = 1
+        ids = ids[:-1].cumsum(0).view(BATCH, queries)
+        seen[..., :used] &= ids[:, :, None] == ids[:, None, :]
+    return seen
+
+
+@pytest.mark.parametrize("padding", PADDINGS.values(), ids=list(PADDINGS))
+@pytest.mark.parametrize(("function", "geometry"), FORWARDS.values(), ids=list(FORWARDS))
+@pytest.mark.parametrize("is_tensor", [False, True], ids=["number", "tensor"])
+def test_every_query_that_is_a_token_sees_what_the_function_shows(
+    function: Any,  # noqa: ANN401
+    geometry: tuple[int, int, int, int],
+    padding: Tensor | None,
+    is_tensor: bool,  # noqa: FBT001
+) -> None:
+    queries, keys, position, first = geometry
+    causal = function in CAUSAL
+    moved = torch.tensor(position) if is_tensor else position
+    got = show(make(function, (queries, keys, moved, first), padding), queries, keys, causal=causal)
+    rows, columns = range(position, position + queries), range(first, first + keys)
+    want = made.evaluate(function, rows, columns, BATCH).clone()
+    if padding is not None:
+        want &= padding[:, None, first : first + keys]
+        is_token = padding[:, position : position + queries]
+        got, want = got[is_token], want[is_token]
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("function", [made.causal_mask_function, WINDOW], ids=["causal", "window"])
+def test_documents_are_segments_and_positions_begin_anew_in_each(
+    function: Any,  # noqa: ANN401
+) -> None:
+    packed = made.and_masks(
+        made.packed_sequence_mask_function(DOCUMENTS),
+        made.remap_positions_for_packed_sequence(function, POSITIONS),
+    )
+    mask = make(packed)
+    assert mask.packed
+    want = made.evaluate(packed, range(10), range(10), BATCH)
+    assert torch.equal(show(mask, 10, 10, causal=True), want)
+
+
+def test_a_mask_that_was_made_before_is_passed_on() -> None:
+    mask = make(WINDOW)
+    assert make(made.causal_mask_function, padding=mask) is mask
+    assert mask.contiguous() is mask
+    assert mask.ndim == 4
+
+
+def test_a_plain_forward_needs_no_mask() -> None:
+    for name in ("prefill", "decode", "static-prefill"):
+        for padding in ("none", "all"):
+            assert make(FUNCTIONS["causal"], GEOMETRIES[name], PADDINGS[padding]) is None
+    assert make(FUNCTIONS["full"]) is None
+
+
+def test_older_transformers_give_positions_in_place_of_sizes() -> None:
+    arguments = {"batch_size": BATCH, "kv_length": 10, "mask_function": WINDOW}
+    mask = make_mask(**arguments, cache_position=torch.tensor([4, 5, 6]))
+    assert torch.equal(
+        show(mask, 3, 10, causal=True), made.evaluate(WINDOW, range(4, 7), range(10), BATCH)
+    )
+    once: Any = make_mask(**arguments, cache_position=torch.tensor([6]))
+    assert once.flatten().tolist() == [4, 7] * BATCH
+
+
+def test_what_is_done_with_a_tensor_is_refused_by_name() -> None:
+    with pytest.raises(AttributeError, match=r'(?s)reads `masked_fill` .*hint: .*"sdpa"'):
+        make(WINDOW).masked_fill  # noqa: B018

@@ -1,0 +1,67 @@
+"""What has no kernel is refused by the name of the module, with what to set."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from flash_dist.integrations.transformers.refusals import (
+    refuse_bias,
+    refuse_tracing,
+    require_served,
+)
+
+NEUTRAL: dict[str, Any] = {"dropout": 0.0, "softcap": None, "position_bias": None, "cache": None}
+
+
+class Attention(torch.nn.Module):
+    def __init__(self, **config: float) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(**config)
+
+
+def test_neutral_arguments_are_served_and_others_are_not_looked_at() -> None:
+    require_served(Attention(), **NEUTRAL, use_cache=True, head_mask=None)
+    require_served(Attention(), **{**NEUTRAL, "softcap": 0.0}, output_attentions=False)
+
+
+@pytest.mark.parametrize(
+    ("argument", "words"),
+    [
+        ({"softcap": 50.0}, r"Attention asks for softcap=50.0, and .*cap scores\n\nhint: .*eager"),
+        ({"position_bias": torch.zeros(1)}, r"Attention asks for position_bias, .*add a bias"),
+        ({"head_mask": torch.zeros(1)}, r"Attention asks for head_mask, .*weigh heads"),
+        ({"output_attentions": True}, r"asks for output_attentions=True, .*stored"),
+        ({"cache": object()}, r"asks for a paged cache, .*pages\n\nhint: .*sdpa"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_wish_is_refused_by_name(argument: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=f"(?s){words}"):
+        require_served(Attention(), **{**NEUTRAL, **argument})
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ({"attention_probs_dropout_prob": 0.1}, "attention_probs_dropout_prob"),
+        ({"dropout": 0.1, "attention_dropout": 0.0}, "dropout"),
+        ({"dropout": 0.1, "attention_dropout": 0.1}, "attention_dropout"),
+        ({}, "attention_dropout"),
+    ],
+)
+def test_dropout_is_refused_with_what_its_configuration_calls_it(
+    config: dict[str, float], name: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"asks for dropout=0.1, .*\n\nhint: .*`{name}=0.0`"):
+        require_served(Attention(**config), **{**NEUTRAL, "dropout": 0.1})
+
+
+def test_a_mask_of_numbers_and_one_that_no_graph_holds_are_refused() -> None:
+    with pytest.raises(ValueError, match="attention_mask of float16 that adds"):
+        refuse_bias(Attention(), torch.float16)
+    with pytest.raises(ValueError, match=r"torch\.compile"):
+        refuse_tracing()
