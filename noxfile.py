@@ -55,6 +55,7 @@ CHOICES = {
     ("--all",): CORES,
 }
 SMALL_SET = "hopper"  # one target: what tests build
+TRANSFORMERS = ("", "4.57.6")  # versions that `nox -s integrations` tries; "" is the newest
 # After the wheels, in order.
 RELEASED = ("fingerprint_check", *(row.name for row in released()), "manifest", "install_test")
 
@@ -177,6 +178,27 @@ def _install_small_wheel(session: nox.Session, *groups: str) -> None:
 
 
 @nox.session(requires=["small_wheel"])
+def integrations(session: nox.Session) -> None:
+    """Hold tiny models of transformers against its eager attention, on the CPU: `-- VERSION ...`.
+
+    By default those of the newest version and of the oldest that is served.
+    """
+    _install_small_wheel(session, "test")
+    _go_where_tests_lie(session, "integrations")
+    session.env["HF_HUB_OFFLINE"] = "1"  # weights are random
+    for version in session.posargs or TRANSFORMERS:
+        session.install("--upgrade", f"transformers{version and '=='}{version}")
+        session.run(
+            "python",
+            "-m",
+            "pytest",
+            "--override-ini=pythonpath=",
+            "--override-ini=filterwarnings=",  # transformers has its own
+            "tests/integrations",
+        )
+
+
+@nox.session(requires=["small_wheel"])
 def reader_tests(session: nox.Session) -> None:
     """Compare inspect with NVIDIA's cuobjdump and nvdisasm on code of nvcc and on wheels.
 
@@ -221,13 +243,18 @@ def _install_beside_tests(session: nox.Session) -> list[str]:
     wheel, *args = session.posargs or [str(next((ROOT / "dist" / "all").glob("*.whl")))]
     install(session, "runtime", "test")
     session.install(str(Path(wheel).resolve()))
-    work = Path(session.create_tmp()) / "gpu"
+    _go_where_tests_lie(session, "gpu")
+    return args
+
+
+def _go_where_tests_lie(session: nox.Session, name: str) -> None:
+    """Go where the tests lie without the sources' package: what is installed is tested."""
+    work = Path(session.create_tmp()) / name
     shutil.rmtree(work, ignore_errors=True)
-    for name in ("tests", "csrc"):
-        shutil.copytree(ROOT / name, work / name)
+    for folder in ("tests", "csrc"):
+        shutil.copytree(ROOT / folder, work / folder)
     shutil.copy2(ROOT / "pyproject.toml", work)
     session.chdir(work)
-    return args
 
 
 @nox.session(venv_params=["--system-site-packages"], default=False)

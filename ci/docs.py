@@ -56,6 +56,7 @@ docs/inspect
 docs/building
 docs/channels
 docs/recipes
+docs/transformers
 ```
 
 ```{toctree}

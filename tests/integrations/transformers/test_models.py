@@ -1,0 +1,282 @@
+"""Tiny models on these kernels equal the same models in transformers' own eager attention.
+
+On the CPU, where the operators are plain torch. What transformers of a version does not route
+through its interface is left out, by the name of what it lacks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+import torch
+import torch._dynamo.testing
+import transformers
+from packaging.version import Version
+
+from flash_dist.integrations.transformers import attention, register
+from tests.integrations.transformers.models import (
+    DECODERS,
+    ENCODERS,
+    SIGLIP,
+    VOCABULARY,
+    WHISPER,
+    Family,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Tensor = torch.Tensor
+
+NAME = register()
+VERSION = Version(transformers.__version__)
+TOLERANCE = 1e-5  # of the largest number
+BATCH, SEQLEN = 3, 12
+SPLIT = 7  # where the second document begins
+
+GENERATOR = torch.Generator().manual_seed(1)
+IDS = torch.randint(3, VOCABULARY, (BATCH, SEQLEN), generator=GENERATOR)
+LEFT = torch.ones(BATCH, SEQLEN, dtype=torch.long)
+LEFT[0, :4] = LEFT[2, :7] = 0
+BOTH = LEFT.clone()
+BOTH[1, 10:] = 0
+GAPS = torch.ones_like(LEFT)
+GAPS[0, 3:5] = GAPS[2, 0] = 0
+PADDINGS = {"plain": None, "left": LEFT, "right": LEFT.flip(1), "both": BOTH, "gaps": GAPS}
+POSITIONS = torch.cat([torch.arange(SPLIT), torch.arange(SEQLEN - SPLIT)])[None]
+CU_SEQ_LENS = torch.tensor([0, SPLIT, SEQLEN], dtype=torch.int32)
+
+since_5 = pytest.mark.skipif(
+    Version("5.0") > VERSION, reason="before 5.0 these models have attention of their own"
+)
+since_5_4 = pytest.mark.skipif(Version("5.4") > VERSION, reason="5.4 made masks anew")
+
+
+class Run(NamedTuple):
+    """What a model gave."""
+
+    out: Tensor
+    gradients: dict[str, Tensor]
+
+
+def run(model: Any, keep: Tensor | None = None, **inputs: Any) -> Run:  # noqa: ANN401
+    """Return the first output of a model, where tokens are, and gradients of a sum of all of it."""
+    out = model(**inputs)[0]
+    out = out if keep is None else out[keep.bool()]
+    weights = torch.linspace(-1, 1, out.numel()).view(out.shape)
+    (out.float() * weights).mean().backward()
+    named = model.named_parameters()
+    return Run(out.detach(), {n: x.grad for n, x in named if x.grad is not None})
+
+
+def error(got: Tensor, want: Tensor, scale: Tensor | None = None) -> float:
+    scale = want.abs().max() if scale is None else scale
+    return ((got.float() - want.float()).abs().max() / scale).item()
+
+
+def require_equal(got: Run, want: Run, tolerance: float = TOLERANCE) -> None:
+    assert error(got.out, want.out) <= tolerance
+    assert got.gradients.keys() == want.gradients.keys()
+    largest = max(x.abs().max() for x in want.gradients.values())
+    for name, gradient in want.gradients.items():
+        assert error(got.gradients[name], gradient, largest) <= tolerance, name
+
+
+@pytest.fixture(autouse=True)
+def _ran(monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
+    """Hold that our functions were called: a model that fell back to eager would equal it, too."""
+    calls = []
+    for name in ("flash_attn_func", "flash_attn_varlen_func", "attend_once", "attend_traced"):
+        function = getattr(attention, name)
+
+        def spy(*args: Any, function: Any = function, **kwargs: Any) -> Any:  # noqa: ANN401
+            calls.append(function)
+            return function(*args, **kwargs)
+
+        monkeypatch.setattr(attention, name, spy)
+    yield
+    assert calls
+
+
+SINCE = {"bert": since_5, "roberta": since_5, "modernbert": since_5_4}  # of the interface
+MODELS = {**DECODERS, **ENCODERS}
+FAMILIES = [
+    pytest.param(family, id=name, marks=SINCE.get(name, ())) for name, family in MODELS.items()
+]
+
+
+def inputs_of(family: Family, padding: Tensor | None) -> dict[str, Any]:
+    inputs: dict[str, Any] = {"input_ids": IDS}
+    if padding is not None:
+        inputs["attention_mask"] = padding
+        if family.causal:
+            inputs["position_ids"] = (padding.cumsum(1) - 1).clamp(min=0)
+    return inputs
+
+
+@pytest.mark.parametrize("padding", PADDINGS.values(), ids=list(PADDINGS))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_output_and_gradients_are_those_of_eager(family: Family, padding: Tensor | None) -> None:
+    inputs = inputs_of(family, padding)
+    want, got = (run(family.make(name), padding, **inputs) for name in ("eager", NAME))
+    require_equal(got, want)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_half_precision_errs_no_more_than_twice_as_much_as_eager(family: Family) -> None:
+    exact = run(family.make("eager"), LEFT, **inputs_of(family, LEFT)).out
+    eager, got = (
+        run(family.make(name, torch.bfloat16), LEFT, **inputs_of(family, LEFT)).out
+        for name in ("eager", NAME)
+    )
+    assert error(got, exact) <= 2 * error(eager, exact) + 1e-3
+
+
+PACKINGS = {
+    "position_ids": {"use_cache": False},
+    "position_ids-and-cache": {"use_cache": True},
+    "cu_seq_lens": {
+        "use_cache": False,
+        "cu_seq_lens_q": CU_SEQ_LENS,
+        "cu_seq_lens_k": CU_SEQ_LENS,
+        "max_length_q": SPLIT,
+        "max_length_k": torch.tensor(SPLIT),
+    },
+}
+
+
+def run_documents(model: Any) -> Run:  # noqa: ANN401
+    """Return what a model gives for each document alone, one behind the other."""
+    parts = [IDS[:1, :SPLIT], IDS[:1, SPLIT:]]
+
+    def both(**_: object) -> tuple[Tensor]:
+        return (torch.cat([model(input_ids=x, use_cache=False)[0] for x in parts], 1),)
+
+    both.named_parameters = model.named_parameters  # type: ignore[attr-defined]
+    return run(both)
+
+
+@pytest.mark.parametrize("packing", PACKINGS.values(), ids=list(PACKINGS))
+@pytest.mark.parametrize("family", [pytest.param(x, id=n) for n, x in DECODERS.items()])
+def test_packed_documents_are_what_each_is_alone(family: Family, packing: dict[str, Any]) -> None:
+    want = run_documents(family.make("eager"))
+    got = run(family.make(NAME), input_ids=IDS[:1], position_ids=POSITIONS, **packing)
+    require_equal(got, want)
+
+
+def generate(family: Family, name: str, padding: Tensor, **options: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401
+    out = family.make(name).generate(
+        input_ids=IDS,
+        attention_mask=padding,
+        max_new_tokens=10,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_logits=True,
+        **options,
+    )
+    return out.sequences, torch.stack(out.logits)
+
+
+@pytest.mark.parametrize("padding", [torch.ones_like(LEFT), LEFT, GAPS], ids=["no", "left", "gaps"])
+@pytest.mark.parametrize("cache", [None, "static"], ids=["dynamic", "static"])
+@pytest.mark.parametrize("family", [pytest.param(x, id=n) for n, x in DECODERS.items()])
+def test_generated_tokens_are_those_of_eager(
+    family: Family, cache: str | None, padding: Tensor
+) -> None:
+    if family is DECODERS["deepseek_v3"] and cache and Version("5.0") > VERSION:
+        pytest.skip("its static cache does not take keys and values of two sizes before 5.0")
+    want, got = (
+        generate(family, name, padding, cache_implementation=cache) for name in ("eager", NAME)
+    )
+    assert torch.equal(got[0], want[0])
+    assert error(got[1], want[1]) <= TOLERANCE
+
+
+def test_beams_are_those_of_eager() -> None:
+    options = {"num_beams": 3, "cache_implementation": "static"}
+    want, got = (generate(DECODERS["gemma3"], name, LEFT, **options) for name in ("eager", NAME))
+    assert torch.equal(got[0], want[0])
+
+
+def test_siglip_equals_eager() -> None:
+    generator = torch.Generator().manual_seed(2)
+    inputs = {
+        "pixel_values": torch.randn(2, 3, 32, 32, generator=generator),
+        "input_ids": torch.randint(3, VOCABULARY, (2, 16), generator=generator),
+    }
+    want, got = (SIGLIP.make(name)(**inputs) for name in ("eager", NAME))
+    for name in ("image_embeds", "text_embeds"):
+        assert error(got[name], want[name]) <= TOLERANCE
+
+
+def test_whisper_equals_eager_and_generates_the_same() -> None:
+    features = torch.randn(2, 8, 40, generator=torch.Generator().manual_seed(2))
+    inputs = {"input_features": features, "decoder_input_ids": IDS[:2, :7]}
+    want, got = (run(WHISPER.make(name), **inputs) for name in ("eager", NAME))
+    require_equal(got, want)
+    for cache in (None, "static"):
+        tokens = [
+            WHISPER.make(name).generate(
+                input_features=features, max_new_tokens=9, cache_implementation=cache
+            )
+            for name in ("eager", NAME)
+        ]
+        assert torch.equal(*tokens)
+
+
+def test_a_mask_of_the_callers_own_is_served() -> None:
+    family = DECODERS["llama"]
+    tree = torch.ones(SEQLEN, SEQLEN, dtype=torch.bool).tril()
+    tree[9:, 4:8] = False  # two branches
+    lowest = torch.finfo(torch.float32).min
+    added = torch.where(tree, 0.0, lowest)[None, None]
+    want = run(family.make("eager"), input_ids=IDS, attention_mask=added)
+    for mask in (added, tree[None, None]):
+        require_equal(run(family.make(NAME), input_ids=IDS, attention_mask=mask), want)
+    with pytest.raises(ValueError, match="LlamaAttention asks for an attention_mask of float32"):
+        family.make(NAME)(input_ids=IDS, attention_mask=added + 0.5)
+
+
+FORWARDS: dict[str, Callable[[Tensor], dict[str, Tensor]]] = {
+    "plain": lambda _: {},
+    "padded": lambda mask: {
+        "attention_mask": mask,
+        "position_ids": (mask.cumsum(1) - 1).clamp(min=0),
+    },
+}
+
+
+@since_5_4
+@pytest.mark.parametrize("kind", [*FORWARDS, "packed", "cu_seq_lens"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt_oss"])
+def test_a_compiled_forward_is_one_graph_for_all_lengths(name: str, kind: str) -> None:
+    family = DECODERS[name]
+    torch._dynamo.reset()
+    counter: Any = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    eager, model = family.make("eager"), family.make(NAME)
+    compiled: Any = torch.compile(model, backend=counter, fullgraph=True)
+    for seqlen in (12, 10, 9):
+        ids, mask = IDS[:, :seqlen], LEFT[:, :seqlen]
+        if kind in FORWARDS:
+            inputs = {"input_ids": ids, **FORWARDS[kind](mask), "use_cache": False}
+            keep = mask.bool() if kind == "padded" else torch.ones_like(mask).bool()
+            want, got = (x(**inputs)[0][keep] for x in (eager, compiled))
+        else:
+            parts = (ids[:1, :SPLIT], ids[:1, SPLIT:])
+            want = torch.cat([eager(input_ids=x, use_cache=False)[0] for x in parts], 1)
+            inputs = {"input_ids": ids[:1], "position_ids": POSITIONS[:, :seqlen]}
+            if kind == "cu_seq_lens":
+                bounds = torch.tensor([0, SPLIT, seqlen], dtype=torch.int32)
+                inputs |= {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds}
+                inputs |= {"max_length_q": SPLIT, "max_length_k": SPLIT}
+            got = compiled(**inputs, use_cache=False)[0]
+        assert error(got, want) <= TOLERANCE
+        for x in (want, got):
+            (x * torch.linspace(-1, 1, x.numel()).view(x.shape)).mean().backward()
+    assert counter.frame_count <= 2  # one size, then any
+    wanted = dict(eager.named_parameters())
+    largest = max(x.grad.abs().max() for x in wanted.values() if x.grad is not None)
+    for parameter, x in model.named_parameters():
+        if x.grad is not None:
+            assert error(x.grad, wanted[parameter].grad, largest) <= TOLERANCE, parameter

@@ -1,0 +1,64 @@
+"""What models ask for that has no kernel is refused, and so is a mask that no graph can hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from packaging.version import Version
+
+from flash_dist.integrations.transformers import register
+from tests.integrations.transformers.models import DECODERS, ENCODERS, REFUSED, VOCABULARY
+
+NAME = register()
+VERSION = Version(transformers.__version__)
+IDS = torch.randint(3, VOCABULARY, (3, 12), generator=torch.Generator().manual_seed(1))
+GAPS = torch.ones_like(IDS)
+GAPS[0, 3:5] = 0
+
+since_5 = pytest.mark.skipif(
+    Version("5.0") > VERSION, reason="before 5.0 these models have attention of their own"
+)
+
+
+@pytest.mark.parametrize(
+    ("make", "inputs", "words"),
+    [
+        pytest.param(
+            lambda: REFUSED["gemma2"].make(NAME),
+            {},
+            "Gemma2Attention asks for softcap",
+            id="gemma2",
+        ),
+        pytest.param(
+            lambda: REFUSED["t5"].make(NAME),
+            {"decoder_input_ids": IDS},
+            "T5Attention asks for position_bias",
+            id="t5",
+            marks=pytest.mark.skipif(Version("5.4") > VERSION, reason="T5 has its own attention"),
+        ),
+        *(
+            pytest.param(
+                lambda name=name: ENCODERS[name].make(NAME).train(),
+                {},
+                "(?s)SelfAttention asks for dropout=0.1.*attention_probs_dropout_prob=0.0",
+                id=name,
+                marks=since_5,
+            )
+            for name in ("bert", "roberta")
+        ),
+    ],
+)
+def test_what_has_no_kernel_is_refused(make: Any, inputs: Any, words: str) -> None:  # noqa: ANN401
+    with pytest.raises(ValueError, match=words):
+        make()(input_ids=IDS, **inputs)
+
+
+@pytest.mark.skipif(Version("5.4") > VERSION, reason="traced masks need q_length")
+def test_a_mask_that_no_graph_holds_is_refused_where_it_is_compiled() -> None:
+    torch._dynamo.reset()
+    model: Any = torch.compile(DECODERS["llama"].make(NAME), backend="aot_eager", fullgraph=True)
+    with pytest.raises(ValueError, match=r"a mask in a graph of torch\.compile"):
+        model(input_ids=IDS, attention_mask=GAPS, use_cache=False)
