@@ -10,13 +10,11 @@ import transformers
 from packaging.version import Version
 
 from flash_dist.integrations.transformers import register
-from tests.integrations.transformers.models import DECODERS, ENCODERS, REFUSED, VOCABULARY
+from tests.integrations.transformers.models import ENCODERS, REFUSED, VOCABULARY
 
 NAME = register()
 VERSION = Version(transformers.__version__)
 IDS = torch.randint(3, VOCABULARY, (3, 12), generator=torch.Generator().manual_seed(1))
-GAPS = torch.ones_like(IDS)
-GAPS[0, 3:5] = 0
 
 since_5 = pytest.mark.skipif(
     Version("5.0") > VERSION, reason="before 5.0 these models have attention of their own"
@@ -54,11 +52,3 @@ since_5 = pytest.mark.skipif(
 def test_what_has_no_kernel_is_refused(make: Any, inputs: Any, words: str) -> None:  # noqa: ANN401
     with pytest.raises(ValueError, match=words):
         make()(input_ids=IDS, **inputs)
-
-
-@pytest.mark.skipif(Version("5.4") > VERSION, reason="traced masks need q_length")
-def test_a_mask_that_no_graph_holds_is_refused_where_it_is_compiled() -> None:
-    torch._dynamo.reset()
-    model: Any = torch.compile(DECODERS["llama"].make(NAME), backend="aot_eager", fullgraph=True)
-    with pytest.raises(ValueError, match=r"a mask in a graph of torch\.compile"):
-        model(input_ids=IDS, attention_mask=GAPS, use_cache=False)

@@ -1,0 +1,111 @@
+"""A model is compiled as one graph, whatever its lengths, and equals eager attention in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch._dynamo.testing
+import transformers
+from packaging.version import Version
+
+from flash_dist.integrations.transformers import register
+from tests.integrations.transformers.models import DECODERS, VOCABULARY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Tensor = torch.Tensor
+
+pytestmark = pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.4"), reason="5.4 made masks anew"
+)
+
+NAME = register()
+TOLERANCE = 1e-5  # of the largest number
+SEQLEN = 12
+SPLIT = 7  # where the second document begins
+IDS = torch.randint(3, VOCABULARY, (3, SEQLEN), generator=torch.Generator().manual_seed(1))
+LEFT = torch.ones_like(IDS)
+LEFT[0, :4] = LEFT[2, :7] = 0
+GAPS = torch.ones_like(IDS)
+GAPS[0, 3:5] = 0
+POSITIONS = torch.cat([torch.arange(SPLIT), torch.arange(SEQLEN - SPLIT)])[None]
+
+
+def error(got: Tensor, want: Tensor, scale: Tensor | None = None) -> float:
+    scale = want.abs().max() if scale is None else scale
+    return ((got - want).abs().max() / scale).item()
+
+
+FORWARDS: dict[str, Callable[[Tensor], dict[str, Tensor]]] = {
+    "plain": lambda _: {},
+    "padded": lambda mask: {
+        "attention_mask": mask,
+        "position_ids": (mask.cumsum(1) - 1).clamp(min=0),
+    },
+}
+
+
+@pytest.mark.parametrize("kind", [*FORWARDS, "packed", "cu_seq_lens"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt_oss"])
+def test_a_compiled_forward_is_one_graph_for_all_lengths(name: str, kind: str) -> None:
+    family = DECODERS[name]
+    torch._dynamo.reset()
+    counter: Any = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    eager, model = family.make("eager"), family.make(NAME)
+    compiled: Any = torch.compile(model, backend=counter, fullgraph=True)
+    for seqlen in (12, 10, 9):
+        ids, mask = IDS[:, :seqlen], LEFT[:, :seqlen]
+        if kind in FORWARDS:
+            inputs = {"input_ids": ids, **FORWARDS[kind](mask), "use_cache": False}
+            keep = mask.bool() if kind == "padded" else torch.ones_like(mask).bool()
+            want, got = (x(**inputs)[0][keep] for x in (eager, compiled))
+        else:
+            parts = (ids[:1, :SPLIT], ids[:1, SPLIT:])
+            want = torch.cat([eager(input_ids=x, use_cache=False)[0] for x in parts], 1)
+            inputs = {"input_ids": ids[:1], "position_ids": POSITIONS[:, :seqlen]}
+            if kind == "cu_seq_lens":
+                bounds = torch.tensor([0, SPLIT, seqlen], dtype=torch.int32)
+                inputs |= {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds}
+                inputs |= {"max_length_q": SPLIT, "max_length_k": SPLIT}
+            got = compiled(**inputs, use_cache=False)[0]
+        assert error(got, want) <= TOLERANCE
+        for x in (want, got):
+            (x * torch.linspace(-1, 1, x.numel()).view(x.shape)).mean().backward()
+    assert counter.frame_count <= 2  # one size, then any
+    for graph in counter.graphs:
+        assert "flash_dist" in graph.print_readable(print_output=False)
+    wanted = dict(eager.named_parameters())
+    largest = max(x.grad.abs().max() for x in wanted.values() if x.grad is not None)
+    for parameter, x in model.named_parameters():
+        if x.grad is not None:
+            assert error(x.grad, wanted[parameter].grad, largest) <= TOLERANCE, parameter
+
+
+def test_a_mask_that_no_graph_holds_is_refused_where_it_is_compiled() -> None:
+    torch._dynamo.reset()
+    model: Any = torch.compile(DECODERS["llama"].make(NAME), backend="aot_eager", fullgraph=True)
+    with pytest.raises(ValueError, match=r"a mask in a graph of torch\.compile"):
+        model(input_ids=IDS, attention_mask=GAPS, use_cache=False)
+
+
+def test_generate_compiles_one_query_with_a_static_cache() -> None:
+    config = transformers.CompileConfig(fullgraph=True, backend="aot_eager", mode=None)
+    config._compile_all_devices = True  # the CPU, too
+    torch._dynamo.reset()
+    tokens = [
+        DECODERS["gemma3"]
+        .make(name)
+        .generate(
+            input_ids=IDS,
+            attention_mask=LEFT,
+            max_new_tokens=6,
+            cache_implementation="static",
+            compile_config=compile_config,
+        )
+        for name, compile_config in (("eager", None), (NAME, config))
+    ]
+    assert torch.equal(*tokens)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
