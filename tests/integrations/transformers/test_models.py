@@ -13,7 +13,8 @@ import torch
 import transformers
 from packaging.version import Version
 
-from flash_dist.integrations.transformers import attention, register
+from flash_dist.integrations.transformers import attention, once, register
+from flash_dist.integrations.transformers.sight import find_documents
 from tests.integrations.transformers.models import (
     DECODERS,
     ENCODERS,
@@ -244,3 +245,41 @@ def test_a_mask_of_the_callers_own_is_served() -> None:
         require_equal(run(family.make(NAME), input_ids=IDS, attention_mask=mask), want)
     with pytest.raises(ValueError, match="LlamaAttention asks for an attention_mask of float32"):
         family.make(NAME)(input_ids=IDS, attention_mask=added + 0.5)
+
+
+def test_layers_that_are_computed_again_give_the_same_gradients() -> None:
+    inputs = {**inputs_of(DECODERS["gpt_oss"], BOTH), "use_cache": False}
+    model = DECODERS["gpt_oss"].make(NAME)
+    want = run(model, BOTH, **inputs)
+    again = DECODERS["gpt_oss"].make(NAME).train()
+    again.gradient_checkpointing_enable()
+    got = run(again, BOTH, **inputs)
+    assert torch.equal(got.out, want.out)
+    for name, gradient in want.gradients.items():
+        assert torch.equal(got.gradients[name], gradient), name
+
+
+def test_inference_mode_and_autocast_are_served() -> None:
+    family = DECODERS["gpt_oss"]
+    for inputs in (inputs_of(family, LEFT), {"input_ids": IDS[:1], "position_ids": POSITIONS}):
+        keep = inputs.get("attention_mask", torch.ones_like(inputs["input_ids"])).bool()
+        want = family.make(NAME)(**inputs)[0].detach()[keep]
+        with torch.inference_mode():
+            assert torch.equal(family.make(NAME)(**inputs)[0][keep], want)
+        with torch.autocast("cpu", torch.bfloat16):
+            got = family.make(NAME)(**inputs)[0][keep]
+        assert error(got, want) <= 5e-2
+
+
+def test_positions_are_read_once_a_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = DECODERS["gpt_oss"].make(NAME)
+    read: list[Tensor] = []
+
+    def find(positions: Tensor) -> object:
+        read.append(positions)
+        return find_documents(positions)
+
+    monkeypatch.setattr(once, "find_documents", find)
+    for positions in (POSITIONS.clone(), POSITIONS.clone()):
+        model(input_ids=IDS[:1], position_ids=positions)
+    assert len(read) == 2  # of two forwards with two layers each
