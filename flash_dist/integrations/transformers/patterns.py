@@ -2,7 +2,7 @@
 
 transformers builds a mask of small functions of (batch, head, query, key) and combines them with
 `and_masks`. They are known by their names and the variables that they close over, as they have been
-since 4.53. What is not known here is evaluated, by transformers' own code.
+since 4.57. What is not known here is evaluated, by transformers' own code.
 """
 
 from __future__ import annotations

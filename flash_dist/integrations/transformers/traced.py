@@ -66,7 +66,8 @@ def trace_mask(  # noqa: PLR0913, PLR0917 - a call
     graph = _operators.see(
         tokens, probes, steps, None, moved, known, batch, queries, keys, band.left, band.right
     )
-    return Sight(band, packed=tokens is None, graph=graph)
+    is_chunked = _is_chunked(others.get("local_size"), others.get("config"))
+    return Sight(band, packed=tokens is None and not is_chunked, graph=graph)
 
 
 def trace_documents(sight: Sight, positions: Tensor, batch: int) -> Sight:
@@ -89,15 +90,18 @@ def _find_band(  # noqa: PLR0913 - what transformers says of a mask
     **_: object,
 ) -> Band:
     """Return the band that a kind of mask is named for."""
-    is_chunked = local_size is not None and local_size == getattr(
-        config, "attention_chunk_size", None
-    )
+    is_chunked = _is_chunked(local_size, config)
     is_whole = allow_is_bidirectional_skip is not None
     if use_vmap or not (is_square or is_whole or (allow_is_causal_skip and not is_chunked)):
         refuse_tracing()
     if is_whole:
         return Band() if local_size is None else Band(local_size, local_size)
     return Band(right=0) if local_size is None else Band(local_size - 1, 0)
+
+
+def _is_chunked(size: int | None, config: object) -> bool:
+    """Whether a size is that of chunks, which no cu_seq_lens tell of."""
+    return size is not None and size == getattr(config, "attention_chunk_size", None)
 
 
 def _list_steps(band: Band) -> list[int]:
