@@ -39,6 +39,7 @@ TEXTS: Final = (
     "CONTRIBUTING.md",
     "SECURITY.md",
     "benchmarks/README.md",
+    "examples/README.md",
 )
 HELP_COLUMNS: Final = "88"
 _LINK: Final = re.compile(r"\]\(([^)\s:]+)\)")  # of Markdown, to a file beside it
@@ -57,6 +58,7 @@ docs/building
 docs/channels
 docs/recipes
 docs/transformers
+Examples <examples/README>
 ```
 
 ```{toctree}

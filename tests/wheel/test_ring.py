@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -30,7 +31,6 @@ from flash_dist.kernels.reference import visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 Tensor = torch.Tensor
 SEQLEN = 24
@@ -53,7 +53,8 @@ TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 4e-2}
 @pytest.fixture(scope="module")
 def processes() -> Iterator[list[ProcessPoolExecutor]]:
     """Yield processes that have torch loaded and wait, each an executor of its own."""
-    with ExitStack() as stack:
+    with ExitStack() as stack, pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(Path(__file__).parent)  # they import this module
         context = multiprocessing.get_context("spawn")
         yield [
             stack.enter_context(ProcessPoolExecutor(1, context, torch.set_num_threads, (1,)))
