@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 Tensors = tuple[Tensor, ...]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Arriving:
     """Tensors on their way from the rank before this one."""
 
@@ -32,6 +32,7 @@ class Arriving:
         """Return the tensors; on a GPU the current stream waits, not the host."""
         for work in self.works:
             work.wait()
+        self.sent = ()
         return self.received
 
 
@@ -83,7 +84,11 @@ class Ring:
             message = (
                 f"all ranks must call alike, got on rank 0: {said[0]}; on {other}: {said[other]}"
             )
-            raise GroupError(message, hint="`ring_shard` gives every rank as many tokens")
+            hint = (
+                "`ring_shard` gives every rank as many tokens; a rank without gradients "
+                "leaves the others waiting in their backward"
+            )
+            raise GroupError(message, hint=hint)
 
     def _global_rank(self, rank: int) -> int:
         rank %= self.size

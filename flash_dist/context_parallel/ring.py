@@ -59,9 +59,10 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
     Each rank passes its keys and values on to the next while it computes with those that it has.
     With `causal`, tokens must be spread as `ring_shard` does it, and every rank computes the same
     amount; without, in any way. Every rank calls it, in the same order and with the same shapes,
-    forward and backward. Equal to attention on one GPU up to the rounding of partial results to the
-    dtype of q, once for each rank; and the same bits on every run. torch.compile leaves it out of
-    its graphs.
+    forward and backward: one that raises, computes without gradients or leaves out of its loss what
+    this returns keeps the others waiting. Equal to attention on one GPU up to the rounding of
+    partial results to the dtype of q, once for each rank; and the same bits on every run.
+    torch.compile leaves it out of its graphs.
 
     Args:
         q: [batch, seqlen_q, num_heads_q, head_dim] or
@@ -86,7 +87,7 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
         ValueError: Shapes, devices, alignment or softmax_scale do not fit.
         GroupError: torch.distributed is not initialized, this rank is not in the group, or its
             backend does not take q's device; with `FLASH_DIST_CHECK=1`, which waits, ranks call
-            with different shapes or options.
+            with different shapes or options, or some with gradients and some without.
         FlashDistError: This build has no code that runs on the GPU; the message names the arch
             set to install.
     """
@@ -98,7 +99,13 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
     ring = Ring.of(group, q.device)
     scale = choose_scale(softmax_scale, q.shape[-1])
     if is_checking():
-        ring.require_same(_describe(q, k, v), f"causal {causal}", f"softmax_scale {scale}")
+        with_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+        ring.require_same(
+            _describe(q, k, v),
+            f"causal {causal}",
+            f"softmax_scale {scale}",
+            f"{'with' if with_gradients else 'without'} gradients",
+        )
     if causal:
         _require_pairs(q, k)
     if q.device.type == "cuda":
@@ -161,8 +168,7 @@ def _walk(
     for step in range(ring.size):
         arriving = ring.pass_on(*held) if step + 1 < ring.size else None
         part = choose_part(ring.rank, (ring.rank - step) % ring.size, k.shape[1], causal=causal)
-        one_k, one_v = (x[:, part.keys] for x in held)
-        yield part, one_k, one_v
+        yield part, held[0][:, part.keys], held[1][:, part.keys]  # no name of ours holds them
         held = arriving.wait() if arriving else held
 
 
@@ -192,6 +198,7 @@ class _RingAttention(torch.autograd.Function):
         for part, one_k, one_v in parts:
             rows = part.rows
             one = operators.fwd(q[:, rows], one_k, one_v, mask=part.band, **options)
+            del one_k, one_v  # before others take their place
             merged = merge_attention(out[:, rows], lse[..., rows], *one)
             out[:, rows], lse[..., rows] = merged
         out = out.to(q.dtype)
@@ -222,6 +229,7 @@ class _RingAttention(torch.autograd.Function):
                 mask=part.band,
                 **ctx.options,
             )
+            del one_k, one_v  # before others take their place
             dq[:, rows] += one
             sums = coming.wait()  # of these keys, from the ranks that had them before
             for total, x in zip(sums, others, strict=True):

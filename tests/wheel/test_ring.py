@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -16,6 +18,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from flash_dist import (
     flash_attn_func,
@@ -24,7 +27,8 @@ from flash_dist import (
     ring_shard,
     ring_unshard,
 )
-from flash_dist.context_parallel.ring import choose_part
+from flash_dist.context_parallel.exchange import Arriving, Ring
+from flash_dist.context_parallel.ring import _RingAttention, choose_part
 from flash_dist.context_parallel.shards import positions
 from flash_dist.errors import FlashDistError, GroupError
 from flash_dist.kernels.reference import visible
@@ -209,6 +213,50 @@ def call_differently() -> None:
 
 def test_ranks_that_call_differently_are_told_so_where_it_is_asked_for(run: Run) -> None:
     run(call_differently, 2)
+
+
+def call_without_gradients_on_one_rank() -> None:
+    q = torch.zeros(1, 2, 1, 16, requires_grad=dist.get_rank() == 0)
+    said = "on rank 0: .*, with gradients; on 1: .*, without gradients"
+    checking = patch.dict(os.environ, {"FLASH_DIST_CHECK": "1"})
+    with checking, pytest.raises(GroupError, match=said):
+        ring_attention(q, q, q, causal=True)
+
+
+def test_a_rank_without_a_backward_is_told_so_where_it_is_asked_for(run: Run) -> None:
+    run(call_without_gradients_on_one_rank, 2)
+
+
+@dataclass(frozen=True)
+class Counting(Ring):
+    """A ring of this process alone that counts what is held of all that goes around."""
+
+    own: tuple[Tensor, ...]
+    passed: dict[StorageWeakRef, torch.dtype] = field(default_factory=dict)
+    most: dict[torch.dtype, int] = field(default_factory=lambda: defaultdict(int))
+
+    def pass_on(self, *tensors: Tensor) -> Arriving:
+        received = tuple(x.clone() for x in tensors)
+        owned = {StorageWeakRef(x.untyped_storage()) for x in self.own}
+        for x in (*tensors, *received):
+            self.passed[StorageWeakRef(x.untyped_storage())] = x.dtype
+        held = Counter(
+            dtype for ref, dtype in self.passed.items() if not ref.expired() and ref not in owned
+        )
+        for dtype, count in held.items():
+            self.most[dtype] = max(self.most[dtype], count)
+        return Arriving(received, tensors, ())
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_tensors_of_two_ranks_are_held_at_most(*, causal: bool) -> None:
+    q, k, v = (torch.ones(1, 4, 1, 16, dtype=torch.bfloat16, requires_grad=True) for _ in "qkv")
+    ring = Counting(None, 2, 6, (k, v))
+    invariant = False
+    out, _ = _RingAttention.apply(q, k, v, ring, causal, 1.0, invariant)  # type: ignore[no-untyped-call]
+    assert ring.most == {torch.bfloat16: 4}
+    out.sum().backward()
+    assert ring.most == {torch.bfloat16: 4, torch.float32: 4}
 
 
 def call_wrongly() -> None:
