@@ -104,7 +104,6 @@ def add_parser(subparsers: Subparsers) -> None:
         "--to",
         metavar="FOLDER",
         type=parse_path,
-        default=Path(),
         help="where --extract writes (default: the folder that it runs in); nothing is overwritten",
     )
     parser.add_argument("--all", action="store_true", help="print tables whole, however long")
@@ -126,8 +125,16 @@ def parse_extract(text: str) -> Choice:
     return Choice() if text == "all" else Choice(target=parse_target(text))
 
 
+def require_extract(args: argparse.Namespace) -> None:
+    """Raise UsageError where a folder is named, and nothing is to be written to it."""
+    if args.to is not None and args.extract is None:
+        message = f"--to is where --extract writes, and comes with it alone, got --to {args.to}"
+        raise UsageError(message, hint="`inspect --extract sm_90a --to FOLDER LIBRARY`")
+
+
 def run(args: argparse.Namespace) -> int:
     """Inspect, print and return the exit code."""
+    require_extract(args)
     if args.diff:
         return run_diff(args)
     if args.extract:
@@ -194,20 +201,22 @@ def run_extract(args: argparse.Namespace) -> int:
         option = "--json" if args.json else f"--target {args.target}"
         message = f"--extract names the target itself and writes files, it takes no {option}"
         raise UsageError(message, hint="`inspect --extract sm_90a --to FOLDER LIBRARY`")
-    choice = replace(args.extract, kernel=args.kernel)
+    choice, folder = replace(args.extract, kernel=args.kernel), args.to or Path()
     written, unread = 0, []
     for source in find_libraries(args):
         for library in source():
             if isinstance(library, Unread):
                 unread.append(library)
                 continue
-            for one in extract_images(library.fatbin, library.name, choice, args.to):
+            for one in extract_images(library.fatbin, library.name, choice, folder):
                 written += 1
                 place = printable(f"{one.path}: {one.arch} of {one.library}")
                 print(f"{place}, {format_size(one.size)}")
     warn_unread(unread)
     if not written:
-        complain("error: there is no such code; `inspect` lists what there is")
+        wanted = "code" if choice.target is None else f"code for {choice.target}"
+        kernel = f" with a kernel named like {choice.kernel}" if choice.kernel else ""
+        complain(f"error: there is no {wanted}{kernel}; `inspect` lists what there is")
         return EXIT_UNUSABLE
     return int(args.strict and bool(unread))
 

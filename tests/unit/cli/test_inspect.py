@@ -351,7 +351,11 @@ def test_images_of_a_target_are_written_to_files(
     assert main(["inspect", "--extract", "9.0", "--to", str(folder), str(lib)]) == 2
     assert "cannot write" in capsys.readouterr().err
     assert main(["inspect", "--extract", "sm_75", "--to", str(folder), str(lib)]) == 2
-    assert "there is no such code" in capsys.readouterr().err
+    assert "there is no code for sm_75; `inspect`" in capsys.readouterr().err
+    assert main(["inspect", "--extract", "all", "--kernel", "zeta", str(lib)]) == 2
+    assert "there is no code with a kernel named like zeta;" in capsys.readouterr().err
+    assert main(["inspect", "--to", str(folder), str(lib)]) == 2
+    assert f"comes with it alone, got --to {folder}" in capsys.readouterr().err
 
 
 def test_only_images_with_a_kernel_are_written(tmp_path: Path) -> None:
