@@ -38,7 +38,7 @@ NO_KERNEL_IMAGE: Final = Entry(
     "CUDA error 209: no kernel image is available",
     "The library holds no code that this GPU can run: neither machine code of its major with "
     "an equal or older minor, nor PTX. The variables CUDA_FORCE_PTX_JIT and "
-    "CUDA_DISABLE_PTX_JIT can hide what is there.",
+    "CUDA_DISABLE_PTX_JIT, newer CUDA_FORCE_JIT and CUDA_DISABLE_JIT, can hide what is there.",
     "`python -m flash_dist doctor --package NAME` judges every library of a package. Install "
     "a build for this compute capability, or build it with TORCH_CUDA_ARCH_LIST set to it.",
     messages=(
