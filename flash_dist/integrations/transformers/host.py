@@ -52,6 +52,11 @@ def find_changes(ids: Tensor) -> Tensor:
     return pad(ids[:, 1:] != ids[:, :-1], (1, 0))
 
 
+def has_parts(ids: Tensor) -> bool:
+    """Whether an id comes back behind others: what has it lies in more than one part."""
+    return bool((find_changes(ids).sum(1) != find_changes(ids.sort(1).values).sum(1)).any())
+
+
 def see_once(
     band: Band,
     padding: Padding | None,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from ...masks import Band, BlockMask
-from .host import find_changes, read_padding, see, see_once
+from .host import find_changes, has_parts, read_padding, see, see_once
 from .patterns import read_pattern
 from .sight import Segments, Sight
 from .traced import trace_mask
@@ -62,11 +62,14 @@ def make_mask(
         return trace_mask(mask_function, tokens, sizes, position, offset, device, **others)
     pattern = read_pattern(mask_function)
     padding = read_padding(tokens, kv_length)
-    if pattern is None or (padding is not None and (pattern.documents is not None or padding.gaps)):
+    ids = None
+    if pattern is not None and pattern.documents is not None:
+        ids = pattern.documents.to("cpu").expand(batch_size, -1)  # waits
+    is_scattered = ids is not None and (padding is not None or has_parts(ids))
+    if pattern is None or is_scattered or (padding is not None and padding.gaps):
         others |= {"batch_size": batch_size, "kv_length": kv_length, "kv_offset": kv_offset}
         return _see_any(queries, mask_function, attention_mask, others)
-    if pattern.documents is not None:
-        ids = pattern.documents.to("cpu").expand(batch_size, -1)  # waits
+    if ids is not None:
         return Sight(pattern.band, Segments(find_changes(ids)), packed=True)
     if queries == 1:
         seen = see_once(pattern.band, padding, offset, kv_length, device)

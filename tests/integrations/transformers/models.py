@@ -119,6 +119,7 @@ ENCODERS: Final = {
         causal=False,
     ),
 }
+ESMC: Final = Family("EsmcModel", "EsmcConfig", _SIZES, causal=False)
 SIGLIP: Final = Family(
     "SiglipModel",
     "SiglipConfig",

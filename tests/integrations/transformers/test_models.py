@@ -18,6 +18,7 @@ from flash_dist.integrations.transformers.sight import find_documents
 from tests.integrations.transformers.models import (
     DECODERS,
     ENCODERS,
+    ESMC,
     SIGLIP,
     VOCABULARY,
     WHISPER,
@@ -232,6 +233,13 @@ def test_whisper_equals_eager_and_generates_the_same() -> None:
             for name in ("eager", NAME)
         ]
         assert torch.equal(*tokens)
+
+
+@pytest.mark.skipif(not hasattr(transformers, ESMC.model), reason="this version has no ESMC")
+def test_chains_of_proteins_that_come_back_are_one_chain() -> None:
+    chains = torch.tensor([[0, 0, 0, 1, 1, 1, 0, 0, 1, 1, -1, -1]]).expand(BATCH, -1)
+    want, got = (run(ESMC.make(x), input_ids=IDS, sequence_id=chains) for x in ("eager", NAME))
+    require_equal(got, want)
 
 
 def test_a_mask_of_the_callers_own_is_served() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -136,6 +138,27 @@ def test_documents_are_segments_and_positions_begin_anew_in_each(
     assert mask.packed
     want = made.evaluate(packed, range(10), range(10), BATCH)
     assert torch.equal(show(mask, 10, 10, causal=True), want)
+
+
+def test_documents_that_come_back_are_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluated: list[Any] = []
+
+    def evaluate(*, mask_function: Any, **_: object) -> Tensor:  # noqa: ANN401
+        evaluated.append(mask_function)
+        return made.evaluate(mask_function, range(10), range(10), BATCH)[:, None]
+
+    monkeypatch.setitem(
+        sys.modules, "transformers.masking_utils", SimpleNamespace(sdpa_mask=evaluate)
+    )
+    chains = torch.tensor([0, 0, 1, 1, 0, 0, 1, -1, -1, -1]).expand(BATCH, -1)
+    once = torch.tensor([3, 3, 1, 1, 0, 0, 0, -1, -1, -1]).expand(BATCH, -1)
+    for ids in (chains, once):
+        function = made.and_masks(
+            made.bidirectional_mask_function, made.packed_sequence_mask_function(ids)
+        )
+        want = made.evaluate(function, range(10), range(10), BATCH)
+        assert torch.equal(show(make(function), 10, 10, causal=False), want)
+    assert len(evaluated) == 1
 
 
 def test_a_mask_that_was_made_before_is_passed_on() -> None:
