@@ -20,6 +20,14 @@ _DROPOUTS: Final = (
     "dropout",
 )
 
+# What models give to any attention but eager and sdpa, for which it is in the mask or not needed.
+_PICKED: Final = "no kernels that attend to chosen keys only"
+_CHOOSERS: Final = {
+    "indices": _PICKED,
+    "block_indices": _PICKED,
+    "sinks": "no sinks of single queries",
+}
+
 
 def require_served(  # noqa: PLR0913 - what there may be to refuse
     module: torch.nn.Module,
@@ -30,7 +38,7 @@ def require_served(  # noqa: PLR0913 - what there may be to refuse
     cache: object,
     head_mask: object = None,
     output_attentions: object = None,
-    **_: object,
+    **others: object,
 ) -> None:
     """Raise ValueError for the first thing that a module wants and that has no kernel."""
     if dropout:
@@ -39,6 +47,9 @@ def require_served(  # noqa: PLR0913 - what there may be to refuse
         _refuse(module, f"softcap={softcap}", "no kernels that cap scores", _EAGER)
     if position_bias is not None:
         _refuse(module, "position_bias", "no kernels that add a bias", _EAGER)
+    for name, why in _CHOOSERS.items():
+        if others.get(name) is not None:
+            _refuse(module, name, why, _EAGER)
     if head_mask is not None:
         _refuse(module, "head_mask", "no kernels that weigh heads", _EAGER)
     if output_attentions:

@@ -153,6 +153,16 @@ WHISPER: Final = Family(
     },
 )
 REFUSED: Final = {
+    "deepseek_v32": Family(
+        "DeepseekV32ForCausalLM",
+        "DeepseekV32Config",
+        {
+            **DECODERS["deepseek_v3"].options,
+            "index_topk": 3,
+            "index_n_heads": 2,
+            "index_head_dim": 16,
+        },
+    ),
     "gemma2": Family(
         "Gemma2ForCausalLM", "Gemma2Config", {**_DECODER, "head_dim": 16, "sliding_window": 5}
     ),

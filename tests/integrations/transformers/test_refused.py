@@ -37,6 +37,15 @@ since_5 = pytest.mark.skipif(
             id="t5",
             marks=pytest.mark.skipif(Version("5.4") > VERSION, reason="T5 has its own attention"),
         ),
+        pytest.param(
+            lambda: REFUSED["deepseek_v32"].make(NAME),
+            {"attention_mask": torch.ones(12, 12).tril().bool().expand(3, 1, 12, 12)},
+            "DeepseekV32Attention asks for indices",
+            id="deepseek_v32",
+            marks=pytest.mark.skipif(
+                not hasattr(transformers, REFUSED["deepseek_v32"].model), reason="a newer model"
+            ),
+        ),
         *(
             pytest.param(
                 lambda name=name: ENCODERS[name].make(NAME).train(),

@@ -24,7 +24,7 @@ class Attention(torch.nn.Module):
 
 
 def test_neutral_arguments_are_served_and_others_are_not_looked_at() -> None:
-    require_served(Attention(), **NEUTRAL, use_cache=True, head_mask=None)
+    require_served(Attention(), **NEUTRAL, use_cache=True, head_mask=None, indices=None)
     require_served(Attention(), **{**NEUTRAL, "softcap": 0.0}, output_attentions=False)
 
 
@@ -34,6 +34,9 @@ def test_neutral_arguments_are_served_and_others_are_not_looked_at() -> None:
         ({"softcap": 50.0}, r"Attention asks for softcap=50.0, and .*cap scores\n\nhint: .*eager"),
         ({"position_bias": torch.zeros(1)}, r"Attention asks for position_bias, .*add a bias"),
         ({"head_mask": torch.zeros(1)}, r"Attention asks for head_mask, .*weigh heads"),
+        ({"indices": torch.zeros(1)}, r"asks for indices, .*chosen keys only\n\nhint: .*eager"),
+        ({"block_indices": torch.zeros(1)}, r"asks for block_indices, .*chosen keys only"),
+        ({"sinks": torch.zeros(1)}, r"asks for sinks, and there are no sinks of single queries"),
         ({"output_attentions": True}, r"asks for output_attentions=True, .*stored"),
         ({"cache": object()}, r"asks for a paged cache, .*pages\n\nhint: .*sdpa"),
     ],
