@@ -2,8 +2,9 @@
 
 For one query that is None or a tensor, int32 [batch, 1, 1, 2]: the first key that is seen and the
 end. `generate` compiles such forwards, and a mask is an argument of them. For more queries it is
-None or a `Sight`. None is a query that sees all keys, or as many queries as keys and what
-`is_causal` says; with more keys, those behind the queries are empty slots of a static cache.
+None or a `Sight`. None is a query that sees all keys, or as many queries as keys and a causal mask;
+with more keys, those behind the queries are empty slots of a static cache. A full mask is no None:
+modules of encoders may say that they are causal, as they do in phi4_multimodal.
 
 The padding of tokens is read here, once a forward, which waits for the GPU. So are the position in
 a static cache, for more than one query, and documents, where transformers itself has found some.
@@ -48,7 +49,8 @@ def make_mask(
         mask_function: Whether a query sees a key, as a function of their positions.
         attention_mask: Booleans [batch, positions], which tokens exist; or what was made before.
         others: Among them q_length, q_offset (a tensor with a static cache) and device; older
-            transformers give cache_position for all three.
+            transformers give cache_position for all three. And allow_is_causal_skip, without which
+            a model wants to be given a mask.
     """
     if isinstance(attention_mask, Sight):
         return attention_mask
@@ -75,7 +77,7 @@ def make_mask(
         seen = see_once(pattern.band, padding, offset, kv_length, device)
         return None if seen is None else seen.expand(batch_size, 1, 1, 2).contiguous()
     sight = see(pattern.band, padding, int(offset), queries, kv_length)  # waits for a tensor
-    told = sight.band.is_full or (sight.band == _CAUSAL and offset == 0)
+    told = others.get("allow_is_causal_skip", True) and sight.band == _CAUSAL and offset == 0
     return None if told and sight.segments is None and sight.mask is None else sight
 
 

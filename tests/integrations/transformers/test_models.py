@@ -6,6 +6,7 @@ through its interface is left out, by the name of what it lacks.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import pytest
@@ -19,6 +20,7 @@ from tests.integrations.transformers.models import (
     DECODERS,
     ENCODERS,
     ESMC,
+    SEED,
     SIGLIP,
     VOCABULARY,
     WHISPER,
@@ -233,6 +235,23 @@ def test_whisper_equals_eager_and_generates_the_same() -> None:
             for name in ("eager", NAME)
         ]
         assert torch.equal(*tokens)
+
+
+@since_5_4
+def test_an_encoder_whose_modules_say_that_they_are_causal_sees_everything() -> None:
+    folder = "transformers.models.phi4_multimodal"
+    make = import_module(f"{folder}.modeling_phi4_multimodal").Phi4MultimodalVisionModel
+    names = import_module(f"{folder}.configuration_phi4_multimodal")
+    sizes = {**SIGLIP.options["vision_config"], "crop_size": 32}
+    pixels = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(2))
+    outs = []
+    for name in ("eager", NAME):
+        torch.manual_seed(SEED)
+        config = names.Phi4MultimodalVisionConfig(**sizes)
+        model = make._from_config(config, attn_implementation=name).eval()
+        seen = torch.ones(1, 4, 4, dtype=torch.bool)
+        outs.append(model(pixel_values=pixels, patch_attention_mask=seen).last_hidden_state)
+    assert error(outs[1], outs[0]) <= TOLERANCE
 
 
 @pytest.mark.skipif(not hasattr(transformers, ESMC.model), reason="this version has no ESMC")

@@ -61,6 +61,8 @@ def make(
     function: Any,  # noqa: ANN401
     geometry: tuple[int, int, Any, int] = GEOMETRIES["prefill"],
     padding: Tensor | None = None,
+    *,
+    allow_is_causal_skip: bool = True,
 ) -> Any:  # noqa: ANN401
     queries, keys, position, first = geometry
     return make_mask(
@@ -71,7 +73,7 @@ def make(
         kv_offset=first,
         mask_function=function,
         attention_mask=padding,
-        allow_is_causal_skip=True,
+        allow_is_causal_skip=allow_is_causal_skip,
         device=torch.device("cpu"),
         config=None,
     )
@@ -172,7 +174,17 @@ def test_a_plain_forward_needs_no_mask() -> None:
     for name in ("prefill", "decode", "static-prefill"):
         for padding in ("none", "all"):
             assert make(FUNCTIONS["causal"], GEOMETRIES[name], PADDINGS[padding]) is None
-    assert make(FUNCTIONS["full"]) is None
+
+
+def test_what_a_module_may_contradict_is_said_by_a_mask() -> None:
+    assert make(FUNCTIONS["full"]).band.is_full  # modules of some encoders are causal, they say
+    for name in ("prefill", "static-prefill"):
+        asked = make(FUNCTIONS["causal"], GEOMETRIES[name], allow_is_causal_skip=False)
+        assert asked is not None
+        assert torch.equal(
+            show(asked, *GEOMETRIES[name][:2], causal=False),
+            show(None, *GEOMETRIES[name][:2], causal=True),
+        )
 
 
 def test_older_transformers_give_positions_in_place_of_sizes() -> None:
