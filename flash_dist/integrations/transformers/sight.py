@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, NoReturn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
 
 import torch
 from torch.nn.functional import pad
@@ -52,7 +52,7 @@ class Sight:
     keys: int | None = None  # only so many exist; behind them are empty slots of a static cache
     mask: BlockMask | None = None  # says it all
     graph: tuple[Tensor, Tensor] | None = None  # likewise, see traced.py
-    ndim: int = field(default=4, init=False)  # a finished mask, not one of tokens
+    ndim: ClassVar[int] = 4  # a finished mask, not one of tokens; no field, FSDP replaces those
 
     @property
     def is_band(self) -> bool:
@@ -64,11 +64,21 @@ class Sight:
         return self
 
     def __getattr__(self, name: str) -> NoReturn:
-        message = (
-            f"a model that reads `{name}` of its attention_mask is not served: it is no tensor here"
-            '\n\nhint: `attn_implementation="sdpa"` serves it'
-        )
+        message = _describe(f"reads `{name}` of")
         raise AttributeError(message, name=name, obj=self)
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise TypeError(_describe("computes with"))
+
+    __getitem__ = __add__ = __radd__ = __mul__ = __rmul__ = __and__ = __rand__ = _refuse
+    __rsub__ = __lt__ = __gt__ = __invert__ = __len__ = __bool__ = _refuse
+
+
+def _describe(use: str) -> str:
+    return (
+        f"a model that {use} its attention_mask is not served: it is no tensor here"
+        '\n\nhint: `attn_implementation="sdpa"` serves it'
+    )
 
 
 def find_documents(positions: Tensor) -> Segments | None:

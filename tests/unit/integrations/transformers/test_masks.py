@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -195,6 +196,28 @@ def test_older_transformers_give_positions_in_place_of_sizes() -> None:
     )
     once: Any = make_mask(**arguments, cache_position=torch.tensor([6]))
     assert once.flatten().tolist() == [4, 7] * BATCH
+
+
+def test_a_mask_is_taken_apart_and_made_again_as_fsdp_does() -> None:
+    mask = make(WINDOW, GEOMETRIES["static-prefill"])
+    again = replace(mask, **{field.name: getattr(mask, field.name) for field in fields(mask)})
+    assert torch.equal(show(again, 6, 10, causal=True), show(mask, 6, 10, causal=True))
+    assert again.ndim == 4
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        pytest.param(lambda mask: mask[:, :, :, :2], id="slice"),
+        pytest.param(lambda mask: torch.ones(2) + mask, id="add"),
+        pytest.param(lambda mask: (1.0 - mask) * 5, id="subtract"),
+        pytest.param(lambda mask: ~mask, id="invert"),
+        pytest.param(lambda mask: mask & torch.ones(2).bool(), id="and"),
+    ],
+)
+def test_what_computes_with_a_mask_is_refused(compute: Any) -> None:  # noqa: ANN401
+    with pytest.raises(TypeError, match=r'(?s)computes with its attention_mask .*hint: .*"sdpa"'):
+        compute(make(WINDOW))
 
 
 def test_what_is_done_with_a_tensor_is_refused_by_name() -> None:
