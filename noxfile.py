@@ -187,7 +187,7 @@ def integrations(session: nox.Session) -> None:
     _go_where_tests_lie(session, "integrations")
     session.env["HF_HUB_OFFLINE"] = "1"  # weights are random
     for version in session.posargs or TRANSFORMERS:
-        session.install("--upgrade", f"transformers{version and '=='}{version}")
+        session.install("--upgrade", f"transformers{version and '=='}{version}", "accelerate")
         session.run(
             "python",
             "-m",

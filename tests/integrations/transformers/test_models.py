@@ -7,7 +7,7 @@ through its interface is left out, by the name of what it lacks.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
@@ -26,6 +26,9 @@ from tests.integrations.transformers.models import (
     WHISPER,
     Family,
 )
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 Tensor = torch.Tensor
 
@@ -296,6 +299,28 @@ def test_inference_mode_and_autocast_are_served() -> None:
         with torch.autocast("cpu", torch.bfloat16):
             got = family.make(NAME)(**inputs)[0][keep]
         assert error(got, want) <= 5e-2
+
+
+def test_a_model_whose_weights_come_from_the_disk_equals_eager(tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate", reason="its hooks copy what layers are given")
+    inputs = inputs_of(DECODERS["gpt_oss"], LEFT)
+    want = DECODERS["gpt_oss"].make("eager")(**inputs)[0].detach()
+    model = DECODERS["gpt_oss"].make(NAME)
+    accelerate.disk_offload(model, tmp_path, execution_device="cpu")
+    with torch.no_grad():
+        got = model(**inputs)[0]
+    assert error(got[LEFT.bool()], want[LEFT.bool()]) <= TOLERANCE
+
+
+def test_queries_that_are_learned_are_those_of_every_sequence() -> None:
+    generator = torch.Generator().manual_seed(3)
+    q = torch.randn(1, 4, 5, 16, generator=generator)
+    k, v = torch.randn(2, BATCH, 4, 7, 16, generator=generator)
+    module = torch.nn.Module()
+    module.is_causal = False  # type: ignore[assignment]
+    got, _ = attention.attention_forward(module, q, k, v, None)
+    scores = (q @ k.transpose(2, 3)) / 4
+    assert error(got.transpose(1, 2), scores.softmax(-1) @ v) <= TOLERANCE
 
 
 def test_positions_are_read_once_a_forward(monkeypatch: pytest.MonkeyPatch) -> None:
