@@ -35,8 +35,8 @@ def find_packed(positions: Tensor, batch: int) -> Segments | None:
 
 def choose_longest(given: int | Tensor | None, cu_seqlens: Tensor) -> int | Tensor:
     """Return the length of the longest sequence, which is read unless it is an int."""
-    if isinstance(given, int):
-        return given
+    if given is not None and not isinstance(given, torch.Tensor):
+        return given  # of numpy, too: the function of packed sequences judges it
     if torch.compiler.is_compiling():  # the function of packed sequences reads it
         return cu_seqlens.diff().max() if given is None else given
     if given is not None:
