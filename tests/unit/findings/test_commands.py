@@ -240,4 +240,6 @@ def runs_anywhere(command: str) -> bool:
     if command.startswith(WITHOUT_NETWORK):
         return "zipfile" not in command
     words = shlex.split(command.partition(" < ")[0])
+    if "-P" in words:  # Python 3.11, and an installed package: there the folder is not looked into
+        return False
     return "torchrun" not in words and bool(set(words) & WITHOUT_GPU) and "torch" not in command
