@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -11,7 +10,7 @@ from .._version import read_version
 from ..doctor.record import LARGEST, Record
 from ..errors import UsageError
 from ..report_page import redaction_of_this_machine
-from .terminal.text import complain, printable
+from .written import read_clock, require_place, write_file
 
 if TYPE_CHECKING:
     import argparse
@@ -45,13 +44,9 @@ def add_record_options(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_save(text: str) -> str:
-    """Read where the record goes; what cannot be written is said before minutes of work."""
-    path = Path(text)
-    if text != PIPE and (not text or path.is_dir() or not path.parent.is_dir()):
-        inside = f"lies in `{path.parent}`, which is no folder"
-        what = "names no file" if not text else "is a folder" if path.is_dir() else inside
-        message = f"--save must name a file that can be written, got `{text}`, which {what}"
-        raise UsageError(message, hint="`--save record.json` writes it where you are")
+    """Read where the record goes."""
+    if text != PIPE:
+        require_place("--save", text, example="record.json")
     return text
 
 
@@ -67,15 +62,13 @@ def save_record(
     place: str, environment: Environment, results: Iterable[CheckResult], choice: CheckChoice
 ) -> None:
     """Write a record, and say on stderr that it is there."""
-    now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    version = read_version()
+    version, now = read_version(), read_clock()
     record = Record.make(environment, results, choice, flash_dist=version, recorded=now)
     text = record.to_text(redaction_of_this_machine())
     if place == PIPE:
         sys.stdout.write(text)
         return
-    Path(place).write_text(text, encoding="utf-8")
-    complain(f"record written to {printable(place)}")
+    write_file(Path(place), text, what="record")
 
 
 def load_record(place: str) -> Record:

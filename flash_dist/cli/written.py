@@ -1,0 +1,35 @@
+"""Files that a subcommand writes beside what it prints: the page of a report, a record."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from pathlib import Path
+
+from ..errors import UsageError
+from .terminal.text import complain, printable
+
+
+def require_place(option: str, text: str, *, example: str) -> Path:
+    """Read where a file goes; what cannot be written is said before minutes of work."""
+    path = Path(text)
+    if not text or path.is_dir() or not path.parent.is_dir():
+        inside = f"lies in `{path.parent}`, which is no folder"
+        what = "names no file" if not text else "is a folder" if path.is_dir() else inside
+        message = f"{option} must name a file that can be written, got `{text}`, which {what}"
+        raise UsageError(message, hint=f"`{option} {example}` writes it where you are")
+    return path
+
+
+def write_file(path: Path, text: str, *, what: str) -> None:
+    """Write a file, and say on stderr that it is there."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        error.filename = str(path)  # which a full disk does not name
+        raise
+    complain(f"{what} written to {printable(str(path))}")
+
+
+def read_clock() -> str:
+    """Return when it is written, to the minute."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
