@@ -92,9 +92,9 @@ def test_two_gpus_are_proven_at_once_and_share_what_is_right() -> None:
         assert seconds < 45
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
-def test_the_inputs_made_on_a_gpu_are_those_made_on_the_cpu(dtype: str) -> None:
-    case = make_cases([Kernels(dtype, 128, 128)], 0)[1]
+@pytest.mark.parametrize("dtype_name", ["fp16", "bf16", "fp32"])
+def test_the_inputs_made_on_a_gpu_are_those_made_on_the_cpu(dtype_name: str) -> None:
+    case = make_cases([Kernels(dtype_name, 128, 128)], 0)[1]
     here, there = (Inputs.make(case, torch.device(name)) for name in ("cpu", "cuda"))
     for name in ("q", "k", "v", "dout"):
         assert torch.equal(getattr(here, name), getattr(there, name).cpu()), name
