@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import nox
@@ -26,8 +27,10 @@ from ci.sessions import (
     copy_tree,
     foreign_options,
     install,
+    install_beside_torch,
     install_nvcc,
     install_toolchain,
+    install_wheel,
     is_native,
     run_preflight,
     run_session,
@@ -56,6 +59,10 @@ CHOICES = {
 }
 SMALL_SET = "hopper"  # one target: what tests build
 TRANSFORMERS = ("", "4.57.6")  # versions that `nox -s integrations` tries; "" is the newest
+# What works with the torch of a machine, which uv does not see.
+gpu_session = partial(
+    nox.session, venv_backend="virtualenv", venv_params=["--system-site-packages"]
+)
 # After the wheels, in order.
 RELEASED = ("fingerprint_check", *(row.name for row in released()), "manifest", "install_test")
 
@@ -172,8 +179,7 @@ def _install_small_wheel(session: nox.Session, *groups: str) -> None:
     """Install the wheel of the small set, and go where the sources are not."""
     wheel = next((ROOT / "dist" / SMALL_SET).glob("*.whl"))
     install(session, "runtime", *groups, "torch")
-    session.install("--force-reinstall", "--no-deps", str(wheel))
-    session.install(str(wheel))
+    install_wheel(session, wheel)
     session.chdir(session.create_tmp())
 
 
@@ -220,14 +226,14 @@ def tests(session: nox.Session) -> None:
     session.log("unit_tests, wheel_tests, reader_tests and examples passed")
 
 
-@nox.session(venv_params=["--system-site-packages"])
+@gpu_session
 def gpu_tests(session: nox.Session) -> None:
     """Run tests/gpu on this machine's GPUs from an installed wheel: `-- WHEEL [PYTEST ...]`."""
     args = _install_beside_tests(session)
     session.run("python", "-m", "pytest", "--override-ini=pythonpath=", "tests/gpu", *args)
 
 
-@nox.session(venv_params=["--system-site-packages"])
+@gpu_session
 def gpu_fuzz(session: nox.Session) -> None:
     """Hold random problems against float64 on this machine's GPUs: `-- WHEEL [--seconds N]`."""
     args = _install_beside_tests(session)
@@ -240,11 +246,14 @@ def _install_beside_tests(session: nox.Session) -> list[str]:
     Returns:
         The other arguments of the session.
     """
-    wheel, *args = session.posargs or [str(next((ROOT / "dist" / "all").glob("*.whl")))]
-    install(session, "runtime", "test")
-    session.install(str(Path(wheel).resolve()))
+    wheel, *args = session.posargs or [_wheel_of_all()]
+    install_beside_torch(session, wheel, "runtime", "gpu")
     _go_where_tests_lie(session, "gpu")
     return args
+
+
+def _wheel_of_all() -> str:
+    return str(next((ROOT / "dist" / "all").glob("*.whl")))
 
 
 def _go_where_tests_lie(session: nox.Session, name: str) -> None:
@@ -257,7 +266,7 @@ def _go_where_tests_lie(session: nox.Session, name: str) -> None:
     session.chdir(work)
 
 
-@nox.session(venv_params=["--system-site-packages"], default=False)
+@gpu_session(default=False)
 def peer_tests(session: nox.Session) -> None:
     """Run flash-attention 2's own tests through flash_dist.compat on a GPU: `-- CHECKOUT WHEEL`.
 
@@ -266,19 +275,16 @@ def peer_tests(session: nox.Session) -> None:
     if len(session.posargs) < 2:  # noqa: PLR2004
         session.error("which? `nox -s peer_tests -- CHECKOUT WHEEL`")
     checkout, wheel, *args = session.posargs
-    install(session, "runtime", "peers")
-    session.install(str(Path(wheel).resolve()))
+    install_beside_torch(session, wheel, "runtime", "peers")
     program, tested = ROOT / "tests" / "peers" / "flash_attention.py", Path(checkout).resolve()
     session.chdir(session.create_tmp())  # the wheel, not the tree
     session.run("python", str(program), str(tested), "-n", "7", *args)
 
 
-@nox.session(venv_params=["--system-site-packages"])
+@gpu_session
 def fingerprints(session: nox.Session) -> None:
     """Record what this machine's GPUs compute into flash_dist/fingerprints.json: `-- WHEEL`."""
-    wheel = session.posargs[0] if session.posargs else next((ROOT / "dist" / "all").glob("*.whl"))
-    install(session, "runtime")
-    session.install(str(Path(wheel).resolve()))
+    install_beside_torch(session, *(session.posargs[:1] or [_wheel_of_all()]), "runtime")
     session.chdir(session.create_tmp())  # the wheel, not the tree
     recorded = str(ROOT / "flash_dist" / "fingerprints.json")
     session.run("python", "-m", "flash_dist", "selftest", "--record", recorded)
@@ -418,7 +424,7 @@ def release(session: nox.Session) -> None:
 def root_test(session: nox.Session) -> None:
     """Import, CPU op and doctor on the newest Debian: `-- [WHEEL]`; root, mmdebstrap, 5 GB."""
     install(session, "runtime", "index", "clients")
-    wheels = session.posargs or [str(next((ROOT / "dist" / "all").glob("*.whl")))]
+    wheels = session.posargs or [_wheel_of_all()]
     session.run("python", "-m", "ci.trials.newest_debian", *wheels)
 
 
@@ -433,7 +439,7 @@ def sizes(session: nox.Session) -> None:
 def outputs(session: nox.Session) -> None:
     """Put what our commands print, what runs where and the figure of speed into the texts."""
     install(session, "runtime", "index", "torch", "plot")
-    wheel = str(next((ROOT / "dist" / "all").glob("*.whl")))
+    wheel = _wheel_of_all()
     session.run("python", "-m", "pip", "install", "--force-reinstall", "--no-deps", wheel)
     foreign = session.create_tmp()
     options = ["--no-deps", "--only-binary=:all:", "--dest", foreign]
@@ -444,12 +450,10 @@ def outputs(session: nox.Session) -> None:
     session.run("python", "-m", "flash_dist", "bench", *figure, silent=True)
 
 
-@nox.session(venv_backend="virtualenv", venv_params=["--system-site-packages"])
+@gpu_session
 def gpu_outputs(session: nox.Session) -> None:
     """Put what our commands print on this machine's GPUs into the texts: `-- [WHEEL]`."""
-    wheel = session.posargs[0] if session.posargs else next((ROOT / "dist" / "all").glob("*.whl"))
-    install(session, "runtime")
-    session.run("python", "-m", "pip", "install", str(Path(wheel).resolve()))
+    install_beside_torch(session, *(session.posargs[:1] or [_wheel_of_all()]), "runtime")
     session.run("python", "-m", "ci.outputs", "gpu")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 PYPROJECT: Final = nox.project.load_toml(PYPROJECT_PATH)
 NATIVE: Final = "--native"
+# Plugins that lie beside a machine's torch (pytest-benchmark warns of xdist) are left out of tests.
+PLUGINS: Final = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
 
 
 def install(session: nox.Session, *groups: str) -> None:
@@ -49,6 +52,34 @@ def words_of(session: nox.Session, *groups: str) -> list[str]:
         return locked({name: flatten(PYPROJECT["dependency-groups"], name) for name in groups})
     except FlashDistError as error:
         session.error(str(error))
+
+
+def install_wheel(session: nox.Session, wheel: str | Path) -> None:
+    """Install a wheel and what it needs: also one of the same version as the one that is there."""
+    path = str(Path(wheel).resolve())
+    session.install("--force-reinstall", "--no-deps", path)
+    session.install(path)
+
+
+def install_beside_torch(session: nox.Session, wheel: str | Path, *groups: str) -> None:
+    """Install groups and a wheel where a machine's torch is seen, and no plugin of its pytest."""
+    see_torch(session)
+    install(session, *groups)
+    install_wheel(session, wheel)
+    session.env.update(PLUGINS)
+
+
+def see_torch(session: nox.Session) -> None:
+    """Let a session see the packages beside the torch that the Python of nox sees.
+
+    System packages need no such file; those of a virtual environment are in no other one.
+    """
+    torch = find_spec("torch")
+    if torch is None or torch.origin is None:
+        return
+    ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    site = Path(str(session.run("python", "-c", ask, silent=True)).strip())
+    (site / "beside_torch.pth").write_text(f"{Path(torch.origin).parents[1]}\n", encoding="utf-8")
 
 
 def built_wheels() -> list[str]:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -20,6 +20,8 @@ from tests.unit.ci.release.test_channels import load_noxfile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    import nox
 
 READERS = ("ci.release.index", "ci.release.manifest", "ci.trials.install")  # load all channels
 OWN = ("ci.", "tests.", "flash_dist")
@@ -90,6 +92,7 @@ def record(
         "install_nvcc": lambda *_, **__: tree,
         "require_tools": lambda _: None,
         "copy_tree": lambda *_: None,
+        "see_torch": lambda _: None,
         "is_covered": lambda: True,
     }
     for place in (module, helpers):
@@ -163,3 +166,95 @@ def test_a_module_that_no_group_has_is_missed() -> None:
     assert done.returncode == 1
     assert "No module named 'packaging' in a fresh environment" in done.stderr
     assert load(("runtime", "ci.release.zipapp")).returncode == 0
+
+
+def test_no_session_beside_a_machines_torch_is_made_by_uv_which_would_not_see_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    beside = {
+        name: session.venv_backend
+        for name, session in load_noxfile(monkeypatch)[1].items()
+        if "--system-site-packages" in (session.venv_params or ())
+    }
+    assert {"gpu_tests", "gpu_fuzz", "peer_tests", "fingerprints", "gpu_outputs"} <= beside.keys()
+    assert set(beside.values()) == {"virtualenv"}
+
+
+class Environment:
+    """A session in a virtual environment that is there, which notes what it installs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.env: dict[str, str] = {}
+        self.installed: list[tuple[str, ...]] = []
+
+    def run(self, *words: str, **_: object) -> str:
+        command = [str(self.folder / "bin" / words[0]), *words[1:]]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    def install(self, *words: str) -> None:
+        self.installed.append(words)
+
+    @property
+    def session(self) -> nox.Session:
+        return cast("nox.Session", self)
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Environment:
+    """Make an environment in which nothing is installed."""
+    folder = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    return Environment(folder)
+
+
+def test_a_session_sees_the_torch_of_the_virtual_environment_that_nox_is_in(
+    empty: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = tmp_path / "of nox" / "site-packages"
+    for name in ("torch", "numpy"):
+        (site / name).mkdir(parents=True)
+        (site / name / "__init__.py").touch()
+    monkeypatch.delitem(sys.modules, "torch", raising=False)  # of a test that ran before
+    monkeypatch.syspath_prepend(site)
+    helpers.see_torch(empty.session)
+    printed = empty.run("python", "-c", "import torch, numpy; print(torch.__file__)")
+    assert printed.strip() == str(site / "torch" / "__init__.py")
+
+
+def test_a_session_of_a_nox_without_torch_is_left_as_it_is(
+    empty: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(helpers, "find_spec", lambda _: None)
+    helpers.see_torch(empty.session)
+    assert not list(empty.folder.rglob("*.pth"))
+
+
+def test_a_wheel_that_was_built_again_is_installed_again(
+    empty: Environment, tmp_path: Path
+) -> None:
+    wheel = str(tmp_path / "flash_dist-0.1.0-py3-none-any.whl")
+    helpers.install_beside_torch(empty.session, wheel)
+    assert empty.installed[-2:] == [("--force-reinstall", "--no-deps", wheel), (wheel,)]
+
+
+@pytest.mark.slow
+def test_a_plugin_beside_a_machines_torch_does_not_stop_its_tests(
+    empty: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    helpers.install_beside_torch(empty.session, "a.whl")
+    info = tmp_path / "benchmark-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: benchmark\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[pytest11]\nbenchmark = benchmark\n")
+    (tmp_path / "benchmark.py").write_text("raise RuntimeError('loaded')")
+    (tmp_path / "test_one.py").write_text("def test_one(): pass")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    command = [sys.executable, "-m", "pytest", "-n", "1", "-c", os.devnull, "test_one.py"]
+    stopped, ran = (
+        subprocess.run(command, env=os.environ | env, capture_output=True, text=True, check=False)
+        for env in ({}, empty.env)
+    )
+    assert "RuntimeError: loaded" in stopped.stderr
+    assert "1 passed" in ran.stdout
