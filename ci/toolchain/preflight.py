@@ -8,14 +8,15 @@ import re
 import shutil
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flash_dist.errors import FlashDistError
+from flash_dist.machine.capacity import count_cores, read_free_memory
 from flash_dist.targets.devices import first_driver, parse_version
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 GIB = 1 << 30
 MIN_DISK = 3 * GIB  # toolkit 0.3, objects 0.2 per arch set, wheels; the rest is room
@@ -101,8 +102,15 @@ class Preflight:
         return "\n".join([line, *(f"preflight: {note}" for note in self.notes)])
 
 
-def read_host(folder: Path, environ: Mapping[str, str]) -> Host:
-    """Look at this machine."""
+def read_host(folder: Path, environ: Mapping[str, str], root: Path = Path("/")) -> Host:
+    """Look at this machine; where nothing tells its memory, it is taken to be enough for one job.
+
+    Args:
+        folder: Whose disk is built on.
+        environ: CXX and MAX_JOBS.
+        root: Where /proc and /sys are.
+    """
+    memory = read_free_memory(root)
     gxx = environ.get("CXX") or "g++"
     return Host(
         system=platform.system(),
@@ -111,8 +119,8 @@ def read_host(folder: Path, environ: Mapping[str, str]) -> Host:
         gcc=_gcc_version(gxx),
         glibc=_glibc_version(),
         disk=shutil.disk_usage(folder).free,
-        memory=_available_memory(),
-        cores=_wanted_jobs(environ) or len(os.sched_getaffinity(0)),
+        memory=MIN_MEMORY if memory is None else memory,
+        cores=_wanted_jobs(environ) or count_cores(root),
     )
 
 
@@ -217,14 +225,3 @@ def _glibc_version() -> Version | None:
         return None
     match = re.fullmatch(r"glibc (\d+)\.(\d+).*", text)
     return (int(match[1]), int(match[2])) if match else None
-
-
-def _available_memory() -> int:
-    """Free memory, or what is left of the container's limit if that is less."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        with open("/proc/meminfo", encoding="ascii") as meminfo:  # noqa: PTH123
-            found = re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read())
-    except OSError:
-        return free
-    return int(found[1]) * 1024 if found else free

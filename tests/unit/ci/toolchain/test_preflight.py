@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
-from ci.toolchain.preflight import GIB, TOOLKITS, Host, PreflightError, check
+from ci.toolchain.preflight import GIB, TOOLKITS, Host, PreflightError, check, read_host
 from flash_dist.builds.published import published_sets
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 BOOKWORM = Host(
     system="Linux",
@@ -109,3 +114,22 @@ def test_the_toolkit_of_every_published_set_is_in_the_table() -> None:
     known = {toolkit.cuda for toolkit in TOOLKITS}
     for one in published_sets():
         assert one.toolkit in known, f"TOOLKITS has no row for CUDA {one.toolkit} of `{one.name}`"
+
+
+def test_a_container_compiles_within_its_own_cores_and_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    group = tmp_path / "sys/fs/cgroup"
+    group.mkdir(parents=True)
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text(f"MemAvailable: {64 << 20} kB\n")
+    assert read_host(tmp_path, {}, tmp_path).jobs == 16
+    (group / "memory.max").write_text(f"{5 * GIB}\n")
+    (group / "memory.current").write_text(f"{GIB}\n")
+    host = read_host(tmp_path, {}, tmp_path)
+    assert (host.memory, host.jobs) == (4 * GIB, 2)
+    (group / "cpu.max").write_text("100000 100000\n")
+    assert read_host(tmp_path, {}, tmp_path).jobs == 1
+    assert read_host(tmp_path, {"MAX_JOBS": "2"}, tmp_path).jobs == 2
+    assert read_host(tmp_path, {}, tmp_path / "absent").jobs == 1
