@@ -1,25 +1,33 @@
 """Which fatbins of a library lack a required target: a fatbin is what one source file became.
 
 A driver takes from each fatbin by itself, so that a library with a target may still have kernels
-without it. What is linked on the device is one fatbin; its PTX is in those of its objects. Among
-those that nothing registers the library chooses itself: together they count as one.
+without it. What is linked on the device is one fatbin; its PTX is in those of its objects. Where
+the library chooses itself, several count as one: those that nothing registers, and those of one
+target each whose kernels differ in nothing but the target in their names.
 """
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ..binaries.demangle import demangle
 from ..targets.compatibility import judge
-from ..targets.wording import list_few
+from ..targets.wording import count, list_few
 
 if TYPE_CHECKING:
-    import re
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ..gpucode.images import FatbinReport
     from ..gpucode.inspection import Inspection
     from ..targets.archs import Arch
+
+BY_NAME: Final = (
+    "{} one target, which their kernels are named after: those of one kernel count as one, as the "
+    "library must choose among them by itself"
+)
 
 _NAMED: Final = 3  # fatbins that one sentence names
 _AS_GOOD: Final = ("native", "family")
@@ -47,26 +55,56 @@ def find_missing(
         inspection: The library.
         allowed: Fatbins of kernels with such names may lack targets.
     """
-    groups = _group(inspection.report)
-    linked = {number: group for (relocatable, number), group in groups.items() if not relocatable}
-    objects = {number: group for (relocatable, number), group in groups.items() if relocatable}
+    fatbins = _Fatbins.read(inspection)
     names = _name_fatbins(inspection)
     for required in archs:
-        judged = linked or objects
-        lacking = [number for number, group in judged.items() if not _has(group, required)]
-        complete = bool(objects) and all(_has(group, required) for group in objects.values())
-        if required.ptx and linked and complete:
-            continue  # the driver links it anew
+        lacking = fatbins.lacking(required, fatbins.together)
         if allowed is not None:
             lacking = [one for one in lacking if not _is_called(names[one], allowed)]
-        if lacking and len(lacking) == len(judged):
+        if lacking and len(lacking) == len(fatbins.judged):
             yield f"no code for {required}, which is required"
         elif lacking:
             called = [names[one][0] for one in lacking]
             yield (
-                f"no code for {required}, which is required, in {len(lacking)} of {len(judged)} "
-                f"fatbins: {list_few(called, _NAMED)}"
+                f"no code for {required}, which is required, in {len(lacking)} of "
+                f"{len(fatbins.judged)} fatbins: {list_few(called, _NAMED)}"
             )
+
+
+def describe_by_name(archs: Sequence[Arch], inspection: Inspection) -> str:
+    """Say how many fatbins have a required target in others only; empty where none has."""
+    fatbins = _Fatbins.read(inspection)
+    helped = {
+        one
+        for required in archs
+        for one in fatbins.lacking(required, fatbins.judged)
+        if _has(fatbins.together[one], required)
+    }
+    return BY_NAME.format(count(len(helped), "fatbin has", "fatbins have")) if helped else ""
+
+
+@dataclass(frozen=True)
+class _Fatbins:
+    """The targets of each fatbin, by the number of its container."""
+
+    judged: Mapping[int, Sequence[Arch]]
+    together: Mapping[int, Sequence[Arch]]  # with those of the fatbins that it counts as one with
+    complete: Sequence[Sequence[Arch]]  # of the objects of what was linked on the device
+
+    @classmethod
+    def read(cls, inspection: Inspection) -> _Fatbins:
+        groups = _group(inspection.report)
+        linked = {one: group for (relocatable, one), group in groups.items() if not relocatable}
+        objects = {one: group for (relocatable, one), group in groups.items() if relocatable}
+        judged = linked or objects
+        together = _share_by_name(judged, inspection)
+        return cls(judged, together, list(objects.values()) if linked else [])
+
+    def lacking(self, required: Arch, groups: Mapping[int, Sequence[Arch]]) -> list[int]:
+        """Return the fatbins without a target."""
+        if required.ptx and self.complete and all(_has(one, required) for one in self.complete):
+            return []  # the driver links it anew
+        return [number for number, group in groups.items() if not _has(group, required)]
 
 
 def _group(report: FatbinReport) -> dict[tuple[bool, int], list[Arch]]:
@@ -78,8 +116,70 @@ def _group(report: FatbinReport) -> dict[tuple[bool, int], list[Arch]]:
     return {place: archs for place, archs in groups.items() if archs}
 
 
-def _has(archs: Sequence[Arch], required: Arch) -> bool:
+def _has(archs: Iterable[Arch], required: Arch) -> bool:
     return any(serves(arch, required) for arch in archs)
+
+
+def _share_by_name(
+    groups: Mapping[int, Sequence[Arch]], inspection: Inspection
+) -> dict[int, Sequence[Arch]]:
+    """Give each fatbin the targets of those that share a kernel with it but for its target."""
+    stems = _find_stems(groups, inspection)
+    homes: defaultdict[str, list[int]] = defaultdict(list)
+    for number, found in stems.items():
+        for stem in found:
+            homes[stem].append(number)
+    shared = dict(groups)
+    waiting = set(stems)
+    while waiting:
+        family, reached = set[int](), [waiting.pop()]
+        while reached:
+            number = reached.pop()
+            family.add(number)
+            near = {other for stem in stems[number] for other in homes.pop(stem, ())}
+            reached += near & waiting
+            waiting -= near
+        archs = tuple({arch for number in family for arch in groups[number]})
+        shared |= dict.fromkeys(family, archs)
+    return shared
+
+
+def _find_stems(
+    groups: Mapping[int, Sequence[Arch]], inspection: Inspection
+) -> dict[int, set[str]]:
+    """Return the names of kernels without the target, of fatbins where each name has it."""
+    targets = {
+        number: set(archs)
+        for number, archs in groups.items()
+        if number not in inspection.report.unregistered
+    }
+    alone = {number: archs.pop() for number, archs in targets.items() if len(archs) == 1}
+    stems: dict[int, set[str]] = {}
+    for kernel in inspection.kernels or ():
+        number = kernel.container
+        if number is None or number not in alone:
+            continue
+        stem = _take_out(alone[number], kernel.name)
+        if stem is None:
+            del alone[number]
+            stems.pop(number, None)
+        else:
+            stems.setdefault(number, set()).add(stem)
+    return stems
+
+
+def _take_out(arch: Arch, name: str) -> str | None:
+    """Return a kernel's name without its target: `sm90a`, `sm_90`, `compute_90`; None: it has none.
+
+    NOTE: a mangled name has lengths in it, which change with the target.
+    """
+    suffix = f"{arch.suffix}?" if arch.suffix else ""
+    prefix = "(?:sm|compute|ptx)" if arch.ptx else "sm"
+    pattern = re.compile(rf"{prefix}_?{arch.number}{suffix}(?![0-9])", re.IGNORECASE)
+    if pattern.search(name) is None:
+        return None
+    stem, found = pattern.subn("", demangle(name))
+    return stem if found else None
 
 
 def _is_called(names: Iterable[str], pattern: re.Pattern[str]) -> bool:

@@ -13,10 +13,12 @@ from ..gpucode.images import ROCM_WARNING, UNITS, UNREGISTERED
 from ..gpucode.inspection import Choice, Inspection, inspect_libraries, sizes_by_target
 from ..gpucode.libraries import open_libraries
 from ..targets.wording import count
+from .fatbins import describe_by_name
 from .own import AuditResult, audit_wheel
 from .requirements import Requirements, find_losses, find_shortfalls
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from ..targets.archs import Arch
@@ -31,6 +33,7 @@ class Release:
     problems: tuple[Finding, ...]
     own: AuditResult | None = None  # of a wheel of this package, with all problems
     headers_only: bool = False  # no image was opened
+    required: tuple[Arch, ...] = ()  # of every fatbin
 
     def __bool__(self) -> bool:
         return not self.problems
@@ -54,10 +57,16 @@ class Release:
     def warnings(self) -> tuple[str, ...]:
         """What is no shortfall, and limits what the verdict can say."""
         return tuple(
-            f"{one.name}: {UNREGISTERED.format(count(len(one.report.unregistered), *UNITS))}"
-            for one in self.inspections
-            if one.report.unregistered
+            f"{one.name}: {text}" for one in self.inspections for text in self._limits(one)
         )
+
+    def _limits(self, inspection: Inspection) -> Iterator[str]:
+        unregistered = len(inspection.report.unregistered)
+        if unregistered:
+            yield UNREGISTERED.format(count(unregistered, *UNITS))
+        by_name = describe_by_name(self.required, inspection)
+        if by_name:
+            yield by_name
 
     def to_json(self) -> dict[str, Any]:
         """Return the audit as plain data."""
@@ -109,7 +118,11 @@ def audit_release(
         problems += label(AUDIT_LOST, find_losses(old, new))
     if not is_own_wheel(path):
         return Release(
-            str(path), tuple(inspections), tuple(problems), None, requirements.headers_only
+            str(path),
+            tuple(inspections),
+            tuple(problems),
+            headers_only=requirements.headers_only,
+            required=requirements.archs,
         )
     result = audit_wheel(path)
     problems = list(dict.fromkeys((*result.problems, *problems)))

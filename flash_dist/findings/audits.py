@@ -37,7 +37,8 @@ AUDIT_TARGET_MISSING: Final = Entry(
     "A library lacks a required target",
     "`require` names targets that every fatbin of every library must have: a fatbin is what one "
     "source file became. Code for a family (sm_100f) or a chip (sm_90a) stands for the GPUs it "
-    "is named after, SASS for 9.0 does not stand for 9.0a, nor PTX for SASS.",
+    "is named after, SASS for 9.0 does not stand for 9.0a, nor PTX for SASS. Fatbins of one "
+    "target, whose kernels are named after it, count as one for each kernel.",
     "If it is in some fatbins only, look at how their source files are compiled, or let them be "
     "with `--allow-missing REGEX`, a pattern of their kernels: a library that chooses its kernels "
     "itself (cuBLAS) has some for one GPU alone. Else add the target where that "

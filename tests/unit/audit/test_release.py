@@ -390,6 +390,81 @@ def test_a_source_file_that_lost_a_target_is_found(tmp_path: Path) -> None:
     )
 
 
+def write_variants(path: Path, *files: str) -> None:
+    """Write a library with a fatbin for each target of a kernel: `sm_80: a_sm80 b_sm80`."""
+    containers = []
+    for each in files:
+        target, _, names = each.partition(": ")
+        arch = Arch.parse(target)
+        if arch.ptx:
+            images = entry(PTX, arch.number, ptx(*names.split(), target=f"sm_{arch.number}"))
+        else:
+            image = cubin(*map(Kernel, names.split()))
+            images = entry(SASS, arch.number, image, suffix=arch.suffix)
+        containers.append(container(images))
+    path.write_bytes(library(b"".join(containers)))
+
+
+OURS = (
+    "sm_75: fwd_fp16_d64_smem64_sm75",
+    "sm_90a: fwd_fp16_d64_smem64_sm90a fwd_bf16_d64_smem64_sm90a fwd_bf16_d64_smem227_sm90a",
+    "compute_80: fwd_bf16_d64_smem64_compute80",
+)
+
+
+def test_fatbins_of_one_target_that_their_kernels_name_are_judged_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ours: the library takes the variant that is named after the GPU, and not the driver."""
+    path = tmp_path / "lib.so"
+    write_variants(path, *OURS)
+    assert problems(path, require="7.5;8.0+PTX;9.0a") == (
+        f"{path}: no code for sm_80, which is required",
+    )
+    assert problems(path, require="7.5;9.0a") == ()
+    assert main(["audit", "--require", "7.5;9.0a", str(path)]) == 0
+    said = f"[warn] {path}: 3 fatbins have one target, which their kernels are named after"
+    assert said in " ".join(capsys.readouterr().out.split())
+    assert main(["audit", "--json", "--require", "7.5;9.0a", str(path)]) == 0
+    (warning,) = json.loads(capsys.readouterr().out)["warnings"]
+    assert "those of one kernel count as one" in warning
+    assert main(["audit", str(path)]) == 0
+    assert "[warn]" not in capsys.readouterr().out
+    said = "no code for sm_75, which is required, in 2 of 3 fatbins: number 1, number 2"
+    assert problems(path, require="7.5", headers_only=True) == (f"{path}: {said}",)
+
+
+def test_a_variant_that_was_lost_among_those_of_other_kernels_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "lib.so"
+    write_variants(path, *OURS, "sm_75: bwd_fp16_d64_sm75", "sm_75: copy", "sm_90a: copy_sm80")
+    said = "no code for {}, which is required, in {} of 6 fatbins: {}"
+    assert problems(path, require="7.5;9.0a") == (
+        f"{path}: {said.format('sm_75', 1, 'copy_sm80')}",
+        f"{path}: {said.format('sm_90a', 2, 'bwd_fp16_d64_sm75, copy')}",
+    )
+    assert problems(path, require="7.5;9.0a", allow_missing="copy|bwd") == ()
+
+
+def test_a_name_says_nothing_of_a_fatbin_with_several_targets(tmp_path: Path) -> None:
+    """torch: fmha_cutlassF_f16_aligned_64x64_rf_sm80 is in fatbins for all GPUs."""
+    path = tmp_path / "lib.so"
+    both, lost = cubin(Kernel("fmha_rf_sm75")), cubin(Kernel("fmha_rf_sm80"))
+    whole = container(entry(SASS, 80, both), entry(SASS, 90, both))
+    path.write_bytes(library(whole + container(entry(SASS, 80, lost))))
+    assert problems(path, require="8.0;9.0") == (
+        f"{path}: no code for sm_90, which is required, in 1 of 2 fatbins: fmha_rf_sm80",
+    )
+
+
+def test_names_in_c_plus_plus_are_compared_as_their_source_has_them(tmp_path: Path) -> None:
+    """The length of a mangled name changes with the target in it."""
+    path = tmp_path / "lib.so"
+    write_variants(path, "sm_80: _Z8gemm_s80Pf", "sm_90a: _Z9gemm_sm90Pf", "sm_80: _Z9gemm_sm80Pf")
+    assert problems(path, require="8.0;9.0a") == (
+        f"{path}: no code for sm_90a, which is required, in 1 of 3 fatbins: _Z8gemm_s80Pf",
+    )
+
+
 def test_what_runs_there_as_well_as_its_own_code_is_accepted(tmp_path: Path) -> None:
     path = tmp_path / "lib.so"
     write_files(path, "10.0f 9.0a 8.0")
