@@ -26,9 +26,9 @@ from .doctor_options import add_options, require_fitting
 from .options import add_subcommand
 from .record import PIPE, load_record, save_record
 from .report_page import write_report
-from .shown_proof import ShownProof
 from .terminal.progress import downloading
 from .terminal.results import is_shown, make_console, print_result
+from .terminal.shown_proof import ShownProof
 
 if TYPE_CHECKING:
     import argparse

@@ -25,9 +25,9 @@ from ..selftest.run import (
     run_selftest,
 )
 from .options import add_json, add_runs, add_subcommand
-from .shown_proof import ShownProof
 from .terminal.progress import working
 from .terminal.results import is_shown, make_console, print_result
+from .terminal.shown_proof import ShownProof
 from .terminal.text import complain, printable
 
 if TYPE_CHECKING:

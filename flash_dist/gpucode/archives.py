@@ -22,8 +22,8 @@ from ..binaries.files import open_file, unpack_file, unreadable
 from ..binaries.pe import MAGIC as PE_MAGIC
 from ..binaries.view import FileView
 from ..errors import FatbinError, LimitError
-from .containers import MAGIC as FATBIN_MAGIC
-from .containers import has_gpu_code
+from .containers.scan import has_gpu_code
+from .containers.walk import MAGIC as FATBIN_MAGIC
 from .fatbin import Fatbin, open_fatbin
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from ..binaries.codecs import MAX_IMAGE_BYTES, decompress
 from ..binaries.files import DAMAGED_HINT, open_file, unreadable
 from ..binaries.view import FileView
 from ..errors import FatbinError
-from .containers import scan
+from .containers.scan import scan
 from .cubin import Cubin, KernelInfo, read_cubin_kernels, read_ptx_kernels
 from .image_claims import check_image
 from .images import FatbinEntry, FatbinReport

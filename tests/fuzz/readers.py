@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Final
 from flash_dist.binaries import tar
 from flash_dist.binaries.symbols import SharedObject
 from flash_dist.errors import FatbinError, FetchError
+from flash_dist.gpucode.containers.registrations import CONTAINER_START
 from flash_dist.gpucode.inspection import LEVELS, Choice, inspect_libraries
 from flash_dist.gpucode.libraries import open_libraries
-from flash_dist.gpucode.registrations import CONTAINER_START
 from flash_dist.indexes.index import make_index
 from tests.unit.made.dynamic_builder import make_shared
 from tests.unit.made.fatbin_builder import (

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..doctor.proof import Proof
-from .terminal.progress import Seldom, working
+from ...doctor.proof import Proof
+from .progress import Seldom, working
 
 if TYPE_CHECKING:
-    from ..findings.result import CheckResult
-    from ..machine.libcuda import Gpu
-    from ..selftest.side_by_side import Progress
+    from ...findings.result import CheckResult
+    from ...machine.libcuda import Gpu
+    from ...selftest.side_by_side import Progress
 
 
 class ShownProof(Proof):

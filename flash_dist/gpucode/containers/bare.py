@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ..binaries.codecs import read_zstd_frame
-from ..binaries.elf import EM_CUDA, MAGIC, Elf, read_elf
-from ..binaries.view import unpack
-from ..errors import FatbinError, LimitError
+from ...binaries.codecs import read_zstd_frame
+from ...binaries.elf import EM_CUDA, MAGIC, Elf, read_elf
+from ...binaries.view import unpack
+from ...errors import FatbinError, LimitError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ..binaries.budget import Budget
-    from ..binaries.codecs import Codec
-    from ..binaries.view import Buffer, FileView
+    from ...binaries.budget import Budget
+    from ...binaries.codecs import Codec
+    from ...binaries.view import Buffer, FileView
 
 START: Final = MAGIC + b"\x02\x01\x01"  # 64-bit, little-endian, version 1
 ZSTD_START: Final = bytes.fromhex("28b52ffd")

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
-from ..binaries.elf import MAGIC, SHT_RELA
-from ..binaries.elf import Section as ElfSection
-from ..binaries.segments import AddressMap, Segments
-from ..binaries.view import unpack
-from ..errors import FatbinError
-from .images import LINKED, RELOCATABLE
+from ...binaries.elf import MAGIC, SHT_RELA
+from ...binaries.elf import Section as ElfSection
+from ...binaries.segments import AddressMap, Segments
+from ...binaries.view import unpack
+from ...errors import FatbinError
+from ..images import LINKED, RELOCATABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ..binaries import pe
-    from ..binaries.view import FileView
+    from ...binaries import pe
+    from ...binaries.view import FileView
 
     Section = ElfSection | pe.Section
 

@@ -10,7 +10,7 @@ import pytest
 
 from flash_dist.checks.library_verdict import judge_library
 from flash_dist.errors import LimitError
-from flash_dist.gpucode.bare import MOST_TRIED
+from flash_dist.gpucode.containers.bare import MOST_TRIED
 from flash_dist.gpucode.fatbin import read_fatbin, read_kernels
 from flash_dist.targets.devices import Device
 from flash_dist.targets.verdict import Situation

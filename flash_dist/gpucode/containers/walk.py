@@ -1,0 +1,151 @@
+"""Walk the containers between two offsets of a file, and keep what was found.
+
+A container is a 16-byte header, which NVIDIA publishes with the wrapper (`fatbinary_section.h` of
+the toolkit), and entries. Damage ends a container, not the walk, and leaves a warning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from ...errors import FatbinError
+from ..cubin import read_number, read_target
+from ..images import FatbinEntry
+from .entries import describe_doubt, make_entry, read_header, unpack_within
+
+if TYPE_CHECKING:
+    from ...binaries.budget import Budget
+    from ...binaries.view import FileView
+    from .bare import Bare
+
+MAGIC: Final = bytes.fromhex("50ed55ba")
+MAX_WARNINGS: Final = 100
+
+_FORM: Final = Struct("<IHHQ")  # magic, version, header size, bytes of entries
+_VERSION: Final = 1
+_GAP_CHUNK: Final = 1 << 20
+
+
+@dataclass
+class Walk:
+    """What was found in one file so far."""
+
+    data: FileView
+    budget: Budget
+    entries: list[FatbinEntry] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    containers: int = 0
+    starts: dict[int, int] = field(default_factory=dict)  # offset of each container: its number
+    ends: dict[int, int] = field(default_factory=dict)  # by the same offset: where it was read to
+
+    def warn(self, text: str) -> None:
+        """Keep a sentence, as long as there are not too many."""
+        if len(self.warnings) < MAX_WARNINGS:
+            self.warnings.append(text)
+        elif len(self.warnings) == MAX_WARNINGS:
+            self.warnings.append("more was found wrong than is listed here")
+
+    def read_all(self, section: str, start: int, end: int, *, quiet: bool = False) -> None:
+        """Read the containers between two offsets, each from where the last one ended.
+
+        Args:
+            section: Where they lie, for messages.
+            start: The first offset.
+            end: Behind the last one.
+            quiet: Anything may lie in between; else zeros only, and a warning says what does.
+        """
+        place = start
+        while (found := self.data.find(MAGIC, place, end)) >= 0:
+            if not quiet:
+                self._check_gap(section, place, found)
+            place = self.read_container(section, found, end)
+        if not quiet:
+            self._check_gap(section, place, end)
+
+    def read_container(self, section: str, start: int, limit: int) -> int:
+        """Read one container and return the offset from which to look for the next."""
+        try:
+            first, end = self._find_bounds(start, limit)
+        except FatbinError as error:
+            self.warn(f"{_at(section, start)}: {error.message}")
+            return start + len(MAGIC)
+        self.starts[start] = self.containers
+        self.containers += 1
+        self.ends[start] = self._read_entries(section, first, end)
+        return self.ends[start]
+
+    def is_container(self, start: int, limit: int) -> bool:
+        """Whether not only the first bytes are those of a container, but also its first image."""
+        try:
+            first, end = self._find_bounds(start, limit)
+            return read_header(self.data, first, end).is_image
+        except FatbinError:
+            return False
+
+    def add_cubin(self, cubin: Bare, section: str = "") -> None:
+        """Keep an image that is in no container: a file, or a part of one."""
+        elf = cubin.elf
+        arch = read_target(cubin.data, elf)
+        if arch is None:
+            self.warn(
+                f"cubin of ABI version {elf.abi_version}, flags {elf.flags:#x} is not understood"
+            )
+        entry = FatbinEntry(
+            kind="sass" if arch else "unknown",
+            arch=arch,
+            codec=cubin.codec,
+            ptx_isa=None,
+            payload_offset=cubin.offset,
+            compressed_size=cubin.size,
+            uncompressed_size=len(cubin.data),
+            section=section,
+            container=self.containers,
+            identifier="",
+            raw_kind=elf.machine,
+            raw_version=elf.abi_version,
+            raw_number=read_number(elf),
+            raw_flags=elf.flags,
+            code_version=(1, elf.abi_version),
+        )
+        self.entries.append(entry)
+        self.containers += 1
+
+    def _check_gap(self, section: str, start: int, end: int) -> None:
+        for place in range(start, end, _GAP_CHUNK):
+            if self.data[place : min(end, place + _GAP_CHUNK)].strip(b"\0"):
+                self.warn(f"{_at(section, start)}: {end - start} bytes that are no container")
+                return
+
+    def _find_bounds(self, start: int, limit: int) -> tuple[int, int]:
+        """Return where the entries of a container begin and end."""
+        _, version, header, size = unpack_within(_FORM, self.data, start, limit)
+        if version != _VERSION or header < _FORM.size:
+            message = f"container version {version}, header {header} bytes is not understood"
+            raise FatbinError(message)
+        if start + header + size > limit:
+            message = f"container of {size} bytes reaches past its section"
+            raise FatbinError(message)
+        return start + header, start + header + size
+
+    def _read_entries(self, section: str, place: int, end: int) -> int:
+        number = self.containers - 1
+        while place < end:
+            try:
+                raw = read_header(self.data, place, end)
+            except FatbinError as error:
+                self.warn(f"{_at(section, place)}: {error.message}; its container ends here")
+                return place
+            entry = make_entry(self.data, place, raw, section=section, container=number)
+            doubt = describe_doubt(entry)
+            if doubt:
+                self.warn(f"{_at(section, place)}: {doubt}")
+            self.budget.spend("images")
+            self.entries.append(entry)
+            place += raw.size
+        return place
+
+
+def _at(section: str, offset: int) -> str:
+    return f"{section or 'file'} at offset {offset:#x}"

@@ -1,0 +1,20 @@
+"""A folder of modules can be taken in at a glance."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MOST_MODULES = 15
+ROOMS = [path.parent for top in ("flash_dist", "ci") for path in (ROOT / top).rglob("__init__.py")]
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: str(room.relative_to(ROOT)))
+def test_a_room_has_few_modules_and_says_its_job_in_a_sentence(room: Path) -> None:
+    modules = [path.name for path in room.glob("*.py") if path.name != "__init__.py"]
+    assert len(modules) <= MOST_MODULES, sorted(modules)
+    docstring = ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8")))
+    assert docstring, f"{room} has no docstring"
