@@ -1,9 +1,10 @@
 """Which fatbins of a library lack a required target: a fatbin is what one source file became.
 
 A driver takes from each fatbin by itself, so that a library with a target may still have kernels
-without it. What is linked on the device is one fatbin; its PTX is in those of its objects. Where
-the library chooses itself, several count as one: those that nothing registers, and those of one
-target each whose kernels differ in nothing but the target in their names.
+without it; a fatbin without any kernel lacks nothing. What is linked on the device is one fatbin;
+its PTX is in those of its objects. Where the library chooses itself, several count as one: those
+that nothing registers, and those of one target each whose kernels differ in nothing but the target
+in their names.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def find_missing(
         lacking = fatbins.lacking(required, fatbins.together)
         if allowed is not None:
             lacking = [one for one in lacking if not _is_called(names[one], allowed)]
-        if lacking and len(lacking) == len(fatbins.judged):
+        if lacking and len(lacking) == len(fatbins.with_kernels):
             yield f"no code for {required}, which is required"
         elif lacking:
             called = [names[one][0] for one in lacking]
@@ -88,6 +89,7 @@ class _Fatbins:
     """The targets of each fatbin, by the number of its container."""
 
     judged: Mapping[int, Sequence[Arch]]
+    with_kernels: Sequence[int]  # all, where no image was opened
     together: Mapping[int, Sequence[Arch]]  # with those of the fatbins that it counts as one with
     complete: Sequence[Sequence[Arch]]  # of the objects of what was linked on the device
 
@@ -98,13 +100,14 @@ class _Fatbins:
         objects = {one: group for (relocatable, one), group in groups.items() if relocatable}
         judged = linked or objects
         together = _share_by_name(judged, inspection)
-        return cls(judged, together, list(objects.values()) if linked else [])
+        complete = list(objects.values()) if linked else []
+        return cls(judged, _find_full(judged, inspection), together, complete)
 
     def lacking(self, required: Arch, groups: Mapping[int, Sequence[Arch]]) -> list[int]:
-        """Return the fatbins without a target."""
+        """Return the fatbins that have kernels, and a target not."""
         if required.ptx and self.complete and all(_has(one, required) for one in self.complete):
             return []  # the driver links it anew
-        return [number for number, group in groups.items() if not _has(group, required)]
+        return [one for one in self.with_kernels if not _has(groups[one], required)]
 
 
 def _group(report: FatbinReport) -> dict[tuple[bool, int], list[Arch]]:
@@ -118,6 +121,14 @@ def _group(report: FatbinReport) -> dict[tuple[bool, int], list[Arch]]:
 
 def _has(archs: Iterable[Arch], required: Arch) -> bool:
     return any(serves(arch, required) for arch in archs)
+
+
+def _find_full(groups: Mapping[int, Sequence[Arch]], inspection: Inspection) -> list[int]:
+    """Return the fatbins with a kernel for any target: the others have none to lose."""
+    full = {kernel.container for kernel in inspection.kernels or ()}
+    alone = inspection.report.unregistered
+    found = [one for one in groups if one in full or (one in alone and not alone.isdisjoint(full))]
+    return found or list(groups)
 
 
 def _share_by_name(

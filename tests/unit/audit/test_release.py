@@ -456,6 +456,21 @@ def test_a_name_says_nothing_of_a_fatbin_with_several_targets(tmp_path: Path) ->
     )
 
 
+def test_a_fatbin_without_a_kernel_lacks_nothing(tmp_path: Path) -> None:
+    """cuBLASLt: 944 of 2,639 hold a few constants, or nothing."""
+    path = tmp_path / "lib.so"
+    kernels = container(entry(SASS, 80, ALPHA), entry(SASS, 90, ALPHA))
+    nothing = container(entry(SASS, 80, cubin(Kernel("helper", entry=False))))
+    path.write_bytes(library(kernels + nothing))
+    assert problems(path, require="8.0;9.0") == ()
+    assert problems(path, require="12.0") == (f"{path}: no code for sm_120, which is required",)
+    assert problems(path, require="9.0", headers_only=True) == (
+        f"{path}: no code for sm_90, which is required, in 1 of 2 fatbins: number 1",
+    )
+    path.write_bytes(library(nothing))
+    assert problems(path, require="8.0;9.0") == (f"{path}: no code for sm_90, which is required",)
+
+
 def test_names_in_c_plus_plus_are_compared_as_their_source_has_them(tmp_path: Path) -> None:
     """The length of a mangled name changes with the target in it."""
     path = tmp_path / "lib.so"
