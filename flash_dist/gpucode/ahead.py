@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 if TYPE_CHECKING:
@@ -23,11 +24,16 @@ def run_ahead(
 ) -> Iterator[Iterator[tuple[_Item, Callable[[], _Result]]]]:
     """Walk the items, each with a function that returns its result or raises its error.
 
-    One thread runs them, in their order. It helps where the step releases Python's lock.
+    One thread runs them, in their order. It helps where the step releases Python's lock. A single
+    step is run where its result is asked for: archives hold thousands of objects of one image.
 
     NOTE: the thread ends with the block. Left to the garbage collector, which an error's traceback
     does, it may be ended by a thread that another pool is starting, and both wait for ever.
     """
+    items = tuple(items)
+    if len(items) == 1:
+        yield iter([(items[0], partial(function, items[0]))])
+        return
     waiting: deque[tuple[_Item, Future[_Result]]] = deque()
     with ThreadPoolExecutor(max_workers=1) as pool:
         try:

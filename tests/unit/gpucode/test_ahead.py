@@ -50,6 +50,12 @@ def test_the_steps_run_in_one_other_thread_that_ends() -> None:
     assert names.isdisjoint({thread.ident for thread in threading.enumerate()})
 
 
+def test_a_single_step_needs_no_thread() -> None:
+    """An archive has thousands of objects; to start a thread takes longer than many an image."""
+    with run_ahead(lambda _: threading.get_ident(), ["alone"]) as walk:
+        assert [(item, result()) for item, result in walk] == [("alone", threading.get_ident())]
+
+
 @pytest.mark.parametrize("level", ["kernels", "sizes", "coverage", "checked"])
 def test_the_thread_has_ended_when_an_error_comes_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str
