@@ -30,6 +30,8 @@ BY_NAME: Final = (
     "library must choose among them by itself"
 )
 
+ALLOWED: Final = "no code for {} in {} of {}, as --allow-missing lets them be"
+
 _NAMED: Final = 3  # fatbins that one sentence names
 _AS_GOOD: Final = ("native", "family")
 
@@ -70,6 +72,19 @@ def find_missing(
                 f"no code for {required}, which is required, in {len(lacking)} of "
                 f"{len(fatbins.judged)} fatbins: {list_few(called, _NAMED)}"
             )
+
+
+def describe_allowed(
+    archs: Iterable[Arch], inspection: Inspection, allowed: re.Pattern[str]
+) -> Iterator[str]:
+    """Say how many fatbins lack a required target and may."""
+    fatbins = _Fatbins.read(inspection)
+    names = _name_fatbins(inspection)
+    for required in archs:
+        lacking = fatbins.lacking(required, fatbins.together)
+        let_be = sum(_is_called(names[one], allowed) for one in lacking)
+        if let_be:
+            yield ALLOWED.format(required, let_be, count(len(fatbins.judged), "fatbin"))
 
 
 def describe_by_name(archs: Sequence[Arch], inspection: Inspection) -> str:

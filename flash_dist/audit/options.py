@@ -144,12 +144,21 @@ def _read_kernels(path: str | None) -> tuple[str, ...]:
     except (OSError, UnicodeDecodeError) as error:
         message = f"cannot read required kernels from `{path}`: {error}"
         raise UsageError(message) from error
-    return tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
+    names = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
+    if not names:
+        message = f"`{path}` names no kernel that is required"
+        raise UsageError(message, hint="write a name, or a part of one, on each line")
+    return names
 
 
 def _parse_pattern(text: str | None, option: str) -> re.Pattern[str] | None:
+    if not text:
+        if text is None:
+            return None
+        message = f"{option} must be a regular expression, got an empty one, which all names match"
+        raise UsageError(message, hint="`.` is all names")
     try:
-        return None if text is None else re.compile(text)
+        return re.compile(text)
     except re.error as error:
         message = f"{option} must be a regular expression, got `{text}`: {error}"
         raise UsageError(message) from error

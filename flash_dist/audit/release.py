@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..binaries.wheel import open_wheel
@@ -13,7 +13,7 @@ from ..gpucode.images import ROCM_WARNING, UNITS, UNREGISTERED
 from ..gpucode.inspection import Choice, Inspection, inspect_libraries, sizes_by_target
 from ..gpucode.libraries import open_libraries
 from ..targets.wording import count
-from .fatbins import describe_by_name
+from .fatbins import describe_allowed, describe_by_name
 from .own import AuditResult, audit_wheel
 from .requirements import Requirements, find_losses, find_shortfalls
 
@@ -32,11 +32,15 @@ class Release:
     inspections: tuple[Inspection, ...]
     problems: tuple[Finding, ...]
     own: AuditResult | None = None  # of a wheel of this package, with all problems
-    headers_only: bool = False  # no image was opened
-    required: tuple[Arch, ...] = ()  # of every fatbin
+    requirements: Requirements = field(default_factory=Requirements)
 
     def __bool__(self) -> bool:
         return not self.problems
+
+    @property
+    def headers_only(self) -> bool:
+        """Whether no image was opened."""
+        return self.own is None and self.requirements.headers_only
 
     @property
     def archs(self) -> tuple[Arch, ...]:
@@ -64,9 +68,12 @@ class Release:
         unregistered = len(inspection.report.unregistered)
         if unregistered:
             yield UNREGISTERED.format(count(unregistered, *UNITS))
-        by_name = describe_by_name(self.required, inspection)
+        asked = self.requirements
+        by_name = describe_by_name(asked.archs, inspection)
         if by_name:
             yield by_name
+        if asked.allow_missing is not None:
+            yield from describe_allowed(asked.archs, inspection, asked.allow_missing)
 
     def to_json(self) -> dict[str, Any]:
         """Return the audit as plain data."""
@@ -121,8 +128,7 @@ def audit_release(
             str(path),
             tuple(inspections),
             tuple(problems),
-            headers_only=requirements.headers_only,
-            required=requirements.archs,
+            requirements=requirements,
         )
     result = audit_wheel(path)
     problems = list(dict.fromkeys((*result.problems, *problems)))

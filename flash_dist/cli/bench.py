@@ -7,7 +7,6 @@ import os
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.progress import (
@@ -26,7 +25,7 @@ from ..errors import UsageError
 from ..findings.result import EXIT_FINDINGS, EXIT_FINE, EXIT_NOTHING_CHECKED
 from ..machine.libcuda import read_cuda
 from ..machine.torch_install import read_torch
-from .options import add_subcommand
+from .options import add_subcommand, parse_path
 from .terminal.bench_table import print_report
 from .terminal.results import make_console
 from .terminal.text import complain
@@ -34,6 +33,7 @@ from .terminal.text import complain
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     import torch
 
@@ -102,10 +102,12 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="S",
         help="per phase and problem, warm-up included (default: %(default)g)",
     )
-    parser.add_argument("--json", type=Path, metavar="F", help="write results as they come")
-    parser.add_argument("--plot", type=Path, metavar="F.png", help="draw them; needs matplotlib")
+    parser.add_argument("--json", type=parse_path, metavar="F", help="write results as they come")
     parser.add_argument(
-        "--from-json", type=Path, metavar="F", help="measure nothing; show a recorded run"
+        "--plot", type=parse_path, metavar="F.png", help="draw them; needs matplotlib"
+    )
+    parser.add_argument(
+        "--from-json", type=parse_path, metavar="F", help="measure nothing; show a recorded run"
     )
     add_own_shape(parser)
     parser.set_defaults(run=run)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ..checks.environment import VARIABLES
 from ..doctor.examine import check_names
 from ..errors import UsageError
-from ..indexes.credentials import without_credentials
 from ..selftest.run import DEFAULT_RUNS
-from .options import add_imagined, add_json, add_runs, add_strict, parse_indices
+from .options import add_imagined, add_json, add_runs, add_strict, parse_indices, parse_place
 from .record import PIPE, add_record_options
 from .report_page import add_report_option
 
@@ -107,7 +106,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--wheel",
         metavar="PLACE",
-        type=without_credentials,
+        type=parse_place,
         action="append",
         default=[],
         help="judge a wheel, library or folder before it is installed, ours or anybody's: a path "

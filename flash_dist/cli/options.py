@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError, wrong_usage
+from ..indexes.credentials import without_credentials
 from ..targets.devices import Device, Driver
 from .terminal.text import spell
 
@@ -88,6 +89,14 @@ def parse_path(text: str) -> Path:
         message = "a path must name a file or folder, got an empty one"
         raise UsageError(message, hint="`.` is the folder that the command runs in")
     return Path(text)
+
+
+def parse_place(text: str) -> str:
+    """Read a path or an address, whose credentials are kept for its server and shown nowhere."""
+    if not text:
+        message = "a place must be a path or an address, got an empty one"
+        raise UsageError(message, hint="`.` is the folder that the command runs in")
+    return without_credentials(text)
 
 
 def parse_runs(text: str, *, usual: int) -> int:

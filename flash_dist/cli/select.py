@@ -12,7 +12,6 @@ from ..checks.gpus import describe_gpu
 from ..errors import UsageError
 from ..findings.result import EXIT_FINDINGS, EXIT_FINE, EXIT_NOTHING_CHECKED
 from ..indexes.candidates import Offer, read_offer
-from ..indexes.credentials import without_credentials
 from ..indexes.index import read_index
 from ..indexes.install_commands import find_commands
 from ..indexes.selection import candidates_of, describe_lack, select
@@ -29,7 +28,7 @@ from ..targets.advice import (
 from ..targets.archs import DEFAULT_MACHINE
 from ..targets.devices import toolkit_driver
 from ..targets.verdict import FLOOR, Build
-from .options import add_imagined, add_json, add_subcommand
+from .options import add_imagined, add_json, add_subcommand, parse_place
 from .terminal.folding import paint
 from .terminal.progress import working
 from .terminal.results import make_console
@@ -82,7 +81,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--index",
         metavar="PLACE",
-        type=without_credentials,
+        type=parse_place,
         help="choose among the wheels of a folder or a package index (http, https, file) in place "
         "of the published sets",
     )

@@ -6,7 +6,6 @@ import datetime as dt
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..checks.environment import gather_gpus
@@ -24,7 +23,7 @@ from ..selftest.run import (
     check_selftest,
     run_selftest,
 )
-from .options import add_json, add_runs, add_subcommand
+from .options import add_json, add_runs, add_subcommand, parse_path
 from .terminal.progress import working
 from .terminal.results import is_shown, make_console, print_result
 from .terminal.shown_proof import ShownProof
@@ -32,6 +31,7 @@ from .terminal.text import complain, printable
 
 if TYPE_CHECKING:
     import argparse
+    from pathlib import Path
 
     from ..checks.environment import Environment
     from ..doctor.proof import Proof
@@ -75,12 +75,15 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--reference",
-        type=Path,
+        type=parse_path,
         metavar="FILE",
         help="compare with fingerprints in FILE (default: those in the package)",
     )
     parser.add_argument(
-        "--record", type=Path, metavar="FILE", help="put the fingerprints of these GPUs into FILE"
+        "--record",
+        type=parse_path,
+        metavar="FILE",
+        help="put the fingerprints of these GPUs into FILE",
     )
     add_json(parser, "selftest")
     parser.set_defaults(run=run)

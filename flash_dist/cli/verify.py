@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ..audit.verify import verify_wheel
 from ..builds.listing import read_listing
 from ..findings.result import EXIT_FINDINGS
 from ..targets.wording import count
-from .options import add_json, add_subcommand
+from .options import add_json, add_subcommand, parse_path
 from .terminal.folding import print_line
 from .terminal.progress import working
 from .terminal.results import is_shown, make_console, print_result
@@ -58,14 +57,14 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "paths",
         metavar="FILE",
-        type=Path,
+        type=parse_path,
         nargs="+",
         help="wheel, conda package, sources or program",
     )
     parser.add_argument(
         "--manifest",
         metavar="FILE",
-        type=Path,
+        type=parse_path,
         help="the manifest.json of the release, had from where you trust it",
     )
     add_json(parser, "verify", each="wheel")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import struct
 import zipfile
@@ -211,6 +212,9 @@ def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
         ({"no_stubs": "("}, "must be a regular expression, got `(`"),
         ({"min_driver": "old"}, "old"),
         ({"require_kernels": "absent.txt"}, "cannot read required kernels from `absent.txt`"),
+        ({"require_kernels": os.devnull}, "names no kernel that is required"),
+        ({"no_stubs": ""}, "got an empty one, which all names match"),
+        ({"allow_missing": "", "require": "8.0"}, "got an empty one, which all names match"),
         ({"forbid_extra": True}, "--forbid-extra must come with --require"),
     ],
 )
@@ -375,7 +379,9 @@ def write_files(path: Path, *targets: str) -> None:
     path.write_bytes(library(b"".join(containers)))
 
 
-def test_a_source_file_that_lost_a_target_is_found(tmp_path: Path) -> None:
+def test_a_source_file_that_lost_a_target_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "lib.so"
     write_files(path, "8.0 9.0a", "8.0 9.0a", "8.0", "8.0")
     assert problems(path, require="8.0;9.0a") == (
@@ -388,6 +394,9 @@ def test_a_source_file_that_lost_a_target_is_found(tmp_path: Path) -> None:
     assert problems(path, require="8.0;9.0a", allow_missing="kernel_2") == (
         f"{path}: no code for sm_90a, which is required, in 1 of 4 fatbins: kernel_3",
     )
+    assert main(["audit", "--require", "8.0;9.0a", "--allow-missing", "_[23]$", str(path)]) == 0
+    said = f"[warn] {path}: no code for sm_90a in 2 of 4 fatbins, as --allow-missing lets them be"
+    assert said in " ".join(capsys.readouterr().out.split())
 
 
 def write_variants(path: Path, *files: str) -> None:

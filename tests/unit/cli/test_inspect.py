@@ -307,10 +307,29 @@ def test_where_no_kernel_can_be_read_none_is_called_real(
     assert f"error: {path}: none of its 1 image can be read" in err
 
 
-@pytest.mark.parametrize("command", ["inspect", "audit"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "inspect",
+        "audit",
+        "verify",
+        "verify lib.whl --manifest",
+        "selftest --record",
+        "bench --json",
+    ],
+)
 def test_an_empty_path_is_no_folder(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([command, ""]) == 2
+    """As a script passes it, whose variable is not set."""
+    assert main([*command.split(), ""]) == 2
     assert "a path must name a file or folder, got an empty one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["doctor --wheel", "select --index"])
+def test_an_empty_place_is_no_folder_either(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command.split(), ""]) == 2
+    assert "a place must be a path or an address, got an empty one" in capsys.readouterr().err
 
 
 def test_a_gpu_as_target_takes_all_code_named_after_it(
