@@ -49,7 +49,7 @@ def sessions() -> set[str]:
         node.name
         for node in tree.body
         if isinstance(node, ast.FunctionDef)
-        and any("nox.session" in ast.unparse(one) for one in node.decorator_list)
+        and any("session" in ast.unparse(one) for one in node.decorator_list)  # or gpu_session
     }
     return functions | CHANNELS.keys()
 
