@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ..gpucode.fatbin import KernelInfo
 
 EXPORT_PREFIX = "flash_dist_"
+_GENCODE = "-gencode="
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,9 @@ def _declared_problems(manifest: Manifest) -> Iterator[str]:
         yield f"no kernel is declared for {arch} of the arch set"
     if {one.target for one in manifest.targets} != set(manifest.arch_set.archs):
         yield "the manifest's targets are not those of its arch set"
+    told = [flag for flag in manifest.flags if flag.startswith(_GENCODE)]
+    if told != list(manifest.arch_set.gencode_flags):
+        yield f"the manifest's flags are for other targets than its arch set: {' '.join(told)}"
     yield from _role_problems(manifest)
 
 

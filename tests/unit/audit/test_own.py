@@ -125,6 +125,10 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         },
         "holds 2 kernels",
     ),
+    "flags of another set": (
+        {"manifest": replace(make_manifest(), flags=make_manifest("8.0;9.0").flags)},
+        "the manifest's flags are for other targets than its arch set: -gencode=arch=compute_80,",
+    ),
     "PTX never assembled": (
         {
             "manifest": make_manifest(

@@ -53,7 +53,7 @@ def make_manifest(archs: str = "8.0+PTX;9.0a", **changes: Any) -> Manifest:  # n
         "archsets": (archset,),
         "toolkit": ToolkitInfo("13.0", "13.0.88", "13.0.88", "580", "9.0"),
         "host": HostInfo("g++ 12.2.0", "2.36"),
-        "flags": ("-O3", "--compress-mode=size"),
+        "flags": ("-O3", "--compress-mode=size", *archset.gencode_flags),
         "torch_headers": "2.13.0",
         "torch_min": "2.10",
         "torch_tested_max": "2.15",

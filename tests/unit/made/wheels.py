@@ -69,7 +69,10 @@ def make_manifest(archset: ArchSet, version: str) -> Manifest:
         archsets=published_sets(),
         toolkit=make_toolkit(archset.toolkit),
         host=HostInfo("g++ 12.2.0", "2.36"),
-        flags=(next(k for k, v in CODECS.items() if v == toolkit_compression(archset.toolkit)),),
+        flags=(
+            next(k for k, v in CODECS.items() if v == toolkit_compression(archset.toolkit)),
+            *archset.gencode_flags,
+        ),
         torch_headers="2.13.0",
         torch_min="2.10",
         torch_tested_max="2.15",

@@ -62,6 +62,7 @@ def declare(archs: str = "9.0a", **changes: Any) -> Manifest:  # noqa: ANN401
         make_declared(),
         arch_set=archset,
         archsets=published_sets(),
+        flags=("-O3", "--compress-mode=size", *archset.gencode_flags),
         kernels=tuple(make_kernel(str(arch)) for arch in archset.archs),
         targets=tuple(TargetInfo(arch, "assembled") for arch in archset.archs),
         planner=hash_decisions(),
