@@ -30,6 +30,14 @@ if TYPE_CHECKING:
     from ..targets.verdict import Build
     from .environment import Environment
 
+# What names GPUs, or says what the JIT costs: no code runs or does not for it.
+_NEUTRAL = (
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_CACHE_DISABLE",
+    "CUDA_CACHE_MAXSIZE",
+    "CUDA_MODULE_LOADING",
+)
 _SHOWN_TOGETHER = 2  # variables in one line
 _LONGEST_VALUE = 80
 
@@ -71,6 +79,14 @@ def check_variables(environment: Environment) -> CheckResult:
     if len(shown) > _SHOWN_TOGETHER:
         return CheckResult("ok", f"{len(shown)} that change what is loaded", shown)
     return CheckResult("ok", ", ".join(shown) or "none that changes what is loaded")
+
+
+def check_neutral(environment: Environment) -> CheckResult | None:
+    """Variables that a what-if was given and that no verdict depends on; None without any."""
+    named = [name for name in _NEUTRAL if name in environment.variables]
+    if not environment.what_if or not named:
+        return None
+    return CheckResult("ok", f"which code runs does not depend on {' and '.join(named)}")
 
 
 def _shorten(value: str) -> str:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..machine.libcuda import Gpu
     from ..targets.devices import Device, Driver
 
-# Variables that change what is loaded or seen of GPUs: those that a what-if takes, too.
+# Variables that change what is loaded or seen of GPUs.
 VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
@@ -44,6 +44,15 @@ VARIABLES = (
     "FLASH_DIST_SMEM_LIMIT",
     "FLASH_DIST_WORKSPACE_MB",
 )
+# Those that no rule knows of GPUs that are not here.
+_OF_A_MACHINE = {
+    "CUDA_CACHE_PATH",
+    "NVIDIA_VISIBLE_DEVICES",
+    "NVIDIA_DRIVER_CAPABILITIES",
+    "FLASH_DIST_CHECK",
+    "FLASH_DIST_WORKSPACE_MB",
+}
+WHAT_IF_VARIABLES = tuple(name for name in VARIABLES if name not in _OF_A_MACHINE)
 # Variables that change which files are found; where they are empty they change nothing.
 SEARCH_VARIABLES = (*LOADER_VARIABLES, "PYTHONPATH")
 

@@ -28,7 +28,7 @@ from ..findings.result import CheckResult
 from ..gpucode.archives import Library, Unread
 from ..machine.installed import Installed, combine, read_variants
 from ..targets.advice import HOW_WORDS, describe_archs
-from .driver import check_driver
+from .driver import check_driver, check_neutral
 from .environment import find_situation
 from .gpus import check_any_gpu, check_gpu, describe_gpu
 from .guard import guard
@@ -56,9 +56,7 @@ def examine_libraries(
     environment: Environment, libraries: Iterable[Library | Unread]
 ) -> Iterator[CheckResult]:
     """Yield a result for each library that will not load, and each GPU with each of GPU code."""
-    yield guard("driver", partial(check_driver, environment))
-    if not environment.cuda.gpus:
-        yield guard("gpu", partial(check_any_gpu, environment))
+    yield from _examine_machine(environment)
     reports, ours, plain = [], [], 0
     loading = LibraryLoading.make(environment)
     for library in libraries:
@@ -83,6 +81,15 @@ def examine_libraries(
         results = [_check_own(environment, gpu, own) for own in ours]
         yield from results
         yield from check_libraries(environment, gpu, reports, served=any(results))
+
+
+def _examine_machine(environment: Environment) -> Iterator[CheckResult]:
+    yield guard("driver", partial(check_driver, environment))
+    neutral = guard("variables", partial(check_neutral, environment))
+    if neutral is not None:
+        yield neutral
+    if not environment.cuda.gpus:
+        yield guard("gpu", partial(check_any_gpu, environment))
 
 
 def read_own(library: Library) -> Installed | None:

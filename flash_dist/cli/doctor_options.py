@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ..checks.environment import VARIABLES
+from ..checks.environment import WHAT_IF_VARIABLES
 from ..doctor.examine import check_names
 from ..errors import UsageError
 from ..selftest.run import DEFAULT_RUNS
@@ -50,7 +50,6 @@ _VALUES: Final = {
     ),
     "CUDA_MODULE_LOADING": _Values("(DEFAULT|EAGER|LAZY)?", "DEFAULT, EAGER or LAZY", "LAZY"),
     "FLASH_DIST_SMEM_LIMIT": _Values("0*[1-9][0-9]*|", "a number of bytes", "65536"),
-    "FLASH_DIST_WORKSPACE_MB": _Values("[0-9]{0,9}", "a whole number of MiB", "64"),
 }
 
 
@@ -125,9 +124,9 @@ def parse_names(text: str) -> frozenset[str]:
 def parse_variable(text: str) -> tuple[str, str]:
     """Read `CUDA_FORCE_PTX_JIT=1`."""
     name, equals, value = text.partition("=")
-    if not equals or name not in VARIABLES:
+    if not equals or name not in WHAT_IF_VARIABLES:
         message = f"--env must be NAME=VALUE with a NAME that is judged, got `{text}`"
-        raise UsageError(message, hint=f"the names are {', '.join(VARIABLES)}")
+        raise UsageError(message, hint=f"the names are {', '.join(WHAT_IF_VARIABLES)}")
     allowed = _VALUES.get(name)
     if allowed is not None and not re.fullmatch(allowed.pattern, value):
         message = f"{name} must be {allowed.words}, got `{value}`"

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..checks.choice import EVERYTHING, CheckChoice
-from ..checks.driver import check_driver, check_variables
+from ..checks.driver import check_driver, check_neutral, check_variables
 from ..checks.gpus import check_all_gpus, check_any_gpu, check_gpu
 from ..checks.guard import guard
 from ..checks.host import check_compat, check_devices
@@ -57,12 +57,14 @@ RARE_CHECKS: tuple[tuple[str, RareCheck], ...] = (
     ("jit", check_jit),
 )
 WHAT_IF_CHECKS: tuple[tuple[str, Check], ...] = (("build", check_build), ("driver", check_driver))
+WHAT_IF_RARE: tuple[tuple[str, RareCheck], ...] = (("variables", check_neutral),)
 GPU_CHECKS = ("gpu", "selftest")  # once for each GPU
 
 
 def check_names(*, what_if: bool = False) -> tuple[str, ...]:
     """Return the names that `--only` and `--skip` take."""
-    names = [name for name, _ in (WHAT_IF_CHECKS if what_if else (*CHECKS, *RARE_CHECKS))]
+    checks = (*WHAT_IF_CHECKS, *WHAT_IF_RARE) if what_if else (*CHECKS, *RARE_CHECKS)
+    names = [name for name, _ in checks]
     return (*names, *(GPU_CHECKS[:1] if what_if else GPU_CHECKS))
 
 
@@ -154,7 +156,7 @@ def _examine_machine(environment: Environment, choice: CheckChoice) -> Iterator[
     for name, check in WHAT_IF_CHECKS if environment.what_if else CHECKS:
         if name in choice:
             yield guard(name, partial(check, environment))
-    for name, rare in RARE_CHECKS:
+    for name, rare in (*WHAT_IF_RARE, *RARE_CHECKS) if environment.what_if else RARE_CHECKS:
         if name in choice:
             yield from _guard_rare(name, partial(rare, environment))
 

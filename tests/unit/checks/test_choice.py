@@ -126,7 +126,7 @@ def test_some_gpus_alone(
     [
         (("--only", "python"), "gpu or selftest, got `python`"),
         (("--skip", ""), "gpu or selftest, got ``"),
-        (("--gpu", "9.0", "--only", "selftest"), "build, driver or gpu, got `selftest`"),
+        (("--gpu", "9.0", "--only", "selftest"), "build, driver, variables or gpu, got `selftest`"),
         (("--only", "torch", "--skip", "torch"), "no check is left"),
         (("--only", "selftest", "--no-selftest"), "no check is left"),
         (("--devices", "3"), "devices must be of 0, got 3"),

@@ -19,9 +19,11 @@ from flash_dist.machine.libcuda import Cuda
 from flash_dist.machine.torch_install import Torch
 from flash_dist.selftest.run import judge_outcome
 from tests.unit.made.builds import ALL, HOPPER, TURING_AMPERE_ADA, make_environment, make_installed
+from tests.unit.made.whole_wheel import write_whole_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from flash_dist.selftest.report import SelftestReport
 
@@ -249,7 +251,19 @@ def test_what_if_takes_variables(
     assert "CUDA_FORCE_PTX_JIT is set" in out
 
 
-@pytest.mark.parametrize("text", ["CUDA_FORCE_PTX_JIT", "PATH=/bin", "=1"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA_FORCE_PTX_JIT",
+        "PATH=/bin",
+        "=1",
+        "CUDA_CACHE_PATH=/tmp",
+        "NVIDIA_VISIBLE_DEVICES=none",
+        "NVIDIA_DRIVER_CAPABILITIES=graphics",
+        "FLASH_DIST_CHECK=1",
+        "FLASH_DIST_WORKSPACE_MB=64",
+    ],
+)
 def test_a_variable_that_is_not_judged_is_refused(
     text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -263,7 +277,6 @@ def test_a_variable_that_is_not_judged_is_refused(
         ("CUDA_FORCE_PTX_JIT=yes", "CUDA_FORCE_PTX_JIT must be 0 or 1, got `yes`"),
         ("CUDA_MODULE_LOADING=eager!", "must be DEFAULT, EAGER or LAZY, got `eager!`"),
         ("FLASH_DIST_SMEM_LIMIT=0", "FLASH_DIST_SMEM_LIMIT must be a number of bytes, got `0`"),
-        ("FLASH_DIST_WORKSPACE_MB=-1", "must be a whole number of MiB, got `-1`"),
     ],
 )
 def test_a_value_that_a_variable_cannot_have_is_wrong_usage(
@@ -271,6 +284,30 @@ def test_a_value_that_a_variable_cannot_have_is_wrong_usage(
 ) -> None:
     assert main(["doctor", "--gpu", "9.0", "--env", text]) == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", [(), ("--wheel", "the wheel")], ids=["installed", "wheel"])
+def test_no_variable_of_a_what_if_is_taken_without_a_word(
+    place: tuple[str, ...],
+    install: Callable[[str], None],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    install(HOPPER)
+    wheel = str(write_whole_wheel(tmp_path))
+    given = [wheel if word == "the wheel" else word for word in place]
+    for name, value in (
+        ("CUDA_VISIBLE_DEVICES", "1"),
+        ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
+        ("CUDA_CACHE_DISABLE", "1"),
+        ("CUDA_CACHE_MAXSIZE", "1000"),
+        ("CUDA_MODULE_LOADING", "EAGER"),
+        ("CUDA_FORCE_PTX_JIT", "1"),
+        ("CUDA_FORCE_JIT", "1"),
+        ("FLASH_DIST_SMEM_LIMIT", "1000"),
+    ):
+        _, out = doctor(capsys, "--gpu", "9.0", "--env", f"{name}={value}", *given)
+        assert name in out, out
 
 
 @pytest.mark.parametrize(
