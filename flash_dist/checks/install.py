@@ -55,9 +55,9 @@ def check_system(environment: Environment) -> CheckResult:
     if kind:
         minor = ".".join(version.split(".")[:2])
         return CheckResult(
-            "fail",
+            "warn",
             f"the wheels are for every Python with the GIL (abi3), this one is {kind}: pip refuses "
-            f"them, and extensions of that kind do not import ({summary})",
+            f"them here, and nobody tests them here ({summary})",
             fix=f"`python{minor} -m venv .venv` makes an environment of the Python with the GIL",
             entry=PYTHON_FREE_THREADED,
         )

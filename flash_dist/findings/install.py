@@ -20,7 +20,8 @@ PYTHON_FREE_THREADED: Final = Entry(
     "This Python is a free-threaded build",
     "python3.13t and python3.14t have no GIL, and another binary interface: they take no wheel "
     "that is for all versions of Python (abi3), and this package has no others. pip says "
-    "`not a supported wheel on this platform`.",
+    "`not a supported wheel on this platform`. The libraries of this package call nothing of "
+    "Python and load there once they are unpacked, but no test runs there.",
     "Use the same version with the GIL in an environment of its own: `python3.13 -m venv .venv`, "
     "or `uv venv --python 3.13+gil`.",
 )
