@@ -35,7 +35,10 @@ _CACHE: Final = {
 def make_facts(environment: Mapping[str, Any]) -> Markup:
     """Return the groups; what a group takes is gone, so that what is left is told as it is."""
     left = deepcopy(dict(environment))
-    machine = "Asked on" if left.pop("what_if", False) else "Machine"
+    what_if = left.pop("what_if", False)
+    machine = "Asked on" if what_if else "Machine"
+    if what_if:
+        _leave_out_unasked(left)
     table = make_gpu_table(left)
     groups = (
         _group(machine, _describe_machine(left)),
@@ -46,6 +49,17 @@ def make_facts(environment: Mapping[str, Any]) -> Markup:
         _group("Also", _flatten(left, "")),
     )
     return join(element("div", *groups, _class="groups"), table)
+
+
+def _leave_out_unasked(left: Json) -> None:
+    """Take away what nobody looked at around GPUs that are not here."""
+    installed, files, loading = (left.get(name) or {} for name in ("installed", "files", "loading"))
+    if not installed.get("build"):
+        left.pop("installed", None)
+    if not files.get("folder"):
+        left.pop("files", None)
+    if loading.get("status") == "not-tried":
+        left.pop("loading", None)
 
 
 def _group(title: str, facts: Iterator[Fact]) -> Markup:
@@ -90,9 +104,10 @@ def _describe_torch(left: Json) -> Iterator[Fact]:
 
 
 def _describe_build(left: Json) -> Iterator[Fact]:
+    asked = "installed" in left
     installed, files = _take(left, "installed"), _take(left, "files")
     installed.pop("archsets", None)  # what could be installed instead
-    yield "Build", installed.pop("build", None) or "none"
+    yield "Build", installed.pop("build", None) or "none" * asked
     yield "Code inside", ", ".join(installed.pop("targets", []))
     toolkit = installed.pop("toolkit", None)
     yield "Compiled with", f"CUDA {toolkit}" if toolkit else ""
@@ -101,15 +116,19 @@ def _describe_build(left: Json) -> Iterator[Fact]:
     yield "Manifest", installed.pop("manifest_problem", None) or ""
     yield "Library", installed.pop("library_problem", None) or ""
     yield "Manifest and library", "; ".join(installed.pop("differences", []))
-    recorded = files.pop("status", "") == "recorded"
-    number = count(files.pop("files", 0), "file")
-    yield "Files", f"{number} that pip recorded" if recorded else "without a record of pip"
+    yield "Files", _describe_files(files)
     yield "Folder", files.pop("folder", "")
     for name, key in (("Missing", "missing"), ("Changed", "changed"), ("Left over", "leftovers")):
         yield name, ", ".join(files.pop(key, []))
     yield "Other copies", ", ".join(files.pop("copies", []))
     yield "Loads", _describe_loading(_take(left, "loading"))
     yield "Loading was predicted", _describe_loading(_take(left, "predicted_loading"))
+
+
+def _describe_files(files: Json) -> str:
+    status, number = str(files.pop("status", "")), count(files.pop("files", 0), "file")
+    words = {"recorded": f"{number} that pip recorded", "unrecorded": "without a record of pip"}
+    return words.get(status, status)
 
 
 def _describe_loading(loading: Json) -> str:

@@ -124,7 +124,9 @@ def _gist(data: Json, version: str) -> Iterator[str]:
     """Name what was judged: a what-if has no machine around its GPUs."""
     environment = data["environment"]
     torch = environment["torch"]["version"]
-    yield environment["installed"]["build"] or f"flash_dist {version}"
+    build = environment["installed"]["build"]
+    if build or not data["what_if"]:  # else the libraries of a wheel are judged, not this build
+        yield build or f"flash_dist {version}"
     yield from filter(None, [_describe_driver(environment["cuda"])])
     yield from _count_gpus(environment["cuda"]["gpus"])
     if not data["what_if"]:

@@ -118,6 +118,9 @@ footer { margin-top: 2.5rem; color: var(--dim); font-size: 0.9em; }
   .check { grid-template-columns: 3.4rem minmax(0, 1fr); }
   .check .what { grid-column: 1 / -1; }
   .named div { grid-template-columns: 1fr; }
+  th, td { padding-right: 0.4rem; }
+  .roles, .long { min-width: 0; }
+  .whole:has(.chip) { white-space: normal; }
 }
 @media print {
   :root {

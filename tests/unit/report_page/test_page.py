@@ -17,6 +17,7 @@ from flash_dist.doctor.examine import Examination, examine
 from flash_dist.findings import FINDINGS
 from flash_dist.loading.parts import Loading
 from flash_dist.machine.install_files import InstallFiles
+from flash_dist.machine.installed import Installed
 from flash_dist.machine.libcuda import Cuda, Gpu
 from flash_dist.machine.torch_install import Torch
 from flash_dist.report_page import Redaction, make_page, redaction_of_this_machine
@@ -134,6 +135,20 @@ def test_a_what_if_does_not_tell_of_the_machine_it_was_asked_on() -> None:
     assert "compute capability 7.5 · compute capability 11.0" in verdict
     assert "Python" not in verdict
     assert "not on this GPU the GPU lacks the instructions" in page.text
+
+
+def test_a_what_if_tells_no_fact_that_nobody_looked_at() -> None:
+    text = Page(write(make_what_if(ALL, "7.5"))).text
+    assert "Build flash_dist 0.1.0+cu130.test" in text
+    assert "without a record of pip" not in text
+    assert "Loads" not in text
+
+
+def test_a_what_if_about_a_wheel_does_not_name_the_build_that_is_installed() -> None:
+    text = Page(write(replace(make_what_if(ALL, "7.5"), installed=Installed()))).text
+    facts = text.partition("Environment Asked on")[2]
+    assert "flash_dist 0.1.0+cu130.test" not in text.partition("Written by")[0]
+    assert "Build none" not in facts
 
 
 def test_strict_and_no_gpu_have_verdicts_of_their_own() -> None:
