@@ -56,16 +56,17 @@ def at_hand(place: str, environment: Environment, *, progress: Progress) -> Iter
     """
     place = without_credentials(place) if is_url(place) else place
     path = local_path(place) if is_url(place) else Path(place)
+    if path is not None and path.suffix != ".html":
+        if not path.is_dir():
+            open_file(path).close()  # what cannot be read is said before anything is judged
+        yield Artefact(path)
+        return
     with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
         if path is None:
             yield _fetch(place, environment, Path(folder), progress)
-        elif path.suffix == ".html":
+        else:
             index = read_index(str(path), None)
             yield _fetch_best(index, environment, Path(folder), progress)
-        else:
-            if not path.is_dir():
-                open_file(path).close()  # what cannot be read is said before anything is judged
-            yield Artefact(path)
 
 
 def _fetch(place: str, environment: Environment, folder: Path, progress: Progress) -> Artefact:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from tests.unit.truth.cells import Answer
+
 LIBRARIES: Final = (*read_sets(), *FOREIGN)
 OLDEST: Final = (7, 5)  # that flash_dist has kernels for
 each_library = pytest.mark.parametrize("one", LIBRARIES, ids=lambda one: str(one.name))
@@ -37,8 +39,15 @@ def disagree(
     path: Path, one: Library, driver: int, name: str, gpus: tuple[Number, ...] = GPUS
 ) -> list[str]:
     """Return the cells where doctor and the rules differ: in whether and how, or in why not."""
+    _, answers = ask(path, gpus, driver, VARIABLES[name])
+    return compare(one, driver, name, gpus, answers)
+
+
+def compare(
+    one: Library, driver: int, name: str, gpus: tuple[Number, ...], answers: Iterable[Answer]
+) -> list[str]:
+    """Return where what doctor answered differs from the rules."""
     variables = VARIABLES[name]
-    _, answers = ask(path, gpus, driver, variables)
     found = []
     for gpu, answer in zip(gpus, answers, strict=True):
         outcome = judge(one, Case(gpu, driver, variables))
@@ -98,8 +107,8 @@ def test_pairs_fare_as_their_gpus_do_and_the_exit_status_tells(
 ) -> None:
     path = write_library(tmp_path, one)
     for pair in combinations(GPUS, 2):
-        assert not disagree(path, one, 580, "nothing-set", pair)
-        status, answers = ask(path, pair, 580, {})
+        status, answers = ask(path, pair, 580, VARIABLES["nothing-set"])
+        assert not compare(one, 580, "nothing-set", pair, answers)
         is_unserved = one.images and any(answer.how == "no" for answer in answers)
         assert status == (1 if is_unserved else 0), (pair, answers)
 
