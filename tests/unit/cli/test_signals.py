@@ -15,11 +15,20 @@ import pytest
 from ci.project import ROOT
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
+@pytest.fixture(params=[signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def number(request: pytest.FixtureRequest) -> Iterator[signal.Signals]:
+    """Let children hear a signal even where these tests were started by nohup or with `&`."""
+    heard: signal.Signals = request.param
+    before = signal.signal(heard, signal.SIG_DFL)
+    yield heard
+    signal.signal(heard, before)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_leaves_no_temporary_folder(number: signal.Signals, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}/a-1-py3-none-any.whl"
@@ -28,9 +37,9 @@ def test_a_signal_leaves_no_temporary_folder(number: signal.Signals, tmp_path: P
         command = [sys.executable, "-m", "flash_dist", *words]
         with subprocess.Popen(command, cwd=ROOT, env=environ, stderr=subprocess.PIPE) as process:
             connection, _ = server.accept()  # and never answers
-            assert [path.name[:11] for path in tmp_path.iterdir()] == ["flash_dist-"]
-            time.sleep(0.1)
-            process.send_signal(number)
-            assert process.wait(20) == 128 + number
-            connection.close()
+            with connection:
+                assert [path.name[:11] for path in tmp_path.iterdir()] == ["flash_dist-"]
+                time.sleep(0.1)
+                process.send_signal(number)
+                assert process.wait(20) == 128 + number
     assert list(tmp_path.iterdir()) == []
