@@ -222,10 +222,10 @@ def _public(version: Version) -> Version:
 
 def describe_lack(judged: Judged, chosen: Judged | None) -> str:
     """Say what a set lacks beside the chosen one: `no code for 8.6, 12.1`."""
-    limit = min(chosen.rank if chosen else _LAST_SURE, _LAST_SURE)
+    limits = {one.situation.device: _rank(one) for one in chosen.verdicts} if chosen else {}
     lacks: dict[str, list[str]] = {}
     for verdict in judged.verdicts:
-        if _rank(verdict) > limit:
+        if _rank(verdict) > min(limits.get(verdict.situation.device, _LAST_SURE), _LAST_SURE):
             lack = _WORSE.get(verdict.how, "no code") if verdict else _refusal(verdict)
             lacks.setdefault(lack, []).append(str(verdict.situation.device))
     return "; ".join(f"{lack} for {', '.join(devices)}" for lack, devices in lacks.items())

@@ -140,6 +140,13 @@ def test_a_set_without_code_for_a_dtype_does_not_serve() -> None:
     assert describe_lack(selection.smaller[0], None) == "code for some dtypes only for 8.6"
 
 
+def test_a_smaller_set_is_not_said_to_serve_as_well_what_it_gets_to_by_the_jit_alone() -> None:
+    selection = select(devices("9.0,13.0"), R580, CANDIDATES)
+    assert chosen_name("9.0,13.0") == "all"
+    lacks = {one.candidate.name: describe_lack(one, selection.chosen) for one in selection.smaller}
+    assert lacks["turing-ampere-ada"] == "only PTX through the JIT for 9.0"
+
+
 def test_the_newest_version_that_serves_wins_and_previews_come_last() -> None:
     offered = [
         make_candidate("9.0a", "0.1+cu130.hopper", 1),
