@@ -50,8 +50,8 @@ nox.options.reuse_venv = "yes"
 nox.options.error_on_external_run = True
 nox.options.sessions = ["lint", "typecheck", "unit_tests"]
 
-# What `nox -s unit_tests` is told, and what pytest is.
 CORES = ["-n", "auto", "--dist", "worksteal"]
+# What `nox -s unit_tests` is told, and what pytest is.
 CHOICES = {
     (): [*CORES, "-m", "not slow"],
     ("--slow",): [*CORES, "-m", "slow"],
@@ -162,7 +162,7 @@ def wheel_tests(session: nox.Session) -> None:
     _install_small_wheel(session, "test")
     tests = str(ROOT / "tests" / "wheel")
     options = ["-c", str(ROOT / "pyproject.toml"), "--override-ini=pythonpath=", "--rootdir", tests]
-    session.run("python", "-m", "pytest", *options, tests)
+    session.run("python", "-m", "pytest", *options, *CORES, tests)
 
 
 @nox.session(requires=["small_wheel"])
