@@ -6,6 +6,7 @@ it is configured with.
 
     OUT/plans.h                  tile constants of every row
     OUT/roles.h                  the names of roles and families
+    OUT/wgmma_shapes.h           the matrix instructions of Hopper, whose operands are named one by one
     OUT/mask_layout.h            the numbers that carry a mask, from flash_dist/masks/layout.py
     OUT/targets/<target>/*.cu    kernels: one file per family and head_dim, or per family where one
                                  kernel is a few lines; PTX: one per kernel
@@ -46,6 +47,7 @@ LAYOUT = CSRC.parent / "flash_dist" / "masks" / "layout.py"
 CPP_DTYPES = {"fp16": "Fp16", "bf16": "Bf16", "fp32": "Fp32"}
 HALF_DTYPES = ("fp16", "bf16")
 _A100 = 80
+WGMMA_COLUMNS = (64, 80, 96, 128, 192, 256)  # of D, for which there are wrappers
 
 
 @dataclass(frozen=True)
@@ -333,6 +335,44 @@ def render_roles(table: Table) -> str:
     return "\n".join([*lines, "", "}  // namespace flash_dist", ""])
 
 
+def render_wgmma_shapes() -> str:
+    """The wrappers of ptx/wgmma.cuh."""
+    lines = ["#pragma once", "", "#include <type_traits>", "", "namespace flash_dist {", ""]
+    for in_registers in (False, True):
+        flags = "bool TRANSPOSED_B" if in_registers else "bool TRANSPOSED_A, bool TRANSPOSED_B"
+        a = "const uint32_t (&a)[4]" if in_registers else "uint64_t a"
+        for columns in WGMMA_COLUMNS:
+            lines += _wgmma(columns, flags, a, in_registers=in_registers)
+    return "\n".join([*lines, "", "}  // namespace flash_dist", ""])
+
+
+def _wgmma(columns: int, flags: str, a: str, *, in_registers: bool) -> Iterator[str]:
+    tiles, count = columns // 8, columns // 2
+    d = ", ".join(f"%{i}" for i in range(count))
+    operand = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}" if in_registers else f"%{count}"
+    after = count + (4 if in_registers else 1)
+    transposed = f"%{after + 1}" if in_registers else f"%{after + 1}, %{after + 2}"
+    inputs = [f'"r"(a[{i}])' for i in range(4)] if in_registers else ['"l"(a)']
+    inputs += ['"l"(b)'] + ([] if in_registers else ['"n"(int{TRANSPOSED_A})'])
+    inputs += ['"n"(int{TRANSPOSED_B})']
+    yield f"template <class T, {flags}, bool FIRST = false>"
+    yield f"__device__ __forceinline__ void wgmma(Accumulator<1, {tiles}>& d, {a}, uint64_t b) {{"
+    for first in (True, False):
+        yield f"  {'if constexpr (FIRST) {' if first else '} else {'}"
+        mode, constraint = ("0", "=f") if first else ("1", "+f")
+        outputs = ", ".join(
+            f'"{constraint}"(d.x[0][{n}][{i}])' for n in range(tiles) for i in range(4)
+        )
+        for dtype, condition in (("f16", "if constexpr (std::is_same_v<T, Fp16>)"), ("bf16", "else")):
+            yield (
+                f'    {condition} asm volatile("wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.'
+                f'{dtype}.{dtype} {{{d}}}, {operand}, %{after}, {mode}, 1, 1, {transposed};" '
+                f': {outputs} : {", ".join(inputs)});'
+            )
+    yield "  }"
+    yield "}"
+
+
 def load_layout(path: Path = LAYOUT) -> dict[str, Any]:
     """Run the description of what carries a mask to the kernels, which needs no torch."""
     return runpy.run_path(str(path))
@@ -438,6 +478,7 @@ def generate(table: Table, linked: Sequence[Arch], others: Sequence[Arch], out: 
     compiled = [variant for arch in linked for variant in variants[arch]]
     write_if_changed(out / "plans.h", render_plans(table))
     write_if_changed(out / "roles.h", render_roles(table))
+    write_if_changed(out / "wgmma_shapes.h", render_wgmma_shapes())
     write_if_changed(out / "mask_layout.h", render_mask_layout(load_layout()))
     write_if_changed(out / "variants.inc", render_variants_inc(compiled))
     write_if_changed(

@@ -1,6 +1,8 @@
 // What a warp holds of a product: MT tiles of 16 rows, NT tiles of 8 columns.
 #pragma once
 
+#include "ptx/convert.cuh"
+
 namespace flash_dist {
 
 // x[m][n]: the d fragment of mma m16n8 (ptx/mma.cuh) of row tile m and column tile n.
@@ -35,5 +37,20 @@ struct Accumulator {
         for (int i = 0; i < 4; ++i) x[m][n][i] = 0.0f;
   }
 };
+
+// Columns 16 * k16 .. of an accumulator, rounded: the A operand of the next product.
+template <class Target, class T, int MT, int NT>
+__device__ __forceinline__ void to_a_operand(uint32_t (&a)[MT][4], const Accumulator<MT, NT>& c,
+                                             int k16) {
+#pragma unroll
+  for (int m = 0; m < MT; ++m) {
+    const float (&left)[4] = c.x[m][2 * k16];
+    const float (&right)[4] = c.x[m][2 * k16 + 1];
+    a[m][0] = pack<Target, T>(left[0], left[1]);
+    a[m][1] = pack<Target, T>(left[2], left[3]);
+    a[m][2] = pack<Target, T>(right[0], right[1]);
+    a[m][3] = pack<Target, T>(right[2], right[3]);
+  }
+}
 
 }  // namespace flash_dist

@@ -22,21 +22,32 @@ struct FwdBlock {
   }
 };
 
+// How many blocks of block_m queries a forward has: `groups` groups of `tiles`. Fills in what a block
+// finds its place by.
+struct FwdGrid {
+  int64_t tiles, groups;
+
+  FwdGrid(FwdParams& p, int block_m) {
+    int64_t batch = p.batch;
+    if (p.packing.cu_seqlens_q != nullptr && (p.batch == 0 || p.seqlen_q == 0)) {
+      // No document covers a row. A block for each head is there to write them all.
+      batch = 1;
+      p.batch = 0;
+      p.seqlen_q = p.heads_together = 1;
+    }
+    const int64_t num_heads_q = int64_t{p.num_heads_kv} * p.group;
+    tiles = (p.seqlen_q + block_m - 1) / block_m;
+    groups = batch * num_heads_q;
+    p.by_num_heads_q = make_divisor(num_heads_q);
+    p.by_group = make_divisor(p.group);
+  }
+};
+
 template <class Config>
 cudaError_t launch_fwd(const void* kernel, const void* params, cudaStream_t stream) {
   FwdParams p = *static_cast<const FwdParams*>(params);
-  int64_t batch = p.batch;
-  if (p.packing.cu_seqlens_q != nullptr && (p.batch == 0 || p.seqlen_q == 0)) {
-    // No document covers a row. A block for each head is there to write them all.
-    batch = 1;
-    p.batch = 0;
-    p.seqlen_q = p.heads_together = 1;
-  }
-  const int64_t tiles = (p.seqlen_q + Config::BLOCK_M - 1) / Config::BLOCK_M;
-  const int64_t num_heads_q = int64_t{p.num_heads_kv} * p.group;
-  p.by_num_heads_q = make_divisor(num_heads_q);
-  p.by_group = make_divisor(p.group);
-  return launch_in_order<Config>(kernel, p, tiles, batch * num_heads_q, stream);
+  const FwdGrid grid(p, Config::BLOCK_M);
+  return launch_in_order<Config>(kernel, p, p, grid.tiles, grid.groups, stream);
 }
 
 // The key tile, unit and split of a block of the dK/dV kernel.
@@ -59,7 +70,7 @@ cudaError_t launch_dkdv(const void* kernel, const void* params, cudaStream_t str
   const int64_t tiles = (p.key_end - p.key_begin + Config::BLOCK_N - 1) / Config::BLOCK_N;
   p.by_num_heads_kv = make_divisor(p.num_heads_kv);
   p.by_group_split = make_divisor(p.group_split);
-  return launch_in_order<Config>(kernel, p, tiles, int64_t{p.units} * p.group_split, stream);
+  return launch_in_order<Config>(kernel, p, p, tiles, int64_t{p.units} * p.group_split, stream);
 }
 
 // The query tile and head of a block of the dQ kernels; of a head the longest causal tiles first.
@@ -87,7 +98,7 @@ cudaError_t launch_dq(const void* kernel, const void* params, cudaStream_t strea
   const int64_t tiles = (p.seqlen_q + Config::BLOCK_M - 1) / Config::BLOCK_M;
   p.by_num_heads_kv = make_divisor(p.num_heads_kv);
   p.by_group = make_divisor(p.group);
-  return launch_in_order<Config>(kernel, p, tiles, int64_t{p.units} * p.group, stream);
+  return launch_in_order<Config>(kernel, p, p, tiles, int64_t{p.units} * p.group, stream);
 }
 
 }  // namespace flash_dist

@@ -42,11 +42,11 @@ __device__ __forceinline__ float change_of(float row_max, float scale_log2, floa
   return __fsub_rn(__fmul_rn(row_max, scale_log2), offset);
 }
 
-// S -> P = exp2(S * scale_log2 - row_max), rescaling O and the sums when a row's maximum grows.
-template <Offsets OFFSETS = Offsets::EXACT, int MT, int NT, int OT>
-__device__ __forceinline__ void online_softmax(Accumulator<MT, NT>& s, Accumulator<MT, OT>& o,
-                                               SoftmaxState<MT>& state, float scale_log2) {
-  float rescale[MT][2];
+// S -> P = exp2(S * scale_log2 - row_max). Returns whether a row's maximum has grown, by which O and
+// the sums are rescaled, the sums already here: by exactly 1 where it has not.
+template <Offsets OFFSETS = Offsets::EXACT, int MT, int NT>
+__device__ __forceinline__ bool to_probabilities(Accumulator<MT, NT>& s, SoftmaxState<MT>& state,
+                                                 float (&rescale)[MT][2], float scale_log2) {
   bool grown = false;
 #pragma unroll
   for (int m = 0; m < MT; ++m)
@@ -75,15 +75,53 @@ __device__ __forceinline__ void online_softmax(Accumulator<MT, NT>& s, Accumulat
         }
       state.row_sum[m][h] = fmaf(state.row_sum[m][h], rescale[m][h], sum);
     }
+  return grown;
+}
+
+template <int MT, int OT>
+__device__ __forceinline__ void rescale_rows(Accumulator<MT, OT>& o,
+                                             const float (&rescale)[MT][2]) {
+#pragma unroll
+  for (int m = 0; m < MT; ++m)
+#pragma unroll
+    for (int n = 0; n < OT; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o.x[m][n][i] *= rescale[m][i / 2];
+}
+
+// Both.
+template <Offsets OFFSETS = Offsets::EXACT, int MT, int NT, int OT>
+__device__ __forceinline__ void online_softmax(Accumulator<MT, NT>& s, Accumulator<MT, OT>& o,
+                                               SoftmaxState<MT>& state, float scale_log2) {
+  float rescale[MT][2];
+  const bool grown = to_probabilities<OFFSETS>(s, state, rescale, scale_log2);
   // Multiplying by 1 changes nothing, so the skip does not change a bit.
-  if (__any_sync(0xffffffffu, grown)) {
+  if (__any_sync(0xffffffffu, grown)) rescale_rows(o, rescale);
+}
+
+// O / sum, and lse = max * scale + ln(sum) of the warp's rows, of which the first `rows` exist. A row
+// without a visible key has 0 and -inf.
+template <int MT, int OT>
+__device__ __forceinline__ void normalize_rows(Accumulator<MT, OT>& o,
+                                               const SoftmaxState<MT>& state, float* lse, int lane,
+                                               int rows, float softmax_scale) {
 #pragma unroll
-    for (int m = 0; m < MT; ++m)
+  for (int m = 0; m < MT; ++m)
 #pragma unroll
-      for (int n = 0; n < OT; ++n)
+    for (int h = 0; h < 2; ++h) {
+      const float sum = quad_sum(state.row_sum[m][h]);
+      const bool empty = sum == 0.0f;  // no visible key
+      const float inverse = empty ? 0.0f : 1.0f / sum;
+      const int row = m * 16 + h * 8 + lane / 4;
+      if (lane % 4 == 0 && row < rows) {
+        lse[row] = empty ? -INFINITY : fmaf(state.row_max[m][h], softmax_scale, logf(sum));
+      }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) o.x[m][n][i] *= rescale[m][i / 2];
-  }
+      for (int n = 0; n < OT; ++n) {
+        o.x[m][n][2 * h] *= inverse;
+        o.x[m][n][2 * h + 1] *= inverse;
+      }
+    }
 }
 
 }  // namespace flash_dist

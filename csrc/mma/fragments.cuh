@@ -78,21 +78,6 @@ __device__ __forceinline__ Operand<HEAD_DIM> share(Operand<HEAD_DIM> b_trans, in
   return {b_trans.row, b_trans.phase ^ (number << 5)};
 }
 
-// Columns 16 * k16 .. of an accumulator, rounded: the A operand of the next product.
-template <class Target, class T, int MT, int NT>
-__device__ __forceinline__ void to_a_operand(uint32_t (&a)[MT][4], const Accumulator<MT, NT>& c,
-                                             int k16) {
-#pragma unroll
-  for (int m = 0; m < MT; ++m) {
-    const float (&left)[4] = c.x[m][2 * k16];
-    const float (&right)[4] = c.x[m][2 * k16 + 1];
-    a[m][0] = pack<Target, T>(left[0], left[1]);
-    a[m][1] = pack<Target, T>(left[2], left[3]);
-    a[m][2] = pack<Target, T>(right[0], right[1]);
-    a[m][3] = pack<Target, T>(right[2], right[3]);
-  }
-}
-
 // This warp's share of the columns of MT 16-row tiles, rounded, as A fragments of 16 columns:
 // FRAGMENT_BYTES each, BLOCKS to a tile. at: this lane's place in the first; share: the number of
 // the warp's.

@@ -162,23 +162,7 @@ __device__ __forceinline__ void fwd_block(const FwdParams& p) {
   const int first_row = again.row0 + warp_row0;
   const int rows_left = rows.seqlen_q - first_row;
   float* gLse = p.lse + lse_begin(p, again.batch, again.head, rows.q0) + first_row;
-#pragma unroll
-  for (int m = 0; m < MT; ++m)
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float sum = quad_sum(state.row_sum[m][h]);
-      const bool empty = sum == 0.0f;  // no visible key
-      const float inverse = empty ? 0.0f : 1.0f / sum;
-      const int row = m * 16 + h * 8 + lane / 4;
-      if (lane % 4 == 0 && row < rows_left) {
-        gLse[row] = empty ? -INFINITY : fmaf(state.row_max[m][h], p.softmax_scale, logf(sum));
-      }
-#pragma unroll
-      for (int n = 0; n < HEAD_DIM_V / 8; ++n) {
-        o.x[m][n][2 * h] *= inverse;
-        o.x[m][n][2 * h + 1] *= inverse;
-      }
-    }
+  normalize_rows(o, state, gLse, lane, rows_left, p.softmax_scale);
   store_rows<Target, T, HEAD_DIM_V, MT>(
       o, sQ + warp_row0 * HEAD_DIM_V * 2,
       head_begin(p.out, again.batch, again.head_kv, again.member) +

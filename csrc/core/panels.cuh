@@ -1,0 +1,50 @@
+// Tiles of 16-bit elements in shared memory as the copy engine writes them and wgmma reads them:
+// panels of 64 columns, each ROWS rows of 128 bytes, whose 16-byte chunks are swizzled by the row.
+// A tile begins at a multiple of 1024 bytes, and so does every 8th row.
+//
+// One tile serves as an operand in two ways (PTX ISA, "Matrix Descriptor" and "Strides"): its rows
+// are M or N and its columns k (K-major), or its rows are k and its columns M or N (MN-major).
+#pragma once
+
+#include <cstdint>
+
+namespace flash_dist {
+
+template <int ROWS>
+struct Panels {
+  static constexpr int COLUMNS = 64;  // of a panel
+  static constexpr int ROW_BYTES = 2 * COLUMNS;
+  static constexpr int BYTES = ROWS * ROW_BYTES;  // of a panel
+  static_assert(ROWS % 8 == 0);
+
+  static constexpr int count(int columns) { return (columns + COLUMNS - 1) / COLUMNS; }
+
+  // Element 8 * chunk of a row.
+  __device__ __forceinline__ static int offset(int row, int chunk) {
+    return chunk / 8 * BYTES + row * ROW_BYTES + ((chunk % 8 ^ row % 8) << 4);
+  }
+
+  // Of a tile whose rows are M or N: the first 16 k, and by how much the k-th 16 are further on.
+  __device__ __forceinline__ static uint64_t by_rows(uint32_t tile) {
+    return descriptor(tile, 16);
+  }
+  __host__ __device__ static constexpr int rows_step(int k) {
+    return (k / 4 * BYTES + k % 4 * 32) >> 4;
+  }
+
+  // Of a tile whose columns are M or N.
+  __device__ __forceinline__ static uint64_t by_columns(uint32_t tile) {
+    return descriptor(tile, BYTES);
+  }
+  __host__ __device__ static constexpr int columns_step(int k) { return k * 16 * ROW_BYTES >> 4; }
+
+ private:
+  // stride: bytes from a panel to the next, of no account where one instruction stays within one.
+  __device__ __forceinline__ static uint64_t descriptor(uint32_t tile, uint32_t stride) {
+    constexpr uint64_t SWIZZLE_128_BYTES = uint64_t{1} << 62;
+    constexpr uint64_t EIGHT_ROWS = uint64_t{8 * ROW_BYTES >> 4} << 32;
+    return SWIZZLE_128_BYTES | EIGHT_ROWS | uint64_t{stride >> 4} << 16 | (tile & 0x3ffff) >> 4;
+  }
+};
+
+}  // namespace flash_dist

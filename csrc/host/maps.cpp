@@ -1,0 +1,100 @@
+#include "sm90/maps.h"
+
+#include <atomic>
+
+namespace flash_dist {
+
+namespace {
+
+using Encode = decltype(&cuTensorMapEncodeTiled);
+
+constexpr int BOX_COLUMNS = 64;
+constexpr int64_t ELEMENT_BYTES = 2;
+constexpr int64_t STRIDE_LIMIT = int64_t{1} << 40;  // bytes
+
+// Null where the driver has none. The library does not link the driver's.
+Encode find_encode() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult result;
+#if CUDART_VERSION >= 12050
+  const cudaError_t status = cudaGetDriverEntryPointByVersion(
+      "cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result);
+#else
+  const cudaError_t status =
+      cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &result);
+#endif
+  if (status != cudaSuccess) {
+    cudaGetLastError();
+    return nullptr;
+  }
+  return result == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(function) : nullptr;
+}
+
+Encode encode() {
+  static std::atomic<Encode> found{nullptr};  // a failure is not kept: it may pass
+  Encode function = found.load(std::memory_order_relaxed);
+  if (function == nullptr) found.store(function = find_encode(), std::memory_order_relaxed);
+  return function;
+}
+
+// An axis of a tensor as a map has it. One that is the same memory throughout has size 1.
+struct Axis {
+  int64_t size, stride;  // in elements
+
+  Axis(int64_t size_, int64_t stride_) : size(stride_ == 0 ? 1 : size_), stride(stride_) {}
+
+  // That of an axis of size 1 counts for nothing, but has to be legal.
+  int64_t stride_bytes() const { return size == 1 ? 16 : stride * ELEMENT_BYTES; }
+  bool fits() const {
+    return stride_bytes() % 16 == 0 && 0 < stride_bytes() && stride_bytes() < STRIDE_LIMIT;
+  }
+};
+
+}  // namespace
+
+const char* find_map_problem(const View& view, int rows, int columns, const Axes& axes) {
+  if (rows < 1 || columns < 1 || axes.members < 1 || axes.heads_kv < 1 || axes.batches < 1) {
+    return "a tensor is empty";
+  }
+  if (reinterpret_cast<uintptr_t>(view.data) % 16 != 0) {
+    return "a tensor begins at no multiple of 16 bytes";
+  }
+  if (view.row == 0 && rows > 1) return "the rows of a tensor are all the same memory";
+  const Axis others[] = {{rows, view.row},
+                         {axes.members, view.head_group},
+                         {axes.heads_kv, view.head_kv},
+                         {axes.batches, view.batch}};
+  for (const Axis& axis : others) {
+    if (!axis.fits()) return "a stride is no multiple of 16 bytes, or not below 2^40 bytes";
+  }
+  if (encode() == nullptr) return "the driver has no cuTensorMapEncodeTiled";
+  return nullptr;
+}
+
+cudaError_t make_map(CUtensorMap* map, AxisSteps* steps, const View& view, Dtype dtype, int rows,
+                     int columns, const Axes& axes, int box_rows) {
+  const Axis row(rows, view.row), member(axes.members, view.head_group),
+      head_kv(axes.heads_kv, view.head_kv), batch(axes.batches, view.batch);
+  const Axis* const others[] = {&row, &member, &head_kv, &batch};
+  constexpr int RANK = 5;
+  cuuint64_t sizes[RANK] = {static_cast<cuuint64_t>(columns)};
+  cuuint64_t strides[RANK - 1];
+  for (int i = 0; i < RANK - 1; ++i) {
+    sizes[i + 1] = static_cast<cuuint64_t>(others[i]->size);
+    strides[i] = static_cast<cuuint64_t>(others[i]->stride_bytes());
+  }
+  const cuuint32_t box[RANK] = {BOX_COLUMNS, static_cast<cuuint32_t>(box_rows), 1, 1, 1};
+  const cuuint32_t element_strides[RANK] = {1, 1, 1, 1, 1};
+  *steps = {view.head_group != 0, view.head_kv != 0, view.batch != 0};
+  const CUtensorMapDataType type = dtype == Dtype::FP16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                        : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  const Encode function = encode();
+  if (function == nullptr) return cudaErrorNotSupported;
+  const CUresult result =
+      function(map, type, RANK, view.data, sizes, strides, box, element_strides,
+               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+}  // namespace flash_dist

@@ -1,0 +1,40 @@
+// Barriers in shared memory that count arrivals, and the bytes of asynchronous copies. A phase ends
+// when all are in; phases are told apart by their parity, the first has parity 0.
+#pragma once
+
+#include <cstdint>
+
+namespace flash_dist {
+
+// By one thread, before barriers_made() and a __syncthreads().
+__device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// Makes barriers visible to the copy engine.
+__device__ __forceinline__ void mbarriers_made() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Arrives, and lets the phase wait for so many bytes of copies.
+__device__ __forceinline__ void mbarrier_expect(uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+
+// Waits until the phase of this parity has ended. Of a barrier whose first phase is still open, the
+// one "before" it, of parity 1, has.
+__device__ __forceinline__ void mbarrier_wait(uint32_t barrier, int parity) {
+  asm volatile(
+      "{\n .reg .pred done;\n"
+      "again_%=:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      " @!done bra again_%=;\n}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+}  // namespace flash_dist

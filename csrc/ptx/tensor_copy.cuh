@@ -1,0 +1,59 @@
+// Copies between tensors in global memory and boxes of them in shared memory, by the copy engine
+// (TMA, sm_90 and newer). A CUtensorMap says where the tensor lies, how large a box is and how it
+// is swizzled. What of a box lies outside of the tensor is zeros when read, and is not written.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace flash_dist {
+
+// The map, a member of a __grid_constant__ parameter, is on its way into the constant cache.
+__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// Coordinates of a box's first element, innermost first.
+struct BoxPlace {
+  int column, row, member, head_kv, batch;
+};
+
+// The box to shared memory; its bytes count on the barrier, those outside of the tensor, too.
+__device__ __forceinline__ void load_box(uint32_t smem, const CUtensorMap& map, const BoxPlace& at,
+                                         uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
+      "%3, %4, %5, %6}], [%7];" ::"r"(smem),
+      "l"(&map), "r"(at.column), "r"(at.row), "r"(at.member), "r"(at.head_kv), "r"(at.batch),
+      "r"(barrier)
+      : "memory");
+}
+
+// The box from shared memory, as part of this thread's next group of stores.
+__device__ __forceinline__ void store_box(const CUtensorMap& map, const BoxPlace& at,
+                                          uint32_t smem) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::
+          "l"(&map),
+      "r"(at.column), "r"(at.row), "r"(at.member), "r"(at.head_kv), "r"(at.batch), "r"(smem)
+      : "memory");
+}
+
+__device__ __forceinline__ void commit_stores() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// Waits until shared memory has been read by all but this thread's PENDING newest groups.
+template <int PENDING>
+__device__ __forceinline__ void wait_until_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+// What this thread has written to shared memory is seen by copies and matrix instructions that come
+// after the next barrier.
+__device__ __forceinline__ void fence_proxy_async() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+}  // namespace flash_dist

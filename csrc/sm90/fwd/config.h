@@ -1,0 +1,52 @@
+// Tiles, threads and shared memory of the forward kernel for Hopper.
+#pragma once
+
+#include "core/config.h"
+#include "core/panels.cuh"
+#include "plans.h"
+#include "sm90/fwd/work.cuh"
+#include "sm90/maps.h"
+
+namespace flash_dist {
+
+struct FwdSm90Params {
+  alignas(128) CUtensorMap q, k, v, out;
+  AxisSteps q_axes, k_axes, v_axes;
+  FwdParams p;
+};
+
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+struct FwdSm90Config
+    : Config<FwdSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
+  using Plan = FwdSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>;
+  static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups of 64 queries; one loads
+  static constexpr int BLOCK_M = CONSUMERS * 64;
+  static constexpr int BLOCK_ROWS = BLOCK_M;
+  static constexpr int LONGEST_N = Plan::BLOCK_N > Plan::LIST_N ? Plan::BLOCK_N : Plan::LIST_N;
+  // setmaxnreg: what 64 K registers leave of a block's launch to each role
+  static constexpr int LOADER_REGISTERS = CONSUMERS == 3 ? 32 : 24;
+  static constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 240;
+
+  using QPanels = Panels<BLOCK_M>;
+  static constexpr int Q_PANELS = QPanels::count(HEAD_DIM);
+  static constexpr int V_PANELS = QPanels::count(HEAD_DIM_V);
+  template <int BLOCK_N>
+  static constexpr int K_BYTES = Q_PANELS * Panels<BLOCK_N>::BYTES;
+  template <int BLOCK_N>
+  static constexpr int V_BYTES = V_PANELS * Panels<BLOCK_N>::BYTES;
+
+  struct Smem {
+    alignas(1024) uint8_t q[Q_PANELS * QPanels::BYTES];  // also the stage of the output
+    alignas(1024) uint8_t k[Plan::STAGES][K_BYTES<LONGEST_N>];
+    alignas(1024) uint8_t v[Plan::STAGES][V_BYTES<LONGEST_N>];
+    FwdSm90Work work;
+    uint64_t q_full, k_full[Plan::STAGES], k_empty[Plan::STAGES], v_full[Plan::STAGES],
+        v_empty[Plan::STAGES];
+    __device__ Smem() = delete;  // laid over shared memory, never made
+  };
+  static constexpr int SMEM_BYTES = sizeof(Smem);
+  static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
+  static_assert(Plan::LIST_N == 0 || BLOCK_M == 128, "lists are made for 64 and 128 queries");
+};
+
+}  // namespace flash_dist

@@ -1,0 +1,134 @@
+// The keys that a block of queries walks through, BLOCK_N at a time.
+#pragma once
+
+#include "core/mask.cuh"
+#include "core/sequence.cuh"
+#include "ptx/special.cuh"
+
+namespace flash_dist {
+
+// Steps are numbered upwards from `begin` to `end`; those in [full_begin, full_end) need no test.
+struct KeyBounds {
+  int begin, full_begin, full_end, end;
+  const int4* entries;  // of a list of tiles; null: a range
+  int count;            // of entries
+
+  __device__ __forceinline__ KeyBounds(const Mask& mask, int row0, int block_m, int block_n) {
+    if (mask.is_list()) {
+      const TileList& list = mask.p.by_query[1];
+      const int lines = (mask.p.query_tiles + 1) / 2;
+      const int line = mask.plane * lines + row0 / (2 * MASK_TILE);
+      const int first = list.begin[line];
+      entries = list.entries + first;
+      count = list.begin[line + 1] - first;
+      begin = full_begin = full_end = 0;
+      end = (count * MASK_TILE + block_n - 1) / block_n;
+    } else {
+      entries = nullptr;
+      count = 0;
+      const KeyRange r = mask.range(row0, block_m);
+      begin = r.begin_min / block_n;
+      end = (r.end_max + block_n - 1) / block_n;
+      full_end = min(max(r.end_min / block_n, begin), end);
+      full_begin = min(max((r.begin_max + block_n - 1) / block_n, begin), full_end);
+    }
+  }
+};
+
+// What the steps are: BLOCK_N neighbouring keys of a range, or PARTS tiles of a list, wherever they
+// lie.
+enum class Walk { RANGES, LISTS, BOTH };
+
+template <int BLOCK_N, Walk WALK>
+struct KeySteps {
+  static constexpr int PARTS = WALK == Walk::RANGES ? 0 : BLOCK_N / MASK_TILE;
+  const KeyBounds& bounds;
+
+  __device__ __forceinline__ bool is_list() const {
+    return WALK == Walk::LISTS || (WALK == Walk::BOTH && bounds.entries != nullptr);
+  }
+  // The entry of part `part` of step j. The last step may lack one: then the last tile stands in
+  // for it, so that nothing is read that nobody sees.
+  __device__ __forceinline__ const int4& entry(int j, int part) const {
+    return bounds.entries[min(j * PARTS + part, bounds.count - 1)];
+  }
+  // First key of a step, or of a part of one.
+  __device__ __forceinline__ int key0(int j) const { return j * BLOCK_N; }
+  __device__ __forceinline__ int key0(int j, int part) const {
+    return entry(j, part).x * MASK_TILE;
+  }
+  // What is known of a part for the given half (0 or 1) of the block's queries.
+  __device__ __forceinline__ int code(int j, int part, int half) const {
+    if (j * PARTS + part >= bounds.count) return TILE_EMPTY;
+    return half == 0 ? entry(j, part).y : entry(j, part).z;
+  }
+};
+
+// Sets scores of 16 queries to -inf, in the columns [8 * FIRST, 8 * END) of s, whose first key is
+// key0, a multiple of 16. word(half, key) are the bits of 32 keys for this lane's row of each half.
+template <int FIRST, int END, int NT, class Word>
+__device__ __forceinline__ void hide_columns(Accumulator<1, NT>& s, int key0, const Word& word) {
+  constexpr int TILES = (END - FIRST) % 4 == 0 ? 4 : 2;  // of 8 keys under one word
+  const int column = fresh_thread() % 4 * 2;
+#pragma unroll
+  for (int h = 0; h < 2; ++h)
+#pragma unroll
+    for (int n0 = FIRST; n0 < END; n0 += TILES) {
+      const uint32_t bits = word(h, key0 + (n0 - FIRST) * 8) >> column;
+#pragma unroll
+      for (int n = 0; n < TILES; ++n)
+#pragma unroll
+        for (int e = 0; e < 2; ++e)
+          if (!(bits >> (n * 8 + e) & 1)) s.x[0][n0 + n][2 * h + e] = -INFINITY;
+    }
+}
+
+// Of 16 queries from row0 on, whose keys are a range each.
+template <int NT>
+__device__ __forceinline__ void hide_ranges(Accumulator<1, NT>& s, const Mask& mask, int row0,
+                                            int key0) {
+  const int row = row0 + fresh_thread() % 32 / 4;
+  const int2 ranges[2] = {mask.keys(row), mask.keys(row + 8)};
+  hide_columns<0, NT>(s, key0, [&](int h, int key) {
+    return bit_span(ranges[h].x - key, ranges[h].y - key);
+  });
+}
+
+// Bit j of x and bit j - 32 of y: query i sees key key0 + j of a tile of a list. code: TILE_FULL is
+// none of them.
+__device__ __forceinline__ uint2 tile_bits(const Mask& mask, int i, int key0, int code) {
+  if (code >= 0) return mask.p.bits[static_cast<int64_t>(code) * MASK_TILE + i % MASK_TILE];
+  if (code == TILE_EMPTY) return {0, 0};
+  const int2 range = mask.keys(i);
+  return {bit_span(range.x - key0, range.y - key0),
+          bit_span(range.x - key0 - 32, range.y - key0 - 32)};
+}
+
+// Of 16 queries from row0 on, under a tile of a list.
+template <int FIRST, int END, int NT>
+__device__ __forceinline__ void hide_tile(Accumulator<1, NT>& s, const Mask& mask, int row0,
+                                          int key0, int code) {
+  if (code == TILE_FULL) return;
+  const int row = row0 + fresh_thread() % 32 / 4;
+  const uint2 bits[2] = {tile_bits(mask, row, key0, code), tile_bits(mask, row + 8, key0, code)};
+  hide_columns<FIRST, END>(s, 0, [&](int h, int key) { return key == 0 ? bits[h].x : bits[h].y; });
+}
+
+// The scores of step j, of a warp in the given half of the block's queries.
+template <int BLOCK_N, Walk WALK, int NT>
+__device__ __forceinline__ void hide_step(Accumulator<1, NT>& s, const Mask& mask,
+                                          const KeySteps<BLOCK_N, WALK>& steps, int j, int half,
+                                          int row0) {
+  constexpr int PARTS = KeySteps<BLOCK_N, WALK>::PARTS;
+  if (!steps.is_list()) {
+    hide_ranges(s, mask, row0, steps.key0(j));
+  } else if constexpr (PARTS > 0) {
+    constexpr int TILES = MASK_TILE / 8;
+    hide_tile<0, TILES>(s, mask, row0, steps.key0(j, 0), steps.code(j, 0, half));
+    if constexpr (PARTS == 2) {
+      hide_tile<TILES, 2 * TILES>(s, mask, row0, steps.key0(j, 1), steps.code(j, 1, half));
+    }
+  }
+}
+
+}  // namespace flash_dist
