@@ -168,7 +168,6 @@ struct FwdSm90 {
 
     // S = Q @ K.T                                           [64, BLOCK_N]
     const auto issue_scores = [&] {
-      mbarrier_wait(shared_address(&smem.k_full[tiles.stage]), tiles.parity);
       const uint64_t b_k = KTile::by_rows(shared_address(smem.k[tiles.stage]));
       wgmma_fence();
       wgmma<T, false, false, true>(s, a_q, b_k);
@@ -195,6 +194,9 @@ struct FwdSm90 {
     const auto release = [&](const uint64_t (&empty)[Config::STAGES], int stage) {
       if (fresh_thread() % 32 == 0) mbarrier_arrive(shared_address(&empty[stage]));
     };
+    const auto wait_for_keys = [&] {
+      mbarrier_wait(shared_address(&smem.k_full[tiles.stage]), tiles.parity);
+    };
     const auto to_operands = [&] {
 #pragma unroll
       for (int k = 0; k < BLOCK_N / 16; ++k) to_a_operand<Target, T>(probabilities[k], s, k);
@@ -205,6 +207,7 @@ struct FwdSm90 {
 
     int j = bounds.end - 1;
     mbarrier_wait(shared_address(&smem.q_full), 0);
+    wait_for_keys();
     issue_scores();
     wgmma_wait<0>();
     hold(s);
@@ -213,10 +216,11 @@ struct FwdSm90 {
       test(j);
       clean = is_clean(j);
     }
-    to_probabilities(s, state, rescale, scale_log2);
+    to_probabilities<Offsets::EXACT, false>(s, state, rescale, scale_log2);
     to_operands();
     before = tiles;
     tiles.advance();
+    if (j > bounds.begin) wait_for_keys();
 
     const auto step = [&](auto masked) {
       constexpr bool MASKED = decltype(masked)::value;
@@ -227,15 +231,19 @@ struct FwdSm90 {
       release(smem.k_empty, tiles.stage);
       if constexpr (MASKED) test(j);
       clean = !MASKED || is_clean(j);
-      to_probabilities(s, state, rescale, scale_log2);
+      to_probabilities<Offsets::EXACT, false>(s, state, rescale, scale_log2);
+      hold(s);
+      const int read = before.stage;
+      before = tiles;
+      tiles.advance();
+      // NOTE: here for its jump, too, over which ptxas moves no exponential behind the next wait.
+      if (j > bounds.begin) wait_for_keys();
       wgmma_wait<0>();
       hold(o);
       hold(probabilities);
-      release(smem.v_empty, before.stage);
+      release(smem.v_empty, read);
       to_operands();
       rescale_rows(o, rescale);
-      before = tiles;
-      tiles.advance();
     };
     --j;
     if constexpr (WALK == Walk::LISTS) {
