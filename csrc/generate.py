@@ -349,7 +349,9 @@ def render_wgmma_shapes() -> str:
 def _wgmma(columns: int, flags: str, a: str, *, in_registers: bool) -> Iterator[str]:
     tiles, count = columns // 8, columns // 2
     d = ", ".join(f"%{i}" for i in range(count))
-    operand = "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}" if in_registers else f"%{count}"
+    operand = (
+        "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}" if in_registers else f"%{count}"
+    )
     after = count + (4 if in_registers else 1)
     transposed = f"%{after + 1}" if in_registers else f"%{after + 1}, %{after + 2}"
     inputs = [f'"r"(a[{i}])' for i in range(4)] if in_registers else ['"l"(a)']
@@ -363,11 +365,14 @@ def _wgmma(columns: int, flags: str, a: str, *, in_registers: bool) -> Iterator[
         outputs = ", ".join(
             f'"{constraint}"(d.x[0][{n}][{i}])' for n in range(tiles) for i in range(4)
         )
-        for dtype, condition in (("f16", "if constexpr (std::is_same_v<T, Fp16>)"), ("bf16", "else")):
+        for dtype, condition in (
+            ("f16", "if constexpr (std::is_same_v<T, Fp16>)"),
+            ("bf16", "else"),
+        ):
             yield (
                 f'    {condition} asm volatile("wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.'
                 f'{dtype}.{dtype} {{{d}}}, {operand}, %{after}, {mode}, 1, 1, {transposed};" '
-                f': {outputs} : {", ".join(inputs)});'
+                f": {outputs} : {', '.join(inputs)});"
             )
     yield "  }"
     yield "}"

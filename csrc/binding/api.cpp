@@ -468,7 +468,8 @@ std::tuple<Tensor, Tensor> fwd(Tensor q, Tensor k, Tensor v, MaybeTensor mask_da
   }
   p.out = view(out, s, s.group);
   p.lse = static_cast<float*>(lse.data_ptr());
-  check_status(flash_dist_fwd(&call, &p));
+  Workspace workspace;
+  check_status(flash_dist_fwd(&call, &p, &Workspace::allocate, &workspace));
   return {out, lse};
 }
 

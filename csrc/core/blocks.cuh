@@ -11,9 +11,11 @@ namespace flash_dist {
 struct FwdBlock {
   int row0, batch, head, head_kv, member;
 
-  __device__ __forceinline__ FwdBlock(const FwdParams& p, int block_m) {
+  __device__ __forceinline__ FwdBlock(const FwdParams& p, int block_m)
+      : FwdBlock(p, block_m, fresh_block()) {}
+  __device__ __forceinline__ FwdBlock(const FwdParams& p, int block_m, int number) {
     const int q_tiles = (p.seqlen_q + block_m - 1) / block_m;
-    const BlockPlace place(fresh_block(), p.order);
+    const BlockPlace place(number, p.order);
     row0 = (q_tiles - 1 - place.tile) * block_m;
     batch = divide(place.group, p.by_num_heads_q);
     head = place.group - batch * p.by_num_heads_q.divisor;
@@ -47,7 +49,7 @@ template <class Config>
 cudaError_t launch_fwd(const void* kernel, const void* params, cudaStream_t stream) {
   FwdParams p = *static_cast<const FwdParams*>(params);
   const FwdGrid grid(p, Config::BLOCK_M);
-  return launch_in_order<Config>(kernel, p, p, grid.tiles, grid.groups, stream);
+  return launch_in_order<Config>(kernel, p, grid.tiles, grid.groups, stream);
 }
 
 // The key tile, unit and split of a block of the dK/dV kernel.
@@ -70,7 +72,7 @@ cudaError_t launch_dkdv(const void* kernel, const void* params, cudaStream_t str
   const int64_t tiles = (p.key_end - p.key_begin + Config::BLOCK_N - 1) / Config::BLOCK_N;
   p.by_num_heads_kv = make_divisor(p.num_heads_kv);
   p.by_group_split = make_divisor(p.group_split);
-  return launch_in_order<Config>(kernel, p, p, tiles, int64_t{p.units} * p.group_split, stream);
+  return launch_in_order<Config>(kernel, p, tiles, int64_t{p.units} * p.group_split, stream);
 }
 
 // The query tile and head of a block of the dQ kernels; of a head the longest causal tiles first.
@@ -98,7 +100,7 @@ cudaError_t launch_dq(const void* kernel, const void* params, cudaStream_t strea
   const int64_t tiles = (p.seqlen_q + Config::BLOCK_M - 1) / Config::BLOCK_M;
   p.by_num_heads_kv = make_divisor(p.num_heads_kv);
   p.by_group = make_divisor(p.group);
-  return launch_in_order<Config>(kernel, p, p, tiles, int64_t{p.units} * p.group, stream);
+  return launch_in_order<Config>(kernel, p, tiles, int64_t{p.units} * p.group, stream);
 }
 
 }  // namespace flash_dist

@@ -23,10 +23,21 @@ struct KernelEntry {
   int dynamic_smem;   // bytes
   int block_rows;     // query rows (fwd, dq) or key rows (dkdv) that a block owns
   int blocks_per_sm;  // resident blocks the tile was chosen for
+  bool takes_tickets;  // blocks share out tiles that differ in length by counting in memory
   // Why these arguments are not for this kernel, null if they are; itself null if all are. The
   // dispatcher then takes the next family that serves the role.
   const char* (*refuses)(const void* params);
 };
+
+// Config::TAKES_TICKETS; false where there is none.
+template <class Config>
+constexpr auto takes_tickets(int) -> decltype(Config::TAKES_TICKETS) {
+  return Config::TAKES_TICKETS;
+}
+template <class Config>
+constexpr bool takes_tickets(...) {
+  return false;
+}
 
 template <class Config, class Params>
 KernelEntry make_entry(void (*kernel)(Params),
@@ -38,6 +49,7 @@ KernelEntry make_entry(void (*kernel)(Params),
           Config::SMEM_BYTES,
           Config::BLOCK_ROWS,
           Config::MIN_BLOCKS,
+          takes_tickets<Config>(0),
           refuses};
 }
 

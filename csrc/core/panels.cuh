@@ -17,7 +17,9 @@ struct Panels {
   static constexpr int BYTES = ROWS * ROW_BYTES;  // of a panel
   static_assert(ROWS % 8 == 0);
 
-  static constexpr int count(int columns) { return (columns + COLUMNS - 1) / COLUMNS; }
+  __host__ __device__ static constexpr int count(int columns) {
+    return (columns + COLUMNS - 1) / COLUMNS;
+  }
 
   // Element 8 * chunk of a row.
   __device__ __forceinline__ static int offset(int row, int chunk) {

@@ -95,6 +95,13 @@ struct FwdParams {
   Divisor by_num_heads_q, by_group;
 };
 
+// What a launch of the forward is given.
+struct FwdCall {
+  FwdParams params;
+  int sm_count;       // multiprocessors
+  unsigned* tickets;  // a zero where the kernel wants it (KernelEntry::takes_tickets), else null
+};
+
 struct DeltaParams {
   View out, dout;     // [batch, seqlen_q, num_heads_kv, group, head_dim_v]
   const float* lse;   // as FwdParams::lse

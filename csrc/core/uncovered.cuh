@@ -16,10 +16,11 @@ namespace flash_dist {
 
 constexpr int ROW_LANES = 8;  // threads that write a row, 16 bytes each: a line of memory
 
-// f(row), by ROW_LANES neighbouring threads, for this block's share of an axis. It is one of `blocks`
+// f(row), by ROW_LANES neighbouring threads, for this block's share of an axis. THREADS of the block
+// come here, from number FIRST on. It is one of `blocks`
 // blocks of document `number`, which together take the rows beside it; behind the last document,
 // where many may be left of a buffer, the blocks of all documents share them.
-template <int THREADS, class F>
+template <int THREADS, int FIRST = 0, class F>
 __device__ __forceinline__ void for_uncovered_rows(const int* cu_seqlens, int number, int documents,
                                                    int total, int longest, int block, int blocks,
                                                    F f) {
@@ -39,7 +40,7 @@ __device__ __forceinline__ void for_uncovered_rows(const int* cu_seqlens, int nu
     const unsigned mine = rows_of(behind_all ? int64_t{number} * blocks + block : block);
     const unsigned count = max(end - begin, 0);
 #pragma unroll 1
-    for (unsigned i = mine + fresh_thread() / ROW_LANES; i < count; i += step) {
+    for (unsigned i = mine + (fresh_thread() - FIRST) / ROW_LANES; i < count; i += step) {
       f(begin + static_cast<int>(i));
     }
   }
@@ -59,11 +60,11 @@ __device__ __forceinline__ void zero_row(const View& view, int head_kv, int memb
   }
 }
 
-// out and lse of a query head, by the block of row row0.
-template <class Config, int ELEMENT_BYTES>
+// out and lse of a query head, by the block of row row0: by its threads from number FIRST on.
+template <class Config, int ELEMENT_BYTES, int FIRST = 0>
 __device__ __forceinline__ void fill_uncovered(const FwdParams& p, const FwdBlock& at) {
   constexpr int BLOCK_M = Config::BLOCK_M;
-  for_uncovered_rows<Config::THREADS>(
+  for_uncovered_rows<Config::THREADS - FIRST, FIRST>(
       p.packing.cu_seqlens_q, at.batch, p.batch, p.total_q, p.seqlen_q, at.row0 / BLOCK_M,
       (p.seqlen_q + BLOCK_M - 1) / BLOCK_M, [&](int row) {
         zero_row<ELEMENT_BYTES>(p.out, at.head_kv, at.member, row, p.head_dim_v);

@@ -88,7 +88,7 @@ void Kernels::forward(Outputs& outputs) {
   p.head_dim_v = options_.head_dim_v;
   p.softmax_scale = static_cast<float>(options_.softmax_scale);
   p.mask = mask_;
-  check(flash_dist_fwd(&call_, &p));
+  check(flash_dist_fwd(&call_, &p, &Kernels::allocate, this));
 }
 
 void Kernels::backward(Outputs& outputs) {

@@ -25,8 +25,8 @@ struct BwdOptions {
   const int* key_slots;
 };
 
-// Device memory of call->device for the kernels of one backward, aligned to 256 bytes, or null.
-// Asked for at most once; it may be freed in stream order when flash_dist_bwd has returned.
+// Device memory of call->device for the kernels of one call, aligned to 256 bytes, or null. Asked
+// for at most once; it may be freed in stream order when the call has returned.
 using Allocate = void* (*)(void* context, int64_t bytes);
 
 }  // namespace flash_dist
@@ -34,8 +34,9 @@ using Allocate = void* (*)(void* context, int64_t bytes);
 FLASH_DIST_API const char* flash_dist_last_error();
 
 // out and lse. All pointers are device memory of call->device. heads_together is filled in here.
-FLASH_DIST_API int flash_dist_fwd(const flash_dist::Call* call,
-                                  const flash_dist::FwdParams* params);
+// allocate null: without memory of its own, which is slower for large calls.
+FLASH_DIST_API int flash_dist_fwd(const flash_dist::Call* call, const flash_dist::FwdParams* params,
+                                  flash_dist::Allocate allocate, void* context);
 
 // dq, dk and dv. In delta: views, lse, dlse. In grads: views, sizes, softmax_scale, packing, mask.
 // The remaining fields are filled in here.

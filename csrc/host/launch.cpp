@@ -75,13 +75,34 @@ int heads_together(const Call& call, const Params& p, int64_t groups, int64_t by
   return static_cast<int>((groups + batches - 1) / batches);
 }
 
-void run_forward(const Call& call, FwdParams p) {
+// From how many tiles for each multiprocessor on blocks take them by tickets: before, setting the
+// counter to zero takes longer than is won.
+constexpr int64_t TICKETED_TILES = 4;
+
+// A zero for the blocks of a forward to count in, or null.
+unsigned* make_tickets(const Call& call, const FwdParams& p, const KernelEntry& entry,
+                       Allocate allocate, void* context) {
+  if (!entry.takes_tickets || allocate == nullptr) return nullptr;
+  if (is_even(p.mask, p.packing.cu_seqlens_q != nullptr)) return nullptr;
+  const int64_t tiles = (int64_t{p.seqlen_q} + entry.block_rows - 1) / entry.block_rows * p.batch *
+                        p.num_heads_kv * p.group;
+  if (tiles < TICKETED_TILES * device_info(call.device).sm_count) return nullptr;
+  void* memory = allocate(context, sizeof(unsigned));
+  if (memory == nullptr) return nullptr;
+  check_cuda(cudaMemsetAsync(memory, 0, sizeof(unsigned), stream_of(call)), "cudaMemsetAsync");
+  return static_cast<unsigned*>(memory);
+}
+
+void run_forward(const Call& call, FwdParams p, Allocate allocate, void* context) {
   check_sizes(p);
   const DeviceScope scope(call.device);
   p.heads_together = heads_together(call, p, int64_t{p.batch} * p.num_heads_kv * p.group,
                                     element_bytes(call) * p.seqlen_k * (p.head_dim + p.head_dim_v));
   const KernelKey key{Role::FWD, dtype_of(call), {p.head_dim, p.head_dim_v}};
-  launch(call.device, require_kernel(call.device, key, &p), &p, stream_of(call));
+  const Loaded kernel = require_kernel(call.device, key, &p);
+  const FwdCall all{p, device_info(call.device).sm_count,
+                    make_tickets(call, p, *kernel.variant->entry, allocate, context)};
+  launch(call.device, kernel, &all, stream_of(call));
 }
 
 // The workspace, handed out part by part.
@@ -282,9 +303,9 @@ void run_backward(const Call& call, const DeltaParams& delta, const BwdParams& g
 
 using namespace flash_dist;
 
-int flash_dist_fwd(const Call* call, const FwdParams* params) {
+int flash_dist_fwd(const Call* call, const FwdParams* params, Allocate allocate, void* context) {
   return guarded([&] {
-    run_forward(*call, *params);
+    run_forward(*call, *params, allocate, context);
     return 0;
   });
 }

@@ -158,7 +158,7 @@ std::string attempt() {
   };
   const Call call{1, nullptr, static_cast<int>(Dtype::BF16)};
   const auto forward = make_params<FwdParams>();
-  tell(flash_dist_fwd(&call, &forward));
+  tell(flash_dist_fwd(&call, &forward, nullptr, nullptr));
   const auto grads = make_params<BwdParams>();
   const DeltaParams delta{};
   const BwdOptions options{budget, 0, nullptr};

@@ -12,6 +12,8 @@ namespace flash_dist {
 struct FwdSm90Params {
   alignas(128) CUtensorMap q, k, v, out;
   AxisSteps q_axes, k_axes, v_axes;
+  int tiles;          // of queries, of all heads and batch entries
+  unsigned* tickets;  // tiles taken beyond the first of each block; null: each takes every n-th
   FwdParams p;
 };
 
@@ -22,9 +24,10 @@ struct FwdSm90Config
   static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups of 64 queries; one loads
   static constexpr int BLOCK_M = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_M;
+  static constexpr bool TAKES_TICKETS = true;
   static constexpr int LONGEST_N = Plan::BLOCK_N > Plan::LIST_N ? Plan::BLOCK_N : Plan::LIST_N;
   // setmaxnreg: what 64 K registers leave of a block's launch to each role
-  static constexpr int LOADER_REGISTERS = CONSUMERS == 3 ? 32 : 24;
+  static constexpr int LOADER_REGISTERS = 32;
   static constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 240;
 
   using QPanels = Panels<BLOCK_M>;
@@ -35,12 +38,21 @@ struct FwdSm90Config
   template <int BLOCK_N>
   static constexpr int V_BYTES = V_PANELS * Panels<BLOCK_N>::BYTES;
 
+  // Whether Q's place is the stage of the output, too: the next Q is then loaded after the store.
+  static constexpr int OUT_BYTES = V_PANELS * QPanels::BYTES;
+  static constexpr int TILE_BYTES =
+      Q_PANELS * QPanels::BYTES + Plan::STAGES * (K_BYTES<LONGEST_N> + V_BYTES<LONGEST_N>);
+  static constexpr bool SHARES_Q = TILE_BYTES + OUT_BYTES + 1024 > smem_plan_bytes(PLAN);
+
   struct Smem {
-    alignas(1024) uint8_t q[Q_PANELS * QPanels::BYTES];  // also the stage of the output
+    alignas(1024) uint8_t q[Q_PANELS * QPanels::BYTES];
+    uint8_t out[SHARES_Q ? 0 : OUT_BYTES];  // a multiple of 1024
     alignas(1024) uint8_t k[Plan::STAGES][K_BYTES<LONGEST_N>];
     alignas(1024) uint8_t v[Plan::STAGES][V_BYTES<LONGEST_N>];
-    FwdSm90Work work;
-    uint64_t q_full, k_full[Plan::STAGES], k_empty[Plan::STAGES], v_full[Plan::STAGES],
+    FwdSm90Work work[2];
+    FwdSm90Loader loader;
+    uint64_t work_full[2], work_empty[2];
+    uint64_t q_full, q_empty, k_full[Plan::STAGES], k_empty[Plan::STAGES], v_full[Plan::STAGES],
         v_empty[Plan::STAGES];
     __device__ Smem() = delete;  // laid over shared memory, never made
   };

@@ -1,12 +1,16 @@
 // Forward attention on Hopper: out = softmax(q @ k.T * softmax_scale) @ v and lse.
 //
-// Grid      x = query tile, batch and query head (of a head the longest causal tiles first).
+// Grid      one block for each multiprocessor, which takes one tile of queries after the other; or
+//           one for each tile, where tiles differ in length and there are no tickets.
 // Block     a warpgroup of which one thread loads, and CONSUMERS warpgroups of 64 queries each.
-// Shared    Q tile (later the output tile), STAGES tiles of K and of V.
+// Shared    Q tile, STAGES tiles of K and of V, the output tile, what the loader says of a tile.
 // Pipeline  The copy engine fills the tiles, each announced by a barrier; a consumer warp that has
 //           read one says so by another. S = Q @ K(j - 1).T is issued before P @ V(j), so that the
 //           matrix units work while the softmax of step j - 1 waits for S alone. Keys are walked
-//           from the last to the first, so that causal tiles that need a mask come first.
+//           from the last to the first, so that causal tiles that need a mask come first. The
+//           loader is ahead: the next Q, K and V arrive while the output is written.
+//
+// Who takes a tile changes nothing in it.
 #pragma once
 
 #include "core/blocks.cuh"
@@ -22,25 +26,15 @@
 #include "ptx/wgmma.cuh"
 #include "sm90/fwd/config.h"
 #include "sm90/fwd/launch.h"
+#include "sm90/ring.cuh"
 #include "sm90/steps.cuh"
 
 namespace flash_dist {
 
-constexpr int WARPGROUP = 128;
-
 // Barriers among consumers, beside __syncthreads().
 enum FwdBarrier : int { ALL_CONSUMERS = 1, ONE_CONSUMER };
 
-// The next stage of a ring of tiles, and the parity of the phase in which it is filled.
-template <int STAGES>
-struct Ring {
-  int stage = 0, parity = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++stage == STAGES) stage = 0, parity ^= 1;
-  }
-};
-
+// The work of one role, with its places in the rings from tile to tile.
 template <class Config, int BLOCK_N, Walk WALK>
 struct FwdSm90 {
   using Target = typename Config::Target;
@@ -54,86 +48,147 @@ struct FwdSm90 {
   static constexpr int HEAD_DIM_V = Config::HEAD_DIM_V;
   static constexpr int K_BYTES = Config::template K_BYTES<BLOCK_N>;
   static constexpr int V_BYTES = Config::template V_BYTES<BLOCK_N>;
+  static constexpr int NO_TILE = -1;  // in place of a first row
 
   const FwdSm90Params& params;
   Smem& smem;
-  const FwdBlock& block = smem.work.block;
-  const Sequence& sequence = smem.work.sequence;
-  const KeyBounds& bounds = smem.work.bounds;
-  const Steps steps{bounds};
-
   // One thread's work.
-  __device__ __forceinline__ void load() const {
-    if (bounds.begin >= bounds.end) return;
-    const uint32_t q_full = shared_address(&smem.q_full);
-    mbarrier_expect(q_full, Config::Q_PANELS * QTile::BYTES);
-#pragma unroll
-    for (int panel = 0; panel < Config::Q_PANELS; ++panel) {
-      load_box(shared_address(smem.q) + panel * QTile::BYTES, params.q, query_place(panel, 0),
-               q_full);
-    }
-    Tiles tiles, before;
+  __device__ __forceinline__ void load_all() const {
+    const FwdParams& p = params.p;
+    FwdSm90Loader& own = smem.loader;
+    own = {static_cast<unsigned>(fresh_block()), 0, 0, 0};
+    const auto place = [&]() -> FwdSm90Work& {
+      const Ring<2> works{own.works};
+      mbarrier_wait(shared_address(&smem.work_empty[works.stage()]), works.parity() ^ 1);
+      return smem.work[works.stage()];
+    };
+    const auto announce = [&] {
+      mbarrier_arrive(shared_address(&smem.work_full[Ring<2>{own.works}.stage()]));
+      ++own.works;
+    };
 #pragma unroll 1
-    for (int j = bounds.end - 1; j >= bounds.begin; --j) {
-      wait_for_place(smem.k_empty, tiles);
-      load_keys<K_BYTES>(shared_address(smem.k[tiles.stage]), params.k, params.k_axes, j,
-                         shared_address(&smem.k_full[tiles.stage]));
-      if (j < bounds.end - 1) load_values(j + 1, before);
-      before = tiles;
-      tiles.advance();
+    while (own.number < static_cast<unsigned>(params.tiles)) {
+      FwdSm90Work& work = place();
+      work.place_block(p, Config::BLOCK_M, static_cast<int>(own.number));
+      own.number = next_tile(own.number);
+      if (!work.has_queries() && !work.sequence.uncovered_q) continue;
+      work.find_keys(p, Config::BLOCK_M, BLOCK_N);
+      work.queries = own.queries;
+      work.tiles = own.tiles;
+      announce();
+      if (work.has_queries() && work.has_keys()) load(work);
     }
-    load_values(bounds.begin, before);
+    place().block.row0 = NO_TILE;
+    announce();
   }
 
   // A warpgroup's work.
-  __device__ __forceinline__ void compute() const {
+  __device__ __forceinline__ void compute_all() const {
+    Ring<2> works;
+#pragma unroll 1
+    while (true) {
+      mbarrier_wait(shared_address(&smem.work_full[works.stage()]), works.parity());
+      const FwdSm90Work& work = smem.work[works.stage()];
+      if (work.block.row0 == NO_TILE) break;
+      if (work.sequence.uncovered_q) fill_uncovered<Config, 2, WARPGROUP>(params.p, work.block);
+      if (work.has_queries()) {
+        if (work.has_keys()) {
+          compute(work);
+        } else {
+          fill_unseeing(work);
+        }
+      }
+      __syncwarp();
+      arrive(smem.work_empty[works.stage()]);
+      works.advance();
+    }
+    wait_until_read<0>();
+  }
+
+ private:
+  // Number of this warpgroup among the consumers, and the first query of this warp in the tile.
+  __device__ __forceinline__ static int number() { return fresh_thread() / WARPGROUP - 1; }
+  __device__ __forceinline__ static int warp_row() {
+    return (fresh_thread() - WARPGROUP) / 32 * 16;
+  }
+
+  // One arrival for this warp.
+  __device__ __forceinline__ static void arrive(const uint64_t& barrier) {
+    if (fresh_thread() % 32 == 0) mbarrier_arrive(shared_address(&barrier));
+  }
+
+  __device__ __forceinline__ unsigned next_tile(unsigned number) const {
+    const unsigned blocks = gridDim.x;
+    return blocks + (params.tickets == nullptr ? number : atomicAdd(params.tickets, 1u));
+  }
+
+  // The tiles of Q, K and V of one tile of queries that sees any key.
+  __device__ __forceinline__ void load(const FwdSm90Work& work) const {
+    const FwdBlock& block = work.block;
+    const Ring<1> queries{work.queries};
+    const uint32_t q_full = shared_address(&smem.q_full);
+    mbarrier_wait(shared_address(&smem.q_empty), queries.parity() ^ 1);
+    mbarrier_expect(q_full, Config::Q_PANELS * QTile::BYTES);
+    BoxPlace at{0, work.sequence.q0 + block.row0, block.member * params.q_axes.member,
+                block.head_kv * params.q_axes.head_kv, block.batch * params.q_axes.batch};
+#pragma unroll
+    for (int panel = 0; panel < Config::Q_PANELS; ++panel) {
+      at.column = panel * QTile::COLUMNS;
+      load_box(shared_address(smem.q) + panel * QTile::BYTES, params.q, at, q_full);
+    }
+    ++smem.loader.queries;
+    Tiles tiles{work.tiles}, before;
+    const int last = work.bounds.end - 1;
+#pragma unroll 1
+    for (int j = last; j >= work.bounds.begin; --j) {
+      wait_for_place(smem.k_empty, tiles);
+      load_keys<K_BYTES>(shared_address(smem.k[tiles.stage()]), params.k, params.k_axes, work, j,
+                         shared_address(&smem.k_full[tiles.stage()]));
+      if (j < last) load_values(work, j + 1, before);
+      before = tiles;
+      tiles.advance();
+    }
+    load_values(work, work.bounds.begin, before);
+    smem.loader.tiles = tiles.passed;
+  }
+
+  __device__ __forceinline__ void compute(const FwdSm90Work& work) const {
     const FwdParams& p = params.p;
     Accumulator<1, HEAD_DIM_V / 8> o;
     o.clear();
     SoftmaxState<1> state;
     state.clear();
-    walk(o, state);
+    walk(work, o, state);
 
-    const int warp_row0 = first_row();
-    const int rows = sequence.seqlen_q - warp_row0;
-    normalize_rows(o, state,
-                   p.lse + lse_begin(p, block.batch, block.head, sequence.q0) + warp_row0,
-                   fresh_thread() % 32, rows,
+    const int row = work.block.row0 + warp_row();
+    float* lse = p.lse + lse_begin(p, work.block.batch, work.block.head, work.sequence.q0) + row;
+    normalize_rows(o, state, lse, fresh_thread() % 32, work.sequence.seqlen_q - row,
                    p.softmax_scale);
-    store(o);
-  }
-
- private:
-  // Number of this warpgroup among the consumers, and the first query of this warp.
-  __device__ __forceinline__ static int number() { return fresh_thread() / WARPGROUP - 1; }
-  __device__ __forceinline__ int first_row() const {
-    return block.row0 + (fresh_thread() - WARPGROUP) / 32 * 16;
-  }
-
-  __device__ __forceinline__ BoxPlace query_place(int panel, int row) const {
-    return {panel * QTile::COLUMNS, sequence.q0 + block.row0 + row,
-            block.member * params.q_axes.member, block.head_kv * params.q_axes.head_kv,
-            block.batch * params.q_axes.batch};
+    store(work, o);
   }
 
   // Until the consumers have read what lies in the next stage: nothing at first.
   __device__ __forceinline__ void wait_for_place(const uint64_t (&empty)[Config::STAGES],
                                                  const Tiles& tiles) const {
-    mbarrier_wait(shared_address(&empty[tiles.stage]), tiles.parity ^ 1);
+    mbarrier_wait(shared_address(&empty[tiles.stage()]), tiles.parity() ^ 1);
   }
 
-  __device__ __forceinline__ void load_values(int j, const Tiles& tiles) const {
+  __device__ __forceinline__ void load_values(const FwdSm90Work& work, int j,
+                                              const Tiles& tiles) const {
     wait_for_place(smem.v_empty, tiles);
-    load_keys<V_BYTES>(shared_address(smem.v[tiles.stage]), params.v, params.v_axes, j,
-                       shared_address(&smem.v_full[tiles.stage]));
+    load_keys<V_BYTES>(shared_address(smem.v[tiles.stage()]), params.v, params.v_axes, work, j,
+                       shared_address(&smem.v_full[tiles.stage()]));
   }
 
   // The keys of step j of k or v.
   template <int BYTES>
   __device__ __forceinline__ void load_keys(uint32_t tile, const CUtensorMap& map,
-                                            const AxisSteps& axes, int j, uint32_t barrier) const {
+                                            const AxisSteps& axes, const FwdSm90Work& work, int j,
+                                            uint32_t barrier) const {
+    const FwdBlock& block = work.block;
+    const Steps steps{work.bounds};
     mbarrier_expect(barrier, BYTES);
-    BoxPlace at{0, sequence.k0 + steps.key0(j), 0, block.head_kv * axes.head_kv,
+    BoxPlace at{0, work.sequence.k0 + steps.key0(j), 0, block.head_kv * axes.head_kv,
                 block.batch * axes.batch};
     if (!steps.is_list()) {
 #pragma unroll
@@ -145,7 +200,7 @@ struct FwdSm90 {
     }
 #pragma unroll
     for (int part = 0; part < Steps::PARTS; ++part) {
-      at.row = sequence.k0 + steps.key0(j, part);
+      at.row = work.sequence.k0 + steps.key0(j, part);
 #pragma unroll
       for (int panel = 0; panel < BYTES / KTile::BYTES; ++panel) {
         at.column = panel * KTile::COLUMNS;
@@ -155,20 +210,22 @@ struct FwdSm90 {
     }
   }
 
-  __device__ __forceinline__ void walk(Accumulator<1, HEAD_DIM_V / 8>& o, SoftmaxState<1>& state) const {
-    if (bounds.begin >= bounds.end) return;
+  __device__ __forceinline__ void walk(const FwdSm90Work& work, Accumulator<1, HEAD_DIM_V / 8>& o,
+                                       SoftmaxState<1>& state) const {
+    const KeyBounds& bounds = work.bounds;
+    const Steps steps{bounds};
     const float scale_log2 = params.p.softmax_scale * LOG2_E;
     const uint64_t a_q =
         QTile::by_rows(shared_address(smem.q) + number() * 64 * QTile::ROW_BYTES);
     Accumulator<1, BLOCK_N / 8> s;
     uint32_t probabilities[BLOCK_N / 16][1][4];
     float rescale[1][2];
-    Tiles tiles, before;
+    Tiles tiles{work.tiles}, before;
     bool clean = true;  // whether all keys of the step before are there to be read
 
     // S = Q @ K.T                                           [64, BLOCK_N]
     const auto issue_scores = [&] {
-      const uint64_t b_k = KTile::by_rows(shared_address(smem.k[tiles.stage]));
+      const uint64_t b_k = KTile::by_rows(shared_address(smem.k[tiles.stage()]));
       wgmma_fence();
       wgmma<T, false, false, true>(s, a_q, b_k);
 #pragma unroll
@@ -179,9 +236,9 @@ struct FwdSm90 {
     };
     // O += P @ V                                            [64, HEAD_DIM_V]
     const auto issue_output = [&](int j) {
-      mbarrier_wait(shared_address(&smem.v_full[before.stage]), before.parity);
-      if (!clean) clear_values(j, before.stage);
-      const uint64_t b_v = KTile::by_columns(shared_address(smem.v[before.stage]));
+      mbarrier_wait(shared_address(&smem.v_full[before.stage()]), before.parity());
+      if (!clean) clear_values(work, j, before.stage());
+      const uint64_t b_v = KTile::by_columns(shared_address(smem.v[before.stage()]));
       hold(probabilities);
       hold(o);
       wgmma_fence();
@@ -191,30 +248,28 @@ struct FwdSm90 {
       }
       wgmma_commit();
     };
-    const auto release = [&](const uint64_t (&empty)[Config::STAGES], int stage) {
-      if (fresh_thread() % 32 == 0) mbarrier_arrive(shared_address(&empty[stage]));
-    };
     const auto wait_for_keys = [&] {
-      mbarrier_wait(shared_address(&smem.k_full[tiles.stage]), tiles.parity);
+      mbarrier_wait(shared_address(&smem.k_full[tiles.stage()]), tiles.parity());
     };
     const auto to_operands = [&] {
 #pragma unroll
       for (int k = 0; k < BLOCK_N / 16; ++k) to_a_operand<Target, T>(probabilities[k], s, k);
     };
     const auto test = [&](int j) {
-      hide_step(s, Mask(params.p.mask, smem.work.place), steps, j, number(), first_row());
+      hide_step(s, Mask(params.p.mask, work.place), steps, j, number(),
+                work.block.row0 + warp_row());
     };
 
     int j = bounds.end - 1;
-    mbarrier_wait(shared_address(&smem.q_full), 0);
+    mbarrier_wait(shared_address(&smem.q_full), Ring<1>{work.queries}.parity());
     wait_for_keys();
     issue_scores();
     wgmma_wait<0>();
     hold(s);
-    release(smem.k_empty, tiles.stage);
+    arrive(smem.k_empty[tiles.stage()]);
     if (j >= bounds.full_end || j < bounds.full_begin) {
       test(j);
-      clean = is_clean(j);
+      clean = is_clean(work, j);
     }
     to_probabilities<Offsets::EXACT, false>(s, state, rescale, scale_log2);
     to_operands();
@@ -228,12 +283,12 @@ struct FwdSm90 {
       issue_output(j + 1);
       wgmma_wait<1>();
       hold(s);
-      release(smem.k_empty, tiles.stage);
+      arrive(smem.k_empty[tiles.stage()]);
       if constexpr (MASKED) test(j);
-      clean = !MASKED || is_clean(j);
+      clean = !MASKED || is_clean(work, j);
       to_probabilities<Offsets::EXACT, false>(s, state, rescale, scale_log2);
       hold(s);
-      const int read = before.stage;
+      const int read = before.stage();
       before = tiles;
       tiles.advance();
       // NOTE: here for its jump, too, over which ptxas moves no exponential behind the next wait.
@@ -241,7 +296,7 @@ struct FwdSm90 {
       wgmma_wait<0>();
       hold(o);
       hold(probabilities);
-      release(smem.v_empty, read);
+      arrive(smem.v_empty[read]);
       to_operands();
       rescale_rows(o, rescale);
     };
@@ -253,21 +308,23 @@ struct FwdSm90 {
       // Steps to test, steps to take as they are, steps to test.
 #pragma unroll 1
       for (int round = 0; round < 2; ++round) {
-        const int tested_until = round == 0 ? bounds.full_end : bounds.begin;
 #pragma unroll 1
-        for (; j >= tested_until; --j) step(std::true_type{});
+        for (; j >= (round == 0 ? bounds.full_end : bounds.begin); --j) step(std::true_type{});
 #pragma unroll 1
         for (; j >= bounds.full_begin; --j) step(std::false_type{});
       }
     }
+    if constexpr (!Config::SHARES_Q) arrive(smem.q_empty);
     issue_output(bounds.begin);
     wgmma_wait<0>();
     hold(o);
+    arrive(smem.v_empty[before.stage()]);
   }
 
   // Whether all keys of a step may be read: those of a range that does not end within it.
-  __device__ __forceinline__ bool is_clean(int j) const {
-    const RowSpan& keys = smem.work.keys;
+  __device__ __forceinline__ static bool is_clean(const FwdSm90Work& work, int j) {
+    const RowSpan& keys = work.keys;
+    const Steps steps{work.bounds};
     if (!steps.is_list()) {
       return keys.first <= steps.key0(j) && steps.key0(j) + BLOCK_N <= keys.end;
     }
@@ -278,8 +335,10 @@ struct FwdSm90 {
 
   // Zeros for the values of keys that are not there: P is 0, but what was copied may be NaN. All
   // consumers come here, with the same step.
-  __device__ __forceinline__ void clear_values(int j, int stage) const {
-    const RowSpan& keys = smem.work.keys;
+  __device__ __forceinline__ void clear_values(const FwdSm90Work& work, int j,
+                                               int stage) const {
+    const RowSpan& keys = work.keys;
+    const Steps steps{work.bounds};
     constexpr int CHUNKS = Config::V_PANELS * 8;  // of 16 bytes to a row
 #pragma unroll 1
     for (int i = fresh_thread() - WARPGROUP; i < BLOCK_N * CHUNKS;
@@ -295,99 +354,138 @@ struct FwdSm90 {
     barrier_sync(ALL_CONSUMERS, Config::CONSUMERS * WARPGROUP);
   }
 
-  // O, rounded, through this warpgroup's rows of Q, which only it has read.
-  __device__ __forceinline__ void store(const Accumulator<1, HEAD_DIM_V / 8>& o) const {
+  // O, rounded, through this warpgroup's rows of the output tile.
+  __device__ __forceinline__ void store(const FwdSm90Work& work,
+                                        const Accumulator<1, HEAD_DIM_V / 8>& o) const {
     const FwdParams& p = params.p;
-    const int lane = fresh_thread() % 32;
-    const int warp = fresh_thread() / 32 % 4;
+    const FwdBlock& block = work.block;
+    const bool packed = p.packing.cu_seqlens_q != nullptr;
     const int barrier = ONE_CONSUMER + number();
     const int group_row0 = number() * 64;
-    const uint32_t tile = shared_address(smem.q) + group_row0 * QTile::ROW_BYTES;
-    barrier_sync(barrier, WARPGROUP);  // all warps are done with Q
+    const uint32_t tile = shared_address(Config::SHARES_Q ? smem.q : smem.out) +
+                          group_row0 * QTile::ROW_BYTES;
+    // The tile before has been read, or all warps are done with Q.
+    if (!Config::SHARES_Q && fresh_thread() % WARPGROUP == 0) wait_until_read<0>();
+    barrier_sync(barrier, WARPGROUP);
+    {
+      const int lane = fresh_thread() % 32;
+      const int row = fresh_thread() / 32 % WARPS_OF_GROUP * 16 + lane % 16;
 #pragma unroll
-    for (int k = 0; k < HEAD_DIM_V / 16; ++k) {
-      uint32_t r[1][4];
-      to_a_operand<Target, T>(r, o, k);
-      stmatrix_x4(tile + QTile::offset(warp * 16 + lane % 16, 2 * k + lane / 16), r[0]);
+      for (int k = 0; k < HEAD_DIM_V / 16; ++k) {
+        uint32_t r[1][4];
+        to_a_operand<Target, T>(r, o, k);
+        stmatrix_x4(tile + QTile::offset(row, 2 * k + lane / 16), r[0]);
+      }
     }
-    const int rows = sequence.seqlen_q - block.row0 - group_row0;
-    const bool whole = rows >= 64 || p.packing.cu_seqlens_q == nullptr;  // or cut off by the map
-    if (whole) fence_proxy_async();
+    const int rows = work.sequence.seqlen_q - block.row0 - group_row0;
+    const bool whole = rows >= 64 || !packed;  // or cut off by the map
+    fence_proxy_async();
     barrier_sync(barrier, WARPGROUP);
     if (whole) {
-      if (fresh_thread() % WARPGROUP != 0 || rows <= 0) return;
+      if (fresh_thread() % WARPGROUP == 0) {
+        BoxPlace at{0, work.sequence.q0 + block.row0 + group_row0, block.member, block.head_kv,
+                    packed ? 0 : block.batch};
 #pragma unroll
-      for (int panel = 0; panel < Config::V_PANELS; ++panel) {
-        const BoxPlace at{panel * QTile::COLUMNS, sequence.q0 + block.row0 + group_row0,
-                          block.member, block.head_kv,
-                          p.packing.cu_seqlens_q == nullptr ? block.batch : 0};
-        store_box(params.out, at, tile + panel * QTile::BYTES);
+        for (int panel = 0; panel < Config::V_PANELS; ++panel) {
+          at.column = panel * QTile::COLUMNS;
+          if (rows > 0) store_box(params.out, at, tile + panel * QTile::BYTES);
+        }
+        commit_stores();
       }
-      commit_stores();
-      wait_until_read<0>();
-      return;
+    } else {
+      store_rows(work, tile, rows);
     }
+    if constexpr (Config::SHARES_Q) {
+      if (fresh_thread() % WARPGROUP == 0) wait_until_read<0>();
+      __syncwarp();
+      arrive(smem.q_empty);
+    }
+  }
+
+  // The first `rows` rows of a staged tile.
+  __device__ __forceinline__ void store_rows(const FwdSm90Work& work, uint32_t tile,
+                                             int rows) const {
+    for_chunks(work, rows, [&](uint16_t* out, int row, int chunk) {
+      store_global_16(out, load_shared_16(tile + QTile::offset(row, chunk)));
+    });
+  }
+
+  // Queries that see no key.
+  __device__ __forceinline__ void fill_unseeing(const FwdSm90Work& work) const {
+    const FwdBlock& block = work.block;
+    const int rows = min(work.sequence.seqlen_q - block.row0 - number() * 64, 64);
+    for_chunks(work, rows, [&](uint16_t* out, int, int) { store_global_16(out, {0, 0, 0, 0}); });
+    const int row = fresh_thread() % WARPGROUP;
+    float* lse = params.p.lse +
+                 lse_begin(params.p, block.batch, block.head, work.sequence.q0) + block.row0 +
+                 number() * 64;
+    if (row < rows) lse[row] = -INFINITY;
+  }
+
+  // f(where, row, chunk) for the 16-byte chunks of this warpgroup's first `rows` rows of out.
+  template <class F>
+  __device__ __forceinline__ void for_chunks(const FwdSm90Work& work, int rows, F f) const {
+    const View& view = params.p.out;
+    const FwdBlock& block = work.block;
+    uint16_t* out = head_begin(view, block.batch, block.head_kv, block.member) +
+                    (work.sequence.q0 + block.row0 + number() * 64) * view.row;
     constexpr int CHUNKS = HEAD_DIM_V / 8;
-    uint16_t* out = head_begin(p.out, block.batch, block.head_kv, block.member) +
-                    (sequence.q0 + block.row0 + group_row0) * p.out.row;
 #pragma unroll 1
     for (int i = fresh_thread() % WARPGROUP; i < rows * CHUNKS; i += WARPGROUP) {
       const int row = i / CHUNKS, chunk = i % CHUNKS;
-      if (chunk * 8 < p.head_dim_v) {
-        store_global_16(out + row * p.out.row + chunk * 8,
-                        load_shared_16(tile + QTile::offset(row, chunk)));
-      }
+      if (chunk * 8 < params.p.head_dim_v) f(out + row * view.row + chunk * 8, row, chunk);
     }
   }
 };
 
 template <class Config>
 __device__ __forceinline__ void fwd_sm90_block(const FwdSm90Params& params) {
-  const FwdParams& p = params.p;
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
-  const FwdBlock block(p, Config::BLOCK_M);
-  const Sequence sequence(p, block.batch);
-  if (sequence.uncovered_q) fill_uncovered<Config, 2>(p, block);
-  if (block.row0 >= sequence.seqlen_q) return;
-
-  const bool list = Config::LIST_N != 0 && p.mask.kind == MaskKind::TILES;
   if (threadIdx.x == 0) {
     prefetch_map(params.q);
     prefetch_map(params.k);
     prefetch_map(params.v);
-    mbarrier_init(shared_address(&smem.q_full), 1);
-#pragma unroll
+    prefetch_map(params.out);
+    constexpr int WARPS = Config::CONSUMERS * WARPS_OF_GROUP;
+    const auto init = [](const uint64_t& barrier, int arrivals) {
+      mbarrier_init(shared_address(&barrier), arrivals);
+    };
+    init(smem.q_full, 1);
+    init(smem.q_empty, WARPS);
+    for (int i = 0; i < 2; ++i) {
+      init(smem.work_full[i], 1);
+      init(smem.work_empty[i], WARPS);
+    }
     for (int i = 0; i < Config::STAGES; ++i) {
-      mbarrier_init(shared_address(&smem.k_full[i]), 1);
-      mbarrier_init(shared_address(&smem.v_full[i]), 1);
-      mbarrier_init(shared_address(&smem.k_empty[i]), Config::CONSUMERS * 4);
-      mbarrier_init(shared_address(&smem.v_empty[i]), Config::CONSUMERS * 4);
+      init(smem.k_full[i], 1);
+      init(smem.v_full[i], 1);
+      init(smem.k_empty[i], WARPS);
+      init(smem.v_empty[i], WARPS);
     }
     mbarriers_made();
-    smem.work = FwdSm90Work(p, block, sequence, Config::BLOCK_M,
-                            list ? Config::LIST_N : Config::BLOCK_N);
   }
   __syncthreads();
 
-  constexpr bool SAME = Config::LIST_N == Config::BLOCK_N || Config::LIST_N == 0;
+  constexpr bool ONE_WALK = Config::LIST_N == Config::BLOCK_N || Config::LIST_N == 0;
   using Ranges = FwdSm90<Config, Config::BLOCK_N,
                          Config::LIST_N == Config::BLOCK_N ? Walk::BOTH : Walk::RANGES>;
-  using Lists = std::conditional_t<SAME, Ranges, FwdSm90<Config, Config::LIST_N, Walk::LISTS>>;
+  using Lists = std::conditional_t<ONE_WALK, Ranges, FwdSm90<Config, Config::LIST_N, Walk::LISTS>>;
+  const bool ranges = ONE_WALK || params.p.mask.kind != MaskKind::TILES;
   if (threadIdx.x < WARPGROUP) {
     give_registers<Config::LOADER_REGISTERS>();
     if (threadIdx.x != 0) return;
-    if (SAME || !list) {
-      Ranges{params, smem}.load();
+    if (ranges) {
+      Ranges{params, smem}.load_all();
     } else {
-      Lists{params, smem}.load();
+      Lists{params, smem}.load_all();
     }
   } else {
     take_registers<Config::CONSUMER_REGISTERS>();
-    if (SAME || !list) {
-      Ranges{params, smem}.compute();
+    if (ranges) {
+      Ranges{params, smem}.compute_all();
     } else {
-      Lists{params, smem}.compute();
+      Lists{params, smem}.compute_all();
     }
   }
 }

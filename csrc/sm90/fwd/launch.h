@@ -40,8 +40,9 @@ const char* refuse_fwd_sm90(const void* params) {
 
 template <class Config>
 cudaError_t launch_fwd_sm90(const void* kernel, const void* params, cudaStream_t stream) {
+  const auto& call = *static_cast<const FwdCall*>(params);
   FwdSm90Params all;
-  FwdParams& p = all.p = *static_cast<const FwdParams*>(params);
+  FwdParams& p = all.p = call.params;
   const FwdAxes axes(p);
   const Dtype dtype = std::is_same_v<typename Config::T, Fp16> ? Dtype::FP16 : Dtype::BF16;
   const int box_keys = p.mask.kind == MaskKind::TILES ? MASK_TILE : Config::BLOCK_N;
@@ -66,7 +67,15 @@ cudaError_t launch_fwd_sm90(const void* kernel, const void* params, cudaStream_t
     if (status != cudaSuccess) return status;
   }
   const FwdGrid grid(p, Config::BLOCK_M);
-  return launch_in_order<Config>(kernel, p, all, grid.tiles, grid.groups, stream);
+  const int64_t tiles = grid.tiles * grid.groups;
+  if (tiles == 0) return cudaSuccess;
+  if (tiles > INT32_MAX) return cudaErrorInvalidConfiguration;
+  p.order = make_order(grid.tiles, grid.groups, p.heads_together);
+  all.tiles = static_cast<int>(tiles);
+  all.tickets = call.tickets;
+  const bool shared = all.tickets != nullptr || is_even(p.mask, p.packing.cu_seqlens_q != nullptr);
+  const int64_t blocks = shared ? std::min<int64_t>(tiles, call.sm_count) : tiles;
+  return launch_1d<Config>(kernel, &all, blocks, stream);
 }
 
 }  // namespace flash_dist

@@ -6,21 +6,44 @@
 
 namespace flash_dist {
 
-// The same for all threads of the block; in shared memory, as the accumulators need the registers.
+// What the loader keeps from tile to tile, not in registers, of which it has few.
+struct FwdSm90Loader {
+  unsigned number;           // of the next tile
+  unsigned works;            // Ring::passed of what it says of tiles,
+  unsigned queries, tiles;  // of Q, of K and V
+};
+
+// One tile of queries. In shared memory, as the accumulators need the registers.
 struct FwdSm90Work {
   FwdBlock block;
   Sequence sequence;
   MaskPlace place;
   RowSpan keys;  // that exist
   KeyBounds bounds;
+  unsigned queries, tiles;  // FwdSm90Loader's, when this tile begins
 
-  __device__ __forceinline__ FwdSm90Work(const FwdParams& p, const FwdBlock& block_,
-                                         const Sequence& sequence_, int block_m, int block_n)
-      : block(block_),
-        sequence(sequence_),
-        place(p.mask, sequence, block.batch, block.head),
-        keys(Mask(p.mask, place).keys_that_exist(block.batch)),
-        bounds(Mask(p.mask, place), block.row0, block_m, block_n) {}
+  // Part by part, each from those before it: the loader has few registers.
+  __device__ __forceinline__ void place_block(const FwdParams& p, int block_m, int number) {
+    block = FwdBlock(p, block_m, number);
+    written();
+    sequence = Sequence(p, block.batch);
+    written();
+  }
+  __device__ __forceinline__ void find_keys(const FwdParams& p, int block_m, int block_n) {
+    place = MaskPlace(p.mask, sequence, block.batch, block.head);
+    written();
+    keys = Mask(p.mask, place).keys_that_exist(block.batch);
+    written();
+    bounds = KeyBounds(Mask(p.mask, place), block.row0, block_m, block_n);
+    written();
+  }
+
+  __device__ __forceinline__ bool has_queries() const { return block.row0 < sequence.seqlen_q; }
+  __device__ __forceinline__ bool has_keys() const { return bounds.begin < bounds.end; }
+
+ private:
+  // What follows is read anew.
+  __device__ __forceinline__ static void written() { asm volatile("" ::: "memory"); }
 };
 
 }  // namespace flash_dist
