@@ -6,7 +6,7 @@ it is configured with.
 
     OUT/plans.h                  tile constants of every row
     OUT/roles.h                  the names of roles and families
-    OUT/wgmma_shapes.h           the matrix instructions of Hopper, whose operands are named one by one
+    OUT/wgmma_shapes.h           matrix instructions of Hopper, whose operands are named one by one
     OUT/mask_layout.h            the numbers that carry a mask, from flash_dist/masks/layout.py
     OUT/targets/<target>/*.cu    kernels: one file per family and head_dim, or per family where one
                                  kernel is a few lines; PTX: one per kernel

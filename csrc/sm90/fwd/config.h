@@ -26,9 +26,11 @@ struct FwdSm90Config
   static constexpr int BLOCK_ROWS = BLOCK_M;
   static constexpr bool TAKES_TICKETS = true;
   static constexpr int LONGEST_N = Plan::BLOCK_N > Plan::LIST_N ? Plan::BLOCK_N : Plan::LIST_N;
-  // setmaxnreg: what 64 K registers leave of a block's launch to each role
-  static constexpr int LOADER_REGISTERS = 32;
-  static constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 240;
+  // setmaxnreg: what a block has at its launch, 168 or 128 registers a thread, for each role.
+  static constexpr int LOADER_REGISTERS = CONSUMERS == 3 ? 32 : 40;
+  static constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 232;
+  static_assert((LOADER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS) * 128 <=
+                65536 / (Plan::WARPS * 32) / 8 * 8 * Plan::WARPS * 32);
 
   using QPanels = Panels<BLOCK_M>;
   static constexpr int Q_PANELS = QPanels::count(HEAD_DIM);

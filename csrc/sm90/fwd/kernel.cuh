@@ -225,12 +225,14 @@ struct FwdSm90 {
 
     // S = Q @ K.T                                           [64, BLOCK_N]
     const auto issue_scores = [&] {
+      uint64_t a = a_q;
+      asm volatile("" : "+l"(a));  // what follows from it is not kept in registers
       const uint64_t b_k = KTile::by_rows(shared_address(smem.k[tiles.stage()]));
       wgmma_fence();
-      wgmma<T, false, false, true>(s, a_q, b_k);
+      wgmma<T, false, false, true>(s, a, b_k);
 #pragma unroll
       for (int k = 1; k < HEAD_DIM / 16; ++k) {
-        wgmma<T, false, false>(s, a_q + QTile::rows_step(k), b_k + KTile::rows_step(k));
+        wgmma<T, false, false>(s, a + QTile::rows_step(k), b_k + KTile::rows_step(k));
       }
       wgmma_commit();
     };
