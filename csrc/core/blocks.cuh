@@ -66,13 +66,23 @@ struct DkdvBlock {
   }
 };
 
+// How many blocks of block_n keys a launch of dK/dV has; fills in as FwdGrid does.
+struct DkdvGrid {
+  int64_t tiles, groups;
+
+  DkdvGrid(BwdParams& p, int block_n)
+      : tiles((p.key_end - p.key_begin + block_n - 1) / block_n),
+        groups(int64_t{p.units} * p.group_split) {
+    p.by_num_heads_kv = make_divisor(p.num_heads_kv);
+    p.by_group_split = make_divisor(p.group_split);
+  }
+};
+
 template <class Config>
 cudaError_t launch_dkdv(const void* kernel, const void* params, cudaStream_t stream) {
   BwdParams p = *static_cast<const BwdParams*>(params);
-  const int64_t tiles = (p.key_end - p.key_begin + Config::BLOCK_N - 1) / Config::BLOCK_N;
-  p.by_num_heads_kv = make_divisor(p.num_heads_kv);
-  p.by_group_split = make_divisor(p.group_split);
-  return launch_in_order<Config>(kernel, p, tiles, int64_t{p.units} * p.group_split, stream);
+  const DkdvGrid grid(p, Config::BLOCK_N);
+  return launch_in_order<Config>(kernel, p, grid.tiles, grid.groups, stream);
 }
 
 // The query tile and head of a block of the dQ kernels; of a head the longest causal tiles first.
@@ -94,13 +104,22 @@ struct DqBlock {
   }
 };
 
+// How many blocks of block_m queries a launch of dQ has; fills in as FwdGrid does.
+struct DqGrid {
+  int64_t tiles, groups;
+
+  DqGrid(BwdParams& p, int block_m)
+      : tiles((p.seqlen_q + block_m - 1) / block_m), groups(int64_t{p.units} * p.group) {
+    p.by_num_heads_kv = make_divisor(p.num_heads_kv);
+    p.by_group = make_divisor(p.group);
+  }
+};
+
 template <class Config>
 cudaError_t launch_dq(const void* kernel, const void* params, cudaStream_t stream) {
   BwdParams p = *static_cast<const BwdParams*>(params);
-  const int64_t tiles = (p.seqlen_q + Config::BLOCK_M - 1) / Config::BLOCK_M;
-  p.by_num_heads_kv = make_divisor(p.num_heads_kv);
-  p.by_group = make_divisor(p.group);
-  return launch_in_order<Config>(kernel, p, tiles, int64_t{p.units} * p.group, stream);
+  const DqGrid grid(p, Config::BLOCK_M);
+  return launch_in_order<Config>(kernel, p, grid.tiles, grid.groups, stream);
 }
 
 }  // namespace flash_dist

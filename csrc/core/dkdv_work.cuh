@@ -1,0 +1,50 @@
+// Where a block of the dK/dV kernel works, found by one thread for all.
+#pragma once
+
+#include "core/blocks.cuh"
+#include "core/dkdv_items.cuh"
+#include "core/views.cuh"
+
+namespace flash_dist {
+
+// Where the dS of the block's key tiles begins, and which query tiles of a band see them. Its chunk
+// begins at key tile `first`.
+template <class Config>
+__device__ __forceinline__ void find_slots(DkdvWork& work, const BwdParams& p,
+                                           const DkdvBlock& block, const Mask& mask,
+                                           const DsLayout& layout, int first) {
+  const int n = block.key0 / DS_TILE;
+  const Mask mask0 = DkdvCursor<Config>::mask_of(p, work, 0);
+  const int slot0 = block.unit * p.group * static_cast<int>(p.ds_tiles_per_head);
+  for (int half = 0; half < (Config::BLOCK_N > MASK_TILE ? 2 : 1); ++half) {
+    work.slot0[half] = slot0 + (mask.is_list() ? -p.mask.key_slots[first]
+                                               : slot_base(mask0, layout, first, n + half));
+    if (p.mask.kind == MaskKind::BAND) work.tiles[half] = band_tiles(mask, layout, n + half);
+  }
+}
+
+// members: of a split; head: query head of member 0; mask: of the first of the block's split.
+template <class Config>
+__device__ __forceinline__ void find_work(DkdvWork& work, const BwdParams& p,
+                                          const DkdvBlock& block, const Sequence& sequence,
+                                          int members, int head, const Mask& mask) {
+  const DsLayout layout = ds_layout(p, sequence);
+  const QueryWalk<Config::BLOCK_N> walk(mask, layout, block.key0);
+  const int first = p.key_begin / DS_TILE;
+  work.q = head_begin(p.q, block.batch, block.head_kv, 0) + sequence.q0 * p.q.row;
+  work.dout = head_begin(p.dout, block.batch, block.head_kv, 0) + sequence.q0 * p.dout.row;
+  work.statistics = statistics_begin(p, block.batch, head, sequence.q0);
+  work.entries = walk.entries;
+  work.begin = walk.begin;
+  work.end = walk.end;
+  work.batch = block.batch;
+  work.head = head;
+  work.members_begin = block.split * members;
+  work.members_end = block.split * members + members;
+  work.seqlen_q = sequence.seqlen_q;
+  work.seqlen_k = sequence.seqlen_k;
+  work.key0 = block.key0;
+  find_slots<Config>(work, p, block, mask, layout, first);
+}
+
+}  // namespace flash_dist
