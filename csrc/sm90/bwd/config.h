@@ -1,0 +1,92 @@
+// Tiles, threads and shared memory of the backward kernels for Hopper.
+#pragma once
+
+#include "core/config.h"
+#include "core/ds_layout.h"
+#include "core/panels.cuh"
+#include "plans.h"
+#include "sm90/bwd/work.cuh"
+#include "sm90/maps.h"
+#include "sm90/stages.cuh"
+
+namespace flash_dist {
+
+struct DkdvSm90Params {
+  alignas(128) CUtensorMap q, k, v, dout;
+  AxisSteps q_axes, k_axes, v_axes, dout_axes;
+  BwdParams p;
+};
+
+struct DqSm90Params {
+  alignas(128) CUtensorMap k;
+  AxisSteps k_axes;
+  BwdParams p;
+};
+
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+struct DkdvSm90Config
+    : Config<DkdvSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
+  using Plan = DkdvSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>;
+  static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups of 64 keys; one loads
+  static constexpr int BLOCK_M = MASK_TILE;              // queries of a stage
+  static constexpr int BLOCK_N = CONSUMERS * 64;
+  static constexpr int BLOCK_ROWS = BLOCK_N;
+  // setmaxnreg: what 64 K registers leave of a block's launch to each role
+  static constexpr int LOADER_REGISTERS = 24;
+  static constexpr int CONSUMER_REGISTERS = 240;
+  static_assert(CONSUMERS == 2, "two halves of a list's entries, and of the registers");
+
+  using KTile = Panels<BLOCK_N>;
+  using QTile = Panels<BLOCK_M>;
+  static constexpr int PANELS = KTile::count(HEAD_DIM);
+  static constexpr int V_PANELS = KTile::count(HEAD_DIM_V);
+
+  struct Stage {
+    alignas(1024) uint8_t q[PANELS * QTile::BYTES];
+    alignas(1024) uint8_t dout[V_PANELS * QTile::BYTES];
+  };
+  struct Smem {
+    alignas(1024) uint8_t k[PANELS * KTile::BYTES];    // later the stage of dK
+    alignas(1024) uint8_t v[V_PANELS * KTile::BYTES];  // later the stage of dV
+    Stage stage[Plan::STAGES];
+    alignas(16) float lse_log2[Plan::STAGES][BLOCK_M];
+    alignas(16) float delta[Plan::STAGES][BLOCK_M];
+    DkdvItem item[Plan::STAGES];
+    DkdvSm90Work work;
+    uint64_t keys_full;
+    StageBarriers<Plan::STAGES> barriers;
+    __device__ Smem() = delete;  // laid over shared memory, never made
+  };
+  static constexpr int SMEM_BYTES = sizeof(Smem);
+  static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
+};
+
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+struct DqGemmSm90Config
+    : Config<DqGemmSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
+  using Plan = DqGemmSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>;
+  static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups of 64 queries; one loads
+  static constexpr int BLOCK_M = CONSUMERS * DS_TILE;
+  static constexpr int BLOCK_ROWS = BLOCK_M;
+  static constexpr int LOADER_REGISTERS = 40;
+  static constexpr int CONSUMER_REGISTERS = 232;
+  static_assert(CONSUMERS == 2, "two halves of a list's entries, and of the registers");
+
+  using Tile = Panels<DS_TILE>;  // of keys; later one of each warpgroup's queries
+  static constexpr int PANELS = Tile::count(HEAD_DIM);
+  static constexpr int TILE_BYTES = PANELS * Tile::BYTES;
+  static_assert(Plan::STAGES >= CONSUMERS, "the stages of K become those of dQ");
+
+  struct Smem {
+    alignas(1024) uint8_t k[Plan::STAGES][TILE_BYTES];  // later the stages of dQ
+    alignas(128) uint8_t ds[Plan::STAGES][CONSUMERS][DS_TILE_BYTES];
+    DqSm90Item item[Plan::STAGES];
+    DqSm90Work<BLOCK_M> work;
+    StageBarriers<Plan::STAGES> barriers;
+    __device__ Smem() = delete;  // laid over shared memory, never made
+  };
+  static constexpr int SMEM_BYTES = sizeof(Smem);
+  static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
+};
+
+}  // namespace flash_dist

@@ -1,0 +1,382 @@
+// dK and dV on Hopper, and dS for the dQ product: the key side of the backward. No atomics: a block
+// owns its keys.
+//
+//   S^T = K @ Q.T          P^T = exp2(S^T - lse)            dV += P^T @ dO
+//   dP^T = V @ dO.T        dS^T = P^T (dP^T - delta)        dK += dS^T @ Q
+//
+// Grid      x = key tile, (batch, kv head) unit of the chunk, group split.
+// Block     a warpgroup of which one thread loads, and 2 warpgroups of 64 keys each, which leave out
+//           what the mask hides from theirs; P^T and dS^T stay in their registers as A operands.
+// Shared    K and V (for the whole life of the block), STAGES stages of Q, dO, lse and delta.
+// Pipeline  The query tiles of every query head of the split, in ascending order: this is the order
+//           of summation. dP^T is computed while P^T is, and dV while dS^T is.
+#pragma once
+
+#include "core/views.cuh"
+#include "ptx/bulk_copy.cuh"
+#include "ptx/registers.cuh"
+#include "ptx/tensor_copy.cuh"
+#include "ptx/wgmma.cuh"
+#include "sm90/bwd/config.h"
+#include "sm90/bwd/launch.h"
+#include "sm90/rows.cuh"
+#include "sm90/steps.cuh"
+
+namespace flash_dist {
+
+template <class Config>
+struct DkdvSm90 {
+  using Target = typename Config::Target;
+  using T = typename Config::T;
+  using Smem = typename Config::Smem;
+  using KTile = typename Config::KTile;
+  using QTile = typename Config::QTile;
+  using Cursor = DkdvCursor<Config>;
+  using Stages = Ring<Config::STAGES>;
+  static constexpr int HEAD_DIM = Config::HEAD_DIM;
+  static constexpr int HEAD_DIM_V = Config::HEAD_DIM_V;
+  static constexpr int BLOCK_M = Config::BLOCK_M;
+  static constexpr int PANELS = Config::PANELS;
+  static constexpr int V_PANELS = Config::V_PANELS;
+  static constexpr int KEYS = 64;  // of a warpgroup
+  using DkSum = Accumulator<1, HEAD_DIM / 8>;
+  using DvSum = Accumulator<1, HEAD_DIM_V / 8>;
+  using Scores = Accumulator<1, BLOCK_M / 8>;
+  using Fragments = uint32_t[BLOCK_M / 16][1][4];
+
+  const DkdvSm90Params& params;
+  Smem& smem;
+  const BwdParams& p = params.p;
+  const DkdvSm90Work& work = smem.work;
+
+  // One thread's work.
+  __device__ __forceinline__ void load() const {
+    if (work.items == 0) return;
+    load_keys();
+    Cursor cursor(p, work);
+    Stages stages;
+#pragma unroll 1
+    for (int i = 0; i < work.items; ++i, stages.advance()) {
+      smem.barriers.wait_for_place(stages);
+      load_queries(cursor, stages.stage());
+      cursor.next(p, work);
+    }
+  }
+
+  // A warpgroup's work.
+  __device__ __forceinline__ void compute() const {
+    DkSum dk;
+    DvSum dv;
+    dk.clear();
+    dv.clear();
+    walk(dk, dv);
+    store(dk, dv);
+  }
+
+ private:
+  // The first of this warpgroup's keys in the block.
+  __device__ __forceinline__ static int group_row0() { return consumer() * KEYS; }
+  // Those rows of K and V.
+  __device__ __forceinline__ uint32_t own_k() const {
+    return shared_address(smem.k) + group_row0() * KTile::ROW_BYTES;
+  }
+  __device__ __forceinline__ uint32_t own_v() const {
+    return shared_address(smem.v) + group_row0() * KTile::ROW_BYTES;
+  }
+
+  template <int COUNT, int PANEL_BYTES>
+  __device__ __forceinline__ static void load_panels(uint32_t tile, const CUtensorMap& map,
+                                                     BoxPlace at, uint32_t barrier) {
+#pragma unroll
+    for (int panel = 0; panel < COUNT; ++panel) {
+      at.column = panel * KTile::COLUMNS;
+      load_box(tile + panel * PANEL_BYTES, map, at, barrier);
+    }
+  }
+
+  // K and V of the block's keys, to stay there.
+  __device__ __forceinline__ void load_keys() const {
+    const DkdvBlock& block = work.block;
+    const int row = work.sequence.k0 + block.key0;
+    const uint32_t full = shared_address(&smem.keys_full);
+    mbarrier_expect(full, (PANELS + V_PANELS) * KTile::BYTES);
+    load_panels<PANELS, KTile::BYTES>(
+        shared_address(smem.k), params.k,
+        {0, row, 0, block.head_kv * params.k_axes.head_kv, block.batch * params.k_axes.batch},
+        full);
+    load_panels<V_PANELS, KTile::BYTES>(
+        shared_address(smem.v), params.v,
+        {0, row, 0, block.head_kv * params.v_axes.head_kv, block.batch * params.v_axes.batch},
+        full);
+  }
+
+  // Q, dO, lse and delta of the item that the cursor is at, and what it is.
+  __device__ __forceinline__ void load_queries(const Cursor& cursor, int s) const {
+    const DkdvBlock& block = work.block;
+    const int row0 = cursor.row0();
+    const int member = cursor.member;
+    DkdvItem& item = smem.item[s];
+    item.row0 = row0;
+    item.member = member;
+    item.slot[0] = cursor.slot(p, work, 0);
+    item.slot[1] = cursor.slot(p, work, 1);
+    const int4* known = cursor.known(p, work);
+    if (known != nullptr) item.known = *known;
+
+    constexpr int STATISTICS = BLOCK_M * sizeof(float);
+    const uint32_t full = shared_address(&smem.barriers.full[s]);
+    mbarrier_expect(full, (PANELS + V_PANELS) * QTile::BYTES + 2 * STATISTICS);
+    const int row = work.sequence.q0 + row0;
+    load_panels<PANELS, QTile::BYTES>(
+        shared_address(smem.stage[s].q), params.q,
+        {0, row, member * params.q_axes.member, block.head_kv * params.q_axes.head_kv,
+         block.batch * params.q_axes.batch},
+        full);
+    const int64_t statistics =
+        work.statistics + static_cast<int64_t>(member) * p.rows_padded + row0;
+    load_bytes(shared_address(smem.lse_log2[s]), p.lse_log2 + statistics, STATISTICS, full);
+    load_panels<V_PANELS, QTile::BYTES>(
+        shared_address(smem.stage[s].dout), params.dout,
+        {0, row, member * params.dout_axes.member, block.head_kv * params.dout_axes.head_kv,
+         block.batch * params.dout_axes.batch},
+        full);
+    load_bytes(shared_address(smem.delta[s]), p.delta + statistics, STATISTICS, full);
+  }
+
+  __device__ __forceinline__ void walk(DkSum& dk, DvSum& dv) const {
+    if (work.items == 0) return;
+    mbarrier_wait(shared_address(&smem.keys_full), 0);
+    clear_keys();
+    Stages stages;
+#pragma unroll 1
+    for (int left = work.items; left > 0; --left, stages.advance()) {
+      smem.barriers.wait_for_data(stages);
+      const int s = stages.stage();
+      const int code = tile_code(p, work, smem.item[s], consumer());
+      if (code != TILE_EMPTY) {
+        clear_queries(s);
+        add(dk, dv, s, code);
+      }
+      smem.barriers.release(s);
+    }
+  }
+
+  // Adds a stage to the sums.
+  __device__ __forceinline__ void add(DkSum& dk, DvSum& dv, int s, int code) const {
+    const uint32_t q = shared_address(smem.stage[s].q);
+    const uint32_t dout = shared_address(smem.stage[s].dout);
+    Scores pt, dst;
+    Fragments probabilities, gradients;
+    // S^T = K @ Q.T                                       [64, BLOCK_M]
+    issue_scores<HEAD_DIM>(pt, own_k(), q);
+    // dP^T = V @ dO.T                                     [64, BLOCK_M]
+    issue_scores<HEAD_DIM_V>(dst, own_v(), dout);
+    wgmma_wait<1>();
+    hold(pt);
+    if (code != TILE_FULL) hide(pt, s, code);
+    // P^T = exp2(S^T * scale - lse)
+    const float scale_log2 = p.softmax_scale * LOG2_E;
+    const uint32_t lse = shared_address(smem.lse_log2[s]) + fresh_thread() % 4 * 8;
+#pragma unroll
+    for (int n = 0; n < BLOCK_M / 8; ++n) {
+      const float2 x = load_shared_8(lse + n * 32);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        pt.x[0][n][i] = exp2_approx(fmaf(pt.x[0][n][i], scale_log2, -(i % 2 == 0 ? x.x : x.y)));
+      }
+    }
+    // dV += P^T @ dO                                      [64, HEAD_DIM_V]
+    to_fragments(probabilities, pt);
+    issue_sum(dv, probabilities, dout);
+    wgmma_wait<1>();
+    hold(dst);
+    // dS^T = P^T * (dP^T - delta)
+    const uint32_t delta = shared_address(smem.delta[s]) + fresh_thread() % 4 * 8;
+#pragma unroll
+    for (int n = 0; n < BLOCK_M / 8; ++n) {
+      const float2 x = load_shared_8(delta + n * 32);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        dst.x[0][n][i] = pt.x[0][n][i] * (dst.x[0][n][i] - (i % 2 == 0 ? x.x : x.y));
+      }
+    }
+    // dK += dS^T @ Q                                      [64, HEAD_DIM]
+    to_fragments(gradients, dst);
+    store_gradients(gradients, s);
+    issue_sum(dk, gradients, q);
+    wgmma_wait<0>();
+    hold(dk);
+    hold(dv);
+    hold(probabilities);
+    hold(gradients);
+  }
+
+  // The warpgroup's rows of K or V by the rows of Q or dO.
+  template <int COLUMNS>
+  __device__ __forceinline__ static void issue_scores(Scores& c, uint32_t keys, uint32_t queries) {
+    const uint64_t a = KTile::by_rows(keys);
+    const uint64_t b = QTile::by_rows(queries);
+    wgmma_fence();
+    wgmma<T, false, false, true>(c, a, b);
+#pragma unroll
+    for (int k = 1; k < COLUMNS / 16; ++k) {
+      wgmma<T, false, false>(c, a + KTile::rows_step(k), b + QTile::rows_step(k));
+    }
+    wgmma_commit();
+  }
+
+  __device__ __forceinline__ static void to_fragments(Fragments& a, const Scores& c) {
+#pragma unroll
+    for (int k = 0; k < BLOCK_M / 16; ++k) to_a_operand<Target, T>(a[k], c, k);
+  }
+
+  // Fragments by the columns of Q or dO.
+  template <int NT>
+  __device__ __forceinline__ static void issue_sum(Accumulator<1, NT>& sum, Fragments& a,
+                                                   uint32_t queries) {
+    const uint64_t b = QTile::by_columns(queries);
+    hold(a);
+    hold(sum);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < BLOCK_M / 16; ++k) wgmma<T, true>(sum, a[k][0], b + QTile::columns_step(k));
+    wgmma_commit();
+  }
+
+  // Sets the scores that the mask hides to -inf. A lane asks for two queries' bits, those of the
+  // warp's 16 keys, and has them from there handed to those whose scores they are.
+  __device__ __forceinline__ void hide(Scores& pt, int s, int code) const {
+    const DkdvItem& item = smem.item[s];
+    const Mask mask = Cursor::mask_of(p, work, item.member);
+    const int lane = fresh_thread() % 32;
+    const int warp = warp_of_consumer();
+    uint32_t bits = 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint2 x = tile_bits(mask, item.row0 + half * 32 + lane, work.key0 + group_row0(), code);
+      bits |= ((warp < 2 ? x.x : x.y) >> warp % 2 * 16 & 0xffff) << half * 16;
+    }
+#pragma unroll
+    for (int n = 0; n < BLOCK_M / 16; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const uint32_t seen = __shfl_sync(0xffffffffu, bits, n * 8 + lane % 4 * 2 + e) >> lane / 4;
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+#pragma unroll
+          for (int h = 0; h < 2; ++h)
+            if (!(seen >> (half * 16 + h * 8) & 1)) {
+              pt.x[0][half * 4 + n][2 * h + e] = -INFINITY;
+            }
+      }
+  }
+
+  // The warp's 16 keys of a tile of dS to the workspace.
+  __device__ __forceinline__ void store_gradients(const Fragments& ds, int s) const {
+    const int slot = smem.item[s].slot[consumer()];
+    if (slot < 0) return;
+    uint8_t* at = static_cast<uint8_t*>(p.ds) + static_cast<int64_t>(slot) * DS_TILE_BYTES +
+                  warp_of_consumer() * (BLOCK_M / 16) * DS_BLOCK_BYTES + fresh_thread() % 32 * 16;
+#pragma unroll
+    for (int k = 0; k < BLOCK_M / 16; ++k) {
+      store_global_16(at + k * DS_BLOCK_BYTES,
+                      {ds[k][0][0], ds[k][0][1], ds[k][0][2], ds[k][0][3]});
+    }
+  }
+
+  // Zeros for this warpgroup's keys that do not exist.
+  __device__ __forceinline__ void clear_keys() const {
+    const int key0 = work.key0 + group_row0();
+    const RowSpan here{work.keys.first - key0, work.keys.end - key0};
+    if (here.first <= 0 && KEYS <= here.end) return;
+    const int thread = fresh_thread() % WARPGROUP;
+    clear_rows<KTile, KEYS, PANELS, WARPGROUP>(own_k(), here, thread);
+    clear_rows<KTile, KEYS, V_PANELS, WARPGROUP>(own_v(), here, thread);
+    fence_proxy_async();
+    barrier_sync(ONE_CONSUMER + consumer(), WARPGROUP);
+  }
+
+  // Zeros for the queries of the next document. Each warpgroup writes them, as the other may leave
+  // this stage out; where both do, it is zeros on zeros.
+  __device__ __forceinline__ void clear_queries(int s) const {
+    if (p.packing.cu_seqlens_q == nullptr) return;  // the map ends there
+    const RowSpan here{0, work.seqlen_q - smem.item[s].row0};
+    if (BLOCK_M <= here.end) return;
+    const int thread = fresh_thread() % WARPGROUP;
+    clear_rows<QTile, BLOCK_M, PANELS, WARPGROUP>(shared_address(smem.stage[s].q), here, thread);
+    clear_rows<QTile, BLOCK_M, V_PANELS, WARPGROUP>(shared_address(smem.stage[s].dout), here,
+                                                    thread);
+    fence_proxy_async();
+    barrier_sync(ONE_CONSUMER + consumer(), WARPGROUP);
+  }
+
+  // Rounded, through the warpgroup's rows of K and V, or as partial sums.
+  __device__ __forceinline__ void store(DkSum& dk, const DvSum& dv) const {
+    const DkdvBlock& block = work.block;
+    const int row0 = block.key0 + group_row0();
+    const int rows = work.seqlen_k - row0;
+    if (p.group_split > 1) {
+      const int64_t units = static_cast<int64_t>(p.batch) * p.num_heads_kv;
+      const int64_t row = (block.split * units + p.unit_begin + block.unit) * p.seqlen_k + row0;
+      store_partial(dk, p.dk_partial + row * HEAD_DIM, rows);
+      store_partial(dv, p.dv_partial + row * HEAD_DIM_V, rows);
+      return;
+    }
+    const int64_t row = work.sequence.k0 + row0;
+    dk.scale(p.softmax_scale);
+    store_rows<KTile, Target, T>(dk, own_k(),
+                                 head_begin(p.dk, block.batch, block.head_kv, 0) + row * p.dk.row,
+                                 p.dk.row, rows, p.head_dim);
+    store_rows<KTile, Target, T>(dv, own_v(),
+                                 head_begin(p.dv, block.batch, block.head_kv, 0) + row * p.dv.row,
+                                 p.dv.row, rows, p.head_dim_v);
+  }
+
+  template <int NT>
+  __device__ __forceinline__ static void store_partial(const Accumulator<1, NT>& c, float* dst,
+                                                       int rows) {
+    const int lane = fresh_thread() % 32;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = warp_of_consumer() * 16 + h * 8 + lane / 4;
+      if (row >= rows) continue;
+#pragma unroll
+      for (int n = 0; n < NT; ++n) {
+        *reinterpret_cast<float2*>(dst + row * (NT * 8) + n * 8 + lane % 4 * 2) =
+            float2{c.x[0][n][2 * h], c.x[0][n][2 * h + 1]};
+      }
+    }
+  }
+};
+
+template <class Config>
+__device__ __forceinline__ void dkdv_sm90_block(const DkdvSm90Params& params) {
+  const BwdParams& p = params.p;
+  extern __shared__ __align__(1024) uint8_t smem_bytes[];
+  auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
+  const DkdvBlock block(p, Config::BLOCK_N);
+  const Sequence sequence(p, block.batch);
+  if (block.key0 >= sequence.seqlen_k) return;
+
+  if (threadIdx.x == 0) {
+    prefetch_map(params.q);
+    prefetch_map(params.k);
+    prefetch_map(params.v);
+    prefetch_map(params.dout);
+    mbarrier_init(shared_address(&smem.keys_full), 1);
+    smem.barriers.make(Config::CONSUMERS * 4);
+    mbarriers_made();
+    find_dkdv_work<Config>(smem.work, p, block, sequence);
+  }
+  __syncthreads();
+
+  if (threadIdx.x < WARPGROUP) {
+    give_registers<Config::LOADER_REGISTERS>();
+    if (threadIdx.x == 0) DkdvSm90<Config>{params, smem}.load();
+  } else {
+    take_registers<Config::CONSUMER_REGISTERS>();
+    DkdvSm90<Config>{params, smem}.compute();
+  }
+}
+
+}  // namespace flash_dist
