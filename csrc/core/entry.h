@@ -20,9 +20,9 @@ struct KernelEntry {
   const void* kernel;  // what cudaFuncGetAttributes and cudaLaunchKernel take
   cudaError_t (*launch)(const void* kernel, const void* params, cudaStream_t stream);
   int threads;
-  int dynamic_smem;   // bytes
-  int block_rows;     // query rows (fwd, dq) or key rows (dkdv) that a block owns
-  int blocks_per_sm;  // resident blocks the tile was chosen for
+  int dynamic_smem;    // bytes
+  int block_rows;      // query rows (fwd, dq) or key rows (dkdv) that a block owns
+  int blocks_per_sm;   // resident blocks the tile was chosen for
   bool takes_tickets;  // blocks share out tiles that differ in length by counting in memory
   // Why these arguments are not for this kernel, null if they are; itself null if all are. The
   // dispatcher then takes the next family that serves the role.

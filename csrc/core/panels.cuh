@@ -27,9 +27,7 @@ struct Panels {
   }
 
   // Of a tile whose rows are M or N: the first 16 k, and by how much the k-th 16 are further on.
-  __device__ __forceinline__ static uint64_t by_rows(uint32_t tile) {
-    return descriptor(tile, 16);
-  }
+  __device__ __forceinline__ static uint64_t by_rows(uint32_t tile) { return descriptor(tile, 16); }
   __host__ __device__ static constexpr int rows_step(int k) {
     return (k / 4 * BYTES + k % 4 * 32) >> 4;
   }

@@ -17,8 +17,8 @@ Encode find_encode() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult result;
 #if CUDART_VERSION >= 12050
-  const cudaError_t status = cudaGetDriverEntryPointByVersion(
-      "cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &result);
+  const cudaError_t status = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
+                                                              12000, cudaEnableDefault, &result);
 #else
   const cudaError_t status =
       cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &result);
@@ -86,8 +86,8 @@ cudaError_t make_map(CUtensorMap* map, AxisSteps* steps, const View& view, Dtype
   const cuuint32_t box[RANK] = {BOX_COLUMNS, static_cast<cuuint32_t>(box_rows), 1, 1, 1};
   const cuuint32_t element_strides[RANK] = {1, 1, 1, 1, 1};
   *steps = {view.head_group != 0, view.head_kv != 0, view.batch != 0};
-  const CUtensorMapDataType type = dtype == Dtype::FP16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                                        : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  const CUtensorMapDataType type =
+      dtype == Dtype::FP16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   const Encode function = encode();
   if (function == nullptr) return cudaErrorNotSupported;
   const CUresult result =

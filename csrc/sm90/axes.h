@@ -1,6 +1,9 @@
-// The axes of a call's tensors, for their maps.
+// The maps of a call's tensors.
 #pragma once
 
+#include <type_traits>
+
+#include "ptx/target.h"
 #include "sm90/maps.h"
 
 namespace flash_dist {
@@ -20,5 +23,47 @@ struct CallAxes {
     k = {1, p.num_heads_kv, batches};
   }
 };
+
+// Columns that the general kernels serve with less padding.
+constexpr int FEW_COLUMNS = 32;
+
+// Why a kernel with these tensors, `like_out` being out or dout, is not for Hopper's families, null
+// if it is.
+template <class Config, class Params>
+const char* find_problem(const Params& p, const View& like_out) {
+  if (p.head_dim <= FEW_COLUMNS) return "its tile is made for more columns";
+  const CallAxes axes(p);
+  const char* const problems[] = {
+      find_map_problem(p.q, axes.rows_q, p.head_dim, axes.q),
+      find_map_problem(p.k, axes.rows_k, p.head_dim, axes.k),
+      find_map_problem(p.v, axes.rows_k, p.head_dim_v, axes.k),
+      find_map_problem(like_out, axes.rows_q, p.head_dim_v, axes.q),
+  };
+  for (const char* problem : problems) {
+    if (problem != nullptr) return problem;
+  }
+  return nullptr;
+}
+
+// A map to make: of a view, in boxes of box_rows rows.
+struct MapRequest {
+  CUtensorMap* map;
+  AxisSteps* steps;
+  const View* view;
+  int rows, columns;
+  const Axes* axes;
+  int box_rows;
+};
+
+template <class Config, size_t COUNT>
+cudaError_t make_maps(const MapRequest (&requests)[COUNT]) {
+  constexpr Dtype DTYPE = std::is_same_v<typename Config::T, Fp16> ? Dtype::FP16 : Dtype::BF16;
+  for (const MapRequest& one : requests) {
+    const cudaError_t status = make_map(one.map, one.steps, *one.view, DTYPE, one.rows, one.columns,
+                                        *one.axes, one.box_rows);
+    if (status != cudaSuccess) return status;
+  }
+  return cudaSuccess;
+}
 
 }  // namespace flash_dist

@@ -6,6 +6,14 @@ namespace flash_dist {
 constexpr int WARPGROUP = 128;
 constexpr int WARPS_OF_GROUP = WARPGROUP / 32;
 
+// Whether a block has the registers that its roles take, a loading warpgroup and `consumers` more:
+// it has those of its launch, which are a multiple of 8 for each thread. A warp that asks for others
+// waits for ever.
+constexpr bool has_registers(int consumers, int of_loader, int of_consumer) {
+  const int threads = (1 + consumers) * WARPGROUP;
+  return of_loader + consumers * of_consumer <= 65536 / threads / 8 * 8 * (1 + consumers);
+}
+
 // The next stage of a ring of tiles, and the parity of the phase in which it is filled. One number,
 // since it lives in registers for the whole of a kernel.
 template <int STAGES>

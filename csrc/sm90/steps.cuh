@@ -89,9 +89,8 @@ __device__ __forceinline__ void hide_ranges(Accumulator<1, NT>& s, const Mask& m
                                             int key0) {
   const int row = row0 + fresh_thread() % 32 / 4;
   const int2 ranges[2] = {mask.keys(row), mask.keys(row + 8)};
-  hide_columns<0, NT>(s, key0, [&](int h, int key) {
-    return bit_span(ranges[h].x - key, ranges[h].y - key);
-  });
+  hide_columns<0, NT>(
+      s, key0, [&](int h, int key) { return bit_span(ranges[h].x - key, ranges[h].y - key); });
 }
 
 // Bit j of x and bit j - 32 of y: query i sees key key0 + j of a tile of a list. code: TILE_FULL is

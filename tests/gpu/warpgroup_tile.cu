@@ -21,7 +21,14 @@ constexpr int LONGEST_N = 256;
 constexpr int THREADS = 128;
 
 // Where A, and whether A's and B's rows are k.
-enum Mode { BY_ROWS, B_BY_COLUMNS, A_BY_COLUMNS, BOTH_BY_COLUMNS, REGISTERS, REGISTERS_B_BY_COLUMNS };
+enum Mode {
+  BY_ROWS,
+  B_BY_COLUMNS,
+  A_BY_COLUMNS,
+  BOTH_BY_COLUMNS,
+  REGISTERS,
+  REGISTERS_B_BY_COLUMNS
+};
 
 struct Maps {
   alignas(128) CUtensorMap a, b;
@@ -84,8 +91,8 @@ __global__ void __launch_bounds__(THREADS, 1)
       for (int i = 0; i < 4; ++i) {
         const int row = warp * 16 + lane / 4 + i % 2 * 8;
         const int column = k * 16 + lane % 4 * 2 + i / 2 * 8;
-        fragments[k][0][i] = element<M>(smem.a, row, column) |
-                             uint32_t{element<M>(smem.a, row, column + 1)} << 16;
+        fragments[k][0][i] =
+            element<M>(smem.a, row, column) | uint32_t{element<M>(smem.a, row, column + 1)} << 16;
       }
     hold(fragments);
   }

@@ -34,6 +34,7 @@ struct DkdvSm90Config
   // setmaxnreg: what 64 K registers leave of a block's launch to each role
   static constexpr int LOADER_REGISTERS = 24;
   static constexpr int CONSUMER_REGISTERS = 240;
+  static_assert(has_registers(CONSUMERS, LOADER_REGISTERS, CONSUMER_REGISTERS));
   static_assert(CONSUMERS == 2, "two halves of a list's entries, and of the registers");
 
   using KTile = Panels<BLOCK_N>;
@@ -70,6 +71,7 @@ struct DqGemmSm90Config
   static constexpr int BLOCK_ROWS = BLOCK_M;
   static constexpr int LOADER_REGISTERS = 40;
   static constexpr int CONSUMER_REGISTERS = 232;
+  static_assert(has_registers(CONSUMERS, LOADER_REGISTERS, CONSUMER_REGISTERS));
   static_assert(CONSUMERS == 2, "two halves of a list's entries, and of the registers");
 
   using Tile = Panels<DS_TILE>;  // of keys; later one of each warpgroup's queries

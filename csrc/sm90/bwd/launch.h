@@ -7,9 +7,6 @@
 
 namespace flash_dist {
 
-template <class Config>
-constexpr Dtype DTYPE = std::is_same_v<typename Config::T, Fp16> ? Dtype::FP16 : Dtype::BF16;
-
 template <class Config, class Params, class Grid>
 cudaError_t launch_grid(const void* kernel, Params& all, const Grid& grid, cudaStream_t stream) {
   const int64_t blocks = grid.tiles * grid.groups;
@@ -22,17 +19,7 @@ cudaError_t launch_grid(const void* kernel, Params& all, const Grid& grid, cudaS
 template <class Config>
 const char* refuse_dkdv_sm90(const void* params) {
   const BwdParams& p = *static_cast<const BwdParams*>(params);
-  const CallAxes axes(p);
-  const char* const problems[] = {
-      find_map_problem(p.q, axes.rows_q, p.head_dim, axes.q),
-      find_map_problem(p.k, axes.rows_k, p.head_dim, axes.k),
-      find_map_problem(p.v, axes.rows_k, p.head_dim_v, axes.k),
-      find_map_problem(p.dout, axes.rows_q, p.head_dim_v, axes.q),
-  };
-  for (const char* problem : problems) {
-    if (problem != nullptr) return problem;
-  }
-  return nullptr;
+  return find_problem<Config>(p, p.dout);
 }
 
 template <class Config>
@@ -40,30 +27,21 @@ cudaError_t launch_dkdv_sm90(const void* kernel, const void* params, cudaStream_
   DkdvSm90Params all;
   BwdParams& p = all.p = *static_cast<const BwdParams*>(params);
   const CallAxes axes(p);
-  struct {
-    CUtensorMap* map;
-    AxisSteps* steps;
-    const View* view;
-    int rows, columns;
-    const Axes* axes;
-    int box_rows;
-  } const maps[] = {
+  const MapRequest maps[] = {
       {&all.q, &all.q_axes, &p.q, axes.rows_q, p.head_dim, &axes.q, Config::BLOCK_M},
       {&all.k, &all.k_axes, &p.k, axes.rows_k, p.head_dim, &axes.k, Config::BLOCK_N},
       {&all.v, &all.v_axes, &p.v, axes.rows_k, p.head_dim_v, &axes.k, Config::BLOCK_N},
       {&all.dout, &all.dout_axes, &p.dout, axes.rows_q, p.head_dim_v, &axes.q, Config::BLOCK_M},
   };
-  for (const auto& one : maps) {
-    const cudaError_t status = make_map(one.map, one.steps, *one.view, DTYPE<Config>, one.rows,
-                                        one.columns, *one.axes, one.box_rows);
-    if (status != cudaSuccess) return status;
-  }
+  const cudaError_t status = make_maps<Config>(maps);
+  if (status != cudaSuccess) return status;
   return launch_grid<Config>(kernel, all, DkdvGrid(p, Config::BLOCK_N), stream);
 }
 
 template <class Config>
 const char* refuse_dq_gemm_sm90(const void* params) {
   const BwdParams& p = *static_cast<const BwdParams*>(params);
+  if (p.head_dim <= FEW_COLUMNS) return "its tile is made for more columns";
   const CallAxes axes(p);
   return find_map_problem(p.k, axes.rows_k, p.head_dim, axes.k);
 }
@@ -73,8 +51,9 @@ cudaError_t launch_dq_gemm_sm90(const void* kernel, const void* params, cudaStre
   DqSm90Params all;
   BwdParams& p = all.p = *static_cast<const BwdParams*>(params);
   const CallAxes axes(p);
-  const cudaError_t status =
-      make_map(&all.k, &all.k_axes, p.k, DTYPE<Config>, axes.rows_k, p.head_dim, axes.k, DS_TILE);
+  const MapRequest maps[] = {
+      {&all.k, &all.k_axes, &p.k, axes.rows_k, p.head_dim, &axes.k, DS_TILE}};
+  const cudaError_t status = make_maps<Config>(maps);
   if (status != cudaSuccess) return status;
   return launch_grid<Config>(kernel, all, DqGrid(p, Config::BLOCK_M), stream);
 }

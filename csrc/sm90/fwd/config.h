@@ -6,6 +6,7 @@
 #include "plans.h"
 #include "sm90/fwd/work.cuh"
 #include "sm90/maps.h"
+#include "sm90/ring.cuh"
 
 namespace flash_dist {
 
@@ -29,8 +30,7 @@ struct FwdSm90Config
   // setmaxnreg: what a block has at its launch, 168 or 128 registers a thread, for each role.
   static constexpr int LOADER_REGISTERS = CONSUMERS == 3 ? 32 : 40;
   static constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 232;
-  static_assert((LOADER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS) * 128 <=
-                65536 / (Plan::WARPS * 32) / 8 * 8 * Plan::WARPS * 32);
+  static_assert(has_registers(CONSUMERS, LOADER_REGISTERS, CONSUMER_REGISTERS));
 
   using QPanels = Panels<BLOCK_M>;
   static constexpr int Q_PANELS = QPanels::count(HEAD_DIM);

@@ -26,13 +26,10 @@
 #include "ptx/wgmma.cuh"
 #include "sm90/fwd/config.h"
 #include "sm90/fwd/launch.h"
-#include "sm90/ring.cuh"
+#include "sm90/stages.cuh"
 #include "sm90/steps.cuh"
 
 namespace flash_dist {
-
-// Barriers among consumers, beside __syncthreads().
-enum FwdBarrier : int { ALL_CONSUMERS = 1, ONE_CONSUMER };
 
 // The work of one role, with its places in the rings from tile to tile.
 template <class Config, int BLOCK_N, Walk WALK>
@@ -106,8 +103,7 @@ struct FwdSm90 {
   }
 
  private:
-  // Number of this warpgroup among the consumers, and the first query of this warp in the tile.
-  __device__ __forceinline__ static int number() { return fresh_thread() / WARPGROUP - 1; }
+  // The first query of this warp in the tile.
   __device__ __forceinline__ static int warp_row() {
     return (fresh_thread() - WARPGROUP) / 32 * 16;
   }
@@ -216,7 +212,7 @@ struct FwdSm90 {
     const Steps steps{bounds};
     const float scale_log2 = params.p.softmax_scale * LOG2_E;
     const uint64_t a_q =
-        QTile::by_rows(shared_address(smem.q) + number() * 64 * QTile::ROW_BYTES);
+        QTile::by_rows(shared_address(smem.q) + consumer() * 64 * QTile::ROW_BYTES);
     Accumulator<1, BLOCK_N / 8> s;
     uint32_t probabilities[BLOCK_N / 16][1][4];
     float rescale[1][2];
@@ -258,7 +254,7 @@ struct FwdSm90 {
       for (int k = 0; k < BLOCK_N / 16; ++k) to_a_operand<Target, T>(probabilities[k], s, k);
     };
     const auto test = [&](int j) {
-      hide_step(s, Mask(params.p.mask, work.place), steps, j, number(),
+      hide_step(s, Mask(params.p.mask, work.place), steps, j, consumer(),
                 work.block.row0 + warp_row());
     };
 
@@ -337,8 +333,7 @@ struct FwdSm90 {
 
   // Zeros for the values of keys that are not there: P is 0, but what was copied may be NaN. All
   // consumers come here, with the same step.
-  __device__ __forceinline__ void clear_values(const FwdSm90Work& work, int j,
-                                               int stage) const {
+  __device__ __forceinline__ void clear_values(const FwdSm90Work& work, int j, int stage) const {
     const RowSpan& keys = work.keys;
     const Steps steps{work.bounds};
     constexpr int CHUNKS = Config::V_PANELS * 8;  // of 16 bytes to a row
@@ -346,8 +341,8 @@ struct FwdSm90 {
     for (int i = fresh_thread() - WARPGROUP; i < BLOCK_N * CHUNKS;
          i += Config::CONSUMERS * WARPGROUP) {
       const int row = i / CHUNKS, chunk = i % CHUNKS;
-      const int key = steps.is_list() ? steps.key0(j, row / MASK_TILE) + row % MASK_TILE
-                           : steps.key0(j) + row;
+      const int key =
+          steps.is_list() ? steps.key0(j, row / MASK_TILE) + row % MASK_TILE : steps.key0(j) + row;
       if (key < keys.first || key >= keys.end) {
         store_shared_16(shared_address(smem.v[stage]) + KTile::offset(row, chunk), {0, 0, 0, 0});
       }
@@ -362,10 +357,10 @@ struct FwdSm90 {
     const FwdParams& p = params.p;
     const FwdBlock& block = work.block;
     const bool packed = p.packing.cu_seqlens_q != nullptr;
-    const int barrier = ONE_CONSUMER + number();
-    const int group_row0 = number() * 64;
-    const uint32_t tile = shared_address(Config::SHARES_Q ? smem.q : smem.out) +
-                          group_row0 * QTile::ROW_BYTES;
+    const int barrier = ONE_CONSUMER + consumer();
+    const int group_row0 = consumer() * 64;
+    const uint32_t tile =
+        shared_address(Config::SHARES_Q ? smem.q : smem.out) + group_row0 * QTile::ROW_BYTES;
     // The tile before has been read, or all warps are done with Q.
     if (!Config::SHARES_Q && fresh_thread() % WARPGROUP == 0) wait_until_read<0>();
     barrier_sync(barrier, WARPGROUP);
@@ -415,12 +410,11 @@ struct FwdSm90 {
   // Queries that see no key.
   __device__ __forceinline__ void fill_unseeing(const FwdSm90Work& work) const {
     const FwdBlock& block = work.block;
-    const int rows = min(work.sequence.seqlen_q - block.row0 - number() * 64, 64);
+    const int rows = min(work.sequence.seqlen_q - block.row0 - consumer() * 64, 64);
     for_chunks(work, rows, [&](uint16_t* out, int, int) { store_global_16(out, {0, 0, 0, 0}); });
     const int row = fresh_thread() % WARPGROUP;
-    float* lse = params.p.lse +
-                 lse_begin(params.p, block.batch, block.head, work.sequence.q0) + block.row0 +
-                 number() * 64;
+    float* lse = params.p.lse + lse_begin(params.p, block.batch, block.head, work.sequence.q0) +
+                 block.row0 + consumer() * 64;
     if (row < rows) lse[row] = -INFINITY;
   }
 
@@ -430,7 +424,7 @@ struct FwdSm90 {
     const View& view = params.p.out;
     const FwdBlock& block = work.block;
     uint16_t* out = head_begin(view, block.batch, block.head_kv, block.member) +
-                    (work.sequence.q0 + block.row0 + number() * 64) * view.row;
+                    (work.sequence.q0 + block.row0 + consumer() * 64) * view.row;
     constexpr int CHUNKS = HEAD_DIM_V / 8;
 #pragma unroll 1
     for (int i = fresh_thread() % WARPGROUP; i < rows * CHUNKS; i += WARPGROUP) {

@@ -8,8 +8,8 @@ namespace flash_dist {
 
 // What the loader keeps from tile to tile, not in registers, of which it has few.
 struct FwdSm90Loader {
-  unsigned number;           // of the next tile
-  unsigned works;            // Ring::passed of what it says of tiles,
+  unsigned number;          // of the next tile
+  unsigned works;           // Ring::passed of what it says of tiles,
   unsigned queries, tiles;  // of Q, of K and V
 };
 
