@@ -358,13 +358,11 @@ def _wgmma(columns: int, flags: str, a: str, *, in_registers: bool) -> Iterator[
     inputs += ['"l"(b)'] + ([] if in_registers else ['"n"(int{TRANSPOSED_A})'])
     inputs += ['"n"(int{TRANSPOSED_B})']
     yield f"template <class T, {flags}, bool FIRST = false>"
-    yield f"__device__ __forceinline__ void wgmma(Accumulator<1, {tiles}>& d, {a}, uint64_t b) {{"
+    yield f"__device__ __forceinline__ void wgmma(float (&d)[{tiles}][4], {a}, uint64_t b) {{"
     for first in (True, False):
         yield f"  {'if constexpr (FIRST) {' if first else '} else {'}"
         mode, constraint = ("0", "=f") if first else ("1", "+f")
-        outputs = ", ".join(
-            f'"{constraint}"(d.x[0][{n}][{i}])' for n in range(tiles) for i in range(4)
-        )
+        outputs = ", ".join(f'"{constraint}"(d[{n}][{i}])' for n in range(tiles) for i in range(4))
         for dtype, condition in (
             ("f16", "if constexpr (std::is_same_v<T, Fp16>)"),
             ("bf16", "else"),

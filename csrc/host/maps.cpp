@@ -1,4 +1,4 @@
-#include "sm90/maps.h"
+#include "core/maps.h"
 
 #include <atomic>
 

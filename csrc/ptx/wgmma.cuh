@@ -7,8 +7,8 @@
 // (PTX ISA, "Asynchronous wgmma Instructions".)
 //
 // Warp w has the rows 16 w to 16 w + 15 of D, each warp its rows as the d fragments of mma m16n8
-// (ptx/mma.cuh), so that an Accumulator<1, N / 8> holds them; A in registers is the a fragment of
-// m16n8k16 of each warp's rows.
+// (ptx/mma.cuh), so that d[N / 8][4] holds them; A in registers is the a fragment of m16n8k16 of each
+// warp's rows.
 //
 // wgmma<T, TRANSPOSED_A, TRANSPOSED_B, FIRST>(d, a, b), for the N that generate.py lists, takes B and
 // A as descriptors of tiles in shared memory (core/panels.cuh), or A in registers:
@@ -18,7 +18,6 @@
 
 #include <cstdint>
 
-#include "core/accumulator.cuh"
 #include "ptx/target.h"
 #include "wgmma_shapes.h"
 
@@ -41,11 +40,11 @@ __device__ __forceinline__ void wgmma_wait() {
 // Keeps the compiler from moving uses of an accumulator across this line: before the fence, and
 // after the wait that ends its product.
 template <int NT>
-__device__ __forceinline__ void hold(Accumulator<1, NT>& d) {
+__device__ __forceinline__ void hold(float (&d)[NT][4]) {
 #pragma unroll
   for (int n = 0; n < NT; ++n)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(d.x[0][n][i])::"memory");
+    for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(d[n][i])::"memory");
 }
 
 // The same for A operands.

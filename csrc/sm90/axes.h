@@ -3,8 +3,8 @@
 
 #include <type_traits>
 
+#include "core/maps.h"
 #include "ptx/target.h"
-#include "sm90/maps.h"
 
 namespace flash_dist {
 

@@ -3,12 +3,12 @@
 // -DELEMENT=Bf16.
 #include <type_traits>
 
+#include "core/maps.h"
 #include "core/panels.cuh"
 #include "ptx/copy.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/tensor_copy.cuh"
 #include "ptx/wgmma.cuh"
-#include "sm90/maps.h"
 
 using namespace flash_dist;
 
@@ -97,21 +97,21 @@ __global__ void __launch_bounds__(THREADS, 1)
     hold(fragments);
   }
   for (int round = 0; round < (twice ? 2 : 1); ++round) {
-    hold(d);
+    hold(d.x[0]);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < K / 16; ++k) {
       const uint64_t at_b = b + (B_COLUMNS ? BTile::columns_step(k) : BTile::rows_step(k));
       if constexpr (IN_REGISTERS) {
-        wgmma<T, B_COLUMNS>(d, fragments[k][0], at_b);
+        wgmma<T, B_COLUMNS>(d.x[0], fragments[k][0], at_b);
       } else {
         wgmma<T, A_COLUMNS, B_COLUMNS>(
-            d, a + (A_COLUMNS ? ATile::columns_step(k) : ATile::rows_step(k)), at_b);
+            d.x[0], a + (A_COLUMNS ? ATile::columns_step(k) : ATile::rows_step(k)), at_b);
       }
     }
     wgmma_commit();
     wgmma_wait<0>();
-    hold(d);
+    hold(d.x[0]);
   }
   for (int n = 0; n < N / 8; ++n)
     for (int i = 0; i < 4; ++i) {

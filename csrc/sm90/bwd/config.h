@@ -3,10 +3,10 @@
 
 #include "core/config.h"
 #include "core/ds_layout.h"
+#include "core/maps.h"
 #include "core/panels.cuh"
 #include "plans.h"
 #include "sm90/bwd/work.cuh"
-#include "sm90/maps.h"
 #include "sm90/stages.cuh"
 
 namespace flash_dist {

@@ -172,7 +172,7 @@ struct DkdvSm90 {
     // dP^T = V @ dO.T                                     [64, BLOCK_M]
     issue_scores<HEAD_DIM_V>(dst, own_v(), dout);
     wgmma_wait<1>();
-    hold(pt);
+    hold(pt.x[0]);
     if (code != TILE_FULL) hide(pt, s, code);
     // P^T = exp2(S^T * scale - lse)
     const float scale_log2 = p.softmax_scale * LOG2_E;
@@ -189,7 +189,7 @@ struct DkdvSm90 {
     to_fragments(probabilities, pt);
     issue_sum(dv, probabilities, dout);
     wgmma_wait<1>();
-    hold(dst);
+    hold(dst.x[0]);
     // dS^T = P^T * (dP^T - delta)
     const uint32_t delta = shared_address(smem.delta[s]) + fresh_thread() % 4 * 8;
 #pragma unroll
@@ -205,8 +205,8 @@ struct DkdvSm90 {
     store_gradients(gradients, s);
     issue_sum(dk, gradients, q);
     wgmma_wait<0>();
-    hold(dk);
-    hold(dv);
+    hold(dk.x[0]);
+    hold(dv.x[0]);
     hold(probabilities);
     hold(gradients);
   }
@@ -217,10 +217,10 @@ struct DkdvSm90 {
     const uint64_t a = KTile::by_rows(keys);
     const uint64_t b = QTile::by_rows(queries);
     wgmma_fence();
-    wgmma<T, false, false, true>(c, a, b);
+    wgmma<T, false, false, true>(c.x[0], a, b);
 #pragma unroll
     for (int k = 1; k < COLUMNS / 16; ++k) {
-      wgmma<T, false, false>(c, a + KTile::rows_step(k), b + QTile::rows_step(k));
+      wgmma<T, false, false>(c.x[0], a + KTile::rows_step(k), b + QTile::rows_step(k));
     }
     wgmma_commit();
   }
@@ -236,10 +236,11 @@ struct DkdvSm90 {
                                                    uint32_t queries) {
     const uint64_t b = QTile::by_columns(queries);
     hold(a);
-    hold(sum);
+    hold(sum.x[0]);
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < BLOCK_M / 16; ++k) wgmma<T, true>(sum, a[k][0], b + QTile::columns_step(k));
+    for (int k = 0; k < BLOCK_M / 16; ++k)
+      wgmma<T, true>(sum.x[0], a[k][0], b + QTile::columns_step(k));
     wgmma_commit();
   }
 

@@ -136,16 +136,17 @@ struct DqGemmSm90 {
       // dQ += dS @ K                                        [64, HEAD_DIM]
       const uint64_t b_k = Tile::by_columns(shared_address(smem.k[s]));
       hold(ds);
-      hold(dq);
+      hold(dq.x[0]);
       wgmma_fence();
 #pragma unroll
-      for (int k = 0; k < BLOCKS; ++k) wgmma<T, true>(dq, ds[k][0], b_k + Tile::columns_step(k));
+      for (int k = 0; k < BLOCKS; ++k)
+        wgmma<T, true>(dq.x[0], ds[k][0], b_k + Tile::columns_step(k));
       wgmma_commit();
       stages.advance();
       // NOTE: in a branch, over which ptxas moves no wait.
       if (left > 0) next_clean = load_fragments(next, stages);
       wgmma_wait<0>();
-      hold(dq);
+      hold(dq.x[0]);
       hold(ds);
       smem.barriers.release(s);
 #pragma unroll

@@ -2,10 +2,10 @@
 #pragma once
 
 #include "core/config.h"
+#include "core/maps.h"
 #include "core/panels.cuh"
 #include "plans.h"
 #include "sm90/fwd/work.cuh"
-#include "sm90/maps.h"
 #include "sm90/ring.cuh"
 
 namespace flash_dist {

@@ -225,10 +225,10 @@ struct FwdSm90 {
       asm volatile("" : "+l"(a));  // what follows from it is not kept in registers
       const uint64_t b_k = KTile::by_rows(shared_address(smem.k[tiles.stage()]));
       wgmma_fence();
-      wgmma<T, false, false, true>(s, a, b_k);
+      wgmma<T, false, false, true>(s.x[0], a, b_k);
 #pragma unroll
       for (int k = 1; k < HEAD_DIM / 16; ++k) {
-        wgmma<T, false, false>(s, a + QTile::rows_step(k), b_k + KTile::rows_step(k));
+        wgmma<T, false, false>(s.x[0], a + QTile::rows_step(k), b_k + KTile::rows_step(k));
       }
       wgmma_commit();
     };
@@ -238,11 +238,11 @@ struct FwdSm90 {
       if (!clean) clear_values(work, j, before.stage());
       const uint64_t b_v = KTile::by_columns(shared_address(smem.v[before.stage()]));
       hold(probabilities);
-      hold(o);
+      hold(o.x[0]);
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < BLOCK_N / 16; ++k) {
-        wgmma<T, true>(o, probabilities[k][0], b_v + KTile::columns_step(k));
+        wgmma<T, true>(o.x[0], probabilities[k][0], b_v + KTile::columns_step(k));
       }
       wgmma_commit();
     };
@@ -263,7 +263,7 @@ struct FwdSm90 {
     wait_for_keys();
     issue_scores();
     wgmma_wait<0>();
-    hold(s);
+    hold(s.x[0]);
     arrive(smem.k_empty[tiles.stage()]);
     if (j >= bounds.full_end || j < bounds.full_begin) {
       test(j);
@@ -280,19 +280,19 @@ struct FwdSm90 {
       issue_scores();
       issue_output(j + 1);
       wgmma_wait<1>();
-      hold(s);
+      hold(s.x[0]);
       arrive(smem.k_empty[tiles.stage()]);
       if constexpr (MASKED) test(j);
       clean = !MASKED || is_clean(work, j);
       to_probabilities<Offsets::EXACT, false>(s, state, rescale, scale_log2);
-      hold(s);
+      hold(s.x[0]);
       const int read = before.stage();
       before = tiles;
       tiles.advance();
       // NOTE: here for its jump, too, over which ptxas moves no exponential behind the next wait.
       if (j > bounds.begin) wait_for_keys();
       wgmma_wait<0>();
-      hold(o);
+      hold(o.x[0]);
       hold(probabilities);
       arrive(smem.v_empty[read]);
       to_operands();
@@ -315,7 +315,7 @@ struct FwdSm90 {
     if constexpr (!Config::SHARES_Q) arrive(smem.q_empty);
     issue_output(bounds.begin);
     wgmma_wait<0>();
-    hold(o);
+    hold(o.x[0]);
     arrive(smem.v_empty[before.stage()]);
   }
 
