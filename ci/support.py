@@ -34,7 +34,12 @@ PASSES: Final = {
     "backward, dS stored": ("bwd_dkdv", "bwd_dq_gemm"),
     "backward, dS recomputed": ("bwd_dkdv", "bwd_dq_recompute"),
 }
-DTYPES: Final = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+DTYPES: Final = {
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "fp32": "float32",
+    "ieee32": "float32, `ieee`",
+}
 
 
 @dataclass(frozen=True)

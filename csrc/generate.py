@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 CSRC = Path(__file__).resolve().parent
 KERNELS = CSRC / "kernels.toml"
 LAYOUT = CSRC.parent / "flash_dist" / "masks" / "layout.py"
-CPP_DTYPES = {"fp16": "Fp16", "bf16": "Bf16", "fp32": "Fp32"}
+CPP_DTYPES = {"fp16": "Fp16", "bf16": "Bf16", "fp32": "Fp32", "ieee32": "Ieee32"}
 HALF_DTYPES = ("fp16", "bf16")
 _A100 = 80
 WGMMA_COLUMNS = (64, 80, 96, 128, 192, 256)  # of D, for which there are wrappers
@@ -258,8 +258,13 @@ def cpp_target(arch: Arch) -> str:
 
 
 def source_path(variant: Variant) -> str:
-    """Where a variant's code is written, relative to the output folder."""
+    """Where a variant's code is written, relative to the output folder.
+
+    ieee32 is apart from fp32, of the same templates: nvcc made other code of fp32 beside it.
+    """
     stem = variant.family.name
+    if variant.dtype == "ieee32":
+        stem += "_ieee32"
     if variant.row.plan:  # without tiles in shared memory a kernel takes no time to compile
         stem += f"_{variant.row.size}"
     if variant.target.ptx:  # the driver compiles a whole module at first use

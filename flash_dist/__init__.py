@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .context_parallel.shards import ring_positions, ring_shard, ring_unshard
     from .doctor.gpu_report import check
     from .kernels.library import last_variant
+    from .kernels.precision import float32_precision
     from .masks import BlockMask
 
     __version__: str
@@ -41,6 +42,7 @@ __all__ = [
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
     "flex_attention",
+    "float32_precision",
     "last_variant",
     "merge_attention",
     "ring_attention",
@@ -62,6 +64,7 @@ _MODULES: Final = {
     "flash_attn_varlen_kvpacked_func": ".attention.stacked",
     "flash_attn_varlen_qkvpacked_func": ".attention.stacked",
     "flex_attention": ".attention.flex",
+    "float32_precision": ".kernels.precision",
     "last_variant": ".kernels.library",
     "merge_attention": ".attention.merge",
     "ring_attention": ".context_parallel.ring",

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 _OBJECT: Final = re.compile(
     r"CMakeFiles/(?P<target>(?:sm|compute)_\w+)\.dir/.*/(?P<stem>\w+)\.cu\.o"
 )
-_VARIANT: Final = re.compile(r"_(?:fp16|bf16|fp32|d[0-9])")  # what follows a family in a file name
+_VARIANT: Final = re.compile(
+    r"_(?:fp16|bf16|fp32|ieee32|d[0-9])"
+)  # what follows a family in a file name
 _HEADER: Final = re.compile(r"# ninja log v[5-7]")
 
 

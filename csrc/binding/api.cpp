@@ -67,12 +67,15 @@ int32_t torch_dtype(const Tensor& q) {
   }
 }
 
-flash_dist::Call make_call(const Tensor& q) {
+// ieee: products of float32 are FFMA.
+flash_dist::Call make_call(const Tensor& q, bool ieee) {
   STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream != nullptr,
                   "this torch was built without CUDA");
   flash_dist::Call call{};
   call.device = q.get_device_index();
-  call.dtype = static_cast<int>(dtype_of(q));
+  const flash_dist::Dtype dtype = dtype_of(q);
+  call.dtype = static_cast<int>(ieee && dtype == flash_dist::Dtype::FP32 ? flash_dist::Dtype::IEEE32
+                                                                         : dtype);
   STD_TORCH_CHECK(
       aoti_torch_get_current_cuda_stream(call.device, &call.stream) == AOTI_TORCH_SUCCESS,
       "torch has no current stream on GPU ", call.device);
@@ -451,14 +454,14 @@ Params make_params(const Tensor& q, const Tensor& k, const Tensor& v, const Size
 std::tuple<Tensor, Tensor> fwd(Tensor q, Tensor k, Tensor v, MaybeTensor mask_data,
                                std::vector<int64_t> mask, MaybeTensor cu_seqlens_q,
                                MaybeTensor cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,
-                               double softmax_scale) {
+                               double softmax_scale, bool ieee) {
   const Sizes s = read_sizes(q, k, v, cu_seqlens_q, max_seqlen_q, max_seqlen_k);
   check_qkv(q, k, v, s);
   const Packing packing = read_packing(q, s, cu_seqlens_q, cu_seqlens_k);
   auto p = make_params<flash_dist::FwdParams>(q, k, v, s, packing, read_mask(mask, mask_data, q, s),
                                               softmax_scale);
   const torch::stable::accelerator::DeviceGuard guard(q.get_device_index());
-  const flash_dist::Call call = make_call(q);
+  const flash_dist::Call call = make_call(q, ieee);
   Tensor out = allocate_like(q, s.head_dim_v);
   Tensor lse = allocate_lse(s, call.device);
   if (s.empty()) {
@@ -478,7 +481,8 @@ std::tuple<Tensor, Tensor, Tensor> bwd(Tensor dout, Tensor q, Tensor k, Tensor v
                                        MaybeTensor mask_slots, std::vector<int64_t> mask,
                                        MaybeTensor cu_seqlens_q, MaybeTensor cu_seqlens_k,
                                        int64_t max_seqlen_q, int64_t max_seqlen_k,
-                                       double softmax_scale, int64_t budget, bool batch_invariant) {
+                                       double softmax_scale, int64_t budget, bool batch_invariant,
+                                       bool ieee) {
   const Sizes s = read_sizes(q, k, v, cu_seqlens_q, max_seqlen_q, max_seqlen_k);
   check_qkv(q, k, v, s);
   check_shape(dout, q, s, true, s.head_dim_v, "dout");
@@ -490,7 +494,7 @@ std::tuple<Tensor, Tensor, Tensor> bwd(Tensor dout, Tensor q, Tensor k, Tensor v
                                               softmax_scale);
   const flash_dist::BwdOptions options{budget, batch_invariant, read_slots(mask_slots, p.mask)};
   const torch::stable::accelerator::DeviceGuard guard(q.get_device_index());
-  const flash_dist::Call call = make_call(q);
+  const flash_dist::Call call = make_call(q, ieee);
   Tensor dq = allocate_like(q, s.head_dim);
   Tensor dk = allocate_like(k, s.head_dim);
   Tensor dv = allocate_like(v, s.head_dim_v);
@@ -522,13 +526,13 @@ std::tuple<Tensor, Tensor, Tensor> bwd(Tensor dout, Tensor q, Tensor k, Tensor v
 STABLE_TORCH_LIBRARY(flash_dist, m) {
   m.def(
       "fwd(Tensor q, Tensor k, Tensor v, Tensor? mask_data, int[] mask, Tensor? cu_seqlens_q, "
-      "Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float softmax_scale) -> "
-      "(Tensor out, Tensor lse)");
+      "Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float softmax_scale, "
+      "bool ieee=False) -> (Tensor out, Tensor lse)");
   m.def(
       "bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, "
       "Tensor? mask_data, Tensor? mask_slots, int[] mask, Tensor? cu_seqlens_q, Tensor? "
       "cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float softmax_scale, int budget, "
-      "bool batch_invariant) -> (Tensor dq, Tensor dk, Tensor dv)");
+      "bool batch_invariant, bool ieee=False) -> (Tensor dq, Tensor dk, Tensor dv)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flash_dist, CUDA, m) {

@@ -10,7 +10,10 @@
 
 namespace flash_dist {
 
-enum class Dtype : int { FP16 = 0, BF16 = 1, FP32 = 2 };
+// Of the elements and of the arithmetic: IEEE32 is fp32 whose products are FFMA.
+enum class Dtype : int { FP16 = 0, BF16 = 1, FP32 = 2, IEEE32 = 3 };
+
+constexpr bool is_fp32(Dtype dtype) { return dtype == Dtype::FP32 || dtype == Dtype::IEEE32; }
 
 // A [batch, seqlen, num_heads_kv, group, head_dim] view with a contiguous last axis. A 4-D tensor
 // of num_heads_q heads is the view whose head_kv stride is group * head_group stride; k and v have

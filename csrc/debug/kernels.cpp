@@ -6,6 +6,7 @@ namespace {
 
 Dtype dtype_of(const std::string& name) {
   if (name == "fp32") return Dtype::FP32;
+  if (name == "ieee32") return Dtype::IEEE32;
   return name == "fp16" ? Dtype::FP16 : Dtype::BF16;
 }
 

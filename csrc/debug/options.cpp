@@ -114,9 +114,9 @@ const std::vector<Option>& all_options() {
       number("--num-heads-kv", &Options::num_heads_kv, 1, "heads of k and v alone"),
       number("--head-dim", &Options::head_dim, 8, "of q and k, 128"),
       number("--head-dim-v", &Options::head_dim_v, 8, "of v, as --head-dim"),
-      {"--dtype", "NAME", "fp16, bf16 or fp32; bf16",
+      {"--dtype", "NAME", "fp16, bf16, fp32 or ieee32 (fp32 by FFMA); bf16",
        [](Options& o, const std::string& text) {
-         o.dtype = one_of("--dtype", text, "fp16", "bf16", "fp32");
+         o.dtype = one_of("--dtype", text, "fp16", "bf16", "fp32", "ieee32");
        }},
       {"--mask", "MASK",
        "full, causal, causal-top-left, window:LEFT,RIGHT (-1: unbounded) or\n"

@@ -19,7 +19,7 @@ namespace {
 
 // Of the greatest magnitude: what rounding to the dtype, and P and dS in it, may cost.
 double tolerance(const std::string& dtype, const std::string& tensor) {
-  if (dtype == "fp32" || tensor == "lse") return 1e-4;
+  if (dtype == "fp32" || dtype == "ieee32" || tensor == "lse") return 1e-4;
   return dtype == "fp16" ? 4e-3 : 3e-2;
 }
 

@@ -7,7 +7,7 @@ namespace flash_dist::debug {
 namespace {
 
 at::ScalarType scalar_type(const std::string& dtype) {
-  if (dtype == "fp32") return at::kFloat;
+  if (dtype == "fp32" || dtype == "ieee32") return at::kFloat;
   return dtype == "fp16" ? at::kHalf : at::kBFloat16;
 }
 

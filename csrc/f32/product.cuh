@@ -1,5 +1,5 @@
-// The two products of the fp32 kernels on a warp's fragments, with the accuracy of fp32: as three
-// products of tf32 halves on the matrix units where the target has them, else with plain FFMA.
+// The two products of the fp32 kernels on a warp's fragments: as three products of tf32 halves on
+// the matrix units where the target has them, else, and for Ieee32, with plain FFMA.
 //
 //   abt   C += A @ B^T   both row by row in shared memory. C[m][n] is the d fragment of m16n8k8:
 //                        rows g and g + 8 of row tile m, columns 2t and 2t + 1 of column tile n.
@@ -14,6 +14,8 @@
 // The result of ab has its columns permuted, so that a lane reads and holds whole 16-byte chunks:
 // element [m][4 * i + j][2 * h + e] is row m * 16 + h * 8 + g, column 32 * i + 8 * t + 4 * e + j.
 #pragma once
+
+#include <type_traits>
 
 #include "core/accumulator.cuh"
 #include "f32/tile.cuh"
@@ -232,9 +234,10 @@ struct ScalarProduct {
   }
 };
 
-template <class Target>
+template <class Target, class T>
 struct Product {
-  using Unit = std::conditional_t<Target::HAS_CP_ASYNC, TensorProduct, ScalarProduct>;
+  using Unit = std::conditional_t<Target::HAS_CP_ASYNC && std::is_same_v<T, Fp32>, TensorProduct,
+                                  ScalarProduct>;
 
   // a: address of the warp's first row of A, b: of the first row of B, both at the first of COLUMNS
   // columns of rows of HEAD_DIM.

@@ -41,8 +41,10 @@ const char* dtype_name(Dtype dtype) {
       return "bf16";
     case Dtype::FP32:
       return "fp32";
+    case Dtype::IEEE32:
+      return "ieee32";
   }
-  fail("dtype must be 0 (fp16), 1 (bf16) or 2 (fp32), got ", static_cast<int>(dtype));
+  fail("dtype must be 0 (fp16), 1 (bf16), 2 (fp32) or 3 (ieee32), got ", static_cast<int>(dtype));
 }
 
 std::string Variant::target() const {

@@ -23,7 +23,7 @@ int64_t aligned(int64_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT * AL
 
 Dtype dtype_of(const Call& call) { return static_cast<Dtype>(call.dtype); }
 
-int64_t element_bytes(const Call& call) { return dtype_of(call) == Dtype::FP32 ? 4 : 2; }
+int64_t element_bytes(const Call& call) { return is_fp32(dtype_of(call)) ? 4 : 2; }
 
 cudaStream_t stream_of(const Call& call) { return static_cast<cudaStream_t>(call.stream); }
 
@@ -136,7 +136,7 @@ class Backward {
         p_(grads),
         dkdv_(find(Role::BWD_DKDV, {grads.head_dim, grads.head_dim_v}, &p_)),
         packed_(grads.packing.cu_seqlens_q != nullptr),
-        normalizes_(dtype_of(call) == Dtype::FP32),
+        normalizes_(is_fp32(dtype_of(call))),
         plan_(make_plan(options)) {}
 
   int64_t workspace_bytes() const { return flash_dist::workspace_bytes(plan_); }
@@ -150,7 +150,14 @@ class Backward {
   // NOTE: dK/dV and the tile of dQ are chosen before the workspace exists: a family of theirs may
   // refuse views, sizes and masks, nothing that place() fills in.
   Loaded find(Role role, const KernelSize& columns, const void* params) const {
-    return require_kernel(call_.device, {role, dtype_of(call_), columns}, params);
+    return require_kernel(call_.device, {role, dtype_for(role), columns}, params);
+  }
+
+  // What multiplies nothing is the same kernel for both ways to multiply.
+  Dtype dtype_for(Role role) const {
+    const Dtype dtype = dtype_of(call_);
+    const bool multiplies = role != Role::BWD_DELTA && role != Role::BWD_REDUCE;
+    return dtype == Dtype::IEEE32 && !multiplies ? Dtype::FP32 : dtype;
   }
 
   BwdPlan make_plan(const BwdOptions& options) const {

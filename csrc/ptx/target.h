@@ -26,5 +26,6 @@ struct Target {
 struct Fp16 {};
 struct Bf16 {};
 struct Fp32 {};
+struct Ieee32 {};  // fp32 whose products are FFMA on every target
 
 }  // namespace flash_dist

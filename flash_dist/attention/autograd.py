@@ -9,11 +9,13 @@ import torch
 from ..kernels import operators
 from ..kernels.budget import BUDGET_NOW, workspace_budget
 from ..kernels.operators import Packing
+from ..kernels.precision import is_ieee
 from . import transforms
 from .arguments import is_symbolic, is_transformed
 from .support import require_kernels
 
 if TYPE_CHECKING:
+    from ..kernels.precision import Precision
     from ..masks import Band, BlockMask
 
 Tensor = torch.Tensor
@@ -29,12 +31,16 @@ def attend(  # noqa: PLR0913 - one attention problem
     softmax_scale: float,
     packing: Packing | None = None,
     batch_invariant: bool = False,
+    float32_precision: Precision | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse of checked tensors; k and v are without heads_per_kv."""
+    ieee = is_ieee(float32_precision) and q.dtype == torch.float32
     if q.device.type == "cuda" and not is_symbolic(q):
-        require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1])
+        require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1], ieee=ieee)
     if operators.is_exporting():  # an autograd.Function would be a call without gradients there
-        return operators.fwd(q, k, v, mask=mask, packing=packing, softmax_scale=softmax_scale)
+        return operators.fwd(
+            q, k, v, mask=mask, packing=packing, softmax_scale=softmax_scale, ieee=ieee
+        )
     cu_seqlens_q, cu_seqlens_k, *max_seqlens = packing or operators.NOT_PACKED
     tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k)
     function: type[torch.autograd.Function] = _Attention
@@ -47,7 +53,7 @@ def attend(  # noqa: PLR0913 - one attention problem
         budget = workspace_budget()
         function = transforms.Attention if is_transformed() else _EagerAttention
     out, lse = function.apply(
-        *tensors, *max_seqlens, mask, softmax_scale, budget, bool(batch_invariant)
+        *tensors, *max_seqlens, mask, softmax_scale, budget, bool(batch_invariant), ieee
     )
     return out, lse
 
@@ -78,22 +84,26 @@ class _Attention(torch.autograd.Function):
         softmax_scale: float,
         budget: int,
         batch_invariant: bool,  # noqa: FBT001
+        ieee: bool,  # noqa: FBT001
     ) -> tuple[Tensor, Tensor]:
         packing = Packing.of(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-        out, lse = operators.fwd(q, k, v, mask=mask, packing=packing, softmax_scale=softmax_scale)
+        out, lse = operators.fwd(
+            q, k, v, mask=mask, packing=packing, softmax_scale=softmax_scale, ieee=ieee
+        )
         ctx.save_for_backward(q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k)
         ctx.max_seqlens = max_seqlen_q, max_seqlen_k
         ctx.mask = mask
         ctx.softmax_scale = softmax_scale
         ctx.budget = budget
         ctx.batch_invariant = batch_invariant
+        ctx.ieee = ieee
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         if dout is None and dlse is None:
-            return (None,) * 11
+            return (None,) * 12
         q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k = ctx.saved_tensors
         dq, dk, dv = operators.differentiate(
             dout,
@@ -108,8 +118,9 @@ class _Attention(torch.autograd.Function):
             softmax_scale=ctx.softmax_scale,
             budget=ctx.budget,
             batch_invariant=ctx.batch_invariant,
+            ieee=ctx.ieee,
         )
-        return dq, dk, dv, *(None,) * 8
+        return dq, dk, dv, *(None,) * 9
 
 
 class _EagerAttention(_Attention):
@@ -121,11 +132,11 @@ class _EagerAttention(_Attention):
             return _Attention.backward(ctx, dout, dlse)
         # is_grads_batched: gradients of many losses at once
         tensors, sizes = ctx.saved_tensors, ctx.max_seqlens
-        call = ctx.mask, ctx.softmax_scale, ctx.budget, ctx.batch_invariant
+        call = ctx.mask, ctx.softmax_scale, ctx.budget, ctx.batch_invariant, ctx.ieee
         dq, dk, dv = transforms.Backward.apply(  # type: ignore[no-untyped-call]
             dout, dlse, *tensors, *sizes, *call
         )
-        return dq, dk, dv, *(None,) * 8
+        return dq, dk, dv, *(None,) * 9
 
     @staticmethod
     def jvp(*_: object) -> NoReturn:

@@ -14,6 +14,7 @@ from .results import Pair, Result, choose_result
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from ..kernels.precision import Precision
     from ..masks import BlockMask
     from .arguments import Window
     from .neutral import Others
@@ -38,6 +39,7 @@ def flash_attn_func(
     mask: BlockMask | None = None,
     return_lse: Literal[False] = False,
     batch_invariant: bool = False,
+    float32_precision: Precision | None = None,
     **others: Unpack[Others],
 ) -> Tensor: ...
 
@@ -59,6 +61,7 @@ def flash_attn_func(
     mask: BlockMask | None = None,
     return_lse: Literal[True],
     batch_invariant: bool = False,
+    float32_precision: Precision | None = None,
     **others: Unpack[Others],
 ) -> Pair: ...
 
@@ -80,6 +83,7 @@ def flash_attn_func(
     mask: BlockMask | None = None,
     return_lse: bool = False,
     batch_invariant: bool = False,
+    float32_precision: Precision | None = None,
     **others: Unpack[Others],
 ) -> Result: ...
 
@@ -100,6 +104,7 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
     mask: BlockMask | None = None,
     return_lse: bool = False,
     batch_invariant: bool = False,
+    float32_precision: Precision | None = None,
     **others: Unpack[Others],
 ) -> Result:
     """Attention without storing the score matrix: softmax(q @ k.T * softmax_scale) @ v.
@@ -118,9 +123,10 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
     CPU tensors are computed by the formulas in plain torch, with all scores stored.
 
     The arguments are those of flash-attention 2, in its order and with its defaults; mask,
-    return_lse and batch_invariant are ours, and by name alone. What is not served is there at
-    neutral values: dropout_p 0, softcap 0 or None, alibi_slopes None; likewise, by name, what
-    flash-attention 3 and 4 add (num_splits 0 or 1, pack_gqa, learnable_sink None and so on).
+    return_lse, batch_invariant and float32_precision are ours, and by name alone. What is not
+    served is there at neutral values: dropout_p 0, softcap 0 or None, alibi_slopes None; likewise,
+    by name, what flash-attention 3 and 4 add (num_splits 0 or 1, pack_gqa, learnable_sink None and
+    so on).
     Every call is deterministic, so that `deterministic` changes nothing.
 
     Args:
@@ -150,6 +156,8 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
             is in the batch, as out and lse always have. The backward then recomputes scores (seven
             products of matrices for five) and leaves multiprocessors idle where a small batch has
             few kv heads.
+        float32_precision: "tf32x3" or "ieee", how products of float32 are computed; None: as
+            `flash_dist.float32_precision` says.
 
     Returns:
         out: Like q, with head_dim_v, contiguous. A row that sees no key is zero.
@@ -176,5 +184,6 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
         mask=choose_mask(mask, window_size, causal=causal),
         softmax_scale=choose_scale(softmax_scale, q.shape[-1]),
         batch_invariant=batch_invariant,
+        float32_precision=float32_precision,
     )
     return choose_result(out, lse, return_lse=return_lse, return_attn_probs=return_attn_probs)

@@ -126,6 +126,7 @@ _SERVED: Final = (
     "batch_invariant",
     "causal",
     "deterministic",
+    "float32_precision",
     "return_attn_probs",
     "return_lse",
     "softmax_scale",

@@ -25,6 +25,7 @@ from .results import Pair, Result, choose_result
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from ..kernels.precision import Precision
     from .arguments import Window
     from .neutral import Others
 
@@ -52,6 +53,7 @@ def flash_attn_varlen_func(
     *,
     return_lse: Literal[False] = False,
     batch_invariant: bool = False,
+    float32_precision: Precision | None = None,
     mask: None = None,
     **others: Unpack[Others],
 ) -> Tensor: ...
@@ -78,6 +80,7 @@ def flash_attn_varlen_func(
     *,
     return_lse: Literal[True],
     batch_invariant: bool = False,
+    float32_precision: Precision | None = None,
     mask: None = None,
     **others: Unpack[Others],
 ) -> Pair: ...
@@ -104,6 +107,7 @@ def flash_attn_varlen_func(
     *,
     return_lse: bool = False,
     batch_invariant: bool = False,
+    float32_precision: Precision | None = None,
     mask: None = None,
     **others: Unpack[Others],
 ) -> Result: ...
@@ -129,6 +133,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     *,
     return_lse: bool = False,
     batch_invariant: bool = False,
+    float32_precision: Precision | None = None,
     mask: None = None,
     **others: Unpack[Others],
 ) -> Result:
@@ -165,6 +170,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         return_lse: Return (out, lse).
         batch_invariant: Whether a sequence's gradients must have the same bits whatever else is
             packed with it.
+        float32_precision: As in `flash_attn_func`.
 
     Returns:
         out: Like q, with head_dim_v, contiguous.
@@ -203,6 +209,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         softmax_scale=choose_scale(softmax_scale, q.shape[-1]),
         packing=packing,
         batch_invariant=batch_invariant,
+        float32_precision=float32_precision,
     )
     return choose_result(out, lse, return_lse=return_lse, return_attn_probs=return_attn_probs)
 

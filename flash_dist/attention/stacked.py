@@ -16,6 +16,7 @@ from .packed import flash_attn_varlen_func
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from ..kernels.precision import Precision
     from ..masks import BlockMask
     from .arguments import Window
     from .neutral import Others
@@ -38,6 +39,7 @@ def flash_attn_qkvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention
     mask: BlockMask | None = None,
     return_lse: bool = False,
     batch_invariant: bool = False,
+    float32_precision: Precision | None = None,
     **others: Unpack[Others],
 ) -> Result:
     """`flash_attn_func` of queries, keys and values in one tensor.
@@ -69,6 +71,7 @@ def flash_attn_qkvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention
         mask=mask,
         return_lse=return_lse,
         batch_invariant=batch_invariant,
+        float32_precision=float32_precision,
         **others,
     )
 
@@ -88,6 +91,7 @@ def flash_attn_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention'
     mask: BlockMask | None = None,
     return_lse: bool = False,
     batch_invariant: bool = False,
+    float32_precision: Precision | None = None,
     **others: Unpack[Others],
 ) -> Result:
     """`flash_attn_func` of keys and values in one tensor.
@@ -120,6 +124,7 @@ def flash_attn_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention'
         mask=mask,
         return_lse=return_lse,
         batch_invariant=batch_invariant,
+        float32_precision=float32_precision,
         **others,
     )
 
@@ -139,6 +144,7 @@ def flash_attn_varlen_qkvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-at
     *,
     return_lse: bool = False,
     batch_invariant: bool = False,
+    float32_precision: Precision | None = None,
     mask: None = None,
     **others: Unpack[Others],
 ) -> Result:
@@ -176,6 +182,7 @@ def flash_attn_varlen_qkvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-at
         return_attn_probs,
         return_lse=return_lse,
         batch_invariant=batch_invariant,
+        float32_precision=float32_precision,
         mask=mask,
         **others,
     )
@@ -199,6 +206,7 @@ def flash_attn_varlen_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-att
     *,
     return_lse: bool = False,
     batch_invariant: bool = False,
+    float32_precision: Precision | None = None,
     mask: None = None,
     **others: Unpack[Others],
 ) -> Result:
@@ -239,6 +247,7 @@ def flash_attn_varlen_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-att
         return_attn_probs,
         return_lse=return_lse,
         batch_invariant=batch_invariant,
+        float32_precision=float32_precision,
         mask=mask,
         **others,
     )

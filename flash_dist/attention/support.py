@@ -14,7 +14,7 @@ from ..kernels.memory import raise_out_of_memory
 from ..machine.installed import unsupported_error
 from ..targets.advice import describe_device
 from ..targets.devices import Device
-from ..targets.verdict import DTYPE_FLOOR, FLOOR
+from ..targets.verdict import DTYPE_FLOOR, FLOOR, IEEE32
 from .layouts import dtype_name
 
 _log: Final = logging.getLogger(__name__)
@@ -25,8 +25,10 @@ DTYPE_NAMES: Final = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float
 
 
 @cache
-def require_kernels(device: int, dtype: torch.dtype, head_dim: int, head_dim_v: int) -> None:
-    """Raise if no variant of the kernels runs on a GPU.
+def require_kernels(
+    device: int, dtype: torch.dtype, head_dim: int, head_dim_v: int, *, ieee: bool = False
+) -> None:
+    """Raise if no variant of the kernels runs on a GPU; ieee: of those without TF32.
 
     Raises:
         TypeError: The GPU has no matrix instruction for the dtype.
@@ -34,7 +36,7 @@ def require_kernels(device: int, dtype: torch.dtype, head_dim: int, head_dim_v: 
         torch.OutOfMemoryError: There is no memory to load it.
     """
     gpu = Device(*torch.cuda.get_device_capability(device))
-    name = DTYPE_NAMES[dtype]
+    name = IEEE32 if ieee else DTYPE_NAMES[dtype]
     if FLOOR <= gpu < DTYPE_FLOOR[name]:
         able = (dtype_name(one) for one, known in DTYPE_NAMES.items() if DTYPE_FLOOR[known] <= gpu)
         allowed = " or ".join(able)

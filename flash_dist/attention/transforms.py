@@ -47,9 +47,11 @@ class Attention(torch.autograd.Function):
     @staticmethod
     def forward(q: Tensor, k: Tensor, v: Tensor, *call: Any) -> Pair:  # noqa: ANN401
         """Return out and lse."""
-        *packed, mask, softmax_scale, _, _ = call
+        *packed, mask, softmax_scale, _, _, ieee = call
         packing = Packing.of(*packed)
-        return operators.fwd(q, k, v, mask=mask, packing=packing, softmax_scale=softmax_scale)
+        return operators.fwd(
+            q, k, v, mask=mask, packing=packing, softmax_scale=softmax_scale, ieee=ieee
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Pair) -> None:  # noqa: ANN401
@@ -62,9 +64,9 @@ class Attention(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         """Return the gradients of q, k and v."""
         if dout is None and dlse is None:
-            return (None,) * 11
+            return (None,) * 12
         dq, dk, dv = Backward.apply(dout, dlse, *ctx.saved_tensors, *ctx.call)  # type: ignore[no-untyped-call]
-        return dq, dk, dv, *(None,) * 8
+        return dq, dk, dv, *(None,) * 9
 
     @staticmethod
     def vmap(
@@ -94,7 +96,7 @@ class Backward(torch.autograd.Function):
     @staticmethod
     def forward(dout: Tensor | None, dlse: Tensor | None, *inputs: Any) -> Gradients:  # noqa: ANN401
         """Return dq, dk, dv."""
-        q, k, v, out, lse, *packed, mask, softmax_scale, budget, batch_invariant = inputs
+        q, k, v, out, lse, *packed, mask, softmax_scale, budget, batch_invariant, ieee = inputs
         return operators.differentiate(
             dout,
             q,
@@ -108,6 +110,7 @@ class Backward(torch.autograd.Function):
             softmax_scale=softmax_scale,
             budget=budget,
             batch_invariant=batch_invariant,
+            ieee=ieee,
         )
 
     @staticmethod

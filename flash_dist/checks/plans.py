@@ -19,7 +19,7 @@ def describe_plans(verdict: DeviceVerdict) -> tuple[str, ...]:
         text = "; ".join(_describe_head_dims(kernels))
         lines.setdefault((role, text), []).append(dtype)
     return tuple(
-        f"{role:<16} {' '.join(dtypes):<14}  {text}" for (role, text), dtypes in lines.items()
+        f"{role:<16} {' '.join(dtypes):<21}  {text}" for (role, text), dtypes in lines.items()
     )
 
 

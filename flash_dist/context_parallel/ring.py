@@ -27,6 +27,7 @@ from ..errors import FlashDistError
 from ..kernels import operators
 from ..kernels.boundaries import is_checking
 from ..kernels.budget import workspace_budget
+from ..kernels.precision import IEEE, TF32X3, is_ieee
 from ..masks.band import Band
 from .exchange import Arriving, Ring
 from .shards import require_chunks
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
     from ..attention.results import Result
+    from ..kernels.precision import Precision
     from .exchange import Tensors
 
 Tensor = torch.Tensor
@@ -53,6 +55,7 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
     softmax_scale: float | None = None,
     return_lse: bool = False,
     batch_invariant: bool = False,
+    float32_precision: Precision | None = None,
 ) -> Result:
     """Attention of this rank's queries over the keys of all ranks of a process group.
 
@@ -76,6 +79,7 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
         softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
         return_lse: Return (out, lse).
         batch_invariant: As in `flash_attn_func`.
+        float32_precision: Likewise; the same on every rank.
 
     Returns:
         out: Like q, with head_dim_v, contiguous.
@@ -98,19 +102,21 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
     q, k, v = prepare_inputs(q, k, v)
     ring = Ring.of(group, q.device)
     scale = choose_scale(softmax_scale, q.shape[-1])
+    ieee = is_ieee(float32_precision) and q.dtype == torch.float32
     if is_checking():
         with_gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
         ring.require_same(
             _describe(q, k, v),
             f"causal {causal}",
             f"softmax_scale {scale}",
+            f"float32_precision {IEEE if ieee else TF32X3}",
             f"{'with' if with_gradients else 'without'} gradients",
         )
     if causal:
         _require_pairs(q, k)
     if q.device.type == "cuda":
-        require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1])
-    out, lse = _attend(q, k, v, ring, bool(causal), scale, bool(batch_invariant))
+        require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1], ieee=ieee)
+    out, lse = _attend(q, k, v, ring, bool(causal), scale, bool(batch_invariant), ieee)
     return choose_result(out, lse, return_lse=return_lse, return_attn_probs=False)
 
 
@@ -189,8 +195,9 @@ class _RingAttention(torch.autograd.Function):
         causal: bool,  # noqa: FBT001
         softmax_scale: float,
         batch_invariant: bool,  # noqa: FBT001
+        ieee: bool,  # noqa: FBT001
     ) -> tuple[Tensor, Tensor]:
-        options: dict[str, Any] = {"packing": None, "softmax_scale": softmax_scale}
+        options: dict[str, Any] = {"packing": None, "softmax_scale": softmax_scale, "ieee": ieee}
         parts = _walk(ring, k, v, causal=causal)
         part, one_k, one_v = next(parts)  # of this rank itself: all its rows see some
         out, lse = operators.fwd(q, one_k, one_v, mask=part.band, **options)
@@ -236,7 +243,7 @@ class _RingAttention(torch.autograd.Function):
                 total[:, part.keys] += x
             coming = ctx.ring.pass_on(*sums)
         dk, dv = coming.wait()  # of the keys of this rank, by way of all others
-        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), *(None,) * 4
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), *(None,) * 5
 
 
 def _zeros_like(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -54,6 +54,7 @@ def fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     max_seqlen_q: int,
     max_seqlen_k: int,
     softmax_scale: float,
+    ieee: bool = False,  # noqa: ARG001, FBT001, FBT002 - it always is
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse for a band; what packs documents is checked, which costs nothing here."""
     _check_ends("q", cu_seqlens_q, q.shape[0], max_seqlen_q)
@@ -88,6 +89,7 @@ def bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     softmax_scale: float,
     budget: int,  # noqa: ARG001 - nothing is spilled here
     batch_invariant: bool,  # noqa: ARG001, FBT001 - it always is
+    ieee: bool = False,  # noqa: ARG001, FBT001, FBT002 - likewise
 ) -> Gradients:
     """Return dq, dk, dv for a band."""
     return reference_backward(
@@ -113,6 +115,7 @@ def masked_fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     handle: int,
     softmax_scale: float,
     keep: bool,  # noqa: FBT001
+    ieee: bool = False,  # noqa: ARG001, FBT001, FBT002
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse for a BlockMask."""
     if keep:
@@ -134,6 +137,7 @@ def masked_bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     softmax_scale: float,
     budget: int,  # noqa: ARG001
     batch_invariant: bool,  # noqa: ARG001, FBT001
+    ieee: bool = False,  # noqa: ARG001, FBT001, FBT002
 ) -> Gradients:
     """Return dq, dk, dv for a BlockMask."""
     visible = _visible(handle, shape_of(q, k))

@@ -92,9 +92,9 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
     if dout is None and dlse is None:
-        return (None,) * 10
+        return (None,) * 11
     *saved, mask_data, cu_seqlens_q, cu_seqlens_k = ctx.saved_tensors
-    max_seqlen_q, max_seqlen_k, softmax_scale = ctx.numbers
+    max_seqlen_q, max_seqlen_k, softmax_scale, ieee = ctx.numbers
 
     def bwd(*tensors: Tensor | None) -> Gradients:
         dq, dk, dv = torch.ops.flash_dist.bwd(
@@ -109,16 +109,17 @@ def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tenso
             softmax_scale,
             BUDGET_NOW,
             False,  # noqa: FBT003 - the operator's schema
+            ieee,
         )
         return dq, dk, dv
 
     longest = None if cu_seqlens_q is None else max_seqlen_k
     gradients = differentiate(bwd, tuple(saved), dout, dlse, max_seqlen_k=longest)
-    return *gradients, *(None,) * 7
+    return *gradients, *(None,) * 8
 
 
 def _masked_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
-    q, k, v, ctx.handle, ctx.softmax_scale, _ = inputs
+    q, k, v, ctx.handle, ctx.softmax_scale, _, ctx.ieee = inputs
     ctx.save_for_backward(q, k, v, *output)
     ctx.mask = registry.find(ctx.handle) if isinstance(ctx.handle, int) else None  # it lives on
     ctx.set_materialize_grads(False)
@@ -130,11 +131,11 @@ def _masked_backward(
     dlse: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
     if dout is None and dlse is None:
-        return (None,) * 6
+        return (None,) * 7
 
     def bwd(*tensors: Tensor | None) -> Gradients:
-        plan = ctx.handle, ctx.softmax_scale, BUDGET_NOW, False
+        plan = ctx.handle, ctx.softmax_scale, BUDGET_NOW, False, ctx.ieee
         dq, dk, dv = torch.ops.flash_dist.masked_bwd(*tensors, *plan)
         return dq, dk, dv
 
-    return *differentiate(bwd, ctx.saved_tensors, dout, dlse), *(None,) * 3
+    return *differentiate(bwd, ctx.saved_tensors, dout, dlse), *(None,) * 4

@@ -42,12 +42,12 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 
 _library: Final = torch.library.Library("flash_dist", "FRAGMENT")
 _library.define(
-    "masked_fwd(Tensor q, Tensor k, Tensor v, SymInt handle, float softmax_scale, bool keep) -> "
-    "(Tensor out, Tensor lse)"
+    "masked_fwd(Tensor q, Tensor k, Tensor v, SymInt handle, float softmax_scale, bool keep, "
+    "bool ieee=False) -> (Tensor out, Tensor lse)"
 )
 _library.define(
     "masked_bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, "
-    "SymInt handle, float softmax_scale, int budget, bool batch_invariant) -> "
+    "SymInt handle, float softmax_scale, int budget, bool batch_invariant, bool ieee=False) -> "
     "(Tensor dq, Tensor dk, Tensor dv)"
 )
 
@@ -89,6 +89,7 @@ def fwd(  # noqa: PLR0913 - one attention problem
     mask: Band | BlockMask,
     packing: Packing | None,
     softmax_scale: float,
+    ieee: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse.
 
@@ -100,6 +101,7 @@ def fwd(  # noqa: PLR0913 - one attention problem
         mask: A band if packed.
         packing: None for tensors with a batch axis.
         softmax_scale: Factor on the scores.
+        ieee: Whether products of float32 are FFMA, see precision.py.
 
     Returns:
         out: Like q with head_dim_v, contiguous.
@@ -109,11 +111,12 @@ def fwd(  # noqa: PLR0913 - one attention problem
     try:
         if isinstance(known, Band):
             packed = packing or NOT_PACKED
-            arguments = None, known.ints, *packed, softmax_scale
+            arguments = None, known.ints, *packed, softmax_scale, ieee
             out, lse = _call(torch.ops.flash_dist.fwd, q, k, v, *arguments)
         else:
             keep = torch.compiler.is_compiling()
-            out, lse = _call(torch.ops.flash_dist.masked_fwd, q, k, v, known, softmax_scale, keep)
+            arguments = known, softmax_scale, keep, ieee
+            out, lse = _call(torch.ops.flash_dist.masked_fwd, q, k, v, *arguments)
     except RuntimeError as error:
         raise_out_of_memory(error)
         raise
@@ -134,10 +137,11 @@ def bwd(  # noqa: PLR0913, PLR0917 - one attention problem
     softmax_scale: float,
     budget: int,
     batch_invariant: bool,
+    ieee: bool = False,
 ) -> Gradients:
     """Return dq, dk, dv, each like its tensor and contiguous; budget in bytes, or BUDGET_NOW."""
     saved = dout, q, k, v, out, lse, dlse
-    plan = softmax_scale, budget, batch_invariant
+    plan = softmax_scale, budget, batch_invariant, ieee
     known = _band_or_handle(mask)
     try:
         if isinstance(known, Band):
@@ -221,16 +225,18 @@ def _masked_fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     handle: int,
     softmax_scale: float,
     keep: bool,  # noqa: FBT001
+    ieee: bool = False,  # noqa: FBT001, FBT002
 ) -> tuple[Tensor, Tensor]:
     if keep:
         registry.keep(handle)
     shape = shape_of(q, k)
     if cpu.is_empty(handle, shape):
         ints = Band().ints
-        out, lse = torch.ops.flash_dist.fwd(q, k, v, None, ints, *NOT_PACKED, softmax_scale)
+        out, lse = torch.ops.flash_dist.fwd(q, k, v, None, ints, *NOT_PACKED, softmax_scale, ieee)
         return out, lse
     plan, data = registry.resident(handle, q.device, shape)
-    out, lse = torch.ops.flash_dist.fwd(q, k, v, data, plan.layout, *NOT_PACKED, softmax_scale)
+    mask = data, plan.layout
+    out, lse = torch.ops.flash_dist.fwd(q, k, v, *mask, *NOT_PACKED, softmax_scale, ieee)
     return out, lse
 
 
@@ -247,6 +253,7 @@ def _masked_bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     softmax_scale: float,
     budget: int,
     batch_invariant: bool,  # noqa: FBT001
+    ieee: bool = False,  # noqa: FBT001, FBT002
 ) -> Gradients:
     shape = shape_of(q, k)
     saved = dout, q, k, v, out, lse, dlse
@@ -257,7 +264,7 @@ def _masked_bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
         plan, data = registry.resident(handle, q.device, shape)
         mask = data, plan.key_slots, plan.layout
     dq, dk, dv = torch.ops.flash_dist.bwd(
-        *saved, *mask, *NOT_PACKED, softmax_scale, budget, batch_invariant
+        *saved, *mask, *NOT_PACKED, softmax_scale, budget, batch_invariant, ieee
     )
     return dq, dk, dv
 
@@ -287,6 +294,7 @@ def _fwd_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
     max_seqlen_q: int,  # noqa: ARG001
     max_seqlen_k: int,  # noqa: ARG001
     softmax_scale: float,  # noqa: ARG001
+    ieee: bool = False,  # noqa: ARG001, FBT001, FBT002
 ) -> tuple[Tensor, Tensor]:
     packed = cu_seqlens_q is not None
     if packed and q.device.type == "cuda" and is_checking():
@@ -313,6 +321,7 @@ def _bwd_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
     softmax_scale: float,  # noqa: ARG001
     budget: int,  # noqa: ARG001
     batch_invariant: bool,  # noqa: ARG001, FBT001
+    ieee: bool = False,  # noqa: ARG001, FBT001, FBT002
 ) -> Gradients:
     return _gradients(q, k, v)
 
@@ -325,6 +334,7 @@ def _masked_fwd_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
     handle: int,  # noqa: ARG001
     softmax_scale: float,  # noqa: ARG001
     keep: bool,  # noqa: ARG001, FBT001
+    ieee: bool = False,  # noqa: ARG001, FBT001, FBT002
 ) -> tuple[Tensor, Tensor]:
     return _outputs(q, v, packed=False)
 
@@ -342,5 +352,6 @@ def _masked_bwd_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
     softmax_scale: float,  # noqa: ARG001
     budget: int,  # noqa: ARG001
     batch_invariant: bool,  # noqa: ARG001, FBT001
+    ieee: bool = False,  # noqa: ARG001, FBT001, FBT002
 ) -> Gradients:
     return _gradients(q, k, v)

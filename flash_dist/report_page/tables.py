@@ -82,10 +82,10 @@ def _reasons(columns: Iterable[Sequence[int]], checks: Mapping[int, Json]) -> Ma
 
 def _row_order(key: tuple[str, str]) -> tuple[bool, str, int]:
     role, dtype = key
-    return role != "fwd", role, ("fp16", "bf16", "fp32").index(dtype) if dtype in _DTYPES else 3
+    return role != "fwd", role, _DTYPES.index(dtype) if dtype in _DTYPES else len(_DTYPES)
 
 
-_DTYPES: Final = ("fp16", "bf16", "fp32")
+_DTYPES: Final = ("fp16", "bf16", "fp32", "ieee32")
 
 
 def _kernel_cell(kernels: Iterable[Json]) -> Markup:

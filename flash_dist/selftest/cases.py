@@ -87,7 +87,8 @@ class Kernels:
     @property
     def is_usual(self) -> bool:
         """Whether most models use it: it gets every shape, the others few."""
-        return self.dtype != "fp32" and self.head_dim == self.head_dim_v and self.head_dim in _USUAL
+        is_half = self.dtype in {"fp16", "bf16"}
+        return is_half and self.head_dim == self.head_dim_v and self.head_dim in _USUAL
 
 
 @dataclass(frozen=True)

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from ..kernels.precision import float32_precision
+from ..targets.verdict import IEEE32
 from .comparison import NAMES, Tensors, attend, make_values
 from .masks import cu_seqlens, find_visible, make_mask
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from ..masks import BlockMask
     from .cases import Case
 
 Tensor = torch.Tensor
 
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES = {
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+    IEEE32: torch.float32,
+}
 
 _Q_SCALE = 4.0  # spreads the scores, so that softmax is not flat
 
@@ -64,7 +73,8 @@ class Inputs:
         if case.budget is not None:
             return self._attend_within(case.budget, case)
         q, k, v = (x.detach().requires_grad_() for x in (self.q, self.k, self.v))
-        out, lse = attention(q, k, v, causal=case.causal, mask=self.mask, lengths=case.lengths)
+        with _precision_of(case):
+            out, lse = attention(q, k, v, causal=case.causal, mask=self.mask, lengths=case.lengths)
         gradients = torch.autograd.grad(out, (q, k, v), self.dout)
         values = (out.detach(), lse.detach(), *gradients)
         return dict(zip(NAMES, values, strict=True))
@@ -76,8 +86,13 @@ class Inputs:
 
         q, k, v = self.q, self.k, self.v
         mask = Band(right=0) if case.causal else Band()
-        scale = case.head_dim**-0.5
-        out, lse = operators.fwd(q, k, v, mask=mask, packing=None, softmax_scale=scale)
+        options: dict[str, Any] = {
+            "mask": mask,
+            "packing": None,
+            "softmax_scale": case.head_dim**-0.5,
+            "ieee": case.dtype == IEEE32,
+        }
+        out, lse = operators.fwd(q, k, v, **options)
         gradients = operators.bwd(
             self.dout,
             q,
@@ -86,11 +101,9 @@ class Inputs:
             out,
             lse,
             None,
-            mask=mask,
-            packing=None,
-            softmax_scale=scale,
             budget=budget,
             batch_invariant=False,
+            **options,
         )
         return dict(zip(NAMES, (out, lse, *gradients), strict=True))
 
@@ -99,6 +112,11 @@ class Inputs:
         visible = find_visible(case)
         tensors = (self.q, self.k, self.v, self.dout)
         return attend(*tensors, causal=case.causal, dtype=dtype, visible=visible)
+
+
+def _precision_of(case: Case) -> AbstractContextManager[None]:
+    """Choose what the kernels of a case multiply with; its backward keeps to it."""
+    return float32_precision("ieee" if case.dtype == IEEE32 else "tf32x3")
 
 
 def load_attention() -> Attention:

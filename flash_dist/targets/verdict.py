@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from .compatibility import (
     ALLOWED,
@@ -49,11 +49,14 @@ HOW_ORDER: tuple[KernelHow, ...] = (
     "not-on-this-hardware", "native", "family", "same-major", "jit", "unverified", "none",
 )  # fmt: skip
 
+IEEE32: Final = "ieee32"  # fp32 without TF32: what kernels have for a dtype that is none of torch
+
 # The first compute capability with the matrix instruction for a dtype.
 DTYPE_FLOOR: dict[str, Device] = {
     "fp16": Device(7, 5),
     "bf16": Device(8, 0),
     "fp32": Device(7, 5),
+    IEEE32: Device(7, 5),
 }
 
 NO_OPT_IN = 48 * KIB  # what a block gets without asking: plan 0
@@ -346,7 +349,7 @@ def _missing_dtypes(build: Build, situation: Situation) -> tuple[str, ...]:
     """Return the dtypes that this GPU could compute with, for which the build has no kernel."""
     built = {variant.dtype for variant in build.variants}
     able = (dtype for dtype, floor in DTYPE_FLOOR.items() if floor <= situation.device)
-    return tuple(dtype for dtype in able if dtype not in built)
+    return tuple(dtype for dtype in able if dtype not in built | {IEEE32})
 
 
 def _find_cause(build: Build, situation: Situation, key: KernelKey) -> tuple[Cause, str]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 SEEN: dict[str, dict[str, object]] = {}
 DTYPE_NAMES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+KERNELS = {**DTYPE_NAMES, "ieee32": torch.float32}  # what kernels call it, by arithmetic
 HALVES: Final = ("fp16", "bf16")
 
 # head_dim, head_dim_v: every compiled size
@@ -66,7 +67,7 @@ def built() -> dict[torch.dtype, int]:
 
     largest: dict[torch.dtype, int] = {}
     for variant in variants():
-        dtype = DTYPE_NAMES[variant["dtype"]]
+        dtype = KERNELS[variant["dtype"]]
         largest[dtype] = max(largest.get(dtype, 0), variant["head_dim"])
     return largest
 

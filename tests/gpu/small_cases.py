@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from tests.reference import Problem
 
 DTYPES: Final = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+IEEE32: Final = "ieee32"  # float32 whose products are FFMA
 BUDGETS: Final = (0, 64)  # MiB: dQ computed again, and from a stored dS
 SMALL: Final[dict[str, Any]] = {"seqlen_q": 130, "seqlen_k": 150, "num_heads": 2, "num_heads_kv": 1}
 LENGTHS: Final = (65, 0, 30)  # of documents
@@ -53,17 +54,19 @@ def run_kernels(ran: set[str], part: slice) -> None:
         sizes: dict[str, Any] = {
             "head_dim": head_dim,
             "head_dim_v": head_dim_v,
-            "dtype": DTYPES[dtype],
+            "dtype": torch.float32 if dtype == IEEE32 else DTYPES[dtype],
         }
+        precision = "ieee" if dtype == IEEE32 else "tf32x3"
         for megabytes in BUDGETS:
             os.environ["FLASH_DIST_WORKSPACE_MB"] = str(megabytes)
             for name in KINDS:
                 problem = masked_problem(name, device="cpu", **SMALL, **sizes)
-                attend(copy_to_gpu(problem), poison=False)
+                attend(copy_to_gpu(problem), poison=False, float32_precision=precision)
                 ran |= loaded()
             documents = pack(LENGTHS, num_heads=2, num_heads_kv=1, device="cpu", **sizes)
             problem = copy_to_gpu(replace(documents.problem, options={"causal": True}))
-            attend_packed(replace(documents, problem=problem), poison=False)
+            documents = replace(documents, problem=problem)
+            attend_packed(documents, poison=False, float32_precision=precision)
             ran |= loaded()
 
 

@@ -1,7 +1,7 @@
 // The host code on a runtime that fails where it is told to: one JSON object for each line "call
 // count code" of the input. The count-th call of that function fails with the code, once. Behind a
 // semicolon there may be sizes: batch seqlen_q seqlen_k num_heads_kv group total_q (packed if >= 0)
-// budget.
+// budget dtype.
 //
 //   g++ -std=c++17 -I csrc -I GENERATED -I CUDA/include failures.cpp csrc/host/*.cpp -o failures
 //
@@ -123,6 +123,7 @@ void* allocate(void* context, int64_t bytes) {
 
 int batch = 2, seqlen_q = 1000, seqlen_k = 1000, num_heads_kv = 1, group = 4, total_q = -1;
 int64_t budget = int64_t{64} << 20;
+int dtype = static_cast<int>(Dtype::BF16);
 
 template <class Params>
 Params make_params() {
@@ -156,7 +157,7 @@ std::string attempt() {
     errors << separator << quoted(flash_dist_last_error());
     separator = ", ";
   };
-  const Call call{1, nullptr, static_cast<int>(Dtype::BF16)};
+  const Call call{1, nullptr, dtype};
   const auto forward = make_params<FwdParams>();
   tell(flash_dist_fwd(&call, &forward, nullptr, nullptr));
   const auto grads = make_params<BwdParams>();
@@ -195,7 +196,8 @@ int main() {
       std::istringstream(line) >> failing >> failing_at >> code;
       std::istringstream sizes(line.substr(line.find(';') + 1));
       if (line.find(';') != std::string::npos) {
-        sizes >> batch >> seqlen_q >> seqlen_k >> num_heads_kv >> group >> total_q >> budget;
+        sizes >> batch >> seqlen_q >> seqlen_k >> num_heads_kv >> group >> total_q >> budget >>
+            dtype;
       }
       failing_with = static_cast<cudaError_t>(code);
       std::cout << "[" << attempt();

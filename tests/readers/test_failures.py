@@ -63,7 +63,8 @@ Pair = tuple[Attempt, Attempt]
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("failures")
-    generate(Table.load().only([64], ["bf16"]), ArchSet.parse("9.0a;8.0+PTX").archs, [], folder)
+    table = Table.load().only([64], ["bf16", "fp32", "ieee32"])
+    generate(table, ArchSet.parse("9.0a;8.0+PTX").archs, [], folder)
     sources = [Path(__file__).with_name("failures.cpp"), *sorted((CSRC / "host").glob("*.cpp"))]
     options = ["-std=c++17", "-O1", "-Xcompiler=-Wall,-Wextra,-Werror", "-cudart=none"]
     run("nvcc", *options, "-I", CSRC, "-I", folder, *sources, "-o", folder / "failures")
@@ -247,6 +248,32 @@ def test_a_budget_that_is_no_number_is_refused_in_the_same_words(program: Path, 
     now = with_budget(program, BUDGET_NOW, **{BUDGET_VARIABLE: text})
     hint = f"hint: unset it for the default of {DEFAULT_BUDGET_MB}"
     assert now.errors == [f"{find_budget_problem(text)}\n\n{hint}"]
+
+
+def with_dtype(program: Path, dtype: int) -> Attempt:
+    sizes = f"{SIZES} {64 << 20} {dtype}"
+    return ask(program, ("nothing", 0, 0), sizes=sizes)[0][0]
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(2, "fp32"), (3, "ieee32")])
+def test_float32_by_any_products_takes_the_same_kernels_where_nothing_is_multiplied(
+    program: Path, dtype: int, name: str
+) -> None:
+    ran = with_dtype(program, dtype)
+    assert ran.errors == []
+    assert [one.partition("_d64")[0].removeprefix("flash_dist_") for one in ran.launched] == [
+        f"fwd_{name}",
+        "bwd_delta_fp32",
+        f"bwd_dq_recompute_{name}",
+        f"bwd_dkdv_{name}",
+        "bwd_reduce_fp32",
+        "bwd_reduce_fp32",
+    ]
+
+
+def test_a_dtype_that_there_is_not_is_refused_with_those_there_are(program: Path) -> None:
+    expected = "dtype must be 0 (fp16), 1 (bf16), 2 (fp32) or 3 (ieee32), got 4"
+    assert set(with_dtype(program, 4).errors) == {expected}
 
 
 def test_a_budget_below_all_is_refused(program: Path) -> None:

@@ -22,6 +22,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from flash_dist import (
     flash_attn_func,
+    float32_precision,
     ring_attention,
     ring_positions,
     ring_shard,
@@ -31,6 +32,7 @@ from flash_dist.context_parallel.exchange import Arriving, Ring
 from flash_dist.context_parallel.ring import _RingAttention, choose_part
 from flash_dist.context_parallel.shards import positions
 from flash_dist.errors import FlashDistError, GroupError
+from flash_dist.kernels import operators
 from flash_dist.kernels.reference import visible
 
 if TYPE_CHECKING:
@@ -144,6 +146,41 @@ def test_ring_attention_is_attention_in_one_process(
     run: Run, case: dict[str, Any], world_size: int
 ) -> None:
     run(partial(compare, case), world_size)
+
+
+def attend_in_ieee() -> None:
+    seen: list[tuple[str, bool]] = []
+
+    def told(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*tensors: object, **options: Any) -> object:  # noqa: ANN401 - an operator's
+            seen.append((name, options["ieee"]))
+            return call(*tensors, **options)
+
+        return run
+
+    q, k, v, *_ = draw(dtype=torch.float32)
+    parts = [ring_shard(x).requires_grad_() for x in (q, k, v)]
+    with (
+        patch.object(operators, "fwd", told("fwd", operators.fwd)),
+        patch.object(operators, "bwd", told("bwd", operators.bwd)),
+    ):
+        with float32_precision("ieee"):
+            chosen = ring_attention(*parts)
+        chosen.sum().backward()
+        assert Counter(seen) == {("fwd", True): 2, ("bwd", True): 2}
+        ring_attention(*parts, float32_precision="ieee").sum().backward()
+        assert Counter(seen) == {("fwd", True): 4, ("bwd", True): 4}
+        ring_attention(*parts).sum().backward()
+    assert Counter(seen) == {
+        ("fwd", True): 4,
+        ("bwd", True): 4,
+        ("fwd", False): 2,
+        ("bwd", False): 2,
+    }
+
+
+def test_what_is_chosen_for_float32_goes_for_the_keys_of_all_ranks(run: Run) -> None:
+    run(attend_in_ieee, 2)
 
 
 def attend_across() -> None:

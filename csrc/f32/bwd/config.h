@@ -7,10 +7,8 @@
 
 namespace flash_dist {
 
-template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
-struct F32DkdvConfig
-    : Config<F32DkdvPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
-  using Plan = F32DkdvPlan<HEAD_DIM, HEAD_DIM_V, PLAN>;
+template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+struct F32DkdvTiles : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan::SPLIT, Plan::WARPS, Plan::BLOCK_M;
   static constexpr int ROWS = 16;  // keys of a warp
   static constexpr int BLOCK_N = WARPS / SPLIT * ROWS;
@@ -44,9 +42,15 @@ struct F32DkdvConfig
 };
 
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
-struct F32DqRecomputeConfig
-    : Config<F32DqRecomputePlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
-  using Plan = F32DqRecomputePlan<HEAD_DIM, HEAD_DIM_V, PLAN>;
+using F32DkdvConfig =
+    F32DkdvTiles<F32DkdvPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V, PLAN>;
+
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+using Ieee32DkdvConfig =
+    F32DkdvTiles<Ieee32DkdvPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V, PLAN>;
+
+template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+struct F32DqRecomputeTiles : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan::SPLIT, Plan::WARPS, Plan::BLOCK_N;
   static constexpr int ROWS = 16;  // queries of a warp
   static constexpr int BLOCK_M = WARPS / SPLIT * ROWS;
@@ -68,5 +72,14 @@ struct F32DqRecomputeConfig
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
 };
+
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+using F32DqRecomputeConfig = F32DqRecomputeTiles<F32DqRecomputePlan<HEAD_DIM, HEAD_DIM_V, PLAN>,
+                                                 Target, T, HEAD_DIM, HEAD_DIM_V, PLAN>;
+
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+using Ieee32DqRecomputeConfig =
+    F32DqRecomputeTiles<Ieee32DqRecomputePlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM,
+                        HEAD_DIM_V, PLAN>;
 
 }  // namespace flash_dist

@@ -28,6 +28,7 @@ namespace flash_dist {
 template <class Config>
 __device__ __forceinline__ void f32_dkdv_block(const BwdParams& p) {
   using Target = typename Config::Target;
+  using Product = flash_dist::Product<Target, typename Config::T>;
   constexpr int HEAD_DIM = Config::HEAD_DIM;
   constexpr int BLOCK_M = Config::BLOCK_M;
   constexpr int BLOCK_N = Config::BLOCK_N;
@@ -131,7 +132,7 @@ __device__ __forceinline__ void f32_dkdv_block(const BwdParams& p) {
     // S^T = K @ Q.T                                      [16, BLOCK_M] per warp
     Accumulator<1, NT> pt;
     pt.clear();
-    Product<Target>::template scores<HEAD_DIM, SLICE, Config::UNROLL, Queries::B>(
+    Product::template scores<HEAD_DIM, SLICE, Config::UNROLL, Queries::B>(
         pt, Rows::at(sK, warp.row0(), warp.column0()), q_slice);
     sum_slices(pt, warp, sExchange);
     if (code != TILE_FULL) {
@@ -151,11 +152,11 @@ __device__ __forceinline__ void f32_dkdv_block(const BwdParams& p) {
       }
     }
     // dV += P^T @ dO                                     [16, SLICE]
-    Product<Target>::template ab<HEAD_DIM>(dv, pt, dout_slice);
+    Product::template ab<HEAD_DIM>(dv, pt, dout_slice);
     // dP^T = V @ dO.T                                    [16, BLOCK_M]
     Accumulator<1, NT> dst;
     dst.clear();
-    Product<Target>::template abt<HEAD_DIM, SLICE, Config::UNROLL, Queries::B>(
+    Product::template abt<HEAD_DIM, SLICE, Config::UNROLL, Queries::B>(
         dst, Rows::at(sV, warp.row0(), warp.column0()), dout_slice);
     slices_done(warp);
     sum_slices(dst, warp, sExchange);
@@ -170,7 +171,7 @@ __device__ __forceinline__ void f32_dkdv_block(const BwdParams& p) {
       }
     }
     // dK += dS^T @ Q                                     [16, SLICE]
-    Product<Target>::template ab<HEAD_DIM>(dk, dst, q_slice);
+    Product::template ab<HEAD_DIM>(dk, dst, q_slice);
   };
 
   run_pipeline<Target, Config::STAGES>(decltype(smem.cursor)::count(p, work), fetch, land, compute);

@@ -26,6 +26,7 @@ namespace flash_dist {
 template <class Config>
 __device__ __forceinline__ void f32_dq_recompute_block(const BwdParams& p) {
   using Target = typename Config::Target;
+  using Product = flash_dist::Product<Target, typename Config::T>;
   constexpr int HEAD_DIM = Config::HEAD_DIM;
   constexpr int BLOCK_M = Config::BLOCK_M;
   constexpr int BLOCK_N = Config::BLOCK_N;
@@ -92,13 +93,13 @@ __device__ __forceinline__ void f32_dq_recompute_block(const BwdParams& p) {
     // S = Q @ K.T                                        [16, BLOCK_N] per warp
     Accumulator<1, NT> ds;
     ds.clear();
-    Product<Target>::template scores<HEAD_DIM, SLICE, Config::UNROLL, Queries::A>(
+    Product::template scores<HEAD_DIM, SLICE, Config::UNROLL, Queries::A>(
         ds, Rows::at(sQ, warp.row0(), warp.column0()), k_slice);
     sum_slices(ds, warp, sExchange);
     // dP = dO @ V.T
     Accumulator<1, NT> dp;
     dp.clear();
-    Product<Target>::template abt<HEAD_DIM, SLICE, Config::UNROLL, Queries::A>(
+    Product::template abt<HEAD_DIM, SLICE, Config::UNROLL, Queries::A>(
         dp, Rows::at(sDout, warp.row0(), warp.column0()), Rows::at(sV(s), 0, warp.column0()));
     slices_done(warp);
     sum_slices(dp, warp, sExchange);
@@ -116,7 +117,7 @@ __device__ __forceinline__ void f32_dq_recompute_block(const BwdParams& p) {
     sum[0] += tile_sum[0];
     sum[1] += tile_sum[1];
     // dQ += dS @ K                                       [16, SLICE]
-    Product<Target>::template ab<HEAD_DIM>(dq, ds, k_slice);
+    Product::template ab<HEAD_DIM>(dq, ds, k_slice);
   };
 
   {

@@ -7,10 +7,8 @@
 
 namespace flash_dist {
 
-template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
-struct F32FwdConfig
-    : Config<F32FwdPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
-  using Plan = F32FwdPlan<HEAD_DIM, HEAD_DIM_V, PLAN>;
+template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+struct F32FwdTiles : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan::SPLIT, Plan::ROWS, Plan::WARPS, Plan::BLOCK_N;
   static constexpr int BLOCK_M = WARPS / SPLIT * ROWS;
   static constexpr int BLOCK_ROWS = BLOCK_M;
@@ -29,5 +27,13 @@ struct F32FwdConfig
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
 };
+
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+using F32FwdConfig =
+    F32FwdTiles<F32FwdPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V, PLAN>;
+
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+using Ieee32FwdConfig =
+    F32FwdTiles<Ieee32FwdPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V, PLAN>;
 
 }  // namespace flash_dist

@@ -22,6 +22,7 @@ namespace flash_dist {
 template <class Config>
 __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
   using Target = typename Config::Target;
+  using Product = flash_dist::Product<Target, typename Config::T>;
   constexpr int HEAD_DIM = Config::HEAD_DIM;
   constexpr int BLOCK_M = Config::BLOCK_M;
   constexpr int BLOCK_N = Config::BLOCK_N;
@@ -86,7 +87,7 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
     // S = Q @ K.T                                        [ROWS, BLOCK_N] per warp
     Accumulator<MT, NT> s;
     s.clear();
-    Product<Target>::template scores<HEAD_DIM, SLICE, Target::UNROLL, Queries::A>(
+    Product::template scores<HEAD_DIM, SLICE, Target::UNROLL, Queries::A>(
         s, Rows::at(sQ, warp.row0(), warp.column0()), Rows::at(sK, 0, warp.column0()));
     sum_slices(s, warp, shared_address(smem.exchange));
 
@@ -104,7 +105,7 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
     online_softmax<Offsets::ROUNDED>(s, o, state, scale_log2);
 
     // O += P @ V                                         [ROWS, SLICE] per warp
-    Product<Target>::template ab<HEAD_DIM>(o, s, Rows::at(sV, 0, warp.column0()));
+    Product::template ab<HEAD_DIM>(o, s, Rows::at(sV, 0, warp.column0()));
     if (j > work.walk.begin) copy_k.land(sK);
   };
 

@@ -13,6 +13,7 @@ from ...kernels import operators
 from ...kernels.budget import BUDGET_NOW
 from ...kernels.derivatives import refuse_second
 from ...kernels.operators import Packing
+from ...kernels.precision import is_ieee
 from ...masks import Band
 from .host import read_padding, see, see_once
 from .refusals import refuse_tracing
@@ -29,10 +30,10 @@ see(Tensor? tokens, Tensor? probes, int[] steps, Tensor? positions, Tensor? move
 split(Tensor numbers, Tensor bounds, Tensor positions, SymInt batch) -> (Tensor, Tensor);
 see_once(Tensor? tokens, Tensor? moved, SymInt offset, SymInt batch, SymInt keys, int left,
     int right, Device device) -> Tensor;
-attend(Tensor q, Tensor k, Tensor v, Tensor numbers, Tensor bounds, float scale)
+attend(Tensor q, Tensor k, Tensor v, Tensor numbers, Tensor bounds, float scale, bool ieee)
     -> (Tensor, Tensor);
 attend_backward(Tensor? dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse,
-    Tensor numbers, Tensor bounds, float scale) -> (Tensor, Tensor, Tensor)
+    Tensor numbers, Tensor bounds, float scale, bool ieee) -> (Tensor, Tensor, Tensor)
 """
 for _schema in _SCHEMAS.split(";"):
     _library.define(" ".join(_schema.split()), tags=(torch.Tag.cudagraph_unsafe,))
@@ -42,7 +43,8 @@ _operators: Final[Any] = getattr(torch.ops, NAMESPACE)
 def attend_traced(q: Tensor, k: Tensor, v: Tensor, graph: Pair, scale: float | None) -> Pair:
     """Return out and lse; the arguments are those of flash_attn_func."""
     q, k, v = prepare_inputs(q, k, v)
-    pair: Pair = _operators.attend(q, k, v, *graph, choose_scale(scale, q.shape[-1]))
+    ieee = is_ieee(None) and q.dtype == torch.float32
+    pair: Pair = _operators.attend(q, k, v, *graph, choose_scale(scale, q.shape[-1]), ieee)
     return pair
 
 
@@ -148,16 +150,22 @@ def _unpack(numbers: Tensor, bounds: Tensor) -> tuple[Band, int, Packing | None]
 
 
 def _attend(  # noqa: PLR0913, PLR0917 - the operator's schema
-    q: Tensor, k: Tensor, v: Tensor, numbers: Tensor, bounds: Tensor, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    numbers: Tensor,
+    bounds: Tensor,
+    scale: float,
+    ieee: bool,  # noqa: FBT001
 ) -> Pair:
     if q.device.type == "cuda":
-        require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1])
+        require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1], ieee=ieee)
     band, keys, packing = _unpack(numbers, bounds)
     k, v = k[:, :keys], v[:, :keys]
     if packing is None:
-        return operators.fwd(q, k, v, mask=band, packing=None, softmax_scale=scale)
+        return operators.fwd(q, k, v, mask=band, packing=None, softmax_scale=scale, ieee=ieee)
     flat = (x.flatten(0, 1) for x in (q, k, v))
-    out, lse = operators.fwd(*flat, mask=band, packing=packing, softmax_scale=scale)
+    out, lse = operators.fwd(*flat, mask=band, packing=packing, softmax_scale=scale, ieee=ieee)
     lse = lse.unflatten(1, q.shape[:2]).transpose(0, 1)
     return out.unflatten(0, q.shape[:2]), lse.contiguous()
 
@@ -173,6 +181,7 @@ def _attend_backward(  # noqa: PLR0913, PLR0917 - the operator's schema
     numbers: Tensor,
     bounds: Tensor,
     scale: float,
+    ieee: bool,  # noqa: FBT001
 ) -> tuple[Tensor, Tensor, Tensor]:
     band, keys, packing = _unpack(numbers, bounds)
     unused = k.shape[1] - keys
@@ -196,6 +205,7 @@ def _attend_backward(  # noqa: PLR0913, PLR0917 - the operator's schema
         softmax_scale=scale,
         budget=BUDGET_NOW,
         batch_invariant=False,
+        ieee=ieee,
     )
     dq, dk, dv = (x.view(shape) for x, shape in zip(gradients, shapes, strict=True))
     if unused:
@@ -280,7 +290,7 @@ def _attend_backward_fake(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Pair) -> None:  # noqa: ANN401
-    *tensors, ctx.scale = inputs
+    *tensors, ctx.scale, ctx.ieee = inputs
     q, k, v, numbers, bounds = tensors
     ctx.save_for_backward(q, k, v, *output, numbers, bounds)
     ctx.set_materialize_grads(False)
@@ -292,11 +302,11 @@ def _differentiate(
     dlse: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
     if dout is None and dlse is None:
-        return (None,) * 6
+        return (None,) * 7
     gradients = torch.ops.flash_dist_transformers.attend_backward(
-        dout, dlse, *ctx.saved_tensors, ctx.scale
+        dout, dlse, *ctx.saved_tensors, ctx.scale, ctx.ieee
     )
-    return *gradients, None, None, None
+    return *gradients, *(None,) * 4
 
 
 torch.library.register_autograd(

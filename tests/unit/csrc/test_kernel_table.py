@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 Size = tuple[int, int]  # head_dim, head_dim_v
 
 HALF_SIZES: Final = [(d, d) for d in (32, 64, 96, 128, 160, 192, 224, 256)] + [(192, 128)]
-SIZES: Final = {"fp16": HALF_SIZES, "bf16": HALF_SIZES, "fp32": [(d, d) for d in (64, 128, 256)]}
+SINGLE_SIZES: Final = [(d, d) for d in (64, 128, 256)]
+SIZES: Final = {
+    "fp16": HALF_SIZES,
+    "bf16": HALF_SIZES,
+    "fp32": SINGLE_SIZES,
+    "ieee32": SINGLE_SIZES,
+}
 ARCHSETS: Final = load_archsets()
 TARGETS: Final = sorted({arch for archset in ARCHSETS.values() for arch in archset.archs})
 NEWEST: Final = max(TOOLKIT_ARCHS, key=parse_version)
@@ -42,11 +48,13 @@ def launched_for(size: Size, dtype: str) -> Iterator[tuple[str, Size]]:
     """Yield the kernels of a forward and a backward, each with the size that it is asked for."""
     head_dim, head_dim_v = size
     yield "fwd", size
-    yield "bwd_delta", (head_dim_v, head_dim_v)
     yield "bwd_dkdv", size
-    if dtype != "fp32":
-        yield "bwd_dq_gemm", size
     yield "bwd_dq_recompute", size
+    if dtype in {"fp16", "bf16"}:
+        yield "bwd_dq_gemm", size
+    if dtype == "ieee32":  # what has no product is that of fp32
+        return
+    yield "bwd_delta", (head_dim_v, head_dim_v)
     yield "bwd_reduce", (head_dim, head_dim)
     yield "bwd_reduce", (head_dim_v, head_dim_v)
 
@@ -153,6 +161,15 @@ def test_every_family_for_all_targets_has_a_row_for_turing() -> None:
             assert len(plans) == len(set(plans)), f"{family.name} {size}: two rows of one plan"
             least = min(TABLE.smem_plans[plan] for plan in plans)
             assert family.targets or least <= turing, f"{family.name} {size}: no plan of 64"
+
+
+def test_kernels_of_ieee32_are_compiled_apart_and_change_no_code_of_others() -> None:
+    (target,) = ArchSet.parse("9.0a").archs
+    files: dict[str, set[bool]] = {}
+    for variant in TABLE.variants(target):
+        files.setdefault(generate.source_path(variant), set()).add(variant.dtype == "ieee32")
+    assert all(len(kinds) == 1 for kinds in files.values())
+    assert {True} in files.values()
 
 
 def test_what_is_published_is_among_the_targets_that_the_toolkit_compiles() -> None:

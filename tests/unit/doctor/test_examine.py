@@ -207,7 +207,7 @@ def test_the_plan_of_each_kernel_is_shown() -> None:
     result = find(look(make_environment(ALL, "8.6")), "gpu 0")
     assert result.details == ()
     plans = result.background
-    assert "fwd              fp16 bf16 fp32  head_dim 64: sm_80, 64 KB plan; " in plans[0]
+    assert "fwd              fp16 bf16 fp32 ieee32  head_dim 64: sm_80, 64 KB plan; " in plans[0]
     assert "head_dim 128: sm_80, 99 KB plan" in plans[0]
     assert result.to_json()["details"] == list(plans)
 
