@@ -61,11 +61,13 @@ __device__ __forceinline__ bool to_probabilities(Accumulator<MT, NT>& s, Softmax
       const float offset = top == -INFINITY ? 0.0f : top * scale_log2;
       // Exactly 1 where the maximum stays: offset is rounded, the product in the fma is not.
       const bool grew = top != state.row_max[m][h];
-      const float change = change_of<OFFSETS>(state.row_max[m][h], scale_log2, offset);
+      const auto change = [&] {
+        return change_of<OFFSETS>(state.row_max[m][h], scale_log2, offset);
+      };
       if constexpr (JUMPS) {
-        rescale[m][h] = grew ? exp2_approx(change) : 1.0f;
+        rescale[m][h] = grew ? exp2_approx(change()) : 1.0f;
       } else {
-        rescale[m][h] = exp2_approx(grew ? change : 0.0f);
+        rescale[m][h] = exp2_approx(grew ? change() : 0.0f);
       }
       grown |= grew;
       state.row_max[m][h] = top;

@@ -50,7 +50,7 @@ cudaError_t launch_kernel(const void* kernel, const void*, cudaStream_t stream) 
                            number, suffix, ptx)                                               \
   extern "C" const flash_dist::KernelEntry symbol##_entry;                                    \
   const flash_dist::KernelEntry symbol##_entry = {                                            \
-      &symbol##_entry, &launch_kernel, 128, plan == 0 ? 0 : 64 * 1024, 64, 2, nullptr};
+      &symbol##_entry, &launch_kernel, 128, plan == 0 ? 0 : 64 * 1024, 64, 2, false, nullptr};
 #include "variants.inc"
 #undef FLASH_DIST_VARIANT
 
