@@ -100,6 +100,17 @@ cudaError_t cudaLaunchKernel(const void* kernel, dim3, dim3, void**, size_t, cud
   return status;
 }
 
+cudaError_t cudaMemsetAsync(void*, int, size_t, cudaStream_t) { return answer("cudaMemsetAsync"); }
+
+// A driver without tensor maps.
+cudaError_t cudaGetDriverEntryPointByVersion(const char*, void** function, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+  *function = nullptr;
+  *result = cudaDriverEntryPointSymbolNotFound;
+  return answer("cudaGetDriverEntryPointByVersion");
+}
+
 cudaError_t cudaGetLastError() { return std::exchange(last_error, cudaSuccess); }
 
 const char* cudaGetErrorName(cudaError_t status) {

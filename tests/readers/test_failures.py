@@ -170,7 +170,7 @@ def test_a_kernel_that_is_first_used_in_a_capture_says_what_to_do(
 ) -> None:
     unsupported = codes["cudaErrorStreamCaptureUnsupported"]
     ((first, _),) = ask(program, ("cudaFuncGetAttributes", 1, unsupported))
-    assert re.match(r"flash_dist could not load flash_dist_fwd_bf16_d64_\w+: ", first.errors[0])
+    assert re.match(r"flash_dist could not load flash_dist_fwd_\w*bf16_d64_\w+: ", first.errors[0])
     assert "hint: call it once before the capture" in first.errors[0]
 
 
@@ -179,7 +179,7 @@ def test_no_memory_for_a_kernel_is_said_as_torch_says_it(
 ) -> None:
     memory = codes["cudaErrorMemoryAllocation"]
     ((first, _),) = ask(program, ("cudaFuncGetAttributes", 1, memory))
-    start = "CUDA out of memory. flash_dist could not load flash_dist_fwd_bf16_d64_"
+    start = "CUDA out of memory. flash_dist could not load flash_dist_fwd_"
     assert first.errors[0].startswith(start)
     assert "the next call tries again" in first.errors[0]
 

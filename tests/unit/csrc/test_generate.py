@@ -275,3 +275,19 @@ def test_the_name_of_a_family_tells_its_role_and_its_target(
     path.write_text(TABLE + SPECIFIC.replace(old, new))
     with pytest.raises(FlashDistError, match=said):
         generate.Table.load(path)
+
+
+@pytest.mark.parametrize("columns", generate.WGMMA_COLUMNS)
+def test_a_matrix_instruction_names_each_register_of_its_accumulator_once(columns: int) -> None:
+    lines = [
+        line
+        for line in generate.render_wgmma_shapes().splitlines()
+        if f".m64n{columns}k16." in line
+    ]
+    # A in shared memory or in registers, D written or added to, float16 or bfloat16.
+    assert len(lines) == 2 * 2 * 2
+    for line in lines:
+        registers = re.findall(r'"[=+]f"\(d\[(\d+)\]\[(\d)\]\)', line)
+        assert registers == [(str(n), str(i)) for n in range(columns // 8) for i in range(4)]
+        template, *operands = re.findall(r'"((?:[^"])*)"', line)
+        assert {int(x) for x in re.findall(r"%(\d+)", template)} == set(range(len(operands)))
