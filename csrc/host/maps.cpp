@@ -1,6 +1,8 @@
 #include "core/maps.h"
 
-#include <atomic>
+#include <cstdint>
+
+#include "host/check.h"
 
 namespace flash_dist {
 
@@ -12,7 +14,9 @@ constexpr int BOX_COLUMNS = 64;
 constexpr int64_t ELEMENT_BYTES = 2;
 constexpr int64_t STRIDE_LIMIT = int64_t{1} << 40;  // bytes
 
-// Null where the driver has none. The library does not link the driver's.
+// Null where the driver has none: that stays so. Any other failure is an error, since another family
+// of kernels would give other bits, and the next call asks again. The library does not link the
+// driver's.
 Encode find_encode() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult result;
@@ -23,30 +27,26 @@ Encode find_encode() {
   const cudaError_t status =
       cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &result);
 #endif
-  if (status != cudaSuccess) {
-    cudaGetLastError();
-    return nullptr;
-  }
+  check_cuda(status, "cudaGetDriverEntryPoint");
   return result == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(function) : nullptr;
 }
 
 Encode encode() {
-  static std::atomic<Encode> found{nullptr};  // a failure is not kept: it may pass
-  Encode function = found.load(std::memory_order_relaxed);
-  if (function == nullptr) found.store(function = find_encode(), std::memory_order_relaxed);
-  return function;
+  static const Encode found = find_encode();
+  return found;
 }
 
-// An axis of a tensor as a map has it. One that is the same memory throughout has size 1.
+// An axis of a tensor as a map has it. One that is the same memory throughout has size 1, and one of
+// size 1 a stride that counts for nothing.
 struct Axis {
   int64_t size, stride;  // in elements
 
   Axis(int64_t size_, int64_t stride_) : size(stride_ == 0 ? 1 : size_), stride(stride_) {}
 
-  // That of an axis of size 1 counts for nothing, but has to be legal.
-  int64_t stride_bytes() const { return size == 1 ? 16 : stride * ELEMENT_BYTES; }
-  bool fits() const {
-    return stride_bytes() % 16 == 0 && 0 < stride_bytes() && stride_bytes() < STRIDE_LIMIT;
+  int64_t stride_bytes() const { return stride * ELEMENT_BYTES; }
+  bool fits(int columns) const {
+    return size == 1 || (stride_bytes() % 16 == 0 && columns * ELEMENT_BYTES <= stride_bytes() &&
+                         stride_bytes() < STRIDE_LIMIT);
   }
 };
 
@@ -65,7 +65,9 @@ const char* find_map_problem(const View& view, int rows, int columns, const Axes
                          {axes.heads_kv, view.head_kv},
                          {axes.batches, view.batch}};
   for (const Axis& axis : others) {
-    if (!axis.fits()) return "a stride is no multiple of 16 bytes, or not below 2^40 bytes";
+    if (!axis.fits(columns)) {
+      return "a stride is no multiple of 16 bytes, shorter than a row or not below 2^40 bytes";
+    }
   }
   if (encode() == nullptr) return "the driver has no cuTensorMapEncodeTiled";
   return nullptr;
@@ -79,13 +81,15 @@ cudaError_t make_map(CUtensorMap* map, AxisSteps* steps, const View& view, Dtype
   constexpr int RANK = 5;
   cuuint64_t sizes[RANK] = {static_cast<cuuint64_t>(columns)};
   cuuint64_t strides[RANK - 1];
+  const int64_t row_bytes = (columns * ELEMENT_BYTES + 15) / 16 * 16;
   for (int i = 0; i < RANK - 1; ++i) {
     sizes[i + 1] = static_cast<cuuint64_t>(others[i]->size);
-    strides[i] = static_cast<cuuint64_t>(others[i]->stride_bytes());
+    const int64_t stride = others[i]->size == 1 ? row_bytes : others[i]->stride_bytes();
+    strides[i] = static_cast<cuuint64_t>(stride);
   }
   const cuuint32_t box[RANK] = {BOX_COLUMNS, static_cast<cuuint32_t>(box_rows), 1, 1, 1};
   const cuuint32_t element_strides[RANK] = {1, 1, 1, 1, 1};
-  *steps = {view.head_group != 0, view.head_kv != 0, view.batch != 0};
+  *steps = {member.size > 1, head_kv.size > 1, batch.size > 1};
   const CUtensorMapDataType type =
       dtype == Dtype::FP16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   const Encode function = encode();

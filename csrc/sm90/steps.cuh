@@ -47,8 +47,12 @@ struct KeySteps {
   __device__ __forceinline__ bool is_list() const {
     return WALK == Walk::LISTS || (WALK == Walk::BOTH && bounds.entries != nullptr);
   }
-  // The entry of part `part` of step j. The last step may lack one: then the last tile stands in
-  // for it, so that nothing is read that nobody sees.
+  // Whether the last step, of an odd number of tiles, lacks this part.
+  __device__ __forceinline__ bool lacks(int j, int part) const {
+    return j * PARTS + part >= bounds.count;
+  }
+  // The entry of part `part` of step j. The last tile stands in for one that is lacking, so that
+  // nothing is read that nobody sees.
   __device__ __forceinline__ const int4& entry(int j, int part) const {
     return bounds.entries[min(j * PARTS + part, bounds.count - 1)];
   }
@@ -57,9 +61,15 @@ struct KeySteps {
   __device__ __forceinline__ int key0(int j, int part) const {
     return entry(j, part).x * MASK_TILE;
   }
+  // The key of a row of step j; -1: of a part that is lacking.
+  __device__ __forceinline__ int key(int j, int row) const {
+    if (!is_list()) return key0(j) + row;
+    const int part = row / MASK_TILE;
+    return lacks(j, part) ? -1 : key0(j, part) + row % MASK_TILE;
+  }
   // What is known of a part for the given half (0 or 1) of the block's queries.
   __device__ __forceinline__ int code(int j, int part, int half) const {
-    if (j * PARTS + part >= bounds.count) return TILE_EMPTY;
+    if (lacks(j, part)) return TILE_EMPTY;
     return half == 0 ? entry(j, part).y : entry(j, part).z;
   }
 };

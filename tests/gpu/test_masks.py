@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from flash_dist import flash_attn_func
 from flash_dist.masks import BlockMask
 from tests.gpu.running import attend, check, workspace
 from tests.masks import MASKS, masked_problem
@@ -116,3 +117,25 @@ def test_a_mask_made_on_the_gpu_is_a_mask(half: torch.dtype) -> None:
     there = BlockMask.from_dense(problem.visible)
     assert problem.visible.device.type == "cuda"
     assert_same_bits(attend(problem), attend(problem, mask=there), "made on the CPU and the GPU")
+
+
+@pytest.mark.parametrize("tiles", [1, 2, 3])
+def test_a_visible_infinity_in_the_last_tile_of_a_list_stays_one(
+    tiles: int, head_dims: tuple[int, int], half: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    dense = torch.rand(100, 64 * tiles, generator=generator) < 0.5
+    dense[:, ::64] = True  # every tile is in the list
+    dense[:50, -1], dense[50:, -1] = True, False
+    q, k, v = (
+        torch.randn(1, rows, 2, columns, generator=generator).to("cuda", half)
+        for rows, columns in (
+            (100, head_dims[0]),
+            (64 * tiles, head_dims[0]),
+            (64 * tiles, head_dims[1]),
+        )
+    )
+    v[:, -1, :, 0] = torch.inf
+    out = flash_attn_func(q, k, v, mask=BlockMask.from_dense(dense))
+    assert (out[:, :50, :, 0] == torch.inf).all()
+    assert out[..., 1:].isfinite().all()

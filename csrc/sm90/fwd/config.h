@@ -61,6 +61,7 @@ struct FwdSm90Config
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
   static_assert(Plan::LIST_N == 0 || BLOCK_M == 128, "lists are made for 64 and 128 queries");
+  static_assert(!SHARES_Q || V_PANELS <= Q_PANELS, "Q's place holds the output");
 };
 
 }  // namespace flash_dist

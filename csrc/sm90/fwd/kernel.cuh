@@ -327,8 +327,9 @@ struct FwdSm90 {
       return keys.first <= steps.key0(j) && steps.key0(j) + BLOCK_N <= keys.end;
     }
     // Tiles ascend.
-    return keys.first <= steps.key0(j, 0) &&
-           steps.key0(j, max(Steps::PARTS - 1, 0)) + MASK_TILE <= keys.end;
+    constexpr int LAST = Steps::PARTS == 0 ? 0 : Steps::PARTS - 1;
+    return keys.first <= steps.key0(j, 0) && steps.key0(j, LAST) + MASK_TILE <= keys.end &&
+           !steps.lacks(j, LAST);
   }
 
   // Zeros for the values of keys that are not there: P is 0, but what was copied may be NaN. All
@@ -341,8 +342,7 @@ struct FwdSm90 {
     for (int i = fresh_thread() - WARPGROUP; i < BLOCK_N * CHUNKS;
          i += Config::CONSUMERS * WARPGROUP) {
       const int row = i / CHUNKS, chunk = i % CHUNKS;
-      const int key =
-          steps.is_list() ? steps.key0(j, row / MASK_TILE) + row % MASK_TILE : steps.key0(j) + row;
+      const int key = steps.key(j, row);
       if (key < keys.first || key >= keys.end) {
         store_shared_16(shared_address(smem.v[stage]) + KTile::offset(row, chunk), {0, 0, 0, 0});
       }
