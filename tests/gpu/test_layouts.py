@@ -10,7 +10,7 @@ import torch
 
 from flash_dist import flash_attn_func, flash_attn_varlen_func
 from tests.gpu.packed import boundaries, pack
-from tests.gpu.running import attend, peak_of
+from tests.gpu.running import attend, check, peak_of
 from tests.masks import masked_problem
 from tests.reference import Problem, assert_same_bits, random_problem
 
@@ -142,6 +142,26 @@ def test_a_layout_of_float32_does_not_change_a_bit(
     )
     result = flat_gradients(attend(layout(problem)), problem)
     assert_same_bits(attend(problem), result, "a layout")
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "dout"])
+def test_the_rows_of_a_tensor_may_all_be_the_same_memory(
+    name: str, head_dims: tuple[int, int], half: torch.dtype
+) -> None:
+    """On Hopper it then has no map: general kernels and those for maps work together."""
+    problem = random_problem(
+        batch=2,
+        seqlen_q=200,
+        num_heads=4,
+        num_heads_kv=2,
+        head_dim=head_dims[0],
+        head_dim_v=head_dims[1],
+        dtype=half,
+        causal=True,
+    )
+    x: Tensor = getattr(problem, name)
+    changed: dict[str, Any] = {name: x[:, :1].expand(x.shape)}
+    check([replace(problem, **changed)])
 
 
 def scattered(x: Tensor) -> Tensor:
