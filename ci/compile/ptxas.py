@@ -23,8 +23,9 @@ _ENTRY = re.compile(r"Compiling entry function '([^']+)' for '([^']+)'")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers")
 _SMEM = re.compile(r"(\d+) bytes smem")
-# C7510 to C7519: products of a warpgroup are serialised, or a fence was missing. Worse than spills.
-_REFUSED = re.compile(r"\(C751\d\)")
+# C7510 to C7520: products of a warpgroup are serialised, or a fence was put in where one was
+# missing. Worse than spills.
+_REFUSED = re.compile(r"\(C75[12]\d\)")
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def test_a_written_exception_allows_its_kernel_its_bytes(
     assert bool(refusals(SPILLED, [exception])) is refused
 
 
-@pytest.mark.parametrize("code", ["C7510", "C7512", "C7515", "C7519"])
+@pytest.mark.parametrize("code", ["C7510", "C7512", "C7518", "C7520"])
 def test_a_performance_warning_of_ptxas_is_refused(code: str) -> None:
     text = f"ptxas info    : ({code}) Potential Performance Loss: wgmma is serialized\n"
     assert refusals(text, [])
