@@ -366,6 +366,8 @@ void list_sizes(std::ostream& text, const KernelKey& key) {
 bool is_meant(const Variant& variant, const KernelKey& key) {
   if (!same_kernel(variant, key)) return false;
   const KernelSize meant = smallest_holding(compiled_sizes(key, &variant.family), key.columns);
+  // The general family has sizes for few columns.
+  if (variant.specific && 2 * key.columns.head_dim <= meant.head_dim) return false;
   return variant.size.head_dim == meant.head_dim && variant.size.head_dim_v == meant.head_dim_v;
 }
 

@@ -24,14 +24,10 @@ struct CallAxes {
   }
 };
 
-// Columns that the general kernels serve with less padding.
-constexpr int FEW_COLUMNS = 32;
-
 // Why a kernel with these tensors, `like_out` being out or dout, is not for Hopper's families, null
 // if it is.
 template <class Config, class Params>
 const char* find_problem(const Params& p, const View& like_out) {
-  if (p.head_dim <= FEW_COLUMNS) return "its tile is made for more columns";
   const CallAxes axes(p);
   const char* const problems[] = {
       find_map_problem(p.q, axes.rows_q, p.head_dim, axes.q),

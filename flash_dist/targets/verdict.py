@@ -8,6 +8,7 @@ shared-memory plan that fits.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -276,6 +277,26 @@ def judge_variant(variant: Variant, situation: Situation) -> RunVerdict:
     return verdict
 
 
+def variants_meant(key: KernelKey, variants: Iterable[Variant]) -> list[Variant]:
+    """Return those that the dispatcher tries for a kernel (csrc/host/dispatch.cpp, is_meant).
+
+    They are of the smallest size of each family that holds the head_dims. A family for some targets
+    only leaves calls that would fill half of its columns, or less, to the general one.
+    """
+    role, dtype, *columns = key
+    families: defaultdict[str, list[Variant]] = defaultdict(list)
+    for variant in variants:
+        holds = all(size >= asked for size, asked in zip(variant.key[2:], columns, strict=True))
+        if variant.key[:2] == (role, dtype) and holds:
+            families[variant.family].append(variant)
+    meant = []
+    for members in families.values():
+        smallest = min((sum(v.key[2:]), v.key[3]) for v in members)
+        chosen = [v for v in members if (sum(v.key[2:]), v.key[3]) == smallest]
+        meant += [v for v in chosen if not v.is_specific or 2 * columns[0] > v.head_dim]
+    return meant
+
+
 def judge_kernel(
     key: KernelKey, variants: Iterable[Variant], situation: Situation
 ) -> KernelVerdict:
@@ -285,7 +306,7 @@ def judge_kernel(
     if floor is not None and situation.device < floor:
         reason = f"{dtype} needs compute capability {floor} or newer, not {situation.device}"
         return KernelVerdict(key, "not-on-this-hardware", reason)
-    judged = [(v, judge_variant(v, situation)) for v in variants if v.key == key]
+    judged = [(v, judge_variant(v, situation)) for v in variants_meant(key, variants)]
     judged.sort(key=lambda pair: (pair[1].rank, *_closeness(pair[0])))
     refused = tuple((v.symbol, verdict.reason) for v, verdict in judged if verdict.how == "no")
     if not judged:

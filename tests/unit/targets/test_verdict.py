@@ -351,3 +351,28 @@ def test_a_size_of_its_own_is_expected_on_its_target_alone() -> None:
         assert all(72 not in kernel.key for kernel in verdict.kernels)
     keys = {kernel.key for kernel in judge_device(build, situation("9.0")).kernels}
     assert ("fwd", "bf16", 72, 72) in keys
+
+
+def test_a_size_that_a_family_lacks_is_served_by_its_next_larger_one() -> None:
+    base = make_build(HOPPER)
+    (general,) = {
+        v for v in base.variants if v.key == ("fwd", "bf16", 64, 64) and v.arch.number == 90
+    }
+    wide, narrow = (
+        replace(general, symbol=f"flash_dist_fwd_bf16_d{size}_smem64_sm90a", head_dim=size)
+        for size in (96, 32)
+    )
+    build = with_specific(replace(base, variants=(*base.variants, wide, narrow)), 128)
+    assert chosen(build, "9.0", 96) == "fwd_sm90"
+    assert chosen(build, "9.0", 96, smem=64 * 1024) == "fwd"
+
+
+def test_a_family_for_some_targets_leaves_few_columns_to_the_general_one() -> None:
+    base = make_build(HOPPER)
+    (general,) = {
+        v for v in base.variants if v.key == ("fwd", "bf16", 64, 64) and v.arch.number == 90
+    }
+    narrow = replace(general, symbol="flash_dist_fwd_bf16_d32_smem64_sm90a", head_dim=32)
+    build = with_specific(replace(base, variants=(*base.variants, narrow)), 64)
+    assert chosen(build, "9.0", 64) == "fwd_sm90"
+    assert chosen(build, "9.0", 32) == "fwd"
