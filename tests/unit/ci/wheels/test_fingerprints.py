@@ -9,6 +9,7 @@ from ci.compile.decisions import hash_decisions
 from ci.wheels.fingerprints import RECORDED, find_stale
 from flash_dist.builds.published import published_sets
 from flash_dist.selftest.fingerprints import read_references
+from flash_dist.targets.archs import DEFAULT_TOOLKIT
 
 
 def test_what_is_recorded_is_of_this_planner_and_of_both_kinds_of_code() -> None:
@@ -17,7 +18,10 @@ def test_what_is_recorded_is_of_this_planner_and_of_both_kinds_of_code() -> None
     for one in references:
         for name, code in one.kernels.items():
             kernels[name].add(code)
-    assert {one.toolkit for one in references} == {one.toolkit for one in published_sets()}
+    # Where a toolkit has none, doctor says that nothing is recorded.
+    toolkits = {one.toolkit for one in references}
+    assert DEFAULT_TOOLKIT in toolkits
+    assert toolkits <= {one.toolkit for one in published_sets()}
     assert find_stale(references, kernels, hash_decisions()) == []
     drivers = {print_.driver for one in references for print_ in one.fingerprints}
     assert "" in drivers  # SASS
