@@ -230,7 +230,10 @@ def tests(session: nox.Session) -> None:
 def gpu_tests(session: nox.Session) -> None:
     """Run tests/gpu on this machine's GPUs from an installed wheel: `-- WHEEL [PYTEST ...]`."""
     args = _install_beside_tests(session)
-    session.run("python", "-m", "pytest", "--override-ini=pythonpath=", "tests/gpu", *args)
+    command = ["python", "-m", "pytest", "--override-ini=pythonpath=", "tests/gpu", *args]
+    none_chosen = 5
+    session.run(*command, "-m", "not alone", success_codes=[0, none_chosen])
+    session.run(*command, "-m", "alone", "-n", "0", success_codes=[0, none_chosen])
 
 
 @gpu_session

@@ -301,6 +301,7 @@ print(digest.hexdigest(), *kernels)
 """
 
 
+@pytest.mark.alone
 def test_no_memory_at_the_first_load_changes_no_later_bits(half: torch.dtype) -> None:
     def run(mode: str) -> subprocess.CompletedProcess[str]:
         name = str(half).removeprefix("torch.")
