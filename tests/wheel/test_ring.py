@@ -289,8 +289,8 @@ class Counting(Ring):
 def test_tensors_of_two_ranks_are_held_at_most(*, causal: bool) -> None:
     q, k, v = (torch.ones(1, 4, 1, 16, dtype=torch.bfloat16, requires_grad=True) for _ in "qkv")
     ring = Counting(None, 2, 6, (k, v))
-    invariant = False
-    out, _ = _RingAttention.apply(q, k, v, ring, causal, 1.0, invariant)  # type: ignore[no-untyped-call]
+    invariant, ieee = False, False
+    out, _ = _RingAttention.apply(q, k, v, ring, causal, 1.0, invariant, ieee)  # type: ignore[no-untyped-call]
     assert ring.most == {torch.bfloat16: 4}
     out.sum().backward()
     assert ring.most == {torch.bfloat16: 4, torch.float32: 4}
