@@ -7,6 +7,7 @@
 #include <functional>
 #include <limits>
 #include <sstream>
+#include <vector>
 
 namespace flash_dist::debug {
 
@@ -38,12 +39,15 @@ double positive_number(const std::string& name, const std::string& text) {
   return value;
 }
 
-const std::string& one_of(const std::string& name, const std::string& text, const char* first,
-                          const char* second, const char* third) {
-  for (const char* allowed : {first, second, third})
-    if (text == allowed) return text;
-  throw UsageError(
-      join(name, " must be ", first, ", ", second, " or ", third, ", got `", text, "`"));
+const std::string& one_of(const std::string& name, const std::string& text,
+                          const std::vector<const char*>& allowed) {
+  std::string words;
+  for (size_t i = 0; i < allowed.size(); ++i) {
+    if (text == allowed[i]) return text;
+    words += i == 0 ? "" : i + 1 < allowed.size() ? ", " : " or ";
+    words += allowed[i];
+  }
+  throw UsageError(join(name, " must be ", words, ", got `", text, "`"));
 }
 
 // `-1` is unbounded.
@@ -116,7 +120,7 @@ const std::vector<Option>& all_options() {
       number("--head-dim-v", &Options::head_dim_v, 8, "of v, as --head-dim"),
       {"--dtype", "NAME", "fp16, bf16, fp32 or ieee32 (fp32 by FFMA); bf16",
        [](Options& o, const std::string& text) {
-         o.dtype = one_of("--dtype", text, "fp16", "bf16", "fp32", "ieee32");
+         o.dtype = one_of("--dtype", text, {"fp16", "bf16", "fp32", "ieee32"});
        }},
       {"--mask", "MASK",
        "full, causal, causal-top-left, window:LEFT,RIGHT (-1: unbounded) or\n"
@@ -137,7 +141,7 @@ const std::vector<Option>& all_options() {
              "runs to time, ours and torch's; 0: torch's does not run at all; 50"),
       {"--reference", "WHERE", "gpu, cpu or none: where float64 is computed; gpu",
        [](Options& o, const std::string& text) {
-         o.reference = one_of("--reference", text, "gpu", "cpu", "none");
+         o.reference = one_of("--reference", text, {"gpu", "cpu", "none"});
        }},
       {"--budget-mb", "N", "MiB that the backward may use beside its statistics, 1536",
        [](Options& o, const std::string& text) {

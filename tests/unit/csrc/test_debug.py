@@ -88,7 +88,7 @@ def test_the_backward_may_use_as_much_memory_as_in_python(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("--dtype f8", "--dtype must be fp16, bf16 or fp32, got `f8`"),
+        ("--dtype f8", "--dtype must be fp16, bf16, fp32 or ieee32, got `f8`"),
         ("--mask diagonal", "block-causal:BLOCKS, got `diagonal`"),
         ("--mask window:5", "--mask window needs two numbers, got `window:5`"),
         ("--mask window:5,x", "RIGHT of --mask must be a whole number from -1 to"),
