@@ -3,6 +3,7 @@
 // -DELEMENT=Bf16.
 #include <type_traits>
 
+#include "core/accumulator.cuh"
 #include "core/maps.h"
 #include "core/panels.cuh"
 #include "ptx/copy.cuh"
@@ -29,6 +30,12 @@ enum Mode {
   REGISTERS,
   REGISTERS_B_BY_COLUMNS
 };
+
+template <int MODE>
+constexpr bool ROWS_OF_A_ARE_K = MODE == A_BY_COLUMNS || MODE == BOTH_BY_COLUMNS;
+template <int MODE>
+constexpr bool ROWS_OF_B_ARE_K =
+    MODE == B_BY_COLUMNS || MODE == BOTH_BY_COLUMNS || MODE == REGISTERS_B_BY_COLUMNS;
 
 struct Maps {
   alignas(128) CUtensorMap a, b;
@@ -64,9 +71,7 @@ __global__ void __launch_bounds__(THREADS, 1)
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<Smem*>(smem_bytes);
   constexpr bool IN_REGISTERS = MODE == REGISTERS || MODE == REGISTERS_B_BY_COLUMNS;
-  constexpr bool A_COLUMNS = MODE == A_BY_COLUMNS || MODE == BOTH_BY_COLUMNS;
-  constexpr bool B_COLUMNS =
-      MODE == B_BY_COLUMNS || MODE == BOTH_BY_COLUMNS || MODE == REGISTERS_B_BY_COLUMNS;
+  constexpr bool A_COLUMNS = ROWS_OF_A_ARE_K<MODE>, B_COLUMNS = ROWS_OF_B_ARE_K<MODE>;
   using ATile = Panels<A_COLUMNS ? K : M>;
   using BTile = Panels<B_COLUMNS ? K : N>;
   const uint32_t tile_a = shared_address(smem.a), tile_b = shared_address(smem.b);
@@ -130,9 +135,7 @@ bool launch(F* kernel, int blocks, void** arguments) {
 
 template <int N, int MODE>
 bool run(const View& a, const View& b, float* c, bool twice) {
-  constexpr bool A_COLUMNS = MODE == A_BY_COLUMNS || MODE == BOTH_BY_COLUMNS;
-  constexpr bool B_COLUMNS =
-      MODE == B_BY_COLUMNS || MODE == BOTH_BY_COLUMNS || MODE == REGISTERS_B_BY_COLUMNS;
+  constexpr bool A_COLUMNS = ROWS_OF_A_ARE_K<MODE>, B_COLUMNS = ROWS_OF_B_ARE_K<MODE>;
   const int rows_a = A_COLUMNS ? K : M, rows_b = B_COLUMNS ? K : N;
   Maps maps;
   AxisSteps steps;
