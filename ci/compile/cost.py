@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from ci.command import command
 from ci.project import build_folder
+from csrc.generate import CPP_DTYPES
 from flash_dist.errors import FlashDistError
 from flash_dist.targets.archs import Arch
 
@@ -27,9 +28,8 @@ if TYPE_CHECKING:
 _OBJECT: Final = re.compile(
     r"CMakeFiles/(?P<target>(?:sm|compute)_\w+)\.dir/.*/(?P<stem>\w+)\.cu\.o"
 )
-_VARIANT: Final = re.compile(
-    r"_(?:fp16|bf16|fp32|ieee32|d[0-9])"
-)  # what follows a family in a file name
+# What follows a family in a file name.
+_VARIANT: Final = re.compile(rf"_(?:{'|'.join(CPP_DTYPES)}|d[0-9])")
 _HEADER: Final = re.compile(r"# ninja log v[5-7]")
 
 

@@ -48,8 +48,7 @@ struct FwdGrid {
 template <class Config>
 cudaError_t launch_fwd(const void* kernel, const void* params, cudaStream_t stream) {
   FwdParams p = *static_cast<const FwdParams*>(params);
-  const FwdGrid grid(p, Config::BLOCK_M);
-  return launch_in_order<Config>(kernel, p, grid.tiles, grid.groups, stream);
+  return launch_in_order<Config>(kernel, p, FwdGrid(p, Config::BLOCK_M), p, stream);
 }
 
 // The key tile, unit and split of a block of the dK/dV kernel.
@@ -81,8 +80,7 @@ struct DkdvGrid {
 template <class Config>
 cudaError_t launch_dkdv(const void* kernel, const void* params, cudaStream_t stream) {
   BwdParams p = *static_cast<const BwdParams*>(params);
-  const DkdvGrid grid(p, Config::BLOCK_N);
-  return launch_in_order<Config>(kernel, p, grid.tiles, grid.groups, stream);
+  return launch_in_order<Config>(kernel, p, DkdvGrid(p, Config::BLOCK_N), p, stream);
 }
 
 // The query tile and head of a block of the dQ kernels; of a head the longest causal tiles first.
@@ -118,8 +116,7 @@ struct DqGrid {
 template <class Config>
 cudaError_t launch_dq(const void* kernel, const void* params, cudaStream_t stream) {
   BwdParams p = *static_cast<const BwdParams*>(params);
-  const DqGrid grid(p, Config::BLOCK_M);
-  return launch_in_order<Config>(kernel, p, grid.tiles, grid.groups, stream);
+  return launch_in_order<Config>(kernel, p, DqGrid(p, Config::BLOCK_M), p, stream);
 }
 
 }  // namespace flash_dist

@@ -34,13 +34,16 @@ inline BlockOrder make_order(int64_t tiles, int64_t groups, int width) {
           static_cast<int>(groups / width)};
 }
 
-// Launches `groups` groups of `tiles` blocks.
-template <class Config, class Params>
-cudaError_t launch_in_order(const void* kernel, Params p, int64_t tiles, int64_t groups,
+// Launches the blocks of a grid, `groups` groups of `tiles`. all: the kernel's parameters, p or what
+// holds it.
+template <class Config, class Params, class Grid, class All>
+cudaError_t launch_in_order(const void* kernel, Params& p, const Grid& grid, const All& all,
                             cudaStream_t stream) {
-  const int64_t blocks = tiles * groups;
-  if (0 < blocks && blocks <= INT32_MAX) p.order = make_order(tiles, groups, p.heads_together);
-  return launch_1d<Config>(kernel, &p, blocks, stream);
+  const int64_t blocks = grid.tiles * grid.groups;
+  if (0 < blocks && blocks <= INT32_MAX) {
+    p.order = make_order(grid.tiles, grid.groups, p.heads_together);
+  }
+  return launch_1d<Config>(kernel, &all, blocks, stream);
 }
 
 __device__ __forceinline__ int divide(int n, const Divisor& d) {

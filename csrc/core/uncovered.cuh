@@ -17,9 +17,9 @@ namespace flash_dist {
 constexpr int ROW_LANES = 8;  // threads that write a row, 16 bytes each: a line of memory
 
 // f(row), by ROW_LANES neighbouring threads, for this block's share of an axis. THREADS of the block
-// come here, from number FIRST on. It is one of `blocks`
-// blocks of document `number`, which together take the rows beside it; behind the last document,
-// where many may be left of a buffer, the blocks of all documents share them.
+// come here, from number FIRST on. It is one of `blocks` blocks of document `number`, which together
+// take the rows beside it; behind the last document, where many may be left of a buffer, the blocks
+// of all documents share them.
 template <int THREADS, int FIRST = 0, class F>
 __device__ __forceinline__ void for_uncovered_rows(const int* cu_seqlens, int number, int documents,
                                                    int total, int longest, int block, int blocks,

@@ -80,13 +80,13 @@ int heads_together(const Call& call, const Params& p, int64_t groups, int64_t by
 constexpr int64_t TICKETED_TILES = 4;
 
 // A zero for the blocks of a forward to count in, or null.
-unsigned* make_tickets(const Call& call, const FwdParams& p, const KernelEntry& entry,
+unsigned* make_tickets(const Call& call, const FwdParams& p, const KernelEntry& entry, int sm_count,
                        Allocate allocate, void* context) {
   if (!entry.takes_tickets || allocate == nullptr) return nullptr;
   if (is_even(p.mask, p.packing.cu_seqlens_q != nullptr)) return nullptr;
   const int64_t tiles = (int64_t{p.seqlen_q} + entry.block_rows - 1) / entry.block_rows * p.batch *
                         p.num_heads_kv * p.group;
-  if (tiles < TICKETED_TILES * device_info(call.device).sm_count) return nullptr;
+  if (tiles < TICKETED_TILES * sm_count) return nullptr;
   void* memory = allocate(context, sizeof(unsigned));
   if (memory == nullptr) return nullptr;
   check_cuda(cudaMemsetAsync(memory, 0, sizeof(unsigned), stream_of(call)), "cudaMemsetAsync");
@@ -100,8 +100,9 @@ void run_forward(const Call& call, FwdParams p, Allocate allocate, void* context
                                     element_bytes(call) * p.seqlen_k * (p.head_dim + p.head_dim_v));
   const KernelKey key{Role::FWD, dtype_of(call), {p.head_dim, p.head_dim_v}};
   const Loaded kernel = require_kernel(call.device, key, &p);
-  const FwdCall all{p, device_info(call.device).sm_count,
-                    make_tickets(call, p, *kernel.variant->entry, allocate, context)};
+  const int sm_count = device_info(call.device).sm_count;
+  const FwdCall all{p, sm_count,
+                    make_tickets(call, p, *kernel.variant->entry, sm_count, allocate, context)};
   launch(call.device, kernel, &all, stream_of(call));
 }
 

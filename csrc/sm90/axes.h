@@ -26,7 +26,7 @@ struct CallAxes {
 
 // Why a kernel with these tensors, `like_out` being out or dout, is not for Hopper's families, null
 // if it is.
-template <class Config, class Params>
+template <class Params>  // FwdParams or BwdParams
 const char* find_problem(const Params& p, const View& like_out) {
   const CallAxes axes(p);
   const char* const problems[] = {

@@ -291,10 +291,16 @@ def variants_meant(key: KernelKey, variants: Iterable[Variant]) -> list[Variant]
             families[variant.family].append(variant)
     meant = []
     for members in families.values():
-        smallest = min((sum(v.key[2:]), v.key[3]) for v in members)
-        chosen = [v for v in members if (sum(v.key[2:]), v.key[3]) == smallest]
+        size = min(members, key=_columns_in_all).key
+        chosen = [v for v in members if v.key == size]
         meant += [v for v in chosen if not v.is_specific or 2 * columns[0] > v.head_dim]
     return meant
+
+
+def _columns_in_all(variant: Variant) -> tuple[int, int]:
+    """Rank sizes: the fewest columns in all, among equals the fewest of v."""
+    *_, head_dim, head_dim_v = variant.key
+    return head_dim + head_dim_v, head_dim_v
 
 
 def judge_kernel(

@@ -7,19 +7,10 @@
 
 namespace flash_dist {
 
-template <class Config, class Params, class Grid>
-cudaError_t launch_grid(const void* kernel, Params& all, const Grid& grid, cudaStream_t stream) {
-  const int64_t blocks = grid.tiles * grid.groups;
-  if (0 < blocks && blocks <= INT32_MAX) {
-    all.p.order = make_order(grid.tiles, grid.groups, all.p.heads_together);
-  }
-  return launch_1d<Config>(kernel, &all, blocks, stream);
-}
-
 template <class Config>
 const char* refuse_dkdv_sm90(const void* params) {
   const BwdParams& p = *static_cast<const BwdParams*>(params);
-  return find_problem<Config>(p, p.dout);
+  return find_problem(p, p.dout);
 }
 
 template <class Config>
@@ -35,7 +26,7 @@ cudaError_t launch_dkdv_sm90(const void* kernel, const void* params, cudaStream_
   };
   const cudaError_t status = make_maps<Config>(maps);
   if (status != cudaSuccess) return status;
-  return launch_grid<Config>(kernel, all, DkdvGrid(p, Config::BLOCK_N), stream);
+  return launch_in_order<Config>(kernel, p, DkdvGrid(p, Config::BLOCK_N), all, stream);
 }
 
 template <class Config>
@@ -54,7 +45,7 @@ cudaError_t launch_dq_gemm_sm90(const void* kernel, const void* params, cudaStre
       {&all.k, &all.k_axes, &p.k, axes.rows_k, p.head_dim, &axes.k, DS_TILE}};
   const cudaError_t status = make_maps<Config>(maps);
   if (status != cudaSuccess) return status;
-  return launch_grid<Config>(kernel, all, DqGrid(p, Config::BLOCK_M), stream);
+  return launch_in_order<Config>(kernel, p, DqGrid(p, Config::BLOCK_M), all, stream);
 }
 
 }  // namespace flash_dist

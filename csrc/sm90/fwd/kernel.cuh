@@ -31,7 +31,7 @@
 
 namespace flash_dist {
 
-// The work of one role, with its places in the rings from tile to tile.
+// The work of the two roles.
 template <class Config, int BLOCK_N, Walk WALK>
 struct FwdSm90 {
   using Target = typename Config::Target;
@@ -49,6 +49,7 @@ struct FwdSm90 {
 
   const FwdSm90Params& params;
   Smem& smem;
+
   // One thread's work.
   __device__ __forceinline__ void load_all() const {
     const FwdParams& p = params.p;

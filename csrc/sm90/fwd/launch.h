@@ -11,8 +11,7 @@ template <class Config>
 const char* refuse_fwd_sm90(const void* params) {
   const FwdParams& p = *static_cast<const FwdParams*>(params);
   if (p.mask.kind == MaskKind::TILES && Config::LIST_N == 0) return "its tile takes no lists";
-  const CallAxes axes(p);
-  return find_problem<Config>(p, p.out);
+  return find_problem(p, p.out);
 }
 
 template <class Config>

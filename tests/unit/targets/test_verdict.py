@@ -19,6 +19,7 @@ from flash_dist.targets.devices import Device, Driver
 from flash_dist.targets.verdict import (
     Build,
     Situation,
+    Variant,
     judge_device,
     judge_kernel,
     role_of,
@@ -298,11 +299,17 @@ def test_code_for_some_kernels_only_is_not_called_no_code() -> None:
 # --- Families for some targets only ---------------------------------------------------------------
 
 
-def with_specific(build: Build, head_dim: int, plan: int = 163) -> Build:
-    """Add a forward for 9.0a alone."""
-    (general,) = {
+def general_forward(build: Build) -> Variant:
+    """Return that of head_dim 64 for 9.0a."""
+    (found,) = {
         v for v in build.variants if v.key == ("fwd", "bf16", 64, 64) and v.arch.number == 90
     }
+    return found
+
+
+def with_specific(build: Build, head_dim: int, plan: int = 163) -> Build:
+    """Add a forward for 9.0a alone."""
+    general = general_forward(build)
     specific = replace(
         general,
         symbol=f"flash_dist_fwd_sm90_bf16_d{head_dim}_smem{plan}_sm90a",
@@ -355,9 +362,7 @@ def test_a_size_of_its_own_is_expected_on_its_target_alone() -> None:
 
 def test_a_size_that_a_family_lacks_is_served_by_its_next_larger_one() -> None:
     base = make_build(HOPPER)
-    (general,) = {
-        v for v in base.variants if v.key == ("fwd", "bf16", 64, 64) and v.arch.number == 90
-    }
+    general = general_forward(base)
     wide, narrow = (
         replace(general, symbol=f"flash_dist_fwd_bf16_d{size}_smem64_sm90a", head_dim=size)
         for size in (96, 32)
@@ -369,9 +374,7 @@ def test_a_size_that_a_family_lacks_is_served_by_its_next_larger_one() -> None:
 
 def test_a_family_for_some_targets_leaves_few_columns_to_the_general_one() -> None:
     base = make_build(HOPPER)
-    (general,) = {
-        v for v in base.variants if v.key == ("fwd", "bf16", 64, 64) and v.arch.number == 90
-    }
+    general = general_forward(base)
     narrow = replace(general, symbol="flash_dist_fwd_bf16_d32_smem64_sm90a", head_dim=32)
     build = with_specific(replace(base, variants=(*base.variants, narrow)), 64)
     assert chosen(build, "9.0", 64) == "fwd_sm90"
