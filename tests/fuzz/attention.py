@@ -67,6 +67,7 @@ class Case:
     megabytes: int
     batch_invariant: bool
     with_dlse: bool
+    float32_precision: str | None  # of float32 alone
 
     def __str__(self) -> str:
         sizes = (
@@ -77,7 +78,8 @@ class Case:
         return (
             f"case {self.number}: {self.mask} {self.dtype} {sizes} {self.layout}, magnitudes "
             f"{magnitudes}, scale {self.softmax_scale}, default device {self.default_device}, "
-            f"{self.megabytes} MiB, batch_invariant {self.batch_invariant}, dlse {self.with_dlse}"
+            f"{self.megabytes} MiB, batch_invariant {self.batch_invariant}, dlse {self.with_dlse}, "
+            f"float32_precision {self.float32_precision}"
         )
 
     @property
@@ -118,6 +120,7 @@ def draw_case(seed: int, number: int, dtypes: Sequence[str] = tuple(DTYPES)) -> 
         megabytes=chance.choice(BUDGETS),
         batch_invariant=chance.random() < 0.2,
         with_dlse=chance.random() < 0.3,
+        float32_precision=chance.choice((None, None, "ieee")) if dtype == "fp32" else None,
     )
 
 
@@ -172,7 +175,10 @@ def run_case(case: Case, device: str, seed: int) -> list[str]:
     with default, workspace(case.megabytes):
         packed = _make_packed(case, device, seed) if case.is_packed else None
         problem = packed.problem if packed else _make_problem(case, device, seed)
-        options: dict[str, Any] = {"batch_invariant": case.batch_invariant}
+        options: dict[str, Any] = {
+            "batch_invariant": case.batch_invariant,
+            "float32_precision": case.float32_precision,
+        }
 
         def run(*, poison: bool) -> dict[str, Tensor]:
             if packed:
