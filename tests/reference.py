@@ -260,10 +260,9 @@ def find_faults(
     """Say which tensors are off.
 
     Allowed is twice the error of torch's MATH backend in maximum and root mean square, for
-    float32 what `bound_single` says, for lse 1e-4 of 1 + |lse| (float32: and 2^-22 of
-    `size_terms`). What vanishes, such as gradients
-    with one key, may be as far off as rounding of the inputs makes it, dq and dk also as
-    `bound_delta` says.
+    float32 what `bound_single` says, for lse 1e-4 of 1 + |lse| and 2^-22 of `size_terms`. What
+    vanishes, such as gradients with one key, may be as far off as rounding of the inputs makes it,
+    dq and dk also as `bound_delta` says.
 
     Args:
         actual: What the product computed, any of NAMES.
@@ -285,8 +284,7 @@ def find_faults(
         error = torch.where(finite, got - want, 0.0)
         want = torch.where(finite, want, 0.0)
         if name == "lse":
-            terms = size_terms(problem) * (FP32_ERROR / LSE_ERROR) if single else 0.0
-            error = error / (1 + want.abs() + terms)
+            error = error / (1 + want.abs() + size_terms(problem) * (FP32_ERROR / LSE_ERROR))
         allowed = half[name].double() - want if name in half else torch.zeros_like(want[:1])
         size = sizes.get(name, want)
         rows.append(
