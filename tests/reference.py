@@ -186,13 +186,14 @@ def size_terms(problem: Problem) -> Tensor:
 
 
 def bound_delta(problem: Problem) -> dict[str, Tensor]:
-    """Return how far off dq and dk are by the row sums of the backward alone, about 1 sigma.
+    """Return how far off dq and dk are by delta and by dS in 16 bits alone, about 1 sigma.
 
     The backward of flash-attention (Dao, arXiv:2205.14135, section B.2) takes delta, the sum of
     dout * out with out as it was stored, from dP, the sum of dout * v. Where one key has nearly all
     the weight of a row the two cancel, the true gradient vanishes, and what is left is the rounding
     of out to 16 bits, independent from element to element, and that of the two sums in float32. A
-    formula that keeps the weights finds 0 there.
+    formula that keeps the weights finds 0 there. dS is rounded for the products with k and q,
+    by torch as well; where few terms are left, who is nearer is luck.
     """
     heads = problem.q[0, 0, ..., 0].numel()
     q, k, v, dout = (
@@ -203,11 +204,16 @@ def bound_delta(problem: Problem) -> dict[str, Tensor]:
     rounding = out.to(problem.q.dtype) - out  # 0 with one key: out is v
     delta = (dout * rounding).norm(dim=-1, keepdim=True)
     delta = delta + 2.0**-23 * (dout * out).abs().sum(-1, keepdim=True)
-    dq = delta * (p @ k).abs() * problem.scale
-    dk_squared = (p.square().mT @ (delta * q).square()) * problem.scale**2
+    exact = dout @ v.mT - (dout * out).sum(-1, keepdim=True)
+    if problem.dlse is not None:
+        exact = exact + problem.dlse.double().unsqueeze(-1)
+    unit = torch.finfo(problem.q.dtype).eps / 2 / 3**0.5  # of a rounding, evenly spread
+    cut = (unit * p * exact).square()
+    dq_squared = (delta * (p @ k)).square() + cut @ k.square()
+    dk_squared = p.square().mT @ (delta * q).square() + cut.mT @ q.square()
     return {
-        "dq": _heads_last(dq, problem.q),
-        "dk": _heads_last(dk_squared, problem.k).sqrt(),
+        "dq": _heads_last(dq_squared, problem.q).sqrt() * problem.scale,
+        "dk": _heads_last(dk_squared, problem.k).sqrt() * problem.scale,
     }
 
 
