@@ -99,7 +99,7 @@ class _PciInfo(ctypes.Structure):
     )
 
 
-class _NvmlError(Exception):
+class NvmlError(Exception):
     """A call failed."""
 
     def __init__(self, code: int, message: str) -> None:
@@ -124,32 +124,32 @@ def read_nvml(library: str = LIBRARY) -> Nvml:
         reason = f"{LIBRARY} was not found" if missing else f"{LIBRARY} does not load: {error}"
         return Nvml("absent" if missing else "broken", reason=reason)
     try:
-        _call(nvml, "nvmlInit_v2")
-    except (_NvmlError, AttributeError) as error:
+        call(nvml, "nvmlInit_v2")
+    except (NvmlError, AttributeError) as error:
         return _broken(error)
     try:
         return Nvml("ok", tuple(_read_gpus(nvml)))
-    except (_NvmlError, AttributeError) as error:
+    except (NvmlError, AttributeError) as error:
         return _broken(error)
     finally:
-        _try(nvml, "nvmlShutdown")
+        try_call(nvml, "nvmlShutdown")
 
 
 def read_driver_release(library: str = LIBRARY) -> str:
     """Ask NVML for the release of the driver, such as `580.65.06`; empty if it does not tell."""
     try:
         nvml = ctypes.CDLL(library)
-        _call(nvml, "nvmlInit_v2")
-    except (OSError, _NvmlError, AttributeError):
+        call(nvml, "nvmlInit_v2")
+    except (OSError, NvmlError, AttributeError):
         return ""
     text = ctypes.create_string_buffer(_NAME_BYTES)
-    known = _try(nvml, "nvmlSystemGetDriverVersion", text, ctypes.c_uint(_NAME_BYTES))
-    _try(nvml, "nvmlShutdown")
+    known = try_call(nvml, "nvmlSystemGetDriverVersion", text, ctypes.c_uint(_NAME_BYTES))
+    try_call(nvml, "nvmlShutdown")
     return text.value.decode("ascii", "replace") if known else ""
 
 
-def _broken(error: _NvmlError | AttributeError) -> Nvml:
-    if isinstance(error, _NvmlError):
+def _broken(error: NvmlError | AttributeError) -> Nvml:
+    if isinstance(error, NvmlError):
         return Nvml("broken", reason=str(error), code=error.code)
     return Nvml("broken", reason=f"{LIBRARY} lacks a function: {error}")
 
@@ -157,11 +157,13 @@ def _broken(error: _NvmlError | AttributeError) -> Nvml:
 def _read_gpus(nvml: ctypes.CDLL) -> list[PhysicalGpu]:
     """Read all GPUs; one that this process may not look at leaves its place empty."""
     count = ctypes.c_uint()
-    _call(nvml, "nvmlDeviceGetCount_v2", ctypes.byref(count))
+    call(nvml, "nvmlDeviceGetCount_v2", ctypes.byref(count))
     gpus = []
     for index in range(min(count.value, _MOST_GPUS)):
         handle = ctypes.c_void_p()
-        if _try(nvml, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle)):
+        if try_call(
+            nvml, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(handle)
+        ):
             gpus.append(_read_gpu(nvml, index, handle))
     return gpus
 
@@ -169,7 +171,7 @@ def _read_gpus(nvml: ctypes.CDLL) -> list[PhysicalGpu]:
 def _read_gpu(nvml: ctypes.CDLL, index: int, handle: ctypes.c_void_p) -> PhysicalGpu:
     mode, pending = ctypes.c_uint(), ctypes.c_uint()
     # GPUs without MIG refuse this call
-    _try(nvml, "nvmlDeviceGetMigMode", handle, ctypes.byref(mode), ctypes.byref(pending))
+    try_call(nvml, "nvmlDeviceGetMigMode", handle, ctypes.byref(mode), ctypes.byref(pending))
     return PhysicalGpu(
         index,
         _read_text(nvml, "nvmlDeviceGetName", handle),
@@ -183,50 +185,56 @@ def _read_gpu(nvml: ctypes.CDLL, index: int, handle: ctypes.c_void_p) -> Physica
 
 def _read_text(nvml: ctypes.CDLL, function: str, handle: ctypes.c_void_p) -> str:
     text = ctypes.create_string_buffer(_NAME_BYTES)
-    known = _try(nvml, function, handle, text, ctypes.c_uint(_NAME_BYTES))
+    known = try_call(nvml, function, handle, text, ctypes.c_uint(_NAME_BYTES))
     return text.value.decode("utf-8", "replace") if known else ""
 
 
 def _read_pci(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> str:
     info = _PciInfo()
-    known = _try(nvml, "nvmlDeviceGetPciInfo_v3", handle, ctypes.byref(info))
+    known = try_call(nvml, "nvmlDeviceGetPciInfo_v3", handle, ctypes.byref(info))
     return bytes(info.bus_id).decode("ascii", "replace") if known else ""
 
 
 def _read_device(nvml: ctypes.CDLL, handle: ctypes.c_void_p) -> Device | None:
     major, minor = ctypes.c_int(), ctypes.c_int()
     function = "nvmlDeviceGetCudaComputeCapability"
-    known = _try(nvml, function, handle, ctypes.byref(major), ctypes.byref(minor))
+    known = try_call(nvml, function, handle, ctypes.byref(major), ctypes.byref(minor))
     return Device(major.value, minor.value) if known else None
 
 
 def _read_instances(nvml: ctypes.CDLL, gpu: ctypes.c_void_p) -> list[MigInstance]:
     """Read the instances of a GPU; the places between them may be empty."""
     most = ctypes.c_uint()
-    _try(nvml, "nvmlDeviceGetMaxMigDeviceCount", gpu, ctypes.byref(most))
+    try_call(nvml, "nvmlDeviceGetMaxMigDeviceCount", gpu, ctypes.byref(most))
     instances = []
     for index in range(min(most.value, _MOST_INSTANCES)):
         handle = ctypes.c_void_p()
         function = "nvmlDeviceGetMigDeviceHandleByIndex"
-        if _try(nvml, function, gpu, ctypes.c_uint(index), ctypes.byref(handle)):
+        if try_call(nvml, function, gpu, ctypes.c_uint(index), ctypes.byref(handle)):
             name = _read_text(nvml, "nvmlDeviceGetName", handle)
             instances.append(MigInstance(name, _read_text(nvml, "nvmlDeviceGetUUID", handle)))
     return instances
 
 
-def _try(nvml: ctypes.CDLL, name: str, *arguments: Any) -> bool:  # noqa: ANN401 - ctypes values
-    """Call what need not succeed."""
+def try_call(nvml: ctypes.CDLL, name: str, *arguments: Any) -> bool:  # noqa: ANN401 - ctypes values
+    """Call what need not succeed; whether it did."""
     try:
-        _call(nvml, name, *arguments)
-    except (_NvmlError, AttributeError):
+        call(nvml, name, *arguments)
+    except (NvmlError, AttributeError):
         return False
     return True
 
 
-def _call(nvml: ctypes.CDLL, name: str, *arguments: Any) -> None:  # noqa: ANN401 - ctypes values
+def call(nvml: ctypes.CDLL, name: str, *arguments: Any) -> None:  # noqa: ANN401 - ctypes values
+    """Call a function.
+
+    Raises:
+        NvmlError: It returned a code of failure.
+        AttributeError: This NVML lacks it.
+    """
     code = getattr(nvml, name)(*arguments)
     if code:
-        raise _NvmlError(code, f"{name} failed: {_error_text(nvml, code)} ({code})")
+        raise NvmlError(code, f"{name} failed: {_error_text(nvml, code)} ({code})")
 
 
 def _error_text(nvml: ctypes.CDLL, code: int) -> str:
