@@ -1,4 +1,5 @@
 """Speed and memory beside other attentions: shapes, peers, timing, results, plot.
 
-`results`, `plot` and, of the contenders, `names` and `shapes` need neither torch nor a GPU.
+`plan`, `results`, `plot` and, of the contenders, `names`, `shapes` and `sets` need neither torch
+nor a GPU.
 """

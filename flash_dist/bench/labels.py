@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from .contenders.names import OURS, OURS_DETERMINISTIC, in_deterministic_mode, is_deterministic
+from .contenders.names import DETERMINISTIC, OURS, OURS_DETERMINISTIC, is_deterministic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -90,19 +90,21 @@ def label_contender(name: str) -> str:
     plain = "flash_dist" if name in {OURS, OURS_DETERMINISTIC} else name
     if name == OURS_DETERMINISTIC:
         return f"{plain}, deterministic in torch's mode"
-    if in_deterministic_mode(name):
-        plain = name.rpartition("-")[0]
+    plain = plain.removesuffix(DETERMINISTIC)
     return f"{plain}, deterministic" if is_deterministic(name) else plain
 
 
 def caption(report: Report, rows: Sequence[Row], *, failed: bool) -> list[str]:
     """Return what stands below the figure: the machine, what is shared, and what a rate is."""
     machine = report.machine
+    timings = (x for row in rows for entry in row.entries.values() for x in entry.timings.values())
+    replayed = any(timing.graph for timing in timings)
     versions = [f"{name} {machine[name]}" for name in ("torch", "flash_dist") if machine.get(name)]
     return [
         *(str(machine.get("gpu")), *versions, *find_shared(rows)),
         "medians",
         "only visible scores count as work",
+        *(["less than 0.3 ms: replayed CUDA graphs"] if replayed else []),
         *([f"{TIMES}: could not run"] if failed else []),
     ]
 

@@ -28,4 +28,4 @@ def shorten(name: str) -> str:
 
 def _is_runtime(name: str) -> bool:
     """Whether it is a call of the CPU (`cudaLaunchKernel`, `cuLaunchKernel`), or only memory."""
-    return re.match(r"cu(da)?[A-Z]|Mem(set|cpy)\b|Activity Buffer|Lazy", name) is not None
+    return re.match(r"cu(da)?[A-Z]|Mem(set|cpy)\b|Activity Buffer|Lazy|INVALID", name) is not None

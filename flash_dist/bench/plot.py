@@ -7,7 +7,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import FlashDistError
-from .contenders.names import DETERMINISTIC, OURS, OURS_DETERMINISTIC, PHASES, TITLES
+from .contenders.names import COPY, DETERMINISTIC, OURS, OURS_DETERMINISTIC, PHASES, TITLES
 from .labels import (
     TIMES,
     Group,
@@ -38,6 +38,10 @@ _COLOURS: Final = {
     "sdpa-cudnn": "#009E73",
     "sdpa-efficient": "#F0E442",
     "sdpa-efficient-deterministic": "#E69F00",
+    "fa4": "#661100",
+    "fa4-deterministic": "#B35A3C",
+    "fa3": "#332288",
+    "fa3-deterministic": "#9A8FD1",
     "flex": "#D55E00",
     "eager": "#CC79A7",
 }
@@ -110,7 +114,8 @@ def make_figure(report: Report, plt: Any) -> Any:  # noqa: ANN401 - matplotlib's
     Raises:
         FlashDistError: Nothing was timed.
     """
-    rows = [row for row in report.rows if row.shape.layers == 1]
+    rows = [row for row in report.rows if row.shape.layers == 1 and not row.eager]
+    names = tuple(name for name in report.contenders if name != COPY)
     phases = [x for x in PHASES if any(x in e.timings for r in rows for e in r.entries.values())]
     if not phases:
         message = "there is nothing to plot: no attention was timed"
@@ -121,10 +126,10 @@ def make_figure(report: Report, plt: Any) -> Any:  # noqa: ANN401 - matplotlib's
     figure, axes = plt.subplots(down, across, figsize=size, dpi=_DPI, squeeze=False)
     for place, phase in enumerate(phases):
         own = axes[place * len(lines) : (place + 1) * len(lines)]
-        _draw_phase(own, lines, phase, report.contenders)
+        _draw_phase(own, lines, phase, names)
     _label_panels(figure, axes, lines)
     failed = any(axis.texts for line in axes for axis in line)
-    _finish(figure, report, caption(report, rows, failed=failed))
+    _finish(figure, names, caption(report, rows, failed=failed))
     for axis in axes.flat:
         _write_numbers(figure, axis)
     return figure
@@ -159,8 +164,10 @@ def _draw_panel(axis: Any, rows: list[Row], phase: str, names: tuple[str, ...]) 
     width = _GROUP_WIDTH / len(names)
     for place, name in enumerate(names):
         for x, row in enumerate(rows):
+            if name not in row.entries:
+                continue
             center = x + (place - (len(names) - 1) / 2) * width
-            rate = row.teraflops(name, phase) if name in row.entries else None
+            rate = row.teraflops(name, phase)
             if rate is None:
                 style = {"ha": "center", "va": "bottom", "color": _COLOURS[name], "fontsize": 7}
                 axis.annotate(TIMES, (center, 0), **style)
@@ -225,14 +232,14 @@ def _label_shapes(figure: Any, axis: Any, labels: list[str]) -> None:  # noqa: A
     axis.set_xticks(range(len(labels)), labels, **style)
 
 
-def _finish(figure: Any, report: Report, said: list[str]) -> None:  # noqa: ANN401
+def _finish(figure: Any, names: tuple[str, ...], said: list[str]) -> None:  # noqa: ANN401
     """Write legend and caption, and give the panels what is left."""
     width, height = figure.get_size_inches()
     lines = fill(said, width - 2 * _MARGIN, _measure(figure, _CAPTION))
     below = _MARGIN + len(lines) * _CAPTION * _LINE / 72
     style = {"ha": "center", "va": "bottom", "fontsize": _CAPTION, "color": "#555555"}
     figure.text(0.5, _MARGIN / 2 / height, "\n".join(lines), **style)
-    above = _MARGIN + _draw_legend(figure, report.contenders)
+    above = _MARGIN + _draw_legend(figure, names)
     figure.tight_layout(rect=(0, below / height, 1, 1 - above / height))
 
 

@@ -12,7 +12,14 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import UsageError
-from .contenders.names import OURS, OURS_DETERMINISTIC, OWN, in_deterministic_mode, is_deterministic
+from .contenders.names import (
+    COPY,
+    OURS,
+    OURS_DETERMINISTIC,
+    OWN,
+    in_deterministic_mode,
+    is_deterministic,
+)
 from .contenders.shapes import Mask, Shape, count_flops
 
 if TYPE_CHECKING:
@@ -23,13 +30,45 @@ JSON_VERSION: Final = 1
 
 
 @dataclass(frozen=True)
+class Loop:
+    """Runs back to back: the mean milliseconds of one, and what NVML said meanwhile, if it did."""
+
+    mean_ms: float
+    runs: int
+    clock_mhz: float | None = None  # of the multiprocessors, the mean of the loop
+    power_w: float | None = None  # of the board, the mean of the loop
+
+    def divide(self, repeats: int) -> Loop:
+        """Return the loop in runs of which one had so many."""
+        return replace(self, mean_ms=self.mean_ms / repeats, runs=self.runs * repeats)
+
+
+@dataclass(frozen=True)
 class Timing:
-    """Milliseconds of one run on the GPU, and the microseconds of CPU time that launch it."""
+    """Milliseconds of one run on the GPU, and the microseconds of CPU time that launch it.
+
+    `median_ms` and `fastest_ms` are of the means of loops; in recorded files without loops they are
+    of `samples` single runs.
+    """
 
     median_ms: float
     fastest_ms: float
     samples: int
     cpu_us: float
+    graph: bool = False  # replayed from a CUDA graph; cpu_us is that of replaying
+    loops: tuple[Loop, ...] = ()  # in the order of the rounds
+
+    @property
+    def spread(self) -> float:
+        """How far the slowest loop is above the fastest, as a share; 0 without loops."""
+        means = [loop.mean_ms for loop in self.loops]
+        return max(means) / min(means) - 1 if means else 0.0
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Timing:
+        """Read what `asdict` made, or a file of before there were loops."""
+        loops = tuple(Loop(**loop) for loop in data.get("loops", ()))
+        return cls(**{**data, "loops": loops})
 
 
 @dataclass(frozen=True)
@@ -42,6 +81,7 @@ class Entry:
     errors: Mapping[str, float] = field(default_factory=dict)  # by tensor; against ours
     kernels: tuple[str, ...] = ()
     reason: str = ""
+    uncaptured: Mapping[str, str] = field(default_factory=dict)  # why there is no graph, by phase
 
     def with_timing(self, phase: str, timing: Timing) -> Entry:
         """Return it with one more timing."""
@@ -57,12 +97,13 @@ class Entry:
             "peak_bytes": dict(self.memory),
             "errors": dict(self.errors),
             "kernels": list(self.kernels),
+            "uncaptured": dict(self.uncaptured),
         }
 
     @classmethod
     def from_json(cls, name: str, data: Mapping[str, Any]) -> Entry:
         """Read what `to_json` wrote."""
-        timings = {phase: Timing(**timing) for phase, timing in data["timings"].items()}
+        timings = {phase: Timing.from_json(timing) for phase, timing in data["timings"].items()}
         return cls(
             name,
             timings,
@@ -70,17 +111,30 @@ class Entry:
             dict(data["errors"]),
             tuple(data["kernels"]),
             data["reason"] or "",
+            dict(data.get("uncaptured", {})),
         )
 
 
 @dataclass(frozen=True)
 class Row:
-    """All contenders on one problem with L2 in one state."""
+    """All contenders on one problem with L2 in one state.
+
+    Phases that are shorter than a launch should be are replayed as graphs. A second row, which is
+    `eager`, has them as programs launch them call by call.
+    """
 
     shape: Shape
     state: str
     entries: Mapping[str, Entry]
     findings: tuple[str, ...] = ()
+    eager: bool = False
+
+    def launched(self, phase: str) -> str:
+        """Say how a phase was launched where that matters: `graph`, `eager` or nothing."""
+        if self.eager:
+            return "eager"
+        timings = [entry.timings.get(phase) for entry in self.entries.values()]
+        return "graph" if any(timing is not None and timing.graph for timing in timings) else ""
 
     def ours_beside(self, peer: str) -> str:
         """Return which of ours a peer is held against: the one that ran in the peer's mode."""
@@ -118,6 +172,7 @@ class Row:
             "forward_flops": count_flops(self.shape, "forward"),
             "contenders": {name: entry.to_json() for name, entry in self.entries.items()},
             "findings": list(self.findings),
+            "eager": self.eager,
         }
 
     @classmethod
@@ -127,7 +182,8 @@ class Row:
         fields["documents"] = tuple(fields["documents"])
         del fields["name"]
         entries = {name: Entry.from_json(name, entry) for name, entry in data["contenders"].items()}
-        return cls(Shape(**fields), data["l2"], entries, tuple(data["findings"]))
+        findings, eager = tuple(data["findings"]), data.get("eager", False)
+        return cls(Shape(**fields), data["l2"], entries, findings, eager)
 
 
 @dataclass(frozen=True)
@@ -188,28 +244,30 @@ def geometric_mean(values: Iterable[float]) -> float | None:
 
 
 def collect_ratios(rows: Iterable[Row], peer: str, phase: str) -> list[float]:
-    """Return the ratios of all rows that have one."""
-    found = [row.ratio(peer, phase) for row in rows if peer in row.entries]
+    """Return the ratios of all rows that have one; of a row of graphs not those beside it."""
+    own = [row for row in rows if peer in row.entries and not row.eager]
+    found = [row.ratio(peer, phase) for row in own]
     return [ratio for ratio in found if ratio is not None]
 
 
 def best_peer(row: Row, phase: str) -> str | None:
-    """Return the fastest peer."""
+    """Return the fastest attention but ours."""
     times = {
         name: time
         for name in row.entries
-        if name not in OWN and (time := row.milliseconds(name, phase)) is not None
+        if name not in {*OWN, COPY} and (time := row.milliseconds(name, phase)) is not None
     }
     return min(times, key=times.__getitem__, default=None)
 
 
 def document_ratios(rows: Iterable[Row]) -> list[tuple[Row, str, float]]:
     """Return our rate on unequal over that on equal documents: (unequal row, phase, ratio)."""
-    packed = [row for row in rows if row.shape.documents]
+    packed = [row for row in rows if row.shape.documents and not row.eager]
     found = []
     for row in packed:
         for other in packed:
-            same = (row.shape.mask, row.state) == (other.shape.mask, other.state)
+            alike = replace(other.shape, documents=row.shape.documents) == row.shape
+            same = alike and row.state == other.state
             if not same or row is other or len(set(other.shape.documents)) > 1:
                 continue
             for phase in row.entries[OURS].timings:

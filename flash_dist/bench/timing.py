@@ -1,27 +1,41 @@
-"""Medians of runs that take turns, each in a known state of L2."""
+"""Sustained loops of runs, in rounds of alternating order.
+
+A GPU that is power limited clocks down under load within tens of milliseconds, and how far depends
+on what it runs: a burst on a cool one says nothing. So each contender runs alone in a loop,
+back to back, three times: round by round, in reversed order in the second one, so that nobody
+always follows the same neighbour. A loop yields the mean of its runs and a round counts once: the
+result is the median of the three means. The median of single runs would leave out the slow ones
+after the clock went down, which a program of many layers pays for; it also wants two events around
+each run, which part runs that otherwise follow each other without a gap.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from typing import TYPE_CHECKING, Final, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
-import torch
-
-from .results import Timing
+from .results import Loop, Timing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    Run = Callable[[], object]
+    from .clocks import Clock, Mark
 
-TURN: Final = 3  # timed runs in a row
-FEWEST: Final = 9  # samples of each
-WARM_UP: Final = 1 / 3  # of the time
+    Run = Callable[[], object]
+    Tell = Callable[[str], None]
+
+ROUNDS: Final = 3
+LEAD: Final = 0.25  # of a loop, ahead of it and not counted: clocks and caches settle
+_PROBES: Final = 9  # runs that tell how long one takes, the most
+_PROBE_SECONDS: Final = 0.02  # from which on there are no more of them
+_COLD_RUNS: Final = 3  # between two waits
+_CHUNK_SECONDS: Final = 0.02  # of work between two marks, the most
+_CHUNKS: Final = 4  # in a loop, the fewest where runs are short
 _COVER: Final = 1.5  # of the CPU time that a launch takes
 _LONGEST_COVER_US: Final = 2000.0
-_CYCLES_PER_US: Final = 2000  # no GPU's clock is faster by much
-_SMALLEST_FLUSH: Final = 256 << 20
 
 
 class RunFailed(Exception):  # noqa: N818
@@ -33,110 +47,174 @@ class RunFailed(Exception):  # noqa: N818
         self.error = error
 
 
-class Clock(Protocol):
-    """Times runs on one kind of device."""
+@dataclass(frozen=True)
+class Probe:
+    """What a few runs told: milliseconds on the device, and CPU time that a launch takes."""
 
-    def start(self, run: Run, *, cold: bool, cover_us: float) -> Callable[[], float]:
-        """Launch a run; the milliseconds it took can be asked for after `wait`."""
-
-    def wait(self) -> None:
-        """Wait until everything that was launched is done."""
+    milliseconds: float
+    cpu_us: float
 
 
-class GpuClock:
-    """Times runs with events.
-
-    The GPU idles in front of each timed run for as long as the CPU takes to launch it, so that the
-    launches of a short run are not what is timed. Cold: a buffer larger than L2 is written before.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        l2_bytes: int = torch.cuda.get_device_properties(device).L2_cache_size
-        self._flush = torch.empty(
-            max(4 * l2_bytes, _SMALLEST_FLUSH), dtype=torch.uint8, device=device
-        )
-
-    def start(self, run: Run, *, cold: bool, cover_us: float) -> Callable[[], float]:
-        """Launch a run between two events."""
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        if cold:
-            self._flush.zero_()
-        torch.cuda._sleep(int(cover_us * _CYCLES_PER_US))  # noqa: SLF001 - nothing public idles
-        begin.record()
-        run()
-        end.record()
-        return lambda: float(begin.elapsed_time(end))
-
-    def wait(self) -> None:
-        """Synchronize."""
-        torch.cuda.synchronize(self.device)
-
-
-class HostClock:
-    """Times runs on the CPU."""
-
-    @staticmethod
-    def start(run: Run, *, cold: bool, cover_us: float) -> Callable[[], float]:
-        """Run to the end; the CPU's caches are left as they are."""
-        del cold, cover_us
-        begin = time.perf_counter()
-        run()
-        took = (time.perf_counter() - begin) * 1e3
-        return lambda: took
-
-    def wait(self) -> None:
-        """Nothing is under way."""
-
-
-def time_interleaved(
-    runs: Mapping[str, Run], clock: Clock, *, seconds: float, cold: bool
-) -> dict[str, Timing]:
-    """Time the runs in turns for so many seconds, the first third of them as warm-up.
-
-    Warm: each turn begins with an untimed run, so that L2 holds what that run left.
+def probe(name: str, run: Run, clock: Clock, *, cold: bool) -> Probe:
+    """Time a few runs, each alone and without its launches; of a long one a single run.
 
     Raises:
-        RunFailed: One of them raised.
+        RunFailed: It raised.
     """
-    launches: dict[str, list[float]] = {name: [] for name in runs}
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    begin = time.perf_counter()
-    warmed = False
-    while True:
-        pending = []
-        for name, run in runs.items():
-            try:
-                pending += _take_turn(name, run, clock, launches[name], cold=cold)
-                clock.wait()  # here the GPU's own errors show
-            except Exception as error:  # noqa: PERF203 - runs take far longer
-                raise RunFailed(name, error) from error
-        if warmed:
-            for name, read in pending:
-                times[name].append(read())
-        passed = time.perf_counter() - begin
-        warmed = warmed or passed > seconds * WARM_UP
-        if passed > seconds and min(map(len, times.values())) >= FEWEST:
-            break
-    return {
-        name: Timing(
-            statistics.median(found), min(found), len(found), statistics.median(launches[name])
-        )
-        for name, found in times.items()
-    }
+    launches: list[float] = []
 
-
-def _take_turn(
-    name: str, run: Run, clock: Clock, launches: list[float], *, cold: bool
-) -> list[tuple[str, Callable[[], float]]]:
     def launch() -> None:
         begin = time.perf_counter()
         run()
         launches.append((time.perf_counter() - begin) * 1e6)
 
-    # NOTE: a full queue makes launches wait for the GPU, so the cover has a limit.
-    known = launches[-9:]
-    cover_us = min(_COVER * statistics.median(known), _LONGEST_COVER_US) if known else 0.0
-    if not cold:
-        run()
-    return [(name, clock.start(launch, cold=cold, cover_us=cover_us)) for _ in range(TURN)]
+    times: list[float] = []
+    try:
+        while len(times) < _PROBES and sum(times) < _PROBE_SECONDS * 1e3:
+            # NOTE: a full queue makes launches wait for the GPU, so the cover has a limit.
+            known = min(launches, default=0.0)
+            took = clock.start(launch, cold=cold, cover_us=min(_COVER * known, _LONGEST_COVER_US))
+            clock.wait()  # here the GPU's own errors show
+            times.append(took())
+    except Exception as error:
+        raise RunFailed(name, error) from error
+    return Probe(min(times), min(launches))
+
+
+def time_in_rounds(  # noqa: PLR0913 - one measurement
+    runs: Mapping[str, Run],
+    clock: Clock,
+    *,
+    seconds: float,
+    cold: bool,
+    repeats: Mapping[str, int] | None = None,
+    tell: Tell = lambda _: None,
+) -> dict[str, Timing]:
+    """Time the runs in loops of so many seconds.
+
+    Args:
+        runs: By contender.
+        clock: Of their device.
+        seconds: Of one loop, of which each contender has three.
+        cold: Empty L2 before each run. Runs are then timed one by one, with the flushes between.
+        repeats: How often attention runs in one run; given for graphs, which are then replayed.
+        tell: Is told who runs.
+
+    Raises:
+        RunFailed: One of them raised.
+    """
+    probes = {name: probe(name, run, clock, cold=cold) for name, run in runs.items()}
+    loops: dict[str, list[Loop]] = {name: [] for name in runs}
+    loop = _loop_cold if cold else _loop_warm
+    for number in range(ROUNDS):
+        for name in list(runs)[:: -1 if number % 2 else 1]:
+            tell(f"{name}, round {number + 1} of {ROUNDS}")
+            try:
+                loops[name].append(loop(runs[name], clock, seconds, probes[name]))
+            except Exception as error:
+                raise RunFailed(name, error) from error
+    times = repeats or {}
+    return {
+        name: _summarize(found, probes[name], times.get(name, 1), graph=repeats is not None)
+        for name, found in loops.items()
+    }
+
+
+def _summarize(loops: list[Loop], found: Probe, repeats: int, *, graph: bool) -> Timing:
+    """Return the median of the loops, of one attention each."""
+    per_run = tuple(loop.divide(repeats) for loop in loops)
+    means = [loop.mean_ms for loop in per_run]
+    return Timing(
+        statistics.median(means),
+        min(means),
+        sum(loop.runs for loop in per_run),
+        found.cpu_us / repeats,
+        graph=graph,
+        loops=per_run,
+    )
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Runs between two marks, and the seconds that they take; one is queued while another runs."""
+
+    runs: int
+    seconds: float
+
+    @classmethod
+    def of(cls, found: Probe, seconds: float) -> Chunk:
+        """Return as many runs as fill the time, at least one."""
+        each = max(found.milliseconds, found.cpu_us / 1e3, 1e-3) / 1e3
+        runs = max(1, math.ceil(seconds / each))
+        return cls(runs, runs * each)
+
+
+def _loop_warm(run: Run, clock: Clock, seconds: float, found: Probe) -> Loop:
+    """Run back to back; L2 holds what the run before left there."""
+    chunk = Chunk.of(found, min(_CHUNK_SECONDS, seconds / _CHUNKS))
+    lead = seconds * LEAD
+    if found.milliseconds / 1e3 < lead:  # else one run is as long as the lead by itself
+        _launch_for(lead, run, clock, chunk)
+    gauge = Means()
+    marks, runs = _launch_for(seconds, run, clock, chunk, gauge)
+    return gauge.close(marks[-1].since(marks[0]) / runs, runs)
+
+
+def _launch_for(
+    seconds: float, run: Run, clock: Clock, chunk: Chunk, gauge: Means | None = None
+) -> tuple[list[Mark], int]:
+    """Launch chunks of runs; a chunk is on its way while the one before is waited for.
+
+    Returns:
+        The marks around all chunks, and the number of runs between the first and the last.
+    """
+    marks = [clock.mark()]
+    end = time.perf_counter() + seconds
+    while len(marks) == 1 or time.perf_counter() + chunk.seconds < end:
+        for _ in range(chunk.runs):
+            run()
+        marks.append(clock.mark())
+        if gauge is not None:
+            gauge.take(clock)
+        marks[-2].wait()
+    marks[-1].wait()
+    clock.wait()  # here the GPU's own errors show
+    return marks, (len(marks) - 1) * chunk.runs
+
+
+def _loop_cold(run: Run, clock: Clock, seconds: float, found: Probe) -> Loop:
+    """Time run by run, each after L2 was emptied."""
+    gauge = Means()
+    cover_us = min(_COVER * found.cpu_us, _LONGEST_COVER_US)
+    times: list[float] = []
+    end = time.perf_counter() + seconds * (1 + LEAD)
+    while not times or time.perf_counter() < end:
+        reads = [clock.start(run, cold=True, cover_us=cover_us) for _ in range(_COLD_RUNS)]
+        gauge.take(clock)
+        clock.wait()
+        times += [read() for read in reads]
+    kept = times[int(len(times) * LEAD / (1 + LEAD)) :]
+    return gauge.close(statistics.fmean(kept), len(kept))
+
+
+class Means:
+    """Collects the readings of a loop, each taken while the device works."""
+
+    def __init__(self) -> None:
+        self._clocks: list[float] = []
+        self._powers: list[float] = []
+
+    def take(self, clock: Clock) -> None:
+        """Read once."""
+        reading = clock.read()
+        if reading.clock_mhz is not None:
+            self._clocks.append(reading.clock_mhz)
+        if reading.power_w is not None:
+            self._powers.append(reading.power_w)
+
+    def close(self, mean_ms: float, runs: int) -> Loop:
+        """Return the loop."""
+        clock, power = (
+            statistics.fmean(values) if values else None for values in (self._clocks, self._powers)
+        )
+        return Loop(mean_ms, runs, clock, power)

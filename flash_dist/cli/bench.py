@@ -4,60 +4,51 @@ from __future__ import annotations
 
 import math
 import os
-import sys
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
+from ..bench.contenders import sets
+from ..bench.contenders.names import (
+    DETERMINISTIC,
+    FLASH_ATTENTION,
+    OURS,
+    PEERS,
+    PHASES,
+    add_ours,
+    parse_peers,
+    parse_phases,
+    parse_states,
 )
-
-from ..bench.contenders import shapes as sets
-from ..bench.contenders.names import OURS, PEERS, PHASES, parse_peers, parse_phases, parse_states
+from ..bench.contenders.shapes import DTYPES, FULL, MASKS, SETS, Mask, Shape
+from ..bench.plan import DEFAULTS, Plan
 from ..bench.plot import draw_plot, require_matplotlib
 from ..bench.results import Report, read_report, write_json
 from ..errors import UsageError
 from ..findings.result import EXIT_FINDINGS, EXIT_FINE, EXIT_NOTHING_CHECKED
 from ..machine.libcuda import read_cuda
 from ..machine.torch_install import read_torch
+from ..targets.wording import count
 from .options import add_subcommand, parse_path
+from .terminal.bench_progress import watch
 from .terminal.bench_table import print_report
 from .terminal.results import make_console
 from .terminal.text import complain
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     import torch
 
-    from ..bench.contenders.shapes import Shape
-    from ..bench.results import Row
-    from ..bench.runner import Plan
-    from ..bench.timing import Clock
+    from ..bench.clocks import Clock
     from .options import Subparsers
 
-DEFAULT_SECONDS = 1.0
-
-# Peers and states of L2 unless the command line names others.
-_FLASH = ("sdpa-flash", "sdpa-flash-deterministic")
-DEFAULTS = {
-    "paper": (_FLASH, ("warm",)),
-    "seed": (PEERS, ("warm", "cold")),
-    "varlen": (("sdpa-flash", "flex"), ("warm",)),
-    "fp32": (("eager", "sdpa-efficient"), ("warm",)),
-    "mine": ((*_FLASH, "sdpa-cudnn", "flex"), ("warm",)),
-}
+DEFAULT_SECONDS = 0.4
 
 EPILOG = """\
 examples:
   python -m flash_dist bench --shapes paper --plot paper.png
+  python -m flash_dist bench --shapes corners --only window --seconds 0.1
   python -m flash_dist bench --shapes seed --peers flex,sdpa-cudnn --json seed.json
   python -m flash_dist bench --shapes mine --batch 4 --seqlen 4096 --heads 32/8 \\
       --head-dim 128 --mask block-causal:16
@@ -78,7 +69,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     parser.add_argument(
         "--shapes",
-        choices=sets.SETS,
+        choices=SETS,
         default="paper",
         help="which problems (default: %(default)s)",
     )
@@ -88,9 +79,9 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--phases",
         type=parse_phases,
-        default=PHASES,
         metavar="LIST",
-        help=f"some of {','.join(PHASES)} (default: all)",
+        help=f"some of {','.join(PHASES)} (default: the first two of paper, long and corners, "
+        "else all)",
     )
     parser.add_argument(
         "--l2", type=parse_states, metavar="LIST", help="before a run: warm, cold or warm,cold"
@@ -100,7 +91,10 @@ def add_parser(subparsers: Subparsers) -> None:
         type=parse_seconds,
         default=DEFAULT_SECONDS,
         metavar="S",
-        help="per phase and problem, warm-up included (default: %(default)g)",
+        help="of a loop; each phase of each contender has three (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--only", metavar="WORDS", help="problems in whose names all of these words are"
     )
     parser.add_argument("--json", type=parse_path, metavar="F", help="write results as they come")
     parser.add_argument(
@@ -128,8 +122,8 @@ def add_own_shape(parser: argparse.ArgumentParser) -> None:
     mine.add_argument(
         "--heads", type=parse_heads, metavar="Q/KV", help="such as 32/8, or 16 (default: 16)"
     )
-    mine.add_argument("--mask", type=sets.Mask.parse, help=f"{', '.join(sets.MASKS)}")
-    mine.add_argument("--dtype", choices=sets.DTYPES)
+    mine.add_argument("--mask", type=Mask.parse, help=f"{', '.join(MASKS)}")
+    mine.add_argument("--dtype", choices=DTYPES)
 
 
 def parse_seconds(text: str) -> float:
@@ -171,12 +165,24 @@ def choose_shapes(args: argparse.Namespace) -> tuple[Shape, ...]:
         option = "--" + next(iter(given)).replace("_", "-")
         message = f"`{option}` goes with `--shapes mine`, got `--shapes {args.shapes}`"
         raise UsageError(message)
-    return {
+    shapes = {
         "paper": sets.paper_shapes,
+        "long": sets.long_shapes,
+        "corners": sets.corner_shapes,
         "seed": sets.seed_shapes,
         "varlen": sets.varlen_shapes,
         "fp32": sets.fp32_shapes,
     }[args.shapes]()
+    return pick_shapes(shapes, args.only or "", args.shapes)
+
+
+def pick_shapes(shapes: tuple[Shape, ...], words: str, name: str) -> tuple[Shape, ...]:
+    """Return the problems in whose names all words are."""
+    found = tuple(x for x in shapes if all(word in x.name for word in words.split()))
+    if words and not found:
+        message = f"no problem of `--shapes {name}` has `{words}` in its name"
+        raise UsageError(message, hint=f"names are such as `{shapes[0].name}`")
+    return found
 
 
 _OWN = ("batch", "seqlen", "seqlen_k", "head_dim", "head_dim_v", "heads", "mask", "dtype")
@@ -190,13 +196,13 @@ def own_shape(  # noqa: PLR0913 - the options
     head_dim: int = 128,
     head_dim_v: int | None = None,
     heads: tuple[int, int] = (16, 16),
-    mask: sets.Mask = sets.FULL,
+    mask: Mask = FULL,
     dtype: str = "bf16",
 ) -> Shape:
     """Return the one problem of `--shapes mine`."""
     lengths = (seqlen, seqlen if seqlen_k is None else seqlen_k)
     dims = (head_dim, head_dim if head_dim_v is None else head_dim_v)
-    return sets.Shape(batch, *lengths, *heads, *dims, mask, dtype)
+    return Shape(batch, *lengths, *heads, *dims, mask, dtype)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -237,14 +243,25 @@ def find_obstacle() -> str:
 def _measure(args: argparse.Namespace, shapes: tuple[Shape, ...]) -> Report:
     import torch  # noqa: PLC0415 - not for --help
 
+    from ..bench.clocks import GpuClock  # noqa: PLC0415
+    from ..bench.contenders.flash_attention import find_installed  # noqa: PLC0415
+    from ..bench.duration import estimate_seconds, say_duration  # noqa: PLC0415
     from ..bench.machine import describe_machine  # noqa: PLC0415
-    from ..bench.runner import Plan  # noqa: PLC0415
-    from ..bench.timing import GpuClock  # noqa: PLC0415
 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch's mode asks for it
-    peers, states = DEFAULTS[args.shapes]
-    peers = peers if args.peers is None else args.peers
-    plan = Plan(shapes, peers, args.phases, args.l2 or states, args.seconds)
+    peers, phases, states = DEFAULTS[args.shapes]
+    absent: tuple[str, ...] = ()
+    if args.peers is None:
+        absent = tuple(x for x in FLASH_ATTENTION if x not in find_installed())
+        peers = tuple(x for x in peers if x.removesuffix(DETERMINISTIC) not in absent)
+    plan = Plan(
+        shapes,
+        peers if args.peers is None else args.peers,
+        args.phases or phases,
+        args.l2 or states,
+        args.seconds,
+        for_masks=("flex",) if args.shapes == "corners" and args.peers is None else (),
+    )
     device = torch.device("cuda", torch.cuda.current_device())
     options = {
         "shapes": args.shapes,
@@ -254,7 +271,18 @@ def _measure(args: argparse.Namespace, shapes: tuple[Shape, ...]) -> Report:
         "seconds": plan.seconds,
     }
     report = Report(describe_machine(device), options)
+    if not args.quiet:
+        seconds = estimate_seconds(plan, report.machine["sm_count"])
+        complain(announce(plan, say_duration(seconds), absent))
     return follow(plan, report, GpuClock(device), device, args.json, quiet=args.quiet)
+
+
+def announce(plan: Plan, duration: str, absent: tuple[str, ...]) -> str:
+    """Say what is going to be measured, and who is not because it is not installed."""
+    rows = count(len(plan.shapes) * len(plan.states), "row")
+    names = ", ".join(add_ours(plan.peers))
+    missing = f"\nnot installed and left out: {', '.join(absent)}" if absent else ""
+    return f"{rows}, {', '.join(plan.phases)}; {names}: {duration}{missing}"
 
 
 def follow(  # noqa: PLR0913 - one measurement
@@ -267,13 +295,13 @@ def follow(  # noqa: PLR0913 - one measurement
     quiet: bool = False,
 ) -> Report:
     """Measure row by row, show progress, and keep what there is on disk."""
-    from ..bench.runner import ContextLostError, measure, phases_of  # noqa: PLC0415
+    from ..bench.runner import ContextLostError, measure  # noqa: PLC0415
 
-    expected = len(plan.states) * sum(bool(phases_of(x, plan.phases)) for x in plan.shapes)
+    expected = len(plan.states) * sum(bool(plan.phases_of(x)) for x in plan.shapes)
     save(report, path)  # a path that cannot be written shows now
-    with watch(expected, quiet=quiet) as advance:
+    with watch(expected, quiet=quiet) as (tell, advance):
         try:
-            for row in measure(plan, device, clock):
+            for row in measure(plan, device, clock, tell):
                 report = replace(report, rows=(*report.rows, row))
                 save(report, path)
                 advance(row)
@@ -288,29 +316,3 @@ def save(report: Report, path: Path | None) -> None:
     """Write what there is so far."""
     if path is not None:
         write_json(report.to_json(), path)
-
-
-@contextmanager
-def watch(expected: int, *, quiet: bool = False) -> Iterator[Callable[[Row], None]]:
-    """Show a progress bar on a terminal; elsewhere a line on stderr for each row; or neither."""
-    console = make_console(sys.stderr)
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    progress = Progress(
-        TextColumn("{task.description}"),
-        *columns,
-        console=console,
-        disable=quiet or not console.is_terminal,
-        transient=True,
-    )
-    task = progress.add_task("measuring", total=expected)
-    done = 0
-
-    def advance(row: Row) -> None:
-        nonlocal done
-        done += 1
-        progress.update(task, advance=1, description=row.shape.name)
-        if progress.disable and not quiet:
-            complain(f"{done}/{expected} {row.shape.name}, {row.state} L2")
-
-    with progress:
-        yield advance

@@ -67,6 +67,9 @@ def make_mask_mod(problem: Problem) -> MaskMod | None:
     if kind == "block-causal":
         queries, keys = (problem.block_ids(x) for x in (shape.seqlen_q, shape.seqlen_k))
         return lambda _batch, _head, i, j: keys[j] <= queries[i]
+    if kind == "random":
+        visible = problem.random_mask
+        return lambda _batch, _head, i, j: visible[i, j]
     low, high = problem.intervals
     return lambda _batch, _head, i, j: (low[i] <= j) & (j < high[i])
 

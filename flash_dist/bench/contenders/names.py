@@ -7,18 +7,38 @@ from typing import Final
 from ...errors import UsageError
 
 OURS: Final = "ours"
-DETERMINISTIC: Final = "-deterministic"  # under torch.use_deterministic_algorithms(True)
+DETERMINISTIC: Final = "-deterministic"  # by torch.use_deterministic_algorithms(True), or own means
 OURS_DETERMINISTIC: Final = OURS + DETERMINISTIC
 OWN: Final = (OURS, OURS_DETERMINISTIC)
+FLASH_ATTENTION: Final = ("fa4", "fa3")  # whose backward is deterministic by an argument
+COPY: Final = "copy"  # no attention: the memory that one touches, once
 PEERS: Final = (
     "sdpa-flash",
     "sdpa-flash-deterministic",
     "sdpa-cudnn",
     "sdpa-efficient",
     "sdpa-efficient-deterministic",
+    "fa4",
+    "fa4-deterministic",
+    "fa3",
+    "fa3-deterministic",
     "flex",
     "eager",
+    COPY,
 )
+LABELS: Final = {  # in the heads of columns
+    "sdpa-flash": "FLASH",
+    "sdpa-flash-deterministic": "FLASH det.",
+    "sdpa-cudnn": "cuDNN",
+    "sdpa-efficient": "EFF.",
+    "sdpa-efficient-deterministic": "EFF. det.",
+    "fa4": "FA4",
+    "fa4-deterministic": "FA4 det.",
+    "fa3": "FA3",
+    "fa3-deterministic": "FA3 det.",
+    "flex": "Flex",
+    OURS_DETERMINISTIC: "ours det.",
+}
 PHASES: Final = ("forward", "backward", "both", "checkpointed")
 TITLES: Final = {
     "forward": "forward",
@@ -51,12 +71,17 @@ def add_ours(peers: tuple[str, ...]) -> tuple[str, ...]:
 
 def in_deterministic_mode(name: str) -> bool:
     """Whether it runs under torch.use_deterministic_algorithms(True)."""
-    return name.endswith(DETERMINISTIC)
+    return name.endswith(DETERMINISTIC) and name.removesuffix(DETERMINISTIC) not in FLASH_ATTENTION
+
+
+def label_of(name: str) -> str:
+    """Return the short name of a contender."""
+    return LABELS.get(name, name)
 
 
 def is_deterministic(name: str) -> bool:
     """Whether the backward gives the same bits on every run, by its own claim."""
-    return name in {OURS, "flex"} or in_deterministic_mode(name)
+    return name in {OURS, "flex", COPY} or name.endswith(DETERMINISTIC)
 
 
 def _parse_list(text: str, allowed: tuple[str, ...], what: str, *more: str) -> tuple[str, ...]:

@@ -41,6 +41,8 @@ def mask_arguments(problem: Problem) -> dict[str, Any]:
     if mask.kind == "block-causal":
         ids = [problem.block_ids(x) for x in (problem.shape.seqlen_q, problem.shape.seqlen_k)]
         return {"mask": BlockMask.block_causal(*ids)}
+    if mask.kind == "random":
+        return {"mask": BlockMask.from_dense(problem.random_mask)}
     return {"mask": BlockMask.from_intervals(*problem.intervals)}
 
 

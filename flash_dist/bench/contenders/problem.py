@@ -51,6 +51,15 @@ class Problem:
         """What attention takes."""
         return self.q, self.k, self.v
 
+    def with_own_leaves(self) -> Problem:
+        """Return it with other leaves of autograd on the same memory; masks are not kept.
+
+        NOTE: a leaf's gradient belongs to the stream on which the leaf was first used; a backward
+        that is captured on another stream would wait for that one, which ends the capture.
+        """
+        q, k, v = (x.detach().requires_grad_() for x in self.inputs)
+        return Problem(self.shape, q, k, v, self.dout)
+
     @property
     def device(self) -> torch.device:
         """Where it all lies."""
@@ -87,6 +96,17 @@ class Problem:
         """The mask as [seqlen_q, seqlen_k]; None if everything is visible."""
         if self.shape.mask.kind == "full":
             return None
+        if self.shape.mask.kind == "random":
+            return self.random_mask
         low, high = (x[:, None] for x in self.intervals)
         keys = torch.arange(self.shape.seqlen_k, device=self.device)
         return (low <= keys) & (keys < high)
+
+    @cached_property
+    def random_mask(self) -> Tensor:
+        """As many keys for every query, [seqlen_q, seqlen_k]; of the CPU: alike everywhere."""
+        generator = torch.Generator().manual_seed(0)
+        scores = torch.rand(self.shape.seqlen_q, self.shape.seqlen_k, generator=generator)
+        keys = scores.topk(self.shape.mask.count_random(self.shape.seqlen_k)).indices
+        seen = torch.zeros(scores.shape, dtype=torch.bool)
+        return seen.scatter(1, keys, value=True).to(self.device)

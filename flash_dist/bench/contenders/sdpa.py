@@ -30,12 +30,12 @@ def make_sdpa(name: str, problem: Problem) -> Attend:
     if problem.shape.documents:
         return _make_packed(base, problem)
     backend = BACKENDS[base]
-    shape, visible = problem.shape, problem.visible
+    shape = problem.shape
     arguments: dict[str, Any] = {}
     if shape.mask.kind == "causal" and shape.seqlen_q == shape.seqlen_k:
         arguments["is_causal"] = True
-    elif visible is not None:
-        arguments["attn_mask"] = visible
+    elif problem.visible is not None:
+        arguments["attn_mask"] = problem.visible
     group = shape.num_heads_q // shape.num_heads_kv
     expanded = group > 1 and backend is SDPBackend.EFFICIENT_ATTENTION  # it knows no groups
     if group > 1 and not expanded:

@@ -5,7 +5,6 @@ Only what the mask leaves visible counts as work.
 
 from __future__ import annotations
 
-import random
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
@@ -15,19 +14,26 @@ from ...errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-MASKS: Final = ("full", "causal", "window:LEFT,RIGHT", "block-causal:BLOCKS", "prefix:LENGTH")
+MASKS: Final = (
+    "full",
+    "causal",
+    "window:LEFT,RIGHT",
+    "block-causal:BLOCKS",
+    "prefix:LENGTH",
+    "random:PERCENT",
+)
 DTYPES: Final = ("bf16", "fp16", "fp32")
-SETS: Final = ("paper", "seed", "varlen", "fp32", "mine")
+SETS: Final = ("paper", "long", "corners", "seed", "varlen", "fp32", "mine")
 
-_NUMBERS: Final = {"full": 0, "causal": 0, "window": 2, "block-causal": 1, "prefix": 1}
-
-_TOKENS: Final = 16384  # batch * seqlen of the paper set
-_WIDTH: Final = 2048  # num_heads * head_dim of the paper set
-_BLOCKS: Final = 16
-_LAYERS: Final = 18
-_DOCUMENTS: Final = 64
-_DOCUMENT_LENGTHS: Final = (100, 4000)
-_DOCUMENT_SEED: Final = 0
+_NUMBERS: Final = {
+    "full": 0,
+    "causal": 0,
+    "window": 2,
+    "block-causal": 1,
+    "prefix": 1,
+    "random": 1,
+}
+_ALL: Final = 100  # percent
 
 BACKWARD: Final = 2.5  # backward over forward: five products instead of two
 
@@ -42,7 +48,10 @@ PASSES: Final = {
 
 @dataclass(frozen=True)
 class Mask:
-    """Which keys a query sees: one interval per query. Printed and parsed as `window:128,0`."""
+    """Which keys a query sees. Printed and parsed as `window:128,0`.
+
+    One interval per query; but with `random:50` each query sees its own random half of the keys.
+    """
 
     kind: str
     numbers: tuple[int, ...] = ()
@@ -60,6 +69,9 @@ class Mask:
         if kind == "block-causal" and numbers[0] == 0:
             message = f"block-causal needs at least 1 block, got `{text}`"
             raise UsageError(message)
+        if kind == "random" and not 0 < numbers[0] <= _ALL:
+            message = f"random needs 1 to {_ALL} percent of the keys, got `{text}`"
+            raise UsageError(message)
         return cls(kind, numbers)
 
     def __str__(self) -> str:
@@ -67,7 +79,14 @@ class Mask:
         return f"{self.kind}:{numbers}" if numbers else self.kind
 
     def intervals(self, seqlen_q: int, seqlen_k: int) -> Iterator[tuple[int, int]]:
-        """Return first and end key of every query. Causal and window align to the bottom right."""
+        """Return first and end key of every query. Causal and window align to the bottom right.
+
+        Raises:
+            ValueError: The mask is random.
+        """
+        if self.kind == "random":
+            message = f"a mask of kind random has no intervals, got {self}"
+            raise ValueError(message)
         shift = seqlen_k - seqlen_q
         for i in range(seqlen_q):
             low, high = 0, seqlen_k
@@ -83,6 +102,16 @@ class Mask:
                 high = -(-(block + 1) * seqlen_k // blocks)
             low, high = max(low, 0), min(high, seqlen_k)
             yield (low, high) if low < high else (0, 0)
+
+    def count_pairs(self, seqlen_q: int, seqlen_k: int) -> int:
+        """Return how many pairs of query and key are visible."""
+        if self.kind == "random":
+            return seqlen_q * self.count_random(seqlen_k)
+        return sum(high - low for low, high in self.intervals(seqlen_q, seqlen_k))
+
+    def count_random(self, seqlen_k: int) -> int:
+        """Return how many keys each query of a random mask sees, at least one."""
+        return max(1, seqlen_k * self.numbers[0] // _ALL)
 
 
 FULL: Final = Mask("full")
@@ -150,58 +179,6 @@ def square(  # noqa: PLR0913, PLR0917 - a row of a table
     return Shape(*sizes, mask, dtype, layers=layers)
 
 
-def paper_shapes() -> tuple[Shape, ...]:
-    """Return 18 rows: head_dim 64, 128, 256, full and causal, seqlen 1k, 4k, 16k."""
-    return tuple(
-        square(_TOKENS // seqlen, seqlen, (_WIDTH // head_dim,) * 2, head_dim, mask)
-        for head_dim in (64, 128, 256)
-        for mask in (FULL, CAUSAL)
-        for seqlen in (1024, 4096, 16384)
-    )
-
-
-def seed_shapes() -> tuple[Shape, ...]:
-    """Return the block-causal shapes of robotics policies, and 18 layers of the first."""
-    mask = Mask("block-causal", (_BLOCKS,))
-    return (
-        square(2, 1024, (8, 1), 256, mask),
-        square(2, 4096, (8, 1), 256, mask),
-        square(1, 16384, (8, 1), 256, mask),
-        square(4, 4096, (32, 8), 128, mask),
-        square(2, 1024, (8, 1), 256, mask, layers=_LAYERS),
-    )
-
-
-def document_lengths() -> tuple[int, ...]:
-    """Return 64 lengths of 100 to 4000 tokens, the same on every machine; 64 divides the sum."""
-    generator = random.Random(_DOCUMENT_SEED)  # noqa: S311 - no secret
-    low, high = _DOCUMENT_LENGTHS
-    lengths = [generator.randint(low, high) for _ in range(_DOCUMENTS)]
-    missing = -sum(lengths) % _DOCUMENTS
-    lengths[lengths.index(min(lengths))] += missing
-    return tuple(lengths)
-
-
-def varlen_shapes() -> tuple[Shape, ...]:
-    """Return packed documents of unequal and, with the same total, of equal lengths."""
-    unequal = document_lengths()
-    equal = (sum(unequal) // len(unequal),) * len(unequal)
-    return tuple(
-        Shape(1, sum(lengths), sum(lengths), 16, 16, 128, 128, mask, documents=lengths)
-        for mask in (FULL, CAUSAL)
-        for lengths in (unequal, equal)
-    )
-
-
-def fp32_shapes() -> tuple[Shape, ...]:
-    """Return float32 problems: head_dim 64, 128, 256, full and causal."""
-    return tuple(
-        square(2, 2048, (_WIDTH // head_dim,) * 2, head_dim, mask, "fp32")
-        for head_dim in (64, 128, 256)
-        for mask in (FULL, CAUSAL)
-    )
-
-
 def visible_pairs(shape: Shape) -> int:
     """Return the number of (query, key) pairs that the mask leaves, over batch and heads."""
     documents = [(length, length) for length in shape.documents]
@@ -212,7 +189,7 @@ def visible_pairs(shape: Shape) -> int:
 
 @lru_cache(maxsize=1024)
 def _pairs(mask: Mask, seqlen_q: int, seqlen_k: int) -> int:
-    return sum(high - low for low, high in mask.intervals(seqlen_q, seqlen_k))
+    return mask.count_pairs(seqlen_q, seqlen_k)
 
 
 def count_flops(shape: Shape, phase: str) -> float:

@@ -4,33 +4,38 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from rich.cells import cell_len
+
 from ...bench.contenders.names import (
-    DETERMINISTIC,
+    COPY,
     OURS,
     OURS_DETERMINISTIC,
     PHASES,
     TITLES,
-    in_deterministic_mode,
-    is_deterministic,
+    label_of,
 )
-from ...bench.results import best_peer, collect_ratios, document_ratios, geometric_mean
-from ...targets.wording import count
+from ...bench.results import best_peer
+from .bench_words import describe_checks, describe_run, summarize
 from .folding import print_line
 from .results import make_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from rich.console import Console
     from rich.table import Table
 
     from ...bench.results import Report, Row
 
+    Column = tuple[str, list[str]]  # its title, and a cell for each row
+
 _NONE: Final = "-"
 _MEGA: Final = 1 << 20
-_MOST_KERNELS: Final = 6
-_LONGEST_KERNEL: Final = 48
 _MOST_ALONE: Final = 2  # peers; more have a column for the fastest of them
+_GAP: Final = 2
+_LONG_TIME: Final = 100  # milliseconds
+_SMALL_RATE: Final = 10  # TFLOP/s
+_LONG: Final = 32768  # queries above which memory decides what runs
 
 
 def print_report(console: Console, report: Report) -> None:
@@ -43,7 +48,11 @@ def print_report(console: Console, report: Report) -> None:
         if not rows:
             continue
         console.print(f"\n{TITLES[phase]}", style="bold")
-        console.print(make_phase_table(rows, phase, report.peers, notes))
+        for table in make_phase_tables(rows, phase, report.peers, notes, console.width):
+            console.print(table)
+        if any(map(_is_long, rows)):
+            for table in make_memory_tables(rows, phase, report.contenders, console.width):
+                console.print(table)
         for line in summarize(rows, phase, report.peers):
             print_line(console, line)
     console.print()
@@ -67,55 +76,106 @@ class Notes:
         return [f"[{number}] {text}" for text, number in self._numbers.items()]
 
 
-def describe_run(report: Report) -> Iterator[str]:
-    """Say where it ran and what the numbers are."""
-    machine = report.machine
-    names = ("driver", "torch", "cudnn", "triton", "flash_dist")
-    versions = ", ".join(f"{name} {machine[name]}" for name in names if machine.get(name))
-    yield f"{machine.get('gpu')}, {versions}"
-    yield "ratio x NAME: that peer's median time over ours, above 1 ours is faster"
-    if OURS_DETERMINISTIC in report.contenders:
-        yield "x NAME det.: both under torch.use_deterministic_algorithms(True), as `ms det.`"
-    yield (
-        "x best: the fastest peer of the row; TFLOP/s: visible scores only; "
-        "MiB: peak above the inputs; mem: that peer's peak over ours"
-    )
+def make_phase_tables(
+    rows: Sequence[Row], phase: str, peers: Sequence[str], notes: Notes, width: int
+) -> list[Table]:
+    """Return times, rates and ratios of one phase, in as many tables as the terminal needs."""
+    columns = [
+        _name_rows(rows, phase),
+        ("ms", [_own_cell(row, OURS, phase, notes) for row in rows]),
+    ]
+    if any(OURS_DETERMINISTIC in row.entries for row in rows):
+        cells = [_own_cell(row, OURS_DETERMINISTIC, phase, notes) for row in rows]
+        columns.append(("ms det.", cells))
+    columns.append(("TFLOP/s", [_rate_cell(row, phase) for row in rows]))
+    columns.append(("MiB", [_memory_cell(row, OURS, phase) for row in rows]))
+    if len(peers) > _MOST_ALONE:
+        columns.append(("x best", [_best_cell(row, phase) for row in rows]))
+    for peer in peers:
+        cells = [_peer_cell(row, peer, phase, notes) for row in rows]
+        columns.append((f"x {label_of(peer)}".replace(" det.", "\ndet."), cells))
+    return lay_out(columns, width)
 
 
-def make_phase_table(rows: Sequence[Row], phase: str, peers: Sequence[str], notes: Notes) -> Table:
-    """Return times, rates and ratios of one phase."""
-    states = {row.state for row in rows}
-    with_mode = any(OURS_DETERMINISTIC in row.entries for row in rows)
-    table = make_table(
-        "shape" if len(states) > 1 else f"shape ({rows[0].state} L2)",
-        "ms",
-        *(["ms det."] if with_mode else []),
-        "TFLOP/s",
-        *(["x best"] if len(peers) > _MOST_ALONE else []),
-        *(f"x {name.replace(DETERMINISTIC, ' det.')}" for name in peers),
-        "MiB",
-    )
-    for row in rows:
-        name = f"{row.shape.name} {row.state}" if len(states) > 1 else row.shape.name
-        ours, rate = row.entries[OURS], row.teraflops(OURS, phase)
-        table.add_row(
-            name,
-            _own_cell(row, OURS, phase, notes),
-            *([_own_cell(row, OURS_DETERMINISTIC, phase, notes)] if with_mode else []),
-            _NONE if rate is None else f"{rate:.0f}",
-            *([_best_cell(row, phase)] if len(peers) > _MOST_ALONE else []),
-            *(_peer_cell(row, peer, phase, notes) for peer in peers),
-            f"{ours.memory[phase] / _MEGA:.0f}" if phase in ours.memory else _NONE,
-        )
+def lay_out(columns: Sequence[Column], width: int) -> list[Table]:
+    """Return a table, or several that repeat the first column where one would be too wide."""
+    first, *others = columns
+    pages = [[first]]
+    for column in others:
+        if sum(map(_width_of, (*pages[-1], column))) > width + _GAP and len(pages[-1]) > 1:
+            pages.append([first])
+        pages[-1].append(column)
+    return [_make_table(page) for page in pages]
+
+
+def _width_of(column: Column) -> int:
+    title, cells = column
+    return max(map(cell_len, (*title.splitlines(), *cells))) + _GAP
+
+
+def _make_table(columns: Sequence[Column]) -> Table:
+    table = make_table(*(title for title, _ in columns))
+    table.padding = (0, _GAP, 0, 0)
+    for cells in zip(*(cells for _, cells in columns), strict=True):
+        table.add_row(*cells)
     return table
+
+
+def _name_rows(rows: Sequence[Row], phase: str) -> tuple[str, list[str]]:
+    """Return a title with what all rows share, and their names without it."""
+    dtypes, states = {row.shape.dtype for row in rows}, {row.state for row in rows}
+    shared = [*dtypes] if len(dtypes) == 1 else []
+    shared += [f"{rows[0].state} L2"] if len(states) == 1 else []
+    names = [
+        " ".join(
+            [
+                row.shape.name.partition(" ")[2] if len(dtypes) == 1 else row.shape.name,
+                *([row.state] if len(states) > 1 else []),
+                *([row.launched(phase)] if row.launched(phase) else []),
+            ]
+        )
+        for row in rows
+    ]
+    return (f"shape ({', '.join(shared)})" if shared else "shape"), names
+
+
+def make_memory_tables(
+    rows: Sequence[Row], phase: str, names: Sequence[str], width: int
+) -> list[Table]:
+    """Return the peak of each contender."""
+    shown = [row for row in rows if not row.eager]
+    columns = [("peak above the inputs, MiB", _name_rows(shown, phase)[1])]
+    for name in [name for name in names if name != COPY]:
+        title = label_of(name).replace(" det.", "\ndet.")
+        columns.append((title, [_memory_cell(row, name, phase) for row in shown]))
+    return lay_out(columns, width)
+
+
+def _is_long(row: Row) -> bool:
+    """Whether memory decides what runs."""
+    return row.shape.seqlen_q > _LONG and not row.shape.documents
+
+
+def _rate_cell(row: Row, phase: str) -> str:
+    rate = row.teraflops(OURS, phase)
+    return _NONE if rate is None else f"{rate:.0f}" if rate >= _SMALL_RATE else f"{rate:.1f}"
+
+
+def _memory_cell(row: Row, name: str, phase: str) -> str:
+    memory = row.entries[name].memory.get(phase) if name in row.entries else None
+    return _NONE if memory is None else f"{memory / _MEGA:.0f}"
 
 
 def _own_cell(row: Row, name: str, phase: str, notes: Notes) -> str:
     entry = row.entries.get(name)
-    time = row.milliseconds(name, phase) if entry else None
+    if entry is None:
+        return _NONE
+    time = row.milliseconds(name, phase)
     if time is not None:
         return format_time(time)
-    return f"failed {notes.refer(f'{name}: {entry.reason}')}" if entry and entry.reason else _NONE
+    if phase in entry.uncaptured:
+        return f"no graph {notes.refer(f'{name}: {entry.uncaptured[phase]}')}"
+    return f"failed {notes.refer(f'{name}: {entry.reason}')}" if entry.reason else _NONE
 
 
 def _best_cell(row: Row, phase: str) -> str:
@@ -135,83 +195,22 @@ def _peer_cell(row: Row, peer: str, phase: str, notes: Notes) -> str:
     time = row.milliseconds(peer, phase)
     if time is not None:  # ours has none
         return f"{format_time(time)} ms"
-    return f"cannot run {notes.refer(f'{peer}: {entry.reason}')}" if entry.reason else _NONE
+    if phase in entry.uncaptured:
+        return f"no graph {notes.refer(f'{peer}: {entry.uncaptured[phase]}')}"
+    return f"none {notes.refer(f'{peer}: {entry.reason}')}" if entry.reason else _NONE
 
 
 def format_time(milliseconds: float) -> str:
     """Write three or four digits."""
-    return f"{milliseconds:.4f}" if milliseconds < 1 else f"{milliseconds:.3f}"
-
-
-def summarize(rows: Sequence[Row], phase: str, peers: Sequence[str]) -> Iterator[str]:
-    """Yield the geometric means of groups and of all, and the lowest ratio, per peer."""
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row.shape.group, []).append(row)
-    for peer in peers:
-        ratios = collect_ratios(rows, peer, phase)
-        if len(ratios) < 2:  # noqa: PLR2004 - one is its own mean
-            continue
-        means = [
-            f"{name} {mean:.2f}"
-            for name, group in groups.items()
-            if len(groups) > 1
-            and (mean := geometric_mean(collect_ratios(group, peer, phase))) is not None
-        ]
-        text = f"geometric mean x {peer}: {geometric_mean(ratios):.3f}"
-        text += f" of {count(len(ratios), 'row')}, lowest {min(ratios):.3f}"
-        yield text + (f"; {', '.join(means)}" if means else "")
-    for row, found, ratio in document_ratios(rows):
-        if found == phase:
-            mask, state = row.shape.mask, row.state
-            yield f"rate of unequal over equal documents, {mask}, {state} L2: {ratio:.3f}"
-
-
-def describe_checks(report: Report) -> Iterator[str]:
-    """Say who was deterministic, who agreed with ours, which kernels ran, what must not be."""
-    names = report.contenders
-    certain = [name for name in names if is_deterministic(name)]
-    others = [name for name in names if not is_deterministic(name)]
-    yield f"deterministic backward: {', '.join(certain)}" + (
-        f"; not claimed: {', '.join(others)}" if others else ""
-    )
-    inside = [name for name in names if in_deterministic_mode(name)]
-    if inside:
-        outside = [name for name in names if name not in inside]
-        yield (
-            "under torch.use_deterministic_algorithms(True) with torch's defaults, which fill new "
-            f"memory: {', '.join(inside)}; outside of it: {', '.join(outside)}"
-        )
-    if "sdpa-cudnn" in names:
-        yield "cuDNN drops out under torch.use_deterministic_algorithms(True): it ran without"
-    yield from _describe_errors(report)
-    for name in names:
-        kernels = sorted({x for row in report.rows for x in row.entries[name].kernels})
-        if kernels:
-            more = len(kernels) - _MOST_KERNELS
-            tail = f" and {count(more, 'other')}" if more > 0 else ""
-            shown = [kernel[:_LONGEST_KERNEL] for kernel in kernels[:_MOST_KERNELS]]
-            yield f"kernels of {name}: {', '.join(shown)}{tail}"
-    for finding in report.findings:
-        yield f"[fail]  {finding}"
-    if not report.complete:
-        yield "incomplete: the run ended before its last row"
-
-
-def _describe_errors(report: Report) -> Iterator[str]:
-    for name in report.contenders:
-        worst: dict[str, float] = {}
-        for row in report.rows:
-            for tensor, error in row.entries[name].errors.items():
-                worst[tensor] = max(worst.get(tensor, 0.0), error)
-        if worst:
-            values = ", ".join(f"{tensor} {error:.1e}" for tensor, error in worst.items())
-            whom = "float64 (max error / max value)" if name == OURS else "ours"
-            yield f"largest difference of {name} from {whom}: {values}"
+    if milliseconds < 1:
+        return f"{milliseconds:.4f}"
+    return f"{milliseconds:.3f}" if milliseconds < _LONG_TIME else f"{milliseconds:.1f}"
 
 
 def _was_tried(row: Row, phase: str) -> bool:
     if row.shape.layers > 1 and phase != "checkpointed":
         return False
+    if any(phase in entry.uncaptured for entry in row.entries.values()):
+        return True
     timed = any(entry.timings for entry in row.entries.values())
     return any(phase in entry.timings for entry in row.entries.values()) or not timed

@@ -8,22 +8,23 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flash_dist.bench.contenders.names import (
+    COPY,
     OURS,
     OURS_DETERMINISTIC,
     PEERS,
     is_deterministic,
 )
-from flash_dist.bench.contenders.shapes import varlen_shapes
+from flash_dist.bench.contenders.sets import varlen_shapes
 from flash_dist.bench.labels import caption, group_rows, label_contender
 from flash_dist.bench.plot import choose_bars, draw_plot, lay_out
 from flash_dist.bench.results import Report
 from flash_dist.errors import FlashDistError
-from tests.unit.made.bench_results import MACHINE, make_report, make_row
+from tests.unit.made.bench_results import MACHINE, make_entry, make_report, make_row
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-GROUPS = group_rows(make_report().rows)
+GROUPS = group_rows(make_report().rows[:18])
 
 
 @pytest.mark.parametrize("suffix", ["png", "pdf", "svg"])
@@ -61,7 +62,7 @@ def test_a_figure_of_nothing_is_refused(tmp_path: Path) -> None:
 
 def test_the_paper_set_has_a_panel_per_head_dim_and_mask() -> None:
     groups = group_rows(make_report().rows)
-    assert [len(group.rows) for group in groups] == [3] * 6
+    assert [len(group.rows) for group in groups] == [3] * 14
     assert groups[1].title == (("head_dim 64", "causal"), ("heads 32/32",))
 
 
@@ -95,7 +96,7 @@ def test_a_forward_is_drawn_once_for_both_kinds_of_backward() -> None:
 
 
 def test_each_contender_has_a_name_of_its_own_in_the_legend() -> None:
-    names = (OURS, OURS_DETERMINISTIC, *PEERS)
+    names = tuple(name for name in (OURS, OURS_DETERMINISTIC, *PEERS) if name != COPY)
     labels = [label_contender(name) for name in names]
     assert len(set(labels)) == len(names)
     assert labels[:4] == [
@@ -112,3 +113,23 @@ def test_the_caption_says_where_and_how() -> None:
     said = caption(report, report.rows, failed=True)
     assert said[:5] == ["NVIDIA H200", "torch 2.11.0", "flash_dist 0.1.0", "bf16", "warm L2"]
     assert said[-1] == "\u00d7: could not run"
+    assert not any("graphs" in one for one in said)
+
+
+def test_the_caption_says_where_graphs_were_replayed() -> None:
+    row = make_row(varlen_shapes()[0])
+    short = replace(row.entries[OURS].timings["forward"], graph=True)
+    entries = {**row.entries, OURS: row.entries[OURS].with_timing("forward", short)}
+    rows = (replace(row, entries=entries),)
+    said = caption(Report(MACHINE, {}, rows), rows, failed=False)
+    assert "less than 0.3 ms: replayed CUDA graphs" in said
+
+
+def test_what_is_eager_and_what_is_copied_has_no_bars(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    row = make_row(varlen_shapes()[0])
+    entries = {**row.entries, COPY: make_entry(COPY, row.shape, 500.0)}
+    rows = (replace(row, entries=entries), replace(row, eager=True))
+    for name, shown in (("all.svg", rows), ("one.svg", (row,))):
+        draw_plot(Report(MACHINE, {}, shown), tmp_path / name)
+    assert (tmp_path / "all.svg").read_bytes() == (tmp_path / "one.svg").read_bytes()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flash_dist.bench.contenders.names import OURS, OURS_DETERMINISTIC, PEERS
+from flash_dist.bench.contenders.names import COPY, OURS, OURS_DETERMINISTIC, PEERS
 from flash_dist.bench.contenders.shapes import Mask, Shape
 from flash_dist.bench.labels import fill, find_shared, group_rows, write_titles
 from flash_dist.bench.plot import _STYLE, make_figure, require_matplotlib
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "results"
 NAMES = ("paper", "fp32", "seed", "seed-training", "varlen")
 RESULTS = [FOLDER / f"h200-{name}.json" for name in NAMES]
-EVERYBODY = (OURS, OURS_DETERMINISTIC, *PEERS)
+EVERYBODY = (OURS, OURS_DETERMINISTIC, *(name for name in PEERS if name != COPY))
 LONG_NAME = "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition MIG 4g.48gb"
 
 

@@ -13,26 +13,26 @@ from flash_dist.bench.contenders.names import (
     OURS_DETERMINISTIC,
     PEERS,
     add_ours,
+    in_deterministic_mode,
     is_deterministic,
     parse_peers,
     parse_phases,
 )
-from flash_dist.bench.contenders.shapes import (
-    CAUSAL,
-    FULL,
-    Mask,
-    Shape,
-    count_flops,
+from flash_dist.bench.contenders.sets import (
+    corner_shapes,
     document_lengths,
     fp32_shapes,
+    long_shapes,
     paper_shapes,
     seed_shapes,
     varlen_shapes,
-    visible_pairs,
 )
+from flash_dist.bench.contenders.shapes import CAUSAL, FULL, Mask, Shape, count_flops, visible_pairs
 from flash_dist.bench.results import (
     Entry,
+    Loop,
     Report,
+    Timing,
     best_peer,
     collect_ratios,
     document_ratios,
@@ -95,24 +95,71 @@ def test_documents_do_not_see_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "causal:1", "window", "window:1", "window:1,-1", "block-causal:0", "diagonal"]
+    "text",
+    [
+        "",
+        "causal:1",
+        "window",
+        "window:1",
+        "window:1,-1",
+        "block-causal:0",
+        "random:0",
+        "random:101",
+        "diagonal",
+    ],
 )
 def test_a_mask_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"mask must be|block-causal needs"):
+    with pytest.raises(UsageError, match=r"mask must be|block-causal needs|random needs"):
         Mask.parse(text)
 
 
-@pytest.mark.parametrize("text", [*MASKS, *BLOCKS])
+def test_a_random_mask_has_as_many_pairs_in_every_row_and_no_intervals() -> None:
+    mask = Mask.parse("random:50")
+    assert mask.count_pairs(5, 13) == 5 * 6
+    assert mask.count_pairs(5, 1) == 5
+    with pytest.raises(ValueError, match="has no intervals, got random:50"):
+        list(mask.intervals(5, 13))
+
+
+@pytest.mark.parametrize("text", [*MASKS, *BLOCKS, "random:50"])
 def test_a_mask_is_printed_as_it_is_parsed(text: str) -> None:
     assert str(Mask.parse(text)) == text
 
 
-def test_the_paper_set_has_eighteen_rows_of_16k_tokens_and_width_2048() -> None:
+def test_the_paper_set_begins_with_eighteen_rows_of_16k_tokens_and_width_2048() -> None:
     shapes = paper_shapes()
-    assert len({shape.name for shape in shapes}) == len(shapes) == 18
+    assert len({shape.name for shape in shapes}) == len(shapes) == 42
     assert {shape.batch * shape.seqlen_q for shape in shapes} == {16384}
-    assert {shape.num_heads_q * shape.head_dim for shape in shapes} == {2048}
-    assert len({shape.group for shape in shapes}) == 6
+    assert {shape.num_heads_q * shape.head_dim for shape in shapes[:18]} == {2048}
+    assert len({shape.group for shape in shapes[:18]}) == 6
+
+
+def test_the_paper_set_ends_with_other_head_dims_and_grouped_heads() -> None:
+    assert [shape.name for shape in paper_shapes()[18::6]] == [
+        "bf16 d96 full 16x1024 h16/16",
+        "bf16 d192/128 full 16x1024 h16/16",
+        "bf16 d128 full 16x1024 h32/8",
+        "bf16 d256 full 16x1024 h8/1",
+    ]
+
+
+def test_long_sequences_are_alone_and_go_to_256k() -> None:
+    shapes = long_shapes()
+    assert len({shape.name for shape in shapes}) == len(shapes) == 48
+    assert {(shape.batch, shape.num_heads_q) for shape in shapes} == {(1, 16)}
+    assert {shape.seqlen_q >> 10 for shape in shapes} == {16, 64, 128, 256}
+    assert {shape.num_heads_kv for shape in shapes} == {16, 4}
+    assert {shape.head_dim for shape in shapes} == {64, 128, 256}
+
+
+def test_the_corners_are_odd_in_each_way() -> None:
+    names = [shape.name for shape in corner_shapes()]
+    assert len(set(names)) == len(names) == 16
+    assert names[0] == "bf16 d128 causal 1x16384 h1/1"
+    assert "bf16 d64 full 4x16384/77 h10/10" in names
+    assert "bf16 d64 random:50 2x2048 h16/16" in names
+    assert "bf16 d128 window:1023,0 1x32768 h16/16" in names
+    assert names[-1] == "bf16 d64 full 1024 equal documents h16/16"
 
 
 def test_the_other_sets_are_what_they_say() -> None:
@@ -140,13 +187,27 @@ def test_lists_of_names_are_read_once_each() -> None:
     assert parse_peers("flex,eager,flex") == ("flex", "eager")
     assert parse_peers("none") == ()
     assert parse_phases("backward,forward") == ("backward", "forward")
-    with pytest.raises(UsageError, match=r"a peer must be one of sdpa-flash, .*, got `fa3`"):
-        parse_peers("flex,fa3")
+    with pytest.raises(UsageError, match=r"a peer must be one of sdpa-flash, .*, got `fa5`"):
+        parse_peers("flex,fa5")
 
 
 def test_determinism_is_part_of_the_name() -> None:
     certain = [name for name in (OURS, *PEERS) if is_deterministic(name)]
-    assert certain == [OURS, "sdpa-flash-deterministic", "sdpa-efficient-deterministic", "flex"]
+    assert certain == [
+        OURS,
+        "sdpa-flash-deterministic",
+        "sdpa-efficient-deterministic",
+        "fa4-deterministic",
+        "fa3-deterministic",
+        "flex",
+        "copy",
+    ]
+
+
+def test_flash_attentions_own_option_is_not_torchs_mode() -> None:
+    assert in_deterministic_mode("sdpa-flash-deterministic")
+    assert not in_deterministic_mode("fa4-deterministic")
+    assert add_ours(("fa4", "fa4-deterministic")) == (OURS, "fa4", "fa4-deterministic")
 
 
 def test_a_ratio_is_the_peers_time_over_ours() -> None:
@@ -190,7 +251,7 @@ def test_the_geometric_mean_leaves_out_what_could_not_run() -> None:
     assert geometric_mean([]) is None
     assert geometric_mean([0.5, 2.0, 1.0]) == pytest.approx(1)
     report = make_report()
-    assert len(collect_ratios(report.rows, "sdpa-flash", "forward")) == 18
+    assert len(collect_ratios(report.rows, "sdpa-flash", "forward")) == 42
     assert collect_ratios(report.rows, "flex", "forward") == []
 
 
@@ -233,8 +294,58 @@ def test_the_json_says_all_that_a_reader_needs() -> None:
     assert row["contenders"]["flex"]["reason"] == "it takes no mask"
     assert row["contenders"]["ours"]["deterministic"] is True
     timing = row["contenders"]["ours"]["timings"]["forward"]
-    assert set(timing) == {"median_ms", "fastest_ms", "samples", "cpu_us"}
+    assert set(timing) == {"median_ms", "fastest_ms", "samples", "cpu_us", "graph", "loops"}
+    assert timing["loops"][0] == {
+        "mean_ms": timing["median_ms"],
+        "runs": 3,
+        "clock_mhz": 1500.0,
+        "power_w": 690.0,
+    }
     assert row["contenders"]["ours"]["kernels"] == ["ours_kernel"]
+
+
+def test_a_file_of_before_there_were_loops_is_read() -> None:
+    data = json.loads(json.dumps(make_report().to_json()))
+    for row in data["rows"]:
+        del row["eager"]
+        for entry in row["contenders"].values():
+            del entry["uncaptured"]
+            for timing in entry["timings"].values():
+                del timing["graph"], timing["loops"]
+    old, new = Report.from_json(data), make_report()
+    timing = old.rows[0].entries[OURS].timings["forward"]
+    assert (timing.loops, timing.graph, timing.spread) == ((), False, 0.0)
+    assert collect_ratios(old.rows, "sdpa-flash", "both") == collect_ratios(
+        new.rows, "sdpa-flash", "both"
+    )
+
+
+def test_loops_of_graphs_are_told_in_runs_of_attention() -> None:
+    loop = Loop(2.0, 5, 1500.0, 600.0)
+    assert loop.divide(4) == Loop(0.5, 20, 1500.0, 600.0)
+    timing = Timing(0.5, 0.4, 60, 1.0, loops=(loop, replace(loop, mean_ms=1.6)))
+    assert timing.spread == pytest.approx(0.25)
+
+
+def test_a_row_says_how_each_phase_was_launched() -> None:
+    row = make_row(CAUSAL_SHAPE)
+    entry = row.entries[OURS]
+    short = replace(entry.timings["forward"], graph=True)
+    row = replace(row, entries={**row.entries, OURS: entry.with_timing("forward", short)})
+    assert [row.launched(phase) for phase in ("forward", "backward")] == ["graph", ""]
+    assert replace(row, eager=True).launched("backward") == "eager"
+
+
+def test_what_is_launched_beside_a_graph_counts_in_no_mean() -> None:
+    row = make_row(CAUSAL_SHAPE)
+    beside = replace(row, eager=True)
+    assert len(collect_ratios((row, beside), "sdpa-flash", "forward")) == 1
+
+
+def test_a_copy_is_no_attention_to_be_held_against() -> None:
+    row = make_row(CAUSAL_SHAPE)
+    entries = {**row.entries, "copy": make_entry("copy", CAUSAL_SHAPE, 9999.0)}
+    assert best_peer(replace(row, entries=entries), "forward") == "sdpa-flash"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 1, "command": "doctor"}'])

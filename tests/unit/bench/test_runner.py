@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from flash_dist.bench import runner
+from flash_dist.bench import trial
 from flash_dist.bench.agreement import compute, measure_against_float64, measure_errors
+from flash_dist.bench.clocks import HostClock
 from flash_dist.bench.contenders import table
 from flash_dist.bench.contenders.eager import make_eager
-from flash_dist.bench.contenders.failures import CannotRun, describe_failure
+from flash_dist.bench.contenders.failures import CannotRun, describe_failure, is_fatal
 from flash_dist.bench.contenders.flex import make_mask_mod
 from flash_dist.bench.contenders.names import OURS, OURS_DETERMINISTIC, PHASES
 from flash_dist.bench.contenders.ours import mask_arguments
@@ -20,8 +21,9 @@ from flash_dist.bench.contenders.problem import Problem
 from flash_dist.bench.contenders.sdpa import _explain
 from flash_dist.bench.contenders.shapes import CAUSAL, FULL, Mask, Shape
 from flash_dist.bench.launched import _is_runtime, shorten
-from flash_dist.bench.runner import ContextLostError, Plan, measure
-from flash_dist.bench.timing import FEWEST, HostClock, RunFailed, time_interleaved
+from flash_dist.bench.plan import Plan
+from flash_dist.bench.runner import ContextLostError, measure
+from flash_dist.bench.timing import ROUNDS
 
 if TYPE_CHECKING:
     from flash_dist.bench.contenders.ours import Attend
@@ -37,7 +39,7 @@ def _eager_in_our_place(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plan(*shapes: Shape, peers: tuple[str, ...] = (), states: tuple[str, ...] = ("warm",)) -> Plan:
-    return Plan(shapes, peers, PHASES, states, seconds=0.005)
+    return Plan(shapes, peers, PHASES, states, seconds=1e-4)
 
 
 @pytest.mark.slow
@@ -47,7 +49,7 @@ def test_every_phase_of_every_contender_is_timed() -> None:
     for entry in rows[0].entries.values():
         assert entry.reason == ""
         assert tuple(entry.timings) == PHASES
-        assert all(timing.samples >= FEWEST for timing in entry.timings.values())
+        assert all(len(timing.loops) == ROUNDS for timing in entry.timings.values())
     assert rows[0].findings == ()
     assert set(rows[0].entries["eager"].errors) == {"out", "dq", "dk", "dv"}
     assert max(rows[0].entries[OURS].errors.values()) < 1e-5  # against float64
@@ -141,12 +143,81 @@ def test_a_wrong_mask_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(table, "make_eager", one_key_too_many)
     shape = replace(SMALL, batch=1)
-    monkeypatch.setattr(runner, "measure_against_float64", lambda *_: {})
+    monkeypatch.setattr(trial, "measure_against_float64", lambda *_: {})
     (row,) = measure(plan(shape, peers=("eager",)), CPU, HostClock())
     assert any("eager and ours differ" in finding and "out" in finding for finding in row.findings)
 
 
-MASKS = ["causal", "window:3,1", "window:2,0", "prefix:5", "block-causal:3"]
+class GraphClock(HostClock):
+    """A CPU whose runs can be captured."""
+
+    captures = True
+
+
+def test_a_short_phase_is_replayed_and_has_a_row_of_its_own_as_it_is_launched() -> None:
+    wanted = replace(plan(SMALL, peers=("eager",)), phases=("forward", "backward"))
+    short = replace(wanted, shapes=(replace(SMALL, batch=1, seqlen_q=2, seqlen_k=2),))
+    graphs, eager = measure(short, CPU, GraphClock())
+    assert (graphs.eager, eager.eager) == (False, True)
+    for row, graph in ((graphs, True), (eager, False)):
+        timings = [row.entries[name].timings["forward"] for name in (OURS, "eager")]
+        assert [timing.graph for timing in timings] == [graph] * 2
+        assert all(len(timing.loops) == ROUNDS for timing in timings)
+    assert graphs.findings == ()
+
+
+def test_who_cannot_be_captured_stays_in_and_is_said_to_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[object] = []
+
+    def capture(make: Any, repeats: int) -> Any:  # noqa: ANN401 - runs
+        made.append(make)
+        if len(made) == 2:
+            message = "operation not permitted when stream is capturing"
+            raise RuntimeError(message)
+        return HostClock.capture(make, repeats)
+
+    monkeypatch.setattr(GraphClock, "capture", staticmethod(capture))
+    tiny = replace(SMALL, batch=1, seqlen_q=2, seqlen_k=2)
+    wanted = replace(plan(tiny, peers=("eager",)), phases=("forward",))
+    graphs, eager = measure(wanted, CPU, GraphClock())
+    said = "RuntimeError: operation not permitted when stream is capturing"
+    assert graphs.entries["eager"].uncaptured == {"forward": said}
+    assert graphs.entries["eager"].timings == {}
+    assert graphs.entries[OURS].timings["forward"].graph
+    assert eager.entries["eager"].timings["forward"].median_ms > 0
+    assert (graphs.entries["eager"].reason, graphs.findings) == ("", ())
+
+
+def test_a_clock_without_graphs_has_one_row() -> None:
+    (row,) = measure(replace(plan(SMALL), phases=("forward",)), CPU, HostClock())
+    assert row.launched("forward") == ""
+
+
+def test_a_copy_is_timed_forward_and_backward_and_is_no_attention() -> None:
+    (row,) = measure(plan(SMALL, peers=("copy",)), CPU, HostClock())
+    assert tuple(row.entries["copy"].timings) == ("forward", "backward")
+    assert (row.entries["copy"].errors, row.entries["copy"].reason) == ({}, "")
+
+
+def test_what_is_under_way_is_told() -> None:
+    said: list[str] = []
+    wanted = replace(plan(SMALL), phases=("forward",))
+    list(measure(wanted, CPU, HostClock(), said.append))
+    assert said == [f"{SMALL.name}: ours is tried out"] + [
+        f"{SMALL.name}: forward, ours, round {number} of 3" for number in (1, 2, 3)
+    ]
+
+
+def test_a_peer_for_masks_is_left_out_elsewhere() -> None:
+    wanted = replace(plan(peers=("flex", "eager")), for_masks=("flex",))
+    assert wanted.peers_of(SMALL) == ("eager",)
+    assert wanted.peers_of(replace(SMALL, mask=Mask.parse("window:3,0"))) == ("flex", "eager")
+    assert wanted.peers_of(PACKED) == ("flex", "eager")
+
+
+MASKS = ["causal", "window:3,1", "window:2,0", "prefix:5", "block-causal:3", "random:40"]
 
 
 @pytest.mark.parametrize("lengths", [(12, 12), (12, 20)], ids=str)
@@ -162,7 +233,7 @@ def test_all_contenders_write_the_same_mask(text: str, lengths: tuple[int, int])
     assert torch.equal(mask_mod(zero, zero, i, j), problem.visible)
 
 
-@pytest.mark.parametrize("text", ["block-causal:3", "prefix:5"])
+@pytest.mark.parametrize("text", ["block-causal:3", "prefix:5", "random:40"])
 def test_our_own_mask_is_that_of_the_shape(text: str) -> None:
     problem = Problem.draw(Shape(1, 12, 20, 2, 2, 16, 16, Mask.parse(text)), CPU)
     visible = mask_arguments(problem)["mask"].visible(1, 2, 12, 20)
@@ -174,6 +245,14 @@ def test_masks_that_users_name_stay_arguments() -> None:
     shapes = [replace(SMALL, mask=Mask.parse(x)) for x in ("full", "causal", "window:3,0")]
     found = [mask_arguments(Problem.draw(shape, CPU)) for shape in shapes]
     assert found == [{}, {"causal": True}, {"window_size": (3, 0)}]
+
+
+def test_each_query_of_a_random_mask_sees_as_many_keys_on_every_device() -> None:
+    problem = Problem.draw(replace(SMALL, seqlen_k=20, mask=Mask("random", (40,))), CPU)
+    assert problem.random_mask.sum(dim=1).tolist() == [8] * 12
+    assert len({tuple(row.tolist()) for row in problem.random_mask}) > 1
+    again = Problem.draw(problem.shape, CPU, seed=7)
+    assert torch.equal(problem.random_mask, again.random_mask)
 
 
 def test_a_full_mask_is_no_mask() -> None:
@@ -206,27 +285,6 @@ def test_nan_is_an_error_without_end() -> None:
     assert set(measure_errors(good, good).values()) == {0.0}
 
 
-def test_a_run_that_fails_while_it_is_timed_is_named() -> None:
-    def fail() -> object:
-        raise RuntimeError
-
-    with pytest.raises(RunFailed) as caught:
-        time_interleaved({"good": int, "bad": fail}, HostClock(), seconds=0.001, cold=False)
-    assert caught.value.name == "bad"
-
-
-def test_warm_runs_have_an_untimed_one_before_each_turn() -> None:
-    calls = {"warm": 0, "cold": 0}
-    for state in calls:
-
-        def run(state: str = state) -> None:
-            calls[state] += 1
-
-        time_interleaved({"one": run}, HostClock(), seconds=1e-9, cold=state == "cold")
-    assert calls["warm"] % 4 == 0
-    assert calls["cold"] % 3 == 0
-
-
 def test_a_refusal_of_torch_is_told_by_its_warning() -> None:
     said = [
         "Memory efficient kernel not used because:",
@@ -245,6 +303,25 @@ def test_failures_are_one_sentence() -> None:
     assert describe_failure(torch.OutOfMemoryError(text)) == "out of memory (34.36 GiB more wanted)"
     assert describe_failure(ValueError("\n one\ntwo")) == "ValueError: one"
     assert describe_failure(CannotRun("no")) == "no"
+
+
+def test_torchs_advice_on_assertions_is_no_lost_gpu() -> None:
+    advice = "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."
+    failed = RuntimeError(f"CUDA error: operation failed during capture\n{advice}")
+    assert not is_fatal(failed)
+    assert is_fatal(RuntimeError(f"CUDA error: device-side assert triggered\n{advice}"))
+
+
+def test_other_leaves_are_of_the_same_memory_and_gradients() -> None:
+    problem = Problem.draw(SMALL, CPU)
+    other = problem.with_own_leaves()
+    for mine, its in zip(problem.inputs, other.inputs, strict=True):
+        assert its is not mine
+        assert (its.is_leaf, its.requires_grad) == (True, True)
+        assert its.data_ptr() == mine.data_ptr()
+    attend = make_eager(problem)
+    for a, b in zip(compute(attend, problem), compute(attend, other), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_kernel_names_lose_what_does_not_tell() -> None:

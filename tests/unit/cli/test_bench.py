@@ -6,14 +6,20 @@ import importlib
 import io
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from rich.console import Console
 
-from flash_dist.bench.contenders.names import OURS, OURS_DETERMINISTIC
-from flash_dist.bench.contenders.shapes import paper_shapes, seed_shapes
-from flash_dist.bench.results import Entry, Report
+from flash_dist.bench.contenders.names import OURS, OURS_DETERMINISTIC, PEERS, PHASES
+from flash_dist.bench.contenders.sets import long_shapes, paper_shapes, seed_shapes
+from flash_dist.bench.contenders.shapes import SETS
+from flash_dist.bench.plan import DEFAULTS, Plan
+from flash_dist.bench.results import Entry, Report, Row, read_report
 from flash_dist.cli import main
+from flash_dist.cli.bench import announce, pick_shapes
+from flash_dist.cli.terminal.bench_progress import watch
 from flash_dist.cli.terminal.bench_table import print_report
 from flash_dist.cli.terminal.results import make_console
 from flash_dist.machine.libcuda import Cuda
@@ -21,13 +27,33 @@ from flash_dist.machine.torch_install import Torch
 from tests.unit.made.bench_results import MACHINE, make_entry, make_report, make_row
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
+
+    from flash_dist.bench.contenders.shapes import Shape
 
 
 @pytest.fixture(autouse=True)
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flash_dist.cli.bench.read_cuda", lambda: Cuda("absent", reason="none"))
     monkeypatch.setattr("flash_dist.cli.bench.read_torch", lambda: Torch("ok", "2.13.0", "13.0"))
+
+
+EVERYBODY = (OURS, OURS_DETERMINISTIC, *PEERS)
+
+
+def make_crowd(shapes: Sequence[Shape]) -> Report:
+    """Return everybody on some shapes."""
+    rows = [
+        Row(shape, "warm", {name: make_entry(name, shape, 300.0) for name in EVERYBODY})
+        for shape in shapes
+    ]
+    return Report(MACHINE, {}, tuple(rows), complete=True)
+
+
+def render_on_terminal(report: Report, width: int) -> list[str]:
+    stream = io.StringIO()
+    print_report(Console(file=stream, width=width, force_terminal=True, color_system=None), report)
+    return stream.getvalue().splitlines()
 
 
 def render(report: Report) -> str:
@@ -53,7 +79,7 @@ def test_without_torch_nothing_is_measured(
 
 
 WRONG = [
-    (["--peers", "fa3"], "a peer must be one of sdpa-flash"),
+    (["--peers", "fa5"], "a peer must be one of sdpa-flash"),
     (["--phases", "sideways"], "a phase must be one of forward"),
     (["--l2", "hot"], "a state of L2 must be one of warm, cold, got `hot`"),
     (["--seconds", "0"], "seconds must be a positive, finite number, got `0`"),
@@ -63,6 +89,7 @@ WRONG = [
     (["--shapes", "mine", "--mask", "tri"], "mask must be one of full, causal"),
     (["--seqlen", "64"], "`--seqlen` goes with `--shapes mine`, got `--shapes paper`"),
     (["--shapes", "all"], "invalid choice"),
+    (["--only", "d80"], "no problem of `--shapes paper` has `d80` in its name"),
     (["--from-json", "absent.json"], "cannot read `absent.json`"),
 ]
 
@@ -94,36 +121,135 @@ def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(
 
 def test_the_paper_table_fits_a_screen_and_names_ratios_and_means() -> None:
     text = render(make_report())
-    assert len(text) < 12_000
-    first = next(line for line in text.splitlines() if line.startswith("bf16 d64 full 16x1024"))
-    assert first.split()[5:] == [
-        "0.4581",
-        "300",
-        "0.91",
-        "0.91",
-        "2.00",
-        "cannot",
-        "run",
-        "[1]",
-        "1024",
-    ]
-    assert "geometric mean x sdpa-flash: 0.909 of 18 rows, lowest 0.909; d64 full 0.91" in text
+    assert len(text) < 20_000
+    first = next(line for line in text.splitlines() if line.startswith("d64 full 16x1024"))
+    assert first.split()[4:] == ["0.4581", "300", "1024", "0.91", "0.91", "2.00", "none", "[1]"]
+    assert "geometric mean x FLASH: 0.909 of 42 rows, lowest 0.909; d64 full 0.91" in text
+    assert "d128 full h32/8 0.91" in text
     assert "[1] flex: it takes no mask" in text
     assert "deterministic backward: ours, sdpa-flash-deterministic, flex; " in text
     assert "largest difference of sdpa-flash from ours: out 4.0e-03" in text
     assert "kernels of ours: ours_kernel" in text
 
 
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_table_of_everybody_keeps_its_rows_whole_on_a_terminal(width: int) -> None:
+    lines = render_on_terminal(make_crowd(paper_shapes()[::7]), width)
+    assert max(map(len, lines)) <= width
+    tables = [place for place, line in enumerate(lines) if line.startswith("shape (bf16, warm L2)")]
+    assert len(tables) > len(PHASES)  # some in several parts
+    for place in tables:
+        names = [line.split("  ")[0] for line in lines[place + 1 : place + 7]]
+        assert names == [shape.name.removeprefix("bf16 ") for shape in paper_shapes()[::7]]
+    heads = " ".join(lines[place] for place in tables[: len(tables) // len(PHASES)]).split()
+    assert [heads.count(x) for x in ("ms", "TFLOP/s", "best", "copy")] == [2, 1, 1, 1]  # `ms det.`
+
+
+def test_long_sequences_are_told_by_their_memory() -> None:
+    lines = render(make_crowd(long_shapes()[:2])).splitlines()
+    place = next(n for n, line in enumerate(lines) if line.startswith("peak above the inputs, MiB"))
+    assert lines[place].split()[5:8] == ["ours", "det.", "FLASH"]
+    assert lines[place + 2].split() == ["d64", "full", "1x65536", "h16/16", *["1024"] * 13]
+    assert "peak above" not in render(make_crowd(paper_shapes()[:2])).replace("MiB: peak above", "")
+
+
+def test_what_is_replayed_and_what_is_eager_is_told_apart() -> None:
+    row = make_row(paper_shapes()[0])
+    entries = {
+        name: replace(entry, timings={"forward": replace(entry.timings["forward"], graph=True)})
+        for name, entry in row.entries.items()
+    }
+    entries["sdpa-flash"] = replace(
+        entries["sdpa-flash"], timings={}, uncaptured={"forward": "RuntimeError: not permitted"}
+    )
+    text = render(Report(MACHINE, {}, (replace(row, entries=entries), replace(row, eager=True))))
+    (graph,) = (line for line in text.splitlines() if line.startswith("d64 full 16x1024 h32/32 g"))
+    assert graph.split()[4:] == ["graph", "0.4581", "300", "1024", "no", "graph", "[1]", "2.00"]
+    assert "d64 full 16x1024 h32/32 eager  0.4581" in text
+    assert "[1] sdpa-flash: RuntimeError: not permitted" in text
+    assert "graph: replayed CUDA graphs, for less than 0.3 ms" in text
+    assert "geometric mean" not in text  # one row, once
+
+
+def test_clock_power_and_the_spread_of_rounds_are_said() -> None:
+    row = make_row(paper_shapes()[0])
+    timing = row.entries[OURS].timings["forward"]
+    slow = replace(timing.loops[0], mean_ms=timing.median_ms * 1.2, clock_mhz=1300.0, power_w=None)
+    timing = replace(timing, loops=(*timing.loops[:2], slow))
+    row = replace(
+        row, entries={**row.entries, OURS: row.entries[OURS].with_timing("forward", timing)}
+    )
+    text = render(Report(MACHINE, {}, (row,)))
+    assert "means of loops: SM clock 1300 to 1500 MHz, power 690 to 690 W" in text
+    said = "the rounds of 1 time of 12 lie more than 5% apart, at most 20% (ours forward, bf16 d64"
+    assert said in text
+
+
+def test_a_recorded_run_without_loops_says_nothing_of_clocks() -> None:
+    path = Path(__file__).parents[3] / "benchmarks" / "results" / "h200-paper.json"
+    text = render(read_report(path))
+    assert "SM clock" not in text
+    assert "rounds" not in text
+
+
+PAPER = paper_shapes()
+
+
+@pytest.mark.parametrize(
+    ("words", "count"), [("", 42), ("d96", 6), ("d128 causal h32/8", 3), ("1x16384 h8/1", 2)]
+)
+def test_only_picks_problems_by_all_words(words: str, count: int) -> None:
+    found = pick_shapes(PAPER, words, "paper")
+    assert len(found) == count
+    assert all(word in shape.name for shape in found for word in words.split())
+
+
+def test_the_defaults_of_every_set_are_names_of_contenders_phases_and_states() -> None:
+    assert set(DEFAULTS) == set(SETS)
+    for peers, phases, states in DEFAULTS.values():
+        assert set(peers) <= set(PEERS)
+        assert set(phases) <= set(PHASES)
+        assert set(states) <= {"warm", "cold"}
+    assert "sdpa-cudnn" in DEFAULTS["paper"][0]
+
+
+def test_what_will_be_measured_is_announced() -> None:
+    plan = Plan(PAPER, ("sdpa-cudnn",), ("forward", "backward"), ("warm",), 0.4)
+    assert announce(plan, "about 9 min", ("fa4",)) == (
+        "42 rows, forward, backward; ours, sdpa-cudnn: about 9 min\nnot installed and left out: fa4"
+    )
+    assert announce(plan, "about 9 min", ()).endswith("sdpa-cudnn: about 9 min")
+
+
+def test_in_a_log_each_row_has_a_line_and_what_is_beside_it_none(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    row = make_row(PAPER[0])
+    with watch(2) as (tell, advance):
+        tell("under way")
+        advance(row)
+        advance(replace(row, eager=True))
+        advance(row)
+    name = PAPER[0].name
+    assert capsys.readouterr().err == f"1/2 {name}, warm L2\n2/2 {name}, warm L2\n"
+
+
+def test_a_quiet_run_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with watch(1, quiet=True) as (_, advance):
+        advance(make_row(PAPER[0]))
+    assert capsys.readouterr().err == ""
+
+
 def test_who_ran_in_torchs_mode_is_said() -> None:
     row = make_row(paper_shapes()[0])
     entries = {OURS_DETERMINISTIC: make_entry(OURS_DETERMINISTIC, row.shape, 200.0), **row.entries}
     text = render(Report(MACHINE, {}, (replace(row, entries=entries),), complete=True))
-    assert "x NAME det.: both under torch.use_deterministic_algorithms(True)" in text
+    assert "FLASH det.: both under torch.use_deterministic_algorithms(True)" in text
     assert (
         "memory: ours-deterministic, sdpa-flash-deterministic; outside of it: ours, sdpa-flash"
     ) in text
-    first = next(line for line in text.splitlines() if line.startswith("bf16 d64 full 16x1024"))
-    assert first.split()[5:] == ["0.4581", "0.6872", "300", "0.91", "1.33", "1024"]
+    first = next(line for line in text.splitlines() if line.startswith("d64 full 16x1024"))
+    assert first.split()[4:] == ["0.4581", "0.6872", "300", "1024", "0.91", "1.33"]
 
 
 def test_every_phase_has_its_table() -> None:
@@ -158,9 +284,9 @@ def test_a_recorded_run_is_shown_again(tmp_path: Path, capsys: pytest.CaptureFix
 def test_states_of_l2_are_told_apart_only_where_there_are_several() -> None:
     shape = seed_shapes()[0]
     both = Report(MACHINE, {}, (make_row(shape, "warm"), make_row(shape, "cold")), complete=True)
-    assert f"{shape.name} cold" in render(both)
+    assert f"{shape.name.removeprefix('bf16 ')} cold" in render(both)
     one = Report(MACHINE, {}, (make_row(shape, "cold"),), complete=True)
-    assert "shape (cold L2)" in render(one)
+    assert "shape (bf16, cold L2)" in render(one)
 
 
 def test_a_stack_is_only_in_the_table_of_checkpointing() -> None:

@@ -1,0 +1,194 @@
+"""Clocks of the GPU and of the CPU: one run, marks between many, and graphs of runs."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final, Protocol
+
+import torch
+
+from ..machine.gauge import Gauge, Reading
+from ..machine.libcuda import read_cuda
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Run = Callable[[], object]
+    Milliseconds = Callable[[], float]
+
+_CYCLES_PER_US: Final = 2000  # no GPU's clock is faster by much
+_SMALLEST_FLUSH: Final = 256 << 20
+_WARM_UPS: Final = 2  # runs on the stream of a capture; the first of them compile and allocate
+
+
+class Mark(Protocol):
+    """A moment between runs."""
+
+    def wait(self) -> None:
+        """Wait until everything that was launched before it is done."""
+
+    def since(self, earlier: Mark) -> float:
+        """Return the milliseconds from an earlier mark; both have been waited for."""
+
+
+class Clock(Protocol):
+    """Times runs on one kind of device."""
+
+    captures: bool  # whether runs can be captured in graphs
+
+    def start(self, run: Run, *, cold: bool, cover_us: float) -> Milliseconds:
+        """Launch a run; the milliseconds it took can be asked for after `wait`."""
+
+    def mark(self) -> Mark:
+        """Remember this moment."""
+
+    def wait(self) -> None:
+        """Wait until everything that was launched is done."""
+
+    def capture(self, make: Callable[[], Run], repeats: int) -> Run:
+        """Return a run that replays a graph of so many runs one after the other."""
+
+    def read(self) -> Reading:
+        """Return the device's clock and power of now."""
+
+
+class GpuMark:
+    """An event."""
+
+    def __init__(self) -> None:
+        self.event = torch.cuda.Event(enable_timing=True)
+        self.event.record()
+
+    def wait(self) -> None:
+        """Wait for the event."""
+        self.event.synchronize()
+
+    def since(self, earlier: Mark) -> float:
+        """Ask the events."""
+        if not isinstance(earlier, GpuMark):
+            raise TypeError(earlier)
+        return float(earlier.event.elapsed_time(self.event))
+
+
+class GpuClock:
+    """Times runs with events.
+
+    The GPU idles in front of a run that is timed alone for as long as the CPU takes to launch it,
+    so that the launches of a short run are not what is timed. Cold: a buffer larger than L2 is
+    written before.
+    """
+
+    captures = True
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        l2_bytes: int = torch.cuda.get_device_properties(device).L2_cache_size
+        self._flush = torch.empty(
+            max(4 * l2_bytes, _SMALLEST_FLUSH), dtype=torch.uint8, device=device
+        )
+        gpus = read_cuda().gpus
+        index = device.index or 0
+        self._gauge = Gauge(gpus[index].uuid if index < len(gpus) else "")
+
+    def start(self, run: Run, *, cold: bool, cover_us: float) -> Milliseconds:
+        """Launch a run between two events."""
+        if cold:
+            self._flush.zero_()
+        torch.cuda._sleep(int(cover_us * _CYCLES_PER_US))  # noqa: SLF001 - nothing public idles
+        begin = GpuMark()
+        run()
+        end = GpuMark()
+        return lambda: end.since(begin)
+
+    @staticmethod
+    def mark() -> Mark:
+        """Record an event on the current stream."""
+        return GpuMark()
+
+    def wait(self) -> None:
+        """Synchronize."""
+        torch.cuda.synchronize(self.device)
+
+    def capture(self, make: Callable[[], Run], repeats: int) -> Run:
+        """Capture runs in a CUDA graph.
+
+        NOTE: autograd runs a backward on the stream of its forward, so the run is made on the
+        stream of the capture, too.
+        """
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            run = make()
+            for _ in range(_WARM_UPS):
+                run()
+        torch.cuda.current_stream(self.device).wait_stream(stream)
+        self.wait()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(repeats):
+                run()
+
+        def replay(kept: Run = run) -> None:
+            del kept  # what the graph reads lives as long as its replays
+            graph.replay()
+
+        return replay
+
+    def read(self) -> Reading:
+        """Ask NVML."""
+        return self._gauge.read()
+
+
+class HostMark:
+    """A time of the CPU."""
+
+    def __init__(self) -> None:
+        self.seconds = time.perf_counter()
+
+    def wait(self) -> None:
+        """Nothing is under way."""
+
+    def since(self, earlier: Mark) -> float:
+        """Subtract."""
+        if not isinstance(earlier, HostMark):
+            raise TypeError(earlier)
+        return (self.seconds - earlier.seconds) * 1e3
+
+
+class HostClock:
+    """Times runs on the CPU, which has no graphs."""
+
+    captures = False
+
+    @staticmethod
+    def start(run: Run, *, cold: bool, cover_us: float) -> Milliseconds:
+        """Run to the end; the CPU's caches are left as they are."""
+        del cold, cover_us
+        begin = HostMark()
+        run()
+        took = HostMark().since(begin)
+        return lambda: took
+
+    @staticmethod
+    def mark() -> Mark:
+        """Remember the time."""
+        return HostMark()
+
+    def wait(self) -> None:
+        """Nothing is under way."""
+
+    @staticmethod
+    def capture(make: Callable[[], Run], repeats: int) -> Run:
+        """Repeat the run."""
+        run = make()
+
+        def replay() -> None:
+            for _ in range(repeats):
+                run()
+
+        return replay
+
+    @staticmethod
+    def read() -> Reading:
+        """Tell nothing: NVML knows GPUs."""
+        return Reading()

@@ -1,0 +1,30 @@
+"""What memory alone costs: a copy of every tensor that attention reads and writes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from .failures import CannotRun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .problem import Problem
+
+
+def make_copy(problem: Problem, phase: str) -> Callable[[], object]:
+    """Return a copy of q, k, v and out; of the backward dout, dq, dk and dv as well.
+
+    Raises:
+        CannotRun: The phase is another.
+    """
+    forward = [x.detach() for x in (*problem.inputs, problem.dout)]  # dout is shaped like out
+    tensors = {"forward": forward, "backward": [*forward, *forward]}
+    if phase not in tensors:
+        message = f"copy is held against forward and backward, not `{phase}`"
+        raise CannotRun(message)
+    sources = [x.clone() for x in tensors[phase]]
+    targets = [torch.empty_like(x) for x in sources]
+    return lambda: torch._foreach_copy_(targets, sources)  # one launch for all

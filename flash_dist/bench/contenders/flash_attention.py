@@ -1,0 +1,166 @@
+"""flash-attention's own packages: `fa4` is flash_attn.cute, `fa3` are the kernels of flash_attn_3.
+
+Their functions differ from release to release: what an installed one cannot be told is refused,
+never left out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from .failures import CannotRun
+from .names import DETERMINISTIC, FLASH_ATTENTION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .ours import Attend
+    from .problem import Problem, Tensor
+
+_MODULES: Final = {"fa4": "flash_attn.cute.interface", "fa3": "flash_attn_interface"}
+_OPERATORS: Final = "flash_attn_3._C"  # registers fwd and bwd below torch.ops.flash_attn_3
+_MASKS: Final = ("full", "causal", "window")
+
+
+def find_installed() -> tuple[str, ...]:
+    """Return those of `fa4` and `fa3` that can be imported, without importing them."""
+    return tuple(
+        name
+        for name in FLASH_ATTENTION
+        if _is_there(_MODULES[name]) or (name == "fa3" and _is_there(_OPERATORS))
+    )
+
+
+def make_flash_attention(name: str, problem: Problem) -> Attend:
+    """Return attention of `fa4` or `fa3`, with the deterministic backward if the name says so.
+
+    Raises:
+        CannotRun: It is not installed, or has no such mask or option.
+    """
+    base = name.removesuffix(DETERMINISTIC)
+    mask, packed = problem.shape.mask, bool(problem.shape.documents)
+    if mask.kind not in _MASKS:
+        message = f"the mask must be one of {', '.join(_MASKS)}, got {mask}"
+        raise CannotRun(message)
+    func = _find_function(base, "flash_attn_varlen_func" if packed else "flash_attn_func")
+    known = inspect.signature(func).parameters
+    wanted: dict[str, Any] = {"causal": True} if mask.kind == "causal" else {}
+    if mask.kind == "window":
+        wanted["window_size"] = mask.numbers
+    if name.endswith(DETERMINISTIC):
+        wanted["deterministic"] = True
+    for argument in wanted:
+        if argument not in known:
+            message = f"what is installed has no argument `{argument}`"
+            raise CannotRun(message)
+    if packed:
+        wanted |= {x: value for x, value in _describe_packing(problem).items() if x in known}
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        found = func(q, k, v, **wanted)
+        out: Tensor = found[0] if isinstance(found, tuple) else found  # some return lse, too
+        return out
+
+    return attend
+
+
+def _describe_packing(problem: Problem) -> dict[str, Any]:
+    begins, longest = problem.cu_seqlens, max(problem.shape.documents)
+    both = (("cu_seqlens", begins), ("max_seqlen", longest))
+    return {f"{name}_{side}": value for name, value in both for side in "qk"}
+
+
+def _is_there(module: str) -> bool:
+    """Look for the module's file: its packages would take seconds to import."""
+    package, *inside = module.split(".")
+    try:
+        spec = importlib.util.find_spec(package)
+    except ValueError:  # it was made by hand, and is no package
+        return False
+    if spec is None or not inside:
+        return spec is not None
+    folders = [Path(x).joinpath(*inside[:-1]) for x in spec.submodule_search_locations or ()]
+    return any(True for folder in folders for _ in folder.glob(f"{inside[-1]}*"))
+
+
+def _find_function(base: str, function: str) -> Callable[..., Any]:
+    """Import a function of a package; of fa3 the operators do, too."""
+    try:
+        module = importlib.import_module(_MODULES[base])
+    except ImportError as error:
+        if base == "fa3" and _load_operators():
+            return attend_by_operators
+        missing = isinstance(error, ModuleNotFoundError) and _MODULES[base].startswith(
+            error.name or "?"
+        )
+        reason = "which is not installed" if missing else f"which does not load: {error}"
+        message = f"it is `{_MODULES[base]}`, {reason}"
+        raise CannotRun(message) from error
+    try:
+        found: Callable[..., Any] = getattr(module, function)
+    except AttributeError as error:
+        message = f"what is installed has no `{function}`"
+        raise CannotRun(message) from error
+    return found
+
+
+def _load_operators() -> bool:
+    with suppress(ImportError):  # a library that something else loaded may have registered them
+        importlib.import_module(_OPERATORS)
+    return hasattr(torch.ops.flash_attn_3, "fwd") and hasattr(torch.ops.flash_attn_3, "bwd")
+
+
+def attend_by_operators(  # noqa: PLR0913 - the function that it stands for
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    deterministic: bool = False,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+) -> Tensor:
+    """Call `torch.ops.flash_attn_3` as its `flash_attn_func` and `flash_attn_varlen_func` do."""
+    options = {
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "max_seqlen_q": max_seqlen_q,
+        "max_seqlen_k": max_seqlen_k,
+        "softmax_scale": q.shape[-1] ** -0.5,
+        "is_causal": causal,
+        "window_size_left": window_size[0],
+        "window_size_right": window_size[1],
+    }
+    more = {"deterministic": deterministic}
+    out: Tensor = _ByOperators.apply(q, k, v, options, more)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _ByOperators(torch.autograd.Function):
+    """Forward and backward of the operators; `more` are arguments of the backward alone."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Tensor:  # noqa: ANN401 - torch's
+        q, k, v, options, more = arguments
+        out: Tensor
+        out, lse, *_ = torch.ops.flash_attn_3.fwd(q, k, v, **options, num_splits=1)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.arguments = {**options, **more}
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:  # noqa: ANN401 - torch's
+        q, k, v, out, lse = ctx.saved_tensors
+        found = tuple(torch.empty_like(x) for x in (q, k, v))
+        torch.ops.flash_attn_3.bwd(grads[0], q, k, v, out, lse, *found, **ctx.arguments)
+        return (*found, None, None)

@@ -1,0 +1,113 @@
+"""The sets of problems that `--shapes` names."""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+from .shapes import CAUSAL, FULL, Mask, Shape, square
+
+_TOKENS: Final = 16384  # batch * seqlen of the paper set
+_WIDTH: Final = 2048  # num_heads * head_dim of the paper set
+_BLOCKS: Final = 16
+_LAYERS: Final = 18
+_DOCUMENTS: Final = 64
+_DOCUMENT_LENGTHS: Final = (100, 4000)
+_DOCUMENT_SEED: Final = 0
+
+
+def paper_shapes() -> tuple[Shape, ...]:
+    """Return 42 rows: full and causal, seqlen 1k, 4k, 16k.
+
+    head_dim 64, 128, 256 with 2048 / head_dim heads; head_dim 96; 192 with values of 128 (latent
+    attention); 32 heads on 8 at 128; 8 heads on one at 256.
+    """
+    rows = (
+        *(((_WIDTH // head_dim,) * 2, (head_dim, head_dim)) for head_dim in (64, 128, 256)),
+        ((16, 16), (96, 96)),
+        ((16, 16), (192, 128)),
+        ((32, 8), (128, 128)),
+        ((8, 1), (256, 256)),
+    )
+    return tuple(
+        Shape(_TOKENS // seqlen, seqlen, seqlen, *heads, *head_dims, mask)
+        for heads, head_dims in rows
+        for mask in (FULL, CAUSAL)
+        for seqlen in (1024, 4096, 16384)
+    )
+
+
+def long_shapes() -> tuple[Shape, ...]:
+    """Return 48 rows of one sequence of 16k to 256k: 16 heads on 16 and on 4, full and causal."""
+    return tuple(
+        square(1, seqlen, heads, head_dim, mask)
+        for head_dim in (64, 128, 256)
+        for heads in ((16, 16), (16, 4))
+        for mask in (FULL, CAUSAL)
+        for seqlen in (_TOKENS, 4 * _TOKENS, 8 * _TOKENS, 16 * _TOKENS)
+    )
+
+
+def corner_shapes() -> tuple[Shape, ...]:
+    """Return 16 odd problems: few heads, short or few keys, head_dims of vision, masks, packing."""
+    return (
+        square(1, 16384, (1, 1), 128, CAUSAL),
+        square(1, 1024, (4, 4), 128, CAUSAL),
+        square(1, 256, (8, 1), 256, FULL),  # a robotics policy
+        Shape(4, 16384, 77, 10, 10, 64, 64),  # pixels on the tokens of a text
+        square(1024, 64, (16, 16), 64, FULL),
+        square(128, 197, (12, 12), 64, FULL),  # ViT-B, 16 pixels a patch
+        square(64, 257, (16, 16), 80, FULL),  # ViT-H, 14 pixels a patch
+        square(16, 729, (16, 16), 72, FULL),  # SigLIP
+        *(square(4, 4096, (16, 16), head_dim, CAUSAL) for head_dim in (96, 192, 32)),
+        square(4, 4096, (8, 8), 40, FULL),  # a diffusion model's images
+        square(2, 2048, (16, 16), 64, Mask("random", (50,))),
+        square(1, 32768, (16, 16), 128, Mask("window", (1023, 0))),
+        pack((8192,) * 8, 128, CAUSAL),
+        pack((16,) * 1024, 64, FULL),
+    )
+
+
+def pack(lengths: tuple[int, ...], head_dim: int, mask: Mask) -> Shape:
+    """Return packed documents of 16 heads."""
+    return Shape(1, sum(lengths), sum(lengths), 16, 16, head_dim, head_dim, mask, documents=lengths)
+
+
+def seed_shapes() -> tuple[Shape, ...]:
+    """Return the block-causal shapes of robotics policies, and 18 layers of the first."""
+    mask = Mask("block-causal", (_BLOCKS,))
+    return (
+        square(2, 1024, (8, 1), 256, mask),
+        square(2, 4096, (8, 1), 256, mask),
+        square(1, 16384, (8, 1), 256, mask),
+        square(4, 4096, (32, 8), 128, mask),
+        square(2, 1024, (8, 1), 256, mask, layers=_LAYERS),
+    )
+
+
+def document_lengths() -> tuple[int, ...]:
+    """Return 64 lengths of 100 to 4000 tokens, the same on every machine; 64 divides the sum."""
+    generator = random.Random(_DOCUMENT_SEED)  # noqa: S311 - no secret
+    low, high = _DOCUMENT_LENGTHS
+    lengths = [generator.randint(low, high) for _ in range(_DOCUMENTS)]
+    missing = -sum(lengths) % _DOCUMENTS
+    lengths[lengths.index(min(lengths))] += missing
+    return tuple(lengths)
+
+
+def varlen_shapes() -> tuple[Shape, ...]:
+    """Return packed documents of unequal and, with the same total, of equal lengths."""
+    unequal = document_lengths()
+    equal = (sum(unequal) // len(unequal),) * len(unequal)
+    return tuple(
+        pack(lengths, 128, mask) for mask in (FULL, CAUSAL) for lengths in (unequal, equal)
+    )
+
+
+def fp32_shapes() -> tuple[Shape, ...]:
+    """Return float32 problems: head_dim 64, 128, 256, full and causal."""
+    return tuple(
+        square(2, 2048, (_WIDTH // head_dim,) * 2, head_dim, mask, "fp32")
+        for head_dim in (64, 128, 256)
+        for mask in (FULL, CAUSAL)
+    )

@@ -1,0 +1,58 @@
+"""What to measure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from .contenders.names import COPY, PHASES, STATES
+
+if TYPE_CHECKING:
+    from .contenders.shapes import Shape
+
+_FLASH: Final = ("sdpa-flash", "sdpa-flash-deterministic")
+_NEWER: Final = ("fa4", "fa4-deterministic", "fa3", "fa3-deterministic")  # where installed
+_PASSES: Final = ("forward", "backward")
+_WARM: Final = ("warm",)
+_EVERY_BACKEND: Final = (
+    *_FLASH,
+    "sdpa-cudnn",
+    "sdpa-efficient",
+    "sdpa-efficient-deterministic",
+)
+
+# Peers, phases and states of L2 of each set, unless the command line names others.
+DEFAULTS: Final = {
+    "paper": ((*_FLASH, "sdpa-cudnn", *_NEWER), _PASSES, _WARM),
+    "long": (("sdpa-cudnn", "sdpa-flash", *_NEWER), _PASSES, _WARM),
+    "corners": (
+        ("sdpa-cudnn", "sdpa-flash", "sdpa-efficient", *_NEWER, "flex", COPY),
+        _PASSES,
+        _WARM,
+    ),
+    "seed": ((*_EVERY_BACKEND, "flex", "eager"), PHASES, STATES),
+    "varlen": (("sdpa-flash", "flex", *_NEWER), PHASES, _WARM),
+    "fp32": (("eager", "sdpa-efficient"), PHASES, _WARM),
+    "mine": ((*_FLASH, "sdpa-cudnn", *_NEWER, "flex"), PHASES, _WARM),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure, and for how many seconds each loop lasts, of which there are three."""
+
+    shapes: tuple[Shape, ...]
+    peers: tuple[str, ...]
+    phases: tuple[str, ...]
+    states: tuple[str, ...]
+    seconds: float
+    for_masks: tuple[str, ...] = ()  # peers that full and causal rows go without
+
+    def peers_of(self, shape: Shape) -> tuple[str, ...]:
+        """Return who is measured on a shape."""
+        plain = shape.mask.kind in {"full", "causal"} and not shape.documents
+        return tuple(x for x in self.peers if not (plain and x in self.for_masks))
+
+    def phases_of(self, shape: Shape) -> tuple[str, ...]:
+        """Return the phases of a shape; a stack has only the checkpointed one."""
+        return tuple(x for x in self.phases if shape.layers == 1 or x == "checkpointed")

@@ -1,0 +1,75 @@
+"""Who is measured on one problem: what is known of each, and who is out for which reason."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from .contenders.failures import describe_failure, is_fatal
+from .contenders.names import OWN
+from .results import Entry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .contenders.ours import Attend
+    from .contenders.problem import Problem
+
+
+class Roster:
+    """The contenders on a problem; one that fails stays as an entry with its reason."""
+
+    def __init__(self, problem: Problem, names: tuple[str, ...]) -> None:
+        self.problem = problem
+        self.entries = {name: Entry(name) for name in names}
+        self.attends: dict[str, Attend] = {}  # of those who are in
+        self.findings: list[str] = []
+        self.lost = ""  # why the GPU takes no more work
+
+    def attempt(self, name: str, step: Callable[[], object]) -> None:
+        """Take a step for a contender; if it fails, the contender is out."""
+        if self.lost:
+            self._drop(name, f"not measured: {self.lost}")
+            return
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 - any way to fail is a result
+            self.fail(name, error)
+
+    def fail(self, name: str, error: Exception) -> None:
+        """Take a contender out; of ours that is a finding."""
+        reason, shape = describe_failure(error), self.problem.shape.name
+        if is_fatal(error):
+            self.lost = f"the GPU takes no more work after {name} on {shape}"
+        if name in OWN:
+            self.findings.append(f"{name} failed on {shape}: {reason}")
+        self._drop(name, reason)
+
+    def _drop(self, name: str, reason: str) -> None:
+        self.entries[name] = replace(self.entries[name], reason=reason)
+        self.attends.pop(name, None)
+        if not self.lost:
+            release_memory(self.problem.device)
+
+    def keep_uncaptured(self, name: str, phase: str, error: Exception) -> None:
+        """Remember why a phase has no graph; the contender stays in."""
+        entry = self.entries[name]
+        reasons = {**entry.uncaptured, phase: describe_failure(error)}
+        self.entries[name] = replace(entry, uncaptured=reasons)
+        release_memory(self.problem.device)
+
+    def forget_times(self) -> None:
+        """Begin anew with L2 in another state."""
+        self.entries = {
+            name: replace(entry, timings={}, uncaptured={}) for name, entry in self.entries.items()
+        }
+
+
+def release_memory(device: torch.device) -> None:
+    """Give back what is no longer used."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
