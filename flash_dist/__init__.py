@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .context_parallel.ring import ring_attention
     from .context_parallel.shards import ring_positions, ring_shard, ring_unshard
     from .doctor.gpu_report import check
+    from .integrations.torch_sdpa.replacement import sdpa
     from .kernels.library import last_variant
     from .kernels.precision import float32_precision
     from .masks import BlockMask
@@ -50,6 +51,7 @@ __all__ = [
     "ring_shard",
     "ring_unshard",
     "scaled_dot_product_attention",
+    "sdpa",
 ]
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # a program decides what is shown
@@ -72,6 +74,7 @@ _MODULES: Final = {
     "ring_shard": ".context_parallel.shards",
     "ring_unshard": ".context_parallel.shards",
     "scaled_dot_product_attention": ".attention.sdpa",
+    "sdpa": ".integrations.torch_sdpa.replacement",
 }
 
 

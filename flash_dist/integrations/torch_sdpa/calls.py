@@ -1,0 +1,145 @@
+"""Which calls of torch's flash operators are served, and as what problem of ours."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ...attention.arguments import SCALES
+from ...attention.layouts import ALIGNMENT, DENSE, PACKED, Layout, check_layouts_once
+from ...attention.support import require_kernels
+from ...kernels import operators
+from ...kernels.budget import workspace_budget
+from ...kernels.operators import Packing
+from ...masks import Band
+from ...masks.inputs import MAX_SEQLEN
+from .reasons import tell
+
+Tensor = torch.Tensor
+Triple = tuple[Tensor, Tensor, Tensor]
+Bounds = tuple[Tensor | None, Tensor | None, int, int]
+
+
+class Call(NamedTuple):
+    """One problem as our operators take it."""
+
+    q: Tensor  # [batch, seqlen_q, num_heads_q, head_dim], or [total_q, ...] if packed
+    k: Tensor  # [batch, seqlen_k, num_heads_kv, head_dim], or [total_k, ...]
+    v: Tensor
+    packing: Packing | None
+    band: Band
+    scale: float
+
+    def forward(self) -> tuple[Tensor, Tensor]:
+        """Return out, contiguous, and lse [batch, num_heads_q, seqlen_q] or [.., total_q]."""
+        return operators.fwd(
+            *self[:3], mask=self.band, packing=self.packing, softmax_scale=self.scale
+        )
+
+    def backward(self, dout: Tensor, out: Tensor, lse: Tensor) -> Triple:
+        """Return dq, dk, dv, contiguous."""
+        return operators.differentiate(
+            dout,
+            *self[:3],
+            out,
+            lse,
+            None,
+            mask=self.band,
+            packing=self.packing,
+            softmax_scale=self.scale,
+            budget=workspace_budget(),
+            batch_invariant=False,
+        )
+
+
+def find_call(  # noqa: PLR0913 - one call
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bounds: Bounds,
+    *,
+    is_causal: bool,
+    scale: float | None,
+    window: tuple[int | None, int | None],
+    dropout_p: float,
+    **others: object,
+) -> Call | None:
+    """Return a call of torch's operators as one of ours, None if ours do not serve it.
+
+    Args:
+        query: [batch, seqlen_q, num_heads_q, head_dim], or [total_q, num_heads_q, head_dim].
+        key: [batch, seqlen_k, num_heads_kv, head_dim], or without batch likewise.
+        value: Like key.
+        bounds: cum_seq_q and cum_seq_k, None for tensors with a batch axis, max_q and max_k.
+        is_causal: Aligned to the bottom right.
+        scale: Factor on the scores, None for head_dim ** -0.5.
+        window: Keys to the left and right that a query sees, None or -1 for all.
+        dropout_p: Of which only 0 is served.
+        others: Arguments of which only None and False are served.
+
+    Raises:
+        FlashDistError: This build has no code that runs on the GPU.
+    """
+    packing = _read_packing(query, *bounds)
+    tokens = DENSE if packing is None else PACKED
+    reason = _find_reason(scale, dropout_p, others)
+    if not reason and packing is None and (bounds[0] is not None or bounds[1] is not None):
+        reason = "cum_seq that are no two int32 tensors of one length"
+    tensors = None if reason else _suit(query, key, value, tokens)
+    if tensors is None:
+        tell(reason or f"{list(query.shape)} of {query.dtype}, or its keys and values")
+        return None
+    head_dim = query.shape[-1]
+    if query.device.type == "cuda":
+        require_kernels(query.device.index, query.dtype, head_dim, head_dim)
+    left, right = (_read_side(side) for side in window)
+    band = Band(left, 0 if is_causal else right)
+    return Call(*tensors, packing, band, head_dim**-0.5 if scale is None else scale)
+
+
+def _find_reason(scale: float | None, dropout_p: float, others: dict[str, object]) -> str:
+    """Name the first argument that ours have no kernel for; empty if there is none."""
+    if dropout_p != 0.0:
+        return "dropout"
+    if scale is not None and not SCALES[0] < scale < SCALES[1]:
+        return f"a scale of {scale}"
+    is_given = (name for name, given in others.items() if given is not None and given is not False)
+    return next(is_given, "")
+
+
+def _read_side(side: int | None) -> int:
+    return -1 if side is None or not 0 <= side <= MAX_SEQLEN else side
+
+
+def _read_packing(
+    query: Tensor, cum_seq_q: Tensor | None, cum_seq_k: Tensor | None, max_q: int, max_k: int
+) -> Packing | None:
+    if cum_seq_q is None or cum_seq_k is None or cum_seq_q.shape != cum_seq_k.shape:
+        return None
+    for x in (cum_seq_q, cum_seq_k):
+        if x.dtype != torch.int32 or x.dim() != 1 or len(x) == 0 or x.device != query.device:
+            return None
+    longest = (min(max(number, 0), MAX_SEQLEN) for number in (max_q, max_k))
+    return Packing(cum_seq_q.contiguous(), cum_seq_k.contiguous(), *longest)
+
+
+def _suit(query: Tensor, key: Tensor, value: Tensor, tokens: int) -> Triple | None:
+    """Return tensors that our loads can step through, copied where they must be."""
+    if query.dim() != tokens + 2 or query.shape[-1] != value.shape[-1]:
+        return None  # torch has no shapes of results for others
+    tensors = query, key, value
+    if not _fit(*tensors, tokens):
+        tensors = query.contiguous(), key.contiguous(), value.contiguous()
+        if not _fit(*tensors, tokens):
+            return None
+    q, k, v = (x.clone() if x.data_ptr() % ALIGNMENT else x for x in tensors)
+    return q, k, v
+
+
+def _fit(q: Tensor, k: Tensor, v: Tensor, tokens: int) -> bool:
+    try:
+        check_layouts_once(Layout.of(q), Layout.of(k), Layout.of(v), tokens)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -1,0 +1,72 @@
+"""The masks that scaled_dot_product_attention is given, as BlockMasks where they only hide.
+
+Reading a tensor waits for the GPU. What was found is remembered with the tensor, until that is
+changed; nn.MultiheadAttention, however, makes its masks anew in every call.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from ...attention.conversions import Conversions
+from ...masks import Band, BlockMask
+
+Tensor = torch.Tensor
+Shape = tuple[int, int, int, int]  # batch, num_heads_q, seqlen_q, seqlen_k
+
+# Added to scores, this and less hides a key from a softmax in float32 that sees another one.
+HIDDEN: Final = torch.finfo(torch.float16).min
+
+_found: Final[Conversions[Any]] = Conversions()
+
+
+def read_mask(mask: Tensor, shape: Shape) -> BlockMask | Band | None:
+    """Return what a mask that broadcasts to a shape shows; None if it does more than hide.
+
+    Args:
+        mask: Booleans, True where a key is seen, or numbers that are added to scores.
+        shape: Of the scores.
+    """
+    if mask.is_inference():  # has no version: it may have changed since
+        return _read(mask, shape)
+    key = mask._version, shape  # noqa: SLF001 - as public as a version gets
+    found: BlockMask | Band | None = _found.find(mask, key, lambda: _read(mask.detach(), shape))
+    return found
+
+
+def _read(mask: Tensor, shape: Shape) -> BlockMask | Band | None:
+    mask = mask.reshape((1,) * (4 - mask.dim()) + mask.shape)
+    if mask.dtype != torch.bool:
+        hidden = mask <= HIDDEN
+        if not bool((hidden | (mask == 0)).all()):
+            return None
+        mask = ~hidden
+    if mask.numel() == 0:  # hides nothing: there is no query or no key
+        return Band()
+    mask = _drop_copies(_drop_copies(mask, 1), 0)
+    if mask.shape[2] == 1 and mask.shape[3] == shape[3]:
+        return _read_keys(mask[:, :, 0].to("cpu"), shape)
+    return BlockMask.from_dense(mask.expand(*mask.shape[:2], *shape[2:]))
+
+
+def _drop_copies(seen: Tensor, axis: int) -> Tensor:
+    """Return one of the entries along an axis where all are equal; MultiheadAttention copies."""
+    one = seen.narrow(axis, 0, 1)
+    return one if bool((seen == one).all()) else seen
+
+
+def _read_keys(seen: Tensor, shape: Shape) -> BlockMask | Band:
+    """Return the mask that shows every query the same keys, [batch or 1, heads or 1, seqlen_k]."""
+    if bool(seen.all()):
+        return Band()
+    numbers = torch.arange(1, seen.shape[-1] + 1, device="cpu")
+    end = (seen * numbers).amax(-1, keepdim=True)
+    count = seen.sum(-1, keepdim=True)
+    start = end - count
+    is_one = seen == ((start < numbers) & (numbers <= end))
+    if bool(is_one.all()):  # an interval: nothing is kept for each pair
+        queries = torch.zeros(shape[2], dtype=end.dtype, device="cpu")
+        return BlockMask.from_intervals(start + queries, end + queries)
+    return BlockMask.from_dense(seen.unsqueeze(2).expand(*seen.shape[:2], *shape[2:]))

@@ -1,0 +1,230 @@
+"""The operators of torch's flash backend, on our kernels.
+
+torch keeps what lies above them: its selector, autocast, autograd and the shapes for tracing. Here
+are the kernels for CUDA alone. A call that ours do not serve goes to the kernel that was there
+before, torch's own, which serves it or says why not.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from ...errors import FlashDistError
+from .calls import find_call
+from .layouts import lay_out
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Tensor = torch.Tensor
+Triple = tuple[Tensor, Tensor, Tensor]
+Outputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+_OVERRIDING: Final = "(?s).*overriding a previously registered kernel"  # (case is ignored)
+
+
+class Registration:
+    """Our kernels in torch's dispatcher, until `remove` is called."""
+
+    def __init__(self, key: str = "CUDA") -> None:
+        """Put them there, for the devices of a dispatch key."""
+        self._library: Any = torch.library.Library("aten", "IMPL", key)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=_OVERRIDING)  # it is meant
+            for name, serve in _KERNELS.items():
+                if hasattr(torch.ops.aten, name):  # before 2.12 one is not there
+                    kernel = _join(serve, _find_kernel(f"aten::{name}", key))
+                    self._library.impl(name, kernel, key, with_keyset=True)
+
+    def remove(self) -> None:
+        """Give the operators back to the kernels that were there before."""
+        if self._library is not None:
+            self._library._destroy()  # noqa: SLF001 - as torch's own scoped library does
+            self._library = None
+
+
+def _find_kernel(name: str, key: str) -> Callable[..., Any]:
+    """Return what calls the kernel that an operator has now."""
+    try:
+        call: Callable[..., Any] = torch.library.get_kernel(name, key).call_boxed
+    except RuntimeError:  # a torch without CUDA, or built without its flash kernels
+        return _Absent(name)
+    return call
+
+
+class _Absent:
+    """What is called where torch has no kernel of its own."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, *_: object, **__: object) -> Any:  # noqa: ANN401
+        message = (
+            f"torch has no kernel of its own for {self._name}, nor has flash_dist for the call"
+        )
+        raise FlashDistError(message, hint="the logger `flash_dist` tells the reason at level INFO")
+
+
+def _join(serve: Callable[..., Any], previous: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a kernel that asks ours first."""
+
+    def kernel(keys: object, *args: object, **options: object) -> Any:  # noqa: ANN401
+        results = serve(*args, **options)
+        return previous(keys, *args, **options) if results is None else results
+
+    return kernel
+
+
+# The functions below have the signatures of the operators, and return None where ours do not serve
+# a call. In `others` is what newer versions of torch add.
+
+
+def _forward(  # noqa: PLR0913, PLR0917
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,  # noqa: FBT001
+    return_debug_mask: bool,  # noqa: FBT001
+    *,
+    scale: float | None = None,
+    window_size_left: int | None = None,
+    window_size_right: int | None = None,
+    num_splits: int | None = None,  # noqa: ARG001 - keys are never split
+    **others: object,
+) -> Outputs | None:
+    """Return out, lse and what dropout would need; [batch, seqlen, heads, head_dim] or packed."""
+    call = find_call(
+        query,
+        key,
+        value,
+        (cum_seq_q, cum_seq_k, max_q, max_k),
+        is_causal=is_causal,
+        scale=scale,
+        window=(window_size_left, window_size_right),
+        dropout_p=dropout_p,
+        return_debug_mask=return_debug_mask,
+        **others,
+    )
+    if call is None:
+        return None
+    out, lse = call.forward()
+    return lay_out(out, query), lse, *_make_unused(query)
+
+
+def _forward_inplace(out: Tensor, *args: Any, **options: Any) -> Tensor | None:  # noqa: ANN401
+    """Write out and return lse."""
+    results = _forward(*args, **options)
+    if results is None:
+        return None
+    out.copy_(results[0])
+    return results[1]
+
+
+def _backward(  # noqa: PLR0913, PLR0917
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,  # noqa: FBT001
+    rng_state: Tensor,  # noqa: ARG001
+    unused: Tensor,  # noqa: ARG001
+    *,
+    scale: float | None = None,
+    window_size_left: int | None = None,
+    window_size_right: int | None = None,
+    **others: object,
+) -> Triple | None:
+    """Return the gradients of query, key and value."""
+    call = find_call(
+        query,
+        key,
+        value,
+        (cum_seq_q, cum_seq_k, max_q, max_k),
+        is_causal=is_causal,
+        scale=scale,
+        window=(window_size_left, window_size_right),
+        dropout_p=dropout_p,
+        **others,
+    )
+    if call is None:
+        return None
+    dq, dk, dv = call.backward(grad_out, out, logsumexp)
+    return lay_out(dq, query), lay_out(dk, key), lay_out(dv, value)
+
+
+def _sdpa_forward(  # noqa: PLR0913, PLR0917
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001, FBT002
+    return_debug_mask: bool = False,  # noqa: FBT001, FBT002
+    **options: Any,  # noqa: ANN401
+) -> tuple[object, ...] | None:
+    """Do what `_forward` does for [batch, heads, seqlen, head_dim], with bounds in the results."""
+    longest = query.shape[2], key.shape[2]
+    q, k, v = _swap(query, key, value)
+    results = _forward(
+        q, k, v, None, None, *longest, dropout_p, is_causal, return_debug_mask, **options
+    )
+    if results is None:
+        return None
+    out, lse, *others = results
+    return out.transpose(1, 2), lse, None, None, *longest, *others
+
+
+def _sdpa_backward(  # noqa: PLR0913, PLR0917
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None,
+    *numbers: Any,  # noqa: ANN401
+    **options: Any,  # noqa: ANN401
+) -> Triple | None:
+    """Do what `_backward` does for [batch, heads, seqlen, head_dim]."""
+    dout, q, k, v, saved = _swap(grad_out, query, key, value, out)
+    bounds = cum_seq_q, cum_seq_k
+    gradients = _backward(dout, q, k, v, saved, logsumexp, *bounds, *numbers, **options)
+    if gradients is None:
+        return None
+    dq, dk, dv = _swap(*gradients)
+    return dq, dk, dv
+
+
+def _swap(*tensors: Tensor) -> list[Tensor]:
+    """Swap heads and tokens: none is copied."""
+    return [x.transpose(1, 2) for x in tensors]
+
+
+def _make_unused(query: Tensor) -> Triple:
+    """Return the random state and the mask of dropout, which nobody reads without dropout."""
+    state = torch.empty(2, dtype=torch.uint64, device=query.device)
+    return state, state.new_empty(()), query.new_empty(0)
+
+
+_KERNELS: Final[dict[str, Callable[..., Any]]] = {
+    "_flash_attention_forward": _forward,
+    "_flash_attention_forward_no_dropout_inplace": _forward_inplace,
+    "_flash_attention_backward": _backward,
+    "_scaled_dot_product_flash_attention": _sdpa_forward,
+    "_scaled_dot_product_flash_attention_backward": _sdpa_backward,
+}

@@ -1,0 +1,182 @@
+"""`with flash_dist.sdpa():` replaces torch's scaled_dot_product_attention by ours where ours serve.
+
+torch's flash backend knows neither masks nor float32 nor Turing, so that `activate` cannot reach
+them. Here the function itself is replaced, in torch.nn.functional, where modules of torch and most
+libraries look it up in every call.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ContextDecorator
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+from torch.nn import functional
+
+from ...attention.arguments import SCALES, choose_scale, is_transformed, prepare_inputs
+from ...attention.autograd import attend
+from ...attention.support import require_kernels
+from ...kernels.precision import is_ieee
+from ...masks import Band, BlockMask
+from .masks import read_mask
+from .reasons import tell
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+Tensor = torch.Tensor
+
+_NAME: Final = "scaled_dot_product_attention"
+_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)  # types that our operators take as they are
+_TOP_LEFT: Final = Band(right=0, bottom_right=False)
+
+_lock: Final = threading.Lock()
+_found: Final[list[Any]] = []  # the function that each open context found; the first is not ours
+
+
+class sdpa(ContextDecorator):  # noqa: N801 - reads as a function: `with sdpa():`
+    """Run these kernels where `torch.nn.functional.scaled_dot_product_attention` is called.
+
+    As a context (`with flash_dist.sdpa():`) or a decorator (`@flash_dist.sdpa()`), which may be
+    nested; for all threads of the process, since autograd computes checkpointed layers again in
+    others. Such a computation must happen inside, too. Modules that hold the function under a name
+    of their own (`from torch.nn.functional import ...`) do not see the change. What torch.compile
+    made before is compiled again; the context itself must be entered outside of what is compiled.
+
+    Served are float16, bfloat16 and float32, on the CPU also float64; masks that are boolean, or
+    that add 0 or the lowest number of a dtype, -inf included; BlockMasks; `is_causal`, `scale` and
+    `enable_gqa`. The rest goes to torch's own function: dropout, masks that add other numbers or
+    need a gradient, a head_dim that is no multiple of 8 or over 256, bfloat16 on compute capability
+    7.5, tensors of other types, calls under transforms of torch.func. So do masks of tensors under
+    torch.compile, which cannot read them. The logger `flash_dist` says at level INFO, once for each
+    reason, that a call went to torch.
+
+    A mask is read the first time that it is seen, which waits for the GPU; one that is made anew
+    for every call is read in every call. A query that sees no key gives zero.
+
+    Raises:
+        FlashDistError: In a call: this build has no code that runs on the GPU, or a mask was not
+            seen before a CUDA graph is captured.
+    """
+
+    def __enter__(self) -> None:
+        """Put ours in the place of torch's."""
+        with _lock:
+            _found.append(getattr(functional, _NAME))
+            setattr(functional, _NAME, attend_or_leave)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Give the place back, once the last context is left."""
+        with _lock:
+            found = _found.pop()
+            if not _found:
+                setattr(functional, _NAME, found)
+
+
+class _Call(NamedTuple):
+    """A call that is served."""
+
+    q: Tensor  # [batch, seqlen_q, num_heads_q, head_dim]
+    k: Tensor
+    v: Tensor
+    mask: Band | BlockMask
+    scale: float
+
+
+def attend_or_leave(  # noqa: PLR0913, PLR0917 - torch's signature
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: BlockMask | Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001, FBT002
+    scale: float | None = None,
+    enable_gqa: bool = False,  # noqa: FBT001, FBT002
+) -> Tensor:
+    """Do what torch's function of this signature does: on these kernels where they serve."""
+    tensors = query, key, value
+    call = _find_call(
+        *tensors, attn_mask, (dropout_p, is_causal), scale=scale, enable_gqa=enable_gqa
+    )
+    if isinstance(call, str):
+        tell(call)
+        options = {"scale": scale, "enable_gqa": enable_gqa}
+        result: Tensor = _found[0](*tensors, attn_mask, dropout_p, is_causal, **options)
+        return result
+    out, _ = attend(call.q, call.k, call.v, mask=call.mask, softmax_scale=call.scale)
+    out = out.transpose(1, 2)
+    return out.squeeze(0) if query.dim() == 3 else out  # noqa: PLR2004
+
+
+def _find_call(  # noqa: PLR0913 - a call
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: BlockMask | Tensor | None,
+    flags: tuple[float, bool],
+    *,
+    scale: float | None,
+    enable_gqa: bool,
+) -> _Call | str:
+    """Return what is to be computed, or what there is no kernel for."""
+    dropout_p, is_causal = flags
+    reason = _find_reason((query, key, value), mask, dropout_p, scale)
+    if reason or (is_causal and mask is not None):
+        return reason or "a mask together with is_causal"
+    if query.dim() == 3:  # noqa: PLR2004
+        query, key, value = (x.unsqueeze(0) for x in (query, key, value))
+    if query.shape[1] != key.shape[1] and not enable_gqa:
+        return "heads that differ without enable_gqa"
+    try:
+        q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+        q, k, v = prepare_inputs(q, k, v)
+        if q.device.type == "cuda" and not torch.compiler.is_compiling():
+            ieee = is_ieee(None) and q.dtype == torch.float32
+            require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1], ieee=ieee)
+    except (TypeError, ValueError) as error:
+        return f"what it was given: {error}"
+    seen: Band | BlockMask | None = _TOP_LEFT if is_causal else Band()
+    if isinstance(mask, BlockMask):
+        seen = mask
+    elif mask is not None:
+        shape = *query.shape[:3], key.shape[2]
+        seen = read_mask(mask, shape) if _broadcasts(mask, shape) else None
+    if seen is None:
+        return "masks of other shapes, or that add other numbers than 0 and the lowest"
+    return _Call(q, k, v, seen, choose_scale(scale, q.shape[-1], "scale"))
+
+
+def _broadcasts(mask: Tensor, shape: tuple[int, ...]) -> bool:
+    """Whether a mask has two axes or more, each of 1 or of the scores."""
+    sizes = zip(reversed(mask.shape), reversed(shape), strict=False)
+    return 2 <= mask.dim() <= len(shape) and all(has in {1, wants} for has, wants in sizes)  # noqa: PLR2004
+
+
+def _find_reason(
+    tensors: tuple[Tensor, Tensor, Tensor],
+    mask: BlockMask | Tensor | None,
+    dropout_p: float,
+    scale: float | None,
+) -> str:
+    """Name what is not looked at; empty if there is nothing."""
+    is_unread = torch.compiler.is_compiling() or getattr(mask, "requires_grad", False)
+    dims = {x.dim() for x in tensors}
+    reasons = {
+        "tensors of other types than torch.Tensor": any(
+            type(x) not in _PLAIN or x.is_nested for x in tensors
+        ),
+        "tensors of other than 3 or 4 dimensions": dims not in ({3}, {4}),
+        "dropout": dropout_p != 0.0,
+        "a scale that is not positive": scale is not None and not SCALES[0] < scale < SCALES[1],
+        "transforms of torch.func": is_transformed(),
+        "masks that are tensors of a graph, or need a gradient": (
+            isinstance(mask, torch.Tensor) and is_unread
+        ),
+    }
+    return next((reason for reason, applies in reasons.items() if applies), "")

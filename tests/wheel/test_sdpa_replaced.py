@@ -1,0 +1,208 @@
+"""`with flash_dist.sdpa():` on the CPU, against torch's own function."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import flash_dist
+from flash_dist import BlockMask
+from flash_dist.integrations.torch_sdpa import reasons
+from flash_dist.integrations.torch_sdpa.masks import read_mask
+from flash_dist.masks import Band
+
+Tensor = torch.Tensor
+Triple = tuple[Tensor, Tensor, Tensor]
+
+torch_sdpa = functional.scaled_dot_product_attention
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def draw_all(*, head_dim: int = 16) -> Triple:
+    return draw(2, 4, 7, head_dim), draw(2, 4, 9, head_dim), draw(2, 4, 9, head_dim)
+
+
+def draw_leaves() -> Triple:
+    q, k, v = (x.requires_grad_() for x in draw_all())
+    return q, k, v
+
+
+def seen(*shape: int) -> Tensor:
+    mask = torch.rand(*shape, generator=torch.Generator().manual_seed(1)) < 0.5
+    mask[..., 0] = True
+    return mask
+
+
+def adding(mask: Tensor, lowest: float, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, lowest)
+
+
+@pytest.fixture(autouse=True)
+def log(caplog: pytest.LogCaptureFixture) -> None:
+    reasons._tell.cache_clear()
+    caplog.set_level(logging.INFO)
+
+
+SERVED: dict[str, dict[str, Any]] = {
+    "full": {},
+    "causal": {"is_causal": True},
+    "scale": {"scale": 0.7},
+    "booleans": {"attn_mask": seen(7, 9)},
+    "booleans-of-heads": {"attn_mask": seen(2, 4, 7, 9)},
+    "booleans-of-keys": {"attn_mask": seen(2, 1, 1, 9)},
+    "minus-infinity": {"attn_mask": adding(seen(7, 9), -torch.inf)},
+    "lowest-number": {"attn_mask": adding(seen(2, 1, 7, 9), torch.finfo(torch.bfloat16).min)},
+    "nothing-hidden": {"attn_mask": torch.zeros(7, 9, dtype=torch.float64)},
+}
+
+
+@pytest.mark.parametrize("options", SERVED.values(), ids=SERVED.keys())
+def test_what_is_served_is_what_torch_computes(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    leaves = draw_leaves()
+    with flash_dist.sdpa():
+        got = functional.scaled_dot_product_attention(*leaves, **options)
+    want = torch_sdpa(*leaves, **options)
+    torch.testing.assert_close(got, want)
+    dout = draw(*got.shape)
+    grads = torch.autograd.grad(got, leaves, dout)
+    torch.testing.assert_close(grads, torch.autograd.grad(want, leaves, dout))
+    assert not caplog.records
+
+
+LEFT: dict[str, dict[str, Any]] = {
+    "dropout": {"dropout_p": 0.5},
+    "add other numbers": {"attn_mask": draw(7, 9)},
+    "need a gradient": {"attn_mask": adding(seen(7, 9), -torch.inf).requires_grad_()},
+    "not positive": {"scale": -0.1},
+}
+
+
+@pytest.mark.parametrize(("reason", "options"), LEFT.items(), ids=LEFT.keys())
+def test_what_has_no_kernel_is_torchs_own_and_logged(
+    reason: str, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    leaves = draw_all()
+    torch.manual_seed(0)
+    with flash_dist.sdpa():
+        got = functional.scaled_dot_product_attention(*leaves, **options)
+    torch.manual_seed(0)
+    assert torch.equal(got, torch_sdpa(*leaves, **options))
+    assert reason in caplog.text
+
+
+def test_other_sizes_of_heads_are_torchs_own(caplog: pytest.LogCaptureFixture) -> None:
+    leaves = draw_all(head_dim=5)
+    with flash_dist.sdpa():
+        got = functional.scaled_dot_product_attention(*leaves)
+    assert torch.equal(got, torch_sdpa(*leaves))
+    assert "multiple of 8" in caplog.text
+
+
+def test_torchs_own_errors_are_kept() -> None:
+    query, key, value = draw_all()
+    with flash_dist.sdpa(), pytest.raises(RuntimeError):
+        functional.scaled_dot_product_attention(query, key[:, :2], value[:, :2])
+    with flash_dist.sdpa(), pytest.raises(RuntimeError):
+        functional.scaled_dot_product_attention(query, key, value, seen(3, 9))
+
+
+@pytest.mark.parametrize("is_float", [False, True], ids=["booleans", "numbers"])
+def test_multihead_attention_with_padded_keys_is_served(
+    is_float: bool,  # noqa: FBT001 - of pytest
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    layer = nn.MultiheadAttention(32, 4, batch_first=True)
+    x = draw(2, 9, 32, dtype=torch.float32)
+    padding = torch.zeros(2, 9, dtype=torch.bool)
+    padding[0, 6:] = True
+    mask = adding(~padding, -torch.inf, torch.float32) if is_float else padding
+    with flash_dist.sdpa():
+        got, _ = layer(x, x, x, key_padding_mask=mask, need_weights=False)
+    want, _ = layer(x, x, x, key_padding_mask=mask, need_weights=False)
+    torch.testing.assert_close(got, want)
+    assert not caplog.records
+
+
+def test_masks_that_show_all_queries_an_interval_keep_nothing_for_pairs() -> None:
+    shape = 2, 4, 7, 9
+    keys = torch.arange(9)
+    padded = torch.stack([keys < 6, keys >= 2]).view(2, 1, 1, 9).expand(2, 4, 1, 9).clone()
+    mask = read_mask(padded, shape)
+    assert isinstance(mask, BlockMask)
+    assert "dense" not in repr(mask)
+    assert torch.equal(mask.visible(*shape).expand(shape), padded.expand(shape))
+    gaps = read_mask(keys.view(1, 9) != 4, shape)
+    assert isinstance(gaps, BlockMask)
+    assert torch.equal(gaps.visible(*shape).expand(shape), (keys != 4).expand(shape))
+    assert read_mask(torch.zeros(1, 9), shape) == Band()
+    nothing = read_mask(torch.zeros(1, 9, dtype=torch.bool), shape)
+    assert isinstance(nothing, BlockMask)
+    assert not nothing.visible(*shape).any()
+
+
+def test_a_mask_that_is_changed_is_read_again() -> None:
+    leaves, mask = draw_all(), seen(7, 9)
+    with flash_dist.sdpa():
+        functional.scaled_dot_product_attention(*leaves, mask)
+        mask[:, 1:] = ~mask[:, 1:]
+        got = functional.scaled_dot_product_attention(*leaves, mask)
+    torch.testing.assert_close(got, torch_sdpa(*leaves, mask))
+
+
+def test_contexts_nest_and_decorate_and_give_the_function_back() -> None:
+    @flash_dist.sdpa()
+    def find() -> object:
+        with flash_dist.sdpa():
+            pass
+        return functional.scaled_dot_product_attention
+
+    assert find() is not torch_sdpa
+    assert functional.scaled_dot_product_attention is torch_sdpa
+    with pytest.raises(KeyError), flash_dist.sdpa():
+        raise KeyError
+    assert functional.scaled_dot_product_attention is torch_sdpa
+
+
+def test_layers_that_are_computed_again_are_served() -> None:
+    leaves = draw_leaves()
+
+    def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(q, k, v)
+
+    with flash_dist.sdpa():
+        out = checkpoint(layer, *leaves, use_reentrant=False)
+        grads = torch.autograd.grad(out.sum(), leaves)
+    torch.testing.assert_close(grads, torch.autograd.grad(layer(*leaves).sum(), leaves))
+
+
+def test_a_graph_is_compiled_for_inside_and_outside() -> None:
+    graphs: list[str] = []
+
+    def keep(graph: torch.fx.GraphModule, _: object) -> object:
+        graphs.append(graph.print_readable(print_output=False))
+        return graph
+
+    def layer(q: Tensor, k: Tensor, v: Tensor, mask: Any = None) -> Tensor:  # noqa: ANN401
+        return functional.scaled_dot_product_attention(q, k, v, mask)
+
+    leaves = draw_all()
+    compiled = torch.compile(layer, backend=keep, fullgraph=True)
+    compiled(*leaves)
+    with flash_dist.sdpa():
+        got = compiled(*leaves)
+        compiled(*leaves, seen(7, 9))
+        compiled(*leaves, BlockMask.causal())
+    assert torch.equal(got, flash_dist.scaled_dot_product_attention(*leaves))
+    own = ["scaled_dot_product_attention(" in graph for graph in graphs]
+    assert own == [True, False, True, False]

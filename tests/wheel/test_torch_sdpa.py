@@ -1,0 +1,180 @@
+"""torch's flash operators on ours: registered for the CPU here, where torch has none of its own."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.nn.attention.varlen import varlen_attn
+
+from flash_dist import flash_attn_func, flash_attn_varlen_func
+from flash_dist.errors import FlashDistError
+from flash_dist.integrations.torch_sdpa import reasons
+from flash_dist.integrations.torch_sdpa.layouts import lay_out
+from flash_dist.integrations.torch_sdpa.provider import Registration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Tensor = torch.Tensor
+
+attend = torch.ops.aten._scaled_dot_product_flash_attention
+
+
+@pytest.fixture(autouse=True)
+def provider() -> Iterator[None]:
+    registration = Registration("CPU")
+    yield
+    registration.remove()
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    made = torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+    return made.to(dtype).requires_grad_()
+
+
+def as_they_lie(x: Tensor) -> Tensor:
+    return x.transpose(1, 2)
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "heads-last": as_they_lie,
+    "heads-first": lambda x: as_they_lie(x).contiguous(),
+    "batch-last": lambda x: x.permute(1, 2, 3, 0).contiguous().permute(3, 1, 0, 2),
+    "slices": lambda x: torch.cat([x, x], -1)[..., : x.shape[-1]].transpose(1, 2),
+    "not-aligned": lambda x: torch.cat([x[..., :1], x], -1)[..., 1:].transpose(1, 2),
+    "expanded": lambda x: as_they_lie(x)[:1].expand(x.shape[0], -1, -1, -1),
+}
+
+
+@pytest.mark.parametrize("lay", LAYOUTS.values(), ids=LAYOUTS.keys())
+@pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
+def test_bits_are_those_of_our_function_and_layouts_those_of_torch(
+    lay: Callable[[Tensor], Tensor],
+    is_causal: bool,  # noqa: FBT001 - of pytest
+) -> None:
+    tensors = [lay(draw(2, 7, heads, 16)).detach().requires_grad_() for heads in (4, 2, 2)]
+    results = attend(*tensors, 0.0, is_causal, scale=0.3)
+    with torch.device("meta"):
+        shapes = attend(*(torch.empty_like(x, device="meta") for x in tensors), 0.0, is_causal)
+    assert results[0].stride() == torch.empty_like(tensors[0]).stride()
+    for got, want in zip(results, shapes, strict=True):
+        if isinstance(want, torch.Tensor):
+            assert (got.shape, got.dtype) == (want.shape, want.dtype)
+        else:
+            assert got == want
+    dout = torch.randn_like(results[0])
+    grads = torch.autograd.grad(results[0], tensors, dout)
+
+    q, k, v = (x.detach().transpose(1, 2).contiguous().requires_grad_() for x in tensors)
+    out, lse = flash_attn_func(q, k, v, softmax_scale=0.3, causal=is_causal, return_lse=True)
+    assert torch.equal(results[0], out.transpose(1, 2))
+    assert torch.equal(results[1], lse)
+    wanted = torch.autograd.grad(out, (q, k, v), dout.transpose(1, 2))
+    for x, grad, want in zip(tensors, grads, wanted, strict=True):
+        assert torch.equal(grad, want.transpose(1, 2))
+        assert grad.stride() == torch.empty_like(x).stride()
+
+
+def test_strides_of_single_entries_are_those_of_torch_without_a_copy() -> None:
+    like = torch.empty(1, 3, 1, 4).transpose(1, 2)
+    made = torch.empty(1, 1, 3, 4)
+    laid = lay_out(made, like)
+    assert laid.stride() == torch.empty_like(like).stride()
+    assert laid.data_ptr() == made.data_ptr()
+
+
+@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (4, 0), (0, 3)], ids=str)
+def test_packed_sequences_have_the_bits_of_our_function(window: tuple[int, int]) -> None:
+    q, k, v = draw(20, 4, 16), draw(20, 4, 16), draw(20, 4, 16)
+    bounds = torch.tensor([0, 5, 5, 20], dtype=torch.int32)
+    packing = bounds, bounds, 15, 15
+    out = varlen_attn(q, k, v, *packing, window_size=window)
+    assert isinstance(out, torch.Tensor)
+    want = flash_attn_varlen_func(q, k, v, *packing, window_size=window)
+    assert torch.equal(out, want)
+    dout = torch.randn_like(out)
+    grads = torch.autograd.grad(out, (q, k, v), dout)
+    for got, wanted in zip(grads, torch.autograd.grad(want, (q, k, v), dout), strict=True):
+        assert torch.equal(got, wanted)
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.ops.aten, "_flash_attention_forward_no_dropout_inplace"),
+    reason="this torch has no such operator",
+)
+def test_a_result_is_written_where_it_is_wanted() -> None:
+    q = draw(2, 9, 4, 16).detach()
+    out = torch.full_like(q, torch.nan)
+    numbers = None, None, 9, 9, 0.0, False, False
+    lse = torch.ops.aten._flash_attention_forward_no_dropout_inplace(out, q, q, q, *numbers)
+    want, want_lse = flash_attn_func(q, q, q, return_lse=True)
+    assert torch.equal(out, want)
+    assert torch.equal(lse, want_lse)
+
+
+@pytest.mark.parametrize("lay", [as_they_lie, LAYOUTS["heads-first"]], ids=["last", "first"])
+def test_compiled_graphs_have_the_same_bits(lay: Callable[[Tensor], Tensor]) -> None:
+    tensors = [lay(draw(2, 7, 4, 16)).detach().requires_grad_() for _ in range(3)]
+
+    def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = attend(q, k, v, is_causal=True)[0]
+        result: Tensor = out.transpose(1, 2).flatten(2) * 2
+        return result
+
+    out = torch.compile(layer, backend="aot_eager", fullgraph=True)(*tensors)
+    want = layer(*tensors)
+    assert torch.equal(out, want)
+    dout = torch.randn_like(out)
+    for got, wanted in zip(
+        torch.autograd.grad(out, tensors, dout),
+        torch.autograd.grad(want, tensors, dout),
+        strict=True,
+    ):
+        assert torch.equal(got, wanted)
+
+
+UNSERVED: dict[str, dict[str, Any]] = {
+    "dropout": {"dropout_p": 0.1},
+    "a scale of -1.0": {"scale": -1.0},
+    "return_debug_mask": {"return_debug_mask": True},
+}
+
+
+@pytest.mark.parametrize(("reason", "options"), UNSERVED.items(), ids=UNSERVED.keys())
+def test_what_has_no_kernel_goes_where_calls_went_before_and_is_logged(
+    reason: str, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    reasons._tell.cache_clear()
+    q = draw(2, 4, 7, 16).detach()
+    with caplog.at_level(logging.INFO), pytest.raises(FlashDistError, match="no kernel of its own"):
+        attend(q, q, q, **options)
+    assert f"no kernel for {reason}" in caplog.text
+
+
+def test_the_kernel_that_was_there_before_gets_the_whole_call() -> None:
+    seen: list[Any] = []
+
+    def before(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - any operator's
+        seen.append((len(args), options))
+        q = args[0]
+        return q, q[..., 0].float(), *(q.new_empty(0) for _ in range(3))
+
+    name = "_flash_attention_forward"
+    library = torch.library.Library("aten", "IMPL", "CPU")
+    library.impl(name, before)
+    registration = Registration("CPU")
+    q = draw(2, 7, 4, 16).detach()
+    numbers = None, None, 7, 7, 0.25, True, False
+    getattr(torch.ops.aten, name)(q, q, q, *numbers, scale=0.5)
+    assert seen == [(10, {"scale": 0.5})]
+    registration.remove()
+    library._destroy()
+
+
+def test_operators_are_given_back() -> None:
+    first = Registration("CPU")
+    first.remove()
+    first.remove()
