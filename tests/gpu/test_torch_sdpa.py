@@ -79,7 +79,8 @@ def run(layer: Layer, tensors: Triple, dout: Tensor) -> dict[str, Tensor]:
 def run_ours(tensors: Triple, dout: Tensor, **options: Any) -> dict[str, Tensor]:  # noqa: ANN401
     def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        return flash_attn_func(q, k, v, **options).transpose(1, 2)
+        out: Tensor = flash_attn_func(q, k, v, **options)
+        return out.transpose(1, 2)
 
     return run(layer, tensors, dout)
 
