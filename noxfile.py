@@ -59,6 +59,7 @@ CHOICES = {
 }
 SMALL_SET = "hopper"  # one target: what tests build
 TRANSFORMERS = ("", "4.57.6")  # versions that `nox -s integrations` tries; "" is the newest
+HUB_LOADER = "kernels==0.17.2"  # its metadata are those that ci/release/hub.py writes
 # What works with the torch of a machine, which uv does not see.
 gpu_session = partial(
     nox.session, venv_backend="virtualenv", venv_params=["--system-site-packages"]
@@ -187,9 +188,14 @@ def _install_small_wheel(session: nox.Session, *groups: str) -> None:
 def integrations(session: nox.Session) -> None:
     """Hold tiny models of transformers against its eager attention, on the CPU: `-- VERSION ...`.
 
-    By default those of the newest version and of the oldest that is served.
+    By default those of the newest version and of the oldest that is served. And load what
+    `nox -s hub` makes by Hugging Face's loader.
     """
+    install(session, "runtime", "index")
+    session.run("python", "-m", "ci.release.hub")
+    session.env["FLASH_DIST_TEST_HUB"] = str(ROOT / "dist" / "hub" / SMALL_SET)
     _install_small_wheel(session, "test")
+    session.install(HUB_LOADER)
     _go_where_tests_lie(session, "integrations")
     session.env["HF_HUB_OFFLINE"] = "1"  # weights are random
     for version in session.posargs or TRANSFORMERS:

@@ -57,7 +57,9 @@ docs/inspect
 docs/building
 docs/channels
 docs/recipes
+docs/torch
 docs/transformers
+docs/frameworks
 Examples <examples/README>
 ```
 

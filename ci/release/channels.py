@@ -73,6 +73,14 @@ CHANNELS: Final = {
             groups=("runtime", "zipapp"),
             packed=("program",),
         ),
+        Row(
+            "hub",
+            "ci.release.hub",
+            "Make dist/hub: of each wheel in dist/ a repository as Hugging Face's `kernels` loads "
+            "it.",
+            groups=("runtime", "index"),
+            released=False,
+        ),
     )
 }
 

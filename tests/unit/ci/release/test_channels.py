@@ -16,7 +16,7 @@ import pytest
 from ci.build import sdist
 from ci.conda import channel as conda
 from ci.project import ROOT, load_project
-from ci.release import index, manifest, zipapp
+from ci.release import hub, index, manifest, zipapp
 from ci.release.channels import CHANNELS, Row, released
 from ci.trials.cells import Cell
 from ci.trials.install import PHASES, Stage, try_channel
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from ci.wheels.artefacts import Artefact
 
-MODULES: list[Channel] = [sdist, conda, index, zipapp]  # mypy holds them against the protocol
+MODULES: list[Channel] = [sdist, conda, index, zipapp, hub]  # mypy holds them against the protocol
 URL = "https://example.org/x/"
 
 

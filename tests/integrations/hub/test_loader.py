@@ -1,0 +1,89 @@
+"""What `nox -s hub` made, through Hugging Face's loader, alone and beside the installed package.
+
+On a CPU the loader takes variants of that backend alone: a copy of the folder says that it is one.
+FLASH_DIST_TEST_HUB is a repository.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+kernels = pytest.importorskip("kernels")
+
+# Loads the copy, in the wanted order with the package, and holds both against each other.
+PROGRAM = """
+import sys
+from pathlib import Path
+import torch
+from kernels import get_local_kernel
+
+folder, order = sys.argv[1:]
+q = torch.randn(2, 9, 4, 16).requires_grad_()
+if order == "after":
+    import flash_dist
+    flash_dist.flash_attn_func(q, q, q)
+kernel = get_local_kernel(Path(folder))
+out = kernel.flash_attn_func(q, q, q, causal=True)
+dq, = torch.autograd.grad(out.sum(), q)
+mask = kernel.BlockMask.causal()
+assert torch.equal(kernel.flash_attn_func(q, q, q, mask=mask), out)
+assert "GPU" in kernel.check().sentence
+if order == "alone":
+    assert not any(name.partition(".")[0] == "flash_dist" for name in sys.modules)
+    assert not hasattr(torch.ops.flash_dist, "fwd")
+else:
+    import flash_dist
+    want = flash_dist.flash_attn_func(q, q, q, causal=True)
+    assert torch.equal(out, want)
+    assert torch.equal(dq, torch.autograd.grad(want.sum(), q)[0])
+    assert torch.ops.flash_dist.fwd is not getattr(torch.ops, kernel.__name__).fwd
+maps = Path("/proc/self/maps").read_text().splitlines()
+loaded = {line.split()[-1] for line in maps if line.endswith("_kernels.so")}
+assert len(loaded) == (1 if order == "alone" else 2), loaded
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = os.environ.get("FLASH_DIST_TEST_HUB")
+    if not made:
+        pytest.skip("FLASH_DIST_TEST_HUB names no repository")
+    folder = tmp_path / "repository"
+    shutil.copytree(made, folder)
+    (variant,) = (folder / "build").iterdir()
+    metadata = variant / "metadata.json"
+    told = json.loads(metadata.read_text())
+    told["backend"] = {"type": "cpu"}
+    metadata.write_text(json.dumps(told))
+    variant.rename(variant.with_name("torch-stable-abi210-cpu-x86_64-linux"))
+    return folder
+
+
+@pytest.mark.parametrize("order", ["alone", "before", "after"])
+def test_a_copy_is_served_alone_and_beside_the_package(folder: Path, order: str) -> None:
+    subprocess.run([sys.executable, "-c", PROGRAM, str(folder), order], check=True)
+
+
+def test_the_digests_are_those_of_the_loader() -> None:
+    made = os.environ.get("FLASH_DIST_TEST_HUB")
+    if not made:
+        pytest.skip("FLASH_DIST_TEST_HUB names no repository")
+    rust = pytest.importorskip("kernels._rust")
+    (variant,) = (Path(made) / "build").iterdir()
+    metadata = rust.Metadata.read_from_file(variant / "metadata.json")
+    metadata.digest.validate(rust.Digest.hash_variant(rust.DigestAlgorithm.SHA256, variant))
+
+
+def test_doctor_runs_in_a_copy(folder: Path) -> None:
+    (variant,) = (folder / "build").iterdir()
+    command = [sys.executable, "-m", variant.name, "doctor", "--no-selftest"]
+    done = subprocess.run(command, cwd=variant.parent, capture_output=True, text=True, check=False)
+    assert "[ok]    extension" in done.stdout, done
+    assert "flash_dist 0.1.0" in done.stdout
