@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 
 from ...attention.arguments import SCALES
-from ...attention.layouts import ALIGNMENT, DENSE, PACKED, Layout, check_layouts_once
+from ...attention.layouts import ALIGNMENT, DENSE, PACKED, Layout, check_layouts
 from ...attention.support import require_kernels
 from ...kernels import operators
 from ...kernels.budget import workspace_budget
@@ -138,8 +139,14 @@ def _suit(query: Tensor, key: Tensor, value: Tensor, tokens: int) -> Triple | No
 
 
 def _fit(q: Tensor, k: Tensor, v: Tensor, tokens: int) -> bool:
+    return _fit_once(Layout.of(q), Layout.of(k), Layout.of(v), tokens)
+
+
+@lru_cache(maxsize=4096)
+def _fit_once(q: Layout, k: Layout, v: Layout, tokens: int) -> bool:
+    """Whether our operators take tensors of these layouts: most calls had theirs before."""
     try:
-        check_layouts_once(Layout.of(q), Layout.of(k), Layout.of(v), tokens)
+        check_layouts(q, k, v, tokens)
     except (TypeError, ValueError):
         return False
     return True
