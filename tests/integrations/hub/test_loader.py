@@ -49,6 +49,27 @@ loaded = {line.split()[-1] for line in maps if line.endswith("_kernels.so")}
 assert len(loaded) == (1 if order == "alone" else 2), loaded
 """
 
+# transformers takes the copy for flash-attention, which is not installed here, nor need we be.
+MODEL = """
+import sys
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+config = LlamaConfig(
+    vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=2, head_dim=16,
+)
+model = LlamaForCausalLM(config).eval()
+ids = torch.randint(0, 64, (2, 9))
+mask = torch.ones_like(ids)
+mask[0, :3] = 0
+want = model(ids, attention_mask=mask).logits
+model.set_attn_implementation("flash_attention_2")
+got = model(ids, attention_mask=mask).logits
+torch.testing.assert_close(got[mask.bool()], want[mask.bool()], rtol=1e-5, atol=1e-5)
+assert any(name.startswith("fd_") for name in sys.modules)
+"""
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -79,6 +100,19 @@ def test_the_digests_are_those_of_the_loader() -> None:
     (variant,) = (Path(made) / "build").iterdir()
     metadata = rust.Metadata.read_from_file(variant / "metadata.json")
     metadata.digest.validate(rust.Digest.hash_variant(rust.DigestAlgorithm.SHA256, variant))
+
+
+def test_transformers_takes_a_copy_for_flash_attention(folder: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 22):
+        pytest.skip(f"transformers {transformers.__version__} looks for kernels elsewhere")
+    if not transformers.utils.is_kernels_available():
+        pytest.skip(f"transformers {transformers.__version__} wants a newer loader")
+    environ = os.environ | {
+        "LOCAL_KERNELS": f"kernels-community/flash-attn2={folder}",
+        "HF_HUB_OFFLINE": "1",
+    }
+    subprocess.run([sys.executable, "-c", MODEL], env=environ, check=True)
 
 
 def test_doctor_runs_in_a_copy(folder: Path) -> None:
