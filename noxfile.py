@@ -186,7 +186,7 @@ def _install_small_wheel(session: nox.Session, *groups: str) -> None:
 
 @nox.session(requires=["small_wheel"])
 def integrations(session: nox.Session) -> None:
-    """Hold tiny models of transformers against its eager attention, on the CPU: `-- VERSION ...`.
+    """Hold tiny models against their own attention, on the CPU: `-- TRANSFORMERS_VERSION ...`.
 
     By default those of the newest version and of the oldest that is served. And load what
     `nox -s hub` makes by Hugging Face's loader.
@@ -199,7 +199,8 @@ def integrations(session: nox.Session) -> None:
     _go_where_tests_lie(session, "integrations")
     session.env["HF_HUB_OFFLINE"] = "1"  # weights are random
     for version in session.posargs or TRANSFORMERS:
-        session.install("--upgrade", f"transformers{version and '=='}{version}", "accelerate")
+        named = f"transformers{version and '=='}{version}"
+        session.install("--upgrade", named, "accelerate", "diffusers")
         session.run(
             "python",
             "-m",

@@ -24,6 +24,7 @@ from ..findings.install import (
     TORCH_TOO_OLD,
 )
 from ..findings.result import CheckResult
+from ..integrations.torch_sdpa import describe
 from ..machine.torch_install import TORCH_PROBLEMS
 from ..targets.advice import GET_GLIBC, describe_archs, torch_fix
 from ..targets.wording import count, few_lines, list_few
@@ -94,7 +95,8 @@ def check_torch(environment: Environment) -> CheckResult:
             fix="if something fails, look for a newer flash_dist",
             entry=TORCH_NEWER_THAN_TESTED,
         )
-    return CheckResult("ok", summary)
+    devices = [gpu.device for gpu in environment.cuda.gpus]
+    return CheckResult("ok", summary, background=(describe(devices),) if devices else ())
 
 
 def require_torch(torch: Torch, oldest: str = "") -> CheckResult:

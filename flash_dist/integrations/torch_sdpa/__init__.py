@@ -10,19 +10,25 @@ by an import.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import FlashDistError
+from ...targets.devices import Device
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from .provider import Registration
 
 NAME: Final = "flash_dist"
 OLDEST: Final = "2.10"
 
-__all__ = ["NAME", "Status", "activate", "deactivate", "register", "status"]
+CUDNN_FIRST: Final = frozenset({Device(9, 0), Device(10, 0)})  # by torch's order of backends
+
+__all__ = ["NAME", "Status", "activate", "deactivate", "describe", "register", "status"]
 
 _registrations: Final[list[Registration]] = []  # of which the last one may be active
 
@@ -115,6 +121,22 @@ def status() -> Status:
         chosen = torch._fused_sdp_choice(query, query, query)  # noqa: SLF001 - as torch's tests ask
         first.append(names[chosen].name.lower())
     return Status(attention.current_flash_attention_impl(), tuple(first))
+
+
+def describe(devices: Iterable[Device]) -> str:
+    """Say what `doctor` can of torch's attention: torch is neither imported nor asked.
+
+    Args:
+        devices: The GPUs that are here.
+    """
+    attention = sys.modules.get("torch.nn.attention")
+    active = attention.current_flash_attention_impl() if attention is not None else None
+    said = f"torch's flash backend in this process: {active or 'its own kernels'}"
+    preferring = sorted(set(devices) & CUDNN_FIRST)
+    if not preferring:
+        return said
+    where = " and ".join(map(str, preferring))
+    return f"{said}; on compute capability {where} torch asks cuDNN first, unless deterministic"
 
 
 def _find_registry() -> Any:  # noqa: ANN401 - a module

@@ -89,7 +89,7 @@ def find_call(  # noqa: PLR0913 - one call
         reason = "cum_seq that are no two int32 tensors of one length"
     tensors = None if reason else _suit(query, key, value, tokens)
     if tensors is None:
-        tell(reason or f"{list(query.shape)} of {query.dtype}, or its keys and values")
+        tell(reason or "shapes or dtypes such as it was given")
         return None
     head_dim = query.shape[-1]
     if query.device.type == "cuda":

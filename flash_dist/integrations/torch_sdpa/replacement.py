@@ -140,7 +140,7 @@ def _find_call(  # noqa: PLR0913 - a call
             ieee = is_ieee(None) and q.dtype == torch.float32
             require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1], ieee=ieee)
     except (TypeError, ValueError) as error:
-        return f"what it was given: {error}"
+        return f"this call: {str(error).partition(', got')[0]}"  # once, whatever the sizes
     seen: Band | BlockMask | None = _TOP_LEFT if is_causal else Band()
     if isinstance(mask, BlockMask):
         seen = mask

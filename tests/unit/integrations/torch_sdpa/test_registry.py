@@ -13,7 +13,15 @@ from torch.nn import attention
 
 from flash_dist.errors import FlashDistError
 from flash_dist.integrations import torch_sdpa
-from flash_dist.integrations.torch_sdpa import NAME, Status, activate, deactivate, register
+from flash_dist.integrations.torch_sdpa import (
+    NAME,
+    Status,
+    activate,
+    deactivate,
+    describe,
+    register,
+)
+from flash_dist.targets.devices import Device
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,6 +130,17 @@ def test_the_status_names_what_goes_first_on_which_gpu() -> None:
     assert str(status) == wanted
     assert str(Status(None, ("flash_attention",))) == "torch's own kernels are its flash backend"
     assert not Status(None, ())
+
+
+def test_doctor_is_told_who_is_active_and_that_cudnn_goes_first() -> None:
+    own = "torch's flash backend in this process: its own kernels"
+    assert describe([Device(8, 0), Device(12, 0)]) == own
+    activate()
+    wanted = (
+        "torch's flash backend in this process: flash_dist; on compute capability 9.0 and 10.0 "
+        "torch asks cuDNN first, unless deterministic"
+    )
+    assert describe([Device(10, 0), Device(9, 0), Device(9, 0), Device(7, 5)]) == wanted
 
 
 def test_torch_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
