@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import flash_dist
+from flash_dist.attention import autograd
 from flash_dist.integrations.torch_sdpa import replacement
 
 diffusers = pytest.importorskip("diffusers")
@@ -52,7 +53,7 @@ def run(model: torch.nn.Module, inputs: dict[str, Tensor]) -> list[Tensor]:
 
 def test_its_default_backend_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[int, ...]] = []
-    attend = replacement.attend
+    attend = autograd.attend
 
     def count(q: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401
         calls.append(tuple(q.shape))
