@@ -164,7 +164,7 @@ def test_the_kernel_that_was_there_before_gets_the_whole_call() -> None:
 
     name = "_flash_attention_forward"
     library = torch.library.Library("aten", "IMPL", "CPU")
-    library.impl(name, before)
+    library.impl(name, before, allow_override=True)
     registration = Registration("CPU")
     q = draw(2, 7, 4, 16).detach()
     numbers = None, None, 7, 7, 0.25, True, False

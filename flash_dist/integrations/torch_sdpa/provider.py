@@ -37,7 +37,7 @@ class Registration:
             for name, serve in _KERNELS.items():
                 if hasattr(torch.ops.aten, name):  # before 2.12 one is not there
                     kernel = _join(serve, _find_kernel(f"aten::{name}", key))
-                    self._library.impl(name, kernel, key, with_keyset=True)
+                    self._library.impl(name, kernel, key, with_keyset=True, allow_override=True)
 
     def remove(self) -> None:
         """Give the operators back to the kernels that were there before."""
