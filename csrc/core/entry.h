@@ -27,7 +27,22 @@ struct KernelEntry {
   // Why these arguments are not for this kernel, null if they are; itself null if all are. The
   // dispatcher then takes the next family that serves the role.
   const char* (*refuses)(const void* params);
+  int registers;  // of a thread at the launch, which its warpgroups share out among them; 0: any
 };
+
+// What a thread has at its launch where so many fill a multiprocessor, a multiple of 128: with
+// setmaxnreg in it, a kernel is compiled for that many.
+constexpr int registers_at_launch(int threads) { return 65536 / threads / 8 * 8; }
+
+// Those that the roles of Config's block were shared out from; 0 where there are no roles.
+template <class Config>
+constexpr auto shared_out(int) -> decltype(Config::CONSUMER_REGISTERS) {
+  return registers_at_launch(Config::THREADS * Config::MIN_BLOCKS);
+}
+template <class Config>
+constexpr int shared_out(...) {
+  return 0;
+}
 
 // Config::TAKES_TICKETS; false where there is none.
 template <class Config>
@@ -50,7 +65,8 @@ KernelEntry make_entry(void (*kernel)(Params),
           Config::BLOCK_ROWS,
           Config::MIN_BLOCKS,
           takes_tickets<Config>(0),
-          refuses};
+          refuses,
+          shared_out<Config>(0)};
 }
 
 // Launches blocks of Config's size. No block is no work, more than the grid's limit an error.

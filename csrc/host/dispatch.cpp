@@ -249,6 +249,14 @@ class Candidates {
       if (!is_refusal(status)) fail_to_load(v, "cudaFuncGetAttributes", status);
       return error_text(status);
     }
+    // The driver's compiler, of PTX, may choose otherwise: warpgroups would then wait for ever for
+    // registers that nobody gives.
+    const int registers = v.entry->registers;
+    if (registers != 0 && attributes.numRegs != registers) {
+      return "has " + std::to_string(attributes.numRegs) +
+             " registers for each thread, must have " + std::to_string(registers) +
+             " for its warpgroups to share out";
+    }
     if (v.entry->dynamic_smem > 48 * 1024) {
       status = cudaFuncSetAttribute(v.entry->kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                     v.entry->dynamic_smem);

@@ -1,6 +1,8 @@
 // Warpgroups, and the places of what they hand to each other.
 #pragma once
 
+#include "core/entry.h"
+
 namespace flash_dist {
 
 constexpr int WARPGROUP = 128;
@@ -10,8 +12,9 @@ constexpr int WARPS_OF_GROUP = WARPGROUP / 32;
 // it has those of its launch, which are a multiple of 8 for each thread. A warp that asks for others
 // waits for ever.
 constexpr bool has_registers(int consumers, int of_loader, int of_consumer) {
-  const int threads = (1 + consumers) * WARPGROUP;
-  return of_loader + consumers * of_consumer <= 65536 / threads / 8 * 8 * (1 + consumers);
+  const int warpgroups = 1 + consumers;
+  return of_loader + consumers * of_consumer <=
+         warpgroups * registers_at_launch(warpgroups * WARPGROUP);
 }
 
 // The next stage of a ring of tiles, and the parity of the phase in which it is filled. One number,

@@ -165,6 +165,15 @@ def test_more_shared_memory_than_a_block_gets_is_a_refusal(
     assert first.launched == second.launched != undisturbed.launched
 
 
+def test_registers_that_its_warpgroups_were_not_made_for_are_a_refusal(
+    program: Path, undisturbed: Attempt
+) -> None:
+    assert undisturbed.launched[0].startswith("flash_dist_fwd_sm90_")
+    ((first, second),) = ask(program, ("cudaFuncGetAttributes", 1, 0))
+    assert first.errors == []
+    assert first.launched == second.launched != undisturbed.launched
+
+
 def test_a_kernel_that_is_first_used_in_a_capture_says_what_to_do(
     program: Path, codes: dict[str, int]
 ) -> None:
