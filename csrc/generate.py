@@ -47,7 +47,7 @@ LAYOUT = CSRC.parent / "flash_dist" / "masks" / "layout.py"
 CPP_DTYPES = {"fp16": "Fp16", "bf16": "Bf16", "fp32": "Fp32", "ieee32": "Ieee32"}
 HALF_DTYPES = ("fp16", "bf16")
 _A100 = 80
-WGMMA_COLUMNS = (64, 80, 96, 128, 192, 256)  # of D, for which there are wrappers
+WGMMA_COLUMNS = (64, 80, 96, 112, 128, 192, 256)  # of D, for which there are wrappers
 
 
 @dataclass(frozen=True)

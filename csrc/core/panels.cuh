@@ -10,6 +10,12 @@
 
 namespace flash_dist {
 
+// An address that all lanes of a warp have, known to be the same: descriptors of it are then made
+// once for the warp, in its uniform registers, from which wgmma takes them.
+__device__ __forceinline__ uint32_t uniform(uint32_t address) {
+  return __shfl_sync(0xffffffffu, address, 0);
+}
+
 template <int ROWS>
 struct Panels {
   static constexpr int COLUMNS = 64;  // of a panel

@@ -43,9 +43,8 @@ __device__ __forceinline__ float change_of(float row_max, float scale_log2, floa
 }
 
 // S -> P = exp2(S * scale_log2 - row_max). Returns whether a row's maximum has grown, by which O and
-// the sums are rescaled, the sums already here: by exactly 1 where it has not. JUMPS: over the
-// exponential of that factor where it is 1; without jumps ptxas keeps the order of what is around.
-template <Offsets OFFSETS = Offsets::EXACT, bool JUMPS = true, int MT, int NT>
+// the sums are rescaled, the sums already here: by exactly 1 where it has not.
+template <Offsets OFFSETS = Offsets::EXACT, int MT, int NT>
 __device__ __forceinline__ bool to_probabilities(Accumulator<MT, NT>& s, SoftmaxState<MT>& state,
                                                  float (&rescale)[MT][2], float scale_log2) {
   bool grown = false;
@@ -61,14 +60,8 @@ __device__ __forceinline__ bool to_probabilities(Accumulator<MT, NT>& s, Softmax
       const float offset = top == -INFINITY ? 0.0f : top * scale_log2;
       // Exactly 1 where the maximum stays: offset is rounded, the product in the fma is not.
       const bool grew = top != state.row_max[m][h];
-      const auto change = [&] {
-        return change_of<OFFSETS>(state.row_max[m][h], scale_log2, offset);
-      };
-      if constexpr (JUMPS) {
-        rescale[m][h] = grew ? exp2_approx(change()) : 1.0f;
-      } else {
-        rescale[m][h] = exp2_approx(grew ? change() : 0.0f);
-      }
+      rescale[m][h] =
+          grew ? exp2_approx(change_of<OFFSETS>(state.row_max[m][h], scale_log2, offset)) : 1.0f;
       grown |= grew;
       state.row_max[m][h] = top;
       float sum = 0.0f;

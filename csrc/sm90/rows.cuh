@@ -26,23 +26,24 @@ __device__ __forceinline__ void clear_rows(uint32_t tile, const RowSpan& keep, i
   }
 }
 
-// A warpgroup's 64 rows of a sum, rounded, through 64 rows of a tile that nobody else uses. The
-// first `rows` rows and `columns` columns exist.
+// A warpgroup's 64 rows of a sum, rounded, to 64 rows of a tile.
 template <class Tile, class Target, class T, int NT>
-__device__ __forceinline__ void store_rows(const Accumulator<1, NT>& c, uint32_t tile,
-                                           uint16_t* dst, int64_t row_stride, int rows,
-                                           int columns) {
-  const int barrier = ONE_CONSUMER + consumer();
+__device__ __forceinline__ void stage_rows(const Accumulator<1, NT>& c, uint32_t tile) {
   const int lane = fresh_thread() % 32;
-  const int row0 = warp_of_consumer() * 16;
-  barrier_sync(barrier, WARPGROUP);  // all its warps are done with the tile
+  const int row = warp_of_consumer() * 16 + lane % 16;
 #pragma unroll
   for (int k = 0; k < NT / 2; ++k) {
     uint32_t r[1][4];
     to_a_operand<Target, T>(r, c, k);
-    stmatrix_x4(tile + Tile::offset(row0 + lane % 16, 2 * k + lane / 16), r[0]);
+    stmatrix_x4(tile + Tile::offset(row, 2 * k + lane / 16), r[0]);
   }
-  barrier_sync(barrier, WARPGROUP);
+}
+
+// By a warpgroup, from 64 rows of a tile, of NT * 8 columns: the first `rows` rows and `columns`
+// columns exist.
+template <class Tile, int NT>
+__device__ __forceinline__ void copy_rows(uint32_t tile, uint16_t* dst, int64_t row_stride,
+                                          int rows, int columns) {
   constexpr int CHUNKS = NT;  // of 16 bytes to a row
 #pragma unroll 4
   for (int i = fresh_thread() % WARPGROUP; i < 64 * CHUNKS; i += WARPGROUP) {
@@ -52,6 +53,18 @@ __device__ __forceinline__ void store_rows(const Accumulator<1, NT>& c, uint32_t
                       load_shared_16(tile + Tile::offset(row, chunk)));
     }
   }
+}
+
+// Both, through rows that nobody else uses.
+template <class Tile, class Target, class T, int NT>
+__device__ __forceinline__ void store_rows(const Accumulator<1, NT>& c, uint32_t tile,
+                                           uint16_t* dst, int64_t row_stride, int rows,
+                                           int columns) {
+  const int barrier = ONE_CONSUMER + consumer();
+  barrier_sync(barrier, WARPGROUP);  // all its warps are done with the tile
+  stage_rows<Tile, Target, T>(c, tile);
+  barrier_sync(barrier, WARPGROUP);
+  copy_rows<Tile, NT>(tile, dst, row_stride, rows, columns);
 }
 
 }  // namespace flash_dist

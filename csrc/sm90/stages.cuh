@@ -20,7 +20,7 @@ template <int STAGES>
 struct StageBarriers {
   uint64_t full[STAGES], empty[STAGES];
 
-  // By one thread.
+  // By one thread. Whoever fills a stage arrives once, with the bytes of its copies or without any.
   __device__ __forceinline__ void make(int consumer_warps) {
 #pragma unroll
     for (int i = 0; i < STAGES; ++i) {
@@ -34,6 +34,14 @@ struct StageBarriers {
   }
   __device__ __forceinline__ void wait_for_data(const Ring<STAGES>& ring) const {
     mbarrier_wait(shared_address(&full[ring.stage()]), ring.parity());
+  }
+  // What copies to a stage count on.
+  __device__ __forceinline__ uint32_t data(const Ring<STAGES>& ring) const {
+    return shared_address(&full[ring.stage()]);
+  }
+  // The stage is filled, by other means than copies.
+  __device__ __forceinline__ void announce(const Ring<STAGES>& ring) const {
+    mbarrier_arrive(data(ring));
   }
   // This warp has read a stage.
   __device__ __forceinline__ void release(int stage) const {

@@ -1,6 +1,7 @@
 // The keys that a block of queries walks through, BLOCK_N at a time.
 #pragma once
 
+#include "core/accumulator.cuh"
 #include "core/mask.cuh"
 #include "core/sequence.cuh"
 #include "ptx/special.cuh"
@@ -38,6 +39,12 @@ struct KeyBounds {
 // What the steps are: BLOCK_N neighbouring keys of a range, or PARTS tiles of a list, wherever they
 // lie.
 enum class Walk { RANGES, LISTS, BOTH };
+
+template <int BLOCK_N, Walk WALK_>
+struct WalkOf {
+  static constexpr int KEYS = BLOCK_N;
+  static constexpr Walk WALK = WALK_;
+};
 
 template <int BLOCK_N, Walk WALK>
 struct KeySteps {

@@ -44,6 +44,49 @@ def test_large_logits_stay_finite(head_dims: tuple[int, int], dtype: torch.dtype
     assert_close({name: result[name] for name in ("out", "lse", "dv")}, problem)
 
 
+def _rising(problem: Problem, heights: torch.Tensor) -> Problem:
+    """Add heights[j] to the scores of key j."""
+    head_dim = problem.q.shape[-1]
+    q, k = problem.q * 0.5, problem.k * 0.5
+    q[..., 0], k[..., 0] = 1.0, (heights * head_dim**0.5).to(k).view(1, -1, 1)
+    return replace(problem, q=q, k=k)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_scores_that_rise_and_fall_along_the_keys_are_followed(
+    head_dims: tuple[int, int], half: torch.dtype, *, causal: bool
+) -> None:
+    head_dim, head_dim_v = head_dims
+    base = random_problem(
+        seqlen_q=150,
+        seqlen_k=700,
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        dtype=half,
+        causal=causal,
+    )
+    ramp = torch.linspace(0, 40, 700)
+    hills = (ramp, ramp.flip(0), 12 * torch.sin(ramp), 3 * ramp % 9, 60.0 * (ramp.long() == 20))
+    for hill in hills:
+        problem = _rising(base, hill)
+        result = attend(problem)
+        assert_close({name: result[name] for name in ("out", "lse")}, problem)
+
+
+def test_the_scores_of_one_query_change_no_bit_of_another(
+    head_dims: tuple[int, int], half: torch.dtype
+) -> None:
+    base = random_problem(seqlen_q=150, seqlen_k=700, head_dim=head_dims[0], dtype=half)
+    steep = replace(base, q=base.q.clone())
+    steep.q[:, 1::3] *= 30
+    results = [attend(problem) for problem in (base, steep)]
+    rows = torch.arange(150) % 3 != 1
+    first, second = (
+        {"out": result["out"][:, rows], "lse": result["lse"][..., rows]} for result in results
+    )
+    assert_same_bits(first, second, "steep queries beside these")
+
+
 def _close_keys(problem: Problem) -> Problem:
     """Make all keys nearly the same, and queries that find them all: no score stands out."""
     base = problem.k[:, :1, :1]

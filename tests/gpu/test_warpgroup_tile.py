@@ -19,7 +19,7 @@ HERE: Final = Path(__file__).resolve().parent
 CSRC: Final = HERE.parents[1] / "csrc"
 ELEMENTS: Final = {"Fp16": torch.float16, "Bf16": torch.bfloat16}
 M, K = 64, 128
-COLUMNS: Final = (64, 80, 96, 128, 192, 256)  # of D
+COLUMNS: Final = (64, 80, 96, 112, 128, 192, 256)  # of D
 MODES: Final = (  # in the order of warpgroup_tile.cu: whether the rows of A, of B are k
     ("by-rows", False, False),
     ("b-by-columns", False, True),

@@ -6,7 +6,7 @@
 #include "core/panels.cuh"
 #include "plans.h"
 #include "sm90/fwd/work.cuh"
-#include "sm90/ring.cuh"
+#include "sm90/stages.cuh"
 
 namespace flash_dist {
 
@@ -27,9 +27,12 @@ struct FwdSm90Config
   static constexpr int BLOCK_ROWS = BLOCK_M;
   static constexpr bool TAKES_TICKETS = true;
   static constexpr int LONGEST_N = Plan::BLOCK_N > Plan::LIST_N ? Plan::BLOCK_N : Plan::LIST_N;
-  // setmaxnreg: what a block has at its launch, 168 or 128 registers a thread, for each role.
-  static constexpr int LOADER_REGISTERS = CONSUMERS == 3 ? 32 : 40;
-  static constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : 232;
+  // Whether lists are walked in steps of as many keys, by the same code.
+  static constexpr bool ONE_WALK = Plan::LIST_N == 0 || Plan::LIST_N == Plan::BLOCK_N;
+  // setmaxnreg: what a block has at its launch, 168 or 128 registers a thread, for each role. A
+  // loader of two walks needs more than 24.
+  static constexpr int LOADER_REGISTERS = CONSUMERS == 3 ? 32 : ONE_WALK ? 24 : 40;
+  static constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : ONE_WALK ? 240 : 232;
   static_assert(has_registers(CONSUMERS, LOADER_REGISTERS, CONSUMER_REGISTERS));
 
   using QPanels = Panels<BLOCK_M>;
@@ -52,10 +55,10 @@ struct FwdSm90Config
     alignas(1024) uint8_t k[Plan::STAGES][K_BYTES<LONGEST_N>];
     alignas(1024) uint8_t v[Plan::STAGES][V_BYTES<LONGEST_N>];
     FwdSm90Work work[2];
-    FwdSm90Loader loader;
-    uint64_t work_full[2], work_empty[2];
-    uint64_t q_full, q_empty, k_full[Plan::STAGES], k_empty[Plan::STAGES], v_full[Plan::STAGES],
-        v_empty[Plan::STAGES];
+    FwdSm90Progress progress;
+    StageBarriers<2> work_barriers;
+    StageBarriers<1> q_barriers;
+    StageBarriers<Plan::STAGES> k_barriers, v_barriers;
     __device__ Smem() = delete;  // laid over shared memory, never made
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);

@@ -7,7 +7,7 @@
 namespace flash_dist {
 
 // What the loader keeps from tile to tile, not in registers, of which it has few.
-struct FwdSm90Loader {
+struct FwdSm90Progress {
   unsigned number;          // of the next tile
   unsigned works;           // Ring::passed of what it says of tiles,
   unsigned queries, tiles;  // of Q, of K and V
@@ -20,7 +20,7 @@ struct FwdSm90Work {
   MaskPlace place;
   RowSpan keys;  // that exist
   KeyBounds bounds;
-  unsigned queries, tiles;  // FwdSm90Loader's, when this tile begins
+  unsigned queries, tiles;  // FwdSm90Progress's, when this tile begins
 
   // Part by part, each from those before it: the loader has few registers.
   __device__ __forceinline__ void place_block(const FwdParams& p, int block_m, int number) {
@@ -38,10 +38,16 @@ struct FwdSm90Work {
     written();
   }
 
+  // In place of a tile: there is none left.
+  __device__ __forceinline__ void close() { block.row0 = NO_TILE; }
+  __device__ __forceinline__ bool is_closed() const { return block.row0 == NO_TILE; }
+
   __device__ __forceinline__ bool has_queries() const { return block.row0 < sequence.seqlen_q; }
   __device__ __forceinline__ bool has_keys() const { return bounds.begin < bounds.end; }
 
  private:
+  static constexpr int NO_TILE = -1;  // in place of a first row
+
   // What follows is read anew.
   __device__ __forceinline__ static void written() { asm volatile("" ::: "memory"); }
 };

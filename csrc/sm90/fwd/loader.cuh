@@ -1,0 +1,132 @@
+// What one thread of a block of the forward kernel for Hopper does: it chooses tiles of queries, says
+// of each where it lies and what keys it sees, and lets the copy engine bring Q, K and V.
+#pragma once
+
+#include "ptx/mbarrier.cuh"
+#include "ptx/special.cuh"
+#include "ptx/tensor_copy.cuh"
+#include "sm90/fwd/tiles.cuh"
+
+namespace flash_dist {
+
+template <class Config, int BLOCK_N, Walk WALK>
+struct FwdSm90Loader : FwdSm90Tiles<Config, BLOCK_N, WALK> {
+  using Tiles = FwdSm90Tiles<Config, BLOCK_N, WALK>;
+  using Tiles::K_BYTES, Tiles::V_BYTES;
+  using typename Tiles::Keys, typename Tiles::KTile, typename Tiles::QTile, typename Tiles::Queries,
+      typename Tiles::Smem, typename Tiles::Steps, typename Tiles::Works;
+
+  const FwdSm90Params& params;
+  Smem& smem;
+
+  __device__ __forceinline__ FwdSm90Loader(const FwdSm90Params& params_, Smem& smem_)
+      : params(params_), smem(smem_) {}
+
+  __device__ __forceinline__ void run() const {
+    FwdSm90Progress& own = smem.progress;
+    own = {static_cast<unsigned>(fresh_block()), 0, 0, 0};
+#pragma unroll 1
+    while (own.number < static_cast<unsigned>(params.tiles)) {
+      FwdSm90Work& work = next_work();
+      work.place_block(params.p, Config::BLOCK_M, static_cast<int>(own.number));
+      own.number = next_tile(own.number);
+      if (!work.has_queries() && !work.sequence.uncovered_q) continue;
+      work.find_keys(params.p, Config::BLOCK_M, BLOCK_N);
+      work.queries = own.queries;
+      work.tiles = own.tiles;
+      announce_work();
+      if (work.has_queries() && work.has_keys()) load(work);
+    }
+    next_work().close();
+    announce_work();
+  }
+
+ private:
+  __device__ __forceinline__ FwdSm90Work& next_work() const {
+    const Works works{smem.progress.works};
+    smem.work_barriers.wait_for_place(works);
+    return smem.work[works.stage()];
+  }
+
+  __device__ __forceinline__ void announce_work() const {
+    smem.work_barriers.announce(Works{smem.progress.works});
+    ++smem.progress.works;
+  }
+
+  __device__ __forceinline__ unsigned next_tile(unsigned number) const {
+    const unsigned blocks = gridDim.x;
+    return blocks + (params.tickets == nullptr ? number : atomicAdd(params.tickets, 1u));
+  }
+
+  // The tiles of Q, K and V of one tile of queries that sees any key.
+  __device__ __forceinline__ void load(const FwdSm90Work& work) const {
+    load_queries(work);
+    Keys keys{work.tiles}, before;
+    const int last = work.bounds.end - 1;
+#pragma unroll 1
+    for (int j = last; j >= work.bounds.begin; --j) {
+      smem.k_barriers.wait_for_place(keys);
+      load_rows<K_BYTES>(shared_address(smem.k[keys.stage()]), params.k, params.k_axes, work, j,
+                         smem.k_barriers.data(keys));
+      if (j < last) load_values(work, j + 1, before);
+      before = keys;
+      keys.advance();
+    }
+    load_values(work, work.bounds.begin, before);
+    smem.progress.tiles = keys.passed;
+  }
+
+  __device__ __forceinline__ void load_queries(const FwdSm90Work& work) const {
+    const FwdBlock& block = work.block;
+    const Queries queries{work.queries};
+    smem.q_barriers.wait_for_place(queries);
+    const uint32_t barrier = smem.q_barriers.data(queries);
+    mbarrier_expect(barrier, Config::Q_PANELS * QTile::BYTES);
+    BoxPlace at{0, work.sequence.q0 + block.row0, block.member * params.q_axes.member,
+                block.head_kv * params.q_axes.head_kv, block.batch * params.q_axes.batch};
+    load_panels<QTile, Config::Q_PANELS>(shared_address(smem.q), params.q, at, barrier);
+    ++smem.progress.queries;
+  }
+
+  __device__ __forceinline__ void load_values(const FwdSm90Work& work, int j,
+                                              const Keys& keys) const {
+    smem.v_barriers.wait_for_place(keys);
+    load_rows<V_BYTES>(shared_address(smem.v[keys.stage()]), params.v, params.v_axes, work, j,
+                       smem.v_barriers.data(keys));
+  }
+
+  // The rows of k or v of step j.
+  template <int BYTES>
+  __device__ __forceinline__ void load_rows(uint32_t tile, const CUtensorMap& map,
+                                            const AxisSteps& axes, const FwdSm90Work& work, int j,
+                                            uint32_t barrier) const {
+    constexpr int PANELS = BYTES / KTile::BYTES;
+    const FwdBlock& block = work.block;
+    const Steps steps{work.bounds};
+    mbarrier_expect(barrier, BYTES);
+    BoxPlace at{0, work.sequence.k0 + steps.key0(j), 0, block.head_kv * axes.head_kv,
+                block.batch * axes.batch};
+    if (!steps.is_list()) {
+      load_panels<KTile, PANELS>(tile, map, at, barrier);
+      return;
+    }
+#pragma unroll
+    for (int part = 0; part < Steps::PARTS; ++part) {
+      at.row = work.sequence.k0 + steps.key0(j, part);
+      load_panels<KTile, PANELS>(tile + part * MASK_TILE * KTile::ROW_BYTES, map, at, barrier);
+    }
+  }
+
+  // A box for each panel.
+  template <class Tile, int PANELS>
+  __device__ __forceinline__ static void load_panels(uint32_t tile, const CUtensorMap& map,
+                                                     BoxPlace at, uint32_t barrier) {
+#pragma unroll
+    for (int panel = 0; panel < PANELS; ++panel) {
+      at.column = panel * Tile::COLUMNS;
+      load_box(tile + panel * Tile::BYTES, map, at, barrier);
+    }
+  }
+};
+
+}  // namespace flash_dist

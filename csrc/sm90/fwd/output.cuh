@@ -1,0 +1,87 @@
+// How a warpgroup of the forward kernel for Hopper writes its 64 rows of out.
+#pragma once
+
+#include "core/views.cuh"
+#include "ptx/barrier.cuh"
+#include "ptx/tensor_copy.cuh"
+#include "sm90/fwd/config.h"
+#include "sm90/rows.cuh"
+
+namespace flash_dist {
+
+template <class Config>
+struct FwdSm90Output {
+  using Target = typename Config::Target;
+  using T = typename Config::T;
+  using QTile = typename Config::QPanels;
+  static constexpr int NT = Config::HEAD_DIM_V / 8;
+
+  const FwdSm90Params& params;
+  typename Config::Smem& smem;
+  const FwdSm90Work& work;
+
+  // O, rounded, through this warpgroup's rows of the output tile.
+  __device__ __forceinline__ void store(const Accumulator<1, NT>& o) const {
+    const int barrier = ONE_CONSUMER + consumer();
+    const bool one_thread = fresh_thread() % WARPGROUP == 0;
+    const uint32_t tile =
+        shared_address(Config::SHARES_Q ? smem.q : smem.out) + consumer() * 64 * QTile::ROW_BYTES;
+    // The tile before has been read, or all warps are done with Q.
+    if (!Config::SHARES_Q && one_thread) wait_until_read<0>();
+    barrier_sync(barrier, WARPGROUP);
+    stage_rows<QTile, Target, T>(o, tile);
+    fence_proxy_async();
+    barrier_sync(barrier, WARPGROUP);
+    const bool packed = params.p.packing.cu_seqlens_q != nullptr;
+    if (packed && rows() < 64) {  // the next document's rows follow
+      copy_rows<QTile, NT>(tile, first_row(), params.p.out.row, rows(), params.p.head_dim_v);
+    } else if (one_thread) {
+      store_boxes(tile, packed ? 0 : work.block.batch);
+    }
+    if constexpr (Config::SHARES_Q) {
+      if (one_thread) wait_until_read<0>();
+      smem.q_barriers.release(0);
+    }
+  }
+
+  // Queries that see no key: zeros, and -inf for lse.
+  __device__ __forceinline__ void fill_unseeing() const {
+    const FwdParams& p = params.p;
+    const int thread = fresh_thread() % WARPGROUP;
+    const int count = min(rows(), 64);
+    uint16_t* out = first_row();
+#pragma unroll 1
+    for (int i = thread; i < count * NT; i += WARPGROUP) {
+      const int column = i % NT * 8;
+      if (column < p.head_dim_v) store_global_16(out + i / NT * p.out.row + column, {0, 0, 0, 0});
+    }
+    const FwdBlock& block = work.block;
+    float* lse = p.lse + lse_begin(p, block.batch, block.head, work.sequence.q0) + row0();
+    if (thread < count) lse[thread] = -INFINITY;
+  }
+
+ private:
+  // This warpgroup's first row of the sequence, how many follow it to its end, and where it lies.
+  __device__ __forceinline__ int row0() const { return work.block.row0 + consumer() * 64; }
+  __device__ __forceinline__ int rows() const { return work.sequence.seqlen_q - row0(); }
+  __device__ __forceinline__ uint16_t* first_row() const {
+    const View& view = params.p.out;
+    const FwdBlock& block = work.block;
+    return head_begin(view, block.batch, block.head_kv, block.member) +
+           (work.sequence.q0 + row0()) * view.row;
+  }
+
+  // Of which the map cuts off what lies beyond the end.
+  __device__ __forceinline__ void store_boxes(uint32_t tile, int batch) const {
+    const FwdBlock& block = work.block;
+    BoxPlace at{0, work.sequence.q0 + row0(), block.member, block.head_kv, batch};
+#pragma unroll
+    for (int panel = 0; panel < Config::V_PANELS; ++panel) {
+      at.column = panel * QTile::COLUMNS;
+      if (rows() > 0) store_box(params.out, at, tile + panel * QTile::BYTES);
+    }
+    commit_stores();
+  }
+};
+
+}  // namespace flash_dist

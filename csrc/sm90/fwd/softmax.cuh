@@ -1,0 +1,82 @@
+// The softmax of 16 rows of a warp, in the forward kernel for Hopper.
+//
+// A row's maximum stays behind its scores: it becomes the greatest score so far only when P would
+// exceed 2^12 otherwise. P, its sums and O are then up to 2^12 times as large, for which fp16 has room
+// and which costs no digit. So O is seldom rescaled, and a step of which no P turns out to be large
+// needs no maximum: try_probabilities() makes P from the one before. What becomes of a row follows
+// from its own scores alone, whichever way its warp takes.
+#pragma once
+
+#include "core/accumulator.cuh"
+#include "core/softmax.cuh"
+
+namespace flash_dist {
+
+constexpr float MAXIMUM_MARGIN = 12.0f;  // log2 of how large P may be
+constexpr float SURELY_SMALL = 2048.0f;  // no term of a sum up to it exceeds the margin
+
+// S -> P = exp2(S * scale_log2 - row_max). Returns whether a maximum has grown; then O has to be
+// rescaled, the sums already are: by exactly 1 where it has not.
+template <int NT>
+__device__ __forceinline__ bool make_probabilities(Accumulator<1, NT>& s, SoftmaxState<1>& state,
+                                                   float (&rescale)[1][2], float scale_log2) {
+  bool grown = false;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float& row_max = state.row_max[0][h];
+    float top = row_max;
+#pragma unroll
+    for (int n = 0; n < NT; ++n) top = fmaxf(top, fmaxf(s.x[0][n][2 * h], s.x[0][n][2 * h + 1]));
+    top = quad_max(top);
+    // NOTE: NaN is false: the first score of a row is its maximum under a scale of 0, too.
+    if ((top - row_max) * scale_log2 <= MAXIMUM_MARGIN) top = row_max;
+    // NOTE: a row without a visible key so far keeps -inf; 0 instead avoids inf - inf.
+    const float offset = top == -INFINITY ? 0.0f : top * scale_log2;
+    const bool grew = top != row_max;
+    rescale[0][h] = exp2_approx(grew ? fmaf(row_max, scale_log2, -offset) : 0.0f);
+    grown |= grew;
+    row_max = top;
+    float sum = 0.0f;
+#pragma unroll
+    for (int n = 0; n < NT; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& x = s.x[0][n][2 * h + e];
+        x = exp2_approx(fmaf(x, scale_log2, -offset));
+        sum += x;
+      }
+    state.row_sum[0][h] = fmaf(state.row_sum[0][h], rescale[0][h], sum);
+  }
+  return grown;
+}
+
+// The same P, rounded, from the maxima so far, if they stay: S is kept. False where one might not,
+// of which a sum tells; then nothing has changed but p, and make_probabilities() is due.
+template <class Target, class T, int NT>
+__device__ __forceinline__ bool try_probabilities(uint32_t (&p)[NT / 2][1][4],
+                                                  const Accumulator<1, NT>& s,
+                                                  SoftmaxState<1>& state, float scale_log2) {
+  // A row without a maximum has an offset of -inf, P of inf.
+  const float offset[2] = {state.row_max[0][0] * scale_log2, state.row_max[0][1] * scale_log2};
+  float sum[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int k = 0; k < NT / 2; ++k) {
+    Accumulator<1, 2> part;
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float x = exp2_approx(fmaf(s.x[0][2 * k + n][i], scale_log2, -offset[i / 2]));
+        part.x[0][n][i] = x;
+        sum[i / 2] += x;
+      }
+    to_a_operand<Target, T>(p[k], part, 0);
+  }
+  const bool small = sum[0] <= SURELY_SMALL && sum[1] <= SURELY_SMALL;
+  if (!__all_sync(0xffffffffu, small)) return false;
+  state.row_sum[0][0] += sum[0];
+  state.row_sum[0][1] += sum[1];
+  return true;
+}
+
+}  // namespace flash_dist
