@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any, Final
 
 import torch
+from torch._C._functorch import unwrap_if_dead
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..masks import Band, BlockMask
@@ -16,13 +18,15 @@ from .layouts import (
     DEVICE_TYPES,
     Layout,
     check_layouts,
-    check_layouts_once,
 )
+from .support import require_kernels
 
 Tensor = torch.Tensor
 Triple = tuple[Tensor, Tensor, Tensor]
 Window = tuple[int | None, int | None] | Tensor
 NO_WINDOW: Final = (-1, -1)
+FULL: Final = Band()
+CAUSAL: Final = Band(right=0)
 _WHOLE: Final = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 SCALES: Final = (2.0**-150, 2.0**128 - 2.0**103)  # between these, float32 is neither 0 nor inf
 
@@ -50,24 +54,62 @@ def prepare_inputs(q: Tensor, k: Tensor, v: Tensor, tokens: int = DENSE) -> Trip
         TypeError: An argument is no tensor, or a dtype is not supported.
         ValueError: Shapes, devices, strides or addresses do not fit.
     """
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        require_tensor(name, x)
+    if not (is_dense(q) and is_dense(k) and is_dense(v)):
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            require_tensor(name, x)
     kind = q.device.type
     if kind in DEVICE_TYPES and torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
         q, k, v = _autocast(q, dtype), _autocast(k, dtype), _autocast(v, dtype)
-    layouts = Layout.of(q), Layout.of(k), Layout.of(v)
     if is_symbolic(q):
-        check_layouts(*layouts, tokens)
-    else:
-        check_layouts_once(*layouts, tokens)
-        if q.device.type == "cuda" and not is_transformed():
+        check_layouts(Layout.of(q), Layout.of(k), Layout.of(v), tokens)
+        return q, _fold(k, tokens), _fold(v, tokens)
+    # fmt: off
+    grouped = _check_once(
+        tokens,
+        q.dtype, q.device, q.shape, q.stride(),
+        k.dtype, k.device, k.shape, k.stride(),
+        v.dtype, v.device, v.shape, v.stride(),
+    )
+    # fmt: on
+    if not is_transformed():
+        if kind == "cuda":
             _check_addresses(q, k, v)
-    return q, _fold(k, tokens), _fold(v, tokens)
+        else:  # a GPU's have no address once the transform that made them has ended
+            q, k, v = unwrap_if_dead(q), unwrap_if_dead(k), unwrap_if_dead(v)
+    return (q, _fold(k, tokens), _fold(v, tokens)) if grouped else (q, k, v)
+
+
+@lru_cache(maxsize=4096)
+def _check_once(tokens: int, *fields: Any) -> bool:  # noqa: ANN401
+    """Check layouts that no call had before; return whether k or v has a heads_per_kv axis.
+
+    Args:
+        tokens: DENSE or PACKED.
+        fields: Those of the layouts of q, k and v, one after the other: most calls had theirs
+            before, and three layouts take longer to make than their fields to look up.
+
+    Raises:
+        TypeError: A dtype is not supported.
+        ValueError: Shapes, devices or strides do not fit.
+        FlashDistError: This build has no code that runs on the GPU.
+    """
+    q, k, v = Layout(*fields[:4]), Layout(*fields[4:8]), Layout(*fields[8:])
+    check_layouts(q, k, v, tokens)
+    if q.device.type == "cuda":
+        require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1])
+    return len(k.shape) != tokens + 2 or len(v.shape) != tokens + 2
+
+
+def is_dense(x: object) -> bool:
+    """Whether something is a tensor, and not a nested or a sparse one."""
+    return isinstance(x, torch.Tensor) and x.layout is torch.strided and not x.is_nested
 
 
 def require_tensor(name: str, x: Tensor) -> None:
     """Raise TypeError for what is no tensor, ValueError for what is nested or sparse."""
+    if is_dense(x):
+        return
     if not isinstance(x, torch.Tensor):
         message = f"{name} must be a torch.Tensor, got {type(x).__name__}"
         raise TypeError(message)
@@ -77,14 +119,15 @@ def require_tensor(name: str, x: Tensor) -> None:
             "takes its values() and offsets()"
         )
         raise ValueError(message)
-    if x.layout != torch.strided:
-        message = f"{name} must be a dense tensor, got layout {x.layout}\n\nhint: `x.to_dense()`"
-        raise ValueError(message)
+    message = f"{name} must be a dense tensor, got layout {x.layout}\n\nhint: `x.to_dense()`"
+    raise ValueError(message)
 
 
 def require_bool(name: str, value: object) -> None:
     """Raise TypeError for what is only true or false in a condition."""
-    if not isinstance(value, (bool, torch.SymBool)) and not _is_numpy_bool(value):
+    if value is True or value is False:
+        return
+    if not isinstance(value, torch.SymBool) and not _is_numpy_bool(value):
         message = f"{name} must be True or False, got {type(value).__name__}"
         if isinstance(value, torch.Tensor):
             message += "\n\nhint: `BlockMask` is for what differs in a batch"
@@ -132,6 +175,8 @@ def choose_scale(scale: float | None, head_dim: int, name: str = "softmax_scale"
 def choose_band(window_size: Window, *, causal: bool) -> Band:
     """Return the band of flash-attention's arguments: aligned to the bottom right."""
     require_bool("causal", causal)
+    if _is_no_window(window_size):
+        return CAUSAL if causal else FULL
     sides = _read_sides(window_size)
     if sides is None:
         message = (
@@ -140,9 +185,17 @@ def choose_band(window_size: Window, *, causal: bool) -> Band:
         )
         raise ValueError(message)
     if sides == NO_WINDOW:
-        return Band(right=0) if causal else Band()
+        return CAUSAL if causal else FULL
     left, right = sides
     return Band(left, 0 if causal else right)
+
+
+def _is_no_window(window_size: object) -> bool:
+    """Whether it is the default, as most are: what else means no bound takes longer to read."""
+    if type(window_size) is not tuple or window_size != NO_WINDOW:
+        return False
+    left, right = window_size
+    return type(left) is type(right) is int  # not -1.0, which equals
 
 
 def _read_sides(window_size: object) -> tuple[int, int] | None:
@@ -175,7 +228,7 @@ def choose_mask(mask: BlockMask | None, window_size: Window, *, causal: bool) ->
     if not isinstance(mask, BlockMask):
         message = f"mask must be a flash_dist.BlockMask, got {describe_type(mask)}"
         raise TypeError(message)
-    if band != Band():
+    if band != FULL:
         message = (
             f"mask cannot be given together with causal={causal}, window_size={window_size}"
             "\n\nhint: make `mask & BlockMask.causal()` once and pass that"

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
 
 from ..kernels import operators
 from ..kernels.budget import BUDGET_NOW, workspace_budget
+from ..kernels.derivatives import differentiate
 from ..kernels.operators import Packing
 from ..kernels.precision import is_ieee
 from . import transforms
-from .arguments import is_symbolic, is_transformed
+from .arguments import is_transformed
 from .support import require_kernels
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..kernels.operators import Gradients
     from ..kernels.precision import Precision
     from ..masks import Band, BlockMask
+
+    # mask, softmax_scale, budget, batch_invariant, ieee
+    Call = tuple[Band | BlockMask, float, int, bool, bool]
 
 Tensor = torch.Tensor
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
@@ -35,26 +44,50 @@ def attend(  # noqa: PLR0913 - one attention problem
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse of checked tensors; k and v are without heads_per_kv."""
     ieee = is_ieee(float32_precision) and q.dtype == torch.float32
-    if q.device.type == "cuda" and not is_symbolic(q):
-        require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1], ieee=ieee)
+    if torch.compiler.is_compiling():
+        traced = mask, softmax_scale, BUDGET_NOW, bool(batch_invariant), ieee
+        return _attend_traced(q, k, v, packing, traced)
+    if ieee and q.is_cuda and not isinstance(q, FakeTensor):
+        require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1], ieee=True)
+    call = mask, softmax_scale, workspace_budget(), bool(batch_invariant), ieee
+    if is_transformed():
+        packed = packing or operators.NOT_PACKED
+        out, lse = transforms.Attention.apply(q, k, v, *packed, *call)  # type: ignore[no-untyped-call]
+    elif _concerns_autograd(q, k, v):
+        tensors: Inputs = (q, k, v, None, None)
+        longest: tuple[int, int] | None = None
+        if packing is not None:
+            tensors, longest = (q, k, v, *packing[:2]), packing[2:]
+        out, lse = _apply(*tensors, longest, call)
+    else:
+        out, lse = operators.fwd_alone(q, k, v, mask, packing, softmax_scale, ieee)
+    return out, lse
+
+
+def _concerns_autograd(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether a call is to have gradients, or is in forward mode, which refuses it.
+
+    An autograd.Function finds out itself, which takes longer than all else of a small call.
+    """
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return True
+    return forward_ad._current_level >= 0  # noqa: SLF001 - nothing public says it
+
+
+def _attend_traced(
+    q: Tensor, k: Tensor, v: Tensor, packing: Packing | None, call: Call
+) -> tuple[Tensor, Tensor]:
+    """Return out and lse of a call that torch.compile or torch.export traces."""
     if operators.is_exporting():  # an autograd.Function would be a call without gradients there
+        mask, softmax_scale, _, _, ieee = call
         return operators.fwd(
             q, k, v, mask=mask, packing=packing, softmax_scale=softmax_scale, ieee=ieee
         )
+    if is_transformed():
+        transforms.refuse_compilation()
     cu_seqlens_q, cu_seqlens_k, *max_seqlens = packing or operators.NOT_PACKED
-    tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k)
-    function: type[torch.autograd.Function] = _Attention
-    if torch.compiler.is_compiling():
-        if is_transformed():
-            transforms.refuse_compilation()
-        tensors = _distinct(*tensors)
-        budget = BUDGET_NOW
-    else:
-        budget = workspace_budget()
-        function = transforms.Attention if is_transformed() else _EagerAttention
-    out, lse = function.apply(
-        *tensors, *max_seqlens, mask, softmax_scale, budget, bool(batch_invariant), ieee
-    )
+    tensors = _distinct(q, k, v, cu_seqlens_q, cu_seqlens_k)
+    out, lse = _TracedAttention.apply(*tensors, *max_seqlens, *call)  # type: ignore[no-untyped-call]
     return out, lse
 
 
@@ -69,7 +102,9 @@ def _distinct(
     return q, k, v, cu_seqlens_q, cu_seqlens_k
 
 
-class _Attention(torch.autograd.Function):
+class _TracedAttention(torch.autograd.Function):
+    """With numbers as arguments of their own, which a graph may have as symbols."""
+
     @staticmethod
     def forward(  # noqa: PLR0913, PLR0917 - torch's protocol
         ctx: Any,  # noqa: ANN401
@@ -123,21 +158,61 @@ class _Attention(torch.autograd.Function):
         return dq, dk, dv, *(None,) * 9
 
 
-class _EagerAttention(_Attention):
-    """With what torch.compile does not take in an autograd.Function."""
+class _EagerAttention(torch.autograd.Function):
+    """With few arguments, and with what torch.compile does not take in an autograd.Function."""
+
+    @staticmethod
+    def forward(  # noqa: PLR0913, PLR0917 - torch's protocol
+        ctx: Any,  # noqa: ANN401
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens_q: Tensor | None,
+        cu_seqlens_k: Tensor | None,
+        longest: tuple[int, int] | None,  # packed
+        call: Call,
+    ) -> tuple[Tensor, Tensor]:
+        mask, softmax_scale, _, _, ieee = call
+        packing = None if longest is None else Packing.of(cu_seqlens_q, cu_seqlens_k, *longest)
+        out, lse = operators.fwd_alone(q, k, v, mask, packing, softmax_scale, ieee)
+        ctx.longest, ctx.call = longest, call
+        ctx.save_for_backward(q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k)
+        ctx.set_materialize_grads(False)
+        return out, lse
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        if not is_transformed():
-            return _Attention.backward(ctx, dout, dlse)
-        # is_grads_batched: gradients of many losses at once
-        tensors, sizes = ctx.saved_tensors, ctx.max_seqlens
-        call = ctx.mask, ctx.softmax_scale, ctx.budget, ctx.batch_invariant, ctx.ieee
-        dq, dk, dv = transforms.Backward.apply(  # type: ignore[no-untyped-call]
-            dout, dlse, *tensors, *sizes, *call
-        )
-        return dq, dk, dv, *(None,) * 9
+        if dout is None and dlse is None:
+            return (None,) * 7
+        *saved, cu_seqlens_q, cu_seqlens_k = ctx.saved_tensors
+        longest = ctx.longest
+        packing = None if longest is None else Packing(cu_seqlens_q, cu_seqlens_k, *longest)
+        if is_transformed():  # is_grads_batched: gradients of many losses at once
+            packed = packing or operators.NOT_PACKED
+            dq, dk, dv = transforms.Backward.apply(dout, dlse, *saved, *packed, *ctx.call)  # type: ignore[no-untyped-call]
+            return dq, dk, dv, None, None, None, None
+        mask, softmax_scale, budget, batch_invariant, ieee = ctx.call
+
+        def bwd(*tensors: Any) -> Gradients:  # noqa: ANN401 - as they are differentiated
+            return operators.bwd(
+                *tensors,
+                mask=mask,
+                packing=packing,
+                softmax_scale=softmax_scale,
+                budget=budget,
+                batch_invariant=batch_invariant,
+                ieee=ieee,
+            )
+
+        longest_k = None if longest is None else longest[1]
+        dq, dk, dv = differentiate(bwd, tuple(saved), dout, dlse, max_seqlen_k=longest_k)
+        return dq, dk, dv, None, None, None, None
 
     @staticmethod
     def jvp(*_: object) -> NoReturn:
         transforms.refuse_forward_mode()
+
+
+# `apply` but for what torch does in Python before: it looks for a transform of torch.func, as
+# attend() has done.
+_apply: Final[Callable[..., Any]] = super(torch.autograd.Function, _EagerAttention).apply

@@ -8,7 +8,7 @@ import torch
 
 from .arguments import choose_mask, choose_scale, prepare_inputs
 from .autograd import attend
-from .neutral import require_neutral, require_neutral_others
+from .neutral import are_defaults, require_neutral, require_neutral_others
 from .results import Pair, Result, choose_result
 
 if TYPE_CHECKING:
@@ -174,8 +174,10 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
         FlashDistError: This build has no code that runs on the GPU; the message names the arch
             set to install.
     """
-    require_neutral(dropout_p=dropout_p, softcap=softcap, alibi_slopes=alibi_slopes)
-    require_neutral_others("flash_attn_func", others)
+    if not are_defaults(dropout_p, softcap, alibi_slopes):
+        require_neutral(dropout_p=dropout_p, softcap=softcap, alibi_slopes=alibi_slopes)
+    if others:
+        require_neutral_others("flash_attn_func", others)
     q, k, v = prepare_inputs(q, k, v)
     out, lse = attend(
         q,

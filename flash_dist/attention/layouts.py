@@ -1,14 +1,12 @@
 """Whether q, k, v can be attended: dtypes, devices, shapes and strides, apart from any values.
 
-A layout is hashable, so that the checks of a call that was seen before cost one look-up. Dense
-tensors are [batch, seqlen, heads..., head_dim], packed ones [total, heads..., head_dim], where
-heads... is num_heads or num_heads_kv, heads_per_kv.
+Dense tensors are [batch, seqlen, heads..., head_dim], packed ones [total, heads..., head_dim],
+where heads... is num_heads or num_heads_kv, heads_per_kv.
 """
 
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Final, NamedTuple
 
 import torch
@@ -70,9 +68,6 @@ def check_layouts(q: Layout, k: Layout, v: Layout, tokens: int) -> None:
                 message = f"{name} {reason}"
                 raise ValueError(message)
         _check_index_range(q, k, tokens)
-
-
-check_layouts_once = lru_cache(maxsize=4096)(check_layouts)  # most calls have been seen before
 
 
 def stride_error(x: Layout) -> str | None:

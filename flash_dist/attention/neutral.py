@@ -134,6 +134,12 @@ _SERVED: Final = (
 )
 
 
+def are_defaults(dropout_p: object, softcap: object, alibi_slopes: object) -> bool:
+    """Whether these are what a call has that names none of them, which need not be looked up."""
+    floats = type(dropout_p) is type(softcap) is float  # a tensor is not asked whether it equals
+    return floats and dropout_p == softcap == 0.0 and alibi_slopes is None
+
+
 def require_neutral(**arguments: object) -> None:
     """Raise ValueError for an argument that asks for what is not built, with the reason."""
     for name, value in arguments.items():

@@ -9,7 +9,7 @@ import json
 import math
 import os
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from ..errors import UsageError
 from .contenders.names import (
@@ -20,13 +20,15 @@ from .contenders.names import (
     in_deterministic_mode,
     is_deterministic,
 )
-from .contenders.shapes import Mask, Shape, count_flops
+from .contenders.shapes import Shape, count_flops
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
 JSON_VERSION: Final = 1
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -178,12 +180,10 @@ class Row:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Row:
         """Read what `to_json` wrote."""
-        fields = {**data["shape"], "mask": Mask.parse(data["shape"]["mask"])}
-        fields["documents"] = tuple(fields["documents"])
-        del fields["name"]
         entries = {name: Entry.from_json(name, entry) for name, entry in data["contenders"].items()}
+        shape = Shape.from_json(data["shape"])
         findings, eager = tuple(data["findings"]), data.get("eager", False)
-        return cls(Shape(**fields), data["l2"], entries, findings, eager)
+        return cls(shape, data["l2"], entries, findings, eager)
 
 
 @dataclass(frozen=True)
@@ -227,14 +227,19 @@ class Report:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Report:
         """Read what `to_json` wrote."""
-        if data.get("version") != JSON_VERSION or data.get("command") != "bench":
-            message = (
-                f"a result of `bench` has version {JSON_VERSION}, got version "
-                f"{data.get('version')} of command `{data.get('command')}`"
-            )
-            raise UsageError(message)
+        require_version(data)
         rows = tuple(Row.from_json(row) for row in data["rows"])
         return cls(data["machine"], data["options"], rows, data["complete"])
+
+
+def require_version(data: Mapping[str, Any]) -> None:
+    """Raise UsageError for what another command or version wrote."""
+    if data.get("version") != JSON_VERSION or data.get("command") != "bench":
+        message = (
+            f"a result of `bench` has version {JSON_VERSION}, got version "
+            f"{data.get('version')} of command `{data.get('command')}`"
+        )
+        raise UsageError(message)
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:
@@ -285,13 +290,18 @@ def write_json(data: Mapping[str, Any], path: Path) -> None:
 
 
 def read_report(path: Path) -> Report:
-    """Read a recorded run.
+    """Read a recorded run; see `read_result`."""
+    return read_result(path, Report.from_json)
+
+
+def read_result(path: Path, parse: Callable[[Mapping[str, Any]], Result]) -> Result:
+    """Read a file that a run has written.
 
     Raises:
         UsageError: The file is absent or no result of `bench`.
     """
     try:
-        return Report.from_json(json.loads(path.read_text(encoding="utf-8")))
+        return parse(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         message = f"cannot read `{path}`: {error.strerror}"
         raise UsageError(message) from error

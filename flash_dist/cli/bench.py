@@ -7,6 +7,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ..bench.calls import CallReport, read_run
 from ..bench.contenders import sets
 from ..bench.contenders.names import (
     DETERMINISTIC,
@@ -22,7 +23,7 @@ from ..bench.contenders.names import (
 from ..bench.contenders.shapes import DTYPES, FULL, MASKS, SETS, Mask, Shape
 from ..bench.plan import DEFAULTS, Plan
 from ..bench.plot import draw_plot, require_matplotlib
-from ..bench.results import Report, read_report, write_json
+from ..bench.results import Report, write_json
 from ..errors import UsageError
 from ..findings.result import EXIT_FINDINGS, EXIT_FINE, EXIT_NOTHING_CHECKED
 from ..machine.libcuda import read_cuda
@@ -31,6 +32,7 @@ from ..targets.wording import count
 from .options import add_subcommand, parse_path
 from .terminal.bench_progress import watch
 from .terminal.bench_table import print_report
+from .terminal.calls_table import print_calls
 from .terminal.results import make_console
 from .terminal.text import complain
 
@@ -50,10 +52,14 @@ examples:
   python -m flash_dist bench --shapes paper --plot paper.png
   python -m flash_dist bench --shapes corners --only window --seconds 0.1
   python -m flash_dist bench --shapes seed --peers flex,sdpa-cudnn --json seed.json
+  python -m flash_dist bench --shapes overhead
   python -m flash_dist bench --shapes mine --batch 4 --seqlen 4096 --heads 32/8 \\
       --head-dim 128 --mask block-causal:16
 
-exit status: 0 measured, 1 ours failed or results differ, 2 wrong usage, 3 no GPU to measure on
+--shapes overhead times what calls cost the CPU, on small problems, beside SDPA with FLASH alone.
+
+exit status: 0 measured, 1 ours failed, results differ or calls cost too much, 2 wrong usage,
+3 no GPU to measure on
 """
 
 
@@ -161,11 +167,15 @@ def choose_shapes(args: argparse.Namespace) -> tuple[Shape, ...]:
     given = {name: getattr(args, name) for name in _OWN if getattr(args, name) is not None}
     if args.shapes == "mine":
         return (own_shape(**given),)
+    if args.shapes == "overhead":
+        given |= {name: True for name in _OTHERS if getattr(args, name)}
     if given:
         option = "--" + next(iter(given)).replace("_", "-")
-        message = f"`{option}` goes with `--shapes mine`, got `--shapes {args.shapes}`"
+        with_ = "other shapes" if option[2:] in _OTHERS else "`--shapes mine`"
+        message = f"`{option}` goes with {with_}, got `--shapes {args.shapes}`"
         raise UsageError(message)
     shapes = {
+        "overhead": tuple,  # they are measured by their own rules
         "paper": sets.paper_shapes,
         "long": sets.long_shapes,
         "corners": sets.corner_shapes,
@@ -185,6 +195,7 @@ def pick_shapes(shapes: tuple[Shape, ...], words: str, name: str) -> tuple[Shape
     return found
 
 
+_OTHERS = ("peers", "l2", "plot", "only")  # what `--shapes overhead` has no use for
 _OWN = ("batch", "seqlen", "seqlen_k", "head_dim", "head_dim_v", "heads", "mask", "dtype")
 
 
@@ -207,6 +218,21 @@ def own_shape(  # noqa: PLR0913 - the options
 
 def run(args: argparse.Namespace) -> int:
     """Measure, or show what was measured, and return the exit code."""
+    report = _read_or_measure(args)
+    if report is None:
+        return EXIT_NOTHING_CHECKED
+    console = make_console()
+    if isinstance(report, CallReport):
+        print_calls(console, report)
+    else:
+        print_report(console, report)
+        if args.plot and any(row.entries[OURS].timings for row in report.rows):
+            draw_plot(report, args.plot)
+    return EXIT_FINDINGS if report.findings else EXIT_FINE
+
+
+def _read_or_measure(args: argparse.Namespace) -> Report | CallReport | None:
+    """Return what was recorded or is measured now, None where nothing can be measured."""
     shapes = choose_shapes(args)
     if args.plot:
         require_matplotlib()  # before minutes of measuring
@@ -214,17 +240,12 @@ def run(args: argparse.Namespace) -> int:
             message = f"the folder of `{args.plot}` does not exist"
             raise UsageError(message)
     if args.from_json:
-        report = read_report(args.from_json)
-    else:
-        reason = find_obstacle()
-        if reason:
-            complain(reason)
-            return EXIT_NOTHING_CHECKED
-        report = _measure(args, shapes)
-    print_report(make_console(), report)
-    if args.plot and any(row.entries[OURS].timings for row in report.rows):
-        draw_plot(report, args.plot)
-    return EXIT_FINDINGS if report.findings else EXIT_FINE
+        return read_run(args.from_json)
+    reason = find_obstacle()
+    if reason:
+        complain(reason)
+        return None
+    return _measure_calls(args.json) if args.shapes == "overhead" else _measure(args, shapes)
 
 
 def find_obstacle() -> str:
@@ -238,6 +259,19 @@ def find_obstacle() -> str:
     if not torch.cuda:
         return f"nothing was measured: torch {torch.version} is a build for the CPU"
     return ""
+
+
+def _measure_calls(path: Path | None) -> CallReport:
+    import torch  # noqa: PLC0415 - not for --help
+
+    from ..bench.machine import describe_machine  # noqa: PLC0415
+    from ..bench.overhead import measure_calls  # noqa: PLC0415
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    report = CallReport(describe_machine(device), tuple(measure_calls(device)))
+    if path is not None:
+        write_json(report.to_json(), path)
+    return report
 
 
 def _measure(args: argparse.Namespace, shapes: tuple[Shape, ...]) -> Report:

@@ -11,6 +11,7 @@ BUDGET_VARIABLE: Final = "FLASH_DIST_WORKSPACE_MB"
 DEFAULT_BUDGET_MB: Final = 1536
 # As a budget: what the variable says when the backward runs. For graphs, which keep their numbers.
 BUDGET_NOW: Final = -1
+_DEFAULT_BUDGET: Final = DEFAULT_BUDGET_MB << 20
 MAX_BUDGET_MB: Final = (2**63 - 1) >> 20  # the operators take bytes as int64
 
 
@@ -19,9 +20,9 @@ def workspace_budget() -> int:
 
     1.5 GiB, unless the environment variable FLASH_DIST_WORKSPACE_MB gives another number of MiB.
     """
-    text = os.environ.get(BUDGET_VARIABLE, "")
+    text = os.environ.get(BUDGET_VARIABLE)
     if not text:
-        return DEFAULT_BUDGET_MB << 20
+        return _DEFAULT_BUDGET
     problem = find_budget_problem(text)
     if problem:
         raise FlashDistError(problem, hint=f"unset it for the default of {DEFAULT_BUDGET_MB}")

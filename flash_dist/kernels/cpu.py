@@ -148,8 +148,8 @@ def masked_bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
 
 def shape_of(q: Tensor, k: Tensor) -> Shape:
     """Return the sizes of a call with a batch axis; q may have an axis for the group."""
-    batch, seqlen_q, *heads, _ = q.shape
-    return Shape(batch, math.prod(heads), seqlen_q, k.shape[1])
+    sizes = q.shape
+    return Shape(sizes[0], math.prod(sizes[2:-1]), sizes[1], k.shape[1])
 
 
 def is_empty(handle: int, shape: Shape) -> bool:

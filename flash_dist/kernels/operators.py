@@ -11,7 +11,7 @@ operators' own, flags among the positional arguments included.
 from __future__ import annotations
 
 import math
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -39,6 +39,8 @@ except OSError as error:
 
 Tensor = torch.Tensor
 Gradients = tuple[Tensor, Tensor, Tensor]
+# dout, q, k, v, out, lse, dlse
+Saved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]
 
 _library: Final = torch.library.Library("flash_dist", "FRAGMENT")
 _library.define(
@@ -107,20 +109,65 @@ def fwd(  # noqa: PLR0913 - one attention problem
         out: Like q with head_dim_v, contiguous.
         lse: [batch, num_heads_q, seqlen_q]; packed, [num_heads_q, total_q].
     """
+    if not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
+        return fwd_alone(q, k, v, mask, packing, softmax_scale, ieee)
     known = _band_or_handle(mask)
     try:
         if isinstance(known, Band):
             packed = packing or NOT_PACKED
             arguments = None, known.ints, *packed, softmax_scale, ieee
-            out, lse = _call(torch.ops.flash_dist.fwd, q, k, v, *arguments)
+            out, lse = torch.ops.flash_dist.fwd(q, k, v, *arguments)
         else:
             keep = torch.compiler.is_compiling()
             arguments = known, softmax_scale, keep, ieee
-            out, lse = _call(torch.ops.flash_dist.masked_fwd, q, k, v, *arguments)
+            out, lse = torch.ops.flash_dist.masked_fwd(q, k, v, *arguments)
     except RuntimeError as error:
         raise_out_of_memory(error)
         raise
     return out, lse
+
+
+def fwd_alone(  # noqa: PLR0913, PLR0917 - one attention problem
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Band | BlockMask,
+    packing: Packing | None,
+    softmax_scale: float,
+    ieee: bool,  # noqa: FBT001
+) -> tuple[Tensor, Tensor]:
+    """Return out and lse as `fwd` does, in eager mode, where nobody wants gradients of this call.
+
+    In an autograd.Function that is so. The call goes past the operator's autograd formula, which is
+    written in Python: to find that out itself takes longer than all else of a call.
+    """
+    packed = NOT_PACKED if packing is None else packing
+    try:
+        with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001 - as torch.library does
+            if isinstance(mask, BlockMask):
+                band = mask.band
+                if band is None:
+                    operator: Any = torch.ops.flash_dist.masked_fwd
+                    masked = operator if _is_watched(q) else _masked_fwd
+                    out, lse = masked(q, k, v, mask.handle, softmax_scale, False, ieee)  # noqa: FBT003
+                    return out, lse
+                mask = band
+            out, lse = torch.ops.flash_dist.fwd(
+                q, k, v, None, _ints(mask), *packed, softmax_scale, ieee
+            )
+    except RuntimeError as error:
+        raise_out_of_memory(error)
+        raise
+    return out, lse
+
+
+def _is_watched(q: Tensor) -> bool:
+    """Whether a call is not for a GPU alone, so that it must name the operator with the mask.
+
+    A mode of torch.dispatch, or a subclass of Tensor, knows it by its name; of others the arrays
+    are found before the operator is called, since a kernel in Python costs more than that.
+    """
+    return not q.is_cuda or type(q) is not Tensor or torch._C._len_torch_dispatch_stack() > 0  # noqa: SLF001
 
 
 def bwd(  # noqa: PLR0913, PLR0917 - one attention problem
@@ -140,16 +187,43 @@ def bwd(  # noqa: PLR0913, PLR0917 - one attention problem
     ieee: bool = False,
 ) -> Gradients:
     """Return dq, dk, dv, each like its tensor and contiguous; budget in bytes, or BUDGET_NOW."""
-    saved = dout, q, k, v, out, lse, dlse
+    saved: Saved = dout, q, k, v, out, lse, dlse
     plan = softmax_scale, budget, batch_invariant, ieee
+    if not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
+        return _bwd_alone(saved, mask, packing, plan)
     known = _band_or_handle(mask)
     try:
         if isinstance(known, Band):
             packed = packing or NOT_PACKED
             arguments = None, None, known.ints, *packed, *plan
-            dq, dk, dv = _call(torch.ops.flash_dist.bwd, *saved, *arguments)
+            dq, dk, dv = torch.ops.flash_dist.bwd(*saved, *arguments)
         else:
-            dq, dk, dv = _call(torch.ops.flash_dist.masked_bwd, *saved, known, *plan)
+            dq, dk, dv = torch.ops.flash_dist.masked_bwd(*saved, known, *plan)
+    except RuntimeError as error:
+        raise_out_of_memory(error)
+        raise
+    return dq, dk, dv
+
+
+def _bwd_alone(
+    saved: Saved,
+    mask: Band | BlockMask,
+    packing: Packing | None,
+    plan: tuple[float, int, bool, bool],
+) -> Gradients:
+    """Return dq, dk, dv in eager mode, where they are not to be differentiated; see `fwd_alone`."""
+    packed = NOT_PACKED if packing is None else packing
+    try:
+        with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001
+            if isinstance(mask, BlockMask):
+                band = mask.band
+                if band is None:
+                    operator: Any = torch.ops.flash_dist.masked_bwd
+                    masked = operator if _is_watched(saved[1]) else _masked_bwd
+                    dq, dk, dv = masked(*saved, mask.handle, *plan)
+                    return dq, dk, dv
+                mask = band
+            dq, dk, dv = torch.ops.flash_dist.bwd(*saved, None, None, _ints(mask), *packed, *plan)
     except RuntimeError as error:
         raise_out_of_memory(error)
         raise
@@ -178,19 +252,17 @@ def differentiate(  # noqa: PLR0913, PLR0917 - one attention problem
     )
 
 
-def _call(operator: Any, *arguments: object) -> tuple[Tensor, ...]:  # noqa: ANN401 - torch.ops.X.Y
-    """Call an operator, past its autograd formula where nobody wants gradients of this call.
+def _ints(band: Band) -> list[int]:
+    """Return the operators' list of a band, which nobody writes to."""
+    try:
+        return _ints_once(band)
+    except TypeError:  # symbols of a trace have no hash
+        return band.ints
 
-    In an autograd.Function that is so, but for a backward that is to be differentiated itself. The
-    formula is written in Python: to find that out itself takes longer than all else of a call.
-    """
-    results: tuple[Tensor, ...]
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
-        results = operator(*arguments)
-    else:
-        with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001 - as torch.library does
-            results = operator(*arguments)
-    return results
+
+@lru_cache(maxsize=256)
+def _ints_once(band: Band) -> list[int]:
+    return band.ints
 
 
 def is_exporting() -> bool:
@@ -217,7 +289,6 @@ def _band_or_handle(mask: Band | BlockMask) -> Band | int:
     return mask.handle
 
 
-@torch.library.impl("flash_dist::masked_fwd", "CUDA")
 def _masked_fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     q: Tensor,
     k: Tensor,
@@ -234,13 +305,12 @@ def _masked_fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
         ints = Band().ints
         out, lse = torch.ops.flash_dist.fwd(q, k, v, None, ints, *NOT_PACKED, softmax_scale, ieee)
         return out, lse
-    plan, data = registry.resident(handle, q.device, shape)
-    mask = data, plan.layout
+    found = registry.resident(handle, q.device, shape)
+    mask = found.data, found.plan.layout
     out, lse = torch.ops.flash_dist.fwd(q, k, v, *mask, *NOT_PACKED, softmax_scale, ieee)
     return out, lse
 
 
-@torch.library.impl("flash_dist::masked_bwd", "CUDA")
 def _masked_bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     dout: Tensor,
     q: Tensor,
@@ -261,12 +331,16 @@ def _masked_bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     if cpu.is_empty(handle, shape):
         mask = None, None, Band().ints
     else:
-        plan, data = registry.resident(handle, q.device, shape)
-        mask = data, plan.key_slots, plan.layout
+        found = registry.resident(handle, q.device, shape)
+        mask = found.data, found.plan.key_slots, found.plan.layout
     dq, dk, dv = torch.ops.flash_dist.bwd(
         *saved, *mask, *NOT_PACKED, softmax_scale, budget, batch_invariant, ieee
     )
     return dq, dk, dv
+
+
+torch.library.impl("flash_dist::masked_fwd", "CUDA", _masked_fwd)
+torch.library.impl("flash_dist::masked_bwd", "CUDA", _masked_bwd)
 
 
 def _outputs(q: Tensor, v: Tensor, *, packed: bool) -> tuple[Tensor, Tensor]:

@@ -31,6 +31,7 @@ Tensor = torch.Tensor
 
 KEPT: Final = 32  # masks used last by compiled graphs, which live until their backward
 SHAPES_KEPT: Final = 32  # per mask and device
+STREAMS_KEPT: Final = 256  # per buffer; past it, streams are told to the allocator again
 FIRST_HANDLE: Final = 2  # torch.compile makes a constant of any 0 or 1
 
 
@@ -53,6 +54,29 @@ class Resident(NamedTuple):
 
     plan: MaskPlan
     data: Tensor
+    streams: set[int]  # cudaStream_t of those that torch's allocator knows to read the buffer
+
+    def hold(self) -> None:
+        """Keep the buffer from being used anew before the current stream of its GPU has read it.
+
+        The allocator knows a stream until the buffer is freed: to tell it once is enough.
+        """
+        index = self.data.device.index
+        if torch._C._cuda_getDevice() == index:  # noqa: SLF001 - what torch.cuda asks, in C alone
+            self._hold_on_current_device(index)
+        else:
+            with torch.cuda.device(index):
+                self._hold_on_current_device(index)
+
+    def _hold_on_current_device(self, index: int) -> None:
+        stream = torch._C._cuda_getCurrentRawStream(index)  # noqa: SLF001
+        if stream not in self.streams:
+            self.data.record_stream(torch.cuda.current_stream())
+            if len(self.streams) >= STREAMS_KEPT:
+                self.streams.clear()
+            self.streams.add(stream)
+        if torch.cuda.is_current_stream_capturing():
+            _captured[id(self.data)] = self
 
 
 class _Shelf:
@@ -78,7 +102,7 @@ class _Shelf:
         for known in self.residents.values():
             if known.plan is plan:  # shapes that differ in an axis the mask does not have
                 return known
-        return Resident(plan, upload(plan.packed, device))
+        return Resident(plan, upload(plan.packed, device), set())
 
 
 class _Entry:
@@ -129,10 +153,7 @@ def resident(handle: int, device: torch.device, shape: Shape) -> Resident:
     shelf = entry.shelves.get(device) or entry.shelves.setdefault(device, _Shelf())
     found = shelf.take(mask, device, shape)
     if device.type == "cuda":
-        with torch.cuda.device(device):
-            found.data.record_stream(torch.cuda.current_stream())
-            if torch.cuda.is_current_stream_capturing():
-                _captured[id(found.data)] = found
+        found.hold()
     return found
 
 

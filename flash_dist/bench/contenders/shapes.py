@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ...errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 MASKS: Final = (
     "full",
@@ -23,7 +23,7 @@ MASKS: Final = (
     "random:PERCENT",
 )
 DTYPES: Final = ("bf16", "fp16", "fp32")
-SETS: Final = ("paper", "long", "corners", "seed", "varlen", "fp32", "mine")
+SETS: Final = ("paper", "long", "corners", "seed", "varlen", "fp32", "overhead", "mine")
 
 _NUMBERS: Final = {
     "full": 0,
@@ -163,6 +163,13 @@ class Shape:
     def to_json(self) -> dict[str, Any]:
         """Return the problem as plain data."""
         return {"name": self.name, **asdict(self), "mask": str(self.mask)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Shape:
+        """Read what `to_json` wrote."""
+        fields = {**data, "mask": Mask.parse(data["mask"]), "documents": tuple(data["documents"])}
+        del fields["name"]
+        return cls(**fields)
 
 
 def square(  # noqa: PLR0913, PLR0917 - a row of a table

@@ -205,7 +205,7 @@ def test_only_picks_problems_by_all_words(words: str, count: int) -> None:
 
 
 def test_the_defaults_of_every_set_are_names_of_contenders_phases_and_states() -> None:
-    assert set(DEFAULTS) == set(SETS)
+    assert set(DEFAULTS) == set(SETS) - {"overhead"}  # which has rules of its own
     for peers, phases, states in DEFAULTS.values():
         assert set(peers) <= set(PEERS)
         assert set(phases) <= set(PHASES)

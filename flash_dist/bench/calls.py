@@ -1,0 +1,101 @@
+"""What a call costs: microseconds of many calls in a row, beside torch's; values, without torch."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from .contenders.shapes import FULL, Shape, square
+from .results import JSON_VERSION, Report, read_result, require_version
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+KIND: Final = "calls"  # in JSON, where other runs have no `kind`
+PEER: Final = "SDPA with FLASH"
+SHAPES: Final = (square(1, 128, (4, 4), 64, FULL), square(2, 128, (8, 1), 256, FULL))
+
+# The most that a call of ours may take of the time of SDPA's in the same mode and loop.
+LIMITS: Final = {
+    "operator": 1.1,
+    "function": 1.6,
+    "function, BlockMask": 1.6,
+    "forward with gradients": 1.8,
+    "forward with gradients, BlockMask": 1.8,
+    "backward": 1.0,
+    "backward, BlockMask": 1.0,
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """One kind of call on one problem: medians of microseconds, the GPU's work included."""
+
+    name: str
+    shape: Shape
+    ours_us: float
+    peer_us: float
+
+    @property
+    def ratio(self) -> float:
+        """Our time over the peer's: below 1 ours is faster."""
+        return self.ours_us / self.peer_us
+
+    @property
+    def limit(self) -> float | None:
+        """What the ratio may be at most; None: whatever it is."""
+        return LIMITS.get(self.name) if self.shape == SHAPES[0] else None
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the ratio is what it may be."""
+        return self.limit is None or self.ratio <= self.limit
+
+
+@dataclass(frozen=True)
+class CallReport:
+    """A whole run."""
+
+    machine: Mapping[str, Any]
+    calls: tuple[Call, ...]
+
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """What takes longer than it may."""
+        return tuple(
+            f"{call.name} takes {call.ratio:.2f} times as long as {PEER} on {call.shape.name}, "
+            f"at most {call.limit:g} is allowed"
+            for call in self.calls
+            if not call.is_within
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the run as plain data."""
+        calls = [asdict(call) | {"shape": call.shape.to_json()} for call in self.calls]
+        return {
+            "version": JSON_VERSION,
+            "command": "bench",
+            "kind": KIND,
+            "machine": dict(self.machine),
+            "calls": calls,
+            "findings": list(self.findings),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> CallReport:
+        """Read what `to_json` wrote."""
+        require_version(data)
+        calls = (
+            Call(**(call | {"shape": Shape.from_json(call["shape"])})) for call in data["calls"]
+        )
+        return cls(data["machine"], tuple(calls))
+
+
+def read_run(path: Path) -> Report | CallReport:
+    """Read a recorded run of either kind; see `read_result`."""
+
+    def parse(data: Mapping[str, Any]) -> Report | CallReport:
+        return (CallReport if data.get("kind") == KIND else Report).from_json(data)
+
+    return read_result(path, parse)

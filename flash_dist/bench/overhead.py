@@ -1,0 +1,137 @@
+"""Time what a call costs where the GPU has next to nothing to do: ours and SDPA's FLASH in turns.
+
+A loop is many calls of one kind in a row, then a wait for the GPU. Loops of ours and of SDPA take
+turns in one process; SDPA gets contiguous tensors of its own layout, and no mask: FLASH takes none.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from .calls import SHAPES, Call
+from .contenders.problem import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from .contenders.shapes import Shape
+
+    Run = Callable[[], object]
+    Pair = tuple[Run, Run]  # ours, SDPA's
+
+Tensor = torch.Tensor
+
+LOOPS: Final = 15  # of which the median counts
+CALLS: Final = 200  # in a loop
+WARM_UP: Final = 60
+BLOCK: Final = 16  # tokens of a block of the mask
+
+
+def measure_calls(device: torch.device, *, calls: int = CALLS) -> Iterator[Call]:
+    """Yield each kind of call on each problem, with its times."""
+    for shape in SHAPES:
+        problem = Problem.draw(shape, device)
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):  # MATH: on a CPU
+            for name, (ours, theirs) in make_pairs(problem).items():
+                yield time_pair(name, shape, ours, theirs, device, calls)
+
+
+def time_pair(  # noqa: PLR0913, PLR0917 - one measurement
+    name: str, shape: Shape, ours: Run, theirs: Run, device: torch.device, calls: int
+) -> Call:
+    """Return the median times of a call of ours and of the peer's."""
+    for run in (ours, theirs):
+        for _ in range(WARM_UP):
+            run()
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(LOOPS):
+        for run, found in zip((ours, theirs), times, strict=True):
+            found.append(time_loop(run, device, calls))
+    return Call(name, shape, *map(statistics.median, times))
+
+
+def time_loop(run: Run, device: torch.device, calls: int) -> float:
+    """Return the microseconds of one of so many calls, until the GPU is done with them."""
+    _wait(device)
+    begin = time.perf_counter()
+    for _ in range(calls):
+        run()
+    _wait(device)
+    return (time.perf_counter() - begin) / calls * 1e6
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def make_pairs(problem: Problem) -> dict[str, Pair]:
+    """Return every kind of call; the names are those of LIMITS, and one more."""
+    from ..attention.batched import flash_attn_func  # noqa: PLC0415 - its errors belong to the run
+    from ..kernels.operators import NOT_PACKED  # noqa: PLC0415
+    from ..masks import Band, BlockMask  # noqa: PLC0415
+
+    leaves = problem.inputs
+    q, k, v = (x.detach() for x in leaves)
+    mask = BlockMask.block_causal(torch.arange(problem.shape.seqlen_q) // BLOCK)
+    operands = None, Band().ints, *NOT_PACKED, problem.shape.head_dim**-0.5
+    peer = Peer(problem)
+
+    def train(**options: Any) -> Tensor:  # noqa: ANN401 - of flash_attn_func
+        out: Tensor = flash_attn_func(*leaves, **options)
+        return out
+
+    def differentiate(out: Tensor) -> Run:
+        return lambda: torch.autograd.grad(out, leaves, problem.dout, retain_graph=True)
+
+    def step() -> object:
+        return torch.autograd.grad(train(), leaves, problem.dout)
+
+    backward = peer.differentiate(peer.train())
+    return {
+        "operator": (lambda: torch.ops.flash_dist.fwd(q, k, v, *operands), peer.infer),
+        "function": (lambda: flash_attn_func(q, k, v), peer.infer),
+        "function, BlockMask": (lambda: flash_attn_func(q, k, v, mask=mask), peer.infer),
+        "forward with gradients": (train, peer.train),
+        "forward with gradients, BlockMask": (lambda: train(mask=mask), peer.train),
+        "backward": (differentiate(train()), backward),
+        "backward, BlockMask": (differentiate(train(mask=mask)), backward),
+        "forward and backward": (step, peer.step),
+    }
+
+
+class Peer:
+    """SDPA on a problem, in torch's layout."""
+
+    def __init__(self, problem: Problem) -> None:
+        q, k, v = (x.detach().transpose(1, 2).contiguous() for x in problem.inputs)
+        self.inputs = q, k, v
+        self.leaves = tuple(x.clone().requires_grad_() for x in self.inputs)
+        self.dout = problem.dout.transpose(1, 2).contiguous()
+        shape = problem.shape
+        self.options: dict[str, Any] = {}
+        if shape.num_heads_q != shape.num_heads_kv:
+            self.options["enable_gqa"] = True
+
+    def infer(self) -> Tensor:
+        """Run the forward on tensors that want no gradients."""
+        return scaled_dot_product_attention(*self.inputs, **self.options)
+
+    def train(self) -> Tensor:
+        """Run the forward on leaves."""
+        q, k, v = self.leaves
+        return scaled_dot_product_attention(q, k, v, **self.options)
+
+    def differentiate(self, out: Tensor) -> Run:
+        """Return the backward of what `train` returned."""
+        return lambda: torch.autograd.grad(out, self.leaves, self.dout, retain_graph=True)
+
+    def step(self) -> object:
+        """Run both."""
+        return torch.autograd.grad(self.train(), self.leaves, self.dout)
