@@ -57,10 +57,8 @@ def prepare_inputs(q: Tensor, k: Tensor, v: Tensor, tokens: int = DENSE) -> Trip
     if not (is_dense(q) and is_dense(k) and is_dense(v)):
         for name, x in (("q", q), ("k", k), ("v", v)):
             require_tensor(name, x)
-    kind = q.device.type
-    if kind in DEVICE_TYPES and torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
-        q, k, v = _autocast(q, dtype), _autocast(k, dtype), _autocast(v, dtype)
+    if torch._C._is_any_autocast_enabled():  # noqa: SLF001 - public is only that of one device
+        q, k, v = _autocast(q, k, v)
     if is_symbolic(q):
         check_layouts(Layout.of(q), Layout.of(k), Layout.of(v), tokens)
         return q, _fold(k, tokens), _fold(v, tokens)
@@ -73,7 +71,7 @@ def prepare_inputs(q: Tensor, k: Tensor, v: Tensor, tokens: int = DENSE) -> Trip
     )
     # fmt: on
     if not is_transformed():
-        if kind == "cuda":
+        if q.is_cuda:
             _check_addresses(q, k, v)
         else:  # a GPU's have no address once the transform that made them has ended
             q, k, v = unwrap_if_dead(q), unwrap_if_dead(k), unwrap_if_dead(v)
@@ -139,9 +137,17 @@ def _is_numpy_bool(value: object) -> bool:
     return kind.__module__ == "numpy" and kind.__name__ in {"bool", "bool_"}
 
 
-def _autocast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Cast as the inputs of torch's own attention are: all but float64."""
-    return x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x
+def _autocast(q: Tensor, k: Tensor, v: Tensor) -> Triple:
+    """Cast as the inputs of torch's own attention are: all but float64, by the device of q."""
+    kind = q.device.type
+    if kind not in DEVICE_TYPES or not torch.is_autocast_enabled(kind):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(kind)
+
+    def cast(x: Tensor) -> Tensor:
+        return x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x
+
+    return cast(q), cast(k), cast(v)
 
 
 def _fold(x: Tensor, tokens: int) -> Tensor:

@@ -72,15 +72,41 @@ def refuse_second(*_: object) -> NoReturn:
     )
 
 
-def register() -> None:
-    """Give all four operators their formulas."""
+def register(library: torch.library.Library) -> None:
+    """Give all four operators their formulas, within the library that declares two of them."""
     for name, backward, save in (
         ("fwd", _backward, _save),
+        ("bwd", refuse_second, None),
         ("masked_fwd", _masked_backward, _masked_save),
+        ("masked_bwd", refuse_second, None),
     ):
-        torch.library.register_autograd(f"flash_dist::{name}", backward, setup_context=save)
-    for name in ("bwd", "masked_bwd"):
-        torch.library.register_autograd(f"flash_dist::{name}", refuse_second)
+        in_front: Any = _Shortcut(library) if name in {"fwd", "bwd"} else library
+        operator = f"flash_dist::{name}"
+        torch.library.register_autograd(operator, backward, setup_context=save, lib=in_front)
+
+
+class _Shortcut:
+    """Registers a formula in a library behind the question whether anybody wants it.
+
+    torch asks so, too, but only behind layers of Python that take half as long as a call of an
+    operator for a small problem.
+    """
+
+    def __init__(self, library: torch.library.Library) -> None:
+        self._library = library
+
+    def impl(self, name: str, formula: Callable[..., Any], key: str, *, with_keyset: bool) -> None:
+        """Do as the method of a Library; it is torch's register_autograd that calls it."""
+        redispatch = getattr(torch.ops.flash_dist, name).default.redispatch
+        is_wanted = torch._C._any_requires_grad  # noqa: SLF001 - what torch asks, too
+        below = torch._C._after_autograd_keyset  # noqa: SLF001
+
+        def kernel(keyset: Any, *args: Any) -> Any:  # noqa: ANN401 - torch's protocol
+            if torch.is_grad_enabled() and is_wanted(*args):
+                return formula(keyset, *args)
+            return redispatch(keyset & below, *args)
+
+        self._library.impl(name, kernel, key, with_keyset=with_keyset)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401

@@ -55,7 +55,7 @@ _library.define(
 
 for _name in ("fwd", "bwd", "masked_fwd", "masked_bwd"):
     torch.library.impl(f"flash_dist::{_name}", "CPU", getattr(cpu, _name))
-derivatives.register()
+derivatives.register(_library)
 
 
 class Packing(NamedTuple):
