@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.console import Console
 
+from flash_dist.bench.calls import SHAPES, Call, CallReport
 from flash_dist.bench.contenders.names import OURS, OURS_DETERMINISTIC, PEERS, PHASES
 from flash_dist.bench.contenders.sets import long_shapes, paper_shapes, seed_shapes
 from flash_dist.bench.contenders.shapes import SETS
@@ -88,6 +89,9 @@ WRONG = [
     (["--shapes", "mine", "--batch", "0"], "a size must be a whole number of at least 1, got `0`"),
     (["--shapes", "mine", "--mask", "tri"], "mask must be one of full, causal"),
     (["--seqlen", "64"], "`--seqlen` goes with `--shapes mine`, got `--shapes paper`"),
+    (["--shapes", "overhead", "--peers", "flex"], "`--peers` goes with other shapes, got"),
+    (["--shapes", "overhead", "--only", "d64"], "`--only` goes with other shapes, got"),
+    (["--shapes", "overhead", "--seqlen", "64"], "`--seqlen` goes with `--shapes mine`, got"),
     (["--shapes", "all"], "invalid choice"),
     (["--only", "d80"], "no problem of `--shapes paper` has `d80` in its name"),
     (["--from-json", "absent.json"], "cannot read `absent.json`"),
@@ -302,3 +306,18 @@ def test_a_stack_is_only_in_the_table_of_checkpointing() -> None:
 
 def test_a_run_that_ended_early_says_so() -> None:
     assert "incomplete: the run ended" in render(replace(make_report(), complete=False))
+
+
+@pytest.mark.parametrize(("ratio", "status"), [(1.0, 0), (1.5, 1)], ids=["within", "past"])
+def test_what_calls_cost_is_a_table_per_problem_and_past_a_limit_a_finding(
+    ratio: float, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = tuple(Call("operator", shape, 20 * ratio, 20.0) for shape in SHAPES)
+    path = tmp_path / "calls.json"
+    path.write_text(json.dumps(CallReport(MACHINE, calls).to_json()))
+    assert main(["bench", "--from-json", str(path)]) == status
+    out = capsys.readouterr().out
+    rows = [line.split() for line in out.splitlines() if line.startswith("operator")]
+    times = [f"{20 * ratio:.1f}", "20.0", f"{ratio:.2f}"]
+    assert rows == [["operator", *times, "1.1"], ["operator", *times, "-"]]
+    assert ("[fail]  operator takes 1.50 times as long" in out) == (status == 1)

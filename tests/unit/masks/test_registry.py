@@ -1,0 +1,95 @@
+"""What torch's allocator is told of a mask's buffer, with a GPU that is not there."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from flash_dist.masks import registry
+from flash_dist.masks.registry import Resident
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@dataclass
+class Buffer:
+    """Stands for a tensor on a GPU."""
+
+    device: torch.device
+    told: list[int] = field(default_factory=list)
+
+    def record_stream(self, stream: int) -> None:
+        self.told.append(stream)
+
+
+class Gpus:
+    """The current device, the current stream of each, and whether it is captured."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.device, self.streams, self.capturing = 0, {0: 0, 1: 0}, False
+        patch.setattr(torch._C, "_cuda_getDevice", lambda: self.device, raising=False)
+        patch.setattr(
+            torch._C, "_cuda_getCurrentRawStream", lambda index: self.streams[index], raising=False
+        )
+        patch.setattr(torch.cuda, "current_stream", lambda: self.streams[self.device])
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
+        patch.setattr(torch.cuda, "device", self.switch)
+        patch.setattr(registry, "_captured", {})
+
+    @contextmanager
+    def switch(self, index: int) -> Iterator[None]:
+        before, self.device = self.device, index
+        yield
+        self.device = before
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Gpus:
+    return Gpus(monkeypatch)
+
+
+def make_resident(index: int = 0) -> tuple[Resident, Buffer]:
+    buffer = Buffer(torch.device("cuda", index))
+    parts: tuple[Any, Any] = None, buffer
+    return Resident(*parts, set()), buffer
+
+
+def test_each_stream_is_told_once(gpus: Gpus) -> None:
+    resident, buffer = make_resident()
+    for stream in (0, 7, 0, 7, 9):
+        gpus.streams[0] = stream
+        resident.hold()
+    assert buffer.told == [0, 7, 9]
+
+
+def test_the_stream_is_that_of_the_buffers_gpu(gpus: Gpus) -> None:
+    resident, buffer = make_resident(1)
+    gpus.streams = {0: 5, 1: 6}
+    resident.hold()
+    resident.hold()
+    assert buffer.told == [6]
+    assert gpus.device == 0
+
+
+def test_past_a_number_of_streams_they_are_told_again(gpus: Gpus) -> None:
+    resident, buffer = make_resident()
+    for stream in (*range(registry.STREAMS_KEPT + 1), 0):
+        gpus.streams[0] = stream
+        resident.hold()
+    assert buffer.told == [*range(registry.STREAMS_KEPT + 1), 0]
+    assert len(resident.streams) <= registry.STREAMS_KEPT
+
+
+def test_what_a_graph_is_captured_with_stays_also_on_a_stream_that_is_known(gpus: Gpus) -> None:
+    resident, buffer = make_resident()
+    resident.hold()
+    assert not registry._captured
+    gpus.capturing = True
+    resident.hold()
+    assert registry._captured == {id(buffer): resident}
+    assert buffer.told == [0]

@@ -1,0 +1,172 @@
+"""What a call does in Python before its operator: little, and the same checks as ever."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from flash_dist import BlockMask, flash_attn_func
+from flash_dist.attention import arguments, autograd
+from flash_dist.bench import overhead
+from flash_dist.bench.calls import LIMITS, SHAPES
+from flash_dist.kernels.operators import NOT_PACKED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+Tensor = torch.Tensor
+CALL = (None, [0, -1, -1, 1], *NOT_PACKED, 0.25)
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, *shape, generator=generator).to(dtype).unbind()
+    return q, k, v
+
+
+def entered(run: Callable[[], object]) -> list[str]:
+    """Return the functions written in Python that a run enters, once what it finds is found."""
+    names: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            names.append(frame.f_code.co_name)
+
+    run()
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+    return names
+
+
+@pytest.fixture
+def operator(monkeypatch: pytest.MonkeyPatch) -> Callable[..., object]:
+    """Stand for the kernels, whose CPU form is written in Python, too."""
+
+    def fwd(q: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+        return q.detach().clone(), torch.zeros(1, 2, 8)
+
+    monkeypatch.setattr(torch.ops.flash_dist, "fwd", fwd)
+    return fwd
+
+
+@pytest.mark.parametrize(("gradients", "most"), [(False, 32), (True, 36)], ids=["plain", "trained"])
+@pytest.mark.usefixtures("operator")
+def test_a_call_enters_few_functions_of_python(*, gradients: bool, most: int) -> None:
+    q, k, v = (x.requires_grad_(gradients) for x in draw(1, 8, 2, 16))
+    names = entered(lambda: flash_attn_func(q, k, v, causal=True))
+    assert len(names) <= most, names
+
+
+def test_an_operator_that_nobody_differentiates_enters_one_function_before_its_kernel() -> None:
+    q, k, v = draw(1, 8, 2, 16)
+    names = entered(lambda: torch.ops.flash_dist.fwd(q, k, v, *CALL))
+    own = names.index("run")  # of the CPU's kernel
+    assert names[:own] == ["<lambda>", "__call__", "kernel", "redispatch"], names
+
+
+def test_a_layout_is_checked_once_and_refused_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[object] = []
+    check = arguments.check_layouts
+
+    def counted(*layouts: Any) -> None:  # noqa: ANN401 - layouts
+        checked.append(layouts)
+        check(*layouts)
+
+    monkeypatch.setattr(arguments, "check_layouts", counted)
+    q, k, v = draw(3, 24, 2, 16)
+    for _ in range(3):
+        flash_attn_func(q, k, v)
+    assert len(checked) == 1
+    flash_attn_func(q[:, ::2], k, v)
+    flash_attn_func(q.double(), k.double(), v.double())
+    assert len(checked) == 3
+    for _ in range(3):
+        with pytest.raises(TypeError, match="q and k must have the same dtype"):
+            flash_attn_func(q, k.double(), v)
+    assert len(checked) == 6
+
+
+def test_autograd_is_not_told_of_a_call_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    apply = autograd._apply
+    monkeypatch.setattr(autograd, "_apply", lambda *args: told.append(args) or apply(*args))
+    q, k, v = draw(1, 8, 2, 16)
+    leaf = q.clone().requires_grad_()
+    out = flash_attn_func(q, k, v)
+    with torch.no_grad():
+        same = flash_attn_func(leaf, k, v)
+    assert not told
+    assert not out.requires_grad
+    assert torch.equal(out, same)
+    trained = flash_attn_func(q, k, leaf)
+    assert len(told) == 1
+    assert trained.requires_grad
+
+
+def test_what_a_transform_has_left_behind_is_what_it_wraps() -> None:
+    left: list[Tensor] = []
+    q, k, v = draw(1, 8, 2, 16)
+
+    def square(x: Tensor) -> Tensor:
+        left.append(x)
+        return x.square().sum()
+
+    torch.func.grad(square)(q)
+    out = flash_attn_func(left[0], k, v)
+    assert torch.equal(out, flash_attn_func(q, k, v))
+    assert not out.requires_grad
+
+
+@pytest.mark.parametrize("name", ["dropout_p", "softcap"])
+def test_a_tensor_that_equals_a_default_is_none(name: str) -> None:
+    options: dict[str, Any] = {name: torch.tensor(0.0)}
+    with pytest.raises(ValueError, match=f"{name} must be 0.*, got Tensor"):
+        flash_attn_func(*draw(1, 8, 2, 16), **options)
+
+
+def test_a_window_of_floats_that_equals_the_default_is_none() -> None:
+    window: Any = (-1.0, -1.0)
+    with pytest.raises(ValueError, match="window_size must be two whole numbers"):
+        flash_attn_func(*draw(1, 8, 2, 16), window_size=window)
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["band", "mask"])
+def test_a_formula_is_there_for_whoever_wants_it(*, masked: bool) -> None:
+    q, k, v = draw(1, 8, 2, 16)
+    leaf = q.clone().requires_grad_()
+    mask = BlockMask.documents([0] * 3 + [1] * 5)
+    operators = torch.ops.flash_dist
+
+    def attend(x: Tensor) -> Tensor:
+        if masked:
+            out: Tensor = operators.masked_fwd(x, k, v, mask.handle, 0.25, False)[0]  # noqa: FBT003
+        else:
+            out = operators.fwd(x, k, v, *CALL)[0]
+        return out
+
+    assert not attend(q).requires_grad
+    with torch.no_grad():
+        assert not attend(leaf).requires_grad
+    options: dict[str, Any] = {"mask": mask} if masked else {}
+    want = torch.autograd.grad(
+        flash_attn_func(leaf, k, v, softmax_scale=0.25, **options).sum(), leaf
+    )
+    assert torch.equal(torch.autograd.grad(attend(leaf).sum(), leaf)[0], want[0])
+
+
+@pytest.mark.slow
+def test_every_kind_of_call_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overhead, "WARM_UP", 1)
+    monkeypatch.setattr(overhead, "LOOPS", 1)
+    calls = list(overhead.measure_calls(torch.device("cpu"), calls=1))
+    names = [*LIMITS, "forward and backward"]
+    assert [(call.shape, call.name) for call in calls] == [(x, y) for x in SHAPES for y in names]
+    assert all(call.ours_us > 0 and call.peer_us > 0 for call in calls)
