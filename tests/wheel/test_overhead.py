@@ -10,6 +10,7 @@ import torch
 
 from flash_dist import BlockMask, flash_attn_func
 from flash_dist.attention import arguments, autograd
+from flash_dist.attention.layouts import check_layouts
 from flash_dist.bench import overhead
 from flash_dist.bench.calls import LIMITS, SHAPES
 from flash_dist.kernels.operators import NOT_PACKED
@@ -74,11 +75,10 @@ def test_an_operator_that_nobody_differentiates_enters_one_function_before_its_k
 
 def test_a_layout_is_checked_once_and_refused_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[object] = []
-    check = arguments.check_layouts
 
     def counted(*layouts: Any) -> None:  # noqa: ANN401 - layouts
         checked.append(layouts)
-        check(*layouts)
+        check_layouts(*layouts)
 
     monkeypatch.setattr(arguments, "check_layouts", counted)
     q, k, v = draw(3, 24, 2, 16)
@@ -97,7 +97,12 @@ def test_a_layout_is_checked_once_and_refused_every_time(monkeypatch: pytest.Mon
 def test_autograd_is_not_told_of_a_call_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[object] = []
     apply = autograd._apply
-    monkeypatch.setattr(autograd, "_apply", lambda *args: told.append(args) or apply(*args))
+
+    def noted(*args: object) -> object:
+        told.append(args)
+        return apply(*args)
+
+    monkeypatch.setattr(autograd, "_apply", noted)
     q, k, v = draw(1, 8, 2, 16)
     leaf = q.clone().requires_grad_()
     out = flash_attn_func(q, k, v)
