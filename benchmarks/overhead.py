@@ -17,7 +17,8 @@ from flash_dist import BlockMask, flash_attn_func
 from flash_dist.attention.arguments import choose_mask, choose_scale, prepare_inputs
 from flash_dist.attention.autograd import attend
 from flash_dist.kernels.budget import workspace_budget
-from flash_dist.kernels.operators import NOT_PACKED, fwd_alone, shape_of
+from flash_dist.kernels.cpu import shape_of
+from flash_dist.kernels.operators import NOT_PACKED, fwd_alone
 from flash_dist.masks import Band, registry
 
 if TYPE_CHECKING:
