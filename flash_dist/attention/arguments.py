@@ -54,12 +54,14 @@ def prepare_inputs(q: Tensor, k: Tensor, v: Tensor, tokens: int = DENSE) -> Trip
         TypeError: An argument is no tensor, or a dtype is not supported.
         ValueError: Shapes, devices, strides or addresses do not fit.
     """
-    if not (is_dense(q) and is_dense(k) and is_dense(v)):
+    plain = type(q) is type(k) is type(v) is Tensor
+    strided = plain and q.layout is k.layout is v.layout is torch.strided
+    if not strided or q.is_nested or k.is_nested or v.is_nested:
         for name, x in (("q", q), ("k", k), ("v", v)):
             require_tensor(name, x)
     if torch._C._is_any_autocast_enabled():  # noqa: SLF001 - public is only that of one device
         q, k, v = _autocast(q, k, v)
-    if is_symbolic(q):
+    if torch.compiler.is_compiling() or (not plain and isinstance(q, FakeTensor)):
         check_layouts(Layout.of(q), Layout.of(k), Layout.of(v), tokens)
         return q, _fold(k, tokens), _fold(v, tokens)
     # fmt: off
@@ -99,15 +101,8 @@ def _check_once(tokens: int, *fields: Any) -> bool:  # noqa: ANN401
     return len(k.shape) != tokens + 2 or len(v.shape) != tokens + 2
 
 
-def is_dense(x: object) -> bool:
-    """Whether something is a tensor, and not a nested or a sparse one."""
-    return isinstance(x, torch.Tensor) and x.layout is torch.strided and not x.is_nested
-
-
 def require_tensor(name: str, x: Tensor) -> None:
     """Raise TypeError for what is no tensor, ValueError for what is nested or sparse."""
-    if is_dense(x):
-        return
     if not isinstance(x, torch.Tensor):
         message = f"{name} must be a torch.Tensor, got {type(x).__name__}"
         raise TypeError(message)
@@ -117,8 +112,9 @@ def require_tensor(name: str, x: Tensor) -> None:
             "takes its values() and offsets()"
         )
         raise ValueError(message)
-    message = f"{name} must be a dense tensor, got layout {x.layout}\n\nhint: `x.to_dense()`"
-    raise ValueError(message)
+    if x.layout is not torch.strided:
+        message = f"{name} must be a dense tensor, got layout {x.layout}\n\nhint: `x.to_dense()`"
+        raise ValueError(message)
 
 
 def require_bool(name: str, value: object) -> None:

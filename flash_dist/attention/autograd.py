@@ -10,7 +10,6 @@ from torch.autograd import forward_ad
 
 from ..kernels import operators
 from ..kernels.budget import BUDGET_NOW, workspace_budget
-from ..kernels.derivatives import differentiate
 from ..kernels.operators import Packing
 from ..kernels.precision import is_ieee
 from . import transforms
@@ -20,7 +19,6 @@ from .support import require_kernels
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..kernels.operators import Gradients
     from ..kernels.precision import Precision
     from ..masks import Band, BlockMask
 
@@ -176,7 +174,10 @@ class _EagerAttention(torch.autograd.Function):
         packing = None if longest is None else Packing.of(cu_seqlens_q, cu_seqlens_k, *longest)
         out, lse = operators.fwd_alone(q, k, v, mask, packing, softmax_scale, ieee)
         ctx.longest, ctx.call = longest, call
-        ctx.save_for_backward(q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k)
+        if longest is None:
+            ctx.save_for_backward(q, k, v, out, lse)
+        else:
+            ctx.save_for_backward(q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k)
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -184,28 +185,31 @@ class _EagerAttention(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         if dout is None and dlse is None:
             return (None,) * 7
-        *saved, cu_seqlens_q, cu_seqlens_k = ctx.saved_tensors
-        longest = ctx.longest
-        packing = None if longest is None else Packing(cu_seqlens_q, cu_seqlens_k, *longest)
+        q, k, v, out, lse, *ends = ctx.saved_tensors
+        saved, longest = (q, k, v, out, lse), ctx.longest
+        packing = None if longest is None else Packing(*ends, *longest)
         if is_transformed():  # is_grads_batched: gradients of many losses at once
             packed = packing or operators.NOT_PACKED
             dq, dk, dv = transforms.Backward.apply(dout, dlse, *saved, *packed, *ctx.call)  # type: ignore[no-untyped-call]
             return dq, dk, dv, None, None, None, None
-        mask, softmax_scale, budget, batch_invariant, ieee = ctx.call
-
-        def bwd(*tensors: Any) -> Gradients:  # noqa: ANN401 - as they are differentiated
-            return operators.bwd(
-                *tensors,
-                mask=mask,
-                packing=packing,
-                softmax_scale=softmax_scale,
-                budget=budget,
-                batch_invariant=batch_invariant,
-                ieee=ieee,
-            )
-
-        longest_k = None if longest is None else longest[1]
-        dq, dk, dv = differentiate(bwd, tuple(saved), dout, dlse, max_seqlen_k=longest_k)
+        mask, *plan = ctx.call
+        keys = k.shape[1] if longest is None else min(k.shape[0], longest[1])
+        traced = torch.is_grad_enabled() or torch.compiler.is_compiling()
+        if dout is not None and keys != 1 and not traced:  # what `differentiate` comes to
+            dq, dk, dv = operators.bwd_alone((dout, *saved, dlse), mask, packing, plan)
+            return dq, dk, dv, None, None, None, None
+        softmax_scale, budget, batch_invariant, ieee = plan
+        dq, dk, dv = operators.differentiate(
+            dout,
+            *saved,
+            dlse,
+            mask=mask,
+            packing=packing,
+            softmax_scale=softmax_scale,
+            budget=budget,
+            batch_invariant=batch_invariant,
+            ieee=ieee,
+        )
         return dq, dk, dv, None, None, None, None
 
     @staticmethod

@@ -11,6 +11,7 @@ BUDGET_VARIABLE: Final = "FLASH_DIST_WORKSPACE_MB"
 DEFAULT_BUDGET_MB: Final = 1536
 # As a budget: what the variable says when the backward runs. For graphs, which keep their numbers.
 BUDGET_NOW: Final = -1
+_KEY: Final = os.fsencode(BUDGET_VARIABLE)
 _DEFAULT_BUDGET: Final = DEFAULT_BUDGET_MB << 20
 MAX_BUDGET_MB: Final = (2**63 - 1) >> 20  # the operators take bytes as int64
 
@@ -20,6 +21,9 @@ def workspace_budget() -> int:
 
     1.5 GiB, unless the environment variable FLASH_DIST_WORKSPACE_MB gives another number of MiB.
     """
+    known = getattr(os.environ, "_data", None)  # it raises twice inside for what is not there
+    if known is not None and _KEY not in known:
+        return _DEFAULT_BUDGET
     text = os.environ.get(BUDGET_VARIABLE)
     if not text:
         return _DEFAULT_BUDGET

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache, partial
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
@@ -26,6 +26,9 @@ from . import cpu, derivatives
 from .boundaries import is_checking, warn_unchecked
 from .cpu import shape_of
 from .memory import raise_out_of_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 EXTENSION: Final = PACKAGE / BINDING
 
@@ -42,6 +45,7 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 # dout, q, k, v, out, lse, dlse
 Saved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]
 
+_operators: Final[Any] = torch.ops.flash_dist
 _library: Final = torch.library.Library("flash_dist", "FRAGMENT")
 _library.define(
     "masked_fwd(Tensor q, Tensor k, Tensor v, SymInt handle, float softmax_scale, bool keep, "
@@ -116,11 +120,11 @@ def fwd(  # noqa: PLR0913 - one attention problem
         if isinstance(known, Band):
             packed = packing or NOT_PACKED
             arguments = None, known.ints, *packed, softmax_scale, ieee
-            out, lse = torch.ops.flash_dist.fwd(q, k, v, *arguments)
+            out, lse = _operators.fwd(q, k, v, *arguments)
         else:
             keep = torch.compiler.is_compiling()
             arguments = known, softmax_scale, keep, ieee
-            out, lse = torch.ops.flash_dist.masked_fwd(q, k, v, *arguments)
+            out, lse = _operators.masked_fwd(q, k, v, *arguments)
     except RuntimeError as error:
         raise_out_of_memory(error)
         raise
@@ -147,14 +151,11 @@ def fwd_alone(  # noqa: PLR0913, PLR0917 - one attention problem
             if isinstance(mask, BlockMask):
                 band = mask.band
                 if band is None:
-                    operator: Any = torch.ops.flash_dist.masked_fwd
-                    masked = operator if _is_watched(q) else _masked_fwd
+                    masked: Any = _operators.masked_fwd if _is_watched(q) else _masked_fwd
                     out, lse = masked(q, k, v, mask.handle, softmax_scale, False, ieee)  # noqa: FBT003
                     return out, lse
                 mask = band
-            out, lse = torch.ops.flash_dist.fwd(
-                q, k, v, None, _ints(mask), *packed, softmax_scale, ieee
-            )
+            out, lse = _operators.fwd(q, k, v, None, _ints(mask), *packed, softmax_scale, ieee)
     except RuntimeError as error:
         raise_out_of_memory(error)
         raise
@@ -190,40 +191,47 @@ def bwd(  # noqa: PLR0913, PLR0917 - one attention problem
     saved: Saved = dout, q, k, v, out, lse, dlse
     plan = softmax_scale, budget, batch_invariant, ieee
     if not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
-        return _bwd_alone(saved, mask, packing, plan)
+        return bwd_alone(saved, mask, packing, plan)
     known = _band_or_handle(mask)
     try:
         if isinstance(known, Band):
             packed = packing or NOT_PACKED
             arguments = None, None, known.ints, *packed, *plan
-            dq, dk, dv = torch.ops.flash_dist.bwd(*saved, *arguments)
+            dq, dk, dv = _operators.bwd(*saved, *arguments)
         else:
-            dq, dk, dv = torch.ops.flash_dist.masked_bwd(*saved, known, *plan)
+            dq, dk, dv = _operators.masked_bwd(*saved, known, *plan)
     except RuntimeError as error:
         raise_out_of_memory(error)
         raise
     return dq, dk, dv
 
 
-def _bwd_alone(
+def bwd_alone(
     saved: Saved,
     mask: Band | BlockMask,
     packing: Packing | None,
-    plan: tuple[float, int, bool, bool],
+    plan: Sequence[Any],
 ) -> Gradients:
-    """Return dq, dk, dv in eager mode, where they are not to be differentiated; see `fwd_alone`."""
+    """Return dq, dk, dv in eager mode, where they are not to be differentiated; see `fwd_alone`.
+
+    Args:
+        saved: dout and what the forward had and returned, then dlse or None.
+        mask: As in `bwd`.
+        packing: Likewise.
+        plan: softmax_scale, budget, batch_invariant and ieee, likewise.
+    """
     packed = NOT_PACKED if packing is None else packing
     try:
         with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001
             if isinstance(mask, BlockMask):
                 band = mask.band
                 if band is None:
-                    operator: Any = torch.ops.flash_dist.masked_bwd
-                    masked = operator if _is_watched(saved[1]) else _masked_bwd
+                    watched = _is_watched(saved[1])
+                    masked: Any = _operators.masked_bwd if watched else _masked_bwd
                     dq, dk, dv = masked(*saved, mask.handle, *plan)
                     return dq, dk, dv
                 mask = band
-            dq, dk, dv = torch.ops.flash_dist.bwd(*saved, None, None, _ints(mask), *packed, *plan)
+            dq, dk, dv = _operators.bwd(*saved, None, None, _ints(mask), *packed, *plan)
     except RuntimeError as error:
         raise_out_of_memory(error)
         raise
@@ -289,6 +297,19 @@ def _band_or_handle(mask: Band | BlockMask) -> Band | int:
     return mask.handle
 
 
+def _find_resident(handle: int, q: Tensor, k: Tensor) -> registry.Resident | None:
+    """Return a mask's tensors on the GPU of q; None where there is no query or no key."""
+    call = q.get_device(), q.shape, k.shape[1]
+    found = registry.recall(handle, *call)
+    if found is None:
+        shape = shape_of(q, k)
+        if cpu.is_empty(handle, shape):
+            return None
+        found = registry.resident(handle, q.device, shape)
+        registry.remember(handle, *call, found)
+    return found
+
+
 def _masked_fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     q: Tensor,
     k: Tensor,
@@ -300,14 +321,13 @@ def _masked_fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
 ) -> tuple[Tensor, Tensor]:
     if keep:
         registry.keep(handle)
-    shape = shape_of(q, k)
-    if cpu.is_empty(handle, shape):
+    found = _find_resident(handle, q, k)
+    if found is None:
         ints = Band().ints
-        out, lse = torch.ops.flash_dist.fwd(q, k, v, None, ints, *NOT_PACKED, softmax_scale, ieee)
+        out, lse = _operators.fwd(q, k, v, None, ints, *NOT_PACKED, softmax_scale, ieee)
         return out, lse
-    found = registry.resident(handle, q.device, shape)
     mask = found.data, found.plan.layout
-    out, lse = torch.ops.flash_dist.fwd(q, k, v, *mask, *NOT_PACKED, softmax_scale, ieee)
+    out, lse = _operators.fwd(q, k, v, *mask, *NOT_PACKED, softmax_scale, ieee)
     return out, lse
 
 
@@ -325,15 +345,14 @@ def _masked_bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     batch_invariant: bool,  # noqa: FBT001
     ieee: bool = False,  # noqa: FBT001, FBT002
 ) -> Gradients:
-    shape = shape_of(q, k)
+    found = _find_resident(handle, q, k)
     saved = dout, q, k, v, out, lse, dlse
     mask: tuple[Tensor | None, Tensor | None, list[int]]
-    if cpu.is_empty(handle, shape):
+    if found is None:
         mask = None, None, Band().ints
     else:
-        found = registry.resident(handle, q.device, shape)
         mask = found.data, found.plan.key_slots, found.plan.layout
-    dq, dk, dv = torch.ops.flash_dist.bwd(
+    dq, dk, dv = _operators.bwd(
         *saved, *mask, *NOT_PACKED, softmax_scale, budget, batch_invariant, ieee
     )
     return dq, dk, dv

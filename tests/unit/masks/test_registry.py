@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from flash_dist.masks import registry
+from flash_dist.masks import BlockMask, registry
 from flash_dist.masks.registry import Resident
 
 if TYPE_CHECKING:
@@ -63,15 +65,15 @@ def test_each_stream_is_told_once(gpus: Gpus) -> None:
     resident, buffer = make_resident()
     for stream in (0, 7, 0, 7, 9):
         gpus.streams[0] = stream
-        resident.hold()
+        resident.hold(0)
     assert buffer.told == [0, 7, 9]
 
 
 def test_the_stream_is_that_of_the_buffers_gpu(gpus: Gpus) -> None:
     resident, buffer = make_resident(1)
     gpus.streams = {0: 5, 1: 6}
-    resident.hold()
-    resident.hold()
+    resident.hold(1)
+    resident.hold(1)
     assert buffer.told == [6]
     assert gpus.device == 0
 
@@ -80,16 +82,42 @@ def test_past_a_number_of_streams_they_are_told_again(gpus: Gpus) -> None:
     resident, buffer = make_resident()
     for stream in (*range(registry.STREAMS_KEPT + 1), 0):
         gpus.streams[0] = stream
-        resident.hold()
+        resident.hold(0)
     assert buffer.told == [*range(registry.STREAMS_KEPT + 1), 0]
     assert len(resident.streams) <= registry.STREAMS_KEPT
 
 
 def test_what_a_graph_is_captured_with_stays_also_on_a_stream_that_is_known(gpus: Gpus) -> None:
     resident, buffer = make_resident()
-    resident.hold()
+    resident.hold(0)
     assert not registry._captured
     gpus.capturing = True
-    resident.hold()
+    resident.hold(0)
     assert registry._captured == {id(buffer): resident}
     assert buffer.told == [0]
+
+
+def test_the_last_call_on_a_gpu_is_recalled_by_its_sizes(gpus: Gpus) -> None:
+    mask, (resident, buffer) = BlockMask.documents([0, 0, 1]), make_resident()
+    call = mask.handle, 0, (1, 3, 2, 16), 3
+    assert registry.recall(*call) is None
+    registry.remember(*call, resident)
+    gpus.streams[0] = 4
+    assert registry.recall(*call) is resident
+    assert buffer.told == [4]
+    for other in ((mask.handle, 1, *call[2:]), (*call[:2], (2, 3, 2, 16), 3), (*call[:3], 4)):
+        assert registry.recall(*other) is None
+    registry.remember(*call[:3], 4, make_resident()[0])
+    assert registry.recall(*call) is None
+
+
+def test_nothing_is_recalled_of_a_mask_that_was_dropped() -> None:
+    mask, (resident, buffer) = BlockMask.documents([0, 0, 1]), make_resident()
+    call, kept = (mask.handle, 0, (1, 3, 2, 16), 3), weakref.ref(buffer)
+    registry.remember(*call, resident)
+    del mask, resident, buffer
+    gc.collect()
+    assert kept() is None
+    assert registry.recall(*call) is None
+    registry.remember(*call, make_resident()[0])
+    assert registry.recall(*call) is None
