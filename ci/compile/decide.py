@@ -104,7 +104,8 @@ def _line_of(call: Call) -> str:
     """Write a call as csrc/debug/plans.cpp reads it."""
     gpu, slots = call.gpu, call.key_slots
     shape = (call.batch, call.seqlen_q, call.seqlen_k, call.num_heads_kv, call.group)
-    kernels = (gpu.sm_count, gpu.key_tile, gpu.blocks_per_sm, gpu.dq_rows, gpu.dq_blocks_per_sm)
+    dkdv = (gpu.sm_count, gpu.key_tile, gpu.blocks_per_sm)
+    kernels = (*dkdv, gpu.dq_rows, gpu.dq_blocks_per_sm, gpu.cluster)
     known = (-1,) if slots is None else (len(slots), *slots)
     sizes = [column for size in _compiled_sizes() for column in size]
     columns = (call.head_dim, call.head_dim_v)

@@ -31,6 +31,7 @@ class Gpu:
     blocks_per_sm: int
     dq_rows: int = 128  # 0: no kernel takes dQ from a stored dS
     dq_blocks_per_sm: int = 2
+    cluster: int = 1  # blocks that share a key tile
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,11 @@ class Call:
         gpu = self.gpu
         packed = f" packed {self.total_q}" if self.total_q >= 0 else ""
         invariant = " batch-invariant" if self.batch_invariant else ""
+        cluster = f" of {gpu.cluster}" if gpu.cluster > 1 else ""
         return (
             f"{self.label or 'full'}{packed} b{self.batch} q{self.seqlen_q} k{self.seqlen_k} "
             f"h{self.num_heads_kv}x{self.group} d{self.head_dim}/{self.head_dim_v} "
-            f"sm{gpu.sm_count}x{gpu.blocks_per_sm} tile {gpu.key_tile}/{gpu.dq_rows} "
+            f"sm{gpu.sm_count}x{gpu.blocks_per_sm}{cluster} tile {gpu.key_tile}/{gpu.dq_rows} "
             f"{self.budget // MIB} MiB{invariant}"
         )
 
@@ -107,6 +109,7 @@ BUDGETS: Final = (1536 * MIB, 64 * MIB, 512 * MIB, 8192 * MIB, 0, MIB)
 
 
 _A100 = Gpu(108, 64, 2)
+_PAIRS = Gpu(132, 128, 1, dq_blocks_per_sm=1, cluster=2)
 CORNERS: Final = (  # found by planting other rules: no product of the above meets these
     Call(3, 2048, 2048, 32, 1, gpu=_A100, budget=512 * MIB, label="cheaper in more chunks"),
     Call(3, 8192, 8192, 12, 1, gpu=_A100, label="cheaper in more chunks"),
@@ -114,6 +117,8 @@ CORNERS: Final = (  # found by planting other rules: no product of the above mee
     Call(1, 2048, 2048, 12, 1, gpu=_A100, budget=64 * MIB, label="units that divide"),
     Call(4, 4096, 4096, 1, 8, mask=BANDS["causal"], gpu=GPUS[1], budget=256 * MIB, label="fewer"),
     Call(4, 8192, 8192, 2, 4, mask=BANDS["causal"], budget=512 * MIB, label="fewer splits"),
+    Call(2, 1024, 1024, 1, 8, 256, 256, gpu=_PAIRS, label="splits for pairs"),
+    Call(1, 16384, 16384, 8, 1, 256, 256, gpu=_PAIRS, label="rounds of pairs"),
 )
 
 

@@ -55,8 +55,10 @@ cudaError_t launch_fwd(const void* kernel, const void* params, cudaStream_t stre
 struct DkdvBlock {
   int key0, unit, batch, head_kv, split;
 
-  __device__ __forceinline__ DkdvBlock(const BwdParams& p, int block_n) {
-    const BlockPlace place(fresh_block(), p.order);
+  __device__ __forceinline__ DkdvBlock(const BwdParams& p, int block_n)
+      : DkdvBlock(p, block_n, fresh_block()) {}
+  __device__ __forceinline__ DkdvBlock(const BwdParams& p, int block_n, int number) {
+    const BlockPlace place(number, p.order);
     key0 = p.key_begin + place.tile * block_n;
     unit = divide(place.group, p.by_group_split);
     split = place.group - unit * p.group_split;

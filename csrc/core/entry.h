@@ -23,6 +23,7 @@ struct KernelEntry {
   int dynamic_smem;    // bytes
   int block_rows;      // query rows (fwd, dq) or key rows (dkdv) that a block owns
   int blocks_per_sm;   // resident blocks the tile was chosen for
+  int cluster;         // blocks that share these rows
   bool takes_tickets;  // blocks share out tiles that differ in length by counting in memory
   // Why these arguments are not for this kernel, null if they are; itself null if all are. The
   // dispatcher then takes the next family that serves the role.
@@ -54,6 +55,16 @@ constexpr bool takes_tickets(...) {
   return false;
 }
 
+// Config::CLUSTER; 1 where there is none.
+template <class Config>
+constexpr auto cluster_of(int) -> decltype(Config::CLUSTER) {
+  return Config::CLUSTER;
+}
+template <class Config>
+constexpr int cluster_of(...) {
+  return 1;
+}
+
 template <class Config, class Params>
 KernelEntry make_entry(void (*kernel)(Params),
                        cudaError_t (*launch)(const void*, const void*, cudaStream_t),
@@ -64,19 +75,38 @@ KernelEntry make_entry(void (*kernel)(Params),
           Config::SMEM_BYTES,
           Config::BLOCK_ROWS,
           Config::MIN_BLOCKS,
+          cluster_of<Config>(0),
           takes_tickets<Config>(0),
           refuses,
           shared_out<Config>(0)};
 }
 
-// Launches blocks of Config's size. No block is no work, more than the grid's limit an error.
+// Launches blocks of Config's size, in clusters where it has such: of these so many. No block is no
+// work, more than the grid's limit an error.
 template <class Config>
 cudaError_t launch_1d(const void* kernel, const void* params, int64_t blocks, cudaStream_t stream) {
+  constexpr unsigned CLUSTER = cluster_of<Config>(0);
   if (blocks == 0) return cudaSuccess;
-  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  if (blocks > INT32_MAX / CLUSTER) return cudaErrorInvalidConfiguration;
+  const dim3 grid(static_cast<unsigned>(blocks) * CLUSTER);
   void* arguments[] = {const_cast<void*>(params)};
-  return cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(blocks)), dim3(Config::THREADS),
-                          arguments, Config::SMEM_BYTES, stream);
+  if constexpr (CLUSTER == 1) {
+    return cudaLaunchKernel(kernel, grid, dim3(Config::THREADS), arguments, Config::SMEM_BYTES,
+                            stream);
+  } else {
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = CLUSTER;
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = dim3(Config::THREADS);
+    config.dynamicSmemBytes = Config::SMEM_BYTES;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    return cudaLaunchKernelExC(&config, kernel, arguments);
+  }
 }
 
 }  // namespace flash_dist

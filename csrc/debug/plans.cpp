@@ -44,8 +44,9 @@ MaskBand read_mask(std::istream& line, int seqlen_q, int seqlen_k) {
 }
 
 // batch seqlen_q seqlen_k num_heads_kv group total_q head_dim head_dim_v, mask: kind left right
-// bottom_right, sm_count key_tile blocks_per_sm dq_rows dq_blocks_per_sm, budget batch_invariant
-// normalizes, count of key_slots and these (-1: not known), count of compiled sizes and these.
+// bottom_right, sm_count key_tile blocks_per_sm dq_rows dq_blocks_per_sm cluster, budget
+// batch_invariant normalizes, count of key_slots and these (-1: not known), count of compiled sizes
+// and these.
 Request read_request(std::istream& line) {
   Request r;
   BwdShape& s = r.shape;
@@ -56,7 +57,8 @@ Request read_request(std::istream& line) {
   s.columns_v = next<int>(line);
   s.mask = read_mask(line, s.seqlen_q, s.seqlen_k);
   BwdKernels& k = r.kernels;
-  for (int* field : {&k.sm_count, &k.key_tile, &k.blocks_per_sm, &k.dq_rows, &k.dq_blocks_per_sm}) {
+  for (int* field :
+       {&k.sm_count, &k.key_tile, &k.blocks_per_sm, &k.dq_rows, &k.dq_blocks_per_sm, &k.cluster}) {
     *field = next<int>(line);
   }
   r.budget = next<int64_t>(line);

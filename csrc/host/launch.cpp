@@ -180,6 +180,7 @@ class Backward {
     const int64_t budget = read_budget(options.budget);
     BwdKernels kernels{device_info(call_.device).sm_count, dkdv.entry->block_rows,
                        dkdv.entry->blocks_per_sm, 0, 0};
+    kernels.cluster = dkdv.entry->cluster;
     const bool has_dq_gemm = is_built_in(Role::BWD_DQ_GEMM, dtype_of(call_));
     if (may_store_ds(has_dq_gemm, budget, batch_invariant)) {
       const KernelEntry& dq = *find(Role::BWD_DQ_GEMM, dkdv.size, &p_).variant->entry;

@@ -33,7 +33,8 @@ class Planner {
         step_(std::max(kernels.key_tile, DS_TILE)),
         key_steps_(static_cast<int>(ceil_div(shape.seqlen_k, step_))),
         units_(int64_t{shape.batch} * shape.num_heads_kv),
-        resident_(static_cast<int64_t>(kernels.sm_count) * kernels.blocks_per_sm),
+        resident_(std::max<int64_t>(
+            int64_t{kernels.sm_count} * kernels.blocks_per_sm / kernels.cluster, 1)),
         wave_(resident_ * WAVE_PERCENT / 100) {}
 
   BwdPlan make(bool batch_invariant) const {
@@ -261,7 +262,7 @@ class Planner {
   const int step_;  // keys at which a stripe may end: whole tiles of dS, whole blocks
   const int key_steps_;
   const int64_t units_;     // (batch, kv head)
-  const int64_t resident_;  // blocks that run at a time
+  const int64_t resident_;  // key tiles that are computed at a time
   const int64_t wave_;
 };
 

@@ -72,6 +72,7 @@ struct BwdKernels {
   int blocks_per_sm;  // resident blocks of that kernel
   int dq_rows;        // queries per block of the dQ = dS K kernel; 0: dS cannot be stored
   int dq_blocks_per_sm;
+  int cluster = 1;  // blocks of the dK/dV kernel that share their keys
 };
 
 // Launches of one dK/dV grid and one dQ grid: some (batch, kv head) units, some keys of each.

@@ -11,15 +11,17 @@ from typing import Any, Final
 import pytest
 import torch
 
+from flash_dist import flash_attn_func
+
 HOPPER: Final = (9, 0)
 SMALL: Final = "166911"  # bytes of shared memory: too few for any kernel of Hopper's families
 
 CODE: Final = """
-import json, torch
+import json, sys, torch
 from flash_dist import flash_attn_func, last_variant
 def run(expanded):
     torch.manual_seed(0)
-    shapes = [(2, n, 4, 128) for n in (600, 500, 500, 600)]
+    shapes = [(2, n, 4, int(sys.argv[2])) for n in (600, 500, 500, 600)]
     q, k, v, dout = (torch.randn(shape).to("cuda", torch.bfloat16) for shape in shapes)
     if expanded:  # all keys are the same memory
         k = k[:, :1].expand(shapes[1])
@@ -30,20 +32,20 @@ def run(expanded):
     return families, [x.double().cpu() for x in (out, *grads)]
 found, values = run(False)
 expanded, _ = run(True)
-torch.save({"found": found, "expanded": expanded, "values": values}, __import__("sys").argv[1])
+torch.save({"found": found, "expanded": expanded, "values": values}, sys.argv[1])
 """
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What ran natively, and where shared memory is short."""
+@pytest.fixture(scope="module", params=[128, 256], ids=["one-block", "pair"])
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:  # noqa: ANN401
+    """What ran natively, and where shared memory is short; keys of one block, and of two."""
     if torch.cuda.get_device_capability() != HOPPER:
         pytest.skip("Hopper's families are for compute capability 9.0")
     results = {}
     for name, environ in (("native", {}), ("short", {"FLASH_DIST_SMEM_LIMIT": SMALL})):
         path = tmp_path_factory.mktemp(name) / "result.pt"
         done = subprocess.run(
-            [sys.executable, "-c", CODE, str(path)],
+            [sys.executable, "-c", CODE, str(path), str(request.param)],
             env={**os.environ, **environ},
             capture_output=True,
             text=True,
@@ -80,3 +82,16 @@ def test_the_general_families_serve_where_shared_memory_is_short(runs: dict[str,
 def test_both_agree_within_rounding(runs: dict[str, Any]) -> None:
     for ours, general in zip(runs["native"]["values"], runs["short"]["values"], strict=True):
         assert (ours - general).abs().max() <= 2**-6 * general.abs().max()
+
+
+def test_small_probabilities_of_a_pair_keep_their_bits() -> None:
+    if torch.cuda.get_device_capability() != HOPPER:
+        pytest.skip("Hopper's families are for compute capability 9.0")
+    keys = 50_007  # 1 / keys is 335.497 * 2^-24: rounded to fp16, a subnormal number, 1.5e-3 off
+    q, k, v, dout = (
+        torch.full((1, rows, 1, 256), value, dtype=torch.float16, device="cuda")
+        for rows, value in ((64, 0.0), (keys, 1.0), (keys, 1.0), (64, 1024.0))
+    )
+    v.requires_grad_()
+    (dv,) = torch.autograd.grad(flash_attn_func(q, k, v), v, dout)
+    assert (dv.double() * keys / (64 * 1024) - 1).abs().max() < 2**-10

@@ -1,6 +1,8 @@
 // Tiles, threads and shared memory of the backward kernels for Hopper.
 #pragma once
 
+#include <type_traits>
+
 #include "core/config.h"
 #include "core/ds_layout.h"
 #include "core/maps.h"
@@ -31,6 +33,7 @@ struct DkdvSm90Config
   static constexpr int BLOCK_M = MASK_TILE;              // queries of a stage
   static constexpr int BLOCK_N = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_N;
+  static constexpr int CLUSTER = Plan::CLUSTER;  // blocks that share these keys, 1 or 2
   // setmaxnreg: what 64 K registers leave of a block's launch to each role
   static constexpr int LOADER_REGISTERS = 24;
   static constexpr int CONSUMER_REGISTERS = 240;
@@ -46,7 +49,7 @@ struct DkdvSm90Config
     alignas(1024) uint8_t q[PANELS * QTile::BYTES];
     alignas(1024) uint8_t dout[V_PANELS * QTile::BYTES];
   };
-  struct Smem {
+  struct SmemOfOne {
     alignas(1024) uint8_t k[PANELS * KTile::BYTES];    // later the stage of dK
     alignas(1024) uint8_t v[V_PANELS * KTile::BYTES];  // later the stage of dV
     Stage stage[Plan::STAGES];
@@ -56,8 +59,30 @@ struct DkdvSm90Config
     DkdvSm90Work work;
     uint64_t keys_full;
     StageBarriers<Plan::STAGES> barriers;
-    __device__ Smem() = delete;  // laid over shared memory, never made
+    __device__ SmemOfOne() = delete;  // laid over shared memory, never made
   };
+
+  // A pair's blocks have the same, though only the second one finds P^T in its slots.
+  static constexpr int SLOTS = 2;
+  static constexpr int WARPS_THAT_COMPUTE = CONSUMERS * WARPS_OF_GROUP;
+  static constexpr int WARP_SLOT_BYTES = 16 * BLOCK_M * 2;
+  struct Exchange {
+    alignas(128) uint8_t probabilities[SLOTS][WARPS_THAT_COMPUTE][WARP_SLOT_BYTES];
+    uint64_t full[SLOTS][WARPS_THAT_COMPUTE];   // of the second block
+    uint64_t empty[SLOTS][WARPS_THAT_COMPUTE];  // of the first
+  };
+  struct SmemOfPair {
+    alignas(1024) uint8_t keys[PANELS * KTile::BYTES];  // K, or V; later the stage of dV, or dK
+    Stage stage[Plan::STAGES];
+    Exchange exchange;
+    alignas(16) float statistics[Plan::STAGES][BLOCK_M];  // lse in base 2, or delta
+    DkdvItem item[2 * Plan::STAGES];
+    DkdvSm90Work work;
+    uint64_t keys_full;
+    StageBarriers<Plan::STAGES> first, second;  // of the tile of the first product, and the other
+    __device__ SmemOfPair() = delete;           // laid over shared memory, never made
+  };
+  using Smem = std::conditional_t<CLUSTER == 1, SmemOfOne, SmemOfPair>;
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
 };

@@ -10,6 +10,8 @@
 // Shared    K and V (for the whole life of the block), STAGES stages of Q, dO, lse and delta.
 // Pipeline  The query tiles of every query head of the split, in ascending order: this is the order
 //           of summation. dP^T is computed while P^T is, and dV while dS^T is.
+//
+// Where both sums are more than the registers of a block, two share the keys (dkdv_pair.cuh).
 #pragma once
 
 #include "core/views.cuh"
@@ -73,7 +75,7 @@ struct DkdvSm90 {
     store(dk, dv);
   }
 
- private:
+ protected:
   // The first of this warpgroup's keys in the block.
   __device__ __forceinline__ static int group_row0() { return consumer() * KEYS; }
   // Those rows of K and V.
@@ -94,52 +96,55 @@ struct DkdvSm90 {
     }
   }
 
-  // K and V of the block's keys, to stay there.
-  __device__ __forceinline__ void load_keys() const {
+  // Where the block's keys are in K or V, and a stage's queries in Q or dO.
+  __device__ __forceinline__ BoxPlace place_of_keys(const AxisSteps& axes) const {
     const DkdvBlock& block = work.block;
-    const int row = work.sequence.k0 + block.key0;
-    const uint32_t full = shared_address(&smem.keys_full);
-    mbarrier_expect(full, (PANELS + V_PANELS) * KTile::BYTES);
-    load_panels<PANELS, KTile::BYTES>(
-        shared_address(smem.k), params.k,
-        {0, row, 0, block.head_kv * params.k_axes.head_kv, block.batch * params.k_axes.batch},
-        full);
-    load_panels<V_PANELS, KTile::BYTES>(
-        shared_address(smem.v), params.v,
-        {0, row, 0, block.head_kv * params.v_axes.head_kv, block.batch * params.v_axes.batch},
-        full);
+    return {0, work.sequence.k0 + block.key0, 0, block.head_kv * axes.head_kv,
+            block.batch * axes.batch};
+  }
+  __device__ __forceinline__ BoxPlace place_of_queries(const AxisSteps& axes, int row0,
+                                                       int member) const {
+    const DkdvBlock& block = work.block;
+    return {0, work.sequence.q0 + row0, member * axes.member, block.head_kv * axes.head_kv,
+            block.batch * axes.batch};
   }
 
-  // Q, dO, lse and delta of the item that the cursor is at, and what it is.
-  __device__ __forceinline__ void load_queries(const Cursor& cursor, int s) const {
-    const DkdvBlock& block = work.block;
-    const int row0 = cursor.row0();
-    const int member = cursor.member;
-    DkdvItem& item = smem.item[s];
-    item.row0 = row0;
-    item.member = member;
+  // K and V of the block's keys, to stay there.
+  __device__ __forceinline__ void load_keys() const {
+    const uint32_t full = shared_address(&smem.keys_full);
+    mbarrier_expect(full, (PANELS + V_PANELS) * KTile::BYTES);
+    load_panels<PANELS, KTile::BYTES>(shared_address(smem.k), params.k,
+                                      place_of_keys(params.k_axes), full);
+    load_panels<V_PANELS, KTile::BYTES>(shared_address(smem.v), params.v,
+                                        place_of_keys(params.v_axes), full);
+  }
+
+  // What the item that the cursor is at is.
+  __device__ __forceinline__ void note(DkdvItem& item, const Cursor& cursor) const {
+    item.row0 = cursor.row0();
+    item.member = cursor.member;
     item.slot[0] = cursor.slot(p, work, 0);
     item.slot[1] = cursor.slot(p, work, 1);
     const int4* known = cursor.known(p, work);
     if (known != nullptr) item.known = *known;
+  }
+
+  // Q, dO, lse and delta of the item that the cursor is at, and what it is.
+  __device__ __forceinline__ void load_queries(const Cursor& cursor, int s) const {
+    const int row0 = cursor.row0();
+    const int member = cursor.member;
+    note(smem.item[s], cursor);
 
     constexpr int STATISTICS = BLOCK_M * sizeof(float);
     const uint32_t full = shared_address(&smem.barriers.full[s]);
     mbarrier_expect(full, (PANELS + V_PANELS) * QTile::BYTES + 2 * STATISTICS);
-    const int row = work.sequence.q0 + row0;
-    load_panels<PANELS, QTile::BYTES>(
-        shared_address(smem.stage[s].q), params.q,
-        {0, row, member * params.q_axes.member, block.head_kv * params.q_axes.head_kv,
-         block.batch * params.q_axes.batch},
-        full);
+    load_panels<PANELS, QTile::BYTES>(shared_address(smem.stage[s].q), params.q,
+                                      place_of_queries(params.q_axes, row0, member), full);
     const int64_t statistics =
         work.statistics + static_cast<int64_t>(member) * p.rows_padded + row0;
     load_bytes(shared_address(smem.lse_log2[s]), p.lse_log2 + statistics, STATISTICS, full);
-    load_panels<V_PANELS, QTile::BYTES>(
-        shared_address(smem.stage[s].dout), params.dout,
-        {0, row, member * params.dout_axes.member, block.head_kv * params.dout_axes.head_kv,
-         block.batch * params.dout_axes.batch},
-        full);
+    load_panels<V_PANELS, QTile::BYTES>(shared_address(smem.stage[s].dout), params.dout,
+                                        place_of_queries(params.dout_axes, row0, member), full);
     load_bytes(shared_address(smem.delta[s]), p.delta + statistics, STATISTICS, full);
   }
 
@@ -175,16 +180,7 @@ struct DkdvSm90 {
     hold(pt.x[0]);
     if (code != TILE_FULL) hide(pt, s, code);
     // P^T = exp2(S^T * scale - lse)
-    const float scale_log2 = p.softmax_scale * LOG2_E;
-    const uint32_t lse = shared_address(smem.lse_log2[s]) + fresh_thread() % 4 * 8;
-#pragma unroll
-    for (int n = 0; n < BLOCK_M / 8; ++n) {
-      const float2 x = load_shared_8(lse + n * 32);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        pt.x[0][n][i] = exp2_approx(fmaf(pt.x[0][n][i], scale_log2, -(i % 2 == 0 ? x.x : x.y)));
-      }
-    }
+    exponentiate(pt, smem.lse_log2[s]);
     // dV += P^T @ dO                                      [64, HEAD_DIM_V]
     to_fragments(probabilities, pt);
     issue_sum(dv, probabilities, dout);
@@ -209,6 +205,22 @@ struct DkdvSm90 {
     hold(dv.x[0]);
     hold(probabilities);
     hold(gradients);
+  }
+
+  // 2^SHIFT P^T in the place of its scores.
+  template <int SHIFT = 0>
+  __device__ __forceinline__ void exponentiate(Scores& pt, const float* lse_log2) const {
+    const float scale_log2 = p.softmax_scale * LOG2_E;
+    const uint32_t lse = shared_address(lse_log2) + fresh_thread() % 4 * 8;
+    const auto minus = [](float x) { return SHIFT == 0 ? -x : SHIFT - x; };
+#pragma unroll
+    for (int n = 0; n < BLOCK_M / 8; ++n) {
+      const float2 x = load_shared_8(lse + n * 32);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        pt.x[0][n][i] = exp2_approx(fmaf(pt.x[0][n][i], scale_log2, minus(i % 2 == 0 ? x.x : x.y)));
+      }
+    }
   }
 
   // The warpgroup's rows of K or V by the rows of Q or dO.
@@ -285,52 +297,71 @@ struct DkdvSm90 {
     }
   }
 
-  // Zeros for this warpgroup's keys that do not exist.
-  __device__ __forceinline__ void clear_keys() const {
+  // This warpgroup's keys that exist, counted from the first.
+  __device__ __forceinline__ RowSpan keys_here() const {
     const int key0 = work.key0 + group_row0();
-    const RowSpan here{work.keys.first - key0, work.keys.end - key0};
-    if (here.first <= 0 && KEYS <= here.end) return;
-    const int thread = fresh_thread() % WARPGROUP;
-    clear_rows<KTile, KEYS, PANELS, WARPGROUP>(own_k(), here, thread);
-    clear_rows<KTile, KEYS, V_PANELS, WARPGROUP>(own_v(), here, thread);
+    return {work.keys.first - key0, work.keys.end - key0};
+  }
+  __device__ __forceinline__ bool lacks_keys() const {
+    const RowSpan here = keys_here();
+    return here.first > 0 || here.end < KEYS;
+  }
+  // Whether some of the queries from row0 on are those of the next document.
+  __device__ __forceinline__ bool lacks_queries(int row0) const {
+    if (p.packing.cu_seqlens_q == nullptr) return false;  // the map ends there
+    return work.seqlen_q - row0 < BLOCK_M;
+  }
+  __device__ __forceinline__ static void publish_zeros() {
     fence_proxy_async();
     barrier_sync(ONE_CONSUMER + consumer(), WARPGROUP);
+  }
+
+  // Zeros for this warpgroup's keys that do not exist.
+  __device__ __forceinline__ void clear_keys() const {
+    if (!lacks_keys()) return;
+    const int thread = fresh_thread() % WARPGROUP;
+    clear_rows<KTile, KEYS, PANELS, WARPGROUP>(own_k(), keys_here(), thread);
+    clear_rows<KTile, KEYS, V_PANELS, WARPGROUP>(own_v(), keys_here(), thread);
+    publish_zeros();
   }
 
   // Zeros for the queries of the next document. Each warpgroup writes them, as the other may leave
   // this stage out; where both do, it is zeros on zeros.
   __device__ __forceinline__ void clear_queries(int s) const {
-    if (p.packing.cu_seqlens_q == nullptr) return;  // the map ends there
-    const RowSpan here{0, work.seqlen_q - smem.item[s].row0};
-    if (BLOCK_M <= here.end) return;
+    const int row0 = smem.item[s].row0;
+    if (!lacks_queries(row0)) return;
+    const RowSpan here{0, work.seqlen_q - row0};
     const int thread = fresh_thread() % WARPGROUP;
     clear_rows<QTile, BLOCK_M, PANELS, WARPGROUP>(shared_address(smem.stage[s].q), here, thread);
     clear_rows<QTile, BLOCK_M, V_PANELS, WARPGROUP>(shared_address(smem.stage[s].dout), here,
                                                     thread);
-    fence_proxy_async();
-    barrier_sync(ONE_CONSUMER + consumer(), WARPGROUP);
+    publish_zeros();
   }
 
   // Rounded, through the warpgroup's rows of K and V, or as partial sums.
-  __device__ __forceinline__ void store(DkSum& dk, const DvSum& dv) const {
+  __device__ __forceinline__ void store(DkSum& dk, DvSum& dv) const {
+    store_sum(dk, p.softmax_scale, own_k(), p.dk, p.head_dim, p.dk_partial);
+    store_sum(dv, 1.0f, own_v(), p.dv, p.head_dim_v, p.dv_partial);
+  }
+
+  // The warpgroup's rows of dK or dV, by way of as many of a tile.
+  template <int NT>
+  __device__ __forceinline__ void store_sum(Accumulator<1, NT>& sum, float scale, uint32_t tile,
+                                            const View& view, int columns, float* partial) const {
     const DkdvBlock& block = work.block;
     const int row0 = block.key0 + group_row0();
     const int rows = work.seqlen_k - row0;
     if (p.group_split > 1) {
       const int64_t units = static_cast<int64_t>(p.batch) * p.num_heads_kv;
       const int64_t row = (block.split * units + p.unit_begin + block.unit) * p.seqlen_k + row0;
-      store_partial(dk, p.dk_partial + row * HEAD_DIM, rows);
-      store_partial(dv, p.dv_partial + row * HEAD_DIM_V, rows);
+      store_partial(sum, partial + row * (NT * 8), rows);
       return;
     }
     const int64_t row = work.sequence.k0 + row0;
-    dk.scale(p.softmax_scale);
-    store_rows<KTile, Target, T>(dk, own_k(),
-                                 head_begin(p.dk, block.batch, block.head_kv, 0) + row * p.dk.row,
-                                 p.dk.row, rows, p.head_dim);
-    store_rows<KTile, Target, T>(dv, own_v(),
-                                 head_begin(p.dv, block.batch, block.head_kv, 0) + row * p.dv.row,
-                                 p.dv.row, rows, p.head_dim_v);
+    sum.scale(scale);
+    store_rows<KTile, Target, T>(sum, tile,
+                                 head_begin(view, block.batch, block.head_kv, 0) + row * view.row,
+                                 view.row, rows, columns);
   }
 
   template <int NT>
@@ -351,7 +382,7 @@ struct DkdvSm90 {
 };
 
 template <class Config>
-__device__ __forceinline__ void dkdv_sm90_block(const DkdvSm90Params& params) {
+__device__ __forceinline__ void dkdv_of_block(const DkdvSm90Params& params) {
   const BwdParams& p = params.p;
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);

@@ -1,0 +1,45 @@
+// What the blocks of a cluster do with each other's shared memory (sm_90 and newer).
+#pragma once
+
+#include <cstdint>
+
+namespace flash_dist {
+
+// Number of this block in its cluster.
+__device__ __forceinline__ int cluster_rank() {
+  int rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// Waits until all threads of all blocks of the cluster are here. What they have written before is
+// seen by all after.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                   : "memory");
+}
+
+// Where block `rank` of the cluster has what lies at `smem` in this one.
+__device__ __forceinline__ uint32_t address_in(int rank, uint32_t smem) {
+  uint32_t r;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(smem), "r"(rank));
+  return r;
+}
+
+// Arrives at a barrier of another block, to say that something has been read.
+//
+// NOTE: not .release.cluster, which would wait for everything that this thread has ever stored.
+__device__ __forceinline__ void mbarrier_arrive_remote(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// 16 bytes to the shared memory of another block, asynchronously; they count on a barrier there.
+__device__ __forceinline__ void store_remote_16(uint32_t smem, uint4 r, uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(smem),
+      "r"(r.x), "r"(r.y), "r"(r.z), "r"(r.w), "r"(barrier)
+      : "memory");
+}
+
+}  // namespace flash_dist

@@ -1,0 +1,18 @@
+// The kernels of dK and dV on Hopper: of a block's keys, and of those that two blocks share.
+#pragma once
+
+#include "sm90/bwd/dkdv.cuh"
+#include "sm90/bwd/dkdv_pair.cuh"
+
+namespace flash_dist {
+
+template <class Config>
+__device__ __forceinline__ void dkdv_sm90_block(const DkdvSm90Params& params) {
+  if constexpr (Config::CLUSTER == 1) {
+    dkdv_of_block<Config>(params);
+  } else {
+    dkdv_of_pair<Config>(params);
+  }
+}
+
+}  // namespace flash_dist

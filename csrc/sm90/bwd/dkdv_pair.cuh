@@ -1,0 +1,404 @@
+// dK and dV by clusters of two blocks that share a key tile, for head_dims whose two sums are more
+// than the registers of a block. Each block does two of the four products:
+//
+//   block 0   S^T = K @ Q.T          P^T = exp2(S^T - lse)            dV += P^T @ dO
+//   block 1   dP^T = V @ dO.T        dS^T = P^T (dP^T - delta)        dK += dS^T @ Q
+//
+// Exchange  P^T, rounded, goes from each thread of block 0 to the same thread of block 1, by way of
+//           one of SLOTS places in the latter's shared memory. In fp16 it is 2^8 P^T: below 2^-14 P
+//           would lose bits, and dS with it. dV and dS are scaled back.
+// Shared    K or V (for the whole life of the block), STAGES stages of Q and dO, and of lse or delta.
+//           Block 0 is done with Q, and block 1 with dO, long before the other tile of a stage: each
+//           has barriers of its own.
+// Pipeline  As with one block. The first product of a stage is computed beside the second one of the
+//           stage before, and what follows the first during the second.
+#pragma once
+
+#include "ptx/cluster.cuh"
+#include "sm90/bwd/dkdv.cuh"
+
+namespace flash_dist {
+
+enum class PairRole { SCORES, GRADIENTS };  // of the cluster's block 0, and 1
+
+template <class Config, PairRole ROLE>
+struct DkdvOfPair : DkdvSm90<Config> {
+  using Base = DkdvSm90<Config>;
+  using Base::BLOCK_M;
+  using Base::KEYS;
+  using Base::p;
+  using Base::params;
+  using Base::smem;
+  using Base::work;
+  using typename Base::Cursor;
+  using typename Base::Fragments;
+  using typename Base::KTile;
+  using typename Base::QTile;
+  using typename Base::Scores;
+  using typename Base::Stages;
+  using Slots = Ring<Config::SLOTS>;
+  static constexpr bool IS_SCORES = ROLE == PairRole::SCORES;
+  static constexpr int PEER = IS_SCORES ? 1 : 0;
+  static constexpr int PIECES = BLOCK_M / 16;  // of 512 bytes, that a warp hands over at a time
+  // Columns of what the first product multiplies, K and Q or V and dO, and of the sum: of dO or Q.
+  static constexpr int COLUMNS = IS_SCORES ? Config::HEAD_DIM : Config::HEAD_DIM_V;
+  static constexpr int SUM_COLUMNS = IS_SCORES ? Config::HEAD_DIM_V : Config::HEAD_DIM;
+  static constexpr int PANELS = KTile::count(COLUMNS);
+  static constexpr int SUM_PANELS = KTile::count(SUM_COLUMNS);
+  using Sum = Accumulator<1, SUM_COLUMNS / 8>;
+  static constexpr int SHIFT = std::is_same_v<typename Config::T, Fp16> ? 8 : 0;  // of P^T, log2
+  static constexpr float BACK = 1.0f / (1 << SHIFT);
+
+  // K or V of the block's keys, to stay there, by one thread.
+  __device__ __forceinline__ void load_keys() const {
+    const uint32_t full = shared_address(&smem.keys_full);
+    mbarrier_expect(full, PANELS * KTile::BYTES);
+    Base::template load_panels<PANELS, KTile::BYTES>(
+        shared_address(smem.keys), IS_SCORES ? params.k : params.v,
+        this->place_of_keys(IS_SCORES ? params.k_axes : params.v_axes), full);
+  }
+
+  // Their queries, by the same thread.
+  __device__ __forceinline__ void load() const {
+    if (work.items == 0) return;
+    Cursor cursor(p, work);
+    Stages stages;
+#pragma unroll 1
+    for (int left = work.items; left > 0; --left, stages.advance()) {
+      smem.first.wait_for_place(stages);
+      this->note(item(stages), cursor);
+      load_first(stages);
+      if (stages.passed > 0) load_second(before(stages));
+      cursor.next(p, work);
+    }
+    load_second(before(stages));
+  }
+
+  // A warpgroup's work.
+  __device__ __forceinline__ void compute() const {
+    Sum sum;
+    sum.clear();
+    walk(sum);
+    if constexpr (IS_SCORES) {
+      sum.scale(BACK);
+      this->store_sum(sum, 1.0f, own_keys(), p.dv, p.head_dim_v, p.dv_partial);
+    } else {
+      this->store_sum(sum, p.softmax_scale, own_keys(), p.dk, p.head_dim, p.dk_partial);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static Stages before(const Stages& stages) {
+    return {stages.passed - 1};
+  }
+  __device__ __forceinline__ static Stages after(const Stages& stages) {
+    return {stages.passed + 1};
+  }
+  // NOTE: of twice as many as stages, as what a stage's second tile is has to be known until that
+  // has been read, after the first one of the stage after the next has come.
+  __device__ __forceinline__ static int item_of(const Stages& stages) {
+    return stages.passed % (2 * Config::STAGES);
+  }
+  __device__ __forceinline__ DkdvItem& item(const Stages& stages) const {
+    return smem.item[item_of(stages)];
+  }
+  // This warpgroup's rows of K or V.
+  __device__ __forceinline__ uint32_t own_keys() const {
+    return shared_address(smem.keys) + this->group_row0() * KTile::ROW_BYTES;
+  }
+  // A stage's tiles: block 0 begins with Q, block 1 with dO.
+  __device__ __forceinline__ uint32_t first_tile(const Stages& stages) const {
+    auto& stage = smem.stage[stages.stage()];
+    return shared_address(IS_SCORES ? stage.q : stage.dout);
+  }
+  __device__ __forceinline__ uint32_t second_tile(const Stages& stages) const {
+    auto& stage = smem.stage[stages.stage()];
+    return shared_address(IS_SCORES ? stage.dout : stage.q);
+  }
+
+  // Q and lse, or dO and delta.
+  __device__ __forceinline__ void load_first(const Stages& stages) const {
+    constexpr int STATISTICS = BLOCK_M * sizeof(float);
+    const int s = stages.stage();
+    const int row0 = item(stages).row0;
+    const int member = item(stages).member;
+    const uint32_t full = shared_address(&smem.first.full[s]);
+    mbarrier_expect(full, PANELS * QTile::BYTES + STATISTICS);
+    Base::template load_panels<PANELS, QTile::BYTES>(
+        first_tile(stages), IS_SCORES ? params.q : params.dout,
+        this->place_of_queries(IS_SCORES ? params.q_axes : params.dout_axes, row0, member), full);
+    const int64_t statistics =
+        work.statistics + static_cast<int64_t>(member) * p.rows_padded + row0;
+    load_bytes(shared_address(smem.statistics[s]), (IS_SCORES ? p.lse_log2 : p.delta) + statistics,
+               STATISTICS, full);
+  }
+
+  // dO, or Q, when there is a place.
+  __device__ __forceinline__ void load_second(const Stages& stages) const {
+    const uint32_t full = shared_address(&smem.second.full[stages.stage()]);
+    smem.second.wait_for_place(stages);
+    mbarrier_expect(full, SUM_PANELS * QTile::BYTES);
+    Base::template load_panels<SUM_PANELS, QTile::BYTES>(
+        second_tile(stages), IS_SCORES ? params.dout : params.q,
+        this->place_of_queries(IS_SCORES ? params.dout_axes : params.q_axes, item(stages).row0,
+                               item(stages).member),
+        full);
+  }
+
+  __device__ __forceinline__ void walk(Sum& sum) const {
+    mbarrier_wait(shared_address(&smem.keys_full), 0);
+    if (work.items == 0) return;
+    clear_keys();
+    Scores x;
+    Fragments fragments;
+    Stages stages;
+    Slots slots;
+    expect_all();
+#pragma unroll 1
+    while (static_cast<int>(stages.passed) < work.items) {
+      int code = find(stages);
+      if (code == TILE_EMPTY) {
+        skip(stages);
+        stages.advance();
+        continue;
+      }
+      issue_first(x, stages);
+      wgmma_wait<0>();
+      hold(x.x[0]);
+      finish(x, stages, slots, code);
+      hand_on(fragments, x, stages, slots);
+      stages.advance();
+      code = find(stages);
+      // A stage of which nothing is visible ends the pipeline: to leave it out is to wait for its
+      // second tile, too, which comes only where the one before has left.
+#pragma unroll 1
+      while (code != TILE_EMPTY) {
+        issue_first(x, stages);
+        issue_second(sum, fragments, before(stages));
+        wgmma_wait<1>();
+        hold(x.x[0]);
+        finish(x, stages, slots, code);
+        // NOTE: here for its jump, too, over which ptxas moves nothing behind the next wait.
+        code = find(after(stages));
+        end_second(sum, fragments, before(stages));
+        hand_on(fragments, x, stages, slots);
+        stages.advance();
+      }
+      issue_second(sum, fragments, before(stages));
+      end_second(sum, fragments, before(stages));
+    }
+    wait_for_peer(slots);
+  }
+
+  // What this warpgroup sees of a stage, when that has come; nothing behind the last one.
+  __device__ __forceinline__ int find(const Stages& stages) const {
+    if (static_cast<int>(stages.passed) >= work.items) return TILE_EMPTY;
+    smem.first.wait_for_data(stages);
+    return tile_code(p, work, item(stages), consumer());
+  }
+  __device__ __forceinline__ void skip(const Stages& stages) const {
+    smem.first.release(stages.stage());
+    smem.second.wait_for_data(stages);
+    smem.second.release(stages.stage());
+  }
+
+  // S^T = K @ Q.T, or dP^T = V @ dO.T                     [64, BLOCK_M]
+  __device__ __forceinline__ void issue_first(Scores& x, const Stages& stages) const {
+    clear_queries<PANELS>(first_tile(stages), stages);
+    Base::template issue_scores<COLUMNS>(x, own_keys(), first_tile(stages));
+  }
+
+  // dV += P^T @ dO, or dK += dS^T @ Q                     [64, SUM_COLUMNS]
+  __device__ __forceinline__ void issue_second(Sum& sum, Fragments& fragments,
+                                               const Stages& stages) const {
+    smem.second.wait_for_data(stages);
+    clear_queries<SUM_PANELS>(second_tile(stages), stages);
+    Base::issue_sum(sum, fragments, second_tile(stages));
+  }
+  __device__ __forceinline__ void end_second(Sum& sum, Fragments& fragments,
+                                             const Stages& stages) const {
+    wgmma_wait<0>();
+    hold(sum.x[0]);
+    hold(fragments);
+    smem.second.release(stages.stage());
+  }
+
+  // Zeros for this warpgroup's keys that do not exist.
+  __device__ __forceinline__ void clear_keys() const {
+    if (!this->lacks_keys()) return;
+    clear_rows<KTile, KEYS, PANELS, WARPGROUP>(own_keys(), this->keys_here(),
+                                               fresh_thread() % WARPGROUP);
+    Base::publish_zeros();
+  }
+  // Zeros for the queries of the next document, as Base::clear_queries(), in one of Q and dO.
+  template <int COUNT>
+  __device__ __forceinline__ void clear_queries(uint32_t tile, const Stages& stages) const {
+    const int row0 = item(stages).row0;
+    if (!this->lacks_queries(row0)) return;
+    clear_rows<QTile, BLOCK_M, COUNT, WARPGROUP>(tile, {0, work.seqlen_q - row0},
+                                                 fresh_thread() % WARPGROUP);
+    Base::publish_zeros();
+  }
+
+  // P^T of S^T (times 2^SHIFT), or dS^T of dP^T.
+  __device__ __forceinline__ void finish(Scores& x, const Stages& stages, const Slots& slots,
+                                         int code) const {
+    const float* statistics = smem.statistics[stages.stage()];
+    if constexpr (IS_SCORES) {
+      if (code != TILE_FULL) this->hide(x, item_of(stages), code);
+      Base::template exponentiate<SHIFT>(x, statistics);
+      smem.first.release(stages.stage());
+      wait_for_place(slots);
+    } else {
+      take(x, statistics, slots);
+      smem.first.release(stages.stage());
+    }
+  }
+
+  // P^T to the other block, or dS^T to the workspace.
+  __device__ __forceinline__ void hand_on(Fragments& fragments, const Scores& x,
+                                          const Stages& stages, Slots& slots) const {
+    Base::to_fragments(fragments, x);
+    if constexpr (IS_SCORES) {
+      send(fragments, slots);
+    } else {
+      this->store_gradients(fragments, item_of(stages));
+    }
+    slots.advance();
+  }
+
+  // This warp's part of the places and barriers of the exchange.
+  __device__ __forceinline__ static int warp() { return fresh_thread() / 32 - WARPS_OF_GROUP; }
+  __device__ __forceinline__ uint32_t place(int slot) const {
+    return shared_address(smem.exchange.probabilities[slot][warp()]) + fresh_thread() % 32 * 16;
+  }
+  __device__ __forceinline__ uint32_t full(int slot) const {
+    return shared_address(&smem.exchange.full[slot][warp()]);
+  }
+  __device__ __forceinline__ uint32_t empty(int slot) const {
+    return shared_address(&smem.exchange.empty[slot][warp()]);
+  }
+
+  // Block 0: until the other one has read what lay in the slot.
+  __device__ __forceinline__ void wait_for_place(const Slots& slots) const {
+    mbarrier_wait(empty(slots.stage()), slots.parity() ^ 1);
+  }
+  __device__ __forceinline__ void send(const Fragments& pt, const Slots& slots) const {
+    const uint32_t at = address_in(PEER, place(slots.stage()));
+    const uint32_t barrier = address_in(PEER, full(slots.stage()));
+#pragma unroll
+    for (int k = 0; k < PIECES; ++k) {
+      store_remote_16(at + k * 512, {pt[k][0][0], pt[k][0][1], pt[k][0][2], pt[k][0][3]}, barrier);
+    }
+  }
+  // Block 0 stays until the other one has arrived at its barriers for the last time.
+  __device__ __forceinline__ void wait_for_peer(Slots& slots) const {
+    if constexpr (IS_SCORES) {
+#pragma unroll
+      for (int i = 0; i < Config::SLOTS; ++i, slots.advance()) wait_for_place(slots);
+    }
+  }
+
+  // Block 1: dS^T = P^T (dP^T - delta), in the place of dP^T.
+  __device__ __forceinline__ void take(Scores& x, const float* delta, const Slots& slots) const {
+    const int slot = slots.stage();
+    const uint32_t at = place(slot);
+    const uint32_t at_delta = shared_address(delta) + fresh_thread() % 4 * 8;
+    mbarrier_wait(full(slot), slots.parity());
+#pragma unroll
+    for (int k = 0; k < PIECES; ++k) {
+      const uint4 pt = load_shared_16(at + k * 512);
+      const uint32_t pairs[4] = {pt.x, pt.y, pt.z, pt.w};
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float2 d = load_shared_8(at_delta + (2 * k + half) * 32);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          float (&dst)[4] = x.x[0][2 * k + half];
+          const float2 two = unpack<typename Config::T>(pairs[2 * half + h]);
+          dst[2 * h] = two.x * fmaf(dst[2 * h], BACK, -BACK * d.x);
+          dst[2 * h + 1] = two.y * fmaf(dst[2 * h + 1], BACK, -BACK * d.y);
+        }
+      }
+    }
+    // NOTE: what was read is here, not on its way, when its place is given back: the other block may
+    // have written there a few hundred clocks later.
+    hold(x.x[0]);
+    __syncwarp();
+    if (fresh_thread() % 32 == 0) {
+      expect(slot);
+      mbarrier_arrive_remote(address_in(PEER, empty(slot)));
+    }
+  }
+  // What the other block will write next into this warp's part of a slot.
+  __device__ __forceinline__ void expect(int slot) const {
+    mbarrier_expect(full(slot), Config::WARP_SLOT_BYTES);
+  }
+  __device__ __forceinline__ void expect_all() const {
+    if constexpr (!IS_SCORES) {
+      if (fresh_thread() % 32 != 0) return;
+#pragma unroll
+      for (int slot = 0; slot < Config::SLOTS; ++slot) expect(slot);
+    }
+  }
+};
+
+template <class Config>
+__device__ __forceinline__ void make_barriers_of_pair(typename Config::Smem& smem) {
+  constexpr int WARPS = Config::WARPS_THAT_COMPUTE;
+  mbarrier_init(shared_address(&smem.keys_full), 1);
+  smem.first.make(WARPS);
+  smem.second.make(WARPS);
+#pragma unroll
+  for (int i = 0; i < Config::SLOTS * WARPS; ++i) {
+    mbarrier_init(shared_address(&smem.exchange.full[0][0] + i), 1);
+    mbarrier_init(shared_address(&smem.exchange.empty[0][0] + i), 1);
+  }
+  mbarriers_made();
+}
+
+template <class Config, PairRole ROLE>
+__device__ __forceinline__ void run_role(const DkdvSm90Params& params, typename Config::Smem& smem,
+                                         const DkdvBlock& block, const Sequence& sequence) {
+  const DkdvOfPair<Config, ROLE> role{params, smem};
+  if (threadIdx.x == 0) {
+    role.load_keys();
+    find_dkdv_work<Config>(smem.work, params.p, block, sequence);
+  }
+  __syncwarp();
+  cluster_sync();
+  if (threadIdx.x < WARPGROUP) {
+    give_registers<Config::LOADER_REGISTERS>();
+    if (threadIdx.x == 0) role.load();
+  } else {
+    take_registers<Config::CONSUMER_REGISTERS>();
+    role.compute();
+  }
+}
+
+template <class Config>
+__device__ __forceinline__ void dkdv_of_pair(const DkdvSm90Params& params) {
+  const BwdParams& p = params.p;
+  extern __shared__ __align__(1024) uint8_t smem_bytes[];
+  auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
+  const DkdvBlock block(p, Config::BLOCK_N, fresh_block() / Config::CLUSTER);
+  const Sequence sequence(p, block.batch);
+  if (block.key0 >= sequence.seqlen_k) return;  // both of them
+
+  if (threadIdx.x == 0) {
+    prefetch_map(params.q);
+    prefetch_map(params.k);
+    prefetch_map(params.v);
+    prefetch_map(params.dout);
+    make_barriers_of_pair<Config>(smem);
+    smem.work.block = block;  // for load_keys()
+    smem.work.sequence = sequence;
+  }
+  if (cluster_rank() == 0) {
+    run_role<Config, PairRole::SCORES>(params, smem, block, sequence);
+  } else {
+    run_role<Config, PairRole::GRADIENTS>(params, smem, block, sequence);
+  }
+}
+
+}  // namespace flash_dist
