@@ -4,7 +4,8 @@ One variant is one kernel for one target: `flash_dist_fwd_bf16_d64_smem99_sm90a`
 only when their content changes, so that a build folder compiles a target once, whatever arch lists
 it is configured with.
 
-    OUT/plans.h                  tile constants of every row
+    OUT/plans.h                  shared-memory plans, and tile constants of every row
+    OUT/decode_plans.h           those of families that name a header of their own
     OUT/roles.h                  the names of roles and families
     OUT/wgmma_shapes.h           matrix instructions of Hopper, whose operands are named one by one
     OUT/mask_layout.h            the numbers that carry a mask, from flash_dist/masks/layout.py
@@ -47,6 +48,7 @@ LAYOUT = CSRC.parent / "flash_dist" / "masks" / "layout.py"
 CPP_DTYPES = {"fp16": "Fp16", "bf16": "Bf16", "fp32": "Fp32", "ieee32": "Ieee32"}
 HALF_DTYPES = ("fp16", "bf16")
 _A100 = 80
+PLANS = "plans.h"
 WGMMA_COLUMNS = (64, 80, 96, 112, 128, 192, 256)  # of D, for which there are wrappers
 
 
@@ -94,6 +96,7 @@ class Family:
     role: str = ""  # "" is the name
     targets: frozenset[Arch] = frozenset()  # empty: all
     refuses: str = ""
+    plans: str = PLANS  # the header with its tile constants
 
     @classmethod
     def from_toml(cls, data: dict[str, Any]) -> Family:
@@ -313,16 +316,28 @@ def render_plans(table: Table) -> str:
     lines.append("constexpr bool is_integrated(int number) {")
     lines += [f"  if (number == {10 * x + y}) return true;" for x, y in sorted(INTEGRATED)]
     lines += ["  return false;", "}"]
+    lines += _plan_structs(table, PLANS)
+    return "\n".join([*lines, "", "}  // namespace flash_dist", ""])
+
+
+def render_own_plans(table: Table, header: str) -> str:
+    """Tile constants of the families that have a header of their own for them."""
+    lines = ["#pragma once", "", "namespace flash_dist {", *_plan_structs(table, header)]
+    return "\n".join([*lines, "", "}  // namespace flash_dist", ""])
+
+
+def _plan_structs(table: Table, header: str) -> Iterator[str]:
     for family in table.families:
+        if family.plans != header:
+            continue
         parameters = "int HEAD_DIM, int HEAD_DIM_V, int PLAN"
-        lines += ["", f"template <{parameters}> struct {family.plan_struct};"]
+        yield from ("", f"template <{parameters}> struct {family.plan_struct};")
         for row in family.rows:
             body = " ".join(
                 f"static constexpr int {name.upper()} = {value};" for name, value in row.constants
             )
             name = f"{family.plan_struct}<{row.head_dim}, {row.head_dim_v}, {row.plan}>"
-            lines.append(f"template <> struct {name} {{ {body} }};")
-    return "\n".join([*lines, "", "}  // namespace flash_dist", ""])
+            yield f"template <> struct {name} {{ {body} }};"
 
 
 def render_roles(table: Table) -> str:
@@ -484,7 +499,9 @@ def generate(table: Table, linked: Sequence[Arch], others: Sequence[Arch], out: 
     variants = {arch: table.variants(arch) for arch in [*linked, *others]}
     sources = {arch: write_sources(out, variants[arch]) for arch in variants}
     compiled = [variant for arch in linked for variant in variants[arch]]
-    write_if_changed(out / "plans.h", render_plans(table))
+    write_if_changed(out / PLANS, render_plans(table))
+    for header in sorted({family.plans for family in table.families} - {PLANS}):
+        write_if_changed(out / header, render_own_plans(table, header))
     write_if_changed(out / "roles.h", render_roles(table))
     write_if_changed(out / "wgmma_shapes.h", render_wgmma_shapes())
     write_if_changed(out / "mask_layout.h", render_mask_layout(load_layout()))

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "core/decode.h"
 #include "core/params.h"
 
 #define FLASH_DIST_API extern "C" __attribute__((visibility("default")))
@@ -45,6 +46,16 @@ FLASH_DIST_API int flash_dist_bwd(const flash_dist::Call* call,
                                   const flash_dist::BwdParams* grads,
                                   const flash_dist::BwdOptions* options,
                                   flash_dist::Allocate allocate, void* context);
+
+// out and lse of queries to a cache. budget: bytes of workspace, -1: what FLASH_DIST_WORKSPACE_MB says
+// now. The fields from rows on are filled in here.
+FLASH_DIST_API int flash_dist_decode(const flash_dist::Call* call,
+                                     const flash_dist::DecodeParams* params, int64_t budget,
+                                     flash_dist::Allocate allocate, void* context);
+
+// New keys and values into a cache; rotary embeddings of them and of q.
+FLASH_DIST_API int flash_dist_append(const flash_dist::Call* call,
+                                     const flash_dist::AppendParams* params);
 
 // Reports as JSON, into buffer when size suffices; all return the length without the final NUL. No
 // torch needed; only flash_dist_select_json() needs a GPU.

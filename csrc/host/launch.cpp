@@ -1,9 +1,9 @@
 // The sequences of launches behind forward and backward.
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 
+#include "host/budget.h"
 #include "host/capi.h"
 #include "host/check.h"
 #include "host/dispatch.h"
@@ -16,8 +16,6 @@ namespace flash_dist {
 namespace {
 
 constexpr int64_t ALIGNMENT = 256;
-constexpr int64_t BUDGET_NOW = -1;
-constexpr int64_t DEFAULT_BUDGET_MB = 1536;  // flash_dist/kernels/budget.py has the same
 
 int64_t aligned(int64_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 
@@ -35,28 +33,6 @@ void check_sizes(const Params& p) {
       find_size_problem({p.batch, p.seqlen_q, p.seqlen_k, int64_t{p.num_heads_kv} * p.group,
                          packed ? p.total_q : 0, 0});
   if (!problem.empty()) fail(problem);
-}
-
-// The bytes of a budget. A compiled graph keeps its numbers for good and gives BUDGET_NOW: then the
-// variable is read here, as flash_dist/kernels/budget.py reads it for all others.
-int64_t read_budget(int64_t budget) {
-  if (budget >= 0) return budget;
-  if (budget != BUDGET_NOW) fail("budget must be a number of bytes, or -1, got ", budget);
-  const char* text = std::getenv("FLASH_DIST_WORKSPACE_MB");
-  if (text == nullptr || *text == '\0') return DEFAULT_BUDGET_MB << 20;
-  int64_t megabytes = 0;
-  for (const char* c = text; *c != '\0'; ++c) {
-    if (*c < '0' || *c > '9') {
-      fail("FLASH_DIST_WORKSPACE_MB must be a whole number of MiB, got `", text,
-           "`\n\nhint: unset it ", "for the default of ", DEFAULT_BUDGET_MB);
-    }
-    megabytes = 10 * megabytes + (*c - '0');
-    if (megabytes > INT64_MAX >> 20) {
-      fail("FLASH_DIST_WORKSPACE_MB must be at most ", INT64_MAX >> 20, " MiB, got `", text,
-           "`\n\nhint: unset it for the default of ", DEFAULT_BUDGET_MB);
-    }
-  }
-  return megabytes << 20;
 }
 
 // How many of `groups` groups of blocks run side by side: where all tiles of a group are equally

@@ -50,7 +50,10 @@ _MASKS: Final = (
     "`mask` takes a BlockMask\n\n"
     "hint: `BlockMask.from_flex` and `BlockMask.from_tiles` make one, once"
 )
-_PAGES: Final = "there are no kernels that read keys in pages"
+_PAGES: Final = (
+    "keys in pages are read by another function\n\n"
+    "hint: `flash_attn_with_kvcache` takes block_table"
+)
 _PARTS: Final = (
     "cu_seqlens alone says which tokens are read\n\n"
     "hint: `BlockMask.padding(lengths)` is for `flash_attn_func`, with a batch axis"

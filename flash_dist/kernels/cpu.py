@@ -29,7 +29,7 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-def _without_autocast(kernel: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+def without_autocast(kernel: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Keep autocast away from the formulas: it would round the scores. Inputs are cast before."""
 
     @wraps(kernel)
@@ -42,7 +42,7 @@ def _without_autocast(kernel: Callable[Arguments, Result]) -> Callable[Arguments
     return run
 
 
-@_without_autocast
+@without_autocast
 def fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     q: Tensor,
     k: Tensor,
@@ -70,7 +70,7 @@ def fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     )
 
 
-@_without_autocast
+@without_autocast
 def bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     dout: Tensor,
     q: Tensor,
@@ -107,7 +107,7 @@ def bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     )
 
 
-@_without_autocast
+@without_autocast
 def masked_fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     q: Tensor,
     k: Tensor,
@@ -124,7 +124,7 @@ def masked_fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     return reference_forward(q, k, v, softmax_scale=softmax_scale, visible=visible)
 
 
-@_without_autocast
+@without_autocast
 def masked_bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     dout: Tensor,
     q: Tensor,

@@ -13,6 +13,7 @@ from .absent import refuse
 
 if TYPE_CHECKING:
     from ...attention.batched import flash_attn_func
+    from ...attention.kvcache import flash_attn_with_kvcache
     from ...attention.packed import flash_attn_varlen_func
     from ...attention.stacked import (
         flash_attn_kvpacked_func,
@@ -31,6 +32,7 @@ __all__ = [
     "flash_attn_varlen_func",
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
 ]
 
 _MODULES: Final = ("bert_padding", "flash_attn_interface")

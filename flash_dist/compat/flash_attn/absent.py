@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_NO_CACHE: Final = "there are no kernels that read keys from a cache"
 _PRIVATE: Final = (
     "other versions have it with other arguments\n\n"
     "hint: `return_lse=True` returns lse, and `flash_dist.merge_attention` puts parts together"
 )
 _REASONS: Final = {
-    "flash_attn_with_kvcache": _NO_CACHE,
     "_flash_attn_backward": _PRIVATE,
     "_flash_attn_forward": _PRIVATE,
     "_flash_attn_varlen_backward": _PRIVATE,

@@ -1,0 +1,294 @@
+// The operators on a cache of keys and values. As in api.cpp only what would corrupt memory is
+// checked here.
+#include <cstdint>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include "host/capi.h"
+#include "host/limits.h"
+
+// Weak: a CPU build of torch has no such symbols, and importing must work there.
+extern "C" {
+__attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t, void**);
+__attribute__((weak)) AOTITorchError aoti_torch_cuda_caching_allocator_raw_alloc(uint64_t, void**);
+__attribute__((weak)) AOTITorchError aoti_torch_cuda_caching_allocator_raw_delete(void*);
+}
+
+namespace {
+
+using flash_dist::UNBOUNDED;
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using MaybeTensor = std::optional<Tensor>;
+
+constexpr int64_t STEP = 8;  // elements that are loaded at once
+
+flash_dist::Call make_call(const Tensor& q) {
+  STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream != nullptr,
+                  "this torch was built without CUDA");
+  const ScalarType dtype = q.scalar_type();
+  STD_TORCH_CHECK(dtype == ScalarType::Half || dtype == ScalarType::BFloat16,
+                  "q must be float16 or bfloat16");
+  flash_dist::Call call{};
+  call.device = q.get_device_index();
+  call.dtype = static_cast<int>(dtype == ScalarType::Half ? flash_dist::Dtype::FP16
+                                                          : flash_dist::Dtype::BF16);
+  STD_TORCH_CHECK(
+      aoti_torch_get_current_cuda_stream(call.device, &call.stream) == AOTI_TORCH_SUCCESS,
+      "torch has no current stream on GPU ", call.device);
+  return call;
+}
+
+Tensor allocate(const std::vector<int64_t>& sizes, int32_t dtype, int device) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t count = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    strides[i] = count;
+    count *= sizes[i];
+  }
+  AtenTensorHandle handle = nullptr;
+  const AOTITorchError status =
+      aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
+                               dtype, aoti_torch_device_type_cuda(), device, &handle);
+  STD_TORCH_CHECK(status == AOTI_TORCH_SUCCESS,
+                  "CUDA out of memory. flash_dist could not allocate ", count, " elements on GPU ",
+                  device);
+  return Tensor(handle);
+}
+
+int32_t torch_dtype(const Tensor& q) {
+  return q.scalar_type() == ScalarType::Half ? aoti_torch_dtype_float16()
+                                             : aoti_torch_dtype_bfloat16();
+}
+
+// Bytes from torch's caching allocator, reused in stream order.
+class Workspace {
+ public:
+  Workspace() = default;
+  ~Workspace() {
+    if (data_ != nullptr) aoti_torch_cuda_caching_allocator_raw_delete(data_);
+  }
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+
+  // A flash_dist::Allocate whose context is a Workspace.
+  static void* allocate(void* context, int64_t bytes) {
+    void*& data = static_cast<Workspace*>(context)->data_;
+    const auto size = static_cast<uint64_t>(bytes);
+    const AOTITorchError status = aoti_torch_cuda_caching_allocator_raw_alloc(size, &data);
+    return status == AOTI_TORCH_SUCCESS ? data : nullptr;
+  }
+
+ private:
+  void* data_ = nullptr;
+};
+
+int to_int(int64_t size, const char* name) {
+  STD_TORCH_CHECK(0 <= size && size <= INT32_MAX, name, " must be from 0 to ", INT32_MAX, ", got ",
+                  size);
+  return static_cast<int>(size);
+}
+
+bool is_near(const Tensor& t, const Tensor& q) {
+  return t.is_cuda() && t.get_device_index() == q.get_device_index();
+}
+
+// [batch, seqlen, heads, columns] whose rows begin where 16-byte loads can.
+void check_rows(const Tensor& t, const Tensor& q, const char* name) {
+  STD_TORCH_CHECK(t.scalar_type() == q.scalar_type() && is_near(t, q), name,
+                  " must have the dtype and device of q");
+  STD_TORCH_CHECK(t.dim() == 4, name, " must have 4 dimensions, got ", t.dim());
+  const auto sizes = t.sizes();
+  const auto strides = t.strides();
+  bool aligned = sizes[3] > 0 && sizes[3] % STEP == 0 && strides[3] == 1;
+  aligned &= reinterpret_cast<uintptr_t>(t.data_ptr()) % 16 == 0;
+  for (int i = 0; i < 3; ++i) aligned &= sizes[i] <= 1 || strides[i] % STEP == 0;
+  STD_TORCH_CHECK(aligned, name,
+                  " must be contiguous in its last dimension, and begin, and have "
+                  "rows that begin, at multiples of 16 bytes");
+}
+
+void check_size(const Tensor& t, int axis, int64_t size, const char* name) {
+  STD_TORCH_CHECK(t.size(axis) == size, name, " must have size ", size, " in dimension ", axis,
+                  ", got ", t.size(axis));
+}
+
+flash_dist::View view(const Tensor& t, int group) {
+  const auto strides = t.strides();
+  return {t.data_ptr(), strides[0], strides[1], strides[2] * group, strides[2]};
+}
+
+const int* numbers(const MaybeTensor& t, const Tensor& q, const char* name) {
+  if (!t) return nullptr;
+  STD_TORCH_CHECK(t->scalar_type() == ScalarType::Int && is_near(*t, q) && t->dim() == 1 &&
+                      t->is_contiguous() && t->numel() == q.size(0),
+                  name, " must be a contiguous int32 tensor of batch numbers on q's device");
+  return static_cast<const int*>(t->data_ptr());
+}
+
+flash_dist::CacheParams read_cache(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
+                                   const MaybeTensor& cache_seqlens,
+                                   const MaybeTensor& cache_batch_idx,
+                                   const MaybeTensor& cache_leftpad, const MaybeTensor& block_table,
+                                   int64_t seqlen_new) {
+  check_rows(k_cache, q, "k_cache");
+  check_rows(v_cache, q, "v_cache");
+  for (int axis = 0; axis < 3; ++axis) check_size(v_cache, axis, k_cache.size(axis), "v_cache");
+  flash_dist::CacheParams c{};
+  c.k = view(k_cache, 1);
+  c.v = view(v_cache, 1);
+  c.entries = to_int(k_cache.size(0), "entries of the cache");
+  c.page = to_int(k_cache.size(1), "keys of an entry of the cache");
+  STD_TORCH_CHECK(c.entries > 0 && c.page > 0, "the cache must not be empty");
+  c.capacity = c.page;
+  c.cache_seqlens = numbers(cache_seqlens, q, "cache_seqlens");
+  c.cache_batch_idx = numbers(cache_batch_idx, q, "cache_batch_idx");
+  c.cache_leftpad = numbers(cache_leftpad, q, "cache_leftpad");
+  c.seqlen_new = to_int(seqlen_new, "seqlen_new");
+  STD_TORCH_CHECK(cache_seqlens || seqlen_new == 0, "new keys need cache_seqlens");
+  if (block_table) {
+    const Tensor& table = *block_table;
+    STD_TORCH_CHECK(
+        table.scalar_type() == ScalarType::Int && is_near(table, q) && table.dim() == 2 &&
+            table.size(0) == q.size(0) && table.size(1) > 0 &&
+            (table.stride(1) == 1 || table.size(1) == 1),
+        "block_table must be int32 [batch, pages] on q's device, contiguous in its last "
+        "dimension");
+    STD_TORCH_CHECK(c.page % flash_dist::PAGE_STEP == 0 && !cache_leftpad && !cache_batch_idx,
+                    "pages must have a multiple of ", flash_dist::PAGE_STEP,
+                    " keys, without cache_leftpad and cache_batch_idx");
+    c.block_table = static_cast<const int*>(table.data_ptr());
+    c.table_row = table.stride(0);
+    c.capacity = to_int(table.size(1) * c.page, "keys of a row of block_table");
+  } else if (!cache_batch_idx) {
+    STD_TORCH_CHECK(c.entries >= q.size(0), "the cache must have an entry for each of ", q.size(0),
+                    " batch entries, got ", c.entries);
+  }
+  return c;
+}
+
+int side(int64_t width) {
+  return width < 0 || width >= UNBOUNDED ? UNBOUNDED : static_cast<int>(width);
+}
+
+void check_status(int status) { STD_TORCH_CHECK(status >= 0, flash_dist_last_error()); }
+
+std::tuple<Tensor, Tensor> decode(Tensor q, Tensor k_cache, Tensor v_cache,
+                                  MaybeTensor cache_seqlens, MaybeTensor cache_batch_idx,
+                                  MaybeTensor cache_leftpad, MaybeTensor block_table,
+                                  int64_t seqlen_new, double softmax_scale, int64_t left,
+                                  int64_t right, int64_t budget) {
+  check_rows(q, q, "q");
+  flash_dist::DecodeParams p{};
+  p.cache = read_cache(q, k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad,
+                       block_table, seqlen_new);
+  check_size(k_cache, 3, q.size(3), "k_cache");
+  const int64_t heads_q = q.size(2), heads_kv = k_cache.size(2);
+  STD_TORCH_CHECK(heads_kv > 0 && heads_q % heads_kv == 0, "num_heads_kv, ", heads_kv,
+                  ", must divide num_heads_q, ", heads_q);
+  p.batch = to_int(q.size(0), "batch");
+  p.seqlen_q = to_int(q.size(1), "seqlen_q");
+  p.num_heads_kv = to_int(heads_kv, "num_heads_kv");
+  p.group = to_int(heads_q / heads_kv, "heads per kv head");
+  p.head_dim = to_int(q.size(3), "head_dim");
+  p.head_dim_v = to_int(v_cache.size(3), "head_dim_v");
+  p.left = side(left);
+  p.right = side(right);
+  p.softmax_scale = static_cast<float>(softmax_scale);
+  const torch::stable::accelerator::DeviceGuard guard(q.get_device_index());
+  const flash_dist::Call call = make_call(q);
+  Tensor out = allocate({p.batch, p.seqlen_q, heads_q, p.head_dim_v}, torch_dtype(q), call.device);
+  Tensor lse = allocate({p.batch, heads_q, p.seqlen_q}, aoti_torch_dtype_float32(), call.device);
+  if (p.batch == 0 || p.seqlen_q == 0) return {out, lse};
+  p.q = view(q, p.group);
+  p.out = view(out, p.group);
+  p.lse = static_cast<float*>(lse.data_ptr());
+  Workspace workspace;
+  check_status(flash_dist_decode(&call, &p, budget, &Workspace::allocate, &workspace));
+  return {out, lse};
+}
+
+const void* angles(const MaybeTensor& t, const Tensor& q, const char* name) {
+  if (!t) return nullptr;
+  STD_TORCH_CHECK(t->scalar_type() == q.scalar_type() && is_near(*t, q) && t->dim() == 2 &&
+                      t->is_contiguous() && t->size(0) > 0 && t->size(1) % STEP == 0 &&
+                      2 * t->size(1) <= q.size(3) &&
+                      reinterpret_cast<uintptr_t>(t->data_ptr()) % 16 == 0,
+                  name,
+                  " must be contiguous [positions, rotary_dim / 2] of q's dtype and device, "
+                  "rotary_dim a multiple of 16 up to head_dim");
+  return t->data_ptr();
+}
+
+Tensor append(Tensor q, Tensor k_cache, Tensor v_cache, Tensor k, Tensor v, Tensor cache_seqlens,
+              MaybeTensor cache_batch_idx, MaybeTensor block_table, MaybeTensor rotary_cos,
+              MaybeTensor rotary_sin, bool interleaved, bool advances) {
+  check_rows(q, q, "q");
+  check_rows(k, q, "k");
+  check_rows(v, q, "v");
+  flash_dist::AppendParams p{};
+  p.cache = read_cache(q, k_cache, v_cache, cache_seqlens, cache_batch_idx, std::nullopt,
+                       block_table, k.size(1));
+  check_size(k, 0, q.size(0), "k");
+  check_size(k, 2, k_cache.size(2), "k");
+  check_size(k, 3, k_cache.size(3), "k");
+  check_size(q, 3, k_cache.size(3), "q");
+  for (int axis = 0; axis < 3; ++axis) check_size(v, axis, k.size(axis), "v");
+  check_size(v, 3, v_cache.size(3), "v");
+  p.k = view(k, 1);
+  p.v = view(v, 1);
+  p.batch = to_int(q.size(0), "batch");
+  p.seqlen_q = to_int(q.size(1), "seqlen_q");
+  p.num_heads_q = to_int(q.size(2), "num_heads_q");
+  p.num_heads_kv = to_int(k.size(2), "num_heads_kv");
+  p.head_dim = to_int(q.size(3), "head_dim");
+  p.head_dim_v = to_int(v.size(3), "head_dim_v");
+  p.interleaved = interleaved;
+  p.advances = advances;
+  STD_TORCH_CHECK(rotary_cos.has_value() == rotary_sin.has_value(),
+                  "rotary_cos and rotary_sin must be given together");
+  p.cos = angles(rotary_cos, q, "rotary_cos");
+  p.sin = angles(rotary_sin, q, "rotary_sin");
+  const torch::stable::accelerator::DeviceGuard guard(q.get_device_index());
+  const flash_dist::Call call = make_call(q);
+  const bool rotates = rotary_cos.has_value();
+  const std::vector<int64_t> shape{rotates ? q.size(0) : 0, q.size(1), q.size(2), q.size(3)};
+  Tensor rotated = allocate(shape, torch_dtype(q), call.device);
+  if (rotates) {
+    for (int axis = 0; axis < 2; ++axis) {
+      check_size(*rotary_sin, axis, rotary_cos->size(axis), "rotary_sin");
+    }
+    p.rotary_rows = to_int(rotary_cos->size(0), "positions");
+    p.rotary_dim = to_int(2 * rotary_cos->size(1), "rotary_dim");
+    p.q = view(q, 1);
+    p.rotated = view(rotated, 1);
+  }
+  if (p.batch > 0) check_status(flash_dist_append(&call, &p));
+  return rotated;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(flash_dist, m) {
+  m.def(
+      "decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? cache_seqlens, Tensor? "
+      "cache_batch_idx, Tensor? cache_leftpad, Tensor? block_table, SymInt seqlen_new, "
+      "float softmax_scale, SymInt left, SymInt right, int budget) -> (Tensor out, Tensor lse)");
+  m.def(
+      "append(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, Tensor "
+      "cache_seqlens, Tensor? cache_batch_idx, Tensor? block_table, Tensor? rotary_cos, Tensor? "
+      "rotary_sin, bool interleaved, bool advances) -> Tensor rotated");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(flash_dist, CUDA, m) {
+  m.impl("decode", TORCH_BOX(&decode));
+  m.impl("append", TORCH_BOX(&append));
+}

@@ -1,0 +1,76 @@
+// Arguments of the kernels that read keys and values from a cache, and what all of them agree upon:
+// how keys are cut up, and where partial results lie.
+//
+// The keys of a sequence are cut into units of UNIT_KEYS, counted from its first key, and units into
+// groups of GROUP_UNITS. Each unit has a softmax of its own; core/fold.cuh puts the units of a group
+// together, and then the groups of a sequence, both in the order of the keys. Whoever computes a unit
+// or a fold, nothing else decides a bit of the result: not the batch, the place of the sequence in
+// it, the pages of its cache or the number of multiprocessors.
+#pragma once
+
+#include "core/params.h"
+
+namespace flash_dist {
+
+constexpr int UNIT_KEYS = 128;
+constexpr int GROUP_UNITS = 8;
+constexpr int TASK_ROWS = 16;  // rows of a task: those of one mma
+constexpr int PAGE_STEP = 16;  // keys that lie together in every cache
+
+// Where the keys of each batch entry lie: rows [0, page) of entries of a cache. An entry is a page,
+// or without block_table all that a batch entry may hold. NOTE: what the arrays hold nobody has
+// checked; core/decode_work.cuh alone reads them, and keeps to the tensors.
+struct CacheParams {
+  View k, v;                    // [entries, page, num_heads_kv, 1, columns]
+  const int* cache_seqlens;     // [batch] keys of each sequence before new ones; null: capacity
+  const int* cache_batch_idx;   // [batch] entry of each; null: its own number
+  const int* cache_leftpad;     // [batch] keys to leave out before the first; null: none
+  const int* block_table;       // [batch, capacity / page] entries; null: not in pages
+  int64_t table_row;            // stride of block_table
+  int entries, page, capacity;  // capacity: keys that a sequence may have
+  int seqlen_new;               // keys that were, or are to be, appended behind cache_seqlens
+  Divisor by_page;              // filled in at the launch
+};
+
+struct DecodeParams {
+  View q;      // [batch, seqlen_q, num_heads_kv, group, head_dim]
+  View out;    // the same with head_dim_v
+  float* lse;  // [batch, num_heads_q, seqlen_q], natural logarithm
+  CacheParams cache;
+  int batch, seqlen_q, num_heads_kv, group;
+  int head_dim, head_dim_v;  // columns that exist
+  int left, right;           // of a band that is aligned to the bottom right; UNBOUNDED: none
+  float softmax_scale;
+  // Filled in by the host code: how the work is shared out.
+  int rows;            // group * seqlen_q: row r is query r / group of head r % group of a kv head
+  int row_tiles;       // ceil(rows / TASK_ROWS)
+  int tile_rows;       // min(rows, TASK_ROWS): rows of a partial result
+  int shares;          // blocks that share the units of all sequences
+  int columns;         // of a partial result: of the compiled size
+  int64_t max_units;   // more units in all, and no sequence is split: partial results have no place
+  float* partial_out;  // [records, tile_rows, columns]
+  float2* partial_stats;  // [records, tile_rows] top and sum, core/fold.cuh
+  Divisor by_group;
+};
+
+// Records that partial results need if all sequences have `units` units together.
+constexpr int64_t decode_records(int64_t units, int64_t shares) {
+  // Units of groups that are cut, at most one at the end of each share; whole groups of each share.
+  return shares * GROUP_UNITS + units / GROUP_UNITS + 3 * shares;
+}
+
+// Copies new keys and values behind those of a cache, and rotates keys and queries.
+struct AppendParams {
+  CacheParams cache;
+  View k, v;        // [batch, seqlen_new, num_heads_kv, 1, columns]
+  View q, rotated;  // [batch, seqlen_q, num_heads_q, 1, head_dim]; data null: none
+  const void* cos;  // [rotary_rows, rotary_dim / 2] of the dtype; null: nothing is rotated
+  const void* sin;
+  int rotary_rows, rotary_dim;
+  int interleaved;  // pairs are neighbours, else halves apart
+  int advances;     // query i is at position cache_seqlens + i, else all at cache_seqlens
+  int batch, seqlen_q, num_heads_kv, num_heads_q;
+  int head_dim, head_dim_v;
+};
+
+}  // namespace flash_dist

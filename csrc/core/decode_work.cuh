@@ -1,0 +1,189 @@
+// Which units of which sequence a block computes.
+//
+// A task is 16 rows of a kv head of a batch entry. All units of all tasks, one behind the other, are
+// cut into equal shares, one for each block: the host need not know how long a sequence is. A task
+// that lies in one share is finished there. Of others a share stores whole groups, and the units of
+// a group that is cut; core/decode_fold.h folds them.
+#pragma once
+
+#include "core/decode.h"
+#include "core/schedule.cuh"
+
+namespace flash_dist {
+
+// The keys of a batch entry, counted from its first behind the left padding.
+struct CacheKeys {
+  int seqlen, leftpad;
+
+  __device__ __forceinline__ CacheKeys(const CacheParams& p, int batch) {
+    int end = p.capacity;
+    if (p.cache_seqlens != nullptr) {
+      end = min(max(p.cache_seqlens[batch], 0), p.capacity);
+      end = min(end + p.seqlen_new, p.capacity);
+    }
+    leftpad = p.cache_leftpad == nullptr ? 0 : min(max(p.cache_leftpad[batch], 0), end);
+    seqlen = end - leftpad;
+  }
+};
+
+// Where a key lies: a row of an entry of the cache.
+struct CachePlace {
+  int entry, row;
+
+  // key: counted from the cache's begin, below its capacity.
+  __device__ __forceinline__ CachePlace(const CacheParams& p, int batch, int key) {
+    if (p.block_table != nullptr) {
+      const int page = divide(key, p.by_page);
+      entry = p.block_table[batch * p.table_row + page];
+      row = key - page * p.page;
+    } else {
+      entry = p.cache_batch_idx == nullptr ? batch : p.cache_batch_idx[batch];
+      row = key;
+    }
+    entry = min(max(entry, 0), p.entries - 1);
+  }
+};
+
+// What of a batch entry is computed: units [first, end), the same for all of its tasks.
+struct DecodeExtent {
+  int seqlen, leftpad;  // of the keys
+  int begin;            // first key that any query sees
+  int first, end;
+
+  __device__ __forceinline__ DecodeExtent(const DecodeParams& p, int batch) {
+    const CacheKeys keys(p.cache, batch);
+    seqlen = keys.seqlen;
+    leftpad = keys.leftpad;
+    begin = p.left >= UNBOUNDED ? 0 : min(max(seqlen - p.seqlen_q - p.left, 0), seqlen);
+    first = begin / UNIT_KEYS;
+    end = max((seqlen + UNIT_KEYS - 1) / UNIT_KEYS, first + 1);  // without keys: one that is empty
+  }
+  __device__ __forceinline__ int units() const { return end - first; }
+};
+
+__device__ __forceinline__ int tasks_of(const DecodeParams& p) {
+  return p.row_tiles * p.num_heads_kv;
+}
+
+// A place among all units: unit `unit` of task `task` of a batch entry.
+struct DecodeCursor {
+  int batch, task, unit;
+  DecodeExtent extent;
+  int64_t position;  // among all units
+
+  __device__ __forceinline__ DecodeCursor(const DecodeParams& p, int batch_, int64_t base,
+                                          int64_t position_)
+      : batch(batch_), extent(p, batch_), position(position_) {
+    const auto inside = static_cast<unsigned>(position - base);
+    task = static_cast<int>(inside / static_cast<unsigned>(extent.units()));
+    unit = extent.first + static_cast<int>(inside - task * extent.units());
+  }
+  __device__ __forceinline__ void advance(const DecodeParams& p) {
+    ++position;
+    if (++unit < extent.end) return;
+    if (++task == tasks_of(p)) {
+      task = 0;
+      if (++batch < p.batch) extent = DecodeExtent(p, batch);
+    }
+    unit = extent.first;
+  }
+  // Head fastest, so that the heads of a page are read together.
+  __device__ __forceinline__ int head(const DecodeParams& p) const { return task % p.num_heads_kv; }
+  __device__ __forceinline__ int tile(const DecodeParams& p) const { return task / p.num_heads_kv; }
+
+  __device__ __forceinline__ int64_t task_begin() const { return position - (unit - extent.first); }
+  __device__ __forceinline__ int64_t task_end() const { return task_begin() + extent.units(); }
+  __device__ __forceinline__ int64_t group_begin() const {
+    return position - (unit - max(unit / GROUP_UNITS * GROUP_UNITS, extent.first));
+  }
+  __device__ __forceinline__ int64_t group_end() const {
+    return position + (min((unit / GROUP_UNITS + 1) * GROUP_UNITS, extent.end) - unit);
+  }
+};
+
+// All units, and which of them are a share's. Made by all THREADS threads of a block.
+template <int THREADS>
+struct DecodeShares {
+  struct Smem {
+    int64_t warp_units[THREADS / 32];
+    int64_t base;
+    int batch;
+  };
+  int64_t total;
+  bool splits;  // whether tasks may be in several shares
+
+  __device__ __forceinline__ DecodeShares(const DecodeParams& p, Smem& smem) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    mine_ = 0;
+    for (int b = begin_of(p); b < end_of(p); ++b) mine_ += units_of(p, b);
+    before_ = mine_;
+#pragma unroll
+    for (int i = 1; i < 32; i *= 2) {
+      const int64_t other = __shfl_up_sync(0xffffffffu, before_, i);
+      if (lane >= i) before_ += other;
+    }
+    if (lane == 31) smem.warp_units[warp] = before_;
+    __syncthreads();
+    total = 0;
+    before_ -= mine_;
+#pragma unroll
+    for (int w = 0; w < THREADS / 32; ++w) {
+      if (w < warp) before_ += smem.warp_units[w];
+      total += smem.warp_units[w];
+    }
+    splits = total <= p.max_units;
+  }
+
+  __device__ __forceinline__ int64_t begin(const DecodeParams& p, int share) const {
+    return total * share / p.shares;
+  }
+  // The share that has a unit.
+  __device__ __forceinline__ int owner(const DecodeParams& p, int64_t position) const {
+    return static_cast<int>(((position + 1) * p.shares - 1) / total);
+  }
+
+  // The place of a unit, below total; by all threads.
+  __device__ __forceinline__ DecodeCursor find(const DecodeParams& p, Smem& smem,
+                                               int64_t position) const {
+    if (before_ <= position && position < before_ + mine_) {
+      int b = begin_of(p);
+      int64_t base = before_;
+      for (int64_t units; (units = units_of(p, b)) <= position - base; ++b) base += units;
+      smem.batch = b;
+      smem.base = base;
+    }
+    __syncthreads();
+    return DecodeCursor(p, smem.batch, smem.base, position);
+  }
+
+  // Where units of a group that is cut are stored: this and the following, by their number in it.
+  __device__ __forceinline__ int64_t unit_record(const DecodeParams& p,
+                                                 const DecodeCursor& at) const {
+    return static_cast<int64_t>(owner(p, at.group_begin())) * GROUP_UNITS;
+  }
+  // Where a whole group of a task that is split is stored, by the share that it lies in. The groups
+  // of the task that came before it, and of the one that goes on behind it, are GROUP_UNITS apart.
+  __device__ __forceinline__ int64_t group_record(const DecodeParams& p, const DecodeCursor& at,
+                                                  int share) const {
+    const int64_t longest = (total + p.shares - 1) / p.shares;
+    const int64_t first = begin(p, share);
+    return static_cast<int64_t>(p.shares) * GROUP_UNITS + share * (longest / GROUP_UNITS + 2) +
+           (at.group_begin() - first) / GROUP_UNITS + (at.task_begin() >= first ? 1 : 0);
+  }
+
+ private:
+  // A thread counts neighbouring batch entries.
+  __device__ __forceinline__ static int begin_of(const DecodeParams& p) {
+    return min(static_cast<int>(threadIdx.x) * ((p.batch + THREADS - 1) / THREADS), p.batch);
+  }
+  __device__ __forceinline__ static int end_of(const DecodeParams& p) {
+    return min(begin_of(p) + (p.batch + THREADS - 1) / THREADS, p.batch);
+  }
+  __device__ __forceinline__ static int64_t units_of(const DecodeParams& p, int batch) {
+    return static_cast<int64_t>(DecodeExtent(p, batch).units()) * tasks_of(p);
+  }
+
+  int64_t before_, mine_;  // units before this thread's batch entries, and of these
+};
+
+}  // namespace flash_dist

@@ -1,0 +1,37 @@
+// Putting partial softmaxes together: the one place where results of different keys are added.
+//
+// Of a row over some keys a partial result is top (the greatest score, times scale, in base 2), sum
+// (of 2^(score - top)) and out (those times v). No key: -inf, 0, 0.
+#pragma once
+
+#include "ptx/convert.cuh"
+
+namespace flash_dist {
+
+// What both sides are multiplied by when later keys join earlier ones.
+struct Fold {
+  float top, keep, add;
+
+  __device__ __forceinline__ Fold(float earlier, float later) : top(fmaxf(earlier, later)) {
+    const float offset = top == -INFINITY ? 0.0f : top;  // no inf - inf
+    keep = exp2_approx(__fsub_rn(earlier, offset));      // exactly 1 for the side with the top
+    add = exp2_approx(__fsub_rn(later, offset));
+  }
+  // A sum or an element of out. Keys that a row does not see change no bit but the sign of a zero,
+  // which finish_out() takes away.
+  __device__ __forceinline__ float operator()(float earlier, float later) const {
+    return __fmaf_rn(later, add, __fmul_rn(earlier, keep));
+  }
+};
+
+__device__ __forceinline__ float finish_inverse(float sum) {
+  return sum == 0.0f ? 0.0f : __fdiv_rn(1.0f, sum);
+}
+__device__ __forceinline__ float finish_out(float out, float inverse) {
+  return __fmaf_rn(out, inverse, 0.0f);  // never -0
+}
+__device__ __forceinline__ float finish_lse(float top, float sum) {
+  return sum == 0.0f ? -INFINITY : __fmaf_rn(top, LN_2, logf(sum));
+}
+
+}  // namespace flash_dist

@@ -1,0 +1,17 @@
+// Launch of the kernel that reads a cache.
+#pragma once
+
+#include "core/entry.h"
+#include "mma/decode/kernel.cuh"
+
+namespace flash_dist {
+
+template <class Config>
+cudaError_t launch_decode(const void* kernel, const void* params, cudaStream_t stream) {
+  DecodeParams p = *static_cast<const DecodeParams*>(params);
+  p.by_group = make_divisor(p.group);
+  p.cache.by_page = make_divisor(p.cache.page);
+  return launch_1d<Config>(kernel, &p, p.shares, stream);
+}
+
+}  // namespace flash_dist

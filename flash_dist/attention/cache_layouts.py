@@ -1,0 +1,186 @@
+"""Whether queries and a cache fit: dtypes, devices, shapes and strides, apart from any values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from ..masks.inputs import MAX_SEQLEN
+from .layouts import CPU_DTYPES, DEVICE_TYPES, HEAD_DIM_STEP, MAX_HEAD_DIM, dtype_name, stride_error
+
+if TYPE_CHECKING:
+    from .layouts import Layout
+
+CUDA_DTYPES: Final = (torch.float16, torch.bfloat16)
+PAGE_STEP: Final = 16  # csrc/core/decode.h has the same
+ROTARY_STEP: Final = 16
+_AXES: Final = 4
+
+
+def check_queries(q: Layout) -> None:
+    """Raise if queries cannot attend to a cache.
+
+    Raises:
+        TypeError: A dtype is not read.
+        ValueError: Shape or device do not fit.
+    """
+    if q.device.type not in DEVICE_TYPES:
+        message = f"q must be on a CUDA device or the CPU, got device {q.device}"
+        raise ValueError(message)
+    allowed = CUDA_DTYPES if q.device.type == "cuda" else CPU_DTYPES
+    if q.dtype not in allowed:
+        *names, last = map(dtype_name, allowed)
+        message = (
+            f"q must be {', '.join(names)} or {last} on {q.device.type} to read a cache, "
+            f"got {dtype_name(q.dtype)}"
+        )
+        raise TypeError(message)
+    _check_axes("q", q, "[batch, seqlen_q, num_heads_q, head_dim]")
+
+
+def check_cache(q: Layout, k: Layout, v: Layout, *, named: bool) -> None:
+    """Raise if a cache cannot be read, or does not fit the queries.
+
+    Args:
+        q: Of the queries.
+        k: Of the keys.
+        v: Of the values.
+        named: Whether a table says which entries are whose; else each batch entry has its own.
+
+    Raises:
+        TypeError: A dtype is another than that of q.
+        ValueError: Shapes, device or strides do not fit.
+    """
+    for name, x in (("k_cache", k), ("v_cache", v)):
+        _check_axes(name, x, "[entries, keys, num_heads_kv, head_dim]")
+        if x.dtype != q.dtype:
+            message = (
+                f"q and {name} must have the same dtype, "
+                f"got {dtype_name(q.dtype)} and {dtype_name(x.dtype)}"
+            )
+            raise TypeError(message)
+        if x.device != q.device:
+            message = f"q and {name} must be on the same device, got {q.device} and {x.device}"
+            raise ValueError(message)
+        reason = stride_error(x) if x.device.type == "cuda" else None
+        if reason is not None:
+            message = f"{name} {reason}"
+            raise ValueError(message)
+    if k.shape[:-1] != v.shape[:-1] or v.shape[-1] > k.shape[-1]:
+        message = (
+            "k_cache and v_cache must have the same shape, but for a smaller head_dim_v, "
+            f"got {list(k.shape)} and {list(v.shape)}"
+        )
+        raise ValueError(message)
+    if k.shape[-1] != q.shape[-1]:
+        message = f"q and k_cache must agree in head_dim, got {q.shape[-1]} and {k.shape[-1]}"
+        raise ValueError(message)
+    if q.shape[2] % k.shape[2] != 0:
+        message = (
+            f"num_heads_kv must divide num_heads_q, got {k.shape[2]} (k_cache) and {q.shape[2]} (q)"
+        )
+        raise ValueError(message)
+    if k.shape[0] == 0 or k.shape[1] == 0 or k.shape[1] > MAX_SEQLEN:
+        message = f"k_cache must have room for 1 to {MAX_SEQLEN} keys, got shape {list(k.shape)}"
+        raise ValueError(message)
+    if not named and k.shape[0] < q.shape[0]:
+        message = (
+            f"k_cache must have an entry for each of {q.shape[0]} batch entries, got {k.shape[0]}"
+            "\n\nhint: `cache_batch_idx` or `block_table` says which entries are whose"
+        )
+        raise ValueError(message)
+
+
+def check_table(q: Layout, table: Layout, page: int) -> None:
+    """Raise if a table of pages does not fit.
+
+    Raises:
+        TypeError: It is not int32.
+        ValueError: Shape, device or strides do not fit, or pages of so many keys.
+    """
+    _check_int32("block_table", table, q)
+    if len(table.shape) != 2 or table.shape[0] != q.shape[0] or table.shape[1] == 0:  # noqa: PLR2004
+        message = (
+            f"block_table must have shape [batch, pages], batch {q.shape[0]} and pages at least 1, "
+            f"got {list(table.shape)}"
+        )
+        raise ValueError(message)
+    if table.stride[1] != 1:
+        message = (
+            "block_table must be contiguous in its last dimension, "
+            f"got strides {list(table.stride)}"
+        )
+        raise ValueError(message)
+    if page % PAGE_STEP != 0:
+        message = f"pages must have a multiple of {PAGE_STEP} keys, got {page}"
+        raise ValueError(message)
+    if table.shape[1] * page > MAX_SEQLEN:
+        message = (
+            f"a row of block_table must be for at most {MAX_SEQLEN} keys, "
+            f"got {table.shape[1]} pages of {page}"
+        )
+        raise ValueError(message)
+
+
+def check_numbers(name: str, x: Layout, q: Layout) -> None:
+    """Raise if numbers for each batch entry do not fit.
+
+    Raises:
+        TypeError: They are not int32.
+        ValueError: Shape, device or strides do not fit.
+    """
+    _check_int32(name, x, q)
+    if x.shape != (q.shape[0],) or x.stride != (1,):
+        message = (
+            f"{name} must be contiguous with shape [batch], {[q.shape[0]]}, "
+            f"got shape {list(x.shape)} and strides {list(x.stride)}"
+        )
+        raise ValueError(message)
+
+
+def check_angles(name: str, x: Layout, q: Layout) -> None:
+    """Raise if angles for each position do not fit.
+
+    Raises:
+        TypeError: A dtype is another than that of q.
+        ValueError: Shape or device do not fit.
+    """
+    if x.dtype != q.dtype:
+        message = (
+            f"q and {name} must have the same dtype, "
+            f"got {dtype_name(q.dtype)} and {dtype_name(x.dtype)}"
+        )
+        raise TypeError(message)
+    most = q.shape[-1] // ROTARY_STEP * ROTARY_STEP
+    fits = len(x.shape) == 2 and x.shape[0] > 0 and 2 * x.shape[1] % ROTARY_STEP == 0  # noqa: PLR2004
+    if not fits or not 0 < 2 * x.shape[1] <= most or x.device != q.device:
+        message = (
+            f"{name} must have shape [positions, rotary_dim / 2] on {q.device}, rotary_dim a "
+            f"multiple of {ROTARY_STEP} up to {most}, got {list(x.shape)} on {x.device}"
+        )
+        raise ValueError(message)
+
+
+def _check_int32(name: str, x: Layout, q: Layout) -> None:
+    if x.dtype != torch.int32:
+        message = f"{name} must be int32, got {dtype_name(x.dtype)}"
+        raise TypeError(message)
+    if x.device != q.device:
+        message = f"q and {name} must be on the same device, got {q.device} and {x.device}"
+        raise ValueError(message)
+
+
+def _check_axes(name: str, x: Layout, axes: str) -> None:
+    if len(x.shape) != _AXES:
+        message = f"{name} must have 4 dimensions {axes}, got shape {list(x.shape)}"
+        raise ValueError(message)
+    if x.shape[2] == 0 or x.shape[3] == 0:
+        message = f"no heads and no head_dim of {name} may be 0, got shape {list(x.shape)}"
+        raise ValueError(message)
+    if x.shape[3] % HEAD_DIM_STEP != 0 or x.shape[3] > MAX_HEAD_DIM:
+        message = (
+            f"head_dim must be a multiple of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}, "
+            f"got {x.shape[3]} ({name} has shape {list(x.shape)})"
+        )
+        raise ValueError(message)

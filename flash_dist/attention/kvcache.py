@@ -1,0 +1,352 @@
+"""Attention to a cache of keys and values, in flash-attention's terms."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import torch
+
+from ..kernels.boundaries import is_checking, warn_unchecked
+from ..kernels.budget import BUDGET_NOW, workspace_budget
+from ..kernels.cache import Rotary, append, decode
+from ..kernels.cache_values import Cache
+from .arguments import (
+    choose_band,
+    choose_scale,
+    is_symbolic,
+    read_whole,
+    require_bool,
+    require_tensor,
+)
+from .cache_layouts import check_angles, check_cache, check_numbers, check_queries, check_table
+from .layouts import Layout, dtype_name, stride_error
+from .neutral import require_neutral, require_neutral_others
+from .support import require_kernels
+
+if TYPE_CHECKING:
+    from .arguments import Window
+    from .results import Pair, Result
+
+Tensor = torch.Tensor
+
+
+@overload
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float | None = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: None = None,
+    num_splits: int = 0,
+    return_softmax_lse: Literal[False] = False,
+    **others: object,
+) -> Tensor: ...
+
+
+@overload
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float | None = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: None = None,
+    num_splits: int = 0,
+    *,
+    return_softmax_lse: Literal[True],
+    **others: object,
+) -> Pair: ...
+
+
+@overload
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float | None = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+    **others: object,
+) -> Result: ...
+
+
+def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signature
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float | None = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+    **others: object,
+) -> Result:
+    """Attention of new queries to a cache of keys and values, to which new ones may be appended.
+
+    Batch entry b attends to keys cache_leftpad[b] to cache_seqlens[b] of its part of the cache; if
+    k and v are given, they are first written behind these, and are attended to as well. Nothing of
+    it is differentiable: results have no gradient.
+
+    A sequence has the same bits alone and in any batch, at any place, in pages or not, in a CUDA
+    graph or not, and on any number of multiprocessors: keys are cut into units of 128, counted from
+    the first, and folded in groups of 8 in their order. So a prefill in chunks gives what the
+    prefill at once gives. Queries of all heads of a group share one pass over k and v.
+
+    The host never waits for the GPU, and what cache_seqlens says may change under a CUDA graph. The
+    numbers of cache_seqlens, cache_batch_idx, cache_leftpad and block_table are therefore checked
+    on the CPU only, and on a GPU with `FLASH_DIST_CHECK=1`, which waits. Otherwise they are cut off
+    at what the cache has, so that nothing outside is read or written.
+
+    The arguments are those of flash-attention 2, in its order and with its defaults. num_splits is
+    taken and changes nothing. What is not served is there at neutral values: softcap 0 or None,
+    alibi_slopes None, and by name what flash-attention 3 adds.
+
+    Args:
+        q: [batch, seqlen_q, num_heads_q, head_dim]; float16 or bfloat16 (not on compute capability
+            7.5), on the CPU also float32 and float64. head_dim is a multiple of 8 up to 256.
+        k_cache: [batch_cache, seqlen_cache, num_heads_kv, head_dim]; with block_table
+            [num_pages, page_size, num_heads_kv, head_dim], page_size a multiple of 16. Same dtype
+            and device; on a GPU head_dim is contiguous and other strides and the address are
+            multiples of 16 bytes. Written to if k is given.
+        v_cache: Like k_cache, with head_dim_v up to head_dim.
+        k: [batch, seqlen_new, num_heads_kv, head_dim], new keys, with v and cache_seqlens.
+        v: [batch, seqlen_new, num_heads_kv, head_dim_v].
+        rotary_cos: [positions, rotary_dim / 2], same dtype: k is rotated by the angles of positions
+            cache_seqlens + i, and q likewise where causal or window_size make a difference between
+            queries, else all by those of cache_seqlens. rotary_dim is a multiple of 16 up to
+            head_dim; positions beyond the last take that.
+        rotary_sin: Likewise.
+        cache_seqlens: [batch], int32 on q's device, or an int for all: keys before new ones.
+            Defaults to all that there is room for.
+        cache_batch_idx: [batch], int32: the entry of the cache of each. Where new keys are written,
+            no two may be the same. Not in pages.
+        cache_leftpad: [batch], int32: keys to leave out before the first. Not in pages.
+        block_table: [batch, pages], int32: the pages of each sequence, one after the other.
+        softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
+        causal: Aligned to the bottom right: the last query sees all keys.
+        window_size: (left, right), -1 or None for no bound, aligned likewise.
+        rotary_interleaved: Whether columns 2j and 2j + 1 are rotated together; else j and
+            j + rotary_dim / 2.
+        return_softmax_lse: Return (out, lse).
+
+    Returns:
+        out: Like q, with head_dim_v, contiguous. A row that sees no key is zero.
+        lse: [batch, num_heads_q, seqlen_q], float32 (float64 for float64 inputs), only if
+            `return_softmax_lse`.
+
+    Raises:
+        TypeError: An argument is no tensor, or a dtype is not supported.
+        ValueError: Shapes, devices, alignment, window_size or softmax_scale do not fit, or numbers
+            do not where they are looked at, or what is not served is not neutral.
+        FlashDistError: This build has no code that runs on the GPU.
+    """
+    require_neutral(softcap=softcap, alibi_slopes=alibi_slopes)
+    require_neutral_others("flash_attn_with_kvcache", others)
+    _require_splits(num_splits)
+    require_bool("rotary_interleaved", rotary_interleaved)
+    band = choose_band(window_size, causal=causal)
+    q = _suit(require_queries(q))
+    cache = _read_cache(
+        q, k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, block_table
+    )
+    scale = choose_scale(softmax_scale, q.shape[-1])
+    new = _read_new(q, cache, k, v)
+    rotary = _read_rotary(q, new, rotary_cos, rotary_sin, interleaved=bool(rotary_interleaved))
+    seqlen_new = 0 if new is None else new[0].shape[1]
+    symbolic = is_symbolic(q)
+    if q.device.type == "cuda" and not symbolic:
+        require_kernels(q.device.index, q.dtype, q.shape[-1], v_cache.shape[-1])
+        _check_values(cache, seqlen_new)
+    budget = BUDGET_NOW if torch.compiler.is_compiling() else workspace_budget()
+    with torch.no_grad():
+        if new is not None:
+            q = append(q, cache, *new, rotary, advances=not band.is_full)
+        out, lse = decode(
+            q, cache, band=band, softmax_scale=scale, seqlen_new=seqlen_new, budget=budget
+        )
+    return (out, lse) if return_softmax_lse else out
+
+
+def require_queries(q: Tensor) -> Tensor:
+    """Return q if it can be attended with.
+
+    Raises:
+        TypeError: It is no tensor, or has a dtype that is not read.
+        ValueError: Its shape or device does not fit.
+    """
+    require_tensor("q", q)
+    check_queries(Layout.of(q))
+    return q
+
+
+def _suit(x: Tensor) -> Tensor:
+    """Return a tensor as kernels read it, a copy where its strides do not suit them."""
+    if x.device.type != "cuda" or stride_error(Layout.of(x)) is None:
+        return x
+    return x.contiguous()
+
+
+def _read_cache(  # noqa: PLR0913, PLR0917 - all that describes it
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    cache_seqlens: int | Tensor | None,
+    cache_batch_idx: Tensor | None,
+    cache_leftpad: Tensor | None,
+    block_table: Tensor | None,
+) -> Cache:
+    for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
+        require_tensor(name, x)
+    in_pages = block_table is not None
+    named = block_table is not None or cache_batch_idx is not None
+    check_cache(Layout.of(q), Layout.of(k_cache), Layout.of(v_cache), named=named)
+    if block_table is not None:
+        require_tensor("block_table", block_table)
+        check_table(Layout.of(q), Layout.of(block_table), k_cache.shape[1])
+    for name, numbers in (
+        ("cache_batch_idx", cache_batch_idx),
+        ("cache_leftpad", cache_leftpad),
+    ):
+        if numbers is not None:
+            _check_numbers(name, numbers, q)
+            if in_pages:
+                message = f"{name} must be None with block_table, got a tensor"
+                raise ValueError(message)
+    seqlens = _read_seqlens(cache_seqlens, q)
+    return Cache(k_cache, v_cache, seqlens, cache_batch_idx, cache_leftpad, block_table)
+
+
+def _read_seqlens(seqlens: int | Tensor | None, q: Tensor) -> Tensor | None:
+    if seqlens is None:
+        return None
+    if isinstance(seqlens, torch.Tensor) and seqlens.dim() > 0:
+        _check_numbers("cache_seqlens", seqlens, q)
+        return seqlens
+    number = read_whole(seqlens)
+    if number is None:
+        message = f"cache_seqlens must be an int or a tensor, got {type(seqlens).__name__}"
+        raise TypeError(message)
+    return torch.full((q.shape[0],), number, dtype=torch.int32, device=q.device)
+
+
+def _check_numbers(name: str, x: Any, q: Tensor) -> None:  # noqa: ANN401 - a user's
+    require_tensor(name, x)
+    check_numbers(name, Layout.of(x), Layout.of(q))
+
+
+def _read_new(
+    q: Tensor, cache: Cache, k: Tensor | None, v: Tensor | None
+) -> tuple[Tensor, Tensor] | None:
+    if k is None and v is None:
+        return None
+    if k is None or v is None or cache.seqlens is None:
+        message = "k, v and cache_seqlens must be given together, got " + ", ".join(
+            f"{name} {'None' if x is None else 'a tensor'}"
+            for name, x in (("k", k), ("v", v), ("cache_seqlens", cache.seqlens))
+        )
+        raise ValueError(message)
+    for name, x, old in (("k", k, cache.k), ("v", v, cache.v)):
+        require_tensor(name, x)
+        shape = (q.shape[0], k.shape[1] if k.dim() > 1 else 0, *old.shape[2:])
+        if x.shape != shape or x.dtype != q.dtype or x.device != q.device:
+            message = (
+                f"{name} must have shape [batch, seqlen_new, num_heads_kv, head_dim] of q and the "
+                f"cache, {list(shape)}, {dtype_name(q.dtype)} on {q.device}, got "
+                f"{list(x.shape)}, {dtype_name(x.dtype)} on {x.device}"
+            )
+            raise ValueError(message)
+    if k.shape[1] > cache.capacity:
+        message = (
+            f"seqlen_new must be at most the {cache.capacity} keys of the cache, got {k.shape[1]}"
+        )
+        raise ValueError(message)
+    return _suit(k), _suit(v)
+
+
+def _read_rotary(
+    q: Tensor,
+    new: tuple[Tensor, Tensor] | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    *,
+    interleaved: bool,
+) -> Rotary | None:
+    if cos is None and sin is None:
+        return None
+    if cos is None or sin is None or new is None:
+        message = "rotary_cos and rotary_sin must be given together, with k and v"
+        raise ValueError(message)
+    for name, x in (("rotary_cos", cos), ("rotary_sin", sin)):
+        require_tensor(name, x)
+        check_angles(name, Layout.of(x), Layout.of(q))
+    if cos.shape != sin.shape:
+        message = (
+            "rotary_cos and rotary_sin must have the same shape, "
+            f"got {list(cos.shape)} and {list(sin.shape)}"
+        )
+        raise ValueError(message)
+    return Rotary(cos.contiguous(), sin.contiguous(), interleaved)
+
+
+def _require_splits(num_splits: object) -> None:
+    number = 0 if num_splits is None else read_whole(num_splits)
+    if number is None or number < 0:
+        message = f"num_splits must be a whole number of at least 0, got {num_splits!r:.60}"
+        raise ValueError(message)
+
+
+def _check_values(cache: Cache, seqlen_new: int) -> None:
+    """Look at numbers that lie on a GPU, if FLASH_DIST_CHECK asks for it."""
+    if not is_checking():
+        return
+    if torch.cuda.is_current_stream_capturing():
+        warn_unchecked("a captured CUDA graph")
+        return
+    cache.check_values(seqlen_new)

@@ -1,0 +1,130 @@
+"""The operators on a cache of keys and values: `decode` and `append`.
+
+csrc/binding/decode.cpp declares them and has their CUDA kernels; cache_cpu.py has the CPU's. They
+have no autograd formula: whoever calls them here is without gradients.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from . import cache_cpu, operators  # noqa: F401 - the second loads the extension
+from .memory import raise_out_of_memory
+
+if TYPE_CHECKING:
+    from ..masks.band import Band
+    from .cache_values import Cache
+
+Tensor = torch.Tensor
+
+for _name in ("decode", "append"):
+    torch.library.impl(f"flash_dist::{_name}", "CPU", getattr(cache_cpu, _name))
+
+
+class Rotary(NamedTuple):
+    """Rotary embeddings: angles for each position."""
+
+    cos: Tensor  # [positions, rotary_dim / 2]
+    sin: Tensor
+    interleaved: bool  # columns 2j and 2j + 1 are a pair; else j and j + rotary_dim / 2
+
+
+def decode(  # noqa: PLR0913 - one attention problem
+    q: Tensor,
+    cache: Cache,
+    *,
+    band: Band,
+    softmax_scale: float,
+    seqlen_new: int,
+    budget: int,
+) -> tuple[Tensor, Tensor]:
+    """Return out and lse of queries to the keys of a cache.
+
+    Args:
+        q: [batch, seqlen_q, num_heads_q, head_dim].
+        cache: With the new keys in it.
+        band: Aligned to the bottom right.
+        softmax_scale: Factor on the scores.
+        seqlen_new: Keys that were appended behind cache.seqlens.
+        budget: Bytes of workspace, or BUDGET_NOW.
+
+    Returns:
+        out: Like q with head_dim_v, contiguous.
+        lse: [batch, num_heads_q, seqlen_q].
+    """
+    numbers = seqlen_new, softmax_scale, band.left, band.right, budget
+    out, lse = _call(torch.ops.flash_dist.decode, q, *cache, *numbers)
+    return out, lse
+
+
+def append(  # noqa: PLR0913 - all that it reads and writes
+    q: Tensor, cache: Cache, k: Tensor, v: Tensor, rotary: Rotary | None, *, advances: bool
+) -> Tensor:
+    """Write k and v into a cache behind its sequences, and return q; q and k rotated if asked for.
+
+    Args:
+        q: [batch, seqlen_q, num_heads_q, head_dim].
+        cache: With seqlens.
+        k: [batch, seqlen_new, num_heads_kv, head_dim].
+        v: [batch, seqlen_new, num_heads_kv, head_dim_v].
+        rotary: Key i is at position cache.seqlens + i.
+        advances: Whether query i is at position cache.seqlens + i; else all are at cache.seqlens.
+    """
+    angles = (None, None, False) if rotary is None else rotary
+    where = cache.seqlens, cache.batch_idx, cache.block_table
+    arguments = q, cache.k, cache.v, k, v, *where, *angles, advances
+    rotated: Tensor = _call(torch.ops.flash_dist.append, *arguments)
+    return q if rotary is None else rotated
+
+
+def _call(operator: Any, *arguments: object) -> Any:  # noqa: ANN401 - torch.ops.X.Y
+    try:
+        if torch.compiler.is_compiling():
+            return operator(*arguments)
+        with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001 - as torch.library does
+            return operator(*arguments)
+    except RuntimeError as error:
+        raise_out_of_memory(error)
+        raise
+
+
+@torch.library.register_fake("flash_dist::decode")
+def _decode_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
+    q: Tensor,
+    k_cache: Tensor,  # noqa: ARG001
+    v_cache: Tensor,
+    cache_seqlens: Tensor | None,  # noqa: ARG001
+    cache_batch_idx: Tensor | None,  # noqa: ARG001
+    cache_leftpad: Tensor | None,  # noqa: ARG001
+    block_table: Tensor | None,  # noqa: ARG001
+    seqlen_new: int,  # noqa: ARG001
+    softmax_scale: float,  # noqa: ARG001
+    left: int,  # noqa: ARG001
+    right: int,  # noqa: ARG001
+    budget: int,  # noqa: ARG001
+) -> tuple[Tensor, Tensor]:
+    batch, seqlen_q, heads, _ = q.shape
+    lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    out = q.new_empty((batch, seqlen_q, heads, v_cache.shape[-1]))
+    return out, q.new_empty((batch, heads, seqlen_q), dtype=lse_dtype)
+
+
+@torch.library.register_fake("flash_dist::append")
+def _append_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
+    q: Tensor,
+    k_cache: Tensor,  # noqa: ARG001
+    v_cache: Tensor,  # noqa: ARG001
+    k: Tensor,  # noqa: ARG001
+    v: Tensor,  # noqa: ARG001
+    cache_seqlens: Tensor,  # noqa: ARG001
+    cache_batch_idx: Tensor | None,  # noqa: ARG001
+    block_table: Tensor | None,  # noqa: ARG001
+    rotary_cos: Tensor | None,
+    rotary_sin: Tensor | None,  # noqa: ARG001
+    interleaved: bool,  # noqa: ARG001, FBT001
+    advances: bool,  # noqa: ARG001, FBT001
+) -> Tensor:
+    batch = 0 if rotary_cos is None else q.shape[0]
+    return q.new_empty((batch, *q.shape[1:]))

@@ -1,0 +1,119 @@
+"""The operators on a cache, on the CPU: each sequence's keys are gathered and attended to.
+
+The signatures are the operators' own, see csrc/binding/decode.cpp.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..masks.band import Band
+from .cache_values import Cache
+from .cpu import without_autocast
+from .reference import reference_forward
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@without_autocast
+def decode(  # noqa: PLR0913, PLR0917 - the operator's schema
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    cache_seqlens: Tensor | None,
+    cache_batch_idx: Tensor | None,
+    cache_leftpad: Tensor | None,
+    block_table: Tensor | None,
+    seqlen_new: int,
+    softmax_scale: float,
+    left: int,
+    right: int,
+    budget: int,  # noqa: ARG001 - nothing is stored between
+) -> tuple[Tensor, Tensor]:
+    """Return out and lse of queries to the keys of a cache."""
+    cache = Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
+    cache.check_values(seqlen_new)
+    batch, seqlen_q, heads, _ = q.shape
+    out = q.new_empty((batch, seqlen_q, heads, v_cache.shape[-1]))
+    lse = q.new_empty(
+        (batch, heads, seqlen_q),
+        dtype=torch.float64 if q.dtype == torch.float64 else torch.float32,
+    )
+    for i in range(batch):
+        end = cache.capacity
+        if cache_seqlens is not None:
+            end = int(cache_seqlens[i]) + seqlen_new
+        begin = 0 if cache_leftpad is None else int(cache_leftpad[i])
+        place = _places(cache, i, torch.arange(begin, end))
+        out[i], lse[i] = (
+            x[0]
+            for x in reference_forward(
+                q[i : i + 1],
+                k_cache[place].unsqueeze(0),
+                v_cache[place].unsqueeze(0),
+                softmax_scale=softmax_scale,
+                band=Band(left, right),
+            )
+        )
+    return out, lse
+
+
+def append(  # noqa: PLR0913, PLR0917 - the operator's schema
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache_seqlens: Tensor,
+    cache_batch_idx: Tensor | None,
+    block_table: Tensor | None,
+    rotary_cos: Tensor | None,
+    rotary_sin: Tensor | None,
+    interleaved: bool,  # noqa: FBT001
+    advances: bool,  # noqa: FBT001
+) -> Tensor:
+    """Write k and v into a cache; return rotated queries, or none."""
+    cache = Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, None, block_table)
+    cache.check_values(k.shape[1])
+    rotated = q.new_empty((0, *q.shape[1:]))
+    if rotary_cos is not None and rotary_sin is not None:
+        angles = rotary_cos, rotary_sin
+        first = cache_seqlens.unsqueeze(1)
+        steps = torch.arange(max(q.shape[1], k.shape[1]))
+        k = _rotate(k, first + steps[: k.shape[1]], *angles, interleaved=interleaved)
+        rotated = _rotate(
+            q, first + steps[: q.shape[1]] * advances, *angles, interleaved=interleaved
+        )
+    for i, end in enumerate(cache_seqlens.tolist()):
+        place = _places(cache, i, torch.arange(end, end + k.shape[1]))
+        k_cache[place] = k[i]
+        v_cache[place] = v[i]
+    return rotated
+
+
+def _places(cache: Cache, i: int, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Return entry and row of keys of batch entry i."""
+    if cache.block_table is not None:
+        page = cache.k.shape[1]
+        return cache.block_table[i, keys // page].long(), keys % page
+    entry = i if cache.batch_idx is None else int(cache.batch_idx[i])
+    return torch.full_like(keys, entry), keys
+
+
+def _rotate(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
+    """Turn the first columns of [batch, seqlen, heads, head_dim] by the angles of positions."""
+    last = cos.shape[0] - 1
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    turn_cos, turn_sin = (
+        one[positions.clamp(0, last).long()].unsqueeze(2).to(dtype) for one in (cos, sin)
+    )
+    columns = 2 * cos.shape[1]
+    turned, rest = x[..., :columns].to(dtype), x[..., columns:]
+    pairs = turned.unflatten(-1, (-1, 2) if interleaved else (2, -1))
+    axis = -1 if interleaved else -2
+    a, b = pairs.unbind(axis)
+    both = torch.stack((a * turn_cos - b * turn_sin, b * turn_cos + a * turn_sin), axis)
+    return torch.cat((both.flatten(-2).to(x.dtype), rest), -1)

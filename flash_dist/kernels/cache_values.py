@@ -1,0 +1,67 @@
+"""What the numbers that describe a cache must be: lengths, entries, pages.
+
+On a GPU nobody looks: kernels cut off what is too large and keep to the tensors. On the CPU every
+call looks, and with FLASH_DIST_CHECK=1 calls on a GPU do, too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+
+class Cache(NamedTuple):
+    """Where the keys of each batch entry lie, as `flash_attn_with_kvcache` takes it."""
+
+    k: Tensor  # [entries, page, num_heads_kv, head_dim]
+    v: Tensor
+    seqlens: Tensor | None
+    batch_idx: Tensor | None
+    leftpad: Tensor | None
+    block_table: Tensor | None
+
+    @property
+    def capacity(self) -> int:
+        """Keys that there is room for in a sequence."""
+        page = self.k.shape[1]
+        return page if self.block_table is None else page * self.block_table.shape[1]
+
+    def check_values(self, seqlen_new: int) -> None:
+        """Raise for numbers beside the cache; waits for a GPU that has them.
+
+        Args:
+            seqlen_new: Keys that are appended behind each sequence.
+
+        Raises:
+            ValueError: A number is not what it must be; the message names it.
+        """
+        seqlens = None if self.seqlens is None else self.seqlens.tolist()
+        most = self.capacity - seqlen_new
+        room = f"{self.capacity} keys of the cache" + (f" less {seqlen_new} new" * bool(seqlen_new))
+        if seqlens is not None:
+            _check_numbers("cache_seqlens", seqlens, [most] * len(seqlens), room)
+        if self.leftpad is not None:
+            pads = self.leftpad.tolist()
+            ends = [self.capacity] * len(pads) if seqlens is None else seqlens
+            _check_numbers("cache_leftpad", pads, ends, "the sequence's keys")
+        entries = self.k.shape[0] - 1
+        if self.batch_idx is not None:
+            numbers = self.batch_idx.tolist()
+            _check_numbers("cache_batch_idx", numbers, [entries] * len(numbers), "last entry")
+        if self.block_table is not None:
+            page = self.k.shape[1]
+            for i, pages in enumerate(self.block_table.tolist()):
+                keys = self.capacity if seqlens is None else seqlens[i] + seqlen_new
+                used = pages[: -(-keys // page)]
+                _check_numbers(f"block_table[{i}]", used, [entries] * len(used), "last page")
+
+
+def _check_numbers(name: str, numbers: Sequence[int], most: Sequence[int], what: str) -> None:
+    for i, (number, limit) in enumerate(zip(numbers, most, strict=True)):
+        if not 0 <= number <= limit:
+            message = f"{name}[{i}] must be from 0 to {limit} ({what}), got {number}"
+            raise ValueError(message)

@@ -1,0 +1,200 @@
+"""Problems of attention to a cache, and what float64 loops give for them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+import flash_dist
+from flash_dist.kernels.budget import DEFAULT_BUDGET_MB
+
+Tensor = torch.Tensor
+
+
+class Tensors(NamedTuple):
+    """What a call is given."""
+
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    k: Tensor
+    v: Tensor
+    cos: Tensor
+    sin: Tensor
+    seqlens: Tensor
+    batch_idx: Tensor | None
+    leftpad: Tensor | None
+    table: Tensor | None
+
+
+class Solution(NamedTuple):
+    """What it must give, float64 on the CPU."""
+
+    out: Tensor
+    lse: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One call of `flash_attn_with_kvcache`."""
+
+    seqlens: tuple[int, ...] = (5, 64, 33)  # before new keys
+    capacity: int = 96
+    seqlen_q: int = 1
+    heads: int = 2
+    heads_kv: int = 2
+    head_dim: int = 32
+    head_dim_v: int = 0  # 0: head_dim
+    causal: bool = False
+    window: tuple[int, int] = (-1, -1)
+    page: int = 0  # 0: not in pages
+    entries: int = 0  # of a cache that is not in pages; 0: one for each
+    batch_idx: tuple[int, ...] = ()
+    leftpad: tuple[int, ...] = ()
+    seqlen_new: int = 0
+    rotary_dim: int = 0
+    interleaved: bool = True
+    seed: int = 0
+
+    @property
+    def batch(self) -> int:
+        """Sequences."""
+        return len(self.seqlens)
+
+    def make(self, dtype: torch.dtype, device: str = "cpu") -> Tensors:
+        """Fill the tensors with random numbers."""
+        generator = torch.Generator().manual_seed(self.seed)
+        head_dim_v = self.head_dim_v or self.head_dim
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator).to(dtype).to(device)
+
+        def numbers(values: tuple[int, ...]) -> Tensor | None:
+            return torch.tensor(values, dtype=torch.int32).to(device) if values else None
+
+        table = None
+        shape = (self.entries or self.batch, self.capacity)
+        if self.page:
+            pages = -(-self.capacity // self.page)
+            shape = (self.batch * pages + 3, self.page)
+            order = torch.randperm(shape[0], generator=generator)[: self.batch * pages]
+            table = order.reshape(self.batch, pages).to(torch.int32).to(device)
+        angles = torch.rand(self.capacity + 8, self.rotary_dim // 2, generator=generator)
+        angles = angles * 2 * math.pi
+        new = (self.batch, self.seqlen_new, self.heads_kv)
+        return Tensors(
+            normal(self.batch, self.seqlen_q, self.heads, self.head_dim),
+            normal(*shape, self.heads_kv, self.head_dim),
+            normal(*shape, self.heads_kv, head_dim_v),
+            normal(*new, self.head_dim),
+            normal(*new, head_dim_v),
+            angles.cos().to(dtype).to(device),
+            angles.sin().to(dtype).to(device),
+            torch.tensor(self.seqlens, dtype=torch.int32).to(device),
+            numbers(self.batch_idx),
+            numbers(self.leftpad),
+            table,
+        )
+
+    def arguments(self, tensors: Tensors) -> dict[str, Any]:
+        """Return what the function is called with."""
+        given: dict[str, Any] = {
+            "q": tensors.q,
+            "k_cache": tensors.k_cache,
+            "v_cache": tensors.v_cache,
+            "cache_seqlens": tensors.seqlens,
+            "cache_batch_idx": tensors.batch_idx,
+            "cache_leftpad": tensors.leftpad,
+            "block_table": tensors.table,
+            "causal": self.causal,
+            "window_size": self.window,
+            "return_softmax_lse": True,
+        }
+        if self.seqlen_new:
+            given |= {"k": tensors.k, "v": tensors.v}
+        if self.rotary_dim:
+            given |= {"rotary_cos": tensors.cos, "rotary_sin": tensors.sin}
+            given |= {"rotary_interleaved": self.interleaved}
+        return given
+
+    def call(self, tensors: Tensors) -> tuple[Tensor, Tensor]:
+        """Return out and lse."""
+        out, lse = flash_dist.flash_attn_with_kvcache(**self.arguments(tensors))
+        return out, lse
+
+    def operator_calls(self, tensors: Tensors) -> list[tuple[Any, tuple[Any, ...]]]:
+        """Return the operators that such a call ends in, with their arguments."""
+        caches = tensors.k_cache, tensors.v_cache
+        left, right = self.window[0], 0 if self.causal else self.window[1]
+        calls: list[tuple[Any, tuple[Any, ...]]] = []
+        if self.seqlen_new:
+            angles = (tensors.cos, tensors.sin) if self.rotary_dim else (None, None)
+            where = tensors.seqlens, tensors.batch_idx, tensors.table
+            new = tensors.k, tensors.v
+            how = self.interleaved, self.causal
+            calls.append(
+                (torch.ops.flash_dist.append, (tensors.q, *caches, *new, *where, *angles, *how))
+            )
+        known = tensors.seqlens, tensors.batch_idx, tensors.leftpad, tensors.table
+        numbers = self.seqlen_new, self.head_dim**-0.5, left, right, DEFAULT_BUDGET_MB << 20
+        calls.append((torch.ops.flash_dist.decode, (tensors.q, *caches, *known, *numbers)))
+        return calls
+
+    def solve(self, tensors: Tensors) -> Solution:
+        """Return what loops give, leaving the tensors as they are."""
+        q, k_cache, v_cache, new_k, new_v, cos, sin = (x.double().cpu() for x in tensors[:7])
+        k_cache, v_cache = k_cache.clone(), v_cache.clone()
+        ordered = self.causal or self.window != (-1, -1)
+        out = torch.zeros(*q.shape[:-1], v_cache.shape[-1], dtype=torch.float64)
+        lse = torch.full((self.batch, self.heads, self.seqlen_q), -math.inf, dtype=torch.float64)
+        for b in range(self.batch):
+            length = self.seqlens[b]
+            for i in range(self.seqlen_new):
+                key = self._turn(new_k[b, i], cos, sin, length + i)
+                k_cache[self._place(tensors, b, length + i)] = key
+                v_cache[self._place(tensors, b, length + i)] = new_v[b, i]
+            begin = self.leftpad[b] if self.leftpad else 0
+            end = length + self.seqlen_new
+            places = [self._place(tensors, b, j) for j in range(begin, end)]
+            keys, values = ([cache[place] for place in places] for cache in (k_cache, v_cache))
+            for i in range(self.seqlen_q):
+                query = self._turn(q[b, i], cos, sin, length + i * ordered)
+                diagonal = i + len(places) - self.seqlen_q
+                seen = [j for j in range(len(places)) if self._sees(diagonal, j)]
+                for h in range(self.heads if seen else 0):
+                    kv = h // (self.heads // self.heads_kv)
+                    scores = torch.stack([query[h] @ keys[j][kv] for j in seen])
+                    scores *= self.head_dim**-0.5
+                    lse[b, h, i] = scores.logsumexp(0)
+                    weights = scores.softmax(0)
+                    out[b, i, h] = weights @ torch.stack([values[j][kv] for j in seen])
+        return Solution(out, lse, k_cache, v_cache)
+
+    def _sees(self, diagonal: int, key: int) -> bool:
+        left, right = self.window[0], 0 if self.causal else self.window[1]
+        return (left < 0 or key >= diagonal - left) and (right < 0 or key <= diagonal + right)
+
+    def _place(self, tensors: Tensors, b: int, key: int) -> tuple[int, int]:
+        if tensors.table is not None:
+            return int(tensors.table[b, key // self.page]), key % self.page
+        return (self.batch_idx[b] if self.batch_idx else b), key
+
+    def _turn(self, x: Tensor, cos: Tensor, sin: Tensor, position: int) -> Tensor:
+        """Rotate [heads, head_dim] as complex numbers."""
+        columns = self.rotary_dim
+        if not columns:
+            return x
+        turned = x[:, :columns]
+        if self.interleaved:
+            pairs = torch.complex(turned[:, 0::2], turned[:, 1::2])
+        else:
+            pairs = torch.complex(turned[:, : columns // 2], turned[:, columns // 2 :])
+        pairs = pairs * torch.complex(cos[position], sin[position])
+        parts = (pairs.real, pairs.imag)
+        joined = torch.stack(parts, -1).flatten(-2) if self.interleaved else torch.cat(parts, -1)
+        return torch.cat((joined, x[:, columns:]), -1)

@@ -1,0 +1,195 @@
+"""Attention to a cache on the CPU, held against float64 loops."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import flash_dist
+from tests.kvcache import Problem
+
+PROBLEMS = {
+    "one query": Problem(),
+    "grouped": Problem(heads=8, heads_kv=2, seqlen_q=3, causal=True),
+    "one kv head": Problem(heads=4, heads_kv=1, seqlen_q=2),
+    "window": Problem(seqlen_q=5, window=(20, 3)),
+    "causal window": Problem(seqlen_q=5, window=(7, -1), causal=True),
+    "more queries than keys": Problem(seqlens=(2, 0, 9), seqlen_q=6, causal=True),
+    "empty": Problem(seqlens=(0, 0, 0)),
+    "pages": Problem(page=16),
+    "large pages": Problem(page=48, seqlen_q=2, causal=True),
+    "entries": Problem(entries=5, batch_idx=(4, 0, 2)),
+    "left padding": Problem(leftpad=(0, 7, 21)),
+    "new keys": Problem(seqlen_new=1),
+    "new keys of a chunk": Problem(seqlen_q=4, seqlen_new=4, causal=True),
+    "new keys in pages": Problem(seqlen_q=2, seqlen_new=3, page=16),
+    "new keys of entries": Problem(seqlen_new=2, entries=4, batch_idx=(3, 1, 0), leftpad=(1, 0, 2)),
+    "rotary": Problem(seqlen_q=4, seqlen_new=4, causal=True, rotary_dim=16),
+    "rotary halves": Problem(
+        seqlen_q=3, seqlen_new=3, causal=True, rotary_dim=32, interleaved=False
+    ),
+    "rotary without order": Problem(seqlen_q=2, seqlen_new=2, rotary_dim=32, page=32),
+    "smaller values": Problem(head_dim_v=16, seqlen_q=2),
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_results_and_cache_are_those_of_loops(name: str, dtype: torch.dtype) -> None:
+    problem = PROBLEMS[name]
+    tensors = problem.make(dtype)
+    expected = problem.solve(tensors)
+    out, lse = problem.call(tensors)
+    tolerance = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 3e-2}[dtype]
+    assert out.dtype == dtype
+    assert lse.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    torch.testing.assert_close(out.double(), expected.out, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(lse.double(), expected.lse, atol=tolerance, rtol=tolerance)
+    rounding = 0.0 if problem.rotary_dim == 0 else tolerance
+    for got, wanted in ((tensors.k_cache, expected.k_cache), (tensors.v_cache, expected.v_cache)):
+        torch.testing.assert_close(got.double(), wanted, atol=rounding, rtol=rounding)
+
+
+def test_keys_behind_a_sequence_are_not_read() -> None:
+    problem = Problem(seqlens=(17, 40, 3), leftpad=(2, 0, 3))
+    tensors = problem.make(torch.float32)
+    expected = problem.solve(tensors)
+    for i, (begin, end) in enumerate(zip((2, 0, 3), (17, 40, 3), strict=True)):
+        for cache in (tensors.k_cache, tensors.v_cache):
+            cache[i, :begin] = math.nan
+            cache[i, end:] = math.nan
+    out, _ = problem.call(tensors)
+    torch.testing.assert_close(out.double(), expected.out, atol=2e-5, rtol=2e-5)
+
+
+def test_chunks_of_a_prefill_give_what_the_prefill_gives() -> None:
+    problem = Problem(seqlens=(0, 0, 0), seqlen_q=24, seqlen_new=24, causal=True)
+    tensors = problem.make(torch.float64)
+    whole, _ = problem.call(tensors)
+    caches = torch.zeros_like(tensors.k_cache), torch.zeros_like(tensors.v_cache)
+    parts = [
+        flash_dist.flash_attn_with_kvcache(
+            tensors.q[:, i : i + 8],
+            *caches,
+            tensors.k[:, i : i + 8],
+            tensors.v[:, i : i + 8],
+            cache_seqlens=i,
+            causal=True,
+        )
+        for i in (0, 8, 16)
+    ]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, atol=1e-12, rtol=1e-12)
+
+
+def test_a_length_may_be_an_int_and_is_the_whole_cache_where_there_is_none() -> None:
+    q, k, v = (torch.randn(2, n, 2, 16) for n in (1, 9, 9))
+    whole = flash_dist.flash_attn_with_kvcache(q, k, v)
+    assert torch.equal(whole, flash_dist.flash_attn_with_kvcache(q, k, v, cache_seqlens=9))
+    torch.testing.assert_close(whole, flash_dist.flash_attn_func(q, k, v))
+
+
+def test_num_splits_changes_nothing() -> None:
+    q, k, v = (torch.randn(2, n, 2, 16) for n in (1, 9, 9))
+    one, four = (flash_dist.flash_attn_with_kvcache(q, k, v, num_splits=n) for n in (1, 4))
+    assert torch.equal(one, four)
+
+
+def test_results_have_no_gradient() -> None:
+    q, k, v = (torch.randn(2, n, 2, 16, requires_grad=True) for n in (1, 9, 9))
+    out = flash_dist.flash_attn_with_kvcache(q, k, v)
+    assert not out.requires_grad
+
+
+def int32(*numbers: int) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cache_seqlens": int32(3, 33, 1)}, r"cache_seqlens\[1\] must be from 0 to 32 "),
+        ({"cache_seqlens": int32(3, -1, 1)}, r"cache_seqlens\[1\] must be from 0 to 32 "),
+        (
+            {"cache_seqlens": int32(3, 1, 1), "cache_leftpad": int32(0, 2, 0)},
+            r"cache_leftpad\[1\] must be from 0 to 1 ",
+        ),
+        ({"cache_batch_idx": int32(0, 1, 3)}, r"cache_batch_idx\[2\] must be from 0 to 2 "),
+        (
+            {"block_table": int32(0, 1, 2).unsqueeze(1) + 1},
+            r"block_table\[2\]\[0\] must be from 0 to 2 ",
+        ),
+        ({"cache_seqlens": int32(3, 1)}, r"cache_seqlens must be contiguous with shape \[batch\]"),
+        ({"softcap": 2.0}, "softcap must be 0 or None, got 2.0: there are no kernels that cap"),
+        ({"alibi_slopes": torch.ones(2)}, "alibi_slopes must be None, got Tensor"),
+        ({"num_splits": -1}, "num_splits must be a whole number of at least 0, got -1"),
+        ({"k": torch.ones(3, 1, 2, 16)}, "k, v and cache_seqlens must be given together, got k a"),
+        (
+            {"rotary_cos": torch.ones(40, 8), "rotary_sin": torch.ones(40, 8)},
+            "rotary_cos and rotary_sin must be given together, with k and v",
+        ),
+        ({"q": torch.ones(4, 1, 2, 16)}, "k_cache must have an entry for each of 4 batch entries"),
+        ({"q": torch.ones(3, 1, 3, 16)}, "num_heads_kv must divide num_heads_q, got 2 "),
+        ({"q": torch.ones(3, 1, 2, 24)}, "q and k_cache must agree in head_dim, got 24 and 16"),
+        (
+            {
+                "block_table": int32(0, 1, 2).unsqueeze(1),
+                "cache_leftpad": int32(0, 0, 0),
+            },
+            "cache_leftpad must be None with block_table",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(changes: dict[str, Any], message: str) -> None:
+    arguments = {
+        "q": torch.ones(3, 1, 2, 16),
+        "k_cache": torch.ones(3, 32, 2, 16),
+        "v_cache": torch.ones(3, 32, 2, 16),
+        **changes,
+    }
+    with pytest.raises(ValueError, match=message):
+        flash_dist.flash_attn_with_kvcache(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cache_seqlens": torch.ones(3, dtype=torch.int64)}, "cache_seqlens must be int32"),
+        ({"cache_seqlens": 1.5}, "cache_seqlens must be an int or a tensor, got float"),
+        ({"q": torch.ones(3, 1, 2, 16, dtype=torch.int32)}, "q must be float16, bfloat16, "),
+        ({"k_cache": torch.ones(3, 32, 2, 16).half()}, "q and k_cache must have the same dtype"),
+        ({"colour": 1}, r"flash_attn_with_kvcache\(\) got an unexpected keyword argument 'colour'"),
+    ],
+)
+def test_what_is_of_another_type_is_named(changes: dict[str, Any], message: str) -> None:
+    arguments = {
+        "q": torch.ones(3, 1, 2, 16),
+        "k_cache": torch.ones(3, 32, 2, 16),
+        "v_cache": torch.ones(3, 32, 2, 16),
+        **changes,
+    }
+    with pytest.raises(TypeError, match=message):
+        flash_dist.flash_attn_with_kvcache(**arguments)
+
+
+@pytest.mark.parametrize("name", ["grouped", "pages", "new keys in pages", "rotary"])
+def test_operators_are_what_torch_expects_of_operators(name: str) -> None:
+    problem = PROBLEMS[name]
+    tensors = problem.make(torch.float32)
+    for operator, arguments in problem.operator_calls(tensors):
+        torch.library.opcheck(operator, arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["grouped", "new keys in pages", "rotary"])
+def test_a_compiled_graph_gives_what_eager_gives(name: str) -> None:
+    problem = PROBLEMS[name]
+    tensors, others = problem.make(torch.float32), problem.make(torch.float32)
+    out, lse = problem.call(tensors)
+    compiled = torch.compile(problem.call, backend="aot_eager", fullgraph=True)
+    got, got_lse = compiled(others)
+    assert torch.equal(out, got)
+    assert torch.equal(lse, got_lse)
+    assert torch.equal(tensors.k_cache, others.k_cache)
