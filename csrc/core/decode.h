@@ -47,10 +47,11 @@ struct DecodeParams {
   int tile_rows;       // min(rows, TASK_ROWS): rows of a partial result
   int shares;          // blocks that share the units of all sequences
   int columns;         // of a partial result: of the compiled size
-  int64_t max_units;   // more units in all, and no sequence is split: partial results have no place
+  int max_units;       // more units in all, and no sequence is split: partial results have no place
   float* partial_out;  // [records, tile_rows, columns]
-  float2* partial_stats;  // [records, tile_rows] top and sum, core/fold.cuh
-  Divisor by_group;
+  float2* partial_stats;       // [records, tile_rows] top and sum, core/fold.cuh
+  int fold_parts;              // blocks that fold a task, each some of its rows and columns
+  Divisor by_group, by_heads;  // filled in at the launch
 };
 
 // Records that partial results need if all sequences have `units` units together.

@@ -1,140 +1,195 @@
 // Folds what several blocks have computed of a task: units of the groups that were cut, then groups.
 //
-// Grid      x = row of a task, for each share whose end cuts a task that begins in it.
-// Block     a thread owns two columns of the row.
+// Grid      x = task, or, where there are fewer, share whose end cuts a task that begins in it;
+//           y = some rows and columns of the task.
+// Block     16 lanes, a team, fold the units of a group, in 64 columns of a row; then a thread folds
+//           the groups of one of them. A round is as many groups as there are teams.
 #pragma once
 
+#include "core/behind.h"
 #include "core/config.h"
 #include "core/decode_work.cuh"
-#include "core/entry.h"
 #include "core/fold.cuh"
 #include "core/views.cuh"
 #include "decode_plans.h"
 #include "plans.h"
+#include "ptx/convert.cuh"
+#include "ptx/dependents.cuh"
 
 namespace flash_dist {
+
+constexpr int PIECE_COLUMNS = 64;
+constexpr int TEAM = PIECE_COLUMNS / 4;  // lanes
 
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct DecodeFoldConfig
     : Config<DecodeFoldPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Base = Config<DecodeFoldPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V>;
-  using Smem = typename DecodeShares<Base::THREADS>::Smem;
+  static constexpr int TEAMS = Base::THREADS / TEAM;
   static constexpr int BLOCK_ROWS = 1;
+  struct Smem {
+    float out[TEAMS][PIECE_COLUMNS];  // of the groups of a round
+    float2 stats[TEAMS];
+    typename DecodeShares<Base::THREADS>::Smem shares;
+    __device__ Smem() = delete;  // laid over shared memory, never made
+  };
   static constexpr int SMEM_BYTES = sizeof(Smem);
-  static_assert(2 * Base::THREADS >= HEAD_DIM);
 };
 
-// A partial result of a row, of this thread's two columns.
-struct PartialPair {
-  float top, sum;
-  float2 out;
+// A partial result of a row, of WIDTH columns.
+template <int WIDTH>
+struct PartialRow {
+  float top, sum, out[WIDTH];
 
-  __device__ __forceinline__ PartialPair() : top(-INFINITY), sum(0.0f), out{0.0f, 0.0f} {}
-  __device__ __forceinline__ PartialPair(const DecodeParams& p, int64_t record, int row,
-                                         int column) {
-    const int64_t at = record * p.tile_rows + row;
-    const float2 stats = p.partial_stats[at];
-    top = stats.x;
-    sum = stats.y;
-    out = *reinterpret_cast<const float2*>(p.partial_out + at * p.columns + column);
-  }
-  __device__ __forceinline__ void fold(const PartialPair& later) {
+  __device__ __forceinline__ PartialRow() : top(-INFINITY), sum(0.0f), out{} {}
+  __device__ __forceinline__ void fold(const PartialRow& later) {
     const Fold fold(top, later.top);
     top = fold.top;
     sum = fold(sum, later.sum);
-    out.x = fold(out.x, later.out.x);
-    out.y = fold(out.y, later.out.y);
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) out[i] = fold(out[i], later.out[i]);
   }
 };
 
+// This lane's four columns of a record.
+__device__ __forceinline__ PartialRow<4> read_record(const DecodeParams& p, int64_t record, int row,
+                                                     int column) {
+  const int64_t at = record * p.tile_rows + row;
+  const float2 stats = p.partial_stats[at];
+  const float4 out = *reinterpret_cast<const float4*>(p.partial_out + at * p.columns + column);
+  PartialRow<4> part;
+  part.top = stats.x;
+  part.sum = stats.y;
+  part.out[0] = out.x, part.out[1] = out.y, part.out[2] = out.z, part.out[3] = out.w;
+  return part;
+}
+
+// The group of a cursor, of four columns.
+template <class Shares>
+__device__ __forceinline__ PartialRow<4> fold_group(const DecodeParams& p, const Shares& shares,
+                                                    const DecodeCursor& at, int row, int column) {
+  const int owner = shares.owner(at.position);
+  if (at.group_end() <= shares.begin(owner + 1)) {
+    return read_record(p, shares.group_record(p, at, owner), row, column);
+  }
+  const int64_t first = int64_t{owner} * GROUP_UNITS + at.unit % GROUP_UNITS;
+  const int units = at.group_end() - at.position;
+  PartialRow<4> parts[GROUP_UNITS], group;
+#pragma unroll
+  for (int i = 0; i < GROUP_UNITS; ++i) {
+    if (i < units) parts[i] = read_record(p, first + i, row, column);
+  }
+#pragma unroll
+  for (int i = 0; i < GROUP_UNITS; ++i) {
+    if (i < units) group.fold(parts[i]);
+  }
+  return group;
+}
+
+// One column of a row, and by one thread lse.
+template <class Config>
+__device__ __forceinline__ void store_column(const DecodeParams& p, const DecodeCursor& at,
+                                             const PartialRow<1>& all, int row, int column) {
+  const int head = at.head(p);
+  const int task_row = at.tile(p) * TASK_ROWS + row;
+  if (task_row >= p.rows) return;
+  const int query = divide(task_row, p.by_group);
+  const int member = task_row - query * p.group;
+  if (column == 0) {
+    const int64_t head_q =
+        static_cast<int64_t>(at.batch) * p.num_heads_kv * p.group + head * p.group + member;
+    p.lse[head_q * p.seqlen_q + query] = finish_lse(all.top, all.sum);
+  }
+  if (column >= p.head_dim_v) return;
+  const float x = finish_out(all.out[0], finish_inverse(all.sum));
+  head_begin(p.out, at.batch, head, member)[query * p.out.row + column] =
+      static_cast<uint16_t>(pack<typename Config::Target, typename Config::T>(x, 0.0f));
+}
+
 template <class Config>
 __device__ __forceinline__ void decode_fold_block(const DecodeParams& p) {
-  using Target = typename Config::Target;
-  using T = typename Config::T;
-  constexpr int AHEAD = 8;  // records that are loaded at once
+  constexpr int TEAMS = Config::TEAMS;
+  constexpr int QUARTERS = Config::THREADS / PIECE_COLUMNS;
   extern __shared__ __align__(128) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
 
-  const int share = blockIdx.x / p.tile_rows;
-  const int row = blockIdx.x - share * p.tile_rows;
-  const DecodeShares<Config::THREADS> shares(p, smem);
+  const DecodeShares<Config::THREADS> shares(p, smem.shares);
+  wait_for_previous<typename Config::Target>();  // NOTE: by every block, also those that leave
   if (!shares.splits) return;
-  const int64_t share_begin = shares.begin(p, share);
-  const int64_t share_end = shares.begin(p, share + 1);
-  if (share_begin == share_end || share_end == shares.total) return;
-  DecodeCursor at = shares.find(p, smem, share_end);
-  const int64_t task_begin = at.task_begin(), task_end = at.task_end();
-  if (task_begin == share_end || task_begin < share_begin) return;
+  const bool by_task = p.batch * tasks_of(p) <= p.shares;
+  const int end = by_task ? 0 : shares.begin(blockIdx.x + 1);
+  if (!by_task && end >= shares.total) return;
+  DecodeCursor at =
+      by_task ? shares.find_task(p, smem.shares, blockIdx.x) : shares.find(p, smem.shares, end);
+  const int task_begin = at.task_begin(), task_end = at.task_end();
+  const bool is_cut = by_task ? shares.owner(task_begin) != shares.owner(task_end - 1)
+                              : shares.begin(blockIdx.x) <= task_begin && task_begin < end;
+  if (!is_cut) return;
 
-  const int column = threadIdx.x * 2;
-  const int task_row = at.tile(p) * TASK_ROWS + row;
-  if (column >= p.columns || task_row >= p.rows) return;
-  at.unit = at.extent.first;
-  at.position = task_begin;
+  const int first_group = at.extent.first / GROUP_UNITS;
+  const int groups = (at.extent.end - 1) / GROUP_UNITS + 1 - first_group;
+  const int slices = p.columns / PIECE_COLUMNS;
+  const int pieces = p.tile_rows * slices;
+  const int first_piece = pieces * static_cast<int>(blockIdx.y) / p.fold_parts;
+  const int end_piece = pieces * (static_cast<int>(blockIdx.y) + 1) / p.fold_parts;
 
-  PartialPair task;
-  while (at.position < task_end) {
-    // Up to AHEAD whole groups, or a group that was cut.
-    PartialPair parts[AHEAD];
-    int count = 0;
-    bool cut = false;
+  // Groups of all pieces one behind the other. Threads take turns by 64 with the pieces.
+  const int items = (end_piece - first_piece) * groups;
+  const int quarter = threadIdx.x / PIECE_COLUMNS;
+  const int own_column = threadIdx.x % PIECE_COLUMNS;
+  PartialRow<1> task;
+  for (int first = 0; first < items; first += TEAMS) {
+    const int team = threadIdx.x / TEAM;
+    const int item = first + team;
+    if (item < items) {
+      const int piece = item / groups;
+      const int group = item - piece * groups;
+      at.unit = max((first_group + group) * GROUP_UNITS, at.extent.first);
+      at.position = task_begin + at.unit - at.extent.first;
+      const int row = (first_piece + piece) / slices;
+      const int slice = first_piece + piece - row * slices;
+      const int column = threadIdx.x % TEAM * 4;
+      const PartialRow<4> part = fold_group(p, shares, at, row, slice * PIECE_COLUMNS + column);
+      *reinterpret_cast<float4*>(&smem.out[team][column]) = {part.out[0], part.out[1], part.out[2],
+                                                             part.out[3]};
+      if (column == 0) smem.stats[team] = {part.top, part.sum};
+    }
+    __syncthreads();
+    const int last = min(first + TEAMS, items);
+    for (int piece = first / groups; piece * groups < last; ++piece) {
+      if (piece % QUARTERS != quarter) continue;
+      const int begin = max(first - piece * groups, 0);
+      const int end_group = min(last - piece * groups, groups);
+      if (begin == 0) task = PartialRow<1>();
 #pragma unroll
-    for (int i = 0; i < AHEAD; ++i) {
-      if (i != count || cut || at.position >= task_end) continue;
-      const int64_t begin = at.group_begin(), end = at.group_end();
-      const int owner = shares.owner(p, begin);
-      if (end <= shares.begin(p, owner + 1)) {
-        parts[i] = PartialPair(p, shares.group_record(p, at, owner), row, column);
-        ++count;
-        at.unit += static_cast<int>(end - begin);
-        at.position = end;
-      } else {
-        cut = true;
+      for (int i = 0; i < TEAMS; ++i) {
+        const int slot = piece * groups + begin + i - first;
+        if (begin + i >= end_group) break;
+        PartialRow<1> group;
+        group.top = smem.stats[slot].x;
+        group.sum = smem.stats[slot].y;
+        group.out[0] = smem.out[slot][own_column];
+        task.fold(group);
+      }
+      if (end_group == groups) {
+        const int row = (first_piece + piece) / slices;
+        const int slice = first_piece + piece - row * slices;
+        store_column<Config>(p, at, task, row, slice * PIECE_COLUMNS + own_column);
       }
     }
-#pragma unroll
-    for (int i = 0; i < AHEAD; ++i) {
-      if (i < count) task.fold(parts[i]);
-    }
-    if (!cut) continue;
-    const int64_t first = shares.unit_record(p, at);
-    const int units = static_cast<int>(at.group_end() - at.position);
-    const int number = at.unit % GROUP_UNITS;
-#pragma unroll
-    for (int i = 0; i < GROUP_UNITS; ++i) {
-      if (i < units) parts[i] = PartialPair(p, first + number + i, row, column);
-    }
-    PartialPair group;
-#pragma unroll
-    for (int i = 0; i < GROUP_UNITS; ++i) {
-      if (i < units) group.fold(parts[i]);
-    }
-    task.fold(group);
-    at.unit += units;
-    at.position += units;
+    __syncthreads();
   }
-
-  const int head = at.head(p);
-  const int query = divide(task_row, p.by_group);
-  const int member = task_row - query * p.group;
-  if (threadIdx.x == 0) {
-    const int64_t head_q =
-        static_cast<int64_t>(at.batch) * p.num_heads_kv * p.group + head * p.group + member;
-    p.lse[head_q * p.seqlen_q + query] = finish_lse(task.top, task.sum);
-  }
-  if (column >= p.head_dim_v) return;
-  const float inverse = finish_inverse(task.sum);
-  uint16_t* out = head_begin(p.out, at.batch, head, member) + query * p.out.row + column;
-  *reinterpret_cast<uint32_t*>(out) =
-      pack<Target, T>(finish_out(task.out.x, inverse), finish_out(task.out.y, inverse));
 }
 
 template <class Config>
 cudaError_t launch_decode_fold(const void* kernel, const void* params, cudaStream_t stream) {
   DecodeParams p = *static_cast<const DecodeParams*>(params);
   p.by_group = make_divisor(p.group);
+  p.by_heads = make_divisor(p.num_heads_kv);
   p.cache.by_page = make_divisor(p.cache.page);
-  return launch_1d<Config>(kernel, &p, int64_t{p.shares} * p.tile_rows, stream);
+  const int64_t tasks = int64_t{p.batch} * p.row_tiles * p.num_heads_kv;
+  const int64_t most = tasks < p.shares ? tasks : p.shares;
+  return launch_behind<Config>(kernel, &p, dim3(static_cast<unsigned>(most), p.fold_parts), stream);
 }
 
 }  // namespace flash_dist

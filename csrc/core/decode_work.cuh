@@ -69,14 +69,15 @@ __device__ __forceinline__ int tasks_of(const DecodeParams& p) {
 struct DecodeCursor {
   int batch, task, unit;
   DecodeExtent extent;
-  int64_t position;  // among all units
+  int position;  // among all units
 
-  __device__ __forceinline__ DecodeCursor(const DecodeParams& p, int batch_, int64_t base,
-                                          int64_t position_)
+  // base: the position of the batch entry's first unit.
+  __device__ __forceinline__ DecodeCursor(const DecodeParams& p, int batch_, int base,
+                                          int position_)
       : batch(batch_), extent(p, batch_), position(position_) {
     const auto inside = static_cast<unsigned>(position - base);
     task = static_cast<int>(inside / static_cast<unsigned>(extent.units()));
-    unit = extent.first + static_cast<int>(inside - task * extent.units());
+    unit = extent.first + static_cast<int>(inside) - task * extent.units();
   }
   __device__ __forceinline__ void advance(const DecodeParams& p) {
     ++position;
@@ -88,28 +89,32 @@ struct DecodeCursor {
     unit = extent.first;
   }
   // Head fastest, so that the heads of a page are read together.
-  __device__ __forceinline__ int head(const DecodeParams& p) const { return task % p.num_heads_kv; }
-  __device__ __forceinline__ int tile(const DecodeParams& p) const { return task / p.num_heads_kv; }
+  __device__ __forceinline__ int head(const DecodeParams& p) const {
+    return task - tile(p) * p.num_heads_kv;
+  }
+  __device__ __forceinline__ int tile(const DecodeParams& p) const {
+    return divide(task, p.by_heads);
+  }
 
-  __device__ __forceinline__ int64_t task_begin() const { return position - (unit - extent.first); }
-  __device__ __forceinline__ int64_t task_end() const { return task_begin() + extent.units(); }
-  __device__ __forceinline__ int64_t group_begin() const {
+  __device__ __forceinline__ int task_begin() const { return position - (unit - extent.first); }
+  __device__ __forceinline__ int task_end() const { return task_begin() + extent.units(); }
+  __device__ __forceinline__ int group_begin() const {
     return position - (unit - max(unit / GROUP_UNITS * GROUP_UNITS, extent.first));
   }
-  __device__ __forceinline__ int64_t group_end() const {
+  __device__ __forceinline__ int group_end() const {
     return position + (min((unit / GROUP_UNITS + 1) * GROUP_UNITS, extent.end) - unit);
   }
 };
 
-// All units, and which of them are a share's. Made by all THREADS threads of a block.
+// All units, and which of them are a share's: the first shares have one more where the others would
+// leave some. Made by all THREADS threads of a block.
 template <int THREADS>
 struct DecodeShares {
   struct Smem {
-    int64_t warp_units[THREADS / 32];
-    int64_t base;
-    int batch;
+    int warp_units[THREADS / 32];
+    int base, batch;
   };
-  int64_t total;
+  int total;
   bool splits;  // whether tasks may be in several shares
 
   __device__ __forceinline__ DecodeShares(const DecodeParams& p, Smem& smem) {
@@ -119,7 +124,7 @@ struct DecodeShares {
     before_ = mine_;
 #pragma unroll
     for (int i = 1; i < 32; i *= 2) {
-      const int64_t other = __shfl_up_sync(0xffffffffu, before_, i);
+      const int other = __shfl_up_sync(0xffffffffu, before_, i);
       if (lane >= i) before_ += other;
     }
     if (lane == 31) smem.warp_units[warp] = before_;
@@ -132,42 +137,57 @@ struct DecodeShares {
       total += smem.warp_units[w];
     }
     splits = total <= p.max_units;
+    each_ = static_cast<unsigned>(total) / static_cast<unsigned>(p.shares);
+    more_ = total - each_ * p.shares;
   }
 
-  __device__ __forceinline__ int64_t begin(const DecodeParams& p, int share) const {
-    return total * share / p.shares;
+  __device__ __forceinline__ int begin(int share) const {
+    return share * each_ + min(share, more_);
   }
   // The share that has a unit.
-  __device__ __forceinline__ int owner(const DecodeParams& p, int64_t position) const {
-    return static_cast<int>(((position + 1) * p.shares - 1) / total);
+  __device__ __forceinline__ int owner(int position) const {
+    const int longer = more_ * (each_ + 1);  // units of those with one more
+    if (position < longer) return static_cast<unsigned>(position) / (each_ + 1u);
+    return more_ + static_cast<unsigned>(position - longer) / static_cast<unsigned>(each_);
   }
 
-  // The place of a unit, below total; by all threads.
+  // The place of a unit, below total; by all threads, which have not to be reading an earlier one.
   __device__ __forceinline__ DecodeCursor find(const DecodeParams& p, Smem& smem,
-                                               int64_t position) const {
+                                               int position) const {
     if (before_ <= position && position < before_ + mine_) {
       int b = begin_of(p);
-      int64_t base = before_;
-      for (int64_t units; (units = units_of(p, b)) <= position - base; ++b) base += units;
+      int base = before_;
+      for (int units; (units = units_of(p, b)) <= position - base; ++b) base += units;
       smem.batch = b;
       smem.base = base;
     }
     __syncthreads();
     return DecodeCursor(p, smem.batch, smem.base, position);
   }
+  // The place of the first unit of a task, counted through all batch entries; likewise.
+  __device__ __forceinline__ DecodeCursor find_task(const DecodeParams& p, Smem& smem,
+                                                    int number) const {
+    const int batch = number / tasks_of(p);
+    if (begin_of(p) <= batch && batch < end_of(p)) {
+      int base = before_;
+      for (int b = begin_of(p); b < batch; ++b) base += units_of(p, b);
+      smem.base = base;
+    }
+    __syncthreads();
+    const int units = DecodeExtent(p, batch).units();
+    return DecodeCursor(p, batch, smem.base, smem.base + (number - batch * tasks_of(p)) * units);
+  }
 
   // Where units of a group that is cut are stored: this and the following, by their number in it.
-  __device__ __forceinline__ int64_t unit_record(const DecodeParams& p,
-                                                 const DecodeCursor& at) const {
-    return static_cast<int64_t>(owner(p, at.group_begin())) * GROUP_UNITS;
+  __device__ __forceinline__ int64_t unit_record(const DecodeCursor& at) const {
+    return int64_t{owner(at.group_begin())} * GROUP_UNITS;
   }
   // Where a whole group of a task that is split is stored, by the share that it lies in. The groups
   // of the task that came before it, and of the one that goes on behind it, are GROUP_UNITS apart.
   __device__ __forceinline__ int64_t group_record(const DecodeParams& p, const DecodeCursor& at,
                                                   int share) const {
-    const int64_t longest = (total + p.shares - 1) / p.shares;
-    const int64_t first = begin(p, share);
-    return static_cast<int64_t>(p.shares) * GROUP_UNITS + share * (longest / GROUP_UNITS + 2) +
+    const int first = begin(share);
+    return int64_t{p.shares} * GROUP_UNITS + int64_t{share} * ((each_ + 1) / GROUP_UNITS + 2) +
            (at.group_begin() - first) / GROUP_UNITS + (at.task_begin() >= first ? 1 : 0);
   }
 
@@ -179,11 +199,12 @@ struct DecodeShares {
   __device__ __forceinline__ static int end_of(const DecodeParams& p) {
     return min(begin_of(p) + (p.batch + THREADS - 1) / THREADS, p.batch);
   }
-  __device__ __forceinline__ static int64_t units_of(const DecodeParams& p, int batch) {
-    return static_cast<int64_t>(DecodeExtent(p, batch).units()) * tasks_of(p);
+  __device__ __forceinline__ static int units_of(const DecodeParams& p, int batch) {
+    return DecodeExtent(p, batch).units() * tasks_of(p);
   }
 
-  int64_t before_, mine_;  // units before this thread's batch entries, and of these
+  int before_, mine_;  // units before this thread's batch entries, and of these
+  int each_, more_;
 };
 
 }  // namespace flash_dist

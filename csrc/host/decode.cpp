@@ -14,7 +14,7 @@ namespace flash_dist {
 namespace {
 
 constexpr int64_t ALIGNMENT = 256;
-constexpr int64_t MAX_UNITS = INT32_MAX;  // of a batch entry, which kernels count in 32 bits
+constexpr int64_t MAX_UNITS = INT32_MAX;  // of all sequences, which kernels count in 32 bits
 
 template <class Number>
 Number divide_up(Number a, Number b) {
@@ -41,15 +41,22 @@ class Decode {
     p_.row_tiles = divide_up(p_.rows, TASK_ROWS);
     p_.tile_rows = std::min(p_.rows, TASK_ROWS);
     p_.columns = kernel_.variant->size.head_dim_v;
-    if (longest_units() * tasks() > MAX_UNITS) {
-      fail("the units of ", UNIT_KEYS, " keys of a sequence, times its tiles of ", TASK_ROWS,
-           " rows, must be at most ", MAX_UNITS, ", got ", longest_units() * tasks(),
+    if (longest_units() * p_.batch * tasks() > MAX_UNITS) {
+      fail("units of ", UNIT_KEYS, " keys, times tiles of ", TASK_ROWS,
+           " queries of a group, must ", "be at most ", MAX_UNITS, ", got ",
+           longest_units() * p_.batch * tasks(),
            "\n\nhint: fewer queries in a call give the same bits");
     }
     const int64_t blocks =
         int64_t{device_info(call.device).sm_count} * kernel_.variant->entry->blocks_per_sm;
     const int64_t units = most_units();
     p_.shares = static_cast<int>(std::min(blocks, units));
+    // A block of the fold for each multiprocessor, or more.
+    const int sm_count = device_info(call.device).sm_count;
+    const int64_t folded = std::min<int64_t>(p_.batch * tasks(), p_.shares);
+    const int pieces = p_.tile_rows * (p_.columns / 64);
+    p_.fold_parts =
+        static_cast<int>(std::min<int64_t>(divide_up<int64_t>(2 * sm_count, folded), pieces));
     place(units, budget);
   }
 
@@ -87,8 +94,8 @@ class Decode {
     const int64_t affordable = std::max<int64_t>(budget - ALIGNMENT, 0) / record;
     const int64_t fixed = decode_records(0, p_.shares);
     const bool may_split = p_.cache.capacity > UNIT_KEYS && p_.shares > 1;
-    if (may_split) p_.max_units = std::min(units, (affordable - fixed) * GROUP_UNITS);
-    if (!may_split || affordable <= fixed) p_.max_units = 0;
+    const int64_t most = affordable > fixed ? (affordable - fixed) * GROUP_UNITS : 0;
+    p_.max_units = may_split ? static_cast<int>(std::min(units, most)) : 0;
     const int64_t records = p_.max_units == 0 ? 0 : decode_records(p_.max_units, p_.shares);
     stats_bytes_ = divide_up(records * p_.tile_rows * 8, ALIGNMENT) * ALIGNMENT;
     out_bytes_ = records * p_.tile_rows * p_.columns * 4;

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 _USUAL = (64, 128)
 _TILE = 128  # rows of the largest tile: a shape fills a GPU if it has this many tiles per SM
 _WAVES = 2
+WHOLE = -1
 _SMALL_SEQLEN = 256  # up to here the float64 reference on the CPU is quick
 
 
@@ -35,6 +36,7 @@ class Case:
     compiled: tuple[int, int] = (0, 0)  # the head_dim and head_dim_v of the kernels that serve it
     mask: str = ""  # of selftest_masks.MASKS, on top of causal
     lengths: tuple[int, ...] = ()  # of documents packed one after the other
+    page: int = 0  # keys of a page of the cache that k and v lie in; WHOLE: it is not in pages
 
     @property
     def name(self) -> str:
@@ -42,6 +44,8 @@ class Case:
         mask = self.mask or ("causal" if self.causal else "full")
         if self.lengths:
             mask += f" packed {len(self.lengths)}"
+        if self.page:
+            mask += " cache" if self.page == WHOLE else f" pages of {self.page}"
         budget = "" if self.budget is None else f" budget {self.budget}"
         head_dim_v = "" if self.head_dim_v is None else f"/{self.head_dim_v}"
         return (
@@ -90,6 +94,12 @@ class Kernels:
         is_half = self.dtype in {"fp16", "bf16"}
         return is_half and self.head_dim == self.head_dim_v and self.head_dim in _USUAL
 
+    @property
+    def reads_caches(self) -> bool:
+        """Whether there are kernels of this size for keys in a cache."""
+        is_half = self.dtype in {"fp16", "bf16"}
+        return is_half and self.head_dim == self.head_dim_v and self.head_dim in _CACHED_SIZES
+
 
 @dataclass(frozen=True)
 class _Shape:
@@ -103,6 +113,7 @@ class _Shape:
     budget: int | None = None
     mask: str = ""
     lengths: tuple[int, ...] = ()
+    page: int = 0
 
 
 _SMALL = (
@@ -156,6 +167,17 @@ _MASKED_LARGE = (
     _Shape("masked", 2, 1024, 1024, 8, 1, causal=False, mask="dense"),
 )
 
+# Queries to a cache: forward alone. The last has units that are cut among blocks.
+_CACHED_SIZES = (64, 128, 256)
+_CACHED = (
+    _Shape("cached", 2, 1, 259, 8, 2, causal=False, page=WHOLE),
+    _Shape("cached", 2, 5, 240, 4, 1, causal=True, page=16),
+)
+_CACHED_LARGE = (
+    _Shape("cached", 3, 1, 8200, 8, 2, causal=False, page=WHOLE),
+    _Shape("cached", 40, 3, 1536, 8, 2, causal=True, page=64),
+)
+
 # For every compiled size that is not among the usual ones, and with columns that only fill it up.
 _FEW = (_SMALL[2], _SMALL[3], *(shape for shape in _MASKED if shape.mask in {"both", "dense"}))
 _FEW_ON_GPU = (_LARGE[2], _FIXED[-1])
@@ -180,6 +202,9 @@ def make_cases(kernels: Iterable[Kernels], sm_count: int) -> tuple[Case, ...]:
             large = (*_LARGE, *_FIXED, *_MASKED_LARGE, _PACKED[-1])
             shapes = large if one.is_usual else _FEW_ON_GPU
             cases += [_gpu_case(shape, one, sm_count) for shape in shapes]
+        if one.reads_caches:
+            cached = (*_CACHED, *(_CACHED_LARGE if sm_count else ()))
+            cases += [_case(shape, one, fills_gpu=shape in _CACHED_LARGE) for shape in cached]
     return tuple(cases)
 
 
@@ -216,4 +241,5 @@ def _case(shape: _Shape, kernels: Kernels, *, fills_gpu: bool = False) -> Case:
         (kernels.head_dim, kernels.head_dim_v),
         shape.mask,
         shape.lengths,
+        shape.page,
     )

@@ -21,7 +21,6 @@ from ..findings.proofs import SELFTEST_BITS_DIFFER, SELFTEST_VALUES_DIFFER
 from ..loading.process import end_with, write_event
 from .cases import Case, Kernels, make_cases
 from .comparison import (
-    NAMES,
     Difference,
     Tensors,
     all_equal,
@@ -85,7 +84,7 @@ def run_case(  # noqa: PLR0913, PLR0917 - what is run, where, how often, and hel
 def check_values(case: Case, actual: Tensors, exact: ExactValues) -> tuple[Difference, ...]:
     """Compare with float64 where that is quick; elsewhere there must at least be no NaN."""
     if case.fills_gpu:
-        found = (_find_not_finite(name, actual[name]) for name in NAMES)
+        found = (_find_not_finite(name, values) for name, values in actual.items())
         return tuple(difference for difference in found if difference)
     right = exact.get(case)
     return compare_values(right.values, right.allowed, actual)

@@ -9,6 +9,7 @@ import torch
 
 from ..kernels.precision import float32_precision
 from ..targets.verdict import IEEE32
+from .cases import WHOLE
 from .comparison import NAMES, Tensors, attend, make_values
 from .masks import cu_seqlens, find_visible, make_mask
 
@@ -69,7 +70,9 @@ class Inputs:
         )
 
     def attend(self, attention: Attention, case: Case) -> Tensors:
-        """Run forward and backward once."""
+        """Run forward and backward once; with keys in a cache forward alone."""
+        if case.page:
+            return self._attend_to_cache(case)
         if case.budget is not None:
             return self._attend_within(case.budget, case)
         q, k, v = (x.detach().requires_grad_() for x in (self.q, self.k, self.v))
@@ -106,6 +109,21 @@ class Inputs:
             **options,
         )
         return dict(zip(NAMES, (out, lse, *gradients), strict=True))
+
+    def _attend_to_cache(self, case: Case) -> Tensors:
+        """Call the function that reads a cache, in which pages lie in another order."""
+        from ..attention.kvcache import flash_attn_with_kvcache  # noqa: PLC0415 - as above
+
+        k, v, table = self.k, self.v, None
+        if case.page != WHOLE:
+            pages = case.batch * case.seqlen_k // case.page
+            table = torch.arange(pages - 1, -1, -1, dtype=torch.int32, device=k.device)
+            table = table.reshape(case.batch, -1)
+            k, v = (x.reshape(pages, case.page, *x.shape[2:]).flip(0) for x in (k, v))
+        out, lse = flash_attn_with_kvcache(
+            self.q, k, v, block_table=table, causal=case.causal, return_softmax_lse=True
+        )
+        return {"out": out, "lse": lse}
 
     def attend_exactly(self, case: Case, dtype: torch.dtype) -> Tensors:
         """Return what the textbook formulas give on the CPU, every step rounded to `dtype`."""

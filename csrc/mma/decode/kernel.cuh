@@ -18,6 +18,7 @@
 #include "mma/decode/config.h"
 #include "mma/decode/load.cuh"
 #include "mma/fragments.cuh"
+#include "ptx/dependents.cuh"
 
 namespace flash_dist {
 
@@ -50,7 +51,7 @@ struct Partial {
 
 // What a lane knows of the rows lane / 4 and lane / 4 + 8 of a task.
 struct TaskRows {
-  int begin[2], end[2];  // keys that the row sees; none where there is no such row
+  int begin[2], end[2];  // keys that the row sees
 
   __device__ __forceinline__ TaskRows(const DecodeParams& p, const DecodeCursor& at) {
     const int shift = at.extent.seqlen - p.seqlen_q;
@@ -60,8 +61,26 @@ struct TaskRows {
       const int i = divide(row, p.by_group) + shift;  // where the diagonal is
       const int last = p.right >= UNBOUNDED ? at.extent.seqlen : i + p.right + 1;
       begin[h] = p.left >= UNBOUNDED ? 0 : max(i - p.left, 0);
-      end[h] = row < p.rows ? min(last, at.extent.seqlen) : 0;
+      end[h] = min(last, at.extent.seqlen);
+      if (row >= p.rows) begin[h] = 0, end[h] = at.extent.seqlen;  // hides nothing
     }
+  }
+
+  // Whether no row hides a key of a unit.
+  __device__ __forceinline__ bool all_see(int key0) const {
+    const int first = max(begin[0], begin[1]), last = min(end[0], end[1]);
+    return __all_sync(0xffffffffu, first <= key0 && key0 + UNIT_KEYS <= last);
+  }
+  // S of the keys from key0 on.
+  template <int NT>
+  __device__ __forceinline__ void hide(Accumulator<1, NT>& s, int key0) const {
+#pragma unroll
+    for (int n = 0; n < NT; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int key = key0 + n * 8 + threadIdx.x % 4 * 2 + e % 2;
+        if (key < begin[e / 2] || key >= end[e / 2]) s.x[0][n][e] = -INFINITY;
+      }
   }
 };
 
@@ -175,17 +194,18 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
   const int warp = threadIdx.x / 32;
   const int lane = threadIdx.x % 32;
 
+  let_next_start<Target>();
   const DecodeShares<Config::THREADS> shares(p, smem.shares);
   const int own = blockIdx.x;  // share
-  const int64_t share_begin = shares.begin(p, own);
-  const int64_t share_end = shares.begin(p, own + 1);
+  const int share_begin = shares.begin(own);
+  const int share_end = shares.begin(own + 1);
   if (share_begin == share_end) return;
   DecodeCursor at = shares.find(p, smem.shares, share_begin);
-  int64_t units = share_end - share_begin;
+  int units = share_end - share_begin;
   if (!shares.splits) {  // the tasks that begin in this share, as a whole
     __syncthreads();
-    const int64_t first = at.unit == at.extent.first ? share_begin : at.task_end();
-    const int64_t end = share_end == shares.total ? share_end : [&] {
+    const int first = at.unit == at.extent.first ? share_begin : at.task_end();
+    const int end = share_end == shares.total ? share_end : [&] {
       const DecodeCursor last = shares.find(p, smem.shares, share_end);
       return last.unit == last.extent.first ? share_end : last.task_end();
     }();
@@ -224,11 +244,13 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
   const auto a_q = Operand<HEAD_DIM>::a(sQ);
   const auto a_p = Operand<UNIT_KEYS>::a(sP);
   Partial<OT> task, group, unit;
+  TaskRows rows(p, at);
 
 #pragma unroll 1
   for (; units > 0; --units, at.advance(p)) {
     if (at.unit == at.extent.first || at.position == share_begin) {
       queries.store(sQ);
+      rows = TaskRows(p, at);
       task.clear();
       group.clear();
     }
@@ -250,20 +272,20 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
     }
 
     // Hidden scores are -inf; the greatest of each row
-    const TaskRows rows(p, at);
+    const int key0 = at.unit * UNIT_KEYS;
+    if (!rows.all_see(key0)) {
+#pragma unroll
+      for (int i = 0; i < Config::TILES; ++i) {
+        rows.hide(s[i], key0 + i * Config::BLOCK_N + warp * WARP_KEYS);
+      }
+    }
     float top[2] = {-INFINITY, -INFINITY};
 #pragma unroll
     for (int i = 0; i < Config::TILES; ++i)
 #pragma unroll
       for (int n = 0; n < Config::KEY_TILES; ++n)
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int key = at.unit * UNIT_KEYS + i * Config::BLOCK_N + warp * WARP_KEYS + n * 8 +
-                          lane % 4 * 2 + e % 2;
-          float& x = s[i].x[0][n][e];
-          if (key < rows.begin[e / 2] || key >= rows.end[e / 2]) x = -INFINITY;
-          top[e / 2] = fmaxf(top[e / 2], x);
-        }
+        for (int e = 0; e < 4; ++e) top[e / 2] = fmaxf(top[e / 2], s[i].x[0][n][e]);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       top[h] = quad_max(top[h]);
@@ -312,12 +334,12 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
     unit.sum[1] = sums[2];
 
     // Into its group, or to memory where blocks share that
-    const int64_t group_begin = at.group_begin();
-    const int64_t group_end = at.group_end();
+    const int group_begin = at.group_begin();
+    const int group_end = at.group_end();
     const bool owns_task =
         !shares.splits || (share_begin <= at.task_begin() && at.task_end() <= share_end);
     if (!owns_task && (group_begin < share_begin || share_end < group_end)) {
-      const int64_t record = shares.unit_record(p, at) + at.unit % GROUP_UNITS;
+      const int64_t record = shares.unit_record(at) + at.unit % GROUP_UNITS;
       store_partial<Config>(p, unit, record);
       continue;
     }

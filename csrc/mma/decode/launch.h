@@ -10,6 +10,7 @@ template <class Config>
 cudaError_t launch_decode(const void* kernel, const void* params, cudaStream_t stream) {
   DecodeParams p = *static_cast<const DecodeParams*>(params);
   p.by_group = make_divisor(p.group);
+  p.by_heads = make_divisor(p.num_heads_kv);
   p.cache.by_page = make_divisor(p.cache.page);
   return launch_1d<Config>(kernel, &p, p.shares, stream);
 }

@@ -9,7 +9,7 @@ namespace flash_dist {
 
 // Starts the copies of a block's share, one tile a call: the tiles of K of a unit, then those of V.
 // Where the keys of the next unit lie is read from the tables while this one is loaded: lane c of
-// each warp knows it of the 16 keys with number c.
+// each warp knows it of the 16 keys with number c, which lie together.
 template <class Config>
 class UnitLoader {
   using Target = typename Config::Target;
@@ -25,8 +25,7 @@ class UnitLoader {
 
  public:
   // at: the share's first unit; it has `units`.
-  __device__ __forceinline__ UnitLoader(const DecodeParams& p, const DecodeCursor& at,
-                                        int64_t units)
+  __device__ __forceinline__ UnitLoader(const DecodeParams& p, const DecodeCursor& at, int units)
       : next_(at), waiting_(units), tile_(2 * Config::TILES) {
     find_next(p);
   }
@@ -41,7 +40,7 @@ class UnitLoader {
     const View& view = is_v ? p.cache.v : p.cache.k;
     const int key0 = (is_v ? tile_ - Config::TILES : tile_) * BLOCK_N;
     const int columns = is_v ? p.head_dim_v : p.head_dim;
-    copy(stage, static_cast<const uint16_t*>(view.data) + head_ * view.head_kv, view, key0,
+    copy(stage, head_begin(view, 0, head_, 0), is_v ? v_offset_ : k_offset_, view.row, key0,
          columns);
     ++tile_;
   }
@@ -50,12 +49,12 @@ class UnitLoader {
   __device__ __forceinline__ void take(const DecodeParams& p) {
     tile_ = 0;
     --waiting_;
-    entry_ = next_entry_;
-    row_ = next_row_;
+    k_offset_ = next_entry_ * p.cache.k.batch + next_row_ * p.cache.k.row;
+    v_offset_ = next_entry_ * p.cache.v.batch + next_row_ * p.cache.v.row;
     head_ = next_.head(p);
-    key_ = next_.unit * UNIT_KEYS;
-    begin_ = next_.extent.begin;
-    end_ = next_.extent.seqlen;
+    const int key = next_.unit * UNIT_KEYS;
+    skipped_ = max(next_.extent.begin - key, 0);
+    seen_ = max(next_.extent.seqlen - key - skipped_, 0);
     if (waiting_ > 0) {
       next_.advance(p);
       find_next(p);
@@ -73,20 +72,18 @@ class UnitLoader {
   }
 
   // Keys [key0, key0 + BLOCK_N) of the unit; those that do not exist are zeros.
-  __device__ __forceinline__ void copy(uint32_t stage, const uint16_t* head, const View& view,
-                                       int key0, int columns) const {
+  __device__ __forceinline__ void copy(uint32_t stage, const uint16_t* head, int64_t offset,
+                                       int64_t row_stride, int key0, int columns) const {
     const int row = threadIdx.x / LANES;
     const int lane = threadIdx.x % LANES;
+    const int64_t own = row * row_stride + lane * 8;
     uint4 staged[Target::HAS_CP_ASYNC ? 1 : PASSES * CHUNKS];
 #pragma unroll
     for (int i = 0; i < PASSES; ++i) {
       const int first = key0 + i * ROWS;
-      const int entry = __shfl_sync(0xffffffffu, entry_, first / PAGE_STEP);
-      const int row0 = __shfl_sync(0xffffffffu, row_, first / PAGE_STEP);
-      const int key = key_ + first + row;
-      const bool exists = begin_ <= key && key < end_;
-      const uint16_t* src =
-          head + entry * view.batch + (row0 + first % PAGE_STEP + row) * view.row + lane * 8;
+      const uint16_t* src = head + __shfl_sync(0xffffffffu, offset, first / PAGE_STEP) +
+                            first % PAGE_STEP * row_stride + own;
+      const bool exists = static_cast<unsigned>(first + row - skipped_) < seen_;
 #pragma unroll
       for (int c = 0; c < CHUNKS; ++c) {
         const int chunk = c * LANES + lane;
@@ -110,11 +107,12 @@ class UnitLoader {
   }
 
   DecodeCursor next_;
-  int64_t waiting_;  // units not begun
-  int tile_;         // of the unit that is being loaded
-  int entry_, row_;  // of this lane's 16 keys
-  int next_entry_, next_row_;
-  int head_, key_, begin_, end_;
+  int waiting_;                  // units not begun
+  int next_entry_, next_row_;    // where this lane's 16 keys of the next unit begin
+  int64_t k_offset_, v_offset_;  // and of the unit that is being loaded
+  int tile_, head_;              // of it
+  int skipped_;                  // of its keys, that no query sees
+  unsigned seen_;                // those behind them
 };
 
 }  // namespace flash_dist

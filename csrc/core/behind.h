@@ -1,0 +1,31 @@
+// A launch that need not wait for the end of the kernel before: ptx/dependents.cuh.
+#pragma once
+
+#include "core/entry.h"
+
+namespace flash_dist {
+
+// Blocks of Config's size. The kernel must call wait_for_previous() before it reads what others wrote.
+template <class Config>
+cudaError_t launch_behind(const void* kernel, const void* params, dim3 blocks,
+                          cudaStream_t stream) {
+  void* arguments[] = {const_cast<void*>(params)};
+  if constexpr (Config::Target::NUMBER < 90) {
+    return cudaLaunchKernel(kernel, blocks, dim3(Config::THREADS), arguments, Config::SMEM_BYTES,
+                            stream);
+  } else {
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = blocks;
+    config.blockDim = dim3(Config::THREADS);
+    config.dynamicSmemBytes = Config::SMEM_BYTES;
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = 1;
+    return cudaLaunchKernelExC(&config, kernel, arguments);
+  }
+}
+
+}  // namespace flash_dist

@@ -1,0 +1,231 @@
+"""Attention to a cache on a GPU: values, bits, graphs, and numbers that lie."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from flash_dist import flash_attn_with_kvcache
+from tests.gpu.running import no_wait_for_the_gpu, poison_memory, workspace
+from tests.kvcache import Problem, Tensors
+from tests.reference import DEVICE
+
+pytestmark = pytest.mark.gpu
+
+Tensor = torch.Tensor
+
+LONG = (1500, 3000, 777)
+PROBLEMS = {
+    "one query": Problem(),
+    "grouped": Problem(heads=8, heads_kv=2, seqlen_q=3, causal=True),
+    "one kv head": Problem(heads=4, heads_kv=1, seqlen_q=2),
+    "more rows than a tile": Problem(heads=8, heads_kv=1, seqlen_q=7, causal=True),
+    "window": Problem(seqlen_q=5, window=(20, 3)),
+    "causal window": Problem(seqlen_q=5, window=(7, -1), causal=True),
+    "more queries than keys": Problem(seqlens=(2, 0, 9), seqlen_q=6, causal=True),
+    "empty": Problem(seqlens=(0, 0, 0)),
+    "pages": Problem(page=16),
+    "large pages": Problem(page=48, seqlen_q=2, causal=True),
+    "entries": Problem(entries=5, batch_idx=(4, 0, 2)),
+    "left padding": Problem(leftpad=(0, 7, 21)),
+    "new keys": Problem(seqlen_new=1),
+    "new keys in pages": Problem(seqlen_q=2, seqlen_new=3, page=16),
+    "new keys of entries": Problem(seqlen_new=2, entries=4, batch_idx=(3, 1, 0), leftpad=(1, 0, 2)),
+    "rotary": Problem(seqlen_q=4, seqlen_new=4, causal=True, rotary_dim=16),
+    "rotary halves": Problem(
+        seqlen_q=3, seqlen_new=3, causal=True, rotary_dim=32, interleaved=False
+    ),
+    "rotary without order": Problem(seqlen_q=2, seqlen_new=2, rotary_dim=32, page=32),
+    "smaller values": Problem(head_dim_v=16, seqlen_q=2),
+    "long": Problem(seqlens=LONG, capacity=3100, heads=8, heads_kv=2, head_dim=128),
+    "long in pages": Problem(
+        seqlens=LONG,
+        capacity=3104,
+        heads=4,
+        seqlen_q=3,
+        head_dim=64,
+        page=16,
+        window=(1000, -1),
+        causal=True,
+    ),
+    "large heads": Problem(
+        seqlens=(1500, 2000), capacity=2048, heads=4, seqlen_q=2, head_dim=256, causal=True, page=64
+    ),
+    "odd heads": Problem(
+        seqlens=(300, 200), capacity=304, heads=4, seqlen_q=2, head_dim=72, causal=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_results_and_cache_are_those_of_loops(name: str, half: torch.dtype) -> None:
+    problem = PROBLEMS[name]
+    tensors = problem.make(half, DEVICE)
+    expected = problem.solve(tensors)
+    poison_memory(tensors.q.device)
+    out, lse = problem.call(tensors)
+    tolerance = 2e-2 if half == torch.bfloat16 else 3e-3
+    torch.testing.assert_close(out.double().cpu(), expected.out, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(lse.double().cpu(), expected.lse, atol=tolerance, rtol=tolerance)
+    rounding = 2 * tolerance if problem.rotary_dim else 0.0
+    for got, wanted in ((tensors.k_cache, expected.k_cache), (tensors.v_cache, expected.v_cache)):
+        torch.testing.assert_close(got.double().cpu(), wanted, atol=rounding, rtol=rounding)
+
+
+@pytest.mark.parametrize("page", [0, 16])
+def test_keys_that_no_query_sees_are_not_read(page: int, any_half: torch.dtype) -> None:
+    ends = (170, 400, 33)
+    problem = Problem(seqlens=ends, capacity=512, seqlen_q=2, window=(60, -1), causal=True)
+    tensors = problem.make(any_half, DEVICE)
+    expected = problem.solve(tensors)
+    for b, end in enumerate(ends):
+        for cache in (tensors.k_cache, tensors.v_cache):
+            cache[b, : max(end - 2 - 60, 0)] = math.nan
+            cache[b, end:] = math.nan
+    out, _ = _call(tensors, _in_pages(tensors, page) if page else {}, problem)
+    torch.testing.assert_close(out.double().cpu(), expected.out, atol=2e-2, rtol=2e-2)
+
+
+def _call(tensors: Tensors, changes: dict[str, Any], problem: Problem) -> tuple[Tensor, Tensor]:
+    out, lse = flash_attn_with_kvcache(**{**problem.arguments(tensors), **changes})
+    return out, lse
+
+
+def _in_pages(tensors: Tensors, page: int) -> dict[str, Tensor]:
+    """Cut a cache up and mix the pages."""
+    batch, capacity, *rest = tensors.k_cache.shape
+    pages = capacity // page
+    order = torch.randperm(batch * pages, device=DEVICE)
+    caches = {}
+    for name in ("k_cache", "v_cache"):
+        old = getattr(tensors, name)
+        caches[name] = old.new_empty(batch * pages, page, *rest)
+        caches[name][order] = old.reshape(batch * pages, page, *rest)
+    return {**caches, "block_table": order.reshape(batch, pages).to(torch.int32)}
+
+
+def _same(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> bool:
+    return all(torch.equal(_bits(a), _bits(b)) for a, b in zip(one, other, strict=True))
+
+
+def _bits(x: Tensor) -> Tensor:
+    return x.contiguous().view(torch.int16 if x.element_size() == 2 else torch.int32)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize(
+    ("heads", "heads_kv", "seqlen_q"), [(32, 8, 1), (8, 1, 1), (8, 2, 5), (8, 1, 33)]
+)
+def test_a_sequence_has_the_same_bits_wherever_it_is(
+    head_dim: int, heads: int, heads_kv: int, seqlen_q: int, any_half: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(head_dim + heads + seqlen_q)
+    lengths = tuple(torch.randint(seqlen_q, 5120, (12,), generator=generator).tolist())
+    problem = Problem(
+        seqlens=lengths,
+        capacity=5120,
+        heads=heads,
+        heads_kv=heads_kv,
+        head_dim=head_dim,
+        seqlen_q=seqlen_q,
+        causal=True,
+    )
+    tensors = problem.make(any_half, DEVICE)
+    whole = problem.call(tensors)
+    assert _same(whole, problem.call(tensors)), "again"
+    for page in (16, 64, 256):
+        assert _same(whole, _call(tensors, _in_pages(tensors, page), problem)), f"pages of {page}"
+    with workspace(0):
+        assert _same(whole, problem.call(tensors)), "without workspace"
+    for b in range(0, 12, 3):
+        alone = {
+            "q": tensors.q[b : b + 1],
+            "k_cache": tensors.k_cache[b : b + 1],
+            "v_cache": tensors.v_cache[b : b + 1],
+            "cache_seqlens": tensors.seqlens[b : b + 1],
+        }
+        one = _call(tensors, alone, problem)
+        assert _same((whole[0][b : b + 1], whole[1][b : b + 1]), one), f"{b} alone"
+    some = torch.randperm(12, generator=generator)[:5].to(DEVICE)
+    mixed = {
+        "q": tensors.q[some],
+        "cache_seqlens": tensors.seqlens[some],
+        "cache_batch_idx": some.to(torch.int32),
+    }
+    assert _same((whole[0][some], whole[1][some]), _call(tensors, mixed, problem)), "in a batch"
+    if seqlen_q > 2:
+        chunk = {"q": tensors.q[:, :2], "cache_seqlens": tensors.seqlens - (seqlen_q - 2)}
+        first = _call(tensors, chunk, problem)
+        assert _same((whole[0][:, :2], whole[1][:, :, :2]), first), "a chunk"
+
+
+def test_lengths_may_grow_under_a_graph_and_nothing_waits(any_half: torch.dtype) -> None:
+    problem = Problem(seqlens=(100, 900, 0), capacity=1024, heads=8, seqlen_new=1, head_dim=64)
+    tensors, eager = (problem.make(any_half, DEVICE) for _ in range(2))
+    arguments = problem.arguments(tensors)
+    flash_attn_with_kvcache(**arguments)  # loads the kernels
+    torch.cuda.synchronize()
+    with no_wait_for_the_gpu():
+        flash_attn_with_kvcache(**arguments)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse = flash_attn_with_kvcache(**arguments)
+    for _ in range(3):
+        graph.replay()
+        expected = problem.call(eager)
+        assert _same(expected, (out, lse))
+        assert torch.equal(tensors.k_cache, eager.k_cache)
+        tensors.seqlens.add_(1)
+        eager.seqlens.add_(1)
+
+
+def test_numbers_that_lie_read_and_write_nothing_outside(any_half: torch.dtype) -> None:
+    """The cache is the middle of larger tensors, of which nothing may change."""
+    problem = Problem(seqlens=(3, 5, 7), seqlen_new=2, page=16, heads=4)
+    tensors = problem.make(any_half, DEVICE)
+    room = [torch.randn(64, *x.shape[1:], device=DEVICE).to(any_half) for x in tensors[1:3]]
+    kept = [x.clone() for x in room]
+    pages = slice(16, 16 + tensors.k_cache.shape[0])
+    caches = {"k_cache": room[0][pages], "v_cache": room[1][pages]}
+    lies = torch.tensor([-(2**31), 2**31 - 1, -1, 99], dtype=torch.int32, device=DEVICE)
+    for lie in lies:
+        table = torch.full_like(tensors.table, int(lie))  # type: ignore[arg-type]
+        for seqlens in (tensors.seqlens, lie.repeat(3)):
+            _call(tensors, {**caches, "block_table": table, "cache_seqlens": seqlens}, problem)
+    others = Problem(seqlens=(3, 5, 7), seqlen_new=2, batch_idx=(0, 1, 2), leftpad=(0, 0, 0))
+    plain = others.make(any_half, DEVICE)
+    for lie in lies:
+        lying = {"cache_batch_idx": lie.repeat(3), "cache_leftpad": lie.repeat(3)}
+        others.arguments(plain)
+        _call(plain, lying, others)
+    torch.cuda.synchronize()
+    for now, before in zip(room, kept, strict=True):
+        now[pages] = before[pages]
+        assert torch.equal(now, before)
+
+
+def test_a_check_names_a_wrong_number(
+    monkeypatch: pytest.MonkeyPatch, any_half: torch.dtype
+) -> None:
+    problem = Problem(seqlens=(3, 97, 7))
+    tensors = problem.make(any_half, DEVICE)
+    problem.call(tensors)
+    monkeypatch.setenv("FLASH_DIST_CHECK", "1")
+    with pytest.raises(ValueError, match=r"cache_seqlens\[1\] must be from 0 to 96 "):
+        problem.call(tensors)
+
+
+def test_float32_is_refused_in_a_sentence() -> None:
+    problem = Problem()
+    with pytest.raises(TypeError, match="q must be float16 or bfloat16 on cuda to read a cache"):
+        problem.call(problem.make(torch.float32, DEVICE))
+
+
+@pytest.mark.parametrize("name", ["grouped", "new keys in pages", "rotary"])
+def test_operators_are_what_torch_expects_of_operators(name: str, any_half: torch.dtype) -> None:
+    problem = PROBLEMS[name]
+    for operator, arguments in problem.operator_calls(problem.make(any_half, DEVICE)):
+        torch.library.opcheck(operator, arguments)
