@@ -20,7 +20,10 @@ _BY_ROW: Final = ("out", "dv")  # sums of positive weights: no row cancels to no
 
 
 def compute(attend: Attend, problem: Problem) -> tuple[Tensor, ...]:
-    """Return out, dq, dk, dv."""
+    """Return out, dq, dk, dv; of a cache out alone."""
+    if problem.shape.cached:
+        with torch.no_grad():
+            return (attend(*problem.inputs),)
     out = attend(*problem.inputs)
     grads = torch.autograd.grad(out, problem.inputs, problem.dout)
     return (out.detach(), *grads)
@@ -34,7 +37,7 @@ def measure_errors(found: tuple[Tensor, ...], wanted: tuple[Tensor, ...]) -> dic
     """
     return {
         name: _worst_row(a, b) if name in _BY_ROW else _relative_norm(a, b)
-        for name, a, b in zip(NAMES, found, wanted, strict=True)
+        for name, a, b in zip(NAMES, found, wanted, strict=False)  # of a cache out alone
     }
 
 

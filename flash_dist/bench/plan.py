@@ -33,6 +33,7 @@ DEFAULTS: Final = {
     "seed": ((*_EVERY_BACKEND, "flex", "eager"), PHASES, STATES),
     "varlen": (("sdpa-flash", "flex", *_NEWER), PHASES, _WARM),
     "fp32": (("eager", "sdpa-efficient"), PHASES, _WARM),
+    "decode": (("sdpa-cudnn", "sdpa-flash", COPY), ("forward",), ("cold",)),
     "mine": ((*_FLASH, "sdpa-cudnn", *_NEWER, "flex"), PHASES, _WARM),
 }
 
@@ -54,5 +55,7 @@ class Plan:
         return tuple(x for x in self.peers if not (plain and x in self.for_masks))
 
     def phases_of(self, shape: Shape) -> tuple[str, ...]:
-        """Return the phases of a shape; a stack has only the checkpointed one."""
+        """Return the phases of a shape; a stack has only the checkpointed one, a cache a forward."""
+        if shape.cached:
+            return tuple(x for x in self.phases if x == "forward")
         return tuple(x for x in self.phases if shape.layers == 1 or x == "checkpointed")

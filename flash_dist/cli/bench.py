@@ -182,6 +182,7 @@ def choose_shapes(args: argparse.Namespace) -> tuple[Shape, ...]:
         "seed": sets.seed_shapes,
         "varlen": sets.varlen_shapes,
         "fp32": sets.fp32_shapes,
+        "decode": sets.decode_shapes,
     }[args.shapes]()
     return pick_shapes(shapes, args.only or "", args.shapes)
 

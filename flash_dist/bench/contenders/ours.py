@@ -20,6 +20,8 @@ def make_ours(problem: Problem) -> Attend:
     """Return our attention."""
     if problem.shape.documents:
         return _make_packed(problem)
+    if problem.shape.cached:
+        return _make_cached()
     from ...attention.batched import flash_attn_func  # noqa: PLC0415 - its errors belong to a row
 
     func: Any = flash_attn_func
@@ -53,6 +55,13 @@ def _make_packed(problem: Problem) -> Attend:
     begins, longest = problem.cu_seqlens, max(problem.shape.documents)
     causal = _causal_or_full(problem)
     return lambda q, k, v: func(q, k, v, begins, begins, longest, longest, causal=causal)
+
+
+def _make_cached() -> Attend:
+    from ...attention.kvcache import flash_attn_with_kvcache  # noqa: PLC0415
+
+    attend: Attend = flash_attn_with_kvcache
+    return attend
 
 
 def _causal_or_full(problem: Problem) -> bool:

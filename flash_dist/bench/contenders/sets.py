@@ -111,3 +111,13 @@ def fp32_shapes() -> tuple[Shape, ...]:
         for head_dim in (64, 128, 256)
         for mask in (FULL, CAUSAL)
     )
+
+
+def decode_shapes() -> tuple[Shape, ...]:
+    """Return one query to caches of 8 MB to 2 GB: head_dim 64, 128, 256, eight kv heads and one."""
+    return tuple(
+        Shape(batch, 1, seqlen, *heads, head_dim, head_dim, cached=True)
+        for head_dim in (64, 128, 256)
+        for heads in ((32, 8), (8, 1))
+        for batch, seqlen in ((1, 131072), (64, 4096), (256, 1024), (1, 4096))
+    )

@@ -23,7 +23,7 @@ MASKS: Final = (
     "random:PERCENT",
 )
 DTYPES: Final = ("bf16", "fp16", "fp32")
-SETS: Final = ("paper", "long", "corners", "seed", "varlen", "fp32", "overhead", "mine")
+SETS: Final = ("paper", "long", "corners", "seed", "varlen", "fp32", "decode", "overhead", "mine")
 
 _NUMBERS: Final = {
     "full": 0,
@@ -120,7 +120,10 @@ CAUSAL: Final = Mask("causal")
 
 @dataclass(frozen=True)
 class Shape:
-    """One problem. With documents (lengths), tokens are packed; with layers, it is a stack."""
+    """One problem. With documents (lengths), tokens are packed; with layers, it is a stack.
+
+    Of a cached one k and v are a cache, and there is a forward alone.
+    """
 
     batch: int
     seqlen_q: int
@@ -133,11 +136,12 @@ class Shape:
     dtype: str = "bf16"
     documents: tuple[int, ...] = ()
     layers: int = 1
+    cached: bool = False
 
     @property
     def group(self) -> str:
-        """What a geometric mean is taken over: `d64 causal`."""
-        return f"{self._width} {self.mask}"
+        """What a geometric mean is taken over: `d64 causal`, `d64 cache`."""
+        return f"{self._width} {'cache' if self.cached else self.mask}"
 
     @property
     def _width(self) -> str:

@@ -94,6 +94,14 @@ def test_a_stack_runs_with_checkpoints_only() -> None:
     assert [tuple(entry.timings) for entry in row.entries.values()] == [("checkpointed",)] * 2
 
 
+def test_a_cache_has_a_forward_and_out_alone() -> None:
+    cached = replace(SMALL, cached=True, seqlen_q=1, mask=FULL, dtype="bf16")
+    (row,) = measure(plan(cached, peers=("eager",)), CPU, HostClock())
+    assert tuple(row.entries[OURS].timings) == ("forward",)
+    assert set(row.entries["eager"].errors) == {"out"}
+    assert cached.group == "d16 cache"
+
+
 def test_a_stack_without_its_phase_has_no_row() -> None:
     wanted = replace(plan(replace(SMALL, layers=2)), phases=("forward",))
     assert list(measure(wanted, CPU, HostClock())) == []
