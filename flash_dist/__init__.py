@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from .attention.batched import flash_attn_func
+    from .attention.decoding.kvcache import flash_attn_with_kvcache
     from .attention.flex import flex_attention
-    from .attention.kvcache import flash_attn_with_kvcache
     from .attention.merge import merge_attention
     from .attention.packed import flash_attn_varlen_func
     from .attention.sdpa import scaled_dot_product_attention
@@ -67,7 +67,7 @@ _MODULES: Final = {
     "flash_attn_varlen_func": ".attention.packed",
     "flash_attn_varlen_kvpacked_func": ".attention.stacked",
     "flash_attn_varlen_qkvpacked_func": ".attention.stacked",
-    "flash_attn_with_kvcache": ".attention.kvcache",
+    "flash_attn_with_kvcache": ".attention.decoding.kvcache",
     "flex_attention": ".attention.flex",
     "float32_precision": ".kernels.precision",
     "last_variant": ".kernels.library",

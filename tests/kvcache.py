@@ -129,6 +129,8 @@ class Problem:
 
     def operator_calls(self, tensors: Tensors) -> list[tuple[Any, tuple[Any, ...]]]:
         """Return the operators that such a call ends in, with their arguments."""
+        from flash_dist.kernels import cache  # noqa: F401, PLC0415 - has them registered
+
         caches = tensors.k_cache, tensors.v_cache
         left, right = self.window[0], 0 if self.causal else self.window[1]
         calls: list[tuple[Any, tuple[Any, ...]]] = []

@@ -55,7 +55,7 @@ class Plan:
         return tuple(x for x in self.peers if not (plain and x in self.for_masks))
 
     def phases_of(self, shape: Shape) -> tuple[str, ...]:
-        """Return the phases of a shape; a stack has only the checkpointed one, a cache a forward."""
+        """Return the phases of a shape; a stack has the checkpointed one, a cache a forward."""
         if shape.cached:
             return tuple(x for x in self.phases if x == "forward")
         return tuple(x for x in self.phases if shape.layers == 1 or x == "checkpointed")

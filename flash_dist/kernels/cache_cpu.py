@@ -47,7 +47,7 @@ def decode(  # noqa: PLR0913, PLR0917 - the operator's schema
         if cache_seqlens is not None:
             end = int(cache_seqlens[i]) + seqlen_new
         begin = 0 if cache_leftpad is None else int(cache_leftpad[i])
-        place = _places(cache, i, torch.arange(begin, end))
+        place = _places(cache, i, torch.arange(begin, end, device=q.device))
         out[i], lse[i] = (
             x[0]
             for x in reference_forward(
@@ -82,13 +82,13 @@ def append(  # noqa: PLR0913, PLR0917 - the operator's schema
     if rotary_cos is not None and rotary_sin is not None:
         angles = rotary_cos, rotary_sin
         first = cache_seqlens.unsqueeze(1)
-        steps = torch.arange(max(q.shape[1], k.shape[1]))
+        steps = torch.arange(max(q.shape[1], k.shape[1]), device=q.device)
         k = _rotate(k, first + steps[: k.shape[1]], *angles, interleaved=interleaved)
         rotated = _rotate(
             q, first + steps[: q.shape[1]] * advances, *angles, interleaved=interleaved
         )
     for i, end in enumerate(cache_seqlens.tolist()):
-        place = _places(cache, i, torch.arange(end, end + k.shape[1]))
+        place = _places(cache, i, torch.arange(end, end + k.shape[1], device=k.device))
         k_cache[place] = k[i]
         v_cache[place] = v[i]
     return rotated

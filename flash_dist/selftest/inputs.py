@@ -112,7 +112,7 @@ class Inputs:
 
     def _attend_to_cache(self, case: Case) -> Tensors:
         """Call the function that reads a cache, in which pages lie in another order."""
-        from ..attention.kvcache import flash_attn_with_kvcache  # noqa: PLC0415 - as above
+        from ..attention.decoding.kvcache import flash_attn_with_kvcache  # noqa: PLC0415 - as above
 
         k, v, table = self.k, self.v, None
         if case.page != WHOLE:

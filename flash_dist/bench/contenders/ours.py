@@ -58,7 +58,7 @@ def _make_packed(problem: Problem) -> Attend:
 
 
 def _make_cached() -> Attend:
-    from ...attention.kvcache import flash_attn_with_kvcache  # noqa: PLC0415
+    from ...attention.decoding.kvcache import flash_attn_with_kvcache  # noqa: PLC0415
 
     attend: Attend = flash_attn_with_kvcache
     return attend

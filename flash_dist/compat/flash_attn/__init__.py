@@ -13,7 +13,7 @@ from .absent import refuse
 
 if TYPE_CHECKING:
     from ...attention.batched import flash_attn_func
-    from ...attention.kvcache import flash_attn_with_kvcache
+    from ...attention.decoding.kvcache import flash_attn_with_kvcache
     from ...attention.packed import flash_attn_varlen_func
     from ...attention.stacked import (
         flash_attn_kvpacked_func,

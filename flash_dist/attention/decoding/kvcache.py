@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
-from ..kernels.boundaries import is_checking, warn_unchecked
-from ..kernels.budget import BUDGET_NOW, workspace_budget
-from ..kernels.cache import Rotary, append, decode
-from ..kernels.cache_values import Cache
-from .arguments import (
+from ...kernels.boundaries import is_checking, warn_unchecked
+from ...kernels.budget import BUDGET_NOW, workspace_budget
+from ...kernels.cache import Rotary, append, decode
+from ...kernels.cache_values import Cache
+from ..arguments import (
     choose_band,
     choose_scale,
     is_symbolic,
@@ -18,14 +18,14 @@ from .arguments import (
     require_bool,
     require_tensor,
 )
-from .cache_layouts import check_angles, check_cache, check_numbers, check_queries, check_table
-from .layouts import Layout, dtype_name, stride_error
-from .neutral import require_neutral, require_neutral_others
-from .support import require_kernels
+from ..layouts import Layout, dtype_name, stride_error
+from ..neutral import require_neutral, require_neutral_others
+from ..support import require_kernels
+from .layouts import check_angles, check_cache, check_numbers, check_queries, check_table
 
 if TYPE_CHECKING:
-    from .arguments import Window
-    from .results import Pair, Result
+    from ..arguments import Window
+    from ..results import Pair, Result
 
 Tensor = torch.Tensor
 

@@ -6,11 +6,18 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from ..masks.inputs import MAX_SEQLEN
-from .layouts import CPU_DTYPES, DEVICE_TYPES, HEAD_DIM_STEP, MAX_HEAD_DIM, dtype_name, stride_error
+from ...masks.inputs import MAX_SEQLEN
+from ..layouts import (
+    CPU_DTYPES,
+    DEVICE_TYPES,
+    HEAD_DIM_STEP,
+    MAX_HEAD_DIM,
+    dtype_name,
+    stride_error,
+)
 
 if TYPE_CHECKING:
-    from .layouts import Layout
+    from ..layouts import Layout
 
 CUDA_DTYPES: Final = (torch.float16, torch.bfloat16)
 PAGE_STEP: Final = 16  # csrc/core/decode.h has the same

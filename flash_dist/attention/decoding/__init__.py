@@ -1,0 +1,1 @@
+"""Attention to a cache of keys and values."""
