@@ -33,7 +33,7 @@ PASSES: Final = {
     "forward": ("fwd",),
     "backward, dS stored": ("bwd_dkdv", "bwd_dq_gemm"),
     "backward, dS recomputed": ("bwd_dkdv", "bwd_dq_recompute"),
-    "decoding": ("decode", "decode_wide", "decode_fold", "append"),
+    "decoding": ("decode", "decode_fold", "append"),
 }
 DTYPES: Final = {
     "fp16": "float16",

@@ -14,6 +14,7 @@ namespace flash_dist {
 
 constexpr int UNIT_KEYS = 128;
 constexpr int GROUP_UNITS = 8;
+constexpr int TASK_ROWS = 16;  // rows of a task: those of one mma
 constexpr int PAGE_STEP = 16;  // keys that lie together in every cache
 
 // Where the keys of each batch entry lie: rows [0, page) of entries of a cache. An entry is a page,
@@ -42,7 +43,6 @@ struct DecodeParams {
   float softmax_scale;
   // Filled in by the host code: how the work is shared out.
   int rows;            // group * seqlen_q: row r is query r / group of head r % group of a kv head
-  int task_rows;       // rows of a task: of the kernel
   int row_tiles;       // ceil(rows / TASK_ROWS)
   int tile_rows;       // min(rows, TASK_ROWS): rows of a partial result
   int shares;          // blocks that share the units of all sequences

@@ -91,12 +91,14 @@ template <class Config>
 __device__ __forceinline__ void store_column(const DecodeParams& p, const DecodeCursor& at,
                                              const PartialRow<1>& all, int row, int column) {
   const int head = at.head(p);
-  const int task_row = at.tile(p) * p.task_rows + row;
+  const int task_row = at.tile(p) * TASK_ROWS + row;
   if (task_row >= p.rows) return;
   const int query = divide(task_row, p.by_group);
   const int member = task_row - query * p.group;
   if (column == 0) {
-    p.lse[lse_place(p, at.batch, head, member, query)] = finish_lse(all.top, all.sum);
+    const int64_t head_q =
+        static_cast<int64_t>(at.batch) * p.num_heads_kv * p.group + head * p.group + member;
+    p.lse[head_q * p.seqlen_q + query] = finish_lse(all.top, all.sum);
   }
   if (column >= p.head_dim_v) return;
   const float x = finish_out(all.out[0], finish_inverse(all.sum));

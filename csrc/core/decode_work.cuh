@@ -1,6 +1,6 @@
 // Which units of which sequence a block computes.
 //
-// A task is some rows of a kv head of a batch entry, 16 or more. All units of all tasks, one behind the other, are
+// A task is 16 rows of a kv head of a batch entry. All units of all tasks, one behind the other, are
 // cut into equal shares, one for each block: the host need not know how long a sequence is. A task
 // that lies in one share is finished there. Of others a share stores whole groups, and the units of
 // a group that is cut; core/decode_fold.h folds them.
@@ -63,13 +63,6 @@ struct DecodeExtent {
 
 __device__ __forceinline__ int tasks_of(const DecodeParams& p) {
   return p.row_tiles * p.num_heads_kv;
-}
-
-// Of lse, the place of a query of a query head.
-__device__ __forceinline__ int64_t lse_place(const DecodeParams& p, int batch, int head, int member,
-                                             int query) {
-  const int64_t head_q = (int64_t{batch} * p.num_heads_kv + head) * p.group + member;
-  return head_q * p.seqlen_q + query;
 }
 
 // A place among all units: unit `unit` of task `task` of a batch entry.

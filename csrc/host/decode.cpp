@@ -36,11 +36,10 @@ void check_sizes(const DecodeParams& p) {
 class Decode {
  public:
   Decode(const Call& call, const DecodeParams& params, int64_t budget)
-      : call_(call), p_(params), kernel_(choose()) {
+      : call_(call), p_(params), kernel_(require_kernel(call.device, key_of(Role::DECODE), &p_)) {
     p_.rows = p_.group * p_.seqlen_q;
-    p_.task_rows = kernel_.variant->entry->block_rows;
-    p_.row_tiles = divide_up(p_.rows, p_.task_rows);
-    p_.tile_rows = std::min(p_.rows, p_.task_rows);
+    p_.row_tiles = divide_up(p_.rows, TASK_ROWS);
+    p_.tile_rows = std::min(p_.rows, TASK_ROWS);
     p_.columns = kernel_.variant->size.head_dim_v;
     if (longest_units() * p_.batch * tasks() > MAX_UNITS) {
       fail("units of ", UNIT_KEYS, " keys, times tiles of ", TASK_ROWS,
@@ -73,13 +72,6 @@ class Decode {
   }
 
  private:
-  // Where more than half of its rows exist, the kernel of more rows: it reads keys less often.
-  Loaded choose() const {
-    const Loaded wide = require_kernel(call_.device, key_of(Role::DECODE_WIDE), &p_);
-    if (2 * p_.group * p_.seqlen_q > wide.variant->entry->block_rows) return wide;
-    return require_kernel(call_.device, key_of(Role::DECODE), &p_);
-  }
-
   KernelKey key_of(Role role) const {
     return {role, static_cast<Dtype>(call_.dtype), {p_.head_dim, p_.head_dim_v}};
   }

@@ -9,14 +9,14 @@
 
 namespace flash_dist {
 
-template <class Plan_, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
-struct AnyDecodeConfig : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
-  using Plan = Plan_;
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+struct DecodeConfig
+    : Config<DecodePlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
+  using Plan = DecodePlan<HEAD_DIM, HEAD_DIM_V, PLAN>;
   static constexpr int WARPS = Plan::WARPS;
   static constexpr int THREADS = WARPS * 32;
   static constexpr int BLOCK_N = Plan::BLOCK_N;  // keys of a tile of K or V
-  static constexpr int ROWS = Plan::ROWS;        // of a task
-  static constexpr int BLOCK_ROWS = ROWS;
+  static constexpr int BLOCK_ROWS = TASK_ROWS;
   static constexpr int UNROLL = Target::UNROLL;
   static constexpr int TILES = UNIT_KEYS / BLOCK_N;      // of K, and of V, in a unit
   static constexpr int KEY_TILES = BLOCK_N / WARPS / 8;  // columns of S of a warp in a tile, by 8
@@ -24,22 +24,14 @@ struct AnyDecodeConfig : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
 
   struct Smem {
     alignas(128) uint16_t ring[Plan::STAGES][BLOCK_N * HEAD_DIM];  // K and V in turn
-    alignas(128) uint16_t q[ROWS * HEAD_DIM];
-    alignas(128) uint16_t p[ROWS * UNIT_KEYS];
-    float tops[WARPS][ROWS];
+    alignas(128) uint16_t q[TASK_ROWS * HEAD_DIM];
+    alignas(128) uint16_t p[TASK_ROWS * UNIT_KEYS];
+    float tops[WARPS][TASK_ROWS];
     typename DecodeShares<THREADS>::Smem shares;
     __device__ Smem() = delete;  // laid over shared memory, never made
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
 };
-
-template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
-using DecodeConfig =
-    AnyDecodeConfig<DecodePlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V, PLAN>;
-
-template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
-using DecodeWideConfig = AnyDecodeConfig<DecodeWidePlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T,
-                                         HEAD_DIM, HEAD_DIM_V, PLAN>;
 
 }  // namespace flash_dist

@@ -2,8 +2,8 @@
 //
 // Grid      as many blocks as the GPU holds, each with a share of the units of all sequences
 //           (core/decode_work.cuh): the host knows no length.
-// Block     WARPS warps on ROWS rows, the queries of all heads of a group, which so share one pass
-//           over K and V. Of a unit of 128 keys each warp owns some columns of S, then some of O.
+// Block     WARPS warps on 16 rows, the queries of all heads of a group, which so share one pass over
+//           K and V. Of a unit of 128 keys each warp owns some columns of S, then some of O.
 // Shared    a ring of tiles of K and V, Q, P.
 // Pipeline  all but one stage of the ring are on their way; a unit's tiles of K, then those of V,
 //           then the next unit's, of whatever task.
@@ -22,104 +22,82 @@
 
 namespace flash_dist {
 
-// The row of a task that a lane holds as row h of the two of row tile m.
-__device__ __forceinline__ int row_in_task(int m, int h) {
-  return m * 16 + h * 8 + threadIdx.x % 32 / 4;
-}
-
-// O of some keys for the warp's columns, and the rows' statistics.
-template <int MT, int OT>
+// O of some keys for the warp's columns: 16 rows, of which a lane holds two, and their statistics.
+template <int OT>
 struct Partial {
-  Accumulator<MT, OT> out;
-  float top[MT][2], sum[MT][2];
+  Accumulator<1, OT> out;
+  float top[2], sum[2];
 
   __device__ __forceinline__ void clear() {
     out.clear();
-#pragma unroll
-    for (int m = 0; m < MT; ++m)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) top[m][h] = -INFINITY, sum[m][h] = 0.0f;
+    top[0] = top[1] = -INFINITY;
+    sum[0] = sum[1] = 0.0f;
   }
   __device__ __forceinline__ void fold(const Partial& later) {
 #pragma unroll
-    for (int m = 0; m < MT; ++m)
+    for (int h = 0; h < 2; ++h) {
+      const Fold fold(top[h], later.top[h]);
+      top[h] = fold.top;
+      sum[h] = fold(sum[h], later.sum[h]);
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const Fold fold(top[m][h], later.top[m][h]);
-        top[m][h] = fold.top;
-        sum[m][h] = fold(sum[m][h], later.sum[m][h]);
+      for (int n = 0; n < OT; ++n)
 #pragma unroll
-        for (int n = 0; n < OT; ++n)
-#pragma unroll
-          for (int e = 2 * h; e < 2 * h + 2; ++e) {
-            out.x[m][n][e] = fold(out.x[m][n][e], later.out.x[m][n][e]);
-          }
-      }
+        for (int e = 0; e < 2; ++e) {
+          out.x[0][n][2 * h + e] = fold(out.x[0][n][2 * h + e], later.out.x[0][n][2 * h + e]);
+        }
+    }
   }
 };
 
-// The keys that a lane's rows of a task see.
-template <int MT>
+// What a lane knows of the rows lane / 4 and lane / 4 + 8 of a task.
 struct TaskRows {
-  int begin[MT][2], end[MT][2];
+  int begin[2], end[2];  // keys that the row sees
 
   __device__ __forceinline__ TaskRows(const DecodeParams& p, const DecodeCursor& at) {
-    const int seqlen = at.extent.seqlen;
+    const int shift = at.extent.seqlen - p.seqlen_q;
 #pragma unroll
-    for (int m = 0; m < MT; ++m)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int row = at.tile(p) * MT * 16 + row_in_task(m, h);
-        const int diagonal = divide(row, p.by_group) + seqlen - p.seqlen_q;
-        begin[m][h] = p.left >= UNBOUNDED ? 0 : max(diagonal - p.left, 0);
-        end[m][h] = p.right >= UNBOUNDED ? seqlen : min(diagonal + p.right + 1, seqlen);
-        if (row >= p.rows) begin[m][h] = 0, end[m][h] = seqlen;  // there is none: it hides nothing
-      }
+    for (int h = 0; h < 2; ++h) {
+      const int row = at.tile(p) * TASK_ROWS + threadIdx.x % 32 / 4 + 8 * h;
+      const int i = divide(row, p.by_group) + shift;  // where the diagonal is
+      const int last = p.right >= UNBOUNDED ? at.extent.seqlen : i + p.right + 1;
+      begin[h] = p.left >= UNBOUNDED ? 0 : max(i - p.left, 0);
+      end[h] = min(last, at.extent.seqlen);
+      if (row >= p.rows) begin[h] = 0, end[h] = at.extent.seqlen;  // hides nothing
+    }
   }
 
-  // The keys that all of them see.
-  __device__ __forceinline__ RowSpan common() const {
-    RowSpan keys{0, INT32_MAX};
-#pragma unroll
-    for (int m = 0; m < MT; ++m)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        keys.first = max(keys.first, begin[m][h]);
-        keys.end = min(keys.end, end[m][h]);
-      }
-    return keys;
+  // Whether no row hides a key of a unit.
+  __device__ __forceinline__ bool all_see(int key0) const {
+    const int first = max(begin[0], begin[1]), last = min(end[0], end[1]);
+    return __all_sync(0xffffffffu, first <= key0 && key0 + UNIT_KEYS <= last);
   }
   // S of the keys from key0 on.
   template <int NT>
-  __device__ __forceinline__ void hide(Accumulator<MT, NT>& s, int key0) const {
+  __device__ __forceinline__ void hide(Accumulator<1, NT>& s, int key0) const {
 #pragma unroll
-    for (int m = 0; m < MT; ++m)
+    for (int n = 0; n < NT; ++n)
 #pragma unroll
-      for (int n = 0; n < NT; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int key = key0 + n * 8 + threadIdx.x % 4 * 2 + e % 2;
-          if (key < begin[m][e / 2] || key >= end[m][e / 2]) s.x[m][n][e] = -INFINITY;
-        }
+      for (int e = 0; e < 4; ++e) {
+        const int key = key0 + n * 8 + threadIdx.x % 4 * 2 + e % 2;
+        if (key < begin[e / 2] || key >= end[e / 2]) s.x[0][n][e] = -INFINITY;
+      }
   }
 };
 
-// The queries of a task on their way through registers: where these suffice, while another task is
-// computed.
+// The queries of a task on their way through registers, while another task is computed.
 template <class Config>
 struct QueryLoader {
   using Layout = SwizzledRows<Config::HEAD_DIM>;
-  static constexpr int CHUNKS = Config::ROWS * Layout::CHUNKS / Config::THREADS;
-  static constexpr bool EARLY = Config::ROWS == 16;
+  static constexpr int CHUNKS = TASK_ROWS * Layout::CHUNKS / Config::THREADS;
   uint4 chunks[CHUNKS];
 
   __device__ __forceinline__ void load(const DecodeParams& p, int batch, int task) {
-    const int tile = divide(task, p.by_heads);
-    const int head = task - tile * p.num_heads_kv;
+    const int head = task % p.num_heads_kv;
+    const int row0 = task / p.num_heads_kv * TASK_ROWS;
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
       const int i = c * Config::THREADS + threadIdx.x;
-      const int row = tile * Config::ROWS + i / Layout::CHUNKS, column = i % Layout::CHUNKS * 8;
+      const int row = row0 + i / Layout::CHUNKS, column = i % Layout::CHUNKS * 8;
       const int query = divide(row, p.by_group);
       const bool exists = batch < p.batch && row < p.rows && column < p.head_dim;
       chunks[c] = exists ? load_global_16(head_begin(p.q, batch, head, row - query * p.group) +
@@ -141,82 +119,59 @@ struct QueryLoader {
   }
 };
 
-// The first of two neighbouring columns of O that a lane holds in x[m][n]: warps take turns by 16.
+// The first of two neighbouring columns of O that a lane holds in x[0][n]: warps take turns by 16.
 template <class Config>
 __device__ __forceinline__ int column_of(int n) {
   return (n / 2 * Config::WARPS + threadIdx.x / 32) * 16 + n % 2 * 8 + threadIdx.x % 4 * 2;
 }
 
 // A partial result into its place in memory.
-template <class Config, int MT, int OT>
-__device__ __forceinline__ void store_partial(const DecodeParams& p, const Partial<MT, OT>& part,
+template <class Config, int OT>
+__device__ __forceinline__ void store_partial(const DecodeParams& p, const Partial<OT>& part,
                                               int64_t record) {
 #pragma unroll
-  for (int m = 0; m < MT; ++m)
+  for (int h = 0; h < 2; ++h) {
+    const int row = threadIdx.x % 32 / 4 + 8 * h;
+    if (row >= p.tile_rows) continue;
+    const int64_t at = record * p.tile_rows + row;
+    if (threadIdx.x < 32 && threadIdx.x % 4 == 0) p.partial_stats[at] = {part.top[h], part.sum[h]};
+    float* out = p.partial_out + at * Config::HEAD_DIM;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = row_in_task(m, h);
-      if (row >= p.tile_rows) continue;
-      const int64_t at = record * p.tile_rows + row;
-      if (threadIdx.x < 32 && threadIdx.x % 4 == 0) {
-        p.partial_stats[at] = {part.top[m][h], part.sum[m][h]};
-      }
-      float* out = p.partial_out + at * Config::HEAD_DIM;
-#pragma unroll
-      for (int n = 0; n < OT; ++n) {
-        *reinterpret_cast<float2*>(out + column_of<Config>(n)) = {part.out.x[m][n][2 * h],
-                                                                  part.out.x[m][n][2 * h + 1]};
-      }
+    for (int n = 0; n < OT; ++n) {
+      *reinterpret_cast<float2*>(out + column_of<Config>(n)) = {part.out.x[0][n][2 * h],
+                                                                part.out.x[0][n][2 * h + 1]};
     }
+  }
 }
 
 // out and lse of a task.
-template <class Config, int MT, int OT>
-__device__ __forceinline__ void store_result(const DecodeParams& p, const Partial<MT, OT>& all,
+template <class Config, int OT>
+__device__ __forceinline__ void store_result(const DecodeParams& p, const Partial<OT>& all,
                                              const DecodeCursor& at) {
   const int head = at.head(p);
 #pragma unroll
-  for (int m = 0; m < MT; ++m)
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = at.tile(p) * Config::ROWS + row_in_task(m, h);
-      if (row >= p.rows) continue;
-      const int query = divide(row, p.by_group);
-      const int member = row - query * p.group;
-      if (threadIdx.x < 32 && threadIdx.x % 4 == 0) {
-        p.lse[lse_place(p, at.batch, head, member, query)] =
-            finish_lse(all.top[m][h], all.sum[m][h]);
-      }
-      const float inverse = finish_inverse(all.sum[m][h]);
-      uint16_t* out = head_begin(p.out, at.batch, head, member) + query * p.out.row;
-#pragma unroll
-      for (int n = 0; n < OT; ++n) {
-        const int column = column_of<Config>(n);
-        if (column >= p.head_dim_v) continue;
-        *reinterpret_cast<uint32_t*>(out + column) =
-            pack<typename Config::Target, typename Config::T>(
-                finish_out(all.out.x[m][n][2 * h], inverse),
-                finish_out(all.out.x[m][n][2 * h + 1], inverse));
-      }
+  for (int h = 0; h < 2; ++h) {
+    const int row = at.tile(p) * TASK_ROWS + threadIdx.x % 32 / 4 + 8 * h;
+    if (row >= p.rows) continue;
+    const int query = divide(row, p.by_group);
+    const int member = row - query * p.group;
+    if (threadIdx.x < 32 && threadIdx.x % 4 == 0) {
+      const int64_t head_q =
+          static_cast<int64_t>(at.batch) * p.num_heads_kv * p.group + head * p.group + member;
+      p.lse[head_q * p.seqlen_q + query] = finish_lse(all.top[h], all.sum[h]);
     }
-}
-
-// Where a block's units begin and how many they are: its share, or, where sequences are not split,
-// the tasks that begin in it. All threads; the cursor of no unit is not to be used.
-template <class Shares>
-__device__ __forceinline__ int take_units(const DecodeParams& p, const Shares& shares,
-                                          typename Shares::Smem& smem, DecodeCursor& at, int begin,
-                                          int end) {
-  if (shares.splits) return end - begin;
-  const auto whole = [&](const DecodeCursor& cursor) {
-    return cursor.unit == cursor.extent.first ? cursor.position : cursor.task_end();
-  };
-  const int first = whole(at);
-  __syncthreads();
-  const int last = end == shares.total ? end : whole(shares.find(p, smem, end));
-  __syncthreads();
-  if (first < last) at = shares.find(p, smem, first);
-  return last - first;
+    const float inverse = finish_inverse(all.sum[h]);
+    uint16_t* out = head_begin(p.out, at.batch, head, member) + query * p.out.row;
+#pragma unroll
+    for (int n = 0; n < OT; ++n) {
+      const int column = column_of<Config>(n);
+      if (column >= p.head_dim_v) continue;
+      *reinterpret_cast<uint32_t*>(out + column) =
+          pack<typename Config::Target, typename Config::T>(
+              finish_out(all.out.x[0][n][2 * h], inverse),
+              finish_out(all.out.x[0][n][2 * h + 1], inverse));
+    }
+  }
 }
 
 template <class Config>
@@ -228,8 +183,6 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
   constexpr int STAGES = Config::STAGES;
   constexpr int STAGE_BYTES = Config::BLOCK_N * HEAD_DIM * 2;
   constexpr int WARP_KEYS = Config::BLOCK_N / WARPS;  // of a tile
-  constexpr int MT = Config::ROWS / 16;
-  constexpr int NT = Config::KEY_TILES;
   constexpr int OT = HEAD_DIM / 8 / WARPS;
   constexpr uint32_t ONES = std::is_same_v<T, Bf16> ? 0x3f803f80u : 0x3c003c00u;
 
@@ -248,12 +201,25 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
   const int share_end = shares.begin(own + 1);
   if (share_begin == share_end) return;
   DecodeCursor at = shares.find(p, smem.shares, share_begin);
-  int units = take_units(p, shares, smem.shares, at, share_begin, share_end);
-  if (units <= 0) return;
+  int units = share_end - share_begin;
+  if (!shares.splits) {  // the tasks that begin in this share, as a whole
+    __syncthreads();
+    const int first = at.unit == at.extent.first ? share_begin : at.task_end();
+    const int end = share_end == shares.total ? share_end : [&] {
+      const DecodeCursor last = shares.find(p, smem.shares, share_end);
+      return last.unit == last.extent.first ? share_end : last.task_end();
+    }();
+    if (first >= end) return;
+    if (first != share_begin) {
+      __syncthreads();
+      at = shares.find(p, smem.shares, first);
+    }
+    units = end - first;
+  }
 
   UnitLoader<Config> loader(p, at, units);
   QueryLoader<Config> queries;
-  if constexpr (queries.EARLY) queries.load(p, at.batch, at.task);
+  queries.load(p, at.batch, at.task);
   const auto commit = [] {
     if constexpr (Target::HAS_CP_ASYNC) cp_async_commit();
   };
@@ -277,98 +243,95 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
   const float scale_log2 = p.softmax_scale * LOG2_E;
   const auto a_q = Operand<HEAD_DIM>::a(sQ);
   const auto a_p = Operand<UNIT_KEYS>::a(sP);
-  RowSpan seen{0, 0};  // by all of this lane's rows
-  Partial<MT, OT> task, group, unit;
+  Partial<OT> task, group, unit;
+  TaskRows rows(p, at);
 
 #pragma unroll 1
   for (; units > 0; --units, at.advance(p)) {
     if (at.unit == at.extent.first || at.position == share_begin) {
-      if constexpr (!queries.EARLY) queries.load(p, at.batch, at.task);
       queries.store(sQ);
-      seen = TaskRows<MT>(p, at).common();
+      rows = TaskRows(p, at);
       task.clear();
       group.clear();
     }
-    if (queries.EARLY && at.unit + 1 == at.extent.end) queries.load_next(p, at);
+    if (at.unit + 1 == at.extent.end) queries.load_next(p, at);
 
-    // S = Q @ K.T                                      [ROWS, 128], WARP_KEYS of a tile per warp
-    Accumulator<MT, NT> s[Config::TILES];
+    // S = Q @ K.T                                        [16, 128], WARP_KEYS of a tile per warp
+    Accumulator<1, Config::KEY_TILES> s[Config::TILES];
 #pragma unroll
     for (int i = 0; i < Config::TILES; ++i) {
       const uint32_t sK = arrive();
       s[i].clear();
-      const auto b_k = NT == 1 ? Operand<HEAD_DIM>::b_8(sK) : Operand<HEAD_DIM>::b(sK);
-      gemm_abt<Target, T, HEAD_DIM, Config::UNROLL, MT, NT>(s[i], a_q, b_k, warp * WARP_KEYS);
+      if constexpr (Config::KEY_TILES == 1) {
+        gemm_abt<Target, T, HEAD_DIM, Config::UNROLL, 1, 1>(s[i], a_q, Operand<HEAD_DIM>::b_8(sK),
+                                                            warp * WARP_KEYS);
+      } else {
+        gemm_abt<Target, T, HEAD_DIM, Config::UNROLL, 1, Config::KEY_TILES>(
+            s[i], a_q, Operand<HEAD_DIM>::b(sK), warp * WARP_KEYS);
+      }
     }
 
     // Hidden scores are -inf; the greatest of each row
     const int key0 = at.unit * UNIT_KEYS;
-    if (__any_sync(0xffffffffu, key0 < seen.first || seen.end < key0 + UNIT_KEYS)) {
-      const TaskRows<MT> rows(p, at);
+    if (!rows.all_see(key0)) {
 #pragma unroll
       for (int i = 0; i < Config::TILES; ++i) {
         rows.hide(s[i], key0 + i * Config::BLOCK_N + warp * WARP_KEYS);
       }
     }
+    float top[2] = {-INFINITY, -INFINITY};
 #pragma unroll
-    for (int m = 0; m < MT; ++m)
+    for (int i = 0; i < Config::TILES; ++i)
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        float top = -INFINITY;
+      for (int n = 0; n < Config::KEY_TILES; ++n)
 #pragma unroll
-        for (int i = 0; i < Config::TILES; ++i)
+        for (int e = 0; e < 4; ++e) top[e / 2] = fmaxf(top[e / 2], s[i].x[0][n][e]);
 #pragma unroll
-          for (int n = 0; n < NT; ++n) {
-            top = fmaxf(top, fmaxf(s[i].x[m][n][2 * h], s[i].x[m][n][2 * h + 1]));
-          }
-        top = quad_max(top);
-        if (lane % 4 == 0) smem.tops[warp][row_in_task(m, h)] = top;
-      }
+    for (int h = 0; h < 2; ++h) {
+      top[h] = quad_max(top[h]);
+      if (lane % 4 == 0) smem.tops[warp][lane / 4 + 8 * h] = top[h];
+    }
     __syncthreads();  // tops of all warps
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int w = 0; w < WARPS; ++w) top[h] = fmaxf(top[h], smem.tops[w][lane / 4 + 8 * h]);
+      unit.top[h] = __fmul_rn(top[h], scale_log2);
+    }
 
-    // P = exp2(S * scale - top), rounded               [ROWS, 128]
+    // P = exp2(S * scale - top), rounded                 [16, 128]
 #pragma unroll
-    for (int m = 0; m < MT; ++m)
+    for (int i = 0; i < Config::TILES; ++i)
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        float top = -INFINITY;
+      for (int n = 0; n < Config::KEY_TILES; ++n)
 #pragma unroll
-        for (int w = 0; w < WARPS; ++w) top = fmaxf(top, smem.tops[w][row_in_task(m, h)]);
-        unit.top[m][h] = __fmul_rn(top, scale_log2);
-        const float offset = top == -INFINITY ? 0.0f : unit.top[m][h];
-#pragma unroll
-        for (int i = 0; i < Config::TILES; ++i)
-#pragma unroll
-          for (int n = 0; n < NT; ++n) {
-            const float left = exp2_approx(fmaf(s[i].x[m][n][2 * h], scale_log2, -offset));
-            const float right = exp2_approx(fmaf(s[i].x[m][n][2 * h + 1], scale_log2, -offset));
-            const int key = i * Config::BLOCK_N + warp * WARP_KEYS + n * 8;
-            store_shared_4(
-                sP + SwizzledRows<UNIT_KEYS>::offset(row_in_task(m, h), key / 8) + lane % 4 * 4,
-                pack<Target, T>(left, right));
-          }
-      }
+        for (int h = 0; h < 2; ++h) {
+          const float offset = unit.top[h] == -INFINITY ? 0.0f : unit.top[h];
+          const float left = exp2_approx(fmaf(s[i].x[0][n][2 * h], scale_log2, -offset));
+          const float right = exp2_approx(fmaf(s[i].x[0][n][2 * h + 1], scale_log2, -offset));
+          const int key = i * Config::BLOCK_N + warp * WARP_KEYS + n * 8;
+          store_shared_4(
+              sP + SwizzledRows<UNIT_KEYS>::offset(lane / 4 + 8 * h, key / 8) + lane % 4 * 4,
+              pack<Target, T>(left, right));
+        }
 
-    // O = P @ V and the sum, P @ 1                     [ROWS, HEAD_DIM], HEAD_DIM / WARPS per warp
+    // O = P @ V and the sum, P @ 1                       [16, HEAD_DIM], HEAD_DIM / WARPS per warp
     unit.out.clear();
-    float sums[MT][4] = {};
+    float sums[4] = {};
 #pragma unroll
     for (int i = 0; i < Config::TILES; ++i) {
       const uint32_t sV = arrive();  // and P of all warps
       const auto b_v = share(Operand<HEAD_DIM>::b_trans(sV), warp);
 #pragma unroll
       for (int k = 0; k < Config::BLOCK_N / 16; ++k) {
-        uint32_t rP[MT][4];
-#pragma unroll
-        for (int m = 0; m < MT; ++m) {
-          ldmatrix_x4(rP[m], a_p.at(m * 16, i * (Config::BLOCK_N / 16) + k));
-          mma_m16n8k16<Target, T>(sums[m], rP[m], ONES, ONES);
-        }
+        uint32_t rP[1][4];
+        ldmatrix_x4(rP[0], a_p.at(0, i * (Config::BLOCK_N / 16) + k));
+        mma_m16n8k16<Target, T>(sums, rP[0], ONES, ONES);
         gemm_ab_step<Target, T, HEAD_DIM, WARPS>(unit.out, rP, b_v, k * 16);
       }
     }
-#pragma unroll
-    for (int m = 0; m < MT; ++m) unit.sum[m][0] = sums[m][0], unit.sum[m][1] = sums[m][2];
+    unit.sum[0] = sums[0];
+    unit.sum[1] = sums[2];
 
     // Into its group, or to memory where blocks share that
     const int group_begin = at.group_begin();
@@ -376,7 +339,8 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
     const bool owns_task =
         !shares.splits || (share_begin <= at.task_begin() && at.task_end() <= share_end);
     if (!owns_task && (group_begin < share_begin || share_end < group_end)) {
-      store_partial<Config>(p, unit, shares.unit_record(at) + at.unit % GROUP_UNITS);
+      const int64_t record = shares.unit_record(at) + at.unit % GROUP_UNITS;
+      store_partial<Config>(p, unit, record);
       continue;
     }
     group.fold(unit);
