@@ -311,7 +311,7 @@ UNSERVED: dict[str, tuple[object, str]] = {
 UNSERVED_PACKED: dict[str, tuple[object, str]] = {
     "block_table": (
         draw(2),
-        "block_table must be None, got Tensor: there are no kernels",
+        "block_table must be None, got Tensor: keys in pages are read by another function",
     ),
     "mask": (
         BlockMask.full(),
