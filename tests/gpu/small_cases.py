@@ -2,7 +2,7 @@
 
     compute-sanitizer --tool racecheck python tests/gpu/small_cases.py WHAT [1/4]
 
-WHAT is all, kernels, masks or boundaries; the second argument runs one of several parts.
+WHAT is all, kernels, masks, caches or boundaries; the second argument runs one of several parts.
 FLASH_DIST_SMEM_LIMIT chooses the shared-memory plan. Prints the kernels that ran, and those of the
 build that did not. Inputs are drawn on the CPU and copied, so that under `--kernel-name` initcheck
 knows all that our kernels may read as written.
@@ -25,6 +25,7 @@ from flash_dist.kernels.library import last_variant, variants
 from tests.gpu.boundaries import CHAOS, LIES, SPARSE
 from tests.gpu.packed import attend_packed, pack
 from tests.gpu.running import attend
+from tests.kvcache import Problem as KvProblem
 from tests.masks import MASKS, masked_problem
 
 if TYPE_CHECKING:
@@ -82,6 +83,29 @@ def run_masks(ran: set[str], part: slice) -> None:
             ran |= loaded()
 
 
+def run_caches(ran: set[str]) -> None:
+    """Run queries to a cache at each size of their kernels: appended, rotated, in pages, folded."""
+    for dtype, head_dim in sorted({(one["dtype"], one["head_dim"]) for one in decoding()}):
+        problem = KvProblem(
+            seqlens=(1300, 0, 130),
+            capacity=1312,
+            heads=4,
+            seqlen_q=3,
+            head_dim=head_dim,
+            causal=True,
+            page=16,
+            seqlen_new=3,
+            rotary_dim=32,
+        )
+        problem.call(problem.make(DTYPES[dtype], "cuda"))
+        ran |= loaded()
+
+
+def decoding() -> list[dict[str, Any]]:
+    """Return the kernels that read a cache."""
+    return [variant for variant in variants() if variant["role"] == "decode"]
+
+
 def run_boundaries(ran: set[str], part: slice) -> None:
     """Run every compiled size with cu_seqlens that leave rows out, and with some that lie."""
     for dtype, head_dim, head_dim_v in compiled_sizes()[part]:
@@ -124,6 +148,8 @@ def main() -> None:
         run_kernels(ran, part)
     if what in {"all", "masks"}:
         run_masks(ran, part)
+    if what in {"all", "caches"}:
+        run_caches(ran)
     if what in {"all", "boundaries"}:
         run_boundaries(ran, part)
     torch.cuda.synchronize()

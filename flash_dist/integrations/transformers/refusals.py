@@ -56,7 +56,7 @@ def require_served(  # noqa: PLR0913 - what there may be to refuse
         _refuse(module, "output_attentions=True", "no weights that were stored", _EAGER)
     if cache is not None:
         hint = 'hint: `attn_implementation="sdpa"` serves continuous batching'
-        _refuse(module, "a paged cache", "no kernels that read keys in pages", hint)
+        _refuse(module, "a paged cache", "no calls of `flash_attn_with_kvcache` yet", hint)
 
 
 def refuse_bias(module: torch.nn.Module, dtype: torch.dtype) -> NoReturn:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -156,6 +157,15 @@ def test_plans_hold_every_further_key_of_a_row(table: generate.Table) -> None:
     assert "template <> struct FwdPlan<128, 128, 163>" in text
     assert "template <> struct F32FwdPlan<192, 128, 99>" in text
     assert "if (plan == 163) return 166912;" in text
+
+
+def test_a_family_may_have_a_header_of_its_own_for_its_plans(table: generate.Table) -> None:
+    own = replace(table.families[0], name="own", config="OwnConfig", plans="own_plans.h")
+    both = replace(table, families=(*table.families, own))
+    assert generate.render_plans(both) == generate.render_plans(table)
+    text = generate.render_own_plans(both, "own_plans.h")
+    assert text.count("template <> struct OwnPlan<") == len(own.rows)
+    assert text.count("template <> struct") == len(own.rows)
 
 
 def test_the_dispatchers_table_lists_only_what_is_linked(
