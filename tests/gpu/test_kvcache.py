@@ -207,6 +207,19 @@ def test_numbers_that_lie_read_and_write_nothing_outside(any_half: torch.dtype) 
         assert torch.equal(now, before)
 
 
+def test_queries_at_odd_addresses_are_copied_and_caches_refused(any_half: torch.dtype) -> None:
+    problem = Problem()
+    tensors = problem.make(any_half, DEVICE)
+
+    def move(x: Tensor) -> Tensor:
+        return x.new_empty(x.numel() + 1)[1:].view(x.shape).copy_(x)
+
+    expected = problem.call(tensors)
+    assert _same(expected, _call(tensors, {"q": move(tensors.q)}, problem))
+    with pytest.raises(ValueError, match="k_cache must start at a multiple of 16 bytes, got "):
+        _call(tensors, {"k_cache": move(tensors.k_cache)}, problem)
+
+
 def test_a_check_names_a_wrong_number(
     monkeypatch: pytest.MonkeyPatch, any_half: torch.dtype
 ) -> None:

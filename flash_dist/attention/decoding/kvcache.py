@@ -18,10 +18,16 @@ from ..arguments import (
     require_bool,
     require_tensor,
 )
-from ..layouts import Layout, dtype_name, stride_error
+from ..layouts import ALIGNMENT, Layout, dtype_name, stride_error
 from ..neutral import require_neutral, require_neutral_others
 from ..support import require_kernels
-from .layouts import check_angles, check_cache, check_numbers, check_queries, check_table
+from .layouts import (
+    check_angles,
+    check_numbers,
+    check_table,
+    check_tensors,
+    check_tensors_once,
+)
 
 if TYPE_CHECKING:
     from ..arguments import Window
@@ -192,7 +198,16 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     _require_splits(num_splits)
     require_bool("rotary_interleaved", rotary_interleaved)
     band = choose_band(window_size, causal=causal)
-    q = _suit(require_queries(q))
+    for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
+        require_tensor(name, x)
+    symbolic = is_symbolic(q)
+    named = block_table is not None or cache_batch_idx is not None
+    check = check_tensors if symbolic else check_tensors_once
+    suits = check(Layout.of(q), Layout.of(k_cache), Layout.of(v_cache), named=named)
+    if not symbolic and q.device.type == "cuda":
+        _check_addresses(k_cache, v_cache)
+        suits &= q.data_ptr() % ALIGNMENT == 0
+    q = q if suits else q.clone(memory_format=torch.contiguous_format)
     cache = _read_cache(
         q, k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, block_table
     )
@@ -200,7 +215,6 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     new = _read_new(q, cache, k, v)
     rotary = _read_rotary(q, new, rotary_cos, rotary_sin, interleaved=bool(rotary_interleaved))
     seqlen_new = 0 if new is None else new[0].shape[1]
-    symbolic = is_symbolic(q)
     if q.device.type == "cuda" and not symbolic:
         require_kernels(q.device.index, q.dtype, q.shape[-1], v_cache.shape[-1])
         _check_values(cache, seqlen_new)
@@ -214,23 +228,24 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     return (out, lse) if return_softmax_lse else out
 
 
-def require_queries(q: Tensor) -> Tensor:
-    """Return q if it can be attended with.
-
-    Raises:
-        TypeError: It is no tensor, or has a dtype that is not read.
-        ValueError: Its shape or device does not fit.
-    """
-    require_tensor("q", q)
-    check_queries(Layout.of(q))
-    return q
+def _check_addresses(k_cache: Tensor, v_cache: Tensor) -> None:
+    for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
+        if x.data_ptr() % ALIGNMENT:
+            message = (
+                f"{name} must start at a multiple of {ALIGNMENT} bytes, "
+                f"got address {x.data_ptr():#x}"
+            )
+            raise ValueError(message)
 
 
 def _suit(x: Tensor) -> Tensor:
-    """Return a tensor as kernels read it, a copy where its strides do not suit them."""
-    if x.device.type != "cuda" or stride_error(Layout.of(x)) is None:
+    """Return new keys or values as kernels read them, a copy where these cannot."""
+    if x.device.type != "cuda":
         return x
-    return x.contiguous()
+    moved = not is_symbolic(x) and x.data_ptr() % ALIGNMENT != 0
+    if not moved and stride_error(Layout.of(x)) is None:
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
 
 
 def _read_cache(  # noqa: PLR0913, PLR0917 - all that describes it
@@ -242,21 +257,16 @@ def _read_cache(  # noqa: PLR0913, PLR0917 - all that describes it
     cache_leftpad: Tensor | None,
     block_table: Tensor | None,
 ) -> Cache:
-    for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
-        require_tensor(name, x)
-    in_pages = block_table is not None
-    named = block_table is not None or cache_batch_idx is not None
-    check_cache(Layout.of(q), Layout.of(k_cache), Layout.of(v_cache), named=named)
     if block_table is not None:
         require_tensor("block_table", block_table)
-        check_table(Layout.of(q), Layout.of(block_table), k_cache.shape[1])
+        check_table(Layout.of(block_table), q.shape[0], q.device, k_cache.shape[1])
     for name, numbers in (
         ("cache_batch_idx", cache_batch_idx),
         ("cache_leftpad", cache_leftpad),
     ):
         if numbers is not None:
             _check_numbers(name, numbers, q)
-            if in_pages:
+            if block_table is not None:
                 message = f"{name} must be None with block_table, got a tensor"
                 raise ValueError(message)
     seqlens = _read_seqlens(cache_seqlens, q)
@@ -278,7 +288,7 @@ def _read_seqlens(seqlens: int | Tensor | None, q: Tensor) -> Tensor | None:
 
 def _check_numbers(name: str, x: Any, q: Tensor) -> None:  # noqa: ANN401 - a user's
     require_tensor(name, x)
-    check_numbers(name, Layout.of(x), Layout.of(q))
+    check_numbers(name, Layout.of(x), q.shape[0], q.device)
 
 
 def _read_new(

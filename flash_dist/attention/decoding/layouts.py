@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -25,13 +26,28 @@ ROTARY_STEP: Final = 16
 _AXES: Final = 4
 
 
-def check_queries(q: Layout) -> None:
-    """Raise if queries cannot attend to a cache.
+def check_tensors(q: Layout, k: Layout, v: Layout, *, named: bool) -> bool:
+    """Raise if a cache cannot be read by queries; return whether kernels read q as it lies.
+
+    Args:
+        q: Of the queries.
+        k: Of the keys.
+        v: Of the values.
+        named: Whether a table says which entries are whose; else each batch entry has its own.
 
     Raises:
-        TypeError: A dtype is not read.
-        ValueError: Shape or device do not fit.
+        TypeError: A dtype is not read, or another than that of q.
+        ValueError: Shapes, device or strides do not fit.
     """
+    _check_queries(q)
+    _check_cache(q, k, v, named=named)
+    return q.device.type != "cuda" or stride_error(q) is None
+
+
+check_tensors_once = lru_cache(maxsize=4096)(check_tensors)  # most calls have been seen before
+
+
+def _check_queries(q: Layout) -> None:
     if q.device.type not in DEVICE_TYPES:
         message = f"q must be on a CUDA device or the CPU, got device {q.device}"
         raise ValueError(message)
@@ -46,19 +62,7 @@ def check_queries(q: Layout) -> None:
     _check_axes("q", q, "[batch, seqlen_q, num_heads_q, head_dim]")
 
 
-def check_cache(q: Layout, k: Layout, v: Layout, *, named: bool) -> None:
-    """Raise if a cache cannot be read, or does not fit the queries.
-
-    Args:
-        q: Of the queries.
-        k: Of the keys.
-        v: Of the values.
-        named: Whether a table says which entries are whose; else each batch entry has its own.
-
-    Raises:
-        TypeError: A dtype is another than that of q.
-        ValueError: Shapes, device or strides do not fit.
-    """
+def _check_cache(q: Layout, k: Layout, v: Layout, *, named: bool) -> None:
     for name, x in (("k_cache", k), ("v_cache", v)):
         _check_axes(name, x, "[entries, keys, num_heads_kv, head_dim]")
         if x.dtype != q.dtype:
@@ -99,17 +103,17 @@ def check_cache(q: Layout, k: Layout, v: Layout, *, named: bool) -> None:
         raise ValueError(message)
 
 
-def check_table(q: Layout, table: Layout, page: int) -> None:
+def check_table(table: Layout, batch: int, device: torch.device, page: int) -> None:
     """Raise if a table of pages does not fit.
 
     Raises:
         TypeError: It is not int32.
         ValueError: Shape, device or strides do not fit, or pages of so many keys.
     """
-    _check_int32("block_table", table, q)
-    if len(table.shape) != 2 or table.shape[0] != q.shape[0] or table.shape[1] == 0:  # noqa: PLR2004
+    _check_int32("block_table", table, device)
+    if len(table.shape) != 2 or table.shape[0] != batch or table.shape[1] == 0:  # noqa: PLR2004
         message = (
-            f"block_table must have shape [batch, pages], batch {q.shape[0]} and pages at least 1, "
+            f"block_table must have shape [batch, pages], batch {batch} and pages at least 1, "
             f"got {list(table.shape)}"
         )
         raise ValueError(message)
@@ -130,17 +134,17 @@ def check_table(q: Layout, table: Layout, page: int) -> None:
         raise ValueError(message)
 
 
-def check_numbers(name: str, x: Layout, q: Layout) -> None:
+def check_numbers(name: str, x: Layout, batch: int, device: torch.device) -> None:
     """Raise if numbers for each batch entry do not fit.
 
     Raises:
         TypeError: They are not int32.
         ValueError: Shape, device or strides do not fit.
     """
-    _check_int32(name, x, q)
-    if x.shape != (q.shape[0],) or x.stride != (1,):
+    _check_int32(name, x, device)
+    if x.shape != (batch,) or x.stride != (1,):
         message = (
-            f"{name} must be contiguous with shape [batch], {[q.shape[0]]}, "
+            f"{name} must be contiguous with shape [batch], {[batch]}, "
             f"got shape {list(x.shape)} and strides {list(x.stride)}"
         )
         raise ValueError(message)
@@ -169,12 +173,12 @@ def check_angles(name: str, x: Layout, q: Layout) -> None:
         raise ValueError(message)
 
 
-def _check_int32(name: str, x: Layout, q: Layout) -> None:
+def _check_int32(name: str, x: Layout, device: torch.device) -> None:
     if x.dtype != torch.int32:
         message = f"{name} must be int32, got {dtype_name(x.dtype)}"
         raise TypeError(message)
-    if x.device != q.device:
-        message = f"q and {name} must be on the same device, got {q.device} and {x.device}"
+    if x.device != device:
+        message = f"q and {name} must be on the same device, got {device} and {x.device}"
         raise ValueError(message)
 
 
