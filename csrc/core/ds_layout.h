@@ -49,6 +49,12 @@ class DsLayout {
     return earlier_ == FAR ? query_tiles_ : clamp(n + earlier_ + 1);
   }
 
+  // Key tiles that query tile m sees, as above: [key_begin(m), key_end(m)) as far as they exist.
+  FLASH_DIST_HOST_DEVICE int key_begin(int m) const {
+    return earlier_ == FAR || m < earlier_ ? 0 : m - earlier_;
+  }
+  FLASH_DIST_HOST_DEVICE int key_end(int m) const { return m + later_ + 1; }
+
   // Slots of the key tiles [first, n) of one head.
   FLASH_DIST_HOST_DEVICE int64_t slots(int first, int n) const {
     if (width_ != TRIANGLE) return static_cast<int64_t>(n - first) * width_;

@@ -34,9 +34,11 @@ constexpr int TILE_ROWS = -3;  // as rows say
 // Visible tiles in compressed rows: those of line i (64 or 128 queries, or keys) are the entries
 // [begin[i], begin[i + 1]), ascending.
 struct TileList {
-  const int* begin;     // [batches * heads * lines + 1]
-  const int4* entries;  // {tile on the other axis, code of the first 64, code of the second 64, 0}
-  const int2* slots;    // where the two tiles' dS lies, -1: not stored
+  const int* begin;  // [batches * heads * lines + 1]
+  // {tile on the other axis, code of the first 64, code of the second 64, 0}; of lines of 128 keys
+  // the last number is 2 * how many later lines have the entry's tile, plus 1 if no earlier one does
+  const int4* entries;
+  const int2* slots;  // where the two tiles' dS lies, -1: not stored
 };
 
 // One mask. The arrays are those of flash_dist/masks/plan.py, with axes [batches, heads, ...] where
@@ -147,6 +149,9 @@ struct BwdParams {
   BlockOrder order;  // filled in at the launch, like those below
   Divisor by_num_heads_kv, by_group, by_group_split;
   float* normalizers;  // fp32, of each row of statistics: what P is multiplied by; dQ writes them
+  // Where dQ is summed in turns, in dq_accum: a ticket, then how many blocks have had their turn at
+  // each tile of 64 queries, all 0 at the launch; else null.
+  int* dq_turns;
 };
 
 struct ReduceParams {

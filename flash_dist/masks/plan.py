@@ -30,7 +30,9 @@ class TileList(NamedTuple):
     """
 
     begin: Tensor  # [batches * heads * lines + 1]
-    entries: Tensor  # [:, 4] tile on the other axis, code of the first 64, of the second 64, 0
+    # [:, 4] tile on the other axis, code of the first 64, of the second 64; then 0, of lines of 128
+    # keys 2 * how many later lines have the entry's tile, plus 1 if no earlier one does
+    entries: Tensor
     slots: Tensor  # [:, 2] where the two tiles' dS lies, or ABSENT
 
 

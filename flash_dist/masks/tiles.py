@@ -171,11 +171,28 @@ def lists_by_query(
 def lists_by_key(
     tiles: VisibleTiles, slots: Tensor, planes: int, query_tiles: int, key_tiles: int
 ) -> tuple[TileList, TileList]:
-    """Return the lists of lines of 64 and of 128 keys."""
-    return (
+    """Return the lists of lines of 64 and of 128 keys; entries of the latter know their turn."""
+    lists = (
         _list_lines(tiles, slots, tiles.n, tiles.m, (planes, key_tiles, query_tiles), 1),
         _list_lines(tiles, slots, tiles.n, tiles.m, (planes, key_tiles, query_tiles), 2),
     )
+    lists[1].entries[:, 3] = _turns(lists[1], -(-key_tiles // 2), query_tiles)
+    return lists
+
+
+def _turns(by_key: TileList, lines: int, query_tiles: int) -> Tensor:
+    """Return the turn of each entry of a list whose planes have so many lines of keys.
+
+    The lines that see a query tile add to its dQ one after the other, from the last to the first:
+    2 * how many of them do so before the entry's line, plus 1 if none does after it.
+    """
+    line = torch.repeat_interleave(by_key.begin.diff())
+    column = line // lines * query_tiles + by_key.entries[:, 0]  # a query tile of a plane
+    counts = torch.bincount(column)
+    order = column.argsort(stable=True)  # lines ascend in each column, as they do in all entries
+    before = torch.empty_like(column)
+    before[order] = counts.cumsum(0)[column[order]] - 1 - torch.arange(len(column), device="cpu")
+    return 2 * before + (before == counts[column] - 1)
 
 
 def _list_lines(  # noqa: PLR0913, PLR0917 - the two axes, by either of which lists go

@@ -5,6 +5,7 @@ Written from the description of the arrays, tile by tile, sharing nothing with t
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -138,14 +139,15 @@ class Reader:
         begin, entries, slots = self.lists[f"{axis}{TILE * group}"]
         tiles = self.query_tiles if axis == "query" else self.key_tiles
         lines, found = -(-tiles // group), []
+        turns: defaultdict[int, list[int]] = defaultdict(list)
         for line in range(lines):
             first, end = self.ints(begin, self.plane * lines + line, 1) + self.ints(
                 begin, self.plane * lines + line + 1, 1
             )
             before = -1
             for index in range(first, end):
-                other, *codes, zero = self.ints(entries, index, 4)
-                assert zero == 0
+                other, *codes, turn = self.ints(entries, index, 4)
+                turns[other].append(turn)
                 assert other > before
                 before = other
                 assert codes != [-2, -2]
@@ -159,6 +161,10 @@ class Reader:
                         assert m < self.query_tiles
                         assert n < self.key_tiles
                         found.append(self._listed_visit(m, n, code, slot))
+        for given in turns.values():  # of the lines that have a tile, from the first to the last
+            after = range(len(given))[::-1]
+            last = [2 * n + (n == len(given) - 1) for n in after]
+            assert given == (last if (axis, group) == ("key", 2) else [0] * len(given))
         return found
 
     def _listed_visit(self, m: int, n: int, code: int, slot: int) -> Visit:
