@@ -148,6 +148,16 @@ class Build:
         kernels, variants = len(self.keys), len(self.variants)
         return f"{count(kernels, 'kernel')} in {count(variants, 'variant')}"
 
+    @property
+    def optional_roles(self) -> frozenset[str]:
+        """Roles of which all families are for some targets only.
+
+        Where none of them runs, kernels of other roles do the same (csrc/host/report.cpp).
+        """
+        return frozenset(v.role for v in self.variants) - {
+            v.role for v in self.variants if not v.is_specific
+        }
+
     def keys_for(self, device: Device) -> tuple[KernelKey, ...]:
         """Every kernel that a GPU may expect.
 
@@ -350,9 +360,10 @@ def judge_device(build: Build, situation: Situation) -> DeviceVerdict:
             KernelVerdict(key, "none", refusal) for key in build.keys_for(situation.device)
         )
         return DeviceVerdict(situation, kernels, "driver-too-old", refusal)
-    kernels = tuple(
+    judged = (
         judge_kernel(key, build.variants, situation) for key in build.keys_for(situation.device)
     )
+    kernels = tuple(one for one in judged if one or one.key[0] not in build.optional_roles)
     if not any(kernel.how != "not-on-this-hardware" for kernel in kernels):
         oldest = min(kernels, key=lambda kernel: DTYPE_FLOOR[kernel.key[1]])
         return DeviceVerdict(situation, kernels, "hardware-too-old", oldest.reason)

@@ -372,6 +372,21 @@ def test_a_size_that_a_family_lacks_is_served_by_its_next_larger_one() -> None:
     assert chosen(build, "9.0", 96, smem=64 * 1024) == "fwd"
 
 
+def test_a_role_that_has_families_for_some_targets_only_need_not_run() -> None:
+    base = with_specific(make_build(ALL), 64, plan=227)
+    *others, forward = base.variants
+    symbol = forward.symbol.replace("fwd_sm90", "bwd_fused_sm90")
+    fused = replace(forward, symbol=symbol, family="bwd_fused_sm90")
+    build = replace(base, variants=(*others, fused))
+    key = ("bwd_fused", "bf16", 64, 64)
+    assert build.optional_roles == {"bwd_fused"}
+    assert key in {kernel.key for kernel in judge_device(build, situation("9.0")).kernels}
+    for device, smem in (("9.0", 64 * 1024), ("8.0", 0)):
+        verdict = judge_device(build, replace(situation(device), smem_limit=smem))
+        assert verdict
+        assert key not in {kernel.key for kernel in verdict.kernels}
+
+
 def test_a_family_for_some_targets_leaves_few_columns_to_the_general_one() -> None:
     base = make_build(HOPPER)
     general = general_forward(base)
