@@ -93,10 +93,8 @@ def ask_planner(program: Path, calls: Iterable[Call]) -> list[dict[str, Any]]:
 
 
 @cache
-def _compiled_sizes() -> tuple[tuple[int, int], ...]:
-    rows = (
-        row for family in load_table().families if family.role == "bwd_dkdv" for row in family.rows
-    )
+def _compiled_sizes(role: str) -> tuple[tuple[int, int], ...]:
+    rows = (row for family in load_table().families if family.role == role for row in family.rows)
     return tuple(sorted({(row.head_dim, row.head_dim_v) for row in rows}))
 
 
@@ -105,9 +103,10 @@ def _line_of(call: Call) -> str:
     gpu, slots = call.gpu, call.key_slots
     shape = (call.batch, call.seqlen_q, call.seqlen_k, call.num_heads_kv, call.group)
     dkdv = (gpu.sm_count, gpu.key_tile, gpu.blocks_per_sm)
-    kernels = (*dkdv, gpu.dq_rows, gpu.dq_blocks_per_sm, gpu.cluster)
+    kernels = (*dkdv, gpu.dq_rows, gpu.dq_blocks_per_sm, gpu.cluster, int(gpu.fused))
     known = (-1,) if slots is None else (len(slots), *slots)
-    sizes = [column for size in _compiled_sizes() for column in size]
+    role = "bwd_fused" if gpu.fused else "bwd_dkdv"
+    sizes = [column for size in _compiled_sizes(role) for column in size]
     columns = (call.head_dim, call.head_dim_v)
     how = (call.budget, int(call.batch_invariant), int(call.normalizes))
     numbers = (*shape, call.total_q, *columns, *call.mask, *kernels, *how, *known)
@@ -140,7 +139,12 @@ def decide(program: Path, plans: Mapping[MaskCase, MaskPlan]) -> Decisions:
 
 def describe_launches(plan: dict[str, Any]) -> str:
     """Say in words what a backward does, and everything in a digest."""
-    words = "spill" if plan["spill"] else "recompute"
+    if "fused" in plan:
+        words = "fused"
+    elif plan["steps"]:
+        words = "spill" if plan["spill"] else "recompute"
+    else:
+        words = "not fused"
     return f"{words}, split {plan['group_split']}, chunks {len(plan['chunks'])}, {_short(plan)}"
 
 

@@ -32,6 +32,7 @@ class Gpu:
     dq_rows: int = 128  # 0: no kernel takes dQ from a stored dS
     dq_blocks_per_sm: int = 2
     cluster: int = 1  # blocks that share a key tile
+    fused: bool = False  # the numbers of keys are of the kernel that makes all gradients
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Call:
             f"{self.label or 'full'}{packed} b{self.batch} q{self.seqlen_q} k{self.seqlen_k} "
             f"h{self.num_heads_kv}x{self.group} d{self.head_dim}/{self.head_dim_v} "
             f"sm{gpu.sm_count}x{gpu.blocks_per_sm}{cluster} tile {gpu.key_tile}/{gpu.dq_rows} "
+            f"{'fused ' if gpu.fused else ''}"
             f"{self.budget // MIB} MiB{invariant}"
         )
 
@@ -97,6 +99,7 @@ SIZES: Final = (  # batch, seqlen_q, seqlen_k, num_heads_kv, group
     (1, 0, 64, 1, 1),
     (1, 64, 0, 1, 1),
 )
+FUSED: Final = Gpu(132, 128, 1, dq_rows=0, dq_blocks_per_sm=0, fused=True)
 GPUS: Final = (
     Gpu(132, 64, 2),
     Gpu(132, 128, 1),
@@ -133,6 +136,11 @@ def band_calls() -> Iterator[Call]:
         if budget == BUDGETS[0]:
             yield replace(call, batch_invariant=True)
             yield replace(call, total_q=sizes[0] * sizes[1] // 2)
+    for sizes, label, budget in itertools.product(SIZES, ("full", "causal"), BUDGETS):
+        yield (
+            call := Call(*sizes, 64, 64, mask=BANDS[label], gpu=FUSED, budget=budget, label=label)
+        )
+        yield replace(call, batch_invariant=True)
 
 
 @dataclass(frozen=True)

@@ -57,8 +57,9 @@ struct DkdvBlock {
 
   __device__ __forceinline__ DkdvBlock(const BwdParams& p, int block_n)
       : DkdvBlock(p, block_n, fresh_block()) {}
-  __device__ __forceinline__ DkdvBlock(const BwdParams& p, int block_n, int number) {
-    const BlockPlace place(number, p.order);
+  __device__ __forceinline__ DkdvBlock(const BwdParams& p, int block_n, int number)
+      : DkdvBlock(p, block_n, BlockPlace(number, p.order)) {}
+  __device__ __forceinline__ DkdvBlock(const BwdParams& p, int block_n, const BlockPlace& place) {
     key0 = p.key_begin + place.tile * block_n;
     unit = divide(place.group, p.by_group_split);
     split = place.group - unit * p.group_split;

@@ -44,7 +44,7 @@ MaskBand read_mask(std::istream& line, int seqlen_q, int seqlen_k) {
 }
 
 // batch seqlen_q seqlen_k num_heads_kv group total_q head_dim head_dim_v, mask: kind left right
-// bottom_right, sm_count key_tile blocks_per_sm dq_rows dq_blocks_per_sm cluster, budget
+// bottom_right, sm_count key_tile blocks_per_sm dq_rows dq_blocks_per_sm cluster fused, budget
 // batch_invariant normalizes, count of key_slots and these (-1: not known), count of compiled sizes
 // and these.
 Request read_request(std::istream& line) {
@@ -61,6 +61,7 @@ Request read_request(std::istream& line) {
        {&k.sm_count, &k.key_tile, &k.blocks_per_sm, &k.dq_rows, &k.dq_blocks_per_sm, &k.cluster}) {
     *field = next<int>(line);
   }
+  k.fused = next<int>(line) != 0;
   r.budget = next<int64_t>(line);
   r.batch_invariant = next<int>(line) != 0;
   s.normalizes = next<int>(line) != 0;
@@ -115,8 +116,9 @@ std::string describe(const BwdPlan& plan) {
        << ", \"dq_accum\": " << plan.dq_accum << ", \"dk_partial\": " << plan.dk_partial
        << ", \"dv_partial\": " << plan.dv_partial << ", \"statistics\": " << plan.statistics
        << ", \"chunks\": " << json_list(plan.chunks, write_chunk)
-       << ", \"steps\": " << json_list(plan.steps, write_step) << "}";
-  return text.str();
+       << ", \"steps\": " << json_list(plan.steps, write_step);
+  if (plan.fused) text << ", \"fused\": true, \"dq_turns\": " << plan.dq_turns;
+  return text.str() + "}";
 }
 
 }  // namespace

@@ -395,6 +395,10 @@ Selection select_kernel(int device, const KernelKey& key) {
   return selection;
 }
 
+Loaded find_kernel(int device, const KernelKey& key, const void* params) {
+  return registry().find(device, key, params);
+}
+
 Loaded require_kernel(int device, const KernelKey& key, const void* params) {
   const Loaded found = registry().find(device, key, params);
   if (found.variant != nullptr) return found;

@@ -90,6 +90,9 @@ Selection select_kernel(int device, const KernelKey& key);
 // device, what is built in and why each variant was refused.
 Loaded require_kernel(int device, const KernelKey& key, const void* params);
 
+// The same, with variant null where there is none.
+Loaded find_kernel(int device, const KernelKey& key, const void* params);
+
 // Launches on stream and remembers the variant for last_variants().
 void launch(int device, const Loaded& kernel, const void* params, cudaStream_t stream);
 

@@ -101,7 +101,7 @@ class Parts {
 
 int64_t workspace_bytes(const BwdPlan& plan) {
   return aligned(plan.statistics) + aligned(plan.ds) + aligned(plan.dq_accum) +
-         aligned(plan.dk_partial) + aligned(plan.dv_partial);
+         aligned(plan.dq_turns) + aligned(plan.dk_partial) + aligned(plan.dv_partial);
 }
 
 class Backward {
@@ -111,6 +111,9 @@ class Backward {
       : call_(call),
         delta_(delta),
         p_(grads),
+        fused_(find_kernel(call.device,
+                           {Role::BWD_FUSED, dtype_of(call), {grads.head_dim, grads.head_dim_v}},
+                           &p_)),
         dkdv_(find(Role::BWD_DKDV, {grads.head_dim, grads.head_dim_v}, &p_)),
         packed_(grads.packing.cu_seqlens_q != nullptr),
         normalizes_(is_fp32(dtype_of(call))),
@@ -137,8 +140,37 @@ class Backward {
     return dtype == Dtype::IEEE32 && !multiplies ? Dtype::FP32 : dtype;
   }
 
+  // Of the kernel of all gradients where there is one and it is to be taken.
   BwdPlan make_plan(const BwdOptions& options) const {
-    const Variant& dkdv = *dkdv_.variant;
+    const bool batch_invariant = options.batch_invariant != 0;
+    const int64_t budget = read_budget(options.budget);
+    if (fused_.variant != nullptr) {
+      BwdKernels kernels = kernels_with(*fused_.variant);
+      kernels.fused = true;
+      const BwdPlan plan =
+          plan_backward(shape_for(*fused_.variant, options), kernels, budget, batch_invariant);
+      if (plan.fused) return plan;
+    }
+    BwdKernels kernels = kernels_with(*dkdv_.variant);
+    const bool has_dq_gemm = is_built_in(Role::BWD_DQ_GEMM, dtype_of(call_));
+    if (may_store_ds(has_dq_gemm, budget, batch_invariant)) {
+      const KernelEntry& dq = *find(Role::BWD_DQ_GEMM, dkdv_.variant->size, &p_).variant->entry;
+      kernels.dq_rows = dq.block_rows;
+      kernels.dq_blocks_per_sm = dq.blocks_per_sm;
+    }
+    return plan_backward(shape_for(*dkdv_.variant, options), kernels, budget, batch_invariant);
+  }
+
+  BwdKernels kernels_with(const Variant& dkdv) const {
+    BwdKernels kernels{};
+    kernels.sm_count = device_info(call_.device).sm_count;
+    kernels.key_tile = dkdv.entry->block_rows;
+    kernels.blocks_per_sm = dkdv.entry->blocks_per_sm;
+    kernels.cluster = dkdv.entry->cluster;
+    return kernels;
+  }
+
+  BwdShape shape_for(const Variant& dkdv, const BwdOptions& options) const {
     BwdShape shape{};
     shape.batch = p_.batch;
     shape.seqlen_q = p_.seqlen_q;
@@ -152,18 +184,7 @@ class Backward {
     shape.normalizes = normalizes_;
     shape.mask = band_of(p_.mask);
     shape.key_slots = options.key_slots;
-    const bool batch_invariant = options.batch_invariant != 0;
-    const int64_t budget = read_budget(options.budget);
-    BwdKernels kernels{device_info(call_.device).sm_count, dkdv.entry->block_rows,
-                       dkdv.entry->blocks_per_sm, 0, 0};
-    kernels.cluster = dkdv.entry->cluster;
-    const bool has_dq_gemm = is_built_in(Role::BWD_DQ_GEMM, dtype_of(call_));
-    if (may_store_ds(has_dq_gemm, budget, batch_invariant)) {
-      const KernelEntry& dq = *find(Role::BWD_DQ_GEMM, dkdv.size, &p_).variant->entry;
-      kernels.dq_rows = dq.block_rows;
-      kernels.dq_blocks_per_sm = dq.blocks_per_sm;
-    }
-    return plan_backward(shape, kernels, budget, batch_invariant);
+    return shape;
   }
 
   void place(void* workspace) {
@@ -177,6 +198,7 @@ class Backward {
     p_.ds = parts.take<void>(plan_.ds);
     p_.ds_tiles_per_head = plan_.ds_tiles_per_head;
     p_.dq_accum = parts.take<float>(plan_.dq_accum);
+    p_.dq_turns = parts.take<int>(plan_.dq_turns);
     p_.dk_partial = parts.take<float>(plan_.dk_partial);
     p_.dv_partial = parts.take<float>(plan_.dv_partial);
     p_.group_split = plan_.group_split;
@@ -186,6 +208,8 @@ class Backward {
     switch (step.role) {
       case Role::BWD_DELTA:
         return run_delta(step);
+      case Role::BWD_FUSED:
+        return run_fused(step);
       case Role::BWD_DKDV:
         return run_dkdv(step);
       case Role::BWD_DQ_GEMM:
@@ -217,6 +241,25 @@ class Backward {
     delta_.head_dim_v = p_.head_dim_v;
     delta_.packing = p_.packing;
     launch_step(step, &delta_);
+  }
+
+  void run_fused(const BwdStep& step) {
+    take(plan_.chunks[step.chunk]);
+    p_.heads_together = fused_heads_together();
+    const cudaStream_t stream = stream_of(call_);
+    check_cuda(cudaMemsetAsync(p_.dq_turns, 0, plan_.dq_turns, stream), "cudaMemsetAsync");
+    launch(call_.device, fused_, &p_, stream);
+  }
+
+  // As many as half of L2 holds of Q, dO and the fp32 dQ of a query head each: neighbours in time are
+  // then blocks of different heads, which do not wait for each other's turns.
+  int fused_heads_together() const {
+    const int64_t groups = int64_t{p_.units} * plan_.group_split;
+    const int64_t bytes = p_.seqlen_q * (row_bytes() + sizeof(float) * p_.head_dim);
+    const int64_t fitting = device_info(call_.device).l2_bytes / 2 / std::max<int64_t>(bytes, 1);
+    int64_t width = 1;
+    while (2 * width <= std::min(fitting, groups)) width *= 2;
+    return static_cast<int>(width);
   }
 
   void run_dkdv(const BwdStep& step) {
@@ -263,7 +306,7 @@ class Backward {
   const Call& call_;
   DeltaParams delta_;
   BwdParams p_;
-  const Loaded dkdv_;
+  const Loaded fused_, dkdv_;
   const bool packed_, normalizes_;
   const BwdPlan plan_;
 };

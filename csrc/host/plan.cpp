@@ -63,6 +63,28 @@ class Planner {
     return plan;
   }
 
+  BwdPlan make_fused(bool batch_invariant) const {
+    BwdPlan plan;
+    set_statistics(plan);
+    // Nobody would write dQ, or there is none.
+    if (blocks(units_, key_steps_) == 0 || shape_.seqlen_q == 0) return plan;
+    set_group_split(plan, batch_invariant ? 1 : choose_group_split());
+    int64_t at_a_time = fitting_units(budget_ - plan.dk_partial - plan.dv_partial);
+    // Batch-invariant, it is always taken: whether the budget holds a unit is not the same for all
+    // batches, nor, of packed documents, how long the longest is.
+    if (batch_invariant) at_a_time = std::max(at_a_time, ceil_div(wave_, key_steps_));
+    if (at_a_time == 0) return plan;
+    const int64_t count = ceil_div(units_, std::min(units_, at_a_time));
+    if (!batch_invariant && count > 1 && !fills(plan, units_ / count, key_steps_)) return plan;
+    cut_units(plan, count);
+    const int64_t heads = ceil_div(units_, count) * shape_.group;
+    plan.dq_accum = dq_bytes(heads);
+    plan.dq_turns = turn_bytes(heads);
+    plan.fused = true;
+    list_steps(plan);
+    return plan;
+  }
+
  private:
   void set_statistics(BwdPlan& plan) const {
     const int64_t heads = int64_t{shape_.num_heads_kv} * shape_.group;
@@ -81,6 +103,10 @@ class Planner {
     plan.steps.push_back({Role::BWD_DELTA, {shape_.columns_v, shape_.columns_v}, 0, false});
     const Role dq = plan.spill ? Role::BWD_DQ_GEMM : Role::BWD_DQ_RECOMPUTE;
     for (int chunk = 0; chunk < static_cast<int>(plan.chunks.size()); ++chunk) {
+      if (plan.fused) {
+        plan.steps.push_back({Role::BWD_FUSED, size, chunk, false});
+        continue;
+      }
       plan.steps.push_back({Role::BWD_DKDV, size, chunk, false});
       plan.steps.push_back({dq, size, chunk, false});
       if (shape_.normalizes) std::swap(plan.steps.back(), plan.steps[plan.steps.size() - 2]);
@@ -190,14 +216,33 @@ class Planner {
     const int64_t fewest = ceil_div(units_, std::min(units_, left / (tile_bytes * tiles)));
     const int64_t count = choose_chunks(fewest, plan.group_split);
     if (count > 1 && !fills(plan, units_ / count, key_steps_)) return false;
+    cut_units(plan, count);
+    plan.ds_tiles_per_head = tiles;
+    return true;
+  }
+
+  void cut_units(BwdPlan& plan, int64_t count) const {
     plan.chunks.clear();
     for (int64_t i = 0; i < count; ++i) {
       const int64_t begin = units_ * i / count;
       const int64_t end = units_ * (i + 1) / count;
       plan.chunks.push_back({begin, end - begin, 0, shape_.seqlen_k, true, true});
     }
-    plan.ds_tiles_per_head = tiles;
-    return true;
+  }
+
+  // Of query heads: dQ in fp32, and the counters of the fused kernel.
+  int64_t dq_bytes(int64_t heads) const {
+    return sizeof(float) * heads * padded(shape_.seqlen_q) * shape_.head_dim;
+  }
+  int64_t turn_bytes(int64_t heads) const {
+    return sizeof(int) * (1 + heads * padded(shape_.seqlen_q) / DS_TILE);
+  }
+
+  // The most units whose dQ fits.
+  int64_t fitting_units(int64_t left) const {
+    const int64_t counters = turn_bytes(0);
+    const int64_t unit = dq_bytes(shape_.group) + turn_bytes(shape_.group) - counters;
+    return left < counters + unit ? 0 : (left - counters) / unit;
   }
 
   // Some units at a time, their keys in stripes of nearly equal dS; dQ is summed in fp32 over the
@@ -205,7 +250,7 @@ class Planner {
   bool cut_by_stripes(BwdPlan& plan, int64_t left) const {
     for (int64_t units = 1; units <= units_; ++units) {
       const int64_t heads = units * shape_.group;
-      const int64_t accum = sizeof(float) * heads * padded(shape_.seqlen_q) * shape_.head_dim;
+      const int64_t accum = dq_bytes(heads);
       if (accum > left) return false;
       if (units_ % units != 0) continue;
       const std::vector<int> ends = stripe_ends((left - accum) / (heads * DS_TILE_BYTES));
@@ -286,7 +331,8 @@ bool may_store_ds(bool has_dq_gemm, int64_t budget, bool batch_invariant) {
 
 BwdPlan plan_backward(const BwdShape& shape, const BwdKernels& kernels, int64_t budget,
                       bool batch_invariant) {
-  return Planner(shape, kernels, budget).make(batch_invariant);
+  const Planner planner(shape, kernels, budget);
+  return kernels.fused ? planner.make_fused(batch_invariant) : planner.make(batch_invariant);
 }
 
 }  // namespace flash_dist

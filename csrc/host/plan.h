@@ -1,7 +1,8 @@
 // How one backward call is cut into launches: a pure function of shapes, the mask, the budget and
 // device properties. The order of summation, and so every bit of the result, follows from it:
 //
-//   spill        whether dQ comes from the stored dS or from S and dP computed again;
+//   fused        whether one kernel makes dK, dV and dQ, where there is one;
+//   spill        else whether dQ comes from the stored dS or from S and dP computed again;
 //   group_split  how many partial sums make up dK and dV of a kv head;
 //   steps        which kernels run, of which compiled size, on which keys, one after the other.
 //
@@ -17,9 +18,13 @@
 // better it fills the GPU. Chunks and stripes change nothing: each dQ is one sum over its keys in
 // ascending order, carried from stripe to stripe in fp32.
 //
-// Batch-invariant, neither depends on anything but the dtype: nothing is spilled, no group is
-// split. The price: dQ costs seven products of matrices where spilling costs five, and few kv heads
-// leave multiprocessors idle.
+// Fused, dQ is a sum over blocks of keys in descending order, in dq_accum: of all units, or chunks
+// of as many as fit, which fill a wave. Otherwise it is not fused.
+//
+// Batch-invariant, none depends on anything but dtype, columns and views: fused where there is such a
+// kernel, with chunks that fill a wave even if the budget does not hold them; else nothing is
+// spilled. No group is split. The price: without a fused kernel dQ costs seven products of matrices
+// where spilling costs five, and few kv heads leave multiprocessors idle.
 //
 // Memory of one call beside inputs and gradients, each term rounded up to 256 bytes:
 //
@@ -27,12 +32,14 @@
 //               packed: up(total_q + 128 * batch), with up() the next multiple of 128;
 //               12 instead of 8 where dQ normalizes
 //   ds          8192 * group * units * ds_tiles_per_head, of the largest chunk
-//   dq_accum    4 * group * units * up(seqlen_q) * head_dim, when keys are striped
+//   dq_accum    4 * group * units * up(seqlen_q) * head_dim, of the largest chunk, when keys are
+//               striped or it is fused
+//   dq_turns    4 * (1 + group * units * up(seqlen_q) / 64), when it is fused
 //   partial     4 * group_split * batch * num_heads_kv * seqlen_k * (head_dim + head_dim_v), when
 //               group_split > 1
 //
 // with head_dim and head_dim_v as compiled, packed seqlen_q and seqlen_k the longest, and
-// ds + dq_accum + partial <= budget.
+// ds + dq_accum + dq_turns + partial <= budget, if not batch-invariant.
 #pragma once
 
 #include <cstdint>
@@ -73,6 +80,9 @@ struct BwdKernels {
   int dq_rows;        // queries per block of the dQ = dS K kernel; 0: dS cannot be stored
   int dq_blocks_per_sm;
   int cluster = 1;  // blocks of the dK/dV kernel that share their keys
+  // Whether the numbers of dK/dV, here and in BwdShape, are of the kernel that makes all gradients.
+  // A plan that is not `fused` then says that this kernel is not to be taken.
+  bool fused = false;
 };
 
 // Launches of one dK/dV grid and one dQ grid: some (batch, kv head) units, some keys of each.
@@ -91,7 +101,8 @@ struct BwdStep {
 };
 
 struct BwdPlan {
-  bool spill = false;   // false: dQ recomputes S and dP
+  bool fused = false;   // one kernel makes dK, dV and dQ
+  bool spill = false;   // else: dQ comes from the stored dS; false: it recomputes S and dP
   int group_split = 1;  // blocks that share the query heads of one kv head
   int rows_padded = 0;  // rows of statistics of one head
   std::vector<BwdChunk> chunks;
@@ -99,13 +110,15 @@ struct BwdPlan {
   int64_t ds_tiles_per_head = 0;  // most that any chunk needs
   // bytes
   int64_t ds = 0;          // the spilled dS of one chunk
-  int64_t dq_accum = 0;    // fp32 dQ while a unit is striped
+  int64_t dq_accum = 0;    // fp32 dQ while a unit is striped, or of one chunk where it is fused
+  int64_t dq_turns = 0;    // counters of the fused kernel
   int64_t dk_partial = 0;  // fp32 dK of the group split
   int64_t dv_partial = 0;
   int64_t statistics = 0;  // lse, delta, normalizers; outside the budget, always needed
 };
 
-// budget: bytes for all but the statistics. 0 keeps to the kernels that need none of it.
+// budget: bytes for all but the statistics. 0 keeps to the kernels that need none of it, unless
+// batch_invariant asks for the fused one.
 BwdPlan plan_backward(const BwdShape& shape, const BwdKernels& kernels, int64_t budget,
                       bool batch_invariant);
 

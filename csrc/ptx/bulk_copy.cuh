@@ -1,4 +1,4 @@
-// Copies of neighbouring bytes from global to shared memory, by the copy engine (sm_90 and newer).
+// Copies of neighbouring bytes between global and shared memory, by the copy engine (sm_90 and newer).
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,31 @@ __device__ __forceinline__ void load_bytes(uint32_t smem, const void* src, int b
           "r"(smem),
       "l"(src), "r"(bytes), "r"(barrier)
       : "memory");
+}
+
+// The same from shared memory, as part of this thread's next group of stores.
+__device__ __forceinline__ void store_bytes(void* dst, uint32_t smem, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(smem),
+               "r"(bytes)
+               : "memory");
+}
+
+// Adds fp32 numbers to those at dst, as part of this thread's next group of stores.
+__device__ __forceinline__ void add_floats(void* dst, uint32_t smem, int bytes) {
+  asm volatile(
+      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(dst),
+      "r"(smem), "r"(bytes)
+      : "memory");
+}
+
+// Waits until all of this thread's groups of stores have been written.
+__device__ __forceinline__ void wait_until_written() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
+// What this thread knows to have been written to global memory is seen by its next copies.
+__device__ __forceinline__ void fence_proxy_async_global() {
+  asm volatile("fence.proxy.async.global;" ::: "memory");
 }
 
 }  // namespace flash_dist

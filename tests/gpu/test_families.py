@@ -36,12 +36,15 @@ torch.save({"found": found, "expanded": expanded, "values": values}, sys.argv[1]
 """
 
 
-@pytest.fixture(scope="module", params=[128, 256], ids=["one-block", "pair"])
+@pytest.fixture(scope="module", params=[64, 128, 256], ids=["fused", "one-block", "pair"])
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:  # noqa: ANN401
-    """What ran natively, and where shared memory is short; keys of one block, and of two."""
+    """What ran natively, and where shared memory is short.
+
+    Of the backward: all gradients by one kernel, keys of one block, and of two.
+    """
     if torch.cuda.get_device_capability() != HOPPER:
         pytest.skip("Hopper's families are for compute capability 9.0")
-    results = {}
+    results: dict[str, Any] = {"head_dim": request.param}
     for name, environ in (("native", {}), ("short", {"FLASH_DIST_SMEM_LIMIT": SMALL})):
         path = tmp_path_factory.mktemp(name) / "result.pt"
         done = subprocess.run(
@@ -60,6 +63,8 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 pytestmark = pytest.mark.gpu
 GENERAL: Final = {"fwd": "fwd", "bwd_dkdv": "bwd_dkdv", "bwd_dq_gemm": "bwd_dq_gemm"}
+CHAIN: Final = {role: f"{name}_sm90" for role, name in GENERAL.items()}
+FUSED: Final = {"fwd": "fwd_sm90", "bwd_fused": "bwd_fused_sm90"}
 
 
 def of_roles(families: dict[str, str]) -> dict[str, str]:
@@ -67,8 +72,9 @@ def of_roles(families: dict[str, str]) -> dict[str, str]:
 
 
 def test_the_families_for_this_target_are_tried_first(runs: dict[str, Any]) -> None:
-    wanted = {role: f"{name}_sm90" for role, name in GENERAL.items()}
-    assert of_roles(runs["native"]["found"]) == wanted
+    found = runs["native"]["found"]
+    wanted = FUSED if runs["head_dim"] == 64 else CHAIN
+    assert {role: found[role] for role in found if role in {*CHAIN, *FUSED}} == wanted
 
 
 def test_the_general_families_serve_tensors_without_a_map(runs: dict[str, Any]) -> None:
@@ -77,6 +83,7 @@ def test_the_general_families_serve_tensors_without_a_map(runs: dict[str, Any]) 
 
 def test_the_general_families_serve_where_shared_memory_is_short(runs: dict[str, Any]) -> None:
     assert of_roles(runs["short"]["found"]) == GENERAL
+    assert "bwd_fused" not in runs["short"]["found"]
 
 
 def test_both_agree_within_rounding(runs: dict[str, Any]) -> None:

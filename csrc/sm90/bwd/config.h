@@ -87,6 +87,57 @@ struct DkdvSm90Config
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
 };
 
+// Of all three gradients in one kernel.
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+struct FusedSm90Config
+    : Config<FusedSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
+  using Plan = FusedSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>;
+  static constexpr int CONSUMERS = Plan::WARPS / 4 - 2;  // warpgroups of 64 keys; one loads,
+  static constexpr int BLOCK_M = MASK_TILE;              // one multiplies for dQ
+  static constexpr int BLOCK_N = CONSUMERS * 64;
+  static constexpr int BLOCK_ROWS = BLOCK_N;
+  static constexpr int LOADER_REGISTERS = 24;
+  static constexpr int CONSUMER_REGISTERS = 192;
+  static constexpr int DQ_REGISTERS = 104;
+  static_assert(LOADER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS + DQ_REGISTERS <=
+                    (CONSUMERS + 2) * registers_at_launch(Plan::WARPS * 32),
+                "a warp that asks for more registers than there are waits for ever");
+  static_assert(CONSUMERS == 2, "two halves of a list's entries");
+  static_assert(HEAD_DIM == 64, "the rows of a warpgroup's product are the columns of dQ");
+
+  using KTile = Panels<BLOCK_N>;
+  using QTile = Panels<BLOCK_M>;
+  using DsTile = Panels<BLOCK_N>;  // dS^T of a stage: a row is a key
+  using DqTile = Panels<BLOCK_M>;  // dQ of a stage, rounded
+  static constexpr int PANELS = KTile::count(HEAD_DIM);
+  static constexpr int V_PANELS = KTile::count(HEAD_DIM_V);
+  static constexpr int DQ_FLOATS = BLOCK_M * HEAD_DIM;  // of a tile
+  static constexpr int DQ_BYTES = DQ_FLOATS * sizeof(float);
+
+  struct Stage {
+    alignas(1024) uint8_t q[PANELS * QTile::BYTES];
+    alignas(1024) uint8_t dout[V_PANELS * QTile::BYTES];
+    alignas(1024) uint8_t ds[DsTile::count(BLOCK_M) * DsTile::BYTES];
+  };
+  struct Smem {
+    alignas(1024) uint8_t k[PANELS * KTile::BYTES];    // later the stage of dK
+    alignas(1024) uint8_t v[V_PANELS * KTile::BYTES];  // later the stage of dV
+    Stage stage[Plan::STAGES];
+    alignas(1024) uint8_t dq[DQ_STAGES][DQ_BYTES];
+    alignas(16) float lse_log2[Plan::STAGES][BLOCK_M];
+    alignas(16) float delta[Plan::STAGES][BLOCK_M];
+    FusedItem item[Plan::STAGES];
+    DkdvSm90Work work;
+    uint64_t keys_full;
+    StageBarriers<Plan::STAGES> barriers;
+    uint64_t gradients_full[Plan::STAGES];
+    uint64_t dq_ready[DQ_STAGES], dq_done[DQ_STAGES];
+    __device__ Smem() = delete;  // laid over shared memory, never made
+  };
+  static constexpr int SMEM_BYTES = sizeof(Smem);
+  static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
+};
+
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct DqGemmSm90Config
     : Config<DqGemmSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {

@@ -6,6 +6,7 @@
 #include "core/dkdv_work.cuh"
 #include "core/ds_walk.cuh"
 #include "core/tile.cuh"
+#include "sm90/ring.cuh"
 
 namespace flash_dist {
 
@@ -28,6 +29,60 @@ __device__ __forceinline__ void find_dkdv_work(DkdvSm90Work& work, const BwdPara
   work.keys = mask.keys_that_exist(block.batch);
   work.items = DkdvCursor<Config>::count(p, work);
 }
+
+// The stages of dQ on their way to and from global memory, of which a warp each takes care.
+constexpr int DQ_STAGES = WARPS_OF_GROUP - 1;
+
+// A block's turn at the sum of a query tile's dQ. The key blocks that see the tile have theirs from
+// the last keys to the first.
+struct DqTurn {
+  int before;  // how many blocks have theirs before; -1: this block does not see the tile
+  bool is_last;
+
+  __device__ __forceinline__ bool exists() const { return before >= 0; }
+};
+
+// Of a block of so many keys, at query tile m. known: DkdvItem::known.
+template <int KEYS>
+__device__ __forceinline__ DqTurn find_turn(const BwdParams& p, const DkdvWork& w,
+                                            const int4& known, int m) {
+  const int n = w.key0 / KEYS;
+  if (p.mask.kind == MaskKind::TILES) {
+    return {known.w / 2, known.w % 2 != 0};
+  }
+  RowSpan keys;  // that the tile sees, in a number of whole tiles if its mask is a band
+  if (p.mask.kind == MaskKind::BAND) {
+    const DsLayout layout = ds_layout(p, {0, 0, w.seqlen_q, w.seqlen_k});
+    const int tiles = (w.seqlen_k + DS_TILE - 1) / DS_TILE;
+    keys = {layout.key_begin(m) * DS_TILE, min(layout.key_end(m), tiles) * DS_TILE};
+  } else {
+    keys = {known.x, known.w};
+  }
+  const int first = keys.first / KEYS, last = (keys.end - 1) / KEYS;
+  if (keys.end <= 0 || n < first || last < n) return {-1, false};
+  return {last - n, n == first};
+}
+
+// Whether some key block sees query tile m, so that its dQ is summed.
+__device__ __forceinline__ bool is_seen(const BwdParams& p, const Mask& mask,
+                                        const DsLayout& layout, int m) {
+  if (p.mask.kind == MaskKind::TILES) {
+    const int* line = p.mask.by_query[0].begin + mask.plane * p.mask.query_tiles + m;
+    return line[0] < line[1];
+  }
+  if (p.mask.kind == MaskKind::BAND) {
+    const int tiles = (mask.seqlen_k + DS_TILE - 1) / DS_TILE;
+    return layout.key_begin(m) < min(layout.key_end(m), tiles);
+  }
+  return p.mask.query_ranges[static_cast<int64_t>(mask.plane) * p.mask.query_tiles + m].w > 0;
+}
+
+// An item of the kernel of all gradients.
+struct FusedItem : DkdvItem {
+  int code[2];  // of the tile under each half of the block's keys
+  DqTurn turn;
+  int tile;  // of dq_accum
+};
 
 // A tile of 64 keys in the sum of dQ.
 struct DqSm90Item {

@@ -425,3 +425,76 @@ def test_the_queries_that_find_the_normalizers_of_float32_come_before_the_keys_t
 
 def test_the_plan_is_the_same_every_time() -> None:
     assert plan(mask=CAUSAL, seqlen_q=5000) == plan(mask=CAUSAL, seqlen_q=5000)
+
+
+# --- The kernel of all gradients ------------------------------------------------------------------
+
+
+FUSED = {"key_tile": 128, "blocks_per_sm": 1, "dq_rows": 0, "fused": True, "head_dim": 64}
+
+
+def fused_plan(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
+    return plan(**{**FUSED, **changes})
+
+
+@pytest.mark.parametrize("shape", SHAPES[::7], ids=name_of)
+def test_a_fused_backward_takes_no_more_than_dq_in_float32_and_counters(
+    shape: dict[str, Any],
+) -> None:
+    made = fused_plan(**{**shape, "key_tile": 128})
+    if not made["steps"]:
+        assert "fused" not in made
+        return
+    assert_complete(made, shape)
+    heads = shape["group"] * max(chunk["units"] for chunk in made["chunks"])
+    rows = heads * up(shape["seqlen_q"])
+    assert made["fused"]
+    assert made["ds"] == 0
+    assert made["dq_accum"] == 4 * rows * 64
+    assert made["dq_turns"] == 4 * (1 + rows // TILE)
+    assert budgeted(made) + made["dq_turns"] <= shape["budget"]
+
+
+def test_a_fused_backward_has_a_launch_for_each_chunk_and_the_sums_of_its_splits() -> None:
+    sizes = {"batch": 4, "seqlen_q": 8192, "seqlen_k": 8192, "num_heads_kv": 2, "group": 8}
+    made = fused_plan(**sizes, budget=96 << 20)
+    chunks = len(made["chunks"])
+    assert chunks > 1
+    assert made["group_split"] == 1
+    assert [role for role, _ in roles(made)] == ["bwd_delta", *["bwd_fused"] * chunks]
+    assert [step["chunk"] for step in made["steps"][1:]] == list(range(chunks))
+    made = fused_plan(num_heads_kv=1, group=16)
+    assert made["group_split"] > 1
+    assert [role for role, _ in roles(made)] == ["bwd_delta", "bwd_fused", *["bwd_reduce"] * 2]
+
+
+@pytest.mark.parametrize("budget", [0, 1 << 10, 1 << 18])
+def test_a_fused_backward_that_the_budget_does_not_hold_is_not_taken(budget: int) -> None:
+    assert fused_plan(budget=budget)["steps"] == []
+
+
+@pytest.mark.parametrize("changes", [{"seqlen_k": 0}, {"seqlen_q": 0}, {"batch": 0}])
+def test_a_fused_backward_without_a_block_is_not_taken(changes: dict[str, int]) -> None:
+    assert fused_plan(**changes)["steps"] == []
+    assert fused_plan(**changes, batch_invariant=True)["steps"] == []
+
+
+def test_a_fused_backward_is_not_cut_into_chunks_that_leave_the_gpu_idle() -> None:
+    sizes = {"seqlen_q": 2048, "seqlen_k": 2048, "num_heads_kv": 64, "budget": 2 << 20}
+    assert fused_plan(**sizes)["steps"] == []
+
+
+@pytest.mark.parametrize("batch", [1, 7, 500])
+@pytest.mark.parametrize("sm_count", [16, 132])
+@pytest.mark.parametrize("budget", [0, 8 << 20, 1 << 30])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_fused_backward_has_the_same_bits_in_every_batch_if_asked(
+    batch: int, sm_count: int, budget: int, *, packed: bool
+) -> None:
+    sizes = {"batch": batch, "num_heads_kv": 1, "group": 8, "sm_count": sm_count, "budget": budget}
+    if packed:
+        sizes["total_q"] = batch * 1024 - 1
+    made = fused_plan(**sizes, batch_invariant=True)
+    assert (made["fused"], made["group_split"]) == (True, 1)
+    units = max(chunk["units"] for chunk in made["chunks"])  # what is over the budget fills the GPU
+    assert made["dq_accum"] <= budget or (units - 1) * 1024 // 128 < sm_count

@@ -1,0 +1,508 @@
+// dQ, dK and dV on Hopper in one kernel: nothing of dS leaves the multiprocessor. dK and dV as in
+// dkdv.cuh: a block owns its keys. Of dQ each block has a part, and blocks add theirs in turns.
+//
+//   S^T = K @ Q.T          P^T = exp2(S^T - lse)            dV += P^T @ dO
+//   dP^T = V @ dO.T        dS^T = P^T (dP^T - delta)        dK += dS^T @ Q        dQ^T = K.T @ dS^T
+//
+// Grid      x = a block for each key tile of each (batch, kv head) unit of the chunk and group split.
+//           Which one a block takes follows from a ticket.
+// Block     Warpgroup 0: a thread loads, and a thread of each other warp brings dQ to global memory.
+//           Warpgroups 1 and 2: 64 keys each, as in dkdv.cuh. Warpgroup 3: dQ, K in registers.
+// Shared    K and V (for the whole life of the block), STAGES stages of Q, dO, lse, delta and dS^T,
+//           DQ_STAGES stages of dQ.
+// Pipeline  The query tiles of every query head of the split, in ascending order: this is the order
+//           of summation of dK and dV. dP^T is computed while P^T is, and dV while dS^T is. No
+//           warpgroup of keys waits for the other, so that one multiplies while the other takes
+//           exponentials.
+//
+// Order     A query tile's dQ is summed over the key blocks that see it, from the last keys to the
+//           first, in fp32 in global memory, in the order of the registers of warpgroup 3. The first
+//           in turn stores its part, those between add theirs, the last adds the sum to its part,
+//           and scales, rounds and writes dQ. A counter for each tile says how many have had their
+//           turn. The blocks that see a tile are those that find_turn() gives a turn, without a hole
+//           in their ranks. Queries that nobody sees are set to zero by the block of the first keys.
+//
+// A block waits for blocks of more keys of its own group (unit and split), and for nothing else.
+// Tickets go through a group from its last keys to its first, so that these blocks have smaller
+// numbers: their tickets are taken, hence they run or have run, whatever the mask and in whatever
+// order the hardware starts blocks. The smallest number that has not ended waits for nobody. Within
+// a block the stages of a ring are passed on in the order of items by all roles. NOTE: who waits for
+// whom follows from the mask's arrays and cu_seqlens, which each block reads for itself: were they
+// written to meanwhile, blocks might wait for ever.
+#pragma once
+
+#include "core/uncovered.cuh"
+#include "ptx/turns.cuh"
+#include "sm90/bwd/dkdv.cuh"
+
+namespace flash_dist {
+
+template <class Config>
+struct FusedSm90 : DkdvSm90<Config> {
+  using Base = DkdvSm90<Config>;
+  using Base::BLOCK_M;
+  using Base::HEAD_DIM;
+  using Base::HEAD_DIM_V;
+  using Base::KEYS;
+  using Base::p;
+  using Base::smem;
+  using Base::work;
+  using typename Base::Cursor;
+  using typename Base::DkSum;
+  using typename Base::DvSum;
+  using typename Base::Fragments;
+  using typename Base::KTile;
+  using typename Base::QTile;
+  using typename Base::Scores;
+  using typename Base::Smem;
+  using typename Base::Stages;
+  using typename Base::T;
+  using typename Base::Target;
+  using DsTile = typename Config::DsTile;
+  using DqTile = typename Config::DqTile;
+  using DqPart = Accumulator<1, BLOCK_M / 8>;  // dQ^T: a row is a column of Q
+  using KeyFragments = uint32_t[Config::BLOCK_N / 16][1][4];
+
+  // Barriers beside those of sm90/stages.cuh, whose last is of warpgroup 3.
+  enum KeyBarrier : int { KEYS_CLEARED = ONE_CONSUMER + 3, KEYS_READ };
+  static constexpr int KEY_READERS = (Config::CONSUMERS + 1) * WARPGROUP;
+
+  __device__ __forceinline__ static void make_barriers(Smem& smem) {
+    mbarrier_init(shared_address(&smem.keys_full), 1);
+    // A stage is read by the warps of keys, those of dQ, and one that brings dQ away.
+    smem.barriers.make((Config::CONSUMERS + 1) * WARPS_OF_GROUP + 1);
+#pragma unroll
+    for (int i = 0; i < Config::STAGES; ++i) {
+      mbarrier_init(shared_address(&smem.gradients_full[i]), Config::CONSUMERS * WARPS_OF_GROUP);
+    }
+#pragma unroll
+    for (int i = 0; i < DQ_STAGES; ++i) {
+      mbarrier_init(shared_address(&smem.dq_ready[i]), 1);
+      mbarrier_init(shared_address(&smem.dq_done[i]), WARPS_OF_GROUP);
+    }
+  }
+
+  // One thread's work.
+  __device__ __forceinline__ void load() const {
+    if (work.items == 0) return;
+    this->load_keys();
+    Cursor cursor(p, work);
+    Stages stages;
+#pragma unroll 1
+    for (int i = 0; i < work.items; ++i, stages.advance()) {
+      smem.barriers.wait_for_place(stages);
+      describe(smem.item[stages.stage()], cursor);
+      this->load_queries(cursor, stages.stage());
+      cursor.next(p, work);
+    }
+  }
+
+  // The work of one thread of a warp, number `warp`, that has a stage of dQ: it says when the stage
+  // is ready for warpgroup 3, which puts a part of dQ there or takes the sum from there.
+  __device__ __forceinline__ void bring(int warp) const {
+    const uint32_t stage = shared_address(smem.dq[warp]);
+    const uint32_t ready = shared_address(&smem.dq_ready[warp]);
+    const uint32_t done = shared_address(&smem.dq_done[warp]);
+    int parity = 0;
+    Stages stages;
+    stages.passed = warp;
+#pragma unroll 1
+    for (int i = warp; i < work.items; i += DQ_STAGES, parity ^= 1) {
+      smem.barriers.wait_for_data(stages);
+      const FusedItem& item = smem.item[stages.stage()];
+      const DqTurn turn = item.turn;
+      const int tile = item.tile;
+      mbarrier_arrive(shared_address(&smem.barriers.empty[stages.stage()]));
+      stages.passed += DQ_STAGES;
+      float* sum = p.dq_accum + static_cast<int64_t>(tile) * Config::DQ_FLOATS;
+      if (turn.is_last && turn.before > 0) {
+        wait_for_turn(tile, turn);
+        mbarrier_expect(ready, Config::DQ_BYTES);
+        load_bytes(stage, sum, Config::DQ_BYTES, ready);
+      } else {
+        mbarrier_arrive(ready);
+      }
+      mbarrier_wait(done, parity);
+      if (!turn.exists() || turn.is_last) continue;
+      if (turn.before == 0) {
+        store_bytes(sum, stage, Config::DQ_BYTES);
+      } else {
+        wait_for_turn(tile, turn);
+        add_floats(sum, stage, Config::DQ_BYTES);
+      }
+      commit_stores();
+      wait_until_written();
+      add_release(turns_of(tile));
+    }
+  }
+
+  // The work of a warpgroup of keys.
+  __device__ __forceinline__ void compute() const {
+    DkSum dk;
+    DvSum dv;
+    dk.clear();
+    dv.clear();
+    walk(dk, dv);
+    this->store(dk, dv);
+  }
+
+  // The work of warpgroup 3.
+  __device__ __forceinline__ void sum_queries() const {
+    if (work.items == 0) return;
+    KeyFragments keys;
+    mbarrier_wait(shared_address(&smem.keys_full), 0);
+    barrier_sync(KEYS_CLEARED, KEY_READERS);
+    load_keys_by_columns(keys);
+    barrier_arrive(KEYS_READ, KEY_READERS);
+    Stages stages;
+    int dq_stage = 0, dq_parity = 0;
+#pragma unroll 1
+    for (int left = work.items; left > 0; --left, stages.advance()) {
+      const int s = stages.stage();
+      DqPart dq;
+      smem.barriers.wait_for_data(stages);
+      const int row0 = smem.item[s].row0, member = smem.item[s].member;
+      const DqTurn turn = smem.item[s].turn;
+      mbarrier_wait(shared_address(&smem.gradients_full[s]), stages.parity());
+      if (turn.exists()) multiply(dq, keys, s);
+      smem.barriers.release(s);
+      mbarrier_wait(shared_address(&smem.dq_ready[dq_stage]), dq_parity);
+      const uint32_t stage = shared_address(smem.dq[dq_stage]);
+      if (turn.is_last) {
+        finish(dq, stage, turn, row0, member);
+      } else if (turn.exists()) {
+        put(dq, stage);
+      }
+      __syncwarp();
+      if (fresh_thread() % 32 == 0) mbarrier_arrive(shared_address(&smem.dq_done[dq_stage]));
+      if (++dq_stage == DQ_STAGES) dq_stage = 0, dq_parity ^= 1;
+    }
+  }
+
+ private:
+  // Of dq_accum, which has room for whole tiles of 128 queries.
+  __device__ __forceinline__ int tiles_per_head() const {
+    return (p.seqlen_q + STATISTICS_ALIGNMENT - 1) / STATISTICS_ALIGNMENT *
+           (STATISTICS_ALIGNMENT / BLOCK_M);
+  }
+
+  // What consumers need to know of the item that the cursor is at, beside what load_queries() notes.
+  __device__ __forceinline__ void describe(FusedItem& item, const Cursor& cursor) const {
+    const int m = cursor.row0() / BLOCK_M;
+    item.row0 = m * BLOCK_M;
+    const int4* known = cursor.known(p, work);
+    if (known != nullptr) item.known = *known;
+    item.code[0] = tile_code(p, work, item, 0);
+    item.code[1] = tile_code(p, work, item, 1);
+    item.turn = find_turn<Config::BLOCK_N>(p, work, item.known, m);
+    item.tile = (work.block.unit * p.group + cursor.member) * tiles_per_head() + m;
+  }
+
+  __device__ __forceinline__ int* turns_of(int tile) const { return p.dq_turns + 1 + tile; }
+
+  // Until all whose turn comes before have had it, and copies of this thread see what they wrote.
+  __device__ __forceinline__ void wait_for_turn(int tile, const DqTurn& turn) const {
+    while (load_acquire(turns_of(tile)) != turn.before) {
+    }
+    fence_proxy_async_global();
+  }
+
+  // What a thread of a warpgroup of keys needs to know in every stage. NOTE: computed once, and
+  // `half` by a shuffle, after which the compiler knows that it is the same throughout a warp: it
+  // keeps what follows from it in uniform registers, so that no instructions that fetch descriptors
+  // of matrices come between the products.
+  struct Thread {
+    int half;            // of the block's keys: the warpgroup's
+    bool speaks;         // for its warp
+    uint32_t statistic;  // offset of the first of its queries' statistics
+    uint32_t gradient;   // offset of the first of its rows of dS^T that a warp stores at a time
+
+    __device__ __forceinline__ Thread()
+        : half(__shfl_sync(0xffffffffu, consumer(), 0)),
+          speaks(fresh_thread() % 32 == 0),
+          statistic(fresh_thread() % 4 * 8) {
+      const int lane = fresh_thread() % 32;
+      const int row = half * KEYS + warp_of_consumer() * 16 + lane % 16;
+      gradient = DsTile::offset(row, lane / 16);
+    }
+    // The warpgroup's rows of K or V.
+    __device__ __forceinline__ uint32_t rows_of(const uint8_t* tile) const {
+      return shared_address(tile) + half * KEYS * KTile::ROW_BYTES;
+    }
+  };
+
+  __device__ __forceinline__ void walk(DkSum& dk, DvSum& dv) const {
+    if (work.items == 0) return;
+    mbarrier_wait(shared_address(&smem.keys_full), 0);
+    this->clear_keys();
+    barrier_arrive(KEYS_CLEARED, KEY_READERS);
+    const Thread thread;
+    Stages stages;
+#pragma unroll 1
+    for (int left = work.items; left > 0; --left, stages.advance()) {
+      smem.barriers.wait_for_data(stages);
+      const int s = stages.stage();
+      const FusedItem& item = smem.item[s];
+      const int code = item.code[thread.half];
+      if (code != TILE_EMPTY) {
+        this->clear_queries(s);
+        add(dk, dv, thread, s, code);
+      } else {
+        if (item.turn.exists()) keep_nothing(thread, s);  // the other half of the keys is seen
+        announce(thread, s);
+      }
+      __syncwarp();
+      if (thread.speaks) mbarrier_arrive(shared_address(&smem.barriers.empty[s]));
+    }
+    barrier_sync(KEYS_READ, KEY_READERS);
+  }
+
+  // Adds a stage to the sums of dK and dV, and leaves dS^T there.
+  __device__ __forceinline__ void add(DkSum& dk, DvSum& dv, const Thread& thread, int s,
+                                      int code) const {
+    const uint32_t q = shared_address(smem.stage[s].q);
+    const uint32_t dout = shared_address(smem.stage[s].dout);
+    Scores pt, dst;
+    Fragments probabilities, gradients;
+    // S^T = K @ Q.T                                       [64, BLOCK_M]
+    Base::template issue_scores<HEAD_DIM>(pt, thread.rows_of(smem.k), q);
+    // dP^T = V @ dO.T                                     [64, BLOCK_M]
+    Base::template issue_scores<HEAD_DIM_V>(dst, thread.rows_of(smem.v), dout);
+    wgmma_wait<1>();
+    hold(pt.x[0]);
+    if (code != TILE_FULL) this->hide(pt, s, code);
+    // P^T = exp2(S^T * scale - lse)
+    const float scale_log2 = p.softmax_scale * LOG2_E;
+    const uint32_t lse = shared_address(smem.lse_log2[s]) + thread.statistic;
+#pragma unroll
+    for (int n = 0; n < BLOCK_M / 8; ++n) {
+      const float2 x = load_shared_8(lse + n * 32);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        pt.x[0][n][i] = exp2_approx(fmaf(pt.x[0][n][i], scale_log2, -(i % 2 == 0 ? x.x : x.y)));
+      }
+    }
+    // dV += P^T @ dO                                      [64, HEAD_DIM_V]
+    Base::to_fragments(probabilities, pt);
+    Base::issue_sum(dv, probabilities, dout);
+    wgmma_wait<1>();
+    hold(dst.x[0]);
+    // dS^T = P^T * (dP^T - delta)
+    const uint32_t delta = shared_address(smem.delta[s]) + thread.statistic;
+#pragma unroll
+    for (int n = 0; n < BLOCK_M / 8; ++n) {
+      const float2 x = load_shared_8(delta + n * 32);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        dst.x[0][n][i] = pt.x[0][n][i] * (dst.x[0][n][i] - (i % 2 == 0 ? x.x : x.y));
+      }
+    }
+    // dK += dS^T @ Q                                      [64, HEAD_DIM]
+    Base::to_fragments(gradients, dst);
+    keep(gradients, thread, s);
+    Base::issue_sum(dk, gradients, q);
+    announce(thread, s);
+    wgmma_wait<0>();
+    hold(dk.x[0]);
+    hold(dv.x[0]);
+    hold(probabilities);
+    hold(gradients);
+  }
+
+  // The warp's 16 keys of dS^T to the stage.
+  __device__ __forceinline__ void keep(const Fragments& ds, const Thread& thread, int s) const {
+    const uint32_t tile = shared_address(smem.stage[s].ds);
+#pragma unroll
+    for (int k = 0; k < BLOCK_M / 16; ++k) {
+      stmatrix_x4(tile + (thread.gradient ^ k * 32), ds[k][0]);  // two chunks of a row further on
+    }
+  }
+
+  // dS^T is 0 where no score is seen.
+  __device__ __forceinline__ void keep_nothing(const Thread& thread, int s) const {
+    Fragments zeros;
+#pragma unroll
+    for (int k = 0; k < BLOCK_M / 16; ++k)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) zeros[k][0][i] = 0;
+    keep(zeros, thread, s);
+  }
+
+  // What this warp kept in a stage is there for warpgroup 3.
+  __device__ __forceinline__ void announce(const Thread& thread, int s) const {
+    fence_proxy_async();
+    __syncwarp();
+    if (thread.speaks) mbarrier_arrive(shared_address(&smem.gradients_full[s]));
+  }
+
+  // K^T as an operand: a warp's 16 columns of K and all keys.
+  __device__ __forceinline__ void load_keys_by_columns(KeyFragments& keys) const {
+    const uint32_t k = shared_address(smem.k);
+    const int lane = fresh_thread() % 32;
+    const int row = lane / 16 * 8 + lane % 8;
+    const int chunk = 2 * warp_of_consumer() + lane / 8 % 2;
+#pragma unroll
+    for (int i = 0; i < Config::BLOCK_N / 16; ++i) {
+      ldmatrix_x4_trans(keys[i][0], k + KTile::offset(16 * i + row, chunk));
+    }
+  }
+
+  // dQ^T = K.T @ dS^T                                     [HEAD_DIM, BLOCK_M]
+  __device__ __forceinline__ void multiply(DqPart& dq, KeyFragments& keys, int s) const {
+    const uint64_t b = DsTile::by_columns(shared_address(smem.stage[s].ds));
+    hold(keys);
+    wgmma_fence();
+    wgmma<T, true, true>(dq.x[0], keys[0][0], b);
+#pragma unroll
+    for (int k = 1; k < Config::BLOCK_N / 16; ++k) {
+      wgmma<T, true>(dq.x[0], keys[k][0], b + DsTile::columns_step(k));
+    }
+    wgmma_commit();
+    wgmma_wait<0>();
+    hold(dq.x[0]);
+  }
+
+  // Where four neighbouring numbers of this thread lie in a stage of dQ.
+  __device__ __forceinline__ static uint32_t place(uint32_t stage, int n) {
+    return stage + (n * WARPGROUP + fresh_thread() % WARPGROUP) * 16;
+  }
+
+  __device__ __forceinline__ static void put(const DqPart& dq, uint32_t stage) {
+#pragma unroll
+    for (int n = 0; n < BLOCK_M / 8; ++n) {
+      const float (&x)[4] = dq.x[0][n];
+      store_shared_16(place(stage, n), {__float_as_uint(x[0]), __float_as_uint(x[1]),
+                                        __float_as_uint(x[2]), __float_as_uint(x[3])});
+    }
+    fence_proxy_async();
+  }
+
+  // The last part and the sum of those before, rounded, through the stage.
+  __device__ __forceinline__ void finish(DqPart& dq, uint32_t stage, const DqTurn& turn, int row0,
+                                         int member) const {
+    const int barrier = ONE_CONSUMER + consumer();
+    const int lane = fresh_thread() % 32;
+    if (turn.before > 0) {
+#pragma unroll
+      for (int n = 0; n < BLOCK_M / 8; ++n) {
+        const uint4 x = load_shared_16(place(stage, n));
+        dq.x[0][n][0] += __uint_as_float(x.x);
+        dq.x[0][n][1] += __uint_as_float(x.y);
+        dq.x[0][n][2] += __uint_as_float(x.z);
+        dq.x[0][n][3] += __uint_as_float(x.w);
+      }
+      barrier_sync(barrier, WARPGROUP);
+    }
+    dq.scale(p.softmax_scale);
+    const int row = lane / 16 * 8 + lane % 8;
+    const int chunk = 2 * warp_of_consumer() + lane / 8 % 2;
+#pragma unroll
+    for (int k = 0; k < BLOCK_M / 16; ++k) {
+      uint32_t r[1][4];
+      to_a_operand<Target, T>(r, dq, k);
+      stmatrix_x4_trans(stage + DqTile::offset(16 * k + row, chunk), r[0]);
+    }
+    barrier_sync(barrier, WARPGROUP);
+    const DkdvBlock& block = work.block;
+    const int rows = work.seqlen_q - row0;
+    uint16_t* dst = head_begin(p.dq, block.batch, block.head_kv, member) +
+                    static_cast<int64_t>(work.sequence.q0 + row0) * p.dq.row;
+    constexpr int CHUNKS = HEAD_DIM / 8;
+#pragma unroll
+    for (int i = fresh_thread() % WARPGROUP; i < BLOCK_M * CHUNKS; i += WARPGROUP) {
+      const int r = i / CHUNKS, c = i % CHUNKS;
+      if (r < rows && c * 8 < p.head_dim) {
+        store_global_16(dst + r * p.dq.row + c * 8, load_shared_16(stage + DqTile::offset(r, c)));
+      }
+    }
+    // NOTE: the next sum comes by the copy engine, where these reads were.
+    fence_proxy_async();
+  }
+};
+
+// Zeros for the queries that no key block sees, by the block of the first keys.
+template <class Config>
+__device__ __forceinline__ void clear_unseen(const BwdParams& p, const DkdvBlock& block,
+                                             const Sequence& sequence) {
+  const bool hides = p.mask.kind != MaskKind::BAND || p.mask.left < UNBOUNDED ||
+                     p.mask.right < UNBOUNDED || sequence.seqlen_k == 0;
+  if (block.key0 > 0 || !hides) return;
+  const DsLayout layout = ds_layout(p, sequence);
+  const int members = p.group / p.group_split;
+  const int tiles = (sequence.seqlen_q + MASK_TILE - 1) / MASK_TILE;
+  const int lane = threadIdx.x % 32;
+  const auto mask_of = [&](int member) {
+    return Mask(p.mask, MaskPlace(p.mask, sequence, block.batch, block.head_kv * p.group + member));
+  };
+#pragma unroll 1
+  for (int i0 = threadIdx.x / 32 * 32; i0 < members * tiles; i0 += Config::THREADS) {
+    // Each lane asks for a tile, and all write the rows of those that nobody sees.
+    const int own = i0 + lane;
+    const bool exists = own < members * tiles;
+    const bool seen =
+        !exists || is_seen(p, mask_of(block.split * members + own / tiles), layout, own % tiles);
+#pragma unroll 1
+    for (unsigned unseen = __ballot_sync(0xffffffffu, !seen); unseen != 0; unseen &= unseen - 1) {
+      const int i = i0 + __ffs(unseen) - 1;
+      const int m = i % tiles;
+      uint16_t* dq =
+          head_begin(p.dq, block.batch, block.head_kv, block.split * members + i / tiles) +
+          static_cast<int64_t>(sequence.q0) * p.dq.row;
+      const int end = min((m + 1) * MASK_TILE, sequence.seqlen_q);
+#pragma unroll 1
+      for (int row = m * MASK_TILE + lane / ROW_LANES; row < end; row += 32 / ROW_LANES)
+#pragma unroll 1
+        for (int column = lane % ROW_LANES * 8; column < p.head_dim; column += ROW_LANES * 8) {
+          store_global_16(dq + row * p.dq.row + column, {0, 0, 0, 0});
+        }
+    }
+  }
+}
+
+template <class Config>
+__device__ __forceinline__ void fused_sm90_block(const DkdvSm90Params& params) {
+  const BwdParams& p = params.p;
+  extern __shared__ __align__(1024) uint8_t smem_bytes[];
+  auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
+  using Kernel = FusedSm90<Config>;
+
+  if (threadIdx.x == 0) {
+    BlockPlace place(atomicAdd(p.dq_turns, 1), p.order);
+    prefetch_map(params.q);
+    prefetch_map(params.k);
+    prefetch_map(params.v);
+    prefetch_map(params.dout);
+    Kernel::make_barriers(smem);
+    mbarriers_made();
+    // The last keys first.
+    place.tile = (p.seqlen_k + Config::BLOCK_N - 1) / Config::BLOCK_N - 1 - place.tile;
+    const DkdvBlock block(p, Config::BLOCK_N, place);
+    const Sequence sequence(p, block.batch);
+    smem.work.block = block;
+    smem.work.sequence = sequence;
+    if (block.key0 < sequence.seqlen_k) find_dkdv_work<Config>(smem.work, p, block, sequence);
+  }
+  __syncthreads();
+  clear_unseen<Config>(p, smem.work.block, smem.work.sequence);
+  if (smem.work.block.key0 >= smem.work.sequence.seqlen_k) return;
+
+  const Kernel kernel{{params, smem}};
+  if (threadIdx.x < WARPGROUP) {
+    give_registers<Config::LOADER_REGISTERS>();
+    const int warp = threadIdx.x / 32;
+    if (threadIdx.x % 32 != 0) return;
+    if (warp == 0) {
+      kernel.load();
+    } else {
+      kernel.bring(warp - 1);
+    }
+  } else if (threadIdx.x < (1 + Config::CONSUMERS) * WARPGROUP) {
+    take_registers<Config::CONSUMER_REGISTERS>();
+    kernel.compute();
+  } else {
+    give_registers<Config::DQ_REGISTERS>();
+    kernel.sum_queries();
+  }
+}
+
+}  // namespace flash_dist
