@@ -268,8 +268,36 @@ class Candidates {
         return error_text(status);
       }
     }
+    if (v.entry->cluster > 1) {
+      int clusters = 0;
+      status = count_clusters(*v.entry, &clusters);
+      if (status != cudaSuccess) {
+        cudaGetLastError();
+        if (!is_refusal(status)) fail_to_load(v, "cudaOccupancyMaxActiveClusters", status);
+        return error_text(status);
+      }
+      if (clusters == 0) {
+        return "runs in clusters of " + std::to_string(v.entry->cluster) +
+               " blocks, what this process has of the GPU fits none";
+      }
+    }
     loaded_.push_back({&v, attributes.binaryVersion, attributes.ptxVersion});
     return {};
+  }
+
+  // How many clusters of a kernel the current device runs at a time.
+  static cudaError_t count_clusters(const KernelEntry& entry, int* clusters) {
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = static_cast<unsigned>(entry.cluster);
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(entry.cluster));
+    config.blockDim = dim3(static_cast<unsigned>(entry.threads));
+    config.dynamicSmemBytes = static_cast<size_t>(entry.dynamic_smem);
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    return cudaOccupancyMaxActiveClusters(clusters, entry.kernel, &config);
   }
 
   const int device_;

@@ -35,7 +35,7 @@ class Planner {
         units_(int64_t{shape.batch} * shape.num_heads_kv),
         resident_(std::max<int64_t>(
             int64_t{kernels.sm_count} * kernels.blocks_per_sm / kernels.cluster, 1)),
-        wave_(resident_ * WAVE_PERCENT / 100) {}
+        wave_(std::max<int64_t>(resident_ * WAVE_PERCENT / 100, 1)) {}
 
   BwdPlan make(bool batch_invariant) const {
     BwdPlan plan;

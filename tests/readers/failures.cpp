@@ -1,7 +1,8 @@
 // The host code on a runtime that fails where it is told to: one JSON object for each line "call
 // count code" of the input. The count-th call of that function fails with the code, once: code 0 of
-// cudaFuncGetAttributes says that a kernel was compiled to other registers. Behind a semicolon there may be sizes: batch seqlen_q seqlen_k num_heads_kv group total_q (packed if >= 0)
-// budget dtype.
+// cudaFuncGetAttributes says that a kernel was compiled to other registers, of
+// cudaOccupancyMaxActiveClusters that no cluster fits. Behind a semicolon there may be sizes: batch
+// seqlen_q seqlen_k num_heads_kv group total_q (packed if >= 0) budget dtype.
 //
 //   g++ -std=c++17 -I csrc -I GENERATED -I CUDA/include failures.cpp csrc/host/*.cpp -o failures
 //
@@ -52,8 +53,8 @@ cudaError_t launch_kernel(const void* kernel, const void*, cudaStream_t stream) 
                            number, suffix, ptx)                                               \
   extern "C" const flash_dist::KernelEntry symbol##_entry;                                    \
   const flash_dist::KernelEntry symbol##_entry = {                                            \
-      &symbol##_entry, &launch_kernel,          128, plan == 0 ? 0 : 64 * 1024, 64, 2, false, \
-      nullptr,         specific ? REGISTERS : 0};
+      &symbol##_entry,  &launch_kernel, 128,     plan == 0 ? 0 : 64 * 1024, 64, 2,            \
+      specific ? 2 : 1, false,          nullptr, specific ? REGISTERS : 0};
 #include "variants.inc"
 #undef FLASH_DIST_VARIANT
 
@@ -96,6 +97,14 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
 
 cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) {
   return answer("cudaFuncSetAttribute");
+}
+
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void*, const cudaLaunchConfig_t*) {
+  const cudaError_t status = answer("cudaOccupancyMaxActiveClusters");
+  const bool none = failing == "cudaOccupancyMaxActiveClusters" && failing_with == cudaSuccess &&
+                    calls["cudaOccupancyMaxActiveClusters"] == failing_at;
+  *clusters = none ? 0 : 1;
+  return status;
 }
 
 cudaError_t cudaLaunchKernel(const void* kernel, dim3, dim3, void**, size_t, cudaStream_t) {

@@ -42,7 +42,11 @@ REFUSALS: Final = {
     "cudaErrorJitCompilerNotFound",
     "cudaErrorJitCompilationDisabled",
 }
-LOADING: Final = ("cudaFuncGetAttributes", "cudaFuncSetAttribute")
+LOADING: Final = (
+    "cudaFuncGetAttributes",
+    "cudaFuncSetAttribute",
+    "cudaOccupancyMaxActiveClusters",
+)
 # Of those that may pass, what is tried at every call; all others at the first of each function.
 PASSING: Final = ("cudaErrorMemoryAllocation", "cudaErrorStreamCaptureUnsupported")
 
@@ -287,3 +291,11 @@ def test_a_dtype_that_there_is_not_is_refused_with_those_there_are(program: Path
 
 def test_a_budget_below_all_is_refused(program: Path) -> None:
     assert with_budget(program, -2).errors == ["budget must be a number of bytes, or -1, got -2"]
+
+
+def test_a_part_of_a_gpu_that_holds_no_cluster_is_a_refusal(
+    program: Path, undisturbed: Attempt
+) -> None:
+    ((first, second),) = ask(program, ("cudaOccupancyMaxActiveClusters", 1, 0))
+    assert first.errors == []
+    assert first.launched == second.launched != undisturbed.launched
