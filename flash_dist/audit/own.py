@@ -25,7 +25,7 @@ from ..findings.audits import (
     AUDIT_WHEEL_NAME,
 )
 from ..findings.result import Finding, label
-from ..targets.verdict import role_of
+from ..targets.verdict import STAND_INS, role_of
 
 if TYPE_CHECKING:
     import os
@@ -151,15 +151,16 @@ def _declared_problems(manifest: Manifest) -> Iterator[str]:
 
 
 def _role_problems(manifest: Manifest) -> Iterator[str]:
-    """Every kernel has the role that its family's name tells, and one for all targets behind it."""
+    """Every kernel has the role that its family's name tells, and others to fall back on."""
     general = [one for one in manifest.kernels if one.family == role_of(one.family)]
     served = {(one.family, one.dtype, one.target) for one in general}
     for one in manifest.kernels:
         role = role_of(one.family)
         if one.role not in {"", role}:
             yield f"{one.symbol} is declared for the role {one.role}, its family is for {role}"
-        if (role, one.dtype, one.target) not in served:
-            yield f"{one.symbol} has no kernel of the family {role} to fall back on"
+        for needed in STAND_INS.get(role, (role,)):
+            if (needed, one.dtype, one.target) not in served:
+                yield f"{one.symbol} has no kernel of the family {needed} to fall back on"
 
 
 def _embedded_problems(contents: WheelContents) -> Iterator[str]:

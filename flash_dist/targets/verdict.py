@@ -77,6 +77,11 @@ def role_of(family: str) -> str:
     return _FOR_TARGET.sub("", family)
 
 
+# Roles that families for some targets alone serve, and the roles that together do the same where
+# none of them runs.
+STAND_INS: Final = {"bwd_fused": ("bwd_dkdv", "bwd_dq_recompute")}
+
+
 def name_size(head_dim: int, head_dim_v: int) -> str:
     """Name the head_dims that a kernel is compiled for: `128`, `192/128`."""
     return str(head_dim) if head_dim == head_dim_v else f"{head_dim}/{head_dim_v}"

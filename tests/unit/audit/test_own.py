@@ -161,6 +161,14 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
         },
         "has no kernel of the family fwd to fall back on",
     ),
+    "no chain to fall back on": (
+        {
+            "manifest": make_manifest(
+                kernels=(make_kernel("sm_90a", family="bwd_fused_sm90", role="bwd_fused"),)
+            )
+        },
+        "has no kernel of the family bwd_dq_recompute to fall back on",
+    ),
     "METADATA": ({"metadata_version": "0.1.0"}, "tell different versions"),
     "label": (
         {
