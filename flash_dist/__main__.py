@@ -13,7 +13,7 @@ from .cli import main
 def run() -> NoReturn:
     """Run the command line and end the process."""
     status = main()
-    if f"{__package__}.bench.launched" in sys.modules:
+    if f"{__package__}.bench.measuring.launched" in sys.modules:
         # torch's profiler may free its buffers before CUPTI has returned them, and abort when the
         # CUDA context ends: https://github.com/pytorch/pytorch/pull/195207. So it does not end.
         for stream in (sys.stdout, sys.stderr):

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from .contenders.names import COPY, add_ours
 from .contenders.shapes import count_flops
-from .phase import GRAPHS_BELOW_MS
-from .timing import LEAD, ROUNDS
+from .measuring.phase import GRAPHS_BELOW_MS
+from .measuring.timing import LEAD, ROUNDS
 
 if TYPE_CHECKING:
     from .contenders.shapes import Shape

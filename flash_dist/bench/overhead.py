@@ -82,7 +82,7 @@ def make_pairs(problem: Problem) -> dict[str, Pair]:
 
     leaves = problem.inputs
     q, k, v = (x.detach() for x in leaves)
-    mask = BlockMask.block_causal(torch.arange(problem.shape.seqlen_q) // BLOCK)
+    mask = BlockMask.block_causal(torch.arange(problem.shape.seqlen_q, device="cpu") // BLOCK)
     operands = None, Band().ints, *NOT_PACKED, problem.shape.head_dim**-0.5
     peer = Peer(problem)
 

@@ -10,15 +10,15 @@ import torch
 
 from .contenders.names import add_ours
 from .contenders.problem import Problem
-from .phase import Phase
+from .measuring.phase import Phase
+from .measuring.roster import Roster, release_memory
+from .measuring.trial import try_everybody
 from .results import Row
-from .roster import Roster, release_memory
-from .trial import try_everybody
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from .clocks import Clock
+    from .measuring.clocks import Clock
     from .plan import Plan
     from .results import Timing
 

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ..bench.clocks import Clock
+    from ..bench.measuring.clocks import Clock
     from .options import Subparsers
 
 DEFAULT_SECONDS = 0.4
@@ -278,10 +278,10 @@ def _measure_calls(path: Path | None) -> CallReport:
 def _measure(args: argparse.Namespace, shapes: tuple[Shape, ...]) -> Report:
     import torch  # noqa: PLC0415 - not for --help
 
-    from ..bench.clocks import GpuClock  # noqa: PLC0415
     from ..bench.contenders.flash_attention import find_installed  # noqa: PLC0415
     from ..bench.duration import estimate_seconds, say_duration  # noqa: PLC0415
     from ..bench.machine import describe_machine  # noqa: PLC0415
+    from ..bench.measuring.clocks import GpuClock  # noqa: PLC0415
 
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch's mode asks for it
     peers, phases, states = DEFAULTS[args.shapes]

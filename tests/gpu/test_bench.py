@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flash_dist.bench.clocks import GpuClock
 from flash_dist.bench.contenders.names import COPY, OURS, STATES
 from flash_dist.bench.contenders.shapes import CAUSAL, square
+from flash_dist.bench.measuring.clocks import GpuClock
 from flash_dist.bench.plan import Plan
 from flash_dist.bench.runner import measure
 

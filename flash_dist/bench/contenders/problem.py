@@ -105,8 +105,9 @@ class Problem:
     @cached_property
     def random_mask(self) -> Tensor:
         """As many keys for every query, [seqlen_q, seqlen_k]; of the CPU: alike everywhere."""
-        generator = torch.Generator().manual_seed(0)
-        scores = torch.rand(self.shape.seqlen_q, self.shape.seqlen_k, generator=generator)
+        generator = torch.Generator("cpu").manual_seed(0)
+        size = (self.shape.seqlen_q, self.shape.seqlen_k)
+        scores = torch.rand(size, generator=generator, device="cpu")
         keys = scores.topk(self.shape.mask.count_random(self.shape.seqlen_k)).indices
-        seen = torch.zeros(scores.shape, dtype=torch.bool)
+        seen = torch.zeros(size, dtype=torch.bool, device="cpu")
         return seen.scatter(1, keys, value=True).to(self.device)

@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from flash_dist.bench import trial
-from flash_dist.bench.agreement import compute, measure_against_float64, measure_errors
-from flash_dist.bench.clocks import HostClock
 from flash_dist.bench.contenders import table
 from flash_dist.bench.contenders.eager import make_eager
 from flash_dist.bench.contenders.failures import CannotRun, describe_failure, is_fatal
@@ -20,10 +17,13 @@ from flash_dist.bench.contenders.ours import mask_arguments
 from flash_dist.bench.contenders.problem import Problem
 from flash_dist.bench.contenders.sdpa import _explain
 from flash_dist.bench.contenders.shapes import CAUSAL, FULL, Mask, Shape
-from flash_dist.bench.launched import _is_runtime, shorten
+from flash_dist.bench.measuring import trial
+from flash_dist.bench.measuring.agreement import compute, measure_against_float64, measure_errors
+from flash_dist.bench.measuring.clocks import HostClock
+from flash_dist.bench.measuring.launched import _is_runtime, shorten
+from flash_dist.bench.measuring.timing import ROUNDS
 from flash_dist.bench.plan import Plan
 from flash_dist.bench.runner import ContextLostError, measure
-from flash_dist.bench.timing import ROUNDS
 
 if TYPE_CHECKING:
     from flash_dist.bench.contenders.ours import Attend

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from flash_dist.bench.agreement import compute, measure_errors
 from flash_dist.bench.contenders.eager import attend_eagerly, make_eager
 from flash_dist.bench.contenders.failures import CannotRun
 from flash_dist.bench.contenders.flash_attention import find_installed, make_flash_attention
 from flash_dist.bench.contenders.problem import Problem
 from flash_dist.bench.contenders.shapes import CAUSAL, FULL, Mask, Shape
 from flash_dist.bench.contenders.table import make_attend
+from flash_dist.bench.measuring.agreement import compute, measure_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from .contenders.table import bind
+from ..contenders.table import bind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .contenders.ours import Attend
-    from .contenders.problem import Problem
+    from ..contenders.ours import Attend
+    from ..contenders.problem import Problem
 
     Run = Callable[[], object]
 

@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from .results import Loop, Timing
+from ..results import Loop, Timing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flash_dist.bench.clocks import HostClock
-from flash_dist.bench.timing import ROUNDS, Chunk, Probe, RunFailed, probe, time_in_rounds
+from flash_dist.bench.measuring.clocks import HostClock
+from flash_dist.bench.measuring.timing import ROUNDS, Chunk, Probe, RunFailed, probe, time_in_rounds
 from flash_dist.machine.gauge import Reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from flash_dist.bench.clocks import Mark
+    from flash_dist.bench.measuring.clocks import Mark
 
 
 @dataclass

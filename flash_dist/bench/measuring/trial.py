@@ -6,17 +6,17 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ..contenders.failures import CannotRun, is_fatal
+from ..contenders.names import COPY, OURS, OURS_DETERMINISTIC
+from ..contenders.table import bind, make_attend
 from .agreement import FLOAT64_LIMIT, LIMITS, compute, measure_against_float64, measure_errors
-from .contenders.failures import CannotRun, is_fatal
-from .contenders.names import COPY, OURS, OURS_DETERMINISTIC
-from .contenders.table import bind, make_attend
 from .launched import launched_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .contenders.ours import Attend
-    from .contenders.problem import Problem, Tensor
+    from ..contenders.ours import Attend
+    from ..contenders.problem import Problem, Tensor
     from .roster import Roster
 
     Run = Callable[[], object]

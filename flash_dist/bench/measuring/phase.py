@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from .contenders.copying import make_copy
-from .contenders.failures import is_fatal
-from .contenders.names import COPY
+from ..contenders.copying import make_copy
+from ..contenders.failures import is_fatal
+from ..contenders.names import COPY
 from .timing import RunFailed, probe, time_in_rounds
 from .workload import make_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from ..results import Timing
     from .clocks import Clock
-    from .results import Timing
     from .roster import Roster
 
     Run = Callable[[], object]

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .contenders.failures import describe_failure, is_fatal
-from .contenders.names import OWN
-from .results import Entry
+from ..contenders.failures import describe_failure, is_fatal
+from ..contenders.names import OWN
+from ..results import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .contenders.ours import Attend
-    from .contenders.problem import Problem
+    from ..contenders.ours import Attend
+    from ..contenders.problem import Problem
 
 
 class Roster:

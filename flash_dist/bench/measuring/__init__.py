@@ -1,0 +1,1 @@
+"""How a run of a contender is tried out, timed and compared."""
