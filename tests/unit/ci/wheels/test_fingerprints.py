@@ -12,20 +12,17 @@ from flash_dist.selftest.fingerprints import read_references
 from flash_dist.targets.archs import DEFAULT_TOOLKIT
 
 
-def test_what_is_recorded_is_of_this_planner_and_of_both_kinds_of_code() -> None:
+def test_what_is_recorded_is_of_this_planner() -> None:
     references = read_references(RECORDED)
     kernels: defaultdict[str, set[str]] = defaultdict(set)
     for one in references:
         for name, code in one.kernels.items():
             kernels[name].add(code)
-    # Where a toolkit has none, doctor says that nothing is recorded.
+    # Of what has changed since nothing is kept: doctor says that nothing is recorded.
     toolkits = {one.toolkit for one in references}
     assert DEFAULT_TOOLKIT in toolkits
     assert toolkits <= {one.toolkit for one in published_sets()}
     assert find_stale(references, kernels, hash_decisions()) == []
-    drivers = {print_.driver for one in references for print_ in one.fingerprints}
-    assert "" in drivers  # SASS
-    assert len(drivers) > 1  # PTX
     assert all(len(print_.digests) == 5 for one in references for print_ in one.fingerprints)
 
 
