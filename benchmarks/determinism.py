@@ -139,9 +139,13 @@ def describe_path(run: Callable[[], object]) -> str:
     def launches(part: str) -> int:
         return sum(count for name, count in counts.items() if part in name)
 
-    words = ["dS stored" if launches("dq_gemm") else "dS computed again"]
-    if launches("dkdv") > 1:
-        words.append(f"{launches('dkdv')} chunks")
+    if launches("fused"):
+        words = ["all in one kernel"]
+    else:
+        words = ["dS stored" if launches("dq_gemm") else "dS computed again"]
+    chunks = launches("dkdv") + launches("fused")
+    if chunks > 1:
+        words.append(f"{chunks} chunks")
     if launches("reduce"):
         words.append("group split")
     return ", ".join(words)
