@@ -52,6 +52,7 @@ MENU: Final = """\
 Overview <self>
 docs/install
 docs/attention
+docs/decoding
 docs/doctor
 docs/inspect
 docs/building
