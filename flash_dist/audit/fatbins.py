@@ -4,7 +4,7 @@ A driver takes from each fatbin by itself, so that a library with a target may s
 without it; a fatbin without any kernel lacks nothing. What is linked on the device is one fatbin;
 its PTX is in those of its objects. Where the library chooses itself, several count as one: those
 that nothing registers, and those of one target each whose kernels differ in nothing but the target
-in their names.
+in their names. Kernels that name their target twice are meant for it alone: `fwd_sm90` for sm_90a.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ..targets.wording import count, list_few
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from ..gpucode.images import FatbinReport
     from ..gpucode.inspection import Inspection
@@ -107,6 +108,7 @@ class _Fatbins:
     with_kernels: Sequence[int]  # all, where no image was opened
     together: Mapping[int, Sequence[Arch]]  # with those of the fatbins that it counts as one with
     complete: Sequence[Sequence[Arch]]  # of the objects of what was linked on the device
+    bound: AbstractSet[int]  # whose kernels are meant for their one target alone
 
     @classmethod
     def read(cls, inspection: Inspection) -> _Fatbins:
@@ -114,15 +116,18 @@ class _Fatbins:
         linked = {one: group for (relocatable, one), group in groups.items() if not relocatable}
         objects = {one: group for (relocatable, one), group in groups.items() if relocatable}
         judged = linked or objects
-        together = _share_by_name(judged, inspection)
+        stems, bound = _find_stems(judged, inspection)
+        together = _share_by_name(judged, stems)
         complete = list(objects.values()) if linked else []
-        return cls(judged, _find_full(judged, inspection), together, complete)
+        return cls(judged, _find_full(judged, inspection), together, complete, bound)
 
     def lacking(self, required: Arch, groups: Mapping[int, Sequence[Arch]]) -> list[int]:
         """Return the fatbins that have kernels, and a target not."""
         if required.ptx and self.complete and all(_has(one, required) for one in self.complete):
             return []  # the driver links it anew
-        return [one for one in self.with_kernels if not _has(groups[one], required)]
+        lacking = [one for one in self.with_kernels if not _has(groups[one], required)]
+        meant = [one for one in lacking if one not in self.bound]
+        return meant if len(lacking) < len(self.with_kernels) else lacking
 
 
 def _group(report: FatbinReport) -> dict[tuple[bool, int], list[Arch]]:
@@ -147,10 +152,9 @@ def _find_full(groups: Mapping[int, Sequence[Arch]], inspection: Inspection) -> 
 
 
 def _share_by_name(
-    groups: Mapping[int, Sequence[Arch]], inspection: Inspection
+    groups: Mapping[int, Sequence[Arch]], stems: Mapping[int, AbstractSet[str]]
 ) -> dict[int, Sequence[Arch]]:
     """Give each fatbin the targets of those that share a kernel with it but for its target."""
-    stems = _find_stems(groups, inspection)
     homes: defaultdict[str, list[int]] = defaultdict(list)
     for number, found in stems.items():
         for stem in found:
@@ -172,8 +176,11 @@ def _share_by_name(
 
 def _find_stems(
     groups: Mapping[int, Sequence[Arch]], inspection: Inspection
-) -> dict[int, set[str]]:
-    """Return the names of kernels without the target, of fatbins where each name has it."""
+) -> tuple[dict[int, set[str]], set[int]]:
+    """Return the names of kernels without the target, of fatbins where each name has it.
+
+    And those fatbins where each name has it twice.
+    """
     targets = {
         number: set(archs)
         for number, archs in groups.items()
@@ -181,21 +188,24 @@ def _find_stems(
     }
     alone = {number: archs.pop() for number, archs in targets.items() if len(archs) == 1}
     stems: dict[int, set[str]] = {}
+    once: set[int] = set()
     for kernel in inspection.kernels or ():
         number = kernel.container
         if number is None or number not in alone:
             continue
-        stem = _take_out(alone[number], kernel.name)
-        if stem is None:
+        stem, times = _take_out(alone[number], kernel.name)
+        if times == 0:
             del alone[number]
             stems.pop(number, None)
         else:
             stems.setdefault(number, set()).add(stem)
-    return stems
+        if times == 1:
+            once.add(number)
+    return stems, stems.keys() - once
 
 
-def _take_out(arch: Arch, name: str) -> str | None:
-    """Return a kernel's name without its target: `sm90a`, `sm_90`, `compute_90`; None: it has none.
+def _take_out(arch: Arch, name: str) -> tuple[str, int]:
+    """Return a kernel's name without its target, `sm90a`, `sm_90`, `compute_90`, and how often.
 
     NOTE: a mangled name has lengths in it, which change with the target.
     """
@@ -203,9 +213,8 @@ def _take_out(arch: Arch, name: str) -> str | None:
     prefix = "(?:sm|compute|ptx)" if arch.ptx else "sm"
     pattern = re.compile(rf"{prefix}_?{arch.number}{suffix}(?![0-9])", re.IGNORECASE)
     if pattern.search(name) is None:
-        return None
-    stem, found = pattern.subn("", demangle(name))
-    return stem if found else None
+        return name, 0
+    return pattern.subn("", demangle(name))
 
 
 def _is_called(names: Iterable[str], pattern: re.Pattern[str]) -> bool:

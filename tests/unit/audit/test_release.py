@@ -443,6 +443,17 @@ def test_fatbins_of_one_target_that_their_kernels_name_are_judged_together(
     assert problems(path, require="7.5", headers_only=True) == (f"{path}: {said}",)
 
 
+def test_kernels_that_name_their_target_twice_are_meant_for_it_alone(tmp_path: Path) -> None:
+    path = tmp_path / "lib.so"
+    write_variants(path, *OURS, "sm_90a: fwd_sm90_bf16_d64_sm90a")
+    assert problems(path, require="7.5;9.0a") == ()
+    write_variants(path, *OURS, "sm_90a: fwd_sm90_bf16_d64_sm90a copy_sm90a")
+    said = "no code for sm_75, which is required, in 1 of 4 fatbins: fwd_sm90_bf16_d64_sm90a"
+    assert problems(path, require="7.5;9.0a") == (f"{path}: {said}",)
+    write_variants(path, "sm_90a: fwd_sm90_bf16_d64_sm90a")
+    assert problems(path, require="7.5") == (f"{path}: no code for sm_75, which is required",)
+
+
 def test_a_variant_that_was_lost_among_those_of_other_kernels_is_found(tmp_path: Path) -> None:
     path = tmp_path / "lib.so"
     write_variants(path, *OURS, "sm_75: bwd_fp16_d64_sm75", "sm_75: copy", "sm_90a: copy_sm80")
