@@ -65,7 +65,7 @@ def test_every_case_has_a_name_of_its_own(decided: Decisions) -> None:
 
 def test_the_cases_take_every_way_through_the_planner(decided: Decisions) -> None:
     launches = [text.split(", ") for text in decided["launches"].values()]
-    assert {words[0] for words in launches} == {"spill", "recompute"}
+    assert {words[0] for words in launches} == {"spill", "recompute", "fused", "not fused"}
     assert len({words[1] for words in launches}) > 5  # splits
     assert len({words[2] for words in launches}) > 5  # chunks
     assert {text.split(",")[0] for text in decided["masks"].values()} == {"rows", "tiles"}
@@ -107,6 +107,16 @@ PLANTED = {
         "host/plan.cpp",
         "step_(std::max(kernels.key_tile, DS_TILE))",
         "step_(2 * std::max(kernels.key_tile, DS_TILE))",
+    ),
+    "key tiles at a time in clusters": (
+        "host/plan.cpp",
+        "kernels.blocks_per_sm / kernels.cluster",
+        "kernels.blocks_per_sm",
+    ),
+    "units at a time of one kernel of all gradients": (
+        "host/plan.cpp",
+        "ceil_div(units_, std::min(units_, at_a_time))",
+        "units_",
     ),
     "no smaller split": ("host/plan.cpp", "int split = wanted - 1;", "int split = 0;"),
     "no larger split": ("host/plan.cpp", "split = next_group_split(split)", "split = 0"),
