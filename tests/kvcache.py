@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -200,3 +200,27 @@ class Problem:
         parts = (pairs.real, pairs.imag)
         joined = torch.stack(parts, -1).flatten(-2) if self.interleaved else torch.cat(parts, -1)
         return torch.cat((joined, x[:, columns:]), -1)
+
+
+SMALL: Final = {
+    "one query": Problem(),
+    "grouped": Problem(heads=8, heads_kv=2, seqlen_q=3, causal=True),
+    "one kv head": Problem(heads=4, heads_kv=1, seqlen_q=2),
+    "window": Problem(seqlen_q=5, window=(20, 3)),
+    "causal window": Problem(seqlen_q=5, window=(7, -1), causal=True),
+    "more queries than keys": Problem(seqlens=(2, 0, 9), seqlen_q=6, causal=True),
+    "empty": Problem(seqlens=(0, 0, 0)),
+    "pages": Problem(page=16),
+    "large pages": Problem(page=48, seqlen_q=2, causal=True),
+    "entries": Problem(entries=5, batch_idx=(4, 0, 2)),
+    "left padding": Problem(leftpad=(0, 7, 21)),
+    "new keys": Problem(seqlen_new=1),
+    "new keys in pages": Problem(seqlen_q=2, seqlen_new=3, page=16),
+    "new keys of entries": Problem(seqlen_new=2, entries=4, batch_idx=(3, 1, 0), leftpad=(1, 0, 2)),
+    "rotary": Problem(seqlen_q=4, seqlen_new=4, causal=True, rotary_dim=16),
+    "rotary halves": Problem(
+        seqlen_q=3, seqlen_new=3, causal=True, rotary_dim=32, interleaved=False
+    ),
+    "rotary without order": Problem(seqlen_q=2, seqlen_new=2, rotary_dim=32, page=32),
+    "smaller values": Problem(head_dim_v=16, seqlen_q=2),
+}

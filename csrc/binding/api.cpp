@@ -17,16 +17,10 @@
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
+#include "binding/call.h"
 #include "host/capi.h"
 #include "host/limits.h"
 #include "mask_layout.h"
-
-// Weak: a CPU build of torch has no such symbols, and importing must work there.
-extern "C" {
-__attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t, void**);
-__attribute__((weak)) AOTITorchError aoti_torch_cuda_caching_allocator_raw_alloc(uint64_t, void**);
-__attribute__((weak)) AOTITorchError aoti_torch_cuda_caching_allocator_raw_delete(void*);
-}
 
 namespace {
 
@@ -35,69 +29,10 @@ using flash_dist::MaskKind;
 using flash_dist::MaskParams;
 using flash_dist::Packing;
 using flash_dist::UNBOUNDED;
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
+using namespace flash_dist::binding;
 using MaybeTensor = std::optional<Tensor>;
 
 constexpr int64_t ALIGNMENT = 16;  // bytes that the kernels load at once
-
-void check_status(int64_t status) { STD_TORCH_CHECK(status >= 0, flash_dist_last_error()); }
-
-flash_dist::Dtype dtype_of(const Tensor& q) {
-  switch (q.scalar_type()) {
-    case ScalarType::Half:
-      return flash_dist::Dtype::FP16;
-    case ScalarType::BFloat16:
-      return flash_dist::Dtype::BF16;
-    case ScalarType::Float:
-      return flash_dist::Dtype::FP32;
-    default:
-      STD_TORCH_CHECK(false, "q must be float16, bfloat16 or float32");
-  }
-}
-
-int32_t torch_dtype(const Tensor& q) {
-  switch (dtype_of(q)) {
-    case flash_dist::Dtype::FP16:
-      return aoti_torch_dtype_float16();
-    case flash_dist::Dtype::BF16:
-      return aoti_torch_dtype_bfloat16();
-    default:
-      return aoti_torch_dtype_float32();
-  }
-}
-
-// ieee: products of float32 are FFMA.
-flash_dist::Call make_call(const Tensor& q, bool ieee) {
-  STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream != nullptr,
-                  "this torch was built without CUDA");
-  flash_dist::Call call{};
-  call.device = q.get_device_index();
-  const flash_dist::Dtype dtype = dtype_of(q);
-  call.dtype = static_cast<int>(ieee && dtype == flash_dist::Dtype::FP32 ? flash_dist::Dtype::IEEE32
-                                                                         : dtype);
-  STD_TORCH_CHECK(
-      aoti_torch_get_current_cuda_stream(call.device, &call.stream) == AOTI_TORCH_SUCCESS,
-      "torch has no current stream on GPU ", call.device);
-  return call;
-}
-
-Tensor allocate(const std::vector<int64_t>& sizes, int32_t dtype, int device) {
-  std::vector<int64_t> strides(sizes.size());
-  int64_t count = 1;
-  for (size_t i = sizes.size(); i-- > 0;) {
-    strides[i] = count;
-    count *= sizes[i];
-  }
-  AtenTensorHandle handle = nullptr;
-  const AOTITorchError status =
-      aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
-                               dtype, aoti_torch_device_type_cuda(), device, &handle);
-  STD_TORCH_CHECK(status == AOTI_TORCH_SUCCESS,
-                  "CUDA out of memory. flash_dist could not allocate ", count, " elements on GPU ",
-                  device);
-  return Tensor(handle);
-}
 
 // Contiguous, with the sizes of t but columns in the last dimension.
 Tensor allocate_like(const Tensor& t, int64_t columns) {
@@ -121,37 +56,7 @@ void fill(const Tensor& t, double value) {
                   "torch could not fill a tensor on GPU ", t.get_device_index());
 }
 
-// Bytes of the current device from torch's caching allocator, reused in stream order. Not a tensor:
-// in deterministic mode torch would fill every new tensor first, which for a large workspace takes
-// as long as a kernel.
-class Workspace {
- public:
-  Workspace() = default;
-  ~Workspace() {
-    if (data_ != nullptr) aoti_torch_cuda_caching_allocator_raw_delete(data_);
-  }
-  Workspace(const Workspace&) = delete;
-  Workspace& operator=(const Workspace&) = delete;
-
-  // A flash_dist::Allocate whose context is a Workspace.
-  static void* allocate(void* context, int64_t bytes) {
-    void*& data = static_cast<Workspace*>(context)->data_;
-    const auto size = static_cast<uint64_t>(bytes);
-    const AOTITorchError status = aoti_torch_cuda_caching_allocator_raw_alloc(size, &data);
-    return status == AOTI_TORCH_SUCCESS ? data : nullptr;
-  }
-
- private:
-  void* data_ = nullptr;
-};
-
 // --- Shapes -----------------------------------------------------------------------------------
-
-int to_int(int64_t size, const char* name) {
-  STD_TORCH_CHECK(0 <= size && size <= INT32_MAX, name, " must be from 0 to ", INT32_MAX, ", got ",
-                  size);
-  return static_cast<int>(size);
-}
 
 // Sizes of one call. Packed tensors have no batch axis; their seqlens are the longest.
 struct Sizes {

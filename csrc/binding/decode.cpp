@@ -12,89 +12,24 @@
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
+#include "binding/call.h"
 #include "host/capi.h"
 #include "host/limits.h"
-
-// Weak: a CPU build of torch has no such symbols, and importing must work there.
-extern "C" {
-__attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t, void**);
-__attribute__((weak)) AOTITorchError aoti_torch_cuda_caching_allocator_raw_alloc(uint64_t, void**);
-__attribute__((weak)) AOTITorchError aoti_torch_cuda_caching_allocator_raw_delete(void*);
-}
 
 namespace {
 
 using flash_dist::UNBOUNDED;
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
+using namespace flash_dist::binding;
 using MaybeTensor = std::optional<Tensor>;
 
 constexpr int64_t STEP = 8;  // elements that are loaded at once
 
-flash_dist::Call make_call(const Tensor& q) {
-  STD_TORCH_CHECK(aoti_torch_get_current_cuda_stream != nullptr,
-                  "this torch was built without CUDA");
+// Of a call with such queries.
+flash_dist::Call make_half_call(const Tensor& q) {
   const ScalarType dtype = q.scalar_type();
   STD_TORCH_CHECK(dtype == ScalarType::Half || dtype == ScalarType::BFloat16,
                   "q must be float16 or bfloat16");
-  flash_dist::Call call{};
-  call.device = q.get_device_index();
-  call.dtype = static_cast<int>(dtype == ScalarType::Half ? flash_dist::Dtype::FP16
-                                                          : flash_dist::Dtype::BF16);
-  STD_TORCH_CHECK(
-      aoti_torch_get_current_cuda_stream(call.device, &call.stream) == AOTI_TORCH_SUCCESS,
-      "torch has no current stream on GPU ", call.device);
-  return call;
-}
-
-Tensor allocate(const std::vector<int64_t>& sizes, int32_t dtype, int device) {
-  std::vector<int64_t> strides(sizes.size());
-  int64_t count = 1;
-  for (size_t i = sizes.size(); i-- > 0;) {
-    strides[i] = count;
-    count *= sizes[i];
-  }
-  AtenTensorHandle handle = nullptr;
-  const AOTITorchError status =
-      aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
-                               dtype, aoti_torch_device_type_cuda(), device, &handle);
-  STD_TORCH_CHECK(status == AOTI_TORCH_SUCCESS,
-                  "CUDA out of memory. flash_dist could not allocate ", count, " elements on GPU ",
-                  device);
-  return Tensor(handle);
-}
-
-int32_t torch_dtype(const Tensor& q) {
-  return q.scalar_type() == ScalarType::Half ? aoti_torch_dtype_float16()
-                                             : aoti_torch_dtype_bfloat16();
-}
-
-// Bytes from torch's caching allocator, reused in stream order.
-class Workspace {
- public:
-  Workspace() = default;
-  ~Workspace() {
-    if (data_ != nullptr) aoti_torch_cuda_caching_allocator_raw_delete(data_);
-  }
-  Workspace(const Workspace&) = delete;
-  Workspace& operator=(const Workspace&) = delete;
-
-  // A flash_dist::Allocate whose context is a Workspace.
-  static void* allocate(void* context, int64_t bytes) {
-    void*& data = static_cast<Workspace*>(context)->data_;
-    const auto size = static_cast<uint64_t>(bytes);
-    const AOTITorchError status = aoti_torch_cuda_caching_allocator_raw_alloc(size, &data);
-    return status == AOTI_TORCH_SUCCESS ? data : nullptr;
-  }
-
- private:
-  void* data_ = nullptr;
-};
-
-int to_int(int64_t size, const char* name) {
-  STD_TORCH_CHECK(0 <= size && size <= INT32_MAX, name, " must be from 0 to ", INT32_MAX, ", got ",
-                  size);
-  return static_cast<int>(size);
+  return make_call(q, false);
 }
 
 bool is_near(const Tensor& t, const Tensor& q) {
@@ -179,8 +114,6 @@ int side(int64_t width) {
   return width < 0 || width >= UNBOUNDED ? UNBOUNDED : static_cast<int>(width);
 }
 
-void check_status(int status) { STD_TORCH_CHECK(status >= 0, flash_dist_last_error()); }
-
 std::tuple<Tensor, Tensor> decode(Tensor q, Tensor k_cache, Tensor v_cache,
                                   MaybeTensor cache_seqlens, MaybeTensor cache_batch_idx,
                                   MaybeTensor cache_leftpad, MaybeTensor block_table,
@@ -204,7 +137,7 @@ std::tuple<Tensor, Tensor> decode(Tensor q, Tensor k_cache, Tensor v_cache,
   p.right = side(right);
   p.softmax_scale = static_cast<float>(softmax_scale);
   const torch::stable::accelerator::DeviceGuard guard(q.get_device_index());
-  const flash_dist::Call call = make_call(q);
+  const flash_dist::Call call = make_half_call(q);
   Tensor out = allocate({p.batch, p.seqlen_q, heads_q, p.head_dim_v}, torch_dtype(q), call.device);
   Tensor lse = allocate({p.batch, heads_q, p.seqlen_q}, aoti_torch_dtype_float32(), call.device);
   if (p.batch == 0 || p.seqlen_q == 0) return {out, lse};
@@ -258,7 +191,7 @@ Tensor append(Tensor q, Tensor k_cache, Tensor v_cache, Tensor k, Tensor v, Tens
   p.cos = angles(rotary_cos, q, "rotary_cos");
   p.sin = angles(rotary_sin, q, "rotary_sin");
   const torch::stable::accelerator::DeviceGuard guard(q.get_device_index());
-  const flash_dist::Call call = make_call(q);
+  const flash_dist::Call call = make_half_call(q);
   const bool rotates = rotary_cos.has_value();
   const std::vector<int64_t> shape{rotates ? q.size(0) : 0, q.size(1), q.size(2), q.size(3)};
   Tensor rotated = allocate(shape, torch_dtype(q), call.device);

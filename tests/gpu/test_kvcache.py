@@ -10,7 +10,7 @@ import torch
 
 from flash_dist import flash_attn_with_kvcache
 from tests.gpu.running import no_wait_for_the_gpu, poison_memory, workspace
-from tests.kvcache import Problem, Tensors
+from tests.kvcache import SMALL, Problem, Tensors
 from tests.reference import DEVICE
 
 pytestmark = pytest.mark.gpu
@@ -19,27 +19,8 @@ Tensor = torch.Tensor
 
 LONG = (1500, 3000, 777)
 PROBLEMS = {
-    "one query": Problem(),
-    "grouped": Problem(heads=8, heads_kv=2, seqlen_q=3, causal=True),
-    "one kv head": Problem(heads=4, heads_kv=1, seqlen_q=2),
+    **SMALL,
     "more rows than a tile": Problem(heads=8, heads_kv=1, seqlen_q=7, causal=True),
-    "window": Problem(seqlen_q=5, window=(20, 3)),
-    "causal window": Problem(seqlen_q=5, window=(7, -1), causal=True),
-    "more queries than keys": Problem(seqlens=(2, 0, 9), seqlen_q=6, causal=True),
-    "empty": Problem(seqlens=(0, 0, 0)),
-    "pages": Problem(page=16),
-    "large pages": Problem(page=48, seqlen_q=2, causal=True),
-    "entries": Problem(entries=5, batch_idx=(4, 0, 2)),
-    "left padding": Problem(leftpad=(0, 7, 21)),
-    "new keys": Problem(seqlen_new=1),
-    "new keys in pages": Problem(seqlen_q=2, seqlen_new=3, page=16),
-    "new keys of entries": Problem(seqlen_new=2, entries=4, batch_idx=(3, 1, 0), leftpad=(1, 0, 2)),
-    "rotary": Problem(seqlen_q=4, seqlen_new=4, causal=True, rotary_dim=16),
-    "rotary halves": Problem(
-        seqlen_q=3, seqlen_new=3, causal=True, rotary_dim=32, interleaved=False
-    ),
-    "rotary without order": Problem(seqlen_q=2, seqlen_new=2, rotary_dim=32, page=32),
-    "smaller values": Problem(head_dim_v=16, seqlen_q=2),
     "long": Problem(seqlens=LONG, capacity=3100, heads=8, heads_kv=2, head_dim=128),
     "long in pages": Problem(
         seqlens=LONG,
