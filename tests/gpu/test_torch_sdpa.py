@@ -109,13 +109,16 @@ def test_sdpa_has_the_bits_of_our_function_and_the_strides_of_torch(
         got = run(layer, (q, k, v), dout)
         torch_sdpa.deactivate()
         own = run(layer, (q, k, v), dout)
+    with sdpa_kernel(SDPBackend.MATH):
+        exact = run(layer, (q.double(), k.double(), v.double()), dout.double())
     want = run_ours((q, k, v), dout, causal=is_causal, softmax_scale=0.2)
     same(got, want)
     assert {name: x.stride() for name, x in got.items()} == {
         name: x.stride() for name, x in own.items()
     }
     for name, x in got.items():
-        torch.testing.assert_close(x, own[name], rtol=2e-2, atol=2e-2)
+        error, theirs = ((y - exact[name]).abs().max() for y in (x, own[name]))
+        assert error <= 2 * theirs, (name, error, theirs)
 
 
 def test_tensors_that_are_not_aligned_are_copied(half: torch.dtype) -> None:
@@ -257,7 +260,7 @@ def test_multihead_attention_with_padded_keys_is_served_by_the_context() -> None
     with flash_dist.sdpa():
         got, _ = layer(x, x, x, key_padding_mask=padding, need_weights=False)
         got.sum().backward()
-    assert "bwd" in last_variant()
+    assert "fp32" in last_variant()["bwd_dkdv"]["symbol"]
     exact = copy.deepcopy(layer).double()
     want, _ = exact(
         x.double(), x.double(), x.double(), key_padding_mask=padding, need_weights=False

@@ -178,6 +178,8 @@ extern "C" bool run_product(int n, int mode, void* a, void* b, int64_t row_strid
       return run_mode<80>(mode, view_a, view_b, c, twice);
     case 96:
       return run_mode<96>(mode, view_a, view_b, c, twice);
+    case 112:
+      return run_mode<112>(mode, view_a, view_b, c, twice);
     case 128:
       return run_mode<128>(mode, view_a, view_b, c, twice);
     case 192:
