@@ -37,6 +37,7 @@ class Case:
     mask: str = ""  # of selftest_masks.MASKS, on top of causal
     lengths: tuple[int, ...] = ()  # of documents packed one after the other
     page: int = 0  # keys of a page of the cache that k and v lie in; WHOLE: it is not in pages
+    appended: int = 0  # how many of them are no part of the cache before the call
 
     @property
     def name(self) -> str:
@@ -46,6 +47,8 @@ class Case:
             mask += f" packed {len(self.lengths)}"
         if self.page:
             mask += " cache" if self.page == WHOLE else f" pages of {self.page}"
+        if self.appended:
+            mask += f" appended {self.appended}"
         budget = "" if self.budget is None else f" budget {self.budget}"
         head_dim_v = "" if self.head_dim_v is None else f"/{self.head_dim_v}"
         return (
@@ -114,6 +117,7 @@ class _Shape:
     mask: str = ""
     lengths: tuple[int, ...] = ()
     page: int = 0
+    appended: int = 0
 
 
 _SMALL = (
@@ -171,7 +175,7 @@ _MASKED_LARGE = (
 _CACHED_SIZES = (64, 128, 256)
 _CACHED = (
     _Shape("cached", 2, 1, 259, 8, 2, causal=False, page=WHOLE),
-    _Shape("cached", 2, 5, 240, 4, 1, causal=True, page=16),
+    _Shape("cached", 2, 5, 240, 4, 1, causal=True, page=16, appended=5),
 )
 _CACHED_LARGE = (
     _Shape("cached", 3, 1, 8200, 8, 2, causal=False, page=WHOLE),
@@ -242,4 +246,5 @@ def _case(shape: _Shape, kernels: Kernels, *, fills_gpu: bool = False) -> Case:
         shape.mask,
         shape.lengths,
         shape.page,
+        shape.appended,
     )

@@ -115,13 +115,20 @@ class Inputs:
         from ..attention.decoding.kvcache import flash_attn_with_kvcache  # noqa: PLC0415 - as above
 
         k, v, table = self.k, self.v, None
+        new: dict[str, Any] = {}
+        if case.appended:
+            before = case.seqlen_k - case.appended
+            new = {"k": k[:, before:], "v": v[:, before:], "cache_seqlens": before}
+            k, v = (x.clone() for x in (k, v))
+            for x in (k, v):
+                x[:, before:] = torch.nan
         if case.page != WHOLE:
             pages = case.batch * case.seqlen_k // case.page
             table = torch.arange(pages - 1, -1, -1, dtype=torch.int32, device=k.device)
             table = table.reshape(case.batch, -1)
             k, v = (x.reshape(pages, case.page, *x.shape[2:]).flip(0) for x in (k, v))
         out, lse = flash_attn_with_kvcache(
-            self.q, k, v, block_table=table, causal=case.causal, return_softmax_lse=True
+            self.q, k, v, block_table=table, causal=case.causal, return_softmax_lse=True, **new
         )
         return {"out": out, "lse": lse}
 

@@ -58,6 +58,7 @@ def test_two_runs_of_a_gpu_have_the_same_fingerprints() -> None:
     for _ in range(2):
         result = proof.run(gpu)
         assert result.status == "ok", result
+        assert not [line for line in result.details if "launched by no case" in line]
     together = proof.compare_gpus()
     assert together is not None
     assert together.status == "ok"

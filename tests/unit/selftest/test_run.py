@@ -14,7 +14,7 @@ import torch
 
 from flash_dist.errors import ExtensionError
 from flash_dist.loading.process import Outcome, read_events, run_child
-from flash_dist.selftest.cases import Case, Kernels, make_cases
+from flash_dist.selftest.cases import WHOLE, Case, Kernels, make_cases
 from flash_dist.selftest.child import CPU_KERNELS, find_kernels, run_cases
 from flash_dist.selftest.comparison import (
     Difference,
@@ -207,6 +207,13 @@ def test_cases_cover_each_kernel_small_odd_and_filling_the_gpu() -> None:
     blocks = full.batch * full.num_heads_kv * math.ceil(full.seqlen_k / 128)
     assert blocks >= 2 * 132
     assert len({case.name for case in cases}) == len(cases)
+
+
+def test_keys_are_read_from_caches_whole_in_pages_and_as_they_are_appended() -> None:
+    cases = [case for case in make_cases([Kernels("bf16", 128, 128)], 132) if case.page]
+    assert {case.page == WHOLE for case in cases} == {True, False}
+    assert {case.appended != 0 for case in cases} == {True, False}
+    assert all(case.appended in {0, case.seqlen_q} for case in cases)
 
 
 def test_every_kind_of_mask_and_packed_documents_are_covered() -> None:
