@@ -226,7 +226,9 @@ def main() -> int:
     options = parser.parse_args()
     words = options.only.split()
     shapes = [shape for shape in SHAPES if all(word in str(shape) for word in words)]
-    begin, failed, ran, found = time.monotonic(), 0, set(), {}
+    begin, failed = time.monotonic(), 0
+    ran: set[str] = set()
+    found: dict[str, str] = {}
     for shape in shapes:
         count = count_differing(shape, options.runs)
         failed += count.runs

@@ -22,7 +22,7 @@ __device__ __forceinline__ void delay() {
   x = (x ^ x >> 15) * 0x2c1b3c6du;
   x = (x ^ x >> 12) * 0x297a2d39u;
   x ^= x >> 15;
-  const uint32_t nanoseconds = (x & 0x7fff) >> (x >> 28);  // 0..32767, each half as often as half of it
+  const uint32_t nanoseconds = (x & 0x7fff) >> (x >> 28);  // mostly few
   asm volatile("nanosleep.u32 %0;" ::"r"(nanoseconds) : "memory");
 #endif
 }
