@@ -1,24 +1,30 @@
-"""Thousands of backward runs over twenty shapes: how many differ from the first in any bit.
+"""Thousands of runs over twenty shapes: how many differ from the first in any bit.
 
-    python benchmarks/determinism.py [--runs 500]
+    python benchmarks/determinism.py [--runs 500] [--only WORDS] [--bits FILE]
 
-All head_dims, masks, packed documents, float32; some fill every multiprocessor in one launch, some
-cut keys into stripes, some split query groups, some store no dS.
+A run is a forward and a backward. All head_dims, masks, packed documents, float32; some fill every
+multiprocessor in one launch, some cut keys into stripes, some split query groups, some store no dS.
+--bits writes a digest of each shape's results to a file that does not exist, and holds them against
+one that does: of another machine, or of kernels that were built with delays (docs/debugging.md).
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import os
 import sys
 import time
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from flash_dist import flash_attn_func, flash_attn_varlen_func
+from flash_dist.kernels.library import last_variant, variants
 from flash_dist.masks import BlockMask
 
 if TYPE_CHECKING:
@@ -46,27 +52,31 @@ class Shape:
     dtype: str = "bf16"
     head_dim_v: int = 0
 
+    def __str__(self) -> str:
+        head_dim = f"d{self.head_dim}" + (f"/{self.head_dim_v}" if self.head_dim_v else "")
+        return f"{self.name}, {self.dtype} {self.mask} {head_dim}, {self.megabytes} MB"
+
 
 SHAPES = (
     Shape("fills the GPU", 4, 2048, 16, 16, 64),
     Shape("fills the GPU", 4, 2048, 16, 16, 128, "causal"),
-    Shape("fp16", 2, 1024, 16, 16, 64, "causal", dtype="fp16"),
     Shape("head_dim 32", 4, 1000, 16, 4, 32, "window"),
-    Shape("head_dim 72", 2, 1000, 8, 2, 72, "causal"),
     Shape("head_dim 96", 2, 1111, 16, 4, 96, "prefix"),
     Shape("head_dim 160", 2, 1111, 8, 4, 160, "documents"),
     Shape("head_dim 192/128", 2, 1024, 16, 16, 192, "causal", head_dim_v=128),
     Shape("head_dim 192", 2, 777, 8, 2, 192, "padding"),
-    Shape("head_dim 224", 2, 1024, 8, 8, 224, "intervals"),
+    Shape("head_dim 224", 2, 1024, 8, 8, 224, "intervals", dtype="fp16"),
     Shape("policy", 2, 1024, 8, 1, 256, "blocks"),
     Shape("policy, recompute", 2, 1024, 8, 1, 256, "blocks", 0),
     Shape("group split", 1, 1024, 16, 1, 128, "causal"),
     Shape("stripes", 1, 4096, 8, 8, 128, megabytes=100),
-    Shape("stripes", 1, 4096, 8, 8, 64, "causal", megabytes=60),
-    Shape("chunks of heads", 8, 1024, 16, 16, 64, "causal", 128),
-    Shape("dense mask", 2, 1024, 8, 4, 128, "dense"),
-    Shape("dense mask, stripes", 2, 2048, 8, 8, 64, "dense", 24),
+    Shape("chunks of heads", 1, 4096, 8, 8, 64, "causal", 8),
+    Shape("recompute", 8, 1024, 16, 16, 64, "causal", 0),
+    Shape("dense mask", 2, 1024, 8, 4, 64, "dense"),
+    Shape("dense mask, stripes", 2, 2048, 8, 8, 128, "dense", 24),
+    Shape("packed documents", 0, sum(DOCUMENTS), 8, 2, 64, "causal", dtype="fp16"),
     Shape("packed documents", 0, sum(DOCUMENTS), 8, 2, 128, "causal"),
+    Shape("packed documents", 0, sum(DOCUMENTS), 8, 2, 256),
     Shape("float32", 2, 777, 8, 2, 128, "causal", dtype="fp32"),
 )
 
@@ -151,26 +161,58 @@ def describe_path(run: Callable[[], object]) -> str:
     return ", ".join(words)
 
 
-def count_differing(shape: Shape, runs: int) -> tuple[int, int, str]:
-    """Return how many runs differ from the first, how many elements in all, and the path taken."""
+@dataclass(frozen=True)
+class Count:
+    """What the runs of a shape gave."""
+
+    runs: int  # that differ from the first
+    elements: int  # that differ, in all of them
+    digest: str  # of the bits of the first
+    path: str
+    kernels: frozenset[str]  # symbols
+
+
+def count_differing(shape: Shape, runs: int) -> Count:
+    """Run a shape again and again."""
     os.environ["FLASH_DIST_WORKSPACE_MB"] = str(shape.megabytes)
     q, k, v, dout = draw(shape)
     inputs = tuple(x.requires_grad_() for x in (q, k, v))
-    out = make_attention(shape)(*inputs)
+    attention = make_attention(shape)
 
     def run() -> tuple[Tensor, ...]:
-        return torch.autograd.grad(out, inputs, dout, retain_graph=True)
+        out = attention(*inputs)
+        return (out.detach(), *torch.autograd.grad(out, inputs, dout))
 
     first, bits = run(), BITS[q.element_size()]
+    kernels = frozenset(loaded["symbol"] for loaded in last_variant().values())
     differing = torch.zeros(2, dtype=torch.int64, device="cuda")
     for _ in range(runs):
-        grads = run()
+        results = run()
         count = torch.stack(
-            [(a.view(bits) != b.view(bits)).sum() for a, b in zip(first, grads, strict=True)]
+            [(a.view(bits) != b.view(bits)).sum() for a, b in zip(first, results, strict=True)]
         ).sum()
         differing += torch.stack(((count > 0).long(), count))
     runs_differing, elements = differing.tolist()
-    return runs_differing, elements, describe_path(run)
+    return Count(runs_differing, elements, digest(first), describe_path(run), kernels)
+
+
+def digest(tensors: tuple[Tensor, ...]) -> str:
+    """Return 16 hexadecimal digits of the bits of some tensors."""
+    hashed = hashlib.sha256()
+    for tensor in tensors:
+        hashed.update(tensor.contiguous().view(torch.uint8).cpu().numpy().tobytes())
+    return hashed.hexdigest()[:16]
+
+
+def compare_digests(path: Path, found: dict[str, str]) -> int:
+    """Write digests to a new file, or print which shapes another file says else of; how many."""
+    if not path.exists():
+        path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        return 0
+    expected = json.loads(path.read_text(encoding="utf-8"))
+    others = [name for name, bits in found.items() if expected.get(name) != bits]
+    print(f"{len(found)} shapes, {len(others)} have other bits than in {path}", *others, sep="\n  ")
+    return len(others)
 
 
 def main() -> int:
@@ -179,19 +221,30 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--runs", type=int, default=500, help="of each shape")
+    parser.add_argument("--only", default="", metavar="WORDS", help="shapes that have all of them")
+    parser.add_argument("--bits", type=Path, metavar="FILE", help="digests to write or to compare")
     options = parser.parse_args()
+    words = options.only.split()
+    shapes = [shape for shape in SHAPES if all(word in str(shape) for word in words)]
     begin, failed = time.monotonic(), 0
-    for shape in SHAPES:
-        runs_differing, elements, path = count_differing(shape, options.runs)
-        failed += runs_differing
+    ran: set[str] = set()
+    found: dict[str, str] = {}
+    for shape in shapes:
+        count = count_differing(shape, options.runs)
+        failed += count.runs
+        ran |= count.kernels
+        found[str(shape)] = count.digest
         print(
-            f"{shape.name:19} {shape.dtype} {shape.mask:9} d{shape.head_dim:<3} "
-            f"{shape.megabytes:4} MB: {options.runs} runs, {runs_differing} differ "
-            f"({elements} elements); {path}",
+            f"{shape}: {options.runs} runs, {count.runs} differ ({count.elements} elements); "
+            f"{count.path}",
             flush=True,
         )
     seconds = time.monotonic() - begin
-    print(f"{options.runs * len(SHAPES)} runs, {failed} differ; {seconds:.0f} s")
+    print(f"{options.runs * len(shapes)} runs, {failed} differ; {seconds:.0f} s")
+    unseen = sorted({kernel["symbol"] for kernel in variants()} - ran)
+    print(f"{len(ran)} kernels ran; not those for Hopper alone:")
+    print(*(f"  {symbol}" for symbol in unseen if "_sm90_" in symbol), sep="\n")
+    failed += compare_digests(options.bits, found) if options.bits else 0
     return 1 if failed else 0
 
 

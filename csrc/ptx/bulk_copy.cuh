@@ -3,11 +3,14 @@
 
 #include <cstdint>
 
+#include "ptx/delay.cuh"
+
 namespace flash_dist {
 
 // A multiple of 16 bytes, from and to a multiple of 16 bytes; they count on the barrier.
 __device__ __forceinline__ void load_bytes(uint32_t smem, const void* src, int bytes,
                                            uint32_t barrier) {
+  delay();
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
           "r"(smem),
@@ -17,6 +20,7 @@ __device__ __forceinline__ void load_bytes(uint32_t smem, const void* src, int b
 
 // The same from shared memory, as part of this thread's next group of stores.
 __device__ __forceinline__ void store_bytes(void* dst, uint32_t smem, int bytes) {
+  delay();
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(smem),
                "r"(bytes)
                : "memory");
@@ -24,6 +28,7 @@ __device__ __forceinline__ void store_bytes(void* dst, uint32_t smem, int bytes)
 
 // Adds fp32 numbers to those at dst, as part of this thread's next group of stores.
 __device__ __forceinline__ void add_floats(void* dst, uint32_t smem, int bytes) {
+  delay();
   asm volatile(
       "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(dst),
       "r"(smem), "r"(bytes)

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "ptx/delay.cuh"
+
 namespace flash_dist {
 
 // Number of this block in its cluster.
@@ -30,11 +32,14 @@ __device__ __forceinline__ uint32_t address_in(int rank, uint32_t smem) {
 //
 // NOTE: not .release.cluster, which would wait for everything that this thread has ever stored.
 __device__ __forceinline__ void mbarrier_arrive_remote(uint32_t barrier) {
+  delay();
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+  delay();
 }
 
 // 16 bytes to the shared memory of another block, asynchronously; they count on a barrier there.
 __device__ __forceinline__ void store_remote_16(uint32_t smem, uint4 r, uint32_t barrier) {
+  delay();
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
       "[%5];" ::"r"(smem),

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "ptx/delay.cuh"
+
 namespace flash_dist {
 
 // By one thread, before barriers_made() and a __syncthreads().
@@ -17,11 +19,14 @@ __device__ __forceinline__ void mbarriers_made() {
 }
 
 __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
+  delay();
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+  delay();
 }
 
 // Arrives, and lets the phase wait for so many bytes of copies.
 __device__ __forceinline__ void mbarrier_expect(uint32_t barrier, int bytes) {
+  delay();
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
@@ -35,6 +40,7 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, int parity) {
       " @!done bra again_%=;\n}" ::"r"(barrier),
       "r"(parity)
       : "memory");
+  delay();
 }
 
 }  // namespace flash_dist

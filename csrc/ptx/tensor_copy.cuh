@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "ptx/delay.cuh"
+
 namespace flash_dist {
 
 // The map, a member of a __grid_constant__ parameter, is on its way into the constant cache.
@@ -22,6 +24,7 @@ struct BoxPlace {
 // The box to shared memory; its bytes count on the barrier, those outside of the tensor, too.
 __device__ __forceinline__ void load_box(uint32_t smem, const CUtensorMap& map, const BoxPlace& at,
                                          uint32_t barrier) {
+  delay();
   asm volatile(
       "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
       "%3, %4, %5, %6}], [%7];" ::"r"(smem),
@@ -33,6 +36,7 @@ __device__ __forceinline__ void load_box(uint32_t smem, const CUtensorMap& map, 
 // The box from shared memory, as part of this thread's next group of stores.
 __device__ __forceinline__ void store_box(const CUtensorMap& map, const BoxPlace& at,
                                           uint32_t smem) {
+  delay();
   asm volatile(
       "cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::
           "l"(&map),

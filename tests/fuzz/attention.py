@@ -1,6 +1,7 @@
 """Random attention problems held against float64, run three times, and once in poisoned memory.
 
     python -m tests.fuzz.attention [--seconds 300] [--cases 5000] [--seed 0] [--jobs 4]
+    python -m tests.fuzz.attention --bits-only --longest 5000 --jobs 4
 
 Needs an installed flash_dist; `--device cpu` tries the program itself. A case has a random dtype,
 shape, head_dim, memory layout, mask (or documents packed one behind the other), workspace budget
@@ -8,6 +9,10 @@ and magnitude, and a default device of torch's that is not that of its tensors. 
 the same cases. Allowed is what tests.reference allows: twice the error of the same formula in torch
 at the same inputs. Exit status 1 if anything is off; every finding names its case, and
 `--only NUMBER` runs that one alone.
+
+A case that has not ended after `--patience` seconds hangs: its process names it and ends, and so
+does the program. `--bits-only` leaves float64 out, so that cases can be long and many: with other
+work beside it on the GPU, a test of kernels whose parts wait for each other.
 """
 
 from __future__ import annotations
@@ -17,9 +22,13 @@ import contextlib
 import itertools
 import math
 import multiprocessing
+import os
 import random
 import sys
+import threading
 import time
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,7 +40,7 @@ from tests.masks import MASKS, Sizes, show
 from tests.reference import Problem, find_faults, random_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from tests.gpu.packed import Packed
 
@@ -40,8 +49,10 @@ DTYPES: Final = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.fl
 DEFAULT_DEVICES: Final = (None, "meta", "cuda")
 BUDGETS: Final = (0, 1, 16, 1024)  # MiB
 LONGEST: Final = 900  # tokens
+PATIENCE: Final = 60.0  # seconds
 SMALLEST, LARGEST = 1e-3, 30.0  # standard deviations of the inputs
 RUNS: Final = 3  # with the same bits, after the one in poisoned memory
+HANGS: Final = 3  # exit status of a process whose case does
 _PACKED: Final = ("packed", "packed causal", "packed window")
 _USUAL_DIMS: Final = (32, 64, 64, 96, 128, 128, 192, 256)
 
@@ -88,15 +99,17 @@ class Case:
         return self.mask in _PACKED
 
 
-def draw_case(seed: int, number: int, dtypes: Sequence[str] = tuple(DTYPES)) -> Case:
-    """Return a case; the same for the same arguments."""
+def draw_case(
+    seed: int, number: int, dtypes: Sequence[str] = tuple(DTYPES), longest: int = LONGEST
+) -> Case:
+    """Return a case of at most `longest` tokens; the same for the same arguments."""
     chance = random.Random(f"{seed} {number}")  # noqa: S311 - no secret
     dtype = chance.choice(dtypes)
     mask = chance.choice((*MASKS, *MASKS, *_PACKED * 4))
     documents = chance.randint(1, 6) if mask in _PACKED else 1
-    lengths = tuple(_draw_length(chance) for _ in range(documents))
+    lengths = tuple(_draw_length(chance, longest) for _ in range(documents))
     same = chance.random() < 0.4
-    lengths_k = lengths if same else tuple(_draw_length(chance) for _ in range(documents))
+    lengths_k = lengths if same else tuple(_draw_length(chance, longest) for _ in range(documents))
     num_heads_kv = chance.randint(1, 3)
     usual = chance.random() < 0.7
     head_dim = chance.choice(_USUAL_DIMS) if usual else 8 * chance.randint(1, 32)
@@ -124,8 +137,8 @@ def draw_case(seed: int, number: int, dtypes: Sequence[str] = tuple(DTYPES)) -> 
     )
 
 
-def _draw_length(chance: random.Random) -> int:
-    return int(math.exp(chance.uniform(0.0, math.log(LONGEST))))
+def _draw_length(chance: random.Random, longest: int) -> int:
+    return int(math.exp(chance.uniform(0.0, math.log(longest))))
 
 
 def _draw_magnitudes(chance: random.Random, dtype: str) -> tuple[float, float, float, float]:
@@ -168,8 +181,8 @@ LAYOUTS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
 }
 
 
-def run_case(case: Case, device: str, seed: int) -> list[str]:
-    """Return what is off in a case."""
+def run_case(case: Case, device: str, seed: int, *, bits_only: bool = False) -> list[str]:
+    """Return what is off in a case, of its bits alone or beside float64, too."""
     there = None if device == "cpu" and case.default_device == "cuda" else case.default_device
     default = torch.device(there) if there else contextlib.nullcontext()
     with default, workspace(case.megabytes):
@@ -186,7 +199,8 @@ def run_case(case: Case, device: str, seed: int) -> list[str]:
             return attend(problem, poison=poison, **options)
 
         runs = [run(poison=True), *(run(poison=False) for _ in range(RUNS))]
-    found = [f"{case}: {fault}" for fault in find_faults(runs[0], problem)]
+    faults = [] if bits_only else find_faults(runs[0], problem)
+    found = [f"{case}: {fault}" for fault in faults]
     for other in runs[1:]:
         differing = [name for name, x in runs[0].items() if not _same_bits(x, other[name])]
         if differing:
@@ -256,6 +270,27 @@ class Share:
     device: str
     deadline: float  # of time.time()
     dtypes: tuple[str, ...]
+    patience: float  # seconds for a case
+    longest: int  # tokens
+    bits_only: bool
+
+
+@contextlib.contextmanager
+def watched(case: Case, patience: float) -> Iterator[None]:
+    """Name a case that does not end, and end the process: nothing else gets it off a kernel."""
+
+    def give_up() -> None:
+        sys.stdout.write(f"{case}: no end after {patience:g} s\n")
+        sys.stdout.flush()
+        os._exit(HANGS)
+
+    watchdog = threading.Timer(patience, give_up)
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        yield
+    finally:
+        watchdog.cancel()
 
 
 def run_share(share: Share) -> tuple[int, list[str]]:
@@ -264,9 +299,10 @@ def run_share(share: Share) -> tuple[int, list[str]]:
     for number in share.numbers:
         if time.time() > share.deadline:
             break
-        case = draw_case(share.seed, number, share.dtypes)
+        case = draw_case(share.seed, number, share.dtypes, share.longest)
         try:
-            found += run_case(case, share.device, share.seed)
+            with watched(case, share.patience):
+                found += run_case(case, share.device, share.seed, bits_only=share.bits_only)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
             found.append(f"{case}: {type(error).__name__}: {error}")
         done += 1
@@ -291,20 +327,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, metavar="NUMBER", help="one case alone")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
+    parser.add_argument("--longest", type=int, default=LONGEST, help=f"tokens (default {LONGEST})")
+    parser.add_argument("--bits-only", action="store_true", help="not held against float64")
+    parser.add_argument(
+        "--patience", type=float, default=PATIENCE, help=f"for a case, seconds ({PATIENCE:g})"
+    )
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     args = parser.parse_args(arguments)
     dtypes = built_dtypes(args.device)
     deadline = time.time() + args.seconds
     numbers = range(args.cases) if args.only is None else range(args.only, args.only + 1)
     shares = [
-        Share(numbers[first :: args.jobs], args.seed, args.device, deadline, dtypes)
+        Share(
+            numbers[first :: args.jobs],
+            args.seed,
+            args.device,
+            deadline,
+            dtypes,
+            args.patience,
+            args.longest,
+            args.bits_only,
+        )
         for first in range(args.jobs)
     ]
     if args.jobs == 1:
         results = [run_share(shares[0])]
     else:
-        with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
-            results = pool.map(run_share, shares)
+        with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
+            try:
+                results = list(pool.map(run_share, shares))
+            except BrokenProcessPool:
+                return HANGS  # its process has named the case
     found = list(itertools.chain.from_iterable(one for _, one in results))
     done = sum(count for count, _ in results)
     print(*found, f"{done} cases of seed {args.seed}, {len(found)} findings", sep="\n")  # noqa: T201 - a program

@@ -3,7 +3,8 @@
 FLASH_DIST_TEST_PTX=80 demands that the driver made every kernel launched from PTX of that number,
 FLASH_DIST_TEST_PTX=sass that it made none from PTX. Under FLASH_DIST_SMEM_LIMIT every kernel must
 be that of the largest plan that fits. FLASH_DIST_TEST_DEVICE=cpu runs the tests that any device can
-run on the reference instead, to try the tests themselves.
+run on the reference instead, to try the tests themselves. --share 2/5 runs every fifth test from
+the second on: some of everything, where the time is short.
 """
 
 from __future__ import annotations
@@ -36,8 +37,15 @@ COMPILED: Final = {
 }
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what the device at hand cannot run."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a run take a share of the tests."""
+    parser.addoption("--share", default="1/1", metavar="I/N", help="every N-th test from the I-th")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Take the share that was asked for, and skip what the device at hand cannot run."""
+    first, step = map(int, config.getoption("--share").split("/"))
+    items[:] = items[first - 1 :: step]
     for item in items:
         if "gpu" not in item.path.parts:
             continue

@@ -1,15 +1,16 @@
 """One small case of every kernel and of every kind of mask, as a program: for compute-sanitizer.
 
-    compute-sanitizer --tool racecheck python tests/gpu/small_cases.py WHAT [1/4]
+    compute-sanitizer --tool racecheck python tests/gpu/small_cases.py WHAT [1/4] [--dtype bf16]
 
 WHAT is all, kernels, masks, caches or boundaries; the second argument runs one of several parts.
-FLASH_DIST_SMEM_LIMIT chooses the shared-memory plan. Prints the kernels that ran, and those of the
-build that did not. Inputs are drawn on the CPU and copied, so that under `--kernel-name` initcheck
-knows all that our kernels may read as written.
+FLASH_DIST_SMEM_LIMIT chooses the shared-memory plan. Prints each kernel when it has run, and at the
+end those of the build that did not. Inputs are drawn on the CPU and copied, so that under
+`--kernel-name` initcheck knows all that our kernels may read as written.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from dataclasses import replace
@@ -29,6 +30,8 @@ from tests.kvcache import Problem as KvProblem
 from tests.masks import MASKS, masked_problem
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tests.reference import Problem
 
 DTYPES: Final = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -37,53 +40,76 @@ BUDGETS: Final = (0, 64)  # MiB: dQ computed again, and from a stored dS
 SMALL: Final[dict[str, Any]] = {"seqlen_q": 130, "seqlen_k": 150, "num_heads": 2, "num_heads_kv": 1}
 LENGTHS: Final = (65, 0, 30)  # of documents
 KINDS: Final = ("full", "intervals", "dense-per-head")  # a band, rows and tiles
+WHAT: Final = ("all", "kernels", "masks", "caches", "boundaries")
+
+Size = tuple[str, int, int]  # dtype, head_dim, head_dim_v
 
 
-def compiled_sizes() -> list[tuple[str, int, int]]:
+class Ran(set[str]):
+    """The kernels that ran so far, by their symbols."""
+
+    def look(self) -> None:
+        """Add those that ran last, and print the new ones: a tool may stop the program."""
+        last = {variant["symbol"] for variant in last_variant().values()}
+        print(*sorted(last - self), sep="\n", end="\n" if last - self else "", flush=True)  # noqa: T201
+        self.update(last)
+
+
+def compiled_sizes(dtypes: Sequence[str]) -> list[Size]:
     """Return dtype, head_dim and head_dim_v of every kernel of the forward."""
     found = {
         (variant["dtype"], variant["head_dim"], variant.get("head_dim_v", variant["head_dim"]))
         for variant in variants()
-        if variant["role"] == "fwd"
+        if variant["role"] == "fwd" and variant["dtype"] in dtypes
     }
     return sorted(found)
 
 
-def run_kernels(ran: set[str], part: slice) -> None:
+def torch_dtype(dtype: str) -> torch.dtype:
+    """Return the dtype of the tensors that a kernel's dtype is for."""
+    return torch.float32 if dtype == IEEE32 else DTYPES[dtype]
+
+
+def precision_of(dtype: str) -> str:
+    """Return the float32_precision that a kernel's dtype is for."""
+    return "ieee" if dtype == IEEE32 else "tf32x3"
+
+
+def run_kernels(ran: Ran, sizes_of_part: Sequence[Size]) -> None:
     """Run forward and backward of every compiled size, with and without workspace, and packed."""
-    for dtype, head_dim, head_dim_v in compiled_sizes()[part]:
+    for dtype, head_dim, head_dim_v in sizes_of_part:
         sizes: dict[str, Any] = {
             "head_dim": head_dim,
             "head_dim_v": head_dim_v,
-            "dtype": torch.float32 if dtype == IEEE32 else DTYPES[dtype],
+            "dtype": torch_dtype(dtype),
         }
-        precision = "ieee" if dtype == IEEE32 else "tf32x3"
+        precision = precision_of(dtype)
         for megabytes in BUDGETS:
             os.environ["FLASH_DIST_WORKSPACE_MB"] = str(megabytes)
             for name in KINDS:
                 problem = masked_problem(name, device="cpu", **SMALL, **sizes)
                 attend(copy_to_gpu(problem), poison=False, float32_precision=precision)
-                ran |= loaded()
+                ran.look()
             documents = pack(LENGTHS, num_heads=2, num_heads_kv=1, device="cpu", **sizes)
             problem = copy_to_gpu(replace(documents.problem, options={"causal": True}))
             documents = replace(documents, problem=problem)
             attend_packed(documents, poison=False, float32_precision=precision)
-            ran |= loaded()
+            ran.look()
 
 
-def run_masks(ran: set[str], part: slice) -> None:
+def run_masks(ran: Ran, sizes: Sequence[Size], part: slice) -> None:
     """Run every kind of mask."""
-    dtype, head_dim, _ = min(compiled_sizes(), key=lambda size: abs(size[1] - 64))
+    dtype, head_dim, _ = min(sizes, key=lambda size: abs(size[1] - 64))
     for name in list(MASKS)[part]:
         for megabytes in BUDGETS:
             os.environ["FLASH_DIST_WORKSPACE_MB"] = str(megabytes)
-            shape = {**SMALL, "head_dim": head_dim, "dtype": DTYPES[dtype]}
+            shape = {**SMALL, "head_dim": head_dim, "dtype": torch_dtype(dtype)}
             problem = masked_problem(name, batch=2, device="cpu", **shape)
             attend(copy_to_gpu(problem), poison=False)
-            ran |= loaded()
+            ran.look()
 
 
-def run_caches(ran: set[str]) -> None:
+def run_caches(ran: Ran) -> None:
     """Run queries to a cache at each size of their kernels: appended, rotated, in pages, folded."""
     for dtype, head_dim in sorted({(one["dtype"], one["head_dim"]) for one in decoding()}):
         problem = KvProblem(
@@ -98,7 +124,7 @@ def run_caches(ran: set[str]) -> None:
             rotary_dim=32,
         )
         problem.call(problem.make(DTYPES[dtype], "cuda"))
-        ran |= loaded()
+        ran.look()
 
 
 def decoding() -> list[dict[str, Any]]:
@@ -106,9 +132,9 @@ def decoding() -> list[dict[str, Any]]:
     return [variant for variant in variants() if variant["role"] == "decode"]
 
 
-def run_boundaries(ran: set[str], part: slice) -> None:
+def run_boundaries(ran: Ran, sizes: Sequence[Size]) -> None:
     """Run every compiled size with cu_seqlens that leave rows out, and with some that lie."""
-    for dtype, head_dim, head_dim_v in compiled_sizes()[part]:
+    for dtype, head_dim, head_dim_v in sizes:
         for megabytes in BUDGETS:
             os.environ["FLASH_DIST_WORKSPACE_MB"] = str(megabytes)
             for boundaries in (*SPARSE.values(), *LIES.values(), *CHAOS.values()):
@@ -117,14 +143,16 @@ def run_boundaries(ran: set[str], part: slice) -> None:
                     num_heads_kv=1,
                     head_dim=head_dim,
                     head_dim_v=head_dim_v,
-                    dtype=DTYPES[dtype],
+                    dtype=torch_dtype(dtype),
                     causal=True,
                     device="cpu",
                 )
                 documents = replace(documents, problem=copy_to_gpu(documents.problem))
                 given = boundaries.given(documents.problem.q.device)
-                attend_packed(documents, given=given, poison=False)
-                ran |= loaded()
+                attend_packed(
+                    documents, given=given, poison=False, float32_precision=precision_of(dtype)
+                )
+                ran.look()
 
 
 def copy_to_gpu(problem: Problem) -> Problem:
@@ -133,29 +161,30 @@ def copy_to_gpu(problem: Problem) -> Problem:
     return replace(problem, q=q, k=k, v=v, dout=dout, visible=None)
 
 
-def loaded() -> set[str]:
-    """Return the kernels that ran last."""
-    return {variant["symbol"] for variant in last_variant().values()}
-
-
 def main() -> None:
     """Run what the command line names."""
-    what = sys.argv[1] if len(sys.argv) > 1 else "all"
-    index, parts = map(int, (sys.argv[2] if len(sys.argv) > 2 else "1/1").split("/"))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", nargs="?", default="all", choices=WHAT)
+    parser.add_argument("part", nargs="?", default="1/1", metavar="I/N")
+    parser.add_argument("--dtype", action="append", choices=(*DTYPES, IEEE32), help="not all")
+    options = parser.parse_args()
+    index, parts = map(int, options.part.split("/"))
     part = slice(index - 1, None, parts)
-    ran: set[str] = set()
-    if what in {"all", "kernels"}:
-        run_kernels(ran, part)
-    if what in {"all", "masks"}:
-        run_masks(ran, part)
-    if what in {"all", "caches"}:
+    sizes = compiled_sizes(options.dtype or (*DTYPES, IEEE32))
+    ran = Ran()
+    if options.what in {"all", "kernels"}:
+        run_kernels(ran, sizes[part])
+    if options.what in {"all", "masks"}:
+        run_masks(ran, sizes, part)
+    if options.what in {"all", "caches"}:
         run_caches(ran)
-    if what in {"all", "boundaries"}:
-        run_boundaries(ran, part)
+    if options.what in {"all", "boundaries"}:
+        run_boundaries(ran, sizes[part])
     torch.cuda.synchronize()
     others = sorted({variant["symbol"] for variant in variants()} - ran)
-    print(f"ran {len(ran)} kernels:", *sorted(ran), sep="\n")  # noqa: T201 - a program
-    print(f"did not run {len(others)} kernels:", *others, sep="\n")  # noqa: T201
+    print(f"{len(ran)} kernels ran, {len(others)} did not:", *others, sep="\n")  # noqa: T201 - a program
 
 
 if __name__ == "__main__":

@@ -210,6 +210,35 @@ def test_results_past_2_to_the_31_elements_are_right(any_half: torch.dtype) -> N
         assert_close({name: x[part] for name, x in result.items()}, problem)
 
 
+@pytest.mark.parametrize("head_dim", [64, 128, 256], ids=lambda dim: f"d{dim}")
+def test_rows_past_2_to_the_31_elements_are_right(head_dim: int, any_half: torch.dtype) -> None:
+    has_room(40)
+    heads, before, last = 32, 64, 300  # a query sees so many keys before its own
+    seqlen = 2**31 // (heads * head_dim) + last
+    generator = torch.Generator("cuda").manual_seed(0)
+    q, k, v, dout = (
+        torch.zeros(1, seqlen, *shape, head_dim, device="cuda", dtype=any_half)
+        for shape in ((heads,), (1,), (1,), (heads,))
+    )
+    for x in (q, k, v, dout):  # gradients of the last queries alone
+        x[:, -last - (0 if x is dout else before) :].normal_(generator=generator)
+    problem = Problem(q, k, v, dout, options={"window_size": (before, 0)})
+    result = attend(problem, poison=False)
+    rows = {"out": last, "lse": last, "dq": last, "dk": last + before, "dv": last + before}
+    visible = torch.ones(1, 1, last, last + before, dtype=torch.bool, device="cuda")
+    end = Problem(
+        q[:, -last:],
+        k[:, -last - before :],
+        v[:, -last - before :],
+        dout[:, -last:],
+        visible.tril(before).triu(),
+    )
+    result["lse"] = result["lse"].transpose(1, 2)
+    ends = {name: x[:, -rows[name] :] for name, x in result.items()}
+    ends["lse"] = ends["lse"].transpose(1, 2)
+    assert_close(ends, end)
+
+
 def _take_blocks(size: int, taken: list[torch.Tensor]) -> None:
     with suppress(torch.OutOfMemoryError):
         while True:

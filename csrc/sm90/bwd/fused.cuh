@@ -467,7 +467,7 @@ __device__ __forceinline__ void fused_sm90_block(const DkdvSm90Params& params) {
   using Kernel = FusedSm90<Config>;
 
   if (threadIdx.x == 0) {
-    BlockPlace place(atomicAdd(p.dq_turns, 1), p.order);
+    BlockPlace place(take_ticket(p.dq_turns), p.order);
     prefetch_map(params.q);
     prefetch_map(params.k);
     prefetch_map(params.v);

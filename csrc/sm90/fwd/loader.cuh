@@ -5,6 +5,7 @@
 #include "ptx/mbarrier.cuh"
 #include "ptx/special.cuh"
 #include "ptx/tensor_copy.cuh"
+#include "ptx/turns.cuh"
 #include "sm90/fwd/tiles.cuh"
 
 namespace flash_dist {
@@ -55,7 +56,7 @@ struct FwdSm90Loader : FwdSm90Tiles<Config, BLOCK_N, WALK> {
 
   __device__ __forceinline__ unsigned next_tile(unsigned number) const {
     const unsigned blocks = gridDim.x;
-    return blocks + (params.tickets == nullptr ? number : atomicAdd(params.tickets, 1u));
+    return blocks + (params.tickets == nullptr ? number : take_ticket(params.tickets));
   }
 
   // The tiles of Q, K and V of one tile of queries that sees any key.

@@ -1,0 +1,44 @@
+"""Delays are in no kernel unless it is built for them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CSRC = Path(__file__).resolve().parents[3] / "csrc"
+SWITCH = "FLASH_DIST_DELAYS"
+
+
+def body_of_delay(*flags: str) -> str:
+    """Return what the preprocessor leaves of the function."""
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        pytest.skip(f"no C++ compiler `{compiler}`")
+    header = str(CSRC / "ptx" / "delay.cuh")
+    command = [compiler, "-x", "c++", "-E", "-P", *flags, header]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout.rpartition("void delay() {")[2].partition("}")[0].strip()
+
+
+def test_without_the_switch_a_delay_is_nothing() -> None:
+    assert body_of_delay() == ""
+
+
+def test_with_the_switch_a_delay_sleeps() -> None:
+    assert "nanosleep" in body_of_delay(f"-D{SWITCH}")
+
+
+def test_only_the_build_for_tests_has_the_switch() -> None:
+    texts = {path: path.read_text(encoding="utf-8") for path in CSRC.rglob("*") if path.is_file()}
+    naming = {path.relative_to(CSRC).as_posix() for path, text in texts.items() if SWITCH in text}
+    assert naming == {"CMakeLists.txt", "ptx/delay.cuh"}
+    (line,) = (
+        x for x in texts[CSRC / "CMakeLists.txt"].splitlines() if x.startswith("option(" + SWITCH)
+    )
+    assert line.endswith(" OFF)")
+    builders = [*CSRC.parent.glob("*.py"), *(CSRC.parent / "ci").rglob("*.py")]
+    assert not [path for path in builders if SWITCH in path.read_text(encoding="utf-8")]
