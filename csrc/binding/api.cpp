@@ -112,7 +112,7 @@ Sizes read_sizes(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeT
 // That t has these sizes, rows as the packed or batched axes.
 void check_shape(const Tensor& t, const Tensor& q, const Sizes& s, bool queries, int columns,
                  const char* name) {
-  STD_TORCH_CHECK(t.scalar_type() == q.scalar_type() && t.is_cuda() &&
+  STD_TORCH_CHECK(torch_dtype(t) == torch_dtype(q) && t.is_cuda() &&
                       t.get_device_index() == q.get_device_index(),
                   name, " must have the dtype and device of q");
   const bool split = queries && q.dim() == (s.packed ? 4 : 5);
