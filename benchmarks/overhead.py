@@ -53,8 +53,8 @@ def list_steps() -> dict[str, Step]:
     out = flash_attn_func(q_leaf, k_leaf, v_leaf)
     product = q_leaf * 2
     operands = torch.tensor(band.ints), None, SCALE, False
-    fwd_alone = torch.ops.flash_dist.fwd_alone
-    with_formula = torch.ops.flash_dist.fwd, (None, band.ints, *NOT_PACKED, SCALE, False)
+    ops = torch.ops.flash_dist
+    more = None, band.ints, *NOT_PACKED, SCALE, False
 
     def differentiate(result: torch.Tensor, *inputs: torch.Tensor) -> object:
         return torch.autograd.grad(result, inputs, dout, retain_graph=True)
@@ -67,11 +67,11 @@ def list_steps() -> dict[str, Step]:
         ),
         "budget": workspace_budget,
         "arrays of a BlockMask": lambda: registry.resident(mask.handle, q.device, shape),
-        "operator on no queries: dispatcher, binding, outputs": lambda: fwd_alone(
+        "operator on no queries: dispatcher, binding, outputs": lambda: ops.fwd_alone(
             none, k, v, *operands
         ),
-        "operator": lambda: fwd_alone(q, k, v, *operands),
-        "operator with a formula": lambda: with_formula[0](q, k, v, *with_formula[1]),
+        "operator": lambda: ops.fwd_alone(q, k, v, *operands),
+        "operator with a formula": lambda: ops.fwd(q, k, v, *more),
         "fwd_alone": lambda: fwd_alone(q, k, v, band, None, SCALE, False),  # noqa: FBT003
         "attend": lambda: attend(q, k, v, mask=band, softmax_scale=SCALE),
         "flash_attn_func": lambda: flash_attn_func(q, k, v),

@@ -47,8 +47,8 @@ Saved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]
 
 _operators: Final[Any] = torch.ops.flash_dist
 # What calling an operator comes to but for a function in Python.
-_fwd_alone: Final = _operators.fwd_alone.default._op
-_bwd_alone: Final = _operators.bwd_alone.default._op
+_fwd_alone: Final = _operators.fwd_alone.default._op  # noqa: SLF001
+_bwd_alone: Final = _operators.bwd_alone.default._op  # noqa: SLF001
 _library: Final = torch.library.Library("flash_dist", "FRAGMENT")
 _library.define(
     "masked_fwd(Tensor q, Tensor k, Tensor v, SymInt handle, float softmax_scale, bool keep, "

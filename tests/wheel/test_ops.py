@@ -90,7 +90,7 @@ def test_operators_without_a_formula_compute_what_those_with_one_do(call: Inputs
     opcheck("fwd_alone", q, k, v, *forward)
     saved = torch.ones_like(out), q, k, v, out, lse, torch.ones_like(lse)
     backward = numbers, None, None, SCALE, BUDGET, False, *last
-    want = ops.bwd(*saved, None, None, CAUSAL, *packed, SCALE, BUDGET, False)
+    want = ops.bwd(*saved, None, None, CAUSAL, *packed, SCALE, BUDGET, *FLAGS)
     assert all(map(torch.equal, ops.bwd_alone(*saved, *backward), want))
     opcheck("bwd_alone", *saved, *backward)
 
