@@ -146,10 +146,15 @@ def bwd_alone(  # noqa: PLR0913, PLR0917 - the operator's schema
     max_seqlen_k: int = 0,
 ) -> Gradients:
     """Return what `bwd` returns, likewise."""
-    operands = mask_data, mask_slots, mask.tolist()
-    packed = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-    plan = softmax_scale, budget, batch_invariant, ieee
-    return bwd(dout, q, k, v, out, lse, dlse, *operands, *packed, *plan)
+    return bwd(
+        *(dout, q, k, v, out, lse, dlse),
+        *(mask_data, mask_slots, mask.tolist()),
+        *(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
+        softmax_scale=softmax_scale,
+        budget=budget,
+        batch_invariant=batch_invariant,
+        ieee=ieee,
+    )
 
 
 @without_autocast

@@ -27,7 +27,7 @@ class Names(TorchDispatchMode):
     """Notes the operators of ours that it sees."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.seen: list[str] = []
 
     def __torch_dispatch__(
@@ -49,9 +49,10 @@ def make_call(kind: str) -> tuple[Callable[..., Tensor], list[Tensor]]:
     if kind == "packed":
         starts = torch.tensor(STARTS, dtype=torch.int32, device="cuda")
         longest = max(b - a for a, b in itertools.pairwise(STARTS))
+        varlen: Any = flash_attn_varlen_func
         packing = starts, starts, longest, longest
         return (
-            lambda *x: flash_attn_varlen_func(*x, *packing, causal=True),
+            lambda *x: varlen(*x, *packing, causal=True),
             [x.flatten(0, 1) for x in inputs],
         )
     mask = BlockMask.block_causal([token // 50 for token in range(SHAPE[1])])
