@@ -506,7 +506,8 @@ STABLE_TORCH_LIBRARY(flash_dist, m) {
   // For eager calls that nobody differentiates: nothing registers a formula in front of them, and a
   // mask's numbers are a tensor of the CPU, which passes torch as one argument.
   m.def(
-      "fwd_alone(Tensor q, Tensor k, Tensor v, Tensor mask, Tensor? mask_data, float softmax_scale, "
+      "fwd_alone(Tensor q, Tensor k, Tensor v, Tensor mask, Tensor? mask_data, float "
+      "softmax_scale, "
       "bool ieee=False, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, int max_seqlen_q=0, "
       "int max_seqlen_k=0) -> (Tensor out, Tensor lse)");
   m.def(

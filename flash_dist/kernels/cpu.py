@@ -147,9 +147,20 @@ def bwd_alone(  # noqa: PLR0913, PLR0917 - the operator's schema
 ) -> Gradients:
     """Return what `bwd` returns, likewise."""
     return bwd(
-        *(dout, q, k, v, out, lse, dlse),
-        *(mask_data, mask_slots, mask.tolist()),
-        *(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
+        dout,
+        q,
+        k,
+        v,
+        out,
+        lse,
+        dlse,
+        mask_data,
+        mask_slots,
+        mask.tolist(),
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
         softmax_scale=softmax_scale,
         budget=budget,
         batch_invariant=batch_invariant,
