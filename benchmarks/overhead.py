@@ -52,16 +52,9 @@ def list_steps() -> dict[str, Step]:
     shape = shape_of(q, k)
     out = flash_attn_func(q_leaf, k_leaf, v_leaf)
     product = q_leaf * 2
-    operands = (None, band.ints, *NOT_PACKED, SCALE, False)
-    fwd = torch.ops.flash_dist.fwd
-
-    def enter() -> None:
-        with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001 - as a call does
-            pass
-
-    def call_below(x: torch.Tensor) -> object:
-        with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001
-            return fwd(x, k, v, *operands)
+    operands = torch.tensor(band.ints), None, SCALE, False
+    ops = torch.ops.flash_dist
+    more = None, band.ints, *NOT_PACKED, SCALE, False
 
     def differentiate(result: torch.Tensor, *inputs: torch.Tensor) -> object:
         return torch.autograd.grad(result, inputs, dout, retain_graph=True)
@@ -73,11 +66,12 @@ def list_steps() -> dict[str, Step]:
             choose_scale(None, SIZE[-1]),
         ),
         "budget": workspace_budget,
-        "past autograd": enter,
         "arrays of a BlockMask": lambda: registry.resident(mask.handle, q.device, shape),
-        "operator on no queries: dispatcher, binding, outputs": lambda: call_below(none),
-        "operator, with its launch": lambda: call_below(q),
-        "operator, past its formula": lambda: fwd(q, k, v, *operands),
+        "operator on no queries: dispatcher, binding, outputs": lambda: ops.fwd_alone(
+            none, k, v, *operands
+        ),
+        "operator": lambda: ops.fwd_alone(q, k, v, *operands),
+        "operator with a formula": lambda: ops.fwd(q, k, v, *more),
         "fwd_alone": lambda: fwd_alone(q, k, v, band, None, SCALE, False),  # noqa: FBT003
         "attend": lambda: attend(q, k, v, mask=band, softmax_scale=SCALE),
         "flash_attn_func": lambda: flash_attn_func(q, k, v),

@@ -31,6 +31,7 @@ using flash_dist::Packing;
 using flash_dist::UNBOUNDED;
 using namespace flash_dist::binding;
 using MaybeTensor = std::optional<Tensor>;
+using Ints = torch::headeronly::IntHeaderOnlyArrayRef;
 
 constexpr int64_t ALIGNMENT = 16;  // bytes that the kernels load at once
 
@@ -111,7 +112,7 @@ Sizes read_sizes(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeT
 // That t has these sizes, rows as the packed or batched axes.
 void check_shape(const Tensor& t, const Tensor& q, const Sizes& s, bool queries, int columns,
                  const char* name) {
-  STD_TORCH_CHECK(t.scalar_type() == q.scalar_type() && t.is_cuda() &&
+  STD_TORCH_CHECK(torch_dtype(t) == torch_dtype(q) && t.is_cuda() &&
                       t.get_device_index() == q.get_device_index(),
                   name, " must have the dtype and device of q");
   const bool split = queries && q.dim() == (s.packed ? 4 : 5);
@@ -209,7 +210,7 @@ Packing read_packing(const Tensor& q, const Sizes& s, const MaybeTensor& cu_seql
 
 // --- Masks ------------------------------------------------------------------------------------
 
-MaskParams read_band(const std::vector<int64_t>& ints, const Sizes& s) {
+MaskParams read_band(Ints ints, const Sizes& s) {
   STD_TORCH_CHECK(ints.size() == flash_dist::BAND_INTS && ints[flash_dist::BAND_LEFT] >= -1 &&
                       ints[flash_dist::BAND_RIGHT] >= -1,
                   "a band must be [0, left, right, bottom_right] with left, right >= -1");
@@ -227,7 +228,7 @@ MaskParams read_band(const std::vector<int64_t>& ints, const Sizes& s) {
 // Turns the offsets among a mask's ints into arrays of mask_data.
 class MaskReader {
  public:
-  MaskReader(const std::vector<int64_t>& ints, const Tensor& data, int64_t planes)
+  MaskReader(Ints ints, const Tensor& data, int64_t planes)
       : ints_(ints), data_(data), planes_(planes) {}
 
   // An array, of at least count elements of T; required: it must be there.
@@ -256,13 +257,12 @@ class MaskReader {
   }
 
  private:
-  const std::vector<int64_t>& ints_;
+  const Ints ints_;
   const Tensor& data_;
   const int64_t planes_;
 };
 
-MaskParams read_arrays(const std::vector<int64_t>& ints, const Tensor& data, const Tensor& q,
-                       const Sizes& s) {
+MaskParams read_arrays(Ints ints, const Tensor& data, const Tensor& q, const Sizes& s) {
   STD_TORCH_CHECK(!s.packed, "packed tensors must have a band as mask");
   constexpr size_t INTS = flash_dist::MASK_SIZES + flash_dist::MASK_ARRAYS;
   STD_TORCH_CHECK(ints.size() == INTS, "mask must have ", INTS, " numbers, got ", ints.size());
@@ -312,8 +312,7 @@ MaskParams read_arrays(const std::vector<int64_t>& ints, const Tensor& data, con
   return mask;
 }
 
-MaskParams read_mask(const std::vector<int64_t>& ints, const MaybeTensor& data, const Tensor& q,
-                     const Sizes& s) {
+MaskParams read_mask(Ints ints, const MaybeTensor& data, const Tensor& q, const Sizes& s) {
   STD_TORCH_CHECK(!ints.empty() && 0 <= ints[0] && ints[0] <= 2,
                   "mask must begin with its kind, 0, 1 or 2");
   if (ints[0] == static_cast<int>(MaskKind::BAND)) return read_band(ints, s);
@@ -356,10 +355,17 @@ Params make_params(const Tensor& q, const Tensor& k, const Tensor& v, const Size
   return p;
 }
 
-std::tuple<Tensor, Tensor> fwd(Tensor q, Tensor k, Tensor v, MaybeTensor mask_data,
-                               std::vector<int64_t> mask, MaybeTensor cu_seqlens_q,
-                               MaybeTensor cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,
-                               double softmax_scale, bool ieee) {
+// Where documents are packed, and what a mask is; see the schemas.
+struct Documents {
+  const MaybeTensor& cu_seqlens_q;
+  const MaybeTensor& cu_seqlens_k;
+  int64_t max_seqlen_q, max_seqlen_k;
+};
+
+std::tuple<Tensor, Tensor> run_fwd(const Tensor& q, const Tensor& k, const Tensor& v, Ints mask,
+                                   const MaybeTensor& mask_data, const Documents& documents,
+                                   double softmax_scale, bool ieee) {
+  const auto& [cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k] = documents;
   const Sizes s = read_sizes(q, k, v, cu_seqlens_q, max_seqlen_q, max_seqlen_k);
   check_qkv(q, k, v, s);
   const Packing packing = read_packing(q, s, cu_seqlens_q, cu_seqlens_k);
@@ -381,13 +387,24 @@ std::tuple<Tensor, Tensor> fwd(Tensor q, Tensor k, Tensor v, MaybeTensor mask_da
   return {out, lse};
 }
 
-std::tuple<Tensor, Tensor, Tensor> bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out,
-                                       Tensor lse, MaybeTensor dlse, MaybeTensor mask_data,
-                                       MaybeTensor mask_slots, std::vector<int64_t> mask,
-                                       MaybeTensor cu_seqlens_q, MaybeTensor cu_seqlens_k,
-                                       int64_t max_seqlen_q, int64_t max_seqlen_k,
-                                       double softmax_scale, int64_t budget, bool batch_invariant,
-                                       bool ieee) {
+// What a forward had and returned, and the gradients of what it returned.
+struct Saved {
+  const Tensor& dout;
+  const Tensor& q;
+  const Tensor& k;
+  const Tensor& v;
+  const Tensor& out;
+  const Tensor& lse;
+  const MaybeTensor& dlse;
+};
+
+std::tuple<Tensor, Tensor, Tensor> run_bwd(const Saved& saved, Ints mask,
+                                           const MaybeTensor& mask_data,
+                                           const MaybeTensor& mask_slots,
+                                           const Documents& documents, double softmax_scale,
+                                           int64_t budget, bool batch_invariant, bool ieee) {
+  const auto& [dout, q, k, v, out, lse, dlse] = saved;
+  const auto& [cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k] = documents;
   const Sizes s = read_sizes(q, k, v, cu_seqlens_q, max_seqlen_q, max_seqlen_k);
   check_qkv(q, k, v, s);
   check_shape(dout, q, s, true, s.head_dim_v, "dout");
@@ -407,10 +424,9 @@ std::tuple<Tensor, Tensor, Tensor> bwd(Tensor dout, Tensor q, Tensor k, Tensor v
     for (const Tensor& gradient : {dq, dk, dv}) fill(gradient, 0.0);
     return {dq, dk, dv};
   }
-  dout = suit_dout(dout);
-  lse = suit_rows(lse);
-  if (dlse) dlse = suit_rows(*dlse);
-  p.dout = view(dout, s, s.group);
+  const Tensor suited_dout = suit_dout(dout), suited_lse = suit_rows(lse);
+  const MaybeTensor suited_dlse = dlse ? MaybeTensor(suit_rows(*dlse)) : std::nullopt;
+  p.dout = view(suited_dout, s, s.group);
   p.dq = view(dq, s, s.group);
   p.dk = view(dk, s, 1);
   p.dv = view(dv, s, 1);
@@ -418,12 +434,61 @@ std::tuple<Tensor, Tensor, Tensor> bwd(Tensor dout, Tensor q, Tensor k, Tensor v
   flash_dist::DeltaParams d{};
   d.out = view(out, s, s.group);
   d.dout = p.dout;
-  d.lse = static_cast<const float*>(lse.data_ptr());
-  d.dlse = dlse ? static_cast<const float*>(dlse->data_ptr()) : nullptr;
+  d.lse = static_cast<const float*>(suited_lse.data_ptr());
+  d.dlse = suited_dlse ? static_cast<const float*>(suited_dlse->data_ptr()) : nullptr;
 
   Workspace workspace;
   check_status(flash_dist_bwd(&call, &d, &p, &options, &Workspace::allocate, &workspace));
   return {dq, dk, dv};
+}
+
+// The numbers of a mask in host memory.
+Ints read_numbers(const Tensor& mask) {
+  STD_TORCH_CHECK(mask.is_cpu() && mask.scalar_type() == ScalarType::Long && mask.dim() == 1 &&
+                      mask.is_contiguous(),
+                  "mask must be a contiguous int64 tensor of one dimension on the CPU");
+  return {static_cast<const int64_t*>(mask.data_ptr()), static_cast<size_t>(mask.numel())};
+}
+
+std::tuple<Tensor, Tensor> fwd(const Tensor& q, const Tensor& k, const Tensor& v,
+                               const MaybeTensor& mask_data, const std::vector<int64_t>& mask,
+                               const MaybeTensor& cu_seqlens_q, const MaybeTensor& cu_seqlens_k,
+                               int64_t max_seqlen_q, int64_t max_seqlen_k, double softmax_scale,
+                               bool ieee) {
+  const Documents documents{cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k};
+  return run_fwd(q, k, v, mask, mask_data, documents, softmax_scale, ieee);
+}
+
+std::tuple<Tensor, Tensor> fwd_alone(const Tensor& q, const Tensor& k, const Tensor& v,
+                                     const Tensor& mask, const MaybeTensor& mask_data,
+                                     double softmax_scale, bool ieee,
+                                     const MaybeTensor& cu_seqlens_q,
+                                     const MaybeTensor& cu_seqlens_k, int64_t max_seqlen_q,
+                                     int64_t max_seqlen_k) {
+  const Documents documents{cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k};
+  return run_fwd(q, k, v, read_numbers(mask), mask_data, documents, softmax_scale, ieee);
+}
+
+std::tuple<Tensor, Tensor, Tensor> bwd(
+    const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+    const Tensor& lse, const MaybeTensor& dlse, const MaybeTensor& mask_data,
+    const MaybeTensor& mask_slots, const std::vector<int64_t>& mask,
+    const MaybeTensor& cu_seqlens_q, const MaybeTensor& cu_seqlens_k, int64_t max_seqlen_q,
+    int64_t max_seqlen_k, double softmax_scale, int64_t budget, bool batch_invariant, bool ieee) {
+  const Documents documents{cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k};
+  return run_bwd({dout, q, k, v, out, lse, dlse}, mask, mask_data, mask_slots, documents,
+                 softmax_scale, budget, batch_invariant, ieee);
+}
+
+std::tuple<Tensor, Tensor, Tensor> bwd_alone(
+    const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+    const Tensor& lse, const MaybeTensor& dlse, const Tensor& mask, const MaybeTensor& mask_data,
+    const MaybeTensor& mask_slots, double softmax_scale, int64_t budget, bool batch_invariant,
+    bool ieee, const MaybeTensor& cu_seqlens_q, const MaybeTensor& cu_seqlens_k,
+    int64_t max_seqlen_q, int64_t max_seqlen_k) {
+  const Documents documents{cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k};
+  return run_bwd({dout, q, k, v, out, lse, dlse}, read_numbers(mask), mask_data, mask_slots,
+                 documents, softmax_scale, budget, batch_invariant, ieee);
 }
 
 }  // namespace
@@ -438,9 +503,23 @@ STABLE_TORCH_LIBRARY(flash_dist, m) {
       "Tensor? mask_data, Tensor? mask_slots, int[] mask, Tensor? cu_seqlens_q, Tensor? "
       "cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float softmax_scale, int budget, "
       "bool batch_invariant, bool ieee=False) -> (Tensor dq, Tensor dk, Tensor dv)");
+  // For eager calls that nobody differentiates: nothing registers a formula in front of them, and a
+  // mask's numbers are a tensor of the CPU, which passes torch as one argument.
+  m.def(
+      "fwd_alone(Tensor q, Tensor k, Tensor v, Tensor mask, Tensor? mask_data, float "
+      "softmax_scale, "
+      "bool ieee=False, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, int max_seqlen_q=0, "
+      "int max_seqlen_k=0) -> (Tensor out, Tensor lse)");
+  m.def(
+      "bwd_alone(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, "
+      "Tensor mask, Tensor? mask_data, Tensor? mask_slots, float softmax_scale, int budget, bool "
+      "batch_invariant, bool ieee=False, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, int "
+      "max_seqlen_q=0, int max_seqlen_k=0) -> (Tensor dq, Tensor dk, Tensor dv)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flash_dist, CUDA, m) {
   m.impl("fwd", TORCH_BOX(&fwd));
   m.impl("bwd", TORCH_BOX(&bwd));
+  m.impl("fwd_alone", TORCH_BOX(&fwd_alone));
+  m.impl("bwd_alone", TORCH_BOX(&bwd_alone));
 }

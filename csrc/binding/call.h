@@ -26,28 +26,20 @@ using torch::stable::Tensor;
 
 inline void check_status(int64_t status) { STD_TORCH_CHECK(status >= 0, flash_dist_last_error()); }
 
-inline Dtype dtype_of(const Tensor& q) {
-  switch (q.scalar_type()) {
-    case ScalarType::Half:
-      return Dtype::FP16;
-    case ScalarType::BFloat16:
-      return Dtype::BF16;
-    case ScalarType::Float:
-      return Dtype::FP32;
-    default:
-      STD_TORCH_CHECK(false, "q must be float16, bfloat16 or float32");
-  }
+// The number that torch's C interface has for the dtype of a tensor.
+inline int32_t torch_dtype(const Tensor& t) {
+  int32_t dtype = 0;
+  STD_TORCH_CHECK(aoti_torch_get_dtype(t.get(), &dtype) == AOTI_TORCH_SUCCESS,
+                  "torch does not tell the dtype of a tensor");
+  return dtype;
 }
 
-inline int32_t torch_dtype(const Tensor& q) {
-  switch (dtype_of(q)) {
-    case Dtype::FP16:
-      return aoti_torch_dtype_float16();
-    case Dtype::BF16:
-      return aoti_torch_dtype_bfloat16();
-    default:
-      return aoti_torch_dtype_float32();
-  }
+inline Dtype dtype_of(const Tensor& q) {
+  const int32_t dtype = torch_dtype(q);
+  if (dtype == aoti_torch_dtype_float16()) return Dtype::FP16;
+  if (dtype == aoti_torch_dtype_bfloat16()) return Dtype::BF16;
+  STD_TORCH_CHECK(dtype == aoti_torch_dtype_float32(), "q must be float16, bfloat16 or float32");
+  return Dtype::FP32;
 }
 
 // ieee: products of float32 are FFMA.

@@ -55,23 +55,26 @@ def prepare_inputs(q: Tensor, k: Tensor, v: Tensor, tokens: int = DENSE) -> Trip
         ValueError: Shapes, devices, strides or addresses do not fit.
     """
     plain = type(q) is type(k) is type(v) is Tensor
-    strided = plain and q.layout is k.layout is v.layout is torch.strided
-    if not strided or q.is_nested or k.is_nested or v.is_nested:
-        for name, x in (("q", q), ("k", k), ("v", v)):
-            require_tensor(name, x)
+    traced = torch.compiler.is_compiling()
+    if traced or not plain or not q.layout is k.layout is v.layout is torch.strided:
+        _require_tensors(q, k, v)
     if torch._C._is_any_autocast_enabled():  # noqa: SLF001 - public is only that of one device
         q, k, v = _autocast(q, k, v)
-    if torch.compiler.is_compiling() or (not plain and isinstance(q, FakeTensor)):
+    if traced or (not plain and isinstance(q, FakeTensor)):
         check_layouts(Layout.of(q), Layout.of(k), Layout.of(v), tokens)
         return q, _fold(k, tokens), _fold(v, tokens)
-    # fmt: off
-    grouped = _check_once(
-        tokens,
-        q.dtype, q.device, q.shape, q.stride(),
-        k.dtype, k.device, k.shape, k.stride(),
-        v.dtype, v.device, v.shape, v.stride(),
-    )
-    # fmt: on
+    try:
+        # fmt: off
+        grouped = _check_once(
+            tokens,
+            q.dtype, q.device, q.shape, q.stride(),
+            k.dtype, k.device, k.shape, k.stride(),
+            v.dtype, v.device, v.shape, v.stride(),
+        )
+        # fmt: on
+    except RuntimeError:
+        _require_tensors(q, k, v)  # torch tells no shape of what is nested
+        raise
     if not is_transformed():
         if q.is_cuda:
             _check_addresses(q, k, v)
@@ -99,6 +102,11 @@ def _check_once(tokens: int, *fields: Any) -> bool:  # noqa: ANN401
     if q.device.type == "cuda":
         require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1])
     return len(k.shape) != tokens + 2 or len(v.shape) != tokens + 2
+
+
+def _require_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        require_tensor(name, x)
 
 
 def require_tensor(name: str, x: Tensor) -> None:

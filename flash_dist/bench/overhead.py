@@ -75,7 +75,7 @@ def _wait(device: torch.device) -> None:
 
 
 def make_pairs(problem: Problem) -> dict[str, Pair]:
-    """Return every kind of call; the names are those of LIMITS, and one more."""
+    """Return every kind of call; the names are those of LIMITS, and two more."""
     from ..attention.batched import flash_attn_func  # noqa: PLC0415 - its errors belong to the run
     from ..kernels.operators import NOT_PACKED  # noqa: PLC0415
     from ..masks import Band, BlockMask  # noqa: PLC0415
@@ -83,7 +83,9 @@ def make_pairs(problem: Problem) -> dict[str, Pair]:
     leaves = problem.inputs
     q, k, v = (x.detach() for x in leaves)
     mask = BlockMask.block_causal(torch.arange(problem.shape.seqlen_q, device="cpu") // BLOCK)
-    operands = None, Band().ints, *NOT_PACKED, problem.shape.head_dim**-0.5
+    band, scale = Band(), problem.shape.head_dim**-0.5
+    numbers = torch.tensor(band.ints, device="cpu")
+    operators = torch.ops.flash_dist
     peer = Peer(problem)
 
     def train(**options: Any) -> Tensor:  # noqa: ANN401 - of flash_attn_func
@@ -98,7 +100,11 @@ def make_pairs(problem: Problem) -> dict[str, Pair]:
 
     backward = peer.differentiate(peer.train())
     return {
-        "operator": (lambda: torch.ops.flash_dist.fwd(q, k, v, *operands), peer.infer),
+        "operator": (lambda: operators.fwd_alone(q, k, v, numbers, None, scale), peer.infer),
+        "operator with a formula": (
+            lambda: operators.fwd(q, k, v, None, band.ints, *NOT_PACKED, scale),
+            peer.infer,
+        ),
         "function": (lambda: flash_attn_func(q, k, v), peer.infer),
         "function, BlockMask": (lambda: flash_attn_func(q, k, v, mask=mask), peer.infer),
         "forward with gradients": (train, peer.train),

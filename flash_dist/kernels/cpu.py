@@ -107,6 +107,67 @@ def bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     )
 
 
+def fwd_alone(  # noqa: PLR0913, PLR0917 - the operator's schema
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    mask_data: Tensor | None,
+    softmax_scale: float,
+    ieee: bool = False,  # noqa: FBT001, FBT002
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """Return what `fwd` returns; a mask's numbers are a tensor."""
+    packed = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+    return fwd(q, k, v, mask_data, mask.tolist(), *packed, softmax_scale, ieee)
+
+
+def bwd_alone(  # noqa: PLR0913, PLR0917 - the operator's schema
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    dlse: Tensor | None,
+    mask: Tensor,
+    mask_data: Tensor | None,
+    mask_slots: Tensor | None,
+    softmax_scale: float,
+    budget: int,
+    batch_invariant: bool,  # noqa: FBT001
+    ieee: bool = False,  # noqa: FBT001, FBT002
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+) -> Gradients:
+    """Return what `bwd` returns, likewise."""
+    return bwd(
+        dout,
+        q,
+        k,
+        v,
+        out,
+        lse,
+        dlse,
+        mask_data,
+        mask_slots,
+        mask.tolist(),
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        softmax_scale=softmax_scale,
+        budget=budget,
+        batch_invariant=batch_invariant,
+        ieee=ieee,
+    )
+
+
 @without_autocast
 def masked_fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     q: Tensor,

@@ -46,6 +46,9 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 Saved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]
 
 _operators: Final[Any] = torch.ops.flash_dist
+# What calling an operator comes to but for a function in Python.
+_fwd_alone: Final = _operators.fwd_alone.default._op  # noqa: SLF001
+_bwd_alone: Final = _operators.bwd_alone.default._op  # noqa: SLF001
 _library: Final = torch.library.Library("flash_dist", "FRAGMENT")
 _library.define(
     "masked_fwd(Tensor q, Tensor k, Tensor v, SymInt handle, float softmax_scale, bool keep, "
@@ -57,7 +60,7 @@ _library.define(
     "(Tensor dq, Tensor dk, Tensor dv)"
 )
 
-for _name in ("fwd", "bwd", "masked_fwd", "masked_bwd"):
+for _name in ("fwd", "bwd", "fwd_alone", "bwd_alone", "masked_fwd", "masked_bwd"):
     torch.library.impl(f"flash_dist::{_name}", "CPU", getattr(cpu, _name))
 derivatives.register(_library)
 
@@ -142,33 +145,72 @@ def fwd_alone(  # noqa: PLR0913, PLR0917 - one attention problem
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse as `fwd` does, in eager mode, where nobody wants gradients of this call.
 
-    In an autograd.Function that is so. The call goes past the operator's autograd formula, which is
-    written in Python: to find that out itself takes longer than all else of a call.
+    In an autograd.Function that is so. On a GPU the call takes an operator of its own, which has no
+    autograd formula in front: that is written in Python, and to find that nobody wants it takes
+    longer than all else of a small call.
     """
-    packed = NOT_PACKED if packing is None else packing
     try:
-        with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001 - as torch.library does
-            if isinstance(mask, BlockMask):
-                band = mask.band
-                if band is None:
-                    masked: Any = _operators.masked_fwd if _is_watched(q) else _masked_fwd
-                    out, lse = masked(q, k, v, mask.handle, softmax_scale, False, ieee)  # noqa: FBT003
-                    return out, lse
-                mask = band
-            out, lse = _operators.fwd(q, k, v, None, _ints(mask), *packed, softmax_scale, ieee)
+        if _is_watched(q, k, v):
+            return _watched_fwd(q, k, v, mask, packing, softmax_scale, ieee)
+        numbers, data, _ = _find_numbers(mask, q, k)
+        packed = () if packing is None else packing
+        out, lse = _fwd_alone(q, k, v, numbers, data, softmax_scale, ieee, *packed)
     except RuntimeError as error:
         raise_out_of_memory(error)
         raise
     return out, lse
 
 
-def _is_watched(q: Tensor) -> bool:
-    """Whether a call is not for a GPU alone, so that it must name the operator with the mask.
+def _watched_fwd(  # noqa: PLR0913, PLR0917 - one attention problem
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Band | BlockMask,
+    packing: Packing | None,
+    softmax_scale: float,
+    ieee: bool,  # noqa: FBT001
+) -> tuple[Tensor, Tensor]:
+    known = _band_or_handle(mask)
+    with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001 - as torch.library does
+        if isinstance(known, Band):
+            packed = NOT_PACKED if packing is None else packing
+            out, lse = _operators.fwd(q, k, v, None, known.ints, *packed, softmax_scale, ieee)
+        else:
+            out, lse = _operators.masked_fwd(q, k, v, known, softmax_scale, False, ieee)  # noqa: FBT003
+    return out, lse
 
-    A mode of torch.dispatch, or a subclass of Tensor, knows it by its name; of others the arrays
-    are found before the operator is called, since a kernel in Python costs more than that.
+
+def _is_watched(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether a call is not for a GPU alone: somebody may look at the operator it takes.
+
+    A mode of torch.dispatch, a subclass of Tensor or torch.jit.trace knows operators by name, and
+    the CPU has kernels for `fwd` and `bwd` only.
     """
-    return not q.is_cuda or type(q) is not Tensor or torch._C._len_torch_dispatch_stack() > 0  # noqa: SLF001
+    plain = type(q) is type(k) is type(v) is Tensor
+    if not plain or not q.is_cuda or torch._C._len_torch_dispatch_stack() > 0:  # noqa: SLF001
+        return True
+    return torch._C._get_tracing_state() is not None  # noqa: SLF001
+
+
+def _find_numbers(
+    mask: Band | BlockMask, q: Tensor, k: Tensor
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return a mask's numbers, its arrays on the GPU of q and its mask_slots."""
+    if isinstance(mask, BlockMask):
+        band = mask.band
+        if band is None:
+            found = _find_resident(mask.handle, q, k)
+            if found is not None:
+                return found.plan.numbers, found.data, found.plan.key_slots
+            band = Band()  # of nothing
+        mask = band
+    return _numbers_of(mask), None, None
+
+
+@lru_cache(maxsize=256)
+def _numbers_of(band: Band) -> Tensor:
+    """Return the operators' numbers of a band, which nobody writes to."""
+    return torch.tensor(band.ints, dtype=torch.int64, device="cpu")
 
 
 def bwd(  # noqa: PLR0913, PLR0917 - one attention problem
@@ -220,21 +262,32 @@ def bwd_alone(
         packing: Likewise.
         plan: softmax_scale, budget, batch_invariant and ieee, likewise.
     """
-    packed = NOT_PACKED if packing is None else packing
+    _, q, k, v, *_ = saved
+    softmax_scale, budget, batch_invariant, ieee = plan
     try:
-        with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001
-            if isinstance(mask, BlockMask):
-                band = mask.band
-                if band is None:
-                    watched = _is_watched(saved[1])
-                    masked: Any = _operators.masked_bwd if watched else _masked_bwd
-                    dq, dk, dv = masked(*saved, mask.handle, *plan)
-                    return dq, dk, dv
-                mask = band
-            dq, dk, dv = _operators.bwd(*saved, None, None, _ints(mask), *packed, *plan)
+        if _is_watched(q, k, v):
+            return _watched_bwd(saved, mask, packing, plan)
+        operands = _find_numbers(mask, q, k)
+        packed = () if packing is None else packing
+        dq, dk, dv = _bwd_alone(
+            *saved, *operands, softmax_scale, budget, batch_invariant, ieee, *packed
+        )
     except RuntimeError as error:
         raise_out_of_memory(error)
         raise
+    return dq, dk, dv
+
+
+def _watched_bwd(
+    saved: Saved, mask: Band | BlockMask, packing: Packing | None, plan: Sequence[Any]
+) -> Gradients:
+    known = _band_or_handle(mask)
+    with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001
+        if isinstance(known, Band):
+            packed = NOT_PACKED if packing is None else packing
+            dq, dk, dv = _operators.bwd(*saved, None, None, known.ints, *packed, *plan)
+        else:
+            dq, dk, dv = _operators.masked_bwd(*saved, known, *plan)
     return dq, dk, dv
 
 
@@ -258,19 +311,6 @@ def differentiate(  # noqa: PLR0913, PLR0917 - one attention problem
         dlse,
         max_seqlen_k=None if packing is None else packing.max_seqlen_k,
     )
-
-
-def _ints(band: Band) -> list[int]:
-    """Return the operators' list of a band, which nobody writes to."""
-    try:
-        return _ints_once(band)
-    except TypeError:  # symbols of a trace have no hash
-        return band.ints
-
-
-@lru_cache(maxsize=256)
-def _ints_once(band: Band) -> list[int]:
-    return band.ints
 
 
 def is_exporting() -> bool:
@@ -416,6 +456,26 @@ def _bwd_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
     batch_invariant: bool,  # noqa: ARG001, FBT001
     ieee: bool = False,  # noqa: ARG001, FBT001, FBT002
 ) -> Gradients:
+    return _gradients(q, k, v)
+
+
+@torch.library.register_fake("flash_dist::fwd_alone")
+def _fwd_alone_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
+    q: Tensor,
+    k: Tensor,  # noqa: ARG001
+    v: Tensor,
+    mask: Tensor,  # noqa: ARG001
+    mask_data: Tensor | None,  # noqa: ARG001
+    softmax_scale: float,  # noqa: ARG001
+    ieee: bool = False,  # noqa: ARG001, FBT001, FBT002
+    cu_seqlens_q: Tensor | None = None,
+    *_: object,
+) -> tuple[Tensor, Tensor]:
+    return _outputs(q, v, packed=cu_seqlens_q is not None)
+
+
+@torch.library.register_fake("flash_dist::bwd_alone")
+def _bwd_alone_fake(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> Gradients:  # noqa: ARG001
     return _gradients(q, k, v)
 
 

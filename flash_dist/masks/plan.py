@@ -76,6 +76,7 @@ class MaskPlan:
     arrays: Arrays
     packed: Tensor  # [:] int32, all arrays
     layout: list[int]  # the operators' list of integers, see layout.py
+    numbers: Tensor  # [:] int64, the same
 
     @property
     def key_slots(self) -> Tensor:
@@ -102,7 +103,8 @@ def pack_plan(
         ABSENT if view is None else int(view.storage_offset()) for view in views.named().values()
     ]
     layout = [kind, *planes, *seqlens, *offsets]
-    return MaskPlan(kind, *planes, *seqlens, views, buffer.packed, layout)
+    numbers = torch.tensor(layout, dtype=torch.int64, device="cpu")
+    return MaskPlan(kind, *planes, *seqlens, views, buffer.packed, layout, numbers)
 
 
 class _Buffer:

@@ -61,21 +61,21 @@ class Resident(NamedTuple):
 
         The allocator knows a stream until the buffer is freed: to tell it once is enough.
         """
-        if torch._C._cuda_getDevice() == index:  # noqa: SLF001 - what torch.cuda asks, in C alone
-            self._hold_on_current_device(index)
-        else:
+        if torch._C._cuda_getDevice() != index:  # noqa: SLF001 - what torch.cuda asks, in C alone
             with torch.cuda.device(index):
-                self._hold_on_current_device(index)
-
-    def _hold_on_current_device(self, index: int) -> None:
+                return self.hold(index)
         stream = torch._C._cuda_getCurrentRawStream(index)  # noqa: SLF001
         if stream not in self.streams:
-            self.data.record_stream(torch.cuda.current_stream())
-            if len(self.streams) >= STREAMS_KEPT:
-                self.streams.clear()
-            self.streams.add(stream)
-        if torch.cuda.is_current_stream_capturing():
+            self._tell_of_current_stream(stream)
+        if torch._C._cuda_isCurrentStreamCapturing():  # noqa: SLF001
             _captured[id(self.data)] = self
+        return None
+
+    def _tell_of_current_stream(self, stream: int) -> None:
+        self.data.record_stream(torch.cuda.current_stream())
+        if len(self.streams) >= STREAMS_KEPT:
+            self.streams.clear()
+        self.streams.add(stream)
 
 
 class _Shelf:

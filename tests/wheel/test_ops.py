@@ -80,6 +80,29 @@ def test_the_operators_pass_opcheck_with_a_band(call: Inputs) -> None:
     opcheck("bwd", *with_gradients(*saved), *rest, test_utils=REGISTRATION)
 
 
+@pytest.mark.parametrize("call", CALLS, ids=IDS)
+def test_operators_without_a_formula_compute_what_those_with_one_do(call: Inputs) -> None:
+    q, k, v, packed = call
+    ops, numbers, last = torch.ops.flash_dist, torch.tensor(CAUSAL), (False, *packed)
+    forward = numbers, None, SCALE, *last
+    out, lse = ops.fwd(q, k, v, None, CAUSAL, *packed, SCALE)
+    assert all(map(torch.equal, ops.fwd_alone(q, k, v, *forward), (out, lse)))
+    opcheck("fwd_alone", q, k, v, *forward)
+    saved = torch.ones_like(out), q, k, v, out, lse, torch.ones_like(lse)
+    backward = numbers, None, None, SCALE, BUDGET, False, *last
+    want = ops.bwd(*saved, None, None, CAUSAL, *packed, SCALE, BUDGET, *FLAGS)
+    assert all(map(torch.equal, ops.bwd_alone(*saved, *backward), want))
+    opcheck("bwd_alone", *saved, *backward)
+
+
+def test_an_operator_without_a_formula_says_so_where_gradients_pass() -> None:
+    q, k, v, _ = CALLS[0]
+    leaf = q.detach().requires_grad_()
+    out, _ = torch.ops.flash_dist.fwd_alone(leaf, k, v, torch.tensor(CAUSAL), None, SCALE)
+    with pytest.warns(UserWarning, match="flash_dist::fwd_alone: an autograd kernel was not regis"):
+        torch.autograd.grad(out.sum(), leaf)
+
+
 @pytest.mark.parametrize("call", DENSE, ids=IDS[: len(DENSE)])
 def test_the_operators_pass_opcheck_with_a_block_mask(call: Inputs) -> None:
     q, k, v, _ = call
