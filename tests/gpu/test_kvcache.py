@@ -49,9 +49,9 @@ def test_results_and_cache_are_those_of_loops(name: str, half: torch.dtype) -> N
     poison_memory(tensors.q.device)
     out, lse = problem.call(tensors)
     tolerance = 2e-2 if half == torch.bfloat16 else 3e-3
+    rounding = 2 * tolerance if problem.rotary_dim else 0.0  # of what was turned
     torch.testing.assert_close(out.double().cpu(), expected.out, atol=tolerance, rtol=tolerance)
-    torch.testing.assert_close(lse.double().cpu(), expected.lse, atol=tolerance, rtol=tolerance)
-    rounding = 2 * tolerance if problem.rotary_dim else 0.0
+    torch.testing.assert_close(lse.double().cpu(), expected.lse, atol=1e-5 + rounding, rtol=1e-5)
     for got, wanted in ((tensors.k_cache, expected.k_cache), (tensors.v_cache, expected.v_cache)):
         torch.testing.assert_close(got.double().cpu(), wanted, atol=rounding, rtol=rounding)
 

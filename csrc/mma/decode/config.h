@@ -26,7 +26,8 @@ struct DecodeConfig
     alignas(128) uint16_t ring[Plan::STAGES][BLOCK_N * HEAD_DIM];  // K and V in turn
     alignas(128) uint16_t q[TASK_ROWS * HEAD_DIM];
     alignas(128) uint16_t p[TASK_ROWS * UNIT_KEYS];
-    float tops[WARPS][TASK_ROWS];
+    float tops[WARPS][TASK_ROWS];  // of each warp's keys
+    float sums[WARPS][TASK_ROWS];
     typename DecodeShares<THREADS>::Smem shares;
     __device__ Smem() = delete;  // laid over shared memory, never made
   };

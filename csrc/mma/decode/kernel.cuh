@@ -184,7 +184,6 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
   constexpr int STAGE_BYTES = Config::BLOCK_N * HEAD_DIM * 2;
   constexpr int WARP_KEYS = Config::BLOCK_N / WARPS;  // of a tile
   constexpr int OT = HEAD_DIM / 8 / WARPS;
-  constexpr uint32_t ONES = std::is_same_v<T, Bf16> ? 0x3f803f80u : 0x3c003c00u;
 
   extern __shared__ __align__(128) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
@@ -299,7 +298,8 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
       unit.top[h] = __fmul_rn(top[h], scale_log2);
     }
 
-    // P = exp2(S * scale - top), rounded                 [16, 128]
+    // P = exp2(S * scale - top), summed and then rounded [16, 128]
+    float sum[2] = {};
 #pragma unroll
     for (int i = 0; i < Config::TILES; ++i)
 #pragma unroll
@@ -309,29 +309,37 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
           const float offset = unit.top[h] == -INFINITY ? 0.0f : unit.top[h];
           const float left = exp2_approx(fmaf(s[i].x[0][n][2 * h], scale_log2, -offset));
           const float right = exp2_approx(fmaf(s[i].x[0][n][2 * h + 1], scale_log2, -offset));
+          sum[h] += left + right;
           const int key = i * Config::BLOCK_N + warp * WARP_KEYS + n * 8;
           store_shared_4(
               sP + SwizzledRows<UNIT_KEYS>::offset(lane / 4 + 8 * h, key / 8) + lane % 4 * 4,
               pack<Target, T>(left, right));
         }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      sum[h] = quad_sum(sum[h]);
+      if (lane % 4 == 0) smem.sums[warp][lane / 4 + 8 * h] = sum[h];
+    }
 
-    // O = P @ V and the sum, P @ 1                       [16, HEAD_DIM], HEAD_DIM / WARPS per warp
+    // O = P @ V                                          [16, HEAD_DIM], HEAD_DIM / WARPS per warp
     unit.out.clear();
-    float sums[4] = {};
 #pragma unroll
     for (int i = 0; i < Config::TILES; ++i) {
-      const uint32_t sV = arrive();  // and P of all warps
+      const uint32_t sV = arrive();  // and P and sums of all warps
       const auto b_v = share(Operand<HEAD_DIM>::b_trans(sV), warp);
 #pragma unroll
       for (int k = 0; k < Config::BLOCK_N / 16; ++k) {
         uint32_t rP[1][4];
         ldmatrix_x4(rP[0], a_p.at(0, i * (Config::BLOCK_N / 16) + k));
-        mma_m16n8k16<Target, T>(sums, rP[0], ONES, ONES);
         gemm_ab_step<Target, T, HEAD_DIM, WARPS>(unit.out, rP, b_v, k * 16);
       }
     }
-    unit.sum[0] = sums[0];
-    unit.sum[1] = sums[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      unit.sum[h] = 0.0f;
+#pragma unroll
+      for (int w = 0; w < WARPS; ++w) unit.sum[h] += smem.sums[w][lane / 4 + 8 * h];
+    }
 
     // Into its group, or to memory where blocks share that
     const int group_begin = at.group_begin();
