@@ -135,6 +135,7 @@ std::tuple<Tensor, Tensor> decode(Tensor q, Tensor k_cache, Tensor v_cache,
   p.head_dim_v = to_int(v_cache.size(3), "head_dim_v");
   p.left = side(left);
   p.right = side(right);
+  p.bottom_right = true;
   p.softmax_scale = static_cast<float>(softmax_scale);
   const torch::stable::accelerator::DeviceGuard guard(q.get_device_index());
   const flash_dist::Call call = make_half_call(q);
