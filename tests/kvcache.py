@@ -142,7 +142,7 @@ class Problem:
             calls.append(
                 (torch.ops.flash_dist.append, (tensors.q, *caches, *new, *where, *angles, *how))
             )
-        known = tensors.seqlens, tensors.batch_idx, tensors.leftpad, tensors.table
+        known = tensors.seqlens, tensors.batch_idx, tensors.leftpad, tensors.table, None, 0
         numbers = self.seqlen_new, self.head_dim**-0.5, left, right, DEFAULT_BUDGET_MB << 20
         calls.append((torch.ops.flash_dist.decode, (tensors.q, *caches, *known, *numbers)))
         return calls

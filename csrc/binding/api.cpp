@@ -10,7 +10,6 @@
 #include <vector>
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/inductor/aoti_torch/generated/c_shim_aten.h>
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
@@ -50,11 +49,6 @@ Tensor copy(const Tensor& t) {
   STD_TORCH_CHECK(aoti_torch_copy_(made.get(), t.get(), 0) == AOTI_TORCH_SUCCESS,
                   "torch could not copy a tensor on GPU ", t.get_device_index());
   return made;
-}
-
-void fill(const Tensor& t, double value) {
-  STD_TORCH_CHECK(aoti_torch_aten_fill__Scalar(t.get(), value) == AOTI_TORCH_SUCCESS,
-                  "torch could not fill a tensor on GPU ", t.get_device_index());
 }
 
 // --- Shapes -----------------------------------------------------------------------------------

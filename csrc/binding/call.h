@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_aten.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
@@ -71,6 +72,11 @@ inline Tensor allocate(const std::vector<int64_t>& sizes, int32_t dtype, int dev
                   "CUDA out of memory. flash_dist could not allocate ", count, " elements on GPU ",
                   device);
   return Tensor(handle);
+}
+
+inline void fill(const Tensor& t, double value) {
+  STD_TORCH_CHECK(aoti_torch_aten_fill__Scalar(t.get(), value) == AOTI_TORCH_SUCCESS,
+                  "torch could not fill a tensor on GPU ", t.get_device_index());
 }
 
 // Bytes of the current device from torch's caching allocator, reused in stream order. Not a tensor:

@@ -1,6 +1,8 @@
 // The operators on a cache of keys and values. As in api.cpp only what would corrupt memory is
 // checked here.
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -36,16 +38,17 @@ bool is_near(const Tensor& t, const Tensor& q) {
   return t.is_cuda() && t.get_device_index() == q.get_device_index();
 }
 
-// [batch, seqlen, heads, columns] whose rows begin where 16-byte loads can.
-void check_rows(const Tensor& t, const Tensor& q, const char* name) {
+// [batch, seqlen, heads, columns], packed without batch, whose rows begin where 16-byte loads can.
+void check_rows(const Tensor& t, const Tensor& q, const char* name, int axes = 4) {
   STD_TORCH_CHECK(t.scalar_type() == q.scalar_type() && is_near(t, q), name,
                   " must have the dtype and device of q");
-  STD_TORCH_CHECK(t.dim() == 4, name, " must have 4 dimensions, got ", t.dim());
+  STD_TORCH_CHECK(t.dim() == axes, name, " must have ", axes, " dimensions, got ", t.dim());
   const auto sizes = t.sizes();
   const auto strides = t.strides();
-  bool aligned = sizes[3] > 0 && sizes[3] % STEP == 0 && strides[3] == 1;
+  const int last = axes - 1;
+  bool aligned = sizes[last] > 0 && sizes[last] % STEP == 0 && strides[last] == 1;
   aligned &= reinterpret_cast<uintptr_t>(t.data_ptr()) % 16 == 0;
-  for (int i = 0; i < 3; ++i) aligned &= sizes[i] <= 1 || strides[i] % STEP == 0;
+  for (int i = 0; i < last; ++i) aligned &= sizes[i] <= 1 || strides[i] % STEP == 0;
   STD_TORCH_CHECK(aligned, name,
                   " must be contiguous in its last dimension, and begin, and have "
                   "rows that begin, at multiples of 16 bytes");
@@ -58,14 +61,16 @@ void check_size(const Tensor& t, int axis, int64_t size, const char* name) {
 
 flash_dist::View view(const Tensor& t, int group) {
   const auto strides = t.strides();
-  return {t.data_ptr(), strides[0], strides[1], strides[2] * group, strides[2]};
+  const int row = t.dim() == 4 ? 1 : 0;
+  return {t.data_ptr(), row == 0 ? 0 : strides[0], strides[row], strides[row + 1] * group,
+          strides[row + 1]};
 }
 
-const int* numbers(const MaybeTensor& t, const Tensor& q, const char* name) {
+const int* numbers(const MaybeTensor& t, const Tensor& q, int64_t count, const char* name) {
   if (!t) return nullptr;
   STD_TORCH_CHECK(t->scalar_type() == ScalarType::Int && is_near(*t, q) && t->dim() == 1 &&
-                      t->is_contiguous() && t->numel() == q.size(0),
-                  name, " must be a contiguous int32 tensor of batch numbers on q's device");
+                      t->is_contiguous() && t->numel() == count,
+                  name, " must be a contiguous int32 tensor of ", count, " numbers on q's device");
   return static_cast<const int*>(t->data_ptr());
 }
 
@@ -73,7 +78,7 @@ flash_dist::CacheParams read_cache(const Tensor& q, const Tensor& k_cache, const
                                    const MaybeTensor& cache_seqlens,
                                    const MaybeTensor& cache_batch_idx,
                                    const MaybeTensor& cache_leftpad, const MaybeTensor& block_table,
-                                   int64_t seqlen_new) {
+                                   int64_t batch, int64_t seqlen_new) {
   check_rows(k_cache, q, "k_cache");
   check_rows(v_cache, q, "v_cache");
   for (int axis = 0; axis < 3; ++axis) check_size(v_cache, axis, k_cache.size(axis), "v_cache");
@@ -84,16 +89,16 @@ flash_dist::CacheParams read_cache(const Tensor& q, const Tensor& k_cache, const
   c.page = to_int(k_cache.size(1), "keys of an entry of the cache");
   STD_TORCH_CHECK(c.entries > 0 && c.page > 0, "the cache must not be empty");
   c.capacity = c.page;
-  c.cache_seqlens = numbers(cache_seqlens, q, "cache_seqlens");
-  c.cache_batch_idx = numbers(cache_batch_idx, q, "cache_batch_idx");
-  c.cache_leftpad = numbers(cache_leftpad, q, "cache_leftpad");
+  c.cache_seqlens = numbers(cache_seqlens, q, batch, "cache_seqlens");
+  c.cache_batch_idx = numbers(cache_batch_idx, q, batch, "cache_batch_idx");
+  c.cache_leftpad = numbers(cache_leftpad, q, batch, "cache_leftpad");
   c.seqlen_new = to_int(seqlen_new, "seqlen_new");
   STD_TORCH_CHECK(cache_seqlens || seqlen_new == 0, "new keys need cache_seqlens");
   if (block_table) {
     const Tensor& table = *block_table;
     STD_TORCH_CHECK(
         table.scalar_type() == ScalarType::Int && is_near(table, q) && table.dim() == 2 &&
-            table.size(0) == q.size(0) && table.size(1) > 0 &&
+            table.size(0) == batch && table.size(1) > 0 &&
             (table.stride(1) == 1 || table.size(1) == 1),
         "block_table must be int32 [batch, pages] on q's device, contiguous in its last "
         "dimension");
@@ -104,7 +109,7 @@ flash_dist::CacheParams read_cache(const Tensor& q, const Tensor& k_cache, const
     c.table_row = table.stride(0);
     c.capacity = to_int(table.size(1) * c.page, "keys of a row of block_table");
   } else if (!cache_batch_idx) {
-    STD_TORCH_CHECK(c.entries >= q.size(0), "the cache must have an entry for each of ", q.size(0),
+    STD_TORCH_CHECK(c.entries >= batch, "the cache must have an entry for each of ", batch,
                     " batch entries, got ", c.entries);
   }
   return c;
@@ -117,30 +122,49 @@ int side(int64_t width) {
 std::tuple<Tensor, Tensor> decode(Tensor q, Tensor k_cache, Tensor v_cache,
                                   MaybeTensor cache_seqlens, MaybeTensor cache_batch_idx,
                                   MaybeTensor cache_leftpad, MaybeTensor block_table,
+                                  MaybeTensor cu_seqlens_q, int64_t max_seqlen_q,
                                   int64_t seqlen_new, double softmax_scale, int64_t left,
                                   int64_t right, int64_t budget) {
-  check_rows(q, q, "q");
+  const bool packed = cu_seqlens_q.has_value();
+  const int row = packed ? 0 : 1;
+  check_rows(q, q, "q", row + 3);
   flash_dist::DecodeParams p{};
+  p.batch = to_int(packed ? cu_seqlens_q->numel() - 1 : q.size(0), "batch");
   p.cache = read_cache(q, k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad,
-                       block_table, seqlen_new);
-  check_size(k_cache, 3, q.size(3), "k_cache");
-  const int64_t heads_q = q.size(2), heads_kv = k_cache.size(2);
+                       block_table, p.batch, seqlen_new);
+  check_size(k_cache, 3, q.size(row + 2), "k_cache");
+  const int64_t heads_q = q.size(row + 1), heads_kv = k_cache.size(2);
   STD_TORCH_CHECK(heads_kv > 0 && heads_q % heads_kv == 0, "num_heads_kv, ", heads_kv,
                   ", must divide num_heads_q, ", heads_q);
-  p.batch = to_int(q.size(0), "batch");
-  p.seqlen_q = to_int(q.size(1), "seqlen_q");
+  p.seqlen_q = to_int(q.size(row), "seqlen_q");
+  if (packed) {
+    p.packing.cu_seqlens_q = numbers(cu_seqlens_q, q, p.batch + int64_t{1}, "cu_seqlens_q");
+    p.total_q = p.seqlen_q;
+    p.seqlen_q = std::min(to_int(max_seqlen_q, "max_seqlen_q"), p.total_q);
+  }
   p.num_heads_kv = to_int(heads_kv, "num_heads_kv");
   p.group = to_int(heads_q / heads_kv, "heads per kv head");
-  p.head_dim = to_int(q.size(3), "head_dim");
+  p.head_dim = to_int(q.size(row + 2), "head_dim");
   p.head_dim_v = to_int(v_cache.size(3), "head_dim_v");
   p.left = side(left);
   p.right = side(right);
+  p.bottom_right = true;
   p.softmax_scale = static_cast<float>(softmax_scale);
   const torch::stable::accelerator::DeviceGuard guard(q.get_device_index());
   const flash_dist::Call call = make_half_call(q);
-  Tensor out = allocate({p.batch, p.seqlen_q, heads_q, p.head_dim_v}, torch_dtype(q), call.device);
-  Tensor lse = allocate({p.batch, heads_q, p.seqlen_q}, aoti_torch_dtype_float32(), call.device);
-  if (p.batch == 0 || p.seqlen_q == 0) return {out, lse};
+  std::vector<int64_t> out_shape{p.total_q, heads_q, p.head_dim_v};
+  std::vector<int64_t> lse_shape{heads_q, p.total_q};
+  if (!packed) {
+    out_shape = {p.batch, p.seqlen_q, heads_q, p.head_dim_v};
+    lse_shape = {p.batch, heads_q, p.seqlen_q};
+  }
+  Tensor out = allocate(out_shape, torch_dtype(q), call.device);
+  Tensor lse = allocate(lse_shape, aoti_torch_dtype_float32(), call.device);
+  if (p.batch == 0 || p.seqlen_q == 0) {  // no sequence has a query
+    fill(out, 0.0);
+    fill(lse, -std::numeric_limits<double>::infinity());
+    return {out, lse};
+  }
   p.q = view(q, p.group);
   p.out = view(out, p.group);
   p.lse = static_cast<float*>(lse.data_ptr());
@@ -169,7 +193,7 @@ Tensor append(Tensor q, Tensor k_cache, Tensor v_cache, Tensor k, Tensor v, Tens
   check_rows(v, q, "v");
   flash_dist::AppendParams p{};
   p.cache = read_cache(q, k_cache, v_cache, cache_seqlens, cache_batch_idx, std::nullopt,
-                       block_table, k.size(1));
+                       block_table, q.size(0), k.size(1));
   check_size(k, 0, q.size(0), "k");
   check_size(k, 2, k_cache.size(2), "k");
   check_size(k, 3, k_cache.size(3), "k");
@@ -213,8 +237,9 @@ Tensor append(Tensor q, Tensor k_cache, Tensor v_cache, Tensor k, Tensor v, Tens
 STABLE_TORCH_LIBRARY_FRAGMENT(flash_dist, m) {
   m.def(
       "decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? cache_seqlens, Tensor? "
-      "cache_batch_idx, Tensor? cache_leftpad, Tensor? block_table, SymInt seqlen_new, "
-      "float softmax_scale, SymInt left, SymInt right, int budget) -> (Tensor out, Tensor lse)");
+      "cache_batch_idx, Tensor? cache_leftpad, Tensor? block_table, Tensor? cu_seqlens_q, SymInt "
+      "max_seqlen_q, SymInt seqlen_new, float softmax_scale, SymInt left, SymInt right, int budget) "
+      "-> (Tensor out, Tensor lse)");
   m.def(
       "append(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, Tensor "
       "cache_seqlens, Tensor? cache_batch_idx, Tensor? block_table, Tensor? rotary_cos, Tensor? "

@@ -14,7 +14,6 @@ namespace flash_dist {
 
 constexpr int UNIT_KEYS = 128;
 constexpr int GROUP_UNITS = 8;
-constexpr int TASK_ROWS = 16;  // rows of a task: those of one mma
 constexpr int PAGE_STEP = 16;  // keys that lie together in every cache
 
 // Where the keys of each batch entry lie: rows [0, page) of entries of a cache. An entry is a page,
@@ -26,6 +25,7 @@ struct CacheParams {
   const int* cache_batch_idx;   // [batch] entry of each; null: its own number
   const int* cache_leftpad;     // [batch] keys to leave out before the first; null: none
   const int* block_table;       // [batch, capacity / page] entries; null: not in pages
+  const int* cu_seqlens_k;      // [batch + 1] where each begins in the one entry; null: not packed
   int64_t table_row;            // stride of block_table
   int entries, page, capacity;  // capacity: keys that a sequence may have
   int seqlen_new;               // keys that were, or are to be, appended behind cache_seqlens
@@ -35,16 +35,20 @@ struct CacheParams {
 struct DecodeParams {
   View q;      // [batch, seqlen_q, num_heads_kv, group, head_dim]
   View out;    // the same with head_dim_v
-  float* lse;  // [batch, num_heads_q, seqlen_q], natural logarithm
+  float* lse;  // [batch, num_heads_q, seqlen_q], packed: [num_heads_q, total_q]; natural logarithm
   CacheParams cache;
-  int batch, seqlen_q, num_heads_kv, group;
-  int head_dim, head_dim_v;  // columns that exist
-  int left, right;           // of a band that is aligned to the bottom right; UNBOUNDED: none
+  Packing packing;                              // of q, out and lse: cu_seqlens_q alone
+  int batch, seqlen_q, num_heads_kv, group;     // packed: seqlen_q is the longest
+  int total_q;                                  // packed: tokens
+  int head_dim, head_dim_v;                     // columns that exist
+  int left, right;                              // of a band; UNBOUNDED: none
+  int bottom_right;                             // how it is aligned, else to the top left
+  int few_alone;  // whether sequences are left out that are not few queries on many keys
   float softmax_scale;
   // Filled in by the host code: how the work is shared out.
-  int rows;            // group * seqlen_q: row r is query r / group of head r % group of a kv head
-  int row_tiles;       // ceil(rows / TASK_ROWS)
-  int tile_rows;       // min(rows, TASK_ROWS): rows of a partial result
+  int task_rows;       // of a task: row r is query r / group of head r % group of a kv head
+  int row_tiles;       // ceil(group * seqlen_q / task_rows), the most that a sequence has
+  int tile_rows;       // min(group * seqlen_q, task_rows): rows of a partial result
   int shares;          // blocks that share the units of all sequences
   int columns;         // of a partial result: of the compiled size
   int max_units;       // more units in all, and no sequence is split: partial results have no place

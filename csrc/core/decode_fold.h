@@ -91,18 +91,17 @@ template <class Config>
 __device__ __forceinline__ void store_column(const DecodeParams& p, const DecodeCursor& at,
                                              const PartialRow<1>& all, int row, int column) {
   const int head = at.head(p);
-  const int task_row = at.tile(p) * TASK_ROWS + row;
-  if (task_row >= p.rows) return;
+  const int task_row = at.tile(p) * p.task_rows + row;
+  if (task_row >= at.extent.rows(p)) return;
   const int query = divide(task_row, p.by_group);
   const int member = task_row - query * p.group;
   if (column == 0) {
-    const int64_t head_q =
-        static_cast<int64_t>(at.batch) * p.num_heads_kv * p.group + head * p.group + member;
-    p.lse[head_q * p.seqlen_q + query] = finish_lse(all.top, all.sum);
+    const int64_t lse = lse_begin(p, at.batch, head * p.group + member, at.extent.q0);
+    p.lse[lse + query] = finish_lse(all.top, all.sum);
   }
   if (column >= p.head_dim_v) return;
   const float x = finish_out(all.out[0], finish_inverse(all.sum));
-  head_begin(p.out, at.batch, head, member)[query * p.out.row + column] =
+  head_begin(p.out, at.batch, head, member)[(at.extent.q0 + query) * p.out.row + column] =
       static_cast<uint16_t>(pack<typename Config::Target, typename Config::T>(x, 0.0f));
 }
 
@@ -116,11 +115,12 @@ __device__ __forceinline__ void decode_fold_block(const DecodeParams& p) {
   const DecodeShares<Config::THREADS> shares(p, smem.shares);
   wait_for_previous<typename Config::Target>();  // NOTE: by every block, also those that leave
   if (!shares.splits) return;
-  const bool by_task = p.batch * tasks_of(p) <= p.shares;
+  const bool by_task = p.batch * p.row_tiles * p.num_heads_kv <= p.shares;
   const int end = by_task ? 0 : shares.begin(blockIdx.x + 1);
   if (!by_task && end >= shares.total) return;
   DecodeCursor at =
       by_task ? shares.find_task(p, smem.shares, blockIdx.x) : shares.find(p, smem.shares, end);
+  if (at.task >= at.extent.tasks(p)) return;
   const int task_begin = at.task_begin(), task_end = at.task_end();
   const bool is_cut = by_task ? shares.owner(task_begin) != shares.owner(task_end - 1)
                               : shares.begin(blockIdx.x) <= task_begin && task_begin < end;

@@ -1,21 +1,30 @@
 // Which units of which sequence a block computes.
 //
-// A task is 16 rows of a kv head of a batch entry. All units of all tasks, one behind the other, are
+// A task is task_rows rows of a kv head of a batch entry. All units of all tasks, one behind the other, are
 // cut into equal shares, one for each block: the host need not know how long a sequence is. A task
 // that lies in one share is finished there. Of others a share stores whole groups, and the units of
 // a group that is cut; core/decode_fold.h folds them.
 #pragma once
 
 #include "core/decode.h"
+#include "core/few_queries.h"
 #include "core/schedule.cuh"
+#include "core/sequence.cuh"
 
 namespace flash_dist {
 
-// The keys of a batch entry, counted from its first behind the left padding.
+// The keys of a batch entry, counted from its first behind the left padding; where sequences are
+// packed, behind those before it.
 struct CacheKeys {
   int seqlen, leftpad;
 
-  __device__ __forceinline__ CacheKeys(const CacheParams& p, int batch) {
+  __device__ __forceinline__ CacheKeys(const CacheParams& p, int batch, int sequences) {
+    if (p.cu_seqlens_k != nullptr) {
+      const DocumentRows rows(p.cu_seqlens_k, batch, sequences, p.page, p.capacity);
+      seqlen = rows.length;
+      leftpad = rows.begin;
+      return;
+    }
     int end = p.capacity;
     if (p.cache_seqlens != nullptr) {
       end = min(max(p.cache_seqlens[batch], 0), p.capacity);
@@ -46,24 +55,37 @@ struct CachePlace {
 
 // What of a batch entry is computed: units [first, end), the same for all of its tasks.
 struct DecodeExtent {
-  int seqlen, leftpad;  // of the keys
-  int begin;            // first key that any query sees
+  int q0, seqlen_q;         // of the queries
+  int tiles;                // of task_rows rows; 0: there is nothing to compute
+  int shift;                // of the diagonal: query i is at key i + shift
+  int leftpad;              // before the keys
+  int seen_begin, seen_end; // keys that any query sees
   int first, end;
 
-  __device__ __forceinline__ DecodeExtent(const DecodeParams& p, int batch) {
-    const CacheKeys keys(p.cache, batch);
-    seqlen = keys.seqlen;
+  __device__ __forceinline__ DecodeExtent(const DecodeParams& p, int batch)
+      : q0(0), seqlen_q(p.seqlen_q), tiles(p.row_tiles) {
+    const CacheKeys keys(p.cache, batch, p.batch);
     leftpad = keys.leftpad;
-    begin = p.left >= UNBOUNDED ? 0 : min(max(seqlen - p.seqlen_q - p.left, 0), seqlen);
-    first = begin / UNIT_KEYS;
-    end = max((seqlen + UNIT_KEYS - 1) / UNIT_KEYS, first + 1);  // without keys: one that is empty
+    if (p.packing.cu_seqlens_q != nullptr) {
+      const DocumentRows queries(p.packing.cu_seqlens_q, batch, p.batch, p.total_q, p.seqlen_q);
+      q0 = queries.begin;
+      seqlen_q = queries.length;
+      const bool left_out = p.few_alone && !is_few_queries(seqlen_q, keys.seqlen);
+      tiles = left_out ? 0 : static_cast<unsigned>(rows(p) + p.task_rows - 1) / p.task_rows;
+    }
+    shift = p.bottom_right ? keys.seqlen - seqlen_q : 0;
+    seen_begin = p.left >= UNBOUNDED ? 0 : min(max(shift - p.left, 0), keys.seqlen);
+    seen_end = keys.seqlen;
+    if (p.right < UNBOUNDED) seen_end = min(max(shift + seqlen_q + p.right, 0), keys.seqlen);
+    first = seen_begin / UNIT_KEYS;
+    end = max((seen_end + UNIT_KEYS - 1) / UNIT_KEYS, first + 1);  // without keys: one that is empty
   }
   __device__ __forceinline__ int units() const { return end - first; }
+  __device__ __forceinline__ int rows(const DecodeParams& p) const { return p.group * seqlen_q; }
+  __device__ __forceinline__ int tasks(const DecodeParams& p) const {
+    return tiles * p.num_heads_kv;
+  }
 };
-
-__device__ __forceinline__ int tasks_of(const DecodeParams& p) {
-  return p.row_tiles * p.num_heads_kv;
-}
 
 // A place among all units: unit `unit` of task `task` of a batch entry.
 struct DecodeCursor {
@@ -82,9 +104,12 @@ struct DecodeCursor {
   __device__ __forceinline__ void advance(const DecodeParams& p) {
     ++position;
     if (++unit < extent.end) return;
-    if (++task == tasks_of(p)) {
+    if (++task == extent.tasks(p)) {
       task = 0;
-      if (++batch < p.batch) extent = DecodeExtent(p, batch);
+      while (++batch < p.batch) {
+        extent = DecodeExtent(p, batch);
+        if (extent.tiles > 0) break;
+      }
     }
     unit = extent.first;
   }
@@ -164,10 +189,12 @@ struct DecodeShares {
     __syncthreads();
     return DecodeCursor(p, smem.batch, smem.base, position);
   }
-  // The place of the first unit of a task, counted through all batch entries; likewise.
+  // The place of the first unit of a task, counted as if all batch entries had the most; likewise. One
+  // that the entry has not is behind its last.
   __device__ __forceinline__ DecodeCursor find_task(const DecodeParams& p, Smem& smem,
                                                     int number) const {
-    const int batch = number / tasks_of(p);
+    const int most = p.row_tiles * p.num_heads_kv;
+    const int batch = number / most;
     if (begin_of(p) <= batch && batch < end_of(p)) {
       int base = before_;
       for (int b = begin_of(p); b < batch; ++b) base += units_of(p, b);
@@ -175,7 +202,7 @@ struct DecodeShares {
     }
     __syncthreads();
     const int units = DecodeExtent(p, batch).units();
-    return DecodeCursor(p, batch, smem.base, smem.base + (number - batch * tasks_of(p)) * units);
+    return DecodeCursor(p, batch, smem.base, smem.base + (number - batch * most) * units);
   }
 
   // Where units of a group that is cut are stored: this and the following, by their number in it.
@@ -200,7 +227,8 @@ struct DecodeShares {
     return min(begin_of(p) + (p.batch + THREADS - 1) / THREADS, p.batch);
   }
   __device__ __forceinline__ static int units_of(const DecodeParams& p, int batch) {
-    return DecodeExtent(p, batch).units() * tasks_of(p);
+    const DecodeExtent extent(p, batch);
+    return extent.units() * extent.tasks(p);
   }
 
   int before_, mine_;  // units before this thread's batch entries, and of these

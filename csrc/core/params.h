@@ -93,6 +93,7 @@ struct FwdParams {
   int total_q, total_k;                                // packed: tokens
   int head_dim, head_dim_v;                            // columns that exist
   int heads_together;                                  // see core/schedule.cuh
+  int leaves_few;  // packed: whether others compute what is few queries on many keys
   float softmax_scale;
   Packing packing;
   MaskParams mask;

@@ -1,6 +1,7 @@
 // The rows of one batch entry: everything of its axis, or a document of packed tensors.
 #pragma once
 
+#include "core/few_queries.h"
 #include "core/params.h"
 
 namespace flash_dist {
@@ -38,6 +39,13 @@ struct DocumentRows {
   }
 };
 
+// Whether a sequence of few queries on many keys is left to others: its queries are as none.
+template <class Params>
+__device__ __forceinline__ bool leaves_few(const Params&) {
+  return false;
+}
+__device__ __forceinline__ bool leaves_few(const FwdParams& p) { return p.leaves_few; }
+
 struct Sequence {
   int q0, k0;  // first rows in the tensors
   int seqlen_q, seqlen_k;
@@ -57,6 +65,7 @@ struct Sequence {
       seqlen_q = q.length;
       seqlen_k = k.length;
       uncovered_q = q.uncovered;
+      if (leaves_few(p) && is_few_queries(seqlen_q, seqlen_k)) seqlen_q = 0;
     }
   }
 };

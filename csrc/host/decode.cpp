@@ -2,10 +2,10 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "core/few_queries.h"
 #include "host/budget.h"
-#include "host/capi.h"
 #include "host/check.h"
-#include "host/dispatch.h"
+#include "host/decode.h"
 #include "host/limits.h"
 #include "host/status.h"
 
@@ -15,6 +15,7 @@ namespace {
 
 constexpr int64_t ALIGNMENT = 256;
 constexpr int64_t MAX_UNITS = INT32_MAX;  // of all sequences, which kernels count in 32 bits
+constexpr int FEW_ROWS = 16;              // of a task: those of one mma
 
 template <class Number>
 Number divide_up(Number a, Number b) {
@@ -31,81 +32,128 @@ void check_sizes(const DecodeParams& p) {
     fail("heads_per_kv * seqlen_q must be at most ", MAX_SEQLEN, ", got ", rows);
 }
 
-// How the units of all sequences are shared out, and what partial results take. All that depends on
-// the GPU or the budget decides who computes what, and no bit of it.
-class Decode {
- public:
-  Decode(const Call& call, const DecodeParams& params, int64_t budget)
-      : call_(call), p_(params), kernel_(require_kernel(call.device, key_of(Role::DECODE), &p_)) {
-    p_.rows = p_.group * p_.seqlen_q;
-    p_.row_tiles = divide_up(p_.rows, TASK_ROWS);
-    p_.tile_rows = std::min(p_.rows, TASK_ROWS);
-    p_.columns = kernel_.variant->size.head_dim_v;
-    if (longest_units() * p_.batch * tasks() > MAX_UNITS) {
-      fail("units of ", UNIT_KEYS, " keys, times tiles of ", TASK_ROWS,
-           " queries of a group, must ", "be at most ", MAX_UNITS, ", got ",
-           longest_units() * p_.batch * tasks(),
-           "\n\nhint: fewer queries in a call give the same bits");
-    }
-    const int64_t blocks =
-        int64_t{device_info(call.device).sm_count} * kernel_.variant->entry->blocks_per_sm;
-    const int64_t units = most_units();
-    p_.shares = static_cast<int>(std::min(blocks, units));
-    // A block of the fold for each multiprocessor, or more.
-    const int sm_count = device_info(call.device).sm_count;
-    const int64_t folded = std::min<int64_t>(p_.batch * tasks(), p_.shares);
-    const int pieces = p_.tile_rows * (p_.columns / 64);
-    p_.fold_parts =
-        static_cast<int>(std::min<int64_t>(divide_up<int64_t>(2 * sm_count, folded), pieces));
-    place(units, budget);
-  }
+}  // namespace
 
-  int64_t workspace_bytes() const { return stats_bytes_ + out_bytes_; }
+Decode::Decode(const Call& call, const DecodeParams& params, int64_t budget)
+    : call_(call), p_(params), kernel_(choose_kernel()) {
+  const int rows = p_.group * p_.seqlen_q;
+  p_.task_rows = kernel_.variant->entry->block_rows;
+  p_.row_tiles = divide_up(rows, p_.task_rows);
+  p_.tile_rows = std::min(rows, p_.task_rows);
+  p_.columns = kernel_.variant->size.head_dim_v;
+  check_units();
+  const int sm_count = device_info(call.device).sm_count;
+  const int64_t blocks = int64_t{sm_count} * kernel_.variant->entry->blocks_per_sm;
+  const int64_t units = most_units();
+  p_.shares = static_cast<int>(std::min(blocks, units));
+  // A block of the fold for each multiprocessor, or more.
+  const int64_t folded = std::min<int64_t>(p_.batch * tasks(), p_.shares);
+  const int pieces = p_.tile_rows * (p_.columns / 64);
+  p_.fold_parts =
+      static_cast<int>(std::min<int64_t>(divide_up<int64_t>(2 * sm_count, folded), pieces));
+  place(units, budget);
+}
 
-  void run(void* workspace) {
-    p_.partial_stats = static_cast<float2*>(workspace);
-    p_.partial_out = reinterpret_cast<float*>(static_cast<uint8_t*>(workspace) + stats_bytes_);
-    const auto stream = static_cast<cudaStream_t>(call_.stream);
-    launch(call_.device, kernel_, &p_, stream);
-    if (p_.max_units == 0) return;
-    launch(call_.device, require_kernel(call_.device, key_of(Role::DECODE_FOLD), &p_), &p_, stream);
-  }
+void Decode::run(void* workspace) {
+  p_.partial_stats = static_cast<float2*>(workspace);
+  p_.partial_out = reinterpret_cast<float*>(static_cast<uint8_t*>(workspace) + stats_bytes_);
+  const auto stream = static_cast<cudaStream_t>(call_.stream);
+  launch(call_.device, kernel_, &p_, stream);
+  if (p_.max_units == 0) return;
+  launch(call_.device, require_kernel(call_.device, key_of(Role::DECODE_FOLD), &p_), &p_, stream);
+}
 
- private:
-  KernelKey key_of(Role role) const {
-    return {role, static_cast<Dtype>(call_.dtype), {p_.head_dim, p_.head_dim_v}};
-  }
+KernelKey Decode::key_of(Role role) const {
+  return {role, static_cast<Dtype>(call_.dtype), {p_.head_dim, p_.head_dim_v}};
+}
 
-  int64_t tasks() const { return int64_t{p_.row_tiles} * p_.num_heads_kv; }
-  int64_t longest_units() const {
-    return std::max(divide_up<int64_t>(p_.cache.capacity, UNIT_KEYS), int64_t{1});
+// That of more rows where there are more than one mma has, and where it is built in and loads.
+Loaded Decode::choose_kernel() const {
+  if (int64_t{p_.group} * p_.seqlen_q > FEW_ROWS) {
+    const Loaded wide = find_kernel(call_.device, key_of(Role::DECODE_WIDE), &p_);
+    if (wide.variant != nullptr) return wide;
   }
-  // Of sequences that fill the cache. A table has room for more than there are pages: where few
-  // pages are of many sequences there may be more units than this.
-  int64_t most_units() const {
-    const int64_t keys = int64_t{p_.cache.entries} * p_.cache.page;
-    const int64_t in_memory = 2 * (divide_up<int64_t>(keys, UNIT_KEYS) + p_.batch);
-    return std::min(longest_units() * p_.batch, in_memory) * tasks();
-  }
+  return require_kernel(call_.device, key_of(Role::DECODE), &p_);
+}
 
-  // As many records as full caches need, or as the budget holds.
-  void place(int64_t units, int64_t budget) {
-    const int64_t record = int64_t{p_.tile_rows} * (p_.columns * 4 + 8);
-    const int64_t affordable = std::max<int64_t>(budget - ALIGNMENT, 0) / record;
-    const int64_t fixed = decode_records(0, p_.shares);
-    const bool may_split = p_.cache.capacity > UNIT_KEYS && p_.shares > 1;
-    const int64_t most = affordable > fixed ? (affordable - fixed) * GROUP_UNITS : 0;
-    p_.max_units = may_split ? static_cast<int>(std::min(units, most)) : 0;
-    const int64_t records = p_.max_units == 0 ? 0 : decode_records(p_.max_units, p_.shares);
-    stats_bytes_ = divide_up(records * p_.tile_rows * 8, ALIGNMENT) * ALIGNMENT;
-    out_bytes_ = records * p_.tile_rows * p_.columns * 4;
-  }
+int64_t Decode::tasks() const { return int64_t{p_.row_tiles} * p_.num_heads_kv; }
 
-  const Call& call_;
-  DecodeParams p_;
-  const Loaded kernel_;
-  int64_t stats_bytes_ = 0, out_bytes_ = 0;
-};
+int64_t Decode::longest_units() const {
+  return std::max(divide_up<int64_t>(p_.cache.capacity, UNIT_KEYS), int64_t{1});
+}
+
+// Of sequences that fill the cache. A table has room for more than there are pages: where few pages
+// are of many sequences there may be more units than this.
+int64_t Decode::most_units() const {
+  const int64_t keys = int64_t{p_.cache.entries} * p_.cache.page;
+  const int64_t in_memory = 2 * (divide_up<int64_t>(keys, UNIT_KEYS) + p_.batch);
+  return std::min(longest_units() * p_.batch, in_memory) * tasks();
+}
+
+void Decode::check_units() const {
+  const int64_t units = longest_units() * p_.batch * tasks();
+  if (units <= MAX_UNITS) return;
+  fail("units of ", UNIT_KEYS, " keys, times tiles of ", p_.task_rows,
+       " queries of a group, must be at most ", MAX_UNITS, ", got ", units,
+       "\n\nhint: fewer queries in a call give the same bits");
+}
+
+// As many records as full caches need, or as the budget holds.
+void Decode::place(int64_t units, int64_t budget) {
+  const int64_t record = int64_t{p_.tile_rows} * (p_.columns * 4 + 8);
+  const int64_t affordable = std::max<int64_t>(budget - ALIGNMENT, 0) / record;
+  const int64_t fixed = decode_records(0, p_.shares);
+  const bool may_split = p_.cache.capacity > UNIT_KEYS && p_.shares > 1;
+  const int64_t most = affordable > fixed ? (affordable - fixed) * GROUP_UNITS : 0;
+  p_.max_units = may_split ? static_cast<int>(std::min(units, most)) : 0;
+  const int64_t records = p_.max_units == 0 ? 0 : decode_records(p_.max_units, p_.shares);
+  stats_bytes_ = divide_up(records * p_.tile_rows * 8, ALIGNMENT) * ALIGNMENT;
+  out_bytes_ = records * p_.tile_rows * p_.columns * 4;
+}
+
+bool may_have_few_queries(const Call& call, const FwdParams& p) {
+  const auto dtype = static_cast<Dtype>(call.dtype);
+  if (is_fp32(dtype) || p.mask.kind != MaskKind::BAND || p.seqlen_k < MANY_KEYS) return false;
+  const bool packed = p.packing.cu_seqlens_q != nullptr;
+  if (packed ? p.packing.cu_seqlens_q == p.packing.cu_seqlens_k
+             : !is_few_queries(p.seqlen_q, p.seqlen_k)) {
+    return false;  // packed by one array, no sequence has fewer queries than keys
+  }
+  const int64_t tiles = divide_up(int64_t{p.group} * FEW_QUERIES, int64_t{FEW_ROWS});
+  if (divide_up(p.seqlen_k, UNIT_KEYS) * tiles * p.batch * p.num_heads_kv > MAX_UNITS) return false;
+  const KernelSize columns{p.head_dim, p.head_dim_v};
+  return find_kernel(call.device, {Role::DECODE, dtype, columns}, nullptr).variant != nullptr;
+}
+
+DecodeParams few_queries_of(const FwdParams& p) {
+  const bool packed = p.packing.cu_seqlens_q != nullptr;
+  DecodeParams d{};
+  d.q = p.q;
+  d.out = p.out;
+  d.lse = p.lse;
+  d.cache.k = p.k;
+  d.cache.v = p.v;
+  d.cache.entries = packed ? 1 : p.batch;
+  d.cache.page = packed ? p.total_k : p.seqlen_k;
+  d.cache.capacity = p.seqlen_k;
+  d.cache.cu_seqlens_k = p.packing.cu_seqlens_k;
+  d.packing = p.packing;
+  d.batch = p.batch;
+  d.seqlen_q = packed ? std::min(p.seqlen_q, FEW_QUERIES) : p.seqlen_q;
+  d.num_heads_kv = p.num_heads_kv;
+  d.group = p.group;
+  d.total_q = p.total_q;
+  d.head_dim = p.head_dim;
+  d.head_dim_v = p.head_dim_v;
+  d.left = p.mask.left;
+  d.right = p.mask.right;
+  d.bottom_right = p.mask.bottom_right;
+  d.few_alone = packed;
+  d.softmax_scale = p.softmax_scale;
+  return d;
+}
+
+namespace {
 
 void run_decode(const Call& call, const DecodeParams& params, int64_t budget, Allocate allocate,
                 void* context) {

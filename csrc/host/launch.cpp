@@ -6,6 +6,7 @@
 #include "host/budget.h"
 #include "host/capi.h"
 #include "host/check.h"
+#include "host/decode.h"
 #include "host/dispatch.h"
 #include "host/limits.h"
 #include "host/plan.h"
@@ -55,30 +56,54 @@ int heads_together(const Call& call, const Params& p, int64_t groups, int64_t by
 // counter to zero takes longer than is won.
 constexpr int64_t TICKETED_TILES = 4;
 
-// A zero for the blocks of a forward to count in, or null.
-unsigned* make_tickets(const Call& call, const FwdParams& p, const KernelEntry& entry, int sm_count,
-                       Allocate allocate, void* context) {
-  if (!entry.takes_tickets || allocate == nullptr) return nullptr;
-  if (is_even(p.mask, p.packing.cu_seqlens_q != nullptr)) return nullptr;
+// Whether the blocks of a forward take their tiles by tickets, counting in a zero in memory.
+bool wants_tickets(const FwdParams& p, const KernelEntry& entry, int sm_count) {
+  if (!entry.takes_tickets || is_even(p.mask, p.packing.cu_seqlens_q != nullptr)) return false;
   const int64_t tiles = (int64_t{p.seqlen_q} + entry.block_rows - 1) / entry.block_rows * p.batch *
                         p.num_heads_kv * p.group;
-  if (tiles < TICKETED_TILES * sm_count) return nullptr;
-  void* memory = allocate(context, sizeof(unsigned));
-  if (memory == nullptr) return nullptr;
-  check_cuda(cudaMemsetAsync(memory, 0, sizeof(unsigned), stream_of(call)), "cudaMemsetAsync");
-  return static_cast<unsigned*>(memory);
+  return tiles >= TICKETED_TILES * sm_count;
+}
+
+// A forward's sequences of few queries on many keys, in units. Returns its memory, of which the first
+// `front` bytes are free. Without any it is slower, to the same bits.
+void* run_few_queries(const Call& call, const FwdParams& p, int64_t front, Allocate allocate,
+                      void* context) {
+  const DecodeParams few = few_queries_of(p);
+  Decode units(call, few, allocate == nullptr ? 0 : read_budget(BUDGET_NOW));
+  const int64_t bytes = front + units.workspace_bytes();
+  void* memory = bytes == 0 ? nullptr : allocate(context, bytes);
+  if (memory != nullptr || units.workspace_bytes() == 0) {
+    units.run(static_cast<uint8_t*>(memory) + front);
+  } else {
+    Decode(call, few, 0).run(nullptr);
+  }
+  return memory;
 }
 
 void run_forward(const Call& call, FwdParams p, Allocate allocate, void* context) {
   check_sizes(p);
   const DeviceScope scope(call.device);
+  const bool has_few = may_have_few_queries(call, p);
+  if (has_few && p.packing.cu_seqlens_q == nullptr) {
+    run_few_queries(call, p, 0, allocate, context);
+    return;
+  }
+  p.leaves_few = has_few;
   p.heads_together = heads_together(call, p, int64_t{p.batch} * p.num_heads_kv * p.group,
                                     element_bytes(call) * p.seqlen_k * (p.head_dim + p.head_dim_v));
   const KernelKey key{Role::FWD, dtype_of(call), {p.head_dim, p.head_dim_v}};
   const Loaded kernel = require_kernel(call.device, key, &p);
   const int sm_count = device_info(call.device).sm_count;
-  const FwdCall all{p, sm_count,
-                    make_tickets(call, p, *kernel.variant->entry, sm_count, allocate, context)};
+  const bool ticketed = allocate != nullptr && wants_tickets(p, *kernel.variant->entry, sm_count);
+  const int64_t front = ticketed ? ALIGNMENT : 0;
+  void* memory = has_few     ? run_few_queries(call, p, front, allocate, context)
+                 : ticketed ? allocate(context, front)
+                            : nullptr;
+  FwdCall all{p, sm_count, ticketed ? static_cast<unsigned*>(memory) : nullptr};
+  if (all.tickets != nullptr) {
+    check_cuda(cudaMemsetAsync(all.tickets, 0, sizeof(unsigned), stream_of(call)),
+               "cudaMemsetAsync");
+  }
   launch(call.device, kernel, &all, stream_of(call));
 }
 

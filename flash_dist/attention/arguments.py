@@ -18,6 +18,7 @@ from .layouts import (
     DEVICE_TYPES,
     Layout,
     check_layouts,
+    dtype_name,
 )
 from .support import require_kernels
 
@@ -107,6 +108,30 @@ def _check_once(tokens: int, *fields: Any) -> bool:  # noqa: ANN401
 def _require_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         require_tensor(name, x)
+
+
+def read_cu_seqlens(name: str, x: Any, q: Tensor) -> Tensor:  # noqa: ANN401 - a user's
+    """Return the tensor that says where packed sequences begin.
+
+    Raises:
+        TypeError: It is no tensor, or not int32.
+        ValueError: Shape, device or strides do not fit.
+    """
+    require_tensor(name, x)
+    if x.dtype != torch.int32:
+        message = f"{name} must be int32, got {dtype_name(x.dtype)}"
+        raise TypeError(message)
+    if x.device != q.device:
+        message = f"q and {name} must be on the same device, got {q.device} and {x.device}"
+        raise ValueError(message)
+    if x.dim() != 1 or x.shape[0] < 1 or not x.is_contiguous():
+        message = (
+            f"{name} must be contiguous with shape [batch + 1], batch at least 0, "
+            f"got shape {list(x.shape)} and strides {list(x.stride())}"
+        )
+        raise ValueError(message)
+    tensor: Tensor = x
+    return tensor
 
 
 def require_tensor(name: str, x: Tensor) -> None:

@@ -39,7 +39,7 @@ class Others(TypedDict, total=False):
     score_mod: None
     score_mod_bwd: None
     seqlen_k_per_split: None
-    seqused_k: None
+    seqused_k: torch.Tensor | None
     seqused_q: None
     sm_margin: int
     v_descale: None
@@ -51,8 +51,12 @@ _MASKS: Final = (
     "hint: `BlockMask.from_flex` and `BlockMask.from_tiles` make one, once"
 )
 _PAGES: Final = (
-    "keys in pages are read by another function\n\n"
-    "hint: `flash_attn_with_kvcache` takes block_table"
+    "it has another name here\n\n"
+    "hint: `flash_attn_varlen_func` and `flash_attn_with_kvcache` take block_table"
+)
+_USED: Final = (
+    "all keys of a batch entry are read\n\n"
+    "hint: `flash_attn_with_kvcache` takes cache_seqlens, `flash_attn_varlen_func` seqused_k"
 )
 _PARTS: Final = (
     "cu_seqlens alone says which tokens are read\n\n"
@@ -76,7 +80,6 @@ REASONS: Final[Mapping[str, str]] = {
     "aux_tensors": _SCORE_MOD,
     "block_sparse_tensors": _MASKS,
     "block_sparse_tensors_bwd": _MASKS,
-    "block_table": _PAGES,
     "disable_scheduler_metadata": _SCHEDULE,
     "dropout_p": "there are no kernels with dropout",
     "gather_kv_indices": "there are no kernels that gather keys",
@@ -105,7 +108,7 @@ REASONS: Final[Mapping[str, str]] = {
     "score_mod": _SCORE_MOD,
     "score_mod_bwd": _SCORE_MOD,
     "seqlen_k_per_split": _SPLITS,
-    "seqused_k": _PARTS,
+    "seqused_k": _USED,
     "seqused_q": _PARTS,
     "sm_margin": "kernels take all multiprocessors",
     "softcap": "there are no kernels that cap scores",
@@ -127,6 +130,7 @@ NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {  # of all others: None
 # What a misspelt name may have meant.
 _SERVED: Final = (
     "batch_invariant",
+    "block_table",
     "causal",
     "deterministic",
     "float32_precision",

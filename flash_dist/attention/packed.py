@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, overload
 import torch
 
 from ..kernels.boundaries import check_boundaries, is_checking, warn_unchecked
+from ..kernels.cache import Packed
 from ..kernels.operators import Packing
 from ..masks.inputs import MAX_SEQLEN
 from .arguments import (
@@ -14,10 +15,12 @@ from .arguments import (
     choose_scale,
     is_symbolic,
     prepare_inputs,
+    read_cu_seqlens,
     read_whole,
     require_tensor,
 )
 from .autograd import attend
+from .decoding.varlen import attend_to_cache
 from .layouts import PACKED, dtype_name
 from .neutral import require_neutral, require_neutral_others
 from .results import Pair, Result, choose_result
@@ -38,7 +41,7 @@ def flash_attn_varlen_func(
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None,
     max_seqlen_q: int | Tensor,
     max_seqlen_k: int | Tensor,
     dropout_p: float = 0.0,
@@ -49,7 +52,7 @@ def flash_attn_varlen_func(
     alibi_slopes: None = None,
     deterministic: bool = False,
     return_attn_probs: Literal[False] = False,
-    block_table: None = None,
+    block_table: Tensor | None = None,
     *,
     return_lse: Literal[False] = False,
     batch_invariant: bool = False,
@@ -65,7 +68,7 @@ def flash_attn_varlen_func(
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None,
     max_seqlen_q: int | Tensor,
     max_seqlen_k: int | Tensor,
     dropout_p: float = 0.0,
@@ -76,7 +79,7 @@ def flash_attn_varlen_func(
     alibi_slopes: None = None,
     deterministic: bool = False,
     return_attn_probs: Literal[False] = False,
-    block_table: None = None,
+    block_table: Tensor | None = None,
     *,
     return_lse: Literal[True],
     batch_invariant: bool = False,
@@ -92,7 +95,7 @@ def flash_attn_varlen_func(
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None,
     max_seqlen_q: int | Tensor,
     max_seqlen_k: int | Tensor,
     dropout_p: float = 0.0,
@@ -103,7 +106,7 @@ def flash_attn_varlen_func(
     alibi_slopes: None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
-    block_table: None = None,
+    block_table: Tensor | None = None,
     *,
     return_lse: bool = False,
     batch_invariant: bool = False,
@@ -118,7 +121,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     k: Tensor,
     v: Tensor,
     cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
+    cu_seqlens_k: Tensor | None,
     max_seqlen_q: int | Tensor,
     max_seqlen_k: int | Tensor,
     dropout_p: float = 0.0,
@@ -129,7 +132,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     alibi_slopes: None = None,
     deterministic: bool = False,  # noqa: ARG001 - it always is
     return_attn_probs: bool = False,
-    block_table: None = None,
+    block_table: Tensor | None = None,
     *,
     return_lse: bool = False,
     batch_invariant: bool = False,
@@ -141,8 +144,11 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
 
     Sequence b has queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] and keys likewise; either may be
     empty. Tokens that belong to none, before the first and behind the last, are legal: out and
-    the gradients are 0 there, lse is -inf. Everything else is as in `flash_attn_func`; block_table
-    and mask must be None, too.
+    the gradients are 0 there, lse is -inf. Everything else is as in `flash_attn_func`; mask must be
+    None, too.
+
+    With block_table, keys and values are read from pages, and with seqused_k (by name) not all of
+    them, in the units of `flash_attn_with_kvcache`: to its bits, and without gradients.
 
     cu_seqlens must not decrease or pass total_q and total_k, and no sequence may be longer than
     max_seqlen says. The host never waits for the GPU, so that this is checked on the CPU only, and
@@ -154,18 +160,22 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     if it lies there, and cannot be done while a CUDA graph is captured: ints are better.
 
     Args:
-        q: [total_q, num_heads_q, head_dim] or [total_q, num_heads_kv, heads_per_kv, head_dim].
+        q: [total_q, num_heads_q, head_dim] or [total_q, num_heads_kv, heads_per_kv, head_dim], the
+            latter not in pages.
         k: [total_k, num_heads_kv, head_dim], same dtype and device; a heads_per_kv axis before
-            head_dim must be expanded (stride 0).
+            head_dim must be expanded (stride 0). With block_table [num_pages, page_size,
+            num_heads_kv, head_dim], page_size a multiple of 16.
         v: [total_k, num_heads_kv, head_dim_v], otherwise like k.
         cu_seqlens_q: [batch + 1], int32 on q's device.
-        cu_seqlens_k: [batch + 1], int32 on q's device.
+        cu_seqlens_k: [batch + 1], int32 on q's device; with block_table the differences are how
+            many keys each has, and None will do if seqused_k says so.
         max_seqlen_q: Queries of the longest sequence or more; an int, or a tensor with one.
         max_seqlen_k: Keys of the longest sequence or more, likewise.
         softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
         causal: Aligned to the bottom right of each sequence.
         window_size: (left, right), -1 or None for no bound, aligned to the bottom right of each
             sequence.
+        block_table: [batch, pages], int32: the pages of each sequence, one after the other.
         return_attn_probs: Return (out, lse, None), as flash-attention does without dropout.
         return_lse: Return (out, lse).
         batch_invariant: Whether a sequence's gradients must have the same bits whatever else is
@@ -185,21 +195,34 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         FlashDistError: This build has no code that runs on the GPU; the message names the arch
             set to install.
     """
-    require_neutral(
-        dropout_p=dropout_p,
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        block_table=block_table,
-        mask=mask,
-    )
+    require_neutral(dropout_p=dropout_p, softcap=softcap, alibi_slopes=alibi_slopes, mask=mask)
+    seqused_k = others.pop("seqused_k", None)
     require_neutral_others("flash_attn_varlen_func", others)
+    if block_table is not None or seqused_k is not None:
+        out, lse = attend_to_cache(
+            q,
+            k,
+            v,
+            _read_queries(q, cu_seqlens_q, max_seqlen_q),
+            cu_seqlens_k,
+            block_table=block_table,
+            seqused_k=seqused_k,
+            band=choose_band(window_size, causal=causal),
+            softmax_scale=choose_scale(softmax_scale, q.shape[-1]),
+        )
+        return choose_result(out, lse, return_lse=return_lse, return_attn_probs=return_attn_probs)
     q, k, v = prepare_inputs(q, k, v, PACKED)
     longest_q = _read_max_seqlen("max_seqlen_q", max_seqlen_q)
     longest_k = _read_max_seqlen("max_seqlen_k", max_seqlen_k)
     if torch.compiler.is_compiling() and _is_known(longest_q == longest_k):
         longest_k = longest_q  # dynamo wants one number to be one argument
-    packing = Packing(cu_seqlens_q, cu_seqlens_k, longest_q, longest_k)
-    _check_packing(packing, q)
+    packing = Packing(
+        read_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q),
+        read_cu_seqlens("cu_seqlens_k", cu_seqlens_k, q),
+        longest_q,
+        longest_k,
+    )
+    _check_packing(packing)
     _check_values(packing, q, k)
     out, lse = attend(
         q,
@@ -214,10 +237,17 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     return choose_result(out, lse, return_lse=return_lse, return_attn_probs=return_attn_probs)
 
 
-def _check_packing(packing: Packing, q: Tensor) -> None:
+def _read_queries(q: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int | Tensor) -> Packed:
+    require_tensor("q", q)
+    ends = read_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q)
+    packed = Packed(ends, _read_max_seqlen("max_seqlen_q", max_seqlen_q))
+    if _may_look(q):
+        check_boundaries("q", ends.tolist(), q.shape[0], packed.max_seqlen_q)
+    return packed
+
+
+def _check_packing(packing: Packing) -> None:
     cu_seqlens_q, cu_seqlens_k, *_ = packing
-    _check_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q)
-    _check_cu_seqlens("cu_seqlens_k", cu_seqlens_k, q)
     if cu_seqlens_q.shape != cu_seqlens_k.shape:
         message = (
             "cu_seqlens_q and cu_seqlens_k must have the same length, "
@@ -227,31 +257,21 @@ def _check_packing(packing: Packing, q: Tensor) -> None:
 
 
 def _check_values(packing: Packing, q: Tensor, k: Tensor) -> None:
-    """Look at what lies on a GPU, if FLASH_DIST_CHECK asks for it. The operator of the CPU does."""
-    if q.device.type != "cuda" or is_symbolic(q) or not is_checking():
-        return
-    if torch.cuda.is_current_stream_capturing():
-        warn_unchecked("a captured CUDA graph")
+    if not _may_look(q):
         return
     cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k = packing
     check_boundaries("q", cu_seqlens_q.tolist(), q.shape[0], max_seqlen_q)
     check_boundaries("k", cu_seqlens_k.tolist(), k.shape[0], max_seqlen_k)
 
 
-def _check_cu_seqlens(name: str, x: Tensor, q: Tensor) -> None:
-    require_tensor(name, x)
-    if x.dtype != torch.int32:
-        message = f"{name} must be int32, got {dtype_name(x.dtype)}"
-        raise TypeError(message)
-    if x.device != q.device:
-        message = f"q and {name} must be on the same device, got {q.device} and {x.device}"
-        raise ValueError(message)
-    if x.dim() != 1 or x.shape[0] < 1 or not x.is_contiguous():
-        message = (
-            f"{name} must be contiguous with shape [batch + 1], batch at least 0, "
-            f"got shape {list(x.shape)} and strides {list(x.stride())}"
-        )
-        raise ValueError(message)
+def _may_look(q: Tensor) -> bool:
+    """Whether FLASH_DIST_CHECK asks to look at what lies on a GPU. The operator of the CPU does."""
+    if q.device.type != "cuda" or is_symbolic(q) or not is_checking():
+        return False
+    if torch.cuda.is_current_stream_capturing():
+        warn_unchecked("a captured CUDA graph")
+        return False
+    return True
 
 
 def _read_max_seqlen(name: str, value: int | Tensor) -> int:

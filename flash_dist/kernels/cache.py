@@ -23,6 +23,13 @@ for _name in ("decode", "append"):
     torch.library.impl(f"flash_dist::{_name}", "CPU", getattr(cache_cpu, _name))
 
 
+class Packed(NamedTuple):
+    """Queries of several sequences, one behind the other."""
+
+    cu_seqlens_q: Tensor  # [batch + 1]
+    max_seqlen_q: int
+
+
 class Rotary(NamedTuple):
     """Rotary embeddings: angles for each position."""
 
@@ -39,23 +46,25 @@ def decode(  # noqa: PLR0913 - one attention problem
     softmax_scale: float,
     seqlen_new: int,
     budget: int,
+    packed: Packed | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse of queries to the keys of a cache.
 
     Args:
-        q: [batch, seqlen_q, num_heads_q, head_dim].
+        q: [batch, seqlen_q, num_heads_q, head_dim]; packed, [total_q, num_heads_q, head_dim].
         cache: With the new keys in it.
         band: Aligned to the bottom right.
         softmax_scale: Factor on the scores.
         seqlen_new: Keys that were appended behind cache.seqlens.
         budget: Bytes of workspace, or BUDGET_NOW.
+        packed: Where the queries of each sequence are, if they are packed.
 
     Returns:
         out: Like q with head_dim_v, contiguous.
-        lse: [batch, num_heads_q, seqlen_q].
+        lse: [batch, num_heads_q, seqlen_q]; packed, [num_heads_q, total_q].
     """
     numbers = seqlen_new, softmax_scale, band.left, band.right, budget
-    out, lse = _call(torch.ops.flash_dist.decode, q, *cache, *numbers)
+    out, lse = _call(torch.ops.flash_dist.decode, q, *cache, *(packed or (None, 0)), *numbers)
     return out, lse
 
 
@@ -99,16 +108,18 @@ def _decode_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
     cache_batch_idx: Tensor | None,  # noqa: ARG001
     cache_leftpad: Tensor | None,  # noqa: ARG001
     block_table: Tensor | None,  # noqa: ARG001
+    cu_seqlens_q: Tensor | None,  # noqa: ARG001
+    max_seqlen_q: int,  # noqa: ARG001
     seqlen_new: int,  # noqa: ARG001
     softmax_scale: float,  # noqa: ARG001
     left: int,  # noqa: ARG001
     right: int,  # noqa: ARG001
     budget: int,  # noqa: ARG001
 ) -> tuple[Tensor, Tensor]:
-    batch, seqlen_q, heads, _ = q.shape
+    *batch, tokens, heads, _ = q.shape
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    out = q.new_empty((batch, seqlen_q, heads, v_cache.shape[-1]))
-    return out, q.new_empty((batch, heads, seqlen_q), dtype=lse_dtype)
+    out = q.new_empty((*batch, tokens, heads, v_cache.shape[-1]))
+    return out, q.new_empty((*batch, heads, tokens), dtype=lse_dtype)
 
 
 @torch.library.register_fake("flash_dist::append")

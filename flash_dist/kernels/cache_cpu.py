@@ -5,11 +5,14 @@ The signatures are the operators' own, see csrc/binding/decode.cpp.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..masks.band import Band
+from .boundaries import check_boundaries
 from .cache_values import Cache
 from .cpu import without_autocast
 from .reference import reference_forward
@@ -27,21 +30,25 @@ def decode(  # noqa: PLR0913, PLR0917 - the operator's schema
     cache_batch_idx: Tensor | None,
     cache_leftpad: Tensor | None,
     block_table: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    max_seqlen_q: int,
     seqlen_new: int,
     softmax_scale: float,
     left: int,
     right: int,
-    budget: int,  # noqa: ARG001 - nothing is stored between
+    budget: int,
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse of queries to the keys of a cache."""
     cache = Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
     cache.check_values(seqlen_new)
+    if cu_seqlens_q is not None:
+        ends = cu_seqlens_q.tolist()
+        check_boundaries("q", ends, q.shape[0], max_seqlen_q)
+        numbers = None, 0, seqlen_new, softmax_scale, left, right, budget
+        return _decode_packed(q, cache, ends, numbers)
     batch, seqlen_q, heads, _ = q.shape
     out = q.new_empty((batch, seqlen_q, heads, v_cache.shape[-1]))
-    lse = q.new_empty(
-        (batch, heads, seqlen_q),
-        dtype=torch.float64 if q.dtype == torch.float64 else torch.float32,
-    )
+    lse = q.new_empty((batch, heads, seqlen_q), dtype=_lse_dtype(q))
     for i in range(batch):
         end = cache.capacity
         if cache_seqlens is not None:
@@ -58,6 +65,24 @@ def decode(  # noqa: PLR0913, PLR0917 - the operator's schema
                 band=Band(left, right),
             )
         )
+    return out, lse
+
+
+def _lse_dtype(q: Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
+def _decode_packed(
+    q: Tensor, cache: Cache, ends: list[int], numbers: tuple[Any, ...]
+) -> tuple[Tensor, Tensor]:
+    """Return out and lse of packed queries: of each sequence as if it were alone."""
+    total, heads, _ = q.shape
+    out = q.new_zeros((total, heads, cache.v.shape[-1]))
+    lse = q.new_full((heads, total), -math.inf, dtype=_lse_dtype(q))
+    for i, (begin, end) in enumerate(pairwise(ends)):
+        rows = slice(begin, end)
+        one, one_lse = decode(q[rows].unsqueeze(0), *cache.entry(i), *numbers)
+        out[rows], lse[:, rows] = one[0], one_lse[0]
     return out, lse
 
 

@@ -30,6 +30,13 @@ class Cache(NamedTuple):
         page = self.k.shape[1]
         return page if self.block_table is None else page * self.block_table.shape[1]
 
+    def entry(self, i: int) -> Cache:
+        """Return the cache as a call of batch entry i alone has it."""
+        alone = slice(i, i + 1)
+        named = self.block_table is not None or self.batch_idx is not None
+        k, v = (self.k, self.v) if named else (self.k[alone], self.v[alone])
+        return Cache(k, v, *(None if x is None else x[alone] for x in self[2:]))
+
     def check_values(self, seqlen_new: int) -> None:
         """Raise for numbers beside the cache; waits for a GPU that has them.
 

@@ -226,6 +226,24 @@ def test_a_cuda_graph_replays_the_same_bits() -> None:
     same({"out": out}, {"out": want})
 
 
+@pytest.mark.skipif(
+    "block_table" not in str(torch.ops.aten._flash_attention_forward.default._schema),
+    reason="this torch reads no keys in pages",
+)
+def test_varlen_attn_reads_pages_to_the_bits_of_our_function() -> None:
+    q = torch.randn(33, 4, 64, device="cuda").half()
+    k, v = (torch.randn(40, 64, 2, 64, device="cuda").half() for _ in range(2))
+    ends, used = (
+        torch.tensor(x, dtype=torch.int32, device="cuda") for x in ((0, 1, 33), (1200, 640))
+    )
+    table = torch.randperm(40, device="cuda").to(torch.int32).reshape(2, 20)
+    pages = {"block_table": table, "seqused_k": used}
+    packing = ends, None, 32, 1280
+    out = varlen_attn(q, k, v, *packing, window_size=(-1, 0), enable_gqa=True, **pages)
+    want = flash_attn_varlen_func(q, k, v, *packing, causal=True, **pages)
+    same({"out": out}, {"out": want})
+
+
 @pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (64, 0), (8, 2), (1025, 1025)], ids=str)
 def test_varlen_attn_has_the_bits_of_our_function(window: tuple[int, int]) -> None:
     q, k, v = (torch.randn(400, 4, 64, device="cuda").half() for _ in range(3))

@@ -309,10 +309,6 @@ UNSERVED: dict[str, tuple[object, str]] = {
     "sm_margin": (8, "sm_margin must be 0, got 8: kernels take all multiprocessors"),
 }
 UNSERVED_PACKED: dict[str, tuple[object, str]] = {
-    "block_table": (
-        draw(2),
-        "block_table must be None, got Tensor: keys in pages are read by another function",
-    ),
     "mask": (
         BlockMask.full(),
         "(?s)mask must be None, got <BlockMask full>: .*hint: `BlockMask",

@@ -22,6 +22,11 @@ else:  # the folder above is not on the path: the sources' package lies there, w
     spec.loader.exec_module(module)
     SMALL, Problem = module.SMALL, module.Problem
 
+
+def int32(*numbers: int) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
 PROBLEMS = {**SMALL, "new keys of a chunk": Problem(seqlen_q=4, seqlen_new=4, causal=True)}
 
 
@@ -80,6 +85,93 @@ def test_a_length_may_be_an_int_and_is_the_whole_cache_where_there_is_none() -> 
     torch.testing.assert_close(whole, flash_dist.flash_attn_func(q, k, v))
 
 
+def test_packed_queries_on_pages_are_those_of_each_sequence_alone() -> None:
+    problem = Problem(page=16, heads=4, heads_kv=2, causal=True)
+    tensors = problem.make(torch.float64)
+    ends = (1, 4, 4, 9)  # behind a row of nobody
+    q = torch.randn(11, 4, 32, dtype=torch.float64)
+    out, lse = flash_dist.flash_attn_varlen_func(
+        q,
+        tensors.k_cache,
+        tensors.v_cache,
+        int32(*ends),
+        None,
+        5,
+        96,
+        causal=True,
+        block_table=tensors.table,
+        seqused_k=tensors.seqlens,
+        return_lse=True,
+    )
+    assert not out[[0, 9, 10]].any()
+    assert bool((lse[:, [0, 9, 10]] == -math.inf).all())
+    for i in (0, 2):
+        rows = slice(ends[i], ends[i + 1])
+        arguments = problem.arguments(tensors) | {"q": q[None, rows]}
+        arguments["cache_seqlens"] = tensors.seqlens[i : i + 1]
+        arguments["block_table"] = tensors.table[i : i + 1]
+        expected, expected_lse = flash_dist.flash_attn_with_kvcache(**arguments)
+        assert torch.equal(out[rows], expected[0])
+        assert torch.equal(lse[:, rows], expected_lse[0])
+
+
+def test_lengths_in_pages_may_be_those_of_cu_seqlens() -> None:
+    problem = Problem(page=16)
+    tensors = problem.make(torch.float64)
+    caches = tensors.k_cache, tensors.v_cache
+    q, ends = tensors.q[:, 0], int32(0, 1, 2, 3)
+    keys = int32(0, *torch.tensor(problem.seqlens).cumsum(0).tolist())
+    by_ends, by_number = (
+        flash_dist.flash_attn_varlen_func(
+            q, *caches, ends, given, 1, 96, block_table=tensors.table, **used
+        )
+        for given, used in ((keys, {}), (None, {"seqused_k": tensors.seqlens}))
+    )
+    assert torch.equal(by_ends, by_number)
+    assert torch.equal(
+        by_ends,
+        flash_dist.flash_attn_with_kvcache(
+            tensors.q, *caches, cache_seqlens=tensors.seqlens, block_table=tensors.table
+        )[:, 0],
+    )
+
+
+def test_of_packed_keys_the_first_may_be_used() -> None:
+    q, k, v = (torch.randn(n, 2, 16, dtype=torch.float64) for n in (5, 30, 30))
+    ends_q, ends_k = int32(0, 2, 5), int32(1, 20, 29)
+    out = flash_dist.flash_attn_varlen_func(q, k, v, ends_q, ends_k, 3, 19, seqused_k=int32(7, 100))
+    first = flash_dist.flash_attn_func(q[None, :2], k[None, 1:8], v[None, 1:8])
+    second = flash_dist.flash_attn_func(q[None, 2:], k[None, 20:29], v[None, 20:29])
+    torch.testing.assert_close(out, torch.cat((first[0], second[0])), atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cu_seqlens_k": None}, "cu_seqlens_k must be a torch.Tensor, got NoneType"),
+        (
+            {"seqused_k": int32(1, 2, 3)},
+            r"seqused_k must be contiguous with shape \[batch\], \[2\]",
+        ),
+        ({"cu_seqlens_k": int32(0, 4)}, "must have the same length, got 3 and 2"),
+        ({"block_table": int32(0, 1)}, r"block_table must have shape \[batch, pages\], batch 2 "),
+        ({"softcap": 2.0}, "softcap must be 0 or None, got 2.0"),
+    ],
+)
+def test_what_does_not_fit_packed_queries_is_named(changes: dict[str, Any], message: str) -> None:
+    pages = torch.ones(4, 16, 2, 16)
+    arguments = {
+        "cu_seqlens_q": int32(0, 1, 2),
+        "cu_seqlens_k": int32(0, 4, 9),
+        "max_seqlen_q": 1,
+        "max_seqlen_k": 32,
+        "block_table": int32(0, 1).unsqueeze(1),
+        **changes,
+    }
+    with pytest.raises((TypeError, ValueError), match=message):
+        flash_dist.flash_attn_varlen_func(torch.ones(2, 2, 16), pages, pages, **arguments)
+
+
 def test_num_splits_changes_nothing() -> None:
     q, k, v = (torch.randn(2, n, 2, 16) for n in (1, 9, 9))
     one, four = (flash_dist.flash_attn_with_kvcache(q, k, v, num_splits=n) for n in (1, 4))
@@ -90,10 +182,6 @@ def test_results_have_no_gradient() -> None:
     q, k, v = (torch.randn(2, n, 2, 16, requires_grad=True) for n in (1, 9, 9))
     out = flash_dist.flash_attn_with_kvcache(q, k, v)
     assert not out.requires_grad
-
-
-def int32(*numbers: int) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=torch.int32)
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,22 @@ def test_packed_sequences_have_the_bits_of_our_function(window: tuple[int, int])
         assert torch.equal(got, wanted)
 
 
+HAS_PAGES = "block_table" in str(torch.ops.aten._flash_attention_forward.default._schema)
+
+
+@pytest.mark.skipif(not HAS_PAGES, reason="this torch reads no keys in pages")
+@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (4, 0)], ids=str)
+def test_keys_in_pages_are_read_to_the_bits_of_our_function(window: tuple[int, int]) -> None:
+    q, k, v = draw(6, 4, 16).detach(), draw(5, 16, 2, 16).detach(), draw(5, 16, 2, 16).detach()
+    ends, used = (torch.tensor(x, dtype=torch.int32) for x in ((0, 1, 6), (17, 9)))
+    table = torch.tensor([[3, 0], [4, 1]], dtype=torch.int32)
+    pages = {"block_table": table, "seqused_k": used}
+    packing = ends, None, 5, 32
+    out = varlen_attn(q, k, v, *packing, window_size=window, enable_gqa=True, **pages)
+    want = flash_attn_varlen_func(q, k, v, *packing, window_size=window, **pages)
+    assert torch.equal(out, want)
+
+
 @pytest.mark.skipif(
     not hasattr(torch.ops.aten, "_flash_attention_forward_no_dropout_inplace"),
     reason="this torch has no such operator",

@@ -9,29 +9,55 @@
 
 namespace flash_dist {
 
-template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
-struct DecodeConfig
-    : Config<DecodePlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
-  using Plan = DecodePlan<HEAD_DIM, HEAD_DIM_V, PLAN>;
+template <class Plan_, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+struct DecodeConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
+  using Plan = Plan_;
   static constexpr int WARPS = Plan::WARPS;
   static constexpr int THREADS = WARPS * 32;
   static constexpr int BLOCK_N = Plan::BLOCK_N;  // keys of a tile of K or V
+  static constexpr int TASK_ROWS = Plan::ROWS;  // 16 for each of some warps,
+  static constexpr int SPLIT = WARPS * 16 / TASK_ROWS;  // of which so many share the columns
   static constexpr int BLOCK_ROWS = TASK_ROWS;
-  static constexpr int UNROLL = Target::UNROLL;
   static constexpr int TILES = UNIT_KEYS / BLOCK_N;      // of K, and of V, in a unit
-  static constexpr int KEY_TILES = BLOCK_N / WARPS / 8;  // columns of S of a warp in a tile, by 8
-  static_assert(HEAD_DIM == HEAD_DIM_V && BLOCK_N % (WARPS * 8) == 0);
+  static constexpr int KEY_TILES = BLOCK_N / SPLIT / 8;  // columns of S of a warp in a tile, by 8
+  static constexpr int PARTS = 4;  // in which the keys of a tile are summed, whoever owns them
+  // A warp that has its rows alone keeps P in registers, which leaves none for what it has of a task.
+  static constexpr bool OWNS_ROWS = SPLIT == 1;
+  static constexpr bool LOADS_LATE = TASK_ROWS > 16;  // Q of the next task is not on its way in registers
+  static constexpr int UNROLL = OWNS_ROWS ? 2 : Target::UNROLL;
+  static_assert(HEAD_DIM == HEAD_DIM_V && BLOCK_N % (SPLIT * 8) == 0 && PARTS % SPLIT == 0);
+
+  // What warps that share rows tell each other of a unit.
+  struct Exchange {
+    alignas(128) uint16_t p[TASK_ROWS * UNIT_KEYS];
+    float tops[SPLIT][TASK_ROWS];  // of a warp's keys
+    float sums[PARTS][TASK_ROWS];
+  };
+  // What a warp that owns rows has of a task, each thread its own.
+  struct Parked {
+    float4 out[OWNS_ROWS ? HEAD_DIM / 8 : 1][THREADS];
+    float4 stats[THREADS];  // top and sum of its two rows
+  };
 
   struct Smem {
     alignas(128) uint16_t ring[Plan::STAGES][BLOCK_N * HEAD_DIM];  // K and V in turn
     alignas(128) uint16_t q[TASK_ROWS * HEAD_DIM];
-    alignas(128) uint16_t p[TASK_ROWS * UNIT_KEYS];
-    float tops[WARPS][TASK_ROWS];
+    union {
+      Exchange exchange;
+      Parked parked;
+    };
     typename DecodeShares<THREADS>::Smem shares;
     __device__ Smem() = delete;  // laid over shared memory, never made
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
 };
+
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+using DecodeConfig = DecodeConfigOf<DecodePlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM,
+                                    HEAD_DIM_V, PLAN>;
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+using DecodeWideConfig = DecodeConfigOf<DecodeWidePlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T,
+                                        HEAD_DIM, HEAD_DIM_V, PLAN>;
 
 }  // namespace flash_dist

@@ -2,8 +2,9 @@
 //
 // Grid      as many blocks as the GPU holds, each with a share of the units of all sequences
 //           (core/decode_work.cuh): the host knows no length.
-// Block     WARPS warps on 16 rows, the queries of all heads of a group, which so share one pass over
-//           K and V. Of a unit of 128 keys each warp owns some columns of S, then some of O.
+// Block     WARPS warps on TASK_ROWS rows, the queries of all heads of a group, which so share one pass
+//           over K and V: SPLIT of them on 16 rows. Of a unit of 128 keys each warp owns some columns
+//           of S, then some of O. With many queries a block takes more rows, to the same bits.
 // Shared    a ring of tiles of K and V, Q, P.
 // Pipeline  all but one stage of the ring are on their way; a unit's tiles of K, then those of V,
 //           then the next unit's, of whatever task.
@@ -15,12 +16,35 @@
 
 #include "core/fold.cuh"
 #include "core/softmax.cuh"
+#include "core/uncovered.cuh"
 #include "mma/decode/config.h"
 #include "mma/decode/load.cuh"
 #include "mma/fragments.cuh"
 #include "ptx/dependents.cuh"
 
 namespace flash_dist {
+
+// Which of a task's rows and columns are this warp's: 16 rows from row0 on, and of the SPLIT warps that
+// share them it is number `part`.
+template <class Config>
+struct WarpPlace {
+  int row0, part;
+
+  __device__ __forceinline__ WarpPlace()
+      : row0(static_cast<int>(threadIdx.x) / 32 / Config::SPLIT * 16),
+        part(static_cast<int>(threadIdx.x) / 32 % Config::SPLIT) {}
+  // The two rows that this lane holds, h = 0 or 1.
+  __device__ __forceinline__ int row(int h) const {
+    return row0 + static_cast<int>(threadIdx.x) % 32 / 4 + 8 * h;
+  }
+  // The first of two neighbouring columns of O that it holds in x[0][n]: warps take turns by 16.
+  __device__ __forceinline__ int column(int n) const {
+    return (n / 2 * Config::SPLIT + part) * 16 + n % 2 * 8 +
+           static_cast<int>(threadIdx.x) % 4 * 2;
+  }
+  // Whether it is the one that writes statistics of rows.
+  __device__ __forceinline__ bool speaks() const { return part == 0 && threadIdx.x % 4 == 0; }
+};
 
 // O of some keys for the warp's columns: 16 rows, of which a lane holds two, and their statistics.
 template <int OT>
@@ -49,20 +73,21 @@ struct Partial {
   }
 };
 
-// What a lane knows of the rows lane / 4 and lane / 4 + 8 of a task.
+// What a lane knows of its two rows of a task.
 struct TaskRows {
   int begin[2], end[2];  // keys that the row sees
 
-  __device__ __forceinline__ TaskRows(const DecodeParams& p, const DecodeCursor& at) {
-    const int shift = at.extent.seqlen - p.seqlen_q;
+  template <class Config>
+  __device__ __forceinline__ TaskRows(const DecodeParams& p, const DecodeCursor& at,
+                                      const WarpPlace<Config>& own) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int row = at.tile(p) * TASK_ROWS + threadIdx.x % 32 / 4 + 8 * h;
-      const int i = divide(row, p.by_group) + shift;  // where the diagonal is
-      const int last = p.right >= UNBOUNDED ? at.extent.seqlen : i + p.right + 1;
+      const int row = at.tile(p) * Config::TASK_ROWS + own.row(h);
+      const int i = divide(row, p.by_group) + at.extent.shift;  // where the diagonal is
+      const int last = p.right >= UNBOUNDED ? at.extent.seen_end : i + p.right + 1;
       begin[h] = p.left >= UNBOUNDED ? 0 : max(i - p.left, 0);
-      end[h] = min(last, at.extent.seqlen);
-      if (row >= p.rows) begin[h] = 0, end[h] = at.extent.seqlen;  // hides nothing
+      end[h] = min(last, at.extent.seen_end);
+      if (row >= at.extent.rows(p)) begin[h] = 0, end[h] = at.extent.seen_end;  // hides nothing
     }
   }
 
@@ -88,27 +113,22 @@ struct TaskRows {
 template <class Config>
 struct QueryLoader {
   using Layout = SwizzledRows<Config::HEAD_DIM>;
-  static constexpr int CHUNKS = TASK_ROWS * Layout::CHUNKS / Config::THREADS;
+  static constexpr int CHUNKS = Config::TASK_ROWS * Layout::CHUNKS / Config::THREADS;
   uint4 chunks[CHUNKS];
 
-  __device__ __forceinline__ void load(const DecodeParams& p, int batch, int task) {
-    const int head = task % p.num_heads_kv;
-    const int row0 = task / p.num_heads_kv * TASK_ROWS;
+  __device__ __forceinline__ void load(const DecodeParams& p, const DecodeCursor& at) {
+    const int head = at.head(p);
+    const int row0 = at.tile(p) * Config::TASK_ROWS;
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
       const int i = c * Config::THREADS + threadIdx.x;
       const int row = row0 + i / Layout::CHUNKS, column = i % Layout::CHUNKS * 8;
       const int query = divide(row, p.by_group);
-      const bool exists = batch < p.batch && row < p.rows && column < p.head_dim;
-      chunks[c] = exists ? load_global_16(head_begin(p.q, batch, head, row - query * p.group) +
-                                          query * p.q.row + column)
+      const bool exists = row < at.extent.rows(p) && column < p.head_dim;
+      chunks[c] = exists ? load_global_16(head_begin(p.q, at.batch, head, row - query * p.group) +
+                                          (at.extent.q0 + query) * p.q.row + column)
                          : uint4{0, 0, 0, 0};
     }
-  }
-  // The task behind that of a cursor.
-  __device__ __forceinline__ void load_next(const DecodeParams& p, const DecodeCursor& at) {
-    const bool is_last = at.task + 1 == tasks_of(p);
-    load(p, at.batch + is_last, is_last ? 0 : at.task + 1);
   }
   __device__ __forceinline__ void store(uint32_t sQ) const {
 #pragma unroll
@@ -119,52 +139,71 @@ struct QueryLoader {
   }
 };
 
-// The first of two neighbouring columns of O that a lane holds in x[0][n]: warps take turns by 16.
-template <class Config>
-__device__ __forceinline__ int column_of(int n) {
-  return (n / 2 * Config::WARPS + threadIdx.x / 32) * 16 + n % 2 * 8 + threadIdx.x % 4 * 2;
-}
-
 // A partial result into its place in memory.
 template <class Config, int OT>
 __device__ __forceinline__ void store_partial(const DecodeParams& p, const Partial<OT>& part,
-                                              int64_t record) {
+                                              int64_t record, const WarpPlace<Config>& own) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int row = threadIdx.x % 32 / 4 + 8 * h;
+    const int row = own.row(h);
     if (row >= p.tile_rows) continue;
     const int64_t at = record * p.tile_rows + row;
-    if (threadIdx.x < 32 && threadIdx.x % 4 == 0) p.partial_stats[at] = {part.top[h], part.sum[h]};
+    if (own.speaks()) p.partial_stats[at] = {part.top[h], part.sum[h]};
     float* out = p.partial_out + at * Config::HEAD_DIM;
 #pragma unroll
     for (int n = 0; n < OT; ++n) {
-      *reinterpret_cast<float2*>(out + column_of<Config>(n)) = {part.out.x[0][n][2 * h],
-                                                                part.out.x[0][n][2 * h + 1]};
+      *reinterpret_cast<float2*>(out + own.column(n)) = {part.out.x[0][n][2 * h],
+                                                         part.out.x[0][n][2 * h + 1]};
     }
   }
+}
+
+// What a warp that owns rows has of a task, out of the way and back.
+template <class Config, int OT>
+__device__ __forceinline__ void park(typename Config::Parked& parked, const Partial<OT>& task) {
+#pragma unroll
+  for (int n = 0; n < OT; ++n) {
+    const float(&x)[4] = task.out.x[0][n];
+    parked.out[n][threadIdx.x] = {x[0], x[1], x[2], x[3]};
+  }
+  parked.stats[threadIdx.x] = {task.top[0], task.top[1], task.sum[0], task.sum[1]};
+}
+template <class Config, int OT>
+__device__ __forceinline__ Partial<OT> unpark(const typename Config::Parked& parked) {
+  Partial<OT> task;
+#pragma unroll
+  for (int n = 0; n < OT; ++n) {
+    const float4 x = parked.out[n][threadIdx.x];
+    float(&own)[4] = task.out.x[0][n];
+    own[0] = x.x, own[1] = x.y, own[2] = x.z, own[3] = x.w;
+  }
+  const float4 stats = parked.stats[threadIdx.x];
+  task.top[0] = stats.x, task.top[1] = stats.y, task.sum[0] = stats.z, task.sum[1] = stats.w;
+  return task;
 }
 
 // out and lse of a task.
 template <class Config, int OT>
 __device__ __forceinline__ void store_result(const DecodeParams& p, const Partial<OT>& all,
-                                             const DecodeCursor& at) {
+                                             const DecodeCursor& at,
+                                             const WarpPlace<Config>& own) {
   const int head = at.head(p);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int row = at.tile(p) * TASK_ROWS + threadIdx.x % 32 / 4 + 8 * h;
-    if (row >= p.rows) continue;
+    const int row = at.tile(p) * Config::TASK_ROWS + own.row(h);
+    if (row >= at.extent.rows(p)) continue;
     const int query = divide(row, p.by_group);
     const int member = row - query * p.group;
-    if (threadIdx.x < 32 && threadIdx.x % 4 == 0) {
-      const int64_t head_q =
-          static_cast<int64_t>(at.batch) * p.num_heads_kv * p.group + head * p.group + member;
-      p.lse[head_q * p.seqlen_q + query] = finish_lse(all.top[h], all.sum[h]);
+    if (own.speaks()) {
+      const int64_t lse = lse_begin(p, at.batch, head * p.group + member, at.extent.q0);
+      p.lse[lse + query] = finish_lse(all.top[h], all.sum[h]);
     }
     const float inverse = finish_inverse(all.sum[h]);
-    uint16_t* out = head_begin(p.out, at.batch, head, member) + query * p.out.row;
+    uint16_t* out =
+        head_begin(p.out, at.batch, head, member) + (at.extent.q0 + query) * p.out.row;
 #pragma unroll
     for (int n = 0; n < OT; ++n) {
-      const int column = column_of<Config>(n);
+      const int column = own.column(n);
       if (column >= p.head_dim_v) continue;
       *reinterpret_cast<uint32_t*>(out + column) =
           pack<typename Config::Target, typename Config::T>(
@@ -174,31 +213,49 @@ __device__ __forceinline__ void store_result(const DecodeParams& p, const Partia
   }
 }
 
+// out and lse of rows that no sequence has, where queries are packed and nobody else writes them.
+template <class Config>
+__device__ __forceinline__ void fill_uncovered(const DecodeParams& p) {
+  for (int number = blockIdx.x; number < p.batch; number += gridDim.x) {
+    const int* ends = p.packing.cu_seqlens_q;
+    if (!DocumentRows(ends, number, p.batch, p.total_q, p.seqlen_q).uncovered) continue;
+    for_uncovered_rows<Config::THREADS>(
+        ends, number, p.batch, p.total_q, p.seqlen_q, 0, 1, [&](int row) {
+          for (int head = 0; head < p.num_heads_kv * p.group; ++head) {
+            const int head_kv = divide(head, p.by_group);
+            zero_row<2>(p.out, head_kv, head - head_kv * p.group, row, p.head_dim_v);
+            if (threadIdx.x % ROW_LANES == 0) p.lse[lse_begin(p, 0, head, 0) + row] = -INFINITY;
+          }
+        });
+  }
+}
+
 template <class Config>
 __device__ __forceinline__ void decode_block(const DecodeParams& p) {
   using Target = typename Config::Target;
   using T = typename Config::T;
   constexpr int HEAD_DIM = Config::HEAD_DIM;
-  constexpr int WARPS = Config::WARPS;
+  constexpr int SPLIT = Config::SPLIT;
   constexpr int STAGES = Config::STAGES;
   constexpr int STAGE_BYTES = Config::BLOCK_N * HEAD_DIM * 2;
-  constexpr int WARP_KEYS = Config::BLOCK_N / WARPS;  // of a tile
-  constexpr int OT = HEAD_DIM / 8 / WARPS;
-  constexpr uint32_t ONES = std::is_same_v<T, Bf16> ? 0x3f803f80u : 0x3c003c00u;
+  constexpr int WARP_KEYS = Config::BLOCK_N / SPLIT;  // of a tile
+  constexpr int WARP_PARTS = Config::PARTS / SPLIT;
+  constexpr int KEY_STEPS = Config::BLOCK_N / 16;  // of P @ V in a tile
+  constexpr int OT = HEAD_DIM / 8 / SPLIT;
 
   extern __shared__ __align__(128) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
   const uint32_t sRing = shared_address(smem.ring);
   const uint32_t sQ = shared_address(smem.q);
-  const uint32_t sP = shared_address(smem.p);
-  const int warp = threadIdx.x / 32;
+  const WarpPlace<Config> own;
   const int lane = threadIdx.x % 32;
 
   let_next_start<Target>();
+  if (p.packing.cu_seqlens_q != nullptr && !p.few_alone) fill_uncovered<Config>(p);
   const DecodeShares<Config::THREADS> shares(p, smem.shares);
-  const int own = blockIdx.x;  // share
-  const int share_begin = shares.begin(own);
-  const int share_end = shares.begin(own + 1);
+  const int share = blockIdx.x;
+  const int share_begin = shares.begin(share);
+  const int share_end = shares.begin(share + 1);
   if (share_begin == share_end) return;
   DecodeCursor at = shares.find(p, smem.shares, share_begin);
   int units = share_end - share_begin;
@@ -219,7 +276,7 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
 
   UnitLoader<Config> loader(p, at, units);
   QueryLoader<Config> queries;
-  queries.load(p, at.batch, at.task);
+  if constexpr (!Config::LOADS_LATE) queries.load(p, at);
   const auto commit = [] {
     if constexpr (Target::HAS_CP_ASYNC) cp_async_commit();
   };
@@ -241,22 +298,29 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
   };
 
   const float scale_log2 = p.softmax_scale * LOG2_E;
-  const auto a_q = Operand<HEAD_DIM>::a(sQ);
+  const uint32_t sP = shared_address(smem.exchange.p) + own.row0 * UNIT_KEYS * 2;
+  const auto a_q = Operand<HEAD_DIM>::a(sQ + own.row0 * HEAD_DIM * 2);
   const auto a_p = Operand<UNIT_KEYS>::a(sP);
   Partial<OT> task, group, unit;
-  TaskRows rows(p, at);
+  TaskRows rows(p, at, own);
 
 #pragma unroll 1
   for (; units > 0; --units, at.advance(p)) {
     if (at.unit == at.extent.first || at.position == share_begin) {
+      if constexpr (Config::LOADS_LATE) queries.load(p, at);
       queries.store(sQ);
-      rows = TaskRows(p, at);
+      rows = TaskRows(p, at, own);
       task.clear();
       group.clear();
+      if constexpr (Config::OWNS_ROWS) park<Config>(smem.parked, task);
     }
-    if (at.unit + 1 == at.extent.end) queries.load_next(p, at);
+    if (!Config::LOADS_LATE && at.unit + 1 == at.extent.end && units > 1) {
+      DecodeCursor next = at;
+      next.advance(p);
+      queries.load(p, next);
+    }
 
-    // S = Q @ K.T                                        [16, 128], WARP_KEYS of a tile per warp
+    // S = Q @ K.T                                        [16, WARP_KEYS] of each tile per warp
     Accumulator<1, Config::KEY_TILES> s[Config::TILES];
 #pragma unroll
     for (int i = 0; i < Config::TILES; ++i) {
@@ -264,10 +328,10 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
       s[i].clear();
       if constexpr (Config::KEY_TILES == 1) {
         gemm_abt<Target, T, HEAD_DIM, Config::UNROLL, 1, 1>(s[i], a_q, Operand<HEAD_DIM>::b_8(sK),
-                                                            warp * WARP_KEYS);
+                                                            own.part * WARP_KEYS);
       } else {
         gemm_abt<Target, T, HEAD_DIM, Config::UNROLL, 1, Config::KEY_TILES>(
-            s[i], a_q, Operand<HEAD_DIM>::b(sK), warp * WARP_KEYS);
+            s[i], a_q, Operand<HEAD_DIM>::b(sK), own.part * WARP_KEYS);
       }
     }
 
@@ -276,7 +340,7 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
     if (!rows.all_see(key0)) {
 #pragma unroll
       for (int i = 0; i < Config::TILES; ++i) {
-        rows.hide(s[i], key0 + i * Config::BLOCK_N + warp * WARP_KEYS);
+        rows.hide(s[i], key0 + i * Config::BLOCK_N + own.part * WARP_KEYS);
       }
     }
     float top[2] = {-INFINITY, -INFINITY};
@@ -289,17 +353,22 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       top[h] = quad_max(top[h]);
-      if (lane % 4 == 0) smem.tops[warp][lane / 4 + 8 * h] = top[h];
+      if (!Config::OWNS_ROWS && lane % 4 == 0) smem.exchange.tops[own.part][own.row(h)] = top[h];
     }
-    __syncthreads();  // tops of all warps
+    if constexpr (!Config::OWNS_ROWS) {
+      __syncthreads();  // tops of all warps
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
+      for (int h = 0; h < 2; ++h)
 #pragma unroll
-      for (int w = 0; w < WARPS; ++w) top[h] = fmaxf(top[h], smem.tops[w][lane / 4 + 8 * h]);
-      unit.top[h] = __fmul_rn(top[h], scale_log2);
+        for (int w = 0; w < SPLIT; ++w) {
+          top[h] = fmaxf(top[h], smem.exchange.tops[w][own.row(h)]);
+        }
     }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) unit.top[h] = __fmul_rn(top[h], scale_log2);
 
-    // P = exp2(S * scale - top), rounded                 [16, 128]
+    // P = exp2(S * scale - top), summed and then rounded [16, WARP_KEYS] of each tile per warp
+    float sum[WARP_PARTS][2] = {};
 #pragma unroll
     for (int i = 0; i < Config::TILES; ++i)
 #pragma unroll
@@ -307,31 +376,63 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const float offset = unit.top[h] == -INFINITY ? 0.0f : unit.top[h];
-          const float left = exp2_approx(fmaf(s[i].x[0][n][2 * h], scale_log2, -offset));
-          const float right = exp2_approx(fmaf(s[i].x[0][n][2 * h + 1], scale_log2, -offset));
-          const int key = i * Config::BLOCK_N + warp * WARP_KEYS + n * 8;
-          store_shared_4(
-              sP + SwizzledRows<UNIT_KEYS>::offset(lane / 4 + 8 * h, key / 8) + lane % 4 * 4,
-              pack<Target, T>(left, right));
+          float& left = s[i].x[0][n][2 * h];
+          float& right = s[i].x[0][n][2 * h + 1];
+          left = exp2_approx(fmaf(left, scale_log2, -offset));
+          right = exp2_approx(fmaf(right, scale_log2, -offset));
+          sum[n * WARP_PARTS / Config::KEY_TILES][h] += left + right;
+          if constexpr (!Config::OWNS_ROWS) {
+            const int key = i * Config::BLOCK_N + own.part * WARP_KEYS + n * 8;
+            store_shared_4(
+                sP + SwizzledRows<UNIT_KEYS>::offset(lane / 4 + 8 * h, key / 8) + lane % 4 * 4,
+                pack<Target, T>(left, right));
+          }
         }
+#pragma unroll
+    for (int i = 0; i < WARP_PARTS; ++i)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        sum[i][h] = quad_sum(sum[i][h]);
+        if (!Config::OWNS_ROWS && lane % 4 == 0) {
+          smem.exchange.sums[own.part * WARP_PARTS + i][own.row(h)] = sum[i][h];
+        }
+      }
 
-    // O = P @ V and the sum, P @ 1                       [16, HEAD_DIM], HEAD_DIM / WARPS per warp
+    uint32_t rP[Config::OWNS_ROWS ? UNIT_KEYS / 16 : 1][1][4];
+    if constexpr (Config::OWNS_ROWS) {
+#pragma unroll
+      for (int i = 0; i < Config::TILES; ++i)
+#pragma unroll
+        for (int k = 0; k < KEY_STEPS; ++k) {
+          to_a_operand<Target, T>(rP[i * KEY_STEPS + k], s[i], k);
+        }
+    }
+
+    // O = P @ V                                          [16, HEAD_DIM / SPLIT] per warp
     unit.out.clear();
-    float sums[4] = {};
 #pragma unroll
     for (int i = 0; i < Config::TILES; ++i) {
-      const uint32_t sV = arrive();  // and P of all warps
-      const auto b_v = share(Operand<HEAD_DIM>::b_trans(sV), warp);
+      const uint32_t sV = arrive();  // and P and sums of all warps
+      const auto b_v = flash_dist::share(Operand<HEAD_DIM>::b_trans(sV), own.part);
 #pragma unroll
-      for (int k = 0; k < Config::BLOCK_N / 16; ++k) {
-        uint32_t rP[1][4];
-        ldmatrix_x4(rP[0], a_p.at(0, i * (Config::BLOCK_N / 16) + k));
-        mma_m16n8k16<Target, T>(sums, rP[0], ONES, ONES);
-        gemm_ab_step<Target, T, HEAD_DIM, WARPS>(unit.out, rP, b_v, k * 16);
+      for (int k = 0; k < KEY_STEPS; ++k) {
+        uint32_t(&step)[1][4] = rP[Config::OWNS_ROWS ? i * KEY_STEPS + k : 0];
+        if constexpr (!Config::OWNS_ROWS) ldmatrix_x4(step[0], a_p.at(0, i * KEY_STEPS + k));
+        gemm_ab_step<Target, T, HEAD_DIM, SPLIT>(unit.out, step, b_v, k * 16);
       }
     }
-    unit.sum[0] = sums[0];
-    unit.sum[1] = sums[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      unit.sum[h] = 0.0f;
+#pragma unroll
+      for (int i = 0; i < Config::PARTS; ++i) {
+        if constexpr (Config::OWNS_ROWS) {
+          unit.sum[h] += sum[i][h];
+        } else {
+          unit.sum[h] += smem.exchange.sums[i][own.row(h)];
+        }
+      }
+    }
 
     // Into its group, or to memory where blocks share that
     const int group_begin = at.group_begin();
@@ -340,16 +441,18 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
         !shares.splits || (share_begin <= at.task_begin() && at.task_end() <= share_end);
     if (!owns_task && (group_begin < share_begin || share_end < group_end)) {
       const int64_t record = shares.unit_record(at) + at.unit % GROUP_UNITS;
-      store_partial<Config>(p, unit, record);
+      store_partial(p, unit, record, own);
       continue;
     }
     group.fold(unit);
     if (at.position + 1 < group_end) continue;
     if (owns_task) {
+      if constexpr (Config::OWNS_ROWS) task = unpark<Config, OT>(smem.parked);
       task.fold(group);
-      if (at.unit + 1 == at.extent.end) store_result<Config>(p, task, at);
+      if constexpr (Config::OWNS_ROWS) park<Config>(smem.parked, task);
+      if (at.unit + 1 == at.extent.end) store_result(p, task, at, own);
     } else {
-      store_partial<Config>(p, group, shares.group_record(p, at, own));
+      store_partial(p, group, shares.group_record(p, at, share), own);
     }
     group.clear();
   }

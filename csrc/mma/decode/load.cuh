@@ -21,7 +21,7 @@ class UnitLoader {
   static constexpr int ROWS = Config::THREADS / LANES;  // of a pass
   static constexpr int PASSES = BLOCK_N / ROWS;
   static constexpr int CHUNKS = Layout::CHUNKS / LANES;  // of a row, of this thread
-  static_assert(BLOCK_N % ROWS == 0 && PAGE_STEP % ROWS == 0);
+  static_assert(BLOCK_N % ROWS == 0 && (PAGE_STEP % ROWS == 0 || ROWS % PAGE_STEP == 0));
 
  public:
   // at: the share's first unit; it has `units`.
@@ -53,8 +53,8 @@ class UnitLoader {
     v_offset_ = next_entry_ * p.cache.v.batch + next_row_ * p.cache.v.row;
     head_ = next_.head(p);
     const int key = next_.unit * UNIT_KEYS;
-    skipped_ = max(next_.extent.begin - key, 0);
-    seen_ = max(next_.extent.seqlen - key - skipped_, 0);
+    skipped_ = max(next_.extent.seen_begin - key, 0);
+    seen_ = max(next_.extent.seen_end - key - skipped_, 0);
     if (waiting_ > 0) {
       next_.advance(p);
       find_next(p);
@@ -64,7 +64,7 @@ class UnitLoader {
   __device__ __forceinline__ void find_next(const DecodeParams& p) {
     const int key = next_.unit * UNIT_KEYS + threadIdx.x % PIECES * PAGE_STEP;
     next_entry_ = next_row_ = 0;
-    if (waiting_ > 0 && key < next_.extent.seqlen) {
+    if (waiting_ > 0 && key < next_.extent.seen_end) {
       const CachePlace place(p.cache, next_.batch, next_.extent.leftpad + key);
       next_entry_ = place.entry;
       next_row_ = place.row;
@@ -76,12 +76,13 @@ class UnitLoader {
                                        int64_t row_stride, int key0, int columns) const {
     const int row = threadIdx.x / LANES;
     const int lane = threadIdx.x % LANES;
-    const int64_t own = row * row_stride + lane * 8;
+    const int piece = ROWS > PAGE_STEP ? row / PAGE_STEP : 0;  // of the 16 keys of a pass
+    const int64_t own = (row - piece * PAGE_STEP) * row_stride + lane * 8;
     uint4 staged[Target::HAS_CP_ASYNC ? 1 : PASSES * CHUNKS];
 #pragma unroll
     for (int i = 0; i < PASSES; ++i) {
       const int first = key0 + i * ROWS;
-      const uint16_t* src = head + __shfl_sync(0xffffffffu, offset, first / PAGE_STEP) +
+      const uint16_t* src = head + __shfl_sync(0xffffffffu, offset, first / PAGE_STEP + piece) +
                             first % PAGE_STEP * row_stride + own;
       const bool exists = static_cast<unsigned>(first + row - skipped_) < seen_;
 #pragma unroll

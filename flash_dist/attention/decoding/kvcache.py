@@ -205,7 +205,7 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     check = check_tensors if symbolic else check_tensors_once
     suits = check(Layout.of(q), Layout.of(k_cache), Layout.of(v_cache), named=named)
     if not symbolic and q.device.type == "cuda":
-        _check_addresses(k_cache, v_cache)
+        check_addresses(k_cache, v_cache)
         suits &= q.data_ptr() % ALIGNMENT == 0
     q = q if suits else q.clone(memory_format=torch.contiguous_format)
     cache = _read_cache(
@@ -217,7 +217,7 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     seqlen_new = 0 if new is None else new[0].shape[1]
     if q.device.type == "cuda" and not symbolic:
         require_kernels(q.device.index, q.dtype, q.shape[-1], v_cache.shape[-1])
-        _check_values(cache, seqlen_new)
+        check_cache_values(cache, seqlen_new)
     budget = BUDGET_NOW if torch.compiler.is_compiling() else workspace_budget()
     with torch.no_grad():
         if new is not None:
@@ -228,7 +228,8 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     return (out, lse) if return_softmax_lse else out
 
 
-def _check_addresses(k_cache: Tensor, v_cache: Tensor) -> None:
+def check_addresses(k_cache: Tensor, v_cache: Tensor) -> None:
+    """Raise ValueError for a cache that does not start where loads of 16 bytes can."""
     for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
         if x.data_ptr() % ALIGNMENT:
             message = (
@@ -352,7 +353,7 @@ def _require_splits(num_splits: object) -> None:
         raise ValueError(message)
 
 
-def _check_values(cache: Cache, seqlen_new: int) -> None:
+def check_cache_values(cache: Cache, seqlen_new: int) -> None:
     """Look at numbers that lie on a GPU, if FLASH_DIST_CHECK asks for it."""
     if not is_checking():
         return

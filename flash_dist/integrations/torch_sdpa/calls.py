@@ -7,11 +7,13 @@ from typing import NamedTuple
 
 import torch
 
-from ...attention.arguments import SCALES
+from ...attention.arguments import SCALES, read_cu_seqlens
+from ...attention.decoding.varlen import attend_to_cache
 from ...attention.layouts import ALIGNMENT, DENSE, PACKED, Layout, check_layouts
 from ...attention.support import require_kernels
 from ...kernels import operators
 from ...kernels.budget import workspace_budget
+from ...kernels.cache import Packed
 from ...kernels.operators import Packing
 from ...masks import Band
 from ...masks.inputs import MAX_SEQLEN
@@ -97,6 +99,62 @@ def find_call(  # noqa: PLR0913 - one call
     left, right = (_read_side(side) for side in window)
     band = Band(left, 0 if is_causal else right)
     return Call(*tensors, packing, band, head_dim**-0.5 if scale is None else scale)
+
+
+def infer(  # noqa: PLR0913 - one call
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bounds: Bounds,
+    *,
+    block_table: Tensor | None,
+    seqused_k: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    window: tuple[int | None, int | None],
+    dropout_p: float,
+    **others: object,
+) -> tuple[Tensor, Tensor] | None:
+    """Return out and lse of packed queries on keys in pages, or on the first of each sequence.
+
+    None if ours do not serve it.
+
+    Args:
+        query: [total_q, num_heads_q, head_dim].
+        key: [num_pages, page_size, num_heads_kv, head_dim], or [total_k, num_heads_kv, head_dim].
+        value: Like key.
+        bounds: cum_seq_k may be None where keys are in pages.
+        block_table: [batch, pages], int32; None: not in pages.
+        seqused_k: [batch], int32; None: all.
+        is_causal: Aligned to the bottom right.
+        scale: Factor on the scores, None for head_dim ** -0.5.
+        window: Keys to the left and right that a query sees, None or -1 for all.
+        dropout_p: Of which only 0 is served.
+        others: Arguments of which only None and False are served.
+    """
+    cum_seq_q, cum_seq_k, max_q, _ = bounds
+    reason = _find_reason(scale, dropout_p, others)
+    if not reason and cum_seq_q is None:
+        reason = "keys in pages without cum_seq_q"
+    if reason:
+        tell(reason)
+        return None
+    left, right = (_read_side(side) for side in window)
+    try:
+        return attend_to_cache(
+            query,
+            key,
+            value,
+            Packed(read_cu_seqlens("cum_seq_q", cum_seq_q, query), min(max(max_q, 0), MAX_SEQLEN)),
+            cum_seq_k,
+            block_table=block_table,
+            seqused_k=seqused_k,
+            band=Band(left, 0 if is_causal else right),
+            softmax_scale=query.shape[-1] ** -0.5 if scale is None else scale,
+        )
+    except (TypeError, ValueError) as error:
+        tell(str(error))
+        return None
 
 
 def _find_reason(scale: float | None, dropout_p: float, others: dict[str, object]) -> str:

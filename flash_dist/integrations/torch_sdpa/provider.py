@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from ...errors import FlashDistError
-from .calls import find_call
+from .calls import find_call, infer
 from .layouts import lay_out
 
 if TYPE_CHECKING:
@@ -97,25 +97,27 @@ def _forward(  # noqa: PLR0913, PLR0917
     scale: float | None = None,
     window_size_left: int | None = None,
     window_size_right: int | None = None,
-    num_splits: int | None = None,  # noqa: ARG001 - keys are never split
-    **others: object,
+    num_splits: int | None = None,  # noqa: ARG001 - it changes nothing
+    **others: Any,  # noqa: ANN401
 ) -> Outputs | None:
     """Return out, lse and what dropout would need; [batch, seqlen, heads, head_dim] or packed."""
-    call = find_call(
-        query,
-        key,
-        value,
-        (cum_seq_q, cum_seq_k, max_q, max_k),
-        is_causal=is_causal,
-        scale=scale,
-        window=(window_size_left, window_size_right),
-        dropout_p=dropout_p,
-        return_debug_mask=return_debug_mask,
-        **others,
-    )
-    if call is None:
+    problem: dict[str, Any] = {
+        "is_causal": is_causal,
+        "scale": scale,
+        "window": (window_size_left, window_size_right),
+        "dropout_p": dropout_p,
+        "return_debug_mask": return_debug_mask,
+    }
+    tensors = query, key, value, (cum_seq_q, cum_seq_k, max_q, max_k)
+    pages = {name: others.pop(name, None) for name in ("block_table", "seqused_k")}
+    if any(x is not None for x in pages.values()):
+        results = infer(*tensors, **problem, **pages, **others)
+    else:
+        call = find_call(*tensors, **problem, **others)
+        results = None if call is None else call.forward()
+    if results is None:
         return None
-    out, lse = call.forward()
+    out, lse = results
     return lay_out(out, query), lse, *_make_unused(query)
 
 

@@ -1,0 +1,42 @@
+// How attention to a cache is shared out among blocks, and what partial results take.
+#pragma once
+
+#include <cstdint>
+
+#include "core/decode.h"
+#include "host/capi.h"
+#include "host/dispatch.h"
+
+namespace flash_dist {
+
+// One call. All that depends on the GPU or the budget decides who computes what, and no bit of it.
+class Decode {
+ public:
+  // budget: bytes that workspace_bytes() may be.
+  Decode(const Call& call, const DecodeParams& params, int64_t budget);
+
+  int64_t workspace_bytes() const { return stats_bytes_ + out_bytes_; }
+  void run(void* workspace);
+
+ private:
+  KernelKey key_of(Role role) const;
+  Loaded choose_kernel() const;
+  int64_t tasks() const;
+  int64_t longest_units() const;
+  int64_t most_units() const;
+  void check_units() const;
+  void place(int64_t units, int64_t budget);
+
+  const Call& call_;
+  DecodeParams p_;
+  const Loaded kernel_;
+  int64_t stats_bytes_ = 0, out_bytes_ = 0;
+};
+
+// Whether sequences of a forward may be few queries on many keys, and there are kernels for these.
+bool may_have_few_queries(const Call& call, const FwdParams& p);
+
+// The call that computes those sequences, and leaves all others alone.
+DecodeParams few_queries_of(const FwdParams& p);
+
+}  // namespace flash_dist
