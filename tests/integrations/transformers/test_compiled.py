@@ -85,10 +85,11 @@ def test_a_compiled_forward_is_one_graph_for_all_lengths(name: str, kind: str) -
             assert error(x.grad, wanted[parameter].grad, largest) <= TOLERANCE, parameter
 
 
-def test_a_mask_that_no_graph_holds_is_refused_where_it_is_compiled() -> None:
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="an assertion on a GPU ends the process")
+def test_a_mask_that_no_graph_holds_is_found_when_the_graph_runs() -> None:
     torch._dynamo.reset()
     model: Any = torch.compile(DECODERS["llama"].make(NAME), backend="aot_eager", fullgraph=True)
-    with pytest.raises(ValueError, match=r"a mask in a graph of torch\.compile"):
+    with pytest.raises(RuntimeError, match=r"a mask in a graph of torch\.compile"):
         model(input_ids=IDS, attention_mask=GAPS, use_cache=False)
 
 

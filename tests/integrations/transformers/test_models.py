@@ -91,7 +91,7 @@ def require_equal(got: Run, want: Run, tolerance: float = TOLERANCE) -> None:
 def _ran(monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
     """Hold that our functions were called: a model that fell back to eager would equal it, too."""
     calls = []
-    for name in ("flash_attn_func", "flash_attn_varlen_func", "attend_once", "attend_traced"):
+    for name in ("flash_attn_func", "flash_attn_varlen_func", "attend_once"):
         function = getattr(attention, name)
 
         def spy(*args: Any, function: Any = function, **kwargs: Any) -> Any:  # noqa: ANN401
