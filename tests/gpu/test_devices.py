@@ -141,6 +141,6 @@ def test_torchs_context_parallelism_runs_on_our_kernels(capsys: pytest.CaptureFi
         print(f"\ncontext_parallel: {found}")  # noqa: T201 - the record
     assert "error" not in found, found
     for one in found.values():
-        assert "bwd" in one["kernel"]
+        assert not one["same as torch's kernels"]  # rounded elsewhere
         assert one["differing"] == 0
         assert max(one["errors"].values()) < 0.02, one["errors"]

@@ -12,9 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from flash_dist import IntervalMask, flash_attn_func
 from tests.gpu.running import attend, check, no_wait_for_the_gpu, workspace
 from tests.masks import masked_problem
-from tests.reference import NAMES, Problem, assert_close, assert_same_bits, random_problem
-
-pytestmark = pytest.mark.gpu
+from tests.reference import DEVICE, NAMES, Problem, assert_close, assert_same_bits, random_problem
 
 Tensor = torch.Tensor
 INTERVALS = (
@@ -47,7 +45,7 @@ def as_intervals(problem: Problem) -> Problem:
     assert problem.visible is not None
     seqlen_q, seqlen_k = problem.q.shape[1], problem.k.shape[1]
     seen = problem.visible.expand(-1, -1, seqlen_q, seqlen_k)
-    lo, hi = (x.cuda() for x in find_intervals(seen))
+    lo, hi = (x.to(DEVICE) for x in find_intervals(seen))
     mask = IntervalMask.of(lo, hi, seqlen_k=seqlen_k)
     return replace(problem, options={"mask": mask})
 
@@ -73,7 +71,7 @@ def test_batch_invariant_gradients_are_those_of_a_sequence_alone(
     head_dim: int, half: torch.dtype
 ) -> None:
     problem = random_problem(batch=3, seqlen_q=300, num_heads=4, head_dim=head_dim, dtype=half)
-    numbers = torch.arange(300, device="cuda")
+    numbers = torch.arange(300, device=DEVICE)
     lo = torch.stack([numbers * 0, numbers // 90 * 90, (numbers - 70).clamp(min=0)])
 
     def run(part: slice) -> dict[str, Tensor]:
@@ -89,11 +87,12 @@ def test_batch_invariant_gradients_are_those_of_a_sequence_alone(
         assert_same_bits(alone, {n: x[i : i + 1] for n, x in whole.items()}, "alone and in a batch")
 
 
+@pytest.mark.gpu
 def test_nothing_waits_for_the_gpu() -> None:
     problem = problem_of("sixteen-blocks", dtype=torch.bfloat16)
     attend(problem)  # loads the kernels
-    lo = torch.zeros(197, dtype=torch.int64, device="cuda")
-    hi = torch.arange(1, 198, device="cuda")
+    lo = torch.zeros(197, dtype=torch.int64, device=DEVICE)
+    hi = torch.arange(1, 198, device=DEVICE)
     with no_wait_for_the_gpu():
         mask = IntervalMask.of(lo, hi, seqlen_k=331)
         attend(replace(problem, options={"mask": mask}), poison=False)
@@ -103,7 +102,7 @@ def test_keys_that_nobody_sees_are_not_read() -> None:
     problem = problem_of("padding-left", dtype=torch.bfloat16)
     want = attend(problem)
     assert problem.visible is not None
-    unseen = ~problem.visible.any(2).any(1).cuda()  # [batch, seqlen_k]
+    unseen = ~problem.visible.any(2).any(1).to(DEVICE)  # [batch, seqlen_k]
     assert unseen.any()
     k, v = (x.clone() for x in (problem.k, problem.v))
     k[unseen] = v[unseen] = torch.nan
@@ -112,17 +111,18 @@ def test_keys_that_nobody_sees_are_not_read() -> None:
 
 def test_bounds_beyond_the_keys_are_cut_off() -> None:
     problem = random_problem(seqlen_q=100, seqlen_k=150, num_heads=2)
-    far = torch.full((100,), 10**9, device="cuda")
+    far = torch.full((100,), 10**9, device=DEVICE)
     for lo, hi in ((-far, far), (far * 0, far.int() * 0 + 150)):
         mask = IntervalMask.of(lo, hi, seqlen_k=150)
         assert_close(attend(replace(problem, options={"mask": mask})), problem)
 
 
+@pytest.mark.gpu
 def test_a_cuda_graph_follows_its_tensors() -> None:
     problem = random_problem(batch=2, seqlen_q=300, num_heads=4, dtype=torch.bfloat16)
-    starts = torch.zeros(2, 300, dtype=torch.bool, device="cuda")
+    starts = torch.zeros(2, 300, dtype=torch.bool, device=DEVICE)
     q, k, v = (x.requires_grad_() for x in (problem.q, problem.k, problem.v))
-    numbers = torch.arange(300, device="cuda")
+    numbers = torch.arange(300, device=DEVICE)
 
     def step() -> list[Tensor]:
         lo = torch.where(starts, numbers, 0).cummax(1).values
@@ -146,6 +146,7 @@ def test_a_cuda_graph_follows_its_tensors() -> None:
         assert_same_bits(replayed, want, "replayed and eager")
 
 
+@pytest.mark.gpu
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_one_graph_of_torch_compile_makes_masks_of_all_lengths(mode: str) -> None:
@@ -162,7 +163,7 @@ def test_one_graph_of_torch_compile_makes_masks_of_all_lengths(mode: str) -> Non
     compiled = torch.compile(attention, fullgraph=True, **options)
     for seqlen in (300, 129, 64, 63, 500):
         problem = random_problem(batch=2, seqlen_q=seqlen, num_heads=4, dtype=torch.bfloat16)
-        starts = torch.rand(2, seqlen, device="cuda") < 0.02
+        starts = torch.rand(2, seqlen, device=DEVICE) < 0.02
         q, k, v = (x.requires_grad_() for x in (problem.q, problem.k, problem.v))
         got, want = (function(q, k, v, starts) for function in (compiled, attention))
         assert torch.equal(got, want)
