@@ -26,12 +26,12 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 _library: Final = torch.library.Library("flash_dist", "FRAGMENT")
 _library.define(
     "interval_fwd(Tensor q, Tensor k, Tensor v, Tensor plan, SymInt batches, SymInt heads, "
-    "float softmax_scale, bool batch_invariant, bool ieee) -> (Tensor out, Tensor lse)"
+    "bool causal, float softmax_scale, bool batch_invariant, bool ieee) -> (Tensor out, Tensor lse)"
 )
 _library.define(
     "interval_bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, "
-    "Tensor plan, SymInt batches, SymInt heads, float softmax_scale, bool batch_invariant, "
-    "bool ieee) -> (Tensor dq, Tensor dk, Tensor dv)"
+    "Tensor plan, SymInt batches, SymInt heads, bool causal, float softmax_scale, "
+    "bool batch_invariant, bool ieee) -> (Tensor dq, Tensor dk, Tensor dv)"
 )
 _operators: Final[Any] = torch.ops.flash_dist
 
@@ -47,7 +47,7 @@ def attend_intervals(  # noqa: PLR0913 - one attention problem
     ieee: bool,
 ) -> Pair:
     """Return out and lse as `operators.fwd` does; differentiable."""
-    plan = mask.plan, mask.batches, mask.heads
+    plan = mask.plan, mask.batches, mask.heads, mask.causal
     try:
         out, lse = _operators.interval_fwd(q, k, v, *plan, softmax_scale, batch_invariant, ieee)
     except RuntimeError as error:
@@ -56,8 +56,9 @@ def attend_intervals(  # noqa: PLR0913 - one attention problem
     return out, lse
 
 
-def _mask_of(q: Tensor, k: Tensor, plan: Tensor, batches: int, heads: int) -> IntervalMask:
-    return IntervalMask(plan, batches, heads, q.shape[1], k.shape[1])
+def _mask_of(q: Tensor, k: Tensor, plan: Tensor, *numbers: Any) -> IntervalMask:  # noqa: ANN401
+    batches, heads, causal = numbers
+    return IntervalMask(plan, batches, heads, q.shape[1], k.shape[1], causal)
 
 
 def _is_empty(q: Tensor, k: Tensor) -> bool:
@@ -75,13 +76,14 @@ def _fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     plan: Tensor,
     batches: int,
     heads: int,
+    causal: bool,  # noqa: FBT001
     softmax_scale: float,
     batch_invariant: bool,  # noqa: ARG001, FBT001 - of the backward
     ieee: bool,  # noqa: FBT001
 ) -> Pair:
     mask: tuple[Tensor | None, list[int]] = None, Band().ints
     if not _is_empty(q, k):
-        mask = plan, _mask_of(q, k, plan, batches, heads).layout
+        mask = plan, _mask_of(q, k, plan, batches, heads, causal).layout
     out, lse = _operators.fwd(q, k, v, *mask, *NOT_PACKED, softmax_scale, ieee)
     return out, lse
 
@@ -97,14 +99,15 @@ def _bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     plan: Tensor,
     batches: int,
     heads: int,
+    causal: bool,  # noqa: FBT001
     softmax_scale: float,
     batch_invariant: bool,  # noqa: FBT001
     ieee: bool,  # noqa: FBT001
 ) -> Gradients:
     mask: tuple[Tensor | None, Tensor | None, list[int]] = None, None, Band().ints
     if not _is_empty(q, k):
-        slots = list_key_slots(q.shape[1], k.shape[1])
-        mask = plan, slots, _mask_of(q, k, plan, batches, heads).layout
+        slots = list_key_slots(q.shape[1], k.shape[1], causal=causal)
+        mask = plan, slots, _mask_of(q, k, plan, batches, heads, causal).layout
     saved = dout, q, k, v, out, lse, dlse
     how = softmax_scale, BUDGET_NOW, batch_invariant, ieee
     dq, dk, dv = _operators.bwd(*saved, *mask, *NOT_PACKED, *how)
@@ -122,11 +125,12 @@ def _fwd_on_cpu(  # noqa: PLR0913, PLR0917 - the operator's schema
     plan: Tensor,
     batches: int,
     heads: int,
+    causal: bool,  # noqa: FBT001
     softmax_scale: float,
     batch_invariant: bool,  # noqa: ARG001, FBT001 - it always is
     ieee: bool,  # noqa: ARG001, FBT001 - likewise
 ) -> Pair:
-    seen = _mask_of(q, k, plan, batches, heads).visible()
+    seen = _mask_of(q, k, plan, batches, heads, causal).visible()
     return reference_forward(q, k, v, softmax_scale=softmax_scale, visible=seen)
 
 
@@ -142,11 +146,12 @@ def _bwd_on_cpu(  # noqa: PLR0913, PLR0917 - the operator's schema
     plan: Tensor,
     batches: int,
     heads: int,
+    causal: bool,  # noqa: FBT001
     softmax_scale: float,
     batch_invariant: bool,  # noqa: ARG001, FBT001
     ieee: bool,  # noqa: ARG001, FBT001
 ) -> Gradients:
-    seen = _mask_of(q, k, plan, batches, heads).visible()
+    seen = _mask_of(q, k, plan, batches, heads, causal).visible()
     return reference_backward(
         dout.contiguous(), q, k, v, out, lse, dlse, softmax_scale=softmax_scale, visible=seen
     )
@@ -185,14 +190,14 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Pair) -> None:  # noqa: ANN
 
 def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
     if dout is None and dlse is None:
-        return (None,) * 9
+        return (None,) * 10
     *saved, plan = ctx.saved_tensors
 
     def bwd(*tensors: Tensor | None) -> Gradients:
         dq, dk, dv = _operators.interval_bwd(*tensors, plan, *ctx.numbers)
         return dq, dk, dv
 
-    return *differentiate(bwd, tuple(saved), dout, dlse), *(None,) * 6
+    return *differentiate(bwd, tuple(saved), dout, dlse), *(None,) * 7
 
 
 torch.library.register_autograd(

@@ -25,7 +25,7 @@ _AXES: Final = 3  # batch, heads, queries
 _DTYPES: Final = (torch.int32, torch.int64)
 
 _library: Final = torch.library.Library("flash_dist", "FRAGMENT")
-_library.define("plan_intervals(Tensor lo, Tensor hi, SymInt seqlen_k) -> Tensor")
+_library.define("plan_intervals(Tensor lo, Tensor hi, SymInt seqlen_k, bool causal) -> Tensor")
 _operators: Final[Any] = torch.ops.flash_dist
 
 
@@ -41,9 +41,10 @@ class IntervalMask(NamedTuple):
     heads: int  # the call's num_heads_q, or 1
     seqlen_q: int
     seqlen_k: int
+    causal: bool  # aligned to the bottom right
 
     @classmethod
-    def of(cls, lo: Tensor, hi: Tensor, *, seqlen_k: int) -> IntervalMask:
+    def of(cls, lo: Tensor, hi: Tensor, *, seqlen_k: int, causal: bool = False) -> IntervalMask:
         """Query i sees key j if lo[i] <= j < hi[i].
 
         Nothing of it is read on the host: bounds are cut off at 0 and seqlen_k, and a query with
@@ -54,6 +55,8 @@ class IntervalMask(NamedTuple):
                 int32 or int64, on the device of the queries.
             hi: Likewise, with axes that broadcast against those of lo.
             seqlen_k: Keys.
+            causal: Cut off hi[i] at i + seqlen_k - seqlen_q + 1 as well, as a causal mask does that
+                is aligned to the bottom right. The backward then takes half the workspace.
 
         Raises:
             TypeError: lo or hi is no tensor of integers.
@@ -75,8 +78,8 @@ class IntervalMask(NamedTuple):
             message = f"seqlen_k must be from 0 to {MAX_SEQLEN}, got {seqlen_k}"
             raise complain(ValueError, message)
         batches, heads, seqlen_q = lows.shape
-        plan = _operators.plan_intervals(lows, highs, seqlen_k)
-        return cls(plan, batches, heads, seqlen_q, seqlen_k)
+        plan = _operators.plan_intervals(lows, highs, seqlen_k, bool(causal))
+        return cls(plan, batches, heads, seqlen_q, seqlen_k, bool(causal))
 
     @property
     def layout(self) -> list[int]:
@@ -155,15 +158,20 @@ def _tiles(seqlen: int) -> int:
     return -(-seqlen // TILE)
 
 
-def _plan_intervals(lo: Tensor, hi: Tensor, seqlen_k: int) -> Tensor:
+def _plan_intervals(lo: Tensor, hi: Tensor, seqlen_k: int, causal: bool) -> Tensor:  # noqa: FBT001
     """Return the arrays of a plan, one behind the other, on the device of lo and hi.
 
     Args:
         lo: [batches, heads, seqlen_q].
         hi: Likewise.
         seqlen_k: Keys.
+        causal: Whether hi ends at the diagonal.
     """
+    seqlen_q = lo.shape[2]
     lo, hi = (x.to(torch.int64).clamp(0, seqlen_k) for x in (lo, hi))
+    if causal:
+        ends = torch.arange(1, seqlen_q + 1, device=hi.device) + (seqlen_k - seqlen_q)
+        hi = torch.minimum(hi, ends)
     seen = lo < hi
     lo, hi = (torch.where(seen, x, 0) for x in (lo, hi))
     ranges = query_ranges(lo, hi)
@@ -172,7 +180,7 @@ def _plan_intervals(lo: Tensor, hi: Tensor, seqlen_k: int) -> Tensor:
         "rows": torch.stack([to_tiles(x).flatten(-2) for x in (lo, hi)], -1),
         "query_ranges": ranges,
         "key_ranges": _key_ranges(ranges, seqlen_k),
-        "key_slots": _key_slots(lo.shape[2], seqlen_k, lo.device),
+        "key_slots": _key_slots(seqlen_q, seqlen_k, lo.device, causal=causal),
     }
     sizes = _sizes((*lo.shape, seqlen_k))
     aligned = [pad(arrays[name].flatten(), (0, -size % ALIGNMENT)) for name, size in sizes.items()]
@@ -192,13 +200,17 @@ def _key_ranges(ranges: Tensor, seqlen_k: int) -> Tensor:
     return torch.stack([torch.where(first < last, first, 0), last], -1).to(torch.int32)
 
 
-def _key_slots(seqlen_q: int, seqlen_k: int, device: torch.device | str) -> Tensor:
+def _key_slots(seqlen_q: int, seqlen_k: int, device: torch.device | str, *, causal: bool) -> Tensor:
     """Return room for dS of every tile: which of them are seen the host must not wait for."""
-    tiles = torch.arange(_tiles(seqlen_k) + 1, dtype=torch.int32, device=device)
-    return tiles * _tiles(seqlen_q)
+    query_tiles = _tiles(seqlen_q)
+    numbers = torch.arange(_tiles(seqlen_k), device=device)
+    hidden = torch.zeros_like(numbers)
+    if causal:  # queries before the first that sees the first key of a tile
+        hidden = (numbers * TILE - (seqlen_k - seqlen_q)).clamp(min=0) // TILE
+    return pad((query_tiles - hidden).cumsum(0), (1, 0))
 
 
-def _plan_fake(lo: Tensor, hi: Tensor, seqlen_k: int) -> Tensor:  # noqa: ARG001
+def _plan_fake(lo: Tensor, hi: Tensor, seqlen_k: int, causal: bool) -> Tensor:  # noqa: ARG001, FBT001
     sizes = _sizes((*lo.shape, seqlen_k)).values()
     return lo.new_empty(sum(size + -size % ALIGNMENT for size in sizes), dtype=torch.int32)
 
@@ -208,7 +220,7 @@ torch.library.register_fake("flash_dist::plan_intervals", _plan_fake, lib=_libra
 
 
 @lru_cache(maxsize=64)
-def list_key_slots(seqlen_q: int, seqlen_k: int) -> Tensor:
+def list_key_slots(seqlen_q: int, seqlen_k: int, *, causal: bool) -> Tensor:
     """Return the slots of dS before each key tile, which the host plans the backward with."""
     require_index(_tiles(seqlen_q) * _tiles(seqlen_k))
-    return _key_slots(seqlen_q, seqlen_k, "cpu")
+    return _key_slots(seqlen_q, seqlen_k, "cpu", causal=causal).to(torch.int32)

@@ -46,7 +46,8 @@ def as_intervals(problem: Problem) -> Problem:
     seqlen_q, seqlen_k = problem.q.shape[1], problem.k.shape[1]
     seen = problem.visible.expand(-1, -1, seqlen_q, seqlen_k)
     lo, hi = (x.to(DEVICE) for x in find_intervals(seen))
-    mask = IntervalMask.of(lo, hi, seqlen_k=seqlen_k)
+    causal = not bool(problem.visible.triu(seqlen_k - seqlen_q + 1).any())
+    mask = IntervalMask.of(lo, hi, seqlen_k=seqlen_k, causal=causal)
     return replace(problem, options={"mask": mask})
 
 
@@ -126,7 +127,7 @@ def test_a_cuda_graph_follows_its_tensors() -> None:
 
     def step() -> list[Tensor]:
         lo = torch.where(starts, numbers, 0).cummax(1).values
-        mask = IntervalMask.of(lo, numbers + 1, seqlen_k=300)
+        mask = IntervalMask.of(lo, numbers + 1, seqlen_k=300, causal=True)
         out, lse = flash_attn_func(q, k, v, mask=mask, return_lse=True)
         return [out, lse, *torch.autograd.grad(out, (q, k, v), problem.dout)]
 
@@ -156,7 +157,7 @@ def test_one_graph_of_torch_compile_makes_masks_of_all_lengths(mode: str) -> Non
     def attention(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Tensor:
         numbers = torch.arange(q.shape[1], device=q.device)
         lo = torch.where(starts, numbers, 0).cummax(1).values
-        mask = IntervalMask.of(lo, numbers + 1, seqlen_k=k.shape[1])
+        mask = IntervalMask.of(lo, numbers + 1, seqlen_k=k.shape[1], causal=True)
         return flash_attn_func(flash_attn_func(q, k, v, mask=mask), k, v, mask=mask)
 
     options: dict[str, Any] = {"backend": counter} if mode == "default" else {"mode": mode}

@@ -73,7 +73,7 @@ def test_one_graph_makes_masks_for_all_lengths() -> None:
     def attention(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
         numbers = torch.arange(q.shape[1])
         lo = torch.where(starts, numbers, 0).cummax(1).values
-        mask = IntervalMask.of(lo, numbers + 1, seqlen_k=k.shape[1])
+        mask = IntervalMask.of(lo, numbers + 1, seqlen_k=k.shape[1], causal=True)
         out, lse = flash_attn_func(q, k, v, mask=mask, return_lse=True)
         return out * 2, lse
 
@@ -93,9 +93,9 @@ def test_one_graph_makes_masks_for_all_lengths() -> None:
 def test_operators_keep_what_torch_demands_of_them() -> None:
     q, k, v = draw(20, 30)
     lo = torch.zeros(2, 1, 20, dtype=torch.int64)
-    torch.library.opcheck(torch.ops.flash_dist.plan_intervals, (lo, lo + 7, 30))
+    torch.library.opcheck(torch.ops.flash_dist.plan_intervals, (lo, lo + 7, 30, True))
     mask = IntervalMask.of(lo, lo + 7, seqlen_k=30)
-    plan = mask.plan, mask.batches, mask.heads
+    plan = mask.plan, mask.batches, mask.heads, mask.causal
     arguments = (q, k, v, *plan, 0.25, False, False)
     torch.library.opcheck(torch.ops.flash_dist.interval_fwd, arguments)
 

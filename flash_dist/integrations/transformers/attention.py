@@ -119,7 +119,7 @@ def _attend(
         sight = _find_documents(q, k, sight, others.get("position_ids"))
     mask: BlockMask | IntervalMask | None = sight.mask
     if packing is None and sight.graph is not None:
-        mask = IntervalMask.of(*sight.graph, seqlen_k=k.shape[1])
+        mask = IntervalMask.of(*sight.graph, seqlen_k=k.shape[1], causal=_is_square(q, k, sight))
     if mask is not None:
         return flash_attn_func(q, k, v, softmax_scale=scale, mask=mask, return_lse=True)
     window = sight.band.left, sight.band.right
@@ -137,6 +137,11 @@ def _attend(
         return_lse=True,
     )
     return out.unflatten(0, q.shape[:2]), lse.unflatten(1, q.shape[:2]).transpose(0, 1)
+
+
+def _is_square(q: Tensor, k: Tensor, sight: Sight) -> bool:
+    """Whether a causal mask is the same aligned to either corner."""
+    return sight.band.right == 0 and q.shape[1] == k.shape[1]
 
 
 def _lay_out(x: Tensor) -> Tensor:

@@ -46,21 +46,25 @@ def visible(lo: Tensor, hi: Tensor, seqlen_k: int) -> Tensor:
     planes=st.sampled_from([(1, 1), (2, 1), (1, 3), (2, 2)]),
     seqlens=st.sampled_from([(1, 1), (64, 64), (65, 63), (200, 130), (130, 300), (1, 260)]),
     sorted_rows=st.booleans(),
+    causal=st.booleans(),
 )
 def test_a_plan_shows_what_the_intervals_show(
     seed: int,
     planes: tuple[int, int],
     seqlens: tuple[int, int],
     sorted_rows: bool,  # noqa: FBT001 - of hypothesis
+    causal: bool,  # noqa: FBT001
 ) -> None:
     seqlen_q, seqlen_k = seqlens
     lo, hi = draw(seed, (*planes, seqlen_q), seqlen_k, sorted_rows=sorted_rows)
     seen = visible(lo, hi, seqlen_k)
-    mask = IntervalMask.of(lo, hi, seqlen_k=seqlen_k)
-    assert mask[1:] == (*planes, seqlen_q, seqlen_k)
+    if causal:
+        seen = seen.tril(seqlen_k - seqlen_q)
+    mask = IntervalMask.of(lo, hi, seqlen_k=seqlen_k, causal=causal)
+    assert mask[1:] == (*planes, seqlen_q, seqlen_k, causal)
     assert torch.equal(mask.visible(), seen)
     slots = mask.plan[mask.layout[len(SIZES) + list(ARRAYS).index("key_slots")] :]
-    known = list_key_slots(seqlen_q, seqlen_k)
+    known = list_key_slots(seqlen_q, seqlen_k, causal=causal)
     assert torch.equal(slots[: len(known)], known)
     for batch in range(planes[0]):
         keys = seen[batch].any(0).any(0).nonzero().flatten().tolist()
@@ -82,10 +86,10 @@ def test_bounds_of_fewer_axes_are_those_of_all(dtype: torch.dtype) -> None:
     whole = IntervalMask.of(lo, hi, seqlen_k=90)
     assert torch.equal(IntervalMask.of(lo[:, 0], hi[:, 0], seqlen_k=90).plan, whole.plan)
     first = IntervalMask.of(lo[0, 0], hi[0], seqlen_k=90)
-    assert first[1:] == (1, 1, 70, 90)
+    assert first[1:] == (1, 1, 70, 90, False)
     assert torch.equal(first.visible(), whole.visible()[:1])
     joint = IntervalMask.of(lo[0, 0], hi, seqlen_k=90)  # axes broadcast
-    assert joint[1:] == (2, 1, 70, 90)
+    assert joint[1:] == (2, 1, 70, 90, False)
 
 
 @pytest.mark.parametrize("seqlens", [(0, 5), (5, 0), (0, 0)])
