@@ -32,7 +32,10 @@ found = [out.detach(), *torch.autograd.grad(out.sum(), parts)]
 whole = [x.requires_grad_() for x in (q, k, v)]
 want = flash_attn_func(q, k, v, causal=True)
 wanted = [want.detach(), *torch.autograd.grad(want.sum(), whole)]
-errors = [(ring_unshard(x) - y).abs().max().item() for x, y in zip(found, wanted, strict=True)]
+errors = [
+    ((ring_unshard(x) - y).abs().max() / y.abs().max()).item()
+    for x, y in zip(found, wanted, strict=True)
+]
 if rank == 0:
     said = ", ".join(
         f"{name} {x:.1e}" for name, x in zip(("out", "dq", "dk", "dv"), errors, strict=True)
@@ -40,6 +43,6 @@ if rank == 0:
     print(
         f"{world_size} ranks on {device.partition(':')[0]}, each with {out.shape[1]} of 1024 tokens"
     )
-    print(f"largest difference from one process: {said}")
-assert max(errors) < (0.1 if on_gpus else 1e-4)
+    print(f"largest difference from one process, as a share of the largest value: {said}")
+assert max(errors) < (0.02 if on_gpus else 1e-5)
 dist.destroy_process_group()

@@ -29,12 +29,13 @@ if TYPE_CHECKING:
     from .integrations.torch_sdpa.replacement import sdpa
     from .kernels.library import last_variant
     from .kernels.precision import float32_precision
-    from .masks import BlockMask
+    from .masks import BlockMask, IntervalMask
 
     __version__: str
 
 __all__ = [
     "BlockMask",
+    "IntervalMask",
     "__version__",
     "check",
     "flash_attn_func",
@@ -60,6 +61,7 @@ logging.getLogger(__name__).addHandler(logging.NullHandler())  # a program decid
 
 _MODULES: Final = {
     "BlockMask": ".masks",
+    "IntervalMask": ".masks",
     "check": ".doctor.gpu_report",
     "flash_attn_func": ".attention.batched",
     "flash_attn_kvpacked_func": ".attention.stacked",

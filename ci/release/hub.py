@@ -44,8 +44,7 @@ _PACKAGE: Final = "flash_dist"  # the names that are replaced begin with this
 
 # Where the sources name operators; other strings of the same spelling are texts.
 _OPERATORS: Final = re.compile(
-    rf"(?<=\bops\.){_PACKAGE}(?=[._])|{_PACKAGE}(?=::)|(?<=Library\(\"){_PACKAGE}(?=\")"
-    rf"|{_PACKAGE}(?=_transformers\")"
+    rf"(?<=\bops\.){_PACKAGE}\b|{_PACKAGE}(?=::)|(?<=Library\(\"){_PACKAGE}(?=\")"
 )
 
 _CARD: Final = """---

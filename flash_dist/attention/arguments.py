@@ -10,7 +10,7 @@ import torch
 from torch._C._functorch import unwrap_if_dead
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ..masks import Band, BlockMask
+from ..masks import Band, BlockMask, IntervalMask
 from ..masks.inputs import MAX_SEQLEN
 from .layouts import (
     ALIGNMENT,
@@ -255,12 +255,14 @@ def read_whole(value: object) -> int | None:
     return number if isinstance(value, (int, torch.SymInt)) else int(number)
 
 
-def choose_mask(mask: BlockMask | None, window_size: Window, *, causal: bool) -> Band | BlockMask:
+def choose_mask(
+    mask: BlockMask | IntervalMask | None, window_size: Window, *, causal: bool
+) -> Band | BlockMask | IntervalMask:
     """Return the mask object, or the band of the other arguments; both cannot be given."""
     band = choose_band(window_size, causal=causal)
     if mask is None:
         return band
-    if not isinstance(mask, BlockMask):
+    if not isinstance(mask, (BlockMask, IntervalMask)):
         message = f"mask must be a flash_dist.BlockMask, got {describe_type(mask)}"
         raise TypeError(message)
     if band != FULL:

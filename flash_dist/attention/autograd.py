@@ -10,8 +10,10 @@ from torch.autograd import forward_ad
 
 from ..kernels import operators
 from ..kernels.budget import BUDGET_NOW, workspace_budget
+from ..kernels.intervals import attend_intervals
 from ..kernels.operators import Packing
 from ..kernels.precision import is_ieee
+from ..masks.intervals import IntervalMask
 from . import transforms
 from .arguments import is_transformed
 from .support import require_kernels
@@ -34,7 +36,7 @@ def attend(  # noqa: PLR0913 - one attention problem
     k: Tensor,
     v: Tensor,
     *,
-    mask: Band | BlockMask,
+    mask: Band | BlockMask | IntervalMask,
     softmax_scale: float,
     packing: Packing | None = None,
     batch_invariant: bool = False,
@@ -46,6 +48,14 @@ def attend(  # noqa: PLR0913 - one attention problem
     Who does not want lse may get None for it.
     """
     ieee = is_ieee(float32_precision) and q.dtype == torch.float32
+    if isinstance(mask, IntervalMask):
+        if is_transformed():
+            transforms.refuse_intervals()
+        mask.require(q, k)
+        invariant = bool(batch_invariant)
+        return attend_intervals(
+            q, k, v, mask=mask, softmax_scale=softmax_scale, batch_invariant=invariant, ieee=ieee
+        )
     if torch.compiler.is_compiling():
         traced = mask, softmax_scale, BUDGET_NOW, bool(batch_invariant), ieee
         return _attend_traced(q, k, v, packing, traced)

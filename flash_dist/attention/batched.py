@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from ..kernels.precision import Precision
-    from ..masks import BlockMask
+    from ..masks import BlockMask, IntervalMask
     from .arguments import Window
     from .neutral import Others
 
@@ -36,7 +36,7 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: Literal[False] = False,
     *,
-    mask: BlockMask | None = None,
+    mask: BlockMask | IntervalMask | None = None,
     return_lse: Literal[False] = False,
     batch_invariant: bool = False,
     float32_precision: Precision | None = None,
@@ -58,7 +58,7 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: Literal[False] = False,
     *,
-    mask: BlockMask | None = None,
+    mask: BlockMask | IntervalMask | None = None,
     return_lse: Literal[True],
     batch_invariant: bool = False,
     float32_precision: Precision | None = None,
@@ -80,7 +80,7 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     *,
-    mask: BlockMask | None = None,
+    mask: BlockMask | IntervalMask | None = None,
     return_lse: bool = False,
     batch_invariant: bool = False,
     float32_precision: Precision | None = None,
@@ -101,7 +101,7 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
     deterministic: bool = False,  # noqa: ARG001 - it always is
     return_attn_probs: bool = False,
     *,
-    mask: BlockMask | None = None,
+    mask: BlockMask | IntervalMask | None = None,
     return_lse: bool = False,
     batch_invariant: bool = False,
     float32_precision: Precision | None = None,
@@ -149,7 +149,8 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
             i - left <= j - (seqlen_k - seqlen_q) <= i + right. Causal makes right 0. A tensor of
             two is read, which waits for a GPU that has it.
         mask: Which keys each query sees, if neither causal nor a window says so;
-            `mask & BlockMask.causal()` combines them.
+            `mask & BlockMask.causal()` combines them. An IntervalMask is one that torch.compile may
+            make within a graph.
         return_attn_probs: Return (out, lse, None), as flash-attention does without dropout.
         return_lse: Return (out, lse).
         batch_invariant: Whether the gradients of a sequence must have the same bits whatever else

@@ -10,7 +10,7 @@ from .autograd import attend
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..masks import Band, BlockMask
+    from ..masks import Band, BlockMask, IntervalMask
 
 
 def attend_heads_first(  # noqa: PLR0913 - the arguments of torch's functions
@@ -18,7 +18,7 @@ def attend_heads_first(  # noqa: PLR0913 - the arguments of torch's functions
     key: Tensor,
     value: Tensor,
     *,
-    mask: Band | BlockMask,
+    mask: Band | BlockMask | IntervalMask,
     scale: float | None,
     enable_gqa: bool,
 ) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from ..masks import Band, BlockMask
+from ..masks import Band, BlockMask, IntervalMask
 from .arguments import describe_type, require_bool
 from .conversions import convert_dense
 from .heads_first import attend_heads_first, check_tensors
@@ -22,7 +22,7 @@ def scaled_dot_product_attention(  # noqa: PLR0913, PLR0917 - torch's signature
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attn_mask: BlockMask | Tensor | None = None,
+    attn_mask: BlockMask | IntervalMask | Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,  # noqa: FBT001, FBT002
     scale: float | None = None,
@@ -43,8 +43,8 @@ def scaled_dot_product_attention(  # noqa: PLR0913, PLR0917 - torch's signature
         query: [batch, num_heads_q, seqlen_q, head_dim], or without batch.
         key: [batch, num_heads_kv, seqlen_k, head_dim].
         value: [batch, num_heads_kv, seqlen_k, head_dim_v], head_dim_v at most head_dim.
-        attn_mask: Which keys each query sees: a BlockMask, or booleans that broadcast to
-            [batch, num_heads_q, seqlen_q, seqlen_k], True where the key is seen.
+        attn_mask: Which keys each query sees: a BlockMask, an IntervalMask, or booleans that
+            broadcast to [batch, num_heads_q, seqlen_q, seqlen_k], True where the key is seen.
         dropout_p: Must be 0.
         is_causal: Query i sees key j if j <= i: the mask is aligned to the top left, as in torch.
         scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
@@ -84,10 +84,12 @@ def scaled_dot_product_attention(  # noqa: PLR0913, PLR0917 - torch's signature
     return out.squeeze(0) if unbatched else out
 
 
-def _read_mask(mask: BlockMask | Tensor | None, query: Tensor, key: Tensor) -> Band | BlockMask:
+def _read_mask(
+    mask: BlockMask | IntervalMask | Tensor | None, query: Tensor, key: Tensor
+) -> Band | BlockMask | IntervalMask:
     if mask is None:
         return Band()
-    if isinstance(mask, BlockMask):
+    if isinstance(mask, (BlockMask, IntervalMask)):
         return mask
     if not isinstance(mask, torch.Tensor):
         kind = describe_type(mask)

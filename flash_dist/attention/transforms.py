@@ -41,6 +41,12 @@ def refuse_compilation() -> NoReturn:
     raise TypeError(message)
 
 
+def refuse_intervals() -> NoReturn:
+    """Raise where a transform meets a mask that is a tensor: vmap could not say whose it is."""
+    message = "torch.func.grad, vjp and vmap take a BlockMask as mask, got an IntervalMask"
+    raise FlashDistError(message, hint="`BlockMask.from_intervals`, made once outside")
+
+
 class Attention(torch.autograd.Function):
     """out and lse; the arguments are those of autograd.py's function."""
 

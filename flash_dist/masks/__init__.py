@@ -1,7 +1,8 @@
-"""Masks as objects: what each query may see, planned for the kernels on the CPU."""
+"""Masks as objects: what each query may see, planned for the kernels."""
 
 from .band import Band
+from .intervals import IntervalMask
 from .plan import MaskPlan
 from .spec import BlockMask
 
-__all__ = ["Band", "BlockMask", "MaskPlan"]
+__all__ = ["Band", "BlockMask", "IntervalMask", "MaskPlan"]

@@ -26,7 +26,7 @@ def query_ranges(lo: Tensor, hi: Tensor) -> Tensor:
     Of the rows that see a key; with a row that sees none, greatest lo and least hi are 0, so that
     no tile looks full.
     """
-    exists = to_tiles(torch.ones(lo.shape[-1], dtype=torch.bool, device="cpu"))
+    exists = to_tiles(torch.ones(lo.shape[-1], dtype=torch.bool, device=lo.device))
     lo, hi = to_tiles(lo), to_tiles(hi)
     seen = lo < hi
     some, every = seen.any(-1), (seen | ~exists).all(-1)

@@ -26,6 +26,7 @@ pytestmark = [
 ]
 PIPELINE = Path(__file__).parent / "pipeline.py"
 RING = Path(__file__).parent / "ring.py"
+CONTEXT_PARALLEL = Path(__file__).parent / "context_parallel.py"
 
 
 def move(problem: Problem, device: str) -> Problem:
@@ -132,3 +133,14 @@ def test_a_ring_of_all_gpus_is_attention_on_one(capsys: pytest.CaptureFixture[st
         assert one["differing"] == 0, name
         limit = next(limit for dtype, limit in limits.items() if dtype in name)
         assert max(one["errors"].values()) < limit, (name, one["errors"])
+
+
+def test_torchs_context_parallelism_runs_on_our_kernels(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_program(CONTEXT_PARALLEL)
+    with capsys.disabled():
+        print(f"\ncontext_parallel: {found}")  # noqa: T201 - the record
+    assert "error" not in found, found
+    for one in found.values():
+        assert not one["same as torch's kernels"]  # rounded elsewhere
+        assert one["differing"] == 0
+        assert max(one["errors"].values()) < 0.02, one["errors"]

@@ -10,8 +10,7 @@ import torch
 from ...attention.arguments import NO_WINDOW
 from ...attention.batched import flash_attn_func
 from ...attention.packed import flash_attn_varlen_func
-from ...masks.band import Band
-from .graph import attend_traced
+from ...masks import Band, IntervalMask
 from .once import choose_longest, find_packed, read_dense
 from .refusals import require_served
 from .sight import Sight
@@ -19,6 +18,7 @@ from .single import attend_once, is_interval
 from .traced import trace_documents
 
 if TYPE_CHECKING:
+    from ...masks import BlockMask
     from .sight import Segments
 
 Tensor = torch.Tensor
@@ -117,10 +117,11 @@ def _attend(
     packing = _read_packing(others) if is_open else None
     if packing is None and is_open:
         sight = _find_documents(q, k, sight, others.get("position_ids"))
+    mask: BlockMask | IntervalMask | None = sight.mask
     if packing is None and sight.graph is not None:
-        return attend_traced(q, k, v, sight.graph, scale)
-    if sight.mask is not None:
-        return flash_attn_func(q, k, v, softmax_scale=scale, mask=sight.mask, return_lse=True)
+        mask = IntervalMask.of(*sight.graph, seqlen_k=k.shape[1], causal=_is_square(q, k, sight))
+    if mask is not None:
+        return flash_attn_func(q, k, v, softmax_scale=scale, mask=mask, return_lse=True)
     window = sight.band.left, sight.band.right
     if packing is None and sight.segments is not None:
         packing = _pack(q, k, sight.segments)
@@ -136,6 +137,11 @@ def _attend(
         return_lse=True,
     )
     return out.unflatten(0, q.shape[:2]), lse.unflatten(1, q.shape[:2]).transpose(0, 1)
+
+
+def _is_square(q: Tensor, k: Tensor, sight: Sight) -> bool:
+    """Whether a causal mask is the same aligned to either corner."""
+    return sight.band.right == 0 and q.shape[1] == k.shape[1]
 
 
 def _lay_out(x: Tensor) -> Tensor:
@@ -161,7 +167,7 @@ def _find_documents(q: Tensor, k: Tensor, sight: Sight, positions: Tensor | None
     if positions.dim() != 2 or positions.shape[1] != seqlen or len(positions) not in {1, batch}:  # noqa: PLR2004
         return sight  # several for each token, say
     if torch.compiler.is_compiling():
-        return trace_documents(sight, positions, batch)
+        return trace_documents(sight, positions)
     if sight.segments is not None:  # the mask function knows them
         return sight
     return replace(sight, segments=find_packed(positions, batch))

@@ -17,7 +17,7 @@ Tensor = torch.Tensor
 
 
 class Padding(NamedTuple):
-    """Which keys exist, on the host."""
+    """Which keys exist; on the host, but in a graph."""
 
     exists: Tensor  # booleans [batch, seqlen_k]
     first: Tensor  # [batch]
@@ -26,7 +26,7 @@ class Padding(NamedTuple):
     @classmethod
     def of(cls, exists: Tensor) -> Padding:
         """Return it with where each row's keys begin and end."""
-        keys = torch.arange(exists.shape[1], device="cpu")
+        keys = torch.arange(exists.shape[1], device=exists.device)
         end = torch.where(exists, keys + 1, 0).amax(1)
         first = torch.where(exists, keys, exists.shape[1]).amin(1)
         return cls(exists, torch.minimum(first, end), end)
@@ -34,7 +34,11 @@ class Padding(NamedTuple):
     @property
     def gaps(self) -> bool:
         """Whether there is padding between a row's keys."""
-        return bool((self.exists.sum(1) != self.end - self.first).any())
+        return bool(self.find_gaps())
+
+    def find_gaps(self) -> Tensor:
+        """Return the same as a tensor."""
+        return (self.exists.sum(1) != self.end - self.first).any()
 
 
 def read_padding(tokens: Tensor | None, keys: int) -> Padding | None:

@@ -9,6 +9,11 @@ if TYPE_CHECKING:
 
 _EAGER: Final = 'hint: `attn_implementation="eager"` serves it'
 
+UNTRACEABLE: Final = (
+    "a mask in a graph of torch.compile must be a band within sequences, which lie without gaps, "
+    'got one that shows other pairs\n\nhint: `attn_implementation="sdpa"` compiles it'
+)
+
 # What configurations call the dropout of attention weights.
 _DROPOUTS: Final = (
     "attention_dropout",
@@ -68,11 +73,7 @@ def refuse_bias(module: torch.nn.Module, dtype: torch.dtype) -> NoReturn:
 
 def refuse_tracing() -> NoReturn:
     """Raise ValueError, whose text torch.compile shows, for a mask that no graph can hold."""
-    message = (
-        "a mask in a graph of torch.compile must be a band within sequences, which lie without "
-        'gaps, got one that shows other pairs\n\nhint: `attn_implementation="sdpa"` compiles it'
-    )
-    raise ValueError(message)
+    raise ValueError(UNTRACEABLE)
 
 
 def _refuse(module: torch.nn.Module, what: str, why: str, hint: str) -> NoReturn:

@@ -51,7 +51,7 @@ class Sight:
     packed: bool = False  # segments are documents, not tokens and their padding
     keys: int | None = None  # only so many exist; behind them are empty slots of a static cache
     mask: BlockMask | None = None  # says it all
-    graph: tuple[Tensor, Tensor] | None = None  # likewise, see traced.py
+    graph: tuple[Tensor, Tensor] | None = None  # likewise, as intervals: see traced.py
     ndim: ClassVar[int] = 4  # a finished mask, not one of tokens; no field, FSDP replaces those
 
     @property

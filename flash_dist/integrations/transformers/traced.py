@@ -1,12 +1,12 @@
-"""The mask function and attention in a graph of torch.compile.
+"""The mask function in a graph of torch.compile: intervals of keys, as tensors of the graph.
 
-A graph holds tensors and numbers, but no objects. A mask of a graph is two tensors: numbers on the
-host, and where sequences begin, on the device. Operators make them when the graph runs, by the code
-for eager calls, and read what they are made of: that waits for the GPU, once a forward, and cannot
-be captured as a CUDA graph.
+Nothing is read on the host: what tokens exist and where documents begin becomes the first key and
+the end for each query where these tensors are, and IntervalMask plans them there.
 
 A mask function is neither read nor evaluated for every pair here. A few pairs for each query tell
-where sequences begin; the others of them must be seen as a band within these shows them.
+where sequences begin; the others of them must be seen as a band within these shows them. That is
+held against the mask when the graph runs, as is that padding has no gaps: otherwise torch stops at
+an assertion, which on a GPU ends what the process can do there.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch.nn.functional import pad
 
 from ...masks import Band
-from .refusals import refuse_tracing
+from ...masks.plan import MAX_INDEX
+from .host import Padding
+from .refusals import UNTRACEABLE, refuse_tracing
 from .sight import Sight
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 Tensor = torch.Tensor
+Pair = tuple[Tensor, Tensor]  # first key and end, [batch or 1, queries]
 
-NAMESPACE: Final = "flash_dist_transformers"  # of the operators, see graph.py
-
-_operators: Final[Any] = getattr(torch.ops, NAMESPACE)
+_BEFORE: Final = -1  # how far from a query the key is that tells where sequences begin
 
 
 def trace_mask(  # noqa: PLR0913, PLR0917 - a call
@@ -52,31 +54,50 @@ def trace_mask(  # noqa: PLR0913, PLR0917 - a call
     """
     batch, queries, keys = sizes
     band = _find_band(queries == keys, **others)
-    moved, known = (offset, 0) if isinstance(offset, torch.Tensor) else (None, offset)
-    device = torch.device(device)
+    seen = _follow(band, torch.arange(queries, device=device).unsqueeze(0) + offset, keys)
+    if tokens is not None:
+        padding = Padding.of(pad(tokens.to(device, torch.bool), (0, keys - tokens.shape[1])))
+        torch._assert_async(~padding.find_gaps(), UNTRACEABLE)  # noqa: SLF001 - as torch.func does
+        seen = _join(seen, (padding.first.unsqueeze(1), padding.end.unsqueeze(1)))
     if queries == 1:
-        seen: Tensor = _operators.see_once(
-            tokens, moved, known, batch, keys, band.left, band.right, device
-        )
-        return seen
-    steps, probes = [], None
+        lo, hi = (x.expand(batch, 1) for x in seen)
+        return torch.stack([lo, torch.maximum(lo, hi)], -1).to(torch.int32).view(batch, 1, 1, 2)
     if queries == keys:
-        steps = _list_steps(band)
-        probes = _probe(mask_function, batch, position, queries, steps, device)
-    graph = _operators.see(
-        tokens, probes, steps, None, moved, known, batch, queries, keys, band.left, band.right
-    )
+        starts = _find_starts(mask_function, band, batch, position, queries, device)
+        seen = _join(seen, _spread(starts))
     is_chunked = _is_chunked(others.get("local_size"), others.get("config"))
-    return Sight(band, packed=tokens is None and not is_chunked, graph=graph)
+    return Sight(band, packed=tokens is None and not is_chunked, graph=seen)
 
 
-def trace_documents(sight: Sight, positions: Tensor, batch: int) -> Sight:
+def trace_documents(sight: Sight, positions: Tensor) -> Sight:
     """Return what is seen within the documents of position_ids [batch or 1, seqlen]."""
-    seqlen = positions.shape[1]
-    if sight.graph is not None:
-        return replace(sight, graph=_operators.split(*sight.graph, positions, batch))
-    sizes = batch, seqlen, seqlen, sight.band.left, sight.band.right
-    return replace(sight, graph=_operators.see(None, None, [], positions, None, 0, *sizes))
+    seen = sight.graph
+    if seen is None:
+        rows = torch.arange(positions.shape[1], device=positions.device).unsqueeze(0)
+        seen = _follow(sight.band, rows, positions.shape[1])
+    starts = pad(positions.diff() != 1, (1, 0), value=True)
+    return replace(sight, graph=_join(seen, _spread(starts)))
+
+
+def _follow(band: Band, rows: Tensor, keys: int) -> Pair:
+    """Return what rows, numbers of keys, see in a band."""
+    lo = rows - band.left if band.left >= 0 else torch.zeros_like(rows)
+    hi = rows + band.right + 1 if band.right >= 0 else torch.zeros_like(rows) + keys
+    return lo, hi
+
+
+def _join(one: Pair, other: Pair) -> Pair:
+    """Return what both show."""
+    return torch.maximum(one[0], other[0]), torch.minimum(one[1], other[1])
+
+
+def _spread(starts: Tensor) -> Pair:
+    """Return where the sequence of each token begins and ends, of where sequences begin."""
+    numbers = torch.arange(starts.shape[1], device=starts.device)
+    first = torch.where(starts, numbers, 0).cummax(1).values
+    ends = pad(starts[:, 1:], (0, 1), value=True)
+    end = torch.where(ends, numbers + 1, MAX_INDEX).flip(1).cummin(1).values.flip(1)
+    return first, end
 
 
 def _find_band(  # noqa: PLR0913 - what transformers says of a mask
@@ -104,32 +125,41 @@ def _is_chunked(size: int | None, config: object) -> bool:
     return size is not None and size == getattr(config, "attention_chunk_size", None)
 
 
-def _list_steps(band: Band) -> list[int]:
-    """Return how far from a query keys are that tell a mask: the one before, and those at edges."""
-    steps = [-1]
-    if band.left >= 0:
-        steps += [-band.left, -band.left - 1]
-    if band.right >= 0:
-        steps += [band.right, band.right + 1]
-    return steps
-
-
-def _probe(  # noqa: PLR0913, PLR0917 - a call
+def _find_starts(  # noqa: PLR0913, PLR0917 - a call
     mask_function: Callable[..., Any],
+    band: Band,
     batch: int,
     position: int | Tensor,
     seqlen: int,
-    steps: list[int],
-    device: torch.device,
+    device: torch.device | str,
 ) -> Tensor:
-    """Return whether queries see the keys at some steps from them, [steps, batch, seqlen]."""
+    """Return where sequences begin [batch, seqlen]; and hold the mask against a band in these."""
     row = torch.arange(batch, device=device).unsqueeze(1)
     head = torch.zeros_like(row)
     numbers = torch.arange(seqlen, device=device).unsqueeze(0)
-    seen = [
-        mask_function(
-            row, head, numbers + position, (numbers + step).clamp(0, seqlen - 1) + position
+
+    def probe(keys: Tensor) -> Tensor:
+        seen: Tensor = mask_function(row, head, numbers + position, keys + position)
+        return seen.expand(batch, seqlen)
+
+    starts = ~probe((numbers + _BEFORE).clamp(min=0)) | (numbers == 0)
+    ids = starts.cumsum(1)
+    for step in _list_edges(band):
+        keys = (numbers + step).clamp(0, seqlen - 1)
+        exists = keys == numbers + step
+        in_band = (band.left < 0 or step >= -band.left) and (band.right < 0 or step <= band.right)
+        right = (ids == ids.gather(1, keys.expand(batch, seqlen))) & in_band
+        torch._assert_async(  # noqa: SLF001
+            (~exists | (probe(keys) == right)).all(), UNTRACEABLE
         )
-        for step in steps
-    ]
-    return torch.stack([x.expand(batch, seqlen) for x in seen])
+    return starts
+
+
+def _list_edges(band: Band) -> list[int]:
+    """Return how far from a query the keys at the edges of a band are, and those behind them."""
+    edges = []
+    if band.left >= 0:
+        edges += [-band.left, -band.left - 1]
+    if band.right >= 0:
+        edges += [band.right, band.right + 1]
+    return edges

@@ -1,13 +1,18 @@
-"""Tiny models of many families, with random weights: the same ones whatever attention they use."""
+"""Tiny models of many families, with random weights: the same ones whatever attention they use.
+
+They are on the CPU, or where FLASH_DIST_TEST_DEVICE says.
+"""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
 import transformers
 
+DEVICE: Final = torch.device(os.environ.get("FLASH_DIST_TEST_DEVICE", "cpu"))
 SEED: Final = 5
 VOCABULARY: Final = 64
 
@@ -52,7 +57,7 @@ class Family:
         with torch.no_grad():
             for parameter in model.parameters():  # sinks and biases are zero or not set at first
                 parameter.add_(0.1 * torch.randn_like(parameter))
-        return model.to(dtype).eval()
+        return model.to(DEVICE, dtype).eval()
 
 
 DECODERS: Final = {

@@ -1,7 +1,7 @@
 """Tiny models on these kernels equal the same models in transformers' own eager attention.
 
-On the CPU, where the operators are plain torch. What transformers of a version does not route
-through its interface is left out, by the name of what it lacks.
+On the CPU, where the operators are plain torch, or on a GPU (models.py). What transformers of a
+version does not route through its interface is left out, by the name of what it lacks.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from flash_dist.integrations.transformers import attention, once, register
 from flash_dist.integrations.transformers.sight import find_documents
 from tests.integrations.transformers.models import (
     DECODERS,
+    DEVICE,
     ENCODERS,
     ESMC,
     SEED,
@@ -39,16 +40,16 @@ BATCH, SEQLEN = 3, 12
 SPLIT = 7  # where the second document begins
 
 GENERATOR = torch.Generator().manual_seed(1)
-IDS = torch.randint(3, VOCABULARY, (BATCH, SEQLEN), generator=GENERATOR)
-LEFT = torch.ones(BATCH, SEQLEN, dtype=torch.long)
+IDS = torch.randint(3, VOCABULARY, (BATCH, SEQLEN), generator=GENERATOR).to(DEVICE)
+LEFT = torch.ones(BATCH, SEQLEN, dtype=torch.long, device=DEVICE)
 LEFT[0, :4] = LEFT[2, :7] = 0
 BOTH = LEFT.clone()
 BOTH[1, 10:] = 0
 GAPS = torch.ones_like(LEFT)
 GAPS[0, 3:5] = GAPS[2, 0] = 0
 PADDINGS = {"plain": None, "left": LEFT, "right": LEFT.flip(1), "both": BOTH, "gaps": GAPS}
-POSITIONS = torch.cat([torch.arange(SPLIT), torch.arange(SEQLEN - SPLIT)])[None]
-CU_SEQ_LENS = torch.tensor([0, SPLIT, SEQLEN], dtype=torch.int32)
+POSITIONS = torch.cat([torch.arange(SPLIT), torch.arange(SEQLEN - SPLIT)])[None].to(DEVICE)
+CU_SEQ_LENS = torch.tensor([0, SPLIT, SEQLEN], dtype=torch.int32, device=DEVICE)
 
 since_5 = pytest.mark.skipif(
     Version("5.0") > VERSION, reason="before 5.0 these models have attention of their own"
@@ -67,7 +68,7 @@ def run(model: Any, keep: Tensor | None = None, **inputs: Any) -> Run:  # noqa: 
     """Return the first output of a model, where tokens are, and gradients of a sum of all of it."""
     out = model(**inputs)[0]
     out = out if keep is None else out[keep.bool()]
-    weights = torch.linspace(-1, 1, out.numel()).view(out.shape)
+    weights = torch.linspace(-1, 1, out.numel(), device=DEVICE).view(out.shape)
     (out.float() * weights).mean().backward()
     named = model.named_parameters()
     return Run(out.detach(), {n: x.grad for n, x in named if x.grad is not None})
@@ -90,7 +91,7 @@ def require_equal(got: Run, want: Run, tolerance: float = TOLERANCE) -> None:
 def _ran(monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: ANN401
     """Hold that our functions were called: a model that fell back to eager would equal it, too."""
     calls = []
-    for name in ("flash_attn_func", "flash_attn_varlen_func", "attend_once", "attend_traced"):
+    for name in ("flash_attn_func", "flash_attn_varlen_func", "attend_once"):
         function = getattr(attention, name)
 
         def spy(*args: Any, function: Any = function, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -217,8 +218,8 @@ def test_beams_are_those_of_eager() -> None:
 def test_siglip_equals_eager() -> None:
     generator = torch.Generator().manual_seed(2)
     inputs = {
-        "pixel_values": torch.randn(2, 3, 32, 32, generator=generator),
-        "input_ids": torch.randint(3, VOCABULARY, (2, 16), generator=generator),
+        "pixel_values": torch.randn(2, 3, 32, 32, generator=generator).to(DEVICE),
+        "input_ids": torch.randint(3, VOCABULARY, (2, 16), generator=generator).to(DEVICE),
     }
     want, got = (SIGLIP.make(name)(**inputs) for name in ("eager", NAME))
     for name in ("image_embeds", "text_embeds"):
@@ -226,7 +227,7 @@ def test_siglip_equals_eager() -> None:
 
 
 def test_whisper_equals_eager_and_generates_the_same() -> None:
-    features = torch.randn(2, 8, 40, generator=torch.Generator().manual_seed(2))
+    features = torch.randn(2, 8, 40, generator=torch.Generator().manual_seed(2)).to(DEVICE)
     inputs = {"input_features": features, "decoder_input_ids": IDS[:2, :7]}
     want, got = (run(WHISPER.make(name), **inputs) for name in ("eager", NAME))
     require_equal(got, want)
@@ -246,27 +247,27 @@ def test_an_encoder_whose_modules_say_that_they_are_causal_sees_everything() -> 
     make = import_module(f"{folder}.modeling_phi4_multimodal").Phi4MultimodalVisionModel
     names = import_module(f"{folder}.configuration_phi4_multimodal")
     sizes = {**SIGLIP.options["vision_config"], "crop_size": 32}
-    pixels = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(2))
+    pixels = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(2)).to(DEVICE)
     outs = []
     for name in ("eager", NAME):
         torch.manual_seed(SEED)
         config = names.Phi4MultimodalVisionConfig(**sizes)
-        model = make._from_config(config, attn_implementation=name).eval()
-        seen = torch.ones(1, 4, 4, dtype=torch.bool)
+        model = make._from_config(config, attn_implementation=name).eval().to(DEVICE)
+        seen = torch.ones(1, 4, 4, dtype=torch.bool, device=DEVICE)
         outs.append(model(pixel_values=pixels, patch_attention_mask=seen).last_hidden_state)
     assert error(outs[1], outs[0]) <= TOLERANCE
 
 
 @pytest.mark.skipif(not hasattr(transformers, ESMC.model), reason="this version has no ESMC")
 def test_chains_of_proteins_that_come_back_are_one_chain() -> None:
-    chains = torch.tensor([[0, 0, 0, 1, 1, 1, 0, 0, 1, 1, -1, -1]]).expand(BATCH, -1)
+    chains = torch.tensor([[0, 0, 0, 1, 1, 1, 0, 0, 1, 1, -1, -1]], device=DEVICE).expand(BATCH, -1)
     want, got = (run(ESMC.make(x), input_ids=IDS, sequence_id=chains) for x in ("eager", NAME))
     require_equal(got, want)
 
 
 def test_a_mask_of_the_callers_own_is_served() -> None:
     family = DECODERS["llama"]
-    tree = torch.ones(SEQLEN, SEQLEN, dtype=torch.bool).tril()
+    tree = torch.ones(SEQLEN, SEQLEN, dtype=torch.bool, device=DEVICE).tril()
     tree[9:, 4:8] = False  # two branches
     lowest = torch.finfo(torch.float32).min
     added = torch.where(tree, 0.0, lowest)[None, None]
@@ -296,7 +297,7 @@ def test_inference_mode_and_autocast_are_served() -> None:
         want = family.make(NAME)(**inputs)[0].detach()[keep]
         with torch.inference_mode():
             assert torch.equal(family.make(NAME)(**inputs)[0][keep], want)
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(DEVICE.type, torch.bfloat16):
             got = family.make(NAME)(**inputs)[0][keep]
         assert error(got, want) <= 5e-2
 
@@ -306,7 +307,7 @@ def test_a_model_whose_weights_come_from_the_disk_equals_eager(tmp_path: Path) -
     inputs = inputs_of(DECODERS["gpt_oss"], LEFT)
     want = DECODERS["gpt_oss"].make("eager")(**inputs)[0].detach()
     model = DECODERS["gpt_oss"].make(NAME)
-    accelerate.disk_offload(model, tmp_path, execution_device="cpu")
+    accelerate.disk_offload(model, tmp_path, execution_device=DEVICE)
     with torch.no_grad():
         got = model(**inputs)[0]
     assert error(got[LEFT.bool()], want[LEFT.bool()]) <= TOLERANCE
@@ -314,8 +315,8 @@ def test_a_model_whose_weights_come_from_the_disk_equals_eager(tmp_path: Path) -
 
 def test_queries_that_are_learned_are_those_of_every_sequence() -> None:
     generator = torch.Generator().manual_seed(3)
-    q = torch.randn(1, 4, 5, 16, generator=generator)
-    k, v = torch.randn(2, BATCH, 4, 7, 16, generator=generator)
+    q = torch.randn(1, 4, 5, 16, generator=generator).to(DEVICE)
+    k, v = torch.randn(2, BATCH, 4, 7, 16, generator=generator).to(DEVICE)
     module = torch.nn.Module()
     module.is_causal = False  # type: ignore[assignment]
     got, _ = attention.attention_forward(module, q, k, v, None)

@@ -10,11 +10,11 @@ import transformers
 from packaging.version import Version
 
 from flash_dist.integrations.transformers import register
-from tests.integrations.transformers.models import ENCODERS, REFUSED, VOCABULARY
+from tests.integrations.transformers.models import DEVICE, ENCODERS, REFUSED, VOCABULARY
 
 NAME = register()
 VERSION = Version(transformers.__version__)
-IDS = torch.randint(3, VOCABULARY, (3, 12), generator=torch.Generator().manual_seed(1))
+IDS = torch.randint(3, VOCABULARY, (3, 12), generator=torch.Generator().manual_seed(1)).to(DEVICE)
 
 since_5 = pytest.mark.skipif(
     Version("5.0") > VERSION, reason="before 5.0 these models have attention of their own"
@@ -39,7 +39,12 @@ since_5 = pytest.mark.skipif(
         ),
         pytest.param(
             lambda: REFUSED["deepseek_v32"].make(NAME),
-            {"attention_mask": torch.ones(12, 12).tril().bool().expand(3, 1, 12, 12)},
+            {
+                "attention_mask": torch.ones(12, 12, device=DEVICE)
+                .tril()
+                .bool()
+                .expand(3, 1, 12, 12)
+            },
             "DeepseekV32Attention asks for indices",
             id="deepseek_v32",
             marks=pytest.mark.skipif(

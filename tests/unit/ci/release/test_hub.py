@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import hashlib
 import json
@@ -11,9 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ci.release import hub
-from ci.release.hub import Variant, check, write
+from ci.release.hub import _OPERATORS, Variant, check, write
 from ci.wheels.artefacts import Artefact, ArtefactError, read_artefact
-from flash_dist.builds.package import BINDING, KERNELS
+from flash_dist.builds.package import BINDING, KERNELS, PACKAGE
 from flash_dist.builds.published import published_sets
 from tests.unit.made.wheels import write_wheel
 
@@ -25,8 +26,8 @@ from .package import KERNELS  # libflash_dist_kernels.so
 library = torch.library.Library("flash_dist", "FRAGMENT")
 torch.library.impl(f"flash_dist::{name}", "CPU", fwd)
 torch.ops.flash_dist.fwd(q)
-torch.ops.flash_dist_transformers.see(q)
-NAMESPACE = "flash_dist_transformers"
+_operators = torch.ops.flash_dist
+getattr(torch.ops.flash_dist, name)
 TEXT = "flash_dist says"
 """
 SETS = {archset.name: archset for archset in published_sets()}
@@ -65,6 +66,19 @@ def test_each_copy_has_names_of_its_own_as_long_as_ours(tmp_path: Path) -> None:
     assert source == SOURCE.replace("flash_dist", variant.id).replace(
         f"{variant.id} says", "flash_dist says"
     )
+
+
+def test_no_source_of_ours_names_operators_otherwise() -> None:
+    """An attribute `ops.flash_dist`, or a string that is the namespace or begins with it."""
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(_OPERATORS.sub("fd_0000000", path.read_text()))):
+            if isinstance(node, ast.Attribute):
+                is_left = node.attr == "flash_dist" and getattr(node.value, "attr", "") == "ops"
+            elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "Library":
+                is_left = getattr(node.args[0], "value", "").startswith("flash_dist")
+            else:
+                is_left = isinstance(node, ast.Constant) and "flash_dist::" in str(node.value)
+            assert not is_left, f"{path}:{getattr(node, 'lineno', 0)}"
 
 
 def test_the_metadata_tell_every_file_and_what_is_really_embedded(tmp_path: Path) -> None:

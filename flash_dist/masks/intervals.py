@@ -1,0 +1,226 @@
+"""Masks that are tensors: an interval of keys for each query, planned on the device that has it.
+
+A BlockMask is an object that was planned on the host before. This one is made of tensors by an
+operator: nothing waits for a GPU, torch.compile traces it, and a CUDA graph may be captured around
+it. Its plan is that of masks of kind ROWS, see plan.py, whatever the intervals are.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch.nn.functional import pad
+
+from .inputs import BROADCASTING, MAX_SEQLEN, complain
+from .layout import ABSENT, ALIGNMENT, ARRAYS, ROWS, SIZES, TILE
+from .plan import require_index
+from .ranges import bounds_of_intervals, query_ranges, to_tiles
+
+Tensor = torch.Tensor
+
+_AXES: Final = 3  # batch, heads, queries
+_DTYPES: Final = (torch.int32, torch.int64)
+
+_library: Final = torch.library.Library("flash_dist", "FRAGMENT")
+_library.define("plan_intervals(Tensor lo, Tensor hi, SymInt seqlen_k, bool causal) -> Tensor")
+_operators: Final[Any] = torch.ops.flash_dist
+
+
+class IntervalMask(NamedTuple):
+    """Which keys each query sees, as a tensor that a graph may make and hold.
+
+    Made by `IntervalMask.of`, and given to attention functions as their mask. It belongs to the
+    device of its tensors, has no `&`, and serves any number of layers.
+    """
+
+    plan: Tensor  # [:] int32, what kernels read
+    batches: int  # the call's batch, or 1
+    heads: int  # the call's num_heads_q, or 1
+    seqlen_q: int
+    seqlen_k: int
+    causal: bool  # aligned to the bottom right
+
+    @classmethod
+    def of(cls, lo: Tensor, hi: Tensor, *, seqlen_k: int, causal: bool = False) -> IntervalMask:
+        """Query i sees key j if lo[i] <= j < hi[i].
+
+        Nothing of it is read on the host: bounds are cut off at 0 and seqlen_k, and a query with
+        lo >= hi sees no key.
+
+        Args:
+            lo: [seqlen_q], [batch or 1, seqlen_q] or [batch or 1, num_heads_q or 1, seqlen_q],
+                int32 or int64, on the device of the queries.
+            hi: Likewise, with axes that broadcast against those of lo.
+            seqlen_k: Keys.
+            causal: Cut off hi[i] at i + seqlen_k - seqlen_q + 1 as well, as a causal mask does that
+                is aligned to the bottom right. The backward then takes half the workspace.
+
+        Raises:
+            TypeError: lo or hi is no tensor of integers.
+            ValueError: Shapes, devices or seqlen_k do not fit.
+        """
+        lows, highs = _parse("lo", lo), _parse("hi", hi)
+        try:
+            lows, highs = torch.broadcast_tensors(lows, highs)
+        except RuntimeError as error:
+            message = (
+                "lo and hi must have shapes that broadcast against each other, "
+                f"got {list(lo.shape)} and {list(hi.shape)}"
+            )
+            raise complain(ValueError, message) from error
+        if lows.device != highs.device:
+            message = f"lo and hi must be on the same device, got {lows.device} and {highs.device}"
+            raise complain(ValueError, message)
+        if not 0 <= seqlen_k <= MAX_SEQLEN:
+            message = f"seqlen_k must be from 0 to {MAX_SEQLEN}, got {seqlen_k}"
+            raise complain(ValueError, message)
+        batches, heads, seqlen_q = lows.shape
+        plan = _operators.plan_intervals(lows, highs, seqlen_k, bool(causal))
+        return cls(plan, batches, heads, seqlen_q, seqlen_k, bool(causal))
+
+    @property
+    def layout(self) -> list[int]:
+        """The operators' list of integers, see layout.py."""
+        sizes = self.batches, self.heads, self.seqlen_q, self.seqlen_k
+        offsets = dict.fromkeys(ARRAYS, ABSENT)
+        end = 0
+        for name, size in _sizes(sizes).items():
+            offsets[name] = end
+            end += size + -size % ALIGNMENT
+        return [ROWS, *sizes, *offsets.values()]
+
+    def require(self, q: Tensor, k: Tensor) -> None:
+        """Raise ValueError if a call is of another shape or device than the mask."""
+        heads = math.prod(q.shape[2:-1])
+        sizes = (
+            ("batch", self.batches, q.shape[0]),
+            ("num_heads_q", self.heads, heads),
+            ("seqlen_q", self.seqlen_q, q.shape[1]),
+            ("seqlen_k", self.seqlen_k, k.shape[1]),
+        )
+        for name, size, got in sizes:
+            if size != got and not (name in BROADCASTING and size == 1):
+                message = f"{name} must be {size}, the size that the mask was made for, got {got}"
+                raise complain(ValueError, message)
+        if self.plan.device != q.device:
+            message = f"q and its mask must be on the same device, got {q.device} and "
+            raise complain(ValueError, message + str(self.plan.device))
+
+    def visible(self) -> Tensor:
+        """Return booleans [batches, heads, seqlen_q, seqlen_k] on the device of the plan."""
+        begin = self.layout[len(SIZES) + list(ARRAYS).index("rows")]
+        rows = _tiles(self.seqlen_q) * TILE
+        planes = self.batches, self.heads
+        bounds = self.plan[begin : begin + 2 * self.batches * self.heads * rows]
+        lo, hi = bounds.view(*planes, rows, 1, 2)[:, :, : self.seqlen_q].unbind(-1)
+        keys = torch.arange(self.seqlen_k, device=self.plan.device)
+        return (lo <= keys) & (keys < hi)
+
+
+def _parse(name: str, x: Tensor) -> Tensor:
+    """Return bounds as [batch or 1, heads or 1, seqlen_q]."""
+    if not isinstance(x, torch.Tensor) or x.dtype not in _DTYPES:
+        kind = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
+        got = str(kind).removeprefix("torch.")
+        raise complain(TypeError, f"{name} must be a tensor of int32 or int64, got {got}")
+    if not 0 < x.dim() <= _AXES:
+        message = (
+            f"{name} must have shape [seqlen_q], [batch or 1, seqlen_q] or [batch or 1, "
+            f"num_heads_q or 1, seqlen_q], got {list(x.shape)}"
+        )
+        raise complain(ValueError, message)
+    if x.dim() == 1:
+        return x.view(1, 1, -1)
+    return x.unsqueeze(1) if x.dim() < _AXES else x
+
+
+def _sizes(sizes: tuple[int, ...]) -> dict[str, int]:
+    """Return how many numbers each array of a plan has; by their names in the layout.
+
+    Args:
+        sizes: Batches, heads, queries and keys.
+    """
+    batches, heads, seqlen_q, seqlen_k = sizes
+    planes, query_tiles, key_tiles = batches * heads, _tiles(seqlen_q), _tiles(seqlen_k)
+    return {
+        "key_bounds": batches * ARRAYS["key_bounds"],
+        "rows": planes * query_tiles * TILE * ARRAYS["rows"],
+        "query_ranges": planes * query_tiles * ARRAYS["query_ranges"],
+        "key_ranges": planes * key_tiles * ARRAYS["key_ranges"],
+        "key_slots": key_tiles + 1,
+    }
+
+
+def _tiles(seqlen: int) -> int:
+    return -(-seqlen // TILE)
+
+
+def _plan_intervals(lo: Tensor, hi: Tensor, seqlen_k: int, causal: bool) -> Tensor:  # noqa: FBT001
+    """Return the arrays of a plan, one behind the other, on the device of lo and hi.
+
+    Args:
+        lo: [batches, heads, seqlen_q].
+        hi: Likewise.
+        seqlen_k: Keys.
+        causal: Whether hi ends at the diagonal.
+    """
+    seqlen_q = lo.shape[2]
+    lo, hi = (x.to(torch.int64).clamp(0, seqlen_k) for x in (lo, hi))
+    if causal:
+        ends = torch.arange(1, seqlen_q + 1, device=hi.device) + (seqlen_k - seqlen_q)
+        hi = torch.minimum(hi, ends)
+    seen = lo < hi
+    lo, hi = (torch.where(seen, x, 0) for x in (lo, hi))
+    ranges = query_ranges(lo, hi)
+    arrays = {
+        "key_bounds": bounds_of_intervals(*(pad(x, (0, 1)) for x in (lo, hi))),  # of no query, too
+        "rows": torch.stack([to_tiles(x).flatten(-2) for x in (lo, hi)], -1),
+        "query_ranges": ranges,
+        "key_ranges": _key_ranges(ranges, seqlen_k),
+        "key_slots": _key_slots(seqlen_q, seqlen_k, lo.device, causal=causal),
+    }
+    sizes = _sizes((*lo.shape, seqlen_k))
+    aligned = [pad(arrays[name].flatten(), (0, -size % ALIGNMENT)) for name, size in sizes.items()]
+    return torch.cat(aligned).to(torch.int32)
+
+
+def _key_ranges(ranges: Tensor, seqlen_k: int) -> Tensor:
+    """Return what `ranges.key_ranges` does, in one piece: [batches, heads, key tiles, 2]."""
+    query_tiles = ranges.shape[2]
+    begin, end = ranges[..., 0] // TILE, -(-ranges[..., 3] // TILE)
+    n = torch.arange(_tiles(seqlen_k), dtype=torch.int32, device=ranges.device)
+    m = torch.arange(query_tiles, dtype=torch.int32, device=ranges.device).unsqueeze(-1)
+    seen = (begin.unsqueeze(-1) <= n) & (n < end.unsqueeze(-1))  # [..., query tiles, key tiles]
+    # A tile more, which sees no key: there is a least and a greatest even of no query.
+    first = pad(torch.where(seen, m, query_tiles), (0, 0, 0, 1), value=query_tiles).amin(2)
+    last = pad(torch.where(seen, m + 1, 0), (0, 0, 0, 1)).amax(2)
+    return torch.stack([torch.where(first < last, first, 0), last], -1).to(torch.int32)
+
+
+def _key_slots(seqlen_q: int, seqlen_k: int, device: torch.device | str, *, causal: bool) -> Tensor:
+    """Return room for dS of every tile: which of them are seen the host must not wait for."""
+    query_tiles = _tiles(seqlen_q)
+    numbers = torch.arange(_tiles(seqlen_k), device=device)
+    hidden = torch.zeros_like(numbers)
+    if causal:  # queries before the first that sees the first key of a tile
+        hidden = (numbers * TILE - (seqlen_k - seqlen_q)).clamp(min=0) // TILE
+    return pad((query_tiles - hidden).cumsum(0), (1, 0))
+
+
+def _plan_fake(lo: Tensor, hi: Tensor, seqlen_k: int, causal: bool) -> Tensor:  # noqa: ARG001, FBT001
+    sizes = _sizes((*lo.shape, seqlen_k)).values()
+    return lo.new_empty(sum(size + -size % ALIGNMENT for size in sizes), dtype=torch.int32)
+
+
+_library.impl("plan_intervals", _plan_intervals, "CompositeExplicitAutograd")
+torch.library.register_fake("flash_dist::plan_intervals", _plan_fake, lib=_library)
+
+
+@lru_cache(maxsize=64)
+def list_key_slots(seqlen_q: int, seqlen_k: int, *, causal: bool) -> Tensor:
+    """Return the slots of dS before each key tile, which the host plans the backward with."""
+    require_index(_tiles(seqlen_q) * _tiles(seqlen_k))
+    return _key_slots(seqlen_q, seqlen_k, "cpu", causal=causal).to(torch.int32)

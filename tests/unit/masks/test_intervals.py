@@ -1,0 +1,135 @@
+"""Masks that are tensors: their plans, read as kernels read them, against the intervals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from flash_dist.masks import IntervalMask
+from flash_dist.masks.intervals import list_key_slots
+from flash_dist.masks.layout import ARRAYS, SIZES
+from tests.unit.made.mask_reader import Axis, Reader
+
+Tensor = torch.Tensor
+
+WALKS: tuple[tuple[Axis, int], ...] = (("query", 1), ("query", 2), ("key", 1), ("key", 2))
+SETTINGS = settings(
+    database=None,
+    deadline=None,
+    derandomize=True,
+    max_examples=40,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+def draw(
+    seed: int, shape: tuple[int, int, int], seqlen_k: int, *, sorted_rows: bool
+) -> tuple[Tensor, Tensor]:
+    """Return lo and hi, some beyond the keys; sorted rows are those of windows and documents."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+    low, high = (
+        torch.randint(-9, seqlen_k + 10, shape, generator=generator, device="cpu") for _ in "ab"
+    )
+    return (low.sort(-1).values, high.sort(-1).values) if sorted_rows else (low, high)
+
+
+def visible(lo: Tensor, hi: Tensor, seqlen_k: int) -> Tensor:
+    keys = torch.arange(seqlen_k, device="cpu")
+    return (lo.unsqueeze(-1) <= keys) & (keys < hi.unsqueeze(-1))
+
+
+@SETTINGS
+@given(
+    seed=st.integers(0, 2**31),
+    planes=st.sampled_from([(1, 1), (2, 1), (1, 3), (2, 2)]),
+    seqlens=st.sampled_from([(1, 1), (64, 64), (65, 63), (200, 130), (130, 300), (1, 260)]),
+    sorted_rows=st.booleans(),
+    causal=st.booleans(),
+)
+def test_a_plan_shows_what_the_intervals_show(
+    seed: int,
+    planes: tuple[int, int],
+    seqlens: tuple[int, int],
+    sorted_rows: bool,  # noqa: FBT001 - of hypothesis
+    causal: bool,  # noqa: FBT001
+) -> None:
+    seqlen_q, seqlen_k = seqlens
+    lo, hi = draw(seed, (*planes, seqlen_q), seqlen_k, sorted_rows=sorted_rows)
+    seen = visible(lo, hi, seqlen_k)
+    if causal:
+        seen = seen.tril(seqlen_k - seqlen_q)
+    mask = IntervalMask.of(lo, hi, seqlen_k=seqlen_k, causal=causal)
+    assert mask[1:] == (*planes, seqlen_q, seqlen_k, causal)
+    assert torch.equal(mask.visible(), seen)
+    slots = mask.plan[mask.layout[len(SIZES) + list(ARRAYS).index("key_slots")] :]
+    known = list_key_slots(seqlen_q, seqlen_k, causal=causal)
+    assert torch.equal(slots[: len(known)], known)
+    for batch in range(planes[0]):
+        keys = seen[batch].any(0).any(0).nonzero().flatten().tolist()
+        for head in range(planes[1]):
+            reader = Reader(mask.plan, mask.layout, batch, head)
+            walks = [reader.visits(*walk) for walk in WALKS]
+            for visits in walks:
+                assert torch.equal(reader.seen(visits), seen[batch, head])
+            places = [{(visit.m, visit.n): visit.slot for visit in visits} for visits in walks]
+            assert all(place == places[0] for place in places)
+            assert len(set(places[0].values())) == len(places[0])
+            assert max(places[0].values(), default=-1) < int(known[-1])
+            assert reader.key_bounds() == ((keys[0], keys[-1] + 1) if keys else (0, 0))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_bounds_of_fewer_axes_are_those_of_all(dtype: torch.dtype) -> None:
+    lo, hi = (x.to(dtype) for x in draw(0, (2, 1, 70), 90, sorted_rows=True))
+    whole = IntervalMask.of(lo, hi, seqlen_k=90)
+    assert torch.equal(IntervalMask.of(lo[:, 0], hi[:, 0], seqlen_k=90).plan, whole.plan)
+    first = IntervalMask.of(lo[0, 0], hi[0], seqlen_k=90)
+    assert first[1:] == (1, 1, 70, 90, False)
+    assert torch.equal(first.visible(), whole.visible()[:1])
+    joint = IntervalMask.of(lo[0, 0], hi, seqlen_k=90)  # axes broadcast
+    assert joint[1:] == (2, 1, 70, 90, False)
+
+
+@pytest.mark.parametrize("seqlens", [(0, 5), (5, 0), (0, 0)])
+def test_a_mask_without_queries_or_keys_can_be_made(seqlens: tuple[int, int]) -> None:
+    seqlen_q, seqlen_k = seqlens
+    numbers = torch.zeros(seqlen_q, dtype=torch.int64, device="cpu")
+    mask = IntervalMask.of(numbers, numbers + 1, seqlen_k=seqlen_k)
+    assert mask.visible().shape == (1, 1, seqlen_q, seqlen_k)
+
+
+@pytest.mark.parametrize(
+    ("lo", "hi", "seqlen_k", "words"),
+    [
+        (torch.zeros(4), torch.zeros(4).int(), 5, "lo must be a tensor of int32 or int64, got fl"),
+        (torch.zeros(4).int(), [1, 2], 5, "hi must be a tensor of int32 or int64, got list"),
+        (torch.zeros(1, 1, 1, 4).int(), torch.zeros(4).int(), 5, r"lo must have shape .*got \[1"),
+        (torch.zeros(4).int(), torch.zeros(5).int(), 5, r"shapes that broadcast.*\[4\] and \[5\]"),
+        (torch.zeros(4).int(), torch.zeros(4).int(), -1, "seqlen_k must be from 0 to .*got -1"),
+        (
+            torch.zeros(4).int(),
+            torch.zeros(4, device="meta").int(),
+            5,
+            "lo and hi must be on the same device, got cpu and meta",
+        ),
+    ],
+    ids=["float", "list", "axes", "shapes", "keys", "devices"],
+)
+def test_what_is_no_interval_is_refused(lo: Tensor, hi: Tensor, seqlen_k: int, words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        IntervalMask.of(lo, hi, seqlen_k=seqlen_k)
+
+
+def test_a_call_of_another_shape_is_refused() -> None:
+    numbers = torch.zeros(2, 4, dtype=torch.int64, device="cpu")
+    mask = IntervalMask.of(numbers, numbers + 1, seqlen_k=6)
+    q, k = torch.empty(2, 4, 3, 8, device="cpu"), torch.empty(2, 6, 3, 8, device="cpu")
+    mask.require(q, k)
+    mask.require(q.unflatten(2, (1, 3)), k)
+    for name, got, other in (("batch", q[:1], k), ("seqlen_q", q[:, :3], k), ("seqlen_k", q, q)):
+        with pytest.raises(ValueError, match=f"{name} must be ., the size that the mask was made"):
+            mask.require(got, other)
+    with pytest.raises(ValueError, match="on the same device, got meta and cpu"):
+        mask.require(q.to("meta"), k)
