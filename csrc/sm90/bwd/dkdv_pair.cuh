@@ -245,7 +245,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
                                          int code) const {
     const float* statistics = smem.statistics[stages.stage()];
     if constexpr (IS_SCORES) {
-      if (code != TILE_FULL) this->hide(x, item_of(stages), code);
+      if (code != TILE_FULL) this->hide(x, item(stages), code);
       Base::template exponentiate<SHIFT>(x, statistics);
       smem.first.release(stages.stage());
       wait_for_place(slots);
@@ -262,7 +262,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
     if constexpr (IS_SCORES) {
       send(fragments, slots);
     } else {
-      this->store_gradients(fragments, item_of(stages));
+      this->store_gradients(fragments, item(stages));
     }
     slots.advance();
   }
