@@ -205,7 +205,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
   // S^T = K @ Q.T, or dP^T = V @ dO.T                     [64, BLOCK_M]
   __device__ __forceinline__ void issue_first(Scores& x, const Stages& stages) const {
     clear_queries<PANELS>(first_tile(stages), stages);
-    Base::template issue_scores<COLUMNS>(x, own_keys(), first_tile(stages));
+    Base::template issue_scores<COLUMNS>(x, uniform(own_keys()), uniform(first_tile(stages)));
   }
 
   // dV += P^T @ dO, or dK += dS^T @ Q                     [64, SUM_COLUMNS]
@@ -213,7 +213,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
                                                const Stages& stages) const {
     smem.second.wait_for_data(stages);
     clear_queries<SUM_PANELS>(second_tile(stages), stages);
-    Base::issue_sum(sum, fragments, second_tile(stages));
+    Base::issue_sum(sum, fragments, uniform(second_tile(stages)));
   }
   __device__ __forceinline__ void end_second(Sum& sum, Fragments& fragments,
                                              const Stages& stages) const {
