@@ -165,11 +165,11 @@ class Backward {
     return dtype == Dtype::IEEE32 && !multiplies ? Dtype::FP32 : dtype;
   }
 
-  // Of the kernel of all gradients where there is one and it is to be taken.
+  // Of the kernel of all gradients where there is one for as many columns and it is to be taken.
   BwdPlan make_plan(const BwdOptions& options) const {
     const bool batch_invariant = options.batch_invariant != 0;
     const int64_t budget = read_budget(options.budget);
-    if (fused_.variant != nullptr) {
+    if (fused_.variant != nullptr && fused_.variant->size == dkdv_.variant->size) {
       BwdKernels kernels = kernels_with(*fused_.variant);
       kernels.fused = true;
       const BwdPlan plan =
@@ -276,14 +276,14 @@ class Backward {
     launch(call_.device, fused_, &p_, stream);
   }
 
-  // As many as half of L2 holds of Q, dO and the fp32 dQ of a query head each: neighbours in time are
-  // then blocks of different heads, which do not wait for each other's turns.
+  // As many as half of L2 holds of Q, dO and the fp32 dQ of a query head each, and two at least:
+  // neighbours in time are then blocks of different heads, which do not wait for each other's turns.
   int fused_heads_together() const {
     const int64_t groups = int64_t{p_.units} * plan_.group_split;
     const int64_t bytes = p_.seqlen_q * (row_bytes() + sizeof(float) * p_.head_dim);
     const int64_t fitting = device_info(call_.device).l2_bytes / 2 / std::max<int64_t>(bytes, 1);
     int64_t width = 1;
-    while (2 * width <= std::min(fitting, groups)) width *= 2;
+    while (2 * width <= std::min(std::max<int64_t>(fitting, 2), groups)) width *= 2;
     return static_cast<int>(width);
   }
 

@@ -53,6 +53,10 @@ namespace flash_dist {
 // Columns that a kernel is compiled for: of q and k, of v and out.
 struct KernelSize {
   int head_dim, head_dim_v;
+
+  bool operator==(const KernelSize& other) const {
+    return head_dim == other.head_dim && head_dim_v == other.head_dim_v;
+  }
 };
 
 // The size with the fewest columns in all that holds the call's, among equals the one with fewer of

@@ -60,6 +60,7 @@ struct DkdvSm90 {
 #pragma unroll 1
     for (int i = 0; i < work.items; ++i, stages.advance()) {
       smem.barriers.wait_for_place(stages);
+      note(smem.item[stages.stage()], cursor);
       load_queries(cursor, stages.stage());
       cursor.next(p, work);
     }
@@ -129,11 +130,10 @@ struct DkdvSm90 {
     if (known != nullptr) item.known = *known;
   }
 
-  // Q, dO, lse and delta of the item that the cursor is at, and what it is.
+  // Q, dO, lse and delta of the item that the cursor is at.
   __device__ __forceinline__ void load_queries(const Cursor& cursor, int s) const {
     const int row0 = cursor.row0();
     const int member = cursor.member;
-    note(smem.item[s], cursor);
 
     constexpr int STATISTICS = BLOCK_M * sizeof(float);
     const uint32_t full = shared_address(&smem.barriers.full[s]);
@@ -152,6 +152,7 @@ struct DkdvSm90 {
     if (work.items == 0) return;
     mbarrier_wait(shared_address(&smem.keys_full), 0);
     clear_keys();
+    const uint32_t k = uniform(own_k()), v = uniform(own_v());
     Stages stages;
 #pragma unroll 1
     for (int left = work.items; left > 0; --left, stages.advance()) {
@@ -159,26 +160,27 @@ struct DkdvSm90 {
       const int s = stages.stage();
       const int code = tile_code(p, work, smem.item[s], consumer());
       if (code != TILE_EMPTY) {
-        clear_queries(s);
-        add(dk, dv, s, code);
+        clear_queries(s, smem.item[s].row0);
+        add(dk, dv, k, v, s, code);
       }
       smem.barriers.release(s);
     }
   }
 
-  // Adds a stage to the sums.
-  __device__ __forceinline__ void add(DkSum& dk, DvSum& dv, int s, int code) const {
-    const uint32_t q = shared_address(smem.stage[s].q);
-    const uint32_t dout = shared_address(smem.stage[s].dout);
+  // Adds a stage to the sums of the keys whose rows of K and V are these.
+  __device__ __forceinline__ void add(DkSum& dk, DvSum& dv, uint32_t k, uint32_t v, int s,
+                                      int code) const {
+    const uint32_t q = uniform(shared_address(smem.stage[s].q));
+    const uint32_t dout = uniform(shared_address(smem.stage[s].dout));
     Scores pt, dst;
     Fragments probabilities, gradients;
     // S^T = K @ Q.T                                       [64, BLOCK_M]
-    issue_scores<HEAD_DIM>(pt, own_k(), q);
+    issue_scores<HEAD_DIM>(pt, k, q);
     // dP^T = V @ dO.T                                     [64, BLOCK_M]
-    issue_scores<HEAD_DIM_V>(dst, own_v(), dout);
+    issue_scores<HEAD_DIM_V>(dst, v, dout);
     wgmma_wait<1>();
     hold(pt.x[0]);
-    if (code != TILE_FULL) hide(pt, s, code);
+    if (code != TILE_FULL) hide(pt, smem.item[s], code);
     // P^T = exp2(S^T * scale - lse)
     exponentiate(pt, smem.lse_log2[s]);
     // dV += P^T @ dO                                      [64, HEAD_DIM_V]
@@ -198,7 +200,7 @@ struct DkdvSm90 {
     }
     // dK += dS^T @ Q                                      [64, HEAD_DIM]
     to_fragments(gradients, dst);
-    store_gradients(gradients, s);
+    store_gradients(gradients, smem.item[s]);
     issue_sum(dk, gradients, q);
     wgmma_wait<0>();
     hold(dk.x[0]);
@@ -258,8 +260,7 @@ struct DkdvSm90 {
 
   // Sets the scores that the mask hides to -inf. A lane asks for two queries' bits, those of the
   // warp's 16 keys, and has them from there handed to those whose scores they are.
-  __device__ __forceinline__ void hide(Scores& pt, int s, int code) const {
-    const DkdvItem& item = smem.item[s];
+  __device__ __forceinline__ void hide(Scores& pt, const DkdvItem& item, int code) const {
     const Mask mask = Cursor::mask_of(p, work, item.member);
     const int lane = fresh_thread() % 32;
     const int warp = warp_of_consumer();
@@ -285,8 +286,8 @@ struct DkdvSm90 {
   }
 
   // The warp's 16 keys of a tile of dS to the workspace.
-  __device__ __forceinline__ void store_gradients(const Fragments& ds, int s) const {
-    const int slot = smem.item[s].slot[consumer()];
+  __device__ __forceinline__ void store_gradients(const Fragments& ds, const DkdvItem& item) const {
+    const int slot = item.slot[consumer()];
     if (slot < 0) return;
     uint8_t* at = static_cast<uint8_t*>(p.ds) + static_cast<int64_t>(slot) * DS_TILE_BYTES +
                   warp_of_consumer() * (BLOCK_M / 16) * DS_BLOCK_BYTES + fresh_thread() % 32 * 16;
@@ -327,8 +328,7 @@ struct DkdvSm90 {
 
   // Zeros for the queries of the next document. Each warpgroup writes them, as the other may leave
   // this stage out; where both do, it is zeros on zeros.
-  __device__ __forceinline__ void clear_queries(int s) const {
-    const int row0 = smem.item[s].row0;
+  __device__ __forceinline__ void clear_queries(int s, int row0) const {
     if (!lacks_queries(row0)) return;
     const RowSpan here{0, work.seqlen_q - row0};
     const int thread = fresh_thread() % WARPGROUP;

@@ -30,9 +30,6 @@ __device__ __forceinline__ void find_dkdv_work(DkdvSm90Work& work, const BwdPara
   work.items = DkdvCursor<Config>::count(p, work);
 }
 
-// The stages of dQ on their way to and from global memory, of which a warp each takes care.
-constexpr int DQ_STAGES = WARPS_OF_GROUP - 1;
-
 // A block's turn at the sum of a query tile's dQ. The key blocks that see the tile have theirs from
 // the last keys to the first.
 struct DqTurn {
