@@ -173,7 +173,7 @@ def _watched_fwd(  # noqa: PLR0913, PLR0917 - one attention problem
     softmax_scale: float,
     ieee: bool,  # noqa: FBT001
 ) -> tuple[Tensor, Tensor]:
-    known = _band_or_handle(mask)
+    known = band_or_handle(mask)
     with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001 - as torch.library does
         if isinstance(known, Band):
             packed = NOT_PACKED if packing is None else packing
@@ -202,7 +202,7 @@ def _find_numbers(
     if isinstance(mask, BlockMask):
         band = mask.band
         if band is None:
-            found = _find_resident(mask.handle, q, k)
+            found = find_resident(mask.handle, q, k)
             if found is not None:
                 return found.plan.numbers, found.data, found.plan.key_slots
             band = Band()  # of nothing
@@ -284,7 +284,7 @@ def bwd_alone(
 def _watched_bwd(
     saved: Saved, mask: Band | BlockMask, packing: Packing | None, plan: Sequence[Any]
 ) -> Gradients:
-    known = _band_or_handle(mask)
+    known = band_or_handle(mask)
     with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001
         if isinstance(known, Band):
             packed = NOT_PACKED if packing is None else packing
@@ -475,7 +475,7 @@ def _fwd_alone_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
     cu_seqlens_q: Tensor | None = None,
     *_: object,
 ) -> tuple[Tensor, Tensor]:
-    return _outputs(q, v, packed=cu_seqlens_q is not None)
+    return outputs_like(q, v, packed=cu_seqlens_q is not None)
 
 
 @torch.library.register_fake("flash_dist::bwd_alone")

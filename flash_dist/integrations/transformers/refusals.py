@@ -38,7 +38,6 @@ def require_served(  # noqa: PLR0913 - what there may be to refuse
     module: torch.nn.Module,
     *,
     dropout: float,
-    softcap: float | None,
     position_bias: object,
     cache: object,
     head_mask: object = None,
@@ -48,8 +47,6 @@ def require_served(  # noqa: PLR0913 - what there may be to refuse
     """Raise ValueError for the first thing that a module wants and that has no kernel."""
     if dropout:
         _refuse(module, f"dropout={dropout}", "no kernels with dropout", _advise(module, dropout))
-    if softcap:
-        _refuse(module, f"softcap={softcap}", "no kernels that cap scores", _EAGER)
     if position_bias is not None:
         _refuse(module, "position_bias", "no kernels that add a bias", _EAGER)
     for name, why in _CHOOSERS.items():
@@ -74,6 +71,16 @@ def refuse_bias(module: torch.nn.Module, dtype: torch.dtype) -> NoReturn:
 def refuse_tracing() -> NoReturn:
     """Raise ValueError, whose text torch.compile shows, for a mask that no graph can hold."""
     raise ValueError(UNTRACEABLE)
+
+
+def refuse_traced_cap() -> NoReturn:
+    """Raise ValueError likewise for a soft cap beside a mask that is read when a graph runs."""
+    message = (
+        "a soft cap in a graph of torch.compile must be beside a causal mask or a window alone, "
+        "got one beside padding or packed sequences"
+        '\n\nhint: `attn_implementation="eager"` compiles it'
+    )
+    raise ValueError(message)
 
 
 def _refuse(module: torch.nn.Module, what: str, why: str, hint: str) -> NoReturn:
