@@ -118,17 +118,13 @@ def test_scores_of_float32_match_with_ieee_products(single: torch.dtype) -> None
     check([score(problem, "softcap alibi sinks")], float32_precision="ieee")
 
 
-def test_a_large_cap_and_no_sink_to_speak_of_change_nothing_to_speak_of(
-    any_half: torch.dtype,
-) -> None:
-    problem = random_problem(batch=2, seqlen_q=300, num_heads=4, dtype=any_half, causal=True)
-    scored = replace(score(problem, "softcap sinks"), softcap=1e4)
+def test_a_sink_of_minus_infinity_weighs_nothing(dtype: torch.dtype) -> None:
+    problem = random_problem(batch=2, seqlen_q=300, num_heads=4, dtype=dtype, causal=True)
+    scored = score(problem, "softcap sinks")
     assert scored.sinks is not None
     scored = replace(scored, sinks=torch.full_like(scored.sinks, -torch.inf))
-    results = run(scored)
-    assert not results["dsinks"].any()
-    plain = flash_attn_func(problem.q, problem.k, problem.v, causal=True)
-    torch.testing.assert_close(results["out"], plain, atol=2e-3, rtol=2e-2)
+    check([scored])
+    assert not run(scored)["dsinks"].any()
 
 
 def test_rows_without_keys_have_their_sink(dtype: torch.dtype) -> None:
