@@ -12,7 +12,9 @@ from ..kernels import scored
 from ..kernels.budget import BUDGET_NOW, workspace_budget
 from ..kernels.operators import Packing, is_exporting
 from ..kernels.precision import is_ieee
+from ..kernels.scored_intervals import attend_intervals
 from ..kernels.scores import Scores
+from ..masks.intervals import IntervalMask
 from . import transforms
 from .arguments import is_transformed
 from .support import require_kernels
@@ -31,7 +33,7 @@ def attend_scored(  # noqa: PLR0913 - one attention problem
     k: Tensor,
     v: Tensor,
     *,
-    mask: Band | BlockMask,
+    mask: Band | BlockMask | IntervalMask,
     softmax_scale: float,
     scores: Scores,
     packing: Packing | None = None,
@@ -43,6 +45,18 @@ def attend_scored(  # noqa: PLR0913 - one attention problem
     compiling = torch.compiler.is_compiling()
     if is_transformed():
         _refuse_transform()
+    if isinstance(mask, IntervalMask):
+        mask.require(q, k)
+        return attend_intervals(
+            q,
+            k,
+            v,
+            mask=mask,
+            softmax_scale=softmax_scale,
+            batch_invariant=bool(batch_invariant),
+            ieee=ieee,
+            scores=scores,
+        )
     if ieee and q.is_cuda and not compiling and not isinstance(q, FakeTensor):
         require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1], ieee=True)
     if compiling and is_exporting():  # an autograd.Function would be a call without gradients there

@@ -103,13 +103,13 @@ def differentiate(  # noqa: PLR0913 - one attention problem
 
     longest = None if packing is None else packing.max_seqlen_k
     try:
-        return _differentiate(bwd, saved, dout, dlse, scores, longest)
+        return differentiate_by(bwd, saved, dout, dlse, scores, longest)
     except RuntimeError as error:
         raise_out_of_memory(error)
         raise
 
 
-def _differentiate(  # noqa: PLR0913, PLR0917 - one attention problem
+def differentiate_by(  # noqa: PLR0913, PLR0917 - one attention problem
     bwd: Any,  # noqa: ANN401
     saved: Saved,
     dout: Tensor | None,
@@ -117,6 +117,7 @@ def _differentiate(  # noqa: PLR0913, PLR0917 - one attention problem
     scores: Scores,
     longest: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return dq, dk, dv and the sinks' gradient by an operator of a backward and its tensors."""
     if scores.sinks is None:  # where rows of one key are a case of their own
 
         def without_sinks(*tensors: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -198,7 +199,7 @@ def _cpu_bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
         cu_seqlens_k=cu_seqlens_k,
         scores=scores,
     )
-    return *gradients, _cpu_dsinks(dout, out, lse, dlse, scores, packed=cu_seqlens_q is not None)
+    return *gradients, cpu_dsinks(dout, out, lse, dlse, scores, packed=cu_seqlens_q is not None)
 
 
 @cpu.without_autocast
@@ -246,10 +247,10 @@ def _cpu_masked_bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
         visible=cpu.visible(handle, cpu.shape_of(q, k)),
         scores=scores,
     )
-    return *gradients, _cpu_dsinks(dout, out, lse, dlse, scores, packed=False)
+    return *gradients, cpu_dsinks(dout, out, lse, dlse, scores, packed=False)
 
 
-def _cpu_dsinks(  # noqa: PLR0913 - the tensors of the formula
+def cpu_dsinks(  # noqa: PLR0913 - the tensors of the formula
     dout: Tensor,
     out: Tensor,
     lse: Tensor,
@@ -258,6 +259,7 @@ def _cpu_dsinks(  # noqa: PLR0913 - the tensors of the formula
     *,
     packed: bool,
 ) -> Tensor:
+    """Return what `sink_gradients` does, no numbers without sinks."""
     if scores.sinks is None:
         return lse.new_empty(0)
     return sink_gradients(dout, out, lse, dlse, scores.sinks, packed=packed)
@@ -359,7 +361,7 @@ def _backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tenso
         return _ops.scored_bwd(*tensors, *mask, *packed, *plan, *scores)
 
     longest = None if cu_seqlens_q is None else max_seqlen_k
-    dq, dk, dv, dsinks = _differentiate(bwd, tuple(saved), dout, dlse, scores, longest)
+    dq, dk, dv, dsinks = differentiate_by(bwd, tuple(saved), dout, dlse, scores, longest)
     return dq, dk, dv, *(None,) * 10, dsinks
 
 
@@ -384,7 +386,7 @@ def _masked_backward(
         plan = ctx.handle, ctx.softmax_scale, BUDGET_NOW, False, ctx.ieee
         return _ops.masked_scored_bwd(*tensors, *plan, *scores)
 
-    dq, dk, dv, dsinks = _differentiate(bwd, tuple(saved), dout, dlse, scores, None)
+    dq, dk, dv, dsinks = differentiate_by(bwd, tuple(saved), dout, dlse, scores, None)
     return dq, dk, dv, *(None,) * 6, dsinks
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from flash_dist import flash_attn_func, flash_attn_varlen_func, last_variant
+from flash_dist.masks import IntervalMask
 from tests.gpu.running import poison_memory, workspace
 from tests.masks import MASKS, masked_problem
 from tests.reference import assert_same_bits, random_problem
@@ -228,6 +229,19 @@ def test_documents_match_each_alone(features: str, dtype: torch.dtype) -> None:
         seen = [one for one, length in zip(alone, lengths_q, strict=True) if length]
         each = [run(replace(one, sinks=sinks))["dsinks"] for one in seen]
         torch.testing.assert_close(grads[3], torch.stack(each).sum(0), atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("features", FEATURES)
+def test_intervals_that_are_tensors_match_float64(features: str, dtype: torch.dtype) -> None:
+    problem = random_problem(batch=2, seqlen_q=200, seqlen_k=230, num_heads=4, dtype=dtype)
+    device = problem.q.device
+    rows = torch.arange(200, device=device)
+    lo, hi = (rows - 50).clamp(min=0), (rows + 31).clamp(max=230)
+    keys = torch.arange(230, device=device)
+    seen = (keys >= lo[:, None]) & (keys < hi[:, None])
+    mask = IntervalMask.of(lo, hi, seqlen_k=230)
+    shown = replace(problem, visible=seen[None, None], options={"mask": mask})
+    check([score(shown, features)])
 
 
 @pytest.mark.gpu

@@ -15,7 +15,7 @@ from flash_dist import (
     flash_attn_varlen_qkvpacked_func,
 )
 from flash_dist.errors import FlashDistError
-from flash_dist.masks import BlockMask
+from flash_dist.masks import BlockMask, IntervalMask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +48,9 @@ MASKS: dict[str, dict[str, Any]] = {
     "full": {},
     "causal": {"causal": True},
     "mask": {"mask": BlockMask.from_dense(torch.ones(4, 5).tril(2).bool())},
+    "intervals": {
+        "mask": IntervalMask.of(torch.tensor([0, 0, 1, 2]), torch.tensor([3, 5, 5, 4]), seqlen_k=5)
+    },
 }
 
 
@@ -152,12 +155,17 @@ def test_operators_pass_opcheck() -> None:
     handle = MASKS["mask"]["mask"].handle
     masked = q, k, v, handle, *plan[:1], False, False
     torch.library.opcheck(ops.masked_scored_fwd, (*masked, *scores))
+    intervals = MASKS["intervals"]["mask"]
+    plan_of_it = intervals.plan, intervals.batches, intervals.heads, intervals.causal
+    how = 0.5, *plan[2:]
+    torch.library.opcheck(ops.interval_scored_fwd, (q, k, v, *plan_of_it, *how, *scores))
     q, k, v, sinks = (x.detach() for x in (q, k, v, sinks))
     scores = 1.5, SLOPES, sinks
     out, lse = ops.scored_fwd(q, k, v, *band, *numbers, *scores)
     saved = torch.ones_like(out), q, k, v, out, lse, None
     torch.library.opcheck(ops.scored_bwd, (*saved, None, None, *band[1:], *plan, *scores))
     torch.library.opcheck(ops.masked_scored_bwd, (*saved, handle, *plan, *scores))
+    torch.library.opcheck(ops.interval_scored_bwd, (*saved, *plan_of_it, *how, *scores))
 
 
 def test_an_exported_program_has_gradients_of_sinks() -> None:

@@ -73,16 +73,6 @@ def refuse_tracing() -> NoReturn:
     raise ValueError(UNTRACEABLE)
 
 
-def refuse_traced_cap() -> NoReturn:
-    """Raise ValueError likewise for a soft cap beside a mask that is read when a graph runs."""
-    message = (
-        "a soft cap in a graph of torch.compile must be beside a causal mask or a window alone, "
-        "got one beside padding or packed sequences"
-        '\n\nhint: `attn_implementation="eager"` compiles it'
-    )
-    raise ValueError(message)
-
-
 def _refuse(module: torch.nn.Module, what: str, why: str, hint: str) -> NoReturn:
     message = f"{type(module).__name__} asks for {what}, and there are {why}\n\n{hint}"
     raise ValueError(message)

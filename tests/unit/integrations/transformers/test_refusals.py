@@ -10,7 +10,6 @@ import torch
 
 from flash_dist.integrations.transformers.refusals import (
     refuse_bias,
-    refuse_traced_cap,
     refuse_tracing,
     require_served,
 )
@@ -68,5 +67,3 @@ def test_a_mask_of_numbers_and_one_that_no_graph_holds_are_refused() -> None:
         refuse_bias(Attention(), torch.float16)
     with pytest.raises(ValueError, match=r"torch\.compile"):
         refuse_tracing()
-    with pytest.raises(ValueError, match=r"a soft cap in a graph of torch\.compile"):
-        refuse_traced_cap()
