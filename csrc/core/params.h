@@ -64,6 +64,18 @@ struct MaskParams {
 
 inline MaskBand band_of(const MaskParams& p) { return {p.kind, p.left, p.right, p.bottom_right}; }
 
+// What becomes of a score between its scale and the mask, see core/scores.cuh. All zero: nothing.
+struct ScoreParams {
+  float softcap;       // 0: none
+  const float* alibi;  // slopes [num_heads_q] or [batch, num_heads_q]; null: none
+  int alibi_batch;     // num_heads_q, 0 where all batch entries share the slopes
+  // Filled in at the call:
+  int bends;    // whether there is any of it
+  float scale;  // of the scores that the softmax is given: softmax_scale, 1 where they are bent
+  float scale_inside;  // what bending multiplies q . k by
+  float per_cap;       // 1 / softcap, 0 without one
+};
+
 // Where the rows of a batch entry lie: null pointers for tensors with a batch axis, whose entries
 // all have the full length. NOTE: what the arrays hold nobody has checked; core/sequence.cuh alone
 // reads them.
@@ -99,6 +111,8 @@ struct FwdParams {
   MaskParams mask;
   BlockOrder order;  // filled in at the launch, like those below
   Divisor by_num_heads_q, by_group;
+  ScoreParams scores;
+  const float* sinks;  // [num_heads_q]: a logit of each row that has no value; null: none
 };
 
 // What a launch of the forward is given.
@@ -121,6 +135,8 @@ struct DeltaParams {
   int rows_padded;  // rows of statistics of one head
   Packing packing;
   Divisor by_tiles, by_num_heads_q, by_group;  // filled in at the launch
+  const float* sinks;                          // as FwdParams::sinks
+  float* dsinks;                               // as lse: of each row, by the sink of its head
 };
 
 // One chunk of the backward: units [unit_begin, unit_begin + units) of (batch, kv head), keys of
@@ -153,6 +169,7 @@ struct BwdParams {
   // Where dQ is summed in turns, in dq_accum: a ticket, then how many blocks have had their turn at
   // each tile of 64 queries, all 0 at the launch; else null.
   int* dq_turns;
+  ScoreParams scores;
 };
 
 struct ReduceParams {

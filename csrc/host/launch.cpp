@@ -80,9 +80,21 @@ void* run_few_queries(const Call& call, const FwdParams& p, int64_t front, Alloc
   return memory;
 }
 
+// With what follows from a call's scores, which families may refuse.
+template <class Params>
+Params with_scores(Params p) {
+  ScoreParams& scores = p.scores;
+  scores.bends = scores.softcap != 0.0f || scores.alibi != nullptr;
+  scores.scale = scores.bends ? 1.0f : p.softmax_scale;
+  scores.per_cap = scores.softcap == 0.0f ? 0.0f : 1.0f / scores.softcap;
+  scores.scale_inside = p.softmax_scale / (scores.softcap == 0.0f ? 1.0f : scores.softcap);
+  return p;
+}
+
 void run_forward(const Call& call, FwdParams p, Allocate allocate, void* context) {
   check_sizes(p);
   const DeviceScope scope(call.device);
+  p = with_scores(p);
   const bool has_few = may_have_few_queries(call, p);
   if (has_few && p.packing.cu_seqlens_q == nullptr) {
     run_few_queries(call, p, 0, allocate, context);
@@ -96,7 +108,7 @@ void run_forward(const Call& call, FwdParams p, Allocate allocate, void* context
   const int sm_count = device_info(call.device).sm_count;
   const bool ticketed = allocate != nullptr && wants_tickets(p, *kernel.variant->entry, sm_count);
   const int64_t front = ticketed ? ALIGNMENT : 0;
-  void* memory = has_few     ? run_few_queries(call, p, front, allocate, context)
+  void* memory = has_few    ? run_few_queries(call, p, front, allocate, context)
                  : ticketed ? allocate(context, front)
                             : nullptr;
   FwdCall all{p, sm_count, ticketed ? static_cast<unsigned*>(memory) : nullptr};
@@ -135,7 +147,7 @@ class Backward {
            const BwdOptions& options)
       : call_(call),
         delta_(delta),
-        p_(grads),
+        p_(with_scores(grads)),
         fused_(find_kernel(call.device,
                            {Role::BWD_FUSED, dtype_of(call), {grads.head_dim, grads.head_dim_v}},
                            &p_)),

@@ -78,7 +78,7 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
   DvSum<Config> dv;
   dk.clear();
   dv.clear();
-  const float scale_log2 = p.softmax_scale * LOG2_E;
+  const float scale_log2 = p.scores.scale * LOG2_E;
   const DkdvCompute<Config> compute{p, smem, tiles, warp, dk, dv, scale_log2};
   run_pipeline<Target, Config::STAGES>(DkdvCursor<Config>::count(p, smem.work), fetch, land,
                                        compute);
