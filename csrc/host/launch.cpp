@@ -154,7 +154,8 @@ class Backward {
         dkdv_(find(Role::BWD_DKDV, {grads.head_dim, grads.head_dim_v}, &p_)),
         packed_(grads.packing.cu_seqlens_q != nullptr),
         normalizes_(is_fp32(dtype_of(call))),
-        plan_(make_plan(options)) {}
+        plan_(make_plan(options)),
+        whole_(p_) {}
 
   int64_t workspace_bytes() const { return flash_dist::workspace_bytes(plan_); }
 
@@ -239,6 +240,7 @@ class Backward {
     p_.dk_partial = parts.take<float>(plan_.dk_partial);
     p_.dv_partial = parts.take<float>(plan_.dv_partial);
     p_.group_split = plan_.group_split;
+    whole_ = p_;
   }
 
   void run(const BwdStep& step) {
@@ -301,7 +303,7 @@ class Backward {
 
   void run_dkdv(const BwdStep& step) {
     take(plan_.chunks[step.chunk]);
-    const int64_t rows = int64_t{p_.seqlen_q} * (p_.group / plan_.group_split);
+    const int64_t rows = int64_t{p_.seqlen_q} * p_.members;
     p_.heads_together =
         heads_together(call_, p_, int64_t{p_.units} * plan_.group_split, row_bytes() * rows);
     launch(call_.device, dkdv_, &p_, stream_of(call_));
@@ -309,8 +311,8 @@ class Backward {
 
   void run_dq(const BwdStep& step) {
     take(plan_.chunks[step.chunk]);
-    p_.heads_together =
-        heads_together(call_, p_, int64_t{p_.units} * p_.group, row_bytes() * p_.seqlen_k);
+    p_.heads_together = heads_together(call_, p_, int64_t{p_.units} * p_.group_split * p_.members,
+                                       row_bytes() * (p_.key_end - p_.key_begin));
     launch_step(step, &p_);
   }
 
@@ -321,6 +323,32 @@ class Backward {
     p_.key_end = chunk.key_end;
     p_.dq_first = chunk.first_stripe;
     p_.dq_last = chunk.last_stripe;
+    p_.sums_first = chunk.sums_first;
+    p_.sums_last = chunk.sums_last;
+    p_.sum_rows = chunk.sum_rows;
+    p_.member_begin = chunk.member_begin;
+    p_.members = chunk.members;
+    take_queries(chunk.query_begin, chunk.query_end);
+    if (p_.dq_accum != nullptr) p_.dq_accum = whole_.dq_accum + chunk.dq_accum;
+  }
+
+  // The call's queries [begin, end), as if there were no others: what has a row for each begins with
+  // theirs, and a band that shifts is where it was.
+  void take_queries(int begin, int end) {
+    p_.seqlen_q = end - begin;
+    for (View BwdParams::* view : {&BwdParams::q, &BwdParams::dout, &BwdParams::dq}) {
+      const View& all = whole_.*view;
+      (p_.*view).data = static_cast<uint8_t*>(all.data) + element_bytes(call_) * begin * all.row;
+    }
+    p_.lse_log2 = whole_.lse_log2 + begin;
+    p_.delta = whole_.delta + begin;
+    p_.mask = whole_.mask;
+    if (begin == 0 && end == whole_.seqlen_q) return;
+    MaskParams& mask = p_.mask;
+    const int shift = begin + (mask.bottom_right ? p_.seqlen_k - whole_.seqlen_q : 0);
+    if (mask.left < UNBOUNDED) mask.left -= shift;
+    if (mask.right < UNBOUNDED) mask.right += shift;
+    mask.bottom_right = 0;
   }
 
   int64_t row_bytes() const { return element_bytes(call_) * (p_.head_dim + p_.head_dim_v); }
@@ -346,6 +374,7 @@ class Backward {
   const Loaded fused_, dkdv_;
   const bool packed_, normalizes_;
   const BwdPlan plan_;
+  BwdParams whole_;  // p_ as it is for all queries
 };
 
 void run_backward(const Call& call, const DeltaParams& delta, const BwdParams& grads,

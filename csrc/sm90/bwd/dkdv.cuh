@@ -9,7 +9,8 @@
 //           what the mask hides from theirs; P^T and dS^T stay in their registers as A operands.
 // Shared    K and V (for the whole life of the block), STAGES stages of Q, dO, lse and delta.
 // Pipeline  The query tiles of every query head of the split, in ascending order: this is the order
-//           of summation. dP^T is computed while P^T is, and dV while dS^T is.
+//           of summation. dP^T is computed while P^T is, and dV while dS^T is. Between stripes of
+//           queries the sums rest in memory.
 //
 // Where both sums are more than the registers of a block, two share the keys (dkdv_pair.cuh).
 #pragma once
@@ -72,6 +73,10 @@ struct DkdvSm90 {
     DvSum dv;
     dk.clear();
     dv.clear();
+    if (!p.sums_first) {
+      each_resting(dk, p.dk_partial, [](float& x, float& y, float2& at) { x = at.x, y = at.y; });
+      each_resting(dv, p.dv_partial, [](float& x, float& y, float2& at) { x = at.x, y = at.y; });
+    }
     walk(dk, dv);
     store(dk, dv);
   }
@@ -348,34 +353,34 @@ struct DkdvSm90 {
   template <int NT>
   __device__ __forceinline__ void store_sum(Accumulator<1, NT>& sum, float scale, uint32_t tile,
                                             const View& view, int columns, float* partial) const {
-    const DkdvBlock& block = work.block;
-    const int row0 = block.key0 + group_row0();
-    const int rows = work.seqlen_k - row0;
-    if (p.group_split > 1) {
-      const int64_t units = static_cast<int64_t>(p.batch) * p.num_heads_kv;
-      const int64_t row = (block.split * units + p.unit_begin + block.unit) * p.seqlen_k + row0;
-      store_partial(sum, partial + row * (NT * 8), rows);
+    if (keeps_sums(p)) {
+      each_resting(sum, partial, [](float& x, float& y, float2& at) { at = {x, y}; });
       return;
     }
+    const DkdvBlock& block = work.block;
+    const int row0 = block.key0 + group_row0();
     const int64_t row = work.sequence.k0 + row0;
     sum.scale(scale);
     store_rows<KTile, Target, T>(sum, tile,
                                  head_begin(view, block.batch, block.head_kv, 0) + row * view.row,
-                                 view.row, rows, columns);
+                                 view.row, work.seqlen_k - row0, columns);
   }
 
-  template <int NT>
-  __device__ __forceinline__ static void store_partial(const Accumulator<1, NT>& c, float* dst,
-                                                       int rows) {
+  // f(x, y, place) for each two columns of this lane's part of dK or dV, of keys that exist, and
+  // where they lie as fp32 sums.
+  template <int NT, class F>
+  __device__ __forceinline__ void each_resting(Accumulator<1, NT>& sum, float* sums, F f) const {
+    const int row0 = work.block.key0 + group_row0();
     const int lane = fresh_thread() % 32;
+    float* at = sums + (first_sum_row(p, work.block) + row0) * (NT * 8);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = warp_of_consumer() * 16 + h * 8 + lane / 4;
-      if (row >= rows) continue;
+      if (row >= work.seqlen_k - row0) continue;
 #pragma unroll
       for (int n = 0; n < NT; ++n) {
-        *reinterpret_cast<float2*>(dst + row * (NT * 8) + n * 8 + lane % 4 * 2) =
-            float2{c.x[0][n][2 * h], c.x[0][n][2 * h + 1]};
+        f(sum.x[0][n][2 * h], sum.x[0][n][2 * h + 1],
+          *reinterpret_cast<float2*>(at + row * (NT * 8) + n * 8 + lane % 4 * 2));
       }
     }
   }

@@ -78,9 +78,13 @@ struct DkdvOfPair : DkdvSm90<Config> {
   __device__ __forceinline__ void compute() const {
     Sum sum;
     sum.clear();
+    if (!p.sums_first) {
+      this->each_resting(sum, IS_SCORES ? p.dv_partial : p.dk_partial,
+                         [](float& x, float& y, float2& at) { x = at.x, y = at.y; });
+    }
     walk(sum);
     if constexpr (IS_SCORES) {
-      sum.scale(BACK);
+      if (p.sums_last) sum.scale(BACK);  // what rests is taken up as it was
       this->store_sum(sum, 1.0f, own_keys(), p.dv, p.head_dim_v, p.dv_partial);
     } else {
       this->store_sum(sum, p.softmax_scale, own_keys(), p.dk, p.head_dim, p.dk_partial);

@@ -22,7 +22,8 @@ __device__ __forceinline__ void find_dkdv_work(DkdvSm90Work& work, const BwdPara
                                                const DkdvBlock& block, const Sequence& sequence) {
   const int members = p.group / p.group_split;
   const int head = block.head_kv * p.group;
-  const Mask mask(p.mask, MaskPlace(p.mask, sequence, block.batch, head + block.split * members));
+  const int first = head + block.split * members + p.member_begin;
+  const Mask mask(p.mask, MaskPlace(p.mask, sequence, block.batch, first));
   find_work<Config>(work, p, block, sequence, members, head, mask);
   work.block = block;
   work.sequence = sequence;
