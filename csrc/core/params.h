@@ -99,12 +99,12 @@ struct FwdParams {
   MaskParams mask;
   BlockOrder order;  // filled in at the launch, like those below
   Divisor by_num_heads_q, by_group;
+  int sm_count;  // multiprocessors of the device
 };
 
 // What a launch of the forward is given.
 struct FwdCall {
   FwdParams params;
-  int sm_count;       // multiprocessors
   unsigned* tickets;  // a zero where the kernel wants it (KernelEntry::takes_tickets), else null
 };
 

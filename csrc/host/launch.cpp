@@ -57,11 +57,11 @@ int heads_together(const Call& call, const Params& p, int64_t groups, int64_t by
 constexpr int64_t TICKETED_TILES = 4;
 
 // Whether the blocks of a forward take their tiles by tickets, counting in a zero in memory.
-bool wants_tickets(const FwdParams& p, const KernelEntry& entry, int sm_count) {
+bool wants_tickets(const FwdParams& p, const KernelEntry& entry) {
   if (!entry.takes_tickets || is_even(p.mask, p.packing.cu_seqlens_q != nullptr)) return false;
   const int64_t tiles = (int64_t{p.seqlen_q} + entry.block_rows - 1) / entry.block_rows * p.batch *
                         p.num_heads_kv * p.group;
-  return tiles >= TICKETED_TILES * sm_count;
+  return tiles >= TICKETED_TILES * p.sm_count;
 }
 
 // A forward's sequences of few queries on many keys, in units. Returns its memory, of which the first
@@ -91,15 +91,15 @@ void run_forward(const Call& call, FwdParams p, Allocate allocate, void* context
   p.leaves_few = has_few;
   p.heads_together = heads_together(call, p, int64_t{p.batch} * p.num_heads_kv * p.group,
                                     element_bytes(call) * p.seqlen_k * (p.head_dim + p.head_dim_v));
+  p.sm_count = device_info(call.device).sm_count;
   const KernelKey key{Role::FWD, dtype_of(call), {p.head_dim, p.head_dim_v}};
   const Loaded kernel = require_kernel(call.device, key, &p);
-  const int sm_count = device_info(call.device).sm_count;
-  const bool ticketed = allocate != nullptr && wants_tickets(p, *kernel.variant->entry, sm_count);
+  const bool ticketed = allocate != nullptr && wants_tickets(p, *kernel.variant->entry);
   const int64_t front = ticketed ? ALIGNMENT : 0;
   void* memory = has_few     ? run_few_queries(call, p, front, allocate, context)
                  : ticketed ? allocate(context, front)
                             : nullptr;
-  FwdCall all{p, sm_count, ticketed ? static_cast<unsigned*>(memory) : nullptr};
+  FwdCall all{p, ticketed ? static_cast<unsigned*>(memory) : nullptr};
   if (all.tickets != nullptr) {
     check_cuda(cudaMemsetAsync(all.tickets, 0, sizeof(unsigned), stream_of(call)),
                "cudaMemsetAsync");
