@@ -153,6 +153,15 @@ struct BwdParams {
   // Where dQ is summed in turns, in dq_accum: a ticket, then how many blocks have had their turn at
   // each tile of 64 queries, all 0 at the launch; else null.
   int* dq_turns;
+  bool batch_invariant;  // nothing may depend on the other sequences of a batch
+};
+
+// A backward that makes delta, too.
+struct WholeParams {
+  BwdParams p;
+  View out;  // of DeltaParams, as the others
+  const float* lse;
+  const float* dlse;  // or null
 };
 
 struct ReduceParams {

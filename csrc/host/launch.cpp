@@ -135,7 +135,10 @@ class Backward {
            const BwdOptions& options)
       : call_(call),
         delta_(delta),
-        p_(grads),
+        p_(with_options(grads, options)),
+        whole_(find_kernel(call.device,
+                           {Role::BWD_WHOLE, dtype_of(call), {grads.head_dim, grads.head_dim_v}},
+                           &p_)),
         fused_(find_kernel(call.device,
                            {Role::BWD_FUSED, dtype_of(call), {grads.head_dim, grads.head_dim_v}},
                            &p_)),
@@ -152,6 +155,11 @@ class Backward {
   }
 
  private:
+  static BwdParams with_options(BwdParams p, const BwdOptions& options) {
+    p.batch_invariant = options.batch_invariant != 0;
+    return p;
+  }
+
   // NOTE: dK/dV and the tile of dQ are chosen before the workspace exists: a family of theirs may
   // refuse views, sizes and masks, nothing that place() fills in.
   Loaded find(Role role, const KernelSize& columns, const void* params) const {
@@ -165,8 +173,9 @@ class Backward {
     return dtype == Dtype::IEEE32 && !multiplies ? Dtype::FP32 : dtype;
   }
 
-  // Of the kernel of all gradients where there is one and it is to be taken.
+  // Of a kernel of all gradients where there is one and it is to be taken.
   BwdPlan make_plan(const BwdOptions& options) const {
+    if (whole_.variant != nullptr) return plan_whole(shape_for(*whole_.variant, options));
     const bool batch_invariant = options.batch_invariant != 0;
     const int64_t budget = read_budget(options.budget);
     if (fused_.variant != nullptr) {
@@ -233,6 +242,8 @@ class Backward {
     switch (step.role) {
       case Role::BWD_DELTA:
         return run_delta(step);
+      case Role::BWD_WHOLE:
+        return run_whole(step);
       case Role::BWD_FUSED:
         return run_fused(step);
       case Role::BWD_DKDV:
@@ -266,6 +277,13 @@ class Backward {
     delta_.head_dim_v = p_.head_dim_v;
     delta_.packing = p_.packing;
     launch_step(step, &delta_);
+  }
+
+  void run_whole(const BwdStep& step) {
+    take(plan_.chunks[step.chunk]);
+    p_.heads_together = 1;
+    const WholeParams all{p_, delta_.out, delta_.lse, delta_.dlse};
+    launch(call_.device, whole_, &all, stream_of(call_));
   }
 
   void run_fused(const BwdStep& step) {
@@ -331,7 +349,7 @@ class Backward {
   const Call& call_;
   DeltaParams delta_;
   BwdParams p_;
-  const Loaded fused_, dkdv_;
+  const Loaded whole_, fused_, dkdv_;
   const bool packed_, normalizes_;
   const BwdPlan plan_;
 };
