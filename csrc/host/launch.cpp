@@ -96,7 +96,7 @@ void run_forward(const Call& call, FwdParams p, Allocate allocate, void* context
   const Loaded kernel = require_kernel(call.device, key, &p);
   const bool ticketed = allocate != nullptr && wants_tickets(p, *kernel.variant->entry);
   const int64_t front = ticketed ? ALIGNMENT : 0;
-  void* memory = has_few     ? run_few_queries(call, p, front, allocate, context)
+  void* memory = has_few    ? run_few_queries(call, p, front, allocate, context)
                  : ticketed ? allocate(context, front)
                             : nullptr;
   FwdCall all{p, ticketed ? static_cast<unsigned*>(memory) : nullptr};
