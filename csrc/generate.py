@@ -49,7 +49,7 @@ CPP_DTYPES = {"fp16": "Fp16", "bf16": "Bf16", "fp32": "Fp32", "ieee32": "Ieee32"
 HALF_DTYPES = ("fp16", "bf16")
 _A100 = 80
 PLANS = "plans.h"
-WGMMA_COLUMNS = (64, 80, 96, 112, 128, 192, 256)  # of D, for which there are wrappers
+WGMMA_COLUMNS = (32, 48, 64, 80, 96, 112, 128, 192, 256)  # of D, for which there are wrappers
 
 
 @dataclass(frozen=True)

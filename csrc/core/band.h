@@ -41,7 +41,7 @@ inline MaskBand make_band(int64_t left, int64_t right, bool bottom_right, int se
 
 // Whether every query sees every key, so that all blocks are equally long.
 template <class Mask>  // MaskBand or MaskParams
-bool is_even(const Mask& mask, bool packed) {
+FLASH_DIST_HOST_DEVICE bool is_even(const Mask& mask, bool packed) {
   return mask.kind == MaskKind::BAND && mask.left >= UNBOUNDED && mask.right >= UNBOUNDED &&
          !packed;
 }

@@ -7,13 +7,13 @@
 #pragma once
 
 #include "core/config.h"
+#include "core/dot.cuh"
 #include "core/entry.h"
 #include "core/schedule.cuh"
 #include "core/sequence.cuh"
 #include "core/tile.cuh"
 #include "core/uncovered.cuh"
 #include "plans.h"
-#include "ptx/convert.cuh"
 #include "ptx/copy.cuh"
 
 namespace flash_dist {
@@ -39,18 +39,6 @@ using F32DeltaConfig =
 
 __host__ __device__ constexpr int padded_rows(int rows) {
   return (rows + STATISTICS_ALIGNMENT - 1) / STATISTICS_ALIGNMENT * STATISTICS_ALIGNMENT;
-}
-
-// sum + a . b of two 32-bit words: one fp32 or two 16-bit elements.
-template <class T>
-__device__ __forceinline__ float add_products(uint32_t a, uint32_t b, float sum) {
-  const float2 x = unpack<T>(a);
-  const float2 y = unpack<T>(b);
-  return fmaf(x.x, y.x, fmaf(x.y, y.y, sum));
-}
-template <>
-__device__ __forceinline__ float add_products<Fp32>(uint32_t a, uint32_t b, float sum) {
-  return fmaf(__uint_as_float(a), __uint_as_float(b), sum);
 }
 
 // Where a block works: a tile of the rows of a query head of a batch entry.
@@ -137,10 +125,7 @@ __device__ __forceinline__ void delta_block(const DeltaParams& p) {
   float sum = 0.0f;
 #pragma unroll
   for (int c = 0; c < CHUNKS; ++c) {
-    sum = add_products<T>(out[c].x, dout[c].x, sum);
-    sum = add_products<T>(out[c].y, dout[c].y, sum);
-    sum = add_products<T>(out[c].z, dout[c].z, sum);
-    sum = add_products<T>(out[c].w, dout[c].w, sum);
+    sum = add_products<T>(out[c], dout[c], sum);
   }
 #pragma unroll
   for (int i = LANES / 2; i > 0; i /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, i);

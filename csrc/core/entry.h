@@ -31,9 +31,15 @@ struct KernelEntry {
   int registers;  // of a thread at the launch, which its warpgroups share out among them; 0: any
 };
 
+// Of a thread, that setmaxnreg is asked for: a multiple of 8 that an instruction can name.
+constexpr int MOST_REGISTERS = 240;
+
 // What a thread has at its launch where so many fill a multiprocessor, a multiple of 128: with
 // setmaxnreg in it, a kernel is compiled for that many.
-constexpr int registers_at_launch(int threads) { return 65536 / threads / 8 * 8; }
+constexpr int registers_at_launch(int threads) {
+  const int each = 65536 / threads / 8 * 8;
+  return each < MOST_REGISTERS ? each : MOST_REGISTERS;
+}
 
 // Those that the roles of Config's block were shared out from; 0 where there are no roles.
 template <class Config>

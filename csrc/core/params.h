@@ -114,12 +114,12 @@ struct FwdParams {
   Divisor by_num_heads_q, by_group;
   ScoreParams scores;
   const float* sinks;  // [num_heads_q]: a logit of each row that has no value; null: none
+  int sm_count;  // multiprocessors of the device
 };
 
 // What a launch of the forward is given.
 struct FwdCall {
   FwdParams params;
-  int sm_count;       // multiprocessors
   unsigned* tickets;  // a zero where the kernel wants it (KernelEntry::takes_tickets), else null
 };
 
@@ -175,6 +175,15 @@ struct BwdParams {
   SumRows sum_rows;
   int member_begin, members;  // query heads of each split, counted from its first
   int sums_first, sums_last;  // first stripe of queries starts dK and dV, last stripe writes them
+  bool batch_invariant;  // nothing may depend on the other sequences of a batch
+};
+
+// A backward that makes delta, too.
+struct WholeParams {
+  BwdParams p;
+  View out;  // of DeltaParams, as the others
+  const float* lse;
+  const float* dlse;  // or null
 };
 
 struct ReduceParams {

@@ -57,11 +57,11 @@ int heads_together(const Call& call, const Params& p, int64_t groups, int64_t by
 constexpr int64_t TICKETED_TILES = 4;
 
 // Whether the blocks of a forward take their tiles by tickets, counting in a zero in memory.
-bool wants_tickets(const FwdParams& p, const KernelEntry& entry, int sm_count) {
+bool wants_tickets(const FwdParams& p, const KernelEntry& entry) {
   if (!entry.takes_tickets || is_even(p.mask, p.packing.cu_seqlens_q != nullptr)) return false;
   const int64_t tiles = (int64_t{p.seqlen_q} + entry.block_rows - 1) / entry.block_rows * p.batch *
                         p.num_heads_kv * p.group;
-  return tiles >= TICKETED_TILES * sm_count;
+  return tiles >= TICKETED_TILES * p.sm_count;
 }
 
 // A forward's sequences of few queries on many keys, in units. Returns its memory, of which the first
@@ -103,15 +103,15 @@ void run_forward(const Call& call, FwdParams p, Allocate allocate, void* context
   p.leaves_few = has_few;
   p.heads_together = heads_together(call, p, int64_t{p.batch} * p.num_heads_kv * p.group,
                                     element_bytes(call) * p.seqlen_k * (p.head_dim + p.head_dim_v));
+  p.sm_count = device_info(call.device).sm_count;
   const KernelKey key{Role::FWD, dtype_of(call), {p.head_dim, p.head_dim_v}};
   const Loaded kernel = require_kernel(call.device, key, &p);
-  const int sm_count = device_info(call.device).sm_count;
-  const bool ticketed = allocate != nullptr && wants_tickets(p, *kernel.variant->entry, sm_count);
+  const bool ticketed = allocate != nullptr && wants_tickets(p, *kernel.variant->entry);
   const int64_t front = ticketed ? ALIGNMENT : 0;
   void* memory = has_few    ? run_few_queries(call, p, front, allocate, context)
                  : ticketed ? allocate(context, front)
                             : nullptr;
-  FwdCall all{p, sm_count, ticketed ? static_cast<unsigned*>(memory) : nullptr};
+  FwdCall all{p, ticketed ? static_cast<unsigned*>(memory) : nullptr};
   if (all.tickets != nullptr) {
     check_cuda(cudaMemsetAsync(all.tickets, 0, sizeof(unsigned), stream_of(call)),
                "cudaMemsetAsync");
@@ -147,7 +147,8 @@ class Backward {
            const BwdOptions& options)
       : call_(call),
         delta_(delta),
-        p_(with_scores(grads)),
+        p_(with_options(with_scores(grads), options)),
+        whole_(find_whole()),
         fused_(find_kernel(call.device,
                            {Role::BWD_FUSED, dtype_of(call), {grads.head_dim, grads.head_dim_v}},
                            &p_)),
@@ -155,7 +156,7 @@ class Backward {
         packed_(grads.packing.cu_seqlens_q != nullptr),
         normalizes_(is_fp32(dtype_of(call))),
         plan_(make_plan(options)),
-        whole_(p_) {}
+        all_(p_) {}
 
   int64_t workspace_bytes() const { return flash_dist::workspace_bytes(plan_); }
 
@@ -165,6 +166,18 @@ class Backward {
   }
 
  private:
+  static BwdParams with_options(BwdParams p, const BwdOptions& options) {
+    p.batch_invariant = options.batch_invariant != 0;
+    return p;
+  }
+
+  // Without a variant where sinks have a gradient, which delta's own kernel writes.
+  Loaded find_whole() const {
+    if (delta_.dsinks != nullptr) return {};
+    const KernelKey key{Role::BWD_WHOLE, dtype_of(call_), {p_.head_dim, p_.head_dim_v}};
+    return find_kernel(call_.device, key, &p_);
+  }
+
   // NOTE: dK/dV and the tile of dQ are chosen before the workspace exists: a family of theirs may
   // refuse views, sizes and masks, nothing that place() fills in.
   Loaded find(Role role, const KernelSize& columns, const void* params) const {
@@ -180,6 +193,7 @@ class Backward {
 
   // Of the kernel of all gradients where there is one for as many columns and it is to be taken.
   BwdPlan make_plan(const BwdOptions& options) const {
+    if (whole_.variant != nullptr) return plan_whole(shape_for(*whole_.variant, options));
     const bool batch_invariant = options.batch_invariant != 0;
     const int64_t budget = read_budget(options.budget);
     if (fused_.variant != nullptr && fused_.variant->size == dkdv_.variant->size) {
@@ -240,13 +254,15 @@ class Backward {
     p_.dk_partial = parts.take<float>(plan_.dk_partial);
     p_.dv_partial = parts.take<float>(plan_.dv_partial);
     p_.group_split = plan_.group_split;
-    whole_ = p_;
+    all_ = p_;
   }
 
   void run(const BwdStep& step) {
     switch (step.role) {
       case Role::BWD_DELTA:
         return run_delta(step);
+      case Role::BWD_WHOLE:
+        return run_whole(step);
       case Role::BWD_FUSED:
         return run_fused(step);
       case Role::BWD_DKDV:
@@ -280,6 +296,13 @@ class Backward {
     delta_.head_dim_v = p_.head_dim_v;
     delta_.packing = p_.packing;
     launch_step(step, &delta_);
+  }
+
+  void run_whole(const BwdStep& step) {
+    take(plan_.chunks[step.chunk]);
+    p_.heads_together = 1;
+    const WholeParams all{p_, delta_.out, delta_.lse, delta_.dlse};
+    launch(call_.device, whole_, &all, stream_of(call_));
   }
 
   void run_fused(const BwdStep& step) {
@@ -329,7 +352,7 @@ class Backward {
     p_.member_begin = chunk.member_begin;
     p_.members = chunk.members;
     take_queries(chunk.query_begin, chunk.query_end);
-    if (p_.dq_accum != nullptr) p_.dq_accum = whole_.dq_accum + chunk.dq_accum;
+    if (p_.dq_accum != nullptr) p_.dq_accum = all_.dq_accum + chunk.dq_accum;
   }
 
   // The call's queries [begin, end), as if there were no others: what has a row for each begins with
@@ -337,15 +360,15 @@ class Backward {
   void take_queries(int begin, int end) {
     p_.seqlen_q = end - begin;
     for (View BwdParams::* view : {&BwdParams::q, &BwdParams::dout, &BwdParams::dq}) {
-      const View& all = whole_.*view;
+      const View& all = all_.*view;
       (p_.*view).data = static_cast<uint8_t*>(all.data) + element_bytes(call_) * begin * all.row;
     }
-    p_.lse_log2 = whole_.lse_log2 + begin;
-    p_.delta = whole_.delta + begin;
-    p_.mask = whole_.mask;
-    if (begin == 0 && end == whole_.seqlen_q) return;
+    p_.lse_log2 = all_.lse_log2 + begin;
+    p_.delta = all_.delta + begin;
+    p_.mask = all_.mask;
+    if (begin == 0 && end == all_.seqlen_q) return;
     MaskParams& mask = p_.mask;
-    const int shift = begin + (mask.bottom_right ? p_.seqlen_k - whole_.seqlen_q : 0);
+    const int shift = begin + (mask.bottom_right ? p_.seqlen_k - all_.seqlen_q : 0);
     if (mask.left < UNBOUNDED) mask.left -= shift;
     if (mask.right < UNBOUNDED) mask.right += shift;
     mask.bottom_right = 0;
@@ -371,10 +394,10 @@ class Backward {
   const Call& call_;
   DeltaParams delta_;
   BwdParams p_;
-  const Loaded fused_, dkdv_;
+  const Loaded whole_, fused_, dkdv_;
   const bool packed_, normalizes_;
   const BwdPlan plan_;
-  BwdParams whole_;  // p_ as it is for all queries
+  BwdParams all_;  // p_ as it is for all queries
 };
 
 void run_backward(const Call& call, const DeltaParams& delta, const BwdParams& grads,

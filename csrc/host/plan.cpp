@@ -69,6 +69,15 @@ class Planner : PlanGrid {
     return plan;
   }
 
+  // Each block sums up the gradients of a unit by itself.
+  BwdPlan make_whole() const {
+    BwdPlan plan;
+    plan.whole = true;
+    plan.chunks = {whole_chunk(plan, 0, units_)};
+    plan.steps = {{Role::BWD_WHOLE, {shape_.head_dim, shape_.head_dim_v}, 0, false}};
+    return plan;
+  }
+
  private:
   void set_statistics(BwdPlan& plan) const {
     const int64_t heads = int64_t{shape_.num_heads_kv} * shape_.group;
@@ -310,5 +319,7 @@ BwdPlan plan_backward(const BwdShape& shape, const BwdKernels& kernels, int64_t 
   const Planner planner(shape, kernels, budget);
   return kernels.fused ? planner.make_fused(batch_invariant) : planner.make(batch_invariant);
 }
+
+BwdPlan plan_whole(const BwdShape& shape) { return Planner(shape, {}, 0).make_whole(); }
 
 }  // namespace flash_dist

@@ -1,7 +1,8 @@
 // How one backward call is cut into launches: a pure function of shapes, the mask, the budget and
 // device properties. The order of summation, and so every bit of the result, follows from it:
 //
-//   fused        whether one kernel makes dK, dV and dQ, where there is one;
+//   whole        whether a block makes all gradients of a unit whose sequences fit its tile;
+//   fused        else whether one kernel makes dK, dV and dQ, where there is one;
 //   spill        else whether dQ comes from the stored dS or from S and dP computed again;
 //   group_split  how many partial sums make up dK and dV of a kv head;
 //   steps        which kernels run, of which compiled size, on which keys, one after the other.
@@ -34,7 +35,7 @@
 //
 // Memory of one call beside inputs and gradients, each term rounded up to 256 bytes:
 //
-//   statistics  8 * num_heads_q * rows, rows = batch * up(seqlen_q),
+//   statistics  0 where whole, else 8 * num_heads_q * rows, rows = batch * up(seqlen_q),
 //               packed: up(total_q + 128 * batch), with up() the next multiple of 128;
 //               12 instead of 8 where dQ normalizes
 //   ds          8192 * heads * ds_tiles_per_head, heads: of the largest chunk, group * units
@@ -120,7 +121,8 @@ struct BwdStep {
 };
 
 struct BwdPlan {
-  bool fused = false;   // one kernel makes dK, dV and dQ
+  bool whole = false;   // one kernel makes dK, dV and dQ, a block those of a unit
+  bool fused = false;   // else: one kernel makes dK, dV and dQ
   bool spill = false;   // else: dQ comes from the stored dS; false: it recomputes S and dP
   int group_split = 1;  // blocks that share the query heads of one kv head
   int rows_padded = 0;  // rows of statistics of one head
@@ -140,5 +142,8 @@ struct BwdPlan {
 // batch_invariant asks for the fused one.
 BwdPlan plan_backward(const BwdShape& shape, const BwdKernels& kernels, int64_t budget,
                       bool batch_invariant);
+
+// Of sequences that fit a tile of the kernel for these: that one launch, without a workspace.
+BwdPlan plan_whole(const BwdShape& shape);
 
 }  // namespace flash_dist

@@ -17,6 +17,15 @@ constexpr bool has_registers(int consumers, int of_loader, int of_consumer) {
          warpgroups * registers_at_launch(warpgroups * WARPGROUP);
 }
 
+// What a loader that keeps `of_loader` leaves to each consumer where so many blocks share a
+// multiprocessor: no instruction names more than 255 registers.
+constexpr int registers_left(int consumers, int blocks, int of_loader) {
+  const int warpgroups = 1 + consumers;
+  const int all = warpgroups * registers_at_launch(blocks * warpgroups * WARPGROUP);
+  const int each = (all - of_loader) / consumers / 8 * 8;
+  return each < MOST_REGISTERS ? each : MOST_REGISTERS;
+}
+
 // The next stage of a ring of tiles, and the parity of the phase in which it is filled. One number,
 // since it lives in registers for the whole of a kernel.
 template <int STAGES>

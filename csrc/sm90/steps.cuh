@@ -102,10 +102,8 @@ __device__ __forceinline__ void hide_columns(Accumulator<1, NT>& s, int key0, co
 
 // Of 16 queries from row0 on, whose keys are a range each.
 template <int NT>
-__device__ __forceinline__ void hide_ranges(Accumulator<1, NT>& s, const Mask& mask, int row0,
+__device__ __forceinline__ void hide_ranges(Accumulator<1, NT>& s, const int2 (&ranges)[2],
                                             int key0) {
-  const int row = row0 + fresh_thread() % 32 / 4;
-  const int2 ranges[2] = {mask.keys(row), mask.keys(row + 8)};
   hide_columns<0, NT>(
       s, key0, [&](int h, int key) { return bit_span(ranges[h].x - key, ranges[h].y - key); });
 }
@@ -120,31 +118,92 @@ __device__ __forceinline__ uint2 tile_bits(const Mask& mask, int i, int key0, in
           bit_span(range.x - key0 - 32, range.y - key0 - 32)};
 }
 
-// Of 16 queries from row0 on, under a tile of a list.
-template <int FIRST, int END, int NT>
-__device__ __forceinline__ void hide_tile(Accumulator<1, NT>& s, const Mask& mask, int row0,
-                                          int key0, int code) {
-  if (code == TILE_FULL) return;
-  const int row = row0 + fresh_thread() % 32 / 4;
-  const uint2 bits[2] = {tile_bits(mask, row, key0, code), tile_bits(mask, row + 8, key0, code)};
-  hide_columns<FIRST, END>(s, 0, [&](int h, int key) { return key == 0 ? bits[h].x : bits[h].y; });
-}
+// What two queries of a lane, of the 16 of its warp, see of a step.
+template <int BLOCK_N, Walk WALK>
+struct StepSight {
+  using Steps = KeySteps<BLOCK_N, WALK>;
+  static constexpr int PARTS = Steps::PARTS;
+  static constexpr int TILES = MASK_TILE / 8;
+  // Of one tile of a list.
+  struct Part {
+    bool full;
+    uint2 bits[2];
+  };
+  int2 ranges[2];
+  Part parts[PARTS == 0 ? 1 : PARTS];
 
-// The scores of step j, of a warp in the given half of the block's queries.
-template <int BLOCK_N, Walk WALK, int NT>
-__device__ __forceinline__ void hide_step(Accumulator<1, NT>& s, const Mask& mask,
-                                          const KeySteps<BLOCK_N, WALK>& steps, int j, int half,
-                                          int row0) {
-  constexpr int PARTS = KeySteps<BLOCK_N, WALK>::PARTS;
-  if (!steps.is_list()) {
-    hide_ranges(s, mask, row0, steps.key0(j));
-  } else if constexpr (PARTS > 0) {
-    constexpr int TILES = MASK_TILE / 8;
-    hide_tile<0, TILES>(s, mask, row0, steps.key0(j, 0), steps.code(j, 0, half));
-    if constexpr (PARTS == 2) {
-      hide_tile<TILES, 2 * TILES>(s, mask, row0, steps.key0(j, 1), steps.code(j, 1, half));
+  // half: of the block's queries, in which the warp is; row0: its first query.
+  __device__ __forceinline__ void find(const Mask& mask, const Steps& steps, int j, int half,
+                                       int row0) {
+    if (!steps.is_list()) {
+      find_ranges(mask, row0);
+    } else {
+#pragma unroll
+      for (int part = 0; part < PARTS; ++part) find_part(mask, steps, j, part, half, row0);
     }
   }
-}
+
+  // Hides the scores of the others.
+  template <int NT>
+  __device__ __forceinline__ void apply(Accumulator<1, NT>& s, const Steps& steps, int j) const {
+    if (!steps.is_list()) {
+      hide_ranges(s, ranges, steps.key0(j));
+    } else {
+      if constexpr (PARTS > 0) apply_part<0>(s);
+      if constexpr (PARTS == 2) apply_part<1>(s);
+    }
+  }
+
+  // Both, part by part, with fewer registers.
+  template <int NT>
+  __device__ __forceinline__ static void hide(Accumulator<1, NT>& s, const Mask& mask,
+                                              const Steps& steps, int j, int half, int row0) {
+    if (!steps.is_list()) {
+      const int2 ranges[2] = {mask.keys(row(row0)), mask.keys(row(row0) + 8)};
+      hide_ranges(s, ranges, steps.key0(j));
+    } else {
+      if constexpr (PARTS > 0) hide_part<0>(s, mask, steps, j, half, row0);
+      if constexpr (PARTS == 2) hide_part<1>(s, mask, steps, j, half, row0);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static int row(int row0) { return row0 + fresh_thread() % 32 / 4; }
+
+  __device__ __forceinline__ void find_ranges(const Mask& mask, int row0) {
+    ranges[0] = mask.keys(row(row0));
+    ranges[1] = mask.keys(row(row0) + 8);
+  }
+
+  __device__ __forceinline__ void find_part(const Mask& mask, const Steps& steps, int j, int part,
+                                            int half, int row0) {
+    const int code = steps.code(j, part, half);
+    parts[part].full = code == TILE_FULL;
+    if (parts[part].full) return;
+    const int key0 = steps.key0(j, part);
+    parts[part].bits[0] = tile_bits(mask, row(row0), key0, code);
+    parts[part].bits[1] = tile_bits(mask, row(row0) + 8, key0, code);
+  }
+
+  template <int PART, int NT>
+  __device__ __forceinline__ void apply_part(Accumulator<1, NT>& s) const {
+    if (parts[PART].full) return;
+    const auto& bits = parts[PART].bits;
+    hide_columns<PART * TILES, (PART + 1) * TILES>(
+        s, 0, [&](int h, int key) { return key == 0 ? bits[h].x : bits[h].y; });
+  }
+
+  template <int PART, int NT>
+  __device__ __forceinline__ static void hide_part(Accumulator<1, NT>& s, const Mask& mask,
+                                                   const Steps& steps, int j, int half, int row0) {
+    const int code = steps.code(j, PART, half);
+    if (code == TILE_FULL) return;
+    const int key0 = steps.key0(j, PART);
+    const uint2 bits[2] = {tile_bits(mask, row(row0), key0, code),
+                           tile_bits(mask, row(row0) + 8, key0, code)};
+    hide_columns<PART * TILES, (PART + 1) * TILES>(
+        s, 0, [&](int h, int key) { return key == 0 ? bits[h].x : bits[h].y; });
+  }
+};
 
 }  // namespace flash_dist

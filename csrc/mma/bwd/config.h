@@ -53,6 +53,29 @@ struct DkdvConfig : Config<DkdvPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
 };
 
+// Of all gradients of a sequence that fits one tile.
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+struct WholeConfig
+    : Config<WholePlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
+  using Plan = WholePlan<HEAD_DIM, HEAD_DIM_V, PLAN>;
+  static constexpr int TILE = Plan::WARPS * 16;  // queries and keys
+  static constexpr int BLOCK_ROWS = TILE;
+  static constexpr int UNROLL = Target::UNROLL;
+  static_assert(TILE == MASK_TILE && TILE % Plan::SUB_M == 0);
+
+  struct Smem {
+    alignas(128) uint16_t k[TILE * HEAD_DIM];    // later the stage of dK
+    alignas(128) uint16_t v[TILE * HEAD_DIM_V];  // later the stage of dV
+    alignas(128) uint16_t q[TILE * HEAD_DIM];    // later the stage of dQ
+    alignas(128) uint16_t dout[TILE * HEAD_DIM_V];
+    alignas(128) uint16_t ds[TILE * TILE];  // dS^T: a row is a key
+    alignas(16) float lse_log2[TILE];
+    float delta[TILE];  // right behind lse_log2
+  };
+  static constexpr int SMEM_BYTES = sizeof(Smem);
+  static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
+};
+
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct DqGemmConfig
     : Config<DqGemmPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {

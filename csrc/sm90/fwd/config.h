@@ -26,14 +26,20 @@ struct FwdSm90Config
   static constexpr int BLOCK_M = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_M;
   static constexpr bool TAKES_TICKETS = true;
+  static constexpr bool IS_SMALL = Plan::LARGER > 0;
   static constexpr int LONGEST_N = Plan::BLOCK_N > Plan::LIST_N ? Plan::BLOCK_N : Plan::LIST_N;
+  // Whether a step's mask is asked for before its scores are there, which takes registers.
+  static constexpr bool LOOKS_AHEAD = HEAD_DIM_V <= 192;
   // Whether lists are walked in steps of as many keys, by the same code.
   static constexpr bool ONE_WALK = Plan::LIST_N == 0 || Plan::LIST_N == Plan::BLOCK_N;
-  // setmaxnreg: what a block has at its launch, 168 or 128 registers a thread, for each role. A
-  // loader of two walks needs more than 24.
-  static constexpr int LOADER_REGISTERS = CONSUMERS == 3 ? 32 : ONE_WALK ? 24 : 40;
-  static constexpr int CONSUMER_REGISTERS = CONSUMERS == 3 ? 160 : ONE_WALK ? 240 : 232;
-  static_assert(has_registers(CONSUMERS, LOADER_REGISTERS, CONSUMER_REGISTERS));
+  // setmaxnreg: what a block has at its launch for each role. The loader needs 32 or, of two walks,
+  // 40; with 24 it works through memory, where the accumulators need the rest.
+  static constexpr int LOADER_REGISTERS = CONSUMERS == 3                                ? 32
+                                          : Plan::MIN_BLOCKS == 3                       ? 24
+                                          : CONSUMERS == 2 && ONE_WALK && HEAD_DIM > 96 ? 24
+                                                                                        : 40;
+  static constexpr int CONSUMER_REGISTERS =
+      registers_left(CONSUMERS, Plan::MIN_BLOCKS, LOADER_REGISTERS);
 
   using QPanels = Panels<BLOCK_M>;
   static constexpr int Q_PANELS = QPanels::count(HEAD_DIM);
@@ -48,21 +54,26 @@ struct FwdSm90Config
   static constexpr int TILE_BYTES =
       Q_PANELS * QPanels::BYTES + Plan::STAGES * (K_BYTES<LONGEST_N> + V_BYTES<LONGEST_N>);
   static constexpr bool SHARES_Q = TILE_BYTES + OUT_BYTES + 1024 > smem_plan_bytes(PLAN);
+  // Two where there is room: the next Q then arrives while this one is read.
+  static constexpr int Q_BYTES = Q_PANELS * QPanels::BYTES;
+  static constexpr int Q_STAGES = TILE_BYTES + OUT_BYTES + Q_BYTES + 2048 > smem_plan_bytes(PLAN)
+                                      ? 1
+                                      : 2;
 
   struct Smem {
-    alignas(1024) uint8_t q[Q_PANELS * QPanels::BYTES];
+    alignas(1024) uint8_t q[Q_STAGES][Q_BYTES];
     uint8_t out[SHARES_Q ? 0 : OUT_BYTES];  // a multiple of 1024
     alignas(1024) uint8_t k[Plan::STAGES][K_BYTES<LONGEST_N>];
     alignas(1024) uint8_t v[Plan::STAGES][V_BYTES<LONGEST_N>];
-    FwdSm90Work work[2];
+    FwdSm90Work work[WORKS];
     FwdSm90Progress progress;
-    StageBarriers<2> work_barriers;
-    StageBarriers<1> q_barriers;
+    StageBarriers<WORKS> work_barriers;
+    StageBarriers<Q_STAGES> q_barriers;
     StageBarriers<Plan::STAGES> k_barriers, v_barriers;
     __device__ Smem() = delete;  // laid over shared memory, never made
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);
-  static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
+  static_assert((SMEM_BYTES + 1024) * Plan::MIN_BLOCKS <= smem_plan_bytes(PLAN) + 1024);
   static_assert(Plan::LIST_N == 0 || BLOCK_M == 128, "lists are made for 64 and 128 queries");
   static_assert(!SHARES_Q || V_PANELS <= Q_PANELS, "Q's place holds the output");
 };

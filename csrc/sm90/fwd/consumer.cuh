@@ -80,8 +80,10 @@ struct FwdSm90Consumer : FwdSm90Tiles<Config, BLOCK_N, WALK> {
     return consumer() * 64 + warp_of_consumer() * 16;
   }
 
-  // S = Q @ K.T                                             [64, BLOCK_N]
-  __device__ __forceinline__ void issue_scores(Scores& s, uint64_t a_q, const Keys& keys) const {
+  // S = Q @ K.T                                             [64, BLOCK_N], or the first NT * 8 keys
+  template <int NT>
+  __device__ __forceinline__ void issue_scores(Accumulator<1, NT>& s, uint64_t a_q,
+                                               const Keys& keys) const {
     const uint64_t b_k = KTile::by_rows(shared_address(smem.k[keys.stage()]));
     wgmma_fence();
     wgmma<T, false, false, true>(s.x[0], a_q, b_k);
@@ -93,16 +95,44 @@ struct FwdSm90Consumer : FwdSm90Tiles<Config, BLOCK_N, WALK> {
   }
 
   // O += P @ V                                              [64, HEAD_DIM_V]
-  __device__ __forceinline__ void issue_output(Sums& o, Probabilities& p, int stage) const {
+  template <int KT>
+  __device__ __forceinline__ void issue_output(Sums& o, uint32_t (&p)[KT][1][4], int stage) const {
     const uint64_t b_v = KTile::by_columns(shared_address(smem.v[stage]));
     hold(p);
     hold(o.x[0]);
     wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < BLOCK_N / 16; ++k) {
+    for (int k = 0; k < KT; ++k) {
       wgmma<T, true>(o.x[0], p[k][0], b_v + KTile::columns_step(k));
     }
     wgmma_commit();
+  }
+
+  // The last step of a range, of which no more than TAIL_N keys exist: the others would add nothing.
+  // K is in.
+  __device__ __forceinline__ void add_tail(const FwdSm90Work& work, Sums& o, SoftmaxState<1>& state,
+                                           uint64_t a_q, const Keys& keys, int j,
+                                           float scale_log2) const {
+    Accumulator<1, Config::TAIL_N / 8> s;
+    uint32_t p[Config::TAIL_N / 16][1][4];
+    float rescale[1][2];
+    issue_scores(s, a_q, keys);
+    wgmma_wait<0>();
+    hold(s.x[0]);
+    smem.k_barriers.release(keys.stage());
+    const int row = work.block.row0 + warp_row() + fresh_thread() % 32 / 4;
+    const Mask mask(params.p.mask, work.place);
+    const int2 ranges[2] = {mask.keys(row), mask.keys(row + 8)};
+    hide_ranges(s, ranges, j * BLOCK_N);
+    make_probabilities(s, state, rescale, scale_log2);
+#pragma unroll
+    for (int k = 0; k < Config::TAIL_N / 16; ++k) to_a_operand<Target, T>(p[k], s, k);
+    smem.v_barriers.wait_for_data(keys);
+    if (!is_clean(work, j)) clear_values(work, j, keys.stage());
+    issue_output(o, p, keys.stage());
+    wgmma_wait<0>();
+    hold(o.x[0]);
+    smem.v_barriers.release(keys.stage());
   }
 
   __device__ __forceinline__ void walk(const FwdSm90Work& work, Sums& o,
@@ -110,8 +140,9 @@ struct FwdSm90Consumer : FwdSm90Tiles<Config, BLOCK_N, WALK> {
     const KeyBounds& bounds = work.bounds;
     const Steps steps{bounds};
     const float scale_log2 = params.p.softmax_scale * LOG2_E;
-    const uint64_t a_q =
-        QTile::by_rows(uniform(shared_address(smem.q) + consumer() * 64 * QTile::ROW_BYTES));
+    const Queries queries{work.queries};
+    const uint64_t a_q = QTile::by_rows(
+        uniform(shared_address(smem.q[queries.stage()]) + consumer() * 64 * QTile::ROW_BYTES));
     Scores s;
     Probabilities p;
     float rescale[1][2];
@@ -122,9 +153,14 @@ struct FwdSm90Consumer : FwdSm90Tiles<Config, BLOCK_N, WALK> {
 #pragma unroll
       for (int k = 0; k < BLOCK_N / 16; ++k) to_a_operand<Target, T>(to[k], s, k);
     };
+    StepSight<BLOCK_N, WALK> ahead;
+    const auto look = [&](int j) {
+      ahead.find(Mask(params.p.mask, work.place), steps, j, consumer(),
+                 work.block.row0 + warp_row());
+    };
     const auto test = [&](int j) {
-      hide_step(s, Mask(params.p.mask, work.place), steps, j, consumer(),
-                work.block.row0 + warp_row());
+      ahead.hide(s, Mask(params.p.mask, work.place), steps, j, consumer(),
+                 work.block.row0 + warp_row());
     };
     const auto add_values = [&](int j, Probabilities& p) {
       smem.v_barriers.wait_for_data(before);
@@ -132,9 +168,11 @@ struct FwdSm90Consumer : FwdSm90Tiles<Config, BLOCK_N, WALK> {
       issue_output(o, p, before.stage());
     };
     // S of step j, while the product with P of the one before is under way.
-    const auto begin_step = [&](int j, Probabilities& p) {
+    const auto begin_step = [&](int j, Probabilities& p, auto masked) {
       issue_scores(s, a_q, keys);
       add_values(j + 1, p);
+      constexpr bool MASKED = decltype(masked)::value;
+      if constexpr (MASKED && Config::LOOKS_AHEAD) look(j);
       wgmma_wait<1>();
       hold(s.x[0]);
       smem.k_barriers.release(keys.stage());
@@ -152,8 +190,19 @@ struct FwdSm90Consumer : FwdSm90Tiles<Config, BLOCK_N, WALK> {
     };
 
     int j = bounds.end - 1;
-    smem.q_barriers.wait_for_data(Queries{work.queries});
+    smem.q_barriers.wait_for_data(queries);
     smem.k_barriers.wait_for_data(keys);
+    bool has_tail = false;
+    if constexpr (Config::TAIL_N > 0) {
+      has_tail =
+          !steps.is_list() && j > bounds.begin && work.keys.end - j * BLOCK_N <= Config::TAIL_N;
+      if (has_tail) {
+        add_tail(work, o, state, a_q, keys, j, scale_log2);
+        keys.advance();
+        --j;
+        smem.k_barriers.wait_for_data(keys);
+      }
+    }
     issue_scores(s, a_q, keys);
     wgmma_wait<0>();
     hold(s.x[0]);
@@ -162,7 +211,8 @@ struct FwdSm90Consumer : FwdSm90Tiles<Config, BLOCK_N, WALK> {
       test(j);
       clean = is_clean(work, j);
     }
-    make_probabilities(s, state, rescale, scale_log2);
+    const bool grew = make_probabilities(s, state, rescale, scale_log2);
+    if (has_tail && __any_sync(0xffffffffu, grew)) rescale_rows(o, rescale);
     to_operands(p);
     before = keys;
     keys.advance();
@@ -170,8 +220,9 @@ struct FwdSm90Consumer : FwdSm90Tiles<Config, BLOCK_N, WALK> {
 
     const auto step = [&](auto masked) {
       constexpr bool MASKED = decltype(masked)::value;
-      begin_step(j, p);
-      if constexpr (MASKED) test(j);
+      begin_step(j, p, masked);
+      if constexpr (MASKED && Config::LOOKS_AHEAD) ahead.apply(s, steps, j);
+      if constexpr (MASKED && !Config::LOOKS_AHEAD) test(j);
       clean = !MASKED || is_clean(work, j);
       const bool grown = make_probabilities(s, state, rescale, scale_log2);
       hold(s.x[0]);
@@ -182,7 +233,7 @@ struct FwdSm90Consumer : FwdSm90Tiles<Config, BLOCK_N, WALK> {
     };
     // The same of a step without a test, whose maxima most likely stay: from `p` to `next`.
     const auto fast_step = [&](int j, Probabilities& p, Probabilities& next) {
-      begin_step(j, p);
+      begin_step(j, p, std::false_type{});
       clean = true;
       bool grown = false;
       if (!try_probabilities<Target, T>(next, s, state, scale_log2)) {
@@ -215,24 +266,26 @@ struct FwdSm90Consumer : FwdSm90Tiles<Config, BLOCK_N, WALK> {
         for (; j >= bounds.full_begin; --j) step(std::false_type{});
       }
     }
-    if constexpr (!Config::SHARES_Q) smem.q_barriers.release(0);
+    if constexpr (!Config::SHARES_Q) smem.q_barriers.release(queries.stage());
     add_values(bounds.begin, p);
     wgmma_wait<0>();
     hold(o.x[0]);
     smem.v_barriers.release(before.stage());
   }
 
-  // Whether all keys of a step may be read: those of a range that does not end within it.
-  __device__ __forceinline__ static bool is_clean(const FwdSm90Work& work, int j) {
+  // Whether no row of a step's V needs to be set to zero. Those behind the end of the tensor are.
+  __device__ __forceinline__ bool is_clean(const FwdSm90Work& work, int j) const {
+    const FwdParams& p = params.p;
     const RowSpan& keys = work.keys;
     const Steps steps{work.bounds};
+    const bool to_end = p.packing.cu_seqlens_q == nullptr && keys.end == p.seqlen_k;
     if (!steps.is_list()) {
-      return keys.first <= steps.key0(j) && steps.key0(j) + BLOCK_N <= keys.end;
+      return keys.first <= steps.key0(j) && (to_end || steps.key0(j) + BLOCK_N <= keys.end);
     }
     // Tiles ascend.
     constexpr int LAST = Steps::PARTS == 0 ? 0 : Steps::PARTS - 1;
-    return keys.first <= steps.key0(j, 0) && steps.key0(j, LAST) + MASK_TILE <= keys.end &&
-           !steps.lacks(j, LAST);
+    return keys.first <= steps.key0(j, 0) &&
+           (to_end || steps.key0(j, LAST) + MASK_TILE <= keys.end) && !steps.lacks(j, LAST);
   }
 
   // Zeros for the values of keys that are not there. All consumers come here, with the same step.

@@ -7,10 +7,24 @@
 
 namespace flash_dist {
 
+// Whether tiles of 64 queries, of one warpgroup, serve a call better than those of `larger`: they hold
+// its queries in clearly fewer rows; or there is no more than one of the larger for each
+// multiprocessor, which ends with the longest, or of equal ones no more than one for two.
+inline bool small_tiles_pay(const FwdParams& p, int larger) {
+  const int64_t tiles = (int64_t{p.seqlen_q} + larger - 1) / larger;
+  const int64_t small_tiles = (int64_t{p.seqlen_q} + 63) / 64;
+  if (6 * 64 * small_tiles <= 5 * larger * tiles) return true;
+  const int64_t all = tiles * p.batch * p.num_heads_kv * p.group;
+  return (is_even(p.mask, p.packing.cu_seqlens_q != nullptr) ? 2 * all : all) <= p.sm_count;
+}
+
 template <class Config>
 const char* refuse_fwd_sm90(const void* params) {
   const FwdParams& p = *static_cast<const FwdParams*>(params);
   if (p.mask.kind == MaskKind::TILES && Config::LIST_N == 0) return "its tile takes no lists";
+  if (Config::IS_SMALL && !small_tiles_pay(p, Config::LARGER)) {
+    return "larger tiles serve so many queries better";
+  }
   return find_problem(p, p.out);
 }
 
@@ -39,7 +53,8 @@ cudaError_t launch_fwd_sm90(const void* kernel, const void* params, cudaStream_t
   all.tiles = static_cast<int>(tiles);
   all.tickets = call.tickets;
   const bool shared = all.tickets != nullptr || is_even(p.mask, p.packing.cu_seqlens_q != nullptr);
-  const int64_t blocks = shared ? std::min<int64_t>(tiles, call.sm_count) : tiles;
+  const int64_t blocks =
+      shared ? std::min<int64_t>(tiles, int64_t{p.sm_count} * Config::MIN_BLOCKS) : tiles;
   return launch_1d<Config>(kernel, &all, blocks, stream);
 }
 

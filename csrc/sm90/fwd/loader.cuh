@@ -44,9 +44,11 @@ struct FwdSm90Loader : FwdSm90Tiles<Config, BLOCK_N, WALK> {
 
  private:
   __device__ __forceinline__ FwdSm90Work& next_work() const {
-    const Works works{smem.progress.works};
-    smem.work_barriers.wait_for_place(works);
-    return smem.work[works.stage()];
+    // With tickets it takes one tile ahead alone: what it has, nobody else can take.
+    const unsigned works = smem.progress.works;
+    const unsigned free = params.tickets == nullptr ? works : works + WORKS - 2;
+    smem.work_barriers.wait_for_place(Works{free});
+    return smem.work[Works{works}.stage()];
   }
 
   __device__ __forceinline__ void announce_work() const {
@@ -85,7 +87,8 @@ struct FwdSm90Loader : FwdSm90Tiles<Config, BLOCK_N, WALK> {
     mbarrier_expect(barrier, Config::Q_PANELS * QTile::BYTES);
     BoxPlace at{0, work.sequence.q0 + block.row0, block.member * params.q_axes.member,
                 block.head_kv * params.q_axes.head_kv, block.batch * params.q_axes.batch};
-    load_panels<QTile, Config::Q_PANELS>(shared_address(smem.q), params.q, at, barrier);
+    load_panels<QTile, Config::Q_PANELS>(shared_address(smem.q[queries.stage()]), params.q, at,
+                                         barrier);
     ++smem.progress.queries;
   }
 

@@ -24,8 +24,8 @@ struct FwdSm90Output {
   __device__ __forceinline__ void store(const Accumulator<1, NT>& o) const {
     const int barrier = ONE_CONSUMER + consumer();
     const bool one_thread = fresh_thread() % WARPGROUP == 0;
-    const uint32_t tile =
-        shared_address(Config::SHARES_Q ? smem.q : smem.out) + consumer() * 64 * QTile::ROW_BYTES;
+    const uint32_t tile = shared_address(Config::SHARES_Q ? smem.q[0] : smem.out) +
+                          consumer() * 64 * QTile::ROW_BYTES;
     // The tile before has been read, or all warps are done with Q.
     if (!Config::SHARES_Q && one_thread) wait_until_read<0>();
     barrier_sync(barrier, WARPGROUP);

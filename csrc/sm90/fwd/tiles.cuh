@@ -14,9 +14,9 @@ struct FwdSm90Tiles {
   using Steps = KeySteps<BLOCK_N, WALK>;
   using QTile = Panels<Config::BLOCK_M>;
   using KTile = Panels<BLOCK_N>;
-  using Queries = Ring<1>;
+  using Queries = Ring<Config::Q_STAGES>;
   using Keys = Ring<Config::STAGES>;
-  using Works = Ring<2>;
+  using Works = Ring<WORKS>;
   static constexpr int K_BYTES = Config::template K_BYTES<BLOCK_N>;
   static constexpr int V_BYTES = Config::template V_BYTES<BLOCK_N>;
 };

@@ -6,6 +6,10 @@
 
 namespace flash_dist {
 
+// Tiles of queries of which the loader has said where they are, at most: it is ahead of the
+// consumers, so that these wait for nothing where tiles are short.
+constexpr int WORKS = 4;
+
 // What the loader keeps from tile to tile, not in registers, of which it has few.
 struct FwdSm90Progress {
   unsigned number;          // of the next tile

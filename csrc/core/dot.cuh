@@ -1,0 +1,30 @@
+// Scalar products of rows that lie in registers as they do in memory.
+#pragma once
+
+#include "ptx/convert.cuh"
+#include "ptx/target.h"
+
+namespace flash_dist {
+
+// sum + a . b of two 32-bit words: one fp32 or two 16-bit elements.
+template <class T>
+__device__ __forceinline__ float add_products(uint32_t a, uint32_t b, float sum) {
+  const float2 x = unpack<T>(a);
+  const float2 y = unpack<T>(b);
+  return fmaf(x.x, y.x, fmaf(x.y, y.y, sum));
+}
+template <>
+__device__ __forceinline__ float add_products<Fp32>(uint32_t a, uint32_t b, float sum) {
+  return fmaf(__uint_as_float(a), __uint_as_float(b), sum);
+}
+
+// sum + a . b of 16 bytes.
+template <class T>
+__device__ __forceinline__ float add_products(const uint4& a, const uint4& b, float sum) {
+  sum = add_products<T>(a.x, b.x, sum);
+  sum = add_products<T>(a.y, b.y, sum);
+  sum = add_products<T>(a.z, b.z, sum);
+  return add_products<T>(a.w, b.w, sum);
+}
+
+}  // namespace flash_dist
