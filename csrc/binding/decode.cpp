@@ -238,7 +238,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flash_dist, m) {
   m.def(
       "decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? cache_seqlens, Tensor? "
       "cache_batch_idx, Tensor? cache_leftpad, Tensor? block_table, Tensor? cu_seqlens_q, SymInt "
-      "max_seqlen_q, SymInt seqlen_new, float softmax_scale, SymInt left, SymInt right, int budget) "
+      "max_seqlen_q, SymInt seqlen_new, float softmax_scale, SymInt left, SymInt right, int "
+      "budget) "
       "-> (Tensor out, Tensor lse)");
   m.def(
       "append(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, Tensor "

@@ -69,7 +69,7 @@ template <class Shares>
 __device__ __forceinline__ PartialRow<4> fold_group(const DecodeParams& p, const Shares& shares,
                                                     const DecodeCursor& at, int row, int column) {
   const int owner = shares.owner(at.position);
-  if (at.group_end() <= shares.begin(owner + 1)) {
+  if (shares.grain == Grain::GROUP || at.group_end() <= shares.begin(owner + 1)) {
     return read_record(p, shares.group_record(p, at, owner), row, column);
   }
   const int64_t first = int64_t{owner} * GROUP_UNITS + at.unit % GROUP_UNITS;
@@ -114,17 +114,16 @@ __device__ __forceinline__ void decode_fold_block(const DecodeParams& p) {
 
   const DecodeShares<Config::THREADS> shares(p, smem.shares);
   wait_for_previous<typename Config::Target>();  // NOTE: by every block, also those that leave
-  if (!shares.splits) return;
   const bool by_task = p.batch * p.row_tiles * p.num_heads_kv <= p.shares;
   const int end = by_task ? 0 : shares.begin(blockIdx.x + 1);
-  if (!by_task && end >= shares.total) return;
+  if (shares.grain == Grain::TASK || (!by_task && end >= shares.total)) return;
   DecodeCursor at =
       by_task ? shares.find_task(p, smem.shares, blockIdx.x) : shares.find(p, smem.shares, end);
   if (at.task >= at.extent.tasks(p)) return;
-  const int task_begin = at.task_begin(), task_end = at.task_end();
-  const bool is_cut = by_task ? shares.owner(task_begin) != shares.owner(task_end - 1)
-                              : shares.begin(blockIdx.x) <= task_begin && task_begin < end;
-  if (!is_cut) return;
+  const int task_begin = at.task_begin();
+  const int last = shares.grain == Grain::GROUP ? at.last_group() : at.task_end() - 1;
+  const bool is_begun = by_task || (shares.begin(blockIdx.x) <= task_begin && task_begin < end);
+  if (!is_begun || shares.owner(task_begin) == shares.owner(last)) return;
 
   const int first_group = at.extent.first / GROUP_UNITS;
   const int groups = (at.extent.end - 1) / GROUP_UNITS + 1 - first_group;

@@ -39,8 +39,7 @@ struct WarpPlace {
   }
   // The first of two neighbouring columns of O that it holds in x[0][n]: warps take turns by 16.
   __device__ __forceinline__ int column(int n) const {
-    return (n / 2 * Config::SPLIT + part) * 16 + n % 2 * 8 +
-           static_cast<int>(threadIdx.x) % 4 * 2;
+    return (n / 2 * Config::SPLIT + part) * 16 + n % 2 * 8 + static_cast<int>(threadIdx.x) % 4 * 2;
   }
   // Whether it is the one that writes statistics of rows.
   __device__ __forceinline__ bool speaks() const { return part == 0 && threadIdx.x % 4 == 0; }
@@ -163,7 +162,7 @@ template <class Config, int OT>
 __device__ __forceinline__ void park(typename Config::Parked& parked, const Partial<OT>& task) {
 #pragma unroll
   for (int n = 0; n < OT; ++n) {
-    const float(&x)[4] = task.out.x[0][n];
+    const float (&x)[4] = task.out.x[0][n];
     parked.out[n][threadIdx.x] = {x[0], x[1], x[2], x[3]};
   }
   parked.stats[threadIdx.x] = {task.top[0], task.top[1], task.sum[0], task.sum[1]};
@@ -174,7 +173,7 @@ __device__ __forceinline__ Partial<OT> unpark(const typename Config::Parked& par
 #pragma unroll
   for (int n = 0; n < OT; ++n) {
     const float4 x = parked.out[n][threadIdx.x];
-    float(&own)[4] = task.out.x[0][n];
+    float (&own)[4] = task.out.x[0][n];
     own[0] = x.x, own[1] = x.y, own[2] = x.z, own[3] = x.w;
   }
   const float4 stats = parked.stats[threadIdx.x];
@@ -185,8 +184,7 @@ __device__ __forceinline__ Partial<OT> unpark(const typename Config::Parked& par
 // out and lse of a task.
 template <class Config, int OT>
 __device__ __forceinline__ void store_result(const DecodeParams& p, const Partial<OT>& all,
-                                             const DecodeCursor& at,
-                                             const WarpPlace<Config>& own) {
+                                             const DecodeCursor& at, const WarpPlace<Config>& own) {
   const int head = at.head(p);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -199,8 +197,7 @@ __device__ __forceinline__ void store_result(const DecodeParams& p, const Partia
       p.lse[lse + query] = finish_lse(all.top[h], all.sum[h]);
     }
     const float inverse = finish_inverse(all.sum[h]);
-    uint16_t* out =
-        head_begin(p.out, at.batch, head, member) + (at.extent.q0 + query) * p.out.row;
+    uint16_t* out = head_begin(p.out, at.batch, head, member) + (at.extent.q0 + query) * p.out.row;
 #pragma unroll
     for (int n = 0; n < OT; ++n) {
       const int column = own.column(n);
@@ -254,25 +251,24 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
   if (p.packing.cu_seqlens_q != nullptr && !p.few_alone) fill_uncovered<Config>(p);
   const DecodeShares<Config::THREADS> shares(p, smem.shares);
   const int share = blockIdx.x;
-  const int share_begin = shares.begin(share);
-  const int share_end = shares.begin(share + 1);
+  int share_begin = shares.begin(share);
+  int share_end = shares.begin(share + 1);
   if (share_begin == share_end) return;
   DecodeCursor at = shares.find(p, smem.shares, share_begin);
-  int units = share_end - share_begin;
-  if (!shares.splits) {  // the tasks that begin in this share, as a whole
-    __syncthreads();
-    const int first = at.unit == at.extent.first ? share_begin : at.task_end();
-    const int end = share_end == shares.total ? share_end : [&] {
-      const DecodeCursor last = shares.find(p, smem.shares, share_end);
-      return last.unit == last.extent.first ? share_end : last.task_end();
-    }();
-    if (first >= end) return;
-    if (first != share_begin) {
+  if (shares.grain != Grain::UNIT) {  // the groups or tasks that begin in this share, as a whole
+    share_begin = shares.whole_from(at);
+    if (share_end < shares.total) {
       __syncthreads();
-      at = shares.find(p, smem.shares, first);
+      share_end = shares.whole_from(shares.find(p, smem.shares, share_end));
     }
-    units = end - first;
+    if (share_begin >= share_end) return;
+    if (share_begin != at.position) {
+      __syncthreads();
+      at = shares.find(p, smem.shares, share_begin);
+    }
   }
+  int units = share_end - share_begin;
+  if (threadIdx.x == 0) smem.share_begin = share_begin, smem.share_end = share_end;
 
   UnitLoader<Config> loader(p, at, units);
   QueryLoader<Config> queries;
@@ -304,9 +300,11 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
   Partial<OT> task, group, unit;
   TaskRows rows(p, at, own);
 
+  bool is_first = true;
 #pragma unroll 1
   for (; units > 0; --units, at.advance(p)) {
-    if (at.unit == at.extent.first || at.position == share_begin) {
+    if (at.unit == at.extent.first || is_first) {
+      is_first = false;
       if constexpr (Config::LOADS_LATE) queries.load(p, at);
       queries.store(sQ);
       rows = TaskRows(p, at, own);
@@ -416,7 +414,7 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
       const auto b_v = flash_dist::share(Operand<HEAD_DIM>::b_trans(sV), own.part);
 #pragma unroll
       for (int k = 0; k < KEY_STEPS; ++k) {
-        uint32_t(&step)[1][4] = rP[Config::OWNS_ROWS ? i * KEY_STEPS + k : 0];
+        uint32_t (&step)[1][4] = rP[Config::OWNS_ROWS ? i * KEY_STEPS + k : 0];
         if constexpr (!Config::OWNS_ROWS) ldmatrix_x4(step[0], a_p.at(0, i * KEY_STEPS + k));
         gemm_ab_step<Target, T, HEAD_DIM, SPLIT>(unit.out, step, b_v, k * 16);
       }
@@ -437,9 +435,9 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
     // Into its group, or to memory where blocks share that
     const int group_begin = at.group_begin();
     const int group_end = at.group_end();
-    const bool owns_task =
-        !shares.splits || (share_begin <= at.task_begin() && at.task_end() <= share_end);
-    if (!owns_task && (group_begin < share_begin || share_end < group_end)) {
+    const int2 bounds{smem.share_begin, smem.share_end};
+    const bool owns_task = bounds.x <= at.task_begin() && at.task_end() <= bounds.y;
+    if (!owns_task && (group_begin < bounds.x || bounds.y < group_end)) {
       const int64_t record = shares.unit_record(at) + at.unit % GROUP_UNITS;
       store_partial(p, unit, record, own);
       continue;
