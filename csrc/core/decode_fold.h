@@ -112,13 +112,17 @@ __device__ __forceinline__ void decode_fold_block(const DecodeParams& p) {
   extern __shared__ __align__(128) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
 
+  let_next_start<typename Config::Target>();
   const DecodeShares<Config::THREADS> shares(p, smem.shares);
-  wait_for_previous<typename Config::Target>();  // NOTE: by every block, also those that leave
   const bool by_task = p.batch * p.row_tiles * p.num_heads_kv <= p.shares;
   const int end = by_task ? 0 : shares.begin(blockIdx.x + 1);
-  if (shares.grain == Grain::TASK || (!by_task && end >= shares.total)) return;
+  // NOTE: what the kernel before reads was there when it let this one start.
+  if (shares.grain == Grain::TASK || (!by_task && end >= shares.total)) {
+    return wait_for_previous<typename Config::Target>();  // NOTE: every block waits
+  }
   DecodeCursor at =
       by_task ? shares.find_task(p, smem.shares, blockIdx.x) : shares.find(p, smem.shares, end);
+  wait_for_previous<typename Config::Target>();
   if (at.task >= at.extent.tasks(p)) return;
   const int task_begin = at.task_begin();
   const int last = shares.grain == Grain::GROUP ? at.last_group() : at.task_end() - 1;
