@@ -36,7 +36,7 @@ void check_sizes(const DecodeParams& p) {
 
 Decode::Decode(const Call& call, const DecodeParams& params, int64_t budget)
     : call_(call), p_(params), kernel_(choose_kernel()) {
-  const int rows = p_.group * p_.seqlen_q;
+  const int rows = most_rows();
   p_.task_rows = kernel_.variant->entry->block_rows;
   p_.row_tiles = divide_up(rows, p_.task_rows);
   p_.tile_rows = std::min(rows, p_.task_rows);
@@ -69,11 +69,16 @@ KernelKey Decode::key_of(Role role) const {
 
 // That of more rows where there are more than one mma has, and where it is built in and loads.
 Loaded Decode::choose_kernel() const {
-  if (int64_t{p_.group} * p_.seqlen_q > FEW_ROWS) {
+  if (most_rows() > FEW_ROWS) {
     const Loaded wide = find_kernel(call_.device, key_of(Role::DECODE_WIDE), &p_);
     if (wide.variant != nullptr) return wide;
   }
   return require_kernel(call_.device, key_of(Role::DECODE), &p_);
+}
+
+// Of a kv head of a sequence.
+int Decode::most_rows() const {
+  return p_.group * (p_.few_alone ? std::min(p_.seqlen_q, MORE_QUERIES) : p_.seqlen_q);
 }
 
 int64_t Decode::tasks() const { return int64_t{p_.row_tiles} * p_.num_heads_kv; }
@@ -120,7 +125,7 @@ bool may_have_few_queries(const Call& call, const FwdParams& p) {
              : !is_few_queries(p.seqlen_q, p.seqlen_k)) {
     return false;  // packed by one array, no sequence has fewer queries than keys
   }
-  const int64_t tiles = divide_up(int64_t{p.group} * FEW_QUERIES, int64_t{FEW_ROWS});
+  const int64_t tiles = divide_up(int64_t{p.group} * MORE_QUERIES, int64_t{FEW_ROWS});
   if (divide_up(p.seqlen_k, UNIT_KEYS) * tiles * p.batch * p.num_heads_kv > MAX_UNITS) return false;
   const KernelSize columns{p.head_dim, p.head_dim_v};
   return find_kernel(call.device, {Role::DECODE, dtype, columns}, nullptr).variant != nullptr;
@@ -140,7 +145,7 @@ DecodeParams few_queries_of(const FwdParams& p) {
   d.cache.cu_seqlens_k = p.packing.cu_seqlens_k;
   d.packing = p.packing;
   d.batch = p.batch;
-  d.seqlen_q = packed ? std::min(p.seqlen_q, FEW_QUERIES) : p.seqlen_q;
+  d.seqlen_q = p.seqlen_q;
   d.num_heads_kv = p.num_heads_kv;
   d.group = p.group;
   d.total_q = p.total_q;
