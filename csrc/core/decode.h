@@ -45,6 +45,8 @@ struct DecodeParams {
   int bottom_right;                          // how it is aligned, else to the top left
   int few_alone;  // whether sequences are left out that are not few queries on many keys
   float softmax_scale;
+  ScoreParams scores;
+  const float* sinks;  // as FwdParams::sinks
   // Filled in by the host code: how the work is shared out.
   int task_rows;       // of a task: row r is query r / group of head r % group of a kv head
   int row_tiles;       // ceil(group * seqlen_q / task_rows), the most that a sequence has

@@ -95,12 +95,12 @@ __device__ __forceinline__ void store_column(const DecodeParams& p, const Decode
   if (task_row >= at.extent.rows(p)) return;
   const int query = divide(task_row, p.by_group);
   const int member = task_row - query * p.group;
+  const RowEnd end(p, head * p.group + member, all.top, all.sum);
   if (column == 0) {
-    const int64_t lse = lse_begin(p, at.batch, head * p.group + member, at.extent.q0);
-    p.lse[lse + query] = finish_lse(all.top, all.sum);
+    p.lse[lse_begin(p, at.batch, head * p.group + member, at.extent.q0) + query] = end.lse;
   }
   if (column >= p.head_dim_v) return;
-  const float x = finish_out(all.out[0], finish_inverse(all.sum));
+  const float x = finish_out(all.out[0], end.inverse);
   head_begin(p.out, at.batch, head, member)[(at.extent.q0 + query) * p.out.row + column] =
       static_cast<uint16_t>(pack<typename Config::Target, typename Config::T>(x, 0.0f));
 }

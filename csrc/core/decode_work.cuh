@@ -9,7 +9,9 @@
 
 #include "core/decode.h"
 #include "core/few_queries.h"
+#include "core/fold.cuh"
 #include "core/schedule.cuh"
+#include "core/scores.cuh"
 #include "core/sequence.cuh"
 
 namespace flash_dist {
@@ -86,6 +88,16 @@ struct DecodeExtent {
   __device__ __forceinline__ int rows(const DecodeParams& p) const { return p.group * seqlen_q; }
   __device__ __forceinline__ int tasks(const DecodeParams& p) const {
     return tiles * p.num_heads_kv;
+  }
+};
+
+// lse of a row, and what its out is multiplied by.
+struct RowEnd {
+  float lse, inverse;
+
+  __device__ __forceinline__ RowEnd(const DecodeParams& p, int head, float top, float sum)
+      : lse(finish_lse(top, sum)), inverse(finish_inverse(sum)) {
+    if (p.sinks != nullptr) join_sink(p.sinks[head], lse, inverse);
   }
 };
 

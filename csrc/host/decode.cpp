@@ -7,6 +7,7 @@
 #include "host/check.h"
 #include "host/decode.h"
 #include "host/limits.h"
+#include "host/scores.h"
 #include "host/status.h"
 
 namespace flash_dist {
@@ -118,7 +119,7 @@ void Decode::place(int64_t units, int64_t budget) {
 
 bool may_have_few_queries(const Call& call, const FwdParams& p) {
   const auto dtype = static_cast<Dtype>(call.dtype);
-  if (p.scores.bends || p.sinks != nullptr) return false;  // there it is not computed
+  if (p.scores.bends || p.sinks != nullptr) return false;
   if (is_fp32(dtype) || p.mask.kind != MaskKind::BAND || p.seqlen_k < MANY_KEYS) return false;
   const bool packed = p.packing.cu_seqlens_q != nullptr;
   if (packed ? p.packing.cu_seqlens_q == p.packing.cu_seqlens_k
@@ -156,6 +157,8 @@ DecodeParams few_queries_of(const FwdParams& p) {
   d.bottom_right = p.mask.bottom_right;
   d.few_alone = packed;
   d.softmax_scale = p.softmax_scale;
+  d.scores = p.scores;
+  d.sinks = p.sinks;
   return d;
 }
 
@@ -165,7 +168,7 @@ void run_decode(const Call& call, const DecodeParams& params, int64_t budget, Al
                 void* context) {
   check_sizes(params);
   const DeviceScope scope(call.device);
-  Decode decode(call, params, read_budget(budget));
+  Decode decode(call, with_scores(params), read_budget(budget));
   const int64_t bytes = decode.workspace_bytes();
   void* workspace = bytes == 0 ? nullptr : allocate(context, bytes);
   if (bytes != 0 && workspace == nullptr) {

@@ -32,6 +32,28 @@ PROBLEMS = {
         window=(1000, -1),
         causal=True,
     ),
+    "long with scores": Problem(
+        seqlens=LONG,
+        capacity=3100,
+        heads=8,
+        heads_kv=2,
+        head_dim=128,
+        softcap=5.0,
+        alibi=True,
+        sinks=True,
+    ),
+    "rows of a larger tile with scores": Problem(
+        seqlens=(1500, 900),
+        capacity=1504,
+        heads=8,
+        heads_kv=1,
+        seqlen_q=3,
+        head_dim=64,
+        causal=True,
+        softcap=5.0,
+        alibi=True,
+        sinks=True,
+    ),
     "large heads": Problem(
         seqlens=(1500, 2000), capacity=2048, heads=4, seqlen_q=2, head_dim=256, causal=True, page=64
     ),

@@ -108,6 +108,42 @@ struct TaskRows {
   }
 };
 
+// What becomes of the scores of a lane's two rows of a task, whose heads may differ: core/scores.cuh.
+template <class Config>
+struct TaskScores {
+  float slope[2];
+  int diagonal[2];  // key at no distance, counted at the bottom right
+
+  __device__ __forceinline__ TaskScores(const DecodeParams& p, const DecodeCursor& at,
+                                        const WarpPlace<Config>& own) {
+    const int shift = CacheKeys(p.cache, at.batch, p.batch).seqlen - at.extent.seqlen_q;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = min(at.tile(p) * Config::TASK_ROWS + own.row(h), at.extent.rows(p) - 1);
+      const int query = divide(row, p.by_group);
+      slope[h] = alibi_slope(p.scores, at.batch, at.head(p) * p.group + row - query * p.group);
+      diagonal[h] = query + shift;
+    }
+  }
+  // S of the keys from key0 on.
+  template <int NT>
+  __device__ __forceinline__ void bend(Accumulator<1, NT>& s, const DecodeParams& p,
+                                       int key0) const {
+    const ScoreParams& scores = p.scores;
+#pragma unroll
+    for (int n = 0; n < NT; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float& x = s.x[0][n][e];
+        x *= scores.scale_inside;
+        if (scores.softcap != 0.0f) x = scores.softcap * tanh_of<Tanh::FAST>(x);
+        const int key = key0 + n * 8 + threadIdx.x % 4 * 2 + e % 2;
+        const float distance = fabsf(static_cast<float>(diagonal[e / 2] - key));
+        x = __fmaf_rn(-slope[e / 2], distance, x);
+      }
+  }
+};
+
 // The queries of a task on their way through registers, while another task is computed.
 template <class Config>
 struct QueryLoader {
@@ -192,11 +228,10 @@ __device__ __forceinline__ void store_result(const DecodeParams& p, const Partia
     if (row >= at.extent.rows(p)) continue;
     const int query = divide(row, p.by_group);
     const int member = row - query * p.group;
+    const RowEnd end(p, head * p.group + member, all.top[h], all.sum[h]);
     if (own.speaks()) {
-      const int64_t lse = lse_begin(p, at.batch, head * p.group + member, at.extent.q0);
-      p.lse[lse + query] = finish_lse(all.top[h], all.sum[h]);
+      p.lse[lse_begin(p, at.batch, head * p.group + member, at.extent.q0) + query] = end.lse;
     }
-    const float inverse = finish_inverse(all.sum[h]);
     uint16_t* out = head_begin(p.out, at.batch, head, member) + (at.extent.q0 + query) * p.out.row;
 #pragma unroll
     for (int n = 0; n < OT; ++n) {
@@ -204,8 +239,8 @@ __device__ __forceinline__ void store_result(const DecodeParams& p, const Partia
       if (column >= p.head_dim_v) continue;
       *reinterpret_cast<uint32_t*>(out + column) =
           pack<typename Config::Target, typename Config::T>(
-              finish_out(all.out.x[0][n][2 * h], inverse),
-              finish_out(all.out.x[0][n][2 * h + 1], inverse));
+              finish_out(all.out.x[0][n][2 * h], end.inverse),
+              finish_out(all.out.x[0][n][2 * h + 1], end.inverse));
     }
   }
 }
@@ -294,7 +329,7 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
     return tile;
   };
 
-  const float scale_log2 = p.softmax_scale * LOG2_E;
+  const float scale_log2 = p.scores.scale * LOG2_E;
   const uint32_t sP = shared_address(smem.exchange.p) + own.row0 * UNIT_KEYS * 2;
   const auto a_q = Operand<HEAD_DIM>::a(sQ + own.row0 * HEAD_DIM * 2);
   const auto a_p = Operand<UNIT_KEYS>::a(sP);
@@ -334,8 +369,15 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
       }
     }
 
-    // Hidden scores are -inf; the greatest of each row
+    // Soft cap and ALiBi; hidden scores are -inf; the greatest of each row
     const int key0 = at.unit * UNIT_KEYS;
+    if (p.scores.bends) {
+      const TaskScores<Config> scores(p, at, own);
+#pragma unroll
+      for (int i = 0; i < Config::TILES; ++i) {
+        scores.bend(s[i], p, key0 + i * Config::BLOCK_N + own.part * WARP_KEYS);
+      }
+    }
     if (!rows.all_see(key0)) {
 #pragma unroll
       for (int i = 0; i < Config::TILES; ++i) {
