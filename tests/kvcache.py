@@ -28,6 +28,8 @@ class Tensors(NamedTuple):
     batch_idx: Tensor | None
     leftpad: Tensor | None
     table: Tensor | None
+    slopes: Tensor | None  # [batch, heads]
+    sinks: Tensor | None
 
 
 class Solution(NamedTuple):
@@ -59,7 +61,15 @@ class Problem:
     seqlen_new: int = 0
     rotary_dim: int = 0
     interleaved: bool = True
+    softcap: float = 0.0
+    alibi: bool = False
+    sinks: bool = False
     seed: int = 0
+
+    @property
+    def slope(self) -> float:
+        """The steepest slope of ALiBi: so that the first keys count as well."""
+        return 4 / self.capacity
 
     @property
     def batch(self) -> int:
@@ -99,6 +109,10 @@ class Problem:
             numbers(self.batch_idx),
             numbers(self.leftpad),
             table,
+            torch.rand(self.batch, self.heads, generator=generator).to(device) * self.slope
+            if self.alibi
+            else None,
+            torch.randn(self.heads, generator=generator).to(device) if self.sinks else None,
         )
 
     def arguments(self, tensors: Tensors) -> dict[str, Any]:
@@ -115,6 +129,12 @@ class Problem:
             "window_size": self.window,
             "return_softmax_lse": True,
         }
+        if self.softcap:
+            given |= {"softcap": self.softcap}
+        if tensors.slopes is not None:
+            given |= {"alibi_slopes": tensors.slopes}
+        if tensors.sinks is not None:
+            given |= {"learnable_sink": tensors.sinks}
         if self.seqlen_new:
             given |= {"k": tensors.k, "v": tensors.v}
         if self.rotary_dim:
@@ -144,7 +164,8 @@ class Problem:
             )
         known = tensors.seqlens, tensors.batch_idx, tensors.leftpad, tensors.table, None, 0
         numbers = self.seqlen_new, self.head_dim**-0.5, left, right, DEFAULT_BUDGET_MB << 20
-        calls.append((torch.ops.flash_dist.decode, (tensors.q, *caches, *known, *numbers)))
+        scores = self.softcap, tensors.slopes, tensors.sinks
+        calls.append((torch.ops.flash_dist.decode, (tensors.q, *caches, *known, *numbers, *scores)))
         return calls
 
     def solve(self, tensors: Tensors) -> Solution:
@@ -171,11 +192,23 @@ class Problem:
                 for h in range(self.heads if seen else 0):
                     kv = h // (self.heads // self.heads_kv)
                     scores = torch.stack([query[h] @ keys[j][kv] for j in seen])
-                    scores *= self.head_dim**-0.5
+                    slope = None if tensors.slopes is None else tensors.slopes[b, h]
+                    scores = self._bend(scores, slope, (diagonal - torch.tensor(seen)).abs())
                     lse[b, h, i] = scores.logsumexp(0)
-                    weights = scores.softmax(0)
+                    if tensors.sinks is not None:
+                        sink = tensors.sinks[h].double().cpu()
+                        lse[b, h, i] = torch.logaddexp(lse[b, h, i], sink)
+                    weights = (scores - lse[b, h, i]).exp()
                     out[b, i, h] = weights @ torch.stack([values[j][kv] for j in seen])
+                if tensors.sinks is not None and not seen:
+                    lse[b, :, i] = tensors.sinks.double().cpu()
         return Solution(out, lse, k_cache, v_cache)
+
+    def _bend(self, scores: Tensor, slope: Tensor | None, distances: Tensor) -> Tensor:
+        scores = scores * self.head_dim**-0.5
+        if self.softcap:
+            scores = self.softcap * (scores / self.softcap).tanh()
+        return scores if slope is None else scores - slope.double().cpu() * distances
 
     def _sees(self, diagonal: int, key: int) -> bool:
         left, right = self.window[0], 0 if self.causal else self.window[1]
@@ -223,4 +256,8 @@ SMALL: Final = {
     ),
     "rotary without order": Problem(seqlen_q=2, seqlen_new=2, rotary_dim=32, page=32),
     "smaller values": Problem(head_dim_v=16, seqlen_q=2),
+    "soft cap": Problem(softcap=1.5, seqlen_q=2),
+    "slopes": Problem(alibi=True, seqlen_q=3, heads=4, causal=True),
+    "sinks": Problem(sinks=True, seqlens=(5, 0, 33), heads=4, window=(9, -1)),
+    "all of scores": Problem(softcap=3.0, alibi=True, sinks=True, seqlen_q=5, heads=8, page=16),
 }

@@ -74,6 +74,14 @@ const int* numbers(const MaybeTensor& t, const Tensor& q, int64_t count, const c
   return static_cast<const int*>(t->data_ptr());
 }
 
+const float* floats(const Tensor& t, const Tensor& q, int64_t count, const char* name) {
+  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Float && is_near(t, q) && t.is_contiguous() &&
+                      t.numel() == count,
+                  name, " must be a contiguous float32 tensor of ", count,
+                  " numbers on q's device");
+  return static_cast<const float*>(t.data_ptr());
+}
+
 flash_dist::CacheParams read_cache(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
                                    const MaybeTensor& cache_seqlens,
                                    const MaybeTensor& cache_batch_idx,
@@ -124,7 +132,8 @@ std::tuple<Tensor, Tensor> decode(Tensor q, Tensor k_cache, Tensor v_cache,
                                   MaybeTensor cache_leftpad, MaybeTensor block_table,
                                   MaybeTensor cu_seqlens_q, int64_t max_seqlen_q,
                                   int64_t seqlen_new, double softmax_scale, int64_t left,
-                                  int64_t right, int64_t budget) {
+                                  int64_t right, int64_t budget, double softcap,
+                                  MaybeTensor alibi_slopes, MaybeTensor sinks) {
   const bool packed = cu_seqlens_q.has_value();
   const int row = packed ? 0 : 1;
   check_rows(q, q, "q", row + 3);
@@ -150,6 +159,13 @@ std::tuple<Tensor, Tensor> decode(Tensor q, Tensor k_cache, Tensor v_cache,
   p.right = side(right);
   p.bottom_right = true;
   p.softmax_scale = static_cast<float>(softmax_scale);
+  p.scores.softcap = static_cast<float>(softcap);
+  if (alibi_slopes) {
+    const bool shared = alibi_slopes->dim() == 1;
+    p.scores.alibi = floats(*alibi_slopes, q, shared ? heads_q : heads_q * p.batch, "alibi_slopes");
+    p.scores.alibi_batch = shared ? 0 : static_cast<int>(heads_q);
+  }
+  if (sinks) p.sinks = floats(*sinks, q, heads_q, "sinks");
   const torch::stable::accelerator::DeviceGuard guard(q.get_device_index());
   const flash_dist::Call call = make_half_call(q);
   std::vector<int64_t> out_shape{p.total_q, heads_q, p.head_dim_v};
@@ -238,8 +254,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flash_dist, m) {
   m.def(
       "decode(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? cache_seqlens, Tensor? "
       "cache_batch_idx, Tensor? cache_leftpad, Tensor? block_table, Tensor? cu_seqlens_q, SymInt "
-      "max_seqlen_q, SymInt seqlen_new, float softmax_scale, SymInt left, SymInt right, int budget) "
-      "-> (Tensor out, Tensor lse)");
+      "max_seqlen_q, SymInt seqlen_new, float softmax_scale, SymInt left, SymInt right, int "
+      "budget, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? sinks=None) -> (Tensor out, "
+      "Tensor lse)");
   m.def(
       "append(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, Tensor "
       "cache_seqlens, Tensor? cache_batch_idx, Tensor? block_table, Tensor? rotary_cos, Tensor? "

@@ -37,14 +37,16 @@ struct DecodeParams {
   View out;    // the same with head_dim_v
   float* lse;  // [batch, num_heads_q, seqlen_q], packed: [num_heads_q, total_q]; natural logarithm
   CacheParams cache;
-  Packing packing;                              // of q, out and lse: cu_seqlens_q alone
-  int batch, seqlen_q, num_heads_kv, group;     // packed: seqlen_q is the longest
-  int total_q;                                  // packed: tokens
-  int head_dim, head_dim_v;                     // columns that exist
-  int left, right;                              // of a band; UNBOUNDED: none
-  int bottom_right;                             // how it is aligned, else to the top left
+  Packing packing;                           // of q, out and lse: cu_seqlens_q alone
+  int batch, seqlen_q, num_heads_kv, group;  // packed: seqlen_q is the longest
+  int total_q;                               // packed: tokens
+  int head_dim, head_dim_v;                  // columns that exist
+  int left, right;                           // of a band; UNBOUNDED: none
+  int bottom_right;                          // how it is aligned, else to the top left
   int few_alone;  // whether sequences are left out that are not few queries on many keys
   float softmax_scale;
+  ScoreParams scores;
+  const float* sinks;  // as FwdParams::sinks
   // Filled in by the host code: how the work is shared out.
   int task_rows;       // of a task: row r is query r / group of head r % group of a kv head
   int row_tiles;       // ceil(group * seqlen_q / task_rows), the most that a sequence has
@@ -61,7 +63,7 @@ struct DecodeParams {
 // Records that partial results need if all sequences have `units` units together.
 constexpr int64_t decode_records(int64_t units, int64_t shares) {
   // Units of groups that are cut, at most one at the end of each share; whole groups of each share.
-  return shares * GROUP_UNITS + units / GROUP_UNITS + 3 * shares;
+  return shares * GROUP_UNITS + units / GROUP_UNITS + 5 * shares;
 }
 
 // Copies new keys and values behind those of a cache, and rotates keys and queries.

@@ -69,7 +69,7 @@ template <class Shares>
 __device__ __forceinline__ PartialRow<4> fold_group(const DecodeParams& p, const Shares& shares,
                                                     const DecodeCursor& at, int row, int column) {
   const int owner = shares.owner(at.position);
-  if (at.group_end() <= shares.begin(owner + 1)) {
+  if (shares.grain == Grain::GROUP || at.group_end() <= shares.begin(owner + 1)) {
     return read_record(p, shares.group_record(p, at, owner), row, column);
   }
   const int64_t first = int64_t{owner} * GROUP_UNITS + at.unit % GROUP_UNITS;
@@ -95,12 +95,12 @@ __device__ __forceinline__ void store_column(const DecodeParams& p, const Decode
   if (task_row >= at.extent.rows(p)) return;
   const int query = divide(task_row, p.by_group);
   const int member = task_row - query * p.group;
+  const RowEnd end(p, head * p.group + member, all.top, all.sum);
   if (column == 0) {
-    const int64_t lse = lse_begin(p, at.batch, head * p.group + member, at.extent.q0);
-    p.lse[lse + query] = finish_lse(all.top, all.sum);
+    p.lse[lse_begin(p, at.batch, head * p.group + member, at.extent.q0) + query] = end.lse;
   }
   if (column >= p.head_dim_v) return;
-  const float x = finish_out(all.out[0], finish_inverse(all.sum));
+  const float x = finish_out(all.out[0], end.inverse);
   head_begin(p.out, at.batch, head, member)[(at.extent.q0 + query) * p.out.row + column] =
       static_cast<uint16_t>(pack<typename Config::Target, typename Config::T>(x, 0.0f));
 }
@@ -112,19 +112,22 @@ __device__ __forceinline__ void decode_fold_block(const DecodeParams& p) {
   extern __shared__ __align__(128) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
 
+  let_next_start<typename Config::Target>();
   const DecodeShares<Config::THREADS> shares(p, smem.shares);
-  wait_for_previous<typename Config::Target>();  // NOTE: by every block, also those that leave
-  if (!shares.splits) return;
   const bool by_task = p.batch * p.row_tiles * p.num_heads_kv <= p.shares;
   const int end = by_task ? 0 : shares.begin(blockIdx.x + 1);
-  if (!by_task && end >= shares.total) return;
+  // NOTE: what the kernel before reads was there when it let this one start.
+  if (shares.grain == Grain::TASK || (!by_task && end >= shares.total)) {
+    return wait_for_previous<typename Config::Target>();  // NOTE: every block waits
+  }
   DecodeCursor at =
       by_task ? shares.find_task(p, smem.shares, blockIdx.x) : shares.find(p, smem.shares, end);
+  wait_for_previous<typename Config::Target>();
   if (at.task >= at.extent.tasks(p)) return;
-  const int task_begin = at.task_begin(), task_end = at.task_end();
-  const bool is_cut = by_task ? shares.owner(task_begin) != shares.owner(task_end - 1)
-                              : shares.begin(blockIdx.x) <= task_begin && task_begin < end;
-  if (!is_cut) return;
+  const int task_begin = at.task_begin();
+  const int last = shares.grain == Grain::GROUP ? at.last_group() : at.task_end() - 1;
+  const bool is_begun = by_task || (shares.begin(blockIdx.x) <= task_begin && task_begin < end);
+  if (!is_begun || shares.owner(task_begin) == shares.owner(last)) return;
 
   const int first_group = at.extent.first / GROUP_UNITS;
   const int groups = (at.extent.end - 1) / GROUP_UNITS + 1 - first_group;

@@ -3,12 +3,15 @@
 // A task is task_rows rows of a kv head of a batch entry. All units of all tasks, one behind the other, are
 // cut into equal shares, one for each block: the host need not know how long a sequence is. A task
 // that lies in one share is finished there. Of others a share stores whole groups, and the units of
-// a group that is cut; core/decode_fold.h folds them.
+// a group that is cut; core/decode_fold.h folds them. Where it costs less that some shares are
+// longer than that units are stored, a group is the share's that its first unit lies in.
 #pragma once
 
 #include "core/decode.h"
 #include "core/few_queries.h"
+#include "core/fold.cuh"
 #include "core/schedule.cuh"
+#include "core/scores.cuh"
 #include "core/sequence.cuh"
 
 namespace flash_dist {
@@ -55,11 +58,11 @@ struct CachePlace {
 
 // What of a batch entry is computed: units [first, end), the same for all of its tasks.
 struct DecodeExtent {
-  int q0, seqlen_q;         // of the queries
-  int tiles;                // of task_rows rows; 0: there is nothing to compute
-  int shift;                // of the diagonal: query i is at key i + shift
-  int leftpad;              // before the keys
-  int seen_begin, seen_end; // keys that any query sees
+  int q0, seqlen_q;          // of the queries
+  int tiles;                 // of task_rows rows; 0: there is nothing to compute
+  int shift;                 // of the diagonal: query i is at key i + shift
+  int leftpad;               // before the keys
+  int seen_begin, seen_end;  // keys that any query sees
   int first, end;
 
   __device__ __forceinline__ DecodeExtent(const DecodeParams& p, int batch)
@@ -78,12 +81,23 @@ struct DecodeExtent {
     seen_end = keys.seqlen;
     if (p.right < UNBOUNDED) seen_end = min(max(shift + seqlen_q + p.right, 0), keys.seqlen);
     first = seen_begin / UNIT_KEYS;
-    end = max((seen_end + UNIT_KEYS - 1) / UNIT_KEYS, first + 1);  // without keys: one that is empty
+    end =
+        max((seen_end + UNIT_KEYS - 1) / UNIT_KEYS, first + 1);  // without keys: one that is empty
   }
   __device__ __forceinline__ int units() const { return end - first; }
   __device__ __forceinline__ int rows(const DecodeParams& p) const { return p.group * seqlen_q; }
   __device__ __forceinline__ int tasks(const DecodeParams& p) const {
     return tiles * p.num_heads_kv;
+  }
+};
+
+// lse of a row, and what its out is multiplied by.
+struct RowEnd {
+  float lse, inverse;
+
+  __device__ __forceinline__ RowEnd(const DecodeParams& p, int head, float top, float sum)
+      : lse(finish_lse(top, sum)), inverse(finish_inverse(sum)) {
+    if (p.sinks != nullptr) join_sink(p.sinks[head], lse, inverse);
   }
 };
 
@@ -129,7 +143,15 @@ struct DecodeCursor {
   __device__ __forceinline__ int group_end() const {
     return position + (min((unit / GROUP_UNITS + 1) * GROUP_UNITS, extent.end) - unit);
   }
+  // Where the last group of the task begins.
+  __device__ __forceinline__ int last_group() const {
+    return task_end() -
+           (extent.end - max((extent.end - 1) / GROUP_UNITS * GROUP_UNITS, extent.first));
+  }
 };
+
+// What is never cut.
+enum class Grain { UNIT, GROUP, TASK };
 
 // All units, and which of them are a share's: the first shares have one more where the others would
 // leave some. Made by all THREADS threads of a block.
@@ -140,7 +162,7 @@ struct DecodeShares {
     int base, batch;
   };
   int total;
-  bool splits;  // whether tasks may be in several shares
+  Grain grain;
 
   __device__ __forceinline__ DecodeShares(const DecodeParams& p, Smem& smem) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -161,9 +183,9 @@ struct DecodeShares {
       if (w < warp) before_ += smem.warp_units[w];
       total += smem.warp_units[w];
     }
-    splits = total <= p.max_units;
     each_ = static_cast<unsigned>(total) / static_cast<unsigned>(p.shares);
     more_ = total - each_ * p.shares;
+    grain = total > p.max_units ? Grain::TASK : prefers_groups(p) ? Grain::GROUP : Grain::UNIT;
   }
 
   __device__ __forceinline__ int begin(int share) const {
@@ -205,20 +227,42 @@ struct DecodeShares {
     return DecodeCursor(p, batch, smem.base, smem.base + (number - batch * most) * units);
   }
 
+  // The begin of what is not cut: of that which a cursor is in, or behind that.
+  __device__ __forceinline__ int whole_from(const DecodeCursor& at) const {
+    if (grain == Grain::UNIT) return at.position;
+    const bool is_task = grain == Grain::TASK;
+    const int first = is_task ? at.task_begin() : at.group_begin();
+    return first == at.position ? first : is_task ? at.task_end() : at.group_end();
+  }
+
   // Where units of a group that is cut are stored: this and the following, by their number in it.
   __device__ __forceinline__ int64_t unit_record(const DecodeCursor& at) const {
     return int64_t{owner(at.group_begin())} * GROUP_UNITS;
   }
-  // Where a whole group of a task that is split is stored, by the share that it lies in. The groups
-  // of the task that came before it, and of the one that goes on behind it, are GROUP_UNITS apart.
+  // Where a whole group of a task that is split is stored, by the share that it lies in: those of the
+  // task that came before from the share's first place on, those of the task that goes on behind it
+  // up to its last. Either may begin and end within a group.
   __device__ __forceinline__ int64_t group_record(const DecodeParams& p, const DecodeCursor& at,
                                                   int share) const {
-    const int first = begin(share);
-    return int64_t{p.shares} * GROUP_UNITS + int64_t{share} * ((each_ + 1) / GROUP_UNITS + 2) +
-           (at.group_begin() - first) / GROUP_UNITS + (at.task_begin() >= first ? 1 : 0);
+    const int first = begin(share), end = begin(share + 1);
+    const int places = (each_ + 1) / GROUP_UNITS + 4;
+    const int group = at.unit / GROUP_UNITS;
+    const auto group_at = [&](int position) {  // of this task
+      return (at.unit + (position - at.position)) / GROUP_UNITS;
+    };
+    const int place =
+        at.task_begin() < first ? group - group_at(first) : places - 1 - (group_at(end) - group);
+    return int64_t{p.shares} * GROUP_UNITS + int64_t{share} * places + place;
   }
 
  private:
+  // Whether the longest share, in whole groups, costs no more than the longest in units, of which it
+  // may store a group's: what is written and read of a unit is tile_rows / 64 of its keys and values.
+  __device__ __forceinline__ bool prefers_groups(const DecodeParams& p) const {
+    const int units = each_ + (more_ > 0);
+    const int missing = (GROUP_UNITS - units % GROUP_UNITS) % GROUP_UNITS;
+    return missing * 64 <= min(units, GROUP_UNITS) * p.tile_rows;
+  }
   // A thread counts neighbouring batch entries.
   __device__ __forceinline__ static int begin_of(const DecodeParams& p) {
     return min(static_cast<int>(threadIdx.x) * ((p.batch + THREADS - 1) / THREADS), p.batch);

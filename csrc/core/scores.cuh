@@ -124,10 +124,11 @@ __device__ __forceinline__ void unbend(Accumulator<MT, NT>& x, const Accumulator
 __device__ __forceinline__ void join_sink(float sink, float& lse, float& inverse) {
   const float top = fmaxf(lse, sink);
   if (top == -INFINITY) return;
-  const float keys = expf(lse - top);
-  const float sum = keys + expf(sink - top);
-  lse = top + logf(sum);
-  inverse *= keys / sum;
+  // NOTE: no sum is contracted, so that all kernels that end a row find the same.
+  const float keys = expf(__fsub_rn(lse, top));
+  const float sum = __fadd_rn(keys, expf(__fsub_rn(sink, top)));
+  lse = __fadd_rn(top, logf(sum));
+  inverse = __fmul_rn(inverse, __fdiv_rn(keys, sum));
 }
 
 }  // namespace flash_dist

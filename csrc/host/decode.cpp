@@ -7,6 +7,7 @@
 #include "host/check.h"
 #include "host/decode.h"
 #include "host/limits.h"
+#include "host/scores.h"
 #include "host/status.h"
 
 namespace flash_dist {
@@ -36,7 +37,7 @@ void check_sizes(const DecodeParams& p) {
 
 Decode::Decode(const Call& call, const DecodeParams& params, int64_t budget)
     : call_(call), p_(params), kernel_(choose_kernel()) {
-  const int rows = p_.group * p_.seqlen_q;
+  const int rows = most_rows();
   p_.task_rows = kernel_.variant->entry->block_rows;
   p_.row_tiles = divide_up(rows, p_.task_rows);
   p_.tile_rows = std::min(rows, p_.task_rows);
@@ -69,11 +70,16 @@ KernelKey Decode::key_of(Role role) const {
 
 // That of more rows where there are more than one mma has, and where it is built in and loads.
 Loaded Decode::choose_kernel() const {
-  if (int64_t{p_.group} * p_.seqlen_q > FEW_ROWS) {
+  if (most_rows() > FEW_ROWS) {
     const Loaded wide = find_kernel(call_.device, key_of(Role::DECODE_WIDE), &p_);
     if (wide.variant != nullptr) return wide;
   }
   return require_kernel(call_.device, key_of(Role::DECODE), &p_);
+}
+
+// Of a kv head of a sequence.
+int Decode::most_rows() const {
+  return p_.group * (p_.few_alone ? std::min(p_.seqlen_q, MORE_QUERIES) : p_.seqlen_q);
 }
 
 int64_t Decode::tasks() const { return int64_t{p_.row_tiles} * p_.num_heads_kv; }
@@ -113,14 +119,14 @@ void Decode::place(int64_t units, int64_t budget) {
 
 bool may_have_few_queries(const Call& call, const FwdParams& p) {
   const auto dtype = static_cast<Dtype>(call.dtype);
-  if (p.scores.bends || p.sinks != nullptr) return false;  // there it is not computed
+  if (p.scores.bends || p.sinks != nullptr) return false;
   if (is_fp32(dtype) || p.mask.kind != MaskKind::BAND || p.seqlen_k < MANY_KEYS) return false;
   const bool packed = p.packing.cu_seqlens_q != nullptr;
   if (packed ? p.packing.cu_seqlens_q == p.packing.cu_seqlens_k
              : !is_few_queries(p.seqlen_q, p.seqlen_k)) {
     return false;  // packed by one array, no sequence has fewer queries than keys
   }
-  const int64_t tiles = divide_up(int64_t{p.group} * FEW_QUERIES, int64_t{FEW_ROWS});
+  const int64_t tiles = divide_up(int64_t{p.group} * MORE_QUERIES, int64_t{FEW_ROWS});
   if (divide_up(p.seqlen_k, UNIT_KEYS) * tiles * p.batch * p.num_heads_kv > MAX_UNITS) return false;
   const KernelSize columns{p.head_dim, p.head_dim_v};
   return find_kernel(call.device, {Role::DECODE, dtype, columns}, nullptr).variant != nullptr;
@@ -140,7 +146,7 @@ DecodeParams few_queries_of(const FwdParams& p) {
   d.cache.cu_seqlens_k = p.packing.cu_seqlens_k;
   d.packing = p.packing;
   d.batch = p.batch;
-  d.seqlen_q = packed ? std::min(p.seqlen_q, FEW_QUERIES) : p.seqlen_q;
+  d.seqlen_q = p.seqlen_q;
   d.num_heads_kv = p.num_heads_kv;
   d.group = p.group;
   d.total_q = p.total_q;
@@ -151,6 +157,8 @@ DecodeParams few_queries_of(const FwdParams& p) {
   d.bottom_right = p.mask.bottom_right;
   d.few_alone = packed;
   d.softmax_scale = p.softmax_scale;
+  d.scores = p.scores;
+  d.sinks = p.sinks;
   return d;
 }
 
@@ -160,7 +168,7 @@ void run_decode(const Call& call, const DecodeParams& params, int64_t budget, Al
                 void* context) {
   check_sizes(params);
   const DeviceScope scope(call.device);
-  Decode decode(call, params, read_budget(budget));
+  Decode decode(call, with_scores(params), read_budget(budget));
   const int64_t bytes = decode.workspace_bytes();
   void* workspace = bytes == 0 ? nullptr : allocate(context, bytes);
   if (bytes != 0 && workspace == nullptr) {

@@ -10,6 +10,7 @@
 #include "host/dispatch.h"
 #include "host/limits.h"
 #include "host/plan.h"
+#include "host/scores.h"
 #include "host/status.h"
 
 namespace flash_dist {
@@ -78,17 +79,6 @@ void* run_few_queries(const Call& call, const FwdParams& p, int64_t front, Alloc
     Decode(call, few, 0).run(nullptr);
   }
   return memory;
-}
-
-// With what follows from a call's scores, which families may refuse.
-template <class Params>
-Params with_scores(Params p) {
-  ScoreParams& scores = p.scores;
-  scores.bends = scores.softcap != 0.0f || scores.alibi != nullptr;
-  scores.scale = scores.bends ? 1.0f : p.softmax_scale;
-  scores.per_cap = scores.softcap == 0.0f ? 0.0f : 1.0f / scores.softcap;
-  scores.scale_inside = p.softmax_scale / (scores.softcap == 0.0f ? 1.0f : scores.softcap);
-  return p;
 }
 
 void run_forward(const Call& call, FwdParams p, Allocate allocate, void* context) {

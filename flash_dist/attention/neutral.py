@@ -46,7 +46,6 @@ class Others(TypedDict, total=False):
     v_descale: None
 
 
-_BIAS: Final = "there are no kernels of a cache that add a bias"
 _MASKS: Final = (
     "`mask` takes a BlockMask\n\n"
     "hint: `BlockMask.from_flex` and `BlockMask.from_tiles` make one, once"
@@ -77,7 +76,6 @@ _SCORE_MOD: Final = (
 _SPLITS: Final = "keys are never split, which would change the order of summation"
 
 REASONS: Final[Mapping[str, str]] = {
-    "alibi_slopes": _BIAS,
     "attention_chunk": (
         "it is a mask\n\n"
         "hint: `BlockMask.documents(positions // chunk) & BlockMask.causal()` is that of a chunk"
@@ -114,7 +112,6 @@ REASONS: Final[Mapping[str, str]] = {
     "seqused_k": _USED,
     "seqused_q": _PARTS,
     "sm_margin": "kernels take all multiprocessors",
-    "softcap": "there are no kernels of a cache that cap scores",
     "v_descale": _SCALES,
 }
 
@@ -126,12 +123,12 @@ NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {  # of all others: None
     "num_splits": (None, 0, 1),
     "pack_gqa": (None, False, True),
     "sm_margin": (0,),
-    "softcap": (0, None),
 }
 
 
 # What a misspelt name may have meant.
 _SERVED: Final = (
+    "alibi_slopes",
     "batch_invariant",
     "block_table",
     "causal",
@@ -139,6 +136,7 @@ _SERVED: Final = (
     "float32_precision",
     "return_attn_probs",
     "return_lse",
+    "softcap",
     "softmax_scale",
     "window_size",
 )

@@ -203,18 +203,26 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     require_neutral(dropout_p=dropout_p, mask=mask)
     seqused_k = others.pop("seqused_k", None)
     if block_table is not None or seqused_k is not None:
-        require_neutral(softcap=softcap, alibi_slopes=alibi_slopes)
-        require_neutral_others("flash_attn_varlen_func", others)
+        require_neutral_others("flash_attn_varlen_func", without_sinks(others))
+        packed = _read_queries(q, cu_seqlens_q, max_seqlen_q)
         out, lse = attend_to_cache(
             q,
             k,
             v,
-            _read_queries(q, cu_seqlens_q, max_seqlen_q),
+            packed,
             cu_seqlens_k,
             block_table=block_table,
             seqused_k=seqused_k,
             band=choose_band(window_size, causal=causal),
             softmax_scale=choose_scale(softmax_scale, q.shape[-1]),
+            scores=choose_scores(
+                q,
+                tokens=PACKED,
+                batch=packed.cu_seqlens_q.shape[0] - 1,
+                softcap=softcap,
+                alibi_slopes=alibi_slopes,
+                others=others,
+            ),
         )
         return choose_result(out, lse, return_lse=return_lse, return_attn_probs=return_attn_probs)
     require_neutral_others("flash_attn_varlen_func", without_sinks(others))

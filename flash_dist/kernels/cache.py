@@ -12,10 +12,12 @@ import torch
 
 from . import cache_cpu, operators  # noqa: F401 - the second loads the extension
 from .memory import raise_out_of_memory
+from .scores import PLAIN
 
 if TYPE_CHECKING:
     from ..masks.band import Band
     from .cache_values import Cache
+    from .scores import Scores
 
 Tensor = torch.Tensor
 
@@ -47,6 +49,7 @@ def decode(  # noqa: PLR0913 - one attention problem
     seqlen_new: int,
     budget: int,
     packed: Packed | None = None,
+    scores: Scores = PLAIN,
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse of queries to the keys of a cache.
 
@@ -58,13 +61,15 @@ def decode(  # noqa: PLR0913 - one attention problem
         seqlen_new: Keys that were appended behind cache.seqlens.
         budget: Bytes of workspace, or BUDGET_NOW.
         packed: Where the queries of each sequence are, if they are packed.
+        scores: What becomes of a score before the mask, and the sinks.
 
     Returns:
         out: Like q with head_dim_v, contiguous.
         lse: [batch, num_heads_q, seqlen_q]; packed, [num_heads_q, total_q].
     """
     numbers = seqlen_new, softmax_scale, band.left, band.right, budget
-    out, lse = _call(torch.ops.flash_dist.decode, q, *cache, *(packed or (None, 0)), *numbers)
+    arguments = q, *cache, *(packed or (None, 0)), *numbers, *scores
+    out, lse = _call(torch.ops.flash_dist.decode, *arguments)
     return out, lse
 
 
@@ -115,6 +120,9 @@ def _decode_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
     left: int,  # noqa: ARG001
     right: int,  # noqa: ARG001
     budget: int,  # noqa: ARG001
+    softcap: float = 0.0,  # noqa: ARG001
+    alibi_slopes: Tensor | None = None,  # noqa: ARG001
+    sinks: Tensor | None = None,  # noqa: ARG001
 ) -> tuple[Tensor, Tensor]:
     *batch, tokens, heads, _ = q.shape
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32

@@ -16,6 +16,7 @@ from .boundaries import check_boundaries
 from .cache_values import Cache
 from .cpu import without_autocast
 from .reference import reference_forward
+from .scores import Scores
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,6 +38,9 @@ def decode(  # noqa: PLR0913, PLR0917 - the operator's schema
     left: int,
     right: int,
     budget: int,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse of queries to the keys of a cache."""
     cache = Cache(k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, block_table)
@@ -45,7 +49,7 @@ def decode(  # noqa: PLR0913, PLR0917 - the operator's schema
         ends = cu_seqlens_q.tolist()
         check_boundaries("q", ends, q.shape[0], max_seqlen_q)
         numbers = None, 0, seqlen_new, softmax_scale, left, right, budget
-        return _decode_packed(q, cache, ends, numbers)
+        return _decode_packed(q, cache, ends, numbers, Scores(softcap, alibi_slopes, sinks))
     batch, seqlen_q, heads, _ = q.shape
     out = q.new_empty((batch, seqlen_q, heads, v_cache.shape[-1]))
     lse = q.new_empty((batch, heads, seqlen_q), dtype=_lse_dtype(q))
@@ -63,6 +67,7 @@ def decode(  # noqa: PLR0913, PLR0917 - the operator's schema
                 v_cache[place].unsqueeze(0),
                 softmax_scale=softmax_scale,
                 band=Band(left, right),
+                scores=Scores(softcap, alibi_slopes, sinks).of_entry(i),
             )
         )
     return out, lse
@@ -73,7 +78,7 @@ def _lse_dtype(q: Tensor) -> torch.dtype:
 
 
 def _decode_packed(
-    q: Tensor, cache: Cache, ends: list[int], numbers: tuple[Any, ...]
+    q: Tensor, cache: Cache, ends: list[int], numbers: tuple[Any, ...], scores: Scores
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse of packed queries: of each sequence as if it were alone."""
     total, heads, _ = q.shape
@@ -81,7 +86,8 @@ def _decode_packed(
     lse = q.new_full((heads, total), -math.inf, dtype=_lse_dtype(q))
     for i, (begin, end) in enumerate(pairwise(ends)):
         rows = slice(begin, end)
-        one, one_lse = decode(q[rows].unsqueeze(0), *cache.entry(i), *numbers)
+        own = *cache.entry(i), *numbers, *scores.of_entry(i)
+        one, one_lse = decode(q[rows].unsqueeze(0), *own)
         out[rows], lse[:, rows] = one[0], one_lse[0]
     return out, lse
 

@@ -22,5 +22,12 @@ class Scores(NamedTuple):
     alibi_slopes: Tensor | None = None
     sinks: Tensor | None = None
 
+    def of_entry(self, i: int) -> Scores:
+        """Return those of batch entry i alone."""
+        slopes = self.alibi_slopes
+        if slopes is not None and slopes.dim() > 1:
+            slopes = slopes[i : i + 1]
+        return self._replace(alibi_slopes=slopes)
+
 
 PLAIN: Final = Scores()  # nothing happens to them

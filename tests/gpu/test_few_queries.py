@@ -22,8 +22,8 @@ pytestmark = pytest.mark.gpu
 
 Tensor = torch.Tensor
 
-FEW = ((1, 1024), (5, 1500), (64, 2047), (33, 4096))
-NOT_FEW = ((65, 1500), (7, 1023), (300, 300))  # at the borders of csrc/core/few_queries.h
+FEW = ((1, 1024), (5, 1500), (16, 4095), (33, 16384))
+NOT_FEW = ((17, 1500), (7, 1023), (65, 16500), (300, 300))  # see csrc/core/few_queries.h
 
 
 def windowed(problem: Problem, left: int, right: int) -> Problem:
@@ -61,11 +61,11 @@ def test_out_lse_and_gradients_are_those_of_float64(
 @pytest.mark.parametrize("columns", [(72, 72), (192, 128), (40, 24)], ids=str)
 def test_odd_columns_are_those_of_float64(columns: tuple[int, int], any_half: torch.dtype) -> None:
     dims = {"head_dim": columns[0], "head_dim_v": columns[1]}
-    shape = {"seqlen_q": 20, "seqlen_k": 1300, "num_heads": 4, "num_heads_kv": 2}
+    shape = {"seqlen_q": 11, "seqlen_k": 1300, "num_heads": 4, "num_heads_kv": 2}
     check([random_problem(**dims, **shape, dtype=any_half)])
 
 
-@pytest.mark.parametrize("seqlen_q", [1, 17, 64])
+@pytest.mark.parametrize("seqlen_q", [1, 9, 16])
 def test_a_mask_from_the_top_left_sees_the_first_keys(seqlen_q: int, any_half: torch.dtype) -> None:
     problem = random_problem(seqlen_q=seqlen_q, seqlen_k=1600, num_heads=3, dtype=any_half)
     q, k, v = (x.transpose(1, 2).contiguous() for x in (problem.q, problem.k, problem.v))
@@ -88,7 +88,7 @@ def parts(lengths: Sequence[tuple[int, int]]) -> dict[str, tuple[int, ...]]:
 def test_documents_have_the_bits_that_each_has_alone(
     head_dim: int, mask: dict[str, Any], any_half: torch.dtype
 ) -> None:
-    lengths = (*FEW, (0, 2000), *NOT_FEW, (3, 0), (64, 1024))
+    lengths = (*FEW, (0, 2000), *NOT_FEW, (3, 0), (16, 1024))
     shape = {"num_heads": 8, "num_heads_kv": 2, "head_dim": head_dim, "dtype": any_half}
     packed = pack(**parts(lengths), **shape)
     q, k, v = (x[0] for x in (packed.problem.q, packed.problem.k, packed.problem.v))
@@ -106,7 +106,7 @@ def test_documents_have_the_bits_that_each_has_alone(
 
 def test_packed_documents_are_those_of_float64(half: torch.dtype) -> None:
     shape = {"num_heads": 4, "num_heads_kv": 2, "head_dim": 64, "dtype": half}
-    packed = pack(**parts((*FEW[:2], *NOT_FEW)), causal=True, **shape)
+    packed = pack(**parts((*FEW[:3], *NOT_FEW[:2])), causal=True, **shape)
     assert not find_faults(attend_packed(packed), packed.problem)
 
 
@@ -131,14 +131,14 @@ def test_bits_are_those_of_a_cache_in_any_batch_and_under_any_budget(
 ) -> None:
     for seqlen_q, seqlen_k in FEW:
         shape = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "num_heads": 8, "num_heads_kv": 2}
-        problem = random_problem(batch=9, **shape, head_dim=head_dim, dtype=any_half, causal=True)
+        problem = random_problem(batch=5, **shape, head_dim=head_dim, dtype=any_half, causal=True)
         tensors = problem.q, problem.k, problem.v
         with no_wait_for_the_gpu():
             out, lse = flash_attn_func(*tensors, causal=True, return_lse=True)
         cached = flash_attn_with_kvcache(*tensors, causal=True, return_softmax_lse=True)
         assert torch.equal(out, cached[0])
         assert torch.equal(lse, cached[1])
-        assert torch.equal(out[4:5], flash_attn_func(*(x[4:5] for x in tensors), causal=True))
+        assert torch.equal(out[3:4], flash_attn_func(*(x[3:4] for x in tensors), causal=True))
         one_head = problem.q[:, :, 4:8], problem.k[:, :, 1:], problem.v[:, :, 1:]
         assert torch.equal(out[:, :, 4:8], flash_attn_func(*one_head, causal=True))
         with workspace(0):
@@ -157,6 +157,6 @@ def test_a_graph_gives_what_eager_gives(any_half: torch.dtype) -> None:
 
 
 def test_gradients_are_the_same_on_every_run(any_half: torch.dtype) -> None:
-    problem = random_problem(batch=2, seqlen_q=48, seqlen_k=6000, num_heads=4, dtype=any_half)
+    problem = random_problem(batch=2, seqlen_q=13, seqlen_k=6000, num_heads=4, dtype=any_half)
     first, second = attend(problem), attend(problem)
     assert all(torch.equal(first[name], second[name]) for name in NAMES)

@@ -32,6 +32,28 @@ PROBLEMS = {
         window=(1000, -1),
         causal=True,
     ),
+    "long with scores": Problem(
+        seqlens=LONG,
+        capacity=3100,
+        heads=8,
+        heads_kv=2,
+        head_dim=128,
+        softcap=5.0,
+        alibi=True,
+        sinks=True,
+    ),
+    "rows of a larger tile with scores": Problem(
+        seqlens=(1500, 900),
+        capacity=1504,
+        heads=8,
+        heads_kv=1,
+        seqlen_q=3,
+        head_dim=64,
+        causal=True,
+        softcap=5.0,
+        alibi=True,
+        sinks=True,
+    ),
     "large heads": Problem(
         seqlens=(1500, 2000), capacity=2048, heads=4, seqlen_q=2, head_dim=256, causal=True, page=64
     ),
@@ -186,6 +208,58 @@ def test_numbers_that_lie_read_and_write_nothing_outside(any_half: torch.dtype) 
     for now, before in zip(room, kept, strict=True):
         now[pages] = before[pages]
         assert torch.equal(now, before)
+
+
+@pytest.mark.parametrize("seqlen_q", [1, 3, 40])
+@pytest.mark.parametrize("left", [700, 1500, 3333])
+def test_windows_may_begin_anywhere_in_a_group_of_units(
+    left: int, seqlen_q: int, any_half: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(left)
+    for batch in (1, 5, 40):
+        lengths = tuple(torch.randint(2000, 8192, (batch,), generator=generator).tolist())
+        problem = Problem(
+            seqlens=lengths,
+            capacity=8192,
+            heads=8,
+            heads_kv=2,
+            head_dim=64,
+            seqlen_q=seqlen_q,
+            window=(left, -1),
+            causal=True,
+        )
+        tensors = problem.make(any_half, DEVICE)
+        shared = problem.call(tensors)
+        with workspace(0):  # nobody shares a sequence
+            assert _same(shared, problem.call(tensors)), batch
+
+
+@pytest.mark.parametrize("before", ["nothing", "a fill", "a copy", "another stream"])
+def test_a_graph_may_do_anything_before_it(before: str, any_half: torch.dtype) -> None:
+    problem = Problem(seqlens=LONG, capacity=3100, heads=8, heads_kv=2, head_dim=64)
+    tensors = problem.make(any_half, DEVICE)
+    expected = problem.call(tensors)
+    lengths = tensors.seqlens.clone()
+    other = torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        if before == "a fill":
+            tensors.seqlens.zero_()
+            tensors.seqlens.add_(lengths)
+        elif before == "a copy":
+            tensors.seqlens.copy_(lengths)
+        elif before == "another stream":
+            other.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(other):
+                tensors.seqlens.copy_(lengths)
+            tensors.q.mul_(1)
+            torch.cuda.current_stream().wait_stream(other)
+        results = problem.call(tensors)
+    for _ in range(3):
+        if before != "nothing":
+            tensors.seqlens.zero_()
+        graph.replay()
+        assert _same(expected, results)
 
 
 def test_queries_at_odd_addresses_are_copied_and_caches_refused(any_half: torch.dtype) -> None:

@@ -14,8 +14,8 @@ struct DecodeConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = Plan_;
   static constexpr int WARPS = Plan::WARPS;
   static constexpr int THREADS = WARPS * 32;
-  static constexpr int BLOCK_N = Plan::BLOCK_N;  // keys of a tile of K or V
-  static constexpr int TASK_ROWS = Plan::ROWS;  // 16 for each of some warps,
+  static constexpr int BLOCK_N = Plan::BLOCK_N;         // keys of a tile of K or V
+  static constexpr int TASK_ROWS = Plan::ROWS;          // 16 for each of some warps,
   static constexpr int SPLIT = WARPS * 16 / TASK_ROWS;  // of which so many share the columns
   static constexpr int BLOCK_ROWS = TASK_ROWS;
   static constexpr int TILES = UNIT_KEYS / BLOCK_N;      // of K, and of V, in a unit
@@ -23,7 +23,8 @@ struct DecodeConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int PARTS = 4;  // in which the keys of a tile are summed, whoever owns them
   // A warp that has its rows alone keeps P in registers, which leaves none for what it has of a task.
   static constexpr bool OWNS_ROWS = SPLIT == 1;
-  static constexpr bool LOADS_LATE = TASK_ROWS > 16;  // Q of the next task is not on its way in registers
+  // Q of the next task is not on its way in registers, where these are few: before sm_80 K and V are.
+  static constexpr bool LOADS_LATE = TASK_ROWS > 16 || (!Target::HAS_CP_ASYNC && HEAD_DIM > 128);
   static constexpr int UNROLL = OWNS_ROWS ? 2 : Target::UNROLL;
   static_assert(HEAD_DIM == HEAD_DIM_V && BLOCK_N % (SPLIT * 8) == 0 && PARTS % SPLIT == 0);
 
@@ -47,6 +48,7 @@ struct DecodeConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
       Parked parked;
     };
     typename DecodeShares<THREADS>::Smem shares;
+    int share_begin, share_end;
     __device__ Smem() = delete;  // laid over shared memory, never made
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);
@@ -54,8 +56,8 @@ struct DecodeConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
 };
 
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
-using DecodeConfig = DecodeConfigOf<DecodePlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM,
-                                    HEAD_DIM_V, PLAN>;
+using DecodeConfig =
+    DecodeConfigOf<DecodePlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V, PLAN>;
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 using DecodeWideConfig = DecodeConfigOf<DecodeWidePlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T,
                                         HEAD_DIM, HEAD_DIM_V, PLAN>;

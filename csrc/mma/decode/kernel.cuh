@@ -39,8 +39,7 @@ struct WarpPlace {
   }
   // The first of two neighbouring columns of O that it holds in x[0][n]: warps take turns by 16.
   __device__ __forceinline__ int column(int n) const {
-    return (n / 2 * Config::SPLIT + part) * 16 + n % 2 * 8 +
-           static_cast<int>(threadIdx.x) % 4 * 2;
+    return (n / 2 * Config::SPLIT + part) * 16 + n % 2 * 8 + static_cast<int>(threadIdx.x) % 4 * 2;
   }
   // Whether it is the one that writes statistics of rows.
   __device__ __forceinline__ bool speaks() const { return part == 0 && threadIdx.x % 4 == 0; }
@@ -109,6 +108,42 @@ struct TaskRows {
   }
 };
 
+// What becomes of the scores of a lane's two rows of a task, whose heads may differ: core/scores.cuh.
+template <class Config>
+struct TaskScores {
+  float slope[2];
+  int diagonal[2];  // key at no distance, counted at the bottom right
+
+  __device__ __forceinline__ TaskScores(const DecodeParams& p, const DecodeCursor& at,
+                                        const WarpPlace<Config>& own) {
+    const int shift = CacheKeys(p.cache, at.batch, p.batch).seqlen - at.extent.seqlen_q;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = min(at.tile(p) * Config::TASK_ROWS + own.row(h), at.extent.rows(p) - 1);
+      const int query = divide(row, p.by_group);
+      slope[h] = alibi_slope(p.scores, at.batch, at.head(p) * p.group + row - query * p.group);
+      diagonal[h] = query + shift;
+    }
+  }
+  // S of the keys from key0 on.
+  template <int NT>
+  __device__ __forceinline__ void bend(Accumulator<1, NT>& s, const DecodeParams& p,
+                                       int key0) const {
+    const ScoreParams& scores = p.scores;
+#pragma unroll
+    for (int n = 0; n < NT; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float& x = s.x[0][n][e];
+        x *= scores.scale_inside;
+        if (scores.softcap != 0.0f) x = scores.softcap * tanh_of<Tanh::FAST>(x);
+        const int key = key0 + n * 8 + threadIdx.x % 4 * 2 + e % 2;
+        const float distance = fabsf(static_cast<float>(diagonal[e / 2] - key));
+        x = __fmaf_rn(-slope[e / 2], distance, x);
+      }
+  }
+};
+
 // The queries of a task on their way through registers, while another task is computed.
 template <class Config>
 struct QueryLoader {
@@ -163,7 +198,7 @@ template <class Config, int OT>
 __device__ __forceinline__ void park(typename Config::Parked& parked, const Partial<OT>& task) {
 #pragma unroll
   for (int n = 0; n < OT; ++n) {
-    const float(&x)[4] = task.out.x[0][n];
+    const float (&x)[4] = task.out.x[0][n];
     parked.out[n][threadIdx.x] = {x[0], x[1], x[2], x[3]};
   }
   parked.stats[threadIdx.x] = {task.top[0], task.top[1], task.sum[0], task.sum[1]};
@@ -174,7 +209,7 @@ __device__ __forceinline__ Partial<OT> unpark(const typename Config::Parked& par
 #pragma unroll
   for (int n = 0; n < OT; ++n) {
     const float4 x = parked.out[n][threadIdx.x];
-    float(&own)[4] = task.out.x[0][n];
+    float (&own)[4] = task.out.x[0][n];
     own[0] = x.x, own[1] = x.y, own[2] = x.z, own[3] = x.w;
   }
   const float4 stats = parked.stats[threadIdx.x];
@@ -185,8 +220,7 @@ __device__ __forceinline__ Partial<OT> unpark(const typename Config::Parked& par
 // out and lse of a task.
 template <class Config, int OT>
 __device__ __forceinline__ void store_result(const DecodeParams& p, const Partial<OT>& all,
-                                             const DecodeCursor& at,
-                                             const WarpPlace<Config>& own) {
+                                             const DecodeCursor& at, const WarpPlace<Config>& own) {
   const int head = at.head(p);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -194,21 +228,19 @@ __device__ __forceinline__ void store_result(const DecodeParams& p, const Partia
     if (row >= at.extent.rows(p)) continue;
     const int query = divide(row, p.by_group);
     const int member = row - query * p.group;
+    const RowEnd end(p, head * p.group + member, all.top[h], all.sum[h]);
     if (own.speaks()) {
-      const int64_t lse = lse_begin(p, at.batch, head * p.group + member, at.extent.q0);
-      p.lse[lse + query] = finish_lse(all.top[h], all.sum[h]);
+      p.lse[lse_begin(p, at.batch, head * p.group + member, at.extent.q0) + query] = end.lse;
     }
-    const float inverse = finish_inverse(all.sum[h]);
-    uint16_t* out =
-        head_begin(p.out, at.batch, head, member) + (at.extent.q0 + query) * p.out.row;
+    uint16_t* out = head_begin(p.out, at.batch, head, member) + (at.extent.q0 + query) * p.out.row;
 #pragma unroll
     for (int n = 0; n < OT; ++n) {
       const int column = own.column(n);
       if (column >= p.head_dim_v) continue;
       *reinterpret_cast<uint32_t*>(out + column) =
           pack<typename Config::Target, typename Config::T>(
-              finish_out(all.out.x[0][n][2 * h], inverse),
-              finish_out(all.out.x[0][n][2 * h + 1], inverse));
+              finish_out(all.out.x[0][n][2 * h], end.inverse),
+              finish_out(all.out.x[0][n][2 * h + 1], end.inverse));
     }
   }
 }
@@ -250,29 +282,29 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
   const WarpPlace<Config> own;
   const int lane = threadIdx.x % 32;
 
+  wait_for_previous<Target>();
   let_next_start<Target>();
   if (p.packing.cu_seqlens_q != nullptr && !p.few_alone) fill_uncovered<Config>(p);
   const DecodeShares<Config::THREADS> shares(p, smem.shares);
   const int share = blockIdx.x;
-  const int share_begin = shares.begin(share);
-  const int share_end = shares.begin(share + 1);
+  int share_begin = shares.begin(share);
+  int share_end = shares.begin(share + 1);
   if (share_begin == share_end) return;
   DecodeCursor at = shares.find(p, smem.shares, share_begin);
-  int units = share_end - share_begin;
-  if (!shares.splits) {  // the tasks that begin in this share, as a whole
-    __syncthreads();
-    const int first = at.unit == at.extent.first ? share_begin : at.task_end();
-    const int end = share_end == shares.total ? share_end : [&] {
-      const DecodeCursor last = shares.find(p, smem.shares, share_end);
-      return last.unit == last.extent.first ? share_end : last.task_end();
-    }();
-    if (first >= end) return;
-    if (first != share_begin) {
+  if (shares.grain != Grain::UNIT) {  // the groups or tasks that begin in this share, as a whole
+    share_begin = shares.whole_from(at);
+    if (share_end < shares.total) {
       __syncthreads();
-      at = shares.find(p, smem.shares, first);
+      share_end = shares.whole_from(shares.find(p, smem.shares, share_end));
     }
-    units = end - first;
+    if (share_begin >= share_end) return;
+    if (share_begin != at.position) {
+      __syncthreads();
+      at = shares.find(p, smem.shares, share_begin);
+    }
   }
+  int units = share_end - share_begin;
+  if (threadIdx.x == 0) smem.share_begin = share_begin, smem.share_end = share_end;
 
   UnitLoader<Config> loader(p, at, units);
   QueryLoader<Config> queries;
@@ -297,16 +329,18 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
     return tile;
   };
 
-  const float scale_log2 = p.softmax_scale * LOG2_E;
+  const float scale_log2 = p.scores.scale * LOG2_E;
   const uint32_t sP = shared_address(smem.exchange.p) + own.row0 * UNIT_KEYS * 2;
   const auto a_q = Operand<HEAD_DIM>::a(sQ + own.row0 * HEAD_DIM * 2);
   const auto a_p = Operand<UNIT_KEYS>::a(sP);
   Partial<OT> task, group, unit;
   TaskRows rows(p, at, own);
 
+  bool is_first = true;
 #pragma unroll 1
   for (; units > 0; --units, at.advance(p)) {
-    if (at.unit == at.extent.first || at.position == share_begin) {
+    if (at.unit == at.extent.first || is_first) {
+      is_first = false;
       if constexpr (Config::LOADS_LATE) queries.load(p, at);
       queries.store(sQ);
       rows = TaskRows(p, at, own);
@@ -335,8 +369,15 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
       }
     }
 
-    // Hidden scores are -inf; the greatest of each row
+    // Soft cap and ALiBi; hidden scores are -inf; the greatest of each row
     const int key0 = at.unit * UNIT_KEYS;
+    if (p.scores.bends) {
+      const TaskScores<Config> scores(p, at, own);
+#pragma unroll
+      for (int i = 0; i < Config::TILES; ++i) {
+        scores.bend(s[i], p, key0 + i * Config::BLOCK_N + own.part * WARP_KEYS);
+      }
+    }
     if (!rows.all_see(key0)) {
 #pragma unroll
       for (int i = 0; i < Config::TILES; ++i) {
@@ -416,7 +457,7 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
       const auto b_v = flash_dist::share(Operand<HEAD_DIM>::b_trans(sV), own.part);
 #pragma unroll
       for (int k = 0; k < KEY_STEPS; ++k) {
-        uint32_t(&step)[1][4] = rP[Config::OWNS_ROWS ? i * KEY_STEPS + k : 0];
+        uint32_t (&step)[1][4] = rP[Config::OWNS_ROWS ? i * KEY_STEPS + k : 0];
         if constexpr (!Config::OWNS_ROWS) ldmatrix_x4(step[0], a_p.at(0, i * KEY_STEPS + k));
         gemm_ab_step<Target, T, HEAD_DIM, SPLIT>(unit.out, step, b_v, k * 16);
       }
@@ -437,9 +478,9 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
     // Into its group, or to memory where blocks share that
     const int group_begin = at.group_begin();
     const int group_end = at.group_end();
-    const bool owns_task =
-        !shares.splits || (share_begin <= at.task_begin() && at.task_end() <= share_end);
-    if (!owns_task && (group_begin < share_begin || share_end < group_end)) {
+    const int2 bounds{smem.share_begin, smem.share_end};
+    const bool owns_task = bounds.x <= at.task_begin() && at.task_end() <= bounds.y;
+    if (!owns_task && (group_begin < bounds.x || bounds.y < group_end)) {
       const int64_t record = shares.unit_record(at) + at.unit % GROUP_UNITS;
       store_partial(p, unit, record, own);
       continue;

@@ -1,7 +1,7 @@
 // Launch of the kernel that reads a cache.
 #pragma once
 
-#include "core/entry.h"
+#include "core/behind.h"
 #include "mma/decode/kernel.cuh"
 
 namespace flash_dist {
@@ -12,7 +12,7 @@ cudaError_t launch_decode(const void* kernel, const void* params, cudaStream_t s
   p.by_group = make_divisor(p.group);
   p.by_heads = make_divisor(p.num_heads_kv);
   p.cache.by_page = make_divisor(p.cache.page);
-  return launch_1d<Config>(kernel, &p, p.shares, stream);
+  return launch_behind<Config>(kernel, &p, dim3(p.shares), stream);
 }
 
 }  // namespace flash_dist

@@ -40,8 +40,8 @@ class UnitLoader {
     const View& view = is_v ? p.cache.v : p.cache.k;
     const int key0 = (is_v ? tile_ - Config::TILES : tile_) * BLOCK_N;
     const int columns = is_v ? p.head_dim_v : p.head_dim;
-    copy(stage, head_begin(view, 0, head_, 0), is_v ? v_offset_ : k_offset_, view.row, key0,
-         columns);
+    const int64_t offset = entry_ * view.batch + row_ * view.row;
+    copy(stage, head_begin(view, 0, head_, 0), offset, view.row, key0, columns);
     ++tile_;
   }
 
@@ -49,8 +49,8 @@ class UnitLoader {
   __device__ __forceinline__ void take(const DecodeParams& p) {
     tile_ = 0;
     --waiting_;
-    k_offset_ = next_entry_ * p.cache.k.batch + next_row_ * p.cache.k.row;
-    v_offset_ = next_entry_ * p.cache.v.batch + next_row_ * p.cache.v.row;
+    entry_ = next_entry_;
+    row_ = next_row_;
     head_ = next_.head(p);
     const int key = next_.unit * UNIT_KEYS;
     skipped_ = max(next_.extent.seen_begin - key, 0);
@@ -108,12 +108,12 @@ class UnitLoader {
   }
 
   DecodeCursor next_;
-  int waiting_;                  // units not begun
-  int next_entry_, next_row_;    // where this lane's 16 keys of the next unit begin
-  int64_t k_offset_, v_offset_;  // and of the unit that is being loaded
-  int tile_, head_;              // of it
-  int skipped_;                  // of its keys, that no query sees
-  unsigned seen_;                // those behind them
+  int waiting_;                // units not begun
+  int next_entry_, next_row_;  // where this lane's 16 keys of the next unit begin
+  int entry_, row_;            // and of the unit that is being loaded
+  int tile_, head_;            // of it
+  int skipped_;                // of its keys, that no query sees
+  unsigned seen_;              // those behind them
 };
 
 }  // namespace flash_dist

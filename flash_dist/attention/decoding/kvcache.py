@@ -10,6 +10,7 @@ from ...kernels.boundaries import is_checking, warn_unchecked
 from ...kernels.budget import BUDGET_NOW, workspace_budget
 from ...kernels.cache import Rotary, append, decode
 from ...kernels.cache_values import Cache
+from ...kernels.scores import PLAIN
 from ..arguments import (
     choose_band,
     choose_scale,
@@ -18,8 +19,9 @@ from ..arguments import (
     require_bool,
     require_tensor,
 )
-from ..layouts import ALIGNMENT, Layout, dtype_name, stride_error
-from ..neutral import require_neutral, require_neutral_others
+from ..layouts import ALIGNMENT, DENSE, Layout, dtype_name, stride_error
+from ..neutral import require_neutral_others
+from ..scores import choose_scores, without_sinks
 from ..support import require_kernels
 from .layouts import (
     check_angles,
@@ -54,7 +56,7 @@ def flash_attn_with_kvcache(
     window_size: Window = (-1, -1),
     softcap: float | None = 0.0,
     rotary_interleaved: bool = True,
-    alibi_slopes: None = None,
+    alibi_slopes: Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: Literal[False] = False,
     **others: object,
@@ -79,7 +81,7 @@ def flash_attn_with_kvcache(
     window_size: Window = (-1, -1),
     softcap: float | None = 0.0,
     rotary_interleaved: bool = True,
-    alibi_slopes: None = None,
+    alibi_slopes: Tensor | None = None,
     num_splits: int = 0,
     *,
     return_softmax_lse: Literal[True],
@@ -105,7 +107,7 @@ def flash_attn_with_kvcache(
     window_size: Window = (-1, -1),
     softcap: float | None = 0.0,
     rotary_interleaved: bool = True,
-    alibi_slopes: None = None,
+    alibi_slopes: Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
     **others: object,
@@ -129,7 +131,7 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     window_size: Window = (-1, -1),
     softcap: float | None = 0.0,
     rotary_interleaved: bool = True,
-    alibi_slopes: None = None,
+    alibi_slopes: Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
     **others: object,
@@ -151,8 +153,7 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     at what the cache has, so that nothing outside is read or written.
 
     The arguments are those of flash-attention 2, in its order and with its defaults. num_splits is
-    taken and changes nothing. What is not served is there at neutral values: softcap 0 or None,
-    alibi_slopes None, and by name what flash-attention 3 adds.
+    taken and changes nothing. What flash-attention 3 adds is taken by name, at neutral values.
 
     Args:
         q: [batch, seqlen_q, num_heads_q, head_dim]; float16 or bfloat16 (not on compute capability
@@ -178,9 +179,12 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
         softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5.
         causal: Aligned to the bottom right: the last query sees all keys.
         window_size: (left, right), -1 or None for no bound, aligned likewise.
+        softcap: As in `flash_attn_func`.
+        alibi_slopes: Likewise, the last query at the last key.
         rotary_interleaved: Whether columns 2j and 2j + 1 are rotated together; else j and
             j + rotary_dim / 2.
         return_softmax_lse: Return (out, lse).
+        learnable_sink: By name, as in `flash_attn_func`, as is `s_aux`.
 
     Returns:
         out: Like q, with head_dim_v, contiguous. A row that sees no key is zero.
@@ -193,8 +197,7 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
             do not where they are looked at, or what is not served is not neutral.
         FlashDistError: This build has no code that runs on the GPU.
     """
-    require_neutral(softcap=softcap, alibi_slopes=alibi_slopes)
-    require_neutral_others("flash_attn_with_kvcache", others)
+    require_neutral_others("flash_attn_with_kvcache", without_sinks(others))
     _require_splits(num_splits)
     require_bool("rotary_interleaved", rotary_interleaved)
     band = choose_band(window_size, causal=causal)
@@ -212,6 +215,14 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
         q, k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, block_table
     )
     scale = choose_scale(softmax_scale, q.shape[-1])
+    scores = choose_scores(
+        q,
+        tokens=DENSE,
+        batch=q.shape[0],
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        others=others,
+    )
     new = _read_new(q, cache, k, v)
     rotary = _read_rotary(q, new, rotary_cos, rotary_sin, interleaved=bool(rotary_interleaved))
     seqlen_new = 0 if new is None else new[0].shape[1]
@@ -223,7 +234,13 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
         if new is not None:
             q = append(q, cache, *new, rotary, advances=not band.is_full)
         out, lse = decode(
-            q, cache, band=band, softmax_scale=scale, seqlen_new=seqlen_new, budget=budget
+            q,
+            cache,
+            band=band,
+            softmax_scale=scale,
+            seqlen_new=seqlen_new,
+            budget=budget,
+            scores=PLAIN if scores is None else scores,
         )
     return (out, lse) if return_softmax_lse else out
 

@@ -9,6 +9,7 @@ import torch
 from ...kernels.budget import BUDGET_NOW, workspace_budget
 from ...kernels.cache import Packed, decode
 from ...kernels.cache_values import Cache
+from ...kernels.scores import PLAIN
 from ..arguments import is_symbolic, read_cu_seqlens, require_tensor
 from ..layouts import Layout, stride_error
 from ..support import require_kernels
@@ -16,6 +17,7 @@ from .kvcache import check_addresses, check_cache_values
 from .layouts import check_numbers, check_table, check_tensors, check_tensors_once
 
 if TYPE_CHECKING:
+    from ...kernels.scores import Scores
     from ...masks import Band
 
 Tensor = torch.Tensor
@@ -32,6 +34,7 @@ def attend_to_cache(  # noqa: PLR0913 - one attention problem
     seqused_k: Tensor | None,
     band: Band,
     softmax_scale: float,
+    scores: Scores | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse of packed queries, without gradients, as `flash_attn_with_kvcache` does.
 
@@ -47,6 +50,7 @@ def attend_to_cache(  # noqa: PLR0913 - one attention problem
             pages, what cu_seqlens_k says is then not looked at.
         band: Aligned to the bottom right of each sequence.
         softmax_scale: Factor on the scores.
+        scores: What else becomes of them; None: nothing.
 
     Raises:
         TypeError: An argument is no tensor, or a dtype is not supported.
@@ -87,6 +91,7 @@ def attend_to_cache(  # noqa: PLR0913 - one attention problem
             seqlen_new=0,
             budget=budget,
             packed=packed,
+            scores=scores or PLAIN,
         )
 
 
