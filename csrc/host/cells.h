@@ -35,6 +35,7 @@ class CellPlanner : PlanGrid {
   // anywhere.
   bool cut(BwdPlan& plan, int64_t left) const {
     if (shape_.mask.kind != MaskKind::BAND || shape_.total_q >= 0) return false;
+    if (shape_.aligned) return false;
     Cut best{};
     int64_t least = 0;
     for (int64_t units = 1; units <= std::min(units_, resident_); ++units) {

@@ -223,6 +223,7 @@ class Backward {
     shape.head_dim = dkdv.size.head_dim;
     shape.head_dim_v = dkdv.size.head_dim_v;
     shape.columns_v = p_.head_dim_v;
+    shape.aligned = p_.scores.alibi != nullptr;
     shape.normalizes = normalizes_;
     shape.mask = band_of(p_.mask);
     shape.key_slots = options.key_slots;
