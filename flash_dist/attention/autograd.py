@@ -41,8 +41,12 @@ def attend(  # noqa: PLR0913 - one attention problem
     packing: Packing | None = None,
     batch_invariant: bool = False,
     float32_precision: Precision | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return out and lse of checked tensors; k and v are without heads_per_kv."""
+    wants_lse: bool = True,
+) -> tuple[Tensor, Any]:
+    """Return out and lse of checked tensors; k and v are without heads_per_kv.
+
+    Who does not want lse may get None for it.
+    """
     ieee = is_ieee(float32_precision) and q.dtype == torch.float32
     if isinstance(mask, IntervalMask):
         if is_transformed():
@@ -62,11 +66,9 @@ def attend(  # noqa: PLR0913 - one attention problem
         packed = packing or operators.NOT_PACKED
         out, lse = transforms.Attention.apply(q, k, v, *packed, *call)  # type: ignore[no-untyped-call]
     elif _concerns_autograd(q, k, v):
-        tensors: Inputs = (q, k, v, None, None)
-        longest: tuple[int, int] | None = None
-        if packing is not None:
-            tensors, longest = (q, k, v, *packing[:2]), packing[2:]
-        out, lse = _apply(*tensors, longest, call)
+        if not wants_lse:
+            return _apply_for_out(q, k, v, packing, call), None
+        out, lse = _apply(q, k, v, packing, call)
     else:
         out, lse = operators.fwd_alone(q, k, v, mask, packing, softmax_scale, ieee)
     return out, lse
@@ -175,39 +177,42 @@ class _EagerAttention(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        cu_seqlens_q: Tensor | None,
-        cu_seqlens_k: Tensor | None,
-        longest: tuple[int, int] | None,  # packed
+        packing: Packing | None,
         call: Call,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Any:  # noqa: ANN401 - of _OutOfAttention another
         mask, softmax_scale, _, _, ieee = call
-        packing = None if longest is None else Packing.of(cu_seqlens_q, cu_seqlens_k, *longest)
         out, lse = operators.fwd_alone(q, k, v, mask, packing, softmax_scale, ieee)
-        ctx.longest, ctx.call = longest, call
-        if longest is None:
+        ctx.call = call
+        if packing is None:
+            ctx.longest = None
             ctx.save_for_backward(q, k, v, out, lse)
         else:
-            ctx.save_for_backward(q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k)
+            ctx.longest = packing[2:]
+            ctx.save_for_backward(q, k, v, out, lse, *packing[:2])
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    def backward(
+        ctx: Any,  # noqa: ANN401
+        dout: Tensor | None,
+        dlse: Tensor | None = None,
+    ) -> tuple[Tensor | None, ...]:
         if dout is None and dlse is None:
-            return (None,) * 7
+            return (None,) * 5
         q, k, v, out, lse, *ends = ctx.saved_tensors
         saved, longest = (q, k, v, out, lse), ctx.longest
         packing = None if longest is None else Packing(*ends, *longest)
         if is_transformed():  # is_grads_batched: gradients of many losses at once
             packed = packing or operators.NOT_PACKED
             dq, dk, dv = transforms.Backward.apply(dout, dlse, *saved, *packed, *ctx.call)  # type: ignore[no-untyped-call]
-            return dq, dk, dv, None, None, None, None
+            return dq, dk, dv, None, None
         mask, *plan = ctx.call
         keys = k.shape[1] if longest is None else min(k.shape[0], longest[1])
         traced = torch.is_grad_enabled() or torch.compiler.is_compiling()
         if dout is not None and keys != 1 and not traced:  # what `differentiate` comes to
             dq, dk, dv = operators.bwd_alone((dout, *saved, dlse), mask, packing, plan)
-            return dq, dk, dv, None, None, None, None
+            return dq, dk, dv, None, None
         softmax_scale, budget, batch_invariant, ieee = plan
         dq, dk, dv = operators.differentiate(
             dout,
@@ -220,13 +225,23 @@ class _EagerAttention(torch.autograd.Function):
             batch_invariant=batch_invariant,
             ieee=ieee,
         )
-        return dq, dk, dv, None, None, None, None
+        return dq, dk, dv, None, None
 
     @staticmethod
     def jvp(*_: object) -> NoReturn:
         transforms.refuse_forward_mode()
 
 
+class _OutOfAttention(_EagerAttention):
+    """out alone, of which autograd makes less than of two results."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:  # noqa: ANN401
+        out: Tensor = _EagerAttention.forward(ctx, *inputs)[0]
+        return out
+
+
 # `apply` but for what torch does in Python before: it looks for a transform of torch.func, as
 # attend() has done.
 _apply: Final[Callable[..., Any]] = super(torch.autograd.Function, _EagerAttention).apply
+_apply_for_out: Final[Callable[..., Any]] = super(torch.autograd.Function, _OutOfAttention).apply

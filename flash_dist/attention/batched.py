@@ -188,5 +188,6 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
         softmax_scale=choose_scale(softmax_scale, q.shape[-1]),
         batch_invariant=batch_invariant,
         float32_precision=float32_precision,
+        wants_lse=return_lse or return_attn_probs,
     )
     return choose_result(out, lse, return_lse=return_lse, return_attn_probs=return_attn_probs)

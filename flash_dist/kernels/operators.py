@@ -3,9 +3,12 @@
 Importing it loads the extension, which declares `fwd` and `bwd` and has their CUDA kernels. These
 take a mask as numbers, and its arrays as a tensor on the device of q. `masked_fwd` and `masked_bwd`
 take the handle of a BlockMask instead and find the arrays for the device, out of the sight of
-torch.compile. They are declared here, as are the fake kernels of all four (shapes only, for
-torch.compile); cpu.py has the CPU's, derivatives.py the autograd formulas. The signatures are the
-operators' own, flags among the positional arguments included.
+torch.compile. They are declared here, as are the fake kernels of all (shapes only, for
+torch.compile); cpu.py has the CPU's, derivatives.py the autograd formulas of these four. The
+signatures are the operators' own, flags among the positional arguments included.
+
+`fwd_alone` and `bwd_alone`, the extension's, too, have no formula, and a mask's numbers as a tensor
+of the CPU: calls in eager mode take them, which cost less there.
 """
 
 from __future__ import annotations

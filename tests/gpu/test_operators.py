@@ -66,6 +66,7 @@ def train(call: Callable[..., Tensor], inputs: list[Tensor]) -> list[Tensor]:
     return [out.detach(), *torch.autograd.grad(out.square().sum(), leaves)]
 
 
+@pytest.mark.filterwarnings("default")  # torch's profiler has warnings of its own
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_call_that_nobody_looks_at_takes_operators_without_a_formula(kind: str) -> None:
     call, inputs = make_call(kind)
@@ -89,6 +90,7 @@ def test_a_mode_sees_the_operators_that_graphs_hold(kind: str) -> None:
     assert all(map(torch.equal, (out, *got), (want[0], *want)))
 
 
+@pytest.mark.filterwarnings("default")  # torch.jit.trace is deprecated
 def test_a_traced_call_holds_the_operator_with_a_formula() -> None:
     call, inputs = make_call("band")
     want = train(call, inputs)

@@ -96,13 +96,14 @@ def test_a_layout_is_checked_once_and_refused_every_time(monkeypatch: pytest.Mon
 
 def test_autograd_is_not_told_of_a_call_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[object] = []
-    apply = autograd._apply
+    for name in ("_apply", "_apply_for_out"):
+        apply = getattr(autograd, name)
 
-    def noted(*args: object) -> object:
-        told.append(args)
-        return apply(*args)
+        def noted(*args: object, apply: Callable[..., object] = apply) -> object:
+            told.append(args)
+            return apply(*args)
 
-    monkeypatch.setattr(autograd, "_apply", noted)
+        monkeypatch.setattr(autograd, name, noted)
     q, k, v = draw(1, 8, 2, 16)
     leaf = q.clone().requires_grad_()
     out = flash_attn_func(q, k, v)
@@ -114,6 +115,17 @@ def test_autograd_is_not_told_of_a_call_without_gradients(monkeypatch: pytest.Mo
     trained = flash_attn_func(q, k, leaf)
     assert len(told) == 1
     assert trained.requires_grad
+
+
+@pytest.mark.parametrize("return_lse", [False, True])
+def test_autograd_makes_lse_differentiable_where_it_is_asked_for(*, return_lse: bool) -> None:
+    leaves = [x.requires_grad_() for x in draw(1, 8, 2, 16)]
+    result = flash_attn_func(*leaves, return_lse=return_lse)
+    out, lse = result if return_lse else (result, None)
+    nodes = {x.grad_fn.name() for x in (out, lse) if x is not None}
+    assert nodes == {f"{'_EagerAttention' if return_lse else '_OutOfAttention'}Backward"}
+    want = torch.autograd.grad(flash_attn_func(*leaves, return_attn_probs=True)[0].sum(), leaves)
+    assert all(map(torch.equal, torch.autograd.grad(out.sum(), leaves), want))
 
 
 def test_what_a_transform_has_left_behind_is_what_it_wraps() -> None:

@@ -109,7 +109,9 @@ def attend_or_leave(  # noqa: PLR0913, PLR0917 - torch's signature
         options = {"scale": scale, "enable_gqa": enable_gqa}
         result: Tensor = _found[0](*tensors, attn_mask, dropout_p, is_causal, **options)
         return result
-    out, _ = attend(call.q, call.k, call.v, mask=call.mask, softmax_scale=call.scale)
+    out, _ = attend(
+        call.q, call.k, call.v, mask=call.mask, softmax_scale=call.scale, wants_lse=False
+    )
     out = out.transpose(1, 2)
     return out.squeeze(0) if query.dim() == 3 else out  # noqa: PLR2004
 
