@@ -58,8 +58,9 @@ CHOICES = {
     ("--all",): CORES,
 }
 SMALL_SET = "hopper"  # one target: what tests build
-# Versions that `nox -s integrations` tries: the newest three ("" is the newest), 5.0, the oldest.
-TRANSFORMERS = ("", "5.22.2", "5.21.1", "5.0.0", "4.57.6")
+# Versions that `nox -s integrations` tries: the oldest, 5.0, the newest three ("" is the newest).
+TRANSFORMERS = ("4.57.6", "5.0.0", "5.21.1", "5.22.2", "")
+BESIDE_LOADER = TRANSFORMERS[-2:]  # older ones do not import beside its newest version
 HUB_LOADER = "kernels==0.17.2"  # its metadata are those that ci/release/hub.py writes
 # What works with the torch of a machine, which uv does not see.
 gpu_session = partial(
@@ -197,7 +198,6 @@ def integrations(session: nox.Session) -> None:
     session.run("python", "-m", "ci.release.hub")
     session.env["FLASH_DIST_TEST_HUB"] = str(ROOT / "dist" / "hub" / SMALL_SET)
     _install_small_wheel(session, "test")
-    session.install(HUB_LOADER)
     _go_where_tests_lie(session, "integrations")
     session.env["HF_HUB_OFFLINE"] = "1"  # weights are random
     for asked in session.posargs or TRANSFORMERS:
@@ -205,7 +205,8 @@ def integrations(session: nox.Session) -> None:
             _run_own_tests(session, ROOT / asked)
             continue
         named = f"transformers{asked and '=='}{asked}"
-        session.install("--upgrade", named, "accelerate", "diffusers")
+        loader = [HUB_LOADER] if asked in BESIDE_LOADER else []
+        session.install("--upgrade", named, *loader, "accelerate", "diffusers")
         session.run(
             "python",
             "-m",
