@@ -186,8 +186,8 @@ def _watched_fwd(  # noqa: PLR0913, PLR0917 - one attention problem
 def _is_watched(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether a call is not for a GPU alone: somebody may look at the operator it takes.
 
-    A mode of torch.dispatch, a subclass of Tensor or torch.jit.trace knows operators by name, and
-    the CPU has kernels for `fwd` and `bwd` only.
+    A mode of torch.dispatch, a subclass of Tensor and torch.jit.trace know operators by name. On
+    the CPU nothing is won.
     """
     plain = type(q) is type(k) is type(v) is Tensor
     if not plain or not q.is_cuda or torch._C._len_torch_dispatch_stack() > 0:  # noqa: SLF001

@@ -136,6 +136,7 @@ _LARGE = (
 )
 _FIXED = (
     _Shape("group-split", 1, 4096, 512, 32, 1, causal=False),
+    _Shape("few-queries", 2, 33, 3001, 8, 2, causal=True),
     _Shape("long", 1, 8192, 8192, 8, 2, causal=True),
     _Shape("striped", 1, 8192, 8192, 8, 4, causal=True, budget=128 << 20),
     _Shape("recompute", 1, 2048, 2048, 16, 16, causal=True, budget=0),

@@ -8,7 +8,7 @@ before, torch's own, which serves it or says why not.
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import torch
 
@@ -82,6 +82,23 @@ def _join(serve: Callable[..., Any], previous: Callable[..., Any]) -> Callable[.
 # a call. In `others` is what newer versions of torch add.
 
 
+class _Problem(TypedDict):
+    """What `find_call` and `infer` take by name."""
+
+    is_causal: bool
+    scale: float | None
+    window: tuple[int | None, int | None]
+    dropout_p: float
+    return_debug_mask: bool
+
+
+class _Pages(TypedDict):
+    """And `infer` alone."""
+
+    block_table: Tensor | None
+    seqused_k: Tensor | None
+
+
 def _forward(  # noqa: PLR0913, PLR0917
     query: Tensor,
     key: Tensor,
@@ -97,24 +114,26 @@ def _forward(  # noqa: PLR0913, PLR0917
     scale: float | None = None,
     window_size_left: int | None = None,
     window_size_right: int | None = None,
+    seqused_k: Tensor | None = None,
+    block_table: Tensor | None = None,
     num_splits: int | None = None,  # noqa: ARG001 - it changes nothing
-    **others: Any,  # noqa: ANN401
+    **others: object,
 ) -> Outputs | None:
     """Return out, lse and what dropout would need; [batch, seqlen, heads, head_dim] or packed."""
-    problem: dict[str, Any] = {
+    bounds = cum_seq_q, cum_seq_k, max_q, max_k
+    problem: _Problem = {
         "is_causal": is_causal,
         "scale": scale,
         "window": (window_size_left, window_size_right),
         "dropout_p": dropout_p,
         "return_debug_mask": return_debug_mask,
     }
-    tensors = query, key, value, (cum_seq_q, cum_seq_k, max_q, max_k)
-    pages = {name: others.pop(name, None) for name in ("block_table", "seqused_k")}
-    if any(x is not None for x in pages.values()):
-        results = infer(*tensors, **problem, **pages, **others)
-    else:
-        call = find_call(*tensors, **problem, **others)
+    if block_table is None and seqused_k is None:
+        call = find_call(query, key, value, bounds, **problem, **others)
         results = None if call is None else call.forward()
+    else:
+        pages: _Pages = {"block_table": block_table, "seqused_k": seqused_k}
+        results = infer(query, key, value, bounds, **pages, **problem, **others)
     if results is None:
         return None
     out, lse = results

@@ -39,7 +39,9 @@ class Gpus:
             torch._C, "_cuda_getCurrentRawStream", lambda index: self.streams[index], raising=False
         )
         patch.setattr(torch.cuda, "current_stream", lambda: self.streams[self.device])
-        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.capturing)
+        patch.setattr(
+            torch._C, "_cuda_isCurrentStreamCapturing", lambda: self.capturing, raising=False
+        )
         patch.setattr(torch.cuda, "device", self.switch)
         patch.setattr(registry, "_captured", {})
 
