@@ -119,7 +119,11 @@ def _attend(
     if packing is None and is_open:
         documents = _choose_documents(q, k, sight, others.get("position_ids"))
     mask: BlockMask | IntervalMask | None = sight.mask
-    if packing is None and not (sight.graph is documents is None) and torch.compiler.is_compiling():
+    if (
+        packing is None
+        and not (sight.graph is None and documents is None)
+        and torch.compiler.is_compiling()
+    ):
         mask = plan_traced(sight, documents, q.shape[1], k.shape[1], q.device)
     elif documents is not None and sight.segments is None:  # or the mask function knows them
         sight = replace(sight, segments=find_packed(documents, len(q)))
