@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from flash_dist.masks import BlockMask
-from flash_dist.masks.layout import BAND
+from flash_dist.masks.layout import BAND, ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -113,6 +113,27 @@ BUDGETS: Final = (1536 * MIB, 64 * MIB, 512 * MIB, 8192 * MIB, 0, MIB)
 
 _A100 = Gpu(108, 64, 2)
 _PAIRS = Gpu(132, 128, 1, dq_blocks_per_sm=1, cluster=2)
+_TRIANGLE: Final = Call(
+    4,
+    8192,
+    8192,
+    2,
+    4,
+    mask=(ROWS, -1, -1, 0),
+    key_slots=tuple(n * (n + 1) // 2 for n in range(129)),
+    budget=512 * MIB,
+    label="fewer splits, rows",
+)
+_HOPPER: Final = {
+    64: Gpu(132, 128, 1, dq_blocks_per_sm=1),
+    128: Gpu(132, 128, 1, dq_blocks_per_sm=1),
+    256: _PAIRS,
+}
+_ANY: Final = {
+    64: Gpu(132, 128, 2),
+    128: Gpu(132, 128, 1),
+    256: Gpu(132, 64, 1, dq_blocks_per_sm=1),
+}
 CORNERS: Final = (  # found by planting other rules: no product of the above meets these
     Call(3, 2048, 2048, 32, 1, gpu=_A100, budget=512 * MIB, label="cheaper in more chunks"),
     Call(3, 8192, 8192, 12, 1, gpu=_A100, label="cheaper in more chunks"),
@@ -122,6 +143,8 @@ CORNERS: Final = (  # found by planting other rules: no product of the above mee
     Call(4, 8192, 8192, 2, 4, mask=BANDS["causal"], budget=512 * MIB, label="fewer splits"),
     Call(2, 1024, 1024, 1, 8, 256, 256, gpu=_PAIRS, label="splits for pairs"),
     Call(1, 16384, 16384, 8, 1, 256, 256, gpu=_PAIRS, label="rounds of pairs"),
+    _TRIANGLE,
+    replace(_TRIANGLE, batch=1, group=8, budget=128 * MIB, gpu=GPUS[3], label="more splits, rows"),
 )
 
 
@@ -136,11 +159,22 @@ def band_calls() -> Iterator[Call]:
         if budget == BUDGETS[0]:
             yield replace(call, batch_invariant=True)
             yield replace(call, total_q=sizes[0] * sizes[1] // 2)
+    yield from long_calls()
     for sizes, label, budget in itertools.product(SIZES, ("full", "causal"), BUDGETS):
         yield (
             call := Call(*sizes, 64, 64, mask=BANDS[label], gpu=FUSED, budget=budget, label=label)
         )
         yield replace(call, batch_invariant=True)
+
+
+def long_calls() -> Iterator[Call]:
+    """Yield one sequence of 64k, of kernels for Hopper and of those for any GPU; one of 256k."""
+    for heads, label, gpus, head_dim in itertools.product(
+        ((16, 1), (4, 4), (1, 16)), ("full", "causal"), (_HOPPER, _ANY), _ANY
+    ):
+        sizes = (1, 1 << 16, 1 << 16, *heads)
+        yield Call(*sizes, head_dim, head_dim, mask=BANDS[label], gpu=gpus[head_dim], label=label)
+    yield Call(1, 1 << 18, 1 << 18, 16, 1, mask=BANDS["causal"], gpu=_HOPPER[128], label="causal")
 
 
 @dataclass(frozen=True)

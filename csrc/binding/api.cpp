@@ -324,12 +324,75 @@ const int* read_slots(const MaybeTensor& slots, const MaskParams& mask) {
   return static_cast<const int*>(slots->data_ptr());
 }
 
+// --- Scores -----------------------------------------------------------------------------------
+
+// What a call does to its scores between scale and mask, and the sinks of its rows; {}: nothing.
+struct Scores {
+  double softcap = 0.0;
+  MaybeTensor alibi_slopes;  // [num_heads_q] or [batch, num_heads_q]
+  MaybeTensor sinks;         // [num_heads_q]
+};
+
+const float* read_floats(const Tensor& t, const Tensor& q, const char* name) {
+  STD_TORCH_CHECK(t.scalar_type() == ScalarType::Float && t.is_cuda() &&
+                      t.get_device_index() == q.get_device_index() && t.is_contiguous(),
+                  name, " must be contiguous and float32 on q's device");
+  return static_cast<const float*>(t.data_ptr());
+}
+
+flash_dist::ScoreParams read_scores(const Scores& scores, const Tensor& q, const Sizes& s) {
+  flash_dist::ScoreParams p{};
+  p.softcap = static_cast<float>(scores.softcap);
+  if (!scores.alibi_slopes) return p;
+  const Tensor& slopes = *scores.alibi_slopes;
+  const int64_t heads = s.num_heads_q();
+  const bool shared = slopes.dim() == 1;
+  STD_TORCH_CHECK(slopes.numel() == (shared ? heads : heads * s.batch) &&
+                      slopes.size(slopes.dim() - 1) == heads,
+                  "alibi_slopes must be [", heads, "] or [", s.batch, ", ", heads, "]");
+  p.alibi = read_floats(slopes, q, "alibi_slopes");
+  p.alibi_batch = shared ? 0 : static_cast<int>(heads);
+  return p;
+}
+
+const float* read_sinks(const Scores& scores, const Tensor& q, const Sizes& s) {
+  if (!scores.sinks) return nullptr;
+  STD_TORCH_CHECK(scores.sinks->dim() == 1 && scores.sinks->numel() == s.num_heads_q(),
+                  "sinks must be [", s.num_heads_q(), "]");
+  return read_floats(*scores.sinks, q, "sinks");
+}
+
+// lse of queries without keys: -inf, or what their heads' sinks are.
+void fill_empty_lse(const Tensor& lse, const Scores& scores, const Sizes& s) {
+  if (!scores.sinks || lse.numel() == 0) {
+    return fill(lse, -std::numeric_limits<double>::infinity());
+  }
+  const auto sizes = lse.sizes();
+  const int64_t strides[] = {0, 1, 0};
+  const int dims = s.packed ? 2 : 3;
+  const Tensor& sinks = *scores.sinks;
+  AtenTensorHandle rows = nullptr;
+  const bool made =
+      aoti_torch__reinterpret_tensor(sinks.get(), dims, sizes.data(), strides + 3 - dims,
+                                     sinks.storage_offset(), &rows) == AOTI_TORCH_SUCCESS;
+  STD_TORCH_CHECK(made && aoti_torch_copy_(lse.get(), Tensor(rows).get(), 0) == AOTI_TORCH_SUCCESS,
+                  "torch could not copy a tensor on GPU ", lse.get_device_index());
+}
+
+// Of queries without keys: lse is the sink.
+void fill_empty_dsinks(const Tensor& dsinks, const MaybeTensor& dlse) {
+  if (!dlse) return fill(dsinks, 0.0);
+  STD_TORCH_CHECK(aoti_torch_copy_(dsinks.get(), dlse->get(), 0) == AOTI_TORCH_SUCCESS,
+                  "torch could not copy a tensor on GPU ", dsinks.get_device_index());
+}
+
 // --- Operators --------------------------------------------------------------------------------
 
 // The fields that FwdParams and BwdParams share.
 template <class Params>
 Params make_params(const Tensor& q, const Tensor& k, const Tensor& v, const Sizes& s,
-                   const Packing& packing, const MaskParams& mask, double softmax_scale) {
+                   const Packing& packing, const MaskParams& mask, double softmax_scale,
+                   const Scores& scores) {
   Params p{};
   p.q = view(q, s, s.group);
   p.k = view(k, s, 1);
@@ -346,6 +409,7 @@ Params make_params(const Tensor& q, const Tensor& k, const Tensor& v, const Size
   p.softmax_scale = static_cast<float>(softmax_scale);
   p.packing = packing;
   p.mask = mask;
+  p.scores = read_scores(scores, q, s);
   return p;
 }
 
@@ -358,20 +422,21 @@ struct Documents {
 
 std::tuple<Tensor, Tensor> run_fwd(const Tensor& q, const Tensor& k, const Tensor& v, Ints mask,
                                    const MaybeTensor& mask_data, const Documents& documents,
-                                   double softmax_scale, bool ieee) {
+                                   double softmax_scale, bool ieee, const Scores& scores = {}) {
   const auto& [cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k] = documents;
   const Sizes s = read_sizes(q, k, v, cu_seqlens_q, max_seqlen_q, max_seqlen_k);
   check_qkv(q, k, v, s);
   const Packing packing = read_packing(q, s, cu_seqlens_q, cu_seqlens_k);
   auto p = make_params<flash_dist::FwdParams>(q, k, v, s, packing, read_mask(mask, mask_data, q, s),
-                                              softmax_scale);
+                                              softmax_scale, scores);
+  p.sinks = read_sinks(scores, q, s);
   const torch::stable::accelerator::DeviceGuard guard(q.get_device_index());
   const flash_dist::Call call = make_call(q, ieee);
   Tensor out = allocate_like(q, s.head_dim_v);
   Tensor lse = allocate_lse(s, call.device);
   if (s.empty()) {
     fill(out, 0.0);
-    fill(lse, -std::numeric_limits<double>::infinity());
+    fill_empty_lse(lse, scores, s);
     return {out, lse};
   }
   p.out = view(out, s, s.group);
@@ -392,11 +457,12 @@ struct Saved {
   const MaybeTensor& dlse;
 };
 
-std::tuple<Tensor, Tensor, Tensor> run_bwd(const Saved& saved, Ints mask,
-                                           const MaybeTensor& mask_data,
-                                           const MaybeTensor& mask_slots,
-                                           const Documents& documents, double softmax_scale,
-                                           int64_t budget, bool batch_invariant, bool ieee) {
+// dsinks: like lse, where what each query adds to the gradient of its head's sink is written; null
+// without sinks.
+std::tuple<Tensor, Tensor, Tensor> run_bwd(
+    const Saved& saved, Ints mask, const MaybeTensor& mask_data, const MaybeTensor& mask_slots,
+    const Documents& documents, double softmax_scale, int64_t budget, bool batch_invariant,
+    bool ieee, const Scores& scores = {}, const Tensor* dsinks = nullptr) {
   const auto& [dout, q, k, v, out, lse, dlse] = saved;
   const auto& [cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k] = documents;
   const Sizes s = read_sizes(q, k, v, cu_seqlens_q, max_seqlen_q, max_seqlen_k);
@@ -407,7 +473,7 @@ std::tuple<Tensor, Tensor, Tensor> run_bwd(const Saved& saved, Ints mask,
   if (dlse) check_rows(*dlse, q, s, "dlse");
   const Packing packing = read_packing(q, s, cu_seqlens_q, cu_seqlens_k);
   auto p = make_params<flash_dist::BwdParams>(q, k, v, s, packing, read_mask(mask, mask_data, q, s),
-                                              softmax_scale);
+                                              softmax_scale, scores);
   const flash_dist::BwdOptions options{budget, batch_invariant, read_slots(mask_slots, p.mask)};
   const torch::stable::accelerator::DeviceGuard guard(q.get_device_index());
   const flash_dist::Call call = make_call(q, ieee);
@@ -416,6 +482,7 @@ std::tuple<Tensor, Tensor, Tensor> run_bwd(const Saved& saved, Ints mask,
   Tensor dv = allocate_like(v, s.head_dim_v);
   if (s.empty()) {
     for (const Tensor& gradient : {dq, dk, dv}) fill(gradient, 0.0);
+    if (dsinks != nullptr) fill_empty_dsinks(*dsinks, dlse);
     return {dq, dk, dv};
   }
   const Tensor suited_dout = suit_dout(dout), suited_lse = suit_rows(lse);
@@ -430,6 +497,11 @@ std::tuple<Tensor, Tensor, Tensor> run_bwd(const Saved& saved, Ints mask,
   d.dout = p.dout;
   d.lse = static_cast<const float*>(suited_lse.data_ptr());
   d.dlse = suited_dlse ? static_cast<const float*>(suited_dlse->data_ptr()) : nullptr;
+  d.sinks = read_sinks(scores, q, s);
+  if (dsinks != nullptr) {
+    d.dsinks = static_cast<float*>(dsinks->data_ptr());
+    if (s.packed) fill(*dsinks, 0.0);  // of rows that no document covers
+  }
 
   Workspace workspace;
   check_status(flash_dist_bwd(&call, &d, &p, &options, &Workspace::allocate, &workspace));
@@ -485,6 +557,36 @@ std::tuple<Tensor, Tensor, Tensor> bwd_alone(
                  documents, softmax_scale, budget, batch_invariant, ieee);
 }
 
+std::tuple<Tensor, Tensor> scored_fwd(const Tensor& q, const Tensor& k, const Tensor& v,
+                                      const MaybeTensor& mask_data,
+                                      const std::vector<int64_t>& mask,
+                                      const MaybeTensor& cu_seqlens_q,
+                                      const MaybeTensor& cu_seqlens_k, int64_t max_seqlen_q,
+                                      int64_t max_seqlen_k, double softmax_scale, bool ieee,
+                                      double softcap, const MaybeTensor& alibi_slopes,
+                                      const MaybeTensor& sinks) {
+  const Documents documents{cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k};
+  return run_fwd(q, k, v, mask, mask_data, documents, softmax_scale, ieee,
+                 {softcap, alibi_slopes, sinks});
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> scored_bwd(
+    const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+    const Tensor& lse, const MaybeTensor& dlse, const MaybeTensor& mask_data,
+    const MaybeTensor& mask_slots, const std::vector<int64_t>& mask,
+    const MaybeTensor& cu_seqlens_q, const MaybeTensor& cu_seqlens_k, int64_t max_seqlen_q,
+    int64_t max_seqlen_k, double softmax_scale, int64_t budget, bool batch_invariant, bool ieee,
+    double softcap, const MaybeTensor& alibi_slopes, const MaybeTensor& sinks) {
+  const Documents documents{cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k};
+  const std::vector<int64_t> none{0};
+  const Tensor dsinks =
+      allocate(sinks ? lse.sizes().vec() : none, aoti_torch_dtype_float32(), q.get_device_index());
+  const auto [dq, dk, dv] = run_bwd({dout, q, k, v, out, lse, dlse}, mask, mask_data, mask_slots,
+                                    documents, softmax_scale, budget, batch_invariant, ieee,
+                                    {softcap, alibi_slopes, sinks}, sinks ? &dsinks : nullptr);
+  return {dq, dk, dv, dsinks};
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY(flash_dist, m) {
@@ -509,6 +611,17 @@ STABLE_TORCH_LIBRARY(flash_dist, m) {
       "Tensor mask, Tensor? mask_data, Tensor? mask_slots, float softmax_scale, int budget, bool "
       "batch_invariant, bool ieee=False, Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, int "
       "max_seqlen_q=0, int max_seqlen_k=0) -> (Tensor dq, Tensor dk, Tensor dv)");
+  m.def(
+      "scored_fwd(Tensor q, Tensor k, Tensor v, Tensor? mask_data, int[] mask, Tensor? "
+      "cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float "
+      "softmax_scale, bool ieee, float softcap, Tensor? alibi_slopes, Tensor? sinks) -> (Tensor "
+      "out, Tensor lse)");
+  m.def(
+      "scored_bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse, "
+      "Tensor? mask_data, Tensor? mask_slots, int[] mask, Tensor? cu_seqlens_q, Tensor? "
+      "cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float softmax_scale, int budget, "
+      "bool batch_invariant, bool ieee, float softcap, Tensor? alibi_slopes, Tensor? sinks) -> "
+      "(Tensor dq, Tensor dk, Tensor dv, Tensor dsinks)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(flash_dist, CUDA, m) {
@@ -516,4 +629,6 @@ STABLE_TORCH_LIBRARY_IMPL(flash_dist, CUDA, m) {
   m.impl("bwd", TORCH_BOX(&bwd));
   m.impl("fwd_alone", TORCH_BOX(&fwd_alone));
   m.impl("bwd_alone", TORCH_BOX(&bwd_alone));
+  m.impl("scored_fwd", TORCH_BOX(&scored_fwd));
+  m.impl("scored_bwd", TORCH_BOX(&scored_bwd));
 }

@@ -68,6 +68,16 @@ struct DkdvBlock {
   }
 };
 
+// Row of the fp32 sums of dK and dV that belongs to a block's key 0.
+__device__ __forceinline__ int64_t first_sum_row(const BwdParams& p, const DkdvBlock& block) {
+  return p.sum_rows.first + block.split * p.sum_rows.split + block.unit * p.sum_rows.unit;
+}
+
+// Whether a block's dK and dV are written as fp32 sums: there are other splits, or later stripes.
+__device__ __forceinline__ bool keeps_sums(const BwdParams& p) {
+  return p.group_split > 1 || !p.sums_last;
+}
+
 // How many blocks of block_n keys a launch of dK/dV has; fills in as FwdGrid does.
 struct DkdvGrid {
   int64_t tiles, groups;
@@ -89,7 +99,7 @@ cudaError_t launch_dkdv(const void* kernel, const void* params, cudaStream_t str
 // The query tile and head of a block of the dQ kernels; of a head the longest causal tiles first.
 struct DqBlock {
   int row0;
-  int head;  // unit * group + member, counted from the chunk's first unit
+  int head;  // of those of the chunk: unit by unit, split by split, member by member
   int batch, head_kv, member;
 
   __device__ __forceinline__ DqBlock(const BwdParams& p, int block_m) {
@@ -97,9 +107,11 @@ struct DqBlock {
     const BlockPlace place(fresh_block(), p.order);
     row0 = (q_tiles - 1 - place.tile) * block_m;
     head = place.group;
-    const int unit_of_chunk = divide(head, p.by_group);
+    const int split_of_chunk = divide(head, p.by_members);
+    const int unit_of_chunk = divide(split_of_chunk, p.by_group_split);
     const int unit = p.unit_begin + unit_of_chunk;
-    member = head - unit_of_chunk * p.group;
+    const int split = split_of_chunk - unit_of_chunk * p.group_split;
+    member = split * (p.group / p.group_split) + p.member_begin + head - split_of_chunk * p.members;
     batch = divide(unit, p.by_num_heads_kv);
     head_kv = unit - batch * p.num_heads_kv;
   }
@@ -110,9 +122,11 @@ struct DqGrid {
   int64_t tiles, groups;
 
   DqGrid(BwdParams& p, int block_m)
-      : tiles((p.seqlen_q + block_m - 1) / block_m), groups(int64_t{p.units} * p.group) {
+      : tiles((p.seqlen_q + block_m - 1) / block_m),
+        groups(int64_t{p.units} * p.group_split * p.members) {
     p.by_num_heads_kv = make_divisor(p.num_heads_kv);
-    p.by_group = make_divisor(p.group);
+    p.by_members = make_divisor(p.members);
+    p.by_group_split = make_divisor(p.group_split);
   }
 };
 

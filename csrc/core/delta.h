@@ -145,6 +145,12 @@ __device__ __forceinline__ void delta_block(const DeltaParams& p) {
 #pragma unroll
   for (int i = LANES / 2; i > 0; i /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, i);
 
+  if (p.dsinks != nullptr && lane == 0 && row < at.seqlen_q) {
+    // exp(sink - lse) * (0 - delta): the sink's value is 0.
+    const float weight = expf(p.sinks[at.head] - lse);
+    p.dsinks[lse_begin(p, at.batch, at.head, at.q0) + row] =
+        lse == -INFINITY ? 0.0f : weight * (dlse - sum);
+  }
   if (lane == 0) {
     const int64_t i = statistics_begin(p, at.batch, at.head, at.q0) + row;
     p.lse_log2[i] = lse == -INFINITY ? INFINITY : lse * LOG2_E;

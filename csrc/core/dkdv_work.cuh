@@ -15,7 +15,9 @@ __device__ __forceinline__ void find_slots(DkdvWork& work, const BwdParams& p,
                                            const DsLayout& layout, int first) {
   const int n = block.key0 / DS_TILE;
   const Mask mask0 = DkdvCursor<Config>::mask_of(p, work, 0);
-  const int slot0 = block.unit * p.group * static_cast<int>(p.ds_tiles_per_head);
+  const int heads_before =  // of the chunk, less those before the first of this block's split
+      (block.unit * p.group_split + block.split) * p.members - work.members_begin;
+  const int slot0 = heads_before * static_cast<int>(p.ds_tiles_per_head);
   for (int half = 0; half < (Config::BLOCK_N > MASK_TILE ? 2 : 1); ++half) {
     work.slot0[half] = slot0 + (mask.is_list() ? -p.mask.key_slots[first]
                                                : slot_base(mask0, layout, first, n + half));
@@ -23,7 +25,7 @@ __device__ __forceinline__ void find_slots(DkdvWork& work, const BwdParams& p,
   }
 }
 
-// members: of a split; head: query head of member 0; mask: of the first of the block's split.
+// members: of a whole split; head: query head of member 0; mask: of the first of the block's.
 template <class Config>
 __device__ __forceinline__ void find_work(DkdvWork& work, const BwdParams& p,
                                           const DkdvBlock& block, const Sequence& sequence,
@@ -39,8 +41,8 @@ __device__ __forceinline__ void find_work(DkdvWork& work, const BwdParams& p,
   work.end = walk.end;
   work.batch = block.batch;
   work.head = head;
-  work.members_begin = block.split * members;
-  work.members_end = block.split * members + members;
+  work.members_begin = block.split * members + p.member_begin;
+  work.members_end = work.members_begin + p.members;
   work.seqlen_q = sequence.seqlen_q;
   work.seqlen_k = sequence.seqlen_k;
   work.key0 = block.key0;

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "core/band.h"
+#include "core/sum_rows.h"
 
 namespace flash_dist {
 
@@ -64,6 +65,18 @@ struct MaskParams {
 
 inline MaskBand band_of(const MaskParams& p) { return {p.kind, p.left, p.right, p.bottom_right}; }
 
+// What becomes of a score between its scale and the mask, see core/scores.cuh. All zero: nothing.
+struct ScoreParams {
+  float softcap;       // 0: none
+  const float* alibi;  // slopes [num_heads_q] or [batch, num_heads_q]; null: none
+  int alibi_batch;     // num_heads_q, 0 where all batch entries share the slopes
+  // Filled in at the call:
+  int bends;    // whether there is any of it
+  float scale;  // of the scores that the softmax is given: softmax_scale, 1 where they are bent
+  float scale_inside;  // what bending multiplies q . k by
+  float per_cap;       // 1 / softcap, 0 without one
+};
+
 // Where the rows of a batch entry lie: null pointers for tensors with a batch axis, whose entries
 // all have the full length. NOTE: what the arrays hold nobody has checked; core/sequence.cuh alone
 // reads them.
@@ -99,6 +112,8 @@ struct FwdParams {
   MaskParams mask;
   BlockOrder order;  // filled in at the launch, like those below
   Divisor by_num_heads_q, by_group;
+  ScoreParams scores;
+  const float* sinks;  // [num_heads_q]: a logit of each row that has no value; null: none
 };
 
 // What a launch of the forward is given.
@@ -121,10 +136,13 @@ struct DeltaParams {
   int rows_padded;  // rows of statistics of one head
   Packing packing;
   Divisor by_tiles, by_num_heads_q, by_group;  // filled in at the launch
+  const float* sinks;                          // as FwdParams::sinks
+  float* dsinks;                               // as lse: of each row, by the sink of its head
 };
 
 // One chunk of the backward: units [unit_begin, unit_begin + units) of (batch, kv head), keys of
-// tiles [key_begin, key_end) of each batch entry. A unit covers all query heads of its group.
+// tiles [key_begin, key_end) of each batch entry. A unit covers all query heads of its group; in a
+// stripe of queries, some of each split, and seqlen_q and what has rows of queries are the stripe's.
 struct BwdParams {
   View q, k, v, dout;
   View dq, dk, dv;
@@ -132,7 +150,7 @@ struct BwdParams {
   const float* delta;
   void* ds;           // spilled dS tiles of this chunk, see core/ds_layout.h; null: not stored
   float* dq_accum;    // [units, group, seqlen_q padded to 128, head_dim] while striping, else null
-  float* dk_partial;  // [group_split, units of the call, seqlen_k, head_dim] or null
+  float* dk_partial;  // [rows as sum_rows says, head_dim] or null
   float* dv_partial;  // the same with head_dim_v
   int64_t ds_tiles_per_head;
   int batch, seqlen_q, seqlen_k, num_heads_kv, group;
@@ -148,11 +166,15 @@ struct BwdParams {
   Packing packing;
   MaskParams mask;
   BlockOrder order;  // filled in at the launch, like those below
-  Divisor by_num_heads_kv, by_group, by_group_split;
+  Divisor by_num_heads_kv, by_members, by_group_split;
   float* normalizers;  // fp32, of each row of statistics: what P is multiplied by; dQ writes them
   // Where dQ is summed in turns, in dq_accum: a ticket, then how many blocks have had their turn at
   // each tile of 64 queries, all 0 at the launch; else null.
   int* dq_turns;
+  ScoreParams scores;
+  SumRows sum_rows;
+  int member_begin, members;  // query heads of each split, counted from its first
+  int sums_first, sums_last;  // first stripe of queries starts dK and dV, last stripe writes them
 };
 
 struct ReduceParams {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/accumulator.cuh"
+#include "core/scores.cuh"
 #include "ptx/convert.cuh"
 
 namespace flash_dist {
@@ -99,23 +100,23 @@ __device__ __forceinline__ void online_softmax(Accumulator<MT, NT>& s, Accumulat
   if (__any_sync(0xffffffffu, grown)) rescale_rows(o, rescale);
 }
 
-// O / sum, and lse = max * scale + ln(sum) of the warp's rows, of which the first `rows` exist. A row
-// without a visible key has 0 and -inf.
+// O / sum, and lse = max * scale + ln(sum) of the warp's rows, of which the first `rows` exist; sink:
+// that of their head, or null. A row without a visible key has 0, and -inf or the sink.
 template <int MT, int OT>
 __device__ __forceinline__ void normalize_rows(Accumulator<MT, OT>& o,
                                                const SoftmaxState<MT>& state, float* lse, int lane,
-                                               int rows, float softmax_scale) {
+                                               int rows, float scale, const float* sink) {
 #pragma unroll
   for (int m = 0; m < MT; ++m)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float sum = quad_sum(state.row_sum[m][h]);
       const bool empty = sum == 0.0f;  // no visible key
-      const float inverse = empty ? 0.0f : 1.0f / sum;
+      float inverse = empty ? 0.0f : 1.0f / sum;
+      float row_lse = empty ? -INFINITY : fmaf(state.row_max[m][h], scale, logf(sum));
+      if (sink != nullptr) join_sink(*sink, row_lse, inverse);
       const int row = m * 16 + h * 8 + lane / 4;
-      if (lane % 4 == 0 && row < rows) {
-        lse[row] = empty ? -INFINITY : fmaf(state.row_max[m][h], softmax_scale, logf(sum));
-      }
+      if (lane % 4 == 0 && row < rows) lse[row] = row_lse;
 #pragma unroll
       for (int n = 0; n < OT; ++n) {
         o.x[m][n][2 * h] *= inverse;

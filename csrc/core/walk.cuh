@@ -38,6 +38,8 @@ struct KeyWalk {
     }
   }
 
+  // Whether step j needs no test.
+  __device__ __forceinline__ bool is_full(int j) const { return j >= full_begin && j < full_end; }
   // First key of step j.
   __device__ __forceinline__ int key0(int j) const {
     return entries == nullptr ? j * BLOCK_N : entries[j / SUB].x * MASK_TILE + j % SUB * BLOCK_N;

@@ -99,7 +99,13 @@ void write_chunk(std::ostream& text, const BwdChunk& c) {
   text << "{\"unit_begin\": " << c.unit_begin << ", \"units\": " << c.units
        << ", \"key_begin\": " << c.key_begin << ", \"key_end\": " << c.key_end
        << ", \"first_stripe\": " << boolean(c.first_stripe)
-       << ", \"last_stripe\": " << boolean(c.last_stripe) << "}";
+       << ", \"last_stripe\": " << boolean(c.last_stripe)
+       << ", \"member_begin\": " << c.member_begin << ", \"members\": " << c.members
+       << ", \"query_begin\": " << c.query_begin << ", \"query_end\": " << c.query_end
+       << ", \"sums_first\": " << boolean(c.sums_first)
+       << ", \"sums_last\": " << boolean(c.sums_last) << ", \"sum_rows\": [" << c.sum_rows.first
+       << ", " << c.sum_rows.split << ", " << c.sum_rows.unit << "], \"dq_accum\": " << c.dq_accum
+       << "}";
 }
 
 void write_step(std::ostream& text, const BwdStep& s) {

@@ -80,9 +80,21 @@ void* run_few_queries(const Call& call, const FwdParams& p, int64_t front, Alloc
   return memory;
 }
 
+// With what follows from a call's scores, which families may refuse.
+template <class Params>
+Params with_scores(Params p) {
+  ScoreParams& scores = p.scores;
+  scores.bends = scores.softcap != 0.0f || scores.alibi != nullptr;
+  scores.scale = scores.bends ? 1.0f : p.softmax_scale;
+  scores.per_cap = scores.softcap == 0.0f ? 0.0f : 1.0f / scores.softcap;
+  scores.scale_inside = p.softmax_scale / (scores.softcap == 0.0f ? 1.0f : scores.softcap);
+  return p;
+}
+
 void run_forward(const Call& call, FwdParams p, Allocate allocate, void* context) {
   check_sizes(p);
   const DeviceScope scope(call.device);
+  p = with_scores(p);
   const bool has_few = may_have_few_queries(call, p);
   if (has_few && p.packing.cu_seqlens_q == nullptr) {
     run_few_queries(call, p, 0, allocate, context);
@@ -96,7 +108,7 @@ void run_forward(const Call& call, FwdParams p, Allocate allocate, void* context
   const int sm_count = device_info(call.device).sm_count;
   const bool ticketed = allocate != nullptr && wants_tickets(p, *kernel.variant->entry, sm_count);
   const int64_t front = ticketed ? ALIGNMENT : 0;
-  void* memory = has_few     ? run_few_queries(call, p, front, allocate, context)
+  void* memory = has_few    ? run_few_queries(call, p, front, allocate, context)
                  : ticketed ? allocate(context, front)
                             : nullptr;
   FwdCall all{p, sm_count, ticketed ? static_cast<unsigned*>(memory) : nullptr};
@@ -135,14 +147,15 @@ class Backward {
            const BwdOptions& options)
       : call_(call),
         delta_(delta),
-        p_(grads),
+        p_(with_scores(grads)),
         fused_(find_kernel(call.device,
                            {Role::BWD_FUSED, dtype_of(call), {grads.head_dim, grads.head_dim_v}},
                            &p_)),
         dkdv_(find(Role::BWD_DKDV, {grads.head_dim, grads.head_dim_v}, &p_)),
         packed_(grads.packing.cu_seqlens_q != nullptr),
         normalizes_(is_fp32(dtype_of(call))),
-        plan_(make_plan(options)) {}
+        plan_(make_plan(options)),
+        whole_(p_) {}
 
   int64_t workspace_bytes() const { return flash_dist::workspace_bytes(plan_); }
 
@@ -165,11 +178,11 @@ class Backward {
     return dtype == Dtype::IEEE32 && !multiplies ? Dtype::FP32 : dtype;
   }
 
-  // Of the kernel of all gradients where there is one and it is to be taken.
+  // Of the kernel of all gradients where there is one for as many columns and it is to be taken.
   BwdPlan make_plan(const BwdOptions& options) const {
     const bool batch_invariant = options.batch_invariant != 0;
     const int64_t budget = read_budget(options.budget);
-    if (fused_.variant != nullptr) {
+    if (fused_.variant != nullptr && fused_.variant->size == dkdv_.variant->size) {
       BwdKernels kernels = kernels_with(*fused_.variant);
       kernels.fused = true;
       const BwdPlan plan =
@@ -227,6 +240,7 @@ class Backward {
     p_.dk_partial = parts.take<float>(plan_.dk_partial);
     p_.dv_partial = parts.take<float>(plan_.dv_partial);
     p_.group_split = plan_.group_split;
+    whole_ = p_;
   }
 
   void run(const BwdStep& step) {
@@ -276,20 +290,20 @@ class Backward {
     launch(call_.device, fused_, &p_, stream);
   }
 
-  // As many as half of L2 holds of Q, dO and the fp32 dQ of a query head each: neighbours in time are
-  // then blocks of different heads, which do not wait for each other's turns.
+  // As many as half of L2 holds of Q, dO and the fp32 dQ of a query head each, and two at least:
+  // neighbours in time are then blocks of different heads, which do not wait for each other's turns.
   int fused_heads_together() const {
     const int64_t groups = int64_t{p_.units} * plan_.group_split;
     const int64_t bytes = p_.seqlen_q * (row_bytes() + sizeof(float) * p_.head_dim);
     const int64_t fitting = device_info(call_.device).l2_bytes / 2 / std::max<int64_t>(bytes, 1);
     int64_t width = 1;
-    while (2 * width <= std::min(fitting, groups)) width *= 2;
+    while (2 * width <= std::min(std::max<int64_t>(fitting, 2), groups)) width *= 2;
     return static_cast<int>(width);
   }
 
   void run_dkdv(const BwdStep& step) {
     take(plan_.chunks[step.chunk]);
-    const int64_t rows = int64_t{p_.seqlen_q} * (p_.group / plan_.group_split);
+    const int64_t rows = int64_t{p_.seqlen_q} * p_.members;
     p_.heads_together =
         heads_together(call_, p_, int64_t{p_.units} * plan_.group_split, row_bytes() * rows);
     launch(call_.device, dkdv_, &p_, stream_of(call_));
@@ -297,8 +311,8 @@ class Backward {
 
   void run_dq(const BwdStep& step) {
     take(plan_.chunks[step.chunk]);
-    p_.heads_together =
-        heads_together(call_, p_, int64_t{p_.units} * p_.group, row_bytes() * p_.seqlen_k);
+    p_.heads_together = heads_together(call_, p_, int64_t{p_.units} * p_.group_split * p_.members,
+                                       row_bytes() * (p_.key_end - p_.key_begin));
     launch_step(step, &p_);
   }
 
@@ -309,6 +323,32 @@ class Backward {
     p_.key_end = chunk.key_end;
     p_.dq_first = chunk.first_stripe;
     p_.dq_last = chunk.last_stripe;
+    p_.sums_first = chunk.sums_first;
+    p_.sums_last = chunk.sums_last;
+    p_.sum_rows = chunk.sum_rows;
+    p_.member_begin = chunk.member_begin;
+    p_.members = chunk.members;
+    take_queries(chunk.query_begin, chunk.query_end);
+    if (p_.dq_accum != nullptr) p_.dq_accum = whole_.dq_accum + chunk.dq_accum;
+  }
+
+  // The call's queries [begin, end), as if there were no others: what has a row for each begins with
+  // theirs, and a band that shifts is where it was.
+  void take_queries(int begin, int end) {
+    p_.seqlen_q = end - begin;
+    for (View BwdParams::* view : {&BwdParams::q, &BwdParams::dout, &BwdParams::dq}) {
+      const View& all = whole_.*view;
+      (p_.*view).data = static_cast<uint8_t*>(all.data) + element_bytes(call_) * begin * all.row;
+    }
+    p_.lse_log2 = whole_.lse_log2 + begin;
+    p_.delta = whole_.delta + begin;
+    p_.mask = whole_.mask;
+    if (begin == 0 && end == whole_.seqlen_q) return;
+    MaskParams& mask = p_.mask;
+    const int shift = begin + (mask.bottom_right ? p_.seqlen_k - whole_.seqlen_q : 0);
+    if (mask.left < UNBOUNDED) mask.left -= shift;
+    if (mask.right < UNBOUNDED) mask.right += shift;
+    mask.bottom_right = 0;
   }
 
   int64_t row_bytes() const { return element_bytes(call_) * (p_.head_dim + p_.head_dim_v); }
@@ -334,6 +374,7 @@ class Backward {
   const Loaded fused_, dkdv_;
   const bool packed_, normalizes_;
   const BwdPlan plan_;
+  BwdParams whole_;  // p_ as it is for all queries
 };
 
 void run_backward(const Call& call, const DeltaParams& delta, const BwdParams& grads,

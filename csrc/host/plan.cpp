@@ -2,40 +2,24 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
-#include "core/ds_layout.h"
+#include "host/cells.h"
+#include "host/plan_grid.h"
 
 namespace flash_dist {
 
 namespace {
 
-constexpr int ROW_PADDING = 128;  // the largest query tile
 // Blocks of unequal length even out over some waves: the longest causal block is twice the mean.
 constexpr int UNEVEN_WAVES = 16;
-// A grid that leaves a twentieth of the device idle counts as a full wave: to ask for the last few
-// blocks would split groups and merge chunks, which costs more than these could do.
-constexpr int WAVE_PERCENT = 95;
-// A block of dK/dV computes S, dP, dV and dK for each query and key, one of dQ only dQ.
-constexpr int64_t DKDV_PRODUCTS = 4;
 // More chunks than this many times the fewest leave each too small for its grids to fill rounds.
 constexpr int64_t MOST_CHUNKS = 4;
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-int64_t padded(int64_t rows) { return ceil_div(rows, ROW_PADDING) * ROW_PADDING; }
-
-class Planner {
+class Planner : PlanGrid {
  public:
   Planner(const BwdShape& shape, const BwdKernels& kernels, int64_t budget)
-      : shape_(shape),
-        kernels_(kernels),
-        budget_(budget),
-        layout_(shape.mask, shape.seqlen_q, shape.seqlen_k, shape.total_q >= 0, shape.seqlen_q),
-        step_(std::max(kernels.key_tile, DS_TILE)),
-        key_steps_(static_cast<int>(ceil_div(shape.seqlen_k, step_))),
-        units_(int64_t{shape.batch} * shape.num_heads_kv),
-        resident_(std::max<int64_t>(
-            int64_t{kernels.sm_count} * kernels.blocks_per_sm / kernels.cluster, 1)),
-        wave_(std::max<int64_t>(resident_ * WAVE_PERCENT / 100, 1)) {}
+      : PlanGrid(shape, kernels), budget_(budget) {}
 
   BwdPlan make(bool batch_invariant) const {
     BwdPlan plan;
@@ -52,12 +36,12 @@ class Planner {
       if (!plan.spill) set_group_split(plan, wanted);
     }
     if (!plan.spill) {
-      plan.chunks = {{0, units_, 0, shape_.seqlen_k, true, true}};
+      plan.chunks = {whole_chunk(plan, 0, units_)};
       plan.ds_tiles_per_head = 0;
     }
     for (const BwdChunk& chunk : plan.chunks) {
-      plan.ds =
-          std::max(plan.ds, DS_TILE_BYTES * plan.ds_tiles_per_head * chunk.units * shape_.group);
+      const int64_t heads = chunk.units * plan.group_split * chunk.members;
+      plan.ds = std::max(plan.ds, DS_TILE_BYTES * plan.ds_tiles_per_head * heads);
     }
     list_steps(plan);
     return plan;
@@ -136,7 +120,17 @@ class Planner {
   void try_spill(BwdPlan& plan, int split) const {
     set_group_split(plan, split);
     const int64_t left = budget_ - plan.dk_partial - plan.dv_partial;
-    plan.spill = may_spill() && (cut_by_units(plan, left) || cut_by_stripes(plan, left));
+    plan.spill = may_spill() && (cut_by_units(plan, left) || cut_by_stripes_or_cells(plan, left));
+  }
+
+  // Stripes of keys, or cells of keys and queries, whichever cost less.
+  bool cut_by_stripes_or_cells(BwdPlan& plan, int64_t left) const {
+    BwdPlan cells = plan;
+    const CellPlanner planner(*this);
+    const bool are_cells = planner.cut(cells, left);
+    const bool are_stripes = cut_by_stripes(plan, left);
+    if (are_cells && (!are_stripes || planner.cost_of(cells) < planner.cost_of(plan))) plan = cells;
+    return are_cells || are_stripes;
   }
 
   // The next larger number of splits whose partial sums half the budget holds, 0 if there is none.
@@ -163,15 +157,6 @@ class Planner {
   }
 
   bool even() const { return is_even(shape_.mask, shape_.total_q >= 0); }
-
-  // Blocks of the dK/dV kernel for some steps of keys.
-  int64_t blocks(int64_t units, int64_t steps) const {
-    return units * steps * (step_ / kernels_.key_tile);
-  }
-
-  bool fills(const BwdPlan& plan, int64_t units, int64_t steps) const {
-    return blocks(units, steps) * plan.group_split >= wave_;
-  }
 
   // Tiles of dS per query head for the steps [begin, end).
   int64_t slots(int begin, int end) const {
@@ -226,14 +211,11 @@ class Planner {
     for (int64_t i = 0; i < count; ++i) {
       const int64_t begin = units_ * i / count;
       const int64_t end = units_ * (i + 1) / count;
-      plan.chunks.push_back({begin, end - begin, 0, shape_.seqlen_k, true, true});
+      plan.chunks.push_back(whole_chunk(plan, begin, end - begin));
     }
   }
 
-  // Of query heads: dQ in fp32, and the counters of the fused kernel.
-  int64_t dq_bytes(int64_t heads) const {
-    return sizeof(float) * heads * padded(shape_.seqlen_q) * shape_.head_dim;
-  }
+  // Of query heads: the counters of the fused kernel.
   int64_t turn_bytes(int64_t heads) const {
     return sizeof(int) * (1 + heads * padded(shape_.seqlen_q) / DS_TILE);
   }
@@ -267,10 +249,12 @@ class Planner {
       plan.chunks.clear();
       for (int64_t unit = 0; unit < units_; unit += units) {
         for (size_t i = 0; i < ends.size(); ++i) {
-          const int begin = i == 0 ? 0 : ends[i - 1] * step_;
-          const int end = static_cast<int>(
-              std::min(int64_t{ends[i]} * step_, static_cast<int64_t>(shape_.seqlen_k)));
-          plan.chunks.push_back({unit, units, begin, end, i == 0, i + 1 == ends.size()});
+          BwdChunk chunk = whole_chunk(plan, unit, units);
+          chunk.key_begin = i == 0 ? 0 : ends[i - 1] * step_;
+          chunk.key_end = key_at(ends[i]);
+          chunk.first_stripe = i == 0;
+          chunk.last_stripe = i + 1 == ends.size();
+          plan.chunks.push_back(chunk);
         }
       }
       return true;
@@ -300,15 +284,7 @@ class Planner {
     return {};
   }
 
-  const BwdShape& shape_;
-  const BwdKernels& kernels_;
   const int64_t budget_;
-  const DsLayout layout_;
-  const int step_;  // keys at which a stripe may end: whole tiles of dS, whole blocks
-  const int key_steps_;
-  const int64_t units_;     // (batch, kv head)
-  const int64_t resident_;  // key tiles that are computed at a time
-  const int64_t wave_;
 };
 
 }  // namespace

@@ -9,14 +9,20 @@
 // group_split is the least divisor of the group that gives the dK/dV kernel enough blocks: one wave
 // where all are equally long (no mask, not packed), else UNEVEN_WAVES (16), over which unequal
 // lengths even out. Its partial sums take at most half of the budget; without one it is 1. Then dS:
-// all of it, or chunks that fill a wave each; of equal blocks as many chunks as leave the least
-// idle in the last rounds of dK/dV and dQ. Where chunks would leave the device idle, the next
-// divisors are tried, as far as half of the budget goes, then smaller ones, which leave more for
-// dS; if none helps, nothing is spilled.
+// all of it, or chunks that fill a wave each: whole units, of equal blocks in as many chunks as
+// leave the least idle in the last rounds of dK/dV and dQ; stripes of keys; or cells. Where chunks
+// would leave the device idle, the next divisors are tried, as far as half of the budget goes, then
+// smaller ones, which leave more for dS; if none helps, nothing is spilled.
+//
+// A cell is a stripe of keys by a stripe of queries: of one query head of each split, or of a few
+// whole ones. It holds as little dS as the budget wants, however long the sequences are. Of all cuts
+// into stripes or cells the one of the least estimated time is taken. Masks with arrays and packed
+// sequences have no cells.
 //
 // Both may change with the batch, since the more of it, the more of the budget it takes and the
-// better it fills the GPU. Chunks and stripes change nothing: each dQ is one sum over its keys in
-// ascending order, carried from stripe to stripe in fp32.
+// better it fills the GPU. Chunks, stripes and cells change nothing: each dQ is one sum over its keys
+// in ascending order, each dK and dV one over the heads and queries of its split, carried from cell
+// to cell in fp32.
 //
 // Fused, dQ is a sum over blocks of keys in descending order, in dq_accum: of all units, or chunks
 // of as many as fit, which fill a wave. Otherwise it is not fused.
@@ -31,12 +37,14 @@
 //   statistics  8 * num_heads_q * rows, rows = batch * up(seqlen_q),
 //               packed: up(total_q + 128 * batch), with up() the next multiple of 128;
 //               12 instead of 8 where dQ normalizes
-//   ds          8192 * group * units * ds_tiles_per_head, of the largest chunk
+//   ds          8192 * heads * ds_tiles_per_head, heads: of the largest chunk, group * units
+//               unless queries are cut
 //   dq_accum    4 * group * units * up(seqlen_q) * head_dim, of the largest chunk, when keys are
-//               striped or it is fused
+//               striped or it is fused; of one stripe of queries where all its keys come first
 //   dq_turns    4 * (1 + group * units * up(seqlen_q) / 64), when it is fused
 //   partial     4 * group_split * batch * num_heads_kv * seqlen_k * (head_dim + head_dim_v), when
-//               group_split > 1
+//               group_split > 1; else 4 * units * keys * (head_dim + head_dim_v) when queries are
+//               cut, keys: of a stripe where all its queries come first, otherwise seqlen_k
 //
 // with head_dim and head_dim_v as compiled, packed seqlen_q and seqlen_k the longest, and
 // ds + dq_accum + dq_turns + partial <= budget, if not batch-invariant.
@@ -46,6 +54,7 @@
 #include <vector>
 
 #include "core/band.h"
+#include "core/sum_rows.h"
 #include "roles.h"
 
 namespace flash_dist {
@@ -53,6 +62,10 @@ namespace flash_dist {
 // Columns that a kernel is compiled for: of q and k, of v and out.
 struct KernelSize {
   int head_dim, head_dim_v;
+
+  bool operator==(const KernelSize& other) const {
+    return head_dim == other.head_dim && head_dim_v == other.head_dim_v;
+  }
 };
 
 // The size with the fewest columns in all that holds the call's, among equals the one with fewer of
@@ -85,11 +98,17 @@ struct BwdKernels {
   bool fused = false;
 };
 
-// Launches of one dK/dV grid and one dQ grid: some (batch, kv head) units, some keys of each.
+// Launches of one dK/dV grid and one dQ grid: some (batch, kv head) units, some keys of each, and
+// some queries: all, or those of some query heads of each split of the group.
 struct BwdChunk {
   int64_t unit_begin, units;
   int key_begin, key_end;
-  bool first_stripe, last_stripe;
+  bool first_stripe, last_stripe;  // of the keys of these queries: dQ begins, is written
+  int member_begin, members;       // query heads, counted from the first of a split
+  int query_begin, query_end;
+  bool sums_first, sums_last;  // of the queries of these keys: dK and dV begin, are written
+  SumRows sum_rows;
+  int64_t dq_accum;  // where fp32 dQ of these queries begins, in elements
 };
 
 // One launch. Kernels that share the workspace are of the size of the dK/dV kernel.
@@ -112,7 +131,7 @@ struct BwdPlan {
   int64_t ds = 0;          // the spilled dS of one chunk
   int64_t dq_accum = 0;    // fp32 dQ while a unit is striped, or of one chunk where it is fused
   int64_t dq_turns = 0;    // counters of the fused kernel
-  int64_t dk_partial = 0;  // fp32 dK of the group split
+  int64_t dk_partial = 0;  // fp32 dK of the group split, or between stripes of queries
   int64_t dv_partial = 0;
   int64_t statistics = 0;  // lse, delta, normalizers; outside the budget, always needed
 };

@@ -1,4 +1,4 @@
-// Rounding between fp32 and pairs of 16-bit elements, and the special-function unit's exponential.
+// Rounding between fp32 and pairs of 16-bit elements, and the special-function unit.
 #pragma once
 
 #include <type_traits>
@@ -45,6 +45,20 @@ __device__ __forceinline__ float2 unpack(uint32_t x) {
 __device__ __forceinline__ float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// log2(x); error 2 ** -22, relative to it where x is not between 0.5 and 2. 0 gives -inf.
+__device__ __forceinline__ float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// 1 / x; relative error 2 ** -23, inf gives 0.
+__device__ __forceinline__ float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 

@@ -8,8 +8,11 @@ import torch
 
 from .arguments import choose_mask, choose_scale, prepare_inputs
 from .autograd import attend
+from .layouts import DENSE
 from .neutral import are_defaults, require_neutral, require_neutral_others
 from .results import Pair, Result, choose_result
+from .scored import attend_scored
+from .scores import choose_scores, without_sinks
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -32,7 +35,7 @@ def flash_attn_func(
     causal: bool = False,
     window_size: Window = (-1, -1),
     softcap: float | None = 0.0,
-    alibi_slopes: None = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: Literal[False] = False,
     *,
@@ -54,7 +57,7 @@ def flash_attn_func(
     causal: bool = False,
     window_size: Window = (-1, -1),
     softcap: float | None = 0.0,
-    alibi_slopes: None = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: Literal[False] = False,
     *,
@@ -76,7 +79,7 @@ def flash_attn_func(
     causal: bool = False,
     window_size: Window = (-1, -1),
     softcap: float | None = 0.0,
-    alibi_slopes: None = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
     *,
@@ -97,7 +100,7 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
     causal: bool = False,
     window_size: Window = (-1, -1),
     softcap: float | None = 0.0,
-    alibi_slopes: None = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool = False,  # noqa: ARG001 - it always is
     return_attn_probs: bool = False,
     *,
@@ -124,9 +127,8 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
 
     The arguments are those of flash-attention 2, in its order and with its defaults; mask,
     return_lse, batch_invariant and float32_precision are ours, and by name alone. What is not
-    served is there at neutral values: dropout_p 0, softcap 0 or None, alibi_slopes None; likewise,
-    by name, what flash-attention 3 and 4 add (num_splits 0 or 1, pack_gqa, learnable_sink None and
-    so on).
+    served is there at neutral values: dropout_p 0; likewise, by name, what flash-attention 3 and 4
+    add (num_splits 0 or 1, pack_gqa and so on), of which sinks are served.
     Every call is deterministic, so that `deterministic` changes nothing.
 
     Args:
@@ -148,6 +150,11 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
         window_size: (left, right), -1 or None for no bound: query i sees key j if
             i - left <= j - (seqlen_k - seqlen_q) <= i + right. Causal makes right 0. A tensor of
             two is read, which waits for a GPU that has it.
+        softcap: A score s, with its scale, becomes softcap * tanh(s / softcap), before the mask; 0
+            or None: it stays.
+        alibi_slopes: [num_heads_q] or [batch, num_heads_q], float32, without a gradient. From the
+            score of query i and key j, behind the soft cap and before the mask,
+            slope * |i + seqlen_k - seqlen_q - j| is taken away.
         mask: Which keys each query sees, if neither causal nor a window says so;
             `mask & BlockMask.causal()` combines them. An IntervalMask is one that torch.compile may
             make within a graph.
@@ -159,35 +166,65 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
             few kv heads.
         float32_precision: "tf32x3" or "ieee", how products of float32 are computed; None: as
             `flash_dist.float32_precision` says.
+        learnable_sink: By name, [num_heads_q] of any floating point: one more score of each row,
+            behind the mask, that has no value. Differentiable; its gradient is one sum in float32
+            over batch and queries, in an order that follows from their number and the device.
+            `s_aux` is another name of it.
 
     Returns:
         out: Like q, with head_dim_v, contiguous. A row that sees no key is zero.
         lse: [batch, num_heads_q, seqlen_q], float32 (float64 for float64 inputs), only if
             `return_lse` or `return_attn_probs`: the natural logarithm of the sum of exp(scores),
-            -inf for a row that sees no key. Differentiable.
+            the sink among them, as flash-attention 4 has it; -inf for a row that sees no key and
+            has no sink. `lse + (-(sink - lse).exp()).log1p()` is that of the keys alone.
+            Differentiable.
 
     Raises:
         TypeError: An argument is no tensor, mask is no BlockMask, a dtype is not supported, or
             there is no argument of a name.
-        ValueError: Shapes, devices, alignment, window_size or softmax_scale do not fit, mask is for
-            another shape, both a mask and causal or window_size are given,
+        ValueError: Shapes, devices, alignment, window_size, softmax_scale, softcap, slopes or sinks
+            do not fit, mask is for another shape, both a mask and causal or window_size are given,
             or an argument of flash-attention that is not served is not neutral.
         FlashDistError: This build has no code that runs on the GPU; the message names the arch
             set to install.
     """
-    if not are_defaults(dropout_p, softcap, alibi_slopes):
-        require_neutral(dropout_p=dropout_p, softcap=softcap, alibi_slopes=alibi_slopes)
-    if others:
-        require_neutral_others("flash_attn_func", others)
+    plain = not others and are_defaults(dropout_p, softcap, alibi_slopes)
+    if not plain:
+        require_neutral(dropout_p=dropout_p)
+        require_neutral_others("flash_attn_func", without_sinks(others))
     q, k, v = prepare_inputs(q, k, v)
-    out, lse = attend(
-        q,
-        k,
-        v,
-        mask=choose_mask(mask, window_size, causal=causal),
-        softmax_scale=choose_scale(softmax_scale, q.shape[-1]),
-        batch_invariant=batch_invariant,
-        float32_precision=float32_precision,
-        wants_lse=return_lse or return_attn_probs,
-    )
+    scores = None
+    if not plain:
+        scores = choose_scores(
+            q,
+            tokens=DENSE,
+            batch=q.shape[0],
+            softcap=softcap,
+            alibi_slopes=alibi_slopes,
+            others=others,
+        )
+    mask_or_band = choose_mask(mask, window_size, causal=causal)
+    softmax_scale = choose_scale(softmax_scale, q.shape[-1])
+    if scores is None:
+        out, lse = attend(
+            q,
+            k,
+            v,
+            mask=mask_or_band,
+            softmax_scale=softmax_scale,
+            batch_invariant=batch_invariant,
+            float32_precision=float32_precision,
+            wants_lse=return_lse or return_attn_probs,
+        )
+    else:
+        out, lse = attend_scored(
+            q,
+            k,
+            v,
+            mask=mask_or_band,
+            softmax_scale=softmax_scale,
+            scores=scores,
+            batch_invariant=batch_invariant,
+            float32_precision=float32_precision,
+        )
     return choose_result(out, lse, return_lse=return_lse, return_attn_probs=return_attn_probs)

@@ -26,7 +26,7 @@ class Others(TypedDict, total=False):
     disable_scheduler_metadata: bool
     gather_kv_indices: None
     k_descale: None
-    learnable_sink: None
+    learnable_sink: torch.Tensor | None
     mask_mod: None
     min_seqlen_k: None
     num_heads_q: None
@@ -35,6 +35,7 @@ class Others(TypedDict, total=False):
     page_table: None
     q_descale: None
     qv: None
+    s_aux: torch.Tensor | None
     scheduler_metadata: None
     score_mod: None
     score_mod_bwd: None
@@ -45,10 +46,15 @@ class Others(TypedDict, total=False):
     v_descale: None
 
 
-_BIAS: Final = "there are no kernels that add a bias"
+_BIAS: Final = "there are no kernels of a cache that add a bias"
 _MASKS: Final = (
     "`mask` takes a BlockMask\n\n"
     "hint: `BlockMask.from_flex` and `BlockMask.from_tiles` make one, once"
+)
+_NO_SINKS: Final = (
+    "there are no kernels of a cache with sinks\n\n"
+    "hint: `out * (lse - sink[:, None]).sigmoid().mT[..., None]` adds them; "
+    "`return_softmax_lse=True` returns lse"
 )
 _PAGES: Final = (
     "it has another name here\n\n"
@@ -84,11 +90,7 @@ REASONS: Final[Mapping[str, str]] = {
     "dropout_p": "there are no kernels with dropout",
     "gather_kv_indices": "there are no kernels that gather keys",
     "k_descale": _SCALES,
-    "learnable_sink": (
-        "there are no kernels with sinks\n\n"
-        "hint: `out * (lse - sink[:, None]).sigmoid().mT[..., None]` adds them, with gradients; "
-        "`return_lse=True` returns lse"
-    ),
+    "learnable_sink": _NO_SINKS,
     "mask": (
         "packed sequences have causal and window_size only\n\nhint: `BlockMask.documents` is a "
         "mask of packed sequences for `flash_attn_func`, with a batch of 1"
@@ -104,6 +106,7 @@ REASONS: Final[Mapping[str, str]] = {
     "page_table": _PAGES,
     "q_descale": _SCALES,
     "qv": "there are no kernels with a second product of queries",
+    "s_aux": _NO_SINKS,
     "scheduler_metadata": _SCHEDULE,
     "score_mod": _SCORE_MOD,
     "score_mod_bwd": _SCORE_MOD,
@@ -111,7 +114,7 @@ REASONS: Final[Mapping[str, str]] = {
     "seqused_k": _USED,
     "seqused_q": _PARTS,
     "sm_margin": "kernels take all multiprocessors",
-    "softcap": "there are no kernels that cap scores",
+    "softcap": "there are no kernels of a cache that cap scores",
     "v_descale": _SCALES,
 }
 

@@ -22,8 +22,10 @@ from .arguments import (
 from .autograd import attend
 from .decoding.varlen import attend_to_cache
 from .layouts import PACKED, dtype_name
-from .neutral import require_neutral, require_neutral_others
+from .neutral import are_defaults, require_neutral, require_neutral_others
 from .results import Pair, Result, choose_result
+from .scored import attend_scored
+from .scores import choose_scores, without_sinks
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -49,7 +51,7 @@ def flash_attn_varlen_func(
     causal: bool = False,
     window_size: Window = (-1, -1),
     softcap: float | None = 0.0,
-    alibi_slopes: None = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: Literal[False] = False,
     block_table: Tensor | None = None,
@@ -76,7 +78,7 @@ def flash_attn_varlen_func(
     causal: bool = False,
     window_size: Window = (-1, -1),
     softcap: float | None = 0.0,
-    alibi_slopes: None = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: Literal[False] = False,
     block_table: Tensor | None = None,
@@ -103,7 +105,7 @@ def flash_attn_varlen_func(
     causal: bool = False,
     window_size: Window = (-1, -1),
     softcap: float | None = 0.0,
-    alibi_slopes: None = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
@@ -129,7 +131,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     causal: bool = False,
     window_size: Window = (-1, -1),
     softcap: float | None = 0.0,
-    alibi_slopes: None = None,
+    alibi_slopes: Tensor | None = None,
     deterministic: bool = False,  # noqa: ARG001 - it always is
     return_attn_probs: bool = False,
     block_table: Tensor | None = None,
@@ -175,12 +177,15 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         causal: Aligned to the bottom right of each sequence.
         window_size: (left, right), -1 or None for no bound, aligned to the bottom right of each
             sequence.
+        softcap: As in `flash_attn_func`.
+        alibi_slopes: Likewise, with the distances within each sequence.
         block_table: [batch, pages], int32: the pages of each sequence, one after the other.
         return_attn_probs: Return (out, lse, None), as flash-attention does without dropout.
         return_lse: Return (out, lse).
         batch_invariant: Whether a sequence's gradients must have the same bits whatever else is
             packed with it.
         float32_precision: As in `flash_attn_func`.
+        learnable_sink: By name, as in `flash_attn_func`, as is `s_aux`.
 
     Returns:
         out: Like q, with head_dim_v, contiguous.
@@ -195,10 +200,11 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         FlashDistError: This build has no code that runs on the GPU; the message names the arch
             set to install.
     """
-    require_neutral(dropout_p=dropout_p, softcap=softcap, alibi_slopes=alibi_slopes, mask=mask)
+    require_neutral(dropout_p=dropout_p, mask=mask)
     seqused_k = others.pop("seqused_k", None)
-    require_neutral_others("flash_attn_varlen_func", others)
     if block_table is not None or seqused_k is not None:
+        require_neutral(softcap=softcap, alibi_slopes=alibi_slopes)
+        require_neutral_others("flash_attn_varlen_func", others)
         out, lse = attend_to_cache(
             q,
             k,
@@ -211,6 +217,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
             softmax_scale=choose_scale(softmax_scale, q.shape[-1]),
         )
         return choose_result(out, lse, return_lse=return_lse, return_attn_probs=return_attn_probs)
+    require_neutral_others("flash_attn_varlen_func", without_sinks(others))
     q, k, v = prepare_inputs(q, k, v, PACKED)
     longest_q = _read_max_seqlen("max_seqlen_q", max_seqlen_q)
     longest_k = _read_max_seqlen("max_seqlen_k", max_seqlen_k)
@@ -224,17 +231,42 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     )
     _check_packing(packing)
     _check_values(packing, q, k)
-    out, lse = attend(
-        q,
-        k,
-        v,
-        mask=choose_band(window_size, causal=causal),
-        softmax_scale=choose_scale(softmax_scale, q.shape[-1]),
-        packing=packing,
-        batch_invariant=batch_invariant,
-        float32_precision=float32_precision,
-        wants_lse=return_lse or return_attn_probs,
-    )
+    scores = None
+    if others or not are_defaults(dropout_p, softcap, alibi_slopes):
+        scores = choose_scores(
+            q,
+            tokens=PACKED,
+            batch=packing.cu_seqlens_q.shape[0] - 1,
+            softcap=softcap,
+            alibi_slopes=alibi_slopes,
+            others=others,
+        )
+    band = choose_band(window_size, causal=causal)
+    softmax_scale = choose_scale(softmax_scale, q.shape[-1])
+    if scores is None:
+        out, lse = attend(
+            q,
+            k,
+            v,
+            mask=band,
+            softmax_scale=softmax_scale,
+            packing=packing,
+            batch_invariant=batch_invariant,
+            float32_precision=float32_precision,
+            wants_lse=return_lse or return_attn_probs,
+        )
+    else:
+        out, lse = attend_scored(
+            q,
+            k,
+            v,
+            mask=band,
+            softmax_scale=softmax_scale,
+            scores=scores,
+            packing=packing,
+            batch_invariant=batch_invariant,
+            float32_precision=float32_precision,
+        )
     return choose_result(out, lse, return_lse=return_lse, return_attn_probs=return_attn_probs)
 
 

@@ -57,14 +57,14 @@ def fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     ieee: bool = False,  # noqa: ARG001, FBT001, FBT002 - it always is
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse for a band; what packs documents is checked, which costs nothing here."""
-    _check_ends("q", cu_seqlens_q, q.shape[0], max_seqlen_q)
-    _check_ends("k", cu_seqlens_k, k.shape[0], max_seqlen_k)
+    check_ends("q", cu_seqlens_q, q.shape[0], max_seqlen_q)
+    check_ends("k", cu_seqlens_k, k.shape[0], max_seqlen_k)
     return reference_forward(
         q,
         k,
         v,
         softmax_scale=softmax_scale,
-        band=_parse_band(mask),
+        band=parse_band(mask),
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k=cu_seqlens_k,
     )
@@ -101,7 +101,7 @@ def bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
         lse,
         dlse,
         softmax_scale=softmax_scale,
-        band=_parse_band(mask),
+        band=parse_band(mask),
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k=cu_seqlens_k,
     )
@@ -181,8 +181,8 @@ def masked_fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     """Return out and lse for a BlockMask."""
     if keep:
         registry.keep(handle)
-    visible = _visible(handle, shape_of(q, k))
-    return reference_forward(q, k, v, softmax_scale=softmax_scale, visible=visible)
+    seen = visible(handle, shape_of(q, k))
+    return reference_forward(q, k, v, softmax_scale=softmax_scale, visible=seen)
 
 
 @without_autocast
@@ -201,9 +201,9 @@ def masked_bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     ieee: bool = False,  # noqa: ARG001, FBT001, FBT002
 ) -> Gradients:
     """Return dq, dk, dv for a BlockMask."""
-    visible = _visible(handle, shape_of(q, k))
+    seen = visible(handle, shape_of(q, k))
     return reference_backward(
-        dout.contiguous(), q, k, v, out, lse, dlse, softmax_scale=softmax_scale, visible=visible
+        dout.contiguous(), q, k, v, out, lse, dlse, softmax_scale=softmax_scale, visible=seen
     )
 
 
@@ -221,16 +221,19 @@ def is_empty(handle: int, shape: Shape) -> bool:
     return True
 
 
-def _visible(handle: int, shape: Shape) -> Tensor | None:
+def visible(handle: int, shape: Shape) -> Tensor | None:
+    """Return the booleans of a mask, None for a call that has no query or no key."""
     return None if is_empty(handle, shape) else registry.find(handle).visible(*shape)
 
 
-def _check_ends(name: str, cu_seqlens: Tensor | None, total: int, max_seqlen: int) -> None:
+def check_ends(name: str, cu_seqlens: Tensor | None, total: int, max_seqlen: int) -> None:
+    """Raise ValueError where packed documents do not lie on their axis."""
     if cu_seqlens is not None:
         check_boundaries(name, cu_seqlens.tolist(), total, max_seqlen)
 
 
-def _parse_band(mask: list[int]) -> Band:
+def parse_band(mask: list[int]) -> Band:
+    """Return the band of an operator's numbers."""
     kind, *numbers = mask
     if kind != BAND:
         raise complain(

@@ -61,7 +61,7 @@ def _mask_of(q: Tensor, k: Tensor, plan: Tensor, *numbers: Any) -> IntervalMask:
     return IntervalMask(plan, batches, heads, q.shape[1], k.shape[1], causal)
 
 
-def _is_empty(q: Tensor, k: Tensor) -> bool:
+def is_empty(q: Tensor, k: Tensor) -> bool:
     """Whether no query meets a key, for which a plan has no address."""
     return 0 in {q.shape[0], q.shape[1], k.shape[1]}
 
@@ -82,7 +82,7 @@ def _fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     ieee: bool,  # noqa: FBT001
 ) -> Pair:
     mask: tuple[Tensor | None, list[int]] = None, Band().ints
-    if not _is_empty(q, k):
+    if not is_empty(q, k):
         mask = plan, _mask_of(q, k, plan, batches, heads, causal).layout
     out, lse = _operators.fwd(q, k, v, *mask, *NOT_PACKED, softmax_scale, ieee)
     return out, lse
@@ -105,7 +105,7 @@ def _bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     ieee: bool,  # noqa: FBT001
 ) -> Gradients:
     mask: tuple[Tensor | None, Tensor | None, list[int]] = None, None, Band().ints
-    if not _is_empty(q, k):
+    if not is_empty(q, k):
         slots = list_key_slots(q.shape[1], k.shape[1], causal=causal)
         mask = plan, slots, _mask_of(q, k, plan, batches, heads, causal).layout
     saved = dout, q, k, v, out, lse, dlse

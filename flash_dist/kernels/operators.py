@@ -121,7 +121,7 @@ def fwd(  # noqa: PLR0913 - one attention problem
     """
     if not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
         return fwd_alone(q, k, v, mask, packing, softmax_scale, ieee)
-    known = _band_or_handle(mask)
+    known = band_or_handle(mask)
     try:
         if isinstance(known, Band):
             packed = packing or NOT_PACKED
@@ -173,7 +173,7 @@ def _watched_fwd(  # noqa: PLR0913, PLR0917 - one attention problem
     softmax_scale: float,
     ieee: bool,  # noqa: FBT001
 ) -> tuple[Tensor, Tensor]:
-    known = _band_or_handle(mask)
+    known = band_or_handle(mask)
     with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001 - as torch.library does
         if isinstance(known, Band):
             packed = NOT_PACKED if packing is None else packing
@@ -202,7 +202,7 @@ def _find_numbers(
     if isinstance(mask, BlockMask):
         band = mask.band
         if band is None:
-            found = _find_resident(mask.handle, q, k)
+            found = find_resident(mask.handle, q, k)
             if found is not None:
                 return found.plan.numbers, found.data, found.plan.key_slots
             band = Band()  # of nothing
@@ -237,7 +237,7 @@ def bwd(  # noqa: PLR0913, PLR0917 - one attention problem
     plan = softmax_scale, budget, batch_invariant, ieee
     if not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
         return bwd_alone(saved, mask, packing, plan)
-    known = _band_or_handle(mask)
+    known = band_or_handle(mask)
     try:
         if isinstance(known, Band):
             packed = packing or NOT_PACKED
@@ -284,7 +284,7 @@ def bwd_alone(
 def _watched_bwd(
     saved: Saved, mask: Band | BlockMask, packing: Packing | None, plan: Sequence[Any]
 ) -> Gradients:
-    known = _band_or_handle(mask)
+    known = band_or_handle(mask)
     with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001
         if isinstance(known, Band):
             packed = NOT_PACKED if packing is None else packing
@@ -324,7 +324,7 @@ def is_exporting() -> bool:
     return bool(getattr(torch.compiler, "_is_exporting_flag", False))
 
 
-def _band_or_handle(mask: Band | BlockMask) -> Band | int:
+def band_or_handle(mask: Band | BlockMask) -> Band | int:
     """Return what the operators know a mask by: a handle is of this process alone."""
     if not isinstance(mask, BlockMask):
         return mask
@@ -340,7 +340,7 @@ def _band_or_handle(mask: Band | BlockMask) -> Band | int:
     return mask.handle
 
 
-def _find_resident(handle: int, q: Tensor, k: Tensor) -> registry.Resident | None:
+def find_resident(handle: int, q: Tensor, k: Tensor) -> registry.Resident | None:
     """Return a mask's tensors on the GPU of q; None where there is no query or no key."""
     call = q.get_device(), q.shape, k.shape[1]
     found = registry.recall(handle, *call)
@@ -364,7 +364,7 @@ def _masked_fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
 ) -> tuple[Tensor, Tensor]:
     if keep:
         registry.keep(handle)
-    found = _find_resident(handle, q, k)
+    found = find_resident(handle, q, k)
     if found is None:
         ints = Band().ints
         out, lse = _operators.fwd(q, k, v, None, ints, *NOT_PACKED, softmax_scale, ieee)
@@ -388,7 +388,7 @@ def _masked_bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     batch_invariant: bool,  # noqa: FBT001
     ieee: bool = False,  # noqa: FBT001, FBT002
 ) -> Gradients:
-    found = _find_resident(handle, q, k)
+    found = find_resident(handle, q, k)
     saved = dout, q, k, v, out, lse, dlse
     mask: tuple[Tensor | None, Tensor | None, list[int]]
     if found is None:
@@ -405,7 +405,8 @@ torch.library.impl("flash_dist::masked_fwd", "CUDA", _masked_fwd)
 torch.library.impl("flash_dist::masked_bwd", "CUDA", _masked_bwd)
 
 
-def _outputs(q: Tensor, v: Tensor, *, packed: bool) -> tuple[Tensor, Tensor]:
+def outputs_like(q: Tensor, v: Tensor, *, packed: bool) -> tuple[Tensor, Tensor]:
+    """Return out and lse, of no values yet."""
     tokens = 1 if packed else 2  # axes before the heads
     *batch, seqlen_q = q.shape[:tokens]
     heads = math.prod(q.shape[tokens:-1])
@@ -435,7 +436,7 @@ def _fwd_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
     packed = cu_seqlens_q is not None
     if packed and q.device.type == "cuda" and is_checking():
         warn_unchecked("a compiled graph")
-    return _outputs(q, v, packed=packed)
+    return outputs_like(q, v, packed=packed)
 
 
 @torch.library.register_fake("flash_dist::bwd")
@@ -474,7 +475,7 @@ def _fwd_alone_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
     cu_seqlens_q: Tensor | None = None,
     *_: object,
 ) -> tuple[Tensor, Tensor]:
-    return _outputs(q, v, packed=cu_seqlens_q is not None)
+    return outputs_like(q, v, packed=cu_seqlens_q is not None)
 
 
 @torch.library.register_fake("flash_dist::bwd_alone")
@@ -492,7 +493,7 @@ def _masked_fwd_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
     keep: bool,  # noqa: ARG001, FBT001
     ieee: bool = False,  # noqa: ARG001, FBT001, FBT002
 ) -> tuple[Tensor, Tensor]:
-    return _outputs(q, v, packed=False)
+    return outputs_like(q, v, packed=False)
 
 
 @torch.library.register_fake("flash_dist::masked_bwd")

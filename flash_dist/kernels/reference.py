@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from .scores import PLAIN, Scores
+
 if TYPE_CHECKING:
     from ..masks.band import Band
 
@@ -58,8 +60,9 @@ def reference_forward(  # noqa: PLR0913 - what an operator takes
     band: Band | None = None,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
+    scores: Scores = PLAIN,
 ) -> tuple[Tensor, Tensor]:
-    """Return out and lse. A row without a key has out 0 and lse -inf.
+    """Return out and lse. A row without a key has out 0 and lse -inf, or its sink.
 
     Args:
         q: Queries, see the module. Packed if `cu_seqlens_q` is given.
@@ -70,6 +73,7 @@ def reference_forward(  # noqa: PLR0913 - what an operator takes
         band: A mask as well, one that fits each document of packed tensors.
         cu_seqlens_q: [documents + 1], where the queries of each document begin.
         cu_seqlens_k: [documents + 1], where its keys begin.
+        scores: What becomes of a score before the mask, and the sinks.
 
     Returns:
         out: Like q, with the last axis of v.
@@ -80,9 +84,11 @@ def reference_forward(  # noqa: PLR0913 - what an operator takes
     lse = q.new_full(_lse_shape(q, cu_seqlens_q), -torch.inf, dtype=_compute_dtype(q))
     for document in _documents(cu_seqlens_q, cu_seqlens_k):
         problem = _problem(document, q, k, v, visible, band)
-        scores = problem.scores(softmax_scale)
-        row_lse = scores.logsumexp(-1, keepdim=True)
-        _store(document.queries_of(out), _weights(scores, row_lse) @ problem.v)
+        logits, _ = problem.scores(softmax_scale, scores)
+        row_lse = logits.logsumexp(-1, keepdim=True)
+        if scores.sinks is not None:
+            row_lse = torch.logaddexp(row_lse, scores.sinks.to(row_lse.dtype)[:, None, None])
+        _store(document.queries_of(out), _weights(logits, row_lse) @ problem.v)
         document.rows_of(lse).copy_(row_lse.squeeze(-1))
     return out, lse
 
@@ -101,6 +107,7 @@ def reference_backward(  # noqa: PLR0913, PLR0917 - the tensors of the formula
     band: Band | None = None,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
+    scores: Scores = PLAIN,
 ) -> Gradients:
     """Return dq, dk, dv from the saved out and lse; arguments as in `reference_forward`.
 
@@ -112,16 +119,32 @@ def reference_backward(  # noqa: PLR0913, PLR0917 - the tensors of the formula
         problem = _problem(document, q, k, v, visible, band)
         doh, oh = (_heads_first(document.queries_of(x)) for x in (dout, out))
         row_lse = document.rows_of(lse).to(doh.dtype).unsqueeze(-1)
-        weights = _weights(problem.scores(softmax_scale), row_lse)
+        logits, derivative = problem.scores(softmax_scale, scores)
+        weights = _weights(logits, row_lse)
         delta = (doh * oh).sum(-1, keepdim=True)
         if dlse is not None:
             delta = delta - document.rows_of(dlse).to(doh.dtype).unsqueeze(-1)
         delta = delta.masked_fill(row_lse == -torch.inf, 0.0)  # dlse may be infinite there
-        ds = weights * (doh @ problem.v.transpose(-1, -2) - delta) * softmax_scale
+        ds = weights * (doh @ problem.v.transpose(-1, -2) - delta) * derivative * softmax_scale
         _store(document.queries_of(dq), ds @ problem.k)
         _store(document.keys_of(dk), ds.transpose(-1, -2) @ problem.q)
         _store(document.keys_of(dv), weights.transpose(-1, -2) @ doh)
     return dq, dk, dv
+
+
+def sink_gradients(  # noqa: PLR0913 - the tensors of the formula
+    dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None, sinks: Tensor, *, packed: bool
+) -> Tensor:
+    """Return what each query adds to the gradient of its head's sink, like lse.
+
+    exp(sink - lse) * (dlse - rowsum(dO out)): of a weight whose value is 0.
+    """
+    flat = (x.flatten(1 if packed else 2, -2).to(lse.dtype) for x in (dout, out))
+    delta = torch.linalg.vecdot(*flat).transpose(-1, -2)
+    change = -delta if dlse is None else dlse - delta
+    weights = (sinks.to(lse.dtype).unsqueeze(-1) - lse).exp()
+    gradients: Tensor = weights * change
+    return gradients.masked_fill(lse == -torch.inf, 0.0)
 
 
 class _Document(NamedTuple):
@@ -129,6 +152,13 @@ class _Document(NamedTuple):
 
     queries: slice | None = None
     keys: slice | None = None
+    number: int = 0
+
+    def slopes_of(self, alibi_slopes: Tensor) -> Tensor:
+        """Return slopes that broadcast to [batch, num_heads_q, 1, 1]."""
+        if self.queries is not None and alibi_slopes.dim() > 1:
+            alibi_slopes = alibi_slopes[self.number]
+        return alibi_slopes[..., None, None]
 
     def queries_of(self, x: Tensor) -> Tensor:
         """Return a view [batch, seqlen_q, ...] of a tensor like q."""
@@ -148,8 +178,10 @@ def _documents(cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> list
         return [_Document()]
     queries, keys = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
     return [
-        _Document(slice(*q_ends), slice(*k_ends))
-        for q_ends, k_ends in zip(pairwise(queries), pairwise(keys), strict=True)
+        _Document(slice(*q_ends), slice(*k_ends), number)
+        for number, (q_ends, k_ends) in enumerate(
+            zip(pairwise(queries), pairwise(keys), strict=True)
+        )
     ]
 
 
@@ -160,11 +192,30 @@ class _Problem(NamedTuple):
     k: Tensor
     v: Tensor
     seen: Tensor | None  # booleans that broadcast to the scores
+    document: _Document
 
-    def scores(self, softmax_scale: float) -> Tensor:
-        """Return [batch, num_heads_q, seqlen_q, seqlen_k], -inf where masked."""
-        scores = self.q @ self.k.transpose(-1, -2) * softmax_scale
-        return scores if self.seen is None else scores.masked_fill(~self.seen, -torch.inf)
+    def scores(self, softmax_scale: float, scores: Scores) -> tuple[Tensor, Tensor | float]:
+        """Return [batch, num_heads_q, seqlen_q, seqlen_k], -inf where masked.
+
+        And their derivatives by q . k * softmax_scale.
+        """
+        logits = self.q @ self.k.transpose(-1, -2) * softmax_scale
+        derivative: Tensor | float = 1.0
+        if scores.softcap != 0.0:
+            capped = (logits / scores.softcap).tanh()
+            logits, derivative = scores.softcap * capped, 1.0 - capped * capped
+        if scores.alibi_slopes is not None:
+            logits = logits - self._distances() * self.document.slopes_of(scores.alibi_slopes)
+        if self.seen is not None:
+            logits = logits.masked_fill(~self.seen, -torch.inf)
+        return logits, derivative
+
+    def _distances(self) -> Tensor:
+        """Return |i + seqlen_k - seqlen_q - j|, [seqlen_q, seqlen_k]."""
+        seqlen_q, seqlen_k = self.q.shape[-2], self.k.shape[-2]
+        rows = torch.arange(seqlen_k - seqlen_q, seqlen_k, device=self.q.device)
+        distances = (rows[:, None] - torch.arange(seqlen_k, device=self.q.device)).abs()
+        return distances.to(self.q.dtype)
 
 
 def _problem(  # noqa: PLR0913, PLR0917 - tensors and two masks
@@ -191,9 +242,9 @@ def _problem(  # noqa: PLR0913, PLR0917 - tensors and two masks
         )
         mask = shown if mask is None else mask & shown
     if mask is None:
-        return _Problem(qh, kh, vh, None)
+        return _Problem(qh, kh, vh, None, document)
     unread = ~mask.any(-2).unsqueeze(-1)  # by no query: whatever is there must not matter
-    return _Problem(qh, kh.masked_fill(unread, 0.0), vh.masked_fill(unread, 0.0), mask)
+    return _Problem(qh, kh.masked_fill(unread, 0.0), vh.masked_fill(unread, 0.0), mask, document)
 
 
 def _weights(scores: Tensor, row_lse: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ IEEE32: Final = "ieee32"  # float32 whose products are FFMA
 BUDGETS: Final = (0, 64)  # MiB: dQ computed again, and from a stored dS
 SMALL: Final[dict[str, Any]] = {"seqlen_q": 130, "seqlen_k": 150, "num_heads": 2, "num_heads_kv": 1}
 LENGTHS: Final = (65, 0, 30)  # of documents
+SCORES: Final = {"alibi_slopes": torch.tensor([0.5, 0.1]), "learnable_sink": torch.tensor([1.0, 0])}
 KINDS: Final = ("full", "intervals", "dense-per-head")  # a band, rows and tiles
 WHAT: Final = ("all", "kernels", "masks", "caches", "boundaries")
 
@@ -87,9 +88,18 @@ def run_kernels(ran: Ran, sizes_of_part: Sequence[Size]) -> None:
         for megabytes in BUDGETS:
             os.environ["FLASH_DIST_WORKSPACE_MB"] = str(megabytes)
             for name in KINDS:
-                problem = masked_problem(name, device="cpu", **SMALL, **sizes)
-                attend(copy_to_gpu(problem), poison=False, float32_precision=precision)
-                ran.look()
+                problem = copy_to_gpu(masked_problem(name, device="cpu", **SMALL, **sizes))
+                for scores in ({}, SCORES):
+                    on_gpu = {k: v.cuda() for k, v in scores.items()}
+                    softcap = 3.0 if scores else 0.0
+                    attend(
+                        problem,
+                        poison=False,
+                        float32_precision=precision,
+                        softcap=softcap,
+                        **on_gpu,
+                    )
+                    ran.look()
             documents = pack(LENGTHS, num_heads=2, num_heads_kv=1, device="cpu", **sizes)
             problem = copy_to_gpu(replace(documents.problem, options={"causal": True}))
             documents = replace(documents, problem=problem)

@@ -62,7 +62,7 @@ def count_slots(problem: Problem) -> int:
 def is_fused(problem: Problem) -> bool:
     """Whether the backward that ran last made all gradients of such a problem in one kernel."""
     head_dim = problem.q.shape[-1]
-    return 32 < head_dim <= 64 and "bwd_fused" in last_variant()
+    return (32 < head_dim <= 64 or 96 < head_dim <= 128) and "bwd_fused" in last_variant()
 
 
 def stored(problem: Problem) -> int:
@@ -71,7 +71,8 @@ def stored(problem: Problem) -> int:
     if not is_fused(problem):
         return 8192 * batch * heads * count_slots(problem)
     rows = batch * heads * ceil_to(seqlen_q, 128)
-    return 4 * rows * 64 + ceil_to(4 * (1 + rows // TILE), 256)
+    columns = next(size for size in COMPILED if size >= problem.q.shape[-1])
+    return 4 * rows * columns + ceil_to(4 * (1 + rows // TILE), 256)
 
 
 def statistics(problem: Problem) -> int:

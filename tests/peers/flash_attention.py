@@ -39,10 +39,13 @@ REFUSALS: Final = (ValueError, TypeError)
 
 # What a case must ask for to be served; an argument that is not here may be anything.
 NEUTRAL: Final[dict[str, Callable[[Any], bool]]] = {
-    "alibi": lambda value: not value,
     "d": lambda value: value % 8 == 0,
     "dropout_p": lambda value: value == 0,
     "paged_kv_block_size": lambda value: value is None,
+}
+# The same of a cache.
+NEUTRAL_FOR_CACHES: Final[dict[str, Callable[[Any], bool]]] = {
+    "alibi": lambda value: not value,
     "softcap": lambda value: value == 0,
 }
 LONG: Final = {"test_flash_attn_race_condition": 20}  # runs 250 times: fewer cases of it
@@ -73,7 +76,10 @@ def has_name(module: str, name: str) -> bool:
 class Drawn:
     """A seeded sample of the cases of one test: without expanding all of them."""
 
-    def __init__(self, axes: Sequence[tuple[str, Sequence[Any]]], seed: str) -> None:
+    def __init__(
+        self, axes: Sequence[tuple[str, Sequence[Any]]], seed: str, test: str = ""
+    ) -> None:
+        self._neutral = {**NEUTRAL, **(NEUTRAL_FOR_CACHES if "kvcache" in test else {})}
         self.names = [name.strip() for names, _ in axes for name in names.split(",")]
         self._axes = [values for _, values in axes]
         self._wide = ["," in names for names, _ in axes]
@@ -102,7 +108,7 @@ class Drawn:
     def is_neutral(self, case: Case) -> bool:
         """Whether a case asks for nothing that is not served."""
         named = zip(self.names, case, strict=True)
-        return all(NEUTRAL[name](value) for name, value in named if name in NEUTRAL)
+        return all(self._neutral[name](value) for name, value in named if name in self._neutral)
 
 
 # What follows is a plugin of pytest, loaded in every process of a run.
@@ -122,7 +128,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Put a sample in the place of the product of a test's marks."""
     option, name = metafunc.config.getoption, metafunc.definition.originalname
     marks = [mark for mark in metafunc.definition.own_markers if mark.name == "parametrize"]
-    drawn = Drawn([mark.args[:2] for mark in marks], f"{option('--seed')} {name}")
+    drawn = Drawn([mark.args[:2] for mark in marks], f"{option('--seed')} {name}", name)
     absent = set(metafunc.function.__code__.co_names) & set(option("--dropped").split(","))
 
     def is_served(case: Case) -> bool:

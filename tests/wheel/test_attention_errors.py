@@ -294,16 +294,7 @@ TORCH: dict[str, tuple[Callable[[], object], Refusal]] = {
 
 UNSERVED: dict[str, tuple[object, str]] = {
     "dropout_p": (0.1, r"dropout_p must be 0, got 0\.1: there are no kernels with dropout"),
-    "softcap": (
-        30.0,
-        r"softcap must be 0 or None, got 30\.0: there are no kernels that cap scores",
-    ),
-    "alibi_slopes": (
-        draw(2),
-        "alibi_slopes must be None, got Tensor: there are no kernels",
-    ),
     "attention_chunk": (4, r"(?s)attention_chunk must be 0, got 4: it is a mask.*hint: `BlockMask"),
-    "learnable_sink": (draw(2), "(?s)learnable_sink must be None, got Tensor: .*hint: `out"),
     "num_splits": (4, "num_splits must be None, 0 or 1, got 4: keys are never split"),
     "qv": (draw(2), "qv must be None, got Tensor: there are no kernels with a second"),
     "sm_margin": (8, "sm_margin must be 0, got 8: kernels take all multiprocessors"),

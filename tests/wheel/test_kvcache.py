@@ -199,7 +199,10 @@ def test_results_have_no_gradient() -> None:
             r"block_table\[2\]\[0\] must be from 0 to 2 ",
         ),
         ({"cache_seqlens": int32(3, 1)}, r"cache_seqlens must be contiguous with shape \[batch\]"),
-        ({"softcap": 2.0}, "softcap must be 0 or None, got 2.0: there are no kernels that cap"),
+        (
+            {"softcap": 2.0},
+            "softcap must be 0 or None, got 2.0: there are no kernels of a cache that cap",
+        ),
         ({"alibi_slopes": torch.ones(2)}, "alibi_slopes must be None, got Tensor"),
         ({"num_splits": -1}, "num_splits must be a whole number of at least 0, got -1"),
         ({"k": torch.ones(3, 1, 2, 16)}, "k, v and cache_seqlens must be given together, got k a"),

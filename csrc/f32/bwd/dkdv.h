@@ -16,6 +16,7 @@
 #include "core/blocks.cuh"
 #include "core/hide.cuh"
 #include "core/pipeline.cuh"
+#include "core/scores.cuh"
 #include "core/statistics.cuh"
 #include "f32/bwd/config.h"
 #include "f32/bwd/normalizer.cuh"
@@ -135,11 +136,16 @@ __device__ __forceinline__ void f32_dkdv_block(const BwdParams& p) {
     Product::template scores<HEAD_DIM, SLICE, Config::UNROLL, Queries::B>(
         pt, Rows::at(sK, warp.row0(), warp.column0()), q_slice);
     sum_slices(pt, warp, sExchange);
+    const auto place = [&] {
+      return ScorePlace{alibi_slope(p.scores, work.batch, work.head + item.member),
+                        item.row0 + work.seqlen_k - work.seqlen_q, work.key0 + warp.row0()};
+    };
+    if (p.scores.bends) bend<Tanh::EXACT, true>(pt, p.scores, place());
     if (code != TILE_FULL) {
       hide_transposed(pt, work.mask(p, item.member), item.row0, work.key0 + warp.row0(), code);
     }
     // P^T = exp2(S^T * scale - lse) * normalizer
-    const float scale_log2 = p.softmax_scale * LOG2_E;
+    const float scale_log2 = p.scores.scale * LOG2_E;
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
       const float2 lse = load_shared_8(sLse(s) + (n * 8 + (warp.lane % 4) * 2) * 4);
@@ -169,6 +175,10 @@ __device__ __forceinline__ void f32_dkdv_block(const BwdParams& p) {
         float& x = dst.x[0][n][i];
         x = pt.x[0][n][i] * (x - (i % 2 == 0 ? delta.x : delta.y));
       }
+    }
+    if (p.scores.softcap != 0.0f) {
+      unbend(dst, pt, p.scores, place(),
+             [&](int n) { return load_shared_8(sLse(s) + (n * 8 + (warp.lane % 4) * 2) * 4); });
     }
     // dK += dS^T @ Q                                     [16, SLICE]
     Product::template ab<HEAD_DIM>(dk, dst, q_slice);

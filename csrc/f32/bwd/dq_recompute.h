@@ -13,6 +13,7 @@
 #include "core/blocks.cuh"
 #include "core/hide.cuh"
 #include "core/pipeline.cuh"
+#include "core/scores.cuh"
 #include "core/softmax.cuh"
 #include "core/walk.cuh"
 #include "f32/bwd/config.h"
@@ -81,12 +82,11 @@ __device__ __forceinline__ void f32_dq_recompute_block(const BwdParams& p) {
 
   Accumulator<1, SLICE / 8> dq;
   dq.clear();
-  const float scale_log2 = p.softmax_scale * LOG2_E;
+  const float scale_log2 = p.scores.scale * LOG2_E;
   const auto compute = [&](int i, int s) {
     const WarpPlace<Config> warp;
     const int j = walk.begin + i;
-    const bool full = j >= walk.full_begin && j < walk.full_end;
-    const int code = full ? TILE_FULL : walk.code(j, warp.row0() / MASK_TILE);
+    const int code = walk.is_full(j) ? TILE_FULL : walk.code(j, warp.row0() / MASK_TILE);
     if (code == TILE_EMPTY) return;  // for all warps that share these queries
     const uint32_t k_slice = Rows::at(sK(s), 0, warp.column0());
 
@@ -103,6 +103,11 @@ __device__ __forceinline__ void f32_dq_recompute_block(const BwdParams& p) {
         dp, Rows::at(sDout, warp.row0(), warp.column0()), Rows::at(sV(s), 0, warp.column0()));
     slices_done(warp);
     sum_slices(dp, warp, sExchange);
+    if (p.scores.bends) {
+      const int row0 = block.row0 + warp.row0() + mask.seqlen_k - mask.seqlen_q;
+      bend_both<Tanh::EXACT>(ds, dp, {{delta[0], delta[1]}}, p.scores,
+                             {alibi_slope(p.scores, block.batch, head), row0, walk.key0(j)});
+    }
     if (code != TILE_FULL) hide(ds, mask, block.row0 + warp.row0(), walk.key0(j), code);
     // P = exp2(S * scale - lse), dS = P * (dP - delta)
     float tile_sum[2] = {};

@@ -77,7 +77,7 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
   o.clear();
   SoftmaxState<MT> state;
   state.clear();
-  const float scale_log2 = p.softmax_scale * LOG2_E;
+  const float scale_log2 = p.scores.scale * LOG2_E;
 
   const auto step = [&](auto masked) {
     arrive();  // K(j) is in; everybody is done with V(j + 1)
@@ -97,7 +97,12 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
     if constexpr (Target::HAS_CP_ASYNC) cp_async_commit();
 
     if constexpr (decltype(masked)::value) {
-      const int code = work.walk.code(j, warp.row0() / MASK_TILE);
+      int code = work.walk.code(j, warp.row0() / MASK_TILE);
+      if (p.scores.bends) {
+        const int row0 = work.row0 + warp.row0() + work.place.seqlen_k - work.place.seqlen_q;
+        bend<Tanh::EXACT>(s, p.scores, {work.slope, row0, work.walk.key0(j)});
+        if (work.walk.is_full(j)) code = TILE_FULL;
+      }
       if (code != TILE_FULL) {
         hide(s, Mask(p.mask, work.place), work.row0 + warp.row0(), work.walk.key0(j), code);
       }
@@ -109,10 +114,11 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
     if (j > work.walk.begin) copy_k.land(sK);
   };
 
-  // Tiles to test, tiles to take as they are, tiles to test.
+  // Tiles to test or to bend, tiles to take as they are, tiles to test.
 #pragma unroll 1
   for (int round = 0; round < 2; ++round) {
-    const int tested_until = round == 0 ? work.walk.full_end : work.walk.begin;
+    const bool until_full = round == 0 && !p.scores.bends;
+    const int tested_until = until_full ? work.walk.full_end : work.walk.begin;
 #pragma unroll 1
     for (; j >= tested_until; --j) step(std::true_type{});
 #pragma unroll 1
@@ -131,14 +137,14 @@ __device__ __forceinline__ void f32_fwd_block(const FwdParams& p) {
     for (int h = 0; h < 2; ++h) {
       const float sum = quad_sum(state.row_sum[m][h]);
       const bool empty = sum == 0.0f;  // no visible key
-      const float inverse = empty ? 0.0f : 1.0f / sum;
+      float inverse = empty ? 0.0f : 1.0f / sum;
+      // P = exp2(S * scale_log2 - offset): the sum lacks what was rounded off of the offset.
+      const float top = state.row_max[m][h];
+      const float rest = fmaf(top, scale_log2, -__fmul_rn(top, scale_log2)) * LN_2;
+      float row_lse = empty ? -INFINITY : fmaf(top, p.scores.scale, logf(sum) - rest);
+      if (p.sinks != nullptr) join_sink(p.sinks[block.head], row_lse, inverse);
       const int row = m * 16 + h * 8 + warp.lane / 4;
-      if (warp.slice == 0 && warp.lane % 4 == 0 && row < rows_left) {
-        // P = exp2(S * scale_log2 - offset): the sum lacks what was rounded off of the offset.
-        const float top = state.row_max[m][h];
-        const float rest = fmaf(top, scale_log2, -__fmul_rn(top, scale_log2)) * LN_2;
-        gLse[row] = empty ? -INFINITY : fmaf(top, p.softmax_scale, logf(sum) - rest);
-      }
+      if (warp.slice == 0 && warp.lane % 4 == 0 && row < rows_left) gLse[row] = row_lse;
 #pragma unroll
       for (int n = 0; n < SLICE / 8; ++n) {
         o.x[m][n][2 * h] *= inverse;

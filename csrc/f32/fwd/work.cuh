@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/blocks.cuh"
+#include "core/scores.cuh"
 #include "core/walk.cuh"
 #include "f32/tile.cuh"
 
@@ -15,6 +16,7 @@ struct F32FwdWork {
   int rows;                // queries left from there
   MaskPlace place;
   RowSpan keys;  // that exist
+  float slope;   // of ALiBi
   KeyWalk<BLOCK_M, BLOCK_N> walk;
 
   __device__ __forceinline__ F32FwdWork(const FwdParams& p, const FwdBlock& block,
@@ -27,6 +29,7 @@ struct F32FwdWork {
         rows(sequence.seqlen_q - block.row0),
         place(p.mask, sequence, block.batch, block.head),
         keys(Mask(p.mask, place).keys_that_exist(block.batch)),
+        slope(alibi_slope(p.scores, block.batch, block.head)),
         walk(Mask(p.mask, place), block.row0) {}
 };
 

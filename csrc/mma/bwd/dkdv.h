@@ -12,7 +12,7 @@
 //           columns.
 // Shared    K and V (for the whole life of the block), STAGES stages of Q, dO, lse and delta.
 // Pipeline  the query tiles of every query head of the split, in ascending order: this is the order
-//           of summation.
+//           of summation. Between stripes of queries the sums rest in memory.
 #pragma once
 
 #include "core/blocks.cuh"
@@ -36,9 +36,8 @@ __device__ __forceinline__ void store_sums(DkSum<Config>& dk, const DvSum<Config
   const Sequence sequence(p, block.batch);
   const int row0 = block.key0 + warp.row0;
   const int limit = sequence.seqlen_k - row0;
-  if (p.group_split > 1) {
-    const int64_t units = static_cast<int64_t>(p.batch) * p.num_heads_kv;
-    const int64_t row = (block.split * units + p.unit_begin + block.unit) * p.seqlen_k + row0;
+  if (keeps_sums(p)) {
+    const int64_t row = first_sum_row(p, block) + row0;
     store_partial<Config::SPLIT>(dk, p.dk_partial + row * HEAD_DIM, limit, warp.part);
     store_partial<Config::SPLIT>(dv, p.dv_partial + row * HEAD_DIM_V, limit, warp.part);
   } else {
@@ -52,6 +51,19 @@ __device__ __forceinline__ void store_sums(DkSum<Config>& dk, const DvSum<Config
         head_begin(p.dv, block.batch, block.head_kv, 0) + (sequence.k0 + row0) * p.dv.row, p.dv.row,
         limit, p.head_dim_v);
   }
+}
+
+// The warp's part of dK and dV as the stripe of queries before left it.
+template <class Config>
+__device__ __forceinline__ void load_sums(DkSum<Config>& dk, DvSum<Config>& dv, const BwdParams& p,
+                                          const DkdvBlock& block, int seqlen_k,
+                                          const DkdvWarp<Config>& warp) {
+  const int row0 = block.key0 + warp.row0;
+  const int64_t row = first_sum_row(p, block) + row0;
+  load_partial<Config::SPLIT>(dk, p.dk_partial + row * Config::HEAD_DIM, seqlen_k - row0,
+                              warp.part);
+  load_partial<Config::SPLIT>(dv, p.dv_partial + row * Config::HEAD_DIM_V, seqlen_k - row0,
+                              warp.part);
 }
 
 template <class Config>
@@ -78,7 +90,8 @@ __device__ __forceinline__ void dkdv_block(const BwdParams& p) {
   DvSum<Config> dv;
   dk.clear();
   dv.clear();
-  const float scale_log2 = p.softmax_scale * LOG2_E;
+  if (!p.sums_first) load_sums<Config>(dk, dv, p, block, sequence.seqlen_k, warp);
+  const float scale_log2 = p.scores.scale * LOG2_E;
   const DkdvCompute<Config> compute{p, smem, tiles, warp, dk, dv, scale_log2};
   run_pipeline<Target, Config::STAGES>(DkdvCursor<Config>::count(p, smem.work), fetch, land,
                                        compute);

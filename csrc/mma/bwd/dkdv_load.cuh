@@ -63,7 +63,8 @@ __device__ __forceinline__ void start_dkdv(const BwdParams& p, const DkdvBlock& 
                                            const DkdvTiles<Config>& tiles) {
   const int members = p.group / p.group_split;
   const int head = block.head_kv * p.group;
-  const Mask mask(p.mask, MaskPlace(p.mask, sequence, block.batch, head + block.split * members));
+  const int first = head + block.split * members + p.member_begin;
+  const Mask mask(p.mask, MaskPlace(p.mask, sequence, block.batch, first));
   const RowSpan keys = mask.keys_that_exist(block.batch);
   if (threadIdx.x == 0) {
     find_work<Config>(work, p, block, sequence, members, head, mask);

@@ -3,6 +3,7 @@
 
 #include "core/dkdv_items.cuh"
 #include "core/hide.cuh"
+#include "core/scores.cuh"
 #include "core/tile.cuh"
 #include "mma/bwd/dkdv_load.cuh"
 #include "mma/fragments.cuh"
@@ -42,6 +43,11 @@ using DkSum = Accumulator<Config::ROW_TILES, Config::HEAD_DIM / 8 / Config::SPLI
 template <class Config>
 using DvSum = Accumulator<Config::ROW_TILES, Config::HEAD_DIM_V / 8 / Config::SPLIT>;
 
+// Whether the scores of a call are bent, core/scores.cuh: known to be, known not to be, or to be looked
+// at. Where an instance of the step is theirs alone, its products are in small pieces: they share the
+// registers with more than those of other calls.
+enum class Bent { NO, YES, MAYBE };
+
 // A stage of queries against the warp's keys.
 template <class Config>
 struct DkdvStep {
@@ -78,11 +84,16 @@ struct DkdvStep {
 
   // S^T = K @ Q.T                                        [ROWS, QUERIES] per warp
   // P^T = exp2(S^T * scale - lse)
+  template <Bent BENT>
   __device__ __forceinline__ void probabilities(Scores& pt, int sub, float scale_log2) const {
+    constexpr int UNROLL = BENT == Bent::YES ? 2 : Config::UNROLL_S;
     pt.clear();
-    gemm_abt<Target, T, Config::HEAD_DIM, Config::UNROLL_S, MT, NT>(
+    gemm_abt<Target, T, Config::HEAD_DIM, UNROLL, MT, NT>(
         pt, a_k, by_query<Config::HEAD_DIM>(tiles.q(s)), sub);
-    if (code != TILE_FULL) {
+    const bool bends = BENT == Bent::YES || (BENT == Bent::MAYBE && p.scores.bends);
+    // NOTE: one branch around both: with two, registers are spilled at head_dim 64.
+    if (code != TILE_FULL || bends) {
+      if (bends) bend<Tanh::FAST, true>(pt, p.scores, place(sub));
       const int member = smem.stage[s].item.member;
       hide_transposed(pt, DkdvCursor<Config>::mask_of(p, smem.work, member), row0 + sub,
                       smem.work.key0 + warp.row0, code);
@@ -102,9 +113,11 @@ struct DkdvStep {
 
   // dP^T = V @ dO.T                                      [ROWS, QUERIES] per warp
   // dS^T = P^T * (dP^T - delta)
+  template <Bent BENT>
   __device__ __forceinline__ void score_gradients(Scores& dst, const Scores& pt, int sub) const {
+    constexpr int UNROLL = BENT == Bent::YES ? 2 : Config::UNROLL_DP;
     dst.clear();
-    gemm_abt<Target, T, Config::HEAD_DIM_V, Config::UNROLL_DP, MT, NT>(
+    gemm_abt<Target, T, Config::HEAD_DIM_V, UNROLL, MT, NT>(
         dst, a_v, by_query<Config::HEAD_DIM_V>(tiles.dout(s)), sub);
 #pragma unroll
     for (int n = 0; n < NT; ++n) {
@@ -119,6 +132,14 @@ struct DkdvStep {
     }
   }
 
+  // dS^T, or P^T once dV has it, by the derivative of a soft cap.
+  __device__ __forceinline__ void take_cap(Scores& x, const Scores& pt, int sub) const {
+    if (p.scores.softcap == 0.0f) return;
+    unbend(x, pt, p.scores, place(sub), [&](int n) {
+      return load_shared_8(tiles.lse(s) + (sub + n * 8 + (warp.lane % 4) * 2) * 4);
+    });
+  }
+
   // This lane's part of dS in the workspace, of the A fragment (0, 0) of the warp's keys and the
   // stage's queries. Fragment (m, k) is m * 4 + k blocks further: a tile is 4 x 4 of them.
   __device__ __forceinline__ uint8_t* gDs() const {
@@ -129,6 +150,13 @@ struct DkdvStep {
   }
 
  private:
+  __device__ __forceinline__ ScorePlace place(int sub) const {
+    const DkdvWork& work = smem.work;
+    const int head = work.head + smem.stage[s].item.member;
+    return {alibi_slope(p.scores, work.batch, head), row0 + sub + work.seqlen_k - work.seqlen_q,
+            work.key0 + warp.row0};
+  }
+
   // The rows of Q or dO as operand B.
   template <int COLUMNS>
   __device__ __forceinline__ static Operand<COLUMNS> by_query(uint32_t tile) {
@@ -169,7 +197,7 @@ struct DkdvCompute {
 #pragma unroll 1
     for (int sub = 0; sub < Config::BLOCK_M; sub += Config::SUB_M) {
       typename Step::Scores pt, dst;
-      step.probabilities(pt, sub, scale_log2);
+      step.template probabilities<Bent::MAYBE>(pt, sub, scale_log2);
       // dV += P^T @ dO                                   [ROWS, HEAD_DIM_V]
 #pragma unroll
       for (int k = 0; k < Config::SUB_M / 16; ++k) {
@@ -178,7 +206,8 @@ struct DkdvCompute {
         gemm_ab_step<Target, T, Config::HEAD_DIM_V>(dv, rP, OperandV::b_trans(tiles.dout(s)),
                                                     sub + k * 16);
       }
-      step.score_gradients(dst, pt, sub);
+      step.take_cap(pt, pt, sub);
+      step.template score_gradients<Bent::MAYBE>(dst, pt, sub);
       // dS^T to the workspace; dK += dS^T @ Q            [ROWS, HEAD_DIM]
       uint8_t* gDs = step.gDs();
 #pragma unroll
@@ -219,8 +248,14 @@ struct DkdvCompute {
 #pragma unroll 1
     for (int sub = warp.part * Config::QUERIES; sub < Config::BLOCK_M; sub += Config::SUB_M) {
       typename Step::Scores pt, dst;
-      step.probabilities(pt, sub, scale_log2);
-      step.score_gradients(dst, pt, sub);
+      if (p.scores.bends) {
+        step.template probabilities<Bent::YES>(pt, sub, scale_log2);
+        step.template score_gradients<Bent::YES>(dst, pt, sub);
+        step.take_cap(dst, pt, sub);
+      } else {
+        step.template probabilities<Bent::NO>(pt, sub, scale_log2);
+        step.template score_gradients<Bent::NO>(dst, pt, sub);
+      }
       uint8_t* gDs = step.gDs();
       const int team = warp.team();
       const int offset = team * MT * BLOCKS * FRAGMENT_BYTES + warp.lane * 16;

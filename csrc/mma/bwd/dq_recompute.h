@@ -11,6 +11,7 @@
 #include "core/blocks.cuh"
 #include "core/hide.cuh"
 #include "core/pipeline.cuh"
+#include "core/scores.cuh"
 #include "core/views.cuh"
 #include "core/walk.cuh"
 #include "mma/bwd/config.h"
@@ -79,12 +80,11 @@ __device__ __forceinline__ void dq_recompute_block(const BwdParams& p) {
 
   Accumulator<MT, HEAD_DIM / 8> dq;
   dq.clear();
-  const float scale_log2 = p.softmax_scale * LOG2_E;
+  const float scale_log2 = p.scores.scale * LOG2_E;
   const auto compute = [&](int i, int s) {
     const int j = walk.begin + i;
     const int key0 = walk.key0(j);
-    const bool full = j >= walk.full_begin && j < walk.full_end;
-    const int code = full ? TILE_FULL : walk.code(j, warp_row0 / MASK_TILE);
+    const int code = walk.is_full(j) ? TILE_FULL : walk.code(j, warp_row0 / MASK_TILE);
     if (code == TILE_EMPTY) return;
     const auto a_q = Operand<HEAD_DIM>::a(sQ + warp_row0 * HEAD_DIM * 2);
     const auto a_dout = Operand<HEAD_DIM_V>::a(sDout + warp_row0 * HEAD_DIM_V * 2);
@@ -100,6 +100,11 @@ __device__ __forceinline__ void dq_recompute_block(const BwdParams& p) {
       dp.clear();
       gemm_abt<Target, T, HEAD_DIM_V, Config::UNROLL, MT, NT>(dp, a_dout,
                                                               Operand<HEAD_DIM_V>::b(sV(s)), sub);
+      if (p.scores.bends) {
+        const int row0 = block.row0 + warp_row0 + mask.seqlen_k - mask.seqlen_q;
+        bend_both<Tanh::FAST>(ds, dp, delta, p.scores,
+                              {alibi_slope(p.scores, block.batch, head), row0, key0 + sub});
+      }
       if (code != TILE_FULL) hide(ds, mask, block.row0 + warp_row0, key0 + sub, code);
       // dS = exp2(S * scale - lse) * (dP - delta)
 #pragma unroll

@@ -26,10 +26,10 @@ __device__ __forceinline__ void store_gradient(const Accumulator<Config::ROW_TIL
   }
 }
 
-// fp32 rows of a warp's accumulator, for the partial sums of the group split.
-template <int SPLIT, int MT, int NT>
-__device__ __forceinline__ void store_partial(const Accumulator<MT, NT>& c, float* dst,
-                                              int row_limit, int part) {
+// f(x, y, place) for each two columns of a lane's part of fp32 rows that exist, and where they lie:
+// partial sums of the group split, and sums that rest between stripes.
+template <int SPLIT, int MT, int NT, class Sums, class F>
+__device__ __forceinline__ void each_partial(Sums& c, float* sums, int row_limit, int part, F f) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int m = 0; m < MT; ++m)
@@ -40,11 +40,25 @@ __device__ __forceinline__ void store_partial(const Accumulator<MT, NT>& c, floa
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
           const int column = (n / 2 * SPLIT + part) * 16 + n % 2 * 8 + (lane % 4) * 2;
-          *reinterpret_cast<float2*>(dst + row * (NT * 8 * SPLIT) + column) =
-              float2{c.x[m][n][2 * h], c.x[m][n][2 * h + 1]};
+          f(c.x[m][n][2 * h], c.x[m][n][2 * h + 1],
+            *reinterpret_cast<float2*>(sums + row * (NT * 8 * SPLIT) + column));
         }
       }
     }
+}
+
+template <int SPLIT, int MT, int NT>
+__device__ __forceinline__ void store_partial(const Accumulator<MT, NT>& c, float* dst,
+                                              int row_limit, int part) {
+  each_partial<SPLIT, MT, NT>(c, dst, row_limit, part,
+                              [](float x, float y, float2& at) { at = {x, y}; });
+}
+
+template <int SPLIT, int MT, int NT>
+__device__ __forceinline__ void load_partial(Accumulator<MT, NT>& c, float* src, int row_limit,
+                                             int part) {
+  each_partial<SPLIT, MT, NT>(c, src, row_limit, part,
+                              [](float& x, float& y, float2& at) { x = at.x, y = at.y; });
 }
 
 }  // namespace flash_dist

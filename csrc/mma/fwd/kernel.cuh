@@ -75,7 +75,7 @@ __device__ __forceinline__ void fwd_block(const FwdParams& p) {
   const auto a_q = Operand<HEAD_DIM>::a(sQ + warp_row0 * HEAD_DIM * 2);
   const auto b_k = Operand<HEAD_DIM>::b(sK);
   const auto b_v = Operand<HEAD_DIM_V>::b_trans(sV);
-  const float scale_log2 = p.softmax_scale * LOG2_E;
+  const float scale_log2 = p.scores.scale * LOG2_E;
 
   TileCopy<Target, BLOCK_N, HEAD_DIM, Config::THREADS> copy_k;
   TileCopy<Target, BLOCK_N, HEAD_DIM_V, Config::THREADS> copy_v;
@@ -124,7 +124,12 @@ __device__ __forceinline__ void fwd_block(const FwdParams& p) {
     commit();
 
     if constexpr (MASKED) {
-      const int code = work.walk.code(j, warp_row0 / MASK_TILE);
+      int code = work.walk.code(j, warp_row0 / MASK_TILE);
+      if (p.scores.bends) {
+        const int row0 = work.row0 + warp_row0 + work.place.seqlen_k - work.place.seqlen_q;
+        bend<Tanh::FAST>(s, p.scores, {work.slope, row0, key0(j)});
+        if (work.walk.is_full(j)) code = TILE_FULL;
+      }
       if (code != TILE_FULL) {
         hide(s, Mask(p.mask, work.place), work.row0 + warp_row0, key0(j), code);
       }
@@ -146,10 +151,11 @@ __device__ __forceinline__ void fwd_block(const FwdParams& p) {
     }
   };
 
-  // Tiles to test, tiles to take as they are, tiles to test.
+  // Tiles to test or to bend, tiles to take as they are, tiles to test.
 #pragma unroll 1
   for (int round = 0; round < 2; ++round) {
-    const int tested_until = round == 0 ? work.walk.full_end : work.walk.begin;
+    const bool until_full = round == 0 && !p.scores.bends;
+    const int tested_until = until_full ? work.walk.full_end : work.walk.begin;
 #pragma unroll 1
     for (; j >= tested_until; --j) step(std::true_type{});
 #pragma unroll 1
@@ -162,7 +168,8 @@ __device__ __forceinline__ void fwd_block(const FwdParams& p) {
   const int first_row = again.row0 + warp_row0;
   const int rows_left = rows.seqlen_q - first_row;
   float* gLse = p.lse + lse_begin(p, again.batch, again.head, rows.q0) + first_row;
-  normalize_rows(o, state, gLse, lane, rows_left, p.softmax_scale);
+  const float* sink = p.sinks == nullptr ? nullptr : p.sinks + again.head;
+  normalize_rows(o, state, gLse, lane, rows_left, p.scores.scale, sink);
   store_rows<Target, T, HEAD_DIM_V, MT>(
       o, sQ + warp_row0 * HEAD_DIM_V * 2,
       head_begin(p.out, again.batch, again.head_kv, again.member) +

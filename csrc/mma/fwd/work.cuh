@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/blocks.cuh"
+#include "core/scores.cuh"
 #include "core/views.cuh"
 #include "core/walk.cuh"
 
@@ -14,6 +15,7 @@ struct FwdWork {
   int row0;               // the block's first query
   MaskPlace place;
   RowSpan keys;  // that exist
+  float slope;   // of ALiBi
   KeyWalk<BLOCK_M, BLOCK_N> walk;
 
   __device__ __forceinline__ FwdWork(const FwdParams& p, const FwdBlock& block,
@@ -23,6 +25,7 @@ struct FwdWork {
         row0(block.row0),
         place(p.mask, sequence, block.batch, block.head),
         keys(Mask(p.mask, place).keys_that_exist(block.batch)),
+        slope(alibi_slope(p.scores, block.batch, block.head)),
         walk(Mask(p.mask, place), block.row0) {}
 };
 

@@ -96,14 +96,23 @@ struct FusedSm90Config
   static constexpr int BLOCK_M = MASK_TILE;              // one multiplies for dQ
   static constexpr int BLOCK_N = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_N;
+  // Of S^T and dP^T, as the registers of a warpgroup of keys hold them beside its sums.
+  static constexpr int SCORES_AT_A_TIME = HEAD_DIM > 64 ? 1 : 2;
   static constexpr int LOADER_REGISTERS = 24;
-  static constexpr int CONSUMER_REGISTERS = 192;
-  static constexpr int DQ_REGISTERS = 104;
+  static constexpr int CONSUMER_REGISTERS = HEAD_DIM > 64 ? 208 : 192;
+  static constexpr int DQ_REGISTERS = HEAD_DIM > 64 ? 72 : 104;
   static_assert(LOADER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS + DQ_REGISTERS <=
                     (CONSUMERS + 2) * registers_at_launch(Plan::WARPS * 32),
                 "a warp that asks for more registers than there are waits for ever");
   static_assert(CONSUMERS == 2, "two halves of a list's entries");
-  static_assert(HEAD_DIM == 64, "the rows of a warpgroup's product are the columns of dQ");
+
+  static constexpr int DS_STAGES = Plan::DS_STAGES;
+  static constexpr int DQ_STAGES = Plan::DQ_STAGES;
+  static_assert(DQ_STAGES < WARPS_OF_GROUP, "each has a warp beside the one that loads");
+  // Of the thread that loads, keys are at most STAGES items behind, warpgroup 3 is DS_STAGES behind
+  // these, and one more until dQ has left it.
+  static constexpr int ITEMS = 2 * (Plan::STAGES + DS_STAGES);
+  static_assert(ITEMS > Plan::STAGES + DS_STAGES + 1);
 
   using KTile = Panels<BLOCK_N>;
   using QTile = Panels<BLOCK_M>;
@@ -117,20 +126,21 @@ struct FusedSm90Config
   struct Stage {
     alignas(1024) uint8_t q[PANELS * QTile::BYTES];
     alignas(1024) uint8_t dout[V_PANELS * QTile::BYTES];
-    alignas(1024) uint8_t ds[DsTile::count(BLOCK_M) * DsTile::BYTES];
   };
   struct Smem {
     alignas(1024) uint8_t k[PANELS * KTile::BYTES];    // later the stage of dK
     alignas(1024) uint8_t v[V_PANELS * KTile::BYTES];  // later the stage of dV
     Stage stage[Plan::STAGES];
+    alignas(1024) uint8_t ds[DS_STAGES][DsTile::count(BLOCK_M) * DsTile::BYTES];
     alignas(1024) uint8_t dq[DQ_STAGES][DQ_BYTES];
     alignas(16) float lse_log2[Plan::STAGES][BLOCK_M];
     alignas(16) float delta[Plan::STAGES][BLOCK_M];
-    FusedItem item[Plan::STAGES];
+    FusedItem item[ITEMS];
     DkdvSm90Work work;
     uint64_t keys_full;
     StageBarriers<Plan::STAGES> barriers;
-    uint64_t gradients_full[Plan::STAGES];
+    uint64_t described[ITEMS];
+    uint64_t ds_full[DS_STAGES], ds_empty[DS_STAGES];
     uint64_t dq_ready[DQ_STAGES], dq_done[DQ_STAGES];
     __device__ Smem() = delete;  // laid over shared memory, never made
   };

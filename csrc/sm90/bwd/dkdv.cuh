@@ -9,7 +9,8 @@
 //           what the mask hides from theirs; P^T and dS^T stay in their registers as A operands.
 // Shared    K and V (for the whole life of the block), STAGES stages of Q, dO, lse and delta.
 // Pipeline  The query tiles of every query head of the split, in ascending order: this is the order
-//           of summation. dP^T is computed while P^T is, and dV while dS^T is.
+//           of summation. dP^T is computed while P^T is, and dV while dS^T is. Between stripes of
+//           queries the sums rest in memory.
 //
 // Where both sums are more than the registers of a block, two share the keys (dkdv_pair.cuh).
 #pragma once
@@ -60,6 +61,7 @@ struct DkdvSm90 {
 #pragma unroll 1
     for (int i = 0; i < work.items; ++i, stages.advance()) {
       smem.barriers.wait_for_place(stages);
+      note(smem.item[stages.stage()], cursor);
       load_queries(cursor, stages.stage());
       cursor.next(p, work);
     }
@@ -71,6 +73,10 @@ struct DkdvSm90 {
     DvSum dv;
     dk.clear();
     dv.clear();
+    if (!p.sums_first) {
+      each_resting(dk, p.dk_partial, [](float& x, float& y, float2& at) { x = at.x, y = at.y; });
+      each_resting(dv, p.dv_partial, [](float& x, float& y, float2& at) { x = at.x, y = at.y; });
+    }
     walk(dk, dv);
     store(dk, dv);
   }
@@ -129,11 +135,10 @@ struct DkdvSm90 {
     if (known != nullptr) item.known = *known;
   }
 
-  // Q, dO, lse and delta of the item that the cursor is at, and what it is.
+  // Q, dO, lse and delta of the item that the cursor is at.
   __device__ __forceinline__ void load_queries(const Cursor& cursor, int s) const {
     const int row0 = cursor.row0();
     const int member = cursor.member;
-    note(smem.item[s], cursor);
 
     constexpr int STATISTICS = BLOCK_M * sizeof(float);
     const uint32_t full = shared_address(&smem.barriers.full[s]);
@@ -152,6 +157,7 @@ struct DkdvSm90 {
     if (work.items == 0) return;
     mbarrier_wait(shared_address(&smem.keys_full), 0);
     clear_keys();
+    const uint32_t k = uniform(own_k()), v = uniform(own_v());
     Stages stages;
 #pragma unroll 1
     for (int left = work.items; left > 0; --left, stages.advance()) {
@@ -159,26 +165,27 @@ struct DkdvSm90 {
       const int s = stages.stage();
       const int code = tile_code(p, work, smem.item[s], consumer());
       if (code != TILE_EMPTY) {
-        clear_queries(s);
-        add(dk, dv, s, code);
+        clear_queries(s, smem.item[s].row0);
+        add(dk, dv, k, v, s, code);
       }
       smem.barriers.release(s);
     }
   }
 
-  // Adds a stage to the sums.
-  __device__ __forceinline__ void add(DkSum& dk, DvSum& dv, int s, int code) const {
-    const uint32_t q = shared_address(smem.stage[s].q);
-    const uint32_t dout = shared_address(smem.stage[s].dout);
+  // Adds a stage to the sums of the keys whose rows of K and V are these.
+  __device__ __forceinline__ void add(DkSum& dk, DvSum& dv, uint32_t k, uint32_t v, int s,
+                                      int code) const {
+    const uint32_t q = uniform(shared_address(smem.stage[s].q));
+    const uint32_t dout = uniform(shared_address(smem.stage[s].dout));
     Scores pt, dst;
     Fragments probabilities, gradients;
     // S^T = K @ Q.T                                       [64, BLOCK_M]
-    issue_scores<HEAD_DIM>(pt, own_k(), q);
+    issue_scores<HEAD_DIM>(pt, k, q);
     // dP^T = V @ dO.T                                     [64, BLOCK_M]
-    issue_scores<HEAD_DIM_V>(dst, own_v(), dout);
+    issue_scores<HEAD_DIM_V>(dst, v, dout);
     wgmma_wait<1>();
     hold(pt.x[0]);
-    if (code != TILE_FULL) hide(pt, s, code);
+    if (code != TILE_FULL) hide(pt, smem.item[s], code);
     // P^T = exp2(S^T * scale - lse)
     exponentiate(pt, smem.lse_log2[s]);
     // dV += P^T @ dO                                      [64, HEAD_DIM_V]
@@ -198,7 +205,7 @@ struct DkdvSm90 {
     }
     // dK += dS^T @ Q                                      [64, HEAD_DIM]
     to_fragments(gradients, dst);
-    store_gradients(gradients, s);
+    store_gradients(gradients, smem.item[s]);
     issue_sum(dk, gradients, q);
     wgmma_wait<0>();
     hold(dk.x[0]);
@@ -258,8 +265,7 @@ struct DkdvSm90 {
 
   // Sets the scores that the mask hides to -inf. A lane asks for two queries' bits, those of the
   // warp's 16 keys, and has them from there handed to those whose scores they are.
-  __device__ __forceinline__ void hide(Scores& pt, int s, int code) const {
-    const DkdvItem& item = smem.item[s];
+  __device__ __forceinline__ void hide(Scores& pt, const DkdvItem& item, int code) const {
     const Mask mask = Cursor::mask_of(p, work, item.member);
     const int lane = fresh_thread() % 32;
     const int warp = warp_of_consumer();
@@ -285,8 +291,8 @@ struct DkdvSm90 {
   }
 
   // The warp's 16 keys of a tile of dS to the workspace.
-  __device__ __forceinline__ void store_gradients(const Fragments& ds, int s) const {
-    const int slot = smem.item[s].slot[consumer()];
+  __device__ __forceinline__ void store_gradients(const Fragments& ds, const DkdvItem& item) const {
+    const int slot = item.slot[consumer()];
     if (slot < 0) return;
     uint8_t* at = static_cast<uint8_t*>(p.ds) + static_cast<int64_t>(slot) * DS_TILE_BYTES +
                   warp_of_consumer() * (BLOCK_M / 16) * DS_BLOCK_BYTES + fresh_thread() % 32 * 16;
@@ -327,8 +333,7 @@ struct DkdvSm90 {
 
   // Zeros for the queries of the next document. Each warpgroup writes them, as the other may leave
   // this stage out; where both do, it is zeros on zeros.
-  __device__ __forceinline__ void clear_queries(int s) const {
-    const int row0 = smem.item[s].row0;
+  __device__ __forceinline__ void clear_queries(int s, int row0) const {
     if (!lacks_queries(row0)) return;
     const RowSpan here{0, work.seqlen_q - row0};
     const int thread = fresh_thread() % WARPGROUP;
@@ -348,34 +353,34 @@ struct DkdvSm90 {
   template <int NT>
   __device__ __forceinline__ void store_sum(Accumulator<1, NT>& sum, float scale, uint32_t tile,
                                             const View& view, int columns, float* partial) const {
-    const DkdvBlock& block = work.block;
-    const int row0 = block.key0 + group_row0();
-    const int rows = work.seqlen_k - row0;
-    if (p.group_split > 1) {
-      const int64_t units = static_cast<int64_t>(p.batch) * p.num_heads_kv;
-      const int64_t row = (block.split * units + p.unit_begin + block.unit) * p.seqlen_k + row0;
-      store_partial(sum, partial + row * (NT * 8), rows);
+    if (keeps_sums(p)) {
+      each_resting(sum, partial, [](float& x, float& y, float2& at) { at = {x, y}; });
       return;
     }
+    const DkdvBlock& block = work.block;
+    const int row0 = block.key0 + group_row0();
     const int64_t row = work.sequence.k0 + row0;
     sum.scale(scale);
     store_rows<KTile, Target, T>(sum, tile,
                                  head_begin(view, block.batch, block.head_kv, 0) + row * view.row,
-                                 view.row, rows, columns);
+                                 view.row, work.seqlen_k - row0, columns);
   }
 
-  template <int NT>
-  __device__ __forceinline__ static void store_partial(const Accumulator<1, NT>& c, float* dst,
-                                                       int rows) {
+  // f(x, y, place) for each two columns of this lane's part of dK or dV, of keys that exist, and
+  // where they lie as fp32 sums.
+  template <int NT, class F>
+  __device__ __forceinline__ void each_resting(Accumulator<1, NT>& sum, float* sums, F f) const {
+    const int row0 = work.block.key0 + group_row0();
     const int lane = fresh_thread() % 32;
+    float* at = sums + (first_sum_row(p, work.block) + row0) * (NT * 8);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = warp_of_consumer() * 16 + h * 8 + lane / 4;
-      if (row >= rows) continue;
+      if (row >= work.seqlen_k - row0) continue;
 #pragma unroll
       for (int n = 0; n < NT; ++n) {
-        *reinterpret_cast<float2*>(dst + row * (NT * 8) + n * 8 + lane % 4 * 2) =
-            float2{c.x[0][n][2 * h], c.x[0][n][2 * h + 1]};
+        f(sum.x[0][n][2 * h], sum.x[0][n][2 * h + 1],
+          *reinterpret_cast<float2*>(at + row * (NT * 8) + n * 8 + lane % 4 * 2));
       }
     }
   }

@@ -78,9 +78,13 @@ struct DkdvOfPair : DkdvSm90<Config> {
   __device__ __forceinline__ void compute() const {
     Sum sum;
     sum.clear();
+    if (!p.sums_first) {
+      this->each_resting(sum, IS_SCORES ? p.dv_partial : p.dk_partial,
+                         [](float& x, float& y, float2& at) { x = at.x, y = at.y; });
+    }
     walk(sum);
     if constexpr (IS_SCORES) {
-      sum.scale(BACK);
+      if (p.sums_last) sum.scale(BACK);  // what rests is taken up as it was
       this->store_sum(sum, 1.0f, own_keys(), p.dv, p.head_dim_v, p.dv_partial);
     } else {
       this->store_sum(sum, p.softmax_scale, own_keys(), p.dk, p.head_dim, p.dk_partial);
@@ -205,7 +209,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
   // S^T = K @ Q.T, or dP^T = V @ dO.T                     [64, BLOCK_M]
   __device__ __forceinline__ void issue_first(Scores& x, const Stages& stages) const {
     clear_queries<PANELS>(first_tile(stages), stages);
-    Base::template issue_scores<COLUMNS>(x, own_keys(), first_tile(stages));
+    Base::template issue_scores<COLUMNS>(x, uniform(own_keys()), uniform(first_tile(stages)));
   }
 
   // dV += P^T @ dO, or dK += dS^T @ Q                     [64, SUM_COLUMNS]
@@ -213,7 +217,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
                                                const Stages& stages) const {
     smem.second.wait_for_data(stages);
     clear_queries<SUM_PANELS>(second_tile(stages), stages);
-    Base::issue_sum(sum, fragments, second_tile(stages));
+    Base::issue_sum(sum, fragments, uniform(second_tile(stages)));
   }
   __device__ __forceinline__ void end_second(Sum& sum, Fragments& fragments,
                                              const Stages& stages) const {
@@ -245,7 +249,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
                                          int code) const {
     const float* statistics = smem.statistics[stages.stage()];
     if constexpr (IS_SCORES) {
-      if (code != TILE_FULL) this->hide(x, item_of(stages), code);
+      if (code != TILE_FULL) this->hide(x, item(stages), code);
       Base::template exponentiate<SHIFT>(x, statistics);
       smem.first.release(stages.stage());
       wait_for_place(slots);
@@ -262,7 +266,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
     if constexpr (IS_SCORES) {
       send(fragments, slots);
     } else {
-      this->store_gradients(fragments, item_of(stages));
+      this->store_gradients(fragments, item(stages));
     }
     slots.advance();
   }

@@ -2,18 +2,18 @@
 // dkdv.cuh: a block owns its keys. Of dQ each block has a part, and blocks add theirs in turns.
 //
 //   S^T = K @ Q.T          P^T = exp2(S^T - lse)            dV += P^T @ dO
-//   dP^T = V @ dO.T        dS^T = P^T (dP^T - delta)        dK += dS^T @ Q        dQ^T = K.T @ dS^T
+//   dP^T = V @ dO.T        dS^T = P^T (dP^T - delta)        dK += dS^T @ Q        dQ = dS @ K
 //
 // Grid      x = a block for each key tile of each (batch, kv head) unit of the chunk and group split.
 //           Which one a block takes follows from a ticket.
 // Block     Warpgroup 0: a thread loads, and a thread of each other warp brings dQ to global memory.
-//           Warpgroups 1 and 2: 64 keys each, as in dkdv.cuh. Warpgroup 3: dQ, K in registers.
-// Shared    K and V (for the whole life of the block), STAGES stages of Q, dO, lse, delta and dS^T,
-//           DQ_STAGES stages of dQ.
+//           Warpgroups 1 and 2: 64 keys each, as in dkdv.cuh. Warpgroup 3: dQ (dq_sum.cuh).
+// Shared    K and V (for the whole life of the block), STAGES stages of Q, dO, lse and delta,
+//           DS_STAGES of dS^T, DQ_STAGES of dQ.
 // Pipeline  The query tiles of every query head of the split, in ascending order: this is the order
-//           of summation of dK and dV. dP^T is computed while P^T is, and dV while dS^T is. No
-//           warpgroup of keys waits for the other, so that one multiplies while the other takes
-//           exponentials.
+//           of summation of dK and dV. If the registers hold both products of scores, dP^T is
+//           computed while P^T is, and dV while dS^T is. No warpgroup of keys waits for the other, so
+//           that one multiplies while the other takes exponentials.
 //
 // Order     A query tile's dQ is summed over the key blocks that see it, from the last keys to the
 //           first, in fp32 in global memory, in the order of the registers of warpgroup 3. The first
@@ -34,6 +34,7 @@
 #include "core/uncovered.cuh"
 #include "ptx/turns.cuh"
 #include "sm90/bwd/dkdv.cuh"
+#include "sm90/bwd/dq_sum.cuh"
 
 namespace flash_dist {
 
@@ -60,23 +61,31 @@ struct FusedSm90 : DkdvSm90<Config> {
   using typename Base::Target;
   using DsTile = typename Config::DsTile;
   using DqTile = typename Config::DqTile;
-  using DqPart = Accumulator<1, BLOCK_M / 8>;  // dQ^T: a row is a column of Q
-  using KeyFragments = uint32_t[Config::BLOCK_N / 16][1][4];
+  using DqSum = flash_dist::DqSum<Config>;
+  using Gradients = Ring<Config::DS_STAGES>;
 
   // Barriers beside those of sm90/stages.cuh, whose last is of warpgroup 3.
-  enum KeyBarrier : int { KEYS_CLEARED = ONE_CONSUMER + 3, KEYS_READ };
+  enum KeyBarrier : int { KEYS_CLEARED = ONE_CONSUMER + 3, KEYS_READ, APART };
   static constexpr int KEY_READERS = (Config::CONSUMERS + 1) * WARPGROUP;
+
+  // In fp16, P^T from which dS^T is made after it was rounded is 2^8 P^T: below 2^-14 P would lose
+  // bits, and dS with it. dV and dS are scaled back.
+  static constexpr int SHIFT =
+      Config::SCORES_AT_A_TIME == 1 && std::is_same_v<T, Fp16> ? 8 : 0;  // of P^T, log2
+  static constexpr float BACK = 1.0f / (1 << SHIFT);
 
   __device__ __forceinline__ static void make_barriers(Smem& smem) {
     mbarrier_init(shared_address(&smem.keys_full), 1);
-    // A stage is read by the warps of keys, those of dQ, and one that brings dQ away.
-    smem.barriers.make((Config::CONSUMERS + 1) * WARPS_OF_GROUP + 1);
+    smem.barriers.make(Config::CONSUMERS * WARPS_OF_GROUP);
 #pragma unroll
-    for (int i = 0; i < Config::STAGES; ++i) {
-      mbarrier_init(shared_address(&smem.gradients_full[i]), Config::CONSUMERS * WARPS_OF_GROUP);
+    for (int i = 0; i < Config::ITEMS; ++i) mbarrier_init(shared_address(&smem.described[i]), 1);
+#pragma unroll
+    for (int i = 0; i < Config::DS_STAGES; ++i) {
+      mbarrier_init(shared_address(&smem.ds_full[i]), Config::CONSUMERS * WARPS_OF_GROUP);
+      mbarrier_init(shared_address(&smem.ds_empty[i]), WARPS_OF_GROUP);
     }
 #pragma unroll
-    for (int i = 0; i < DQ_STAGES; ++i) {
+    for (int i = 0; i < Config::DQ_STAGES; ++i) {
       mbarrier_init(shared_address(&smem.dq_ready[i]), 1);
       mbarrier_init(shared_address(&smem.dq_done[i]), WARPS_OF_GROUP);
     }
@@ -90,8 +99,9 @@ struct FusedSm90 : DkdvSm90<Config> {
     Stages stages;
 #pragma unroll 1
     for (int i = 0; i < work.items; ++i, stages.advance()) {
+      describe(item(stages), cursor);
+      mbarrier_arrive(shared_address(&smem.described[stages.passed % Config::ITEMS]));
       smem.barriers.wait_for_place(stages);
-      describe(smem.item[stages.stage()], cursor);
       this->load_queries(cursor, stages.stage());
       cursor.next(p, work);
     }
@@ -104,30 +114,25 @@ struct FusedSm90 : DkdvSm90<Config> {
     const uint32_t ready = shared_address(&smem.dq_ready[warp]);
     const uint32_t done = shared_address(&smem.dq_done[warp]);
     int parity = 0;
-    Stages stages;
-    stages.passed = warp;
 #pragma unroll 1
-    for (int i = warp; i < work.items; i += DQ_STAGES, parity ^= 1) {
-      smem.barriers.wait_for_data(stages);
-      const FusedItem& item = smem.item[stages.stage()];
-      const DqTurn turn = item.turn;
-      const int tile = item.tile;
-      mbarrier_arrive(shared_address(&smem.barriers.empty[stages.stage()]));
-      stages.passed += DQ_STAGES;
+    for (int i = warp; i < work.items; i += Config::DQ_STAGES, parity ^= 1) {
+      const int number = i % Config::ITEMS;
+      mbarrier_wait(shared_address(&smem.described[number]), i / Config::ITEMS % 2);
+      const DqTurn turn = smem.item[number].turn;
+      const int tile = smem.item[number].tile;
       float* sum = p.dq_accum + static_cast<int64_t>(tile) * Config::DQ_FLOATS;
-      if (turn.is_last && turn.before > 0) {
-        wait_for_turn(tile, turn);
+      const bool takes = turn.is_last && turn.before > 0;
+      if (!takes) mbarrier_arrive(ready);
+      if (turn.before > 0) wait_for_turn(tile, turn);  // while dQ is computed
+      if (takes) {
         mbarrier_expect(ready, Config::DQ_BYTES);
         load_bytes(stage, sum, Config::DQ_BYTES, ready);
-      } else {
-        mbarrier_arrive(ready);
       }
       mbarrier_wait(done, parity);
       if (!turn.exists() || turn.is_last) continue;
       if (turn.before == 0) {
         store_bytes(sum, stage, Config::DQ_BYTES);
       } else {
-        wait_for_turn(tile, turn);
         add_floats(sum, stage, Config::DQ_BYTES);
       }
       commit_stores();
@@ -143,53 +148,67 @@ struct FusedSm90 : DkdvSm90<Config> {
     dk.clear();
     dv.clear();
     walk(dk, dv);
+    if (SHIFT != 0) dv.scale(BACK);
     this->store(dk, dv);
   }
 
   // The work of warpgroup 3.
   __device__ __forceinline__ void sum_queries() const {
     if (work.items == 0) return;
-    KeyFragments keys;
+    DqSum sum;
     mbarrier_wait(shared_address(&smem.keys_full), 0);
     barrier_sync(KEYS_CLEARED, KEY_READERS);
-    load_keys_by_columns(keys);
-    barrier_arrive(KEYS_READ, KEY_READERS);
-    Stages stages;
+    sum.take_keys(shared_address(smem.k));
+    if (!DqSum::READS_KEYS) barrier_arrive(KEYS_READ, KEY_READERS);
+    Gradients place;
     int dq_stage = 0, dq_parity = 0;
 #pragma unroll 1
-    for (int left = work.items; left > 0; --left, stages.advance()) {
-      const int s = stages.stage();
-      DqPart dq;
-      smem.barriers.wait_for_data(stages);
-      const int row0 = smem.item[s].row0, member = smem.item[s].member;
-      const DqTurn turn = smem.item[s].turn;
-      mbarrier_wait(shared_address(&smem.gradients_full[s]), stages.parity());
-      if (turn.exists()) multiply(dq, keys, s);
-      smem.barriers.release(s);
-      mbarrier_wait(shared_address(&smem.dq_ready[dq_stage]), dq_parity);
-      const uint32_t stage = shared_address(smem.dq[dq_stage]);
-      if (turn.is_last) {
-        finish(dq, stage, turn, row0, member);
-      } else if (turn.exists()) {
-        put(dq, stage);
+    for (int left = work.items; left > 0; --left, place.advance()) {
+      mbarrier_wait(shared_address(&smem.ds_full[place.stage()]), place.parity());
+      const FusedItem& item = smem.item[place.passed % Config::ITEMS];
+      const DqTurn turn = item.turn;
+      const uint32_t ds = uniform(shared_address(smem.ds[place.stage()]));
+#pragma unroll
+      for (int part = 0; part < DqSum::PARTS; ++part) {
+        const uint32_t stage = shared_address(smem.dq[dq_stage]) + part * DqSum::PART_BYTES;
+        if (turn.exists()) sum.multiply(ds, shared_address(smem.k), part);
+        if (part == DqSum::PARTS - 1) announce_from(smem.ds_empty[place.stage()]);
+        if (part == 0) mbarrier_wait(shared_address(&smem.dq_ready[dq_stage]), dq_parity);
+        if (turn.is_last) {
+          if (turn.before > 0) sum.add(stage);
+          sum.finish(stage, p.softmax_scale, DqRows(p, work, item), part);
+        } else if (turn.exists()) {
+          sum.put(stage);
+        }
       }
-      __syncwarp();
-      if (fresh_thread() % 32 == 0) mbarrier_arrive(shared_address(&smem.dq_done[dq_stage]));
-      if (++dq_stage == DQ_STAGES) dq_stage = 0, dq_parity ^= 1;
+      announce_from(smem.dq_done[dq_stage]);
+      if (++dq_stage == Config::DQ_STAGES) dq_stage = 0, dq_parity ^= 1;
     }
+    if (DqSum::READS_KEYS) barrier_arrive(KEYS_READ, KEY_READERS);
   }
 
  private:
+  // This warp comes to a barrier.
+  __device__ __forceinline__ static void announce_from(uint64_t& barrier) {
+    __syncwarp();
+    if (fresh_thread() % 32 == 0) mbarrier_arrive(shared_address(&barrier));
+  }
+
+  __device__ __forceinline__ FusedItem& item(const Stages& stages) const {
+    return smem.item[stages.passed % Config::ITEMS];
+  }
+
   // Of dq_accum, which has room for whole tiles of 128 queries.
   __device__ __forceinline__ int tiles_per_head() const {
     return (p.seqlen_q + STATISTICS_ALIGNMENT - 1) / STATISTICS_ALIGNMENT *
            (STATISTICS_ALIGNMENT / BLOCK_M);
   }
 
-  // What consumers need to know of the item that the cursor is at, beside what load_queries() notes.
+  // What the item that the cursor is at is.
   __device__ __forceinline__ void describe(FusedItem& item, const Cursor& cursor) const {
     const int m = cursor.row0() / BLOCK_M;
     item.row0 = m * BLOCK_M;
+    item.member = cursor.member;
     const int4* known = cursor.known(p, work);
     if (known != nullptr) item.known = *known;
     item.code[0] = tile_code(p, work, item, 0);
@@ -238,56 +257,115 @@ struct FusedSm90 : DkdvSm90<Config> {
     barrier_arrive(KEYS_CLEARED, KEY_READERS);
     const Thread thread;
     Stages stages;
+    keep_apart(thread, 1);
 #pragma unroll 1
     for (int left = work.items; left > 0; --left, stages.advance()) {
       smem.barriers.wait_for_data(stages);
-      const int s = stages.stage();
-      const FusedItem& item = smem.item[s];
+      const FusedItem& item = this->item(stages);
       const int code = item.code[thread.half];
       if (code != TILE_EMPTY) {
-        this->clear_queries(s);
-        add(dk, dv, thread, s, code);
+        this->clear_queries(stages.stage(), item.row0);
+        add(dk, dv, thread, stages, item, code);
       } else {
-        if (item.turn.exists()) keep_nothing(thread, s);  // the other half of the keys is seen
-        announce(thread, s);
+        const Gradients place{stages.passed};
+        if (stages.passed == 0) keep_apart(thread, 0);
+        wait_for_place(place);
+        if (item.turn.exists()) keep_nothing(thread, place);  // the other half of the keys is seen
+        announce(thread, place);
       }
       __syncwarp();
-      if (thread.speaks) mbarrier_arrive(shared_address(&smem.barriers.empty[s]));
+      if (thread.speaks) mbarrier_arrive(shared_address(&smem.barriers.empty[stages.stage()]));
     }
     barrier_sync(KEYS_READ, KEY_READERS);
   }
 
-  // Adds a stage to the sums of dK and dV, and leaves dS^T there.
-  __device__ __forceinline__ void add(DkSum& dk, DvSum& dv, const Thread& thread, int s,
-                                      int code) const {
-    const uint32_t q = shared_address(smem.stage[s].q);
-    const uint32_t dout = shared_address(smem.stage[s].dout);
+  // Where one product of scores is computed at a time, the second warpgroup of keys begins when the
+  // first one has taken its first exponentials: from then on one multiplies while the other does so.
+  __device__ __forceinline__ static void keep_apart(const Thread& thread, int half) {
+    if (Config::SCORES_AT_A_TIME == 2 || thread.half != half) return;
+    constexpr int THREADS = Config::CONSUMERS * WARPGROUP;
+    if (half == 0) {
+      barrier_arrive(APART, THREADS);
+    } else {
+      barrier_sync(APART, THREADS);
+    }
+  }
+
+  // Adds a stage to the sums of dK and dV, and leaves dS^T for warpgroup 3.
+  __device__ __forceinline__ void add(DkSum& dk, DvSum& dv, const Thread& thread,
+                                      const Stages& stages, const FusedItem& item, int code) const {
+    const int s = stages.stage();
+    const Gradients place{stages.passed};
+    const uint32_t q = uniform(shared_address(smem.stage[s].q));
+    const uint32_t dout = uniform(shared_address(smem.stage[s].dout));
     Scores pt, dst;
     Fragments probabilities, gradients;
     // S^T = K @ Q.T                                       [64, BLOCK_M]
     Base::template issue_scores<HEAD_DIM>(pt, thread.rows_of(smem.k), q);
-    // dP^T = V @ dO.T                                     [64, BLOCK_M]
-    Base::template issue_scores<HEAD_DIM_V>(dst, thread.rows_of(smem.v), dout);
-    wgmma_wait<1>();
-    hold(pt.x[0]);
-    if (code != TILE_FULL) this->hide(pt, s, code);
-    // P^T = exp2(S^T * scale - lse)
+    if constexpr (Config::SCORES_AT_A_TIME == 2) {
+      // dP^T = V @ dO.T                                   [64, BLOCK_M]
+      Base::template issue_scores<HEAD_DIM_V>(dst, thread.rows_of(smem.v), dout);
+      wgmma_wait<1>();
+      hold(pt.x[0]);
+      if (code != TILE_FULL) this->hide(pt, item, code);
+      // P^T = exp2(S^T * scale - lse)
+      exponentiate(pt, thread, s);
+      // dV += P^T @ dO                                    [64, HEAD_DIM_V]
+      Base::to_fragments(probabilities, pt);
+      Base::issue_sum(dv, probabilities, dout);
+      wgmma_wait<1>();
+      hold(dst.x[0]);
+      // dS^T = P^T * (dP^T - delta)
+      differentiate(dst, pt, thread, s);
+    } else {
+      wgmma_wait<0>();
+      hold(pt.x[0]);
+      if (code != TILE_FULL) this->hide(pt, item, code);
+      // P^T = exp2(S^T * scale - lse)
+      exponentiate(pt, thread, s);
+      Base::to_fragments(probabilities, pt);
+      if (stages.passed == 0) keep_apart(thread, 0);
+      // dP^T = V @ dO.T                                   [64, BLOCK_M]
+      Base::template issue_scores<HEAD_DIM_V>(dst, thread.rows_of(smem.v), dout);
+      wgmma_wait<0>();
+      hold(dst.x[0]);
+      // dS^T = P^T * (dP^T - delta), of P^T as it was rounded
+      differentiate(dst, probabilities, thread, s);
+      hold(dst.x[0]);
+      // dV += P^T @ dO                                    [64, HEAD_DIM_V]
+      Base::issue_sum(dv, probabilities, dout);
+    }
+    // dK += dS^T @ Q                                      [64, HEAD_DIM]
+    Base::to_fragments(gradients, dst);
+    wait_for_place(place);
+    keep(gradients, thread, place);
+    Base::issue_sum(dk, gradients, q);
+    announce(thread, place);
+    wgmma_wait<0>();
+    hold(dk.x[0]);
+    hold(dv.x[0]);
+    hold(probabilities);
+    hold(gradients);
+  }
+
+  // 2^SHIFT P^T in the place of its scores.
+  __device__ __forceinline__ void exponentiate(Scores& pt, const Thread& thread, int s) const {
     const float scale_log2 = p.softmax_scale * LOG2_E;
     const uint32_t lse = shared_address(smem.lse_log2[s]) + thread.statistic;
+    const auto minus = [](float x) { return SHIFT == 0 ? -x : SHIFT - x; };
 #pragma unroll
     for (int n = 0; n < BLOCK_M / 8; ++n) {
       const float2 x = load_shared_8(lse + n * 32);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        pt.x[0][n][i] = exp2_approx(fmaf(pt.x[0][n][i], scale_log2, -(i % 2 == 0 ? x.x : x.y)));
+        pt.x[0][n][i] = exp2_approx(fmaf(pt.x[0][n][i], scale_log2, minus(i % 2 == 0 ? x.x : x.y)));
       }
     }
-    // dV += P^T @ dO                                      [64, HEAD_DIM_V]
-    Base::to_fragments(probabilities, pt);
-    Base::issue_sum(dv, probabilities, dout);
-    wgmma_wait<1>();
-    hold(dst.x[0]);
-    // dS^T = P^T * (dP^T - delta)
+  }
+
+  // P^T (dP^T - delta) in the place of dP^T.
+  __device__ __forceinline__ void differentiate(Scores& dst, const Scores& pt, const Thread& thread,
+                                                int s) const {
     const uint32_t delta = shared_address(smem.delta[s]) + thread.statistic;
 #pragma unroll
     for (int n = 0; n < BLOCK_M / 8; ++n) {
@@ -297,21 +375,34 @@ struct FusedSm90 : DkdvSm90<Config> {
         dst.x[0][n][i] = pt.x[0][n][i] * (dst.x[0][n][i] - (i % 2 == 0 ? x.x : x.y));
       }
     }
-    // dK += dS^T @ Q                                      [64, HEAD_DIM]
-    Base::to_fragments(gradients, dst);
-    keep(gradients, thread, s);
-    Base::issue_sum(dk, gradients, q);
-    announce(thread, s);
-    wgmma_wait<0>();
-    hold(dk.x[0]);
-    hold(dv.x[0]);
-    hold(probabilities);
-    hold(gradients);
+  }
+
+  // The same of 2^SHIFT P^T as it was rounded.
+  __device__ __forceinline__ void differentiate(Scores& dst, const Fragments& pt,
+                                                const Thread& thread, int s) const {
+    const uint32_t delta = shared_address(smem.delta[s]) + thread.statistic;
+#pragma unroll
+    for (int n = 0; n < BLOCK_M / 8; ++n) {
+      const float2 x = load_shared_8(delta + n * 32);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float (&own)[4] = dst.x[0][n];
+        const float2 two = unpack<T>(pt[n / 2][0][n % 2 * 2 + h]);
+        own[2 * h] = two.x * BACK * (own[2 * h] - x.x);
+        own[2 * h + 1] = two.y * BACK * (own[2 * h + 1] - x.y);
+      }
+    }
+  }
+
+  // Until warpgroup 3 has read what lay in this stage of dS^T.
+  __device__ __forceinline__ void wait_for_place(const Gradients& place) const {
+    mbarrier_wait(shared_address(&smem.ds_empty[place.stage()]), place.parity() ^ 1);
   }
 
   // The warp's 16 keys of dS^T to the stage.
-  __device__ __forceinline__ void keep(const Fragments& ds, const Thread& thread, int s) const {
-    const uint32_t tile = shared_address(smem.stage[s].ds);
+  __device__ __forceinline__ void keep(const Fragments& ds, const Thread& thread,
+                                       const Gradients& place) const {
+    const uint32_t tile = shared_address(smem.ds[place.stage()]);
 #pragma unroll
     for (int k = 0; k < BLOCK_M / 16; ++k) {
       stmatrix_x4(tile + (thread.gradient ^ k * 32), ds[k][0]);  // two chunks of a row further on
@@ -319,104 +410,20 @@ struct FusedSm90 : DkdvSm90<Config> {
   }
 
   // dS^T is 0 where no score is seen.
-  __device__ __forceinline__ void keep_nothing(const Thread& thread, int s) const {
+  __device__ __forceinline__ void keep_nothing(const Thread& thread, const Gradients& place) const {
     Fragments zeros;
 #pragma unroll
     for (int k = 0; k < BLOCK_M / 16; ++k)
 #pragma unroll
       for (int i = 0; i < 4; ++i) zeros[k][0][i] = 0;
-    keep(zeros, thread, s);
+    keep(zeros, thread, place);
   }
 
   // What this warp kept in a stage is there for warpgroup 3.
-  __device__ __forceinline__ void announce(const Thread& thread, int s) const {
+  __device__ __forceinline__ void announce(const Thread& thread, const Gradients& place) const {
     fence_proxy_async();
     __syncwarp();
-    if (thread.speaks) mbarrier_arrive(shared_address(&smem.gradients_full[s]));
-  }
-
-  // K^T as an operand: a warp's 16 columns of K and all keys.
-  __device__ __forceinline__ void load_keys_by_columns(KeyFragments& keys) const {
-    const uint32_t k = shared_address(smem.k);
-    const int lane = fresh_thread() % 32;
-    const int row = lane / 16 * 8 + lane % 8;
-    const int chunk = 2 * warp_of_consumer() + lane / 8 % 2;
-#pragma unroll
-    for (int i = 0; i < Config::BLOCK_N / 16; ++i) {
-      ldmatrix_x4_trans(keys[i][0], k + KTile::offset(16 * i + row, chunk));
-    }
-  }
-
-  // dQ^T = K.T @ dS^T                                     [HEAD_DIM, BLOCK_M]
-  __device__ __forceinline__ void multiply(DqPart& dq, KeyFragments& keys, int s) const {
-    const uint64_t b = DsTile::by_columns(shared_address(smem.stage[s].ds));
-    hold(keys);
-    wgmma_fence();
-    wgmma<T, true, true>(dq.x[0], keys[0][0], b);
-#pragma unroll
-    for (int k = 1; k < Config::BLOCK_N / 16; ++k) {
-      wgmma<T, true>(dq.x[0], keys[k][0], b + DsTile::columns_step(k));
-    }
-    wgmma_commit();
-    wgmma_wait<0>();
-    hold(dq.x[0]);
-  }
-
-  // Where four neighbouring numbers of this thread lie in a stage of dQ.
-  __device__ __forceinline__ static uint32_t place(uint32_t stage, int n) {
-    return stage + (n * WARPGROUP + fresh_thread() % WARPGROUP) * 16;
-  }
-
-  __device__ __forceinline__ static void put(const DqPart& dq, uint32_t stage) {
-#pragma unroll
-    for (int n = 0; n < BLOCK_M / 8; ++n) {
-      const float (&x)[4] = dq.x[0][n];
-      store_shared_16(place(stage, n), {__float_as_uint(x[0]), __float_as_uint(x[1]),
-                                        __float_as_uint(x[2]), __float_as_uint(x[3])});
-    }
-    fence_proxy_async();
-  }
-
-  // The last part and the sum of those before, rounded, through the stage.
-  __device__ __forceinline__ void finish(DqPart& dq, uint32_t stage, const DqTurn& turn, int row0,
-                                         int member) const {
-    const int barrier = ONE_CONSUMER + consumer();
-    const int lane = fresh_thread() % 32;
-    if (turn.before > 0) {
-#pragma unroll
-      for (int n = 0; n < BLOCK_M / 8; ++n) {
-        const uint4 x = load_shared_16(place(stage, n));
-        dq.x[0][n][0] += __uint_as_float(x.x);
-        dq.x[0][n][1] += __uint_as_float(x.y);
-        dq.x[0][n][2] += __uint_as_float(x.z);
-        dq.x[0][n][3] += __uint_as_float(x.w);
-      }
-      barrier_sync(barrier, WARPGROUP);
-    }
-    dq.scale(p.softmax_scale);
-    const int row = lane / 16 * 8 + lane % 8;
-    const int chunk = 2 * warp_of_consumer() + lane / 8 % 2;
-#pragma unroll
-    for (int k = 0; k < BLOCK_M / 16; ++k) {
-      uint32_t r[1][4];
-      to_a_operand<Target, T>(r, dq, k);
-      stmatrix_x4_trans(stage + DqTile::offset(16 * k + row, chunk), r[0]);
-    }
-    barrier_sync(barrier, WARPGROUP);
-    const DkdvBlock& block = work.block;
-    const int rows = work.seqlen_q - row0;
-    uint16_t* dst = head_begin(p.dq, block.batch, block.head_kv, member) +
-                    static_cast<int64_t>(work.sequence.q0 + row0) * p.dq.row;
-    constexpr int CHUNKS = HEAD_DIM / 8;
-#pragma unroll
-    for (int i = fresh_thread() % WARPGROUP; i < BLOCK_M * CHUNKS; i += WARPGROUP) {
-      const int r = i / CHUNKS, c = i % CHUNKS;
-      if (r < rows && c * 8 < p.head_dim) {
-        store_global_16(dst + r * p.dq.row + c * 8, load_shared_16(stage + DqTile::offset(r, c)));
-      }
-    }
-    // NOTE: the next sum comes by the copy engine, where these reads were.
-    fence_proxy_async();
+    if (thread.speaks) mbarrier_arrive(shared_address(&smem.ds_full[place.stage()]));
   }
 };
 
@@ -493,7 +500,7 @@ __device__ __forceinline__ void fused_sm90_block(const DkdvSm90Params& params) {
     if (threadIdx.x % 32 != 0) return;
     if (warp == 0) {
       kernel.load();
-    } else {
+    } else if (warp <= Config::DQ_STAGES) {
       kernel.bring(warp - 1);
     }
   } else if (threadIdx.x < (1 + Config::CONSUMERS) * WARPGROUP) {

@@ -22,16 +22,14 @@ __device__ __forceinline__ void find_dkdv_work(DkdvSm90Work& work, const BwdPara
                                                const DkdvBlock& block, const Sequence& sequence) {
   const int members = p.group / p.group_split;
   const int head = block.head_kv * p.group;
-  const Mask mask(p.mask, MaskPlace(p.mask, sequence, block.batch, head + block.split * members));
+  const int first = head + block.split * members + p.member_begin;
+  const Mask mask(p.mask, MaskPlace(p.mask, sequence, block.batch, first));
   find_work<Config>(work, p, block, sequence, members, head, mask);
   work.block = block;
   work.sequence = sequence;
   work.keys = mask.keys_that_exist(block.batch);
   work.items = DkdvCursor<Config>::count(p, work);
 }
-
-// The stages of dQ on their way to and from global memory, of which a warp each takes care.
-constexpr int DQ_STAGES = WARPS_OF_GROUP - 1;
 
 // A block's turn at the sum of a query tile's dQ. The key blocks that see the tile have theirs from
 // the last keys to the first.

@@ -69,8 +69,9 @@ struct FwdSm90Consumer : FwdSm90Tiles<Config, BLOCK_N, WALK> {
 
     const int row = work.block.row0 + warp_row();
     float* lse = p.lse + lse_begin(p, work.block.batch, work.block.head, work.sequence.q0) + row;
+    const float* sink = p.sinks == nullptr ? nullptr : p.sinks + work.block.head;
     normalize_rows(o, state, lse, fresh_thread() % 32, work.sequence.seqlen_q - row,
-                   p.softmax_scale);
+                   p.softmax_scale, sink);
     Output{params, smem, work}.store(o);
   }
 

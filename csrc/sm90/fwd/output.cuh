@@ -44,7 +44,7 @@ struct FwdSm90Output {
     }
   }
 
-  // Queries that see no key: zeros, and -inf for lse.
+  // Queries that see no key: zeros, and -inf or the sink for lse.
   __device__ __forceinline__ void fill_unseeing() const {
     const FwdParams& p = params.p;
     const int thread = fresh_thread() % WARPGROUP;
@@ -57,7 +57,7 @@ struct FwdSm90Output {
     }
     const FwdBlock& block = work.block;
     float* lse = p.lse + lse_begin(p, block.batch, block.head, work.sequence.q0) + row0();
-    if (thread < count) lse[thread] = -INFINITY;
+    if (thread < count) lse[thread] = p.sinks == nullptr ? -INFINITY : p.sinks[block.head];
   }
 
  private:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -54,7 +54,7 @@ def attention_forward(  # noqa: PLR0913, PLR0917 - the interface of transformers
         dropout: Must be 0.
         scaling: Factor on the scores. Defaults to head_dim ** -0.5.
         sliding_window: Keys that a query sees, its own included, if no mask says it.
-        softcap: Must be None or 0.
+        softcap: A score s becomes softcap * tanh(s / softcap); None or 0: it stays.
         is_causal: Whether a query sees no later keys, if no mask says it.
         s_aux: [num_heads_q], sinks: a score of each row without a value. Differentiable.
         position_bias: Must be None.
@@ -68,7 +68,6 @@ def attention_forward(  # noqa: PLR0913, PLR0917 - the interface of transformers
     require_served(
         module,
         dropout=dropout,
-        softcap=softcap,
         position_bias=position_bias,
         cache=cache,
         **others,
@@ -77,12 +76,29 @@ def attention_forward(  # noqa: PLR0913, PLR0917 - the interface of transformers
         query = query.expand(len(key), -1, -1, -1)
     tensors = query, key, value
     if isinstance(attention_mask, torch.Tensor) and is_interval(attention_mask):
-        out, lse = attend_once(*tensors, attention_mask, scaling)
-    else:
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        sight = _choose(module, tensors, attention_mask, sliding_window, causal=causal)
-        out, lse = _attend(tensors, sight, scaling, others)
-    return (out if s_aux is None else _add_sinks(out, lse, s_aux)), None
+        out, lse = attend_once(*tensors, attention_mask, scaling, softcap)
+        return _add_sinks(out, lse, s_aux), None
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    sight = _choose(module, tensors, attention_mask, sliding_window, causal=causal)
+    return _attend(tensors, sight, _Scores(scaling, softcap, s_aux), others), None
+
+
+class _Scores(NamedTuple):
+    """What a layer does to its scores."""
+
+    scale: float | None
+    softcap: float | None
+    sinks: Tensor | None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The same as arguments of the attention functions."""
+        chosen: dict[str, Any] = {"softmax_scale": self.scale}
+        if self.softcap:
+            chosen["softcap"] = self.softcap
+        if self.sinks is not None:
+            chosen["learnable_sink"] = self.sinks
+        return chosen
 
 
 def _choose(
@@ -106,10 +122,8 @@ def _choose(
     return Sight(Band(left, 0), keys=queries if is_cache else None)
 
 
-def _attend(
-    tensors: Tensors, sight: Sight, scale: float | None, others: dict[str, Any]
-) -> tuple[Tensor, Tensor]:
-    """Return out, as `attention_forward` does, and lse [batch, num_heads_q, seqlen_q]."""
+def _attend(tensors: Tensors, sight: Sight, scores: _Scores, others: dict[str, Any]) -> Tensor:
+    """Return out, as `attention_forward` does."""
     q, k, v = (_lay_out(x) for x in tensors)
     if sight.keys is not None:
         k, v = k[:, : sight.keys], v[:, : sight.keys]
@@ -127,23 +141,25 @@ def _attend(
         mask = plan_traced(sight, documents, q.shape[1], k.shape[1], q.device)
     elif documents is not None and sight.segments is None:  # or the mask function knows them
         sight = replace(sight, segments=find_packed(documents, len(q)))
+    out: Tensor
     if mask is not None:
-        return flash_attn_func(q, k, v, softmax_scale=scale, mask=mask, return_lse=True)
+        out = flash_attn_func(q, k, v, mask=mask, **scores.options)
+        return out
     window = sight.band.left, sight.band.right
     if packing is None and sight.segments is not None:
         packing = _pack(q, k, sight.segments)
     if packing is None:
-        return flash_attn_func(q, k, v, softmax_scale=scale, window_size=window, return_lse=True)
-    out, lse = flash_attn_varlen_func(
+        out = flash_attn_func(q, k, v, window_size=window, **scores.options)
+        return out
+    out = flash_attn_varlen_func(
         q.flatten(0, 1),
         k.flatten(0, 1),
         v.flatten(0, 1),
         *packing,
-        softmax_scale=scale,
         window_size=window,
-        return_lse=True,
-    )
-    return out.unflatten(0, q.shape[:2]), lse.unflatten(1, q.shape[:2]).transpose(0, 1)
+        **scores.options,
+    ).unflatten(0, q.shape[:2])
+    return out
 
 
 def _lay_out(x: Tensor) -> Tensor:
@@ -184,7 +200,9 @@ def _pack(q: Tensor, k: Tensor, segments: Segments) -> Packing:
     return bounds, bounds, segments.longest, segments.longest
 
 
-def _add_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
+def _add_sinks(out: Tensor, lse: Tensor, sinks: Tensor | None) -> Tensor:
     """Return out as if each row had one more score, that of its head, without a value."""
+    if sinks is None:
+        return out
     share = torch.sigmoid(lse - sinks.unsqueeze(-1))  # of what the keys weigh
     return (out * share.transpose(1, 2).unsqueeze(-1)).to(out.dtype)

@@ -38,7 +38,6 @@ def require_served(  # noqa: PLR0913 - what there may be to refuse
     module: torch.nn.Module,
     *,
     dropout: float,
-    softcap: float | None,
     position_bias: object,
     cache: object,
     head_mask: object = None,
@@ -48,8 +47,6 @@ def require_served(  # noqa: PLR0913 - what there may be to refuse
     """Raise ValueError for the first thing that a module wants and that has no kernel."""
     if dropout:
         _refuse(module, f"dropout={dropout}", "no kernels with dropout", _advise(module, dropout))
-    if softcap:
-        _refuse(module, f"softcap={softcap}", "no kernels that cap scores", _EAGER)
     if position_bias is not None:
         _refuse(module, "position_bias", "no kernels that add a bias", _EAGER)
     for name, why in _CHOOSERS.items():

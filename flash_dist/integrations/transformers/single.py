@@ -19,8 +19,13 @@ def is_interval(mask: Tensor) -> bool:
     return mask.dtype == torch.int32 and mask.shape[1:] == (1, 1, 2)
 
 
-def attend_once(
-    query: Tensor, key: Tensor, value: Tensor, interval: Tensor, scale: float | None
+def attend_once(  # noqa: PLR0913, PLR0917 - one attention problem
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    interval: Tensor,
+    scale: float | None,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return out [batch, 1, num_heads_q, head_dim_v] and lse [batch, num_heads_q, 1].
 
@@ -30,6 +35,7 @@ def attend_once(
         value: [batch, num_heads_kv, seqlen_k, head_dim_v], likewise.
         interval: [batch, 1, 1, 2], int32.
         scale: Factor on the scores, None for head_dim ** -0.5.
+        softcap: What caps the scores, None or 0 for none.
     """
     batch, heads_kv, seqlen, _ = key.shape
     bounds_q, bounds_k = _pack(interval, heads_kv, seqlen)
@@ -42,6 +48,7 @@ def attend_once(
         max_seqlen_q=1,
         max_seqlen_k=2 * seqlen,  # of one between two intervals
         softmax_scale=scale,
+        softcap=softcap,
         return_lse=True,
     )
     lse = lse.unflatten(1, (batch, heads_kv)).permute(1, 2, 0)  # [batch, num_heads_kv, group]

@@ -81,6 +81,11 @@ DECODERS: Final = {
             "layer_types": ["sliding_attention", "full_attention"],
         },
     ),
+    "gemma2": Family(
+        "Gemma2ForCausalLM",
+        "Gemma2Config",
+        {**_DECODER, "head_dim": 16, "sliding_window": 5, "attn_logit_softcapping": 2.0},
+    ),
     "gpt_oss": Family(
         "GptOssForCausalLM",
         "GptOssConfig",
@@ -174,9 +179,6 @@ REFUSED: Final = {
             "index_n_heads": 2,
             "index_head_dim": 16,
         },
-    ),
-    "gemma2": Family(
-        "Gemma2ForCausalLM", "Gemma2Config", {**_DECODER, "head_dim": 16, "sliding_window": 5}
     ),
     "t5": Family(
         "T5ForConditionalGeneration",

@@ -50,7 +50,7 @@ FORWARDS: dict[str, Callable[[Tensor], dict[str, Tensor]]] = {
 
 
 @pytest.mark.parametrize("kind", [*FORWARDS, "packed", "cu_seq_lens"])
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt_oss"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gemma3", "gpt_oss"])
 def test_a_compiled_forward_is_one_graph_for_all_lengths(name: str, kind: str) -> None:
     family = DECODERS[name]
     torch._dynamo.reset()

@@ -25,12 +25,6 @@ since_5 = pytest.mark.skipif(
     ("make", "inputs", "words"),
     [
         pytest.param(
-            lambda: REFUSED["gemma2"].make(NAME),
-            {},
-            "Gemma2Attention asks for softcap",
-            id="gemma2",
-        ),
-        pytest.param(
             lambda: REFUSED["t5"].make(NAME),
             {"decoder_input_ids": IDS},
             "T5Attention asks for position_bias",

@@ -52,41 +52,131 @@ def budgeted(made: dict[str, Any]) -> int:
     return sum(workspace(made).values()) - int(made["statistics"])
 
 
-def visible_tiles(shape: dict[str, Any], key_begin: int, key_end: int) -> int:
-    """Count the 64x64 tiles of one head that hold a visible score, from its corners."""
-    _, left, right, bottom_right = shape["mask"]
+def tile_is_visible(shape: dict[str, Any], key: int, query: int) -> bool:
+    """Whether a 64x64 tile of one head holds a visible score, from its corners."""
+    _, left, right, bottom_right = shape.get("mask", FULL)
     seqlen_q, seqlen_k = shape["seqlen_q"], shape["seqlen_k"]
     shift = seqlen_k - seqlen_q if bottom_right else 0
-    count = 0
-    for key in range(key_begin, key_end, TILE):
-        last_key = min(key + TILE, seqlen_k) - 1
-        for query in range(0, seqlen_q, TILE):
-            last_query = min(query + TILE, seqlen_q) - 1
-            begins = left < 0 or query + shift - left <= last_key
-            count += begins and (right < 0 or key <= last_query + shift + right)
-    return count
+    last_key = min(key + TILE, seqlen_k) - 1
+    last_query = min(query + TILE, seqlen_q) - 1
+    begins = left < 0 or query + shift - left <= last_key
+    return bool(begins and (right < 0 or key <= last_query + shift + right))
 
 
-def covered(chunks: Iterable[dict[str, Any]]) -> dict[int, list[tuple[int, int]]]:
-    """Return the key ranges of every unit, in the order of their launches."""
-    ranges: dict[int, list[tuple[int, int]]] = {}
+def visible_tiles(shape: dict[str, Any], chunk: dict[str, Any]) -> int:
+    """Count the visible tiles of one head in a chunk."""
+    keys = range(chunk["key_begin"], chunk["key_end"], TILE)
+    queries = range(chunk["query_begin"], chunk["query_end"], TILE)
+    return sum(tile_is_visible(shape, key, query) for key in keys for query in queries)
+
+
+Chunk = dict[str, Any]
+
+
+def by_unit(chunks: Iterable[Chunk]) -> dict[int, list[Chunk]]:
+    """Return the chunks of every unit, in the order of their launches."""
+    found: dict[int, list[Chunk]] = {}
     for chunk in chunks:
         for unit in range(chunk["unit_begin"], chunk["unit_begin"] + chunk["units"]):
-            ranges.setdefault(unit, []).append((chunk["key_begin"], chunk["key_end"]))
-    return ranges
+            found.setdefault(unit, []).append(chunk)
+    return found
+
+
+def assert_ends(chunks: list[Chunk], first: str, last: str) -> None:
+    """A sum begins with its first chunk and is written by its last."""
+    assert [chunk[first] for chunk in chunks] == [True] + [False] * (len(chunks) - 1)
+    assert [chunk[last] for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+
+
+def are_in_order(one: Chunk, next_one: Chunk) -> bool:
+    """Whether all queries of a chunk come before those of another: member by member, ascending."""
+    if one["member_begin"] == next_one["member_begin"]:
+        return bool(one["query_end"] <= next_one["query_begin"])
+    return bool(one["member_begin"] + one["members"] <= next_one["member_begin"])
+
+
+def keys_seen(shape: dict[str, Any], query: int) -> range:
+    """Return the keys that some query of a tile of 64 sees."""
+    _, left, right, bottom_right = shape.get("mask", FULL)
+    seqlen_q, seqlen_k = shape["seqlen_q"], shape["seqlen_k"]
+    shift = seqlen_k - seqlen_q if bottom_right else 0
+    first = 0 if left < 0 else query + shift - left
+    last = seqlen_k if right < 0 else min(query + TILE, seqlen_q) - 1 + shift + right
+    return range(max(first, 0), min(last + 1, seqlen_k))
+
+
+def assert_unit_is_complete(chunks: list[Chunk], shape: dict[str, Any], members: int) -> None:
+    """Every visible tile is in one chunk; sums have their chunks in order, marked at their ends."""
+    for key in {0, shape["seqlen_k"] - 1, *(chunk["key_begin"] for chunk in chunks)}:
+        mine = [chunk for chunk in chunks if chunk["key_begin"] <= key < chunk["key_end"]]
+        assert_ends(mine, "sums_first", "sums_last")
+        assert all(are_in_order(*pair) for pair in itertools.pairwise(mine))
+    for member in {0, members - 1}:
+        of_member = [c for c in chunks if 0 <= member - c["member_begin"] < c["members"]]
+        for query in range(0, shape["seqlen_q"], TILE):
+            mine = [c for c in of_member if c["query_begin"] <= query < c["query_end"]]
+            assert_ends(mine, "first_stripe", "last_stripe")
+            assert all(a["key_end"] <= b["key_begin"] for a, b in itertools.pairwise(mine))
+            if seen := keys_seen(shape, query):
+                edges = [(c["key_begin"], c["key_end"]) for c in mine]
+                edges = [(a, b) for a, b in edges if a < seen.stop and seen.start < b]
+                assert edges[0][0] <= seen.start
+                assert seen.stop <= edges[-1][1]
+                assert all(before[1] == after[0] for before, after in itertools.pairwise(edges))
 
 
 def assert_complete(made: dict[str, Any], shape: dict[str, Any]) -> None:
-    """Every unit gets all its keys once, in ascending order, at the right ends of its stripes."""
-    ranges = covered(made["chunks"])
-    assert sorted(ranges) == list(range(shape["batch"] * shape["num_heads_kv"]))
-    for one in ranges.values():
-        assert one[0][0] == 0
-        assert one[-1][1] == shape["seqlen_k"]
-        assert all(before[1] == after[0] for before, after in itertools.pairwise(one))
+    """Every unit gets all its keys and queries once, in the order of summation."""
+    units = by_unit(made["chunks"])
+    assert sorted(units) == list(range(shape["batch"] * shape["num_heads_kv"]))
+    members = shape["group"] // made["group_split"]
+    for chunks in {tuple(map(id, chunks)): chunks for chunks in units.values()}.values():
+        assert_unit_is_complete(chunks, shape, members)
+
+
+class Resting:
+    """Memory in which sums rest between chunks: whose they are, element by element in blocks."""
+
+    def __init__(self) -> None:
+        """Nothing rests there."""
+        self.owners: dict[tuple[int, int], object] = {}
+
+    def put(self, begin: int, end: int, owner: object) -> None:
+        """Write a sum; what it overlaps is gone."""
+        clear = {at: what for at, what in self.owners.items() if at[1] <= begin or end <= at[0]}
+        self.owners = {**clear, (begin, end): owner}
+
+    def assert_holds(self, begin: int, end: int, owner: object) -> None:
+        """Nobody has overwritten what rested."""
+        assert self.owners.get((begin, end)) == owner
+
+
+def assert_sums_rest(made: dict[str, Any], shape: dict[str, Any], head_dim: int) -> None:
+    """What a chunk takes up is what an earlier one left, within the workspace."""
+    queries, keys = Resting(), Resting()
     for chunk in made["chunks"]:
-        assert chunk["first_stripe"] == (chunk["key_begin"] == 0)
-        assert chunk["last_stripe"] == (chunk["key_end"] == shape["seqlen_k"])
+        heads = chunk["units"] * made["group_split"] * chunk["members"]
+        begin = chunk["dq_accum"]
+        end = begin + heads * up(chunk["query_end"] - chunk["query_begin"]) * head_dim
+        name = tuple(chunk[x] for x in ("unit_begin", "member_begin", "query_begin"))
+        if not chunk["first_stripe"]:
+            queries.assert_holds(begin, end, name)
+        if not chunk["last_stripe"]:
+            assert 4 * end <= made["dq_accum"]
+            queries.put(begin, end, name)
+        first, split_rows, unit_rows = chunk["sum_rows"]
+        for split, unit in itertools.product(range(made["group_split"]), range(chunk["units"])):
+            begin = first + split * split_rows + unit * unit_rows + chunk["key_begin"]
+            end = begin + chunk["key_end"] - chunk["key_begin"]
+            owner = (split, chunk["unit_begin"] + unit, chunk["key_begin"])
+            if not chunk["sums_first"]:
+                keys.assert_holds(begin, end, owner)
+            if not chunk["sums_last"] or made["group_split"] > 1:
+                assert begin >= 0
+                assert 4 * end * head_dim <= made["dk_partial"]
+                keys.put(begin, end, owner)
+    if made["group_split"] > 1:
+        assert len(keys.owners) >= made["group_split"] * shape["batch"] * shape["num_heads_kv"]
 
 
 SHAPES = [
@@ -122,27 +212,45 @@ def test_chunks_cover_every_unit_and_key_once_within_the_budget(shape: dict[str,
     assert_complete(made, shape)
     if made["spill"]:
         for chunk in made["chunks"]:
-            tiles = visible_tiles(shape, chunk["key_begin"], chunk["key_end"])
-            assert tiles <= made["ds_tiles_per_head"]
-            assert tiles * TILE_BYTES * chunk["units"] * shape["group"] <= made["ds"]
+            assert visible_tiles(shape, chunk) <= made["ds_tiles_per_head"]
+            heads = chunk["units"] * made["group_split"] * chunk["members"]
+            assert made["ds_tiles_per_head"] * TILE_BYTES * heads <= made["ds"]
+    assert_sums_rest(made, shape, 128)
     assert budgeted(made) <= shape["budget"]
 
 
 @pytest.mark.parametrize("shape", SHAPES[::7], ids=name_of)
 def test_memory_follows_the_formula(shape: dict[str, Any]) -> None:
-    made = plan(**shape, head_dim=192, head_dim_v=128)
-    units = max(chunk["units"] for chunk in made["chunks"])
-    heads = shape["group"] * units
-    striped = any(not chunk["last_stripe"] for chunk in made["chunks"])
-    keys = shape["batch"] * shape["num_heads_kv"] * shape["seqlen_k"]
-    split = made["group_split"] if made["group_split"] > 1 else 0
+    assert_memory_follows_the_formula(plan(**shape, head_dim=192, head_dim_v=128), shape)
+
+
+def assert_memory_follows_the_formula(made: dict[str, Any], shape: dict[str, Any]) -> None:
+    """Compare the workspace with host/plan.h, of 192 columns and 128 of v."""
+    chunks, split = made["chunks"], made["group_split"]
+    units = max(chunk["units"] for chunk in chunks)
+    members = max(chunk["members"] for chunk in chunks)
+    queries = max(chunk["query_end"] - chunk["query_begin"] for chunk in chunks)
+    are_cells = any(not chunk["sums_last"] for chunk in chunks)
+    keys_first = any(chunk["dq_accum"] > 0 for chunk in chunks)
+    # fp32 dQ, while keys are striped, is of a stripe of queries where all its keys come first.
+    rests = units * shape["group"] * up(shape["seqlen_q"])
+    if are_cells and not keys_first:
+        rests = units * split * members * up(queries)
+    if all(chunk["last_stripe"] for chunk in chunks) and not are_cells:
+        rests = 0
+    # fp32 dK and dV: of splits, else of the cells whose queries are not all done.
+    keys = shape["batch"] * shape["num_heads_kv"] * shape["seqlen_k"] * split
+    if split == 1:
+        keys = units * shape["seqlen_k"] if are_cells else 0
+        if keys_first:
+            keys = units * up(max(x["key_end"] - x["key_begin"] for x in chunks), TILE)
     num_heads_q = shape["num_heads_kv"] * shape["group"]
     assert workspace(made) == {
         "statistics": 8 * shape["batch"] * num_heads_q * up(shape["seqlen_q"]),
-        "ds": TILE_BYTES * heads * made["ds_tiles_per_head"],
-        "dq_accum": 4 * heads * up(shape["seqlen_q"]) * 192 * striped,
-        "dk_partial": 4 * split * keys * 192,
-        "dv_partial": 4 * split * keys * 128,
+        "ds": TILE_BYTES * units * split * members * made["ds_tiles_per_head"],
+        "dq_accum": 4 * rests * 192,
+        "dk_partial": 4 * keys * 192,
+        "dv_partial": 4 * keys * 128,
     }
 
 
@@ -155,6 +263,8 @@ def test_no_chunk_of_several_leaves_multiprocessors_idle(
     if len(made["chunks"]) > 1:
         wave = H200["sm_count"] * H200["blocks_per_sm"] * 0.95
         for chunk in made["chunks"]:
+            if chunk["key_end"] == 16384:
+                continue  # the rest of the keys
             tiles = -(-(chunk["key_end"] - chunk["key_begin"]) // 64)
             assert chunk["units"] * tiles * made["group_split"] >= int(wave)
 
@@ -215,10 +325,12 @@ def test_chunks_of_equal_blocks_fill_whole_rounds(batch: int, seqlen: int, units
 
 
 def test_fewer_splits_leave_room_for_ds() -> None:
+    slots = [n * (n + 1) // 2 for n in range(129)]
     sizes = {"batch": 4, "seqlen_q": 8192, "seqlen_k": 8192, "num_heads_kv": 2, "group": 4}
-    made = plan(**sizes, mask=CAUSAL, budget=512 << 20)
+    mask = {"mask": (ROWS, -1, -1, 0), "key_slots": slots}
+    made = plan(**sizes, **mask, budget=512 << 20)
     assert made["spill"]
-    assert made["group_split"] == 2 < plan(**sizes, mask=CAUSAL, budget=8 << 30)["group_split"]
+    assert made["group_split"] == 2 < plan(**sizes, **mask, budget=8 << 30)["group_split"]
 
 
 def test_nothing_to_do_splits_nothing() -> None:
@@ -251,13 +363,17 @@ def test_blocks_of_unequal_length_get_sixteen_waves(
 
 
 def test_a_group_is_split_further_where_chunks_would_leave_the_gpu_idle() -> None:
-    sizes = {"seqlen_q": 16384, "seqlen_k": 16384, "num_heads_kv": 1, "group": 16}
-    roomy, tight = (plan(**sizes, budget=gib << 30) for gib in (16, 1))
+    sizes = {"seqlen_q": 16384, "seqlen_k": 16384, "num_heads_kv": 4, "group": 8, "sm_count": 32}
+    slots = [128 * n for n in range(257)]
+    roomy, tight = (
+        plan(**sizes, mask=(ROWS, -1, -1, 0), key_slots=slots, budget=mib << 20)
+        for mib in (32768, 512)
+    )
     assert (roomy["spill"], len(roomy["chunks"]), roomy["group_split"]) == (True, 1, 1)
     assert tight["spill"]
     assert len(tight["chunks"]) > 1
-    assert tight["group_split"] > 1
-    assert tight["dk_partial"] + tight["dv_partial"] <= 1 << 29
+    assert tight["group_split"] == 2
+    assert tight["dk_partial"] + tight["dv_partial"] <= 1 << 28
 
 
 def test_a_group_that_is_split_in_vain_is_split_no_further() -> None:
@@ -280,6 +396,108 @@ def test_a_huge_group_is_split_only_as_far_as_half_the_budget_goes() -> None:
     assert 1 < made["group_split"] < 1000
     assert 1000 % made["group_split"] == 0
     assert made["dk_partial"] + made["dv_partial"] <= 1 << 19
+
+
+# --- Cells of keys and queries --------------------------------------------------------------------
+
+LONG = {
+    "1 head": {"num_heads_kv": 1, "group": 1},
+    "16 heads": {"num_heads_kv": 16, "group": 1},
+    "16 heads on 4": {"num_heads_kv": 4, "group": 4},
+    "64 heads on 1": {"num_heads_kv": 1, "group": 64},
+}
+SCALE = 16  # multiprocessors and budget are a sixteenth, and so are the lengths
+
+
+def long_shape(heads: str, seqlen: int, mask: tuple[int, ...]) -> dict[str, Any]:
+    return {"batch": 1, "seqlen_q": seqlen, "seqlen_k": seqlen, "mask": mask, **LONG[heads]}
+
+
+def are_cells(made: dict[str, Any]) -> bool:
+    return any(not chunk["sums_last"] for chunk in made["chunks"])
+
+
+@pytest.mark.parametrize("heads", LONG)
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_cells_cover_every_visible_tile_once_and_keep_what_rests(
+    heads: str, mask: tuple[int, ...]
+) -> None:
+    gpu = {"sm_count": 132 // SCALE, "blocks_per_sm": 1, "key_tile": 128}
+    cut = 0
+    for seqlen_q, seqlen_k in ((4500, 4500), (2500, 4200), (4500, 2300)):
+        shape = {**long_shape(heads, 0, mask), "seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
+        for budget in (9 << 20, 20 << 20):
+            made = plan(**shape, **gpu, budget=budget, head_dim=192, head_dim_v=128)
+            assert budgeted(made) <= budget
+            if are_cells(made):
+                cut += 1
+                assert_complete(made, shape)
+                assert_sums_rest(made, shape, 192)
+                assert_memory_follows_the_formula(made, shape)
+    assert cut > 0 or mask == WINDOW
+
+
+@pytest.mark.parametrize("heads", LONG)
+@pytest.mark.parametrize("mask", [FULL, CAUSAL], ids=["full", "causal"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("kernels", ["hopper", "any"])
+def test_nothing_is_computed_again_at_any_length(
+    heads: str, mask: tuple[int, ...], head_dim: int, kernels: str
+) -> None:
+    gpu = {"sm_count": 132, "blocks_per_sm": 1, "key_tile": 128}
+    if kernels == "hopper":
+        gpu["cluster"] = 1 + (head_dim == 256)
+    elif head_dim == 64:
+        gpu["blocks_per_sm"] = 2
+    elif head_dim == 256:
+        gpu["key_tile"] = 64
+    for thousands in (16, 64, 128, 256):
+        shape = long_shape(heads, 1024 * thousands, mask)
+        made = plan(**shape, **gpu, head_dim=head_dim, budget=1536 << 20)
+        assert made["spill"]
+        assert budgeted(made) <= 1536 << 20
+
+
+def test_cells_hold_whole_query_heads_where_they_can_and_else_a_part_of_one() -> None:
+    sizes = {"num_heads_kv": 1, "group": 64}
+    short, long = (plan(**sizes, seqlen_q=n, seqlen_k=65536) for n in (8192, 65536))
+    assert are_cells(short)
+    assert are_cells(long)
+    assert {chunk["query_end"] - chunk["query_begin"] for chunk in short["chunks"]} == {8192}
+    assert {chunk["members"] for chunk in long["chunks"]} == {1}
+    assert max(chunk["members"] for chunk in short["chunks"]) > 1
+
+
+def test_either_dq_or_dk_and_dv_of_a_unit_rest_until_all_cells_are_done() -> None:
+    one_each = plan(**long_shape("16 heads", 65536, CAUSAL))
+    units = one_each["chunks"][0]["units"]
+    assert one_each["dq_accum"] == 4 * units * 65536 * 128
+    assert one_each["dk_partial"] < 4 * units * 65536 * 128
+    shared = plan(**long_shape("64 heads on 1", 262144, CAUSAL))
+    assert shared["dk_partial"] == 4 * 262144 * 128
+    assert shared["dq_accum"] < 4 * 262144 * 128
+
+
+def test_cells_that_would_be_too_short_are_computed_again() -> None:
+    assert not plan(**long_shape("1 head", 65536, FULL), budget=64 << 20)["spill"]
+
+
+@pytest.mark.parametrize(
+    ("mask", "seqlen_q", "seqlen_k"), [(CAUSAL, 8192, 4096), (TOP_LEFT, 6000, 8192)]
+)
+def test_gradients_of_what_sees_nothing_and_of_what_nothing_sees_are_written(
+    mask: tuple[int, ...], seqlen_q: int, seqlen_k: int
+) -> None:
+    shape = {**long_shape("1 head", 0, mask), "seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
+    made = plan(**shape, sm_count=4, budget=10 << 20)
+    assert are_cells(made)
+    assert_complete(made, shape)  # among others that every tile is in some chunk
+
+
+def test_packed_documents_have_no_cells() -> None:
+    shape = long_shape("16 heads", 65536, CAUSAL)
+    assert plan(**shape)["spill"]
+    assert not plan(**shape, total_q=65536)["spill"]
 
 
 # --- Masks with arrays ----------------------------------------------------------------------------

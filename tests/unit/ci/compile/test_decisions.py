@@ -80,7 +80,14 @@ def test_comments_and_layout_of_the_planner_decide_nothing(
     require_compiler()
     csrc = tmp_path / "csrc"
     shutil.copytree(CSRC, csrc)
-    for name in ("host/plan.cpp", "host/plan.h", "core/ds_layout.h", "core/band.h"):
+    for name in (
+        "host/plan.cpp",
+        "host/plan.h",
+        "host/plan_grid.h",
+        "host/cells.h",
+        "core/ds_layout.h",
+        "core/band.h",
+    ):
         text = (csrc / name).read_text()
         bare = re.sub(r"(?m)(^|\s)//.*$", "", text).replace("wave_", "enough_")
         assert bare != text
@@ -97,19 +104,19 @@ def test_the_order_of_the_file_is_no_matter() -> None:
 # --- Rules of the planner -----------------------------------------------------------------------
 
 PLANTED = {
-    "statistics' rows": ("host/plan.cpp", "ROW_PADDING = 128", "ROW_PADDING = 64"),
+    "statistics' rows": ("host/plan_grid.h", "ROW_PADDING = 128", "ROW_PADDING = 64"),
     "waves of uneven blocks": ("host/plan.cpp", "UNEVEN_WAVES = 16", "UNEVEN_WAVES = 12"),
-    "what is a full wave": ("host/plan.cpp", "WAVE_PERCENT = 95", "WAVE_PERCENT = 85"),
-    "what a block of keys costs": ("host/plan.cpp", "DKDV_PRODUCTS = 4", "DKDV_PRODUCTS = 1"),
+    "what is a full wave": ("host/plan_grid.h", "WAVE_PERCENT = 95", "WAVE_PERCENT = 85"),
+    "what a block of keys costs": ("host/plan_grid.h", "DKDV_PRODUCTS = 4", "DKDV_PRODUCTS = 1"),
     "how many chunks are tried": ("host/plan.cpp", "MOST_CHUNKS = 4", "MOST_CHUNKS = 1"),
     "budget of partial sums": ("host/plan.cpp", "<= budget_ / 2", "<= budget_ / 4"),
     "keys at which a stripe ends": (
-        "host/plan.cpp",
+        "host/plan_grid.h",
         "step_(std::max(kernels.key_tile, DS_TILE))",
         "step_(2 * std::max(kernels.key_tile, DS_TILE))",
     ),
     "key tiles at a time in clusters": (
-        "host/plan.cpp",
+        "host/plan_grid.h",
         "kernels.blocks_per_sm / kernels.cluster",
         "kernels.blocks_per_sm",
     ),
@@ -123,10 +130,14 @@ PLANTED = {
     "batch invariance": ("host/plan.cpp", "if (!batch_invariant) {", "if (true) {"),
     "stripes before units": (
         "host/plan.cpp",
-        "(cut_by_units(plan, left) || cut_by_stripes(plan, left))",
-        "(cut_by_stripes(plan, left) || cut_by_units(plan, left))",
+        "(cut_by_units(plan, left) || cut_by_stripes_or_cells(plan, left))",
+        "(cut_by_stripes_or_cells(plan, left) || cut_by_units(plan, left))",
     ),
-    "units that divide": ("host/plan.cpp", "if (units_ % units != 0) continue;", ""),
+    "units that divide": (
+        "host/plan.cpp",
+        "if (accum > left) return false;\n      if (units_ % units != 0) continue;",
+        "if (accum > left) return false;",
+    ),
     "stripes of equal dS": ("host/plan.cpp", "< total * i / count", "< total * (i + 1) / count"),
     "idle stripes": ("host/plan.cpp", "if (!fills(plan, units, shortest)) continue;", ""),
     "idle chunks": (
@@ -135,6 +146,43 @@ PLANTED = {
         "",
     ),
     "chunks of uneven blocks": ("host/plan.cpp", "if (!even()) return best;", ""),
+    "cells that are too short": (
+        "host/cells.h",
+        "LEAST_CELL_TILES = 32",
+        "LEAST_CELL_TILES = 64",
+    ),
+    "waves of a cell": ("host/cells.h", "MOST_WAVES = 4", "MOST_WAVES = 1"),
+    "what a block costs": ("host/cells.h", "BLOCK_OVERHEAD = 6", "BLOCK_OVERHEAD = 60"),
+    "what sums of dK and dV cost": ("host/cells.h", "DKDV_COLUMNS = 64", "DKDV_COLUMNS = 2"),
+    "what a sum of dQ costs": ("host/cells.h", "DQ_COLUMNS = 16", "DQ_COLUMNS = 1"),
+    "cells where stripes are cheaper": (
+        "host/plan.cpp",
+        "(!are_stripes || planner.cost_of(cells) < planner.cost_of(plan))",
+        "true",
+    ),
+    "stripes where cells are cheaper": (
+        "host/plan.cpp",
+        "(!are_stripes || planner.cost_of(cells) < planner.cost_of(plan))",
+        "!are_stripes",
+    ),
+    "keys first": ("host/cells.h", "{true, false}", "{false}"),
+    "queries first": ("host/cells.h", "{true, false}", "{true}"),
+    "whole query heads in a cell": (
+        "host/cells.h",
+        "std::max<int64_t>(most / all, 1)",
+        "std::max<int64_t>(1, 1)",
+    ),
+    "hidden cells": (
+        "host/cells.h",
+        "(j + 1) * cut.tiles)) continue;",
+        "(j + 1) * cut.tiles)) {}",
+    ),
+    "blocks that follow each other": (
+        "host/cells.h",
+        "ceil_div(blocks, resident) * length",
+        "length",
+    ),
+    "cells of packed documents": ("host/cells.h", " || shape_.total_q >= 0) return", ") return"),
     "masks without slots": ("host/plan.cpp", "shape_.key_slots != nullptr", "false"),
     "order of the launches": (
         "host/plan.cpp",

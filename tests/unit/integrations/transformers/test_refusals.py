@@ -14,7 +14,7 @@ from flash_dist.integrations.transformers.refusals import (
     require_served,
 )
 
-NEUTRAL: dict[str, Any] = {"dropout": 0.0, "softcap": None, "position_bias": None, "cache": None}
+NEUTRAL: dict[str, Any] = {"dropout": 0.0, "position_bias": None, "cache": None}
 
 
 class Attention(torch.nn.Module):
@@ -25,13 +25,12 @@ class Attention(torch.nn.Module):
 
 def test_neutral_arguments_are_served_and_others_are_not_looked_at() -> None:
     require_served(Attention(), **NEUTRAL, use_cache=True, head_mask=None, indices=None)
-    require_served(Attention(), **{**NEUTRAL, "softcap": 0.0}, output_attentions=False)
+    require_served(Attention(), **NEUTRAL, output_attentions=False)
 
 
 @pytest.mark.parametrize(
     ("argument", "words"),
     [
-        ({"softcap": 50.0}, r"Attention asks for softcap=50.0, and .*cap scores\n\nhint: .*eager"),
         ({"position_bias": torch.zeros(1)}, r"Attention asks for position_bias, .*add a bias"),
         ({"head_mask": torch.zeros(1)}, r"Attention asks for head_mask, .*weigh heads"),
         ({"indices": torch.zeros(1)}, r"asks for indices, .*chosen keys only\n\nhint: .*eager"),

@@ -1,0 +1,133 @@
+// What becomes of a score between q . k and the mask, and what joins a row's sum besides its keys:
+//
+//   s = c * tanh(q . k * scale / c) - slope * |i + seqlen_k - seqlen_q - j|        soft cap, ALiBi
+//   lse = ln(sum of exp(s) over the keys + exp(sink))                              sink
+//
+// Whether scores are bent is looked at once per tile. ScoreParams::scale is what a kernel multiplies
+// the scores by that its softmax is given: 1 where they are bent, as bend() has done it by then.
+#pragma once
+
+#include "core/accumulator.cuh"
+#include "core/params.h"
+#include "ptx/convert.cuh"
+
+namespace flash_dist {
+
+// FAST: to 2^-23, as 16-bit operands leave less of a score, by the special-function unit; EXACT: as
+// the scores of fp32 operands deserve.
+enum class Tanh { FAST, EXACT };
+
+template <Tanh TANH>
+__device__ __forceinline__ float tanh_of(float x) {
+  if constexpr (TANH == Tanh::EXACT) return tanhf(x);
+  return fmaf(-2.0f, reciprocal_approx(1.0f + exp2_approx(2.0f * LOG2_E * x)), 1.0f);
+}
+
+// ALiBi's slope of a query head, 0 without ALiBi.
+__device__ __forceinline__ float alibi_slope(const ScoreParams& p, int batch, int head) {
+  return p.alibi == nullptr ? 0.0f : p.alibi[batch * p.alibi_batch + head];
+}
+
+// The first query, counted at the bottom right, and the first key of a warp's tile of scores.
+struct ScorePlace {
+  float slope;
+  int row0, key0;
+
+  // |i + seqlen_k - seqlen_q - j| of the first score of a lane's fragments, and how far a score at
+  // (m, n, i) is from it; with signs. TRANSPOSED: keys along the rows of the fragments.
+  template <bool TRANSPOSED>
+  __device__ __forceinline__ float distance() const {
+    const int lane = threadIdx.x % 32;
+    const int down = lane / 4, right = lane % 4 * 2;
+    return static_cast<float>(row0 - key0 + (TRANSPOSED ? right - down : down - right));
+  }
+  template <bool TRANSPOSED>
+  __device__ __forceinline__ static float step(int m, int n, int i) {
+    const int down = m * 16 + i / 2 * 8, right = n * 8 + i % 2;
+    return static_cast<float>(TRANSPOSED ? right - down : down - right);
+  }
+};
+
+// q . k -> s. derivative(m, n, i, x) is called with ds / d(q . k * scale) of each score that is capped.
+template <Tanh TANH, bool TRANSPOSED, int MT, int NT, class Derivative>
+__device__ __forceinline__ void bend(Accumulator<MT, NT>& s, const ScoreParams& p,
+                                     const ScorePlace& at, Derivative derivative) {
+  if (p.softcap == 0.0f) {
+    s.scale(p.scale_inside);
+  } else {
+#pragma unroll
+    for (int m = 0; m < MT; ++m)
+#pragma unroll
+      for (int n = 0; n < NT; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float t = tanh_of<TANH>(s.x[m][n][i] * p.scale_inside);
+          derivative(m, n, i, fmaf(-t, t, 1.0f));
+          s.x[m][n][i] = p.softcap * t;
+        }
+  }
+  if (at.slope == 0.0f) return;
+  const float first = at.distance<TRANSPOSED>();
+#pragma unroll
+  for (int m = 0; m < MT; ++m)
+#pragma unroll
+    for (int n = 0; n < NT; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float distance = fabsf(first + ScorePlace::step<TRANSPOSED>(m, n, i));
+        s.x[m][n][i] = fmaf(-at.slope, distance, s.x[m][n][i]);
+      }
+}
+
+template <Tanh TANH, bool TRANSPOSED = false, int MT, int NT>
+__device__ __forceinline__ void bend(Accumulator<MT, NT>& s, const ScoreParams& p,
+                                     const ScorePlace& at) {
+  bend<TANH, TRANSPOSED>(s, p, at, [](int, int, int, float) {});
+}
+
+// Both products of a backward that goes through queries: q . k -> s, and dP -> what dS = P * (dP -
+// delta) needs for the derivative by q . k * scale.
+template <Tanh TANH, int MT, int NT>
+__device__ __forceinline__ void bend_both(Accumulator<MT, NT>& s, Accumulator<MT, NT>& dp,
+                                          const float (&delta)[MT][2], const ScoreParams& p,
+                                          const ScorePlace& at) {
+  bend<TANH, false>(s, p, at, [&](int m, int n, int i, float derivative) {
+    float& x = dp.x[m][n][i];
+    x = fmaf(x - delta[m][i / 2], derivative, delta[m][i / 2]);
+  });
+}
+
+// x, dS^T or the P^T that it will be made of -> x * ds / d(q . k * scale), of capped scores, which P^T
+// tells: s = ln P + lse. lse_log2(n): of queries n * 8 + lane % 4 * 2 and the one behind.
+template <int MT, int NT, class Lse>
+__device__ __forceinline__ void unbend(Accumulator<MT, NT>& x, const Accumulator<MT, NT>& pt,
+                                       const ScoreParams& p, const ScorePlace& at, Lse lse_log2) {
+  const float first = at.distance<true>();
+#pragma unroll
+  for (int n = 0; n < NT; ++n) {
+    const float2 lse = lse_log2(n);
+#pragma unroll
+    for (int m = 0; m < MT; ++m)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float weight = pt.x[m][n][i];
+        const float s = (log2_approx(weight) + (i % 2 == 0 ? lse.x : lse.y)) * LN_2;
+        const float distance = fabsf(first + ScorePlace::step<true>(m, n, i));
+        const float t = fmaf(at.slope, distance, s) * p.per_cap;
+        // NOTE: without a weight there is neither s nor a gradient.
+        if (weight > 0.0f) x.x[m][n][i] *= fmaf(-t, t, 1.0f);
+      }
+  }
+}
+
+// A row's sink joins its sum: lse, and what O is multiplied by.
+__device__ __forceinline__ void join_sink(float sink, float& lse, float& inverse) {
+  const float top = fmaxf(lse, sink);
+  if (top == -INFINITY) return;
+  const float keys = expf(lse - top);
+  const float sum = keys + expf(sink - top);
+  lse = top + logf(sum);
+  inverse *= keys / sum;
+}
+
+}  // namespace flash_dist

@@ -1,0 +1,247 @@
+// How long sequences are cut into cells, a stripe of keys by a stripe of queries, and what that costs.
+//
+// A grid of stripes covers what some units have: of keys as many as fill one wave of blocks of dK/dV
+// or a few, of queries as many as the budget then leaves room for. Cells without a visible score are
+// left out. Either all cells of a stripe of keys follow each other, so that its dK and dV rest for
+// no longer than that and the units' whole dQ until the end, or all cells of a stripe of queries.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "host/plan_grid.h"
+
+namespace flash_dist {
+
+// A grid of cells has at most so many waves: more even out nothing that these do not.
+constexpr int64_t MOST_WAVES = 4;
+// Cells of fewer query tiles would spend more on bringing dK and dV to and from memory than storing
+// dS saves.
+constexpr int64_t LEAST_CELL_TILES = 32;
+// What a block costs beside its tiles, in tiles: its own operands; its sums to and from memory, of
+// so many columns a tile, those of dQ in a kernel that waits for memory anyway.
+constexpr int64_t BLOCK_OVERHEAD = 6;
+constexpr int64_t DKDV_COLUMNS = 64;
+constexpr int64_t DQ_COLUMNS = 16;
+
+class CellPlanner : PlanGrid {
+ public:
+  explicit CellPlanner(const PlanGrid& grid) : PlanGrid(grid) {}
+
+  // Cuts within `left` bytes, at the least cost, of the fewest units where several cost the same. Not
+  // masks with arrays, whose slots are those of whole key tiles, nor packed documents, which begin
+  // anywhere.
+  bool cut(BwdPlan& plan, int64_t left) const {
+    if (shape_.mask.kind != MaskKind::BAND || shape_.total_q >= 0) return false;
+    Cut best{};
+    int64_t least = 0;
+    for (int64_t units = 1; units <= std::min(units_, resident_); ++units) {
+      if (units_ % units != 0) continue;
+      for (int64_t waves = 1; waves <= MOST_WAVES; ++waves) {
+        for (const bool keys_first : {true, false}) {
+          const Cut cut = make_cut(plan, left, units, waves, keys_first);
+          if (cut.tiles == 0) continue;
+          list_cells(plan, cut, cut.units, cut.members);
+          const int64_t cost = cost_of(plan);
+          if (best.tiles > 0 && cost >= least) continue;
+          least = cost;
+          best = cut;
+        }
+      }
+    }
+    if (best.tiles == 0) return false;
+    list_cells(plan, best, units_, members(plan.group_split));
+    plan.ds_tiles_per_head = best.steps * (step_ / DS_TILE) * best.tiles;
+    plan.dq_accum = best.accum;
+    if (plan.group_split == 1) {
+      plan.dk_partial = best.sums_k;
+      plan.dv_partial = best.sums_v;
+    }
+    return true;
+  }
+
+  // How long the chunks of a band take, in products of one query with one key on a multiprocessor.
+  int64_t cost_of(const BwdPlan& plan) const {
+    int64_t cost = 0;
+    for (const BwdChunk& chunk : plan.chunks) {
+      if (chunk.unit_begin > 0 || chunk.member_begin > 0) continue;  // all are alike
+      cost +=
+          cost_of(plan, chunk) * (units_ / chunk.units) * members(plan.group_split) / chunk.members;
+    }
+    return cost;
+  }
+
+ private:
+  // A cut of some units at a time.
+  struct Cut {
+    int64_t units, steps;    // of keys, in a stripe
+    int64_t members, tiles;  // query heads of each split, and query tiles of each, in a stripe
+    bool keys_first;         // all stripes of queries of a stripe of keys, or the other way round
+    int64_t accum, sums_k, sums_v;  // bytes of what rests between cells
+  };
+
+  // Stripes of as many keys as fill so many waves, and of as many queries as there is room for:
+  // tiles are 0 where these are too few.
+  Cut make_cut(const BwdPlan& plan, int64_t left, int64_t units, int64_t waves,
+               bool keys_first) const {
+    const int64_t split = plan.group_split;
+    const int64_t steps =
+        std::min<int64_t>(waves * resident_ / (blocks(units, 1) * split), key_steps_);
+    Cut cut{units, steps, 1, 0, keys_first, 0, 0, 0};
+    if (steps == 0 || !fills(plan, units, steps)) return cut;
+    if (split == 1) {  // else sums rest where the partial ones are
+      const int64_t rows = units * (keys_first ? steps * step_ : int64_t{shape_.seqlen_k});
+      cut.sums_k = sizeof(float) * rows * shape_.head_dim;
+      cut.sums_v = sizeof(float) * rows * shape_.head_dim_v;
+      left -= cut.sums_k + cut.sums_v;
+    }
+    // dQ rests until the next stripe of keys: all of it, or as much as a query tile has.
+    const int64_t all = padded(shape_.seqlen_q) / DS_TILE;
+    const int64_t ds = DS_TILE_BYTES * steps * (step_ / DS_TILE) * units * split;
+    const int64_t dq = sizeof(float) * DS_TILE * shape_.head_dim * units * split;
+    if (keys_first) left -= dq_bytes(units * shape_.group);
+    const int64_t most = left <= 0 ? 0 : left / (keys_first ? ds : ds + dq);
+    if (most < LEAST_CELL_TILES) return cut;
+    cut.members = std::min<int64_t>(std::max<int64_t>(most / all, 1), members(split));
+    const int64_t stripes = most >= all ? 1 : ceil_div(all, most / 2 * 2);
+    cut.tiles = ceil_div(ceil_div(all, stripes), 2) * 2;  // whole tiles of ROW_PADDING
+    cut.accum = keys_first ? dq_bytes(units * shape_.group) : dq * cut.tiles * cut.members;
+    return cut;
+  }
+
+  // How many of the query tiles [first, last) see a step of keys.
+  int64_t tiles_seen(int64_t step, int64_t first, int64_t last) const {
+    const int64_t tiles = ceil_div(shape_.seqlen_k, DS_TILE);
+    const int64_t n = step * (step_ / DS_TILE);
+    const int64_t end = std::min(n + step_ / DS_TILE, tiles);
+    const int64_t from = std::max<int64_t>(layout_.query_begin(static_cast<int>(n)), first);
+    const int64_t to = std::min<int64_t>(layout_.query_end(static_cast<int>(end - 1)), last);
+    return std::max<int64_t>(to - from, 0);
+  }
+
+  // Whether some query of the tiles [first, last) may see a key of the steps [begin, end).
+  bool is_seen(int64_t begin, int64_t end, int64_t first, int64_t last) const {
+    for (int64_t step = begin; step < end; ++step) {
+      if (tiles_seen(step, first, last) > 0) return true;
+    }
+    return false;
+  }
+
+  int64_t cost_of(const BwdPlan& plan, const BwdChunk& chunk) const {
+    const int64_t first = chunk.query_begin / DS_TILE;
+    const int64_t last = ceil_div(chunk.query_end, DS_TILE);
+    const int64_t groups = chunk.units * plan.group_split;
+    std::vector<int64_t> dkdv, dq;  // lengths of blocks, in tiles
+    const int64_t sums = (shape_.head_dim + shape_.head_dim_v) / DKDV_COLUMNS;
+    for (int64_t step = chunk.key_begin / step_; step * step_ < chunk.key_end; ++step) {
+      const int64_t seen = tiles_seen(step, first, last) * chunk.members;
+      if (seen > 0) dkdv.push_back(seen + BLOCK_OVERHEAD + sums);
+    }
+    const int64_t rows = kernels_.dq_rows / DS_TILE;
+    for (int64_t m = first; m < last; m += rows) {
+      const int64_t seen = keys_seen(m, std::min(m + rows, last) - 1, chunk);
+      if (seen > 0) dq.push_back(seen + BLOCK_OVERHEAD + shape_.head_dim / DQ_COLUMNS);
+    }
+    const int64_t dq_resident = int64_t{kernels_.sm_count} * kernels_.dq_blocks_per_sm;
+    return DKDV_PRODUCTS * kernels_.key_tile * kernels_.blocks_per_sm / kernels_.cluster * DS_TILE *
+               longest_sum(dkdv, blocks(groups, 1), resident_) +
+           int64_t{kernels_.dq_rows} * kernels_.dq_blocks_per_sm * DS_TILE *
+               longest_sum(dq, groups * chunk.members, dq_resident);
+  }
+
+  // How many of a chunk's key tiles the query tiles [first, last] see.
+  int64_t keys_seen(int64_t first, int64_t last, const BwdChunk& chunk) const {
+    const int64_t from =
+        std::max<int64_t>(layout_.key_begin(static_cast<int>(first)), chunk.key_begin / DS_TILE);
+    const int64_t to = std::min<int64_t>(layout_.key_end(static_cast<int>(last)),
+                                         ceil_div(chunk.key_end, DS_TILE));
+    return std::max<int64_t>(to - from, 0);
+  }
+
+  // How long blocks of these lengths, `alike` of each, take where so many run at a time: as long as
+  // the longest of those that have to follow each other, and no less than all of them together.
+  static int64_t longest_sum(std::vector<int64_t>& lengths, int64_t alike, int64_t resident) {
+    std::sort(lengths.begin(), lengths.end(), std::greater<int64_t>());
+    int64_t total = 0, longest = 0, blocks = 0;
+    for (const int64_t length : lengths) {
+      total += length * alike;
+      blocks += alike;
+      longest = std::max(longest, ceil_div(blocks, resident) * length);
+    }
+    return std::max(longest, ceil_div(total, resident));
+  }
+
+  // The cells of the first units, and of the first members of each split.
+  void list_cells(BwdPlan& plan, const Cut& cut, int64_t units, int64_t members_of_split) const {
+    const int64_t key_stripes = ceil_div(key_steps_, cut.steps);
+    const int64_t of_a_head = ceil_div(ceil_div(shape_.seqlen_q, DS_TILE), cut.tiles);
+    const int64_t query_stripes = of_a_head * ceil_div(members_of_split, cut.members);
+    const std::vector<bool> wanted = find_cells(cut, key_stripes, of_a_head);
+    plan.chunks.clear();
+    for (int64_t unit = 0; unit < units; unit += cut.units) {
+      // The last cell so far of each stripe, -1: none.
+      std::vector<int64_t> of_keys(key_stripes, -1), of_queries(query_stripes, -1);
+      for (int64_t n = 0; n < key_stripes * query_stripes; ++n) {
+        const int64_t i = cut.keys_first ? n / query_stripes : n % key_stripes;
+        const int64_t j = cut.keys_first ? n % query_stripes : n / key_stripes;
+        if (!wanted[i * of_a_head + j % of_a_head]) continue;
+        BwdChunk chunk = make_cell(plan, cut, unit, i, j / of_a_head, j % of_a_head);
+        chunk.first_stripe = of_queries[j] < 0;
+        chunk.sums_first = of_keys[i] < 0;
+        of_queries[j] = of_keys[i] = static_cast<int64_t>(plan.chunks.size());
+        plan.chunks.push_back(chunk);
+      }
+      for (const int64_t last : of_queries) plan.chunks[last].last_stripe = true;
+      for (const int64_t last : of_keys) plan.chunks[last].sums_last = true;
+    }
+  }
+
+  // Which cells have a visible score, and of a stripe that has none in any the first one: its
+  // gradients are zeros.
+  std::vector<bool> find_cells(const Cut& cut, int64_t key_stripes, int64_t query_stripes) const {
+    std::vector<bool> wanted(key_stripes * query_stripes);
+    std::vector<bool> of_keys(key_stripes), of_queries(query_stripes);
+    for (int64_t i = 0; i < key_stripes; ++i) {
+      for (int64_t j = 0; j < query_stripes; ++j) {
+        const int64_t end = std::min((i + 1) * cut.steps, int64_t{key_steps_});
+        if (!is_seen(i * cut.steps, end, j * cut.tiles, (j + 1) * cut.tiles)) continue;
+        wanted[i * query_stripes + j] = of_keys[i] = of_queries[j] = true;
+      }
+    }
+    for (int64_t i = 0; i < key_stripes; ++i) {
+      if (!of_keys[i]) wanted[i * query_stripes] = true;
+    }
+    for (int64_t j = 0; j < query_stripes; ++j) {
+      if (!of_queries[j]) wanted[j] = true;
+    }
+    return wanted;
+  }
+
+  // Stripe i of the keys of some units by stripe j of the queries of a stripe of members.
+  BwdChunk make_cell(const BwdPlan& plan, const Cut& cut, int64_t unit, int64_t i,
+                     int64_t member_stripe, int64_t j) const {
+    BwdChunk chunk = whole_chunk(plan, unit, cut.units);
+    chunk.key_begin = key_at(i * cut.steps);
+    chunk.key_end = key_at((i + 1) * cut.steps);
+    chunk.member_begin = static_cast<int>(member_stripe * cut.members);
+    chunk.members = static_cast<int>(
+        std::min<int64_t>(cut.members, members(plan.group_split) - chunk.member_begin));
+    chunk.query_begin = query_at(j * cut.tiles);
+    chunk.query_end = query_at((j + 1) * cut.tiles);
+    chunk.first_stripe = chunk.last_stripe = chunk.sums_first = chunk.sums_last = false;
+    if (cut.keys_first) {
+      const int64_t rows =
+          chunk.member_begin * padded(shape_.seqlen_q) + int64_t{chunk.members} * chunk.query_begin;
+      chunk.dq_accum = cut.units * plan.group_split * rows * shape_.head_dim;
+    }
+    if (plan.group_split == 1) {
+      chunk.sum_rows = {0, 0, shape_.seqlen_k};
+      if (cut.keys_first) chunk.sum_rows = {-chunk.key_begin, 0, cut.steps * step_};
+    }
+    return chunk;
+  }
+};
+
+}  // namespace flash_dist

@@ -1,0 +1,88 @@
+// A backward call in the sizes that it can be cut at: what every way to cut it asks.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/ds_layout.h"
+#include "host/plan.h"
+
+namespace flash_dist {
+
+constexpr int ROW_PADDING = 128;  // the largest query tile
+// A grid that leaves a twentieth of the device idle counts as a full wave: to ask for the last few
+// blocks would split groups and merge chunks, which costs more than these could do.
+constexpr int WAVE_PERCENT = 95;
+// A block of dK/dV computes S, dP, dV and dK for each query and key, one of dQ only dQ.
+constexpr int64_t DKDV_PRODUCTS = 4;
+
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t padded(int64_t rows) { return ceil_div(rows, ROW_PADDING) * ROW_PADDING; }
+
+class PlanGrid {
+ public:
+  PlanGrid(const BwdShape& shape, const BwdKernels& kernels)
+      : shape_(shape),
+        kernels_(kernels),
+        layout_(shape.mask, shape.seqlen_q, shape.seqlen_k, shape.total_q >= 0, shape.seqlen_q),
+        step_(std::max(kernels.key_tile, DS_TILE)),
+        key_steps_(static_cast<int>(ceil_div(shape.seqlen_k, step_))),
+        units_(int64_t{shape.batch} * shape.num_heads_kv),
+        resident_(std::max<int64_t>(
+            int64_t{kernels.sm_count} * kernels.blocks_per_sm / kernels.cluster, 1)),
+        wave_(std::max<int64_t>(resident_ * WAVE_PERCENT / 100, 1)) {}
+
+ protected:
+  // Blocks of the dK/dV kernel for some steps of keys.
+  int64_t blocks(int64_t units, int64_t steps) const {
+    return units * steps * (step_ / kernels_.key_tile);
+  }
+
+  bool fills(const BwdPlan& plan, int64_t units, int64_t steps) const {
+    return blocks(units, steps) * plan.group_split >= wave_;
+  }
+
+  // Where the keys of a step begin.
+  int key_at(int64_t step) const {
+    return static_cast<int>(std::min(step * step_, int64_t{shape_.seqlen_k}));
+  }
+  int query_at(int64_t tile) const {
+    return static_cast<int>(std::min(tile * DS_TILE, int64_t{shape_.seqlen_q}));
+  }
+
+  // Of query heads: dQ in fp32.
+  int64_t dq_bytes(int64_t heads) const {
+    return sizeof(float) * heads * padded(shape_.seqlen_q) * shape_.head_dim;
+  }
+
+  int members(int split) const { return shape_.group / split; }
+
+  // All keys and queries of some units.
+  BwdChunk whole_chunk(const BwdPlan& plan, int64_t unit, int64_t units) const {
+    BwdChunk chunk{};
+    chunk.unit_begin = unit;
+    chunk.units = units;
+    chunk.key_end = shape_.seqlen_k;
+    chunk.members = members(plan.group_split);
+    chunk.query_end = shape_.seqlen_q;
+    chunk.first_stripe = chunk.last_stripe = chunk.sums_first = chunk.sums_last = true;
+    chunk.sum_rows = partial_rows(unit);
+    return chunk;
+  }
+
+  // The rows of a group split's partial sums, which all chunks share.
+  SumRows partial_rows(int64_t unit) const {
+    return {unit * shape_.seqlen_k, units_ * shape_.seqlen_k, shape_.seqlen_k};
+  }
+
+  const BwdShape& shape_;
+  const BwdKernels& kernels_;
+  const DsLayout layout_;
+  const int step_;  // keys at which a stripe may end: whole tiles of dS, whole blocks
+  const int key_steps_;
+  const int64_t units_;     // (batch, kv head)
+  const int64_t resident_;  // key tiles that are computed at a time
+  const int64_t wave_;
+};
+
+}  // namespace flash_dist

@@ -1,0 +1,160 @@
+// What warpgroup 3 of the fused kernel holds of dQ: a query tile's, of one block's keys, on its way
+// to or from the sum over the key blocks.
+#pragma once
+
+#include "core/views.cuh"
+#include "ptx/wgmma.cuh"
+#include "sm90/bwd/config.h"
+#include "sm90/rows.cuh"
+
+namespace flash_dist {
+
+// Where an item's rows of dQ are.
+struct DqRows {
+  uint16_t* dq;
+  int64_t stride;
+  int rows, columns;  // that exist
+
+  __device__ __forceinline__ DqRows(const BwdParams& p, const DkdvSm90Work& work,
+                                    const FusedItem& item)
+      : dq(head_begin(p.dq, work.block.batch, work.block.head_kv, item.member) +
+           static_cast<int64_t>(work.sequence.q0 + item.row0) * p.dq.row),
+        stride(p.dq.row),
+        rows(work.seqlen_q - item.row0),
+        columns(p.head_dim) {}
+};
+
+// NT * 8 columns of a warpgroup's product. In a stage, and in the sum in global memory, they lie in
+// the order of its registers.
+template <int NT>
+struct DqPart : Accumulator<1, NT> {
+  using Accumulator<1, NT>::x;
+
+  // Where four neighbouring numbers of this thread lie.
+  __device__ __forceinline__ static uint32_t place(uint32_t stage, int n) {
+    return stage + (n * WARPGROUP + fresh_thread() % WARPGROUP) * 16;
+  }
+  __device__ __forceinline__ void put(uint32_t stage) const {
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+      const float (&own)[4] = x[0][n];
+      store_shared_16(place(stage, n), {__float_as_uint(own[0]), __float_as_uint(own[1]),
+                                        __float_as_uint(own[2]), __float_as_uint(own[3])});
+    }
+    fence_proxy_async();
+  }
+  // The sum that the copy engine brought.
+  __device__ __forceinline__ void add(uint32_t stage) {
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+      const uint4 sum = load_shared_16(place(stage, n));
+      x[0][n][0] += __uint_as_float(sum.x);
+      x[0][n][1] += __uint_as_float(sum.y);
+      x[0][n][2] += __uint_as_float(sum.z);
+      x[0][n][3] += __uint_as_float(sum.w);
+    }
+  }
+};
+
+// Of 64 columns: dQ^T = K.T @ dS^T, whose rows are the columns of dQ, with K in registers.
+template <class Config, int HEAD_DIM = Config::HEAD_DIM>
+struct DqSum : DqPart<Config::BLOCK_M / 8> {
+  using Target = typename Config::Target;
+  using T = typename Config::T;
+  using KTile = typename Config::KTile;
+  using DsTile = typename Config::DsTile;
+  using DqTile = typename Config::DqTile;
+  static_assert(HEAD_DIM == 64, "the rows of a warpgroup's product are the columns of dQ");
+  static constexpr bool READS_KEYS = false;  // when it multiplies
+  static constexpr int PARTS = 1;
+  static constexpr int PART_BYTES = Config::DQ_BYTES;
+
+  uint32_t keys[Config::BLOCK_N / 16][1][4];
+
+  // A warp's 16 columns of K and all keys.
+  __device__ __forceinline__ void take_keys(uint32_t k) {
+    const int lane = fresh_thread() % 32;
+    const int row = lane / 16 * 8 + lane % 8;
+    const int chunk = 2 * warp_of_consumer() + lane / 8 % 2;
+#pragma unroll
+    for (int i = 0; i < Config::BLOCK_N / 16; ++i) {
+      ldmatrix_x4_trans(keys[i][0], k + KTile::offset(16 * i + row, chunk));
+    }
+  }
+
+  // dQ^T = K.T @ dS^T                                     [HEAD_DIM, BLOCK_M]
+  __device__ __forceinline__ void multiply(uint32_t ds, uint32_t, int) {
+    const uint64_t b = DsTile::by_columns(ds);
+    hold(keys);
+    wgmma_fence();
+    wgmma<T, true, true>(this->x[0], keys[0][0], b);
+#pragma unroll
+    for (int k = 1; k < Config::BLOCK_N / 16; ++k) {
+      wgmma<T, true>(this->x[0], keys[k][0], b + DsTile::columns_step(k));
+    }
+    wgmma_commit();
+    wgmma_wait<0>();
+    hold(this->x[0]);
+  }
+
+  // Rounded, through the stage.
+  __device__ __forceinline__ void finish(uint32_t stage, float scale, const DqRows& to, int) {
+    const int barrier = ONE_CONSUMER + consumer();
+    const int lane = fresh_thread() % 32;
+    const int row = lane / 16 * 8 + lane % 8;
+    const int chunk = 2 * warp_of_consumer() + lane / 8 % 2;
+    this->scale(scale);
+    barrier_sync(barrier, WARPGROUP);  // what lay in the stage has been added
+#pragma unroll
+    for (int k = 0; k < Config::BLOCK_M / 16; ++k) {
+      uint32_t r[1][4];
+      to_a_operand<Target, T>(r, *this, k);
+      stmatrix_x4_trans(stage + DqTile::offset(16 * k + row, chunk), r[0]);
+    }
+    barrier_sync(barrier, WARPGROUP);
+    copy_rows<DqTile, HEAD_DIM / 8>(stage, to.dq, to.stride, to.rows, to.columns);
+    // NOTE: the next sum comes by the copy engine, where these reads were.
+    fence_proxy_async();
+  }
+};
+
+// Of 128 columns: dQ = dS @ K, 64 columns at a time, which is what the registers hold.
+template <class Config>
+struct DqSum<Config, 128> : DqPart<8> {
+  using Target = typename Config::Target;
+  using T = typename Config::T;
+  using KTile = typename Config::KTile;
+  using DsTile = typename Config::DsTile;
+  using DqTile = typename Config::DqTile;
+  static constexpr bool READS_KEYS = true;
+  static constexpr int PARTS = 2;
+  static constexpr int PART_BYTES = Config::DQ_BYTES / PARTS;
+
+  __device__ __forceinline__ static void take_keys(uint32_t) {}
+
+  // dQ = dS @ K                                           [BLOCK_M, 64]
+  __device__ __forceinline__ void multiply(uint32_t ds, uint32_t keys, int part) {
+    const uint64_t a = DsTile::by_columns(ds);
+    const uint64_t b = KTile::by_columns(keys + part * KTile::BYTES);
+    wgmma_fence();
+    wgmma<T, true, true, true>(this->x[0], a, b);
+#pragma unroll
+    for (int k = 1; k < Config::BLOCK_N / 16; ++k) {
+      wgmma<T, true, true>(this->x[0], a + DsTile::columns_step(k), b + KTile::columns_step(k));
+    }
+    wgmma_commit();
+    wgmma_wait<0>();
+    hold(this->x[0]);
+  }
+
+  // Rounded, through the stage.
+  __device__ __forceinline__ void finish(uint32_t stage, float scale, const DqRows& to, int part) {
+    const int column = part * KTile::COLUMNS;
+    this->scale(scale);
+    store_rows<DqTile, Target, T>(*this, stage, to.dq + column, to.stride, to.rows,
+                                  to.columns - column);
+    fence_proxy_async();  // as above
+  }
+};
+
+}  // namespace flash_dist

@@ -1,0 +1,121 @@
+"""What a caller asks to happen to scores: softcap, ALiBi's slopes, sinks; checked before a call."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from ..kernels.scores import Scores
+from .arguments import require_tensor
+from .layouts import dtype_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Tensor = torch.Tensor
+
+SINKS: Final = ("learnable_sink", "s_aux")  # flash-attention 4's name, and vLLM's
+# Between these, what float32 makes of a score by the cap, and of its inverse, is neither 0 nor inf.
+_LEAST, _MOST = 2.0**-40, 2.0**40
+
+
+def without_sinks(others: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what else was asked for by name."""
+    return {name: value for name, value in others.items() if name not in SINKS}
+
+
+def choose_scores(  # noqa: PLR0913 - three arguments and what they are held against
+    q: Tensor,
+    *,
+    tokens: int,
+    batch: int,
+    softcap: float | None,
+    alibi_slopes: Tensor | None,
+    others: Mapping[str, Any],
+) -> Scores | None:
+    """Return what happens to the scores of a call, None where nothing does.
+
+    Args:
+        q: Checked queries.
+        tokens: DENSE or PACKED.
+        batch: Sequences.
+        softcap: As in `flash_attn_func`.
+        alibi_slopes: Likewise.
+        others: Where sinks are, by one of their names.
+
+    Raises:
+        TypeError: An argument is of another type, or the slopes of another dtype.
+        ValueError: A value, shape or device does not fit, or sinks are given twice.
+    """
+    heads = math.prod(q.shape[tokens:-1])
+    cap = _read_softcap(softcap)
+    slopes = None if alibi_slopes is None else _read_slopes(alibi_slopes, q, batch, heads)
+    sinks = _read_sinks(q, heads, others)
+    if cap == 0 and slopes is None and sinks is None:
+        return None
+    return Scores(cap, slopes, sinks)
+
+
+def _read_softcap(softcap: float | None) -> float:
+    if softcap is None:
+        return 0.0
+    if isinstance(softcap, bool) or not isinstance(softcap, (float, int, torch.SymFloat, Real)):
+        message = f"softcap must be a float or None, got {type(softcap).__name__}"
+        raise TypeError(message)
+    if softcap != 0 and not _LEAST <= softcap <= _MOST:
+        message = (
+            f"softcap must be 0 or None for none, or from {_LEAST:g} to {_MOST:g}, got {softcap}"
+        )
+        raise ValueError(message)
+    return float(softcap)
+
+
+def _read_slopes(slopes: Tensor, q: Tensor, batch: int, heads: int) -> Tensor:
+    require_tensor("alibi_slopes", slopes)
+    allowed = (torch.float32, torch.float64) if q.dtype == torch.float64 else (torch.float32,)
+    if slopes.dtype not in allowed:
+        message = f"alibi_slopes must be float32, got {dtype_name(slopes.dtype)}"
+        raise TypeError(message)
+    _require_device("alibi_slopes", slopes, q)
+    if tuple(slopes.shape) not in {(heads,), (batch, heads)}:
+        message = (
+            f"alibi_slopes must have shape [num_heads_q] or [batch, num_heads_q], [{heads}] or "
+            f"[{batch}, {heads}], got {list(slopes.shape)}"
+        )
+        raise ValueError(message)
+    if slopes.requires_grad and torch.is_grad_enabled():
+        message = (
+            "alibi_slopes must not require gradients, got slopes that do: they have none"
+            "\n\nhint: `alibi_slopes.detach()`"
+        )
+        raise ValueError(message)
+    return slopes.contiguous()
+
+
+def _read_sinks(q: Tensor, heads: int, others: Mapping[str, Any]) -> Tensor | None:
+    given = [name for name in SINKS if others.get(name) is not None]
+    if not given:
+        return None
+    if len(given) > 1:
+        message = "learnable_sink and s_aux are two names of one argument, got both"
+        raise ValueError(message)
+    name, sinks = given[0], others[given[0]]
+    require_tensor(name, sinks)
+    if not sinks.is_floating_point():
+        message = f"{name} must be of floating point, got {dtype_name(sinks.dtype)}"
+        raise TypeError(message)
+    _require_device(name, sinks, q)
+    if tuple(sinks.shape) != (heads,):
+        message = f"{name} must have shape [num_heads_q], [{heads}], got {list(sinks.shape)}"
+        raise ValueError(message)
+    wide: Tensor = sinks.to(torch.float64 if q.dtype == torch.float64 else torch.float32)
+    return wide.contiguous()
+
+
+def _require_device(name: str, x: Tensor, q: Tensor) -> None:
+    if x.device != q.device:
+        message = f"q and {name} must be on the same device, got {q.device} and {x.device}"
+        raise ValueError(message)

@@ -1,0 +1,26 @@
+"""What a call does to its scores between scale and mask, and what joins a row's sum."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Scores(NamedTuple):
+    """Of a score s = q . k * softmax_scale, in this order.
+
+    softcap: s becomes softcap * tanh(s / softcap); 0: it stays.
+    alibi_slopes: [num_heads_q] or [batch, num_heads_q]; from the score of query i and key j
+        slope * |i + seqlen_k - seqlen_q - j| is taken away.
+    sinks: [num_heads_q]; one more score of each row, behind the mask, that has no value. lse holds
+        it.
+    """
+
+    softcap: float = 0.0
+    alibi_slopes: Tensor | None = None
+    sinks: Tensor | None = None
+
+
+PLAIN: Final = Scores()  # nothing happens to them

@@ -1,0 +1,136 @@
+"""Calls with softcap, ALiBi and sinks, and what they are held against: the formula in float64.
+
+The formula is written for torch's autograd, so that no derivative of ours is in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from tests.reference import FP32_ERROR, MARGIN, Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Tensor = torch.Tensor
+NAMES: Final = ("out", "lse", "dq", "dk", "dv", "dsinks")
+SOFTCAP: Final = 3.0  # small, so that scores reach it
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A problem and what happens to its scores."""
+
+    problem: Problem
+    softcap: float = 0.0
+    alibi_slopes: Tensor | None = None  # [num_heads_q] or [batch, num_heads_q]
+    sinks: Tensor | None = None  # [num_heads_q]
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.problem}"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the product is asked, sinks apart."""
+        return {"softcap": self.softcap, "alibi_slopes": self.alibi_slopes}
+
+
+def score(problem: Problem, features: str, seed: int = 0) -> Scored:
+    """Return the problem with softcap, alibi, alibi-batch and sinks, as far as named.
+
+    lse gets a gradient, too.
+    """
+    heads, batch = problem.q[0, 0, ..., 0].numel(), problem.q.shape[0]
+    generator = torch.Generator("cpu").manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, device="cpu").to(problem.q.device)
+
+    slopes = None
+    if "alibi" in features:
+        slopes = draw(batch, heads).abs() if "alibi-batch" in features else draw(heads).abs()
+    dlse = 0.3 * draw(batch, heads, problem.q.shape[1])
+    if problem.visible is not None and "sinks" not in features:
+        dlse = dlse * problem.visible.any(-1)
+    return Scored(
+        replace(problem, dlse=dlse),
+        SOFTCAP if "softcap" in features else 0.0,
+        slopes,
+        2.0 * draw(heads) if "sinks" in features else None,
+        features,
+    )
+
+
+def compute(scored: Scored, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return all results by the formula in a dtype, differentiated by torch."""
+    problem = scored.problem
+    leaves = [x.detach().to(dtype).requires_grad_() for x in (problem.q, problem.k, problem.v)]
+    if scored.sinks is not None:
+        leaves.append(scored.sinks.detach().to(dtype).requires_grad_())
+    out, lse = _formula(scored, *leaves)
+    lse_or_zero = torch.where(lse.isfinite(), lse, 0.0)
+    assert problem.dlse is not None
+    loss = [(out * problem.dout.to(dtype)).sum(), (lse_or_zero * problem.dlse.to(dtype)).sum()]
+    grads = torch.autograd.grad(loss, leaves)
+    return dict(zip(NAMES, (out.detach(), lse.detach(), *grads), strict=False))
+
+
+def _formula(
+    scored: Scored, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    problem, dtype = scored.problem, q.dtype
+    q = q.flatten(2, -2)
+    batch, seqlen_q, heads, _ = q.shape
+    seqlen_k = k.shape[1]
+    k, v = (x.repeat_interleave(heads // k.shape[2], dim=2) for x in (k, v))
+    s = torch.einsum("bihd,bjhd->bhij", q, k) * problem.scale
+    if scored.softcap:
+        s = scored.softcap * torch.tanh(s / scored.softcap)
+    if scored.alibi_slopes is not None:
+        i = torch.arange(seqlen_q, device=q.device)[:, None] + seqlen_k - seqlen_q
+        distance = (i - torch.arange(seqlen_k, device=q.device)).abs().to(dtype)
+        s = s - scored.alibi_slopes.to(dtype).expand(batch, heads)[:, :, None, None] * distance
+    if problem.visible is not None:
+        s = s.masked_fill(~problem.visible, -torch.inf)
+    if sinks is not None:
+        s = torch.cat((s, sinks[None, :, None, None].expand(batch, heads, seqlen_q, 1)), -1)
+    lse = s.logsumexp(-1)
+    shift = torch.where(lse.isfinite(), lse, 0.0)[..., None]
+    p = (s - shift).exp()[..., :seqlen_k]
+    out = torch.einsum("bhij,bjhd->bihd", p, v)
+    return out.reshape(*problem.q.shape[:-1], v.shape[-1]), lse
+
+
+def find_faults(actual: Mapping[str, Tensor], scored: Scored) -> list[str]:
+    """Say which results are further from float64 than twice the formula's own in the dtype.
+
+    In float32 also what `tests.reference.bound_single` gives a score.
+    """
+    exact, half = compute(scored, torch.float64), compute(scored, scored.problem.q.dtype)
+    single = scored.problem.q.dtype == torch.float32
+    largest = float(exact["lse"].nan_to_num(0.0, 0.0, 0.0).abs().max())
+    found = []
+    for name, got in actual.items():
+        want = exact[name]
+        assert got.shape == want.shape, f"{name} has shape {list(got.shape)}: {scored}"
+        finite = want.isfinite()
+        if not bool((got.isfinite() == finite).all()):
+            found.append(f"{scored}: {name} is finite where it should not be, or not")
+            continue
+        zero = torch.zeros_like(want)
+        size = float(torch.where(finite, want, zero).abs().max()) + 1.0
+        error = float(torch.where(finite, got.double() - want, zero).abs().max())
+        base = float(torch.where(finite, half[name].double() - want, zero).abs().max())
+        unit = FP32_ERROR * (8 + largest) if single else torch.finfo(got.dtype).eps / 2
+        unit = 1e-4 if name in {"lse", "dsinks"} and not single else unit
+        terms = 8.0 if single else 1.0
+        if name == "dsinks":  # a sum over rows
+            terms *= (exact["lse"].numel() / want.numel()) ** 0.5
+        allowed = MARGIN * base + unit * size * terms
+        if not error <= allowed:
+            found.append(f"{scored}: {name} is off by {error:.3g}, allowed {allowed:.3g}")
+    return found
