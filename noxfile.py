@@ -58,7 +58,9 @@ CHOICES = {
     ("--all",): CORES,
 }
 SMALL_SET = "hopper"  # one target: what tests build
-TRANSFORMERS = ("", "4.57.6")  # versions that `nox -s integrations` tries; "" is the newest
+# Versions that `nox -s integrations` tries: the oldest, 5.0, the newest three ("" is the newest).
+TRANSFORMERS = ("4.57.6", "5.0.0", "5.21.1", "5.22.2", "")
+BESIDE_LOADER = TRANSFORMERS[-2:]  # older ones do not import beside its newest version
 HUB_LOADER = "kernels==0.17.2"  # its metadata are those that ci/release/hub.py writes
 # What works with the torch of a machine, which uv does not see.
 gpu_session = partial(
@@ -188,19 +190,23 @@ def _install_small_wheel(session: nox.Session, *groups: str) -> None:
 def integrations(session: nox.Session) -> None:
     """Hold tiny models against their own attention, on the CPU: `-- TRANSFORMERS_VERSION ...`.
 
-    By default those of the newest version and of the oldest that is served. And load what
-    `nox -s hub` makes by Hugging Face's loader.
+    By default those of five versions. And load what `nox -s hub` makes by Hugging Face's loader.
+    `-- transformers-VERSION.tar.gz`, its source distribution: its own tests of equivalence, on our
+    name.
     """
     install(session, "runtime", "index")
     session.run("python", "-m", "ci.release.hub")
     session.env["FLASH_DIST_TEST_HUB"] = str(ROOT / "dist" / "hub" / SMALL_SET)
     _install_small_wheel(session, "test")
-    session.install(HUB_LOADER)
     _go_where_tests_lie(session, "integrations")
     session.env["HF_HUB_OFFLINE"] = "1"  # weights are random
-    for version in session.posargs or TRANSFORMERS:
-        named = f"transformers{version and '=='}{version}"
-        session.install("--upgrade", named, "accelerate", "diffusers")
+    for asked in session.posargs or TRANSFORMERS:
+        if asked.endswith(".tar.gz"):
+            _run_own_tests(session, ROOT / asked)
+            continue
+        named = f"transformers{asked and '=='}{asked}"
+        loader = [HUB_LOADER] if asked in BESIDE_LOADER else []
+        session.install("--upgrade", named, *loader, "accelerate", "diffusers")
         session.run(
             "python",
             "-m",
@@ -209,6 +215,13 @@ def integrations(session: nox.Session) -> None:
             "--override-ini=filterwarnings=",  # transformers has its own
             "tests/integrations",
         )
+
+
+def _run_own_tests(session: nox.Session, sdist: Path) -> None:
+    """Run the tests in a source distribution of transformers on our name."""
+    version = sdist.name.removesuffix(".tar.gz").partition("-")[2]
+    session.install("--upgrade", f"transformers=={version}", "accelerate", "parameterized")
+    session.run("python", str(ROOT / "tests" / "peers" / "transformers_models.py"), str(sdist))
 
 
 @nox.session(requires=["small_wheel"])

@@ -10,15 +10,15 @@ import torch
 from ...attention.arguments import NO_WINDOW
 from ...attention.batched import flash_attn_func
 from ...attention.packed import flash_attn_varlen_func
-from ...masks import Band, IntervalMask
+from ...masks import Band
 from .once import choose_longest, find_packed, read_dense
 from .refusals import require_served
 from .sight import Sight
 from .single import attend_once, is_interval
-from .traced import trace_documents
+from .traced import plan_traced
 
 if TYPE_CHECKING:
-    from ...masks import BlockMask
+    from ...masks import BlockMask, IntervalMask
     from .sight import Segments
 
 Tensor = torch.Tensor
@@ -129,11 +129,18 @@ def _attend(tensors: Tensors, sight: Sight, scores: _Scores, others: dict[str, A
         k, v = k[:, : sight.keys], v[:, : sight.keys]
     is_open = sight.packed or sight.is_band  # position_ids and cu_seq_lens may say more
     packing = _read_packing(others) if is_open else None
+    documents = None
     if packing is None and is_open:
-        sight = _find_documents(q, k, sight, others.get("position_ids"))
+        documents = _choose_documents(q, k, sight, others.get("position_ids"))
     mask: BlockMask | IntervalMask | None = sight.mask
-    if packing is None and sight.graph is not None:
-        mask = IntervalMask.of(*sight.graph, seqlen_k=k.shape[1], causal=_is_square(q, k, sight))
+    if (
+        packing is None
+        and not (sight.graph is None and documents is None)
+        and torch.compiler.is_compiling()
+    ):
+        mask = plan_traced(sight, documents, q.shape[1], k.shape[1], q.device)
+    elif documents is not None and sight.segments is None:  # or the mask function knows them
+        sight = replace(sight, segments=find_packed(documents, len(q)))
     out: Tensor
     if mask is not None:
         out = flash_attn_func(q, k, v, mask=mask, **scores.options)
@@ -155,11 +162,6 @@ def _attend(tensors: Tensors, sight: Sight, scores: _Scores, others: dict[str, A
     return out
 
 
-def _is_square(q: Tensor, k: Tensor, sight: Sight) -> bool:
-    """Whether a causal mask is the same aligned to either corner."""
-    return sight.band.right == 0 and q.shape[1] == k.shape[1]
-
-
 def _lay_out(x: Tensor) -> Tensor:
     x = x.transpose(1, 2)
     return x if x.stride(-1) == 1 else x.contiguous()
@@ -175,18 +177,16 @@ def _read_packing(others: dict[str, Any]) -> Packing | None:
     return bounds_q.to(torch.int32), bounds_k.to(torch.int32), longest_q, longest_k
 
 
-def _find_documents(q: Tensor, k: Tensor, sight: Sight, positions: Tensor | None) -> Sight:
-    """Return what is seen of the documents that position_ids tell of, if they do."""
+def _choose_documents(
+    q: Tensor, k: Tensor, sight: Sight, positions: Tensor | None
+) -> Tensor | None:
+    """Return position_ids if they may tell of documents."""
     batch, seqlen = q.shape[:2]
     if positions is None or sight.band.right != 0 or not k.shape[1] == seqlen > 1:
-        return sight
+        return None
     if positions.dim() != 2 or positions.shape[1] != seqlen or len(positions) not in {1, batch}:  # noqa: PLR2004
-        return sight  # several for each token, say
-    if torch.compiler.is_compiling():
-        return trace_documents(sight, positions)
-    if sight.segments is not None:  # the mask function knows them
-        return sight
-    return replace(sight, segments=find_packed(positions, batch))
+        return None  # several for each token, say
+    return positions
 
 
 def _pack(q: Tensor, k: Tensor, segments: Segments) -> Packing:

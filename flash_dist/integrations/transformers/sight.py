@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
 
 import torch
@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from .patterns import EVERYTHING
 
 if TYPE_CHECKING:
-    from ...masks import BlockMask
+    from ...masks import BlockMask, IntervalMask
     from ...masks.band import Band
 
 Tensor = torch.Tensor
@@ -52,6 +52,8 @@ class Sight:
     keys: int | None = None  # only so many exist; behind them are empty slots of a static cache
     mask: BlockMask | None = None  # says it all
     graph: tuple[Tensor, Tensor] | None = None  # likewise, as intervals: see traced.py
+    # What was planned of these within documents of position_ids, or without any; for all layers.
+    planned: list[tuple[Tensor | None, IntervalMask]] = field(default_factory=list)
     ndim: ClassVar[int] = 4  # a finished mask, not one of tokens; no field, FSDP replaces those
 
     @property

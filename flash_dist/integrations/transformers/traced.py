@@ -11,13 +11,12 @@ an assertion, which on a GPU ends what the process can do there.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.nn.functional import pad
 
-from ...masks import Band
+from ...masks import Band, IntervalMask
 from ...masks.plan import MAX_INDEX
 from .host import Padding
 from .refusals import UNTRACEABLE, refuse_tracing
@@ -69,14 +68,30 @@ def trace_mask(  # noqa: PLR0913, PLR0917 - a call
     return Sight(band, packed=tokens is None and not is_chunked, graph=seen)
 
 
-def trace_documents(sight: Sight, positions: Tensor) -> Sight:
-    """Return what is seen within the documents of position_ids [batch or 1, seqlen]."""
+def plan_traced(
+    sight: Sight, documents: Tensor | None, queries: int, keys: int, device: torch.device
+) -> IntervalMask:
+    """Return the plan of what is seen; made once for all layers that ask for the same.
+
+    Args:
+        sight: What the mask function has said.
+        documents: position_ids [batch or 1, seqlen] that begin anew in each document.
+        queries: How many there are.
+        keys: Likewise.
+        device: Where they are.
+    """
+    for known, mask in sight.planned:
+        if known is documents:
+            return mask
     seen = sight.graph
     if seen is None:
-        rows = torch.arange(positions.shape[1], device=positions.device).unsqueeze(0)
-        seen = _follow(sight.band, rows, positions.shape[1])
-    starts = pad(positions.diff() != 1, (1, 0), value=True)
-    return replace(sight, graph=_join(seen, _spread(starts)))
+        seen = _follow(sight.band, torch.arange(queries, device=device).unsqueeze(0), keys)
+    if documents is not None:
+        seen = _join(seen, _spread(pad(documents.diff() != 1, (1, 0), value=True)))
+    causal = queries == keys and sight.band.right == 0  # then it ends in both corners
+    mask = IntervalMask.of(*seen, seqlen_k=keys, causal=causal)
+    sight.planned.append((documents, mask))
+    return mask
 
 
 def _follow(band: Band, rows: Tensor, keys: int) -> Pair:

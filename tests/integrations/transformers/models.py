@@ -45,14 +45,21 @@ class Family:
     options: dict[str, Any] = field(default_factory=dict)
     causal: bool = True
 
+    @property
+    def model_class(self) -> Any:  # noqa: ANN401
+        """The class of transformers."""
+        return getattr(transformers, self.model)
+
+    def make_config(self, **more: Any) -> Any:  # noqa: ANN401
+        """Return a configuration."""
+        return getattr(transformers, self.config)(**{**self.options, **more})
+
     def make(self, attention: str, dtype: torch.dtype = torch.float32, **more: Any) -> Any:  # noqa: ANN401
         """Return a model with an attention implementation, always with the same weights."""
-        config = getattr(transformers, self.config)(**{**self.options, **more})
+        config = self.make_config(**more)
         config._attn_implementation = attention
         torch.manual_seed(SEED)
-        model = getattr(transformers, self.model)._from_config(
-            config, attn_implementation=attention
-        )
+        model = self.model_class._from_config(config, attn_implementation=attention)
         torch.manual_seed(SEED)
         with torch.no_grad():
             for parameter in model.parameters():  # sinks and biases are zero or not set at first
