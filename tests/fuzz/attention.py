@@ -10,15 +10,17 @@ the same cases. Allowed is what tests.reference allows: twice the error of the s
 at the same inputs. Exit status 1 if anything is off; every finding names its case, and
 `--only NUMBER` runs that one alone.
 
-A case that has not ended after `--patience` seconds hangs: its process names it and ends, and so
-does the program. `--bits-only` leaves float64 out, so that cases can be long and many: with other
-work beside it on the GPU, a test of kernels whose parts wait for each other.
+A case that has not ended after `--patience` seconds hangs: its process names it, says where its
+threads are and ends, and so does the program. `--bits-only` leaves float64 out, so that cases can
+be long and many: with other work beside it on the GPU, a test of kernels whose parts wait for each
+other.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import itertools
 import math
 import multiprocessing
@@ -273,6 +275,7 @@ class Share:
     patience: float  # seconds for a case
     longest: int  # tokens
     bits_only: bool
+    threads: int  # of torch's on the CPU
 
 
 @contextlib.contextmanager
@@ -282,6 +285,7 @@ def watched(case: Case, patience: float) -> Iterator[None]:
     def give_up() -> None:
         sys.stdout.write(f"{case}: no end after {patience:g} s\n")
         sys.stdout.flush()
+        faulthandler.dump_traceback(sys.stdout)  # in which call, if not in a kernel
         os._exit(HANGS)
 
     watchdog = threading.Timer(patience, give_up)
@@ -296,6 +300,7 @@ def watched(case: Case, patience: float) -> Iterator[None]:
 def run_share(share: Share) -> tuple[int, list[str]]:
     """Run cases until the time is over; return how many, and what is off."""
     done, found = 0, []
+    torch.set_num_threads(share.threads)
     for number in share.numbers:
         if time.time() > share.deadline:
             break
@@ -336,6 +341,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     dtypes = built_dtypes(args.device)
     deadline = time.time() + args.seconds
+    threads = max(torch.get_num_threads() // args.jobs, 1)
     numbers = range(args.cases) if args.only is None else range(args.only, args.only + 1)
     shares = [
         Share(
@@ -347,6 +353,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             args.patience,
             args.longest,
             args.bits_only,
+            threads,
         )
         for first in range(args.jobs)
     ]

@@ -152,26 +152,6 @@ def test_streams_at_once_give_the_same_bits(name: str, half: torch.dtype) -> Non
         assert_same_bits(alone, result, "alone and beside another stream")
 
 
-@pytest.mark.parametrize("multiprocessors", [8, 24])
-@pytest.mark.parametrize(
-    "name", ["fills-the-gpu", "group-split-d64", "group-split", "policy", "tiles"]
-)
-def test_blocks_that_hardly_run_side_by_side_give_the_same_bits(
-    name: str, multiprocessors: int, half: torch.dtype
-) -> None:
-    """A stream with few multiprocessors: no block may wait for one that has yet to start."""
-    green = pytest.importorskip("torch.cuda.green_contexts")
-    if not getattr(green, "SUPPORTED", True) or not hasattr(green.GreenContext, "Stream"):
-        pytest.skip("this torch makes no streams with few multiprocessors")
-    problem = CASES[name].make(half)
-    want = attend(problem)
-    context = green.GreenContext.create(num_sms=multiprocessors, device_id=0)
-    with torch.cuda.stream(context.Stream()):
-        few = attend(problem)
-    torch.cuda.synchronize()
-    assert_same_bits(want, few, f"{name} on {multiprocessors} multiprocessors")
-
-
 def test_threads_that_meet_a_mask_first_give_the_same_bits(half: torch.dtype) -> None:
     base = CASES["dense-per-head"].make(half)
     for seed in range(4):
