@@ -267,13 +267,37 @@ def best_peer(row: Row, phase: str) -> str | None:
 
 def document_ratios(rows: Iterable[Row]) -> list[tuple[Row, str, float]]:
     """Return our rate on unequal over that on equal documents: (unequal row, phase, ratio)."""
-    packed = [row for row in rows if row.shape.documents and not row.eager]
+
+    def are_held_together(unequal: Row, equal: Row) -> bool:
+        if not unequal.shape.documents or len(set(equal.shape.documents)) != 1:
+            return False
+        return replace(equal.shape, documents=unequal.shape.documents) == unequal.shape
+
+    return _rate_ratios(rows, are_held_together)
+
+
+def packing_ratios(rows: Iterable[Row]) -> list[tuple[Row, str, float]]:
+    """Return our rate on equal documents over that on the same as a batch: (row, phase, ratio)."""
+
+    def are_held_together(packed: Row, batch: Row) -> bool:
+        lengths = packed.shape.documents
+        if not lengths or batch.shape.documents:
+            return False
+        alone = replace(packed.shape, batch=len(lengths), documents=())
+        return replace(alone, seqlen_q=lengths[0], seqlen_k=lengths[0]) == batch.shape
+
+    return _rate_ratios(rows, are_held_together)
+
+
+def _rate_ratios(
+    rows: Iterable[Row], are_held_together: Callable[[Row, Row], bool]
+) -> list[tuple[Row, str, float]]:
+    """Return our rate on a row over that on another: (row, phase, ratio)."""
+    timed = [row for row in rows if not row.eager]
     found = []
-    for row in packed:
-        for other in packed:
-            alike = replace(other.shape, documents=row.shape.documents) == row.shape
-            same = alike and row.state == other.state
-            if not same or row is other or len(set(other.shape.documents)) > 1:
+    for row in timed:
+        for other in timed:
+            if row is other or row.state != other.state or not are_held_together(row, other):
                 continue
             for phase in row.entries[OURS].timings:
                 rates = [one.teraflops(OURS, phase) for one in (row, other)]

@@ -96,11 +96,21 @@ def document_lengths() -> tuple[int, ...]:
 
 
 def varlen_shapes() -> tuple[Shape, ...]:
-    """Return packed documents of unequal and, with the same total, of equal lengths."""
+    """Return packed documents of unequal and, with the same total, of equal lengths.
+
+    And those of equal lengths as a batch, not packed.
+    """
     unequal = document_lengths()
-    equal = (sum(unequal) // len(unequal),) * len(unequal)
+    length = sum(unequal) // len(unequal)
+    equal = (length,) * len(unequal)
     return tuple(
-        pack(lengths, 128, mask) for mask in (FULL, CAUSAL) for lengths in (unequal, equal)
+        shape
+        for mask in (FULL, CAUSAL)
+        for shape in (
+            pack(unequal, 128, mask),
+            pack(equal, 128, mask),
+            square(len(unequal), length, (16, 16), 128, mask),
+        )
     )
 
 

@@ -12,7 +12,7 @@ from ...bench.contenders.names import (
     is_deterministic,
     label_of,
 )
-from ...bench.results import collect_ratios, document_ratios, geometric_mean
+from ...bench.results import collect_ratios, document_ratios, geometric_mean, packing_ratios
 from ...targets.wording import count
 
 if TYPE_CHECKING:
@@ -99,6 +99,10 @@ def summarize(rows: Sequence[Row], phase: str, peers: Sequence[str]) -> Iterator
         if found == phase:
             mask, state = row.shape.mask, row.state
             yield f"rate of unequal over equal documents, {mask}, {state} L2: {ratio:.3f}"
+    for row, found, ratio in packing_ratios(rows):
+        if found == phase:
+            mask, state = row.shape.mask, row.state
+            yield f"rate of packed documents over a batch, {mask}, {state} L2: {ratio:.3f}"
 
 
 def _group_of(row: Row) -> str:

@@ -37,6 +37,7 @@ from flash_dist.bench.results import (
     collect_ratios,
     document_ratios,
     geometric_mean,
+    packing_ratios,
     read_report,
     write_json,
 )
@@ -45,6 +46,8 @@ from tests.unit.made.bench_results import make_entry, make_report, make_row
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from flash_dist.bench.results import Row
 
 LENGTHS = [(1, 1), (7, 7), (16, 16), (5, 13), (13, 5), (64, 33)]
 MASKS = ["full", "causal", "window:3,0", "window:2,4", "window:0,0", "prefix:4"]
@@ -171,7 +174,7 @@ def test_the_other_sets_are_what_they_say() -> None:
         "bf16 d256 block-causal:16 2x1024 h8/1 18 layers",
     ]
     assert {shape.dtype for shape in fp32_shapes()} == {"fp32"}
-    assert len({shape.seqlen_q for shape in varlen_shapes()}) == 1
+    assert len({shape.batch * shape.seqlen_q for shape in varlen_shapes()}) == 1
 
 
 def test_documents_are_64_of_100_to_4000_tokens_whose_mean_is_whole() -> None:
@@ -256,19 +259,33 @@ def test_the_geometric_mean_leaves_out_what_could_not_run() -> None:
 
 
 def test_unequal_documents_are_held_against_equal_ones_of_the_same_mask() -> None:
-    rates = {True: 300.0, False: 270.0}
-    rows = []
-    for shape in varlen_shapes():
-        equal = len(set(shape.documents)) == 1
-        entry = make_entry(OURS, shape, rates[equal])
-        rows.append(replace(make_row(shape), entries={OURS: entry}))
-    found = document_ratios(rows)
+    found = document_ratios(_rows_of_documents())
     assert {(row.shape.mask.kind, phase) for row, phase, _ in found} == {
         (mask, phase)
         for mask in ("full", "causal")
         for phase in ("forward", "backward", "both", "checkpointed")
     }
     assert [ratio for *_, ratio in found] == pytest.approx([0.9] * 8)
+
+
+def test_equal_documents_are_held_against_the_same_as_a_batch() -> None:
+    found = packing_ratios(_rows_of_documents())
+    assert [len(set(row.shape.documents)) for row, *_ in found] == [1] * 8
+    assert [ratio for *_, ratio in found] == pytest.approx([0.75] * 8)
+
+
+def _rows_of_documents() -> list[Row]:
+    """Rows of unequal and equal documents, and of the latter as a batch."""
+
+    def rate(shape: Shape) -> float:
+        if not shape.documents:
+            return 400.0
+        return 300.0 if len(set(shape.documents)) == 1 else 270.0
+
+    return [
+        replace(make_row(shape), entries={OURS: make_entry(OURS, shape, rate(shape))})
+        for shape in varlen_shapes()
+    ]
 
 
 def test_a_report_survives_the_way_through_json(tmp_path: Path) -> None:
