@@ -157,7 +157,6 @@ struct DkdvSm90 {
     if (work.items == 0) return;
     mbarrier_wait(shared_address(&smem.keys_full), 0);
     clear_keys();
-    const uint32_t k = uniform(own_k()), v = uniform(own_v());
     Stages stages;
 #pragma unroll 1
     for (int left = work.items; left > 0; --left, stages.advance()) {
@@ -166,23 +165,22 @@ struct DkdvSm90 {
       const int code = tile_code(p, work, smem.item[s], consumer());
       if (code != TILE_EMPTY) {
         clear_queries(s, smem.item[s].row0);
-        add(dk, dv, k, v, s, code);
+        add(dk, dv, s, code);
       }
       smem.barriers.release(s);
     }
   }
 
-  // Adds a stage to the sums of the keys whose rows of K and V are these.
-  __device__ __forceinline__ void add(DkSum& dk, DvSum& dv, uint32_t k, uint32_t v, int s,
-                                      int code) const {
+  // Adds a stage to the sums.
+  __device__ __forceinline__ void add(DkSum& dk, DvSum& dv, int s, int code) const {
     const uint32_t q = uniform(shared_address(smem.stage[s].q));
     const uint32_t dout = uniform(shared_address(smem.stage[s].dout));
     Scores pt, dst;
     Fragments probabilities, gradients;
     // S^T = K @ Q.T                                       [64, BLOCK_M]
-    issue_scores<HEAD_DIM>(pt, k, q);
+    issue_scores<HEAD_DIM>(pt, uniform(own_k()), q);
     // dP^T = V @ dO.T                                     [64, BLOCK_M]
-    issue_scores<HEAD_DIM_V>(dst, v, dout);
+    issue_scores<HEAD_DIM_V>(dst, uniform(own_v()), dout);
     wgmma_wait<1>();
     hold(pt.x[0]);
     if (code != TILE_FULL) hide(pt, smem.item[s], code);
