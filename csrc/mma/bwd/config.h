@@ -24,10 +24,9 @@ struct DkdvConfig : Config<DkdvPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD
   static constexpr int BLOCK_ROWS = BLOCK_N;
   static constexpr int ROW_TILES = ROWS / 16;
   static constexpr int QUERIES = SUB_M / SPLIT;  // of a warp's S^T
-  // Whole products in one piece where the registers suffice: 5 % on an H200. At head_dim 64 other
-  // targets would spill 8 to 20 bytes.
-  static constexpr bool WHOLE =
-      (Target::HAS_CP_ASYNC && HEAD_DIM == 128) || (Target::NUMBER == 90 && HEAD_DIM == 64);
+  // Whole products in one piece where the registers suffice: 5 % on an H200. At head_dim 64 they would
+  // spill 8 to 20 bytes.
+  static constexpr bool WHOLE = Target::HAS_CP_ASYNC && HEAD_DIM == 128;
   static constexpr int UNROLL_S = WHOLE ? 8 : Target::UNROLL;
   static constexpr int UNROLL_DP = WHOLE ? 8 : 2;
   static_assert(BLOCK_N % DS_TILE == 0 || PARTLY_STORED<HEAD_DIM>);
