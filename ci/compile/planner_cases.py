@@ -53,6 +53,7 @@ class Call:
     budget: int = 1536 * MIB
     batch_invariant: bool = False
     normalizes: bool = False  # as in float32; of few rules, which the planner's own tests hold
+    aligned: bool = False  # scores depend on where the last query is (ALiBi)
     label: str = ""
 
     @property
@@ -174,7 +175,9 @@ def long_calls() -> Iterator[Call]:
     ):
         sizes = (1, 1 << 16, 1 << 16, *heads)
         yield Call(*sizes, head_dim, head_dim, mask=BANDS[label], gpu=gpus[head_dim], label=label)
-    yield Call(1, 1 << 18, 1 << 18, 16, 1, mask=BANDS["causal"], gpu=_HOPPER[128], label="causal")
+    longer = Call(1, 1 << 18, 1 << 18, 16, 1, mask=BANDS["causal"], gpu=_HOPPER[128])
+    yield replace(longer, label="causal")
+    yield replace(longer, aligned=True, label="causal, ALiBi")
 
 
 @dataclass(frozen=True)

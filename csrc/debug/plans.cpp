@@ -45,7 +45,7 @@ MaskBand read_mask(std::istream& line, int seqlen_q, int seqlen_k) {
 
 // batch seqlen_q seqlen_k num_heads_kv group total_q head_dim head_dim_v, mask: kind left right
 // bottom_right, sm_count key_tile blocks_per_sm dq_rows dq_blocks_per_sm cluster fused, budget
-// batch_invariant normalizes, count of key_slots and these (-1: not known), count of compiled sizes
+// batch_invariant normalizes aligned, count of key_slots and these (-1: not known), count of compiled sizes
 // and these.
 Request read_request(std::istream& line) {
   Request r;
@@ -65,6 +65,7 @@ Request read_request(std::istream& line) {
   r.budget = next<int64_t>(line);
   r.batch_invariant = next<int>(line) != 0;
   s.normalizes = next<int>(line) != 0;
+  s.aligned = next<int>(line) != 0;
   const int slots = next<int>(line);
   for (int i = 0; i < slots; ++i) r.key_slots.push_back(next<int>(line));
   const int sizes = next<int>(line);

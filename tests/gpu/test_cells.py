@@ -89,10 +89,37 @@ def test_cells_of_strided_tensors_have_the_same_bits(half: torch.dtype) -> None:
         assert_same_bits(attend(problem), attend(strided), "dense and strided")
 
 
+@pytest.mark.parametrize("head_dim", [128, 256])
+def test_cells_of_any_size_have_the_same_bits(head_dim: int, half: torch.dtype) -> None:
+    """One head of keys, whose dQ does not fit, so that no kernel makes all gradients."""
+    problem = random_problem(
+        seqlen_q=16384, num_heads=16, num_heads_kv=1, head_dim=head_dim, dtype=half
+    )
+    with workspace(100):
+        small = attend(problem)
+    with workspace(125):
+        assert_same_bits(small, attend(problem), "within 100 and within 125 MiB")
+
+
+def test_distances_of_alibi_are_those_of_the_whole_sequence(half: torch.dtype) -> None:
+    """A limit at which queries would be cut changes neither dk nor dv."""
+    problem = CASES["causal"].make(128, half)
+    slopes = torch.tensor([0.5, 0.1, 0.02, 0.004], device=problem.q.device)
+    with workspace(ROOMY):
+        whole = attend(problem, alibi_slopes=slopes)
+    with workspace(CASES["causal"].megabytes[0]):
+        less = attend(problem, alibi_slopes=slopes)
+    assert_same_bits(
+        {name: whole[name] for name in ("dk", "dv")},
+        {name: less[name] for name in ("dk", "dv")},
+        "roomy and tight",
+    )
+
+
 def test_cells_of_a_longer_sequence_are_near_what_is_computed_again(half: torch.dtype) -> None:
     """An independent kernel of dQ, and no cut, at 64k tokens and the default budget."""
     problem = replace(
-        random_problem(seqlen_q=65536, num_heads=1, head_dim=128, dtype=half), options=CAUSAL
+        random_problem(seqlen_q=65536, num_heads=1, head_dim=256, dtype=half), options=CAUSAL
     )
     with workspace(0):
         again = attend(problem)

@@ -500,6 +500,12 @@ def test_packed_documents_have_no_cells() -> None:
     assert not plan(**shape, total_q=65536)["spill"]
 
 
+def test_queries_whose_scores_depend_on_the_last_one_are_not_cut() -> None:
+    shape = long_shape("16 heads", 65536, CAUSAL)
+    assert are_cells(plan(**shape))
+    assert not plan(**shape, aligned=True)["spill"]
+
+
 # --- Masks with arrays ----------------------------------------------------------------------------
 
 

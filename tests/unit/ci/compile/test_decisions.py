@@ -182,6 +182,11 @@ PLANTED = {
         "ceil_div(blocks, resident) * length",
         "length",
     ),
+    "cells of what counts from the last query": (
+        "host/cells.h",
+        "if (shape_.aligned) return false;",
+        "",
+    ),
     "cells of packed documents": ("host/cells.h", " || shape_.total_q >= 0) return", ") return"),
     "masks without slots": ("host/plan.cpp", "shape_.key_slots != nullptr", "false"),
     "order of the launches": (
