@@ -60,8 +60,8 @@ def test_out_lse_and_gradients_are_those_of_float64(
 
 @pytest.mark.parametrize("columns", [(72, 72), (192, 128), (40, 24)], ids=str)
 def test_odd_columns_are_those_of_float64(columns: tuple[int, int], any_half: torch.dtype) -> None:
-    dims = {"head_dim": columns[0], "head_dim_v": columns[1]}
-    shape = {"seqlen_q": 11, "seqlen_k": 1300, "num_heads": 4, "num_heads_kv": 2}
+    dims: dict[str, Any] = {"head_dim": columns[0], "head_dim_v": columns[1]}
+    shape: dict[str, Any] = {"seqlen_q": 11, "seqlen_k": 1300, "num_heads": 4, "num_heads_kv": 2}
     check([random_problem(**dims, **shape, dtype=any_half)])
 
 
@@ -78,7 +78,7 @@ def test_a_mask_from_the_top_left_sees_the_first_keys(seqlen_q: int, any_half: t
     torch.testing.assert_close(out.double(), expected, atol=2e-2, rtol=2e-2)
 
 
-def parts(lengths: Sequence[tuple[int, int]]) -> dict[str, tuple[int, ...]]:
+def parts(lengths: Sequence[tuple[int, int]]) -> dict[str, Any]:
     """Return the lengths of queries and of keys."""
     return {"lengths_q": tuple(q for q, _ in lengths), "lengths_k": tuple(k for _, k in lengths)}
 
@@ -89,7 +89,8 @@ def test_documents_have_the_bits_that_each_has_alone(
     head_dim: int, mask: dict[str, Any], any_half: torch.dtype
 ) -> None:
     lengths = (*FEW, (0, 2000), *NOT_FEW, (3, 0), (16, 1024))
-    shape = {"num_heads": 8, "num_heads_kv": 2, "head_dim": head_dim, "dtype": any_half}
+    shape: dict[str, Any] = {"num_heads": 8, "num_heads_kv": 2, "head_dim": head_dim}
+    shape["dtype"] = any_half
     packed = pack(**parts(lengths), **shape)
     q, k, v = (x[0] for x in (packed.problem.q, packed.problem.k, packed.problem.v))
     poison_memory(q.device)
@@ -105,7 +106,7 @@ def test_documents_have_the_bits_that_each_has_alone(
 
 
 def test_packed_documents_are_those_of_float64(half: torch.dtype) -> None:
-    shape = {"num_heads": 4, "num_heads_kv": 2, "head_dim": 64, "dtype": half}
+    shape: dict[str, Any] = {"num_heads": 4, "num_heads_kv": 2, "head_dim": 64, "dtype": half}
     packed = pack(**parts((*FEW[:3], *NOT_FEW[:2])), causal=True, **shape)
     assert not find_faults(attend_packed(packed), packed.problem)
 
@@ -130,15 +131,17 @@ def test_bits_are_those_of_a_cache_in_any_batch_and_under_any_budget(
     head_dim: int, any_half: torch.dtype
 ) -> None:
     for seqlen_q, seqlen_k in FEW:
-        shape = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "num_heads": 8, "num_heads_kv": 2}
-        problem = random_problem(batch=5, **shape, head_dim=head_dim, dtype=any_half, causal=True)
+        heads: dict[str, Any] = {"num_heads": 8, "num_heads_kv": 2, "head_dim": head_dim}
+        shape: dict[str, Any] = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, **heads}
+        problem = random_problem(batch=5, **shape, dtype=any_half, causal=True)
         tensors = problem.q, problem.k, problem.v
         with no_wait_for_the_gpu():
             out, lse = flash_attn_func(*tensors, causal=True, return_lse=True)
         cached = flash_attn_with_kvcache(*tensors, causal=True, return_softmax_lse=True)
         assert torch.equal(out, cached[0])
         assert torch.equal(lse, cached[1])
-        assert torch.equal(out[3:4], flash_attn_func(*(x[3:4] for x in tensors), causal=True))
+        q, k, v = (x[3:4] for x in tensors)
+        assert torch.equal(out[3:4], flash_attn_func(q, k, v, causal=True))
         one_head = problem.q[:, :, 4:8], problem.k[:, :, 1:], problem.v[:, :, 1:]
         assert torch.equal(out[:, :, 4:8], flash_attn_func(*one_head, causal=True))
         with workspace(0):

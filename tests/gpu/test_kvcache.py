@@ -312,7 +312,9 @@ def test_packed_queries_have_the_bits_of_queries_alone(
     ends = [before + sum(lengths[:i]) for i in range(4)]
     q = torch.randn(ends[-1] + behind, 8, head_dim, device=DEVICE).to(any_half)
     cu_seqlens = torch.tensor(ends, dtype=torch.int32, device=DEVICE)
-    arguments = {"cu_seqlens_k": None, "max_seqlen_k": 3104, "seqused_k": tensors.seqlens}
+    assert tensors.table is not None
+    arguments: dict[str, Any] = {"cu_seqlens_k": None, "max_seqlen_k": 3104}
+    arguments["seqused_k"] = tensors.seqlens
     arguments |= {"block_table": tensors.table, "causal": True, "return_lse": True}
     poison_memory(q.device)
     with no_wait_for_the_gpu():

@@ -237,10 +237,13 @@ def test_varlen_attn_reads_pages_to_the_bits_of_our_function() -> None:
         torch.tensor(x, dtype=torch.int32, device="cuda") for x in ((0, 1, 33), (1200, 640))
     )
     table = torch.randperm(40, device="cuda").to(torch.int32).reshape(2, 20)
-    pages = {"block_table": table, "seqused_k": used}
-    packing = ends, None, 32, 1280
-    out = varlen_attn(q, k, v, *packing, window_size=(-1, 0), enable_gqa=True, **pages)
-    want = flash_attn_varlen_func(q, k, v, *packing, causal=True, **pages)
+    pages: dict[str, Any] = {"block_table": table, "seqused_k": used}
+    out: Any = varlen_attn(
+        q, k, v, ends, None, 32, 1280, window_size=(-1, 0), enable_gqa=True, **pages
+    )
+    want = flash_attn_varlen_func(
+        q, k, v, ends, None, 32, 1280, causal=True, block_table=table, seqused_k=used
+    )
     same({"out": out}, {"out": want})
 
 

@@ -103,6 +103,7 @@ def test_packed_queries_on_pages_are_those_of_each_sequence_alone() -> None:
         seqused_k=tensors.seqlens,
         return_lse=True,
     )
+    assert tensors.table is not None
     assert not out[[0, 9, 10]].any()
     assert bool((lse[:, [0, 9, 10]] == -math.inf).all())
     for i in (0, 2):
@@ -118,20 +119,28 @@ def test_packed_queries_on_pages_are_those_of_each_sequence_alone() -> None:
 def test_lengths_in_pages_may_be_those_of_cu_seqlens() -> None:
     problem = Problem(page=16)
     tensors = problem.make(torch.float64)
-    caches = tensors.k_cache, tensors.v_cache
     q, ends = tensors.q[:, 0], int32(0, 1, 2, 3)
     keys = int32(0, *torch.tensor(problem.seqlens).cumsum(0).tolist())
+    ways: list[dict[str, Any]] = [
+        {"cu_seqlens_k": keys},
+        {"cu_seqlens_k": None, "seqused_k": tensors.seqlens},
+    ]
+    common: dict[str, Any] = {"cu_seqlens_q": ends, "max_seqlen_q": 1, "max_seqlen_k": 96}
     by_ends, by_number = (
         flash_dist.flash_attn_varlen_func(
-            q, *caches, ends, given, 1, 96, block_table=tensors.table, **used
+            q, tensors.k_cache, tensors.v_cache, **common, **way, block_table=tensors.table
         )
-        for given, used in ((keys, {}), (None, {"seqused_k": tensors.seqlens}))
+        for way in ways
     )
     assert torch.equal(by_ends, by_number)
     assert torch.equal(
         by_ends,
         flash_dist.flash_attn_with_kvcache(
-            tensors.q, *caches, cache_seqlens=tensors.seqlens, block_table=tensors.table
+            tensors.q,
+            tensors.k_cache,
+            tensors.v_cache,
+            cache_seqlens=tensors.seqlens,
+            block_table=tensors.table,
         )[:, 0],
     )
 

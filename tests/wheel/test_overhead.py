@@ -119,12 +119,12 @@ def test_autograd_is_not_told_of_a_call_without_gradients(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("return_lse", [False, True])
 def test_autograd_makes_lse_differentiable_where_it_is_asked_for(*, return_lse: bool) -> None:
-    leaves = [x.requires_grad_() for x in draw(1, 8, 2, 16)]
-    result = flash_attn_func(*leaves, return_lse=return_lse)
+    q, k, v = leaves = [x.requires_grad_() for x in draw(1, 8, 2, 16)]
+    result: Any = flash_attn_func(q, k, v, return_lse=return_lse)
     out, lse = result if return_lse else (result, None)
     nodes = {x.grad_fn.name() for x in (out, lse) if x is not None}
     assert nodes == {f"{'_EagerAttention' if return_lse else '_OutOfAttention'}Backward"}
-    want = torch.autograd.grad(flash_attn_func(*leaves, return_attn_probs=True)[0].sum(), leaves)
+    want = torch.autograd.grad(flash_attn_func(q, k, v, return_attn_probs=True)[0].sum(), leaves)
     assert all(map(torch.equal, torch.autograd.grad(out.sum(), leaves), want))
 
 

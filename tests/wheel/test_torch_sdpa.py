@@ -110,10 +110,11 @@ def test_keys_in_pages_are_read_to_the_bits_of_our_function(window: tuple[int, i
     q, k, v = draw(6, 4, 16).detach(), draw(5, 16, 2, 16).detach(), draw(5, 16, 2, 16).detach()
     ends, used = (torch.tensor(x, dtype=torch.int32) for x in ((0, 1, 6), (17, 9)))
     table = torch.tensor([[3, 0], [4, 1]], dtype=torch.int32)
-    pages = {"block_table": table, "seqused_k": used}
-    packing = ends, None, 5, 32
-    out = varlen_attn(q, k, v, *packing, window_size=window, enable_gqa=True, **pages)
-    want = flash_attn_varlen_func(q, k, v, *packing, window_size=window, **pages)
+    pages: dict[str, Any] = {"block_table": table, "seqused_k": used}
+    out: Any = varlen_attn(q, k, v, ends, None, 5, 32, window_size=window, enable_gqa=True, **pages)
+    want = flash_attn_varlen_func(
+        q, k, v, ends, None, 5, 32, window_size=window, block_table=table, seqused_k=used
+    )
     assert torch.equal(out, want)
 
 
