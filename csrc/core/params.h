@@ -114,7 +114,7 @@ struct FwdParams {
   Divisor by_num_heads_q, by_group;
   ScoreParams scores;
   const float* sinks;  // [num_heads_q]: a logit of each row that has no value; null: none
-  int sm_count;  // multiprocessors of the device
+  int sm_count;        // multiprocessors of the device
 };
 
 // What a launch of the forward is given.
@@ -175,7 +175,7 @@ struct BwdParams {
   SumRows sum_rows;
   int member_begin, members;  // query heads of each split, counted from its first
   int sums_first, sums_last;  // first stripe of queries starts dK and dV, last stripe writes them
-  bool batch_invariant;  // nothing may depend on the other sequences of a batch
+  bool batch_invariant;       // nothing may depend on the other sequences of a batch
 };
 
 // A backward that makes delta, too.

@@ -23,8 +23,10 @@ struct DecodeConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int PARTS = 4;  // in which the keys of a tile are summed, whoever owns them
   // A warp that has its rows alone keeps P in registers, which leaves none for what it has of a task.
   static constexpr bool OWNS_ROWS = SPLIT == 1;
-  // Q of the next task is not on its way in registers, where these are few: before sm_80 K and V are.
-  static constexpr bool LOADS_LATE = TASK_ROWS > 16 || (!Target::HAS_CP_ASYNC && HEAD_DIM > 128);
+  // Q of the next task is not on its way in registers, where these are few: before sm_80 K and V are,
+  // and of PTX nobody knows (assembled for sm_100 it would spill 16 bytes).
+  static constexpr bool FEW_REGISTERS = !Target::HAS_CP_ASYNC || Target::CODE == Code::PTX;
+  static constexpr bool LOADS_LATE = TASK_ROWS > 16 || (FEW_REGISTERS && HEAD_DIM > 128);
   static constexpr int UNROLL = OWNS_ROWS ? 2 : Target::UNROLL;
   static_assert(HEAD_DIM == HEAD_DIM_V && BLOCK_N % (SPLIT * 8) == 0 && PARTS % SPLIT == 0);
 
