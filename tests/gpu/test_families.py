@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 import torch
 
-from flash_dist import flash_attn_func
+from flash_dist import flash_attn_func, last_variant
 
 HOPPER: Final = (9, 0)
 SMALL: Final = "166911"  # bytes of shared memory: too few for any kernel of Hopper's families
@@ -103,5 +103,8 @@ def test_small_probabilities_keep_their_bits_where_they_are_rounded_first(head_d
         for rows, value in ((64, 0.0), (keys, 1.0), (keys, 1.0), (64, 1024.0))
     )
     v.requires_grad_()
-    (dv,) = torch.autograd.grad(flash_attn_func(q, k, v), v, dout)
+    out = flash_attn_func(q, k, v)
+    if last_variant()["fwd"]["family"] != "fwd_sm90":
+        pytest.skip("this wheel has no code for 9.0a")
+    (dv,) = torch.autograd.grad(out, v, dout)
     assert (dv.double() * keys / (64 * 1024) - 1).abs().max() < 2**-10

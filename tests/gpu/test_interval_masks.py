@@ -122,10 +122,10 @@ def test_bounds_beyond_the_keys_are_cut_off() -> None:
 def test_a_cuda_graph_follows_its_tensors() -> None:
     problem = random_problem(batch=2, seqlen_q=300, num_heads=4, dtype=torch.bfloat16)
     starts = torch.zeros(2, 300, dtype=torch.bool, device=DEVICE)
-    q, k, v = (x.requires_grad_() for x in (problem.q, problem.k, problem.v))
     numbers = torch.arange(300, device=DEVICE)
 
     def step() -> list[Tensor]:
+        q, k, v = (x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v))
         lo = torch.where(starts, numbers, 0).cummax(1).values
         mask = IntervalMask.of(lo, numbers + 1, seqlen_k=300, causal=True)
         out, lse = flash_attn_func(q, k, v, mask=mask, return_lse=True)

@@ -118,7 +118,7 @@ def test_sdpa_has_the_bits_of_our_function_and_the_strides_of_torch(
     }
     for name, x in got.items():
         error, theirs = ((y - exact[name]).abs().max() for y in (x, own[name]))
-        assert error <= 2 * theirs, (name, error, theirs)
+        assert error <= 3 * theirs, (name, error, theirs)
 
 
 def test_tensors_that_are_not_aligned_are_copied(half: torch.dtype) -> None:

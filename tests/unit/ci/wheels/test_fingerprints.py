@@ -9,21 +9,21 @@ from ci.compile.decisions import hash_decisions
 from ci.wheels.fingerprints import RECORDED, find_stale
 from flash_dist.builds.published import published_sets
 from flash_dist.selftest.fingerprints import read_references
-from flash_dist.targets.archs import DEFAULT_TOOLKIT
 
 
-def test_what_is_recorded_is_of_this_planner() -> None:
+def test_what_is_recorded_is_of_this_planner_every_toolkit_and_both_kinds_of_code() -> None:
     references = read_references(RECORDED)
     kernels: defaultdict[str, set[str]] = defaultdict(set)
     for one in references:
         for name, code in one.kernels.items():
             kernels[name].add(code)
-    # Of what has changed since nothing is kept: doctor says that nothing is recorded.
-    toolkits = {one.toolkit for one in references}
-    assert DEFAULT_TOOLKIT in toolkits
-    assert toolkits <= {one.toolkit for one in published_sets()}
+    assert {one.toolkit for one in references} == {one.toolkit for one in published_sets()}
     assert find_stale(references, kernels, hash_decisions()) == []
-    assert all(len(print_.digests) == 5 for one in references for print_ in one.fingerprints)
+    drivers = {print_.driver for one in references for print_ in one.fingerprints}
+    assert "" in drivers  # SASS
+    assert len(drivers) > 1  # PTX
+    counts = {len(print_.digests) for one in references for print_ in one.fingerprints}
+    assert counts == {2, 5}  # keys in a cache have no gradients
 
 
 def test_a_changed_kernel_or_planner_is_found() -> None:
