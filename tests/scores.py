@@ -109,7 +109,7 @@ def of_rounded_out(name: str, out: Tensor, scored: Scored) -> float:
     """Return how far a result may be off because delta is of `out` as it was rounded.
 
     The formula has out with all its bits. The sinks' gradient is a multiple of delta; with one key
-    beside a sink, so is what else dq and dk are: dP - delta is the difference of two that are close.
+    beside a sink dq and dk are, too: dP - delta is then a difference of two that are close.
     """
     problem = scored.problem
     rounding = torch.finfo(problem.q.dtype).eps * float(

@@ -11,8 +11,8 @@ from .autograd import attend
 from .layouts import DENSE
 from .neutral import are_defaults, require_neutral, require_neutral_others
 from .results import Pair, Result, choose_result
-from .scored import attend_scored
-from .scores import choose_scores, without_sinks
+from .scoring.scored import attend_scored
+from .scoring.scores import choose_scores, without_sinks
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

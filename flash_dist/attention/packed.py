@@ -24,8 +24,8 @@ from .decoding.varlen import attend_to_cache
 from .layouts import PACKED, dtype_name
 from .neutral import are_defaults, require_neutral, require_neutral_others
 from .results import Pair, Result, choose_result
-from .scored import attend_scored
-from .scores import choose_scores, without_sinks
+from .scoring.scored import attend_scored
+from .scoring.scores import choose_scores, without_sinks
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from .bits import STRIP, pack, words_of
-from .dense import DenseTerm
 from .inputs import complain, require_values
+from .terms import DenseTerm
 
 if TYPE_CHECKING:
     from torch.nn.attention import flex_attention

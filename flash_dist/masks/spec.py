@@ -10,7 +10,6 @@ import torch
 
 from .band import Alignment, Band, parse_alignment
 from .bits import pack_strips
-from .dense import DenseTerm, TilesTerm
 from .flex import read_flex
 from .ids import BlockCausalTerm, DocumentTerm
 from .inputs import (
@@ -32,7 +31,7 @@ from .inputs import (
 )
 from .planner import make_plan
 from .registry import enroll
-from .terms import BandTerm, IntervalTerm, PaddingTerm, PrefixTerm, Term
+from .terms import BandTerm, DenseTerm, IntervalTerm, PaddingTerm, PrefixTerm, Term, TilesTerm
 
 if TYPE_CHECKING:
     from torch.nn.attention import flex_attention

@@ -21,7 +21,7 @@ from ..arguments import (
 )
 from ..layouts import ALIGNMENT, DENSE, Layout, dtype_name, stride_error
 from ..neutral import require_neutral_others
-from ..scores import choose_scores, without_sinks
+from ..scoring.scores import choose_scores, without_sinks
 from ..support import require_kernels
 from .layouts import (
     check_angles,

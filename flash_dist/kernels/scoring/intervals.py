@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from ..masks.band import Band
-from ..masks.intervals import IntervalMask, list_key_slots
-from .budget import BUDGET_NOW
-from .cpu import without_autocast
-from .derivatives import refuse_second
-from .intervals import is_empty
-from .memory import raise_out_of_memory
-from .operators import NOT_PACKED, outputs_like
-from .reference import reference_backward, reference_forward
+from ...masks.band import Band
+from ...masks.intervals import IntervalMask, list_key_slots
+from ..budget import BUDGET_NOW
+from ..cpu import without_autocast
+from ..derivatives import refuse_second
+from ..intervals import is_empty
+from ..memory import raise_out_of_memory
+from ..operators import NOT_PACKED, outputs_like
+from ..reference import reference_backward, reference_forward
+from ..scores import Scores
 from .scored import cpu_dsinks, differentiate_by
-from .scores import Scores
 
 if TYPE_CHECKING:
     from .scored import Gradients

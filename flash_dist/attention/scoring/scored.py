@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ..errors import FlashDistError
-from ..kernels import scored
-from ..kernels.budget import BUDGET_NOW, workspace_budget
-from ..kernels.operators import Packing, is_exporting
-from ..kernels.precision import is_ieee
-from ..kernels.scored_intervals import attend_intervals
-from ..kernels.scores import Scores
-from ..masks.intervals import IntervalMask
-from . import transforms
-from .arguments import is_transformed
-from .support import require_kernels
+from ...errors import FlashDistError
+from ...kernels.budget import BUDGET_NOW, workspace_budget
+from ...kernels.operators import Packing, is_exporting
+from ...kernels.precision import is_ieee
+from ...kernels.scores import Scores
+from ...kernels.scoring import scored
+from ...kernels.scoring.intervals import attend_intervals
+from ...masks.intervals import IntervalMask
+from .. import transforms
+from ..arguments import is_transformed
+from ..support import require_kernels
 
 if TYPE_CHECKING:
-    from ..kernels.precision import Precision
-    from ..masks import Band, BlockMask
+    from ...kernels.precision import Precision
+    from ...masks import Band, BlockMask
 
     Plan = tuple[float, int, bool, bool]  # softmax_scale, budget, batch_invariant, ieee
 

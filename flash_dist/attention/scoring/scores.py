@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from ..kernels.scores import Scores
-from .arguments import require_tensor
-from .layouts import dtype_name
+from ...kernels.scores import Scores
+from ..arguments import require_tensor
+from ..layouts import dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The registered operators of calls that bend their scores or have sinks, see scores.py.
+"""The registered operators of calls that bend their scores or have sinks, see ../scores.py.
 
 As those of operators.py, which are of the calls that do neither: `scored_fwd` and `scored_bwd` are
 the extension's, the `masked_` forms, which take the handle of a BlockMask, are declared here. The
@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from ..masks import registry
-from ..masks.band import Band
-from . import cpu, derivatives, operators
-from .budget import BUDGET_NOW
-from .memory import raise_out_of_memory
-from .reference import reference_backward, reference_forward, sink_gradients
-from .scores import Scores
+from ...masks import registry
+from ...masks.band import Band
+from .. import cpu, derivatives, operators
+from ..budget import BUDGET_NOW
+from ..memory import raise_out_of_memory
+from ..reference import reference_backward, reference_forward, sink_gradients
+from ..scores import Scores
 
 if TYPE_CHECKING:
-    from ..masks.spec import BlockMask
+    from ...masks.spec import BlockMask
 
 Tensor = torch.Tensor
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]  # dq, dk, dv, dsinks

@@ -1,0 +1,1 @@
+"""The operators of calls that bend their scores or have sinks."""
