@@ -190,7 +190,7 @@ def test_clock_power_and_the_spread_of_rounds_are_said() -> None:
 
 
 def test_a_recorded_run_without_loops_says_nothing_of_clocks() -> None:
-    path = Path(__file__).parents[3] / "benchmarks" / "results" / "h200-varlen.json"
+    path = Path(__file__).parents[3] / "benchmarks" / "results" / "h200-fp32.json"
     text = render(read_report(path))
     assert "SM clock" not in text
     assert "rounds" not in text
