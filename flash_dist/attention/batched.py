@@ -154,7 +154,7 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
             or None: it stays.
         alibi_slopes: [num_heads_q] or [batch, num_heads_q], float32, without a gradient. From the
             score of query i and key j, behind the soft cap and before the mask,
-            slope * |i + seqlen_k - seqlen_q - j| is taken away.
+            slope * abs(i + seqlen_k - seqlen_q - j) is taken away.
         mask: Which keys each query sees, if neither causal nor a window says so;
             `mask & BlockMask.causal()` combines them. An IntervalMask is one that torch.compile may
             make within a graph.

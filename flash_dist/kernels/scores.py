@@ -13,7 +13,7 @@ class Scores(NamedTuple):
 
     softcap: s becomes softcap * tanh(s / softcap); 0: it stays.
     alibi_slopes: [num_heads_q] or [batch, num_heads_q]; from the score of query i and key j
-        slope * |i + seqlen_k - seqlen_q - j| is taken away.
+        slope * abs(i + seqlen_k - seqlen_q - j) is taken away.
     sinks: [num_heads_q]; one more score of each row, behind the mask, that has no value. lse holds
         it.
     """
