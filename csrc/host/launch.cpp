@@ -183,9 +183,9 @@ class Backward {
 
   // Of the kernel of all gradients where there is one for as many columns and it is to be taken.
   BwdPlan make_plan(const BwdOptions& options) const {
-    if (whole_.variant != nullptr) return plan_whole(shape_for(*whole_.variant, options));
     const bool batch_invariant = options.batch_invariant != 0;
-    const int64_t budget = read_budget(options.budget);
+    const int64_t budget = read_budget(options.budget);  // which is refused where it is none
+    if (whole_.variant != nullptr) return plan_whole(shape_for(*whole_.variant, options));
     if (fused_.variant != nullptr && fused_.variant->size == dkdv_.variant->size) {
       BwdKernels kernels = kernels_with(*fused_.variant);
       kernels.fused = true;

@@ -47,14 +47,31 @@ cudaError_t launch_kernel(const void* kernel, const void*, cudaStream_t stream) 
   return cudaLaunchKernel(kernel, dim3(1), dim3(128), nullptr, 0, stream);
 }
 
+// The only kernel whose place follows from lengths: it has none for longer sequences.
+const char* refuse_longer(const void* params) {
+  const auto& p = *static_cast<const flash_dist::BwdParams*>(params);
+  return std::max(p.seqlen_q, p.seqlen_k) > 64 ? "a tile does not hold a sequence" : nullptr;
+}
+
+constexpr auto refusal_of(flash_dist::Role role) {
+  return role == flash_dist::Role::BWD_WHOLE ? &refuse_longer : nullptr;
+}
+
 }  // namespace
 
 #define FLASH_DIST_VARIANT(symbol, role, family, specific, dtype, head_dim, head_dim_v, plan, \
                            number, suffix, ptx)                                               \
   extern "C" const flash_dist::KernelEntry symbol##_entry;                                    \
-  const flash_dist::KernelEntry symbol##_entry = {                                            \
-      &symbol##_entry,  &launch_kernel, 128,     plan == 0 ? 0 : 64 * 1024, 64, 2,            \
-      specific ? 2 : 1, false,          nullptr, specific ? REGISTERS : 0};
+  const flash_dist::KernelEntry symbol##_entry = {&symbol##_entry,                            \
+                                                  &launch_kernel,                             \
+                                                  128,                                        \
+                                                  plan == 0 ? 0 : 64 * 1024,                  \
+                                                  64,                                         \
+                                                  2,                                          \
+                                                  specific ? 2 : 1,                           \
+                                                  false,                                      \
+                                                  refusal_of(flash_dist::Role::role),         \
+                                                  specific ? REGISTERS : 0};
 #include "variants.inc"
 #undef FLASH_DIST_VARIANT
 

@@ -148,7 +148,8 @@ def test_an_error_that_may_pass_leaves_the_next_call_as_it_would_have_been(
 def test_an_image_that_cannot_run_here_is_passed_over_for_the_rest_of_the_process(
     program: Path, codes: dict[str, int], undisturbed: Attempt, name: str
 ) -> None:
-    # dK/dV's kernel is loaded, too, where one of all gradients is launched in its place.
+    # Loaded, too, are dK/dV's kernel, where one of all gradients is launched in its place, and that
+    # of short sequences, which refuses these. Only the first of them has clusters to ask for.
     standing_by = undisturbed.calls[LOADING[0]] - len(set(undisturbed.launched))
     for function in LOADING:
         counts = range(1, undisturbed.calls[function] + 1)
@@ -160,7 +161,8 @@ def test_an_image_that_cannot_run_here_is_passed_over_for_the_rest_of_the_proces
             unchanged += first.launched == undisturbed.launched
             assert first.left_behind == 0, case
             assert not set(LOADING) & second.calls.keys(), case
-        assert unchanged == standing_by, function
+        assert 0 < unchanged <= standing_by, function
+        assert unchanged == standing_by or "Clusters" in function
 
 
 def test_more_shared_memory_than_a_block_gets_is_a_refusal(
