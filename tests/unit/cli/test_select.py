@@ -51,19 +51,26 @@ def test_the_schema_is_one() -> None:
 def test_the_set_its_reasons_and_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     status, text, err = select(capsys, "--gpu", "8.6,9.0,9.0,12.0", "--driver", "580")
     assert (status, err) == (0, "")
-    size = {one.name: f"{(one.wheel_bytes or 0) / 1e6:.1f} MB" for one in published_sets()}
+    weight = {one.name: one.wheel_bytes or 0 for one in published_sets()}
+    size = {name: f"{number / 1e6:.1f} MB" for name, number in weight.items()}
+    smaller = {
+        "hopper": "SASS sm_90a; no PTX, {}: no code for 8.6, 12.0",
+        "blackwell": "SASS sm_100, sm_120; no PTX, {}: no code for 8.6, 9.0",
+        "cuda12": "SASS sm_75, sm_80, sm_90a; no PTX, {}: no code for 12.0",
+        "turing-ampere-ada": "SASS sm_75, sm_80, sm_86, sm_89; PTX compute_89, {}: "
+        "only PTX through the JIT for 9.0, 12.0",
+    }
     assert text == (
         f"all: SASS sm_75, sm_80, sm_90a, sm_100, sm_120; PTX compute_80, {size['all']}\n"
         "  compute capability 8.6: code of the same major (sm_80)\n"
         "  2 x compute capability 9.0: native code (sm_90a)\n"
         "  compute capability 12.0: native code (sm_120)\n"
         "smaller sets:\n"
-        f"  hopper: SASS sm_90a; no PTX, {size['hopper']}: no code for 8.6, 12.0\n"
-        f"  blackwell: SASS sm_100, sm_120; no PTX, {size['blackwell']}: no code for 8.6, 9.0\n"
-        f"  cuda12: SASS sm_75, sm_80, sm_90a; no PTX, {size['cuda12']}: no code for 12.0\n"
-        "  turing-ampere-ada: SASS sm_75, sm_80, sm_86, sm_89; PTX compute_89, "
-        f"{size['turing-ampere-ada']}: only PTX through the JIT for 9.0, 12.0\n"
-        "\n"
+        + "".join(
+            f"  {name}: {smaller[name].format(size[name])}\n"
+            for name in sorted(smaller, key=lambda name: weight[name])
+        )
+        + "\n"
         "build   nox -s build_wheels -- all\n"
         "pip     pip install dist/all/*.whl\n"
         "uv      uv pip install dist/all/*.whl\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -21,7 +22,17 @@ from flash_dist.targets.devices import KNOWN_DEVICES, Device, Driver
 from flash_dist.targets.verdict import FLOOR
 
 R580 = Driver.parse("580")
-CANDIDATES = candidates_of(published_sets())
+# Of this test: what is chosen of two sets that serve alike does not change with a release.
+MEGABYTES = {
+    "turing-ampere-ada": 9.5,
+    "hopper": 3.8,
+    "blackwell": 4.2,
+    "all": 12.8,
+    "cuda12": 10.0,
+}
+CANDIDATES = tuple(
+    replace(one, size=int(MEGABYTES[one.name] * 1e6)) for one in candidates_of(published_sets())
+)
 
 
 def devices(text: str) -> list[Device]:
@@ -36,7 +47,7 @@ def chosen_name(gpus: str, driver: Driver | None = R580) -> str | None:
 @pytest.mark.parametrize(
     ("gpus", "name"),
     [
-        ("7.5", "cuda12"),
+        ("7.5", "turing-ampere-ada"),  # as natively as `cuda12`, and smaller
         ("8.6", "turing-ampere-ada"),
         ("7.5,8.6,8.9", "turing-ampere-ada"),
         ("9.0", "hopper"),
