@@ -51,6 +51,12 @@ class Row:
     dtype: str
     sizes: tuple[tuple[Size, ...], ...]  # by GPU
 
+    @property
+    def common(self) -> tuple[Size, ...]:
+        """The sizes that every GPU with kernels of this pass and dtype has."""
+        first, *others = filter(None, self.sizes)
+        return tuple(size for size in first if all(size in own for own in others))
+
 
 def make_table(table: Table, devices: Sequence[Device]) -> str:
     """Return the table in Markdown; GPUs that have the same share a column."""
@@ -65,9 +71,8 @@ def make_table(table: Table, devices: Sequence[Device]) -> str:
     titles = [write_devices([devices[at] for at in own]) for own in columns]
     lines = [["pass", "dtype", "head_dim of the kernels", *titles], ["---"] * (3 + len(titles))]
     lines += [
-        [row.name, DTYPES[row.dtype], write_sizes(sizes), *_cells(row, sizes, columns)]
+        [row.name, DTYPES[row.dtype], write_sizes(row.common), *_cells(row, columns)]
         for row in rows
-        for sizes in dict.fromkeys(filter(None, row.sizes))
     ]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
@@ -80,8 +85,16 @@ def _column(rows: Sequence[Row], at: int) -> list[tuple[Size, ...]]:
     return [row.sizes[at] for row in rows]
 
 
-def _cells(row: Row, sizes: tuple[Size, ...], columns: Sequence[Sequence[int]]) -> list[str]:
-    return ["yes" if row.sizes[own[0]] == sizes else "no" for own in columns]
+def _cells(row: Row, columns: Sequence[Sequence[int]]) -> list[str]:
+    return [_cell(row.sizes[own[0]], row.common) for own in columns]
+
+
+def _cell(sizes: Sequence[Size], common: Sequence[Size]) -> str:
+    """Write `no`, `yes`, or what a GPU has more: `yes, also 48, 80`."""
+    if not sizes:
+        return "no"
+    more = [size for size in sizes if size not in common]
+    return f"yes, also {write_sizes(more)}" if more else "yes"
 
 
 def native_target(device: Device) -> Arch:
