@@ -125,16 +125,14 @@ _TRIANGLE: Final = Call(
     budget=512 * MIB,
     label="fewer splits, rows",
 )
-_HOPPER: Final = {
-    64: Gpu(132, 128, 1, dq_blocks_per_sm=1),
-    128: Gpu(132, 128, 1, dq_blocks_per_sm=1),
-    256: _PAIRS,
-}
-_ANY: Final = {
-    64: Gpu(132, 128, 2),
-    128: Gpu(132, 128, 1),
-    256: Gpu(132, 64, 1, dq_blocks_per_sm=1),
-}
+_HOPPER: Final = Gpu(132, 128, 1, dq_blocks_per_sm=1)
+_LONG: Final = (  # head_dim, and the kernels for Hopper (at 128 one makes all gradients) or any GPU
+    (64, _HOPPER),
+    (64, Gpu(132, 128, 2)),
+    (128, Gpu(132, 128, 1)),
+    (256, _PAIRS),
+    (256, Gpu(132, 64, 1, dq_blocks_per_sm=1)),
+)
 CORNERS: Final = (  # found by planting other rules: no product of the above meets these
     Call(3, 2048, 2048, 32, 1, gpu=_A100, budget=512 * MIB, label="cheaper in more chunks"),
     Call(3, 8192, 8192, 12, 1, gpu=_A100, label="cheaper in more chunks"),
@@ -170,12 +168,12 @@ def band_calls() -> Iterator[Call]:
 
 def long_calls() -> Iterator[Call]:
     """Yield one sequence of 64k, of kernels for Hopper and of those for any GPU; one of 256k."""
-    for heads, label, gpus, head_dim in itertools.product(
-        ((16, 1), (4, 4), (1, 16)), ("full", "causal"), (_HOPPER, _ANY), _ANY
+    for heads, label, (head_dim, gpu) in itertools.product(
+        ((16, 1), (4, 4), (1, 16)), ("full", "causal"), _LONG
     ):
         sizes = (1, 1 << 16, 1 << 16, *heads)
-        yield Call(*sizes, head_dim, head_dim, mask=BANDS[label], gpu=gpus[head_dim], label=label)
-    longer = Call(1, 1 << 18, 1 << 18, 16, 1, mask=BANDS["causal"], gpu=_HOPPER[128])
+        yield Call(*sizes, head_dim, head_dim, mask=BANDS[label], gpu=gpu, label=label)
+    longer = Call(1, 1 << 18, 1 << 18, 16, 1, mask=BANDS["causal"], gpu=_HOPPER)
     yield replace(longer, label="causal")
     yield replace(longer, aligned=True, label="causal, ALiBi")
 

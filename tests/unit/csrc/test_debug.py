@@ -208,9 +208,12 @@ def test_the_editors_configurations_start_what_their_task_builds(run: Run) -> No
 
 def test_the_page_names_only_options_that_exist(run: Run) -> None:
     page = (ROOT / "docs" / "debugging.md").read_text(encoding="utf-8")
-    cmake = (SOURCES / "CMakeLists.txt").read_text(encoding="utf-8")
     known = _options_of(run("--help").stdout)
     for block in re.findall(r"attention_debug \\?\n?([^`\n]*--[^`]*?)(?:`|\ndone|\n\n)", page):
         assert {a for a in shlex.split(block) if a.startswith("--")} <= known
-    for name in re.findall(r"-D(FLASH_DIST_\w+)", page):
-        assert f"set({name} " in cmake
+    cmake = "".join(
+        (folder / "CMakeLists.txt").read_text(encoding="utf-8")
+        for folder in (SOURCES, ROOT / "csrc")
+    )
+    options = set(re.findall(r"^ *(?:set|option)\((FLASH_DIST_\w+) .*$", cmake, re.MULTILINE))
+    assert set(re.findall(r"-D(FLASH_DIST_\w+)", page)) <= options
