@@ -1,13 +1,14 @@
 """The operators on the CPU, by the formulas of reference.py.
 
-The signatures are the operators' own, see csrc/binding/api.cpp and operators.py.
+The signatures are the operators' own, see csrc/binding/api.cpp and operators.py. Those of
+scoring/scored.py end in the fields of Scores, and are served here as well.
 """
 
 from __future__ import annotations
 
 import math
 from functools import wraps
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 
@@ -17,6 +18,7 @@ from ..masks.inputs import Shape, complain
 from ..masks.layout import BAND
 from .boundaries import check_boundaries
 from .reference import reference_backward, reference_forward
+from .scores import Scores
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +57,7 @@ def fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     max_seqlen_k: int,
     softmax_scale: float,
     ieee: bool = False,  # noqa: ARG001, FBT001, FBT002 - it always is
+    *scores: Any,  # noqa: ANN401
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse for a band; what packs documents is checked, which costs nothing here."""
     check_ends("q", cu_seqlens_q, q.shape[0], max_seqlen_q)
@@ -67,6 +70,7 @@ def fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
         band=parse_band(mask),
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k=cu_seqlens_k,
+        scores=Scores(*scores),
     )
 
 
@@ -90,6 +94,7 @@ def bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     budget: int,  # noqa: ARG001 - nothing is spilled here
     batch_invariant: bool,  # noqa: ARG001, FBT001 - it always is
     ieee: bool = False,  # noqa: ARG001, FBT001, FBT002 - likewise
+    *scores: Any,  # noqa: ANN401
 ) -> Gradients:
     """Return dq, dk, dv for a band."""
     return reference_backward(
@@ -104,6 +109,7 @@ def bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
         band=parse_band(mask),
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k=cu_seqlens_k,
+        scores=Scores(*scores),
     )
 
 
@@ -177,12 +183,15 @@ def masked_fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     softmax_scale: float,
     keep: bool,  # noqa: FBT001
     ieee: bool = False,  # noqa: ARG001, FBT001, FBT002
+    *scores: Any,  # noqa: ANN401
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse for a BlockMask."""
     if keep:
         registry.keep(handle)
     seen = visible(handle, shape_of(q, k))
-    return reference_forward(q, k, v, softmax_scale=softmax_scale, visible=seen)
+    return reference_forward(
+        q, k, v, softmax_scale=softmax_scale, visible=seen, scores=Scores(*scores)
+    )
 
 
 @without_autocast
@@ -199,11 +208,21 @@ def masked_bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     budget: int,  # noqa: ARG001
     batch_invariant: bool,  # noqa: ARG001, FBT001
     ieee: bool = False,  # noqa: ARG001, FBT001, FBT002
+    *scores: Any,  # noqa: ANN401
 ) -> Gradients:
     """Return dq, dk, dv for a BlockMask."""
     seen = visible(handle, shape_of(q, k))
     return reference_backward(
-        dout.contiguous(), q, k, v, out, lse, dlse, softmax_scale=softmax_scale, visible=seen
+        dout.contiguous(),
+        q,
+        k,
+        v,
+        out,
+        lse,
+        dlse,
+        softmax_scale=softmax_scale,
+        visible=seen,
+        scores=Scores(*scores),
     )
 
 

@@ -16,8 +16,9 @@ from .budget import BUDGET_NOW
 from .cpu import without_autocast
 from .derivatives import differentiate, refuse_second
 from .memory import raise_out_of_memory
-from .operators import NOT_PACKED
+from .operators import NOT_PACKED, bwd_fake, masked_fwd_fake
 from .reference import reference_backward, reference_forward
+from .scores import Scores
 
 Tensor = torch.Tensor
 Pair = tuple[Tensor, Tensor]
@@ -61,7 +62,7 @@ def _mask_of(q: Tensor, k: Tensor, plan: Tensor, *numbers: Any) -> IntervalMask:
     return IntervalMask(plan, batches, heads, q.shape[1], k.shape[1], causal)
 
 
-def is_empty(q: Tensor, k: Tensor) -> bool:
+def _is_empty(q: Tensor, k: Tensor) -> bool:
     """Whether no query meets a key, for which a plan has no address."""
     return 0 in {q.shape[0], q.shape[1], k.shape[1]}
 
@@ -69,7 +70,7 @@ def is_empty(q: Tensor, k: Tensor) -> bool:
 # --- On a GPU -------------------------------------------------------------------------------------
 
 
-def _fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
+def fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -80,15 +81,18 @@ def _fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     softmax_scale: float,
     batch_invariant: bool,  # noqa: ARG001, FBT001 - of the backward
     ieee: bool,  # noqa: FBT001
+    *scores: Any,  # noqa: ANN401
 ) -> Pair:
+    """Return out and lse, where there are scores by scoring/scored.py."""
     mask: tuple[Tensor | None, list[int]] = None, Band().ints
-    if not is_empty(q, k):
+    if not _is_empty(q, k):
         mask = plan, _mask_of(q, k, plan, batches, heads, causal).layout
-    out, lse = _operators.fwd(q, k, v, *mask, *NOT_PACKED, softmax_scale, ieee)
+    operator = _operators.scored_fwd if scores else _operators.fwd
+    out, lse = operator(q, k, v, *mask, *NOT_PACKED, softmax_scale, ieee, *scores)
     return out, lse
 
 
-def _bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
+def bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     dout: Tensor,
     q: Tensor,
     k: Tensor,
@@ -103,22 +107,24 @@ def _bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     softmax_scale: float,
     batch_invariant: bool,  # noqa: FBT001
     ieee: bool,  # noqa: FBT001
-) -> Gradients:
+    *scores: Any,  # noqa: ANN401
+) -> tuple[Tensor, ...]:
+    """Return dq, dk, dv; likewise, then dsinks as well."""
     mask: tuple[Tensor | None, Tensor | None, list[int]] = None, None, Band().ints
-    if not is_empty(q, k):
+    if not _is_empty(q, k):
         slots = list_key_slots(q.shape[1], k.shape[1], causal=causal)
         mask = plan, slots, _mask_of(q, k, plan, batches, heads, causal).layout
     saved = dout, q, k, v, out, lse, dlse
     how = softmax_scale, BUDGET_NOW, batch_invariant, ieee
-    dq, dk, dv = _operators.bwd(*saved, *mask, *NOT_PACKED, *how)
-    return dq, dk, dv
+    operator = _operators.scored_bwd if scores else _operators.bwd
+    return tuple(operator(*saved, *mask, *NOT_PACKED, *how, *scores))
 
 
 # --- On the CPU -----------------------------------------------------------------------------------
 
 
 @without_autocast
-def _fwd_on_cpu(  # noqa: PLR0913, PLR0917 - the operator's schema
+def fwd_on_cpu(  # noqa: PLR0913, PLR0917 - the operator's schema
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -129,13 +135,17 @@ def _fwd_on_cpu(  # noqa: PLR0913, PLR0917 - the operator's schema
     softmax_scale: float,
     batch_invariant: bool,  # noqa: ARG001, FBT001 - it always is
     ieee: bool,  # noqa: ARG001, FBT001 - likewise
+    *scores: Any,  # noqa: ANN401
 ) -> Pair:
+    """Return what `fwd` does."""
     seen = _mask_of(q, k, plan, batches, heads, causal).visible()
-    return reference_forward(q, k, v, softmax_scale=softmax_scale, visible=seen)
+    return reference_forward(
+        q, k, v, softmax_scale=softmax_scale, visible=seen, scores=Scores(*scores)
+    )
 
 
 @without_autocast
-def _bwd_on_cpu(  # noqa: PLR0913, PLR0917 - the operator's schema
+def bwd_on_cpu(  # noqa: PLR0913, PLR0917 - the operator's schema
     dout: Tensor,
     q: Tensor,
     k: Tensor,
@@ -150,16 +160,27 @@ def _bwd_on_cpu(  # noqa: PLR0913, PLR0917 - the operator's schema
     softmax_scale: float,
     batch_invariant: bool,  # noqa: ARG001, FBT001
     ieee: bool,  # noqa: ARG001, FBT001
+    *scores: Any,  # noqa: ANN401
 ) -> Gradients:
+    """Return dq, dk, dv."""
     seen = _mask_of(q, k, plan, batches, heads, causal).visible()
     return reference_backward(
-        dout.contiguous(), q, k, v, out, lse, dlse, softmax_scale=softmax_scale, visible=seen
+        dout.contiguous(),
+        q,
+        k,
+        v,
+        out,
+        lse,
+        dlse,
+        softmax_scale=softmax_scale,
+        visible=seen,
+        scores=Scores(*scores),
     )
 
 
 for _name, _on_gpu, _on_cpu in (
-    ("interval_fwd", _fwd, _fwd_on_cpu),
-    ("interval_bwd", _bwd, _bwd_on_cpu),
+    ("interval_fwd", fwd, fwd_on_cpu),
+    ("interval_bwd", bwd, bwd_on_cpu),
 ):
     _library.impl(_name, _on_gpu, "CUDA")
     _library.impl(_name, _on_cpu, "CPU")
@@ -168,18 +189,8 @@ for _name, _on_gpu, _on_cpu in (
 # --- Shapes and gradients -------------------------------------------------------------------------
 
 
-@torch.library.register_fake("flash_dist::interval_fwd", lib=_library)
-def _fwd_fake(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Pair:  # noqa: ARG001
-    batch, seqlen, *heads = q.shape[:-1]
-    count = heads[0] * heads[-1] if len(heads) > 1 else heads[0]
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    return out, q.new_empty((batch, count, seqlen), dtype=dtype)
-
-
-@torch.library.register_fake("flash_dist::interval_bwd", lib=_library)
-def _bwd_fake(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> Gradients:  # noqa: ARG001
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+torch.library.register_fake("flash_dist::interval_fwd", masked_fwd_fake, lib=_library)
+torch.library.register_fake("flash_dist::interval_bwd", bwd_fake, lib=_library)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Pair) -> None:  # noqa: ANN401

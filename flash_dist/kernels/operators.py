@@ -353,7 +353,7 @@ def find_resident(handle: int, q: Tensor, k: Tensor) -> registry.Resident | None
     return found
 
 
-def _masked_fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
+def masked_fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -361,20 +361,19 @@ def _masked_fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     softmax_scale: float,
     keep: bool,  # noqa: FBT001
     ieee: bool = False,  # noqa: FBT001, FBT002
+    *scores: Any,  # noqa: ANN401
 ) -> tuple[Tensor, Tensor]:
+    """Return out and lse for a BlockMask on a GPU, where there are scores by scoring/scored.py."""
     if keep:
         registry.keep(handle)
     found = find_resident(handle, q, k)
-    if found is None:
-        ints = Band().ints
-        out, lse = _operators.fwd(q, k, v, None, ints, *NOT_PACKED, softmax_scale, ieee)
-        return out, lse
-    mask = found.data, found.plan.layout
-    out, lse = _operators.fwd(q, k, v, *mask, *NOT_PACKED, softmax_scale, ieee)
+    mask = (None, Band().ints) if found is None else (found.data, found.plan.layout)
+    operator = _operators.scored_fwd if scores else _operators.fwd
+    out, lse = operator(q, k, v, *mask, *NOT_PACKED, softmax_scale, ieee, *scores)
     return out, lse
 
 
-def _masked_bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
+def masked_bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     dout: Tensor,
     q: Tensor,
     k: Tensor,
@@ -387,22 +386,21 @@ def _masked_bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
     budget: int,
     batch_invariant: bool,  # noqa: FBT001
     ieee: bool = False,  # noqa: FBT001, FBT002
-) -> Gradients:
+    *scores: Any,  # noqa: ANN401
+) -> tuple[Tensor, ...]:
+    """Return dq, dk, dv for a BlockMask on a GPU; likewise, then dsinks as well."""
     found = find_resident(handle, q, k)
     saved = dout, q, k, v, out, lse, dlse
-    mask: tuple[Tensor | None, Tensor | None, list[int]]
-    if found is None:
-        mask = None, None, Band().ints
-    else:
+    mask: tuple[Tensor | None, Tensor | None, list[int]] = None, None, Band().ints
+    if found is not None:
         mask = found.data, found.plan.key_slots, found.plan.layout
-    dq, dk, dv = _operators.bwd(
-        *saved, *mask, *NOT_PACKED, softmax_scale, budget, batch_invariant, ieee
-    )
-    return dq, dk, dv
+    plan = softmax_scale, budget, batch_invariant, ieee
+    operator = _operators.scored_bwd if scores else _operators.bwd
+    return tuple(operator(*saved, *mask, *NOT_PACKED, *plan, *scores))
 
 
-torch.library.impl("flash_dist::masked_fwd", "CUDA", _masked_fwd)
-torch.library.impl("flash_dist::masked_bwd", "CUDA", _masked_bwd)
+torch.library.impl("flash_dist::masked_fwd", "CUDA", masked_fwd)
+torch.library.impl("flash_dist::masked_bwd", "CUDA", masked_bwd)
 
 
 def outputs_like(q: Tensor, v: Tensor, *, packed: bool) -> tuple[Tensor, Tensor]:
@@ -415,100 +413,55 @@ def outputs_like(q: Tensor, v: Tensor, *, packed: bool) -> tuple[Tensor, Tensor]
     return out, q.new_empty((*batch, heads, seqlen_q), dtype=lse_dtype)
 
 
-def _gradients(q: Tensor, k: Tensor, v: Tensor) -> Gradients:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+# --- Shapes, for torch.compile; scoring/scored.py has the same of its own -------------------------
 
 
-@torch.library.register_fake("flash_dist::fwd")
-def _fwd_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
+def fwd_fake(
     q: Tensor,
-    k: Tensor,  # noqa: ARG001
+    _k: Tensor,
     v: Tensor,
-    mask_data: Tensor | None,  # noqa: ARG001
-    mask: list[int],  # noqa: ARG001
+    _mask_data: Tensor | None,
+    _mask: list[int],
     cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,  # noqa: ARG001
-    max_seqlen_q: int,  # noqa: ARG001
-    max_seqlen_k: int,  # noqa: ARG001
-    softmax_scale: float,  # noqa: ARG001
-    ieee: bool = False,  # noqa: ARG001, FBT001, FBT002
+    *_: object,
 ) -> tuple[Tensor, Tensor]:
+    """Return what `fwd` would, of no values; warn where what packs documents cannot be checked."""
     packed = cu_seqlens_q is not None
     if packed and q.device.type == "cuda" and is_checking():
         warn_unchecked("a compiled graph")
     return outputs_like(q, v, packed=packed)
 
 
-@torch.library.register_fake("flash_dist::bwd")
-def _bwd_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
-    dout: Tensor,  # noqa: ARG001
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,  # noqa: ARG001
-    lse: Tensor,  # noqa: ARG001
-    dlse: Tensor | None,  # noqa: ARG001
-    mask_data: Tensor | None,  # noqa: ARG001
-    mask_slots: Tensor | None,  # noqa: ARG001
-    mask: list[int],  # noqa: ARG001
-    cu_seqlens_q: Tensor | None,  # noqa: ARG001
-    cu_seqlens_k: Tensor | None,  # noqa: ARG001
-    max_seqlen_q: int,  # noqa: ARG001
-    max_seqlen_k: int,  # noqa: ARG001
-    softmax_scale: float,  # noqa: ARG001
-    budget: int,  # noqa: ARG001
-    batch_invariant: bool,  # noqa: ARG001, FBT001
-    ieee: bool = False,  # noqa: ARG001, FBT001, FBT002
-) -> Gradients:
-    return _gradients(q, k, v)
+def masked_fwd_fake(q: Tensor, _k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    """Return what `masked_fwd` would, of no values."""
+    return outputs_like(q, v, packed=False)
 
 
-@torch.library.register_fake("flash_dist::fwd_alone")
-def _fwd_alone_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
+def bwd_fake(_dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> Gradients:
+    """Return what any backward would, of no values."""
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _fwd_alone_fake(
     q: Tensor,
-    k: Tensor,  # noqa: ARG001
+    _k: Tensor,
     v: Tensor,
-    mask: Tensor,  # noqa: ARG001
-    mask_data: Tensor | None,  # noqa: ARG001
-    softmax_scale: float,  # noqa: ARG001
-    ieee: bool = False,  # noqa: ARG001, FBT001, FBT002
+    _mask: Tensor,
+    _mask_data: Tensor | None,
+    _softmax_scale: float,
+    _ieee: bool = False,  # noqa: FBT001, FBT002
     cu_seqlens_q: Tensor | None = None,
     *_: object,
 ) -> tuple[Tensor, Tensor]:
     return outputs_like(q, v, packed=cu_seqlens_q is not None)
 
 
-@torch.library.register_fake("flash_dist::bwd_alone")
-def _bwd_alone_fake(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> Gradients:  # noqa: ARG001
-    return _gradients(q, k, v)
-
-
-@torch.library.register_fake("flash_dist::masked_fwd")
-def _masked_fwd_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
-    q: Tensor,
-    k: Tensor,  # noqa: ARG001
-    v: Tensor,
-    handle: int,  # noqa: ARG001
-    softmax_scale: float,  # noqa: ARG001
-    keep: bool,  # noqa: ARG001, FBT001
-    ieee: bool = False,  # noqa: ARG001, FBT001, FBT002
-) -> tuple[Tensor, Tensor]:
-    return outputs_like(q, v, packed=False)
-
-
-@torch.library.register_fake("flash_dist::masked_bwd")
-def _masked_bwd_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
-    dout: Tensor,  # noqa: ARG001
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,  # noqa: ARG001
-    lse: Tensor,  # noqa: ARG001
-    dlse: Tensor | None,  # noqa: ARG001
-    handle: int,  # noqa: ARG001
-    softmax_scale: float,  # noqa: ARG001
-    budget: int,  # noqa: ARG001
-    batch_invariant: bool,  # noqa: ARG001, FBT001
-    ieee: bool = False,  # noqa: ARG001, FBT001, FBT002
-) -> Gradients:
-    return _gradients(q, k, v)
+for _name, _fake in (
+    ("fwd", fwd_fake),
+    ("fwd_alone", _fwd_alone_fake),
+    ("masked_fwd", masked_fwd_fake),
+    ("bwd", bwd_fake),
+    ("bwd_alone", bwd_fake),
+    ("masked_bwd", bwd_fake),
+):
+    torch.library.register_fake(f"flash_dist::{_name}", _fake)

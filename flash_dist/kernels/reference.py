@@ -132,14 +132,15 @@ def reference_backward(  # noqa: PLR0913, PLR0917 - the tensors of the formula
     return dq, dk, dv
 
 
-def sink_gradients(  # noqa: PLR0913 - the tensors of the formula
-    dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None, sinks: Tensor, *, packed: bool
+def sink_gradients(
+    dout: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None, sinks: Tensor
 ) -> Tensor:
     """Return what each query adds to the gradient of its head's sink, like lse.
 
     exp(sink - lse) * (dlse - rowsum(dO out)): of a weight whose value is 0.
     """
-    flat = (x.flatten(1 if packed else 2, -2).to(lse.dtype) for x in (dout, out))
+    tokens = lse.dim() - 1  # axes before the heads
+    flat = (x.flatten(tokens, -2).to(lse.dtype) for x in (dout, out))
     delta = torch.linalg.vecdot(*flat).transpose(-1, -2)
     change = -delta if dlse is None else dlse - delta
     weights = (sinks.to(lse.dtype).unsqueeze(-1) - lse).exp()

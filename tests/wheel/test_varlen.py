@@ -96,15 +96,19 @@ def test_what_cu_seqlens_cannot_hold_is_refused_on_the_cpu(lie: str) -> None:
         flash_attn_varlen_func(q, k, v, cu_q, cu_k, 5, 9)
 
 
-def test_a_traced_call_warns_once_that_it_does_not_check(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("softcap", [0.0, 30.0])
+def test_a_traced_call_warns_once_that_it_does_not_check(
+    monkeypatch: pytest.MonkeyPatch, softcap: float
+) -> None:
     monkeypatch.setenv("FLASH_DIST_CHECK", "1")
     warn_unchecked.cache_clear()
     with FakeTensorMode():
         q = torch.empty(8, 2, 64, device="cuda", dtype=torch.float16)
         ends = torch.empty(3, device="cuda", dtype=torch.int32)
         with pytest.warns(UserWarning, match="FLASH_DIST_CHECK=1 does not look at cu_seqlens in a"):
-            flash_attn_varlen_func(q, q, q, ends, ends, 5, 5)
-        assert flash_attn_varlen_func(q, q, q, ends, ends, 5, 5).shape == q.shape
+            flash_attn_varlen_func(q, q, q, ends, ends, 5, 5, softcap=softcap)
+        again = flash_attn_varlen_func(q, q, q, ends, ends, 5, 5, softcap=softcap)
+        assert again.shape == q.shape
     warn_unchecked.cache_clear()
 
 

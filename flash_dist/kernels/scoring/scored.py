@@ -18,10 +18,12 @@ from ...masks.band import Band
 from .. import cpu, derivatives, operators
 from ..budget import BUDGET_NOW
 from ..memory import raise_out_of_memory
-from ..reference import reference_backward, reference_forward, sink_gradients
+from ..reference import sink_gradients
 from ..scores import Scores
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from ...masks.spec import BlockMask
 
 Tensor = torch.Tensor
@@ -133,207 +135,56 @@ def differentiate_by(  # noqa: PLR0913, PLR0917 - one attention problem
     return dq, dk, dv, dsinks.sum(-1) if dsinks.dim() == 2 else dsinks.sum((0, 2))  # noqa: PLR2004 - packed
 
 
-# --- CPU ------------------------------------------------------------------------------------------
+# --- On the CPU, and with a mask's arrays on a GPU: as without scores -----------------------------
 
 
-@cpu.without_autocast
-def _cpu_fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask_data: Tensor | None,  # noqa: ARG001
-    mask: list[int],
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    softmax_scale: float,
-    ieee: bool,  # noqa: ARG001, FBT001
-    *scores: Any,  # noqa: ANN401
-) -> tuple[Tensor, Tensor]:
-    cpu.check_ends("q", cu_seqlens_q, q.shape[0], max_seqlen_q)
-    cpu.check_ends("k", cu_seqlens_k, k.shape[0], max_seqlen_k)
-    return reference_forward(
-        q,
-        k,
-        v,
-        softmax_scale=softmax_scale,
-        band=cpu.parse_band(mask),
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        scores=Scores(*scores),
-    )
+def with_dsinks(bwd: Callable[..., Iterable[Tensor]]) -> Callable[..., Gradients]:
+    """Return a backward on the CPU that has dsinks among its results, of no numbers without sinks.
+
+    Args:
+        bwd: The backward without: of dout, q, k, v, out, lse, dlse and more, then of Scores.
+    """
+
+    @cpu.without_autocast
+    def run(*call: Any) -> Gradients:  # noqa: ANN401 - the operator's schema
+        dout, _, _, _, out, lse, dlse = call[:7]
+        sinks = call[-1]
+        dsinks = lse.new_empty(0)
+        if sinks is not None:
+            dsinks = sink_gradients(dout, out, lse, dlse, sinks)
+        dq, dk, dv = bwd(*call)
+        return dq, dk, dv, dsinks
+
+    return run
 
 
-@cpu.without_autocast
-def _cpu_bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    dlse: Tensor | None,
-    mask_data: Tensor | None,  # noqa: ARG001
-    mask_slots: Tensor | None,  # noqa: ARG001
-    mask: list[int],
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int,  # noqa: ARG001
-    max_seqlen_k: int,  # noqa: ARG001
-    softmax_scale: float,
-    *plan_and_scores: Any,  # noqa: ANN401 - budget, batch_invariant and ieee change nothing here
-) -> Gradients:
-    scores = Scores(*plan_and_scores[3:])
-    gradients = reference_backward(
-        dout.contiguous(),
-        q,
-        k,
-        v,
-        out,
-        lse,
-        dlse,
-        softmax_scale=softmax_scale,
-        band=cpu.parse_band(mask),
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        scores=scores,
-    )
-    return *gradients, cpu_dsinks(dout, out, lse, dlse, scores, packed=cu_seqlens_q is not None)
-
-
-@cpu.without_autocast
-def _cpu_masked_fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    handle: int,
-    softmax_scale: float,
-    keep: bool,  # noqa: FBT001
-    ieee: bool,  # noqa: ARG001, FBT001
-    *scores: Any,  # noqa: ANN401
-) -> tuple[Tensor, Tensor]:
-    if keep:
-        registry.keep(handle)
-    visible = cpu.visible(handle, cpu.shape_of(q, k))
-    return reference_forward(
-        q, k, v, softmax_scale=softmax_scale, visible=visible, scores=Scores(*scores)
-    )
-
-
-@cpu.without_autocast
-def _cpu_masked_bwd(  # noqa: PLR0913, PLR0917 - the operator's schema
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    dlse: Tensor | None,
-    handle: int,
-    softmax_scale: float,
-    *plan_and_scores: Any,  # noqa: ANN401
-) -> Gradients:
-    scores = Scores(*plan_and_scores[3:])
-    gradients = reference_backward(
-        dout.contiguous(),
-        q,
-        k,
-        v,
-        out,
-        lse,
-        dlse,
-        softmax_scale=softmax_scale,
-        visible=cpu.visible(handle, cpu.shape_of(q, k)),
-        scores=scores,
-    )
-    return *gradients, cpu_dsinks(dout, out, lse, dlse, scores, packed=False)
-
-
-def cpu_dsinks(  # noqa: PLR0913 - the tensors of the formula
-    dout: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    dlse: Tensor | None,
-    scores: Scores,
-    *,
-    packed: bool,
-) -> Tensor:
-    """Return what `sink_gradients` does, no numbers without sinks."""
-    if scores.sinks is None:
-        return lse.new_empty(0)
-    return sink_gradients(dout, out, lse, dlse, scores.sinks, packed=packed)
-
-
-for _name, _kernel in (
-    ("scored_fwd", _cpu_fwd),
-    ("scored_bwd", _cpu_bwd),
-    ("masked_scored_fwd", _cpu_masked_fwd),
-    ("masked_scored_bwd", _cpu_masked_bwd),
+for _name, _on_cpu in (
+    ("scored_fwd", cpu.fwd),
+    ("scored_bwd", with_dsinks(cpu.bwd)),
+    ("masked_scored_fwd", cpu.masked_fwd),
+    ("masked_scored_bwd", with_dsinks(cpu.masked_bwd)),
 ):
-    torch.library.impl(f"flash_dist::{_name}", "CPU", _kernel)
-
-
-# --- GPU: a mask's arrays -------------------------------------------------------------------------
-
-
-def _masked_fwd(  # noqa: PLR0913, PLR0917 - the operator's schema
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    handle: int,
-    softmax_scale: float,
-    keep: bool,  # noqa: FBT001
-    ieee: bool,  # noqa: FBT001
-    *scores: Any,  # noqa: ANN401
-) -> tuple[Tensor, Tensor]:
-    if keep:
-        registry.keep(handle)
-    found = operators.find_resident(handle, q, k)
-    mask = (None, Band().ints) if found is None else (found.data, found.plan.layout)
-    out, lse = _ops.scored_fwd(q, k, v, *mask, *operators.NOT_PACKED, softmax_scale, ieee, *scores)
-    return out, lse
-
-
-def _masked_bwd(*arguments: Any) -> Gradients:  # noqa: ANN401 - the operator's schema
-    *saved, handle, softmax_scale, budget, batch_invariant, ieee = arguments[:12]
-    found = operators.find_resident(handle, saved[1], saved[2])
-    mask: tuple[Any, ...] = None, None, Band().ints
-    if found is not None:
-        mask = found.data, found.plan.key_slots, found.plan.layout
-    plan = softmax_scale, budget, batch_invariant, ieee
-    dq, dk, dv, dsinks = _ops.scored_bwd(
-        *saved, *mask, *operators.NOT_PACKED, *plan, *arguments[12:]
-    )
-    return dq, dk, dv, dsinks
-
-
-torch.library.impl("flash_dist::masked_scored_fwd", "CUDA", _masked_fwd)
-torch.library.impl("flash_dist::masked_scored_bwd", "CUDA", _masked_bwd)
+    torch.library.impl(f"flash_dist::{_name}", "CPU", _on_cpu)
+torch.library.impl("flash_dist::masked_scored_fwd", "CUDA", operators.masked_fwd)
+torch.library.impl("flash_dist::masked_scored_bwd", "CUDA", operators.masked_bwd)
 
 
 # --- Shapes, for torch.compile --------------------------------------------------------------------
 
 
-@torch.library.register_fake("flash_dist::scored_fwd")
-def _fwd_fake(*arguments: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401 - the operator's schema
-    q, _, v, _, _, cu_seqlens_q, *_ = arguments
-    return operators.outputs_like(q, v, packed=cu_seqlens_q is not None)
+def bwd_fake(*call: Any) -> Gradients:  # noqa: ANN401 - the operator's schema
+    """Return what any backward with scores would, of no values."""
+    lse, sinks = call[5], call[-1]
+    return *operators.bwd_fake(*call), lse.new_empty(0 if sinks is None else lse.shape)
 
 
-@torch.library.register_fake("flash_dist::masked_scored_fwd")
-def _masked_fwd_fake(*arguments: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401
-    q, _, v, *_ = arguments
-    return operators.outputs_like(q, v, packed=False)
-
-
-@torch.library.register_fake("flash_dist::scored_bwd")
-@torch.library.register_fake("flash_dist::masked_scored_bwd")
-def _bwd_fake(*arguments: Any) -> Gradients:  # noqa: ANN401
-    _, q, k, v, _, lse, *_ = arguments
-    sinks = arguments[-1]
-    gradients = q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-    return *gradients, lse.new_empty(0 if sinks is None else lse.shape)
+for _name, _fake in (
+    ("scored_fwd", operators.fwd_fake),
+    ("masked_scored_fwd", operators.masked_fwd_fake),
+    ("scored_bwd", bwd_fake),
+    ("masked_scored_bwd", bwd_fake),
+):
+    torch.library.register_fake(f"flash_dist::{_name}", _fake)
 
 
 # --- Autograd formulas, for whoever calls the operators themselves --------------------------------
