@@ -37,7 +37,7 @@ _INDEX = 0x7FFF  # of a version; the bit above it hides the symbol from referenc
 _VER_FLG_WEAK = 2
 
 _DT_NEEDED, _DT_HASH, _DT_SYMTAB = 1, 4, 6
-_DT_SONAME, _DT_RPATH, _DT_RUNPATH = 14, 15, 29
+_DT_RPATH, _DT_RUNPATH = 15, 29
 _DT_GNU_HASH, _DT_VERSYM = 0x6FFFFEF5, 0x6FFFFFF0
 _DT_VERDEF, _DT_VERNEED = 0x6FFFFFFC, 0x6FFFFFFE
 
@@ -85,11 +85,6 @@ class SharedObject:
     def needed(self) -> tuple[str, ...]:
         """Libraries that are loaded with it, in their order."""
         return self._image.names(_DT_NEEDED)
-
-    @cached_property
-    def soname(self) -> str:
-        """The name by which others need it; often empty for an extension module."""
-        return next(iter(self._image.names(_DT_SONAME)), "")
 
     @cached_property
     def rpath(self) -> tuple[str, ...]:

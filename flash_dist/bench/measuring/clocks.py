@@ -1,8 +1,7 @@
-"""Clocks of the GPU and of the CPU: one run, marks between many, and graphs of runs."""
+"""The clock of a GPU: one run, marks between many, and graphs of runs."""
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
@@ -137,58 +136,3 @@ class GpuClock:
     def read(self) -> Reading:
         """Ask NVML."""
         return self._gauge.read()
-
-
-class HostMark:
-    """A time of the CPU."""
-
-    def __init__(self) -> None:
-        self.seconds = time.perf_counter()
-
-    def wait(self) -> None:
-        """Nothing is under way."""
-
-    def since(self, earlier: Mark) -> float:
-        """Subtract."""
-        if not isinstance(earlier, HostMark):
-            raise TypeError(earlier)
-        return (self.seconds - earlier.seconds) * 1e3
-
-
-class HostClock:
-    """Times runs on the CPU, which has no graphs."""
-
-    captures = False
-
-    @staticmethod
-    def start(run: Run, *, cold: bool, cover_us: float) -> Milliseconds:
-        """Run to the end; the CPU's caches are left as they are."""
-        del cold, cover_us
-        begin = HostMark()
-        run()
-        took = HostMark().since(begin)
-        return lambda: took
-
-    @staticmethod
-    def mark() -> Mark:
-        """Remember the time."""
-        return HostMark()
-
-    def wait(self) -> None:
-        """Nothing is under way."""
-
-    @staticmethod
-    def capture(make: Callable[[], Run], repeats: int) -> Run:
-        """Repeat the run."""
-        run = make()
-
-        def replay() -> None:
-            for _ in range(repeats):
-                run()
-
-        return replay
-
-    @staticmethod
-    def read() -> Reading:
-        """Tell nothing: NVML knows GPUs."""
-        return Reading()

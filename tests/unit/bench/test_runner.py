@@ -19,11 +19,11 @@ from flash_dist.bench.contenders.sdpa import _explain
 from flash_dist.bench.contenders.shapes import CAUSAL, FULL, Mask, Shape
 from flash_dist.bench.measuring import trial
 from flash_dist.bench.measuring.agreement import compute, measure_against_float64, measure_errors
-from flash_dist.bench.measuring.clocks import HostClock
 from flash_dist.bench.measuring.launched import _is_runtime, shorten
 from flash_dist.bench.measuring.timing import ROUNDS
 from flash_dist.bench.plan import Plan
 from flash_dist.bench.runner import ContextLostError, measure
+from tests.unit.made.host_clock import HostClock
 
 if TYPE_CHECKING:
     from flash_dist.bench.contenders.ours import Attend

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
+from tests.unit.made.planner import require_compiler
 
 CSRC = Path(__file__).resolve().parents[3] / "csrc"
 SWITCH = "FLASH_DIST_DELAYS"
@@ -15,11 +14,9 @@ SWITCH = "FLASH_DIST_DELAYS"
 
 def body_of_delay(*flags: str) -> str:
     """Return what the preprocessor leaves of the function."""
-    compiler = os.environ.get("CXX", "g++")
-    if shutil.which(compiler) is None:
-        pytest.skip(f"no C++ compiler `{compiler}`")
+    require_compiler()
     header = str(CSRC / "ptx" / "delay.cuh")
-    command = [compiler, "-x", "c++", "-E", "-P", *flags, header]
+    command = [os.environ.get("CXX", "g++"), "-x", "c++", "-E", "-P", *flags, header]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return done.stdout.rpartition("void delay() {")[2].partition("}")[0].strip()
 
