@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     Call = tuple[Band | BlockMask, float, int, bool, bool]
 
 Tensor = torch.Tensor
-Inputs = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 
 
 def attend(  # noqa: PLR0913 - one attention problem
@@ -96,20 +95,17 @@ def _attend_traced(
     if is_transformed():
         transforms.refuse_compilation()
     cu_seqlens_q, cu_seqlens_k, *max_seqlens = packing or operators.NOT_PACKED
-    tensors = _distinct(q, k, v, cu_seqlens_q, cu_seqlens_k)
+    tensors = distinct(q, k, v, cu_seqlens_q, cu_seqlens_k)
     out, lse = _TracedAttention.apply(*tensors, *max_seqlens, *call)  # type: ignore[no-untyped-call]
     return out, lse
 
 
-def _distinct(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None
-) -> Inputs:
+def distinct(*tensors: Tensor | None) -> list[Tensor | None]:
     """Make views of tensors that were seen before: dynamo wants each argument to be another."""
-    k = k.view_as(k) if k is q else k
-    v = v.view_as(v) if v is q or v is k else v
-    if cu_seqlens_k is not None and cu_seqlens_k is cu_seqlens_q:
-        cu_seqlens_k = cu_seqlens_k.view_as(cu_seqlens_k)
-    return q, k, v, cu_seqlens_q, cu_seqlens_k
+    made: list[Tensor | None] = []
+    for x in tensors:
+        made.append(x if x is None or all(x is not other for other in made) else x.view_as(x))
+    return made
 
 
 class _TracedAttention(torch.autograd.Function):

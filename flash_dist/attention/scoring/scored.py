@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ...errors import FlashDistError
 from ...kernels.budget import BUDGET_NOW, workspace_budget
-from ...kernels.operators import Packing, is_exporting
+from ...kernels.operators import NOT_PACKED, Packing, is_exporting
 from ...kernels.precision import is_ieee
 from ...kernels.scores import Scores
 from ...kernels.scoring import scored
@@ -17,6 +17,7 @@ from ...kernels.scoring.intervals import attend_intervals
 from ...masks.intervals import IntervalMask
 from .. import transforms
 from ..arguments import is_transformed
+from ..autograd import distinct
 from ..support import require_kernels
 
 if TYPE_CHECKING:
@@ -72,23 +73,14 @@ def attend_scored(  # noqa: PLR0913 - one attention problem
         )
     budget = BUDGET_NOW if compiling else workspace_budget()
     plan = softmax_scale, budget, bool(batch_invariant), ieee
-    cu_seqlens_q, cu_seqlens_k, *longest = packing or (None, None)
+    cu_seqlens_q, cu_seqlens_k, *longest = packing or NOT_PACKED
     slopes, sinks = scores.alibi_slopes, scores.sinks
-    tensors: tuple[Tensor | None, ...] = q, k, v, cu_seqlens_q, cu_seqlens_k, slopes, sinks
+    tensors = [q, k, v, cu_seqlens_q, cu_seqlens_k, slopes, sinks]
     if compiling:
-        tensors = _distinct(*tensors)
+        tensors = distinct(*tensors)
     function = _Traced if compiling else _Eager
-    out, lse = function.apply(*tensors, scores.softcap, *(longest or (None, None)), mask, *plan)  # type: ignore[no-untyped-call]
+    out, lse = function.apply(*tensors, scores.softcap, *longest, mask, *plan)  # type: ignore[no-untyped-call]
     return out, lse
-
-
-def _distinct(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Make views of tensors that were seen before: dynamo wants each argument to be another."""
-    seen: list[Tensor | None] = []
-    for x in tensors:
-        again = x is not None and any(x is other for other in seen)
-        seen.append(x.view_as(x) if again and x is not None else x)
-    return tuple(seen)
 
 
 def _refuse_transform() -> NoReturn:
@@ -112,8 +104,8 @@ class _Traced(torch.autograd.Function):
         alibi_slopes: Tensor | None,
         sinks: Tensor | None,
         softcap: float,
-        max_seqlen_q: int | None,
-        max_seqlen_k: int | None,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
         mask: Band | BlockMask,
         softmax_scale: float,
         budget: int,
@@ -125,7 +117,7 @@ class _Traced(torch.autograd.Function):
             k,
             v,
             mask=mask,
-            packing=_packing(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
+            packing=Packing.of(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
             softmax_scale=softmax_scale,
             ieee=ieee,
             scores=Scores(softcap, alibi_slopes, sinks),
@@ -149,7 +141,7 @@ class _Traced(torch.autograd.Function):
             dout,
             dlse,
             mask=ctx.mask,
-            packing=_packing(cu_seqlens_q, cu_seqlens_k, *ctx.longest),
+            packing=Packing.of(cu_seqlens_q, cu_seqlens_k, *ctx.longest),
             plan=ctx.plan,
             scores=Scores(ctx.softcap, alibi_slopes, sinks),
         )
@@ -162,12 +154,3 @@ class _Eager(_Traced):
     @staticmethod
     def jvp(*_: object) -> NoReturn:
         transforms.refuse_forward_mode()
-
-
-def _packing(
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-) -> Packing | None:
-    return Packing.of(cu_seqlens_q, cu_seqlens_k, max_seqlen_q or 0, max_seqlen_k or 0)
