@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import sysconfig
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a folder the only one that Python looks into, as if nothing was imported yet."""
+    """Make a folder the only one beside the standard library, as if nothing was imported yet."""
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    monkeypatch.setattr("sys.path", [str(tmp_path), sysconfig.get_path("stdlib")])
     monkeypatch.setattr("sys.path_importer_cache", {})
     return tmp_path
 
