@@ -174,6 +174,15 @@ def test_contexts_nest_and_decorate_and_give_the_function_back() -> None:
     assert functional.scaled_dot_product_attention is torch_sdpa
 
 
+def test_who_took_the_function_inside_may_call_it_outside(caplog: pytest.LogCaptureFixture) -> None:
+    q, k, v = draw_all()
+    with flash_dist.sdpa():
+        held = functional.scaled_dot_product_attention  # as `from torch.nn.functional import ...`
+    bias = draw(7, 9)
+    assert torch.equal(held(q, k, v, bias), torch_sdpa(q, k, v, bias))
+    assert "add other numbers" in caplog.text
+
+
 def test_layers_that_are_computed_again_are_served() -> None:
     leaves = draw_leaves()
 

@@ -31,6 +31,10 @@ _NAME: Final = "scaled_dot_product_attention"
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)  # types that our operators take as they are
 _TOP_LEFT: Final = Band(right=0, bottom_right=False)
 
+# Where a call goes that is not served outside of all contexts: a module that took our function
+# inside, under a name of its own (`from torch.nn.functional import ...`), has it for good.
+_OUTSIDE: Final[Any] = getattr(functional, _NAME)
+
 _lock: Final = threading.Lock()
 _found: Final[list[Any]] = []  # the function that each open context found; the first is not ours
 
@@ -107,7 +111,8 @@ def attend_or_leave(  # noqa: PLR0913, PLR0917 - torch's signature
     if isinstance(call, str):
         tell(call)
         options = {"scale": scale, "enable_gqa": enable_gqa}
-        result: Tensor = _found[0](*tensors, attn_mask, dropout_p, is_causal, **options)
+        own = (*_found, _OUTSIDE)[0]
+        result: Tensor = own(*tensors, attn_mask, dropout_p, is_causal, **options)
         return result
     out, _ = attend(
         call.q, call.k, call.v, mask=call.mask, softmax_scale=call.scale, wants_lse=False
