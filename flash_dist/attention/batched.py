@@ -12,7 +12,7 @@ from .layouts import DENSE
 from .neutral import are_defaults, require_neutral, require_neutral_others
 from .results import Pair, Result, choose_result
 from .scoring.scored import attend_scored
-from .scoring.scores import choose_scores, without_sinks
+from .scoring.scores import choose_scores
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -191,7 +191,7 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
     plain = not others and are_defaults(dropout_p, softcap, alibi_slopes)
     if not plain:
         require_neutral(dropout_p=dropout_p)
-        require_neutral_others("flash_attn_func", without_sinks(others))
+        require_neutral_others("flash_attn_func", others)
     q, k, v = prepare_inputs(q, k, v)
     scores = None
     if not plain:

@@ -50,11 +50,6 @@ _MASKS: Final = (
     "`mask` takes a BlockMask\n\n"
     "hint: `BlockMask.from_flex` and `BlockMask.from_tiles` make one, once"
 )
-_NO_SINKS: Final = (
-    "there are no kernels of a cache with sinks\n\n"
-    "hint: `out * (lse - sink[:, None]).sigmoid().mT[..., None]` adds them; "
-    "`return_softmax_lse=True` returns lse"
-)
 _PAGES: Final = (
     "it has another name here\n\n"
     "hint: `flash_attn_varlen_func` and `flash_attn_with_kvcache` take block_table"
@@ -88,7 +83,6 @@ REASONS: Final[Mapping[str, str]] = {
     "dropout_p": "there are no kernels with dropout",
     "gather_kv_indices": "there are no kernels that gather keys",
     "k_descale": _SCALES,
-    "learnable_sink": _NO_SINKS,
     "mask": (
         "packed sequences have causal and window_size only\n\nhint: `BlockMask.documents` is a "
         "mask of packed sequences for `flash_attn_func`, with a batch of 1"
@@ -104,7 +98,6 @@ REASONS: Final[Mapping[str, str]] = {
     "page_table": _PAGES,
     "q_descale": _SCALES,
     "qv": "there are no kernels with a second product of queries",
-    "s_aux": _NO_SINKS,
     "scheduler_metadata": _SCHEDULE,
     "score_mod": _SCORE_MOD,
     "score_mod_bwd": _SCORE_MOD,
@@ -134,8 +127,10 @@ _SERVED: Final = (
     "causal",
     "deterministic",
     "float32_precision",
+    "learnable_sink",
     "return_attn_probs",
     "return_lse",
+    "s_aux",
     "softcap",
     "softmax_scale",
     "window_size",
@@ -162,13 +157,16 @@ def require_neutral(**arguments: object) -> None:
 
 
 def require_neutral_others(function: str, others: Mapping[str, object]) -> None:
-    """Raise likewise for what flash-attention 3 and 4 take, and TypeError for other names."""
+    """Raise likewise for what flash-attention 3 and 4 take, and TypeError for other names.
+
+    Sinks are served, and judged where they are read.
+    """
     for name in others:
         if name not in Others.__annotations__:
             message = f"{function}() got an unexpected keyword argument '{name}'"
             close = get_close_matches(name, (*REASONS, *_SERVED), n=1)
             raise TypeError(f"{message}\n\nhint: did you mean `{close[0]}`?" if close else message)
-    require_neutral(**others)
+    require_neutral(**{name: value for name, value in others.items() if name in REASONS})
 
 
 def _describe(value: object) -> str:

@@ -25,7 +25,7 @@ from .layouts import PACKED, dtype_name
 from .neutral import are_defaults, require_neutral, require_neutral_others
 from .results import Pair, Result, choose_result
 from .scoring.scored import attend_scored
-from .scoring.scores import choose_scores, without_sinks
+from .scoring.scores import choose_scores
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -202,8 +202,8 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     """
     require_neutral(dropout_p=dropout_p, mask=mask)
     seqused_k = others.pop("seqused_k", None)
+    require_neutral_others("flash_attn_varlen_func", others)
     if block_table is not None or seqused_k is not None:
-        require_neutral_others("flash_attn_varlen_func", without_sinks(others))
         packed = _read_queries(q, cu_seqlens_q, max_seqlen_q)
         out, lse = attend_to_cache(
             q,
@@ -225,7 +225,6 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
             ),
         )
         return choose_result(out, lse, return_lse=return_lse, return_attn_probs=return_attn_probs)
-    require_neutral_others("flash_attn_varlen_func", without_sinks(others))
     q, k, v = prepare_inputs(q, k, v, PACKED)
     longest_q = _read_max_seqlen("max_seqlen_q", max_seqlen_q)
     longest_k = _read_max_seqlen("max_seqlen_k", max_seqlen_k)

@@ -21,7 +21,7 @@ from ..arguments import (
 )
 from ..layouts import ALIGNMENT, DENSE, Layout, dtype_name, stride_error
 from ..neutral import require_neutral_others
-from ..scoring.scores import choose_scores, without_sinks
+from ..scoring.scores import choose_scores
 from ..support import require_kernels
 from .layouts import (
     check_angles,
@@ -197,7 +197,7 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
             do not where they are looked at, or what is not served is not neutral.
         FlashDistError: This build has no code that runs on the GPU.
     """
-    require_neutral_others("flash_attn_with_kvcache", without_sinks(others))
+    require_neutral_others("flash_attn_with_kvcache", others)
     _require_splits(num_splits)
     require_bool("rotary_interleaved", rotary_interleaved)
     band = choose_band(window_size, causal=causal)

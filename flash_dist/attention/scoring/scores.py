@@ -22,11 +22,6 @@ SINKS: Final = ("learnable_sink", "s_aux")  # flash-attention 4's name, and vLLM
 _LEAST, _MOST = 2.0**-40, 2.0**40
 
 
-def without_sinks(others: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what else was asked for by name."""
-    return {name: value for name, value in others.items() if name not in SINKS}
-
-
 def choose_scores(  # noqa: PLR0913 - three arguments and what they are held against
     q: Tensor,
     *,

@@ -18,6 +18,7 @@ from ci.docs import find_definition
 from ci.project import ROOT
 from flash_dist.attention.arguments import choose_band
 from flash_dist.attention.neutral import NEUTRAL, REASONS, Others, require_neutral
+from flash_dist.attention.scoring.scores import SINKS
 from flash_dist.compat import flash_attn
 from flash_dist.compat.flash_attn import bert_padding
 
@@ -121,7 +122,7 @@ def test_others_are_arguments_that_a_peer_published_with_a_reason_each() -> None
     }
     vllm = {"s_aux"}  # of its own flash-attention 3; transformers passes sinks by that name, too
     assert set(Others.__annotations__) <= known | vllm
-    assert set(Others.__annotations__) <= set(REASONS)
+    assert set(Others.__annotations__) - set(REASONS) == set(SINKS)  # which are served
     assert set(NEUTRAL) <= set(REASONS)
     assert list(Others.__annotations__) == sorted(Others.__annotations__)
 
