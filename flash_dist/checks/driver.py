@@ -20,7 +20,7 @@ from ..kernels.budget import BUDGET_VARIABLE, find_budget_problem
 from ..targets.advice import GET_DRIVER, driver_fix
 from ..targets.compatibility import driver_refusal, jit_policy
 from ..targets.devices import ZSTD_CUDA, first_driver, format_version, ptx_isa_cuda, toolkit_driver
-from ..targets.verdict import SMEM_VARIABLE
+from ..targets.verdict import SMEM_VARIABLE, read_smem_limit
 from .host import describe_driver, explain_no_gpu
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def check_variables(environment: Environment) -> CheckResult:
             f"`unset {' '.join(switches)}`",
             JIT_VARIABLE,
         )
-    if environment.variables.get(SMEM_VARIABLE, "").strip():
+    if environment.variables.get(SMEM_VARIABLE):
         return CheckResult(
             "warn",
             f"{SMEM_VARIABLE} is set: smaller tiles than the GPU allows are used",
@@ -96,9 +96,9 @@ def _shorten(value: str) -> str:
 
 def _find_malformed(variables: Mapping[str, str]) -> tuple[str, str, Entry] | None:
     """Return the first of our own variables that cannot be read, and what is wrong with it."""
-    limit = variables.get(SMEM_VARIABLE, "").strip()
-    if limit and not (limit.isdecimal() and int(limit)):
-        problem = f"{SMEM_VARIABLE} must be a number of bytes such as 65536, got `{limit}`"
+    limit = variables.get(SMEM_VARIABLE, "")
+    if limit and read_smem_limit(limit) is None:
+        problem = f"{SMEM_VARIABLE} must be a number of bytes such as 65536, got `{limit:.60}`"
         return SMEM_VARIABLE, problem, SMEM_LIMIT_MALFORMED
     problem = find_budget_problem(variables.get(BUDGET_VARIABLE, ""))
     if problem:

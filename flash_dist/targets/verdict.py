@@ -64,7 +64,8 @@ NO_OPT_IN = 48 * KIB  # what a block gets without asking: plan 0
 SMEM_VARIABLE = "FLASH_DIST_SMEM_LIMIT"
 FLOOR = min(DTYPE_FLOOR.values())
 _NO_LIMIT = 1 << 30
-
+_LIMIT = re.compile(r"[ \t-\r]*\+?0*([1-9][0-9]{0,9})")
+_MOST_LIMIT = 2**31 - 1
 
 _FOR_TARGET = re.compile(r"_sm[0-9]+$")
 
@@ -80,6 +81,13 @@ def role_of(family: str) -> str:
 # Roles that families for some targets alone serve, and the roles that together do the same where
 # none of them runs.
 STAND_INS: Final = {"bwd_fused": ("bwd_dkdv", "bwd_dq_recompute")}
+
+
+def read_smem_limit(text: str) -> int | None:
+    """Return the bytes that FLASH_DIST_SMEM_LIMIT names; None where the dispatcher refuses it."""
+    found = _LIMIT.fullmatch(text)
+    limit = int(found[1]) if found else 0
+    return limit if 0 < limit <= _MOST_LIMIT else None
 
 
 def name_size(head_dim: int, head_dim_v: int) -> str:
@@ -200,8 +208,7 @@ class Situation:
     ) -> Situation:
         """Apply the variables that lower the limit or change what the driver does."""
         limit = smem_optin or device.smem_optin
-        asked = environ.get(SMEM_VARIABLE, "").strip()
-        lowered = min(limit, int(asked)) if asked.isdecimal() else limit
+        lowered = min(limit, read_smem_limit(environ.get(SMEM_VARIABLE, "")) or limit)
         return cls(device, driver, lowered, jit_policy(environ), lowered < limit)
 
 

@@ -220,11 +220,12 @@ def test_a_lowered_limit_and_jit_variables_are_warnings() -> None:
     assert "compute_80" in find(examination, "gpu 0").summary
 
 
-def test_a_limit_that_is_no_number_is_a_failure() -> None:
-    environment = replace(make_environment(ALL, "9.0"), variables={"FLASH_DIST_SMEM_LIMIT": "64k"})
+@pytest.mark.parametrize("text", ["64k", "0", "65536 ", " ", "2147483648", "9" * 5000, "\uff16"])
+def test_a_limit_that_the_dispatcher_cannot_read_is_a_failure(text: str) -> None:
+    environment = replace(make_environment(ALL, "9.0"), variables={"FLASH_DIST_SMEM_LIMIT": text})
     result = find(look(environment), "variables")
     assert (result.status, result.id) == ("fail", "smem-limit-malformed")
-    assert "got `64k`" in result.summary
+    assert f"got `{text:.60}`" in result.summary
 
 
 def test_a_budget_that_is_no_number_is_a_failure() -> None:
