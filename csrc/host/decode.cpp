@@ -23,14 +23,31 @@ Number divide_up(Number a, Number b) {
   return (a + b - 1) / b;
 }
 
-void check_sizes(const DecodeParams& p) {
-  const int64_t num_heads_q = int64_t{p.num_heads_kv} * p.group;
+// Refuses what the binding refuses, for other callers. A row of the cache that a new key is for is
+// counted in 32 bits before it is compared with the capacity.
+template <class Params>
+void check_cache(const Params& p, int64_t num_heads_q) {
   const std::string problem =
       find_size_problem({p.batch, p.seqlen_q, p.cache.capacity, num_heads_q, 0, 0});
   if (!problem.empty()) fail(problem);
+  if (p.cache.seqlen_new > MAX_SEQLEN) {
+    fail("seqlen_new must be at most ", MAX_SEQLEN, ", got ", p.cache.seqlen_new);
+  }
+}
+
+void check_sizes(const DecodeParams& p) {
+  check_cache(p, int64_t{p.num_heads_kv} * p.group);
+  if (p.batch < 1 || p.seqlen_q < 1) {
+    fail("batch and seqlen_q must be at least 1 to read a cache, got ", p.batch, " and ",
+         p.seqlen_q);
+  }
   const int64_t rows = int64_t{p.group} * p.seqlen_q;
   if (rows > MAX_SEQLEN)
     fail("heads_per_kv * seqlen_q must be at most ", MAX_SEQLEN, ", got ", rows);
+}
+
+void check_sizes(const AppendParams& p) {
+  check_cache(p, std::max(p.num_heads_q, p.num_heads_kv));  // without q, too
 }
 
 }  // namespace
@@ -97,10 +114,10 @@ int64_t Decode::most_units() const {
 }
 
 void Decode::check_units() const {
-  const int64_t units = longest_units() * p_.batch * tasks();
-  if (units <= MAX_UNITS) return;
+  const int64_t units = longest_units() * p_.batch;
+  if (units <= MAX_UNITS / tasks()) return;  // their product may be past 2^63
   fail("units of ", UNIT_KEYS, " keys, times tiles of ", p_.task_rows,
-       " queries of a group, must be at most ", MAX_UNITS, ", got ", units,
+       " queries of a group, must be at most ", MAX_UNITS, ", got ", units, " * ", tasks(),
        "\n\nhint: fewer queries in a call give the same bits");
 }
 
@@ -119,6 +136,7 @@ void Decode::place(int64_t units, int64_t budget) {
 
 bool may_have_few_queries(const Call& call, const FwdParams& p) {
   const auto dtype = static_cast<Dtype>(call.dtype);
+  if (p.batch == 0 || p.seqlen_q == 0) return false;  // nothing to share out
   if (p.scores.bends || p.sinks != nullptr) return false;
   if (is_fp32(dtype) || p.mask.kind != MaskKind::BAND || p.seqlen_k < MANY_KEYS) return false;
   const bool packed = p.packing.cu_seqlens_q != nullptr;
@@ -179,6 +197,7 @@ void run_decode(const Call& call, const DecodeParams& params, int64_t budget, Al
 }
 
 void run_append(const Call& call, const AppendParams& p) {
+  check_sizes(p);
   const DeviceScope scope(call.device);
   const KernelKey key{Role::APPEND, static_cast<Dtype>(call.dtype), {p.head_dim, p.head_dim_v}};
   launch(call.device, require_kernel(call.device, key, &p), &p,

@@ -20,7 +20,7 @@ struct CallSizes {
   int64_t total_q, total_k;                        // packed, else 0
 };
 
-// What is too large, in a sentence; empty if nothing is.
+// What is too large, or too small to divide by, in a sentence; empty if nothing is.
 inline std::string find_size_problem(const CallSizes& s) {
   const auto most = [](const char* name, int64_t limit, const std::string& got) {
     return std::string(name) + " must be at most " + std::to_string(limit) + ", got " + got;
@@ -28,6 +28,7 @@ inline std::string find_size_problem(const CallSizes& s) {
   const auto text = [](int64_t number) { return std::to_string(number); };
   if (s.seqlen_q > MAX_SEQLEN) return most("seqlen_q", MAX_SEQLEN, text(s.seqlen_q));
   if (s.seqlen_k > MAX_SEQLEN) return most("seqlen_k", MAX_SEQLEN, text(s.seqlen_k));
+  if (s.num_heads_q < 1) return "num_heads_q must be at least 1, got " + text(s.num_heads_q);
   if (s.batch * s.num_heads_q > INT32_MAX) {
     return most("batch * num_heads_q", INT32_MAX, text(s.batch) + " * " + text(s.num_heads_q));
   }

@@ -2,12 +2,12 @@
 // count code" of the input. The count-th call of that function fails with the code, once: code 0 of
 // cudaFuncGetAttributes says that a kernel was compiled to other registers, of
 // cudaOccupancyMaxActiveClusters that no cluster fits. Behind a semicolon there may be sizes: batch
-// seqlen_q seqlen_k num_heads_kv group total_q (packed if >= 0) budget dtype.
+// seqlen_q seqlen_k num_heads_kv group total_q (packed if >= 0) budget dtype seqlen_new. With the last
+// one the calls are decode and append, seqlen_k the capacity of their cache.
 //
 //   g++ -std=c++17 -I csrc -I GENERATED -I CUDA/include failures.cpp csrc/host/*.cpp -o failures
 //
-// Each line is a process of its own, that makes the same forward and backward twice on GPU 1 while
-// GPU 0 is current. The kernels are those of GENERATED/variants.inc, of which none runs.
+// Each line is a process of its own, that makes the same calls twice on GPU 1 while GPU 0 is current. The kernels are those of GENERATED/variants.inc, of which none runs.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -168,6 +168,7 @@ void* allocate(void* context, int64_t bytes) {
 int batch = 2, seqlen_q = 1000, seqlen_k = 1000, num_heads_kv = 1, group = 4, total_q = -1;
 int64_t budget = int64_t{64} << 20;
 int dtype = static_cast<int>(Dtype::BF16);
+int seqlen_new = -1;  // -1: forward and backward
 
 template <class Params>
 Params make_params() {
@@ -190,6 +191,37 @@ std::string quoted(const std::string& text) {
   return result + "\"";
 }
 
+CacheParams make_cache() {
+  CacheParams cache{};
+  cache.entries = batch;
+  cache.page = cache.capacity = seqlen_k;
+  cache.seqlen_new = seqlen_new;
+  return cache;
+}
+
+DecodeParams make_decode() {
+  DecodeParams p{};
+  p.cache = make_cache();
+  p.batch = batch;
+  p.seqlen_q = seqlen_q;
+  p.num_heads_kv = num_heads_kv;
+  p.group = group;
+  p.head_dim = p.head_dim_v = 64;
+  p.left = p.right = UNBOUNDED;
+  return p;
+}
+
+AppendParams make_append() {
+  AppendParams p{};
+  p.cache = make_cache();
+  p.batch = batch;
+  p.seqlen_q = seqlen_q;
+  p.num_heads_kv = num_heads_kv;
+  p.num_heads_q = num_heads_kv * group;
+  p.head_dim = p.head_dim_v = 64;
+  return p;
+}
+
 // The sentence of each call that failed, and every kernel that was launched.
 std::string attempt() {
   launched.clear();
@@ -202,13 +234,20 @@ std::string attempt() {
     separator = ", ";
   };
   const Call call{1, nullptr, dtype};
-  const auto forward = make_params<FwdParams>();
-  tell(flash_dist_fwd(&call, &forward, nullptr, nullptr));
-  const auto grads = make_params<BwdParams>();
-  const DeltaParams delta{};
-  const BwdOptions options{budget, 0, nullptr};
   std::vector<uint8_t> workspace;
-  tell(flash_dist_bwd(&call, &delta, &grads, &options, &allocate, &workspace));
+  if (seqlen_new >= 0) {
+    const DecodeParams decode = make_decode();
+    tell(flash_dist_decode(&call, &decode, budget, &allocate, &workspace));
+    const AppendParams append = make_append();
+    tell(flash_dist_append(&call, &append));
+  } else {
+    const auto forward = make_params<FwdParams>();
+    tell(flash_dist_fwd(&call, &forward, nullptr, nullptr));
+    const auto grads = make_params<BwdParams>();
+    const DeltaParams delta{};
+    const BwdOptions options{budget, 0, nullptr};
+    tell(flash_dist_bwd(&call, &delta, &grads, &options, &allocate, &workspace));
+  }
   separator = "";
   for (const std::string& symbol : launched) {
     kernels << separator << quoted(symbol);
@@ -242,6 +281,7 @@ int main() {
       if (line.find(';') != std::string::npos) {
         sizes >> batch >> seqlen_q >> seqlen_k >> num_heads_kv >> group >> total_q >> budget >>
             dtype;
+        if (int given = 0; sizes >> given) seqlen_new = given;
       }
       failing_with = static_cast<cudaError_t>(code);
       std::cout << "[" << attempt();

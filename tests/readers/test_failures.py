@@ -67,7 +67,7 @@ Pair = tuple[Attempt, Attempt]
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("failures")
-    table = Table.load().only([64], ["bf16", "fp32", "ieee32"])
+    table = Table.load().only([64, 256], ["bf16", "fp32", "ieee32"])  # 256: decode_fold, append
     generate(table, ArchSet.parse("9.0a;8.0+PTX").archs, [], folder)
     sources = [Path(__file__).with_name("failures.cpp"), *sorted((CSRC / "host").glob("*.cpp"))]
     options = ["-std=c++17", "-O1", "-Xcompiler=-Wall,-Wextra,-Werror", "-cudart=none"]
@@ -228,6 +228,75 @@ def test_sizes_that_32_bits_do_not_hold_are_refused_before_anything_runs(
     ((first, _),) = ask(program, ("nothing", 0, 0), sizes=" ".join(map(str, (*sizes, 0))))
     assert first.errors == [sentence, sentence]
     assert first.calls == {}
+
+
+@pytest.mark.parametrize("total_q", [-1, 0], ids=["", "packed"])
+@pytest.mark.parametrize("seqlen_k", [64, 4096])
+@pytest.mark.parametrize(("batch", "seqlen_q"), [(0, 8), (2, 0), (0, 0)])
+def test_a_call_without_a_query_is_no_error(
+    program: Path, batch: int, seqlen_q: int, seqlen_k: int, total_q: int
+) -> None:
+    sizes = f"{batch} {seqlen_q} {seqlen_k} 1 4 {total_q} {64 << 20}"
+    ((first, second),) = ask(program, ("nothing", 0, 0), sizes=sizes)
+    assert first.errors == second.errors == []
+    assert first.launched == second.launched
+
+
+@pytest.mark.parametrize(("num_heads_kv", "group"), [(0, 4), (1, 0), (0, 0)])
+@pytest.mark.parametrize("seqlen_q", [8, 1000])
+def test_no_head_is_refused(program: Path, seqlen_q: int, num_heads_kv: int, group: int) -> None:
+    sizes = f"2 {seqlen_q} 4096 {num_heads_kv} {group} -1 {64 << 20}"
+    ((first, _),) = ask(program, ("nothing", 0, 0), sizes=sizes)
+    assert first.errors == 2 * ["num_heads_q must be at least 1, got 0"]
+    assert first.calls == {}
+
+
+def with_cache(program: Path, *sizes: int, seqlen_new: int = 0) -> list[str]:
+    """Return what decode and append say of a batch, seqlen_q, capacity, num_heads_kv and group."""
+    line = " ".join(map(str, (*sizes, -1, 64 << 20, 1, seqlen_new)))
+    ((first, second),) = ask(program, ("nothing", 0, 0), sizes=line)
+    assert first.errors == second.errors
+    return first.errors
+
+
+def test_a_cache_is_read_and_written(program: Path) -> None:
+    assert with_cache(program, 2, 8, 4096, 1, 4, seqlen_new=8) == []
+
+
+@pytest.mark.parametrize(("batch", "seqlen_q"), [(0, 8), (2, 0), (0, 0)])
+def test_a_cache_without_a_query_is_not_read(program: Path, batch: int, seqlen_q: int) -> None:
+    got = f"{batch} and {seqlen_q}"
+    assert with_cache(program, batch, seqlen_q, 4096, 1, 4) == [
+        f"batch and seqlen_q must be at least 1 to read a cache, got {got}"
+    ]
+
+
+def test_a_cache_without_a_head_is_refused(program: Path) -> None:
+    sentence = "num_heads_q must be at least 1, got 0"
+    assert with_cache(program, 2, 8, 4096, 0, 4) == [sentence, sentence]
+
+
+@pytest.mark.parametrize(
+    ("capacity", "seqlen_new", "sentence"),
+    [
+        (MOST, 8, f"seqlen_k must be at most 1073741696, got {MOST}"),
+        (4096, MOST, f"seqlen_new must be at most 1073741696, got {MOST}"),
+    ],
+    ids=["capacity", "seqlen_new"],
+)
+def test_a_cache_whose_rows_32_bits_do_not_hold_is_neither_read_nor_written(
+    program: Path, capacity: int, seqlen_new: int, sentence: str
+) -> None:
+    got = with_cache(program, 2, 8, capacity, 1, 4, seqlen_new=seqlen_new)
+    assert got == [sentence, sentence]
+
+
+def test_more_units_of_a_cache_than_64_bits_hold_are_refused(program: Path) -> None:
+    (sentence,) = with_cache(program, 2**19, 2**29, 2**29, 2**11, 1)
+    assert sentence.startswith(
+        "units of 128 keys, times tiles of 64 queries of a group, must be at most 2147483647, "
+        f"got {2**41} * {2**34}\n\nhint: "
+    )
 
 
 def test_more_blocks_than_a_launch_has_say_what_to_do(program: Path, codes: dict[str, int]) -> None:
