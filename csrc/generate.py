@@ -131,6 +131,15 @@ class Family:
         """Whether a target gets kernels of it."""
         return not self.targets or target in self.targets
 
+    def rows_for(self, head_dims: Sequence[int]) -> tuple[Row, ...]:
+        """Return the rows of these sizes; of a family that has larger ones alone, the least."""
+        if not head_dims:
+            return self.rows
+        least = min(row.head_dim for row in self.rows)
+        holds_all = not self.targets and least > max(head_dims)
+        wanted = {least} if holds_all else set(head_dims)
+        return tuple(row for row in self.rows if row.head_dim in wanted)
+
     @property
     def plan_struct(self) -> str:
         """Name of the struct template that holds the tile constants."""
@@ -170,7 +179,7 @@ class Table:
         families = (
             replace(
                 family,
-                rows=tuple(r for r in family.rows if not head_dims or r.head_dim in head_dims),
+                rows=family.rows_for(head_dims),
                 dtypes=tuple(d for d in family.dtypes if not dtypes or d in dtypes),
             )
             for family in self.families

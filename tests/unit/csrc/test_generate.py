@@ -199,6 +199,16 @@ def test_a_debug_build_keeps_one_head_dim_and_dtype(table: generate.Table) -> No
     assert table.only([], []).variants(target) == table.variants(target)
 
 
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_a_debug_build_can_make_every_call_of_its_head_dim(head_dim: int) -> None:
+    target = Arch.parse("sm_80")
+    kept = generate.Table.load().only([head_dim], ["bf16"]).variants(target)
+    roles = {v.family.role for v in kept}
+    assert {"fwd", "bwd_dkdv", "decode", "decode_fold", "append"} <= roles
+    sizes = {v.row.head_dim for v in kept if v.family.name not in {"decode_fold", "append"}}
+    assert sizes == {head_dim}
+
+
 # --- A family for some targets ------------------------------------------------------------------
 
 SPECIFIC = """
