@@ -34,21 +34,23 @@ using Allocate = void* (*)(void* context, int64_t bytes);
 
 FLASH_DIST_API const char* flash_dist_last_error();
 
-// out and lse. All pointers are device memory of call->device. heads_together is filled in here.
-// allocate null: without memory of its own, which is slower for large calls.
+// out and lse. All pointers are device memory of call->device. Given are views, lse, sizes,
+// softmax_scale, packing, mask, of scores what is not filled in at the call, and sinks; the remaining
+// fields are filled in here. allocate null: without memory of its own, which is slower for large calls.
 FLASH_DIST_API int flash_dist_fwd(const flash_dist::Call* call, const flash_dist::FwdParams* params,
                                   flash_dist::Allocate allocate, void* context);
 
-// dq, dk and dv. In delta: views, lse, dlse. In grads: views, sizes, softmax_scale, packing, mask.
-// The remaining fields are filled in here.
+// dq, dk and dv. In delta: views of out and dout, lse, dlse, sinks, dsinks. In grads: views, sizes,
+// softmax_scale, packing, mask, scores as above. The remaining fields are filled in here. Memory is
+// needed, allocate not null.
 FLASH_DIST_API int flash_dist_bwd(const flash_dist::Call* call,
                                   const flash_dist::DeltaParams* delta,
                                   const flash_dist::BwdParams* grads,
                                   const flash_dist::BwdOptions* options,
                                   flash_dist::Allocate allocate, void* context);
 
-// out and lse of queries to a cache. budget: bytes of workspace, -1: what FLASH_DIST_WORKSPACE_MB says
-// now. The fields from rows on are filled in here.
+// out and lse of queries to a cache, of which there is one at least. budget: bytes of workspace, -1:
+// what FLASH_DIST_WORKSPACE_MB says now. The fields from task_rows on are filled in here.
 FLASH_DIST_API int flash_dist_decode(const flash_dist::Call* call,
                                      const flash_dist::DecodeParams* params, int64_t budget,
                                      flash_dist::Allocate allocate, void* context);
