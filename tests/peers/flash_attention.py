@@ -1,11 +1,12 @@
 """Run flash-attention 2's own tests through flash_dist.compat, with their imports alone changed.
 
     python tests/peers/flash_attention.py CHECKOUT [--served 490] [--others 40] [PYTEST ...]
+    python tests/peers/flash_attention.py CHECKOUT --device cpu --longest 256 --served 60
 
-needs a GPU, flash_dist installed, pytest and einops. The file has some 400,000 cases: of each of
-its tests a seeded sample is run, of cases that ask for what is served, which must pass, and of
-others, which should be refused in our words and are counted. Run as a file, so that Python does not
-find the sources of flash_dist beside the installed package.
+needs flash_dist installed, pytest and einops, and a GPU unless the device is another. The file has
+some 400,000 cases: of each of its tests a seeded sample is run, of cases that ask for what is
+served, which must pass, and of others, which should be refused in our words and are counted. Run as
+a file, so that Python does not find the sources of flash_dist beside the installed package.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 PEER: Final = "flash_attn"
 COMPAT: Final = "flash_dist.compat.flash_attn"
+TRUTHS: Final = {"apply_rotary_emb": "rotary"}  # what only tests need, and the module here with it
 DROPPED: Final = "names that are not served, not imported:"
 SERVED, OTHER = "served", "other"
 REFUSALS: Final = (ValueError, TypeError)
@@ -41,13 +43,8 @@ REFUSALS: Final = (ValueError, TypeError)
 NEUTRAL: Final[dict[str, Callable[[Any], bool]]] = {
     "d": lambda value: value % 8 == 0,
     "dropout_p": lambda value: value == 0,
-    "paged_kv_block_size": lambda value: value is None,
 }
-# The same of a cache.
-NEUTRAL_FOR_CACHES: Final[dict[str, Callable[[Any], bool]]] = {
-    "alibi": lambda value: not value,
-    "softcap": lambda value: value == 0,
-}
+LENGTHS: Final = ("seqlen", "seqlen_q", "seqlen_k")
 LONG: Final = {"test_flash_attn_race_condition": 20}  # runs 250 times: fewer cases of it
 
 
@@ -59,10 +56,19 @@ def rewrite_imports(text: str, has: Callable[[str, str], bool]) -> tuple[str, li
             continue
         module = COMPAT + (node.module or "").removeprefix(PEER)
         names = [one.name for one in node.names if has(module, one.name)]
-        dropped += [one.name for one in node.names if one.name not in names]
+        others = [one.name for one in node.names if one.name not in names]
+        dropped += [name for name in others if name not in TRUTHS]
         new = [f"from {module} import {', '.join(names)}"] if names else []
+        new += [f"from {TRUTHS[name]} import {name}" for name in others if name in TRUTHS]
         lines[node.lineno - 1 : node.end_lineno] = new
     return "\n".join([*lines, ""]), sorted(dropped)
+
+
+def move_to_cpu(text: str) -> str:
+    """Let a file make its tensors on the CPU, and take that for a GPU that is served whole."""
+    return text.replace('torch.cuda.get_device_capability("cuda")', "(9, 0)").replace(
+        '"cuda"', '"cpu"'
+    )
 
 
 def has_name(module: str, name: str) -> bool:
@@ -76,10 +82,7 @@ def has_name(module: str, name: str) -> bool:
 class Drawn:
     """A seeded sample of the cases of one test: without expanding all of them."""
 
-    def __init__(
-        self, axes: Sequence[tuple[str, Sequence[Any]]], seed: str, test: str = ""
-    ) -> None:
-        self._neutral = {**NEUTRAL, **(NEUTRAL_FOR_CACHES if "kvcache" in test else {})}
+    def __init__(self, axes: Sequence[tuple[str, Sequence[Any]]], seed: str) -> None:
         self.names = [name.strip() for names, _ in axes for name in names.split(",")]
         self._axes = [values for _, values in axes]
         self._wide = ["," in names for names, _ in axes]
@@ -108,7 +111,12 @@ class Drawn:
     def is_neutral(self, case: Case) -> bool:
         """Whether a case asks for nothing that is not served."""
         named = zip(self.names, case, strict=True)
-        return all(self._neutral[name](value) for name, value in named if name in self._neutral)
+        return all(NEUTRAL[name](value) for name, value in named if name in NEUTRAL)
+
+    def is_short(self, case: Case, longest: int) -> bool:
+        """Whether none of its sequences has more tokens."""
+        named = zip(self.names, case, strict=True)
+        return all(value <= longest for name, value in named if name in LENGTHS)
 
 
 # What follows is a plugin of pytest, loaded in every process of a run.
@@ -121,6 +129,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--others", type=int, required=True, help="cases of each test")
     parser.addoption("--seed", required=True)
     parser.addoption("--dropped", default="", help="names that are not imported")
+    parser.addoption("--longest", type=int, required=True, help="tokens")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -128,17 +137,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Put a sample in the place of the product of a test's marks."""
     option, name = metafunc.config.getoption, metafunc.definition.originalname
     marks = [mark for mark in metafunc.definition.own_markers if mark.name == "parametrize"]
-    drawn = Drawn([mark.args[:2] for mark in marks], f"{option('--seed')} {name}", name)
+    drawn = Drawn([mark.args[:2] for mark in marks], f"{option('--seed')} {name}")
     absent = set(metafunc.function.__code__.co_names) & set(option("--dropped").split(","))
 
-    def is_served(case: Case) -> bool:
-        return not absent and drawn.is_neutral(case)
+    def draw(count: int, *, served: bool) -> list[Case]:
+        def is_wanted(case: Case) -> bool:
+            neutral = not absent and drawn.is_neutral(case)
+            return neutral == served and drawn.is_short(case, option("--longest"))
+
+        return drawn.draw(count, wanted=is_wanted)
 
     wanted = max(1, option("--served") // LONG.get(name, 1))
-    cases = {
-        SERVED: drawn.draw(wanted, wanted=is_served),
-        OTHER: drawn.draw(option("--others"), wanted=lambda case: not is_served(case)),
-    }
+    cases = {SERVED: draw(wanted, served=True), OTHER: draw(option("--others"), served=False)}
     ids = [f"{kind}-{number}" for kind in cases for number in range(len(cases[kind]))]
     for mark in marks:
         metafunc.definition.own_markers.remove(mark)
@@ -200,9 +210,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--others", type=int, default=40, help="cases of each test that are not")
     parser.add_argument("--seed", default="0")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--longest", type=int, default=sys.maxsize, help="tokens of a sequence")
     args, options = parser.parse_known_args(argv)
     text = (args.checkout / "tests" / "test_flash_attn.py").read_text(encoding="utf-8")
     changed, dropped = rewrite_imports(text, has_name)
+    changed = move_to_cpu(changed) if args.device == "cpu" else changed
     print(DROPPED, ", ".join(dropped) or "none")  # noqa: T201
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "test_flash_attn.py")
@@ -211,6 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         here = Path(__file__).resolve()
         plugin = ["-p", here.stem, f"--seed={args.seed}", f"--dropped={','.join(dropped)}"]
         plugin += [f"--served={args.served}", f"--others={args.others}"]
+        plugin += [f"--longest={args.longest}"]
         command = [sys.executable, "-m", "pytest", "-q", "--tb=short", *plugin, *options, str(path)]
         found = [str(here.parent), os.environ.get("PYTHONPATH", "")]
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, found))}

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import torch
+
 from ci.project import ROOT
 from tests.peers import flash_attention
-from tests.peers.flash_attention import Drawn, rewrite_imports
+from tests.peers.flash_attention import Drawn, move_to_cpu, rewrite_imports
+from tests.peers.rotary import apply_rotary_emb
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,6 +24,7 @@ from flash_attn import (
     flash_attn_with_kvcache,
 )
 from flash_attn.bert_padding import pad_input
+from flash_attn.flash_attn_interface import _get_block_size_n
 from flash_attn.layers.rotary import apply_rotary_emb
 
 def test(): flash_attn_func()  # of flash_attn
@@ -45,20 +49,46 @@ def test_attend(seqlen, d, dropout_p):
 @pytest.mark.parametrize("d", [8, 16])
 def test_cached(d):
     cached(d)
+
+@pytest.mark.parametrize("seqlen_q,seqlen_k", [(1, 64), (1, 65)])
+def test_long(seqlen_q, seqlen_k):
+    assert seqlen_k == 64
 """
 
 
 def test_imports_alone_are_changed_and_names_that_are_not_there_left_out() -> None:
     served = {"flash_attn_func", "pad_input"}
     changed, dropped = rewrite_imports(FILE, lambda _module, name: name in served)
-    assert dropped == ["apply_rotary_emb", "flash_attn_with_kvcache"]
+    assert dropped == ["_get_block_size_n", "flash_attn_with_kvcache"]
     assert changed == (
         "import math\n"
         "from flash_dist.compat.flash_attn import flash_attn_func\n"
         "from flash_dist.compat.flash_attn.bert_padding import pad_input\n"
+        "from rotary import apply_rotary_emb\n"
         "\n"
         "def test(): flash_attn_func()  # of flash_attn\n"
     )
+
+
+def test_a_file_for_a_gpu_is_moved_to_the_cpu() -> None:
+    text = 'is_sm90 = torch.cuda.get_device_capability("cuda") == (9, 0)\ndevice = "cuda"\n'
+    assert move_to_cpu(text) == 'is_sm90 = (9, 0) == (9, 0)\ndevice = "cpu"\n'
+
+
+def test_rotary_embeddings_turn_pairs_by_the_angles_of_their_positions() -> None:
+    x = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]).expand(2, 3, 1, 5)
+    angles = torch.arange(6.0)[:, None] * torch.tensor([0.5, 0.1])
+    offsets = torch.tensor([0, 3], dtype=torch.int32)
+    for interleaved, pairs in ((True, ((0, 1), (2, 3))), (False, ((0, 2), (1, 3)))):
+        turned = apply_rotary_emb(
+            x, angles.cos(), angles.sin(), seqlen_offsets=offsets, interleaved=interleaved
+        )
+        assert torch.equal(turned[..., 4:], x[..., 4:])
+        for number, (a, b) in enumerate(pairs):
+            turn = torch.stack([angles[:3, number], angles[3:, number]])[..., None]
+            first, second = x[..., a], x[..., b]
+            torch.testing.assert_close(turned[..., a], first * turn.cos() - second * turn.sin())
+            torch.testing.assert_close(turned[..., b], second * turn.cos() + first * turn.sin())
 
 
 def test_a_sample_is_the_same_for_a_seed_and_holds_different_cases() -> None:
@@ -75,6 +105,11 @@ def test_a_small_product_is_drawn_whole() -> None:
     assert sorted(drawn.draw(99, wanted=drawn.is_neutral)) == [(8, 0.0), (16, 0.0)]
 
 
+def test_a_case_is_as_long_as_its_longest_sequence() -> None:
+    drawn = Drawn([("seqlen_q,seqlen_k", [(1, 64), (65, 1)]), ("seqlen_new_eq_q", [99])], "0")
+    assert drawn.draw(9, wanted=lambda case: drawn.is_short(case, 64)) == [(1, 64, 99)]
+
+
 def test_refusals_of_what_is_not_served_are_counted_and_a_wrong_value_fails(tmp_path: Path) -> None:
     """By a package of the name that serves one function, wrongly for d 16."""
     package = tmp_path / "site" / "flash_dist" / "compat"
@@ -85,7 +120,7 @@ def test_refusals_of_what_is_not_served_are_counted_and_a_wrong_value_fails(tmp_
     environ = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
     command = [sys.executable, str(ROOT / flash_attention.__file__), str(tmp_path)]
     done = subprocess.run(
-        [*command, "-p", "no:cacheprovider"],
+        [*command, "--longest=64", "-p", "no:cacheprovider"],
         capture_output=True,
         text=True,
         check=False,
@@ -94,5 +129,6 @@ def test_refusals_of_what_is_not_served_are_counted_and_a_wrong_value_fails(tmp_
     assert done.returncode == 1, done.stdout + done.stderr
     assert "not imported: cached" in done.stdout
     assert "served  test_attend: 1 failed, 2 passed" in done.stdout
+    assert "served  test_long: 1 passed" in done.stdout
     assert "other   test_attend: 1 passed, 4 refused" in done.stdout  # d 59, which this one serves
     assert "other   all 7: 1 passed, 6 refused" in done.stdout
