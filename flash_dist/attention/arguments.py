@@ -282,3 +282,10 @@ def describe_type(value: object) -> str:
     if kind.__name__ != BlockMask.__name__:
         return kind.__name__
     return f"{kind.__module__}.{kind.__name__}\n\nhint: `BlockMask.from_flex` of flash_dist, once"
+
+
+def describe_value(value: object) -> str:
+    """Name what was given in the place of a number: its type, of a tensor shape and dtype."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {list(value.shape)} and dtype {dtype_name(value.dtype)}"
+    return type(value).__name__

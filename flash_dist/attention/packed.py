@@ -13,15 +13,15 @@ from ..masks.inputs import MAX_SEQLEN
 from .arguments import (
     choose_band,
     choose_scale,
+    describe_value,
     is_symbolic,
     prepare_inputs,
     read_cu_seqlens,
     read_whole,
-    require_tensor,
 )
 from .autograd import attend
-from .decoding.varlen import attend_to_cache
-from .layouts import PACKED, dtype_name
+from .decoding.varlen import attend_to_cache, check_packed
+from .layouts import PACKED
 from .neutral import are_defaults, require_neutral, require_neutral_others
 from .results import Pair, Result, choose_result
 from .scoring.scored import attend_scored
@@ -204,7 +204,10 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     seqused_k = others.pop("seqused_k", None)
     require_neutral_others("flash_attn_varlen_func", others)
     if block_table is not None or seqused_k is not None:
+        check_packed(q, k, v, paged=block_table is not None)
         packed = _read_queries(q, cu_seqlens_q, max_seqlen_q)
+        if not isinstance(max_seqlen_k, (torch.Tensor, type(None))):  # nothing needs it
+            _read_max_seqlen("max_seqlen_k", max_seqlen_k)
         out, lse = attend_to_cache(
             q,
             k,
@@ -278,7 +281,6 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
 
 
 def _read_queries(q: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int | Tensor) -> Packed:
-    require_tensor("q", q)
     ends = read_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q)
     packed = Packed(ends, _read_max_seqlen("max_seqlen_q", max_seqlen_q))
     if _may_look(q):
@@ -318,7 +320,7 @@ def _read_max_seqlen(name: str, value: int | Tensor) -> int:
     """Return a length as a number of the host; one on a GPU is waited for."""
     number = read_whole(value)
     if number is None:
-        message = f"{name} must be an int or a tensor with one, got {_describe(value)}"
+        message = f"{name} must be an int or a tensor with one, got {describe_value(value)}"
         raise TypeError(message)
     if torch.compiler.is_compiling() and not (
         _is_known(number < 0) or _is_known(number > MAX_SEQLEN)
@@ -336,9 +338,3 @@ def _is_known(condition: bool) -> bool:
     from torch.fx.experimental.symbolic_shapes import statically_known_true  # noqa: PLC0415
 
     return statically_known_true(condition)
-
-
-def _describe(value: object) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"a tensor of shape {list(value.shape)} and dtype {dtype_name(value.dtype)}"
-    return type(value).__name__

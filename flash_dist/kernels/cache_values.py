@@ -44,7 +44,8 @@ class Cache(NamedTuple):
             seqlen_new: Keys that are appended behind each sequence.
 
         Raises:
-            ValueError: A number is not what it must be; the message names it.
+            ValueError: A number is not what it must be, or two sequences would write to one place;
+                the message names it.
         """
         seqlens = None if self.seqlens is None else self.seqlens.tolist()
         most = self.capacity - seqlen_new
@@ -65,6 +66,23 @@ class Cache(NamedTuple):
                 keys = self.capacity if seqlens is None else seqlens[i] + seqlen_new
                 used = pages[: -(-keys // page)]
                 _check_numbers(f"block_table[{i}]", used, [entries] * len(used), "last page")
+        if seqlen_new and seqlens is not None:
+            self._check_written(seqlens, seqlen_new)
+
+    def _check_written(self, seqlens: Sequence[int], seqlen_new: int) -> None:
+        """Raise where two sequences would write new keys to one place."""
+        if self.batch_idx is not None:
+            numbers = self.batch_idx.tolist()
+            for i, number in enumerate(numbers):
+                other = numbers.index(number)
+                if other != i:
+                    message = (
+                        f"cache_batch_idx[{i}] must be another entry than "
+                        f"cache_batch_idx[{other}], since new keys are written, got {number}"
+                    )
+                    raise ValueError(message)
+        if self.block_table is not None:
+            _check_pages(self.block_table.tolist(), self.k.shape[1], seqlens, seqlen_new)
 
 
 def _check_numbers(name: str, numbers: Sequence[int], most: Sequence[int], what: str) -> None:
@@ -72,3 +90,24 @@ def _check_numbers(name: str, numbers: Sequence[int], most: Sequence[int], what:
         if not 0 <= number <= limit:
             message = f"{name}[{i}] must be from 0 to {limit} ({what}), got {number}"
             raise ValueError(message)
+
+
+def _check_pages(
+    table: Sequence[Sequence[int]], page: int, seqlens: Sequence[int], seqlen_new: int
+) -> None:
+    """Raise where two rows of new keys are the same row of one page."""
+    written: dict[int, list[tuple[int, int, str]]] = {}  # first row, end, who
+    for i, (pages, begin) in enumerate(zip(table, seqlens, strict=True)):
+        end = begin + seqlen_new
+        for place in range(begin // page, -(-end // page)):
+            start = place * page
+            first, last = max(begin - start, 0), min(end - start, page)
+            known = written.setdefault(pages[place], [])
+            for other_first, other_last, other in known:
+                if max(first, other_first) < min(last, other_last):
+                    message = (
+                        f"block_table[{i}][{place}] must be another page than {other}, since new "
+                        f"keys are written to the same rows of both, got {pages[place]}"
+                    )
+                    raise ValueError(message)
+            known.append((first, last, f"block_table[{i}][{place}]"))

@@ -165,6 +165,22 @@ def test_of_packed_keys_the_first_may_be_used() -> None:
         ({"cu_seqlens_k": int32(0, 4)}, "must have the same length, got 3 and 2"),
         ({"block_table": int32(0, 1)}, r"block_table must have shape \[batch, pages\], batch 2 "),
         ({"softcap": -2.0}, "softcap must be 0 or None for none, or from "),
+        ({"max_seqlen_k": 1.5}, "max_seqlen_k must be an int or a tensor with one, got float"),
+        ({"q": torch.tensor(1.0)}, r"q must have 3 dimensions \[total_q, num_heads_q, head_dim\]"),
+        ({"q": torch.ones(2, 2, 1, 16)}, r"q must have 3 .* with block_table, got shape \[2, 2, 1"),
+        ({"k": None}, "k must be a torch.Tensor, got NoneType"),
+        ({"v": [1.0]}, "v must be a torch.Tensor, got list"),
+        ({"k": torch.ones(16)}, r"k must have 4 dimensions \[num_pages, page_size, num_heads_kv, "),
+        ({"k": torch.ones(9, 2, 16)}, r"k must have 4 dimensions .*, got shape \[9, 2, 16\]"),
+        ({"v": torch.ones(9, 2, 16)}, r"v must have 4 dimensions .*, got shape \[9, 2, 16\]"),
+        ({"k": torch.ones(4, 16, 2, 16).half()}, "q and k must have the same dtype, got float32"),
+        ({"v": torch.ones(4, 16, 1, 16)}, "k and v must have the same shape, but for a smaller"),
+        ({"k": torch.ones(4, 16, 2, 8)}, "k and v must have the same shape, but for a smaller"),
+        ({"cu_seqlens_k": int32(0, 4, 3)}, r"cu_seqlens_k\[2\] must be from 4 \(cu_seqlens_k\[1\]"),
+        ({"cu_seqlens_k": int32(0, 4, 21)}, r"cu_seqlens_k\[2\] must be .* to 20 \(16 keys of its"),
+        ({"seqused_k": int32(3, -1)}, r"seqused_k\[1\] must be from 0 to 16 \(keys of its pages\)"),
+        ({"seqused_k": int32(17, 1)}, r"seqused_k\[0\] must be from 0 to 16 .*, got 17"),
+        ({"block_table": int32(0, 4).unsqueeze(1)}, r"block_table\[1\]\[0\] must be from 0 to 3 "),
     ],
 )
 def test_what_does_not_fit_packed_queries_is_named(changes: dict[str, Any], message: str) -> None:
@@ -175,10 +191,41 @@ def test_what_does_not_fit_packed_queries_is_named(changes: dict[str, Any], mess
         "max_seqlen_q": 1,
         "max_seqlen_k": 32,
         "block_table": int32(0, 1).unsqueeze(1),
+        "q": torch.ones(2, 2, 16),
+        "k": pages,
+        "v": pages,
         **changes,
     }
     with pytest.raises((TypeError, ValueError), match=message):
-        flash_dist.flash_attn_varlen_func(torch.ones(2, 2, 16), pages, pages, **arguments)
+        flash_dist.flash_attn_varlen_func(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"q": torch.ones(2, 2, 1, 16)}, r"q must have 3 dimensions .* with seqused_k, got shape "),
+        ({"k": torch.ones(1, 9, 2, 16)}, r"k must have 3 dimensions \[total_k, num_heads_kv, head"),
+        ({"v": None}, "v must be a torch.Tensor, got NoneType"),
+        ({"cu_seqlens_k": int32(0, 4, 10)}, r"cu_seqlens_k\[2\] must be .* to 9 \(the tokens of k"),
+        ({"cu_seqlens_k": int32(0, 6, 4)}, r"cu_seqlens_k\[2\] must be from 6 \(cu_seqlens_k\[1\]"),
+        ({"seqused_k": int32(3, -1)}, r"seqused_k\[1\] must be at least 0, got -1"),
+    ],
+)
+def test_what_does_not_fit_packed_keys_is_named(changes: dict[str, Any], message: str) -> None:
+    keys = torch.ones(9, 2, 16)
+    arguments = {
+        "cu_seqlens_q": int32(0, 1, 2),
+        "cu_seqlens_k": int32(0, 4, 9),
+        "max_seqlen_q": 1,
+        "max_seqlen_k": 5,
+        "seqused_k": int32(3, 3),
+        "q": torch.ones(2, 2, 16),
+        "k": keys,
+        "v": keys,
+        **changes,
+    }
+    with pytest.raises((TypeError, ValueError), match=message):
+        flash_dist.flash_attn_varlen_func(**arguments)
 
 
 def test_num_splits_changes_nothing() -> None:
@@ -207,6 +254,9 @@ def test_results_have_no_gradient() -> None:
             {"block_table": int32(0, 1, 2).unsqueeze(1) + 1},
             r"block_table\[2\]\[0\] must be from 0 to 2 ",
         ),
+        ({"cache_seqlens": 33}, r"cache_seqlens must be from 0 to 32 \(32 keys .*, got 33"),
+        ({"cache_seqlens": -1}, r"cache_seqlens must be from 0 to 32 \(32 keys .*, got -1"),
+        ({"cache_seqlens": torch.tensor(2**40)}, "cache_seqlens must be from 0 to 32 .* got 1099"),
         ({"cache_seqlens": int32(3, 1)}, r"cache_seqlens must be contiguous with shape \[batch\]"),
         ({"softcap": -2.0}, "softcap must be 0 or None for none, or from "),
         ({"alibi_slopes": torch.ones(4)}, r"alibi_slopes must have shape \[num_heads_q\] or "),
@@ -242,8 +292,38 @@ def test_what_does_not_fit_is_named(changes: dict[str, Any], message: str) -> No
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"cache_leftpad": int32(4, 0)}, r"cache_leftpad\[0\] must be from 0 to 3 "),
+        ({"cache_batch_idx": int32(2, 2)}, r"cache_batch_idx\[1\] must be another entry than "),
+        ({"cache_seqlens": 30}, r"cache_seqlens\[0\] must be from 0 to 29 .* less 3 new\), got 30"),
+        ({"v": torch.ones(2, 2, 2, 16)}, r"v must have shape .*, got \[2, 2, 2, 16\]"),
+        ({"learnable_sink": torch.ones(3)}, r"learnable_sink must have shape \[num_heads_q\]"),
+        ({"rotary_cos": torch.ones(9, 8)}, "rotary_cos and rotary_sin must be given together"),
+    ],
+)
+def test_nothing_is_written_by_a_call_that_is_refused(
+    changes: dict[str, Any], message: str
+) -> None:
+    caches = [torch.zeros(3, 32, 2, 16) for _ in range(2)]
+    new = torch.ones(2, 3, 2, 16)
+    arguments = {
+        **dict(zip(("k_cache", "v_cache"), caches, strict=True)),
+        "q": torch.ones(2, 3, 2, 16),
+        "cache_seqlens": int32(3, 9),
+        "k": new,
+        "v": new,
+        **changes,
+    }
+    with pytest.raises(ValueError, match=message):
+        flash_dist.flash_attn_with_kvcache(**arguments)
+    assert not any(cache.any() for cache in caches)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
         ({"cache_seqlens": torch.ones(3, dtype=torch.int64)}, "cache_seqlens must be int32"),
-        ({"cache_seqlens": 1.5}, "cache_seqlens must be an int or a tensor, got float"),
+        ({"cache_seqlens": 1.5}, r"cache_seqlens must be an int or an int32 tensor .*, got float"),
+        ({"cache_seqlens": torch.tensor(1.5)}, r"an int or an int32 .* \[\] and dtype float32"),
         ({"q": torch.ones(3, 1, 2, 16, dtype=torch.int32)}, "q must be float16, bfloat16, "),
         ({"k_cache": torch.ones(3, 32, 2, 16).half()}, "q and k_cache must have the same dtype"),
         ({"colour": 1}, r"flash_attn_with_kvcache\(\) got an unexpected keyword argument 'colour'"),

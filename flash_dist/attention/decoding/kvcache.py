@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
@@ -14,6 +15,7 @@ from ...kernels.scores import PLAIN
 from ..arguments import (
     choose_band,
     choose_scale,
+    describe_value,
     is_symbolic,
     read_whole,
     require_bool,
@@ -32,6 +34,8 @@ from .layouts import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..arguments import Window
     from ..results import Pair, Result
 
@@ -149,8 +153,9 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
 
     The host never waits for the GPU, and what cache_seqlens says may change under a CUDA graph. The
     numbers of cache_seqlens, cache_batch_idx, cache_leftpad and block_table are therefore checked
-    on the CPU only, and on a GPU with `FLASH_DIST_CHECK=1`, which waits. Otherwise they are cut off
-    at what the cache has, so that nothing outside is read or written.
+    on the CPU only, before anything is written, and on a GPU with `FLASH_DIST_CHECK=1`, which
+    waits. Otherwise they are cut off at what the cache has, so that nothing outside is read or
+    written.
 
     The arguments are those of flash-attention 2, in its order and with its defaults. num_splits is
     taken and changes nothing. What flash-attention 3 adds is taken by name, at neutral values.
@@ -228,7 +233,9 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     seqlen_new = 0 if new is None else new[0].shape[1]
     if q.device.type == "cuda" and not symbolic:
         require_kernels(q.device.index, q.dtype, q.shape[-1], v_cache.shape[-1])
-        check_cache_values(cache, seqlen_new)
+        look_if_asked(partial(cache.check_values, seqlen_new))
+    elif new is not None and not symbolic:
+        cache.check_values(seqlen_new)  # all of them, before anything is written
     budget = BUDGET_NOW if torch.compiler.is_compiling() else workspace_budget()
     with torch.no_grad():
         if new is not None:
@@ -245,9 +252,11 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     return (out, lse) if return_softmax_lse else out
 
 
-def check_addresses(k_cache: Tensor, v_cache: Tensor) -> None:
+def check_addresses(
+    k_cache: Tensor, v_cache: Tensor, names: tuple[str, str] = ("k_cache", "v_cache")
+) -> None:
     """Raise ValueError for a cache that does not start where loads of 16 bytes can."""
-    for name, x in (("k_cache", k_cache), ("v_cache", v_cache)):
+    for name, x in zip(names, (k_cache, v_cache), strict=True):
         if x.data_ptr() % ALIGNMENT:
             message = (
                 f"{name} must start at a multiple of {ALIGNMENT} bytes, "
@@ -287,11 +296,11 @@ def _read_cache(  # noqa: PLR0913, PLR0917 - all that describes it
             if block_table is not None:
                 message = f"{name} must be None with block_table, got a tensor"
                 raise ValueError(message)
-    seqlens = _read_seqlens(cache_seqlens, q)
-    return Cache(k_cache, v_cache, seqlens, cache_batch_idx, cache_leftpad, block_table)
+    cache = Cache(k_cache, v_cache, None, cache_batch_idx, cache_leftpad, block_table)
+    return cache._replace(seqlens=_read_seqlens(cache_seqlens, q, cache.capacity))
 
 
-def _read_seqlens(seqlens: int | Tensor | None, q: Tensor) -> Tensor | None:
+def _read_seqlens(seqlens: int | Tensor | None, q: Tensor, capacity: int) -> Tensor | None:
     if seqlens is None:
         return None
     if isinstance(seqlens, torch.Tensor) and seqlens.dim() > 0:
@@ -299,8 +308,17 @@ def _read_seqlens(seqlens: int | Tensor | None, q: Tensor) -> Tensor | None:
         return seqlens
     number = read_whole(seqlens)
     if number is None:
-        message = f"cache_seqlens must be an int or a tensor, got {type(seqlens).__name__}"
+        message = (
+            "cache_seqlens must be an int or an int32 tensor [batch], "
+            f"got {describe_value(seqlens)}"
+        )
         raise TypeError(message)
+    if not is_symbolic(q) and not 0 <= number <= capacity:
+        message = (
+            f"cache_seqlens must be from 0 to {capacity} ({capacity} keys of the cache), "
+            f"got {number}"
+        )
+        raise ValueError(message)
     return torch.full((q.shape[0],), number, dtype=torch.int32, device=q.device)
 
 
@@ -370,11 +388,11 @@ def _require_splits(num_splits: object) -> None:
         raise ValueError(message)
 
 
-def check_cache_values(cache: Cache, seqlen_new: int) -> None:
-    """Look at numbers that lie on a GPU, if FLASH_DIST_CHECK asks for it."""
+def look_if_asked(check: Callable[[], None]) -> None:
+    """Look at numbers that lie on a GPU, which waits for it, if FLASH_DIST_CHECK asks for it."""
     if not is_checking():
         return
     if torch.cuda.is_current_stream_capturing():
         warn_unchecked("a captured CUDA graph")
         return
-    cache.check_values(seqlen_new)
+    check()

@@ -24,9 +24,12 @@ CUDA_DTYPES: Final = (torch.float16, torch.bfloat16)
 PAGE_STEP: Final = 16  # csrc/core/decode.h has the same
 ROTARY_STEP: Final = 16
 _AXES: Final = 4
+_CACHES: Final = ("k_cache", "v_cache")
 
 
-def check_tensors(q: Layout, k: Layout, v: Layout, *, named: bool) -> bool:
+def check_tensors(
+    q: Layout, k: Layout, v: Layout, *, named: bool, names: tuple[str, str] = _CACHES
+) -> bool:
     """Raise if a cache cannot be read by queries; return whether kernels read q as it lies.
 
     Args:
@@ -34,13 +37,20 @@ def check_tensors(q: Layout, k: Layout, v: Layout, *, named: bool) -> bool:
         k: Of the keys.
         v: Of the values.
         named: Whether a table says which entries are whose; else each batch entry has its own.
+        names: What the caller calls k and v.
 
     Raises:
         TypeError: A dtype is not read, or another than that of q.
         ValueError: Shapes, device or strides do not fit.
     """
     _check_queries(q)
-    _check_cache(q, k, v, named=named)
+    _check_cache(q, k, v, names)
+    if not named and k.shape[0] < q.shape[0]:
+        message = (
+            f"k_cache must have an entry for each of {q.shape[0]} batch entries, got {k.shape[0]}"
+            "\n\nhint: `cache_batch_idx` or `block_table` says which entries are whose"
+        )
+        raise ValueError(message)
     return q.device.type != "cuda" or stride_error(q) is None
 
 
@@ -62,8 +72,9 @@ def _check_queries(q: Layout) -> None:
     _check_axes("q", q, "[batch, seqlen_q, num_heads_q, head_dim]")
 
 
-def _check_cache(q: Layout, k: Layout, v: Layout, *, named: bool) -> None:
-    for name, x in (("k_cache", k), ("v_cache", v)):
+def _check_cache(q: Layout, k: Layout, v: Layout, names: tuple[str, str]) -> None:
+    name_k, name_v = names
+    for name, x in ((name_k, k), (name_v, v)):
         _check_axes(name, x, "[entries, keys, num_heads_kv, head_dim]")
         if x.dtype != q.dtype:
             message = (
@@ -80,26 +91,21 @@ def _check_cache(q: Layout, k: Layout, v: Layout, *, named: bool) -> None:
             raise ValueError(message)
     if k.shape[:-1] != v.shape[:-1] or v.shape[-1] > k.shape[-1]:
         message = (
-            "k_cache and v_cache must have the same shape, but for a smaller head_dim_v, "
+            f"{name_k} and {name_v} must have the same shape, but for a smaller head_dim_v, "
             f"got {list(k.shape)} and {list(v.shape)}"
         )
         raise ValueError(message)
     if k.shape[-1] != q.shape[-1]:
-        message = f"q and k_cache must agree in head_dim, got {q.shape[-1]} and {k.shape[-1]}"
+        message = f"q and {name_k} must agree in head_dim, got {q.shape[-1]} and {k.shape[-1]}"
         raise ValueError(message)
     if q.shape[2] % k.shape[2] != 0:
         message = (
-            f"num_heads_kv must divide num_heads_q, got {k.shape[2]} (k_cache) and {q.shape[2]} (q)"
+            "num_heads_kv must divide num_heads_q, "
+            f"got {k.shape[2]} ({name_k}) and {q.shape[2]} (q)"
         )
         raise ValueError(message)
     if k.shape[0] == 0 or k.shape[1] == 0 or k.shape[1] > MAX_SEQLEN:
-        message = f"k_cache must have room for 1 to {MAX_SEQLEN} keys, got shape {list(k.shape)}"
-        raise ValueError(message)
-    if not named and k.shape[0] < q.shape[0]:
-        message = (
-            f"k_cache must have an entry for each of {q.shape[0]} batch entries, got {k.shape[0]}"
-            "\n\nhint: `cache_batch_idx` or `block_table` says which entries are whose"
-        )
+        message = f"{name_k} must have room for 1 to {MAX_SEQLEN} keys, got shape {list(k.shape)}"
         raise ValueError(message)
 
 

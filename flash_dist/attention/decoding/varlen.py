@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
 
+from ...kernels.boundaries import check_boundaries
 from ...kernels.budget import BUDGET_NOW, workspace_budget
 from ...kernels.cache import Packed, decode
 from ...kernels.cache_values import Cache
@@ -13,10 +16,12 @@ from ...kernels.scores import PLAIN
 from ..arguments import is_symbolic, read_cu_seqlens, require_tensor
 from ..layouts import Layout, stride_error
 from ..support import require_kernels
-from .kvcache import check_addresses, check_cache_values
+from .kvcache import check_addresses, look_if_asked
 from .layouts import check_numbers, check_table, check_tensors, check_tensors_once
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ...kernels.scores import Scores
     from ...masks import Band
 
@@ -54,33 +59,34 @@ def attend_to_cache(  # noqa: PLR0913 - one attention problem
 
     Raises:
         TypeError: An argument is no tensor, or a dtype is not supported.
-        ValueError: Shapes, devices, alignment or numbers do not fit.
+        ValueError: Shapes, devices, alignment or numbers do not fit. That q, k and v have so many
+            dimensions `check_packed` has seen to.
         FlashDistError: This build has no code that runs on the GPU.
     """
     batch = packed.cu_seqlens_q.shape[0] - 1
-    given = {"k": k, "v": v, "block_table": block_table, "seqused_k": seqused_k}
-    for name, x in given.items():
-        if x is not None:
-            require_tensor(name, x)
     if seqused_k is not None:
+        require_tensor("seqused_k", seqused_k)
         check_numbers("seqused_k", Layout.of(seqused_k), batch, q.device)
-    if block_table is None:
-        cache = _of_packed(k, v, _read_ends(cu_seqlens_k, q, batch), seqused_k)
-    else:
+    ends = None
+    if block_table is None or seqused_k is None:
+        ends = _read_ends(cu_seqlens_k, q, batch)
+    if block_table is not None:
+        require_tensor("block_table", block_table)
         check_table(Layout.of(block_table), batch, q.device, k.shape[1])
-        lengths = seqused_k
-        if lengths is None:
-            lengths = _read_ends(cu_seqlens_k, q, batch).diff()
-        cache = Cache(k, v, lengths, None, None, block_table)
     symbolic = is_symbolic(q)
+    given = (k.unsqueeze(0), v.unsqueeze(0)) if block_table is None else (k, v)
     check = check_tensors if symbolic else check_tensors_once
-    check(Layout.of(q.unsqueeze(0)), Layout.of(cache.k), Layout.of(cache.v), named=True)
+    check(Layout.of(q.unsqueeze(0)), *map(Layout.of, given), named=True, names=("k", "v"))
+    look = partial(_check_values, k, ends, seqused_k, block_table)
     if q.device.type == "cuda":
         q = q if stride_error(Layout.of(q)) is None else q.contiguous()
         if not symbolic:
-            check_addresses(cache.k, cache.v)
+            check_addresses(*given, names=("k", "v"))
             require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1])
-            check_cache_values(cache, 0)
+            look_if_asked(look)
+    elif not symbolic:
+        look()
+    cache = _make_cache(*given, ends, seqused_k, block_table)
     budget = BUDGET_NOW if torch.compiler.is_compiling() else workspace_budget()
     with torch.no_grad():
         return decode(
@@ -95,6 +101,29 @@ def attend_to_cache(  # noqa: PLR0913 - one attention problem
         )
 
 
+def check_packed(q: Tensor, k: Tensor, v: Tensor, *, paged: bool) -> None:
+    """Raise for what cannot be packed queries and their keys, before anything is made of them.
+
+    Raises:
+        TypeError: An argument is no tensor.
+        ValueError: It has another number of dimensions.
+    """
+    keys = "[num_pages, page_size, num_heads_kv, " if paged else "[total_k, num_heads_kv, "
+    for name, x, axes in (
+        ("q", q, "[total_q, num_heads_q, head_dim]"),
+        ("k", k, f"{keys}head_dim]"),
+        ("v", v, f"{keys}head_dim_v]"),
+    ):
+        require_tensor(name, x)
+        dims = axes.count(",") + 1
+        if x.dim() != dims:
+            given = "block_table" if paged else "seqused_k"
+            message = (
+                f"{name} must have {dims} dimensions {axes} with {given}, got shape {list(x.shape)}"
+            )
+            raise ValueError(message)
+
+
 def _read_ends(cu_seqlens_k: Tensor | None, q: Tensor, batch: int) -> Tensor:
     ends = read_cu_seqlens("cu_seqlens_k", cu_seqlens_k, q)
     if ends.shape[0] != batch + 1:
@@ -106,9 +135,54 @@ def _read_ends(cu_seqlens_k: Tensor | None, q: Tensor, batch: int) -> Tensor:
     return ends
 
 
-def _of_packed(k: Tensor, v: Tensor, ends: Tensor, used: Tensor | None) -> Cache:
-    """Return packed keys as one entry of a cache, of which a sequence leaves out what is before."""
+def _make_cache(
+    k: Tensor,
+    v: Tensor,
+    ends: Tensor | None,
+    used: Tensor | None,
+    table: Tensor | None,
+) -> Cache:
+    """Return pages, or packed keys as one entry of which a sequence leaves out what is before."""
+    if ends is None or table is not None:
+        return Cache(k, v, _lengths(ends, used), None, None, table)
     begins = ends[:-1].contiguous()
     last = ends[1:] if used is None else torch.minimum(begins + used, ends[1:])
-    entries = torch.zeros_like(begins)
-    return Cache(k.unsqueeze(0), v.unsqueeze(0), last.contiguous(), entries, begins, None)
+    return Cache(k, v, last.contiguous(), torch.zeros_like(begins), begins, None)
+
+
+def _check_values(
+    k: Tensor, ends: Tensor | None, used: Tensor | None, table: Tensor | None
+) -> None:
+    """Look at numbers by the names that a caller knows; waits for a GPU that has them.
+
+    Raises:
+        ValueError: A number is not what it must be.
+    """
+    keys = k.shape[0] if table is None else table.shape[1] * k.shape[1]
+    if table is None and ends is not None:
+        check_boundaries("k", ends.tolist(), keys, keys)
+    elif ends is not None:
+        _check_differences(ends.tolist(), keys)
+    for i, number in enumerate([] if used is None else used.tolist()):
+        if number < 0 or (table is not None and number > keys):
+            allowed = "at least 0" if table is None else f"from 0 to {keys} (keys of its pages)"
+            message = f"seqused_k[{i}] must be {allowed}, got {number}"
+            raise ValueError(message)
+    if table is not None:
+        Cache(k, k, _lengths(ends, used), None, None, table).check_values(0)
+
+
+def _check_differences(ends: Sequence[int], keys: int) -> None:
+    """Raise where cu_seqlens_k gives a sequence fewer keys than none, or more than its pages."""
+    for i, (begin, end) in enumerate(pairwise(ends), 1):
+        if not begin <= end <= begin + keys:
+            message = (
+                f"cu_seqlens_k[{i}] must be from {begin} (cu_seqlens_k[{i - 1}]) to "
+                f"{begin + keys} ({keys} keys of its pages more), got {end}"
+            )
+            raise ValueError(message)
+
+
+def _lengths(ends: Tensor | None, used: Tensor | None) -> Tensor | None:
+    """Return how many keys each sequence has in its pages: those that are used, if given."""
+    return used if ends is None or used is not None else ends.diff()

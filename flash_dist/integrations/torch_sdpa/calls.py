@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from ...attention.arguments import SCALES, read_cu_seqlens
-from ...attention.decoding.varlen import attend_to_cache
+from ...attention.decoding.varlen import attend_to_cache, check_packed
 from ...attention.layouts import ALIGNMENT, DENSE, PACKED, Layout, check_layouts
 from ...attention.support import require_kernels
 from ...kernels import operators
@@ -141,6 +141,7 @@ def infer(  # noqa: PLR0913 - one call
         return None
     left, right = (_read_side(side) for side in window)
     try:
+        check_packed(query, key, value, paged=block_table is not None)
         return attend_to_cache(
             query,
             key,
