@@ -11,7 +11,7 @@ from torch._C._functorch import unwrap_if_dead
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..masks import Band, BlockMask, IntervalMask
-from ..masks.inputs import MAX_SEQLEN
+from ..masks.inputs import MAX_SEQLEN, require_bool
 from .layouts import (
     ALIGNMENT,
     DENSE,
@@ -150,22 +150,6 @@ def require_tensor(name: str, x: Tensor) -> None:
         raise ValueError(message)
 
 
-def require_bool(name: str, value: object) -> None:
-    """Raise TypeError for what is only true or false in a condition."""
-    if value is True or value is False:
-        return
-    if not isinstance(value, torch.SymBool) and not _is_numpy_bool(value):
-        message = f"{name} must be True or False, got {type(value).__name__}"
-        if isinstance(value, torch.Tensor):
-            message += "\n\nhint: `BlockMask` is for what differs in a batch"
-        raise TypeError(message)
-
-
-def _is_numpy_bool(value: object) -> bool:
-    kind = type(value)
-    return kind.__module__ == "numpy" and kind.__name__ in {"bool", "bool_"}
-
-
 def _autocast(q: Tensor, k: Tensor, v: Tensor) -> Triple:
     """Cast as the inputs of torch's own attention are: all but float64, by the device of q."""
     kind = q.device.type
@@ -216,7 +200,7 @@ def choose_band(window_size: Window, *, causal: bool) -> Band:
     if sides is None:
         message = (
             "window_size must be two whole numbers (left, right), each at least 0, or -1 or None "
-            f"for no bound, got {window_size}"
+            f"for no bound, got {window_size!r:.80}"
         )
         raise ValueError(message)
     if sides == NO_WINDOW:
@@ -227,10 +211,10 @@ def choose_band(window_size: Window, *, causal: bool) -> Band:
 
 def _is_no_window(window_size: object) -> bool:
     """Whether it is the default, as most are: what else means no bound takes longer to read."""
-    if type(window_size) is not tuple or window_size != NO_WINDOW:
+    if type(window_size) is not tuple or len(window_size) != 2:  # noqa: PLR2004
         return False
-    left, right = window_size
-    return type(left) is type(right) is int  # not -1.0, which equals
+    left, right = window_size  # maybe tensors, or -1.0, which equals
+    return type(left) is type(right) is int and left == right == -1
 
 
 def _read_sides(window_size: object) -> tuple[int, int] | None:

@@ -50,6 +50,7 @@ def attend(  # noqa: PLR0913 - one attention problem
     if isinstance(mask, IntervalMask):
         if is_transformed():
             transforms.refuse_intervals()
+        transforms.require_no_tangents(q, k, v)
         mask.require(q, k)
         invariant = bool(batch_invariant)
         return attend_intervals(

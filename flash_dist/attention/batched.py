@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 
+from ..masks.inputs import require_bools
 from .arguments import choose_mask, choose_scale, prepare_inputs
 from .autograd import attend
 from .layouts import DENSE
@@ -188,6 +189,12 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
         FlashDistError: This build has no code that runs on the GPU; the message names the arch
             set to install.
     """
+    if not type(return_lse) is type(return_attn_probs) is type(batch_invariant) is bool:
+        require_bools(
+            return_lse=return_lse,
+            return_attn_probs=return_attn_probs,
+            batch_invariant=batch_invariant,
+        )
     plain = not others and are_defaults(dropout_p, softcap, alibi_slopes)
     if not plain:
         require_neutral(dropout_p=dropout_p)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, overload
 import torch
 
 from ..masks import Band, BlockMask
+from ..masks.inputs import require_bool
 from .conversions import convert_flex
 from .heads_first import attend_heads_first, check_tensors
 from .neutral import require_neutral
@@ -120,6 +121,7 @@ def flex_attention(  # noqa: PLR0913, PLR0917 - torch's signature
     """
     check_tensors(query, key, value, (4,))
     require_neutral(score_mod=score_mod)
+    require_bool("return_lse", return_lse)
     if return_aux is not None:
         _check_aux(return_aux, return_lse=return_lse)
     out, lse = attend_heads_first(

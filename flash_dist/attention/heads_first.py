@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..masks.inputs import require_bool
 from .arguments import choose_scale, prepare_inputs, require_tensor
 from .autograd import attend
 
@@ -32,10 +33,11 @@ def attend_heads_first(  # noqa: PLR0913 - the arguments of torch's functions
         scale: Factor on the scores, None for head_dim ** -0.5.
         enable_gqa: Whether num_heads_kv may be less than num_heads_q.
     """
+    require_bool("enable_gqa", enable_gqa)
     if query.shape[1] != key.shape[1] and not enable_gqa:
         message = (
             "query and key must have the same number of heads unless enable_gqa, got "
-            f"{query.shape[1]} and {key.shape[1]}"
+            f"{query.shape[1]} and {key.shape[1]}\n\nhint: `enable_gqa=True`"
         )
         raise ValueError(message)
     batch = query.shape[0]

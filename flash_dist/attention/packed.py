@@ -9,7 +9,7 @@ import torch
 from ..kernels.boundaries import check_boundaries, is_checking, warn_unchecked
 from ..kernels.cache import Packed
 from ..kernels.operators import Packing
-from ..masks.inputs import MAX_SEQLEN
+from ..masks.inputs import MAX_SEQLEN, require_bools
 from .arguments import (
     choose_band,
     choose_scale,
@@ -200,6 +200,12 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         FlashDistError: This build has no code that runs on the GPU; the message names the arch
             set to install.
     """
+    if not type(return_lse) is type(return_attn_probs) is type(batch_invariant) is bool:
+        require_bools(
+            return_lse=return_lse,
+            return_attn_probs=return_attn_probs,
+            batch_invariant=batch_invariant,
+        )
     require_neutral(dropout_p=dropout_p, mask=mask)
     seqused_k = others.pop("seqused_k", None)
     require_neutral_others("flash_attn_varlen_func", others)

@@ -7,7 +7,8 @@ from typing import Final
 import torch
 
 from ..masks import Band, BlockMask, IntervalMask
-from .arguments import describe_type, require_bool
+from ..masks.inputs import require_bool
+from .arguments import describe_type
 from .conversions import convert_dense
 from .heads_first import attend_heads_first, check_tensors
 from .layouts import dtype_name

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch.autograd import forward_ad
 
 from ..errors import FlashDistError
 from ..kernels import operators
@@ -30,6 +31,14 @@ def refuse_forward_mode(*_: object) -> NoReturn:
     """Raise where a derivative is to be computed along with the values."""
     message = "attention has gradients only, got forward-mode differentiation (jvp, jacfwd)"
     raise FlashDistError(message, hint="`torch.func.vjp` and `torch.func.jacrev` work backwards")
+
+
+def require_no_tangents(*tensors: Tensor | None) -> None:
+    """Refuse inputs with tangents, which an operator of torch.library would drop or trip over."""
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:  # noqa: SLF001 - nothing public says it
+        return
+    if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        refuse_forward_mode()
 
 
 def refuse_compilation() -> NoReturn:

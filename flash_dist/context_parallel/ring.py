@@ -17,7 +17,6 @@ from ..attention.arguments import (
     choose_scale,
     is_transformed,
     prepare_inputs,
-    require_bool,
 )
 from ..attention.layouts import dtype_name
 from ..attention.merge import merge_attention
@@ -29,6 +28,7 @@ from ..kernels.boundaries import is_checking
 from ..kernels.budget import workspace_budget
 from ..kernels.precision import IEEE, TF32X3, is_ieee
 from ..masks.band import Band
+from ..masks.inputs import require_bools
 from .exchange import Arriving, Ring
 from .shards import require_chunks
 
@@ -98,7 +98,7 @@ def ring_attention(  # noqa: PLR0913 - one attention problem
     if is_transformed():
         message = "ring_attention under a transform of torch.func (grad, vjp, vmap) is not served"
         raise FlashDistError(message, hint="`loss.backward()` and `torch.autograd.grad` are")
-    require_bool("causal", causal)
+    require_bools(causal=causal, return_lse=return_lse, batch_invariant=batch_invariant)
     q, k, v = prepare_inputs(q, k, v)
     ring = Ring.of(group, q.device)
     scale = choose_scale(softmax_scale, q.shape[-1])

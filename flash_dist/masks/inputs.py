@@ -175,6 +175,28 @@ def require_most(name: str, values: Tensor, most: int) -> None:
         )
 
 
+def require_bool(name: str, value: object) -> None:
+    """Raise TypeError for what is only true or false in a condition."""
+    if value is True or value is False:
+        return
+    if not isinstance(value, torch.SymBool) and not _is_numpy_bool(value):
+        message = f"{name} must be True or False, got {type(value).__name__}"
+        if isinstance(value, Tensor) and name.endswith("causal"):
+            message += "\n\nhint: `BlockMask` is for what differs in a batch"
+        raise TypeError(message)
+
+
+def require_bools(**values: object) -> None:
+    """Raise TypeError likewise for the first of several."""
+    for name, value in values.items():
+        require_bool(name, value)
+
+
+def _is_numpy_bool(value: object) -> bool:
+    kind = type(value)
+    return kind.__module__ == "numpy" and kind.__name__ in {"bool", "bool_"}
+
+
 # --- The arguments that masks are built of, each checked for what it means ------------------------
 
 

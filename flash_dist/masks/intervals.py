@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from numbers import Integral
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch.nn.functional import pad
 
-from .inputs import BROADCASTING, MAX_SEQLEN, complain
+from .inputs import BROADCASTING, MAX_SEQLEN, complain, require_bool
 from .layout import ABSENT, ALIGNMENT, ARRAYS, ROWS, SIZES, TILE
 from .plan import require_index
 from .ranges import bounds_of_intervals, query_ranges, to_tiles
@@ -59,8 +60,8 @@ class IntervalMask(NamedTuple):
                 is aligned to the bottom right. The backward then takes half the workspace.
 
         Raises:
-            TypeError: lo or hi is no tensor of integers.
-            ValueError: Shapes, devices or seqlen_k do not fit.
+            TypeError: lo or hi is no tensor of integers, seqlen_k no int, or causal no bool.
+            ValueError: Shapes, layouts, devices or seqlen_k do not fit.
         """
         lows, highs = _parse("lo", lo), _parse("hi", hi)
         try:
@@ -74,12 +75,11 @@ class IntervalMask(NamedTuple):
         if lows.device != highs.device:
             message = f"lo and hi must be on the same device, got {lows.device} and {highs.device}"
             raise complain(ValueError, message)
-        if not 0 <= seqlen_k <= MAX_SEQLEN:
-            message = f"seqlen_k must be from 0 to {MAX_SEQLEN}, got {seqlen_k}"
-            raise complain(ValueError, message)
+        keys = _parse_keys(seqlen_k)
+        require_bool("causal", causal)
         batches, heads, seqlen_q = lows.shape
-        plan = _operators.plan_intervals(lows, highs, seqlen_k, bool(causal))
-        return cls(plan, batches, heads, seqlen_q, seqlen_k, bool(causal))
+        plan = _operators.plan_intervals(lows, highs, keys, bool(causal))
+        return cls(plan, batches, heads, seqlen_q, keys, bool(causal))
 
     @property
     def layout(self) -> list[int]:
@@ -120,12 +120,26 @@ class IntervalMask(NamedTuple):
         return (lo <= keys) & (keys < hi)
 
 
+def _parse_keys(seqlen_k: int) -> int:
+    """Return a number of keys, checked: one of Python, of a graph or of numpy."""
+    if isinstance(seqlen_k, bool) or not isinstance(seqlen_k, (int, torch.SymInt, Integral)):
+        message = f"seqlen_k must be an int, got {type(seqlen_k).__name__}"
+        raise complain(TypeError, message)
+    if not 0 <= seqlen_k <= MAX_SEQLEN:
+        message = f"seqlen_k must be from 0 to {MAX_SEQLEN}, got {seqlen_k}"
+        raise complain(ValueError, message)
+    return seqlen_k if isinstance(seqlen_k, (int, torch.SymInt)) else int(seqlen_k)
+
+
 def _parse(name: str, x: Tensor) -> Tensor:
     """Return bounds as [batch or 1, heads or 1, seqlen_q]."""
     if not isinstance(x, torch.Tensor) or x.dtype not in _DTYPES:
         kind = x.dtype if isinstance(x, torch.Tensor) else type(x).__name__
         got = str(kind).removeprefix("torch.")
         raise complain(TypeError, f"{name} must be a tensor of int32 or int64, got {got}")
+    if x.is_nested or x.layout != torch.strided:
+        got = "a nested tensor" if x.is_nested else f"layout {x.layout}"
+        raise complain(ValueError, f"{name} must be a dense tensor, got {got}")
     if not 0 < x.dim() <= _AXES:
         message = (
             f"{name} must have shape [seqlen_q], [batch or 1, seqlen_q] or [batch or 1, "

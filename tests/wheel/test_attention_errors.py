@@ -268,7 +268,7 @@ TORCH: dict[str, tuple[Callable[[], object], Refusal]] = {
     ),
     "gqa-not-enabled": (
         lambda: scaled_dot_product_attention(draw(1, 4, 8, 64), *same(1, 2, 8, 64)[:2]),
-        (ValueError, "the same number of heads unless enable_gqa, got 4 and 2"),
+        (ValueError, "(?s)heads unless enable_gqa, got 4 and 2.*hint: `enable_gqa=True`"),
     ),
     "sdpa-dims": (
         lambda: scaled_dot_product_attention(*same(8, 64)),
@@ -382,6 +382,30 @@ WRONG_KIND: dict[str, Case] = {
     "is_causal-text": (
         lambda: scaled_dot_product_attention(*same(1, 2, 8, 64), is_causal="no"),  # type: ignore[arg-type]
         (TypeError, "is_causal must be True or False, got str"),
+    ),
+    "return_lse-text": (
+        lambda: attend_dense(return_lse="no"),
+        (TypeError, "return_lse must be True or False, got str"),
+    ),
+    "return_attn_probs-tensor": (
+        lambda: attend_dense(return_attn_probs=torch.ones(8, 8)),
+        (TypeError, "return_attn_probs must be True or False, got Tensor$"),
+    ),
+    "batch_invariant-tensor": (
+        packed(batch_invariant=torch.ones(2)),
+        (TypeError, "batch_invariant must be True or False, got Tensor$"),
+    ),
+    "enable_gqa-text": (
+        lambda: scaled_dot_product_attention(*same(1, 2, 8, 64), enable_gqa="no"),  # type: ignore[arg-type]
+        (TypeError, "enable_gqa must be True or False, got str"),
+    ),
+    "flex-return_lse-tensor": (
+        lambda: flex_attention(*same(1, 2, 8, 64), return_lse=torch.ones(2)),  # type: ignore[call-overload]
+        (TypeError, "return_lse must be True or False, got Tensor$"),
+    ),
+    "window-tensors": (
+        lambda: attend_dense(window_size=(torch.ones(2), 1)),
+        (ValueError, r"window_size must be two whole numbers .* got \(tensor\(\[1\., 1\.\]\), 1\)"),
     ),
     "window-bool": (
         lambda: attend_dense(window_size=(True, False)),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.autograd import forward_ad
 
 from flash_dist import BlockMask, IntervalMask, flash_attn_func, scaled_dot_product_attention
 from flash_dist.errors import FlashDistError
@@ -99,6 +100,21 @@ def test_operators_keep_what_torch_demands_of_them() -> None:
     plan = mask.plan, mask.batches, mask.heads, mask.causal
     arguments = (q, k, v, *plan, 0.25, False, False)
     torch.library.opcheck(torch.ops.flash_dist.interval_fwd, arguments)
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 2.0}], ids=["plain", "scored"])
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own jvp
+@pytest.mark.parametrize("trained", [False, True], ids=["alone", "trained"])
+def test_forward_mode_is_refused_rather_than_dropped(
+    options: dict[str, Any], *, trained: bool
+) -> None:
+    q, k, v = (x.detach().requires_grad_(trained) for x in draw(20, 30))
+    mask = IntervalMask.of(torch.zeros(20).int(), torch.arange(20), seqlen_k=30)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(q, torch.ones_like(q))
+        with pytest.raises(FlashDistError, match="has gradients only, got forward-mode"):
+            flash_attn_func(dual, k, v, mask=mask, **options)
+        flash_attn_func(q, k, v, mask=mask, **options)
 
 
 def test_what_cannot_go_with_a_mask_is_refused() -> None:

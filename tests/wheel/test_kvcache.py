@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import flash_dist
+from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
     from tests.kvcache import SMALL, Problem
@@ -234,6 +235,17 @@ def test_num_splits_changes_nothing() -> None:
     assert torch.equal(one, four)
 
 
+def test_new_keys_are_refused_within_a_transform_of_torch() -> None:
+    q, k, v = (torch.randn(2, n, 2, 16) for n in (1, 9, 9))
+
+    def decode(q: torch.Tensor) -> torch.Tensor:
+        new = q[None]
+        return flash_dist.flash_attn_with_kvcache(new, k, v, new, new, cache_seqlens=3)
+
+    with pytest.raises(FlashDistError, match=r"written outside of torch\.func .*, got k and v"):
+        torch.vmap(decode)(q)
+
+
 def test_results_have_no_gradient() -> None:
     q, k, v = (torch.randn(2, n, 2, 16, requires_grad=True) for n in (1, 9, 9))
     out = flash_dist.flash_attn_with_kvcache(q, k, v)
@@ -326,6 +338,7 @@ def test_nothing_is_written_by_a_call_that_is_refused(
         ({"cache_seqlens": torch.tensor(1.5)}, r"an int or an int32 .* \[\] and dtype float32"),
         ({"q": torch.ones(3, 1, 2, 16, dtype=torch.int32)}, "q must be float16, bfloat16, "),
         ({"k_cache": torch.ones(3, 32, 2, 16).half()}, "q and k_cache must have the same dtype"),
+        ({"return_softmax_lse": torch.ones(2)}, "return_softmax_lse must be True or False, got T"),
         ({"colour": 1}, r"flash_attn_with_kvcache\(\) got an unexpected keyword argument 'colour'"),
     ],
 )

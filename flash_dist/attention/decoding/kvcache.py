@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
+from ...errors import FlashDistError
 from ...kernels.boundaries import is_checking, warn_unchecked
 from ...kernels.budget import BUDGET_NOW, workspace_budget
 from ...kernels.cache import Rotary, append, decode
 from ...kernels.cache_values import Cache
 from ...kernels.scores import PLAIN
+from ...masks.inputs import require_bools
 from ..arguments import (
     choose_band,
     choose_scale,
     describe_value,
     is_symbolic,
+    is_transformed,
     read_whole,
-    require_bool,
     require_tensor,
 )
 from ..layouts import ALIGNMENT, DENSE, Layout, dtype_name, stride_error
@@ -200,11 +202,12 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
         TypeError: An argument is no tensor, or a dtype is not supported.
         ValueError: Shapes, devices, alignment, window_size or softmax_scale do not fit, or numbers
             do not where they are looked at, or what is not served is not neutral.
-        FlashDistError: This build has no code that runs on the GPU.
+        FlashDistError: This build has no code that runs on the GPU, or new keys are to be written
+            within a transform of torch.func.
     """
     require_neutral_others("flash_attn_with_kvcache", others)
     _require_splits(num_splits)
-    require_bool("rotary_interleaved", rotary_interleaved)
+    require_bools(rotary_interleaved=rotary_interleaved, return_softmax_lse=return_softmax_lse)
     band = choose_band(window_size, causal=causal)
     for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
         require_tensor(name, x)
@@ -338,6 +341,9 @@ def _read_new(
             for name, x in (("k", k), ("v", v), ("cache_seqlens", cache.seqlens))
         )
         raise ValueError(message)
+    if is_transformed():
+        message = "new keys are written outside of torch.func (vmap, grad), got k and v within it"
+        raise FlashDistError(message, hint="a batch needs no vmap")
     for name, x, old in (("k", k, cache.k), ("v", v, cache.v)):
         require_tensor(name, x)
         shape = (q.shape[0], k.shape[1] if k.dim() > 1 else 0, *old.shape[2:])

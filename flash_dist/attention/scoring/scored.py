@@ -47,6 +47,7 @@ def attend_scored(  # noqa: PLR0913 - one attention problem
     if is_transformed():
         _refuse_transform()
     if isinstance(mask, IntervalMask):
+        transforms.require_no_tangents(q, k, v, scores.sinks)
         mask.require(q, k)
         return attend_intervals(
             q,

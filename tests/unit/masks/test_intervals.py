@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -114,12 +115,44 @@ def test_a_mask_without_queries_or_keys_can_be_made(seqlens: tuple[int, int]) ->
             5,
             "lo and hi must be on the same device, got cpu and meta",
         ),
+        (torch.zeros(4).int(), torch.zeros(4).int(), 5.0, "seqlen_k must be an int, got float"),
+        (torch.zeros(4).int(), torch.zeros(4).int(), True, "seqlen_k must be an int, got bool"),
+        (torch.zeros(4).int(), torch.zeros(4).int(), "5", "seqlen_k must be an int, got str"),
+        (torch.zeros(4).int(), torch.zeros(4).int(), torch.ones(2), "an int, got Tensor"),
+        (torch.zeros(4).int().to_sparse(), torch.zeros(4).int(), 5, "lo must be a dense tensor"),
     ],
-    ids=["float", "list", "axes", "shapes", "keys", "devices"],
+    ids=[
+        "float",
+        "list",
+        "axes",
+        "shapes",
+        "keys",
+        "devices",
+        "keys-float",
+        "keys-bool",
+        "keys-text",
+        "keys-tensor",
+        "sparse",
+    ],
 )
 def test_what_is_no_interval_is_refused(lo: Tensor, hi: Tensor, seqlen_k: int, words: str) -> None:
     with pytest.raises((TypeError, ValueError), match=words):
         IntervalMask.of(lo, hi, seqlen_k=seqlen_k)
+
+
+@pytest.mark.parametrize("causal", [1, "no", torch.ones(2)], ids=["int", "text", "tensor"])
+def test_causal_is_a_bool(causal: bool) -> None:  # noqa: FBT001 - it is none
+    numbers = torch.zeros(4, dtype=torch.int32, device="cpu")
+    with pytest.raises(TypeError, match="causal must be True or False, got "):
+        IntervalMask.of(numbers, numbers, seqlen_k=5, causal=causal)
+
+
+def test_numbers_of_numpy_are_taken() -> None:
+    numbers = torch.zeros(4, dtype=torch.int32, device="cpu")
+    mask = IntervalMask.of(numbers, numbers + 2, seqlen_k=np.int64(5), causal=np.bool_(True))  # type: ignore[arg-type]  # noqa: FBT003
+    want = IntervalMask.of(numbers, numbers + 2, seqlen_k=5, causal=True)
+    assert torch.equal(mask.plan, want.plan)
+    assert (type(mask.seqlen_k), mask[1:]) == (int, want[1:])
 
 
 def test_a_call_of_another_shape_is_refused() -> None:
