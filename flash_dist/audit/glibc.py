@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from ..binaries.wheel import Wheel
 
-_GLIBC: Final = re.compile(r"GLIBC_2\.([0-9]+)(\.[0-9]+)?")
+_GLIBC: Final = re.compile(r"GLIBC_2\.([0-9]{1,9})[0-9]*(\.[0-9]+)?")  # more digits: newer than any
 _TAG: Final = re.compile(r"manylinux_2_([0-9]+)_\w+")
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SUBDIRS: Final = {"x86_64": "linux-64", "aarch64": "linux-aarch64"}
 _HINT: Final = hint_to_build("`nox -s build_wheels` makes them", "name one that was released")
-_TAG: Final = re.compile(r"cp3[0-9]+-abi3-manylinux_([0-9]+)_([0-9]+)_([a-z0-9_]+)")
+_TAG: Final = re.compile(r"cp3[0-9]+-abi3-manylinux_([0-9]{1,4})_([0-9]{1,4})_([a-z0-9_]+)")
 # What conda-forge calls them.
 _RENAMED: Final = {"torch": "pytorch", "nvidia-cuda-runtime-cu12": "cuda-cudart"}
 

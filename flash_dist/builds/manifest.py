@@ -149,7 +149,7 @@ class Manifest:
         """Read the file's text; `source` is named in errors."""
         try:
             data = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             message = f"`{source}` is not JSON: {error}"
             raise ManifestError(message) from error
         return cls.from_json(data)

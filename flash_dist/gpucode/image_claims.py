@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from .images import FatbinEntry
 
 _HEAD_BYTES: Final = 64 << 10  # of PTX, in which its directives stand
-_VERSION: Final = re.compile(rb"^\s*\.version\s+([0-9]+)\.([0-9]+)", re.MULTILINE)
-_TARGET: Final = re.compile(rb"^\s*\.target\s+sm_([0-9]+)([af]?)\b", re.MULTILINE)
+_VERSION: Final = re.compile(rb"^\s*\.version\s+([0-9]{1,4})\.([0-9]{1,4})(?![0-9])", re.MULTILINE)
+_TARGET: Final = re.compile(rb"^\s*\.target\s+sm_([0-9]{1,4})([af]?)\b", re.MULTILINE)
 
 
 def check_image(entry: FatbinEntry, data: bytes, budget: Budget) -> None:

@@ -188,7 +188,7 @@ def save(
 def content_length(response: Response) -> int | None:
     """Return how many bytes a server announces, None if it does not."""
     text = str(response.headers.get("Content-Length", ""))
-    return int(text) if text.isascii() and text.isdecimal() else None
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
 def _chunks(response: Response, limit: int, patience: Patience | None = None) -> Iterator[bytes]:

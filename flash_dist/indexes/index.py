@@ -211,7 +211,7 @@ def parse_wheel(link: Link, page: str = "") -> IndexedWheel | None:
     try:
         _refuse_tags(name)
         project, version, _, tags = parse_wheel_filename(name)
-    except InvalidWheelFilename:
+    except ValueError:  # InvalidWheelFilename, or a number of thousands of digits
         return None
     path = local_path(link.url)
     is_of_index = page and canonicalize_name(last_part(_folder(page))) == project

@@ -37,7 +37,7 @@ _MACHINES = {3: "x86", 21: "ppc64le", 22: "s390x", 40: "arm", 62: "x86_64", 183:
 _MACHINES |= {243: "riscv64", 258: "loongarch64"}
 
 _DRIVER = {"libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1"}
-_GLIBC = re.compile(r"2\.([0-9]+)")
+_GLIBC = re.compile(r"2\.([0-9]{1,4})")
 _CUDA_MAJOR = re.compile(r"lib(?:cudart|nvrtc|cublas|cublasLt)\.so\.([0-9]+)(?:\.[0-9]+)*")
 _DEBIAN = {
     "libgomp.so.1": "libgomp1",

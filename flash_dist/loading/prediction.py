@@ -296,4 +296,4 @@ class _Judge:
 
 
 def _version_key(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"[0-9]+", version))
+    return tuple(int(part) for part in re.findall(r"[0-9]{1,9}", version))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..findings.result import Finding
     from .host import LoadHost
 
-_MANYLINUX = re.compile(r"manylinux_2_([0-9]+)_(\w+)")
+_MANYLINUX = re.compile(r"manylinux_2_([0-9]{1,4})_(\w+)")
 _LEGACY = {"manylinux1": 5, "manylinux2010": 12, "manylinux2014": 17}  # glibc 2.x
 _LINUX = re.compile(r"(?:manylinux_2_[0-9]+|manylinux[0-9]+|musllinux_[0-9]+_[0-9]+|linux)_(\w+)")
 

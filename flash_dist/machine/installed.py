@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 
 _SYMBOL = re.compile(
-    r"flash_dist_(?P<family>\w+)_(?P<dtype>[a-z]+[0-9]+)_d(?P<head_dim>[0-9]+)(?:v(?P<head_dim_v>[0-9]+))?"
-    r"(?:_smem(?P<plan>[0-9]+))?_(?:sm|compute)[0-9]+[af]?"
+    r"flash_dist_(?P<family>\w+)_(?P<dtype>[a-z]+[0-9]+)_d(?P<head_dim>[0-9]{1,4})(?:v(?P<head_dim_v>[0-9]{1,4}))?"
+    r"(?:_smem(?P<plan>[0-9]{1,4}))?_(?:sm|compute)[0-9]+[af]?"
 )
 
 

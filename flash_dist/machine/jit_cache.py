@@ -8,6 +8,7 @@ most 4 GiB: code larger than it is not kept, older code makes room for newer).
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,4 +119,4 @@ def _read_free(folder: Path) -> int | None:
 def read_limit(text: str) -> int:
     """Read a number of bytes; what is none leaves the default."""
     text = text.strip()
-    return int(text) if text.isascii() and text.isdecimal() else DEFAULT_LIMIT
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else DEFAULT_LIMIT

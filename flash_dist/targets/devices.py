@@ -175,9 +175,9 @@ class Driver:
 
 def parse_version(text: str) -> Version:
     """Read a toolkit or PTX ISA version: `13.0` or `13.0.88` is (13, 0)."""
-    match = re.match(r"([0-9]+)\.([0-9]+)(\.|$)", text)
+    match = re.match(r"([0-9]{1,4})\.([0-9]{1,4})(\.|$)", text)
     if match is None:
-        message = f"a CUDA version looks like `13.0`, got `{text}`"
+        message = f"a CUDA version looks like `13.0`, got `{text:.60}`"
         raise ArchError(message)
     return int(match[1]), int(match[2])
 

@@ -328,9 +328,11 @@ def test_a_library_whose_images_are_noise_fails(
         ([entry(PTX, 90, ptx("alpha"))], "its PTX is for number 80, its header says 90"),
         ([entry(PTX, 80, ptx("alpha"), isa=(8, 0))], "of ISA 9.0, its header says 8.0"),
         ([entry(PTX, 80, b"nothing at all")], "says neither .version nor .target"),
+        ([entry(PTX, 80, ptx(version=f"{'9' * 5000}.0"))], "says neither .version nor .target"),
+        ([entry(PTX, 80, ptx(target=f"sm_{'9' * 5000}"))], "says neither .version nor .target"),
         ([entry(SASS, 80, b"nothing at all" * 8)], "only 64-bit little-endian ELF"),
     ],
-    ids=["cubin", "target", "isa", "text", "no-elf"],
+    ids=["cubin", "target", "isa", "text", "long-isa", "long-target", "no-elf"],
 )
 def test_an_image_that_is_not_what_its_header_says_fails(
     tmp_path: Path, images: list[bytes], words: str

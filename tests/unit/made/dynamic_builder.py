@@ -21,14 +21,19 @@ class _Strings:
 
 
 def make_shared(
-    *, defined: tuple[str, ...] = ("provided",), undefined: str = "wanted", flags: int = 0
+    *,
+    defined: tuple[str, ...] = ("provided",),
+    undefined: str = "wanted",
+    flags: int = 0,
+    version: str = "NEEDED_1",
 ) -> bytes:
-    """Return a library that needs libneeded.so.1 in version NEEDED_1 and offers OWN_1.
+    """Return a library that needs a version of libneeded.so.1 and offers OWN_1.
 
     Args:
         defined: Its own symbols.
         undefined: The one that it needs, in that version.
         flags: Of the version; 2 for one that is needed weakly.
+        version: Its name.
     """
     strings = _Strings()
     names = [strings.add(undefined), *map(strings.add, defined)]
@@ -36,14 +41,14 @@ def make_shared(
         struct.pack("<IBBHQQ", name, 0x12, 0, 1 if index else 0, 0, 0)
         for index, name in enumerate(names)
     )
-    needed, version, own = map(strings.add, ("libneeded.so.1", "NEEDED_1", "OWN_1"))
+    needed, wanted, own = map(strings.add, ("libneeded.so.1", version, "OWN_1"))
     path = strings.add("$ORIGIN/libs:/opt/lib")
     tables = {
         6: symbols,
         0x6FFFFEF5: _make_hash(defined),
         0x6FFFFFF0: struct.pack(f"<{len(names) + 1}H", 0, 2, *(3 for _ in defined)),
         0x6FFFFFFE: struct.pack("<HHIII", 1, 1, needed, 16, 0)
-        + struct.pack("<IHHII", 7, flags, 2, version, 0),
+        + struct.pack("<IHHII", 7, flags, 2, wanted, 0),
         0x6FFFFFFC: struct.pack("<HHHHIII", 1, 0, 3, 1, 7, 20, 0) + struct.pack("<II", own, 0),
         5: strings.data,
     }

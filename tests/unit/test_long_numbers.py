@@ -1,0 +1,63 @@
+"""Numbers of thousands of digits, which Python 3.11 does not read: damage like any other."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from io import BytesIO
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from flash_dist.audit.glibc import find_glibc
+from flash_dist.builds.conda_solver import read_platform
+from flash_dist.builds.manifest import Manifest
+from flash_dist.errors import FlashDistError
+from flash_dist.indexes.fetch import content_length
+from flash_dist.indexes.index import parse_wheel
+from flash_dist.indexes.pages import Link
+from flash_dist.loading.causes import old_glibc
+from flash_dist.loading.prediction import _version_key
+from flash_dist.machine.installed import parse_symbol
+from flash_dist.machine.jit_cache import DEFAULT_LIMIT, read_limit
+from flash_dist.targets.archs import Arch
+from flash_dist.targets.compatibility import DEFAULT_ORIGIN
+from flash_dist.targets.devices import parse_version
+from tests.unit.made.dynamic_builder import make_shared
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+LONG: Final = "9" * 5000
+REFUSING: Final[dict[str, Callable[[], object]]] = {
+    "manifest": lambda: Manifest.from_text(f'{{"version": {LONG}}}', source="_build.json"),
+    "version of a toolkit": lambda: parse_version(f"{LONG}.0"),
+    "tag of a wheel": lambda: read_platform("x.whl", [f"cp310-abi3-manylinux_2_{LONG}_x86_64"]),
+}
+
+
+@pytest.mark.parametrize("read", REFUSING.values(), ids=REFUSING)
+def test_what_must_be_a_number_is_refused_in_a_sentence(read: Callable[[], object]) -> None:
+    with pytest.raises(FlashDistError):
+        read()
+
+
+def test_what_may_be_none_is_none() -> None:
+    headers: Any = SimpleNamespace(headers={"Content-Length": LONG})
+    assert content_length(headers) is None
+    assert parse_wheel(Link(f"https://host/flash_dist-{LONG}-py3-none-any.whl")) is None
+    arch = Arch.parse("sm_80")
+    assert parse_symbol("flash_dist_fwd_fp16_d64_sm80", arch, DEFAULT_ORIGIN) is not None
+    assert parse_symbol(f"flash_dist_fwd_fp16_d{LONG}_sm80", arch, DEFAULT_ORIGIN) is None
+    assert read_limit(LONG) == DEFAULT_LIMIT
+
+
+def test_a_version_of_glibc_is_newer_than_any() -> None:
+    @contextmanager
+    def unpacked(_: str) -> Iterator[BytesIO]:
+        yield BytesIO(make_shared(version=f"GLIBC_2.{LONG}"))
+
+    wheel: Any = SimpleNamespace(unpacked=unpacked)
+    assert list(find_glibc(wheel, ["lib.so"])) == [999_999_999]
+    assert _version_key(f"GLIBC_2.{LONG}") > _version_key("GLIBC_2.39")
+    assert old_glibc("lib.so", f"GLIBC_2.{LONG}", "glibc 2.36").summary.startswith("lib.so needs")
