@@ -160,9 +160,8 @@ def band_calls() -> Iterator[Call]:
             yield replace(call, total_q=sizes[0] * sizes[1] // 2)
     yield from long_calls()
     for sizes, label, budget in itertools.product(SIZES, ("full", "causal"), BUDGETS):
-        yield (
-            call := Call(*sizes, 64, 64, mask=BANDS[label], gpu=FUSED, budget=budget, label=label)
-        )
+        call = Call(*sizes, 64, 64, mask=BANDS[label], gpu=FUSED, budget=budget, label=label)
+        yield call
         yield replace(call, batch_invariant=True)
 
 

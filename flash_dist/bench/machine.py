@@ -22,7 +22,7 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
-        "triton": _version_of("triton"),
+        "triton": _triton_version(),
         "flash_dist": read_version(),
     }
     if device.type == "cuda":
@@ -36,8 +36,8 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
     return found
 
 
-def _version_of(name: str) -> str | None:
+def _triton_version() -> str | None:
     try:
-        return importlib.metadata.version(name)
+        return importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
         return None

@@ -161,10 +161,10 @@ def require_dims(name: str, tensor: Tensor, dims: tuple[str, ...]) -> Tensor:
     return tensor[(None,) * (max(counts) - tensor.dim())]
 
 
-def require_least(name: str, values: Tensor, least: int) -> None:
-    """Raise ValueError if a value is too small."""
-    if int(values.min()) < least:
-        raise complain(ValueError, f"{name} must be at least {least}, got {int(values.min())}")
+def require_not_negative(name: str, values: Tensor) -> None:
+    """Raise ValueError if a value is less than 0."""
+    if int(values.min()) < 0:
+        raise complain(ValueError, f"{name} must be at least 0, got {int(values.min())}")
 
 
 def require_most(name: str, values: Tensor, most: int) -> None:
@@ -203,7 +203,7 @@ def _is_numpy_bool(value: object) -> bool:
 def parse_lengths(lengths: Integers) -> Tensor:
     """Return [batch], none of them negative."""
     parsed = parse_integers("lengths", lengths, LENGTHS)
-    require_least("lengths", parsed, 0)
+    require_not_negative("lengths", parsed)
     return parsed
 
 

@@ -106,8 +106,9 @@ class IntervalMask(NamedTuple):
                 message = f"{name} must be {size}, the size that the mask was made for, got {got}"
                 raise complain(ValueError, message)
         if self.plan.device != q.device:
-            message = f"q and its mask must be on the same device, got {q.device} and "
-            raise complain(ValueError, message + str(self.plan.device))
+            devices = f"{q.device} and {self.plan.device}"
+            message = f"q and its mask must be on the same device, got {devices}"
+            raise complain(ValueError, message)
 
     def visible(self) -> Tensor:
         """Return booleans [batches, heads, seqlen_q, seqlen_k] on the device of the plan."""

@@ -63,13 +63,13 @@ class Resident(NamedTuple):
         """
         if torch._C._cuda_getDevice() != index:  # noqa: SLF001 - what torch.cuda asks, in C alone
             with torch.cuda.device(index):
-                return self.hold(index)
+                self.hold(index)
+            return
         stream = torch._C._cuda_getCurrentRawStream(index)  # noqa: SLF001
         if stream not in self.streams:
             self._tell_of_current_stream(stream)
         if torch._C._cuda_isCurrentStreamCapturing():  # noqa: SLF001
             _captured[id(self.data)] = self
-        return None
 
     def _tell_of_current_stream(self, stream: int) -> None:
         self.data.record_stream(torch.cuda.current_stream())

@@ -27,7 +27,7 @@ from .inputs import (
     parse_lengths,
     parse_shape,
     parse_size,
-    require_least,
+    require_not_negative,
 )
 from .planner import make_plan
 from .registry import enroll
@@ -200,8 +200,8 @@ class BlockMask:
                 f"got {list(lows.shape)} and {list(highs.shape)}"
             )
             raise complain(ValueError, message) from error
-        require_least("lo", lows, 0)
-        require_least("hi", highs, 0)
+        require_not_negative("lo", lows)
+        require_not_negative("hi", highs)
         keys = None if seqlen_k is None else parse_size("seqlen_k", seqlen_k)
         return cls._of(IntervalTerm(lows.contiguous(), highs.contiguous(), keys))
 

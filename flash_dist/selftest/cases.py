@@ -34,7 +34,7 @@ class Case:
     budget: int | None = None  # bytes of workspace; None is the default, 0 recomputes
     head_dim_v: int | None = None  # None is head_dim
     compiled: tuple[int, int] = (0, 0)  # the head_dim and head_dim_v of the kernels that serve it
-    mask: str = ""  # of selftest_masks.MASKS, on top of causal
+    mask: str = ""  # of MASKS in masks.py, on top of causal
     lengths: tuple[int, ...] = ()  # of documents packed one after the other
     page: int = 0  # keys of a page of the cache that k and v lie in; WHOLE: it is not in pages
     appended: int = 0  # how many of them are no part of the cache before the call

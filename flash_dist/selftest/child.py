@@ -172,16 +172,10 @@ def find_kernels(selected: Iterable[dict[str, Any]]) -> tuple[Kernels, ...]:
     return tuple(key for key in sorted(forward) if usable[key])
 
 
-def run_device(
-    name: str,
-    runs: int,
-    emit: Emit,
-    attention: Attention | None = None,
-    exact: ExactValues = ALONE,
-) -> None:
+def run_device(name: str, runs: int, emit: Emit, exact: ExactValues = ALONE) -> None:
     """Run every case on one device and report as it goes."""
     device = torch.device("cpu") if name == "cpu" else torch.device("cuda", int(name))
-    attention = attention or load_attention()
+    attention = load_attention()
     emit({"event": "imported"})
     kernels: tuple[Kernels, ...] = CPU_KERNELS
     sm_count = 0
@@ -252,7 +246,7 @@ def main() -> None:
         write_event(arguments.report, event)
 
     try:
-        run_device(arguments.device, arguments.runs, emit, exact=ExactValues(arguments.exact))
+        run_device(arguments.device, arguments.runs, emit, ExactValues(arguments.exact))
     except Exception as error:  # noqa: BLE001 - any failure is the finding
         text = f"{type(error).__name__}: {error}"
         reason = error.message if isinstance(error, FlashDistError) else text

@@ -157,18 +157,13 @@ def judge(
 
 
 def choose_arch(
-    archs: tuple[Arch, ...],
-    device: Device,
-    driver: Driver | None = None,
-    origin: Origin = DEFAULT_ORIGIN,
-    *,
-    jit: JitPolicy = ALLOWED,
+    archs: tuple[Arch, ...], device: Device, driver: Driver | None = None
 ) -> tuple[Arch, RunVerdict] | None:
     """Return the target the device is best served by, None if none runs or might run there.
 
     Among equals the one closest to the device wins: higher number, then `a`, `f`, no suffix.
     """
-    judged = [(arch, judge(arch, device, driver, origin, jit=jit)) for arch in archs]
+    judged = [(arch, judge(arch, device, driver)) for arch in archs]
     able = [(arch, verdict) for arch, verdict in judged if verdict.how != "no"]
     closeness = {"a": 0, "f": 1, "": 2}
     return min(
