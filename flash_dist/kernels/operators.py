@@ -121,20 +121,11 @@ def fwd(  # noqa: PLR0913 - one attention problem
     """
     if not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
         return fwd_alone(q, k, v, mask, packing, softmax_scale, ieee)
-    known = band_or_handle(mask)
     try:
-        if isinstance(known, Band):
-            packed = packing or NOT_PACKED
-            arguments = None, known.ints, *packed, softmax_scale, ieee
-            out, lse = _operators.fwd(q, k, v, *arguments)
-        else:
-            keep = torch.compiler.is_compiling()
-            arguments = known, softmax_scale, keep, ieee
-            out, lse = _operators.masked_fwd(q, k, v, *arguments)
+        return _fwd_by_name(q, k, v, mask, packing, softmax_scale, ieee)
     except RuntimeError as error:
         raise_out_of_memory(error)
         raise
-    return out, lse
 
 
 def fwd_alone(  # noqa: PLR0913, PLR0917 - one attention problem
@@ -154,7 +145,8 @@ def fwd_alone(  # noqa: PLR0913, PLR0917 - one attention problem
     """
     try:
         if _is_watched(q, k, v):
-            return _watched_fwd(q, k, v, mask, packing, softmax_scale, ieee)
+            with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001 - as torch.library does
+                return _fwd_by_name(q, k, v, mask, packing, softmax_scale, ieee)
         numbers, data, _ = _find_numbers(mask, q, k)
         packed = () if packing is None else packing
         out, lse = _fwd_alone(q, k, v, numbers, data, softmax_scale, ieee, *packed)
@@ -164,7 +156,7 @@ def fwd_alone(  # noqa: PLR0913, PLR0917 - one attention problem
     return out, lse
 
 
-def _watched_fwd(  # noqa: PLR0913, PLR0917 - one attention problem
+def _fwd_by_name(  # noqa: PLR0913, PLR0917 - one attention problem
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -173,13 +165,14 @@ def _watched_fwd(  # noqa: PLR0913, PLR0917 - one attention problem
     softmax_scale: float,
     ieee: bool,  # noqa: FBT001
 ) -> tuple[Tensor, Tensor]:
+    """Call `fwd` or `masked_fwd`, which a graph may hold and whoever watches operators knows."""
     known = band_or_handle(mask)
-    with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001 - as torch.library does
-        if isinstance(known, Band):
-            packed = NOT_PACKED if packing is None else packing
-            out, lse = _operators.fwd(q, k, v, None, known.ints, *packed, softmax_scale, ieee)
-        else:
-            out, lse = _operators.masked_fwd(q, k, v, known, softmax_scale, False, ieee)  # noqa: FBT003
+    if isinstance(known, Band):
+        packed = packing or NOT_PACKED
+        out, lse = _operators.fwd(q, k, v, None, known.ints, *packed, softmax_scale, ieee)
+    else:
+        keep = torch.compiler.is_compiling()
+        out, lse = _operators.masked_fwd(q, k, v, known, softmax_scale, keep, ieee)
     return out, lse
 
 
@@ -237,18 +230,11 @@ def bwd(  # noqa: PLR0913, PLR0917 - one attention problem
     plan = softmax_scale, budget, batch_invariant, ieee
     if not (torch.is_grad_enabled() or torch.compiler.is_compiling()):
         return bwd_alone(saved, mask, packing, plan)
-    known = band_or_handle(mask)
     try:
-        if isinstance(known, Band):
-            packed = packing or NOT_PACKED
-            arguments = None, None, known.ints, *packed, *plan
-            dq, dk, dv = _operators.bwd(*saved, *arguments)
-        else:
-            dq, dk, dv = _operators.masked_bwd(*saved, known, *plan)
+        return _bwd_by_name(saved, mask, packing, plan)
     except RuntimeError as error:
         raise_out_of_memory(error)
         raise
-    return dq, dk, dv
 
 
 def bwd_alone(
@@ -269,7 +255,8 @@ def bwd_alone(
     softmax_scale, budget, batch_invariant, ieee = plan
     try:
         if _is_watched(q, k, v):
-            return _watched_bwd(saved, mask, packing, plan)
+            with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001
+                return _bwd_by_name(saved, mask, packing, plan)
         operands = _find_numbers(mask, q, k)
         packed = () if packing is None else packing
         dq, dk, dv = _bwd_alone(
@@ -281,16 +268,16 @@ def bwd_alone(
     return dq, dk, dv
 
 
-def _watched_bwd(
+def _bwd_by_name(
     saved: Saved, mask: Band | BlockMask, packing: Packing | None, plan: Sequence[Any]
 ) -> Gradients:
+    """Call `bwd` or `masked_bwd`, as `_fwd_by_name` does."""
     known = band_or_handle(mask)
-    with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001
-        if isinstance(known, Band):
-            packed = NOT_PACKED if packing is None else packing
-            dq, dk, dv = _operators.bwd(*saved, None, None, known.ints, *packed, *plan)
-        else:
-            dq, dk, dv = _operators.masked_bwd(*saved, known, *plan)
+    if isinstance(known, Band):
+        packed = packing or NOT_PACKED
+        dq, dk, dv = _operators.bwd(*saved, None, None, known.ints, *packed, *plan)
+    else:
+        dq, dk, dv = _operators.masked_bwd(*saved, known, *plan)
     return dq, dk, dv
 
 
