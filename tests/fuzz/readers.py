@@ -57,7 +57,7 @@ MOST_MEMORY: Final = 1 << 30  # bytes of the process
 WRAPPER: Final = 0x466243B1
 SPECIAL: Final = (0, 1, 0x7F, 0x80, 0xFF)
 _SYMBOL_TABLES: Final = (
-    *("needed", "soname", "rpath", "runpath"),
+    *("needed", "rpath", "runpath"),
     *("undefined", "versions_needed", "versions_defined"),
 )
 LARGE: Final = (0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1)
