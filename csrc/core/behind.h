@@ -17,13 +17,7 @@ cudaError_t launch_behind(const void* kernel, const void* params, dim3 blocks,
     cudaLaunchAttribute early{};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = blocks;
-    config.blockDim = dim3(Config::THREADS);
-    config.dynamicSmemBytes = Config::SMEM_BYTES;
-    config.stream = stream;
-    config.attrs = &early;
-    config.numAttrs = 1;
+    const auto config = launch_config(blocks, Config::THREADS, Config::SMEM_BYTES, stream, early);
     return cudaLaunchKernelExC(&config, kernel, arguments);
   }
 }

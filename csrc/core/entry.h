@@ -87,30 +87,42 @@ KernelEntry make_entry(void (*kernel)(Params),
           shared_out<Config>(0)};
 }
 
+// Blocks of a kernel's size, with an attribute that has to outlive the launch.
+inline cudaLaunchConfig_t launch_config(dim3 blocks, int threads, int dynamic_smem,
+                                        cudaStream_t stream, cudaLaunchAttribute& attribute) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = blocks;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = static_cast<size_t>(dynamic_smem);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return config;
+}
+
+inline cudaLaunchAttribute in_clusters(int blocks) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = static_cast<unsigned>(blocks);
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  return attribute;
+}
+
 // Launches blocks of Config's size, in clusters where it has such: of these so many. No block is no
 // work, more than the grid's limit an error.
 template <class Config>
 cudaError_t launch_1d(const void* kernel, const void* params, int64_t blocks, cudaStream_t stream) {
-  constexpr unsigned CLUSTER = cluster_of<Config>(0);
+  constexpr int CLUSTER = cluster_of<Config>(0);
   if (blocks == 0) return cudaSuccess;
   if (blocks > INT32_MAX / CLUSTER) return cudaErrorInvalidConfiguration;
-  const dim3 grid(static_cast<unsigned>(blocks) * CLUSTER);
+  const dim3 grid(static_cast<unsigned>(blocks * CLUSTER));
   void* arguments[] = {const_cast<void*>(params)};
   if constexpr (CLUSTER == 1) {
     return cudaLaunchKernel(kernel, grid, dim3(Config::THREADS), arguments, Config::SMEM_BYTES,
                             stream);
   } else {
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = CLUSTER;
-    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = grid;
-    config.blockDim = dim3(Config::THREADS);
-    config.dynamicSmemBytes = Config::SMEM_BYTES;
-    config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
+    cudaLaunchAttribute clusters = in_clusters(CLUSTER);
+    const auto config = launch_config(grid, Config::THREADS, Config::SMEM_BYTES, stream, clusters);
     return cudaLaunchKernelExC(&config, kernel, arguments);
   }
 }

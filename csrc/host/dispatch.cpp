@@ -287,16 +287,9 @@ class Candidates {
 
   // How many clusters of a kernel the current device runs at a time.
   static cudaError_t count_clusters(const KernelEntry& entry, int* clusters) {
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = static_cast<unsigned>(entry.cluster);
-    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(entry.cluster));
-    config.blockDim = dim3(static_cast<unsigned>(entry.threads));
-    config.dynamicSmemBytes = static_cast<size_t>(entry.dynamic_smem);
-    config.attrs = &attribute;
-    config.numAttrs = 1;
+    cudaLaunchAttribute attribute = in_clusters(entry.cluster);
+    const auto config = launch_config(dim3(static_cast<unsigned>(entry.cluster)), entry.threads,
+                                      entry.dynamic_smem, nullptr, attribute);
     return cudaOccupancyMaxActiveClusters(clusters, entry.kernel, &config);
   }
 
