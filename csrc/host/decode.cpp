@@ -9,12 +9,12 @@
 #include "host/limits.h"
 #include "host/scores.h"
 #include "host/status.h"
+#include "host/workspace.h"
 
 namespace flash_dist {
 
 namespace {
 
-constexpr int64_t ALIGNMENT = 256;
 constexpr int64_t MAX_UNITS = INT32_MAX;  // of all sequences, which kernels count in 32 bits
 constexpr int FEW_ROWS = 16;              // of a task: those of one mma
 
@@ -130,7 +130,7 @@ void Decode::place(int64_t units, int64_t budget) {
   const int64_t most = affordable > fixed ? (affordable - fixed) * GROUP_UNITS : 0;
   p_.max_units = may_split ? static_cast<int>(std::min(units, most)) : 0;
   const int64_t records = p_.max_units == 0 ? 0 : decode_records(p_.max_units, p_.shares);
-  stats_bytes_ = divide_up(records * p_.tile_rows * 8, ALIGNMENT) * ALIGNMENT;
+  stats_bytes_ = aligned(records * p_.tile_rows * 8);
   out_bytes_ = records * p_.tile_rows * p_.columns * 4;
 }
 
@@ -187,13 +187,7 @@ void run_decode(const Call& call, const DecodeParams& params, int64_t budget, Al
   check_sizes(params);
   const DeviceScope scope(call.device);
   Decode decode(call, with_scores(params), read_budget(budget));
-  const int64_t bytes = decode.workspace_bytes();
-  void* workspace = bytes == 0 ? nullptr : allocate(context, bytes);
-  if (bytes != 0 && workspace == nullptr) {
-    fail("CUDA out of memory. flash_dist could not allocate ", bytes, " bytes of workspace on GPU ",
-         call.device, "\n\nhint: FLASH_DIST_WORKSPACE_MB sets a smaller budget");
-  }
-  decode.run(workspace);
+  decode.run(require_workspace(call, decode.workspace_bytes(), allocate, context));
 }
 
 void run_append(const Call& call, const AppendParams& p) {

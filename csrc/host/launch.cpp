@@ -12,14 +12,11 @@
 #include "host/plan.h"
 #include "host/scores.h"
 #include "host/status.h"
+#include "host/workspace.h"
 
 namespace flash_dist {
 
 namespace {
-
-constexpr int64_t ALIGNMENT = 256;
-
-int64_t aligned(int64_t bytes) { return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 
 Dtype dtype_of(const Call& call) { return static_cast<Dtype>(call.dtype); }
 
@@ -74,7 +71,7 @@ void* run_few_queries(const Call& call, const FwdParams& p, int64_t front, Alloc
   const int64_t bytes = front + units.workspace_bytes();
   void* memory = bytes == 0 ? nullptr : allocate(context, bytes);
   if (memory != nullptr || units.workspace_bytes() == 0) {
-    units.run(static_cast<uint8_t*>(memory) + front);
+    units.run(memory == nullptr ? nullptr : static_cast<uint8_t*>(memory) + front);
   } else {
     Decode(call, few, 0).run(nullptr);
   }
@@ -396,13 +393,7 @@ void run_backward(const Call& call, const DeltaParams& delta, const BwdParams& g
   check_sizes(grads);
   const DeviceScope scope(call.device);
   Backward backward(call, delta, grads, options);
-  const int64_t bytes = backward.workspace_bytes();
-  void* workspace = bytes == 0 ? nullptr : allocate(context, bytes);
-  if (bytes != 0 && workspace == nullptr) {
-    fail("CUDA out of memory. flash_dist could not allocate ", bytes, " bytes of workspace on GPU ",
-         call.device, "\n\nhint: FLASH_DIST_WORKSPACE_MB sets a smaller budget");
-  }
-  backward.run(workspace);
+  backward.run(require_workspace(call, backward.workspace_bytes(), allocate, context));
 }
 
 }  // namespace
