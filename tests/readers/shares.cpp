@@ -1,0 +1,238 @@
+// How attention to a cache is shared out (core/decode_work.cuh), gone through share by share as the
+// kernel does, and task by task as its fold does, for sequences of random lengths. Prints each call for
+// which a unit is not computed once, a record lies outside of the workspace or is written twice, what
+// is folded is not there, or a task has not one result; then how many tasks there were.
+//
+//   nvcc -std=c++17 -Xcompiler=-fno-access-control -I csrc -I GENERATED shares.cpp -o shares
+#include <cstdio>
+#include <map>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "one_thread.h"
+
+#include "core/decode_work.cuh"
+
+using namespace flash_dist;
+
+namespace {
+
+using Shares = DecodeShares<1>;  // of one thread, which counts all sequences
+
+std::mt19937 random_bits(1);
+
+int below(int end) { return static_cast<int>(random_bits() % static_cast<unsigned>(end)); }
+int one_of(std::initializer_list<int> numbers) {
+  return numbers.begin()[below(static_cast<int>(numbers.size()))];
+}
+
+// A call, with the arrays that its parameters point to.
+struct Cache {
+  DecodeParams p{};
+  std::vector<int> seqlens, leftpad, cu_seqlens_q{0}, cu_seqlens_k{0};
+
+  Cache() {
+    p.batch = 1 + below(9);
+    p.num_heads_kv = one_of({1, 2, 3, 8});
+    p.group = one_of({1, 2, 3, 8, 17});
+    p.seqlen_q = one_of({1, 1, 2, 5, 16, 17, 64, 100});
+    p.task_rows = one_of({16, 64});
+    p.cache.capacity = one_of({1, 127, 128, 129, 1000, 1024, 1025, 5000, 20000, 70000});
+    p.left = one_of({UNBOUNDED, UNBOUNDED, 0, 1, 128, 3000});
+    p.right = one_of({UNBOUNDED, UNBOUNDED, 0, 0, 1, 128});
+    p.bottom_right = 1;
+    for (int b = 0; b < p.batch; ++b) {
+      const int lengths[] = {below(p.cache.capacity + 10), p.cache.capacity, one_of({-1, 0, 1})};
+      seqlens.push_back(lengths[below(3)]);
+      leftpad.push_back(below(300));
+      cu_seqlens_q.push_back(cu_seqlens_q.back() + below(p.seqlen_q + 2));
+      cu_seqlens_k.push_back(cu_seqlens_k.back() + below(p.cache.capacity + 1));
+    }
+    choose_kind();
+    share_out();
+  }
+  Cache(const Cache&) = delete;
+
+ private:
+  // A cache, packed queries to one, or what is few queries of packed sequences.
+  void choose_kind() {
+    CacheParams& cache = p.cache;
+    cache.entries = p.batch;
+    cache.page = cache.capacity;
+    const int kind = below(3);
+    if (kind < 2) {
+      cache.cache_seqlens = seqlens.data();
+      cache.seqlen_new = below(3);
+      if (below(3) == 0) cache.cache_leftpad = leftpad.data();
+    }
+    if (kind > 0) {
+      p.packing.cu_seqlens_q = cu_seqlens_q.data();
+      p.total_q = cu_seqlens_q.back();
+    }
+    if (kind == 2) {
+      p.few_alone = true;
+      p.bottom_right = below(2);
+      cache.cu_seqlens_k = cu_seqlens_k.data();
+      cache.entries = 1;
+      cache.page = cu_seqlens_k.back();
+    }
+  }
+
+  // As host/decode.cpp does, on GPUs and with budgets of all sizes.
+  void share_out() {
+    const int rows = p.group * (p.few_alone ? min(p.seqlen_q, MORE_QUERIES) : p.seqlen_q);
+    p.row_tiles = (rows + p.task_rows - 1) / p.task_rows;
+    p.tile_rows = min(rows, p.task_rows);
+    p.by_group = make_divisor(p.group);
+    p.by_heads = make_divisor(p.num_heads_kv);
+    const int longest = max((p.cache.capacity + UNIT_KEYS - 1) / UNIT_KEYS, 1);
+    const int units = longest * p.batch * p.row_tiles * p.num_heads_kv;
+    p.shares = min(one_of({1, 2, 3, 7, 132, 264, 1000}), units);
+    const bool may_split = p.cache.capacity > UNIT_KEYS && p.shares > 1;
+    p.max_units = !may_split ? 0 : below(4) == 0 ? below(units + 1) : units;
+  }
+};
+
+// What a record holds: units of a task.
+struct Record {
+  int batch, task, begin, end;
+};
+
+class Replay {
+ public:
+  explicit Replay(const DecodeParams& params) : p(params), shares(count(params)) {
+    records_ = p.max_units == 0 ? 0 : decode_records(p.max_units, p.shares);
+    units_.resize(shares.total);
+  }
+
+  bool is_right() {
+    for (int share = 0; share < p.shares; ++share) compute(share);
+    if (p.max_units > 0) fold();
+    for (const int times : units_) right_ &= times == 1;
+    for (int b = 0; b < p.batch; ++b) {
+      const DecodeExtent extent(p, b);
+      for (int task = 0; task < extent.tasks(p); ++task, ++tasks)
+        right_ &= results_[{b, task}] == 1;
+    }
+    return right_ && static_cast<int>(results_.size()) == tasks;
+  }
+
+  int tasks = 0;
+
+ private:
+  // What the constructor does with all threads of a block.
+  static Shares count(const DecodeParams& p) {
+    alignas(Shares) char bytes[sizeof(Shares)] = {};
+    Shares& s = reinterpret_cast<Shares&>(bytes);
+    for (int b = 0; b < p.batch; ++b) s.mine_ += Shares::units_of(p, b);
+    s.total = s.mine_;
+    s.each_ = s.total / p.shares;
+    s.more_ = s.total % p.shares;
+    s.grain = s.total > p.max_units ? Grain::TASK
+              : s.prefers_groups(p) ? Grain::GROUP
+                                    : Grain::UNIT;
+    return s;
+  }
+
+  // As decode_block().
+  void compute(int share) {
+    int begin = shares.begin(share), end = shares.begin(share + 1);
+    if (begin == end) return;
+    DecodeCursor at = shares.find(p, smem_, begin);
+    if (shares.grain != Grain::UNIT) {
+      begin = shares.whole_from(at);
+      if (end < shares.total) end = shares.whole_from(shares.find(p, smem_, end));
+      if (begin >= end) return;
+      at = shares.find(p, smem_, begin);
+    }
+    int first = at.unit;  // of the group so far
+    for (int left = end - begin; left > 0; --left, at.advance(p)) {
+      ++units_[at.position];
+      if (at.position == at.group_begin()) first = at.unit;
+      const bool owns_task = begin <= at.task_begin() && at.task_end() <= end;
+      if (!owns_task && (at.group_begin() < begin || end < at.group_end())) {
+        write(shares.unit_record(at) + at.unit % GROUP_UNITS, at, at.unit);
+      } else if (at.position + 1 == at.group_end()) {
+        if (!owns_task) write(shares.group_record(p, at, share), at, first);
+        if (owns_task && at.unit + 1 == at.extent.end) ++results_[{at.batch, at.task}];
+      }
+    }
+  }
+
+  void write(int64_t record, const DecodeCursor& at, int first) {
+    right_ &= 0 <= record && record < records_;
+    right_ &= written_.insert({record, {at.batch, at.task, first, at.unit + 1}}).second;
+  }
+
+  // As decode_fold_block().
+  void fold() {
+    const int most = p.batch * p.row_tiles * p.num_heads_kv;
+    const bool by_task = most <= p.shares;
+    for (int block = 0; block < min(most, p.shares); ++block) {
+      const int end = by_task ? 0 : shares.begin(block + 1);
+      if (shares.grain == Grain::TASK || (!by_task && end >= shares.total)) continue;
+      const DecodeCursor at =
+          by_task ? shares.find_task(p, smem_, block) : shares.find(p, smem_, end);
+      if (at.task >= at.extent.tasks(p)) continue;
+      const int begin = at.task_begin();
+      const int last = shares.grain == Grain::GROUP ? at.last_group() : at.task_end() - 1;
+      const bool is_begun = by_task || (shares.begin(block) <= begin && begin < end);
+      if (!is_begun || shares.owner(begin) == shares.owner(last)) continue;
+      fold_task(at);
+    }
+  }
+
+  void fold_task(DecodeCursor at) {
+    const int begin = at.task_begin();
+    int next = at.extent.first;  // what is to be folded
+    while (next < at.extent.end && right_) {
+      at.unit = next;
+      at.position = begin + next - at.extent.first;
+      const int owner = shares.owner(at.position);
+      if (shares.grain == Grain::GROUP || at.group_end() <= shares.begin(owner + 1)) {
+        read(shares.group_record(p, at, owner), at, next);
+      } else {
+        const int64_t first = int64_t{owner} * GROUP_UNITS + at.unit % GROUP_UNITS;
+        const int units = at.group_end() - at.position;
+        for (int i = 0; i < units; ++i) read(first + i, at, next);
+      }
+    }
+    ++results_[{at.batch, at.task}];
+  }
+
+  void read(int64_t record, const DecodeCursor& at, int& next) {
+    const auto found = written_.find(record);
+    const Record none{-1, -1, -1, -1};
+    const Record& r = found == written_.end() ? none : found->second;
+    right_ &= r.batch == at.batch && r.task == at.task && r.begin == next;
+    next = r.end;
+  }
+
+  const DecodeParams& p;
+  const Shares shares;
+  Shares::Smem smem_;
+  int64_t records_;
+  bool right_ = true;
+  std::vector<int> units_;  // how often each is computed
+  std::map<int64_t, Record> written_;
+  std::map<std::pair<int, int>, int> results_;  // of each task
+};
+
+}  // namespace
+
+int main() {
+  int tasks = 0;
+  for (int i = 0; i < 4000; ++i) {
+    const Cache call;
+    Replay replay(call.p);
+    const DecodeParams& p = call.p;
+    if (!replay.is_right()) {
+      std::printf("call %d: batch %d, %d queries, capacity %d, %d shares, %d units at most\n", i,
+                  p.batch, p.seqlen_q, p.cache.capacity, p.shares, p.max_units);
+    }
+    tasks += replay.tasks;
+  }
+  std::printf("%d tasks\n", tasks);
+  return 0;
+}

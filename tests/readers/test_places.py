@@ -1,0 +1,83 @@
+"""Where the blocks of a kernel work, and who waits for whom: device code, called on the host.
+
+What decides it are plain functions of a call's parameters. Compiled as C++ (one_thread.h), they are
+gone through for thousands of random calls, without a GPU.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from csrc.generate import CSRC, Table, generate
+from flash_dist.targets.archs import ArchSet
+from tests.readers.tools import needs, run
+
+pytestmark = needs("nvcc")
+
+HERE: Final = Path(__file__).resolve().parent
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("generated")
+    generate(Table.load().only([64], ["bf16"]), ArchSet.parse("9.0a").archs, [], folder)
+    return folder
+
+
+def outputs_of(source: str, generated: Path, folder: Path, headers: Path = CSRC) -> list[str]:
+    """Return the lines that a program prints, with headers of csrc/ that come before the others."""
+    program = folder / "program"
+    flags = ["-std=c++17", "-O1", "-cudart=none", "-Xcompiler=-w,-fno-access-control"]
+    folders = [option for one in (headers, CSRC, generated) for option in ("-I", one)]
+    run("nvcc", *flags, *folders, HERE / source, "-o", program)
+    done = subprocess.run([program], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def with_change(folder: Path, name: str, old: str, new: str) -> Path:
+    """Return a folder of headers in which one has another line."""
+    text = (CSRC / name).read_text(encoding="utf-8")
+    assert text.count(old) == 1
+    changed = folder / "changed" / name
+    changed.parent.mkdir(parents=True)
+    changed.write_text(text.replace(old, new), encoding="utf-8")
+    return folder / "changed"
+
+
+def test_units_of_a_cache_are_computed_once_and_all_that_is_folded_was_stored(
+    generated: Path, tmp_path: Path
+) -> None:
+    *wrong, tasks = outputs_of("shares.cpp", generated, tmp_path)
+    assert wrong == []
+    assert int(tasks.split()[0]) > 100_000
+
+
+def test_places_for_fewer_groups_than_a_share_may_have_are_noticed(
+    generated: Path, tmp_path: Path
+) -> None:
+    places = "const int places = (each_ + 1) / GROUP_UNITS + "
+    headers = with_change(tmp_path, "core/decode_work.cuh", f"{places}4;", f"{places}1;")
+    assert len(outputs_of("shares.cpp", generated, tmp_path, headers)) > 1
+
+
+def test_key_blocks_have_their_turns_at_dq_without_a_hole_from_the_last_keys_on(
+    generated: Path, tmp_path: Path
+) -> None:
+    *wrong, tiles = outputs_of("turns.cpp", generated, tmp_path)
+    assert wrong == []
+    total, _, seen, _ = tiles.split()
+    assert 10_000 < int(seen) < int(total)
+
+
+def test_a_turn_that_no_block_has_is_noticed(generated: Path, tmp_path: Path) -> None:
+    headers = with_change(
+        tmp_path,
+        "sm90/bwd/work.cuh",
+        "return {last - n, n == first};",
+        "return {last - n + (n == 3), n == first};",
+    )
+    assert len(outputs_of("turns.cpp", generated, tmp_path, headers)) > 1

@@ -1,0 +1,195 @@
+// Whose turn it is to add to a query tile's dQ (sm90/bwd/work.cuh), of every block of keys of random
+// calls. Prints each tile whose turns are not 0, 1, 2, ... from the last keys that see it to the first,
+// of which the last is said to be that, or for which a block that sees it has none: a block would wait
+// for ever, or dQ would lack something. Then how many tiles there were, and how many are seen.
+//
+//   nvcc -std=c++17 -I csrc -I GENERATED turns.cpp -o turns
+#include <climits>
+#include <cstdio>
+#include <random>
+#include <vector>
+
+#include "one_thread.h"
+
+#include "sm90/bwd/work.cuh"
+
+using namespace flash_dist;
+
+namespace {
+
+constexpr int KEYS = 128;  // of a block
+
+struct Config {
+  static constexpr int BLOCK_M = MASK_TILE, BLOCK_N = KEYS;
+};
+
+std::mt19937 random_bits(1);
+
+int below(int end) { return static_cast<int>(random_bits() % static_cast<unsigned>(end)); }
+int one_of(std::initializer_list<int> numbers) {
+  return numbers.begin()[below(static_cast<int>(numbers.size()))];
+}
+int tiles_of(int rows) { return (rows + MASK_TILE - 1) / MASK_TILE; }
+
+// A sequence under a band, packed or not, or under an interval of keys for each query.
+struct Problem {
+  BwdParams p{};
+  Sequence sequence{0, 0, 0, 0};
+
+  Problem() {
+    sequence.seqlen_q = p.seqlen_q = length();
+    sequence.seqlen_k = p.seqlen_k = p.key_end = length();
+    p.batch = p.num_heads_kv = p.group_split = p.units = 1;
+    p.members = p.group = 1 + below(2);
+    p.by_num_heads_kv = p.by_group_split = make_divisor(1);
+    const int kind = below(3);
+    if (kind == 0) pack();
+    if (kind == 1) {
+      make_intervals();
+    } else {
+      const auto side = [] { return one_of({-1, -1, 0, 1, 5, 63, 64, 65, 127, 128, 300, 600}); };
+      const MaskBand band = make_band(side(), side(), below(2), p.seqlen_q, p.seqlen_k);
+      p.mask.kind = band.kind;
+      p.mask.left = band.left;
+      p.mask.right = band.right;
+      p.mask.bottom_right = band.bottom_right;
+    }
+  }
+  Problem(const Problem&) = delete;
+
+ private:
+  std::vector<int2> rows_, key_ranges_;
+  std::vector<int4> query_ranges_;
+  std::vector<int> key_slots_;
+
+  static int length() {
+    return below(3) == 0 ? one_of({1, 63, 64, 65, 127, 128, 129, 192, 257, 3000}) : 1 + below(700);
+  }
+
+  // Of a call whose longest sequences are longer.
+  void pack() {
+    static const int cu_seqlens[] = {0, 0};  // read by nothing here
+    p.packing = {cu_seqlens, cu_seqlens};
+    p.seqlen_q += below(300);
+    p.seqlen_k += below(300);
+    p.key_end = p.seqlen_k;
+    if (below(8) == 0) sequence.seqlen_q = 0;
+    if (below(8) == 0) sequence.seqlen_k = 0;
+  }
+
+  // The arrays that flash_dist/masks/intervals.py makes.
+  void make_intervals() {
+    MaskParams& mask = p.mask;
+    mask.kind = MaskKind::ROWS;
+    mask.left = mask.right = UNBOUNDED;
+    mask.query_tiles = tiles_of(p.seqlen_q);
+    mask.key_tiles = tiles_of(p.seqlen_k);
+    mask.head_planes = below(2);
+    for (int plane = 0; plane < (mask.head_planes == 0 ? 1 : p.group); ++plane) add_plane();
+    for (int n = 0; n <= mask.key_tiles; ++n) key_slots_.push_back(n * mask.query_tiles);
+    mask.rows = rows_.data();
+    mask.query_ranges = query_ranges_.data();
+    mask.key_ranges = key_ranges_.data();
+    mask.key_slots = key_slots_.data();
+  }
+
+  void add_plane() {
+    const size_t first = query_ranges_.size();
+    for (int m = 0; m < p.mask.query_tiles; ++m) add_tile(m, below(4) == 0);
+    for (int n = 0; n < p.mask.key_tiles; ++n) {
+      int begin = p.mask.query_tiles, end = 0;
+      for (int m = 0; m < p.mask.query_tiles; ++m) {
+        const int4& range = query_ranges_[first + m];
+        if (n < range.x / MASK_TILE || tiles_of(range.w) <= n) continue;
+        begin = min(begin, m);
+        end = m + 1;
+      }
+      key_ranges_.push_back({begin < end ? begin : 0, end});
+    }
+  }
+
+  void add_tile(int m, bool empty) {
+    int4 range{INT_MAX, 0, INT_MAX, 0};
+    bool every = true;
+    for (int i = m * MASK_TILE; i < (m + 1) * MASK_TILE; ++i) {
+      int2 keys{below(p.seqlen_k), below(p.seqlen_k + 1)};
+      const bool exists = i < p.seqlen_q;
+      if (keys.x >= keys.y || empty || !exists) keys = {0, 0};
+      rows_.push_back(keys);
+      every &= keys.y > 0 || !exists;
+      if (keys.y == 0) continue;
+      range = {min(range.x, keys.x), max(range.y, keys.x), min(range.z, keys.y),
+               max(range.w, keys.y)};
+    }
+    if (range.w == 0) range.x = 0;
+    if (!every || range.w == 0) range.y = range.z = 0;
+    query_ranges_.push_back(range);
+  }
+};
+
+// The turns that blocks have at a tile, in the order of their tickets.
+struct Turns {
+  int count = 0;
+  bool ends = false, right = true;
+
+  void add(const DqTurn& turn, bool sees) {
+    right &= turn.exists() || !sees;
+    if (!turn.exists()) return;
+    right &= turn.before == count++ && !ends;
+    ends = turn.is_last;
+  }
+};
+
+int tiles = 0, seen_tiles = 0;
+
+// The items of a block of keys, as its loader describes them.
+void add_block(const Problem& problem, int key0, std::vector<Turns>& turns) {
+  const BwdParams& p = problem.p;
+  alignas(DkdvSm90Work) char bytes[sizeof(DkdvSm90Work)] = {};
+  auto& work = reinterpret_cast<DkdvSm90Work&>(bytes);
+  DkdvBlock block(p, KEYS, BlockPlace(0, make_order(1, 1, 1)));
+  block.key0 = key0;
+  find_dkdv_work<Config>(work, p, block, problem.sequence);
+  DkdvCursor<Config> cursor(p, work);
+  for (int i = 0; i < work.items; ++i, cursor.next(p, work)) {
+    DkdvItem item{};
+    item.row0 = cursor.row0();
+    item.member = cursor.member;
+    if (const int4* known = cursor.known(p, work)) item.known = *known;
+    const bool sees =
+        tile_code(p, work, item, 0) != TILE_EMPTY || tile_code(p, work, item, 1) != TILE_EMPTY;
+    const int m = item.row0 / MASK_TILE;
+    turns.at(item.member * tiles_of(problem.sequence.seqlen_q) + m)
+        .add(find_turn<KEYS>(p, work, item.known, m), sees);
+  }
+}
+
+void check(const Problem& problem, int number) {
+  const BwdParams& p = problem.p;
+  const Sequence& sequence = problem.sequence;
+  const int count = tiles_of(sequence.seqlen_q);
+  std::vector<Turns> turns(p.group * count);
+  for (int key0 = (sequence.seqlen_k - 1) / KEYS * KEYS; key0 >= 0 && sequence.seqlen_k > 0;
+       key0 -= KEYS) {
+    add_block(problem, key0, turns);
+  }
+  for (int i = 0; i < p.group * count; ++i) {
+    const int member = i / count, m = i % count;
+    const Mask mask(p.mask, MaskPlace(p.mask, sequence, 0, member));
+    const bool seen = is_seen(p, mask, ds_layout(p, sequence), m);
+    ++tiles;
+    seen_tiles += seen;
+    if (turns[i].right && turns[i].ends == seen && (turns[i].count > 0) == seen) continue;
+    std::printf("call %d: %d queries, %d keys, mask %d (%d, %d, %d), member %d, tile %d\n", number,
+                sequence.seqlen_q, sequence.seqlen_k, static_cast<int>(p.mask.kind), p.mask.left,
+                p.mask.right, p.mask.bottom_right, member, m);
+  }
+}
+
+}  // namespace
+
+int main() {
+  for (int i = 0; i < 4000; ++i) check(Problem(), i);
+  std::printf("%d tiles, %d seen\n", tiles, seen_tiles);
+  return 0;
+}
