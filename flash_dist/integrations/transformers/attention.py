@@ -12,7 +12,7 @@ from ...attention.batched import flash_attn_func
 from ...attention.packed import flash_attn_varlen_func
 from ...masks import Band
 from .once import choose_longest, find_packed, read_dense
-from .refusals import require_served
+from .refusals import refuse_sizes, require_served
 from .sight import Sight
 from .single import attend_once, is_interval
 from .traced import plan_traced
@@ -80,6 +80,7 @@ def attention_forward(  # noqa: PLR0913, PLR0917 - the interface of transformers
         return _add_sinks(out, lse, s_aux), None
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     sight = _choose(module, tensors, attention_mask, sliding_window, causal=causal)
+    _require_sizes(module, sight, query.shape[2], key.shape[2])
     return _attend(tensors, sight, _Scores(scaling, softcap, s_aux), others), None
 
 
@@ -120,6 +121,13 @@ def _choose(
         return Sight(Band(left, left))
     is_cache = keys > queries > 1  # an empty one: its first key is that of the first query
     return Sight(Band(left, 0), keys=queries if is_cache else None)
+
+
+def _require_sizes(module: torch.nn.Module, sight: Sight, queries: int, keys: int) -> None:
+    """Raise ValueError where a mask says nothing of keys, as of those that deepseek_v4 adds."""
+    made, got = sight.sizes, (queries, keys)
+    if made is not None and made != got and not (sight.is_band and sight.band.is_full):
+        refuse_sizes(module, made, got)
 
 
 def _attend(tensors: Tensors, sight: Sight, scores: _Scores, others: dict[str, Any]) -> Tensor:

@@ -94,10 +94,11 @@ def see(band: Band, padding: Padding | None, offset: int, queries: int, keys: in
     if padding is not None and bool(padding.exists[:, :used].all()):
         padding = None
     if padding is not None and used == queries and offset == 0:
-        return Sight(band, Segments(find_changes(padding.exists[:, :used])), keys=exist)
+        segments = Segments(find_changes(padding.exists[:, :used]))
+        return Sight(band, segments, keys=exist, sizes=(queries, keys))
     aligned = used - queries == offset
     if padding is None and (aligned or band.is_full):
-        return Sight(band, keys=exist)
+        return Sight(band, keys=exist, sizes=(queries, keys))
     rows = torch.arange(offset, end, device="cpu")
     first = torch.zeros(1, 1, dtype=torch.int64, device="cpu")
     last = torch.full((1, 1), used, device="cpu")
@@ -106,4 +107,5 @@ def see(band: Band, padding: Padding | None, offset: int, queries: int, keys: in
     lo = first if band.left < 0 else torch.maximum(first, rows - band.left)
     hi = last if band.right < 0 else torch.minimum(last, rows + band.right + 1)
     lo, hi = (x.clamp(0, used).expand(-1, queries) for x in (lo, hi))
-    return Sight(keys=exist, mask=BlockMask.from_intervals(lo, hi, seqlen_k=used))
+    mask = BlockMask.from_intervals(lo, hi, seqlen_k=used)
+    return Sight(keys=exist, mask=mask, sizes=(queries, keys))

@@ -1,10 +1,10 @@
 """The mask function: from what transformers says of a forward to what its layers are given.
 
-For one query that is None or a tensor, int32 [batch, 1, 1, 2]: the first key that is seen and the
-end. `generate` compiles such forwards, and a mask is an argument of them. For more queries it is
-None or a `Sight`. None is a query that sees all keys, or as many queries as keys and a causal mask;
-with more keys, those behind the queries are empty slots of a static cache. A full mask is no None:
-modules of encoders may say that they are causal, as they do in phi4_multimodal.
+For one query that is None, where it sees all keys, or a tensor, int32 [batch, 1, 1, 2]: the first
+key that is seen and the end. `generate` compiles such forwards, and a mask is an argument of them.
+For more queries it is a `Sight`, never None. Some models ask for a mask and have attention of their
+own, to which None shows later keys: there a Sight is refused. And modules of encoders may say that
+they are causal, as they do in phi4_multimodal.
 
 The padding of tokens is read here, once a forward, which waits for the GPU. So are the position in
 a static cache, for more than one query, and documents, where transformers itself has found some.
@@ -13,11 +13,11 @@ a static cache, for more than one query, and documents, where transformers itsel
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...masks import Band, BlockMask
+from ...masks import BlockMask
 from .host import find_changes, has_parts, read_padding, see, see_once
 from .patterns import read_pattern
 from .sight import Segments, Sight
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Tensor = torch.Tensor
-
-_CAUSAL: Final = Band(right=0)
 
 
 def make_mask(
@@ -49,8 +47,7 @@ def make_mask(
         mask_function: Whether a query sees a key, as a function of their positions.
         attention_mask: Booleans [batch, positions], which tokens exist; or what was made before.
         others: Among them q_length, q_offset (a tensor with a static cache) and device; older
-            transformers give cache_position for all three. And allow_is_causal_skip, without which
-            a model wants to be given a mask.
+            transformers give cache_position for all three.
     """
     if isinstance(attention_mask, Sight):
         return attention_mask
@@ -72,13 +69,12 @@ def make_mask(
         others |= {"batch_size": batch_size, "kv_length": kv_length, "kv_offset": kv_offset}
         return _see_any(queries, mask_function, attention_mask, others)
     if ids is not None:
-        return Sight(pattern.band, Segments(find_changes(ids)), packed=True)
+        segments = Segments(find_changes(ids))
+        return Sight(pattern.band, segments, packed=True, sizes=(queries, kv_length))
     if queries == 1:
         seen = see_once(pattern.band, padding, offset, kv_length, device)
         return None if seen is None else seen.expand(batch_size, 1, 1, 2).contiguous()
-    sight = see(pattern.band, padding, int(offset), queries, kv_length)  # waits for a tensor
-    told = others.get("allow_is_causal_skip", True) and sight.band == _CAUSAL and offset == 0
-    return None if told and sight.segments is None and sight.mask is None else sight
+    return see(pattern.band, padding, int(offset), queries, kv_length)  # waits for a tensor
 
 
 def _find_queries(

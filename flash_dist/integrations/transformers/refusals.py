@@ -68,6 +68,15 @@ def refuse_bias(module: torch.nn.Module, dtype: torch.dtype) -> NoReturn:
     _refuse(module, what, "no kernels that add a bias", _EAGER)
 
 
+def refuse_sizes(module: torch.nn.Module, made: tuple[int, int], got: tuple[int, int]) -> NoReturn:
+    """Raise ValueError for other numbers of queries and keys than the mask was made for."""
+    message = (
+        f"{type(module).__name__} gives {got[0]} queries and {got[1]} keys, and its attention_mask "
+        f"was made for {made[0]} and {made[1]}\n\n{_EAGER}"
+    )
+    raise ValueError(message)
+
+
 def refuse_tracing() -> NoReturn:
     """Raise ValueError, whose text torch.compile shows, for a mask that no graph can hold."""
     raise ValueError(UNTRACEABLE)

@@ -52,6 +52,7 @@ class Sight:
     keys: int | None = None  # only so many exist; behind them are empty slots of a static cache
     mask: BlockMask | None = None  # says it all
     graph: tuple[Tensor, Tensor] | None = None  # likewise, as intervals: see traced.py
+    sizes: tuple[int, int] | None = None  # queries and keys that transformers told the mask of
     # What was planned of these within documents of position_ids, or without any; for all layers.
     planned: list[tuple[Tensor | None, IntervalMask]] = field(default_factory=list)
     ndim: ClassVar[int] = 4  # a finished mask, not one of tokens; no field, FSDP replaces those
@@ -79,7 +80,7 @@ class Sight:
 def _describe(use: str) -> str:
     return (
         f"a model that {use} its attention_mask is not served: it is no tensor here"
-        '\n\nhint: `attn_implementation="sdpa"` serves it'
+        '\n\nhint: `attn_implementation="eager"` serves it'
     )
 
 

@@ -65,7 +65,8 @@ def trace_mask(  # noqa: PLR0913, PLR0917 - a call
         starts = _find_starts(mask_function, band, batch, position, queries, device)
         seen = _join(seen, _spread(starts))
     is_chunked = _is_chunked(others.get("local_size"), others.get("config"))
-    return Sight(band, packed=tokens is None and not is_chunked, graph=seen)
+    is_packed = tokens is None and not is_chunked
+    return Sight(band, packed=is_packed, graph=seen, sizes=(queries, keys))
 
 
 def plan_traced(

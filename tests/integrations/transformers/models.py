@@ -169,6 +169,38 @@ WHISPER: Final = Family(
         "begin_suppress_tokens": None,
     },
 )
+OWN: Final = {  # with attention of their own, and masks of transformers
+    "bloom": Family(
+        "BloomForCausalLM",
+        "BloomConfig",
+        {"vocab_size": VOCABULARY, "hidden_size": 64, "n_layer": 2, "n_head": 4},
+    ),
+    "xglm": Family(
+        "XGLMForCausalLM",
+        "XGLMConfig",
+        {
+            "vocab_size": VOCABULARY,
+            "d_model": 64,
+            "ffn_dim": 96,
+            "num_layers": 2,
+            "attention_heads": 4,
+            "max_position_embeddings": 64,
+        },
+    ),
+}
+DEEPSEEK_V4: Final = Family(
+    "DeepseekV4ForCausalLM",
+    "DeepseekV4Config",
+    {
+        **_SIZES,
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+        "moe_intermediate_size": 32,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8},
+    },
+)
 REFUSED: Final = {
     "deepseek_v32": Family(
         "DeepseekV32ForCausalLM",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -10,7 +11,14 @@ import transformers
 from packaging.version import Version
 
 from flash_dist.integrations.transformers import register
-from tests.integrations.transformers.models import DEVICE, ENCODERS, REFUSED, VOCABULARY
+from tests.integrations.transformers.models import (
+    DEEPSEEK_V4,
+    DEVICE,
+    ENCODERS,
+    OWN,
+    REFUSED,
+    VOCABULARY,
+)
 
 NAME = register()
 VERSION = Version(transformers.__version__)
@@ -60,3 +68,19 @@ since_5 = pytest.mark.skipif(
 def test_what_has_no_kernel_is_refused(make: Any, inputs: Any, words: str) -> None:  # noqa: ANN401
     with pytest.raises(ValueError, match=words):
         make()(input_ids=IDS, **inputs)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_model_with_attention_of_its_own_never_sees_later_keys(name: str) -> None:
+    model = OWN[name].make(NAME)
+    if not hasattr(sys.modules[type(model).__module__], "create_causal_mask"):
+        pytest.skip("its masks are its own, too, in this version")
+    words = r'(?s)its attention_mask is not served.*hint: `attn_implementation="eager"`'
+    with pytest.raises((AttributeError, TypeError), match=words):
+        model(input_ids=IDS)
+
+
+@pytest.mark.skipif(not hasattr(transformers, DEEPSEEK_V4.model), reason="a newer model")
+def test_keys_that_a_layer_adds_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"DeepseekV4Attention gives .* was made for 12 and 12"):
+        DEEPSEEK_V4.make(NAME)(input_ids=IDS)

@@ -62,8 +62,6 @@ def make(
     function: Any,  # noqa: ANN401
     geometry: tuple[int, int, Any, int] = GEOMETRIES["prefill"],
     padding: Tensor | None = None,
-    *,
-    allow_is_causal_skip: bool = True,
 ) -> Any:  # noqa: ANN401
     queries, keys, position, first = geometry
     return make_mask(
@@ -74,13 +72,12 @@ def make(
         kv_offset=first,
         mask_function=function,
         attention_mask=padding,
-        allow_is_causal_skip=allow_is_causal_skip,
         device=torch.device("cpu"),
         config=None,
     )
 
 
-def show(mask: Sight | Tensor | None, queries: int, keys: int, *, causal: bool) -> Tensor:
+def show(mask: Sight | Tensor | None, queries: int, keys: int) -> Tensor:
     """Return booleans [batch, queries, keys] of what layers make of a mask."""
     seen = torch.zeros(BATCH, queries, keys, dtype=torch.bool)
     if isinstance(mask, Tensor):
@@ -89,8 +86,8 @@ def show(mask: Sight | Tensor | None, queries: int, keys: int, *, causal: bool) 
         numbers = torch.arange(keys)
         return (mask[..., 0] <= numbers) & (numbers < mask[..., 1])
     if mask is None:
-        seen[:] = torch.ones(queries, keys).tril().bool() if causal and queries > 1 else True
-        return seen
+        assert queries == 1
+        return ~seen
     used = keys if mask.keys is None else mask.keys
     if mask.mask is not None:
         seen[..., :used] = mask.mask.visible(BATCH, 1, queries, used)[:, 0]
@@ -117,9 +114,8 @@ def test_every_query_that_is_a_token_sees_what_the_function_shows(
     is_tensor: bool,  # noqa: FBT001
 ) -> None:
     queries, keys, position, first = geometry
-    causal = function in CAUSAL
     moved = torch.tensor(position) if is_tensor else position
-    got = show(make(function, (queries, keys, moved, first), padding), queries, keys, causal=causal)
+    got = show(make(function, (queries, keys, moved, first), padding), queries, keys)
     rows, columns = range(position, position + queries), range(first, first + keys)
     want = made.evaluate(function, rows, columns, BATCH).clone()
     if padding is not None:
@@ -140,7 +136,7 @@ def test_documents_are_segments_and_positions_begin_anew_in_each(
     mask = make(packed)
     assert mask.packed
     want = made.evaluate(packed, range(10), range(10), BATCH)
-    assert torch.equal(show(mask, 10, 10, causal=True), want)
+    assert torch.equal(show(mask, 10, 10), want)
 
 
 def test_documents_that_come_back_are_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +156,7 @@ def test_documents_that_come_back_are_evaluated(monkeypatch: pytest.MonkeyPatch)
             made.bidirectional_mask_function, made.packed_sequence_mask_function(ids)
         )
         want = made.evaluate(function, range(10), range(10), BATCH)
-        assert torch.equal(show(make(function), 10, 10, causal=False), want)
+        assert torch.equal(show(make(function), 10, 10), want)
     assert len(evaluated) == 1
 
 
@@ -171,29 +167,42 @@ def test_a_mask_that_was_made_before_is_passed_on() -> None:
     assert mask.ndim == 4
 
 
-def test_a_plain_forward_needs_no_mask() -> None:
-    for name in ("prefill", "decode", "static-prefill"):
-        for padding in ("none", "all"):
-            assert make(FUNCTIONS["causal"], GEOMETRIES[name], PADDINGS[padding]) is None
+def test_one_query_that_sees_all_keys_needs_no_mask() -> None:
+    for padding in ("none", "all"):
+        assert make(FUNCTIONS["causal"], GEOMETRIES["decode"], PADDINGS[padding]) is None
 
 
 def test_what_a_module_may_contradict_is_said_by_a_mask() -> None:
     assert make(FUNCTIONS["full"]).band.is_full  # modules of some encoders are causal, they say
-    for name in ("prefill", "static-prefill"):
-        asked = make(FUNCTIONS["causal"], GEOMETRIES[name], allow_is_causal_skip=False)
-        assert asked is not None
-        assert torch.equal(
-            show(asked, *GEOMETRIES[name][:2], causal=False),
-            show(None, *GEOMETRIES[name][:2], causal=True),
-        )
+
+
+@pytest.mark.parametrize("name", ["prefill", "static-prefill"])
+def test_a_model_with_attention_of_its_own_gets_no_none_by_which_it_sees_later_keys(
+    name: str,
+) -> None:
+    for padding in ("none", "all"):
+        mask = make(FUNCTIONS["causal"], GEOMETRIES[name], PADDINGS[padding])
+        with pytest.raises(TypeError, match="computes with its attention_mask"):
+            torch.ones(2) + mask
+
+
+def test_a_mask_of_several_queries_tells_for_how_many_queries_and_keys_it_is() -> None:
+    packed = made.and_masks(
+        made.causal_mask_function, made.packed_sequence_mask_function(DOCUMENTS)
+    )
+    for function, name, padding in (
+        (FUNCTIONS["causal"], "prefill", "none"),
+        (FUNCTIONS["window"], "prefill", "left"),
+        (FUNCTIONS["causal"], "static-more", "left"),
+        (packed, "prefill", "none"),
+    ):
+        assert make(function, GEOMETRIES[name], PADDINGS[padding]).sizes == GEOMETRIES[name][:2]
 
 
 def test_older_transformers_give_positions_in_place_of_sizes() -> None:
     arguments = {"batch_size": BATCH, "kv_length": 10, "mask_function": WINDOW}
     mask = make_mask(**arguments, cache_position=torch.tensor([4, 5, 6]))
-    assert torch.equal(
-        show(mask, 3, 10, causal=True), made.evaluate(WINDOW, range(4, 7), range(10), BATCH)
-    )
+    assert torch.equal(show(mask, 3, 10), made.evaluate(WINDOW, range(4, 7), range(10), BATCH))
     once: Any = make_mask(**arguments, cache_position=torch.tensor([6]))
     assert once.flatten().tolist() == [4, 7] * BATCH
 
@@ -201,7 +210,7 @@ def test_older_transformers_give_positions_in_place_of_sizes() -> None:
 def test_a_mask_is_taken_apart_and_made_again_as_fsdp_does() -> None:
     mask = make(WINDOW, GEOMETRIES["static-prefill"])
     again = replace(mask, **{field.name: getattr(mask, field.name) for field in fields(mask)})
-    assert torch.equal(show(again, 6, 10, causal=True), show(mask, 6, 10, causal=True))
+    assert torch.equal(show(again, 6, 10), show(mask, 6, 10))
     assert again.ndim == 4
 
 
@@ -216,10 +225,10 @@ def test_a_mask_is_taken_apart_and_made_again_as_fsdp_does() -> None:
     ],
 )
 def test_what_computes_with_a_mask_is_refused(compute: Any) -> None:  # noqa: ANN401
-    with pytest.raises(TypeError, match=r'(?s)computes with its attention_mask .*hint: .*"sdpa"'):
+    with pytest.raises(TypeError, match=r'(?s)computes with its attention_mask .*hint: .*"eager"'):
         compute(make(WINDOW))
 
 
 def test_what_is_done_with_a_tensor_is_refused_by_name() -> None:
-    with pytest.raises(AttributeError, match=r'(?s)reads `masked_fill` .*hint: .*"sdpa"'):
+    with pytest.raises(AttributeError, match=r'(?s)reads `masked_fill` .*hint: .*"eager"'):
         make(WINDOW).masked_fill  # noqa: B018

@@ -10,6 +10,7 @@ import torch
 
 from flash_dist.integrations.transformers.refusals import (
     refuse_bias,
+    refuse_sizes,
     refuse_tracing,
     require_served,
 )
@@ -67,3 +68,9 @@ def test_a_mask_of_numbers_and_one_that_no_graph_holds_are_refused() -> None:
         refuse_bias(Attention(), torch.float16)
     with pytest.raises(ValueError, match=r"torch\.compile"):
         refuse_tracing()
+
+
+def test_a_mask_made_for_other_numbers_of_queries_and_keys_is_refused() -> None:
+    words = r"Attention gives 12 queries and 13 keys, .* made for 12 and 12\n\nhint: .*eager"
+    with pytest.raises(ValueError, match=words):
+        refuse_sizes(Attention(), (12, 12), (12, 13))
