@@ -1,6 +1,6 @@
 """One sequence over several processes, each with its own part of it.
 
-    torchrun --nproc-per-node 2 ring.py
+    torchrun --standalone --nproc-per-node 2 ring.py
 
 With as many GPUs as processes each has one, by NCCL; otherwise all compute on the CPU, by gloo.
 """
