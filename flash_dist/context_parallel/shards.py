@@ -54,11 +54,11 @@ def ring_shard(x: Tensor, group: ProcessGroup | None = None, *, dim: int = 1) ->
     Raises:
         TypeError: x is no tensor.
         GroupError: torch.distributed is not initialized, or this rank is not in the group.
-        ValueError: seqlen cannot be cut into equal chunks.
+        ValueError: x has no such axis, or seqlen cannot be cut into equal chunks.
     """
     require_tensor("x", x)
     rank, world_size = find_rank(group)
-    require_chunks(x.shape[dim], 2 * world_size)
+    require_chunks(find_length(x, dim), 2 * world_size)
     chunks = x.chunk(2 * world_size, dim)
     return torch.cat((chunks[rank], chunks[-1 - rank]), dim)
 
@@ -76,11 +76,11 @@ def ring_unshard(x: Tensor, group: ProcessGroup | None = None, *, dim: int = 1) 
     Raises:
         TypeError: x is no tensor.
         GroupError: torch.distributed is not initialized, or this rank is not in the group.
-        ValueError: x has an odd number of tokens.
+        ValueError: x has no such axis, or an odd number of tokens.
     """
     require_tensor("x", x)
     find_rank(group)
-    require_chunks(x.shape[dim], 2)
+    require_chunks(find_length(x, dim), 2)
     return _Unshard.apply(x, group, dim)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -89,6 +89,17 @@ def positions(seqlen: int, rank: int, world_size: int) -> Tensor:
     require_chunks(seqlen, 2 * world_size)
     chunks = torch.arange(seqlen, device="cpu").chunk(2 * world_size)
     return torch.cat((chunks[rank], chunks[-1 - rank]))
+
+
+def find_length(x: Tensor, dim: int) -> int:
+    """Return the length of an axis; raise ValueError where there is none."""
+    if not -x.dim() <= dim < x.dim():
+        shape = list(x.shape)
+        message = (
+            f"dim must be {-x.dim()} to {x.dim() - 1} for a tensor of shape {shape}, got {dim}"
+        )
+        raise ValueError(message)
+    return x.shape[dim]
 
 
 def require_chunks(seqlen: int, count: int) -> None:

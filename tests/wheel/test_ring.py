@@ -218,6 +218,9 @@ def walk_through_shards() -> None:
     assert torch.equal(gradient, ring_shard((torch.arange(SEQLEN) * ranks).expand(2, -1)).float())
     with pytest.raises(ValueError, match="multiple of 6, got 25"):
         ring_shard(torch.zeros(1, 25))
+    for move in (ring_shard, ring_unshard):
+        with pytest.raises(ValueError, match=r"dim must be -2 to 1 for .*, got 2"):
+            move(torch.zeros(1, 12), dim=2)
 
 
 def test_what_is_spread_comes_together_again(run: Run) -> None:

@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flash_dist.context_parallel.shards import find_rank, positions, require_chunks
+from flash_dist.context_parallel.shards import (
+    find_length,
+    find_rank,
+    positions,
+    require_chunks,
+)
 from flash_dist.errors import GroupError
 
 WORLD_SIZES = (1, 2, 3, 4, 8)
@@ -31,6 +36,13 @@ def test_tokens_that_cannot_be_spread_evenly_are_refused(seqlen: int, missing: i
     message = f"must be a multiple of 8, got {seqlen}\n\nhint: {missing} more"
     with pytest.raises(ValueError, match=message):
         require_chunks(seqlen, 8)
+
+
+@pytest.mark.parametrize("dim", [2, -3])
+def test_an_axis_that_is_not_there_is_refused(dim: int) -> None:
+    with pytest.raises(ValueError, match=rf"dim must be -2 to 1 .* \[2, 8\], got {dim}"):
+        find_length(torch.zeros(2, 8), dim)
+    assert [find_length(torch.zeros(2, 8), dim) for dim in (0, 1, -1, -2)] == [2, 8, 8, 2]
 
 
 def test_without_a_process_group_the_way_to_one_is_named() -> None:
