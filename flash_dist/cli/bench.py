@@ -28,7 +28,7 @@ from ..errors import UsageError
 from ..findings.result import EXIT_FINDINGS, EXIT_FINE, EXIT_NOTHING_CHECKED
 from ..machine.libcuda import read_cuda
 from ..machine.torch_install import read_torch
-from ..targets.wording import count
+from ..targets.wording import count, read_whole
 from .options import add_subcommand, parse_path
 from .terminal.bench_progress import watch
 from .terminal.bench_table import print_report
@@ -146,10 +146,11 @@ def parse_seconds(text: str) -> float:
 
 def parse_size(text: str) -> int:
     """Read a size."""
-    if not text.isdecimal() or int(text) == 0:
-        message = f"a size must be a whole number of at least 1, got `{text}`"
+    number = read_whole(text, least=1)
+    if number is None:
+        message = f"a size must be a whole number of at least 1, got `{text:.60}`"
         raise UsageError(message)
-    return int(text)
+    return number
 
 
 def parse_heads(text: str) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from ..findings.result import CheckResult, exit_code, worst_status
 from ..machine.installed import read_installed
 from ..selftest.fleet import Member, compare_members
 from ..selftest.run import CHILD, DEFAULT_RUNS, DEFAULT_TIMEOUT
+from ..targets.wording import read_whole
 from .options import add_json, add_runs, add_strict, add_subcommand
 from .terminal.results import is_shown, make_console, print_result
 
@@ -67,10 +68,11 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def parse_rounds(text: str) -> int:
     """Read a number of rounds."""
-    if not text.isdecimal() or not int(text):
-        message = f"rounds must be a number of at least 1, got `{text}`"
+    number = read_whole(text, least=1)
+    if number is None:
+        message = f"rounds must be a number of at least 1, got `{text:.60}`"
         raise UsageError(message, hint="`--rounds 10` repeats the selftest ten times")
-    return int(text)
+    return number
 
 
 def run(args: argparse.Namespace) -> int:

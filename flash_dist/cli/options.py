@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ..errors import UsageError, wrong_usage
 from ..indexes.credentials import without_credentials
 from ..targets.devices import Device, Driver
+from ..targets.wording import read_whole
 from .terminal.text import spell
 
 if TYPE_CHECKING:
@@ -101,19 +102,20 @@ def parse_place(text: str) -> str:
 
 def parse_runs(text: str, *, usual: int) -> int:
     """Read a number of runs; two are needed to compare."""
-    if not text.isdecimal() or int(text) < 2:  # noqa: PLR2004 - said in the message
-        message = f"runs must be a number of at least 2, got `{text}`"
+    number = read_whole(text, least=2)
+    if number is None:
+        message = f"runs must be a number of at least 2, got `{text:.60}`"
         raise UsageError(message, hint=f"`--runs {usual}` is the default")
-    return int(text)
+    return number
 
 
 def parse_indices(text: str) -> tuple[int, ...]:
     """Read `0,2`."""
-    names = [name.strip() for name in text.split(",")]
-    if not all(name.isascii() and name.isdecimal() for name in names):
-        message = f"devices are numbers such as `0,2`, got `{text}`"
+    numbers = {read_whole(name.strip()) for name in text.split(",")}
+    if None in numbers:
+        message = f"devices are numbers such as `0,2`, got `{text:.60}`"
         raise UsageError(message, hint="`python -m flash_dist doctor` lists the GPUs")
-    return tuple(sorted(set(map(int, names))))
+    return tuple(sorted(number for number in numbers if number is not None))
 
 
 def parse_devices(text: str) -> tuple[Device, ...]:

@@ -23,6 +23,7 @@ from ..selftest.run import (
     check_selftest,
     run_selftest,
 )
+from ..targets.wording import read_whole
 from .options import add_json, add_runs, add_subcommand, parse_path
 from .terminal.progress import working
 from .terminal.results import is_shown, make_console, print_result
@@ -91,8 +92,8 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def parse_device(text: str) -> str:
     """Read a device: a number or `cpu`."""
-    if text != "cpu" and not text.isdecimal():
-        message = f"a device is a number or `cpu`, got `{text}`"
+    if text != "cpu" and read_whole(text) is None:
+        message = f"a device is a number or `cpu`, got `{text:.60}`"
         raise UsageError(message, hint="`python -m flash_dist doctor` lists the GPUs")
     return text
 

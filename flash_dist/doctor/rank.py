@@ -17,6 +17,7 @@ from ..findings.result import CheckResult
 from ..selftest.fingerprints import Identity, Setting, make_fingerprints
 from ..selftest.fleet import Member
 from ..selftest.run import CHILD, DEFAULT_TIMEOUT, check_selftest, run_selftest
+from ..targets.wording import read_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,8 +52,8 @@ class Rank:
             message = f"a fleet must be started by torchrun, got no {missing[0]}"
             raise UsageError(message, hint=f"`{LAUNCHER}`; with --nnodes for several machines")
         for name in _NUMBERS:
-            if not os.environ[name].isdecimal():
-                message = f"{name} must be a number, got `{os.environ[name]}`"
+            if read_whole(os.environ[name]) is None:
+                message = f"{name} must be a number, got `{os.environ[name]:.60}`"
                 raise UsageError(message, hint=f"`{LAUNCHER}` sets it")
         return cls(*(int(os.environ[name]) for name in _NUMBERS))
 

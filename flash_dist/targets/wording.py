@@ -1,4 +1,4 @@
-"""Lists and numbers in words: as many as a reader takes in, and a count of the others."""
+"""Lists and numbers in words: as many as a reader takes in, and a count of the others; and back."""
 
 from __future__ import annotations
 
@@ -6,6 +6,24 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+_MOST_DIGITS = 18  # what 64 bits hold, and far below the digits that int() refuses to read
+
+
+def read_whole(text: str, *, least: int = 0) -> int | None:
+    """Return the number that a user wrote in the digits 0 to 9.
+
+    Args:
+        text: As it was given.
+        least: The smallest number that makes sense.
+
+    Returns:
+        None for anything else: no digits, those of other scripts, more than 18, a smaller number.
+    """
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
+        return None
+    return number if (number := int(text)) >= least else None
 
 
 def list_few(names: Sequence[str], most: int) -> str:

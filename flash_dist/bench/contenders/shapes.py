@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from ...errors import UsageError
+from ...targets.wording import read_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -62,10 +63,10 @@ class Mask:
         kind, _, rest = text.partition(":")
         parts = rest.split(",") if rest else []
         known = kind in _NUMBERS and len(parts) == _NUMBERS[kind]
-        if not known or not all(part.isdecimal() for part in parts):
-            message = f"mask must be one of {', '.join(MASKS)}, got `{text}`"
+        numbers = tuple(n for part in parts if (n := read_whole(part)) is not None)
+        if not known or len(numbers) < len(parts):
+            message = f"mask must be one of {', '.join(MASKS)}, got `{text:.60}`"
             raise UsageError(message, hint="`--mask block-causal:16` has 16 blocks of equal length")
-        numbers = tuple(int(part) for part in parts)
         if kind == "block-causal" and numbers[0] == 0:
             message = f"block-causal needs at least 1 block, got `{text}`"
             raise UsageError(message)

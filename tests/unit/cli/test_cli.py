@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -131,6 +132,28 @@ def test_wrong_usage_is_a_sentence_and_a_hint(
     assert (empty, end) == ("", "")
     assert step.startswith("hint: ")
     assert hint in step
+
+
+NUMBERS = (
+    ["doctor", "--runs"],
+    ["doctor", "--devices"],
+    ["selftest", "--device"],
+    ["fleet", "--rounds"],
+    ["bench", "--batch"],
+    ["bench", "--heads"],
+    ["bench", "--mask"],
+)
+
+
+@pytest.mark.parametrize("text", ["\u0663", "9" * 5000, "+3", "1_000"], ids=lambda text: text[:9])
+@pytest.mark.parametrize("option", NUMBERS, ids=" ".join)
+def test_a_number_is_a_few_of_the_digits_0_to_9(
+    option: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*option, f"prefix:{text}" if option[-1] == "--mask" else text]) == 2
+    sentence = capsys.readouterr().err.splitlines()[0]
+    assert re.match(r"error: .*(number|mask).*, got `", sentence)
+    assert len(sentence) < 200
 
 
 @pytest.mark.parametrize(
