@@ -65,16 +65,15 @@ def attend(  # noqa: PLR0913 - one attention problem
     if is_transformed():
         packed = packing or operators.NOT_PACKED
         out, lse = transforms.Attention.apply(q, k, v, *packed, *call)  # type: ignore[no-untyped-call]
-    elif _concerns_autograd(q, k, v):
-        if not wants_lse:
-            return _apply_for_out(q, k, v, packing, call), None
-        out, lse = _apply(q, k, v, packing, call)
+    elif concerns_autograd(q, k, v):
+        results = _apply(q, k, v, (call, packing, wants_lse))
+        out, lse = results if wants_lse else (results, None)
     else:
         out, lse = operators.fwd_alone(q, k, v, mask, packing, softmax_scale, ieee)
     return out, lse
 
 
-def _concerns_autograd(q: Tensor, k: Tensor, v: Tensor) -> bool:
+def concerns_autograd(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether a call is to have gradients, or is in forward mode, which refuses it.
 
     An autograd.Function finds out itself, which takes longer than all else of a small call.
@@ -166,17 +165,20 @@ class _TracedAttention(torch.autograd.Function):
 
 
 class _EagerAttention(torch.autograd.Function):
-    """With few arguments, and with what torch.compile does not take in an autograd.Function."""
+    """With few arguments, and with what torch.compile does not take in an autograd.Function.
+
+    Returns out and lse, or out alone where nobody wants lse: autograd makes less of one result.
+    """
 
     @staticmethod
-    def forward(  # noqa: PLR0913, PLR0917 - torch's protocol
+    def forward(
         ctx: Any,  # noqa: ANN401
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        packing: Packing | None,
-        call: Call,
-    ) -> Any:  # noqa: ANN401 - of _OutOfAttention another
+        problem: tuple[Call, Packing | None, bool],
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        call, packing, wants_lse = problem
         mask, softmax_scale, _, _, ieee = call
         out, lse = operators.fwd_alone(q, k, v, mask, packing, softmax_scale, ieee)
         ctx.call = call
@@ -187,7 +189,7 @@ class _EagerAttention(torch.autograd.Function):
             ctx.longest = packing[2:]
             ctx.save_for_backward(q, k, v, out, lse, *packing[:2])
         ctx.set_materialize_grads(False)
-        return out, lse
+        return (out, lse) if wants_lse else out
 
     @staticmethod
     def backward(
@@ -196,20 +198,20 @@ class _EagerAttention(torch.autograd.Function):
         dlse: Tensor | None = None,
     ) -> tuple[Tensor | None, ...]:
         if dout is None and dlse is None:
-            return (None,) * 5
+            return (None,) * 4
         q, k, v, out, lse, *ends = ctx.saved_tensors
         saved, longest = (q, k, v, out, lse), ctx.longest
         packing = None if longest is None else Packing(*ends, *longest)
         if is_transformed():  # is_grads_batched: gradients of many losses at once
             packed = packing or operators.NOT_PACKED
             dq, dk, dv = transforms.Backward.apply(dout, dlse, *saved, *packed, *ctx.call)  # type: ignore[no-untyped-call]
-            return dq, dk, dv, None, None
+            return dq, dk, dv, None
         mask, *plan = ctx.call
         keys = k.shape[1] if longest is None else min(k.shape[0], longest[1])
         traced = torch.is_grad_enabled() or torch.compiler.is_compiling()
         if dout is not None and keys != 1 and not traced:  # what `differentiate` comes to
             dq, dk, dv = operators.bwd_alone((dout, *saved, dlse), mask, packing, plan)
-            return dq, dk, dv, None, None
+            return dq, dk, dv, None
         softmax_scale, budget, batch_invariant, ieee = plan
         dq, dk, dv = operators.differentiate(
             dout,
@@ -222,23 +224,13 @@ class _EagerAttention(torch.autograd.Function):
             batch_invariant=batch_invariant,
             ieee=ieee,
         )
-        return dq, dk, dv, None, None
+        return dq, dk, dv, None
 
     @staticmethod
     def jvp(*_: object) -> NoReturn:
         transforms.refuse_forward_mode()
 
 
-class _OutOfAttention(_EagerAttention):
-    """out alone, of which autograd makes less than of two results."""
-
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:  # noqa: ANN401
-        out: Tensor = _EagerAttention.forward(ctx, *inputs)[0]
-        return out
-
-
 # `apply` but for what torch does in Python before: it looks for a transform of torch.func, as
 # attend() has done.
 _apply: Final[Callable[..., Any]] = super(torch.autograd.Function, _EagerAttention).apply
-_apply_for_out: Final[Callable[..., Any]] = super(torch.autograd.Function, _OutOfAttention).apply

@@ -329,14 +329,14 @@ def band_or_handle(mask: Band | BlockMask) -> Band | int:
 
 def find_resident(handle: int, q: Tensor, k: Tensor) -> registry.Resident | None:
     """Return a mask's tensors on the GPU of q; None where there is no query or no key."""
-    call = q.get_device(), q.shape, k.shape[1]
-    found = registry.recall(handle, *call)
+    index, sizes_q, seqlen_k = q.get_device(), q.shape, k.shape[1]
+    found = registry.recall(handle, index, sizes_q, seqlen_k)
     if found is None:
         shape = shape_of(q, k)
         if cpu.is_empty(handle, shape):
             return None
         found = registry.resident(handle, q.device, shape)
-        registry.remember(handle, *call, found)
+        registry.remember(handle, index, sizes_q, seqlen_k, found)
     return found
 
 
