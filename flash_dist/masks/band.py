@@ -6,7 +6,7 @@ from numbers import Integral
 from typing import Final, Literal, NamedTuple, get_args
 
 from .inputs import complain
-from .layout import BAND, BAND_INTS
+from .layout import BAND
 
 Alignment = Literal["bottom_right", "top_left"]
 
@@ -34,9 +34,8 @@ class Band(NamedTuple):
 
     @property
     def ints(self) -> list[int]:
-        """The operators' list of integers for this mask."""
-        values = {"kind": BAND, **self._asdict()}
-        return [int(values[name]) for name in BAND_INTS]
+        """The operators' list of integers for this mask: BAND_INTS, one by one."""
+        return [BAND, int(self.left), int(self.right), int(self.bottom_right)]
 
     @property
     def is_full(self) -> bool:

@@ -96,7 +96,7 @@ def test_a_layout_is_checked_once_and_refused_every_time(monkeypatch: pytest.Mon
 
 def test_autograd_is_not_told_of_a_call_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[object] = []
-    apply = autograd._apply  # noqa: SLF001
+    apply = autograd._apply
 
     def noted(*args: object) -> object:
         told.append(args)
@@ -122,9 +122,42 @@ def test_autograd_makes_lse_differentiable_where_it_is_asked_for(*, return_lse: 
     result: Any = flash_attn_func(q, k, v, return_lse=return_lse)
     out, lse = result if return_lse else (result, None)
     nodes = {x.grad_fn for x in (out, lse) if x is not None}
-    assert [len(node._input_metadata) for node in nodes] == [1 + return_lse]  # noqa: SLF001
+    assert [len(node._input_metadata) for node in nodes] == [1 + return_lse]
     want = torch.autograd.grad(flash_attn_func(q, k, v, return_attn_probs=True)[0].sum(), leaves)
     assert all(map(torch.equal, torch.autograd.grad(out.sum(), leaves), want))
+
+
+SCORES: dict[str, dict[str, Any]] = {
+    "softcap": {"softcap": 5.0},
+    "slopes": {"alibi_slopes": torch.tensor([0.5, 0.25])},
+    "sinks": {"learnable_sink": torch.tensor([0.5, -0.25])},
+    "mask": {"softcap": 5.0, "mask": BlockMask.documents([0] * 3 + [1] * 5)},
+}
+
+
+@pytest.mark.parametrize("options", SCORES.values(), ids=SCORES)
+def test_scores_are_bent_without_a_formula_where_nobody_wants_it(options: dict[str, Any]) -> None:
+    q, k, v = draw(1, 8, 2, 16)
+    leaf = q.clone().requires_grad_()
+    plain = entered(lambda: flash_attn_func(q, k, v, **options))
+    trained = entered(lambda: flash_attn_func(leaf, k, v, **options))
+    assert "autograd_impl" not in plain + trained, trained  # torch's, in front of a formula
+    assert "apply" not in plain
+    assert "apply" in trained  # of an autograd.Function
+
+
+def test_a_formula_of_bent_scores_is_there_for_whoever_calls_the_operator() -> None:
+    q, k, v = draw(1, 8, 2, 16)
+    call = *CALL, False, 5.0, None, None
+    names = entered(lambda: torch.ops.flash_dist.scored_fwd(q.requires_grad_(), k, v, *call))
+    assert "autograd_impl" in names
+
+
+def test_sinks_alone_are_differentiated() -> None:
+    q, k, v = draw(1, 8, 2, 16)
+    sinks = torch.tensor([0.5, -0.25]).requires_grad_()
+    (dsinks,) = torch.autograd.grad(flash_attn_func(q, k, v, learnable_sink=sinks).sum(), sinks)
+    assert dsinks.abs().min() > 0
 
 
 def test_what_a_transform_has_left_behind_is_what_it_wraps() -> None:

@@ -17,7 +17,7 @@ from ...kernels.scoring.intervals import attend_intervals
 from ...masks.intervals import IntervalMask
 from .. import transforms
 from ..arguments import is_transformed
-from ..autograd import distinct
+from ..autograd import concerns_autograd, distinct
 from ..support import require_kernels
 
 if TYPE_CHECKING:
@@ -61,8 +61,11 @@ def attend_scored(  # noqa: PLR0913 - one attention problem
         )
     if ieee and q.is_cuda and not compiling and not isinstance(q, FakeTensor):
         require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1], ieee=True)
-    if compiling and is_exporting():  # an autograd.Function would be a call without gradients there
-        return scored.fwd(
+    budget = BUDGET_NOW if compiling else workspace_budget()
+    exporting = compiling and is_exporting()  # where an autograd.Function has no gradients
+    if exporting or not (compiling or _concerns_autograd(q, k, v, scores.sinks)):
+        fwd = scored.fwd if exporting else scored.fwd_alone
+        return fwd(
             q,
             k,
             v,
@@ -72,7 +75,6 @@ def attend_scored(  # noqa: PLR0913 - one attention problem
             ieee=ieee,
             scores=scores,
         )
-    budget = BUDGET_NOW if compiling else workspace_budget()
     plan = softmax_scale, budget, bool(batch_invariant), ieee
     cu_seqlens_q, cu_seqlens_k, *longest = packing or NOT_PACKED
     slopes, sinks = scores.alibi_slopes, scores.sinks
@@ -82,6 +84,12 @@ def attend_scored(  # noqa: PLR0913 - one attention problem
     function = _Traced if compiling else _Eager
     out, lse = function.apply(*tensors, scores.softcap, *longest, mask, *plan)  # type: ignore[no-untyped-call]
     return out, lse
+
+
+def _concerns_autograd(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
+    if concerns_autograd(q, k, v):
+        return True
+    return sinks is not None and sinks.requires_grad and torch.is_grad_enabled()
 
 
 def _refuse_transform() -> NoReturn:
@@ -113,7 +121,8 @@ class _Traced(torch.autograd.Function):
         batch_invariant: bool,  # noqa: FBT001
         ieee: bool,  # noqa: FBT001
     ) -> tuple[Tensor, Tensor]:
-        out, lse = scored.fwd(
+        fwd = scored.fwd if torch.compiler.is_compiling() else scored.fwd_alone
+        out, lse = fwd(
             q,
             k,
             v,

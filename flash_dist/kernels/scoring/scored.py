@@ -71,6 +71,16 @@ def fwd(  # noqa: PLR0913 - one attention problem
     return out, lse
 
 
+def fwd_alone(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401
+    """Return out and lse as `fwd` does, in eager mode, where nobody wants gradients of this call.
+
+    The autograd formula in front of the operators is written in Python: to find that nobody wants
+    it takes as long as all else of a small call.
+    """
+    with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001 - as torch.library does
+        return fwd(q, k, v, **options)
+
+
 def differentiate(  # noqa: PLR0913 - one attention problem
     saved: Saved,
     dout: Tensor | None,

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from flash_dist.masks import Band, BlockMask, MaskPlan
+from flash_dist.masks.layout import BAND, BAND_INTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +82,9 @@ def test_a_mask_that_is_a_band_says_so(mask: BlockMask, band: Band | None) -> No
 def test_a_band_is_four_integers_for_the_operators() -> None:
     assert Band().ints == [0, -1, -1, 1]
     assert Band(-1, 0).ints == [0, -1, 0, 1]
-    assert Band(7, 2, bottom_right=False).ints == [0, 7, 2, 0]
+    band = Band(7, 2, bottom_right=False)
+    assert band.ints == [0, 7, 2, 0]
+    assert dict(zip(BAND_INTS, band.ints, strict=True)) == {"kind": BAND, **band._asdict()}
 
 
 def test_a_mask_cannot_be_changed() -> None:
