@@ -26,7 +26,7 @@ _found: Final[Conversions[Any]] = Conversions()
 
 def find_packed(positions: Tensor, batch: int) -> Segments | None:
     """Return the documents of position_ids [batch or 1, seqlen], None if rows are one each."""
-    return _once(
+    return find_once(
         positions,
         ("documents", batch),
         lambda: find_documents(positions.to("cpu").expand(batch, -1)),
@@ -40,8 +40,8 @@ def choose_longest(given: int | Tensor | None, cu_seqlens: Tensor) -> int | Tens
     if torch.compiler.is_compiling():  # the function of packed sequences reads it
         return cu_seqlens.diff().max() if given is None else given
     if given is not None:
-        return _once(given, "longest", lambda: int(given.item()))
-    return _once(cu_seqlens, "longest", lambda: int(cu_seqlens.to("cpu").diff().max()))
+        return find_once(given, "longest", lambda: int(given.item()))
+    return find_once(cu_seqlens, "longest", lambda: int(cu_seqlens.to("cpu").diff().max()))
 
 
 def read_dense(
@@ -63,10 +63,11 @@ def read_dense(
             seen = ~hidden
         return BlockMask.from_dense(seen[..., : shape[-1]].expand(shape))
 
-    return _once(mask, ("mask", shape), read)
+    return find_once(mask, ("mask", shape), read)
 
 
-def _once(source: Tensor, key: object, find: Callable[[], Found]) -> Found:
+def find_once(source: Tensor, key: object, find: Callable[[], Found]) -> Found:
+    """Return what was found of a tensor with the numbers that it has now, or find it."""
     if source.is_inference():
         return find()
     found: Found = _found.find(source, (source._version, key), find)  # noqa: SLF001 - as public as a version gets

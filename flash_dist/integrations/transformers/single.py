@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from ...attention.packed import flash_attn_varlen_func
+from .once import find_once
 
 Tensor = torch.Tensor
 
@@ -38,7 +39,7 @@ def attend_once(  # noqa: PLR0913, PLR0917 - one attention problem
         softcap: What caps the scores, None or 0 for none.
     """
     batch, heads_kv, seqlen, _ = key.shape
-    bounds_q, bounds_k = _pack(interval, heads_kv, seqlen)
+    bounds_q, bounds_k = _find_bounds(interval, heads_kv, seqlen)
     out, lse = flash_attn_varlen_func(
         query.reshape(batch * heads_kv, -1, query.shape[-1]),
         key.reshape(batch * heads_kv * seqlen, 1, key.shape[-1]),
@@ -53,6 +54,21 @@ def attend_once(  # noqa: PLR0913, PLR0917 - one attention problem
     )
     lse = lse.unflatten(1, (batch, heads_kv)).permute(1, 2, 0)  # [batch, num_heads_kv, group]
     return out.view(batch, 1, -1, out.shape[-1]), lse.reshape(batch, -1, 1)
+
+
+def _find_bounds(interval: Tensor, heads_kv: int, seqlen: int) -> tuple[Tensor, Tensor]:
+    """Return what `_pack` does, which takes six kernels: the first layer of a forward makes it."""
+    if _is_recorded(interval):
+        return _pack(interval, heads_kv, seqlen)
+    key = "bounds", heads_kv, seqlen
+    return find_once(interval, key, lambda: _pack(interval, heads_kv, seqlen))
+
+
+def _is_recorded(interval: Tensor) -> bool:
+    """Whether what is computed now will be again, of other numbers in the same tensor."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return True
+    return interval.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _pack(interval: Tensor, heads_kv: int, seqlen: int) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ import torch
 import transformers
 from packaging.version import Version
 
-from flash_dist.integrations.transformers import attention, once, register
+from flash_dist.integrations.transformers import attention, once, register, single
 from flash_dist.integrations.transformers.sight import find_documents
 from tests.integrations.transformers.models import (
     DECODERS,
@@ -336,3 +336,45 @@ def test_positions_are_read_once_a_forward(monkeypatch: pytest.MonkeyPatch) -> N
     for positions in (POSITIONS.clone(), POSITIONS.clone()):
         model(input_ids=IDS[:1], position_ids=positions)
     assert len(read) == 2  # of two forwards with two layers each
+
+
+@pytest.fixture
+def packed(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """Return the intervals of which bounds are made."""
+    intervals: list[Tensor] = []
+    pack = single._pack
+
+    def noted(interval: Tensor, *sizes: int) -> tuple[Tensor, Tensor]:
+        intervals.append(interval)
+        return pack(interval, *sizes)
+
+    monkeypatch.setattr(single, "_pack", noted)
+    return intervals
+
+
+def test_what_one_query_sees_is_packed_once_a_forward(packed: list[Tensor]) -> None:
+    generate(DECODERS["llama"], NAME, LEFT)
+    assert len(packed) == 9  # ten tokens of two layers each, of which the first had all queries
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_an_interval_that_changes_in_place_is_packed_anew(
+    monkeypatch: pytest.MonkeyPatch, packed: list[Tensor], *, recorded: bool
+) -> None:
+    if recorded:  # as in a CUDA graph, which must make bounds whenever it is replayed
+        monkeypatch.setattr(single, "_is_recorded", lambda _: True)
+    query, key = torch.randn(2, 2, 2, 8, 16, device=DEVICE).unbind()
+    interval = torch.tensor([[0, 5], [2, 8]], dtype=torch.int32, device=DEVICE).view(2, 1, 1, 2)
+
+    def attend() -> Tensor:
+        out, _ = attention.attend_once(query[:, :, :1], key, key, interval, None)
+        return out
+
+    want = attend()
+    assert torch.equal(attend(), want)
+    assert len(packed) == 1 + recorded
+    interval[0, 0, 0, 1] = 3
+    got = attend()
+    assert len(packed) == 2 + recorded
+    assert torch.equal(got[1], want[1])
+    assert not torch.equal(got[0], want[0])
