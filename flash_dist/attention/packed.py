@@ -206,9 +206,12 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
             return_attn_probs=return_attn_probs,
             batch_invariant=batch_invariant,
         )
-    require_neutral(dropout_p=dropout_p, mask=mask)
+    plain = mask is None and are_defaults(dropout_p, softcap, alibi_slopes)
+    if not plain:
+        require_neutral(dropout_p=dropout_p, mask=mask)
     seqused_k = others.pop("seqused_k", None)
-    require_neutral_others("flash_attn_varlen_func", others)
+    if others:
+        require_neutral_others("flash_attn_varlen_func", others)
     if block_table is not None or seqused_k is not None:
         check_packed(q, k, v, paged=block_table is not None)
         packed = _read_queries(q, cu_seqlens_q, max_seqlen_q)
@@ -248,7 +251,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     _check_packing(packing)
     _check_values(packing, q, k)
     scores = None
-    if others or not are_defaults(dropout_p, softcap, alibi_slopes):
+    if others or not plain:
         scores = choose_scores(
             q,
             tokens=PACKED,
@@ -314,7 +317,7 @@ def _check_values(packing: Packing, q: Tensor, k: Tensor) -> None:
 
 def _may_look(q: Tensor) -> bool:
     """Whether FLASH_DIST_CHECK asks to look at what lies on a GPU. The operator of the CPU does."""
-    if q.device.type != "cuda" or is_symbolic(q) or not is_checking():
+    if not q.is_cuda or is_symbolic(q) or not is_checking():
         return False
     if torch.cuda.is_current_stream_capturing():
         warn_unchecked("a captured CUDA graph")

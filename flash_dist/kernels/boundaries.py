@@ -13,15 +13,19 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 from ..errors import FlashDistError
+from .variables import is_unset
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 CHECK_VARIABLE: Final = "FLASH_DIST_CHECK"
+_KEY: Final = os.fsencode(CHECK_VARIABLE)
 
 
 def is_checking() -> bool:
     """Whether calls on a GPU are to wait for cu_seqlens and look at it: FLASH_DIST_CHECK is 1."""
+    if is_unset(_KEY):
+        return False
     text = os.environ.get(CHECK_VARIABLE, "")
     problem = find_check_problem(text)
     if problem:

@@ -6,6 +6,7 @@ import os
 from typing import Final
 
 from ..errors import FlashDistError
+from .variables import is_unset
 
 BUDGET_VARIABLE: Final = "FLASH_DIST_WORKSPACE_MB"
 DEFAULT_BUDGET_MB: Final = 1536
@@ -21,8 +22,7 @@ def workspace_budget() -> int:
 
     1.5 GiB, unless the environment variable FLASH_DIST_WORKSPACE_MB gives another number of MiB.
     """
-    known = getattr(os.environ, "_data", None)  # it raises twice inside for what is not there
-    if known is not None and _KEY not in known:
+    if is_unset(_KEY):
         return _DEFAULT_BUDGET
     text = os.environ.get(BUDGET_VARIABLE)
     if not text:

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from flash_dist import BlockMask, flash_attn_func
+from flash_dist import (
+    BlockMask,
+    flash_attn_func,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+)
 from flash_dist.attention import arguments, autograd
 from flash_dist.attention.layouts import check_layouts
 from flash_dist.bench import overhead
@@ -71,6 +76,22 @@ def test_an_operator_that_nobody_differentiates_enters_one_function_before_its_k
     names = entered(lambda: torch.ops.flash_dist.fwd(q, k, v, *CALL))
     own = names.index("run")  # of the CPU's kernel
     assert names[:own] == ["<lambda>", "__call__", "kernel", "redispatch"], names
+
+
+def attend_packed() -> object:
+    ends = torch.tensor([0, 3, 8], dtype=torch.int32)
+    return flash_attn_varlen_func(*draw(8, 2, 16), ends, ends, 5, 5)
+
+
+def attend_to_cache() -> object:
+    q, k, v = draw(1, 8, 2, 16)
+    return flash_attn_with_kvcache(q[:, :1], k, v)
+
+
+@pytest.mark.parametrize("call", [attend_packed, attend_to_cache])
+def test_what_a_call_does_not_ask_for_is_not_looked_up(call: Callable[[], object]) -> None:
+    names = entered(call)
+    assert not {"choose_scores", "require_neutral", "require_neutral_others"} & set(names), names
 
 
 def test_a_layout_is_checked_once_and_refused_every_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from ..arguments import (
     require_tensor,
 )
 from ..layouts import ALIGNMENT, DENSE, Layout, dtype_name, stride_error
-from ..neutral import require_neutral_others
+from ..neutral import are_defaults, require_neutral_others
 from ..scoring.scores import choose_scores
 from ..support import require_kernels
 from .layouts import (
@@ -205,7 +205,8 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
         FlashDistError: This build has no code that runs on the GPU, or new keys are to be written
             within a transform of torch.func.
     """
-    require_neutral_others("flash_attn_with_kvcache", others)
+    if others:
+        require_neutral_others("flash_attn_with_kvcache", others)
     _require_splits(num_splits)
     require_bools(rotary_interleaved=rotary_interleaved, return_softmax_lse=return_softmax_lse)
     band = choose_band(window_size, causal=causal)
@@ -215,7 +216,8 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     named = block_table is not None or cache_batch_idx is not None
     check = check_tensors if symbolic else check_tensors_once
     suits = check(Layout.of(q), Layout.of(k_cache), Layout.of(v_cache), named=named)
-    if not symbolic and q.device.type == "cuda":
+    on_gpu = q.is_cuda and not symbolic
+    if on_gpu:
         check_addresses(k_cache, v_cache)
         suits &= q.data_ptr() % ALIGNMENT == 0
     q = q if suits else q.clone(memory_format=torch.contiguous_format)
@@ -223,18 +225,20 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
         q, k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, block_table
     )
     scale = choose_scale(softmax_scale, q.shape[-1])
-    scores = choose_scores(
-        q,
-        tokens=DENSE,
-        batch=q.shape[0],
-        softcap=softcap,
-        alibi_slopes=alibi_slopes,
-        others=others,
-    )
+    scores = None
+    if others or not are_defaults(0.0, softcap, alibi_slopes):
+        scores = choose_scores(
+            q,
+            tokens=DENSE,
+            batch=q.shape[0],
+            softcap=softcap,
+            alibi_slopes=alibi_slopes,
+            others=others,
+        )
     new = _read_new(q, cache, k, v)
     rotary = _read_rotary(q, new, rotary_cos, rotary_sin, interleaved=bool(rotary_interleaved))
     seqlen_new = 0 if new is None else new[0].shape[1]
-    if q.device.type == "cuda" and not symbolic:
+    if on_gpu:
         require_kernels(q.device.index, q.dtype, q.shape[-1], v_cache.shape[-1])
         look_if_asked(partial(cache.check_values, seqlen_new))
     elif new is not None and not symbolic:

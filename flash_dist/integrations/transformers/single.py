@@ -66,7 +66,7 @@ def _find_bounds(interval: Tensor, heads_kv: int, seqlen: int) -> tuple[Tensor, 
 
 def _is_recorded(interval: Tensor) -> bool:
     """Whether what is computed now will be again, of other numbers in the same tensor."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:  # noqa: SLF001
         return True
     return interval.is_cuda and torch.cuda.is_current_stream_capturing()
 
