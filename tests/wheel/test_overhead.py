@@ -165,6 +165,11 @@ def test_scores_are_bent_without_a_formula_where_nobody_wants_it(options: dict[s
     assert "autograd_impl" not in plain + trained, trained  # torch's, in front of a formula
     assert "apply" not in plain
     assert "apply" in trained  # of an autograd.Function
+    out = flash_attn_func(leaf, k, v, **options).sum()
+    backward = entered(lambda: torch.autograd.grad(out, leaf, retain_graph=True))
+    assert "autograd_impl" not in backward
+    twice = entered(lambda: torch.autograd.grad(out, leaf, retain_graph=True, create_graph=True))
+    assert "autograd_impl" in twice  # refuses a second derivative
 
 
 def test_a_formula_of_bent_scores_is_there_for_whoever_calls_the_operator() -> None:

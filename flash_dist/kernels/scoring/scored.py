@@ -9,6 +9,7 @@ torch's, whose order follows from the shape and the device.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -114,8 +115,11 @@ def differentiate(  # noqa: PLR0913 - one attention problem
         return dq, dk, dv, dsinks
 
     longest = None if packing is None else packing.max_seqlen_k
+    wanted = torch.is_grad_enabled() or torch.compiler.is_compiling()  # the formula in front
+    below = nullcontext() if wanted else torch._C._AutoDispatchBelowAutograd()  # noqa: SLF001
     try:
-        return differentiate_by(bwd, saved, dout, dlse, scores, longest)
+        with below:
+            return differentiate_by(bwd, saved, dout, dlse, scores, longest)
     except RuntimeError as error:
         raise_out_of_memory(error)
         raise
