@@ -119,7 +119,7 @@ def read_cu_seqlens(name: str, x: Any, q: Tensor) -> Tensor:  # noqa: ANN401 - a
     """
     require_tensor(name, x)
     if x.dtype != torch.int32:
-        message = f"{name} must be int32, got {dtype_name(x.dtype)}"
+        message = f"{name} must be int32, got {dtype_name(x.dtype)}\n\nhint: `{name}.int()`"
         raise TypeError(message)
     if x.device != q.device:
         message = f"q and {name} must be on the same device, got {q.device} and {x.device}"
@@ -138,6 +138,8 @@ def require_tensor(name: str, x: Tensor) -> None:
     """Raise TypeError for what is no tensor, ValueError for what is nested or sparse."""
     if not isinstance(x, torch.Tensor):
         message = f"{name} must be a torch.Tensor, got {type(x).__name__}"
+        if isinstance(x, (list, tuple)) or hasattr(x, "__array__"):
+            message += f"\n\nhint: `torch.as_tensor({name})` makes one"
         raise TypeError(message)
     if x.is_nested:
         message = (

@@ -198,7 +198,7 @@ def flash_attn_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signatu
     plain = not others and are_defaults(dropout_p, softcap, alibi_slopes)
     if not plain:
         require_neutral(dropout_p=dropout_p)
-        require_neutral_others("flash_attn_func", others)
+        require_neutral_others(flash_attn_func, others)
     q, k, v = prepare_inputs(q, k, v)
     scores = None
     if not plain:

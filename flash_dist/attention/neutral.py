@@ -6,13 +6,14 @@ Names are those of the functions that users come from: flash-attention 2, 3 and 
 from __future__ import annotations
 
 from difflib import get_close_matches
+from inspect import signature
 from numbers import Real
 from typing import TYPE_CHECKING, Final, TypedDict
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 
 class Others(TypedDict, total=False):
@@ -119,24 +120,6 @@ NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {  # of all others: None
 }
 
 
-# What a misspelt name may have meant.
-_SERVED: Final = (
-    "alibi_slopes",
-    "batch_invariant",
-    "block_table",
-    "causal",
-    "deterministic",
-    "float32_precision",
-    "learnable_sink",
-    "return_attn_probs",
-    "return_lse",
-    "s_aux",
-    "softcap",
-    "softmax_scale",
-    "window_size",
-)
-
-
 def are_defaults(dropout_p: object, softcap: object, alibi_slopes: object) -> bool:
     """Whether these are what a call has that names none of them, which need not be looked up."""
     floats = type(dropout_p) is type(softcap) is float  # a tensor is not asked whether it equals
@@ -156,15 +139,20 @@ def require_neutral(**arguments: object) -> None:
         raise ValueError(message)
 
 
-def require_neutral_others(function: str, others: Mapping[str, object]) -> None:
+def require_neutral_others(function: Callable[..., object], others: Mapping[str, object]) -> None:
     """Raise likewise for what flash-attention 3 and 4 take, and TypeError for other names.
 
     Sinks are served, and judged where they are read.
+
+    Args:
+        function: Who was called, for what a misspelt name may have meant.
+        others: What it was given beyond its own arguments, by name.
     """
     for name in others:
         if name not in Others.__annotations__:
-            message = f"{function}() got an unexpected keyword argument '{name}'"
-            close = get_close_matches(name, (*REASONS, *_SERVED), n=1)
+            message = f"{function.__name__}() got an unexpected keyword argument '{name}'"
+            known = (*signature(function).parameters, *Others.__annotations__)
+            close = get_close_matches(name, known, n=1)
             raise TypeError(f"{message}\n\nhint: did you mean `{close[0]}`?" if close else message)
     require_neutral(**{name: value for name, value in others.items() if name in REASONS})
 

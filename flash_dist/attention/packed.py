@@ -211,7 +211,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         require_neutral(dropout_p=dropout_p, mask=mask)
     seqused_k = others.pop("seqused_k", None)
     if others:
-        require_neutral_others("flash_attn_varlen_func", others)
+        require_neutral_others(flash_attn_varlen_func, others)
     if block_table is not None or seqused_k is not None:
         check_packed(q, k, v, paged=block_table is not None)
         packed = _read_queries(q, cu_seqlens_q, max_seqlen_q)

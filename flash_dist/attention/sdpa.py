@@ -97,9 +97,11 @@ def _read_mask(
         message = f"attn_mask must be a flash_dist.BlockMask or a torch.Tensor, got {kind}"
         raise TypeError(message)
     if mask.dtype != torch.bool:
+        shown = "attn_mask == 0" if mask.dtype.is_floating_point else "attn_mask.bool()"
         message = (
             "attn_mask must be a flash_dist.BlockMask or bool, "
             f"got {dtype_name(mask.dtype)}: there are no kernels that add a bias"
+            f"\n\nhint: `{shown}` says what is visible, if it only hides"
         )
         raise TypeError(message)
     return convert_dense(mask, (*query.shape[:3], key.shape[2]))

@@ -213,11 +213,11 @@ VARLEN: dict[str, tuple[Callable[[], object], Refusal]] = {
     ),
     "cu_seqlens-type": (
         packed(cu_seqlens_q=[0, 8]),
-        (TypeError, r"cu_seqlens_q must be a torch\.Tensor, got list"),
+        (TypeError, r"(?s)cu_seqlens_q must be a torch\.Tensor, got list.*hint: `torch\.as_t"),
     ),
     "cu_seqlens-dtype": (
         packed(cu_seqlens_k=torch.tensor([0, 3, 8])),
-        (TypeError, "cu_seqlens_k must be int32, got int64"),
+        (TypeError, r"(?s)cu_seqlens_k must be int32, got int64.*hint: `cu_seqlens_k\.int\(\)`"),
     ),
     "cu_seqlens-device": (
         packed(cu_seqlens_k=torch.tensor([0, 3, 8], dtype=torch.int32, device="meta")),
@@ -248,7 +248,11 @@ TORCH: dict[str, tuple[Callable[[], object], Refusal]] = {
     ),
     "float-mask": (
         lambda: scaled_dot_product_attention(*same(1, 2, 8, 64), attn_mask=draw(8, 8)),
-        (TypeError, "BlockMask or bool, got float64: there are no kernels that add a bias"),
+        (TypeError, "(?s)BlockMask or bool, got float64: there are no .*hint: `attn_mask == 0` s"),
+    ),
+    "mask-of-numbers": (
+        lambda: scaled_dot_product_attention(*same(1, 2, 8, 64), attn_mask=draw(8, 8).int()),
+        (TypeError, r"(?s)BlockMask or bool, got int32: there .*hint: `attn_mask\.bool\(\)` says "),
     ),
     "attn_mask-type": (
         lambda: scaled_dot_product_attention(*same(1, 2, 8, 64), attn_mask="causal"),  # type: ignore[arg-type]

@@ -229,6 +229,14 @@ def test_what_does_not_fit_packed_keys_is_named(changes: dict[str, Any], message
         flash_dist.flash_attn_varlen_func(**arguments)
 
 
+def test_heads_that_are_too_small_to_be_rotated_are_named() -> None:
+    x, angles = torch.ones(1, 1, 2, 8), torch.ones(4, 4)
+    cache = torch.zeros(1, 4, 2, 8)
+    text = "head_dim must be at least 16 with rotary_cos, whose rotary_dim .*, got 8"
+    with pytest.raises(ValueError, match=text):
+        flash_dist.flash_attn_with_kvcache(x, cache, cache, x, x, angles, angles, 1)
+
+
 def test_num_splits_changes_nothing() -> None:
     q, k, v = (torch.randn(2, n, 2, 16) for n in (1, 9, 9))
     one, four = (flash_dist.flash_attn_with_kvcache(q, k, v, num_splits=n) for n in (1, 4))
@@ -276,7 +284,7 @@ def test_results_have_no_gradient() -> None:
         ({"k": torch.ones(3, 1, 2, 16)}, "k, v and cache_seqlens must be given together, got k a"),
         (
             {"rotary_cos": torch.ones(40, 8), "rotary_sin": torch.ones(40, 8)},
-            "rotary_cos and rotary_sin must be given together, with k and v",
+            "rotary_cos and rotary_sin must be given together, .* rotary_sin a tensor, k None",
         ),
         ({"q": torch.ones(4, 1, 2, 16)}, "k_cache must have an entry for each of 4 batch entries"),
         ({"q": torch.ones(3, 1, 3, 16)}, "num_heads_kv must divide num_heads_q, got 2 "),
@@ -333,12 +341,23 @@ def test_nothing_is_written_by_a_call_that_is_refused(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"cache_seqlens": torch.ones(3, dtype=torch.int64)}, "cache_seqlens must be int32"),
+        (
+            {"cache_seqlens": torch.ones(3, dtype=torch.int64)},
+            r"(?s)cache_seqlens must be int32, got int64.*hint: `cache_seqlens\.int\(\)`",
+        ),
         ({"cache_seqlens": 1.5}, r"cache_seqlens must be an int or an int32 tensor .*, got float"),
         ({"cache_seqlens": torch.tensor(1.5)}, r"an int or an int32 .* \[\] and dtype float32"),
         ({"q": torch.ones(3, 1, 2, 16, dtype=torch.int32)}, "q must be float16, bfloat16, "),
         ({"k_cache": torch.ones(3, 32, 2, 16).half()}, "q and k_cache must have the same dtype"),
         ({"return_softmax_lse": torch.ones(2)}, "return_softmax_lse must be True or False, got T"),
+        (
+            {"cache_seqlen": 3},
+            r"(?s)unexpected keyword argument 'cache_seqlen'.*hint: did you mean `cache_seqlens`\?",
+        ),
+        (
+            {"dropout_p": 0.0},
+            r"flash_attn_with_kvcache\(\) got an unexpected keyword argument 'dropout_p'$",
+        ),
         ({"colour": 1}, r"flash_attn_with_kvcache\(\) got an unexpected keyword argument 'colour'"),
     ],
 )

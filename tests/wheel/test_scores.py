@@ -195,7 +195,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "slopes-of-16-bits": (
         {"alibi_slopes": SLOPES.half()},
         TypeError,
-        "alibi_slopes must be float32, got float16",
+        r"(?s)alibi_slopes must be float32, got float16.*hint: `alibi_slopes\.float\(\)`",
     ),
     "slopes-of-other-heads": (
         {"alibi_slopes": torch.ones(3)},

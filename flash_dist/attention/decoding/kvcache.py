@@ -206,7 +206,7 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
             within a transform of torch.func.
     """
     if others:
-        require_neutral_others("flash_attn_with_kvcache", others)
+        require_neutral_others(flash_attn_with_kvcache, others)
     _require_splits(num_splits)
     require_bools(rotary_interleaved=rotary_interleaved, return_softmax_lse=return_softmax_lse)
     band = choose_band(window_size, causal=causal)
@@ -377,8 +377,10 @@ def _read_rotary(
     if cos is None and sin is None:
         return None
     if cos is None or sin is None or new is None:
-        message = "rotary_cos and rotary_sin must be given together, with k and v"
-        raise ValueError(message)
+        given = {"rotary_cos": cos, "rotary_sin": sin, "k": new}
+        named = (f"{name} {'None' if x is None else 'a tensor'}" for name, x in given.items())
+        message = "rotary_cos and rotary_sin must be given together, with k and v, got "
+        raise ValueError(message + ", ".join(named))
     for name, x in (("rotary_cos", cos), ("rotary_sin", sin)):
         require_tensor(name, x)
         check_angles(name, Layout.of(x), Layout.of(q))

@@ -170,6 +170,12 @@ def check_angles(name: str, x: Layout, q: Layout) -> None:
         )
         raise TypeError(message)
     most = q.shape[-1] // ROTARY_STEP * ROTARY_STEP
+    if most == 0:
+        message = (
+            f"head_dim must be at least {ROTARY_STEP} with {name}, whose rotary_dim is a multiple "
+            f"of {ROTARY_STEP}, got {q.shape[-1]}"
+        )
+        raise ValueError(message)
     fits = len(x.shape) == 2 and x.shape[0] > 0 and 2 * x.shape[1] % ROTARY_STEP == 0  # noqa: PLR2004
     if not fits or not 0 < 2 * x.shape[1] <= most or x.device != q.device:
         message = (
@@ -181,7 +187,7 @@ def check_angles(name: str, x: Layout, q: Layout) -> None:
 
 def _check_int32(name: str, x: Layout, device: torch.device) -> None:
     if x.dtype != torch.int32:
-        message = f"{name} must be int32, got {dtype_name(x.dtype)}"
+        message = f"{name} must be int32, got {dtype_name(x.dtype)}\n\nhint: `{name}.int()`"
         raise TypeError(message)
     if x.device != device:
         message = f"q and {name} must be on the same device, got {device} and {x.device}"

@@ -72,7 +72,10 @@ def _read_slopes(slopes: Tensor, q: Tensor, batch: int, heads: int) -> Tensor:
     require_tensor("alibi_slopes", slopes)
     allowed = (torch.float32, torch.float64) if q.dtype == torch.float64 else (torch.float32,)
     if slopes.dtype not in allowed:
-        message = f"alibi_slopes must be float32, got {dtype_name(slopes.dtype)}"
+        message = (
+            f"alibi_slopes must be float32, got {dtype_name(slopes.dtype)}"
+            "\n\nhint: `alibi_slopes.float()`"
+        )
         raise TypeError(message)
     _require_device("alibi_slopes", slopes, q)
     if tuple(slopes.shape) not in {(heads,), (batch, heads)}:
