@@ -262,9 +262,11 @@ class BlockMask:
     def __and__(self, other: BlockMask) -> BlockMask:
         """Show what both masks show."""
         if not isinstance(other, BlockMask):
-            message = f"a BlockMask combines with a BlockMask, got {type(other).__name__}"
-            raise complain(TypeError, message, "`BlockMask.from_dense` takes a tensor of booleans")
+            raise _complain_of(other)
         return BlockMask._of(*self._terms, *other._terms)
+
+    def __rand__(self, other: object) -> NoReturn:
+        raise _complain_of(other)
 
     @property
     def band(self) -> Band | None:
@@ -339,6 +341,11 @@ class BlockMask:
         )
         terms = " & ".join(term.name for term in self._terms) or "full"
         return f"<BlockMask {' '.join([terms, *known])}>"
+
+
+def _complain_of(other: object) -> TypeError:
+    message = f"a BlockMask combines with a BlockMask, got {type(other).__name__}"
+    return complain(TypeError, message, "`BlockMask.from_dense` takes a tensor of booleans")
 
 
 def _immutable(name: str) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import pad
 
+from ...attention.arguments import require_tensor
+from ...attention.layouts import dtype_name
 from .absent import refuse
 
 Tensor = torch.Tensor
@@ -27,8 +29,18 @@ def __getattr__(name: str) -> object:
 
 
 def index_first_axis(input: Tensor, indices: Tensor) -> Tensor:  # noqa: A002 - flash-attention's name
-    """Return the rows `input[indices]`; gradients of a row that is taken twice are added."""
-    return input[indices]
+    """Return the rows `input[indices]`; gradients of a row that is taken twice are added.
+
+    Raises:
+        TypeError: An argument is no tensor, or indices are no integers.
+        ValueError: indices have another shape than [total], or on the CPU a number beside the rows.
+    """
+    require_tensor("input", input)
+    _check_indices(indices)
+    try:
+        return input[indices]
+    except IndexError as error:
+        raise _refuse_index(indices, input.shape[0]) from error
 
 
 def index_first_axis_residual(input: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:  # noqa: A002
@@ -37,9 +49,26 @@ def index_first_axis_residual(input: Tensor, indices: Tensor) -> tuple[Tensor, T
 
 
 def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -> Tensor:
-    """Return zeros of [first_axis_dim, ...] with `values` at rows `indices`, each there once."""
+    """Return zeros of [first_axis_dim, ...] with `values` at rows `indices`, each there once.
+
+    Raises:
+        TypeError: An argument is no tensor, or indices are no integers.
+        ValueError: There are other than one index for each row of values, or on the CPU one that is
+            beside the rows of the result.
+    """
+    require_tensor("values", values)
+    _check_indices(indices)
+    if indices.shape[0] != values.shape[0]:
+        message = (
+            f"indices must have shape [total], [{values.shape[0]}], one for each row of values, "
+            f"got {list(indices.shape)}"
+        )
+        raise ValueError(message)
     zeros = values.new_zeros((first_axis_dim, *values.shape[1:]))
-    return zeros.index_put((indices,), values)
+    try:
+        return zeros.index_put((indices,), values)
+    except IndexError as error:
+        raise _refuse_index(indices, first_axis_dim) from error
 
 
 def unpad_input(
@@ -49,7 +78,7 @@ def unpad_input(
 
     Args:
         hidden_states: [batch, seqlen, ...].
-        attention_mask: [batch, seqlen], bool or integers: 1 is a token, 0 is padding.
+        attention_mask: [batch, seqlen], bool or numbers: 0 is padding, anything else a token.
         unused_mask: Likewise: 1 is a place that is taken and not used.
 
     Returns:
@@ -60,18 +89,20 @@ def unpad_input(
         seqused: [batch], int32: how many tokens of each sequence attention_mask names.
 
     Raises:
+        TypeError: An argument is no tensor.
         ValueError: A mask has not the shape [batch, seqlen] of hidden_states.
     """
     _check_mask("attention_mask", attention_mask, hidden_states)
-    taken = attention_mask
+    used = attention_mask != 0
+    taken = used
     if unused_mask is not None:
         _check_mask("unused_mask", unused_mask, hidden_states)
-        taken = attention_mask + unused_mask
+        taken = used | (unused_mask != 0)
     seqlens = taken.sum(-1, dtype=torch.int32)
     indices = taken.flatten().nonzero().flatten()
-    used = attention_mask.sum(-1, dtype=torch.int32)
     tokens = index_first_axis(hidden_states.flatten(0, 1), indices)
-    return tokens, indices, _cumulate(seqlens), _find_longest(seqlens), used
+    seqused = used.sum(-1, dtype=torch.int32)
+    return tokens, indices, _cumulate(seqlens), _find_longest(seqlens), seqused
 
 
 def unpad_input_for_concatenated_sequences(
@@ -91,12 +122,22 @@ def unpad_input_for_concatenated_sequences(
         max_seqlen: Tokens of the longest sequence.
 
     Raises:
-        ValueError: attention_mask_in_length has not the shape [batch, seqlen] of hidden_states.
+        TypeError: An argument is no tensor.
+        ValueError: attention_mask_in_length has not the shape [batch, seqlen] of hidden_states, or
+            a row's lengths are together more than seqlen.
     """
     lengths = attention_mask_in_length
     _check_mask("attention_mask_in_length", lengths, hidden_states)
     places = torch.arange(lengths.shape[-1], device=lengths.device)
-    taken = places < lengths.sum(-1, keepdim=True)
+    sums = lengths.sum(-1, keepdim=True)
+    longest = _find_longest(sums)
+    if longest > lengths.shape[-1]:
+        message = (
+            "attention_mask_in_length must have lengths that are together at most seqlen, "
+            f"{lengths.shape[-1]}, in each row, got {longest}"
+        )
+        raise ValueError(message)
+    taken = places < sums
     indices = taken.flatten().nonzero().flatten()
     seqlens = lengths[lengths != 0]
     tokens = index_first_axis(hidden_states.flatten(0, 1), indices)
@@ -114,7 +155,12 @@ def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -
 
     Returns:
         [batch, seqlen, ...].
+
+    Raises:
+        TypeError: As in `index_put_first_axis`.
+        ValueError: Likewise.
     """
+    require_tensor("hidden_states", hidden_states)
     padded = index_put_first_axis(hidden_states, indices, batch * seqlen)
     return padded.view(batch, seqlen, *padded.shape[1:])
 
@@ -127,7 +173,29 @@ def _find_longest(seqlens: Tensor) -> int:
     return int(seqlens.max().item()) if seqlens.numel() else 0
 
 
+def _check_indices(indices: Tensor) -> None:
+    require_tensor("indices", indices)
+    if indices.dtype not in {torch.int32, torch.int64}:
+        message = (
+            f"indices must be int32 or int64, got {dtype_name(indices.dtype)}"
+            "\n\nhint: `unpad_input` returns them"
+        )
+        raise TypeError(message)
+    if indices.dim() != 1:
+        message = f"indices must have shape [total], got {list(indices.shape)}"
+        raise ValueError(message)
+
+
+def _refuse_index(indices: Tensor, rows: int) -> ValueError:
+    """Return what is said of an index that torch has refused: on the CPU, where it looks."""
+    least, most = (int(x) for x in indices.aminmax())
+    wrong = most if most >= rows else least
+    return ValueError(f"indices must be from 0 to {rows - 1}, the last row, got {wrong}")
+
+
 def _check_mask(name: str, mask: Tensor, hidden_states: Tensor) -> None:
+    require_tensor(name, mask)
+    require_tensor("hidden_states", hidden_states)
     if mask.dim() != 2 or mask.shape != hidden_states.shape[:2]:  # noqa: PLR2004
         message = (
             f"{name} must have shape [batch, seqlen], {list(hidden_states.shape[:2])}, "

@@ -355,6 +355,11 @@ RAISES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         TypeError,
         "a BlockMask combines with a BlockMask, got Tensor",
     ),
+    "and-type-first": (
+        lambda: TRUE & BlockMask.causal(),
+        TypeError,
+        "a BlockMask combines with a BlockMask, got Tensor",
+    ),
     "and-batch": (
         lambda: BlockMask.padding([1, 2]) & BlockMask.prefix([1, 2, 3]),
         ValueError,

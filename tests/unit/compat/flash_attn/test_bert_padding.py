@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 
@@ -13,6 +15,9 @@ from flash_dist.compat.flash_attn.bert_padding import (
     unpad_input,
     unpad_input_for_concatenated_sequences,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Tensor = torch.Tensor
 MASK = torch.tensor(
@@ -106,3 +111,72 @@ def test_a_mask_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
     text = r"attention_mask must have shape \[batch, seqlen\], \[4, 5\], got"
     with pytest.raises(ValueError, match=text):
         unpad_input(draw(4, 5, 3), torch.ones(shape))
+
+
+def test_a_place_of_both_masks_is_one_token_whatever_their_numbers() -> None:
+    x = draw(1, 4, 3)
+    mask, unused = torch.tensor([[1.0, 0.5, 0.0, 0.0]]), torch.tensor([[2, 1, 1, 0]])
+    tokens, indices, cu_seqlens, longest, used = unpad_input(x, mask, unused)
+    assert torch.equal(tokens, x[0, :3])
+    assert (indices.tolist(), cu_seqlens.tolist(), longest) == ([0, 1, 2], [0, 3], 3)
+    assert used.tolist() == [2]
+
+
+def test_what_is_put_back_in_a_graph_is_the_same() -> None:
+    tokens, indices, *_ = unpad_input(draw(4, 5, 3), MASK)
+    compiled = torch.compile(pad_input, fullgraph=True, backend="eager")
+    tokens = tokens.detach()
+    assert torch.equal(compiled(tokens, indices, 4, 5), pad_input(tokens, indices, 4, 5))
+
+
+REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    "list": (
+        lambda: unpad_input([1.0], MASK),  # type: ignore[arg-type]
+        TypeError,
+        r"hidden_states must be a torch\.Tensor, got list",
+    ),
+    "mask-list": (
+        lambda: unpad_input(draw(4, 5, 3), MASK.tolist()),  # type: ignore[arg-type]
+        TypeError,
+        r"attention_mask must be a torch\.Tensor, got list",
+    ),
+    "fewer-indices": (
+        lambda: pad_input(draw(3, 2), torch.tensor([0, 1]), 2, 3),
+        ValueError,
+        r"indices must have shape \[total\], \[3\], one for each .*, got \[2\]",
+    ),
+    "index-beyond": (
+        lambda: pad_input(draw(3, 2), torch.tensor([0, 6, 1]), 2, 3),
+        ValueError,
+        "indices must be from 0 to 5, the last row, got 6",
+    ),
+    "row-beyond": (
+        lambda: index_first_axis(draw(3, 2), torch.tensor([0, -4])),
+        ValueError,
+        "indices must be from 0 to 2, the last row, got -4",
+    ),
+    "float-indices": (
+        lambda: pad_input(draw(2, 2), torch.tensor([0.0, 1.0]), 2, 3),
+        TypeError,
+        "(?s)indices must be int32 or int64, got float32.*hint: `unpad_input`",
+    ),
+    "axes-of-indices": (
+        lambda: index_first_axis(draw(3, 2), torch.tensor([[0]])),
+        ValueError,
+        r"indices must have shape \[total\], got \[1, 1\]",
+    ),
+    "lengths": (
+        lambda: unpad_input_for_concatenated_sequences(draw(1, 3, 2), torch.tensor([[2, 2, 0]])),
+        ValueError,
+        "lengths that are together at most seqlen, 3, in each row, got 4",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
+def test_what_does_not_fit_is_named(
+    case: tuple[Callable[[], object], type[Exception], str],
+) -> None:
+    call, error, text = case
+    with pytest.raises(error, match=text):
+        call()
