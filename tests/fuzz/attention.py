@@ -5,10 +5,11 @@
 
 Needs an installed flash_dist; `--device cpu` tries the program itself. A case has a random dtype,
 shape, head_dim, memory layout, mask (or documents packed one behind the other), workspace budget
-and magnitude, and a default device of torch's that is not that of its tensors. The same seed gives
-the same cases. Allowed is what tests.reference allows: twice the error of the same formula in torch
-at the same inputs. Exit status 1 if anything is off; every finding names its case, and
-`--only NUMBER` runs that one alone.
+and magnitude (or softcap, ALiBi and sinks, at magnitude 1), and a default device of torch's that is
+not that of its tensors. The same seed gives the same cases. Allowed is what tests.reference allows
+(tests.scores where scores are bent): twice the error of the same formula in torch at the same
+inputs. Exit status 1 if anything is off; every finding names its case, and `--only NUMBER` runs
+that one alone.
 
 A case that has not ended after `--patience` seconds hangs: its process names it, says where its
 threads are and ends, and so does the program. `--bits-only` leaves float64 out, so that cases can
@@ -36,15 +37,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from tests import scores
 from tests.gpu.packed import attend_packed, pack
-from tests.gpu.running import attend, workspace
+from tests.gpu.running import attend, attend_scored, workspace
 from tests.masks import MASKS, Sizes, show
 from tests.reference import Problem, find_faults, random_problem
+from tests.scores import score
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from tests.gpu.packed import Packed
+    from tests.scores import Scored
 
 Tensor = torch.Tensor
 DTYPES: Final = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -56,6 +60,10 @@ SMALLEST, LARGEST = 1e-3, 30.0  # standard deviations of the inputs
 RUNS: Final = 3  # with the same bits, after the one in poisoned memory
 HANGS: Final = 3  # exit status of a process whose case does
 _PACKED: Final = ("packed", "packed causal", "packed window")
+_FEATURES: Final = (
+    *("softcap", "alibi", "alibi-batch", "sinks", "softcap alibi", "softcap sinks"),
+    *("alibi-batch sinks", "softcap alibi sinks"),
+)
 _USUAL_DIMS: Final = (32, 64, 64, 96, 128, 128, 192, 256)
 
 
@@ -81,6 +89,7 @@ class Case:
     batch_invariant: bool
     with_dlse: bool
     float32_precision: str | None  # of float32 alone
+    features: str  # of `tests.scores.score`
 
     def __str__(self) -> str:
         sizes = (
@@ -92,7 +101,7 @@ class Case:
             f"case {self.number}: {self.mask} {self.dtype} {sizes} {self.layout}, magnitudes "
             f"{magnitudes}, scale {self.softmax_scale}, default device {self.default_device}, "
             f"{self.megabytes} MiB, batch_invariant {self.batch_invariant}, dlse {self.with_dlse}, "
-            f"float32_precision {self.float32_precision}"
+            f"float32_precision {self.float32_precision}, scores {self.features or 'plain'}"
         )
 
     @property
@@ -117,7 +126,7 @@ def draw_case(
     head_dim = chance.choice(_USUAL_DIMS) if usual else 8 * chance.randint(1, 32)
     smaller = chance.random() < 0.2
     head_dim_v = 8 * chance.randint(1, head_dim // 8) if smaller else head_dim
-    return Case(
+    case = Case(
         number,
         dtype,
         mask,
@@ -136,7 +145,12 @@ def draw_case(
         batch_invariant=chance.random() < 0.2,
         with_dlse=chance.random() < 0.3,
         float32_precision=chance.choice((None, None, "ieee")) if dtype == "fp32" else None,
+        features="",
     )
+    if case.is_packed or chance.random() < 0.6:
+        return case
+    features = chance.choice(_FEATURES)
+    return replace(case, features=features, magnitudes=(1.0,) * 4, softmax_scale=None)
 
 
 def _draw_length(chance: random.Random, longest: int) -> int:
@@ -195,19 +209,27 @@ def run_case(case: Case, device: str, seed: int, *, bits_only: bool = False) -> 
             "float32_precision": case.float32_precision,
         }
 
+        scored = score(problem, case.features, case.number) if case.features else None
+
         def run(*, poison: bool) -> dict[str, Tensor]:
+            if scored:
+                return attend_scored(scored, poison=poison, **options)
             if packed:
                 return attend_packed(packed, poison=poison, **options)
             return attend(problem, poison=poison, **options)
 
         runs = [run(poison=True), *(run(poison=False) for _ in range(RUNS))]
-    faults = [] if bits_only else find_faults(runs[0], problem)
+    faults = [] if bits_only else _find_faults(runs[0], problem, scored)
     found = [f"{case}: {fault}" for fault in faults]
     for other in runs[1:]:
         differing = [name for name, x in runs[0].items() if not _same_bits(x, other[name])]
         if differing:
             found.append(f"{case}: other bits in another run: {', '.join(differing)}")
     return found
+
+
+def _find_faults(result: dict[str, Tensor], problem: Problem, scored: Scored | None) -> list[str]:
+    return scores.find_faults(result, scored) if scored else find_faults(result, problem)
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:

@@ -11,10 +11,13 @@ import pytest
 import torch
 
 from flash_dist import flash_attn_func
+from tests import scores
 from tests.reference import NAMES, Problem, find_faults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from tests.scores import Scored
 
 
 def attend(problem: Problem, *, poison: bool = True, **options: Any) -> dict[str, torch.Tensor]:  # noqa: ANN401
@@ -36,6 +39,36 @@ def attend(problem: Problem, *, poison: bool = True, **options: Any) -> dict[str
     given = (problem.dout,) if problem.dlse is None else (problem.dout, problem.dlse)
     grads = torch.autograd.grad(outputs, (q, k, v), given)
     return dict(zip(NAMES, (out.detach(), lse.detach(), *grads), strict=True))
+
+
+def attend_scored(
+    scored: Scored,
+    *,
+    poison: bool = True,
+    **options: Any,  # noqa: ANN401 - of flash_attn_func
+) -> dict[str, torch.Tensor]:
+    """Return the same with softcap, ALiBi and sinks, and dsinks where there are any."""
+    problem = scored.problem
+    q, k, v = (x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v))
+    leaves = [q, k, v]
+    if scored.sinks is not None:
+        leaves.append(scored.sinks.detach().requires_grad_())
+        options["learnable_sink"] = leaves[3]
+    if poison:
+        poison_memory(problem.q.device)
+    out, lse = flash_attn_func(
+        q,
+        k,
+        v,
+        softmax_scale=problem.softmax_scale,
+        return_lse=True,
+        **{**problem.options, **scored.options, **options},
+    )
+    if poison:
+        poison_memory(problem.q.device)
+    assert problem.dlse is not None
+    grads = torch.autograd.grad((out, lse), leaves, (problem.dout, problem.dlse))
+    return dict(zip(scores.NAMES, (out.detach(), lse.detach(), *grads), strict=False))
 
 
 def check(problems: Iterable[Problem], **options: Any) -> None:  # noqa: ANN401 - of flash_attn_func

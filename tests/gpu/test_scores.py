@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from flash_dist import flash_attn_func, flash_attn_varlen_func, last_variant
+from flash_dist import flash_attn_varlen_func, last_variant
 from flash_dist.masks import IntervalMask
-from tests.gpu.running import poison_memory, workspace
+from tests.gpu.running import attend_scored, workspace
 from tests.masks import MASKS, masked_problem
 from tests.reference import assert_same_bits, random_problem
-from tests.scores import NAMES, Scored, find_faults, score
+from tests.scores import Scored, find_faults, score
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,33 +42,10 @@ SHAPES = {
 }
 
 
-def run(scored: Scored, **options: Any) -> dict[str, torch.Tensor]:  # noqa: ANN401
-    """Return all results; memory that the call may get is full of NaN before."""
-    problem = scored.problem
-    q, k, v = (x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v))
-    leaves = [q, k, v]
-    if scored.sinks is not None:
-        leaves.append(scored.sinks.detach().requires_grad_())
-        options["learnable_sink"] = leaves[3]
-    poison_memory(problem.q.device)
-    out, lse = flash_attn_func(
-        q,
-        k,
-        v,
-        softmax_scale=problem.softmax_scale,
-        return_lse=True,
-        **{**problem.options, **scored.options, **options},
-    )
-    poison_memory(problem.q.device)
-    assert problem.dlse is not None
-    grads = torch.autograd.grad((out, lse), leaves, (problem.dout, problem.dlse))
-    return dict(zip(NAMES, (out.detach(), lse.detach(), *grads), strict=False))
-
-
 def check(cases: Iterable[Scored], **options: Any) -> None:  # noqa: ANN401 - of flash_attn_func
     faults: list[str] = []
     for scored in cases:
-        faults += find_faults(run(scored, **options), scored)
+        faults += find_faults(attend_scored(scored, **options), scored)
     shown = "\n".join(faults[:12])
     assert not faults, f"{len(faults)} tensors are off:\n{shown}"
 
@@ -125,13 +102,13 @@ def test_a_sink_of_minus_infinity_weighs_nothing(dtype: torch.dtype) -> None:
     assert scored.sinks is not None
     scored = replace(scored, sinks=torch.full_like(scored.sinks, -torch.inf))
     check([scored])
-    assert not run(scored)["dsinks"].any()
+    assert not attend_scored(scored)["dsinks"].any()
 
 
 def test_rows_without_keys_have_their_sink(dtype: torch.dtype) -> None:
     problem = random_problem(batch=2, seqlen_q=130, seqlen_k=60, num_heads=4, dtype=dtype)
     scored = score(replace(problem, options={"causal": True}), "sinks")
-    results = run(scored)
+    results = attend_scored(scored)
     unseeing = slice(0, 70)  # queries before the first that sees a key
     assert scored.sinks is not None
     assert not results["out"][:, unseeing].any()
@@ -143,7 +120,7 @@ def test_without_keys_every_row_has_its_sink(dtype: torch.dtype) -> None:
     scored = score(random_problem(batch=2, seqlen_q=5, num_heads=4, dtype=dtype), "sinks")
     empty = scored.problem.k[:, :0]
     scored = replace(scored, problem=replace(scored.problem, k=empty, v=empty))
-    results = run(scored)
+    results = attend_scored(scored)
     assert scored.sinks is not None
     assert scored.problem.dlse is not None
     assert torch.equal(results["lse"], scored.sinks[None, :, None].expand(2, 4, 5))
@@ -227,7 +204,7 @@ def test_documents_match_each_alone(features: str, dtype: torch.dtype) -> None:
     assert not faults, "\n".join(faults)
     if sinks is not None:
         seen = [one for one, length in zip(alone, lengths_q, strict=True) if length]
-        each = [run(replace(one, sinks=sinks))["dsinks"] for one in seen]
+        each = [attend_scored(replace(one, sinks=sinks))["dsinks"] for one in seen]
         torch.testing.assert_close(grads[3], torch.stack(each).sum(0), atol=1e-3, rtol=1e-3)
 
 
@@ -258,16 +235,16 @@ def test_runs_have_the_same_bits(features: str, dtype: torch.dtype) -> None:
             causal=True,
         )
         scored = score(problem, features)
-        first = run(scored)
+        first = attend_scored(scored)
         for _ in range(20):
-            assert_same_bits(first, run(scored), str(scored))
+            assert_same_bits(first, attend_scored(scored), str(scored))
 
 
 @pytest.mark.gpu
 def test_out_does_not_depend_on_the_batch(dtype: torch.dtype) -> None:
     problem = random_problem(batch=3, seqlen_q=300, num_heads=4, dtype=dtype, causal=True)
     scored = score(problem, "softcap alibi-batch sinks")
-    whole = run(scored)
+    whole = attend_scored(scored)
     one = replace(
         scored,
         problem=replace(
@@ -280,7 +257,7 @@ def test_out_does_not_depend_on_the_batch(dtype: torch.dtype) -> None:
         ),
         alibi_slopes=scored.alibi_slopes[1:2],  # type: ignore[index]
     )
-    alone = run(one)
+    alone = attend_scored(one)
     for name in ("out", "lse"):
         assert_same_bits({name: whole[name][1:2]}, {name: alone[name]}, name)
 
@@ -289,6 +266,6 @@ def test_out_does_not_depend_on_the_batch(dtype: torch.dtype) -> None:
 def test_bent_scores_are_for_the_general_family(any_half: torch.dtype) -> None:
     problem = random_problem(seqlen_q=300, dtype=any_half, causal=True)
     for features in ("softcap", "alibi"):
-        run(score(problem, features))
+        attend_scored(score(problem, features))
         families = {last_variant()[role]["family"] for role in ("fwd", "bwd_dkdv")}
         assert families == {"fwd", "bwd_dkdv"}, features

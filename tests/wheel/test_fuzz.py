@@ -21,6 +21,17 @@ def attend_wrongly(problem, attend=attention.attend, **options):
 attention.attend = attend_wrongly
 sys.exit(attention.main(["--device", "cpu", "--cases", "6"]))
 """
+PLANTED_IN_SINKS = """
+import sys
+from tests.fuzz import attention
+
+def attend_wrongly(scored, attend=attention.attend_scored, **options):
+    result = attend(scored, **options)
+    return {name: x * (1.01 if name == "dsinks" else 1) for name, x in result.items()}
+
+attention.attend_scored = attend_wrongly
+sys.exit(attention.main(["--device", "cpu", "--cases", "60", "--longest", "80"]))
+"""
 
 
 @pytest.fixture
@@ -45,6 +56,14 @@ def test_a_gradient_one_percent_off_is_found(copied: Path) -> None:
     done = run(copied, "-c", PLANTED)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "dk max error" in done.stdout
+
+
+def test_a_gradient_of_sinks_one_percent_off_is_found(copied: Path) -> None:
+    done = run(copied, "-c", PLANTED_IN_SINKS)
+    assert done.returncode == 1, done.stdout + done.stderr
+    findings = done.stdout.splitlines()[:-1]
+    assert findings
+    assert all("dsinks is off by" in finding for finding in findings)
 
 
 def test_two_processes_share_the_same_cases(copied: Path) -> None:
