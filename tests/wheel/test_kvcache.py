@@ -296,6 +296,10 @@ def test_results_have_no_gradient() -> None:
             },
             "cache_leftpad must be None with block_table",
         ),
+        (
+            {"block_table": torch.zeros(9, 1).int(), "cache_batch_idx": int32(4, 0, 2)},
+            r"(?s)cache_batch_idx must be None with .*hint: `block_table\[cache_batch_idx\]` has",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(changes: dict[str, Any], message: str) -> None:

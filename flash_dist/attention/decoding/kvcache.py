@@ -291,18 +291,19 @@ def _read_cache(  # noqa: PLR0913, PLR0917 - all that describes it
     cache_leftpad: Tensor | None,
     block_table: Tensor | None,
 ) -> Cache:
-    if block_table is not None:
-        require_tensor("block_table", block_table)
-        check_table(Layout.of(block_table), q.shape[0], q.device, k_cache.shape[1])
-    for name, numbers in (
-        ("cache_batch_idx", cache_batch_idx),
-        ("cache_leftpad", cache_leftpad),
-    ):
+    hints = {
+        "cache_batch_idx": "\n\nhint: `block_table[cache_batch_idx]` has the rows of the batch",
+        "cache_leftpad": "",
+    }
+    for (name, hint), numbers in zip(hints.items(), (cache_batch_idx, cache_leftpad), strict=True):
         if numbers is not None:
             _check_numbers(name, numbers, q)
             if block_table is not None:
-                message = f"{name} must be None with block_table, got a tensor"
+                message = f"{name} must be None with block_table, got a tensor{hint}"
                 raise ValueError(message)
+    if block_table is not None:
+        require_tensor("block_table", block_table)
+        check_table(Layout.of(block_table), q.shape[0], q.device, k_cache.shape[1])
     cache = Cache(k_cache, v_cache, None, cache_batch_idx, cache_leftpad, block_table)
     return cache._replace(seqlens=_read_seqlens(cache_seqlens, q, cache.capacity))
 
