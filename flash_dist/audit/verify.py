@@ -206,7 +206,7 @@ def check_archive(path: Path) -> CheckResult:
         members, problems = read_members(file)
     problems = (*problems, *find_foreign_kinds(members))
     if problems:
-        summary = "the archive holds more than its list says"
+        summary = "the archive is not what its list says"
         fix = "do not install it; download it again"
         return CheckResult("fail", summary, few_lines(problems, _SHOWN), fix, VERIFY_ARCHIVE)
     return CheckResult("ok", "every byte belongs to one of its regular files")

@@ -42,7 +42,7 @@ LIMITS: Final[dict[Work, Limit]] = {
 }
 _WORDS: Final[dict[Work, str]] = {
     "bytes": "bytes to unpack",
-    "members": "members",
+    "members": f"members (a library counts as {LIBRARY_COST})",
     "images": "images of GPU code",
     "symbols": "sections and symbols",
     "kernels": "kernels",
@@ -67,9 +67,15 @@ def _all_shared() -> dict[Work, int]:
 
 
 class Budget:
-    """What is left for one file and all that is inside it."""
+    """What is left for one file and all that is inside it.
 
-    def __init__(self, size: int) -> None:
+    Args:
+        size: Its bytes.
+        name: What the refusal calls it; "it" where nobody else would be meant.
+    """
+
+    def __init__(self, size: int, name: str = "") -> None:
+        self._name = name
         self._own: dict[Work, int] = {
             work: min(int(limit.per_byte * size), max(0, limit.most - limit.shared))
             for work, limit in LIMITS.items()
@@ -101,6 +107,7 @@ class Budget:
         return self._own[work] + self._shared[work]
 
     def _refuse(self, work: Work) -> str:
-        found = f"it holds more than {self._first[work]} {_WORDS[work]}, which is all that is"
+        which = f"cannot read `{self._name}`: it" if self._name else "it"
+        found = f"{which} holds more than {self._first[work]} {_WORDS[work]}, which is all that is"
         rest = "" if self._alone else " after what the files before it asked for"
         return f"{found} read of a file of {self._size} bytes{rest}"

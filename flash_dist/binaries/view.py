@@ -91,7 +91,7 @@ class _Handle:
         try:
             self._file = os.fdopen(os.dup(file.fileno()), "rb", buffering=0)
         except OSError as error:
-            message = f"it cannot be opened once more: {error.strerror}"
+            message = f"cannot open another file: {error.strerror}"
             raise AccessError(message, hint=MORE_FILES_HINT) from error
         self._lock = threading.Lock()
         self.size = os.fstat(self._file.fileno()).st_size

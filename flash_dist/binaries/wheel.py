@@ -127,7 +127,7 @@ def open_wheel(
             hint = DAMAGED_HINT if is_damaged else "name a wheel (.whl)"
             raise unreadable(name, f"it is no {kind} ({error})", hint=hint) from error
         with archive:
-            yield Wheel(name, archive, budget or Budget(size))
+            yield Wheel(name, archive, budget or Budget(size, name))
 
 
 def _count_records(path: str, file: IO[bytes], size: int) -> None:

@@ -111,7 +111,10 @@ def _find_list(file: IO[bytes]) -> tuple[int, int, int]:
     fields = _END.unpack(_read(file, last, _END.size)) if last >= 0 else (b"",) * 8
     magic, disk, first, here, count, length, start, comment = fields
     if magic != _END_MAGIC or comment:
-        message = "it does not end with the end of its list: a comment or other bytes follow"
+        message = (
+            "its list of members is not its end: "
+            "the file was cut short, or a comment or other bytes follow"
+        )
         raise _OddError(message)
     if disk or first or here != count or start + length != last:
         message = "other bytes lie before the archive or behind its list"

@@ -32,10 +32,11 @@ VERIFY_CHECKSUM: Final = Entry(
 
 VERIFY_ARCHIVE: Final = Entry(
     "verify-archive",
-    "The archive holds more than its list says",
-    "Bytes lie before, between or behind the members of the zip archive, or the header before a "
-    "member tells something else than the list at the end: two programs would see two archives. "
-    "Or a member is a link, a device, or has permissions that no build gives.",
+    "The archive is not what its list says",
+    "The download was cut short, so that the list at the end is not there; or bytes lie before, "
+    "between or behind the members of the zip archive, or the header before a member tells "
+    "something else than the list: two programs would see two archives. Or a member is a link, a "
+    "device, or has permissions that no build gives.",
     "Do not install it; download it again. Nothing that builds this package packs so.",
 )
 

@@ -70,7 +70,7 @@ def open_path(path: str) -> Iterator[Library | Unread]:
         FatbinError: The file cannot be read, or nothing in the archive can be.
     """
     with open_file(path) as file:
-        budget = Budget(os.fstat(file.fileno()).st_size)
+        budget = Budget(os.fstat(file.fileno()).st_size, path)
         if read_magic(file).startswith(_ZIP_MAGIC) or Path(path).suffix in ARCHIVES:
             yield from _open_zip(path, budget)
         else:
@@ -221,4 +221,6 @@ def _require_one(items: Iterable[Library | Unread]) -> Iterator[Library | Unread
 
 
 def _name_file(error: FatbinError, name: str, archive: str) -> FatbinError:
+    if isinstance(error, LimitError):  # it names the outermost file, whose limit it is
+        return error
     return unreadable(name, error.message, archive=archive, hint=error.hint, kind=type(error))

@@ -367,7 +367,7 @@ def test_an_interval_that_changes_in_place_is_packed_anew(
     interval = torch.tensor([[0, 5], [2, 8]], dtype=torch.int32, device=DEVICE).view(2, 1, 1, 2)
 
     def attend() -> Tensor:
-        out, _ = attention.attend_once(query[:, :, :1], key, key, interval, None)
+        out, _ = single.attend_once(query[:, :, :1], key, key, interval, None)
         return out
 
     want = attend()

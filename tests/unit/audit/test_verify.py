@@ -63,6 +63,14 @@ def test_a_whole_wheel_passes_and_is_the_one_released(tmp_path: Path) -> None:
     assert found
 
 
+def test_a_download_that_was_cut_short_is_called_so(tmp_path: Path) -> None:
+    wheel = write_whole_wheel(tmp_path)
+    wheel.write_bytes(wheel.read_bytes()[:-100])
+    archive = next(one for one in verify_wheel(wheel).results if one.name == "archive")
+    assert archive.summary == "the archive is not what its list says"
+    assert "the file was cut short" in archive.details[0]
+
+
 def test_without_a_manifest_nobody_says_that_it_was_released(tmp_path: Path) -> None:
     found = verify_wheel(write_whole_wheel(tmp_path))
     assert found

@@ -48,6 +48,9 @@ def test_a_limit_says_what_it_is_of_and_what_to_do() -> None:
     with pytest.raises(LimitError, match=said) as caught:
         budget.spend("kernels")
     assert caught.value.hint == "unpack it, and name the files that it holds"
+    budget = Budget(100, "some.whl")
+    with pytest.raises(LimitError, match=r"cannot read `some\.whl`: .* 50000 members \("):
+        budget.spend("members", 50001)
 
 
 def read(path: Path, level: str = "kernels") -> list[str]:
