@@ -1,7 +1,7 @@
 """Random attention problems held against float64, run three times, and once in poisoned memory.
 
     python -m tests.fuzz.attention [--seconds 300] [--cases 5000] [--seed 0] [--jobs 4]
-    python -m tests.fuzz.attention --bits-only --longest 5000 --jobs 4
+    python -m tests.fuzz.attention --bits-only --longest 5000 --jobs 4 [--bits FILE]
 
 Needs an installed flash_dist; `--device cpu` tries the program itself. A case has a random dtype,
 shape, head_dim, memory layout, mask (or documents packed one behind the other), workspace budget
@@ -14,30 +14,33 @@ that one alone.
 A case that has not ended after `--patience` seconds hangs: its process names it, says where its
 threads are and ends, and so does the program. `--bits-only` leaves float64 out, so that cases can
 be long and many: with other work beside it on the GPU, a test of kernels whose parts wait for each
-other.
+other. `--bits` writes a digest of each case's results to a file that does not exist, and holds them
+against one that does: of kernels that were built with delays (docs/debugging.md).
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import faulthandler
-import itertools
 import math
-import multiprocessing
-import os
 import random
 import sys
-import threading
-import time
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from tests import scores
+from tests.fuzz.shares import (
+    DTYPES,
+    Checked,
+    add_options,
+    built_dtypes,
+    digest_of,
+    run_program,
+    same_bits,
+)
 from tests.gpu.packed import attend_packed, pack
 from tests.gpu.running import attend, attend_scored, workspace
 from tests.masks import MASKS, Sizes, show
@@ -45,20 +48,17 @@ from tests.reference import Problem, find_faults, random_problem
 from tests.scores import score
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from tests.gpu.packed import Packed
     from tests.scores import Scored
 
 Tensor = torch.Tensor
-DTYPES: Final = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 DEFAULT_DEVICES: Final = (None, "meta", "cuda")
 BUDGETS: Final = (0, 1, 16, 1024)  # MiB
 LONGEST: Final = 900  # tokens
-PATIENCE: Final = 60.0  # seconds
 SMALLEST, LARGEST = 1e-3, 30.0  # standard deviations of the inputs
 RUNS: Final = 3  # with the same bits, after the one in poisoned memory
-HANGS: Final = 3  # exit status of a process whose case does
 _PACKED: Final = ("packed", "packed causal", "packed window")
 _FEATURES: Final = (
     *("softcap", "alibi", "alibi-batch", "sinks", "softcap alibi", "softcap sinks"),
@@ -111,7 +111,7 @@ class Case:
 
 
 def draw_case(
-    seed: int, number: int, dtypes: Sequence[str] = tuple(DTYPES), longest: int = LONGEST
+    number: int, *, seed: int = 0, dtypes: Sequence[str] = tuple(DTYPES), longest: int = LONGEST
 ) -> Case:
     """Return a case of at most `longest` tokens; the same for the same arguments."""
     chance = random.Random(f"{seed} {number}")  # noqa: S311 - no secret
@@ -197,8 +197,8 @@ LAYOUTS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
 }
 
 
-def run_case(case: Case, device: str, seed: int, *, bits_only: bool = False) -> list[str]:
-    """Return what is off in a case, of its bits alone or beside float64, too."""
+def run_case(case: Case, *, device: str, seed: int, bits_only: bool = False) -> Checked:
+    """Say what is off in a case, of its bits alone or beside float64, too."""
     there = None if device == "cpu" and case.default_device == "cuda" else case.default_device
     default = torch.device(there) if there else contextlib.nullcontext()
     with default, workspace(case.megabytes):
@@ -219,22 +219,16 @@ def run_case(case: Case, device: str, seed: int, *, bits_only: bool = False) -> 
             return attend(problem, poison=poison, **options)
 
         runs = [run(poison=True), *(run(poison=False) for _ in range(RUNS))]
-    faults = [] if bits_only else _find_faults(runs[0], problem, scored)
-    found = [f"{case}: {fault}" for fault in faults]
+    found = [] if bits_only else _find_faults(runs[0], problem, scored)
     for other in runs[1:]:
-        differing = [name for name, x in runs[0].items() if not _same_bits(x, other[name])]
+        differing = [name for name, x in runs[0].items() if not same_bits(x, other[name])]
         if differing:
-            found.append(f"{case}: other bits in another run: {', '.join(differing)}")
-    return found
+            found.append(f"other bits in another run: {', '.join(differing)}")
+    return Checked(found, digest_of(runs[0].values()))
 
 
 def _find_faults(result: dict[str, Tensor], problem: Problem, scored: Scored | None) -> list[str]:
     return scores.find_faults(result, scored) if scored else find_faults(result, problem)
-
-
-def _same_bits(a: Tensor, b: Tensor) -> bool:
-    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
-    return torch.equal(a.contiguous().view(bits), b.contiguous().view(bits))
 
 
 def _shape(case: Case, device: str, seed: int) -> dict[str, Any]:
@@ -285,112 +279,17 @@ def _finish(case: Case, problem: Problem, layout: Callable[[Tensor], Tensor]) ->
     return replace(problem, q=q, k=k, v=v, dout=dout, dlse=dlse, softmax_scale=case.softmax_scale)
 
 
-@dataclass(frozen=True)
-class Share:
-    """What one process does."""
-
-    numbers: Sequence[int]
-    seed: int
-    device: str
-    deadline: float  # of time.time()
-    dtypes: tuple[str, ...]
-    patience: float  # seconds for a case
-    longest: int  # tokens
-    bits_only: bool
-    threads: int  # of torch's on the CPU
-
-
-@contextlib.contextmanager
-def watched(case: Case, patience: float) -> Iterator[None]:
-    """Name a case that does not end, and end the process: nothing else gets it off a kernel."""
-
-    def give_up() -> None:
-        sys.stdout.write(f"{case}: no end after {patience:g} s\n")
-        sys.stdout.flush()
-        faulthandler.dump_traceback(sys.stdout)  # in which call, if not in a kernel
-        os._exit(HANGS)
-
-    watchdog = threading.Timer(patience, give_up)
-    watchdog.daemon = True
-    watchdog.start()
-    try:
-        yield
-    finally:
-        watchdog.cancel()
-
-
-def run_share(share: Share) -> tuple[int, list[str]]:
-    """Run cases until the time is over; return how many, and what is off."""
-    done, found = 0, []
-    torch.set_num_threads(share.threads)
-    for number in share.numbers:
-        if time.time() > share.deadline:
-            break
-        case = draw_case(share.seed, number, share.dtypes, share.longest)
-        try:
-            with watched(case, share.patience):
-                found += run_case(case, share.device, share.seed, bits_only=share.bits_only)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
-            found.append(f"{case}: {type(error).__name__}: {error}")
-        done += 1
-    return done, found
-
-
-def built_dtypes(device: str) -> tuple[str, ...]:
-    """Return the dtypes that the installed build has kernels for."""
-    if device == "cpu":
-        return tuple(DTYPES)
-    from flash_dist.kernels.library import variants  # noqa: PLC0415 - loads the kernels
-
-    there = {variant["dtype"] for variant in variants()}
-    return tuple(name for name in DTYPES if name in there)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description="random attention problems against float64")
-    parser.add_argument("--seconds", type=float, default=300.0, help="stop after (default 300)")
-    parser.add_argument("--cases", type=int, default=5_000, help="at most (default 5000)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=int, metavar="NUMBER", help="one case alone")
-    parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
+    add_options(parser, cases=5_000)
     parser.add_argument("--longest", type=int, default=LONGEST, help=f"tokens (default {LONGEST})")
     parser.add_argument("--bits-only", action="store_true", help="not held against float64")
-    parser.add_argument(
-        "--patience", type=float, default=PATIENCE, help=f"for a case, seconds ({PATIENCE:g})"
-    )
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     args = parser.parse_args(arguments)
     dtypes = built_dtypes(args.device)
-    deadline = time.time() + args.seconds
-    threads = max(torch.get_num_threads() // args.jobs, 1)
-    numbers = range(args.cases) if args.only is None else range(args.only, args.only + 1)
-    shares = [
-        Share(
-            numbers[first :: args.jobs],
-            args.seed,
-            args.device,
-            deadline,
-            dtypes,
-            args.patience,
-            args.longest,
-            args.bits_only,
-            threads,
-        )
-        for first in range(args.jobs)
-    ]
-    if args.jobs == 1:
-        results = [run_share(shares[0])]
-    else:
-        with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
-            try:
-                results = list(pool.map(run_share, shares))
-            except BrokenProcessPool:
-                return HANGS  # its process has named the case
-    found = list(itertools.chain.from_iterable(one for _, one in results))
-    done = sum(count for count, _ in results)
-    print(*found, f"{done} cases of seed {args.seed}, {len(found)} findings", sep="\n")  # noqa: T201 - a program
-    return int(bool(found) or not done)
+    draw = partial(draw_case, seed=args.seed, dtypes=dtypes, longest=args.longest)
+    check = partial(run_case, device=args.device, seed=args.seed, bits_only=args.bits_only)
+    return run_program(args, draw, check)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""The program that holds random problems against float64, tried on the CPU."""
+"""The programs that draw random problems, tried on the CPU, each with planted faults."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,34 @@ def attend_wrongly(scored, attend=attention.attend_scored, **options):
 attention.attend_scored = attend_wrongly
 sys.exit(attention.main(["--device", "cpu", "--cases", "60", "--longest", "80"]))
 """
+PLANTED_IN_A_CACHE = """
+import sys
+from flash_dist.kernels.budget import workspace_budget
+from tests.fuzz import decode
+
+def attend_wrongly(problem, tensors, attend=decode.attend):
+    result = attend(problem, tensors)
+    if {condition}:
+        result.{result}.view(-1)[-1:] += 1
+    return result
+
+decode.attend = attend_wrongly
+sys.exit(decode.main(["--device", "cpu", "--cases", "12", "--longest", "40"]))
+"""
+# A condition, the result that is then off by one in its last element, and what is said of it.
+CACHE_FAULTS = {
+    "alone": ("tensors.q.shape[0] < problem.batch", "out", " alone, 1536 MiB: other bits of out"),
+    "in pages": (
+        "(tensors.table is None) != (problem.page == 0)",
+        "lse",
+        "pages, 0 MiB: other bits of lse",
+    ),
+    "without workspace": (
+        "workspace_budget() == 0",
+        "values",
+        "again, 0 MiB: other bits of values",
+    ),
+}
 
 
 @pytest.fixture
@@ -76,3 +105,36 @@ def test_no_case_at_all_is_a_failure(copied: Path) -> None:
     done = run(copied, "-m", "tests.fuzz.attention", "--device", "cpu", "--seconds", "0")
     assert done.returncode == 1
     assert done.stdout == "0 cases of seed 0, 0 findings\n"
+
+
+def test_sequences_of_random_caches_have_the_same_bits_on_the_cpu(copied: Path) -> None:
+    arguments = ("--device", "cpu", "--cases", "12", "--longest", "40")
+    done = run(copied, "-m", "tests.fuzz.decode", *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == "12 cases of seed 0, 0 findings\n"
+
+
+@pytest.mark.parametrize(("condition", "result", "said"), CACHE_FAULTS.values(), ids=CACHE_FAULTS)
+def test_a_bit_that_follows_from_the_way_of_asking_is_found(
+    condition: str, result: str, said: str, copied: Path
+) -> None:
+    planted = PLANTED_IN_A_CACHE.format(condition=condition, result=result)
+    done = run(copied, "-c", planted)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert said in done.stdout
+
+
+def test_digests_are_held_against_those_of_an_earlier_run(copied: Path) -> None:
+    bits = copied / "bits.json"
+    command = ["-m", "tests.fuzz.attention", "--device", "cpu", "--cases", "3", "--bits", str(bits)]
+    assert run(copied, *command).stdout == "3 cases of seed 0, 0 findings\n"
+    known = json.loads(bits.read_text())
+    first = next(iter(known))
+    bits.write_text(json.dumps({**known, first: "of others"}))
+    done = run(copied, *command)
+    assert done.returncode == 1
+    assert done.stdout == (
+        f"3 cases are held against {bits}\n"
+        f"{first}: other bits than in {bits}\n"
+        "3 cases of seed 0, 1 findings\n"
+    )
