@@ -1,12 +1,15 @@
-"""Thousands of runs over twenty shapes: how many differ from the first in any bit.
+"""Thousands of runs over 24 shapes: how many differ from the first in any bit.
 
-    python benchmarks/determinism.py [--runs 500] [--only WORDS] [--bits FILE]
+    python benchmarks/determinism.py [--runs 500] [--scores 5] [--only WORDS] [--bits FILE]
 
 A run is a forward and a backward. All head_dims, masks, packed documents, float32; some fill every
-multiprocessor in one launch, some cut keys into stripes, some split query groups, some store no dS.
+multiprocessor in one launch, some cut keys into stripes, or queries as well, some split query
+groups, some store no dS. --scores N runs each shape with N random combinations of softcap, ALiBi
+(slopes of heads, or of heads of each sequence) and sinks instead, the same for the same --seed.
 --bits writes a digest of each shape's results to a file that does not exist, and holds them against
 one that does: of another machine, or of kernels that were built with delays (docs/debugging.md).
-Which way a backward went is then not looked up, which takes longer than a few runs.
+Which way a backward went is then not looked up, which takes longer than a few runs. --device cpu
+--shorter 64 tries the program itself.
 """
 
 from __future__ import annotations
@@ -15,10 +18,12 @@ import argparse
 import hashlib
 import json
 import os
+import random
 import sys
 import time
-from dataclasses import dataclass
-from itertools import accumulate
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate, product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,13 +34,19 @@ from flash_dist.kernels.library import last_variant, variants
 from flash_dist.masks import BlockMask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
 Tensor = torch.Tensor
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 BITS = {2: torch.int16, 4: torch.int32}
 DOCUMENTS = (700, 65, 1500, 3, 0, 900, 31, 897)
+SOFTCAP = 3.0  # small, so that scores reach it
+# Every combination of what happens to scores, but none at all.
+SCORES = tuple(
+    " ".join(filter(None, one))
+    for one in product(("", "softcap"), ("", "alibi", "alibi-batch"), ("", "sinks"))
+)[1:]
 
 
 @dataclass(frozen=True)
@@ -43,7 +54,7 @@ class Shape:
     """One problem and the workspace (MiB) that makes it take the path it is there for."""
 
     name: str
-    batch: int
+    batch: int  # 0: documents packed one behind the other
     seqlen: int
     num_heads: int
     num_heads_kv: int
@@ -52,10 +63,23 @@ class Shape:
     megabytes: int = 1024
     dtype: str = "bf16"
     head_dim_v: int = 0
+    scores: str = ""  # of SCORES
+    shorter: int = 1  # what lengths are divided by
 
     def __str__(self) -> str:
         head_dim = f"d{self.head_dim}" + (f"/{self.head_dim_v}" if self.head_dim_v else "")
-        return f"{self.name}, {self.dtype} {self.mask} {head_dim}, {self.megabytes} MB"
+        scores = f", {self.scores}" if self.scores else ""
+        return f"{self.name}, {self.dtype} {self.mask} {head_dim}, {self.megabytes} MB{scores}"
+
+    @property
+    def documents(self) -> tuple[int, ...]:
+        """Their lengths."""
+        return tuple(length // self.shorter for length in DOCUMENTS)
+
+    @property
+    def tokens(self) -> int:
+        """Of a sequence, or of all documents."""
+        return max(self.seqlen // self.shorter, 1) if self.batch else sum(self.documents)
 
 
 SHAPES = (
@@ -79,57 +103,92 @@ SHAPES = (
     Shape("packed documents", 0, sum(DOCUMENTS), 8, 2, 128, "causal"),
     Shape("packed documents", 0, sum(DOCUMENTS), 8, 2, 256),
     Shape("float32", 2, 777, 8, 2, 128, "causal", dtype="fp32"),
+    Shape("cells", 1, 16384, 4, 4, 256, megabytes=250),
+    Shape("cells", 1, 16384, 4, 4, 192, "causal", 150),
+    Shape("tiles of 64 queries", 1, 1024, 4, 4, 128, "causal"),
+    Shape("sequences of one tile", 70, 60, 8, 2, 64, "causal"),
 )
 
 
-def make_attention(shape: Shape) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Return the call of a shape as a function of q, k, v."""
-    if not shape.batch:
-        starts = torch.tensor([0, *accumulate(DOCUMENTS)], dtype=torch.int32, device="cuda")
-        longest = max(DOCUMENTS)
-        return lambda q, k, v: flash_attn_varlen_func(
-            q, k, v, starts, starts, longest, longest, causal=shape.mask == "causal"
+def make_attention(shape: Shape, scores: dict[str, object], device: str) -> Callable[..., Tensor]:
+    """Return the call of a shape as a function of q, k, v and, if it has any, sinks."""
+    if shape.batch:
+        function = partial(flash_attn_func, **make_mask(shape))
+    else:
+        starts = torch.tensor([0, *accumulate(shape.documents)], dtype=torch.int32, device=device)
+        longest = max(shape.documents)
+        function = partial(
+            flash_attn_varlen_func,
+            cu_seqlens_q=starts,
+            cu_seqlens_k=starts,
+            max_seqlen_q=longest,
+            max_seqlen_k=longest,
+            causal=shape.mask == "causal",
         )
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+        given = scores if sinks is None else {**scores, "learnable_sink": sinks}
+        return function(q, k, v, **given)
+
+    return attention
+
+
+def make_scores(shape: Shape, device: str) -> dict[str, object]:
+    """Return softcap and ALiBi's slopes as arguments."""
+    words = shape.scores.split()
+    scores: dict[str, object] = {"softcap": SOFTCAP} if "softcap" in words else {}
+    slopes = 2.0 ** -torch.arange(1.0, shape.num_heads + 1, device=device)
+    if "alibi" in words:
+        scores["alibi_slopes"] = slopes
+    elif "alibi-batch" in words:
+        sequences = shape.batch or len(shape.documents)
+        steps = torch.arange(1.0, sequences + 1, device=device)
+        scores["alibi_slopes"] = slopes / steps.unsqueeze(1)
+    return scores
+
+
+def make_mask(shape: Shape) -> dict[str, object]:
+    """Return the mask as arguments."""
     if shape.mask in {"full", "causal"}:
-        return lambda q, k, v: flash_attn_func(q, k, v, causal=shape.mask == "causal")
+        return {"causal": shape.mask == "causal"}
     if shape.mask == "window":
-        return lambda q, k, v: flash_attn_func(q, k, v, window_size=(200, 40))
-    mask = make_mask(shape)
-    return lambda q, k, v: flash_attn_func(q, k, v, mask=mask)
+        return {"window_size": (200 // shape.shorter, 40 // shape.shorter)}
+    return {"mask": make_object(shape)}
 
 
-def make_mask(shape: Shape) -> BlockMask:
+def make_object(shape: Shape) -> BlockMask:
     """Return a mask object."""
+    seqlen = shape.tokens
     generator = torch.Generator().manual_seed(0)
-    index = torch.arange(shape.seqlen)
-    lengths = torch.arange(1, shape.batch + 1) * shape.seqlen // (shape.batch + 1)
+    index = torch.arange(seqlen)
+    lengths = torch.arange(1, shape.batch + 1) * seqlen // (shape.batch + 1)
     if shape.mask == "blocks":
-        return BlockMask.block_causal(index * 16 // shape.seqlen)
+        return BlockMask.block_causal(index * 16 // seqlen)
     if shape.mask == "documents":
-        return BlockMask.documents(index * 5 // shape.seqlen) & BlockMask.causal()
+        return BlockMask.documents(index * 5 // seqlen) & BlockMask.causal()
     if shape.mask == "prefix":
         return BlockMask.prefix(lengths)
     if shape.mask == "padding":
         return BlockMask.padding(lengths, side="left") & BlockMask.causal()
     if shape.mask == "intervals":
-        bounds = torch.randint(0, shape.seqlen + 1, (2, shape.seqlen), generator=generator)
+        bounds = torch.randint(0, seqlen + 1, (2, seqlen), generator=generator)
         return BlockMask.from_intervals(*bounds.sort(0).values)
     tiles = torch.rand(1, shape.num_heads, 32, 32, generator=generator) < 0.6  # noqa: PLR2004
-    size = -(-shape.seqlen // 32)
+    size = -(-seqlen // 32)
     shown = tiles.repeat_interleave(size, -2).repeat_interleave(size, -1)
-    bits = torch.rand(shape.seqlen, shape.seqlen, generator=generator) < 0.9  # noqa: PLR2004
-    return BlockMask.from_dense(shown[..., : shape.seqlen, : shape.seqlen] & bits)
+    bits = torch.rand(seqlen, seqlen, generator=generator) < 0.9  # noqa: PLR2004
+    return BlockMask.from_dense(shown[..., :seqlen, :seqlen] & bits)
 
 
-def draw(shape: Shape) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def draw(shape: Shape, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return q, k, v, dout."""
-    generator = torch.Generator("cuda").manual_seed(0)
+    generator = torch.Generator(device).manual_seed(0)
     head_dim_v = shape.head_dim_v or shape.head_dim
     batch = (shape.batch,) if shape.batch else ()
 
     def normal(heads: int, head_dim: int) -> Tensor:
-        size = (*batch, shape.seqlen, heads, head_dim)
-        return torch.randn(size, device="cuda", generator=generator).to(DTYPES[shape.dtype])
+        size = (*batch, shape.tokens, heads, head_dim)
+        return torch.randn(size, device=device, generator=generator).to(DTYPES[shape.dtype])
 
     return (
         normal(shape.num_heads, shape.head_dim),
@@ -173,29 +232,36 @@ class Count:
     kernels: frozenset[str]  # symbols
 
 
-def count_differing(shape: Shape, runs: int, *, with_path: bool = True) -> Count:
+def count_differing(
+    shape: Shape, runs: int, *, device: str = "cuda", with_path: bool = True
+) -> Count:
     """Run a shape again and again."""
     os.environ["FLASH_DIST_WORKSPACE_MB"] = str(shape.megabytes)
-    q, k, v, dout = draw(shape)
-    inputs = tuple(x.requires_grad_() for x in (q, k, v))
-    attention = make_attention(shape)
+    q, k, v, dout = draw(shape, device)
+    leaves = [q, k, v]
+    if "sinks" in shape.scores:
+        leaves.append(torch.linspace(-2.0, 2.0, shape.num_heads, device=device))
+    inputs = tuple(x.requires_grad_() for x in leaves)
+    attention = make_attention(shape, make_scores(shape, device), device)
 
     def run() -> tuple[Tensor, ...]:
         out = attention(*inputs)
         return (out.detach(), *torch.autograd.grad(out, inputs, dout))
 
-    first, bits = run(), BITS[q.element_size()]
+    first = run()
     kernels = frozenset(loaded["symbol"] for loaded in last_variant().values())
-    differing = torch.zeros(2, dtype=torch.int64, device="cuda")
+    differing = torch.zeros(2, dtype=torch.int64, device=device)
     for _ in range(runs):
-        results = run()
-        count = torch.stack(
-            [(a.view(bits) != b.view(bits)).sum() for a, b in zip(first, results, strict=True)]
-        ).sum()
+        count = torch.stack([_differing(a, b) for a, b in zip(first, run(), strict=True)]).sum()
         differing += torch.stack(((count > 0).long(), count))
     runs_differing, elements = differing.tolist()
     path = describe_path(run) if with_path else ""
     return Count(runs_differing, elements, digest(first), path, kernels)
+
+
+def _differing(a: Tensor, b: Tensor) -> Tensor:
+    bits = BITS[a.element_size()]
+    return (a.view(bits) != b.view(bits)).sum()
 
 
 def digest(tensors: tuple[Tensor, ...]) -> str:
@@ -217,22 +283,50 @@ def compare_digests(path: Path, found: dict[str, str]) -> int:
     return len(others)
 
 
-def main() -> int:
-    """Print one line per shape, and the sum."""
+def draw_scores(shapes: Sequence[Shape], count: int, seed: int) -> Iterator[Shape]:
+    """Yield each shape with so many different combinations of what happens to scores."""
+    chance = random.Random(seed)  # noqa: S311 - no secret
+    for shape in shapes:
+        for scores in chance.sample(SCORES, count):
+            yield replace(shape, scores=scores)
+
+
+def parse_options() -> argparse.Namespace:
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--runs", type=int, default=500, help="of each shape")
     parser.add_argument("--only", default="", metavar="WORDS", help="shapes that have all of them")
     parser.add_argument("--bits", type=Path, metavar="FILE", help="digests to write or to compare")
-    options = parser.parse_args()
+    parser.add_argument(
+        "--scores",
+        type=int,
+        default=0,
+        metavar="N",
+        choices=range(1, len(SCORES) + 1),
+        help=f"each shape with N random combinations of softcap, ALiBi, sinks; 1 to {len(SCORES)}",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of --scores")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--shorter", type=int, default=1, metavar="N", help="divides all lengths")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Print one line per shape, and the sum."""
+    options = parse_options()
+    shapes: Sequence[Shape] = [replace(shape, shorter=options.shorter) for shape in SHAPES]
+    if options.scores:
+        shapes = list(draw_scores(shapes, options.scores, options.seed))
     words = options.only.split()
-    shapes = [shape for shape in SHAPES if all(word in str(shape) for word in words)]
+    shapes = [shape for shape in shapes if all(word in str(shape) for word in words)]
     begin, failed = time.monotonic(), 0
     ran: set[str] = set()
     found: dict[str, str] = {}
+    with_path = options.bits is None and options.device == "cuda"
     for shape in shapes:
-        count = count_differing(shape, options.runs, with_path=options.bits is None)
+        count = count_differing(shape, options.runs, device=options.device, with_path=with_path)
         failed += count.runs
         ran |= count.kernels
         found[str(shape)] = count.digest
@@ -243,11 +337,17 @@ def main() -> int:
         )
     seconds = time.monotonic() - begin
     print(f"{options.runs * len(shapes)} runs, {failed} differ; {seconds:.0f} s")
+    if options.device == "cuda":
+        name_unseen(ran)
+    failed += compare_digests(options.bits, found) if options.bits else 0
+    return 1 if failed else 0
+
+
+def name_unseen(ran: set[str]) -> None:
+    """Print the kernels for Hopper alone that no shape took."""
     unseen = sorted({kernel["symbol"] for kernel in variants()} - ran)
     print(f"{len(ran)} kernels ran; not those for Hopper alone:")
     print(*(f"  {symbol}" for symbol in unseen if "_sm90_" in symbol), sep="\n")
-    failed += compare_digests(options.bits, found) if options.bits else 0
-    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     compute-sanitizer --tool racecheck python tests/gpu/small_cases.py WHAT [1/4] [--dtype bf16]
 
-WHAT is all, kernels, masks, caches or boundaries; the second argument runs one of several parts.
-FLASH_DIST_SMEM_LIMIT chooses the shared-memory plan. Prints each kernel when it has run, and at the
-end those of the build that did not. Inputs are drawn on the CPU and copied, so that under
+WHAT is all, kernels, masks, cells, caches or boundaries; the second argument runs one of several
+parts. FLASH_DIST_SMEM_LIMIT chooses the shared-memory plan. Prints each kernel when it has run, and
+at the end those of the build that did not. Inputs are drawn on the CPU and copied, so that under
 `--kernel-name` initcheck knows all that our kernels may read as written.
 """
 
@@ -25,10 +25,12 @@ if __name__ == "__main__":  # a program is found by its path, tests by the folde
 
 from flash_dist.kernels.library import last_variant, variants
 from tests.gpu.boundaries import CHAOS, LIES, SPARSE
+from tests.gpu.cells import LONG
 from tests.gpu.packed import attend_packed, pack
 from tests.gpu.running import attend
 from tests.kvcache import Problem as KvProblem
 from tests.masks import MASKS, masked_problem
+from tests.reference import random_problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,10 +41,12 @@ DTYPES: Final = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.fl
 IEEE32: Final = "ieee32"  # float32 whose products are FFMA
 BUDGETS: Final = (0, 64)  # MiB: dQ computed again, and from a stored dS
 SMALL: Final[dict[str, Any]] = {"seqlen_q": 130, "seqlen_k": 150, "num_heads": 2, "num_heads_kv": 1}
+SHORT: Final[dict[str, Any]] = {**SMALL, "seqlen_q": 60, "seqlen_k": 64}  # one tile
+MANY: Final[dict[str, Any]] = {**SMALL, "batch": 140}  # fill any GPU with the largest tiles
 LENGTHS: Final = (65, 0, 30)  # of documents
 SCORES: Final = {"alibi_slopes": torch.tensor([0.5, 0.1]), "learnable_sink": torch.tensor([1.0, 0])}
 KINDS: Final = ("full", "intervals", "dense-per-head")  # a band, rows and tiles
-WHAT: Final = ("all", "kernels", "masks", "caches", "boundaries")
+WHAT: Final = ("all", "kernels", "masks", "cells", "caches", "boundaries")
 
 Size = tuple[str, int, int]  # dtype, head_dim, head_dim_v
 
@@ -78,7 +82,10 @@ def precision_of(dtype: str) -> str:
 
 
 def run_kernels(ran: Ran, sizes_of_part: Sequence[Size]) -> None:
-    """Run forward and backward of every compiled size, with and without workspace, and packed."""
+    """Run forward and backward of every compiled size, with and without workspace, and packed.
+
+    Also sequences of one tile, and so many that large tiles fill the GPU.
+    """
     for dtype, head_dim, head_dim_v in sizes_of_part:
         sizes: dict[str, Any] = {
             "head_dim": head_dim,
@@ -106,6 +113,10 @@ def run_kernels(ran: Ran, sizes_of_part: Sequence[Size]) -> None:
             documents = replace(documents, problem=problem)
             attend_packed(documents, poison=False, float32_precision=precision)
             ran.look()
+        for shape in (SHORT, MANY):
+            problem = copy_to_gpu(masked_problem("full", device="cpu", **shape, **sizes))
+            attend(problem, poison=False, float32_precision=precision)
+            ran.look()
 
 
 def run_masks(ran: Ran, sizes: Sequence[Size], part: slice) -> None:
@@ -117,6 +128,25 @@ def run_masks(ran: Ran, sizes: Sequence[Size], part: slice) -> None:
             shape = {**SMALL, "head_dim": head_dim, "dtype": torch_dtype(dtype)}
             problem = masked_problem(name, batch=2, device="cpu", **shape)
             attend(copy_to_gpu(problem), poison=False)
+            ran.look()
+
+
+def run_cells(ran: Ran, sizes: Sequence[Size]) -> None:
+    """Run long sequences whose keys and queries are both cut."""
+    for dtype, head_dim, head_dim_v in sizes:
+        for long in LONG:
+            os.environ["FLASH_DIST_WORKSPACE_MB"] = str(long.megabytes)
+            problem = random_problem(
+                seqlen_q=long.seqlen_q,
+                seqlen_k=long.seqlen_k,
+                num_heads=long.num_heads,
+                head_dim=head_dim,
+                head_dim_v=head_dim_v,
+                dtype=torch_dtype(dtype),
+                device="cpu",
+            )
+            problem = copy_to_gpu(replace(problem, options={"causal": long.causal}))
+            attend(problem, poison=False, float32_precision=precision_of(dtype))
             ran.look()
 
 
@@ -189,6 +219,8 @@ def main() -> None:
         run_kernels(ran, sizes[part])
     if options.what in {"all", "masks"}:
         run_masks(ran, sizes, part)
+    if options.what in {"all", "cells"}:
+        run_cells(ran, [size for size in sizes[part] if size[0] in DTYPES])
     if options.what in {"all", "caches"}:
         run_caches(ran)
     if options.what in {"all", "boundaries"}:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.gpu import cells
 from tests.unit.made.planner import plan_backward
 
 if TYPE_CHECKING:
@@ -456,6 +457,32 @@ def test_nothing_is_computed_again_at_any_length(
         made = plan(**shape, **gpu, head_dim=head_dim, budget=1536 << 20)
         assert made["spill"]
         assert budgeted(made) <= 1536 << 20
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "cluster", "key_tile"),
+    [(96, 1, 128), (160, 1, 64), (192, 2, 128), (224, 1, 64), (256, 2, 128)],
+)
+def test_sequences_for_sanitizers_are_cut_into_cells(
+    head_dim: int, cluster: int, key_tile: int
+) -> None:
+    gpu = {"sm_count": 132, "blocks_per_sm": 1, "key_tile": key_tile, "cluster": cluster}
+    made = [
+        plan(
+            batch=1,
+            seqlen_q=one.seqlen_q,
+            seqlen_k=one.seqlen_k,
+            num_heads_kv=one.num_heads,
+            group=1,
+            mask=CAUSAL if one.causal else FULL,
+            **gpu,
+            dq_blocks_per_sm=1,
+            head_dim=head_dim,
+            budget=one.megabytes << 20,
+        )
+        for one in cells.LONG
+    ]
+    assert any(map(are_cells, made))
 
 
 def test_cells_hold_whole_query_heads_where_they_can_and_else_a_part_of_one() -> None:
