@@ -293,7 +293,8 @@ def _go_where_tests_lie(session: nox.Session, name: str) -> None:
 def peer_tests(session: nox.Session) -> None:
     """Run flash-attention 2's own tests through flash_dist.compat on a GPU: `-- CHECKOUT WHEEL`.
 
-    CHECKOUT is a clone of flash-attention at v2.8.3; other arguments go to tests/peers.
+    CHECKOUT is a clone of flash-attention at v2.8.3; other arguments go to tests/peers, such as
+    `--suite 3` for version 3's tests of caches.
     """
     if len(session.posargs) < 2:  # noqa: PLR2004
         session.error("which? `nox -s peer_tests -- CHECKOUT WHEEL`")

@@ -1,12 +1,14 @@
-"""Run flash-attention 2's own tests through flash_dist.compat, with their imports alone changed.
+"""Run flash-attention's own tests through flash_dist.compat, with their imports alone changed.
 
     python tests/peers/flash_attention.py CHECKOUT [--served 490] [--others 40] [PYTEST ...]
+    python tests/peers/flash_attention.py CHECKOUT --suite 3 --served 400
     python tests/peers/flash_attention.py CHECKOUT --device cpu --longest 256 --served 60
 
 needs flash_dist installed, pytest and einops, and a GPU unless the device is another. The file has
 some 400,000 cases: of each of its tests a seeded sample is run, of cases that ask for what is
-served, which must pass, and of others, which should be refused in our words and are counted. Run as
-a file, so that Python does not find the sources of flash_dist beside the installed package.
+served, which must pass, and of others, which should be refused in our words and are counted. Suite
+3 are flash-attention 3's tests of caches, with attention_chunk left at 0 as well. Run as a file, so
+that Python does not find the sources of flash_dist beside the installed package.
 """
 
 from __future__ import annotations
@@ -15,10 +17,13 @@ import argparse
 import ast
 import os
 import random
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections import Counter
+from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import islice, product
 from math import prod
@@ -28,39 +33,89 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     Case = tuple[Any, ...]
 
-PEER: Final = "flash_attn"
-COMPAT: Final = "flash_dist.compat.flash_attn"
-TRUTHS: Final = {"apply_rotary_emb": "rotary"}  # what only tests need, and the module here with it
 DROPPED: Final = "names that are not served, not imported:"
 SERVED, OTHER = "served", "other"
 REFUSALS: Final = (ValueError, TypeError)
 
-# What a case must ask for to be served; an argument that is not here may be anything.
-NEUTRAL: Final[dict[str, Callable[[Any], bool]]] = {
-    "d": lambda value: value % 8 == 0,
-    "dropout_p": lambda value: value == 0,
-}
 LENGTHS: Final = ("seqlen", "seqlen_q", "seqlen_k")
 LONG: Final = {"test_flash_attn_race_condition": 20}  # runs 250 times: fewer cases of it
 
 
-def rewrite_imports(text: str, has: Callable[[str, str], bool]) -> tuple[str, list[str]]:
+@dataclass(frozen=True)
+class Suite:
+    """A file of tests and what stands for what it imports."""
+
+    file: str  # in a checkout
+    modules: Mapping[str, str]  # the module here of each that is imported, with all below it
+    truths: Mapping[str, str]  # what only tests need, and the module here with it
+    # What a case must ask for to be served; an argument that is not here may be anything.
+    neutral: Mapping[str, Callable[[Any], bool]]
+    apart: tuple[tuple[str, str], ...] = ()  # arguments of which only one may be truthy
+    beside: tuple[str, ...] = ()  # files that it imports, of its folder
+    changes: Mapping[str, str] = field(default_factory=dict)  # patterns, and what to put there
+    options: tuple[str, ...] = ()  # of pytest
+
+    def is_neutral(self, named: Mapping[str, Any]) -> bool:
+        """Whether a case asks for nothing that is not served."""
+        asked = (check(named[name]) for name, check in self.neutral.items() if name in named)
+        return all(asked) and not any(named.get(a) and named.get(b) for a, b in self.apart)
+
+
+SUITES: Final = {
+    "2": Suite(
+        file="tests/test_flash_attn.py",
+        modules={"flash_attn": "flash_dist.compat.flash_attn"},
+        truths={"apply_rotary_emb": "rotary"},
+        neutral={
+            "d": lambda value: value % 8 == 0,
+            "dropout_p": lambda value: value == 0,
+        },
+    ),
+    "3": Suite(
+        file="hopper/test_flash_attn.py",
+        modules={
+            "flash_attn": "flash_dist.compat.flash_attn",
+            "flash_attn_interface": "flash_attention_3",
+        },
+        truths={"apply_rotary_emb": "rotary"},
+        neutral={
+            "dtype": lambda value: value.itemsize > 1,
+            "page_size": lambda value: value is None or value % 16 == 0,
+            "has_rotary_seqlens": lambda value: not value,
+            "varlen_q": lambda value: not value,
+        },
+        apart=(("page_size", "has_leftpad"), ("page_size", "has_batch_idx")),
+        beside=("test_util.py", "padding.py"),
+        changes={r"(?m)^( *attention_chunk_vals = ).*$": r"\1[0]"},
+        options=("-k", "test_flash_attn_kvcache"),
+    ),
+}
+
+
+def rewrite_imports(
+    text: str, has: Callable[[str, str], bool], suite: Suite = SUITES["2"]
+) -> tuple[str, list[str]]:
     """Let a file import from compat what that has; return the file and the names it has not."""
     lines, dropped = text.splitlines(), []
-    for node in reversed(ast.parse(text).body):
-        if not isinstance(node, ast.ImportFrom) or (node.module or "").split(".")[0] != PEER:
+    imports = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ImportFrom)]
+    for node in sorted(imports, key=lambda node: node.lineno, reverse=True):
+        package, _, rest = (node.module or "").partition(".")
+        if package not in suite.modules:
             continue
-        module = COMPAT + (node.module or "").removeprefix(PEER)
+        module = ".".join(filter(None, (suite.modules[package], rest)))
         names = [one.name for one in node.names if has(module, one.name)]
         others = [one.name for one in node.names if one.name not in names]
-        dropped += [name for name in others if name not in TRUTHS]
+        dropped += [name for name in others if name not in suite.truths]
         new = [f"from {module} import {', '.join(names)}"] if names else []
-        new += [f"from {TRUTHS[name]} import {name}" for name in others if name in TRUTHS]
-        lines[node.lineno - 1 : node.end_lineno] = new
+        truths = [name for name in others if name in suite.truths]
+        new += [f"from {suite.truths[name]} import {name}" for name in truths]
+        indent = " " * node.col_offset
+        new = new or ["pass"] if indent else new  # a block is not empty
+        lines[node.lineno - 1 : node.end_lineno] = [indent + line for line in new]
     return "\n".join([*lines, ""]), sorted(dropped)
 
 
@@ -108,10 +163,9 @@ class Drawn:
         pairs = zip(picked, self._wide, strict=True)
         return tuple(value for one, wide in pairs for value in (one if wide else (one,)))
 
-    def is_neutral(self, case: Case) -> bool:
+    def is_neutral(self, case: Case, suite: Suite = SUITES["2"]) -> bool:
         """Whether a case asks for nothing that is not served."""
-        named = zip(self.names, case, strict=True)
-        return all(NEUTRAL[name](value) for name, value in named if name in NEUTRAL)
+        return suite.is_neutral(dict(zip(self.names, case, strict=True)))
 
     def is_short(self, case: Case, longest: int) -> bool:
         """Whether none of its sequences has more tokens."""
@@ -127,6 +181,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """What the command line hands on."""
     parser.addoption("--served", type=int, required=True, help="cases of each test")
     parser.addoption("--others", type=int, required=True, help="cases of each test")
+    parser.addoption("--suite", choices=SUITES, required=True)
     parser.addoption("--seed", required=True)
     parser.addoption("--dropped", default="", help="names that are not imported")
     parser.addoption("--longest", type=int, required=True, help="tokens")
@@ -142,7 +197,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
     def draw(count: int, *, served: bool) -> list[Case]:
         def is_wanted(case: Case) -> bool:
-            neutral = not absent and drawn.is_neutral(case)
+            neutral = not absent and drawn.is_neutral(case, SUITES[option("--suite")])
             return neutral == served and drawn.is_short(case, option("--longest"))
 
         return drawn.draw(count, wanted=is_wanted)
@@ -204,27 +259,33 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("checkout", type=Path, help="of flash-attention 2, such as v2.8.3")
+    parser.add_argument("checkout", type=Path, help="of flash-attention, such as v2.8.3")
     parser.add_argument(
         "--served", type=int, default=490, help="cases of each test that are served"
     )
     parser.add_argument("--others", type=int, default=40, help="cases of each test that are not")
+    parser.add_argument("--suite", default="2", choices=SUITES, help="version 2's tests, or 3's")
     parser.add_argument("--seed", default="0")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--longest", type=int, default=sys.maxsize, help="tokens of a sequence")
     args, options = parser.parse_known_args(argv)
-    text = (args.checkout / "tests" / "test_flash_attn.py").read_text(encoding="utf-8")
-    changed, dropped = rewrite_imports(text, has_name)
+    suite = SUITES[args.suite]
+    source = args.checkout / suite.file
+    changed, dropped = rewrite_imports(source.read_text(encoding="utf-8"), has_name, suite)
     changed = move_to_cpu(changed) if args.device == "cpu" else changed
+    for pattern, put in suite.changes.items():
+        changed = re.sub(pattern, put, changed)
     print(DROPPED, ", ".join(dropped) or "none")  # noqa: T201
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "test_flash_attn.py")
         path.write_text(changed, encoding="utf-8")
+        for name in suite.beside:
+            shutil.copy(source.with_name(name), folder)
         Path(folder, "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
         here = Path(__file__).resolve()
         plugin = ["-p", here.stem, f"--seed={args.seed}", f"--dropped={','.join(dropped)}"]
-        plugin += [f"--served={args.served}", f"--others={args.others}"]
-        plugin += [f"--longest={args.longest}"]
+        plugin += [f"--served={args.served}", f"--others={args.others}", f"--suite={args.suite}"]
+        plugin += [f"--longest={args.longest}", *suite.options]
         command = [sys.executable, "-m", "pytest", "-q", "--tb=short", *plugin, *options, str(path)]
         found = [str(here.parent), os.environ.get("PYTHONPATH", "")]
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, found))}

@@ -54,6 +54,35 @@ def test_cached(d):
 def test_long(seqlen_q, seqlen_k):
     assert seqlen_k == 64
 """
+# The same for version 3: pages of 32 are served wrongly.
+PACKAGE_3 = """\
+def flash_attn_with_kvcache(q, k, v, new_k, new_v, block_table=None, cache_leftpad=None, **others):
+    if others or (block_table and cache_leftpad):
+        raise TypeError(f"{sorted(others)} must be left out")
+    return 0 if block_table == 32 else block_table
+"""
+TESTS_3 = """\
+import pytest
+try:
+    from flash_attn.layers.rotary import apply_rotary_emb
+except ImportError:
+    apply_rotary_emb = None
+from flash_attn_interface import flash_attn_func, flash_attn_with_kvcache, get_scheduler_metadata
+from test_util import expect
+
+def test_flash_attn_output():
+    flash_attn_func()
+
+@pytest.mark.parametrize("page_size", [None, 4, 16, 32])
+@pytest.mark.parametrize("has_leftpad,varlen_q", [(False, False), (True, False), (False, True)])
+def test_flash_attn_kvcache(page_size, has_leftpad, varlen_q):
+    attention_chunk_vals = [7, 0]
+    assert (attention_chunk_vals, apply_rotary_emb.__module__) == ([0], "rotary")
+    assert get_scheduler_metadata(1, causal=True) is None
+    given = {"qv": None, "cu_seqlens_q": [0] if varlen_q else None, "page_table": page_size}
+    got = flash_attn_with_kvcache(1, 2, 3, cache_leftpad=has_leftpad or None, **given)
+    assert got == expect(page_size)
+"""
 
 
 def test_imports_alone_are_changed_and_names_that_are_not_there_left_out() -> None:
@@ -68,6 +97,12 @@ def test_imports_alone_are_changed_and_names_that_are_not_there_left_out() -> No
         "\n"
         "def test(): flash_attn_func()  # of flash_attn\n"
     )
+
+
+def test_an_import_within_a_block_leaves_no_block_empty() -> None:
+    text = "try:\n    from flash_attn import a\nexcept ImportError:\n    a = None\n"
+    changed, _ = rewrite_imports(text, lambda _module, _name: False)
+    assert changed == "try:\n    pass\nexcept ImportError:\n    a = None\n"
 
 
 def test_a_file_for_a_gpu_is_moved_to_the_cpu() -> None:
@@ -110,25 +145,43 @@ def test_a_case_is_as_long_as_its_longest_sequence() -> None:
     assert drawn.draw(9, wanted=lambda case: drawn.is_short(case, 64)) == [(1, 64, 99)]
 
 
-def test_refusals_of_what_is_not_served_are_counted_and_a_wrong_value_fails(tmp_path: Path) -> None:
-    """By a package of the name that serves one function, wrongly for d 16."""
-    package = tmp_path / "site" / "flash_dist" / "compat"
-    package.mkdir(parents=True)
-    (package / "flash_attn.py").write_text(PACKAGE)
-    (tmp_path / "tests").mkdir()
-    (tmp_path / "tests" / "test_flash_attn.py").write_text(TESTS)
-    environ = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-    command = [sys.executable, str(ROOT / flash_attention.__file__), str(tmp_path)]
-    done = subprocess.run(
-        [*command, "--longest=64", "-p", "no:cacheprovider"],
+def run_tests(folder: Path, package: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run the tests in a folder against a package of the name, as the program's user does."""
+    site = folder / "site" / "flash_dist" / "compat"
+    site.mkdir(parents=True)
+    (site / "flash_attn.py").write_text(package)
+    environ = {**os.environ, "PYTHONPATH": str(folder / "site")}
+    command = [sys.executable, str(ROOT / flash_attention.__file__), str(folder), *options]
+    return subprocess.run(
+        [*command, "-p", "no:cacheprovider"],
         capture_output=True,
         text=True,
         check=False,
         env=environ,
     )
+
+
+def test_refusals_of_what_is_not_served_are_counted_and_a_wrong_value_fails(tmp_path: Path) -> None:
+    """By a package of the name that serves one function, wrongly for d 16."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_flash_attn.py").write_text(TESTS)
+    done = run_tests(tmp_path, PACKAGE, "--longest=64")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "not imported: cached" in done.stdout
     assert "served  test_attend: 1 failed, 2 passed" in done.stdout
     assert "served  test_long: 1 passed" in done.stdout
     assert "other   test_attend: 1 passed, 4 refused" in done.stdout  # d 59, which this one serves
     assert "other   all 7: 1 passed, 6 refused" in done.stdout
+
+
+def test_caches_of_version_3_are_asked_for_by_our_names(tmp_path: Path) -> None:
+    """By a package of the name that serves a cache in pages, wrongly in those of 32."""
+    (tmp_path / "hopper").mkdir()
+    (tmp_path / "hopper" / "test_flash_attn.py").write_text(TESTS_3)
+    (tmp_path / "hopper" / "test_util.py").write_text("def expect(page):\n    return page\n")
+    (tmp_path / "hopper" / "padding.py").write_text("")
+    done = run_tests(tmp_path, PACKAGE_3, "--suite=3")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "not imported: flash_attn_func" in done.stdout
+    assert "served  all 4: 1 failed, 3 passed" in done.stdout
+    assert "other   all 8: 1 passed, 7 refused" in done.stdout
