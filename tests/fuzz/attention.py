@@ -36,7 +36,7 @@ from tests.fuzz.shares import (
     DTYPES,
     Checked,
     add_options,
-    built_dtypes,
+    choose_dtypes,
     digest_of,
     run_program,
     same_bits,
@@ -286,7 +286,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--longest", type=int, default=LONGEST, help=f"tokens (default {LONGEST})")
     parser.add_argument("--bits-only", action="store_true", help="not held against float64")
     args = parser.parse_args(arguments)
-    dtypes = built_dtypes(args.device)
+    dtypes = choose_dtypes(args)
     draw = partial(draw_case, seed=args.seed, dtypes=dtypes, longest=args.longest)
     check = partial(run_case, device=args.device, seed=args.seed, bits_only=args.bits_only)
     return run_program(args, draw, check)

@@ -30,7 +30,7 @@ from tests.fuzz.shares import (
     DTYPES,
     Checked,
     add_options,
-    built_dtypes,
+    choose_dtypes,
     digest_of,
     run_program,
     same_bits,
@@ -289,7 +289,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_options(parser, cases=CASES)
     parser.add_argument("--longest", type=int, default=LONGEST, help=f"keys (default {LONGEST})")
     args = parser.parse_args(arguments)
-    dtypes = [name for name in built_dtypes(args.device, "decode") if name != "fp32"]
+    dtypes = [name for name in choose_dtypes(args, "decode") if name != "fp32"]
     draw = partial(draw_case, seed=args.seed, dtypes=dtypes, longest=args.longest)
     return run_program(args, draw, partial(check_case, device=args.device))
 

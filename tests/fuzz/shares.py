@@ -71,6 +71,7 @@ def add_options(parser: argparse.ArgumentParser, *, cases: int) -> None:
         "--patience", type=float, default=PATIENCE, help=f"for a case, seconds ({PATIENCE:g})"
     )
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--dtype", action="append", choices=tuple(DTYPES), help="not all")
     parser.add_argument("--bits", type=Path, metavar="FILE", help="digests to write or to compare")
 
 
@@ -169,14 +170,15 @@ def _compare_digests(path: Path, digests: dict[str, str]) -> list[str]:
     return [f"{name}: other bits than in {path}" for name in both if digests[name] != known[name]]
 
 
-def built_dtypes(device: str, role: str = "fwd") -> tuple[str, ...]:
-    """Return the dtypes that the installed build has kernels of a role for."""
-    if device == "cpu":
-        return tuple(DTYPES)
+def choose_dtypes(args: argparse.Namespace, role: str = "fwd") -> tuple[str, ...]:
+    """Return those dtypes of the options that the installed build has kernels of a role for."""
+    asked = args.dtype or tuple(DTYPES)
+    if args.device == "cpu":
+        return tuple(name for name in DTYPES if name in asked)
     from flash_dist.kernels.library import variants  # noqa: PLC0415 - loads the kernels
 
     there = {variant["dtype"] for variant in variants() if variant["role"] == role}
-    return tuple(name for name in DTYPES if name in there)
+    return tuple(name for name in DTYPES if name in there and name in asked)
 
 
 def _print(*lines: str) -> None:
