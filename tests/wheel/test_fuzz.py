@@ -47,6 +47,14 @@ def attend_wrongly(problem, tensors, attend=decode.attend):
 decode.attend = attend_wrongly
 sys.exit(decode.main(["--device", "cpu", "--cases", "12", "--longest", "40"]))
 """
+PLANTED_HANG = """
+import sys, time
+from tests.fuzz import attention
+
+for name in ("attend", "attend_packed", "attend_scored"):
+    setattr(attention, name, lambda *_, **__: time.sleep(99))
+sys.exit(attention.main(["--device", "cpu", "--only", "1", "--patience", "0.5"]))
+"""
 # A condition, the result that is then off by one in its last element, and what is said of it.
 CACHE_FAULTS = {
     "alone": ("tensors.q.shape[0] < problem.batch", "out", " alone, 1536 MiB: other bits of out"),
@@ -99,6 +107,14 @@ def test_two_processes_share_the_same_cases(copied: Path) -> None:
     arguments = ("--device", "cpu", "--cases", "4", "--jobs", "2")
     done = run(copied, "-m", "tests.fuzz.attention", *arguments)
     assert done.stdout.endswith("4 cases of seed 0, 0 findings\n"), done.stdout + done.stderr
+
+
+def test_a_case_that_does_not_end_is_named_and_ends_the_program(copied: Path) -> None:
+    done = run(copied, "-c", PLANTED_HANG)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert done.stdout.startswith("case 1: ")
+    assert ": no end after 0.5 s\n" in done.stdout
+    assert "in run_case" in done.stdout
 
 
 def test_no_case_at_all_is_a_failure(copied: Path) -> None:
