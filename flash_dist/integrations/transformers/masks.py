@@ -58,7 +58,8 @@ def make_mask(
         tokens = tokens[:, kv_offset : kv_offset + kv_length]
     if torch.compiler.is_compiling():
         sizes = batch_size, queries, kv_length
-        return trace_mask(mask_function, tokens, sizes, position, offset, device, **others)
+        others["device"] = device
+        return trace_mask(mask_function, tokens, sizes, position, offset, **others)
     pattern = read_pattern(mask_function)
     padding = read_padding(tokens, kv_length)
     ids = None

@@ -31,12 +31,13 @@ Pair = tuple[Tensor, Tensor]  # first key and end, [batch or 1, queries]
 _BEFORE: Final = -1  # how far from a query the key is that tells where sequences begin
 
 
-def trace_mask(  # noqa: PLR0913, PLR0917 - a call
+def trace_mask(  # noqa: PLR0913 - a call
     mask_function: Callable[..., Any],
     tokens: Tensor | None,
     sizes: tuple[int, int, int],
     position: int | Tensor,
     offset: int | Tensor,
+    *,
     device: torch.device | str,
     **others: Any,  # noqa: ANN401
 ) -> Sight | Tensor:

@@ -85,6 +85,16 @@ def test_a_compiled_forward_is_one_graph_for_all_lengths(name: str, kind: str) -
             assert error(x.grad, wanted[parameter].grad, largest) <= TOLERANCE, parameter
 
 
+@pytest.mark.parametrize("kind", FORWARDS)
+def test_a_program_that_is_exported_without_dynamo_equals_eager(kind: str) -> None:
+    inputs = {"input_ids": IDS, **FORWARDS[kind](LEFT), "use_cache": False}
+    keep = LEFT.bool() if kind == "padded" else torch.ones_like(LEFT).bool()
+    want = DECODERS["mistral"].make("eager")(**inputs).logits[keep]
+    program = torch.export.export(DECODERS["mistral"].make(NAME), (), inputs, strict=False)
+    assert "flash_dist" in program.graph_module.print_readable(print_output=False)
+    assert error(program.module()(**inputs).logits[keep], want) <= TOLERANCE
+
+
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="an assertion on a GPU ends the process")
 def test_a_mask_that_no_graph_holds_is_found_when_the_graph_runs() -> None:
     torch._dynamo.reset()

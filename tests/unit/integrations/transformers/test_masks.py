@@ -62,6 +62,7 @@ def make(
     function: Any,  # noqa: ANN401
     geometry: tuple[int, int, Any, int] = GEOMETRIES["prefill"],
     padding: Tensor | None = None,
+    **options: Any,  # noqa: ANN401
 ) -> Any:  # noqa: ANN401
     queries, keys, position, first = geometry
     return make_mask(
@@ -74,6 +75,7 @@ def make(
         attention_mask=padding,
         device=torch.device("cpu"),
         config=None,
+        **options,
     )
 
 
@@ -137,6 +139,24 @@ def test_documents_are_segments_and_positions_begin_anew_in_each(
     assert mask.packed
     want = made.evaluate(packed, range(10), range(10), BATCH)
     assert torch.equal(show(mask, 10, 10), want)
+
+
+@pytest.mark.parametrize("padding", [None, LEFT], ids=["none", "left"])
+@pytest.mark.parametrize("function", [made.causal_mask_function, WINDOW], ids=["causal", "window"])
+def test_a_graph_that_dynamo_does_not_make_holds_intervals(
+    function: Any,  # noqa: ANN401
+    padding: Tensor | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)  # as in torch.export
+    options = {"local_size": 3} if function is WINDOW else {}
+    lo, hi = make(function, padding=padding, **options).graph
+    numbers = torch.arange(10)
+    seen = (lo[..., None] <= numbers) & (numbers < hi[..., None])
+    want = made.evaluate(function, range(10), range(10), BATCH)
+    is_token = torch.ones(BATCH, 10, dtype=torch.bool) if padding is None else padding
+    want = want & is_token[:, None]
+    assert torch.equal(seen.expand(BATCH, -1, -1)[is_token], want[is_token])
 
 
 def test_documents_that_come_back_are_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
