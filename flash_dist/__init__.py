@@ -11,6 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from . import compat as compat
+    from . import integrations as integrations
     from .attention.batched import flash_attn_func
     from .attention.decoding.kvcache import flash_attn_with_kvcache
     from .attention.flex import flex_attention
@@ -82,6 +84,8 @@ _MODULES: Final = {
     "sdpa": ".integrations.torch_sdpa.replacement",
 }
 
+_PACKAGES: Final = ("compat", "integrations")
+
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
@@ -90,6 +94,8 @@ def __getattr__(name: str) -> object:
         return read_version()
     if name in _MODULES:
         return getattr(import_module(_MODULES[name], __name__), name)
+    if name in _PACKAGES:
+        return import_module(f".{name}", __name__)
     message = f"module `flash_dist` has no attribute `{name}`"
     raise AttributeError(message)
 

@@ -1,1 +1,18 @@
 """What plugs the functions of this package into other libraries, in two lines each."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+__all__ = ["torch_sdpa", "transformers"]
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in __all__:
+        return import_module(f".{name}", __name__)
+    message = f"module `{__name__}` has no attribute `{name}`"
+    raise AttributeError(message)

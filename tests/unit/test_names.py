@@ -1,0 +1,39 @@
+"""Packages that plug this one into others are found by their names, as functions are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import flash_dist
+
+PROGRAM = """
+import sys
+import flash_dist
+print(flash_dist.{name}.__name__)
+assert "torch" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize(
+    "name", ["compat", "integrations", "integrations.torch_sdpa", "integrations.transformers"]
+)
+def test_an_import_of_the_package_alone_finds_what_plugs_it_in(name: str) -> None:
+    command = [sys.executable, "-c", PROGRAM.format(name=name)]
+    assert subprocess.check_output(command, text=True) == f"flash_dist.{name}\n"
+
+
+def test_the_stand_in_for_flash_attn_is_found_by_its_name() -> None:
+    assert flash_dist.compat.flash_attn.__name__ == "flash_dist.compat.flash_attn"
+
+
+def test_a_package_that_is_not_there_is_named() -> None:
+    for package, name in (
+        (flash_dist, "integration"),
+        (flash_dist.integrations, "diffusers"),
+        (flash_dist.compat, "xformers"),
+    ):
+        with pytest.raises(AttributeError, match=f"`{package.__name__}` has no .* `{name}`"):
+            getattr(package, name)
