@@ -115,6 +115,13 @@ def test_torchs_own_errors_are_kept() -> None:
         functional.scaled_dot_product_attention(query, key[:, :2], value[:, :2])
     with flash_dist.sdpa(), pytest.raises(RuntimeError):
         functional.scaled_dot_product_attention(query, key, value, seen(3, 9))
+    wrong: Any
+    for wrong in (None, [value]):
+        with flash_dist.sdpa(), pytest.raises(TypeError, match=r"'value' .* must be Tensor"):
+            functional.scaled_dot_product_attention(query, key, wrong)
+    for wrong in ([True], 3):
+        with flash_dist.sdpa(), pytest.raises(TypeError, match=r"'attn_mask' .* must be Tensor"):
+            functional.scaled_dot_product_attention(query, key, value, wrong)
 
 
 @pytest.mark.parametrize("is_float", [False, True], ids=["booleans", "numbers"])

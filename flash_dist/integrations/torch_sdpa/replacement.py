@@ -172,6 +172,10 @@ def _find_reason(
     scale: float | None,
 ) -> str:
     """Name what is not looked at; empty if there is nothing."""
+    if not all(isinstance(x, torch.Tensor) for x in tensors):
+        return "what is no tensor"
+    if not (mask is None or isinstance(mask, (torch.Tensor, BlockMask))):
+        return "masks that are no tensors"
     is_unread = torch.compiler.is_compiling() or getattr(mask, "requires_grad", False)
     dims = {x.dim() for x in tensors}
     reasons = {

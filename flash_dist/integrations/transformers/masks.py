@@ -20,6 +20,7 @@ import torch
 from ...masks import BlockMask
 from .host import find_changes, has_parts, read_padding, see, see_once
 from .patterns import read_pattern
+from .refusals import require_numbers
 from .sight import Segments, Sight
 from .traced import trace_mask
 
@@ -48,6 +49,9 @@ def make_mask(
         attention_mask: Booleans [batch, positions], which tokens exist; or what was made before.
         others: Among them q_length, q_offset (a tensor with a static cache) and device; older
             transformers give cache_position for all three.
+
+    Raises:
+        ValueError: The model is on the meta device.
     """
     if isinstance(attention_mask, Sight):
         return attention_mask
@@ -60,6 +64,7 @@ def make_mask(
         sizes = batch_size, queries, kv_length
         others["device"] = device
         return trace_mask(mask_function, tokens, sizes, position, offset, **others)
+    require_numbers(device)
     pattern = read_pattern(mask_function)
     padding = read_padding(tokens, kv_length)
     ids = None

@@ -61,6 +61,16 @@ def require_served(  # noqa: PLR0913 - what there may be to refuse
         _refuse(module, "a paged cache", "no calls of `flash_attn_with_kvcache` yet", hint)
 
 
+def require_numbers(device: torch.device | str) -> None:
+    """Raise ValueError for a model whose tensors have no numbers that a mask could be read of."""
+    if str(device) == "meta":
+        message = (
+            "a model must be on a CUDA device or the CPU, got device meta"
+            '\n\nhint: `attn_implementation="sdpa"` runs there'
+        )
+        raise ValueError(message)
+
+
 def refuse_bias(module: torch.nn.Module, dtype: torch.dtype) -> NoReturn:
     """Raise ValueError for a mask of numbers that do more than hide."""
     name = str(dtype).removeprefix("torch.")

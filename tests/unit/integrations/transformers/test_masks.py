@@ -73,9 +73,8 @@ def make(
         kv_offset=first,
         mask_function=function,
         attention_mask=padding,
-        device=torch.device("cpu"),
         config=None,
-        **options,
+        **{"device": torch.device("cpu"), **options},
     )
 
 
@@ -157,6 +156,16 @@ def test_a_graph_that_dynamo_does_not_make_holds_intervals(
     is_token = torch.ones(BATCH, 10, dtype=torch.bool) if padding is None else padding
     want = want & is_token[:, None]
     assert torch.equal(seen.expand(BATCH, -1, -1)[is_token], want[is_token])
+
+
+def test_a_model_without_numbers_is_refused() -> None:
+    words = r"(?s)must be on a CUDA device or the CPU, got device meta\n\nhint: .*sdpa"
+    for place in ({"device": "meta"}, {"device": torch.device("meta")}):
+        with pytest.raises(ValueError, match=words):
+            make(WINDOW, padding=LEFT.to("meta"), **place)
+    older = torch.arange(4, device="meta")
+    with pytest.raises(ValueError, match=words):
+        make_mask(batch_size=BATCH, kv_length=4, mask_function=WINDOW, cache_position=older)
 
 
 def test_documents_that_come_back_are_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
