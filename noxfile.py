@@ -206,7 +206,7 @@ def integrations(session: nox.Session) -> None:
             continue
         named = f"transformers{asked and '=='}{asked}"
         loader = [HUB_LOADER] if asked in BESIDE_LOADER else []
-        session.install("--upgrade", named, *loader, "accelerate", "diffusers")
+        _upgrade(session, named, *loader, "accelerate", "diffusers")
         session.run(
             "python",
             "-m",
@@ -220,8 +220,13 @@ def integrations(session: nox.Session) -> None:
 def _run_own_tests(session: nox.Session, sdist: Path) -> None:
     """Run the tests in a source distribution of transformers on our name."""
     version = sdist.name.removesuffix(".tar.gz").partition("-")[2]
-    session.install("--upgrade", f"transformers=={version}", "accelerate", "parameterized")
+    _upgrade(session, f"transformers=={version}", "accelerate", "parameterized")
     session.run("python", str(ROOT / "tests" / "peers" / "transformers_models.py"), str(sdist))
+
+
+def _upgrade(session: nox.Session, *words: str) -> None:
+    """Install the newest packages beside our torch: uv upgrades all that they need, that, too."""
+    session.install("--upgrade", *words, *nox.project.dependency_groups(PYPROJECT, "torch"))
 
 
 @nox.session(requires=["small_wheel"])

@@ -38,12 +38,14 @@ class Fake:
     env: dict[str, str] = field(default_factory=dict)
     groups: list[str] = field(default_factory=list)
     ran: list[tuple[str, ...]] = field(default_factory=list)  # groups, module, arguments
+    installed: list[tuple[str, ...]] = field(default_factory=list)
 
     @property
     def virtualenv(self) -> SimpleNamespace:
         return SimpleNamespace(location=str(self.folder / ".nox" / "fake"))
 
     def install(self, *words: str) -> None:
+        self.installed.append(words)
         if "--target" not in words:
             paths = [Path(word) for word in words if "/locks/" in word]
             self.groups += [path.stem for path in paths if path.suffix == ".txt"]
@@ -81,9 +83,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def record(
-    name: str, posargs: list[str], tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> list[tuple[str, ...]]:
+def record(name: str, posargs: list[str], tree: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     """Run a session of the noxfile, but for what takes a machine's compiler, engine or GPU."""
     module, sessions = load_noxfile(monkeypatch)
     found = [SimpleNamespace(toolkit="13.0", is_own=False)]
@@ -106,7 +106,7 @@ def record(
     if "--system-site-packages" in (sessions[name].venv_params or ()):
         session.groups.append("torch")  # of the machine with the GPU
     sessions[name].func(session)
-    return session.ran
+    return session
 
 
 def calls(monkeypatch: pytest.MonkeyPatch, tree: Path) -> Iterator[tuple[str, ...]]:
@@ -118,7 +118,7 @@ def calls(monkeypatch: pytest.MonkeyPatch, tree: Path) -> Iterator[tuple[str, ..
         if name == "arm_test":
             choices.append(["--torch"])
         for posargs in choices:
-            for ran in record(name, posargs, tree, monkeypatch):
+            for ran in record(name, posargs, tree, monkeypatch).ran:
                 yield (name, *ran)
                 for row in CHANNELS.values() if ran[1] in READERS else ():
                     yield (name, ran[0], row.module)
@@ -166,6 +166,17 @@ def test_a_module_that_no_group_has_is_missed() -> None:
     assert done.returncode == 1
     assert "No module named 'packaging' in a fresh environment" in done.stderr
     assert load(("runtime", "ci.release.zipapp")).returncode == 0
+
+
+@pytest.mark.parametrize("posargs", [[], ["transformers-5.22.2.tar.gz"]], ids=["tiny", "their-own"])
+def test_what_upgrades_packages_leaves_the_torch_that_is_pinned(
+    posargs: list[str], tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = record("integrations", posargs, tree, monkeypatch).installed
+    upgrades = [words for words in calls if "--upgrade" in words]
+    assert upgrades
+    for words in upgrades:  # uv upgrades all that they need: torch would be the newest, for CUDA
+        assert any(word.startswith("torch==") for word in words), words
 
 
 def test_no_session_beside_a_machines_torch_is_made_by_uv_which_would_not_see_it(
