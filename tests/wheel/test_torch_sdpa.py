@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch.nn.attention import varlen
 from torch.nn.attention.varlen import varlen_attn
 
 from flash_dist import flash_attn_func, flash_attn_varlen_func
@@ -116,6 +117,13 @@ def test_keys_in_pages_are_read_to_the_bits_of_our_function(window: tuple[int, i
         q, k, v, ends, None, 5, 32, window_size=window, block_table=table, seqused_k=used
     )
     assert torch.equal(out, want)
+    if hasattr(varlen, "varlen_attn_out"):  # as torchtitan's generator in vLLM calls it
+        counted = torch.nn.functional.pad(used.cumsum(0, dtype=torch.int32), (1, 0))
+        written = torch.full_like(q, torch.nan)
+        varlen.varlen_attn_out(
+            written, q, k, v, ends, counted, 5, 32, window_size=window, enable_gqa=True, **pages
+        )
+        assert torch.equal(written, want)
 
 
 @pytest.mark.skipif(
