@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..checks.gpus import check_gpu
 from ..checks.guard import guard
-from ..errors import UsageError
+from ..errors import GroupError, UsageError
 from ..findings.proofs import FLEET_TOO_MANY_RANKS
 from ..findings.result import CheckResult
+from ..machine.torch_install import read_torch
 from ..selftest.fingerprints import Identity, Setting, make_fingerprints
 from ..selftest.fleet import Member
 from ..selftest.run import CHILD, DEFAULT_TIMEOUT, check_selftest, run_selftest
@@ -59,14 +60,26 @@ class Rank:
 
 
 def join_ranks(rank: Rank, backend: str) -> Any:  # noqa: ANN401 - torch.distributed is not typed
-    """Meet the other ranks; what is returned carries values between them."""
+    """Meet the other ranks; what is returned carries values between them.
+
+    Raises:
+        GroupError: There is no torch to meet by, or it does not bring the ranks together.
+    """
+    found = read_torch()
+    if found.status != "ok":
+        raise GroupError(f"a fleet meets by torch.distributed: {found.reason}", hint=found.advise())
     import torch  # noqa: PLC0415 - the only part of doctor that needs it in its own process
 
     dist: Any = torch.distributed
-    if backend == "nccl":
-        torch.cuda.set_device(rank.local)
     patience = dt.timedelta(seconds=DEFAULT_TIMEOUT + _SLACK)
-    dist.init_process_group(backend, timeout=patience)
+    try:
+        if backend == "nccl":
+            torch.cuda.set_device(rank.local)
+        dist.init_process_group(backend, timeout=patience)
+    except (AssertionError, RuntimeError, ValueError) as error:  # the first: torch for the CPU
+        reason = str(error).partition("\n")[0]
+        message = f"rank {rank.rank} of {rank.world} cannot join its fleet by {backend}: {reason}"
+        raise GroupError(message, hint=f"`{LAUNCHER}` sets what ranks meet by") from error
     return dist
 
 

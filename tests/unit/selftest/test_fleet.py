@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from flash_dist.doctor import rank
 from flash_dist.doctor.proof import Proof
 from flash_dist.doctor.rank import Rank, prove_rank
-from flash_dist.errors import UsageError
+from flash_dist.errors import GroupError, UsageError
 from flash_dist.findings.proofs import SELFTEST_CRASHED
 from flash_dist.findings.result import CheckResult
 from flash_dist.machine.libcuda import Gpu
+from flash_dist.machine.torch_install import Torch
 from flash_dist.selftest.fingerprints import Fingerprint, Setting
 from flash_dist.selftest.fleet import Member, compare_members
 from flash_dist.targets.devices import Device
@@ -23,11 +25,11 @@ WRONG = replace(RIGHT, digests={"out": "a", "dk": "f"})
 FINE = CheckResult("ok", "2 cases", name="selftest 0")
 
 
-def member(rank: int, *prints: Fingerprint, turn: int = 0) -> Member:
+def member(number: int, *prints: Fingerprint, turn: int = 0) -> Member:
     gpu = Gpu(
-        rank % 2, "NVIDIA H200", Device(9, 0), pci=f"0000:{rank:02x}:00.0", uuid=f"GPU-{rank}"
+        number % 2, "NVIDIA H200", Device(9, 0), pci=f"0000:{number:02x}:00.0", uuid=f"GPU-{number}"
     )
-    return Member(rank, f"node{rank // 2}", gpu, SETTING, prints, FINE, turn)
+    return Member(number, f"node{number // 2}", gpu, SETTING, prints, FINE, turn)
 
 
 def test_equal_bits_are_fine() -> None:
@@ -109,6 +111,23 @@ def test_a_rank_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("LOCAL_RANK", "-1")
     with pytest.raises(UsageError, match="LOCAL_RANK must be a number, got `-1`"):
         Rank.of_environment()
+
+
+def test_a_fleet_without_torch_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = Torch("absent", reason="torch is not installed")
+    monkeypatch.setattr(rank, "read_torch", lambda: absent)
+    with pytest.raises(GroupError, match="torch is not installed") as caught:
+        rank.join_ranks(Rank(0, 0, 1), "gloo")
+    assert caught.value.hint == "`pip install 'torch>=2.10'`"
+
+
+def test_ranks_that_cannot_meet_are_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "localhost")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_PORT", "nowhere")
+    with pytest.raises(GroupError, match="rank 0 of 1 cannot join its fleet by gloo: .*'nowhere'"):
+        rank.join_ranks(Rank(0, 0, 1), "gloo")
 
 
 class OneGoodRound(Proof):
