@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 TABLE: Final = "tool.flash_dist.audit"
+_HINT: Final = "run `audit` in another folder, if that file is not for it"
 _FLAGS: Final = ("forbid-extra", "headers-only")
 _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kMG]?|[KMG]i)B?")
 _UNITS: Final = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
@@ -81,7 +82,7 @@ def read_options(path: Path) -> AuditOptions:
     """Read the table of a pyproject.toml; a file that is absent asks for nothing.
 
     Raises:
-        UsageError: It is no TOML, or holds a key or a value that is not understood.
+        UsageError: It cannot be read, or holds a key or a value that is not understood.
     """
     if not path.is_file():
         return AuditOptions()
@@ -101,7 +102,12 @@ def read_options(path: Path) -> AuditOptions:
 
 
 def _find_table(path: Path) -> Mapping[str, Any]:
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        message = f"cannot read `{path}`: {reason}"
+        raise UsageError(message, hint=_HINT) from error
     if f"[{TABLE}]" not in text:
         return {}
     try:

@@ -67,7 +67,8 @@ def join_ranks(rank: Rank, backend: str) -> Any:  # noqa: ANN401 - torch.distrib
     """
     found = read_torch()
     if found.status != "ok":
-        raise GroupError(f"a fleet meets by torch.distributed: {found.reason}", hint=found.advise())
+        message = f"a fleet meets by torch.distributed: {found.reason}"
+        raise GroupError(message, hint=found.advise())
     import torch  # noqa: PLC0415 - the only part of doctor that needs it in its own process
 
     dist: Any = torch.distributed

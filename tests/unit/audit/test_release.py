@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
 import struct
 import zipfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -29,9 +30,6 @@ from tests.unit.made.fatbin_builder import (
     ptx,
     zstd,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ALPHA = cubin(Kernel("alpha"), Kernel("beta"))
 BOTH = container(
@@ -253,6 +251,24 @@ def test_a_wrong_table_is_refused(
     (tmp_path / "pyproject.toml").write_text(f"[tool.flash_dist.audit]\n{line}\n")
     assert main(["audit", "lib.so"]) == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("reason", ["'utf-8' codec can't decode", "Permission denied"])
+def test_a_pyproject_toml_that_cannot_be_read_is_refused(
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "pyproject.toml").write_bytes(b"authors = 'J\xf6rg'")
+    if reason == "Permission denied":  # whoever runs the tests may be root, who reads everything
+
+        def refuse(*_: object, **__: object) -> str:
+            raise PermissionError(errno.EACCES, reason, "pyproject.toml")
+
+        monkeypatch.setattr(Path, "read_text", refuse)
+    assert main(["audit", "lib.so"]) == 2
+    assert f"error: cannot read `pyproject.toml`: {reason}" in capsys.readouterr().err
 
 
 def test_json_and_annotations_say_the_same(lib: Path, capsys: pytest.CaptureFixture[str]) -> None:
