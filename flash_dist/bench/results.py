@@ -329,6 +329,6 @@ def read_result(path: Path, parse: Callable[[Mapping[str, Any]], Result]) -> Res
     except OSError as error:
         message = f"cannot read `{path}`: {error.strerror}"
         raise UsageError(message) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         message = f"`{path}` is no result of `bench`: {error}"
         raise UsageError(message) from error

@@ -233,7 +233,7 @@ def read_references(path: Path = PACKAGE / FILE_NAME) -> tuple[Reference, ...]:
             return ()
         message = f"there is no file of fingerprints `{path}`"
         raise FlashDistError(message, hint=hint) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         message = f"fingerprints in `{path}` cannot be read: {error}"
         raise FlashDistError(message, hint=hint) from error
     try:

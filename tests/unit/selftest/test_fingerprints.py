@@ -161,6 +161,7 @@ def test_the_same_gpu_recorded_again_takes_the_place_of_the_old(tmp_path: Path) 
     ("text", "said"),
     [
         ("{", "cannot be read"),
+        pytest.param("[" * 100_000, "cannot be read", id="nested too deep"),
         ("[]", "holds no fingerprints"),
         ('{"version": 2}', "has version 2, this package reads 1"),
         ('{"version": 1, "references": [{}]}', "holds no fingerprints"),
