@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from ..builds.manifest import Manifest
+    from ..findings.result import Status
     from ..gpucode.images import FatbinReport
     from ..machine.libcuda import Gpu
     from .environment import Environment
@@ -57,12 +58,11 @@ def examine_libraries(
 ) -> Iterator[CheckResult]:
     """Yield a result for each library that will not load, and each GPU with each of GPU code."""
     yield from _examine_machine(environment)
-    reports, ours, plain = [], [], 0
+    reports, ours, plain, unread = [], [], 0, list[Unread]()
     loading = LibraryLoading.make(environment)
     for library in libraries:
         if isinstance(library, Unread):
-            summary = f"{library.name} cannot be read: {library.reason}"
-            yield CheckResult("warn", summary, entry=LIBRARY_UNREAD, name="library")
+            unread.append(library)
             continue
         if loading is not None:
             loading.look(library)
@@ -73,7 +73,8 @@ def examine_libraries(
             reports.append(library.fatbin.told())
         else:
             plain += 1
-    if not reports and not ours:
+    yield from map(_lament, unread)
+    if not (reports or ours or unread):
         yield CheckResult("warn", _nothing(plain), entry=NO_GPU_CODE, name="library")
     if loading is not None:
         yield from (replace(result, name="loading") for result in loading.results())
@@ -97,7 +98,7 @@ def read_own(library: Library) -> Installed | None:
 
     None for the libraries of others: of theirs, no name tells which kernels replace each other.
     """
-    if PurePosixPath(library.name).name != KERNELS:
+    if not _is_kernels(library.name):
         return None
     manifest, problem = None, ""
     try:
@@ -133,7 +134,20 @@ def _check_own(environment: Environment, gpu: Gpu, own: Installed) -> CheckResul
     )
 
 
+def _lament(library: Unread) -> CheckResult:
+    """Say that a library cannot be read; without that of our kernels a build is of no use."""
+    status: Status = "fail" if _is_kernels(library.name) else "warn"
+    summary = f"{library.name} cannot be read: {library.reason}"
+    return CheckResult(status, summary, entry=LIBRARY_UNREAD, name="library")
+
+
+def _is_kernels(name: str) -> bool:
+    return PurePosixPath(name).name == KERNELS
+
+
 def _nothing(files: int) -> str:
+    if files == 0:
+        return "no library inside"
     return (
         f"no GPU code for NVIDIA in {files} {'library' if files == 1 else 'libraries'}: kernels "
         "that are compiled when it runs (Triton, NVRTC) cannot be judged before"

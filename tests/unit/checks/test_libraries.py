@@ -50,3 +50,8 @@ def test_a_library_of_ptx_alone_says_what_stands_in_its_way(
     *_, result = examine_libraries(machine, open_libraries(path))
     assert (result.status, result.id, result.fix) == ("fail", "library-refused", fix)
     assert words in result.summary
+
+
+def test_a_folder_without_libraries_is_called_so(tmp_path: Path) -> None:
+    *_, result = examine_libraries(MACHINE, open_libraries(tmp_path))
+    assert (result.status, result.summary) == ("warn", "no library inside")

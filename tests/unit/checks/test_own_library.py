@@ -115,3 +115,14 @@ def test_other_libraries_beside_ours_may_have_nothing_for_a_gpu_that_ours_serves
     other = library(container(entry(SASS, 90, cubin(Kernel("alpha")), suffix="a")))
     found = judge(capsys, write_wheel(tmp_path, {**files, "other.so": other}), "7.5")
     assert [one["status"] for one in found] == ["ok", "warn"]
+
+
+def test_a_wheel_whose_kernels_cannot_be_read_fails(
+    tmp_path: Path, files: dict[str, bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    binding = {"flash_dist/_C.abi3.so": library(b"")}
+    path = write_wheel(tmp_path, files | binding | {KERNELS: files[KERNELS][:5000]})
+    assert main(["doctor", "--wheel", path, "--gpu", "7.5", "--json"]) == 1
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    found = [(check["status"], check["id"]) for check in checks if check["name"] == "library"]
+    assert found == [("fail", "library-unread")]  # and nothing of libraries without GPU code
