@@ -139,7 +139,7 @@ def parse_size(text: str) -> int:
 
 def _parse_archs(text: str | None) -> tuple[Any, ...]:
     with wrong_usage():
-        return () if text is None else ArchSet.parse(text, name="required").archs
+        return () if text is None else ArchSet.parse(text, name="--require").archs
 
 
 def _read_kernels(path: str | None) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from ..binaries.files import hash_file, open_file
+from ..binaries.files import hash_file, open_file, unreadable
 from ..binaries.wheel import open_wheel
 from ..builds.conda_package import find_path_damage, open_conda
 from ..builds.contents import BINDING, KERNELS, read_contents, read_manifest
@@ -146,6 +146,8 @@ def _check_conda(path: Path) -> tuple[CheckResult, ...]:
 
 
 def _hash_file(path: Path) -> tuple[str, int]:
+    if path.is_dir():
+        raise unreadable(str(path), "it is a folder", hint="name the wheels in it")
     with open_file(path) as file:
         return hash_file(file).hex(), file.tell()
 

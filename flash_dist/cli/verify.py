@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from ..audit.verify import verify_wheel
 from ..builds.listing import read_listing
 from ..findings.result import EXIT_FINDINGS
+from ..findings.verifications import VERIFY_UNREAD
 from ..targets.wording import count
 from .options import add_json, add_subcommand, parse_path
 from .terminal.folding import print_line
@@ -17,10 +20,12 @@ from .terminal.text import printable
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator, Sequence
 
     from rich.console import Console
 
     from ..audit.verify import Verification
+    from ..findings.result import CheckResult
     from .options import Subparsers
 
 EPILOG = """\
@@ -100,9 +105,19 @@ def print_end(console: Console, passed: int, files: int, *, known: bool, quiet: 
         print_line(console, "; ".join(parts))
 
 
+def _say_once(results: Sequence[CheckResult]) -> Iterator[CheckResult]:
+    """Let the first of the checks that one obstacle stopped name the others."""
+    for (_, entry), group in groupby(results, key=lambda one: (one.summary, one.entry)):
+        first, *others = group
+        if entry is VERIFY_UNREAD and others:
+            names = ", ".join(one.name for one in others)
+            first, others = replace(first, details=(f"likewise: {names}",)), []
+        yield from (first, *others)
+
+
 def print_verification(console: Console, found: Verification, *, quiet: bool) -> None:
     """Print the checks of one wheel."""
-    shown = [result for result in found.results if is_shown(result, quiet=quiet)]
+    shown = [result for result in _say_once(found.results) if is_shown(result, quiet=quiet)]
     if shown:
         console.print(printable(found.path), soft_wrap=True)
     for result in shown:

@@ -253,6 +253,13 @@ def test_a_wrong_table_is_refused(
     assert sentence in capsys.readouterr().err
 
 
+def test_a_required_target_that_is_none_names_its_option(
+    lib: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["audit", str(lib), "--require", "99"]) == 2
+    assert "unknown architecture `99` in arch set `--require`" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("reason", ["'utf-8' codec can't decode", "Permission denied"])
 def test_a_pyproject_toml_that_cannot_be_read_is_refused(
     reason: str,

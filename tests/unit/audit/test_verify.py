@@ -71,6 +71,26 @@ def test_a_download_that_was_cut_short_is_called_so(tmp_path: Path) -> None:
     assert "the file was cut short" in archive.details[0]
 
 
+def test_what_keeps_all_checks_from_a_file_is_printed_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wheel = write_whole_wheel(tmp_path)
+    wheel.write_bytes(wheel.read_bytes()[:-100])
+    assert main(["verify", str(wheel)]) == 1
+    out = capsys.readouterr().out
+    assert out.count("it is no wheel") == 1
+    assert "likewise: record, metadata, audit, sbom" in out
+
+
+def test_a_folder_is_told_what_verify_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert "it is a folder" in out
+    assert "name the wheels in it" in out
+
+
 def test_without_a_manifest_nobody_says_that_it_was_released(tmp_path: Path) -> None:
     found = verify_wheel(write_whole_wheel(tmp_path))
     assert found
