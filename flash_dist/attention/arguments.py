@@ -249,7 +249,7 @@ def choose_mask(
     if mask is None:
         return band
     if not isinstance(mask, (BlockMask, IntervalMask)):
-        message = f"mask must be a flash_dist.BlockMask, got {describe_type(mask)}"
+        message = f"mask must be a flash_dist.BlockMask or IntervalMask, got {describe_type(mask)}"
         raise TypeError(message)
     if band != FULL:
         message = (

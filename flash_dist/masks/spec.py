@@ -345,7 +345,9 @@ class BlockMask:
 
 def _complain_of(other: object) -> TypeError:
     message = f"a BlockMask combines with a BlockMask, got {type(other).__name__}"
-    return complain(TypeError, message, "`BlockMask.from_dense` takes a tensor of booleans")
+    if isinstance(other, Tensor):
+        return complain(TypeError, message, "`BlockMask.from_dense` takes a tensor of booleans")
+    return complain(TypeError, message)
 
 
 def _immutable(name: str) -> str:

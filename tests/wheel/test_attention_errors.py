@@ -167,7 +167,7 @@ DENSE: dict[str, tuple[Callable[[], object], Refusal]] = {
     ),
     "mask-type": (
         lambda: flash_attn_func(*same(1, 8, 2, 64), mask=torch.ones(8, 8)),  # type: ignore[call-overload]
-        (TypeError, r"mask must be a flash_dist\.BlockMask, got Tensor"),
+        (TypeError, r"mask must be a flash_dist\.BlockMask or IntervalMask, got Tensor"),
     ),
     "mask-of-torch": (
         lambda: flash_attn_func(  # type: ignore[call-overload]

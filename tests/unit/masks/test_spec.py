@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from flash_dist.masks import Band, BlockMask, MaskPlan
+from flash_dist.masks import Band, BlockMask, IntervalMask, MaskPlan
 from flash_dist.masks.layout import BAND, BAND_INTS
 
 if TYPE_CHECKING:
@@ -206,6 +206,7 @@ def test_what_a_mask_is_of_is_in_its_repr() -> None:
 
 
 TRUE = torch.ones(2, 3, dtype=torch.bool)
+LOW = torch.zeros(2, dtype=torch.int32)
 RAISES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "class": (BlockMask, TypeError, "built by its class methods"),
     "alignment": (
@@ -359,6 +360,11 @@ RAISES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: TRUE & BlockMask.causal(),
         TypeError,
         "a BlockMask combines with a BlockMask, got Tensor",
+    ),
+    "and-interval-mask": (
+        lambda: BlockMask.causal() & IntervalMask.of(LOW, LOW + 1, seqlen_k=4),  # type: ignore[operator]
+        TypeError,
+        "a BlockMask combines with a BlockMask, got IntervalMask$",
     ),
     "and-batch": (
         lambda: BlockMask.padding([1, 2]) & BlockMask.prefix([1, 2, 3]),
