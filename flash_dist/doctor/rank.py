@@ -71,13 +71,16 @@ def join_ranks(rank: Rank, backend: str) -> Any:  # noqa: ANN401 - torch.distrib
         raise GroupError(message, hint=found.advise())
     import torch  # noqa: PLC0415 - the only part of doctor that needs it in its own process
 
+    if backend == "nccl" and not torch.cuda.is_available():
+        message = f"a fleet by nccl needs a GPU that torch can use, got none on rank {rank.rank}"
+        raise GroupError(message, hint="`--backend gloo` needs none")
     dist: Any = torch.distributed
     patience = dt.timedelta(seconds=DEFAULT_TIMEOUT + _SLACK)
     try:
         if backend == "nccl":
             torch.cuda.set_device(rank.local)
         dist.init_process_group(backend, timeout=patience)
-    except (AssertionError, RuntimeError, ValueError) as error:  # the first: torch for the CPU
+    except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         message = f"rank {rank.rank} of {rank.world} cannot join its fleet by {backend}: {reason}"
         raise GroupError(message, hint=f"`{LAUNCHER}` sets what ranks meet by") from error

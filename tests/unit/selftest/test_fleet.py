@@ -130,6 +130,16 @@ def test_ranks_that_cannot_meet_are_told_why(monkeypatch: pytest.MonkeyPatch) ->
         rank.join_ranks(Rank(0, 0, 1), "gloo")
 
 
+def test_nccl_without_a_gpu_names_the_backend_that_needs_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(GroupError, match="needs a GPU that torch can use") as caught:
+        rank.join_ranks(Rank(0, 0, 1), "nccl")
+    assert caught.value.hint == "`--backend gloo` needs none"
+
+
 class OneGoodRound(Proof):
     """Computes in its first round and crashes in the next."""
 
