@@ -148,7 +148,7 @@ def test_a_graph_that_dynamo_does_not_make_holds_intervals(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)  # as in torch.export
-    options = {"local_size": 3} if function is WINDOW else {}
+    options: dict[str, Any] = {"local_size": 3} if function is WINDOW else {}
     lo, hi = make(function, padding=padding, **options).graph
     numbers = torch.arange(10)
     seen = (lo[..., None] <= numbers) & (numbers < hi[..., None])
