@@ -365,9 +365,10 @@ def test_an_interval_that_changes_in_place_is_packed_anew(
         monkeypatch.setattr(single, "_is_recorded", lambda _: True)
     query, key = torch.randn(2, 2, 2, 8, 16, device=DEVICE).unbind()
     interval = torch.tensor([[0, 5], [2, 8]], dtype=torch.int32, device=DEVICE).view(2, 1, 1, 2)
+    module = torch.nn.Module()
 
     def attend() -> Tensor:
-        out, _ = single.attend_once(query[:, :, :1], key, key, interval, None)
+        out, _ = attention.attention_forward(module, query[:, :, :1], key, key, interval)
         return out
 
     want = attend()
