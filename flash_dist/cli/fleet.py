@@ -17,6 +17,7 @@ from ..selftest.run import CHILD, DEFAULT_RUNS, DEFAULT_TIMEOUT
 from ..targets.wording import read_whole
 from .options import add_json, add_runs, add_strict, add_subcommand
 from .terminal.results import is_shown, make_console, print_result
+from .terminal.signals import ending_at_once
 
 if TYPE_CHECKING:
     import argparse
@@ -115,7 +116,8 @@ class FleetOptions:
 def run_fleet(options: FleetOptions) -> int:
     """Prove this rank's GPU, gather what all computed, and let rank 0 report."""
     rank = Rank.of_environment()
-    dist = join_ranks(rank, options.backend)
+    with ending_at_once():  # others may be late, or never come
+        dist = join_ranks(rank, options.backend)
     environment = gather_gpus(read_installed())
     proof = Proof(environment, runs=options.runs, timeout=DEFAULT_TIMEOUT, child=options.child)
     members: list[Member] = []
@@ -123,7 +125,8 @@ def run_fleet(options: FleetOptions) -> int:
         for number in range(options.rounds):
             mine = prove_rank(rank, environment, proof, runs=options.runs, child=options.child)
             everyone: list[Any] = [None] * rank.world
-            dist.all_gather_object(everyone, replace(mine, round=number))
+            with ending_at_once():
+                dist.all_gather_object(everyone, replace(mine, round=number))
             members += everyone
             if rank.rank == 0 and options.rounds > 1 and not options.as_json:
                 said = compare_members(members)[-1].summary

@@ -41,6 +41,25 @@ def raising_signals() -> Iterator[None]:
             signal.signal(one, signal.SIG_DFL)
 
 
+@contextmanager
+def ending_at_once() -> Iterator[None]:
+    """Let such a signal end the process as it does elsewhere, inside of `raising_signals`.
+
+    For waits in compiled code: no exception is raised there before they are over.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    taken = [one for one in _SIGNALS if signal.getsignal(one) is _raise]
+    for one in taken:
+        signal.signal(one, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for one in taken:
+            signal.signal(one, _raise)
+
+
 def _raise(number: int, frame: FrameType | None) -> None:
     del frame
     raise Terminated(number)

@@ -43,3 +43,26 @@ def test_a_signal_leaves_no_temporary_folder(number: signal.Signals, tmp_path: P
                 process.send_signal(number)
                 assert process.wait(20) == 128 + number
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_rank_that_waits_for_the_others_ends_at_once(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        numbers = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
+        master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
+        command = [sys.executable, "-m", "flash_dist", "fleet"]
+        environ = {**os.environ, **numbers, **master, "PYTHONPATH": str(ROOT)}
+        before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        with subprocess.Popen(
+            command, cwd=tmp_path, env=environ, stderr=subprocess.DEVNULL
+        ) as process:
+            connection, _ = server.accept()  # and never answers
+            with connection:
+                time.sleep(0.5)
+                process.send_signal(signal.SIGTERM)
+                try:
+                    assert process.wait(10) == -signal.SIGTERM
+                finally:
+                    process.kill()
+                    signal.signal(signal.SIGTERM, before)
