@@ -217,10 +217,11 @@ def pytest_runtest_makereport(
 ) -> Generator[None, Any, Any]:
     """Tell a refusal from a failure; one of a case that is not served is no failure."""
     report = yield
+    # NOTE: what is named `result` does not come out of a process of xdist.
     report.kind = SERVED if f"[{SERVED}-" in item.name else OTHER
-    report.result = report.outcome
+    report.ending = report.outcome
     if call.excinfo is not None and report.failed and _is_refusal(item, call.excinfo):
-        report.result = "refused"
+        report.ending = "refused"
         if report.kind == OTHER:
             report.outcome = "skipped"
             report.longrepr = (str(item.path), 0, f"refused: {call.excinfo.value}")
@@ -238,7 +239,7 @@ def pytest_runtest_logreport(report: Any) -> None:  # noqa: ANN401 - with what m
     """Count in the process that hears of all."""
     if report.when == "call" or report.outcome != "passed":
         OUTCOMES[
-            report.nodeid.rpartition("::")[2].partition("[")[0], report.kind, report.result
+            report.nodeid.rpartition("::")[2].partition("[")[0], report.kind, report.ending
         ] += 1
 
 
