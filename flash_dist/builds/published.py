@@ -61,6 +61,14 @@ def published_sets() -> tuple[ArchSet, ...]:
     return tuple(load_archsets().values())
 
 
+def known_sets() -> tuple[ArchSet, ...]:
+    """Return the same, and none where the file cannot be read: that is for `check_install`."""
+    try:
+        return published_sets()
+    except ArchError:
+        return ()
+
+
 def load_proofs(path: Path | None = None) -> dict[Arch, Proof]:
     """Read how far code of each target was proven on real hardware.
 

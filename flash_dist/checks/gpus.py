@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ..builds.published import known_sets
 from ..findings.driver import DRIVER_TOO_OLD, JIT_VARIABLE, NO_GPU, SMEM_LIMIT
 from ..findings.gpus import (
     DTYPE_NOT_BUILT,
@@ -105,7 +106,9 @@ def check_gpu(environment: Environment, gpu: Gpu) -> CheckResult:
 
 def _describe_arm(environment: Environment, gpu: Gpu) -> tuple[str, ...]:
     """Say of a GPU that is not here which machines have it."""
-    note = arm_note([gpu.device], environment.machine) if environment.what_if else ""
+    if not environment.what_if:
+        return ()
+    note = arm_note([gpu.device], environment.machine, known_sets())
     return (note,) if note else ()
 
 

@@ -154,7 +154,7 @@ def describe(
         yield from _describe_choice(selection.chosen, cuda)
         others = selection.candidates[1:] if args.verbose else selection.smaller
         yield from _describe_others(others, selection, "other" if args.verbose else "smaller")
-        if args.gpu and (note := arm_note(selection.devices, _machine(args))):
+        if args.gpu and (note := arm_note(selection.devices, _machine(args), published_sets())):
             yield note
         if any(INDEX in command.line.split() for command in commands):
             yield INDEX_IS

@@ -12,8 +12,8 @@ from ..binaries.files import READ_HINT
 from ..builds.declared import declare_build
 from ..builds.manifest import load_manifest
 from ..builds.package import KERNELS, PACKAGE
-from ..builds.published import published_sets
-from ..errors import AccessError, ArchError, ExtensionError, FatbinError, ManifestError
+from ..builds.published import known_sets
+from ..errors import AccessError, ExtensionError, FatbinError, ManifestError
 from ..gpucode.fatbin import open_fatbin
 from ..targets.advice import explain_refusal
 from ..targets.verdict import Build, Situation, Variant, judge_device
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ..builds.manifest import Manifest
     from ..gpucode.fatbin import Fatbin
-    from ..targets.archs import Arch, ArchSet
+    from ..targets.archs import Arch
     from ..targets.compatibility import Origin
     from ..targets.devices import Device
 
@@ -120,7 +120,7 @@ def combine(
     """Join the two views: the library decides what there is, the manifest adds what it knows."""
     if manifest is None:
         toolkit = next((one.origin.toolkit for one in embedded if one.origin.toolkit), None)
-        sets = tuple(one for one in _read_sets() if one.machine == platform.machine())
+        sets = tuple(one for one in known_sets() if one.machine == platform.machine())
         build = Build("flash_dist", embedded, sets, toolkit) if embedded else None
         return Installed(build, library, manifest_problem, library_problem)
     declared = declare_build(manifest)
@@ -135,14 +135,6 @@ def combine(
         manifest.torch_min,
         manifest.torch_tested_max,
     )
-
-
-def _read_sets() -> tuple[ArchSet, ...]:
-    """Return the published sets, which are less to lose than what the library holds."""
-    try:
-        return published_sets()
-    except ArchError:  # `check_install` names the file
-        return ()
 
 
 def read_embedded(library: Path, toolkit: str | None) -> tuple[Variant, ...]:

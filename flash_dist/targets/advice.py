@@ -20,6 +20,7 @@ GET_DRIVER = (
     "on a GPU machine install the driver; in a container start it with the GPU runtime "
     "(`docker run --gpus all`)"
 )
+ARM = "aarch64"
 TORCH_MIN = "2.10"  # of the stable ABI we compile for, where no manifest says it
 
 INDEX = "INDEX"
@@ -76,18 +77,26 @@ def describe_covering(devices: Iterable[Device], covering: ArchSet | None) -> st
     return f"the one published arch set for {_list(able)}: {name}; none serves {_list(left)}"
 
 
-def arm_note(devices: Iterable[Device], machine: str) -> str:
-    """Say which of these GPUs come with Arm CPUs alone, where another kind is meant; else empty."""
-    if machine == "aarch64":
+def arm_note(devices: Iterable[Device], machine: str, archsets: Iterable[ArchSet]) -> str:
+    """Say which of these GPUs come with Arm CPUs alone, and their set; empty where that is meant.
+
+    Args:
+        devices: All that were asked about.
+        machine: Whose CPUs are meant, as `uname -m` says it.
+        archsets: All published sets, of all machines.
+    """
+    if machine == ARM:
         return ""
     found = sorted({device for device in devices if device.arm_only})
     if not found:
         return ""
     verb = "comes" if len(found) == 1 else "come"
     listed = ",".join(map(str, found))
+    covering = covering_set(found, [one for one in archsets if one.machine == ARM])
+    which = f", whose set is `{covering.name}`" if covering else ""
     return (
-        f"{_list(found)} {verb} in Arm machines alone: `python -m flash_dist select --gpu {listed} "
-        "--machine aarch64` names the set for those"
+        f"{_list(found)} {verb} in Arm machines alone{which}: "
+        f"`python -m flash_dist select --gpu {listed} --machine aarch64`"
     )
 
 

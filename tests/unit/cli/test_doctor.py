@@ -392,5 +392,5 @@ def test_a_disabled_jit_is_to_be_enabled_not_another_wheel_to_be_installed(
     install(ALL)
     _, out = doctor(capsys, "--gpu", "8.7", "--env", "CUDA_DISABLE_PTX_JIT=1")
     assert "`unset CUDA_DISABLE_PTX_JIT`, and the driver compiles the PTX of this build" in out
-    assert "8.7 comes in Arm machines alone" in out
+    assert "8.7 comes in Arm machines alone, whose set is `arm`" in out
     assert "dist/all" not in out
