@@ -72,8 +72,8 @@ def attention_forward(  # noqa: PLR0913, PLR0917 - the interface of transformers
         cache=cache,
         **others,
     )
-    if len(query) == 1 < len(key):  # queries that are learned
-        query = query.expand(len(key), -1, -1, -1)
+    if query.shape[0] == 1 < key.shape[0]:  # queries that are learned; `len` would fix a symbol
+        query = query.expand(key.shape[0], -1, -1, -1)
     tensors = query, key, value
     if isinstance(attention_mask, torch.Tensor) and is_interval(attention_mask):
         out, lse = attend_once(*tensors, attention_mask, scaling, softcap)
@@ -192,9 +192,9 @@ def _choose_documents(
     batch, seqlen = q.shape[:2]
     if positions is None or sight.band.right != 0 or not k.shape[1] == seqlen > 1:
         return None
-    if positions.dim() != 2 or positions.shape[1] != seqlen or len(positions) not in {1, batch}:  # noqa: PLR2004
+    if positions.dim() != 2 or positions.shape[1] != seqlen:  # noqa: PLR2004
         return None  # several for each token, say
-    return positions
+    return positions if positions.shape[0] == 1 or positions.shape[0] == batch else None
 
 
 def _pack(q: Tensor, k: Tensor, segments: Segments) -> Packing:

@@ -94,7 +94,7 @@ def _find_queries(
     """Return how many queries there are, the position of the first, and their device."""
     if cache_position is not None:
         return len(cache_position), cache_position[0], cache_position.device
-    return int(q_length or 0), q_offset, device
+    return q_length or 0, q_offset, device
 
 
 def _see_any(

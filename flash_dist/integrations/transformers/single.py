@@ -74,6 +74,6 @@ def _is_recorded(interval: Tensor) -> bool:
 def _pack(interval: Tensor, heads_kv: int, seqlen: int) -> tuple[Tensor, Tensor]:
     """Return cu_seqlens of queries and keys: intervals, and what lies between them."""
     rows = interval.view(-1, 2).repeat_interleave(heads_kv, 0)
-    numbers = torch.arange(len(rows), dtype=torch.int32, device=rows.device).unsqueeze(1)
+    numbers = torch.arange(rows.shape[0], dtype=torch.int32, device=rows.device).unsqueeze(1)
     queries = torch.cat([numbers, numbers + 1], 1)
     return queries.flatten(), (rows + numbers * seqlen).flatten()

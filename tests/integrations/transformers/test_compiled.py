@@ -93,13 +93,21 @@ def test_a_compiled_forward_is_one_graph_for_all_lengths(name: str, kind: str) -
 
 
 @pytest.mark.parametrize("kind", FORWARDS)
-def test_a_program_that_is_exported_without_dynamo_equals_eager(kind: str) -> None:
-    inputs = {"input_ids": IDS, **FORWARDS[kind](LEFT), "use_cache": False}
-    keep = LEFT.bool() if kind == "padded" else torch.ones_like(LEFT).bool()
-    want = DECODERS["mistral"].make("eager")(**inputs).logits[keep]
-    program = torch.export.export(DECODERS["mistral"].make(NAME), (), inputs, strict=False)
-    assert "flash_dist" in program.graph_module.print_readable(print_output=False)
-    assert error(program.module()(**inputs).logits[keep], want) <= TOLERANCE
+def test_a_program_that_is_exported_without_dynamo_serves_all_sizes(kind: str) -> None:
+    eager, model = (DECODERS["mistral"].make(name) for name in ("eager", NAME))
+    program: Any = None
+    for batch, seqlen in ((3, 12), (2, 9)):
+        ids, mask = IDS[:batch, :seqlen], LEFT[:batch, :seqlen]
+        inputs = {"input_ids": ids, **FORWARDS[kind](mask), "use_cache": False}
+        if program is None:
+            sizes = dict.fromkeys(range(2), torch.export.Dim.AUTO)
+            shapes = {k: sizes if isinstance(x, Tensor) else None for k, x in inputs.items()}
+            exported = torch.export.export(model, (), inputs, dynamic_shapes=shapes, strict=False)
+            assert "flash_dist" in exported.graph_module.print_readable(print_output=False)
+            program = exported.module()
+        keep = mask.bool() if kind == "padded" else torch.ones_like(mask).bool()
+        want, got = (x(**inputs).logits[keep] for x in (eager, program))
+        assert error(got, want) <= TOLERANCE
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="an assertion on a GPU ends the process")
