@@ -11,7 +11,7 @@ from flash_dist import flash_attn_func
 from flash_dist.masks import BlockMask
 from tests.gpu.running import attend, check, workspace
 from tests.masks import MASKS, masked_problem
-from tests.reference import assert_close, assert_same_bits, find_faults
+from tests.reference import DEVICE, assert_close, assert_same_bits, find_faults
 
 SHAPES = {
     "square": (2, 320, 320, 4, 2),
@@ -128,7 +128,7 @@ def test_a_visible_infinity_in_the_last_tile_of_a_list_stays_one(
     dense[:, ::64] = True  # every tile is in the list
     dense[:50, -1], dense[50:, -1] = True, False
     q, k, v = (
-        torch.randn(1, rows, 2, columns, generator=generator).to("cuda", half)
+        torch.randn(1, rows, 2, columns, generator=generator).to(DEVICE, half)
         for rows, columns in (
             (100, head_dims[0]),
             (64 * tiles, head_dims[0]),

@@ -217,8 +217,8 @@ def pytest_runtest_makereport(
 ) -> Generator[None, Any, Any]:
     """Tell a refusal from a failure; one of a case that is not served is no failure."""
     report = yield
-    # NOTE: what is named `result` does not come out of a process of xdist.
     report.kind = SERVED if f"[{SERVED}-" in item.name else OTHER
+    # NOTE: an attribute named `result` does not come out of a process of xdist.
     report.ending = report.outcome
     if call.excinfo is not None and report.failed and _is_refusal(item, call.excinfo):
         report.ending = "refused"
