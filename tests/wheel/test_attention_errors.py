@@ -443,7 +443,7 @@ WRONG_KIND: dict[str, Case] = {
     ),
     "mask-tensor": (
         lambda: attend_dense(mask=BOOLS),
-        (TypeError, r"(?s)BlockMask, got Tensor.*hint: `BlockMask\.from_dense`"),
+        (TypeError, r"(?s)BlockMask or IntervalMask, got Tensor.*hint: `BlockMask\.from_dense`"),
     ),
     "meta-ids": (
         lambda: BlockMask.documents(META),
