@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pytest
@@ -36,9 +37,34 @@ torch.save({"found": found, "expanded": expanded, "values": values}, sys.argv[1]
 """
 
 
-@pytest.fixture(
-    scope="module", params=[64, 128, 96, 256], ids=["fused", "fused-128", "one-block", "pair"]
-)
+FORWARD: Final = {"fwd": "fwd"}
+RECOMPUTED: Final = FORWARD | {"bwd_dkdv": "bwd_dkdv", "bwd_dq_recompute": "bwd_dq_recompute"}
+STORED: Final = FORWARD | {"bwd_dkdv": "bwd_dkdv", "bwd_dq_gemm": "bwd_dq_gemm"}
+FUSED: Final = {"fwd": "fwd_sm90", "bwd_fused": "bwd_fused_sm90"}
+STORED_SM90: Final = {role: f"{name}_sm90" for role, name in STORED.items()}
+RECOMPUTED_SM90: Final = RECOMPUTED | {"fwd": "fwd_sm90", "bwd_dkdv": "bwd_dkdv_sm90"}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How Hopper's own kernels make the gradients, and what does where they cannot."""
+
+    head_dim: int
+    native: dict[str, str]  # family of each role
+    general: dict[str, str]
+    megabytes: str = "1536"  # of workspace
+
+
+KINDS: Final = {
+    "fused": Kind(64, FUSED, STORED),
+    "fused-96": Kind(96, FUSED, STORED),
+    "fused-128": Kind(128, FUSED, STORED),
+    "one-block": Kind(96, RECOMPUTED_SM90, RECOMPUTED, "0"),
+    "pair": Kind(256, STORED_SM90, STORED),
+}
+
+
+@pytest.fixture(scope="module", params=list(KINDS.values()), ids=list(KINDS))
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:  # noqa: ANN401
     """What ran natively, and where shared memory is short.
 
@@ -46,12 +72,13 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """
     if torch.cuda.get_device_capability() != HOPPER:
         pytest.skip("Hopper's families are for compute capability 9.0")
-    results: dict[str, Any] = {"head_dim": request.param}
+    kind: Kind = request.param
+    results: dict[str, Any] = {"kind": kind}
     for name, environ in (("native", {}), ("short", {"FLASH_DIST_SMEM_LIMIT": SMALL})):
         path = tmp_path_factory.mktemp(name) / "result.pt"
         done = subprocess.run(
-            [sys.executable, "-c", CODE, str(path), str(request.param)],
-            env={**os.environ, **environ},
+            [sys.executable, "-c", CODE, str(path), str(kind.head_dim)],
+            env={**os.environ, "FLASH_DIST_WORKSPACE_MB": kind.megabytes, **environ},
             capture_output=True,
             text=True,
             check=False,
@@ -64,28 +91,25 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 pytestmark = pytest.mark.gpu
-GENERAL: Final = {"fwd": "fwd", "bwd_dkdv": "bwd_dkdv", "bwd_dq_gemm": "bwd_dq_gemm"}
-CHAIN: Final = {role: f"{name}_sm90" for role, name in GENERAL.items()}
-FUSED: Final = {"fwd": "fwd_sm90", "bwd_fused": "bwd_fused_sm90"}
+ROLES: Final = {*STORED, *RECOMPUTED, *FUSED}
 
 
 def of_roles(families: dict[str, str]) -> dict[str, str]:
-    return {role: families[role] for role in GENERAL}
+    return {role: name for role, name in families.items() if role in ROLES}
 
 
 def test_the_families_for_this_target_are_tried_first(runs: dict[str, Any]) -> None:
-    found = runs["native"]["found"]
-    wanted = FUSED if runs["head_dim"] in {64, 128} else CHAIN
-    assert {role: found[role] for role in found if role in {*CHAIN, *FUSED}} == wanted
+    assert of_roles(runs["native"]["found"]) == runs["kind"].native
 
 
 def test_the_general_families_serve_tensors_without_a_map(runs: dict[str, Any]) -> None:
-    assert of_roles(runs["native"]["expanded"]) == GENERAL
+    expanded = of_roles(runs["native"]["expanded"])
+    general = runs["kind"].general
+    assert {role: expanded[role] for role in general} == general
 
 
 def test_the_general_families_serve_where_shared_memory_is_short(runs: dict[str, Any]) -> None:
-    assert of_roles(runs["short"]["found"]) == GENERAL
-    assert "bwd_fused" not in runs["short"]["found"]
+    assert of_roles(runs["short"]["found"]) == runs["kind"].general
 
 
 def test_both_agree_within_rounding(runs: dict[str, Any]) -> None:

@@ -61,8 +61,7 @@ def count_slots(problem: Problem) -> int:
 
 def is_fused(problem: Problem) -> bool:
     """Whether the backward that ran last made all gradients of such a problem in one kernel."""
-    head_dim = problem.q.shape[-1]
-    return (32 < head_dim <= 64 or 96 < head_dim <= 128) and "bwd_fused" in last_variant()
+    return 32 < problem.q.shape[-1] <= 128 and "bwd_fused" in last_variant()
 
 
 def stored(problem: Problem) -> int:

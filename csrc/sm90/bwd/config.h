@@ -97,10 +97,10 @@ struct FusedSm90Config
   static constexpr int BLOCK_N = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_N;
   // Of S^T and dP^T, as the registers of a warpgroup of keys hold them beside its sums.
-  static constexpr int SCORES_AT_A_TIME = HEAD_DIM > 64 ? 1 : 2;
+  static constexpr int SCORES_AT_A_TIME = HEAD_DIM > 96 ? 1 : 2;
   static constexpr int LOADER_REGISTERS = 24;
-  static constexpr int CONSUMER_REGISTERS = HEAD_DIM > 64 ? 208 : 192;
-  static constexpr int DQ_REGISTERS = HEAD_DIM > 64 ? 72 : 104;
+  static constexpr int CONSUMER_REGISTERS = HEAD_DIM > 96 ? 208 : HEAD_DIM > 64 ? 200 : 192;
+  static constexpr int DQ_REGISTERS = HEAD_DIM > 96 ? 72 : HEAD_DIM > 64 ? 88 : 104;
   static_assert(LOADER_REGISTERS + CONSUMERS * CONSUMER_REGISTERS + DQ_REGISTERS <=
                     (CONSUMERS + 2) * registers_at_launch(Plan::WARPS * 32),
                 "a warp that asks for more registers than there are waits for ever");

@@ -66,6 +66,7 @@ struct DqSum : DqPart<Config::BLOCK_M / 8> {
   using DqTile = typename Config::DqTile;
   static_assert(HEAD_DIM == 64, "the rows of a warpgroup's product are the columns of dQ");
   static constexpr bool READS_KEYS = false;  // when it multiplies
+  static constexpr bool FILLS_REGISTERS = false;
   static constexpr int PARTS = 1;
   static constexpr int PART_BYTES = Config::DQ_BYTES;
 
@@ -118,24 +119,26 @@ struct DqSum : DqPart<Config::BLOCK_M / 8> {
   }
 };
 
-// Of 128 columns: dQ = dS @ K, 64 columns at a time, which is what the registers hold.
-template <class Config>
-struct DqSum<Config, 128> : DqPart<8> {
+// Of more columns: dQ = dS @ K, as many of them at a time as the registers hold.
+template <class Config, int COLUMNS>
+struct DqSumByRows : DqPart<COLUMNS / 8> {
   using Target = typename Config::Target;
   using T = typename Config::T;
   using KTile = typename Config::KTile;
   using DsTile = typename Config::DsTile;
   using DqTile = typename Config::DqTile;
   static constexpr bool READS_KEYS = true;
-  static constexpr int PARTS = 2;
+  static constexpr bool FILLS_REGISTERS = COLUMNS > 64;
+  static constexpr int PARTS = Config::HEAD_DIM / COLUMNS;
   static constexpr int PART_BYTES = Config::DQ_BYTES / PARTS;
+  static_assert(PARTS == 1 || COLUMNS % KTile::COLUMNS == 0, "a part begins with a panel of K");
 
   __device__ __forceinline__ static void take_keys(uint32_t) {}
 
-  // dQ = dS @ K                                           [BLOCK_M, 64]
+  // dQ = dS @ K                                           [BLOCK_M, COLUMNS]
   __device__ __forceinline__ void multiply(uint32_t ds, uint32_t keys, int part) {
     const uint64_t a = DsTile::by_columns(ds);
-    const uint64_t b = KTile::by_columns(keys + part * KTile::BYTES);
+    const uint64_t b = KTile::by_columns(keys + part * KTile::count(COLUMNS) * KTile::BYTES);
     wgmma_fence();
     wgmma<T, true, true, true>(this->x[0], a, b);
 #pragma unroll
@@ -149,12 +152,18 @@ struct DqSum<Config, 128> : DqPart<8> {
 
   // Rounded, through the stage.
   __device__ __forceinline__ void finish(uint32_t stage, float scale, const DqRows& to, int part) {
-    const int column = part * KTile::COLUMNS;
+    const int column = part * COLUMNS;
     this->scale(scale);
     store_rows<DqTile, Target, T>(*this, stage, to.dq + column, to.stride, to.rows,
                                   to.columns - column);
     fence_proxy_async();  // as above
   }
 };
+
+template <class Config>
+struct DqSum<Config, 96> : DqSumByRows<Config, 96> {};
+
+template <class Config>
+struct DqSum<Config, 128> : DqSumByRows<Config, 64> {};
 
 }  // namespace flash_dist

@@ -163,7 +163,7 @@ struct FusedSm90 : DkdvSm90<Config> {
     Gradients place;
     int dq_stage = 0, dq_parity = 0;
 #pragma unroll 1
-    for (int left = work.items; left > 0; --left, place.advance()) {
+    for (int left = work.items; left > 0; count_down(left, place), place.advance()) {
       mbarrier_wait(shared_address(&smem.ds_full[place.stage()]), place.parity());
       const FusedItem& item = smem.item[place.passed % Config::ITEMS];
       const DqTurn turn = item.turn;
@@ -192,6 +192,16 @@ struct FusedSm90 : DkdvSm90<Config> {
   __device__ __forceinline__ static void announce_from(uint64_t& barrier) {
     __syncwarp();
     if (fresh_thread() % 32 == 0) mbarrier_arrive(shared_address(&barrier));
+  }
+
+  // Of the items that warpgroup 3 has yet to do, one less. NOTE: counted anew where a number that
+  // lives as long as the loop would be spilled.
+  __device__ __forceinline__ void count_down(int& left, const Gradients& place) const {
+    if constexpr (DqSum::FILLS_REGISTERS) {
+      left = work.items - 1 - static_cast<int>(place.passed);
+    } else {
+      --left;
+    }
   }
 
   __device__ __forceinline__ FusedItem& item(const Stages& stages) const {

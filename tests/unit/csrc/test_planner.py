@@ -688,11 +688,12 @@ def fused_plan(**changes: Any) -> dict[str, Any]:  # noqa: ANN401
     return plan(**{**FUSED, **changes})
 
 
+@pytest.mark.parametrize("head_dim", [64, 96])
 @pytest.mark.parametrize("shape", SHAPES[::7], ids=name_of)
 def test_a_fused_backward_takes_no_more_than_dq_in_float32_and_counters(
-    shape: dict[str, Any],
+    shape: dict[str, Any], head_dim: int
 ) -> None:
-    made = fused_plan(**{**shape, "key_tile": 128})
+    made = fused_plan(**{**shape, "key_tile": 128, "head_dim": head_dim})
     if not made["steps"]:
         assert "fused" not in made
         return
@@ -701,7 +702,7 @@ def test_a_fused_backward_takes_no_more_than_dq_in_float32_and_counters(
     rows = heads * up(shape["seqlen_q"])
     assert made["fused"]
     assert made["ds"] == 0
-    assert made["dq_accum"] == 4 * rows * 64
+    assert made["dq_accum"] == 4 * rows * head_dim
     assert made["dq_turns"] == 4 * (1 + rows // TILE)
     assert budgeted(made) + made["dq_turns"] <= shape["budget"]
 
