@@ -12,8 +12,9 @@
 //           DS_STAGES of dS^T, DQ_STAGES of dQ.
 // Pipeline  The query tiles of every query head of the split, in ascending order: this is the order
 //           of summation of dK and dV. If the registers hold both products of scores, dP^T is
-//           computed while P^T is, and dV while dS^T is. No warpgroup of keys waits for the other, so
-//           that one multiplies while the other takes exponentials.
+//           computed while P^T is, and dV while dS^T is; with more than two stages dK is while P^T
+//           of the next queries is. No warpgroup of keys waits for the other, so that one multiplies
+//           while the other takes exponentials.
 //
 // Order     A query tile's dQ is summed over the key blocks that see it, from the last keys to the
 //           first, in fp32 in global memory, in the order of the registers of warpgroup 3. The first
@@ -266,6 +267,16 @@ struct FusedSm90 : DkdvSm90<Config> {
     this->clear_keys();
     barrier_arrive(KEYS_CLEARED, KEY_READERS);
     const Thread thread;
+    if constexpr (Config::SCORES_FIRST) {
+      walk_scores_first(dk, dv, thread);
+    } else {
+      walk_in_turn(dk, dv, thread);
+    }
+    barrier_sync(KEYS_READ, KEY_READERS);
+  }
+
+  // A stage after the other: dK of one has been computed before S^T of the next one is.
+  __device__ __forceinline__ void walk_in_turn(DkSum& dk, DvSum& dv, const Thread& thread) const {
     Stages stages;
     keep_apart(thread, 1);
 #pragma unroll 1
@@ -283,10 +294,128 @@ struct FusedSm90 : DkdvSm90<Config> {
         if (item.turn.exists()) keep_nothing(thread, place);  // the other half of the keys is seen
         announce(thread, place);
       }
-      __syncwarp();
-      if (thread.speaks) mbarrier_arrive(shared_address(&smem.barriers.empty[stages.stage()]));
+      release(thread, stages);
     }
-    barrier_sync(KEYS_READ, KEY_READERS);
+  }
+
+  // S^T of a stage comes before dK of the one before, which is computed while P^T is. A stage of
+  // which nothing is visible ends such a run. Between two steps no product is on its way: ptxas
+  // lets none cross a loop's end where registers are scarce.
+  __device__ __forceinline__ void walk_scores_first(DkSum& dk, DvSum& dv,
+                                                    const Thread& thread) const {
+    Scores pt, dst;
+    Fragments gradients;
+    Stages stages;
+#pragma unroll 1
+    while (static_cast<int>(stages.passed) < work.items) {
+      int code = find(thread, stages);
+      if (code == TILE_EMPTY) {
+        skip(thread, stages);
+        stages.advance();
+        continue;
+      }
+      issue_s(pt, thread, stages);
+      issue_dp(dst, thread, stages);
+      code = finish<false>(dk, dv, pt, dst, gradients, thread, stages, code);
+      stages.advance();
+#pragma unroll 1
+      while (code != TILE_EMPTY) {
+        issue_s(pt, thread, stages);
+        issue_dk(dk, gradients, before(stages));
+        issue_dp(dst, thread, stages);
+        code = finish<true>(dk, dv, pt, dst, gradients, thread, stages, code);
+        stages.advance();
+      }
+      issue_dk(dk, gradients, before(stages));
+      end_dk<0>(dk, gradients, thread, before(stages));
+    }
+  }
+
+  __device__ __forceinline__ static Stages before(const Stages& stages) {
+    return {stages.passed - 1};
+  }
+
+  // What this warpgroup sees of a stage, when that has come; nothing behind the last one.
+  __device__ __forceinline__ int find(const Thread& thread, const Stages& stages) const {
+    if (static_cast<int>(stages.passed) >= work.items) return TILE_EMPTY;
+    smem.barriers.wait_for_data(stages);
+    return item(stages).code[thread.half];
+  }
+  __device__ __forceinline__ void skip(const Thread& thread, const Stages& stages) const {
+    const Gradients place{stages.passed};
+    wait_for_place(place);
+    // The other half of the keys is seen.
+    if (item(stages).turn.exists()) keep_nothing(thread, place);
+    announce(thread, place);
+    release(thread, stages);
+  }
+  // This warp has read a stage.
+  __device__ __forceinline__ void release(const Thread& thread, const Stages& stages) const {
+    __syncwarp();
+    if (thread.speaks) mbarrier_arrive(shared_address(&smem.barriers.empty[stages.stage()]));
+  }
+
+  // S^T = K @ Q.T                                         [64, BLOCK_M]
+  __device__ __forceinline__ void issue_s(Scores& pt, const Thread& thread,
+                                          const Stages& stages) const {
+    const int s = stages.stage();
+    this->clear_queries(s, item(stages).row0);
+    Base::template issue_scores<HEAD_DIM>(pt, thread.rows_of(smem.k),
+                                          uniform(shared_address(smem.stage[s].q)));
+  }
+  // dP^T = V @ dO.T                                       [64, BLOCK_M]
+  __device__ __forceinline__ void issue_dp(Scores& dst, const Thread& thread,
+                                           const Stages& stages) const {
+    Base::template issue_scores<HEAD_DIM_V>(
+        dst, thread.rows_of(smem.v), uniform(shared_address(smem.stage[stages.stage()].dout)));
+  }
+  // dK += dS^T @ Q                                        [64, HEAD_DIM]
+  __device__ __forceinline__ void issue_dk(DkSum& dk, Fragments& gradients,
+                                           const Stages& stages) const {
+    Base::issue_sum(dk, gradients, uniform(shared_address(smem.stage[stages.stage()].q)));
+  }
+  // But for PENDING newer products.
+  template <int PENDING>
+  __device__ __forceinline__ void end_dk(DkSum& dk, Fragments& gradients, const Thread& thread,
+                                         const Stages& stages) const {
+    wgmma_wait<PENDING>();
+    hold(dk.x[0]);
+    hold(gradients);
+    release(thread, stages);
+  }
+
+  // From S^T and dP^T on their way to dV, and dS^T as a fragment and for warpgroup 3. AFTER_ANOTHER:
+  // dK of the stage before is on its way between them. Returns what is seen of the next stage.
+  template <bool AFTER_ANOTHER>
+  __device__ __forceinline__ int finish(DkSum& dk, DvSum& dv, Scores& pt, Scores& dst,
+                                        Fragments& gradients, const Thread& thread,
+                                        const Stages& stages, int code) const {
+    const int s = stages.stage();
+    const Gradients place{stages.passed};
+    Fragments probabilities;
+    wgmma_wait<AFTER_ANOTHER ? 2 : 1>();
+    hold(pt.x[0]);
+    if (code != TILE_FULL) this->hide(pt, item(stages), code);
+    // P^T = exp2(S^T * scale - lse)
+    exponentiate(pt, thread, s);
+    // dV += P^T @ dO                                      [64, HEAD_DIM_V]
+    Base::to_fragments(probabilities, pt);
+    Base::issue_sum(dv, probabilities, uniform(shared_address(smem.stage[s].dout)));
+    // NOTE: behind dV, which needs all of P^T: ptxas moves exponentials to the other side of a wait.
+    if constexpr (AFTER_ANOTHER) end_dk<2>(dk, gradients, thread, before(stages));
+    wgmma_wait<1>();
+    hold(dst.x[0]);
+    // dS^T = P^T * (dP^T - delta)
+    differentiate(dst, pt, thread, s);
+    Base::to_fragments(gradients, dst);
+    wait_for_place(place);
+    keep(gradients, thread, place);  // NOTE: before dV is waited for, as above
+    announce(thread, place);
+    const int next = find(thread, {stages.passed + 1});
+    wgmma_wait<0>();
+    hold(dv.x[0]);
+    hold(probabilities);
+    return next;
   }
 
   // Where one product of scores is computed at a time, the second warpgroup of keys begins when the
