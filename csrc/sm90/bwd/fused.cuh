@@ -393,20 +393,23 @@ struct FusedSm90 : DkdvSm90<Config> {
     const int s = stages.stage();
     const Gradients place{stages.passed};
     Fragments probabilities;
+    Statistics lse, delta;
+    load_statistics(lse, smem.lse_log2[s], thread);
     wgmma_wait<AFTER_ANOTHER ? 2 : 1>();
     hold(pt.x[0]);
     if (code != TILE_FULL) this->hide(pt, item(stages), code);
     // P^T = exp2(S^T * scale - lse)
-    exponentiate(pt, thread, s);
+    exponentiate(pt, lse);
     // dV += P^T @ dO                                      [64, HEAD_DIM_V]
     Base::to_fragments(probabilities, pt);
     Base::issue_sum(dv, probabilities, uniform(shared_address(smem.stage[s].dout)));
     // NOTE: behind dV, which needs all of P^T: ptxas moves exponentials to the other side of a wait.
     if constexpr (AFTER_ANOTHER) end_dk<2>(dk, gradients, thread, before(stages));
+    load_statistics(delta, smem.delta[s], thread);
     wgmma_wait<1>();
     hold(dst.x[0]);
     // dS^T = P^T * (dP^T - delta)
-    differentiate(dst, pt, thread, s);
+    differentiate(dst, pt, delta);
     Base::to_fragments(gradients, dst);
     wait_for_place(place);
     keep(gradients, thread, place);  // NOTE: before dV is waited for, as above
@@ -439,29 +442,33 @@ struct FusedSm90 : DkdvSm90<Config> {
     const uint32_t dout = uniform(shared_address(smem.stage[s].dout));
     Scores pt, dst;
     Fragments probabilities, gradients;
+    Statistics lse, delta;
     // S^T = K @ Q.T                                       [64, BLOCK_M]
     Base::template issue_scores<HEAD_DIM>(pt, thread.rows_of(smem.k), q);
     if constexpr (Config::SCORES_AT_A_TIME == 2) {
       // dP^T = V @ dO.T                                   [64, BLOCK_M]
       Base::template issue_scores<HEAD_DIM_V>(dst, thread.rows_of(smem.v), dout);
+      load_statistics(lse, smem.lse_log2[s], thread);
       wgmma_wait<1>();
       hold(pt.x[0]);
       if (code != TILE_FULL) this->hide(pt, item, code);
       // P^T = exp2(S^T * scale - lse)
-      exponentiate(pt, thread, s);
+      exponentiate(pt, lse);
       // dV += P^T @ dO                                    [64, HEAD_DIM_V]
       Base::to_fragments(probabilities, pt);
       Base::issue_sum(dv, probabilities, dout);
+      load_statistics(delta, smem.delta[s], thread);
       wgmma_wait<1>();
       hold(dst.x[0]);
       // dS^T = P^T * (dP^T - delta)
-      differentiate(dst, pt, thread, s);
+      differentiate(dst, pt, delta);
     } else {
       wgmma_wait<0>();
       hold(pt.x[0]);
       if (code != TILE_FULL) this->hide(pt, item, code);
       // P^T = exp2(S^T * scale - lse)
-      exponentiate(pt, thread, s);
+      load_statistics(lse, smem.lse_log2[s], thread);
+      exponentiate(pt, lse);
       Base::to_fragments(probabilities, pt);
       if (stages.passed == 0) keep_apart(thread, 0);
       // dP^T = V @ dO.T                                   [64, BLOCK_M]
@@ -469,7 +476,8 @@ struct FusedSm90 : DkdvSm90<Config> {
       wgmma_wait<0>();
       hold(dst.x[0]);
       // dS^T = P^T * (dP^T - delta), of P^T as it was rounded
-      differentiate(dst, probabilities, thread, s);
+      load_statistics(delta, smem.delta[s], thread);
+      differentiate(dst, probabilities, delta);
       hold(dst.x[0]);
       // dV += P^T @ dO                                    [64, HEAD_DIM_V]
       Base::issue_sum(dv, probabilities, dout);
@@ -487,14 +495,22 @@ struct FusedSm90 : DkdvSm90<Config> {
     hold(gradients);
   }
 
+  // lse or delta of a stage, as far as a thread has scores.
+  using Statistics = float2[BLOCK_M / 8];
+  __device__ __forceinline__ static void load_statistics(Statistics& x, const float* from,
+                                                         const Thread& thread) {
+    const uint32_t at = shared_address(from) + thread.statistic;
+#pragma unroll
+    for (int n = 0; n < BLOCK_M / 8; ++n) x[n] = load_shared_8(at + n * 32);
+  }
+
   // 2^SHIFT P^T in the place of its scores.
-  __device__ __forceinline__ void exponentiate(Scores& pt, const Thread& thread, int s) const {
+  __device__ __forceinline__ void exponentiate(Scores& pt, const Statistics& lse) const {
     const float scale_log2 = p.softmax_scale * LOG2_E;
-    const uint32_t lse = shared_address(smem.lse_log2[s]) + thread.statistic;
     const auto minus = [](float x) { return SHIFT == 0 ? -x : SHIFT - x; };
 #pragma unroll
     for (int n = 0; n < BLOCK_M / 8; ++n) {
-      const float2 x = load_shared_8(lse + n * 32);
+      const float2 x = lse[n];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         pt.x[0][n][i] = exp2_approx(fmaf(pt.x[0][n][i], scale_log2, minus(i % 2 == 0 ? x.x : x.y)));
@@ -503,12 +519,11 @@ struct FusedSm90 : DkdvSm90<Config> {
   }
 
   // P^T (dP^T - delta) in the place of dP^T.
-  __device__ __forceinline__ void differentiate(Scores& dst, const Scores& pt, const Thread& thread,
-                                                int s) const {
-    const uint32_t delta = shared_address(smem.delta[s]) + thread.statistic;
+  __device__ __forceinline__ void differentiate(Scores& dst, const Scores& pt,
+                                                const Statistics& delta) const {
 #pragma unroll
     for (int n = 0; n < BLOCK_M / 8; ++n) {
-      const float2 x = load_shared_8(delta + n * 32);
+      const float2 x = delta[n];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         dst.x[0][n][i] = pt.x[0][n][i] * (dst.x[0][n][i] - (i % 2 == 0 ? x.x : x.y));
@@ -518,11 +533,10 @@ struct FusedSm90 : DkdvSm90<Config> {
 
   // The same of 2^SHIFT P^T as it was rounded.
   __device__ __forceinline__ void differentiate(Scores& dst, const Fragments& pt,
-                                                const Thread& thread, int s) const {
-    const uint32_t delta = shared_address(smem.delta[s]) + thread.statistic;
+                                                const Statistics& delta) const {
 #pragma unroll
     for (int n = 0; n < BLOCK_M / 8; ++n) {
-      const float2 x = load_shared_8(delta + n * 32);
+      const float2 x = delta[n];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         float (&own)[4] = dst.x[0][n];
