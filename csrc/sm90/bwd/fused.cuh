@@ -463,11 +463,11 @@ struct FusedSm90 : DkdvSm90<Config> {
       // dS^T = P^T * (dP^T - delta)
       differentiate(dst, pt, delta);
     } else {
+      load_statistics(lse, smem.lse_log2[s], thread);
       wgmma_wait<0>();
       hold(pt.x[0]);
       if (code != TILE_FULL) this->hide(pt, item, code);
       // P^T = exp2(S^T * scale - lse)
-      load_statistics(lse, smem.lse_log2[s], thread);
       exponentiate(pt, lse);
       Base::to_fragments(probabilities, pt);
       if (stages.passed == 0) keep_apart(thread, 0);
