@@ -64,7 +64,7 @@ def test_places_for_fewer_groups_than_a_share_may_have_are_noticed(
     assert len(outputs_of("shares.cpp", generated, tmp_path, headers)) > 1
 
 
-def test_key_blocks_have_their_turns_at_dq_without_a_hole_from_the_last_keys_on(
+def test_key_blocks_have_their_turns_at_dq_without_a_hole_in_the_order_they_begin(
     generated: Path, tmp_path: Path
 ) -> None:
     *wrong, tiles = outputs_of("turns.cpp", generated, tmp_path)
