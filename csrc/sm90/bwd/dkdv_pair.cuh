@@ -11,7 +11,8 @@
 //           Block 0 is done with Q, and block 1 with dO, long before the other tile of a stage: each
 //           has barriers of its own.
 // Pipeline  As with one block. The first product of a stage is computed beside the second one of the
-//           stage before, and what follows the first during the second.
+//           stage before, and what follows the first during the second: P^T and dS^T are on their way
+//           before that has been waited for, whose fragments are others.
 #pragma once
 
 #include "ptx/cluster.cuh"
@@ -154,7 +155,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
     if (work.items == 0) return;
     clear_keys();
     Scores x;
-    Fragments fragments;
+    Fragments even, odd;  // of every other stage since the pipeline began
     Stages stages;
     Slots slots;
     expect_all();
@@ -170,28 +171,46 @@ struct DkdvOfPair : DkdvSm90<Config> {
       wgmma_wait<0>();
       hold(x.x[0]);
       finish(x, stages, slots, code);
-      hand_on(fragments, x, stages, slots);
+      hand_on(even, x, stages, slots);
       stages.advance();
       code = find(stages);
       // A stage of which nothing is visible ends the pipeline: to leave it out is to wait for its
       // second tile, too, which comes only where the one before has left.
 #pragma unroll 1
-      while (code != TILE_EMPTY) {
-        issue_first(x, stages);
-        issue_second(sum, fragments, before(stages));
-        wgmma_wait<1>();
-        hold(x.x[0]);
-        finish(x, stages, slots, code);
-        // NOTE: here for its jump, too, over which ptxas moves nothing behind the next wait.
-        code = find(after(stages));
-        end_second(sum, fragments, before(stages));
-        hand_on(fragments, x, stages, slots);
-        stages.advance();
+      while (true) {
+        if (code == TILE_EMPTY) {
+          add(sum, even, before(stages));
+          break;
+        }
+        code = go_on(sum, x, even, odd, stages, slots, code);
+        if (code == TILE_EMPTY) {
+          add(sum, odd, before(stages));
+          break;
+        }
+        code = go_on(sum, x, odd, even, stages, slots, code);
       }
-      issue_second(sum, fragments, before(stages));
-      end_second(sum, fragments, before(stages));
     }
     wait_for_peer(slots);
+  }
+
+  // From the fragments of the stage before to those of a stage. Returns what is seen of the next one.
+  __device__ __forceinline__ int go_on(Sum& sum, Scores& x, Fragments& of_before, Fragments& now,
+                                       Stages& stages, Slots& slots, int code) const {
+    const Stages last = before(stages);
+    issue_first(x, stages);
+    issue_second(sum, of_before, last);
+    wgmma_wait<1>();
+    hold(x.x[0]);
+    finish(x, stages, slots, code);
+    hand_on(now, x, stages, slots);
+    code = find(after(stages));
+    end_second(sum, of_before, last);
+    stages.advance();
+    return code;
+  }
+  __device__ __forceinline__ void add(Sum& sum, Fragments& fragments, const Stages& stages) const {
+    issue_second(sum, fragments, stages);
+    end_second(sum, fragments, stages);
   }
 
   // What this warpgroup sees of a stage, when that has come; nothing behind the last one.
