@@ -115,10 +115,12 @@ class Family:
         """Insist on a name from which the role can be told, in a symbol of any binary.
 
         Raises:
-            FlashDistError: It is neither the role nor, for some targets only, `<role>_sm<number>`.
+            FlashDistError: It is neither the role nor, for some targets only, `<role>_sm<number>`
+                or `<role>_scored_sm<number>`, for calls whose scores are bent.
         """
         numbers = sorted({target.number for target in self.targets})
-        allowed = [f"{self.role}_sm{number}" for number in numbers] or [self.role]
+        kinds = (self.role, f"{self.role}_scored")
+        allowed = [f"{kind}_sm{number}" for number in numbers for kind in kinds] or [self.role]
         if self.name not in allowed:
             message = (
                 f"a family that serves {self.role} for "

@@ -55,6 +55,13 @@ __device__ __forceinline__ float log2_approx(float x) {
   return y;
 }
 
+// x * y + z, not below 0 nor above 1; NaN gives 0.
+__device__ __forceinline__ float fma_saturated(float x, float y, float z) {
+  float r;
+  asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(r) : "f"(x), "f"(y), "f"(z));
+  return r;
+}
+
 // 1 / x; relative error 2 ** -23, inf gives 0.
 __device__ __forceinline__ float reciprocal_approx(float x) {
   float y;

@@ -26,9 +26,10 @@ struct CallAxes {
 
 // Why a kernel with these tensors, `like_out` being out or dout, and scores is not for Hopper's
 // families, null if it is.
-template <class Params>  // FwdParams or BwdParams
+template <class Config, class Params>  // FwdParams or BwdParams
 const char* find_problem(const Params& p, const View& like_out) {
-  if (p.scores.bends) return "it neither caps scores nor has ALiBi";
+  if (p.scores.bends && !Config::BENDS) return "it neither caps scores nor has ALiBi";
+  if (!p.scores.bends && Config::BENDS) return "it is for calls with a soft cap or ALiBi";
   const CallAxes axes(p);
   const char* const problems[] = {
       find_map_problem(p.q, axes.rows_q, p.head_dim, axes.q),

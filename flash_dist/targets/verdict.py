@@ -67,13 +67,14 @@ _NO_LIMIT = 1 << 30
 _LIMIT = re.compile(r"[ \t-\r]*\+?0*([1-9][0-9]{0,9})")
 _MOST_LIMIT = 2**31 - 1
 
-_FOR_TARGET = re.compile(r"_sm[0-9]+$")
+_FOR_TARGET = re.compile(r"(?:_scored)?_sm[0-9]+$")
 
 
 def role_of(family: str) -> str:
-    """Return what a family of kernels is for: `fwd` of `fwd`, and of `fwd_sm90`.
+    """Return what a family of kernels is for: `fwd` of `fwd`, `fwd_sm90` and `fwd_scored_sm90`.
 
-    A family that is for some targets only is named after them; csrc/generate.py insists on it.
+    A family that is for some targets only is named after them, and after the calls that it alone
+    serves there; csrc/generate.py insists on it.
     """
     return _FOR_TARGET.sub("", family)
 

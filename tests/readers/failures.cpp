@@ -2,8 +2,8 @@
 // count code" of the input. The count-th call of that function fails with the code, once: code 0 of
 // cudaFuncGetAttributes says that a kernel was compiled to other registers, of
 // cudaOccupancyMaxActiveClusters that no cluster fits. Behind a semicolon there may be sizes: batch
-// seqlen_q seqlen_k num_heads_kv group total_q (packed if >= 0) budget dtype seqlen_new. With the last
-// one the calls are decode and append, seqlen_k the capacity of their cache.
+// seqlen_q seqlen_k num_heads_kv group total_q (packed if >= 0) budget dtype softcap seqlen_new. With
+// the last one the calls are decode and append, seqlen_k the capacity of their cache.
 //
 //   g++ -std=c++17 -I csrc -I GENERATED -I CUDA/include failures.cpp csrc/host/*.cpp -o failures
 //
@@ -53,8 +53,31 @@ const char* refuse_longer(const void* params) {
   return std::max(p.seqlen_q, p.seqlen_k) > 64 ? "a tile does not hold a sequence" : nullptr;
 }
 
-constexpr auto refusal_of(flash_dist::Role role) {
-  return role == flash_dist::Role::BWD_WHOLE ? &refuse_longer : nullptr;
+// Families of scored calls take no others, and those beside them none of these.
+template <class Params, bool SCORED>
+const char* refuse_scores(const void* params) {
+  const bool bends = static_cast<const Params*>(params)->scores.bends;
+  return bends == SCORED ? nullptr : "scores are bent, or not";
+}
+
+using Refusal = const char* (*)(const void*);
+
+constexpr Refusal refusal_of(flash_dist::Role role, flash_dist::Family family) {
+  using flash_dist::BwdParams, flash_dist::Family, flash_dist::FwdParams;
+  switch (family) {
+    case Family::FWD_SM90:
+      return &refuse_scores<FwdParams, false>;
+    case Family::FWD_SCORED_SM90:
+      return &refuse_scores<FwdParams, true>;
+    case Family::BWD_DKDV_SM90:
+    case Family::BWD_FUSED_SM90:
+      return &refuse_scores<BwdParams, false>;
+    case Family::BWD_DKDV_SCORED_SM90:
+    case Family::BWD_FUSED_SCORED_SM90:
+      return &refuse_scores<BwdParams, true>;
+    default:
+      return role == flash_dist::Role::BWD_WHOLE ? &refuse_longer : nullptr;
+  }
 }
 
 }  // namespace
@@ -62,16 +85,17 @@ constexpr auto refusal_of(flash_dist::Role role) {
 #define FLASH_DIST_VARIANT(symbol, role, family, specific, dtype, head_dim, head_dim_v, plan, \
                            number, suffix, ptx)                                               \
   extern "C" const flash_dist::KernelEntry symbol##_entry;                                    \
-  const flash_dist::KernelEntry symbol##_entry = {&symbol##_entry,                            \
-                                                  &launch_kernel,                             \
-                                                  128,                                        \
-                                                  plan == 0 ? 0 : 64 * 1024,                  \
-                                                  64,                                         \
-                                                  2,                                          \
-                                                  specific ? 2 : 1,                           \
-                                                  false,                                      \
-                                                  refusal_of(flash_dist::Role::role),         \
-                                                  specific ? REGISTERS : 0};
+  const flash_dist::KernelEntry symbol##_entry = {                                            \
+      &symbol##_entry,                                                                        \
+      &launch_kernel,                                                                         \
+      128,                                                                                    \
+      plan == 0 ? 0 : 64 * 1024,                                                              \
+      64,                                                                                     \
+      2,                                                                                      \
+      specific ? 2 : 1,                                                                       \
+      false,                                                                                  \
+      refusal_of(flash_dist::Role::role, flash_dist::Family::family),                         \
+      specific ? REGISTERS : 0};
 #include "variants.inc"
 #undef FLASH_DIST_VARIANT
 
@@ -168,6 +192,7 @@ void* allocate(void* context, int64_t bytes) {
 int batch = 2, seqlen_q = 1000, seqlen_k = 1000, num_heads_kv = 1, group = 4, total_q = -1;
 int64_t budget = int64_t{64} << 20;
 int dtype = static_cast<int>(Dtype::BF16);
+float softcap = 0;
 int seqlen_new = -1;  // -1: forward and backward
 
 template <class Params>
@@ -182,6 +207,7 @@ Params make_params() {
   if (total_q >= 0) p.packing = {&total_q, &total_q};  // no kernel reads them
   p.head_dim = p.head_dim_v = 64;
   p.mask.left = p.mask.right = UNBOUNDED;
+  p.scores.softcap = softcap;
   return p;
 }
 
@@ -280,7 +306,7 @@ int main() {
       std::istringstream sizes(line.substr(line.find(';') + 1));
       if (line.find(';') != std::string::npos) {
         sizes >> batch >> seqlen_q >> seqlen_k >> num_heads_kv >> group >> total_q >> budget >>
-            dtype;
+            dtype >> softcap;
         if (int given = 0; sizes >> given) seqlen_new = given;
       }
       failing_with = static_cast<cudaError_t>(code);

@@ -253,7 +253,7 @@ def test_no_head_is_refused(program: Path, seqlen_q: int, num_heads_kv: int, gro
 
 def with_cache(program: Path, *sizes: int, seqlen_new: int = 0) -> list[str]:
     """Return what decode and append say of a batch, seqlen_q, capacity, num_heads_kv and group."""
-    line = " ".join(map(str, (*sizes, -1, 64 << 20, 1, seqlen_new)))
+    line = " ".join(map(str, (*sizes, -1, 64 << 20, 1, 0, seqlen_new)))
     ((first, second),) = ask(program, ("nothing", 0, 0), sizes=line)
     assert first.errors == second.errors
     return first.errors
@@ -356,6 +356,34 @@ def test_float32_by_any_products_takes_the_same_kernels_where_nothing_is_multipl
         "bwd_reduce_fp32",
         "bwd_reduce_fp32",
     ]
+
+
+def families_with(program: Path, softcap: float, budget: int, **environ: str) -> list[str]:
+    """Return the families of what runs of a bfloat16 call, one after the other."""
+    sizes = f"{SIZES} {budget} 1 {softcap}"
+    ((ran, again),) = ask(program, ("nothing", 0, 0), sizes=sizes, environ=environ)
+    assert ran.errors == []
+    assert ran.launched == again.launched
+    return [one.partition("_bf16")[0].removeprefix("flash_dist_") for one in ran.launched]
+
+
+SMALL: Final = "166911"  # bytes of shared memory: too few for any kernel of Hopper's families
+
+
+@pytest.mark.parametrize(
+    ("budget", "backward"),
+    [(64 << 20, ["bwd_fused{}_sm90"]), (0, ["bwd_dkdv{}_sm90", "bwd_dq_recompute"])],
+    ids=["fused", "chain"],
+)
+@pytest.mark.parametrize(("softcap", "kind"), [(0, ""), (50, "_scored")])
+def test_calls_with_a_soft_cap_take_the_families_made_for_them(
+    program: Path, budget: int, backward: list[str], softcap: float, kind: str
+) -> None:
+    named = [name.format(kind) for name in ("fwd{}_sm90", "bwd_delta", *backward)]
+    assert set(families_with(program, softcap, budget)) - {"bwd_reduce"} == set(named)
+    short = families_with(program, softcap, budget, FLASH_DIST_SMEM_LIMIT=SMALL)
+    assert {"fwd", "bwd_delta", "bwd_dkdv"} <= set(short)
+    assert not [name for name in short if name.endswith("_sm90")]
 
 
 def test_a_dtype_that_there_is_not_is_refused_with_those_there_are(program: Path) -> None:

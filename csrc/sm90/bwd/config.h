@@ -8,6 +8,7 @@
 #include "core/maps.h"
 #include "core/panels.cuh"
 #include "plans.h"
+#include "sm90/bend.cuh"
 #include "sm90/bwd/work.cuh"
 #include "sm90/stages.cuh"
 
@@ -19,16 +20,22 @@ struct DkdvSm90Params {
   BwdParams p;
 };
 
+struct DkdvScoredSm90Params : DkdvSm90Params {
+  BendParams bend;
+};
+
 struct DqSm90Params {
   alignas(128) CUtensorMap k;
   AxisSteps k_axes;
   BwdParams p;
 };
 
-template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
-struct DkdvSm90Config
-    : Config<DkdvSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
-  using Plan = DkdvSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>;
+// Of a plan from kernels.toml under PLAN KB of shared memory. BENDS: of calls whose scores are bent.
+template <class Plan_, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN, bool BENDS_>
+struct DkdvSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
+  using Plan = Plan_;
+  static constexpr bool BENDS = BENDS_;
+  using Params = std::conditional_t<BENDS, DkdvScoredSm90Params, DkdvSm90Params>;
   static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups of 64 keys; one loads
   static constexpr int BLOCK_M = MASK_TILE;              // queries of a stage
   static constexpr int BLOCK_N = CONSUMERS * 64;
@@ -39,6 +46,9 @@ struct DkdvSm90Config
   static constexpr int CONSUMER_REGISTERS = 240;
   static_assert(has_registers(CONSUMERS, LOADER_REGISTERS, CONSUMER_REGISTERS));
   static_assert(CONSUMERS == 2, "two halves of a list's entries, and of the registers");
+
+  // Of S^T and dP^T, as the registers of a warpgroup of keys hold them beside its sums.
+  static constexpr int SCORES_AT_A_TIME = BENDS && HEAD_DIM > 96 ? 1 : 2;
 
   using KTile = Panels<BLOCK_N>;
   using QTile = Panels<BLOCK_M>;
@@ -87,11 +97,20 @@ struct DkdvSm90Config
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
 };
 
-// Of all three gradients in one kernel.
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
-struct FusedSm90Config
-    : Config<FusedSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
-  using Plan = FusedSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>;
+struct DkdvSm90Config : DkdvSm90ConfigOf<DkdvSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T,
+                                         HEAD_DIM, HEAD_DIM_V, PLAN, false> {};
+
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+struct DkdvScoredSm90Config : DkdvSm90ConfigOf<DkdvScoredSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>,
+                                               Target, T, HEAD_DIM, HEAD_DIM_V, PLAN, true> {};
+
+// Of all three gradients in one kernel; as above.
+template <class Plan_, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN, bool BENDS_>
+struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
+  using Plan = Plan_;
+  static constexpr bool BENDS = BENDS_;
+  using Params = std::conditional_t<BENDS, DkdvScoredSm90Params, DkdvSm90Params>;
   static constexpr int CONSUMERS = Plan::WARPS / 4 - 2;  // warpgroups of 64 keys; one loads,
   static constexpr int BLOCK_M = MASK_TILE;              // one multiplies for dQ
   static constexpr int BLOCK_N = CONSUMERS * 64;
@@ -99,8 +118,8 @@ struct FusedSm90Config
   // Of S^T and dP^T, as the registers of a warpgroup of keys hold them beside its sums.
   static constexpr int SCORES_AT_A_TIME = HEAD_DIM > 96 ? 1 : 2;
   // Whether S^T of the next queries comes before dK of these. While dK reads a stage, scores another,
-  // a third one has to arrive.
-  static constexpr bool SCORES_FIRST = SCORES_AT_A_TIME == 2 && Plan::STAGES > 2;
+  // a third one has to arrive. Not of bent scores, whose P^T and what dS^T is made of are two.
+  static constexpr bool SCORES_FIRST = !BENDS && SCORES_AT_A_TIME == 2 && Plan::STAGES > 2;
   static constexpr int LOADER_REGISTERS = 24;
   static constexpr int CONSUMER_REGISTERS = HEAD_DIM > 96 ? 208 : HEAD_DIM > 64 ? 200 : 192;
   static constexpr int DQ_REGISTERS = HEAD_DIM > 96 ? 72 : HEAD_DIM > 64 ? 88 : 104;
@@ -150,6 +169,14 @@ struct FusedSm90Config
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
 };
+
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+struct FusedSm90Config : FusedSm90ConfigOf<FusedSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T,
+                                           HEAD_DIM, HEAD_DIM_V, PLAN, false> {};
+
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+struct FusedScoredSm90Config : FusedSm90ConfigOf<FusedScoredSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>,
+                                                 Target, T, HEAD_DIM, HEAD_DIM_V, PLAN, true> {};
 
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct DqGemmSm90Config

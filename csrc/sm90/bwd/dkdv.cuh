@@ -46,8 +46,11 @@ struct DkdvSm90 {
   using DvSum = Accumulator<1, HEAD_DIM_V / 8>;
   using Scores = Accumulator<1, BLOCK_M / 8>;
   using Fragments = uint32_t[BLOCK_M / 16][1][4];
+  // In fp16, P^T of bent scores is 2^8 P^T: below 2^-14 what dS^T is made of would lose bits.
+  static constexpr int BENT_SHIFT =
+      Config::BENDS && std::is_same_v<T, Fp16> ? 8 : 0;  // log2; dV is scaled back
 
-  const DkdvSm90Params& params;
+  const typename Config::Params& params;
   Smem& smem;
   const BwdParams& p = params.p;
   const DkdvSm90Work& work = smem.work;
@@ -78,6 +81,7 @@ struct DkdvSm90 {
       each_resting(dv, p.dv_partial, [](float& x, float& y, float2& at) { x = at.x, y = at.y; });
     }
     walk(dk, dv);
+    if (BENT_SHIFT != 0 && p.sums_last) dv.scale(1.0f / (1 << BENT_SHIFT));
     store(dk, dv);
   }
 
@@ -174,17 +178,26 @@ struct DkdvSm90 {
     const uint32_t dout = uniform(shared_address(smem.stage[s].dout));
     Scores pt, dst;
     Fragments probabilities, gradients;
+    Fragments sloped;  // of bent scores: what dS^T is made of
+    const float slope = slope_of(smem.item[s]);
     // S^T = K @ Q.T                                       [64, BLOCK_M]
     issue_scores<HEAD_DIM>(pt, uniform(own_k()), q);
     // dP^T = V @ dO.T                                     [64, BLOCK_M]
-    issue_scores<HEAD_DIM_V>(dst, uniform(own_v()), dout);
-    wgmma_wait<1>();
+    const auto issue_gradients = [&] { issue_scores<HEAD_DIM_V>(dst, uniform(own_v()), dout); };
+    if constexpr (Config::SCORES_AT_A_TIME == 2) issue_gradients();
+    wgmma_wait<Config::SCORES_AT_A_TIME - 1>();
     hold(pt.x[0]);
+    if constexpr (Config::BENDS) begin_cap(pt, params.bend);
     if (code != TILE_FULL) hide(pt, smem.item[s], code);
     // P^T = exp2(S^T * scale - lse)
-    exponentiate(pt, smem.lse_log2[s]);
+    if constexpr (Config::BENDS) {
+      weigh_bent(probabilities, sloped, pt, smem.lse_log2[s], ramp_of(smem.item[s], slope));
+    } else {
+      exponentiate(pt, smem.lse_log2[s]);
+      to_fragments(probabilities, pt);
+    }
+    if constexpr (Config::SCORES_AT_A_TIME == 1) issue_gradients();
     // dV += P^T @ dO                                      [64, HEAD_DIM_V]
-    to_fragments(probabilities, pt);
     issue_sum(dv, probabilities, dout);
     wgmma_wait<1>();
     hold(dst.x[0]);
@@ -195,7 +208,8 @@ struct DkdvSm90 {
       const float2 x = load_shared_8(delta + n * 32);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        dst.x[0][n][i] = pt.x[0][n][i] * (dst.x[0][n][i] - (i % 2 == 0 ? x.x : x.y));
+        const float minus = i % 2 == 0 ? x.x : x.y;
+        dst.x[0][n][i] = weight(pt, sloped, n, i) * (dst.x[0][n][i] - minus);
       }
     }
     // dK += dS^T @ Q                                      [64, HEAD_DIM]
@@ -222,6 +236,38 @@ struct DkdvSm90 {
       for (int i = 0; i < 4; ++i) {
         pt.x[0][n][i] = exp2_approx(fmaf(pt.x[0][n][i], scale_log2, minus(i % 2 == 0 ? x.x : x.y)));
       }
+    }
+  }
+
+  // ALiBi's slope of an item's head, which is read of memory: to be asked for before the scores.
+  __device__ __forceinline__ float slope_of(const DkdvItem& item) const {
+    if constexpr (!Config::BENDS) return 0.0f;
+    return ramp_slope(p.scores, work.batch, work.head + item.member);
+  }
+  // Its part of this warp's scores.
+  __device__ __forceinline__ Ramp<true> ramp_of(const DkdvItem& item, float slope) const {
+    return {slope, item.row0 + work.seqlen_k - work.seqlen_q,
+            work.key0 + group_row0() + warp_of_consumer() * 16};
+  }
+
+  // Of bent scores that begin_cap() has seen.
+  __device__ __forceinline__ void weigh_bent(Fragments& probabilities, Fragments& sloped,
+                                             const Scores& pt, const float* lse_log2,
+                                             const Ramp<true>& ramp) const {
+    weigh<BENT_SHIFT>(pt, shared_address(lse_log2), params.bend, ramp,
+                      [&](int k, const auto& weight, const auto& product) {
+                        to_a_operand<Target, T>(probabilities[k], weight, 0);
+                        to_a_operand<Target, T>(sloped[k], product, 0);
+                      });
+  }
+  // By what score (n, i) of dP^T - delta is multiplied for dS^T.
+  __device__ __forceinline__ static float weight(const Scores& pt, const Fragments& sloped, int n,
+                                                 int i) {
+    if constexpr (Config::BENDS) {
+      const float2 two = unpack<T>(sloped[n / 2][0][n % 2 * 2 + i / 2]);
+      return (i % 2 == 0 ? two.x : two.y) * (1.0f / (1 << BENT_SHIFT));
+    } else {
+      return pt.x[0][n][i];
     }
   }
 
@@ -258,7 +304,7 @@ struct DkdvSm90 {
     wgmma_commit();
   }
 
-  // Sets the scores that the mask hides to -inf. A lane asks for two queries' bits, those of the
+  // Sets the scores that the mask hides to what has no weight. A lane asks for two queries' bits, those of the
   // warp's 16 keys, and has them from there handed to those whose scores they are.
   __device__ __forceinline__ void hide(Scores& pt, const DkdvItem& item, int code) const {
     const Mask mask = Cursor::mask_of(p, work, item.member);
@@ -280,7 +326,12 @@ struct DkdvSm90 {
 #pragma unroll
           for (int h = 0; h < 2; ++h)
             if (!(seen >> (half * 16 + h * 8) & 1)) {
-              pt.x[0][half * 4 + n][2 * h + e] = -INFINITY;
+              float& score = pt.x[0][half * 4 + n][2 * h + e];
+              if constexpr (Config::BENDS) {
+                score = hidden_score(params.bend);
+              } else {
+                score = -INFINITY;
+              }
             }
       }
   }
@@ -382,7 +433,7 @@ struct DkdvSm90 {
 };
 
 template <class Config>
-__device__ __forceinline__ void dkdv_of_block(const DkdvSm90Params& params) {
+__device__ __forceinline__ void dkdv_of_block(const typename Config::Params& params) {
   const BwdParams& p = params.p;
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);

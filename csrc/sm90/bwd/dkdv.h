@@ -7,7 +7,7 @@
 namespace flash_dist {
 
 template <class Config>
-__device__ __forceinline__ void dkdv_sm90_block(const DkdvSm90Params& params) {
+__device__ __forceinline__ void dkdv_sm90_block(const typename Config::Params& params) {
   if constexpr (Config::CLUSTER == 1) {
     dkdv_of_block<Config>(params);
   } else {

@@ -49,6 +49,9 @@ struct DkdvOfPair : DkdvSm90<Config> {
   using Sum = Accumulator<1, SUM_COLUMNS / 8>;
   static constexpr int SHIFT = std::is_same_v<typename Config::T, Fp16> ? 8 : 0;  // of P^T, log2
   static constexpr float BACK = 1.0f / (1 << SHIFT);
+  // Whether P^T and dS^T leave before the second product of the stage before has been waited for.
+  // Bent scores have three fragments as it is: theirs leave after it.
+  static constexpr bool IN_TURNS = !Config::BENDS;
 
   // K or V of the block's keys, to stay there, by one thread.
   __device__ __forceinline__ void load_keys() const {
@@ -156,6 +159,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
     clear_keys();
     Scores x;
     Fragments even, odd;  // of every other stage since the pipeline began
+    Fragments sloped;     // of bent scores: what the other block makes dS^T of
     Stages stages;
     Slots slots;
     expect_all();
@@ -167,11 +171,12 @@ struct DkdvOfPair : DkdvSm90<Config> {
         stages.advance();
         continue;
       }
+      const float slope = this->slope_of(item(stages));
       issue_first(x, stages);
       wgmma_wait<0>();
       hold(x.x[0]);
-      finish(x, stages, slots, code);
-      hand_on(even, x, stages, slots);
+      finish(x, sloped, slope, stages, slots, code);
+      hand_on(even, sloped, x, stages, slots);
       stages.advance();
       code = find(stages);
       // A stage of which nothing is visible ends the pipeline: to leave it out is to wait for its
@@ -182,12 +187,16 @@ struct DkdvOfPair : DkdvSm90<Config> {
           add(sum, even, before(stages));
           break;
         }
-        code = go_on(sum, x, even, odd, stages, slots, code);
-        if (code == TILE_EMPTY) {
-          add(sum, odd, before(stages));
-          break;
+        if constexpr (IN_TURNS) {
+          code = go_on(sum, x, even, odd, sloped, stages, slots, code);
+          if (code == TILE_EMPTY) {
+            add(sum, odd, before(stages));
+            break;
+          }
+          code = go_on(sum, x, odd, even, sloped, stages, slots, code);
+        } else {
+          code = go_on(sum, x, even, even, sloped, stages, slots, code);
         }
-        code = go_on(sum, x, odd, even, stages, slots, code);
       }
     }
     wait_for_peer(slots);
@@ -195,16 +204,20 @@ struct DkdvOfPair : DkdvSm90<Config> {
 
   // From the fragments of the stage before to those of a stage. Returns what is seen of the next one.
   __device__ __forceinline__ int go_on(Sum& sum, Scores& x, Fragments& of_before, Fragments& now,
-                                       Stages& stages, Slots& slots, int code) const {
+                                       Fragments& sloped, Stages& stages, Slots& slots,
+                                       int code) const {
     const Stages last = before(stages);
+    const float slope = this->slope_of(item(stages));
     issue_first(x, stages);
     issue_second(sum, of_before, last);
     wgmma_wait<1>();
     hold(x.x[0]);
-    finish(x, stages, slots, code);
-    hand_on(now, x, stages, slots);
+    finish(x, sloped, slope, stages, slots, code);
+    if constexpr (IN_TURNS) hand_on(now, sloped, x, stages, slots);
+    // NOTE: here for its jump, too, over which ptxas moves nothing behind the next wait.
     code = find(after(stages));
     end_second(sum, of_before, last);
+    if constexpr (!IN_TURNS) hand_on(now, sloped, x, stages, slots);
     stages.advance();
     return code;
   }
@@ -264,12 +277,17 @@ struct DkdvOfPair : DkdvSm90<Config> {
   }
 
   // P^T of S^T (times 2^SHIFT), or dS^T of dP^T.
-  __device__ __forceinline__ void finish(Scores& x, const Stages& stages, const Slots& slots,
-                                         int code) const {
+  __device__ __forceinline__ void finish(Scores& x, Fragments& sloped, float slope,
+                                         const Stages& stages, const Slots& slots, int code) const {
     const float* statistics = smem.statistics[stages.stage()];
     if constexpr (IS_SCORES) {
+      if constexpr (Config::BENDS) begin_cap(x, params.bend);
       if (code != TILE_FULL) this->hide(x, item(stages), code);
-      Base::template exponentiate<SHIFT>(x, statistics);
+      if constexpr (Config::BENDS) {
+        weigh_bent(x, sloped, statistics, this->ramp_of(item(stages), slope));
+      } else {
+        Base::template exponentiate<SHIFT>(x, statistics);
+      }
       smem.first.release(stages.stage());
       wait_for_place(slots);
     } else {
@@ -278,11 +296,29 @@ struct DkdvOfPair : DkdvSm90<Config> {
     }
   }
 
-  // P^T to the other block, or dS^T to the workspace.
-  __device__ __forceinline__ void hand_on(Fragments& fragments, const Scores& x,
-                                          const Stages& stages, Slots& slots) const {
+  // Of bent scores that begin_cap() has seen: P^T in their place, as the products with what it is
+  // rounded to are under way, and what the other block makes dS^T of.
+  __device__ __forceinline__ void weigh_bent(Scores& x, Fragments& sloped, const float* lse_log2,
+                                             const Ramp<true>& ramp) const {
+    using Target = typename Config::Target;
+    weigh<SHIFT>(x, shared_address(lse_log2), params.bend, ramp,
+                 [&](int k, const auto& weight, const auto& product) {
+#pragma unroll
+                   for (int n = 0; n < 2; ++n)
+#pragma unroll
+                     for (int i = 0; i < 4; ++i) x.x[0][2 * k + n][i] = weight.x[0][n][i];
+                   to_a_operand<Target, typename Config::T>(sloped[k], product, 0);
+                 });
+  }
+
+  // P^T, or what dS^T is made of instead, to the other block, or dS^T to the workspace.
+  __device__ __forceinline__ void hand_on(Fragments& fragments, const Fragments& sloped,
+                                          const Scores& x, const Stages& stages,
+                                          Slots& slots) const {
     Base::to_fragments(fragments, x);
-    if constexpr (IS_SCORES) {
+    if constexpr (IS_SCORES && Config::BENDS) {
+      send(sloped, slots);
+    } else if constexpr (IS_SCORES) {
       send(fragments, slots);
     } else {
       this->store_gradients(fragments, item(stages));
@@ -381,8 +417,9 @@ __device__ __forceinline__ void make_barriers_of_pair(typename Config::Smem& sme
 }
 
 template <class Config, PairRole ROLE>
-__device__ __forceinline__ void run_role(const DkdvSm90Params& params, typename Config::Smem& smem,
-                                         const DkdvBlock& block, const Sequence& sequence) {
+__device__ __forceinline__ void run_role(const typename Config::Params& params,
+                                         typename Config::Smem& smem, const DkdvBlock& block,
+                                         const Sequence& sequence) {
   const DkdvOfPair<Config, ROLE> role{params, smem};
   if (threadIdx.x == 0) {
     role.load_keys();
@@ -400,7 +437,7 @@ __device__ __forceinline__ void run_role(const DkdvSm90Params& params, typename 
 }
 
 template <class Config>
-__device__ __forceinline__ void dkdv_of_pair(const DkdvSm90Params& params) {
+__device__ __forceinline__ void dkdv_of_pair(const typename Config::Params& params) {
   const BwdParams& p = params.p;
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);

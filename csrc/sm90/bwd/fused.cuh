@@ -47,6 +47,7 @@ struct FusedSm90 : DkdvSm90<Config> {
   using Base::HEAD_DIM_V;
   using Base::KEYS;
   using Base::p;
+  using Base::params;
   using Base::smem;
   using Base::work;
   using typename Base::Cursor;
@@ -72,7 +73,9 @@ struct FusedSm90 : DkdvSm90<Config> {
   // In fp16, P^T from which dS^T is made after it was rounded is 2^8 P^T: below 2^-14 P would lose
   // bits, and dS with it. dV and dS are scaled back.
   static constexpr int SHIFT =
-      Config::SCORES_AT_A_TIME == 1 && std::is_same_v<T, Fp16> ? 8 : 0;  // of P^T, log2
+      (Config::SCORES_AT_A_TIME == 1 || Config::BENDS) && std::is_same_v<T, Fp16>
+          ? 8
+          : 0;  // of P^T, log2
   static constexpr float BACK = 1.0f / (1 << SHIFT);
 
   __device__ __forceinline__ static void make_barriers(Smem& smem) {
@@ -442,34 +445,46 @@ struct FusedSm90 : DkdvSm90<Config> {
     const uint32_t dout = uniform(shared_address(smem.stage[s].dout));
     Scores pt, dst;
     Fragments probabilities, gradients;
+    Fragments sloped;  // of bent scores: what dS^T is made of
     Statistics lse, delta;
+    const float slope = this->slope_of(item);
+    const auto find_weights = [&] {
+      if constexpr (Config::BENDS) begin_cap(pt, params.bend);
+      if (code != TILE_FULL) this->hide(pt, item, code);
+      if constexpr (Config::BENDS) {
+        this->weigh_bent(probabilities, sloped, pt, smem.lse_log2[s], this->ramp_of(item, slope));
+      } else {
+        exponentiate(pt, lse);
+        Base::to_fragments(probabilities, pt);
+      }
+    };
     // S^T = K @ Q.T                                       [64, BLOCK_M]
     Base::template issue_scores<HEAD_DIM>(pt, thread.rows_of(smem.k), q);
     if constexpr (Config::SCORES_AT_A_TIME == 2) {
       // dP^T = V @ dO.T                                   [64, BLOCK_M]
       Base::template issue_scores<HEAD_DIM_V>(dst, thread.rows_of(smem.v), dout);
-      load_statistics(lse, smem.lse_log2[s], thread);
+      if constexpr (!Config::BENDS) load_statistics(lse, smem.lse_log2[s], thread);
       wgmma_wait<1>();
       hold(pt.x[0]);
-      if (code != TILE_FULL) this->hide(pt, item, code);
       // P^T = exp2(S^T * scale - lse)
-      exponentiate(pt, lse);
+      find_weights();
       // dV += P^T @ dO                                    [64, HEAD_DIM_V]
-      Base::to_fragments(probabilities, pt);
       Base::issue_sum(dv, probabilities, dout);
       load_statistics(delta, smem.delta[s], thread);
       wgmma_wait<1>();
       hold(dst.x[0]);
       // dS^T = P^T * (dP^T - delta)
-      differentiate(dst, pt, delta);
+      if constexpr (Config::BENDS) {
+        differentiate(dst, sloped, delta);
+      } else {
+        differentiate(dst, pt, delta);
+      }
     } else {
-      load_statistics(lse, smem.lse_log2[s], thread);
+      if constexpr (!Config::BENDS) load_statistics(lse, smem.lse_log2[s], thread);
       wgmma_wait<0>();
       hold(pt.x[0]);
-      if (code != TILE_FULL) this->hide(pt, item, code);
       // P^T = exp2(S^T * scale - lse)
-      exponentiate(pt, lse);
-      Base::to_fragments(probabilities, pt);
+      find_weights();
       if (stages.passed == 0) keep_apart(thread, 0);
       // dP^T = V @ dO.T                                   [64, BLOCK_M]
       Base::template issue_scores<HEAD_DIM_V>(dst, thread.rows_of(smem.v), dout);
@@ -477,7 +492,11 @@ struct FusedSm90 : DkdvSm90<Config> {
       hold(dst.x[0]);
       // dS^T = P^T * (dP^T - delta), of P^T as it was rounded
       load_statistics(delta, smem.delta[s], thread);
-      differentiate(dst, probabilities, delta);
+      if constexpr (Config::BENDS) {
+        differentiate(dst, sloped, delta);
+      } else {
+        differentiate(dst, probabilities, delta);
+      }
       hold(dst.x[0]);
       // dV += P^T @ dO                                    [64, HEAD_DIM_V]
       Base::issue_sum(dv, probabilities, dout);
@@ -621,7 +640,7 @@ __device__ __forceinline__ void clear_unseen(const BwdParams& p, const DkdvBlock
 }
 
 template <class Config>
-__device__ __forceinline__ void fused_sm90_block(const DkdvSm90Params& params) {
+__device__ __forceinline__ void fused_sm90_block(const typename Config::Params& params) {
   const BwdParams& p = params.p;
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);

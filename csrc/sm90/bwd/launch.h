@@ -10,13 +10,14 @@ namespace flash_dist {
 template <class Config>
 const char* refuse_dkdv_sm90(const void* params) {
   const BwdParams& p = *static_cast<const BwdParams*>(params);
-  return find_problem(p, p.dout);
+  return find_problem<Config>(p, p.dout);
 }
 
 template <class Config>
 cudaError_t launch_dkdv_sm90(const void* kernel, const void* params, cudaStream_t stream) {
-  DkdvSm90Params all;
+  typename Config::Params all;
   BwdParams& p = all.p = *static_cast<const BwdParams*>(params);
+  if constexpr (Config::BENDS) all.bend = make_bend(p);
   const CallAxes axes(p);
   const MapRequest maps[] = {
       {&all.q, &all.q_axes, &p.q, axes.rows_q, p.head_dim, &axes.q, Config::BLOCK_M},

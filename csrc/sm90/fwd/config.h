@@ -1,10 +1,13 @@
 // Tiles, threads and shared memory of the forward kernel for Hopper.
 #pragma once
 
+#include <type_traits>
+
 #include "core/config.h"
 #include "core/maps.h"
 #include "core/panels.cuh"
 #include "plans.h"
+#include "sm90/bend.cuh"
 #include "sm90/fwd/work.cuh"
 #include "sm90/stages.cuh"
 
@@ -18,10 +21,16 @@ struct FwdSm90Params {
   FwdParams p;
 };
 
-template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
-struct FwdSm90Config
-    : Config<FwdSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
-  using Plan = FwdSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>;
+struct FwdScoredSm90Params : FwdSm90Params {
+  BendParams bend;
+};
+
+// Of a plan from kernels.toml under PLAN KB of shared memory. BENDS: of calls whose scores are bent.
+template <class Plan_, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN, bool BENDS_>
+struct FwdSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
+  using Plan = Plan_;
+  static constexpr bool BENDS = BENDS_;
+  using Params = std::conditional_t<BENDS, FwdScoredSm90Params, FwdSm90Params>;
   static constexpr int CONSUMERS = Plan::WARPS / 4 - 1;  // warpgroups of 64 queries; one loads
   static constexpr int BLOCK_M = CONSUMERS * 64;
   static constexpr int BLOCK_ROWS = BLOCK_M;
@@ -77,5 +86,13 @@ struct FwdSm90Config
   static_assert(Plan::LIST_N == 0 || BLOCK_M == 128, "lists are made for 64 and 128 queries");
   static_assert(!SHARES_Q || V_PANELS <= Q_PANELS, "Q's place holds the output");
 };
+
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+struct FwdSm90Config : FwdSm90ConfigOf<FwdSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM,
+                                       HEAD_DIM_V, PLAN, false> {};
+
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+struct FwdScoredSm90Config : FwdSm90ConfigOf<FwdScoredSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target,
+                                             T, HEAD_DIM, HEAD_DIM_V, PLAN, true> {};
 
 }  // namespace flash_dist

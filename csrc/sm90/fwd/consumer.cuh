@@ -4,7 +4,7 @@
 //   S = Q @ K(last).T; P = softmax
 //   for j from the one before the last down to the first:
 //     issue S = Q @ K(j).T, then O += P @ V(j + 1)
-//     wait for S; mask it; P = exp2(S - max), its sums     while the second product is under way
+//     wait for S; bend it, mask it; P = exp2(S - max), sums   while the second product is under way
 //     wait for O; rescale it
 //   O += P @ V(first)
 #pragma once
@@ -31,10 +31,10 @@ struct FwdSm90Consumer : FwdSm90Tiles<Config, BLOCK_N, WALK> {
   using Sums = Accumulator<1, Config::HEAD_DIM_V / 8>;
   using Probabilities = uint32_t[BLOCK_N / 16][1][4];  // operands of P @ V
 
-  const FwdSm90Params& params;
+  const typename Config::Params& params;
   Smem& smem;
 
-  __device__ __forceinline__ FwdSm90Consumer(const FwdSm90Params& params_, Smem& smem_)
+  __device__ __forceinline__ FwdSm90Consumer(const typename Config::Params& params_, Smem& smem_)
       : params(params_), smem(smem_) {}
 
   __device__ __forceinline__ void run() const {
@@ -71,13 +71,28 @@ struct FwdSm90Consumer : FwdSm90Tiles<Config, BLOCK_N, WALK> {
     float* lse = p.lse + lse_begin(p, work.block.batch, work.block.head, work.sequence.q0) + row;
     const float* sink = p.sinks == nullptr ? nullptr : p.sinks + work.block.head;
     normalize_rows(o, state, lse, fresh_thread() % 32, work.sequence.seqlen_q - row,
-                   p.softmax_scale, sink);
+                   Config::BENDS ? LN_2 : p.softmax_scale, sink);
     Output{params, smem, work}.store(o);
   }
 
   // The first query of this warp in the tile.
   __device__ __forceinline__ static int warp_row() {
     return consumer() * 64 + warp_of_consumer() * 16;
+  }
+
+  // ALiBi's slope of a tile's head.
+  __device__ __forceinline__ float slope_of(const FwdSm90Work& work) const {
+    if constexpr (!Config::BENDS) return 0.0f;
+    return ramp_slope(params.p.scores, work.block.batch, work.block.head);
+  }
+
+  // The scores of step j, or of its first keys, become what the softmax takes.
+  template <int NT>
+  __device__ __forceinline__ void bend_step(Accumulator<1, NT>& s, const FwdSm90Work& work, int j,
+                                            float slope) const {
+    const Steps steps{work.bounds};
+    const int row0 = work.block.row0 + warp_row() + work.place.seqlen_k - work.place.seqlen_q;
+    bend(s, params.bend, slope, row0, [&](int n) { return steps.key(j, n * 8); });
   }
 
   // S = Q @ K.T                                             [64, BLOCK_N], or the first NT * 8 keys
@@ -111,8 +126,8 @@ struct FwdSm90Consumer : FwdSm90Tiles<Config, BLOCK_N, WALK> {
   // The last step of a range, of which no more than TAIL_N keys exist: the others would add nothing.
   // K is in.
   __device__ __forceinline__ void add_tail(const FwdSm90Work& work, Sums& o, SoftmaxState<1>& state,
-                                           uint64_t a_q, const Keys& keys, int j,
-                                           float scale_log2) const {
+                                           uint64_t a_q, const Keys& keys, int j, float scale_log2,
+                                           float slope) const {
     Accumulator<1, Config::TAIL_N / 8> s;
     uint32_t p[Config::TAIL_N / 16][1][4];
     float rescale[1][2];
@@ -120,6 +135,7 @@ struct FwdSm90Consumer : FwdSm90Tiles<Config, BLOCK_N, WALK> {
     wgmma_wait<0>();
     hold(s.x[0]);
     smem.k_barriers.release(keys.stage());
+    if constexpr (Config::BENDS) bend_step(s, work, j, slope);
     const int row = work.block.row0 + warp_row() + fresh_thread() % 32 / 4;
     const Mask mask(params.p.mask, work.place);
     const int2 ranges[2] = {mask.keys(row), mask.keys(row + 8)};
@@ -139,7 +155,8 @@ struct FwdSm90Consumer : FwdSm90Tiles<Config, BLOCK_N, WALK> {
                                        SoftmaxState<1>& state) const {
     const KeyBounds& bounds = work.bounds;
     const Steps steps{bounds};
-    const float scale_log2 = params.p.softmax_scale * LOG2_E;
+    const float scale_log2 = Config::BENDS ? 1.0f : params.p.softmax_scale * LOG2_E;
+    const float slope = slope_of(work);
     const Queries queries{work.queries};
     const uint64_t a_q = QTile::by_rows(
         uniform(shared_address(smem.q[queries.stage()]) + consumer() * 64 * QTile::ROW_BYTES));
@@ -176,6 +193,7 @@ struct FwdSm90Consumer : FwdSm90Tiles<Config, BLOCK_N, WALK> {
       wgmma_wait<1>();
       hold(s.x[0]);
       smem.k_barriers.release(keys.stage());
+      if constexpr (Config::BENDS) bend_step(s, work, j, slope);
     };
     const auto end_product = [&](int j, Probabilities& p) {
       const int read = before.stage();
@@ -197,7 +215,7 @@ struct FwdSm90Consumer : FwdSm90Tiles<Config, BLOCK_N, WALK> {
       has_tail =
           !steps.is_list() && j > bounds.begin && work.keys.end - j * BLOCK_N <= Config::TAIL_N;
       if (has_tail) {
-        add_tail(work, o, state, a_q, keys, j, scale_log2);
+        add_tail(work, o, state, a_q, keys, j, scale_log2, slope);
         keys.advance();
         --j;
         smem.k_barriers.wait_for_data(keys);
@@ -207,6 +225,7 @@ struct FwdSm90Consumer : FwdSm90Tiles<Config, BLOCK_N, WALK> {
     wgmma_wait<0>();
     hold(s.x[0]);
     smem.k_barriers.release(keys.stage());
+    if constexpr (Config::BENDS) bend_step(s, work, j, slope);
     if (j >= bounds.full_end || j < bounds.full_begin) {
       test(j);
       clean = is_clean(work, j);

@@ -25,7 +25,7 @@
 namespace flash_dist {
 
 template <class Config>
-__device__ __forceinline__ void fwd_sm90_block(const FwdSm90Params& params) {
+__device__ __forceinline__ void fwd_sm90_block(const typename Config::Params& params) {
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
   if (threadIdx.x == 0) {

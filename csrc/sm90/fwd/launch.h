@@ -25,14 +25,15 @@ const char* refuse_fwd_sm90(const void* params) {
   if (Config::IS_SMALL && !small_tiles_pay(p, Config::LARGER)) {
     return "larger tiles serve so many queries better";
   }
-  return find_problem(p, p.out);
+  return find_problem<Config>(p, p.out);
 }
 
 template <class Config>
 cudaError_t launch_fwd_sm90(const void* kernel, const void* params, cudaStream_t stream) {
   const auto& call = *static_cast<const FwdCall*>(params);
-  FwdSm90Params all;
+  typename Config::Params all;
   FwdParams& p = all.p = call.params;
+  if constexpr (Config::BENDS) all.bend = make_bend(p);
   const CallAxes axes(p);
   const int box_keys = p.mask.kind == MaskKind::TILES ? MASK_TILE : Config::BLOCK_N;
   const int rows = Config::BLOCK_M / Config::CONSUMERS;

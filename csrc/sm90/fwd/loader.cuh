@@ -17,10 +17,10 @@ struct FwdSm90Loader : FwdSm90Tiles<Config, BLOCK_N, WALK> {
   using typename Tiles::Keys, typename Tiles::KTile, typename Tiles::QTile, typename Tiles::Queries,
       typename Tiles::Smem, typename Tiles::Steps, typename Tiles::Works;
 
-  const FwdSm90Params& params;
+  const typename Config::Params& params;
   Smem& smem;
 
-  __device__ __forceinline__ FwdSm90Loader(const FwdSm90Params& params_, Smem& smem_)
+  __device__ __forceinline__ FwdSm90Loader(const typename Config::Params& params_, Smem& smem_)
       : params(params_), smem(smem_) {}
 
   __device__ __forceinline__ void run() const {

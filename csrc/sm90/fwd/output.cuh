@@ -16,7 +16,7 @@ struct FwdSm90Output {
   using QTile = typename Config::QPanels;
   static constexpr int NT = Config::HEAD_DIM_V / 8;
 
-  const FwdSm90Params& params;
+  const typename Config::Params& params;
   typename Config::Smem& smem;
   const FwdSm90Work& work;
 

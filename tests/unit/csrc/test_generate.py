@@ -283,8 +283,9 @@ def test_what_refuses_arguments_is_in_the_entry(specific: generate.Table, tmp_pa
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('"fwd_sm90"', '"fwd"', "must be named fwd_sm90, got `fwd`"),
-        ('"fwd_sm90"', '"fwd_hopper"', "must be named fwd_sm90, got `fwd_hopper`"),
+        ('"fwd_sm90"', '"fwd"', "must be named fwd_sm90 or fwd_scored_sm90, got `fwd`"),
+        ('"fwd_sm90"', '"fwd_hopper"', "must be named fwd_sm90 or fwd_scored_sm90, got `fwd_h"),
+        ('"fwd_sm90"', '"fwd_sm90_scored"', "must be named fwd_sm90 or fwd_scored_sm90, got"),
         ('targets = ["9.0a"]', "", "for all targets must be named fwd, got `fwd_sm90`"),
     ],
 )

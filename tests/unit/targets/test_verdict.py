@@ -332,6 +332,7 @@ def test_a_role_is_told_from_its_families_name() -> None:
     assert roles == {v.family for v in build.variants}
     assert role_of("bwd_dq_gemm") == "bwd_dq_gemm"
     assert role_of("bwd_dq_gemm_sm100") == "bwd_dq_gemm"
+    assert role_of("bwd_dq_gemm_scored_sm100") == "bwd_dq_gemm"
 
 
 def test_of_one_target_the_family_that_is_made_for_it_is_taken() -> None:

@@ -1,0 +1,180 @@
+"""How Hopper's kernels bend scores, each lane of a warp, against the formula in double precision.
+
+csrc/sm90/bend.cuh is compiled by this machine's C++ compiler: what it takes of the GPU, the lane's
+number, approximations and shared memory, stands in for that in headers found before ours.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import TYPE_CHECKING, Final
+
+import pytest
+
+from csrc.generate import CSRC
+from tests.unit.made.planner import require_compiler
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEADERS: Final = {
+    "cuda_runtime_api.h": """
+#pragma once
+#include <cmath>
+#include <cstdint>
+#define __device__
+#define __forceinline__ inline
+struct int2 { int x, y; };
+struct int4 { int x, y, z, w; };
+struct uint2 { uint32_t x, y; };
+struct float2 { float x, y; };
+struct Dim { int x; };
+inline Dim threadIdx{0};
+""",
+    "ptx/convert.cuh": """
+#pragma once
+#include "cuda_runtime_api.h"
+namespace flash_dist {
+constexpr float LOG2_E = 1.4426950408889634f;
+constexpr float LN_2 = 0.6931471805599453f;
+template <class Target, class T>
+uint32_t pack(float, float);  // of other functions
+inline float exp2_approx(float x) { return std::exp2(x); }
+inline float log2_approx(float x) { return std::log2(x); }
+inline float reciprocal_approx(float x) { return 1.0f / x; }
+inline float fma_saturated(float x, float y, float z) {
+  const float r = std::fma(x, y, z);
+  return r > 0.0f ? std::fmin(r, 1.0f) : 0.0f;
+}
+inline float __fsub_rn(float x, float y) { return x - y; }
+inline float __fadd_rn(float x, float y) { return x + y; }
+inline float __fmul_rn(float x, float y) { return x * y; }
+inline float __fdiv_rn(float x, float y) { return x / y; }
+}  // namespace flash_dist
+""",
+    "ptx/special.cuh": """
+#pragma once
+#include "cuda_runtime_api.h"
+namespace flash_dist {
+inline int fresh_thread() { return threadIdx.x; }
+}  // namespace flash_dist
+""",
+    "ptx/copy.cuh": """
+#pragma once
+#include "cuda_runtime_api.h"
+namespace flash_dist {
+inline float shared[64];
+inline float2 load_shared_8(uint32_t at) { return {shared[at / 4], shared[at / 4 + 1]}; }
+}  // namespace flash_dist
+""",
+}
+
+# Prints the greatest error of the forward's scores, then those of P and of what dS is made of.
+PROGRAM: Final = """
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include "host/scores.h"
+#include "sm90/bend.cuh"
+using namespace flash_dist;
+
+struct Params {
+  float softmax_scale;
+  ScoreParams scores;
+};
+constexpr double SCALE = 0.125, INF = INFINITY;
+constexpr int ROW0 = 300, SHIFT = 8;
+const int KEYS[] = {192, 64};  // tiles of a list; of the backward the first
+
+double product(int i, int j) { return (i * 37 + j * 101) % 401 - 200; }  // q . k
+bool hides(int i, int j) { return (i + j) % 5 == 0; }
+double tanh_of(double cap, int i, int j) { return std::tanh(product(i, j) * SCALE / cap); }
+double score(double cap, double slope, int i, int j) {
+  const double s = cap == 0 ? product(i, j) * SCALE : cap * tanh_of(cap, i, j);
+  return s - slope * std::abs(i - j);
+}
+
+int main(int, char** arguments) {
+  const float cap = std::atof(arguments[1]), slope = std::atof(arguments[2]);
+  Params p{SCALE, {}};
+  p.scores.softcap = cap;
+  p.scores.alibi = slope == 0 ? nullptr : &slope;
+  p = with_scores(p);
+  const BendParams bent = make_bend(p);
+  const float ramp = ramp_slope(p.scores, 0, 0);
+  double forward = 0, weights = 0, products = 0;
+  for (int n = 0; n < 64; ++n) shared[n] = (40 + n % 7) * LOG2_E;
+  shared[63] = INF;  // a query that sees no key
+  for (threadIdx.x = 0; threadIdx.x < 32; ++threadIdx.x) {
+    const int down = threadIdx.x / 4, right = threadIdx.x % 4 * 2;
+
+    Accumulator<1, 16> s;
+    const auto query = [&](int i) { return ROW0 + down + i / 2 * 8; };
+    const auto key = [&](int n, int i) { return KEYS[n / 8] + n % 8 * 8 + right + i % 2; };
+    for (int n = 0; n < 16; ++n)
+      for (int i = 0; i < 4; ++i) s.x[0][n][i] = product(query(i), key(n, i));
+    bend(s, bent, ramp, ROW0, [](int n) { return KEYS[n / 8]; });
+    for (int n = 0; n < 16; ++n)
+      for (int i = 0; i < 4; ++i) {
+        const double wanted = score(cap, slope, query(i), key(n, i));
+        forward = std::max(forward, std::abs(s.x[0][n][i] * double{LN_2} - wanted));
+      }
+
+    Accumulator<1, 8> t;  // keys along the rows
+    const auto query_of = [&](int n, int i) { return ROW0 + n * 8 + right + i % 2; };
+    const auto key_of = [&](int i) { return KEYS[0] + down + i / 2 * 8; };
+    for (int n = 0; n < 8; ++n)
+      for (int i = 0; i < 4; ++i) t.x[0][n][i] = product(query_of(n, i), key_of(i));
+    begin_cap(t, bent);
+    for (int n = 0; n < 8; ++n)
+      for (int i = 0; i < 4; ++i)
+        if (hides(query_of(n, i), key_of(i))) t.x[0][n][i] = hidden_score(bent);
+    weigh<SHIFT>(t, 0, bent, Ramp<true>(ramp, ROW0, KEYS[0]),
+                 [&](int k, const auto& weight, const auto& share) {
+      for (int n = 0; n < 2; ++n)
+        for (int i = 0; i < 4; ++i) {
+          const int row = query_of(2 * k + n, i), column = key_of(i);
+          const double lse = (row - ROW0 == 63) ? INF : 40 + (row - ROW0) % 7;
+          const double x = cap == 0 ? 0 : tanh_of(cap, row, column);
+          const double wanted =
+              hides(row, column) ? 0 : std::exp(score(cap, slope, row, column) - lse);
+          const double size = std::max(wanted, 1e-30) * (1 << SHIFT);
+          weights = std::max(weights, std::abs(weight.x[0][n][i] - wanted * (1 << SHIFT)) / size);
+          products = std::max(products, std::abs(share.x[0][n][i] -
+                                                 wanted * (1 - x * x) * (1 << SHIFT)) / size);
+          if (wanted == 0 && (weight.x[0][n][i] != 0 || share.x[0][n][i] != 0)) weights = INF;
+        }
+    });
+  }
+  std::printf("%g %g %g\\n", forward, weights, products);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    require_compiler()
+    folder = tmp_path_factory.mktemp("bend")
+    for name, text in HEADERS.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    source, program = folder / "bend.cpp", folder / "bend"
+    source.write_text(PROGRAM, encoding="utf-8")
+    call = [os.environ.get("CXX", "g++"), "-std=c++17", "-w", "-I", str(folder), "-I", str(CSRC)]
+    subprocess.run([*call, str(source), "-o", str(program)], check=True)
+    return program
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.0625, -0.03125], ids=["flat", "falling", "rising"])
+@pytest.mark.parametrize("cap", [0.0, 3.0, 50.0])
+def test_bent_scores_and_their_derivatives_are_those_of_the_formula(
+    program: Path, cap: float, slope: float
+) -> None:
+    done = subprocess.run(
+        [str(program), str(cap), str(slope)], check=True, capture_output=True, text=True
+    )
+    forward, weights, products = map(float, done.stdout.split())
+    assert forward < 2e-5  # of scores up to 50: float32
+    assert weights < 2e-5
+    assert products < 2e-5
