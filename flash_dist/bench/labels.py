@@ -57,7 +57,7 @@ def describe_row(row: Row) -> tuple[str, ...]:
     dim = f"/{shape.head_dim_v}" if shape.head_dim_v != shape.head_dim else ""
     return (
         f"head_dim {shape.head_dim}{dim}",
-        str(shape.mask),
+        shape.pattern,
         shape.dtype,
         f"heads {shape.num_heads_q}/{shape.num_heads_kv}",
         f"{row.state} L2",

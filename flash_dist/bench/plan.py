@@ -33,6 +33,7 @@ DEFAULTS: Final = {
     "seed": ((*_EVERY_BACKEND, "flex", "eager"), PHASES, STATES),
     "varlen": (("sdpa-flash", "flex", *_NEWER), PHASES, _WARM),
     "fp32": (("eager", "sdpa-efficient"), PHASES, _WARM),
+    "scores": (("flex", *_NEWER), _PASSES, _WARM),
     "decode": (("sdpa-cudnn", "sdpa-flash", COPY), ("forward",), ("cold",)),
     "mine": ((*_FLASH, "sdpa-cudnn", *_NEWER, "flex"), PHASES, _WARM),
 }

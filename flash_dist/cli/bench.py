@@ -86,8 +86,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "--phases",
         type=parse_phases,
         metavar="LIST",
-        help=f"some of {','.join(PHASES)} (default: the first two of paper, long and corners, "
-        "else all)",
+        help=f"some of {','.join(PHASES)} (default: the first two of paper, long, corners and "
+        "scores, else all)",
     )
     parser.add_argument(
         "--l2", type=parse_states, metavar="LIST", help="before a run: warm, cold or warm,cold"
@@ -183,6 +183,7 @@ def choose_shapes(args: argparse.Namespace) -> tuple[Shape, ...]:
         "seed": sets.seed_shapes,
         "varlen": sets.varlen_shapes,
         "fp32": sets.fp32_shapes,
+        "scores": sets.score_shapes,
         "decode": sets.decode_shapes,
     }[args.shapes]()
     return pick_shapes(shapes, args.only or "", args.shapes)

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from .failures import CannotRun
+from .scoring import PLAIN, make_scoring
 
 if TYPE_CHECKING:
     from .ours import Attend
     from .problem import Problem
+    from .scoring import Scoring
 
 
 @dataclass(frozen=True)
@@ -37,20 +39,40 @@ def make_eager(problem: Problem) -> Attend:
         raise CannotRun(message)
     hidden = Hidden.of(problem)
     group = shape.num_heads_q // shape.num_heads_kv
-    return lambda q, k, v: attend_eagerly(q, k, v, hidden=hidden, group=group)
+    scoring = make_scoring(problem)
+    return lambda q, k, v: attend_eagerly(q, k, v, hidden=hidden, group=group, scoring=scoring)
 
 
-def attend_eagerly(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, hidden: Hidden | None, group: int
+def attend_eagerly(  # noqa: PLR0913 - what attention is made of
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    hidden: Hidden | None,
+    group: int,
+    scoring: Scoring = PLAIN,
 ) -> torch.Tensor:
     """Compute attention on [batch, seqlen, heads, head_dim]."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     if group > 1:
         k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    scores = _bend(scores, scoring)
     if hidden is not None:
         scores = scores.masked_fill(hidden.scores, -torch.inf)
     weights = torch.softmax(scores, dim=-1)
     if hidden is not None and hidden.has_empty_row:
         weights = weights.masked_fill(hidden.scores, 0)
-    return (weights @ v).transpose(1, 2)
+    out = weights @ v
+    if scoring.sinks is not None:
+        out = scoring.weigh(out, scores.float().logsumexp(dim=-1))
+    return out.transpose(1, 2)
+
+
+def _bend(scores: torch.Tensor, scoring: Scoring) -> torch.Tensor:
+    """Apply the function of a score to [batch, heads, seqlen_q, seqlen_k]."""
+    if scoring.score_mod is None:
+        return scores
+    numbers = (torch.arange(size, device=scores.device) for size in scores.shape)
+    batch, head, i, j = torch.meshgrid(*numbers, indexing="ij")
+    return scoring.score_mod(scores, batch, head, i, j)

@@ -17,6 +17,7 @@ import torch
 
 from .failures import CannotRun
 from .names import DETERMINISTIC, FLASH_ATTENTION
+from .scoring import score_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +52,9 @@ def make_flash_attention(name: str, problem: Problem) -> Attend:
         raise CannotRun(message)
     func = _find_function(base, "flash_attn_varlen_func" if packed else "flash_attn_func")
     known = inspect.signature(func).parameters
-    wanted: dict[str, Any] = {"causal": True} if mask.kind == "causal" else {}
+    wanted = score_arguments(problem)
+    if mask.kind == "causal":
+        wanted["causal"] = True
     if mask.kind == "window":
         wanted["window_size"] = mask.numbers
     if name.endswith(DETERMINISTIC):

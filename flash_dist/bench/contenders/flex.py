@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from .scoring import make_scoring
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -41,12 +43,16 @@ def make_flex(problem: Problem) -> Attend:
         block_mask = create(mask_mod, *sizes, device=problem.device)
     grouped = shape.num_heads_q != shape.num_heads_kv
     packed = bool(shape.documents)
+    scoring = make_scoring(problem)
+    arguments: dict[str, Any] = {"block_mask": block_mask, "enable_gqa": grouped}
+    arguments |= {"score_mod": scoring.score_mod, "return_lse": scoring.sinks is not None}
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         if packed:
             q, k, v = (x.unsqueeze(0) for x in (q, k, v))
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        out: torch.Tensor = compiled(q, k, v, block_mask=block_mask, enable_gqa=grouped)
+        found = compiled(q, k, v, **arguments)
+        out: torch.Tensor = scoring.weigh(*found) if scoring.sinks is not None else found
         out = out.transpose(1, 2)
         return out.squeeze(0) if packed else out
 

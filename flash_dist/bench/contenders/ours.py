@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .failures import CannotRun
+from .scoring import require_plain_scores, score_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +26,7 @@ def make_ours(problem: Problem) -> Attend:
     from ...attention.batched import flash_attn_func  # noqa: PLC0415 - its errors belong to a row
 
     func: Any = flash_attn_func
-    arguments = mask_arguments(problem)
+    arguments = mask_arguments(problem) | score_arguments(problem)
     return lambda q, k, v: func(q, k, v, **arguments)
 
 
@@ -49,6 +50,7 @@ def mask_arguments(problem: Problem) -> dict[str, Any]:
 
 
 def _make_packed(problem: Problem) -> Attend:
+    require_plain_scores(problem)
     from ...attention.packed import flash_attn_varlen_func  # noqa: PLC0415
 
     func: Any = flash_attn_varlen_func

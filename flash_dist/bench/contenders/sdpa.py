@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from .failures import CannotRun
 from .names import DETERMINISTIC
+from .scoring import require_plain_scores
 
 if TYPE_CHECKING:
     from .ours import Attend
@@ -27,6 +28,7 @@ BACKENDS: Final = {
 def make_sdpa(name: str, problem: Problem) -> Attend:
     """Return one backend's attention; inputs are views of [batch, seqlen, heads, head_dim]."""
     base = name.removesuffix(DETERMINISTIC)
+    require_plain_scores(problem)
     if problem.shape.documents:
         return _make_packed(base, problem)
     backend = BACKENDS[base]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Final
 
-from .shapes import CAUSAL, FULL, Mask, Shape, square
+from .shapes import CAUSAL, FULL, SCORES, Mask, Shape, square
 
 _TOKENS: Final = 16384  # batch * seqlen of the paper set
 _WIDTH: Final = 2048  # num_heads * head_dim of the paper set
@@ -120,6 +121,16 @@ def fp32_shapes() -> tuple[Shape, ...]:
         square(2, 2048, (_WIDTH // head_dim,) * 2, head_dim, mask, "fp32")
         for head_dim in (64, 128, 256)
         for mask in (FULL, CAUSAL)
+    )
+
+
+def score_shapes() -> tuple[Shape, ...]:
+    """Return 24 rows of 4k: plain scores, capped ones, with ALiBi, with sinks; full and causal."""
+    return tuple(
+        replace(square(4, 4096, (_WIDTH // head_dim,) * 2, head_dim, mask), scores=scores)
+        for head_dim in (64, 128, 256)
+        for mask in (FULL, CAUSAL)
+        for scores in SCORES
     )
 
 

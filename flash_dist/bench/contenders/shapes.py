@@ -24,7 +24,10 @@ MASKS: Final = (
     "random:PERCENT",
 )
 DTYPES: Final = ("bf16", "fp16", "fp32")
-SETS: Final = ("paper", "long", "corners", "seed", "varlen", "fp32", "decode", "overhead", "mine")
+SETS: Final = (
+    "paper", "long", "corners", "seed", "varlen", "fp32", "scores", "decode", "overhead", "mine",
+)  # fmt: skip
+SCORES: Final = ("", "softcap", "alibi", "sinks")
 
 _NUMBERS: Final = {
     "full": 0,
@@ -123,7 +126,8 @@ CAUSAL: Final = Mask("causal")
 class Shape:
     """One problem. With documents (lengths), tokens are packed; with layers, it is a stack.
 
-    Of a cached one k and v are a cache, and there is a forward alone.
+    Of a cached one k and v are a cache, and there is a forward alone. scores, one of SCORES: what
+    becomes of them before the softmax.
     """
 
     batch: int
@@ -138,11 +142,17 @@ class Shape:
     documents: tuple[int, ...] = ()
     layers: int = 1
     cached: bool = False
+    scores: str = ""
 
     @property
     def group(self) -> str:
-        """What a geometric mean is taken over: `d64 causal`, `d64 cache`."""
-        return f"{self._width} {'cache' if self.cached else self.mask}"
+        """What a geometric mean is taken over: `d64 causal`, `d64 full alibi`, `d64 cache`."""
+        return f"{self._width} {'cache' if self.cached else self.pattern}"
+
+    @property
+    def pattern(self) -> str:
+        """What keys a query sees, and what becomes of their scores: `causal`, `full alibi`."""
+        return f"{self.mask} {self.scores}".rstrip()
 
     @property
     def _width(self) -> str:

@@ -1,0 +1,89 @@
+"""What becomes of the scores of a problem before the softmax, as each contender is told it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from .failures import CannotRun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .problem import Problem
+
+    Tensor = torch.Tensor
+    ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+
+SOFTCAP: Final = 50.0  # Gemma 2's
+_STEEPEST: Final = 8.0  # log2 of the last head's slope, negative: those of the paper on ALiBi
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """A function of FlexAttention on a score, its batch entry, head, query and key; and sinks.
+
+    Sinks are one more score of each row, [num_heads_q] in float32, that has no value.
+    """
+
+    score_mod: ScoreMod | None = None
+    sinks: Tensor | None = None
+
+    def weigh(self, out: Tensor, lse: Tensor) -> Tensor:
+        """Give a part of each row of out, [batch, heads, seqlen_q, head_dim], to its sink."""
+        if self.sinks is None:
+            return out
+        part = torch.sigmoid(lse - self.sinks[:, None])
+        return out * part[..., None].to(out.dtype)
+
+
+PLAIN: Final = Scoring()
+
+
+def alibi_slopes(problem: Problem) -> Tensor:
+    """Return a slope for each query head, a geometric sequence, float32."""
+    heads = problem.shape.num_heads_q
+    steps = torch.arange(1, heads + 1, dtype=torch.float32, device=problem.device)
+    return torch.exp2(-_STEEPEST * steps / heads)
+
+
+def sinks_of(problem: Problem) -> Tensor:
+    """Return a sink for each query head: as heavy as some of the keys, to as heavy as many."""
+    heads = problem.shape.num_heads_q
+    return torch.linspace(0.0, 4.0, heads, dtype=torch.float32, device=problem.device)
+
+
+def score_arguments(problem: Problem) -> dict[str, Any]:
+    """Return the arguments of `flash_attn_func`, in our package and in flash-attention's."""
+    scores = problem.shape.scores
+    if scores == "softcap":
+        return {"softcap": SOFTCAP}
+    if scores == "alibi":
+        return {"alibi_slopes": alibi_slopes(problem)}
+    return {"learnable_sink": sinks_of(problem)} if scores == "sinks" else {}
+
+
+def make_scoring(problem: Problem) -> Scoring:
+    """Return the same for who takes a function of a score."""
+    scores = problem.shape.scores
+    if scores == "softcap":
+        return Scoring(lambda score, *_: SOFTCAP * torch.tanh(score / SOFTCAP))
+    if scores == "alibi":
+        slopes, shift = alibi_slopes(problem), problem.shape.seqlen_k - problem.shape.seqlen_q
+        return Scoring(
+            lambda score, _batch, head, i, j: score - slopes[head] * (i + shift - j).abs()
+        )
+    return Scoring(sinks=sinks_of(problem)) if scores == "sinks" else PLAIN
+
+
+def require_plain_scores(problem: Problem) -> None:
+    """Refuse what softmax(q @ k.T * scale) @ v is not.
+
+    Raises:
+        CannotRun: The problem does more with its scores.
+    """
+    if problem.shape.scores:
+        message = f"its scores are plain, got {problem.shape.scores}"
+        raise CannotRun(message)
