@@ -262,10 +262,104 @@ def test_out_does_not_depend_on_the_batch(dtype: torch.dtype) -> None:
         assert_same_bits({name: whole[name][1:2]}, {name: alone[name]}, name)
 
 
+def family_of(role: str) -> str:
+    """Return the family that ran last for a role."""
+    return str(last_variant()[role]["family"])
+
+
+def has_families_for_hopper(dtype: torch.dtype) -> bool:
+    """Whether calls without scores take them here."""
+    problem = random_problem(seqlen_q=300, dtype=dtype, causal=True)
+    attend_scored(score(problem, "sinks"))
+    return family_of("fwd") == "fwd_sm90"
+
+
 @pytest.mark.gpu
-def test_bent_scores_are_for_the_general_family(any_half: torch.dtype) -> None:
-    problem = random_problem(seqlen_q=300, dtype=any_half, causal=True)
-    for features in ("softcap", "alibi"):
+@pytest.mark.parametrize(
+    ("head_dim", "head_dim_v", "role"),
+    [
+        (48, 48, "bwd_fused"),
+        (64, 64, "bwd_fused"),
+        (80, 80, "bwd_dkdv"),
+        (96, 96, "bwd_dkdv"),
+        (128, 128, "bwd_fused"),
+        (192, 128, "bwd_dkdv"),
+        (192, 192, "bwd_dkdv"),
+        (256, 256, "bwd_dkdv"),
+    ],
+)
+def test_bent_scores_have_families_of_their_own_on_hopper(
+    any_half: torch.dtype, head_dim: int, head_dim_v: int, role: str
+) -> None:
+    specific = has_families_for_hopper(any_half)
+    problem = random_problem(
+        seqlen_q=300, head_dim=head_dim, head_dim_v=head_dim_v, dtype=any_half, causal=True
+    )
+    for features in ("softcap", "alibi", "softcap alibi"):
         attend_scored(score(problem, features))
-        families = {last_variant()[role]["family"] for role in ("fwd", "bwd_dkdv")}
-        assert families == {"fwd", "bwd_dkdv"}, features
+        expected = {"fwd": "fwd_scored_sm90", role: f"{role}_scored_sm90"}
+        if not specific:
+            expected = {"fwd": "fwd", "bwd_dkdv": "bwd_dkdv"}
+        assert {one: family_of(one) for one in expected} == expected, features
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mask", ["full", "causal"])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
+def test_large_scores_and_slopes_of_either_sign_match_float64(
+    head_dim: int, mask: str, any_half: torch.dtype
+) -> None:
+    problem = random_problem(
+        seqlen_q=1500,
+        seqlen_k=1700,
+        num_heads=4,
+        head_dim=head_dim,
+        dtype=any_half,
+        causal=mask == "causal",
+    )
+    problem = replace(problem, q=(problem.q * 6.0).to(any_half))  # scores of 6 in the mean square
+    slopes = torch.tensor([0.5, 2.0**-8, -(2.0**-10), 0.0], device=problem.q.device)
+    for features, softcap in (("softcap", 50.0), ("alibi", 0.0), ("softcap alibi", 50.0)):
+        scored = score(problem, features)
+        has_slopes = scored.alibi_slopes is not None
+        scored = replace(scored, softcap=softcap, alibi_slopes=slopes if has_slopes else None)
+        for megabytes in (0, 1024):
+            with workspace(megabytes):
+                check([scored])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("features", ["softcap", "alibi", "softcap alibi"])
+def test_what_another_document_holds_changes_no_bit(
+    features: str, head_dims: tuple[int, int], any_half: torch.dtype
+) -> None:
+    ends = (0, 70, 260, 391)
+    total, (head_dim, head_dim_v) = ends[-1], head_dims
+    problem = random_problem(
+        seqlen_q=total,
+        num_heads=4,
+        num_heads_kv=2,
+        head_dim=head_dim,
+        head_dim_v=head_dim_v,
+        dtype=any_half,
+    )
+    scored = score(problem, features)
+    begins = torch.tensor(ends, device=problem.q.device, dtype=torch.int32)
+    others = [*range(70), *range(260, 391)]
+
+    def compute(middle: float) -> dict[str, torch.Tensor]:
+        leaves = [x[0].detach().clone() for x in (problem.q, problem.k, problem.v)]
+        for x in leaves:
+            x[70:260] += middle
+            x.requires_grad_()
+        longest = {"max_seqlen_q": 190, "max_seqlen_k": 190, "causal": True}
+        out = flash_attn_varlen_func(
+            *leaves, begins, begins, **longest, **scored.options, return_lse=False
+        )
+        dout = problem.dout[0].clone()
+        dout[70:260] += middle
+        grads = torch.autograd.grad(out, leaves, dout)
+        found = dict(zip(("out", "dq", "dk", "dv"), (out.detach(), *grads), strict=True))
+        return {name: x[others] for name, x in found.items()}
+
+    assert_same_bits(compute(0.0), compute(float("nan")), str(scored))
