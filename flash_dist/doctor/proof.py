@@ -24,6 +24,7 @@ from ..selftest.fingerprints import (
     Setting,
     compare_prints,
     compare_with,
+    find_symbols,
     make_fingerprints,
     read_references,
 )
@@ -73,7 +74,9 @@ class Proof:
     @cached_property
     def identity(self) -> Identity:
         """The kernels of the installed library; nothing where it cannot be read."""
-        return read_identity(self._environment.installed.library)
+        installed = self._environment.installed
+        variants = installed.build.variants if installed.build else ()
+        return replace(read_identity(installed.library), variants=variants)
 
     @cached_property
     def references(self) -> tuple[Reference, ...]:
@@ -123,7 +126,10 @@ class Proof:
         )
         own = make_fingerprints(report, self.identity, driver)
         self.proven.append((gpu, setting, own))
-        self._chosen |= set((report.selected or {}).values())
+        selected = report.selected or {}
+        self._chosen |= set(selected.values())
+        for computed in report.digests:
+            self._chosen |= set(find_symbols(computed, selected, self.identity.variants))
         return compare_with(self.references, setting, own)
 
     def record(self, date: str) -> tuple[Reference, ...]:

@@ -38,6 +38,7 @@ class Case:
     lengths: tuple[int, ...] = ()  # of documents packed one after the other
     page: int = 0  # keys of a page of the cache that k and v lie in; WHOLE: it is not in pages
     appended: int = 0  # how many of them are no part of the cache before the call
+    scores: str = ""  # what becomes of them: some of softcap, alibi and sinks; see scores.py
 
     @property
     def name(self) -> str:
@@ -49,6 +50,8 @@ class Case:
             mask += " cache" if self.page == WHOLE else f" pages of {self.page}"
         if self.appended:
             mask += f" appended {self.appended}"
+        if self.scores:
+            mask += f" {self.scores}"
         budget = "" if self.budget is None else f" budget {self.budget}"
         head_dim_v = "" if self.head_dim_v is None else f"/{self.head_dim_v}"
         return (
@@ -59,8 +62,12 @@ class Case:
 
     def key(self) -> dict[str, Any]:
         """Return what else decides its bits: the kernels that serve it, and the budget in bytes."""
-        budget = workspace_budget() if self.budget is None else self.budget
-        return {"dtype": self.dtype, "compiled": list(self.compiled), "budget": budget}
+        return {
+            "dtype": self.dtype,
+            "compiled": list(self.compiled),
+            "budget": workspace_budget() if self.budget is None else self.budget,
+            "scored": bool(self.scores),
+        }
 
     @property
     def q_shape(self) -> tuple[int, int, int, int]:
@@ -118,6 +125,7 @@ class _Shape:
     lengths: tuple[int, ...] = ()
     page: int = 0
     appended: int = 0
+    scores: str = ""
 
 
 _SMALL = (
@@ -172,11 +180,34 @@ _MASKED_LARGE = (
     _Shape("masked", 2, 1024, 1024, 8, 1, causal=False, mask="dense"),
 )
 
+# Calls whose scores are bent, for which some targets have families of their own, and with sinks.
+_ALL_SCORES = "softcap alibi sinks"
+_SCORED = (
+    _Shape("scored", 2, 150, 190, 4, 2, causal=True, scores="softcap"),
+    _Shape("scored", 2, 150, 190, 4, 2, causal=False, scores="alibi"),
+    _Shape("scored", 1, 67, 41, 3, 1, causal=True, scores=_ALL_SCORES),  # some see their sink alone
+    _Shape("scored", 2, 150, 190, 4, 2, causal=False, mask="dense", scores=_ALL_SCORES),
+    _Shape("scored", 1, 129, 193, 4, 2, causal=True, budget=0, scores=_ALL_SCORES),
+    _Shape(
+        "scored",
+        1,
+        sum(_DOCUMENTS),
+        sum(_DOCUMENTS),
+        4,
+        2,
+        causal=True,
+        lengths=_DOCUMENTS,
+        scores=_ALL_SCORES,
+    ),
+)
+_SCORED_LARGE = _Shape("scored", 2, 1031, 1543, 16, 4, causal=True, scores=_ALL_SCORES)
+
 # Queries to a cache: forward alone. The last has units that are cut among blocks.
 _CACHED_SIZES = (64, 128, 256)
 _CACHED = (
     _Shape("cached", 2, 1, 259, 8, 2, causal=False, page=WHOLE),
     _Shape("cached", 2, 5, 240, 4, 1, causal=True, page=16, appended=5),
+    _Shape("cached", 2, 3, 259, 8, 2, causal=True, page=WHOLE, scores=_ALL_SCORES),
 )
 _CACHED_LARGE = (
     _Shape("cached", 3, 1, 8200, 8, 2, causal=False, page=WHOLE),
@@ -184,15 +215,20 @@ _CACHED_LARGE = (
 )
 
 # For every compiled size that is not among the usual ones, and with columns that only fill it up.
-_FEW = (_SMALL[2], _SMALL[3], *(shape for shape in _MASKED if shape.mask in {"both", "dense"}))
-_FEW_ON_GPU = (_LARGE[2], _FIXED[-1])
+_FEW = (
+    _SMALL[2],
+    _SMALL[3],
+    *(shape for shape in _MASKED if shape.mask in {"both", "dense"}),
+    *(shape for shape in _SCORED if shape.scores == _ALL_SCORES and shape.budget is None),
+)
+_FEW_ON_GPU = (_LARGE[2], _FIXED[-1], _SCORED_LARGE)
 _TAIL = 8  # columns fewer than the compiled head_dim
 
 
 def make_cases(kernels: Iterable[Kernels], sm_count: int) -> tuple[Case, ...]:
     """Cover the usual sizes with small odd shapes and with some that fill the GPU; others briefly.
 
-    Every kind of mask and packed documents run at each usual size.
+    Every kind of mask, packed documents and all that becomes of scores run at each usual size.
 
     Args:
         kernels: The compiled sizes to cover.
@@ -200,11 +236,11 @@ def make_cases(kernels: Iterable[Kernels], sm_count: int) -> tuple[Case, ...]:
     """
     cases = []
     for one in kernels:
-        small = (*_SMALL, *_MASKED, *_PACKED[:-1]) if one.is_usual else _FEW
+        small = (*_SMALL, *_MASKED, *_PACKED[:-1], *_SCORED) if one.is_usual else _FEW
         cases += [_case(shape, one) for shape in small]
         cases.append(_tail_case(one))
         if sm_count:
-            large = (*_LARGE, *_FIXED, *_MASKED_LARGE, _PACKED[-1])
+            large = (*_LARGE, *_FIXED, *_MASKED_LARGE, _PACKED[-1], _SCORED_LARGE)
             shapes = large if one.is_usual else _FEW_ON_GPU
             cases += [_gpu_case(shape, one, sm_count) for shape in shapes]
         if one.reads_caches:
@@ -248,4 +284,5 @@ def _case(shape: _Shape, kernels: Kernels, *, fills_gpu: bool = False) -> Case:
         shape.lengths,
         shape.page,
         shape.appended,
+        shape.scores,
     )

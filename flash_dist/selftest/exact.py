@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from .comparison import Tensors, allowed_error
+from .comparison import OF_SINKS, Tensors, allowed_error, error_of_rounded_out
 from .inputs import DTYPES, Inputs
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class Exact:
         values = inputs.attend_exactly(case, torch.float64)
         baseline = inputs.attend_exactly(case, DTYPES[case.dtype])
         allowed = {name: allowed_error(name, values[name], baseline[name]) for name in values}
+        if OF_SINKS in values:
+            allowed[OF_SINKS] += error_of_rounded_out(values["out"], inputs.dout)
         return cls(values, allowed)
 
 

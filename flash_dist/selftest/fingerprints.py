@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any, Final
 from ..builds.package import PACKAGE
 from ..errors import FlashDistError
 from ..targets.archs import DEFAULT_TOOLKIT
+from ..targets.verdict import read_size, variants_meant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from .report import SelftestReport
+    from ..targets.verdict import Variant
+    from .report import CaseDigests, SelftestReport
 
 FILE_NAME: Final = "fingerprints.json"
 VERSION: Final = 1
@@ -46,7 +48,7 @@ class Fingerprint:
     budget: int  # bytes of workspace
     code: str  # hash of the code of all kernels that may serve the case
     driver: str  # release, where the driver compiled the code; else empty
-    digests: Mapping[str, str]  # SHA-256 of out, lse, dq, dk, dv
+    digests: Mapping[str, str]  # SHA-256 of out, lse, dq, dk, dv; of dsinks, if there are sinks
 
     @property
     def key(self) -> tuple[str, int, str, str]:
@@ -142,24 +144,20 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Identity:
-    """A kernel library as fingerprints know it: the hashes of its kernels, and of the planner."""
+    """A kernel library as fingerprints know it: its kernels, their hashes, and the planner's."""
 
     kernels: Mapping[str, str] = field(default_factory=dict)
     planner: str = ""
+    variants: tuple[Variant, ...] = ()
 
 
 def make_fingerprints(
     report: SelftestReport, identity: Identity, driver: str
 ) -> tuple[Fingerprint, ...]:
     """Join what the selftest computed with the code of the kernels that the dispatcher chose."""
-    selected = report.selected or {}
     found = []
     for computed in report.digests:
-        symbols = tuple(
-            sorted(
-                symbol for kernel, symbol in selected.items() if kernel.split()[1:] == computed.size
-            )
-        )
+        symbols = find_symbols(computed, report.selected or {}, identity.variants)
         jit = any("_compute" in symbol for symbol in symbols)
         found.append(
             Fingerprint(
@@ -171,6 +169,33 @@ def make_fingerprints(
             )
         )
     return tuple(found)
+
+
+def find_symbols(
+    computed: CaseDigests, selected: Mapping[str, str], variants: Iterable[Variant]
+) -> tuple[str, ...]:
+    """Return the kernels that may serve a case.
+
+    Those that the dispatcher chooses where it knows no arguments. They may refuse a call that does
+    something to its scores: then whatever else there is for its size, of the same targets.
+
+    Args:
+        computed: The case.
+        selected: SelftestReport.selected.
+        variants: All kernels of the library.
+    """
+    chosen = {
+        kernel: name for kernel, name in selected.items() if kernel.split()[1:] == computed.size
+    }
+    symbols = set(chosen.values())
+    if computed.scored:
+        dtype, size = computed.size
+        targets = {variant.arch for variant in variants if variant.symbol in symbols}
+        built = [variant for variant in variants if variant.arch in targets]
+        for kernel in chosen:
+            key = (kernel.split()[0], dtype, *read_size(size))
+            symbols |= {variant.symbol for variant in variants_meant(key, built)}
+    return tuple(sorted(symbols))
 
 
 def hash_code(symbols: Iterable[str], kernels: Mapping[str, str]) -> str:

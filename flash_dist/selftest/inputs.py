@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from ..kernels.precision import float32_precision
+from ..kernels.scores import PLAIN
 from ..targets.verdict import IEEE32
 from .cases import WHOLE
-from .comparison import NAMES, Tensors, attend, make_values
+from .comparison import Tensors, attend, make_values, name_results
 from .masks import cu_seqlens, find_visible, make_mask
+from .scores import make_scores
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from ..kernels.scores import Scores
     from ..masks import BlockMask
     from .cases import Case
 
@@ -43,6 +46,7 @@ class Attention(Protocol):
         causal: bool,
         mask: BlockMask | None,
         lengths: tuple[int, ...],
+        scores: Scores,
     ) -> tuple[Tensor, Tensor]:
         """Return (out, lse)."""
 
@@ -56,6 +60,7 @@ class Inputs:
     v: Tensor
     dout: Tensor
     mask: BlockMask | None = None
+    scores: Scores = PLAIN
 
     @classmethod
     def make(cls, case: Case, device: torch.device) -> Inputs:
@@ -67,6 +72,7 @@ class Inputs:
             make_values(3, case.v_shape, dtype, device=device),
             make_values(4, case.out_shape, dtype, device=device),
             make_mask(case),
+            make_scores(case, device),
         )
 
     def attend(self, attention: Attention, case: Case) -> Tensors:
@@ -75,50 +81,52 @@ class Inputs:
             return self._attend_to_cache(case)
         if case.budget is not None:
             return self._attend_within(case.budget, case)
-        q, k, v = (x.detach().requires_grad_() for x in (self.q, self.k, self.v))
+        q, k, v = leaves = [x.detach().requires_grad_() for x in (self.q, self.k, self.v)]
+        scores = self.scores
+        if scores.sinks is not None:
+            leaves.append(scores.sinks.detach().requires_grad_())
+            scores = scores._replace(sinks=leaves[-1])
+        options: dict[str, Any] = {"mask": self.mask, "lengths": case.lengths, "scores": scores}
         with _precision_of(case):
-            out, lse = attention(q, k, v, causal=case.causal, mask=self.mask, lengths=case.lengths)
-        gradients = torch.autograd.grad(out, (q, k, v), self.dout)
-        values = (out.detach(), lse.detach(), *gradients)
-        return dict(zip(NAMES, values, strict=True))
+            out, lse = attention(q, k, v, causal=case.causal, **options)
+        gradients = torch.autograd.grad(out, leaves, self.dout)
+        return name_results(out.detach(), lse.detach(), *gradients)
 
     def _attend_within(self, budget: int, case: Case) -> Tensors:
         """Call the operators themselves, which take the workspace budget."""
         from ..kernels import operators  # noqa: PLC0415 - absent on a broken install
+        from ..kernels.scoring import scored  # noqa: PLC0415
         from ..masks import Band  # noqa: PLC0415
 
         q, k, v = self.q, self.k, self.v
-        mask = Band(right=0) if case.causal else Band()
-        options: dict[str, Any] = {
-            "mask": mask,
-            "packing": None,
-            "softmax_scale": case.head_dim**-0.5,
-            "ieee": case.dtype == IEEE32,
-        }
-        out, lse = operators.fwd(q, k, v, **options)
-        gradients = operators.bwd(
-            self.dout,
-            q,
-            k,
-            v,
-            out,
-            lse,
-            None,
-            budget=budget,
-            batch_invariant=False,
-            **options,
-        )
-        return dict(zip(NAMES, (out, lse, *gradients), strict=True))
+        scale, ieee = case.head_dim**-0.5, case.dtype == IEEE32
+        where: dict[str, Any] = {"mask": Band(right=0) if case.causal else Band(), "packing": None}
+        how: dict[str, Any] = {"softmax_scale": scale, "ieee": ieee}
+        if case.scores:
+            out, lse = scored.fwd(q, k, v, **where, **how, scores=self.scores)
+            back = scored.differentiate(
+                (q, k, v, out, lse),
+                self.dout,
+                None,
+                **where,
+                plan=(scale, budget, False, ieee),
+                scores=self.scores,
+            )
+            return name_results(out, lse, *back)
+        out, lse = operators.fwd(q, k, v, **where, **how)
+        how |= {"budget": budget, "batch_invariant": False}
+        gradients = operators.bwd(self.dout, q, k, v, out, lse, None, **where, **how)
+        return name_results(out, lse, *gradients)
 
     def _attend_to_cache(self, case: Case) -> Tensors:
         """Call the function that reads a cache, in which pages lie in another order."""
         from ..attention.decoding.kvcache import flash_attn_with_kvcache  # noqa: PLC0415 - as above
 
         k, v, table = self.k, self.v, None
-        new: dict[str, Any] = {}
+        new: dict[str, Any] = _name_arguments(self.scores)
         if case.appended:
             before = case.seqlen_k - case.appended
-            new = {"k": k[:, before:], "v": v[:, before:], "cache_seqlens": before}
+            new |= {"k": k[:, before:], "v": v[:, before:], "cache_seqlens": before}
             k, v = (x.clone() for x in (k, v))
             for x in (k, v):
                 x[:, before:] = torch.nan
@@ -136,12 +144,23 @@ class Inputs:
         """Return what the textbook formulas give on the CPU, every step rounded to `dtype`."""
         visible = find_visible(case)
         tensors = (self.q, self.k, self.v, self.dout)
-        return attend(*tensors, causal=case.causal, dtype=dtype, visible=visible)
+        return attend(
+            *tensors, causal=case.causal, dtype=dtype, visible=visible, scores=self.scores
+        )
 
 
 def _precision_of(case: Case) -> AbstractContextManager[None]:
     """Choose what the kernels of a case multiply with; its backward keeps to it."""
     return float32_precision("ieee" if case.dtype == IEEE32 else "tf32x3")
+
+
+def _name_arguments(scores: Scores) -> dict[str, Any]:
+    """Return them under the names that all functions have for them."""
+    return {
+        "softcap": scores.softcap,
+        "alibi_slopes": scores.alibi_slopes,
+        "learnable_sink": scores.sinks,
+    }
 
 
 def load_attention() -> Attention:
@@ -157,13 +176,16 @@ def load_attention() -> Attention:
         causal: bool,
         mask: BlockMask | None,
         lengths: tuple[int, ...],
+        scores: Scores,
     ) -> tuple[Tensor, Tensor]:
+        options = {"causal": causal, "return_lse": True, **_name_arguments(scores)}
         if not lengths:
-            return flash_attn_func(q, k, v, causal=causal, mask=mask, return_lse=True)
+            out, lse = flash_attn_func(q, k, v, mask=mask, **options)
+            return out, lse
         ends = torch.tensor(cu_seqlens(lengths), dtype=torch.int32, device=q.device)
         longest = max(lengths)
         packed = (q[0], k[0], v[0], ends, ends, longest, longest)
-        out, lse = flash_attn_varlen_func(*packed, causal=causal, return_lse=True)
+        out, lse = flash_attn_varlen_func(*packed, **options)
         return out[None], lse[None]
 
     return attention

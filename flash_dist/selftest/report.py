@@ -55,6 +55,7 @@ class CaseDigests:
     size: list[str]  # dtype and compiled size: ["bf16", "192/128"]
     budget: int
     digests: dict[str, str]
+    scored: bool = False  # something becomes of its scores
 
 
 @dataclass(frozen=True)

@@ -149,6 +149,7 @@ def _read_digests(events: Iterable[Event]) -> tuple[CaseDigests, ...]:
             [str(event["dtype"]), name_size(*map(int, event["compiled"]))],
             int(event["budget"]),
             {str(name): str(value) for name, value in event["digests"].items()},
+            bool(event["scored"]),
         )
         for event in events
         if event.get("event") == "fingerprint"

@@ -96,6 +96,12 @@ def name_size(head_dim: int, head_dim_v: int) -> str:
     return str(head_dim) if head_dim == head_dim_v else f"{head_dim}/{head_dim_v}"
 
 
+def read_size(name: str) -> tuple[int, int]:
+    """Return the head_dims that `name_size` has named."""
+    head_dim, _, head_dim_v = name.partition("/")
+    return int(head_dim), int(head_dim_v or head_dim)
+
+
 @dataclass(frozen=True)
 class Variant:
     """One kernel compiled for one target, as found in a binary or declared by a manifest."""

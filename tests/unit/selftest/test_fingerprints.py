@@ -18,6 +18,7 @@ from flash_dist.selftest.fingerprints import (
     Reference,
     Setting,
     compare_with,
+    find_symbols,
     hash_code,
     make_fingerprints,
     merge_references,
@@ -25,6 +26,8 @@ from flash_dist.selftest.fingerprints import (
     write_references,
 )
 from flash_dist.selftest.report import CaseDigests, SelftestReport
+from flash_dist.targets.archs import Arch
+from flash_dist.targets.verdict import Variant, read_size
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -134,6 +137,44 @@ def test_a_fingerprint_knows_the_code_of_all_kernels_that_may_serve_its_case() -
     assert native.code == hash_code(("bwd_sm90a", "fwd_sm90a"), kernels)
     assert native.code != hash_code(("bwd_sm90a", "fwd_sm90a"), {**kernels, "bwd_sm90a": "9"})
     assert (native.driver, jit.driver) == ("", "580.159.04")
+
+
+def variant(family: str, size: str, target: str = "sm_90a") -> Variant:
+    """Return a kernel for bf16."""
+    arch = Arch.parse(target)
+    head_dim, head_dim_v = read_size(size)
+    name = f"{family}_{size}_{arch.identifier}"
+    return Variant(name, family, "bf16", head_dim, 227, arch, head_dim_v=head_dim_v)
+
+
+def test_what_serves_bent_scores_alone_is_among_the_code_of_their_cases() -> None:
+    variants = (
+        variant("fwd", "64"),
+        variant("fwd_sm90", "64"),
+        variant("fwd_scored_sm90", "64"),
+        variant("fwd_scored_sm90", "128"),
+        variant("bwd_dkdv", "64"),
+        variant("fwd", "64", "compute_80"),
+    )
+    selected = {"fwd bf16 64": "fwd_sm90_64_sm90a", "fwd bf16 128": "fwd_sm90_128_sm90a"}
+    plain = CaseDigests("odd bf16 d64", ["bf16", "64"], 7, DIGESTS)
+    scored = replace(plain, scored=True)
+    assert find_symbols(plain, selected, variants) == ("fwd_sm90_64_sm90a",)
+    assert find_symbols(scored, selected, variants) == (
+        "fwd_64_sm90a",
+        "fwd_scored_sm90_64_sm90a",
+        "fwd_sm90_64_sm90a",
+    )
+
+    def code_of(one: CaseDigests, changed: str) -> str:
+        kernels = {**dict.fromkeys((v.symbol for v in variants), "1"), changed: "2"}
+        report = replace(REPORT, selected=selected, digests=(one,))
+        (found,) = make_fingerprints(report, Identity(kernels, "p", variants), "")
+        return found.code
+
+    changed = "fwd_scored_sm90_64_sm90a"
+    assert code_of(plain, changed) == code_of(plain, "")
+    assert code_of(scored, changed) != code_of(scored, "")
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+import tests.reference
+import tests.scores
 from flash_dist.errors import ExtensionError
 from flash_dist.loading.process import Outcome, read_events, run_child
 from flash_dist.selftest.cases import WHOLE, Case, Kernels, make_cases
@@ -27,6 +29,7 @@ from flash_dist.selftest.comparison import (
     hash_bits,
     make_values,
 )
+from flash_dist.selftest.inputs import Inputs
 from flash_dist.selftest.masks import MASKS, find_visible
 from flash_dist.selftest.run import check_selftest, find_surprises, judge_outcome
 
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from flash_dist.findings.result import CheckResult
+    from flash_dist.kernels.scores import Scores
     from flash_dist.masks import BlockMask
     from flash_dist.selftest.report import SelftestReport
 
@@ -49,22 +53,31 @@ def textbook(  # noqa: PLR0913 - what attention takes
     causal: bool,
     mask: BlockMask | None,
     lengths: tuple[int, ...],
+    scores: Scores,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention in float32 with torch's own gradients: an implementation to test."""
     group = q.shape[2] // k.shape[2]
-    scores = torch.einsum("bqhd,bkhd->bhqk", q.float(), k.float().repeat_interleave(group, 2))
-    scores = scores * q.shape[-1] ** -0.5
-    visible = torch.ones(scores.shape[-2:], dtype=torch.bool)
+    s = torch.einsum("bqhd,bkhd->bhqk", q.float(), k.float().repeat_interleave(group, 2))
+    s = s * q.shape[-1] ** -0.5
+    if scores.softcap:
+        s = scores.softcap * torch.tanh(s / scores.softcap)
+    if scores.alibi_slopes is not None:
+        i, j = torch.arange(s.shape[-2])[:, None], torch.arange(s.shape[-1])
+        distance = (i + s.shape[-1] - s.shape[-2] - j).abs()
+        s = s - scores.alibi_slopes[..., None, None] * distance
+    visible = torch.ones(s.shape[-2:], dtype=torch.bool)
     if causal:
         visible = visible.tril(k.shape[1] - q.shape[1])
     if mask is not None:
-        visible = mask.visible(*scores.shape)
+        visible = mask.visible(*s.shape)
     if lengths:
         visible &= torch.block_diag(*(torch.ones(length, length) for length in lengths)).bool()
-    scores = scores.masked_fill(~visible, -math.inf)
-    lse = torch.logsumexp(scores, dim=-1)
+    s = s.masked_fill(~visible, -math.inf)
+    if scores.sinks is not None:
+        s = torch.cat((s, scores.sinks[:, None, None].expand(*s.shape[:-1], 1)), dim=-1)
+    lse = torch.logsumexp(s, dim=-1)
     dead = torch.isneginf(lse)
-    p = torch.exp(scores - lse.masked_fill(dead, 0.0).unsqueeze(-1))
+    p = torch.exp(s - lse.masked_fill(dead, 0.0).unsqueeze(-1))[..., : k.shape[1]]
     out = torch.einsum("bhqk,bkhd->bqhd", p, v.float().repeat_interleave(group, 2))
     return out.to(q.dtype), lse
 
@@ -153,6 +166,27 @@ def test_the_reference_agrees_with_autograd(*, causal: bool) -> None:
         assert not exact["out"][:, :3].any()
 
 
+@pytest.mark.parametrize("words", ["softcap", "alibi", "sinks", "softcap alibi sinks"])
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+def test_the_reference_bends_scores_as_the_formula_does(words: str, *, causal: bool) -> None:
+    case = Case("", "fp32", 16, 2, 9, 6, 4, 2, causal=causal, scores=words)
+    inputs = Inputs.make(case, torch.device("cpu"))
+    exact = inputs.attend_exactly(case, torch.float64)
+    dlse = torch.zeros(2, 4, 9)
+    problem = tests.reference.Problem(
+        inputs.q,
+        inputs.k,
+        inputs.v,
+        inputs.dout,
+        torch.ones(9, 6, dtype=torch.bool).tril(-3)[None, None] if causal else None,
+        dlse=dlse,
+    )
+    wanted = tests.scores.compute(tests.scores.Scored(problem, *inputs.scores), torch.float64)
+    assert exact.keys() == wanted.keys()
+    for name, values in wanted.items():
+        torch.testing.assert_close(exact[name], values)
+
+
 def compare(
     exact: dict[str, torch.Tensor], baseline: dict[str, torch.Tensor], *actual: float
 ) -> tuple[Difference, ...]:
@@ -222,6 +256,21 @@ def test_every_kind_of_mask_and_packed_documents_are_covered() -> None:
             assert not visible.all()
 
 
+@pytest.mark.parametrize("head_dim", [64, 192], ids=["usual", "other"])
+def test_all_that_becomes_of_scores_is_covered(head_dim: int) -> None:
+    kernels = Kernels("bf16", head_dim, head_dim)
+    cases = [case for case in make_cases([kernels], 132) if case.scores]
+    assert {word for case in cases for word in case.scores.split()} == {"softcap", "alibi", "sinks"}
+    assert {case.fills_gpu for case in cases} == {True, False}
+    assert {bool(case.mask) for case in cases} == {True, False}
+    assert {bool(case.lengths) for case in cases} == {True, False}
+    assert any(case.causal and case.seqlen_q > case.seqlen_k for case in cases)
+    budgets = {case.budget for case in cases}
+    assert budgets == ({None, 0} if kernels.is_usual else {None})
+    assert any(case.page for case in cases) == kernels.reads_caches
+    assert all(case.key()["scored"] for case in cases)
+
+
 def test_a_digest_is_the_sha_256_of_the_elements() -> None:
     values = torch.arange(6, dtype=torch.int32).view(2, 3).t()
     digests = digest({"out": values, "lse": torch.empty(0)})
@@ -286,6 +335,20 @@ def test_one_flipped_bit_in_one_run_is_found() -> None:
     report = judge_outcome("cpu", 3, Outcome("done", events=tuple(events)))
     assert not report
     assert "1 of 2 repeated runs" in report.findings[0].details[0]
+
+
+@pytest.mark.parametrize("ignored", ["softcap", "alibi_slopes", "sinks"])
+def test_who_leaves_scores_as_they_are_is_found(ignored: str) -> None:
+    def deaf(*tensors: torch.Tensor, scores: Scores, **options: Any) -> Any:  # noqa: ANN401
+        nothing: dict[str, Any] = {ignored: 0.0 if ignored == "softcap" else None}
+        out, lse = textbook(*tensors, scores=scores._replace(**nothing), **options)
+        zero = 0.0 if scores.sinks is None else 0.0 * scores.sinks.sum()  # they have a gradient
+        return out + zero, lse
+
+    found = findings(run_on_cpu(deaf, runs=1))
+    named = {finding["case"] for finding in found}
+    word = ignored.removesuffix("_slopes")
+    assert named == {case.name for case in CASES if word in case.scores.split()}
 
 
 def test_wrong_values_are_found_even_if_always_the_same() -> None:
@@ -457,3 +520,5 @@ def test_lines_that_are_no_objects_are_left_out(tmp_path: Path) -> None:
 def test_a_case_is_named_in_full() -> None:
     case = Case("odd", "fp16", 64, 2, 37, 53, 3, 1, causal=True)
     assert case.name == "odd fp16 d64 b2 q37 k53 h3/1 causal"
+    scored = replace(case, scores="softcap alibi")
+    assert scored.name == "odd fp16 d64 b2 q37 k53 h3/1 causal softcap alibi"
