@@ -164,8 +164,9 @@ bool is_of_capture(cudaError_t status) {
 
 // From best to worst: exact SASS, SASS of the same major (newest first), PTX (newest first), SASS
 // that crosses between discrete and integrated GPUs of a major, which nobody promises; of one
-// target the family that is made for it, then the largest tile. The driver has the last word on
-// each, so the rules of suffixes and families of GPUs are not repeated here.
+// target the family that is made for it, then the largest tile, then the family that comes first in
+// kernels.toml. The driver has the last word on each, so the rules of suffixes and families of GPUs
+// are not repeated here.
 struct Preference {
   int device;
 
@@ -176,7 +177,8 @@ struct Preference {
     return !v.ptx && is_integrated(v.number) != is_integrated(device);
   }
   auto rank(const Variant& v) const {
-    return std::make_tuple(unpromised(v), v.ptx, -v.number, v.suffix == '\0', !v.specific, -v.plan);
+    return std::make_tuple(unpromised(v), v.ptx, -v.number, v.suffix == '\0', !v.specific, -v.plan,
+                           v.family);
   }
   bool operator()(const Variant* a, const Variant* b) const { return rank(*a) < rank(*b); }
 };

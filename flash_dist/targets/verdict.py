@@ -67,7 +67,7 @@ _NO_LIMIT = 1 << 30
 _LIMIT = re.compile(r"[ \t-\r]*\+?0*([1-9][0-9]{0,9})")
 _MOST_LIMIT = 2**31 - 1
 
-_FOR_TARGET = re.compile(r"(?:_scored)?_sm[0-9]+$")
+_FOR_TARGET = re.compile(r"(_scored)?_sm[0-9]+$")
 
 
 def role_of(family: str) -> str:
@@ -125,6 +125,12 @@ class Variant:
     def is_specific(self) -> bool:
         """Whether its family is for some targets only."""
         return self.family != self.role
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether its family serves calls alone whose scores are bent; any other is asked first."""
+        named = _FOR_TARGET.search(self.family)
+        return named is not None and named[1] is not None
 
     @property
     def key(self) -> KernelKey:
@@ -361,11 +367,14 @@ def _closest_refusal(judged: list[tuple[Variant, RunVerdict]], device: Device) -
     return ""
 
 
-def _closeness(variant: Variant) -> tuple[int, int, bool, int]:
-    """Order variants that run equally well: newest target, bound to the chip, made for it, plan."""
+def _closeness(variant: Variant) -> tuple[int, int, bool, int, bool]:
+    """Order variants that run equally well: newest target, bound to the chip, made for it, plan.
+
+    Of equal plans, the one that serves most calls.
+    """
     arch = variant.arch
     suffix = ("a", "f", "").index(arch.suffix)
-    return (-arch.number, suffix, not variant.is_specific, -variant.plan)
+    return (-arch.number, suffix, not variant.is_specific, -variant.plan, variant.is_scored)
 
 
 def judge_device(build: Build, situation: Situation) -> DeviceVerdict:

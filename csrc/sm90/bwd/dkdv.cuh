@@ -304,8 +304,8 @@ struct DkdvSm90 {
     wgmma_commit();
   }
 
-  // Sets the scores that the mask hides to what has no weight. A lane asks for two queries' bits, those of the
-  // warp's 16 keys, and has them from there handed to those whose scores they are.
+  // Sets the scores that the mask hides to what has no weight. A lane asks for two queries' bits,
+  // those of the warp's 16 keys, and has them from there handed to those whose scores they are.
   __device__ __forceinline__ void hide(Scores& pt, const DkdvItem& item, int code) const {
     const Mask mask = Cursor::mask_of(p, work, item.member);
     const int lane = fresh_thread() % 32;

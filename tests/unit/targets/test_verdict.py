@@ -22,6 +22,8 @@ from flash_dist.targets.verdict import (
     Variant,
     judge_device,
     judge_kernel,
+    name_size,
+    read_size,
     role_of,
 )
 from tests.unit.made.builds import (
@@ -335,6 +337,11 @@ def test_a_role_is_told_from_its_families_name() -> None:
     assert role_of("bwd_dq_gemm_scored_sm100") == "bwd_dq_gemm"
 
 
+@pytest.mark.parametrize("size", [(64, 64), (192, 128)])
+def test_a_size_is_read_as_it_is_named(size: tuple[int, int]) -> None:
+    assert read_size(name_size(*size)) == size
+
+
 def test_of_one_target_the_family_that_is_made_for_it_is_taken() -> None:
     build = with_specific(make_build(HOPPER), 64)
     assert chosen(build, "9.0") == "fwd_sm90"
@@ -343,6 +350,17 @@ def test_of_one_target_the_family_that_is_made_for_it_is_taken() -> None:
     assert verdict
     (forward,) = (k for k in verdict.kernels if k.key == ("fwd", "bf16", 64, 64))
     assert (forward.to_json()["role"], forward.to_json()["family"]) == ("fwd", "fwd_sm90")
+
+
+def test_of_equal_tiles_those_for_bent_scores_come_last() -> None:
+    build = with_specific(make_build(HOPPER), 64, plan=226)
+    plain = build.variants[-1]
+    symbol = plain.symbol.replace("fwd_", "fwd_scored_")
+    scored = replace(plain, symbol=symbol, family="fwd_scored_sm90")
+    assert (plain.is_scored, scored.is_scored) == (False, True)
+    for pair in ((plain, scored), (scored, plain)):
+        both = replace(build, variants=(*build.variants[:-1], *pair))
+        assert chosen(both, "9.0") == "fwd_sm90"
 
 
 def test_the_best_target_comes_before_the_family() -> None:
