@@ -182,10 +182,11 @@ _MASKED_LARGE = (
 
 # Calls whose scores are bent, for which some targets have families of their own, and with sinks.
 _ALL_SCORES = "softcap alibi sinks"
+_SCORED_ROWS = _Shape("scored", 1, 67, 41, 3, 1, causal=True, scores=_ALL_SCORES)
 _SCORED = (
+    _SCORED_ROWS,  # some see their sink alone
     _Shape("scored", 2, 150, 190, 4, 2, causal=True, scores="softcap"),
     _Shape("scored", 2, 150, 190, 4, 2, causal=False, scores="alibi"),
-    _Shape("scored", 1, 67, 41, 3, 1, causal=True, scores=_ALL_SCORES),  # some see their sink alone
     _Shape("scored", 2, 150, 190, 4, 2, causal=False, mask="dense", scores=_ALL_SCORES),
     _Shape("scored", 1, 129, 193, 4, 2, causal=True, budget=0, scores=_ALL_SCORES),
     _Shape(
@@ -219,7 +220,7 @@ _FEW = (
     _SMALL[2],
     _SMALL[3],
     *(shape for shape in _MASKED if shape.mask in {"both", "dense"}),
-    *(shape for shape in _SCORED if shape.scores == _ALL_SCORES and shape.budget is None),
+    _SCORED_ROWS,
 )
 _FEW_ON_GPU = (_LARGE[2], _FIXED[-1], _SCORED_LARGE)
 _TAIL = 8  # columns fewer than the compiled head_dim
