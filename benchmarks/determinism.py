@@ -1,4 +1,4 @@
-"""Thousands of runs over 24 shapes: how many differ from the first in any bit.
+"""Thousands of runs over 36 shapes: how many differ from the first in any bit.
 
     python benchmarks/determinism.py [--runs 500] [--scores 5] [--only WORDS] [--bits FILE]
 
@@ -42,6 +42,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 BITS = {2: torch.int16, 4: torch.int32}
 DOCUMENTS = (700, 65, 1500, 3, 0, 900, 31, 897)
 SOFTCAP = 3.0  # small, so that scores reach it
+ALL_SCORES = "softcap alibi sinks"
 # Every combination of what happens to scores, but none at all.
 SCORES = tuple(
     " ".join(filter(None, one))
@@ -107,6 +108,18 @@ SHAPES = (
     Shape("cells", 1, 16384, 4, 4, 192, "causal", 150),
     Shape("tiles of 64 queries", 1, 1024, 4, 4, 128, "causal"),
     Shape("sequences of one tile", 70, 60, 8, 2, 64, "causal"),
+    Shape("scored", 4, 2048, 16, 16, 64, "causal", scores="softcap"),
+    Shape("scored", 4, 2048, 16, 4, 64, dtype="fp16", scores=ALL_SCORES),
+    Shape("scored", 4, 2048, 16, 16, 128, scores="alibi"),
+    Shape("scored", 4, 2048, 16, 4, 128, "causal", dtype="fp16", scores=ALL_SCORES),
+    Shape("scored", 2, 1111, 16, 4, 96, "prefix", scores=ALL_SCORES),
+    Shape("scored", 2, 1024, 16, 16, 192, "causal", head_dim_v=128, scores=ALL_SCORES),
+    Shape("scored", 2, 777, 8, 2, 192, "padding", scores=ALL_SCORES),
+    Shape("scored policy", 2, 1024, 8, 1, 256, "blocks", scores=ALL_SCORES),
+    Shape("scored, recompute", 8, 1024, 16, 16, 128, "causal", 0, scores=ALL_SCORES),
+    Shape("scored, stripes", 1, 4096, 8, 8, 256, megabytes=100, scores="softcap sinks"),
+    Shape("scored dense mask", 2, 2048, 8, 4, 128, "dense", scores=ALL_SCORES),
+    Shape("scored documents", 0, sum(DOCUMENTS), 8, 2, 128, "causal", scores=ALL_SCORES),
 )
 
 
@@ -284,9 +297,11 @@ def compare_digests(path: Path, found: dict[str, str]) -> int:
 
 
 def draw_scores(shapes: Sequence[Shape], count: int, seed: int) -> Iterator[Shape]:
-    """Yield each shape with so many different combinations of what happens to scores."""
+    """Yield each plain shape with so many different combinations of what happens to scores."""
     chance = random.Random(seed)  # noqa: S311 - no secret
     for shape in shapes:
+        if shape.scores:
+            continue
         for scores in chance.sample(SCORES, count):
             yield replace(shape, scores=scores)
 
