@@ -352,10 +352,9 @@ def test_what_another_document_holds_changes_no_bit(
         for x in leaves:
             x[70:260] += middle
             x.requires_grad_()
-        longest = {"max_seqlen_q": 190, "max_seqlen_k": 190, "causal": True}
-        out = flash_attn_varlen_func(
-            *leaves, begins, begins, **longest, **scored.options, return_lse=False
-        )
+        q, k, v = leaves
+        packed = (q, k, v, begins, begins, 190, 190)
+        out = flash_attn_varlen_func(*packed, causal=True, **scored.options)
         dout = problem.dout[0].clone()
         dout[70:260] += middle
         grads = torch.autograd.grad(out, leaves, dout)
