@@ -17,6 +17,8 @@ from flash_dist.targets.verdict import Build, Situation, judge_kernel
 
 LIBRARY: Final = Path(flash_dist.__file__).parent / KERNELS
 SPECIFIC: Final = "flash_dist_fwd_sm90_bf16_d128_smem227_sm90a"
+LARGER: Final = "flash_dist_fwd_sm90_bf16_d128_smem226_sm90a"  # beside one of its size for scores
+SCORED: Final = "flash_dist_fwd_scored_sm90_bf16_d128_smem226_sm90a"
 GENERAL: Final = "flash_dist_fwd_bf16_d128_smem163_sm90a"
 
 
@@ -37,16 +39,17 @@ def variants() -> list[dict[str, Any]]:
 def test_the_library_tells_roles_and_families_apart(variants: list[dict[str, Any]]) -> None:
     families = {one["symbol"]: (one["role"], one["family"]) for one in variants}
     assert families[SPECIFIC] == ("fwd", "fwd_sm90")
+    assert families[SCORED] == ("fwd", "fwd_scored_sm90")
     assert families[GENERAL] == ("fwd", "fwd")
 
 
-def test_what_is_embedded_is_one_role_with_two_families(variants: list[dict[str, Any]]) -> None:
+def test_what_is_embedded_is_one_role_with_its_families(variants: list[dict[str, Any]]) -> None:
     build = Build("test", read_embedded(LIBRARY, None))
     assert len(build.variants) == len(variants)
     key = ("fwd", "bf16", 128, 128)
     assert key in build.keys
     assert all("_sm" not in role for role, *_ in build.keys)
-    for limit, symbol in ((232448, SPECIFIC), (166912, GENERAL)):
+    for limit, symbol in ((232448, SPECIFIC), (231424, LARGER), (166912, GENERAL)):
         verdict = judge_kernel(key, build.variants, Situation(Device(9, 0), smem_limit=limit))
         assert verdict.variant is not None
         assert verdict.variant.symbol == symbol
