@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from .cases import Case
 
-LIMIT: Final = 1 << 30  # bytes of all; those of an H200 and the set `all` are 430 MB
+LIMIT: Final = 1 << 30  # bytes of all; those of an H200 and the set `all` are 700 MB
 _UNREADABLE: Final = (OSError, EOFError, RuntimeError, KeyError, pickle.UnpicklingError)
 
 
