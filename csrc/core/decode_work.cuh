@@ -235,6 +235,24 @@ struct DecodeShares {
     return first == at.position ? first : is_task ? at.task_end() : at.group_end();
   }
 
+  // Leaves of a share, [begin, end), the groups or tasks that begin in it, as a whole; at: the place of
+  // its first unit. False: there is none.
+  __device__ __forceinline__ bool keep_whole(const DecodeParams& p, Smem& smem, DecodeCursor& at,
+                                             int& begin, int& end) const {
+    if (grain == Grain::UNIT) return true;
+    begin = whole_from(at);
+    if (end < total) {
+      __syncthreads();
+      end = whole_from(find(p, smem, end));
+    }
+    if (begin >= end) return false;
+    if (begin != at.position) {
+      __syncthreads();
+      at = find(p, smem, begin);
+    }
+    return true;
+  }
+
   // Where units of a group that is cut are stored: this and the following, by their number in it.
   __device__ __forceinline__ int64_t unit_record(const DecodeCursor& at) const {
     return int64_t{owner(at.group_begin())} * GROUP_UNITS;

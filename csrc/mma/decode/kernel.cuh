@@ -14,99 +14,14 @@
 // same way.
 #pragma once
 
-#include "core/fold.cuh"
 #include "core/softmax.cuh"
-#include "core/uncovered.cuh"
 #include "mma/decode/config.h"
 #include "mma/decode/load.cuh"
+#include "mma/decode/rows.cuh"
 #include "mma/fragments.cuh"
 #include "ptx/dependents.cuh"
 
 namespace flash_dist {
-
-// Which of a task's rows and columns are this warp's: 16 rows from row0 on, and of the SPLIT warps that
-// share them it is number `part`.
-template <class Config>
-struct WarpPlace {
-  int row0, part;
-
-  __device__ __forceinline__ WarpPlace()
-      : row0(static_cast<int>(threadIdx.x) / 32 / Config::SPLIT * 16),
-        part(static_cast<int>(threadIdx.x) / 32 % Config::SPLIT) {}
-  // The two rows that this lane holds, h = 0 or 1.
-  __device__ __forceinline__ int row(int h) const {
-    return row0 + static_cast<int>(threadIdx.x) % 32 / 4 + 8 * h;
-  }
-  // The first of two neighbouring columns of O that it holds in x[0][n]: warps take turns by 16.
-  __device__ __forceinline__ int column(int n) const {
-    return (n / 2 * Config::SPLIT + part) * 16 + n % 2 * 8 + static_cast<int>(threadIdx.x) % 4 * 2;
-  }
-  // Whether it is the one that writes statistics of rows.
-  __device__ __forceinline__ bool speaks() const { return part == 0 && threadIdx.x % 4 == 0; }
-};
-
-// O of some keys for the warp's columns: 16 rows, of which a lane holds two, and their statistics.
-template <int OT>
-struct Partial {
-  Accumulator<1, OT> out;
-  float top[2], sum[2];
-
-  __device__ __forceinline__ void clear() {
-    out.clear();
-    top[0] = top[1] = -INFINITY;
-    sum[0] = sum[1] = 0.0f;
-  }
-  __device__ __forceinline__ void fold(const Partial& later) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const Fold fold(top[h], later.top[h]);
-      top[h] = fold.top;
-      sum[h] = fold(sum[h], later.sum[h]);
-#pragma unroll
-      for (int n = 0; n < OT; ++n)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          out.x[0][n][2 * h + e] = fold(out.x[0][n][2 * h + e], later.out.x[0][n][2 * h + e]);
-        }
-    }
-  }
-};
-
-// What a lane knows of its two rows of a task.
-struct TaskRows {
-  int begin[2], end[2];  // keys that the row sees
-
-  template <class Config>
-  __device__ __forceinline__ TaskRows(const DecodeParams& p, const DecodeCursor& at,
-                                      const WarpPlace<Config>& own) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = at.tile(p) * Config::TASK_ROWS + own.row(h);
-      const int i = divide(row, p.by_group) + at.extent.shift;  // where the diagonal is
-      const int last = p.right >= UNBOUNDED ? at.extent.seen_end : i + p.right + 1;
-      begin[h] = p.left >= UNBOUNDED ? 0 : max(i - p.left, 0);
-      end[h] = min(last, at.extent.seen_end);
-      if (row >= at.extent.rows(p)) begin[h] = 0, end[h] = at.extent.seen_end;  // hides nothing
-    }
-  }
-
-  // Whether no row hides a key of a unit.
-  __device__ __forceinline__ bool all_see(int key0) const {
-    const int first = max(begin[0], begin[1]), last = min(end[0], end[1]);
-    return __all_sync(0xffffffffu, first <= key0 && key0 + UNIT_KEYS <= last);
-  }
-  // S of the keys from key0 on.
-  template <int NT>
-  __device__ __forceinline__ void hide(Accumulator<1, NT>& s, int key0) const {
-#pragma unroll
-    for (int n = 0; n < NT; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int key = key0 + n * 8 + threadIdx.x % 4 * 2 + e % 2;
-        if (key < begin[e / 2] || key >= end[e / 2]) s.x[0][n][e] = -INFINITY;
-      }
-  }
-};
 
 // What becomes of the scores of a lane's two rows of a task, whose heads may differ: core/scores.cuh.
 template <class Config>
@@ -144,55 +59,6 @@ struct TaskScores {
   }
 };
 
-// The queries of a task on their way through registers, while another task is computed.
-template <class Config>
-struct QueryLoader {
-  using Layout = SwizzledRows<Config::HEAD_DIM>;
-  static constexpr int CHUNKS = Config::TASK_ROWS * Layout::CHUNKS / Config::THREADS;
-  uint4 chunks[CHUNKS];
-
-  __device__ __forceinline__ void load(const DecodeParams& p, const DecodeCursor& at) {
-    const int head = at.head(p);
-    const int row0 = at.tile(p) * Config::TASK_ROWS;
-#pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) {
-      const int i = c * Config::THREADS + threadIdx.x;
-      const int row = row0 + i / Layout::CHUNKS, column = i % Layout::CHUNKS * 8;
-      const int query = divide(row, p.by_group);
-      const bool exists = row < at.extent.rows(p) && column < p.head_dim;
-      chunks[c] = exists ? load_global_16(head_begin(p.q, at.batch, head, row - query * p.group) +
-                                          (at.extent.q0 + query) * p.q.row + column)
-                         : uint4{0, 0, 0, 0};
-    }
-  }
-  __device__ __forceinline__ void store(uint32_t sQ) const {
-#pragma unroll
-    for (int c = 0; c < CHUNKS; ++c) {
-      const int i = c * Config::THREADS + threadIdx.x;
-      store_shared_16(sQ + Layout::offset(i / Layout::CHUNKS, i % Layout::CHUNKS), chunks[c]);
-    }
-  }
-};
-
-// A partial result into its place in memory.
-template <class Config, int OT>
-__device__ __forceinline__ void store_partial(const DecodeParams& p, const Partial<OT>& part,
-                                              int64_t record, const WarpPlace<Config>& own) {
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int row = own.row(h);
-    if (row >= p.tile_rows) continue;
-    const int64_t at = record * p.tile_rows + row;
-    if (own.speaks()) p.partial_stats[at] = {part.top[h], part.sum[h]};
-    float* out = p.partial_out + at * Config::HEAD_DIM;
-#pragma unroll
-    for (int n = 0; n < OT; ++n) {
-      *reinterpret_cast<float2*>(out + own.column(n)) = {part.out.x[0][n][2 * h],
-                                                         part.out.x[0][n][2 * h + 1]};
-    }
-  }
-}
-
 // What a warp that owns rows has of a task, out of the way and back.
 template <class Config, int OT>
 __device__ __forceinline__ void park(typename Config::Parked& parked, const Partial<OT>& task) {
@@ -215,51 +81,6 @@ __device__ __forceinline__ Partial<OT> unpark(const typename Config::Parked& par
   const float4 stats = parked.stats[threadIdx.x];
   task.top[0] = stats.x, task.top[1] = stats.y, task.sum[0] = stats.z, task.sum[1] = stats.w;
   return task;
-}
-
-// out and lse of a task.
-template <class Config, int OT>
-__device__ __forceinline__ void store_result(const DecodeParams& p, const Partial<OT>& all,
-                                             const DecodeCursor& at, const WarpPlace<Config>& own) {
-  const int head = at.head(p);
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int row = at.tile(p) * Config::TASK_ROWS + own.row(h);
-    if (row >= at.extent.rows(p)) continue;
-    const int query = divide(row, p.by_group);
-    const int member = row - query * p.group;
-    const RowEnd end(p, head * p.group + member, all.top[h], all.sum[h]);
-    if (own.speaks()) {
-      p.lse[lse_begin(p, at.batch, head * p.group + member, at.extent.q0) + query] = end.lse;
-    }
-    uint16_t* out = head_begin(p.out, at.batch, head, member) + (at.extent.q0 + query) * p.out.row;
-#pragma unroll
-    for (int n = 0; n < OT; ++n) {
-      const int column = own.column(n);
-      if (column >= p.head_dim_v) continue;
-      *reinterpret_cast<uint32_t*>(out + column) =
-          pack<typename Config::Target, typename Config::T>(
-              finish_out(all.out.x[0][n][2 * h], end.inverse),
-              finish_out(all.out.x[0][n][2 * h + 1], end.inverse));
-    }
-  }
-}
-
-// out and lse of rows that no sequence has, where queries are packed and nobody else writes them.
-template <class Config>
-__device__ __forceinline__ void fill_uncovered(const DecodeParams& p) {
-  for (int number = blockIdx.x; number < p.batch; number += gridDim.x) {
-    const int* ends = p.packing.cu_seqlens_q;
-    if (!DocumentRows(ends, number, p.batch, p.total_q, p.seqlen_q).uncovered) continue;
-    for_uncovered_rows<Config::THREADS>(
-        ends, number, p.batch, p.total_q, p.seqlen_q, 0, 1, [&](int row) {
-          for (int head = 0; head < p.num_heads_kv * p.group; ++head) {
-            const int head_kv = divide(head, p.by_group);
-            zero_row<2>(p.out, head_kv, head - head_kv * p.group, row, p.head_dim_v);
-            if (threadIdx.x % ROW_LANES == 0) p.lse[lse_begin(p, 0, head, 0) + row] = -INFINITY;
-          }
-        });
-  }
 }
 
 template <class Config>
@@ -291,7 +112,7 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
   int share_end = shares.begin(share + 1);
   if (share_begin == share_end) return;
   DecodeCursor at = shares.find(p, smem.shares, share_begin);
-  if (shares.grain != Grain::UNIT) {  // the groups or tasks that begin in this share, as a whole
+  if (shares.grain != Grain::UNIT) {  // as keep_whole(), whose call is other machine code on sm_75
     share_begin = shares.whole_from(at);
     if (share_end < shares.total) {
       __syncthreads();

@@ -7,7 +7,8 @@
 
 namespace flash_dist {
 
-// Starts the copies of a block's share, one tile a call: the tiles of K of a unit, then those of V.
+// Starts the copies of a block's share, one tile a call: the tiles of K of a unit, then those of V,
+// where these are others.
 // Where the keys of the next unit lie is read from the tables while this one is loaded: lane c of
 // each warp knows it of the 16 keys with number c, which lie together.
 template <class Config>
@@ -16,6 +17,7 @@ class UnitLoader {
   static constexpr int HEAD_DIM = Config::HEAD_DIM;
   static constexpr int BLOCK_N = Config::BLOCK_N;
   static constexpr int PIECES = UNIT_KEYS / PAGE_STEP;
+  static constexpr int COPIES = Config::V_IN_K ? Config::TILES : 2 * Config::TILES;  // of a unit
   using Layout = SwizzledRows<HEAD_DIM>;
   static constexpr int LANES = lanes_per_row(Layout::CHUNKS, Config::THREADS);
   static constexpr int ROWS = Config::THREADS / LANES;  // of a pass
@@ -26,17 +28,17 @@ class UnitLoader {
  public:
   // at: the share's first unit; it has `units`.
   __device__ __forceinline__ UnitLoader(const DecodeParams& p, const DecodeCursor& at, int units)
-      : next_(at), waiting_(units), tile_(2 * Config::TILES) {
+      : next_(at), waiting_(units), tile_(COPIES) {
     find_next(p);
   }
 
   // Starts the copy of the next tile to a stage, if there is one.
   __device__ __forceinline__ void fetch(const DecodeParams& p, uint32_t stage) {
-    if (tile_ == 2 * Config::TILES) {
+    if (tile_ == COPIES) {
       if (waiting_ == 0) return;
       take(p);
     }
-    const bool is_v = tile_ >= Config::TILES;
+    const bool is_v = !Config::V_IN_K && tile_ >= Config::TILES;
     const View& view = is_v ? p.cache.v : p.cache.k;
     const int key0 = (is_v ? tile_ - Config::TILES : tile_) * BLOCK_N;
     const int columns = is_v ? p.head_dim_v : p.head_dim;
