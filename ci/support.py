@@ -34,6 +34,7 @@ PASSES: Final = {
     "backward, dS stored": ("bwd_dkdv", "bwd_dq_gemm"),
     "backward, dS recomputed": ("bwd_dkdv", "bwd_dq_recompute"),
     "decoding": ("decode", "decode_fold", "append"),
+    "decoding, MLA": ("mla",),
 }
 DTYPES: Final = {
     "fp16": "float16",

@@ -20,7 +20,7 @@ constexpr int PAGE_STEP = 16;  // keys that lie together in every cache
 // or without block_table all that a batch entry may hold. NOTE: what the arrays hold nobody has
 // checked; core/decode_work.cuh alone reads them, and keeps to the tensors.
 struct CacheParams {
-  View k, v;                    // [entries, page, num_heads_kv, 1, columns]
+  View k, v;                    // [entries, page, num_heads_kv, 1, columns]; v may lie in k
   const int* cache_seqlens;     // [batch] keys of each sequence before new ones; null: capacity
   const int* cache_batch_idx;   // [batch] entry of each; null: its own number
   const int* cache_leftpad;     // [batch] keys to leave out before the first; null: none

@@ -17,10 +17,28 @@ namespace {
 
 constexpr int64_t MAX_UNITS = INT32_MAX;  // of all sequences, which kernels count in 32 bits
 constexpr int FEW_ROWS = 16;              // of a task: those of one mma
+constexpr int MAX_HEAD_DIM = 256;         // with values of their own
 
 template <class Number>
 Number divide_up(Number a, Number b) {
   return (a + b - 1) / b;
+}
+
+// Of more columns, keys hold the values.
+bool is_latent(const DecodeParams& p) { return p.head_dim > MAX_HEAD_DIM; }
+
+void check_latent(const DecodeParams& p) {
+  const View &k = p.cache.k, &v = p.cache.v;
+  const bool same = k.data == v.data && k.batch == v.batch && k.row == v.row &&
+                    k.head_kv == v.head_kv && p.head_dim_v <= p.head_dim;
+  if (!same) {
+    fail("values must be the first columns of the keys where head_dim is more than ", MAX_HEAD_DIM,
+         ", got others and head_dim ", p.head_dim);
+  }
+  if (p.scores.softcap != 0.0f || p.scores.alibi != nullptr) {
+    fail("softcap and alibi_slopes must be none where head_dim is more than ", MAX_HEAD_DIM,
+         ", got head_dim ", p.head_dim);
+  }
 }
 
 // Refuses what the binding refuses, for other callers. A row of the cache that a new key is for is
@@ -44,6 +62,7 @@ void check_sizes(const DecodeParams& p) {
   const int64_t rows = int64_t{p.group} * p.seqlen_q;
   if (rows > MAX_SEQLEN)
     fail("heads_per_kv * seqlen_q must be at most ", MAX_SEQLEN, ", got ", rows);
+  if (is_latent(p)) check_latent(p);
 }
 
 void check_sizes(const AppendParams& p) {
@@ -82,11 +101,16 @@ void Decode::run(void* workspace) {
 }
 
 KernelKey Decode::key_of(Role role) const {
-  return {role, static_cast<Dtype>(call_.dtype), {p_.head_dim, p_.head_dim_v}};
+  KernelSize columns{p_.head_dim, p_.head_dim_v};
+  if (role == Role::DECODE_FOLD) {  // serves any number of them
+    columns = {std::min(p_.head_dim, MAX_HEAD_DIM), std::min(p_.head_dim_v, MAX_HEAD_DIM)};
+  }
+  return {role, static_cast<Dtype>(call_.dtype), columns};
 }
 
 // That of more rows where there are more than one mma has, and where it is built in and loads.
 Loaded Decode::choose_kernel() const {
+  if (is_latent(p_)) return require_kernel(call_.device, key_of(Role::MLA), &p_);
   if (most_rows() > FEW_ROWS) {
     const Loaded wide = find_kernel(call_.device, key_of(Role::DECODE_WIDE), &p_);
     if (wide.variant != nullptr) return wide;

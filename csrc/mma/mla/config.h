@@ -1,0 +1,47 @@
+// Tiles, threads and shared memory of the kernel that reads a cache of latent keys.
+#pragma once
+
+#include "core/config.h"
+#include "core/decode_work.cuh"
+#include "core/tile.cuh"
+#include "decode_plans.h"
+#include "plans.h"
+
+namespace flash_dist {
+
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+struct MlaConfig : Config<MlaPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
+  using Plan = MlaPlan<HEAD_DIM, HEAD_DIM_V, PLAN>;
+  static constexpr int WARPS = Plan::WARPS;
+  static constexpr int THREADS = WARPS * 32;
+  static constexpr int TASK_ROWS = 16;  // those of one mma, which all warps have,
+  static constexpr int SPLIT = WARPS;   // and share the columns of O
+  static constexpr int BLOCK_ROWS = TASK_ROWS;
+  static constexpr int BLOCK_N = Plan::BLOCK_N;      // keys of a tile
+  static constexpr int TILES = UNIT_KEYS / BLOCK_N;  // of a unit
+  static constexpr bool V_IN_K = true;               // its first columns
+  // S of a tile: warps share its keys by 16, and the columns of those, of which one has 16 out of
+  // every LINE, so that its steps are whole lines of 128 bytes apart.
+  static constexpr int KEY_PARTS = BLOCK_N / 16;
+  static constexpr int COLUMN_PARTS = WARPS / KEY_PARTS;
+  static constexpr int LINE = COLUMN_PARTS * 16;
+  static constexpr int STEPS = HEAD_DIM / LINE;
+  static_assert(LINE % 64 == 0 && HEAD_DIM % LINE == 0 && HEAD_DIM_V % (WARPS * 16) == 0);
+
+  // Partial sums of S, [column part][key part], each as the fragments of two mma lie in a warp.
+  struct Scores {
+    float4 parts[COLUMN_PARTS][KEY_PARTS][2][32];
+  };
+  struct Smem {
+    alignas(128) uint16_t ring[Plan::STAGES][BLOCK_N * HEAD_DIM];
+    alignas(128) uint16_t q[TASK_ROWS * HEAD_DIM];
+    Scores scores;
+    typename DecodeShares<THREADS>::Smem shares;
+    int share_begin, share_end;
+    __device__ Smem() = delete;  // laid over shared memory, never made
+  };
+  static constexpr int SMEM_BYTES = sizeof(Smem);
+  static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));
+};
+
+}  // namespace flash_dist

@@ -1,0 +1,268 @@
+// Attention of few queries to a cache of latent keys (MLA), on mma.sync: the values are the first
+// HEAD_DIM_V columns of the keys, which are read once for both products.
+//
+// Grid      as mma/decode/kernel.cuh: as many blocks as the GPU holds, each with a share of the units
+//           of all sequences (core/decode_work.cuh).
+// Block     WARPS warps on 16 rows, queries of all heads.
+//           S: a warp has 16 keys of a tile and a part of their columns; Q of these columns stays in
+//           its registers for as long as the task.
+//           softmax: every warp has all of S, as it adds up the parts itself: they lie in shared
+//           memory as the fragments that the second product wants, and nothing else is exchanged.
+//           O: a warp has some of the columns, for all keys.
+// Shared    a ring of tiles of K, Q, S.
+// Pipeline  all but one stage of the ring are on their way. Two barriers to a tile: it is there, and
+//           S is.
+//
+// A unit of 128 keys has a softmax of its own, from nothing, in which its tiles follow each other;
+// units and groups are folded as mma/decode/kernel.cuh does.
+#pragma once
+
+#include "core/fold.cuh"
+#include "core/softmax.cuh"
+#include "mma/decode/load.cuh"
+#include "mma/decode/rows.cuh"
+#include "mma/mla/config.h"
+#include "ptx/dependents.cuh"
+#include "ptx/mma.cuh"
+
+namespace flash_dist {
+
+// Which part of S a warp multiplies.
+template <class Config>
+struct ScorePart {
+  int keys, columns;
+
+  __device__ __forceinline__ ScorePart()
+      : keys(static_cast<int>(threadIdx.x) / 32 % Config::KEY_PARTS),
+        columns(static_cast<int>(threadIdx.x) / 32 / Config::KEY_PARTS) {}
+};
+
+// Q of a task as A operands of this warp's part of the columns.
+template <class Config>
+struct LatentQueries {
+  uint32_t steps[Config::STEPS][4];
+
+  // By all threads, which have not to be reading sQ.
+  __device__ __forceinline__ void load(const DecodeParams& p, const DecodeCursor& at, uint32_t sQ,
+                                       int part) {
+    QueryLoader<Config> rows;
+    rows.load(p, at);
+    rows.store(sQ);
+    __syncthreads();
+    const uint32_t from = Operand<Config::HEAD_DIM>::a(sQ).at(0, part);
+#pragma unroll
+    for (int k = 0; k < Config::STEPS; ++k) ldmatrix_x4(steps[k], from + k * Config::LINE * 2);
+  }
+};
+
+// S = Q @ K.T of 16 keys, over a part of the columns, to where all warps find it.
+template <class Config>
+__device__ __forceinline__ void multiply_scores(typename Config::Scores& scores, uint32_t sK,
+                                                const LatentQueries<Config>& q,
+                                                const ScorePart<Config>& own) {
+  Accumulator<1, 2> s;
+  s.clear();
+  const uint32_t from = Operand<Config::HEAD_DIM>::b(sK).at(own.keys * 16, own.columns);
+#pragma unroll
+  for (int k = 0; k < Config::STEPS; ++k) {
+    uint32_t keys[4];
+    ldmatrix_x4(keys, from + k * Config::LINE * 2);
+    mma_m16n8k16<typename Config::Target, typename Config::T>(s.x[0][0], q.steps[k], keys[0],
+                                                              keys[1]);
+    mma_m16n8k16<typename Config::Target, typename Config::T>(s.x[0][1], q.steps[k], keys[2],
+                                                              keys[3]);
+  }
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    const float (&x)[4] = s.x[0][n];
+    scores.parts[own.columns][own.keys][n][threadIdx.x % 32] = {x[0], x[1], x[2], x[3]};
+  }
+}
+
+// All of S of a tile: the parts are added in the order of their columns.
+template <class Config>
+__device__ __forceinline__ Accumulator<1, 2 * Config::KEY_PARTS> add_scores(
+    const typename Config::Scores& scores) {
+  Accumulator<1, 2 * Config::KEY_PARTS> s;
+#pragma unroll
+  for (int n = 0; n < 2 * Config::KEY_PARTS; ++n) {
+    float (&x)[4] = s.x[0][n];
+#pragma unroll
+    for (int part = 0; part < Config::COLUMN_PARTS; ++part) {
+      const float4 y = scores.parts[part][n / 2][n % 2][threadIdx.x % 32];
+      const float z[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+      for (int e = 0; e < 4; ++e) x[e] = part == 0 ? z[e] : __fadd_rn(x[e], z[e]);
+    }
+  }
+  return s;
+}
+
+// S -> P = exp2(S * scale - top) of the unit's keys so far, whose sums and O are rescaled where top
+// grows. Sums are those of this lane's columns.
+template <int NT, int OT>
+__device__ __forceinline__ void join_tile(Accumulator<1, NT>& s, Partial<OT>& unit,
+                                          float scale_log2) {
+  float keep[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float top = -INFINITY;
+#pragma unroll
+    for (int n = 0; n < NT; ++n) top = fmaxf(top, fmaxf(s.x[0][n][2 * h], s.x[0][n][2 * h + 1]));
+    const Fold fold(unit.top[h], __fmul_rn(quad_max(top), scale_log2));
+    const float offset = fold.top == -INFINITY ? 0.0f : fold.top;
+    float sum = 0.0f;
+#pragma unroll
+    for (int n = 0; n < NT; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& x = s.x[0][n][2 * h + e];
+        x = exp2_approx(fmaf(x, scale_log2, -offset));
+        sum += x;
+      }
+    unit.top[h] = fold.top;
+    unit.sum[h] = __fmaf_rn(unit.sum[h], fold.keep, sum);
+    keep[h] = fold.keep;
+  }
+  // Multiplying by 1 changes nothing, so the skip does not change a bit.
+  if (!__any_sync(0xffffffffu, keep[0] != 1.0f || keep[1] != 1.0f)) return;
+#pragma unroll
+  for (int n = 0; n < OT; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) unit.out.x[0][n][e] *= keep[e / 2];
+}
+
+// O += P @ V, this warp's columns of a tile.
+template <class Config, int NT, int OT>
+__device__ __forceinline__ void multiply_values(Partial<OT>& unit, const Accumulator<1, NT>& p,
+                                                uint32_t sK, int part) {
+  using Keys = Operand<Config::HEAD_DIM>;
+  const uint32_t from = Keys::b_trans(sK).at(0, part);
+#pragma unroll
+  for (int k = 0; k < NT / 2; ++k) {
+    uint32_t weights[1][4];
+    to_a_operand<typename Config::Target, typename Config::T>(weights, p, k);
+#pragma unroll
+    for (int n = 0; n < OT; n += 2) {
+      uint32_t values[4];
+      ldmatrix_x4_trans(values,
+                        from + k * 16 * Keys::Layout::ROW_BYTES + n / 2 * Config::SPLIT * 32);
+      mma_m16n8k16<typename Config::Target, typename Config::T>(unit.out.x[0][n], weights[0],
+                                                                values[0], values[1]);
+      mma_m16n8k16<typename Config::Target, typename Config::T>(unit.out.x[0][n + 1], weights[0],
+                                                                values[2], values[3]);
+    }
+  }
+}
+
+// A unit into its group, or to memory where blocks share that. Returns whether the group is complete and
+// its task the block's alone; where blocks share the task, a complete group goes to memory. bounds: the
+// units that are the block's. As mma/decode/kernel.cuh has it, whose machine code would be another if
+// it called this.
+template <class Config, int OT, class Shares>
+__device__ __forceinline__ bool take_unit(const DecodeParams& p, const Shares& shares,
+                                          const DecodeCursor& at, int share, int2 bounds,
+                                          const WarpPlace<Config>& own, const Partial<OT>& unit,
+                                          Partial<OT>& group) {
+  const int group_begin = at.group_begin();
+  const int group_end = at.group_end();
+  const bool owns_task = bounds.x <= at.task_begin() && at.task_end() <= bounds.y;
+  if (!owns_task && (group_begin < bounds.x || bounds.y < group_end)) {
+    const int64_t record = shares.unit_record(at) + at.unit % GROUP_UNITS;
+    store_partial(p, unit, record, own);
+    return false;
+  }
+  group.fold(unit);
+  if (at.position + 1 < group_end) return false;
+  if (owns_task) return true;
+  store_partial(p, group, shares.group_record(p, at, share), own);
+  group.clear();
+  return false;
+}
+
+template <class Config>
+__device__ __forceinline__ void mla_block(const DecodeParams& p) {
+  using Target = typename Config::Target;
+  constexpr int STAGES = Config::STAGES;
+  constexpr int STAGE_BYTES = Config::BLOCK_N * Config::HEAD_DIM * 2;
+  constexpr int OT = Config::HEAD_DIM_V / 8 / Config::SPLIT;
+
+  extern __shared__ __align__(128) uint8_t smem_bytes[];
+  auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
+  const uint32_t sRing = shared_address(smem.ring);
+  const WarpPlace<Config> own;
+  const ScorePart<Config> part;
+
+  wait_for_previous<Target>();
+  let_next_start<Target>();
+  if (p.packing.cu_seqlens_q != nullptr) fill_uncovered<Config>(p);
+  const DecodeShares<Config::THREADS> shares(p, smem.shares);
+  const int share = blockIdx.x;
+  int share_begin = shares.begin(share);
+  int share_end = shares.begin(share + 1);
+  if (share_begin == share_end) return;
+  DecodeCursor at = shares.find(p, smem.shares, share_begin);
+  if (!shares.keep_whole(p, smem.shares, at, share_begin, share_end)) return;
+  int units = share_end - share_begin;
+  if (threadIdx.x == 0) smem.share_begin = share_begin, smem.share_end = share_end;
+
+  UnitLoader<Config> loader(p, at, units);
+#pragma unroll
+  for (int i = 0; i < STAGES - 1; ++i) {
+    loader.fetch(p, sRing + i * STAGE_BYTES);
+    cp_async_commit();
+  }
+  int stage = 0;
+  // The next tile is in; everybody is done with the one before, whose stage is filled again.
+  const auto arrive = [&] {
+    cp_async_wait<STAGES - 2>();
+    __syncthreads();
+    loader.fetch(p, sRing + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE_BYTES);
+    cp_async_commit();
+    const uint32_t tile = sRing + stage * STAGE_BYTES;
+    stage = stage == STAGES - 1 ? 0 : stage + 1;
+    return tile;
+  };
+
+  const float scale_log2 = p.scores.scale * LOG2_E;
+  LatentQueries<Config> queries;
+  Partial<OT> task, group, unit;
+  TaskRows rows(p, at, own);
+
+  bool is_first = true;
+#pragma unroll 1
+  for (; units > 0; --units, at.advance(p)) {
+    if (at.unit == at.extent.first || is_first) {
+      is_first = false;
+      queries.load(p, at, shared_address(smem.q), part.columns);
+      rows = TaskRows(p, at, own);
+      task.clear();
+      group.clear();
+    }
+    unit.clear();
+    const int key0 = at.unit * UNIT_KEYS;
+    const bool all_see = rows.all_see(key0);
+#pragma unroll 1
+    for (int i = 0; i < Config::TILES; ++i) {
+      // S = Q @ K.T                                      [16, BLOCK_N]
+      const uint32_t sK = arrive();
+      multiply_scores(smem.scores, sK, queries, part);
+      __syncthreads();  // S of all warps; the next arrive() is behind the last look at it
+      auto s = add_scores<Config>(smem.scores);
+      if (!all_see) rows.hide(s, key0 + i * Config::BLOCK_N);
+      // P, and O and sums rescaled; O += P @ V           [16, HEAD_DIM_V / SPLIT] per warp
+      join_tile(s, unit, scale_log2);
+      multiply_values<Config>(unit, s, sK, own.part);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) unit.sum[h] = quad_sum(unit.sum[h]);
+    const int2 bounds{smem.share_begin, smem.share_end};
+    if (!take_unit(p, shares, at, share, bounds, own, unit, group)) continue;
+    task.fold(group);
+    if (at.unit + 1 == at.extent.end) store_result(p, task, at, own);
+    group.clear();
+  }
+  cp_async_wait<0>();
+}
+
+}  // namespace flash_dist

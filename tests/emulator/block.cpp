@@ -1,0 +1,307 @@
+#include "block.h"
+
+#include <ucontext.h>
+
+#include <cstdarg>
+#include <cstdio>
+#include <memory>
+#include <random>
+#include <stdexcept>
+#include <string>
+
+#include "core/decode.h"
+#include "cuda_runtime_api.h"
+
+uint3 threadIdx, blockIdx;
+dim3 gridDim, blockDim;
+
+namespace flash_dist {
+alignas(1024) uint8_t smem_bytes[256 << 10];  // what kernels name their shared memory
+}
+
+namespace emulator {
+
+namespace {
+
+using flash_dist::smem_bytes;
+using Kernel = void (*)(flash_dist::DecodeParams);
+
+constexpr size_t STACK_BYTES = 256 << 10;
+constexpr int NOBODY = -1, SEVERAL = -2;
+
+struct Copy {
+  uint32_t target;
+  const void* source;
+};
+
+struct Thread {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack;
+  bool done = false;
+  const unsigned* awaited = nullptr;  // goes on when this is no longer `seen`
+  unsigned seen = 0;
+  std::deque<std::vector<Copy>> groups;
+  std::vector<Copy> open;
+};
+
+// Of 4 bytes of shared memory: who was last there, between which barriers, and whose copy is on its
+// way to them.
+struct Word {
+  int writer = NOBODY, reader = NOBODY, copier = NOBODY;
+  unsigned written = 0, read = 0;
+};
+
+struct Range {
+  const uint8_t* begin;
+  int64_t bytes;
+  bool may_write;
+};
+
+struct Block {
+  Kernel kernel;
+  const flash_dist::DecodeParams* params;
+  std::vector<Thread> threads;
+  std::vector<Warp> warps;
+  std::vector<Word> words;
+  size_t smem;
+  int alive, arrived = 0;
+  unsigned barriers = 1;
+};
+
+std::vector<Range> ranges;
+std::mt19937 random_order;
+int64_t conflicts = 0;
+Block* block = nullptr;
+int current = 0;
+ucontext_t scheduler;
+std::string problem;
+
+void run_thread() {
+  try {
+    block->kernel(*block->params);
+  } catch (const std::exception& error) {
+    problem = error.what();
+  }
+  Thread& own = block->threads[current];
+  own.done = true;
+  if (--block->alive > 0 && block->arrived == block->alive) block->arrived = 0, ++block->barriers;
+  swapcontext(&own.context, &scheduler);
+}
+
+void wait_for(const unsigned* number) {
+  Thread& own = block->threads[current];
+  own.awaited = number;
+  own.seen = *number;
+  swapcontext(&own.context, &scheduler);
+}
+
+bool can_run(const Thread& thread) {
+  return !thread.done && (thread.awaited == nullptr || *thread.awaited != thread.seen);
+}
+
+void resume(int number) {
+  current = number;
+  threadIdx = {static_cast<unsigned>(number), 0, 0};
+  block->threads[number].awaited = nullptr;
+  swapcontext(&scheduler, &block->threads[number].context);
+  if (!problem.empty()) throw std::runtime_error(problem);
+}
+
+// Goes on with a warp for as long as one of its lanes can.
+bool run_warp(int warp) {
+  bool ran = false;
+  for (bool again = true; again;) {
+    again = false;
+    for (int i = warp * LANES; i < (warp + 1) * LANES; ++i) {
+      if (!can_run(block->threads[i])) continue;
+      resume(i);
+      again = ran = true;
+    }
+  }
+  return ran;
+}
+
+void run_block(Kernel kernel, const flash_dist::DecodeParams& params, int threads, size_t smem) {
+  Block own{};
+  own.kernel = kernel;
+  own.params = &params;
+  own.threads.resize(threads);
+  own.warps.resize(threads / LANES);
+  own.words.resize(smem / 4);
+  own.smem = smem;
+  own.alive = threads;
+  block = &own;
+  std::memset(smem_bytes, 0xff, smem);  // NaN, wherever it is taken for numbers
+  for (Thread& thread : own.threads) {
+    thread.stack = std::make_unique<char[]>(STACK_BYTES);
+    getcontext(&thread.context);
+    thread.context.uc_stack.ss_sp = thread.stack.get();
+    thread.context.uc_stack.ss_size = STACK_BYTES;
+    thread.context.uc_link = &scheduler;
+    makecontext(&thread.context, &run_thread, 0);
+  }
+  std::vector<int> order(own.warps.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int>(i);
+  while (own.alive > 0) {
+    std::shuffle(order.begin(), order.end(), random_order);
+    bool ran = false;
+    for (int warp : order) ran |= run_warp(warp);
+    if (!ran) throw std::runtime_error("threads wait for others that do not come");
+  }
+}
+
+const Range& range_of(const void* data, int bytes) {
+  const auto* begin = static_cast<const uint8_t*>(data);
+  if (reinterpret_cast<uintptr_t>(data) % bytes != 0) fail("%p is no multiple of %d", data, bytes);
+  for (const Range& range : ranges) {
+    if (range.begin <= begin && begin + bytes <= range.begin + range.bytes) return range;
+  }
+  fail("block %d, thread %d: %p is in no tensor", blockIdx.x, current, data);
+}
+
+Word* words_of(uint32_t address, int bytes) {
+  if (address % bytes != 0 || address + bytes > block->smem) {
+    fail("shared memory has no %d bytes at %u", bytes, address);
+  }
+  return &block->words[address / 4];
+}
+
+void watch_write(Word& word, int warp) {
+  const unsigned now = block->barriers;
+  const bool other_wrote = word.written == now && word.writer != warp;
+  const bool other_read = word.read == now && word.reader != warp;
+  if (other_wrote || other_read) {
+    fail("warp %d writes what another %s since the last barrier", warp,
+         other_wrote ? "has written" : "has read");
+  }
+  word.writer = warp;
+  word.written = now;
+}
+
+}  // namespace
+
+void fail(const char* format, ...) {
+  char text[256];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  throw std::runtime_error(text);
+}
+
+void declare(const void* data, int64_t bytes, bool may_write) {
+  ranges.push_back({static_cast<const uint8_t*>(data), bytes, may_write});
+}
+void forget_declared() { ranges.clear(); }
+
+void seed(unsigned number) {
+  random_order.seed(number);
+  conflicts = 0;
+}
+int64_t bank_conflicts() { return conflicts; }
+
+Warp& own_warp() { return block->warps[current / LANES]; }
+int own_lane() { return current % LANES; }
+void wait_for_lanes(unsigned) { wait_for(&own_warp().generation); }
+
+void synchronize() {
+  if (++block->arrived == block->alive) {
+    block->arrived = 0;
+    ++block->barriers;
+  } else {
+    wait_for(&block->barriers);
+  }
+}
+
+uint8_t* read_shared(uint32_t address, int bytes) {
+  Word* words = words_of(address, bytes);
+  const int warp = current / LANES;
+  for (int i = 0; i < bytes / 4; ++i) {
+    Word& word = words[i];
+    if (word.copier != NOBODY) fail("thread %d reads what cp.async is bringing", current);
+    if (word.written == block->barriers && word.writer != warp) {
+      fail("warp %d reads what another has written since the last barrier", warp);
+    }
+    const bool alone = word.read != block->barriers || word.reader == warp;
+    word.reader = alone ? warp : SEVERAL;
+    word.read = block->barriers;
+  }
+  return smem_bytes + address;
+}
+
+uint8_t* write_shared(uint32_t address, int bytes) {
+  Word* words = words_of(address, bytes);
+  for (int i = 0; i < bytes / 4; ++i) {
+    if (words[i].copier != NOBODY) fail("thread %d writes where cp.async is", current);
+    watch_write(words[i], current / LANES);
+  }
+  return smem_bytes + address;
+}
+
+void count_conflicts(const uint32_t (&rows)[8]) {
+  unsigned groups = 0;
+  for (uint32_t row : rows) groups |= 1u << (row / 16 % 8);
+  conflicts += groups != 0xff;
+}
+
+const uint8_t* read_global(const void* source, int bytes) {
+  return range_of(source, bytes).begin == nullptr ? nullptr : static_cast<const uint8_t*>(source);
+}
+uint8_t* write_global(void* target, int bytes) {
+  if (!range_of(target, bytes).may_write) fail("%p is written, which is only read", target);
+  return static_cast<uint8_t*>(target);
+}
+
+void start_copy(uint32_t target, const void* source) {
+  if (source != nullptr) read_global(source, 16);
+  Word* words = words_of(target, 16);
+  for (int i = 0; i < 4; ++i) {
+    if (words[i].copier != NOBODY) fail("thread %d copies where a copy is on its way", current);
+    watch_write(words[i], current / LANES);
+    words[i].copier = current;
+  }
+  block->threads[current].open.push_back({target, source});
+}
+
+void close_group() {
+  Thread& own = block->threads[current];
+  own.groups.push_back(std::move(own.open));
+  own.open.clear();
+}
+
+void wait_for_groups(int pending) {
+  Thread& own = block->threads[current];
+  while (own.groups.size() > static_cast<size_t>(pending)) {
+    for (const Copy& copy : own.groups.front()) {
+      Word* words = words_of(copy.target, 16);
+      for (int i = 0; i < 4; ++i) {
+        words[i].copier = NOBODY;
+        words[i].writer = current / LANES;
+        words[i].written = block->barriers;
+      }
+      if (copy.source == nullptr) {
+        std::memset(smem_bytes + copy.target, 0, 16);
+      } else {
+        std::memcpy(smem_bytes + copy.target, copy.source, 16);
+      }
+    }
+    own.groups.pop_front();
+  }
+}
+
+}  // namespace emulator
+
+cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 threads, void** arguments,
+                             size_t smem, cudaStream_t) {
+  gridDim = grid;
+  blockDim = threads;
+  const auto& params = *static_cast<const flash_dist::DecodeParams*>(arguments[0]);
+  for (unsigned y = 0; y < grid.y; ++y) {
+    for (unsigned x = 0; x < grid.x; ++x) {
+      blockIdx = {x, y, 0};
+      emulator::run_block(reinterpret_cast<emulator::Kernel>(const_cast<void*>(kernel)), params,
+                          static_cast<int>(threads.x), smem);
+    }
+  }
+  return cudaSuccess;
+}

@@ -1,0 +1,144 @@
+// Attention to a cache of bfloat16 by the host code and the kernels of csrc/, emulated: a library for
+// ctypes. The kernels are those of variants.inc, all of one target.
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "block.h"
+#include "host/capi.h"
+#include "host/check.h"
+#include "host/decode.h"
+#include "host/dispatch.h"
+#include "host/status.h"
+#include "plans.h"
+
+#define FLASH_DIST_VARIANT(symbol, role, family, specific, dtype, head_dim, head_dim_v, plan, \
+                           number, suffix, ptx)                                               \
+  extern "C" const flash_dist::KernelEntry symbol##_entry;
+#include "variants.inc"
+#undef FLASH_DIST_VARIANT
+
+namespace flash_dist {
+
+std::string& last_error() {
+  static std::string text;
+  return text;
+}
+
+namespace {
+
+DeviceInfo device{"emulator", 80, 1, 0, 0};
+
+const std::vector<Variant> VARIANTS = {
+#define FLASH_DIST_VARIANT(symbol, role, family, specific, dtype, head_dim, head_dim_v, plan,  \
+                           number, suffix, ptx)                                                \
+  {#symbol, Role::role, Family::family, specific != 0, Dtype::dtype,   {head_dim, head_dim_v}, \
+   plan,    number,     suffix,         ptx != 0,      &symbol##_entry},
+#include "variants.inc"
+#undef FLASH_DIST_VARIANT
+};
+
+}  // namespace
+
+const DeviceInfo& device_info(int) { return device; }
+
+DeviceScope::DeviceScope(int) {}
+DeviceScope::~DeviceScope() {}
+
+// The largest tile, of the smallest columns that suffice, that shared memory has room for.
+Loaded find_kernel(int, const KernelKey& key, const void*) {
+  const Variant* best = nullptr;
+  const auto rank = [](const Variant* v) { return std::make_pair(-v->size.head_dim, v->plan); };
+  for (const Variant& v : VARIANTS) {
+    const bool holds =
+        v.role == key.role && v.dtype == key.dtype && v.size.head_dim >= key.columns.head_dim &&
+        v.size.head_dim_v >= key.columns.head_dim_v && smem_plan_bytes(v.plan) <= device.smem_limit;
+    if (holds && (best == nullptr || rank(best) < rank(&v))) best = &v;
+  }
+  return {best, 80, 80};
+}
+
+Loaded require_kernel(int index, const KernelKey& key, const void* params) {
+  const Loaded found = find_kernel(index, key, params);
+  if (found.variant == nullptr) fail("no kernel ", role_name(key.role));
+  return found;
+}
+
+void launch(int, const Loaded& kernel, const void* params, cudaStream_t stream) {
+  const KernelEntry& entry = *kernel.variant->entry;
+  check_cuda(entry.launch(entry.kernel, params, stream), kernel.variant->symbol);
+}
+
+}  // namespace flash_dist
+
+namespace {
+
+struct Memory {
+  std::vector<uint8_t> bytes;
+  static void* allocate(void* context, int64_t bytes) {
+    auto& own = *static_cast<Memory*>(context);
+    own.bytes.assign(bytes + 256, 0xff);  // NaN
+    auto* data = own.bytes.data();
+    return data + (256 - reinterpret_cast<uintptr_t>(data) % 256) % 256;
+  }
+};
+
+}  // namespace
+
+// What one call is given, as tests/unit/made/emulator.py lays it out.
+struct EmulatedCall {
+  int64_t batch, seqlen_q, num_heads_q, num_heads_kv, head_dim, head_dim_v;
+  int64_t entries, page, pages;  // pages of a row of the table; 0: there is none
+  int64_t causal, budget, sm_count, smem_limit, seed;
+  double softmax_scale;
+  void *q, *k, *v, *out, *lse, *seqlens, *table;
+};
+
+extern "C" const char* emulated_error() { return flash_dist::last_error().c_str(); }
+
+// Bank conflicts of ldmatrix, -1 for an error.
+extern "C" int64_t emulate_decode(const EmulatedCall* call) {
+  using namespace flash_dist;
+  const EmulatedCall& c = *call;
+  device.sm_count = static_cast<int>(c.sm_count);
+  device.smem_limit = static_cast<int>(c.smem_limit);
+  const int64_t group = c.num_heads_q / c.num_heads_kv;
+  const auto view = [](void* data, int64_t rows, int64_t heads, int64_t columns, int64_t members) {
+    return View{data, rows * heads * columns, heads * columns, members * columns, columns};
+  };
+  DecodeParams p{};
+  p.q = view(c.q, c.seqlen_q, c.num_heads_q, c.head_dim, group);
+  p.out = view(c.out, c.seqlen_q, c.num_heads_q, c.head_dim_v, group);
+  p.lse = static_cast<float*>(c.lse);
+  p.cache.k = view(c.k, c.page, c.num_heads_kv, c.head_dim, 1);
+  p.cache.v = c.v == c.k ? p.cache.k : view(c.v, c.page, c.num_heads_kv, c.head_dim_v, 1);
+  p.cache.cache_seqlens = static_cast<const int*>(c.seqlens);
+  p.cache.block_table = static_cast<const int*>(c.table);
+  p.cache.table_row = c.pages;
+  p.cache.entries = static_cast<int>(c.entries);
+  p.cache.page = static_cast<int>(c.page);
+  p.cache.capacity = static_cast<int>(c.pages > 0 ? c.pages * c.page : c.page);
+  p.batch = static_cast<int>(c.batch);
+  p.seqlen_q = static_cast<int>(c.seqlen_q);
+  p.num_heads_kv = static_cast<int>(c.num_heads_kv);
+  p.group = static_cast<int>(group);
+  p.head_dim = static_cast<int>(c.head_dim);
+  p.head_dim_v = static_cast<int>(c.head_dim_v);
+  p.left = UNBOUNDED;
+  p.right = c.causal ? 0 : UNBOUNDED;
+  p.bottom_right = 1;
+  p.softmax_scale = static_cast<float>(c.softmax_scale);
+
+  emulator::seed(static_cast<unsigned>(c.seed));
+  emulator::forget_declared();
+  const int64_t rows = c.batch * c.seqlen_q * c.num_heads_q;
+  const int64_t keys = c.entries * c.page * c.num_heads_kv;
+  emulator::declare(c.q, rows * c.head_dim * 2, false);
+  emulator::declare(c.k, keys * c.head_dim * 2, false);
+  if (c.v != c.k) emulator::declare(c.v, keys * c.head_dim_v * 2, false);
+  const Call where{0, nullptr, static_cast<int>(Dtype::BF16)};
+  Memory memory;
+  const int status = flash_dist_decode(&where, &p, c.budget, &Memory::allocate, &memory);
+  return status == 0 ? emulator::bank_conflicts() : -1;
+}

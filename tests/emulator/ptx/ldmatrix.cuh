@@ -1,0 +1,43 @@
+// csrc/ptx/ldmatrix.cuh in the emulator: four tiles of 8 rows, whose addresses lanes 8 * i to 8 * i + 7
+// give.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "block.h"
+
+namespace flash_dist {
+
+struct MatrixRegisters {
+  uint32_t r[4];
+};
+
+template <bool TRANSPOSED>
+void load_matrices(uint32_t (&r)[4], uint32_t smem) {
+  constexpr auto OPERATION = TRANSPOSED ? emulator::LDMATRIX_TRANS : emulator::LDMATRIX;
+  const auto loaded = emulator::together<MatrixRegisters>(
+      OPERATION, smem, [](const uint32_t (&rows)[32], MatrixRegisters(&out)[32]) {
+        for (int i = 0; i < 4; ++i) {
+          uint32_t addresses[8];
+          uint16_t tile[8][8];
+          for (int row = 0; row < 8; ++row) {
+            addresses[row] = rows[8 * i + row];
+            std::memcpy(tile[row], emulator::read_shared(addresses[row], 16), 16);
+          }
+          emulator::count_conflicts(addresses);
+          for (int lane = 0; lane < 32; ++lane) {
+            const int g = lane / 4, t = lane % 4 * 2;
+            const uint16_t low = TRANSPOSED ? tile[t][g] : tile[g][t];
+            const uint16_t high = TRANSPOSED ? tile[t + 1][g] : tile[g][t + 1];
+            out[lane].r[i] = low | static_cast<uint32_t>(high) << 16;
+          }
+        }
+      });
+  std::memcpy(r, loaded.r, sizeof r);
+}
+
+inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t smem) { load_matrices<false>(r, smem); }
+inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t smem) { load_matrices<true>(r, smem); }
+
+}  // namespace flash_dist

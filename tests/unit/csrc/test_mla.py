@@ -1,0 +1,181 @@
+"""The kernel that reads a cache of latent keys, emulated: values, bits, and what it touches."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pytest
+import torch
+
+from tests.unit.made.emulator import Gpu, emulate
+
+Tensor = torch.Tensor
+
+pytestmark = pytest.mark.slow  # the first test compiles: 10 s
+
+HEAD_DIM: Final = 576
+HEAD_DIM_V: Final = 512
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Queries to a cache, one head_dim for all heads."""
+
+    lengths: tuple[int, ...]
+    heads: int = 16
+    seqlen_q: int = 1
+    heads_kv: int = 1
+    head_dim: int = HEAD_DIM
+    head_dim_v: int = HEAD_DIM_V
+    values_in_keys: bool = True
+
+    def make(self) -> dict[str, Any]:
+        """Return random tensors, the cache not in pages; keys behind a sequence are NaN."""
+        generator = torch.Generator().manual_seed(sum(self.lengths) + self.heads)
+        batch, capacity = len(self.lengths), -(-max(*self.lengths, 1) // 64) * 64
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator).bfloat16()
+
+        k = normal(batch, capacity, self.heads_kv, self.head_dim)
+        v = normal(batch, capacity, self.heads_kv, self.head_dim_v)
+        for b, length in enumerate(self.lengths):
+            k[b, length:] = math.nan
+            v[b, length:] = math.nan
+        return {
+            "q": normal(batch, self.seqlen_q, self.heads, self.head_dim),
+            "k": k,
+            "v": None if self.values_in_keys else v,
+            "lengths": torch.tensor(self.lengths, dtype=torch.int32),
+            "head_dim_v": self.head_dim_v,
+        }
+
+    def solve(self, tensors: dict[str, Any], *, causal: bool) -> tuple[Tensor, Tensor]:
+        """Return out and lse in float64, one sequence and head after the other."""
+        q, k = tensors["q"].double(), tensors["k"].double()
+        v = k[..., : self.head_dim_v] if self.values_in_keys else tensors["v"].double()
+        out = torch.zeros(*q.shape[:3], self.head_dim_v, dtype=torch.float64)
+        lse = torch.full((q.shape[0], self.heads, self.seqlen_q), -math.inf, dtype=torch.float64)
+        for b, length in enumerate(self.lengths):
+            for h in range(self.heads):
+                kv = h * self.heads_kv // self.heads
+                for i in range(self.seqlen_q):
+                    end = length - self.seqlen_q + i + 1 if causal else length
+                    if end <= 0:
+                        continue
+                    scores = k[b, :end, kv] @ q[b, i, h] * self.head_dim**-0.5
+                    lse[b, h, i] = scores.logsumexp(0)
+                    out[b, i, h] = (scores - lse[b, h, i]).exp() @ v[b, :end, kv]
+        return out, lse
+
+
+PROBLEMS: Final = {
+    "one tile": Problem((1, 31, 32)),
+    "one unit": Problem((33, 127, 128)),
+    "no keys": Problem((0, 5), seqlen_q=2),
+    "two groups": Problem((1024, 1025)),
+    "several rows of tiles": Problem((300,), heads=40, seqlen_q=3),
+    "few heads": Problem((200, 70), heads=5),
+    "few columns": Problem((150,), head_dim=288, head_dim_v=256),
+    "several kv heads": Problem((260,), heads=6, heads_kv=2, seqlen_q=4),
+    # the emulator on a kernel that GPUs have proved
+    "values of their own": Problem((300, 70), 8, 3, 2, 64, 64, values_in_keys=False),
+}
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_values_are_those_of_float64(name: str, *, causal: bool) -> None:
+    problem = PROBLEMS[name]
+    tensors = problem.make()
+    out, lse, conflicts = emulate(**tensors, causal=causal)
+    expected, expected_lse = problem.solve(tensors, causal=causal)
+    torch.testing.assert_close(out.double(), expected, atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(lse.double(), expected_lse, atol=1e-5, rtol=1e-5)
+    assert conflicts == 0
+
+
+MIXED: Final = Problem((1500, 0, 300, 2500, 128), seqlen_q=2)
+GPUS: Final = (
+    Gpu(sm_count=1, seed=1),
+    Gpu(sm_count=7, seed=2),
+    Gpu(sm_count=40, seed=3),
+    Gpu(plan=99, seed=4),
+    Gpu(budget=0, seed=5),
+    Gpu(sm_count=13, budget=20 << 20, seed=6),
+)
+
+
+@pytest.fixture(scope="module")
+def mixed() -> dict[str, Any]:
+    """Sequences of which some are shared out."""
+    return MIXED.make()
+
+
+@pytest.fixture(scope="module")
+def whole(mixed: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Return their out and lse on a GPU of 3 multiprocessors."""
+    out, lse, _ = emulate(**mixed, causal=True)
+    return out, lse
+
+
+def assert_same(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> None:
+    for a, b in zip(one, other, strict=False):
+        kind = torch.int16 if a.element_size() == 2 else torch.int32
+        assert torch.equal(a.contiguous().view(kind), b.contiguous().view(kind))
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=str)
+def test_bits_are_the_same_whoever_computes(
+    gpu: Gpu, mixed: dict[str, Any], whole: tuple[Tensor, Tensor]
+) -> None:
+    assert_same(whole, emulate(**mixed, causal=True, gpu=gpu))
+
+
+@pytest.mark.parametrize("b", range(len(MIXED.lengths)))
+def test_bits_are_the_same_alone(
+    b: int, mixed: dict[str, Any], whole: tuple[Tensor, Tensor]
+) -> None:
+    one = slice(b, b + 1)
+    alone = {name: mixed[name][one] for name in ("q", "k", "lengths")}
+    assert_same(tuple(x[one] for x in whole), emulate(**{**mixed, **alone}, causal=True))
+
+
+@pytest.mark.parametrize("page", [16, 64])
+def test_bits_are_the_same_in_pages(
+    page: int, mixed: dict[str, Any], whole: tuple[Tensor, Tensor]
+) -> None:
+    k = mixed["k"]
+    pages = k.shape[0] * k.shape[1] // page
+    order = torch.randperm(pages, generator=torch.Generator().manual_seed(page))
+    moved = torch.empty_like(k).reshape(pages, page, 1, HEAD_DIM)
+    moved[order] = k.reshape(moved.shape)
+    table = order.reshape(k.shape[0], -1).to(torch.int32)
+    assert_same(whole, emulate(**{**mixed, "k": moved}, table=table, causal=True))
+
+
+def test_chunks_of_queries_have_the_bits_of_all_at_once(
+    mixed: dict[str, Any], whole: tuple[Tensor, Tensor]
+) -> None:
+    first = {"q": mixed["q"][:, :1].contiguous(), "lengths": mixed["lengths"] - 1}
+    out, lse, _ = emulate(**{**mixed, **first}, causal=True)
+    some = [b for b, length in enumerate(MIXED.lengths) if length > 1]
+    assert_same((whole[0][some][:, :1], whole[1][some][:, :, :1]), (out[some], lse[some]))
+
+
+@pytest.mark.parametrize("lie", [-(2**31), -1, 7, 2**31 - 1])
+def test_wrong_numbers_read_nothing_outside(lie: int) -> None:
+    """The emulator fails where a copy is of no tensor."""
+    tensors = Problem((64, 64)).make()
+    table = torch.full((2, 3), lie, dtype=torch.int32)
+    pages = tensors["k"].reshape(8, 16, 1, HEAD_DIM)
+    for lengths in (tensors["lengths"], torch.full_like(tensors["lengths"], lie)):
+        emulate(**{**tensors, "k": pages, "lengths": lengths}, table=table)
+
+
+def test_what_the_kernels_do_not_serve_is_said() -> None:
+    problem = Problem((64,), values_in_keys=False)
+    with pytest.raises(RuntimeError, match="values must be the first columns of the keys"):
+        emulate(**problem.make())

@@ -1,0 +1,125 @@
+"""The kernels that read a cache, compiled for this machine's CPU and run in tests/emulator."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import tempfile
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from csrc import generate
+from flash_dist.targets.archs import ArchSet
+
+from .planner import require_compiler
+
+Tensor = torch.Tensor
+
+EMULATOR: Final = Path(__file__).parents[2] / "emulator"
+SIZES: Final = {"decode": {64}, "mla": {576}, "decode_fold": {256}}  # head_dims of each role
+ROOM: Final = {99: 101376, 163: 166912}  # bytes of shared memory, by the plan that has it
+ENOUGH: Final = 1 << 30  # bytes of workspace
+
+_FOLDER: Final = tempfile.TemporaryDirectory(prefix="flash_dist-")  # removed with the process
+
+
+class _Call(ctypes.Structure):
+    """`EmulatedCall` of tests/emulator/decode.cpp."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_int64)
+            for name in (
+                "batch seqlen_q num_heads_q num_heads_kv head_dim head_dim_v entries page pages "
+                "causal budget sm_count smem_limit seed"
+            ).split()
+        ),
+        ("softmax_scale", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in "q k v out lse seqlens table".split()),
+    )
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What decides who computes what, and no bit of it."""
+
+    sm_count: int = 3
+    plan: int = 163
+    budget: int = ENOUGH
+    seed: int = 0  # of the order of warps
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    require_compiler()
+    folder = Path(_FOLDER.name)
+    archs = ArchSet.parse("8.0").archs
+    table = generate.Table.load()
+    families = (
+        replace(
+            family,
+            dtypes=("bf16",),
+            rows=tuple(row for row in family.rows if row.head_dim in SIZES.get(family.role, ())),
+        )
+        for family in table.families
+    )
+    generate.generate(replace(table, families=tuple(families)), archs, (), folder)
+    sources = [*(folder / "targets").rglob("*.cu"), *EMULATOR.glob("*.cpp")]
+    sources += [generate.CSRC / "host" / name for name in ("decode.cpp",)]
+    library = folder / "emulated.so"
+    flags = ["-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-x", "c++"]
+    include = [f"-I{path}" for path in (EMULATOR, generate.CSRC, folder)]
+    command = [os.environ.get("CXX", "g++"), *flags, *include, *map(str, sources), "-o"]
+    subprocess.run([*command, str(library)], check=True)
+    loaded = ctypes.CDLL(str(library))
+    loaded.emulate_decode.restype = ctypes.c_int64
+    loaded.emulated_error.restype = ctypes.c_char_p
+    return loaded
+
+
+def emulate(  # noqa: PLR0913 - a call, and where it runs
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    lengths: Tensor | None,
+    table: Tensor | None = None,
+    *,
+    head_dim_v: int,
+    causal: bool = False,
+    gpu: Gpu = Gpu(),  # noqa: B008 - frozen
+) -> tuple[Tensor, Tensor, int]:
+    """Return out, lse and how many rows of 16 bytes met in a bank.
+
+    Args:
+        q: [batch, seqlen_q, num_heads_q, head_dim], bfloat16 as all, contiguous.
+        k: [entries, page, num_heads_kv, head_dim].
+        v: Likewise, head_dim_v; None: the first columns of k.
+        lengths: [batch], int32.
+        table: [batch, pages], int32.
+        head_dim_v: Columns of v and out.
+        causal: Aligned to the bottom right.
+        gpu: What it runs on.
+
+    Raises:
+        RuntimeError: What the emulator or the host code found.
+    """
+    batch, seqlen_q, heads, head_dim = q.shape
+    out = q.new_full((batch, seqlen_q, heads, head_dim_v), torch.nan)
+    lse = torch.full((batch, heads, seqlen_q), torch.nan)
+    numbers = (
+        *(batch, seqlen_q, heads, k.shape[2], head_dim, head_dim_v, k.shape[0], k.shape[1]),
+        *(0 if table is None else table.shape[1], causal, gpu.budget, gpu.sm_count),
+        *(ROOM[gpu.plan], gpu.seed, head_dim**-0.5),
+    )
+    tensors = (q, k, k if v is None else v, out, lse, lengths, table)
+    addresses = (None if x is None else x.data_ptr() for x in tensors)
+    library = _library()
+    conflicts = int(library.emulate_decode(ctypes.byref(_Call(*numbers, *addresses))))
+    if conflicts < 0:
+        raise RuntimeError(library.emulated_error().decode())
+    return out, lse, conflicts
