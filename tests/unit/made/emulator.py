@@ -34,13 +34,25 @@ class _Call(ctypes.Structure):
     _fields_ = (
         *(
             (name, ctypes.c_int64)
-            for name in (
-                "batch seqlen_q num_heads_q num_heads_kv head_dim head_dim_v entries page pages "
-                "causal budget sm_count smem_limit seed"
-            ).split()
+            for name in [
+                "batch",
+                "seqlen_q",
+                "num_heads_q",
+                "num_heads_kv",
+                "head_dim",
+                "head_dim_v",
+                "entries",
+                "page",
+                "pages",
+                "causal",
+                "budget",
+                "sm_count",
+                "smem_limit",
+                "seed",
+            ]
         ),
         ("softmax_scale", ctypes.c_double),
-        *((name, ctypes.c_void_p) for name in "q k v out lse seqlens table".split()),
+        *((name, ctypes.c_void_p) for name in ["q", "k", "v", "out", "lse", "seqlens", "table"]),
     )
 
 
@@ -91,7 +103,7 @@ def emulate(  # noqa: PLR0913 - a call, and where it runs
     *,
     head_dim_v: int,
     causal: bool = False,
-    gpu: Gpu = Gpu(),  # noqa: B008 - frozen
+    gpu: Gpu = Gpu(),
 ) -> tuple[Tensor, Tensor, int]:
     """Return out, lse and how many rows of 16 bytes met in a bank.
 
