@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from . import integrations as integrations
     from .attention.batched import flash_attn_func
     from .attention.decoding.kvcache import flash_attn_with_kvcache
+    from .attention.decoding.latent import flash_mla_with_kvcache
     from .attention.flex import flex_attention
     from .attention.merge import merge_attention
     from .attention.packed import flash_attn_varlen_func
@@ -47,6 +48,7 @@ __all__ = [
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
+    "flash_mla_with_kvcache",
     "flex_attention",
     "float32_precision",
     "last_variant",
@@ -72,6 +74,7 @@ _MODULES: Final = {
     "flash_attn_varlen_kvpacked_func": ".attention.stacked",
     "flash_attn_varlen_qkvpacked_func": ".attention.stacked",
     "flash_attn_with_kvcache": ".attention.decoding.kvcache",
+    "flash_mla_with_kvcache": ".attention.decoding.latent",
     "flex_attention": ".attention.flex",
     "float32_precision": ".kernels.precision",
     "last_variant": ".kernels.library",

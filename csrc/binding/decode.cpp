@@ -127,50 +127,23 @@ int side(int64_t width) {
   return width < 0 || width >= UNBOUNDED ? UNBOUNDED : static_cast<int>(width);
 }
 
-std::tuple<Tensor, Tensor> decode(Tensor q, Tensor k_cache, Tensor v_cache,
-                                  MaybeTensor cache_seqlens, MaybeTensor cache_batch_idx,
-                                  MaybeTensor cache_leftpad, MaybeTensor block_table,
-                                  MaybeTensor cu_seqlens_q, int64_t max_seqlen_q,
-                                  int64_t seqlen_new, double softmax_scale, int64_t left,
-                                  int64_t right, int64_t budget, double softcap,
-                                  MaybeTensor alibi_slopes, MaybeTensor sinks) {
-  const bool packed = cu_seqlens_q.has_value();
-  const int row = packed ? 0 : 1;
-  check_rows(q, q, "q", row + 3);
-  flash_dist::DecodeParams p{};
-  p.batch = to_int(packed ? cu_seqlens_q->numel() - 1 : q.size(0), "batch");
-  p.cache = read_cache(q, k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad,
-                       block_table, p.batch, seqlen_new);
-  check_size(k_cache, 3, q.size(row + 2), "k_cache");
-  const int64_t heads_q = q.size(row + 1), heads_kv = k_cache.size(2);
+// Heads of q, whose dimension is `axis`, and of the cache.
+void set_heads(flash_dist::DecodeParams& p, const Tensor& q, const Tensor& k_cache, int axis) {
+  const int64_t heads_q = q.size(axis), heads_kv = k_cache.size(2);
   STD_TORCH_CHECK(heads_kv > 0 && heads_q % heads_kv == 0, "num_heads_kv, ", heads_kv,
                   ", must divide num_heads_q, ", heads_q);
-  p.seqlen_q = to_int(q.size(row), "seqlen_q");
-  if (packed) {
-    p.packing.cu_seqlens_q = numbers(cu_seqlens_q, q, p.batch + int64_t{1}, "cu_seqlens_q");
-    p.total_q = p.seqlen_q;
-    p.seqlen_q = std::min(to_int(max_seqlen_q, "max_seqlen_q"), p.total_q);
-  }
   p.num_heads_kv = to_int(heads_kv, "num_heads_kv");
   p.group = to_int(heads_q / heads_kv, "heads per kv head");
-  p.head_dim = to_int(q.size(row + 2), "head_dim");
-  p.head_dim_v = to_int(v_cache.size(3), "head_dim_v");
-  p.left = side(left);
-  p.right = side(right);
-  p.bottom_right = true;
-  p.softmax_scale = static_cast<float>(softmax_scale);
-  p.scores.softcap = static_cast<float>(softcap);
-  if (alibi_slopes) {
-    const bool shared = alibi_slopes->dim() == 1;
-    p.scores.alibi = floats(*alibi_slopes, q, shared ? heads_q : heads_q * p.batch, "alibi_slopes");
-    p.scores.alibi_batch = shared ? 0 : static_cast<int>(heads_q);
-  }
-  if (sinks) p.sinks = floats(*sinks, q, heads_q, "sinks");
+}
+
+// out and lse of what p describes, but for these and the queries.
+std::tuple<Tensor, Tensor> attend(const Tensor& q, flash_dist::DecodeParams p, int64_t budget) {
   const torch::stable::accelerator::DeviceGuard guard(q.get_device_index());
   const flash_dist::Call call = make_half_call(q);
+  const int64_t heads_q = int64_t{p.num_heads_kv} * p.group;
   std::vector<int64_t> out_shape{p.total_q, heads_q, p.head_dim_v};
   std::vector<int64_t> lse_shape{heads_q, p.total_q};
-  if (!packed) {
+  if (p.packing.cu_seqlens_q == nullptr) {
     out_shape = {p.batch, p.seqlen_q, heads_q, p.head_dim_v};
     lse_shape = {p.batch, heads_q, p.seqlen_q};
   }
@@ -187,6 +160,68 @@ std::tuple<Tensor, Tensor> decode(Tensor q, Tensor k_cache, Tensor v_cache,
   Workspace workspace;
   check_status(flash_dist_decode(&call, &p, budget, &Workspace::allocate, &workspace));
   return {out, lse};
+}
+
+std::tuple<Tensor, Tensor> decode(Tensor q, Tensor k_cache, Tensor v_cache,
+                                  MaybeTensor cache_seqlens, MaybeTensor cache_batch_idx,
+                                  MaybeTensor cache_leftpad, MaybeTensor block_table,
+                                  MaybeTensor cu_seqlens_q, int64_t max_seqlen_q,
+                                  int64_t seqlen_new, double softmax_scale, int64_t left,
+                                  int64_t right, int64_t budget, double softcap,
+                                  MaybeTensor alibi_slopes, MaybeTensor sinks) {
+  const bool packed = cu_seqlens_q.has_value();
+  const int row = packed ? 0 : 1;
+  check_rows(q, q, "q", row + 3);
+  flash_dist::DecodeParams p{};
+  p.batch = to_int(packed ? cu_seqlens_q->numel() - 1 : q.size(0), "batch");
+  p.cache = read_cache(q, k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad,
+                       block_table, p.batch, seqlen_new);
+  check_size(k_cache, 3, q.size(row + 2), "k_cache");
+  set_heads(p, q, k_cache, row + 1);
+  const int64_t heads_q = q.size(row + 1);
+  p.seqlen_q = to_int(q.size(row), "seqlen_q");
+  if (packed) {
+    p.packing.cu_seqlens_q = numbers(cu_seqlens_q, q, p.batch + int64_t{1}, "cu_seqlens_q");
+    p.total_q = p.seqlen_q;
+    p.seqlen_q = std::min(to_int(max_seqlen_q, "max_seqlen_q"), p.total_q);
+  }
+  p.head_dim = to_int(q.size(row + 2), "head_dim");
+  p.head_dim_v = to_int(v_cache.size(3), "head_dim_v");
+  p.left = side(left);
+  p.right = side(right);
+  p.bottom_right = true;
+  p.softmax_scale = static_cast<float>(softmax_scale);
+  p.scores.softcap = static_cast<float>(softcap);
+  if (alibi_slopes) {
+    const bool shared = alibi_slopes->dim() == 1;
+    p.scores.alibi = floats(*alibi_slopes, q, shared ? heads_q : heads_q * p.batch, "alibi_slopes");
+    p.scores.alibi_batch = shared ? 0 : static_cast<int>(heads_q);
+  }
+  if (sinks) p.sinks = floats(*sinks, q, heads_q, "sinks");
+  return attend(q, p, budget);
+}
+
+std::tuple<Tensor, Tensor> decode_mla(Tensor q, Tensor k_cache, int64_t head_dim_v,
+                                      MaybeTensor cache_seqlens, MaybeTensor block_table,
+                                      double softmax_scale, bool causal, int64_t budget) {
+  check_rows(q, q, "q");
+  flash_dist::DecodeParams p{};
+  p.batch = to_int(q.size(0), "batch");
+  p.cache = read_cache(q, k_cache, k_cache, cache_seqlens, std::nullopt, std::nullopt, block_table,
+                       p.batch, 0);
+  check_size(k_cache, 3, q.size(3), "k_cache");
+  STD_TORCH_CHECK(0 < head_dim_v && head_dim_v <= q.size(3) && head_dim_v % STEP == 0,
+                  "head_dim_v must be a multiple of ", STEP, " up to head_dim, ", q.size(3),
+                  ", got ", head_dim_v);
+  set_heads(p, q, k_cache, 2);
+  p.seqlen_q = to_int(q.size(1), "seqlen_q");
+  p.head_dim = to_int(q.size(3), "head_dim");
+  p.head_dim_v = to_int(head_dim_v, "head_dim_v");
+  p.left = UNBOUNDED;
+  p.right = causal ? 0 : UNBOUNDED;
+  p.bottom_right = true;
+  p.softmax_scale = static_cast<float>(softmax_scale);
+  return attend(q, p, budget);
 }
 
 const void* angles(const MaybeTensor& t, const Tensor& q, const char* name) {
@@ -258,6 +293,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flash_dist, m) {
       "budget, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? sinks=None) -> (Tensor out, "
       "Tensor lse)");
   m.def(
+      "decode_mla(Tensor q, Tensor k_cache, SymInt head_dim_v, Tensor? cache_seqlens, Tensor? "
+      "block_table, float softmax_scale, bool causal, int budget) -> (Tensor out, Tensor lse)");
+  m.def(
       "append(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, Tensor "
       "cache_seqlens, Tensor? cache_batch_idx, Tensor? block_table, Tensor? rotary_cos, Tensor? "
       "rotary_sin, bool interleaved, bool advances) -> Tensor rotated");
@@ -265,5 +303,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flash_dist, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(flash_dist, CUDA, m) {
   m.impl("decode", TORCH_BOX(&decode));
+  m.impl("decode_mla", TORCH_BOX(&decode_mla));
   m.impl("append", TORCH_BOX(&append));
 }

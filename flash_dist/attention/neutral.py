@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TypedDict
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 
 class Others(TypedDict, total=False):
@@ -135,7 +135,7 @@ def require_neutral(**arguments: object) -> None:
             continue
         *most, last = map(str, neutral)
         allowed = f"{', '.join(most)} or {last}" if most else last
-        message = f"{name} must be {allowed}, got {_describe(value)}: {REASONS[name]}"
+        message = f"{name} must be {allowed}, got {describe(value)}: {REASONS[name]}"
         raise ValueError(message)
 
 
@@ -148,14 +148,28 @@ def require_neutral_others(function: Callable[..., object], others: Mapping[str,
         function: Who was called, for what a misspelt name may have meant.
         others: What it was given beyond its own arguments, by name.
     """
-    for name in others:
-        if name not in Others.__annotations__:
-            message = f"{function.__name__}() got an unexpected keyword argument '{name}'"
-            known = (*signature(function).parameters, *Others.__annotations__)
-            close = get_close_matches(name, known, n=1)
-            raise TypeError(f"{message}\n\nhint: did you mean `{close[0]}`?" if close else message)
+    require_known(function, others, Others.__annotations__)
     require_neutral(**{name: value for name, value in others.items() if name in REASONS})
 
 
-def _describe(value: object) -> str:
+def require_known(
+    function: Callable[..., object], others: Iterable[str], known: Iterable[str]
+) -> None:
+    """Raise TypeError for the first name of others that is none of known.
+
+    Args:
+        function: Who was called, for what a misspelt name may have meant.
+        others: What it was given beyond its own arguments.
+        known: What it takes beyond them.
+    """
+    known = frozenset(known)
+    for name in others:
+        if name not in known:
+            message = f"{function.__name__}() got an unexpected keyword argument '{name}'"
+            close = get_close_matches(name, (*signature(function).parameters, *sorted(known)), n=1)
+            raise TypeError(f"{message}\n\nhint: did you mean `{close[0]}`?" if close else message)
+
+
+def describe(value: object) -> str:
+    """Name what was given for what is not served."""
     return type(value).__name__ if isinstance(value, torch.Tensor) else f"{value!r:.60}"

@@ -25,10 +25,24 @@ DTYPE_NAMES: Final = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float
 
 
 @cache
-def require_kernels(
-    device: int, dtype: torch.dtype, head_dim: int, head_dim_v: int, *, ieee: bool = False
+def require_kernels(  # noqa: PLR0913 - what a call asks for
+    device: int,
+    dtype: torch.dtype,
+    head_dim: int,
+    head_dim_v: int,
+    *,
+    ieee: bool = False,
+    role: str = ROLE,
 ) -> None:
     """Raise if no variant of the kernels runs on a GPU; ieee: of those without TF32.
+
+    Args:
+        device: Its number.
+        dtype: Of q.
+        head_dim: Columns of q and k.
+        head_dim_v: Columns of v.
+        ieee: Whether float32 is multiplied without TF32.
+        role: What the kernels are for; others than the forward may be of this dtype alone.
 
     Raises:
         TypeError: The GPU has no matrix instruction for the dtype.
@@ -38,18 +52,21 @@ def require_kernels(
     gpu = Device(*torch.cuda.get_device_capability(device))
     name = IEEE32 if ieee else DTYPE_NAMES[dtype]
     if FLOOR <= gpu < DTYPE_FLOOR[name]:
+        if role != ROLE:
+            message = f"{dtype_name(dtype)} needs compute capability {DTYPE_FLOOR[name]}, got {gpu}"
+            raise TypeError(message)
         able = (dtype_name(one) for one, known in DTYPE_NAMES.items() if DTYPE_FLOOR[known] <= gpu)
         allowed = " or ".join(able)
         message = f"q must be {allowed} on compute capability {gpu}, got {dtype_name(dtype)}"
         raise TypeError(message)
     try:
-        selected = select(device, role=ROLE, dtype=name, head_dim=head_dim, head_dim_v=head_dim_v)
+        selected = select(device, role=role, dtype=name, head_dim=head_dim, head_dim_v=head_dim_v)
     except ExtensionError as error:  # not remembered: the next call asks again
         raise_out_of_memory(error)
         raise
     chosen = next((kernel["chosen"] for kernel in selected if kernel["chosen"]), None)
     if chosen is None:
-        raise _explain(device, gpu, [one for kernel in selected for one in kernel["refused"]])
+        raise _explain(device, gpu, role, [one for kernel in selected for one in kernel["refused"]])
     _log_choice(device, gpu, chosen)
 
 
@@ -71,12 +88,12 @@ def _log_choice(device: int, gpu: Device, chosen: dict[str, Any]) -> None:
     )
 
 
-def _explain(device: int, gpu: Device, refused: list[dict[str, Any]]) -> FlashDistError:
+def _explain(device: int, gpu: Device, role: str, refused: list[dict[str, Any]]) -> FlashDistError:
     name = torch.cuda.get_device_name(device)
     predicted = unsupported_error(gpu, name=name)
     if predicted is not None:
         return predicted
     reasons = "; ".join(f"{refusal['symbol']}: {refusal['reason']}" for refusal in refused)
     reasons = reasons or "none is built in"
-    message = f"no variant of kernel {ROLE} loads on GPU {device} ({name}): {reasons}"
+    message = f"no variant of kernel {role} loads on GPU {device} ({name}): {reasons}"
     return ExtensionError(message, hint="`python -m flash_dist doctor` looks for the cause")

@@ -1,4 +1,4 @@
-"""The operators on a cache of keys and values: `decode` and `append`.
+"""The operators on a cache of keys and values: `decode`, `decode_mla` and `append`.
 
 csrc/binding/decode.cpp declares them and has their CUDA kernels; cache_cpu.py has the CPU's. They
 have no autograd formula: whoever calls them here is without gradients.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-for _name in ("decode", "append"):
+for _name in ("decode", "decode_mla", "append"):
     torch.library.impl(f"flash_dist::{_name}", "CPU", getattr(cache_cpu, _name))
 
 
@@ -70,6 +70,33 @@ def decode(  # noqa: PLR0913 - one attention problem
     numbers = seqlen_new, softmax_scale, band.left, band.right, budget
     arguments = q, *cache, *(packed or (None, 0)), *numbers, *scores
     out, lse = _call(torch.ops.flash_dist.decode, *arguments)
+    return out, lse
+
+
+def decode_mla(  # noqa: PLR0913 - one attention problem
+    q: Tensor,
+    cache: Cache,
+    *,
+    head_dim_v: int,
+    causal: bool,
+    softmax_scale: float,
+    budget: int,
+) -> tuple[Tensor, Tensor]:
+    """Return out and lse of queries to latent keys, whose first columns are the values.
+
+    Args:
+        q: [batch, seqlen_q, num_heads_q, head_dim].
+        cache: Without values of its own, entries or left padding.
+        head_dim_v: How many columns they are.
+        causal: Aligned to the bottom right.
+        softmax_scale: Factor on the scores.
+        budget: Bytes of workspace, or BUDGET_NOW.
+    """
+    numbers = softmax_scale, causal, budget
+    out, lse = _call(
+        torch.ops.flash_dist.decode_mla,
+        *(q, cache.k, head_dim_v, cache.seqlens, cache.block_table, *numbers),
+    )
     return out, lse
 
 
@@ -128,6 +155,23 @@ def _decode_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     out = q.new_empty((*batch, tokens, heads, v_cache.shape[-1]))
     return out, q.new_empty((*batch, heads, tokens), dtype=lse_dtype)
+
+
+@torch.library.register_fake("flash_dist::decode_mla")
+def _decode_mla_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
+    q: Tensor,
+    k_cache: Tensor,
+    head_dim_v: int,
+    cache_seqlens: Tensor | None,
+    block_table: Tensor | None,
+    softmax_scale: float,
+    causal: bool,  # noqa: ARG001, FBT001
+    budget: int,
+) -> tuple[Tensor, Tensor]:
+    v_cache = k_cache[..., :head_dim_v]
+    where = cache_seqlens, None, None, block_table, None, 0
+    out, lse = _decode_fake(q, k_cache, v_cache, *where, 0, softmax_scale, -1, -1, budget)
+    return out, lse
 
 
 @torch.library.register_fake("flash_dist::append")

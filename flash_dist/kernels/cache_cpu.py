@@ -73,6 +73,23 @@ def decode(  # noqa: PLR0913, PLR0917 - the operator's schema
     return out, lse
 
 
+def decode_mla(  # noqa: PLR0913, PLR0917 - the operator's schema
+    q: Tensor,
+    k_cache: Tensor,
+    head_dim_v: int,
+    cache_seqlens: Tensor | None,
+    block_table: Tensor | None,
+    softmax_scale: float,
+    causal: bool,  # noqa: FBT001
+    budget: int,
+) -> tuple[Tensor, Tensor]:
+    """Return out and lse of queries to latent keys, whose first columns are the values."""
+    v_cache = k_cache[..., :head_dim_v]
+    where = cache_seqlens, None, None, block_table, None, 0
+    band = Band(right=0) if causal else Band()
+    return decode(q, k_cache, v_cache, *where, 0, softmax_scale, band.left, band.right, budget)
+
+
 def _lse_dtype(q: Tensor) -> torch.dtype:
     return torch.float64 if q.dtype == torch.float64 else torch.float32
 

@@ -39,6 +39,7 @@ class Case:
     page: int = 0  # keys of a page of the cache that k and v lie in; WHOLE: it is not in pages
     appended: int = 0  # how many of them are no part of the cache before the call
     scores: str = ""  # what becomes of them: some of softcap, alibi and sinks; see scores.py
+    latent: bool = False  # whether v is the first columns of k, which is in a cache
 
     @property
     def name(self) -> str:
@@ -109,6 +110,11 @@ class Kernels:
         """Whether there are kernels of this size for keys in a cache."""
         is_half = self.dtype in {"fp16", "bf16"}
         return is_half and self.head_dim == self.head_dim_v and self.head_dim in _CACHED_SIZES
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether they are for values that lie in the keys, which have more columns than others."""
+        return self.head_dim > max(_CACHED_SIZES)
 
 
 @dataclass(frozen=True)
@@ -215,6 +221,16 @@ _CACHED_LARGE = (
     _Shape("cached", 40, 3, 1536, 8, 2, causal=True, page=64),
 )
 
+# The same with one kv head whose keys hold the values.
+_LATENT = (
+    _Shape("latent", 2, 1, 259, 16, 1, causal=False, page=WHOLE),
+    _Shape("latent", 2, 3, 256, 5, 1, causal=True, page=64),
+)
+_LATENT_LARGE = (
+    _Shape("latent", 3, 1, 8200, 16, 1, causal=False, page=WHOLE),
+    _Shape("latent", 20, 2, 1536, 64, 1, causal=True, page=64),
+)
+
 # For every compiled size that is not among the usual ones, and with columns that only fill it up.
 _FEW = (
     _SMALL[2],
@@ -237,6 +253,10 @@ def make_cases(kernels: Iterable[Kernels], sm_count: int) -> tuple[Case, ...]:
     """
     cases = []
     for one in kernels:
+        if one.is_latent:
+            latent = (*_LATENT, *(_LATENT_LARGE if sm_count else ()))
+            cases += [_case(shape, one, fills_gpu=shape in _LATENT_LARGE) for shape in latent]
+            continue
         small = (*_SMALL, *_MASKED, *_PACKED[:-1], *_SCORED) if one.is_usual else _FEW
         cases += [_case(shape, one) for shape in small]
         cases.append(_tail_case(one))
@@ -286,4 +306,5 @@ def _case(shape: _Shape, kernels: Kernels, *, fills_gpu: bool = False) -> Case:
         shape.page,
         shape.appended,
         shape.scores,
+        kernels.is_latent,
     )

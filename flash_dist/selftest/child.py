@@ -43,6 +43,7 @@ CPU_KERNELS = (Kernels("fp16", 64, 64), Kernels("bf16", 128, 128), Kernels("fp32
 
 ALONE = ExactValues()  # shared with no other process
 
+_TESTED = ("fwd", "mla")  # roles with cases of each of their sizes
 _OTHER_WORK = 4096  # rows and columns of a product that occupies the GPU for a while
 
 
@@ -160,16 +161,16 @@ def synchronize(device: torch.device) -> None:
 
 
 def find_kernels(selected: Iterable[dict[str, Any]]) -> tuple[Kernels, ...]:
-    """Return the sizes of the forward for which every role has a kernel that loads."""
+    """Return the sizes of forward and latent keys for which every role has a kernel that loads."""
     usable: dict[Kernels, bool] = {}
-    forward: set[Kernels] = set()
+    tested: set[Kernels] = set()
     for kernel in selected:
         head_dims = int(kernel["head_dim"]), int(kernel["head_dim_v"])
         key = Kernels(str(kernel["dtype"]), *head_dims)
         usable[key] = usable.get(key, True) and kernel["chosen"] is not None
-        if kernel["role"] == "fwd":
-            forward.add(key)
-    return tuple(key for key in sorted(forward) if usable[key])
+        if kernel["role"] in _TESTED:
+            tested.add(key)
+    return tuple(key for key in sorted(tested) if usable[key])
 
 
 def run_device(name: str, runs: int, emit: Emit, exact: ExactValues = ALONE) -> None:

@@ -66,10 +66,12 @@ class Inputs:
     def make(cls, case: Case, device: torch.device) -> Inputs:
         """Fill them from the integer hash, each with a seed of its own."""
         dtype = DTYPES[case.dtype]
+        k = make_values(2, case.k_shape, dtype, device=device)
+        v = make_values(3, case.v_shape, dtype, device=device)
         return cls(
             make_values(1, case.q_shape, dtype, device=device, scale=_Q_SCALE),
-            make_values(2, case.k_shape, dtype, device=device),
-            make_values(3, case.v_shape, dtype, device=device),
+            k,
+            k[..., : case.v_shape[-1]] if case.latent else v,
             make_values(4, case.out_shape, dtype, device=device),
             make_mask(case),
             make_scores(case, device),
@@ -121,6 +123,7 @@ class Inputs:
     def _attend_to_cache(self, case: Case) -> Tensors:
         """Call the function that reads a cache, in which pages lie in another order."""
         from ..attention.decoding.kvcache import flash_attn_with_kvcache  # noqa: PLC0415 - as above
+        from ..attention.decoding.latent import flash_mla_with_kvcache  # noqa: PLC0415
 
         k, v, table = self.k, self.v, None
         new: dict[str, Any] = _name_arguments(self.scores)
@@ -135,6 +138,11 @@ class Inputs:
             table = torch.arange(pages - 1, -1, -1, dtype=torch.int32, device=k.device)
             table = table.reshape(case.batch, -1)
             k, v = (x.reshape(pages, case.page, *x.shape[2:]).flip(0) for x in (k, v))
+        if case.latent:
+            out, lse = flash_mla_with_kvcache(
+                self.q, k, table, None, v.shape[-1], causal=case.causal
+            )
+            return {"out": out, "lse": lse}
         out, lse = flash_attn_with_kvcache(
             self.q, k, v, block_table=table, causal=case.causal, return_softmax_lse=True, **new
         )

@@ -305,10 +305,11 @@ def _read_cache(  # noqa: PLR0913, PLR0917 - all that describes it
         require_tensor("block_table", block_table)
         check_table(Layout.of(block_table), q.shape[0], q.device, k_cache.shape[1])
     cache = Cache(k_cache, v_cache, None, cache_batch_idx, cache_leftpad, block_table)
-    return cache._replace(seqlens=_read_seqlens(cache_seqlens, q, cache.capacity))
+    return cache._replace(seqlens=read_seqlens(cache_seqlens, q, cache.capacity))
 
 
-def _read_seqlens(seqlens: int | Tensor | None, q: Tensor, capacity: int) -> Tensor | None:
+def read_seqlens(seqlens: int | Tensor | None, q: Tensor, capacity: int) -> Tensor | None:
+    """Return cache_seqlens as the kernels take them; an int is for all batch entries."""
     if seqlens is None:
         return None
     if isinstance(seqlens, torch.Tensor) and seqlens.dim() > 0:

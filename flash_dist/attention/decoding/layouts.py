@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ..layouts import Layout
 
 CUDA_DTYPES: Final = (torch.float16, torch.bfloat16)
+LATENT_DTYPES: Final = (torch.bfloat16,)
+MAX_LATENT: Final = 576, 512  # head_dim of latent keys, and of values in them: csrc/kernels.toml
 PAGE_STEP: Final = 16  # csrc/core/decode.h has the same
 ROTARY_STEP: Final = 16
 _AXES: Final = 4
@@ -43,39 +45,73 @@ def check_tensors(
         TypeError: A dtype is not read, or another than that of q.
         ValueError: Shapes, device or strides do not fit.
     """
-    _check_queries(q)
-    _check_cache(q, k, v, names)
-    if not named and k.shape[0] < q.shape[0]:
-        message = (
-            f"k_cache must have an entry for each of {q.shape[0]} batch entries, got {k.shape[0]}"
-            "\n\nhint: `cache_batch_idx` or `block_table` says which entries are whose"
-        )
-        raise ValueError(message)
+    _check_queries(q, CUDA_DTYPES, MAX_HEAD_DIM)
+    _check_cache(q, k, v, names, MAX_HEAD_DIM)
+    if not named:
+        _check_entries(k, q.shape[0], "`cache_batch_idx` or `block_table` says")
     return q.device.type != "cuda" or stride_error(q) is None
 
 
 check_tensors_once = lru_cache(maxsize=4096)(check_tensors)  # most calls have been seen before
 
 
-def _check_queries(q: Layout) -> None:
+def check_latent(q: Layout, k: Layout, head_dim_v: int, *, named: bool) -> bool:
+    """Raise if latent keys cannot be read by queries; return likewise.
+
+    Args:
+        q: Of the queries.
+        k: Of the keys.
+        head_dim_v: How many of their first columns are values.
+        named: As in `check_tensors`.
+
+    Raises:
+        TypeError: A dtype is not read, or another than that of q.
+        ValueError: Shapes, device or strides do not fit.
+    """
+    most, most_v = MAX_LATENT
+    _check_queries(q, LATENT_DTYPES, most)
+    _check_cache(q, k, k, ("k_cache", "k_cache"), most)
+    if not named:
+        _check_entries(k, q.shape[0], "`block_table` says")
+    most_v = min(most_v, q.shape[-1])
+    if head_dim_v % HEAD_DIM_STEP != 0 or not 0 < head_dim_v <= most_v:
+        message = (
+            f"head_dim_v must be a multiple of {HEAD_DIM_STEP} up to {most_v} for head_dim "
+            f"{q.shape[-1]}, got {head_dim_v}"
+        )
+        raise ValueError(message)
+    return q.device.type != "cuda" or stride_error(q) is None
+
+
+check_latent_once = lru_cache(maxsize=4096)(check_latent)
+
+
+def _check_queries(q: Layout, on_cuda: tuple[torch.dtype, ...], most: int) -> None:
     if q.device.type not in DEVICE_TYPES:
         message = f"q must be on a CUDA device or the CPU, got device {q.device}"
         raise ValueError(message)
-    allowed = CUDA_DTYPES if q.device.type == "cuda" else CPU_DTYPES
+    allowed = on_cuda if q.device.type == "cuda" else CPU_DTYPES
     if q.dtype not in allowed:
         *names, last = map(dtype_name, allowed)
-        message = (
-            f"q must be {', '.join(names)} or {last} on {q.device.type} to read a cache, "
-            f"got {dtype_name(q.dtype)}"
-        )
+        text = f"{', '.join(names)} or {last}" if names else last
+        message = f"q must be {text} on {q.device.type} to read a cache, got {dtype_name(q.dtype)}"
         raise TypeError(message)
-    _check_axes("q", q, "[batch, seqlen_q, num_heads_q, head_dim]")
+    _check_axes("q", q, "[batch, seqlen_q, num_heads_q, head_dim]", most)
 
 
-def _check_cache(q: Layout, k: Layout, v: Layout, names: tuple[str, str]) -> None:
+def _check_entries(k: Layout, batch: int, who: str) -> None:
+    if k.shape[0] < batch:
+        message = (
+            f"k_cache must have an entry for each of {batch} batch entries, got {k.shape[0]}"
+            f"\n\nhint: {who} which entries are whose"
+        )
+        raise ValueError(message)
+
+
+def _check_cache(q: Layout, k: Layout, v: Layout, names: tuple[str, str], most: int) -> None:
     name_k, name_v = names
     for name, x in ((name_k, k), (name_v, v)):
-        _check_axes(name, x, "[entries, keys, num_heads_kv, head_dim]")
+        _check_axes(name, x, "[entries, keys, num_heads_kv, head_dim]", most)
         if x.dtype != q.dtype:
             message = (
                 f"q and {name} must have the same dtype, "
@@ -194,16 +230,16 @@ def _check_int32(name: str, x: Layout, device: torch.device) -> None:
         raise ValueError(message)
 
 
-def _check_axes(name: str, x: Layout, axes: str) -> None:
+def _check_axes(name: str, x: Layout, axes: str, most: int) -> None:
     if len(x.shape) != _AXES:
         message = f"{name} must have 4 dimensions {axes}, got shape {list(x.shape)}"
         raise ValueError(message)
     if x.shape[2] == 0 or x.shape[3] == 0:
         message = f"no heads and no head_dim of {name} may be 0, got shape {list(x.shape)}"
         raise ValueError(message)
-    if x.shape[3] % HEAD_DIM_STEP != 0 or x.shape[3] > MAX_HEAD_DIM:
+    if x.shape[3] % HEAD_DIM_STEP != 0 or x.shape[3] > most:
         message = (
-            f"head_dim must be a multiple of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}, "
+            f"head_dim must be a multiple of {HEAD_DIM_STEP} up to {most}, "
             f"got {x.shape[3]} ({name} has shape {list(x.shape)})"
         )
         raise ValueError(message)

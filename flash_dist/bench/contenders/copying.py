@@ -20,7 +20,9 @@ def make_copy(problem: Problem, phase: str) -> Callable[[], object]:
     Raises:
         CannotRun: The phase is another.
     """
-    forward = [x.detach() for x in (*problem.inputs, problem.dout)]  # dout is shaped like out
+    q, k, v = problem.inputs
+    inputs = (q, k) if problem.shape.latent else (q, k, v)  # v lies in k
+    forward = [x.detach() for x in (*inputs, problem.dout)]  # dout is shaped like out
     tensors = {"forward": forward, "backward": [*forward, *forward]}
     if phase not in tensors:
         message = f"copy is held against forward and backward, not `{phase}`"

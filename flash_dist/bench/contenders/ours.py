@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
 
 from .failures import CannotRun
 from .scoring import require_plain_scores, score_arguments
@@ -10,17 +12,19 @@ from .scoring import require_plain_scores, score_arguments
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
-
     from .problem import Problem
 
     Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+_PAGE: Final = 64  # keys, of latent ones
 
 
 def make_ours(problem: Problem) -> Attend:
     """Return our attention."""
     if problem.shape.documents:
         return _make_packed(problem)
+    if problem.shape.latent:
+        return _make_latent(problem)
     if problem.shape.cached:
         return _make_cached()
     from ...attention.batched import flash_attn_func  # noqa: PLC0415 - its errors belong to a row
@@ -63,6 +67,20 @@ def _make_cached() -> Attend:
     from ...attention.decoding.kvcache import flash_attn_with_kvcache  # noqa: PLC0415
 
     attend: Attend = flash_attn_with_kvcache
+    return attend
+
+
+def _make_latent(problem: Problem) -> Attend:
+    from ...attention.decoding.latent import flash_mla_with_kvcache  # noqa: PLC0415
+
+    shape = problem.shape
+    pages = torch.arange(shape.batch * shape.seqlen_k // _PAGE, device=problem.device)
+    table = pages.to(torch.int32).reshape(shape.batch, -1)
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        in_pages = k.reshape(-1, _PAGE, *k.shape[2:])
+        return flash_mla_with_kvcache(q, in_pages, table, None, v.shape[-1])[0]
+
     return attend
 
 

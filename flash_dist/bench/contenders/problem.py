@@ -40,7 +40,9 @@ class Problem:
         heads_q, heads_kv = shape.num_heads_q, shape.num_heads_kv
         q = normal(shape.seqlen_q, heads_q, shape.head_dim)
         k = normal(shape.seqlen_k, heads_kv, shape.head_dim)
-        v = normal(shape.seqlen_k, heads_kv, shape.head_dim_v)
+        v = k[..., : shape.head_dim_v]
+        if not shape.latent:
+            v = normal(shape.seqlen_k, heads_kv, shape.head_dim_v)
         dout = normal(shape.seqlen_q, heads_q, shape.head_dim_v)
         for x in (q, k, v):
             x.requires_grad_()

@@ -135,10 +135,17 @@ def score_shapes() -> tuple[Shape, ...]:
 
 
 def decode_shapes() -> tuple[Shape, ...]:
-    """Return one query to caches of 8 MB to 2 GB: head_dim 64, 128, 256, eight kv heads and one."""
+    """Return one query to caches of 5 MB to 2 GB: head_dim 64, 128, 256, eight kv heads and one.
+
+    And to latent keys (MLA), of 16, 64 and 128 heads.
+    """
+    lengths = (1, 131072), (64, 4096), (256, 1024), (1, 4096)
+    plain = (
+        (heads, (head_dim, head_dim)) for head_dim in (64, 128, 256) for heads in ((32, 8), (8, 1))
+    )
+    latent = (((heads, 1), (576, 512)) for heads in (16, 64, 128))
     return tuple(
-        Shape(batch, 1, seqlen, *heads, head_dim, head_dim, cached=True)
-        for head_dim in (64, 128, 256)
-        for heads in ((32, 8), (8, 1))
-        for batch, seqlen in ((1, 131072), (64, 4096), (256, 1024), (1, 4096))
+        Shape(batch, 1, seqlen, *heads, *head_dims, cached=True)
+        for heads, head_dims in (*plain, *latent)
+        for batch, seqlen in lengths
     )

@@ -126,8 +126,8 @@ CAUSAL: Final = Mask("causal")
 class Shape:
     """One problem. With documents (lengths), tokens are packed; with layers, it is a stack.
 
-    Of a cached one k and v are a cache, and there is a forward alone. scores, one of SCORES: what
-    becomes of them before the softmax.
+    Of a cached one k and v are a cache, and there is a forward alone; v may lie in k. scores, one of
+    SCORES: what becomes of them before the softmax.
     """
 
     batch: int
@@ -143,6 +143,11 @@ class Shape:
     layers: int = 1
     cached: bool = False
     scores: str = ""
+
+    @property
+    def latent(self) -> bool:
+        """Whether v is the first columns of a cached k: it is smaller."""
+        return self.cached and self.head_dim_v != self.head_dim
 
     @property
     def group(self) -> str:

@@ -95,7 +95,7 @@ def test_the_number_of_cases_is_that_of_the_selftest() -> None:
     sizes = {
         Kernels(one.dtype, one.row.head_dim, one.row.head_dim_v)
         for one in build_of("hopper")
-        if one.family.role == "fwd"
+        if one.family.role in {"fwd", "mla"}
     }
     cases = make_cases(sorted(sizes), H200_MULTIPROCESSORS)
     told = number_of("doctor", r"(\d+) cases, 30 runs each")

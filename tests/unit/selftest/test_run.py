@@ -240,6 +240,17 @@ def test_keys_are_read_from_caches_whole_in_pages_and_as_they_are_appended() -> 
     assert all(case.appended in {0, case.seqlen_q} for case in cases)
 
 
+def test_latent_keys_have_cases_of_their_own_whole_and_in_pages() -> None:
+    kernels = Kernels("bf16", 576, 512)
+    cases = make_cases([kernels], 132)
+    assert {case.page == WHOLE for case in cases} == {True, False}
+    assert {case.fills_gpu for case in cases} == {True, False}
+    assert all(case.latent for case in cases)
+    small, *_ = make_cases([kernels], 0)
+    inputs = Inputs.make(small, torch.device("cpu"))
+    assert torch.equal(inputs.v, inputs.k[..., :512])
+
+
 def test_every_kind_of_mask_and_packed_documents_are_covered() -> None:
     cases = make_cases([Kernels("bf16", 128, 128)], 132)
     planned = {case.mask for case in cases}
@@ -298,9 +309,10 @@ def test_only_kernels_that_are_complete_are_tested() -> None:
         {"role": "bwd", "dtype": "fp16", "head_dim": 96, "chosen": {"symbol": "b"}},
         {"role": "fwd", "dtype": "bf16", "head_dim": 64, "chosen": {"symbol": "c"}},
         {"role": "bwd", "dtype": "bf16", "head_dim": 64, "chosen": None},
+        {"role": "mla", "dtype": "bf16", "head_dim": 576, "chosen": {"symbol": "d"}},
     ]
     sized = [{"head_dim_v": kernel["head_dim"], **kernel} for kernel in selected]
-    assert find_kernels(sized) == (Kernels("fp16", 64, 64),)
+    assert find_kernels(sized) == (Kernels("bf16", 576, 576), Kernels("fp16", 64, 64))
 
 
 def test_a_correct_implementation_passes() -> None:

@@ -1,0 +1,140 @@
+"""Attention to a cache of latent keys (MLA), in FlashMLA's terms."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from ...kernels.budget import BUDGET_NOW, workspace_budget
+from ...kernels.cache import decode_mla
+from ...kernels.cache_values import Cache
+from ...masks.inputs import require_bool
+from ..arguments import choose_scale, is_symbolic, read_whole, require_tensor
+from ..layouts import ALIGNMENT, Layout
+from ..neutral import describe, require_known
+from ..support import require_kernels
+from .kvcache import check_addresses, look_if_asked, read_seqlens
+from .layouts import check_latent, check_latent_once, check_table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Tensor = torch.Tensor
+
+_SPARSE: Final = "there are no kernels of chosen keys"
+_REASONS: Final[Mapping[str, str]] = {
+    "is_fp8_kvcache": "there are no kernels for floats of 8 bits",
+    "indices": _SPARSE,
+    "attn_sink": "FlashMLA has sinks with chosen keys alone",
+    "extra_k_cache": _SPARSE,
+    "extra_indices_in_kvcache": _SPARSE,
+    "topk_length": _SPARSE,
+    "extra_topk_length": _SPARSE,
+}
+
+
+def flash_mla_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - FlashMLA's signature
+    q: Tensor,
+    k_cache: Tensor,
+    block_table: Tensor | None,
+    cache_seqlens: int | Tensor | None,
+    head_dim_v: int,
+    tile_scheduler_metadata: object = None,  # noqa: ARG001 - nothing is scheduled ahead
+    num_splits: object = None,  # noqa: ARG001 - and nothing is split otherwise
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    is_fp8_kvcache: bool = False,
+    indices: None = None,
+    **others: None,
+) -> tuple[Tensor, Tensor]:
+    """Attention of queries to latent keys, of which the first head_dim_v columns are the values.
+
+    That is how models with multi-head latent attention decode, such as DeepSeek-V3, once their
+    weights are absorbed: all heads share one key of 512 + 64 columns for each token, and each is
+    read once for both products. Nothing of it is differentiable: results have no gradient.
+
+    Bits and memory are as with `flash_attn_with_kvcache`: a sequence has the same bits alone and in
+    any batch, at any place, in pages or not, in a CUDA graph or not, and on any number of
+    multiprocessors; the host never waits, and numbers of cache_seqlens and block_table are cut off
+    at what the cache has, or looked at with `FLASH_DIST_CHECK=1`.
+
+    The arguments are those of FlashMLA, in its order. tile_scheduler_metadata and num_splits are
+    taken and change nothing; what else it takes must be at its default.
+
+    Args:
+        q: [batch, seqlen_q, num_heads_q, head_dim], bfloat16 on a GPU (not on compute capability
+            7.5), on the CPU also float16, float32 and float64. head_dim is a multiple of 8 up to
+            576.
+        k_cache: [num_pages, page_size, num_heads_kv, head_dim], as a rule of one kv head, page_size
+            a multiple of 16; without block_table [batch, seqlen_cache, num_heads_kv, head_dim].
+            Same dtype and device; on a GPU head_dim is contiguous and other strides and the address
+            are multiples of 16 bytes.
+        block_table: [batch, pages], int32: the pages of each sequence, one after the other. None:
+            the cache is not in pages.
+        cache_seqlens: [batch], int32 on q's device, or an int for all: keys of each sequence. None:
+            all that there is room for.
+        head_dim_v: Columns of the values, a multiple of 8 up to 512 and head_dim.
+        softmax_scale: Factor on the scores, positive. Defaults to head_dim ** -0.5; a model's own
+            follows from the head_dim before its weights are absorbed.
+        causal: Aligned to the bottom right: the last query sees all keys.
+
+    Returns:
+        out: [batch, seqlen_q, num_heads_q, head_dim_v], dtype of q, contiguous. A row that sees no
+            key is zero.
+        lse: [batch, num_heads_q, seqlen_q], float32 (float64 for float64 inputs).
+
+    Raises:
+        TypeError: An argument is no tensor, or a dtype is not supported.
+        ValueError: Shapes, devices, alignment or softmax_scale do not fit, or numbers do not where
+            they are looked at, or what is not served is not neutral.
+        FlashDistError: This build has no code that runs on the GPU.
+    """
+    _require_neutral({"is_fp8_kvcache": is_fp8_kvcache or None, "indices": indices, **others})
+    require_bool("causal", causal)
+    for name, x in (("q", q), ("k_cache", k_cache)):
+        require_tensor(name, x)
+    columns = _read_columns(head_dim_v)
+    symbolic = is_symbolic(q)
+    check = check_latent if symbolic else check_latent_once
+    suits = check(Layout.of(q), Layout.of(k_cache), columns, named=block_table is not None)
+    if block_table is not None:
+        require_tensor("block_table", block_table)
+        check_table(Layout.of(block_table), q.shape[0], q.device, k_cache.shape[1])
+    cache = Cache(k_cache, k_cache, None, None, None, block_table)
+    cache = cache._replace(seqlens=read_seqlens(cache_seqlens, q, cache.capacity))
+    scale = choose_scale(softmax_scale, q.shape[-1])
+    if q.device.type == "cuda" and not symbolic:
+        suits &= q.data_ptr() % ALIGNMENT == 0
+        check_addresses(k_cache, k_cache)
+        require_kernels(q.device.index, q.dtype, q.shape[-1], columns, role="mla")
+        look_if_asked(partial(cache.check_values, 0))
+    q = q if suits else q.clone(memory_format=torch.contiguous_format)
+    budget = BUDGET_NOW if torch.compiler.is_compiling() else workspace_budget()
+    with torch.no_grad():
+        return decode_mla(
+            q,
+            cache,
+            head_dim_v=columns,
+            causal=bool(causal),
+            softmax_scale=scale,
+            budget=budget,
+        )
+
+
+def _require_neutral(arguments: Mapping[str, object]) -> None:
+    require_known(flash_mla_with_kvcache, arguments, _REASONS)
+    for name, value in arguments.items():
+        if value is not None:
+            neutral = "False" if name == "is_fp8_kvcache" else "None"
+            message = f"{name} must be {neutral}, got {describe(value)}: {_REASONS[name]}"
+            raise ValueError(message)
+
+
+def _read_columns(head_dim_v: object) -> int:
+    number = read_whole(head_dim_v)
+    if number is None:
+        message = f"head_dim_v must be an int, got {type(head_dim_v).__name__}"
+        raise TypeError(message)
+    return number

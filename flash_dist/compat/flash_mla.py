@@ -1,0 +1,18 @@
+"""The names of the package flash_mla that are served here: a program changes its import alone.
+
+`import flash_dist.compat.flash_mla as flash_mla`.
+"""
+
+from __future__ import annotations
+
+from ..attention.decoding.latent import flash_mla_with_kvcache
+
+__all__ = ["flash_mla_with_kvcache", "get_mla_metadata"]
+
+
+def get_mla_metadata(*_: object, **__: object) -> tuple[None, None]:
+    """Return what `flash_mla_with_kvcache` takes and does without: nothing is scheduled ahead.
+
+    Takes whatever FlashMLA's own takes in any version.
+    """
+    return None, None
