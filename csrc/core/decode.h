@@ -61,9 +61,10 @@ struct DecodeParams {
 };
 
 // Records that partial results need if all sequences have `units` units together.
-constexpr int64_t decode_records(int64_t units, int64_t shares) {
-  // Units of groups that are cut, at most one at the end of each share; whole groups of each share.
-  return shares * GROUP_UNITS + units / GROUP_UNITS + 5 * shares;
+constexpr int64_t decode_records(int64_t units, int64_t shares, bool whole_groups = false) {
+  // Units of groups that are cut, at most one at the end of each share, or one for what a share has of
+  // a task; whole groups of each share.
+  return shares * (whole_groups ? 1 : GROUP_UNITS) + units / GROUP_UNITS + 5 * shares;
 }
 
 // Copies new keys and values behind those of a cache, and rotates keys and queries.

@@ -154,8 +154,8 @@ struct DecodeCursor {
 enum class Grain { UNIT, GROUP, TASK };
 
 // All units, and which of them are a share's: the first shares have one more where the others would
-// leave some. Made by all THREADS threads of a block.
-template <int THREADS>
+// leave some. WHOLE_GROUPS: no group is cut. Made by all THREADS threads of a block.
+template <int THREADS, bool WHOLE_GROUPS = false>
 struct DecodeShares {
   struct Smem {
     int warp_units[THREADS / 32];
@@ -185,7 +185,9 @@ struct DecodeShares {
     }
     each_ = static_cast<unsigned>(total) / static_cast<unsigned>(p.shares);
     more_ = total - each_ * p.shares;
-    grain = total > p.max_units ? Grain::TASK : prefers_groups(p) ? Grain::GROUP : Grain::UNIT;
+    grain = total > p.max_units                   ? Grain::TASK
+            : (WHOLE_GROUPS || prefers_groups(p)) ? Grain::GROUP
+                                                  : Grain::UNIT;
   }
 
   __device__ __forceinline__ int begin(int share) const {
@@ -259,7 +261,8 @@ struct DecodeShares {
   }
   // Where a whole group of a task that is split is stored, by the share that it lies in: those of the
   // task that came before from the share's first place on, those of the task that goes on behind it
-  // up to its last. Either may begin and end within a group.
+  // up to its last. Either may begin and end within a group. Before them all, where no group is cut,
+  // each share has a record for what it has of a task.
   __device__ __forceinline__ int64_t group_record(const DecodeParams& p, const DecodeCursor& at,
                                                   int share) const {
     const int first = begin(share), end = begin(share + 1);
@@ -270,7 +273,8 @@ struct DecodeShares {
     };
     const int place =
         at.task_begin() < first ? group - group_at(first) : places - 1 - (group_at(end) - group);
-    return int64_t{p.shares} * GROUP_UNITS + int64_t{share} * places + place;
+    constexpr int BEFORE = WHOLE_GROUPS ? 1 : GROUP_UNITS;  // records of each share
+    return int64_t{p.shares} * BEFORE + int64_t{share} * places + place;
   }
 
  private:

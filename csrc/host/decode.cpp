@@ -72,7 +72,10 @@ void check_sizes(const AppendParams& p) {
 }  // namespace
 
 Decode::Decode(const Call& call, const DecodeParams& params, int64_t budget)
-    : call_(call), p_(params), kernel_(choose_kernel()) {
+    : call_(call),
+      p_(params),
+      kernel_(choose_kernel()),
+      whole_groups_(is_latent(p_) && kernel_.variant->entry->block_rows > FEW_ROWS) {
   const int rows = most_rows();
   p_.task_rows = kernel_.variant->entry->block_rows;
   p_.row_tiles = divide_up(rows, p_.task_rows);
@@ -97,7 +100,8 @@ void Decode::run(void* workspace) {
   const auto stream = static_cast<cudaStream_t>(call_.stream);
   launch(call_.device, kernel_, &p_, stream);
   if (p_.max_units == 0) return;
-  launch(call_.device, require_kernel(call_.device, key_of(Role::DECODE_FOLD), &p_), &p_, stream);
+  const Role fold = whole_groups_ ? Role::MLA_FOLD : Role::DECODE_FOLD;
+  launch(call_.device, require_kernel(call_.device, key_of(fold), &p_), &p_, stream);
 }
 
 KernelKey Decode::key_of(Role role) const {
@@ -145,15 +149,19 @@ void Decode::check_units() const {
        "\n\nhint: fewer queries in a call give the same bits");
 }
 
-// As many records as full caches need, or as the budget holds.
+// As many records as full caches need, or as the budget holds. Where a block has no registers for what it
+// has of a task before, that rests in a record, whatever the budget.
 void Decode::place(int64_t units, int64_t budget) {
   const int64_t record = int64_t{p_.tile_rows} * (p_.columns * 4 + 8);
   const int64_t affordable = std::max<int64_t>(budget - ALIGNMENT, 0) / record;
-  const int64_t fixed = decode_records(0, p_.shares);
+  const int64_t fixed = decode_records(0, p_.shares, whole_groups_);
   const bool may_split = p_.cache.capacity > UNIT_KEYS && p_.shares > 1;
   const int64_t most = affordable > fixed ? (affordable - fixed) * GROUP_UNITS : 0;
   p_.max_units = may_split ? static_cast<int>(std::min(units, most)) : 0;
-  const int64_t records = p_.max_units == 0 ? 0 : decode_records(p_.max_units, p_.shares);
+  const bool rests = whole_groups_ && longest_units() > GROUP_UNITS;
+  const int64_t least = rests ? p_.shares : 0;
+  const int64_t records =
+      p_.max_units == 0 ? least : decode_records(p_.max_units, p_.shares, whole_groups_);
   stats_bytes_ = aligned(records * p_.tile_rows * 8);
   out_bytes_ = records * p_.tile_rows * p_.columns * 4;
 }

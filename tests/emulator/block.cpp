@@ -42,6 +42,7 @@ struct Thread {
   unsigned seen = 0;
   std::deque<std::vector<Copy>> groups;
   std::vector<Copy> open;
+  std::vector<uint32_t> unfenced;  // words written since its last fence
 };
 
 // Of 4 bytes of shared memory: who was last there, between which barriers, and whose copy is on its
@@ -49,6 +50,7 @@ struct Thread {
 struct Word {
   int writer = NOBODY, reader = NOBODY, copier = NOBODY;
   unsigned written = 0, read = 0;
+  bool fenced = true;
 };
 
 struct Range {
@@ -61,7 +63,7 @@ struct Block {
   Kernel kernel;
   const flash_dist::DecodeParams* params;
   std::vector<Thread> threads;
-  std::vector<Warp> warps;
+  std::vector<Team> warps, warpgroups;
   std::vector<Word> words;
   size_t smem;
   int alive, arrived = 0;
@@ -126,7 +128,8 @@ void run_block(Kernel kernel, const flash_dist::DecodeParams& params, int thread
   own.kernel = kernel;
   own.params = &params;
   own.threads.resize(threads);
-  own.warps.resize(threads / LANES);
+  own.warps = std::vector<Team>(threads / LANES);
+  own.warpgroups = std::vector<Team>(threads / WARPGROUP);
   own.words.resize(smem / 4);
   own.smem = smem;
   own.alive = threads;
@@ -166,6 +169,11 @@ Word* words_of(uint32_t address, int bytes) {
   return &block->words[address / 4];
 }
 
+void leave_unfenced(Word& word) {
+  word.fenced = false;
+  block->threads[current].unfenced.push_back(static_cast<uint32_t>(&word - block->words.data()));
+}
+
 void watch_write(Word& word, int warp) {
   const unsigned now = block->barriers;
   const bool other_wrote = word.written == now && word.writer != warp;
@@ -200,9 +208,11 @@ void seed(unsigned number) {
 }
 int64_t bank_conflicts() { return conflicts; }
 
-Warp& own_warp() { return block->warps[current / LANES]; }
-int own_lane() { return current % LANES; }
-void wait_for_lanes(unsigned) { wait_for(&own_warp().generation); }
+Team& own_team(int size) {
+  return (size == LANES ? block->warps : block->warpgroups)[current / size];
+}
+int own_thread() { return current; }
+void wait_for_others(const Team& team) { wait_for(&team.generation); }
 
 void synchronize() {
   if (++block->arrived == block->alive) {
@@ -213,12 +223,13 @@ void synchronize() {
   }
 }
 
-uint8_t* read_shared(uint32_t address, int bytes) {
+uint8_t* read_shared(uint32_t address, int bytes, bool by_proxy) {
   Word* words = words_of(address, bytes);
   const int warp = current / LANES;
   for (int i = 0; i < bytes / 4; ++i) {
     Word& word = words[i];
     if (word.copier != NOBODY) fail("thread %d reads what cp.async is bringing", current);
+    if (by_proxy && !word.fenced) fail("wgmma reads what no fence has made visible");
     if (word.written == block->barriers && word.writer != warp) {
       fail("warp %d reads what another has written since the last barrier", warp);
     }
@@ -234,8 +245,15 @@ uint8_t* write_shared(uint32_t address, int bytes) {
   for (int i = 0; i < bytes / 4; ++i) {
     if (words[i].copier != NOBODY) fail("thread %d writes where cp.async is", current);
     watch_write(words[i], current / LANES);
+    leave_unfenced(words[i]);
   }
   return smem_bytes + address;
+}
+
+void fence() {
+  Thread& own = block->threads[current];
+  for (uint32_t word : own.unfenced) block->words[word].fenced = true;
+  own.unfenced.clear();
 }
 
 void count_conflicts(const uint32_t (&rows)[8]) {
@@ -278,6 +296,7 @@ void wait_for_groups(int pending) {
         words[i].copier = NOBODY;
         words[i].writer = current / LANES;
         words[i].written = block->barriers;
+        leave_unfenced(words[i]);
       }
       if (copy.source == nullptr) {
         std::memset(smem_bytes + copy.target, 0, 16);

@@ -15,7 +15,8 @@
 namespace emulator {
 
 constexpr int LANES = 32;
-constexpr int MAX_OPERAND = 48;  // bytes of what a lane brings to an instruction of its warp
+constexpr int WARPGROUP = 128;
+constexpr int MAX_OPERAND = 640;  // bytes of what a thread brings to an instruction of several
 
 [[noreturn]] void fail(const char* format, ...);
 
@@ -30,9 +31,11 @@ int64_t bank_conflicts();
 // A barrier of the block.
 void synchronize();
 
-// Shared memory, by its address: the place, watched.
-uint8_t* read_shared(uint32_t address, int bytes);
+// Shared memory, by its address: the place, watched. by_proxy: as wgmma reads it, which sees what a
+// thread wrote or copied only behind that thread's fence().
+uint8_t* read_shared(uint32_t address, int bytes, bool by_proxy = false);
 uint8_t* write_shared(uint32_t address, int bytes);
+void fence();
 // Eight rows of 16 bytes that are read at once.
 void count_conflicts(const uint32_t (&rows)[8]);
 // Global memory, checked.
@@ -45,42 +48,43 @@ void start_copy(uint32_t target, const void* source);
 void close_group();
 void wait_for_groups(int pending);
 
-struct Warp {
-  int arrived, operation;
-  unsigned generation;
-  alignas(16) uint8_t in[LANES][MAX_OPERAND], out[LANES][MAX_OPERAND];
+// Threads that have an instruction in common, a warp or a warpgroup.
+struct Team {
+  int arrived = 0, operation = 0;
+  unsigned generation = 0;
+  alignas(16) uint8_t in[WARPGROUP][MAX_OPERAND], out[WARPGROUP][MAX_OPERAND];
 };
-Warp& own_warp();
-int own_lane();
-// Goes on when the warp's generation is another.
-void wait_for_lanes(unsigned generation);
+Team& own_team(int size);
+int own_thread();
+// Goes on when the team's generation is another.
+void wait_for_others(const Team& team);
 
-// An instruction of all lanes: each brings `in`, the last to come computes all(in, out).
-template <class Out, class In, class All>
+// An instruction of SIZE threads: each brings `in`, the last to come computes all(in, out).
+template <class Out, int SIZE = LANES, class In, class All>
 Out together(int operation, const In& in, All all) {
   static_assert(sizeof(In) <= MAX_OPERAND && sizeof(Out) <= MAX_OPERAND);
-  Warp& warp = own_warp();
-  const int lane = own_lane();
-  std::memcpy(warp.in[lane], &in, sizeof in);
-  if (warp.arrived == 0) warp.operation = operation;
-  if (warp.operation != operation) fail("lanes of a warp do different things");
-  if (++warp.arrived < LANES) {
-    wait_for_lanes(warp.generation);
+  Team& team = own_team(SIZE);
+  const int thread = own_thread() % SIZE;
+  std::memcpy(team.in[thread], &in, sizeof in);
+  if (team.arrived == 0) team.operation = operation;
+  if (team.operation != operation) fail("threads that belong together do different things");
+  if (++team.arrived < SIZE) {
+    wait_for_others(team);
   } else {
-    In ins[LANES];
-    Out outs[LANES];
-    for (int i = 0; i < LANES; ++i) std::memcpy(&ins[i], warp.in[i], sizeof(In));
+    static In ins[SIZE];
+    static Out outs[SIZE];
+    for (int i = 0; i < SIZE; ++i) std::memcpy(&ins[i], team.in[i], sizeof(In));
     all(ins, outs);
-    for (int i = 0; i < LANES; ++i) std::memcpy(warp.out[i], &outs[i], sizeof(Out));
-    warp.arrived = 0;
-    ++warp.generation;
+    for (int i = 0; i < SIZE; ++i) std::memcpy(team.out[i], &outs[i], sizeof(Out));
+    team.arrived = 0;
+    ++team.generation;
   }
   Out out;
-  std::memcpy(&out, warp.out[lane], sizeof out);
+  std::memcpy(&out, team.out[thread], sizeof out);
   return out;
 }
 
-enum Operation { SHUFFLE, VOTE, SYNC, LDMATRIX, LDMATRIX_TRANS, MMA };
+enum Operation { SHUFFLE, VOTE, SYNC, LDMATRIX, LDMATRIX_TRANS, MMA, WGMMA };
 
 template <class T, class From>
 T shuffle(T x, From from) {

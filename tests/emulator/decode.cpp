@@ -1,8 +1,9 @@
 // Attention to a cache of bfloat16 by the host code and the kernels of csrc/, emulated: a library for
-// ctypes. The kernels are those of variants.inc, all of one target.
+// ctypes. The kernels are those of variants.inc.
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "block.h"
@@ -46,14 +47,20 @@ const DeviceInfo& device_info(int) { return device; }
 DeviceScope::DeviceScope(int) {}
 DeviceScope::~DeviceScope() {}
 
-// The largest tile, of the smallest columns that suffice, that shared memory has room for.
-Loaded find_kernel(int, const KernelKey& key, const void*) {
+// The family that is made for the GPU if it takes the arguments; of that the largest tile that shared
+// memory has room for, of the smallest columns that suffice.
+Loaded find_kernel(int, const KernelKey& key, const void* params) {
   const Variant* best = nullptr;
-  const auto rank = [](const Variant* v) { return std::make_pair(-v->size.head_dim, v->plan); };
+  const auto rank = [](const Variant* v) {
+    return std::make_tuple(v->specific, -v->size.head_dim, v->plan);
+  };
   for (const Variant& v : VARIANTS) {
+    const auto refuses = v.entry->refuses;
+    if (params != nullptr && refuses != nullptr && refuses(params)) continue;
     const bool holds =
-        v.role == key.role && v.dtype == key.dtype && v.size.head_dim >= key.columns.head_dim &&
-        v.size.head_dim_v >= key.columns.head_dim_v && smem_plan_bytes(v.plan) <= device.smem_limit;
+        v.role == key.role && v.dtype == key.dtype && v.number == device.compute_capability &&
+        v.size.head_dim >= key.columns.head_dim && v.size.head_dim_v >= key.columns.head_dim_v &&
+        smem_plan_bytes(v.plan) <= device.smem_limit;
     if (holds && (best == nullptr || rank(best) < rank(&v))) best = &v;
   }
   return {best, 80, 80};
@@ -90,7 +97,7 @@ struct Memory {
 struct EmulatedCall {
   int64_t batch, seqlen_q, num_heads_q, num_heads_kv, head_dim, head_dim_v;
   int64_t entries, page, pages;  // pages of a row of the table; 0: there is none
-  int64_t causal, budget, sm_count, smem_limit, seed;
+  int64_t causal, budget, capability, sm_count, smem_limit, seed;
   double softmax_scale;
   void *q, *k, *v, *out, *lse, *seqlens, *table;
 };
@@ -101,6 +108,7 @@ extern "C" const char* emulated_error() { return flash_dist::last_error().c_str(
 extern "C" int64_t emulate_decode(const EmulatedCall* call) {
   using namespace flash_dist;
   const EmulatedCall& c = *call;
+  device.compute_capability = static_cast<int>(c.capability);
   device.sm_count = static_cast<int>(c.sm_count);
   device.smem_limit = static_cast<int>(c.smem_limit);
   const int64_t group = c.num_heads_q / c.num_heads_kv;

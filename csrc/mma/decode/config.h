@@ -21,6 +21,7 @@ struct DecodeConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int TILES = UNIT_KEYS / BLOCK_N;      // of K, and of V, in a unit
   static constexpr int KEY_TILES = BLOCK_N / SPLIT / 8;  // columns of S of a warp in a tile, by 8
   static constexpr bool V_IN_K = false;
+  using Layout = SwizzledRows<HEAD_DIM>;  // of Q, K and V in shared memory
   static constexpr int PARTS = 4;  // in which the keys of a tile are summed, whoever owns them
   // A warp that has its rows alone keeps P in registers, which leaves none for what it has of a task.
   static constexpr bool OWNS_ROWS = SPLIT == 1;

@@ -14,10 +14,10 @@
 // same way.
 #pragma once
 
+#include "core/decode_load.cuh"
+#include "core/decode_rows.cuh"
 #include "core/softmax.cuh"
 #include "mma/decode/config.h"
-#include "mma/decode/load.cuh"
-#include "mma/decode/rows.cuh"
 #include "mma/fragments.cuh"
 #include "ptx/dependents.cuh"
 

@@ -17,10 +17,9 @@
 // units and groups are folded as mma/decode/kernel.cuh does.
 #pragma once
 
-#include "core/fold.cuh"
-#include "core/softmax.cuh"
-#include "mma/decode/load.cuh"
-#include "mma/decode/rows.cuh"
+#include "core/decode_load.cuh"
+#include "core/decode_rows.cuh"
+#include "core/latent.cuh"
 #include "mma/mla/config.h"
 #include "ptx/dependents.cuh"
 #include "ptx/mma.cuh"
@@ -96,40 +95,6 @@ __device__ __forceinline__ Accumulator<1, 2 * Config::KEY_PARTS> add_scores(
     }
   }
   return s;
-}
-
-// S -> P = exp2(S * scale - top) of the unit's keys so far, whose sums and O are rescaled where top
-// grows. Sums are those of this lane's columns.
-template <int NT, int OT>
-__device__ __forceinline__ void join_tile(Accumulator<1, NT>& s, Partial<OT>& unit,
-                                          float scale_log2) {
-  float keep[2];
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    float top = -INFINITY;
-#pragma unroll
-    for (int n = 0; n < NT; ++n) top = fmaxf(top, fmaxf(s.x[0][n][2 * h], s.x[0][n][2 * h + 1]));
-    const Fold fold(unit.top[h], __fmul_rn(quad_max(top), scale_log2));
-    const float offset = fold.top == -INFINITY ? 0.0f : fold.top;
-    float sum = 0.0f;
-#pragma unroll
-    for (int n = 0; n < NT; ++n)
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float& x = s.x[0][n][2 * h + e];
-        x = exp2_approx(fmaf(x, scale_log2, -offset));
-        sum += x;
-      }
-    unit.top[h] = fold.top;
-    unit.sum[h] = __fmaf_rn(unit.sum[h], fold.keep, sum);
-    keep[h] = fold.keep;
-  }
-  // Multiplying by 1 changes nothing, so the skip does not change a bit.
-  if (!__any_sync(0xffffffffu, keep[0] != 1.0f || keep[1] != 1.0f)) return;
-#pragma unroll
-  for (int n = 0; n < OT; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) unit.out.x[0][n][e] *= keep[e / 2];
 }
 
 // O += P @ V, this warp's columns of a tile.
@@ -251,7 +216,9 @@ __device__ __forceinline__ void mla_block(const DecodeParams& p) {
       auto s = add_scores<Config>(smem.scores);
       if (!all_see) rows.hide(s, key0 + i * Config::BLOCK_N);
       // P, and O and sums rescaled; O += P @ V           [16, HEAD_DIM_V / SPLIT] per warp
-      join_tile(s, unit, scale_log2);
+      float keep[2];
+      to_weights(s, unit.top, unit.sum, keep, scale_log2);
+      rescale(unit.out, keep);
       multiply_values<Config>(unit, s, sK, own.part);
     }
 #pragma unroll

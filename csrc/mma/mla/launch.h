@@ -1,5 +1,5 @@
 // Launch of the kernel that reads a cache of latent keys.
 #pragma once
 
-#include "mma/decode/launch.h"
+#include "core/decode_launch.h"
 #include "mma/mla/kernel.cuh"

@@ -21,8 +21,13 @@ from .planner import require_compiler
 Tensor = torch.Tensor
 
 EMULATOR: Final = Path(__file__).parents[2] / "emulator"
-SIZES: Final = {"decode": {64}, "mla": {576}, "decode_fold": {256}}  # head_dims of each role
-ROOM: Final = {99: 101376, 163: 166912}  # bytes of shared memory, by the plan that has it
+SIZES: Final = {  # head_dims of each role
+    "decode": {64},
+    "decode_fold": {256},
+    "mla": {576},
+    "mla_fold": {576},
+}
+ROOM: Final = {99: 101376, 163: 166912, 227: 232448}  # bytes of shared memory, by the plan
 ENOUGH: Final = 1 << 30  # bytes of workspace
 
 _FOLDER: Final = tempfile.TemporaryDirectory(prefix="flash_dist-")  # removed with the process
@@ -46,6 +51,7 @@ class _Call(ctypes.Structure):
                 "pages",
                 "causal",
                 "budget",
+                "capability",
                 "sm_count",
                 "smem_limit",
                 "seed",
@@ -62,6 +68,7 @@ class Gpu:
 
     sm_count: int = 3
     plan: int = 163
+    capability: int = 80
     budget: int = ENOUGH
     seed: int = 0  # of the order of warps
 
@@ -70,7 +77,7 @@ class Gpu:
 def _library() -> ctypes.CDLL:
     require_compiler()
     folder = Path(_FOLDER.name)
-    archs = ArchSet.parse("8.0").archs
+    archs = ArchSet.parse("8.0;9.0a").archs
     table = generate.Table.load()
     families = (
         replace(
@@ -125,7 +132,7 @@ def emulate(  # noqa: PLR0913 - a call, and where it runs
     lse = torch.full((batch, heads, seqlen_q), torch.nan)
     numbers = (
         *(batch, seqlen_q, heads, k.shape[2], head_dim, head_dim_v, k.shape[0], k.shape[1]),
-        *(0 if table is None else table.shape[1], causal, gpu.budget, gpu.sm_count),
+        *(0 if table is None else table.shape[1], causal, gpu.budget, gpu.capability, gpu.sm_count),
         *(ROOM[gpu.plan], gpu.seed, head_dim**-0.5),
     )
     tensors = (q, k, k if v is None else v, out, lse, lengths, table)

@@ -14,8 +14,9 @@ namespace flash_dist {
 
 // Which of a task's rows and columns are this warp's: 16 rows from row0 on, and of the SPLIT warps that
 // share them it is number `part`.
-template <class Config>
+template <class Config_>
 struct WarpPlace {
+  using Config = Config_;
   int row0, part;
 
   __device__ __forceinline__ WarpPlace()
@@ -64,12 +65,12 @@ struct Partial {
 struct TaskRows {
   int begin[2], end[2];  // keys that the row sees
 
-  template <class Config>
+  template <class Place>
   __device__ __forceinline__ TaskRows(const DecodeParams& p, const DecodeCursor& at,
-                                      const WarpPlace<Config>& own) {
+                                      const Place& own) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int row = at.tile(p) * Config::TASK_ROWS + own.row(h);
+      const int row = at.tile(p) * Place::Config::TASK_ROWS + own.row(h);
       const int i = divide(row, p.by_group) + at.extent.shift;  // where the diagonal is
       const int last = p.right >= UNBOUNDED ? at.extent.seen_end : i + p.right + 1;
       begin[h] = p.left >= UNBOUNDED ? 0 : max(i - p.left, 0);
@@ -99,7 +100,7 @@ struct TaskRows {
 // The queries of a task on their way through registers, maybe while another task is computed.
 template <class Config>
 struct QueryLoader {
-  using Layout = SwizzledRows<Config::HEAD_DIM>;
+  using Layout = typename Config::Layout;
   static constexpr int ALL = Config::TASK_ROWS * Layout::CHUNKS;
   static constexpr int CHUNKS = (ALL + Config::THREADS - 1) / Config::THREADS;
   static constexpr bool WHOLE = ALL % Config::THREADS == 0;  // else threads rest in the last turn
@@ -130,16 +131,16 @@ struct QueryLoader {
 };
 
 // A partial result into its place in memory.
-template <class Config, int OT>
+template <int OT, class Place>
 __device__ __forceinline__ void store_partial(const DecodeParams& p, const Partial<OT>& part,
-                                              int64_t record, const WarpPlace<Config>& own) {
+                                              int64_t record, const Place& own) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = own.row(h);
     if (row >= p.tile_rows) continue;
     const int64_t at = record * p.tile_rows + row;
     if (own.speaks()) p.partial_stats[at] = {part.top[h], part.sum[h]};
-    float* out = p.partial_out + at * Config::HEAD_DIM_V;
+    float* out = p.partial_out + at * Place::Config::HEAD_DIM_V;
 #pragma unroll
     for (int n = 0; n < OT; ++n) {
       *reinterpret_cast<float2*>(out + own.column(n)) = {part.out.x[0][n][2 * h],
@@ -149,9 +150,10 @@ __device__ __forceinline__ void store_partial(const DecodeParams& p, const Parti
 }
 
 // out and lse of a task.
-template <class Config, int OT>
+template <int OT, class Place>
 __device__ __forceinline__ void store_result(const DecodeParams& p, const Partial<OT>& all,
-                                             const DecodeCursor& at, const WarpPlace<Config>& own) {
+                                             const DecodeCursor& at, const Place& own) {
+  using Config = typename Place::Config;
   const int head = at.head(p);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {

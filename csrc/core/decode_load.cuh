@@ -14,11 +14,10 @@ namespace flash_dist {
 template <class Config>
 class UnitLoader {
   using Target = typename Config::Target;
-  static constexpr int HEAD_DIM = Config::HEAD_DIM;
   static constexpr int BLOCK_N = Config::BLOCK_N;
   static constexpr int PIECES = UNIT_KEYS / PAGE_STEP;
   static constexpr int COPIES = Config::V_IN_K ? Config::TILES : 2 * Config::TILES;  // of a unit
-  using Layout = SwizzledRows<HEAD_DIM>;
+  using Layout = typename Config::Layout;
   static constexpr int LANES = lanes_per_row(Layout::CHUNKS, Config::THREADS);
   static constexpr int ROWS = Config::THREADS / LANES;  // of a pass
   static constexpr int PASSES = BLOCK_N / ROWS;
