@@ -18,8 +18,8 @@ class UnitLoader {
   static constexpr int PIECES = UNIT_KEYS / PAGE_STEP;
   static constexpr int COPIES = Config::V_IN_K ? Config::TILES : 2 * Config::TILES;  // of a unit
   using Layout = typename Config::Layout;
-  static constexpr int LANES = lanes_per_row(Layout::CHUNKS, Config::THREADS);
-  static constexpr int ROWS = Config::THREADS / LANES;  // of a pass
+  static constexpr int LANES = lanes_per_row(Layout::CHUNKS, Config::LOADERS);
+  static constexpr int ROWS = Config::LOADERS / LANES;  // of a pass
   static constexpr int PASSES = BLOCK_N / ROWS;
   static constexpr int CHUNKS = Layout::CHUNKS / LANES;  // of a row, of this thread
   static_assert(BLOCK_N % ROWS == 0 && (PAGE_STEP % ROWS == 0 || ROWS % PAGE_STEP == 0));
@@ -47,6 +47,11 @@ class UnitLoader {
   }
 
  private:
+  // Among those that load, the last threads of the block.
+  __device__ __forceinline__ static unsigned thread() {
+    return threadIdx.x - (Config::THREADS - Config::LOADERS);
+  }
+
   __device__ __forceinline__ void take(const DecodeParams& p) {
     tile_ = 0;
     --waiting_;
@@ -75,8 +80,8 @@ class UnitLoader {
   // Keys [key0, key0 + BLOCK_N) of the unit; those that do not exist are zeros.
   __device__ __forceinline__ void copy(uint32_t stage, const uint16_t* head, int64_t offset,
                                        int64_t row_stride, int key0, int columns) const {
-    const int row = threadIdx.x / LANES;
-    const int lane = threadIdx.x % LANES;
+    const int row = thread() / LANES;
+    const int lane = thread() % LANES;
     const int piece = ROWS > PAGE_STEP ? row / PAGE_STEP : 0;  // of the 16 keys of a pass
     const int64_t own = (row - piece * PAGE_STEP) * row_stride + lane * 8;
     uint4 staged[Target::HAS_CP_ASYNC ? 1 : PASSES * CHUNKS];

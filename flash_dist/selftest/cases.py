@@ -225,6 +225,7 @@ _CACHED_LARGE = (
 _LATENT = (
     _Shape("latent", 2, 1, 259, 16, 1, causal=False, page=WHOLE),
     _Shape("latent", 2, 3, 256, 5, 1, causal=True, page=64),
+    _Shape("latent", 1, 2, 240, 64, 1, causal=True, page=16),
 )
 _LATENT_LARGE = (
     _Shape("latent", 3, 1, 8200, 16, 1, causal=False, page=WHOLE),

@@ -14,6 +14,7 @@ struct DecodeConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = Plan_;
   static constexpr int WARPS = Plan::WARPS;
   static constexpr int THREADS = WARPS * 32;
+  static constexpr int LOADERS = THREADS;
   static constexpr int BLOCK_N = Plan::BLOCK_N;         // keys of a tile of K or V
   static constexpr int TASK_ROWS = Plan::ROWS;          // 16 for each of some warps,
   static constexpr int SPLIT = WARPS * 16 / TASK_ROWS;  // of which so many share the columns

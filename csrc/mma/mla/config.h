@@ -14,6 +14,7 @@ struct MlaConfig : Config<MlaPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_D
   using Plan = MlaPlan<HEAD_DIM, HEAD_DIM_V, PLAN>;
   static constexpr int WARPS = Plan::WARPS;
   static constexpr int THREADS = WARPS * 32;
+  static constexpr int LOADERS = THREADS;
   static constexpr int TASK_ROWS = 16;  // those of one mma, which all warps have,
   static constexpr int SPLIT = WARPS;   // and share the columns of O
   static constexpr int BLOCK_ROWS = TASK_ROWS;

@@ -17,6 +17,7 @@ struct MlaSm90Config
   static constexpr int WARPGROUP = 128;                    // threads
   static constexpr int WARPGROUPS = THREADS / WARPGROUP;   // which share the columns of O
   static constexpr int COLUMNS = HEAD_DIM_V / WARPGROUPS;  // of O, of one
+  static constexpr int LOADERS = WARPGROUP;  // threads of the last one, which waits for P
   static constexpr int TASK_ROWS = 64;
   static constexpr int BLOCK_ROWS = TASK_ROWS;
   static constexpr int BLOCK_N = Plan::BLOCK_N;      // keys of a tile

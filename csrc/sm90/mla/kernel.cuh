@@ -5,10 +5,10 @@
 //           (core/decode_work.cuh), in whole groups.
 // Block     two warpgroups on 64 rows, queries of all heads. The first one computes S and P of a tile
 //           of 64 keys and hands P to the second, thread by thread: both have the same rows. Each has
-//           half of the columns of O.
+//           half of the columns of O. The second one copies the next tile while it waits for P.
 // Shared    two tiles of K and one of Q, in panels; P.
-// Pipeline  the next tile is on its way while one is computed, copied by all threads. Two barriers to
-//           a tile: it is there, and P is.
+// Pipeline  the next tile is on its way while one is computed. Two barriers to a tile: it is there, and
+//           P is.
 //
 // O of 64 rows fills the registers: there is no place for that of a unit beside that of a group. So a
 // group of 1024 keys has a softmax of its own, from nothing, in which its tiles follow each other, and
@@ -160,7 +160,8 @@ __device__ __forceinline__ void mla_sm90_block(const DecodeParams& p) {
   if (threadIdx.x == 0) smem.share_begin = share_begin, smem.share_end = share_end;
 
   UnitLoader<Config> loader(p, at, units);
-  loader.fetch(p, sRing);
+  const bool loads = own.part == Config::WARPGROUPS - 1;
+  if (loads) loader.fetch(p, sRing);
   cp_async_commit();
   int stage = 0;
   // The next tile is in; everybody is done with the one before, whose stage is filled again.
@@ -168,7 +169,7 @@ __device__ __forceinline__ void mla_sm90_block(const DecodeParams& p) {
     cp_async_wait<0>();
     fence_proxy_async();  // wgmma reads what was copied
     __syncthreads();
-    loader.fetch(p, sRing + (1 - stage) * STAGE_BYTES);
+    if (loads) loader.fetch(p, sRing + (1 - stage) * STAGE_BYTES);
     cp_async_commit();
     const uint32_t tile = sRing + stage * STAGE_BYTES;
     stage = 1 - stage;
