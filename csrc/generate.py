@@ -134,11 +134,15 @@ class Family:
         return not self.targets or target in self.targets
 
     def rows_for(self, head_dims: Sequence[int]) -> tuple[Row, ...]:
-        """Return the rows of these sizes; of a family that has larger ones alone, the least."""
+        """Return the rows of these sizes; of a family that has larger ones alone, the least.
+
+        Not of one for values of fewer columns (MLA): its sizes are a problem's own.
+        """
         if not head_dims:
             return self.rows
         least = min(row.head_dim for row in self.rows)
-        holds_all = not self.targets and least > max(head_dims)
+        own_values = all(row.head_dim == row.head_dim_v for row in self.rows)
+        holds_all = own_values and not self.targets and least > max(head_dims)
         wanted = {least} if holds_all else set(head_dims)
         return tuple(row for row in self.rows if row.head_dim in wanted)
 
