@@ -159,11 +159,11 @@ enum class Grain { UNIT, GROUP, TASK };
 // leave some. WHOLE_GROUPS: no group is cut. Made by all THREADS threads of a block.
 template <int THREADS, bool WHOLE_GROUPS = false>
 struct DecodeShares {
-  struct Tasks {
-    int2 warp_tasks[THREADS / 32];  // units of the shortest and the longest task
+  struct Lengths {
+    int2 warp_lengths[THREADS / 32];
   };
   struct Nothing {};
-  struct Smem : std::conditional_t<WHOLE_GROUPS, Tasks, Nothing> {
+  struct Smem : std::conditional_t<WHOLE_GROUPS, Lengths, Nothing> {
     int warp_units[THREADS / 32];
     int base, batch;
   };
@@ -192,7 +192,8 @@ struct DecodeShares {
     each_ = static_cast<unsigned>(total) / static_cast<unsigned>(p.shares);
     more_ = total - each_ * p.shares;
     if constexpr (WHOLE_GROUPS) {
-      grain = total > p.max_units || prefers_tasks(p, smem) ? Grain::TASK : Grain::GROUP;
+      const bool whole_tasks = prefers_tasks(find_lengths(p, smem));
+      grain = total > p.max_units || whole_tasks ? Grain::TASK : Grain::GROUP;
     } else {
       grain = total > p.max_units ? Grain::TASK : prefers_groups(p) ? Grain::GROUP : Grain::UNIT;
     }
@@ -293,34 +294,44 @@ struct DecodeShares {
     const int missing = (GROUP_UNITS - units % GROUP_UNITS) % GROUP_UNITS;
     return missing * 64 <= min(units, GROUP_UNITS) * p.tile_rows;
   }
-  // Whether the longest share, in whole tasks, has at most a tenth more units than in whole groups,
-  // which would be stored and folded. By all threads.
-  __device__ __forceinline__ bool prefers_tasks(const DecodeParams& p, Smem& smem) const {
-    int shortest = INT32_MAX, longest = 0;
-    for (int b = begin_of(p); b < end_of(p); ++b) {
-      const DecodeExtent extent(p, b);
-      if (extent.tiles == 0) continue;
-      shortest = min(shortest, extent.units());
-      longest = max(longest, extent.units());
-    }
+  // Units of the shortest and of the longest task; by all threads.
+  __device__ __forceinline__ int2 find_lengths(const DecodeParams& p, Smem& smem) const {
+    int2 lengths = lengths_of(p);
 #pragma unroll
     for (int i = 1; i < 32; i *= 2) {
-      shortest = min(shortest, __shfl_xor_sync(0xffffffffu, shortest, i));
-      longest = max(longest, __shfl_xor_sync(0xffffffffu, longest, i));
+      lengths.x = min(lengths.x, __shfl_xor_sync(0xffffffffu, lengths.x, i));
+      lengths.y = max(lengths.y, __shfl_xor_sync(0xffffffffu, lengths.y, i));
     }
-    if (threadIdx.x % 32 == 0) smem.warp_tasks[threadIdx.x / 32] = {shortest, longest};
+    if (threadIdx.x % 32 == 0) smem.warp_lengths[threadIdx.x / 32] = lengths;
     __syncthreads();
 #pragma unroll
     for (int w = 0; w < THREADS / 32; ++w) {
-      shortest = min(shortest, smem.warp_tasks[w].x);
-      longest = max(longest, smem.warp_tasks[w].y);
+      lengths.x = min(lengths.x, smem.warp_lengths[w].x);
+      lengths.y = max(lengths.y, smem.warp_lengths[w].y);
     }
+    return lengths;
+  }
+  // Of this thread's batch entries.
+  __device__ __forceinline__ static int2 lengths_of(const DecodeParams& p) {
+    int2 lengths{INT32_MAX, 0};
+    for (int b = begin_of(p); b < end_of(p); ++b) {
+      const DecodeExtent extent(p, b);
+      if (extent.tiles == 0) continue;
+      lengths.x = min(lengths.x, extent.units());
+      lengths.y = max(lengths.y, extent.units());
+    }
+    return lengths;
+  }
+  // Whether the longest share, in whole tasks, has at most a tenth more units than in whole groups,
+  // which would be stored and folded. lengths: as find_lengths() returns them.
+  __device__ __forceinline__ bool prefers_tasks(int2 lengths) const {
     if (total == 0) return false;
     const int64_t units = int64_t{each_} + (more_ > 0);
     const int64_t by_groups = (units + GROUP_UNITS - 1) / GROUP_UNITS * GROUP_UNITS;
     // Tasks that begin in a share are its own: of equal ones as many as it has room for, rounded up.
-    const int64_t by_tasks =
-        shortest == longest ? (units + longest - 1) / longest * longest : units + longest;
+    const int64_t by_tasks = lengths.x == lengths.y
+                                 ? (units + lengths.y - 1) / lengths.y * lengths.y
+                                 : units + lengths.y;
     return 10 * by_tasks <= 11 * by_groups;
   }
   // A thread counts neighbouring batch entries.

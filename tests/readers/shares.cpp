@@ -1,5 +1,5 @@
 // How attention to a cache is shared out (core/decode_work.cuh), gone through share by share as the
-// kernel does, and task by task as its fold does, for sequences of random lengths. Prints each call for
+// kernels do, and task by task as their fold does, for sequences of random lengths. Prints each call for
 // which a unit is not computed once, a record lies outside of the workspace or is written twice, what
 // is folded is not there, or a task has not one result; then how many tasks there were.
 //
@@ -17,8 +17,6 @@
 using namespace flash_dist;
 
 namespace {
-
-using Shares = DecodeShares<1>;  // of one thread, which counts all sequences
 
 std::mt19937 random_bits(1);
 
@@ -42,9 +40,10 @@ struct Cache {
     p.left = one_of({UNBOUNDED, UNBOUNDED, 0, 1, 128, 3000});
     p.right = one_of({UNBOUNDED, UNBOUNDED, 0, 0, 1, 128});
     p.bottom_right = 1;
+    const bool are_equal = below(4) == 0;
     for (int b = 0; b < p.batch; ++b) {
       const int lengths[] = {below(p.cache.capacity + 10), p.cache.capacity, one_of({-1, 0, 1})};
-      seqlens.push_back(lengths[below(3)]);
+      seqlens.push_back(are_equal && b > 0 ? seqlens.front() : lengths[below(3)]);
       leftpad.push_back(below(300));
       cu_seqlens_q.push_back(cu_seqlens_q.back() + below(p.seqlen_q + 2));
       cu_seqlens_k.push_back(cu_seqlens_k.back() + below(p.cache.capacity + 1));
@@ -99,10 +98,15 @@ struct Record {
   int batch, task, begin, end;
 };
 
+template <bool WHOLE_GROUPS>
 class Replay {
+  using Shares = DecodeShares<1, WHOLE_GROUPS>;  // of one thread, which counts all sequences
+
  public:
   explicit Replay(const DecodeParams& params) : p(params), shares(count(params)) {
-    records_ = p.max_units == 0 ? 0 : decode_records(p.max_units, p.shares);
+    const bool rests = WHOLE_GROUPS && p.cache.capacity > UNIT_KEYS * GROUP_UNITS;
+    const int least = rests ? p.shares : 0;  // whatever the budget
+    records_ = p.max_units == 0 ? least : decode_records(p.max_units, p.shares, WHOLE_GROUPS);
     units_.resize(shares.total);
   }
 
@@ -118,6 +122,9 @@ class Replay {
     return right_ && static_cast<int>(results_.size()) == tasks;
   }
 
+  // Whether tasks are not cut though there would be places for their parts.
+  bool keeps_tasks() const { return shares.grain == Grain::TASK && shares.total <= p.max_units; }
+
   int tasks = 0;
 
  private:
@@ -129,39 +136,49 @@ class Replay {
     s.total = s.mine_;
     s.each_ = s.total / p.shares;
     s.more_ = s.total % p.shares;
-    s.grain = s.total > p.max_units ? Grain::TASK
-              : s.prefers_groups(p) ? Grain::GROUP
-                                    : Grain::UNIT;
+    if constexpr (WHOLE_GROUPS) {
+      const bool whole_tasks = s.prefers_tasks(Shares::lengths_of(p));
+      s.grain = s.total > p.max_units || whole_tasks ? Grain::TASK : Grain::GROUP;
+    } else {
+      s.grain = s.total > p.max_units ? Grain::TASK
+                : s.prefers_groups(p) ? Grain::GROUP
+                                      : Grain::UNIT;
+    }
     return s;
   }
 
-  // As decode_block().
+  // As decode_block(), mla_block() and mla_sm90_block().
   void compute(int share) {
     int begin = shares.begin(share), end = shares.begin(share + 1);
     if (begin == end) return;
     DecodeCursor at = shares.find(p, smem_, begin);
-    if (shares.grain != Grain::UNIT) {
-      begin = shares.whole_from(at);
-      if (end < shares.total) end = shares.whole_from(shares.find(p, smem_, end));
-      if (begin >= end) return;
-      at = shares.find(p, smem_, begin);
-    }
+    if (!shares.keep_whole(p, smem_, at, begin, end)) return;
     int first = at.unit;  // of the group so far
     for (int left = end - begin; left > 0; --left, at.advance(p)) {
       ++units_[at.position];
       if (at.position == at.group_begin()) first = at.unit;
       const bool owns_task = begin <= at.task_begin() && at.task_end() <= end;
       if (!owns_task && (at.group_begin() < begin || end < at.group_end())) {
+        right_ &= !WHOLE_GROUPS;
         write(shares.unit_record(at) + at.unit % GROUP_UNITS, at, at.unit);
       } else if (at.position + 1 == at.group_end()) {
         if (!owns_task) write(shares.group_record(p, at, share), at, first);
-        if (owns_task && at.unit + 1 == at.extent.end) ++results_[{at.batch, at.task}];
+        if (owns_task) end_group(at, share);
       }
     }
   }
 
+  // Of a task that is the share's alone. Where groups are not cut, those before rest in its own record.
+  void end_group(const DecodeCursor& at, int share) {
+    if (at.unit + 1 == at.extent.end) {
+      ++results_[{at.batch, at.task}];
+    } else if (WHOLE_GROUPS) {
+      right_ &= share < records_;
+    }
+  }
+
   void write(int64_t record, const DecodeCursor& at, int first) {
-    right_ &= 0 <= record && record < records_;
+    right_ &= (WHOLE_GROUPS ? p.shares : 0) <= record && record < records_;
     right_ &= written_.insert({record, {at.batch, at.task, first, at.unit + 1}}).second;
   }
 
@@ -211,7 +228,7 @@ class Replay {
 
   const DecodeParams& p;
   const Shares shares;
-  Shares::Smem smem_;
+  typename Shares::Smem smem_;
   int64_t records_;
   bool right_ = true;
   std::vector<int> units_;  // how often each is computed
@@ -219,20 +236,28 @@ class Replay {
   std::map<std::pair<int, int>, int> results_;  // of each task
 };
 
+template <bool WHOLE_GROUPS>
+void replay(const Cache& call, int number, int& tasks, int& kept) {
+  Replay<WHOLE_GROUPS> replay(call.p);
+  const DecodeParams& p = call.p;
+  if (!replay.is_right()) {
+    std::printf("call %d%s: batch %d, %d queries, capacity %d, %d shares, %d units at most\n",
+                number, WHOLE_GROUPS ? " in whole groups" : "", p.batch, p.seqlen_q,
+                p.cache.capacity, p.shares, p.max_units);
+  }
+  tasks += replay.tasks;
+  kept += replay.keeps_tasks();
+}
+
 }  // namespace
 
 int main() {
-  int tasks = 0;
+  int tasks = 0, kept = 0, never = 0;
   for (int i = 0; i < 4000; ++i) {
     const Cache call;
-    Replay replay(call.p);
-    const DecodeParams& p = call.p;
-    if (!replay.is_right()) {
-      std::printf("call %d: batch %d, %d queries, capacity %d, %d shares, %d units at most\n", i,
-                  p.batch, p.seqlen_q, p.cache.capacity, p.shares, p.max_units);
-    }
-    tasks += replay.tasks;
+    replay<false>(call, i, tasks, never);
+    replay<true>(call, i, tasks, kept);
   }
-  std::printf("%d tasks\n", tasks);
+  std::printf("%d tasks, not cut in %d calls and %d\n", tasks, kept, never);
   return 0;
 }

@@ -51,9 +51,12 @@ def with_change(folder: Path, name: str, old: str, new: str) -> Path:
 def test_units_of_a_cache_are_computed_once_and_all_that_is_folded_was_stored(
     generated: Path, tmp_path: Path
 ) -> None:
-    *wrong, tasks = outputs_of("shares.cpp", generated, tmp_path)
+    *wrong, last = outputs_of("shares.cpp", generated, tmp_path)
     assert wrong == []
-    assert int(tasks.split()[0]) > 100_000
+    tasks, kept, never = (int(word) for word in last.split() if word.isdecimal())
+    assert tasks > 200_000
+    assert kept > 500  # of 4,000, in whole groups
+    assert never == 0
 
 
 def test_places_for_fewer_groups_than_a_share_may_have_are_noticed(
@@ -61,6 +64,14 @@ def test_places_for_fewer_groups_than_a_share_may_have_are_noticed(
 ) -> None:
     places = "const int places = (each_ + 1) / GROUP_UNITS + "
     headers = with_change(tmp_path, "core/decode_work.cuh", f"{places}4;", f"{places}1;")
+    assert len(outputs_of("shares.cpp", generated, tmp_path, headers)) > 1
+
+
+def test_records_of_whole_groups_that_lie_where_a_share_keeps_what_is_before_are_noticed(
+    generated: Path, tmp_path: Path
+) -> None:
+    before = "constexpr int BEFORE = WHOLE_GROUPS ? "
+    headers = with_change(tmp_path, "core/decode_work.cuh", f"{before}1", f"{before}0")
     assert len(outputs_of("shares.cpp", generated, tmp_path, headers)) > 1
 
 
