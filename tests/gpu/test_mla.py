@@ -20,6 +20,8 @@ Tensor = torch.Tensor
 BF16 = torch.bfloat16
 DEEPSEEK: dict[str, Any] = {"head_dim": 576, "head_dim_v": 512, "scale": 192**-0.5}
 LONG = (1500, 3000, 777)
+HEADS = (16, 64)  # of both kernels on Hopper
+MANY_HEADS = 48  # csrc/sm90/mla/launch.h
 PROBLEMS = {
     **SMALL,
     "one sequence": Problem(seqlens=(4100,), capacity=4100, heads=16, **DEEPSEEK),
@@ -56,16 +58,20 @@ def test_results_are_those_of_loops(name: str) -> None:
     torch.testing.assert_close(lse.double().cpu(), expected_lse, atol=2e-5, rtol=1e-5)
 
 
-def test_the_kernel_of_latent_keys_ran() -> None:
-    problem = SMALL["as DeepSeek-V3 has it"]
+@pytest.mark.parametrize("heads", [16, 47, 48, 128])
+def test_the_kernel_of_latent_keys_ran(heads: int) -> None:
+    problem = Problem(heads=heads, **DEEPSEEK)
     problem.call(problem.make(BF16, DEVICE))
-    assert last_variant()["mla"]["symbol"].startswith("flash_dist_mla")
+    on_hopper = torch.cuda.get_device_capability() == (9, 0)
+    family = "mla_sm90_bf16" if on_hopper and heads >= MANY_HEADS else "mla_bf16"
+    assert last_variant()["mla"]["symbol"].startswith(f"flash_dist_{family}")
 
 
+@pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("page", [0, 16])
-def test_keys_behind_a_sequence_are_not_read(page: int) -> None:
+def test_keys_behind_a_sequence_are_not_read(page: int, heads: int) -> None:
     ends = (170, 400, 33)
-    problem = Problem(seqlens=ends, capacity=512, heads=16, seqlen_q=2, causal=True, **DEEPSEEK)
+    problem = Problem(seqlens=ends, capacity=512, heads=heads, seqlen_q=2, causal=True, **DEEPSEEK)
     tensors = problem.make(BF16, DEVICE)
     expected, _ = problem.solve(tensors)
     for b, end in enumerate(ends):
@@ -92,7 +98,9 @@ def _bits(x: Tensor) -> Tensor:
     return x.contiguous().view(torch.int16 if x.element_size() == 2 else torch.int32)
 
 
-@pytest.mark.parametrize(("heads", "seqlen_q"), [(16, 1), (16, 4), (128, 1), (20, 3)])
+@pytest.mark.parametrize(
+    ("heads", "seqlen_q"), [(16, 1), (16, 4), (20, 3), (64, 1), (50, 4), (128, 1), (128, 2)]
+)
 def test_a_sequence_has_the_same_bits_wherever_it_is(heads: int, seqlen_q: int) -> None:
     generator = torch.Generator().manual_seed(heads + seqlen_q)
     lengths = tuple(torch.randint(seqlen_q, 5120, (12,), generator=generator).tolist())
@@ -121,8 +129,23 @@ def test_a_sequence_has_the_same_bits_wherever_it_is(heads: int, seqlen_q: int) 
         assert _same((whole[0][:, :2], whole[1][:, :, :2]), problem.call(tensors, **chunk)), "chunk"
 
 
-def test_lengths_may_grow_under_a_graph_and_nothing_waits() -> None:
-    problem = Problem(seqlens=(100, 1020, 0), capacity=1088, heads=16, page=64, **DEEPSEEK)
+@pytest.mark.parametrize("heads", HEADS)
+def test_a_sequence_among_many_that_are_as_long_has_the_bits_that_it_has_alone(heads: int) -> None:
+    count = torch.cuda.get_device_properties(0).multi_processor_count
+    problem = Problem(seqlens=(2100,) * count, capacity=2112, heads=heads, page=64, **DEEPSEEK)
+    tensors = problem.make(BF16, DEVICE)
+    assert tensors.table is not None
+    out, lse = problem.call(tensors)
+    for b in (0, count - 1):
+        one = slice(b, b + 1)
+        alone = {"q": tensors.q[one], "block_table": tensors.table[one]}
+        got = problem.call(tensors, **alone, cache_seqlens=tensors.seqlens[one])
+        assert _same((out[one], lse[one]), got), b
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_lengths_may_grow_under_a_graph_and_nothing_waits(heads: int) -> None:
+    problem = Problem(seqlens=(100, 1020, 0), capacity=1088, heads=heads, page=64, **DEEPSEEK)
     tensors = problem.make(BF16, DEVICE)
     problem.call(tensors)  # loads the kernels
     torch.cuda.synchronize()
@@ -137,9 +160,10 @@ def test_lengths_may_grow_under_a_graph_and_nothing_waits() -> None:
         tensors.seqlens.add_(7)
 
 
-def test_numbers_that_lie_read_nothing_outside() -> None:
+@pytest.mark.parametrize("heads", HEADS)
+def test_numbers_that_lie_read_nothing_outside(heads: int) -> None:
     """The cache is the middle of a larger tensor: of what lies beside it, results would be NaN."""
-    problem = Problem(seqlens=(3, 5, 7), page=16, heads=16, **DEEPSEEK)
+    problem = Problem(seqlens=(3, 5, 7), page=16, heads=heads, **DEEPSEEK)
     tensors = problem.make(BF16, DEVICE)
     pages = tensors.k_cache.shape[0]
     room = torch.full((pages + 32, 16, 1, 576), math.nan, dtype=BF16, device=DEVICE)
