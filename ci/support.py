@@ -34,7 +34,7 @@ PASSES: Final = {
     "backward, dS stored": ("bwd_dkdv", "bwd_dq_gemm"),
     "backward, dS recomputed": ("bwd_dkdv", "bwd_dq_recompute"),
     "decoding": ("decode", "decode_fold", "append"),
-    "decoding, MLA": ("mla",),
+    "decoding, MLA": ("mla", "mla_fold"),
 }
 DTYPES: Final = {
     "fp16": "float16",

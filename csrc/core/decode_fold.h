@@ -21,28 +21,20 @@ namespace flash_dist {
 constexpr int PIECE_COLUMNS = 64;
 constexpr int TEAM = PIECE_COLUMNS / 4;  // lanes
 
-// WHOLE_GROUPS: what was computed is, of groups that were not cut.
-template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, bool WHOLE_GROUPS>
-struct DecodeFoldConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
-  using Base = Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V>;
-  using Shares = DecodeShares<Base::THREADS, WHOLE_GROUPS>;
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+struct DecodeFoldConfig
+    : Config<DecodeFoldPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
+  using Base = Config<DecodeFoldPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V>;
   static constexpr int TEAMS = Base::THREADS / TEAM;
   static constexpr int BLOCK_ROWS = 1;
   struct Smem {
     float out[TEAMS][PIECE_COLUMNS];  // of the groups of a round
     float2 stats[TEAMS];
-    typename Shares::Smem shares;
+    typename DecodeShares<Base::THREADS>::Smem shares;
     __device__ Smem() = delete;  // laid over shared memory, never made
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);
 };
-
-template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
-using DecodeFoldConfig = DecodeFoldConfigOf<DecodeFoldPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T,
-                                            HEAD_DIM, HEAD_DIM_V, false>;
-template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
-using MlaFoldConfig = DecodeFoldConfigOf<MlaFoldPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T,
-                                         HEAD_DIM, HEAD_DIM_V, true>;
 
 // A partial result of a row, of WIDTH columns.
 template <int WIDTH>
@@ -121,7 +113,7 @@ __device__ __forceinline__ void decode_fold_block(const DecodeParams& p) {
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
 
   let_next_start<typename Config::Target>();
-  const typename Config::Shares shares(p, smem.shares);
+  const DecodeShares<Config::THREADS> shares(p, smem.shares);
   const bool by_task = p.batch * p.row_tiles * p.num_heads_kv <= p.shares;
   const int end = by_task ? 0 : shares.begin(blockIdx.x + 1);
   // NOTE: what the kernel before reads was there when it let this one start.

@@ -100,16 +100,12 @@ void Decode::run(void* workspace) {
   const auto stream = static_cast<cudaStream_t>(call_.stream);
   launch(call_.device, kernel_, &p_, stream);
   if (p_.max_units == 0) return;
-  const Role fold = whole_groups_ ? Role::MLA_FOLD : Role::DECODE_FOLD;
+  const Role fold = is_latent(p_) ? Role::MLA_FOLD : Role::DECODE_FOLD;
   launch(call_.device, require_kernel(call_.device, key_of(fold), &p_), &p_, stream);
 }
 
 KernelKey Decode::key_of(Role role) const {
-  KernelSize columns{p_.head_dim, p_.head_dim_v};
-  if (role == Role::DECODE_FOLD) {  // serves any number of them
-    columns = {std::min(p_.head_dim, MAX_HEAD_DIM), std::min(p_.head_dim_v, MAX_HEAD_DIM)};
-  }
-  return {role, static_cast<Dtype>(call_.dtype), columns};
+  return {role, static_cast<Dtype>(call_.dtype), {p_.head_dim, p_.head_dim_v}};
 }
 
 // That of more rows where there are more than one mma has, and where it is built in and loads.

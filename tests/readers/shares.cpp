@@ -1,5 +1,5 @@
 // How attention to a cache is shared out (core/decode_work.cuh), gone through share by share as the
-// kernels do, and task by task as their fold does, for sequences of random lengths. Prints each call for
+// kernels do, and task by task as those that fold do, for sequences of random lengths. Prints each call for
 // which a unit is not computed once, a record lies outside of the workspace or is written twice, what
 // is folded is not there, or a task has not one result; then how many tasks there were.
 //
@@ -12,7 +12,7 @@
 
 #include "one_thread.h"
 
-#include "core/decode_work.cuh"
+#include "core/mla_fold.h"
 
 using namespace flash_dist;
 
@@ -202,6 +202,13 @@ class Replay {
 
   void fold_task(DecodeCursor at) {
     const int begin = at.task_begin();
+    at.unit = at.extent.first;
+    at.position = begin;
+    if (shares.grain == Grain::UNIT) {
+      read_by_number<true>(at);
+    } else {
+      read_by_number<false>(at);
+    }
     int next = at.extent.first;  // what is to be folded
     while (next < at.extent.end && right_) {
       at.unit = next;
@@ -216,6 +223,18 @@ class Replay {
       }
     }
     ++results_[{at.batch, at.task}];
+  }
+
+  // As fold_piece() of core/mla_fold.h.
+  template <bool CUT>
+  void read_by_number(const DecodeCursor& at) {
+    const TaskRecords<CUT> records(at.extent);
+    int next = at.extent.first;
+    for (int i = 0; i < records.count; ++i) {
+      const int record = records.place(p, shares, at, i);
+      if (record >= 0) read(record, at, next);
+    }
+    right_ &= next == at.extent.end && records.place(p, shares, at, records.count) == -1;
   }
 
   void read(int64_t record, const DecodeCursor& at, int& next) {
