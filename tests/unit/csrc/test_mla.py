@@ -76,6 +76,7 @@ PROBLEMS: Final = {
     "one unit": Problem((33, 127, 128)),
     "no keys": Problem((0, 5), seqlen_q=2),
     "two groups": Problem((1024, 1025)),
+    "more units than lanes": Problem((4500,), heads=2),
     "several rows of tiles": Problem((300,), heads=40, seqlen_q=3),
     "few heads": Problem((200, 70), heads=5),
     "few columns": Problem((150,), head_dim=288, head_dim_v=256),
