@@ -126,8 +126,8 @@ CAUSAL: Final = Mask("causal")
 class Shape:
     """One problem. With documents (lengths), tokens are packed; with layers, it is a stack.
 
-    Of a cached one k and v are a cache, and there is a forward alone; v may lie in k. scores, one of
-    SCORES: what becomes of them before the softmax.
+    Of a cached one k and v are a cache, and there is a forward alone; v may lie in k. scores, one
+    of SCORES: what becomes of them before the softmax.
     """
 
     batch: int
