@@ -30,6 +30,7 @@ from tests.gpu.packed import attend_packed, pack
 from tests.gpu.running import attend
 from tests.kvcache import Problem as KvProblem
 from tests.masks import MASKS, masked_problem
+from tests.mla import Problem as LatentProblem
 from tests.reference import random_problem
 
 if TYPE_CHECKING:
@@ -151,8 +152,11 @@ def run_cells(ran: Ran, sizes: Sequence[Size]) -> None:
 
 
 def run_caches(ran: Ran) -> None:
-    """Run queries to a cache at each size of their kernels: appended, rotated, in pages, folded."""
-    for dtype, head_dim in sorted({(one["dtype"], one["head_dim"]) for one in decoding()}):
+    """Run queries to a cache at each size of their kernels: appended, rotated, in pages, folded.
+
+    And to latent keys, of few heads and of many, which other kernels serve on Hopper.
+    """
+    for dtype, head_dim in sorted({(one["dtype"], one["head_dim"]) for one in of_role("decode")}):
         problem = KvProblem(
             seqlens=(1300, 0, 130),
             capacity=1312,
@@ -166,11 +170,27 @@ def run_caches(ran: Ran) -> None:
         )
         problem.call(problem.make(DTYPES[dtype], "cuda"))
         ran.look()
+    for dtype, head_dim, head_dim_v in sorted(
+        {(one["dtype"], one["head_dim"], one["head_dim_v"]) for one in of_role("mla")}
+    ):
+        for heads in (16, 64):
+            latent = LatentProblem(
+                seqlens=(1300, 0, 130),
+                capacity=1312,
+                heads=heads,
+                seqlen_q=3,
+                head_dim=head_dim,
+                head_dim_v=head_dim_v,
+                causal=True,
+                page=16,
+            )
+            latent.call(latent.make(DTYPES[dtype], "cuda"))
+            ran.look()
 
 
-def decoding() -> list[dict[str, Any]]:
-    """Return the kernels that read a cache."""
-    return [variant for variant in variants() if variant["role"] == "decode"]
+def of_role(role: str) -> list[dict[str, Any]]:
+    """Return the kernels of a role."""
+    return [variant for variant in variants() if variant["role"] == role]
 
 
 def run_boundaries(ran: Ran, sizes: Sequence[Size]) -> None:
