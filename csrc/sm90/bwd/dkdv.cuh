@@ -46,6 +46,7 @@ struct DkdvSm90 {
   using DvSum = Accumulator<1, HEAD_DIM_V / 8>;
   using Scores = Accumulator<1, BLOCK_M / 8>;
   using Fragments = uint32_t[BLOCK_M / 16][1][4];
+  using Statistics = float2[BLOCK_M / 8];
   // In fp16, P^T of bent scores is 2^8 P^T: below 2^-14 what dS^T is made of would lose bits.
   static constexpr int BENT_SHIFT =
       Config::BENDS && std::is_same_v<T, Fp16> ? 8 : 0;  // log2; dV is scaled back
@@ -193,7 +194,9 @@ struct DkdvSm90 {
     if constexpr (Config::BENDS) {
       weigh_bent(probabilities, sloped, pt, smem.lse_log2[s], ramp_of(smem.item[s], slope));
     } else {
-      exponentiate(pt, smem.lse_log2[s]);
+      Statistics lse;
+      load_statistics(lse, smem.lse_log2[s], fresh_thread() % 4 * 8);
+      exponentiate(pt, lse);
       to_fragments(probabilities, pt);
     }
     if constexpr (Config::SCORES_AT_A_TIME == 1) issue_gradients();
@@ -223,15 +226,22 @@ struct DkdvSm90 {
     hold(gradients);
   }
 
+  // lse or delta of a stage, as far as a thread has scores: `offset` is that of the first.
+  __device__ __forceinline__ static void load_statistics(Statistics& x, const float* from,
+                                                         uint32_t offset) {
+    const uint32_t at = shared_address(from) + offset;
+#pragma unroll
+    for (int n = 0; n < BLOCK_M / 8; ++n) x[n] = load_shared_8(at + n * 32);
+  }
+
   // 2^SHIFT P^T in the place of its scores.
   template <int SHIFT = 0>
-  __device__ __forceinline__ void exponentiate(Scores& pt, const float* lse_log2) const {
+  __device__ __forceinline__ void exponentiate(Scores& pt, const Statistics& lse) const {
     const float scale_log2 = p.softmax_scale * LOG2_E;
-    const uint32_t lse = shared_address(lse_log2) + fresh_thread() % 4 * 8;
     const auto minus = [](float x) { return SHIFT == 0 ? -x : SHIFT - x; };
 #pragma unroll
     for (int n = 0; n < BLOCK_M / 8; ++n) {
-      const float2 x = load_shared_8(lse + n * 32);
+      const float2 x = lse[n];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         pt.x[0][n][i] = exp2_approx(fmaf(pt.x[0][n][i], scale_log2, minus(i % 2 == 0 ? x.x : x.y)));

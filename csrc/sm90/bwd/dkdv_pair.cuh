@@ -37,6 +37,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
   using typename Base::QTile;
   using typename Base::Scores;
   using typename Base::Stages;
+  using typename Base::Statistics;
   using Slots = Ring<Config::SLOTS>;
   static constexpr bool IS_SCORES = ROLE == PairRole::SCORES;
   static constexpr int PEER = IS_SCORES ? 1 : 0;
@@ -173,9 +174,11 @@ struct DkdvOfPair : DkdvSm90<Config> {
       }
       const float slope = this->slope_of(item(stages));
       issue_first(x, stages);
+      Statistics statistics;
+      load_statistics(statistics, stages);
       wgmma_wait<0>();
       hold(x.x[0]);
-      finish(x, sloped, slope, stages, slots, code);
+      finish(x, statistics, sloped, slope, stages, slots, code);
       hand_on(even, sloped, x, stages, slots);
       stages.advance();
       code = find(stages);
@@ -210,9 +213,11 @@ struct DkdvOfPair : DkdvSm90<Config> {
     const float slope = this->slope_of(item(stages));
     issue_first(x, stages);
     issue_second(sum, of_before, last);
+    Statistics statistics;
+    load_statistics(statistics, stages);
     wgmma_wait<1>();
     hold(x.x[0]);
-    finish(x, sloped, slope, stages, slots, code);
+    finish(x, statistics, sloped, slope, stages, slots, code);
     if constexpr (IN_TURNS) hand_on(now, sloped, x, stages, slots);
     // NOTE: here for its jump, too, over which ptxas moves nothing behind the next wait.
     code = find(after(stages));
@@ -276,15 +281,22 @@ struct DkdvOfPair : DkdvSm90<Config> {
     Base::publish_zeros();
   }
 
+  // lse, or delta, of a stage's queries. What bends scores reads lse itself.
+  __device__ __forceinline__ void load_statistics(Statistics& x, const Stages& stages) const {
+    if constexpr (IS_SCORES && Config::BENDS) return;
+    Base::load_statistics(x, smem.statistics[stages.stage()], fresh_thread() % 4 * 8);
+  }
+
   // P^T of S^T (times 2^SHIFT), or dS^T of dP^T.
-  __device__ __forceinline__ void finish(Scores& x, Fragments& sloped, float slope,
-                                         const Stages& stages, const Slots& slots, int code) const {
-    const float* statistics = smem.statistics[stages.stage()];
+  __device__ __forceinline__ void finish(Scores& x, const Statistics& statistics, Fragments& sloped,
+                                         float slope, const Stages& stages, const Slots& slots,
+                                         int code) const {
     if constexpr (IS_SCORES) {
       if constexpr (Config::BENDS) begin_cap(x, params.bend);
       if (code != TILE_FULL) this->hide(x, item(stages), code);
       if constexpr (Config::BENDS) {
-        weigh_bent(x, sloped, statistics, this->ramp_of(item(stages), slope));
+        const float* lse_log2 = smem.statistics[stages.stage()];
+        weigh_bent(x, sloped, lse_log2, this->ramp_of(item(stages), slope));
       } else {
         Base::template exponentiate<SHIFT>(x, statistics);
       }
@@ -359,10 +371,10 @@ struct DkdvOfPair : DkdvSm90<Config> {
   }
 
   // Block 1: dS^T = P^T (dP^T - delta), in the place of dP^T.
-  __device__ __forceinline__ void take(Scores& x, const float* delta, const Slots& slots) const {
+  __device__ __forceinline__ void take(Scores& x, const Statistics& delta,
+                                       const Slots& slots) const {
     const int slot = slots.stage();
     const uint32_t at = place(slot);
-    const uint32_t at_delta = shared_address(delta) + fresh_thread() % 4 * 8;
     mbarrier_wait(full(slot), slots.parity());
 #pragma unroll
     for (int k = 0; k < PIECES; ++k) {
@@ -370,7 +382,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
       const uint32_t pairs[4] = {pt.x, pt.y, pt.z, pt.w};
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float2 d = load_shared_8(at_delta + (2 * k + half) * 32);
+        const float2 d = delta[2 * k + half];
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           float (&dst)[4] = x.x[0][2 * k + half];

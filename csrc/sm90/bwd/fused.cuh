@@ -59,6 +59,7 @@ struct FusedSm90 : DkdvSm90<Config> {
   using typename Base::Scores;
   using typename Base::Smem;
   using typename Base::Stages;
+  using typename Base::Statistics;
   using typename Base::T;
   using typename Base::Target;
   using DsTile = typename Config::DsTile;
@@ -397,18 +398,18 @@ struct FusedSm90 : DkdvSm90<Config> {
     const Gradients place{stages.passed};
     Fragments probabilities;
     Statistics lse, delta;
-    load_statistics(lse, smem.lse_log2[s], thread);
+    Base::load_statistics(lse, smem.lse_log2[s], thread.statistic);
     wgmma_wait<AFTER_ANOTHER ? 2 : 1>();
     hold(pt.x[0]);
     if (code != TILE_FULL) this->hide(pt, item(stages), code);
     // P^T = exp2(S^T * scale - lse)
-    exponentiate(pt, lse);
+    Base::template exponentiate<SHIFT>(pt, lse);
     // dV += P^T @ dO                                      [64, HEAD_DIM_V]
     Base::to_fragments(probabilities, pt);
     Base::issue_sum(dv, probabilities, uniform(shared_address(smem.stage[s].dout)));
     // NOTE: behind dV, which needs all of P^T: ptxas moves exponentials to the other side of a wait.
     if constexpr (AFTER_ANOTHER) end_dk<2>(dk, gradients, thread, before(stages));
-    load_statistics(delta, smem.delta[s], thread);
+    Base::load_statistics(delta, smem.delta[s], thread.statistic);
     wgmma_wait<1>();
     hold(dst.x[0]);
     // dS^T = P^T * (dP^T - delta)
@@ -454,7 +455,7 @@ struct FusedSm90 : DkdvSm90<Config> {
       if constexpr (Config::BENDS) {
         this->weigh_bent(probabilities, sloped, pt, smem.lse_log2[s], this->ramp_of(item, slope));
       } else {
-        exponentiate(pt, lse);
+        Base::template exponentiate<SHIFT>(pt, lse);
         Base::to_fragments(probabilities, pt);
       }
     };
@@ -463,14 +464,16 @@ struct FusedSm90 : DkdvSm90<Config> {
     if constexpr (Config::SCORES_AT_A_TIME == 2) {
       // dP^T = V @ dO.T                                   [64, BLOCK_M]
       Base::template issue_scores<HEAD_DIM_V>(dst, thread.rows_of(smem.v), dout);
-      if constexpr (!Config::BENDS) load_statistics(lse, smem.lse_log2[s], thread);
+      if constexpr (!Config::BENDS) {
+        Base::load_statistics(lse, smem.lse_log2[s], thread.statistic);
+      }
       wgmma_wait<1>();
       hold(pt.x[0]);
       // P^T = exp2(S^T * scale - lse)
       find_weights();
       // dV += P^T @ dO                                    [64, HEAD_DIM_V]
       Base::issue_sum(dv, probabilities, dout);
-      load_statistics(delta, smem.delta[s], thread);
+      Base::load_statistics(delta, smem.delta[s], thread.statistic);
       wgmma_wait<1>();
       hold(dst.x[0]);
       // dS^T = P^T * (dP^T - delta)
@@ -480,7 +483,9 @@ struct FusedSm90 : DkdvSm90<Config> {
         differentiate(dst, pt, delta);
       }
     } else {
-      if constexpr (!Config::BENDS) load_statistics(lse, smem.lse_log2[s], thread);
+      if constexpr (!Config::BENDS) {
+        Base::load_statistics(lse, smem.lse_log2[s], thread.statistic);
+      }
       wgmma_wait<0>();
       hold(pt.x[0]);
       // P^T = exp2(S^T * scale - lse)
@@ -491,7 +496,7 @@ struct FusedSm90 : DkdvSm90<Config> {
       wgmma_wait<0>();
       hold(dst.x[0]);
       // dS^T = P^T * (dP^T - delta), of P^T as it was rounded
-      load_statistics(delta, smem.delta[s], thread);
+      Base::load_statistics(delta, smem.delta[s], thread.statistic);
       if constexpr (Config::BENDS) {
         differentiate(dst, sloped, delta);
       } else {
@@ -512,29 +517,6 @@ struct FusedSm90 : DkdvSm90<Config> {
     hold(dv.x[0]);
     hold(probabilities);
     hold(gradients);
-  }
-
-  // lse or delta of a stage, as far as a thread has scores.
-  using Statistics = float2[BLOCK_M / 8];
-  __device__ __forceinline__ static void load_statistics(Statistics& x, const float* from,
-                                                         const Thread& thread) {
-    const uint32_t at = shared_address(from) + thread.statistic;
-#pragma unroll
-    for (int n = 0; n < BLOCK_M / 8; ++n) x[n] = load_shared_8(at + n * 32);
-  }
-
-  // 2^SHIFT P^T in the place of its scores.
-  __device__ __forceinline__ void exponentiate(Scores& pt, const Statistics& lse) const {
-    const float scale_log2 = p.softmax_scale * LOG2_E;
-    const auto minus = [](float x) { return SHIFT == 0 ? -x : SHIFT - x; };
-#pragma unroll
-    for (int n = 0; n < BLOCK_M / 8; ++n) {
-      const float2 x = lse[n];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        pt.x[0][n][i] = exp2_approx(fmaf(pt.x[0][n][i], scale_log2, minus(i % 2 == 0 ? x.x : x.y)));
-      }
-    }
   }
 
   // P^T (dP^T - delta) in the place of dP^T.
