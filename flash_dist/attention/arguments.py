@@ -10,6 +10,7 @@ import torch
 from torch._C._functorch import unwrap_if_dead
 from torch._subclasses.fake_tensor import FakeTensor
 
+from ..kernels.boundaries import is_checking, warn_unchecked
 from ..masks import Band, BlockMask, IntervalMask
 from ..masks.inputs import MAX_SEQLEN, require_bool
 from .layouts import (
@@ -132,6 +133,16 @@ def read_cu_seqlens(name: str, x: Any, q: Tensor) -> Tensor:  # noqa: ANN401 - a
         raise ValueError(message)
     tensor: Tensor = x
     return tensor
+
+
+def may_wait() -> bool:
+    """Whether FLASH_DIST_CHECK asks to look at numbers of a GPU, and it can be waited for."""
+    if not is_checking():
+        return False
+    if torch.cuda.is_current_stream_capturing():
+        warn_unchecked("a captured CUDA graph")
+        return False
+    return True
 
 
 def require_tensor(name: str, x: Tensor) -> None:

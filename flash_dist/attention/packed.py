@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 
-from ..kernels.boundaries import check_boundaries, is_checking, warn_unchecked
+from ..kernels.boundaries import check_boundaries
 from ..kernels.cache import Packed
 from ..kernels.operators import Packing
 from ..masks.inputs import MAX_SEQLEN, require_bools
@@ -15,6 +15,7 @@ from .arguments import (
     choose_scale,
     describe_value,
     is_symbolic,
+    may_wait,
     prepare_inputs,
     read_cu_seqlens,
     read_whole,
@@ -317,12 +318,7 @@ def _check_values(packing: Packing, q: Tensor, k: Tensor) -> None:
 
 def _may_look(q: Tensor) -> bool:
     """Whether FLASH_DIST_CHECK asks to look at what lies on a GPU. The operator of the CPU does."""
-    if not q.is_cuda or is_symbolic(q) or not is_checking():
-        return False
-    if torch.cuda.is_current_stream_capturing():
-        warn_unchecked("a captured CUDA graph")
-        return False
-    return True
+    return q.is_cuda and not is_symbolic(q) and may_wait()
 
 
 def _read_max_seqlen(name: str, value: int | Tensor) -> int:

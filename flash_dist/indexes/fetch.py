@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Final, Protocol
 from urllib.parse import unquote, urlsplit
 
 from ..errors import FetchError
+from ..targets.wording import read_whole
 from .credentials import LoginHandler, without_credentials
 from .patience import Patience, make_handlers
 
@@ -188,7 +189,7 @@ def save(
 def content_length(response: Response) -> int | None:
     """Return how many bytes a server announces, None if it does not."""
     text = str(response.headers.get("Content-Length", ""))
-    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
+    return read_whole(text)
 
 
 def _chunks(response: Response, limit: int, patience: Patience | None = None) -> Iterator[bytes]:

@@ -8,7 +8,6 @@ most 4 GiB: code larger than it is not kept, older code makes room for newer).
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from ..findings.host import (
 )
 from ..findings.result import Finding
 from ..targets.compatibility import is_set
+from ..targets.wording import read_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -118,5 +118,5 @@ def _read_free(folder: Path) -> int | None:
 
 def read_limit(text: str) -> int:
     """Read a number of bytes; what is none leaves the default."""
-    text = text.strip()
-    return int(text) if re.fullmatch("[0-9]{1,18}", text) else DEFAULT_LIMIT
+    number = read_whole(text.strip())
+    return DEFAULT_LIMIT if number is None else number

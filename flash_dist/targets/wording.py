@@ -12,7 +12,7 @@ _MOST_DIGITS = 18  # what 64 bits hold, and far below the digits that int() refu
 
 
 def read_whole(text: str, *, least: int = 0) -> int | None:
-    """Return the number that a user wrote in the digits 0 to 9.
+    """Return the number that somebody wrote in the digits 0 to 9.
 
     Args:
         text: As it was given.

@@ -12,7 +12,7 @@ import torch
 
 from flash_dist import flash_attn_func
 from tests import scores
-from tests.reference import NAMES, Problem, find_faults
+from tests.reference import Problem, find_faults
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -22,23 +22,7 @@ if TYPE_CHECKING:
 
 def attend(problem: Problem, *, poison: bool = True, **options: Any) -> dict[str, torch.Tensor]:  # noqa: ANN401
     """Return out, lse, dq, dk, dv; memory that the call may get is full of NaN before."""
-    q, k, v = (x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v))
-    if poison:
-        poison_memory(problem.q.device)
-    out, lse = flash_attn_func(
-        q,
-        k,
-        v,
-        softmax_scale=problem.softmax_scale,
-        return_lse=True,
-        **{**problem.options, **options},
-    )
-    if poison:
-        poison_memory(problem.q.device)
-    outputs = (out,) if problem.dlse is None else (out, lse)
-    given = (problem.dout,) if problem.dlse is None else (problem.dout, problem.dlse)
-    grads = torch.autograd.grad(outputs, (q, k, v), given)
-    return dict(zip(NAMES, (out.detach(), lse.detach(), *grads), strict=True))
+    return _attend(problem, None, {**problem.options, **options}, poison=poison)
 
 
 def attend_scored(
@@ -49,26 +33,29 @@ def attend_scored(
 ) -> dict[str, torch.Tensor]:
     """Return the same with softcap, ALiBi and sinks, and dsinks where there are any."""
     problem = scored.problem
-    q, k, v = (x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v))
-    leaves = [q, k, v]
-    if scored.sinks is not None:
-        leaves.append(scored.sinks.detach().requires_grad_())
-        options["learnable_sink"] = leaves[3]
-    if poison:
-        poison_memory(problem.q.device)
-    out, lse = flash_attn_func(
-        q,
-        k,
-        v,
-        softmax_scale=problem.softmax_scale,
-        return_lse=True,
-        **{**problem.options, **scored.options, **options},
-    )
-    if poison:
-        poison_memory(problem.q.device)
     assert problem.dlse is not None
-    grads = torch.autograd.grad((out, lse), leaves, (problem.dout, problem.dlse))
-    return dict(zip(scores.NAMES, (out.detach(), lse.detach(), *grads), strict=False))
+    given = {**problem.options, **scored.options, **options}
+    return _attend(problem, scored.sinks, given, poison=poison)
+
+
+def _attend(
+    problem: Problem, sinks: torch.Tensor | None, options: dict[str, Any], *, poison: bool
+) -> dict[str, torch.Tensor]:
+    q, k, v = leaves = [x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v)]
+    if sinks is not None:
+        leaves.append(sinks.detach().requires_grad_())
+        options = {**options, "learnable_sink": leaves[-1]}
+    if poison:
+        poison_memory(problem.q.device)
+    scale = problem.softmax_scale
+    out, lse = flash_attn_func(q, k, v, softmax_scale=scale, return_lse=True, **options)
+    if poison:
+        poison_memory(problem.q.device)
+    outputs = (out,) if problem.dlse is None else (out, lse)
+    given = (problem.dout,) if problem.dlse is None else (problem.dout, problem.dlse)
+    grads = torch.autograd.grad(outputs, leaves, given)
+    names = scores.NAMES[: 2 + len(leaves)]
+    return dict(zip(names, (out.detach(), lse.detach(), *grads), strict=True))
 
 
 def check(problems: Iterable[Problem], **options: Any) -> None:  # noqa: ANN401 - of flash_attn_func

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
 from ...errors import FlashDistError
-from ...kernels.boundaries import is_checking, warn_unchecked
 from ...kernels.budget import BUDGET_NOW, workspace_budget
 from ...kernels.cache import Rotary, append, decode
 from ...kernels.cache_values import Cache
@@ -20,6 +18,7 @@ from ..arguments import (
     describe_value,
     is_symbolic,
     is_transformed,
+    may_wait,
     read_whole,
     require_tensor,
 )
@@ -36,8 +35,6 @@ from .layouts import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ..arguments import Window
     from ..results import Pair, Result
 
@@ -240,7 +237,8 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     seqlen_new = 0 if new is None else new[0].shape[1]
     if on_gpu:
         require_kernels(q.device.index, q.dtype, q.shape[-1], v_cache.shape[-1])
-        look_if_asked(partial(cache.check_values, seqlen_new))
+        if may_wait():
+            cache.check_values(seqlen_new)
     elif new is not None and not symbolic:
         cache.check_values(seqlen_new)  # all of them, before anything is written
     budget = BUDGET_NOW if torch.compiler.is_compiling() else workspace_budget()
@@ -400,13 +398,3 @@ def _require_splits(num_splits: object) -> None:
     if number is None or number < 0:
         message = f"num_splits must be a whole number of at least 0, got {num_splits!r:.60}"
         raise ValueError(message)
-
-
-def look_if_asked(check: Callable[[], None]) -> None:
-    """Look at numbers that lie on a GPU, which waits for it, if FLASH_DIST_CHECK asks for it."""
-    if not is_checking():
-        return
-    if torch.cuda.is_current_stream_capturing():
-        warn_unchecked("a captured CUDA graph")
-        return
-    check()

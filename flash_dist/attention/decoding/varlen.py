@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -13,10 +12,10 @@ from ...kernels.budget import BUDGET_NOW, workspace_budget
 from ...kernels.cache import Packed, decode
 from ...kernels.cache_values import Cache
 from ...kernels.scores import PLAIN
-from ..arguments import is_symbolic, read_cu_seqlens, require_tensor
+from ..arguments import is_symbolic, may_wait, read_cu_seqlens, require_tensor
 from ..layouts import Layout, stride_error
 from ..support import require_kernels
-from .kvcache import check_addresses, look_if_asked
+from .kvcache import check_addresses
 from .layouts import check_numbers, check_table, check_tensors, check_tensors_once
 
 if TYPE_CHECKING:
@@ -77,15 +76,14 @@ def attend_to_cache(  # noqa: PLR0913 - one attention problem
     given = (k.unsqueeze(0), v.unsqueeze(0)) if block_table is None else (k, v)
     check = check_tensors if symbolic else check_tensors_once
     check(Layout.of(q.unsqueeze(0)), *map(Layout.of, given), named=True, names=("k", "v"))
-    look = partial(_check_values, k, ends, seqused_k, block_table)
-    if q.device.type == "cuda":
+    on_gpu = q.device.type == "cuda"
+    if on_gpu:
         q = q if stride_error(Layout.of(q)) is None else q.contiguous()
         if not symbolic:
             check_addresses(*given, names=("k", "v"))
             require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1])
-            look_if_asked(look)
-    elif not symbolic:
-        look()
+    if not symbolic and (not on_gpu or may_wait()):
+        _check_values(k, ends, seqused_k, block_table)
     cache = _make_cache(*given, ends, seqused_k, block_table)
     budget = BUDGET_NOW if torch.compiler.is_compiling() else workspace_budget()
     with torch.no_grad():
