@@ -1,8 +1,6 @@
 // Special registers, read anew.
 #pragma once
 
-#include <cstdint>
-
 namespace flash_dist {
 
 // threadIdx.x and blockIdx.x, read again: what is derived from them is computed anew after each
@@ -16,12 +14,6 @@ __device__ __forceinline__ int fresh_thread() {
 __device__ __forceinline__ int fresh_block() {
   int x;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
-  return x;
-}
-
-// The same number: what is derived from it is computed anew, too.
-__device__ __forceinline__ uint32_t fresh(uint32_t x) {
-  asm volatile("" : "+r"(x));
   return x;
 }
 

@@ -75,7 +75,7 @@ def test_records_of_whole_groups_that_lie_where_a_share_keeps_what_is_before_are
     assert len(outputs_of("shares.cpp", generated, tmp_path, headers)) > 1
 
 
-def test_key_blocks_have_their_turns_at_dq_without_a_hole_in_the_order_they_begin(
+def test_key_blocks_have_their_turns_at_dq_without_a_hole_from_the_last_keys_on(
     generated: Path, tmp_path: Path
 ) -> None:
     *wrong, tiles = outputs_of("turns.cpp", generated, tmp_path)

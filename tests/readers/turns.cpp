@@ -1,7 +1,7 @@
 // Whose turn it is to add to a query tile's dQ (sm90/bwd/work.cuh), of every block of keys of random
-// calls. Prints each tile whose turns are not 0, 1, 2, ... in the order in which blocks begin, of which
-// the last is said to be that, or for which a block that sees it has none: a block would wait for ever,
-// or dQ would lack something. Then how many tiles there were, and how many are seen.
+// calls. Prints each tile whose turns are not 0, 1, 2, ... from the last keys that see it to the first,
+// of which the last is said to be that, or for which a block that sees it has none: a block would wait
+// for ever, or dQ would lack something. Then how many tiles there were, and how many are seen.
 //
 //   nvcc -std=c++17 -I csrc -I GENERATED turns.cpp -o turns
 #include <climits>
@@ -153,7 +153,7 @@ void add_block(const Problem& problem, int key0, std::vector<Turns>& turns) {
   DkdvCursor<Config> cursor(p, work);
   for (int i = 0; i < work.items; ++i, cursor.next(p, work)) {
     DkdvItem item{};
-    item.row0 = row0_in_order(p, work, cursor);
+    item.row0 = cursor.row0();
     item.member = cursor.member;
     if (const int4* known = cursor.known(p, work)) item.known = *known;
     const bool sees =
@@ -169,9 +169,9 @@ void check(const Problem& problem, int number) {
   const Sequence& sequence = problem.sequence;
   const int count = tiles_of(sequence.seqlen_q);
   std::vector<Turns> turns(p.group * count);
-  const int blocks = (sequence.seqlen_k + KEYS - 1) / KEYS;
-  for (int n = 0; n < blocks; ++n) {
-    add_block(problem, KEYS * (first_keys_first(p) ? n : blocks - 1 - n), turns);
+  for (int key0 = (sequence.seqlen_k - 1) / KEYS * KEYS; key0 >= 0 && sequence.seqlen_k > 0;
+       key0 -= KEYS) {
+    add_block(problem, key0, turns);
   }
   for (int i = 0; i < p.group * count; ++i) {
     const int member = i / count, m = i % count;

@@ -66,7 +66,7 @@ struct DkdvSm90 {
     for (int i = 0; i < work.items; ++i, stages.advance()) {
       smem.barriers.wait_for_place(stages);
       note(smem.item[stages.stage()], cursor);
-      load_queries(cursor.row0(), cursor.member, stages.stage());
+      load_queries(cursor, stages.stage());
       cursor.next(p, work);
     }
   }
@@ -140,8 +140,11 @@ struct DkdvSm90 {
     if (known != nullptr) item.known = *known;
   }
 
-  // Q, dO, lse and delta of the queries from row0 on of a member of the group.
-  __device__ __forceinline__ void load_queries(int row0, int member, int s) const {
+  // Q, dO, lse and delta of the item that the cursor is at.
+  __device__ __forceinline__ void load_queries(const Cursor& cursor, int s) const {
+    const int row0 = cursor.row0();
+    const int member = cursor.member;
+
     constexpr int STATISTICS = BLOCK_M * sizeof(float);
     const uint32_t full = shared_address(&smem.barriers.full[s]);
     mbarrier_expect(full, (PANELS + V_PANELS) * QTile::BYTES + 2 * STATISTICS);

@@ -10,22 +10,22 @@
 //           Warpgroups 1 and 2: 64 keys each, as in dkdv.cuh. Warpgroup 3: dQ (dq_sum.cuh).
 // Shared    K and V (for the whole life of the block), STAGES stages of Q, dO, lse and delta,
 //           DS_STAGES of dS^T, DQ_STAGES of dQ.
-// Pipeline  The query tiles of every query head of the split, in ascending order, or in descending
-//           order where the first keys come first: this is the order of summation of dK and dV. If
-//           the registers hold both products of scores, dP^T is computed while P^T is, and dV while
-//           dS^T is; with more than two stages dK is while P^T of the next queries is. No warpgroup
-//           of keys waits for the other, so that one multiplies while the other takes exponentials.
+// Pipeline  The query tiles of every query head of the split, in ascending order: this is the order
+//           of summation of dK and dV. If the registers hold both products of scores, dP^T is
+//           computed while P^T is, and dV while dS^T is; with more than two stages dK is while P^T
+//           of the next queries is. No warpgroup of keys waits for the other, so that one multiplies
+//           while the other takes exponentials.
 //
 // Order     A query tile's dQ is summed over the key blocks that see it, from the last keys to the
-//           first, or where a band hides later keys from the first to the last (first_keys_first()),
-//           in fp32 in global memory, in the order of the registers of warpgroup 3. The first
+//           first, in fp32 in global memory, in the order of the registers of warpgroup 3. The first
 //           in turn stores its part, those between add theirs, the last adds the sum to its part,
 //           and scales, rounds and writes dQ. A counter for each tile says how many have had their
 //           turn. The blocks that see a tile are those that find_turn() gives a turn, without a hole
 //           in their ranks. Queries that nobody sees are set to zero by the block of the first keys.
 //
-// A block waits for blocks of its own group (unit and split) whose turn comes before, and for nothing
-// else. Tickets go through a group in the order of turns, so that these blocks have smaller numbers: their tickets are taken, hence they run or have run, whatever the mask and in whatever
+// A block waits for blocks of more keys of its own group (unit and split), and for nothing else.
+// Tickets go through a group from its last keys to its first, so that these blocks have smaller
+// numbers: their tickets are taken, hence they run or have run, whatever the mask and in whatever
 // order the hardware starts blocks. The smallest number that has not ended waits for nobody. Within
 // a block the stages of a ring are passed on in the order of items by all roles. NOTE: who waits for
 // whom follows from the mask's arrays and cu_seqlens, which each block reads for itself: were they
@@ -107,7 +107,7 @@ struct FusedSm90 : DkdvSm90<Config> {
       describe(item(stages), cursor);
       mbarrier_arrive(shared_address(&smem.described[stages.passed % Config::ITEMS]));
       smem.barriers.wait_for_place(stages);
-      this->load_queries(row0_in_order(p, work, cursor), cursor.member, stages.stage());
+      this->load_queries(cursor, stages.stage());
       cursor.next(p, work);
     }
   }
@@ -221,7 +221,7 @@ struct FusedSm90 : DkdvSm90<Config> {
 
   // What the item that the cursor is at is.
   __device__ __forceinline__ void describe(FusedItem& item, const Cursor& cursor) const {
-    const int m = row0_in_order(p, work, cursor) / BLOCK_M;
+    const int m = cursor.row0() / BLOCK_M;
     item.row0 = m * BLOCK_M;
     item.member = cursor.member;
     const int4* known = cursor.known(p, work);
@@ -557,10 +557,9 @@ struct FusedSm90 : DkdvSm90<Config> {
   __device__ __forceinline__ void keep(const Fragments& ds, const Thread& thread,
                                        const Gradients& place) const {
     const uint32_t tile = shared_address(smem.ds[place.stage()]);
-    const uint32_t first = fresh(thread.gradient);  // one register through all steps, not four
 #pragma unroll
     for (int k = 0; k < BLOCK_M / 16; ++k) {
-      stmatrix_x4(tile + (first ^ k * 32), ds[k][0]);  // two chunks of a row further on
+      stmatrix_x4(tile + (thread.gradient ^ k * 32), ds[k][0]);  // two chunks of a row further on
     }
   }
 
@@ -636,8 +635,8 @@ __device__ __forceinline__ void fused_sm90_block(const typename Config::Params& 
     prefetch_map(params.dout);
     Kernel::make_barriers(smem);
     mbarriers_made();
-    const int last = (p.seqlen_k + Config::BLOCK_N - 1) / Config::BLOCK_N - 1;
-    if (!first_keys_first(p)) place.tile = last - place.tile;
+    // The last keys first.
+    place.tile = (p.seqlen_k + Config::BLOCK_N - 1) / Config::BLOCK_N - 1 - place.tile;
     const DkdvBlock block(p, Config::BLOCK_N, place);
     const Sequence sequence(p, block.batch);
     smem.work.block = block;

@@ -31,24 +31,8 @@ __device__ __forceinline__ void find_dkdv_work(DkdvSm90Work& work, const BwdPara
   work.items = DkdvCursor<Config>::count(p, work);
 }
 
-// Whether the blocks of the first keys begin first, and blocks go through their queries from the
-// last to the first. Where a band hides later keys, the first keys are seen by the most queries:
-// were their blocks the last to begin, the others would be idle at the end. Elsewhere it is the
-// other way round.
-__device__ __forceinline__ bool first_keys_first(const BwdParams& p) {
-  return p.mask.kind == MaskKind::BAND && p.mask.right < UNBOUNDED;
-}
-
-// The queries of the cursor's item in that order.
-template <class Cursor>
-__device__ __forceinline__ int row0_in_order(const BwdParams& p, const DkdvWork& w,
-                                             const Cursor& cursor) {
-  const int row0 = cursor.row0();
-  return first_keys_first(p) ? (w.begin + w.end - 1) * MASK_TILE - row0 : row0;
-}
-
-// A block's turn at the sum of a query tile's dQ. The key blocks that see the tile have theirs in the
-// order in which they begin.
+// A block's turn at the sum of a query tile's dQ. The key blocks that see the tile have theirs from
+// the last keys to the first.
 struct DqTurn {
   int before;  // how many blocks have theirs before; -1: this block does not see the tile
   bool is_last;
@@ -74,7 +58,6 @@ __device__ __forceinline__ DqTurn find_turn(const BwdParams& p, const DkdvWork& 
   }
   const int first = keys.first / KEYS, last = (keys.end - 1) / KEYS;
   if (keys.end <= 0 || n < first || last < n) return {-1, false};
-  if (first_keys_first(p)) return {n - first, n == last};
   return {last - n, n == first};
 }
 
