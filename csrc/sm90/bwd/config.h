@@ -117,9 +117,6 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int BLOCK_ROWS = BLOCK_N;
   // Of S^T and dP^T, as the registers of a warpgroup of keys hold them beside its sums.
   static constexpr int SCORES_AT_A_TIME = HEAD_DIM > 96 ? 1 : 2;
-  // Whether S^T of the next queries comes before dK of these. While dK reads a stage, scores another,
-  // a third one has to arrive. Not of bent scores, whose P^T and what dS^T is made of are two.
-  static constexpr bool SCORES_FIRST = !BENDS && SCORES_AT_A_TIME == 2 && Plan::STAGES > 2;
   static constexpr int LOADER_REGISTERS = 24;
   static constexpr int CONSUMER_REGISTERS = HEAD_DIM > 96 ? 208 : HEAD_DIM > 64 ? 200 : 192;
   static constexpr int DQ_REGISTERS = HEAD_DIM > 96 ? 72 : HEAD_DIM > 64 ? 88 : 104;

@@ -197,9 +197,7 @@ struct DkdvSm90 {
     if constexpr (Config::BENDS) {
       weigh_bent(probabilities, sloped, pt, smem.lse_log2[s], ramp_of(smem.item[s], slope));
     } else {
-      Statistics lse;
-      load_statistics(lse, smem.lse_log2[s], fresh_thread() % 4 * 8);
-      exponentiate(pt, lse);
+      exponentiate(pt, Resting(smem.lse_log2[s], fresh_thread() % 4 * 8));
       to_fragments(probabilities, pt);
     }
     if constexpr (Config::SCORES_AT_A_TIME == 1) issue_gradients();
@@ -208,10 +206,10 @@ struct DkdvSm90 {
     wgmma_wait<1>();
     hold(dst.x[0]);
     // dS^T = P^T * (dP^T - delta)
-    const uint32_t delta = shared_address(smem.delta[s]) + fresh_thread() % 4 * 8;
+    const Resting delta(smem.delta[s], fresh_thread() % 4 * 8);
 #pragma unroll
     for (int n = 0; n < BLOCK_M / 8; ++n) {
-      const float2 x = load_shared_8(delta + n * 32);
+      const float2 x = delta[n];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float minus = i % 2 == 0 ? x.x : x.y;
@@ -229,17 +227,23 @@ struct DkdvSm90 {
     hold(gradients);
   }
 
-  // lse or delta of a stage, as far as a thread has scores: `offset` is that of the first.
-  __device__ __forceinline__ static void load_statistics(Statistics& x, const float* from,
-                                                         uint32_t offset) {
-    const uint32_t at = shared_address(from) + offset;
+  // lse or delta of a stage, as far as a thread has scores, read of shared memory where it is asked
+  // for. `offset` is that of the first.
+  struct Resting {
+    uint32_t at;
+    __device__ __forceinline__ Resting(const float* from, uint32_t offset)
+        : at(shared_address(from) + offset) {}
+    __device__ __forceinline__ float2 operator[](int n) const { return load_shared_8(at + n * 32); }
+  };
+  // The same, read at once.
+  __device__ __forceinline__ static void load_statistics(Statistics& x, const Resting& from) {
 #pragma unroll
-    for (int n = 0; n < BLOCK_M / 8; ++n) x[n] = load_shared_8(at + n * 32);
+    for (int n = 0; n < BLOCK_M / 8; ++n) x[n] = from[n];
   }
 
   // 2^SHIFT P^T in the place of its scores.
-  template <int SHIFT = 0>
-  __device__ __forceinline__ void exponentiate(Scores& pt, const Statistics& lse) const {
+  template <int SHIFT = 0, class Lse>
+  __device__ __forceinline__ void exponentiate(Scores& pt, const Lse& lse) const {
     const float scale_log2 = p.softmax_scale * LOG2_E;
     const auto minus = [](float x) { return SHIFT == 0 ? -x : SHIFT - x; };
 #pragma unroll

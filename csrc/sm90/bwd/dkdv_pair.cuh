@@ -35,6 +35,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
   using typename Base::Fragments;
   using typename Base::KTile;
   using typename Base::QTile;
+  using typename Base::Resting;
   using typename Base::Scores;
   using typename Base::Stages;
   using typename Base::Statistics;
@@ -284,7 +285,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
   // lse, or delta, of a stage's queries. What bends scores reads lse itself.
   __device__ __forceinline__ void load_statistics(Statistics& x, const Stages& stages) const {
     if constexpr (IS_SCORES && Config::BENDS) return;
-    Base::load_statistics(x, smem.statistics[stages.stage()], fresh_thread() % 4 * 8);
+    Base::load_statistics(x, Resting(smem.statistics[stages.stage()], fresh_thread() % 4 * 8));
   }
 
   // P^T of S^T (times 2^SHIFT), or dS^T of dP^T.

@@ -12,9 +12,8 @@
 //           DS_STAGES of dS^T, DQ_STAGES of dQ.
 // Pipeline  The query tiles of every query head of the split, in ascending order: this is the order
 //           of summation of dK and dV. If the registers hold both products of scores, dP^T is
-//           computed while P^T is, and dV while dS^T is; with more than two stages dK is while P^T
-//           of the next queries is. No warpgroup of keys waits for the other, so that one multiplies
-//           while the other takes exponentials.
+//           computed while P^T is, and dV while dS^T is. No warpgroup of keys waits for the other, so
+//           that one multiplies while the other takes exponentials.
 //
 // Order     A query tile's dQ is summed over the key blocks that see it, from the last keys to the
 //           first, in fp32 in global memory, in the order of the registers of warpgroup 3. The first
@@ -56,10 +55,10 @@ struct FusedSm90 : DkdvSm90<Config> {
   using typename Base::Fragments;
   using typename Base::KTile;
   using typename Base::QTile;
+  using typename Base::Resting;
   using typename Base::Scores;
   using typename Base::Smem;
   using typename Base::Stages;
-  using typename Base::Statistics;
   using typename Base::T;
   using typename Base::Target;
   using DsTile = typename Config::DsTile;
@@ -271,16 +270,6 @@ struct FusedSm90 : DkdvSm90<Config> {
     this->clear_keys();
     barrier_arrive(KEYS_CLEARED, KEY_READERS);
     const Thread thread;
-    if constexpr (Config::SCORES_FIRST) {
-      walk_scores_first(dk, dv, thread);
-    } else {
-      walk_in_turn(dk, dv, thread);
-    }
-    barrier_sync(KEYS_READ, KEY_READERS);
-  }
-
-  // A stage after the other: dK of one has been computed before S^T of the next one is.
-  __device__ __forceinline__ void walk_in_turn(DkSum& dk, DvSum& dv, const Thread& thread) const {
     Stages stages;
     keep_apart(thread, 1);
 #pragma unroll 1
@@ -298,131 +287,10 @@ struct FusedSm90 : DkdvSm90<Config> {
         if (item.turn.exists()) keep_nothing(thread, place);  // the other half of the keys is seen
         announce(thread, place);
       }
-      release(thread, stages);
+      __syncwarp();
+      if (thread.speaks) mbarrier_arrive(shared_address(&smem.barriers.empty[stages.stage()]));
     }
-  }
-
-  // S^T of a stage comes before dK of the one before, which is computed while P^T is. A stage of
-  // which nothing is visible ends such a run. Between two steps no product is on its way: ptxas
-  // lets none cross a loop's end where registers are scarce.
-  __device__ __forceinline__ void walk_scores_first(DkSum& dk, DvSum& dv,
-                                                    const Thread& thread) const {
-    Scores pt, dst;
-    Fragments gradients;
-    Stages stages;
-#pragma unroll 1
-    while (static_cast<int>(stages.passed) < work.items) {
-      int code = find(thread, stages);
-      if (code == TILE_EMPTY) {
-        skip(thread, stages);
-        stages.advance();
-        continue;
-      }
-      issue_s(pt, thread, stages);
-      issue_dp(dst, thread, stages);
-      code = finish<false>(dk, dv, pt, dst, gradients, thread, stages, code);
-      stages.advance();
-#pragma unroll 1
-      while (code != TILE_EMPTY) {
-        issue_s(pt, thread, stages);
-        issue_dk(dk, gradients, before(stages));
-        issue_dp(dst, thread, stages);
-        code = finish<true>(dk, dv, pt, dst, gradients, thread, stages, code);
-        stages.advance();
-      }
-      issue_dk(dk, gradients, before(stages));
-      end_dk<0>(dk, gradients, thread, before(stages));
-    }
-  }
-
-  __device__ __forceinline__ static Stages before(const Stages& stages) {
-    return {stages.passed - 1};
-  }
-
-  // What this warpgroup sees of a stage, when that has come; nothing behind the last one.
-  __device__ __forceinline__ int find(const Thread& thread, const Stages& stages) const {
-    if (static_cast<int>(stages.passed) >= work.items) return TILE_EMPTY;
-    smem.barriers.wait_for_data(stages);
-    return item(stages).code[thread.half];
-  }
-  __device__ __forceinline__ void skip(const Thread& thread, const Stages& stages) const {
-    const Gradients place{stages.passed};
-    wait_for_place(place);
-    // The other half of the keys is seen.
-    if (item(stages).turn.exists()) keep_nothing(thread, place);
-    announce(thread, place);
-    release(thread, stages);
-  }
-  // This warp has read a stage.
-  __device__ __forceinline__ void release(const Thread& thread, const Stages& stages) const {
-    __syncwarp();
-    if (thread.speaks) mbarrier_arrive(shared_address(&smem.barriers.empty[stages.stage()]));
-  }
-
-  // S^T = K @ Q.T                                         [64, BLOCK_M]
-  __device__ __forceinline__ void issue_s(Scores& pt, const Thread& thread,
-                                          const Stages& stages) const {
-    const int s = stages.stage();
-    this->clear_queries(s, item(stages).row0);
-    Base::template issue_scores<HEAD_DIM>(pt, thread.rows_of(smem.k),
-                                          uniform(shared_address(smem.stage[s].q)));
-  }
-  // dP^T = V @ dO.T                                       [64, BLOCK_M]
-  __device__ __forceinline__ void issue_dp(Scores& dst, const Thread& thread,
-                                           const Stages& stages) const {
-    Base::template issue_scores<HEAD_DIM_V>(
-        dst, thread.rows_of(smem.v), uniform(shared_address(smem.stage[stages.stage()].dout)));
-  }
-  // dK += dS^T @ Q                                        [64, HEAD_DIM]
-  __device__ __forceinline__ void issue_dk(DkSum& dk, Fragments& gradients,
-                                           const Stages& stages) const {
-    Base::issue_sum(dk, gradients, uniform(shared_address(smem.stage[stages.stage()].q)));
-  }
-  // But for PENDING newer products.
-  template <int PENDING>
-  __device__ __forceinline__ void end_dk(DkSum& dk, Fragments& gradients, const Thread& thread,
-                                         const Stages& stages) const {
-    wgmma_wait<PENDING>();
-    hold(dk.x[0]);
-    hold(gradients);
-    release(thread, stages);
-  }
-
-  // From S^T and dP^T on their way to dV, and dS^T as a fragment and for warpgroup 3. AFTER_ANOTHER:
-  // dK of the stage before is on its way between them. Returns what is seen of the next stage.
-  template <bool AFTER_ANOTHER>
-  __device__ __forceinline__ int finish(DkSum& dk, DvSum& dv, Scores& pt, Scores& dst,
-                                        Fragments& gradients, const Thread& thread,
-                                        const Stages& stages, int code) const {
-    const int s = stages.stage();
-    const Gradients place{stages.passed};
-    Fragments probabilities;
-    Statistics lse, delta;
-    Base::load_statistics(lse, smem.lse_log2[s], thread.statistic);
-    wgmma_wait<AFTER_ANOTHER ? 2 : 1>();
-    hold(pt.x[0]);
-    if (code != TILE_FULL) this->hide(pt, item(stages), code);
-    // P^T = exp2(S^T * scale - lse)
-    Base::template exponentiate<SHIFT>(pt, lse);
-    // dV += P^T @ dO                                      [64, HEAD_DIM_V]
-    Base::to_fragments(probabilities, pt);
-    Base::issue_sum(dv, probabilities, uniform(shared_address(smem.stage[s].dout)));
-    // NOTE: behind dV, which needs all of P^T: ptxas moves exponentials to the other side of a wait.
-    if constexpr (AFTER_ANOTHER) end_dk<2>(dk, gradients, thread, before(stages));
-    Base::load_statistics(delta, smem.delta[s], thread.statistic);
-    wgmma_wait<1>();
-    hold(dst.x[0]);
-    // dS^T = P^T * (dP^T - delta)
-    differentiate(dst, pt, delta);
-    Base::to_fragments(gradients, dst);
-    wait_for_place(place);
-    keep(gradients, thread, place);  // NOTE: before dV is waited for, as above
-    announce(thread, place);
-    const int next = find(thread, {stages.passed + 1});
-    wgmma_wait<0>();
-    hold(dv.x[0]);
-    hold(probabilities);
-    return next;
+    barrier_sync(KEYS_READ, KEY_READERS);
   }
 
   // Where one product of scores is computed at a time, the second warpgroup of keys begins when the
@@ -447,7 +315,7 @@ struct FusedSm90 : DkdvSm90<Config> {
     Scores pt, dst;
     Fragments probabilities, gradients;
     Fragments sloped;  // of bent scores: what dS^T is made of
-    Statistics lse, delta;
+    const Resting lse{smem.lse_log2[s], thread.statistic}, delta{smem.delta[s], thread.statistic};
     const float slope = this->slope_of(item);
     const auto find_weights = [&] {
       if constexpr (Config::BENDS) begin_cap(pt, params.bend);
@@ -464,16 +332,12 @@ struct FusedSm90 : DkdvSm90<Config> {
     if constexpr (Config::SCORES_AT_A_TIME == 2) {
       // dP^T = V @ dO.T                                   [64, BLOCK_M]
       Base::template issue_scores<HEAD_DIM_V>(dst, thread.rows_of(smem.v), dout);
-      if constexpr (!Config::BENDS) {
-        Base::load_statistics(lse, smem.lse_log2[s], thread.statistic);
-      }
       wgmma_wait<1>();
       hold(pt.x[0]);
       // P^T = exp2(S^T * scale - lse)
       find_weights();
       // dV += P^T @ dO                                    [64, HEAD_DIM_V]
       Base::issue_sum(dv, probabilities, dout);
-      Base::load_statistics(delta, smem.delta[s], thread.statistic);
       wgmma_wait<1>();
       hold(dst.x[0]);
       // dS^T = P^T * (dP^T - delta)
@@ -483,9 +347,6 @@ struct FusedSm90 : DkdvSm90<Config> {
         differentiate(dst, pt, delta);
       }
     } else {
-      if constexpr (!Config::BENDS) {
-        Base::load_statistics(lse, smem.lse_log2[s], thread.statistic);
-      }
       wgmma_wait<0>();
       hold(pt.x[0]);
       // P^T = exp2(S^T * scale - lse)
@@ -496,7 +357,6 @@ struct FusedSm90 : DkdvSm90<Config> {
       wgmma_wait<0>();
       hold(dst.x[0]);
       // dS^T = P^T * (dP^T - delta), of P^T as it was rounded
-      Base::load_statistics(delta, smem.delta[s], thread.statistic);
       if constexpr (Config::BENDS) {
         differentiate(dst, sloped, delta);
       } else {
@@ -521,7 +381,7 @@ struct FusedSm90 : DkdvSm90<Config> {
 
   // P^T (dP^T - delta) in the place of dP^T.
   __device__ __forceinline__ void differentiate(Scores& dst, const Scores& pt,
-                                                const Statistics& delta) const {
+                                                const Resting& delta) const {
 #pragma unroll
     for (int n = 0; n < BLOCK_M / 8; ++n) {
       const float2 x = delta[n];
@@ -534,7 +394,7 @@ struct FusedSm90 : DkdvSm90<Config> {
 
   // The same of 2^SHIFT P^T as it was rounded.
   __device__ __forceinline__ void differentiate(Scores& dst, const Fragments& pt,
-                                                const Statistics& delta) const {
+                                                const Resting& delta) const {
 #pragma unroll
     for (int n = 0; n < BLOCK_M / 8; ++n) {
       const float2 x = delta[n];
