@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ import torch
 from ..errors import ExtensionError, FlashDistError
 from ..findings.proofs import SELFTEST_BITS_DIFFER, SELFTEST_VALUES_DIFFER
 from ..loading.process import end_with, write_event
+from ..targets.verdict import size_of_role
 from .cases import Case, Kernels, make_cases
 from .comparison import (
     Difference,
@@ -162,15 +164,27 @@ def synchronize(device: torch.device) -> None:
 
 def find_kernels(selected: Iterable[dict[str, Any]]) -> tuple[Kernels, ...]:
     """Return the sizes of forward and latent keys for which every role has a kernel that loads."""
-    usable: dict[Kernels, bool] = {}
-    tested: set[Kernels] = set()
+    loads: defaultdict[tuple[str, str], dict[tuple[int, int], bool]] = defaultdict(dict)
     for kernel in selected:
-        head_dims = int(kernel["head_dim"]), int(kernel["head_dim_v"])
-        key = Kernels(str(kernel["dtype"]), *head_dims)
-        usable[key] = usable.get(key, True) and kernel["chosen"] is not None
-        if kernel["role"] in _TESTED:
-            tested.add(key)
-    return tuple(key for key in sorted(tested) if usable[key])
+        size = int(kernel["head_dim"]), int(kernel["head_dim_v"])
+        loads[str(kernel["role"]), str(kernel["dtype"])][size] = kernel["chosen"] is not None
+
+    def is_usable(dtype: str, head_dims: tuple[int, int]) -> bool:
+        sizes = (
+            (built, size_of_role(role, built, head_dims))
+            for (role, its_dtype), built in loads.items()
+            if its_dtype == dtype
+        )
+        return all(built[size] for built, size in sizes if size is not None)
+
+    tested = (
+        Kernels(dtype, *head_dims)
+        for (role, dtype), built in loads.items()
+        if role in _TESTED
+        for head_dims in built
+        if is_usable(dtype, head_dims)
+    )
+    return tuple(sorted(tested))
 
 
 def run_device(name: str, runs: int, emit: Emit, exact: ExactValues = ALONE) -> None:

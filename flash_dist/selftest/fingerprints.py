@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import defaultdict
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ..builds.package import PACKAGE
 from ..errors import FlashDistError
 from ..targets.archs import DEFAULT_TOOLKIT
-from ..targets.verdict import read_size, variants_meant
+from ..targets.verdict import read_size, size_of_role, variants_meant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -184,18 +185,30 @@ def find_symbols(
         selected: SelftestReport.selected.
         variants: All kernels of the library.
     """
-    chosen = {
-        kernel: name for kernel, name in selected.items() if kernel.split()[1:] == computed.size
-    }
+    dtype, size = computed.size
+    head_dims = read_size(size)
+    chosen = _find_chosen(selected, dtype, head_dims)
     symbols = set(chosen.values())
     if computed.scored:
-        dtype, size = computed.size
         targets = {variant.arch for variant in variants if variant.symbol in symbols}
         built = [variant for variant in variants if variant.arch in targets]
-        for kernel in chosen:
-            key = (kernel.split()[0], dtype, *read_size(size))
+        for role in chosen:
+            key = (role, dtype, *head_dims)
             symbols |= {variant.symbol for variant in variants_meant(key, built)}
     return tuple(sorted(symbols))
+
+
+def _find_chosen(
+    selected: Mapping[str, str], dtype: str, head_dims: tuple[int, int]
+) -> dict[str, str]:
+    """Return the kernel of each role that serves head_dims, which may be one of a larger size."""
+    built: defaultdict[str, dict[tuple[int, int], str]] = defaultdict(dict)
+    for kernel, symbol in selected.items():
+        role, its_dtype, size = kernel.split()
+        if its_dtype == dtype:
+            built[role][read_size(size)] = symbol
+    found = {role: size_of_role(role, symbols, head_dims) for role, symbols in built.items()}
+    return {role: built[role][size] for role, size in found.items() if size is not None}
 
 
 def hash_code(symbols: Iterable[str], kernels: Mapping[str, str]) -> str:

@@ -26,7 +26,7 @@ from .devices import KIB, Device, Driver, format_version
 from .wording import count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from .archs import Arch, ArchSet
 
@@ -44,6 +44,8 @@ Cause = Literal[
     "smem-limit",
 ]
 KernelKey = tuple[str, str, int, int]  # role, dtype, head_dim, head_dim_v
+
+_LATENT: Final = "mla"  # how roles begin that serve latent keys alone
 
 # From best to worst. What the hardware lacks is no fault of a build.
 HOW_ORDER: tuple[KernelHow, ...] = (
@@ -318,23 +320,43 @@ def variants_meant(key: KernelKey, variants: Iterable[Variant]) -> list[Variant]
     They are of the smallest size of each family that holds the head_dims. A family for some targets
     only leaves calls that would fill half of its columns, or less, to the general one.
     """
-    role, dtype, *columns = key
+    role, dtype, *head_dims = key
     families: defaultdict[str, list[Variant]] = defaultdict(list)
     for variant in variants:
-        holds = all(size >= asked for size, asked in zip(variant.key[2:], columns, strict=True))
-        if variant.key[:2] == (role, dtype) and holds:
+        if variant.key[:2] == (role, dtype):
             families[variant.family].append(variant)
     meant = []
     for members in families.values():
-        size = min(members, key=_columns_in_all).key
-        chosen = [v for v in members if v.key == size]
-        meant += [v for v in chosen if not v.is_specific or 2 * columns[0] > v.head_dim]
+        size = smallest_size((v.key[2:] for v in members), (head_dims[0], head_dims[1]))
+        chosen = [v for v in members if v.key[2:] == size]
+        meant += [v for v in chosen if not v.is_specific or 2 * head_dims[0] > v.head_dim]
     return meant
 
 
-def _columns_in_all(variant: Variant) -> tuple[int, int]:
+def smallest_size(
+    sizes: Iterable[tuple[int, int]], head_dims: tuple[int, int]
+) -> tuple[int, int] | None:
+    """Return the compiled size that serves head_dim and head_dim_v of a call; None: none does."""
+    holding = (
+        size
+        for size in sizes
+        if all(own >= asked for own, asked in zip(size, head_dims, strict=True))
+    )
+    return min(holding, key=_columns_in_all, default=None)
+
+
+def size_of_role(
+    role: str, sizes: Collection[tuple[int, int]], head_dims: tuple[int, int]
+) -> tuple[int, int] | None:
+    """Return the same among the sizes of a role: one of latent keys serves no other head_dims."""
+    if role.startswith(_LATENT):
+        return head_dims if head_dims in sizes else None
+    return smallest_size(sizes, head_dims)
+
+
+def _columns_in_all(size: tuple[int, int]) -> tuple[int, int]:
     """Rank sizes: the fewest columns in all, among equals the fewest of v."""
-    *_, head_dim, head_dim_v = variant.key
+    head_dim, head_dim_v = size
     return head_dim + head_dim_v, head_dim_v
 
 

@@ -177,6 +177,25 @@ def test_what_serves_bent_scores_alone_is_among_the_code_of_their_cases() -> Non
     assert code_of(scored, changed) != code_of(scored, "")
 
 
+def test_a_role_without_a_kernel_of_a_size_counts_with_that_of_the_next_larger_one() -> (
+    None
+):
+    selected = {
+        "fwd bf16 48": "fwd_48",
+        "fwd bf16 64": "fwd_64",
+        "bwd_fused bf16 128": "fused_128",
+        "bwd_fused bf16 64": "fused_64",
+        "bwd_fused fp16 64": "fused_fp16",
+        "bwd_dkdv bf16 32": "dkdv_32",
+        "append bf16 256": "append_256",
+        "mla bf16 576/512": "mla",
+    }
+    case = CaseDigests("odd bf16 d48", ["bf16", "48"], 7, DIGESTS)
+    assert find_symbols(case, selected, ()) == ("append_256", "fused_64", "fwd_48")
+    latent = CaseDigests("latent bf16 d576v512", ["bf16", "576/512"], 7, DIGESTS)
+    assert find_symbols(latent, selected, ()) == ("mla",)
+
+
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "fingerprints.json"
     other = replace(REFERENCE, gpu="NVIDIA H100", fingerprints=())

@@ -310,9 +310,15 @@ def test_only_kernels_that_are_complete_are_tested() -> None:
         {"role": "fwd", "dtype": "bf16", "head_dim": 64, "chosen": {"symbol": "c"}},
         {"role": "bwd", "dtype": "bf16", "head_dim": 64, "chosen": None},
         {"role": "mla", "dtype": "bf16", "head_dim": 576, "chosen": {"symbol": "d"}},
+        {"role": "fwd", "dtype": "bf16", "head_dim": 48, "chosen": {"symbol": "e"}},
+        {"role": "fwd", "dtype": "fp16", "head_dim": 48, "chosen": {"symbol": "f"}},
     ]
     sized = [{"head_dim_v": kernel["head_dim"], **kernel} for kernel in selected]
-    assert find_kernels(sized) == (Kernels("bf16", 576, 576), Kernels("fp16", 64, 64))
+    assert find_kernels(sized) == (
+        Kernels("bf16", 576, 576),
+        Kernels("fp16", 48, 48),
+        Kernels("fp16", 64, 64),
+    )  # bf16's backward of 64, which does not load, would serve its forward of 48 too
 
 
 def test_a_correct_implementation_passes() -> None:
