@@ -177,9 +177,7 @@ def test_what_serves_bent_scores_alone_is_among_the_code_of_their_cases() -> Non
     assert code_of(scored, changed) != code_of(scored, "")
 
 
-def test_a_role_without_a_kernel_of_a_size_counts_with_that_of_the_next_larger_one() -> (
-    None
-):
+def test_a_role_without_a_kernel_of_a_size_counts_with_that_of_the_next_larger_one() -> None:
     selected = {
         "fwd bf16 48": "fwd_48",
         "fwd bf16 64": "fwd_64",
