@@ -100,7 +100,9 @@ def add_parser(subparsers: Subparsers) -> None:
         help="of a loop; each phase of each contender has three (default: %(default)g)",
     )
     parser.add_argument(
-        "--only", metavar="WORDS", help="problems in whose names all of these words are"
+        "--only",
+        metavar="WORDS",
+        help="problems in whose names all of these words are; `d64 or d128 causal` are two choices",
     )
     parser.add_argument("--json", type=parse_path, metavar="F", help="write results as they come")
     parser.add_argument(
@@ -190,8 +192,9 @@ def choose_shapes(args: argparse.Namespace) -> tuple[Shape, ...]:
 
 
 def pick_shapes(shapes: tuple[Shape, ...], words: str, name: str) -> tuple[Shape, ...]:
-    """Return the problems in whose names all words are."""
-    found = tuple(x for x in shapes if all(word in x.name for word in words.split()))
+    """Return the problems in whose names all words are; ` or ` stands between other choices."""
+    choices = [choice.split() for choice in words.split(" or ")]
+    found = tuple(x for x in shapes if any(all(w in x.name for w in choice) for choice in choices))
     if words and not found:
         message = f"no problem of `--shapes {name}` has `{words}` in its name"
         raise UsageError(message, hint=f"names are such as `{shapes[0].name}`")

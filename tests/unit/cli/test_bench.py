@@ -208,6 +208,11 @@ def test_only_picks_problems_by_all_words(words: str, count: int) -> None:
     assert all(word in shape.name for shape in found for word in words.split())
 
 
+def test_only_takes_choices() -> None:
+    found = pick_shapes(PAPER, "d64 or d128 h16/16 or d256 h8/8", "paper")
+    assert found == PAPER[:18]
+
+
 def test_the_defaults_of_every_set_are_names_of_contenders_phases_and_states() -> None:
     assert set(DEFAULTS) == set(SETS) - {"overhead"}  # which has rules of its own
     for peers, phases, states in DEFAULTS.values():
