@@ -6,7 +6,8 @@
 //           that begins in it; y = some rows and columns of the task.
 // Warp      of a row 32 or 128 columns, piece after piece. Of 32 records lane i knows where number i
 //           lies and what it and those before it are multiplied by, which the tops alone decide. Then
-//           all lanes read records, many at once, and fold their columns.
+//           all lanes read records, many at once, and fold their columns, while the tops of the next
+//           32 are on their way.
 #pragma once
 
 #include "core/config.h"
@@ -166,11 +167,18 @@ __device__ __forceinline__ void store_columns(const DecodeParams& p, const Decod
   }
 }
 
-// 32 * WIDTH columns of a row, by a warp.
+// Top and sum of a row of a record; -1: there is none.
+__device__ __forceinline__ float2 read_stats(const DecodeParams& p, int record, int row) {
+  if (record < 0) return {-INFINITY, 0.0f};
+  return p.partial_stats[int64_t{record} * p.tile_rows + row];
+}
+
+// 32 * WIDTH columns of a row, by a warp. record: of the first 32 that of this lane, the same for all rows.
 template <class Config, int PARTS, int WIDTH>
 __device__ __forceinline__ void fold_piece(const DecodeParams& p,
                                            const typename Config::Shares& shares,
-                                           const DecodeCursor& at, int row, int first_column) {
+                                           const DecodeCursor& at, int record, int row,
+                                           int first_column) {
   constexpr int AT_ONCE = 32 / WIDTH;
   const int lane = threadIdx.x % 32;
   const int column = first_column + lane * WIDTH;
@@ -178,14 +186,17 @@ __device__ __forceinline__ void fold_piece(const DecodeParams& p,
   const TaskRecords<PARTS> records(at.extent);
   FoldedColumns<WIDTH> task;
   float top = -INFINITY;
+  float2 stats = read_stats(p, record, row);
 #pragma unroll 1
   for (int first = 0; first < records.count; first += 32) {
     // NOTE: rows of all records are fewer than 2^31, as each takes 2 KB.
-    const int record = records.place(p, shares, at, first + lane);
     const int place = record < 0 ? -1 : record * p.tile_rows + row;
-    float2 stats{-INFINITY, 0.0f};
-    if (place >= 0) stats = p.partial_stats[place];
     const FoldSteps<PARTS> steps(stats.x, top);
+    const float own_sum = stats.y;
+    if (first + 32 < records.count) {
+      record = records.place(p, shares, at, first + 32 + lane);
+      stats = read_stats(p, record, row);
+    }
 #pragma unroll 1
     for (int i = 0; i < 32 && first + i < records.count; i += AT_ONCE) {
       FoldedColumns<WIDTH> parts[AT_ONCE], group;
@@ -196,7 +207,7 @@ __device__ __forceinline__ void fold_piece(const DecodeParams& p,
       }
 #pragma unroll
       for (int j = 0; j < AT_ONCE; ++j) {
-        parts[j].sum = __shfl_sync(0xffffffffu, stats.y, i + j);
+        parts[j].sum = __shfl_sync(0xffffffffu, own_sum, i + j);
         if constexpr (PARTS == 1) {
           task.fold(parts[j], steps.of_lane(steps.group, i + j));
         } else {
@@ -220,13 +231,14 @@ __device__ __forceinline__ void fold_pieces(const DecodeParams& p,
   const int warps = p.fold_parts * Config::WARPS;
   const int warp = static_cast<int>(threadIdx.x) / 32 * p.fold_parts + static_cast<int>(blockIdx.y);
   constexpr int WIDE = Config::HEAD_DIM_V / 128, NARROW = 4 * WIDE;  // pieces of a row
+  const int record = TaskRecords<PARTS>(at.extent).place(p, shares, at, threadIdx.x % 32);
   if (p.tile_rows * WIDE >= warps) {
     for (int i = warp; i < p.tile_rows * WIDE; i += warps) {
-      fold_piece<Config, PARTS, 4>(p, shares, at, i / WIDE, i % WIDE * 128);
+      fold_piece<Config, PARTS, 4>(p, shares, at, record, i / WIDE, i % WIDE * 128);
     }
   } else {
     for (int i = warp; i < p.tile_rows * NARROW; i += warps) {
-      fold_piece<Config, PARTS, 1>(p, shares, at, i / NARROW, i % NARROW * 32);
+      fold_piece<Config, PARTS, 1>(p, shares, at, record, i / NARROW, i % NARROW * 32);
     }
   }
 }

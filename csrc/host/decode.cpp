@@ -87,11 +87,13 @@ Decode::Decode(const Call& call, const DecodeParams& params, int64_t budget)
   const int64_t blocks = int64_t{sm_count} * kernel_.variant->entry->blocks_per_sm;
   const int64_t units = most_units();
   p_.shares = static_cast<int>(std::min(blocks, units));
-  // A block of the fold for each multiprocessor, or more.
+  // A block of the fold for each multiprocessor, or more. Of latent keys two at a time have registers.
   const int64_t folded = std::min<int64_t>(p_.batch * tasks(), p_.shares);
+  const int64_t at_once = 2 * int64_t{sm_count};
+  const int64_t parts =
+      is_latent(p_) ? std::max<int64_t>(at_once / folded, 1) : divide_up(at_once, folded);
   const int pieces = p_.tile_rows * (p_.columns / 64);
-  p_.fold_parts =
-      static_cast<int>(std::min<int64_t>(divide_up<int64_t>(2 * sm_count, folded), pieces));
+  p_.fold_parts = static_cast<int>(std::min<int64_t>(parts, pieces));
   place(units, budget);
 }
 
