@@ -6,6 +6,10 @@
 // together, and then the groups of a sequence, both in the order of the keys. Whoever computes a unit
 // or a fold, nothing else decides a bit of the result: not the batch, the place of the sequence in
 // it, the pages of its cache or the number of multiprocessors.
+//
+// One kernel has no registers for O of a group beside that of a unit. It walks through several units in
+// one softmax: through a part of a group, counted likewise. To the others a part is a unit. Where parts
+// are smaller more blocks have one, and more is written to memory and read between them.
 #pragma once
 
 #include "core/params.h"
@@ -14,7 +18,8 @@ namespace flash_dist {
 
 constexpr int UNIT_KEYS = 128;
 constexpr int GROUP_UNITS = 8;
-constexpr int PAGE_STEP = 16;  // keys that lie together in every cache
+constexpr int LATENT_PART_UNITS = 4;  // of latent keys, where 64 rows are computed at a time
+constexpr int PAGE_STEP = 16;         // keys that lie together in every cache
 
 // Where the keys of each batch entry lie: rows [0, page) of entries of a cache. An entry is a page,
 // or without block_table all that a batch entry may hold. NOTE: what the arrays hold nobody has
@@ -60,11 +65,16 @@ struct DecodeParams {
   Divisor by_group, by_heads;  // filled in at the launch
 };
 
+// Records of each share for what it has of a task and of a group, where that rests in memory while it
+// computes a part.
+constexpr int resting_records(int part_units) { return part_units > 1 ? 2 : 0; }
+
 // Records that partial results need if all sequences have `units` units together.
-constexpr int64_t decode_records(int64_t units, int64_t shares, bool whole_groups = false) {
-  // Units of groups that are cut, at most one at the end of each share, or one for what a share has of
-  // a task; whole groups of each share.
-  return shares * (whole_groups ? 1 : GROUP_UNITS) + units / GROUP_UNITS + 5 * shares;
+constexpr int64_t decode_records(int64_t units, int64_t shares, int part_units = 1) {
+  // What rests; parts of groups that are cut, at most one at the end of each share; whole groups of
+  // each share.
+  const int parts = GROUP_UNITS / part_units;
+  return shares * (resting_records(part_units) + parts) + units / GROUP_UNITS + 5 * shares;
 }
 
 // Copies new keys and values behind those of a cache, and rotates keys and queries.

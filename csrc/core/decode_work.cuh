@@ -2,9 +2,10 @@
 //
 // A task is task_rows rows of a kv head of a batch entry. All units of all tasks, one behind the other, are
 // cut into equal shares, one for each block: the host need not know how long a sequence is. A task
-// that lies in one share is finished there. Of others a share stores whole groups, and the units of
-// a group that is cut; core/decode_fold.h folds them. Where it costs less that some shares are
-// longer than that units are stored, a group is the share's that its first unit lies in.
+// that lies in one share is finished there. Of others a share stores whole groups, and the parts of
+// a group that is cut; core/decode_fold.h folds them. What is not cut, a part at least, is the share's
+// that its first unit lies in. Where it costs less that some shares are longer than that parts are
+// stored, that is a group.
 #pragma once
 
 #include <type_traits>
@@ -150,20 +151,36 @@ struct DecodeCursor {
     return task_end() -
            (extent.end - max((extent.end - 1) / GROUP_UNITS * GROUP_UNITS, extent.first));
   }
+  // The same of parts, PART_UNITS to each.
+  template <int PART_UNITS>
+  __device__ __forceinline__ int part_begin() const {
+    return position - (unit - max(unit / PART_UNITS * PART_UNITS, extent.first));
+  }
+  template <int PART_UNITS>
+  __device__ __forceinline__ int part_end() const {
+    return position + (min((unit / PART_UNITS + 1) * PART_UNITS, extent.end) - unit);
+  }
+  // Where the last part of the units before `end` begins, if these begin at `begin`.
+  template <int PART_UNITS>
+  __device__ __forceinline__ int last_part(int begin, int end) const {
+    return position + (max((end - 1) / PART_UNITS * PART_UNITS, begin) - unit);
+  }
 };
 
 // What is never cut.
-enum class Grain { UNIT, GROUP, TASK };
+enum class Grain { PART, GROUP, TASK };
 
 // All units, and which of them are a share's: the first shares have one more where the others would
-// leave some. WHOLE_GROUPS: no group is cut. Made by all THREADS threads of a block.
-template <int THREADS, bool WHOLE_GROUPS = false>
+// leave some. Made by all THREADS threads of a block.
+template <int THREADS, int PART_UNITS = 1>
 struct DecodeShares {
+  static constexpr int PARTS = GROUP_UNITS / PART_UNITS;  // of a group
+  static constexpr int RESTING = resting_records(PART_UNITS);
   struct Lengths {
     int2 warp_lengths[THREADS / 32];
   };
   struct Nothing {};
-  struct Smem : std::conditional_t<WHOLE_GROUPS, Lengths, Nothing> {
+  struct Smem : std::conditional_t<(PART_UNITS > 1), Lengths, Nothing> {
     int warp_units[THREADS / 32];
     int base, batch;
   };
@@ -191,11 +208,11 @@ struct DecodeShares {
     }
     each_ = static_cast<unsigned>(total) / static_cast<unsigned>(p.shares);
     more_ = total - each_ * p.shares;
-    if constexpr (WHOLE_GROUPS) {
+    if constexpr (PART_UNITS > 1) {
       const bool whole_tasks = prefers_tasks(find_lengths(p, smem));
-      grain = total > p.max_units || whole_tasks ? Grain::TASK : Grain::GROUP;
+      grain = choose_grain(p, total > p.max_units || whole_tasks);
     } else {
-      grain = total > p.max_units ? Grain::TASK : prefers_groups(p) ? Grain::GROUP : Grain::UNIT;
+      grain = choose_grain(p, total > p.max_units);
     }
   }
 
@@ -240,17 +257,20 @@ struct DecodeShares {
 
   // The begin of what is not cut: of that which a cursor is in, or behind that.
   __device__ __forceinline__ int whole_from(const DecodeCursor& at) const {
-    if (grain == Grain::UNIT) return at.position;
+    if (grain == Grain::PART) {
+      const int part = at.part_begin<PART_UNITS>();
+      return part == at.position ? part : at.part_end<PART_UNITS>();
+    }
     const bool is_task = grain == Grain::TASK;
     const int first = is_task ? at.task_begin() : at.group_begin();
     return first == at.position ? first : is_task ? at.task_end() : at.group_end();
   }
 
-  // Leaves of a share, [begin, end), the groups or tasks that begin in it, as a whole; at: the place of
-  // its first unit. False: there is none.
+  // Leaves of a share, [begin, end), what begins in it of that which is not cut, as a whole; at: the
+  // place of its first unit. False: there is none.
   __device__ __forceinline__ bool keep_whole(const DecodeParams& p, Smem& smem, DecodeCursor& at,
                                              int& begin, int& end) const {
-    if (grain == Grain::UNIT) return true;
+    if (PART_UNITS == 1 && grain == Grain::PART) return true;
     begin = whole_from(at);
     if (end < total) {
       __syncthreads();
@@ -264,14 +284,25 @@ struct DecodeShares {
     return true;
   }
 
-  // Where units of a group that is cut are stored: this and the following, by their number in it.
-  __device__ __forceinline__ int64_t unit_record(const DecodeCursor& at) const {
-    return int64_t{owner(at.group_begin())} * GROUP_UNITS;
+  // Where a share keeps what it has of a task that is its own, and of a group.
+  __device__ __forceinline__ static int64_t task_rest(int share) { return share; }
+  __device__ __forceinline__ static int64_t group_rest(const DecodeParams& p, int share) {
+    return int64_t{p.shares} + share;
+  }
+  // Where parts of a group that is cut are stored, by their number in it: this and the following.
+  __device__ __forceinline__ int64_t part_record(const DecodeParams& p,
+                                                 const DecodeCursor& at) const {
+    return int64_t{p.shares} * RESTING + int64_t{owner(at.group_begin())} * PARTS;
+  }
+  // Whether a group is, which begins in a share.
+  __device__ __forceinline__ bool is_cut(const DecodeCursor& at, int share) const {
+    const int first = at.unit - (at.position - at.group_begin());
+    const int last = at.unit + (at.group_end() - at.position);
+    return grain == Grain::PART && at.last_part<PART_UNITS>(first, last) >= begin(share + 1);
   }
   // Where a whole group of a task that is split is stored, by the share that it lies in: those of the
   // task that came before from the share's first place on, those of the task that goes on behind it
-  // up to its last. Either may begin and end within a group. Before them all, where no group is cut,
-  // each share has a record for what it has of a task.
+  // up to its last. Either may begin and end within a group.
   __device__ __forceinline__ int64_t group_record(const DecodeParams& p, const DecodeCursor& at,
                                                   int share) const {
     const int first = begin(share), end = begin(share + 1);
@@ -282,17 +313,29 @@ struct DecodeShares {
     };
     const int place =
         at.task_begin() < first ? group - group_at(first) : places - 1 - (group_at(end) - group);
-    constexpr int BEFORE = WHOLE_GROUPS ? 1 : GROUP_UNITS;  // records of each share
+    constexpr int BEFORE = RESTING + PARTS;  // records of each share
     return int64_t{p.shares} * BEFORE + int64_t{share} * places + place;
   }
 
  private:
-  // Whether the longest share, in whole groups, costs no more than the longest in units, of which it
+  __device__ __forceinline__ Grain choose_grain(const DecodeParams& p, bool whole_tasks) const {
+    return whole_tasks ? Grain::TASK : prefers_groups(p) ? Grain::GROUP : Grain::PART;
+  }
+  // Units of the longest share, if what has `step` of them is not cut.
+  __device__ __forceinline__ int64_t longest(int step) const {
+    const int64_t units = int64_t{each_} + (more_ > 0);
+    return (units + step - 1) / step * step;
+  }
+  // Whether the longest share, in whole groups, costs no more than the longest in parts, of which it
   // may store a group's: what is written and read of a unit is tile_rows / 64 of its keys and values.
   __device__ __forceinline__ bool prefers_groups(const DecodeParams& p) const {
-    const int units = each_ + (more_ > 0);
-    const int missing = (GROUP_UNITS - units % GROUP_UNITS) % GROUP_UNITS;
-    return missing * 64 <= min(units, GROUP_UNITS) * p.tile_rows;
+    if constexpr (PART_UNITS > 1) {  // a part of several units costs more than to store it
+      return longest(GROUP_UNITS) == longest(PART_UNITS);
+    } else {
+      const int units = each_ + (more_ > 0);
+      const int missing = (GROUP_UNITS - units % GROUP_UNITS) % GROUP_UNITS;
+      return missing * 64 <= min(units, GROUP_UNITS) * p.tile_rows;
+    }
   }
   // Units of the shortest and of the longest task; by all threads.
   __device__ __forceinline__ int2 find_lengths(const DecodeParams& p, Smem& smem) const {
@@ -322,17 +365,16 @@ struct DecodeShares {
     }
     return lengths;
   }
-  // Whether the longest share, in whole tasks, has at most a tenth more units than in whole groups,
-  // which would be stored and folded. lengths: as find_lengths() returns them.
+  // Whether the longest share, in whole tasks, has at most a tenth more units than in parts, which would
+  // be stored and folded. lengths: as find_lengths() returns them.
   __device__ __forceinline__ bool prefers_tasks(int2 lengths) const {
     if (total == 0) return false;
     const int64_t units = int64_t{each_} + (more_ > 0);
-    const int64_t by_groups = (units + GROUP_UNITS - 1) / GROUP_UNITS * GROUP_UNITS;
     // Tasks that begin in a share are its own: of equal ones as many as it has room for, rounded up.
     const int64_t by_tasks = lengths.x == lengths.y
                                  ? (units + lengths.y - 1) / lengths.y * lengths.y
                                  : units + lengths.y;
-    return 10 * by_tasks <= 11 * by_groups;
+    return 10 * by_tasks <= 11 * longest(PART_UNITS);
   }
   // A thread counts neighbouring batch entries.
   __device__ __forceinline__ static int begin_of(const DecodeParams& p) {

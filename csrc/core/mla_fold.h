@@ -1,4 +1,4 @@
-// Folds what several blocks have computed of a task of latent keys: units of the groups that were cut,
+// Folds what several blocks have computed of a task of latent keys: parts of the groups that were cut,
 // then groups. The order is that of core/decode_fold.h, and so are the bits; there is more of it, as a
 // task has up to 64 rows of 512 columns.
 //
@@ -6,7 +6,8 @@
 //           that begins in it; y = some rows and columns of the task.
 // Warp      of a row 32 or 128 columns, piece after piece. Of 32 records lane i knows where number i
 //           lies and what it and those before it are multiplied by, which the tops alone decide. Then
-//           all lanes read records, many at once, and fold their columns.
+//           all lanes read records, many at once, and fold their columns, while the tops of the next
+//           32 are on their way.
 #pragma once
 
 #include "core/config.h"
@@ -21,12 +22,11 @@
 
 namespace flash_dist {
 
-// WHOLE_GROUPS: what was computed is, of groups that were not cut.
-template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, bool WHOLE_GROUPS_>
+template <class Plan, class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PART_UNITS_>
 struct MlaFoldConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
-  static constexpr bool WHOLE_GROUPS = WHOLE_GROUPS_;
+  static constexpr int PART_UNITS = PART_UNITS_;
   static constexpr int WARPS = Plan::WARPS;
-  using Shares = DecodeShares<WARPS * 32, WHOLE_GROUPS>;
+  using Shares = DecodeShares<WARPS * 32, PART_UNITS>;
   static constexpr int BLOCK_ROWS = 1;
   struct Smem {
     typename Shares::Smem shares;
@@ -37,35 +37,37 @@ struct MlaFoldConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
 };
 
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
-using MlaFoldConfig = MlaFoldConfigOf<MlaFoldPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM,
-                                      HEAD_DIM_V, false>;
+using MlaFoldConfig =
+    MlaFoldConfigOf<MlaFoldPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V, 1>;
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 using MlaFoldSm90Config = MlaFoldConfigOf<MlaFoldSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T,
-                                          HEAD_DIM, HEAD_DIM_V, true>;
+                                          HEAD_DIM, HEAD_DIM_V, LATENT_PART_UNITS>;
 
-// The records of a task by number: of its groups, or, CUT, of the units from the first group's begin on;
-// then a group that was not cut has one record, in the place of its first unit. at: the first unit.
-template <bool CUT>
+// The records of a task by number: of its groups, each in PARTS parts. A group that was not cut has one
+// record, in the place of its first part. at: the first unit.
+template <int PARTS>
 struct TaskRecords {
+  static constexpr int PART_UNITS = GROUP_UNITS / PARTS;
   int count;
 
   __device__ __forceinline__ explicit TaskRecords(const DecodeExtent& extent) {
     const int groups = (extent.end - 1) / GROUP_UNITS + 1 - extent.first / GROUP_UNITS;
-    count = CUT ? groups * GROUP_UNITS : groups;
+    count = groups * PARTS;
   }
   // Where one lies, or -1: there is none.
   template <class Shares>
   __device__ __forceinline__ int place(const DecodeParams& p, const Shares& shares, DecodeCursor at,
                                        int number) const {
-    const int group = at.extent.first / GROUP_UNITS + (CUT ? number / GROUP_UNITS : number);
+    const int group = at.extent.first / GROUP_UNITS + number / PARTS;
     const int begin = max(group * GROUP_UNITS, at.extent.first);
-    const int unit = CUT ? group * GROUP_UNITS + number % GROUP_UNITS : begin;
-    if (number >= count || unit < begin || unit >= at.extent.end) return -1;
+    const int part = group * GROUP_UNITS + number % PARTS * PART_UNITS;
+    if (number >= count || part + PART_UNITS <= begin || part >= at.extent.end) return -1;
+    const int unit = max(part, begin);
     at.position += unit - at.unit;
     at.unit = unit;
     const int owner = shares.owner(at.group_begin());
-    if (CUT && at.group_end() > shares.begin(owner + 1)) {
-      return static_cast<int>(shares.unit_record(at)) + unit % GROUP_UNITS;
+    if (PARTS > 1 && shares.is_cut(at, owner)) {
+      return static_cast<int>(shares.part_record(p, at)) + number % PARTS;
     }
     return unit == begin ? static_cast<int>(shares.group_record(p, at, owner)) : -1;
   }
@@ -85,29 +87,27 @@ __device__ __forceinline__ float top_before(float top) {
   return before;
 }
 
-// How 32 records of a row are folded, this lane's one of them: into its group, and that into the task.
-// Without CUT each is a group.
-template <bool CUT>
+// How 32 records of a row are folded, this lane's one of them: into its group of PARTS, and that into the
+// task.
+template <int PARTS>
 struct FoldSteps {
-  Fold unit, group;
+  Fold part, group;
 
   // top: of this lane's record; task_top: the greatest of the 32s before.
   __device__ __forceinline__ FoldSteps(float top, float task_top)
-      : unit(CUT ? top_before<GROUP_UNITS>(top) : -INFINITY, top),
+      : part(PARTS > 1 ? top_before<PARTS>(top) : -INFINITY, top),
         group(make_group(greatest_of_group(top), task_top)) {}
 
   __device__ __forceinline__ static float greatest_of_group(float top) {
-    if constexpr (CUT) {
 #pragma unroll
-      for (int i = 1; i < GROUP_UNITS; i *= 2) {
-        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, i));
-      }
+    for (int i = 1; i < PARTS; i *= 2) {
+      top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, i));
     }
     return top;
   }
   // Groups count at their last record.
   __device__ __forceinline__ static Fold make_group(float top, float task_top) {
-    const bool is_last = !CUT || threadIdx.x % GROUP_UNITS == GROUP_UNITS - 1;
+    const bool is_last = threadIdx.x % PARTS == PARTS - 1;
     return {fmaxf(task_top, top_before<32>(is_last ? top : -INFINITY)), top};
   }
   __device__ __forceinline__ static Fold of_lane(const Fold& own, int lane) {
@@ -167,26 +167,36 @@ __device__ __forceinline__ void store_columns(const DecodeParams& p, const Decod
   }
 }
 
-// 32 * WIDTH columns of a row, by a warp.
-template <class Config, bool CUT, int WIDTH>
+// Top and sum of a row of a record; -1: there is none.
+__device__ __forceinline__ float2 read_stats(const DecodeParams& p, int record, int row) {
+  if (record < 0) return {-INFINITY, 0.0f};
+  return p.partial_stats[int64_t{record} * p.tile_rows + row];
+}
+
+// 32 * WIDTH columns of a row, by a warp. record: of the first 32 that of this lane, the same for all rows.
+template <class Config, int PARTS, int WIDTH>
 __device__ __forceinline__ void fold_piece(const DecodeParams& p,
                                            const typename Config::Shares& shares,
-                                           const DecodeCursor& at, int row, int first_column) {
+                                           const DecodeCursor& at, int record, int row,
+                                           int first_column) {
   constexpr int AT_ONCE = 32 / WIDTH;
   const int lane = threadIdx.x % 32;
   const int column = first_column + lane * WIDTH;
   const float* out = p.partial_out + column;
-  const TaskRecords<CUT> records(at.extent);
+  const TaskRecords<PARTS> records(at.extent);
   FoldedColumns<WIDTH> task;
   float top = -INFINITY;
+  float2 stats = read_stats(p, record, row);
 #pragma unroll 1
   for (int first = 0; first < records.count; first += 32) {
     // NOTE: rows of all records are fewer than 2^31, as each takes 2 KB.
-    const int record = records.place(p, shares, at, first + lane);
     const int place = record < 0 ? -1 : record * p.tile_rows + row;
-    float2 stats{-INFINITY, 0.0f};
-    if (place >= 0) stats = p.partial_stats[place];
-    const FoldSteps<CUT> steps(stats.x, top);
+    const FoldSteps<PARTS> steps(stats.x, top);
+    const float own_sum = stats.y;
+    if (first + 32 < records.count) {
+      record = records.place(p, shares, at, first + 32 + lane);
+      stats = read_stats(p, record, row);
+    }
 #pragma unroll 1
     for (int i = 0; i < 32 && first + i < records.count; i += AT_ONCE) {
       FoldedColumns<WIDTH> parts[AT_ONCE], group;
@@ -197,12 +207,12 @@ __device__ __forceinline__ void fold_piece(const DecodeParams& p,
       }
 #pragma unroll
       for (int j = 0; j < AT_ONCE; ++j) {
-        parts[j].sum = __shfl_sync(0xffffffffu, stats.y, i + j);
-        if constexpr (!CUT) {
+        parts[j].sum = __shfl_sync(0xffffffffu, own_sum, i + j);
+        if constexpr (PARTS == 1) {
           task.fold(parts[j], steps.of_lane(steps.group, i + j));
         } else {
-          group.fold(parts[j], steps.of_lane(steps.unit, i + j));
-          if (j % GROUP_UNITS != GROUP_UNITS - 1) continue;
+          group.fold(parts[j], steps.of_lane(steps.part, i + j));
+          if (j % PARTS != PARTS - 1) continue;
           task.fold(group, steps.of_lane(steps.group, i + j));
           group = FoldedColumns<WIDTH>();
         }
@@ -214,20 +224,21 @@ __device__ __forceinline__ void fold_piece(const DecodeParams& p,
 }
 
 // All pieces of this block, which blocks take in turns. Few are cut smaller, so that more warps have one.
-template <class Config, bool CUT>
+template <class Config, int PARTS>
 __device__ __forceinline__ void fold_pieces(const DecodeParams& p,
                                             const typename Config::Shares& shares,
                                             const DecodeCursor& at) {
   const int warps = p.fold_parts * Config::WARPS;
   const int warp = static_cast<int>(threadIdx.x) / 32 * p.fold_parts + static_cast<int>(blockIdx.y);
   constexpr int WIDE = Config::HEAD_DIM_V / 128, NARROW = 4 * WIDE;  // pieces of a row
+  const int record = TaskRecords<PARTS>(at.extent).place(p, shares, at, threadIdx.x % 32);
   if (p.tile_rows * WIDE >= warps) {
     for (int i = warp; i < p.tile_rows * WIDE; i += warps) {
-      fold_piece<Config, CUT, 4>(p, shares, at, i / WIDE, i % WIDE * 128);
+      fold_piece<Config, PARTS, 4>(p, shares, at, record, i / WIDE, i % WIDE * 128);
     }
   } else {
     for (int i = warp; i < p.tile_rows * NARROW; i += warps) {
-      fold_piece<Config, CUT, 1>(p, shares, at, i / NARROW, i % NARROW * 32);
+      fold_piece<Config, PARTS, 1>(p, shares, at, record, i / NARROW, i % NARROW * 32);
     }
   }
 }
@@ -251,16 +262,19 @@ __device__ __forceinline__ void mla_fold_block(const DecodeParams& p) {
   wait_for_previous<Target>();
   if (at.task >= at.extent.tasks(p)) return;
   const int task_begin = at.task_begin();
-  const int last = shares.grain == Grain::GROUP ? at.last_group() : at.task_end() - 1;
+  const int last = shares.grain == Grain::GROUP
+                       ? at.last_group()
+                       : at.last_part<Config::PART_UNITS>(at.extent.first, at.extent.end);
   const bool is_begun = by_task || (shares.begin(blockIdx.x) <= task_begin && task_begin < end);
   if (!is_begun || shares.owner(task_begin) == shares.owner(last)) return;
 
   at.position = task_begin;
   at.unit = at.extent.first;
-  if constexpr (!Config::WHOLE_GROUPS) {
-    if (shares.grain == Grain::UNIT) return fold_pieces<Config, true>(p, shares, at);
+  if (shares.grain == Grain::PART) {
+    fold_pieces<Config, Config::Shares::PARTS>(p, shares, at);
+  } else {
+    fold_pieces<Config, 1>(p, shares, at);
   }
-  fold_pieces<Config, false>(p, shares, at);
 }
 
 // Tasks of 16 rows may leave units, which this kernel does not know.

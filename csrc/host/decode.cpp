@@ -75,7 +75,8 @@ Decode::Decode(const Call& call, const DecodeParams& params, int64_t budget)
     : call_(call),
       p_(params),
       kernel_(choose_kernel()),
-      whole_groups_(is_latent(p_) && kernel_.variant->entry->block_rows > FEW_ROWS) {
+      part_units_(is_latent(p_) && kernel_.variant->entry->block_rows > FEW_ROWS ? LATENT_PART_UNITS
+                                                                                 : 1) {
   const int rows = most_rows();
   p_.task_rows = kernel_.variant->entry->block_rows;
   p_.row_tiles = divide_up(rows, p_.task_rows);
@@ -86,11 +87,13 @@ Decode::Decode(const Call& call, const DecodeParams& params, int64_t budget)
   const int64_t blocks = int64_t{sm_count} * kernel_.variant->entry->blocks_per_sm;
   const int64_t units = most_units();
   p_.shares = static_cast<int>(std::min(blocks, units));
-  // A block of the fold for each multiprocessor, or more.
+  // A block of the fold for each multiprocessor, or more. Of latent keys two at a time have registers.
   const int64_t folded = std::min<int64_t>(p_.batch * tasks(), p_.shares);
+  const int64_t at_once = 2 * int64_t{sm_count};
+  const int64_t parts =
+      is_latent(p_) ? std::max<int64_t>(at_once / folded, 1) : divide_up(at_once, folded);
   const int pieces = p_.tile_rows * (p_.columns / 64);
-  p_.fold_parts =
-      static_cast<int>(std::min<int64_t>(divide_up<int64_t>(2 * sm_count, folded), pieces));
+  p_.fold_parts = static_cast<int>(std::min<int64_t>(parts, pieces));
   place(units, budget);
 }
 
@@ -146,18 +149,18 @@ void Decode::check_units() const {
 }
 
 // As many records as full caches need, or as the budget holds. Where a block has no registers for what it
-// has of a task before, that rests in a record, whatever the budget.
+// has of a group or task before, that rests in records, whatever the budget.
 void Decode::place(int64_t units, int64_t budget) {
   const int64_t record = int64_t{p_.tile_rows} * (p_.columns * 4 + 8);
   const int64_t affordable = std::max<int64_t>(budget - ALIGNMENT, 0) / record;
-  const int64_t fixed = decode_records(0, p_.shares, whole_groups_);
+  const int64_t fixed = decode_records(0, p_.shares, part_units_);
   const bool may_split = p_.cache.capacity > UNIT_KEYS && p_.shares > 1;
   const int64_t most = affordable > fixed ? (affordable - fixed) * GROUP_UNITS : 0;
   p_.max_units = may_split ? static_cast<int>(std::min(units, most)) : 0;
-  const bool rests = whole_groups_ && longest_units() > GROUP_UNITS;
-  const int64_t least = rests ? p_.shares : 0;
+  const bool rests = longest_units() > part_units_;
+  const int64_t least = rests ? int64_t{p_.shares} * resting_records(part_units_) : 0;
   const int64_t records =
-      p_.max_units == 0 ? least : decode_records(p_.max_units, p_.shares, whole_groups_);
+      p_.max_units == 0 ? least : decode_records(p_.max_units, p_.shares, part_units_);
   stats_bytes_ = aligned(records * p_.tile_rows * 8);
   out_bytes_ = records * p_.tile_rows * p_.columns * 4;
 }

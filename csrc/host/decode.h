@@ -31,7 +31,7 @@ class Decode {
   const Call& call_;
   DecodeParams p_;
   const Loaded kernel_;
-  const bool whole_groups_;  // whether no group of units is cut
+  const int part_units_;  // of what is computed in one softmax
   int64_t stats_bytes_ = 0, out_bytes_ = 0;
 };
 

@@ -21,7 +21,7 @@ BF16 = torch.bfloat16
 DEEPSEEK: dict[str, Any] = {"head_dim": 576, "head_dim_v": 512, "scale": 192**-0.5}
 LONG = (1500, 3000, 777)
 HEADS = (16, 64)  # of both kernels on Hopper
-MANY_HEADS = 48  # csrc/sm90/mla/launch.h
+MANY_HEADS = 17  # csrc/sm90/mla/launch.h
 PROBLEMS = {
     **SMALL,
     "one sequence": Problem(seqlens=(4100,), capacity=4100, heads=16, **DEEPSEEK),
@@ -58,7 +58,7 @@ def test_results_are_those_of_loops(name: str) -> None:
     torch.testing.assert_close(lse.double().cpu(), expected_lse, atol=2e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("heads", [16, 47, 48, 128])
+@pytest.mark.parametrize("heads", [16, 17, 64, 128])
 def test_the_kernel_of_latent_keys_ran(heads: int) -> None:
     problem = Problem(heads=heads, **DEEPSEEK)
     problem.call(problem.make(BF16, DEVICE))
@@ -99,7 +99,8 @@ def _bits(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("heads", "seqlen_q"), [(16, 1), (16, 4), (20, 3), (64, 1), (50, 4), (128, 1), (128, 2)]
+    ("heads", "seqlen_q"),
+    [(16, 1), (16, 4), (17, 1), (20, 3), (64, 1), (50, 4), (128, 1), (128, 2)],
 )
 def test_a_sequence_has_the_same_bits_wherever_it_is(heads: int, seqlen_q: int) -> None:
     generator = torch.Generator().manual_seed(heads + seqlen_q)

@@ -98,15 +98,15 @@ struct Record {
   int batch, task, begin, end;
 };
 
-template <bool WHOLE_GROUPS>
+template <int PART_UNITS>
 class Replay {
-  using Shares = DecodeShares<1, WHOLE_GROUPS>;  // of one thread, which counts all sequences
+  using Shares = DecodeShares<1, PART_UNITS>;  // of one thread, which counts all sequences
 
  public:
   explicit Replay(const DecodeParams& params) : p(params), shares(count(params)) {
-    const bool rests = WHOLE_GROUPS && p.cache.capacity > UNIT_KEYS * GROUP_UNITS;
-    const int least = rests ? p.shares : 0;  // whatever the budget
-    records_ = p.max_units == 0 ? least : decode_records(p.max_units, p.shares, WHOLE_GROUPS);
+    const bool rests = p.cache.capacity > UNIT_KEYS * PART_UNITS;
+    const int least = rests ? p.shares * resting_records(PART_UNITS) : 0;  // whatever the budget
+    records_ = p.max_units == 0 ? least : decode_records(p.max_units, p.shares, PART_UNITS);
     units_.resize(shares.total);
   }
 
@@ -124,6 +124,7 @@ class Replay {
 
   // Whether tasks are not cut though there would be places for their parts.
   bool keeps_tasks() const { return shares.grain == Grain::TASK && shares.total <= p.max_units; }
+  bool cuts_groups() const { return shares.grain == Grain::PART; }
 
   int tasks = 0;
 
@@ -136,14 +137,8 @@ class Replay {
     s.total = s.mine_;
     s.each_ = s.total / p.shares;
     s.more_ = s.total % p.shares;
-    if constexpr (WHOLE_GROUPS) {
-      const bool whole_tasks = s.prefers_tasks(Shares::lengths_of(p));
-      s.grain = s.total > p.max_units || whole_tasks ? Grain::TASK : Grain::GROUP;
-    } else {
-      s.grain = s.total > p.max_units ? Grain::TASK
-                : s.prefers_groups(p) ? Grain::GROUP
-                                      : Grain::UNIT;
-    }
+    const bool whole_tasks = PART_UNITS > 1 && s.prefers_tasks(Shares::lengths_of(p));
+    s.grain = s.choose_grain(p, s.total > p.max_units || whole_tasks);
     return s;
   }
 
@@ -153,32 +148,38 @@ class Replay {
     if (begin == end) return;
     DecodeCursor at = shares.find(p, smem_, begin);
     if (!shares.keep_whole(p, smem_, at, begin, end)) return;
-    int first = at.unit;  // of the group so far
+    int first = at.unit, part = at.unit;  // of the group so far, of the part
     for (int left = end - begin; left > 0; --left, at.advance(p)) {
       ++units_[at.position];
       if (at.position == at.group_begin()) first = at.unit;
+      if (at.position == at.part_begin<PART_UNITS>()) part = at.unit;
+      if (at.position + 1 < at.part_end<PART_UNITS>()) continue;
       const bool owns_task = begin <= at.task_begin() && at.task_end() <= end;
-      if (!owns_task && (at.group_begin() < begin || end < at.group_end())) {
-        right_ &= !WHOLE_GROUPS;
-        write(shares.unit_record(at) + at.unit % GROUP_UNITS, at, at.unit);
-      } else if (at.position + 1 == at.group_end()) {
-        if (!owns_task) write(shares.group_record(p, at, share), at, first);
-        if (owns_task) end_group(at, share);
+      if (at.group_begin() < begin || end < at.group_end()) {
+        right_ &= !owns_task;
+        write(shares.part_record(p, at) + at.unit % GROUP_UNITS / PART_UNITS, at, part);
+      } else if (at.position + 1 < at.group_end()) {
+        rest(shares.group_rest(p, share), PART_UNITS);
+      } else if (!owns_task) {
+        write(shares.group_record(p, at, share), at, first);
+      } else if (at.position + 1 < at.task_end()) {
+        rest(shares.task_rest(share), GROUP_UNITS);
+      } else {
+        ++results_[{at.batch, at.task}];
       }
     }
   }
 
-  // Of a task that is the share's alone. Where groups are not cut, those before rest in its own record.
-  void end_group(const DecodeCursor& at, int share) {
-    if (at.unit + 1 == at.extent.end) {
-      ++results_[{at.batch, at.task}];
-    } else if (WHOLE_GROUPS) {
-      right_ &= share < records_;
-    }
+  // What a share has of a group or task, behind a part or group of `units` units: where parts are units, in
+  // registers.
+  void rest(int64_t record, int units) {
+    right_ &= p.cache.capacity > UNIT_KEYS * units;
+    right_ &= PART_UNITS == 1 ||
+              record < std::min<int64_t>(records_, resting_records(PART_UNITS) * p.shares);
   }
 
   void write(int64_t record, const DecodeCursor& at, int first) {
-    right_ &= (WHOLE_GROUPS ? p.shares : 0) <= record && record < records_;
+    right_ &= resting_records(PART_UNITS) * p.shares <= record && record < records_;
     right_ &= written_.insert({record, {at.batch, at.task, first, at.unit + 1}}).second;
   }
 
@@ -193,7 +194,9 @@ class Replay {
           by_task ? shares.find_task(p, smem_, block) : shares.find(p, smem_, end);
       if (at.task >= at.extent.tasks(p)) continue;
       const int begin = at.task_begin();
-      const int last = shares.grain == Grain::GROUP ? at.last_group() : at.task_end() - 1;
+      const int last = shares.grain == Grain::GROUP
+                           ? at.last_group()
+                           : at.last_part<PART_UNITS>(at.extent.first, at.extent.end);
       const bool is_begun = by_task || (shares.begin(block) <= begin && begin < end);
       if (!is_begun || shares.owner(begin) == shares.owner(last)) continue;
       fold_task(at);
@@ -204,11 +207,18 @@ class Replay {
     const int begin = at.task_begin();
     at.unit = at.extent.first;
     at.position = begin;
-    if (shares.grain == Grain::UNIT) {
-      read_by_number<true>(at);
+    if (shares.grain == Grain::PART) {
+      read_by_number<Shares::PARTS>(at);
     } else {
-      read_by_number<false>(at);
+      read_by_number<1>(at);
     }
+    if (PART_UNITS == 1) read_in_order(at);
+    ++results_[{at.batch, at.task}];
+  }
+
+  // As fold_group() of core/decode_fold.h.
+  void read_in_order(DecodeCursor at) {
+    const int begin = at.position;
     int next = at.extent.first;  // what is to be folded
     while (next < at.extent.end && right_) {
       at.unit = next;
@@ -222,13 +232,12 @@ class Replay {
         for (int i = 0; i < units; ++i) read(first + i, at, next);
       }
     }
-    ++results_[{at.batch, at.task}];
   }
 
   // As fold_piece() of core/mla_fold.h.
-  template <bool CUT>
+  template <int PARTS>
   void read_by_number(const DecodeCursor& at) {
-    const TaskRecords<CUT> records(at.extent);
+    const TaskRecords<PARTS> records(at.extent);
     int next = at.extent.first;
     for (int i = 0; i < records.count; ++i) {
       const int record = records.place(p, shares, at, i);
@@ -255,28 +264,35 @@ class Replay {
   std::map<std::pair<int, int>, int> results_;  // of each task
 };
 
-template <bool WHOLE_GROUPS>
-void replay(const Cache& call, int number, int& tasks, int& kept) {
-  Replay<WHOLE_GROUPS> replay(call.p);
+// Calls in which tasks are not cut though they might be, and those in which groups are.
+struct Cuts {
+  int kept = 0, cut = 0;
+};
+
+template <int PART_UNITS>
+Cuts replay(const Cache& call, int number, int& tasks, Cuts all) {
+  Replay<PART_UNITS> replay(call.p);
   const DecodeParams& p = call.p;
   if (!replay.is_right()) {
-    std::printf("call %d%s: batch %d, %d queries, capacity %d, %d shares, %d units at most\n",
-                number, WHOLE_GROUPS ? " in whole groups" : "", p.batch, p.seqlen_q,
-                p.cache.capacity, p.shares, p.max_units);
+    std::printf(
+        "call %d in parts of %d: batch %d, %d queries, capacity %d, %d shares, %d units at most\n",
+        number, PART_UNITS, p.batch, p.seqlen_q, p.cache.capacity, p.shares, p.max_units);
   }
   tasks += replay.tasks;
-  kept += replay.keeps_tasks();
+  return {all.kept + replay.keeps_tasks(), all.cut + replay.cuts_groups()};
 }
 
 }  // namespace
 
 int main() {
-  int tasks = 0, kept = 0, never = 0;
+  int tasks = 0;
+  Cuts units, parts;
   for (int i = 0; i < 4000; ++i) {
     const Cache call;
-    replay<false>(call, i, tasks, never);
-    replay<true>(call, i, tasks, kept);
+    units = replay<1>(call, i, tasks, units);
+    parts = replay<LATENT_PART_UNITS>(call, i, tasks, parts);
   }
-  std::printf("%d tasks, not cut in %d calls and %d\n", tasks, kept, never);
+  std::printf("%d tasks, kept in %d and %d calls, cut within groups in %d and %d\n", tasks,
+              units.kept, parts.kept, units.cut, parts.cut);
   return 0;
 }

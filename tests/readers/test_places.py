@@ -53,10 +53,13 @@ def test_units_of_a_cache_are_computed_once_and_all_that_is_folded_was_stored(
 ) -> None:
     *wrong, last = outputs_of("shares.cpp", generated, tmp_path)
     assert wrong == []
-    tasks, kept, never = (int(word) for word in last.split() if word.isdecimal())
+    tasks, never, kept, *cut = (
+        int(word) for word in last.replace(",", "").split() if word.isdecimal()
+    )
     assert tasks > 200_000
-    assert kept > 500  # of 4,000, in whole groups
     assert never == 0
+    assert kept > 500  # of 4,000, in parts of several units
+    assert min(cut) > 300
 
 
 def test_places_for_fewer_groups_than_a_share_may_have_are_noticed(
@@ -67,11 +70,21 @@ def test_places_for_fewer_groups_than_a_share_may_have_are_noticed(
     assert len(outputs_of("shares.cpp", generated, tmp_path, headers)) > 1
 
 
-def test_records_of_whole_groups_that_lie_where_a_share_keeps_what_is_before_are_noticed(
+@pytest.mark.parametrize("before", ["PARTS", "RESTING"])
+def test_records_of_whole_groups_that_lie_where_others_do_are_noticed(
+    before: str, generated: Path, tmp_path: Path
+) -> None:
+    line = "constexpr int BEFORE = "
+    changes = f"{line}RESTING + PARTS", f"{line}{before}"
+    headers = with_change(tmp_path, "core/decode_work.cuh", *changes)
+    assert len(outputs_of("shares.cpp", generated, tmp_path, headers)) > 1
+
+
+def test_parts_that_are_taken_for_a_whole_group_are_noticed(
     generated: Path, tmp_path: Path
 ) -> None:
-    before = "constexpr int BEFORE = WHOLE_GROUPS ? "
-    headers = with_change(tmp_path, "core/decode_work.cuh", f"{before}1", f"{before}0")
+    begins = "at.last_part<PART_UNITS>(first, last) >"
+    headers = with_change(tmp_path, "core/decode_work.cuh", f"{begins}=", begins)
     assert len(outputs_of("shares.cpp", generated, tmp_path, headers)) > 1
 
 

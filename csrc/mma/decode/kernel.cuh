@@ -112,7 +112,7 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
   int share_end = shares.begin(share + 1);
   if (share_begin == share_end) return;
   DecodeCursor at = shares.find(p, smem.shares, share_begin);
-  if (shares.grain != Grain::UNIT) {  // as keep_whole(), whose call is other machine code on sm_75
+  if (shares.grain != Grain::PART) {  // as keep_whole(), whose call is other machine code on sm_75
     share_begin = shares.whole_from(at);
     if (share_end < shares.total) {
       __syncthreads();
@@ -302,7 +302,7 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
     const int2 bounds{smem.share_begin, smem.share_end};
     const bool owns_task = bounds.x <= at.task_begin() && at.task_end() <= bounds.y;
     if (!owns_task && (group_begin < bounds.x || bounds.y < group_end)) {
-      const int64_t record = shares.unit_record(at) + at.unit % GROUP_UNITS;
+      const int64_t record = shares.part_record(p, at) + at.unit % GROUP_UNITS;
       store_partial(p, unit, record, own);
       continue;
     }

@@ -133,7 +133,7 @@ __device__ __forceinline__ bool take_unit(const DecodeParams& p, const Shares& s
   const int group_end = at.group_end();
   const bool owns_task = bounds.x <= at.task_begin() && at.task_end() <= bounds.y;
   if (!owns_task && (group_begin < bounds.x || bounds.y < group_end)) {
-    const int64_t record = shares.unit_record(at) + at.unit % GROUP_UNITS;
+    const int64_t record = shares.part_record(p, at) + at.unit % GROUP_UNITS;
     store_partial(p, unit, record, own);
     return false;
   }

@@ -23,7 +23,7 @@ struct MlaSm90Config
   static constexpr int BLOCK_N = Plan::BLOCK_N;      // keys of a tile
   static constexpr int TILES = UNIT_KEYS / BLOCK_N;  // of a unit
   static constexpr bool V_IN_K = true;
-  using Shares = DecodeShares<THREADS, true>;
+  using Shares = DecodeShares<THREADS, LATENT_PART_UNITS>;
   using Tile = Panels<64>;  // of Q and of K
   static_assert(TASK_ROWS == 64 && BLOCK_N == 64 && COLUMNS % Tile::COLUMNS == 0);
 
@@ -41,7 +41,7 @@ struct MlaSm90Config
     uint4 weights[BLOCK_N / 16][WARPGROUP];  // A operands
     union {
       float2 keep[WARPGROUP];   // of its two rows, what O is multiplied by
-      float4 stats[WARPGROUP];  // and at the end of a group: top, sum
+      float4 stats[WARPGROUP];  // and at the end of a part: top, sum
     };
   };
   struct Smem {

@@ -2,7 +2,7 @@
 // HEAD_DIM_V columns of the keys, which are read once for both products.
 //
 // Grid      as many blocks as the GPU holds, each with a share of the units of all sequences
-//           (core/decode_work.cuh), in whole groups.
+//           (core/decode_work.cuh), in whole parts of 4 units.
 // Block     two warpgroups on 64 rows, queries of all heads. The first one computes S and P of a tile
 //           of 64 keys and hands P to the second, thread by thread: both have the same rows. Each has
 //           half of the columns of O. The second one copies the next tile while it waits for P.
@@ -11,8 +11,8 @@
 //           P is.
 //
 // O of 64 rows fills the registers: there is no place for that of a unit beside that of a group. So a
-// group of 1024 keys has a softmax of its own, from nothing, in which its tiles follow each other, and
-// is never cut. What a block has of a task before rests in memory meanwhile, or L2.
+// part of 512 keys has a softmax of its own, from nothing, in which its tiles follow each other, and
+// is never cut. What a block has of its group and task before rests in memory meanwhile, or L2.
 #pragma once
 
 #include "core/decode_load.cuh"
@@ -130,6 +130,29 @@ __device__ __forceinline__ void fold_stored(const DecodeParams& p, Partial<OT>& 
   __syncthreads();  // everybody has looked at the statistics, which may be written again
 }
 
+// A part, at its last unit, into its group, and that into its task, or to memory: what is not complete
+// rests, what blocks share is stored. bounds: the units that are the block's.
+template <class Config, int OT>
+__device__ __forceinline__ void take_part(const DecodeParams& p,
+                                          const typename Config::Shares& shares,
+                                          const DecodeCursor& at, int share, int2 bounds,
+                                          const WarpgroupPlace<Config>& own, Partial<OT>& part) {
+  constexpr int PART_UNITS = LATENT_PART_UNITS;
+  const bool owns_task = bounds.x <= at.task_begin() && at.task_end() <= bounds.y;
+  const bool owns_group = bounds.x <= at.group_begin() && at.group_end() <= bounds.y;
+  if (!owns_group) {
+    const int64_t record = shares.part_record(p, at) + at.unit % GROUP_UNITS / PART_UNITS;
+    return store_partial(p, part, record, own);
+  }
+  const int64_t group_rest = shares.group_rest(p, share), task_rest = shares.task_rest(share);
+  if (at.part_begin<PART_UNITS>() > at.group_begin()) fold_stored(p, part, group_rest, own);
+  if (at.position + 1 < at.group_end()) return store_partial(p, part, group_rest, own);
+  if (!owns_task) return store_partial(p, part, shares.group_record(p, at, share), own);
+  if (at.group_begin() > at.task_begin()) fold_stored(p, part, task_rest, own);
+  if (at.position + 1 < at.task_end()) return store_partial(p, part, task_rest, own);
+  store_result(p, part, at, own);
+}
+
 template <class Config>
 __device__ __forceinline__ void mla_sm90_block(const DecodeParams& p) {
   using Target = typename Config::Target;
@@ -178,7 +201,7 @@ __device__ __forceinline__ void mla_sm90_block(const DecodeParams& p) {
 
   const float scale_log2 = p.scores.scale * LOG2_E;
   typename Config::Exchange& exchange = smem.exchange;
-  Partial<OT> group;
+  Partial<OT> part;
   TaskRows rows(p, at, own);
 
   bool is_first = true;
@@ -188,7 +211,7 @@ __device__ __forceinline__ void mla_sm90_block(const DecodeParams& p) {
       is_first = false;
       fetch_queries<Config>(p, at, sQ);
       rows = TaskRows(p, at, own);
-      group.clear();
+      part.clear();
     }
     const int key0 = at.unit * UNIT_KEYS;
     const bool all_see = rows.all_see(key0);
@@ -200,7 +223,7 @@ __device__ __forceinline__ void mla_sm90_block(const DecodeParams& p) {
         multiply_keys<Config>(s, sQ, sK);
         if (!all_see) rows.hide(s, key0 + i * Config::BLOCK_N);
         float keep[2];
-        to_weights(s, group.top, group.sum, keep, scale_log2);
+        to_weights(s, part.top, part.sum, keep, scale_log2);
         exchange.keep[own.thread()] = {keep[0], keep[1]};
 #pragma unroll
         for (int k = 0; k < STEPS; ++k) {
@@ -212,7 +235,7 @@ __device__ __forceinline__ void mla_sm90_block(const DecodeParams& p) {
       __syncthreads();  // P; the next arrive() is behind the last look at it
       const float2 kept = exchange.keep[own.thread()];
       const float keep[2] = {kept.x, kept.y};
-      rescale(group.out, keep);
+      rescale(part.out, keep);
       uint32_t weights[STEPS][1][4];
 #pragma unroll
       for (int k = 0; k < STEPS; ++k) {
@@ -220,33 +243,21 @@ __device__ __forceinline__ void mla_sm90_block(const DecodeParams& p) {
         weights[k][0][0] = a.x, weights[k][0][1] = a.y, weights[k][0][2] = a.z,
         weights[k][0][3] = a.w;
       }
-      multiply_values<Config>(group.out, weights, sK, own.part);
+      multiply_values<Config>(part.out, weights, sK, own.part);
     }
-    if (at.position + 1 < at.group_end()) continue;
+    if (at.position + 1 < at.part_end<LATENT_PART_UNITS>()) continue;
 
-    // The group is complete: top and sum of its rows for both warpgroups
+    // The part is complete: top and sum of its rows for both warpgroups
     __syncthreads();  // everybody has looked at keep
     if (own.part == 0) {
-      exchange.stats[own.thread()] = {group.top[0], group.top[1], quad_sum(group.sum[0]),
-                                      quad_sum(group.sum[1])};
+      exchange.stats[own.thread()] = {part.top[0], part.top[1], quad_sum(part.sum[0]),
+                                      quad_sum(part.sum[1])};
     }
     __syncthreads();
     const float4 stats = exchange.stats[own.thread()];
-    group.top[0] = stats.x, group.top[1] = stats.y, group.sum[0] = stats.z, group.sum[1] = stats.w;
-
-    // Into its task, or to memory where blocks share that
-    if (smem.share_begin <= at.task_begin() && at.task_end() <= smem.share_end) {
-      const bool has_earlier = at.unit / GROUP_UNITS > at.extent.first / GROUP_UNITS;
-      if (has_earlier) fold_stored(p, group, share, own);
-      if (at.unit + 1 == at.extent.end) {
-        store_result(p, group, at, own);
-      } else {
-        store_partial(p, group, share, own);
-      }
-    } else {
-      store_partial(p, group, shares.group_record(p, at, share), own);
-    }
-    group.clear();
+    part.top[0] = stats.x, part.top[1] = stats.y, part.sum[0] = stats.z, part.sum[1] = stats.w;
+    take_part<Config>(p, shares, at, share, {smem.share_begin, smem.share_end}, own, part);
+    part.clear();
   }
   cp_async_wait<0>();
 }

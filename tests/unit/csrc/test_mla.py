@@ -82,6 +82,7 @@ PROBLEMS: Final = {
     "few columns": Problem((150,), head_dim=288, head_dim_v=256),
     "several kv heads": Problem((260,), heads=6, heads_kv=2, seqlen_q=4),
     "many heads": Problem((1024, 1025), heads=64),
+    "parts of a group": Problem((512, 513, 1537), heads=17),
     "a few more heads": Problem((0, 63, 65, 129), heads=50, seqlen_q=3),
     "many heads of few columns": Problem((150,), heads=48, head_dim=288, head_dim_v=256),
     # the emulator on a kernel that GPUs have proved
@@ -110,6 +111,7 @@ LENGTHS: Final = (1500, 0, 300, 2500, 128)
 CALLS: Final = {  # of each kernel, and what decides who computes what
     "8.0": (Problem(LENGTHS, seqlen_q=2), AMPERE),
     "9.0, many heads": (Problem(LENGTHS, heads=50, seqlen_q=2), HOPPER),
+    "9.0, half a tile of rows": (Problem(LENGTHS, heads=17, seqlen_q=2), HOPPER),
     # which are shared out by tasks where these are as many as multiprocessors
     "9.0, equal lengths": (Problem((1300,) * len(LENGTHS), heads=64, seqlen_q=1), HOPPER),
 }
