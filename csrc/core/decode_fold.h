@@ -64,27 +64,32 @@ __device__ __forceinline__ PartialRow<4> read_record(const DecodeParams& p, int6
   return part;
 }
 
-// The group of a cursor, of four columns.
-template <class Shares>
-__device__ __forceinline__ PartialRow<4> fold_group(const DecodeParams& p, const Shares& shares,
-                                                    const DecodeCursor& at, int row, int column) {
-  const int owner = shares.owner(at.position);
-  if (shares.grain == Grain::GROUP || at.group_end() <= shares.begin(owner + 1)) {
-    return read_record(p, shares.group_record(p, at, owner), row, column);
-  }
-  const int64_t first = int64_t{owner} * GROUP_UNITS + at.unit % GROUP_UNITS;
-  const int units = at.group_end() - at.position;
-  PartialRow<4> parts[GROUP_UNITS], group;
+// The records of a group, of four columns, on their way through registers. Those that do not exist are
+// empty.
+struct GroupParts {
+  PartialRow<4> parts[GROUP_UNITS];
+
+  // Of the group of a cursor: its units, or, where it was not cut, itself.
+  template <class Shares>
+  __device__ __forceinline__ void read(const DecodeParams& p, const Shares& shares,
+                                       const DecodeCursor& at, int row, int column) {
+    const int owner = shares.owner(at.position);
+    const bool is_cut = shares.is_cut(at, owner);
+    const int64_t first = is_cut ? shares.part_record(p, at) + at.unit % GROUP_UNITS
+                                 : shares.group_record(p, at, owner);
+    const int records = is_cut ? at.group_end() - at.position : 1;
 #pragma unroll
-  for (int i = 0; i < GROUP_UNITS; ++i) {
-    if (i < units) parts[i] = read_record(p, first + i, row, column);
+    for (int i = 0; i < GROUP_UNITS; ++i) {
+      parts[i] = i < records ? read_record(p, first + i, row, column) : PartialRow<4>();
+    }
   }
+  __device__ __forceinline__ PartialRow<4> fold() const {
+    PartialRow<4> group;
 #pragma unroll
-  for (int i = 0; i < GROUP_UNITS; ++i) {
-    if (i < units) group.fold(parts[i]);
+    for (int i = 0; i < GROUP_UNITS; ++i) group.fold(parts[i]);
+    return group;
   }
-  return group;
-}
+};
 
 // One column of a row, and by one thread lse.
 template <class Config>
@@ -103,6 +108,27 @@ __device__ __forceinline__ void store_column(const DecodeParams& p, const Decode
   const float x = finish_out(all.out[0], end.inverse);
   head_begin(p.out, at.batch, head, member)[(at.extent.q0 + query) * p.out.row + column] =
       static_cast<uint16_t>(pack<typename Config::Target, typename Config::T>(x, 0.0f));
+}
+
+// The groups in slots [begin, end), in their order, four at a time, so that exponentials need not wait for
+// each other: an empty one changes nothing.
+template <class Config>
+__device__ __forceinline__ void fold_slots(PartialRow<1>& task, const typename Config::Smem& smem,
+                                           int begin, int end, int column) {
+  constexpr int AT_ONCE = 4;
+#pragma unroll 1
+  for (int first = begin; first < end; first += AT_ONCE) {
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      PartialRow<1> group;
+      if (first + i < end) {
+        group.top = smem.stats[first + i].x;
+        group.sum = smem.stats[first + i].y;
+        group.out[0] = smem.out[first + i][column];
+      }
+      task.fold(group);
+    }
+  }
 }
 
 template <class Config>
@@ -136,44 +162,43 @@ __device__ __forceinline__ void decode_fold_block(const DecodeParams& p) {
   const int first_piece = pieces * static_cast<int>(blockIdx.y) / p.fold_parts;
   const int end_piece = pieces * (static_cast<int>(blockIdx.y) + 1) / p.fold_parts;
 
-  // Groups of all pieces one behind the other. Threads take turns by 64 with the pieces.
+  // Groups of all pieces one behind the other. Threads take turns by 64 with the pieces. The records of a
+  // round are read while the groups of the one before are folded.
   const int items = (end_piece - first_piece) * groups;
   const int quarter = threadIdx.x / PIECE_COLUMNS;
   const int own_column = threadIdx.x % PIECE_COLUMNS;
+  const int team = threadIdx.x / TEAM;
+  const int team_column = threadIdx.x % TEAM * 4;
+  GroupParts parts;
+  const auto read = [&](int item) {
+    if (item >= items) return;
+    const int piece = item / groups;
+    const int group = item - piece * groups;
+    at.unit = max((first_group + group) * GROUP_UNITS, at.extent.first);
+    at.position = task_begin + at.unit - at.extent.first;
+    const int row = (first_piece + piece) / slices;
+    const int slice = first_piece + piece - row * slices;
+    parts.read(p, shares, at, row, slice * PIECE_COLUMNS + team_column);
+  };
   PartialRow<1> task;
+  read(team);
   for (int first = 0; first < items; first += TEAMS) {
-    const int team = threadIdx.x / TEAM;
-    const int item = first + team;
-    if (item < items) {
-      const int piece = item / groups;
-      const int group = item - piece * groups;
-      at.unit = max((first_group + group) * GROUP_UNITS, at.extent.first);
-      at.position = task_begin + at.unit - at.extent.first;
-      const int row = (first_piece + piece) / slices;
-      const int slice = first_piece + piece - row * slices;
-      const int column = threadIdx.x % TEAM * 4;
-      const PartialRow<4> part = fold_group(p, shares, at, row, slice * PIECE_COLUMNS + column);
-      *reinterpret_cast<float4*>(&smem.out[team][column]) = {part.out[0], part.out[1], part.out[2],
-                                                             part.out[3]};
-      if (column == 0) smem.stats[team] = {part.top, part.sum};
+    if (first + team < items) {
+      const PartialRow<4> group = parts.fold();
+      *reinterpret_cast<float4*>(&smem.out[team][team_column]) = {group.out[0], group.out[1],
+                                                                  group.out[2], group.out[3]};
+      if (team_column == 0) smem.stats[team] = {group.top, group.sum};
     }
     __syncthreads();
+    read(first + TEAMS + team);
     const int last = min(first + TEAMS, items);
     for (int piece = first / groups; piece * groups < last; ++piece) {
       if (piece % QUARTERS != quarter) continue;
       const int begin = max(first - piece * groups, 0);
       const int end_group = min(last - piece * groups, groups);
       if (begin == 0) task = PartialRow<1>();
-#pragma unroll
-      for (int i = 0; i < TEAMS; ++i) {
-        const int slot = piece * groups + begin + i - first;
-        if (begin + i >= end_group) break;
-        PartialRow<1> group;
-        group.top = smem.stats[slot].x;
-        group.sum = smem.stats[slot].y;
-        group.out[0] = smem.out[slot][own_column];
-        task.fold(group);
-      }
+      const int slots = piece * groups - first;  // where its groups are
+      fold_slots<Config>(task, smem, slots + begin, slots + end_group, own_column);
       if (end_group == groups) {
         const int row = (first_piece + piece) / slices;
         const int slice = first_piece + piece - row * slices;
