@@ -265,10 +265,16 @@ def choose_mask(
     if band != FULL:
         message = (
             f"mask cannot be given together with causal={causal}, window_size={window_size}"
-            "\n\nhint: make `mask & BlockMask.causal()` once and pass that"
+            f"\n\nhint: {_name_joint(mask)}"
         )
         raise ValueError(message)
     return mask
+
+
+def _name_joint(mask: BlockMask | IntervalMask) -> str:
+    if isinstance(mask, IntervalMask):
+        return "`IntervalMask.of` takes causal, and what a window hides is beside lo and hi"
+    return "make `mask & BlockMask.causal()` once and pass that"
 
 
 def describe_type(value: object) -> str:
