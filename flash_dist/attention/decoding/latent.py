@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -11,11 +10,11 @@ from ...kernels.budget import BUDGET_NOW, workspace_budget
 from ...kernels.cache import decode_mla
 from ...kernels.cache_values import Cache
 from ...masks.inputs import require_bool
-from ..arguments import choose_scale, is_symbolic, read_whole, require_tensor
+from ..arguments import choose_scale, is_symbolic, may_wait, read_whole, require_tensor
 from ..layouts import ALIGNMENT, Layout
 from ..neutral import describe, require_known
 from ..support import require_kernels
-from .kvcache import check_addresses, look_if_asked, read_seqlens
+from .kvcache import check_addresses, read_seqlens
 from .layouts import check_latent, check_latent_once, check_table
 
 if TYPE_CHECKING:
@@ -109,7 +108,8 @@ def flash_mla_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - FlashMLA's signatu
         suits &= q.data_ptr() % ALIGNMENT == 0
         check_addresses(k_cache, k_cache)
         require_kernels(q.device.index, q.dtype, q.shape[-1], columns, role="mla")
-        look_if_asked(partial(cache.check_values, 0))
+        if may_wait():
+            cache.check_values(0)
     q = q if suits else q.clone(memory_format=torch.contiguous_format)
     budget = BUDGET_NOW if torch.compiler.is_compiling() else workspace_budget()
     with torch.no_grad():
