@@ -120,7 +120,7 @@ def test_forward_mode_is_refused_rather_than_dropped(
 def test_what_cannot_go_with_a_mask_is_refused() -> None:
     q, k, v = draw(20, 30)
     mask = IntervalMask.of(torch.zeros(20).int(), torch.arange(20), seqlen_k=30)
-    words = "mask cannot be given together with causal=True.*\n\nhint: `IntervalMask.of` takes causal"
+    words = "mask cannot be given together with causal=True.*\n\nhint: `IntervalMask.of` takes"
     with pytest.raises(ValueError, match=words):
         flash_attn_func(q, k, v, causal=True, mask=mask)
     words = "attn_mask cannot .*with is_causal=True\n\nhint: make one whose hi is at most"
