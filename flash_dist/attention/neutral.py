@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final, TypedDict
 
 import torch
 
+from ..errors import show
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
@@ -173,4 +175,4 @@ def require_known(
 
 def describe(value: object) -> str:
     """Name what was given for what is not served."""
-    return type(value).__name__ if isinstance(value, torch.Tensor) else f"{value!r:.60}"
+    return type(value).__name__ if isinstance(value, torch.Tensor) else show(value)

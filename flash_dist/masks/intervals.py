@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.nn.functional import pad
 
+from ..errors import show
 from .inputs import BROADCASTING, MAX_SEQLEN, Sizes, complain, require_bool
 from .layout import ABSENT, ALIGNMENT, ARRAYS, ROWS, SIZES, TILE
 from .plan import require_index
@@ -143,7 +144,7 @@ def _parse_keys(seqlen_k: int) -> int:
         message = f"seqlen_k must be an int, got {type(seqlen_k).__name__}"
         raise complain(TypeError, message)
     if not 0 <= seqlen_k <= MAX_SEQLEN:
-        message = f"seqlen_k must be from 0 to {MAX_SEQLEN}, got {seqlen_k}"
+        message = f"seqlen_k must be from 0 to {MAX_SEQLEN}, got {show(seqlen_k)}"
         raise complain(ValueError, message)
     return seqlen_k if isinstance(seqlen_k, (int, torch.SymInt)) else int(seqlen_k)
 
