@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from numbers import Number
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,6 +66,19 @@ class ManifestError(FlashDistError, ValueError):
 
 class AuditError(FlashDistError):
     """A built wheel is not what it declares to be."""
+
+
+def show(value: object, most: int = 60) -> str:
+    """Return what was received as Python writes it, on one line and cut off.
+
+    NOTE: Python writes no int of more than 4300 digits, and a message must not fail for one.
+    """
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:
+        holder = "" if isinstance(value, Number) else f"a {type(value).__name__} with "
+        return f"{holder}a number of thousands of digits"
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 IN_CHECKOUT = Path(__file__).parents[1].joinpath("noxfile.py").is_file()

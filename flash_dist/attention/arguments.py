@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any, Final
@@ -10,6 +11,7 @@ import torch
 from torch._C._functorch import unwrap_if_dead
 from torch._subclasses.fake_tensor import FakeTensor
 
+from ..errors import show
 from ..kernels.boundaries import is_checking, warn_unchecked
 from ..masks import Band, BlockMask, IntervalMask
 from ..masks.inputs import MAX_SEQLEN, require_bool
@@ -198,10 +200,22 @@ def choose_scale(scale: float | None, head_dim: int, name: str = "softmax_scale"
         if isinstance(scale, torch.Tensor):
             message += f"\n\nhint: multiply q by it and pass {name}=1.0: its gradient is kept"
         raise TypeError(message)
-    if not SCALES[0] < scale < SCALES[1]:
-        message = f"{name} must be positive and finite in float32, got {scale}"
+    number = to_float(scale)
+    if not SCALES[0] < number < SCALES[1]:
+        message = f"{name} must be positive and finite in float32, got {show(scale)}"
         raise ValueError(message)
-    return float(scale)
+    return number
+
+
+def to_float(number: Any) -> float:  # noqa: ANN401 - a real one
+    """Return a number of any kind as a float, infinity where it is beyond them.
+
+    NOTE: numpy compares numbers of 16 and 32 bits with a bound rounded to theirs, and warns.
+    """
+    try:
+        return float(number)
+    except OverflowError:  # an int or a fraction
+        return math.inf
 
 
 def choose_band(window_size: Window, *, causal: bool) -> Band:
@@ -213,7 +227,7 @@ def choose_band(window_size: Window, *, causal: bool) -> Band:
     if sides is None:
         message = (
             "window_size must be two whole numbers (left, right), each at least 0, or -1 or None "
-            f"for no bound, got {window_size!r:.80}"
+            f"for no bound, got {show(window_size)}"
         )
         raise ValueError(message)
     if sides == NO_WINDOW:
@@ -244,7 +258,9 @@ def _read_sides(window_size: object) -> tuple[int, int] | None:
 
 def read_whole(value: object) -> int | None:
     """Return a whole number of Python, numpy or a tensor, which is waited for; None for others."""
-    if isinstance(value, torch.Tensor) and value.numel() == 1 and value.dtype in _WHOLE:
+    if isinstance(value, torch.Tensor):
+        if value.is_nested or value.is_meta or value.numel() != 1 or value.dtype not in _WHOLE:
+            return None
         return int(value.item())
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt, Integral)):
         return None
@@ -264,11 +280,17 @@ def choose_mask(
         raise TypeError(message)
     if band != FULL:
         message = (
-            f"mask cannot be given together with causal={causal}, window_size={window_size}"
-            "\n\nhint: make `mask & BlockMask.causal()` once and pass that"
+            f"mask cannot be given together with causal={causal}, window_size={show(window_size)}"
+            f"\n\nhint: {_name_joint(mask)}"
         )
         raise ValueError(message)
     return mask
+
+
+def _name_joint(mask: BlockMask | IntervalMask) -> str:
+    if isinstance(mask, IntervalMask):
+        return "`IntervalMask.of` takes causal, and what a window hides is beside lo and hi"
+    return "make `mask & BlockMask.causal()` once and pass that"
 
 
 def describe_type(value: object) -> str:
@@ -283,6 +305,9 @@ def describe_type(value: object) -> str:
 
 def describe_value(value: object) -> str:
     """Name what was given in the place of a number: its type, of a tensor shape and dtype."""
-    if isinstance(value, torch.Tensor):
-        return f"a tensor of shape {list(value.shape)} and dtype {dtype_name(value.dtype)}"
-    return type(value).__name__
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    if value.is_nested:
+        return "a nested tensor"
+    where = " on the meta device" * value.is_meta
+    return f"a tensor{where} of shape {list(value.shape)} and dtype {dtype_name(value.dtype)}"

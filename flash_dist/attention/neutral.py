@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Final, TypedDict
 
 import torch
 
+from ..errors import show
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
 
 class Others(TypedDict, total=False):
@@ -46,6 +48,8 @@ class Others(TypedDict, total=False):
     sm_margin: int
     v_descale: None
 
+
+KNOWN: Final = frozenset(Others.__annotations__)
 
 _MASKS: Final = (
     "`mask` takes a BlockMask\n\n"
@@ -148,12 +152,12 @@ def require_neutral_others(function: Callable[..., object], others: Mapping[str,
         function: Who was called, for what a misspelt name may have meant.
         others: What it was given beyond its own arguments, by name.
     """
-    require_known(function, others, Others.__annotations__)
+    require_known(function, others, KNOWN)
     require_neutral(**{name: value for name, value in others.items() if name in REASONS})
 
 
 def require_known(
-    function: Callable[..., object], others: Iterable[str], known: Iterable[str]
+    function: Callable[..., object], others: Iterable[str], known: Collection[str]
 ) -> None:
     """Raise TypeError for the first name of others that is none of known.
 
@@ -162,7 +166,6 @@ def require_known(
         others: What it was given beyond its own arguments.
         known: What it takes beyond them.
     """
-    known = frozenset(known)
     for name in others:
         if name not in known:
             message = f"{function.__name__}() got an unexpected keyword argument '{name}'"
@@ -172,4 +175,4 @@ def require_known(
 
 def describe(value: object) -> str:
     """Name what was given for what is not served."""
-    return type(value).__name__ if isinstance(value, torch.Tensor) else f"{value!r:.60}"
+    return type(value).__name__ if isinstance(value, torch.Tensor) else show(value)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 
+from ..errors import show
 from ..kernels.boundaries import check_boundaries
 from ..kernels.cache import Packed
 from ..kernels.operators import Packing
@@ -333,7 +334,7 @@ def _read_max_seqlen(name: str, value: int | Tensor) -> int:
         torch._check(number >= 0)  # noqa: SLF001 - as torch documents: known when the graph runs
         torch._check(number <= MAX_SEQLEN)  # noqa: SLF001
     if not 0 <= number <= MAX_SEQLEN:
-        message = f"{name} must be from 0 to {MAX_SEQLEN}, got {number}"
+        message = f"{name} must be from 0 to {MAX_SEQLEN}, got {show(number)}"
         raise ValueError(message)
     return number
 

@@ -68,7 +68,7 @@ def scaled_dot_product_attention(  # noqa: PLR0913, PLR0917 - torch's signature
     if attn_mask is not None and is_causal:
         message = (
             "attn_mask cannot be given together with is_causal=True\n\n"
-            'hint: make `mask & BlockMask.causal(alignment="top_left")` once and pass that'
+            f"hint: {_name_joint(attn_mask)}"
         )
         raise ValueError(message)
     unbatched = query.dim() == 3  # noqa: PLR2004
@@ -83,6 +83,13 @@ def scaled_dot_product_attention(  # noqa: PLR0913, PLR0917 - torch's signature
         enable_gqa=enable_gqa,
     )
     return out.squeeze(0) if unbatched else out
+
+
+def _name_joint(mask: object) -> str:
+    if isinstance(mask, IntervalMask):
+        return "make one whose hi is at most `torch.arange(1, seqlen_q + 1)`"
+    made = "mask" if isinstance(mask, BlockMask) else "BlockMask.from_dense(mask)"
+    return f'make `{made} & BlockMask.causal(alignment="top_left")` once and pass that'
 
 
 def _read_mask(

@@ -11,6 +11,7 @@ import torch
 
 from .arguments import require_tensor
 from .batched import flash_attn_func
+from .neutral import KNOWN, require_known
 from .packed import flash_attn_varlen_func
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def flash_attn_qkvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention
         ValueError: As in `flash_attn_func`, or qkv has another shape.
         FlashDistError: This build has no code that runs on the GPU.
     """
+    require_known(flash_attn_qkvpacked_func, others, KNOWN)
     q, k, v = _unstack("qkv", qkv, "batch, seqlen, 3, num_heads, head_dim")
     return flash_attn_func(
         q,
@@ -108,6 +110,7 @@ def flash_attn_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention'
         ValueError: As in `flash_attn_func`, or kv has another shape.
         FlashDistError: This build has no code that runs on the GPU.
     """
+    require_known(flash_attn_kvpacked_func, others, KNOWN)
     k, v = _unstack("kv", kv, "batch, seqlen_k, 2, num_heads_kv, head_dim")
     return flash_attn_func(
         q,
@@ -163,29 +166,36 @@ def flash_attn_varlen_qkvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-at
         ValueError: As in `flash_attn_varlen_func`, or qkv has another shape.
         FlashDistError: This build has no code that runs on the GPU.
     """
+    require_known(flash_attn_varlen_qkvpacked_func, others, KNOWN)
     q, k, v = _unstack("qkv", qkv, "total, 3, num_heads, head_dim")
-    return flash_attn_varlen_func(
-        q,
-        k,
-        v,
-        cu_seqlens,
-        cu_seqlens,
-        max_seqlen,
-        max_seqlen,
-        dropout_p,
-        softmax_scale,
-        causal,
-        window_size,
-        softcap,
-        alibi_slopes,
-        deterministic,
-        return_attn_probs,
-        return_lse=return_lse,
-        batch_invariant=batch_invariant,
-        float32_precision=float32_precision,
-        mask=mask,
-        **others,
-    )
+    try:
+        return flash_attn_varlen_func(
+            q,
+            k,
+            v,
+            cu_seqlens,
+            cu_seqlens,
+            max_seqlen,
+            max_seqlen,
+            dropout_p,
+            softmax_scale,
+            causal,
+            window_size,
+            softcap,
+            alibi_slopes,
+            deterministic,
+            return_attn_probs,
+            return_lse=return_lse,
+            batch_invariant=batch_invariant,
+            float32_precision=float32_precision,
+            mask=mask,
+            **others,
+        )
+    except (TypeError, ValueError) as error:
+        message = str(error)
+        for name in ("cu_seqlens", "max_seqlen"):  # one of each is what the caller has
+            message = message.replace(f"{name}_q", name).replace(f"{name}_k", name)
+        raise type(error)(message) from None
 
 
 def flash_attn_varlen_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signature
@@ -228,6 +238,7 @@ def flash_attn_varlen_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-att
         ValueError: As in `flash_attn_varlen_func`, or kv has another shape.
         FlashDistError: This build has no code that runs on the GPU.
     """
+    require_known(flash_attn_varlen_kvpacked_func, others, KNOWN)
     k, v = _unstack("kv", kv, "total_k, 2, num_heads_kv, head_dim")
     return flash_attn_varlen_func(
         q,

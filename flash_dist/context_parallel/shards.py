@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ..attention.arguments import require_tensor
-from ..errors import GroupError
+from ..attention.arguments import describe_value, read_whole, require_tensor
+from ..errors import GroupError, show
+from ..masks.inputs import MAX_SEQLEN
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -32,11 +33,17 @@ def ring_positions(seqlen: int, group: ProcessGroup | None = None) -> Tensor:
         [seqlen / world_size], int64, on the CPU.
 
     Raises:
+        TypeError: seqlen is no int.
         GroupError: torch.distributed is not initialized, or this rank is not in the group.
         ValueError: seqlen cannot be cut into equal chunks.
     """
     rank, world_size = find_rank(group)
-    return positions(seqlen, rank, world_size)
+    number = _read("seqlen", seqlen)
+    most = MAX_SEQLEN * world_size
+    if not 0 < number <= most:
+        message = f"seqlen must be from 1 to {most}, {world_size} times {MAX_SEQLEN}, got "
+        raise ValueError(message + show(number))
+    return positions(number, rank, world_size)
 
 
 def ring_shard(x: Tensor, group: ProcessGroup | None = None, *, dim: int = 1) -> Tensor:
@@ -93,13 +100,22 @@ def positions(seqlen: int, rank: int, world_size: int) -> Tensor:
 
 def find_length(x: Tensor, dim: int) -> int:
     """Return the length of an axis; raise ValueError where there is none."""
-    if not -x.dim() <= dim < x.dim():
-        shape = list(x.shape)
+    axis = _read("dim", dim)
+    if not -x.dim() <= axis < x.dim():
         message = (
-            f"dim must be {-x.dim()} to {x.dim() - 1} for a tensor of shape {shape}, got {dim}"
+            f"dim must be {-x.dim()} to {x.dim() - 1} for a tensor of shape {list(x.shape)}, "
+            f"got {show(axis)}"
         )
         raise ValueError(message)
-    return x.shape[dim]
+    return x.shape[axis]
+
+
+def _read(name: str, value: object) -> int:
+    number = read_whole(value)
+    if number is None:
+        message = f"{name} must be an int, got {describe_value(value)}"
+        raise TypeError(message)
+    return number
 
 
 def require_chunks(seqlen: int, count: int) -> None:
@@ -117,11 +133,21 @@ def find_rank(group: ProcessGroup | None) -> tuple[int, int]:
     """Return the number of this process in a group, and the size of it.
 
     Raises:
+        TypeError: group is none.
         GroupError: torch.distributed is not initialized, or this process is not in the group.
     """
     if not (dist.is_available() and dist.is_initialized()):
         message = "ring attention needs a process group, and torch.distributed is not initialized"
         raise GroupError(message, hint="`torch.distributed.init_process_group()` under torchrun")
+    given: Any = group
+    known = given is None or isinstance(given, dist.ProcessGroup)
+    if not known and given is not dist.GroupMember.NON_GROUP_MEMBER:
+        message = (
+            f"group must be a torch.distributed.ProcessGroup or None, got {describe_value(group)}"
+        )
+        if hasattr(group, "get_group"):
+            message += "\n\nhint: `mesh.get_group()` is that of a DeviceMesh"
+        raise TypeError(message)
     rank = dist.get_rank(group)
     if rank < 0:
         message = f"rank {dist.get_rank()} is not in the process group that it was given"

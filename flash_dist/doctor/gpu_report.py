@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from ..checks.environment import gather_gpus, judge_gpu
 from ..checks.gpus import check_gpu
+from ..errors import show
 from ..machine.apart import read_cuda_apart
 from ..machine.installed import read_installed
 
@@ -92,6 +94,7 @@ def check(devices: Iterable[int] | None = None) -> Report:
         A report that is true if there is a GPU and each one asked about is served.
 
     Raises:
+        TypeError: devices is no sequence of numbers.
         ValueError: There is no such GPU.
     """
     environment = gather_gpus(read_installed(), read_cuda_apart())
@@ -103,11 +106,15 @@ def check(devices: Iterable[int] | None = None) -> Report:
 
 def _find(environment: Environment, devices: Iterable[int]) -> tuple[Gpu, ...]:
     known = {gpu.index: gpu for gpu in environment.cuda.gpus}
-    wanted = tuple(devices)
+    try:
+        wanted = tuple(devices)
+    except TypeError as error:
+        message = f"devices must be several numbers or None, got {show(devices)}"
+        raise TypeError(message) from error
     for index in wanted:
-        if index not in known:
+        if not isinstance(index, Integral) or index not in known:
             allowed = ", ".join(map(str, known)) or "absent: there is no GPU here"
-            message = f"devices must be {allowed}, got {index}"
+            message = f"devices must be {allowed}, got {show(index)}"
             raise ValueError(message)
     return tuple(known[index] for index in wanted)
 

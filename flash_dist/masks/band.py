@@ -5,6 +5,7 @@ from __future__ import annotations
 from numbers import Integral
 from typing import Final, Literal, NamedTuple, get_args
 
+from ..errors import show
 from .inputs import complain
 from .layout import BAND
 
@@ -52,7 +53,7 @@ def parse_alignment(alignment: str) -> bool:
     """Return whether an alignment is the bottom right one."""
     if alignment not in get_args(Alignment):
         allowed = " or ".join(f"`{name}`" for name in get_args(Alignment))
-        raise complain(ValueError, f"alignment must be {allowed}, got {alignment!r}")
+        raise complain(ValueError, f"alignment must be {allowed}, got {show(alignment)}")
     return alignment == "bottom_right"
 
 
@@ -64,7 +65,7 @@ def _parse_window(name: str, size: int | None) -> int:
     if not UNBOUNDED <= size <= MAX_WINDOW:
         raise complain(
             ValueError,
-            f"{name} must be from 0 to {MAX_WINDOW}, or -1 or None for no bound, got {size}",
+            f"{name} must be from 0 to {MAX_WINDOW}, or -1 or None for no bound, got {show(size)}",
         )
     return int(size)
 

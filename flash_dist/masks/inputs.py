@@ -9,6 +9,8 @@ from typing import Final, NamedTuple, TypeVar
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from ..errors import show
+
 Tensor = torch.Tensor
 Integers = Tensor | Sequence[int] | Sequence[Sequence[int]]
 Error = TypeVar("Error", ValueError, TypeError)
@@ -95,7 +97,7 @@ def parse_size(name: str, size: int) -> int:
     if isinstance(size, bool) or not isinstance(size, Integral):  # those of numpy, too
         raise complain(TypeError, f"{name} must be an int, got {type(size).__name__}")
     if not 1 <= size <= MAX_SEQLEN:
-        raise complain(ValueError, f"{name} must be from 1 to {MAX_SEQLEN}, got {size}")
+        raise complain(ValueError, f"{name} must be from 1 to {MAX_SEQLEN}, got {show(size)}")
     return int(size)
 
 
@@ -132,7 +134,7 @@ def _as_tensor(name: str, values: object) -> Tensor:
     try:
         return torch.as_tensor(values, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
-        message = f"{name} must be a torch.Tensor or a sequence of numbers, got {values!r:.60}"
+        message = f"{name} must be a torch.Tensor or a sequence of numbers, got {show(values)}"
         raise complain(TypeError, message) from error
 
 
@@ -232,7 +234,7 @@ def parse_block_size(block_size: int | tuple[int, int]) -> tuple[int, int]:
     """Return the queries and the keys of a block."""
     pair = (block_size, block_size) if isinstance(block_size, Integral) else block_size
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:  # noqa: PLR2004
-        message = f"block_size must be an int or (block_q, block_k), got {block_size!r}"
+        message = f"block_size must be an int or (block_q, block_k), got {show(block_size)}"
         raise complain(ValueError, message)
     return parse_size("block_size", pair[0]), parse_size("block_size", pair[1])
 
@@ -246,6 +248,6 @@ def blocked_seqlen(name: str, seqlen: int | None, blocks: int, block: int) -> in
         raise complain(
             ValueError,
             f"{name} must be from {(blocks - 1) * block + 1} to {blocks * block} for {blocks} "
-            f"blocks of {block}, got {seqlen}",
+            f"blocks of {block}, got {show(seqlen)}",
         )
     return seqlen

@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.nn.functional import pad
 
-from .inputs import BROADCASTING, MAX_SEQLEN, complain, require_bool
+from ..errors import show
+from .inputs import BROADCASTING, MAX_SEQLEN, Sizes, complain, require_bool
 from .layout import ABSENT, ALIGNMENT, ARRAYS, ROWS, SIZES, TILE
 from .plan import require_index
 from .ranges import bounds_of_intervals, query_ranges, to_tiles
@@ -34,7 +35,8 @@ class IntervalMask(NamedTuple):
     """Which keys each query sees, as a tensor that a graph may make and hold.
 
     Made by `IntervalMask.of`, and given to attention functions as their mask. It belongs to the
-    device of its tensors, has no `&`, and serves any number of layers.
+    device of its tensors, has no `&`, and serves any number of layers. Like a BlockMask it equals
+    itself alone: its numbers may be on a GPU, for which no comparison waits.
     """
 
     plan: Tensor  # [:] int32, what kernels read
@@ -120,6 +122,21 @@ class IntervalMask(NamedTuple):
         keys = torch.arange(self.seqlen_k, device=self.plan.device)
         return (lo <= keys) & (keys < hi)
 
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __ne__(self, other: object) -> bool:  # a tuple has its own
+        return self is not other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        sizes = Sizes(self.batches, self.heads, self.seqlen_q, self.seqlen_k)
+        known = (f"{name}={size}" for name, size in zip(sizes._fields, sizes, strict=True))
+        name = "IntervalMask causal" if self.causal else "IntervalMask"
+        return f"<{' '.join([name, *known])} on {self.plan.device}>"
+
 
 def _parse_keys(seqlen_k: int) -> int:
     """Return a number of keys, checked: one of Python, of a graph or of numpy."""
@@ -127,7 +144,7 @@ def _parse_keys(seqlen_k: int) -> int:
         message = f"seqlen_k must be an int, got {type(seqlen_k).__name__}"
         raise complain(TypeError, message)
     if not 0 <= seqlen_k <= MAX_SEQLEN:
-        message = f"seqlen_k must be from 0 to {MAX_SEQLEN}, got {seqlen_k}"
+        message = f"seqlen_k must be from 0 to {MAX_SEQLEN}, got {show(seqlen_k)}"
         raise complain(ValueError, message)
     return seqlen_k if isinstance(seqlen_k, (int, torch.SymInt)) else int(seqlen_k)
 

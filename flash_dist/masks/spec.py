@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, NoReturn
 
 import torch
 
+from ..errors import show
 from .band import Alignment, Band, parse_alignment
 from .bits import pack_strips
 from .flex import read_flex
@@ -136,7 +137,7 @@ class BlockMask:
                 [seqlen_k - length, seqlen_k).
         """
         if side not in ("left", "right"):
-            raise complain(ValueError, f"side must be `left` or `right`, got {side!r}")
+            raise complain(ValueError, f"side must be `left` or `right`, got {show(side)}")
         return cls._of(PaddingTerm(parse_lengths(lengths), side == "right"))
 
     @classmethod

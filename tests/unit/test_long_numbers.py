@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager
+from fractions import Fraction
 from io import BytesIO
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
@@ -12,7 +14,7 @@ import pytest
 from flash_dist.audit.glibc import find_glibc
 from flash_dist.builds.conda_solver import read_platform
 from flash_dist.builds.manifest import Manifest
-from flash_dist.errors import FlashDistError
+from flash_dist.errors import FlashDistError, show
 from flash_dist.indexes.fetch import content_length
 from flash_dist.indexes.index import parse_wheel
 from flash_dist.indexes.pages import Link
@@ -61,3 +63,33 @@ def test_a_version_of_glibc_is_newer_than_any() -> None:
     assert list(find_glibc(wheel, ["lib.so"])) == [999_999_999]
     assert _version_key(f"GLIBC_2.{LONG}") > _version_key("GLIBC_2.39")
     assert old_glibc("lib.so", f"GLIBC_2.{LONG}", "glibc 2.36").summary.startswith("lib.so needs")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.5, "0.5"),
+        ("a\n b", r"'a\n b'"),
+        (10**70, "1" + "0" * 59 + "..."),
+        ([1, 2], "[1, 2]"),
+    ],
+    ids=["number", "text", "cut off", "list"],
+)
+def test_what_was_received_is_shown_on_one_line(value: object, text: str) -> None:
+    assert show(value) == text
+
+
+@pytest.mark.skipif(
+    not hasattr(sys, "get_int_max_str_digits"), reason="this Python writes all numbers"
+)
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (10**5000, "a number of thousands of digits"),
+        (Fraction(1, 10**5000), "a number of thousands of digits"),
+        ((-(10**5000), 1), "a tuple with a number of thousands of digits"),
+    ],
+    ids=["int", "fraction", "tuple"],
+)
+def test_what_python_does_not_write_is_described(value: object, text: str) -> None:
+    assert show(value) == text

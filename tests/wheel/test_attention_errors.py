@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,9 +15,11 @@ from torch.nn.attention import flex_attention as torch_flex
 from flash_dist import (
     BlockMask,
     flash_attn_func,
+    flash_attn_kvpacked_func,
     flash_attn_qkvpacked_func,
     flash_attn_varlen_func,
     flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
     flex_attention,
     scaled_dot_product_attention,
 )
@@ -490,6 +494,12 @@ WRONG_KIND: dict[str, Case] = {
         (ValueError, r"max_seqlen_k must be at least 5, .* \(from 3 at \[1\] to 8 .*, got 4"),
     ),
 }  # fmt: skip
+STACKED = (
+    flash_attn_qkvpacked_func,
+    flash_attn_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+    flash_attn_varlen_kvpacked_func,
+)
 CALLS = {**DENSE, **VARLEN, **TORCH, **FLASH, **WRONG_KIND}
 
 
@@ -498,6 +508,50 @@ def test_calls_that_cannot_be_served(case: tuple[Callable[[], object], Refusal])
     call, (error, text) = case
     with pytest.raises(error, match=text):
         call()
+
+
+OF_ONE_TENSOR = {
+    "cu_seqlens-type": ({"cu_seqlens": [0, 8]}, TypeError, "cu_seqlens must be a torch.Tensor, "),
+    "cu_seqlens-dtype": (
+        {"cu_seqlens": CU_SEQLENS.long()},
+        TypeError,
+        "cu_seqlens must be int32, got int64\n\nhint: `cu_seqlens.int()`",
+    ),
+    "cu_seqlens-end": (
+        {"cu_seqlens": CU_SEQLENS + 1},
+        ValueError,
+        "cu_seqlens[2] must be from 4 (cu_seqlens[1]) to 8 (the tokens of q), got 9",
+    ),
+    "max_seqlen-type": ({"max_seqlen": 5.0}, TypeError, "max_seqlen must be an int or a tensor "),
+    "max_seqlen-range": ({"max_seqlen": -1}, ValueError, "max_seqlen must be from 0 to "),
+    "max_seqlen-too-small": (
+        {"max_seqlen": 4},
+        ValueError,
+        "max_seqlen must be at least 5, the longest of cu_seqlens (from 3 at [1]",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OF_ONE_TENSOR.values(), ids=OF_ONE_TENSOR)
+def test_packed_tensors_of_one_piece_are_told_of_their_own_arguments(
+    case: tuple[dict[str, Any], type[Exception], str],
+) -> None:
+    changes, error, text = case
+    arguments = {"qkv": draw(8, 3, 2, 64), "cu_seqlens": CU_SEQLENS, "max_seqlen": 5, **changes}
+    with pytest.raises(error, match=re.escape(text)):
+        flash_attn_varlen_qkvpacked_func(**arguments)
+
+
+@pytest.mark.parametrize("function", STACKED, ids=lambda one: one.__name__)
+def test_stacked_functions_refuse_unknown_names_as_their_own(
+    function: Callable[..., object],
+) -> None:
+    text = f"{function.__name__}() got an unexpected keyword argument 'max_seqlem'"
+    close = [name for name in signature(function).parameters if name.startswith("max_seqlen")]
+    if close:
+        text += f"\n\nhint: did you mean `{close[0]}"
+    with pytest.raises(TypeError, match=re.escape(text)):
+        function(*(None for _ in range(6)), max_seqlem=5)
 
 
 @pytest.mark.parametrize("scale", [1.401298464324817e-45, 3.4028234663852886e38, 1], ids=str)

@@ -120,8 +120,12 @@ def test_forward_mode_is_refused_rather_than_dropped(
 def test_what_cannot_go_with_a_mask_is_refused() -> None:
     q, k, v = draw(20, 30)
     mask = IntervalMask.of(torch.zeros(20).int(), torch.arange(20), seqlen_k=30)
-    with pytest.raises(ValueError, match="mask cannot be given together with causal=True"):
+    words = "mask cannot be given together with causal=True.*\n\nhint: `IntervalMask.of` takes"
+    with pytest.raises(ValueError, match=words):
         flash_attn_func(q, k, v, causal=True, mask=mask)
+    words = "attn_mask cannot .*with is_causal=True\n\nhint: make one whose hi is at most"
+    with pytest.raises(ValueError, match=words):
+        scaled_dot_product_attention(q, k, v, is_causal=True, attn_mask=mask)
     with pytest.raises(ValueError, match="seqlen_k must be 30, the size that the mask was made"):
         flash_attn_func(q, k[:, :20], v[:, :20], mask=mask)
     with pytest.raises(FlashDistError, match="take a BlockMask as mask, got an IntervalMask"):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
-from ...errors import FlashDistError
+from ...errors import FlashDistError, show
 from ...kernels.budget import BUDGET_NOW, workspace_budget
 from ...kernels.cache import Rotary, append, decode
 from ...kernels.cache_values import Cache
@@ -323,7 +323,7 @@ def read_seqlens(seqlens: int | Tensor | None, q: Tensor, capacity: int) -> Tens
     if not is_symbolic(q) and not 0 <= number <= capacity:
         message = (
             f"cache_seqlens must be from 0 to {capacity} ({capacity} keys of the cache), "
-            f"got {number}"
+            f"got {show(number)}"
         )
         raise ValueError(message)
     return torch.full((q.shape[0],), number, dtype=torch.int32, device=q.device)
@@ -396,5 +396,5 @@ def _read_rotary(
 def _require_splits(num_splits: object) -> None:
     number = 0 if num_splits is None else read_whole(num_splits)
     if number is None or number < 0:
-        message = f"num_splits must be a whole number of at least 0, got {num_splits!r:.60}"
+        message = f"num_splits must be a whole number of at least 0, got {show(num_splits)}"
         raise ValueError(message)

@@ -9,8 +9,15 @@ import torch
 from ...kernels.budget import BUDGET_NOW, workspace_budget
 from ...kernels.cache import decode_mla
 from ...kernels.cache_values import Cache
-from ...masks.inputs import require_bool
-from ..arguments import choose_scale, is_symbolic, may_wait, read_whole, require_tensor
+from ...masks.inputs import require_bools
+from ..arguments import (
+    choose_scale,
+    describe_value,
+    is_symbolic,
+    may_wait,
+    read_whole,
+    require_tensor,
+)
 from ..layouts import ALIGNMENT, Layout
 from ..neutral import describe, require_known
 from ..support import require_kernels
@@ -90,8 +97,8 @@ def flash_mla_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - FlashMLA's signatu
             they are looked at, or what is not served is not neutral.
         FlashDistError: This build has no code that runs on the GPU.
     """
+    require_bools(causal=causal, is_fp8_kvcache=is_fp8_kvcache)
     _require_neutral({"is_fp8_kvcache": is_fp8_kvcache or None, "indices": indices, **others})
-    require_bool("causal", causal)
     for name, x in (("q", q), ("k_cache", k_cache)):
         require_tensor(name, x)
     columns = _read_columns(head_dim_v)
@@ -135,6 +142,6 @@ def _require_neutral(arguments: Mapping[str, object]) -> None:
 def _read_columns(head_dim_v: object) -> int:
     number = read_whole(head_dim_v)
     if number is None:
-        message = f"head_dim_v must be an int, got {type(head_dim_v).__name__}"
+        message = f"head_dim_v must be an int, got {describe_value(head_dim_v)}"
         raise TypeError(message)
     return number

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from ...errors import show
 from ...masks.inputs import MAX_SEQLEN
 from ..layouts import (
     CPU_DTYPES,
@@ -77,7 +78,7 @@ def check_latent(q: Layout, k: Layout, head_dim_v: int, *, named: bool) -> bool:
     if head_dim_v % HEAD_DIM_STEP != 0 or not 0 < head_dim_v <= most_v:
         message = (
             f"head_dim_v must be a multiple of {HEAD_DIM_STEP} up to {most_v} for head_dim "
-            f"{q.shape[-1]}, got {head_dim_v}"
+            f"{q.shape[-1]}, got {show(head_dim_v)}"
         )
         raise ValueError(message)
     return q.device.type != "cuda" or stride_error(q) is None

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from ...errors import show
 from ...kernels.scores import Scores
-from ..arguments import require_tensor
+from ..arguments import require_tensor, to_float
 from ..layouts import dtype_name
 
 if TYPE_CHECKING:
@@ -60,12 +61,14 @@ def _read_softcap(softcap: float | None) -> float:
     if isinstance(softcap, bool) or not isinstance(softcap, (float, int, torch.SymFloat, Real)):
         message = f"softcap must be a float or None, got {type(softcap).__name__}"
         raise TypeError(message)
-    if softcap != 0 and not _LEAST <= softcap <= _MOST:
+    cap = to_float(softcap)
+    if softcap != 0 and not _LEAST <= cap <= _MOST:
         message = (
-            f"softcap must be 0 or None for none, or from {_LEAST:g} to {_MOST:g}, got {softcap}"
+            f"softcap must be 0 or None for none, or from {_LEAST:g} to {_MOST:g}, "
+            f"got {show(softcap)}"
         )
         raise ValueError(message)
-    return float(softcap)
+    return cap
 
 
 def _read_slopes(slopes: Tensor, q: Tensor, batch: int, heads: int) -> Tensor:

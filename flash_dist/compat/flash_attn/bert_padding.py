@@ -8,8 +8,10 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import pad
 
-from ...attention.arguments import require_tensor
+from ...attention.arguments import describe_value, read_whole, require_tensor
 from ...attention.layouts import dtype_name
+from ...errors import show
+from ...masks.plan import MAX_INDEX
 from .absent import refuse
 
 Tensor = torch.Tensor
@@ -35,7 +37,7 @@ def index_first_axis(input: Tensor, indices: Tensor) -> Tensor:  # noqa: A002 - 
         TypeError: An argument is no tensor, or indices are no integers.
         ValueError: indices have another shape than [total], or on the CPU a number beside the rows.
     """
-    require_tensor("input", input)
+    _require_rows("input", input)
     _check_indices(indices)
     try:
         return input[indices]
@@ -52,11 +54,11 @@ def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -
     """Return zeros of [first_axis_dim, ...] with `values` at rows `indices`, each there once.
 
     Raises:
-        TypeError: An argument is no tensor, or indices are no integers.
+        TypeError: An argument is no tensor, or indices are no integers, or first_axis_dim is none.
         ValueError: There are other than one index for each row of values, or on the CPU one that is
-            beside the rows of the result.
+            beside the rows of the result, or these are more than 2**31 - 1.
     """
-    require_tensor("values", values)
+    _require_rows("values", values)
     _check_indices(indices)
     if indices.shape[0] != values.shape[0]:
         message = (
@@ -64,11 +66,12 @@ def index_put_first_axis(values: Tensor, indices: Tensor, first_axis_dim: int) -
             f"got {list(indices.shape)}"
         )
         raise ValueError(message)
-    zeros = values.new_zeros((first_axis_dim, *values.shape[1:]))
+    rows = _read_size("first_axis_dim", first_axis_dim)
+    zeros = values.new_zeros((rows, *values.shape[1:]))
     try:
         return zeros.index_put((indices,), values)
     except IndexError as error:
-        raise _refuse_index(indices, first_axis_dim) from error
+        raise _refuse_index(indices, rows) from error
 
 
 def unpad_input(
@@ -160,8 +163,10 @@ def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -
         TypeError: As in `index_put_first_axis`.
         ValueError: Likewise.
     """
-    require_tensor("hidden_states", hidden_states)
-    padded = index_put_first_axis(hidden_states, indices, batch * seqlen)
+    _require_rows("hidden_states", hidden_states)
+    batch, seqlen = _read_size("batch", batch), _read_size("seqlen", seqlen)
+    rows = _read_size("batch * seqlen", batch * seqlen)
+    padded = index_put_first_axis(hidden_states, indices, rows)
     return padded.view(batch, seqlen, *padded.shape[1:])
 
 
@@ -171,6 +176,24 @@ def _cumulate(seqlens: Tensor) -> Tensor:
 
 def _find_longest(seqlens: Tensor) -> int:
     return int(seqlens.max().item()) if seqlens.numel() else 0
+
+
+def _require_rows(name: str, x: Tensor) -> None:
+    require_tensor(name, x)
+    if x.dim() == 0:
+        message = f"{name} must have rows, a first axis, got shape []"
+        raise ValueError(message)
+
+
+def _read_size(name: str, value: object) -> int:
+    number = read_whole(value)
+    if number is None:
+        message = f"{name} must be an int, got {describe_value(value)}"
+        raise TypeError(message)
+    if not 0 <= number <= MAX_INDEX:
+        message = f"{name} must be from 0 to {MAX_INDEX}, got {show(number)}"
+        raise ValueError(message)
+    return number
 
 
 def _check_indices(indices: Tensor) -> None:

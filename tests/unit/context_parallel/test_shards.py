@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
+import torch.distributed as dist
 
 from flash_dist.context_parallel.shards import (
     find_length,
     find_rank,
     positions,
     require_chunks,
+    ring_positions,
+    ring_shard,
+    ring_unshard,
 )
 from flash_dist.errors import GroupError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+X = torch.zeros(2, 8, device="cpu")
 
 WORLD_SIZES = (1, 2, 3, 4, 8)
 each_size = pytest.mark.parametrize("world_size", WORLD_SIZES)
@@ -49,3 +61,38 @@ def test_without_a_process_group_the_way_to_one_is_named() -> None:
     with pytest.raises(GroupError, match="is not initialized") as error:
         find_rank(None)
     assert "torchrun" in str(error.value)
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process."""
+    met = f"file://{tmp_path}/met"
+    dist.init_process_group("gloo", init_method=met, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: ring_positions(8.0), "seqlen must be an int, got float"),  # type: ignore[arg-type]
+        (lambda: ring_shard(X, dim=1.0), "dim must be an int, got float"),  # type: ignore[arg-type]
+        (lambda: ring_unshard(X, dim="1"), "dim must be an int, got str"),  # type: ignore[arg-type]
+        (
+            lambda: ring_shard(X, [0]),  # type: ignore[arg-type]
+            "group must be a torch.distributed.ProcessGroup or None, got list",
+        ),
+    ],
+    ids=["seqlen", "dim", "dim of what is put together", "group"],
+)
+def test_what_is_of_another_type_is_named(call: Callable[[], object], words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        call()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("seqlen", [-2, 2**62, 10**5000], ids=["negative", "large", "digits"])
+def test_a_sequence_that_no_rank_can_have_is_refused(seqlen: int) -> None:
+    with pytest.raises(ValueError, match=r"seqlen must be from 1 to .*, 1 times .*, got "):
+        ring_positions(seqlen)

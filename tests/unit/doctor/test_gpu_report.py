@@ -86,6 +86,10 @@ def test_a_gpu_that_is_not_there_is_a_value_error(
     machine = put(ALL, "8.6", "9.0")
     with pytest.raises(ValueError, match=r"devices must be 0, 1, got 2"):
         flash_dist.check([2])
+    with pytest.raises(ValueError, match=r"devices must be 0, 1, got \[0\]"):
+        flash_dist.check([[0]])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match=r"devices must be several numbers or None, got 0$"):
+        flash_dist.check(0)  # type: ignore[arg-type]
     bare = replace(machine, cuda=Cuda("absent", reason="libcuda.so.1 was not found"))
     monkeypatch.setattr("flash_dist.doctor.gpu_report.gather_gpus", partial(with_build, bare))
     with pytest.raises(ValueError, match=r"there is no GPU here, got 0"):

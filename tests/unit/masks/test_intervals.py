@@ -8,7 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flash_dist.masks import IntervalMask
+from flash_dist.masks import BlockMask, IntervalMask
 from flash_dist.masks.intervals import list_key_slots
 from flash_dist.masks.layout import ARRAYS, SIZES
 from tests.unit.made.mask_reader import Axis, Reader
@@ -166,3 +166,23 @@ def test_a_call_of_another_shape_is_refused() -> None:
             mask.require(got, other)
     with pytest.raises(ValueError, match="on the same device, got meta and cpu"):
         mask.require(q.to("meta"), k)
+
+
+def test_masks_are_equal_only_to_themselves() -> None:
+    numbers = torch.zeros(4, dtype=torch.int64, device="cpu")
+    mask, other = (IntervalMask.of(numbers, numbers + 1, seqlen_k=6) for _ in "ab")
+    assert mask == mask  # noqa: PLR0124 - by its own rule
+    assert (mask == other, mask != other) == (False, True)
+    assert (mask == tuple(mask), tuple(mask) == mask, mask is None) == (False,) * 3
+    assert mask in [other, mask]
+    assert mask not in [other, BlockMask.full(), None]
+    assert len({mask, other, mask}) == 2
+
+
+def test_a_mask_is_shown_in_one_line_without_its_numbers() -> None:
+    numbers = torch.zeros(2, 400, dtype=torch.int64, device="cpu")
+    sizes = "batch=2 num_heads_q=1 seqlen_q=400 seqlen_k=600"
+    mask = IntervalMask.of(numbers, numbers + 1, seqlen_k=600, causal=True)
+    assert repr(mask) == f"<IntervalMask causal {sizes} on cpu>"
+    mask = IntervalMask.of(numbers.to("meta"), numbers.to("meta"), seqlen_k=600)
+    assert repr(mask) == f"<IntervalMask {sizes} on meta>"

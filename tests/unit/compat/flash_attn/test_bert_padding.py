@@ -165,6 +165,21 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         ValueError,
         r"indices must have shape \[total\], got \[1, 1\]",
     ),
+    "no-rows": (
+        lambda: index_first_axis(torch.ones(()), torch.tensor([0])),
+        ValueError,
+        r"input must have rows, a first axis, got shape \[\]",
+    ),
+    "sequences": (
+        lambda: pad_input(draw(2, 2), torch.tensor([0, 1]), 2.0, 3),  # type: ignore[arg-type]
+        TypeError,
+        "batch must be an int, got float",
+    ),
+    "too-many-rows": (
+        lambda: pad_input(draw(2, 2), torch.tensor([0, 1]), 2**20, 2**20),
+        ValueError,
+        r"batch \* seqlen must be from 0 to 2147483647, got 1099511627776",
+    ),
     "lengths": (
         lambda: unpad_input_for_concatenated_sequences(draw(1, 3, 2), torch.tensor([[2, 2, 0]])),
         ValueError,
