@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import json
 import os
 import random
@@ -279,7 +280,8 @@ def run(folder: Path, args: argparse.Namespace, options: Sequence[str], **own: s
         "PYTHONPATH": os.pathsep.join(filter(None, found)),
         "PYTORCH_TESTING_DEVICE_ONLY_FOR": args.device,  # no cases for other devices
     }
-    subprocess.run(command, cwd=folder, env=environ, check=False)
+    with contextlib.suppress(KeyboardInterrupt):  # what came before it is told
+        subprocess.run(command, cwd=folder, env=environ, check=False)
     if not results.exists():
         return []
     return [Result(**one) for one in json.loads(results.read_text(encoding="utf-8"))]
