@@ -1,0 +1,322 @@
+"""Run torch's own tests of its flash attention with our provider active, and count who served them.
+
+    python tests/peers/torch_attention.py FOLDER [--cases 120] [--seconds 130] [PYTEST ...]
+    python tests/peers/torch_attention.py FOLDER --device cpu --cases 2
+
+FOLDER is `test` of a checkout of torch, or has a file of it: `test_transformers.py`, of which the
+tests that may ask for flash are run, and `test_varlen_attention.py`. Needs torch, flash_dist,
+pytest and expecttest, and a GPU unless the device is another: on the CPU varlen attention alone
+comes to the provider. The first file has some 4,000 such cases: of each test a seeded sample is
+run. What fails is run again without the provider, so that a failure of torch's own kernels is told
+from one of ours. Run as a file, so that Python does not find the sources of flash_dist beside the
+installed package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Sequence
+
+FILES: Final = ("test_varlen_attention.py", "test_transformers.py")
+CLASSES: Final = re.compile(
+    r"Test(SDPA|SDPACudaOnly|SDPAFailureModes|AttnBias|VarlenAttention)(CUDA|CPU)$"
+)
+# By what torch names them; of the backends in a list flash is number 0.
+OTHER_BACKENDS: Final = re.compile(
+    r"mem_eff|cudnn|sdp_math|attention_math|fused_kernel[12]_|broadcasting_kernel1_"
+)
+DROPOUT: Final = re.compile(r"dropout_p_0_0*[1-9]")
+
+# Tests that a provider fails whoever it is, or a machine that does other work meanwhile.
+KNOWN: Final = {
+    "test_fused_backwards_throws_determinism_warning": (
+        "wants the warning that torch's backward is not deterministic: ours is"
+    ),
+    "test_fused_sdp_priority_order": "compares times of backends",
+}
+
+SERVED, PASSED_ON, OTHER = "served", "passed on", "no flash"
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a case ended, and what it asked of the provider."""
+
+    name: str  # without the file: class::test
+    test: str  # without its parameters
+    outcome: str  # "passed", "failed" or "skipped"
+    reason: str  # of a failure, in a line
+    served: int  # calls of torch's flash operators that our kernels computed
+    passed_on: dict[str, int]  # calls that went to torch's, by what we have no kernel for
+
+    @property
+    def kind(self) -> str:
+        """Whose kernels it tested: ours if they computed any call."""
+        return SERVED if self.served else PASSED_ON if self.passed_on else OTHER
+
+
+@dataclass(frozen=True)
+class Sample:
+    """How many cases of a test are run."""
+
+    cases: int
+    dropout: int
+    seed: str
+
+
+def draw(names: Sequence[str], tests: Sequence[str], options: Sample) -> list[int]:
+    """Return places of the cases of a sample in an order in which every part of it is one, too."""
+    groups: dict[tuple[str, bool], list[int]] = defaultdict(list)
+    for place, (name, test) in enumerate(zip(names, tests, strict=True)):
+        groups[test, bool(DROPOUT.search(name))].append(place)
+    places = []
+    for (test, drops), all_of_it in sorted(groups.items()):
+        count = min(options.dropout if drops else options.cases, len(all_of_it))
+        choice = random.Random(f"{options.seed} {test} {drops}")  # noqa: S311 - a sample, no secret
+        places += choice.sample(all_of_it, count)
+    random.Random(options.seed).shuffle(places)  # noqa: S311
+    return places
+
+
+# What follows is a plugin of pytest, loaded in every process of a run.
+START: Final = time.monotonic()
+ASKED: Final[Counter[str]] = Counter()  # of the case that runs: "" served, else why it was not
+REGISTRATION: Final = pytest.StashKey[Any]()  # which ends with the object
+RESULTS: Final[list[Result]] = []  # in the process that hears of all
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What the command line hands on."""
+    parser.addoption("--sample", required=True, help="JSON of a Sample, or of a list of names")
+    parser.addoption("--provider", choices=("cuda", "cpu", "none"), required=True)
+    parser.addoption("--device", choices=("cuda", "cpu"), required=True)
+    parser.addoption("--seconds", type=float, required=True, help="after which no case is begun")
+    parser.addoption("--results", required=True, help="file that the results are written to")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Activate the provider, with an ear to what it is asked."""
+    if config.getoption("--device") == "cpu":  # or the cases are skipped
+        import_module(
+            "torch.testing._internal.common_cuda"
+        ).PLATFORM_SUPPORTS_FLASH_ATTENTION = True
+    if config.getoption("--provider") == "none":
+        return
+    integration = "flash_dist.integrations.torch_sdpa"
+    calls: Any = import_module(f"{integration}.calls")
+    calls.tell = lambda reason: ASKED.update([reason])
+    provider = import_module(f"{integration}.provider")
+    for name, serve in provider._KERNELS.items():  # where all calls come by
+        provider._KERNELS[name] = _count(serve)
+    if config.getoption("--provider") == "cpu":
+        config.stash[REGISTRATION] = provider.Registration("CPU")
+    else:
+        import_module(integration).activate()
+
+
+def _count(serve: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a kernel of the provider count the calls that it computes."""
+
+    def counted(*args: object, **options: object) -> Any:  # noqa: ANN401
+        results = serve(*args, **options)
+        ASKED[""] += results is not None
+        return results
+
+    return counted
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave a sample of the cases that may ask for flash, or those that were named."""
+    asked = json.loads(config.getoption("--sample"))
+    if isinstance(asked, list):
+        items[:] = [item for item in items if _name(item) in asked]
+        return
+    mine = [item for item in items if _may_ask_for_flash(_name(item))]
+    places = draw([_name(item) for item in mine], [_test(item) for item in mine], Sample(**asked))
+    items[:] = [mine[place] for place in places]
+
+
+def _name(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[2]
+
+
+def _test(item: pytest.Item) -> str:
+    """Return the name that the test has in its file: torch makes one of each set of parameters."""
+    names = (name for name in find_tests(item.path) if item.name.startswith(name))
+    return max(names, key=len, default=item.name)
+
+
+@cache
+def find_tests(path: Path) -> frozenset[str]:
+    """Return the names of the tests in a file."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return frozenset(
+        node.name
+        for node in nodes
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    )
+
+
+def _may_ask_for_flash(name: str) -> bool:
+    cls, _, rest = name.partition("::")
+    return bool(CLASSES.fullmatch(cls)) and not OTHER_BACKENDS.search(rest)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, Any, Any]:
+    """Tell what the case asked of the provider; an attribute comes out of a process of xdist."""
+    report = yield
+    if call.when == "setup":
+        ASKED.clear()
+    error = "" if call.excinfo is None else call.excinfo.exconly().strip().partition("\n")[0]
+    passed_on = {reason: count for reason, count in ASKED.items() if reason}
+    report.found = asdict(
+        Result(_name(item), _test(item), report.outcome, error, ASKED[""], passed_on)
+    )
+    return report
+
+
+def pytest_runtest_logreport(report: Any) -> None:  # noqa: ANN401 - with what makereport added
+    """Collect in the process that hears of all."""
+    if report.when == "call" or report.outcome != "passed":
+        RESULTS.append(Result(**report.found))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """End between two cases once the time is over."""
+    if time.monotonic() - START > item.config.getoption("--seconds"):
+        item.session.shouldstop = "the time is over"
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write what was collected."""
+    if not hasattr(session.config, "workerinput"):
+        path = Path(session.config.getoption("--results"))
+        path.write_text(json.dumps([asdict(result) for result in RESULTS]), encoding="utf-8")
+
+
+# What follows runs pytest, and says what came out.
+def report(results: Sequence[Result], without: Sequence[Result]) -> list[str]:
+    """Return counts by test, then a line for each failure; `without` is without the provider."""
+    lines = []
+    for kind in (SERVED, PASSED_ON, OTHER):
+        of_kind = [result for result in results if result.kind == kind]
+        names = sorted({result.test for result in of_kind})
+        tests = {test: [one for one in of_kind if one.test == test] for test in names}
+        lines += [_tally(kind, test, cases) for test, cases in tests.items()]
+        lines.append(_tally(kind, f"all {len(of_kind)}", of_kind))
+    passed_on: Counter[str] = Counter()
+    for result in results:
+        passed_on.update(result.passed_on)
+    reasons = ", ".join(f"{count} {reason}" for reason, count in passed_on.most_common())
+    served = sum(result.served for result in results)
+    lines.append(f"calls      {served} served; passed on: {reasons or 'none'}")
+    return lines + _tell_failures(results, without)
+
+
+def _tally(kind: str, name: str, results: Iterable[Result]) -> str:
+    counts = Counter(result.outcome for result in results)
+    ends = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
+    return f"{kind:10} {name}: {ends or 'none'}"
+
+
+def find_own(results: Sequence[Result], without: Sequence[Result]) -> list[Result]:
+    """Return failures that nobody foretold and that torch's own kernels do not have."""
+    theirs = {result.name for result in without if result.outcome == "failed"}
+    failed = [result for result in results if result.outcome == "failed"]
+    return [one for one in failed if one.test not in KNOWN and one.name not in theirs]
+
+
+def _tell_failures(results: Sequence[Result], without: Sequence[Result]) -> list[str]:
+    failed = [result for result in results if result.outcome == "failed"]
+    own = find_own(results, without)
+    lines = [f"failed     {len(failed)}, of which {len(own)} with the provider alone"]
+    for one in failed:
+        why = "alone" if one in own else KNOWN.get(one.test, "torch's own kernels fail, too")
+        lines.append(f"failed     {one.name} ({one.kind}; {why}): {one.reason[:160]}")
+    return lines
+
+
+def move_to_cpu(text: str) -> str:
+    """Let a file make tests for the CPU of those for a GPU."""
+    return text.replace('"cuda"', '"cpu"')
+
+
+def run(folder: Path, args: argparse.Namespace, options: Sequence[str], **own: str) -> list[Result]:
+    """Run pytest on the files in a folder, and read what its plugin wrote."""
+    results = folder / "results.json"
+    results.unlink(missing_ok=True)
+    here = Path(__file__).resolve()
+    plugin = ["-p", here.stem, f"--device={args.device}", f"--results={results}"]
+    plugin += [f"--{name}={value}" for name, value in own.items()]
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", *plugin, *options, str(folder)]
+    found = [str(here.parent), os.environ.get("PYTHONPATH", "")]
+    environ = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, found)),
+        "PYTORCH_TESTING_DEVICE_ONLY_FOR": args.device,  # no cases for other devices
+    }
+    with contextlib.suppress(KeyboardInterrupt):  # what came before it is told
+        subprocess.run(command, cwd=folder, env=environ, check=False)
+    if not results.exists():
+        return []
+    return [Result(**one) for one in json.loads(results.read_text(encoding="utf-8"))]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="`test` of a checkout of torch")
+    parser.add_argument("--cases", type=int, default=120, help="of each test, without dropout")
+    parser.add_argument("--dropout", type=int, default=4, help="of each test, with dropout")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="for the first run")
+    parser.add_argument("--seed", default="0")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    args, options = parser.parse_known_args(argv)
+    texts = {name: args.folder / name for name in FILES if (args.folder / name).exists()}
+    if not texts:
+        parser.error(f"there is none of {' and '.join(FILES)} in {args.folder}")
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+        for name, path in texts.items():
+            text = path.read_text(encoding="utf-8")
+            text = move_to_cpu(text) if args.device == "cpu" else text
+            (folder / name).write_text(text, encoding="utf-8")
+        sample = json.dumps(asdict(Sample(args.cases, args.dropout, args.seed)))
+        with_it = {"provider": args.device, "sample": sample, "seconds": str(args.seconds)}
+        results = run(folder, args, options, **with_it)
+        failed = [result.name for result in results if result.outcome == "failed"]
+        names = {"provider": "none", "sample": json.dumps(failed), "seconds": "inf"}
+        without = run(folder, args, options, **names) if failed else []
+    print("\n".join(report(results, without)))  # noqa: T201
+    served = any(result.served for result in results)
+    return 0 if served and not find_own(results, without) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
