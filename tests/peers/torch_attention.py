@@ -117,9 +117,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Activate the provider, with an ear to what it is asked."""
     if config.getoption("--device") == "cpu":  # or the cases are skipped
-        import_module(
-            "torch.testing._internal.common_cuda"
-        ).PLATFORM_SUPPORTS_FLASH_ATTENTION = True
+        platforms: Any = import_module("torch.testing._internal.common_cuda")
+        platforms.PLATFORM_SUPPORTS_FLASH_ATTENTION = True
     if config.getoption("--provider") == "none":
         return
     integration = "flash_dist.integrations.torch_sdpa"
