@@ -66,6 +66,10 @@ def attend(  # noqa: PLR0913 - one attention problem
         packed = packing or operators.NOT_PACKED
         out, lse = transforms.Attention.apply(q, k, v, *packed, *call)  # type: ignore[no-untyped-call]
     elif concerns_autograd(q, k, v):
+        if torch.jit.is_tracing():  # which writes down operators, and calls of Python by address
+            return operators.fwd(
+                q, k, v, mask=mask, packing=packing, softmax_scale=softmax_scale, ieee=ieee
+            )
         results = _apply(q, k, v, (call, packing, wants_lse))
         out, lse = results if wants_lse else (results, None)
     else:

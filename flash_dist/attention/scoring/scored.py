@@ -62,9 +62,10 @@ def attend_scored(  # noqa: PLR0913 - one attention problem
     if ieee and q.is_cuda and not compiling and not isinstance(q, FakeTensor):
         require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1], ieee=True)
     budget = BUDGET_NOW if compiling else workspace_budget()
-    exporting = compiling and is_exporting()  # where an autograd.Function has no gradients
-    if exporting or not (compiling or _concerns_autograd(q, k, v, scores.sinks)):
-        fwd = scored.fwd if exporting else scored.fwd_alone
+    # Where an autograd.Function has no gradients, or is written down as a call of Python.
+    recorded = is_exporting() if compiling else torch.jit.is_tracing()
+    if recorded or not (compiling or _concerns_autograd(q, k, v, scores.sinks)):
+        fwd = scored.fwd if recorded else scored.fwd_alone
         return fwd(
             q,
             k,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
 _EAGER: Final = 'hint: `attn_implementation="eager"` serves it'
 
@@ -90,6 +89,17 @@ def refuse_sizes(module: torch.nn.Module, made: tuple[int, int], got: tuple[int,
 def refuse_tracing() -> NoReturn:
     """Raise ValueError, whose text torch.compile shows, for a mask that no graph can hold."""
     raise ValueError(UNTRACEABLE)
+
+
+def refuse_constant(name: str) -> None:
+    """Raise ValueError where torch.jit.trace would keep what is read of a tensor, for all calls."""
+    if torch.jit.is_tracing():
+        message = (
+            f"torch.jit.trace must be given no {name}, got one: what it says is read here, and the "
+            "trace would keep it for other inputs\n\n"
+            "hint: `torch.export` and `torch.compile` take it"
+        )
+        raise ValueError(message)
 
 
 def _refuse(module: torch.nn.Module, what: str, why: str, hint: str) -> NoReturn:

@@ -11,6 +11,7 @@ import torch
 
 from ...attention.packed import flash_attn_varlen_func
 from .once import find_once
+from .sight import is_recorded
 
 Tensor = torch.Tensor
 
@@ -58,17 +59,11 @@ def attend_once(  # noqa: PLR0913, PLR0917 - one attention problem
 
 def _find_bounds(interval: Tensor, heads_kv: int, seqlen: int) -> tuple[Tensor, Tensor]:
     """Return what `_pack` does, which takes six kernels: the first layer of a forward makes it."""
-    if _is_recorded(interval):
+    capturing = interval.is_cuda and torch.cuda.is_current_stream_capturing()
+    if capturing or torch.jit.is_tracing() or is_recorded(interval):  # and computed again
         return _pack(interval, heads_kv, seqlen)
     key = "bounds", heads_kv, seqlen
     return find_once(interval, key, lambda: _pack(interval, heads_kv, seqlen))
-
-
-def _is_recorded(interval: Tensor) -> bool:
-    """Whether what is computed now will be again, of other numbers in the same tensor."""
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:  # noqa: SLF001
-        return True
-    return interval.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _pack(interval: Tensor, heads_kv: int, seqlen: int) -> tuple[Tensor, Tensor]:
