@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...attention.arguments import is_traced
 from ...masks import BlockMask
 from .host import find_changes, has_parts, read_padding, see, see_once
 from .patterns import read_pattern
@@ -72,7 +73,7 @@ def make_mask(
     ids = None
     if pattern is not None and pattern.documents is not None:
         ids = pattern.documents.to("cpu").expand(batch_size, -1)  # waits
-        if torch.jit.is_tracing():  # for which transformers always makes some
+        if is_traced():  # for which transformers always makes some
             _require_one(ids)
             ids = None
     is_scattered = ids is not None and (padding is not None or has_parts(ids))

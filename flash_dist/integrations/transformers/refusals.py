@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-import torch
+from ...attention.arguments import is_traced
+
+if TYPE_CHECKING:
+    import torch
 
 _EAGER: Final = 'hint: `attn_implementation="eager"` serves it'
 
@@ -93,7 +96,7 @@ def refuse_tracing() -> NoReturn:
 
 def refuse_constant(name: str) -> None:
     """Raise ValueError where torch.jit.trace would keep what is read of a tensor, for all calls."""
-    if torch.jit.is_tracing():
+    if is_traced():
         message = (
             f"torch.jit.trace must be given no {name}, got one: what it says is read here, and the "
             "trace would keep it for other inputs\n\n"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from ...attention.arguments import is_traced
 from ...attention.packed import flash_attn_varlen_func
 from .once import find_once
 from .sight import is_recorded
@@ -59,8 +60,8 @@ def attend_once(  # noqa: PLR0913, PLR0917 - one attention problem
 
 def _find_bounds(interval: Tensor, heads_kv: int, seqlen: int) -> tuple[Tensor, Tensor]:
     """Return what `_pack` does, which takes six kernels: the first layer of a forward makes it."""
-    capturing = interval.is_cuda and torch.cuda.is_current_stream_capturing()
-    if capturing or torch.jit.is_tracing() or is_recorded(interval):  # and computed again
+    again = is_recorded(interval) or is_traced()  # it is computed, of other numbers
+    if again or (interval.is_cuda and torch.cuda.is_current_stream_capturing()):
         return _pack(interval, heads_kv, seqlen)
     key = "bounds", heads_kv, seqlen
     return find_once(interval, key, lambda: _pack(interval, heads_kv, seqlen))
