@@ -60,11 +60,17 @@ def attend_once(  # noqa: PLR0913, PLR0917 - one attention problem
 
 def _find_bounds(interval: Tensor, heads_kv: int, seqlen: int) -> tuple[Tensor, Tensor]:
     """Return what `_pack` does, which takes six kernels: the first layer of a forward makes it."""
-    again = is_recorded(interval) or is_traced()  # it is computed, of other numbers
-    if again or (interval.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if _is_repeated(interval):
         return _pack(interval, heads_kv, seqlen)
     key = "bounds", heads_kv, seqlen
     return find_once(interval, key, lambda: _pack(interval, heads_kv, seqlen))
+
+
+def _is_repeated(interval: Tensor) -> bool:
+    """Whether what is computed now will be again, of other numbers in the same tensor."""
+    if is_recorded(interval) or is_traced():
+        return True
+    return interval.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _pack(interval: Tensor, heads_kv: int, seqlen: int) -> tuple[Tensor, Tensor]:
