@@ -15,7 +15,7 @@ from ..kernels.operators import Packing
 from ..kernels.precision import is_ieee
 from ..masks.intervals import IntervalMask
 from . import transforms
-from .arguments import is_transformed
+from .arguments import is_traced, is_transformed
 from .support import require_kernels
 
 if TYPE_CHECKING:
@@ -66,6 +66,10 @@ def attend(  # noqa: PLR0913 - one attention problem
         packed = packing or operators.NOT_PACKED
         out, lse = transforms.Attention.apply(q, k, v, *packed, *call)  # type: ignore[no-untyped-call]
     elif concerns_autograd(q, k, v):
+        if is_traced():  # which writes down operators, and calls of Python by address
+            return operators.fwd(
+                q, k, v, mask=mask, packing=packing, softmax_scale=softmax_scale, ieee=ieee
+            )
         results = _apply(q, k, v, (call, packing, wants_lse))
         out, lse = results if wants_lse else (results, None)
     else:

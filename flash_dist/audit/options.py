@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from dataclasses import dataclass, fields, replace
@@ -131,10 +132,11 @@ def _find_table(path: Path) -> Mapping[str, Any]:
 def parse_size(text: str) -> int:
     """Read `100MB`, `1.5 GiB` or a number of bytes."""
     match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        message = f"a size must be like 100MB, 95MiB or 100000000, got `{text}`"
+    size = math.inf if match is None else float(match[1]) * _UNITS[match[2]]
+    if size == math.inf:
+        message = f"a size must be like 100MB, 95MiB or 100000000, got `{text:.60}`"
         raise UsageError(message)
-    return int(float(match[1]) * _UNITS[match[2]])
+    return int(size)
 
 
 def _parse_archs(text: str | None) -> tuple[Any, ...]:

@@ -141,7 +141,7 @@ def parse_seconds(text: str) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        message = f"seconds must be a positive, finite number, got `{text}`"
+        message = f"seconds must be a positive, finite number, got `{text:.60}`"
         raise UsageError(message, hint=f"`--seconds {DEFAULT_SECONDS:g}` is the default")
     return seconds
 
@@ -160,7 +160,7 @@ def parse_heads(text: str) -> tuple[int, int]:
     queries, slash, keys = text.partition("/")
     heads = (parse_size(queries), parse_size(keys if slash else queries))
     if heads[0] % heads[1] != 0:
-        message = f"num_heads_kv must divide num_heads_q, got `{text}`"
+        message = f"num_heads_kv must divide num_heads_q, got `{text:.60}`"
         raise UsageError(message)
     return heads
 

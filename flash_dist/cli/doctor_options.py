@@ -125,11 +125,11 @@ def parse_variable(text: str) -> tuple[str, str]:
     """Read `CUDA_FORCE_PTX_JIT=1`."""
     name, equals, value = text.partition("=")
     if not equals or name not in WHAT_IF_VARIABLES:
-        message = f"--env must be NAME=VALUE with a NAME that is judged, got `{text}`"
+        message = f"--env must be NAME=VALUE with a NAME that is judged, got `{text:.60}`"
         raise UsageError(message, hint=f"the names are {', '.join(WHAT_IF_VARIABLES)}")
     allowed = _VALUES.get(name)
     if allowed is not None and not re.fullmatch(allowed.pattern, value):
-        message = f"{name} must be {allowed.words}, got `{value}`"
+        message = f"{name} must be {allowed.words}, got `{value:.60}`"
         raise UsageError(message, hint=f"`--env {name}={allowed.example}`")
     return name, value
 

@@ -19,7 +19,7 @@ from ..gpucode.inspection import LEVELS, Choice, inspect_libraries
 from ..gpucode.libraries import open_libraries, package_libraries, process_libraries
 from ..targets.archs import Arch
 from ..targets.devices import Device
-from ..targets.wording import count
+from ..targets.wording import count, read_whole
 from .options import add_json, add_subcommand, parse_path
 from .terminal.differences import print_differences
 from .terminal.inspection import print_inspections
@@ -71,7 +71,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--pid",
         metavar="PID",
-        type=int,
+        type=parse_pid,
         action="append",
         default=[],
         help="all libraries that a running process has loaded",
@@ -123,6 +123,15 @@ def parse_target(text: str) -> Arch | Device:
 def parse_extract(text: str) -> Choice:
     """Read what to extract: a target, or all of them."""
     return Choice() if text == "all" else Choice(target=parse_target(text))
+
+
+def parse_pid(text: str) -> int:
+    """Read the number of a process."""
+    number = read_whole(text, least=1)
+    if number is None:
+        message = f"a process is a number of at least 1, got `{text:.60}`"
+        raise UsageError(message, hint="`ps -e` lists the processes")
+    return number
 
 
 def require_extract(args: argparse.Namespace) -> None:

@@ -105,7 +105,7 @@ def parse_timeout(text: str) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        message = f"a timeout must be a number of seconds, positive and finite, got `{text}`"
+        message = f"a timeout must be a number of seconds, positive and finite, got `{text:.60}`"
         raise UsageError(message, hint=f"`--timeout {DEFAULT_TIMEOUT:g}` is the default")
     return seconds
 

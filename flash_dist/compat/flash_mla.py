@@ -6,8 +6,13 @@
 from __future__ import annotations
 
 from ..attention.decoding.latent import flash_mla_with_kvcache
+from .flash_attn.absent import refuse
 
 __all__ = ["flash_mla_with_kvcache", "get_mla_metadata"]
+
+
+def __getattr__(name: str) -> object:
+    raise refuse(__name__, name, __all__)
 
 
 def get_mla_metadata(*_: object, **__: object) -> tuple[None, None]:

@@ -39,7 +39,9 @@ class Arch:
         """
         match = _ARCH.fullmatch(text.strip())
         if match is None:
-            message = f"an architecture looks like `sm_90a`, `compute_80` or `9.0a`, got `{text}`"
+            message = (
+                f"an architecture looks like `sm_90a`, `compute_80` or `9.0a`, got `{text:.60}`"
+            )
             raise ArchError(message, hint=_suggestion(text))
         prefix, number, major, minor, suffix = match.groups()
         if number is not None:

@@ -65,7 +65,7 @@ class Device:
         """Read `8.6`."""
         match = re.fullmatch(r"([1-9][0-9]?)\.([0-9])", text.strip())
         if match is None:
-            message = f"a compute capability looks like `8.6`, got `{text}`"
+            message = f"a compute capability looks like `8.6`, got `{text:.60}`"
             raise ArchError(
                 message, hint="`nvidia-smi --query-gpu=compute_cap --format=csv` lists yours"
             )
@@ -147,7 +147,7 @@ class Driver:
         release = text.strip()
         match = re.fullmatch(r"([0-9]{3,4})(\.[0-9]+)*", release)
         if match is None:
-            message = f"a driver release looks like `580` or `580.65.06`, got `{text}`"
+            message = f"a driver release looks like `580` or `580.65.06`, got `{text:.60}`"
             raise ArchError(
                 message, hint="`nvidia-smi --query-gpu=driver_version --format=csv` shows yours"
             )

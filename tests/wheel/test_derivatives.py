@@ -14,6 +14,7 @@ from flash_dist.errors import FlashDistError
 from flash_dist.kernels.operators import NOT_PACKED
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 Tensor = torch.Tensor
@@ -163,3 +164,30 @@ def test_a_package_of_aotinductor_holds_the_operator(tmp_path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == status, done.stderr
         assert ("flash_dist::fwd" in done.stderr) == (status == 1), done.stderr
+
+
+CU_SEQLENS = torch.tensor([0, 3, 8], dtype=torch.int32)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.(trace|save|load|trace_method)` is deprecated")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (lambda q: flash_attn_func(q, q, q, causal=True), (2, 8, 2, 16)),
+        (lambda q: flash_attn_func(q, q, q, softcap=3.0), (2, 8, 2, 16)),
+        (lambda q: flash_attn_varlen_func(q, q, q, CU_SEQLENS, CU_SEQLENS, 5, 5), (8, 2, 16)),
+    ],
+    ids=["plain", "scored", "packed"],
+)
+def test_a_trace_has_the_gradients_and_is_saved(
+    function: Callable[[Tensor], Tensor], shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    traced: Any = torch.jit.trace(function, (draw(*shape),))
+    traced.save(str(tmp_path / "trace.pt"))
+    q = draw(*shape)
+    for module in (traced, torch.jit.load(str(tmp_path / "trace.pt"))):
+        got, want = module(q), function(q)
+        assert torch.equal(got, want)
+        (dq,), (wanted,) = (torch.autograd.grad(x.square().sum(), (q,)) for x in (got, want))
+        torch.testing.assert_close(dq, wanted)

@@ -83,6 +83,22 @@ def test_a_program_of_flash_mla_changes_its_import_alone() -> None:
     assert torch.equal(lse, expected_lse)
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("flash_mla_sparse_fwd", "there are no kernels of chosen keys"),
+        ("flash_attn_varlen_func", "FlashMLA's takes other arguments than flash-attention's"),
+        ("flash_mla", "there are flash_mla_with_kvcache, get_mla_metadata"),
+    ],
+)
+def test_other_names_of_flash_mla_are_refused_with_the_reason(name: str, reason: str) -> None:
+    text = f"`flash_dist.compat.flash_mla` has no `{name}`: {reason}"
+    with pytest.raises(AttributeError, match=text):
+        getattr(flash_mla, name)
+    with pytest.raises(ImportError, match=text):
+        exec(f"from flash_dist.compat.flash_mla import {name}")  # noqa: S102 - as a program does
+
+
 def test_the_scale_is_by_default_that_of_head_dim() -> None:
     problem = Problem(head_dim=16, head_dim_v=16, scale=0.25)
     tensors = problem.make(torch.float32)
@@ -131,6 +147,10 @@ def test_results_have_no_gradient() -> None:
         (
             {"block_table": int32(0, 1, 3).unsqueeze(1)},
             r"block_table\[2\]\[0\] must be from 0 to 2 ",
+        ),
+        (
+            {"block_table": torch.zeros(3, 4, dtype=torch.int32)[:, ::2]},
+            r"(?s)block_table must be contiguous in its last .*hint: `block_table.contiguous\(\)`",
         ),
         ({"is_fp8_kvcache": True}, "is_fp8_kvcache must be False, got True: there are no kernels "),
         ({"indices": int32(1)}, "indices must be None, got Tensor: there are no kernels of chosen"),

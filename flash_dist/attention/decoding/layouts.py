@@ -163,7 +163,7 @@ def check_table(table: Layout, batch: int, device: torch.device, page: int) -> N
     if table.stride[1] != 1:
         message = (
             "block_table must be contiguous in its last dimension, "
-            f"got strides {list(table.stride)}"
+            f"got strides {list(table.stride)}\n\nhint: `block_table.contiguous()`"
         )
         raise ValueError(message)
     if page % PAGE_STEP != 0:

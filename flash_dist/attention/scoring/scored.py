@@ -16,7 +16,7 @@ from ...kernels.scoring import scored
 from ...kernels.scoring.intervals import attend_intervals
 from ...masks.intervals import IntervalMask
 from .. import transforms
-from ..arguments import is_transformed
+from ..arguments import is_traced, is_transformed
 from ..autograd import concerns_autograd, distinct
 from ..support import require_kernels
 
@@ -62,9 +62,10 @@ def attend_scored(  # noqa: PLR0913 - one attention problem
     if ieee and q.is_cuda and not compiling and not isinstance(q, FakeTensor):
         require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1], ieee=True)
     budget = BUDGET_NOW if compiling else workspace_budget()
-    exporting = compiling and is_exporting()  # where an autograd.Function has no gradients
-    if exporting or not (compiling or _concerns_autograd(q, k, v, scores.sinks)):
-        fwd = scored.fwd if exporting else scored.fwd_alone
+    # Where an autograd.Function has no gradients, or is written down as a call of Python.
+    recorded = is_exporting() if compiling else is_traced()
+    if recorded or not (compiling or _concerns_autograd(q, k, v, scores.sinks)):
+        fwd = scored.fwd if recorded else scored.fwd_alone
         return fwd(
             q,
             k,

@@ -88,6 +88,6 @@ def _parse_list(text: str, allowed: tuple[str, ...], what: str, *more: str) -> t
     found = [part.strip() for part in text.split(",")]
     for name in found:
         if name not in allowed:
-            message = f"a {what} must be one of {', '.join((*allowed, *more))}, got `{name}`"
+            message = f"a {what} must be one of {', '.join((*allowed, *more))}, got `{name:.60}`"
             raise UsageError(message)
     return tuple(dict.fromkeys(found))

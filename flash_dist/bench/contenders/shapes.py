@@ -71,10 +71,10 @@ class Mask:
             message = f"mask must be one of {', '.join(MASKS)}, got `{text:.60}`"
             raise UsageError(message, hint="`--mask block-causal:16` has 16 blocks of equal length")
         if kind == "block-causal" and numbers[0] == 0:
-            message = f"block-causal needs at least 1 block, got `{text}`"
+            message = f"block-causal needs at least 1 block, got `{text:.60}`"
             raise UsageError(message)
         if kind == "random" and not 0 < numbers[0] <= _ALL:
-            message = f"random needs 1 to {_ALL} percent of the keys, got `{text}`"
+            message = f"random needs 1 to {_ALL} percent of the keys, got `{text:.60}`"
             raise UsageError(message)
         return cls(kind, numbers)
 

@@ -1,4 +1,4 @@
-"""What is said of names of flash_attn that are not served."""
+"""What is said of names of flash_attn and flash_mla that are not served."""
 
 from __future__ import annotations
 
@@ -13,11 +13,19 @@ _PRIVATE: Final = (
     "other versions have it with other arguments\n\n"
     "hint: `return_lse=True` returns lse, and `flash_dist.merge_attention` puts parts together"
 )
+_OTHERS: Final = (
+    "FlashMLA's takes other arguments than flash-attention's\n\n"
+    "hint: `flash_dist` has the latter by this name"
+)
 _REASONS: Final = {
     "_flash_attn_backward": _PRIVATE,
     "_flash_attn_forward": _PRIVATE,
     "_flash_attn_varlen_backward": _PRIVATE,
     "_flash_attn_varlen_forward": _PRIVATE,
+    "flash_attn_varlen_func": _OTHERS,
+    "flash_attn_varlen_kvpacked_func": _OTHERS,
+    "flash_attn_varlen_qkvpacked_func": _OTHERS,
+    "flash_mla_sparse_fwd": "there are no kernels of chosen keys",
 }
 
 

@@ -12,8 +12,8 @@ from ...attention.batched import flash_attn_func
 from ...attention.packed import flash_attn_varlen_func
 from ...masks import Band
 from .once import choose_longest, find_packed, read_dense
-from .refusals import refuse_sizes, require_served
-from .sight import Sight
+from .refusals import refuse_constant, refuse_sizes, require_served
+from .sight import Sight, is_recorded
 from .single import attend_once, is_interval
 from .traced import plan_traced
 
@@ -141,14 +141,12 @@ def _attend(tensors: Tensors, sight: Sight, scores: _Scores, others: dict[str, A
     if packing is None and is_open:
         documents = _choose_documents(q, k, sight, others.get("position_ids"))
     mask: BlockMask | IntervalMask | None = sight.mask
-    if (
-        packing is None
-        and not (sight.graph is None and documents is None)
-        and torch.compiler.is_compiling()
-    ):
+    if packing is None and not (sight.graph is None and documents is None) and is_recorded(q):
         mask = plan_traced(sight, documents, q.shape[1], k.shape[1], q.device)
     elif documents is not None and sight.segments is None:  # or the mask function knows them
         sight = replace(sight, segments=find_packed(documents, len(q)))
+        if sight.segments is not None:
+            refuse_constant("position_ids")
     out: Tensor
     if mask is not None:
         out = flash_attn_func(q, k, v, mask=mask, **scores.options)

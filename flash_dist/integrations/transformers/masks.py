@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ...attention.arguments import is_traced
 from ...masks import BlockMask
 from .host import find_changes, has_parts, read_padding, see, see_once
 from .patterns import read_pattern
-from .refusals import require_numbers
-from .sight import Segments, Sight
+from .refusals import refuse_constant, require_numbers
+from .sight import Segments, Sight, is_recorded
 from .traced import trace_mask
 
 if TYPE_CHECKING:
@@ -60,16 +61,21 @@ def make_mask(
     tokens = attention_mask
     if tokens is not None:
         tokens = tokens[:, kv_offset : kv_offset + kv_length]
-    if torch.compiler.is_compiling():
+    if is_recorded(tokens, position):
         sizes = batch_size, queries, kv_length
         others["device"] = device
         return trace_mask(mask_function, tokens, sizes, position, offset, **others)
     require_numbers(device)
+    if tokens is not None:
+        refuse_constant("attention_mask")
     pattern = read_pattern(mask_function)
     padding = read_padding(tokens, kv_length)
     ids = None
     if pattern is not None and pattern.documents is not None:
         ids = pattern.documents.to("cpu").expand(batch_size, -1)  # waits
+        if is_traced():  # for which transformers always makes some
+            _require_one(ids)
+            ids = None
     is_scattered = ids is not None and (padding is not None or has_parts(ids))
     if pattern is None or is_scattered or (padding is not None and padding.gaps):
         others |= {"batch_size": batch_size, "kv_length": kv_length, "kv_offset": kv_offset}
@@ -81,6 +87,12 @@ def make_mask(
         seen = see_once(pattern.band, padding, offset, kv_length, device)
         return None if seen is None else seen.expand(batch_size, 1, 1, 2).contiguous()
     return see(pattern.band, padding, int(offset), queries, kv_length)  # waits for a tensor
+
+
+def _require_one(ids: Tensor) -> None:
+    """Raise ValueError for several documents in a row, which a trace would keep."""
+    if bool(find_changes(ids).any()):
+        refuse_constant("position_ids")
 
 
 def _find_queries(

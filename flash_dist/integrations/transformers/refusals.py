@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from ...attention.arguments import is_traced
+
 if TYPE_CHECKING:
     import torch
 
@@ -90,6 +92,17 @@ def refuse_sizes(module: torch.nn.Module, made: tuple[int, int], got: tuple[int,
 def refuse_tracing() -> NoReturn:
     """Raise ValueError, whose text torch.compile shows, for a mask that no graph can hold."""
     raise ValueError(UNTRACEABLE)
+
+
+def refuse_constant(name: str) -> None:
+    """Raise ValueError where torch.jit.trace would keep what is read of a tensor, for all calls."""
+    if is_traced():
+        message = (
+            f"torch.jit.trace must be given no {name}, got one: what it says is read here, and the "
+            "trace would keep it for other inputs\n\n"
+            "hint: `torch.export` and `torch.compile` take it"
+        )
+        raise ValueError(message)
 
 
 def _refuse(module: torch.nn.Module, what: str, why: str, hint: str) -> NoReturn:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import torch
 
+from ...attention.arguments import is_traced
 from ...attention.packed import flash_attn_varlen_func
 from .once import find_once
+from .sight import is_recorded
 
 Tensor = torch.Tensor
 
@@ -58,15 +60,15 @@ def attend_once(  # noqa: PLR0913, PLR0917 - one attention problem
 
 def _find_bounds(interval: Tensor, heads_kv: int, seqlen: int) -> tuple[Tensor, Tensor]:
     """Return what `_pack` does, which takes six kernels: the first layer of a forward makes it."""
-    if _is_recorded(interval):
+    if _is_repeated(interval):
         return _pack(interval, heads_kv, seqlen)
     key = "bounds", heads_kv, seqlen
     return find_once(interval, key, lambda: _pack(interval, heads_kv, seqlen))
 
 
-def _is_recorded(interval: Tensor) -> bool:
+def _is_repeated(interval: Tensor) -> bool:
     """Whether what is computed now will be again, of other numbers in the same tensor."""
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:  # noqa: SLF001
+    if is_recorded(interval) or is_traced():
         return True
     return interval.is_cuda and torch.cuda.is_current_stream_capturing()
 

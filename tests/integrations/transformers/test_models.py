@@ -362,7 +362,7 @@ def test_an_interval_that_changes_in_place_is_packed_anew(
     monkeypatch: pytest.MonkeyPatch, packed: list[Tensor], *, recorded: bool
 ) -> None:
     if recorded:  # as in a CUDA graph, which must make bounds whenever it is replayed
-        monkeypatch.setattr(single, "_is_recorded", lambda _: True)
+        monkeypatch.setattr(single, "_is_repeated", lambda _: True)
     query, key = torch.randn(2, 2, 2, 8, 16, device=DEVICE).unbind()
     interval = torch.tensor([[0, 5], [2, 8]], dtype=torch.int32, device=DEVICE).view(2, 1, 1, 2)
     module = torch.nn.Module()

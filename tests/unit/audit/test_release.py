@@ -206,6 +206,7 @@ def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
     ("options", "sentence"),
     [
         ({"max_size": "large"}, "a size must be like 100MB"),
+        ({"max_size": "9" * 400}, "a size must be like 100MB, 95MiB or 100000000, got `9999"),
         ({"require": "fast"}, "fast"),
         ({"no_stubs": "("}, "must be a regular expression, got `(`"),
         ({"min_driver": "old"}, "old"),
