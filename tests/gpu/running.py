@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -65,6 +66,11 @@ def check(problems: Iterable[Problem], **options: Any) -> None:  # noqa: ANN401 
         faults += find_faults(attend(problem, **options), problem)
     shown = "\n".join(faults[:12])
     assert not faults, f"{len(faults)} tensors are off:\n{shown}"
+
+
+def has_whole_shared_memory() -> bool:
+    """Whether kernels may take what the GPU has: a run with less leaves some out."""
+    return "FLASH_DIST_SMEM_LIMIT" not in os.environ
 
 
 def poison_memory(device: torch.device) -> None:

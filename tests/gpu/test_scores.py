@@ -11,7 +11,7 @@ import torch
 
 from flash_dist import flash_attn_varlen_func, last_variant
 from flash_dist.masks import IntervalMask
-from tests.gpu.running import attend_scored, workspace
+from tests.gpu.running import attend_scored, has_whole_shared_memory, workspace
 from tests.masks import MASKS, masked_problem
 from tests.reference import assert_same_bits, random_problem
 from tests.scores import Scored, find_faults, score
@@ -268,10 +268,10 @@ def family_of(role: str) -> str:
 
 
 def has_families_for_hopper(dtype: torch.dtype) -> bool:
-    """Whether calls without scores take them here."""
+    """Whether calls without scores take them here, all of them."""
     problem = random_problem(seqlen_q=300, dtype=dtype, causal=True)
     attend_scored(score(problem, "sinks"))
-    return family_of("fwd") == "fwd_sm90"
+    return has_whole_shared_memory() and family_of("fwd") == "fwd_sm90"
 
 
 @pytest.mark.gpu
