@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+from torch._C import _functorch as functorch
 from torch.autograd import forward_ad
 
 from ..errors import FlashDistError
@@ -16,6 +17,7 @@ from ..kernels import operators
 from ..kernels.derivatives import refuse_second
 from ..kernels.operators import Packing
 from ..masks import BlockMask
+from .arguments import is_transformed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +41,24 @@ def require_no_tangents(*tensors: Tensor | None) -> None:
         return
     if any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors):
         refuse_forward_mode()
+
+
+def require_no_gradients(name: str, *tensors: Tensor | None) -> None:
+    """Refuse what torch.func differentiates by, for a function that would give zeros."""
+    if not is_transformed() or not torch.is_grad_enabled():
+        return
+    if any(x is not None and _is_differentiated(x) for x in tensors):
+        message = f"{name} has no gradients, got it within torch.func.grad, vjp or jacrev"
+        hint = "`flash_attn_func` has them; `torch.no_grad()` around this call leaves it out"
+        raise FlashDistError(message, hint=hint)
+
+
+def _is_differentiated(x: Tensor) -> bool:
+    while functorch.is_functorch_wrapped_tensor(x):
+        if functorch.is_gradtrackingtensor(x) and x.requires_grad:
+            return True
+        x = functorch.get_unwrapped(x)
+    return False
 
 
 def refuse_compilation() -> NoReturn:

@@ -15,6 +15,8 @@ import flash_dist
 from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.kvcache import SMALL, Problem
 else:  # the folder above is not on the path: the sources' package lies there, without kernels
     path = Path(__file__).resolve().parents[1] / "kvcache.py"
@@ -395,3 +397,37 @@ def test_a_compiled_graph_gives_what_eager_gives(name: str) -> None:
     assert torch.equal(out, got)
     assert torch.equal(lse, got_lse)
     assert torch.equal(tensors.k_cache, others.k_cache)
+
+
+def cached(q: torch.Tensor) -> torch.Tensor:
+    k, v = (torch.linspace(-1, 1, 32 * 32).view(1, 32, 2, 16).roll(i, 1) for i in (0, 1))
+    return flash_dist.flash_attn_with_kvcache(q, k, v).sum()
+
+
+def packed(k: torch.Tensor) -> torch.Tensor:
+    ends_q, ends_k, used = (torch.tensor(x, dtype=torch.int32) for x in ([0, 1], [0, 32], [20]))
+    q = torch.ones(1, 2, 16)
+    return flash_dist.flash_attn_varlen_func(q, k, k, ends_q, ends_k, 1, 32, seqused_k=used).sum()
+
+
+def latent(q: torch.Tensor) -> torch.Tensor:
+    lengths, table = (torch.tensor(x, dtype=torch.int32) for x in ([20], [[0, 1]]))
+    cache = torch.linspace(-1, 1, 2048).view(2, 16, 1, 64)
+    return flash_dist.flash_mla_with_kvcache(q, cache, table, lengths, 32)[0].sum()
+
+
+@pytest.mark.parametrize(
+    ("call", "shape"),
+    [(cached, (1, 1, 2, 16)), (packed, (32, 2, 16)), (latent, (1, 1, 4, 64))],
+)
+def test_what_has_no_gradients_says_so_to_torch_func(
+    call: Callable[[torch.Tensor], torch.Tensor], shape: tuple[int, ...]
+) -> None:
+    x = torch.randn(shape)
+    with pytest.raises(FlashDistError, match=r"has no gradients, got it within torch\.func"):
+        torch.func.grad(call)(x)
+    with pytest.raises(FlashDistError, match="has no gradients"):
+        torch.vmap(torch.func.grad(call))(x[None])
+    assert torch.vmap(call)(x[None]).shape == (1,)
+    by_scale = torch.func.grad(lambda scale: scale * call(x))(torch.tensor(2.0))
+    assert torch.equal(by_scale, call(x))  # of which it is no input

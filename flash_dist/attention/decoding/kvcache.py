@@ -26,6 +26,7 @@ from ..layouts import ALIGNMENT, DENSE, Layout, dtype_name, stride_error
 from ..neutral import are_defaults, require_neutral_others
 from ..scoring.scores import choose_scores
 from ..support import require_kernels
+from ..transforms import require_no_gradients
 from .layouts import (
     check_angles,
     check_numbers,
@@ -242,6 +243,7 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     elif new is not None and not symbolic:
         cache.check_values(seqlen_new)  # all of them, before anything is written
     budget = BUDGET_NOW if torch.compiler.is_compiling() else workspace_budget()
+    require_no_gradients("flash_attn_with_kvcache", q, k, v, k_cache, v_cache)
     with torch.no_grad():
         if new is not None:
             q = append(q, cache, *new, rotary, advances=not band.is_full)

@@ -21,6 +21,7 @@ from ..arguments import (
 from ..layouts import ALIGNMENT, Layout
 from ..neutral import describe, require_known
 from ..support import require_kernels
+from ..transforms import require_no_gradients
 from .kvcache import check_addresses, read_seqlens
 from .layouts import check_latent, check_latent_once, check_table
 
@@ -119,6 +120,7 @@ def flash_mla_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - FlashMLA's signatu
             cache.check_values(0)
     q = q if suits else q.clone(memory_format=torch.contiguous_format)
     budget = BUDGET_NOW if torch.compiler.is_compiling() else workspace_budget()
+    require_no_gradients("flash_mla_with_kvcache", q, k_cache)
     with torch.no_grad():
         return decode_mla(
             q,

@@ -15,6 +15,7 @@ from ...kernels.scores import PLAIN
 from ..arguments import is_symbolic, may_wait, read_cu_seqlens, require_tensor
 from ..layouts import Layout, stride_error
 from ..support import require_kernels
+from ..transforms import require_no_gradients
 from .kvcache import check_addresses
 from .layouts import check_numbers, check_table, check_tensors, check_tensors_once
 
@@ -86,6 +87,7 @@ def attend_to_cache(  # noqa: PLR0913 - one attention problem
         _check_values(k, ends, seqused_k, block_table)
     cache = _make_cache(*given, ends, seqused_k, block_table)
     budget = BUDGET_NOW if torch.compiler.is_compiling() else workspace_budget()
+    require_no_gradients("flash_attn_varlen_func with seqused_k or block_table", q, k, v)
     with torch.no_grad():
         return decode(
             q,
