@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from ..kernels.scores import PLAIN, Scores
+from .digests import hash_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -110,14 +110,14 @@ def all_equal(expected: Tensors, others: Iterable[Tensors]) -> bool:
 
 
 def digest(tensors: Tensors) -> dict[str, str]:
-    """Return the SHA-256 of each tensor's elements, in their order."""
-    return {name: _sha256(tensor.detach().contiguous().cpu()) for name, tensor in tensors.items()}
+    """Return the hash of each tensor's elements, in their order."""
+    return {name: _hash(tensor.detach().contiguous().cpu()) for name, tensor in tensors.items()}
 
 
-def _sha256(tensor: torch.Tensor) -> str:
+def _hash(tensor: torch.Tensor) -> str:
     size = tensor.numel() * tensor.element_size()
     elements = (ctypes.c_char * size).from_address(tensor.data_ptr()) if size else b""
-    return hashlib.sha256(elements).hexdigest()
+    return hash_bytes(elements)
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

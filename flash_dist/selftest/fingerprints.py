@@ -1,4 +1,4 @@
-"""Fingerprints: SHA-256 of what the selftest's kernels compute, to compare between machines.
+"""Fingerprints: hashes of what the selftest's kernels compute, to compare between machines.
 
 Bits are promised to be equal where everything is that decides them: the case, the code of the
 kernels, what the planner on the host decides, compute capability, number of multiprocessors, shared
@@ -9,7 +9,6 @@ fingerprints that agree in all of that are compared; whatever else differs is no
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field, replace
@@ -19,6 +18,7 @@ from ..builds.package import PACKAGE
 from ..errors import FlashDistError
 from ..targets.archs import DEFAULT_TOOLKIT
 from ..targets.verdict import read_size, size_of_role, variants_meant
+from .digests import hash_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -49,7 +49,7 @@ class Fingerprint:
     budget: int  # bytes of workspace
     code: str  # hash of the code of all kernels that may serve the case
     driver: str  # release, where the driver compiled the code; else empty
-    digests: Mapping[str, str]  # SHA-256 of out, lse, dq, dk, dv; of dsinks, if there are sinks
+    digests: Mapping[str, str]  # hashes of out, lse, dq, dk, dv; of dsinks, if there are sinks
 
     @property
     def key(self) -> tuple[str, int, str, str]:
@@ -214,7 +214,7 @@ def _find_chosen(
 def hash_code(symbols: Iterable[str], kernels: Mapping[str, str]) -> str:
     """Return one hash of several kernels' code; one that is unknown has none."""
     text = "".join(f"{symbol} {kernels.get(symbol, '-')}\n" for symbol in symbols)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hash_bytes(text.encode())
 
 
 def compare_with(

@@ -281,12 +281,12 @@ def test_all_that_becomes_of_scores_is_covered(head_dim: int) -> None:
     assert all(case.key()["scored"] for case in cases)
 
 
-def test_a_digest_is_the_sha_256_of_the_elements() -> None:
+def test_a_digest_is_half_the_sha_256_of_the_elements() -> None:
     values = torch.arange(6, dtype=torch.int32).view(2, 3).t()
     digests = digest({"out": values, "lse": torch.empty(0)})
     words = b"".join(i.to_bytes(4, "little") for i in (0, 3, 1, 4, 2, 5))
-    assert digests["out"] == hashlib.sha256(words).hexdigest()
-    assert digests["lse"] == hashlib.sha256(b"").hexdigest()
+    assert digests["out"] == hashlib.sha256(words).hexdigest()[:32]
+    assert digests["lse"] == hashlib.sha256(b"").hexdigest()[:32]
 
 
 def test_other_sizes_get_few_cases() -> None:
