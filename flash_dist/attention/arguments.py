@@ -35,7 +35,7 @@ _WHOLE: Final = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 SCALES: Final = (2.0**-150, 2.0**128 - 2.0**103)  # between these, float32 is neither 0 nor inf
 
 
-def is_symbolic(x: Tensor) -> bool:
+def is_symbolic(x: object) -> bool:
     """Whether a tensor only stands for one: its sizes may be symbols, and it has no address."""
     return torch.compiler.is_compiling() or isinstance(x, FakeTensor)
 
@@ -271,6 +271,15 @@ def read_whole(value: object) -> int | None:
         return None
     number: Any = value
     return number if isinstance(value, (int, torch.SymInt)) else int(number)
+
+
+def require_whole(name: str, value: object) -> int:
+    """Return the same; raise TypeError for others."""
+    number = read_whole(value)
+    if number is None:
+        message = f"{name} must be an int, got {describe_value(value)}"
+        raise TypeError(message)
+    return number
 
 
 def choose_mask(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ..attention.arguments import describe_value, read_whole, require_tensor
+from ..attention.arguments import describe_value, require_tensor, require_whole
 from ..errors import GroupError, show
 from ..masks.inputs import MAX_SEQLEN
 
@@ -38,7 +38,7 @@ def ring_positions(seqlen: int, group: ProcessGroup | None = None) -> Tensor:
         ValueError: seqlen cannot be cut into equal chunks.
     """
     rank, world_size = find_rank(group)
-    number = _read("seqlen", seqlen)
+    number = require_whole("seqlen", seqlen)
     most = MAX_SEQLEN * world_size
     if not 0 < number <= most:
         message = f"seqlen must be from 1 to {most}, {world_size} times {MAX_SEQLEN}, got "
@@ -100,7 +100,7 @@ def positions(seqlen: int, rank: int, world_size: int) -> Tensor:
 
 def find_length(x: Tensor, dim: int) -> int:
     """Return the length of an axis; raise ValueError where there is none."""
-    axis = _read("dim", dim)
+    axis = require_whole("dim", dim)
     if not -x.dim() <= axis < x.dim():
         message = (
             f"dim must be {-x.dim()} to {x.dim() - 1} for a tensor of shape {list(x.shape)}, "
@@ -108,14 +108,6 @@ def find_length(x: Tensor, dim: int) -> int:
         )
         raise ValueError(message)
     return x.shape[axis]
-
-
-def _read(name: str, value: object) -> int:
-    number = read_whole(value)
-    if number is None:
-        message = f"{name} must be an int, got {describe_value(value)}"
-        raise TypeError(message)
-    return number
 
 
 def require_chunks(seqlen: int, count: int) -> None:

@@ -12,11 +12,10 @@ from ...kernels.cache_values import Cache
 from ...masks.inputs import require_bools
 from ..arguments import (
     choose_scale,
-    describe_value,
     is_symbolic,
     may_wait,
-    read_whole,
     require_tensor,
+    require_whole,
 )
 from ..layouts import ALIGNMENT, Layout
 from ..neutral import describe, require_known
@@ -102,7 +101,7 @@ def flash_mla_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - FlashMLA's signatu
     _require_neutral({"is_fp8_kvcache": is_fp8_kvcache or None, "indices": indices, **others})
     for name, x in (("q", q), ("k_cache", k_cache)):
         require_tensor(name, x)
-    columns = _read_columns(head_dim_v)
+    columns = require_whole("head_dim_v", head_dim_v)
     symbolic = is_symbolic(q)
     check = check_latent if symbolic else check_latent_once
     suits = check(Layout.of(q), Layout.of(k_cache), columns, named=block_table is not None)
@@ -139,11 +138,3 @@ def _require_neutral(arguments: Mapping[str, object]) -> None:
             neutral = "False" if name == "is_fp8_kvcache" else "None"
             message = f"{name} must be {neutral}, got {describe(value)}: {_REASONS[name]}"
             raise ValueError(message)
-
-
-def _read_columns(head_dim_v: object) -> int:
-    number = read_whole(head_dim_v)
-    if number is None:
-        message = f"head_dim_v must be an int, got {describe_value(head_dim_v)}"
-        raise TypeError(message)
-    return number

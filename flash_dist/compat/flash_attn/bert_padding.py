@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import pad
 
-from ...attention.arguments import describe_value, read_whole, require_tensor
+from ...attention.arguments import require_tensor, require_whole
 from ...attention.layouts import dtype_name
 from ...errors import show
 from ...masks.plan import MAX_INDEX
@@ -186,10 +186,7 @@ def _require_rows(name: str, x: Tensor) -> None:
 
 
 def _read_size(name: str, value: object) -> int:
-    number = read_whole(value)
-    if number is None:
-        message = f"{name} must be an int, got {describe_value(value)}"
-        raise TypeError(message)
+    number = require_whole(name, value)
     if not 0 <= number <= MAX_INDEX:
         message = f"{name} must be from 0 to {MAX_INDEX}, got {show(number)}"
         raise ValueError(message)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ...attention.arguments import NO_WINDOW
+from ...attention.arguments import NO_WINDOW, is_symbolic
 from ...attention.batched import flash_attn_func
 from ...attention.packed import flash_attn_varlen_func
 from ...masks import Band
 from .once import choose_longest, find_packed, read_dense
 from .refusals import refuse_constant, refuse_sizes, require_served
-from .sight import Sight, is_recorded
+from .sight import Sight
 from .single import attend_once, is_interval
 from .traced import plan_traced
 
@@ -141,7 +141,7 @@ def _attend(tensors: Tensors, sight: Sight, scores: _Scores, others: dict[str, A
     if packing is None and is_open:
         documents = _choose_documents(q, k, sight, others.get("position_ids"))
     mask: BlockMask | IntervalMask | None = sight.mask
-    if packing is None and not (sight.graph is None and documents is None) and is_recorded(q):
+    if packing is None and not (sight.graph is None and documents is None) and is_symbolic(q):
         mask = plan_traced(sight, documents, q.shape[1], k.shape[1], q.device)
     elif documents is not None and sight.segments is None:  # or the mask function knows them
         sight = replace(sight, segments=find_packed(documents, len(q)))

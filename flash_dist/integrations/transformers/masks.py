@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...attention.arguments import is_traced
+from ...attention.arguments import is_symbolic, is_traced
 from ...masks import BlockMask
 from .host import find_changes, has_parts, read_padding, see, see_once
 from .patterns import read_pattern
 from .refusals import refuse_constant, require_numbers
-from .sight import Segments, Sight, is_recorded
+from .sight import Segments, Sight
 from .traced import trace_mask
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def make_mask(
     tokens = attention_mask
     if tokens is not None:
         tokens = tokens[:, kv_offset : kv_offset + kv_length]
-    if is_recorded(tokens, position):
+    if is_symbolic(tokens) or is_symbolic(position):
         sizes = batch_size, queries, kv_length
         others["device"] = device
         return trace_mask(mask_function, tokens, sizes, position, offset, **others)

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import torch
 
+from ...attention.arguments import is_symbolic
 from ...attention.conversions import Conversions
 from ...masks import BlockMask
 from .refusals import refuse_bias, refuse_constant, refuse_tracing
-from .sight import Segments, find_documents, is_recorded
+from .sight import Segments, find_documents
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +38,7 @@ def choose_longest(given: int | Tensor | None, cu_seqlens: Tensor) -> int | Tens
     """Return the length of the longest sequence, which is read unless it is an int."""
     if given is not None and not isinstance(given, torch.Tensor):
         return given  # of numpy, too: the function of packed sequences judges it
-    if is_recorded(cu_seqlens):  # the function of packed sequences reads it
+    if is_symbolic(cu_seqlens):  # the function of packed sequences reads it
         return cu_seqlens.diff().max() if given is None else given
     if given is not None:
         return find_once(given, "longest", lambda: int(given.item()))
@@ -51,7 +52,7 @@ def read_dense(
 
     Keys beyond those that there are, of a static cache, are left out.
     """
-    if is_recorded(mask):
+    if is_symbolic(mask):
         refuse_tracing()
     refuse_constant("attention_mask")
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.functional import pad
 
 from .patterns import EVERYTHING
@@ -83,11 +82,6 @@ def _describe(use: str) -> str:
         f"a model that {use} its attention_mask is not served: it is no tensor here"
         '\n\nhint: `attn_implementation="eager"` serves it'
     )
-
-
-def is_recorded(*tensors: object) -> bool:
-    """Whether nothing can be read: torch.compile traces this, or a tensor is a FakeTensor."""
-    return torch.compiler.is_compiling() or any(isinstance(x, FakeTensor) for x in tensors)
 
 
 def find_documents(positions: Tensor) -> Segments | None:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import torch
 
-from ...attention.arguments import is_traced
+from ...attention.arguments import is_symbolic, is_traced
 from ...attention.packed import flash_attn_varlen_func
 from .once import find_once
-from .sight import is_recorded
 
 Tensor = torch.Tensor
 
@@ -68,7 +67,7 @@ def _find_bounds(interval: Tensor, heads_kv: int, seqlen: int) -> tuple[Tensor, 
 
 def _is_repeated(interval: Tensor) -> bool:
     """Whether what is computed now will be again, of other numbers in the same tensor."""
-    if is_recorded(interval) or is_traced():
+    if is_symbolic(interval) or is_traced():
         return True
     return interval.is_cuda and torch.cuda.is_current_stream_capturing()
 
