@@ -12,6 +12,7 @@
 // are smaller more blocks have one, and more is written to memory and read between them.
 #pragma once
 
+#include "core/few_queries.h"
 #include "core/params.h"
 
 namespace flash_dist {
@@ -64,6 +65,12 @@ struct DecodeParams {
   int fold_parts;              // blocks that fold a task, each some of its rows and columns
   Divisor by_group, by_heads;  // filled in at the launch
 };
+
+// Rows of a kv head of a sequence, the most.
+inline int most_rows(const DecodeParams& p) {
+  const int few = p.seqlen_q < MORE_QUERIES ? p.seqlen_q : MORE_QUERIES;
+  return p.group * (p.few_alone ? few : p.seqlen_q);
+}
 
 // Records of each share for what it has of a task and of a group, where that rests in memory while it
 // computes a part.

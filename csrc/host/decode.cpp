@@ -77,7 +77,7 @@ Decode::Decode(const Call& call, const DecodeParams& params, int64_t budget)
       kernel_(choose_kernel()),
       part_units_(is_latent(p_) && kernel_.variant->entry->block_rows > FEW_ROWS ? LATENT_PART_UNITS
                                                                                  : 1) {
-  const int rows = most_rows();
+  const int rows = most_rows(p_);
   p_.task_rows = kernel_.variant->entry->block_rows;
   p_.row_tiles = divide_up(rows, p_.task_rows);
   p_.tile_rows = std::min(rows, p_.task_rows);
@@ -114,16 +114,11 @@ KernelKey Decode::key_of(Role role) const {
 // That of more rows where there are more than one mma has, and where it is built in and loads.
 Loaded Decode::choose_kernel() const {
   if (is_latent(p_)) return require_kernel(call_.device, key_of(Role::MLA), &p_);
-  if (most_rows() > FEW_ROWS) {
+  if (most_rows(p_) > FEW_ROWS) {
     const Loaded wide = find_kernel(call_.device, key_of(Role::DECODE_WIDE), &p_);
     if (wide.variant != nullptr) return wide;
   }
   return require_kernel(call_.device, key_of(Role::DECODE), &p_);
-}
-
-// Of a kv head of a sequence.
-int Decode::most_rows() const {
-  return p_.group * (p_.few_alone ? std::min(p_.seqlen_q, MORE_QUERIES) : p_.seqlen_q);
 }
 
 int64_t Decode::tasks() const { return int64_t{p_.row_tiles} * p_.num_heads_kv; }

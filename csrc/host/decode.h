@@ -21,7 +21,6 @@ class Decode {
  private:
   KernelKey key_of(Role role) const;
   Loaded choose_kernel() const;
-  int most_rows() const;
   int64_t tasks() const;
   int64_t longest_units() const;
   int64_t most_units() const;

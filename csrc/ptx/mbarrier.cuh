@@ -31,6 +31,12 @@ __device__ __forceinline__ void mbarrier_expect(uint32_t barrier, int bytes) {
                : "memory");
 }
 
+// Arrives once the copies that this thread has begun by itself (ptx/copy.cuh) are in.
+__device__ __forceinline__ void mbarrier_arrive_behind_copies(uint32_t barrier) {
+  delay();
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
 // Waits until the phase of this parity has ended. Of a barrier whose first phase is still open, the
 // one "before" it, of parity 1, has.
 __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, int parity) {

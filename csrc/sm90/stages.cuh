@@ -21,10 +21,10 @@ struct StageBarriers {
   uint64_t full[STAGES], empty[STAGES];
 
   // By one thread. Whoever fills a stage arrives once, with the bytes of its copies or without any.
-  __device__ __forceinline__ void make(int consumer_warps) {
+  __device__ __forceinline__ void make(int consumer_warps, int fillers = 1) {
 #pragma unroll
     for (int i = 0; i < STAGES; ++i) {
-      mbarrier_init(shared_address(&full[i]), 1);
+      mbarrier_init(shared_address(&full[i]), fillers);
       mbarrier_init(shared_address(&empty[i]), consumer_warps);
     }
   }

@@ -16,48 +16,13 @@
 
 #include "core/decode_load.cuh"
 #include "core/decode_rows.cuh"
+#include "core/decode_scores.cuh"
 #include "core/softmax.cuh"
 #include "mma/decode/config.h"
 #include "mma/fragments.cuh"
 #include "ptx/dependents.cuh"
 
 namespace flash_dist {
-
-// What becomes of the scores of a lane's two rows of a task, whose heads may differ: core/scores.cuh.
-template <class Config>
-struct TaskScores {
-  float slope[2];
-  int diagonal[2];  // key at no distance, counted at the bottom right
-
-  __device__ __forceinline__ TaskScores(const DecodeParams& p, const DecodeCursor& at,
-                                        const WarpPlace<Config>& own) {
-    const int shift = CacheKeys(p.cache, at.batch, p.batch).seqlen - at.extent.seqlen_q;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = min(at.tile(p) * Config::TASK_ROWS + own.row(h), at.extent.rows(p) - 1);
-      const int query = divide(row, p.by_group);
-      slope[h] = alibi_slope(p.scores, at.batch, at.head(p) * p.group + row - query * p.group);
-      diagonal[h] = query + shift;
-    }
-  }
-  // S of the keys from key0 on.
-  template <int NT>
-  __device__ __forceinline__ void bend(Accumulator<1, NT>& s, const DecodeParams& p,
-                                       int key0) const {
-    const ScoreParams& scores = p.scores;
-#pragma unroll
-    for (int n = 0; n < NT; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        float& x = s.x[0][n][e];
-        x *= scores.scale_inside;
-        if (scores.softcap != 0.0f) x = scores.softcap * tanh_of<Tanh::FAST>(x);
-        const int key = key0 + n * 8 + threadIdx.x % 4 * 2 + e % 2;
-        const float distance = fabsf(static_cast<float>(diagonal[e / 2] - key));
-        x = __fmaf_rn(-slope[e / 2], distance, x);
-      }
-  }
-};
 
 // What a warp that owns rows has of a task, out of the way and back.
 template <class Config, int OT>
@@ -193,7 +158,7 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
     // Soft cap and ALiBi; hidden scores are -inf; the greatest of each row
     const int key0 = at.unit * UNIT_KEYS;
     if (p.scores.bends) {
-      const TaskScores<Config> scores(p, at, own);
+      const TaskScores scores(p, at, own);
 #pragma unroll
       for (int i = 0; i < Config::TILES; ++i) {
         scores.bend(s[i], p, key0 + i * Config::BLOCK_N + own.part * WARP_KEYS);

@@ -1,0 +1,69 @@
+// Tiles, threads and shared memory of the kernel that reads a cache for many rows on Hopper.
+#pragma once
+
+#include "core/config.h"
+#include "core/decode_work.cuh"
+#include "core/panels.cuh"
+#include "decode_plans.h"
+#include "plans.h"
+#include "sm90/stages.cuh"
+
+namespace flash_dist {
+
+template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
+struct DecodeWideSm90Config
+    : Config<DecodeWideSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
+  using Plan = DecodeWideSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>;
+  static constexpr int THREADS = Plan::WARPS * 32;
+  static constexpr int LOADERS = WARPGROUP;  // the last threads
+  static constexpr int CONSUMER_THREADS = THREADS - LOADERS;
+  static constexpr int CONSUMERS = CONSUMER_THREADS / WARPGROUP;
+  static constexpr int CONSUMER_ROWS = 64;
+  static constexpr int TASK_ROWS = CONSUMERS * CONSUMER_ROWS;
+  static constexpr int BLOCK_ROWS = TASK_ROWS;
+  static constexpr int LARGER = Plan::LARGER;
+  static constexpr int BLOCK_N = UNIT_KEYS;  // keys of a tile of K or V
+  static constexpr int TILES = 1;            // of K, and of V, in a unit
+  static constexpr int PIECE = 64;           // columns of O that one product is for
+  static constexpr int PIECES = HEAD_DIM_V / PIECE;
+  static constexpr bool V_IN_K = false;
+  // The keys whose weights are summed in PARTS parts, as mma/decode/kernel.cuh does it with a tile.
+  static constexpr int PARTS = 4;
+  static constexpr int SUMMED_KEYS = DecodeWidePlan<HEAD_DIM, HEAD_DIM_V, 99>::BLOCK_N;
+  // The loader has cursors and addresses of 64 bits.
+  static constexpr int LOADER_REGISTERS = 64;
+  static constexpr int CONSUMER_REGISTERS =
+      registers_left(CONSUMERS, Plan::MIN_BLOCKS, LOADER_REGISTERS);
+  using Shares = DecodeShares<THREADS>;
+  using KTile = Panels<BLOCK_N>;        // and of V
+  using QTile = Panels<CONSUMER_ROWS>;  // one of each consumer
+  static_assert(HEAD_DIM == HEAD_DIM_V && HEAD_DIM % QTile::COLUMNS == 0);
+  static_assert(TASK_ROWS == CONSUMER_ROWS || LARGER == 0);
+
+  // Where a copy of 16 bytes of K or V goes.
+  struct Layout {
+    static constexpr int CHUNKS = HEAD_DIM / 8;
+    static constexpr int ROW_BYTES = KTile::ROW_BYTES;
+    __device__ __forceinline__ static int offset(int row, int chunk) {
+      return KTile::offset(row, chunk);
+    }
+  };
+
+  struct Smem {
+    alignas(1024) uint16_t ring[Plan::STAGES][BLOCK_N * HEAD_DIM];  // K and V in turn
+    alignas(1024) uint16_t q[CONSUMERS][CONSUMER_ROWS * HEAD_DIM];
+    // What there is of a task while a group is computed: O by threads, top and sum by rows.
+    float4 parked[HEAD_DIM_V / 8][CONSUMER_THREADS];
+    float2 parked_stats[TASK_ROWS];
+    StageBarriers<Plan::STAGES> barriers;
+    typename Shares::Smem shares;
+    Shares all;                                   // for consumers
+    DecodeCursor cursors[CONSUMER_THREADS / 32];  // of each warp
+    int share_begin, share_end;
+    __device__ Smem() = delete;  // laid over shared memory, never made
+  };
+  static constexpr int SMEM_BYTES = sizeof(Smem);
+  static_assert((SMEM_BYTES + 1024) * Plan::MIN_BLOCKS <= smem_plan_bytes(PLAN) + 1024);
+};
+
+}  // namespace flash_dist
