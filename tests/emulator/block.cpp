@@ -4,6 +4,7 @@
 
 #include <cstdarg>
 #include <cstdio>
+#include <map>
 #include <memory>
 #include <random>
 #include <stdexcept>
@@ -53,6 +54,17 @@ struct Word {
   bool fenced = true;
 };
 
+// One that counts arrivals.
+struct Barrier {
+  int arrivals = 0, missing = 0;
+  unsigned phase = 0;  // that is open
+  struct Later {
+    int thread;
+    std::vector<Copy> copies;
+  };
+  std::vector<Later> later;  // arrivals behind copies
+};
+
 struct Range {
   const uint8_t* begin;
   int64_t bytes;
@@ -67,7 +79,11 @@ struct Block {
   std::vector<Word> words;
   size_t smem;
   int alive, arrived = 0;
-  unsigned barriers = 1;
+  unsigned barriers = 1;  // of the block, passed
+  unsigned epoch = 1;     // barriers of any kind
+  std::map<uint32_t, Barrier> counting;  // by address
+  std::map<int, Barrier> some;           // by number
+  std::vector<uint32_t> landed;          // words that copies with an arrival wrote, unfenced
 };
 
 std::vector<Range> ranges;
@@ -78,6 +94,12 @@ int current = 0;
 ucontext_t scheduler;
 std::string problem;
 
+void pass_block() {
+  block->arrived = 0;
+  ++block->barriers;
+  ++block->epoch;
+}
+
 void run_thread() {
   try {
     block->kernel(*block->params);
@@ -86,7 +108,7 @@ void run_thread() {
   }
   Thread& own = block->threads[current];
   own.done = true;
-  if (--block->alive > 0 && block->arrived == block->alive) block->arrived = 0, ++block->barriers;
+  if (--block->alive > 0 && block->arrived == block->alive) pass_block();
   swapcontext(&own.context, &scheduler);
 }
 
@@ -175,7 +197,7 @@ void leave_unfenced(Word& word) {
 }
 
 void watch_write(Word& word, int warp) {
-  const unsigned now = block->barriers;
+  const unsigned now = block->epoch;
   const bool other_wrote = word.written == now && word.writer != warp;
   const bool other_read = word.read == now && word.reader != warp;
   if (other_wrote || other_read) {
@@ -216,10 +238,79 @@ void wait_for_others(const Team& team) { wait_for(&team.generation); }
 
 void synchronize() {
   if (++block->arrived == block->alive) {
-    block->arrived = 0;
-    ++block->barriers;
+    pass_block();
   } else {
     wait_for(&block->barriers);
+  }
+}
+
+void synchronize_some(int id, int threads) {
+  Barrier& barrier = block->some[id];
+  if (barrier.missing == 0) barrier.arrivals = barrier.missing = threads;
+  if (barrier.arrivals != threads) fail("barrier %d is for %d threads and for %d", id, barrier.arrivals, threads);
+  if (--barrier.missing > 0) return wait_for(&barrier.phase);
+  ++barrier.phase;
+  ++block->epoch;
+}
+
+namespace {
+
+Barrier& barrier_at(uint32_t address) {
+  const auto found = block->counting.find(address);
+  if (found == block->counting.end()) fail("there is no barrier at %u", address);
+  return found->second;
+}
+
+void count_arrival(Barrier& barrier) {
+  if (--barrier.missing > 0) return;
+  barrier.missing = barrier.arrivals;
+  ++barrier.phase;
+  ++block->epoch;
+}
+
+// What has been written of a copy's words.
+void land(const Copy& copy, int thread) {
+  for (int i = 0; i < 4; ++i) {
+    Word& word = block->words[copy.target / 4 + i];
+    word.copier = NOBODY;
+    word.writer = thread / LANES;
+    word.written = block->epoch;
+    word.fenced = false;
+  }
+  if (copy.source == nullptr) {
+    std::memset(smem_bytes + copy.target, 0, 16);
+  } else {
+    std::memcpy(smem_bytes + copy.target, copy.source, 16);
+  }
+}
+
+}  // namespace
+
+void make_barrier(uint32_t address, int arrivals) {
+  words_of(address, 8);
+  Barrier& barrier = block->counting[address];
+  barrier.arrivals = barrier.missing = arrivals;
+}
+void arrive(uint32_t address) { count_arrival(barrier_at(address)); }
+void arrive_behind_copies(uint32_t address) {
+  Thread& own = block->threads[current];
+  barrier_at(address).later.push_back({current, std::move(own.open)});
+  own.open.clear();
+}
+void wait_for_phase(uint32_t address, int parity) {
+  Barrier& barrier = barrier_at(address);
+  const auto is_open = [&] { return static_cast<int>(barrier.phase % 2) == parity; };
+  while (is_open()) {
+    const std::vector<Barrier::Later> later = std::move(barrier.later);
+    barrier.later.clear();
+    for (const auto& [thread, copies] : later) {
+      for (const Copy& copy : copies) {
+        land(copy, thread);
+        for (uint32_t i = 0; i < 4; ++i) block->landed.push_back(copy.target / 4 + i);
+      }
+      count_arrival(barrier);
+    }
+    if (is_open()) wait_for(&barrier.phase);
   }
 }
 
@@ -230,12 +321,12 @@ uint8_t* read_shared(uint32_t address, int bytes, bool by_proxy) {
     Word& word = words[i];
     if (word.copier != NOBODY) fail("thread %d reads what cp.async is bringing", current);
     if (by_proxy && !word.fenced) fail("wgmma reads what no fence has made visible");
-    if (word.written == block->barriers && word.writer != warp) {
+    if (word.written == block->epoch && word.writer != warp) {
       fail("warp %d reads what another has written since the last barrier", warp);
     }
-    const bool alone = word.read != block->barriers || word.reader == warp;
+    const bool alone = word.read != block->epoch || word.reader == warp;
     word.reader = alone ? warp : SEVERAL;
-    word.read = block->barriers;
+    word.read = block->epoch;
   }
   return smem_bytes + address;
 }
@@ -254,6 +345,8 @@ void fence() {
   Thread& own = block->threads[current];
   for (uint32_t word : own.unfenced) block->words[word].fenced = true;
   own.unfenced.clear();
+  for (uint32_t word : block->landed) block->words[word].fenced = true;
+  block->landed.clear();
 }
 
 void count_conflicts(const uint32_t (&rows)[8]) {
@@ -291,18 +384,8 @@ void wait_for_groups(int pending) {
   Thread& own = block->threads[current];
   while (own.groups.size() > static_cast<size_t>(pending)) {
     for (const Copy& copy : own.groups.front()) {
-      Word* words = words_of(copy.target, 16);
-      for (int i = 0; i < 4; ++i) {
-        words[i].copier = NOBODY;
-        words[i].writer = current / LANES;
-        words[i].written = block->barriers;
-        leave_unfenced(words[i]);
-      }
-      if (copy.source == nullptr) {
-        std::memset(smem_bytes + copy.target, 0, 16);
-      } else {
-        std::memcpy(smem_bytes + copy.target, copy.source, 16);
-      }
+      land(copy, current);
+      for (uint32_t i = 0; i < 4; ++i) own.unfenced.push_back(copy.target / 4 + i);
     }
     own.groups.pop_front();
   }

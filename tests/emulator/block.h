@@ -1,8 +1,8 @@
 // The threads of a block, each a fiber of one host thread, and what they do together.
 //
 // Who goes on is drawn from a seed, so that a missing barrier shows as other bits. Shared memory that
-// the wrappers of ptx/ touch is watched beside that: two warps between the same barriers, of which
-// one writes, are an error, as is whoever touches what cp.async is still bringing. So are a copy from
+// the wrappers of ptx/ touch is watched beside that: two warps between the same barriers (any, whoever
+// comes to them), of which one writes, are an error, as is whoever touches what cp.async is still bringing. So are a copy from
 // or to what nobody has declared, lanes of a warp that do different things, and barriers that not
 // all threads come to.
 #pragma once
@@ -28,11 +28,19 @@ void forget_declared();
 void seed(unsigned number);
 int64_t bank_conflicts();
 
-// A barrier of the block.
+// A barrier of the block; and of some of its threads, by its number.
 void synchronize();
+void synchronize_some(int id, int threads);
+
+// Barriers in shared memory that count arrivals: those of this thread's copies since the last group or
+// such arrival come with them, when somebody waits for them.
+void make_barrier(uint32_t address, int arrivals);
+void arrive(uint32_t address);
+void arrive_behind_copies(uint32_t address);
+void wait_for_phase(uint32_t address, int parity);
 
 // Shared memory, by its address: the place, watched. by_proxy: as wgmma reads it, which sees what a
-// thread wrote or copied only behind that thread's fence().
+// thread wrote or copied only behind that thread's fence(), or, of copies that a barrier told of, anybody's.
 uint8_t* read_shared(uint32_t address, int bytes, bool by_proxy = false);
 uint8_t* write_shared(uint32_t address, int bytes);
 void fence();

@@ -97,9 +97,9 @@ struct Memory {
 struct EmulatedCall {
   int64_t batch, seqlen_q, num_heads_q, num_heads_kv, head_dim, head_dim_v;
   int64_t entries, page, pages;  // pages of a row of the table; 0: there is none
-  int64_t causal, budget, capability, sm_count, smem_limit, seed;
-  double softmax_scale;
-  void *q, *k, *v, *out, *lse, *seqlens, *table;
+  int64_t left, right, budget, capability, sm_count, smem_limit, seed;
+  double softmax_scale, softcap;
+  void *q, *k, *v, *out, *lse, *seqlens, *table, *alibi, *sinks;
 };
 
 extern "C" const char* emulated_error() { return flash_dist::last_error().c_str(); }
@@ -133,10 +133,13 @@ extern "C" int64_t emulate_decode(const EmulatedCall* call) {
   p.group = static_cast<int>(group);
   p.head_dim = static_cast<int>(c.head_dim);
   p.head_dim_v = static_cast<int>(c.head_dim_v);
-  p.left = UNBOUNDED;
-  p.right = c.causal ? 0 : UNBOUNDED;
+  p.left = static_cast<int>(c.left);
+  p.right = static_cast<int>(c.right);
   p.bottom_right = 1;
   p.softmax_scale = static_cast<float>(c.softmax_scale);
+  p.scores.softcap = static_cast<float>(c.softcap);
+  p.scores.alibi = static_cast<const float*>(c.alibi);
+  p.sinks = static_cast<const float*>(c.sinks);
 
   emulator::seed(static_cast<unsigned>(c.seed));
   emulator::forget_declared();

@@ -22,12 +22,14 @@ Tensor = torch.Tensor
 
 EMULATOR: Final = Path(__file__).parents[2] / "emulator"
 SIZES: Final = {  # head_dims of each role
-    "decode": {64},
+    "decode": {64, 128},
+    "decode_wide": {64, 128},
     "decode_fold": {256},
     "mla": {576},
     "mla_fold": {576},
 }
 ROOM: Final = {99: 101376, 163: 166912, 227: 232448}  # bytes of shared memory, by the plan
+UNBOUNDED: Final = 1 << 30  # as core/params.h says it
 ENOUGH: Final = 1 << 30  # bytes of workspace
 
 _FOLDER: Final = tempfile.TemporaryDirectory(prefix="flash_dist-")  # removed with the process
@@ -49,7 +51,8 @@ class _Call(ctypes.Structure):
                 "entries",
                 "page",
                 "pages",
-                "causal",
+                "left",
+                "right",
                 "budget",
                 "capability",
                 "sm_count",
@@ -57,8 +60,11 @@ class _Call(ctypes.Structure):
                 "seed",
             ]
         ),
-        ("softmax_scale", ctypes.c_double),
-        *((name, ctypes.c_void_p) for name in ["q", "k", "v", "out", "lse", "seqlens", "table"]),
+        *((name, ctypes.c_double) for name in ["softmax_scale", "softcap"]),
+        *(
+            (name, ctypes.c_void_p)
+            for name in ["q", "k", "v", "out", "lse", "seqlens", "table", "alibi", "sinks"]
+        ),
     )
 
 
@@ -110,6 +116,10 @@ def emulate(  # noqa: PLR0913 - a call, and where it runs
     *,
     head_dim_v: int,
     causal: bool = False,
+    left: int | None = None,
+    softcap: float = 0.0,
+    alibi: Tensor | None = None,
+    sinks: Tensor | None = None,
     gpu: Gpu = Gpu(),
 ) -> tuple[Tensor, Tensor, int]:
     """Return out, lse and how many rows of 16 bytes met in a bank.
@@ -122,6 +132,9 @@ def emulate(  # noqa: PLR0913 - a call, and where it runs
         table: [batch, pages], int32.
         head_dim_v: Columns of v and out.
         causal: Aligned to the bottom right.
+        left: Keys before the diagonal that a query sees; None: all.
+        softcap: Of the scores; 0: none.
+        alibi, sinks: [num_heads_q], float32.
         gpu: What it runs on.
 
     Raises:
@@ -130,12 +143,14 @@ def emulate(  # noqa: PLR0913 - a call, and where it runs
     batch, seqlen_q, heads, head_dim = q.shape
     out = q.new_full((batch, seqlen_q, heads, head_dim_v), torch.nan)
     lse = torch.full((batch, heads, seqlen_q), torch.nan)
+    band = (UNBOUNDED if left is None else left, 0 if causal else UNBOUNDED)
     numbers = (
         *(batch, seqlen_q, heads, k.shape[2], head_dim, head_dim_v, k.shape[0], k.shape[1]),
-        *(0 if table is None else table.shape[1], causal, gpu.budget, gpu.capability, gpu.sm_count),
-        *(ROOM[gpu.plan], gpu.seed, head_dim**-0.5),
+        *(0 if table is None else table.shape[1], *band),
+        *(gpu.budget, gpu.capability, gpu.sm_count, ROOM[gpu.plan], gpu.seed),
+        *(head_dim**-0.5, softcap),
     )
-    tensors = (q, k, k if v is None else v, out, lse, lengths, table)
+    tensors = (q, k, k if v is None else v, out, lse, lengths, table, alibi, sinks)
     addresses = (None if x is None else x.data_ptr() for x in tensors)
     library = _library()
     conflicts = int(library.emulate_decode(ctypes.byref(_Call(*numbers, *addresses))))
