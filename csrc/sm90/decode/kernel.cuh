@@ -143,18 +143,19 @@ struct DecodeSm90Consumer {
     await_scores(s);
     to_weights(s, unit * UNIT_KEYS, clear, group, folds, weights);
     issue_values(out, weights);
+    scale_group(group, folds);
 #pragma unroll
     for (int i = 0; i < LAST; ++i) {
       wgmma_wait<1>();
       hold(out[i].x[0]);
-      fold_piece(group, out[i], folds, i);
+      add_piece(group, out[i], folds, i);
     }
     wgmma_wait<0>();
     hold(out[LAST].x[0]);
     hold(weights);
     release_tile();
     if constexpr (!IsLast::value) issue_scores(s);
-    fold_piece(group, out[LAST], folds, LAST);
+    add_piece(group, out[LAST], folds, LAST);
     if (unit + 1 < stop) return;
     const DecodeCursor at = cursor_at(unit);
     take_group(at, group);
@@ -284,15 +285,24 @@ struct DecodeSm90Consumer {
     }
   }
 
-  // Some columns of a unit into those of its group.
-  __device__ __forceinline__ static void fold_piece(Partial<OT>& group, const Piece& unit,
-                                                    const Fold (&folds)[2], int piece) {
+  // What Fold does to the group, while the products of the unit are under way; and the unit's columns.
+  __device__ __forceinline__ static void scale_group(Partial<OT>& group, const Fold (&folds)[2]) {
+#pragma unroll
+    for (int n = 0; n < OT; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float& x = group.out.x[0][n][e];
+        x = __fmul_rn(x, folds[e / 2].keep);
+      }
+  }
+  __device__ __forceinline__ static void add_piece(Partial<OT>& group, const Piece& unit,
+                                                   const Fold (&folds)[2], int piece) {
 #pragma unroll
     for (int n = 0; n < PIECE_TILES; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         float& x = group.out.x[0][piece * PIECE_TILES + n][e];
-        x = folds[e / 2](x, unit.x[0][n][e]);
+        x = __fmaf_rn(unit.x[0][n][e], folds[e / 2].add, x);
       }
   }
 
