@@ -8,7 +8,13 @@
 
 namespace flash_dist {
 
-// What both sides are multiplied by when later keys join earlier ones.
+// A sum or an element of out, when later keys join earlier ones. Keys that a row does not see change no
+// bit but the sign of a zero, which finish_out() takes away.
+__device__ __forceinline__ float fold_in(float earlier, float later, float keep, float add) {
+  return __fmaf_rn(later, add, __fmul_rn(earlier, keep));
+}
+
+// What both sides are multiplied by then.
 struct Fold {
   float top, keep, add;
 
@@ -17,10 +23,8 @@ struct Fold {
     keep = exp2_approx(__fsub_rn(earlier, offset));      // exactly 1 for the side with the top
     add = exp2_approx(__fsub_rn(later, offset));
   }
-  // A sum or an element of out. Keys that a row does not see change no bit but the sign of a zero,
-  // which finish_out() takes away.
   __device__ __forceinline__ float operator()(float earlier, float later) const {
-    return __fmaf_rn(later, add, __fmul_rn(earlier, keep));
+    return fold_in(earlier, later, keep, add);
   }
 };
 

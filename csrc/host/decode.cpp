@@ -18,6 +18,7 @@ namespace {
 constexpr int64_t MAX_UNITS = INT32_MAX;  // of all sequences, which kernels count in 32 bits
 constexpr int FEW_ROWS = 16;              // of a task: those of one mma
 constexpr int MAX_HEAD_DIM = 256;         // with values of their own
+constexpr int FOLDS_PER_SM = 5;           // blocks that fold
 
 template <class Number>
 Number divide_up(Number a, Number b) {
@@ -87,13 +88,10 @@ Decode::Decode(const Call& call, const DecodeParams& params, int64_t budget)
   const int64_t blocks = int64_t{sm_count} * kernel_.variant->entry->blocks_per_sm;
   const int64_t units = most_units();
   p_.shares = static_cast<int>(std::min(blocks, units));
-  // A block of the fold for each multiprocessor, or more. Of latent keys two at a time have registers.
+  // As many blocks of the fold as there is room for, each with a piece of 32 columns of a row at least.
   const int64_t folded = std::min<int64_t>(p_.batch * tasks(), p_.shares);
-  const int64_t at_once = 2 * int64_t{sm_count};
-  const int64_t parts =
-      is_latent(p_) ? std::max<int64_t>(at_once / folded, 1) : divide_up(at_once, folded);
-  const int pieces = p_.tile_rows * (p_.columns / 64);
-  p_.fold_parts = static_cast<int>(std::min<int64_t>(parts, pieces));
+  const int64_t parts = std::max<int64_t>(FOLDS_PER_SM * int64_t{sm_count} / folded, 1);
+  p_.fold_parts = static_cast<int>(std::min<int64_t>(parts, p_.tile_rows * (p_.columns / 32)));
   place(units, budget);
 }
 

@@ -92,7 +92,7 @@ Out together(int operation, const In& in, All all) {
   return out;
 }
 
-enum Operation { SHUFFLE, VOTE, SYNC, LDMATRIX, LDMATRIX_TRANS, MMA, WGMMA };
+enum Operation { SHUFFLE, VOTE, BALLOT, SYNC, LDMATRIX, LDMATRIX_TRANS, MMA, WGMMA };
 
 template <class T, class From>
 T shuffle(T x, From from) {
@@ -129,5 +129,15 @@ template <class T>
 T __shfl_sync(unsigned, T x, int source) {
   return emulator::shuffle(x, [=](int) { return source; });
 }
+inline unsigned __ballot_sync(unsigned, bool x) {
+  return emulator::together<unsigned>(emulator::BALLOT, x,
+                                      [](const bool (&in)[32], unsigned (&out)[32]) {
+                                        unsigned all = 0;
+                                        for (int i = 0; i < 32; ++i) all |= unsigned{in[i]} << i;
+                                        for (unsigned& one : out) one = all;
+                                      });
+}
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __ffs(int x) { return __builtin_ffs(x); }
 inline bool __any_sync(unsigned, bool x) { return emulator::vote_any(x); }
 inline bool __all_sync(unsigned, bool x) { return !emulator::vote_any(!x); }

@@ -29,6 +29,9 @@ template <class T>
 T __shfl_sync(unsigned, T x, int) {
   return x;
 }
+inline unsigned __ballot_sync(unsigned, bool x) { return x; }
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
 template <class T>
 T atomicAdd(T* at, T x) {
   *at += x;

@@ -12,7 +12,7 @@
 
 #include "one_thread.h"
 
-#include "core/mla_fold.h"
+#include "core/decode_fold.h"
 
 using namespace flash_dist;
 
@@ -207,43 +207,20 @@ class Replay {
     const int begin = at.task_begin();
     at.unit = at.extent.first;
     at.position = begin;
-    if (shares.grain == Grain::PART) {
-      read_by_number<Shares::PARTS>(at);
-    } else {
-      read_by_number<1>(at);
-    }
-    if (PART_UNITS == 1) read_in_order(at);
+    read_groups(at);
     ++results_[{at.batch, at.task}];
   }
 
-  // As fold_group() of core/decode_fold.h.
-  void read_in_order(DecodeCursor at) {
-    const int begin = at.position;
+  // As fold_groups() of core/decode_fold.h.
+  void read_groups(const DecodeCursor& at) {
+    const int groups = count_groups(at.extent);
     int next = at.extent.first;  // what is to be folded
-    while (next < at.extent.end && right_) {
-      at.unit = next;
-      at.position = begin + next - at.extent.first;
-      const int owner = shares.owner(at.position);
-      if (shares.grain == Grain::GROUP || at.group_end() <= shares.begin(owner + 1)) {
-        read(shares.group_record(p, at, owner), at, next);
-      } else {
-        const int64_t first = int64_t{owner} * GROUP_UNITS + at.unit % GROUP_UNITS;
-        const int units = at.group_end() - at.position;
-        for (int i = 0; i < units; ++i) read(first + i, at, next);
-      }
+    for (int number = 0; number < groups; ++number) {
+      const GroupRecords records(p, shares, at, number);
+      right_ &= 1 <= records.parts && records.parts <= Shares::PARTS;
+      for (int i = 0; i < records.parts; ++i) read(records.first + i, at, next);
     }
-  }
-
-  // As fold_piece() of core/mla_fold.h.
-  template <int PARTS>
-  void read_by_number(const DecodeCursor& at) {
-    const TaskRecords<PARTS> records(at.extent);
-    int next = at.extent.first;
-    for (int i = 0; i < records.count; ++i) {
-      const int record = records.place(p, shares, at, i);
-      if (record >= 0) read(record, at, next);
-    }
-    right_ &= next == at.extent.end && records.place(p, shares, at, records.count) == -1;
+    right_ &= next == at.extent.end && GroupRecords(p, shares, at, groups).parts == 0;
   }
 
   void read(int64_t record, const DecodeCursor& at, int& next) {

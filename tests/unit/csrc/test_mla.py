@@ -170,6 +170,24 @@ def test_bits_are_the_same_alone(b: int, call: Call) -> None:
     call.assert_same(one, **{name: call.tensors[name][one] for name in ("q", "k", "lengths")})
 
 
+OWN_VALUES: Final[dict[str, Any]] = {"head_dim": 64, "head_dim_v": 64, "values_in_keys": False}
+FOLDED: Final = {
+    "more groups than a block folds at a time": Problem((40000,), heads=1, **OWN_VALUES),
+    "more parts than a warp has slots for": Problem((9000, 100), 8, 2, 2, **OWN_VALUES),
+    "more pieces than warps": Problem((1100,) * 9, 16, 3, 1, **OWN_VALUES),
+}
+
+
+@pytest.mark.parametrize("sm_count", [2, 13, 40])
+@pytest.mark.parametrize("name", FOLDED)
+def test_what_several_blocks_computed_has_the_bits_of_one(name: str, sm_count: int) -> None:
+    tensors = FOLDED[name].make()
+    out, lse, _ = emulate(**tensors, gpu=Gpu(budget=0))
+    folded, folded_lse, _ = emulate(**tensors, gpu=Gpu(sm_count=sm_count, seed=sm_count))
+    assert_same_bits(out, folded)
+    assert_same_bits(lse, folded_lse)
+
+
 @pytest.mark.parametrize("page", [16, 64])
 def test_bits_are_the_same_in_pages(page: int, call: Call) -> None:
     k = call.tensors["k"]
