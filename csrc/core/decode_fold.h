@@ -56,31 +56,41 @@ __device__ __forceinline__ int count_groups(const DecodeExtent& extent) {
 // Records that a warp folds one after the other, those of each lane's group together.
 struct FoldSlots {
   static constexpr int COUNT = 64;
-  int places[COUNT];  // of the record's row; ~place: the last of its group
-  float2 factors
-      [COUNT];  // keep and add, core/fold.cuh, of the record in its group; before: top and sum
+  // Of the record's row, in pieces of 32 columns. Before: among all rows, ~ of the last of its group.
+  int places[COUNT];
+  // keep and add, core/fold.cuh, of the record in its group. Before: its top and sum.
+  float2 factors[COUNT];
 
   // first: the slot of the first of this lane's.
   __device__ __forceinline__ void place(const GroupRecords& own, int first, int rows, int row) {
 #pragma unroll 1
     for (int i = 0; i < own.parts; ++i) {
-      // NOTE: rows of all records are fewer than 2^31, as each takes 256 bytes.
+      // NOTE: rows of all records are fewer than 2^31, and pieces, as each takes 128 bytes.
       const int at = (own.first + i) * rows + row;
       places[first + i] = i + 1 == own.parts ? ~at : at;
     }
   }
-  // A lane has every 32nd. Which ones are the last of their groups is returned, a bit for each.
+  // A lane has every 32nd; what slots that are left over read is some record, and goes nowhere. Which ones
+  // are the last of their groups is returned, a bit for each.
   __device__ __forceinline__ uint64_t read(float2 (&stats)[COUNT / 32], const DecodeParams& p,
-                                           int records) const {
+                                           int records) {
+    const int lane = threadIdx.x % 32;
     uint64_t lasts = 0;
+    int at[COUNT / 32];
 #pragma unroll
     for (int i = 0; i < COUNT / 32; ++i) {
-      const int slot = i * 32 + static_cast<int>(threadIdx.x) % 32;
-      const int at = slot < records ? places[slot] : 0;
-      stats[i] = {-INFINITY, 0.0f};
-      if (slot < records) stats[i] = p.partial_stats[max(at, ~at)];
-      lasts |= uint64_t{__ballot_sync(0xffffffffu, at < 0)} << (32 * i);
+      const bool exists = i * 32 + lane < records;
+      at[i] = places[exists ? i * 32 + lane : 0];
+      lasts |= uint64_t{__ballot_sync(0xffffffffu, exists && at[i] < 0)} << (32 * i);
     }
+    __syncwarp();  // all have read
+#pragma unroll
+    for (int i = 0; i < COUNT / 32; ++i) {
+      at[i] = max(at[i], ~at[i]);
+      stats[i] = p.partial_stats[at[i]];
+      places[i * 32 + lane] = at[i] * (p.columns / 32);
+    }
+    __syncwarp();
     return lasts;
   }
   __device__ __forceinline__ void write(const float2 (&stats)[COUNT / 32]) {
@@ -124,7 +134,7 @@ struct DecodeFoldConfigOf : Config<Plan, Target, T, HEAD_DIM, HEAD_DIM_V> {
   struct Smem {
     FoldSlots slots[WARPS];
     union {
-      float4 steps[WARPS][32];  // keep, add and sum of each lane's group
+      float4 steps[WARPS][FoldSlots::COUNT];  // keep, add and sum of groups, at their last records
       Together together;
     };
     typename Shares::Smem counts;
@@ -207,11 +217,28 @@ struct FoldedTask {
     sum = fold_in(sum, steps.z, steps.x, steps.y);
     out.fold(group, steps.x, steps.y);
   }
+  // Those for which ends has a bit.
+  template <int COUNT>
+  __device__ __forceinline__ void fold(const Columns<WIDTH> (&groups)[COUNT], const float4* steps,
+                                       unsigned ends) {
+    constexpr int AT_ONCE = COUNT < 8 ? COUNT : 8;
+#pragma unroll
+    for (int first = 0; first < COUNT; first += AT_ONCE) {
+      float4 own[AT_ONCE];
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i) own[i] = steps[first + i];
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i) {
+        if (ends >> (first + i) & 1) fold(groups[first + i], own[i]);
+      }
+    }
+  }
 };
 
 // Groups of a warp's lanes, as many as slots have room for: that many are returned. columns: of this
-// lane, of row 0 of record 0. know(top, sum) is told what a row of the lane's group has, while records are
-// on their way; take(number, columns) gets the columns of one group after the other.
+// lane, of row 0 of record 0. know(top, sum, slot) is told what a row of the lane's group has, and the slot
+// of its last record, -1 without, while records are on their way; take(number, slot, ends, columns) gets
+// the columns of some slots from one on: groups from a number on, where ends has a bit.
 template <class Config, int WIDTH, class Know, class Take>
 __device__ __forceinline__ int fold_groups(const DecodeParams& p, FoldSlots& slots,
                                            GroupRecords own, int row, const float* columns,
@@ -220,6 +247,7 @@ __device__ __forceinline__ int fold_groups(const DecodeParams& p, FoldSlots& slo
   const int end = sum_until(own.parts);  // of the lane's records among those of all
   const int groups = __popc(__ballot_sync(0xffffffffu, end <= FoldSlots::COUNT));
   const int records = __shfl_sync(0xffffffffu, end, groups - 1);
+  if (records == 0) return groups;
   if (end > FoldSlots::COUNT) own.parts = 0;
   __syncwarp();  // all are done with the slots, and with what know() left
   slots.place(own, end - own.parts, p.tile_rows, row);
@@ -233,27 +261,27 @@ __device__ __forceinline__ int fold_groups(const DecodeParams& p, FoldSlots& slo
     Columns<WIDTH> parts[AT_ONCE];
 #pragma unroll
     for (int j = 0; j < AT_ONCE; ++j) {
-      if (first + j >= records) continue;
-      const int at = slots.places[first + j];
-      parts[j].read(columns + int64_t{max(at, ~at)} * p.columns);
+      parts[j].read(columns + int64_t{slots.places[first + j]} * 32);
     }
     if (first == 0) {
       slots.write(stats);
       __syncwarp();
       const float2 all = slots.fold_stats<Config::Shares::PARTS>(own, end - own.parts);
-      know(all.x, all.y);
+      know(all.x, all.y, own.parts > 0 ? end - 1 : -1);
       __syncwarp();
     }
     const auto ends = static_cast<unsigned>(lasts >> first);
+    float2 factors[AT_ONCE];  // all of them first: one read would wait for the other
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; ++j) factors[j] = slots.factors[first + j];
 #pragma unroll
     for (int j = 0; j < AT_ONCE; ++j) {
-      if (first + j >= records) break;
-      const float2 factors = slots.factors[first + j];
-      group.fold(parts[j], factors.x, factors.y);
-      if ((ends >> j & 1) == 0) continue;
-      take(number++, group);
-      group = Columns<WIDTH>();
+      group.fold(parts[j], factors[j].x, factors[j].y);
+      parts[j] = group;
+      if (ends >> j & 1) group = Columns<WIDTH>();
     }
+    take(number, first, ends, parts);
+    number += __popc(ends & ((1u << AT_ONCE) - 1));
   }
   return groups;
 }
@@ -296,15 +324,18 @@ __device__ __forceinline__ void fold_alone(const DecodeParams& p, typename Confi
   const int row = piece / slices;
   const int column = ((piece - row * slices) * 32 + lane) * WIDTH;
   const int groups = count_groups(smem.at.extent);
-  float4(&steps)[32] = smem.steps[warp];
+  float4(&steps)[FoldSlots::COUNT] = smem.steps[warp];
   FoldedTask<WIDTH> task;
 #pragma unroll 1
   for (int first = 0; first < groups;) {
     if (first > 0) own = GroupRecords(p, smem.shares, smem.at, first + lane);
     first += fold_groups<Config, WIDTH>(
         p, smem.slots[warp], own, row, p.partial_out + column,
-        [&](float top, float sum) { steps[lane] = task.next_steps(top, sum); },
-        [&](int group, const Columns<WIDTH>& out) { task.fold(out, steps[group]); });
+        [&](float top, float sum, int slot) {
+          const float4 own_steps = task.next_steps(top, sum);
+          if (slot >= 0) steps[slot] = own_steps;
+        },
+        [&](int, int slot, unsigned ends, const auto& out) { task.fold(out, steps + slot, ends); });
   }
   store_columns<Config>(p, smem.at, task, row, column);
 }
@@ -356,10 +387,17 @@ __device__ __forceinline__ void fold_together(const DecodeParams& p, typename Co
     }
     fold_groups<Config, 1>(
         p, smem.slots[warp], own, row, p.partial_out + column,
-        [&](float top, float sum) {
+        [&](float top, float sum, int) {
           if (lane < each) shared.stats[own_first + lane] = {top, sum};
         },
-        [&](int group, const Columns<1>& out) { shared.out[own_first + group][lane] = out.x[0]; });
+        [&](int group, int, unsigned ends, const auto& out) {
+          float (*to)[32] = shared.out + own_first + group;
+#pragma unroll
+          for (const auto& one : out) {
+            if (ends & 1) (*to++)[lane] = one.x[0];
+            ends >>= 1;
+          }
+        });
     __syncthreads();
     if (warp == 0) fold_shared(task, shared, min(groups - first, Config::WARPS * each));
   }
