@@ -1,0 +1,146 @@
+"""Many rows on a cache on Hopper: the bits of the general kernel, which short memory asks for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+import torch
+
+from flash_dist import flash_attn_func, flash_attn_varlen_func, last_variant
+from tests.gpu.running import workspace
+from tests.kvcache import Problem
+from tests.reference import DEVICE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.gpu
+
+Tensor = torch.Tensor
+
+LIMIT: Final = "FLASH_DIST_SMEM_LIMIT"
+SHORT: Final = "166911"  # bytes of shared memory: too few for any kernel of Hopper's families
+DTYPES: Final = (torch.float16, torch.bfloat16)
+
+LONG: Final = Problem(seqlens=(3000, 1, 777), capacity=3008, seqlen_q=70, head_dim=128, causal=True)
+PROBLEMS: Final = {
+    "long": LONG,
+    "all keys": replace(LONG, causal=False, head_dim=64),
+    "one row too many": replace(LONG, seqlen_q=65),
+    "half a tile": replace(LONG, heads=4, heads_kv=2, seqlen_q=9),
+    "odd rows of a group": replace(LONG, heads=10, heads_kv=2, seqlen_q=37, head_dim=64),
+    "many tiles": replace(LONG, seqlens=(3000,), seqlen_q=1000, heads=4, heads_kv=1),
+    "pages": replace(LONG, page=16),
+    "large pages": replace(LONG, page=752, head_dim=64),
+    "left padding": replace(LONG, leftpad=(100, 0, 700)),
+    "entries": replace(LONG, entries=5, batch_idx=(4, 0, 2), head_dim=64),
+    "new keys": replace(LONG, seqlens=(2900, 0, 500), seqlen_new=70, rotary_dim=32),
+    "window": replace(LONG, window=(300, -1)),
+    "window to both sides": replace(LONG, causal=False, window=(100, 40), head_dim=64),
+    "soft cap": replace(LONG, softcap=5.0),
+    "slopes and sinks": replace(LONG, alibi=True, sinks=True, head_dim=64),
+    "few columns": replace(LONG, head_dim=40, head_dim_v=24),
+    "more columns than 64": replace(LONG, head_dim=96),
+}
+BUDGETS: Final = (1536, 1, 0)  # MB of workspace: which blocks share a sequence
+ENDS: Final = ((0, 5, 5, 21, 36), (0, 1100, 2200, 4200, 8300))  # of packed queries and keys
+
+
+def calls() -> Iterator[tuple[str, tuple[Tensor, ...]]]:
+    """Yield what each call gives, by its name; few queries on many keys run on the same kernels."""
+    for dtype in DTYPES:
+        for name, problem in PROBLEMS.items():
+            for megabytes in BUDGETS:
+                with workspace(megabytes):
+                    yield (
+                        f"{name}, {dtype}, {megabytes} MB",
+                        problem.call(problem.make(dtype, DEVICE)),
+                    )
+        generator = torch.Generator(DEVICE).manual_seed(0)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator, device=DEVICE).to(dtype)  # noqa: B023
+
+        q, k, v = normal(2, 64, 4, 128), normal(2, 16384, 2, 128), normal(2, 16384, 2, 128)
+        yield f"few queries, {dtype}", flash_attn_func(q, k, v, causal=True, return_lse=True)
+        cu_q, cu_k = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in ENDS)
+        q, k, v = normal(36, 8, 64), normal(8300, 2, 64), normal(8300, 2, 64)
+        packed = flash_attn_varlen_func(q, k, v, cu_q, cu_k, 16, 4100, causal=True, return_lse=True)
+        yield f"packed, {dtype}", packed
+
+
+def save(path: Path) -> None:
+    """Write the results, and the family that ran."""
+    results = {name: tuple(x.cpu() for x in values) for name, values in calls()}
+    torch.save({"family": last_variant()["decode_wide"]["family"], "results": results}, path)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What both kernels give."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("Hopper's families are for compute capability 9.0")
+    unlimited = {name: value for name, value in os.environ.items() if name != LIMIT}
+    found = {}
+    for name, limit in (("native", {}), ("short", {LIMIT: SHORT})):
+        path = tmp_path_factory.mktemp(name) / "results.pt"
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.gpu.test_decode_wide", str(path)],
+            cwd=Path(__file__).parents[2],
+            env={**unlimited, **limit},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        found[name] = torch.load(path)
+    if found["native"]["family"] == "decode_wide":
+        pytest.skip("this wheel has no code for 9.0a")
+    return found
+
+
+def test_each_kernel_ran_where_it_should(runs: dict[str, Any]) -> None:
+    assert runs["native"]["family"] == "decode_wide_sm90"
+    assert runs["short"]["family"] == "decode_wide"
+
+
+def test_both_kernels_have_the_same_bits(runs: dict[str, Any]) -> None:
+    faults = []
+    for name, expected in runs["short"]["results"].items():
+        for kind, x, y in zip(
+            ("out", "lse"), expected, runs["native"]["results"][name], strict=True
+        ):
+            bits = torch.int16 if x.element_size() == 2 else torch.int32
+            differs = x.contiguous().view(bits) != y.contiguous().view(bits)
+            if not differs.any():
+                continue
+            place = tuple(differs.nonzero()[0].tolist())
+            faults.append(
+                f"{name}: {kind} differs in {int(differs.sum())} of {differs.numel()} elements, "
+                f"first at {place}: {y[place].item()!r} instead of {x[place].item()!r}"
+            )
+    assert not faults, "\n".join(faults[:12])
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_chunks_of_a_prefill_have_the_bits_of_the_prefill(head_dim: int, half: torch.dtype) -> None:
+    """Chunks of up to 16 rows, of up to 64 and of more run on three kernels."""
+    rows, chunks = 300, ((0, 16), (16, 80), (80, 300))
+    problem = Problem((1900,), 1904, rows, 1, 1, head_dim, causal=True)
+    tensors = problem.make(half, DEVICE)
+    out, lse = problem.call(tensors)
+    for begin, end in chunks:
+        chunk = tensors._replace(q=tensors.q[:, begin:end], seqlens=tensors.seqlens - (rows - end))
+        part, part_lse = problem.call(chunk)
+        assert torch.equal(part, out[:, begin:end])
+        assert torch.equal(part_lse, lse[:, :, begin:end])
+
+
+if __name__ == "__main__":
+    save(Path(sys.argv[1]))
