@@ -79,8 +79,8 @@ struct Block {
   std::vector<Word> words;
   size_t smem;
   int alive, arrived = 0;
-  unsigned barriers = 1;  // of the block, passed
-  unsigned epoch = 1;     // barriers of any kind
+  unsigned barriers = 1;                 // of the block, passed
+  unsigned epoch = 1;                    // barriers of any kind
   std::map<uint32_t, Barrier> counting;  // by address
   std::map<int, Barrier> some;           // by number
   std::vector<uint32_t> landed;          // words that copies with an arrival wrote, unfenced
@@ -247,7 +247,8 @@ void synchronize() {
 void synchronize_some(int id, int threads) {
   Barrier& barrier = block->some[id];
   if (barrier.missing == 0) barrier.arrivals = barrier.missing = threads;
-  if (barrier.arrivals != threads) fail("barrier %d is for %d threads and for %d", id, barrier.arrivals, threads);
+  if (barrier.arrivals != threads)
+    fail("barrier %d is for %d threads and for %d", id, barrier.arrivals, threads);
   if (--barrier.missing > 0) return wait_for(&barrier.phase);
   ++barrier.phase;
   ++block->epoch;
