@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from numbers import Number
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,6 +74,8 @@ def show(value: object, most: int = 60) -> str:
 
     NOTE: Python writes no int of more than 4300 digits, and a message must not fail for one.
     """
+    if type(value) is int and abs(value) < 2**63:  # torch.compile traces no repr of it
+        return f"{index(value)}"
     try:
         text = " ".join(repr(value).split())
     except ValueError:

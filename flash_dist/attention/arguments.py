@@ -282,6 +282,26 @@ def require_whole(name: str, value: object) -> int:
     return number
 
 
+def is_within(number: int, most: int) -> bool:
+    """Whether a number is from 0 to most; of one that is known later, the graph asserts it."""
+    if not torch.compiler.is_compiling():
+        return 0 <= number <= most
+    from torch.fx.experimental.symbolic_shapes import guard_or_true  # noqa: PLC0415
+
+    if not (guard_or_true(number >= 0) and guard_or_true(number <= most)):
+        return False
+    torch._check(number >= 0)  # noqa: SLF001 - as torch documents
+    torch._check(number <= most)  # noqa: SLF001
+    return True
+
+
+def is_known(condition: bool) -> bool:  # noqa: FBT001 - of symbols
+    """Whether something holds for every number that a symbol of a graph may stand for."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # noqa: PLC0415
+
+    return statically_known_true(condition)
+
+
 def choose_mask(
     mask: BlockMask | IntervalMask | None, window_size: Window, *, causal: bool
 ) -> Band | BlockMask | IntervalMask:

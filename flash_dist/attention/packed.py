@@ -15,7 +15,9 @@ from .arguments import (
     choose_band,
     choose_scale,
     describe_value,
+    is_known,
     is_symbolic,
+    is_within,
     may_wait,
     prepare_inputs,
     read_cu_seqlens,
@@ -242,7 +244,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     q, k, v = prepare_inputs(q, k, v, PACKED)
     longest_q = _read_max_seqlen("max_seqlen_q", max_seqlen_q)
     longest_k = _read_max_seqlen("max_seqlen_k", max_seqlen_k)
-    if torch.compiler.is_compiling() and _is_known(longest_q == longest_k):
+    if torch.compiler.is_compiling() and is_known(longest_q == longest_k):
         longest_k = longest_q  # dynamo wants one number to be one argument
     packing = Packing(
         read_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q),
@@ -328,19 +330,7 @@ def _read_max_seqlen(name: str, value: int | Tensor) -> int:
     if number is None:
         message = f"{name} must be an int or a tensor with one, got {describe_value(value)}"
         raise TypeError(message)
-    if torch.compiler.is_compiling() and not (
-        _is_known(number < 0) or _is_known(number > MAX_SEQLEN)
-    ):
-        torch._check(number >= 0)  # noqa: SLF001 - as torch documents: known when the graph runs
-        torch._check(number <= MAX_SEQLEN)  # noqa: SLF001
-    if not 0 <= number <= MAX_SEQLEN:
+    if not is_within(number, MAX_SEQLEN):
         message = f"{name} must be from 0 to {MAX_SEQLEN}, got {show(number)}"
         raise ValueError(message)
     return number
-
-
-def _is_known(condition: bool) -> bool:
-    """Whether something holds for every number that a symbol of a graph may stand for."""
-    from torch.fx.experimental.symbolic_shapes import statically_known_true  # noqa: PLC0415
-
-    return statically_known_true(condition)

@@ -328,6 +328,11 @@ def masked_inside(x: Tensor) -> Tensor:
     return flash_attn_func(x, x, x, mask=BlockMask.causal())
 
 
+def packed_inside(longest: int) -> Tensor:
+    x = torch.ones(8, 2, 64)
+    return flash_attn_varlen_func(x, x, x, CU_SEQLENS, CU_SEQLENS, longest, longest)
+
+
 def refuse(call: Callable[..., object], name: str) -> Case:
     """Return the refusal of an argument that is there for its neutral value."""
     value, text = {**UNSERVED, **UNSERVED_PACKED}[name]
@@ -476,6 +481,10 @@ WRONG_KIND: dict[str, Case] = {
     "made-inside": (
         lambda: torch.compile(masked_inside, fullgraph=True, backend="eager")(draw(1, 8, 2, 64)),
         (torch._dynamo.exc.Unsupported, "a BlockMask must be made before torch.compile traces"),
+    ),
+    "max_seqlen-compiled": (
+        lambda: torch.compile(packed_inside, fullgraph=True, backend="eager", dynamic=True)(2**30),
+        (torch._dynamo.exc.Unsupported, "max_seqlen_q must be from 0 to 1073741823, got 107374182"),
     ),
     "cu_seqlens-start": (
         packed(cu_seqlens_q=torch.tensor([-1, 3, 8], dtype=torch.int32)),

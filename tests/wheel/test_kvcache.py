@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import flash_dist
 from flash_dist.errors import FlashDistError
@@ -313,6 +314,31 @@ def test_what_does_not_fit_is_named(changes: dict[str, Any], message: str) -> No
     }
     with pytest.raises(ValueError, match=message):
         flash_dist.flash_attn_with_kvcache(**arguments)
+
+
+def call_fake(q: torch.Tensor, cache: torch.Tensor, number: int) -> None:
+    with FakeTensorMode() as mode:
+        q, cache = mode.from_tensor(q), mode.from_tensor(cache)
+        flash_dist.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=number)
+
+
+def call_compiled(q: torch.Tensor, cache: torch.Tensor, number: int) -> None:
+    @torch.compile(fullgraph=True, backend="aot_eager", dynamic=True)
+    def decode(q: torch.Tensor, cache: torch.Tensor, number: int) -> torch.Tensor:
+        return flash_dist.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=number)
+
+    for one in (5, 9, number):
+        decode(q, cache, one)
+
+
+@pytest.mark.parametrize("number", [33, -1])
+@pytest.mark.parametrize("call", [call_fake, call_compiled])
+def test_an_int_beyond_the_cache_is_refused_where_tensors_have_no_numbers(
+    call: Callable[[torch.Tensor, torch.Tensor, int], None], number: int
+) -> None:
+    text = rf"cache_seqlens must be from 0 to 32 \(32 keys of the cache\), got {number}"
+    with pytest.raises((ValueError, torch._dynamo.exc.Unsupported), match=text):
+        call(torch.ones(3, 1, 2, 16), torch.ones(3, 32, 2, 16), number)
 
 
 @pytest.mark.parametrize(

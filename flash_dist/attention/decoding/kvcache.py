@@ -18,6 +18,7 @@ from ..arguments import (
     describe_value,
     is_symbolic,
     is_transformed,
+    is_within,
     may_wait,
     read_whole,
     require_tensor,
@@ -322,9 +323,10 @@ def read_seqlens(seqlens: int | Tensor | None, q: Tensor, capacity: int) -> Tens
             f"got {describe_value(seqlens)}"
         )
         raise TypeError(message)
-    if not is_symbolic(q) and not 0 <= number <= capacity:
+    if not is_within(number, capacity):
+        limit = show(capacity)
         message = (
-            f"cache_seqlens must be from 0 to {capacity} ({capacity} keys of the cache), "
+            f"cache_seqlens must be from 0 to {limit} ({limit} keys of the cache), "
             f"got {show(number)}"
         )
         raise ValueError(message)
