@@ -40,11 +40,6 @@ def is_symbolic(x: object) -> bool:
     return torch.compiler.is_compiling() or isinstance(x, FakeTensor)
 
 
-def is_traced() -> bool:
-    """Whether torch.jit.trace writes down which operators are called."""
-    return torch._C._get_tracing_state() is not None  # noqa: SLF001 - the public name has no type
-
-
 def is_transformed() -> bool:
     """Whether a transform of torch.func runs, under which tensors may have no address either."""
     return torch._C._are_functorch_transforms_active()  # noqa: SLF001 - as torch.autograd does

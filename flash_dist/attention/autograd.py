@@ -14,8 +14,9 @@ from ..kernels.intervals import attend_intervals
 from ..kernels.operators import Packing
 from ..kernels.precision import is_ieee
 from ..masks.intervals import IntervalMask
+from ..masks.registry import is_traced
 from . import transforms
-from .arguments import is_traced, is_transformed
+from .arguments import is_transformed
 from .support import require_kernels
 
 if TYPE_CHECKING:

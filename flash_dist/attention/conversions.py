@@ -13,6 +13,7 @@ import torch
 
 from ..errors import FlashDistError
 from ..masks import BlockMask
+from ..masks.registry import RECORDED, is_traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -99,6 +100,12 @@ def _require_eager(name: str, instead: str) -> None:
         message = (  # torch.compile shows the text of built-in exceptions only
             f"{name} must be a flash_dist.BlockMask under torch.compile"
             f"\n\nhint: make `{instead}` once outside and pass that"
+        )
+        raise TypeError(message)
+    if is_traced():
+        message = (
+            f"torch.jit.trace must be given no {name}, got one: what it says is read here, and the "
+            f"trace would keep it for all calls\n\nhint: {RECORDED}"
         )
         raise TypeError(message)
 

@@ -185,7 +185,7 @@ def _is_watched(q: Tensor, k: Tensor, v: Tensor) -> bool:
     plain = type(q) is type(k) is type(v) is Tensor
     if not plain or not q.is_cuda or torch._C._len_torch_dispatch_stack() > 0:  # noqa: SLF001
         return True
-    return torch._C._get_tracing_state() is not None  # noqa: SLF001
+    return registry.is_traced()
 
 
 def _find_numbers(
@@ -317,12 +317,13 @@ def band_or_handle(mask: Band | BlockMask) -> Band | int:
         return mask
     if mask.band is not None:
         return mask.band
-    if is_exporting():
+    if is_exporting() or registry.is_traced():
+        recorder = "torch.export" if is_exporting() else "torch.jit.trace"
         raise complain(
             TypeError,
-            f"torch.export takes a mask that is a band only, got {mask!r}: another process would "
+            f"{recorder} takes a mask that is a band only, got {mask!r}: another process would "
             "not find it",
-            "`BlockMask.full`, `causal` and `sliding_window` are bands",
+            registry.RECORDED,
         )
     return mask.handle
 

@@ -33,6 +33,15 @@ KEPT: Final = 32  # masks used last by compiled graphs, which live until their b
 SHAPES_KEPT: Final = 32  # per mask and device
 STREAMS_KEPT: Final = 256  # per buffer; past it, streams are told to the allocator again
 FIRST_HANDLE: Final = 2  # torch.compile makes a constant of any 0 or 1
+RECORDED: Final = (  # a hint where no handle may be written down
+    "`BlockMask.full`, `causal` and `sliding_window` are bands, recorded as numbers; an "
+    "`IntervalMask` that is made inside is recorded with its tensors"
+)
+
+
+def is_traced() -> bool:
+    """Whether torch.jit.trace writes down which operators are called, for another process maybe."""
+    return torch._C._get_tracing_state() is not None  # noqa: SLF001 - the public name has no type
 
 
 class Mask(Protocol):

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import create_block_mask
 
-from flash_dist import BlockMask, flash_attn_func, flash_attn_varlen_func
+from flash_dist import (
+    BlockMask,
+    IntervalMask,
+    flash_attn_func,
+    flash_attn_varlen_func,
+    flex_attention,
+    scaled_dot_product_attention,
+)
 from flash_dist.errors import FlashDistError
 from flash_dist.kernels.operators import NOT_PACKED
 
@@ -169,16 +177,36 @@ def test_a_package_of_aotinductor_holds_the_operator(tmp_path: Path) -> None:
 CU_SEQLENS = torch.tensor([0, 3, 8], dtype=torch.int32)
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.(trace|save|load|trace_method)` is deprecated")
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+HI = torch.tensor([1, 3, 3, 4, 8, 8, 7, 8], dtype=torch.int32)
+DENSE = torch.arange(8) < HI[:, None]
+MASK = BlockMask.from_dense(DENSE)
+OF_TORCH = create_block_mask(lambda _b, _h, q, k: k <= q + 1, 1, 1, 8, 8, device="cpu")
+
+
+def attend_intervals(q: Tensor, **options: Any) -> Tensor:  # noqa: ANN401 - of flash_attn_func
+    mask = IntervalMask.of(torch.zeros_like(HI), HI, seqlen_k=8)
+    out: Tensor = flash_attn_func(q, q, q, mask=mask, **options)
+    return out
+
+
+def ignore_warnings_of_traces(function: Callable[..., None]) -> Callable[..., None]:
+    deprecated = "ignore:`torch.jit.(trace|save|load|trace_method)` is deprecated"
+    for ignored in (deprecated, "ignore::torch.jit.TracerWarning"):
+        function = pytest.mark.filterwarnings(ignored)(function)
+    return function
+
+
+@ignore_warnings_of_traces
 @pytest.mark.parametrize(
     ("function", "shape"),
     [
         (lambda q: flash_attn_func(q, q, q, causal=True), (2, 8, 2, 16)),
         (lambda q: flash_attn_func(q, q, q, softcap=3.0), (2, 8, 2, 16)),
         (lambda q: flash_attn_varlen_func(q, q, q, CU_SEQLENS, CU_SEQLENS, 5, 5), (8, 2, 16)),
+        (attend_intervals, (2, 8, 2, 16)),
+        (lambda q: attend_intervals(q, softcap=3.0), (2, 8, 2, 16)),
     ],
-    ids=["plain", "scored", "packed"],
+    ids=["plain", "scored", "packed", "intervals", "scored intervals"],
 )
 def test_a_trace_has_the_gradients_and_is_saved(
     function: Callable[[Tensor], Tensor], shape: tuple[int, ...], tmp_path: Path
@@ -191,3 +219,34 @@ def test_a_trace_has_the_gradients_and_is_saved(
         assert torch.equal(got, want)
         (dq,), (wanted,) = (torch.autograd.grad(x.square().sum(), (q,)) for x in (got, want))
         torch.testing.assert_close(dq, wanted)
+
+
+@ignore_warnings_of_traces
+@pytest.mark.parametrize("wants_gradients", [False, True])
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda q: flash_attn_func(q, q, q, mask=MASK), "takes a mask that is a band only, got <"),
+        (
+            lambda q: flash_attn_func(q, q, q, mask=MASK, softcap=3.0),
+            "takes a mask that is a band only, got <BlockMask",
+        ),
+        (
+            lambda q: scaled_dot_product_attention(q, q, q, DENSE),
+            "must be given no attn_mask, got one",
+        ),
+        (
+            lambda q: flex_attention(q, q, q, block_mask=OF_TORCH),
+            "must be given no block_mask, got one",
+        ),
+    ],
+    ids=["plain", "scored", "dense", "of torch"],
+)
+def test_a_mask_that_another_process_would_not_find_is_not_traced(
+    function: Callable[[Tensor], Tensor],
+    message: str,
+    wants_gradients: bool,  # noqa: FBT001
+) -> None:
+    q = draw(2, 8, 8, 16).detach().requires_grad_(wants_gradients)
+    with pytest.raises(TypeError, match=rf"(?s)torch\.jit\.trace {message}.*hint: .*IntervalMask"):
+        torch.jit.trace(function, (q,))

@@ -222,3 +222,17 @@ def test_a_graph_is_compiled_for_inside_and_outside() -> None:
     assert torch.equal(got, flash_dist.scaled_dot_product_attention(*leaves))
     own = ["scaled_dot_product_attention(" in graph for graph in graphs]
     assert own == [True, False, True, False]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_a_mask_that_a_trace_records_is_torchs_own(caplog: pytest.LogCaptureFixture) -> None:
+    leaves, mask, other = draw_all(), seen(7, 9), seen(1, 9).expand(7, 9)
+
+    def layer(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(query, key, value, mask)
+
+    with flash_dist.sdpa():
+        traced: Any = torch.jit.trace(layer, (*leaves, mask))
+    assert "masks that are tensors of a graph" in caplog.text
+    torch.testing.assert_close(traced(*leaves, other), torch_sdpa(*leaves, other))

@@ -15,8 +15,9 @@ from ...kernels.scores import Scores
 from ...kernels.scoring import scored
 from ...kernels.scoring.intervals import attend_intervals
 from ...masks.intervals import IntervalMask
+from ...masks.registry import is_traced
 from .. import transforms
-from ..arguments import is_traced, is_transformed
+from ..arguments import is_transformed
 from ..autograd import concerns_autograd, distinct
 from ..support import require_kernels
 

@@ -19,6 +19,7 @@ from ...attention.autograd import attend
 from ...attention.support import require_kernels
 from ...kernels.precision import is_ieee
 from ...masks import Band, BlockMask
+from ...masks.registry import is_traced
 from .masks import read_mask
 from .reasons import tell
 
@@ -53,8 +54,8 @@ class sdpa(ContextDecorator):  # noqa: N801 - reads as a function: `with sdpa():
     `enable_gqa`. The rest goes to torch's own function: dropout, masks that add other numbers or
     need a gradient, a head_dim that is no multiple of 8 or over 256, bfloat16 on compute capability
     7.5, tensors of other types, calls under transforms of torch.func. So do masks of tensors under
-    torch.compile, which cannot read them. The logger `flash_dist` says at level INFO, once for each
-    reason, that a call went to torch.
+    torch.compile, which cannot read them, and torch.jit.trace, which would keep them. The logger
+    `flash_dist` says at level INFO, once for each reason, that a call went to torch.
 
     A mask is read the first time that it is seen, which waits for the GPU; one that is made anew
     for every call is read in every call. A query that sees no key gives zero.
@@ -176,7 +177,8 @@ def _find_reason(
         return "what is no tensor"
     if not (mask is None or isinstance(mask, (torch.Tensor, BlockMask))):
         return "masks that are no tensors"
-    is_unread = torch.compiler.is_compiling() or getattr(mask, "requires_grad", False)
+    is_recorded = torch.compiler.is_compiling() or is_traced()
+    is_unread = is_recorded or getattr(mask, "requires_grad", False)
     dims = {x.dim() for x in tensors}
     reasons = {
         "tensors of other types than torch.Tensor": any(

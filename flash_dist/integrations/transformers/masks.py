@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...attention.arguments import is_symbolic, is_traced
+from ...attention.arguments import is_symbolic
 from ...masks import BlockMask
+from ...masks.registry import is_traced
 from .host import find_changes, has_parts, read_padding, see, see_once
 from .patterns import read_pattern
 from .refusals import refuse_constant, require_numbers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from ...attention.arguments import is_traced
+from ...masks.registry import is_traced
 
 if TYPE_CHECKING:
     import torch

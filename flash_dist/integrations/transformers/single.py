@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import torch
 
-from ...attention.arguments import is_symbolic, is_traced
+from ...attention.arguments import is_symbolic
 from ...attention.packed import flash_attn_varlen_func
+from ...masks.registry import is_traced
 from .once import find_once
 
 Tensor = torch.Tensor
