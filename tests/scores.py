@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 NAMES: Final = ("out", "lse", "dq", "dk", "dv", "dsinks")
+Documents = tuple[tuple[int, ...], tuple[int, ...]]  # queries and keys of each
 SOFTCAP: Final = 3.0  # small, so that scores reach it
 
 
@@ -26,9 +27,10 @@ class Scored:
 
     problem: Problem
     softcap: float = 0.0
-    alibi_slopes: Tensor | None = None  # [num_heads_q] or [batch, num_heads_q]
+    alibi_slopes: Tensor | None = None  # [num_heads_q] or [batch or documents, num_heads_q]
     sinks: Tensor | None = None  # [num_heads_q]
     name: str = ""
+    documents: Documents | None = None  # one behind the other, in a batch of 1
 
     def __str__(self) -> str:
         return f"{self.name} of {self.problem}"
@@ -39,12 +41,15 @@ class Scored:
         return {"softcap": self.softcap, "alibi_slopes": self.alibi_slopes}
 
 
-def score(problem: Problem, features: str, seed: int = 0) -> Scored:
+def score(
+    problem: Problem, features: str, seed: int = 0, documents: Documents | None = None
+) -> Scored:
     """Return the problem with softcap, alibi, alibi-batch and sinks, as far as named.
 
     lse gets a gradient, too.
     """
     heads, batch = problem.q[0, 0, ..., 0].numel(), problem.q.shape[0]
+    sequences = len(documents[0]) if documents else batch
     generator = torch.Generator("cpu").manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
@@ -52,7 +57,7 @@ def score(problem: Problem, features: str, seed: int = 0) -> Scored:
 
     slopes = None
     if "alibi" in features:
-        slopes = draw(batch, heads).abs() if "alibi-batch" in features else draw(heads).abs()
+        slopes = draw(sequences, heads).abs() if "alibi-batch" in features else draw(heads).abs()
     dlse = 0.3 * draw(batch, heads, problem.q.shape[1])
     if problem.visible is not None and "sinks" not in features:
         dlse = dlse * problem.visible.any(-1)
@@ -62,6 +67,7 @@ def score(problem: Problem, features: str, seed: int = 0) -> Scored:
         slopes,
         2.0 * draw(heads) if "sinks" in features else None,
         features,
+        documents,
     )
 
 
@@ -91,9 +97,7 @@ def _formula(
     if scored.softcap:
         s = scored.softcap * torch.tanh(s / scored.softcap)
     if scored.alibi_slopes is not None:
-        i = torch.arange(seqlen_q, device=q.device)[:, None] + seqlen_k - seqlen_q
-        distance = (i - torch.arange(seqlen_k, device=q.device)).abs().to(dtype)
-        s = s - scored.alibi_slopes.to(dtype).expand(batch, heads)[:, :, None, None] * distance
+        s = s - _slopes_by_row(scored, heads).to(dtype) * _distances(scored).to(dtype)
     if problem.visible is not None:
         s = s.masked_fill(~problem.visible, -torch.inf)
     if sinks is not None:
@@ -103,6 +107,31 @@ def _formula(
     p = (s - shift).exp()[..., :seqlen_k]
     out = torch.einsum("bhij,bjhd->bihd", p, v)
     return out.reshape(*problem.q.shape[:-1], v.shape[-1]), lse
+
+
+def _slopes_by_row(scored: Scored, heads: int) -> Tensor:
+    """Return [batch, heads, 1, 1], or of documents [1, heads, seqlen_q, 1]."""
+    slopes, problem = scored.alibi_slopes, scored.problem
+    assert slopes is not None
+    if scored.documents is None:
+        return slopes.expand(problem.q.shape[0], heads)[:, :, None, None]
+    lengths, _ = scored.documents
+    rows = torch.tensor(lengths, device=slopes.device)
+    return slopes.expand(len(lengths), heads).repeat_interleave(rows, 0).T[None, :, :, None]
+
+
+def _distances(scored: Scored) -> Tensor:
+    """Return [seqlen_q, seqlen_k]; of documents each from its own bottom right."""
+    q, k = scored.problem.q, scored.problem.k
+    lengths_q, lengths_k = scored.documents or ((q.shape[1],), (k.shape[1],))
+
+    def count(begin: int, length: int) -> Tensor:
+        return torch.arange(begin, begin + length, device=q.device)
+
+    pairs = zip(lengths_q, lengths_k, strict=True)
+    i = torch.cat([count(keys - queries, queries) for queries, keys in pairs])
+    j = torch.cat([count(0, keys) for keys in lengths_k])
+    return (i[:, None] - j).abs()
 
 
 def of_rounded_out(name: str, out: Tensor, scored: Scored) -> float:
@@ -118,7 +147,8 @@ def of_rounded_out(name: str, out: Tensor, scored: Scored) -> float:
     rows = problem.q.shape[0] * problem.q.shape[1]
     if name == "dsinks":
         return float(rounding * rows**0.5)
-    if name not in {"dq", "dk"} or problem.k.shape[1] > 1:
+    fewest = min(scored.documents[1]) if scored.documents else problem.k.shape[1]
+    if name not in {"dq", "dk"} or fewest > 1:
         return 0.0
     other = problem.k if name == "dq" else problem.q
     return float(rounding * problem.scale * float(other.abs().max()) * rows**0.5)

@@ -147,7 +147,7 @@ def draw_case(
         float32_precision=chance.choice((None, None, "ieee")) if dtype == "fp32" else None,
         features="",
     )
-    if case.is_packed or chance.random() < 0.6:
+    if chance.random() < 0.6:
         return case
     features = chance.choice(_FEATURES)
     return replace(case, features=features, magnitudes=(1.0,) * 4, softmax_scale=None)
@@ -209,9 +209,12 @@ def run_case(case: Case, *, device: str, seed: int, bits_only: bool = False) -> 
             "float32_precision": case.float32_precision,
         }
 
-        scored = score(problem, case.features, case.number) if case.features else None
+        scored = _bend(case, problem) if case.features else None
 
         def run(*, poison: bool) -> dict[str, Tensor]:
+            if packed and scored:
+                bent, asked = replace(packed, problem=scored.problem), {**scored.options, **options}
+                return attend_packed(bent, poison=poison, sinks=scored.sinks, **asked)
             if scored:
                 return attend_scored(scored, poison=poison, **options)
             if packed:
@@ -229,6 +232,11 @@ def run_case(case: Case, *, device: str, seed: int, bits_only: bool = False) -> 
 
 def _find_faults(result: dict[str, Tensor], problem: Problem, scored: Scored | None) -> list[str]:
     return scores.find_faults(result, scored) if scored else find_faults(result, problem)
+
+
+def _bend(case: Case, problem: Problem) -> Scored:
+    documents = (case.lengths, case.lengths_k) if case.is_packed else None
+    return score(problem, case.features, case.number, documents)
 
 
 def _shape(case: Case, device: str, seed: int) -> dict[str, Any]:

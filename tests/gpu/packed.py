@@ -98,11 +98,16 @@ def attend_packed(
     *,
     poison: bool = True,
     given: dict[str, Any] | None = None,
+    sinks: Tensor | None = None,
     **options: Any,  # noqa: ANN401 - of flash_attn_varlen_func
 ) -> dict[str, Tensor]:
-    """Return out, lse, dq, dk, dv with a batch axis of 1."""
+    """Return out, lse, dq, dk, dv with a batch axis of 1, and dsinks where there are sinks."""
     problem = packed.problem
-    q, k, v = (x[0].detach().requires_grad_() for x in (problem.q, problem.k, problem.v))
+    inputs = problem.q, problem.k, problem.v
+    q, k, v = leaves = [x[0].detach().requires_grad_() for x in inputs]
+    if sinks is not None:
+        leaves.append(sinks.detach().requires_grad_())
+        options["learnable_sink"] = leaves[-1]
     given = given or boundaries(packed, q.device)
     if poison:
         poison_memory(q.device)
@@ -119,6 +124,7 @@ def attend_packed(
         poison_memory(q.device)
     outputs = (out,) if problem.dlse is None else (out, lse)
     grads = (problem.dout[0],) if problem.dlse is None else (problem.dout[0], problem.dlse[0])
-    computed = torch.autograd.grad(outputs, (q, k, v), grads)
-    tensors = (out.detach(), lse.detach(), *computed)
-    return {name: x.unsqueeze(0) for name, x in zip(NAMES, tensors, strict=True)}
+    dq, dk, dv, *of_sinks = torch.autograd.grad(outputs, leaves, grads)
+    tensors = (out.detach(), lse.detach(), dq, dk, dv)
+    result = {name: x.unsqueeze(0) for name, x in zip(NAMES, tensors, strict=True)}
+    return result | dict(zip(("dsinks",), of_sinks, strict=False))

@@ -33,6 +33,19 @@ def attend_wrongly(scored, attend=attention.attend_scored, **options):
 attention.attend_scored = attend_wrongly
 sys.exit(attention.main(["--device", "cpu", "--cases", "60", "--longest", "80"]))
 """
+PLANTED_IN_DOCUMENTS = """
+import sys
+from tests.fuzz import attention
+
+def attend_wrongly(packed, attend=attention.attend_packed, *, alibi_slopes=None, **options):
+    if alibi_slopes is not None and alibi_slopes.dim() == 2:  # another document's
+        alibi_slopes = alibi_slopes.roll(1, 0)
+    result = attend(packed, alibi_slopes=alibi_slopes, **options)
+    return {name: x * (1.01 if name == "dsinks" else 1) for name, x in result.items()}
+
+attention.attend_packed = attend_wrongly
+sys.exit(attention.main(sys.argv[1:]))
+"""
 PLANTED_IN_A_CACHE = """
 import sys
 from flash_dist.kernels.budget import workspace_budget
@@ -101,6 +114,17 @@ def test_a_gradient_of_sinks_one_percent_off_is_found(copied: Path) -> None:
     findings = done.stdout.splitlines()[:-1]
     assert findings
     assert all("dsinks is off by" in finding for finding in findings)
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [("110", "alibi-batch of documents"), ("16", "dsinks is off by")]
+)
+def test_scores_of_documents_that_are_off_are_found(number: str, said: str, copied: Path) -> None:
+    options = ("--device", "cpu", "--longest", "80", "--only", number)
+    assert run(copied, "-m", "tests.fuzz.attention", *options).returncode == 0
+    done = run(copied, "-c", PLANTED_IN_DOCUMENTS, *options)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert said in done.stdout
 
 
 def test_two_processes_share_the_same_cases(copied: Path) -> None:
