@@ -19,7 +19,9 @@ from .layouts import (
     ALIGNMENT,
     DENSE,
     DEVICE_TYPES,
+    NAMES,
     Layout,
+    Names,
     check_layouts,
     dtype_name,
 )
@@ -45,7 +47,9 @@ def is_transformed() -> bool:
     return torch._C._are_functorch_transforms_active()  # noqa: SLF001 - as torch.autograd does
 
 
-def prepare_inputs(q: Tensor, k: Tensor, v: Tensor, tokens: int = DENSE) -> Triple:
+def prepare_inputs(
+    q: Tensor, k: Tensor, v: Tensor, tokens: int = DENSE, names: Names = NAMES
+) -> Triple:
     """Check q, k, v, cast them as autocast wants and leave out heads_per_kv of k and v.
 
     Args:
@@ -53,6 +57,7 @@ def prepare_inputs(q: Tensor, k: Tensor, v: Tensor, tokens: int = DENSE) -> Trip
         k: Keys, likewise.
         v: Values, likewise.
         tokens: DENSE or PACKED.
+        names: What the caller calls them.
 
     Raises:
         TypeError: An argument is no tensor, or a dtype is not supported.
@@ -61,38 +66,39 @@ def prepare_inputs(q: Tensor, k: Tensor, v: Tensor, tokens: int = DENSE) -> Trip
     plain = type(q) is type(k) is type(v) is Tensor
     traced = torch.compiler.is_compiling()
     if traced or not plain or not q.layout is k.layout is v.layout is torch.strided:
-        _require_tensors(q, k, v)
+        _require_tensors(q, k, v, names)
     if torch._C._is_any_autocast_enabled():  # noqa: SLF001 - public is only that of one device
         q, k, v = _autocast(q, k, v)
     if traced or (not plain and isinstance(q, FakeTensor)):
-        check_layouts(Layout.of(q), Layout.of(k), Layout.of(v), tokens)
+        check_layouts(Layout.of(q), Layout.of(k), Layout.of(v), tokens, names)
         return q, _fold(k, tokens), _fold(v, tokens)
     try:
         # fmt: off
         grouped = _check_once(
-            tokens,
+            tokens, names,
             q.dtype, q.device, q.shape, q.stride(),
             k.dtype, k.device, k.shape, k.stride(),
             v.dtype, v.device, v.shape, v.stride(),
         )
         # fmt: on
     except RuntimeError:
-        _require_tensors(q, k, v)  # torch tells no shape of what is nested
+        _require_tensors(q, k, v, names)  # torch tells no shape of what is nested
         raise
     if not is_transformed():
         if q.is_cuda:
-            _check_addresses(q, k, v)
+            _check_addresses(q, k, v, names)
         else:  # a GPU's have no address once the transform that made them has ended
             q, k, v = unwrap_if_dead(q), unwrap_if_dead(k), unwrap_if_dead(v)
     return (q, _fold(k, tokens), _fold(v, tokens)) if grouped else (q, k, v)
 
 
 @lru_cache(maxsize=4096)
-def _check_once(tokens: int, *fields: Any) -> bool:  # noqa: ANN401
+def _check_once(tokens: int, names: Names, *fields: Any) -> bool:  # noqa: ANN401
     """Check layouts that no call had before; return whether k or v has a heads_per_kv axis.
 
     Args:
         tokens: DENSE or PACKED.
+        names: What the caller calls q, k and v.
         fields: Those of the layouts of q, k and v, one after the other: most calls had theirs
             before, and three layouts take longer to make than their fields to look up.
 
@@ -102,18 +108,23 @@ def _check_once(tokens: int, *fields: Any) -> bool:  # noqa: ANN401
         FlashDistError: This build has no code that runs on the GPU.
     """
     q, k, v = Layout(*fields[:4]), Layout(*fields[4:8]), Layout(*fields[8:])
-    check_layouts(q, k, v, tokens)
+    check_layouts(q, k, v, tokens, names)
     if q.device.type == "cuda":
-        require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1])
+        require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1], name=names.q)
     return len(k.shape) != tokens + 2 or len(v.shape) != tokens + 2
 
 
-def _require_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    for name, x in (("q", q), ("k", k), ("v", v)):
+def _require_tensors(q: Tensor, k: Tensor, v: Tensor, names: Names) -> None:
+    for name, x in ((names.q, q), (names.k, k), (names.v, v)):
         require_tensor(name, x)
 
 
-def read_cu_seqlens(name: str, x: Any, q: Tensor) -> Tensor:  # noqa: ANN401 - a user's
+def read_cu_seqlens(
+    name: str,
+    x: Any,  # noqa: ANN401 - a user's
+    q: Tensor,
+    names: Names = NAMES,
+) -> Tensor:
     """Return the tensor that says where packed sequences begin.
 
     Raises:
@@ -125,7 +136,8 @@ def read_cu_seqlens(name: str, x: Any, q: Tensor) -> Tensor:  # noqa: ANN401 - a
         message = f"{name} must be int32, got {dtype_name(x.dtype)}\n\nhint: `{name}.int()`"
         raise TypeError(message)
     if x.device != q.device:
-        message = f"q and {name} must be on the same device, got {q.device} and {x.device}"
+        both = f"{q.device} and {x.device}"
+        message = f"{names.q} and {name} must be on the same device, got {both}"
         raise ValueError(message)
     if x.dim() != 1 or x.shape[0] < 1 or not x.is_contiguous():
         message = (
@@ -182,10 +194,10 @@ def _fold(x: Tensor, tokens: int) -> Tensor:
     return x if x.dim() == tokens + 2 else x.select(-2, 0)
 
 
-def _check_addresses(q: Tensor, k: Tensor, v: Tensor) -> None:
+def _check_addresses(q: Tensor, k: Tensor, v: Tensor, names: Names) -> None:
     if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT == 0:
         return
-    named = (("q", q), ("k", k), ("v", v))
+    named = ((names.q, q), (names.k, k), (names.v, v))
     name, x = next(one for one in named if one[1].data_ptr() % ALIGNMENT != 0)
     message = f"{name} must start at a multiple of {ALIGNMENT} bytes, got address {x.data_ptr():#x}"
     raise ValueError(message)
@@ -198,7 +210,9 @@ def choose_scale(scale: float | None, head_dim: int, name: str = "softmax_scale"
     if isinstance(scale, bool) or not isinstance(scale, (float, int, torch.SymFloat, Real)):
         message = f"{name} must be a float or None, got {type(scale).__name__}"
         if isinstance(scale, torch.Tensor):
-            message += f"\n\nhint: multiply q by it and pass {name}=1.0: its gradient is kept"
+            message += (
+                f"\n\nhint: multiply the queries by it and pass {name}=1.0: its gradient is kept"
+            )
         raise TypeError(message)
     number = to_float(scale)
     if not SCALES[0] < number < SCALES[1]:

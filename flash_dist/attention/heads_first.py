@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ..masks.inputs import require_bool
 from .arguments import choose_scale, prepare_inputs, require_tensor
 from .autograd import attend
+from .layouts import DENSE, TORCH
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +45,7 @@ def attend_heads_first(  # noqa: PLR0913 - the arguments of torch's functions
     if key.shape[0] == value.shape[0] == 1 != batch:
         key, value = (x.expand(batch, -1, -1, -1) for x in (key, value))
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    q, k, v = prepare_inputs(q, k, v)
+    q, k, v = prepare_inputs(q, k, v, DENSE, TORCH)
     softmax_scale = choose_scale(scale, q.shape[-1], "scale")
     out, lse = attend(q, k, v, mask=mask, softmax_scale=softmax_scale)
     return out.transpose(1, 2), lse

@@ -7,11 +7,15 @@ where heads... is num_heads or num_heads_kv, heads_per_kv.
 from __future__ import annotations
 
 import math
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
 from ..masks.inputs import MAX_SEQLEN
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 DEVICE_TYPES: Final = ("cuda", "cpu")
 CUDA_DTYPES: Final = (torch.float16, torch.bfloat16, torch.float32)
@@ -25,6 +29,31 @@ ALIGNMENT: Final = 16  # bytes of one load
 DENSE: Final = 2  # axes before the heads: batch and seqlen
 PACKED: Final = 1  # total
 _TOKEN_AXES: Final = {DENSE: "batch, seqlen", PACKED: "total"}
+
+
+@dataclass(frozen=True, eq=False)  # by identity, since what is remembered of a check has it
+class Names:
+    """What a caller calls his tensors, and the order of their axes: checks speak of them so."""
+
+    q: str = "q"
+    k: str = "k"
+    v: str = "v"
+    cu_seqlens_q: str = "cu_seqlens_q"
+    cu_seqlens_k: str = "cu_seqlens_k"
+    max_seqlen_q: str = "max_seqlen_q"
+    max_seqlen_k: str = "max_seqlen_k"
+    heads_first: bool = False  # [batch, num_heads, seqlen, head_dim]
+
+    def order(self, numbers: Sequence[int]) -> list[int]:
+        """Return a shape or strides with the axes as the caller has them."""
+        if not self.heads_first:
+            return list(numbers)
+        batch, seqlen, heads, head_dim = numbers
+        return [batch, heads, seqlen, head_dim]
+
+
+NAMES: Final = Names()
+TORCH: Final = Names("query", "key", "value", heads_first=True)
 
 
 class Layout(NamedTuple):
@@ -46,7 +75,7 @@ class Layout(NamedTuple):
         return Layout(self.dtype, self.device, (*shape[:-2], shape[-1]), (*stride[:-2], stride[-1]))
 
 
-def check_layouts(q: Layout, k: Layout, v: Layout, tokens: int) -> None:
+def check_layouts(q: Layout, k: Layout, v: Layout, tokens: int, names: Names = NAMES) -> None:
     """Raise TypeError or ValueError if q, k, v cannot be attended.
 
     Args:
@@ -54,37 +83,42 @@ def check_layouts(q: Layout, k: Layout, v: Layout, tokens: int) -> None:
         k: Layout of the keys, maybe with an expanded heads_per_kv axis.
         v: Layout of the values, likewise.
         tokens: DENSE or PACKED.
+        names: What the caller calls them.
     """
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        _check_tensor(name, x, tokens)
-    k, v = (_fold(name, x, q, tokens) for name, x in (("k", k), ("v", v)))
-    for name, x in (("k", k), ("v", v)):
-        _check_against_q(name, x, q, tokens)
-    _check_keys(q, k, v, tokens)
+    for name, x, what in (
+        (names.q, q, "head_dim"),
+        (names.k, k, "head_dim"),
+        (names.v, v, "head_dim_v"),
+    ):
+        _check_tensor(name, x, what, tokens, names)
+    k, v = (_fold(name, x, q, tokens, names) for name, x in ((names.k, k), (names.v, v)))
+    for name, x in ((names.k, k), (names.v, v)):
+        _check_against_q(name, x, q, tokens, names)
+    _check_keys(q, k, v, tokens, names)
     if q.device.type == "cuda":
-        for name, x in (("q", q), ("k", k), ("v", v)):
-            reason = stride_error(x)
+        for name, x in ((names.q, q), (names.k, k), (names.v, v)):
+            reason = stride_error(x, names)
             if reason is not None:
                 message = f"{name} {reason}"
                 raise ValueError(message)
-        _check_index_range(q, k, tokens)
+        _check_index_range(q, k, tokens, names)
 
 
-def stride_error(x: Layout) -> str | None:
+def stride_error(x: Layout, names: Names = NAMES) -> str | None:
     """Say why 16-byte loads cannot step through x, None if they can."""
     if x.stride[-1] != 1:
-        return f"must be contiguous in its last dimension, got strides {list(x.stride)}"
+        return f"must be contiguous in its last dimension, got strides {names.order(x.stride)}"
     step = ALIGNMENT // x.dtype.itemsize
     outer = zip(x.shape[:-1], x.stride[:-1], strict=True)
     if any(stride % step != 0 for size, stride in outer if size > 1):
         return (
             f"must have strides that are multiples of {step} elements ({ALIGNMENT} bytes), "
-            f"got {list(x.stride)}"
+            f"got {names.order(x.stride)}"
         )
     return None
 
 
-def _check_tensor(name: str, x: Layout, tokens: int) -> None:
+def _check_tensor(name: str, x: Layout, what: str, tokens: int, names: Names) -> None:
     if x.device.type not in DEVICE_TYPES:
         message = f"{name} must be on a CUDA device or the CPU, got device {x.device}"
         raise ValueError(message)
@@ -98,28 +132,28 @@ def _check_tensor(name: str, x: Layout, tokens: int) -> None:
         raise ValueError(message)
     allowed = CUDA_DTYPES if x.device.type == "cuda" else CPU_DTYPES
     if x.dtype not in allowed:
-        *names, last = (dtype_name(dtype) for dtype in allowed)
+        *most, last = (dtype_name(dtype) for dtype in allowed)
         message = (
-            f"{name} must be {', '.join(names)} or {last} on {x.device.type}, "
+            f"{name} must be {', '.join(most)} or {last} on {x.device.type}, "
             f"got {dtype_name(x.dtype)}"
         )
         raise TypeError(message)
     if any(size == 0 for size in x.shape[tokens:]):
         message = (
-            f"no dimension of {name} but {_TOKEN_AXES[tokens]} may be 0, got shape {list(x.shape)}"
+            f"no dimension of {name} but {_TOKEN_AXES[tokens]} may be 0, "
+            f"got shape {names.order(x.shape)}"
         )
         raise ValueError(message)
     if x.shape[-1] % HEAD_DIM_STEP != 0 or x.shape[-1] > MAX_HEAD_DIM:
-        what = "head_dim_v" if name == "v" else "head_dim"
         message = (
             f"{what} must be a multiple of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}, "
-            f"got {x.shape[-1]} ({name} has shape {list(x.shape)})"
+            f"got {x.shape[-1]} ({name} has shape {names.order(x.shape)})"
         )
         raise ValueError(message)
     if x.shape[tokens - 1] > MAX_SEQLEN:
         message = (
             f"seqlen must be at most {MAX_SEQLEN}, "
-            f"got {x.shape[tokens - 1]} ({name} has shape {list(x.shape)})"
+            f"got {x.shape[tokens - 1]} ({name} has shape {names.order(x.shape)})"
         )
         raise ValueError(message)
 
@@ -129,15 +163,15 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _fold(name: str, x: Layout, q: Layout, tokens: int) -> Layout:
+def _fold(name: str, x: Layout, q: Layout, tokens: int, names: Names) -> Layout:
     """Leave out the heads_per_kv axis of k or v, along which it must be expanded."""
     if len(x.shape) == tokens + 2:
         return x
     heads_q, heads_kv, group = math.prod(q.shape[tokens:-1]), x.shape[tokens], x.shape[-2]
     if group not in {1, heads_q // heads_kv}:
         message = (
-            f"heads_per_kv of {name} must be that of q, {heads_q // heads_kv}, or 1, "
-            f"got {group} ({name} has shape {list(x.shape)}, q has shape {list(q.shape)})"
+            f"heads_per_kv of {name} must be that of {names.q}, {heads_q // heads_kv}, or 1, "
+            f"got {group} ({name} has shape {list(x.shape)}, {names.q} has shape {list(q.shape)})"
         )
         raise ValueError(message)
     if group > 1 and x.stride[-2] != 0:
@@ -149,29 +183,32 @@ def _fold(name: str, x: Layout, q: Layout, tokens: int) -> Layout:
     return x.without_heads_per_kv()
 
 
-def _check_against_q(name: str, x: Layout, q: Layout, tokens: int) -> None:
+def _check_against_q(name: str, x: Layout, q: Layout, tokens: int, names: Names) -> None:
     if x.dtype != q.dtype:
         both = f"{dtype_name(q.dtype)} and {dtype_name(x.dtype)}"
-        message = f"q and {name} must have the same dtype, got {both}"
+        message = f"{names.q} and {name} must have the same dtype, got {both}"
         raise TypeError(message)
     if x.device != q.device:
-        message = f"q and {name} must be on the same device, got {q.device} and {x.device}"
+        both = f"{q.device} and {x.device}"
+        message = f"{names.q} and {name} must be on the same device, got {both}"
         raise ValueError(message)
     if tokens == DENSE and x.shape[0] != q.shape[0]:
         message = (
-            f"q and {name} must agree in batch, got shapes {list(q.shape)} and {list(x.shape)}"
+            f"{names.q} and {name} must agree in batch, "
+            f"got shapes {names.order(q.shape)} and {names.order(x.shape)}"
         )
         raise ValueError(message)
 
 
-def _check_keys(q: Layout, k: Layout, v: Layout, tokens: int) -> None:
+def _check_keys(q: Layout, k: Layout, v: Layout, tokens: int, names: Names) -> None:
+    both = f"{names.q} and {names.k}"
     if k.shape[-1] != q.shape[-1]:
-        message = f"q and k must agree in head_dim, got {q.shape[-1]} and {k.shape[-1]}"
+        message = f"{both} must agree in head_dim, got {q.shape[-1]} and {k.shape[-1]}"
         raise ValueError(message)
     if k.shape[:-1] != v.shape[:-1]:
         message = (
-            "k and v must have the same shape but for head_dim, "
-            f"got {list(k.shape)} and {list(v.shape)}"
+            f"{names.k} and {names.v} must have the same shape but for head_dim, "
+            f"got {names.order(k.shape)} and {names.order(v.shape)}"
         )
         raise ValueError(message)
     if v.shape[-1] > k.shape[-1]:
@@ -180,7 +217,7 @@ def _check_keys(q: Layout, k: Layout, v: Layout, tokens: int) -> None:
     heads_q, heads_kv = q.shape[tokens], k.shape[tokens]
     if len(q.shape) == tokens + 3 and heads_q != heads_kv:
         message = (
-            f"q and k must agree in num_heads_kv where q has heads_per_kv, "
+            f"{both} must agree in num_heads_kv where {names.q} has heads_per_kv, "
             f"got shapes {list(q.shape)} and {list(k.shape)}"
         )
         if q.shape[tokens + 1] == heads_kv:
@@ -188,17 +225,21 @@ def _check_keys(q: Layout, k: Layout, v: Layout, tokens: int) -> None:
             message += f"\n\nhint: `q.transpose({axes})` of queries [.., groups, num_heads_kv, ..]"
         raise ValueError(message)
     if heads_q % heads_kv != 0:
-        message = f"num_heads_kv must divide num_heads_q, got {heads_kv} (k) and {heads_q} (q)"
+        message = (
+            "num_heads_kv must divide num_heads_q, "
+            f"got {heads_kv} ({names.k}) and {heads_q} ({names.q})"
+        )
         raise ValueError(message)
 
 
-def _check_index_range(q: Layout, k: Layout, tokens: int) -> None:
+def _check_index_range(q: Layout, k: Layout, tokens: int, names: Names) -> None:
     rows = max(q.shape[tokens - 1], k.shape[tokens - 1])
     batch = q.shape[0] if tokens == DENSE else 1
     blocks = batch * math.prod(q.shape[tokens:-1]) * (rows // SMALLEST_TILE + 1)
     if blocks > MAX_BLOCKS:
         message = (
             f"batch * num_heads_q * seqlen / {SMALLEST_TILE} must be at most {MAX_BLOCKS}, "
-            f"got {blocks} (q has shape {list(q.shape)}, k has shape {list(k.shape)})"
+            f"got {blocks} ({names.q} has shape {names.order(q.shape)}, "
+            f"{names.k} has shape {names.order(k.shape)})"
         )
         raise ValueError(message)

@@ -11,12 +11,14 @@ from ..kernels.boundaries import check_boundaries
 from ..kernels.cache import Packed
 from ..kernels.operators import Packing
 from ..masks.inputs import MAX_SEQLEN, require_bools
+from ..masks.registry import is_traced
 from .arguments import (
     choose_band,
     choose_scale,
     describe_value,
     is_known,
     is_symbolic,
+    is_transformed,
     is_within,
     may_wait,
     prepare_inputs,
@@ -25,7 +27,7 @@ from .arguments import (
 )
 from .autograd import attend
 from .decoding.varlen import attend_to_cache, check_packed
-from .layouts import PACKED
+from .layouts import NAMES, PACKED, Names
 from .neutral import are_defaults, require_neutral, require_neutral_others
 from .results import Pair, Result, choose_result
 from .scoring.scored import attend_scored
@@ -242,18 +244,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         )
         return choose_result(out, lse, return_lse=return_lse, return_attn_probs=return_attn_probs)
     q, k, v = prepare_inputs(q, k, v, PACKED)
-    longest_q = _read_max_seqlen("max_seqlen_q", max_seqlen_q)
-    longest_k = _read_max_seqlen("max_seqlen_k", max_seqlen_k)
-    if torch.compiler.is_compiling() and is_known(longest_q == longest_k):
-        longest_k = longest_q  # dynamo wants one number to be one argument
-    packing = Packing(
-        read_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q),
-        read_cu_seqlens("cu_seqlens_k", cu_seqlens_k, q),
-        longest_q,
-        longest_k,
-    )
-    _check_packing(packing)
-    _check_values(packing, q, k)
+    packing = read_packing(q, k, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k))
     scores = None
     if others or not plain:
         scores = choose_scores(
@@ -301,27 +292,65 @@ def _read_queries(q: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int | Tensor) -
     return packed
 
 
-def _check_packing(packing: Packing) -> None:
+def read_packing(
+    q: Tensor,
+    k: Tensor,
+    cu_seqlens: tuple[Tensor, Tensor | None],
+    longest: tuple[int | Tensor, int | Tensor],
+    names: Names = NAMES,
+) -> Packing:
+    """Return where each sequence of packed queries and keys is, checked.
+
+    Args:
+        q: Packed queries, which may be attended.
+        k: Their keys.
+        cu_seqlens: Where sequences of each begin.
+        longest: How many tokens of each one may have.
+        names: What the caller calls all of them.
+
+    Raises:
+        TypeError: cu_seqlens is no tensor of int32, or a length no int.
+        ValueError: Shapes and devices do not fit, or numbers where they are looked at.
+    """
+    longest_q = _read_max_seqlen(names.max_seqlen_q, longest[0])
+    longest_k = _read_max_seqlen(names.max_seqlen_k, longest[1])
+    if torch.compiler.is_compiling() and is_known(longest_q == longest_k):
+        longest_k = longest_q  # dynamo wants one number to be one argument
+    packing = Packing(
+        read_cu_seqlens(names.cu_seqlens_q, cu_seqlens[0], q, names),
+        read_cu_seqlens(names.cu_seqlens_k, cu_seqlens[1], q, names),
+        longest_q,
+        longest_k,
+    )
+    _check_packing(packing, names)
+    if _may_look(q):
+        _check_values(packing, q, k, names)
+    return packing
+
+
+def _check_packing(packing: Packing, names: Names) -> None:
     cu_seqlens_q, cu_seqlens_k, *_ = packing
     if cu_seqlens_q.shape != cu_seqlens_k.shape:
         message = (
-            "cu_seqlens_q and cu_seqlens_k must have the same length, "
+            f"{names.cu_seqlens_q} and {names.cu_seqlens_k} must have the same length, "
             f"got {cu_seqlens_q.shape[0]} and {cu_seqlens_k.shape[0]}"
         )
         raise ValueError(message)
 
 
-def _check_values(packing: Packing, q: Tensor, k: Tensor) -> None:
-    if not _may_look(q):
-        return
-    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k = packing
-    check_boundaries("q", cu_seqlens_q.tolist(), q.shape[0], max_seqlen_q)
-    check_boundaries("k", cu_seqlens_k.tolist(), k.shape[0], max_seqlen_k)
+def _check_values(packing: Packing, q: Tensor, k: Tensor, names: Names) -> None:
+    for name, x, ends, longest, array, limit in (
+        (names.q, q, packing[0], packing[2], names.cu_seqlens_q, names.max_seqlen_q),
+        (names.k, k, packing[1], packing[3], names.cu_seqlens_k, names.max_seqlen_k),
+    ):
+        check_boundaries(name, ends.tolist(), x.shape[0], longest, array=array, limit=limit)
 
 
 def _may_look(q: Tensor) -> bool:
-    """Whether FLASH_DIST_CHECK asks to look at what lies on a GPU. The operator of the CPU does."""
-    return q.is_cuda and not is_symbolic(q) and may_wait()
+    """Whether numbers are looked at: always on the CPU, and where FLASH_DIST_CHECK asks for it."""
+    if is_symbolic(q) or is_traced() or is_transformed():
+        return False
+    return not q.is_cuda or may_wait()
 
 
 def _read_max_seqlen(name: str, value: int | Tensor) -> int:

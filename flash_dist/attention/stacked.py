@@ -5,14 +5,15 @@ Nothing is copied on the way in: the parts are views. Their gradients are stacke
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
-from .arguments import require_tensor
+from .arguments import prepare_inputs, require_tensor
 from .batched import flash_attn_func
+from .layouts import DENSE, PACKED, Names
 from .neutral import KNOWN, require_known
-from .packed import flash_attn_varlen_func
+from .packed import flash_attn_varlen_func, read_packing
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -24,6 +25,13 @@ if TYPE_CHECKING:
     from .results import Result
 
 Tensor = torch.Tensor
+
+# The parts are checked under these names first; the function for parts then finds them checked.
+_QKV: Final = Names(
+    *("q of qkv", "k of qkv", "v of qkv"),
+    *("cu_seqlens", "cu_seqlens", "max_seqlen", "max_seqlen"),
+)
+_KV: Final = Names("q", "k of kv", "v of kv")
 
 
 def flash_attn_qkvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signature
@@ -58,6 +66,7 @@ def flash_attn_qkvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention
     """
     require_known(flash_attn_qkvpacked_func, others, KNOWN)
     q, k, v = _unstack("qkv", qkv, "batch, seqlen, 3, num_heads, head_dim")
+    q, k, v = prepare_inputs(q, k, v, DENSE, _QKV)
     return flash_attn_func(
         q,
         k,
@@ -112,6 +121,7 @@ def flash_attn_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention'
     """
     require_known(flash_attn_kvpacked_func, others, KNOWN)
     k, v = _unstack("kv", kv, "batch, seqlen_k, 2, num_heads_kv, head_dim")
+    q, k, v = prepare_inputs(q, k, v, DENSE, _KV)
     return flash_attn_func(
         q,
         k,
@@ -168,34 +178,28 @@ def flash_attn_varlen_qkvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-at
     """
     require_known(flash_attn_varlen_qkvpacked_func, others, KNOWN)
     q, k, v = _unstack("qkv", qkv, "total, 3, num_heads, head_dim")
-    try:
-        return flash_attn_varlen_func(
-            q,
-            k,
-            v,
-            cu_seqlens,
-            cu_seqlens,
-            max_seqlen,
-            max_seqlen,
-            dropout_p,
-            softmax_scale,
-            causal,
-            window_size,
-            softcap,
-            alibi_slopes,
-            deterministic,
-            return_attn_probs,
-            return_lse=return_lse,
-            batch_invariant=batch_invariant,
-            float32_precision=float32_precision,
-            mask=mask,
-            **others,
-        )
-    except (TypeError, ValueError) as error:
-        message = str(error)
-        for name in ("cu_seqlens", "max_seqlen"):  # one of each is what the caller has
-            message = message.replace(f"{name}_q", name).replace(f"{name}_k", name)
-        raise type(error)(message) from None
+    if not _reads_cache(others):
+        q, k, v = prepare_inputs(q, k, v, PACKED, _QKV)
+    packing = read_packing(q, k, (cu_seqlens, cu_seqlens), (max_seqlen, max_seqlen), _QKV)
+    return flash_attn_varlen_func(
+        q,
+        k,
+        v,
+        *packing,
+        dropout_p,
+        softmax_scale,
+        causal,
+        window_size,
+        softcap,
+        alibi_slopes,
+        deterministic,
+        return_attn_probs,
+        return_lse=return_lse,
+        batch_invariant=batch_invariant,
+        float32_precision=float32_precision,
+        mask=mask,
+        **others,
+    )
 
 
 def flash_attn_varlen_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's signature
@@ -240,6 +244,12 @@ def flash_attn_varlen_kvpacked_func(  # noqa: D417, PLR0913, PLR0917 - flash-att
     """
     require_known(flash_attn_varlen_kvpacked_func, others, KNOWN)
     k, v = _unstack("kv", kv, "total_k, 2, num_heads_kv, head_dim")
+    if not _reads_cache(others):
+        q, k, v = prepare_inputs(q, k, v, PACKED, _KV)
+        ends, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k = read_packing(
+            q, k, ends, longest, _KV
+        )
     return flash_attn_varlen_func(
         q,
         k,
@@ -272,3 +282,8 @@ def _unstack(name: str, x: Tensor, axes: str) -> tuple[Tensor, ...]:
         message = f"{name} must have shape [{axes}], got shape {list(x.shape)}"
         raise ValueError(message)
     return x.unbind(place)
+
+
+def _reads_cache(others: Others) -> bool:
+    """Whether keys are read as those of a cache, which have rules of their own."""
+    return others.get("seqused_k") is not None

@@ -33,6 +33,7 @@ def require_kernels(  # noqa: PLR0913 - what a call asks for
     *,
     ieee: bool = False,
     role: str = ROLE,
+    name: str = "q",
 ) -> None:
     """Raise if no variant of the kernels runs on a GPU; ieee: of those without TF32.
 
@@ -43,6 +44,7 @@ def require_kernels(  # noqa: PLR0913 - what a call asks for
         head_dim_v: Columns of v.
         ieee: Whether float32 is multiplied without TF32.
         role: What the kernels are for; others than the forward may be of this dtype alone.
+        name: What the caller calls q.
 
     Raises:
         TypeError: The GPU has no matrix instruction for the dtype.
@@ -50,17 +52,17 @@ def require_kernels(  # noqa: PLR0913 - what a call asks for
         torch.OutOfMemoryError: There is no memory to load it.
     """
     gpu = Device(*torch.cuda.get_device_capability(device))
-    name = IEEE32 if ieee else DTYPE_NAMES[dtype]
-    if FLOOR <= gpu < DTYPE_FLOOR[name]:
+    kind = IEEE32 if ieee else DTYPE_NAMES[dtype]
+    if FLOOR <= gpu < DTYPE_FLOOR[kind]:
         if role != ROLE:
-            message = f"{dtype_name(dtype)} needs compute capability {DTYPE_FLOOR[name]}, got {gpu}"
+            message = f"{dtype_name(dtype)} needs compute capability {DTYPE_FLOOR[kind]}, got {gpu}"
             raise TypeError(message)
         able = (dtype_name(one) for one, known in DTYPE_NAMES.items() if DTYPE_FLOOR[known] <= gpu)
         allowed = " or ".join(able)
-        message = f"q must be {allowed} on compute capability {gpu}, got {dtype_name(dtype)}"
+        message = f"{name} must be {allowed} on compute capability {gpu}, got {dtype_name(dtype)}"
         raise TypeError(message)
     try:
-        selected = select(device, role=role, dtype=name, head_dim=head_dim, head_dim_v=head_dim_v)
+        selected = select(device, role=role, dtype=kind, head_dim=head_dim, head_dim_v=head_dim_v)
     except ExtensionError as error:  # not remembered: the next call asks again
         raise_out_of_memory(error)
         raise

@@ -45,22 +45,32 @@ def warn_unchecked(where: str) -> None:
     warnings.warn(message, stacklevel=2)
 
 
-def check_boundaries(name: str, ends: Sequence[int], tokens: int, longest: int) -> None:
+def check_boundaries(  # noqa: PLR0913 - numbers, and what they are called
+    name: str,
+    ends: Sequence[int],
+    tokens: int,
+    longest: int,
+    *,
+    array: str = "",
+    limit: str = "",
+) -> None:
     """Raise where sequences do not lie one after the other on an axis of so many tokens.
 
     They need not cover it: before the first and behind the last some tokens may be of none.
 
     Args:
-        name: What is packed, `q` or `k`.
+        name: What is packed, such as `q` or `k`.
         ends: The values of cu_seqlens.
         tokens: Of the packed axis.
         longest: What max_seqlen says.
+        array: What cu_seqlens is called, with the name behind it by default.
+        limit: What max_seqlen is called, likewise.
 
     Raises:
         ValueError: An entry lies beside the axis or before the one in front of it, or a sequence
             is longer than max_seqlen.
     """
-    array = f"cu_seqlens_{name}"
+    array, limit = array or f"cu_seqlens_{name}", limit or f"max_seqlen_{name}"
     least, source = 0, ""
     for i, end in enumerate(ends):
         if not least <= end <= tokens:
@@ -75,7 +85,7 @@ def check_boundaries(name: str, ends: Sequence[int], tokens: int, longest: int) 
     if most > longest:
         i = lengths.index(most)
         message = (
-            f"max_seqlen_{name} must be at least {most}, the longest of {array} "
+            f"{limit} must be at least {most}, the longest of {array} "
             f"(from {ends[i]} at [{i}] to {ends[i + 1]} at [{i + 1}]), got {longest}"
         )
         raise ValueError(message)

@@ -147,7 +147,10 @@ DENSE: dict[str, tuple[Callable[[], object], Refusal]] = {
     ),
     "scale-tensor": (
         lambda: flash_attn_func(*same(1, 8, 2, 64), softmax_scale=torch.tensor(0.5)),  # type: ignore[call-overload]
-        (TypeError, r"(?s)softmax_scale must be a float or None, got Tensor.*hint: multiply q by"),
+        (
+            TypeError,
+            r"(?s)softmax_scale must be a float or None, got Tensor.*hint: multiply the queries by",
+        ),
     ),
     "scale-bool": (
         lambda: flash_attn_func(*same(1, 8, 2, 64), softmax_scale=True),
@@ -529,7 +532,7 @@ OF_ONE_TENSOR = {
     "cu_seqlens-end": (
         {"cu_seqlens": CU_SEQLENS + 1},
         ValueError,
-        "cu_seqlens[2] must be from 4 (cu_seqlens[1]) to 8 (the tokens of q), got 9",
+        "cu_seqlens[2] must be from 4 (cu_seqlens[1]) to 8 (the tokens of q of qkv), got 9",
     ),
     "max_seqlen-type": ({"max_seqlen": 5.0}, TypeError, "max_seqlen must be an int or a tensor "),
     "max_seqlen-range": ({"max_seqlen": -1}, ValueError, "max_seqlen must be from 0 to "),
@@ -549,6 +552,93 @@ def test_packed_tensors_of_one_piece_are_told_of_their_own_arguments(
     arguments = {"qkv": draw(8, 3, 2, 64), "cu_seqlens": CU_SEQLENS, "max_seqlen": 5, **changes}
     with pytest.raises(error, match=re.escape(text)):
         flash_attn_varlen_qkvpacked_func(**arguments)
+
+
+WHOLE = draw(1, 2, 8, 64).int()
+OTHER_HEADS = draw(1, 3, 8, 64), *same(1, 2, 8, 64)[:2]
+ONE_LONGER = draw(1, 2, 8, 64), draw(1, 2, 8, 64), draw(1, 2, 9, 64)
+NAMED: dict[str, Case] = {
+    "sdpa-dtype": (
+        lambda: scaled_dot_product_attention(WHOLE, WHOLE, WHOLE),
+        (TypeError, "^query must be float16, bfloat16, float32 or float64 on cpu, got int32"),
+    ),
+    "sdpa-dtypes": (
+        lambda: scaled_dot_product_attention(*same(1, 2, 8, 64)[:2], draw(1, 2, 8, 64).half()),
+        (TypeError, "^query and value must have the same dtype, got float64 and float16"),
+    ),
+    "sdpa-head_dim": (
+        lambda: scaled_dot_product_attention(*same(1, 2, 8, 84)),
+        (ValueError, r"^head_dim must .* got 84 \(query has shape \[1, 2, 8, 84\]\)"),
+    ),
+    "sdpa-head_dim_v": (
+        lambda: scaled_dot_product_attention(*same(1, 2, 8, 64)[:2], draw(1, 2, 8, 20)),
+        (ValueError, r"^head_dim_v must .* got 20 \(value has shape \[1, 2, 8, 20\]\)"),
+    ),
+    "sdpa-batch": (
+        lambda: scaled_dot_product_attention(draw(2, 2, 8, 64), *same(3, 2, 8, 64)[:2]),
+        (ValueError, r"^query and key must agree in batch, .* \[2, 2, 8, 64\] and \[3, 2, 8, 64\]"),
+    ),
+    "sdpa-heads": (
+        lambda: scaled_dot_product_attention(*OTHER_HEADS, enable_gqa=True),
+        (ValueError, r"^num_heads_kv must divide num_heads_q, got 2 \(key\) and 3 \(query\)"),
+    ),
+    "sdpa-keys": (
+        lambda: scaled_dot_product_attention(*ONE_LONGER),
+        (ValueError, r"^key and value must have .*, got \[1, 2, 8, 64\] and \[1, 2, 9, 64\]"),
+    ),
+    "flex-dtype": (
+        lambda: flex_attention(WHOLE, WHOLE, WHOLE),
+        (TypeError, "^query must be float16, bfloat16, float32 or float64 on cpu, got int32"),
+    ),
+    "qkv-dtype": (
+        lambda: flash_attn_qkvpacked_func(draw(1, 8, 3, 2, 64).int()),
+        (TypeError, "^q of qkv must be float16, bfloat16, float32 or float64 on cpu, got int32"),
+    ),
+    "qkv-head_dim": (
+        lambda: flash_attn_qkvpacked_func(draw(1, 8, 3, 2, 84)),
+        (ValueError, r"^head_dim must .* got 84 \(q of qkv has shape \[1, 8, 2, 84\]\)"),
+    ),
+    "kv-dtype": (
+        lambda: flash_attn_kvpacked_func(draw(1, 8, 2, 64), draw(1, 8, 2, 2, 64).half()),
+        (TypeError, "^q and k of kv must have the same dtype, got float64 and float16"),
+    ),
+    "packed-qkv-dtype": (
+        lambda: flash_attn_varlen_qkvpacked_func(draw(8, 3, 2, 64).int(), CU_SEQLENS, 5),
+        (TypeError, "^q of qkv must be float16, bfloat16, float32 or float64 on cpu, got int32"),
+    ),
+    "packed-qkv-device": (
+        lambda: flash_attn_varlen_qkvpacked_func(draw(8, 3, 2, 64), CU_SEQLENS.to("meta"), 5),
+        (ValueError, "^q of qkv and cu_seqlens must be on the same device, got cpu and meta"),
+    ),
+    "packed-kv-heads": (
+        lambda: flash_attn_varlen_kvpacked_func(
+            draw(8, 3, 64), draw(8, 2, 2, 64), CU_SEQLENS, CU_SEQLENS, 5, 5
+        ),
+        (ValueError, r"^num_heads_kv must divide num_heads_q, got 2 \(k of kv\) and 3 \(q\)"),
+    ),
+    "packed-kv-end": (
+        lambda: flash_attn_varlen_kvpacked_func(
+            draw(8, 2, 64), draw(7, 2, 2, 64), CU_SEQLENS, CU_SEQLENS, 5, 5
+        ),
+        (ValueError, r"^cu_seqlens_k\[2\] must be .* to 7 \(the tokens of k of kv\), got 8"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NAMED.values(), ids=NAMED)
+def test_tensors_have_the_names_and_the_axes_that_the_caller_gave_them(case: Case) -> None:
+    call, (error, text) = case
+    with pytest.raises(error, match=text):
+        call()
+
+
+def test_of_packed_keys_in_one_tensor_with_values_the_first_may_be_used() -> None:
+    q, kv, used = draw(8, 2, 64), draw(8, 2, 2, 64), torch.tensor([2, 5], dtype=torch.int32)
+    k, v = kv.unbind(1)
+    bounds: Any = CU_SEQLENS, CU_SEQLENS, 5, None
+    got = flash_attn_varlen_kvpacked_func(q, kv, *bounds, seqused_k=used)
+    want = flash_attn_varlen_func(q, k, v, *bounds, seqused_k=used)
+    assert torch.equal(got, want)
 
 
 @pytest.mark.parametrize("function", STACKED, ids=lambda one: one.__name__)

@@ -211,7 +211,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "slopes-elsewhere": (
         {"alibi_slopes": SLOPES.to("meta")},
         ValueError,
-        "q and alibi_slopes must be on the same device, got cpu and meta",
+        "alibi_slopes must be on cpu, where the queries are, got meta",
     ),
     "sinks-of-other-heads": (
         {"learnable_sink": torch.ones(1, 2)},

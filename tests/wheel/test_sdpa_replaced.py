@@ -109,6 +109,13 @@ def test_other_sizes_of_heads_are_torchs_own(caplog: pytest.LogCaptureFixture) -
     assert "multiple of 8" in caplog.text
 
 
+def test_the_reason_has_the_names_of_torchs_arguments(caplog: pytest.LogCaptureFixture) -> None:
+    query, key, value = draw_all()
+    with flash_dist.sdpa(), pytest.raises(RuntimeError):
+        functional.scaled_dot_product_attention(query, key, value.half())
+    assert "this call: query and value must have the same dtype" in caplog.text
+
+
 def test_torchs_own_errors_are_kept() -> None:
     query, key, value = draw_all()
     with flash_dist.sdpa(), pytest.raises(RuntimeError):

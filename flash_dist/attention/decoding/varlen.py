@@ -13,7 +13,7 @@ from ...kernels.cache import Packed, decode
 from ...kernels.cache_values import Cache
 from ...kernels.scores import PLAIN
 from ..arguments import is_symbolic, may_wait, read_cu_seqlens, require_tensor
-from ..layouts import Layout, stride_error
+from ..layouts import NAMES, Layout, Names, stride_error
 from ..support import require_kernels
 from ..transforms import require_no_gradients
 from .kvcache import check_addresses
@@ -101,7 +101,7 @@ def attend_to_cache(  # noqa: PLR0913 - one attention problem
         )
 
 
-def check_packed(q: Tensor, k: Tensor, v: Tensor, *, paged: bool) -> None:
+def check_packed(q: Tensor, k: Tensor, v: Tensor, *, paged: bool, names: Names = NAMES) -> None:
     """Raise for what cannot be packed queries and their keys, before anything is made of them.
 
     Raises:
@@ -110,9 +110,9 @@ def check_packed(q: Tensor, k: Tensor, v: Tensor, *, paged: bool) -> None:
     """
     keys = "[num_pages, page_size, num_heads_kv, " if paged else "[total_k, num_heads_kv, "
     for name, x, axes in (
-        ("q", q, "[total_q, num_heads_q, head_dim]"),
-        ("k", k, f"{keys}head_dim]"),
-        ("v", v, f"{keys}head_dim_v]"),
+        (names.q, q, "[total_q, num_heads_q, head_dim]"),
+        (names.k, k, f"{keys}head_dim]"),
+        (names.v, v, f"{keys}head_dim_v]"),
     ):
         require_tensor(name, x)
         dims = axes.count(",") + 1

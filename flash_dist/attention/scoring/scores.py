@@ -118,5 +118,5 @@ def _read_sinks(q: Tensor, heads: int, others: Mapping[str, Any]) -> Tensor | No
 
 def _require_device(name: str, x: Tensor, q: Tensor) -> None:
     if x.device != q.device:
-        message = f"q and {name} must be on the same device, got {q.device} and {x.device}"
+        message = f"{name} must be on {q.device}, where the queries are, got {x.device}"
         raise ValueError(message)

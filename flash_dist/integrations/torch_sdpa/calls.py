@@ -9,7 +9,7 @@ import torch
 
 from ...attention.arguments import SCALES, read_cu_seqlens
 from ...attention.decoding.varlen import attend_to_cache, check_packed
-from ...attention.layouts import ALIGNMENT, DENSE, PACKED, Layout, check_layouts
+from ...attention.layouts import ALIGNMENT, DENSE, PACKED, TORCH, Layout, check_layouts
 from ...attention.support import require_kernels
 from ...kernels import operators
 from ...kernels.budget import workspace_budget
@@ -141,12 +141,15 @@ def infer(  # noqa: PLR0913 - one call
         return None
     left, right = (_read_side(side) for side in window)
     try:
-        check_packed(query, key, value, paged=block_table is not None)
+        check_packed(query, key, value, paged=block_table is not None, names=TORCH)
         return attend_to_cache(
             query,
             key,
             value,
-            Packed(read_cu_seqlens("cum_seq_q", cum_seq_q, query), min(max(max_q, 0), MAX_SEQLEN)),
+            Packed(
+                read_cu_seqlens("cum_seq_q", cum_seq_q, query, TORCH),
+                min(max(max_q, 0), MAX_SEQLEN),
+            ),
             cum_seq_k,
             block_table=block_table,
             seqused_k=seqused_k,

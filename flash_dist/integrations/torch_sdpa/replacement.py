@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from ...attention.arguments import SCALES, choose_scale, is_transformed, prepare_inputs
 from ...attention.autograd import attend
+from ...attention.layouts import DENSE, TORCH
 from ...attention.support import require_kernels
 from ...kernels.precision import is_ieee
 from ...masks import Band, BlockMask
@@ -143,10 +144,12 @@ def _find_call(  # noqa: PLR0913 - a call
         return "heads that differ without enable_gqa"
     try:
         q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-        q, k, v = prepare_inputs(q, k, v)
+        q, k, v = prepare_inputs(q, k, v, DENSE, TORCH)
         if q.device.type == "cuda" and not torch.compiler.is_compiling():
             ieee = is_ieee(None) and q.dtype == torch.float32
-            require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1], ieee=ieee)
+            require_kernels(
+                q.device.index, q.dtype, q.shape[-1], v.shape[-1], ieee=ieee, name=TORCH.q
+            )
     except (TypeError, ValueError) as error:
         return f"this call: {str(error).partition(', got')[0]}"  # once, whatever the sizes
     seen: Band | BlockMask | None = _TOP_LEFT if is_causal else Band()
