@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -131,8 +132,21 @@ def test_generate_compiles_one_query_with_a_static_cache() -> None:
             max_new_tokens=6,
             cache_implementation="static",
             compile_config=compile_config,
+            disable_compile=compile_config is None,  # as a GPU would
         )
         for name, compile_config in (("eager", None), (NAME, config))
     ]
     assert torch.equal(*tokens)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
+
+
+@pytest.mark.skipif(DEVICE.type == "cpu", reason="transformers compiles by itself on a GPU alone")
+@pytest.mark.skipif(shutil.which("cc") is None, reason="inductor needs a compiler")
+def test_generate_with_a_static_cache_compiles_by_itself_and_replays_cuda_graphs() -> None:
+    torch._dynamo.reset()
+    model, options = DECODERS["llama"].make(NAME), {"max_new_tokens": 8, "do_sample": False}
+    want = DECODERS["llama"].make("eager").generate(IDS, attention_mask=LEFT, **options)
+    for _ in range(2):  # the second replays what the first captured
+        got = model.generate(IDS, attention_mask=LEFT, cache_implementation="static", **options)
+        assert torch.equal(got, want)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
