@@ -202,7 +202,7 @@ def test_packed_documents_in_half_precision_err_no_more_than_alone(family: Famil
     family = with_all_experts(family)
     exact = run_documents(family.make("eager", torch.bfloat16).float())
     eager = run_documents(family.make("eager", torch.bfloat16))
-    inputs = {"input_ids": IDS[:1], "position_ids": POSITIONS, "use_cache": False}
+    inputs: dict[str, Any] = {"input_ids": IDS[:1], "position_ids": POSITIONS, "use_cache": False}
     require_no_worse(run(family.make(NAME, torch.bfloat16), **inputs), eager, exact)
 
 
