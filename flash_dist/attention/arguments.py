@@ -159,7 +159,7 @@ def may_wait() -> bool:
     return True
 
 
-def require_tensor(name: str, x: Tensor) -> None:
+def require_tensor(name: str, x: Tensor | None) -> None:
     """Raise TypeError for what is no tensor, ValueError for what is nested or sparse."""
     if not isinstance(x, torch.Tensor):
         message = f"{name} must be a torch.Tensor, got {type(x).__name__}"

@@ -6,20 +6,23 @@ have no autograd formula: whoever calls them here is without gradients.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
 from . import cache_cpu, operators  # noqa: F401 - the second loads the extension
 from .memory import raise_out_of_memory
-from .scores import PLAIN
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ..masks.band import Band
     from .cache_values import Cache
     from .scores import Scores
 
 Tensor = torch.Tensor
+
+_operators: Final[Any] = torch.ops.flash_dist
 
 for _name in ("decode", "decode_mla", "append"):
     torch.library.impl(f"flash_dist::{_name}", "CPU", getattr(cache_cpu, _name))
@@ -49,7 +52,7 @@ def decode(  # noqa: PLR0913 - one attention problem
     seqlen_new: int,
     budget: int,
     packed: Packed | None = None,
-    scores: Scores = PLAIN,
+    scores: Scores | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return out and lse of queries to the keys of a cache.
 
@@ -61,15 +64,15 @@ def decode(  # noqa: PLR0913 - one attention problem
         seqlen_new: Keys that were appended behind cache.seqlens.
         budget: Bytes of workspace, or BUDGET_NOW.
         packed: Where the queries of each sequence are, if they are packed.
-        scores: What becomes of a score before the mask, and the sinks.
+        scores: What becomes of a score before the mask, and the sinks; None: nothing, and none.
 
     Returns:
         out: Like q with head_dim_v, contiguous.
         lse: [batch, num_heads_q, seqlen_q]; packed, [num_heads_q, total_q].
     """
     numbers = seqlen_new, softmax_scale, band.left, band.right, budget
-    arguments = q, *cache, *(packed or (None, 0)), *numbers, *scores
-    out, lse = _call(torch.ops.flash_dist.decode, *arguments)
+    arguments = q, *cache, *(packed or (None, 0)), *numbers, *(scores or ())
+    out, lse = _call(_operators.decode.default, arguments)
     return out, lse
 
 
@@ -93,10 +96,8 @@ def decode_mla(  # noqa: PLR0913 - one attention problem
         budget: Bytes of workspace, or BUDGET_NOW.
     """
     numbers = softmax_scale, causal, budget
-    out, lse = _call(
-        torch.ops.flash_dist.decode_mla,
-        *(q, cache.k, head_dim_v, cache.seqlens, cache.block_table, *numbers),
-    )
+    arguments = q, cache.k, head_dim_v, cache.seqlens, cache.block_table, *numbers
+    out, lse = _call(_operators.decode_mla.default, arguments)
     return out, lse
 
 
@@ -116,19 +117,34 @@ def append(  # noqa: PLR0913 - all that it reads and writes
     angles = (None, None, False) if rotary is None else rotary
     where = cache.seqlens, cache.batch_idx, cache.block_table
     arguments = q, cache.k, cache.v, k, v, *where, *angles, advances
-    rotated: Tensor = _call(torch.ops.flash_dist.append, *arguments)
+    rotated: Tensor = _call(_operators.append.default, arguments)
     return q if rotary is None else rotated
 
 
-def _call(operator: Any, *arguments: object) -> Any:  # noqa: ANN401 - torch.ops.X.Y
+def _call(operator: Any, arguments: Sequence[object]) -> Any:  # noqa: ANN401 - torch.ops.X.Y.Z
+    """Call an operator without gradients, whatever its tensors want."""
     try:
         if torch.compiler.is_compiling():
-            return operator(*arguments)
-        with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001 - as torch.library does
-            return operator(*arguments)
+            with torch.no_grad():
+                return operator(*arguments)
+        if torch._C._are_functorch_transforms_active():  # noqa: SLF001 - as torch.autograd does
+            with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001
+                return operator(*arguments)
+        return _call_plainly(operator._op, arguments)  # noqa: SLF001 - but for a function in Python
     except RuntimeError as error:
         raise_out_of_memory(error)
         raise
+
+
+def _call_plainly(operator: Any, arguments: Sequence[object]) -> Any:  # noqa: ANN401 - likewise
+    """Do what `torch.no_grad` comes to; its object alone takes a tenth of a small call."""
+    if not torch.is_grad_enabled():
+        return operator(*arguments)
+    torch._C._set_grad_enabled(False)  # noqa: FBT003, SLF001
+    try:
+        return operator(*arguments)
+    finally:
+        torch._C._set_grad_enabled(True)  # noqa: FBT003, SLF001
 
 
 @torch.library.register_fake("flash_dist::decode")

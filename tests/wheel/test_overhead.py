@@ -13,6 +13,7 @@ from flash_dist import (
     flash_attn_func,
     flash_attn_varlen_func,
     flash_attn_with_kvcache,
+    flash_mla_with_kvcache,
 )
 from flash_dist.attention import arguments, autograd
 from flash_dist.attention.layouts import check_layouts
@@ -69,6 +70,21 @@ def test_a_call_enters_few_functions_of_python(*, gradients: bool, most: int) ->
     q, k, v = (x.requires_grad_(gradients) for x in draw(1, 8, 2, 16))
     names = entered(lambda: flash_attn_func(q, k, v, causal=True))
     assert len(names) <= most, names
+
+
+def test_a_step_of_decoding_enters_few_functions_of_python() -> None:
+    q, k, v = draw(1, 8, 2, 16)
+    lengths = torch.tensor([8], dtype=torch.int32)
+    table = torch.tensor([[0]], dtype=torch.int32)
+    latent = torch.zeros(1, 16, 1, 16)
+    steps: dict[str, Callable[[], object]] = {
+        "decode": lambda: flash_attn_with_kvcache(q[:, :1], k, v, cache_seqlens=lengths),
+        "decode_mla": lambda: flash_mla_with_kvcache(q, latent, table, lengths, 16),
+    }
+    for name, step in steps.items():
+        names = entered(step)
+        before = names[: names.index("run")]  # of the CPU's kernel
+        assert len(before) <= 32, (name, before)
 
 
 def test_an_operator_that_nobody_differentiates_enters_one_function_before_its_kernel() -> None:

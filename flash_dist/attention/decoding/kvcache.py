@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 
@@ -10,7 +10,6 @@ from ...errors import FlashDistError, show
 from ...kernels.budget import BUDGET_NOW, workspace_budget
 from ...kernels.cache import Rotary, append, decode
 from ...kernels.cache_values import Cache
-from ...kernels.scores import PLAIN
 from ...masks.inputs import require_bools
 from ..arguments import (
     choose_band,
@@ -21,20 +20,12 @@ from ..arguments import (
     is_within,
     may_wait,
     read_whole,
-    require_tensor,
 )
-from ..layouts import ALIGNMENT, DENSE, Layout, dtype_name, stride_error
+from ..layouts import ALIGNMENT, DENSE
 from ..neutral import are_defaults, require_neutral_others
 from ..scoring.scores import choose_scores
-from ..support import require_kernels
 from ..transforms import require_no_gradients
-from .layouts import (
-    check_angles,
-    check_numbers,
-    check_table,
-    check_tensors,
-    check_tensors_once,
-)
+from .given import check_given
 
 if TYPE_CHECKING:
     from ..arguments import Window
@@ -207,22 +198,21 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     if others:
         require_neutral_others(flash_attn_with_kvcache, others)
     _require_splits(num_splits)
-    require_bools(rotary_interleaved=rotary_interleaved, return_softmax_lse=return_softmax_lse)
+    if not type(rotary_interleaved) is type(return_softmax_lse) is bool:
+        require_bools(rotary_interleaved=rotary_interleaved, return_softmax_lse=return_softmax_lse)
     band = choose_band(window_size, causal=causal)
-    for name, x in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
-        require_tensor(name, x)
+    lengths = choose_lengths(cache_seqlens)
+    where = lengths, cache_batch_idx, cache_leftpad, block_table
+    given = q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, *where
     symbolic = is_symbolic(q)
-    named = block_table is not None or cache_batch_idx is not None
-    check = check_tensors if symbolic else check_tensors_once
-    suits = check(Layout.of(q), Layout.of(k_cache), Layout.of(v_cache), named=named)
+    suits = check_given(given, counted=cache_seqlens is not None, symbolic=symbolic)
     on_gpu = q.is_cuda and not symbolic
     if on_gpu:
         check_addresses(k_cache, v_cache)
-        suits &= q.data_ptr() % ALIGNMENT == 0
-    q = q if suits else q.clone(memory_format=torch.contiguous_format)
-    cache = _read_cache(
-        q, k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, block_table
-    )
+    q = suit(q, as_it_lies=suits.q, on_gpu=on_gpu)
+    cache = Cache(k_cache, v_cache, *where)
+    if lengths is not cache_seqlens:
+        cache = cache._replace(seqlens=read_seqlens(cache_seqlens, q, cache.capacity))
     scale = choose_scale(softmax_scale, q.shape[-1])
     scores = None
     if others or not are_defaults(0.0, softcap, alibi_slopes):
@@ -234,29 +224,31 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
             alibi_slopes=alibi_slopes,
             others=others,
         )
-    new = _read_new(q, cache, k, v)
-    rotary = _read_rotary(q, new, rotary_cos, rotary_sin, interleaved=bool(rotary_interleaved))
-    seqlen_new = 0 if new is None else new[0].shape[1]
-    if on_gpu:
-        require_kernels(q.device.index, q.dtype, q.shape[-1], v_cache.shape[-1])
-        if may_wait():
-            cache.check_values(seqlen_new)
-    elif new is not None and not symbolic:
-        cache.check_values(seqlen_new)  # all of them, before anything is written
-    budget = BUDGET_NOW if torch.compiler.is_compiling() else workspace_budget()
-    require_no_gradients("flash_attn_with_kvcache", q, k, v, k_cache, v_cache)
-    with torch.no_grad():
-        if new is not None:
-            q = append(q, cache, *new, rotary, advances=not band.is_full)
-        out, lse = decode(
-            q,
-            cache,
-            band=band,
-            softmax_scale=scale,
-            seqlen_new=seqlen_new,
-            budget=budget,
-            scores=PLAIN if scores is None else scores,
+    new = None
+    if k is not None and v is not None:
+        _refuse_transforms()
+        new = (
+            suit(k, as_it_lies=suits.k, on_gpu=on_gpu),
+            suit(v, as_it_lies=suits.v, on_gpu=on_gpu),
         )
+    seqlen_new = 0 if new is None else new[0].shape[1]
+    # On the CPU all of them, before anything is written.
+    if may_wait() if on_gpu else new is not None and not symbolic:
+        cache.check_values(seqlen_new)
+    budget = BUDGET_NOW if symbolic and torch.compiler.is_compiling() else workspace_budget()
+    require_no_gradients("flash_attn_with_kvcache", q, k, v, k_cache, v_cache)
+    if new is not None:
+        rotary = _choose_rotary(rotary_cos, rotary_sin, interleaved=bool(rotary_interleaved))
+        q = append(q, cache, *new, rotary, advances=not band.is_full)
+    out, lse = decode(
+        q,
+        cache,
+        band=band,
+        softmax_scale=scale,
+        seqlen_new=seqlen_new,
+        budget=budget,
+        scores=scores,
+    )
     return (out, lse) if return_softmax_lse else out
 
 
@@ -264,6 +256,8 @@ def check_addresses(
     k_cache: Tensor, v_cache: Tensor, names: tuple[str, str] = ("k_cache", "v_cache")
 ) -> None:
     """Raise ValueError for a cache that does not start where loads of 16 bytes can."""
+    if (k_cache.data_ptr() | v_cache.data_ptr()) % ALIGNMENT == 0:
+        return
     for name, x in zip(names, (k_cache, v_cache), strict=True):
         if x.data_ptr() % ALIGNMENT:
             message = (
@@ -273,49 +267,26 @@ def check_addresses(
             raise ValueError(message)
 
 
-def _suit(x: Tensor) -> Tensor:
-    """Return new keys or values as kernels read them, a copy where these cannot."""
-    if x.device.type != "cuda":
-        return x
-    moved = not is_symbolic(x) and x.data_ptr() % ALIGNMENT != 0
-    if not moved and stride_error(Layout.of(x)) is None:
+def suit(x: Tensor, *, as_it_lies: bool, on_gpu: bool) -> Tensor:
+    """Return queries, new keys or values as kernels read them, a copy where these cannot.
+
+    Args:
+        x: Checked.
+        as_it_lies: Whether its layout is read.
+        on_gpu: Whether its address matters.
+    """
+    if as_it_lies and not (on_gpu and x.data_ptr() % ALIGNMENT):
         return x
     return x.clone(memory_format=torch.contiguous_format)
 
 
-def _read_cache(  # noqa: PLR0913, PLR0917 - all that describes it
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    cache_seqlens: int | Tensor | None,
-    cache_batch_idx: Tensor | None,
-    cache_leftpad: Tensor | None,
-    block_table: Tensor | None,
-) -> Cache:
-    hints = {
-        "cache_batch_idx": "\n\nhint: `block_table[cache_batch_idx]` has the rows of the batch",
-        "cache_leftpad": "",
-    }
-    for (name, hint), numbers in zip(hints.items(), (cache_batch_idx, cache_leftpad), strict=True):
-        if numbers is not None:
-            _check_numbers(name, numbers, q)
-            if block_table is not None:
-                message = f"{name} must be None with block_table, got a tensor{hint}"
-                raise ValueError(message)
-    if block_table is not None:
-        require_tensor("block_table", block_table)
-        check_table(Layout.of(block_table), q.shape[0], q.device, k_cache.shape[1])
-    cache = Cache(k_cache, v_cache, None, cache_batch_idx, cache_leftpad, block_table)
-    return cache._replace(seqlens=read_seqlens(cache_seqlens, q, cache.capacity))
+def choose_lengths(seqlens: int | Tensor | None) -> Tensor | None:
+    """Return cache_seqlens that has one for each batch entry, else None."""
+    return seqlens if isinstance(seqlens, torch.Tensor) and seqlens.dim() > 0 else None
 
 
-def read_seqlens(seqlens: int | Tensor | None, q: Tensor, capacity: int) -> Tensor | None:
-    """Return cache_seqlens as the kernels take them; an int is for all batch entries."""
-    if seqlens is None:
-        return None
-    if isinstance(seqlens, torch.Tensor) and seqlens.dim() > 0:
-        _check_numbers("cache_seqlens", seqlens, q)
-        return seqlens
+def read_seqlens(seqlens: int | Tensor | None, q: Tensor, capacity: int) -> Tensor:
+    """Return a cache_seqlens that is for all batch entries as the kernels take it."""
     number = read_whole(seqlens)
     if number is None:
         message = (
@@ -333,71 +304,21 @@ def read_seqlens(seqlens: int | Tensor | None, q: Tensor, capacity: int) -> Tens
     return torch.full((q.shape[0],), number, dtype=torch.int32, device=q.device)
 
 
-def _check_numbers(name: str, x: Any, q: Tensor) -> None:  # noqa: ANN401 - a user's
-    require_tensor(name, x)
-    check_numbers(name, Layout.of(x), q.shape[0], q.device)
-
-
-def _read_new(
-    q: Tensor, cache: Cache, k: Tensor | None, v: Tensor | None
-) -> tuple[Tensor, Tensor] | None:
-    if k is None and v is None:
+def _choose_rotary(cos: Tensor | None, sin: Tensor | None, *, interleaved: bool) -> Rotary | None:
+    if cos is None or sin is None:
         return None
-    if k is None or v is None or cache.seqlens is None:
-        message = "k, v and cache_seqlens must be given together, got " + ", ".join(
-            f"{name} {'None' if x is None else 'a tensor'}"
-            for name, x in (("k", k), ("v", v), ("cache_seqlens", cache.seqlens))
-        )
-        raise ValueError(message)
-    if is_transformed():
-        message = "new keys are written outside of torch.func (vmap, grad), got k and v within it"
-        raise FlashDistError(message, hint="a batch needs no vmap")
-    for name, x, old in (("k", k, cache.k), ("v", v, cache.v)):
-        require_tensor(name, x)
-        shape = (q.shape[0], k.shape[1] if k.dim() > 1 else 0, *old.shape[2:])
-        if x.shape != shape or x.dtype != q.dtype or x.device != q.device:
-            message = (
-                f"{name} must have shape [batch, seqlen_new, num_heads_kv, head_dim] of q and the "
-                f"cache, {list(shape)}, {dtype_name(q.dtype)} on {q.device}, got "
-                f"{list(x.shape)}, {dtype_name(x.dtype)} on {x.device}"
-            )
-            raise ValueError(message)
-    if k.shape[1] > cache.capacity:
-        message = (
-            f"seqlen_new must be at most the {cache.capacity} keys of the cache, got {k.shape[1]}"
-        )
-        raise ValueError(message)
-    return _suit(k), _suit(v)
-
-
-def _read_rotary(
-    q: Tensor,
-    new: tuple[Tensor, Tensor] | None,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    *,
-    interleaved: bool,
-) -> Rotary | None:
-    if cos is None and sin is None:
-        return None
-    if cos is None or sin is None or new is None:
-        given = {"rotary_cos": cos, "rotary_sin": sin, "k": new}
-        named = (f"{name} {'None' if x is None else 'a tensor'}" for name, x in given.items())
-        message = "rotary_cos and rotary_sin must be given together, with k and v, got "
-        raise ValueError(message + ", ".join(named))
-    for name, x in (("rotary_cos", cos), ("rotary_sin", sin)):
-        require_tensor(name, x)
-        check_angles(name, Layout.of(x), Layout.of(q))
-    if cos.shape != sin.shape:
-        message = (
-            "rotary_cos and rotary_sin must have the same shape, "
-            f"got {list(cos.shape)} and {list(sin.shape)}"
-        )
-        raise ValueError(message)
     return Rotary(cos.contiguous(), sin.contiguous(), interleaved)
 
 
+def _refuse_transforms() -> None:
+    if is_transformed():
+        message = "new keys are written outside of torch.func (vmap, grad), got k and v within it"
+        raise FlashDistError(message, hint="a batch needs no vmap")
+
+
 def _require_splits(num_splits: object) -> None:
+    if type(num_splits) is int and num_splits >= 0:
+        return
     number = 0 if num_splits is None else read_whole(num_splits)
     if number is None or number < 0:
         message = f"num_splits must be a whole number of at least 0, got {show(num_splits)}"

@@ -14,15 +14,12 @@ from ..arguments import (
     choose_scale,
     is_symbolic,
     may_wait,
-    require_tensor,
     require_whole,
 )
-from ..layouts import ALIGNMENT, Layout
 from ..neutral import describe, require_known
-from ..support import require_kernels
 from ..transforms import require_no_gradients
-from .kvcache import check_addresses, read_seqlens
-from .layouts import check_latent, check_latent_once, check_table
+from .given import check_given_latent
+from .kvcache import check_addresses, choose_lengths, read_seqlens, suit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -97,38 +94,34 @@ def flash_mla_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - FlashMLA's signatu
             they are looked at, or what is not served is not neutral.
         FlashDistError: This build has no code that runs on the GPU.
     """
-    require_bools(causal=causal, is_fp8_kvcache=is_fp8_kvcache)
-    _require_neutral({"is_fp8_kvcache": is_fp8_kvcache or None, "indices": indices, **others})
-    for name, x in (("q", q), ("k_cache", k_cache)):
-        require_tensor(name, x)
+    if not type(causal) is type(is_fp8_kvcache) is bool:
+        require_bools(causal=causal, is_fp8_kvcache=is_fp8_kvcache)
+    if others or is_fp8_kvcache or indices is not None:
+        _require_neutral({"is_fp8_kvcache": is_fp8_kvcache or None, "indices": indices, **others})
     columns = require_whole("head_dim_v", head_dim_v)
+    lengths = choose_lengths(cache_seqlens)
     symbolic = is_symbolic(q)
-    check = check_latent if symbolic else check_latent_once
-    suits = check(Layout.of(q), Layout.of(k_cache), columns, named=block_table is not None)
-    if block_table is not None:
-        require_tensor("block_table", block_table)
-        check_table(Layout.of(block_table), q.shape[0], q.device, k_cache.shape[1])
-    cache = Cache(k_cache, k_cache, None, None, None, block_table)
-    cache = cache._replace(seqlens=read_seqlens(cache_seqlens, q, cache.capacity))
+    suits = check_given_latent((q, k_cache, block_table, lengths), columns, symbolic=symbolic)
+    cache = Cache(k_cache, k_cache, lengths, None, None, block_table)
+    if lengths is not cache_seqlens:
+        cache = cache._replace(seqlens=read_seqlens(cache_seqlens, q, cache.capacity))
     scale = choose_scale(softmax_scale, q.shape[-1])
-    if q.device.type == "cuda" and not symbolic:
-        suits &= q.data_ptr() % ALIGNMENT == 0
+    on_gpu = q.is_cuda and not symbolic
+    if on_gpu:
         check_addresses(k_cache, k_cache)
-        require_kernels(q.device.index, q.dtype, q.shape[-1], columns, role="mla")
         if may_wait():
             cache.check_values(0)
-    q = q if suits else q.clone(memory_format=torch.contiguous_format)
-    budget = BUDGET_NOW if torch.compiler.is_compiling() else workspace_budget()
+    q = suit(q, as_it_lies=suits, on_gpu=on_gpu)
+    budget = BUDGET_NOW if symbolic and torch.compiler.is_compiling() else workspace_budget()
     require_no_gradients("flash_mla_with_kvcache", q, k_cache)
-    with torch.no_grad():
-        return decode_mla(
-            q,
-            cache,
-            head_dim_v=columns,
-            causal=bool(causal),
-            softmax_scale=scale,
-            budget=budget,
-        )
+    return decode_mla(
+        q,
+        cache,
+        head_dim_v=columns,
+        causal=bool(causal),
+        softmax_scale=scale,
+        budget=budget,
+    )
 
 
 def _require_neutral(arguments: Mapping[str, object]) -> None:

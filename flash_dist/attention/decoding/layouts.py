@@ -84,9 +84,6 @@ def check_latent(q: Layout, k: Layout, head_dim_v: int, *, named: bool) -> bool:
     return q.device.type != "cuda" or stride_error(q) is None
 
 
-check_latent_once = lru_cache(maxsize=4096)(check_latent)
-
-
 def _check_queries(q: Layout, on_cuda: tuple[torch.dtype, ...], most: int) -> None:
     if q.device.type not in DEVICE_TYPES:
         message = f"q must be on a CUDA device or the CPU, got device {q.device}"

@@ -11,7 +11,6 @@ from ...kernels.boundaries import check_boundaries
 from ...kernels.budget import BUDGET_NOW, workspace_budget
 from ...kernels.cache import Packed, decode
 from ...kernels.cache_values import Cache
-from ...kernels.scores import PLAIN
 from ..arguments import is_symbolic, may_wait, read_cu_seqlens, require_tensor
 from ..layouts import NAMES, Layout, Names, stride_error
 from ..support import require_kernels
@@ -88,17 +87,16 @@ def attend_to_cache(  # noqa: PLR0913 - one attention problem
     cache = _make_cache(*given, ends, seqused_k, block_table)
     budget = BUDGET_NOW if torch.compiler.is_compiling() else workspace_budget()
     require_no_gradients("flash_attn_varlen_func with seqused_k or block_table", q, k, v)
-    with torch.no_grad():
-        return decode(
-            q,
-            cache,
-            band=band,
-            softmax_scale=softmax_scale,
-            seqlen_new=0,
-            budget=budget,
-            packed=packed,
-            scores=scores or PLAIN,
-        )
+    return decode(
+        q,
+        cache,
+        band=band,
+        softmax_scale=softmax_scale,
+        seqlen_new=0,
+        budget=budget,
+        packed=packed,
+        scores=scores,
+    )
 
 
 def check_packed(q: Tensor, k: Tensor, v: Tensor, *, paged: bool, names: Names = NAMES) -> None:

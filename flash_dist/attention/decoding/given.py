@@ -1,0 +1,253 @@
+"""The tensors of a call on a cache: each combination of layouts is checked once."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+
+from ..arguments import require_tensor
+from ..layouts import Layout, dtype_name, stride_error
+from ..support import require_kernels
+from .layouts import check_angles, check_latent, check_numbers, check_table, check_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    Fields = tuple[torch.dtype, torch.device, tuple[int, ...], tuple[int, ...]]  # of a Layout
+
+Tensor = torch.Tensor
+
+KEPT: Final = 4096  # combinations that are known
+
+
+class Given(NamedTuple):
+    """Of a call of `flash_attn_with_kvcache`; None: not given."""
+
+    q: Layout
+    k_cache: Layout
+    v_cache: Layout
+    k: Layout | None
+    v: Layout | None
+    rotary_cos: Layout | None
+    rotary_sin: Layout | None
+    cache_seqlens: Layout | None
+    cache_batch_idx: Layout | None
+    cache_leftpad: Layout | None
+    block_table: Layout | None
+
+
+class GivenLatent(NamedTuple):
+    """Of a call of `flash_mla_with_kvcache`; None: not given."""
+
+    q: Layout
+    k_cache: Layout
+    block_table: Layout | None
+    cache_seqlens: Layout | None
+
+
+class Suits(NamedTuple):
+    """Whether kernels read these as they lie, address aside; where there are none, they do."""
+
+    q: bool
+    k: bool
+    v: bool
+
+
+def check_given(tensors: Sequence[Tensor | None], *, counted: bool, symbolic: bool) -> Suits:
+    """Raise if the tensors of a call do not fit; return which of them are read as they lie.
+
+    Args:
+        tensors: Those of `Given`.
+        counted: Whether there is a cache_seqlens, maybe one for all.
+        symbolic: Whether they only stand for tensors: then no GPU is asked, and nothing kept.
+
+    Raises:
+        TypeError: One is no tensor, or of a dtype that does not fit.
+        ValueError: Shapes, devices or strides do not fit, or what belongs together is not given.
+        FlashDistError: This build has no code that runs on the GPU.
+    """
+    if symbolic:
+        return _check(Given(*_read_layouts(Given._fields, tensors)), counted=counted)
+    return _check_once(_read_fields(Given._fields, tensors), counted=counted)
+
+
+def check_given_latent(
+    tensors: Sequence[Tensor | None], head_dim_v: int, *, symbolic: bool
+) -> bool:
+    """Raise if tensors of a call on latent keys do not fit; return whether q is read as it lies.
+
+    Args:
+        tensors: Those of `GivenLatent`.
+        head_dim_v: Columns of the values.
+        symbolic: As in `check_given`.
+
+    Raises:
+        TypeError: As in `check_given`.
+        ValueError: Likewise.
+        FlashDistError: Likewise.
+    """
+    names = GivenLatent._fields
+    if symbolic:
+        return _check_latent(GivenLatent(*_read_layouts(names, tensors)), head_dim_v)
+    return _check_latent_once(_read_fields(names, tensors), head_dim_v)
+
+
+def _read_layouts(names: Sequence[str], tensors: Sequence[Tensor | None]) -> list[Any]:
+    _require_tensors(names, tensors)
+    return [None if x is None else Layout.of(x) for x in tensors]
+
+
+def _read_fields(
+    names: Sequence[str], tensors: Sequence[Tensor | None]
+) -> tuple[Fields | None, ...]:
+    """Return what layouts are made of, which takes longer than to look it up."""
+    fields: list[Fields | None] = []
+    try:
+        for x in tensors:
+            if x is None:
+                fields.append(None)
+                continue
+            if type(x) is not Tensor or x.layout is not torch.strided:
+                _require_tensors(names, tensors)
+            fields.append((x.dtype, x.device, x.shape, x.stride()))
+    except RuntimeError:
+        _require_tensors(names, tensors)  # torch tells no shape of what is nested
+        raise
+    return tuple(fields)
+
+
+def _require_tensors(names: Sequence[str], tensors: Sequence[Tensor | None]) -> None:
+    for name, x in zip(names, tensors, strict=True):
+        if x is not None:
+            require_tensor(name, x)
+
+
+def _make_layouts(fields: Sequence[Fields | None]) -> list[Any]:
+    return [None if one is None else Layout(*one) for one in fields]
+
+
+@lru_cache(maxsize=KEPT)
+def _check_once(fields: Sequence[Fields | None], *, counted: bool) -> Suits:
+    given = Given(*_make_layouts(fields))
+    suits = _check(given, counted=counted)
+    q = given.q
+    if q.device.type == "cuda":
+        require_kernels(q.device.index, q.dtype, q.shape[-1], given.v_cache.shape[-1])
+    return suits
+
+
+@lru_cache(maxsize=KEPT)
+def _check_latent_once(fields: Sequence[Fields | None], head_dim_v: int) -> bool:
+    given = GivenLatent(*_make_layouts(fields))
+    suits = _check_latent(given, head_dim_v)
+    q = given.q
+    if q.device.type == "cuda":
+        require_kernels(q.device.index, q.dtype, q.shape[-1], head_dim_v, role="mla")
+    return suits
+
+
+def _check(given: Given, *, counted: bool) -> Suits:
+    _require_given(given, "q", "k_cache", "v_cache")
+    q, table = given.q, given.block_table
+    named = table is not None or given.cache_batch_idx is not None
+    suits = check_tensors(q, given.k_cache, given.v_cache, named=named)
+    _check_where(given)
+    if given.cache_seqlens is not None:
+        check_numbers("cache_seqlens", given.cache_seqlens, q.shape[0], q.device)
+    _check_new(given, counted=counted)
+    _check_rotary(given)
+    return Suits(suits, _is_read(given.k), _is_read(given.v))
+
+
+def _check_latent(given: GivenLatent, head_dim_v: int) -> bool:
+    _require_given(given, "q", "k_cache")
+    q, table = given.q, given.block_table
+    suits = check_latent(q, given.k_cache, head_dim_v, named=table is not None)
+    if table is not None:
+        check_table(table, q.shape[0], q.device, given.k_cache.shape[1])
+    if given.cache_seqlens is not None:
+        check_numbers("cache_seqlens", given.cache_seqlens, q.shape[0], q.device)
+    return suits
+
+
+def _require_given(given: Given | GivenLatent, *names: str) -> None:
+    for name in names:
+        if getattr(given, name) is None:
+            require_tensor(name, None)
+
+
+def _check_where(given: Given) -> None:
+    """Raise if what tells where keys lie does not fit."""
+    q, table = given.q, given.block_table
+    hints = {
+        "cache_batch_idx": "\n\nhint: `block_table[cache_batch_idx]` has the rows of the batch",
+        "cache_leftpad": "",
+    }
+    numbers = given.cache_batch_idx, given.cache_leftpad
+    for (name, hint), layout in zip(hints.items(), numbers, strict=True):
+        if layout is not None:
+            check_numbers(name, layout, q.shape[0], q.device)
+            if table is not None:
+                message = f"{name} must be None with block_table, got a tensor{hint}"
+                raise ValueError(message)
+    if table is not None:
+        check_table(table, q.shape[0], q.device, given.k_cache.shape[1])
+
+
+def _check_new(given: Given, *, counted: bool) -> None:
+    """Raise if new keys and values do not fit queries and cache."""
+    q, k, v = given.q, given.k, given.v
+    if k is None and v is None:
+        return
+    if k is None or v is None or not counted:
+        present = {"k": k is not None, "v": v is not None, "cache_seqlens": counted}
+        message = "k, v and cache_seqlens must be given together, got " + _describe(present)
+        raise ValueError(message)
+    for name, x, old in (("k", k, given.k_cache), ("v", v, given.v_cache)):
+        shape = (q.shape[0], k.shape[1] if len(k.shape) > 1 else 0, *old.shape[2:])
+        if x.shape != shape or x.dtype != q.dtype or x.device != q.device:
+            message = (
+                f"{name} must have shape [batch, seqlen_new, num_heads_kv, head_dim] of q and the "
+                f"cache, {list(shape)}, {dtype_name(q.dtype)} on {q.device}, got "
+                f"{list(x.shape)}, {dtype_name(x.dtype)} on {x.device}"
+            )
+            raise ValueError(message)
+    capacity = given.k_cache.shape[1]
+    if given.block_table is not None:
+        capacity *= given.block_table.shape[1]
+    if k.shape[1] > capacity:
+        message = f"seqlen_new must be at most the {capacity} keys of the cache, got {k.shape[1]}"
+        raise ValueError(message)
+
+
+def _check_rotary(given: Given) -> None:
+    """Raise if angles do not fit, or rotate nothing."""
+    cos, sin = given.rotary_cos, given.rotary_sin
+    if cos is None and sin is None:
+        return
+    if cos is None or sin is None or given.k is None:
+        present = {
+            "rotary_cos": cos is not None,
+            "rotary_sin": sin is not None,
+            "k": given.k is not None,
+        }
+        message = "rotary_cos and rotary_sin must be given together, with k and v, got "
+        raise ValueError(message + _describe(present))
+    for name, x in (("rotary_cos", cos), ("rotary_sin", sin)):
+        check_angles(name, x, given.q)
+    if cos.shape != sin.shape:
+        message = (
+            "rotary_cos and rotary_sin must have the same shape, "
+            f"got {list(cos.shape)} and {list(sin.shape)}"
+        )
+        raise ValueError(message)
+
+
+def _describe(present: dict[str, bool]) -> str:
+    return ", ".join(f"{name} {'a tensor' if is_ else 'None'}" for name, is_ in present.items())
+
+
+def _is_read(x: Layout | None) -> bool:
+    return x is None or x.device.type != "cuda" or stride_error(x) is None
