@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flash_dist import flash_attn_with_kvcache, flash_mla_with_kvcache
-from flash_dist.attention.decoding import given
+from flash_dist.attention.decoding import given, layouts
 from flash_dist.attention.decoding.given import KEPT
 
 if TYPE_CHECKING:
@@ -156,11 +156,11 @@ def test_numbers_are_read_by_every_call() -> None:
 
 def test_layouts_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[object] = []
-    check_tensors = given.check_tensors
+    check_tensors = layouts.check_tensors
 
-    def noted(*layouts: Any, named: bool) -> bool:  # noqa: ANN401 - layouts
-        checked.append(layouts)
-        return check_tensors(*layouts, named=named)
+    def noted(*seen: Any, named: bool) -> bool:  # noqa: ANN401 - layouts
+        checked.append(seen)
+        return check_tensors(*seen, named=named)
 
     monkeypatch.setattr(given, "check_tensors", noted)
     given._check_once.cache_clear()
@@ -185,7 +185,7 @@ def test_a_tensor_that_only_stands_for_one_is_not_taken_for_one_that_is_known() 
     flash_attn_with_kvcache(**served)
     known = given._check_once.cache_info().currsize
     with FakeTensorMode() as mode:
-        fake = {name: mode.from_tensor(x) for name, x in served.items()}
+        fake: Arguments = {name: mode.from_tensor(x) for name, x in served.items()}
         out = flash_attn_with_kvcache(**fake)
     assert out.shape == served["q"].shape
     assert type(out) is not Tensor
@@ -207,7 +207,7 @@ def test_a_parameter_is_a_tensor_and_has_no_gradient() -> None:
 @pytest.mark.parametrize("enabled", [False, True])
 def test_a_call_leaves_the_mode_of_gradients_as_it_was(*, enabled: bool) -> None:
     served = arguments()
-    wrong = {name: served[name] for name in ("q", "k_cache", "v_cache")}
+    wrong: Arguments = {name: served[name] for name in ("q", "k_cache", "v_cache")}
     wrong["block_table"] = torch.full((2, 2), 99, dtype=torch.int32)
     with torch.set_grad_enabled(enabled):
         flash_attn_with_kvcache(**served)
