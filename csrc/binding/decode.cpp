@@ -136,39 +136,64 @@ void set_heads(flash_dist::DecodeParams& p, const Tensor& q, const Tensor& k_cac
   p.group = to_int(heads_q / heads_kv, "heads per kv head");
 }
 
+bool has_no_query(const flash_dist::DecodeParams& p) { return p.batch == 0 || p.seqlen_q == 0; }
+
+std::vector<int64_t> shape_of_lse(const flash_dist::DecodeParams& p) {
+  const int64_t heads_q = int64_t{p.num_heads_kv} * p.group;
+  if (p.packing.cu_seqlens_q != nullptr) return {heads_q, p.total_q};
+  return {p.batch, heads_q, p.seqlen_q};
+}
+
+// out of what p describes, but for it and the queries.
+Tensor make_out(const Tensor& q, flash_dist::DecodeParams& p, const flash_dist::Call& call,
+                int64_t budget) {
+  const int64_t heads_q = int64_t{p.num_heads_kv} * p.group;
+  std::vector<int64_t> shape{p.total_q, heads_q, p.head_dim_v};
+  if (p.packing.cu_seqlens_q == nullptr) shape = {p.batch, p.seqlen_q, heads_q, p.head_dim_v};
+  Tensor out = allocate(shape, torch_dtype(q), call.device);
+  if (has_no_query(p)) {
+    fill(out, 0.0);
+    return out;
+  }
+  p.q = view(q, p.group);
+  p.out = view(out, p.group);
+  Workspace workspace;
+  check_status(flash_dist_decode(&call, &p, budget, &Workspace::allocate, &workspace));
+  return out;
+}
+
 // out and lse of what p describes, but for these and the queries.
 std::tuple<Tensor, Tensor> attend(const Tensor& q, flash_dist::DecodeParams p, int64_t budget) {
   const torch::stable::accelerator::DeviceGuard guard(q.get_device_index());
   const flash_dist::Call call = make_half_call(q);
-  const int64_t heads_q = int64_t{p.num_heads_kv} * p.group;
-  std::vector<int64_t> out_shape{p.total_q, heads_q, p.head_dim_v};
-  std::vector<int64_t> lse_shape{heads_q, p.total_q};
-  if (p.packing.cu_seqlens_q == nullptr) {
-    out_shape = {p.batch, p.seqlen_q, heads_q, p.head_dim_v};
-    lse_shape = {p.batch, heads_q, p.seqlen_q};
-  }
-  Tensor out = allocate(out_shape, torch_dtype(q), call.device);
-  Tensor lse = allocate(lse_shape, aoti_torch_dtype_float32(), call.device);
-  if (p.batch == 0 || p.seqlen_q == 0) {  // no sequence has a query
-    fill(out, 0.0);
-    fill(lse, -std::numeric_limits<double>::infinity());
-    return {out, lse};
-  }
-  p.q = view(q, p.group);
-  p.out = view(out, p.group);
+  Tensor lse = allocate(shape_of_lse(p), aoti_torch_dtype_float32(), call.device);
   p.lse = static_cast<float*>(lse.data_ptr());
-  Workspace workspace;
-  check_status(flash_dist_decode(&call, &p, budget, &Workspace::allocate, &workspace));
+  Tensor out = make_out(q, p, call, budget);
+  if (has_no_query(p)) fill(lse, -std::numeric_limits<double>::infinity());
   return {out, lse};
 }
 
-std::tuple<Tensor, Tensor> decode(Tensor q, Tensor k_cache, Tensor v_cache,
-                                  MaybeTensor cache_seqlens, MaybeTensor cache_batch_idx,
-                                  MaybeTensor cache_leftpad, MaybeTensor block_table,
-                                  MaybeTensor cu_seqlens_q, int64_t max_seqlen_q,
-                                  int64_t seqlen_new, double softmax_scale, int64_t left,
-                                  int64_t right, int64_t budget, double softcap,
-                                  MaybeTensor alibi_slopes, MaybeTensor sinks) {
+// out alone: lse, which kernels write in any case, is not worth a tensor.
+Tensor attend_alone(const Tensor& q, flash_dist::DecodeParams p, int64_t budget) {
+  const torch::stable::accelerator::DeviceGuard guard(q.get_device_index());
+  const flash_dist::Call call = make_half_call(q);
+  Workspace lse;
+  if (!has_no_query(p)) {
+    const int64_t rows = int64_t{p.batch} * p.seqlen_q * p.num_heads_kv * p.group;
+    const int64_t bytes = rows * static_cast<int64_t>(sizeof(float));
+    p.lse = static_cast<float*>(Workspace::allocate(&lse, bytes));
+    STD_TORCH_CHECK(p.lse != nullptr, "CUDA out of memory. flash_dist could not allocate ", bytes,
+                    " bytes on GPU ", call.device);
+  }
+  return make_out(q, p, call, budget);
+}
+
+// All but what becomes of scores, out, lse and the view of q.
+flash_dist::DecodeParams read_params(
+    const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const MaybeTensor& cache_seqlens,
+    const MaybeTensor& cache_batch_idx, const MaybeTensor& cache_leftpad,
+    const MaybeTensor& block_table, const MaybeTensor& cu_seqlens_q, int64_t max_seqlen_q,
+    int64_t seqlen_new, double softmax_scale, int64_t left, int64_t right) {
   const bool packed = cu_seqlens_q.has_value();
   const int row = packed ? 0 : 1;
   check_rows(q, q, "q", row + 3);
@@ -178,7 +203,6 @@ std::tuple<Tensor, Tensor> decode(Tensor q, Tensor k_cache, Tensor v_cache,
                        block_table, p.batch, seqlen_new);
   check_size(k_cache, 3, q.size(row + 2), "k_cache");
   set_heads(p, q, k_cache, row + 1);
-  const int64_t heads_q = q.size(row + 1);
   p.seqlen_q = to_int(q.size(row), "seqlen_q");
   if (packed) {
     p.packing.cu_seqlens_q = numbers(cu_seqlens_q, q, p.batch + int64_t{1}, "cu_seqlens_q");
@@ -191,6 +215,21 @@ std::tuple<Tensor, Tensor> decode(Tensor q, Tensor k_cache, Tensor v_cache,
   p.right = side(right);
   p.bottom_right = true;
   p.softmax_scale = static_cast<float>(softmax_scale);
+  return p;
+}
+
+std::tuple<Tensor, Tensor> decode(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
+                                  const MaybeTensor& cache_seqlens,
+                                  const MaybeTensor& cache_batch_idx,
+                                  const MaybeTensor& cache_leftpad, const MaybeTensor& block_table,
+                                  const MaybeTensor& cu_seqlens_q, int64_t max_seqlen_q,
+                                  int64_t seqlen_new, double softmax_scale, int64_t left,
+                                  int64_t right, int64_t budget, double softcap,
+                                  const MaybeTensor& alibi_slopes, const MaybeTensor& sinks) {
+  flash_dist::DecodeParams p =
+      read_params(q, k_cache, v_cache, cache_seqlens, cache_batch_idx, cache_leftpad, block_table,
+                  cu_seqlens_q, max_seqlen_q, seqlen_new, softmax_scale, left, right);
+  const int64_t heads_q = int64_t{p.num_heads_kv} * p.group;
   p.scores.softcap = static_cast<float>(softcap);
   if (alibi_slopes) {
     const bool shared = alibi_slopes->dim() == 1;
@@ -199,6 +238,18 @@ std::tuple<Tensor, Tensor> decode(Tensor q, Tensor k_cache, Tensor v_cache,
   }
   if (sinks) p.sinks = floats(*sinks, q, heads_q, "sinks");
   return attend(q, p, budget);
+}
+
+// Of queries with a batch axis, and without what most calls lack.
+Tensor decode_alone(const Tensor& q, const Tensor& k_cache, const Tensor& v_cache,
+                    const MaybeTensor& cache_seqlens, const MaybeTensor& block_table,
+                    double softmax_scale, int64_t left, int64_t right, int64_t seqlen_new,
+                    int64_t budget) {
+  return attend_alone(
+      q,
+      read_params(q, k_cache, v_cache, cache_seqlens, std::nullopt, std::nullopt, block_table,
+                  std::nullopt, 0, seqlen_new, softmax_scale, left, right),
+      budget);
 }
 
 std::tuple<Tensor, Tensor> decode_mla(Tensor q, Tensor k_cache, int64_t head_dim_v,
@@ -292,6 +343,12 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flash_dist, m) {
       "max_seqlen_q, SymInt seqlen_new, float softmax_scale, SymInt left, SymInt right, int "
       "budget, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? sinks=None) -> (Tensor out, "
       "Tensor lse)");
+  // For eager calls that want no lse, and nothing that most calls lack: torch takes time for each.
+  m.def(
+      "decode_alone(Tensor q, Tensor k_cache, Tensor v_cache, Tensor? cache_seqlens, Tensor? "
+      "block_table, float softmax_scale, int left, int right, int seqlen_new, int budget) -> "
+      "Tensor "
+      "out");
   m.def(
       "decode_mla(Tensor q, Tensor k_cache, SymInt head_dim_v, Tensor? cache_seqlens, Tensor? "
       "block_table, float softmax_scale, bool causal, int budget) -> (Tensor out, Tensor lse)");
@@ -303,6 +360,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(flash_dist, m) {
 
 STABLE_TORCH_LIBRARY_IMPL(flash_dist, CUDA, m) {
   m.impl("decode", TORCH_BOX(&decode));
+  m.impl("decode_alone", TORCH_BOX(&decode_alone));
   m.impl("decode_mla", TORCH_BOX(&decode_mla));
   m.impl("append", TORCH_BOX(&append));
 }

@@ -1,7 +1,8 @@
 """The operators on a cache of keys and values: `decode`, `decode_mla` and `append`.
 
 csrc/binding/decode.cpp declares them and has their CUDA kernels; cache_cpu.py has the CPU's. They
-have no autograd formula: whoever calls them here is without gradients.
+have no autograd formula: whoever calls them here is without gradients. `decode_alone` is `decode`
+with few arguments and without lse, for calls in eager mode, which cost less so.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Tensor = torch.Tensor
 
 _operators: Final[Any] = torch.ops.flash_dist
 
-for _name in ("decode", "decode_mla", "append"):
+for _name in ("decode", "decode_alone", "decode_mla", "append"):
     torch.library.impl(f"flash_dist::{_name}", "CPU", getattr(cache_cpu, _name))
 
 
@@ -53,7 +54,8 @@ def decode(  # noqa: PLR0913 - one attention problem
     budget: int,
     packed: Packed | None = None,
     scores: Scores | None = None,
-) -> tuple[Tensor, Tensor]:
+    wants_lse: bool = True,
+) -> tuple[Tensor, Any]:
     """Return out and lse of queries to the keys of a cache.
 
     Args:
@@ -65,13 +67,19 @@ def decode(  # noqa: PLR0913 - one attention problem
         budget: Bytes of workspace, or BUDGET_NOW.
         packed: Where the queries of each sequence are, if they are packed.
         scores: What becomes of a score before the mask, and the sinks; None: nothing, and none.
+        wants_lse: Who does not want lse may get None for it.
 
     Returns:
         out: Like q with head_dim_v, contiguous.
         lse: [batch, num_heads_q, seqlen_q]; packed, [num_heads_q, total_q].
     """
-    numbers = seqlen_new, softmax_scale, band.left, band.right, budget
-    arguments = q, *cache, *(packed or (None, 0)), *numbers, *(scores or ())
+    bare = packed is None and scores is None and cache.batch_idx is None and cache.leftpad is None
+    if bare and not wants_lse and not _is_watched():
+        numbers = softmax_scale, band.left, band.right, seqlen_new, budget
+        few = q, cache.k, cache.v, cache.seqlens, cache.block_table, *numbers
+        return _call(_operators.decode_alone.default, few), None
+    all_numbers = seqlen_new, softmax_scale, band.left, band.right, budget
+    arguments = q, *cache, *(packed or (None, 0)), *all_numbers, *(scores or ())
     out, lse = _call(_operators.decode.default, arguments)
     return out, lse
 
@@ -119,6 +127,13 @@ def append(  # noqa: PLR0913 - all that it reads and writes
     arguments = q, cache.k, cache.v, k, v, *where, *angles, advances
     rotated: Tensor = _call(_operators.append.default, arguments)
     return q if rotary is None else rotated
+
+
+def _is_watched() -> bool:
+    """Whether a graph, a trace or a mode may look at the operator: they know `decode`."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:  # noqa: SLF001
+        return True
+    return torch._C._get_tracing_state() is not None  # noqa: SLF001
 
 
 def _call(operator: Any, arguments: Sequence[object]) -> Any:  # noqa: ANN401 - torch.ops.X.Y.Z
@@ -171,6 +186,11 @@ def _decode_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
     lse_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     out = q.new_empty((*batch, tokens, heads, v_cache.shape[-1]))
     return out, q.new_empty((*batch, heads, tokens), dtype=lse_dtype)
+
+
+@torch.library.register_fake("flash_dist::decode_alone")
+def _decode_alone_fake(q: Tensor, _k_cache: Tensor, v_cache: Tensor, *_: object) -> Tensor:
+    return q.new_empty((*q.shape[:-1], v_cache.shape[-1]))
 
 
 @torch.library.register_fake("flash_dist::decode_mla")

@@ -73,6 +73,25 @@ def decode(  # noqa: PLR0913, PLR0917 - the operator's schema
     return out, lse
 
 
+def decode_alone(  # noqa: PLR0913, PLR0917 - the operator's schema
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    cache_seqlens: Tensor | None,
+    block_table: Tensor | None,
+    softmax_scale: float,
+    left: int,
+    right: int,
+    seqlen_new: int,
+    budget: int,
+) -> Tensor:
+    """Return out of queries with a batch axis, and of nothing that most calls lack."""
+    where = cache_seqlens, None, None, block_table, None, 0
+    numbers = seqlen_new, softmax_scale, left, right, budget
+    out: Tensor = decode(q, k_cache, v_cache, *where, *numbers)[0]
+    return out
+
+
 def decode_mla(  # noqa: PLR0913, PLR0917 - the operator's schema
     q: Tensor,
     k_cache: Tensor,

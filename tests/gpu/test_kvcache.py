@@ -78,6 +78,18 @@ def test_results_and_cache_are_those_of_loops(name: str, half: torch.dtype) -> N
         torch.testing.assert_close(got.double().cpu(), wanted, atol=rounding, rtol=rounding)
 
 
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_out_alone_has_the_same_bits(name: str, half: torch.dtype) -> None:
+    problem = PROBLEMS[name]
+    tensors, others = problem.make(half, DEVICE), problem.make(half, DEVICE)
+    out, _ = problem.call(tensors)
+    poison_memory(tensors.q.device)
+    arguments = problem.arguments(others) | {"return_softmax_lse": False}
+    alone = flash_attn_with_kvcache(**arguments)
+    poison_memory(tensors.q.device)  # what lse was written to is free again
+    assert torch.equal(_bits(alone), _bits(out))
+
+
 @pytest.mark.parametrize("page", [0, 16])
 def test_keys_that_no_query_sees_are_not_read(page: int, any_half: torch.dtype) -> None:
     ends = (170, 400, 33)

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import flash_dist
+from flash_dist.attention.decoding import given
 from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
@@ -410,6 +412,71 @@ def test_operators_are_what_torch_expects_of_operators(name: str) -> None:
     tensors = problem.make(torch.float32)
     for operator, arguments in problem.operator_calls(tensors):
         torch.library.opcheck(operator, arguments)
+
+
+class Names(TorchDispatchMode):
+    """Notes the operators of ours that it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401 - torch's protocol
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        if func.namespace == "flash_dist":
+            self.seen.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings("default")  # torch's profiler has warnings of its own
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_out_alone_has_the_same_bits(name: str) -> None:
+    problem = PROBLEMS[name]
+    tensors, others, third = (problem.make(torch.float32) for _ in range(3))
+    out, _ = problem.call(tensors)
+    arguments = problem.arguments(others) | {"return_softmax_lse": False}
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        alone = flash_dist.flash_attn_with_kvcache(**arguments)
+    names = {x.name for x in profile.events() if x.name.startswith("flash_dist::decode")}
+    few = others.batch_idx is others.leftpad is others.slopes is others.sinks is None
+    few = few and problem.softcap == 0
+    assert names == {"flash_dist::decode_alone" if few else "flash_dist::decode"}
+    arguments = problem.arguments(third) | {"return_softmax_lse": False}
+    with Names() as watch:
+        watched = flash_dist.flash_attn_with_kvcache(**arguments)
+    assert watch.seen[-1] == "flash_dist::decode"
+    assert torch.equal(alone, out)
+    assert torch.equal(watched, out)
+
+
+def test_the_operator_of_out_alone_is_what_torch_expects_of_operators() -> None:
+    problem = PROBLEMS["pages"]
+    tensors = problem.make(torch.float32)
+    caches = tensors.k_cache, tensors.v_cache
+    where = tensors.seqlens, tensors.table
+    numbers = problem.head_dim**-0.5, -1, 0, problem.seqlen_new, 1 << 20
+    operator = torch.ops.flash_dist.decode_alone
+    torch.library.opcheck(operator, (tensors.q, *caches, *where, *numbers))
+
+
+@pytest.mark.filterwarnings(
+    "ignore"
+)  # torch.jit.trace is deprecated, and warns of what is constant
+def test_a_traced_step_holds_the_operator_that_graphs_hold() -> None:
+    q = torch.linspace(-1, 1, 64).view(1, 2, 2, 16)
+    cache = torch.linspace(-1, 1, 32 * 32).view(1, 32, 2, 16)
+    call = flash_dist.flash_attn_with_kvcache
+    want = call(q, cache, cache)
+    known = given._check_once.cache_info().currsize
+    traced = torch.jit.trace(call, (q, cache, cache), check_trace=False)
+    assert "flash_dist::decode(" in str(traced.graph)
+    assert torch.equal(traced(q, cache, cache), want)
+    assert given._check_once.cache_info().currsize == known
 
 
 @pytest.mark.slow

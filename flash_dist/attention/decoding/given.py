@@ -70,7 +70,8 @@ def check_given(tensors: Sequence[Tensor | None], *, counted: bool, symbolic: bo
     """
     if symbolic:
         return _check(Given(*_read_layouts(Given._fields, tensors)), counted=counted)
-    return _check_once(_read_fields(Given._fields, tensors), counted=counted)
+    check = _check_once.__wrapped__ if _has_tensors_as_sizes() else _check_once
+    return check(_read_fields(Given._fields, tensors), counted=counted)
 
 
 def check_given_latent(
@@ -91,7 +92,13 @@ def check_given_latent(
     names = GivenLatent._fields
     if symbolic:
         return _check_latent(GivenLatent(*_read_layouts(names, tensors)), head_dim_v)
-    return _check_latent_once(_read_fields(names, tensors), head_dim_v)
+    check = _check_latent_once.__wrapped__ if _has_tensors_as_sizes() else _check_latent_once
+    return check(_read_fields(names, tensors), head_dim_v)
+
+
+def _has_tensors_as_sizes() -> bool:
+    """Whether torch.jit.trace runs: what it calls sizes would be kept, and found by nobody."""
+    return torch._C._get_tracing_state() is not None  # noqa: SLF001 - the public name has no type
 
 
 def _read_layouts(names: Sequence[str], tensors: Sequence[Tensor | None]) -> list[Any]:

@@ -248,6 +248,7 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
         seqlen_new=seqlen_new,
         budget=budget,
         scores=scores,
+        wants_lse=return_softmax_lse,
     )
     return (out, lse) if return_softmax_lse else out
 
