@@ -464,9 +464,7 @@ def test_the_operator_of_out_alone_is_what_torch_expects_of_operators() -> None:
     torch.library.opcheck(operator, (tensors.q, *caches, *where, *numbers))
 
 
-@pytest.mark.filterwarnings(
-    "ignore"
-)  # torch.jit.trace is deprecated, and warns of what is constant
+@pytest.mark.filterwarnings("ignore")  # torch.jit.trace is deprecated, and warns of constants
 def test_a_traced_step_holds_the_operator_that_graphs_hold() -> None:
     q = torch.linspace(-1, 1, 64).view(1, 2, 2, 16)
     cache = torch.linspace(-1, 1, 32 * 32).view(1, 32, 2, 16)
