@@ -147,7 +147,8 @@ def fwd_alone(  # noqa: PLR0913, PLR0917 - one attention problem
         if _is_watched(q, k, v):
             with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001 - as torch.library does
                 return _fwd_by_name(q, k, v, mask, packing, softmax_scale, ieee)
-        numbers, data, _ = _find_numbers(mask, q, k)
+        numbers, found = _find_numbers(mask, q, k)
+        data = None if found is None else found.data
         packed = () if packing is None else packing
         out, lse = _fwd_alone(q, k, v, numbers, data, softmax_scale, ieee, *packed)
     except RuntimeError as error:
@@ -190,17 +191,17 @@ def _is_watched(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 def _find_numbers(
     mask: Band | BlockMask, q: Tensor, k: Tensor
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return a mask's numbers, its arrays on the GPU of q and its mask_slots."""
+) -> tuple[Tensor, registry.Resident | None]:
+    """Return a mask's numbers, and its plan with the arrays on the GPU of q, where it has such."""
     if isinstance(mask, BlockMask):
         band = mask.band
         if band is None:
             found = find_resident(mask.handle, q, k)
             if found is not None:
-                return found.plan.numbers, found.data, found.plan.key_slots
+                return found.plan.numbers, found
             band = Band()  # of nothing
         mask = band
-    return _numbers_of(mask), None, None
+    return _numbers_of(mask), None
 
 
 @lru_cache(maxsize=256)
@@ -257,10 +258,11 @@ def bwd_alone(
         if _is_watched(q, k, v):
             with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001
                 return _bwd_by_name(saved, mask, packing, plan)
-        operands = _find_numbers(mask, q, k)
+        numbers, found = _find_numbers(mask, q, k)
+        arrays = (None, None) if found is None else (found.data, found.plan.key_slots)
         packed = () if packing is None else packing
         dq, dk, dv = _bwd_alone(
-            *saved, *operands, softmax_scale, budget, batch_invariant, ieee, *packed
+            *saved, numbers, *arrays, softmax_scale, budget, batch_invariant, ieee, *packed
         )
     except RuntimeError as error:
         raise_out_of_memory(error)

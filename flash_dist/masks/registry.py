@@ -31,6 +31,7 @@ Tensor = torch.Tensor
 
 KEPT: Final = 32  # masks used last by compiled graphs, which live until their backward
 SHAPES_KEPT: Final = 32  # per mask and device
+DEFAULT_STREAM: Final = 0  # CUDA's legacy stream, which no graph can be captured on
 STREAMS_KEPT: Final = 256  # per buffer; past it, streams are told to the allocator again
 FIRST_HANDLE: Final = 2  # torch.compile makes a constant of any 0 or 1
 RECORDED: Final = (  # a hint where no handle may be written down
@@ -70,11 +71,13 @@ class Resident(NamedTuple):
 
         The allocator knows a stream until the buffer is freed: to tell it once is enough.
         """
-        if torch._C._cuda_getDevice() != index:  # noqa: SLF001 - what torch.cuda asks, in C alone
+        stream = torch._C._cuda_getCurrentRawStream(index)  # noqa: SLF001 - in C alone, as below
+        if stream == DEFAULT_STREAM and stream in self.streams:
+            return
+        if torch._C._cuda_getDevice() != index:  # noqa: SLF001
             with torch.cuda.device(index):
                 self.hold(index)
             return
-        stream = torch._C._cuda_getCurrentRawStream(index)  # noqa: SLF001
         if stream not in self.streams:
             self._tell_of_current_stream(stream)
         if torch._C._cuda_isCurrentStreamCapturing():  # noqa: SLF001

@@ -34,16 +34,24 @@ class Gpus:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.device, self.streams, self.capturing = 0, {0: 0, 1: 0}, False
-        patch.setattr(torch._C, "_cuda_getDevice", lambda: self.device, raising=False)
+        self.asked: list[str] = []
+        patch.setattr(torch._C, "_cuda_getDevice", lambda: self.tell("device"), raising=False)
         patch.setattr(
             torch._C, "_cuda_getCurrentRawStream", lambda index: self.streams[index], raising=False
         )
         patch.setattr(torch.cuda, "current_stream", lambda: self.streams[self.device])
         patch.setattr(
-            torch._C, "_cuda_isCurrentStreamCapturing", lambda: self.capturing, raising=False
+            torch._C,
+            "_cuda_isCurrentStreamCapturing",
+            lambda: self.tell("capturing"),
+            raising=False,
         )
         patch.setattr(torch.cuda, "device", self.switch)
         patch.setattr(registry, "_captured", {})
+
+    def tell(self, name: str) -> Any:  # noqa: ANN401 - as torch does
+        self.asked.append(name)
+        return getattr(self, name)
 
     @contextmanager
     def switch(self, index: int) -> Iterator[None]:
@@ -91,12 +99,25 @@ def test_past_a_number_of_streams_they_are_told_again(gpus: Gpus) -> None:
 
 def test_what_a_graph_is_captured_with_stays_also_on_a_stream_that_is_known(gpus: Gpus) -> None:
     resident, buffer = make_resident()
+    gpus.streams[0] = 7
     resident.hold(0)
     assert not registry._captured
     gpus.capturing = True
     resident.hold(0)
     assert registry._captured == {id(buffer): resident}
-    assert buffer.told == [0]
+    assert buffer.told == [7]
+
+
+def test_of_the_default_stream_nothing_is_asked_once_it_is_known(gpus: Gpus) -> None:
+    resident, buffer = make_resident(1)
+    resident.hold(1)
+    assert (buffer.told, gpus.asked) == ([0], ["device", "device", "capturing"])
+    gpus.asked.clear()
+    resident.hold(1)
+    assert (buffer.told, gpus.asked) == ([0], [])
+    gpus.streams[1] = 7
+    resident.hold(1)
+    assert (buffer.told, gpus.asked) == ([0, 7], ["device", "device", "capturing"])
 
 
 def test_the_last_call_on_a_gpu_is_recalled_by_its_sizes(gpus: Gpus) -> None:
