@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-_operators: Final[Any] = torch.ops.flash_dist
+_decode: Final[Any] = torch.ops.flash_dist.decode.default
+_decode_alone: Final[Any] = torch.ops.flash_dist.decode_alone.default
+_decode_mla: Final[Any] = torch.ops.flash_dist.decode_mla.default
+_append: Final[Any] = torch.ops.flash_dist.append.default
 
 for _name in ("decode", "decode_alone", "decode_mla", "append"):
     torch.library.impl(f"flash_dist::{_name}", "CPU", getattr(cache_cpu, _name))
@@ -77,10 +80,10 @@ def decode(  # noqa: PLR0913 - one attention problem
     if bare and not wants_lse and not _is_watched():
         numbers = softmax_scale, band.left, band.right, seqlen_new, budget
         few = q, cache.k, cache.v, cache.seqlens, cache.block_table, *numbers
-        return _call(_operators.decode_alone.default, few), None
+        return _call_eagerly(_decode_alone, few), None
     all_numbers = seqlen_new, softmax_scale, band.left, band.right, budget
     arguments = q, *cache, *(packed or (None, 0)), *all_numbers, *(scores or ())
-    out, lse = _call(_operators.decode.default, arguments)
+    out, lse = _call(_decode, arguments)
     return out, lse
 
 
@@ -105,7 +108,7 @@ def decode_mla(  # noqa: PLR0913 - one attention problem
     """
     numbers = softmax_scale, causal, budget
     arguments = q, cache.k, head_dim_v, cache.seqlens, cache.block_table, *numbers
-    out, lse = _call(_operators.decode_mla.default, arguments)
+    out, lse = _call(_decode_mla, arguments)
     return out, lse
 
 
@@ -125,7 +128,7 @@ def append(  # noqa: PLR0913 - all that it reads and writes
     angles = (None, None, False) if rotary is None else rotary
     where = cache.seqlens, cache.batch_idx, cache.block_table
     arguments = q, cache.k, cache.v, k, v, *where, *angles, advances
-    rotated: Tensor = _call(_operators.append.default, arguments)
+    rotated: Tensor = _call(_append, arguments)
     return q if rotary is None else rotated
 
 
@@ -138,28 +141,29 @@ def _is_watched() -> bool:
 
 def _call(operator: Any, arguments: Sequence[object]) -> Any:  # noqa: ANN401 - torch.ops.X.Y.Z
     """Call an operator without gradients, whatever its tensors want."""
+    if torch.compiler.is_compiling():
+        with torch.no_grad():
+            return operator(*arguments)
+    return _call_eagerly(operator, arguments)
+
+
+def _call_eagerly(operator: Any, arguments: Sequence[object]) -> Any:  # noqa: ANN401 - likewise
+    """Do the same where no graph is made: the object of `torch.no_grad` takes a tenth of a call."""
+    run = operator._op  # noqa: SLF001 - what calling it comes to but for a function in Python
     try:
-        if torch.compiler.is_compiling():
-            with torch.no_grad():
-                return operator(*arguments)
         if torch._C._are_functorch_transforms_active():  # noqa: SLF001 - as torch.autograd does
             with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001
-                return operator(*arguments)
-        return _call_plainly(operator._op, arguments)  # noqa: SLF001 - but for a function in Python
+                return run(*arguments)
+        if not torch.is_grad_enabled():
+            return run(*arguments)
+        torch._C._set_grad_enabled(False)  # noqa: FBT003, SLF001
+        try:
+            return run(*arguments)
+        finally:
+            torch._C._set_grad_enabled(True)  # noqa: FBT003, SLF001
     except RuntimeError as error:
         raise_out_of_memory(error)
         raise
-
-
-def _call_plainly(operator: Any, arguments: Sequence[object]) -> Any:  # noqa: ANN401 - likewise
-    """Do what `torch.no_grad` comes to; its object alone takes a tenth of a small call."""
-    if not torch.is_grad_enabled():
-        return operator(*arguments)
-    torch._C._set_grad_enabled(False)  # noqa: FBT003, SLF001
-    try:
-        return operator(*arguments)
-    finally:
-        torch._C._set_grad_enabled(True)  # noqa: FBT003, SLF001
 
 
 @torch.library.register_fake("flash_dist::decode")
