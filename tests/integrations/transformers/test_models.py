@@ -312,7 +312,7 @@ def test_an_encoder_whose_modules_say_that_they_are_causal_sees_everything() -> 
         model = make._from_config(config, attn_implementation=name).eval().to(DEVICE)
         seen = torch.ones(1, 4, 4, dtype=torch.bool, device=DEVICE)
         outs.append(model(pixel_values=pixels, patch_attention_mask=seen).last_hidden_state)
-    assert error(outs[1], outs[0]) <= TOLERANCE
+    assert error(outs[1], outs[0]) <= 1e-4  # 9e-6 on a CPU
 
 
 @pytest.mark.skipif(not hasattr(transformers, ESMC.model), reason="this version has no ESMC")
