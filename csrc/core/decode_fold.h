@@ -12,6 +12,7 @@
 
 #include "core/behind.h"
 #include "core/config.h"
+#include "core/decode_launch.h"
 #include "core/decode_work.cuh"
 #include "core/fold.cuh"
 #include "core/views.cuh"
@@ -477,10 +478,7 @@ const char* refuse_mla_fold_sm90(const void* params) {
 
 template <class Config>
 cudaError_t launch_decode_fold(const void* kernel, const void* params, cudaStream_t stream) {
-  DecodeParams p = *static_cast<const DecodeParams*>(params);
-  p.by_group = make_divisor(p.group);
-  p.by_heads = make_divisor(p.num_heads_kv);
-  p.cache.by_page = make_divisor(p.cache.page);
+  const DecodeParams p = with_divisors(*static_cast<const DecodeParams*>(params));
   const int64_t tasks = int64_t{p.batch} * p.row_tiles * p.num_heads_kv;
   const int64_t most = tasks < p.shares ? tasks : p.shares;
   return launch_behind<Config>(kernel, &p, dim3(static_cast<unsigned>(most), p.fold_parts), stream);

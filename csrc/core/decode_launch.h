@@ -1,4 +1,4 @@
-// Launch of a kernel that reads a cache.
+// Launch of a kernel that reads a cache, or folds what one has computed.
 #pragma once
 
 #include "core/behind.h"
@@ -7,12 +7,16 @@
 
 namespace flash_dist {
 
-template <class Config>
-cudaError_t launch_decode(const void* kernel, const void* params, cudaStream_t stream) {
-  DecodeParams p = *static_cast<const DecodeParams*>(params);
+inline DecodeParams with_divisors(DecodeParams p) {
   p.by_group = make_divisor(p.group);
   p.by_heads = make_divisor(p.num_heads_kv);
   p.cache.by_page = make_divisor(p.cache.page);
+  return p;
+}
+
+template <class Config>
+cudaError_t launch_decode(const void* kernel, const void* params, cudaStream_t stream) {
+  const DecodeParams p = with_divisors(*static_cast<const DecodeParams*>(params));
   return launch_behind<Config>(kernel, &p, dim3(p.shares), stream);
 }
 

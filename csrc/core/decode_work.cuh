@@ -291,11 +291,6 @@ struct DecodeShares {
     return true;
   }
 
-  // Where a share keeps what it has of a task that is its own, and of a group.
-  __device__ __forceinline__ static int64_t task_rest(int share) { return share; }
-  __device__ __forceinline__ static int64_t group_rest(const DecodeParams& p, int share) {
-    return int64_t{p.shares} + share;
-  }
   // Where parts of a group that is cut are stored, by their number in it: this and the following.
   __device__ __forceinline__ int64_t part_record(const DecodeParams& p,
                                                  const DecodeCursor& at) const {

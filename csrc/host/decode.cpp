@@ -142,7 +142,7 @@ void Decode::check_units() const {
 }
 
 // As many records as full caches need, or as the budget holds. Where a block has no registers for what it
-// has of a group or task before, that rests in records, whatever the budget.
+// has of a task before, that rests in records, whatever the budget.
 void Decode::place(int64_t units, int64_t budget) {
   const int64_t record = int64_t{p_.tile_rows} * (p_.columns * 4 + 8);
   const int64_t affordable = std::max<int64_t>(budget - ALIGNMENT, 0) / record;

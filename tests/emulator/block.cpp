@@ -4,6 +4,7 @@
 
 #include <cstdarg>
 #include <cstdio>
+#include <functional>
 #include <map>
 #include <memory>
 #include <random>
@@ -12,6 +13,7 @@
 
 #include "core/decode.h"
 #include "cuda_runtime_api.h"
+#include "sm90/mla/config.h"
 
 uint3 threadIdx, blockIdx;
 dim3 gridDim, blockDim;
@@ -25,7 +27,7 @@ namespace emulator {
 namespace {
 
 using flash_dist::smem_bytes;
-using Kernel = void (*)(flash_dist::DecodeParams);
+using Kernel = std::function<void()>;
 
 constexpr size_t STACK_BYTES = 256 << 10;
 constexpr int NOBODY = -1, SEVERAL = -2;
@@ -54,9 +56,10 @@ struct Word {
   bool fenced = true;
 };
 
-// One that counts arrivals.
+// Of some threads, in shared memory or with a number: counts arrivals, and bytes that boxes are to bring.
 struct Barrier {
   int arrivals = 0, missing = 0;
+  int64_t bytes = 0;
   unsigned phase = 0;  // that is open
   struct Later {
     int thread;
@@ -71,9 +74,14 @@ struct Range {
   bool may_write;
 };
 
+// 16 bytes of a box.
+struct BoxCopy {
+  Copy copy;
+  uint32_t barrier;
+};
+
 struct Block {
-  Kernel kernel;
-  const flash_dist::DecodeParams* params;
+  const Kernel* kernel;
   std::vector<Thread> threads;
   std::vector<Team> warps, warpgroups;
   std::vector<Word> words;
@@ -82,8 +90,10 @@ struct Block {
   unsigned barriers = 1;                 // of the block, passed
   unsigned epoch = 1;                    // barriers of any kind
   std::map<uint32_t, Barrier> counting;  // by address
-  std::map<int, Barrier> some;           // by number
-  std::vector<uint32_t> landed;          // words that copies with an arrival wrote, unfenced
+  std::map<int, Barrier> numbered;
+  std::vector<uint32_t> landed;  // words that copies with an arrival wrote, unfenced
+  std::vector<std::vector<BoxCopy>> boxes;
+  std::vector<BoxCopy> box;
 };
 
 std::vector<Range> ranges;
@@ -102,7 +112,7 @@ void pass_block() {
 
 void run_thread() {
   try {
-    block->kernel(*block->params);
+    (*block->kernel)();
   } catch (const std::exception& error) {
     problem = error.what();
   }
@@ -145,10 +155,67 @@ bool run_warp(int warp) {
   return ran;
 }
 
-void run_block(Kernel kernel, const flash_dist::DecodeParams& params, int threads, size_t smem) {
+Barrier& barrier_at(uint32_t address) {
+  const auto found = block->counting.find(address);
+  if (found == block->counting.end()) fail("there is no barrier at %u", address);
+  return found->second;
+}
+
+// If all have come, and all bytes.
+void end_phase(Barrier& barrier) {
+  if (barrier.missing > 0 || barrier.bytes > 0) return;
+  barrier.missing = barrier.arrivals;
+  ++barrier.phase;
+  ++block->epoch;
+}
+
+void count_arrival(Barrier& barrier) {
+  if (--barrier.missing < 0)
+    fail("more arrive at a barrier than the %d it is for", barrier.arrivals);
+  end_phase(barrier);
+}
+
+void write_copied(const Copy& copy) {
+  if (copy.source == nullptr) {
+    std::memset(smem_bytes + copy.target, 0, 16);
+  } else {
+    std::memcpy(smem_bytes + copy.target, copy.source, 16);
+  }
+}
+
+// What a thread copied is in.
+void land(const Copy& copy, int thread) {
+  for (int i = 0; i < 4; ++i) {
+    Word& word = block->words[copy.target / 4 + i];
+    word.copier = NOBODY;
+    word.writer = thread / LANES;
+    word.written = block->epoch;
+    word.fenced = false;
+  }
+  write_copied(copy);
+}
+
+// A box that was asked for comes, whichever. The copy engine writes as wgmma reads.
+void bring_box() {
+  auto& boxes = block->boxes;
+  std::swap(boxes[random_order() % boxes.size()], boxes.back());
+  for (const BoxCopy& one : boxes.back()) {
+    for (int i = 0; i < 4; ++i) {
+      Word& word = block->words[one.copy.target / 4 + i];
+      word.copier = NOBODY;
+      word.fenced = true;
+    }
+    write_copied(one.copy);
+    Barrier& barrier = barrier_at(one.barrier);
+    barrier.bytes -= 16;
+    end_phase(barrier);
+  }
+  boxes.pop_back();
+}
+
+void run_block(const Kernel& kernel, int threads, size_t smem) {
   Block own{};
-  own.kernel = kernel;
-  own.params = &params;
+  own.kernel = &kernel;
   own.threads.resize(threads);
   own.warps = std::vector<Team>(threads / LANES);
   own.warpgroups = std::vector<Team>(threads / WARPGROUP);
@@ -170,9 +237,20 @@ void run_block(Kernel kernel, const flash_dist::DecodeParams& params, int thread
   while (own.alive > 0) {
     std::shuffle(order.begin(), order.end(), random_order);
     bool ran = false;
-    for (int warp : order) ran |= run_warp(warp);
+    for (int warp : order) {
+      ran |= run_warp(warp);
+      // Seldom, so that whoever does not wait for a box is there before it.
+      if (!own.boxes.empty() && random_order() % 64 == 0) bring_box(), ran = true;
+    }
+    if (!ran && !own.boxes.empty()) bring_box(), ran = true;
     if (!ran) throw std::runtime_error("threads wait for others that do not come");
   }
+  for (const auto& [id, barrier] : own.numbered) {
+    if (barrier.missing > 0) {
+      throw std::runtime_error("a block ends before all come to barrier " + std::to_string(id));
+    }
+  }
+  if (!own.boxes.empty()) throw std::runtime_error("a block ends before a box comes");
 }
 
 const Range& range_of(const void* data, int bytes) {
@@ -206,6 +284,17 @@ void watch_write(Word& word, int warp) {
   }
   word.writer = warp;
   word.written = now;
+}
+
+// A copy of 16 bytes begins, source null: of zeros.
+void reserve(uint32_t target, const void* source) {
+  if (source != nullptr) read_global(source, 16);
+  Word* words = words_of(target, 16);
+  for (int i = 0; i < 4; ++i) {
+    if (words[i].copier != NOBODY) fail("thread %d copies where a copy is on its way", current);
+    watch_write(words[i], current / LANES);
+    words[i].copier = current;
+  }
 }
 
 }  // namespace
@@ -244,55 +333,29 @@ void synchronize() {
   }
 }
 
-void synchronize_some(int id, int threads) {
-  Barrier& barrier = block->some[id];
+void come_to(int id, int threads, bool waits) {
+  Barrier& barrier = block->numbered[id];
   if (barrier.missing == 0) barrier.arrivals = barrier.missing = threads;
   if (barrier.arrivals != threads)
     fail("barrier %d is for %d threads and for %d", id, barrier.arrivals, threads);
-  if (--barrier.missing > 0) return wait_for(&barrier.phase);
+  if (--barrier.missing > 0) {
+    if (waits) wait_for(&barrier.phase);
+    return;
+  }
   ++barrier.phase;
   ++block->epoch;
 }
-
-namespace {
-
-Barrier& barrier_at(uint32_t address) {
-  const auto found = block->counting.find(address);
-  if (found == block->counting.end()) fail("there is no barrier at %u", address);
-  return found->second;
-}
-
-void count_arrival(Barrier& barrier) {
-  if (--barrier.missing > 0) return;
-  barrier.missing = barrier.arrivals;
-  ++barrier.phase;
-  ++block->epoch;
-}
-
-// What has been written of a copy's words.
-void land(const Copy& copy, int thread) {
-  for (int i = 0; i < 4; ++i) {
-    Word& word = block->words[copy.target / 4 + i];
-    word.copier = NOBODY;
-    word.writer = thread / LANES;
-    word.written = block->epoch;
-    word.fenced = false;
-  }
-  if (copy.source == nullptr) {
-    std::memset(smem_bytes + copy.target, 0, 16);
-  } else {
-    std::memcpy(smem_bytes + copy.target, copy.source, 16);
-  }
-}
-
-}  // namespace
 
 void make_barrier(uint32_t address, int arrivals) {
   words_of(address, 8);
   Barrier& barrier = block->counting[address];
   barrier.arrivals = barrier.missing = arrivals;
 }
-void arrive(uint32_t address) { count_arrival(barrier_at(address)); }
+void arrive(uint32_t address, int bytes) {
+  Barrier& barrier = barrier_at(address);
+  barrier.bytes += bytes;
+  count_arrival(barrier);
+}
 void arrive_behind_copies(uint32_t address) {
   Thread& own = block->threads[current];
   barrier_at(address).later.push_back({current, std::move(own.open)});
@@ -320,7 +383,7 @@ uint8_t* read_shared(uint32_t address, int bytes, bool by_proxy) {
   const int warp = current / LANES;
   for (int i = 0; i < bytes / 4; ++i) {
     Word& word = words[i];
-    if (word.copier != NOBODY) fail("thread %d reads what cp.async is bringing", current);
+    if (word.copier != NOBODY) fail("thread %d reads what a copy is bringing", current);
     if (by_proxy && !word.fenced) fail("wgmma reads what no fence has made visible");
     if (word.written == block->epoch && word.writer != warp) {
       fail("warp %d reads what another has written since the last barrier", warp);
@@ -335,7 +398,7 @@ uint8_t* read_shared(uint32_t address, int bytes, bool by_proxy) {
 uint8_t* write_shared(uint32_t address, int bytes) {
   Word* words = words_of(address, bytes);
   for (int i = 0; i < bytes / 4; ++i) {
-    if (words[i].copier != NOBODY) fail("thread %d writes where cp.async is", current);
+    if (words[i].copier != NOBODY) fail("thread %d writes where a copy is on its way", current);
     watch_write(words[i], current / LANES);
     leave_unfenced(words[i]);
   }
@@ -365,13 +428,7 @@ uint8_t* write_global(void* target, int bytes) {
 }
 
 void start_copy(uint32_t target, const void* source) {
-  if (source != nullptr) read_global(source, 16);
-  Word* words = words_of(target, 16);
-  for (int i = 0; i < 4; ++i) {
-    if (words[i].copier != NOBODY) fail("thread %d copies where a copy is on its way", current);
-    watch_write(words[i], current / LANES);
-    words[i].copier = current;
-  }
+  reserve(target, source);
   block->threads[current].open.push_back({target, source});
 }
 
@@ -392,18 +449,61 @@ void wait_for_groups(int pending) {
   }
 }
 
+void start_box_copy(uint32_t target, const void* source, uint32_t barrier) {
+  reserve(target, source);
+  block->box.push_back({{target, source}, barrier});
+}
+
+void close_box() {
+  block->boxes.push_back(std::move(block->box));
+  block->box.clear();
+}
+
 }  // namespace emulator
+
+namespace flash_dist {
+
+const char* find_map_problem(const View&, int, int, const Axes&) { return nullptr; }
+
+cudaError_t make_map(CUtensorMap* map, AxisSteps* steps, const View& view, Dtype, int rows,
+                     int columns, const Axes& axes, int box_rows) {
+  *map = {CUtensorMap::MARK,
+          static_cast<const uint16_t*>(view.data),
+          view.row,
+          view.head_kv,
+          view.batch,
+          columns,
+          rows,
+          axes.heads_kv,
+          axes.batches,
+          box_rows};
+  *steps = {1, 1, 1};
+  return cudaSuccess;
+}
+
+}  // namespace flash_dist
 
 cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 threads, void** arguments,
                              size_t smem, cudaStream_t) {
   gridDim = grid;
   blockDim = threads;
-  const auto& params = *static_cast<const flash_dist::DecodeParams*>(arguments[0]);
+  using namespace flash_dist;
+  // With a map in front, where there is one.
+  const bool has_map = static_cast<const CUtensorMap*>(arguments[0])->mark == CUtensorMap::MARK;
+  const auto run = [&] {
+    void* code = const_cast<void*>(kernel);
+    if (has_map) {
+      reinterpret_cast<void (*)(MlaSm90Params)>(code)(
+          *static_cast<const MlaSm90Params*>(arguments[0]));
+    } else {
+      reinterpret_cast<void (*)(DecodeParams)>(code)(
+          *static_cast<const DecodeParams*>(arguments[0]));
+    }
+  };
   for (unsigned y = 0; y < grid.y; ++y) {
     for (unsigned x = 0; x < grid.x; ++x) {
       blockIdx = {x, y, 0};
-      emulator::run_block(reinterpret_cast<emulator::Kernel>(const_cast<void*>(kernel)), params,
-                          static_cast<int>(threads.x), smem);
+      emulator::run_block(run, static_cast<int>(threads.x), smem);
     }
   }
   return cudaSuccess;

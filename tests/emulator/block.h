@@ -2,9 +2,9 @@
 //
 // Who goes on is drawn from a seed, so that a missing barrier shows as other bits. Shared memory that
 // the wrappers of ptx/ touch is watched beside that: two warps between the same barriers (any, whoever
-// comes to them), of which one writes, are an error, as is whoever touches what cp.async is still bringing. So are a copy from
-// or to what nobody has declared, lanes of a warp that do different things, and barriers that not
-// all threads come to.
+// comes to them), of which one writes, are an error, as is whoever touches what a copy is still
+// bringing. So are a copy from or to what nobody has declared, lanes of a warp that do different
+// things, and barriers that not all threads come to.
 #pragma once
 
 #include <cstdint>
@@ -28,14 +28,15 @@ void forget_declared();
 void seed(unsigned number);
 int64_t bank_conflicts();
 
-// A barrier of the block; and of some of its threads, by its number.
+// A barrier of the block; and of some of its threads, by its number, who come to it and may wait there.
 void synchronize();
-void synchronize_some(int id, int threads);
+void come_to(int id, int threads, bool waits);
 
-// Barriers in shared memory that count arrivals: those of this thread's copies since the last group or
-// such arrival come with them, when somebody waits for them.
+// Barriers in shared memory that count arrivals, and bytes that boxes are to bring (ptx/mbarrier.cuh).
+// Arrivals of this thread's copies since the last group or such arrival come with them, when somebody
+// waits for them.
 void make_barrier(uint32_t address, int arrivals);
-void arrive(uint32_t address);
+void arrive(uint32_t address, int bytes);
 void arrive_behind_copies(uint32_t address);
 void wait_for_phase(uint32_t address, int parity);
 
@@ -55,6 +56,10 @@ uint8_t* write_global(void* target, int bytes);
 void start_copy(uint32_t target, const void* source);
 void close_group();
 void wait_for_groups(int pending);
+
+// 16 bytes of a box that is copied when its turn comes, source null: of zeros; the box is complete.
+void start_box_copy(uint32_t target, const void* source, uint32_t barrier);
+void close_box();
 
 // Threads that have an instruction in common, a warp or a warpgroup.
 struct Team {

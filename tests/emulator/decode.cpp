@@ -148,6 +148,7 @@ extern "C" int64_t emulate_decode(const EmulatedCall* call) {
   emulator::declare(c.q, rows * c.head_dim * 2, false);
   emulator::declare(c.k, keys * c.head_dim * 2, false);
   if (c.v != c.k) emulator::declare(c.v, keys * c.head_dim_v * 2, false);
+  emulator::declare(c.out, rows * c.head_dim_v * 2, true);
   const Call where{0, nullptr, static_cast<int>(Dtype::BF16)};
   Memory memory;
   const int status = flash_dist_decode(&where, &p, c.budget, &Memory::allocate, &memory);

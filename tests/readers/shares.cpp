@@ -159,24 +159,19 @@ class Replay {
         right_ &= !owns_task;
         write(shares.part_record(p, at) + at.unit % GROUP_UNITS / PART_UNITS, at, part);
       } else if (at.position + 1 < at.group_end()) {
-        rest(shares.group_rest(p, share), PART_UNITS);
+        right_ &= PART_UNITS == 1;  // others have a group in one part
       } else if (!owns_task) {
         write(shares.group_record(p, at, share), at, first);
       } else if (at.position + 1 < at.task_end()) {
-        rest(shares.task_rest(share), GROUP_UNITS);
+        rest(share);
       } else {
         ++results_[{at.batch, at.task}];
       }
     }
   }
 
-  // What a share has of a group or task, behind a part or group of `units` units: where parts are units, in
-  // registers.
-  void rest(int64_t record, int units) {
-    right_ &= p.cache.capacity > UNIT_KEYS * units;
-    right_ &= PART_UNITS == 1 ||
-              record < std::min<int64_t>(records_, resting_records(PART_UNITS) * p.shares);
-  }
+  // What a share has of a task, behind a group: in its own records, if it has such.
+  void rest(int share) { right_ &= resting_records(PART_UNITS) * (share + 1) <= records_; }
 
   void write(int64_t record, const DecodeCursor& at, int first) {
     right_ &= resting_records(PART_UNITS) * p.shares <= record && record < records_;

@@ -3,54 +3,95 @@
 
 #include "core/config.h"
 #include "core/decode_work.cuh"
+#include "core/maps.h"
 #include "core/panels.cuh"
 #include "decode_plans.h"
 #include "plans.h"
+#include "sm90/stages.cuh"
 
 namespace flash_dist {
+
+struct MlaSm90Params {
+  alignas(128) CUtensorMap k;
+  AxisSteps k_axes;
+  int box_keys;  // of a box: a whole tile, or those that lie together in every cache
+  DecodeParams p;
+};
+
+// Panels of a tile of keys that are read for the last time by the same warpgroup at the same time.
+struct PanelGroup {
+  int number, first, count;
+};
 
 template <class Target, class T, int HEAD_DIM, int HEAD_DIM_V, int PLAN>
 struct MlaSm90Config
     : Config<MlaSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = MlaSm90Plan<HEAD_DIM, HEAD_DIM_V, PLAN>;
   static constexpr int THREADS = Plan::WARPS * 32;
-  static constexpr int WARPGROUP = 128;                    // threads
-  static constexpr int WARPGROUPS = THREADS / WARPGROUP;   // which share the columns of O
-  static constexpr int COLUMNS = HEAD_DIM_V / WARPGROUPS;  // of O, of one
-  static constexpr int LOADERS = WARPGROUP;  // threads of the last one, which waits for P
+  static constexpr int CONSUMERS = THREADS / WARPGROUP - 1;  // which share the columns of O
+  static constexpr int CONSUMER_THREADS = CONSUMERS * WARPGROUP;
+  static constexpr int COLUMNS = HEAD_DIM_V / CONSUMERS;  // of O, of one
+  static constexpr int QUERY_LOADERS = WARPGROUP - 32;    // threads; a warp loads keys
+  static constexpr int LOADER_REGISTERS = 72;             // setmaxnreg
+  static constexpr int CONSUMER_REGISTERS = registers_left(CONSUMERS, 1, LOADER_REGISTERS);
   static constexpr int TASK_ROWS = 64;
   static constexpr int BLOCK_ROWS = TASK_ROWS;
   static constexpr int BLOCK_N = Plan::BLOCK_N;      // keys of a tile
   static constexpr int TILES = UNIT_KEYS / BLOCK_N;  // of a unit
-  static constexpr bool V_IN_K = true;
+  static constexpr int STAGES = Plan::STAGES;
+  // Units of which a consumer may still ask where they lie, rounded up to a power of two: while the second
+  // one is at one, the loader is at most at the first tile of the third behind it.
+  static constexpr int UNITS = 4;
   using Shares = DecodeShares<THREADS, LATENT_PART_UNITS>;
   using Tile = Panels<64>;  // of Q and of K
-  static_assert(TASK_ROWS == 64 && BLOCK_N == 64 && COLUMNS % Tile::COLUMNS == 0);
+  using Stages = Ring<STAGES>;
+  static constexpr int PANELS = Tile::count(HEAD_DIM);
+  static constexpr int OWN_PANELS = COLUMNS / Tile::COLUMNS;  // of V, of one consumer
+  static constexpr int V_PANELS = CONSUMERS * OWN_PANELS;
+  static constexpr int CHUNKS = HEAD_DIM / 8;  // of 16 bytes, of a row
+  static_assert(CONSUMERS == 2 && TASK_ROWS == 64 && BLOCK_N == 64);
+  static_assert(COLUMNS % Tile::COLUMNS == 0 && HEAD_DIM % Tile::COLUMNS == 0);
+  static_assert(LATENT_PART_UNITS == GROUP_UNITS, "O of a group stays in registers");
 
-  // Where a copy of 16 bytes goes.
-  struct Layout {
-    static constexpr int CHUNKS = HEAD_DIM / 8;
-    static constexpr int ROW_BYTES = Tile::ROW_BYTES;
-    __device__ __forceinline__ static int offset(int row, int chunk) {
-      return Tile::offset(row, chunk);
-    }
-  };
+  // In the order in which places become free: the columns that are no values, which S alone reads, and
+  // those of each consumer.
+  static constexpr int GROUPS = 1 + CONSUMERS;
+  __host__ __device__ static constexpr PanelGroup keys_alone() {
+    return {0, V_PANELS, PANELS - V_PANELS};
+  }
+  __host__ __device__ static constexpr PanelGroup values_of(int part) {
+    return {1 + part, part * OWN_PANELS, OWN_PANELS};
+  }
 
-  // What the warpgroup that has S tells the others, each thread the one with its rows and columns.
+  // What the first consumer, which has S, tells the other one, each thread the one with its rows.
   struct Exchange {
     uint4 weights[BLOCK_N / 16][WARPGROUP];  // A operands
-    union {
-      float2 keep[WARPGROUP];   // of its two rows, what O is multiplied by
-      float4 stats[WARPGROUP];  // and at the end of a part: top, sum
-    };
+    float4 stats[WARPGROUP];                 // of its two rows: top, sum of the lane's columns
   };
   struct Smem {
-    alignas(1024) uint16_t ring[Plan::STAGES][BLOCK_N * HEAD_DIM];
-    alignas(1024) uint16_t q[TASK_ROWS * HEAD_DIM];
+    alignas(1024) uint8_t k[STAGES][PANELS * Tile::BYTES];
+    alignas(1024) uint8_t q[PANELS * Tile::BYTES];
     Exchange exchange;
-    typename Shares::Smem shares;
-    int share_begin, share_end;
+    uint64_t k_full[STAGES][PANELS], k_empty[STAGES][GROUPS];
+    uint64_t q_full, q_empty;
+    typename Shares::Smem counting;
+    Shares shares;               // of any thread: what is the same for all
+    int2 bounds;                 // the units that are the block's
+    DecodeCursor units[UNITS];   // the latest that are loaded
     __device__ Smem() = delete;  // laid over shared memory, never made
+
+    // By one thread.
+    __device__ __forceinline__ void make_barriers() {
+      for (int stage = 0; stage < STAGES; ++stage) {
+        for (uint64_t& full : k_full[stage]) mbarrier_init(shared_address(&full), 1);
+        for (uint64_t& empty : k_empty[stage]) {
+          mbarrier_init(shared_address(&empty), WARPS_OF_GROUP);
+        }
+      }
+      mbarrier_init(shared_address(&q_full), QUERY_LOADERS);
+      mbarrier_init(shared_address(&q_empty), WARPS_OF_GROUP);
+      mbarriers_made();
+    }
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);
   static_assert(SMEM_BYTES <= smem_plan_bytes(PLAN));

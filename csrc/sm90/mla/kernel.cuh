@@ -2,37 +2,48 @@
 // HEAD_DIM_V columns of the keys, which are read once for both products.
 //
 // Grid      as many blocks as the GPU holds, each with a share of the units of all sequences
-//           (core/decode_work.cuh), in whole parts of 4 units.
-// Block     two warpgroups on 64 rows, queries of all heads. The first one computes S and P of a tile
-//           of 64 keys and hands P to the second, thread by thread: both have the same rows. Each has
-//           half of the columns of O. The second one copies the next tile while it waits for P.
-// Shared    two tiles of K and one of Q, in panels; P.
-// Pipeline  the next tile is on its way while one is computed. Two barriers to a tile: it is there, and
-//           P is.
+//           (core/decode_work.cuh), in whole groups.
+// Block     a warpgroup that loads, and two consumers of 64 rows, queries of all heads. The first
+//           consumer computes S and P of a tile of 64 keys and hands P to the second, thread by
+//           thread: both have the same rows. Each has half of the columns of O.
+// Shared    two tiles of K and one of Q, in panels of 64 columns; P.
+// Pipeline  The copy engine fills a tile panel by panel, each announced by a barrier, so that S begins
+//           when the first one is there. Panels are filled again as soon as they have been read for
+//           the last time: those that are no values after S, those of each half of O after its
+//           product. The queries of the next task come after the last S of this one.
 //
-// O of 64 rows fills the registers: there is no place for that of a unit beside that of a group. So a
-// part of 512 keys has a softmax of its own, from nothing, in which its tiles follow each other, and
-// is never cut. What a block has of its group and task before rests in memory meanwhile, or L2.
+// O of 64 rows fills the registers: there is no place for that of a group beside that of a task. So a
+// group has a softmax of its own, from nothing, in which its tiles follow each other, and is never
+// cut. What a block has of its task before rests in memory meanwhile.
 #pragma once
 
-#include "core/decode_load.cuh"
 #include "core/decode_rows.cuh"
 #include "core/latent.cuh"
+#include "ptx/barrier.cuh"
 #include "ptx/dependents.cuh"
+#include "ptx/registers.cuh"
 #include "ptx/tensor_copy.cuh"
 #include "ptx/wgmma.cuh"
 #include "sm90/mla/config.h"
+#include "sm90/mla/loader.cuh"
+#include "sm90/mla/output.cuh"
+#include "sm90/mla/rest.cuh"
+#include "sm90/rows.cuh"
 
 namespace flash_dist {
+
+// Barriers of both consumers: P of a tile is there; the second one has taken it. And of each, from the last
+// one on.
+enum LatentBarrier : int { P_READY = 1, P_TAKEN, ROWS_CLEARED };
 
 // Which of a task's rows and columns are this thread's: as the accumulators of a warpgroup have them.
 template <class Config_>
 struct WarpgroupPlace {
   using Config = Config_;
-  int part;  // number of the warpgroup, the same for a warp
+  int part;  // number of the consumer, the same for a warp
 
   __device__ __forceinline__ WarpgroupPlace()
-      : part(static_cast<int>(uniform(threadIdx.x / Config::WARPGROUP))) {}
+      : part(static_cast<int>(uniform(threadIdx.x / WARPGROUP)) - 1) {}
   // The two rows that this lane holds, h = 0 or 1.
   __device__ __forceinline__ int row(int h) const {
     return static_cast<int>(threadIdx.x) / 32 % 4 * 16 + static_cast<int>(threadIdx.x) % 32 / 4 +
@@ -44,222 +55,249 @@ struct WarpgroupPlace {
   }
   // Whether it is the one that writes statistics of rows.
   __device__ __forceinline__ bool speaks() const { return part == 0 && threadIdx.x % 4 == 0; }
-  __device__ __forceinline__ int thread() const { return threadIdx.x % Config::WARPGROUP; }
+  __device__ __forceinline__ int thread() const { return threadIdx.x % WARPGROUP; }
 };
 
-// Starts the copies of a task's queries. Rows that do not exist are zeros.
-template <class Config>
-__device__ __forceinline__ void fetch_queries(const DecodeParams& p, const DecodeCursor& at,
-                                              uint32_t sQ) {
-  using Layout = typename Config::Layout;
-  const int head = at.head(p);
-  const int row0 = at.tile(p) * Config::TASK_ROWS;
-#pragma unroll 1
-  for (int i = threadIdx.x; i < Config::TASK_ROWS * Layout::CHUNKS; i += Config::THREADS) {
-    const int row = row0 + i / Layout::CHUNKS, chunk = i % Layout::CHUNKS;
-    const int query = divide(row, p.by_group);
-    const bool exists = row < at.extent.rows(p) && chunk * 8 < p.head_dim;
-    const uint16_t* src = head_begin(p.q, at.batch, head, row - query * p.group) +
-                          (at.extent.q0 + query) * p.q.row + chunk * 8;
-    cp_async_16(sQ + Layout::offset(i / Layout::CHUNKS, chunk),
-                exists ? src : static_cast<const uint16_t*>(p.q.data), exists);
-  }
-  cp_async_commit();
+// By a warp that will not look at it again.
+__device__ __forceinline__ void release(const uint64_t& empty) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) mbarrier_arrive(shared_address(&empty));
 }
 
-// S = Q @ K.T                                             [64, BLOCK_N], by one warpgroup
+// S = Q @ K.T                                             [64, BLOCK_N], by the first consumer
+// in the order in which panels of K come; on its way until a wait.
 template <class Config>
-__device__ __forceinline__ void multiply_keys(Accumulator<1, Config::BLOCK_N / 8>& s, uint32_t sQ,
-                                              uint32_t sK) {
+__device__ __forceinline__ void multiply_keys(Accumulator<1, Config::BLOCK_N / 8>& s,
+                                              const typename Config::Smem& smem,
+                                              const typename Config::Stages& ring) {
   using T = typename Config::T;
   using Tile = typename Config::Tile;
-  const uint64_t a_q = Tile::by_rows(uniform(sQ));
-  const uint64_t b_k = Tile::by_rows(uniform(sK));
-  wgmma_fence();
-  wgmma<T, false, false, true>(s.x[0], a_q, b_k);
+  constexpr int STEPS = Tile::COLUMNS / 16;  // of a panel
+  constexpr int FIRST = Config::keys_alone().first;
+  const uint64_t a_q = Tile::by_rows(uniform(shared_address(smem.q)));
+  const uint64_t b_k = Tile::by_rows(uniform(shared_address(smem.k[ring.stage()])));
 #pragma unroll
-  for (int k = 1; k < Config::HEAD_DIM / 16; ++k) {
-    wgmma<T, false, false>(s.x[0], a_q + Tile::rows_step(k), b_k + Tile::rows_step(k));
+  for (int i = 0; i < Config::PANELS; ++i) {
+    const int panel = (FIRST + i) % Config::PANELS;
+    mbarrier_wait(shared_address(&smem.k_full[ring.stage()][panel]), ring.parity());
+    wgmma_fence();
+#pragma unroll
+    for (int k = panel * STEPS; k < (panel + 1) * STEPS; ++k) {
+      if (k == FIRST * STEPS) {
+        wgmma<T, false, false, true>(s.x[0], a_q + Tile::rows_step(k), b_k + Tile::rows_step(k));
+      } else {
+        wgmma<T, false, false>(s.x[0], a_q + Tile::rows_step(k), b_k + Tile::rows_step(k));
+      }
+    }
   }
   wgmma_commit();
-  wgmma_wait<0>();
-  hold(s.x[0]);
 }
 
-// O += P @ V                                              [64, COLUMNS], by each warpgroup
+// O += P @ V                                              [64, COLUMNS], by each consumer
 template <class Config, int OT, int KT>
 __device__ __forceinline__ void multiply_values(Accumulator<1, OT>& out, uint32_t (&p)[KT][1][4],
-                                                uint32_t sK, int part) {
-  using Tile = typename Config::Tile;
-  const uint64_t b_v =
-      Tile::by_columns(uniform(sK + part * (Config::COLUMNS / Tile::COLUMNS) * Tile::BYTES));
+                                                uint32_t sV) {
+  const uint64_t b_v = Config::Tile::by_columns(uniform(sV));
   hold(p);
   hold(out.x[0]);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < KT; ++k) {
-    wgmma<typename Config::T, true>(out.x[0], p[k][0], b_v + Tile::columns_step(k));
+    wgmma<typename Config::T, true>(out.x[0], p[k][0], b_v + Config::Tile::columns_step(k));
   }
   wgmma_commit();
   wgmma_wait<0>();
   hold(out.x[0]);
 }
 
-// What store_partial() wrote, at least a barrier before, joins what comes behind it.
-template <int OT, class Place>
-__device__ __forceinline__ void fold_stored(const DecodeParams& p, Partial<OT>& later,
-                                            int64_t record, const Place& own) {
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int row = own.row(h);
-    if (row >= p.tile_rows) continue;
-    const int64_t at = record * p.tile_rows + row;
-    const float2 stats = p.partial_stats[at];  // of the row, by whatever thread
-    const float* out = p.partial_out + at * Place::Config::HEAD_DIM_V;
-    const Fold fold(stats.x, later.top[h]);
-    later.top[h] = fold.top;
-    later.sum[h] = fold(stats.y, later.sum[h]);
-#pragma unroll
-    for (int n = 0; n < OT; ++n) {
-      const float2 earlier = *reinterpret_cast<const float2*>(out + own.column(n));
-      float (&x)[4] = later.out.x[0][n];
-      x[2 * h] = fold(earlier.x, x[2 * h]);
-      x[2 * h + 1] = fold(earlier.y, x[2 * h + 1]);
-    }
-  }
-  __syncthreads();  // everybody has looked at the statistics, which may be written again
-}
-
-// A part, at its last unit, into its group, and that into its task, or to memory: what is not complete
-// rests, what blocks share is stored. bounds: the units that are the block's.
-template <class Config, int OT>
-__device__ __forceinline__ void take_part(const DecodeParams& p,
-                                          const typename Config::Shares& shares,
-                                          const DecodeCursor& at, int share, int2 bounds,
-                                          const WarpgroupPlace<Config>& own, Partial<OT>& part) {
-  constexpr int PART_UNITS = LATENT_PART_UNITS;
-  const bool owns_task = bounds.x <= at.task_begin() && at.task_end() <= bounds.y;
-  const bool owns_group = bounds.x <= at.group_begin() && at.group_end() <= bounds.y;
-  if (!owns_group) {
-    const int64_t record = shares.part_record(p, at) + at.unit % GROUP_UNITS / PART_UNITS;
-    return store_partial(p, part, record, own);
-  }
-  const int64_t group_rest = shares.group_rest(p, share), task_rest = shares.task_rest(share);
-  if (at.part_begin<PART_UNITS>() > at.group_begin()) fold_stored(p, part, group_rest, own);
-  if (at.position + 1 < at.group_end()) return store_partial(p, part, group_rest, own);
-  if (!owns_task) return store_partial(p, part, shares.group_record(p, at, share), own);
-  if (at.group_begin() > at.task_begin()) fold_stored(p, part, task_rest, own);
-  if (at.position + 1 < at.task_end()) return store_partial(p, part, task_rest, own);
-  store_result(p, part, at, own);
-}
-
+// The two warpgroups that compute.
 template <class Config>
-__device__ __forceinline__ void mla_sm90_block(const DecodeParams& p) {
+class LatentConsumer {
   using Target = typename Config::Target;
   using T = typename Config::T;
-  constexpr int STAGES = Config::STAGES;
-  constexpr int STAGE_BYTES = Config::BLOCK_N * Config::HEAD_DIM * 2;
-  constexpr int STEPS = Config::BLOCK_N / 16;  // of P @ V in a tile
-  constexpr int OT = Config::COLUMNS / 8;
-  static_assert(STAGES == 2, "Q is copied with the tile that it comes before");
+  using Tile = typename Config::Tile;
+  using Smem = typename Config::Smem;
+  using Place = WarpgroupPlace<Config>;
+  static constexpr int STEPS = Config::BLOCK_N / 16;  // of P @ V in a tile
+  static constexpr int OT = Config::COLUMNS / 8;
 
+ public:
+  __device__ __forceinline__ LatentConsumer(const DecodeParams& p, Smem& smem)
+      : p_(p), smem_(smem) {}
+
+  // Of the units that are the block's so many.
+  __device__ __forceinline__ void run(int units) {
+    int done = 0;
+#pragma unroll 1
+    while (done < units) {
+      part_.clear();
+      bool goes_on;
+#pragma unroll 1
+      do {
+        await_unit();
+        const DecodeCursor& at = smem_.units[done % Config::UNITS];
+        if (begins_task(at, done == 0)) {
+          if (own_.part == 0) mbarrier_wait(shared_address(&smem_.q_full), tasks_ % 2);
+          ++tasks_;
+        }
+        multiply_unit(at, done + 1 == units || at.unit + 1 == at.extent.end);
+        goes_on = at.position + 1 < at.group_end();
+        ++done;
+      } while (goes_on);
+      part_.sum[0] = quad_sum(part_.sum[0]);
+      part_.sum[1] = quad_sum(part_.sum[1]);
+      take_group(smem_.units[(done - 1) % Config::UNITS]);
+    }
+    if (own_.part == 0) barrier_sync(P_TAKEN, Config::CONSUMER_THREADS);  // of the last tile
+  }
+
+ private:
+  // Until the first tile of the next unit comes. NOTE: by a panel that this consumer itself gives back, or
+  // the barrier might be two tiles on.
+  __device__ __forceinline__ void await_unit() const {
+    const int panel = own_.part == 0 ? Config::keys_alone().first : Config::values_of(1).first;
+    mbarrier_wait(shared_address(&smem_.k_full[ring_.stage()][panel]), ring_.parity());
+  }
+
+  __device__ __forceinline__ void multiply_unit(const DecodeCursor& at, bool ends_task) {
+#pragma unroll 1
+    for (int i = 0; i < Config::TILES; ++i, ring_.advance()) {
+      const int key = at.unit * UNIT_KEYS + i * Config::BLOCK_N;
+      uint32_t weights[STEPS][1][4];
+      float keep[2];
+      if (own_.part == 0) {
+        make_weights(weights, keep, at, key, ends_task && i + 1 == Config::TILES);
+      } else {
+        take_weights(weights, keep);
+      }
+      rescale(part_.out, keep);
+      const RowSpan exist{at.extent.seen_begin - key, at.extent.seen_end - key};
+      if (exist.first > 0 || exist.end < Config::BLOCK_N) clear_missing(exist);
+      multiply_values<Config>(part_.out, weights, own_values());
+      release(smem_.k_empty[ring_.stage()][Config::values_of(own_.part).number]);
+    }
+  }
+
+  // S and P of a tile, which go to the other consumer, too.
+  __device__ __forceinline__ void make_weights(uint32_t (&weights)[STEPS][1][4], float (&keep)[2],
+                                               const DecodeCursor& at, int key0, bool is_last) {
+    Accumulator<1, Config::BLOCK_N / 8> s;
+    multiply_keys<Config>(s, smem_, ring_);
+    const bool all_see = TaskRows(p_, at, own_).all_see(at.unit * UNIT_KEYS);
+    wgmma_wait<0>();
+    hold(s.x[0]);
+    release(smem_.k_empty[ring_.stage()][Config::keys_alone().number]);
+    if (is_last) release(smem_.q_empty);
+    if (!all_see) TaskRows(p_, at, own_).hide(s, key0);
+    to_weights(s, part_.top, part_.sum, keep, p_.scores.scale * LOG2_E);
+#pragma unroll
+    for (int k = 0; k < STEPS; ++k) to_a_operand<Target, T>(weights[k], s, k);
+
+    if (ring_.passed > 0) barrier_sync(P_TAKEN, Config::CONSUMER_THREADS);
+    auto& exchange = smem_.exchange;
+    const int thread = own_.thread();
+    exchange.stats[thread] = {part_.top[0], part_.top[1], part_.sum[0], part_.sum[1]};
+#pragma unroll
+    for (int k = 0; k < STEPS; ++k) {
+      const uint32_t (&a)[4] = weights[k][0];
+      exchange.weights[k][thread] = {a[0], a[1], a[2], a[3]};
+    }
+    barrier_sync(P_READY, Config::CONSUMER_THREADS);
+  }
+
+  // Keys that do not exist, of this consumer's columns: their weights are zeros, but what was in memory may be
+  // NaN. Behind S, which is hidden there.
+  __device__ __forceinline__ void clear_missing(const RowSpan& exist) const {
+    clear_rows<Tile, Config::BLOCK_N, Config::OWN_PANELS, WARPGROUP>(own_values(), exist,
+                                                                     own_.thread());
+    fence_proxy_async();
+    barrier_sync(ROWS_CLEARED + own_.part, WARPGROUP);
+  }
+
+  __device__ __forceinline__ uint32_t own_values() const {
+    return shared_address(smem_.k[ring_.stage()]) + own_.part * Config::OWN_PANELS * Tile::BYTES;
+  }
+
+  // By the second consumer.
+  __device__ __forceinline__ void take_weights(uint32_t (&weights)[STEPS][1][4], float (&keep)[2]) {
+    constexpr PanelGroup OWN = Config::values_of(1);
+#pragma unroll
+    for (int i = 0; i < OWN.count; ++i) {
+      const uint64_t& full = smem_.k_full[ring_.stage()][OWN.first + i];
+      mbarrier_wait(shared_address(&full), ring_.parity());
+    }
+    barrier_sync(P_READY, Config::CONSUMER_THREADS);
+    const auto& exchange = smem_.exchange;
+    const int thread = own_.thread();
+    const float4 stats = exchange.stats[thread];
+#pragma unroll
+    for (int k = 0; k < STEPS; ++k) {
+      const uint4 a = exchange.weights[k][thread];
+      weights[k][0][0] = a.x, weights[k][0][1] = a.y, weights[k][0][2] = a.z,
+      weights[k][0][3] = a.w;
+    }
+    barrier_arrive(P_TAKEN, Config::CONSUMER_THREADS);
+    keep[0] = Fold(part_.top[0], stats.x).keep;  // as the first one has it
+    keep[1] = Fold(part_.top[1], stats.y).keep;
+    part_.top[0] = stats.x, part_.top[1] = stats.y, part_.sum[0] = stats.z, part_.sum[1] = stats.w;
+  }
+
+  // A complete group into its task, or to memory: what is not complete rests, what blocks share is
+  // stored.
+  __device__ __forceinline__ void take_group(const DecodeCursor& at) {
+    const int2 bounds = smem_.bounds;
+    const bool owns_task = bounds.x <= at.task_begin() && at.task_end() <= bounds.y;
+    if (!owns_task) {
+      return store_partial(p_, part_, smem_.shares.group_record(p_, at, fresh_block()), own_);
+    }
+    const TaskRest<Place, OT> rest(p_, own_);
+    if (at.group_begin() > at.task_begin()) rest.fold_into(part_);
+    if (at.position + 1 < at.task_end()) return rest.store(part_);
+    store_task(p_, part_, at, own_);
+  }
+
+  const DecodeParams& p_;
+  Smem& smem_;
+  const Place own_;
+  Partial<OT> part_;
+  typename Config::Stages ring_;
+  int tasks_ = 0;
+};
+
+template <class Config>
+__device__ __forceinline__ void mla_sm90_block(const MlaSm90Params& params) {
+  using Target = typename Config::Target;
+  const DecodeParams& p = params.p;
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
-  const uint32_t sRing = shared_address(smem.ring);
-  const uint32_t sQ = shared_address(smem.q);
-  const WarpgroupPlace<Config> own;
+  if (threadIdx.x == 0) {
+    prefetch_map(params.k);
+    smem.make_barriers();
+  }
 
   wait_for_previous<Target>();
   let_next_start<Target>();
   if (p.packing.cu_seqlens_q != nullptr) fill_uncovered<Config>(p);
-  const typename Config::Shares shares(p, smem.shares);
+  const typename Config::Shares shares(p, smem.counting);
   const int share = blockIdx.x;
-  int share_begin = shares.begin(share);
-  int share_end = shares.begin(share + 1);
-  if (share_begin == share_end) return;
-  DecodeCursor at = shares.find(p, smem.shares, share_begin);
-  if (!shares.keep_whole(p, smem.shares, at, share_begin, share_end)) return;
-  int units = share_end - share_begin;
-  if (threadIdx.x == 0) smem.share_begin = share_begin, smem.share_end = share_end;
+  int begin = shares.begin(share), end = shares.begin(share + 1);
+  if (begin == end) return;
+  DecodeCursor at = shares.find(p, smem.counting, begin);
+  if (!shares.keep_whole(p, smem.counting, at, begin, end)) return;
+  if (threadIdx.x == 0) smem.shares = shares, smem.bounds = {begin, end};
+  __syncthreads();  // that, and barriers
 
-  UnitLoader<Config> loader(p, at, units);
-  const bool loads = own.part == Config::WARPGROUPS - 1;
-  if (loads) loader.fetch(p, sRing);
-  cp_async_commit();
-  int stage = 0;
-  // The next tile is in; everybody is done with the one before, whose stage is filled again.
-  const auto arrive = [&] {
-    cp_async_wait<0>();
-    fence_proxy_async();  // wgmma reads what was copied
-    __syncthreads();
-    if (loads) loader.fetch(p, sRing + (1 - stage) * STAGE_BYTES);
-    cp_async_commit();
-    const uint32_t tile = sRing + stage * STAGE_BYTES;
-    stage = 1 - stage;
-    return tile;
-  };
-
-  const float scale_log2 = p.scores.scale * LOG2_E;
-  typename Config::Exchange& exchange = smem.exchange;
-  Partial<OT> part;
-  TaskRows rows(p, at, own);
-
-  bool is_first = true;
-#pragma unroll 1
-  for (; units > 0; --units, at.advance(p)) {
-    if (at.unit == at.extent.first || is_first) {
-      is_first = false;
-      fetch_queries<Config>(p, at, sQ);
-      rows = TaskRows(p, at, own);
-      part.clear();
+  if (threadIdx.x < WARPGROUP) {
+    give_registers<Config::LOADER_REGISTERS>();
+    if (threadIdx.x < 32) {
+      LatentKeys<Config>(params, smem).load(at, end - begin);
+    } else {
+      load_queries<Config>(p, smem, at, end - begin);
     }
-    const int key0 = at.unit * UNIT_KEYS;
-    const bool all_see = rows.all_see(key0);
-#pragma unroll 1
-    for (int i = 0; i < Config::TILES; ++i) {
-      const uint32_t sK = arrive();
-      if (own.part == 0) {
-        Accumulator<1, Config::BLOCK_N / 8> s;
-        multiply_keys<Config>(s, sQ, sK);
-        if (!all_see) rows.hide(s, key0 + i * Config::BLOCK_N);
-        float keep[2];
-        to_weights(s, part.top, part.sum, keep, scale_log2);
-        exchange.keep[own.thread()] = {keep[0], keep[1]};
-#pragma unroll
-        for (int k = 0; k < STEPS; ++k) {
-          uint32_t a[1][4];
-          to_a_operand<Target, T>(a, s, k);
-          exchange.weights[k][own.thread()] = {a[0][0], a[0][1], a[0][2], a[0][3]};
-        }
-      }
-      __syncthreads();  // P; the next arrive() is behind the last look at it
-      const float2 kept = exchange.keep[own.thread()];
-      const float keep[2] = {kept.x, kept.y};
-      rescale(part.out, keep);
-      uint32_t weights[STEPS][1][4];
-#pragma unroll
-      for (int k = 0; k < STEPS; ++k) {
-        const uint4 a = exchange.weights[k][own.thread()];
-        weights[k][0][0] = a.x, weights[k][0][1] = a.y, weights[k][0][2] = a.z,
-        weights[k][0][3] = a.w;
-      }
-      multiply_values<Config>(part.out, weights, sK, own.part);
-    }
-    if (at.position + 1 < at.part_end<LATENT_PART_UNITS>()) continue;
-
-    // The part is complete: top and sum of its rows for both warpgroups
-    __syncthreads();  // everybody has looked at keep
-    if (own.part == 0) {
-      exchange.stats[own.thread()] = {part.top[0], part.top[1], quad_sum(part.sum[0]),
-                                      quad_sum(part.sum[1])};
-    }
-    __syncthreads();
-    const float4 stats = exchange.stats[own.thread()];
-    part.top[0] = stats.x, part.top[1] = stats.y, part.sum[0] = stats.z, part.sum[1] = stats.w;
-    take_part<Config>(p, shares, at, share, {smem.share_begin, smem.share_end}, own, part);
-    part.clear();
+  } else {
+    take_registers<Config::CONSUMER_REGISTERS>();
+    LatentConsumer<Config>(p, smem).run(end - begin);
   }
-  cp_async_wait<0>();
 }
 
 }  // namespace flash_dist

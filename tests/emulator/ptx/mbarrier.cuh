@@ -1,4 +1,4 @@
-// csrc/ptx/mbarrier.cuh in the emulator, but for copies that are counted in bytes.
+// csrc/ptx/mbarrier.cuh in the emulator.
 #pragma once
 
 #include "block.h"
@@ -9,7 +9,8 @@ inline void mbarrier_init(uint32_t barrier, int arrivals) {
   emulator::make_barrier(barrier, arrivals);
 }
 inline void mbarriers_made() {}
-inline void mbarrier_arrive(uint32_t barrier) { emulator::arrive(barrier); }
+inline void mbarrier_arrive(uint32_t barrier) { emulator::arrive(barrier, 0); }
+inline void mbarrier_expect(uint32_t barrier, int bytes) { emulator::arrive(barrier, bytes); }
 inline void mbarrier_arrive_behind_copies(uint32_t barrier) {
   emulator::arrive_behind_copies(barrier);
 }

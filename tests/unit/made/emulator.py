@@ -98,6 +98,7 @@ def _library() -> ctypes.CDLL:
     sources += [generate.CSRC / "host" / name for name in ("decode.cpp",)]
     library = folder / "emulated.so"
     flags = ["-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-x", "c++"]
+    flags.append("-Wno-psabi")  # notes of how maps are passed by value
     include = [f"-I{path}" for path in (EMULATOR, generate.CSRC, folder)]
     command = [os.environ.get("CXX", "g++"), *flags, *include, *map(str, sources), "-o"]
     subprocess.run([*command, str(library)], check=True)

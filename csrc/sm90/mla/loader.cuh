@@ -1,0 +1,158 @@
+// What the warpgroup that loads does: a warp lets the copy engine bring keys, the others copy queries.
+#pragma once
+
+#include "core/decode_work.cuh"
+#include "core/views.cuh"
+#include "ptx/copy.cuh"
+#include "ptx/tensor_copy.cuh"
+#include "sm90/mla/config.h"
+
+namespace flash_dist {
+
+// Whether a share's next unit is the first that it has of a task.
+__device__ __forceinline__ bool begins_task(const DecodeCursor& at, bool is_first) {
+  return is_first || at.unit == at.extent.first;
+}
+
+// Keys of a share, tile after tile, by one warp. Panels of a tile are loaded as their places become free,
+// and announced one by one. Where the keys of the next unit lie is read from the tables while this
+// one is loaded: lane c knows it of the 16 keys with number c, which lie together.
+template <class Config>
+class LatentKeys {
+  using Smem = typename Config::Smem;
+  using Tile = typename Config::Tile;
+  static constexpr int PIECES = UNIT_KEYS / PAGE_STEP;
+
+ public:
+  __device__ __forceinline__ LatentKeys(const MlaSm90Params& params, Smem& smem)
+      : params_(params), smem_(smem) {}
+
+  __device__ __forceinline__ void load(DecodeCursor at, int units) {
+    find(at);
+#pragma unroll 1
+    for (int i = 0; units > 0; ++i, --units) {
+      announce(at, i);
+      entry_ = next_entry_;
+      row_ = next_row_;
+      head_ = at.head(params_.p);
+      const int seen = at.extent.seen_end - at.unit * UNIT_KEYS;
+#pragma unroll 1
+      for (int j = 0; j < Config::TILES; ++j, ring_.advance()) {
+        load_tile(j, seen);
+        if (j > 0 || units == 1) continue;
+        at.advance(params_.p);
+        find(at);
+      }
+    }
+  }
+
+ private:
+  // Where unit `number` of the share lies, for whoever waits for its panels.
+  __device__ __forceinline__ void announce(const DecodeCursor& at, int number) const {
+    if (threadIdx.x % 32 != 0) return;
+    wait_for_place(Config::keys_alone());
+    smem_.units[number % Config::UNITS] = at;
+  }
+
+  __device__ __forceinline__ void wait_for_place(const PanelGroup& group) const {
+    mbarrier_wait(shared_address(&smem_.k_empty[ring_.stage()][group.number]), ring_.parity() ^ 1);
+  }
+
+  __device__ __forceinline__ void find(const DecodeCursor& at) {
+    const int key = at.unit * UNIT_KEYS + static_cast<int>(threadIdx.x) % PIECES * PAGE_STEP;
+    next_entry_ = next_row_ = 0;
+    if (key < at.extent.seen_end) {
+      const CachePlace place(params_.p.cache, at.batch, at.extent.leftpad + key);
+      next_entry_ = place.entry;
+      next_row_ = place.row;
+    }
+  }
+
+  // Tile i of the unit, of whose keys the first `seen` exist.
+  __device__ __forceinline__ void load_tile(int i, int seen) const {
+    const int keys = min(max(seen - i * Config::BLOCK_N, 0), Config::BLOCK_N);
+    load_panels<Config::keys_alone().count>(Config::keys_alone(), i, keys);
+#pragma unroll
+    for (int part = 0; part < Config::CONSUMERS; ++part) {
+      load_panels<Config::OWN_PANELS>(Config::values_of(part), i, keys);
+    }
+  }
+
+  // In boxes of which a key exists.
+  template <int COUNT>
+  __device__ __forceinline__ void load_panels(const PanelGroup& group, int i, int keys) const {
+    const int stage = ring_.stage();
+    const bool issues = threadIdx.x % 32 == 0;
+    const int box = params_.box_keys;  // a power of two
+    if (issues) {
+      wait_for_place(group);
+      const int bytes = (keys + box - 1 & -box) * Tile::ROW_BYTES;
+#pragma unroll
+      for (int j = 0; j < COUNT; ++j) {
+        mbarrier_expect(shared_address(&smem_.k_full[stage][group.first + j]), bytes);
+      }
+    }
+    __syncwarp();
+#pragma unroll 1
+    for (int key = 0; key < keys; key += box) {
+      const int piece = (i * Config::BLOCK_N + key) / PAGE_STEP;
+      BoxPlace at{0, __shfl_sync(0xffffffffu, row_, piece), 0, head_ * params_.k_axes.head_kv,
+                  __shfl_sync(0xffffffffu, entry_, piece) * params_.k_axes.batch};
+      if (!issues) continue;
+#pragma unroll
+      for (int j = 0; j < COUNT; ++j) {
+        const int panel = group.first + j;
+        at.column = panel * Tile::COLUMNS;
+        load_box(shared_address(smem_.k[stage]) + panel * Tile::BYTES + key * Tile::ROW_BYTES,
+                 params_.k, at, shared_address(&smem_.k_full[stage][panel]));
+      }
+    }
+  }
+
+  const MlaSm90Params& params_;
+  Smem& smem_;
+  typename Config::Stages ring_;
+  int next_entry_, next_row_;  // where this lane's 16 keys of the next unit begin
+  int entry_, row_;            // and of the unit that is being loaded
+  int head_;                   // of it
+};
+
+// Queries of a share, task after task, by the other warps, a row by each. Rows that do not exist are zeros.
+template <class Config>
+__device__ __forceinline__ void load_queries(const DecodeParams& p, typename Config::Smem& smem,
+                                             DecodeCursor at, int units) {
+  constexpr int WARPS = Config::QUERY_LOADERS / 32;
+  const int warp = static_cast<int>(threadIdx.x) / 32 - 1,
+            lane = static_cast<int>(threadIdx.x) % 32;
+  const uint32_t sQ = shared_address(smem.q);
+  int tasks = 0;
+#pragma unroll 1
+  for (bool is_first = true; units > 0; --units, at.advance(p), is_first = false) {
+    if (!begins_task(at, is_first)) continue;
+    mbarrier_wait(shared_address(&smem.q_empty), tasks % 2 ^ 1);
+    ++tasks;
+    const int head = at.head(p);
+#pragma unroll 2
+    for (int row = warp; row < Config::TASK_ROWS; row += WARPS) {
+      const int task_row = at.tile(p) * Config::TASK_ROWS + row;
+      const int query = divide(task_row, p.by_group);
+      const bool exists = task_row < at.extent.rows(p);
+      const uint16_t* src = head_begin(p.q, at.batch, head, task_row - query * p.group) +
+                            (at.extent.q0 + query) * p.q.row;
+#pragma unroll
+      for (int first = 0; first < Config::CHUNKS; first += 32) {
+        const int chunk = first + lane;
+        if (chunk >= Config::CHUNKS) continue;
+        const bool valid = exists && chunk * 8 < p.head_dim;
+        cp_async_16(sQ + Config::Tile::offset(row, chunk),
+                    valid ? src + chunk * 8 : static_cast<const uint16_t*>(p.q.data), valid);
+      }
+    }
+    cp_async_commit();
+    cp_async_wait<0>();
+    fence_proxy_async();  // wgmma reads what was copied
+    mbarrier_arrive(shared_address(&smem.q_full));
+  }
+}
+
+}  // namespace flash_dist

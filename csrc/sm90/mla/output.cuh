@@ -1,0 +1,61 @@
+// How a consumer writes its columns of out: 16 bytes at a time, for which the four lanes that share a row
+// put together what they have of it.
+#pragma once
+
+#include "core/decode_rows.cuh"
+
+namespace flash_dist {
+
+// Of a quad, lane i gets number i of each lane, in the order of lanes.
+__device__ __forceinline__ void transpose_in_quad(uint32_t (&x)[4]) {
+#pragma unroll
+  for (int bit = 1; bit <= 2; bit *= 2) {
+    const bool is_upper = threadIdx.x & bit;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & bit) continue;
+      const uint32_t other =
+          __shfl_xor_sync(0xffffffffu, is_upper ? x[i] : x[i + bit], static_cast<int>(bit));
+      (is_upper ? x[i] : x[i + bit]) = other;
+    }
+  }
+}
+
+// out and lse of a task.
+template <class Place, int OT>
+__device__ __forceinline__ void store_task(const DecodeParams& p, const Partial<OT>& all,
+                                           const DecodeCursor& at, const Place& own) {
+  using Config = typename Place::Config;
+  const int head = at.head(p);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = at.tile(p) * Config::TASK_ROWS + own.row(h);
+    const bool exists = row < at.extent.rows(p);
+    const int query = divide(row, p.by_group);
+    const int member = row - query * p.group;
+    float inverse = 0.0f;
+    if (exists) {
+      const RowEnd end(p, head * p.group + member, all.top[h], all.sum[h]);
+      inverse = end.inverse;
+      if (own.speaks()) {
+        p.lse[lse_begin(p, at.batch, head * p.group + member, at.extent.q0) + query] = end.lse;
+      }
+    }
+    uint16_t* out = head_begin(p.out, at.batch, head, member) + (at.extent.q0 + query) * p.out.row;
+#pragma unroll
+    for (int n = 0; n < OT; n += 4) {
+      uint32_t x[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float (&pair)[4] = all.out.x[0][n + i];
+        x[i] = pack<typename Config::Target, typename Config::T>(
+            finish_out(pair[2 * h], inverse), finish_out(pair[2 * h + 1], inverse));
+      }
+      transpose_in_quad(x);
+      const int column = own.part * Config::COLUMNS + (n + static_cast<int>(threadIdx.x) % 4) * 8;
+      if (exists && column < p.head_dim_v) store_global_16(out + column, {x[0], x[1], x[2], x[3]});
+    }
+  }
+}
+
+}  // namespace flash_dist
