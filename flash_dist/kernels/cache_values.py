@@ -37,15 +37,17 @@ class Cache(NamedTuple):
         k, v = (self.k, self.v) if named else (self.k[alone], self.v[alone])
         return Cache(k, v, *(None if x is None else x[alone] for x in self[2:]))
 
-    def check_values(self, seqlen_new: int) -> None:
+    def check_values(self, seqlen_new: int, angles: int | None = None, steps: int = 0) -> None:
         """Raise for numbers beside the cache; waits for a GPU that has them.
 
         Args:
             seqlen_new: Keys that are appended behind each sequence.
+            angles: Positions that have a rotary embedding, None without.
+            steps: How many of them a sequence needs from cache_seqlens on.
 
         Raises:
-            ValueError: A number is not what it must be, or two sequences would write to one place;
-                the message names it.
+            ValueError: A number is not what it must be, two sequences would write to one place, or
+                a position has no angle; the message names it.
         """
         seqlens = None if self.seqlens is None else self.seqlens.tolist()
         most = self.capacity - seqlen_new
@@ -68,6 +70,8 @@ class Cache(NamedTuple):
                 _check_numbers(f"block_table[{i}]", used, [entries] * len(used), "last page")
         if seqlen_new and seqlens is not None:
             self._check_written(seqlens, seqlen_new)
+        if angles is not None:
+            _check_angles(seqlens or [], angles, steps)
 
     def _check_written(self, seqlens: Sequence[int], seqlen_new: int) -> None:
         """Raise where two sequences would write new keys to one place."""
@@ -111,3 +115,13 @@ def _check_pages(
                     )
                     raise ValueError(message)
             known.append((first, last, f"block_table[{i}][{place}]"))
+
+
+def _check_angles(seqlens: Sequence[int], angles: int, steps: int) -> None:
+    for i, begin in enumerate(seqlens):
+        if begin + steps > angles:
+            message = (
+                f"rotary_cos and rotary_sin must have at least {begin + steps} rows, one for each "
+                f"position (cache_seqlens[{i}] is {begin}, {steps} new), got {angles}"
+            )
+            raise ValueError(message)

@@ -6,7 +6,7 @@ import importlib.util
 import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 import torch
@@ -333,6 +333,9 @@ def call_compiled(q: torch.Tensor, cache: torch.Tensor, number: int) -> None:
         decode(q, cache, one)
 
 
+SHARED: Final = torch.zeros(3, 32, 2, 16)
+
+
 @pytest.mark.parametrize("number", [33, -1])
 @pytest.mark.parametrize("call", [call_fake, call_compiled])
 def test_an_int_beyond_the_cache_is_refused_where_tensors_have_no_numbers(
@@ -348,7 +351,23 @@ def test_an_int_beyond_the_cache_is_refused_where_tensors_have_no_numbers(
     [
         ({"cache_leftpad": int32(4, 0)}, r"cache_leftpad\[0\] must be from 0 to 3 "),
         ({"cache_batch_idx": int32(2, 2)}, r"cache_batch_idx\[1\] must be another entry than "),
-        ({"cache_seqlens": 30}, r"cache_seqlens\[0\] must be from 0 to 29 .* less 3 new\), got 30"),
+        ({"cache_seqlens": 30}, r"cache_seqlens must be from 0 to 29 .* less 3 new\), got 30"),
+        (
+            {"cache_seqlens": int32(3, 30)},
+            r"cache_seqlens\[1\] must be from 0 to 29 .*, got 30",
+        ),
+        (
+            {"rotary_cos": torch.ones(11, 8), "rotary_sin": torch.ones(11, 8)},
+            r"at least 12 rows, .* \(cache_seqlens\[1\] is 9, 3 new\), got 11",
+        ),
+        (
+            {"k_cache": torch.zeros(1, 32, 2, 16).expand(3, -1, -1, -1)},
+            r"(?s)k_cache must not be expanded where new keys are written, .*hint: `k_cache\.conti",
+        ),
+        (
+            dict.fromkeys(("k_cache", "v_cache"), SHARED),
+            "k_cache and v_cache must lie in different memory where new keys are written, got both",
+        ),
         ({"v": torch.ones(2, 2, 2, 16)}, r"v must have shape .*, got \[2, 2, 2, 16\]"),
         ({"learnable_sink": torch.ones(3)}, r"learnable_sink must have shape \[num_heads_q\]"),
         ({"rotary_cos": torch.ones(9, 8)}, "rotary_cos and rotary_sin must be given together"),
@@ -359,7 +378,7 @@ def test_nothing_is_written_by_a_call_that_is_refused(
 ) -> None:
     caches = [torch.zeros(3, 32, 2, 16) for _ in range(2)]
     new = torch.ones(2, 3, 2, 16)
-    arguments = {
+    arguments: dict[str, Any] = {
         **dict(zip(("k_cache", "v_cache"), caches, strict=True)),
         "q": torch.ones(2, 3, 2, 16),
         "cache_seqlens": int32(3, 9),
@@ -369,7 +388,7 @@ def test_nothing_is_written_by_a_call_that_is_refused(
     }
     with pytest.raises(ValueError, match=message):
         flash_dist.flash_attn_with_kvcache(**arguments)
-    assert not any(cache.any() for cache in caches)
+    assert not any(arguments[name].any() for name in ("k_cache", "v_cache"))
 
 
 @pytest.mark.parametrize(

@@ -212,6 +212,16 @@ def _check_new(given: Given, *, counted: bool) -> None:
         present = {"k": k is not None, "v": v is not None, "cache_seqlens": counted}
         message = "k, v and cache_seqlens must be given together, got " + _describe(present)
         raise ValueError(message)
+    for name, cache in (("k_cache", given.k_cache), ("v_cache", given.v_cache)):
+        if any(
+            size > 1 and step == 0 for size, step in zip(cache.shape, cache.stride, strict=True)
+        ):
+            message = (
+                f"{name} must not be expanded where new keys are written, "
+                f"got shape {list(cache.shape)} with strides {list(cache.stride)}"
+                f"\n\nhint: `{name}.contiguous()` has memory for each entry"
+            )
+            raise ValueError(message)
     for name, x, old in (("k", k, given.k_cache), ("v", v, given.v_cache)):
         shape = (q.shape[0], k.shape[1] if len(k.shape) > 1 else 0, *old.shape[2:])
         if x.shape != shape or x.dtype != q.dtype or x.device != q.device:

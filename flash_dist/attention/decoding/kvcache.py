@@ -165,7 +165,8 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
         rotary_cos: [positions, rotary_dim / 2], same dtype: k is rotated by the angles of positions
             cache_seqlens + i, and q likewise where causal or window_size make a difference between
             queries, else all by those of cache_seqlens. rotary_dim is a multiple of 16 up to
-            head_dim; positions beyond the last take that.
+            head_dim. Positions beyond the last are refused where numbers are checked, else take
+            that.
         rotary_sin: Likewise.
         cache_seqlens: [batch], int32 on q's device, or an int for all: keys before new ones.
             Defaults to all that there is room for.
@@ -211,8 +212,10 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
         check_addresses(k_cache, v_cache)
     q = suit(q, as_it_lies=suits.q, on_gpu=on_gpu)
     cache = Cache(k_cache, v_cache, *where)
+    seqlen_new = 0 if k is None else k.shape[1]
     if lengths is not cache_seqlens:
-        cache = cache._replace(seqlens=read_seqlens(cache_seqlens, q, cache.capacity))
+        seqlens = read_seqlens(cache_seqlens, q, cache.capacity, seqlen_new)
+        cache = cache._replace(seqlens=seqlens)
     scale = choose_scale(softmax_scale, q.shape[-1])
     scores = None
     if others or not are_defaults(0.0, softcap, alibi_slopes):
@@ -227,14 +230,16 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     new = None
     if k is not None and v is not None:
         _refuse_transforms()
+        if not symbolic:
+            _require_two_caches(k_cache, v_cache)
         new = (
             suit(k, as_it_lies=suits.k, on_gpu=on_gpu),
             suit(v, as_it_lies=suits.v, on_gpu=on_gpu),
         )
-    seqlen_new = 0 if new is None else new[0].shape[1]
+    steps = max(seqlen_new, 1 if band.is_full else q.shape[1])  # positions of new keys and queries
     # On the CPU all of them, before anything is written.
     if may_wait() if on_gpu else new is not None and not symbolic:
-        cache.check_values(seqlen_new)
+        cache.check_values(seqlen_new, None if rotary_cos is None else rotary_cos.shape[0], steps)
     budget = BUDGET_NOW if symbolic and torch.compiler.is_compiling() else workspace_budget()
     require_no_gradients("flash_attn_with_kvcache", q, k, v, k_cache, v_cache)
     if new is not None:
@@ -286,8 +291,17 @@ def choose_lengths(seqlens: int | Tensor | None) -> Tensor | None:
     return seqlens if isinstance(seqlens, torch.Tensor) and seqlens.dim() > 0 else None
 
 
-def read_seqlens(seqlens: int | Tensor | None, q: Tensor, capacity: int) -> Tensor:
-    """Return a cache_seqlens that is for all batch entries as the kernels take it."""
+def read_seqlens(
+    seqlens: int | Tensor | None, q: Tensor, capacity: int, seqlen_new: int = 0
+) -> Tensor:
+    """Return a cache_seqlens that is for all batch entries as the kernels take it.
+
+    Args:
+        seqlens: As the caller has it.
+        q: On the device of all.
+        capacity: Keys that a sequence may have.
+        seqlen_new: Keys of these that are to be appended.
+    """
     number = read_whole(seqlens)
     if number is None:
         message = (
@@ -295,14 +309,25 @@ def read_seqlens(seqlens: int | Tensor | None, q: Tensor, capacity: int) -> Tens
             f"got {describe_value(seqlens)}"
         )
         raise TypeError(message)
-    if not is_within(number, capacity):
-        limit = show(capacity)
+    if not is_within(number, capacity - seqlen_new):
+        room = f"{show(capacity)} keys of the cache" + f" less {show(seqlen_new)} new" * (
+            seqlen_new > 0
+        )
         message = (
-            f"cache_seqlens must be from 0 to {limit} ({limit} keys of the cache), "
+            f"cache_seqlens must be from 0 to {show(capacity - seqlen_new)} ({room}), "
             f"got {show(number)}"
         )
         raise ValueError(message)
     return torch.full((q.shape[0],), number, dtype=torch.int32, device=q.device)
+
+
+def _require_two_caches(k_cache: Tensor, v_cache: Tensor) -> None:
+    if k_cache.numel() > 0 and k_cache.data_ptr() == v_cache.data_ptr():
+        message = (
+            "k_cache and v_cache must lie in different memory where new keys are written, "
+            f"got both at address {k_cache.data_ptr():#x}"
+        )
+        raise ValueError(message)
 
 
 def _choose_rotary(cos: Tensor | None, sin: Tensor | None, *, interleaved: bool) -> Rotary | None:
