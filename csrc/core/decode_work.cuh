@@ -171,8 +171,7 @@ struct DecodeCursor {
 enum class Grain { PART, GROUP, TASK };
 
 // All units, and which of them are a share's: the first shares have one more where the others would
-// leave some. Made by all THREADS threads of a block. Few sequences are counted by every warp for
-// itself, which waits for no other. NOTE: so there may be no barrier in it, nor in find().
+// leave some. Made by all THREADS threads of a block.
 template <int THREADS, int PART_UNITS = 1>
 struct DecodeShares {
   static constexpr int PARTS = GROUP_UNITS / PART_UNITS;  // of a group
@@ -195,23 +194,17 @@ struct DecodeShares {
     before_ = mine_;
 #pragma unroll
     for (int i = 1; i < 32; i *= 2) {
-      if (i >= p.batch) break;
       const int other = __shfl_up_sync(0xffffffffu, before_, i);
       if (lane >= i) before_ += other;
     }
-    if (is_by_warp(p)) {
-      total = __shfl_sync(0xffffffffu, before_, p.batch - 1);
-      before_ -= mine_;
-    } else {
-      if (lane == 31) smem.warp_units[warp] = before_;
-      __syncthreads();
-      total = 0;
-      before_ -= mine_;
+    if (lane == 31) smem.warp_units[warp] = before_;
+    __syncthreads();
+    total = 0;
+    before_ -= mine_;
 #pragma unroll
-      for (int w = 0; w < THREADS / 32; ++w) {
-        if (w < warp) before_ += smem.warp_units[w];
-        total += smem.warp_units[w];
-      }
+    for (int w = 0; w < THREADS / 32; ++w) {
+      if (w < warp) before_ += smem.warp_units[w];
+      total += smem.warp_units[w];
     }
     each_ = static_cast<unsigned>(total) / static_cast<unsigned>(p.shares);
     more_ = total - each_ * p.shares;
@@ -236,12 +229,7 @@ struct DecodeShares {
   // The place of a unit, below total; by all threads, which have not to be reading an earlier one.
   __device__ __forceinline__ DecodeCursor find(const DecodeParams& p, Smem& smem,
                                                int position) const {
-    const bool has = before_ <= position && position < before_ + mine_;
-    if (is_by_warp(p)) {
-      const int batch = __ffs(static_cast<int>(__ballot_sync(0xffffffffu, has))) - 1;
-      return DecodeCursor(p, batch, __shfl_sync(0xffffffffu, before_, batch), position);
-    }
-    if (has) {
+    if (before_ <= position && position < before_ + mine_) {
       int b = begin_of(p);
       int base = before_;
       for (int units; (units = units_of(p, b)) <= position - base; ++b) base += units;
@@ -257,9 +245,14 @@ struct DecodeShares {
                                                     int number) const {
     const int most = p.row_tiles * p.num_heads_kv;
     const int batch = number / most;
-    const int base = base_of(p, smem, batch);
+    if (begin_of(p) <= batch && batch < end_of(p)) {
+      int base = before_;
+      for (int b = begin_of(p); b < batch; ++b) base += units_of(p, b);
+      smem.base = base;
+    }
+    __syncthreads();
     const int units = DecodeExtent(p, batch).units();
-    return DecodeCursor(p, batch, base, base + (number - batch * most) * units);
+    return DecodeCursor(p, batch, smem.base, smem.base + (number - batch * most) * units);
   }
 
   // The begin of what is not cut: of that which a cursor is in, or behind that.
@@ -347,7 +340,6 @@ struct DecodeShares {
       lengths.x = min(lengths.x, __shfl_xor_sync(0xffffffffu, lengths.x, i));
       lengths.y = max(lengths.y, __shfl_xor_sync(0xffffffffu, lengths.y, i));
     }
-    if (is_by_warp(p)) return lengths;
     if (threadIdx.x % 32 == 0) smem.warp_lengths[threadIdx.x / 32] = lengths;
     __syncthreads();
 #pragma unroll
@@ -379,26 +371,9 @@ struct DecodeShares {
                                  : units + lengths.y;
     return 10 * by_tasks <= 11 * longest(PART_UNITS);
   }
-  // The position of a batch entry's first unit; by all threads.
-  __device__ __forceinline__ int base_of(const DecodeParams& p, Smem& smem, int batch) const {
-    if (is_by_warp(p)) return __shfl_sync(0xffffffffu, before_, batch);
-    if (begin_of(p) <= batch && batch < end_of(p)) {
-      int base = before_;
-      for (int b = begin_of(p); b < batch; ++b) base += units_of(p, b);
-      smem.base = base;
-    }
-    __syncthreads();
-    return smem.base;
-  }
-  // Whether each warp counts all batch entries, a lane one of them.
-  __device__ __forceinline__ static bool is_by_warp(const DecodeParams& p) {
-    return THREADS >= 32 && p.batch <= 32;
-  }
-  // Else a thread counts neighbouring ones.
+  // A thread counts neighbouring batch entries.
   __device__ __forceinline__ static int begin_of(const DecodeParams& p) {
-    const int thread = static_cast<int>(threadIdx.x);
-    const int number = is_by_warp(p) ? thread % 32 : thread;
-    return min(number * ((p.batch + THREADS - 1) / THREADS), p.batch);
+    return min(static_cast<int>(threadIdx.x) * ((p.batch + THREADS - 1) / THREADS), p.batch);
   }
   __device__ __forceinline__ static int end_of(const DecodeParams& p) {
     return min(begin_of(p) + (p.batch + THREADS - 1) / THREADS, p.batch);
