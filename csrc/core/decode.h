@@ -65,7 +65,7 @@ struct DecodeParams {
   float* partial_out;  // [records, tile_rows, columns]
   float2* partial_stats;       // [records, tile_rows] top and sum, core/fold.cuh
   int fold_parts;              // blocks that fold a task, each some of its rows and columns
-  Divisor by_group, by_heads;  // filled in at the launch
+  Divisor by_group, by_tiles;  // filled in at the launch
 };
 
 // Rows of a kv head of a sequence, the most.

@@ -9,7 +9,7 @@ namespace flash_dist {
 
 inline DecodeParams with_divisors(DecodeParams p) {
   p.by_group = make_divisor(p.group);
-  p.by_heads = make_divisor(p.num_heads_kv);
+  p.by_tiles = make_divisor(p.row_tiles);
   p.cache.by_page = make_divisor(p.cache.page);
   return p;
 }

@@ -57,7 +57,7 @@ class UnitLoader {
     --waiting_;
     entry_ = next_entry_;
     row_ = next_row_;
-    head_ = next_.head(p);
+    head_ = next_.head;
     const int key = next_.unit * UNIT_KEYS;
     skipped_ = max(next_.extent.seen_begin - key, 0);
     seen_ = max(next_.extent.seen_end - key - skipped_, 0);

@@ -70,7 +70,7 @@ struct TaskRows {
                                       const Place& own) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int row = at.tile(p) * Place::Config::TASK_ROWS + own.row(h);
+      const int row = at.tile * Place::Config::TASK_ROWS + own.row(h);
       const int i = divide(row, p.by_group) + at.extent.shift;  // where the diagonal is
       const int last = p.right >= UNBOUNDED ? at.extent.seen_end : i + p.right + 1;
       begin[h] = p.left >= UNBOUNDED ? 0 : max(i - p.left, 0);
@@ -107,8 +107,8 @@ struct QueryLoader {
   uint4 chunks[CHUNKS];
 
   __device__ __forceinline__ void load(const DecodeParams& p, const DecodeCursor& at) {
-    const int head = at.head(p);
-    const int row0 = at.tile(p) * Config::TASK_ROWS;
+    const int head = at.head;
+    const int row0 = at.tile * Config::TASK_ROWS;
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
       const int i = c * Config::THREADS + threadIdx.x;
@@ -154,10 +154,10 @@ template <int OT, class Place>
 __device__ __forceinline__ void store_result(const DecodeParams& p, const Partial<OT>& all,
                                              const DecodeCursor& at, const Place& own) {
   using Config = typename Place::Config;
-  const int head = at.head(p);
+  const int head = at.head;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int row = at.tile(p) * Config::TASK_ROWS + own.row(h);
+    const int row = at.tile * Config::TASK_ROWS + own.row(h);
     if (row >= at.extent.rows(p)) continue;
     const int query = divide(row, p.by_group);
     const int member = row - query * p.group;

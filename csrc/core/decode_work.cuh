@@ -1,7 +1,8 @@
 // Which units of which sequence a block computes.
 //
-// A task is task_rows rows of a kv head of a batch entry. All units of all tasks, one behind the other, are
-// cut into equal shares, one for each block: the host need not know how long a sequence is. A task
+// A task is a tile of task_rows rows of a kv head of a batch entry, and the units of which any of them sees
+// a key. All units of all tasks, one behind the other, are cut into equal shares, one for each block:
+// the host need not know how long a sequence is. A task
 // that lies in one share is finished there. Of others a share stores whole groups, and the parts of
 // a group that is cut; core/decode_fold.h folds them. What is not cut, a part at least, is the share's
 // that its first unit lies in. Where it costs less that some shares are longer than that parts are
@@ -59,16 +60,32 @@ struct CachePlace {
   }
 };
 
-// What of a batch entry is computed: units [first, end), the same for all of its tasks.
+// A tile of rows of a batch entry, the same of each kv head. Those that an entry has not follow behind.
+struct RowTile {
+  int batch, tile;
+
+  // number: as if all entries had the most.
+  __device__ __forceinline__ static RowTile at(const DecodeParams& p, int number) {
+    const int batch = divide(number, p.by_tiles);
+    return {batch, number - batch * p.row_tiles};
+  }
+  __device__ __forceinline__ void advance(const DecodeParams& p) {
+    if (++tile == p.row_tiles) ++batch, tile = 0;
+  }
+};
+
+// What of a tile is computed: units [first, end). A unit of which no row sees a key would change nothing.
 struct DecodeExtent {
   int q0, seqlen_q;          // of the queries
-  int tiles;                 // of task_rows rows; 0: there is nothing to compute
+  int tiles;                 // that the batch entry has; 0: there is nothing to compute
   int shift;                 // of the diagonal: query i is at key i + shift
   int leftpad;               // before the keys
-  int seen_begin, seen_end;  // keys that any query sees
+  int seen_begin, seen_end;  // keys that any row sees
   int first, end;
 
-  __device__ __forceinline__ DecodeExtent(const DecodeParams& p, int batch)
+  __device__ __forceinline__ DecodeExtent(const DecodeParams& p, RowTile own)
+      : DecodeExtent(p, own.batch, own.tile) {}
+  __device__ __forceinline__ DecodeExtent(const DecodeParams& p, int batch, int tile)
       : q0(0), seqlen_q(p.seqlen_q), tiles(p.row_tiles) {
     const CacheKeys keys(p.cache, batch, p.batch);
     leftpad = keys.leftpad;
@@ -80,18 +97,18 @@ struct DecodeExtent {
       tiles = left_out ? 0 : static_cast<unsigned>(rows(p) + p.task_rows - 1) / p.task_rows;
     }
     shift = p.bottom_right ? keys.seqlen - seqlen_q : 0;
-    seen_begin = p.left >= UNBOUNDED ? 0 : min(max(shift - p.left, 0), keys.seqlen);
-    seen_end = keys.seqlen;
-    if (p.right < UNBOUNDED) seen_end = min(max(shift + seqlen_q + p.right, 0), keys.seqlen);
+    const int row = tile * p.task_rows;
+    const int last = row + min(p.task_rows, rows(p) - row) - 1;
+    const auto diagonal = [&](int i) { return shift + divide(max(i, 0), p.by_group); };
+    const auto among = [&](int key) { return min(max(key, 0), keys.seqlen); };
+    seen_begin = p.left >= UNBOUNDED ? 0 : among(diagonal(row) - p.left);
+    seen_end = p.right >= UNBOUNDED ? keys.seqlen : among(diagonal(last) + p.right + 1);
     first = seen_begin / UNIT_KEYS;
     end =
         max((seen_end + UNIT_KEYS - 1) / UNIT_KEYS, first + 1);  // without keys: one that is empty
   }
   __device__ __forceinline__ int units() const { return end - first; }
   __device__ __forceinline__ int rows(const DecodeParams& p) const { return p.group * seqlen_q; }
-  __device__ __forceinline__ int tasks(const DecodeParams& p) const {
-    return tiles * p.num_heads_kv;
-  }
 };
 
 // lse of a row, and what its out is multiplied by.
@@ -104,38 +121,29 @@ struct RowEnd {
   }
 };
 
-// A place among all units: unit `unit` of task `task` of a batch entry.
+// A place among all units: unit `unit` of a task. The heads of a tile follow each other, so that those of
+// a page are read together.
 struct DecodeCursor {
-  int batch, task, unit;
+  int batch, tile, head, unit;
   DecodeExtent extent;
   int position;  // among all units
 
-  // base: the position of the batch entry's first unit.
-  __device__ __forceinline__ DecodeCursor(const DecodeParams& p, int batch_, int base,
+  // base: the position of the tile's first unit.
+  __device__ __forceinline__ DecodeCursor(const DecodeParams& p, RowTile own, int base,
                                           int position_)
-      : batch(batch_), extent(p, batch_), position(position_) {
+      : batch(own.batch), tile(own.tile), extent(p, own), position(position_) {
     const auto inside = static_cast<unsigned>(position - base);
-    task = static_cast<int>(inside / static_cast<unsigned>(extent.units()));
-    unit = extent.first + static_cast<int>(inside) - task * extent.units();
+    head = static_cast<int>(inside / static_cast<unsigned>(extent.units()));
+    unit = extent.first + static_cast<int>(inside) - head * extent.units();
   }
   __device__ __forceinline__ void advance(const DecodeParams& p) {
     ++position;
     if (++unit < extent.end) return;
-    if (++task == extent.tasks(p)) {
-      task = 0;
-      while (++batch < p.batch) {
-        extent = DecodeExtent(p, batch);
-        if (extent.tiles > 0) break;
-      }
+    if (++head == p.num_heads_kv) {
+      head = 0;
+      find_next_tile(p);
     }
     unit = extent.first;
-  }
-  // Head fastest, so that the heads of a page are read together.
-  __device__ __forceinline__ int head(const DecodeParams& p) const {
-    return task - tile(p) * p.num_heads_kv;
-  }
-  __device__ __forceinline__ int tile(const DecodeParams& p) const {
-    return divide(task, p.by_heads);
   }
 
   __device__ __forceinline__ int task_begin() const { return position - (unit - extent.first); }
@@ -165,6 +173,19 @@ struct DecodeCursor {
   __device__ __forceinline__ int last_part(int begin, int end) const {
     return position + (max((end - 1) / PART_UNITS * PART_UNITS, begin) - unit);
   }
+
+ private:
+  __device__ __forceinline__ void find_next_tile(const DecodeParams& p) {
+    if (++tile == extent.tiles) {
+      tile = 0;
+      do {
+        if (++batch == p.batch) return;
+        extent = DecodeExtent(p, batch, 0);
+      } while (extent.tiles == 0);
+    } else {
+      extent = DecodeExtent(p, batch, tile);
+    }
+  }
 };
 
 // What is never cut.
@@ -182,7 +203,8 @@ struct DecodeShares {
   struct Nothing {};
   struct Smem : std::conditional_t<(PART_UNITS > 1), Lengths, Nothing> {
     int warp_units[THREADS / 32];
-    int base, batch;
+    RowTile tile;
+    int base;
   };
   int total;
   Grain grain;
@@ -190,7 +212,8 @@ struct DecodeShares {
   __device__ __forceinline__ DecodeShares(const DecodeParams& p, Smem& smem) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     mine_ = 0;
-    for (int b = begin_of(p); b < end_of(p); ++b) mine_ += units_of(p, b);
+    RowTile own = RowTile::at(p, begin_of(p));
+    for (int i = begin_of(p); i < end_of(p); ++i, own.advance(p)) mine_ += units_of(p, own);
     before_ = mine_;
 #pragma unroll
     for (int i = 1; i < 32; i *= 2) {
@@ -230,29 +253,31 @@ struct DecodeShares {
   __device__ __forceinline__ DecodeCursor find(const DecodeParams& p, Smem& smem,
                                                int position) const {
     if (before_ <= position && position < before_ + mine_) {
-      int b = begin_of(p);
+      RowTile own = RowTile::at(p, begin_of(p));
       int base = before_;
-      for (int units; (units = units_of(p, b)) <= position - base; ++b) base += units;
-      smem.batch = b;
+      for (int units; (units = units_of(p, own)) <= position - base; own.advance(p)) base += units;
+      smem.tile = own;
       smem.base = base;
     }
     __syncthreads();
-    return DecodeCursor(p, smem.batch, smem.base, position);
+    return DecodeCursor(p, smem.tile, smem.base, position);
   }
-  // The place of the first unit of a task, counted as if all batch entries had the most; likewise. One
-  // that the entry has not is behind its last.
+  // The place of the first unit of a task, counted as if all batch entries had the most; likewise. Its tile
+  // may be one that the entry has not.
   __device__ __forceinline__ DecodeCursor find_task(const DecodeParams& p, Smem& smem,
                                                     int number) const {
-    const int most = p.row_tiles * p.num_heads_kv;
-    const int batch = number / most;
-    if (begin_of(p) <= batch && batch < end_of(p)) {
+    const int tile = number / p.num_heads_kv;
+    if (begin_of(p) <= tile && tile < end_of(p)) {
+      RowTile own = RowTile::at(p, begin_of(p));
       int base = before_;
-      for (int b = begin_of(p); b < batch; ++b) base += units_of(p, b);
+      for (int i = begin_of(p); i < tile; ++i, own.advance(p)) base += units_of(p, own);
+      smem.tile = own;
       smem.base = base;
     }
     __syncthreads();
-    const int units = DecodeExtent(p, batch).units();
-    return DecodeCursor(p, batch, smem.base, smem.base + (number - batch * most) * units);
+    const int units = DecodeExtent(p, smem.tile).units();
+    const int head = number - tile * p.num_heads_kv;
+    return DecodeCursor(p, smem.tile, smem.base, smem.base + head * units);
   }
 
   // The begin of what is not cut: of that which a cursor is in, or behind that.
@@ -349,12 +374,13 @@ struct DecodeShares {
     }
     return lengths;
   }
-  // Of this thread's batch entries.
+  // Of this thread's tiles.
   __device__ __forceinline__ static int2 lengths_of(const DecodeParams& p) {
     int2 lengths{INT32_MAX, 0};
-    for (int b = begin_of(p); b < end_of(p); ++b) {
-      const DecodeExtent extent(p, b);
-      if (extent.tiles == 0) continue;
+    RowTile own = RowTile::at(p, begin_of(p));
+    for (int i = begin_of(p); i < end_of(p); ++i, own.advance(p)) {
+      const DecodeExtent extent(p, own);
+      if (own.tile >= extent.tiles) continue;
       lengths.x = min(lengths.x, extent.units());
       lengths.y = max(lengths.y, extent.units());
     }
@@ -371,19 +397,23 @@ struct DecodeShares {
                                  : units + lengths.y;
     return 10 * by_tasks <= 11 * longest(PART_UNITS);
   }
-  // A thread counts neighbouring batch entries.
+  // A thread counts neighbouring tiles.
   __device__ __forceinline__ static int begin_of(const DecodeParams& p) {
-    return min(static_cast<int>(threadIdx.x) * ((p.batch + THREADS - 1) / THREADS), p.batch);
+    return min(static_cast<int>(threadIdx.x) * tiles_of_thread(p), p.batch * p.row_tiles);
   }
   __device__ __forceinline__ static int end_of(const DecodeParams& p) {
-    return min(begin_of(p) + (p.batch + THREADS - 1) / THREADS, p.batch);
+    return min(begin_of(p) + tiles_of_thread(p), p.batch * p.row_tiles);
   }
-  __device__ __forceinline__ static int units_of(const DecodeParams& p, int batch) {
-    const DecodeExtent extent(p, batch);
-    return extent.units() * extent.tasks(p);
+  __device__ __forceinline__ static int tiles_of_thread(const DecodeParams& p) {
+    return (p.batch * p.row_tiles + THREADS - 1) / THREADS;
+  }
+  // Of all kv heads.
+  __device__ __forceinline__ static int units_of(const DecodeParams& p, RowTile own) {
+    const DecodeExtent extent(p, own);
+    return own.tile < extent.tiles ? extent.units() * p.num_heads_kv : 0;
   }
 
-  int before_, mine_;  // units before this thread's batch entries, and of these
+  int before_, mine_;  // units before this thread's tiles, and of these
   int each_, more_;
 };
 

@@ -1,12 +1,14 @@
 // How attention to a cache is shared out (core/decode_work.cuh), gone through share by share as the
 // kernels do, and task by task as those that fold do, for sequences of random lengths. Prints each call for
 // which a unit is not computed once, a record lies outside of the workspace or is written twice, what
-// is folded is not there, or a task has not one result; then how many tasks there were.
+// is folded is not there, a task has not one result, or its units are not those of which a row sees a key;
+// then how many tasks there were.
 //
 //   nvcc -std=c++17 -Xcompiler=-fno-access-control -I csrc -I GENERATED shares.cpp -o shares
 #include <cstdio>
 #include <map>
 #include <random>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -34,7 +36,7 @@ struct Cache {
     p.batch = 1 + below(9);
     p.num_heads_kv = one_of({1, 2, 3, 8});
     p.group = one_of({1, 2, 3, 8, 17});
-    p.seqlen_q = one_of({1, 1, 2, 5, 16, 17, 64, 100});
+    p.seqlen_q = one_of({1, 1, 2, 5, 16, 17, 64, 100, 300});
     p.task_rows = one_of({16, 64});
     p.cache.capacity = one_of({1, 127, 128, 129, 1000, 1024, 1025, 5000, 20000, 70000});
     p.left = one_of({UNBOUNDED, UNBOUNDED, 0, 1, 128, 3000});
@@ -84,7 +86,7 @@ struct Cache {
     p.row_tiles = (rows + p.task_rows - 1) / p.task_rows;
     p.tile_rows = min(rows, p.task_rows);
     p.by_group = make_divisor(p.group);
-    p.by_heads = make_divisor(p.num_heads_kv);
+    p.by_tiles = make_divisor(p.row_tiles);
     const int longest = max((p.cache.capacity + UNIT_KEYS - 1) / UNIT_KEYS, 1);
     const int units = longest * p.batch * p.row_tiles * p.num_heads_kv;
     p.shares = min(one_of({1, 2, 3, 7, 132, 264, 1000}), units);
@@ -93,9 +95,21 @@ struct Cache {
   }
 };
 
+// A tile of rows of a kv head of a batch entry.
+struct Task {
+  int batch, tile, head;
+
+  explicit Task(const DecodeCursor& at) : batch(at.batch), tile(at.tile), head(at.head) {}
+  bool operator<(const Task& other) const {
+    return std::tie(batch, tile, head) < std::tie(other.batch, other.tile, other.head);
+  }
+  bool operator==(const Task& other) const { return !(*this < other) && !(other < *this); }
+};
+
 // What a record holds: units of a task.
 struct Record {
-  int batch, task, begin, end;
+  Task task;
+  int begin, end;
 };
 
 template <int PART_UNITS>
@@ -115,10 +129,11 @@ class Replay {
     if (p.max_units > 0) fold();
     for (const int times : units_) right_ &= times == 1;
     for (int b = 0; b < p.batch; ++b) {
-      const DecodeExtent extent(p, b);
-      for (int task = 0; task < extent.tasks(p); ++task, ++tasks)
-        right_ &= results_[{b, task}] == 1;
+      const int tiles = DecodeExtent(p, b, 0).tiles;
+      for (int tile = 0; tile < tiles; ++tile) right_ &= has_seen_units({b, tile});
+      tasks += tiles * p.num_heads_kv;
     }
+    for (const auto& [task, times] : results_) right_ &= times == 1;
     return right_ && static_cast<int>(results_.size()) == tasks;
   }
 
@@ -129,11 +144,30 @@ class Replay {
   int tasks = 0;
 
  private:
+  // Whether a tile's units are those from the first to the last of which any row sees a key, or one without.
+  bool has_seen_units(RowTile own) const {
+    const DecodeExtent extent(p, own);
+    const CacheKeys keys(p.cache, own.batch, p.batch);
+    const int shift = p.bottom_right ? keys.seqlen - extent.seqlen_q : 0;
+    int first = INT32_MAX, end = 0;
+    for (int i = 0; i < p.task_rows; ++i) {
+      const int query = (own.tile * p.task_rows + i) / p.group;
+      if (query >= extent.seqlen_q) break;
+      const int64_t begin = int64_t{shift} + query - p.left, last = int64_t{shift} + query + p.right;
+      const auto from = p.left >= UNBOUNDED ? 0 : std::max<int64_t>(begin, 0);
+      const auto to = p.right >= UNBOUNDED ? keys.seqlen : std::min<int64_t>(last + 1, keys.seqlen);
+      if (from >= to) continue;
+      first = std::min<int>(first, from / UNIT_KEYS);
+      end = std::max<int>(end, (to - 1) / UNIT_KEYS + 1);
+    }
+    return end == 0 ? extent.units() == 1 : extent.first == first && extent.end == end;
+  }
+
   // What the constructor does with all threads of a block.
   static Shares count(const DecodeParams& p) {
     alignas(Shares) char bytes[sizeof(Shares)] = {};
     Shares& s = reinterpret_cast<Shares&>(bytes);
-    for (int b = 0; b < p.batch; ++b) s.mine_ += Shares::units_of(p, b);
+    for (RowTile own{0, 0}; own.batch < p.batch; own.advance(p)) s.mine_ += Shares::units_of(p, own);
     s.total = s.mine_;
     s.each_ = s.total / p.shares;
     s.more_ = s.total % p.shares;
@@ -165,7 +199,7 @@ class Replay {
       } else if (at.position + 1 < at.task_end()) {
         rest(share);
       } else {
-        ++results_[{at.batch, at.task}];
+        ++results_[Task(at)];
       }
     }
   }
@@ -175,7 +209,7 @@ class Replay {
 
   void write(int64_t record, const DecodeCursor& at, int first) {
     right_ &= resting_records(PART_UNITS) * p.shares <= record && record < records_;
-    right_ &= written_.insert({record, {at.batch, at.task, first, at.unit + 1}}).second;
+    right_ &= written_.insert({record, {Task(at), first, at.unit + 1}}).second;
   }
 
   // As decode_fold_block().
@@ -187,7 +221,7 @@ class Replay {
       if (shares.grain == Grain::TASK || (!by_task && end >= shares.total)) continue;
       const DecodeCursor at =
           by_task ? shares.find_task(p, smem_, block) : shares.find(p, smem_, end);
-      if (at.task >= at.extent.tasks(p)) continue;
+      if (at.tile >= at.extent.tiles) continue;
       const int begin = at.task_begin();
       const int last = shares.grain == Grain::GROUP
                            ? at.last_group()
@@ -203,7 +237,7 @@ class Replay {
     at.unit = at.extent.first;
     at.position = begin;
     read_groups(at);
-    ++results_[{at.batch, at.task}];
+    ++results_[Task(at)];
   }
 
   // As fold_groups() of core/decode_fold.h.
@@ -220,9 +254,12 @@ class Replay {
 
   void read(int64_t record, const DecodeCursor& at, int& next) {
     const auto found = written_.find(record);
-    const Record none{-1, -1, -1, -1};
-    const Record& r = found == written_.end() ? none : found->second;
-    right_ &= r.batch == at.batch && r.task == at.task && r.begin == next;
+    if (found == written_.end()) {
+      right_ = false;
+      return;
+    }
+    const Record& r = found->second;
+    right_ &= r.task == Task(at) && r.begin == next;
     next = r.end;
   }
 
@@ -233,7 +270,7 @@ class Replay {
   bool right_ = true;
   std::vector<int> units_;  // how often each is computed
   std::map<int64_t, Record> written_;
-  std::map<std::pair<int, int>, int> results_;  // of each task
+  std::map<Task, int> results_;
 };
 
 // Calls in which tasks are not cut though they might be, and those in which groups are.

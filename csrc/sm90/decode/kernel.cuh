@@ -168,8 +168,8 @@ struct DecodeSm90Consumer {
     const DecodeCursor at = cursor();
     constexpr int CHUNKS = Config::Layout::CHUNKS;
     const uint32_t sQ = shared_address(smem.q[own.number()]);
-    const int head = at.head(p);
-    const int row0 = at.tile(p) * Config::TASK_ROWS + own.number() * Config::CONSUMER_ROWS;
+    const int head = at.head;
+    const int row0 = at.tile * Config::TASK_ROWS + own.number() * Config::CONSUMER_ROWS;
     wait_for_warps();  // the products with those before have been waited for
 #pragma unroll 4
     for (int i = threadIdx.x % WARPGROUP; i < Config::CONSUMER_ROWS * CHUNKS; i += WARPGROUP) {

@@ -202,12 +202,13 @@ class LatentConsumer {
       const uint32_t (&a)[4] = weights[k][0];
       exchange.weights[k][thread] = {a[0], a[1], a[2], a[3]};
     }
-    barrier_sync(P_READY, Config::CONSUMER_THREADS);
+    barrier_arrive(P_READY, Config::CONSUMER_THREADS);
   }
 
   // Keys that do not exist, of this consumer's columns: their weights are zeros, but what was in memory may be
   // NaN. Behind S, which is hidden there.
   __device__ __forceinline__ void clear_missing(const RowSpan& exist) const {
+    if (own_.part == 0) barrier_sync(ROWS_CLEARED, WARPGROUP);  // all of its warps have S
     clear_rows<Tile, Config::BLOCK_N, Config::OWN_PANELS, WARPGROUP>(own_values(), exist,
                                                                      own_.thread());
     fence_proxy_async();

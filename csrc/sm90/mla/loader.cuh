@@ -34,7 +34,7 @@ class LatentKeys {
       announce(at, i);
       entry_ = next_entry_;
       row_ = next_row_;
-      head_ = at.head(params_.p);
+      head_ = at.head;
       const int seen = at.extent.seen_end - at.unit * UNIT_KEYS;
 #pragma unroll 1
       for (int j = 0; j < Config::TILES; ++j, ring_.advance()) {
@@ -131,10 +131,10 @@ __device__ __forceinline__ void load_queries(const DecodeParams& p, typename Con
     if (!begins_task(at, is_first)) continue;
     mbarrier_wait(shared_address(&smem.q_empty), tasks % 2 ^ 1);
     ++tasks;
-    const int head = at.head(p);
+    const int head = at.head;
 #pragma unroll 2
     for (int row = warp; row < Config::TASK_ROWS; row += WARPS) {
-      const int task_row = at.tile(p) * Config::TASK_ROWS + row;
+      const int task_row = at.tile * Config::TASK_ROWS + row;
       const int query = divide(task_row, p.by_group);
       const bool exists = task_row < at.extent.rows(p);
       const uint16_t* src = head_begin(p.q, at.batch, head, task_row - query * p.group) +

@@ -26,10 +26,10 @@ template <class Place, int OT>
 __device__ __forceinline__ void store_task(const DecodeParams& p, const Partial<OT>& all,
                                            const DecodeCursor& at, const Place& own) {
   using Config = typename Place::Config;
-  const int head = at.head(p);
+  const int head = at.head;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int row = at.tile(p) * Config::TASK_ROWS + own.row(h);
+    const int row = at.tile * Config::TASK_ROWS + own.row(h);
     const bool exists = row < at.extent.rows(p);
     const int query = divide(row, p.by_group);
     const int member = row - query * p.group;
