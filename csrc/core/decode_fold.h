@@ -293,7 +293,7 @@ __device__ __forceinline__ void store_columns(const DecodeParams& p, const Decod
   using Target = typename Config::Target;
   using T = typename Config::T;
   const int head = at.head;
-  const int task_row = at.tile * p.task_rows + row;
+  const int task_row = at.extent.tile * p.task_rows + row;
   if (task_row >= at.extent.rows(p)) return;
   const int query = divide(task_row, p.by_group);
   const int member = task_row - query * p.group;
@@ -453,7 +453,7 @@ __device__ __forceinline__ void decode_fold_block(const DecodeParams& p) {
   }
   DecodeCursor at =
       by_task ? shares.find_task(p, smem.counts, blockIdx.x) : shares.find(p, smem.counts, end);
-  if (at.tile >= at.extent.tiles) return wait_for_previous<Target>();
+  if (at.place >= at.extent.tiles) return wait_for_previous<Target>();
   const int task_begin = at.task_begin();
   const int last = shares.grain == Grain::GROUP
                        ? at.last_group()

@@ -19,7 +19,7 @@ struct TaskScores {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row =
-          min(at.tile * Place::Config::TASK_ROWS + own.row(h), at.extent.rows(p) - 1);
+          min(at.extent.tile * Place::Config::TASK_ROWS + own.row(h), at.extent.rows(p) - 1);
       const int query = divide(row, p.by_group);
       slope[h] = alibi_slope(p.scores, at.batch, at.head * p.group + row - query * p.group);
       diagonal[h] = query + shift;

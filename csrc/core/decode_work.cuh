@@ -60,9 +60,10 @@ struct CachePlace {
   }
 };
 
-// A tile of rows of a batch entry, the same of each kv head. Those that an entry has not follow behind.
+// A tile of rows of a batch entry, the same of each kv head, by its place in the order in which they are
+// computed. Those that an entry has not follow behind.
 struct RowTile {
-  int batch, tile;
+  int batch, place;
 
   // number: as if all entries had the most.
   __device__ __forceinline__ static RowTile at(const DecodeParams& p, int number) {
@@ -70,39 +71,43 @@ struct RowTile {
     return {batch, number - batch * p.row_tiles};
   }
   __device__ __forceinline__ void advance(const DecodeParams& p) {
-    if (++tile == p.row_tiles) ++batch, tile = 0;
+    if (++place == p.row_tiles) ++batch, place = 0;
   }
 };
 
 // What of a tile is computed: units [first, end). A unit of which no row sees a key would change nothing.
 struct DecodeExtent {
-  int q0, seqlen_q;          // of the queries
-  int tiles;                 // that the batch entry has; 0: there is nothing to compute
+  int q0, seqlen_q;  // of the queries
+  int tiles;         // that the batch entry has; 0: there is nothing to compute
+  int tile;
   int shift;                 // of the diagonal: query i is at key i + shift
   int leftpad;               // before the keys
   int seen_begin, seen_end;  // keys that any row sees
   int first, end;
 
   __device__ __forceinline__ DecodeExtent(const DecodeParams& p, RowTile own)
-      : DecodeExtent(p, own.batch, own.tile) {}
-  __device__ __forceinline__ DecodeExtent(const DecodeParams& p, int batch, int tile)
-      : q0(0), seqlen_q(p.seqlen_q), tiles(p.row_tiles) {
-    const CacheKeys keys(p.cache, batch, p.batch);
+      : q0(0), seqlen_q(p.seqlen_q), tiles(p.row_tiles), tile(0) {
+    const CacheKeys keys(p.cache, own.batch, p.batch);
     leftpad = keys.leftpad;
     if (p.packing.cu_seqlens_q != nullptr) {
-      const DocumentRows queries(p.packing.cu_seqlens_q, batch, p.batch, p.total_q, p.seqlen_q);
+      const DocumentRows queries(p.packing.cu_seqlens_q, own.batch, p.batch, p.total_q, p.seqlen_q);
       q0 = queries.begin;
       seqlen_q = queries.length;
       const bool left_out = p.few_alone && !is_few_queries(seqlen_q, keys.seqlen);
       tiles = left_out ? 0 : static_cast<unsigned>(rows(p) + p.task_rows - 1) / p.task_rows;
     }
     shift = p.bottom_right ? keys.seqlen - seqlen_q : 0;
-    const int row = tile * p.task_rows;
-    const int last = row + min(p.task_rows, rows(p) - row) - 1;
-    const auto diagonal = [&](int i) { return shift + divide(max(i, 0), p.by_group); };
+    int query = 0, last = seqlen_q - 1;  // of the tile
+    if (p.row_tiles > 1) {
+      // From both ends in turns: where later queries see more keys, shares get long and short tasks.
+      tile = own.place % 2 == 0 ? own.place / 2 : tiles - 1 - own.place / 2;
+      const int row = tile * p.task_rows;
+      query = divide(max(row, 0), p.by_group);
+      last = divide(max(row + min(p.task_rows, rows(p) - row) - 1, 0), p.by_group);
+    }
     const auto among = [&](int key) { return min(max(key, 0), keys.seqlen); };
-    seen_begin = p.left >= UNBOUNDED ? 0 : among(diagonal(row) - p.left);
-    seen_end = p.right >= UNBOUNDED ? keys.seqlen : among(diagonal(last) + p.right + 1);
+    seen_begin = p.left >= UNBOUNDED ? 0 : among(shift + query - p.left);
+    seen_end = p.right >= UNBOUNDED ? keys.seqlen : among(shift + last + p.right + 1);
     first = seen_begin / UNIT_KEYS;
     end =
         max((seen_end + UNIT_KEYS - 1) / UNIT_KEYS, first + 1);  // without keys: one that is empty
@@ -124,14 +129,14 @@ struct RowEnd {
 // A place among all units: unit `unit` of a task. The heads of a tile follow each other, so that those of
 // a page are read together.
 struct DecodeCursor {
-  int batch, tile, head, unit;
+  int batch, place, head, unit;
   DecodeExtent extent;
   int position;  // among all units
 
   // base: the position of the tile's first unit.
   __device__ __forceinline__ DecodeCursor(const DecodeParams& p, RowTile own, int base,
                                           int position_)
-      : batch(own.batch), tile(own.tile), extent(p, own), position(position_) {
+      : batch(own.batch), place(own.place), extent(p, own), position(position_) {
     const auto inside = static_cast<unsigned>(position - base);
     head = static_cast<int>(inside / static_cast<unsigned>(extent.units()));
     unit = extent.first + static_cast<int>(inside) - head * extent.units();
@@ -176,14 +181,14 @@ struct DecodeCursor {
 
  private:
   __device__ __forceinline__ void find_next_tile(const DecodeParams& p) {
-    if (++tile == extent.tiles) {
-      tile = 0;
-      do {
-        if (++batch == p.batch) return;
-        extent = DecodeExtent(p, batch, 0);
-      } while (extent.tiles == 0);
-    } else {
-      extent = DecodeExtent(p, batch, tile);
+    if (++place < extent.tiles) {
+      extent = DecodeExtent(p, {batch, place});
+      return;
+    }
+    place = 0;
+    while (++batch < p.batch) {
+      extent = DecodeExtent(p, {batch, 0});
+      if (extent.tiles > 0) break;
     }
   }
 };
@@ -380,7 +385,7 @@ struct DecodeShares {
     RowTile own = RowTile::at(p, begin_of(p));
     for (int i = begin_of(p); i < end_of(p); ++i, own.advance(p)) {
       const DecodeExtent extent(p, own);
-      if (own.tile >= extent.tiles) continue;
+      if (own.place >= extent.tiles) continue;
       lengths.x = min(lengths.x, extent.units());
       lengths.y = max(lengths.y, extent.units());
     }
@@ -410,7 +415,7 @@ struct DecodeShares {
   // Of all kv heads.
   __device__ __forceinline__ static int units_of(const DecodeParams& p, RowTile own) {
     const DecodeExtent extent(p, own);
-    return own.tile < extent.tiles ? extent.units() * p.num_heads_kv : 0;
+    return own.place < extent.tiles ? extent.units() * p.num_heads_kv : 0;
   }
 
   int before_, mine_;  // units before this thread's tiles, and of these

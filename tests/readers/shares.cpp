@@ -99,7 +99,7 @@ struct Cache {
 struct Task {
   int batch, tile, head;
 
-  explicit Task(const DecodeCursor& at) : batch(at.batch), tile(at.tile), head(at.head) {}
+  explicit Task(const DecodeCursor& at) : batch(at.batch), tile(at.extent.tile), head(at.head) {}
   bool operator<(const Task& other) const {
     return std::tie(batch, tile, head) < std::tie(other.batch, other.tile, other.head);
   }
@@ -129,8 +129,8 @@ class Replay {
     if (p.max_units > 0) fold();
     for (const int times : units_) right_ &= times == 1;
     for (int b = 0; b < p.batch; ++b) {
-      const int tiles = DecodeExtent(p, b, 0).tiles;
-      for (int tile = 0; tile < tiles; ++tile) right_ &= has_seen_units({b, tile});
+      const int tiles = DecodeExtent(p, {b, 0}).tiles;
+      for (int place = 0; place < tiles; ++place) right_ &= has_seen_units({b, place});
       tasks += tiles * p.num_heads_kv;
     }
     for (const auto& [task, times] : results_) right_ &= times == 1;
@@ -151,9 +151,10 @@ class Replay {
     const int shift = p.bottom_right ? keys.seqlen - extent.seqlen_q : 0;
     int first = INT32_MAX, end = 0;
     for (int i = 0; i < p.task_rows; ++i) {
-      const int query = (own.tile * p.task_rows + i) / p.group;
+      const int query = (extent.tile * p.task_rows + i) / p.group;
       if (query >= extent.seqlen_q) break;
-      const int64_t begin = int64_t{shift} + query - p.left, last = int64_t{shift} + query + p.right;
+      const int64_t begin = int64_t{shift} + query - p.left,
+                    last = int64_t{shift} + query + p.right;
       const auto from = p.left >= UNBOUNDED ? 0 : std::max<int64_t>(begin, 0);
       const auto to = p.right >= UNBOUNDED ? keys.seqlen : std::min<int64_t>(last + 1, keys.seqlen);
       if (from >= to) continue;
@@ -167,7 +168,8 @@ class Replay {
   static Shares count(const DecodeParams& p) {
     alignas(Shares) char bytes[sizeof(Shares)] = {};
     Shares& s = reinterpret_cast<Shares&>(bytes);
-    for (RowTile own{0, 0}; own.batch < p.batch; own.advance(p)) s.mine_ += Shares::units_of(p, own);
+    for (RowTile own{0, 0}; own.batch < p.batch; own.advance(p))
+      s.mine_ += Shares::units_of(p, own);
     s.total = s.mine_;
     s.each_ = s.total / p.shares;
     s.more_ = s.total % p.shares;
@@ -221,7 +223,7 @@ class Replay {
       if (shares.grain == Grain::TASK || (!by_task && end >= shares.total)) continue;
       const DecodeCursor at =
           by_task ? shares.find_task(p, smem_, block) : shares.find(p, smem_, end);
-      if (at.tile >= at.extent.tiles) continue;
+      if (at.place >= at.extent.tiles) continue;
       const int begin = at.task_begin();
       const int last = shares.grain == Grain::GROUP
                            ? at.last_group()
