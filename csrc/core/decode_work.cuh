@@ -77,16 +77,16 @@ struct RowTile {
 
 // What of a tile is computed: units [first, end). A unit of which no row sees a key would change nothing.
 struct DecodeExtent {
-  int q0, seqlen_q;  // of the queries
-  int tiles;         // that the batch entry has; 0: there is nothing to compute
-  int tile;
+  int q0, seqlen_q;          // of the queries
+  int tiles;                 // that the batch entry has; 0: there is nothing to compute
+  int row0;                  // of the tile
   int shift;                 // of the diagonal: query i is at key i + shift
   int leftpad;               // before the keys
   int seen_begin, seen_end;  // keys that any row sees
   int first, end;
 
   __device__ __forceinline__ DecodeExtent(const DecodeParams& p, RowTile own)
-      : q0(0), seqlen_q(p.seqlen_q), tiles(p.row_tiles), tile(0) {
+      : q0(0), seqlen_q(p.seqlen_q), tiles(p.row_tiles), row0(0) {
     const CacheKeys keys(p.cache, own.batch, p.batch);
     leftpad = keys.leftpad;
     if (p.packing.cu_seqlens_q != nullptr) {
@@ -100,10 +100,10 @@ struct DecodeExtent {
     int query = 0, last = seqlen_q - 1;  // of the tile
     if (p.row_tiles > 1) {
       // From both ends in turns: where later queries see more keys, shares get long and short tasks.
-      tile = own.place % 2 == 0 ? own.place / 2 : tiles - 1 - own.place / 2;
-      const int row = tile * p.task_rows;
-      query = divide(max(row, 0), p.by_group);
-      last = divide(max(row + min(p.task_rows, rows(p) - row) - 1, 0), p.by_group);
+      const int tile = own.place % 2 == 0 ? own.place / 2 : tiles - 1 - own.place / 2;
+      row0 = tile * p.task_rows;
+      query = divide(max(row0, 0), p.by_group);
+      last = divide(max(row0 + min(p.task_rows, rows(p) - row0) - 1, 0), p.by_group);
     }
     const auto among = [&](int key) { return min(max(key, 0), keys.seqlen); };
     seen_begin = p.left >= UNBOUNDED ? 0 : among(shift + query - p.left);
@@ -181,15 +181,13 @@ struct DecodeCursor {
 
  private:
   __device__ __forceinline__ void find_next_tile(const DecodeParams& p) {
-    if (++place < extent.tiles) {
+    do {
+      if (++place >= extent.tiles) {
+        place = 0;
+        if (++batch == p.batch) return;
+      }
       extent = DecodeExtent(p, {batch, place});
-      return;
-    }
-    place = 0;
-    while (++batch < p.batch) {
-      extent = DecodeExtent(p, {batch, 0});
-      if (extent.tiles > 0) break;
-    }
+    } while (extent.tiles == 0);
   }
 };
 

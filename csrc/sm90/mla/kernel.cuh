@@ -10,12 +10,16 @@
 // Pipeline  The copy engine fills a tile panel by panel, each announced by a barrier, so that S begins
 //           when the first one is there. Panels are filled again as soon as they have been read for
 //           the last time: those that are no values after S, those of each half of O after its
-//           product. The queries of the next task come after the last S of this one.
+//           product. S of the next tile of a group stands behind O of this one, so that nothing of
+//           what is done in between delays it. The queries of the next task come after the last S
+//           of this one.
 //
 // O of 64 rows fills the registers: there is no place for that of a group beside that of a task. So a
 // group has a softmax of its own, from nothing, in which its tiles follow each other, and is never
 // cut. What a block has of its task before rests in memory meanwhile.
 #pragma once
+
+#include <type_traits>
 
 #include "core/decode_rows.cuh"
 #include "core/latent.cuh"
@@ -93,7 +97,8 @@ __device__ __forceinline__ void multiply_keys(Accumulator<1, Config::BLOCK_N / 8
   wgmma_commit();
 }
 
-// O += P @ V                                              [64, COLUMNS], by each consumer
+// O += P @ V                                              [64, COLUMNS], by each consumer;
+// on its way until a wait.
 template <class Config, int OT, int KT>
 __device__ __forceinline__ void multiply_values(Accumulator<1, OT>& out, uint32_t (&p)[KT][1][4],
                                                 uint32_t sV) {
@@ -106,8 +111,6 @@ __device__ __forceinline__ void multiply_values(Accumulator<1, OT>& out, uint32_
     wgmma<typename Config::T, true>(out.x[0], p[k][0], b_v + Config::Tile::columns_step(k));
   }
   wgmma_commit();
-  wgmma_wait<0>();
-  hold(out.x[0]);
 }
 
 // The two warpgroups that compute.
@@ -125,74 +128,91 @@ class LatentConsumer {
   __device__ __forceinline__ LatentConsumer(const DecodeParams& p, Smem& smem)
       : p_(p), smem_(smem) {}
 
-  // Of the units that are the block's so many.
+  // Of the units that are the block's so many, whole groups.
   __device__ __forceinline__ void run(int units) {
-    int done = 0;
 #pragma unroll 1
-    while (done < units) {
+    for (int done = 0; done < units;) {
+      await_tile();
+      const DecodeCursor& first = unit(done);
+      const int count = first.group_end() - first.position;
+      const bool ends_task = done + count == units || first.unit + count == first.extent.end;
       part_.clear();
-      bool goes_on;
-#pragma unroll 1
-      do {
-        await_unit();
-        const DecodeCursor& at = smem_.units[done % Config::UNITS];
-        if (begins_task(at, done == 0)) {
-          if (own_.part == 0) mbarrier_wait(shared_address(&smem_.q_full), tasks_ % 2);
-          ++tasks_;
-        }
-        multiply_unit(at, done + 1 == units || at.unit + 1 == at.extent.end);
-        goes_on = at.position + 1 < at.group_end();
-        ++done;
-      } while (goes_on);
+      if (own_.part == 0) {
+        if (begins_task(first, done == 0))
+          mbarrier_wait(shared_address(&smem_.q_full), tasks_++ % 2);
+        lead(done, count * Config::TILES, ends_task);
+      } else {
+        follow(done, count * Config::TILES);
+      }
+      done += count;
       part_.sum[0] = quad_sum(part_.sum[0]);
       part_.sum[1] = quad_sum(part_.sum[1]);
-      take_group(smem_.units[(done - 1) % Config::UNITS]);
+      take_group(unit(done - 1));
     }
     if (own_.part == 0) barrier_sync(P_TAKEN, Config::CONSUMER_THREADS);  // of the last tile
   }
 
  private:
-  // Until the first tile of the next unit comes. NOTE: by a panel that this consumer itself gives back, or
-  // the barrier might be two tiles on.
-  __device__ __forceinline__ void await_unit() const {
+  using Scores = Accumulator<1, Config::BLOCK_N / 8>;
+  using Weights = uint32_t[STEPS][1][4];
+
+  // Of the block's, that with this number: known where one of its tiles is there.
+  __device__ __forceinline__ const DecodeCursor& unit(int number) const {
+    return smem_.units[number % Config::UNITS];
+  }
+
+  // Until the next tile comes. NOTE: by a panel that this consumer itself gives back, or the barrier might
+  // be two tiles on.
+  __device__ __forceinline__ void await_tile() const {
     const int panel = own_.part == 0 ? Config::keys_alone().first : Config::values_of(1).first;
     mbarrier_wait(shared_address(&smem_.k_full[ring_.stage()][panel]), ring_.parity());
   }
 
-  __device__ __forceinline__ void multiply_unit(const DecodeCursor& at, bool ends_task) {
-#pragma unroll 1
-    for (int i = 0; i < Config::TILES; ++i, ring_.advance()) {
-      const int key = at.unit * UNIT_KEYS + i * Config::BLOCK_N;
-      uint32_t weights[STEPS][1][4];
-      float keep[2];
-      if (own_.part == 0) {
-        make_weights(weights, keep, at, key, ends_task && i + 1 == Config::TILES);
-      } else {
-        take_weights(weights, keep);
-      }
-      rescale(part_.out, keep);
-      const RowSpan exist{at.extent.seen_begin - key, at.extent.seen_end - key};
-      if (exist.first > 0 || exist.end < Config::BLOCK_N) clear_missing(exist);
-      multiply_values<Config>(part_.out, weights, own_values());
-      release(smem_.k_empty[ring_.stage()][Config::values_of(own_.part).number]);
-    }
-  }
-
-  // S and P of a tile, which go to the other consumer, too.
-  __device__ __forceinline__ void make_weights(uint32_t (&weights)[STEPS][1][4], float (&keep)[2],
-                                               const DecodeCursor& at, int key0, bool is_last) {
-    Accumulator<1, Config::BLOCK_N / 8> s;
+  // A group by the first consumer: S of a tile is under way while O of the one before is.
+  __device__ __forceinline__ void lead(int first, int tiles, bool ends_task) {
+    Scores s;
     multiply_keys<Config>(s, smem_, ring_);
+#pragma unroll 1
+    for (int i = 0; i + 1 < tiles; ++i) {
+      lead_tile(s, unit(first + i / Config::TILES), i % Config::TILES, false, std::false_type{});
+    }
+    lead_tile(s, unit(first + (tiles - 1) / Config::TILES), (tiles - 1) % Config::TILES, ends_task,
+              std::true_type{});
+  }
+  template <class IsLast>
+  __device__ __forceinline__ void lead_tile(Scores& s, const DecodeCursor& at, int tile,
+                                            bool ends_task, IsLast) {
+    const int key0 = at.unit * UNIT_KEYS + tile * Config::BLOCK_N;
     const bool all_see = TaskRows(p_, at, own_).all_see(at.unit * UNIT_KEYS);
     wgmma_wait<0>();
     hold(s.x[0]);
     release(smem_.k_empty[ring_.stage()][Config::keys_alone().number]);
-    if (is_last) release(smem_.q_empty);
+    if (ends_task) release(smem_.q_empty);
     if (!all_see) TaskRows(p_, at, own_).hide(s, key0);
+    Weights weights;
+    float keep[2];
     to_weights(s, part_.top, part_.sum, keep, p_.scores.scale * LOG2_E);
 #pragma unroll
     for (int k = 0; k < STEPS; ++k) to_a_operand<Target, T>(weights[k], s, k);
+    give_weights(weights);
+    rescale_out(keep);
+    clear_missing(at, key0);
+    multiply_values<Config>(part_.out, weights, own_values());
+    const uint64_t& empty = smem_.k_empty[ring_.stage()][Config::values_of(0).number];
+    ring_.advance();
+    if constexpr (IsLast::value) {
+      wgmma_wait<0>();
+    } else {
+      multiply_keys<Config>(s, smem_, ring_);
+      wgmma_wait<1>();
+    }
+    hold(part_.out.x[0]);
+    hold(weights);
+    release(empty);
+  }
 
+  // P of a tile, for the other consumer.
+  __device__ __forceinline__ void give_weights(const Weights& weights) const {
     if (ring_.passed > 0) barrier_sync(P_TAKEN, Config::CONSUMER_THREADS);
     auto& exchange = smem_.exchange;
     const int thread = own_.thread();
@@ -205,9 +225,28 @@ class LatentConsumer {
     barrier_arrive(P_READY, Config::CONSUMER_THREADS);
   }
 
+  // A group by the second one.
+  __device__ __forceinline__ void follow(int first, int tiles) {
+#pragma unroll 1
+    for (int i = 0; i < tiles; ++i, ring_.advance()) {
+      Weights weights;
+      float keep[2];
+      take_weights(weights, keep);
+      const DecodeCursor& at = unit(first + i / Config::TILES);
+      rescale_out(keep);
+      clear_missing(at, at.unit * UNIT_KEYS + i % Config::TILES * Config::BLOCK_N);
+      multiply_values<Config>(part_.out, weights, own_values());
+      wgmma_wait<0>();
+      hold(part_.out.x[0]);
+      release(smem_.k_empty[ring_.stage()][Config::values_of(1).number]);
+    }
+  }
+
   // Keys that do not exist, of this consumer's columns: their weights are zeros, but what was in memory may be
   // NaN. Behind S, which is hidden there.
-  __device__ __forceinline__ void clear_missing(const RowSpan& exist) const {
+  __device__ __forceinline__ void clear_missing(const DecodeCursor& at, int key0) const {
+    const RowSpan exist{at.extent.seen_begin - key0, at.extent.seen_end - key0};
+    if (exist.first <= 0 && exist.end >= Config::BLOCK_N) return;
     if (own_.part == 0) barrier_sync(ROWS_CLEARED, WARPGROUP);  // all of its warps have S
     clear_rows<Tile, Config::BLOCK_N, Config::OWN_PANELS, WARPGROUP>(own_values(), exist,
                                                                      own_.thread());
@@ -215,12 +254,18 @@ class LatentConsumer {
     barrier_sync(ROWS_CLEARED + own_.part, WARPGROUP);
   }
 
+  // Where no row of a warp has a greater top than before nothing is multiplied.
+  __device__ __forceinline__ void rescale_out(const float (&keep)[2]) {
+    const bool changes = keep[0] != 1.0f || keep[1] != 1.0f;
+    if (__any_sync(0xffffffffu, changes)) rescale(part_.out, keep);
+  }
+
   __device__ __forceinline__ uint32_t own_values() const {
     return shared_address(smem_.k[ring_.stage()]) + own_.part * Config::OWN_PANELS * Tile::BYTES;
   }
 
   // By the second consumer.
-  __device__ __forceinline__ void take_weights(uint32_t (&weights)[STEPS][1][4], float (&keep)[2]) {
+  __device__ __forceinline__ void take_weights(Weights& weights, float (&keep)[2]) {
     constexpr PanelGroup OWN = Config::values_of(1);
 #pragma unroll
     for (int i = 0; i < OWN.count; ++i) {

@@ -134,7 +134,7 @@ __device__ __forceinline__ void load_queries(const DecodeParams& p, typename Con
     const int head = at.head;
 #pragma unroll 2
     for (int row = warp; row < Config::TASK_ROWS; row += WARPS) {
-      const int task_row = at.extent.tile * Config::TASK_ROWS + row;
+      const int task_row = at.extent.row0 + row;
       const int query = divide(task_row, p.by_group);
       const bool exists = task_row < at.extent.rows(p);
       const uint16_t* src = head_begin(p.q, at.batch, head, task_row - query * p.group) +
