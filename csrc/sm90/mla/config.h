@@ -32,7 +32,7 @@ struct MlaSm90Config
   static constexpr int CONSUMER_THREADS = CONSUMERS * WARPGROUP;
   static constexpr int COLUMNS = HEAD_DIM_V / CONSUMERS;  // of O, of one
   static constexpr int QUERY_LOADERS = WARPGROUP - 32;    // threads; a warp loads keys
-  static constexpr int LOADER_REGISTERS = 72;             // setmaxnreg
+  static constexpr int LOADER_REGISTERS = 56;             // setmaxnreg
   static constexpr int CONSUMER_REGISTERS = registers_left(CONSUMERS, 1, LOADER_REGISTERS);
   static constexpr int TASK_ROWS = 64;
   static constexpr int BLOCK_ROWS = TASK_ROWS;
