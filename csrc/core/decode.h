@@ -56,10 +56,11 @@ struct DecodeParams {
   ScoreParams scores;
   const float* sinks;  // as FwdParams::sinks
   // Filled in by the host code: how the work is shared out.
-  int task_rows;       // of a task: row r is query r / group of head r % group of a kv head
-  int row_tiles;       // ceil(group * seqlen_q / task_rows), the most that a sequence has
-  int tile_rows;       // min(group * seqlen_q, task_rows): rows of a partial result
-  int shares;          // blocks that share the units of all sequences
+  int task_rows;  // of a task: row r is query r / group of head r % group of a kv head
+  int row_tiles;  // ceil(group * seqlen_q / task_rows), the most that a sequence has
+  int tile_rows;  // min(group * seqlen_q, task_rows): rows of a partial result
+  int shares;     // blocks that share the units of all sequences
+  int tiles_differ;  // whether each tile has the units that its rows see, else all that the sequence sees
   int columns;         // of a partial result: of the compiled size
   int max_units;       // more units in all, and no sequence is split: partial results have no place
   float* partial_out;  // [records, tile_rows, columns]

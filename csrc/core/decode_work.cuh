@@ -75,7 +75,8 @@ struct RowTile {
   }
 };
 
-// What of a tile is computed: units [first, end). A unit of which no row sees a key would change nothing.
+// What of a tile is computed: units [first, end). One of which no row sees a key would change no bit: where
+// tiles are few they have those of the sequence.
 struct DecodeExtent {
   int q0, seqlen_q;          // of the queries
   int tiles;                 // that the batch entry has; 0: there is nothing to compute
@@ -86,7 +87,7 @@ struct DecodeExtent {
   int first, end;
 
   __device__ __forceinline__ DecodeExtent(const DecodeParams& p, RowTile own)
-      : q0(0), seqlen_q(p.seqlen_q), tiles(p.row_tiles), row0(0) {
+      : q0(0), seqlen_q(p.seqlen_q), tiles(p.row_tiles), row0(own.place * p.task_rows) {
     const CacheKeys keys(p.cache, own.batch, p.batch);
     leftpad = keys.leftpad;
     if (p.packing.cu_seqlens_q != nullptr) {
@@ -97,8 +98,8 @@ struct DecodeExtent {
       tiles = left_out ? 0 : static_cast<unsigned>(rows(p) + p.task_rows - 1) / p.task_rows;
     }
     shift = p.bottom_right ? keys.seqlen - seqlen_q : 0;
-    int query = 0, last = seqlen_q - 1;  // of the tile
-    if (p.row_tiles > 1) {
+    int query = 0, last = seqlen_q - 1;
+    if (p.tiles_differ) {
       // From both ends in turns: where later queries see more keys, shares get long and short tasks.
       const int tile = own.place % 2 == 0 ? own.place / 2 : tiles - 1 - own.place / 2;
       row0 = tile * p.task_rows;

@@ -19,6 +19,8 @@ constexpr int64_t MAX_UNITS = INT32_MAX;  // of all sequences, which kernels cou
 constexpr int FEW_ROWS = 16;              // of a task: those of one mma
 constexpr int MAX_HEAD_DIM = 256;         // with values of their own
 constexpr int FOLDS_PER_SM = 5;           // blocks that fold
+// Of fewer tasks some block gets the longest and others, or they are cut and folded.
+constexpr int TASKS_OF_SHARE = 3;
 
 template <class Number>
 Number divide_up(Number a, Number b) {
@@ -88,6 +90,7 @@ Decode::Decode(const Call& call, const DecodeParams& params, int64_t budget)
   const int64_t blocks = int64_t{sm_count} * kernel_.variant->entry->blocks_per_sm;
   const int64_t units = most_units();
   p_.shares = static_cast<int>(std::min(blocks, units));
+  p_.tiles_differ = p_.row_tiles > 1 && p_.batch * tasks() >= TASKS_OF_SHARE * p_.shares;
   // As many blocks of the fold as there is room for, each with a piece of 32 columns of a row at least.
   const int64_t folded = std::min<int64_t>(p_.batch * tasks(), p_.shares);
   const int64_t parts = std::max<int64_t>(FOLDS_PER_SM * int64_t{sm_count} / folded, 1);

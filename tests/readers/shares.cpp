@@ -91,6 +91,7 @@ struct Cache {
     const int units = longest * p.batch * p.row_tiles * p.num_heads_kv;
     p.shares = min(one_of({1, 2, 3, 7, 132, 264, 1000}), units);
     const bool may_split = p.cache.capacity > UNIT_KEYS && p.shares > 1;
+    p.tiles_differ = below(4);
     p.max_units = !may_split ? 0 : below(4) == 0 ? below(units + 1) : units;
   }
 };
@@ -161,6 +162,7 @@ class Replay {
       first = std::min<int>(first, from / UNIT_KEYS);
       end = std::max<int>(end, (to - 1) / UNIT_KEYS + 1);
     }
+    if (!p.tiles_differ) return extent.first <= first && end <= extent.end;
     return end == 0 ? extent.units() == 1 : extent.first == first && extent.end == end;
   }
 
