@@ -86,6 +86,7 @@ struct DecodeExtent {
   int seen_begin, seen_end;  // keys that any row sees
   int first, end;
 
+  DecodeExtent() = default;
   __device__ __forceinline__ DecodeExtent(const DecodeParams& p, RowTile own)
       : q0(0), seqlen_q(p.seqlen_q), tiles(p.row_tiles), row0(own.place * p.task_rows) {
     const CacheKeys keys(p.cache, own.batch, p.batch);
@@ -134,6 +135,7 @@ struct DecodeCursor {
   DecodeExtent extent;
   int position;  // among all units
 
+  DecodeCursor() = default;
   // base: the position of the tile's first unit.
   __device__ __forceinline__ DecodeCursor(const DecodeParams& p, RowTile own, int base,
                                           int position_)
@@ -295,22 +297,31 @@ struct DecodeShares {
     return first == at.position ? first : is_task ? at.task_end() : at.group_end();
   }
 
-  // Leaves of a share, [begin, end), what begins in it of that which is not cut, as a whole; at: the
-  // place of its first unit. False: there is none.
-  __device__ __forceinline__ bool keep_whole(const DecodeParams& p, Smem& smem, DecodeCursor& at,
-                                             int& begin, int& end) const {
-    if (PART_UNITS == 1 && grain == Grain::PART) return true;
-    begin = whole_from(at);
-    if (end < total) {
-      __syncthreads();
-      end = whole_from(find(p, smem, end));
+  // A share's units, [begin, end), and the place of the first; false: it has none. Of what is not cut it has,
+  // as a whole, what begins in it.
+  __device__ __forceinline__ bool find_share(const DecodeParams& p, Smem& smem, int share,
+                                             DecodeCursor& at, int& begin, int& end) const {
+    begin = this->begin(share);
+    end = this->begin(share + 1);
+    if (begin == end) return false;
+    const bool cuts_units = PART_UNITS == 1 && grain == Grain::PART;
+    bool is_end = !cuts_units && end < total;
+    // NOTE: one piece of code for all turns: a block goes through it once, and waits for instructions.
+#pragma unroll 1
+    for (int position = is_end ? end : begin;; __syncthreads()) {
+      at = find(p, smem, position);
+      const int whole = cuts_units ? position : whole_from(at);
+      if (is_end) {
+        is_end = false;
+        end = whole;
+        position = begin;
+      } else if (whole == position) {
+        return true;
+      } else {
+        position = begin = whole;
+        if (begin >= end) return false;
+      }
     }
-    if (begin >= end) return false;
-    if (begin != at.position) {
-      __syncthreads();
-      at = find(p, smem, begin);
-    }
-    return true;
   }
 
   // Where parts of a group that is cut are stored, by their number in it: this and the following.

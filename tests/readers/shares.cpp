@@ -182,10 +182,9 @@ class Replay {
 
   // As decode_block(), mla_block() and mla_sm90_block().
   void compute(int share) {
-    int begin = shares.begin(share), end = shares.begin(share + 1);
-    if (begin == end) return;
-    DecodeCursor at = shares.find(p, smem_, begin);
-    if (!shares.keep_whole(p, smem_, at, begin, end)) return;
+    int begin, end;
+    DecodeCursor at;
+    if (!shares.find_share(p, smem_, share, at, begin, end)) return;
     int first = at.unit, part = at.unit;  // of the group so far, of the part
     for (int left = end - begin; left > 0; --left, at.advance(p)) {
       ++units_[at.position];

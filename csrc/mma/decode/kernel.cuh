@@ -73,22 +73,9 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
   if (p.packing.cu_seqlens_q != nullptr && !p.few_alone) fill_uncovered<Config>(p);
   const DecodeShares<Config::THREADS> shares(p, smem.shares);
   const int share = blockIdx.x;
-  int share_begin = shares.begin(share);
-  int share_end = shares.begin(share + 1);
-  if (share_begin == share_end) return;
-  DecodeCursor at = shares.find(p, smem.shares, share_begin);
-  if (shares.grain != Grain::PART) {  // as keep_whole(), whose call is other machine code on sm_75
-    share_begin = shares.whole_from(at);
-    if (share_end < shares.total) {
-      __syncthreads();
-      share_end = shares.whole_from(shares.find(p, smem.shares, share_end));
-    }
-    if (share_begin >= share_end) return;
-    if (share_begin != at.position) {
-      __syncthreads();
-      at = shares.find(p, smem.shares, share_begin);
-    }
-  }
+  int share_begin, share_end;
+  DecodeCursor at;
+  if (!shares.find_share(p, smem.shares, share, at, share_begin, share_end)) return;
   int units = share_end - share_begin;
   if (threadIdx.x == 0) smem.share_begin = share_begin, smem.share_end = share_end;
 

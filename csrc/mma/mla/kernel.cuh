@@ -163,11 +163,9 @@ __device__ __forceinline__ void mla_block(const DecodeParams& p) {
   if (p.packing.cu_seqlens_q != nullptr) fill_uncovered<Config>(p);
   const DecodeShares<Config::THREADS> shares(p, smem.shares);
   const int share = blockIdx.x;
-  int share_begin = shares.begin(share);
-  int share_end = shares.begin(share + 1);
-  if (share_begin == share_end) return;
-  DecodeCursor at = shares.find(p, smem.shares, share_begin);
-  if (!shares.keep_whole(p, smem.shares, at, share_begin, share_end)) return;
+  int share_begin, share_end;
+  DecodeCursor at;
+  if (!shares.find_share(p, smem.shares, share, at, share_begin, share_end)) return;
   int units = share_end - share_begin;
   if (threadIdx.x == 0) smem.share_begin = share_begin, smem.share_end = share_end;
 

@@ -126,10 +126,11 @@ struct DecodeSm90Consumer {
     __syncwarp();
   }
 
-  // The keys of which this lane's rows hide none.
+  // The keys of which this warp's rows hide none.
   __device__ __forceinline__ int2 clear_keys() const {
     const TaskRows rows(p, cursor(), own);
-    return {max(rows.begin[0], rows.begin[1]), min(rows.end[0], rows.end[1])};
+    return {__reduce_max_sync(0xffffffffu, max(rows.begin[0], rows.begin[1])),
+            __reduce_min_sync(0xffffffffu, min(rows.end[0], rows.end[1]))};
   }
 
   // A unit whose scores are under way. stop: behind the unit at which the group is taken.
@@ -232,7 +233,7 @@ struct DecodeSm90Consumer {
       scores.bend(s, p, key0);
     }
     const bool all_see = clear.x <= key0 && key0 + UNIT_KEYS <= clear.y;
-    if (!__all_sync(0xffffffffu, all_see)) TaskRows(p, cursor(), own).hide(s, key0);
+    if (!all_see) TaskRows(p, cursor(), own).hide(s, key0);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float top = -INFINITY;
@@ -401,11 +402,9 @@ __device__ __forceinline__ void decode_sm90_block(const DecodeParams& p) {
   let_next_start<Target>();
   if (p.packing.cu_seqlens_q != nullptr && !p.few_alone) fill_uncovered<Config>(p);
   const typename Config::Shares shares(p, smem.shares);
-  int share_begin = shares.begin(blockIdx.x);
-  int share_end = shares.begin(blockIdx.x + 1);
-  if (share_begin == share_end) return;
-  DecodeCursor at = shares.find(p, smem.shares, share_begin);
-  if (!shares.keep_whole(p, smem.shares, at, share_begin, share_end)) return;
+  int share_begin, share_end;
+  DecodeCursor at;
+  if (!shares.find_share(p, smem.shares, blockIdx.x, at, share_begin, share_end)) return;
   if (threadIdx.x == 0) {
     smem.share_begin = share_begin, smem.share_end = share_end;
     smem.all = shares;

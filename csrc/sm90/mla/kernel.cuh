@@ -325,11 +325,9 @@ __device__ __forceinline__ void mla_sm90_block(const MlaSm90Params& params) {
   let_next_start<Target>();
   if (p.packing.cu_seqlens_q != nullptr) fill_uncovered<Config>(p);
   const typename Config::Shares shares(p, smem.counting);
-  const int share = blockIdx.x;
-  int begin = shares.begin(share), end = shares.begin(share + 1);
-  if (begin == end) return;
-  DecodeCursor at = shares.find(p, smem.counting, begin);
-  if (!shares.keep_whole(p, smem.counting, at, begin, end)) return;
+  int begin, end;
+  DecodeCursor at;
+  if (!shares.find_share(p, smem.counting, blockIdx.x, at, begin, end)) return;
   if (threadIdx.x == 0) smem.shares = shares, smem.bounds = {begin, end};
   __syncthreads();  // that, and barriers
 

@@ -27,6 +27,7 @@ __device__ __forceinline__ void store_task(const DecodeParams& p, const Partial<
                                            const DecodeCursor& at, const Place& own) {
   using Config = typename Place::Config;
   const int head = at.head;
+  const int lane = fresh_thread() % 4;  // NOTE: columns that were known before the loop took its registers
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = at.extent.row0 + own.row(h);
@@ -52,7 +53,7 @@ __device__ __forceinline__ void store_task(const DecodeParams& p, const Partial<
             finish_out(pair[2 * h], inverse), finish_out(pair[2 * h + 1], inverse));
       }
       transpose_in_quad(x);
-      const int column = own.part * Config::COLUMNS + (n + static_cast<int>(threadIdx.x) % 4) * 8;
+      const int column = own.part * Config::COLUMNS + (n + lane) * 8;
       if (exists && column < p.head_dim_v) store_global_16(out + column, {x[0], x[1], x[2], x[3]});
     }
   }
