@@ -69,8 +69,8 @@ __device__ __forceinline__ void release(const uint64_t& empty) {
 }
 
 // S = Q @ K.T                                             [64, BLOCK_N], by the first consumer
-// in the order in which panels of K come; on its way until a wait.
-template <class Config>
+// in the order in which panels of K come, some of them; on its way until a wait.
+template <class Config, int BEGIN = 0, int END = Config::PANELS>
 __device__ __forceinline__ void multiply_keys(Accumulator<1, Config::BLOCK_N / 8>& s,
                                               const typename Config::Smem& smem,
                                               const typename Config::Stages& ring) {
@@ -81,7 +81,7 @@ __device__ __forceinline__ void multiply_keys(Accumulator<1, Config::BLOCK_N / 8
   const uint64_t a_q = Tile::by_rows(uniform(shared_address(smem.q)));
   const uint64_t b_k = Tile::by_rows(uniform(shared_address(smem.k[ring.stage()])));
 #pragma unroll
-  for (int i = 0; i < Config::PANELS; ++i) {
+  for (int i = BEGIN; i < END; ++i) {
     const int panel = (FIRST + i) % Config::PANELS;
     mbarrier_wait(shared_address(&smem.k_full[ring.stage()][panel]), ring.parity());
     wgmma_fence();
@@ -123,6 +123,7 @@ class LatentConsumer {
   using Place = WarpgroupPlace<Config>;
   static constexpr int STEPS = Config::BLOCK_N / 16;  // of P @ V in a tile
   static constexpr int OT = Config::COLUMNS / 8;
+  static constexpr int AHEAD = 1;  // panels of S that stand behind O of the tile before
 
  public:
   __device__ __forceinline__ LatentConsumer(const DecodeParams& p, Smem& smem)
@@ -203,12 +204,14 @@ class LatentConsumer {
     if constexpr (IsLast::value) {
       wgmma_wait<0>();
     } else {
-      multiply_keys<Config>(s, smem_, ring_);
+      // NOTE: to issue all of S takes as long as its products, and O may be ready.
+      multiply_keys<Config, 0, AHEAD>(s, smem_, ring_);
       wgmma_wait<1>();
     }
     hold(part_.out.x[0]);
     hold(weights);
     release(empty);
+    if constexpr (!IsLast::value) multiply_keys<Config, AHEAD>(s, smem_, ring_);
   }
 
   // P of a tile, for the other consumer.

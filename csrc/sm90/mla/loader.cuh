@@ -122,6 +122,8 @@ template <class Config>
 __device__ __forceinline__ void load_queries(const DecodeParams& p, typename Config::Smem& smem,
                                              DecodeCursor at, int units) {
   constexpr int WARPS = Config::QUERY_LOADERS / 32;
+  constexpr int ROWS = (Config::TASK_ROWS + WARPS - 1) / WARPS;  // of a warp
+  static_assert(ROWS <= 32);
   const int warp = static_cast<int>(threadIdx.x) / 32 - 1,
             lane = static_cast<int>(threadIdx.x) % 32;
   const uint32_t sQ = shared_address(smem.q);
@@ -131,19 +133,25 @@ __device__ __forceinline__ void load_queries(const DecodeParams& p, typename Con
     if (!begins_task(at, is_first)) continue;
     mbarrier_wait(shared_address(&smem.q_empty), tasks % 2 ^ 1);
     ++tasks;
-    const int head = at.head;
-#pragma unroll 2
-    for (int row = warp; row < Config::TASK_ROWS; row += WARPS) {
-      const int task_row = at.extent.row0 + row;
+    const uint16_t* own = nullptr;  // the lane's row: each knows where one of the warp's lies
+    const int own_row = warp + lane * WARPS;
+    const int task_row = at.extent.row0 + own_row;
+    if (own_row < Config::TASK_ROWS && task_row < at.extent.rows(p)) {
       const int query = divide(task_row, p.by_group);
-      const bool exists = task_row < at.extent.rows(p);
-      const uint16_t* src = head_begin(p.q, at.batch, head, task_row - query * p.group) +
-                            (at.extent.q0 + query) * p.q.row;
+      own = head_begin(p.q, at.batch, at.head, task_row - query * p.group) +
+            (at.extent.q0 + query) * p.q.row;
+    }
+#pragma unroll 2
+    for (int i = 0; i < ROWS; ++i) {
+      const int row = warp + i * WARPS;
+      const auto* src = reinterpret_cast<const uint16_t*>(
+          __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(own), i));
+      if (row >= Config::TASK_ROWS) continue;
 #pragma unroll
       for (int first = 0; first < Config::CHUNKS; first += 32) {
         const int chunk = first + lane;
         if (chunk >= Config::CHUNKS) continue;
-        const bool valid = exists && chunk * 8 < p.head_dim;
+        const bool valid = src != nullptr && chunk * 8 < p.head_dim;
         cp_async_16(sQ + Config::Tile::offset(row, chunk),
                     valid ? src + chunk * 8 : static_cast<const uint16_t*>(p.q.data), valid);
       }

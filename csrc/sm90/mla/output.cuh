@@ -27,7 +27,8 @@ __device__ __forceinline__ void store_task(const DecodeParams& p, const Partial<
                                            const DecodeCursor& at, const Place& own) {
   using Config = typename Place::Config;
   const int head = at.head;
-  const int lane = fresh_thread() % 4;  // NOTE: columns that were known before the loop took its registers
+  const int lane =
+      fresh_thread() % 4;  // NOTE: columns that were known before the loop took its registers
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = at.extent.row0 + own.row(h);
