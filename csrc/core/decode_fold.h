@@ -293,7 +293,7 @@ __device__ __forceinline__ void store_columns(const DecodeParams& p, const Decod
   using Target = typename Config::Target;
   using T = typename Config::T;
   const int head = at.head;
-  const int task_row = at.extent.row0 + row;
+  const int task_row = at.row0(p) + row;
   if (task_row >= at.extent.rows(p)) return;
   const int query = divide(task_row, p.by_group);
   const int member = task_row - query * p.group;

@@ -70,7 +70,7 @@ struct TaskRows {
                                       const Place& own) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int row = at.extent.row0 + own.row(h);
+      const int row = at.row0(p) + own.row(h);
       const int i = divide(row, p.by_group) + at.extent.shift;  // where the diagonal is
       const int last = p.right >= UNBOUNDED ? at.extent.seen_end : i + p.right + 1;
       begin[h] = p.left >= UNBOUNDED ? 0 : max(i - p.left, 0);
@@ -108,7 +108,7 @@ struct QueryLoader {
 
   __device__ __forceinline__ void load(const DecodeParams& p, const DecodeCursor& at) {
     const int head = at.head;
-    const int row0 = at.extent.row0;
+    const int row0 = at.row0(p);
 #pragma unroll
     for (int c = 0; c < CHUNKS; ++c) {
       const int i = c * Config::THREADS + threadIdx.x;
@@ -157,7 +157,7 @@ __device__ __forceinline__ void store_result(const DecodeParams& p, const Partia
   const int head = at.head;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int row = at.extent.row0 + own.row(h);
+    const int row = at.row0(p) + own.row(h);
     if (row >= at.extent.rows(p)) continue;
     const int query = divide(row, p.by_group);
     const int member = row - query * p.group;

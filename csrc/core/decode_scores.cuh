@@ -18,7 +18,7 @@ struct TaskScores {
     const int shift = CacheKeys(p.cache, at.batch, p.batch).seqlen - at.extent.seqlen_q;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int row = min(at.extent.row0 + own.row(h), at.extent.rows(p) - 1);
+      const int row = min(at.row0(p) + own.row(h), at.extent.rows(p) - 1);
       const int query = divide(row, p.by_group);
       slope[h] = alibi_slope(p.scores, at.batch, at.head * p.group + row - query * p.group);
       diagonal[h] = query + shift;

@@ -80,7 +80,6 @@ struct RowTile {
 struct DecodeExtent {
   int q0, seqlen_q;          // of the queries
   int tiles;                 // that the batch entry has; 0: there is nothing to compute
-  int row0;                  // of the tile
   int shift;                 // of the diagonal: query i is at key i + shift
   int leftpad;               // before the keys
   int seen_begin, seen_end;  // keys that any row sees
@@ -88,7 +87,7 @@ struct DecodeExtent {
 
   DecodeExtent() = default;
   __device__ __forceinline__ DecodeExtent(const DecodeParams& p, RowTile own)
-      : q0(0), seqlen_q(p.seqlen_q), tiles(p.row_tiles), row0(own.place * p.task_rows) {
+      : q0(0), seqlen_q(p.seqlen_q), tiles(p.row_tiles) {
     const CacheKeys keys(p.cache, own.batch, p.batch);
     leftpad = keys.leftpad;
     if (p.packing.cu_seqlens_q != nullptr) {
@@ -101,11 +100,9 @@ struct DecodeExtent {
     shift = p.bottom_right ? keys.seqlen - seqlen_q : 0;
     int query = 0, last = seqlen_q - 1;
     if (p.tiles_differ) {
-      // From both ends in turns: where later queries see more keys, shares get long and short tasks.
-      const int tile = own.place % 2 == 0 ? own.place / 2 : tiles - 1 - own.place / 2;
-      row0 = tile * p.task_rows;
-      query = divide(max(row0, 0), p.by_group);
-      last = divide(max(row0 + min(p.task_rows, rows(p) - row0) - 1, 0), p.by_group);
+      const int row = tile_at(p, own.place) * p.task_rows;
+      query = divide(max(row, 0), p.by_group);
+      last = divide(max(row + min(p.task_rows, rows(p) - row) - 1, 0), p.by_group);
     }
     const auto among = [&](int key) { return min(max(key, 0), keys.seqlen); };
     seen_begin = p.left >= UNBOUNDED ? 0 : among(shift + query - p.left);
@@ -113,6 +110,11 @@ struct DecodeExtent {
     first = seen_begin / UNIT_KEYS;
     end =
         max((seen_end + UNIT_KEYS - 1) / UNIT_KEYS, first + 1);  // without keys: one that is empty
+  }
+  // Where tiles differ from both ends in turns: later queries may see more keys, and shares get long and
+  // short tasks.
+  __device__ __forceinline__ int tile_at(const DecodeParams& p, int place) const {
+    return !p.tiles_differ ? place : place % 2 == 0 ? place / 2 : tiles - 1 - place / 2;
   }
   __device__ __forceinline__ int units() const { return end - first; }
   __device__ __forceinline__ int rows(const DecodeParams& p) const { return p.group * seqlen_q; }
@@ -152,6 +154,11 @@ struct DecodeCursor {
       find_next_tile(p);
     }
     unit = extent.first;
+  }
+
+  // The first row of its tile.
+  __device__ __forceinline__ int row0(const DecodeParams& p) const {
+    return extent.tile_at(p, place) * p.task_rows;
   }
 
   __device__ __forceinline__ int task_begin() const { return position - (unit - extent.first); }

@@ -144,5 +144,19 @@ inline unsigned __ballot_sync(unsigned, bool x) {
 }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __reduce_max_sync(unsigned, int x) {
+  for (int mask = 1; mask < 32; mask *= 2) {
+    const int other = __shfl_xor_sync(~0u, x, mask);
+    if (other > x) x = other;
+  }
+  return x;
+}
+inline int __reduce_min_sync(unsigned, int x) {
+  for (int mask = 1; mask < 32; mask *= 2) {
+    const int other = __shfl_xor_sync(~0u, x, mask);
+    if (other < x) x = other;
+  }
+  return x;
+}
 inline bool __any_sync(unsigned, bool x) { return emulator::vote_any(x); }
 inline bool __all_sync(unsigned, bool x) { return !emulator::vote_any(!x); }

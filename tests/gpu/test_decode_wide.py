@@ -142,5 +142,22 @@ def test_chunks_of_a_prefill_have_the_bits_of_the_prefill(head_dim: int, half: t
         assert torch.equal(part_lse, lse[:, :, begin:end])
 
 
+@pytest.mark.parametrize("window", [(-1, -1), (300, -1)])
+def test_a_prefill_of_many_tiles_has_the_bits_of_its_chunks(
+    window: tuple[int, int], half: torch.dtype
+) -> None:
+    """Where tiles are many each computes the keys that it sees, in a chunk all that the chunk sees."""
+    rows = 2000
+    problem = Problem((rows, rows - 300), rows, rows, 32, 8, 128, causal=True, window=window)
+    tensors = problem.make(half, DEVICE)
+    out, lse = problem.call(tensors)
+    for begin in range(0, rows, 250):
+        end = begin + 250
+        chunk = tensors._replace(q=tensors.q[:, begin:end], seqlens=tensors.seqlens - (rows - end))
+        part, part_lse = problem.call(chunk)
+        assert torch.equal(part, out[:, begin:end])
+        assert torch.equal(part_lse, lse[:, :, begin:end])
+
+
 if __name__ == "__main__":
     save(Path(sys.argv[1]))

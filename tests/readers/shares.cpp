@@ -98,11 +98,11 @@ struct Cache {
 
 // A tile of rows of a kv head of a batch entry.
 struct Task {
-  int batch, row0, head;
+  int batch, place, head;
 
-  explicit Task(const DecodeCursor& at) : batch(at.batch), row0(at.extent.row0), head(at.head) {}
+  explicit Task(const DecodeCursor& at) : batch(at.batch), place(at.place), head(at.head) {}
   bool operator<(const Task& other) const {
-    return std::tie(batch, row0, head) < std::tie(other.batch, other.row0, other.head);
+    return std::tie(batch, place, head) < std::tie(other.batch, other.place, other.head);
   }
   bool operator==(const Task& other) const { return !(*this < other) && !(other < *this); }
 };
@@ -152,7 +152,7 @@ class Replay {
     const int shift = p.bottom_right ? keys.seqlen - extent.seqlen_q : 0;
     int first = INT32_MAX, end = 0;
     for (int i = 0; i < p.task_rows; ++i) {
-      const int query = (extent.row0 + i) / p.group;
+      const int query = (extent.tile_at(p, own.place) * p.task_rows + i) / p.group;
       if (query >= extent.seqlen_q) break;
       const int64_t begin = int64_t{shift} + query - p.left,
                     last = int64_t{shift} + query + p.right;

@@ -90,6 +90,15 @@ def test_parts_that_are_taken_for_a_whole_group_are_noticed(
     assert len(outputs_of("shares.cpp", generated, tmp_path, headers)) > 1
 
 
+def test_a_tile_that_leaves_out_keys_of_its_last_row_is_noticed(
+    generated: Path, tmp_path: Path
+) -> None:
+    sees = "among(shift + last + p.right + 1)"
+    changes = sees, sees.replace("last", "query")
+    headers = with_change(tmp_path, "core/decode_work.cuh", *changes)
+    assert len(outputs_of("shares.cpp", generated, tmp_path, headers)) > 1
+
+
 def test_key_blocks_have_their_turns_at_dq_without_a_hole_from_the_last_keys_on(
     generated: Path, tmp_path: Path
 ) -> None:

@@ -170,7 +170,7 @@ struct DecodeSm90Consumer {
     constexpr int CHUNKS = Config::Layout::CHUNKS;
     const uint32_t sQ = shared_address(smem.q[own.number()]);
     const int head = at.head;
-    const int row0 = at.extent.row0 + own.number() * Config::CONSUMER_ROWS;
+    const int row0 = at.row0(p) + own.number() * Config::CONSUMER_ROWS;
     wait_for_warps();  // the products with those before have been waited for
 #pragma unroll 4
     for (int i = threadIdx.x % WARPGROUP; i < Config::CONSUMER_ROWS * CHUNKS; i += WARPGROUP) {

@@ -135,7 +135,7 @@ __device__ __forceinline__ void load_queries(const DecodeParams& p, typename Con
     ++tasks;
     const uint16_t* own = nullptr;  // the lane's row: each knows where one of the warp's lies
     const int own_row = warp + lane * WARPS;
-    const int task_row = at.extent.row0 + own_row;
+    const int task_row = at.row0(p) + own_row;
     if (own_row < Config::TASK_ROWS && task_row < at.extent.rows(p)) {
       const int query = divide(task_row, p.by_group);
       own = head_begin(p.q, at.batch, at.head, task_row - query * p.group) +

@@ -31,7 +31,7 @@ __device__ __forceinline__ void store_task(const DecodeParams& p, const Partial<
       fresh_thread() % 4;  // NOTE: columns that were known before the loop took its registers
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int row = at.extent.row0 + own.row(h);
+    const int row = at.row0(p) + own.row(h);
     const bool exists = row < at.extent.rows(p);
     const int query = divide(row, p.by_group);
     const int member = row - query * p.group;

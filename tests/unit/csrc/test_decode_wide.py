@@ -120,11 +120,12 @@ def test_bits_are_the_same_in_pages(page: int) -> None:
     assert_same_bits(expected, run(HOPPER, **arguments, table=table))
 
 
+@pytest.mark.parametrize("sm_count", [1, 3])
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_a_chunk_of_few_queries_has_the_bits_of_all_at_once(head_dim: int) -> None:
-    """Sixteen rows are the kernel's of few queries."""
+def test_a_chunk_of_few_queries_has_the_bits_of_all_at_once(head_dim: int, sm_count: int) -> None:
+    """Sixteen rows are the kernel's of few queries; tiles of one multiprocessor differ in keys."""
     arguments = Problem((1100,), seqlen_q=150, head_dim=head_dim).make()
-    out, lse = run(HOPPER, **arguments)
+    out, lse = run(replace(HOPPER, sm_count=sm_count), **arguments)
     for begin, end in ((0, 16), (16, 80), (80, 150)):
         chunk = {
             "q": arguments["q"][:, begin:end].contiguous(),
