@@ -79,10 +79,14 @@ struct TaskRows {
     }
   }
 
-  // Whether no row hides a key of a unit.
-  __device__ __forceinline__ bool all_see(int key0) const {
-    const int first = max(begin[0], begin[1]), last = min(end[0], end[1]);
-    return __all_sync(0xffffffffu, first <= key0 && key0 + UNIT_KEYS <= last);
+  // The keys of which none is hidden.
+  __device__ __forceinline__ int2 clear() const {
+    return {max(begin[0], begin[1]), min(end[0], end[1])};
+  }
+  // Whether no row of the warp hides a key of a unit.
+  __device__ __forceinline__ bool all_see(int key0) const { return all_clear(clear(), key0); }
+  __device__ __forceinline__ static bool all_clear(int2 keys, int key0) {
+    return __all_sync(0xffffffffu, keys.x <= key0 && key0 + UNIT_KEYS <= keys.y);
   }
   // S of the keys from key0 on.
   template <int NT>

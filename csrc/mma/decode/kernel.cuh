@@ -107,7 +107,8 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
   const auto a_q = Operand<HEAD_DIM>::a(sQ + own.row0 * HEAD_DIM * 2);
   const auto a_p = Operand<UNIT_KEYS>::a(sP);
   Partial<OT> task, group, unit;
-  TaskRows rows(p, at, own);
+  int2
+      clear{};  // keys that the lane's rows see: which of others they do is found out when it matters
 
   bool is_first = true;
 #pragma unroll 1
@@ -116,7 +117,7 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
       is_first = false;
       if constexpr (Config::LOADS_LATE) queries.load(p, at);
       queries.store(sQ);
-      rows = TaskRows(p, at, own);
+      clear = TaskRows(p, at, own).clear();
       task.clear();
       group.clear();
       if constexpr (Config::OWNS_ROWS) park<Config>(smem.parked, task);
@@ -151,7 +152,8 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
         scores.bend(s[i], p, key0 + i * Config::BLOCK_N + own.part * WARP_KEYS);
       }
     }
-    if (!rows.all_see(key0)) {
+    if (!TaskRows::all_clear(clear, key0)) {
+      const TaskRows rows(p, at, own);
 #pragma unroll
       for (int i = 0; i < Config::TILES; ++i) {
         rows.hide(s[i], key0 + i * Config::BLOCK_N + own.part * WARP_KEYS);

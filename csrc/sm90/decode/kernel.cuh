@@ -128,9 +128,8 @@ struct DecodeSm90Consumer {
 
   // The keys of which this warp's rows hide none.
   __device__ __forceinline__ int2 clear_keys() const {
-    const TaskRows rows(p, cursor(), own);
-    return {__reduce_max_sync(0xffffffffu, max(rows.begin[0], rows.begin[1])),
-            __reduce_min_sync(0xffffffffu, min(rows.end[0], rows.end[1]))};
+    const int2 own_keys = TaskRows(p, cursor(), own).clear();
+    return {__reduce_max_sync(0xffffffffu, own_keys.x), __reduce_min_sync(0xffffffffu, own_keys.y)};
   }
 
   // A unit whose scores are under way. stop: behind the unit at which the group is taken.
