@@ -146,7 +146,7 @@ def test_chunks_of_a_prefill_have_the_bits_of_the_prefill(head_dim: int, half: t
 def test_a_prefill_of_many_tiles_has_the_bits_of_its_chunks(
     window: tuple[int, int], half: torch.dtype
 ) -> None:
-    """Where tiles are many each computes the keys that it sees, in a chunk all that the chunk sees."""
+    """Where tiles are many each computes the keys that it sees, in a chunk what all of them see."""
     rows = 2000
     problem = Problem((rows, rows - 300), rows, rows, 32, 8, 128, causal=True, window=window)
     tensors = problem.make(half, DEVICE)
