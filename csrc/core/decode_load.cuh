@@ -1,6 +1,8 @@
 // Tiles of K and V on their way from a cache, unit after unit.
 #pragma once
 
+#include <type_traits>
+
 #include "core/decode_work.cuh"
 #include "core/tile.cuh"
 #include "core/views.cuh"
@@ -25,8 +27,10 @@ class UnitLoader {
   static_assert(BLOCK_N % ROWS == 0 && (PAGE_STEP % ROWS == 0 || ROWS % PAGE_STEP == 0));
 
  public:
-  // at: the share's first unit; it has `units`.
-  __device__ __forceinline__ UnitLoader(const DecodeParams& p, const DecodeCursor& at, int units)
+  using Cursor = std::conditional_t<Config::KEEPS_CURSORS, DecodeCursor&, DecodeCursor>;
+
+  // at: the share's first unit, which may be kept in shared memory; the share has `units`.
+  __device__ __forceinline__ UnitLoader(const DecodeParams& p, Cursor at, int units)
       : next_(at), waiting_(units), tile_(COPIES) {
     find_next(p);
   }
@@ -62,7 +66,11 @@ class UnitLoader {
     skipped_ = max(next_.extent.seen_begin - key, 0);
     seen_ = max(next_.extent.seen_end - key - skipped_, 0);
     if (waiting_ > 0) {
-      next_.advance(p);
+      if constexpr (Config::KEEPS_CURSORS) {
+        advance_kept(p, next_);
+      } else {
+        next_.advance(p);
+      }
       find_next(p);
     }
   }
@@ -113,7 +121,7 @@ class UnitLoader {
     }
   }
 
-  DecodeCursor next_;
+  Cursor next_;
   int waiting_;                // units not begun
   int next_entry_, next_row_;  // where this lane's 16 keys of the next unit begin
   int entry_, row_;            // and of the unit that is being loaded

@@ -201,6 +201,20 @@ struct DecodeCursor {
   }
 };
 
+// Puts a cursor, of which a warp's lanes have the same, to where it is kept for them.
+__device__ __forceinline__ void set_cursor(DecodeCursor& kept, const DecodeCursor& at) {
+  __syncwarp();  // all have read the one before
+  if (threadIdx.x % 32 == 0) kept = at;
+  __syncwarp();
+}
+
+// The next unit of one that is kept so.
+__device__ __forceinline__ void advance_kept(const DecodeParams& p, DecodeCursor& kept) {
+  DecodeCursor next = kept;
+  next.advance(p);
+  set_cursor(kept, next);
+}
+
 // What is never cut.
 enum class Grain { PART, GROUP, TASK };
 

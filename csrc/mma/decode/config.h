@@ -26,6 +26,7 @@ struct DecodeConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   static constexpr int PARTS = 4;  // in which the keys of a tile are summed, whoever owns them
   // A warp that has its rows alone keeps P in registers, which leaves none for what it has of a task.
   static constexpr bool OWNS_ROWS = SPLIT == 1;
+  static constexpr bool KEEPS_CURSORS = OWNS_ROWS;  // in shared memory
   // Q of the next task is not on its way in registers, where these are few: before sm_80 K and V are,
   // and of PTX nobody knows (assembled for sm_100 it would spill 16 bytes).
   static constexpr bool FEW_REGISTERS = !Target::HAS_CP_ASYNC || Target::CODE == Code::PTX;
@@ -54,6 +55,9 @@ struct DecodeConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
     };
     typename DecodeShares<THREADS>::Smem shares;
     int share_begin, share_end;
+    struct {
+      DecodeCursor computed, loaded;
+    } cursors[KEEPS_CURSORS ? Plan::WARPS : 1];
     __device__ Smem() = delete;  // laid over shared memory, never made
   };
   static constexpr int SMEM_BYTES = sizeof(Smem);

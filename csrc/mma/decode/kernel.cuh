@@ -74,14 +74,28 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
   const DecodeShares<Config::THREADS> shares(p, smem.shares);
   const int share = blockIdx.x;
   int share_begin, share_end;
-  DecodeCursor at;
-  if (!shares.find_share(p, smem.shares, share, at, share_begin, share_end)) return;
+  DecodeCursor first;
+  if (!shares.find_share(p, smem.shares, share, first, share_begin, share_end)) return;
   int units = share_end - share_begin;
   if (threadIdx.x == 0) smem.share_begin = share_begin, smem.share_end = share_end;
 
-  UnitLoader<Config> loader(p, at, units);
+  // Where this warp is, and the loader: in shared memory they take no registers meanwhile.
+  auto& kept = smem.cursors[threadIdx.x / 32];
+  DecodeCursor& at = Config::KEEPS_CURSORS ? kept.computed : first;
+  if constexpr (Config::KEEPS_CURSORS) {
+    set_cursor(kept.computed, first);
+    set_cursor(kept.loaded, first);
+  }
+  const auto advance = [&] {
+    if constexpr (Config::KEEPS_CURSORS) {
+      advance_kept(p, at);
+    } else {
+      at.advance(p);
+    }
+  };
+  UnitLoader<Config> loader(p, Config::KEEPS_CURSORS ? kept.loaded : first, units);
   QueryLoader<Config> queries;
-  if constexpr (!Config::LOADS_LATE) queries.load(p, at);
+  if constexpr (!Config::LOADS_LATE) queries.load(p, first);
   const auto commit = [] {
     if constexpr (Target::HAS_CP_ASYNC) cp_async_commit();
   };
@@ -112,7 +126,7 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
 
   bool is_first = true;
 #pragma unroll 1
-  for (; units > 0; --units, at.advance(p)) {
+  for (; units > 0; --units, advance()) {
     if (at.unit == at.extent.first || is_first) {
       is_first = false;
       if constexpr (Config::LOADS_LATE) queries.load(p, at);

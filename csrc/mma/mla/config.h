@@ -21,6 +21,7 @@ struct MlaConfig : Config<MlaPlan<HEAD_DIM, HEAD_DIM_V, PLAN>, Target, T, HEAD_D
   static constexpr int BLOCK_N = Plan::BLOCK_N;      // keys of a tile
   static constexpr int TILES = UNIT_KEYS / BLOCK_N;  // of a unit
   static constexpr bool V_IN_K = true;               // its first columns
+  static constexpr bool KEEPS_CURSORS = false;       // in shared memory
   using Layout = SwizzledRows<HEAD_DIM>;             // of Q, K and V in shared memory
   // S of a tile: warps share its keys by 16, and the columns of those, of which one has 16 out of
   // every LINE, so that its steps are whole lines of 128 bytes apart.

@@ -27,6 +27,7 @@ struct DecodeWideSm90Config
   static constexpr int PIECE = 64;           // columns of O that one product is for
   static constexpr int PIECES = HEAD_DIM_V / PIECE;
   static constexpr bool V_IN_K = false;
+  static constexpr bool KEEPS_CURSORS = false;  // of the loader, in shared memory
   // The keys whose weights are summed in PARTS parts, as mma/decode/kernel.cuh does it with a tile.
   static constexpr int PARTS = 4;
   static constexpr int SUMMED_KEYS = DecodeWidePlan<HEAD_DIM, HEAD_DIM_V, 99>::BLOCK_N;

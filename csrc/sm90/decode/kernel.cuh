@@ -121,9 +121,7 @@ struct DecodeSm90Consumer {
   __device__ __forceinline__ void advance(int unit) const {
     DecodeCursor at = cursor_at(unit);
     at.advance(p);
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) cursor() = at;
-    __syncwarp();
+    set_cursor(cursor(), at);
   }
 
   // The keys of which this warp's rows hide none.
