@@ -72,6 +72,7 @@ def count_caches(size: int) -> int:
 
 
 def normal(*shape: int) -> Tensor:
+    """Return random numbers of the GPU, bfloat16."""
     return torch.randn(shape, device="cuda").to(torch.bfloat16)
 
 
