@@ -22,7 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from flash_dist import flash_attn_with_kvcache, flash_mla_with_kvcache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 Tensor = torch.Tensor
 Calls = list["Callable[[], object]"]
@@ -124,23 +124,25 @@ def compare(head_dim: int, heads: int, heads_kv: int, batch: int, keys: int) -> 
     )
 
 
-def compare_latent(batch: int, keys: int, heads: int) -> str:
-    """Return a line about caches of latent keys (MLA) in pages of 64."""
+def compare_latent(batch: int, keys: int) -> Iterator[str]:
+    """Yield lines about caches of latent keys (MLA) in pages of 64, for each number of heads."""
     size = batch * keys * 576 * 2
+    copy = measure_copy(size)
     pages = batch * keys // 64
     caches = [normal(pages, 64, 1, 576) for _ in range(count_caches(size))]
-    q = normal(batch, 1, heads, 576)
     table = torch.arange(pages, dtype=torch.int32, device="cuda").view(batch, -1)
     seqlens = torch.full((batch,), keys, dtype=torch.int32, device="cuda")
-    calls: Calls = [
-        partial(flash_mla_with_kvcache, q, k, table, seqlens, 512, causal=True) for k in caches
-    ]
-    time = measure(calls)
-    rate = 2 * batch * keys * heads * (576 + 512) / time / 1e6
-    return (
-        f"latent, {heads} heads, {batch} x {keys} keys: {time:.1f} us, {rate:.0f} TFLOP/s, "
-        f"copy over ours {measure_copy(size) / time:.2f}"
-    )
+    for heads in LATENT_HEADS:
+        q = normal(batch, 1, heads, 576)
+        calls: Calls = [
+            partial(flash_mla_with_kvcache, q, k, table, seqlens, 512, causal=True) for k in caches
+        ]
+        time = measure(calls)
+        rate = 2 * batch * keys * heads * (576 + 512) / time / 1e6
+        yield (
+            f"latent, {heads} heads, {batch} x {keys} keys: {time:.1f} us, {rate:.0f} TFLOP/s, "
+            f"copy over ours {copy / time:.2f}"
+        )
 
 
 def main() -> int:
@@ -150,8 +152,8 @@ def main() -> int:
     for cache in CACHES:
         print(compare(*cache), flush=True)
     for batch, keys in LATENT:
-        for heads in LATENT_HEADS:
-            print(compare_latent(batch, keys, heads), flush=True)
+        for line in compare_latent(batch, keys):
+            print(line, flush=True)
     return 0
 
 

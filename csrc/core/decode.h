@@ -56,14 +56,14 @@ struct DecodeParams {
   ScoreParams scores;
   const float* sinks;  // as FwdParams::sinks
   // Filled in by the host code: how the work is shared out.
-  int task_rows;  // of a task: row r is query r / group of head r % group of a kv head
-  int row_tiles;  // ceil(group * seqlen_q / task_rows), the most that a sequence has
-  int tile_rows;  // min(group * seqlen_q, task_rows): rows of a partial result
-  int shares;     // blocks that share the units of all sequences
-  int tiles_differ;  // whether each tile has the units that its rows see, else all that the sequence sees
-  int columns;         // of a partial result: of the compiled size
-  int max_units;       // more units in all, and no sequence is split: partial results have no place
-  float* partial_out;  // [records, tile_rows, columns]
+  int task_rows;     // of a task: row r is query r / group of head r % group of a kv head
+  int row_tiles;     // ceil(group * seqlen_q / task_rows), the most that a sequence has
+  int tile_rows;     // min(group * seqlen_q, task_rows): rows of a partial result
+  int shares;        // blocks that share the units of all sequences
+  int tiles_differ;  // whether each tile has the units that its rows see, else those of its sequence
+  int columns;       // of a partial result: of the compiled size
+  int max_units;     // more units in all, and no sequence is split: partial results have no place
+  float* partial_out;          // [records, tile_rows, columns]
   float2* partial_stats;       // [records, tile_rows] top and sum, core/fold.cuh
   int fold_parts;              // blocks that fold a task, each some of its rows and columns
   Divisor by_group, by_tiles;  // filled in at the launch

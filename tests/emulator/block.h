@@ -151,12 +151,6 @@ inline int __reduce_max_sync(unsigned, int x) {
   }
   return x;
 }
-inline int __reduce_min_sync(unsigned, int x) {
-  for (int mask = 1; mask < 32; mask *= 2) {
-    const int other = __shfl_xor_sync(~0u, x, mask);
-    if (other < x) x = other;
-  }
-  return x;
-}
+inline int __reduce_min_sync(unsigned all, int x) { return ~__reduce_max_sync(all, ~x); }
 inline bool __any_sync(unsigned, bool x) { return emulator::vote_any(x); }
 inline bool __all_sync(unsigned, bool x) { return !emulator::vote_any(!x); }

@@ -18,7 +18,7 @@ from tests.kvcache import Problem
 from tests.reference import DEVICE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 pytestmark = pytest.mark.gpu
 
@@ -128,18 +128,25 @@ def test_both_kernels_have_the_same_bits(runs: dict[str, Any]) -> None:
     assert not faults, "\n".join(faults[:12])
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_chunks_of_a_prefill_have_the_bits_of_the_prefill(head_dim: int, half: torch.dtype) -> None:
-    """Chunks of up to 16 rows, of up to 64 and of more run on three kernels."""
-    rows, chunks = 300, ((0, 16), (16, 80), (80, 300))
-    problem = Problem((1900,), 1904, rows, 1, 1, head_dim, causal=True)
-    tensors = problem.make(half, DEVICE)
+def check_chunks(problem: Problem, dtype: torch.dtype, ends: Iterable[int]) -> None:
+    """Hold chunks of the queries, each from the one before to its end, against all at once."""
+    tensors = problem.make(dtype, DEVICE)
     out, lse = problem.call(tensors)
-    for begin, end in chunks:
-        chunk = tensors._replace(q=tensors.q[:, begin:end], seqlens=tensors.seqlens - (rows - end))
+    begin = 0
+    for end in ends:
+        seqlens = tensors.seqlens - (problem.seqlen_q - end)
+        chunk = tensors._replace(q=tensors.q[:, begin:end], seqlens=seqlens)
         part, part_lse = problem.call(chunk)
         assert torch.equal(part, out[:, begin:end])
         assert torch.equal(part_lse, lse[:, :, begin:end])
+        begin = end
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_chunks_of_a_prefill_have_the_bits_of_the_prefill(head_dim: int, half: torch.dtype) -> None:
+    """Chunks of up to 16 rows, of up to 64 and of more run on three kernels."""
+    problem = Problem((1900,), 1904, 300, 1, 1, head_dim, causal=True)
+    check_chunks(problem, half, (16, 80, 300))
 
 
 @pytest.mark.parametrize("window", [(-1, -1), (300, -1)])
@@ -147,16 +154,8 @@ def test_a_prefill_of_many_tiles_has_the_bits_of_its_chunks(
     window: tuple[int, int], half: torch.dtype
 ) -> None:
     """Where tiles are many each computes the keys that it sees, in a chunk what all of them see."""
-    rows = 2000
-    problem = Problem((rows, rows - 300), rows, rows, 32, 8, 128, causal=True, window=window)
-    tensors = problem.make(half, DEVICE)
-    out, lse = problem.call(tensors)
-    for begin in range(0, rows, 250):
-        end = begin + 250
-        chunk = tensors._replace(q=tensors.q[:, begin:end], seqlens=tensors.seqlens - (rows - end))
-        part, part_lse = problem.call(chunk)
-        assert torch.equal(part, out[:, begin:end])
-        assert torch.equal(part_lse, lse[:, :, begin:end])
+    problem = Problem((2000, 1700), 2000, 2000, 32, 8, 128, causal=True, window=window)
+    check_chunks(problem, half, range(250, 2001, 250))
 
 
 if __name__ == "__main__":

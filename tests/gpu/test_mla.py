@@ -69,9 +69,8 @@ def test_the_kernel_of_latent_keys_ran(heads: int) -> None:
     problem = Problem(heads=heads, **DEEPSEEK)
     problem.call(problem.make(BF16, DEVICE))
     on_hopper = torch.cuda.get_device_capability() == (9, 0) and has_whole_shared_memory()
-    is_built = any(
-        one["family"] == "mla_sm90" for one in variants()
-    )  # not where there is PTX alone
+    # Not where there is PTX alone.
+    is_built = any(one["family"] == "mla_sm90" for one in variants())
     family = "mla_sm90" if on_hopper and is_built and heads >= MANY_HEADS else "mla"
     assert last_variant()["mla"]["symbol"].startswith(f"flash_dist_{family}_bf16")
 

@@ -121,8 +121,8 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
   const auto a_q = Operand<HEAD_DIM>::a(sQ + own.row0 * HEAD_DIM * 2);
   const auto a_p = Operand<UNIT_KEYS>::a(sP);
   Partial<OT> task, group, unit;
-  int2
-      clear{};  // keys that the lane's rows see: which of others they do is found out when it matters
+  // Keys that both of the lane's rows see; what they see of a unit with others is found out there.
+  int2 clear{};
 
   bool is_first = true;
 #pragma unroll 1

@@ -27,8 +27,8 @@ __device__ __forceinline__ void store_task(const DecodeParams& p, const Partial<
                                            const DecodeCursor& at, const Place& own) {
   using Config = typename Place::Config;
   const int head = at.head;
-  const int lane =
-      fresh_thread() % 4;  // NOTE: columns that were known before the loop took its registers
+  // NOTE: columns that were known before the block's loop took registers of it.
+  const int lane = fresh_thread() % 4;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = at.row0(p) + own.row(h);
