@@ -176,6 +176,7 @@ struct BwdParams {
   int member_begin, members;  // query heads of each split, counted from its first
   int sums_first, sums_last;  // first stripe of queries starts dK and dV, last stripe writes them
   bool batch_invariant;       // nothing may depend on the other sequences of a batch
+  bool first_keys_first;      // the order in which dQ is summed in turns; only under a band
 };
 
 // A backward that makes delta, too.

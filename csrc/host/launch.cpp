@@ -1,6 +1,7 @@
 // The sequences of launches behind forward and backward.
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 
 #include "host/budget.h"
@@ -122,6 +123,18 @@ class Parts {
  private:
   uint8_t* next_;
 };
+
+// From how many keys on a causal backward begins with the first keys. With the last keys first a
+// round of blocks begins further apart than the one before, until what neighbours read in common has
+// left L2 between them; with the first keys first all wait for each other in the first round.
+constexpr int64_t FIRST_KEYS_FIRST = 32768;
+
+// NOTE: EXPERIMENT, to be removed. Whole numbers in the environment: FD_LONG for FIRST_KEYS_FIRST,
+// and FD_TOGETHER for what fused_heads_together() finds. Not set: no change.
+int64_t read_experiment(const char* name, int64_t otherwise) {
+  const char* text = std::getenv(name);
+  return text == nullptr || *text == '\0' ? otherwise : std::strtoll(text, nullptr, 10);
+}
 
 int64_t workspace_bytes(const BwdPlan& plan) {
   return aligned(plan.statistics) + aligned(plan.ds) + aligned(plan.dq_accum) +
@@ -296,6 +309,7 @@ class Backward {
   void run_fused(const BwdStep& step) {
     take(plan_.chunks[step.chunk]);
     p_.heads_together = fused_heads_together();
+    p_.first_keys_first = first_keys_first();
     const cudaStream_t stream = stream_of(call_);
     check_cuda(cudaMemsetAsync(p_.dq_turns, 0, plan_.dq_turns, stream), "cudaMemsetAsync");
     launch(call_.device, fused_, &p_, stream);
@@ -307,9 +321,20 @@ class Backward {
     const int64_t groups = int64_t{p_.units} * plan_.group_split;
     const int64_t bytes = p_.seqlen_q * (row_bytes() + sizeof(float) * p_.head_dim);
     const int64_t fitting = device_info(call_.device).l2_bytes / 2 / std::max<int64_t>(bytes, 1);
+    const int64_t wanted = read_experiment("FD_TOGETHER", std::max<int64_t>(fitting, 2));
     int64_t width = 1;
-    while (2 * width <= std::min(std::max<int64_t>(fitting, 2), groups)) width *= 2;
+    while (2 * width <= std::min(wanted, groups)) width *= 2;
     return static_cast<int>(width);
+  }
+
+  // Under a long causal mask. NOTE: not of packed sequences, whose longest is not the same in every
+  // batch, and hence not where a sequence alone must have the bits of a packed one.
+  bool first_keys_first() const {
+    const MaskParams& mask = p_.mask;
+    const bool causal =
+        mask.kind == MaskKind::BAND && mask.right < UNBOUNDED && mask.left >= UNBOUNDED;
+    return causal && !packed_ && !p_.batch_invariant &&
+           p_.seqlen_k >= read_experiment("FD_LONG", FIRST_KEYS_FIRST);
   }
 
   void run_dkdv(const BwdStep& step) {

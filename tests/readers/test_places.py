@@ -99,20 +99,27 @@ def test_a_tile_that_leaves_out_keys_of_its_last_row_is_noticed(
     assert len(outputs_of("shares.cpp", generated, tmp_path, headers)) > 1
 
 
-def test_key_blocks_have_their_turns_at_dq_without_a_hole_from_the_last_keys_on(
+def test_key_blocks_have_their_turns_at_dq_without_a_hole_in_the_order_they_begin(
     generated: Path, tmp_path: Path
 ) -> None:
     *wrong, tiles = outputs_of("turns.cpp", generated, tmp_path)
     assert wrong == []
-    total, _, seen, _ = tiles.split()
-    assert 10_000 < int(seen) < int(total)
+    total, seen, from_the_first = (int(word) for word in tiles.split() if word.isdecimal())
+    assert 10_000 < seen < total
+    assert 5_000 < from_the_first < seen - 5_000
 
 
-def test_a_turn_that_no_block_has_is_noticed(generated: Path, tmp_path: Path) -> None:
-    headers = with_change(
-        tmp_path,
-        "sm90/bwd/work.cuh",
-        "return {last - n, n == first};",
-        "return {last - n + (n == 3), n == first};",
-    )
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("return {last - n, n == first};", "return {last - n + (n == 3), n == first};"),
+        ("return {n - first, n == last};", "return {n - first + (n == 3), n == last};"),
+        ("    ++this->member;\n  }\n};", "  }\n};"),
+    ],
+    ids=["from the last keys", "from the first keys", "of a later head"],
+)
+def test_a_turn_that_no_block_has_is_noticed(
+    old: str, new: str, generated: Path, tmp_path: Path
+) -> None:
+    headers = with_change(tmp_path, "sm90/bwd/work.cuh", old, new)
     assert len(outputs_of("turns.cpp", generated, tmp_path, headers)) > 1

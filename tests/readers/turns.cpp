@@ -1,7 +1,8 @@
 // Whose turn it is to add to a query tile's dQ (sm90/bwd/work.cuh), of every block of keys of random
-// calls. Prints each tile whose turns are not 0, 1, 2, ... from the last keys that see it to the first,
-// of which the last is said to be that, or for which a block that sees it has none: a block would wait
-// for ever, or dQ would lack something. Then how many tiles there were, and how many are seen.
+// calls. Prints each tile whose turns are not 0, 1, 2, ... in the order in which blocks begin, of
+// which the last is said to be that, or for which a block that sees it has none: a block would wait
+// for ever, or dQ would lack something. Then how many tiles there were, how many are seen, and of
+// how many of these the blocks of the first keys begin first.
 //
 //   nvcc -std=c++17 -I csrc -I GENERATED turns.cpp -o turns
 #include <climits>
@@ -53,6 +54,7 @@ struct Problem {
       p.mask.left = band.left;
       p.mask.right = band.right;
       p.mask.bottom_right = band.bottom_right;
+      p.first_keys_first = below(2) != 0;
     }
   }
   Problem(const Problem&) = delete;
@@ -140,7 +142,7 @@ struct Turns {
   }
 };
 
-int tiles = 0, seen_tiles = 0;
+int tiles = 0, seen_tiles = 0, seen_from_the_first = 0;
 
 // The items of a block of keys, as its loader describes them.
 void add_block(const Problem& problem, int key0, std::vector<Turns>& turns) {
@@ -150,7 +152,7 @@ void add_block(const Problem& problem, int key0, std::vector<Turns>& turns) {
   DkdvBlock block(p, KEYS, BlockPlace(0, make_order(1, 1, 1)));
   block.key0 = key0;
   find_dkdv_work<Config>(work, p, block, problem.sequence);
-  DkdvCursor<Config> cursor(p, work);
+  FusedCursor<Config> cursor(p, work);
   for (int i = 0; i < work.items; ++i, cursor.next(p, work)) {
     DkdvItem item{};
     item.row0 = cursor.row0();
@@ -169,9 +171,9 @@ void check(const Problem& problem, int number) {
   const Sequence& sequence = problem.sequence;
   const int count = tiles_of(sequence.seqlen_q);
   std::vector<Turns> turns(p.group * count);
-  for (int key0 = (sequence.seqlen_k - 1) / KEYS * KEYS; key0 >= 0 && sequence.seqlen_k > 0;
-       key0 -= KEYS) {
-    add_block(problem, key0, turns);
+  const int blocks = (sequence.seqlen_k + KEYS - 1) / KEYS;
+  for (int n = 0; n < blocks; ++n) {
+    add_block(problem, KEYS * (p.first_keys_first ? n : blocks - 1 - n), turns);
   }
   for (int i = 0; i < p.group * count; ++i) {
     const int member = i / count, m = i % count;
@@ -179,10 +181,13 @@ void check(const Problem& problem, int number) {
     const bool seen = is_seen(p, mask, ds_layout(p, sequence), m);
     ++tiles;
     seen_tiles += seen;
+    seen_from_the_first += seen && p.first_keys_first;
     if (turns[i].right && turns[i].ends == seen && (turns[i].count > 0) == seen) continue;
-    std::printf("call %d: %d queries, %d keys, mask %d (%d, %d, %d), member %d, tile %d\n", number,
-                sequence.seqlen_q, sequence.seqlen_k, static_cast<int>(p.mask.kind), p.mask.left,
-                p.mask.right, p.mask.bottom_right, member, m);
+    std::printf("call %d: %d queries, %d keys, mask %d (%d, %d, %d), %s keys first, member %d, ",
+                number, sequence.seqlen_q, sequence.seqlen_k, static_cast<int>(p.mask.kind),
+                p.mask.left, p.mask.right, p.mask.bottom_right,
+                p.first_keys_first ? "first" : "last", member);
+    std::printf("tile %d\n", m);
   }
 }
 
@@ -190,6 +195,7 @@ void check(const Problem& problem, int number) {
 
 int main() {
   for (int i = 0; i < 4000; ++i) check(Problem(), i);
-  std::printf("%d tiles, %d seen\n", tiles, seen_tiles);
+  std::printf("%d tiles, %d seen, %d from the first keys\n", tiles, seen_tiles,
+              seen_from_the_first);
   return 0;
 }

@@ -10,20 +10,28 @@
 //           Warpgroups 1 and 2: 64 keys each, as in dkdv.cuh. Warpgroup 3: dQ (dq_sum.cuh).
 // Shared    K and V (for the whole life of the block), STAGES stages of Q, dO, lse and delta,
 //           DS_STAGES of dS^T, DQ_STAGES of dQ.
-// Pipeline  The query tiles of every query head of the split, in ascending order: this is the order
-//           of summation of dK and dV. If the registers hold both products of scores, dP^T is
-//           computed while P^T is, and dV while dS^T is. No warpgroup of keys waits for the other, so
-//           that one multiplies while the other takes exponentials.
+// Pipeline  The query tiles of every query head of the split, in ascending order, or in descending
+//           order where the first keys come first: this is the order of summation of dK and dV. If
+//           the registers hold both products of scores, dP^T is computed while P^T is, and dV while
+//           dS^T is. No warpgroup of keys waits for the other, so that one multiplies while the other
+//           takes exponentials.
 //
 // Order     A query tile's dQ is summed over the key blocks that see it, from the last keys to the
-//           first, in fp32 in global memory, in the order of the registers of warpgroup 3. The first
-//           in turn stores its part, those between add theirs, the last adds the sum to its part,
-//           and scales, rounds and writes dQ. A counter for each tile says how many have had their
-//           turn. The blocks that see a tile are those that find_turn() gives a turn, without a hole
-//           in their ranks. Queries that nobody sees are set to zero by the block of the first keys.
+//           first, or from the first to the last (BwdParams::first_keys_first), in fp32 in global
+//           memory, in the order of the registers of warpgroup 3. The first in turn stores its part,
+//           those between add theirs, the last adds the sum to its part, and scales, rounds and
+//           writes dQ. A counter for each tile says how many have had their turn. The blocks that see
+//           a tile are those that find_turn() gives a turn, without a hole in their ranks. Queries
+//           that nobody sees are set to zero by the block of the first keys.
 //
-// A block waits for blocks of more keys of its own group (unit and split), and for nothing else.
-// Tickets go through a group from its last keys to its first, so that these blocks have smaller
+// Which     Under a causal mask the first keys are seen by the most queries. With the last keys
+//           first a round's blocks begin at once, each at the queries of its keys; but each round's
+//           begin further apart than those of the round before, in the end further than L2 reaches.
+//           With the first keys first all begin at the last queries, wait for each other's turns in
+//           the first round, and stay a step apart, however long the sequence is.
+//
+// A block waits for blocks of its own group (unit and split) whose turn comes before, and for
+// nothing else. Tickets go through a group in the order of turns, so that these blocks have smaller
 // numbers: their tickets are taken, hence they run or have run, whatever the mask and in whatever
 // order the hardware starts blocks. The smallest number that has not ended waits for nobody. Within
 // a block the stages of a ring are passed on in the order of items by all roles. NOTE: who waits for
@@ -99,7 +107,7 @@ struct FusedSm90 : DkdvSm90<Config> {
   __device__ __forceinline__ void load() const {
     if (work.items == 0) return;
     this->load_keys();
-    Cursor cursor(p, work);
+    FusedCursor<Config> cursor(p, work);
     Stages stages;
 #pragma unroll 1
     for (int i = 0; i < work.items; ++i, stages.advance()) {
@@ -495,8 +503,8 @@ __device__ __forceinline__ void fused_sm90_block(const typename Config::Params& 
     prefetch_map(params.dout);
     Kernel::make_barriers(smem);
     mbarriers_made();
-    // The last keys first.
-    place.tile = (p.seqlen_k + Config::BLOCK_N - 1) / Config::BLOCK_N - 1 - place.tile;
+    const int last = (p.seqlen_k + Config::BLOCK_N - 1) / Config::BLOCK_N - 1;
+    if (!p.first_keys_first) place.tile = last - place.tile;
     const DkdvBlock block(p, Config::BLOCK_N, place);
     const Sequence sequence(p, block.batch);
     smem.work.block = block;

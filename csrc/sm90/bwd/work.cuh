@@ -31,8 +31,27 @@ __device__ __forceinline__ void find_dkdv_work(DkdvSm90Work& work, const BwdPara
   work.items = DkdvCursor<Config>::count(p, work);
 }
 
-// A block's turn at the sum of a query tile's dQ. The key blocks that see the tile have theirs from
-// the last keys to the first.
+// The items of a block of the kernel of all gradients. Where the first keys come first, it goes
+// through its queries from the last to the first: so it follows the blocks whose turns come before a
+// step or more behind.
+template <class Config>
+struct FusedCursor : DkdvCursor<Config> {
+  using Base = DkdvCursor<Config>;
+  static_assert(Base::PER_TILE == 1);
+
+  __device__ __forceinline__ FusedCursor(const BwdParams& p, const DkdvWork& w) : Base(p, w) {
+    if (p.first_keys_first) this->i = w.end - 1;
+  }
+  __device__ __forceinline__ void next(const BwdParams& p, const DkdvWork& w) {
+    if (!p.first_keys_first) return Base::next(p, w);
+    if (--this->i >= w.begin) return;
+    this->i = w.end - 1;
+    ++this->member;
+  }
+};
+
+// A block's turn at the sum of a query tile's dQ. The key blocks that see the tile have theirs in
+// the order in which they begin: from the last keys to the first, or the other way round.
 struct DqTurn {
   int before;  // how many blocks have theirs before; -1: this block does not see the tile
   bool is_last;
@@ -58,6 +77,7 @@ __device__ __forceinline__ DqTurn find_turn(const BwdParams& p, const DkdvWork& 
   }
   const int first = keys.first / KEYS, last = (keys.end - 1) / KEYS;
   if (keys.end <= 0 || n < first || last < n) return {-1, false};
+  if (p.first_keys_first) return {n - first, n == last};
   return {last - n, n == first};
 }
 
