@@ -114,9 +114,9 @@ def test_key_blocks_have_their_turns_at_dq_without_a_hole_in_the_order_they_begi
     [
         ("return {last - n, n == first};", "return {last - n + (n == 3), n == first};"),
         ("return {n - first, n == last};", "return {n - first + (n == 3), n == last};"),
-        ("    ++this->member;\n  }\n};", "  }\n};"),
+        ("    --this->i;\n  }\n};", "  }\n};"),
     ],
-    ids=["from the last keys", "from the first keys", "of a later head"],
+    ids=["from the last keys", "from the first keys", "of a later tile"],
 )
 def test_a_turn_that_no_block_has_is_noticed(
     old: str, new: str, generated: Path, tmp_path: Path

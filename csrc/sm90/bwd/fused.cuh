@@ -10,11 +10,11 @@
 //           Warpgroups 1 and 2: 64 keys each, as in dkdv.cuh. Warpgroup 3: dQ (dq_sum.cuh).
 // Shared    K and V (for the whole life of the block), STAGES stages of Q, dO, lse and delta,
 //           DS_STAGES of dS^T, DQ_STAGES of dQ.
-// Pipeline  The query tiles of every query head of the split, in ascending order, or in descending
-//           order where the first keys come first: this is the order of summation of dK and dV. If
-//           the registers hold both products of scores, dP^T is computed while P^T is, and dV while
-//           dS^T is. No warpgroup of keys waits for the other, so that one multiplies while the other
-//           takes exponentials.
+// Pipeline  The query tiles of every query head of the split, head by head in ascending order, or
+//           all heads of a tile, and tiles in descending order, where the first keys come first: this
+//           is the order of summation of dK and dV. If the registers hold both products of scores,
+//           dP^T is computed while P^T is, and dV while dS^T is. No warpgroup of keys waits for the
+//           other, so that one multiplies while the other takes exponentials.
 //
 // Order     A query tile's dQ is summed over the key blocks that see it, from the last keys to the
 //           first, or from the first to the last (BwdParams::first_keys_first), in fp32 in global

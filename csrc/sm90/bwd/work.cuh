@@ -32,8 +32,9 @@ __device__ __forceinline__ void find_dkdv_work(DkdvSm90Work& work, const BwdPara
 }
 
 // The items of a block of the kernel of all gradients. Where the first keys come first, it goes
-// through its queries from the last to the first: so it follows the blocks whose turns come before a
-// step or more behind.
+// through its queries from the last to the first, all heads of a tile before the next tile: so it
+// follows the blocks whose turns come before a step or more behind. NOTE: head by head it would be
+// at the next head before them, who see more queries, and wait there.
 template <class Config>
 struct FusedCursor : DkdvCursor<Config> {
   using Base = DkdvCursor<Config>;
@@ -44,9 +45,9 @@ struct FusedCursor : DkdvCursor<Config> {
   }
   __device__ __forceinline__ void next(const BwdParams& p, const DkdvWork& w) {
     if (!p.first_keys_first) return Base::next(p, w);
-    if (--this->i >= w.begin) return;
-    this->i = w.end - 1;
-    ++this->member;
+    if (++this->member < w.members_end) return;
+    this->member = w.members_begin;
+    --this->i;
   }
 };
 
