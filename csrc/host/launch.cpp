@@ -191,12 +191,19 @@ class Backward {
     return dtype == Dtype::IEEE32 && !multiplies ? Dtype::FP32 : dtype;
   }
 
-  // Of the kernel of all gradients where there is one for as many columns and it is to be taken.
+  // Whether there is a kernel of all gradients, of as many columns as that of dK and dV: a larger one
+  // is slower. Not so where the general family makes dK and dV, of few columns.
+  bool has_fused() const {
+    if (fused_.variant == nullptr) return false;
+    return !dkdv_.variant->specific || fused_.variant->size == dkdv_.variant->size;
+  }
+
+  // Of the kernel of all gradients where there is one and it is to be taken.
   BwdPlan make_plan(const BwdOptions& options) const {
     const bool batch_invariant = options.batch_invariant != 0;
     const int64_t budget = read_budget(options.budget);  // which is refused where it is none
     if (whole_.variant != nullptr) return plan_whole(shape_for(*whole_.variant, options));
-    if (fused_.variant != nullptr && fused_.variant->size == dkdv_.variant->size) {
+    if (has_fused()) {
       BwdKernels kernels = kernels_with(*fused_.variant);
       kernels.fused = true;
       const BwdPlan plan =

@@ -318,9 +318,11 @@ def variants_meant(key: KernelKey, variants: Iterable[Variant]) -> list[Variant]
     """Return those that the dispatcher tries for a kernel (csrc/host/dispatch.cpp, is_meant).
 
     They are of the smallest size of each family that holds the head_dims. A family for some targets
-    only leaves calls that would fill half of its columns, or less, to the general one.
+    only leaves calls that would fill half of its columns, or less, to the general one, if its role
+    has one.
     """
     role, dtype, *head_dims = key
+    leaves_none = role in STAND_INS  # there is no general one
     families: defaultdict[str, list[Variant]] = defaultdict(list)
     for variant in variants:
         if variant.key[:2] == (role, dtype):
@@ -329,7 +331,9 @@ def variants_meant(key: KernelKey, variants: Iterable[Variant]) -> list[Variant]
     for members in families.values():
         size = smallest_size((v.key[2:] for v in members), (head_dims[0], head_dims[1]))
         chosen = [v for v in members if v.key[2:] == size]
-        meant += [v for v in chosen if not v.is_specific or 2 * head_dims[0] > v.head_dim]
+        meant += [
+            v for v in chosen if leaves_none or not v.is_specific or 2 * head_dims[0] > v.head_dim
+        ]
     return meant
 
 

@@ -58,6 +58,7 @@ class Kind:
 
 
 KINDS: Final = {
+    "fused-32": Kind(32, FUSED, STORED),
     "fused": Kind(64, FUSED, STORED),
     "fused-96": Kind(96, FUSED, STORED),
     "fused-128": Kind(128, FUSED, STORED),

@@ -61,7 +61,7 @@ def count_slots(problem: Problem) -> int:
 
 def is_fused(problem: Problem) -> bool:
     """Whether the backward that ran last made all gradients of such a problem in one kernel."""
-    return 32 < problem.q.shape[-1] <= 128 and "bwd_fused" in last_variant()
+    return problem.q.shape[-1] <= 128 and "bwd_fused" in last_variant()
 
 
 def stored(problem: Problem) -> int:
@@ -70,7 +70,7 @@ def stored(problem: Problem) -> int:
     if not is_fused(problem):
         return 8192 * batch * heads * count_slots(problem)
     rows = batch * heads * ceil_to(seqlen_q, 128)
-    columns = next(size for size in COMPILED if size >= problem.q.shape[-1])
+    columns = next(size for size in COMPILED_SM90 if size >= problem.q.shape[-1])
     return 4 * rows * columns + ceil_to(4 * (1 + rows // TILE), 256)
 
 

@@ -47,6 +47,13 @@ cudaError_t launch_kernel(const void* kernel, const void*, cudaStream_t stream) 
   return cudaLaunchKernel(kernel, dim3(1), dim3(128), nullptr, 0, stream);
 }
 
+bool first_keys_first = false;  // of the last launch that makes all gradients
+
+cudaError_t launch_fused(const void* kernel, const void* params, cudaStream_t stream) {
+  first_keys_first = static_cast<const flash_dist::BwdParams*>(params)->first_keys_first;
+  return launch_kernel(kernel, params, stream);
+}
+
 // The only kernel whose place follows from lengths: it has none for longer sequences.
 const char* refuse_longer(const void* params) {
   const auto& p = *static_cast<const flash_dist::BwdParams*>(params);
@@ -87,7 +94,7 @@ constexpr Refusal refusal_of(flash_dist::Role role, flash_dist::Family family) {
   extern "C" const flash_dist::KernelEntry symbol##_entry;                                    \
   const flash_dist::KernelEntry symbol##_entry = {                                            \
       &symbol##_entry,                                                                        \
-      &launch_kernel,                                                                         \
+      flash_dist::Role::role == flash_dist::Role::BWD_FUSED ? &launch_fused : &launch_kernel, \
       128,                                                                                    \
       plan == 0 ? 0 : 64 * 1024,                                                              \
       64,                                                                                     \
@@ -194,6 +201,7 @@ int64_t budget = int64_t{64} << 20;
 int dtype = static_cast<int>(Dtype::BF16);
 float softcap = 0;
 int seqlen_new = -1;  // -1: forward and backward
+int head_dim = 64, left = UNBOUNDED, right = UNBOUNDED, batch_invariant = 0;  // of these two
 
 template <class Params>
 Params make_params() {
@@ -205,8 +213,9 @@ Params make_params() {
   p.group = group;
   p.total_q = total_q;
   if (total_q >= 0) p.packing = {&total_q, &total_q};  // no kernel reads them
-  p.head_dim = p.head_dim_v = 64;
-  p.mask.left = p.mask.right = UNBOUNDED;
+  p.head_dim = p.head_dim_v = head_dim;
+  p.mask.left = left;
+  p.mask.right = right;
   p.scores.softcap = softcap;
   return p;
 }
@@ -271,7 +280,7 @@ std::string attempt() {
     tell(flash_dist_fwd(&call, &forward, nullptr, nullptr));
     const auto grads = make_params<BwdParams>();
     const DeltaParams delta{};
-    const BwdOptions options{budget, 0, nullptr};
+    const BwdOptions options{budget, batch_invariant, nullptr};
     tell(flash_dist_bwd(&call, &delta, &grads, &options, &allocate, &workspace));
   }
   separator = "";
@@ -287,7 +296,8 @@ std::string attempt() {
   std::ostringstream text;
   text << "{\"errors\": [" << errors.str() << "], \"launched\": [" << kernels.str()
        << "], \"calls\": {" << counts.str() << "}, \"left_behind\": " << last_error
-       << ", \"device\": " << current_device << "}";
+       << ", \"device\": " << current_device
+       << ", \"first_keys_first\": " << (first_keys_first ? "true" : "false") << "}";
   last_error = cudaSuccess;
   current_device = 0;
   return text.str();
@@ -308,6 +318,10 @@ int main() {
         sizes >> batch >> seqlen_q >> seqlen_k >> num_heads_kv >> group >> total_q >> budget >>
             dtype >> softcap;
         if (int given = 0; sizes >> given) seqlen_new = given;
+        if (int given = 0; sizes >> given) head_dim = given;
+        if (int given = 0; sizes >> given) left = given;
+        if (int given = 0; sizes >> given) right = given;
+        if (int given = 0; sizes >> given) batch_invariant = given;
       }
       failing_with = static_cast<cudaError_t>(code);
       std::cout << "[" << attempt();

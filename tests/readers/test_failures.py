@@ -59,6 +59,7 @@ class Attempt(NamedTuple):
     calls: dict[str, int]
     left_behind: int  # what cudaGetLastError still has
     device: int  # current afterwards
+    first_keys_first: bool  # of what makes all gradients
 
 
 Pair = tuple[Attempt, Attempt]
@@ -67,7 +68,7 @@ Pair = tuple[Attempt, Attempt]
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("failures")
-    table = Table.load().only([64], ["bf16", "fp32", "ieee32"])
+    table = Table.load().only([32, 64, 96, 128], ["bf16", "fp32", "ieee32"])
     generate(table, ArchSet.parse("9.0a;8.0+PTX").archs, [], folder)
     sources = [Path(__file__).with_name("failures.cpp"), *sorted((CSRC / "host").glob("*.cpp"))]
     options = ["-std=c++17", "-O1", "-Xcompiler=-Wall,-Wextra,-Werror", "-cudart=none"]
@@ -358,9 +359,11 @@ def test_float32_by_any_products_takes_the_same_kernels_where_nothing_is_multipl
     ]
 
 
-def families_with(program: Path, softcap: float, budget: int, **environ: str) -> list[str]:
+def families_with(
+    program: Path, softcap: float, budget: int, head_dim: int = 64, **environ: str
+) -> list[str]:
     """Return the families of what runs of a bfloat16 call, one after the other."""
-    sizes = f"{SIZES} {budget} 1 {softcap}"
+    sizes = f"{SIZES} {budget} 1 {softcap} -1 {head_dim}"
     ((ran, again),) = ask(program, ("nothing", 0, 0), sizes=sizes, environ=environ)
     assert ran.errors == []
     assert ran.launched == again.launched
@@ -384,6 +387,65 @@ def test_calls_with_a_soft_cap_take_the_families_made_for_them(
     short = families_with(program, softcap, budget, FLASH_DIST_SMEM_LIMIT=SMALL)
     assert {"fwd", "bwd_delta", "bwd_dkdv"} <= set(short)
     assert not [name for name in short if name.endswith("_sm90")]
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "softcap", "backward"),
+    [
+        (8, 0, {"bwd_fused_sm90"}),
+        (32, 0, {"bwd_fused_sm90"}),
+        (32, 50, {"bwd_fused_scored_sm90"}),
+        (96, 0, {"bwd_fused_sm90"}),
+        (96, 50, {"bwd_dkdv_scored_sm90", "bwd_dq_gemm_sm90"}),
+        (128, 50, {"bwd_fused_scored_sm90"}),
+    ],
+)
+def test_one_kernel_makes_all_gradients_of_few_columns_too_unless_another_has_fewer(
+    program: Path, head_dim: int, softcap: float, backward: set[str]
+) -> None:
+    others = {"fwd", "fwd_sm90", "fwd_scored_sm90", "bwd_delta", "bwd_reduce"}
+    assert set(families_with(program, softcap, 64 << 20, head_dim)) - others == backward
+    chain = families_with(program, softcap, 0, 32)
+    assert {"bwd_dkdv", "bwd_dq_recompute"} <= set(chain)
+    short = families_with(program, softcap, 64 << 20, head_dim, FLASH_DIST_SMEM_LIMIT=SMALL)
+    assert not [name for name in short if name.endswith("_sm90")]
+
+
+UNBOUNDED: Final = 1 << 30
+LONG: Final = {
+    "seqlen_k": 32768,
+    "total_q": -1,
+    "left": UNBOUNDED,
+    "right": 0,
+    "batch_invariant": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"right": 7}, True),
+        ({"seqlen_k": 32767}, False),
+        ({"right": UNBOUNDED}, False),
+        ({"left": 30000}, False),
+        ({"left": 30000, "right": UNBOUNDED}, False),
+        ({"total_q": 32768}, False),
+        ({"batch_invariant": 1}, False),
+    ],
+    ids=["long", "late", "short", "full", "window", "left", "packed", "batch-invariant"],
+)
+def test_only_long_causal_sequences_begin_with_the_first_keys(
+    program: Path,
+    changes: dict[str, int],
+    expected: bool,  # noqa: FBT001
+) -> None:
+    seqlen_k, total_q, *others = (LONG | changes).values()
+    sizes = f"1 4096 {seqlen_k} 1 4 {total_q} {1 << 30} 1 0 -1 64 {' '.join(map(str, others))}"
+    ((ran, _),) = ask(program, ("nothing", 0, 0), sizes=sizes)
+    assert ran.errors == []
+    assert "flash_dist_bwd_fused_sm90_bf16_d64_smem227_sm90a" in ran.launched
+    assert ran.first_keys_first == expected
 
 
 def test_a_dtype_that_there_is_not_is_refused_with_those_there_are(program: Path) -> None:

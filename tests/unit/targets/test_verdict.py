@@ -25,6 +25,7 @@ from flash_dist.targets.verdict import (
     name_size,
     read_size,
     role_of,
+    variants_meant,
 )
 from tests.unit.made.builds import (
     ALL,
@@ -413,3 +414,14 @@ def test_a_family_for_some_targets_leaves_few_columns_to_the_general_one() -> No
     build = with_specific(replace(base, variants=(*base.variants, narrow)), 64)
     assert chosen(build, "9.0", 64) == "fwd_sm90"
     assert chosen(build, "9.0", 32) == "fwd"
+
+
+@pytest.mark.parametrize("kind", ["", "_scored"])
+def test_a_role_without_a_general_family_takes_few_columns_too(kind: str) -> None:
+    family = f"bwd_fused{kind}_sm90"
+    forward = with_specific(make_build(HOPPER), 64).variants[-1]
+    fused = replace(forward, symbol=forward.symbol.replace("fwd_sm90", family), family=family)
+    for head_dim in (8, 32, 64):
+        key = ("bwd_fused", "bf16", head_dim, head_dim)
+        assert variants_meant(key, [fused]) == [fused]
+    assert variants_meant(("bwd_fused", "bf16", 72, 72), [fused]) == []
