@@ -82,11 +82,20 @@ __device__ __forceinline__ void fill_uncovered(const DeltaParams& p, const Delta
                                       });
 }
 
+// Of the kernel of all gradients, which follows. In most calls there are fewer than threads.
+template <class Config>
+__device__ __forceinline__ void clear_turns(const DeltaParams& p) {
+  const int64_t first = int64_t{fresh_block()} * Config::THREADS + threadIdx.x;
+#pragma unroll 1
+  for (int64_t i = first; i < p.turns; i += int64_t{gridDim.x} * Config::THREADS) p.dq_turns[i] = 0;
+}
+
 template <class Config>
 __device__ __forceinline__ void delta_block(const DeltaParams& p) {
   using T = typename Config::T;
   constexpr int LANES = Config::LANES_PER_ROW;
   constexpr int CHUNKS = Config::CHUNKS / LANES;  // of this thread
+  if (p.dq_turns != nullptr) clear_turns<Config>(p);
   DeltaBlock at(p);
   if (at.uncovered) {
     fill_uncovered<Config>(p, at);

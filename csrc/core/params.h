@@ -138,6 +138,8 @@ struct DeltaParams {
   Divisor by_tiles, by_num_heads_q, by_group;  // filled in at the launch
   const float* sinks;                          // as FwdParams::sinks
   float* dsinks;                               // as lse: of each row, by the sink of its head
+  int* dq_turns;                               // as BwdParams::dq_turns, set to 0 here; or null
+  int64_t turns;                               // how many counters these are
 };
 
 // One chunk of the backward: units [unit_begin, unit_begin + units) of (batch, kv head), keys of

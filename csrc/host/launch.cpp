@@ -303,6 +303,8 @@ class Backward {
     delta_.head_dim = p_.head_dim;
     delta_.head_dim_v = p_.head_dim_v;
     delta_.packing = p_.packing;
+    delta_.dq_turns = p_.dq_turns;
+    delta_.turns = plan_.dq_turns / int64_t{sizeof(int)};
     launch_step(step, &delta_);
   }
 
@@ -318,7 +320,9 @@ class Backward {
     p_.heads_together = fused_heads_together();
     p_.first_keys_first = first_keys_first();
     const cudaStream_t stream = stream_of(call_);
-    check_cuda(cudaMemsetAsync(p_.dq_turns, 0, plan_.dq_turns, stream), "cudaMemsetAsync");
+    if (step.chunk > 0) {  // delta has done so for the first
+      check_cuda(cudaMemsetAsync(p_.dq_turns, 0, plan_.dq_turns, stream), "cudaMemsetAsync");
+    }
     launch(call_.device, fused_, &p_, stream);
   }
 
