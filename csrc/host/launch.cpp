@@ -1,7 +1,6 @@
 // The sequences of launches behind forward and backward.
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
 #include <string>
 
 #include "host/budget.h"
@@ -128,13 +127,6 @@ class Parts {
 // round of blocks begins further apart than the one before, until what neighbours read in common has
 // left L2 between them; with the first keys first all wait for each other in the first round.
 constexpr int64_t FIRST_KEYS_FIRST = 32768;
-
-// NOTE: EXPERIMENT, to be removed. Whole numbers in the environment: FD_LONG for FIRST_KEYS_FIRST,
-// and FD_TOGETHER for what fused_heads_together() finds. Not set: no change.
-int64_t read_experiment(const char* name, int64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text == nullptr || *text == '\0' ? otherwise : std::strtoll(text, nullptr, 10);
-}
 
 int64_t workspace_bytes(const BwdPlan& plan) {
   return aligned(plan.statistics) + aligned(plan.ds) + aligned(plan.dq_accum) +
@@ -332,9 +324,8 @@ class Backward {
     const int64_t groups = int64_t{p_.units} * plan_.group_split;
     const int64_t bytes = p_.seqlen_q * (row_bytes() + sizeof(float) * p_.head_dim);
     const int64_t fitting = device_info(call_.device).l2_bytes / 2 / std::max<int64_t>(bytes, 1);
-    const int64_t wanted = read_experiment("FD_TOGETHER", std::max<int64_t>(fitting, 2));
     int64_t width = 1;
-    while (2 * width <= std::min(wanted, groups)) width *= 2;
+    while (2 * width <= std::min(std::max<int64_t>(fitting, 2), groups)) width *= 2;
     return static_cast<int>(width);
   }
 
@@ -344,8 +335,7 @@ class Backward {
     const MaskParams& mask = p_.mask;
     const bool causal =
         mask.kind == MaskKind::BAND && mask.right < UNBOUNDED && mask.left >= UNBOUNDED;
-    return causal && !packed_ && !p_.batch_invariant &&
-           p_.seqlen_k >= read_experiment("FD_LONG", FIRST_KEYS_FIRST);
+    return causal && !packed_ && !p_.batch_invariant && p_.seqlen_k >= FIRST_KEYS_FIRST;
   }
 
   void run_dkdv(const BwdStep& step) {
