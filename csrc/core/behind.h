@@ -6,6 +6,9 @@
 namespace flash_dist {
 
 // Blocks of Config's size. The kernel must call wait_for_previous() before it reads what others wrote.
+// NOTE: for a kernel of little shared memory alone. How much of its memory a multiprocessor shares it
+// settles when it is idle: one that needs most of it, and comes beside blocks of a small one, may get a
+// place where there are three.
 template <class Config>
 cudaError_t launch_behind(const void* kernel, const void* params, dim3 blocks,
                           cudaStream_t stream) {

@@ -442,9 +442,8 @@ __device__ __forceinline__ void decode_fold_block(const DecodeParams& p) {
   extern __shared__ __align__(128) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
 
-  // NOTE: what the kernel before reads was there when it let this one start. Every block waits for what it
-  // writes, also one that reads nothing, so that the next kernel waits for both.
-  let_next_start<Target>();
+  // NOTE: what the kernel before reads was there when it started. Every block waits for what it writes, also
+  // one that reads nothing, so that the next kernel waits for both.
   const typename Config::Shares shares(p, smem.counts);
   const bool by_task = p.batch * p.row_tiles * p.num_heads_kv <= p.shares;
   const int end = by_task ? 0 : shares.begin(blockIdx.x + 1);

@@ -1,8 +1,8 @@
 // Launch of a kernel that reads a cache, or folds what one has computed.
 #pragma once
 
-#include "core/behind.h"
 #include "core/decode.h"
+#include "core/entry.h"
 #include "core/schedule.cuh"
 
 namespace flash_dist {
@@ -17,7 +17,7 @@ inline DecodeParams with_divisors(DecodeParams p) {
 template <class Config>
 cudaError_t launch_decode(const void* kernel, const void* params, cudaStream_t stream) {
   const DecodeParams p = with_divisors(*static_cast<const DecodeParams*>(params));
-  return launch_behind<Config>(kernel, &p, dim3(p.shares), stream);
+  return launch_1d<Config>(kernel, &p, p.shares, stream);
 }
 
 }  // namespace flash_dist

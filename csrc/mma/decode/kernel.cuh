@@ -68,7 +68,6 @@ __device__ __forceinline__ void decode_block(const DecodeParams& p) {
   const WarpPlace<Config> own;
   const int lane = threadIdx.x % 32;
 
-  wait_for_previous<Target>();
   let_next_start<Target>();
   if (p.packing.cu_seqlens_q != nullptr && !p.few_alone) fill_uncovered<Config>(p);
   const DecodeShares<Config::THREADS> shares(p, smem.shares);

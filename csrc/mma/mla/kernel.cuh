@@ -158,7 +158,6 @@ __device__ __forceinline__ void mla_block(const DecodeParams& p) {
   const WarpPlace<Config> own;
   const ScorePart<Config> part;
 
-  wait_for_previous<Target>();
   let_next_start<Target>();
   if (p.packing.cu_seqlens_q != nullptr) fill_uncovered<Config>(p);
   const DecodeShares<Config::THREADS> shares(p, smem.shares);

@@ -395,7 +395,6 @@ __device__ __forceinline__ void decode_sm90_block(const DecodeParams& p) {
   extern __shared__ __align__(1024) uint8_t smem_bytes[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_bytes);
 
-  wait_for_previous<Target>();
   let_next_start<Target>();
   if (p.packing.cu_seqlens_q != nullptr && !p.few_alone) fill_uncovered<Config>(p);
   const typename Config::Shares shares(p, smem.shares);

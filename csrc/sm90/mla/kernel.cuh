@@ -324,7 +324,6 @@ __device__ __forceinline__ void mla_sm90_block(const MlaSm90Params& params) {
     smem.make_barriers();
   }
 
-  wait_for_previous<Target>();
   let_next_start<Target>();
   if (p.packing.cu_seqlens_q != nullptr) fill_uncovered<Config>(p);
   const typename Config::Shares shares(p, smem.counting);
