@@ -50,8 +50,12 @@ STATES: Final = ("warm", "cold")
 
 
 def parse_peers(text: str) -> tuple[str, ...]:
-    """Read `sdpa-flash,flex`; `none` measures ours alone."""
-    return () if text == "none" else _parse_list(text, PEERS, "peer", "none")
+    """Read `sdpa-flash,flex`, `flash` and `FLASH` for the first; `none` measures ours alone."""
+    if text == "none":
+        return ()
+    meant = {short.lower(): name for name in PEERS for short in (_short(name), label_of(name))}
+    parts = (part.strip() for part in text.split(","))
+    return _parse_list(",".join(meant.get(x.lower(), x) for x in parts), PEERS, "peer", "none")
 
 
 def parse_phases(text: str) -> tuple[str, ...]:
@@ -82,6 +86,10 @@ def label_of(name: str) -> str:
 def is_deterministic(name: str) -> bool:
     """Whether the backward gives the same bits on every run, by its own claim."""
     return name in {OURS, "flex", COPY} or name.endswith(DETERMINISTIC)
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("sdpa-")
 
 
 def _parse_list(text: str, allowed: tuple[str, ...], what: str, *more: str) -> tuple[str, ...]:

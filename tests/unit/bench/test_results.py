@@ -189,6 +189,11 @@ def test_documents_are_64_of_100_to_4000_tokens_whose_mean_is_whole() -> None:
 def test_lists_of_names_are_read_once_each() -> None:
     assert parse_peers("flex,eager,flex") == ("flex", "eager")
     assert parse_peers("none") == ()
+    assert parse_peers("cudnn, FLASH,flash-deterministic") == (
+        "sdpa-cudnn",
+        "sdpa-flash",
+        "sdpa-flash-deterministic",
+    )
     assert parse_phases("backward,forward") == ("backward", "forward")
     with pytest.raises(UsageError, match=r"a peer must be one of sdpa-flash, .*, got `fa5`"):
         parse_peers("flex,fa5")
