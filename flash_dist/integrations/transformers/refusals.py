@@ -59,8 +59,11 @@ def require_served(  # noqa: PLR0913 - what there may be to refuse
     if output_attentions:
         _refuse(module, "output_attentions=True", "no weights that were stored", _EAGER)
     if cache is not None:
-        hint = 'hint: `attn_implementation="sdpa"` serves continuous batching'
-        _refuse(module, "a paged cache", "no calls of `flash_attn_with_kvcache` yet", hint)
+        hint = (
+            'hint: `attn_implementation="flash_attention_2"` serves continuous batching, with the '
+            "folder that `nox -s hub` makes in LOCAL_KERNELS by these kernels: docs/frameworks.md"
+        )
+        _refuse(module, "a paged cache", "no pages under this name", hint)
 
 
 def require_numbers(device: torch.device | str) -> None:

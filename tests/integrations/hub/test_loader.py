@@ -72,6 +72,57 @@ torch.testing.assert_close(got[mask.bool()], want[mask.bool()], rtol=1e-5, atol=
 assert any(name.startswith("fd_") for name in sys.modules)
 """
 
+# Requests of several lengths at once, on pages. transformers passes single queries their pages on
+# CUDA alone: its look at the machine is left out.
+BATCHES = """
+import inspect
+import torch
+import transformers.generation.continuous_batching.initialization as initialization
+import transformers.modeling_flash_attention_utils as flash
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+torch.manual_seed(0)
+config = LlamaConfig(
+    vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=2, pad_token_id=0,
+    num_attention_heads=4, num_key_value_heads=2, head_dim=16, eos_token_id=None,
+)
+model = LlamaForCausalLM(config).eval()
+prompts = [torch.randint(2, 64, (length,)).tolist() for length in (5, 9, 17, 3, 40)]
+greedy = GenerationConfig(max_new_tokens=12, do_sample=False, pad_token_id=0)
+greedy.eos_token_id = None
+want = [
+    model.generate(torch.tensor([prompt]), generation_config=greedy)[0, len(prompt) :].tolist()
+    for prompt in prompts
+]
+
+calls = []
+load = flash._lazy_imports
+
+def load_counted(*args, **options):
+    dense, packed, cached, *others = load(*args, **options)
+
+    def counted(*args, **options):
+        calls.append(options["block_table"].shape)
+        return cached(*args, **options)
+
+    counted.__signature__ = inspect.signature(cached)
+    return dense, packed, counted, *others
+
+flash._lazy_imports = load_counted
+initialization.ensure_decode_fast_path_is_available = lambda *args: None
+model.set_attn_implementation("flash_attention_2")
+answers = model.generate_batch(
+    inputs=prompts,
+    generation_config=greedy,
+    continuous_batching_config=ContinuousBatchingConfig(max_blocks_per_request=8),
+    progress_bar=False,
+)
+got = {int(name.rpartition("_")[2]): answer.generated_tokens for name, answer in answers.items()}
+assert [got[i] for i in range(len(prompts))] == want, (got, want)
+assert len(calls) == 2 * 11, calls  # layers, and tokens behind the first
+"""
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -106,7 +157,8 @@ def test_the_digests_are_those_of_the_loader() -> None:
     metadata.digest.validate(rust.Digest.hash_variant(rust.DigestAlgorithm.SHA256, variant))
 
 
-def test_transformers_takes_a_copy_for_flash_attention(folder: Path) -> None:
+@pytest.mark.parametrize("program", [MODEL, BATCHES], ids=["forward", "continuous batching"])
+def test_transformers_takes_a_copy_for_flash_attention(folder: Path, program: str) -> None:
     transformers = pytest.importorskip("transformers")
     if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 22):
         pytest.skip(f"transformers {transformers.__version__} looks for kernels elsewhere")
@@ -116,7 +168,7 @@ def test_transformers_takes_a_copy_for_flash_attention(folder: Path) -> None:
         "LOCAL_KERNELS": f"kernels-community/flash-attn2={folder}",
         "HF_HUB_OFFLINE": "1",
     }
-    subprocess.run([sys.executable, "-c", MODEL], env=environ, check=True)
+    subprocess.run([sys.executable, "-c", program], env=environ, check=True)
 
 
 def test_doctor_runs_in_a_copy(folder: Path) -> None:
