@@ -1,19 +1,25 @@
 """One query to caches that L2 does not hold, called one after the other: time beside a copy's.
 
-    python benchmarks/decoding.py
+    python benchmarks/decoding.py [--json FILE]
+    python benchmarks/decoding.py --from-json FILE --plot docs/decoding.svg
 
 CUDA graphs go from cache to cache. A copy moves as many bytes as the keys and values have, half of
-them read, half written. FLASH and cuDNN are SDPA's, on a cache without pages.
+them read, half written. FLASH and cuDNN are SDPA's, on a cache without pages. The plot, of what was
+recorded, shows the copy's time over that of each; it needs matplotlib, and no GPU.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import json
 import math
 import statistics
 import sys
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -22,7 +28,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from flash_dist import flash_attn_with_kvcache, flash_mla_with_kvcache
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 Tensor = torch.Tensor
 Calls = list["Callable[[], object]"]
@@ -38,12 +44,49 @@ CACHES: Final = (  # head_dim, num_heads, num_heads_kv, batch, keys
     ),
     *((head_dim, 8, 1, 256, 1024) for head_dim in (64, 128, 256)),
 )
+LATENT_COLUMNS: Final = 576
+LATENT_VALUES: Final = 512
 LATENT: Final = ((1, 131072), (64, 4096), (256, 1024), (1, 4096))  # batch, keys
 LATENT_HEADS: Final = (16, 32, 64, 128)
 BACKENDS: Final = {
     "FLASH": SDPBackend.FLASH_ATTENTION,
     "cuDNN": SDPBackend.CUDNN_ATTENTION,
 }
+COLOURS: Final = {"ours": "#1a1a1a", "FLASH": "#56B4E9", "cuDNN": "#009E73"}  # as bench has them
+
+
+@dataclass(frozen=True)
+class Row:
+    """Steps on one kind of cache."""
+
+    head_dim: int  # of latent keys 576
+    heads: int
+    heads_kv: int
+    batch: int
+    keys: int
+    time_us: float  # of ours
+    copy_us: float
+    shares: dict[str, float]  # the copy's time over that of each; NaN: it refuses the call
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether values are in the keys."""
+        return self.head_dim == LATENT_COLUMNS
+
+    @property
+    def title(self) -> str:
+        """The kind of heads."""
+        if self.is_latent:
+            return f"latent keys, {self.heads} heads"
+        return f"head_dim {self.head_dim}, {self.heads} heads on {self.heads_kv}"
+
+    def __str__(self) -> str:
+        shares = ", ".join(f"{name} {share:.2f}" for name, share in self.shares.items())
+        text = f"{self.title}, {self.batch} x {self.keys} keys: {self.time_us:.1f} us, "
+        if self.is_latent:
+            products = 2 * self.batch * self.keys * self.heads * (LATENT_COLUMNS + LATENT_VALUES)
+            text += f"{products / self.time_us / 1e6:.0f} TFLOP/s, "
+        return f"{text}the copy {self.copy_us:.1f}; copy over {shares}"
 
 
 def measure(calls: Calls) -> float:
@@ -55,7 +98,7 @@ def measure(calls: Calls) -> float:
     with torch.cuda.graph(graph):
         for call in calls:
             call()
-    times = []
+    times: list[float] = []
     for _ in range(15):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
@@ -101,8 +144,8 @@ def measure_sdpa(backend: SDPBackend, q: Tensor, caches: list[tuple[Tensor, Tens
     return math.nan
 
 
-def compare(head_dim: int, heads: int, heads_kv: int, batch: int, keys: int) -> str:
-    """Return a line about caches of keys and values."""
+def compare(head_dim: int, heads: int, heads_kv: int, batch: int, keys: int) -> Row:
+    """Measure caches of keys and values."""
     size = 2 * batch * keys * heads_kv * head_dim * 2
     caches = [
         (normal(batch, keys, heads_kv, head_dim), normal(batch, keys, heads_kv, head_dim))
@@ -117,43 +160,104 @@ def compare(head_dim: int, heads: int, heads_kv: int, batch: int, keys: int) -> 
     copy = measure_copy(size)
     times = {"ours": measure(ours)}
     times |= {name: measure_sdpa(backend, q, caches) for name, backend in BACKENDS.items()}
-    shares = ", ".join(f"{name} {copy / time:.2f}" for name, time in times.items())
-    return (
-        f"head_dim {head_dim}, {heads} heads on {heads_kv}, {batch} x {keys} keys: "
-        f"{times['ours']:.1f} us, the copy {copy:.1f}; copy over {shares}"
-    )
+    shares = {name: copy / time for name, time in times.items()}
+    return Row(head_dim, heads, heads_kv, batch, keys, times["ours"], copy, shares)
 
 
-def compare_latent(batch: int, keys: int) -> Iterator[str]:
-    """Yield lines about caches of latent keys (MLA) in pages of 64, for each number of heads."""
-    size = batch * keys * 576 * 2
+def compare_latent(batch: int, keys: int) -> Iterator[Row]:
+    """Measure caches of latent keys (MLA) in pages of 64, for each number of heads."""
+    size = batch * keys * LATENT_COLUMNS * 2
     copy = measure_copy(size)
     pages = batch * keys // 64
-    caches = [normal(pages, 64, 1, 576) for _ in range(count_caches(size))]
+    caches = [normal(pages, 64, 1, LATENT_COLUMNS) for _ in range(count_caches(size))]
     table = torch.arange(pages, dtype=torch.int32, device="cuda").view(batch, -1)
     seqlens = torch.full((batch,), keys, dtype=torch.int32, device="cuda")
     for heads in LATENT_HEADS:
-        q = normal(batch, 1, heads, 576)
+        q = normal(batch, 1, heads, LATENT_COLUMNS)
         calls: Calls = [
-            partial(flash_mla_with_kvcache, q, k, table, seqlens, 512, causal=True) for k in caches
+            partial(flash_mla_with_kvcache, q, k, table, seqlens, LATENT_VALUES, causal=True)
+            for k in caches
         ]
         time = measure(calls)
-        rate = 2 * batch * keys * heads * (576 + 512) / time / 1e6
-        yield (
-            f"latent, {heads} heads, {batch} x {keys} keys: {time:.1f} us, {rate:.0f} TFLOP/s, "
-            f"copy over ours {copy / time:.2f}"
-        )
+        yield Row(LATENT_COLUMNS, heads, 1, batch, keys, time, copy, {"ours": copy / time})
+
+
+def measure_all() -> Iterator[Row]:
+    """Measure every kind of cache."""
+    torch.manual_seed(0)
+    for cache in CACHES:
+        yield compare(*cache)
+    for batch, keys in LATENT:
+        yield from compare_latent(batch, keys)
+
+
+def draw(machine: str, rows: Sequence[Row], path: Path) -> None:
+    """Draw bars, a panel for each kind of heads."""
+    import matplotlib as mpl  # noqa: PLC0415 - measuring does without
+
+    mpl.use("agg")
+    mpl.rcParams["svg.hashsalt"] = "flash_dist"  # the same results, the same bytes
+    from matplotlib import pyplot as plt  # noqa: PLC0415
+
+    titles = list(dict.fromkeys(row.title for row in sorted(rows, key=_order)))
+    across = 4
+    down = math.ceil(len(titles) / across)
+    figure, axes = plt.subplots(down, across, figsize=(11, 2.1 * down + 0.6), sharey=True)
+    for title, axis in zip(titles, axes.flat, strict=False):
+        _draw_panel(axis, title, [row for row in rows if row.title == title])
+    for axis in axes.flat[len(titles) :]:
+        axis.set_visible(False)
+    for first in axes[:, 0]:
+        first.set_ylabel("copy's time / time")
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="upper center", ncols=len(labels), frameon=False)
+    note = f"{machine}, bf16, one query, L2 cold; 1: as fast as a copy of as many bytes"
+    figure.text(0.5, 0.005, note, ha="center", va="bottom", fontsize=7, color="#555555")
+    figure.tight_layout(rect=(0, 0.02, 1, 0.96))
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def _order(row: Row) -> tuple[int, int, int]:
+    return row.head_dim, -row.heads_kv, row.heads
+
+
+def _draw_panel(axis: Any, title: str, rows: Sequence[Row]) -> None:  # noqa: ANN401 - matplotlib's
+    names = list(rows[0].shares)
+    width = 0.84 / len(names)
+    for i, name in enumerate(names):
+        places = [j + (i - (len(names) - 1) / 2) * width for j in range(len(rows))]
+        heights = [0.0 if math.isnan(row.shares[name]) else row.shares[name] for row in rows]
+        bars = axis.bar(places, heights, width * 0.92, color=COLOURS[name], label=name)
+        axis.bar_label(bars, [f"{x:.2f}" if x else "none" for x in heights], fontsize=5)
+    axis.axhline(1.0, color="#999999", linewidth=0.6)
+    axis.set_title(title, fontsize=8)
+    axis.set_xticks(range(len(rows)), [f"{row.batch} x {row.keys}" for row in rows], fontsize=6)
+    axis.tick_params(axis="y", labelsize=6)
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 def main() -> int:
     """Print one line per shape."""
-    print(torch.cuda.get_device_name(), "torch", torch.__version__)
-    torch.manual_seed(0)
-    for cache in CACHES:
-        print(compare(*cache), flush=True)
-    for batch, keys in LATENT:
-        for line in compare_latent(batch, keys):
-            print(line, flush=True)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured")
+    parser.add_argument("--from-json", type=Path, metavar="FILE", help="measure nothing")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it")
+    args = parser.parse_args()
+    if args.from_json:
+        recorded = json.loads(args.from_json.read_text(encoding="utf-8"))
+        machine, rows = recorded["machine"], [Row(**row) for row in recorded["rows"]]
+        print(machine, *rows, sep="\n")
+    else:
+        machine, rows = f"{torch.cuda.get_device_name()}, torch {torch.__version__}", []
+        print(machine)
+        for row in measure_all():
+            print(row, flush=True)
+            rows.append(row)
+    if args.json:
+        text = json.dumps({"machine": machine, "rows": [asdict(row) for row in rows]}, indent=1)
+        args.json.write_text(text + "\n", encoding="utf-8")
+    if args.plot:
+        draw(machine, rows, args.plot)
     return 0
 
 
