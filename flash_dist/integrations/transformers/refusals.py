@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from ...errors import hint_to_build
 from ...masks.registry import is_traced
 
 if TYPE_CHECKING:
     import torch
 
 _EAGER: Final = 'hint: `attn_implementation="eager"` serves it'
+
+_BATCHING: Final = hint_to_build(
+    'hint: `attn_implementation="flash_attention_2"` serves continuous batching by these kernels, '
+    "with a folder that `nox -s hub` makes in LOCAL_KERNELS",
+    'hint: `attn_implementation="sdpa"` serves continuous batching',
+)
 
 UNTRACEABLE: Final = (
     "a mask in a graph of torch.compile must be a band within sequences, which lie without gaps, "
@@ -59,11 +66,7 @@ def require_served(  # noqa: PLR0913 - what there may be to refuse
     if output_attentions:
         _refuse(module, "output_attentions=True", "no weights that were stored", _EAGER)
     if cache is not None:
-        hint = (
-            'hint: `attn_implementation="flash_attention_2"` serves continuous batching, with the '
-            "folder that `nox -s hub` makes in LOCAL_KERNELS by these kernels: docs/frameworks.md"
-        )
-        _refuse(module, "a paged cache", "no pages under this name", hint)
+        _refuse(module, "a paged cache", "no pages under this name", _BATCHING)
 
 
 def require_numbers(device: torch.device | str) -> None:
