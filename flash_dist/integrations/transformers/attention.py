@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...attention.arguments import NO_WINDOW, is_symbolic
 from ...attention.batched import flash_attn_func
+from ...attention.decoding.kvcache import flash_attn_with_kvcache
 from ...attention.packed import flash_attn_varlen_func
 from ...masks import Band
 from .once import choose_longest, find_packed, read_dense
 from .refusals import refuse_constant, refuse_sizes, require_served
+from .scores import Scores
 from .sight import Sight
-from .single import attend_once, is_interval
+from .single import attend_once, is_interval, lay_out, reads_cache
 from .traced import plan_traced
 
 if TYPE_CHECKING:
@@ -75,31 +77,13 @@ def attention_forward(  # noqa: PLR0913, PLR0917 - the interface of transformers
     if query.shape[0] == 1 < key.shape[0]:  # queries that are learned; `len` would fix a symbol
         query = query.expand(key.shape[0], -1, -1, -1)
     tensors = query, key, value
+    scores = Scores(scaling, softcap, s_aux)
     if isinstance(attention_mask, torch.Tensor) and is_interval(attention_mask):
-        out, lse = attend_once(*tensors, attention_mask, scaling, softcap)
-        return _add_sinks(out, lse, s_aux), None
+        return attend_once(*tensors, attention_mask, scores), None
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     sight = _choose(module, tensors, attention_mask, sliding_window, causal=causal)
     _require_sizes(module, sight, query.shape[2], key.shape[2])
-    return _attend(tensors, sight, _Scores(scaling, softcap, s_aux), others), None
-
-
-class _Scores(NamedTuple):
-    """What a layer does to its scores."""
-
-    scale: float | None
-    softcap: float | None
-    sinks: Tensor | None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The same as arguments of the attention functions."""
-        chosen: dict[str, Any] = {"softmax_scale": self.scale}
-        if self.softcap:
-            chosen["softcap"] = self.softcap
-        if self.sinks is not None:
-            chosen["learnable_sink"] = self.sinks
-        return chosen
+    return _attend(tensors, sight, scores, others), None
 
 
 def _choose(
@@ -130,9 +114,9 @@ def _require_sizes(module: torch.nn.Module, sight: Sight, queries: int, keys: in
         refuse_sizes(module, made, got)
 
 
-def _attend(tensors: Tensors, sight: Sight, scores: _Scores, others: dict[str, Any]) -> Tensor:
-    """Return out, as `attention_forward` does."""
-    q, k, v = (_lay_out(x) for x in tensors)
+def _attend(tensors: Tensors, sight: Sight, scores: Scores, others: dict[str, Any]) -> Tensor:
+    """Return out, as `attention_forward` scores."""
+    q, k, v = (lay_out(x) for x in tensors)
     if sight.keys is not None:
         k, v = k[:, : sight.keys], v[:, : sight.keys]
     is_open = sight.packed or sight.is_band  # position_ids and cu_seq_lens may say more
@@ -154,6 +138,9 @@ def _attend(tensors: Tensors, sight: Sight, scores: _Scores, others: dict[str, A
     window = sight.band.left, sight.band.right
     if packing is None and sight.segments is not None:
         packing = _pack(q, k, sight.segments)
+    if packing is None and reads_cache(q, k, v, scores.sinks):
+        out = flash_attn_with_kvcache(q, k, v, window_size=window, **scores.options)
+        return out
     if packing is None:
         out = flash_attn_func(q, k, v, window_size=window, **scores.options)
         return out
@@ -166,11 +153,6 @@ def _attend(tensors: Tensors, sight: Sight, scores: _Scores, others: dict[str, A
         **scores.options,
     ).unflatten(0, q.shape[:2])
     return out
-
-
-def _lay_out(x: Tensor) -> Tensor:
-    x = x.transpose(1, 2)
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _read_packing(others: dict[str, Any]) -> Packing | None:
@@ -204,11 +186,3 @@ def _pack(q: Tensor, k: Tensor, segments: Segments) -> Packing:
         raise ValueError(message)
     bounds = segments.on(q.device)
     return bounds, bounds, segments.longest, segments.longest
-
-
-def _add_sinks(out: Tensor, lse: Tensor, sinks: Tensor | None) -> Tensor:
-    """Return out as if each row had one more score, that of its head, without a value."""
-    if sinks is None:
-        return out
-    share = torch.sigmoid(lse - sinks.unsqueeze(-1))  # of what the keys weigh
-    return (out * share.transpose(1, 2).unsqueeze(-1)).to(out.dtype)

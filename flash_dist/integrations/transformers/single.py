@@ -1,18 +1,33 @@
-"""Attention of one query over an interval of keys that a tensor says: nothing is read on the host.
+"""Attention of one query, which is what `generate` asks for: nothing is read on the host.
 
-Each sequence and kv head is a sequence of flash_attn_varlen_func with one token, whose heads are
-the query heads of the kv head: a cache [batch, num_heads_kv, seqlen_k, head_dim] is packed as it
-lies. Keys that are not seen are those of sequences without a query in between.
+flash_attn_with_kvcache reads the keys where they lie, so that a sequence has the same bits in any
+batch, however it is padded. What a cache has no kernel for (gradients, float32 on a GPU, autocast)
+goes to the functions that have one. There each sequence and kv head is a sequence of
+flash_attn_varlen_func with one token, whose heads are the query heads of the kv head: a cache
+[batch, num_heads_kv, seqlen_k, head_dim] is packed as it lies, and keys that are not seen are those
+of sequences without a query in between.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, TypeVar
+
 import torch
 
-from ...attention.arguments import is_symbolic
+from ...attention.arguments import is_symbolic, is_transformed
+from ...attention.autograd import concerns_autograd
+from ...attention.decoding.kvcache import flash_attn_with_kvcache
+from ...attention.decoding.layouts import CUDA_DTYPES
 from ...attention.packed import flash_attn_varlen_func
 from ...masks.registry import is_traced
 from .once import find_once
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .scores import Scores
+
+    Found = TypeVar("Found")
 
 Tensor = torch.Tensor
 
@@ -22,26 +37,62 @@ def is_interval(mask: Tensor) -> bool:
     return mask.dtype == torch.int32 and mask.shape[1:] == (1, 1, 2)
 
 
-def attend_once(  # noqa: PLR0913, PLR0917 - one attention problem
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    interval: Tensor,
-    scale: float | None,
-    softcap: float | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return out [batch, 1, num_heads_q, head_dim_v] and lse [batch, num_heads_q, 1].
+def reads_cache(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> bool:
+    """Whether flash_attn_with_kvcache serves a call: one query, no gradients, dtypes as they are.
+
+    Args:
+        q: [batch, seqlen_q, num_heads_q, head_dim].
+        k: [batch, seqlen_k, num_heads_kv, head_dim].
+        v: [batch, seqlen_k, num_heads_kv, head_dim_v].
+        sinks: [num_heads_q] or None.
+    """
+    if not (q.shape[1] == 1 <= k.shape[1] and q.shape[0] == k.shape[0]):
+        return False
+    kind = q.device.type
+    if torch.is_autocast_enabled(kind) or not q.dtype == k.dtype == v.dtype:
+        return False
+    if is_transformed() or concerns_autograd(q, k, v):
+        return False
+    if sinks is not None and sinks.requires_grad and torch.is_grad_enabled():
+        return False
+    return kind == "cpu" or q.dtype in CUDA_DTYPES
+
+
+def attend_once(
+    query: Tensor, key: Tensor, value: Tensor, interval: Tensor, scores: Scores
+) -> Tensor:
+    """Return out [batch, 1, num_heads_q, head_dim_v] of one query to an interval of keys.
 
     Args:
         query: [batch, num_heads_q, 1, head_dim].
-        key: [batch, num_heads_kv, seqlen_k, head_dim], contiguous or it is copied.
-        value: [batch, num_heads_kv, seqlen_k, head_dim_v], likewise.
+        key: [batch, num_heads_kv, seqlen_k, head_dim].
+        value: [batch, num_heads_kv, seqlen_k, head_dim_v].
         interval: [batch, 1, 1, 2], int32.
-        scale: Factor on the scores, None for head_dim ** -0.5.
-        softcap: What caps the scores, None or 0 for none.
+        scores: What becomes of the scores.
     """
+    q, k, v = (lay_out(x) for x in (query, key, value))
+    if not reads_cache(q, k, v, scores.sinks):
+        return _attend_packed(query, key, value, interval, scores)
+    first, end = _find(interval, "ends", lambda: _split(interval))
+    out: Tensor = flash_attn_with_kvcache(
+        q, k, v, cache_seqlens=end, cache_leftpad=first, **scores.options
+    )
+    return out
+
+
+def lay_out(x: Tensor) -> Tensor:
+    """Return [batch, seqlen, num_heads, head_dim] of what has heads first, a copy if it must be."""
+    x = x.transpose(1, 2)
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _attend_packed(
+    query: Tensor, key: Tensor, value: Tensor, interval: Tensor, scores: Scores
+) -> Tensor:
+    """Do the same as packed sequences; what is not contiguous is copied."""
     batch, heads_kv, seqlen, _ = key.shape
-    bounds_q, bounds_k = _find_bounds(interval, heads_kv, seqlen)
+    where = "bounds", heads_kv, seqlen
+    bounds_q, bounds_k = _find(interval, where, lambda: _pack(interval, heads_kv, seqlen))
     out, lse = flash_attn_varlen_func(
         query.reshape(batch * heads_kv, -1, query.shape[-1]),
         key.reshape(batch * heads_kv * seqlen, 1, key.shape[-1]),
@@ -50,20 +101,21 @@ def attend_once(  # noqa: PLR0913, PLR0917 - one attention problem
         bounds_k,
         max_seqlen_q=1,
         max_seqlen_k=2 * seqlen,  # of one between two intervals
-        softmax_scale=scale,
-        softcap=softcap,
+        softmax_scale=scores.scale,
+        softcap=scores.softcap,
         return_lse=True,
     )
+    out = out.view(batch, 1, -1, out.shape[-1])
+    if scores.sinks is None:
+        return out
     lse = lse.unflatten(1, (batch, heads_kv)).permute(1, 2, 0)  # [batch, num_heads_kv, group]
-    return out.view(batch, 1, -1, out.shape[-1]), lse.reshape(batch, -1, 1)
+    share = torch.sigmoid(lse.reshape(batch, -1) - scores.sinks)  # of what the keys weigh
+    return (out * share[:, None, :, None]).to(out.dtype)
 
 
-def _find_bounds(interval: Tensor, heads_kv: int, seqlen: int) -> tuple[Tensor, Tensor]:
-    """Return what `_pack` does, which takes six kernels: the first layer of a forward makes it."""
-    if _is_repeated(interval):
-        return _pack(interval, heads_kv, seqlen)
-    key = "bounds", heads_kv, seqlen
-    return find_once(interval, key, lambda: _pack(interval, heads_kv, seqlen))
+def _find(interval: Tensor, key: object, find: Callable[[], Found]) -> Found:
+    """Return what is found of an interval, which takes kernels: the first layer of a forward."""
+    return find() if _is_repeated(interval) else find_once(interval, key, find)
 
 
 def _is_repeated(interval: Tensor) -> bool:
@@ -71,6 +123,12 @@ def _is_repeated(interval: Tensor) -> bool:
     if is_symbolic(interval) or is_traced():
         return True
     return interval.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def _split(interval: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first key of each sequence, and the end."""
+    first, end = interval.view(-1, 2).t().contiguous()
+    return first, end
 
 
 def _pack(interval: Tensor, heads_kv: int, seqlen: int) -> tuple[Tensor, Tensor]:

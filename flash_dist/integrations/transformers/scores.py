@@ -1,0 +1,26 @@
+"""What a layer does to its scores."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Scores(NamedTuple):
+    """As the interface of transformers gives it to each layer."""
+
+    scale: float | None  # None: head_dim ** -0.5
+    softcap: float | None = None  # None or 0: none
+    sinks: torch.Tensor | None = None  # [num_heads_q]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The same as arguments of the attention functions."""
+        chosen: dict[str, Any] = {"softmax_scale": self.scale}
+        if self.softcap:
+            chosen["softcap"] = self.softcap
+        if self.sinks is not None:
+            chosen["learnable_sink"] = self.sinks
+        return chosen
