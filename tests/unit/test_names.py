@@ -18,7 +18,14 @@ assert "torch" not in sys.modules
 
 
 @pytest.mark.parametrize(
-    "name", ["compat", "integrations", "integrations.torch_sdpa", "integrations.transformers"]
+    "name",
+    [
+        "compat",
+        "integrations",
+        "integrations.diffusers",
+        "integrations.torch_sdpa",
+        "integrations.transformers",
+    ],
 )
 def test_an_import_of_the_package_alone_finds_what_plugs_it_in(name: str) -> None:
     command = [sys.executable, "-c", PROGRAM.format(name=name)]
@@ -32,7 +39,7 @@ def test_the_stand_in_for_flash_attn_is_found_by_its_name() -> None:
 def test_a_package_that_is_not_there_is_named() -> None:
     for package, name in (
         (flash_dist, "integration"),
-        (flash_dist.integrations, "diffusers"),
+        (flash_dist.integrations, "comfyui"),
         (flash_dist.compat, "xformers"),
     ):
         with pytest.raises(AttributeError, match=f"`{package.__name__}` has no .* `{name}`"):

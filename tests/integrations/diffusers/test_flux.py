@@ -1,24 +1,42 @@
-"""A tiny Flux of diffusers, whose default backend calls torch's function, inside of sdpa()."""
+"""A tiny Flux of diffusers on these kernels: by sdpa(), as it calls torch's function, or by name.
+
+And single layers, with the masks that its models have.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import pickle
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 import flash_dist
 from flash_dist.attention import autograd
+from flash_dist.integrations.diffusers import NAME, attention, register
 from flash_dist.integrations.torch_sdpa import replacement
+from flash_dist.integrations.torch_sdpa.masks import read_mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 diffusers = pytest.importorskip("diffusers")
+dispatch = pytest.importorskip("diffusers.models.attention_dispatch").dispatch_attention_fn
 
 Tensor = torch.Tensor
 
 
-def make() -> torch.nn.Module:
+@pytest.fixture(autouse=True)
+def _its_own_backend() -> Iterator[None]:
+    """Give diffusers back its default: a name that one model takes becomes that of all."""
+    with diffusers.attention_backend("native"):
+        yield
+
+
+def make() -> Any:  # noqa: ANN401
     torch.manual_seed(0)
-    model: torch.nn.Module = diffusers.FluxTransformer2DModel(
+    return diffusers.FluxTransformer2DModel(
         patch_size=1,
         in_channels=4,
         num_layers=1,
@@ -29,7 +47,6 @@ def make() -> torch.nn.Module:
         pooled_projection_dim=32,
         axes_dims_rope=(4, 4, 8),
     )
-    return model
 
 
 def draw() -> dict[str, Tensor]:
@@ -43,7 +60,7 @@ def draw() -> dict[str, Tensor]:
     }
 
 
-def run(model: torch.nn.Module, inputs: dict[str, Tensor]) -> list[Tensor]:
+def run(model: Any, inputs: dict[str, Tensor]) -> list[Tensor]:  # noqa: ANN401
     """Return the output and the gradients of all parameters."""
     model.zero_grad()
     out: Tensor = model(**inputs).sample
@@ -51,20 +68,142 @@ def run(model: torch.nn.Module, inputs: dict[str, Tensor]) -> list[Tensor]:
     return [out.detach(), *(x.grad for x in model.parameters() if x.grad is not None)]
 
 
-def test_its_default_backend_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[int, ...]] = []
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Return the shapes of the queries that our kernels are given."""
+    shapes: list[tuple[int, ...]] = []
     attend = autograd.attend
 
     def count(q: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401
-        calls.append(tuple(q.shape))
+        shapes.append(tuple(q.shape))
         return attend(q, *args, **options)
 
-    model, inputs = make(), draw()
-    want = run(model, inputs)
     monkeypatch.setattr(replacement, "attend", count)
-    with flash_dist.sdpa():
-        got = run(model, inputs)
-    assert len(calls) == 2, "one for each layer"
+    return shapes
+
+
+def require_near(got: list[Tensor], want: list[Tensor]) -> None:
     assert len(got) == len(want)
     for x, y in zip(got, want, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+
+
+def test_its_default_backend_is_served_by_the_context(calls: list[tuple[int, ...]]) -> None:
+    model, inputs = make(), draw()
+    want = run(model, inputs)
+    assert not calls
+    with flash_dist.sdpa():
+        got = run(model, inputs)
+    assert len(calls) == 2, "one for each layer"
+    require_near(got, want)
+
+
+def test_a_model_takes_the_backend_by_its_name(calls: list[tuple[int, ...]]) -> None:
+    model, inputs = make(), draw()
+    want = run(model, inputs)
+    name = register()
+    assert name == register() == NAME
+    model.set_attention_backend(name)
+    got = run(model, inputs)
+    assert calls == [(1, 21, 2, 16)] * 2, "one for each layer"
+    require_near(got, want)
+    model.set_attention_backend("native")
+    run(model, inputs)
+    assert len(calls) == 2, "it is no longer asked"
+
+
+def test_a_block_takes_the_backend_by_its_name(calls: list[tuple[int, ...]]) -> None:
+    model, inputs = make(), draw()
+    want = run(model, inputs)
+    with diffusers.attention_backend(register()):
+        got = run(model, inputs)
+    assert len(calls) == 2
+    require_near(got, want)
+    run(model, inputs)
+    assert len(calls) == 2
+
+
+def test_the_name_is_a_member_like_those_of_diffusers() -> None:
+    names = diffusers.AttentionBackendName
+    before = len(names)
+    name = register()
+    member = names(name)
+    assert member is names[name.upper()] is getattr(names, name.upper())
+    assert member in set(names)
+    assert (member.value, member.name, str(member.value)) == (name, name.upper(), name)
+    assert len(names) <= before + 1
+    assert pickle.loads(pickle.dumps(member)) is member  # noqa: S301 - our own
+
+
+def draw_layer() -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    q = torch.randn(3, 9, 4, 16, generator=generator)
+    k, v = torch.randn(2, 3, 7, 4, 16, generator=generator)
+    return q, k, v
+
+
+KEYS = torch.arange(7) < torch.tensor([[7], [4], [2]])
+PAIRS = torch.arange(7) <= torch.arange(9)[:, None] % 5
+MASKS = {
+    "keys": KEYS,
+    "keys, added": torch.where(KEYS, 0.0, -torch.inf),
+    "all keys": torch.ones_like(KEYS),
+    "pairs": PAIRS,
+    "batch and pairs": (KEYS[:, None] & PAIRS)[:, None],
+}
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=list(MASKS))
+def test_masks_hide_what_they_hide_from_torch(calls: list[tuple[int, ...]], mask: Tensor) -> None:
+    q, k, v = draw_layer()
+    wide = mask[:, None, None] if mask.shape == KEYS.shape else mask
+    heads_first = (x.transpose(1, 2) for x in (q, k, v))
+    want = scaled_dot_product_attention(*heads_first, attn_mask=wide).transpose(1, 2)
+    got = dispatch(q, k, v, attn_mask=mask, backend=register())
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    assert len(calls) == 1
+
+
+def test_a_mask_of_keys_is_read_once_until_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = draw_layer()
+    read: list[Tensor] = []
+
+    def note(mask: Tensor, shape: tuple[int, int, int, int]) -> Any:  # noqa: ANN401
+        read.append(mask)
+        return read_mask(mask, shape)
+
+    monkeypatch.setattr(attention, "read_mask", note)
+    mask, name = KEYS.clone(), register()
+    first = [dispatch(q, k, v, attn_mask=mask, backend=name) for _ in range(3)]
+    assert len(read) == 1
+    mask[0, 5:] = False
+    changed = dispatch(q, k, v, attn_mask=mask, backend=name)
+    assert len(read) == 2
+    assert torch.equal(first[0], first[2])
+    assert not torch.equal(changed[0], first[0][0])
+
+
+def test_what_has_no_kernel_goes_to_torch(calls: list[tuple[int, ...]]) -> None:
+    q, k, v = draw_layer()
+    bias = torch.randn(9, 7, generator=torch.Generator().manual_seed(4))
+    want = dispatch(q, k, v, attn_mask=bias)
+    got = dispatch(q, k, v, attn_mask=bias, backend=register())
+    assert torch.equal(got, want)
+    assert not calls
+
+
+def test_a_compiled_model_is_one_graph() -> None:
+    model, inputs = make(), draw()
+    want = run(model, inputs)
+    model.set_attention_backend(register())
+    torch._dynamo.reset()
+    with torch.no_grad():
+        compiled: Any = torch.compile(model, backend="aot_eager", fullgraph=True)
+        out = compiled(**inputs).sample
+    torch.testing.assert_close(out, want[0], rtol=1e-4, atol=1e-5)
+
+
+def test_sequences_over_several_gpus_are_refused() -> None:
+    q, k, v = draw_layer()
+    with pytest.raises(ValueError, match=r"without context parallelism .*\n\nhint: `set_attention"):
+        attention.attend(q, k, v, _parallel_config=object())

@@ -1,0 +1,67 @@
+"""diffusers runs its models on these kernels: `register()`, once, and a name.
+
+`pipe.transformer.set_attention_backend("fdist")` is the second line. Like the package itself this
+needs torch and diffusers only when `register` is called.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, Final
+
+from ...errors import FlashDistError
+
+NAME: Final = "fdist"  # that under which transformers knows these kernels, too
+
+OLDEST: Final = "0.35"
+
+__all__ = ["NAME", "register"]
+
+
+def register() -> str:
+    """Register attention with diffusers, and return the name it has there.
+
+    The name, `fdist`, is what `set_attention_backend` of a model takes, and
+    `diffusers.attention_backend` for a `with` block. diffusers keeps its names in an enum, to which
+    this adds a member. Calling it again changes nothing.
+
+    Raises:
+        FlashDistError: diffusers is not installed, or is too old.
+        ExtensionError: The compiled extension does not load.
+    """
+    names, registry = _find_registry()
+    from .attention import attend  # noqa: PLC0415 - loads torch and the extension
+
+    registry.register(_add_member(names))(attend)
+    return NAME
+
+
+def _find_registry() -> tuple[Any, Any]:
+    """Return the enum of names, and the class that knows functions by them."""
+    hint = f'`pip install "diffusers>={OLDEST}"`'
+    try:
+        package = import_module("diffusers")
+    except ImportError as error:
+        message = f"`{__name__}` needs diffusers, which does not import: {error}"
+        raise FlashDistError(message, hint=hint) from error
+    try:
+        dispatch = import_module("diffusers.models.attention_dispatch")
+        names, registry = dispatch.AttentionBackendName, dispatch._AttentionBackendRegistry  # noqa: SLF001 - nothing public registers
+    except (AttributeError, ImportError) as error:
+        version = getattr(package, "__version__", "an unknown version")
+        message = f"diffusers must be at least {OLDEST}, got {version}"
+        raise FlashDistError(message, hint=hint) from error
+    return names, registry
+
+
+def _add_member(names: Any) -> Any:  # noqa: ANN401 - an enum of strings
+    """Return the member of our name, which is made as the class statement makes its own."""
+    member = names._value2member_map_.get(NAME)
+    if member is None:
+        member = str.__new__(names, NAME)
+        member._name_, member._value_ = NAME.upper(), NAME
+        setattr(names, member._name_, member)  # before the map has it: members are not set again
+        names._member_names_.append(member._name_)
+        names._member_map_[member._name_] = member
+        names._value2member_map_[NAME] = member
+    return member

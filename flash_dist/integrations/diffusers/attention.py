@@ -1,0 +1,86 @@
+"""The attention function: what diffusers calls in every layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from ...attention.conversions import Conversions
+from ...masks import BlockMask
+from ...masks.registry import is_traced
+from ..torch_sdpa.masks import read_mask
+from ..torch_sdpa.replacement import attend_or_leave
+
+if TYPE_CHECKING:
+    from ...masks import Band
+
+Tensor = torch.Tensor
+
+_found: Final[Conversions[Any]] = Conversions()
+
+
+def attend(  # noqa: PLR0913, PLR0917 - the interface of diffusers
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001, FBT002
+    scale: float | None = None,
+    enable_gqa: bool = False,  # noqa: FBT001, FBT002
+    _parallel_config: object = None,
+) -> Tensor:
+    """Return [batch, seqlen_q, num_heads_q, head_dim_v]; like `sdpa`, what is not served by torch.
+
+    Args:
+        query: [batch, seqlen_q, num_heads_q, head_dim].
+        key: [batch, seqlen_k, num_heads_kv, head_dim].
+        value: [batch, seqlen_k, num_heads_kv, head_dim_v].
+        attn_mask: [batch, seqlen_k], which keys there are, or what torch's function takes; booleans
+            or numbers that are added to scores.
+        dropout_p: Other than 0 goes to torch.
+        is_causal: Query i sees key j if j <= i.
+        scale: Factor on the scores. Defaults to head_dim ** -0.5.
+        enable_gqa: Whether num_heads_kv may be less than num_heads_q.
+        _parallel_config: Must be None.
+
+    Raises:
+        ValueError: Sequences are cut over several GPUs by diffusers.
+    """
+    if _parallel_config is not None:
+        message = (
+            "the backend fdist must be used without context parallelism of diffusers, got a "
+            'parallel_config\n\nhint: `set_attention_backend("_native_flash")` has it'
+        )
+        raise ValueError(message)
+    mask: Any = attn_mask
+    if mask is not None and mask.shape == (query.shape[0], key.shape[1]):
+        batch, seqlen_q, heads, _ = query.shape
+        mask = _read_keys(mask, (batch, heads, seqlen_q, key.shape[1]))
+    out = attend_or_leave(
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        mask,
+        dropout_p,
+        is_causal,
+        scale=scale,
+        enable_gqa=enable_gqa,
+    )
+    return out.transpose(1, 2)
+
+
+def _read_keys(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor | BlockMask | None:
+    """Return a mask of keys for scores of a shape; a tensor where it must be one.
+
+    NOTE: A view of it would be another tensor in every layer, and read in each.
+    """
+    view = mask[:, None, None]
+    if mask.is_inference() or torch.compiler.is_compiling() or is_traced() or mask.requires_grad:
+        return view
+    key = mask._version, shape  # noqa: SLF001 - as public as a version gets
+    seen: Band | BlockMask | None = _found.find(mask, key, lambda: read_mask(view.detach(), shape))
+    if seen is None or isinstance(seen, BlockMask):
+        return view if seen is None else seen
+    return None  # all keys
