@@ -157,8 +157,8 @@ MASKS = {
 def test_masks_hide_what_they_hide_from_torch(calls: list[tuple[int, ...]], mask: Tensor) -> None:
     q, k, v = draw_layer()
     wide = mask[:, None, None] if mask.shape == KEYS.shape else mask
-    heads_first = (x.transpose(1, 2) for x in (q, k, v))
-    want = scaled_dot_product_attention(*heads_first, attn_mask=wide).transpose(1, 2)
+    query, key, value = (x.transpose(1, 2) for x in (q, k, v))
+    want = scaled_dot_product_attention(query, key, value, attn_mask=wide).transpose(1, 2)
     got = dispatch(q, k, v, attn_mask=mask, backend=register())
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
     assert len(calls) == 1
