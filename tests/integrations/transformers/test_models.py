@@ -497,8 +497,8 @@ def test_tokens_that_are_generated_read_caches_with_their_scores(
         monkeypatch.setattr(module, "flash_attn_with_kvcache", noted)
     padding = torch.ones_like(LEFT) if cache is None else LEFT
     generate(DECODERS[name], NAME, padding, torch.bfloat16, cache_implementation=cache)
-    where = {"cache_seqlens", "cache_leftpad"} if cache else set()
+    where = {"cache_seqlens", "cache_leftpad"}
     scores = {"gemma2": {"softcap"}, "gpt_oss": {"learnable_sink"}}.get(name, set())
     assert len(calls) == 9 * DECODERS[name].options["num_hidden_layers"]
     assert all(call - where == scores for call in calls)
-    assert any(call == where | scores for call in calls)  # a window may hide all padding
+    assert cache is None or any(where <= call for call in calls)  # of windows some see all keys
