@@ -6,10 +6,9 @@ needs torch and diffusers only when `register` is called.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any, Final
 
-from ...errors import FlashDistError
+from ..peers import find_names
 
 NAME: Final = "fdist"  # that under which transformers knows these kernels, too
 
@@ -29,29 +28,12 @@ def register() -> str:
         FlashDistError: diffusers is not installed, or is too old.
         ExtensionError: The compiled extension does not load.
     """
-    names, registry = _find_registry()
+    known = "AttentionBackendName", "_AttentionBackendRegistry"  # nothing public registers
+    names, registry = find_names("diffusers.models.attention_dispatch", *known, oldest=OLDEST)
     from .attention import attend  # noqa: PLC0415 - loads torch and the extension
 
     registry.register(_add_member(names))(attend)
     return NAME
-
-
-def _find_registry() -> tuple[Any, Any]:
-    """Return the enum of names, and the class that knows functions by them."""
-    hint = f'`pip install "diffusers>={OLDEST}"`'
-    try:
-        package = import_module("diffusers")
-    except ImportError as error:
-        message = f"`{__name__}` needs diffusers, which does not import: {error}"
-        raise FlashDistError(message, hint=hint) from error
-    try:
-        dispatch = import_module("diffusers.models.attention_dispatch")
-        names, registry = dispatch.AttentionBackendName, dispatch._AttentionBackendRegistry  # noqa: SLF001 - nothing public registers
-    except (AttributeError, ImportError) as error:
-        version = getattr(package, "__version__", "an unknown version")
-        message = f"diffusers must be at least {OLDEST}, got {version}"
-        raise FlashDistError(message, hint=hint) from error
-    return names, registry
 
 
 def _add_member(names: Any) -> Any:  # noqa: ANN401 - an enum of strings

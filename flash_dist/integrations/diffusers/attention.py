@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
-
 import torch
 
-from ...attention.conversions import Conversions
 from ...masks import BlockMask
-from ...masks.registry import is_traced
-from ..torch_sdpa.masks import read_mask
+from ..torch_sdpa.masks import is_unread, read_mask
 from ..torch_sdpa.replacement import attend_or_leave
 
-if TYPE_CHECKING:
-    from ...masks import Band
-
 Tensor = torch.Tensor
-
-_found: Final[Conversions[Any]] = Conversions()
 
 
 def attend(  # noqa: PLR0913, PLR0917 - the interface of diffusers
@@ -54,10 +45,10 @@ def attend(  # noqa: PLR0913, PLR0917 - the interface of diffusers
             'parallel_config\n\nhint: `set_attention_backend("_native_flash")` has it'
         )
         raise ValueError(message)
-    mask: Any = attn_mask
-    if mask is not None and mask.shape == (query.shape[0], key.shape[1]):
+    mask: BlockMask | Tensor | None = attn_mask
+    if attn_mask is not None and attn_mask.shape == (query.shape[0], key.shape[1]):
         batch, seqlen_q, heads, _ = query.shape
-        mask = _read_keys(mask, (batch, heads, seqlen_q, key.shape[1]))
+        mask = _read_keys(attn_mask, (batch, heads, seqlen_q, key.shape[1]))
     out = attend_or_leave(
         query.transpose(1, 2),
         key.transpose(1, 2),
@@ -77,10 +68,7 @@ def _read_keys(mask: Tensor, shape: tuple[int, int, int, int]) -> Tensor | Block
     NOTE: A view of it would be another tensor in every layer, and read in each.
     """
     view = mask[:, None, None]
-    if mask.is_inference() or torch.compiler.is_compiling() or is_traced() or mask.requires_grad:
+    seen = None if is_unread(mask) else read_mask(view, shape, source=mask)
+    if seen is None:
         return view
-    key = mask._version, shape  # noqa: SLF001 - as public as a version gets
-    seen: Band | BlockMask | None = _found.find(mask, key, lambda: read_mask(view.detach(), shape))
-    if seen is None or isinstance(seen, BlockMask):
-        return view if seen is None else seen
-    return None  # all keys
+    return seen if isinstance(seen, BlockMask) else None  # all keys

@@ -12,6 +12,7 @@ import torch
 
 from ...attention.conversions import Conversions
 from ...masks import Band, BlockMask
+from ...masks.registry import is_traced
 
 Tensor = torch.Tensor
 Shape = tuple[int, int, int, int]  # batch, num_heads_q, seqlen_q, seqlen_k
@@ -22,17 +23,24 @@ HIDDEN: Final = torch.finfo(torch.float16).min
 _found: Final[Conversions[Any]] = Conversions()
 
 
-def read_mask(mask: Tensor, shape: Shape) -> BlockMask | Band | None:
+def is_unread(mask: Tensor) -> bool:
+    """Whether nothing may be read of a mask: a graph would keep it, or its gradient is wanted."""
+    return torch.compiler.is_compiling() or is_traced() or mask.requires_grad
+
+
+def read_mask(mask: Tensor, shape: Shape, source: Tensor | None = None) -> BlockMask | Band | None:
     """Return what a mask that broadcasts to a shape shows; None if it does more than hide.
 
     Args:
         mask: Booleans, True where a key is seen, or numbers that are added to scores.
         shape: Of the scores.
+        source: What mask is a view of, if that is made anew in every call.
     """
-    if mask.is_inference():  # has no version: it may have changed since
+    source = mask if source is None else source
+    if source.is_inference():  # has no version: it may have changed since
         return _read(mask, shape)
-    key = mask._version, shape  # noqa: SLF001 - as public as a version gets
-    found: BlockMask | Band | None = _found.find(mask, key, lambda: _read(mask.detach(), shape))
+    key = source._version, mask.shape, shape  # noqa: SLF001 - as public as a version gets
+    found: BlockMask | Band | None = _found.find(source, key, lambda: _read(mask.detach(), shape))
     return found
 
 

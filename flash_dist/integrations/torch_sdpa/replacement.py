@@ -20,8 +20,7 @@ from ...attention.layouts import DENSE, TORCH
 from ...attention.support import require_kernels
 from ...kernels.precision import is_ieee
 from ...masks import Band, BlockMask
-from ...masks.registry import is_traced
-from .masks import read_mask
+from .masks import is_unread, read_mask
 from .reasons import tell
 
 if TYPE_CHECKING:
@@ -180,8 +179,6 @@ def _find_reason(
         return "what is no tensor"
     if not (mask is None or isinstance(mask, (torch.Tensor, BlockMask))):
         return "masks that are no tensors"
-    is_recorded = torch.compiler.is_compiling() or is_traced()
-    is_unread = is_recorded or getattr(mask, "requires_grad", False)
     dims = {x.dim() for x in tensors}
     reasons = {
         "tensors of other types than torch.Tensor": any(
@@ -192,7 +189,7 @@ def _find_reason(
         "a scale that is not positive": scale is not None and not SCALES[0] < scale < SCALES[1],
         "transforms of torch.func": is_transformed(),
         "masks that are tensors of a graph, or need a gradient": (
-            isinstance(mask, torch.Tensor) and is_unread
+            isinstance(mask, torch.Tensor) and is_unread(mask)
         ),
     }
     return next((reason for reason, applies in reasons.items() if applies), "")

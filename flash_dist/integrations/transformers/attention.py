@@ -138,11 +138,10 @@ def _attend(tensors: Tensors, sight: Sight, scores: Scores, others: dict[str, An
     window = sight.band.left, sight.band.right
     if packing is None and sight.segments is not None:
         packing = _pack(q, k, sight.segments)
-    if packing is None and reads_cache(q, k, v, scores.sinks):
-        out = flash_attn_with_kvcache(q, k, v, window_size=window, **scores.options)
-        return out
     if packing is None:
-        out = flash_attn_func(q, k, v, window_size=window, **scores.options)
+        alone = reads_cache(q, k, v, scores.sinks)
+        attend: Any = flash_attn_with_kvcache if alone else flash_attn_func
+        out = attend(q, k, v, window_size=window, **scores.options)
         return out
     out = flash_attn_varlen_func(
         q.flatten(0, 1),

@@ -15,8 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import flash_dist
 from flash_dist.attention import autograd
 from flash_dist.integrations.diffusers import NAME, attention, register
-from flash_dist.integrations.torch_sdpa import replacement
-from flash_dist.integrations.torch_sdpa.masks import read_mask
+from flash_dist.integrations.torch_sdpa import masks, replacement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -168,11 +167,13 @@ def test_a_mask_of_keys_is_read_once_until_it_changes(monkeypatch: pytest.Monkey
     q, k, v = draw_layer()
     read: list[Tensor] = []
 
+    look = masks._read
+
     def note(mask: Tensor, shape: tuple[int, int, int, int]) -> Any:  # noqa: ANN401
         read.append(mask)
-        return read_mask(mask, shape)
+        return look(mask, shape)
 
-    monkeypatch.setattr(attention, "read_mask", note)
+    monkeypatch.setattr(masks, "_read", note)
     mask, name = KEYS.clone(), register()
     first = [dispatch(q, k, v, attn_mask=mask, backend=name) for _ in range(3)]
     assert len(read) == 1

@@ -12,7 +12,8 @@ import transformers
 from packaging.version import Version
 
 from flash_dist.integrations.transformers import register
-from tests.integrations.transformers.models import DECODERS, DEVICE, VOCABULARY
+from tests.integrations.transformers.generation import IDS, LEFT, SEQLEN
+from tests.integrations.transformers.models import DECODERS, DEVICE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,12 +26,7 @@ pytestmark = pytest.mark.skipif(
 
 NAME = register()
 TOLERANCE = 1e-5  # of the largest number
-SEQLEN = 12
 SPLIT = 7  # where the second document begins
-IDS = torch.randint(3, VOCABULARY, (3, SEQLEN), generator=torch.Generator().manual_seed(1))
-IDS = IDS.to(DEVICE)
-LEFT = torch.ones_like(IDS)
-LEFT[0, :4] = LEFT[2, :7] = 0
 GAPS = torch.ones_like(IDS)
 GAPS[0, 3:5] = 0
 POSITIONS = torch.cat([torch.arange(SPLIT), torch.arange(SEQLEN - SPLIT)])[None].to(DEVICE)

@@ -1,0 +1,35 @@
+"""What another library has for us: its names, or a sentence that says what it lacks."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from ..errors import FlashDistError
+
+
+def find_names(module: str, *names: str, oldest: str) -> list[Any]:
+    """Return what a module of another package calls by these names.
+
+    Args:
+        module: Its name, that of the package first.
+        names: What it must have.
+        oldest: The version of the package from which on it has them.
+
+    Raises:
+        FlashDistError: The package is not installed, or is too old.
+    """
+    peer = module.partition(".")[0]
+    hint = f'`pip install "{peer}>={oldest}"`'
+    try:
+        package = import_module(peer)
+    except ImportError as error:
+        message = f"`{__package__}.{peer}` needs {peer}, which does not import: {error}"
+        raise FlashDistError(message, hint=hint) from error
+    try:
+        place = import_module(module)
+        return [getattr(place, name) for name in names]
+    except (AttributeError, ImportError) as error:
+        version = getattr(package, "__version__", "an unknown version")
+        message = f"{peer} must be at least {oldest}, got {version}"
+        raise FlashDistError(message, hint=hint) from error
