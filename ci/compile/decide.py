@@ -108,7 +108,8 @@ def _line_of(call: Call) -> str:
     role = "bwd_fused" if gpu.fused else "bwd_dkdv"
     sizes = [column for size in _compiled_sizes(role) for column in size]
     columns = (call.head_dim, call.head_dim_v)
-    how = (call.budget, int(call.batch_invariant), int(call.normalizes), int(call.aligned))
+    flags = (call.batch_invariant, call.normalizes, call.aligned, call.per_head)
+    how = (call.budget, *map(int, flags))
     numbers = (*shape, call.total_q, *columns, *call.mask, *kernels, *how, *known)
     return " ".join(map(str, (*numbers, len(sizes) // 2, *sizes)))
 

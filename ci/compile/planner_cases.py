@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from flash_dist.masks import BlockMask
-from flash_dist.masks.layout import BAND, ROWS
+from flash_dist.masks.layout import BAND, ROWS, TILES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,6 +54,7 @@ class Call:
     batch_invariant: bool = False
     normalizes: bool = False  # as in float32; of few rules, which the planner's own tests hold
     aligned: bool = False  # scores depend on where the last query is (ALiBi)
+    per_head: bool = False  # query heads have masks of their own
     label: str = ""
 
     @property
@@ -145,11 +146,54 @@ CORNERS: Final = (  # found by planting other rules: no product of the above mee
     _TRIANGLE,
     replace(_TRIANGLE, batch=1, group=8, budget=128 * MIB, gpu=GPUS[3], label="more splits, rows"),
 )
+_SHARES: Final = (  # batch, queries and keys, num_heads_kv, group: where blocks are few or many
+    (1, 300, 2, 1),
+    (1, 1024, 4, 1),
+    (1, 1024, 2, 4),
+    (1, 1024, 8, 4),
+    (3, 1024, 8, 3),
+    (16, 1024, 8, 4),
+    (8, 1024, 16, 1),
+    (9, 1024, 16, 1),
+    (1, 2048, 8, 4),
+    (1, 4096, 1, 1),
+    (1, 4096, 4, 1),
+    (1, 4096, 8, 1),
+    (1, 4096, 9, 1),
+    (1, 4096, 1, 8),
+    (1, 4096, 8, 4),
+    (4, 4096, 1, 8),
+    (5, 8100, 5, 1),
+    (5, 8192, 5, 1),
+)
+
+
+def shared_calls() -> Iterator[Call]:
+    """Yield calls whose blocks share heads or queries, or do not, of every kind of kernel."""
+    for (batch, seqlen, *heads), label in itertools.product(_SHARES, ("full", "causal")):
+        sizes, mask = (batch, seqlen, seqlen, *heads), BANDS[label]
+        for head_dim in (64, 128):
+            call = Call(*sizes, head_dim, head_dim, mask=mask, gpu=FUSED, label=label)
+            yield call
+            yield replace(call, total_q=batch * seqlen - 1)
+        yield replace(call, budget=16 * MIB)
+        yield Call(*sizes, 256, 256, mask=mask, gpu=_PAIRS, label=label)
+        yield Call(*sizes, mask=mask, gpu=_A100, label=label)
+    for grows in (False, True):  # masks with arrays, seen by fewer queries from key to key, or more
+        slots = [n * (n + 1) // 2 if grows else n * (129 - n) // 2 for n in range(65)]
+        rows = Call(1, 4096, 4096, 4, 4, mask=(ROWS, -1, -1, 0), key_slots=tuple(slots))
+        for gpu in (FUSED, _A100):
+            yield replace(rows, gpu=gpu, label="growing" if grows else "shrinking")
+        yield replace(rows, gpu=FUSED, per_head=True, label=f"of each head {grows}")
+        yield replace(rows, gpu=FUSED, num_heads_kv=1, group=1, label=f"one head {grows}")
+        tiles = replace(rows, mask=(TILES, -1, -1, 0), gpu=FUSED, num_heads_kv=1, group=1)
+        yield replace(tiles, label=f"tiles {grows}")
 
 
 def band_calls() -> Iterator[Call]:
     """Yield every size under every band with every budget; GPUs and columns take turns."""
     yield from CORNERS
+    yield from shared_calls()
     gpus, columns = itertools.cycle(GPUS), itertools.cycle(COLUMNS)
     for sizes, (label, mask), budget in itertools.product(SIZES, BANDS.items(), BUDGETS):
         gpu, (head_dim, head_dim_v) = next(gpus), next(columns)

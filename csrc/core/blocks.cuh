@@ -54,6 +54,7 @@ cudaError_t launch_fwd(const void* kernel, const void* params, cudaStream_t stre
 // The key tile, unit and split of a block of the dK/dV kernel.
 struct DkdvBlock {
   int key0, unit, batch, head_kv, split;
+  int stripe = 0;  // of the queries, of query_split
 
   __device__ __forceinline__ DkdvBlock(const BwdParams& p, int block_n)
       : DkdvBlock(p, block_n, fresh_block()) {}
@@ -70,7 +71,8 @@ struct DkdvBlock {
 
 // Row of the fp32 sums of dK and dV that belongs to a block's key 0.
 __device__ __forceinline__ int64_t first_sum_row(const BwdParams& p, const DkdvBlock& block) {
-  return p.sum_rows.first + block.split * p.sum_rows.split + block.unit * p.sum_rows.unit;
+  return p.sum_rows.first + block.split * p.sum_rows.split + block.unit * p.sum_rows.unit +
+         block.stripe * p.stripe_rows;
 }
 
 // Whether a block's dK and dV are written as fp32 sums: there are other splits, or later stripes.
@@ -84,7 +86,7 @@ struct DkdvGrid {
 
   DkdvGrid(BwdParams& p, int block_n)
       : tiles((p.key_end - p.key_begin + block_n - 1) / block_n),
-        groups(int64_t{p.units} * p.group_split) {
+        groups(int64_t{p.units} * p.group_split * p.query_split) {
     p.by_num_heads_kv = make_divisor(p.num_heads_kv);
     p.by_group_split = make_divisor(p.group_split);
   }

@@ -14,6 +14,8 @@ struct Config : Plan_ {
   static constexpr int HEAD_DIM = HEAD_DIM_;      // of q and k
   static constexpr int HEAD_DIM_V = HEAD_DIM_V_;  // of v and out
   static constexpr int THREADS = Plan::WARPS * 32;
+  // Whether blocks of the same keys may share the queries: BwdParams::query_split.
+  static constexpr bool SHARES_QUERIES = false;
 };
 
 }  // namespace flash_dist

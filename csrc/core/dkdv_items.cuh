@@ -17,6 +17,7 @@ struct DkdvWork {
   int members_begin, members_end;
   int seqlen_q, seqlen_k;
   int key0;
+  int2 stripe;    // of a block that shares the queries: its query tiles, [x, y)
   int slot0[2];   // of query tile 0, as if of member 0, among all of the chunk; the two key tiles
   int4 tiles[2];  // BAND: the query tiles of each
 };
@@ -58,7 +59,14 @@ struct DkdvCursor {
                                                                        const DkdvWork& w,
                                                                        int member) {
     const Mask mask = mask_of(p, w, member);
-    return {mask, ds_layout(p, {0, 0, w.seqlen_q, w.seqlen_k}), w.key0};
+    return walk_of(mask, ds_layout(p, {0, 0, w.seqlen_q, w.seqlen_k}), w);
+  }
+  __device__ __forceinline__ static QueryWalk<Config::BLOCK_N> walk_of(const Mask& mask,
+                                                                       const DsLayout& layout,
+                                                                       const DkdvWork& w) {
+    QueryWalk<Config::BLOCK_N> walk(mask, layout, w.key0);
+    if constexpr (Config::SHARES_QUERIES) walk.clip(w.stripe);
+    return walk;
   }
   // All stages of the block.
   __device__ __forceinline__ static int count(const BwdParams& p, const DkdvWork& w) {

@@ -25,14 +25,23 @@ __device__ __forceinline__ void find_slots(DkdvWork& work, const BwdParams& p,
   }
 }
 
+// The query tiles of a block's stripe, of as many each as there are for the longest sequence.
+__device__ __forceinline__ int2 find_stripe(const BwdParams& p, const DkdvBlock& block) {
+  const int tiles = (p.seqlen_q + MASK_TILE - 1) / MASK_TILE;
+  const int each = (tiles + p.query_split - 1) / p.query_split;
+  return {block.stripe * each, (block.stripe + 1) * each};
+}
+
 // members: of a whole split; head: query head of member 0; mask: of the first of the block's.
 template <class Config>
 __device__ __forceinline__ void find_work(DkdvWork& work, const BwdParams& p,
                                           const DkdvBlock& block, const Sequence& sequence,
                                           int members, int head, const Mask& mask) {
   const DsLayout layout = ds_layout(p, sequence);
-  const QueryWalk<Config::BLOCK_N> walk(mask, layout, block.key0);
   const int first = p.key_begin / DS_TILE;
+  work.key0 = block.key0;
+  if constexpr (Config::SHARES_QUERIES) work.stripe = find_stripe(p, block);
+  const QueryWalk<Config::BLOCK_N> walk = DkdvCursor<Config>::walk_of(mask, layout, work);
   work.q = head_begin(p.q, block.batch, block.head_kv, 0) + sequence.q0 * p.q.row;
   work.dout = head_begin(p.dout, block.batch, block.head_kv, 0) + sequence.q0 * p.dout.row;
   work.statistics = statistics_begin(p, block.batch, head, sequence.q0);
@@ -45,7 +54,6 @@ __device__ __forceinline__ void find_work(DkdvWork& work, const BwdParams& p,
   work.members_end = work.members_begin + p.members;
   work.seqlen_q = sequence.seqlen_q;
   work.seqlen_k = sequence.seqlen_k;
-  work.key0 = block.key0;
   find_slots<Config>(work, p, block, mask, layout, first);
 }
 

@@ -179,6 +179,8 @@ struct BwdParams {
   int sums_first, sums_last;  // first stripe of queries starts dK and dV, last stripe writes them
   bool batch_invariant;       // nothing may depend on the other sequences of a batch
   bool first_keys_first;      // the order in which dQ is summed in turns; only under a band
+  int query_split;            // blocks that share the queries of each split of a group
+  int64_t stripe_rows;        // of sums of dK and dV, from those of one such block to the next
 };
 
 // A backward that makes delta, too.
@@ -190,12 +192,15 @@ struct WholeParams {
 };
 
 struct ReduceParams {
-  const float* partial;  // [splits, batch * num_heads_kv, seqlen_k, columns of the compiled size]
-  View out;              // [batch, seqlen_k, num_heads_kv, 1, columns]
+  struct Sum {
+    const float* partial;  // [splits, batch * num_heads_kv, seqlen_k, padded]
+    View out;              // [batch, seqlen_k, num_heads_kv, 1, columns]
+    int columns, padded;   // that exist, and those of the kernel that made the parts
+    float scale;
+  };
+  Sum sums[2];  // dK, dV
   int splits, batch, seqlen_k, num_heads_kv;
   int total_k;
-  int columns;  // that exist
-  float scale;
   Packing packing;
 };
 

@@ -1,6 +1,7 @@
-// Adds the fp32 partials of the group split in ascending order and rounds the sum once.
+// Adds the fp32 partial sums of dK, and those of dV, in ascending order and rounds each sum once.
 //
-// Grid      x = tile of rows over every batch and kv head. A thread owns 8 columns of one row.
+// Grid      x = tile of rows over every batch and kv head of dK, then of dV. A thread owns 8 columns
+//           of one row.
 #pragma once
 
 #include "core/config.h"
@@ -27,9 +28,14 @@ __device__ __forceinline__ void reduce_block(const ReduceParams& p) {
   using Target = typename Config::Target;
   using T = typename Config::T;
   const int tiles = (p.seqlen_k + Config::BLOCK_ROWS - 1) / Config::BLOCK_ROWS;
-  const int unit = blockIdx.x / tiles;
+  const int blocks = tiles * p.batch * p.num_heads_kv;  // of a sum
+  const int number = blockIdx.x;
+  const bool of_v = number >= blocks;
+  const ReduceParams::Sum& of = p.sums[of_v];
+  const int block = number - (of_v ? blocks : 0);
+  const int unit = block / tiles;
   const int in_tile = threadIdx.x / Config::LANES_PER_ROW;
-  const int row = (blockIdx.x % tiles) * Config::BLOCK_ROWS + in_tile;
+  const int row = block % tiles * Config::BLOCK_ROWS + in_tile;
   const int column = (threadIdx.x % Config::LANES_PER_ROW) * 8;
   const int batch = unit / p.num_heads_kv;
   int k0 = 0;
@@ -39,12 +45,12 @@ __device__ __forceinline__ void reduce_block(const ReduceParams& p) {
     k0 = k.begin;
     seqlen_k = k.length;
   }
-  if (in_tile >= Config::BLOCK_ROWS || row >= seqlen_k || column >= p.columns) return;
+  if (in_tile >= Config::BLOCK_ROWS || row >= seqlen_k || column >= of.columns) return;
 
   const int64_t split_stride =
-      static_cast<int64_t>(p.batch) * p.num_heads_kv * p.seqlen_k * Config::HEAD_DIM;
+      static_cast<int64_t>(p.batch) * p.num_heads_kv * p.seqlen_k * of.padded;
   const float* src =
-      p.partial + (static_cast<int64_t>(unit) * p.seqlen_k + row) * Config::HEAD_DIM + column;
+      of.partial + (static_cast<int64_t>(unit) * p.seqlen_k + row) * of.padded + column;
   float sum[8] = {};
   for (int i = 0; i < p.splits; ++i, src += split_stride) {
     const float4 low = *reinterpret_cast<const float4*>(src);
@@ -55,9 +61,9 @@ __device__ __forceinline__ void reduce_block(const ReduceParams& p) {
   uint32_t words[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i)
-    words[i] = pack<Target, T>(sum[2 * i] * p.scale, sum[2 * i + 1] * p.scale);
-  uint16_t* dst = head_begin(p.out, batch, unit % p.num_heads_kv, 0) +
-                  static_cast<int64_t>(k0 + row) * p.out.row + column;
+    words[i] = pack<Target, T>(sum[2 * i] * of.scale, sum[2 * i + 1] * of.scale);
+  uint16_t* dst = head_begin(of.out, batch, unit % p.num_heads_kv, 0) +
+                  static_cast<int64_t>(k0 + row) * of.out.row + column;
   store_global_16(dst, {words[0], words[1], words[2], words[3]});
 }
 
@@ -65,7 +71,7 @@ template <class Config>
 cudaError_t launch_reduce(const void* kernel, const void* params, cudaStream_t stream) {
   const auto& p = *static_cast<const ReduceParams*>(params);
   const int64_t tiles = (p.seqlen_k + Config::BLOCK_ROWS - 1) / Config::BLOCK_ROWS;
-  return launch_1d<Config>(kernel, params, tiles * p.batch * p.num_heads_kv, stream);
+  return launch_1d<Config>(kernel, params, 2 * tiles * p.batch * p.num_heads_kv, stream);
 }
 
 }  // namespace flash_dist

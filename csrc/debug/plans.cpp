@@ -45,7 +45,7 @@ MaskBand read_mask(std::istream& line, int seqlen_q, int seqlen_k) {
 
 // batch seqlen_q seqlen_k num_heads_kv group total_q head_dim head_dim_v, mask: kind left right
 // bottom_right, sm_count key_tile blocks_per_sm dq_rows dq_blocks_per_sm cluster fused, budget
-// batch_invariant normalizes aligned, count of key_slots and these (-1: not known), count of compiled sizes
+// batch_invariant normalizes aligned per_head, count of key_slots and these (-1: not known), count of compiled sizes
 // and these.
 Request read_request(std::istream& line) {
   Request r;
@@ -66,6 +66,7 @@ Request read_request(std::istream& line) {
   r.batch_invariant = next<int>(line) != 0;
   s.normalizes = next<int>(line) != 0;
   s.aligned = next<int>(line) != 0;
+  s.per_head = next<int>(line) != 0;
   const int slots = next<int>(line);
   for (int i = 0; i < slots; ++i) r.key_slots.push_back(next<int>(line));
   const int sizes = next<int>(line);
@@ -111,8 +112,7 @@ void write_chunk(std::ostream& text, const BwdChunk& c) {
 
 void write_step(std::ostream& text, const BwdStep& s) {
   text << "{\"role\": \"" << role_name(s.role) << "\", \"size\": [" << s.size.head_dim << ", "
-       << s.size.head_dim_v << "], \"chunk\": " << s.chunk << ", \"of_v\": " << boolean(s.of_v)
-       << "}";
+       << s.size.head_dim_v << "], \"chunk\": " << s.chunk << "}";
 }
 
 std::string describe(const BwdPlan& plan) {
@@ -124,7 +124,12 @@ std::string describe(const BwdPlan& plan) {
        << ", \"dv_partial\": " << plan.dv_partial << ", \"statistics\": " << plan.statistics
        << ", \"chunks\": " << json_list(plan.chunks, write_chunk)
        << ", \"steps\": " << json_list(plan.steps, write_step);
-  if (plan.fused) text << ", \"fused\": true, \"dq_turns\": " << plan.dq_turns;
+  if (plan.fused) {
+    text << ", \"fused\": true, \"dq_turns\": " << plan.dq_turns
+         << ", \"query_split\": " << plan.query_split << ", \"stripe_rows\": " << plan.stripe_rows
+         << ", \"first_keys_first\": " << boolean(plan.first_keys_first)
+         << ", \"waits\": " << boolean(plan.waits);
+  }
   return text.str() + "}";
 }
 

@@ -123,15 +123,13 @@ class Parts {
   uint8_t* next_;
 };
 
-// From how many keys on a causal backward begins with the first keys. With the last keys first a
-// round of blocks begins further apart than the one before, until what neighbours read in common has
-// left L2 between them; with the first keys first all wait for each other in the first round.
-constexpr int64_t FIRST_KEYS_FIRST = 32768;
-
 int64_t workspace_bytes(const BwdPlan& plan) {
   return aligned(plan.statistics) + aligned(plan.ds) + aligned(plan.dq_accum) +
          aligned(plan.dq_turns) + aligned(plan.dk_partial) + aligned(plan.dv_partial);
 }
+
+// With so many rounds of blocks the first one, in which they wait for each other, shows.
+constexpr int64_t FEW_ROUNDS = 4;
 
 class Backward {
  public:
@@ -192,16 +190,23 @@ class Backward {
 
   // Of the kernel of all gradients where there is one and it is to be taken.
   BwdPlan make_plan(const BwdOptions& options) const {
-    const bool batch_invariant = options.batch_invariant != 0;
     const int64_t budget = read_budget(options.budget);  // which is refused where it is none
     if (whole_.variant != nullptr) return plan_whole(shape_for(*whole_.variant, options));
-    if (has_fused()) {
-      BwdKernels kernels = kernels_with(*fused_.variant);
-      kernels.fused = true;
-      const BwdPlan plan =
-          plan_backward(shape_for(*fused_.variant, options), kernels, budget, batch_invariant);
-      if (plan.fused) return plan;
-    }
+    const BwdPlan fused = has_fused() ? plan_fused(options, budget) : BwdPlan{};
+    if (fused.fused && !fused.waits) return fused;
+    const BwdPlan stored = plan_others(options, budget);
+    return fused.fused && !(stored.spill && stored.chunks.size() == 1) ? fused : stored;
+  }
+
+  BwdPlan plan_fused(const BwdOptions& options, int64_t budget) const {
+    BwdKernels kernels = kernels_with(*fused_.variant);
+    kernels.fused = true;
+    return plan_backward(shape_for(*fused_.variant, options), kernels, budget,
+                         options.batch_invariant != 0);
+  }
+
+  BwdPlan plan_others(const BwdOptions& options, int64_t budget) const {
+    const bool batch_invariant = options.batch_invariant != 0;
     BwdKernels kernels = kernels_with(*dkdv_.variant);
     const bool has_dq_gemm = is_built_in(Role::BWD_DQ_GEMM, dtype_of(call_));
     if (may_store_ds(has_dq_gemm, budget, batch_invariant)) {
@@ -236,6 +241,7 @@ class Backward {
     shape.normalizes = normalizes_;
     shape.mask = band_of(p_.mask);
     shape.key_slots = options.key_slots;
+    shape.per_head = p_.mask.head_planes != 0;
     return shape;
   }
 
@@ -254,6 +260,9 @@ class Backward {
     p_.dk_partial = parts.take<float>(plan_.dk_partial);
     p_.dv_partial = parts.take<float>(plan_.dv_partial);
     p_.group_split = plan_.group_split;
+    p_.query_split = plan_.query_split;
+    p_.stripe_rows = plan_.stripe_rows;
+    p_.first_keys_first = plan_.first_keys_first;
     all_ = p_;
   }
 
@@ -310,7 +319,6 @@ class Backward {
   void run_fused(const BwdStep& step) {
     take(plan_.chunks[step.chunk]);
     p_.heads_together = fused_heads_together();
-    p_.first_keys_first = first_keys_first();
     const cudaStream_t stream = stream_of(call_);
     if (step.chunk > 0) {  // delta has done so for the first
       check_cuda(cudaMemsetAsync(p_.dq_turns, 0, plan_.dq_turns, stream), "cudaMemsetAsync");
@@ -318,24 +326,34 @@ class Backward {
     launch(call_.device, fused_, &p_, stream);
   }
 
-  // As many as half of L2 holds of Q, dO and the fp32 dQ of a query head each, and two at least:
-  // neighbours in time are then blocks of different heads, which do not wait for each other's turns.
+  // How many groups of blocks run side by side, two at least: neighbours in time are then blocks of
+  // different heads, which do not wait for each other's turns. As many as half of L2 holds of Q, dO
+  // and the fp32 dQ of a query head each. Where all begin at the same queries and the wait shows, as
+  // many as four times that holds of all heads of each.
   int fused_heads_together() const {
     const int64_t groups = int64_t{p_.units} * plan_.group_split;
-    const int64_t bytes = p_.seqlen_q * (row_bytes() + sizeof(float) * p_.head_dim);
-    const int64_t fitting = device_info(call_.device).l2_bytes / 2 / std::max<int64_t>(bytes, 1);
+    if (plan_.query_split > 1) return static_cast<int>(groups);  // each stripe by itself
+    const int64_t head = p_.seqlen_q * (row_bytes() + sizeof(float) * p_.head_dim);
+    const int64_t l2 = device_info(call_.device).l2_bytes;
+    const int64_t key_tile = fused_.variant->entry->block_rows;
+    const int64_t blocks = groups * ((p_.seqlen_k + key_tile - 1) / key_tile);
+    if (plan_.first_keys_first || blocks <= FEW_ROUNDS * device_info(call_.device).sm_count) {
+      const int64_t bytes = std::max<int64_t>(head * p_.members, 1);
+      return even_width(groups, std::max<int64_t>(2 * l2 / bytes, 2));
+    }
+    const int64_t fitting = l2 / 2 / std::max<int64_t>(head, 1);
     int64_t width = 1;
     while (2 * width <= std::min(std::max<int64_t>(fitting, 2), groups)) width *= 2;
     return static_cast<int>(width);
   }
 
-  // Under a long causal mask. NOTE: not of packed sequences, whose longest is not the same in every
-  // batch, and hence not where a sequence alone must have the bits of a packed one.
-  bool first_keys_first() const {
-    const MaskParams& mask = p_.mask;
-    const bool causal =
-        mask.kind == MaskKind::BAND && mask.right < UNBOUNDED && mask.left >= UNBOUNDED;
-    return causal && !packed_ && !p_.batch_invariant && p_.seqlen_k >= FIRST_KEYS_FIRST;
+  // The width of nearly equal batches of groups, at most `most`, better half of that than unequal.
+  static int even_width(int64_t groups, int64_t most) {
+    for (int64_t width = std::min(most, groups); 2 * width >= most; --width) {
+      if (groups % width == 0) return static_cast<int>(width);
+    }
+    const int64_t batches = (groups + most - 1) / most;
+    return static_cast<int>((groups + batches - 1) / batches);
   }
 
   void run_dkdv(const BwdStep& step) {
@@ -392,17 +410,17 @@ class Backward {
 
   void run_reduce(const BwdStep& step) {
     ReduceParams reduce{};
-    reduce.partial = step.of_v ? p_.dv_partial : p_.dk_partial;
-    reduce.out = step.of_v ? p_.dv : p_.dk;
-    reduce.splits = plan_.group_split;
+    const KernelSize& size = step.size;
+    reduce.sums[0] = {p_.dk_partial, p_.dk, p_.head_dim, size.head_dim, p_.softmax_scale};
+    reduce.sums[1] = {p_.dv_partial, p_.dv, p_.head_dim_v, size.head_dim_v, 1.0f};
+    reduce.splits = plan_.splits();
     reduce.batch = p_.batch;
     reduce.seqlen_k = p_.seqlen_k;
     reduce.num_heads_kv = p_.num_heads_kv;
     reduce.total_k = p_.total_k;
-    reduce.columns = step.of_v ? p_.head_dim_v : p_.head_dim;
-    reduce.scale = step.of_v ? 1.0f : p_.softmax_scale;
     reduce.packing = p_.packing;
-    launch_step(step, &reduce);
+    const KernelSize columns{size.head_dim, size.head_dim};  // dV has no more
+    launch(call_.device, find(step.role, columns, &reduce), &reduce, stream_of(call_));
   }
 
   const Call& call_;

@@ -6,28 +6,27 @@
 
 #include "host/cells.h"
 #include "host/plan_grid.h"
+#include "host/splits.h"
 
 namespace flash_dist {
 
 namespace {
 
-// Blocks of unequal length even out over some waves: the longest causal block is twice the mean.
-constexpr int UNEVEN_WAVES = 16;
 // More chunks than this many times the fewest leave each too small for its grids to fill rounds.
 constexpr int64_t MOST_CHUNKS = 4;
 
 class Planner : PlanGrid {
  public:
   Planner(const BwdShape& shape, const BwdKernels& kernels, int64_t budget)
-      : PlanGrid(shape, kernels), budget_(budget) {}
+      : PlanGrid(shape, kernels), budget_(budget), splits_(*this, budget) {}
 
   BwdPlan make(bool batch_invariant) const {
     BwdPlan plan;
     set_statistics(plan);
     if (!batch_invariant) {
       // More splits where chunks would leave the device idle, fewer where dS needs the memory.
-      const int wanted = choose_group_split();
-      for (int split = wanted; split > 0 && !plan.spill; split = next_group_split(split)) {
+      const int wanted = splits_.choose_group_split(true);
+      for (int split = wanted; split > 0 && !plan.spill; split = splits_.next_group_split(split)) {
         try_spill(plan, split);
       }
       for (int split = wanted - 1; split > 0 && !plan.spill; --split) {
@@ -52,7 +51,12 @@ class Planner : PlanGrid {
     set_statistics(plan);
     // Nobody would write dQ, or there is none.
     if (blocks(units_, key_steps_) == 0 || shape_.seqlen_q == 0) return plan;
-    set_group_split(plan, batch_invariant ? 1 : choose_group_split());
+    if (!batch_invariant) {
+      plan.first_keys_first = splits_.first_keys_come_first();
+      set_group_split(plan, splits_.choose_group_split(plan.first_keys_first));
+      set_query_split(plan, splits_.choose_query_split(plan.group_split));
+      plan.waits = splits_.waits(plan);
+    }
     int64_t at_a_time = fitting_units(budget_ - plan.dk_partial - plan.dv_partial);
     // Batch-invariant, it is always taken: whether the budget holds a unit is not the same for all
     // batches, nor, of packed documents, how long the longest is.
@@ -74,40 +78,36 @@ class Planner : PlanGrid {
     BwdPlan plan;
     plan.whole = true;
     plan.chunks = {whole_chunk(plan, 0, units_)};
-    plan.steps = {{Role::BWD_WHOLE, {shape_.head_dim, shape_.head_dim_v}, 0, false}};
+    plan.steps = {{Role::BWD_WHOLE, {shape_.head_dim, shape_.head_dim_v}, 0}};
     return plan;
   }
 
  private:
   void set_statistics(BwdPlan& plan) const {
     const int64_t heads = int64_t{shape_.num_heads_kv} * shape_.group;
-    const bool packed = shape_.total_q >= 0;
-    const int64_t rows = packed ? padded(shape_.total_q + int64_t{ROW_PADDING} * shape_.batch)
-                                : padded(shape_.seqlen_q);
+    const int64_t rows = packed() ? padded(shape_.total_q + int64_t{ROW_PADDING} * shape_.batch)
+                                  : padded(shape_.seqlen_q);
     plan.rows_padded = static_cast<int>(rows);
     const int64_t arrays = shape_.normalizes ? 3 : 2;
-    plan.statistics = arrays * sizeof(float) * heads * rows * (packed ? 1 : shape_.batch);
+    plan.statistics = arrays * sizeof(float) * heads * rows * (packed() ? 1 : shape_.batch);
   }
 
   // delta, then dK/dV and dQ chunk by chunk (the other way round if dQ normalizes), then the sums of
   // the group split.
   void list_steps(BwdPlan& plan) const {
     const KernelSize size{shape_.head_dim, shape_.head_dim_v};
-    plan.steps.push_back({Role::BWD_DELTA, {shape_.columns_v, shape_.columns_v}, 0, false});
+    plan.steps.push_back({Role::BWD_DELTA, {shape_.columns_v, shape_.columns_v}, 0});
     const Role dq = plan.spill ? Role::BWD_DQ_GEMM : Role::BWD_DQ_RECOMPUTE;
     for (int chunk = 0; chunk < static_cast<int>(plan.chunks.size()); ++chunk) {
       if (plan.fused) {
-        plan.steps.push_back({Role::BWD_FUSED, size, chunk, false});
+        plan.steps.push_back({Role::BWD_FUSED, size, chunk});
         continue;
       }
-      plan.steps.push_back({Role::BWD_DKDV, size, chunk, false});
-      plan.steps.push_back({dq, size, chunk, false});
+      plan.steps.push_back({Role::BWD_DKDV, size, chunk});
+      plan.steps.push_back({dq, size, chunk});
       if (shape_.normalizes) std::swap(plan.steps.back(), plan.steps[plan.steps.size() - 2]);
     }
-    if (plan.group_split > 1) {
-      plan.steps.push_back({Role::BWD_REDUCE, {size.head_dim, size.head_dim}, 0, false});
-      plan.steps.push_back({Role::BWD_REDUCE, {size.head_dim_v, size.head_dim_v}, 0, true});
-    }
+    if (plan.splits() > 1) plan.steps.push_back({Role::BWD_REDUCE, size, 0});
   }
 
   bool may_spill() const {
@@ -115,14 +115,18 @@ class Planner : PlanGrid {
     return budget_ > 0 && kernels_.dq_rows > 0 && known && units_ > 0 && slots(0, key_steps_) > 0;
   }
 
-  int64_t partial_bytes(int split, int columns) const {
-    return sizeof(float) * int64_t{split} * units_ * shape_.seqlen_k * columns;
-  }
-
   void set_group_split(BwdPlan& plan, int split) const {
     plan.group_split = split;
     plan.dk_partial = split > 1 ? partial_bytes(split, shape_.head_dim) : 0;
     plan.dv_partial = split > 1 ? partial_bytes(split, shape_.head_dim_v) : 0;
+  }
+
+  void set_query_split(BwdPlan& plan, int split) const {
+    if (split == 1) return;
+    plan.query_split = split;
+    plan.dk_partial = partial_bytes(plan.splits(), shape_.head_dim);
+    plan.dv_partial = partial_bytes(plan.splits(), shape_.head_dim_v);
+    plan.stripe_rows = units_ * shape_.seqlen_k;
   }
 
   // Finds chunks for this number of splits, if there are any.
@@ -140,40 +144,6 @@ class Planner : PlanGrid {
     const bool are_stripes = cut_by_stripes(plan, left);
     if (are_cells && (!are_stripes || planner.cost_of(cells) < planner.cost_of(plan))) plan = cells;
     return are_cells || are_stripes;
-  }
-
-  // The next larger number of splits whose partial sums half the budget holds, 0 if there is none.
-  int next_group_split(int split) const {
-    for (++split; split <= shape_.group; ++split) {
-      if (shape_.group % split != 0) continue;
-      const bool fits = partial_bytes(split, shape_.head_dim + shape_.head_dim_v) <= budget_ / 2;
-      return fits ? split : 0;
-    }
-    return 0;
-  }
-
-  // The fewest splits that fill the device, as far as half the budget holds their partial sums.
-  int choose_group_split() const {
-    const int64_t wanted = even() ? wave_ : UNEVEN_WAVES * wave_;
-    int best = 1;
-    if (blocks(units_, key_steps_) == 0) return best;
-    while (blocks(units_, key_steps_) * best < wanted) {
-      const int next = next_group_split(best);
-      if (next == 0) break;
-      best = next;
-    }
-    return best;
-  }
-
-  bool even() const { return is_even(shape_.mask, shape_.total_q >= 0); }
-
-  // Tiles of dS per query head for the steps [begin, end).
-  int64_t slots(int begin, int end) const {
-    const int last = static_cast<int>(ceil_div(shape_.seqlen_k, DS_TILE));
-    const int first_tile = std::min(begin * (step_ / DS_TILE), last);
-    const int end_tile = std::min(end * (step_ / DS_TILE), last);
-    if (shape_.mask.kind == MaskKind::BAND) return layout_.slots(first_tile, end_tile);
-    return shape_.key_slots[end_tile] - shape_.key_slots[first_tile];
   }
 
   // What `count` chunks of all units cost, in products of one query with one key: rounds of blocks
@@ -294,6 +264,7 @@ class Planner : PlanGrid {
   }
 
   const int64_t budget_;
+  const SplitPlanner splits_;
 };
 
 }  // namespace

@@ -4,13 +4,14 @@
 //   whole        whether a block makes all gradients of a unit whose sequences fit its tile;
 //   fused        else whether one kernel makes dK, dV and dQ, where there is one;
 //   spill        else whether dQ comes from the stored dS or from S and dP computed again;
-//   group_split  how many partial sums make up dK and dV of a kv head;
+//   group_split  how many partial sums make up dK and dV of a kv head, each of some query heads;
+//   query_split  where it is fused, how many each of them is made of, each of some queries;
+//   first_keys_first  where it is fused, the order of the sum of dQ;
 //   steps        which kernels run, of which compiled size, on which keys, one after the other.
 //
-// group_split is the least divisor of the group that gives the dK/dV kernel enough blocks: one wave
-// where all are equally long (no mask, not packed), else UNEVEN_WAVES (16), over which unequal
-// lengths even out. Its partial sums take at most half of the budget; without one it is 1. Then dS:
-// all of it, or chunks that fill a wave each: whole units, of equal blocks in as many chunks as
+// Splits follow from how long blocks of the dK/dV kernel are and how many fill the device
+// (host/splits.h). Their partial sums take at most half of the budget; without one they are 1. Then
+// dS: all of it, or chunks that fill a wave each: whole units, of equal blocks in as many chunks as
 // leave the least idle in the last rounds of dK/dV and dQ; stripes of keys; or cells. Where chunks
 // would leave the device idle, the next divisors are tried, as far as half of the budget goes, then
 // smaller ones, which leave more for dS; if none helps, nothing is spilled.
@@ -25,13 +26,15 @@
 // in ascending order, each dK and dV one over the heads and queries of its split, carried from cell
 // to cell in fp32.
 //
-// Fused, dQ is a sum over blocks of keys in descending order, in dq_accum: of all units, or chunks
-// of as many as fit, which fill a wave. Otherwise it is not fused.
+// Fused, dQ is a sum over blocks of keys in descending order, or ascending where the first keys come
+// first, in dq_accum: of all units, or chunks of as many as fit, which fill a wave. Otherwise it is
+// not fused; nor where it waits and dS fits as a whole.
 //
 // Batch-invariant, none depends on anything but dtype, columns and views: fused where there is such a
 // kernel, with chunks that fill a wave even if the budget does not hold them; else nothing is
-// spilled. No group is split. The price: without a fused kernel dQ costs seven products of matrices
-// where spilling costs five, and few kv heads leave multiprocessors idle.
+// spilled. Neither groups nor queries are split, and the last keys come first. The price: without a
+// fused kernel dQ costs seven products of matrices where spilling costs five, and few kv heads leave
+// multiprocessors idle.
 //
 // Memory of one call beside inputs and gradients, each term rounded up to 256 bytes:
 //
@@ -43,9 +46,10 @@
 //   dq_accum    4 * group * units * up(seqlen_q) * head_dim, of the largest chunk, when keys are
 //               striped or it is fused; of one stripe of queries where all its keys come first
 //   dq_turns    4 * (1 + group * units * up(seqlen_q) / 64), when it is fused
-//   partial     4 * group_split * batch * num_heads_kv * seqlen_k * (head_dim + head_dim_v), when
-//               group_split > 1; else 4 * units * keys * (head_dim + head_dim_v) when queries are
-//               cut, keys: of a stripe where all its queries come first, otherwise seqlen_k
+//   partial     4 * splits * batch * num_heads_kv * seqlen_k * (head_dim + head_dim_v), when
+//               splits = group_split * query_split > 1; else 4 * units * keys * (head_dim +
+//               head_dim_v) when queries are cut, keys: of a stripe where all its queries come
+//               first, otherwise seqlen_k
 //
 // with head_dim and head_dim_v as compiled, packed seqlen_q and seqlen_k the longest, and
 // ds + dq_accum + dq_turns + partial <= budget, if not batch-invariant.
@@ -86,6 +90,7 @@ struct BwdShape {
   bool normalizes;  // dQ, computed again, comes first and finds what dK/dV multiply P by (fp32)
   MaskBand mask;
   const int* key_slots;  // MaskParams::key_slots in host memory; null: not known
+  bool per_head;         // whether query heads have masks of their own
 };
 
 struct BwdKernels {
@@ -118,7 +123,6 @@ struct BwdStep {
   Role role;
   KernelSize size;
   int chunk;  // of dK/dV and dQ: index into chunks
-  bool of_v;  // of the sum of partial sums: dV, else dK
 };
 
 struct BwdPlan {
@@ -126,7 +130,10 @@ struct BwdPlan {
   bool fused = false;   // else: one kernel makes dK, dV and dQ
   bool spill = false;   // else: dQ comes from the stored dS; false: it recomputes S and dP
   int group_split = 1;  // blocks that share the query heads of one kv head
-  int rows_padded = 0;  // rows of statistics of one head
+  int query_split = 1;  // where it is fused, blocks that share the queries of each of these
+  bool first_keys_first = false;  // where it is fused, dQ is summed from the first keys to the last
+  bool waits = false;             // where it is fused, storing all of dS at once would be faster
+  int rows_padded = 0;            // rows of statistics of one head
   std::vector<BwdChunk> chunks;
   std::vector<BwdStep> steps;
   int64_t ds_tiles_per_head = 0;  // most that any chunk needs
@@ -134,9 +141,13 @@ struct BwdPlan {
   int64_t ds = 0;          // the spilled dS of one chunk
   int64_t dq_accum = 0;    // fp32 dQ while a unit is striped, or of one chunk where it is fused
   int64_t dq_turns = 0;    // counters of the fused kernel
-  int64_t dk_partial = 0;  // fp32 dK of the group split, or between stripes of queries
+  int64_t dk_partial = 0;  // fp32 dK of the splits, or between stripes of queries
   int64_t dv_partial = 0;
-  int64_t statistics = 0;  // lse, delta, normalizers; outside the budget, always needed
+  int64_t stripe_rows = 0;  // of partial sums, from those of one stripe of queries to the next
+  int64_t statistics = 0;   // lse, delta, normalizers; outside the budget, always needed
+
+  // Partial sums of each dK and dV.
+  int splits() const { return group_split * query_split; }
 };
 
 // budget: bytes for all but the statistics. 0 keeps to the kernels that need none of it, unless

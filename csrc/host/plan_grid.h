@@ -39,7 +39,24 @@ class PlanGrid {
   }
 
   bool fills(const BwdPlan& plan, int64_t units, int64_t steps) const {
-    return blocks(units, steps) * plan.group_split >= wave_;
+    return blocks(units, steps) * plan.splits() >= wave_;
+  }
+
+  bool packed() const { return shape_.total_q >= 0; }
+  bool even() const { return is_even(shape_.mask, packed()); }
+
+  // Tiles of dS per query head for the steps [begin, end).
+  int64_t slots(int begin, int end) const {
+    const int last = static_cast<int>(ceil_div(shape_.seqlen_k, DS_TILE));
+    const int first_tile = std::min(begin * (step_ / DS_TILE), last);
+    const int end_tile = std::min(end * (step_ / DS_TILE), last);
+    if (shape_.mask.kind == MaskKind::BAND) return layout_.slots(first_tile, end_tile);
+    return shape_.key_slots[end_tile] - shape_.key_slots[first_tile];
+  }
+
+  // Partial sums of dK or dV.
+  int64_t partial_bytes(int64_t split, int columns) const {
+    return sizeof(float) * split * units_ * shape_.seqlen_k * columns;
   }
 
   // Where the keys of a step begin.
@@ -65,14 +82,16 @@ class PlanGrid {
     chunk.key_end = shape_.seqlen_k;
     chunk.members = members(plan.group_split);
     chunk.query_end = shape_.seqlen_q;
-    chunk.first_stripe = chunk.last_stripe = chunk.sums_first = chunk.sums_last = true;
-    chunk.sum_rows = partial_rows(unit);
+    chunk.first_stripe = chunk.last_stripe = chunk.sums_first = true;
+    chunk.sums_last = plan.query_split == 1;
+    chunk.sum_rows = partial_rows(plan, unit);
     return chunk;
   }
 
-  // The rows of a group split's partial sums, which all chunks share.
-  SumRows partial_rows(int64_t unit) const {
-    return {unit * shape_.seqlen_k, units_ * shape_.seqlen_k, shape_.seqlen_k};
+  // The rows of partial sums, which all chunks share: split by split, stripe by stripe of queries.
+  SumRows partial_rows(const BwdPlan& plan, int64_t unit) const {
+    const int64_t rows = units_ * shape_.seqlen_k;
+    return {unit * shape_.seqlen_k, plan.query_split * rows, shape_.seqlen_k};
   }
 
   const BwdShape& shape_;

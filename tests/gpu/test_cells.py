@@ -49,7 +49,7 @@ CASES = {
     "full": Case(FULL, 16383, 16000, 4, 4, (250, 400)),
     "causal": Case(CAUSAL, 16384, 16384, 4, 4, (150, 250)),
     "shared keys": Case(CAUSAL, 8000, 8300, 16, 2, (560,)),
-    "shared keys, full": Case(FULL, 8200, 8300, 6, 2, (200,)),
+    "shared keys, full": Case(FULL, 8200, 8300, 18, 6, (200,)),
     "few queries": Case(CAUSAL, 4200, 40000, 4, 4, (150, 250)),
     "few keys": Case(CAUSAL, 40000, 9000, 4, 4, (152,)),
     "window": Case({"window_size": (5000, 700)}, 9000, 12000, 8, 8, (200,), batch=2),

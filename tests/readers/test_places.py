@@ -109,17 +109,26 @@ def test_key_blocks_have_their_turns_at_dq_without_a_hole_in_the_order_they_begi
     assert 5_000 < from_the_first < seen - 5_000
 
 
+WORK = "sm90/bwd/work.cuh"
+
+
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("header", "old", "new"),
     [
-        ("return {last - n, n == first};", "return {last - n + (n == 3), n == first};"),
-        ("return {n - first, n == last};", "return {n - first + (n == 3), n == last};"),
-        ("    --this->i;\n  }\n};", "  }\n};"),
+        (WORK, "return {last - n, n == first};", "return {last - n + (n == 3), n == first};"),
+        (WORK, "return {n - first, n == last};", "return {n - first + (n == 3), n == last};"),
+        (WORK, "    --this->i;\n  }\n};", "  }\n};"),
+        ("core/walk.cuh", "    end = min(end, tiles.y);\n", ""),
+        (
+            "core/dkdv_work.cuh",
+            "(tiles + p.query_split - 1) / p.query_split",
+            "tiles / p.query_split",
+        ),
     ],
-    ids=["from the last keys", "from the first keys", "of a later tile"],
+    ids=["from the last keys", "from the first keys", "of a later tile", "twice", "of no stripe"],
 )
 def test_a_turn_that_no_block_has_is_noticed(
-    old: str, new: str, generated: Path, tmp_path: Path
+    header: str, old: str, new: str, generated: Path, tmp_path: Path
 ) -> None:
-    headers = with_change(tmp_path, "sm90/bwd/work.cuh", old, new)
+    headers = with_change(tmp_path, header, old, new)
     assert len(outputs_of("turns.cpp", generated, tmp_path, headers)) > 1

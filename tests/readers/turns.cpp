@@ -22,6 +22,7 @@ constexpr int KEYS = 128;  // of a block
 
 struct Config {
   static constexpr int BLOCK_M = MASK_TILE, BLOCK_N = KEYS;
+  static constexpr bool SHARES_QUERIES = true;
 };
 
 std::mt19937 random_bits(1);
@@ -43,6 +44,7 @@ struct Problem {
     p.batch = p.num_heads_kv = p.group_split = p.units = 1;
     p.members = p.group = 1 + below(2);
     p.by_num_heads_kv = p.by_group_split = make_divisor(1);
+    p.query_split = one_of({1, 1, 2, 3, 7});
     const int kind = below(3);
     if (kind == 0) pack();
     if (kind == 1) {
@@ -54,8 +56,8 @@ struct Problem {
       p.mask.left = band.left;
       p.mask.right = band.right;
       p.mask.bottom_right = band.bottom_right;
-      p.first_keys_first = below(2) != 0;
     }
+    p.first_keys_first = p.mask.head_planes == 0 && below(2) != 0;
   }
   Problem(const Problem&) = delete;
 
@@ -144,13 +146,14 @@ struct Turns {
 
 int tiles = 0, seen_tiles = 0, seen_from_the_first = 0;
 
-// The items of a block of keys, as its loader describes them.
-void add_block(const Problem& problem, int key0, std::vector<Turns>& turns) {
+// The items of a block of keys and a stripe of queries, as its loader describes them.
+void add_block(const Problem& problem, int key0, int stripe, std::vector<Turns>& turns) {
   const BwdParams& p = problem.p;
   alignas(DkdvSm90Work) char bytes[sizeof(DkdvSm90Work)] = {};
   auto& work = reinterpret_cast<DkdvSm90Work&>(bytes);
   DkdvBlock block(p, KEYS, BlockPlace(0, make_order(1, 1, 1)));
   block.key0 = key0;
+  block.stripe = stripe;
   find_dkdv_work<Config>(work, p, block, problem.sequence);
   FusedCursor<Config> cursor(p, work);
   for (int i = 0; i < work.items; ++i, cursor.next(p, work)) {
@@ -173,7 +176,9 @@ void check(const Problem& problem, int number) {
   std::vector<Turns> turns(p.group * count);
   const int blocks = (sequence.seqlen_k + KEYS - 1) / KEYS;
   for (int n = 0; n < blocks; ++n) {
-    add_block(problem, KEYS * (p.first_keys_first ? n : blocks - 1 - n), turns);
+    for (int stripe = 0; stripe < p.query_split; ++stripe) {
+      add_block(problem, KEYS * (p.first_keys_first ? n : blocks - 1 - n), stripe, turns);
+    }
   }
   for (int i = 0; i < p.group * count; ++i) {
     const int member = i / count, m = i % count;
@@ -183,11 +188,11 @@ void check(const Problem& problem, int number) {
     seen_tiles += seen;
     seen_from_the_first += seen && p.first_keys_first;
     if (turns[i].right && turns[i].ends == seen && (turns[i].count > 0) == seen) continue;
-    std::printf("call %d: %d queries, %d keys, mask %d (%d, %d, %d), %s keys first, member %d, ",
+    std::printf("call %d: %d queries, %d keys, mask %d (%d, %d, %d), %s keys first, %d stripes, ",
                 number, sequence.seqlen_q, sequence.seqlen_k, static_cast<int>(p.mask.kind),
                 p.mask.left, p.mask.right, p.mask.bottom_right,
-                p.first_keys_first ? "first" : "last", member);
-    std::printf("tile %d\n", m);
+                p.first_keys_first ? "first" : "last", p.query_split);
+    std::printf("member %d, tile %d\n", member, m);
   }
 }
 

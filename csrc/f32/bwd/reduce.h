@@ -1,6 +1,7 @@
-// Adds the partials of the group split in ascending order.
+// Adds the partial sums of dK, and those of dV, in ascending order.
 //
-// Grid      x = tile of rows over every batch and kv head. A thread owns 4 columns of one row.
+// Grid      x = tile of rows over every batch and kv head of dK, then of dV. A thread owns 4 columns
+//           of one row.
 #pragma once
 
 #include "core/reduce.h"
@@ -20,8 +21,13 @@ struct F32ReduceConfig
 template <class Config>
 __device__ __forceinline__ void f32_reduce_block(const ReduceParams& p) {
   const int tiles = (p.seqlen_k + Config::BLOCK_ROWS - 1) / Config::BLOCK_ROWS;
-  const int unit = blockIdx.x / tiles;
-  const int row = (blockIdx.x % tiles) * Config::BLOCK_ROWS + threadIdx.x / Config::LANES_PER_ROW;
+  const int blocks = tiles * p.batch * p.num_heads_kv;  // of a sum
+  const int number = blockIdx.x;
+  const bool of_v = number >= blocks;
+  const ReduceParams::Sum& of = p.sums[of_v];
+  const int block = number - (of_v ? blocks : 0);
+  const int unit = block / tiles;
+  const int row = block % tiles * Config::BLOCK_ROWS + threadIdx.x / Config::LANES_PER_ROW;
   const int column = (threadIdx.x % Config::LANES_PER_ROW) * 4;
   const int batch = unit / p.num_heads_kv;
   int k0 = 0;
@@ -31,21 +37,21 @@ __device__ __forceinline__ void f32_reduce_block(const ReduceParams& p) {
     k0 = k.begin;
     seqlen_k = k.length;
   }
-  if (row >= seqlen_k || column >= p.columns) return;
+  if (row >= seqlen_k || column >= of.columns) return;
 
   const int64_t split_stride =
-      static_cast<int64_t>(p.batch) * p.num_heads_kv * p.seqlen_k * Config::HEAD_DIM;
+      static_cast<int64_t>(p.batch) * p.num_heads_kv * p.seqlen_k * of.padded;
   const float* src =
-      p.partial + (static_cast<int64_t>(unit) * p.seqlen_k + row) * Config::HEAD_DIM + column;
+      of.partial + (static_cast<int64_t>(unit) * p.seqlen_k + row) * of.padded + column;
   float4 sum = {};
   for (int i = 0; i < p.splits; ++i, src += split_stride) {
     const float4 x = *reinterpret_cast<const float4*>(src);
     sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
   }
-  float* dst = float_head_begin(p.out, batch, unit % p.num_heads_kv, 0) +
-               static_cast<int64_t>(k0 + row) * p.out.row + column;
-  *reinterpret_cast<float4*>(dst) = {sum.x * p.scale, sum.y * p.scale, sum.z * p.scale,
-                                     sum.w * p.scale};
+  float* dst = float_head_begin(of.out, batch, unit % p.num_heads_kv, 0) +
+               static_cast<int64_t>(k0 + row) * of.out.row + column;
+  *reinterpret_cast<float4*>(dst) = {sum.x * of.scale, sum.y * of.scale, sum.z * of.scale,
+                                     sum.w * of.scale};
 }
 
 }  // namespace flash_dist

@@ -111,6 +111,7 @@ struct FusedSm90ConfigOf : Config<Plan_, Target, T, HEAD_DIM, HEAD_DIM_V> {
   using Plan = Plan_;
   static constexpr bool BENDS = BENDS_;
   using Params = std::conditional_t<BENDS, DkdvScoredSm90Params, DkdvSm90Params>;
+  static constexpr bool SHARES_QUERIES = true;
   static constexpr int CONSUMERS = Plan::WARPS / 4 - 2;  // warpgroups of 64 keys; one loads,
   static constexpr int BLOCK_M = MASK_TILE;              // one multiplies for dQ
   static constexpr int BLOCK_N = CONSUMERS * 64;

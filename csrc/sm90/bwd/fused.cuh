@@ -4,17 +4,17 @@
 //   S^T = K @ Q.T          P^T = exp2(S^T - lse)            dV += P^T @ dO
 //   dP^T = V @ dO.T        dS^T = P^T (dP^T - delta)        dK += dS^T @ Q        dQ = dS @ K
 //
-// Grid      x = a block for each key tile of each (batch, kv head) unit of the chunk and group split.
-//           Which one a block takes follows from a ticket.
+// Grid      x = a block for each key tile of each (batch, kv head) unit of the chunk, group split and
+//           stripe of queries. Which one a block takes follows from a ticket.
 // Block     Warpgroup 0: a thread loads, and a thread of each other warp brings dQ to global memory.
 //           Warpgroups 1 and 2: 64 keys each, as in dkdv.cuh. Warpgroup 3: dQ (dq_sum.cuh).
 // Shared    K and V (for the whole life of the block), STAGES stages of Q, dO, lse and delta,
 //           DS_STAGES of dS^T, DQ_STAGES of dQ.
-// Pipeline  The query tiles of every query head of the split, head by head in ascending order, or
-//           all heads of a tile, and tiles in descending order, where the first keys come first: this
-//           is the order of summation of dK and dV. If the registers hold both products of scores,
-//           dP^T is computed while P^T is, and dV while dS^T is. No warpgroup of keys waits for the
-//           other, so that one multiplies while the other takes exponentials.
+// Pipeline  The stripe's query tiles of every query head of the split, head by head in ascending
+//           order, or all heads of a tile, and tiles in descending order, where the first keys come
+//           first: this is the order of summation of dK and dV. If the registers hold both products
+//           of scores, dP^T is computed while P^T is, and dV while dS^T is. No warpgroup of keys
+//           waits for the other, so that one multiplies while the other takes exponentials.
 //
 // Order     A query tile's dQ is summed over the key blocks that see it, from the last keys to the
 //           first, or from the first to the last (BwdParams::first_keys_first), in fp32 in global
@@ -25,12 +25,13 @@
 //           that nobody sees are set to zero by the block of the first keys.
 //
 // Which     Under a causal mask the first keys are seen by the most queries. With the last keys
-//           first a round's blocks begin at once, each at the queries of its keys; but each round's
-//           begin further apart than those of the round before, in the end further than L2 reaches.
-//           With the first keys first all begin at the last queries, wait for each other's turns in
-//           the first round, and stay a step apart, however long the sequence is.
+//           first a round's blocks begin at once, each at the queries of its keys; but the longest
+//           begin last, and each round's begin further apart than those of the round before, in the
+//           end further than L2 reaches. With the first keys first all begin at the last queries,
+//           wait for each other's turns in the first round, and stay a step apart, however long the
+//           sequence is; those that end are followed by shorter ones.
 //
-// A block waits for blocks of its own group (unit and split) whose turn comes before, and for
+// A block waits for blocks of its own group (unit, split, stripe) whose turn comes before, and for
 // nothing else. Tickets go through a group in the order of turns, so that these blocks have smaller
 // numbers: their tickets are taken, hence they run or have run, whatever the mask and in whatever
 // order the hardware starts blocks. The smallest number that has not ended waits for nobody. Within
@@ -455,7 +456,7 @@ __device__ __forceinline__ void clear_unseen(const BwdParams& p, const DkdvBlock
                                              const Sequence& sequence) {
   const bool hides = p.mask.kind != MaskKind::BAND || p.mask.left < UNBOUNDED ||
                      p.mask.right < UNBOUNDED || sequence.seqlen_k == 0;
-  if (block.key0 > 0 || !hides) return;
+  if (block.key0 > 0 || block.stripe > 0 || !hides) return;
   const DsLayout layout = ds_layout(p, sequence);
   const int members = p.group / p.group_split;
   const int tiles = (sequence.seqlen_q + MASK_TILE - 1) / MASK_TILE;
@@ -488,6 +489,15 @@ __device__ __forceinline__ void clear_unseen(const BwdParams& p, const DkdvBlock
   }
 }
 
+// The stripe of the queries of a block, whose group is that of its unit and split from then on. The
+// last stripe comes first: under a causal mask the most keys are seen there.
+__device__ __forceinline__ int take_stripe(BlockPlace& place, const BwdParams& p) {
+  const int groups = p.units * p.group_split;
+  const int rank = place.group / groups;
+  place.group -= rank * groups;
+  return p.query_split - 1 - rank;
+}
+
 template <class Config>
 __device__ __forceinline__ void fused_sm90_block(const typename Config::Params& params) {
   const BwdParams& p = params.p;
@@ -505,7 +515,9 @@ __device__ __forceinline__ void fused_sm90_block(const typename Config::Params& 
     mbarriers_made();
     const int last = (p.seqlen_k + Config::BLOCK_N - 1) / Config::BLOCK_N - 1;
     if (!p.first_keys_first) place.tile = last - place.tile;
-    const DkdvBlock block(p, Config::BLOCK_N, place);
+    const int stripe = take_stripe(place, p);
+    DkdvBlock block(p, Config::BLOCK_N, place);
+    block.stripe = stripe;
     const Sequence sequence(p, block.batch);
     smem.work.block = block;
     smem.work.sequence = sequence;

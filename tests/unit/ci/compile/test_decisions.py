@@ -85,6 +85,7 @@ def test_comments_and_layout_of_the_planner_decide_nothing(
         "host/plan.h",
         "host/plan_grid.h",
         "host/cells.h",
+        "host/splits.h",
         "core/ds_layout.h",
         "core/band.h",
     ):
@@ -105,11 +106,11 @@ def test_the_order_of_the_file_is_no_matter() -> None:
 
 PLANTED = {
     "statistics' rows": ("host/plan_grid.h", "ROW_PADDING = 128", "ROW_PADDING = 64"),
-    "waves of uneven blocks": ("host/plan.cpp", "UNEVEN_WAVES = 16", "UNEVEN_WAVES = 12"),
+    "waves of uneven blocks": ("host/splits.h", "UNEVEN_WAVES = 16", "UNEVEN_WAVES = 12"),
     "what is a full wave": ("host/plan_grid.h", "WAVE_PERCENT = 95", "WAVE_PERCENT = 85"),
     "what a block of keys costs": ("host/plan_grid.h", "DKDV_PRODUCTS = 4", "DKDV_PRODUCTS = 1"),
     "how many chunks are tried": ("host/plan.cpp", "MOST_CHUNKS = 4", "MOST_CHUNKS = 1"),
-    "budget of partial sums": ("host/plan.cpp", "<= budget_ / 2", "<= budget_ / 4"),
+    "budget of partial sums": ("host/splits.h", "return budget_ / 2 /", "return budget_ / 4 /"),
     "keys at which a stripe ends": (
         "host/plan_grid.h",
         "step_(std::max(kernels.key_tile, DS_TILE))",
@@ -126,8 +127,12 @@ PLANTED = {
         "units_",
     ),
     "no smaller split": ("host/plan.cpp", "int split = wanted - 1;", "int split = 0;"),
-    "no larger split": ("host/plan.cpp", "split = next_group_split(split)", "split = 0"),
-    "batch invariance": ("host/plan.cpp", "if (!batch_invariant) {", "if (true) {"),
+    "no larger split": ("host/plan.cpp", "split = splits_.next_group_split(split)", "split = 0"),
+    "batch invariance": (
+        "host/plan.cpp",
+        "if (!batch_invariant) {\n      // More",
+        "if (true) {\n      // More",
+    ),
     "stripes before units": (
         "host/plan.cpp",
         "(cut_by_units(plan, left) || cut_by_stripes_or_cells(plan, left))",
@@ -191,8 +196,8 @@ PLANTED = {
     "masks without slots": ("host/plan.cpp", "shape_.key_slots != nullptr", "false"),
     "order of the launches": (
         "host/plan.cpp",
-        "plan.steps.push_back({dq, size, chunk, false});",
-        "plan.steps.insert(plan.steps.end() - 1, {dq, size, chunk, false});",
+        "plan.steps.push_back({dq, size, chunk});",
+        "plan.steps.insert(plan.steps.end() - 1, {dq, size, chunk});",
     ),
     "size of delta": ("host/plan.cpp", "{shape_.columns_v, shape_.columns_v}", "size"),
     "size that holds a call": (
@@ -205,6 +210,40 @@ PLANTED = {
         "return has_dq_gemm && budget > 0",
         "return budget < 0",
     ),
+    "how late blocks end where the longest begin": (
+        "host/splits.h",
+        "LATE_OF_FIRST = 8",
+        "LATE_OF_FIRST = 1",
+    ),
+    "how late they end where the longest are last": (
+        "host/splits.h",
+        "LATE_OF_LAST = 2",
+        "LATE_OF_LAST = 20",
+    ),
+    "what partial sums cost": ("host/splits.h", "SUM_STEPS = 3", "SUM_STEPS = 30"),
+    "what their launch costs": ("host/splits.h", "LAUNCH_STEPS = 1", "LAUNCH_STEPS = 40"),
+    "what splits must save": ("host/splits.h", "WORTH = 50", "WORTH = 4"),
+    "waves with the first keys first": (
+        "host/splits.h",
+        "FIRST_KEYS_WAVES = 8",
+        "FIRST_KEYS_WAVES = 9",
+    ),
+    "keys with the first keys first": ("host/splits.h", "FIRST_KEYS = 8192", "FIRST_KEYS = 8064"),
+    "rounds that wait": ("host/splits.h", "WAITING_ROUNDS = 2", "WAITING_ROUNDS = 3"),
+    "columns that wait": ("host/splits.h", "shape_.head_dim <= 64", "shape_.head_dim <= 32"),
+    "what grows": ("host/splits.h", "4 * first > 5 * second", "4 * first > 20 * second"),
+    "masks of each head": ("host/splits.h", " || shape_.per_head) return", ") return"),
+    "stripes of queries of lists": (
+        "host/splits.h",
+        "if (packed() || shape_.mask.kind == MaskKind::TILES) return 1;",
+        "if (packed()) return 1;",
+    ),
+    "stripes of packed queries": (
+        "host/splits.h",
+        "if (packed() || shape_.mask.kind == MaskKind::TILES) return 1;",
+        "if (shape_.mask.kind == MaskKind::TILES) return 1;",
+    ),
+    "room for stripes of queries": ("host/splits.h", "std::min({room, tiles,", "std::min({room,"),
     "wide windows": ("core/band.h", "width >= most ?", "width > (most << 30) ?"),
     "what is even": ("core/band.h", "mask.right >= UNBOUNDED &&\n         !packed", "true"),
     "slots of a triangle": ("core/ds_layout.h", "width_ = TRIANGLE", "width_ = query_tiles_"),
