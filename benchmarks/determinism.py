@@ -1,11 +1,12 @@
-"""Thousands of runs over 36 shapes: how many differ from the first in any bit.
+"""Thousands of runs over 43 shapes: how many differ from the first in any bit.
 
     python benchmarks/determinism.py [--runs 500] [--scores 5] [--only WORDS] [--bits FILE]
 
 A run is a forward and a backward. All head_dims, masks, packed documents, float32; some fill every
 multiprocessor in one launch, some cut keys into stripes, or queries as well, some split query
-groups, some store no dS. --scores N runs each shape with N random combinations of softcap, ALiBi
-(slopes of heads, or of heads of each sequence) and sinks instead, the same for the same --seed.
+groups, or share queries, some store no dS, some begin with the first keys. --scores N runs each
+shape with N random combinations of softcap, ALiBi (slopes of heads, or of heads of each sequence)
+and sinks instead, the same for the same --seed.
 --bits writes a digest of each shape's results to a file that does not exist, and holds them against
 one that does: of another machine, or of kernels that were built with delays (docs/debugging.md).
 Which way a backward went is then not looked up, which takes longer than a few runs. --device cpu
@@ -108,6 +109,13 @@ SHAPES = (
     Shape("cells", 1, 16384, 4, 4, 192, "causal", 150),
     Shape("tiles of 64 queries", 1, 1024, 4, 4, 128, "causal"),
     Shape("sequences of one tile", 70, 60, 8, 2, 64, "causal"),
+    Shape("shared queries", 1, 4096, 1, 1, 128),
+    Shape("shared queries", 1, 1111, 3, 3, 64, "causal", dtype="fp16"),
+    Shape("shared queries", 1, 1500, 4, 2, 96, "blocks"),
+    Shape("first keys first", 4, 2048, 16, 4, 128, "causal"),
+    Shape("first keys first", 2, 2048, 16, 4, 64, "blocks"),
+    Shape("first keys first, long", 1, 32768, 2, 1, 128, "causal"),
+    Shape("turns that wait", 1, 4096, 4, 4, 128),
     Shape("scored", 4, 2048, 16, 16, 64, "causal", scores="softcap"),
     Shape("scored", 4, 2048, 16, 4, 64, dtype="fp16", scores=ALL_SCORES),
     Shape("scored", 4, 2048, 16, 16, 128, scores="alibi"),
@@ -212,7 +220,7 @@ def draw(shape: Shape, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def describe_path(run: Callable[[], object]) -> str:
-    """Say where dQ comes from, in how many launches of dK and dV, and whether a group was split."""
+    """Say where dQ comes from, in how many launches of dK and dV, and whether sums were partial."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities, acc_events=True) as profile:
         run()
@@ -230,7 +238,7 @@ def describe_path(run: Callable[[], object]) -> str:
     if chunks > 1:
         words.append(f"{chunks} chunks")
     if launches("reduce"):
-        words.append("group split")
+        words.append("partial sums")
     return ", ".join(words)
 
 

@@ -147,6 +147,7 @@ CORNERS: Final = (  # found by planting other rules: no product of the above mee
     replace(_TRIANGLE, batch=1, group=8, budget=128 * MIB, gpu=GPUS[3], label="more splits, rows"),
 )
 _SHARES: Final = (  # batch, queries and keys, num_heads_kv, group: where blocks are few or many
+    (1, 256, 2, 1),
     (1, 300, 2, 1),
     (1, 1024, 4, 1),
     (1, 1024, 2, 4),

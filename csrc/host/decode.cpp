@@ -8,6 +8,7 @@
 #include "host/decode.h"
 #include "host/limits.h"
 #include "host/scores.h"
+#include "host/shares.h"
 #include "host/status.h"
 #include "host/workspace.h"
 
@@ -87,9 +88,10 @@ Decode::Decode(const Call& call, const DecodeParams& params, int64_t budget)
   p_.columns = kernel_.variant->size.head_dim_v;
   check_units();
   const int sm_count = device_info(call.device).sm_count;
-  const int64_t blocks = int64_t{sm_count} * kernel_.variant->entry->blocks_per_sm;
+  const int shares = choose_shares(sm_count, kernel_.variant->entry->blocks_per_sm,
+                                   static_cast<int>(p_.batch * tasks()));
   const int64_t units = most_units();
-  p_.shares = static_cast<int>(std::min(blocks, units));
+  p_.shares = static_cast<int>(std::min<int64_t>(shares, units));
   p_.tiles_differ = p_.row_tiles > 1 && p_.batch * tasks() >= TASKS_OF_SHARE * p_.shares;
   // As many blocks of the fold as there is room for, each with a piece of 32 columns of a row at least.
   const int64_t folded = std::min<int64_t>(p_.batch * tasks(), p_.shares);

@@ -22,6 +22,9 @@ constexpr int64_t WORTH = 50;
 // read by another launch. And what that launch costs.
 constexpr int64_t SUM_STEPS = 3;
 constexpr int64_t LAUNCH_STEPS = 1;
+// Blocks that share queries must save so many steps each: with fewer, the launch that adds their
+// sums takes as long.
+constexpr int64_t LEAST_SAVED = 4;
 // Under a causal mask one query head to a kv head has the first keys first with up to so many waves
 // of blocks, which it helps to even out, or from so many keys on, where with the last keys first
 // neighbours come to read Q, dO and dQ at different times.
@@ -75,8 +78,9 @@ class SplitPlanner : PlanGrid {
     if (packed() || shape_.mask.kind == MaskKind::TILES) return 1;
     const int64_t room = resident_ / (blocks(units_, key_steps_) * group_split);
     const int64_t tiles = ceil_div(shape_.seqlen_q, DS_TILE);
-    const int64_t split = std::min({room, tiles, most_sums() / group_split});
-    return static_cast<int>(std::max<int64_t>(split, 1));
+    const int64_t split = std::max<int64_t>(std::min({room, tiles, most_sums() / group_split}), 1);
+    const int64_t saved = (tiles - ceil_div(tiles, split)) * members(group_split);
+    return saved < LEAST_SAVED ? 1 : static_cast<int>(split);
   }
 
   // Whether dQ is summed from the first keys to the last: where more queries see the first ones, the

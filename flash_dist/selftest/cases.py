@@ -150,6 +150,8 @@ _LARGE = (
 )
 _FIXED = (
     _Shape("group-split", 1, 4096, 512, 32, 1, causal=False),
+    _Shape("shared-queries", 1, 1024, 300, 2, 2, causal=False),
+    _Shape("one-round", 1, 1030, 1030, 16, 16, causal=False),
     _Shape("few-queries", 2, 13, 3001, 8, 2, causal=True),
     _Shape("long", 1, 8192, 8192, 8, 2, causal=True),
     _Shape("striped", 1, 8192, 8192, 8, 4, causal=True, budget=128 << 20),

@@ -43,6 +43,7 @@ IEEE32: Final = "ieee32"  # float32 whose products are FFMA
 BUDGETS: Final = (0, 64)  # MiB: dQ computed again, and from a stored dS
 SMALL: Final[dict[str, Any]] = {"seqlen_q": 130, "seqlen_k": 150, "num_heads": 2, "num_heads_kv": 1}
 SHORT: Final[dict[str, Any]] = {**SMALL, "seqlen_q": 60, "seqlen_k": 64}  # one tile
+TALL: Final[dict[str, Any]] = {**SMALL, "seqlen_q": 600}  # queries that blocks share
 MANY: Final[dict[str, Any]] = {**SMALL, "batch": 140}  # fill any GPU with the largest tiles
 LENGTHS: Final = (65, 0, 30)  # of documents
 SCORES: Final = {"alibi_slopes": torch.tensor([0.5, 0.1]), "learnable_sink": torch.tensor([1.0, 0])}
@@ -85,7 +86,8 @@ def precision_of(dtype: str) -> str:
 def run_kernels(ran: Ran, sizes_of_part: Sequence[Size]) -> None:
     """Run forward and backward of every compiled size, with and without workspace, and packed.
 
-    Also sequences of one tile, and so many that large tiles fill the GPU.
+    Also sequences of one tile, some whose queries blocks share, and so many that large tiles fill
+    the GPU.
     """
     for dtype, head_dim, head_dim_v in sizes_of_part:
         sizes: dict[str, Any] = {
@@ -114,7 +116,7 @@ def run_kernels(ran: Ran, sizes_of_part: Sequence[Size]) -> None:
             documents = replace(documents, problem=problem)
             attend_packed(documents, poison=False, float32_precision=precision)
             ran.look()
-        for shape in (SHORT, MANY):
+        for shape in (SHORT, TALL, MANY):
             problem = copy_to_gpu(masked_problem("full", device="cpu", **shape, **sizes))
             attend(problem, poison=False, float32_precision=precision)
             ran.look()

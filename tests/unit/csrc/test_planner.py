@@ -861,6 +861,8 @@ def test_elsewhere_the_last_keys_come_first(changes: dict[str, Any]) -> None:
         (square(1, 1024, 4, 4), 4),
         (square(1, 8192, 1, 1), 2),
         (square(1, 300, 2, 2), 5),  # as many as there are tiles of 64 queries
+        (square(1, 256, 2, 2), 1),  # of four, which are as fast one after the other
+        (square(1, 128, 4, 4), 1),
         (square(1, 2048, 8, 8), 1),  # a block for each multiprocessor
         (square(1, 1024, 8, 2), 2),  # of each of four splits of a group
     ],

@@ -243,6 +243,11 @@ PLANTED = {
         "if (packed() || shape_.mask.kind == MaskKind::TILES) return 1;",
         "if (shape_.mask.kind == MaskKind::TILES) return 1;",
     ),
+    "what stripes of queries must save": (
+        "host/splits.h",
+        "LEAST_SAVED = 4",
+        "LEAST_SAVED = 3",
+    ),
     "room for stripes of queries": ("host/splits.h", "std::min({room, tiles,", "std::min({room,"),
     "wide windows": ("core/band.h", "width >= most ?", "width > (most << 30) ?"),
     "what is even": ("core/band.h", "mask.right >= UNBOUNDED &&\n         !packed", "true"),

@@ -1,0 +1,70 @@
+"""How many blocks share the keys of caches."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from csrc.generate import CSRC
+from tests.unit.made.planner import require_compiler
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PROGRAM = """
+#include <cstdio>
+#include "host/shares.h"
+int main() {
+  int sm_count, blocks_per_sm, tasks;
+  while (std::scanf("%d %d %d", &sm_count, &blocks_per_sm, &tasks) == 3) {
+    std::printf("%d\\n", flash_dist::choose_shares(sm_count, blocks_per_sm, tasks));
+  }
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a program that reads calls and prints how many shares they get."""
+    require_compiler()
+    folder = tmp_path_factory.mktemp("shares")
+    source, program = folder / "shares.cpp", folder / "shares"
+    source.write_text(PROGRAM, encoding="utf-8")
+    compiler = os.environ.get("CXX", "g++")
+    subprocess.run(
+        [compiler, "-std=c++17", "-I", str(CSRC), str(source), "-o", str(program)], check=True
+    )
+    return program
+
+
+def shares_of(program: Path, *calls: tuple[int, int, int]) -> list[int]:
+    """Ask the program: multiprocessors, blocks that one has room for, tasks."""
+    lines = "".join(f"{a} {b} {c}\n" for a, b, c in calls)
+    done = subprocess.run([program], input=lines, check=True, capture_output=True, text=True)
+    return [int(line) for line in done.stdout.split()]
+
+
+def test_shares_are_whole_tasks_or_equal_parts_where_few_blocks_less_make_them_so(
+    program: Path,
+) -> None:
+    asked = [(132, 2, 512), (132, 2, 128), (132, 3, 8), (132, 1, 64), (108, 2, 70)]
+    assert shares_of(program, *asked) == [256, 256, 264, 128, 210]
+
+
+def test_no_more_than_two_blocks_of_a_multiprocessor_share_nor_a_sixteenth_less(
+    program: Path,
+) -> None:
+    calls = [
+        (sm_count, blocks, tasks)
+        for sm_count in (1, 2, 7, 46, 108, 132)
+        for blocks in (1, 2, 3, 8)
+        for tasks in range(1, 700)
+    ]
+    for (sm_count, blocks, tasks), shares in zip(calls, shares_of(program, *calls), strict=True):
+        most = sm_count * min(blocks, 2)
+        fewer = range(most, most - most // 16, -1)
+        even = (n for n in fewer if tasks % n == 0 or n % tasks == 0)
+        assert shares == next(even, most)
