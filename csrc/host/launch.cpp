@@ -195,7 +195,9 @@ class Backward {
     const BwdPlan fused = has_fused() ? plan_fused(options, budget) : BwdPlan{};
     if (fused.fused && !fused.waits) return fused;
     const BwdPlan stored = plan_others(options, budget);
-    return fused.fused && !(stored.spill && stored.chunks.size() == 1) ? fused : stored;
+    // Faster than waiting, but not worth all of the memory.
+    const bool fits = stored.spill && stored.chunks.size() == 1 && stored.ds <= budget / 2;
+    return fused.fused && !fits ? fused : stored;
   }
 
   BwdPlan plan_fused(const BwdOptions& options, int64_t budget) const {

@@ -28,7 +28,7 @@
 //
 // Fused, dQ is a sum over blocks of keys in descending order, or ascending where the first keys come
 // first, in dq_accum: of all units, or chunks of as many as fit, which fill a wave. Otherwise it is
-// not fused; nor where it waits and dS fits as a whole.
+// not fused; nor where it waits and half of the budget holds all of dS.
 //
 // Batch-invariant, none depends on anything but dtype, columns and views: fused where there is such a
 // kernel, with chunks that fill a wave even if the budget does not hold them; else nothing is

@@ -41,27 +41,9 @@ class SplitPlanner : PlanGrid {
   // or makes UNEVEN_WAVES where nobody knows how long they are; else the least of the least cost.
   // ascending: whether the blocks of the first keys begin first.
   int choose_group_split(bool ascending) const {
-    int best = 1;
-    const int64_t blocks = this->blocks(units_, key_steps_);
-    if (blocks == 0) return best;
-    if (even() || !knows_lengths()) {
-      const int64_t wanted = even() ? wave_ : UNEVEN_WAVES * wave_;
-      for (int next = 1; next > 0 && blocks * best < wanted;) {
-        next = next_group_split(best);
-        if (next > 0) best = next;
-      }
-      return best;
-    }
-    const Lengths lengths = find_lengths();
-    const bool longest_first = !grows(ascending);
-    int64_t least = cost(lengths, best, longest_first);
-    for (int split = next_group_split(1); split > 0; split = next_group_split(split)) {
-      const int64_t steps = cost(lengths, split, longest_first);
-      if (steps >= least - least / WORTH) continue;
-      least = steps;
-      best = split;
-    }
-    return best;
+    if (blocks(units_, key_steps_) == 0) return 1;
+    if (even()) return splits_for(wave_);
+    return knows_lengths() ? cheapest_split(ascending) : splits_for(UNEVEN_WAVES * wave_);
   }
 
   // The next larger number of splits whose partial sums half the budget holds, 0 if there is none.
@@ -111,6 +93,30 @@ class SplitPlanner : PlanGrid {
   struct Lengths {
     int64_t all, longest;
   };
+
+  // The least number of splits that make so many blocks, or the most that there may be.
+  int splits_for(int64_t wanted) const {
+    int best = 1;
+    for (int next = 1; next > 0 && blocks(units_, key_steps_) * best < wanted;) {
+      best = next;
+      next = next_group_split(best);
+    }
+    return best;
+  }
+
+  int cheapest_split(bool ascending) const {
+    const Lengths lengths = find_lengths();
+    const bool longest_first = !grows(ascending);
+    int best = 1;
+    int64_t least = cost(lengths, best, longest_first);
+    for (int split = next_group_split(1); split > 0; split = next_group_split(split)) {
+      const int64_t steps = cost(lengths, split, longest_first);
+      if (steps >= least - least / WORTH) continue;
+      least = steps;
+      best = split;
+    }
+    return best;
+  }
 
   // Partial sums of each dK and dV that half the budget holds.
   int64_t most_sums() const {
