@@ -171,8 +171,8 @@ _SHARES: Final = (  # batch, queries and keys, num_heads_kv, group: where blocks
 
 def shared_calls() -> Iterator[Call]:
     """Yield calls whose blocks share heads or queries, or do not, of every kind of kernel."""
-    for (batch, seqlen, *heads), label in itertools.product(_SHARES, ("full", "causal")):
-        sizes, mask = (batch, seqlen, seqlen, *heads), BANDS[label]
+    for (batch, seqlen, heads, group), label in itertools.product(_SHARES, ("full", "causal")):
+        sizes, mask = (batch, seqlen, seqlen, heads, group), BANDS[label]
         for head_dim in (64, 128):
             call = Call(*sizes, head_dim, head_dim, mask=mask, gpu=FUSED, label=label)
             yield call

@@ -355,15 +355,17 @@ def test_float32_by_any_products_takes_the_same_kernels_where_nothing_is_multipl
         f"bwd_dq_recompute_{name}",
         f"bwd_dkdv_{name}",
         "bwd_reduce_fp32",
-        "bwd_reduce_fp32",
     ]
+
+
+UNBOUNDED: Final = 1 << 30
 
 
 def families_with(
     program: Path, softcap: float, budget: int, head_dim: int = 64, **environ: str
 ) -> list[str]:
-    """Return the families of what runs of a bfloat16 call, one after the other."""
-    sizes = f"{SIZES} {budget} 1 {softcap} -1 {head_dim}"
+    """Return the families of what runs of a causal bfloat16 call, one after the other."""
+    sizes = f"{SIZES} {budget} 1 {softcap} -1 {head_dim} {UNBOUNDED} 0 0"
     ((ran, again),) = ask(program, ("nothing", 0, 0), sizes=sizes, environ=environ)
     assert ran.errors == []
     assert ran.launched == again.launched
@@ -411,7 +413,6 @@ def test_one_kernel_makes_all_gradients_of_few_columns_too_unless_another_has_fe
     assert not [name for name in short if name.endswith("_sm90")]
 
 
-UNBOUNDED: Final = 1 << 30
 LONG: Final = {
     "seqlen_k": 32768,
     "total_q": -1,
@@ -426,16 +427,27 @@ LONG: Final = {
     [
         ({}, True),
         ({"right": 7}, True),
-        ({"seqlen_k": 32767}, False),
+        ({"seqlen_k": 4096}, True),
+        ({"seqlen_k": 128}, False),
         ({"right": UNBOUNDED}, False),
         ({"left": 30000}, False),
         ({"left": 30000, "right": UNBOUNDED}, False),
         ({"total_q": 32768}, False),
         ({"batch_invariant": 1}, False),
     ],
-    ids=["long", "late", "short", "full", "window", "left", "packed", "batch-invariant"],
+    ids=[
+        "long",
+        "late",
+        "short",
+        "one block",
+        "full",
+        "window",
+        "left",
+        "packed",
+        "batch-invariant",
+    ],
 )
-def test_only_long_causal_sequences_begin_with_the_first_keys(
+def test_causal_sequences_of_grouped_heads_begin_with_the_first_keys(
     program: Path,
     changes: dict[str, int],
     expected: bool,  # noqa: FBT001
@@ -446,6 +458,25 @@ def test_only_long_causal_sequences_begin_with_the_first_keys(
     assert ran.errors == []
     assert "flash_dist_bwd_fused_sm90_bf16_d64_smem227_sm90a" in ran.launched
     assert ran.first_keys_first == expected
+
+
+@pytest.mark.parametrize(
+    ("heads", "budget", "backward"),
+    [
+        (4, 1 << 30, {"bwd_dkdv_sm90", "bwd_dq_gemm_sm90"}),
+        (4, 200 << 20, {"bwd_fused_sm90"}),  # half of which does not hold dS
+        (16, 1 << 30, {"bwd_fused_sm90"}),
+    ],
+    ids=["one round", "without the memory", "more rounds"],
+)
+def test_one_round_of_blocks_that_wait_for_each_other_stores_ds_instead(
+    program: Path, heads: int, budget: int, backward: set[str]
+) -> None:
+    sizes = f"1 4096 4096 {heads} 1 -1 {budget} 1 0 -1 128"
+    ((ran, _),) = ask(program, ("nothing", 0, 0), sizes=sizes)
+    assert ran.errors == []
+    families = {one.partition("_bf16")[0].removeprefix("flash_dist_") for one in ran.launched}
+    assert families - {"fwd_sm90", "bwd_delta"} == backward
 
 
 def test_a_dtype_that_there_is_not_is_refused_with_those_there_are(program: Path) -> None:
