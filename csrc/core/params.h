@@ -178,7 +178,7 @@ struct BwdParams {
   int member_begin, members;  // query heads of each split, counted from its first
   int sums_first, sums_last;  // first stripe of queries starts dK and dV, last stripe writes them
   bool batch_invariant;       // nothing may depend on the other sequences of a batch
-  bool first_keys_first;      // the order in which dQ is summed in turns; only under a band
+  bool first_keys_first;      // the order in which dQ is summed in turns; not under lists of tiles
   int query_split;            // blocks that share the queries of each split of a group
   int64_t stripe_rows;        // of sums of dK and dV, from those of one such block to the next
 };

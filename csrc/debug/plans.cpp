@@ -45,8 +45,8 @@ MaskBand read_mask(std::istream& line, int seqlen_q, int seqlen_k) {
 
 // batch seqlen_q seqlen_k num_heads_kv group total_q head_dim head_dim_v, mask: kind left right
 // bottom_right, sm_count key_tile blocks_per_sm dq_rows dq_blocks_per_sm cluster fused, budget
-// batch_invariant normalizes aligned per_head, count of key_slots and these (-1: not known), count of compiled sizes
-// and these.
+// batch_invariant normalizes aligned per_head, count of key_slots and these (-1: not known), count
+// of compiled sizes and these.
 Request read_request(std::istream& line) {
   Request r;
   BwdShape& s = r.shape;

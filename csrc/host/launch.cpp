@@ -34,6 +34,12 @@ void check_sizes(const Params& p) {
   if (!problem.empty()) fail(problem);
 }
 
+// The width of nearly equal batches of `groups`, at most `most` wide.
+int equal_width(int64_t groups, int64_t most) {
+  const int64_t batches = (groups + most - 1) / most;
+  return static_cast<int>((groups + batches - 1) / batches);
+}
+
 // How many of `groups` groups of blocks run side by side: where all tiles of a group are equally
 // long, one; else as many as half of L2 holds of what the blocks of a group share, `bytes`, in
 // nearly equal numbers. All of them where a second batch would start the longest tiles late, and
@@ -46,8 +52,7 @@ int heads_together(const Call& call, const Params& p, int64_t groups, int64_t by
   if (groups <= std::max<int64_t>(4 * fitting, device.sm_count / 4)) {
     return static_cast<int>(groups);
   }
-  const int64_t batches = (groups + fitting - 1) / fitting;
-  return static_cast<int>((groups + batches - 1) / batches);
+  return equal_width(groups, fitting);
 }
 
 // From how many tiles for each multiprocessor on blocks take them by tickets: before, setting the
@@ -336,10 +341,11 @@ class Backward {
     const int64_t groups = int64_t{p_.units} * plan_.group_split;
     if (plan_.query_split > 1) return static_cast<int>(groups);  // each stripe by itself
     const int64_t head = p_.seqlen_q * (row_bytes() + sizeof(float) * p_.head_dim);
-    const int64_t l2 = device_info(call_.device).l2_bytes;
+    const DeviceInfo& device = device_info(call_.device);
+    const int64_t l2 = device.l2_bytes;
     const int64_t key_tile = fused_.variant->entry->block_rows;
     const int64_t blocks = groups * ((p_.seqlen_k + key_tile - 1) / key_tile);
-    if (plan_.first_keys_first || blocks <= FEW_ROUNDS * device_info(call_.device).sm_count) {
+    if (plan_.first_keys_first || blocks <= FEW_ROUNDS * device.sm_count) {
       const int64_t bytes = std::max<int64_t>(head * p_.members, 1);
       return even_width(groups, std::max<int64_t>(2 * l2 / bytes, 2));
     }
@@ -349,13 +355,12 @@ class Backward {
     return static_cast<int>(width);
   }
 
-  // The width of nearly equal batches of groups, at most `most`, better half of that than unequal.
+  // The width of batches of groups, at most `most`, rather down to half of that than unequal.
   static int even_width(int64_t groups, int64_t most) {
     for (int64_t width = std::min(most, groups); 2 * width >= most; --width) {
       if (groups % width == 0) return static_cast<int>(width);
     }
-    const int64_t batches = (groups + most - 1) / most;
-    return static_cast<int>((groups + batches - 1) / batches);
+    return equal_width(groups, most);
   }
 
   void run_dkdv(const BwdStep& step) {

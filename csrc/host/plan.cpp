@@ -32,7 +32,7 @@ class Planner : PlanGrid {
       for (int split = wanted - 1; split > 0 && !plan.spill; --split) {
         if (shape_.group % split == 0) try_spill(plan, split);
       }
-      if (!plan.spill) set_group_split(plan, wanted);
+      if (!plan.spill) set_splits(plan, wanted);
     }
     if (!plan.spill) {
       plan.chunks = {whole_chunk(plan, 0, units_)};
@@ -53,8 +53,8 @@ class Planner : PlanGrid {
     if (blocks(units_, key_steps_) == 0 || shape_.seqlen_q == 0) return plan;
     if (!batch_invariant) {
       plan.first_keys_first = splits_.first_keys_come_first();
-      set_group_split(plan, splits_.choose_group_split(plan.first_keys_first));
-      set_query_split(plan, splits_.choose_query_split(plan.group_split));
+      const int group_split = splits_.choose_group_split(plan.first_keys_first);
+      set_splits(plan, group_split, splits_.choose_query_split(group_split));
       plan.waits = splits_.waits(plan);
     }
     int64_t at_a_time = fitting_units(budget_ - plan.dk_partial - plan.dv_partial);
@@ -93,7 +93,7 @@ class Planner : PlanGrid {
   }
 
   // delta, then dK/dV and dQ chunk by chunk (the other way round if dQ normalizes), then the sums of
-  // the group split.
+  // the splits.
   void list_steps(BwdPlan& plan) const {
     const KernelSize size{shape_.head_dim, shape_.head_dim_v};
     plan.steps.push_back({Role::BWD_DELTA, {shape_.columns_v, shape_.columns_v}, 0});
@@ -111,27 +111,22 @@ class Planner : PlanGrid {
   }
 
   bool may_spill() const {
-    const bool known = shape_.mask.kind == MaskKind::BAND || shape_.key_slots != nullptr;
-    return budget_ > 0 && kernels_.dq_rows > 0 && known && units_ > 0 && slots(0, key_steps_) > 0;
+    return budget_ > 0 && kernels_.dq_rows > 0 && knows_slots() && units_ > 0 &&
+           slots(0, key_steps_) > 0;
   }
 
-  void set_group_split(BwdPlan& plan, int split) const {
-    plan.group_split = split;
-    plan.dk_partial = split > 1 ? partial_bytes(split, shape_.head_dim) : 0;
-    plan.dv_partial = split > 1 ? partial_bytes(split, shape_.head_dim_v) : 0;
-  }
-
-  void set_query_split(BwdPlan& plan, int split) const {
-    if (split == 1) return;
-    plan.query_split = split;
-    plan.dk_partial = partial_bytes(plan.splits(), shape_.head_dim);
-    plan.dv_partial = partial_bytes(plan.splits(), shape_.head_dim_v);
-    plan.stripe_rows = units_ * shape_.seqlen_k;
+  void set_splits(BwdPlan& plan, int group_split, int query_split = 1) const {
+    plan.group_split = group_split;
+    plan.query_split = query_split;
+    const int64_t sums = plan.splits() > 1 ? plan.splits() : 0;  // one is none that is partial
+    plan.dk_partial = partial_bytes(sums, shape_.head_dim);
+    plan.dv_partial = partial_bytes(sums, shape_.head_dim_v);
+    plan.stripe_rows = query_split > 1 ? units_ * shape_.seqlen_k : 0;
   }
 
   // Finds chunks for this number of splits, if there are any.
   void try_spill(BwdPlan& plan, int split) const {
-    set_group_split(plan, split);
+    set_splits(plan, split);
     const int64_t left = budget_ - plan.dk_partial - plan.dv_partial;
     plan.spill = may_spill() && (cut_by_units(plan, left) || cut_by_stripes_or_cells(plan, left));
   }

@@ -45,6 +45,11 @@ class PlanGrid {
   bool packed() const { return shape_.total_q >= 0; }
   bool even() const { return is_even(shape_.mask, packed()); }
 
+  // Whether the host can tell how many tiles of dS a key tile has.
+  bool knows_slots() const {
+    return shape_.mask.kind == MaskKind::BAND || shape_.key_slots != nullptr;
+  }
+
   // Tiles of dS per query head for the steps [begin, end).
   int64_t slots(int begin, int end) const {
     const int last = static_cast<int>(ceil_div(shape_.seqlen_k, DS_TILE));

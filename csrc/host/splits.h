@@ -41,7 +41,7 @@ class SplitPlanner : PlanGrid {
   // or makes UNEVEN_WAVES where nobody knows how long they are; else the least of the least cost.
   // ascending: whether the blocks of the first keys begin first.
   int choose_group_split(bool ascending) const {
-    if (blocks(units_, key_steps_) == 0) return 1;
+    if (blocks(units_, key_steps_) == 0 || next_group_split(1) == 0) return 1;
     if (even()) return splits_for(wave_);
     return knows_lengths() ? cheapest_split(ascending) : splits_for(UNEVEN_WAVES * wave_);
   }
@@ -125,9 +125,7 @@ class SplitPlanner : PlanGrid {
   }
 
   // Whether the host can tell how many queries see a key tile.
-  bool knows_lengths() const {
-    return !packed() && (shape_.mask.kind == MaskKind::BAND || shape_.key_slots != nullptr);
-  }
+  bool knows_lengths() const { return !packed() && knows_slots(); }
 
   Lengths find_lengths() const {
     Lengths lengths{0, 0};

@@ -369,6 +369,11 @@ def families_with(
     ((ran, again),) = ask(program, ("nothing", 0, 0), sizes=sizes, environ=environ)
     assert ran.errors == []
     assert ran.launched == again.launched
+    return families_of(ran)
+
+
+def families_of(ran: Attempt) -> list[str]:
+    """Return the families of what ran of a bfloat16 call."""
     return [one.partition("_bf16")[0].removeprefix("flash_dist_") for one in ran.launched]
 
 
@@ -475,8 +480,7 @@ def test_one_round_of_blocks_that_wait_for_each_other_stores_ds_instead(
     sizes = f"1 4096 4096 {heads} 1 -1 {budget} 1 0 -1 128"
     ((ran, _),) = ask(program, ("nothing", 0, 0), sizes=sizes)
     assert ran.errors == []
-    families = {one.partition("_bf16")[0].removeprefix("flash_dist_") for one in ran.launched}
-    assert families - {"fwd_sm90", "bwd_delta"} == backward
+    assert set(families_of(ran)) - {"fwd_sm90", "bwd_delta"} == backward
 
 
 def test_a_dtype_that_there_is_not_is_refused_with_those_there_are(program: Path) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from typing import TYPE_CHECKING
 
-from csrc.generate import CSRC
-from tests.unit.made.planner import require_compiler
+from tests.unit.made.planner import compile_program
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,13 +39,7 @@ int main() {
 
 
 def test_a_query_tile_sees_the_key_tiles_that_it_is_seen_by(tmp_path: Path) -> None:
-    require_compiler()
-    source, program = tmp_path / "layout.cpp", tmp_path / "layout"
-    source.write_text(PROGRAM, encoding="utf-8")
-    compiler = os.environ.get("CXX", "g++")
-    subprocess.run(
-        [compiler, "-std=c++17", "-I", str(CSRC), str(source), "-o", str(program)], check=True
-    )
+    program = compile_program(tmp_path, PROGRAM)
     done = subprocess.run([str(program)], check=True, capture_output=True, text=True)
     *differences, count = done.stdout.splitlines()
     assert differences == []

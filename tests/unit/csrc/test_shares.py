@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
-from csrc.generate import CSRC
-from tests.unit.made.planner import require_compiler
+from tests.unit.made.planner import compile_program
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,15 +27,7 @@ int main() {
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a program that reads calls and prints how many shares they get."""
-    require_compiler()
-    folder = tmp_path_factory.mktemp("shares")
-    source, program = folder / "shares.cpp", folder / "shares"
-    source.write_text(PROGRAM, encoding="utf-8")
-    compiler = os.environ.get("CXX", "g++")
-    subprocess.run(
-        [compiler, "-std=c++17", "-I", str(CSRC), str(source), "-o", str(program)], check=True
-    )
-    return program
+    return compile_program(tmp_path_factory.mktemp("shares"), PROGRAM)
 
 
 def shares_of(program: Path, *calls: tuple[int, int, int]) -> list[int]:

@@ -1,9 +1,10 @@
-"""The planner of csrc/, compiled by this machine's C++ compiler, and asked for one plan."""
+"""What of csrc/ this machine's C++ compiler compiles: small programs, and the planner."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
 from dataclasses import fields
 from functools import cache
@@ -14,6 +15,7 @@ import pytest
 
 from ci.compile.decide import ask_planner, compile_planner
 from ci.compile.planner_cases import Call, Gpu
+from csrc.generate import CSRC
 
 _FOLDER: Final = tempfile.TemporaryDirectory(prefix="flash_dist-")  # removed with the process
 _GPU_FIELDS: Final = {one.name for one in fields(Gpu)}
@@ -24,6 +26,16 @@ def require_compiler() -> None:
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         pytest.skip(f"no C++ compiler `{compiler}`")
+
+
+def compile_program(folder: Path, source: str) -> Path:
+    """Compile a program of one file, with the headers of csrc/ that need no CUDA."""
+    require_compiler()
+    file, program = folder / "program.cpp", folder / "program"
+    file.write_text(source, encoding="utf-8")
+    call = [os.environ.get("CXX", "g++"), "-std=c++17", "-I", str(CSRC), str(file)]
+    subprocess.run([*call, "-o", str(program)], check=True)
+    return program
 
 
 @cache

@@ -193,7 +193,7 @@ PLANTED = {
         "",
     ),
     "cells of packed documents": ("host/cells.h", " || shape_.total_q >= 0) return", ") return"),
-    "masks without slots": ("host/plan.cpp", "shape_.key_slots != nullptr", "false"),
+    "masks without slots": ("host/plan_grid.h", "shape_.key_slots != nullptr", "false"),
     "order of the launches": (
         "host/plan.cpp",
         "plan.steps.push_back({dq, size, chunk});",
