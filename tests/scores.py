@@ -95,7 +95,10 @@ def _formula(
     k, v = (x.repeat_interleave(heads // k.shape[2], dim=2) for x in (k, v))
     s = torch.einsum("bihd,bjhd->bhij", q, k) * problem.scale
     if scored.softcap:
-        s = scored.softcap * torch.tanh(s / scored.softcap)
+        wide = (
+            s.double() if dtype == torch.float64 else s.float()
+        )  # 16 bits lose a large cap's tanh
+        s = (scored.softcap * torch.tanh(wide / scored.softcap)).to(dtype)
     if scored.alibi_slopes is not None:
         s = s - _slopes_by_row(scored, heads).to(dtype) * _distances(scored).to(dtype)
     if problem.visible is not None:
@@ -105,6 +108,7 @@ def _formula(
     lse = s.logsumexp(-1)
     shift = torch.where(lse.isfinite(), lse, 0.0)[..., None]
     p = (s - shift).exp()[..., :seqlen_k]
+    p = p.masked_fill(lse[..., None] == torch.inf, 0.0)  # beside a sink of +inf
     out = torch.einsum("bhij,bjhd->bihd", p, v)
     return out.reshape(*problem.q.shape[:-1], v.shape[-1]), lse
 

@@ -35,7 +35,11 @@ struct TaskScores {
       for (int e = 0; e < 4; ++e) {
         float& x = s.x[0][n][e];
         x *= scores.scale_inside;
-        if (scores.softcap != 0.0f) x = scores.softcap * tanh_of<Tanh::FAST>(x);
+        if (scores.softcap > FAST_CAP) {
+          x = scores.softcap * tanh_near(x);
+        } else if (scores.softcap != 0.0f) {
+          x = scores.softcap * tanh_of<Tanh::FAST>(x);
+        }
         const int key = key0 + n * 8 + threadIdx.x % 4 * 2 + e % 2;
         const float distance = fabsf(static_cast<float>(diagonal[e / 2] - key));
         x = __fmaf_rn(-slope[e / 2], distance, x);

@@ -65,6 +65,10 @@ struct MaskParams {
 
 inline MaskBand band_of(const MaskParams& p) { return {p.kind, p.left, p.right, p.bottom_right}; }
 
+// The largest soft cap c of which c * 2^-23, the error of c * tanh(x) by 1 - 2 / (1 + e^2x), is left to
+// 16-bit operands. Larger ones are computed by tanh_near(), and by the general families alone.
+constexpr float FAST_CAP = 100.0f;
+
 // What becomes of a score between its scale and the mask, see core/scores.cuh. All zero: nothing.
 struct ScoreParams {
   float softcap;       // 0: none
@@ -128,7 +132,7 @@ struct DeltaParams {
   const float* lse;   // as FwdParams::lse
   const float* dlse;  // as lse, or null
   float* lse_log2;    // rows of statistics, core/sequence.cuh; +inf: no key, or padding
-  float* delta;       // as lse_log2; 0 for padding
+  float* delta;       // as lse_log2, times DS_SCALE; 0 for padding
   View dq, dk, dv;    // packed: of which the rows that no document covers are written here
   int batch, seqlen_q, seqlen_k, num_heads_kv, group;
   int total_q, total_k;

@@ -13,14 +13,30 @@
 
 namespace flash_dist {
 
-// FAST: to 2^-23, as 16-bit operands leave less of a score, by the special-function unit; EXACT: as
-// the scores of fp32 operands deserve.
+// FAST: to 2^-23, by the special-function unit: of a cap up to FAST_CAP 16-bit operands leave less of a
+// score; EXACT: as the scores of fp32 operands deserve.
 enum class Tanh { FAST, EXACT };
+
+// The least soft cap c whose derivative unbend() finds to 2^-20 / c without the exact logarithm. Of
+// smaller ones the kernels of fp32 compute the scores again.
+constexpr float PRECISE_CAP = 1.0f;
 
 template <Tanh TANH>
 __device__ __forceinline__ float tanh_of(float x) {
   if constexpr (TANH == Tanh::EXACT) return tanhf(x);
   return fmaf(-2.0f, reciprocal_approx(1.0f + exp2_approx(2.0f * LOG2_E * x)), 1.0f);
+}
+
+// tanh(x) to 2^-21 of itself: x P(x^2) up to 1/2, where P is a minimax fit with a relative error of
+// 1.3e-8, and what is FAST beyond, where it is no longer small.
+__device__ __forceinline__ float tanh_near(float x) {
+  const float z = x * x;
+  float factor = fmaf(1.712503569e-02f, z, -5.298106528e-02f);
+  factor = fmaf(factor, z, 1.332470049e-01f);
+  factor = fmaf(factor, z, -3.333306541e-01f);
+  factor = fmaf(factor, z, 9.999999866e-01f);
+  const float far = copysignf(tanh_of<Tanh::FAST>(fabsf(x)), x);
+  return fabsf(x) <= 0.5f ? x * factor : far;
 }
 
 // ALiBi's slope of a query head, 0 without ALiBi.
@@ -55,16 +71,23 @@ __device__ __forceinline__ void bend(Accumulator<MT, NT>& s, const ScoreParams& 
   if (p.softcap == 0.0f) {
     s.scale(p.scale_inside);
   } else {
+    const auto cap = [&](auto tanh) {
 #pragma unroll
-    for (int m = 0; m < MT; ++m)
+      for (int m = 0; m < MT; ++m)
 #pragma unroll
-      for (int n = 0; n < NT; ++n)
+        for (int n = 0; n < NT; ++n)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float t = tanh_of<TANH>(s.x[m][n][i] * p.scale_inside);
-          derivative(m, n, i, fmaf(-t, t, 1.0f));
-          s.x[m][n][i] = p.softcap * t;
-        }
+          for (int i = 0; i < 4; ++i) {
+            const float t = tanh(s.x[m][n][i] * p.scale_inside);
+            derivative(m, n, i, fmaf(-t, t, 1.0f));
+            s.x[m][n][i] = p.softcap * t;
+          }
+    };
+    if (TANH == Tanh::FAST && p.softcap > FAST_CAP) {
+      cap([](float x) { return tanh_near(x); });
+    } else {
+      cap([](float x) { return tanh_of<TANH>(x); });
+    }
   }
   if (at.slope == 0.0f) return;
   const float first = at.distance<TRANSPOSED>();
@@ -103,20 +126,27 @@ template <int MT, int NT, class Lse>
 __device__ __forceinline__ void unbend(Accumulator<MT, NT>& x, const Accumulator<MT, NT>& pt,
                                        const ScoreParams& p, const ScorePlace& at, Lse lse_log2) {
   const float first = at.distance<true>();
+  const auto each = [&](auto log2_of) {
 #pragma unroll
-  for (int n = 0; n < NT; ++n) {
-    const float2 lse = lse_log2(n);
+    for (int n = 0; n < NT; ++n) {
+      const float2 lse = lse_log2(n);
 #pragma unroll
-    for (int m = 0; m < MT; ++m)
+      for (int m = 0; m < MT; ++m)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float weight = pt.x[m][n][i];
-        const float s = (log2_approx(weight) + (i % 2 == 0 ? lse.x : lse.y)) * LN_2;
-        const float distance = fabsf(first + ScorePlace::step<true>(m, n, i));
-        const float t = fmaf(at.slope, distance, s) * p.per_cap;
-        // NOTE: without a weight there is neither s nor a gradient.
-        if (weight > 0.0f) x.x[m][n][i] *= fmaf(-t, t, 1.0f);
-      }
+        for (int i = 0; i < 4; ++i) {
+          const float weight = pt.x[m][n][i];
+          const float s = (log2_of(weight) + (i % 2 == 0 ? lse.x : lse.y)) * LN_2;
+          const float distance = fabsf(first + ScorePlace::step<true>(m, n, i));
+          const float t = fmaf(at.slope, distance, s) * p.per_cap;
+          // NOTE: without a weight there is neither s nor a gradient.
+          if (weight > 0.0f) x.x[m][n][i] *= fmaf(-t, t, 1.0f);
+        }
+    }
+  };
+  if (p.softcap < PRECISE_CAP) {
+    each([](float weight) { return log2f(weight); });
+  } else {
+    each([](float weight) { return log2_approx(weight); });
   }
 }
 
@@ -124,6 +154,11 @@ __device__ __forceinline__ void unbend(Accumulator<MT, NT>& x, const Accumulator
 __device__ __forceinline__ void join_sink(float sink, float& lse, float& inverse) {
   const float top = fmaxf(lse, sink);
   if (top == -INFINITY) return;
+  if (sink == INFINITY) {  // all of the weight, beside any score
+    lse = INFINITY;
+    inverse = 0.0f;
+    return;
+  }
   // NOTE: no sum is contracted, so that all kernels that end a row find the same.
   const float keys = expf(__fsub_rn(lse, top));
   const float sum = __fadd_rn(keys, expf(__fsub_rn(sink, top)));

@@ -41,13 +41,18 @@ def merge_attention(
     _check(out_a, lse_a, out_b, lse_b)
     largest = torch.maximum(lse_a, lse_b).detach()
     largest = largest.masked_fill(largest == -torch.inf, 0.0)
-    share_a, share_b = (lse_a - largest).exp(), (lse_b - largest).exp()
+    share_a, share_b = _share(lse_a, largest), _share(lse_b, largest)
     total = share_a + share_b  # from 1 to 2, 0 if no key was seen
     unseen = total == 0
     total = total.masked_fill(unseen, 1.0)
     lse = (largest + total.log()).masked_fill(unseen, -torch.inf)
     out = _weigh(out_a, share_a / total) + _weigh(out_b, share_b / total)
     return out.to(torch.promote_types(out_a.dtype, out_b.dtype)), lse
+
+
+def _share(lse: Tensor, largest: Tensor) -> Tensor:
+    """Return exp(lse - largest); 1 where both are +inf, as of a sink that has all of the weight."""
+    return (lse - largest).masked_fill(lse == torch.inf, 0.0).exp()
 
 
 def _weigh(out: Tensor, weight: Tensor) -> Tensor:

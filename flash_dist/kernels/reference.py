@@ -143,7 +143,8 @@ def sink_gradients(
     flat = (x.flatten(tokens, -2).to(lse.dtype) for x in (dout, out))
     delta = torch.linalg.vecdot(*flat).transpose(-1, -2)
     change = -delta if dlse is None else dlse - delta
-    weights = (sinks.to(lse.dtype).unsqueeze(-1) - lse).exp()
+    above = sinks.to(lse.dtype).unsqueeze(-1) - lse
+    weights = above.masked_fill(lse == torch.inf, 0.0).exp()  # a sink of +inf has all of the weight
     gradients: Tensor = weights * change
     return gradients.masked_fill(lse == -torch.inf, 0.0)
 

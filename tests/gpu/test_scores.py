@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from flash_dist import flash_attn_varlen_func, last_variant
+from flash_dist import flash_attn_varlen_func, flash_attn_with_kvcache, last_variant
 from flash_dist.masks import IntervalMask
 from tests.gpu.running import attend_scored, has_whole_shared_memory, workspace
 from tests.masks import MASKS, masked_problem
@@ -103,6 +103,30 @@ def test_a_sink_of_minus_infinity_weighs_nothing(dtype: torch.dtype) -> None:
     scored = replace(scored, sinks=torch.full_like(scored.sinks, -torch.inf))
     check([scored])
     assert not attend_scored(scored)["dsinks"].any()
+
+
+def test_a_sink_of_infinity_has_all_of_the_weight(dtype: torch.dtype) -> None:
+    problem = random_problem(batch=2, seqlen_q=300, num_heads=4, dtype=dtype, causal=True)
+    scored = score(problem, "softcap sinks")
+    assert scored.sinks is not None
+    assert scored.problem.dlse is not None
+    scored = replace(scored, sinks=torch.full_like(scored.sinks, torch.inf))
+    results = attend_scored(scored)
+    assert (results["lse"] == torch.inf).all()
+    assert not any(bool(results[name].any()) for name in ("out", "dq", "dk", "dv"))
+    torch.testing.assert_close(results["dsinks"], scored.problem.dlse.sum((0, 2)))
+
+
+def test_a_cache_beside_a_sink_of_infinity_weighs_nothing(half: torch.dtype) -> None:
+    problem = random_problem(seqlen_q=2, seqlen_k=3000, num_heads=4, dtype=half)
+    sinks = torch.tensor([torch.inf, 0.0, torch.inf, -1.0], device=problem.q.device)
+    out, lse = flash_attn_with_kvcache(
+        problem.q, problem.k, problem.v, return_softmax_lse=True, s_aux=sinks
+    )
+    assert not out[:, :, ::2].any()
+    assert (lse[:, ::2] == torch.inf).all()
+    assert out[:, :, 1::2].isfinite().all()
+    assert lse[:, 1::2].isfinite().all()
 
 
 def test_rows_without_keys_have_their_sink(dtype: torch.dtype) -> None:
@@ -303,6 +327,41 @@ def test_bent_scores_have_families_of_their_own_on_hopper(
         if not specific:
             expected = {"fwd": "fwd", "bwd_dkdv": "bwd_dkdv"}
         assert {one: family_of(one) for one in expected} == expected, features
+
+
+# From the least to the largest, on both sides of FAST_CAP of csrc/core/params.h.
+SOFTCAPS = (1e-3, 0.1, 1.0, 30.0, 100.0, 101.0, 1e3, 1e4, 1e6, 1e9, 2.0**40)
+
+
+@pytest.mark.parametrize("softcap", SOFTCAPS)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_every_soft_cap_matches_float64(head_dim: int, softcap: float, dtype: torch.dtype) -> None:
+    problem = random_problem(
+        seqlen_q=190, seqlen_k=300, num_heads=4, head_dim=head_dim, dtype=dtype, causal=True
+    )
+    problem = replace(problem, q=(problem.q * 6.0).to(dtype))  # scores of 6 in the mean square
+    scored = replace(score(problem, "softcap"), softcap=softcap)
+    for megabytes in (0, 1024):
+        with workspace(megabytes):
+            check([scored])
+
+
+@pytest.mark.parametrize("softcap", SOFTCAPS)
+@pytest.mark.parametrize("seqlen_q", [1, 70])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_every_soft_cap_of_a_cache_matches_float64(
+    head_dim: int, seqlen_q: int, softcap: float, half: torch.dtype
+) -> None:
+    problem = random_problem(
+        seqlen_q=seqlen_q, seqlen_k=1500, num_heads=4, num_heads_kv=2, head_dim=head_dim, dtype=half
+    )
+    problem = replace(problem, q=(problem.q * 6.0).to(half))
+    scored = replace(score(problem, "softcap"), softcap=softcap)
+    out, lse = flash_attn_with_kvcache(
+        problem.q, problem.k, problem.v, softcap=softcap, return_softmax_lse=True
+    )
+    faults = find_faults({"out": out, "lse": lse}, scored)
+    assert not faults, "\n".join(faults)
 
 
 @pytest.mark.gpu

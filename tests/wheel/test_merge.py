@@ -142,3 +142,16 @@ def test_what_does_not_fit_is_refused_in_words(
     assert callable(change)
     with pytest.raises(error, match=text):
         merge_attention(*change(*parts()))
+
+
+def test_a_row_whose_lse_is_infinite_has_all_of_the_weight() -> None:
+    """As of a sink of +inf."""
+    out_a, lse_a, out_b, lse_b = parts()
+    lse_a[:, :, 0] = lse_b[:, :, 1] = lse_a[:, :, 3] = lse_b[:, :, 3] = INF
+    leaves = [x.requires_grad_() for x in (out_a, lse_a, out_b, lse_b)]
+    out, lse = merge_attention(*leaves)
+    assert torch.equal(out[:, 0], out_a[:, 0])
+    assert torch.equal(out[:, 1], out_b[:, 1])
+    assert (lse[:, :, [0, 1, 3]] == INF).all()
+    grads = torch.autograd.grad(out.sum(), leaves)
+    assert all(bool(x.isfinite().all()) for x in grads)

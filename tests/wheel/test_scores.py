@@ -249,3 +249,33 @@ def test_transforms_are_refused(transform: Callable[..., Any], shape: tuple[int,
 
     with pytest.raises(FlashDistError, match=r"calls without torch\.func"):
         transform(attend)(draw(*shape, dtype=torch.float32))
+
+
+def test_a_sink_of_infinity_has_all_of_the_weight() -> None:
+    q, k, v, _ = inputs()
+    sinks = torch.full((2,), torch.inf, dtype=torch.float64, requires_grad=True)
+    out, lse = flash_attn_func(q, k, v, return_lse=True, learnable_sink=sinks)
+    assert not out.any()
+    assert (lse == torch.inf).all()
+    dq, dk, dv, dsinks = torch.autograd.grad(
+        (out, lse), (q, k, v, sinks), (out + 1, torch.ones_like(lse))
+    )
+    assert not any(bool(x.any()) for x in (dq, dk, dv))
+    assert torch.equal(dsinks, torch.full_like(dsinks, 4.0))  # of 4 queries
+
+
+@pytest.mark.parametrize("softcap", [2.0**-10, 1e-3, 1e4, 2.0**40])
+def test_the_least_and_the_largest_soft_caps_are_served(softcap: float) -> None:
+    q, k, v, _ = (x.detach() for x in inputs())
+    lse = flash_attn_func(q, k, v, return_lse=True, softcap=softcap)[1]
+    scores = torch.einsum("bihd,bjd->bhij", q, k[:, :, 0]) * 8**-0.5
+    torch.testing.assert_close(lse, (softcap * torch.tanh(scores / softcap)).logsumexp(-1))
+
+
+@pytest.mark.parametrize("softcap", [2.0**-11, -1.0, 2.0**41, torch.inf])
+def test_other_soft_caps_are_refused_with_the_bounds(softcap: float) -> None:
+    q, k, v, _ = inputs()
+    with pytest.raises(
+        ValueError, match=r"softcap must be 0 or None for none, or from 0\.000976562 to"
+    ):
+        flash_attn_func(q, k, v, softcap=softcap)

@@ -176,7 +176,22 @@ __device__ __forceinline__ void f32_dkdv_block(const BwdParams& p) {
         x = pt.x[0][n][i] * (x - (i % 2 == 0 ? delta.x : delta.y));
       }
     }
-    if (p.scores.softcap != 0.0f) {
+    if (p.scores.softcap != 0.0f && p.scores.softcap < PRECISE_CAP) {
+      // S^T again, in the place of P^T: lse and P^T tell too little of a small cap's tanh
+      pt.clear();
+      Product::template scores<HEAD_DIM, SLICE, Config::UNROLL, Queries::B>(
+          pt, Rows::at(sK, warp.row0(), warp.column0()), q_slice);
+      slices_done(warp);
+      sum_slices(pt, warp, sExchange);
+#pragma unroll
+      for (int n = 0; n < NT; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float t = tanhf(pt.x[0][n][i] * p.scores.scale_inside);
+          float& x = dst.x[0][n][i];
+          if (x != 0.0f) x *= fmaf(-t, t, 1.0f);  // else hidden, S may be anything
+        }
+    } else if (p.scores.softcap != 0.0f) {
       unbend(dst, pt, p.scores, place(),
              [&](int n) { return load_shared_8(sLse(s) + (n * 8 + (warp.lane % 4) * 2) * 4); });
     }

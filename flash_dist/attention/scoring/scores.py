@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 
 SINKS: Final = ("learnable_sink", "s_aux")  # flash-attention 4's name, and vLLM's
-# Between these, what float32 makes of a score by the cap, and of its inverse, is neither 0 nor inf.
-_LEAST, _MOST = 2.0**-40, 2.0**40
+# A gradient recovers tanh from lse, whose last bit is too coarse for smaller caps; above, float32
+# makes 0 of a score over the cap.
+_LEAST, _MOST = 2.0**-10, 2.0**40
 
 
 def choose_scores(  # noqa: PLR0913 - three arguments and what they are held against
