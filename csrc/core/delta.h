@@ -8,6 +8,7 @@
 
 #include "core/config.h"
 #include "core/dot.cuh"
+#include "core/ds_scale.h"
 #include "core/entry.h"
 #include "core/schedule.cuh"
 #include "core/sequence.cuh"
@@ -140,15 +141,15 @@ __device__ __forceinline__ void delta_block(const DeltaParams& p) {
   for (int i = LANES / 2; i > 0; i /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, i);
 
   if (p.dsinks != nullptr && lane == 0 && row < at.seqlen_q) {
-    // exp(sink - lse) * (0 - delta): the sink's value is 0.
-    const float weight = expf(p.sinks[at.head] - lse);
+    // exp(sink - lse) * (0 - delta): the sink's value is 0. One of +inf has all of the weight.
+    const float weight = lse == INFINITY ? 1.0f : expf(p.sinks[at.head] - lse);
     p.dsinks[lse_begin(p, at.batch, at.head, at.q0) + row] =
         lse == -INFINITY ? 0.0f : weight * (dlse - sum);
   }
   if (lane == 0) {
     const int64_t i = statistics_begin(p, at.batch, at.head, at.q0) + row;
     p.lse_log2[i] = lse == -INFINITY ? INFINITY : lse * LOG2_E;
-    p.delta[i] = lse == -INFINITY ? 0.0f : sum - dlse;
+    p.delta[i] = lse == -INFINITY ? 0.0f : (sum - dlse) * DS_SCALE<T>;
   }
 }
 

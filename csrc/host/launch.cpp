@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include "core/ds_scale.h"
 #include "host/budget.h"
 #include "host/capi.h"
 #include "host/check.h"
@@ -418,7 +419,10 @@ class Backward {
   void run_reduce(const BwdStep& step) {
     ReduceParams reduce{};
     const KernelSize& size = step.size;
-    reduce.sums[0] = {p_.dk_partial, p_.dk, p_.head_dim, size.head_dim, p_.softmax_scale};
+    const float scale = static_cast<Dtype>(call_.dtype) == Dtype::FP16
+                            ? gradient_scale<Fp16>(p_.softmax_scale)
+                            : p_.softmax_scale;
+    reduce.sums[0] = {p_.dk_partial, p_.dk, p_.head_dim, size.head_dim, scale};
     reduce.sums[1] = {p_.dv_partial, p_.dv, p_.head_dim_v, size.head_dim_v, 1.0f};
     reduce.splits = plan_.splits();
     reduce.batch = p_.batch;

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
-from tests.gpu.running import check, workspace
+from tests.gpu.running import attend, check, workspace
 from tests.masks import MASKS, masked_problem
-from tests.reference import random_problem
-
-if TYPE_CHECKING:
-    import torch
+from tests.reference import compute_exact, random_problem
 
 # batch, seqlen_q, seqlen_k, num_heads, num_heads_kv
 SHAPES = {
@@ -175,3 +173,26 @@ def test_values_match_at_the_shapes_of_the_policies(dtype: torch.dtype) -> None:
         )
         for batch, seqlen, num_heads, num_heads_kv, head_dim in shapes
     )
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 192, 256])
+def test_large_gradients_of_float16_do_not_overflow_before_the_results(
+    head_dim: int, dtype: torch.dtype
+) -> None:
+    """dS passes 65504 there in the first rows; dq, dk and dv stay below."""
+    for seqlen, megabytes in product((60, 700), (0, 1024)):
+        problem = random_problem(
+            seqlen_q=seqlen, num_heads=4, head_dim=head_dim, dtype=dtype, causal=True
+        )
+        problem = replace(
+            problem,
+            q=problem.q / 4,
+            k=problem.k / 4,
+            v=problem.v * 2,
+            dout=(problem.dout * 1e4).to(dtype),
+        )
+        with workspace(megabytes):
+            results = attend(problem)
+        for name, want in compute_exact(problem).items():
+            error = (results[name].double() - want).abs().max() / want.abs().max()
+            assert error < 8 * torch.finfo(dtype).eps, f"{problem} in {megabytes} MiB: {name}"

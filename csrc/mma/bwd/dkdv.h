@@ -16,6 +16,7 @@
 #pragma once
 
 #include "core/blocks.cuh"
+#include "core/ds_scale.h"
 #include "core/pipeline.cuh"
 #include "core/views.cuh"
 #include "mma/bwd/config.h"
@@ -41,7 +42,7 @@ __device__ __forceinline__ void store_sums(DkSum<Config>& dk, const DvSum<Config
     store_partial<Config::SPLIT>(dk, p.dk_partial + row * HEAD_DIM, limit, warp.part);
     store_partial<Config::SPLIT>(dv, p.dv_partial + row * HEAD_DIM_V, limit, warp.part);
   } else {
-    dk.scale(p.softmax_scale);
+    dk.scale(gradient_scale<typename Config::T>(p.softmax_scale));
     store_gradient<Config, HEAD_DIM>(
         dk, tiles.k + warp.row0 * HEAD_DIM * 2, warp.part,
         head_begin(p.dk, block.batch, block.head_kv, 0) + (sequence.k0 + row0) * p.dk.row, p.dk.row,

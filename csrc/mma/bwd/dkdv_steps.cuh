@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/dkdv_items.cuh"
+#include "core/ds_scale.h"
 #include "core/hide.cuh"
 #include "core/scores.cuh"
 #include "core/tile.cuh"
@@ -126,8 +127,9 @@ struct DkdvStep {
       for (int m = 0; m < MT; ++m)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          dst.x[m][n][2 * h] = pt.x[m][n][2 * h] * (dst.x[m][n][2 * h] - delta.x);
-          dst.x[m][n][2 * h + 1] = pt.x[m][n][2 * h + 1] * (dst.x[m][n][2 * h + 1] - delta.y);
+          dst.x[m][n][2 * h] = pt.x[m][n][2 * h] * minus_delta<T>(dst.x[m][n][2 * h], delta.x);
+          dst.x[m][n][2 * h + 1] =
+              pt.x[m][n][2 * h + 1] * minus_delta<T>(dst.x[m][n][2 * h + 1], delta.y);
         }
     }
   }

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "core/blocks.cuh"
+#include "core/ds_scale.h"
 #include "core/ds_walk.cuh"
 #include "core/pipeline.cuh"
 #include "core/views.cuh"
@@ -215,7 +216,7 @@ __device__ __forceinline__ void dq_gemm_block(const BwdParams& p) {
           *resting(m, h, n) = float2{dq.x[m][n][2 * h], dq.x[m][n][2 * h + 1]};
     return;
   }
-  dq.scale(p.softmax_scale);
+  dq.scale(gradient_scale<typename Config::T>(p.softmax_scale));
   if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
   __syncthreads();  // everybody is done with the stages
   const int row0 = block.row0 + warp_row0;

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "core/blocks.cuh"
+#include "core/ds_scale.h"
 #include "core/hide.cuh"
 #include "core/pipeline.cuh"
 #include "core/scores.cuh"
@@ -62,7 +63,7 @@ __device__ __forceinline__ void dq_recompute_block(const BwdParams& p) {
       const int64_t row = statistics_begin(p, block.batch, head, sequence.q0) + block.row0 +
                           warp_row0 + m * 16 + h * 8 + lane / 4;
       lse[m][h] = p.lse_log2[row];
-      delta[m][h] = p.delta[row];
+      delta[m][h] = p.delta[row] * (1.0f / DS_SCALE<T>);
     }
 
   TileCopy<Target, BLOCK_N, HEAD_DIM, Config::THREADS> copy_k;
@@ -115,7 +116,7 @@ __device__ __forceinline__ void dq_recompute_block(const BwdParams& p) {
           for (int e = 0; e < 4; ++e) {
             float& x = ds.x[m][n][e];
             x = exp2_approx(fmaf(x, scale_log2, -lse[m][e / 2])) *
-                (dp.x[m][n][e] - delta[m][e / 2]);
+                ((dp.x[m][n][e] - delta[m][e / 2]) * DS_SCALE<T>);
           }
       // dQ += dS @ K                                     [ROWS, HEAD_DIM]
 #pragma unroll
@@ -144,7 +145,7 @@ __device__ __forceinline__ void dq_recompute_block(const BwdParams& p) {
   if constexpr (Target::HAS_CP_ASYNC) cp_async_wait<0>();
   __syncthreads();  // without any key tile Q may still be arriving
 
-  dq.scale(p.softmax_scale);
+  dq.scale(gradient_scale<T>(p.softmax_scale));
   const DqBlock again(p, BLOCK_M);
   const Sequence rows(p, again.batch);
   const int row0 = again.row0 + warp_row0;

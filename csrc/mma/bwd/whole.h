@@ -14,6 +14,7 @@
 
 #include "core/blocks.cuh"
 #include "core/dot.cuh"
+#include "core/ds_scale.h"
 #include "core/hide.cuh"
 #include "core/uncovered.cuh"
 #include "core/views.cuh"
@@ -72,7 +73,7 @@ struct Whole {
       if (row0() < seqlen_q) store_queries(member);
       __syncthreads();  // for the next head's Q; at last everybody is done with K and V
     }
-    dk.scale(p.softmax_scale);
+    dk.scale(gradient_scale<T>(p.softmax_scale));
     store(dk, k(), p.dk, 0, p.head_dim, place().sequence.k0, seqlen_k);
     store(dv, v(), p.dv, 0, p.head_dim_v, place().sequence.k0, seqlen_k);
   }
@@ -185,7 +186,7 @@ struct Whole {
       if (params.dlse != nullptr) sum -= params.dlse[i];
     }
     store_shared_float(lse() + row * 4, of_row == -INFINITY ? INFINITY : of_row * LOG2_E);
-    store_shared_float(delta() + row * 4, of_row == -INFINITY ? 0.0f : sum);
+    store_shared_float(delta() + row * 4, of_row == -INFINITY ? 0.0f : sum * DS_SCALE<T>);
   }
 
   __device__ __forceinline__ static void store_shared_float(uint32_t at, float x) {
@@ -242,8 +243,9 @@ struct Whole {
       const auto a_v = OperandV::a(v() + row0() * HEAD_DIM_V * 2);
       gemm_abt<Target, T, HEAD_DIM_V, Config::UNROLL, 1, SUB / 8>(dst, a_v, OperandV::b(dout()),
                                                                   sub);
-      each(dst, delta() + sub * 4,
-           [&](float& x, int i, float of_query) { x = pt.x[0][i / 4][i % 4] * (x - of_query); });
+      each(dst, delta() + sub * 4, [&](float& x, int i, float of_query) {
+        x = pt.x[0][i / 4][i % 4] * minus_delta<T>(x, of_query);
+      });
       // dK += dS^T @ Q                                   [16, HEAD_DIM]
 #pragma unroll
       for (int i = 0; i < SUB / 16; ++i) {
@@ -289,7 +291,7 @@ struct Whole {
       ldmatrix_x4_trans(rDs[0], a_ds.at(key0, row0() / 16));
       gemm_ab_step<Target, T, HEAD_DIM>(dq, rDs, OperandK::b_trans(k()), key0);
     }
-    dq.scale(p.softmax_scale);
+    dq.scale(gradient_scale<T>(p.softmax_scale));
     store(dq, q(), p.dq, member, p.head_dim, place().sequence.q0, seqlen_q);
   }
 

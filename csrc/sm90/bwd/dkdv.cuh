@@ -15,6 +15,7 @@
 // Where both sums are more than the registers of a block, two share the keys (dkdv_pair.cuh).
 #pragma once
 
+#include "core/ds_scale.h"
 #include "core/views.cuh"
 #include "ptx/bulk_copy.cuh"
 #include "ptx/registers.cuh"
@@ -213,7 +214,7 @@ struct DkdvSm90 {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float minus = i % 2 == 0 ? x.x : x.y;
-        dst.x[0][n][i] = weight(pt, sloped, n, i) * (dst.x[0][n][i] - minus);
+        dst.x[0][n][i] = weight(pt, sloped, n, i) * minus_delta<T>(dst.x[0][n][i], minus);
       }
     }
     // dK += dS^T @ Q                                      [64, HEAD_DIM]
@@ -408,7 +409,7 @@ struct DkdvSm90 {
 
   // Rounded, through the warpgroup's rows of K and V, or as partial sums.
   __device__ __forceinline__ void store(DkSum& dk, DvSum& dv) const {
-    store_sum(dk, p.softmax_scale, own_k(), p.dk, p.head_dim, p.dk_partial);
+    store_sum(dk, gradient_scale<T>(p.softmax_scale), own_k(), p.dk, p.head_dim, p.dk_partial);
     store_sum(dv, 1.0f, own_v(), p.dv, p.head_dim_v, p.dv_partial);
   }
 

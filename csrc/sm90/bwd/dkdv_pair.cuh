@@ -93,7 +93,8 @@ struct DkdvOfPair : DkdvSm90<Config> {
       if (p.sums_last) sum.scale(BACK);  // what rests is taken up as it was
       this->store_sum(sum, 1.0f, own_keys(), p.dv, p.head_dim_v, p.dv_partial);
     } else {
-      this->store_sum(sum, p.softmax_scale, own_keys(), p.dk, p.head_dim, p.dk_partial);
+      this->store_sum(sum, gradient_scale<typename Config::T>(p.softmax_scale), own_keys(), p.dk,
+                      p.head_dim, p.dk_partial);
     }
   }
 
@@ -374,6 +375,7 @@ struct DkdvOfPair : DkdvSm90<Config> {
   // Block 1: dS^T = P^T (dP^T - delta), in the place of dP^T.
   __device__ __forceinline__ void take(Scores& x, const Statistics& delta,
                                        const Slots& slots) const {
+    constexpr float FACTOR = BACK * DS_SCALE<typename Config::T>;
     const int slot = slots.stage();
     const uint32_t at = place(slot);
     mbarrier_wait(full(slot), slots.parity());
@@ -388,8 +390,8 @@ struct DkdvOfPair : DkdvSm90<Config> {
         for (int h = 0; h < 2; ++h) {
           float (&dst)[4] = x.x[0][2 * k + half];
           const float2 two = unpack<typename Config::T>(pairs[2 * half + h]);
-          dst[2 * h] = two.x * fmaf(dst[2 * h], BACK, -BACK * d.x);
-          dst[2 * h + 1] = two.y * fmaf(dst[2 * h + 1], BACK, -BACK * d.y);
+          dst[2 * h] = two.x * fmaf(dst[2 * h], FACTOR, -BACK * d.x);
+          dst[2 * h + 1] = two.y * fmaf(dst[2 * h + 1], FACTOR, -BACK * d.y);
         }
       }
     }

@@ -12,6 +12,7 @@
 // them: the order of summation is the same as without stripes.
 #pragma once
 
+#include "core/ds_scale.h"
 #include "core/views.cuh"
 #include "ptx/bulk_copy.cuh"
 #include "ptx/registers.cuh"
@@ -84,7 +85,7 @@ struct DqGemmSm90 {
       each_resting(dq, [](float& x, float& y, float2& at) { at = {x, y}; });
       return;
     }
-    dq.scale(p.softmax_scale);
+    dq.scale(gradient_scale<typename Config::T>(p.softmax_scale));
     barrier_sync(ALL_CONSUMERS, Config::CONSUMERS * WARPGROUP);  // everybody is done with K
     const DqBlock& block = work.block;
     const int row0 = block.row0 + consumer() * DS_TILE;

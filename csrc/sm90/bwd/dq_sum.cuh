@@ -105,6 +105,8 @@ struct DqSum : DqPart<Config::BLOCK_M / 8> {
     const int row = lane / 16 * 8 + lane % 8;
     const int chunk = 2 * warp_of_consumer() + lane / 8 % 2;
     this->scale(scale);
+    // NOTE: two steps: their product would stay in a register throughout the kernel.
+    if constexpr (DS_SCALE<T> != 1.0f) this->scale(1.0f / DS_SCALE<T>);
     barrier_sync(barrier, WARPGROUP);  // what lay in the stage has been added
 #pragma unroll
     for (int k = 0; k < Config::BLOCK_M / 16; ++k) {
@@ -154,6 +156,8 @@ struct DqSumByRows : DqPart<COLUMNS / 8> {
   __device__ __forceinline__ void finish(uint32_t stage, float scale, const DqRows& to, int part) {
     const int column = part * COLUMNS;
     this->scale(scale);
+    // NOTE: two steps: their product would stay in a register throughout the kernel.
+    if constexpr (DS_SCALE<T> != 1.0f) this->scale(1.0f / DS_SCALE<T>);
     store_rows<DqTile, Target, T>(*this, stage, to.dq + column, to.stride, to.rows,
                                   to.columns - column);
     fence_proxy_async();  // as above

@@ -396,7 +396,7 @@ struct FusedSm90 : DkdvSm90<Config> {
       const float2 x = delta[n];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        dst.x[0][n][i] = pt.x[0][n][i] * (dst.x[0][n][i] - (i % 2 == 0 ? x.x : x.y));
+        dst.x[0][n][i] = pt.x[0][n][i] * minus_delta<T>(dst.x[0][n][i], i % 2 == 0 ? x.x : x.y);
       }
     }
   }
@@ -411,8 +411,14 @@ struct FusedSm90 : DkdvSm90<Config> {
       for (int h = 0; h < 2; ++h) {
         float (&own)[4] = dst.x[0][n];
         const float2 two = unpack<T>(pt[n / 2][0][n % 2 * 2 + h]);
-        own[2 * h] = two.x * BACK * (own[2 * h] - x.x);
-        own[2 * h + 1] = two.y * BACK * (own[2 * h + 1] - x.y);
+        if constexpr (SHIFT == 0) {
+          own[2 * h] = two.x * minus_delta<T>(own[2 * h], x.x);
+          own[2 * h + 1] = two.y * minus_delta<T>(own[2 * h + 1], x.y);
+        } else {
+          constexpr float FACTOR = BACK * DS_SCALE<T>;
+          own[2 * h] = two.x * fmaf(own[2 * h], FACTOR, -BACK * x.x);
+          own[2 * h + 1] = two.y * fmaf(own[2 * h + 1], FACTOR, -BACK * x.y);
+        }
       }
     }
   }
