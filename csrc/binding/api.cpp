@@ -158,10 +158,27 @@ void check_rows(const Tensor& t, const Tensor& q, const Sizes& s, const char* na
                   name, " must be float32 on q's device, one number for each query");
 }
 
+// Whether each row of t has memory of its own. Rows that are one memory (an expanded tensor, the
+// gradient of a sum over queries) or overlap have no map: Hopper's kernels cannot read them, and the
+// general ones give other bits than those of a copy.
+bool has_own_rows(const Tensor& t, const Sizes& s) {
+  if (dtype_of(t) == flash_dist::Dtype::FP32) return true;
+  const auto sizes = t.sizes();
+  const auto strides = t.strides();
+  const size_t row = s.packed ? 0 : 1;
+  for (size_t i = 0; i + 1 < sizes.size(); ++i) {
+    const bool repeated = strides[i] == 0 && i != row;  // a map has such an axis once
+    if (sizes[i] > 1 && strides[i] < sizes.back() && !repeated) return false;
+  }
+  return true;
+}
+
+Tensor with_own_rows(const Tensor& t, const Sizes& s) { return has_own_rows(t, s) ? t : copy(t); }
+
 // A gradient of out or lse has the layout that autograd chose (expanded, a slice): where that does
 // not suit the kernels, it is copied.
-Tensor suit_dout(const Tensor& dout) {
-  return is_dense(dout) && is_aligned(dout) ? dout : copy(dout);
+Tensor suit_dout(const Tensor& dout, const Sizes& s) {
+  return is_dense(dout) && is_aligned(dout) ? with_own_rows(dout, s) : copy(dout);
 }
 Tensor suit_rows(const Tensor& rows) { return rows.is_contiguous() ? rows : copy(rows); }
 
@@ -420,12 +437,15 @@ struct Documents {
   int64_t max_seqlen_q, max_seqlen_k;
 };
 
-std::tuple<Tensor, Tensor> run_fwd(const Tensor& q, const Tensor& k, const Tensor& v, Ints mask,
-                                   const MaybeTensor& mask_data, const Documents& documents,
-                                   double softmax_scale, bool ieee, const Scores& scores = {}) {
+std::tuple<Tensor, Tensor> run_fwd(const Tensor& given_q, const Tensor& given_k,
+                                   const Tensor& given_v, Ints mask, const MaybeTensor& mask_data,
+                                   const Documents& documents, double softmax_scale, bool ieee,
+                                   const Scores& scores = {}) {
   const auto& [cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k] = documents;
-  const Sizes s = read_sizes(q, k, v, cu_seqlens_q, max_seqlen_q, max_seqlen_k);
-  check_qkv(q, k, v, s);
+  const Sizes s = read_sizes(given_q, given_k, given_v, cu_seqlens_q, max_seqlen_q, max_seqlen_k);
+  check_qkv(given_q, given_k, given_v, s);
+  const Tensor q = with_own_rows(given_q, s), k = with_own_rows(given_k, s),
+               v = with_own_rows(given_v, s);
   const Packing packing = read_packing(q, s, cu_seqlens_q, cu_seqlens_k);
   auto p = make_params<flash_dist::FwdParams>(q, k, v, s, packing, read_mask(mask, mask_data, q, s),
                                               softmax_scale, scores);
@@ -463,10 +483,12 @@ std::tuple<Tensor, Tensor, Tensor> run_bwd(
     const Saved& saved, Ints mask, const MaybeTensor& mask_data, const MaybeTensor& mask_slots,
     const Documents& documents, double softmax_scale, int64_t budget, bool batch_invariant,
     bool ieee, const Scores& scores = {}, const Tensor* dsinks = nullptr) {
-  const auto& [dout, q, k, v, out, lse, dlse] = saved;
+  const auto& [dout, given_q, given_k, given_v, out, lse, dlse] = saved;
   const auto& [cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k] = documents;
-  const Sizes s = read_sizes(q, k, v, cu_seqlens_q, max_seqlen_q, max_seqlen_k);
-  check_qkv(q, k, v, s);
+  const Sizes s = read_sizes(given_q, given_k, given_v, cu_seqlens_q, max_seqlen_q, max_seqlen_k);
+  check_qkv(given_q, given_k, given_v, s);
+  const Tensor q = with_own_rows(given_q, s), k = with_own_rows(given_k, s),
+               v = with_own_rows(given_v, s);
   check_shape(dout, q, s, true, s.head_dim_v, "dout");
   check_layout(out, q, s, true, s.head_dim_v, "out");
   check_rows(lse, q, s, "lse");
@@ -485,7 +507,7 @@ std::tuple<Tensor, Tensor, Tensor> run_bwd(
     if (dsinks != nullptr) fill_empty_dsinks(*dsinks, dlse);
     return {dq, dk, dv};
   }
-  const Tensor suited_dout = suit_dout(dout), suited_lse = suit_rows(lse);
+  const Tensor suited_dout = suit_dout(dout, s), suited_lse = suit_rows(lse);
   const MaybeTensor suited_dlse = dlse ? MaybeTensor(suit_rows(*dlse)) : std::nullopt;
   p.dout = view(suited_dout, s, s.group);
   p.dq = view(dq, s, s.group);

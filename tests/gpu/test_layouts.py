@@ -148,7 +148,7 @@ def test_a_layout_of_float32_does_not_change_a_bit(
 def test_the_rows_of_a_tensor_may_all_be_the_same_memory(
     name: str, head_dims: tuple[int, int], half: torch.dtype
 ) -> None:
-    """On Hopper it then has no map: general kernels and those for maps work together."""
+    """No tensor map has such rows: it is copied, and the bits are those of the copy."""
     problem = random_problem(
         batch=2,
         seqlen_q=200,
@@ -160,8 +160,39 @@ def test_the_rows_of_a_tensor_may_all_be_the_same_memory(
         causal=True,
     )
     x: Tensor = getattr(problem, name)
-    changed: dict[str, Any] = {name: x[:, :1].expand(x.shape)}
-    check([replace(problem, **changed)])
+    one = x[:, :1].expand(x.shape)
+    expanded_rows: dict[str, Any] = {name: one}
+    copied: dict[str, Any] = {name: one.contiguous()}
+    changed = replace(problem, **expanded_rows)
+    check([changed])
+    assert_same_bits(attend(changed), attend(replace(problem, **copied)), name)
+
+
+def test_a_sum_over_the_queries_has_the_gradients_of_its_copy(
+    head_dims: tuple[int, int], half: torch.dtype
+) -> None:
+    problem = random_problem(
+        batch=2,
+        seqlen_q=200,
+        num_heads=4,
+        head_dim=head_dims[0],
+        head_dim_v=head_dims[1],
+        dtype=half,
+        causal=True,
+    )
+
+    def differentiate(dout: Tensor | None) -> dict[str, Tensor]:
+        q, k, v = leaves = [x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v)]
+        out = flash_attn_func(q, k, v, causal=True)
+        if dout is None:
+            out.sum(1).backward(torch.ones_like(out[:, 0]))
+        else:
+            out.backward(dout)
+        grads = [x.grad for x in leaves if x.grad is not None]
+        return dict(zip(("dq", "dk", "dv"), grads, strict=True))
+
+    ones = torch.ones_like(problem.dout)
+    assert_same_bits(differentiate(None), differentiate(ones), "a sum and its copy")
 
 
 def scattered(x: Tensor) -> Tensor:
