@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from numbers import Integral, Real
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch._C import _functorch as functorch
 from torch._C._functorch import unwrap_if_dead
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -27,12 +28,18 @@ from .layouts import (
 )
 from .support import require_kernels
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
 Tensor = torch.Tensor
 Triple = tuple[Tensor, Tensor, Tensor]
 Window = tuple[int | None, int | None] | Tensor
 NO_WINDOW: Final = (-1, -1)
 FULL: Final = Band()
 CAUSAL: Final = Band(right=0)
+# Whether a transform of torch.func runs, under which tensors may have no address. No function of
+# Python: torch.compile would keep what one has said for good where it compiles it by itself.
+is_transformed: Final[Callable[[], bool]] = torch._C._are_functorch_transforms_active  # noqa: SLF001
 _WHOLE: Final = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 SCALES: Final = (2.0**-150, 2.0**128 - 2.0**103)  # between these, float32 is neither 0 nor inf
 
@@ -40,11 +47,6 @@ SCALES: Final = (2.0**-150, 2.0**128 - 2.0**103)  # between these, float32 is ne
 def is_symbolic(x: object) -> bool:
     """Whether a tensor only stands for one: its sizes may be symbols, and it has no address."""
     return torch.compiler.is_compiling() or isinstance(x, FakeTensor)
-
-
-def is_transformed() -> bool:
-    """Whether a transform of torch.func runs, under which tensors may have no address either."""
-    return torch._C._are_functorch_transforms_active()  # noqa: SLF001 - as torch.autograd does
 
 
 def prepare_inputs(
@@ -67,8 +69,8 @@ def prepare_inputs(
     traced = torch.compiler.is_compiling()
     if traced or not plain or not q.layout is k.layout is v.layout is torch.strided:
         _require_tensors(q, k, v, names)
-    if torch._C._is_any_autocast_enabled():  # noqa: SLF001 - public is only that of one device
-        q, k, v = _autocast(q, k, v)
+    if is_autocast():
+        q, k, v = autocast(q, k, v)
     if traced or (not plain and isinstance(q, FakeTensor)):
         check_layouts(Layout.of(q), Layout.of(k), Layout.of(v), tokens, names)
         return q, _fold(k, tokens), _fold(v, tokens)
@@ -84,11 +86,11 @@ def prepare_inputs(
     except RuntimeError:
         _require_tensors(q, k, v, names)  # torch tells no shape of what is nested
         raise
-    if not is_transformed():
-        if q.is_cuda:
-            _check_addresses(q, k, v, names)
-        else:  # a GPU's have no address once the transform that made them has ended
-            q, k, v = unwrap_if_dead(q), unwrap_if_dead(k), unwrap_if_dead(v)
+    aligned = q.is_cuda and are_aligned(q, k, v)
+    if not (aligned or is_transformed()):  # what one has left behind has no address
+        q, k, v = unwrap_if_dead(q), unwrap_if_dead(k), unwrap_if_dead(v)
+    if q.is_cuda and not aligned:
+        check_addresses((names.q, names.k, names.v), q, k, v)
     return (q, _fold(k, tokens), _fold(v, tokens)) if grouped else (q, k, v)
 
 
@@ -177,30 +179,60 @@ def require_tensor(name: str, x: Tensor | None) -> None:
         raise ValueError(message)
 
 
-def _autocast(q: Tensor, k: Tensor, v: Tensor) -> Triple:
-    """Cast as the inputs of torch's own attention are: all but float64, by the device of q."""
-    kind = q.device.type
+def is_autocast() -> bool:
+    """Whether autocast is on, for any device."""
+    return torch._C._is_any_autocast_enabled()  # noqa: SLF001 - public is only that of one device
+
+
+def autocast(*tensors: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a user's
+    """Cast as the inputs of torch's own attention are: all but float64, by the device of the first.
+
+    What is no tensor stays: who checks the arguments names it.
+    """
+    kind = tensors[0].device.type if isinstance(tensors[0], torch.Tensor) else ""
     if kind not in DEVICE_TYPES or not torch.is_autocast_enabled(kind):
-        return q, k, v
+        return tensors
     dtype = torch.get_autocast_dtype(kind)
+    return tuple(x.to(dtype) if _is_cast(x) else x for x in tensors)
 
-    def cast(x: Tensor) -> Tensor:
-        return x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x
 
-    return cast(q), cast(k), cast(v)
+def _is_cast(x: object) -> bool:
+    return isinstance(x, torch.Tensor) and x.is_floating_point() and x.dtype != torch.float64
 
 
 def _fold(x: Tensor, tokens: int) -> Tensor:
     return x if x.dim() == tokens + 2 else x.select(-2, 0)
 
 
-def _check_addresses(q: Tensor, k: Tensor, v: Tensor, names: Names) -> None:
-    if (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT == 0:
-        return
-    named = ((names.q, q), (names.k, k), (names.v, v))
-    name, x = next(one for one in named if one[1].data_ptr() % ALIGNMENT != 0)
-    message = f"{name} must start at a multiple of {ALIGNMENT} bytes, got address {x.data_ptr():#x}"
-    raise ValueError(message)
+def check_addresses(names: Sequence[str], *tensors: Tensor) -> None:
+    """Raise ValueError for a tensor of a GPU that does not begin where loads of 16 bytes can."""
+    for name, x in zip(names, tensors, strict=True):
+        address = find_address(x)
+        if address % ALIGNMENT:
+            message = f"{name} must start at a multiple of {ALIGNMENT} bytes, got address "
+            raise ValueError(message + f"{address:#x}")
+
+
+def are_aligned(*tensors: Tensor) -> bool:
+    """Whether all begin where loads of 16 bytes can; False, too, where a transform hides it."""
+    bits = 0
+    try:
+        for x in tensors:
+            bits |= x.data_ptr()
+    except RuntimeError:
+        return False
+    return bits % ALIGNMENT == 0
+
+
+def find_address(x: Tensor) -> int:
+    """Return where a tensor begins; under vmap, with the bits of where its entries begin."""
+    bits = 0
+    while functorch.is_functorch_wrapped_tensor(x):
+        axis = functorch.maybe_get_bdim(x)
+        x = functorch.get_unwrapped(x)
+        if axis >= 0 and x.shape[axis] > 1:
+            bits |= x.stride(axis) * x.element_size()
+    return bits | x.data_ptr()
 
 
 def choose_scale(scale: float | None, head_dim: int, name: str = "softmax_scale") -> float:

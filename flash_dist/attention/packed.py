@@ -24,16 +24,21 @@ from .arguments import (
     prepare_inputs,
     read_cu_seqlens,
     read_whole,
+    require_tensor,
 )
 from .autograd import attend
+from .decoding.used import check_used, repeat, split
 from .decoding.varlen import attend_to_cache, check_packed
 from .layouts import NAMES, PACKED, Names
 from .neutral import are_defaults, require_neutral, require_neutral_others
 from .results import Pair, Result, choose_result
 from .scoring.scored import attend_scored
 from .scoring.scores import choose_scores
+from .transforms import find_differentiated
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from typing_extensions import Unpack
 
     from ..kernels.precision import Precision
@@ -156,7 +161,9 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     None, too.
 
     With block_table, keys and values are read from pages, and with seqused_k (by name) not all of
-    them, in the units of `flash_attn_with_kvcache`: to its bits, and without gradients.
+    them, in the units of `flash_attn_with_kvcache`, to its bits. Pages have no gradients: whoever
+    wants some is refused. Where gradients are wanted with seqused_k alone, the sequences have the
+    bits of packed ones, and keys that are left out have gradients of 0.
 
     cu_seqlens must not decrease or pass total_q and total_k, and no sequence may be longer than
     max_seqlen says. The host never waits for the GPU, so that this is checked on the CPU only, and
@@ -204,7 +211,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
             cu_seqlens holds does not where it is looked at, or an argument of flash-attention that
             is not served is not neutral.
         FlashDistError: This build has no code that runs on the GPU; the message names the arch
-            set to install.
+            set to install. Or gradients are wanted with block_table.
     """
     if not type(return_lse) is type(return_attn_probs) is type(batch_invariant) is bool:
         require_bools(
@@ -220,31 +227,36 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         require_neutral_others(flash_attn_varlen_func, others)
     if block_table is not None or seqused_k is not None:
         check_packed(q, k, v, paged=block_table is not None)
-        packed = _read_queries(q, cu_seqlens_q, max_seqlen_q)
-        if not isinstance(max_seqlen_k, (torch.Tensor, type(None))):  # nothing needs it
-            _read_max_seqlen("max_seqlen_k", max_seqlen_k)
-        out, lse = attend_to_cache(
-            q,
-            k,
-            v,
-            packed,
-            cu_seqlens_k,
-            block_table=block_table,
-            seqused_k=seqused_k,
-            band=choose_band(window_size, causal=causal),
-            softmax_scale=choose_scale(softmax_scale, q.shape[-1]),
-            scores=choose_scores(
+        if block_table is not None or not _is_differentiated(q, k, v, others):
+            packed = _read_queries(q, cu_seqlens_q, max_seqlen_q)
+            if not isinstance(max_seqlen_k, (torch.Tensor, type(None))):  # nothing needs it
+                _read_max_seqlen("max_seqlen_k", max_seqlen_k)
+            out, lse = attend_to_cache(
                 q,
-                tokens=PACKED,
-                batch=packed.cu_seqlens_q.shape[0] - 1,
-                softcap=softcap,
-                alibi_slopes=alibi_slopes,
-                others=others,
-            ),
-        )
-        return choose_result(out, lse, return_lse=return_lse, return_attn_probs=return_attn_probs)
+                k,
+                v,
+                packed,
+                cu_seqlens_k,
+                block_table=block_table,
+                seqused_k=seqused_k,
+                band=choose_band(window_size, causal=causal),
+                softmax_scale=choose_scale(softmax_scale, q.shape[-1]),
+                scores=choose_scores(
+                    q,
+                    tokens=PACKED,
+                    batch=packed.cu_seqlens_q.shape[0] - 1,
+                    softcap=softcap,
+                    alibi_slopes=alibi_slopes,
+                    others=others,
+                ),
+            )
+            return choose_result(
+                out, lse, return_lse=return_lse, return_attn_probs=return_attn_probs
+            )
     q, k, v = prepare_inputs(q, k, v, PACKED)
-    packing = read_packing(q, k, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k))
+    ends = cu_seqlens_q, cu_seqlens_k
+    longest = max_seqlen_q, max_seqlen_k
+    packing = read_packing(q, k, ends, longest, used=seqused_k is not None)
     scores = None
     if others or not plain:
         scores = choose_scores(
@@ -255,6 +267,10 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
             alibi_slopes=alibi_slopes,
             others=others,
         )
+    if seqused_k is not None:
+        require_tensor("seqused_k", seqused_k)
+        check_used(seqused_k, packing, q, looks=_may_look(q))
+        packing, scores = split(packing, seqused_k, k), repeat(scores)
     band = choose_band(window_size, causal=causal)
     softmax_scale = choose_scale(softmax_scale, q.shape[-1])
     if scores is None:
@@ -284,6 +300,12 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     return choose_result(out, lse, return_lse=return_lse, return_attn_probs=return_attn_probs)
 
 
+def _is_differentiated(q: Tensor, k: Tensor, v: Tensor, others: Mapping[str, object]) -> bool:
+    """Whether a call is to have gradients; what else is no sink is refused later."""
+    sinks = {name: x for name, x in others.items() if isinstance(x, torch.Tensor)}
+    return find_differentiated(q=q, k=k, v=v, **sinks) is not None
+
+
 def _read_queries(q: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int | Tensor) -> Packed:
     ends = read_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q)
     packed = Packed(ends, _read_max_seqlen("max_seqlen_q", max_seqlen_q))
@@ -292,12 +314,14 @@ def _read_queries(q: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int | Tensor) -
     return packed
 
 
-def read_packing(
+def read_packing(  # noqa: PLR0913 - two of each, and what they are called
     q: Tensor,
     k: Tensor,
     cu_seqlens: tuple[Tensor, Tensor | None],
     longest: tuple[int | Tensor, int | Tensor],
     names: Names = NAMES,
+    *,
+    used: bool = False,
 ) -> Packing:
     """Return where each sequence of packed queries and keys is, checked.
 
@@ -307,6 +331,7 @@ def read_packing(
         cu_seqlens: Where sequences of each begin.
         longest: How many tokens of each one may have.
         names: What the caller calls all of them.
+        used: Whether something else says how many keys of a sequence there are.
 
     Raises:
         TypeError: cu_seqlens is no tensor of int32, or a length no int.
@@ -324,7 +349,8 @@ def read_packing(
     )
     _check_packing(packing, names)
     if _may_look(q):
-        _check_values(packing, q, k, names)
+        longest_k = k.shape[0] if used else packing.max_seqlen_k
+        _check_values(packing._replace(max_seqlen_k=longest_k), q, k, names)
     return packing
 
 

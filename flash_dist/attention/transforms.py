@@ -43,22 +43,66 @@ def require_no_tangents(*tensors: Tensor | None) -> None:
         refuse_forward_mode()
 
 
-def require_no_gradients(name: str, *tensors: Tensor | None) -> None:
-    """Refuse what torch.func differentiates by, for a function that would give zeros."""
-    if not is_transformed() or not torch.is_grad_enabled():
+def require_no_gradients(name: str, **tensors: Tensor | None) -> None:
+    """Refuse to make a result without gradients of tensors that are to have them.
+
+    Args:
+        name: What has no gradients.
+        tensors: All that it computes with, by the names that the caller knows.
+
+    Raises:
+        FlashDistError: autograd or torch.func differentiates by one of them, in either mode.
+    """
+    found = find_differentiated(**tensors)
+    if found is None:
         return
-    if any(x is not None and _is_differentiated(x) for x in tensors):
-        message = f"{name} has no gradients, got it within torch.func.grad, vjp or jacrev"
-        hint = "`flash_attn_func` has them; `torch.no_grad()` around this call leaves it out"
-        raise FlashDistError(message, hint=hint)
+    hint = "`flash_attn_func` has them; `torch.no_grad()` around this call leaves it out"
+    if _has_tangent(tensors[found]):
+        how, hint = "with a tangent, in forward mode (jvp, jacfwd)", f"`{found}.detach()` has none"
+    elif is_transformed():
+        how = "within torch.func.grad, vjp or jacrev"
+    else:
+        how = "that requires them, with grad mode on"
+    message = f"{name} has no gradients, got {found} {how}"
+    if torch.compiler.is_compiling():  # it shows the text of built-in exceptions only
+        message += f"\n\nhint: {hint}"
+        raise ValueError(message)
+    raise FlashDistError(message, hint=hint)
 
 
-def _is_differentiated(x: Tensor) -> bool:
+def find_differentiated(**tensors: Tensor | None) -> str | None:
+    """Return the name of the first tensor that autograd or torch.func differentiates by."""
+    has_levels = forward_ad._current_level >= 0 or is_transformed()  # noqa: SLF001 - as above
+    follows = torch.is_grad_enabled()
+    if not (follows or has_levels):
+        return None
+    for name, x in tensors.items():
+        if x is None:
+            continue
+        if follows and x.requires_grad:
+            return name
+        if has_levels and (_has_tangent(x) or (follows and _is_tracked(x))):
+            return name
+    return None
+
+
+def _is_tracked(x: Tensor) -> bool:
     while functorch.is_functorch_wrapped_tensor(x):
         if functorch.is_gradtrackingtensor(x) and x.requires_grad:
             return True
         x = functorch.get_unwrapped(x)
     return False
+
+
+def _has_tangent(x: Tensor | None) -> bool:
+    """Whether forward mode follows a tensor, at any level of torch.func."""
+    if x is None or forward_ad._current_level < 0 or torch.compiler.is_compiling():  # noqa: SLF001 - as above
+        return False
+    while functorch.is_batchedtensor(x) or forward_ad.unpack_dual(x).tangent is None:
+        if not functorch.is_functorch_wrapped_tensor(x):
+            return False
+        x = functorch.get_unwrapped(x)
+    return True
 
 
 def refuse_compilation() -> NoReturn:

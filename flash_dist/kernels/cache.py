@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
+from torch.autograd.graph import increment_version
 
 from . import cache_cpu, operators  # noqa: F401 - the second loads the extension
 from .memory import raise_out_of_memory
@@ -129,6 +130,8 @@ def append(  # noqa: PLR0913 - all that it reads and writes
     where = cache.seqlens, cache.batch_idx, cache.block_table
     arguments = q, cache.k, cache.v, k, v, *where, *angles, advances
     rotated: Tensor = _call(_append, arguments)
+    if not torch.compiler.is_compiling():  # whoever runs a graph does so
+        increment_version((cache.k, cache.v))  # a backward that has saved a cache must notice
     return q if rotary is None else rotated
 
 

@@ -259,12 +259,6 @@ def test_new_keys_are_refused_within_a_transform_of_torch() -> None:
         torch.vmap(decode)(q)
 
 
-def test_results_have_no_gradient() -> None:
-    q, k, v = (torch.randn(2, n, 2, 16, requires_grad=True) for n in (1, 9, 9))
-    out = flash_dist.flash_attn_with_kvcache(q, k, v)
-    assert not out.requires_grad
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -515,9 +509,10 @@ def cached(q: torch.Tensor) -> torch.Tensor:
 
 
 def packed(k: torch.Tensor) -> torch.Tensor:
-    ends_q, ends_k, used = (torch.tensor(x, dtype=torch.int32) for x in ([0, 1], [0, 32], [20]))
+    ends, used, table = (torch.tensor(x, dtype=torch.int32) for x in ([0, 1], [20], [[0, 1]]))
     q = torch.ones(1, 2, 16)
-    return flash_dist.flash_attn_varlen_func(q, k, k, ends_q, ends_k, 1, 32, seqused_k=used).sum()
+    options: Any = {"block_table": table, "seqused_k": used}
+    return flash_dist.flash_attn_varlen_func(q, k, k, ends, None, 1, 32, **options).sum()
 
 
 def latent(q: torch.Tensor) -> torch.Tensor:
@@ -528,13 +523,13 @@ def latent(q: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("call", "shape"),
-    [(cached, (1, 1, 2, 16)), (packed, (32, 2, 16)), (latent, (1, 1, 4, 64))],
+    [(cached, (1, 1, 2, 16)), (packed, (2, 16, 2, 16)), (latent, (1, 1, 4, 64))],
 )
 def test_what_has_no_gradients_says_so_to_torch_func(
     call: Callable[[torch.Tensor], torch.Tensor], shape: tuple[int, ...]
 ) -> None:
     x = torch.randn(shape)
-    with pytest.raises(FlashDistError, match=r"has no gradients, got it within torch\.func"):
+    with pytest.raises(FlashDistError, match=r"has no gradients, got \w+ within torch\.func"):
         torch.func.grad(call)(x)
     with pytest.raises(FlashDistError, match="has no gradients"):
         torch.vmap(torch.func.grad(call))(x[None])

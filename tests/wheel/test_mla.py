@@ -114,14 +114,6 @@ def test_a_length_may_be_an_int_and_is_the_whole_cache_where_there_is_none() -> 
         assert torch.equal(expected, problem.call(tensors, cache_seqlens=lengths)[0])
 
 
-def test_results_have_no_gradient() -> None:
-    problem = Problem()
-    tensors = problem.make(torch.float32)
-    out, lse = problem.call(tensors, q=tensors.q.requires_grad_())
-    assert not out.requires_grad
-    assert not lse.requires_grad
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

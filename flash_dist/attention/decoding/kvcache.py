@@ -12,9 +12,13 @@ from ...kernels.cache import Rotary, append, decode
 from ...kernels.cache_values import Cache
 from ...masks.inputs import require_bools
 from ..arguments import (
+    are_aligned,
+    check_addresses,
     choose_band,
     choose_scale,
     describe_value,
+    find_address,
+    is_autocast,
     is_symbolic,
     is_transformed,
     is_within,
@@ -25,11 +29,13 @@ from ..layouts import ALIGNMENT, DENSE
 from ..neutral import are_defaults, require_neutral_others
 from ..scoring.scores import choose_scores
 from ..transforms import require_no_gradients
+from .casts import cast_call
 from .given import check_given
 
 if TYPE_CHECKING:
     from ..arguments import Window
     from ..results import Pair, Result
+    from .given import Suits
 
 Tensor = torch.Tensor
 
@@ -136,7 +142,8 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
 
     Batch entry b attends to keys cache_leftpad[b] to cache_seqlens[b] of its part of the cache; if
     k and v are given, they are first written behind these, and are attended to as well. Nothing of
-    it is differentiable: results have no gradient.
+    it is differentiable: with grad mode on, a tensor that requires gradients is refused. Autocast
+    casts what is read, but not a cache that is written.
 
     A sequence has the same bits alone and in any batch, at any place, in pages or not, in a CUDA
     graph or not, and on any number of multiprocessors: keys are cut into units of 128, counted from
@@ -193,8 +200,8 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
         TypeError: An argument is no tensor, or a dtype is not supported.
         ValueError: Shapes, devices, alignment, window_size or softmax_scale do not fit, or numbers
             do not where they are looked at, or what is not served is not neutral.
-        FlashDistError: This build has no code that runs on the GPU, or new keys are to be written
-            within a transform of torch.func.
+        FlashDistError: This build has no code that runs on the GPU, gradients are wanted, or new
+            keys are to be written within a transform of torch.func.
     """
     if others:
         require_neutral_others(flash_attn_with_kvcache, others)
@@ -204,19 +211,13 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     band = choose_band(window_size, causal=causal)
     lengths = choose_lengths(cache_seqlens)
     where = lengths, cache_batch_idx, cache_leftpad, block_table
+    tensors = q, k_cache, v_cache, k, v, rotary_cos, rotary_sin
+    q, k_cache, v_cache, k, v, rotary_cos, rotary_sin = (
+        cast_call(*tensors) if is_autocast() else tensors
+    )
     given = q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, *where
     symbolic = is_symbolic(q)
     suits = check_given(given, counted=cache_seqlens is not None, symbolic=symbolic)
-    on_gpu = q.is_cuda and not symbolic
-    if on_gpu:
-        check_addresses(k_cache, v_cache)
-    q = suit(q, as_it_lies=suits.q, on_gpu=on_gpu)
-    cache = Cache(k_cache, v_cache, *where)
-    seqlen_new = 0 if k is None else k.shape[1]
-    if lengths is not cache_seqlens:
-        seqlens = read_seqlens(cache_seqlens, q, cache.capacity, seqlen_new)
-        cache = cache._replace(seqlens=seqlens)
-    scale = choose_scale(softmax_scale, q.shape[-1])
     scores = None
     if others or not are_defaults(0.0, softcap, alibi_slopes):
         scores = choose_scores(
@@ -227,23 +228,45 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
             alibi_slopes=alibi_slopes,
             others=others,
         )
-    new = None
+    require_no_gradients(
+        "flash_attn_with_kvcache",
+        q=q,
+        k_cache=k_cache,
+        v_cache=v_cache,
+        k=k,
+        v=v,
+        rotary_cos=rotary_cos,
+        rotary_sin=rotary_sin,
+        learnable_sink=None if scores is None else scores.sinks,
+    )
+    on_gpu = q.is_cuda and not symbolic
+    if on_gpu and not are_aligned(k_cache, v_cache):
+        check_addresses(("k_cache", "v_cache"), k_cache, v_cache)
+    q = suit(q, as_it_lies=suits.q, on_gpu=on_gpu)
+    cache = Cache(k_cache, v_cache, *where)
+    seqlen_new = 0 if k is None else k.shape[1]
+    if lengths is not cache_seqlens:
+        seqlens = read_seqlens(cache_seqlens, q, cache.capacity, seqlen_new)
+        cache = cache._replace(seqlens=seqlens)
+    scale = choose_scale(softmax_scale, q.shape[-1])
+    new = rotary = None
     if k is not None and v is not None:
         _refuse_transforms()
         if not symbolic:
             _require_two_caches(k_cache, v_cache)
-        new = (
-            suit(k, as_it_lies=suits.k, on_gpu=on_gpu),
-            suit(v, as_it_lies=suits.v, on_gpu=on_gpu),
+        new, rotary = _suit_new(
+            (k, v),
+            (rotary_cos, rotary_sin),
+            suits,
+            interleaved=bool(rotary_interleaved),
+            on_gpu=on_gpu,
         )
     steps = max(seqlen_new, 1 if band.is_full else q.shape[1])  # positions of new keys and queries
     # On the CPU all of them, before anything is written.
     if may_wait() if on_gpu else new is not None and not symbolic:
         cache.check_values(seqlen_new, None if rotary_cos is None else rotary_cos.shape[0], steps)
     budget = BUDGET_NOW if symbolic and torch.compiler.is_compiling() else workspace_budget()
-    require_no_gradients("flash_attn_with_kvcache", q, k, v, k_cache, v_cache)
     if new is not None:
-        rotary = _choose_rotary(rotary_cos, rotary_sin, interleaved=bool(rotary_interleaved))
         q = append(q, cache, *new, rotary, advances=not band.is_full)
     out, lse = decode(
         q,
@@ -258,21 +281,6 @@ def flash_attn_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - flash-attention's
     return (out, lse) if return_softmax_lse else out
 
 
-def check_addresses(
-    k_cache: Tensor, v_cache: Tensor, names: tuple[str, str] = ("k_cache", "v_cache")
-) -> None:
-    """Raise ValueError for a cache that does not start where loads of 16 bytes can."""
-    if (k_cache.data_ptr() | v_cache.data_ptr()) % ALIGNMENT == 0:
-        return
-    for name, x in zip(names, (k_cache, v_cache), strict=True):
-        if x.data_ptr() % ALIGNMENT:
-            message = (
-                f"{name} must start at a multiple of {ALIGNMENT} bytes, "
-                f"got address {x.data_ptr():#x}"
-            )
-            raise ValueError(message)
-
-
 def suit(x: Tensor, *, as_it_lies: bool, on_gpu: bool) -> Tensor:
     """Return queries, new keys or values as kernels read them, a copy where these cannot.
 
@@ -281,7 +289,7 @@ def suit(x: Tensor, *, as_it_lies: bool, on_gpu: bool) -> Tensor:
         as_it_lies: Whether its layout is read.
         on_gpu: Whether its address matters.
     """
-    if as_it_lies and not (on_gpu and x.data_ptr() % ALIGNMENT):
+    if as_it_lies and not (on_gpu and not are_aligned(x) and find_address(x) % ALIGNMENT):
         return x
     return x.clone(memory_format=torch.contiguous_format)
 
@@ -330,10 +338,25 @@ def _require_two_caches(k_cache: Tensor, v_cache: Tensor) -> None:
         raise ValueError(message)
 
 
-def _choose_rotary(cos: Tensor | None, sin: Tensor | None, *, interleaved: bool) -> Rotary | None:
+def _suit_new(
+    new: tuple[Tensor, Tensor],
+    angles: tuple[Tensor | None, Tensor | None],
+    suits: Suits,
+    *,
+    interleaved: bool,
+    on_gpu: bool,
+) -> tuple[tuple[Tensor, Tensor], Rotary | None]:
+    """Return new keys, new values and what rotates them as kernels read them."""
+    k, v = new
+    suited = (
+        suit(k, as_it_lies=suits.k, on_gpu=on_gpu),
+        suit(v, as_it_lies=suits.v, on_gpu=on_gpu),
+    )
+    cos, sin = angles
     if cos is None or sin is None:
-        return None
-    return Rotary(cos.contiguous(), sin.contiguous(), interleaved)
+        return suited, None
+    cos, sin = (suit(x, as_it_lies=x.is_contiguous(), on_gpu=on_gpu) for x in (cos, sin))
+    return suited, Rotary(cos, sin, interleaved)
 
 
 def _refuse_transforms() -> None:

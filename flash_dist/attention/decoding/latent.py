@@ -11,7 +11,11 @@ from ...kernels.cache import decode_mla
 from ...kernels.cache_values import Cache
 from ...masks.inputs import require_bools
 from ..arguments import (
+    are_aligned,
+    autocast,
+    check_addresses,
     choose_scale,
+    is_autocast,
     is_symbolic,
     may_wait,
     require_whole,
@@ -19,7 +23,7 @@ from ..arguments import (
 from ..neutral import describe, require_known
 from ..transforms import require_no_gradients
 from .given import check_given_latent
-from .kvcache import check_addresses, choose_lengths, read_seqlens, suit
+from .kvcache import choose_lengths, read_seqlens, suit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,7 +60,8 @@ def flash_mla_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - FlashMLA's signatu
 
     That is how models with multi-head latent attention decode, such as DeepSeek-V3, once their
     weights are absorbed: all heads share one key of 512 + 64 columns for each token, and each is
-    read once for both products. Nothing of it is differentiable: results have no gradient.
+    read once for both products. Nothing of it is differentiable: with grad mode on, a tensor that
+    requires gradients is refused. Autocast casts queries and keys.
 
     Bits and memory are as with `flash_attn_with_kvcache`: a sequence has the same bits alone and in
     any batch, at any place, in pages or not, in a CUDA graph or not, and on any number of
@@ -92,7 +97,7 @@ def flash_mla_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - FlashMLA's signatu
         TypeError: An argument is no tensor, or a dtype is not supported.
         ValueError: Shapes, devices, alignment or softmax_scale do not fit, or numbers do not where
             they are looked at, or what is not served is not neutral.
-        FlashDistError: This build has no code that runs on the GPU.
+        FlashDistError: This build has no code that runs on the GPU, or gradients are wanted.
     """
     if not type(causal) is type(is_fp8_kvcache) is bool:
         require_bools(causal=causal, is_fp8_kvcache=is_fp8_kvcache)
@@ -100,20 +105,23 @@ def flash_mla_with_kvcache(  # noqa: D417, PLR0913, PLR0917 - FlashMLA's signatu
         _require_neutral({"is_fp8_kvcache": is_fp8_kvcache or None, "indices": indices, **others})
     columns = require_whole("head_dim_v", head_dim_v)
     lengths = choose_lengths(cache_seqlens)
+    if is_autocast():
+        q, k_cache = autocast(q, k_cache)
     symbolic = is_symbolic(q)
     suits = check_given_latent((q, k_cache, block_table, lengths), columns, symbolic=symbolic)
+    require_no_gradients("flash_mla_with_kvcache", q=q, k_cache=k_cache)
     cache = Cache(k_cache, k_cache, lengths, None, None, block_table)
     if lengths is not cache_seqlens:
         cache = cache._replace(seqlens=read_seqlens(cache_seqlens, q, cache.capacity))
     scale = choose_scale(softmax_scale, q.shape[-1])
     on_gpu = q.is_cuda and not symbolic
     if on_gpu:
-        check_addresses(k_cache, k_cache)
+        if not are_aligned(k_cache):
+            check_addresses(("k_cache",), k_cache)
         if may_wait():
             cache.check_values(0)
     q = suit(q, as_it_lies=suits, on_gpu=on_gpu)
     budget = BUDGET_NOW if symbolic and torch.compiler.is_compiling() else workspace_budget()
-    require_no_gradients("flash_mla_with_kvcache", q, k_cache)
     return decode_mla(
         q,
         cache,

@@ -157,7 +157,7 @@ def check_table(table: Layout, batch: int, device: torch.device, page: int) -> N
             f"got {list(table.shape)}"
         )
         raise ValueError(message)
-    if table.stride[1] != 1:
+    if table.shape[1] > 1 and table.stride[1] != 1:
         message = (
             "block_table must be contiguous in its last dimension, "
             f"got strides {list(table.stride)}\n\nhint: `block_table.contiguous()`"
@@ -182,7 +182,7 @@ def check_numbers(name: str, x: Layout, batch: int, device: torch.device) -> Non
         ValueError: Shape, device or strides do not fit.
     """
     _check_int32(name, x, device)
-    if x.shape != (batch,) or x.stride != (1,):
+    if x.shape != (batch,) or (batch > 1 and x.stride != (1,)):
         message = (
             f"{name} must be contiguous with shape [batch], {[batch]}, "
             f"got shape {list(x.shape)} and strides {list(x.stride)}"

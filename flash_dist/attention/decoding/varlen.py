@@ -11,12 +11,22 @@ from ...kernels.boundaries import check_boundaries
 from ...kernels.budget import BUDGET_NOW, workspace_budget
 from ...kernels.cache import Packed, decode
 from ...kernels.cache_values import Cache
-from ..arguments import is_symbolic, may_wait, read_cu_seqlens, require_tensor
+from ..arguments import (
+    are_aligned,
+    autocast,
+    check_addresses,
+    is_autocast,
+    is_symbolic,
+    may_wait,
+    read_cu_seqlens,
+    require_tensor,
+)
 from ..layouts import NAMES, Layout, Names, stride_error
 from ..support import require_kernels
 from ..transforms import require_no_gradients
-from .kvcache import check_addresses
+from .kvcache import suit
 from .layouts import check_numbers, check_table, check_tensors, check_tensors_once
+from .used import find_last
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,9 +70,11 @@ def attend_to_cache(  # noqa: PLR0913 - one attention problem
         TypeError: An argument is no tensor, or a dtype is not supported.
         ValueError: Shapes, devices, alignment or numbers do not fit. That q, k and v have so many
             dimensions `check_packed` has seen to.
-        FlashDistError: This build has no code that runs on the GPU.
+        FlashDistError: This build has no code that runs on the GPU, or gradients are wanted.
     """
     batch = packed.cu_seqlens_q.shape[0] - 1
+    if is_autocast():
+        q, k, v = autocast(q, k, v)
     if seqused_k is not None:
         require_tensor("seqused_k", seqused_k)
         check_numbers("seqused_k", Layout.of(seqused_k), batch, q.device)
@@ -76,17 +88,20 @@ def attend_to_cache(  # noqa: PLR0913 - one attention problem
     given = (k.unsqueeze(0), v.unsqueeze(0)) if block_table is None else (k, v)
     check = check_tensors if symbolic else check_tensors_once
     check(Layout.of(q.unsqueeze(0)), *map(Layout.of, given), named=True, names=("k", "v"))
+    sinks = None if scores is None else scores.sinks
+    name = f"flash_attn_varlen_func with {'seqused_k' if block_table is None else 'block_table'}"
+    require_no_gradients(name, q=q, k=k, v=v, learnable_sink=sinks)
     on_gpu = q.device.type == "cuda"
     if on_gpu:
-        q = q if stride_error(Layout.of(q)) is None else q.contiguous()
+        q = suit(q, as_it_lies=stride_error(Layout.of(q)) is None, on_gpu=not symbolic)
         if not symbolic:
-            check_addresses(*given, names=("k", "v"))
+            if not are_aligned(*given):
+                check_addresses(("k", "v"), *given)
             require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1])
     if not symbolic and (not on_gpu or may_wait()):
         _check_values(k, ends, seqused_k, block_table)
     cache = _make_cache(*given, ends, seqused_k, block_table)
     budget = BUDGET_NOW if torch.compiler.is_compiling() else workspace_budget()
-    require_no_gradients("flash_attn_varlen_func with seqused_k or block_table", q, k, v)
     return decode(
         q,
         cache,
@@ -144,7 +159,7 @@ def _make_cache(
     if ends is None or table is not None:
         return Cache(k, v, _lengths(ends, used), None, None, table)
     begins = ends[:-1].contiguous()
-    last = ends[1:] if used is None else torch.minimum(begins + used, ends[1:])
+    last = ends[1:] if used is None else find_last(ends, used)
     return Cache(k, v, last.contiguous(), torch.zeros_like(begins), begins, None)
 
 
