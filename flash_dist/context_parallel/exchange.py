@@ -63,7 +63,7 @@ class Ring:
 
     def pass_on(self, *tensors: Tensor) -> Arriving:
         """Send contiguous tensors to the next rank, and receive like ones from the one before."""
-        if self.size == 1:
+        if self.size == 1 or not any(x.numel() for x in tensors):
             return Arriving(tensors, tensors, ())
         received = tuple(torch.empty_like(x) for x in tensors)
         following, before = (self._global_rank(self.rank + step) for step in (1, -1))

@@ -218,6 +218,9 @@ class _RingAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        if any(x is not None and _is_batched(x) for x in (dout, dlse)):
+            message = "ring_attention has gradients of one loss at a time, got is_grads_batched"
+            raise FlashDistError(message, hint="call `torch.autograd.grad` once for each loss")
         q, k, v, out, lse = ctx.saved_tensors
         dout = torch.zeros_like(out) if dout is None else dout
         dq = _zeros_like(q, lse.dtype)
@@ -244,6 +247,11 @@ class _RingAttention(torch.autograd.Function):
             coming = ctx.ring.pass_on(*sums)
         dk, dv = coming.wait()  # of the keys of this rank, by way of all others
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), *(None,) * 5
+
+
+def _is_batched(x: Tensor) -> bool:
+    """Whether a gradient is of many losses; `is_grads_batched` has a vmap of its own."""
+    return "Batched" in torch._C._dispatch_key_set(x)  # noqa: SLF001 - nothing public says it
 
 
 def _zeros_like(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -40,8 +40,8 @@ def ring_positions(seqlen: int, group: ProcessGroup | None = None) -> Tensor:
     rank, world_size = find_rank(group)
     number = require_whole("seqlen", seqlen)
     most = MAX_SEQLEN * world_size
-    if not 0 < number <= most:
-        message = f"seqlen must be from 1 to {most}, {world_size} times {MAX_SEQLEN}, got "
+    if not 0 <= number <= most:
+        message = f"seqlen must be from 0 to {most}, {world_size} times {MAX_SEQLEN}, got "
         raise ValueError(message + show(number))
     return positions(number, rank, world_size)
 
@@ -112,8 +112,8 @@ def find_length(x: Tensor, dim: int) -> int:
 
 def require_chunks(seqlen: int, count: int) -> None:
     """Raise ValueError where tokens cannot be cut into that many chunks of one length."""
-    if seqlen == 0 or seqlen % count:
-        missing = -seqlen % count or count
+    if seqlen % count:
+        missing = -seqlen % count
         message = (
             f"the number of tokens must be a multiple of {count}, got {seqlen}"
             f"\n\nhint: {missing} more at the end, which causal attention hides from all others"

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flash_dist
@@ -18,7 +21,7 @@ from flash_dist.attention.decoding import given
 from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tests.kvcache import SMALL, Problem
 else:  # the folder above is not on the path: the sources' package lies there, without kernels
@@ -240,6 +243,37 @@ def test_heads_that_are_too_small_to_be_rotated_are_named() -> None:
     text = "head_dim must be at least 16 with rotary_cos, whose rotary_dim .*, got 8"
     with pytest.raises(ValueError, match=text):
         flash_dist.flash_attn_with_kvcache(x, cache, cache, x, x, angles, angles, 1)
+
+
+@pytest.fixture
+def mesh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceMesh]:
+    """Yield a mesh of this process alone."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", f"file://{tmp_path}/store", world_size=1, rank=0)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("names", [("q",), ("k_cache", "v_cache"), ("k",)], ids=str)
+def test_tensors_of_several_ranks_are_refused_by_name(
+    names: tuple[str, ...], mesh: DeviceMesh
+) -> None:
+    shapes = {name: (2, 32 if "cache" in name else 1, 2, 16) for name in ["q", "k", "v"]}
+    shapes |= dict.fromkeys(("k_cache", "v_cache"), (2, 32, 2, 16))
+    tensors: dict[str, Any] = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    for name in names:
+        tensors[name] = distribute_tensor(tensors[name], mesh, [Replicate()])
+    text = (
+        rf"(?s)^{names[0]} must be a tensor of this rank .*, got a DTensor.*`{names[0]}\.to_local"
+    )
+    with pytest.raises(TypeError, match=text):
+        flash_dist.flash_attn_with_kvcache(**tensors, cache_seqlens=3)
+    latent = {"q": tensors["q"], "k_cache": tensors["k_cache"]}
+    if set(names) & set(latent):
+        with pytest.raises(TypeError, match=text):
+            flash_dist.flash_mla_with_kvcache(
+                **latent, block_table=None, cache_seqlens=3, head_dim_v=16
+            )
 
 
 def test_num_splits_changes_nothing() -> None:

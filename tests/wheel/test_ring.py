@@ -299,6 +299,34 @@ def test_tensors_of_two_ranks_are_held_at_most(*, causal: bool) -> None:
     assert ring.most == {torch.bfloat16: 4, torch.float32: 4}
 
 
+def attend_nothing() -> None:
+    whole = torch.zeros(2, 0, 2, 16, requires_grad=True)
+    for causal in (False, True):
+        q = ring_shard(whole)
+        out, lse = ring_attention(q, q, q, causal=causal, return_lse=True)
+        assert (out.shape, lse.shape) == ((2, 0, 2, 16), (2, 2, 0))
+        (gradient,) = torch.autograd.grad(ring_unshard(out).sum(), whole)
+        assert gradient.shape == whole.shape
+    assert ring_positions(0).tolist() == []
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_no_tokens_are_served(run: Run, world_size: int) -> None:
+    run(attend_nothing, world_size)
+
+
+def differentiate_many() -> None:
+    q = torch.ones(1, 2, 1, 16, requires_grad=True)
+    out = ring_attention(q, q, q)
+    many = torch.ones(3, *out.shape)
+    with pytest.raises(FlashDistError, match=r"(?s)one loss at a time, got is_grads_b.*hint: "):
+        torch.autograd.grad(out, q, many, is_grads_batched=True)
+
+
+def test_gradients_of_many_losses_at_once_are_refused(run: Run) -> None:
+    run(differentiate_many, 1)
+
+
 def call_wrongly() -> None:
     q = torch.zeros(1, 3, 1, 16)
     with pytest.raises(ValueError, match="seqlen_q 3 and seqlen_k 2"):

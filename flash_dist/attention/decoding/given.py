@@ -129,6 +129,12 @@ def _require_tensors(names: Sequence[str], tensors: Sequence[Tensor | None]) -> 
     for name, x in zip(names, tensors, strict=True):
         if x is not None:
             require_tensor(name, x)
+            if hasattr(x, "to_local"):
+                message = (
+                    f"{name} must be a tensor of this rank alone, got a {type(x).__name__}"
+                    f"\n\nhint: `{name}.to_local()` is what this rank has"
+                )
+                raise TypeError(message)
 
 
 def _make_layouts(fields: Sequence[Fields | None]) -> list[Any]:

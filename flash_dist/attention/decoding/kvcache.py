@@ -330,7 +330,7 @@ def read_seqlens(
 
 
 def _require_two_caches(k_cache: Tensor, v_cache: Tensor) -> None:
-    if k_cache.numel() > 0 and k_cache.data_ptr() == v_cache.data_ptr():
+    if k_cache.numel() > 0 and k_cache.data_ptr() == v_cache.data_ptr() != 0:
         message = (
             "k_cache and v_cache must lie in different memory where new keys are written, "
             f"got both at address {k_cache.data_ptr():#x}"

@@ -43,11 +43,19 @@ def test_causal_work_is_the_same_on_every_rank(world_size: int) -> None:
     assert len(work) == 1
 
 
-@pytest.mark.parametrize(("seqlen", "missing"), [(0, 8), (7, 1), (9, 7), (4, 4)])
+@pytest.mark.parametrize(("seqlen", "missing"), [(7, 1), (9, 7), (4, 4)])
 def test_tokens_that_cannot_be_spread_evenly_are_refused(seqlen: int, missing: int) -> None:
     message = f"must be a multiple of 8, got {seqlen}\n\nhint: {missing} more"
     with pytest.raises(ValueError, match=message):
         require_chunks(seqlen, 8)
+
+
+@each_size
+def test_no_tokens_are_spread_as_none(world_size: int) -> None:
+    require_chunks(0, 2 * world_size)
+    assert [positions(0, rank, world_size).tolist() for rank in range(world_size)] == (
+        [[]] * world_size
+    )
 
 
 @pytest.mark.parametrize("dim", [2, -3])
@@ -94,5 +102,5 @@ def test_what_is_of_another_type_is_named(call: Callable[[], object], words: str
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("seqlen", [-2, 2**62, 10**5000], ids=["negative", "large", "digits"])
 def test_a_sequence_that_no_rank_can_have_is_refused(seqlen: int) -> None:
-    with pytest.raises(ValueError, match=r"seqlen must be from 1 to .*, 1 times .*, got "):
+    with pytest.raises(ValueError, match=r"seqlen must be from 0 to .*, 1 times .*, got "):
         ring_positions(seqlen)
