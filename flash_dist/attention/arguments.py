@@ -16,6 +16,7 @@ from ..errors import show
 from ..kernels.boundaries import is_checking, warn_unchecked
 from ..masks import Band, BlockMask, IntervalMask
 from ..masks.inputs import MAX_SEQLEN, require_bool
+from ..masks.registry import is_traced
 from .layouts import (
     ALIGNMENT,
     DENSE,
@@ -159,6 +160,13 @@ def may_wait() -> bool:
         warn_unchecked("a captured CUDA graph")
         return False
     return True
+
+
+def may_look(q: Tensor) -> bool:
+    """Whether numbers are looked at: always on the CPU, and where FLASH_DIST_CHECK asks for it."""
+    if is_symbolic(q) or is_traced() or is_transformed():
+        return False
+    return not q.is_cuda or may_wait()
 
 
 def require_tensor(name: str, x: Tensor | None) -> None:

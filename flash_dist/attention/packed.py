@@ -11,16 +11,13 @@ from ..kernels.boundaries import check_boundaries
 from ..kernels.cache import Packed
 from ..kernels.operators import Packing
 from ..masks.inputs import MAX_SEQLEN, require_bools
-from ..masks.registry import is_traced
 from .arguments import (
     choose_band,
     choose_scale,
     describe_value,
     is_known,
-    is_symbolic,
-    is_transformed,
     is_within,
-    may_wait,
+    may_look,
     prepare_inputs,
     read_cu_seqlens,
     read_whole,
@@ -156,8 +153,8 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     """Attention within each of several sequences that lie one after the other, without padding.
 
     Sequence b has queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] and keys likewise; either may be
-    empty. Tokens that belong to none, before the first and behind the last, are legal: out and
-    the gradients are 0 there, lse is -inf. Everything else is as in `flash_attn_func`; mask must be
+    empty. Tokens behind the last, which belong to none, are legal: out and the gradients are 0
+    there, lse is -inf. Everything else is as in `flash_attn_func`; mask must be
     None, too.
 
     With block_table, keys and values are read from pages, and with seqused_k (by name) not all of
@@ -165,11 +162,11 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
     wants some is refused. Where gradients are wanted with seqused_k alone, the sequences have the
     bits of packed ones, and keys that are left out have gradients of 0.
 
-    cu_seqlens must not decrease or pass total_q and total_k, and no sequence may be longer than
-    max_seqlen says. The host never waits for the GPU, so that this is checked on the CPU only, and
-    on a GPU with `FLASH_DIST_CHECK=1`, which waits. Otherwise sequences are cut off at max_seqlen
-    and at the ends of the tensors; what decreasing numbers compute is undefined, but nothing
-    outside the tensors is read or written.
+    cu_seqlens must begin with 0, not decrease or pass total_q and total_k, and no sequence may be
+    longer than max_seqlen says. The host never waits for the GPU, so that this is checked on the
+    CPU only, and on a GPU with `FLASH_DIST_CHECK=1`, which waits. Otherwise sequences are cut off
+    at max_seqlen and at the ends of the tensors; what decreasing numbers compute is undefined, but
+    nothing outside the tensors is read or written.
 
     A max_seqlen may be a tensor with one number. It is read in every call, which waits for the GPU
     if it lies there, and cannot be done while a CUDA graph is captured: ints are better.
@@ -309,7 +306,7 @@ def _is_differentiated(q: Tensor, k: Tensor, v: Tensor, others: Mapping[str, obj
 def _read_queries(q: Tensor, cu_seqlens_q: Tensor, max_seqlen_q: int | Tensor) -> Packed:
     ends = read_cu_seqlens("cu_seqlens_q", cu_seqlens_q, q)
     packed = Packed(ends, _read_max_seqlen("max_seqlen_q", max_seqlen_q))
-    if _may_look(q):
+    if may_look(q):
         check_boundaries("q", ends.tolist(), q.shape[0], packed.max_seqlen_q)
     return packed
 
@@ -348,9 +345,9 @@ def read_packing(  # noqa: PLR0913 - two of each, and what they are called
         longest_k,
     )
     _check_packing(packing, names)
-    if _may_look(q):
+    if may_look(q):
         longest_k = k.shape[0] if used else packing.max_seqlen_k
-        _check_values(packing._replace(max_seqlen_k=longest_k), q, k, names)
+        check_values(packing._replace(max_seqlen_k=longest_k), q, k, names)
     return packing
 
 
@@ -364,19 +361,17 @@ def _check_packing(packing: Packing, names: Names) -> None:
         raise ValueError(message)
 
 
-def _check_values(packing: Packing, q: Tensor, k: Tensor, names: Names) -> None:
+def check_values(packing: Packing, q: Tensor, k: Tensor, names: Names) -> None:
+    """Look at where sequences begin; waits for a GPU that has the numbers.
+
+    Raises:
+        BoundariesError: They are not what they must be.
+    """
     for name, x, ends, longest, array, limit in (
         (names.q, q, packing[0], packing[2], names.cu_seqlens_q, names.max_seqlen_q),
         (names.k, k, packing[1], packing[3], names.cu_seqlens_k, names.max_seqlen_k),
     ):
         check_boundaries(name, ends.tolist(), x.shape[0], longest, array=array, limit=limit)
-
-
-def _may_look(q: Tensor) -> bool:
-    """Whether numbers are looked at: always on the CPU, and where FLASH_DIST_CHECK asks for it."""
-    if is_symbolic(q) or is_traced() or is_transformed():
-        return False
-    return not q.is_cuda or may_wait()
 
 
 def _read_max_seqlen(name: str, value: int | Tensor) -> int:

@@ -38,6 +38,10 @@ def find_check_problem(text: str) -> str:
     return "" if text in {"", "0", "1"} else f"{CHECK_VARIABLE} must be 0 or 1, got `{text:.60}`"
 
 
+class BoundariesError(ValueError):
+    """cu_seqlens holds what it cannot: no kernel serves such a call, torch's do not either."""
+
+
 @cache
 def warn_unchecked(where: str) -> None:
     """Warn, once for each place, that FLASH_DIST_CHECK cannot do there what it asks for."""
@@ -56,7 +60,8 @@ def check_boundaries(  # noqa: PLR0913 - numbers, and what they are called
 ) -> None:
     """Raise where sequences do not lie one after the other on an axis of so many tokens.
 
-    They need not cover it: before the first and behind the last some tokens may be of none.
+    The first begins with the axis: without the 0 in front, one is left out, and nothing shows it.
+    Tokens behind the last may be of none.
 
     Args:
         name: What is packed, such as `q` or `k`.
@@ -67,10 +72,11 @@ def check_boundaries(  # noqa: PLR0913 - numbers, and what they are called
         limit: What max_seqlen is called, likewise.
 
     Raises:
-        ValueError: An entry lies beside the axis or before the one in front of it, or a sequence
-            is longer than max_seqlen.
+        BoundariesError: The first entry is not 0, one lies beside the axis or before the one in
+            front of it, or a sequence is longer than max_seqlen.
     """
     array, limit = array or f"cu_seqlens_{name}", limit or f"max_seqlen_{name}"
+    require_zero(array, ends)
     least, source = 0, ""
     for i, end in enumerate(ends):
         if not least <= end <= tokens:
@@ -78,7 +84,7 @@ def check_boundaries(  # noqa: PLR0913 - numbers, and what they are called
                 f"{array}[{i}] must be from {least}{source} to {tokens} (the tokens of {name}), "
                 f"got {end}"
             )
-            raise ValueError(message)
+            raise BoundariesError(message)
         least, source = end, f" ({array}[{i}])"
     lengths = [end - begin for begin, end in pairwise(ends)]
     most = max(lengths, default=0)
@@ -88,4 +94,19 @@ def check_boundaries(  # noqa: PLR0913 - numbers, and what they are called
             f"{limit} must be at least {most}, the longest of {array} "
             f"(from {ends[i]} at [{i}] to {ends[i + 1]} at [{i + 1}]), got {longest}"
         )
-        raise ValueError(message)
+        raise BoundariesError(message)
+
+
+def require_zero(array: str, ends: Sequence[int]) -> None:
+    """Raise where the first of several sequences does not begin with the axis.
+
+    Raises:
+        BoundariesError: The first entry is not 0.
+    """
+    if ends and ends[0] != 0:
+        message = (
+            f"{array}[0] must be 0, got {ends[0]}: what lies before it would be of no sequence"
+            "\n\nhint: `torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()` begins with 0; of "
+            "some of the sequences take their tokens, too, and subtract the first entry"
+        )
+        raise BoundariesError(message)

@@ -72,14 +72,17 @@ def cut_off(ends: tuple[int, ...], total: int, longest: int) -> list[range]:
 # Legal: some rows are of no document.
 SPARSE: Final = {
     "a tail": Boundaries((0, 70, 200), (0, 130, 190)),
-    "a head": Boundaries((40, 70, 300), (100, 101, 260)),
     "a long tail": Boundaries((0, 3, 5), (0, 2, 9), 3, 7),
-    "nothing covered": Boundaries((5, 5, 5), (260, 260, 260), 1, 1),
-    "queries alone": Boundaries((10, 150, 300), (0, 0, 0)),
-    "keys alone": Boundaries((0, 0, 0), (10, 150, 260)),
+    "nothing covered": Boundaries((0, 0, 0), (0, 0, 0), 1, 1),
+    "queries alone": Boundaries((0, 150, 300), (0, 0, 0)),
+    "keys alone": Boundaries((0, 0, 0), (0, 150, 260)),
 }
 # Not legal, but what is computed is defined.
 LIES: Final = {
+    "a head": Boundaries((40, 70, 300), (100, 101, 260)),
+    "nothing covered, at the end": Boundaries((5, 5, 5), (260, 260, 260), 1, 1),
+    "queries alone, behind a head": Boundaries((10, 150, 300), (0, 0, 0)),
+    "keys alone, behind a head": Boundaries((0, 0, 0), (10, 150, 260)),
     "past the totals": Boundaries((0, 70, 4000), (0, 130, 70000)),
     "all past the totals": Boundaries((400, 500, 600), (261, 300, MOST)),
     "before the tensors": Boundaries((-50, 70, 300), (LEAST, 0, 260)),

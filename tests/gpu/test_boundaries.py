@@ -185,7 +185,7 @@ def test_a_replayed_graph_fills_what_the_new_boundaries_leave(half: torch.dtype)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = attend_packed(packed, given=given, poison=False)
-    for boundaries in (LIES["past the totals"], SPARSE["a head"], SPARSE["a long tail"], first):
+    for boundaries in (LIES["past the totals"], LIES["a head"], SPARSE["a long tail"], first):
         shorter = replace(boundaries, longest_q=128, longest_k=64)
         for name in ("cu_seqlens_q", "cu_seqlens_k"):
             given[name].copy_(shorter.given(device)[name])
@@ -232,7 +232,9 @@ def checking(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_checked_call_names_the_entry_that_lies(half: torch.dtype, *, causal: bool) -> None:
     said = {
         "past the totals": r"cu_seqlens_q\[2\] must be from 70 \(.*\[1\]\) to 300 .* 4000",
-        "before the tensors": r"cu_seqlens_q\[0\] must be from 0 to 300 .*, got -50",
+        "a head": r"cu_seqlens_q\[0\] must be 0, got 40",
+        "keys alone, behind a head": r"cu_seqlens_k\[0\] must be 0, got 10",
+        "before the tensors": r"cu_seqlens_q\[0\] must be 0, got -50",
         "longer than max_seqlen": "max_seqlen_q must be at least 150, .* got 64",
     }
     for name, message in said.items():

@@ -102,6 +102,14 @@ def test_packed_sequences_have_the_bits_of_our_function(window: tuple[int, int])
         assert torch.equal(got, wanted)
 
 
+def test_sequences_that_do_not_begin_with_0_are_named() -> None:
+    q = draw(20, 4, 16).detach()
+    legal, wrong = (torch.tensor([begin, 5, 20], dtype=torch.int32) for begin in (0, 3))
+    for bounds, name in (((wrong, legal), "cu_seq_q"), ((legal, wrong), "cu_seq_k")):
+        with pytest.raises(ValueError, match=rf"^{name}\[0\] must be 0, got 3"):
+            varlen_attn(q, q, q, *bounds, 15, 15)
+
+
 HAS_PAGES = "block_table" in str(torch.ops.aten._flash_attention_forward.default._schema)
 
 
@@ -117,6 +125,8 @@ def test_keys_in_pages_are_read_to_the_bits_of_our_function(window: tuple[int, i
         q, k, v, ends, None, 5, 32, window_size=window, block_table=table, seqused_k=used
     )
     assert torch.equal(out, want)
+    with pytest.raises(ValueError, match=r"^cu_seq_q\[0\] must be 0, got 1"):
+        varlen_attn(q, k, v, ends.clamp(min=1), None, 5, 32, enable_gqa=True, **pages)
     if hasattr(varlen, "varlen_attn_out"):  # as torchtitan's generator in vLLM calls it
         counted = torch.nn.functional.pad(used.cumsum(0, dtype=torch.int32), (1, 0))
         written = torch.full_like(q, torch.nan)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from flash_dist import flash_attn_func, flash_attn_varlen_func
+from flash_dist import (
+    flash_attn_func,
+    flash_attn_varlen_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+)
 from flash_dist.kernels.boundaries import warn_unchecked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Tensor = torch.Tensor
 
@@ -62,23 +72,91 @@ def test_documents_do_not_see_each_other(*, causal: bool) -> None:
     )
 
 
-def test_a_tail_and_a_head_that_no_document_covers_are_served() -> None:
+def test_a_tail_that_no_document_covers_is_served() -> None:
     q, k, v, cu_q, cu_k = pack()
     want = flash_attn_varlen_func(q, k, v, cu_q, cu_k, 5, 9, return_lse=True)
-    q, k, v = (torch.cat((x[:3] * torch.nan, x, x[:3] * torch.inf)) for x in (q, k, v))
+    q, k, v = (torch.cat((x, x[:3] * torch.inf, x[:3] * torch.nan)) for x in (q, k, v))
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    out, lse = flash_attn_varlen_func(q, k, v, cu_q + 3, cu_k + 3, 5, 9, return_lse=True)
-    assert torch.equal(out[3:-3], want[0])
-    assert torch.equal(lse[:, 3:-3], want[1])
+    out, lse = flash_attn_varlen_func(q, k, v, cu_q, cu_k, 5, 9, return_lse=True)
+    assert torch.equal(out[:-6], want[0])
+    assert torch.equal(lse[:, :-6], want[1])
     upstream = torch.ones_like(out)
-    upstream[:3], upstream[-3:] = torch.nan, torch.inf
+    upstream[-6:-3], upstream[-3:] = torch.nan, torch.inf
     grads = torch.autograd.grad(out, leaves, upstream)
-    for rows in (slice(0, 3), slice(-3, None)):
-        assert (out[rows] == 0).all()
-        assert (lse[:, rows] == -torch.inf).all()
-        for grad in grads:
-            assert (grad[rows] == 0).all()
-            assert grad.isfinite().all()
+    assert (out[-6:] == 0).all()
+    assert (lse[:, -6:] == -torch.inf).all()
+    for grad in grads:
+        assert (grad[-6:] == 0).all()
+        assert grad.isfinite().all()
+
+
+TABLE = torch.arange(5, dtype=torch.int32).view(5, 1)  # a page for each document
+USED = torch.tensor(LENGTHS_K, dtype=torch.int32)
+
+
+def call_packed(q: Tensor, k: Tensor, v: Tensor, *ends: Tensor, **options: object) -> Tensor:
+    out: Tensor = flash_attn_varlen_func(q, k, v, *ends, 9, 9, **options)  # type: ignore[call-overload]
+    return out
+
+
+def call_pages(q: Tensor, k: Tensor, v: Tensor, *ends: Tensor, **options: object) -> Tensor:
+    pages = (x.new_zeros(5, 16, *x.shape[1:]) for x in (k, v))
+    return call_packed(q, *pages, *ends, block_table=TABLE, **options)
+
+
+def call_stacked(q: Tensor, k: Tensor, v: Tensor, *ends: Tensor, **_: object) -> Tensor:
+    kv = torch.stack((k, torch.nn.functional.pad(v, (0, 8))), 1)
+    out: Tensor = flash_attn_varlen_kvpacked_func(q, kv, *ends, 9, 9)
+    return out
+
+
+def call_own(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, _: Tensor, **__: object) -> Tensor:
+    qkv = q[:13, :, None].transpose(1, 2).expand(-1, 3, -1, -1)
+    out: Tensor = flash_attn_varlen_qkvpacked_func(qkv, ends, 9)
+    return out
+
+
+def call_alone(q: Tensor, k: Tensor, v: Tensor, *ends: Tensor, **_: object) -> Tensor:
+    band = [0, -1, -1, 1]
+    out: Tensor = torch.ops.flash_dist.fwd(q, k, v, None, band, *ends, 9, 9, 0.1)[0]
+    return out
+
+
+def compile_packed(q: Tensor, k: Tensor, v: Tensor, *ends: Tensor, **options: object) -> Tensor:
+    compiled = torch.compile(call_packed, fullgraph=True, backend="aot_eager")
+    out: Tensor = compiled(q, k, v, *ends, **options)
+    return out
+
+
+ENTRIES: dict[str, tuple[Callable[..., Tensor], dict[str, object]]] = {
+    "packed": (call_packed, {}),
+    "with scores": (call_packed, {"softcap": 3.0}),
+    "keys that are used": (call_packed, {"seqused_k": USED}),
+    "pages": (call_pages, {}),
+    "keys that are used of pages": (call_pages, {"seqused_k": USED}),
+    "keys and values in one": (call_stacked, {}),
+    "all in one": (call_own, {}),
+    "the operator": (call_alone, {}),
+    "compiled": (compile_packed, {}),
+    "compiled with scores": (compile_packed, {"softcap": 3.0}),
+    "compiled, keys that are used": (compile_packed, {"seqused_k": USED}),
+}
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=ENTRIES.keys())
+@pytest.mark.parametrize("side", ["q", "k"])
+def test_cu_seqlens_that_do_not_begin_with_0_are_named_at_every_entry(
+    entry: str, side: str
+) -> None:
+    call, options = ENTRIES[entry]
+    q, k, v, cu_q, cu_k = pack()
+    call(q, k, v, cu_q, cu_k, **options)
+    (cu_q if side == "q" else cu_k)[0] = 1
+    if side == "k" and entry in {"all in one", "keys that are used of pages"}:
+        call(q, k, v, cu_q, cu_k, **options)  # which do not look at it
+        return
+    with pytest.raises(Exception, match=rf"cu_seqlens(_{side})?\[0\] must be 0, got 1"):
+        call(q, k, v, cu_q, cu_k, **options)
 
 
 @pytest.mark.parametrize("lie", ["past", "decreasing", "longer"])

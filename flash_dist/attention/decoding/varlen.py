@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...kernels.boundaries import check_boundaries
+from ...kernels.boundaries import BoundariesError, check_boundaries, require_zero
 from ...kernels.budget import BUDGET_NOW, workspace_budget
 from ...kernels.cache import Packed, decode
 from ...kernels.cache_values import Cache
@@ -187,13 +187,14 @@ def _check_values(
 
 def _check_differences(ends: Sequence[int], keys: int) -> None:
     """Raise where cu_seqlens_k gives a sequence fewer keys than none, or more than its pages."""
+    require_zero("cu_seqlens_k", ends)
     for i, (begin, end) in enumerate(pairwise(ends), 1):
         if not begin <= end <= begin + keys:
             message = (
                 f"cu_seqlens_k[{i}] must be from {begin} (cu_seqlens_k[{i - 1}]) to "
                 f"{begin + keys} ({keys} keys of its pages more), got {end}"
             )
-            raise ValueError(message)
+            raise BoundariesError(message)
 
 
 def _lengths(ends: Tensor | None, used: Tensor | None) -> Tensor | None:

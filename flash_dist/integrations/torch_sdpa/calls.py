@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 
-from ...attention.arguments import SCALES, read_cu_seqlens
+from ...attention.arguments import SCALES, may_look, read_cu_seqlens
 from ...attention.decoding.varlen import attend_to_cache, check_packed
-from ...attention.layouts import ALIGNMENT, DENSE, PACKED, TORCH, Layout, check_layouts
+from ...attention.layouts import ALIGNMENT, DENSE, PACKED, TORCH, Layout, Names, check_layouts
+from ...attention.packed import check_values
 from ...attention.support import require_kernels
 from ...kernels import operators
+from ...kernels.boundaries import BoundariesError, check_boundaries
 from ...kernels.budget import workspace_budget
 from ...kernels.cache import Packed
 from ...kernels.operators import Packing
@@ -22,6 +24,10 @@ from .reasons import tell
 Tensor = torch.Tensor
 Triple = tuple[Tensor, Tensor, Tensor]
 Bounds = tuple[Tensor | None, Tensor | None, int, int]
+
+_NAMES: Final = Names(
+    "query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k"
+)  # of `varlen_attn`
 
 
 class Call(NamedTuple):
@@ -82,6 +88,7 @@ def find_call(  # noqa: PLR0913 - one call
         others: Arguments of which only None and False are served.
 
     Raises:
+        BoundariesError: Numbers of cum_seq are not what they must be, where they are looked at.
         FlashDistError: This build has no code that runs on the GPU.
     """
     packing = _read_packing(query, *bounds)
@@ -93,6 +100,8 @@ def find_call(  # noqa: PLR0913 - one call
     if tensors is None:
         tell(reason or "shapes or dtypes such as it was given")
         return None
+    if packing is not None and may_look(query):
+        check_values(packing, query, key, _NAMES)
     head_dim = query.shape[-1]
     if query.device.type == "cuda":
         require_kernels(query.device.index, query.dtype, head_dim, head_dim)
@@ -142,20 +151,24 @@ def infer(  # noqa: PLR0913 - one call
     left, right = (_read_side(side) for side in window)
     try:
         check_packed(query, key, value, paged=block_table is not None, names=TORCH)
+        ends = read_cu_seqlens("cum_seq_q", cum_seq_q, query, TORCH)
+        packed = Packed(ends, min(max(max_q, 0), MAX_SEQLEN))
+        if may_look(query):
+            tokens = query.shape[0]
+            check_boundaries("query", ends.tolist(), tokens, packed[1], array="cu_seq_q", limit="max_q")
         return attend_to_cache(
             query,
             key,
             value,
-            Packed(
-                read_cu_seqlens("cum_seq_q", cum_seq_q, query, TORCH),
-                min(max(max_q, 0), MAX_SEQLEN),
-            ),
+            packed,
             cum_seq_k,
             block_table=block_table,
             seqused_k=seqused_k,
             band=Band(left, 0 if is_causal else right),
             softmax_scale=query.shape[-1] ** -0.5 if scale is None else scale,
         )
+    except BoundariesError:  # torch's kernel would compute something
+        raise
     except (TypeError, ValueError) as error:
         tell(str(error))
         return None

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
+from torch.nn.functional import pad
 
 from ...attention.arguments import is_symbolic, is_transformed
 from ...attention.autograd import concerns_autograd
@@ -132,8 +133,9 @@ def _split(interval: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _pack(interval: Tensor, heads_kv: int, seqlen: int) -> tuple[Tensor, Tensor]:
-    """Return cu_seqlens of queries and keys: intervals, and what lies between them."""
+    """Return cu_seqlens of queries and keys: intervals, and what lies before each of them."""
     rows = interval.view(-1, 2).repeat_interleave(heads_kv, 0)
     numbers = torch.arange(rows.shape[0], dtype=torch.int32, device=rows.device).unsqueeze(1)
     queries = torch.cat([numbers, numbers + 1], 1)
-    return queries.flatten(), (rows + numbers * seqlen).flatten()
+    keys = rows + numbers * seqlen
+    return pad(queries.flatten(), (1, 0)), pad(keys.flatten(), (1, 0))
