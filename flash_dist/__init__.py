@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from . import compat as compat
     from . import integrations as integrations
     from .attention.batched import flash_attn_func
+    from .attention.conversions import refresh_mask
     from .attention.decoding.kvcache import flash_attn_with_kvcache
     from .attention.decoding.latent import flash_mla_with_kvcache
     from .attention.flex import flex_attention
@@ -53,6 +54,7 @@ __all__ = [
     "float32_precision",
     "last_variant",
     "merge_attention",
+    "refresh_mask",
     "ring_attention",
     "ring_positions",
     "ring_shard",
@@ -79,6 +81,7 @@ _MODULES: Final = {
     "float32_precision": ".kernels.precision",
     "last_variant": ".kernels.library",
     "merge_attention": ".attention.merge",
+    "refresh_mask": ".attention.conversions",
     "ring_attention": ".context_parallel.ring",
     "ring_positions": ".context_parallel.shards",
     "ring_shard": ".context_parallel.shards",

@@ -1,12 +1,20 @@
-"""BlockMasks made of other libraries' masks, remembered as long as those live.
+"""BlockMasks made of other libraries' masks, remembered as long as those live and stay as they are.
 
-Making one waits for the GPU and plans on the host, so that it must not happen in every call.
+Making one waits for the GPU and plans on the host, so that it must not happen in every call. torch
+counts the changes of a tensor in place, but not those through `.data`, NumPy or DLPack.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import inspect
 import threading
 import weakref
+from collections import deque
+from collections.abc import Mapping
+from itertools import islice
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import torch
@@ -16,7 +24,7 @@ from ..masks import BlockMask
 from ..masks.registry import RECORDED, is_traced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Iterable, Iterator
 
     from torch.nn.attention import flex_attention
 
@@ -24,6 +32,8 @@ Tensor = torch.Tensor
 Made = TypeVar("Made")
 
 VERSIONS_KEPT: Final = 8  # per object: a tensor that is filled anew for every batch
+MOST_HELD: Final = 1024  # objects looked at in search of the tensors that a mask_mod holds
+_GONE: Final = -1  # instead of a version
 
 
 class Conversions(Generic[Made]):
@@ -32,6 +42,7 @@ class Conversions(Generic[Made]):
     def __init__(self) -> None:
         self._made: dict[int, tuple[weakref.ref[Any], dict[Hashable, Made]]] = {}
         self._lock = threading.RLock()
+        _all.append(self)
 
     def find(self, source: object, key: Hashable, make: Callable[[], Made]) -> Made:
         """Return what was made of an object in this state, or make it."""
@@ -43,6 +54,13 @@ class Conversions(Generic[Made]):
                     del masks[next(iter(masks))]
                 masks[key] = make()
             return masks[key]
+
+    def forget(self, source: object) -> None:
+        """Let the next call make what it needs of an object."""
+        with self._lock:
+            known = self._made.get(id(source))
+            if known is not None and known[0]() is source:
+                known[1].clear()
 
     def _masks_of(self, source: object) -> dict[Hashable, Made]:
         number = id(source)
@@ -59,7 +77,32 @@ class Conversions(Generic[Made]):
         return masks
 
 
+_all: Final[list[Conversions[Any]]] = []  # made once for each module that remembers
 _CONVERSIONS: Final[Conversions[BlockMask]] = Conversions()
+_held: Final[Conversions[list[weakref.ref[Tensor]]]] = Conversions()
+
+
+def refresh_mask(mask: Tensor | flex_attention.BlockMask) -> None:
+    """Read a mask anew in the next call that is given it, after a change that torch does not count.
+
+    A mask of torch is read in its first call, and again when torch counts a change in place. It
+    does not count one through `.data`, NumPy or DLPack, nor of a tensor made under
+    `torch.inference_mode`, nor that a name which a mask_mod reads stands for another object now.
+
+    A BlockMask of this package never changes: make a new one. Gradients of calls before are those
+    of the mask as it was.
+
+    Args:
+        mask: A BlockMask of torch, a tensor of booleans or of numbers as `attn_mask`, or position
+            ids: the object that calls are given.
+
+    Raises:
+        TypeError: It is neither a tensor nor a BlockMask of torch.
+    """
+    if not isinstance(mask, torch.Tensor):
+        _require_flex("mask", mask)
+    for conversions in _all:
+        conversions.forget(mask)
 
 
 def convert_dense(mask: Tensor, shape: tuple[int, int, int, int]) -> BlockMask:
@@ -84,15 +127,99 @@ def convert_dense(mask: Tensor, shape: tuple[int, int, int, int]) -> BlockMask:
 def convert_flex(block_mask: flex_attention.BlockMask) -> BlockMask:
     """Return the mask of FlexAttention's BlockMask."""
     _require_eager("block_mask", "BlockMask.from_flex(block_mask)")
+    _require_flex("block_mask", block_mask)
+    versions = _read_versions(block_mask)
+    if _GONE in versions:
+        refresh_mask(block_mask)
+        versions = _read_versions(block_mask)
+    return _CONVERSIONS.find(block_mask, versions, lambda: BlockMask.from_flex(block_mask))
+
+
+def _read_versions(block_mask: flex_attention.BlockMask) -> tuple[int, ...]:
+    """Return how often each tensor was changed that a BlockMask and its mask_mod hold."""
+    held = _held.find(block_mask, None, lambda: [*map(weakref.ref, _list_held(block_mask))])
+    return tuple(map(_read_version, held))
+
+
+def _read_version(reference: weakref.ref[Tensor]) -> int:
+    tensor = reference()
+    if tensor is None:
+        return _GONE
+    return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001
+
+
+def _require_flex(name: str, value: object) -> None:
     from torch.nn.attention import flex_attention as torch_flex  # noqa: PLC0415 - slow to import
 
-    if not isinstance(block_mask, torch_flex.BlockMask):
-        message = (
-            "block_mask must be a BlockMask of flash_dist or of torch.nn.attention.flex_attention, "
-            f"got {type(block_mask).__name__}"
-        )
-        raise TypeError(message)
-    return _CONVERSIONS.find(block_mask, None, lambda: BlockMask.from_flex(block_mask))
+    if isinstance(value, torch_flex.BlockMask):
+        return
+    kinds = "a BlockMask of flash_dist or"
+    if name != "block_mask":
+        kinds = "a tensor or a BlockMask"
+    message = (
+        f"{name} must be {kinds} of torch.nn.attention.flex_attention, got {type(value).__name__}"
+    )
+    raise TypeError(message)
+
+
+def _list_held(block_mask: flex_attention.BlockMask) -> Iterator[Tensor]:
+    """Yield the tensors that a BlockMask and its mask_mod hold."""
+    waiting = deque(vars(block_mask).values())
+    known: dict[int, object] = {}  # alive, so that no other has their number
+    while waiting and len(known) < MOST_HELD:
+        value = waiting.popleft()
+        if id(value) in known:
+            continue
+        known[id(value)] = value
+        if isinstance(value, torch.Tensor):
+            yield value
+        else:
+            waiting.extend(_list_inside(value))
+
+
+def _list_inside(value: Any) -> Iterable[Any]:  # noqa: ANN401
+    """Return what a function, an object that is called as one, or a collection holds."""
+    if isinstance(value, (list, tuple)):
+        return value[:MOST_HELD]
+    if isinstance(value, dict):
+        return islice(value.values(), MOST_HELD)
+    if isinstance(value, functools.partial):
+        return value.func, value.args, value.keywords
+    if inspect.ismethod(value):
+        return _list_captured(value.__func__, value.__self__)
+    function = value if inspect.isfunction(value) else type(value).__call__
+    if not inspect.isfunction(function) or isinstance(value, torch.nn.Module):
+        return ()
+    return _list_captured(function, value)
+
+
+def _list_captured(function: Any, owner: object) -> list[Any]:  # noqa: ANN401
+    """Return what a function of Python reads: captured objects, and their fields that it names."""
+    names = function.__code__.co_names
+    found = [owner, *(function.__defaults__ or ()), function.__kwdefaults__]
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # a name that is not set yet
+            found.append(cell.cell_contents)
+    if not (function.__module__ or "").startswith("torch."):
+        found += [function.__globals__[name] for name in names if name in function.__globals__]
+    inner = _list_fields(found, names)
+    return [*found, *inner, *_list_fields(inner, names)]  # as in `self.state.lengths`
+
+
+def _list_fields(owners: list[Any], names: tuple[str, ...]) -> list[Any]:
+    found = []
+    for owner in owners:
+        found += [x[name] for x in _fields_of(owner) for name in names if name in x]
+        methods = (inspect.getattr_static(type(owner), name, None) for name in names)
+        found += [MethodType(x, owner) for x in methods if inspect.isfunction(x)]
+    return found
+
+
+def _fields_of(value: object) -> list[Mapping[str, Any]]:
+    if isinstance(value, torch.nn.Module):
+        return [vars(value), value._buffers, value._modules]  # noqa: SLF001 - parameters hide nothing
+    fields = getattr(value, "__dict__", None)
+    return [fields] if isinstance(fields, Mapping) else []
 
 
 def _require_eager(name: str, instead: str) -> None:

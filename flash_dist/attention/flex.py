@@ -89,8 +89,9 @@ def flex_attention(  # noqa: PLR0913, PLR0917 - torch's signature
     `flash_attn_func` for dtypes, strides, the workspace of the backward and what may change bits.
 
     A BlockMask of torch is converted the first time it is seen: its mask_mod is called then, on its
-    own device, and what it reads must not change afterwards. torch.compile or a CUDA graph cannot
-    do that: `BlockMask.from_flex(block_mask)` of this package, made once, serves both.
+    own device, and again when a tensor that it captured was changed in place. For changes that
+    torch does not count see `refresh_mask`. torch.compile or a CUDA graph cannot do that:
+    `BlockMask.from_flex(block_mask)` of this package, made once, serves both.
 
     Args:
         query: [batch, num_heads_q, seqlen_q, head_dim].
