@@ -21,7 +21,7 @@ import torch
 
 from ..errors import FlashDistError
 from ..masks import BlockMask
-from ..masks.registry import RECORDED, is_traced
+from ..masks.registry import RECORDED, is_traced, outside_graphs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -44,6 +44,7 @@ class Conversions(Generic[Made]):
         self._lock = threading.RLock()
         _all.append(self)
 
+    @outside_graphs
     def find(self, source: object, key: Hashable, make: Callable[[], Made]) -> Made:
         """Return what was made of an object in this state, or make it."""
         with self._lock:
@@ -108,6 +109,11 @@ def refresh_mask(mask: Tensor | flex_attention.BlockMask) -> None:
 def convert_dense(mask: Tensor, shape: tuple[int, int, int, int]) -> BlockMask:
     """Return the mask of booleans that broadcast to [batch, num_heads_q, seqlen_q, seqlen_k]."""
     _require_eager("attn_mask", "BlockMask.from_dense(attn_mask)")
+    return _find_dense(mask, shape)
+
+
+@outside_graphs
+def _find_dense(mask: Tensor, shape: tuple[int, int, int, int]) -> BlockMask:
     try:
         seen = mask.detach().expand(shape)
     except RuntimeError as error:
@@ -128,6 +134,11 @@ def convert_flex(block_mask: flex_attention.BlockMask) -> BlockMask:
     """Return the mask of FlexAttention's BlockMask."""
     _require_eager("block_mask", "BlockMask.from_flex(block_mask)")
     _require_flex("block_mask", block_mask)
+    return _find_flex(block_mask)
+
+
+@outside_graphs
+def _find_flex(block_mask: flex_attention.BlockMask) -> BlockMask:
     versions = _read_versions(block_mask)
     if _GONE in versions:
         refresh_mask(block_mask)

@@ -12,22 +12,28 @@ freed, since the graph may be replayed at any time.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import sys
 import threading
 import weakref
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 import torch
 
 from ..errors import FlashDistError
+from .inputs import complain
 from .upload import upload
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .inputs import Shape, Sizes
     from .plan import MaskPlan
 
 Tensor = torch.Tensor
+Function = TypeVar("Function", bound="Callable[..., Any]")
 
 KEPT: Final = 32  # masks used last by compiled graphs, which live until their backward
 SHAPES_KEPT: Final = 32  # per mask and device
@@ -43,6 +49,33 @@ RECORDED: Final = (  # a hint where no handle may be written down
 def is_traced() -> bool:
     """Whether torch.jit.trace writes down which operators are called, for another process maybe."""
     return torch._C._get_tracing_state() is not None  # noqa: SLF001 - the public name has no type
+
+
+def outside_graphs(function: Function) -> Function:
+    """Keep torch.compile out of what makes or plans a mask on the host.
+
+    Dynamo refuses a call that it traces. Where a graph breaks there it would compile each function
+    below on its own, for each of its shapes, and Inductor has no code for some of what they do.
+    """
+
+    disabled: list[Callable[..., Any]] = []
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:  # noqa: ANN401
+        if torch.compiler.is_dynamo_compiling():
+            raise complain(
+                TypeError,
+                "a BlockMask must be made before torch.compile traces its use, got one made inside",
+                "make it once outside and pass it",
+            )
+        dynamo: Any = sys.modules.get("torch._dynamo")  # slow to import: who compiles has done so
+        if dynamo is None:
+            return function(*args, **options)
+        if not disabled:
+            disabled.append(dynamo.disable(function))
+        return disabled[0](*args, **options)
+
+    return call  # type: ignore[return-value]
 
 
 class Mask(Protocol):

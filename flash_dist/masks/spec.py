@@ -31,7 +31,7 @@ from .inputs import (
     require_not_negative,
 )
 from .planner import make_plan
-from .registry import enroll
+from .registry import enroll, outside_graphs
 from .terms import BandTerm, DenseTerm, IntervalTerm, PaddingTerm, PrefixTerm, Term, TilesTerm
 
 if TYPE_CHECKING:
@@ -75,12 +75,6 @@ class BlockMask:
 
     @classmethod
     def _of(cls, *terms: Term) -> BlockMask:
-        if torch.compiler.is_dynamo_compiling():
-            raise complain(
-                TypeError,
-                "a BlockMask must be made before torch.compile traces its use, got one made inside",
-                "make it once outside and pass it",
-            )
         mask = object.__new__(cls)
         sizes = Sizes()
         for term in terms:
@@ -98,11 +92,13 @@ class BlockMask:
         return mask
 
     @classmethod
+    @outside_graphs
     def full(cls) -> BlockMask:
         """Every query sees every key."""
         return cls._of()
 
     @classmethod
+    @outside_graphs
     def causal(cls, *, alignment: Alignment = "bottom_right") -> BlockMask:
         """Query i sees key j if j <= i + shift.
 
@@ -114,6 +110,7 @@ class BlockMask:
         return cls.sliding_window(None, 0, alignment=alignment)
 
     @classmethod
+    @outside_graphs
     def sliding_window(
         cls, left: int | None, right: int | None, *, alignment: Alignment = "bottom_right"
     ) -> BlockMask:
@@ -128,6 +125,7 @@ class BlockMask:
         return cls._of() if band.is_full else cls._of(BandTerm(band))
 
     @classmethod
+    @outside_graphs
     def padding(cls, lengths: Integers, *, side: Literal["left", "right"] = "right") -> BlockMask:
         """Every query sees the keys that exist; keys in the padding are never read.
 
@@ -141,6 +139,7 @@ class BlockMask:
         return cls._of(PaddingTerm(parse_lengths(lengths), side == "right"))
 
     @classmethod
+    @outside_graphs
     def prefix(cls, lengths: Integers, *, alignment: Alignment = "bottom_right") -> BlockMask:
         """Causal, apart from a prefix that every query sees all of (prefix-LM).
 
@@ -154,6 +153,7 @@ class BlockMask:
         return cls._of(PrefixTerm(parse_lengths(lengths), bottom_right))
 
     @classmethod
+    @outside_graphs
     def block_causal(cls, q_block_ids: Integers, k_block_ids: Integers | None = None) -> BlockMask:
         """Query i sees key j if k_block_ids[j] <= q_block_ids[i].
 
@@ -168,6 +168,7 @@ class BlockMask:
         return cls._of(BlockCausalTerm(*parse_ids("block_ids", q_block_ids, k_block_ids)))
 
     @classmethod
+    @outside_graphs
     def documents(cls, q_ids: Integers, k_ids: Integers | None = None) -> BlockMask:
         """Query i sees key j if k_ids[j] == q_ids[i].
 
@@ -181,6 +182,7 @@ class BlockMask:
         return cls._of(DocumentTerm(*parse_ids("ids", q_ids, k_ids)))
 
     @classmethod
+    @outside_graphs
     def from_intervals(
         cls, lo: Integers, hi: Integers, *, seqlen_k: int | None = None
     ) -> BlockMask:
@@ -207,6 +209,7 @@ class BlockMask:
         return cls._of(IntervalTerm(lows.contiguous(), highs.contiguous(), keys))
 
     @classmethod
+    @outside_graphs
     def from_dense(cls, mask: Tensor) -> BlockMask:
         """Query i sees key j if mask[..., i, j].
 
@@ -224,6 +227,7 @@ class BlockMask:
         return cls._of(DenseTerm(pack_strips(seen), seen.shape[3]))
 
     @classmethod
+    @outside_graphs
     def from_tiles(
         cls,
         tiles: Tensor,
@@ -248,6 +252,7 @@ class BlockMask:
         return cls._of(TilesTerm(host, block_q, block_k, queries, keys))
 
     @classmethod
+    @outside_graphs
     def from_flex(cls, block_mask: flex_attention.BlockMask) -> BlockMask:
         """The mask that FlexAttention applies for a BlockMask of torch.
 
@@ -260,6 +265,7 @@ class BlockMask:
         """
         return cls._of(read_flex(block_mask))
 
+    @outside_graphs
     def __and__(self, other: BlockMask) -> BlockMask:
         """Show what both masks show."""
         if not isinstance(other, BlockMask):
@@ -279,6 +285,7 @@ class BlockMask:
         """The sizes the mask was made for."""
         return self._sizes
 
+    @outside_graphs
     def plan(self, batch: int, num_heads_q: int, seqlen_q: int, seqlen_k: int) -> MaskPlan:
         """Return what kernels read for calls of this shape. Made once, thread-safe.
 
@@ -297,6 +304,7 @@ class BlockMask:
                 self._plans.popitem(last=False)
         return plan
 
+    @outside_graphs
     def visible(self, batch: int, num_heads_q: int, seqlen_q: int, seqlen_k: int) -> Tensor:
         """Return booleans [batch or 1, num_heads_q or 1, seqlen_q, seqlen_k] on the CPU.
 

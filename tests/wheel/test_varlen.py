@@ -155,7 +155,7 @@ def test_cu_seqlens_that_do_not_begin_with_0_are_named_at_every_entry(
     if side == "k" and entry in {"all in one", "keys that are used of pages"}:
         call(q, k, v, cu_q, cu_k, **options)  # which do not look at it
         return
-    with pytest.raises(Exception, match=rf"cu_seqlens(_{side})?\[0\] must be 0, got 1"):
+    with pytest.raises(Exception, match=rf"cu_seqlens(_{side})?\[0\] must be 0, got (1|another)"):
         call(q, k, v, cu_q, cu_k, **options)
 
 

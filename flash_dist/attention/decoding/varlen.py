@@ -100,6 +100,9 @@ def attend_to_cache(  # noqa: PLR0913 - one attention problem
             require_kernels(q.device.index, q.dtype, q.shape[-1], v.shape[-1])
     if not symbolic and (not on_gpu or may_wait()):
         _check_values(k, ends, seqused_k, block_table)
+    elif ends is not None and torch.compiler.is_compiling() and not on_gpu:
+        message = "cu_seqlens_k[0] must be 0, got another number"  # no operator sees it
+        torch._assert_async(ends[0] == 0, message)  # noqa: SLF001 - as torch.func does
     cache = _make_cache(*given, ends, seqused_k, block_table)
     budget = BUDGET_NOW if torch.compiler.is_compiling() else workspace_budget()
     return decode(

@@ -82,7 +82,8 @@ def _read_slopes(slopes: Tensor, q: Tensor, batch: int, heads: int) -> Tensor:
         )
         raise TypeError(message)
     _require_device("alibi_slopes", slopes, q)
-    if tuple(slopes.shape) not in {(heads,), (batch, heads)}:
+    shape = tuple(slopes.shape)  # NOTE: a set would hash sizes, of which a graph then knows one each
+    if shape != (heads,) and shape != (batch, heads):  # noqa: PLR1714
         message = (
             f"alibi_slopes must have shape [num_heads_q] or [batch, num_heads_q], [{heads}] or "
             f"[{batch}, {heads}], got {list(slopes.shape)}"

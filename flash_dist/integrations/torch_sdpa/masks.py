@@ -12,7 +12,7 @@ import torch
 
 from ...attention.conversions import Conversions
 from ...masks import Band, BlockMask
-from ...masks.registry import is_traced
+from ...masks.registry import is_traced, outside_graphs
 
 Tensor = torch.Tensor
 Shape = tuple[int, int, int, int]  # batch, num_heads_q, seqlen_q, seqlen_k
@@ -28,6 +28,7 @@ def is_unread(mask: Tensor) -> bool:
     return torch.compiler.is_compiling() or is_traced() or mask.requires_grad
 
 
+@outside_graphs
 def read_mask(mask: Tensor, shape: Shape, source: Tensor | None = None) -> BlockMask | Band | None:
     """Return what a mask that broadcasts to a shape shows; None if it does more than hide.
 

@@ -165,7 +165,8 @@ def _find_call(  # noqa: PLR0913 - a call
 def _broadcasts(mask: Tensor, shape: tuple[int, ...]) -> bool:
     """Whether a mask has two axes or more, each of 1 or of the scores."""
     sizes = zip(reversed(mask.shape), reversed(shape), strict=False)
-    return 2 <= mask.dim() <= len(shape) and all(has in {1, wants} for has, wants in sizes)  # noqa: PLR2004
+    fits = all(has == 1 or has == wants for has, wants in sizes)  # noqa: PLR1714 - may be symbols
+    return 2 <= mask.dim() <= len(shape) and fits  # noqa: PLR2004
 
 
 def _find_reason(
