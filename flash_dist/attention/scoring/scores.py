@@ -82,8 +82,10 @@ def _read_slopes(slopes: Tensor, q: Tensor, batch: int, heads: int) -> Tensor:
         )
         raise TypeError(message)
     _require_device("alibi_slopes", slopes, q)
-    shape = tuple(slopes.shape)  # NOTE: a set would hash sizes, of which a graph then knows one each
-    if shape != (heads,) and shape != (batch, heads):  # noqa: PLR1714
+    # NOTE: sizes may be symbols: a set would hash them, and tuples of two lengths compare the batch
+    # with the heads; either is then a constant of the graph.
+    wanted = (heads,) if slopes.dim() == 1 else (batch, heads)
+    if tuple(slopes.shape) != wanted:
         message = (
             f"alibi_slopes must have shape [num_heads_q] or [batch, num_heads_q], [{heads}] or "
             f"[{batch}, {heads}], got {list(slopes.shape)}"
