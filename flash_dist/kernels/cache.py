@@ -13,7 +13,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from . import cache_cpu, operators  # noqa: F401 - the second loads the extension
-from .memory import raise_out_of_memory
+from .memory import raise_out_of_memory, warn_of_copies
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -220,8 +220,8 @@ def _decode_mla_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
 @torch.library.register_fake("flash_dist::append")
 def _append_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
     q: Tensor,
-    k_cache: Tensor,  # noqa: ARG001
-    v_cache: Tensor,  # noqa: ARG001
+    k_cache: Tensor,
+    v_cache: Tensor,
     k: Tensor,  # noqa: ARG001
     v: Tensor,  # noqa: ARG001
     cache_seqlens: Tensor,  # noqa: ARG001
@@ -232,5 +232,6 @@ def _append_fake(  # noqa: PLR0913, PLR0917 - the operator's schema
     interleaved: bool,  # noqa: ARG001, FBT001
     advances: bool,  # noqa: ARG001, FBT001
 ) -> Tensor:
+    warn_of_copies(k_cache, v_cache)
     batch = 0 if rotary_cos is None else q.shape[0]
     return q.new_empty((batch, *q.shape[1:]))

@@ -1,10 +1,21 @@
-"""No memory: the kernels and operators say so in words, torch has an exception for it."""
+"""Memory that there is not, and memory that a graph would copy.
+
+The kernels and operators say in words that there is none; torch has an exception for it. Where one
+operator writes to two inputs of a graph that share memory, Inductor copies all of it in every call,
+there and back. Two allocations are written in place, and so are two parts of one input that the
+graph cuts itself.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+import sys
+import warnings
+from functools import cache
+from typing import Any, Final
 
 import torch
+
+Tensor = torch.Tensor
 
 OUT_OF_MEMORY: Final = "CUDA out of memory."  # how torch begins, and csrc/host/check.h
 
@@ -18,3 +29,34 @@ def raise_out_of_memory(error: Exception) -> None:
     _, words, rest = str(error).partition(OUT_OF_MEMORY)
     if words and not isinstance(error, torch.OutOfMemoryError):
         raise torch.OutOfMemoryError(words + rest) from None
+
+
+def warn_of_copies(k_cache: Tensor, v_cache: Tensor) -> None:
+    """Warn once where Dynamo traces a step that writes to two views of one allocation."""
+    if _is_input(k_cache) and _address(k_cache) == _address(v_cache):
+        _warn()
+
+
+def _address(x: Tensor) -> int:
+    """Return which memory a tensor is of, be it one that only stands for another."""
+    return x.untyped_storage()._cdata  # noqa: SLF001 - as torch's own StorageWeakRef
+
+
+def _is_input(x: Tensor) -> bool:
+    """Whether a tensor comes into the graph that Dynamo traces, rather than being cut in it."""
+    dynamo: Any = sys.modules.get("torch._dynamo.symbolic_convert")
+    try:
+        inputs = dynamo.InstructionTranslator.current_tx().output.tracked_fakes
+    except AttributeError:  # nobody traces, or a later torch has other names
+        return False
+    return any(one.fake is x for one in inputs)
+
+
+@cache
+def _warn() -> None:
+    message = (
+        "flash_attn_with_kvcache is compiled with k_cache and v_cache that are views of one "
+        "allocation: torch.compile copies all of it in every call\n\nhint: allocate k_cache and "
+        "v_cache on their own, or pass the one tensor and cut it inside the compiled function"
+    )
+    warnings.warn(message, stacklevel=2)
