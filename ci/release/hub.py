@@ -60,9 +60,11 @@ Attention for torch, forward and backward, with the same bits on every run. Code
 {torch} and newer. With the functions of flash-attention:
 
 ```python
+from pathlib import Path
+
 from kernels import get_local_kernel
 
-kernel = get_local_kernel("FOLDER OF THIS FILE")
+kernel = get_local_kernel(Path("FOLDER OF THIS FILE"))
 out = kernel.flash_attn_func(q, k, v, causal=True)  # [batch, seqlen, num_heads, head_dim]
 print(kernel.check().to_json())  # whether the GPUs here are served
 ```

@@ -124,6 +124,20 @@ assert len(calls) == 2 * 11, calls  # layers, and tokens behind the first
 """
 
 
+# The card's lines, where its folder lies, with the tensors that they speak of.
+PRINTED = """
+import re
+import sys
+from pathlib import Path
+import torch
+
+q, k, v = torch.randn(3, 2, 9, 4, 16)
+(lines,) = re.findall(r"```python\\n(.*?)```", Path(sys.argv[1]).read_text(), re.DOTALL)
+exec(lines)
+assert out.shape == q.shape
+"""
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     made = os.environ.get("FLASH_DIST_TEST_HUB")
@@ -145,6 +159,12 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("order", ["alone", "before", "after"])
 def test_a_copy_is_served_alone_and_beside_the_package(folder: Path, order: str) -> None:
     subprocess.run([sys.executable, "-c", PROGRAM, str(folder), order], check=True)
+
+
+def test_what_the_card_prints_runs(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "FOLDER OF THIS FILE").symlink_to(folder)
+    command = [sys.executable, "-c", PRINTED, str(folder / "README.md")]
+    subprocess.run(command, cwd=tmp_path, check=True)
 
 
 def test_the_digests_are_those_of_the_loader() -> None:

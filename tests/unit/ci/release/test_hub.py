@@ -6,11 +6,13 @@ import ast
 import base64
 import hashlib
 import json
+import re
 import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
 
+from ci.project import ROOT
 from ci.release import hub
 from ci.release.hub import _OPERATORS, Variant, check, write
 from ci.wheels.artefacts import Artefact, ArtefactError, read_artefact
@@ -110,6 +112,16 @@ def test_a_variant_is_named_by_torch_cuda_and_machine(
     tmp_path: Path, name: str, variant: str
 ) -> None:
     assert Variant(make(tmp_path, name)).name == variant
+
+
+def test_the_docs_print_the_lines_of_the_card(tmp_path: Path) -> None:
+    """`tests/integrations/hub` runs these."""
+    card = Variant(make(tmp_path)).files()["README.md"].decode()
+    page = (ROOT / "docs" / "frameworks.md").read_text()
+    printed, *_ = re.findall(r"```python\n(.*?get_local_kernel.*?)```", card, re.DOTALL)
+    lines = printed.replace("FOLDER OF THIS FILE", "dist/hub/hopper").splitlines()
+    assert "\n".join(line.partition("  #")[0] for line in lines[:6]) in page
+    assert lines[4] == 'kernel = get_local_kernel(Path("dist/hub/hopper"))'
 
 
 def test_a_library_without_the_names_is_refused(tmp_path: Path) -> None:
