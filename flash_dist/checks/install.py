@@ -96,7 +96,8 @@ def check_torch(environment: Environment) -> CheckResult:
             entry=TORCH_NEWER_THAN_TESTED,
         )
     devices = [gpu.device for gpu in environment.cuda.gpus]
-    return CheckResult("ok", summary, background=(describe(devices),) if devices else ())
+    background = (describe(devices, torch.version),) if devices else ()
+    return CheckResult("ok", summary, background=background)
 
 
 def require_torch(torch: Torch, oldest: str = "") -> CheckResult:

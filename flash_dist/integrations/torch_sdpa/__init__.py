@@ -10,6 +10,7 @@ by an import.
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
 from importlib import import_module
@@ -27,6 +28,7 @@ NAME: Final = "flash_dist"
 OLDEST: Final = "2.10"
 
 CUDNN_FIRST: Final = frozenset({Device(9, 0), Device(10, 0)})  # by torch's order of backends
+VARLEN_CUDNN: Final = (2, 14)  # since which torch varlen_attn does so by a rule of its own
 
 __all__ = ["NAME", "Status", "activate", "deactivate", "describe", "register", "status"]
 
@@ -39,6 +41,7 @@ class Status:
 
     active: str | None  # the provider that torch's registry names; None: torch's own kernels
     first: tuple[str, ...]  # what torch's selector chooses on each GPU that it sees: "cudnn_..."
+    varlen: tuple[str, ...] = ()  # what varlen_attn does, which asks no selector; () if unknown
 
     def __bool__(self) -> bool:
         return self.active == NAME
@@ -48,12 +51,14 @@ class Status:
             said = "torch's own kernels are its flash backend"
         else:
             said = f"{self.active} is torch's flash backend"
-        others = [
-            f"{backend.removesuffix('_attention')} on GPU {gpu}"
-            for gpu, backend in enumerate(self.first)
-            if backend != "flash_attention"
-        ]
-        return f"{said}; torch's selector goes first to {', '.join(others)}" if others else said
+        for who, backends in ("torch's selector", self.first), ("varlen_attn", self.varlen):
+            others = [
+                f"{backend.removesuffix('_attention')} on GPU {gpu}"
+                for gpu, backend in enumerate(backends)
+                if backend != "flash_attention"
+            ]
+            said += f"; {who} goes first to {', '.join(others)}" if others else ""
+        return said
 
 
 def register() -> str:
@@ -70,20 +75,35 @@ def register() -> str:
     return NAME
 
 
-def activate() -> None:
+def activate(*, varlen_first: bool = False) -> None:
     """Let torch's flash backend run these kernels in this process.
 
     Another provider, such as FA4, gives way; one that is activated later displaces this one.
-    Calling this again changes nothing.
+    Calling this again changes `varlen_first` alone.
+
+    Args:
+        varlen_first: Whether torch's `varlen_attn` takes flash where it would take cuDNN, as torch
+            2.14 and newer do on compute capability 9.0 and 10.0. Under
+            `torch.use_deterministic_algorithms(True)` it does anyway. An order that
+            `sdpa_kernel(..., set_priority=True)` gives goes before this.
 
     Raises:
-        FlashDistError: torch is not installed or is too old.
+        FlashDistError: torch is not installed or is too old, or its `varlen_attn` is newer than
+            what `varlen_first` can change.
         ExtensionError: The compiled extension does not load.
     """
     register()
     attention = _find_registry()
+    from . import order  # noqa: PLC0415 - loads torch
+
+    if varlen_first and not order.is_known(order.find_varlen()):
+        version = import_module("torch").__version__
+        message = f"varlen_first must be False with torch {version}, whose rule is new, got True"
+        hint = "`with torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION):` around the calls"
+        raise FlashDistError(message, hint=hint)
     if attention.current_flash_attention_impl() != NAME:
         attention.activate_flash_attention_impl(NAME)
+    order.prefer(always=varlen_first)
 
 
 def deactivate() -> None:
@@ -105,7 +125,7 @@ def status() -> Status:
     Where CUDA is initialised or there is a GPU, torch's selector is asked for each GPU with 16-bit
     tensors that need gradients: on compute capability 9.0 and 10.0 it prefers cuDNN unless
     `torch.use_deterministic_algorithms(True)`, `sdpa_kernel` or TORCH_CUDNN_SDPA_DEPRIORITIZED=1
-    say otherwise.
+    say otherwise. `varlen_attn` is asked with sequences of 4096, without a window.
 
     Raises:
         FlashDistError: torch is not installed or is too old.
@@ -113,30 +133,52 @@ def status() -> Status:
     attention = _find_registry()
     import torch  # noqa: PLC0415 - only when a function is called
 
+    from . import order  # noqa: PLC0415 - likewise
+
     names = {int(backend): backend for backend in attention.SDPBackend.__members__.values()}
-    first = []
+    module = order.find_varlen()
+    first, varlen = [], []
     for gpu in range(torch.cuda.device_count()):
         query = torch.empty(1, 1, 128, 64, dtype=torch.float16, device=f"cuda:{gpu}")
         query.requires_grad_()
         chosen = torch._fused_sdp_choice(query, query, query)  # noqa: SLF001 - as torch's tests ask
         first.append(names[chosen].name.lower())
-    return Status(attention.current_flash_attention_impl(), tuple(first))
+        if order.is_known(module):
+            varlen.append(order.choose(module, query[0, 0].unsqueeze(1), 4096))
+    return Status(attention.current_flash_attention_impl(), tuple(first), tuple(varlen))
 
 
-def describe(devices: Iterable[Device]) -> str:
+def describe(devices: Iterable[Device], version: str = "") -> str:
     """Say what `doctor` can of torch's attention: torch is neither imported nor asked.
 
     Args:
         devices: The GPUs that are here.
+        version: That of torch, where it is known.
     """
     attention = sys.modules.get("torch.nn.attention")
     active = attention.current_flash_attention_impl() if attention is not None else None
-    said = f"torch's flash backend in this process: {active or 'its own kernels'}"
-    preferring = sorted(set(devices) & CUDNN_FIRST)
-    if not preferring:
-        return said
-    where = " and ".join(map(str, preferring))
-    return f"{said}; on compute capability {where} torch asks cuDNN first, unless deterministic"
+    said = [f"torch's flash backend in this process: {active or 'its own kernels'}"]
+    if preferring := sorted(set(devices) & CUDNN_FIRST):
+        where = " and ".join(map(str, preferring))
+        said += [f"on compute capability {where} torch asks cuDNN first, unless deterministic"]
+        said += _describe_varlen(version, is_active=active == NAME)
+    reasons = sys.modules.get(f"{__name__}.reasons")
+    if reasons is not None and reasons.told:
+        said += [f"torch's own attention was called for {', '.join(reasons.told)}"]
+    return "; ".join(said)
+
+
+def _describe_varlen(version: str, *, is_active: bool) -> list[str]:
+    """Say who serves varlen_attn on GPUs where torch prefers cuDNN."""
+    numbers = tuple(int(x) for x in re.findall(r"\d+", version)[:2])
+    if numbers < VARLEN_CUDNN:
+        return []
+    order = sys.modules.get(f"{__name__}.order")
+    if is_active and order is not None and order.is_preferred():
+        return [f"varlen_attn runs on {NAME}"]
+    if is_active:
+        return ["so does varlen_attn, unless `activate(varlen_first=True)`"]
+    return ["so does varlen_attn, deterministic or not"]
 
 
 def _find_registry() -> Any:  # noqa: ANN401 - a module

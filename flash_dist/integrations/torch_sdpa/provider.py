@@ -15,6 +15,7 @@ import torch
 from ...errors import FlashDistError
 from .calls import find_call, infer
 from .layouts import lay_out
+from .order import Order
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,12 +39,14 @@ class Registration:
                 if hasattr(torch.ops.aten, name):  # before 2.12 one is not there
                     kernel = _join(serve, _find_kernel(f"aten::{name}", key))
                     self._library.impl(name, kernel, key, with_keyset=True, allow_override=True)
+        self._order = Order()
 
     def remove(self) -> None:
         """Give the operators back to the kernels that were there before."""
         if self._library is not None:
             self._library._destroy()  # noqa: SLF001 - as torch's own scoped library does
             self._library = None
+            self._order.remove()
 
 
 def _find_kernel(name: str, key: str) -> Callable[..., Any]:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from functools import cache
 from typing import Final
 
 import torch
 
+from ..additive import HIDDEN
+
 _log: Final = logging.getLogger(__name__)
+
+told: Final[list[str]] = []  # in the order in which they came up; `describe` shows them
 
 
 def tell(reason: str) -> None:
@@ -17,6 +22,28 @@ def tell(reason: str) -> None:
         _tell(reason)
 
 
+def warn_of_low(low: float | None) -> None:
+    """Warn, once for each number, of a mask that was meant to hide and is a bias; None: it is not.
+
+    Args:
+        low: What it adds.
+    """
+    if low is not None:
+        _warn_of_low(low)
+
+
 @cache
 def _tell(reason: str) -> None:
+    told.append(reason)
     _log.info("torch's own attention is called: flash_dist has no kernel for %s", reason)
+
+
+@cache
+def _warn_of_low(low: float) -> None:
+    message = (
+        f"a mask must add 0 and numbers of at most {HIDDEN:g} to hide keys only, got {low:g}, "
+        "which is a bias: torch's own attention is called\n\n"
+        "hint: flash_dist serves `attn_mask == 0`, if the mask is to hide, and -inf in its place"
+    )
+    told.append(f"a mask that adds {low:g}, above {HIDDEN:g}")
+    warnings.warn(message, UserWarning, stacklevel=2)

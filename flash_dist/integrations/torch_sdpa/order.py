@@ -1,0 +1,125 @@
+"""The backend that torch's `varlen_attn` chooses, which asks no selector of SDPA.
+
+On compute capability 9.0 and 10.0 it takes cuDNN before flash: torch 2.14 whatever is set, 2.15
+unless cuDNN is disabled or `sdpa_kernel(..., set_priority=True)` gives another order. Neither asks
+whether algorithms must be deterministic. Before 2.14 it takes flash.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch.nn.attention import SDPBackend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+CUDNN: Final[int] = SDPBackend.CUDNN_ATTENTION.value
+FLASH: Final[int] = SDPBackend.FLASH_ATTENTION.value
+
+_SELECT: Final = "_select_backend"  # of torch 2.15: returns a backend
+_ASK: Final = "_can_use_cudnn"  # of torch 2.14: returns a boolean
+_FIXED: Final = "_should_use_cudnn"  # alone, of older ones: False
+
+_wishes: Final = {"always": False}
+
+
+def find_varlen() -> ModuleType:
+    """Return the module of torch that has `varlen_attn`."""
+    return import_module("torch.nn.attention.varlen")
+
+
+def is_known(varlen: ModuleType) -> bool:
+    """Whether the choice of this torch can be read and changed here."""
+    return any(hasattr(varlen, name) for name in (_SELECT, _ASK, _FIXED))
+
+
+def prefer(*, always: bool) -> None:
+    """Let flash go before cuDNN in every call, or where algorithms must be deterministic only."""
+    _wishes["always"] = always
+
+
+def is_preferred() -> bool:
+    """Whether `prefer` was told so."""
+    return _wishes["always"]
+
+
+def choose(varlen: ModuleType, query: torch.Tensor, max_q: int) -> str:
+    """Return what `varlen_attn` takes for packed sequences of some length: "cudnn_attention".
+
+    Args:
+        varlen: torch's module.
+        query: [total_q, num_heads, head_dim]; keys and values are like it.
+        max_q: The length.
+    """
+    tensors, window = (query, query, query), [-1, -1]
+    if hasattr(varlen, _SELECT):
+        bounds = query.new_empty(2, dtype=torch.int32)
+        try:
+            backend = getattr(varlen, _SELECT)(*tensors, bounds, bounds, max_q, window)
+        except RuntimeError:  # both are disabled
+            return "nothing"
+        return "cudnn_attention" if backend == CUDNN else "flash_attention"
+    asks = hasattr(varlen, _ASK) and getattr(varlen, _ASK)(*tensors, max_q, window)
+    return "cudnn_attention" if asks else "flash_attention"
+
+
+class Order:
+    """Our rule in front of torch's choice, until `remove` is called."""
+
+    def __init__(self) -> None:
+        """Put it there; nothing where torch has no such choice."""
+        self._varlen = find_varlen()
+        makers = {_SELECT: _put_before_select, _ASK: _put_before_ask}
+        self._name = next((name for name in makers if hasattr(self._varlen, name)), "")
+        if self._name:
+            self._torchs = getattr(self._varlen, self._name)
+            self._ours = makers[self._name](self._torchs)
+            setattr(self._varlen, self._name, self._ours)
+
+    def remove(self) -> None:
+        """Give torch its choice back, unless somebody else has replaced it since."""
+        prefer(always=False)
+        if self._name and getattr(self._varlen, self._name) is self._ours:
+            setattr(self._varlen, self._name, self._torchs)
+        self._name = ""
+
+
+def _put_before_select(torchs: Callable[..., int]) -> Callable[..., int]:
+    def select(query: Any, key: Any, value: Any, *args: Any, **options: Any) -> int:  # noqa: ANN401
+        backend = torchs(query, key, value, *args, **options)
+        is_ours = backend == CUDNN and _has_kernel(query, value) and _goes_first()
+        return FLASH if is_ours else backend
+
+    return select
+
+
+def _put_before_ask(torchs: Callable[..., bool]) -> Callable[..., bool]:
+    def ask(query: Any, key: Any, value: Any, *args: Any, **options: Any) -> bool:  # noqa: ANN401
+        can = torchs(query, key, value, *args, **options)
+        return can and not (_has_kernel(query, value) and _goes_first())
+
+    return ask
+
+
+def _has_kernel(query: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether flash serves what cuDNN does; both are told of no other differences."""
+    return query.shape[-1] == value.shape[-1]
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _goes_first() -> bool:
+    """Whether flash goes first now; in a graph, when it is traced, as torch's own order.
+
+    torch's selector of SDPA leaves cuDNN out in deterministic mode, unless that only warns.
+    """
+    attention: Any = torch.nn.attention
+    has_order = getattr(attention, "_is_sdp_priority_order_active", None)
+    if (has_order is not None and has_order()) or not torch.backends.cuda.flash_sdp_enabled():
+        return False
+    if torch.is_deterministic_algorithms_warn_only_enabled():
+        return is_preferred()
+    return is_preferred() or torch.are_deterministic_algorithms_enabled()
