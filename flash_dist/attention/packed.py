@@ -266,7 +266,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
         )
     if seqused_k is not None:
         require_tensor("seqused_k", seqused_k)
-        check_used(seqused_k, packing, q, looks=_may_look(q))
+        check_used(seqused_k, packing, q, looks=may_look(q))
         packing, scores = split(packing, seqused_k, k), repeat(scores)
     band = choose_band(window_size, causal=causal)
     softmax_scale = choose_scale(softmax_scale, q.shape[-1])

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import flash_dist
-from flash_dist import BlockMask
+from flash_dist import BlockMask, IntervalMask
 from flash_dist.integrations.torch_sdpa import reasons
 from flash_dist.integrations.torch_sdpa.masks import read_mask
 from flash_dist.masks import Band
@@ -49,6 +49,7 @@ def adding(mask: Tensor, lowest: float, dtype: torch.dtype = torch.float64) -> T
 @pytest.fixture(autouse=True)
 def log(caplog: pytest.LogCaptureFixture) -> None:
     reasons._tell.cache_clear()
+    reasons._warn_of_low.cache_clear()
     caplog.set_level(logging.INFO)
 
 
@@ -60,7 +61,10 @@ SERVED: dict[str, dict[str, Any]] = {
     "booleans-of-heads": {"attn_mask": seen(2, 4, 7, 9)},
     "booleans-of-keys": {"attn_mask": seen(2, 1, 1, 9)},
     "minus-infinity": {"attn_mask": adding(seen(7, 9), -torch.inf)},
-    "lowest-number": {"attn_mask": adding(seen(2, 1, 7, 9), torch.finfo(torch.bfloat16).min)},
+    **{
+        f"hides-by-{low}": {"attn_mask": adding(seen(2, 1, 7, 9), low)}
+        for low in (torch.finfo(torch.bfloat16).min, -2.3819763e38, -1e9, -65504.0)
+    },
     "nothing-hidden": {"attn_mask": torch.zeros(7, 9, dtype=torch.float64)},
 }
 
@@ -99,6 +103,69 @@ def test_what_has_no_kernel_is_torchs_own_and_logged(
     torch.manual_seed(0)
     assert torch.equal(got, torch_sdpa(*leaves, **options))
     assert reason in caplog.text
+
+
+def test_a_low_number_that_does_not_hide_is_torchs_own_and_warned_of() -> None:
+    leaves, mask = draw_all(), adding(seen(7, 9), -10000.0)
+    with flash_dist.sdpa(), pytest.warns(UserWarning, match="got -10000, which is a bias"):
+        got = functional.scaled_dot_product_attention(*leaves, mask)
+    assert torch.equal(got, torch_sdpa(*leaves, mask))
+
+
+@pytest.mark.parametrize("low", [torch.finfo(torch.float64).min, -1e20, -torch.inf], ids=str)
+def test_a_row_that_sees_no_key_is_zero_and_torchs_may_be_the_mean(low: float) -> None:
+    leaves, mask = draw_all(), torch.zeros(7, 9, dtype=torch.float64)
+    mask[2] = low
+    with flash_dist.sdpa():
+        got = functional.scaled_dot_product_attention(*leaves, mask)[:, :, 2]
+    assert not got.any()
+    own = torch_sdpa(*leaves, mask)[:, :, 2]
+    wants = torch.zeros_like(own) if low == -torch.inf else leaves[2].mean(2)
+    torch.testing.assert_close(own, wants)
+
+
+OWN: dict[str, Any] = {
+    "block": BlockMask.from_dense(seen(7, 9)),
+    "interval": IntervalMask.of(
+        torch.zeros(1, 7, dtype=torch.int32),
+        torch.arange(2, 9, dtype=torch.int32)[None],
+        seqlen_k=9,
+    ),
+}
+
+
+@pytest.mark.parametrize("mask", OWN.values(), ids=list(OWN))
+def test_masks_of_ours_are_served(mask: Any, caplog: pytest.LogCaptureFixture) -> None:  # noqa: ANN401
+    leaves = draw_leaves()
+    with flash_dist.sdpa():
+        got = functional.scaled_dot_product_attention(*leaves, mask)
+    pairs = mask.visible() if isinstance(mask, IntervalMask) else mask.visible(2, 4, 7, 9)
+    want = torch_sdpa(*leaves, pairs)
+    torch.testing.assert_close(got, want)
+    dout = draw(*got.shape)
+    grads = torch.autograd.grad(got, leaves, dout)
+    torch.testing.assert_close(grads, torch.autograd.grad(want, leaves, dout))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("mask", OWN.values(), ids=list(OWN))
+@pytest.mark.parametrize(
+    ("reason", "options"),
+    [
+        ("dropout", {"dropout_p": 0.5}),
+        ("a mask together with is_causal", {"is_causal": True}),
+        ("a scale that is not positive", {"scale": -1.0}),
+    ],
+    ids=["dropout", "causal", "scale"],
+)
+def test_what_is_not_served_with_a_mask_of_ours_is_refused_in_a_sentence(
+    mask: Any,  # noqa: ANN401
+    reason: str,
+    options: dict[str, Any],
+) -> None:
+    words = rf"attn_mask must be a tensor or None .*got a {type(mask).__name__}: .* for {reason}"
+    with flash_dist.sdpa(), pytest.raises(ValueError, match=rf"{words}\n\nhint: .*visible\("):
+        functional.scaled_dot_product_attention(*draw_all(), mask, **options)
 
 
 def test_other_sizes_of_heads_are_torchs_own(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...masks import BlockMask
+from ...masks import BlockMask, IntervalMask
 from ..torch_sdpa.masks import is_unread, read_mask
 from ..torch_sdpa.replacement import attend_or_leave
 
@@ -15,7 +15,7 @@ def attend(  # noqa: PLR0913, PLR0917 - the interface of diffusers
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attn_mask: Tensor | None = None,
+    attn_mask: BlockMask | IntervalMask | Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,  # noqa: FBT001, FBT002
     scale: float | None = None,
@@ -29,7 +29,7 @@ def attend(  # noqa: PLR0913, PLR0917 - the interface of diffusers
         key: [batch, seqlen_k, num_heads_kv, head_dim].
         value: [batch, seqlen_k, num_heads_kv, head_dim_v].
         attn_mask: [batch, seqlen_k], which keys there are, or what torch's function takes; booleans
-            or numbers that are added to scores.
+            or numbers that are added to scores, of which -65504 and less hide. Or a mask of ours.
         dropout_p: Other than 0 goes to torch.
         is_causal: Query i sees key j if j <= i.
         scale: Factor on the scores. Defaults to head_dim ** -0.5.
@@ -37,7 +37,8 @@ def attend(  # noqa: PLR0913, PLR0917 - the interface of diffusers
         _parallel_config: Must be None.
 
     Raises:
-        ValueError: Sequences are cut over several GPUs by diffusers.
+        ValueError: Sequences are cut over several GPUs by diffusers, or what ours do not serve has
+            a mask that torch does not know.
     """
     if _parallel_config is not None:
         message = (
@@ -45,8 +46,9 @@ def attend(  # noqa: PLR0913, PLR0917 - the interface of diffusers
             'parallel_config\n\nhint: `set_attention_backend("_native_flash")` has it'
         )
         raise ValueError(message)
-    mask: BlockMask | Tensor | None = attn_mask
-    if attn_mask is not None and attn_mask.shape == (query.shape[0], key.shape[1]):
+    mask: BlockMask | IntervalMask | Tensor | None = attn_mask
+    keys = query.shape[0], key.shape[1]
+    if isinstance(attn_mask, torch.Tensor) and attn_mask.shape == keys:
         batch, seqlen_q, heads, _ = query.shape
         mask = _read_keys(attn_mask, (batch, heads, seqlen_q, key.shape[1]))
     out = attend_or_leave(

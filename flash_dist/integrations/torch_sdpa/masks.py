@@ -13,12 +13,11 @@ import torch
 from ...attention.conversions import Conversions
 from ...masks import Band, BlockMask
 from ...masks.registry import is_traced, outside_graphs
+from ..additive import find_low, read_added
+from .reasons import warn_of_low
 
 Tensor = torch.Tensor
 Shape = tuple[int, int, int, int]  # batch, num_heads_q, seqlen_q, seqlen_k
-
-# Added to scores, this and less hides a key from a softmax in float32 that sees another one.
-HIDDEN: Final = torch.finfo(torch.float16).min
 
 _found: Final[Conversions[Any]] = Conversions()
 
@@ -48,10 +47,13 @@ def read_mask(mask: Tensor, shape: Shape, source: Tensor | None = None) -> Block
 def _read(mask: Tensor, shape: Shape) -> BlockMask | Band | None:
     mask = mask.reshape((1,) * (4 - mask.dim()) + mask.shape)
     if mask.dtype != torch.bool:
-        hidden = mask <= HIDDEN
-        if not bool((hidden | (mask == 0)).all()):
+        if not mask.is_floating_point():
+            return None  # torch refuses it
+        seen = read_added(mask)
+        if seen is None:
+            warn_of_low(find_low(mask))
             return None
-        mask = ~hidden
+        mask = seen
     if mask.numel() == 0:  # hides nothing: there is no query or no key
         return Band()
     mask = _drop_copies(_drop_copies(mask, 1), 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import ContextDecorator
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import torch
 from torch.nn import functional
@@ -19,7 +19,8 @@ from ...attention.autograd import attend
 from ...attention.layouts import DENSE, TORCH
 from ...attention.support import require_kernels
 from ...kernels.precision import is_ieee
-from ...masks import Band, BlockMask
+from ...masks import Band, BlockMask, IntervalMask
+from ..additive import HIDDEN
 from .masks import is_unread, read_mask
 from .reasons import tell
 
@@ -27,9 +28,11 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 Tensor = torch.Tensor
+Own = BlockMask | IntervalMask
 
 _NAME: Final = "scaled_dot_product_attention"
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)  # types that our operators take as they are
+_OWN: Final = (BlockMask, IntervalMask)  # masks that torch does not know
 _TOP_LEFT: Final = Band(right=0, bottom_right=False)
 
 # Where a call goes that is not served outside of all contexts: a module that took our function
@@ -50,17 +53,19 @@ class sdpa(ContextDecorator):  # noqa: N801 - reads as a function: `with sdpa():
     made before is compiled again; the context itself must be entered outside of what is compiled.
 
     Served are float16, bfloat16 and float32, on the CPU also float64; masks that are boolean, or
-    that add 0 or the lowest number of a dtype, -inf included; BlockMasks; `is_causal`, `scale` and
-    `enable_gqa`. The rest goes to torch's own function: dropout, masks that add other numbers or
-    need a gradient, a head_dim that is no multiple of 8 or over 256, bfloat16 on compute capability
-    7.5, tensors of other types, calls under transforms of torch.func. So do masks of tensors under
-    torch.compile, which cannot read them, and torch.jit.trace, which would keep them. The logger
-    `flash_dist` says at level INFO, once for each reason, that a call went to torch.
+    that add 0 and at most -65504, -inf included; BlockMasks and IntervalMasks; `is_causal`, `scale`
+    and `enable_gqa`. The rest goes to torch's own function: dropout, masks that add other numbers
+    or need a gradient, a head_dim that is no multiple of 8 or over 256, bfloat16 on compute
+    capability 7.5, tensors of other types, calls under transforms of torch.func. So do masks of
+    tensors under torch.compile, which cannot read them, and torch.jit.trace, which would keep them.
+    The logger `flash_dist` says at level INFO, once for each reason, that a call went to torch. A
+    mask that was meant to hide and does not, such as one that adds -10000, is warned of once.
 
     A mask is read the first time that it is seen, which waits for the GPU; one that is made anew
     for every call is read in every call. A query that sees no key gives zero.
 
     Raises:
+        ValueError: In a call: ours do not serve it, and its mask is one that torch does not know.
         FlashDistError: In a call: this build has no code that runs on the GPU, or a mask was not
             seen before a CUDA graph is captured.
     """
@@ -90,7 +95,7 @@ class _Call(NamedTuple):
     q: Tensor  # [batch, seqlen_q, num_heads_q, head_dim]
     k: Tensor
     v: Tensor
-    mask: Band | BlockMask
+    mask: Band | Own
     scale: float
 
 
@@ -98,7 +103,7 @@ def attend_or_leave(  # noqa: PLR0913, PLR0917 - torch's signature
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attn_mask: BlockMask | Tensor | None = None,
+    attn_mask: Own | Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,  # noqa: FBT001, FBT002
     scale: float | None = None,
@@ -110,6 +115,8 @@ def attend_or_leave(  # noqa: PLR0913, PLR0917 - torch's signature
         *tensors, attn_mask, (dropout_p, is_causal), scale=scale, enable_gqa=enable_gqa
     )
     if isinstance(call, str):
+        if isinstance(attn_mask, _OWN):
+            _refuse(attn_mask, call)
         tell(call)
         options = {"scale": scale, "enable_gqa": enable_gqa}
         own = (*_found, _OUTSIDE)[0]
@@ -126,7 +133,7 @@ def _find_call(  # noqa: PLR0913 - a call
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    mask: BlockMask | Tensor | None,
+    mask: Own | Tensor | None,
     flags: tuple[float, bool],
     *,
     scale: float | None,
@@ -151,15 +158,26 @@ def _find_call(  # noqa: PLR0913 - a call
             )
     except (TypeError, ValueError) as error:
         return f"this call: {str(error).partition(', got')[0]}"  # once, whatever the sizes
-    seen: Band | BlockMask | None = _TOP_LEFT if is_causal else Band()
-    if isinstance(mask, BlockMask):
+    seen: Band | Own | None = _TOP_LEFT if is_causal else Band()
+    if isinstance(mask, _OWN):
         seen = mask
     elif mask is not None:
         shape = *query.shape[:3], key.shape[2]
         seen = read_mask(mask, shape) if _broadcasts(mask, shape) else None
     if seen is None:
-        return "masks of other shapes, or that add other numbers than 0 and the lowest"
+        return f"masks of other shapes, or that add other numbers than 0 and at most {HIDDEN:g}"
     return _Call(q, k, v, seen, choose_scale(scale, q.shape[-1], "scale"))
+
+
+def _refuse(mask: Own, reason: str) -> NoReturn:
+    """Raise ValueError where torch's function would be given a mask that it does not know."""
+    sizes = "batch, num_heads_q, seqlen_q, seqlen_k" if isinstance(mask, BlockMask) else ""
+    message = (
+        f"attn_mask must be a tensor or None where torch's own attention is called, got a "
+        f"{type(mask).__name__}: flash_dist has no kernel for {reason}\n\n"
+        f"hint: `attn_mask.visible({sizes})` is a tensor"
+    )
+    raise ValueError(message)
 
 
 def _broadcasts(mask: Tensor, shape: tuple[int, ...]) -> bool:
@@ -171,14 +189,14 @@ def _broadcasts(mask: Tensor, shape: tuple[int, ...]) -> bool:
 
 def _find_reason(
     tensors: tuple[Tensor, Tensor, Tensor],
-    mask: BlockMask | Tensor | None,
+    mask: Own | Tensor | None,
     dropout_p: float,
     scale: float | None,
 ) -> str:
     """Name what is not looked at; empty if there is nothing."""
     if not all(isinstance(x, torch.Tensor) for x in tensors):
         return "what is no tensor"
-    if not (mask is None or isinstance(mask, (torch.Tensor, BlockMask))):
+    if not (mask is None or isinstance(mask, (torch.Tensor, *_OWN))):
         return "masks that are no tensors"
     dims = {x.dim() for x in tensors}
     reasons = {

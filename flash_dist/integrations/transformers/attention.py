@@ -52,7 +52,7 @@ def attention_forward(  # noqa: PLR0913, PLR0917 - the interface of transformers
         key: [batch, num_heads_kv, seqlen_k, head_dim].
         value: [batch, num_heads_kv, seqlen_k, head_dim_v], head_dim_v at most head_dim.
         attention_mask: What `make_mask` made, or a mask of the caller's own, [batch or 1,
-            num_heads_q or 1, seqlen_q, seqlen_k]: booleans, or 0 and the lowest number there is.
+            num_heads_q or 1, seqlen_q, seqlen_k]: booleans, or 0 and numbers of at most -65504.
         dropout: Must be 0.
         scaling: Factor on the scores. Defaults to head_dim ** -0.5.
         sliding_window: Keys that a query sees, its own included, if no mask says it.

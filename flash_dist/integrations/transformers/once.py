@@ -13,7 +13,8 @@ import torch
 from ...attention.arguments import is_symbolic
 from ...attention.conversions import Conversions
 from ...masks import BlockMask
-from .refusals import refuse_bias, refuse_constant, refuse_tracing
+from ..additive import find_low, read_added
+from .refusals import refuse_bias, refuse_constant, refuse_dtype, refuse_learned, refuse_tracing
 from .sight import Segments, find_documents
 
 if TYPE_CHECKING:
@@ -54,15 +55,19 @@ def read_dense(
     """
     if is_symbolic(mask):
         refuse_tracing()
+    if mask.requires_grad and torch.is_grad_enabled():
+        refuse_learned(module)
     refuse_constant("attention_mask")
 
     def read() -> BlockMask:
         seen = mask.detach()
         if seen.is_floating_point():
-            hidden = seen <= torch.finfo(seen.dtype).min
-            if not bool((hidden | (seen == 0)).all()):
-                refuse_bias(module, seen.dtype)
-            seen = ~hidden
+            shown = read_added(seen)
+            if shown is None:
+                refuse_bias(module, seen.dtype, find_low(seen))
+            seen = shown
+        elif seen.dtype != torch.bool:
+            refuse_dtype(module, seen.dtype)
         return BlockMask.from_dense(seen[..., : shape[-1]].expand(shape))
 
     return find_once(mask, ("mask", shape), read)

@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from ...errors import hint_to_build
 from ...masks.registry import is_traced
+from ..additive import HIDDEN
 
 if TYPE_CHECKING:
     import torch
 
-_EAGER: Final = 'hint: `attn_implementation="eager"` serves it'
+_SERVES: Final = '`attn_implementation="eager"` serves it'
+_EAGER: Final = f"hint: {_SERVES}"
 
 _BATCHING: Final = hint_to_build(
     'hint: `attn_implementation="flash_attention_2"` serves continuous batching by these kernels, '
@@ -79,11 +81,38 @@ def require_numbers(device: torch.device | str) -> None:
         raise ValueError(message)
 
 
-def refuse_bias(module: torch.nn.Module, dtype: torch.dtype) -> NoReturn:
-    """Raise ValueError for a mask of numbers that do more than hide."""
+def refuse_bias(module: torch.nn.Module, dtype: torch.dtype, low: float | None) -> NoReturn:
+    """Raise ValueError for a mask of numbers that do more than hide.
+
+    Args:
+        module: The layer.
+        dtype: That of the mask.
+        low: The number that it adds to hide, and that is too high for that; None: a bias.
+    """
     name = str(dtype).removeprefix("torch.")
-    what = f"an attention_mask of {name} that adds other numbers than 0 and the lowest"
-    _refuse(module, what, "no kernels that add a bias", _EAGER)
+    what, hint = f"other numbers than 0 and at most {HIDDEN:g}", _EAGER
+    if low is not None:
+        what = f"{low:g}, where {HIDDEN:g} and less hide a key"
+        hint = f"hint: pass `attention_mask == 0` if it is to hide keys; {_SERVES}"
+    what = f"an attention_mask of {name} that adds {what}"
+    _refuse(module, what, "no kernels that add a bias", hint)
+
+
+def refuse_dtype(module: torch.nn.Module, dtype: torch.dtype) -> NoReturn:
+    """Raise TypeError for a mask of whole numbers, to which each library gives another meaning."""
+    message = (
+        f"the attention_mask of {type(module).__name__} must be of booleans or of numbers that are "
+        f"added to scores, got {str(dtype).removeprefix('torch.')}\n\n"
+        "hint: `attention_mask.bool()` shows the keys where it is not 0"
+    )
+    raise TypeError(message)
+
+
+def refuse_learned(module: torch.nn.Module) -> NoReturn:
+    """Raise ValueError for a mask whose gradient is wanted."""
+    what = "a gradient of its attention_mask"
+    hint = f"hint: pass `attention_mask.detach()` if it only hides keys; {_SERVES}"
+    _refuse(module, what, "no kernels that have one", hint)
 
 
 def refuse_sizes(module: torch.nn.Module, made: tuple[int, int], got: tuple[int, int]) -> NoReturn:

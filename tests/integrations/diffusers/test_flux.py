@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import flash_dist
 from flash_dist.attention import autograd
 from flash_dist.integrations.diffusers import NAME, attention, register
-from flash_dist.integrations.torch_sdpa import masks, replacement
+from flash_dist.integrations.torch_sdpa import masks, reasons, replacement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -149,6 +149,18 @@ MASKS = {
     "all keys": torch.ones_like(KEYS),
     "pairs": PAIRS,
     "batch and pairs": (KEYS[:, None] & PAIRS)[:, None],
+    **{
+        f"keys, added as {low}": torch.where(KEYS, 0.0, low)
+        for low in (torch.finfo(torch.float32).min, -2.3819763e38, -1e9, -65504.0)
+    },
+}
+OWN = {
+    "block": flash_dist.BlockMask.from_dense((KEYS[:, None] & PAIRS)[:, None]),
+    "interval": flash_dist.IntervalMask.of(
+        torch.zeros(3, 9, dtype=torch.int32),
+        KEYS.sum(1, dtype=torch.int32)[:, None].expand(3, 9),
+        seqlen_k=7,
+    ),
 }
 
 
@@ -161,6 +173,46 @@ def test_masks_hide_what_they_hide_from_torch(calls: list[tuple[int, ...]], mask
     got = dispatch(q, k, v, attn_mask=mask, backend=register())
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("mask", OWN.values(), ids=list(OWN))
+def test_masks_of_ours_are_served(calls: list[tuple[int, ...]], mask: Any) -> None:  # noqa: ANN401
+    q, k, v = draw_layer()
+    is_block = isinstance(mask, flash_dist.BlockMask)
+    pairs = mask.visible(3, 1, 9, 7) if is_block else mask.visible()
+    want = dispatch(q, k, v, attn_mask=pairs.view(3, 1, 9, 7))
+    got = dispatch(q, k, v, attn_mask=mask, backend=register())
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    assert len(calls) == 1
+
+
+def test_a_mask_of_ours_that_torch_would_get_is_refused() -> None:
+    q, k, v = draw_layer()
+    with pytest.raises(ValueError, match=r"must be a tensor or None .*got a BlockMask: .*dropout"):
+        dispatch(q, k, v, attn_mask=OWN["block"], dropout_p=0.1, backend=register())
+
+
+def test_minus_10000_is_a_bias_and_warned_of(calls: list[tuple[int, ...]]) -> None:
+    q, k, v = draw_layer()
+    bias = ((1 - KEYS.float()) * -10000.0)[:, None, None]
+    reasons._warn_of_low.cache_clear()
+    want = dispatch(q, k, v, attn_mask=bias)
+    with pytest.warns(UserWarning, match="got -10000, which is a bias"):
+        got = dispatch(q, k, v, attn_mask=bias, backend=register())
+    assert torch.equal(got, want)
+    assert not calls
+
+
+@pytest.mark.parametrize("low", [torch.finfo(torch.float32).min, -torch.inf], ids=str)
+def test_a_sequence_without_keys_is_zero_and_torchs_may_be_the_mean(low: float) -> None:
+    q, k, v = draw_layer()
+    mask = torch.where(KEYS, 0.0, low)
+    mask[1] = low
+    got = dispatch(q, k, v, attn_mask=mask, backend=register())
+    assert not got[1].any()
+    own = dispatch(q, k, v, attn_mask=mask)
+    wants = torch.zeros(4, 16) if low == -torch.inf else v[1].mean(0)
+    torch.testing.assert_close(own[1], wants.expand(9, -1, -1))
 
 
 def test_a_mask_of_keys_is_read_once_until_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from flash_dist.integrations.transformers.once import choose_longest
+from flash_dist.integrations.transformers.once import choose_longest, read_dense
 
 CU_SEQLENS = torch.tensor([0, 3, 3, 8], dtype=torch.int32)
 
@@ -18,3 +18,48 @@ CU_SEQLENS = torch.tensor([0, 3, 3, 8], dtype=torch.int32)
 )
 def test_the_longest_sequence_may_be_given_as_any_whole_number(given: int | None) -> None:
     assert choose_longest(given, CU_SEQLENS) == 5
+
+
+class LlamaAttention(torch.nn.Module):
+    """A layer of some name."""
+
+
+TREE = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0]], dtype=torch.bool)
+SHAPE = 2, 4, 4, 4
+
+
+def add(low: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.where(TREE, 0.0, low).to(dtype)[None, None]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("low", [-torch.inf, -2.3819763e38, -1e9, -65504.0, -3.3895e38], ids=str)
+def test_a_mask_that_adds_low_numbers_hides_these_keys(low: float, dtype: torch.dtype) -> None:
+    mask = read_dense(LlamaAttention(), add(low, dtype), SHAPE)
+    assert torch.equal(mask.visible(*SHAPE).expand(SHAPE), TREE.expand(SHAPE))
+
+
+def test_a_number_that_was_meant_to_hide_is_named_with_what_hides() -> None:
+    words = (
+        r"LlamaAttention asks for an attention_mask of bfloat16 that adds -9984, where -65504 and "
+        r"less hide a key, and .*\n\nhint: pass `attention_mask == 0` .*eager"
+    )
+    with pytest.raises(ValueError, match=words):
+        read_dense(LlamaAttention(), add(-1e4, torch.bfloat16), SHAPE)
+    with pytest.raises(ValueError, match=r"adds other numbers than 0 and at most -65504, and"):
+        read_dense(LlamaAttention(), add(-1.5), SHAPE)
+
+
+def test_a_mask_of_whole_numbers_is_refused_with_what_it_may_mean() -> None:
+    words = r"mask of LlamaAttention must be of booleans .*got int64\n\nhint: `attention_mask.bool"
+    with pytest.raises(TypeError, match=words):
+        read_dense(LlamaAttention(), TREE.long()[None, None], SHAPE)
+
+
+def test_a_mask_whose_gradient_is_wanted_is_refused_and_not_read_without_it() -> None:
+    learned = add(-torch.inf).requires_grad_()
+    words = r"a gradient of its attention_mask, .*\n\nhint: pass `attention_mask.detach\(\)`"
+    with pytest.raises(ValueError, match=words):
+        read_dense(LlamaAttention(), learned, SHAPE)
+    with torch.no_grad():
+        assert torch.equal(read_dense(LlamaAttention(), learned, SHAPE).visible(*SHAPE)[0, 0], TREE)

@@ -68,7 +68,7 @@ def test_dropout_is_refused_with_what_its_configuration_calls_it(
 
 def test_a_mask_of_numbers_and_one_that_no_graph_holds_are_refused() -> None:
     with pytest.raises(ValueError, match="attention_mask of float16 that adds"):
-        refuse_bias(Attention(), torch.float16)
+        refuse_bias(Attention(), torch.float16, None)
     with pytest.raises(ValueError, match=r"torch\.compile"):
         refuse_tracing()
 
