@@ -124,6 +124,17 @@ def test_a_row_that_sees_no_key_is_zero_and_torchs_may_be_the_mean(low: float) -
     torch.testing.assert_close(own, wants)
 
 
+@pytest.mark.parametrize("sizes", [(0, 9), (7, 0)], ids=["no queries", "no keys"])
+@pytest.mark.parametrize("rows", [1, 7], ids=["of keys", "of pairs"])
+def test_masks_that_broadcast_over_nothing_are_served(sizes: tuple[int, int], rows: int) -> None:
+    queries, keys = sizes
+    q, k = draw(2, 4, queries, 16), draw(2, 4, keys, 16)
+    mask = seen(2, 1, min(rows, queries) or 1, 1)
+    with flash_dist.sdpa():
+        got = functional.scaled_dot_product_attention(q, k, k, mask)
+    torch.testing.assert_close(got, torch_sdpa(q, k, k, mask))
+
+
 OWN: dict[str, Any] = {
     "block": BlockMask.from_dense(seen(7, 9)),
     "interval": IntervalMask.of(

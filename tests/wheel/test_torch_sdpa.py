@@ -136,6 +136,21 @@ def test_keys_in_pages_are_read_to_the_bits_of_our_function(window: tuple[int, i
         assert torch.equal(written, want)
 
 
+@pytest.mark.skipif(not HAS_PAGES, reason="this torch reads no keys in pages")
+def test_a_gradient_that_torch_would_compute_without_seqused_k_is_refused() -> None:
+    q, k, v = draw(14, 4, 16), draw(14, 4, 16), draw(14, 4, 16)
+    ends, used = (torch.tensor(x, dtype=torch.int32) for x in ((0, 4, 14), (2, 7)))
+    packing = ends, ends, 10, 10
+    with pytest.raises(RuntimeError, match="inference-only"):  # torch's own sentence
+        varlen_attn(q, k, v, *packing, seqused_k=used)
+    forward = torch.ops.aten._flash_attention_forward
+    with pytest.raises(ValueError, match=r"must want no gradient .*\n\nhint: .*torch\.no_grad"):
+        forward(q, k, v, *packing, 0.0, False, False, seqused_k=used)  # noqa: FBT003
+    with torch.no_grad():
+        got = forward(q, k, v, *packing, 0.0, False, False, seqused_k=used)[0]  # noqa: FBT003
+        assert torch.equal(got, flash_attn_varlen_func(q, k, v, *packing, seqused_k=used))
+
+
 @pytest.mark.skipif(
     not hasattr(torch.ops.aten, "_flash_attention_forward_no_dropout_inplace"),
     reason="this torch has no such operator",

@@ -54,7 +54,7 @@ def _read(mask: Tensor, shape: Shape) -> BlockMask | Band | None:
             warn_of_low(find_low(mask))
             return None
         mask = seen
-    if mask.numel() == 0:  # hides nothing: there is no query or no key
+    if mask.numel() == 0 or 0 in shape:  # hides nothing: there is no query or no key
         return Band()
     mask = _drop_copies(_drop_copies(mask, 1), 0)
     if mask.shape[2] == 1 and mask.shape[3] == shape[3]:

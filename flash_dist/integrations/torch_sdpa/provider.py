@@ -135,12 +135,26 @@ def _forward(  # noqa: PLR0913, PLR0917
         call = find_call(query, key, value, bounds, **problem, **others)
         results = None if call is None else call.forward()
     else:
+        _require_no_gradient(query, key, value)
         pages: _Pages = {"block_table": block_table, "seqused_k": seqused_k}
         results = infer(query, key, value, bounds, **pages, **problem, **others)
     if results is None:
         return None
     out, lse = results
     return lay_out(out, query), lse, *_make_unused(query)
+
+
+def _require_no_gradient(*tensors: Tensor) -> None:
+    """Raise ValueError where torch's backward would be asked, which knows neither of the two.
+
+    `varlen_attn` raises itself, and calls its operator without gradients.
+    """
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        message = (
+            "query, key and value must want no gradient with seqused_k or block_table, got one "
+            "with requires_grad=True\n\nhint: call it under `torch.no_grad()`"
+        )
+        raise ValueError(message)
 
 
 def _forward_inplace(out: Tensor, *args: Any, **options: Any) -> Tensor | None:  # noqa: ANN401

@@ -11,7 +11,7 @@ from ...attention.arguments import NO_WINDOW, is_symbolic
 from ...attention.batched import flash_attn_func
 from ...attention.decoding.kvcache import flash_attn_with_kvcache
 from ...attention.packed import flash_attn_varlen_func
-from ...masks import Band
+from ...masks import Band, BlockMask
 from .once import choose_longest, find_packed, read_dense
 from .refusals import refuse_constant, refuse_sizes, require_served
 from .scores import Scores
@@ -20,7 +20,7 @@ from .single import attend_once, is_interval, lay_out, reads_cache
 from .traced import plan_traced
 
 if TYPE_CHECKING:
-    from ...masks import BlockMask, IntervalMask
+    from ...masks import IntervalMask
     from .sight import Segments
 
 Tensor = torch.Tensor
@@ -103,6 +103,8 @@ def _choose(
     left = NO_WINDOW[0] if window is None else window - 1  # it counts the query's own key
     if not causal:
         return Sight(Band(left, left))
+    if keys < queries:  # the first key is that of the first query, as in sdpa
+        return Sight(mask=BlockMask.sliding_window(left, 0, alignment="top_left"))
     is_cache = keys > queries > 1  # an empty one: its first key is that of the first query
     return Sight(Band(left, 0), keys=queries if is_cache else None)
 

@@ -14,7 +14,14 @@ from ...attention.arguments import is_symbolic
 from ...attention.conversions import Conversions
 from ...masks import BlockMask
 from ..additive import find_low, read_added
-from .refusals import refuse_bias, refuse_constant, refuse_dtype, refuse_learned, refuse_tracing
+from .refusals import (
+    refuse_bias,
+    refuse_constant,
+    refuse_dtype,
+    refuse_learned,
+    refuse_shape,
+    refuse_tracing,
+)
 from .sight import Segments, find_documents
 
 if TYPE_CHECKING:
@@ -51,7 +58,11 @@ def read_dense(
 ) -> BlockMask:
     """Return a mask of the caller's own, [batch or 1, num_heads_q or 1, seqlen_q, seqlen_k].
 
-    Keys beyond those that there are, of a static cache, are left out.
+    Hidden keys beyond those that there are, of a static cache, are left out.
+
+    Raises:
+        ValueError: It adds a bias, wants a gradient, or is for other queries or keys: the cache of
+            a layer with a window has the last keys alone.
     """
     if is_symbolic(mask):
         refuse_tracing()
@@ -68,9 +79,18 @@ def read_dense(
             seen = shown
         elif seen.dtype != torch.bool:
             refuse_dtype(module, seen.dtype)
-        return BlockMask.from_dense(seen[..., : shape[-1]].expand(shape))
+        shown, cut = seen[..., : shape[-1]], seen[..., shape[-1] :]
+        if bool(cut.any()) or not _broadcasts(shown.shape, shape):
+            refuse_shape(module, mask.shape, shape)
+        return BlockMask.from_dense(shown.expand(shape))
 
     return find_once(mask, ("mask", shape), read)
+
+
+def _broadcasts(has: torch.Size, wants: tuple[int, ...]) -> bool:
+    """Whether torch would expand a shape to another, from the last axis on."""
+    pairs = zip(reversed(has), reversed(wants), strict=False)
+    return len(has) <= len(wants) and all(x in {1, y} for x, y in pairs)
 
 
 def find_once(source: Tensor, key: object, find: Callable[[], Found]) -> Found:

@@ -108,6 +108,19 @@ def refuse_dtype(module: torch.nn.Module, dtype: torch.dtype) -> NoReturn:
     raise TypeError(message)
 
 
+def refuse_shape(
+    module: torch.nn.Module, got: torch.Size, wanted: tuple[int, int, int, int]
+) -> NoReturn:
+    """Raise ValueError for a mask of other queries or keys than a layer has."""
+    message = (
+        f"the attention_mask of {type(module).__name__} must broadcast to [batch, num_heads_q, "
+        f"seqlen_q, seqlen_k], {list(wanted)}, and show no key behind these, got shape {list(got)}"
+        f"\n\nhint: the cache of a layer with a window has the last {wanted[3]} keys alone, "
+        "for which the mask must be"
+    )
+    raise ValueError(message)
+
+
 def refuse_learned(module: torch.nn.Module) -> NoReturn:
     """Raise ValueError for a mask whose gradient is wanted."""
     what = "a gradient of its attention_mask"

@@ -98,6 +98,31 @@ def test_a_row_that_sees_no_key_is_zero_here_and_something_else_elsewhere(
         torch.testing.assert_close(out, wants, equal_nan=True)
 
 
+@pytest.mark.parametrize(("queries", "keys"), [(5, 3), (3, 5), (1, 5), (4, 4)])
+def test_a_causal_layer_without_a_mask_begins_at_the_first_key_as_in_sdpa(
+    queries: int, keys: int
+) -> None:
+    q = torch.randn(1, 2, queries, 16, device=DEVICE)
+    k, v = torch.randn(2, 1, 2, keys, 16, device=DEVICE)
+    module = torch.nn.Module()
+    own = import_module("transformers.integrations.sdpa_attention").sdpa_attention_forward
+    want, _ = own(module, q, k, v, None, is_causal=True)
+    got, _ = attention.attention_forward(module, q, k, v, None, is_causal=True)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_a_mask_of_all_keys_is_refused_by_a_layer_whose_cache_has_the_last_ones() -> None:
+    """It would be cut at the wrong end: eager attention refuses it by an error of torch."""
+    seen = torch.ones(BATCH, 1, 2, SEQLEN, dtype=torch.bool, device=DEVICE)
+    seen[:, :, 0, -1] = False
+    for name, error in (("eager", RuntimeError), (NAME, ValueError)):
+        model = DECODERS["mistral"].make(name)
+        cache = model(IDS[:, :-2], use_cache=True).past_key_values
+        mask = seen if name == NAME else torch.where(seen, 0.0, -torch.inf)
+        with pytest.raises(error, match=r"must (broadcast|match)"):
+            model(IDS[:, -2:], attention_mask=mask, past_key_values=cache)
+
+
 def test_a_gradient_of_a_mask_is_never_dropped() -> None:
     learned = torch.where(SEEN, 0.0, -torch.inf).requires_grad_()
     with pytest.raises(ValueError, match="LlamaAttention asks for a gradient of its"):

@@ -56,6 +56,29 @@ def test_a_mask_of_whole_numbers_is_refused_with_what_it_may_mean() -> None:
         read_dense(LlamaAttention(), TREE.long()[None, None], SHAPE)
 
 
+@pytest.mark.parametrize(
+    "mask",
+    [
+        pytest.param(torch.ones(1, 1, 4, 6).bool(), id="visible keys behind those of the layer"),
+        pytest.param(torch.zeros(1, 1, 4, 6), id="likewise, of numbers"),
+        pytest.param(torch.ones(1, 1, 4, 3).bool(), id="too few keys"),
+        pytest.param(torch.ones(1, 1, 3, 4).bool(), id="too few queries"),
+        pytest.param(torch.ones(3, 1, 4, 4).bool(), id="another batch"),
+        pytest.param(torch.ones(3, 4, 4).bool(), id="other heads"),
+    ],
+)
+def test_a_mask_of_other_sizes_is_refused_and_not_cut(mask: torch.Tensor) -> None:
+    words = r"(?s)LlamaAttention must broadcast .*, \[2, 4, 4, 4\], .* got shape .*hint: the cache"
+    with pytest.raises(ValueError, match=words):
+        read_dense(LlamaAttention(), mask, SHAPE)
+
+
+def test_hidden_keys_of_a_static_cache_are_left_out() -> None:
+    mask = torch.nn.functional.pad(TREE, (0, 3))[None, None]
+    for one in (mask, torch.where(mask, 0.0, -1e9)):
+        assert torch.equal(read_dense(LlamaAttention(), one, SHAPE).visible(*SHAPE)[0, 0], TREE)
+
+
 def test_a_mask_whose_gradient_is_wanted_is_refused_and_not_read_without_it() -> None:
     learned = add(-torch.inf).requires_grad_()
     words = r"a gradient of its attention_mask, .*\n\nhint: pass `attention_mask.detach\(\)`"
