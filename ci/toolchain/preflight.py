@@ -61,6 +61,7 @@ TOOLKITS = (
     Toolkit("13.2", 15),
     Toolkit("13.3", 15),
     Toolkit("13.4", 16),
+    Toolkit("13.5", 16),
 )
 
 

@@ -153,7 +153,11 @@ def driver_needs(build: Build) -> tuple[str, ...]:
     for isa in sorted(isas):
         cuda = ptx_isa_cuda(isa)
         release = first_driver(cuda) if cuda else None
-        known = f"driver {release} or newer" if release else "a driver newer than we know"
+        known = (
+            f"driver {release} or newer"
+            if release
+            else "a driver newer than all that are known here"
+        )
         lines.append(f"PTX ISA {format_version(isa)} needs {known}")
     if any(variant.origin.codec == "zstd" for variant in build.variants):
         lines.append(f"zstd compression needs driver {first_driver(ZSTD_CUDA)} or newer")

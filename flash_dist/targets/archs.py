@@ -95,7 +95,7 @@ def _compiled_by(toolkit: str) -> tuple[Arch, ...]:
 # of them exists as PTX too.
 TOOLKIT_ARCHS: dict[str, tuple[Arch, ...]] = {
     toolkit: _compiled_by(toolkit)
-    for toolkit in ("12.0", "12.8", "12.9", "13.0", "13.1", "13.2", "13.4")
+    for toolkit in ("12.0", "12.8", "12.9", "13.0", "13.1", "13.2", "13.4", "13.5")
 }
 
 KNOWN_ARCHS: tuple[Arch, ...] = tuple(

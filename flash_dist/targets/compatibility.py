@@ -12,15 +12,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from .devices import (
+    CONCAT_CUDA,
+    DRIVER_CUDA,
+    NEWEST_CUDA,
     ZSTD_CUDA,
     Device,
     Driver,
-    driver_supports_ptx_isa,
+    driver_supports_concat,
     driver_supports_toolkit,
     driver_supports_zstd,
     first_driver,
     format_version,
     last_driver,
+    parse_version,
     ptx_isa_cuda,
     toolkit_driver,
     toolkit_ptx_isa,
@@ -83,6 +87,7 @@ class Origin:
     toolkit: str | None = "13.0"
     ptx_isa: Version | None = None  # of PTX; None: what the toolkit writes
     codec: str = "none"  # "none", "lz4" or "zstd"
+    in_stream: bool = False  # packed with others of its container (`fatbinary --concat`)
 
 
 DEFAULT_ORIGIN = Origin()
@@ -259,7 +264,15 @@ def _judge_driver(arch: Arch, driver: Driver, origin: Origin) -> RunVerdict | No
     if driver.is_newer_than_known and _needs_more(driver, origin):
         name = f"code built with CUDA {origin.toolkit}"
         return RunVerdict("unverified", f"{name} is newer than this version of flash_dist knows")
-    return _judge_ptx_isa(driver, origin) if arch.ptx else None
+    verdict = _judge_ptx_isa(driver, origin) if arch.ptx else None
+    if verdict is None and origin.in_stream and not driver_supports_concat(driver):
+        first = first_driver(CONCAT_CUDA)
+        return RunVerdict(
+            "unverified",
+            f"{arch} is packed with others into one stream (`fatbinary --concat`), which drivers "
+            f"older than {first} are not known to read, got {driver}",
+        )
+    return verdict
 
 
 def driver_refusal(driver: Driver, origin: Origin) -> str | None:
@@ -282,18 +295,28 @@ def _needs_more(driver: Driver, origin: Origin) -> bool:
 
 
 def _judge_ptx_isa(driver: Driver, origin: Origin) -> RunVerdict | None:
-    isa = origin.ptx_isa
-    if isa is None and origin.toolkit is not None:
-        isa = toolkit_ptx_isa(origin.toolkit)
-    if isa is None:
+    """Judge the PTX of an image by its ISA, or by the toolkit that wrote it."""
+    if origin.ptx_isa is None and origin.toolkit is None:
         return None
-    name = f"PTX ISA {format_version(isa)}"
-    supported = driver_supports_ptx_isa(driver, isa)
-    if supported is None:
+    name, cuda = _name_ptx(origin)
+    if cuda is not None and driver.cuda >= cuda:
+        return None
+    if cuda is not None and cuda <= NEWEST_CUDA:
+        return RunVerdict("no", f"{name} needs driver {first_driver(cuda)} or newer, not {driver}")
+    if driver.may_do_more:
         return RunVerdict("unverified", f"{name} is newer than this version of flash_dist knows")
-    if supported:
-        return None
-    cuda = ptx_isa_cuda(isa) or isa
-    branch = first_driver(cuda)
-    needed = f"driver {branch}" if branch else f"a driver for CUDA {format_version(cuda)}"
-    return RunVerdict("no", f"{name} needs {needed} or newer, not {driver}")
+    newest = f"driver {max(DRIVER_CUDA)} (CUDA {format_version(NEWEST_CUDA)})"
+    return RunVerdict(
+        "no",
+        f"{name} needs a driver newer than all that are known here, the last of which is "
+        f"{newest}, not {driver}",
+    )
+
+
+def _name_ptx(origin: Origin) -> tuple[str, Version | None]:
+    """Return what a driver must understand, and the first CUDA that does; None if too new."""
+    toolkit = parse_version(origin.toolkit) if origin.toolkit is not None else (0, 0)
+    if origin.ptx_isa is None and toolkit > NEWEST_CUDA:
+        return f"PTX of CUDA {origin.toolkit}", toolkit
+    isa = origin.ptx_isa or toolkit_ptx_isa(format_version(toolkit))
+    return f"PTX ISA {format_version(isa)}", ptx_isa_cuda(isa)

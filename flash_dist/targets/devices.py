@@ -30,6 +30,7 @@ DRIVER_CUDA: dict[int, Version] = {
     525: (12, 0), 530: (12, 1), 535: (12, 2), 545: (12, 3), 550: (12, 4), 555: (12, 5),
     560: (12, 6), 565: (12, 7), 570: (12, 8), 575: (12, 9),
     580: (13, 0), 590: (13, 1), 595: (13, 2), 610: (13, 3), 615: (13, 4),
+    620: (13, 5),
 }  # fmt: skip
 
 # PTX ISA -> first CUDA version whose driver assembles it.
@@ -39,9 +40,12 @@ PTX_ISA_CUDA: dict[Version, Version] = {
     (8, 0): (12, 0), (8, 1): (12, 1), (8, 2): (12, 2), (8, 3): (12, 3), (8, 4): (12, 4),
     (8, 5): (12, 5), (8, 6): (12, 7), (8, 7): (12, 8), (8, 8): (12, 9),
     (9, 0): (13, 0), (9, 1): (13, 1), (9, 2): (13, 2), (9, 3): (13, 3), (9, 4): (13, 4),
+    (9, 5): (13, 5),
 }  # fmt: skip
 
 ZSTD_CUDA: Version = (12, 4)
+CONCAT_CUDA: Version = (13, 4)  # the first whose `fatbinary --concat` packs cubins into one stream
+NEWEST_CUDA: Version = max(DRIVER_CUDA.values())
 
 # The CUDA whose driver is the first for a GPU: the one that compiles for it first, where the table
 # of GPUs tells; 10.1 is what CUDA 12 calls 11.0.
@@ -166,6 +170,11 @@ class Driver:
         beyond = branch.isdecimal() and int(branch) > newest
         return beyond and self.cuda == DRIVER_CUDA[newest]
 
+    @property
+    def may_do_more(self) -> bool:
+        """Whether it may load what is newer than these tables: no driver of the tables does."""
+        return self.is_newer_than_known or self.cuda > NEWEST_CUDA
+
     def __str__(self) -> str:
         cuda = f"CUDA {format_version(self.cuda)}"
         if self.is_newer_than_known:
@@ -213,7 +222,10 @@ def toolkit_driver(toolkit: str) -> int | None:
 
 
 def toolkit_ptx_isa(toolkit: str) -> Version:
-    """Return the PTX ISA that this toolkit writes."""
+    """Return the PTX ISA that this toolkit writes; of one that is newer than the table, the newest.
+
+    NOTE: `judge` asks for no ISA of such a toolkit.
+    """
     version = parse_version(toolkit)
     return max((isa for isa, cuda in PTX_ISA_CUDA.items() if cuda <= version), default=(7, 0))
 
@@ -234,9 +246,16 @@ def toolkit_compression(toolkit: str) -> str:
 
 
 def driver_supports_ptx_isa(driver: Driver, isa: Version) -> bool | None:
-    """Whether the driver's JIT assembles this PTX ISA; None if the ISA is too new to know."""
+    """Whether the driver's JIT assembles this PTX ISA; None if both are too new to know."""
     needed = ptx_isa_cuda(isa)
-    return None if needed is None else driver.cuda >= needed
+    if needed is not None:
+        return driver.cuda >= needed
+    return None if driver.may_do_more else False
+
+
+def driver_supports_concat(driver: Driver) -> bool:
+    """Whether the driver is as new as the tool that packs several cubins into one stream."""
+    return driver.cuda >= CONCAT_CUDA
 
 
 def driver_supports_zstd(driver: Driver) -> bool:

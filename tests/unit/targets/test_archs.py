@@ -222,6 +222,12 @@ UNKNOWN = Origin(toolkit=None)
         ("compute_80", "595", Origin("13.2"), "jit", ""),
         ("compute_80", "615", Origin("13.4"), "jit", ""),
         ("compute_80", "700", Origin("13.4"), "jit", ""),
+        ("compute_80", "615", Origin("13.5"), "no", "PTX ISA 9.5 needs driver 620 or newer"),
+        ("compute_80", "620", Origin("13.5"), "jit", ""),
+        # newer than the table: no driver of the table, and nobody knows of a newer one
+        ("compute_80", "620", Origin("13.9"), "no", "PTX of CUDA 13.9 needs a driver newer than"),
+        ("compute_80", "700", Origin("13.9"), "unverified", "PTX of CUDA 13.9 is newer than this"),
+        ("sm_80", "580", Origin("13.9"), "native", ""),
         ("sm_80", "700", Origin("14.0"), "unverified", "newer than this version of flash_dist"),
         ("sm_80", "615", Origin("14.0"), "no", "needs a driver for CUDA 14.0 or newer"),
         ("sm_80", "525", CUDA_12, "native", ""),
@@ -237,7 +243,9 @@ UNKNOWN = Origin(toolkit=None)
         # an entry's own PTX ISA outranks what the toolkit usually writes
         ("compute_80", "525", Origin("12.8", ptx_isa=(8, 0)), "jit", ""),
         ("compute_80", "525", Origin(None, ptx_isa=(8, 1)), "no", "PTX ISA 8.1 needs driver 530"),
-        ("compute_80", "580", Origin(None, ptx_isa=(99, 0)), "unverified", "PTX ISA 99.0"),
+        ("compute_80", "580", Origin(None, ptx_isa=(99, 0)), "no", "PTX ISA 99.0 needs a driver"),
+        ("compute_80", "620", Origin(None, ptx_isa=(9, 6)), "no", "of which is driver 620 (CUDA "),
+        ("compute_80", "700", Origin(None, ptx_isa=(9, 6)), "unverified", "PTX ISA 9.6"),
         ("sm_80", "450", UNKNOWN, "native", ""),
         ("compute_80", "450", UNKNOWN, "jit", ""),
     ],
@@ -364,7 +372,8 @@ def test_a_malformed_compute_capability_is_named(text: str) -> None:
         ("595.71.05", (13, 2)),
         ("610", (13, 3)),
         ("615", (13, 4)),
-        ("999", (13, 4)),
+        ("620.70.06", (13, 5)),
+        ("999", (13, 5)),
     ],
 )
 def test_a_driver_release_tells_its_cuda_version(release: str, cuda: tuple[int, int]) -> None:
@@ -400,7 +409,9 @@ def test_helpers_answer_for_toolkits_and_drivers() -> None:
     assert [driver_supports_toolkit(driver, "13.0") for driver in (old, new)] == [False, True]
     assert driver_supports_ptx_isa(old, (8, 2)) is True
     assert driver_supports_ptx_isa(new, (9, 1)) is False
-    assert driver_supports_ptx_isa(new, (50, 0)) is None
+    assert driver_supports_ptx_isa(new, (50, 0)) is False
+    assert driver_supports_ptx_isa(Driver.parse("999"), (50, 0)) is None
+    assert driver_supports_ptx_isa(Driver.from_cuda_version(13090), (50, 0)) is None
 
 
 @pytest.mark.parametrize("text", ["", "13", "x.y", "13.x"])

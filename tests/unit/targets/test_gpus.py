@@ -28,6 +28,7 @@ COMPILED = {
 }
 COMPILED |= {"13.1": COMPILED["13.0"], "13.2": COMPILED["13.0"]}
 COMPILED["13.4"] = COMPILED["13.0"].replace(" 11.0 ", " 10.7 10.7a 10.7f 11.0 ")
+COMPILED["13.5"] = COMPILED["13.4"]
 
 
 def test_each_gpu_has_one_row_and_rows_stand_from_old_to_new() -> None:

@@ -48,6 +48,7 @@ class Library:
     toolkit: str = ""  # that compiled it, where the file says so
     codec: str = "none"
     machine: str = "x86_64"
+    of_tile: bool = False  # kernels of CUDA Tile: the headers of its cubins lack their suffix
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def _choose(images: tuple[Image, ...], case: Case) -> tuple[str, set[str]]:
     ptx = [image for image in images if image.isa and _reaches(image, case.gpu)]
     readable = [image for image in ptx if _need_isa(image) <= case.driver]
     if readable and not disabled:
-        return "jit", set()
+        return ("jit" if any(map(_is_listed, readable)) else "unpromised"), set()
     if cubins and not forced:
         return "unpromised", set()
     reasons = {"force"} if cubins else set()
@@ -137,14 +138,24 @@ def _is_tegra(image: Image, gpu: Number) -> bool:
 
 
 def _need_isa(image: Image) -> int:
-    """Return the first driver branch that compiles PTX of an ISA."""
-    return int(next(branch for isa, _, branch, _ in RULES["isa"]["history"] if isa == image.isa))
+    """Return the first driver branch that compiles PTX of an ISA, or might: `beyond`."""
+    rows = RULES["isa"]["history"]
+    listed = (branch for isa, _, branch, _ in rows if isa == image.isa)
+    return int(next(listed, rows[-1][2] + 1))
+
+
+def _is_listed(image: Image) -> bool:
+    return any(isa == image.isa for isa, *_ in RULES["isa"]["history"])
 
 
 def _find_first(gpu: Number) -> int:
     """Return the first branch whose release lists the GPU; 0 for one in no document."""
     rows = RULES["isa"]["history"]
-    return int(next((row[2] for row in rows if gpu in _list_targets(row)), 0))
+    first = next((n for n, row in enumerate(rows) if gpu in _list_targets(row)), None)
+    if first is None:
+        return 0
+    published = (row for row in rows[first:] if row[1] not in RULES["begins"]["unpublished"])
+    return int(next(published)[2])
 
 
 def _list_targets(row: list[Any]) -> set[Number]:

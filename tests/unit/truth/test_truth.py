@@ -63,10 +63,11 @@ def compare(
 
 
 def pick_cells(one: Library) -> Iterable[tuple[int, str]]:
-    """Return every driver, each with other variables, which are others for each library."""
+    """Return a third of the drivers, each with other variables; both are others for each library."""
     names = tuple(VARIABLES)
     first = LIBRARIES.index(one)
-    return ((driver, names[(first + place) % len(names)]) for place, driver in enumerate(DRIVERS))
+    drivers = DRIVERS[first % 3 :: 3]
+    return ((driver, names[(first + place) % len(names)]) for place, driver in enumerate(drivers))
 
 
 def test_there_are_some_thousand_cells_and_no_name_twice() -> None:
@@ -74,6 +75,7 @@ def test_there_are_some_thousand_cells_and_no_name_twice() -> None:
     picked = {(one.name, *cell) for one in LIBRARIES for cell in pick_cells(one)}
     assert len(picked) * len(GPUS) > 5000
     assert {name for _, _, name in picked} == set(VARIABLES)
+    assert {driver for _, driver, _ in picked} == set(DRIVERS)
 
 
 @each_library
