@@ -17,7 +17,7 @@ from ..errors import LimitError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-Work = Literal["bytes", "members", "images", "symbols", "kernels"]
+Work = Literal["bytes", "searched", "members", "images", "symbols", "kernels"]
 
 LIBRARY_COST: Final = 10  # in members: one that is opened takes as long as ten that are passed
 
@@ -35,13 +35,15 @@ class Limit(NamedTuple):
 
 LIMITS: Final[dict[Work, Limit]] = {
     "bytes": Limit(64 << 20, 64, 64 << 30),  # seen: 16 per byte, 6 GB with the wheel's own
+    "searched": Limit(64 << 20, 64, 32 << 30),  # without holes; seen: 6 GB, as above
     "members": Limit(50_000, 1 / 256, 1_000_000),  # seen: 12 500 in a wheel of 600 MB
-    "images": Limit(5_000, 1 / 64, 100_000),  # seen: 6 000 in one library
+    "images": Limit(5_000, 1 / 64, 50_000),  # seen: 18 000 in cuFFT, 6 000 in others
     "symbols": Limit(200_000, 1 / 8, 64_000_000),  # sections and names; seen: 8 million
     "kernels": Limit(20_000, 1 / 64, 500_000),  # seen: 147 000
 }
 _WORDS: Final[dict[Work, str]] = {
     "bytes": "bytes to unpack",
+    "searched": "bytes to search",
     "members": f"members (a library counts as {LIBRARY_COST})",
     "images": "images of GPU code",
     "symbols": "sections and symbols",

@@ -27,7 +27,7 @@ MAX_SECTIONS = 1_000_000
 LONG_NAME = 64  # bytes; longer names count as several
 MAX_OVERLAP = 16  # linkers let a name end inside another; hostile files share one long name
 
-_EXECUTABLE, _LOADED = 4, 2  # flags of a section
+_LOADED, _EXECUTABLE = 2, 4  # flags of a section
 _CLASS64_LITTLE = b"\x02\x01"
 _HEADER = Struct("<16sHHIQQQIHHHHHH")
 _SECTION = Struct("<IIQQQQIIQQ")
@@ -53,10 +53,14 @@ class Section(NamedTuple):
         return self.kind not in {SHT_NULL, SHT_NOBITS}
 
     @property
-    def is_data(self) -> bool:
-        """Whether the program sees it as bytes, and does not run it."""
-        loaded = self.flags & (_LOADED | _EXECUTABLE) == _LOADED
-        return loaded and self.kind == SHT_PROGBITS
+    def is_loaded(self) -> bool:
+        """Whether the program has it in memory, from the file."""
+        return bool(self.flags & _LOADED) and self.in_file
+
+    @property
+    def is_code(self) -> bool:
+        """Whether the program runs it."""
+        return bool(self.flags & _EXECUTABLE)
 
     @property
     def end(self) -> int:

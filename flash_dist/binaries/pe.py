@@ -30,7 +30,7 @@ _BASE = Struct("<24xQ")  # of a PE32+ header: where the file is loaded
 _SECTION = Struct("<8sIIIIIIHHI")
 _STRINGS_SIZE = Struct("<I")
 _SYMBOL_SIZE = 18
-_DATA, _DISCARDED, _EXECUTABLE = 0x40, 0x2000000, 0x20000000  # flags of a section
+_EXECUTABLE = 0x20000000  # flag of a section
 _HINT = "name a library for 64-bit Windows, x86-64 or ARM64"
 
 
@@ -50,10 +50,14 @@ class Section:
         return self.offset > 0
 
     @property
-    def is_data(self) -> bool:
-        """Whether the program sees it as bytes, and does not run it."""
-        loaded = self.flags & (_DATA | _DISCARDED | _EXECUTABLE) == _DATA
-        return loaded and self.in_file
+    def is_loaded(self) -> bool:
+        """Whether the program has it in memory: of a section in the file, Windows asks no more."""
+        return self.in_file
+
+    @property
+    def is_code(self) -> bool:
+        """Whether the program runs it."""
+        return bool(self.flags & _EXECUTABLE)
 
     @property
     def end(self) -> int:

@@ -68,16 +68,25 @@ class AddressMap:
 
     def __init__(self, parts: Iterable[tuple[int, int, int]]) -> None:
         """Take (address, offset in the file, bytes) of each part."""
-        self._parts = sorted(parts)
-        self._starts = [start for start, _, _ in self._parts]
+        self.parts = sorted(parts)
+        self._starts = [start for start, _, _ in self.parts]
+        self._places = sorted((place, size, start) for start, place, size in self.parts)
 
     def find(self, address: int) -> int | None:
         """Return the offset of an address; None if no part has it."""
         number = bisect_right(self._starts, address) - 1
         if number < 0:
             return None
-        start, place, size = self._parts[number]
+        start, place, size = self.parts[number]
         return place + address - start if address < start + size else None
+
+    def locate(self, offset: int) -> int | None:
+        """Return the address of an offset in the file; None if no part has it."""
+        number = bisect_right(self._places, (offset, 1 << 64, 0)) - 1
+        if number < 0:
+            return None
+        place, size, start = self._places[number]
+        return start + offset - place if offset < place + size else None
 
 
 class Segments:

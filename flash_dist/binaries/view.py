@@ -6,6 +6,7 @@ any other. Small reads that are near each other share one window.
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from typing import IO, TYPE_CHECKING, Any, Final, overload
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 _WINDOW: Final = 4096
 _CHUNK: Final = 1 << 20
+_BLOCK: Final = 512  # bytes, of st_blocks
 
 MORE_FILES_HINT: Final = "`ulimit -n 1024` lets a process open more files"
 
@@ -59,10 +61,15 @@ class FileView:
         return FileView(self._handle, self._start + start, min(size, self._size - start))
 
     def find(self, wanted: bytes, start: int = 0, end: int | None = None) -> int:
-        """Return where some bytes begin, -1 where they do not occur."""
+        """Return where some bytes begin, -1 where they do not occur; holes of the file are passed.
+
+        NOTE: what begins with a zero may begin in a hole, so that for it holes are read.
+        """
         end = self._size if end is None else min(end, self._size)
         step = _WINDOW
         while start < end:
+            if step == _CHUNK and wanted[0]:
+                start = self._skip_hole(start)
             stop = min(end, start + step)
             found = self._read(start, stop).find(wanted)
             if found >= 0:
@@ -72,6 +79,23 @@ class FileView:
             start = stop - len(wanted) + 1
             step = min(4 * step, _CHUNK)
         return -1
+
+    def is_zero(self, start: int, end: int) -> bool:
+        """Whether all bytes between two offsets are zero; holes of the file are passed."""
+        while (start := self._skip_hole(start)) < end:
+            if self[start : min(end, start + _CHUNK)].strip(b"\0"):
+                return False
+            start += _CHUNK
+        return True
+
+    @property
+    def stored(self) -> int:
+        """Bytes that the disk holds of the file: holes are none."""
+        return min(self._size, self._handle.stored)
+
+    def _skip_hole(self, start: int) -> int:
+        """Return the offset itself, or where the hole ends that it is in."""
+        return min(self._size, self._handle.find_data(self._start + start) - self._start)
 
     def _read(self, start: int, end: int) -> bytes:
         first, window = self._window
@@ -94,7 +118,10 @@ class _Handle:
             message = f"cannot open another file: {error.strerror}"
             raise AccessError(message, hint=MORE_FILES_HINT) from error
         self._lock = threading.Lock()
-        self.size = os.fstat(self._file.fileno()).st_size
+        status = os.fstat(self._file.fileno())
+        self.size = status.st_size
+        blocks: int | None = getattr(status, "st_blocks", None)
+        self.stored = self.size if blocks is None else blocks * _BLOCK
         if hasattr(os, "posix_fadvise"):  # headers are far apart: no read-ahead
             os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
 
@@ -104,6 +131,23 @@ class _Handle:
 
     def close(self) -> None:
         self._file.close()
+
+    def find_data(self, place: int) -> int:
+        """Return the first offset from one on that is in no hole; the file's end where none is.
+
+        NOTE: whoever gave the file has its position in common with it, so that it is put back.
+        """
+        if not hasattr(os, "SEEK_DATA"):
+            return place
+        number = self._file.fileno()
+        with self._lock:
+            before = os.lseek(number, 0, os.SEEK_CUR)
+            try:
+                return os.lseek(number, place, os.SEEK_DATA)
+            except OSError as error:  # of ENXIO: nothing but a hole is left
+                return self.size if error.errno == errno.ENXIO else place
+            finally:
+                os.lseek(number, before, os.SEEK_SET)
 
     def read(self, place: int, size: int) -> bytes:
         pieces: list[bytes] = []

@@ -26,6 +26,7 @@ from .toolkit import read_toolkit
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from ..binaries.codecs import Codec
     from ..targets.archs import Arch
 
 __all__ = [
@@ -98,6 +99,7 @@ class Fatbin:
         self._data = data
         self._archive = archive
         self._budget = budget or Budget(len(data))
+        self._stream = -1, b""  # the last that was unpacked, and where it is
         if not len(data):
             raise unreadable(name, "it is empty", archive=archive)
         try:
@@ -112,13 +114,21 @@ class Fatbin:
 
     def payload(self, entry: FatbinEntry) -> bytes:
         """Return the unpacked image."""
-        end = entry.payload_offset + entry.compressed_size
-        if end > len(self._data) or entry.compressed_size > MAX_IMAGE_BYTES:
-            message = f"image of {entry.compressed_size} bytes in `{self.report.path}` is refused"
+        stream = entry.stream
+        if stream is None:
+            where = entry.payload_offset, entry.compressed_size, entry.uncompressed_size
+            return self._unpack(entry.codec, *where)
+        if self._stream[0] != stream.offset:
+            whole = self._unpack(stream.codec, stream.offset, stream.packed, stream.unpacked)
+            self._stream = stream.offset, whole
+        return self._stream[1][stream.start : stream.start + entry.uncompressed_size]
+
+    def _unpack(self, codec: Codec, offset: int, packed: int, size: int) -> bytes:
+        if offset + packed > len(self._data) or packed > MAX_IMAGE_BYTES:
+            message = f"image of {packed} bytes in `{self.report.path}` is refused"
             raise FatbinError(message)
-        self._budget.spend("bytes", entry.uncompressed_size)
-        packed = self._data[entry.payload_offset : end]
-        return decompress(entry.codec, packed, entry.uncompressed_size)
+        self._budget.spend("bytes", size)
+        return decompress(codec, self._data[offset : offset + packed], size)
 
     def kernels(
         self, entry: FatbinEntry, unpack: Callable[[], bytes] | None = None
@@ -141,20 +151,20 @@ class Fatbin:
 
     def check(
         self, entry: FatbinEntry, unpack: Callable[[], bytes] | None = None
-    ) -> tuple[KernelInfo, ...]:
-        """Return the kernels of an image that is what its header says; arguments as of `kernels`.
+    ) -> tuple[FatbinEntry, tuple[KernelInfo, ...]]:
+        """Return an image by what it says itself, and its kernels; arguments as of `kernels`.
 
         NOTE: the bytes of LTO-IR are NVIDIA's secret, whatever codec its header names.
 
         Raises:
-            FatbinError: It is damaged, or made for something else.
+            FatbinError: It is damaged, or made for something else than its header says.
         """
         if entry.kind not in {"sass", "ptx"}:
-            return ()
+            return entry, ()
         with self._explained(entry):
             data = (unpack or partial(self.payload, entry))()
-            check_image(entry, data, self._budget)
-        return self.kernels(entry, lambda: data)
+            entry = replace(entry, arch=check_image(entry, data, self._budget))
+        return entry, self.kernels(entry, lambda: data)
 
     def told(self) -> FatbinReport:
         """Return the report with the toolkits, for which one image of each group is opened."""

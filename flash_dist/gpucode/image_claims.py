@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from ..binaries.elf import EM_CUDA, read_elf
 from ..errors import FatbinError
 from ..targets.devices import format_version
-from .cubin import read_number
+from .cubin_target import read_number, read_target
 
 if TYPE_CHECKING:
     from ..binaries.budget import Budget
+    from ..targets.archs import Arch
     from .images import FatbinEntry
 
 _HEAD_BYTES: Final = 64 << 10  # of PTX, in which its directives stand
@@ -19,27 +21,34 @@ _VERSION: Final = re.compile(rb"^\s*\.version\s+([0-9]{1,4})\.([0-9]{1,4})(?![0-
 _TARGET: Final = re.compile(rb"^\s*\.target\s+sm_([0-9]{1,4})([af]?)\b", re.MULTILINE)
 
 
-def check_image(entry: FatbinEntry, data: bytes, budget: Budget) -> None:
+def check_image(entry: FatbinEntry, data: bytes, budget: Budget) -> Arch | None:
     """Hold the head of an unpacked image against the header of its entry.
+
+    Returns:
+        The target by the image itself: the suffix of a cubin may be another than its header's.
 
     Raises:
         FatbinError: It is something else.
     """
     if entry.kind == "sass":
-        _check_cubin(entry, data, budget)
-    elif entry.kind == "ptx":
-        _check_ptx(entry, data[:_HEAD_BYTES])
+        return _check_cubin(entry, data, budget)
+    if entry.kind == "ptx":
+        return _check_ptx(entry, data[:_HEAD_BYTES])
+    return entry.arch
 
 
-def _check_cubin(entry: FatbinEntry, data: bytes, budget: Budget) -> None:
+def _check_cubin(entry: FatbinEntry, data: bytes, budget: Budget) -> Arch | None:
     elf = read_elf(data, budget)
     number = read_number(elf)  # 0: of an ABI that is not known here
-    if elf.machine == EM_CUDA and number not in {0, entry.raw_number}:
+    if elf.machine != EM_CUDA or number == 0:
+        return entry.arch
+    if number != entry.raw_number:
         message = f"its cubin is for number {number}, its header says {entry.raw_number}"
         raise FatbinError(message)
+    return read_target(data, elf, entry.arch.suffix if entry.arch else "") or entry.arch
 
 
-def _check_ptx(entry: FatbinEntry, head: bytes) -> None:
+def _check_ptx(entry: FatbinEntry, head: bytes) -> Arch | None:
     version, target = _VERSION.search(head), _TARGET.search(head)
     if version is None or target is None:
         message = "its PTX says neither .version nor .target"
@@ -52,3 +61,5 @@ def _check_ptx(entry: FatbinEntry, head: bytes) -> None:
     if int(target[1]) != entry.raw_number:
         message = f"its PTX is for number {target[1].decode()}, its header says {entry.raw_number}"
         raise FatbinError(message)
+    suffix = target[2].decode()
+    return entry.arch and replace(entry.arch, suffix=suffix)

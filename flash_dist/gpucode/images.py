@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from ..targets.compatibility import Origin
 from ..targets.devices import format_version, parse_version, ptx_isa_cuda
@@ -36,6 +36,16 @@ def make_all(makers: Iterable[Callable[[], Any]]) -> list[Any]:
     return [make() for make in makers]
 
 
+class Stream(NamedTuple):
+    """Several images that are compressed as one, and where one of them is in it."""
+
+    offset: int  # in the file
+    packed: int
+    unpacked: int
+    codec: Codec
+    start: int = 0  # of the image
+
+
 @dataclass(frozen=True, slots=True)
 class FatbinEntry:
     """One image: its header in plain values. `raw_*` are the numbers as the file has them.
@@ -59,6 +69,8 @@ class FatbinEntry:
     raw_flags: int
     code_version: Version | None = None  # of SASS
     toolkit: str = ""  # that made it, where the image was asked: "13.0"
+    stream: Stream | None = None  # that it is compressed in, with others
+    claimed: str = ""  # the target of SASS by its header, which a cubin itself may correct
 
     @property
     def relocatable(self) -> bool:
@@ -74,7 +86,7 @@ class FatbinEntry:
         """
         from_cuda_13 = self.code_version == CODE_CUDA_13 and self.raw_number < FIRST_WITH_IT_BEFORE
         toolkit = self.toolkit or ("13.0" if from_cuda_13 else None)
-        return Origin(toolkit, self.ptx_isa, self.codec)
+        return Origin(toolkit, self.ptx_isa, self.codec, self.stream is not None)
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as plain data."""
@@ -113,6 +125,11 @@ class FatbinReport:
         """The targets with usable code, old to new."""
         usable = {entry.arch for entry in self.select() if entry.arch is not None}
         return tuple(sorted(usable))
+
+    @property
+    def opaque(self) -> int:
+        """How many images hold LTO-IR, into which nobody but NVIDIA's linker looks."""
+        return sum(entry.kind == "lto" for entry in self.entries)
 
     def select(self, arch: Arch | None = None) -> tuple[FatbinEntry, ...]:
         """Return the images a driver may load: all PTX, and SASS that is linked."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
@@ -84,7 +85,16 @@ class Inspection:
     @property
     def opaque(self) -> int:
         """How many images nobody can look into: LTO-IR."""
-        return sum(entry.kind == "lto" for entry in self.report.entries)
+        return self.report.opaque
+
+    @property
+    def renamed(self) -> dict[tuple[str, str], int]:
+        """How many images are for another target than their header says: (header, image)."""
+        return Counter(
+            (entry.claimed, str(entry.arch))
+            for entry in self.report.entries
+            if entry.claimed not in {"", str(entry.arch)}
+        )
 
     def to_json(self, many: ManyToJson = make_all) -> dict[str, Any]:
         """Return the inspection as plain data.
@@ -123,7 +133,7 @@ def inspect_library(name: str, archive: str, fatbin: Fatbin, choice: Choice) -> 
     coverage: Coverage | None = None
     damaged: list[str] = []
     if choice.checked:
-        kernels = tuple(_check_images(fatbin, report.entries, damaged))
+        report, kernels = _check_images(fatbin, report, damaged)
     elif choice.level in {"kernels", "sizes"}:
         kernels = tuple(_read_kernels(fatbin, report.select(), choice.keeps))
     if choice.level == "coverage":
@@ -177,21 +187,28 @@ def _toolkits(kernels: Iterable[KernelInfo]) -> dict[int, str]:
 
 
 def _check_images(
-    fatbin: Fatbin, entries: Iterable[FatbinEntry], damaged: list[str]
-) -> Iterable[KernelInfo]:
-    """Open every image, relocatable ones too; what is wrong with one is a sentence."""
-    usable = [entry for entry in entries if entry.kind in {"sass", "ptx"}]
-    with run_ahead(fatbin.payload, usable) as images:
-        for entry, unpack in images:
+    fatbin: Fatbin, report: FatbinReport, damaged: list[str]
+) -> tuple[FatbinReport, tuple[KernelInfo, ...]]:
+    """Open every image, relocatable ones too; what is wrong with one is a sentence.
+
+    Returns:
+        The report with the targets that the images themselves tell, and all kernels.
+    """
+    entries: dict[int, FatbinEntry] = dict(enumerate(report.entries))
+    usable = [number for number, entry in entries.items() if entry.kind in {"sass", "ptx"}]
+    kernels: list[KernelInfo] = []
+    with run_ahead(lambda number: fatbin.payload(report.entries[number]), usable) as images:
+        for number, unpack in images:
             try:
-                kernels = fatbin.check(entry, unpack)
+                entries[number], found = fatbin.check(report.entries[number], unpack)
             except LimitError:
                 raise
             except FatbinError as error:
                 if len(damaged) < MAX_WARNINGS:
                     damaged.append(error.message)
                 continue
-            yield from kernels
+            kernels += found
+    return replace(report, entries=tuple(entries.values())), tuple(kernels)
 
 
 def name_target(entry: FatbinEntry) -> str:

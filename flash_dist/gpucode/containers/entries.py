@@ -7,13 +7,15 @@ with NVIDIA's tools. It is no stable ABI: what is not understood is `unknown`, a
 
 from __future__ import annotations
 
+from dataclasses import replace
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ...binaries.view import unpack
 from ...errors import FatbinError
 from ...targets.archs import Arch
-from ..images import FatbinEntry, Kind
+from ..cubin_target import read_accelerated
+from ..images import FatbinEntry, Kind, Stream
 
 if TYPE_CHECKING:
     from ...binaries.codecs import Codec
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 
 MAX_IDENTIFIER: Final = 4096
 
-_FORM: Final = Struct("<HHIQIIHHIIIQQQ")
+FORM: Final = Struct("<HHIQIIHHIIIQQQ")
+_OPTIONS: Final = Struct("<II")  # where in the header, and how long
 _VERSION: Final = 0x0101
 _KINDS: Final[dict[int, Kind]] = {1: "ptx", 2: "sass", 8: "lto"}
 _NUMBERS: Final = range(10, 1000)
@@ -30,8 +33,10 @@ _LZ4, _ZSTD = 0x2000, 0x8000
 _SUFFIX_A, _SUFFIX_F = 0x100000, 0x200000
 _SUFFIXES: Final = {0: "", _SUFFIX_A: "a", _SUFFIX_F: "f"}
 _CODECS: Final[dict[int, Codec]] = {_LZ4: "lz4", _ZSTD: "zstd"}
-# Besides those: 64-bit, debug, producer (2), host system (3), LTO-IR, option block is binary.
-_OTHER_FLAGS: Final = 0x101007F
+_BINARY_OPTIONS: Final = 0x1000000  # a text, and behind its NUL a copy of `.nv.compat`
+# Besides those: 64-bit, debug, producer (2), host system (3), LTO-IR.
+_OTHER_FLAGS: Final = _BINARY_OPTIONS | 0x1007F
+_NAMES: Final = {128: " (CUDA Tile IR)", 256: " (several images in one stream)"}
 _KNOWN_FLAGS: Final = _OTHER_FLAGS | _LZ4 | _ZSTD | _SUFFIX_A | _SUFFIX_F
 
 
@@ -82,28 +87,42 @@ def read_header(data: FileView, place: int, end: int) -> Header:
     Raises:
         FatbinError: The entry does not fit in front of the end of its container.
     """
-    raw = Header._make(unpack_within(_FORM, data, place, end))
+    raw = Header._make(unpack_within(FORM, data, place, end))
     fits = place + raw.size <= end
-    if raw.header_size < _FORM.size or raw.compressed_size > raw.payload_size or not fits:
+    if raw.header_size < FORM.size or raw.compressed_size > raw.payload_size or not fits:
         message = f"image of {raw.header_size} + {raw.payload_size} bytes does not fit"
         raise FatbinError(message)
     return raw
 
 
-def make_entry(
-    data: FileView, place: int, raw: Header, *, section: str, container: int
+def make_entry(  # noqa: PLR0913  (where it is, four times)
+    data: FileView,
+    place: int,
+    raw: Header,
+    *,
+    section: str,
+    container: int,
+    stream: Stream | None = None,
 ) -> FatbinEntry:
-    """Return the plain values of the entry at an offset."""
+    """Return the plain values of the entry at an offset, or of one in a stream of several."""
     kind, arch, codec = raw.interpret()
     version = raw.isa_major, raw.isa_minor
+    claimed = str(arch) if kind == "sass" else ""
+    if arch is not None and claimed and _is_accelerated(data, place, raw):
+        arch = replace(arch, suffix="a")
+    packed, unpacked = raw.compressed_size or raw.payload_size, raw.payload_size
+    if stream is not None:
+        codec, packed = stream.codec, stream.packed * unpacked // max(stream.unpacked, 1)
+    elif raw.compressed_size:
+        unpacked = raw.uncompressed_size
     return FatbinEntry(
         kind=kind,
         arch=arch,
         codec=codec,
         ptx_isa=version if kind == "ptx" else None,
-        payload_offset=place + raw.header_size,
-        compressed_size=raw.compressed_size or raw.payload_size,
-        uncompressed_size=raw.uncompressed_size if raw.compressed_size else raw.payload_size,
+        payload_offset=stream.offset if stream else place + raw.header_size,
+        compressed_size=packed,
+        uncompressed_size=unpacked,
         section=section,
         container=container,
         identifier=_read_identifier(data, place, raw),
@@ -112,6 +131,8 @@ def make_entry(
         raw_number=raw.number,
         raw_flags=raw.flags,
         code_version=version if kind == "sass" else None,
+        claimed=claimed,
+        stream=stream._replace(start=raw.header_size) if stream else None,
     )
 
 
@@ -119,10 +140,38 @@ def describe_doubt(entry: FatbinEntry) -> str:
     """Say what is not understood of an entry; empty where all is."""
     if "unknown" not in {entry.kind, entry.codec} and not entry.raw_flags & ~_KNOWN_FLAGS:
         return ""
+    name = _NAMES.get(entry.raw_kind, "")
     return (
-        f"image of kind {entry.raw_kind}, version {entry.raw_version:#x}, "
+        f"image of kind {entry.raw_kind}{name}, version {entry.raw_version:#x}, "
         f"number {entry.raw_number}, flags {entry.raw_flags:#x} is not fully understood"
     )
+
+
+def measure_header(data: FileView, place: int, raw: Header, end: int) -> int:
+    """Return how long a header is by what it points to, for one that does not say.
+
+    Raises:
+        FatbinError: It reaches past the end.
+    """
+    size = max(FORM.size, raw.name_offset + raw.name_size if raw.name_size else 0)
+    if raw.options_offset:
+        start, length = unpack_within(_OPTIONS, data, place + raw.options_offset, end)
+        size = max(size, start + length + 1)
+    size += -size % 8
+    if place + size > end:
+        message = f"header of {size} bytes does not fit"
+        raise FatbinError(message)
+    return size
+
+
+def _is_accelerated(data: FileView, place: int, raw: Header) -> bool:
+    """Whether the header has a copy of what the cubin says: it is for one chip alone."""
+    if not raw.flags & _BINARY_OPTIONS or not raw.options_offset:
+        return False
+    start = place + raw.options_offset
+    offset, size = _OPTIONS.unpack(data[start : start + _OPTIONS.size].ljust(_OPTIONS.size, b"\0"))
+    text = data[place + offset : place + offset + min(size, MAX_IDENTIFIER) + 1]
+    return bool(read_accelerated(text.partition(b"\0")[2]))
 
 
 def unpack_within(form: Struct, data: FileView, place: int, end: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""By which structs a program registers its containers: they may lie in any section.
+"""By which structs a program registers its containers: they may lie in any part that is loaded.
 
 nvcc puts a struct for each container into `.nvFatBinSegment`; who registers by hand keeps both in
 `.data`. The layout is that of `fatbinary_section.h` of the toolkit. Version 2 is of a container
@@ -10,21 +10,23 @@ a table of 300.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
-from ...binaries.elf import MAGIC, SHT_RELA
+from ...binaries.elf import SHT_RELA
 from ...binaries.elf import Section as ElfSection
-from ...binaries.segments import AddressMap, Segments
 from ...binaries.view import unpack
-from ...errors import FatbinError
-from ..images import LINKED, RELOCATABLE
+from .walk import MAGIC
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ...binaries import pe
     from ...binaries.view import FileView
+    from .loaded import Loaded, Part
+    from .walk import Walk
 
     Section = ElfSection | pe.Section
 
@@ -33,10 +35,9 @@ WRAPPER: Final = Struct("<IIQQ")  # magic, version, address of the container, of
 WRAPPER_MAGIC: Final = bytes.fromhex("b1436246")
 CONTAINER_START: Final = bytes.fromhex("50ed55ba01001000")  # magic, version 1, 16 bytes of header
 ONE, LINKED_ON_DEVICE = 1, 2  # versions
-MAX_FOUND: Final = 100_000
+MAX_FOUND: Final = 50_000
 
 _ALLOCATED = 2
-_NO_DATA: Final = (LINKED, RELOCATABLE, WRAPPERS, ".eh_frame", ".gcc_except", ".text", ".nv")
 _RELA: Final = Struct("<QQq")
 _POINTER_AT: Final = 8  # in the struct
 
@@ -47,53 +48,70 @@ class Registration:
 
     version: int
     container: int | None
+    in_place: bool  # it lies in the section for structs
 
 
-def find_registrations(data: FileView, sections: Sequence[Section]) -> list[Registration]:
-    """Return all structs of a linked file; none of one that cannot be loaded."""
-    try:
-        addresses = _map_addresses(data, sections)
-    except FatbinError:
-        return []
-    places = list(_find_places(data, sections))
-    moved: dict[int, int] | None = None
-    found: list[Registration] = []
-    for place, address in places:
-        _, version, pointer, _ = unpack(WRAPPER, data, place)
-        if not pointer:  # some linkers leave the address to the relocation alone
-            moved = _read_relocations(data, sections) if moved is None else moved
-            pointer = moved.get(address + _POINTER_AT, 0)
-        found.append(Registration(version, addresses.find(pointer) if pointer > 0 else None))
-    return found
+@dataclass
+class Search:
+    """The search for structs in one file."""
 
+    walk: Walk
+    sections: Sequence[Section]
+    loaded: Loaded
 
-def may_hold_data(section: Section, size: int) -> bool:
-    """Whether a section is loaded, in the file, and of a kind that data stands in."""
-    return section.is_data and section.end <= size and not section.name.startswith(_NO_DATA)
+    def find(self, parts: Iterable[Part]) -> list[Registration]:
+        """Return the structs in the section for them, and those in other parts of the file.
 
+        Elsewhere one counts that points to something, or whose container nobody can tell.
+        """
+        found: list[Registration] = []
+        for place, in_place in chain(self._walk_wrappers(), self._search(parts)):
+            _, version, pointer, _ = unpack(WRAPPER, self._data, place)
+            pointer = pointer or self._relocate(place)
+            container = self.loaded.addresses.find(pointer) if pointer > 0 else None
+            if in_place or self._is_struct(place, version, pointer, container):
+                found.append(Registration(version, container, in_place))
+            elif not self.walk.may_try():
+                break
+            if len(found) == MAX_FOUND:
+                self.walk.give_up()
+                break
+        return found
 
-def _find_places(data: FileView, sections: Sequence[Section]) -> Iterator[tuple[int, int]]:
-    """Yield where the structs are in the file, and at which address."""
-    for section in sections:
-        if section.name.startswith(WRAPPERS) and section.in_file and section.end <= len(data):
-            last = section.end - WRAPPER.size
-            for place in range(section.offset, last + 1, WRAPPER.size):
-                if data[place : place + 4] == WRAPPER_MAGIC:
-                    yield place, section.address + place - section.offset
-        elif may_hold_data(section, len(data)):
-            yield from _search(data, section)
+    def _relocate(self, place: int) -> int:
+        """Return the pointer of a struct that some linkers leave to the relocation alone."""
+        address = self.loaded.addresses.locate(place)
+        return 0 if address is None else self._moved.get(address + _POINTER_AT, 0)
 
+    @cached_property
+    def _moved(self) -> dict[int, int]:
+        return _read_relocations(self._data, self.sections)
 
-def _search(data: FileView, section: Section) -> Iterator[tuple[int, int]]:
-    place = data.find(WRAPPER_MAGIC, section.offset, section.end)
-    for _ in range(MAX_FOUND):
-        if place < 0:
-            return
-        if place + WRAPPER.size <= section.end:
-            version = unpack(WRAPPER, data, place)[1]
-            if version in {ONE, LINKED_ON_DEVICE} and place % 4 == 0:
-                yield place, section.address + place - section.offset
-        place = data.find(WRAPPER_MAGIC, place + 4, section.end)
+    @property
+    def _data(self) -> FileView:
+        return self.walk.data
+
+    def _is_struct(self, place: int, version: int, pointer: int, container: int | None) -> bool:
+        """Tell a struct from other data by what it points to, or by its version and place."""
+        if container is not None and self._data[container : container + len(MAGIC)] == MAGIC:
+            return True
+        return version in {ONE, LINKED_ON_DEVICE} and place % 4 == 0 and pointer > 0
+
+    def _walk_wrappers(self) -> Iterator[tuple[int, bool]]:
+        for section in self.sections:
+            if section.name.startswith(WRAPPERS) and section.in_file:
+                last = min(section.end, len(self._data)) - WRAPPER.size
+                for place in range(section.offset, last + 1, WRAPPER.size):
+                    if self._data[place : place + len(WRAPPER_MAGIC)] == WRAPPER_MAGIC:
+                        yield place, True
+
+    def _search(self, parts: Iterable[Part]) -> Iterator[tuple[int, bool]]:
+        for part in parts:
+            place = self._data.find(WRAPPER_MAGIC, part.start, part.end)
+            while place >= 0:
+                if place + WRAPPER.size <= len(self._data):
+                    yield place, False
+                place = self._data.find(WRAPPER_MAGIC, place + len(WRAPPER_MAGIC), part.end)
 
 
 def _read_relocations(data: FileView, sections: Sequence[Section]) -> dict[int, int]:
@@ -107,10 +125,3 @@ def _read_relocations(data: FileView, sections: Sequence[Section]) -> dict[int, 
             table = table[: len(table) // _RELA.size * _RELA.size]
             found.update((place, addend) for place, _, addend in _RELA.iter_unpack(table))
     return found
-
-
-def _map_addresses(data: FileView, sections: Sequence[Section]) -> AddressMap:
-    if data[: len(MAGIC)] == MAGIC:
-        return Segments(data).addresses
-    loaded = (one for one in sections if one.in_file and one.address)
-    return AddressMap((one.address, one.offset, one.size) for one in loaded)

@@ -6,7 +6,8 @@ lie in any data, and the program registers them, or hands them to the driver its
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -18,24 +19,19 @@ from ...binaries.pe import is_object, read_object, read_pe
 from ...errors import FatbinError
 from ...targets.wording import count
 from ..images import LINKED, RELOCATABLE, ROCM_WARNING, FatbinReport
-from .bare import Bare, Search
-from .registrations import (
-    CONTAINER_START,
-    LINKED_ON_DEVICE,
-    MAX_FOUND,
-    WRAPPER,
-    WRAPPERS,
-    find_registrations,
-    may_hold_data,
-)
-from .walk import MAGIC, Walk
+from .bare import START as CUBIN_START
+from .bare import Bare
+from .bare import Search as BareSearch
+from .loaded import Loaded, Part
+from .registrations import CONTAINER_START, LINKED_ON_DEVICE, WRAPPER, WRAPPERS, Search
+from .walk import MAGIC, NOT_SEARCHED, Walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ...binaries import elf, pe
     from ...binaries.budget import Budget
-    from ...binaries.view import Buffer, FileView
+    from ...binaries.view import FileView
 
     Section = elf.Section | pe.Section
 
@@ -58,8 +54,8 @@ def scan(data: FileView, name: str, budget: Budget) -> FatbinReport:
     )
 
 
-def has_gpu_code(data: Buffer, budget: Budget | None = None) -> bool:
-    """Tell from the magic and the names of sections whether a scan would report anything.
+def has_gpu_code(data: FileView, budget: Budget | None = None) -> bool:
+    """Tell from the magic, the names of sections and the bytes whether a scan would report any.
 
     Raises:
         FatbinError: The file is damaged.
@@ -68,10 +64,16 @@ def has_gpu_code(data: Buffer, budget: Budget | None = None) -> bool:
     if magic == ELF_MAGIC:
         elf = read_elf(data, budget)
         names = [section.name for section in elf.sections]
-        return elf.machine == EM_CUDA or _name_gpu_code(names)
+        return elf.machine == EM_CUDA or _name_gpu_code(names) or _begins_in(data)
     if is_object(data):
-        return _name_gpu_code([section.name for section in read_object(data, budget)])
+        names = [section.name for section in read_object(data, budget)]
+        return _name_gpu_code(names) or _begins_in(data)
     return magic == MAGIC
+
+
+def _begins_in(data: FileView) -> bool:
+    """Whether a container or a cubin may begin somewhere behind the header of an object."""
+    return any(data.find(start, 1) > 0 for start in (CONTAINER_START, CUBIN_START))
 
 
 def _name_gpu_code(names: list[str]) -> bool:
@@ -92,6 +94,7 @@ class _Scan:
 
     def run(self) -> None:
         data, budget = self.data, self.walk.budget
+        budget.spend("searched", data.stored)
         magic = data[: len(MAGIC)]
         if magic == MAGIC:
             self.walk.read_all("", 0, len(data))
@@ -117,7 +120,12 @@ class _Scan:
 
     def read_table(self, sections: Sequence[Section]) -> None:
         self.read_sections(sections)
-        self.follow_registrations(sections)
+        loaded = Loaded(self.data, sections)
+        known = [Part(one.offset, one.end) for one in sections if _is_named(one)]
+        parts = loaded.parts(known)
+        self.follow_registrations(Search(self.walk, sections, loaded), parts)
+        self.read_unregistered(loaded, parts)
+        self.read_bare(loaded, parts)
         self.check_wrappers(sections)
 
     def read_sections(self, sections: Sequence[Section]) -> None:
@@ -134,53 +142,55 @@ class _Scan:
             else:
                 self.walk.read_all(section.name, section.offset, section.end)
 
-    def follow_registrations(self, sections: Sequence[Section]) -> None:
-        """Read the containers that the program registers, wherever they are, and all others."""
-        starts = self.walk.starts
-        found = find_registrations(self.data, sections)
-        homes = [one for one in sections if may_hold_data(one, len(self.data))]
-        homes.sort(key=lambda one: one.offset)
-        offsets = [one.offset for one in homes]
+    def follow_registrations(self, search: Search, parts: Sequence[Part]) -> None:
+        """Read the containers that the program registers, wherever they are."""
+        starts, loaded = self.walk.starts, search.loaded
+        found = search.find(parts)
         for place in sorted({one.container for one in found if one.container is not None}):
-            number = bisect_right(offsets, place) - 1  # looked up: there may be many of both
-            if number >= 0 and place < homes[number].end and place not in starts:
-                self.walk.read_container(homes[number].name, place, homes[number].end)
+            if place not in starts and self.walk.is_container(place, len(self.data)):
+                self.walk.read_container(*_at(loaded, place))
+        lost = sum(one.container not in starts for one in found) if loaded.addresses.parts else 0
+        if lost:
+            registered = count(lost, "struct registers", "structs register")
+            self.walk.warn(f"{registered} what is no container of GPU code that is understood")
         if found and all(one.container in starts for one in found):
             linked = (one for one in found if one.version == LINKED_ON_DEVICE)
             self.device_linked = frozenset(starts[one.container or 0] for one in linked)
-        for home in homes:
-            self.read_unregistered(home)
-        self.read_bare(homes)
 
-    def read_unregistered(self, home: Section) -> None:
-        """Read the containers of a section to which no struct points; warn of what is none."""
-        walk, strays = self.walk, 0
-        place = self.data.find(CONTAINER_START, home.offset, home.end)
-        while place >= 0 and strays < MAX_FOUND:
-            if place not in walk.starts and walk.is_container(place, home.end):
-                self.unregistered.add(walk.containers)
-                walk.read_container(home.name, place, home.end)
-            strays += place not in walk.starts
-            end = walk.ends.get(place, 0)
-            place = self.data.find(CONTAINER_START, max(end, place + 1), home.end)
-        if strays:
+    def read_unregistered(self, loaded: Loaded, parts: Sequence[Part]) -> None:
+        """Read the containers to which no struct points; warn of what is none."""
+        walk, strays = self.walk, Counter[str]()
+        for part in parts:
+            place = self.data.find(CONTAINER_START, part.start, part.end)
+            while place >= 0 and walk.tries > 0:
+                name, place, limit = _at(loaded, place)
+                if place not in walk.starts and walk.is_container(place, limit):
+                    self.unregistered.add(walk.containers)
+                    walk.read_container(name, place, limit)
+                if place not in walk.starts:
+                    # NOTE: programs that write containers have their start as a number in code.
+                    strays[name] += not loaded.is_code(place) or walk.fits(place, limit)
+                    walk.may_try()
+                end = walk.ends.get(place, 0)
+                place = self.data.find(CONTAINER_START, max(end, place + 1), part.end)
+        for name, number in (+strays).items():
             walk.warn(
-                f"{home.name} has {count(strays, 'place')} with the start of a container of GPU "
+                f"{name} has {count(number, 'place')} with the start of a container of GPU "
                 "code and no image that is understood: not read"
             )
 
-    def read_bare(self, homes: Sequence[Section]) -> None:
-        """Read the cubins between the containers of a program's data."""
+    def read_bare(self, loaded: Loaded, parts: Sequence[Part]) -> None:
+        """Read the cubins between the containers of what is loaded."""
         spans = sorted(self.walk.ends.items())
-        search = Search(self.data, self.walk.budget)
-        for home in homes:
-            for start, end in _gaps(home, spans):
+        search = BareSearch(self.data, self.walk.budget)
+        for part in parts:
+            for start, end in _gaps(part, spans):
                 for cubin in search.find(start, end):
                     self.walk.budget.spend("images")
                     self.unregistered.add(self.walk.containers)
-                    self.walk.add_cubin(cubin, home.name)
+                    self.walk.add_cubin(cubin, loaded.find_section(cubin.offset)[0])
         if not search.tries:
-            self.walk.warn("so much data begins like cubins and is none that not all was searched")
+            self.walk.warn(NOT_SEARCHED.format("cubins"))
 
     def check_wrappers(self, sections: Sequence[Section]) -> None:
         """Compare with the table by which the program registers its containers."""
@@ -191,16 +201,28 @@ class _Scan:
             self.walk.warn(f"the program registers {registered} containers, found were {found}")
 
 
-def _gaps(home: Section, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield what of a section is in none of these spans, which are sorted."""
-    place = home.offset
+def _is_named(section: Section) -> bool:
+    """Whether a section is walked by its name."""
+    return section.in_file and section.name.startswith((LINKED, RELOCATABLE, WRAPPERS))
+
+
+def _at(loaded: Loaded, place: int) -> tuple[str, int, int]:
+    """Return the section that an offset is in, the offset and where the section ends."""
+    name, end = loaded.find_section(place)
+    return name, place, end
+
+
+def _gaps(part: Part, spans: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield what of a part is in none of these spans, which are sorted."""
+    place = part.start
     for number in range(bisect_left(spans, (place, 0)), len(spans)):
         start, end = spans[number]
-        if start >= home.end:
+        if start >= part.end:
             break
         yield place, start
         place = end
-    yield place, home.end
+    if place < part.end:
+        yield place, part.end
 
 
 def _refuse_packed(*, packed: bool) -> None:

@@ -10,22 +10,26 @@ from dataclasses import dataclass, field
 from struct import Struct
 from typing import TYPE_CHECKING, Final
 
-from ...errors import FatbinError
-from ..cubin import read_number, read_target
+from ...errors import FatbinError, LimitError
+from ..cubin_target import read_number, read_target
 from ..images import FatbinEntry
 from .entries import describe_doubt, make_entry, read_header, unpack_within
+from .streams import CONCATENATED, COST, read_members
 
 if TYPE_CHECKING:
     from ...binaries.budget import Budget
     from ...binaries.view import FileView
     from .bare import Bare
+    from .entries import Header
 
 MAGIC: Final = bytes.fromhex("50ed55ba")
 MAX_WARNINGS: Final = 100
+MOST_TRIED: Final = 10_000  # places of one file that begin like GPU code, and are none
+NOT_SEARCHED: Final = "so much data begins like {} and is none that not all was searched"
 
 _FORM: Final = Struct("<IHHQ")  # magic, version, header size, bytes of entries
+_MAGIC: Final = int.from_bytes(MAGIC, "little")
 _VERSION: Final = 1
-_GAP_CHUNK: Final = 1 << 20
 
 
 @dataclass
@@ -39,6 +43,7 @@ class Walk:
     containers: int = 0
     starts: dict[int, int] = field(default_factory=dict)  # offset of each container: its number
     ends: dict[int, int] = field(default_factory=dict)  # by the same offset: where it was read to
+    tries: int = MOST_TRIED
 
     def warn(self, text: str) -> None:
         """Keep a sentence, as long as there are not too many."""
@@ -46,6 +51,18 @@ class Walk:
             self.warnings.append(text)
         elif len(self.warnings) == MAX_WARNINGS:
             self.warnings.append("more was found wrong than is listed here")
+
+    def may_try(self) -> bool:
+        """Count a place that begins like a container, its struct or an image, and is none."""
+        self.tries -= 1
+        if self.tries == 0:
+            self.give_up()
+        return self.tries > 0
+
+    def give_up(self) -> None:
+        """Say that not all of the file was searched."""
+        self.tries = 0
+        self.warnings.insert(0, NOT_SEARCHED.format("containers of GPU code"))
 
     def read_all(self, section: str, start: int, end: int, *, quiet: bool = False) -> None:
         """Read the containers between two offsets, each from where the last one ended.
@@ -57,11 +74,13 @@ class Walk:
             quiet: Anything may lie in between; else zeros only, and a warning says what does.
         """
         place = start
-        while (found := self.data.find(MAGIC, place, end)) >= 0:
+        while self.tries > 0 and (found := self.data.find(MAGIC, place, end)) >= 0:
             if not quiet:
                 self._check_gap(section, place, found)
             place = self.read_container(section, found, end)
-        if not quiet:
+            if found not in self.starts:
+                self.may_try()
+        if not quiet and self.tries > 0:
             self._check_gap(section, place, end)
 
     def read_container(self, section: str, start: int, limit: int) -> int:
@@ -73,7 +92,10 @@ class Walk:
             return start + len(MAGIC)
         self.starts[start] = self.containers
         self.containers += 1
+        found = len(self.entries)
         self.ends[start] = self._read_entries(section, first, end)
+        if len(self.entries) == found:
+            self.budget.spend("images")  # one of none is work as well
         return self.ends[start]
 
     def is_container(self, start: int, limit: int) -> bool:
@@ -81,6 +103,13 @@ class Walk:
         try:
             first, end = self._find_bounds(start, limit)
             return read_header(self.data, first, end).is_image
+        except FatbinError:
+            return False
+
+    def fits(self, start: int, limit: int) -> bool:
+        """Whether a container, of whatever, ends where it may."""
+        try:
+            return bool(self._find_bounds(start, limit))
         except FatbinError:
             return False
 
@@ -113,14 +142,15 @@ class Walk:
         self.containers += 1
 
     def _check_gap(self, section: str, start: int, end: int) -> None:
-        for place in range(start, end, _GAP_CHUNK):
-            if self.data[place : min(end, place + _GAP_CHUNK)].strip(b"\0"):
-                self.warn(f"{_at(section, start)}: {end - start} bytes that are no container")
-                return
+        if not self.data.is_zero(start, end):
+            self.warn(f"{_at(section, start)}: {end - start} bytes that are no container")
 
     def _find_bounds(self, start: int, limit: int) -> tuple[int, int]:
         """Return where the entries of a container begin and end."""
-        _, version, header, size = unpack_within(_FORM, self.data, start, limit)
+        magic, version, header, size = unpack_within(_FORM, self.data, start, limit)
+        if magic != _MAGIC:
+            message = f"container with magic {magic:#x} is not understood"
+            raise FatbinError(message)
         if version != _VERSION or header < _FORM.size:
             message = f"container version {version}, header {header} bytes is not understood"
             raise FatbinError(message)
@@ -131,20 +161,42 @@ class Walk:
 
     def _read_entries(self, section: str, place: int, end: int) -> int:
         number = self.containers - 1
-        while place < end:
+        while place < end and self.tries > 0:
             try:
                 raw = read_header(self.data, place, end)
             except FatbinError as error:
                 self.warn(f"{_at(section, place)}: {error.message}; its container ends here")
+                self.may_try()
                 return place
-            entry = make_entry(self.data, place, raw, section=section, container=number)
-            doubt = describe_doubt(entry)
-            if doubt:
-                self.warn(f"{_at(section, place)}: {doubt}")
             self.budget.spend("images")
-            self.entries.append(entry)
+            self._add_entry(place, raw, section, number)
             place += raw.size
         return place
+
+    def _add_entry(self, place: int, raw: Header, section: str, number: int) -> None:
+        """Keep the image of an entry, or those of its stream."""
+        if raw.kind == CONCATENATED:
+            try:
+                self.entries += self._read_stream(place, raw, section, number)
+            except LimitError:
+                raise
+            except FatbinError as error:
+                self.warn(f"{_at(section, place)}: {error.message}")
+            else:
+                return
+        entry = make_entry(self.data, place, raw, section=section, container=number)
+        doubt = describe_doubt(entry)
+        if doubt:
+            self.warn(f"{_at(section, place)}: {doubt}")
+            self.may_try()
+        self.entries.append(entry)
+
+    def _read_stream(self, place: int, raw: Header, section: str, number: int) -> list[FatbinEntry]:
+        found = []
+        for entry in read_members(self.data, place, raw, section=section, container=number):
+            self.budget.spend("images", COST)
+            found.append(entry)
+        return found
 
 
 def _at(section: str, offset: int) -> str:

@@ -15,11 +15,12 @@ else:
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PTX, SASS, LTO = 1, 2, 8
-FLAG_64BIT, FLAG_LZ4, FLAG_ZSTD = 0x1, 0x2000, 0x8000
+PTX, SASS, LTO, TILE, STREAM = 1, 2, 8, 128, 256
+FLAG_64BIT, FLAG_LZ4, FLAG_ZSTD, FLAG_BINARY = 0x1, 0x2000, 0x8000, 0x1000000
 FLAG_SUFFIX = {"": 0, "a": 0x100000, "f": 0x200000}
 PROGBITS, SYMTAB, STRTAB, NOBITS = 1, 2, 3, 8
 X86_64, CUDA = 62, 190
+FOR_ONE_CHIP = struct.pack("<BBHBBH", 2, 9, 1, 2, 12, 0)  # attributes of `.nv.compat`
 
 
 def pad(data: bytes, size: int = 8) -> bytes:
@@ -206,25 +207,53 @@ def entry(  # noqa: PLR0913  (one argument per field that a test bends)
     packed_size: int | None = None,
     payload_size: int | None = None,
     identifier: bytes = b"",
+    compat: bytes = b"",
 ) -> bytes:
-    """Make one entry; `declared` lies about the unpacked size, `payload_size` about the packed."""
+    """Make one entry; `declared` lies about the unpacked size, `payload_size` about the packed.
+
+    Args:
+        compat: What the header copies of the cubin's `.nv.compat`, behind an empty text.
+    """
     packers: dict[str, Callable[[bytes], bytes]] = {"lz4": lz4_literals, "zstd": zstd.compress}
     packed = packers[codec](payload) if codec in packers else payload
     flags |= {"none": 0, "lz4": FLAG_LZ4, "zstd": FLAG_ZSTD}[codec] | FLAG_SUFFIX[suffix]
     is_packed = codec != "none"
     options = pad(identifier)
+    options_at = header_size + len(options) if compat else 0
+    if compat:
+        flags |= FLAG_BINARY
+        options = pad(options + struct.pack("<II", options_at + 8, len(compat)) + b"\0" + compat)
     body = pad(packed)
     header = struct.pack(
         "<HHIQIIHHIIIQQQ",
         *(kind, version, header_size + len(options)),
         len(body) if payload_size is None else payload_size,
         (len(packed) if packed_size is None else packed_size) if is_packed else 0,
-        *(0, isa[1], isa[0], number),
+        *(options_at, isa[1], isa[0], number),
         *((header_size, len(identifier)) if identifier else (0, 0)),
         *(flags, 0),
         (len(payload) if declared is None else declared) if is_packed else 0,
     )
     return header.ljust(header_size, b"\0") + options + body
+
+
+def stream(*images: bytes, codec: str = "zstd", table: bytes | None = None) -> bytes:
+    """Put stored images, entries of their own, into one of kind 256, as `fatbinary --concat`."""
+    records, whole = b"", b""
+    for image in images:
+        size, payload_size = struct.unpack_from("<IQ", image, 4)
+        records += image[:4] + struct.pack("<I", len(whole)) + image[8:size]
+        whole += image[size : size + payload_size]
+    if table is None:
+        table = struct.pack("<II", len(images), 8 + len(records)) + records
+    packed = zstd.compress(whole) if codec == "zstd" else lz4_literals(whole)
+    flags = FLAG_64BIT | (FLAG_ZSTD if codec == "zstd" else FLAG_LZ4)
+    header = struct.pack(
+        "<HHIQIIHHIIIQQQ",
+        *(STREAM, 0x0101, 64 + len(table), len(pad(packed)), len(packed), 64),
+        *(1, 0, 0, 0, 0, flags, 0, len(whole)),
+    )
+    return header + table + pad(packed)
 
 
 def container(*entries: bytes, version: int = 1, size: int | None = None) -> bytes:

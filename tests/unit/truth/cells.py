@@ -14,6 +14,7 @@ from flash_dist.builds.published import published_sets
 from flash_dist.cli import main
 from tests.unit.made.builds import make_variants
 from tests.unit.made.fatbin_builder import (
+    FOR_ONE_CHIP,
     PTX,
     SASS,
     Kernel,
@@ -34,7 +35,10 @@ GPUS: Final = (
     (5, 2), (7, 0), (7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 1), (10, 3),
     (10, 7), (11, 0), (12, 0), (12, 1), (13, 0),
 )  # fmt: skip
-DRIVERS: Final = (450, 470, 525, 535, 550, 570, 575, 580, 590, 615, 700)
+DRIVERS: Final = (
+    450, 455, 460, 465, 470, 495, 510, 515, 520, 525, 530, 535, 545, 550, 555, 560, 565, 570, 575,
+    580, 590, 595, 600, 610, 615, 620, 700,
+)  # fmt: skip
 VARIABLES: Final[dict[str, dict[str, str]]] = {
     "nothing-set": {},
     "forced": {"CUDA_FORCE_PTX_JIT": "1"},
@@ -90,11 +94,9 @@ def parse_image(text: str) -> Image:
     return Image((int(digits[:-1]), int(digits[-1])), suffix, isa)
 
 
-def make_foreign(
-    name: str, images: str, toolkit: str = "", codec: str = "none", machine: str = "x86_64"
-) -> Library:
+def make_foreign(name: str, images: str, toolkit: str = "", **properties: Any) -> Library:  # noqa: ANN401
     """Return a library of somebody else."""
-    return Library(name, tuple(map(parse_image, images.split())), toolkit, codec, machine)
+    return Library(name, tuple(map(parse_image, images.split())), toolkit, **properties)
 
 
 FOREIGN: Final = (
@@ -122,6 +124,12 @@ FOREIGN: Final = (
     make_foreign("ampere-ptx", "sm_86 compute_86@7.8", "11.8"),
     make_foreign("newest-minor", "sm_90 compute_90@8.8", "12.9"),
     make_foreign("of-cuda-13", "sm_80 compute_80@9.0", "13.0"),
+    make_foreign("of-cuda-13-5", "sm_90 compute_90@9.5", "13.5"),
+    make_foreign("ptx-of-cuda-13-5", "compute_75@9.5"),
+    make_foreign("ptx-in-no-document", "compute_90@9.9"),
+    make_foreign("rubin-specific", "sm_107a", "13.5"),
+    make_foreign("rubin-family", "sm_107f compute_107f@9.5", "13.5"),
+    make_foreign("tile", "sm_100a sm_120a", "13.5", of_tile=True),
     make_foreign("zstd", "sm_80 sm_90 compute_90@8.7", "12.8", codec="zstd"),
 )
 
@@ -184,6 +192,8 @@ def _make_entry(image: Image, one: Library, *names: str) -> bytes:
     major, minor = parse_number(one.toolkit)
     code = cubin(*(Kernel(name, cuda=10 * major + minor) for name in names))
     abi = (1, 8) if major >= 13 or (number >= 100) else (1, 7)
+    if one.of_tile:
+        return entry(SASS, number, code, isa=abi, codec=one.codec, compat=FOR_ONE_CHIP)
     return entry(SASS, number, code, suffix=suffix, isa=abi, codec=one.codec)
 
 

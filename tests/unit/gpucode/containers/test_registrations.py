@@ -12,6 +12,7 @@ from flash_dist.checks.library_verdict import judge_library
 from flash_dist.errors import LimitError
 from flash_dist.gpucode.containers.bare import MOST_TRIED
 from flash_dist.gpucode.fatbin import read_fatbin, read_kernels
+from flash_dist.gpucode.libraries import Library, open_libraries
 from flash_dist.targets.devices import Device
 from flash_dist.targets.verdict import Situation
 from tests.unit.made.budgets import allow
@@ -40,6 +41,7 @@ WRITABLE, READABLE = 3, 2  # flags: loaded, and written to
 IMAGE = cubin(Kernel("alpha"))
 ONE = container(entry(SASS, 80, IMAGE))
 TWO = container(entry(SASS, 90, IMAGE, suffix="a"))
+TEXT = container(entry(PTX, 80, ptx("alpha")))
 MAGIC = 0x466243B1
 SLOWEST = 2.0  # seconds
 
@@ -88,6 +90,64 @@ def test_the_address_may_be_in_the_relocation_alone(tmp_path: Path) -> None:
     assert [str(arch) for arch in report.archs] == ["sm_90a"]
 
 
+RUN = 6  # flags: loaded, and executable
+
+
+@pytest.mark.parametrize("name", [".textgpu", ".nvdata", ".eh_frame_gpu", ".gcc_except_table.x"])
+@pytest.mark.parametrize("flags", [READABLE, WRITABLE, RUN], ids=["read", "written", "run"])
+def test_no_name_and_no_flag_of_a_section_hides_a_registered_container(
+    tmp_path: Path, name: str, flags: int
+) -> None:
+    """objcopy --rename-section .nv_fatbin=.textgpu --rename-section .nvFatBinSegment=.mydata."""
+    data = Part(name, TWO, flags=flags)
+    struct_ = Part(".mydata", wrapper(place()), flags=flags)
+    report = read(tmp_path, data, struct_)
+    assert [str(arch) for arch in report.archs] == ["sm_90a"]
+    assert (report.entries[0].section, report.unregistered) == (name, frozenset())
+    assert report.warnings == ()
+
+
+def test_a_container_in_no_section_is_read_where_it_is_loaded(tmp_path: Path) -> None:
+    whole = bytes(4096) + TWO
+    report = read(tmp_path, Part("", whole, kind=0), Part(".data", wrapper(place() + 4096)))
+    assert [(one.section, str(one.arch)) for one in report.entries] == [("no section", "sm_90a")]
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("shift", [0, 1], ids=["aligned", "not aligned"])
+def test_a_struct_counts_by_what_it_points_to(tmp_path: Path, version: int, shift: int) -> None:
+    data = Part(".data", bytes(8 + shift) + wrapper(place(), version), flags=WRITABLE)
+    report = read(tmp_path, Part(".other", TWO, flags=RUN), data)
+    assert ([str(arch) for arch in report.archs], report.unregistered) == (["sm_90a"], frozenset())
+
+
+@pytest.mark.parametrize("section", [".data", ".nvFatBinSegment", ".textgpu"])
+def test_what_is_registered_and_not_understood_is_named(tmp_path: Path, section: str) -> None:
+    """`audit` says "all of it understood" where nothing warns."""
+    newer = b"\x51" + TEXT[1:]
+    structs = Part(section, wrapper(place()) + wrapper(1), flags=WRITABLE)
+    report = read(tmp_path, Part(".other", newer, flags=WRITABLE), structs)
+    assert report.entries == ()
+    said = "2 structs register what is no container of GPU code that is understood"
+    assert said in report.warnings
+
+
+def test_an_object_whose_structs_wait_for_the_linker_registers_nothing_yet(tmp_path: Path) -> None:
+    path = tmp_path / "code.o"
+    path.write_bytes(elf([Part(".nv_fatbin", ONE), Part(".nvFatBinSegment", wrapper(0))]))
+    assert read_fatbin(path).warnings == ()
+
+
+def test_members_of_an_archive_with_renamed_sections_are_opened(tmp_path: Path) -> None:
+    member = elf([Part(".mydata", TWO, flags=WRITABLE)])
+    head = b"code.o/         0           0     0     100644  " + b"%-10d`\n" % len(member)
+    path = tmp_path / "lib.a"
+    path.write_bytes(b"!<arch>\n" + head + member)
+    (found,) = open_libraries(path)
+    assert isinstance(found, Library)
+    assert [str(arch) for arch in found.fatbin.report.archs] == ["sm_90a"]
+
+
 def test_what_nothing_registers_is_read_as_well_and_told_apart(tmp_path: Path) -> None:
     """cuFFT loads 18 000 containers in `.data` itself; cuobjdump finds no device code there."""
     data = Part(".data", TWO + ONE, flags=WRITABLE)
@@ -113,7 +173,6 @@ def test_the_contents_of_a_container_are_no_other_container(tmp_path: Path) -> N
     assert (len(report.entries), report.warnings) == (1, ())
 
 
-TEXT = container(entry(PTX, 80, ptx("alpha")))
 BROKEN = (ONE[:16] + bytes(64), TEXT[:8] + b"\xff" * 8 + TEXT[16:], ONE[:20])
 
 
@@ -123,6 +182,16 @@ def test_what_only_begins_like_a_container_is_warned_of(tmp_path: Path, data: by
     assert (report.entries, report.unregistered) == ((), frozenset())
     (said,) = report.warnings
     assert said.startswith(".data has 1 place with the start of a container of GPU code and no im")
+
+
+@pytest.mark.parametrize(("size", "said"), [(1 << 60, 0), (48, 1)], ids=["code", "container"])
+def test_the_start_of_a_container_in_code_is_most_often_a_number(
+    tmp_path: Path, size: int, said: int
+) -> None:
+    """NVIDIA's fatbinary has it in .text, as has whoever writes containers."""
+    code = ONE[:8] + struct.pack("<Q", size) + bytes(64)
+    report = read(tmp_path, Part(".text", code, flags=RUN))
+    assert (report.entries, len(report.warnings)) == ((), said)
 
 
 NEW = bytearray(IMAGE)
@@ -218,11 +287,9 @@ def test_what_a_windows_library_does_not_register_is_read_or_warned_of(tmp_path:
 
 
 @pytest.mark.parametrize("flags", [CODE, DISCARDED], ids=["code", "discarded"])
-def test_code_and_what_is_not_loaded_of_a_windows_library_are_not_searched(
-    tmp_path: Path, flags: int
-) -> None:
+def test_flags_of_a_section_of_a_windows_library_hide_nothing(tmp_path: Path, flags: int) -> None:
     report = read_windows(tmp_path, (".other", TWO), flags={".other": flags})
-    assert (report.entries, report.warnings) == ((), ())
+    assert [str(arch) for arch in report.archs] == ["sm_90a"]
 
 
 def test_structs_of_a_windows_library_that_point_nowhere_do_no_harm(tmp_path: Path) -> None:

@@ -1,0 +1,104 @@
+"""The parts of a file that a program has in memory: GPU code in any of them may be registered.
+
+Names and flags of sections decide nothing here, as nobody but a linker reads them: what is loaded
+is read as data whether its section is called `.text` and whether it may be executed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from ...binaries.elf import MAGIC
+from ...binaries.elf import Section as ElfSection
+from ...binaries.segments import AddressMap, Segments
+from ...errors import FatbinError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from ...binaries import pe
+    from ...binaries.view import FileView
+
+    Section = ElfSection | pe.Section
+
+_NEAR: Final = 4096  # bytes between two parts that are searched as one
+
+
+class Part(NamedTuple):
+    """Bytes of the file, from an offset to another."""
+
+    start: int
+    end: int
+
+
+class Loaded:
+    """What is loaded of a file, and at which addresses."""
+
+    def __init__(self, data: FileView, sections: Sequence[Section]) -> None:
+        self.addresses = _map_addresses(data, sections)
+        self._size = len(data)
+        self._sections = sorted(
+            (one for one in sections if one.is_loaded and one.size and one.end <= self._size),
+            key=lambda one: one.offset,
+        )
+        self._offsets = [one.offset for one in self._sections]
+
+    def parts(self, without: Iterable[Part]) -> list[Part]:
+        """Return the parts in their order, none of them twice, without those that are named."""
+        loaded = [Part(one.offset, one.end) for one in self._sections]
+        loaded += [
+            Part(place, min(place + size, self._size)) for _, place, size in self.addresses.parts
+        ]
+        return list(_subtract(_merge(loaded), _merge(without, near=0)))
+
+    def find_section(self, place: int) -> tuple[str, int]:
+        """Return the name of the section that an offset is in, and where it ends."""
+        section = self._find(place)
+        return (section.name, section.end) if section else ("no section", self._size)
+
+    def is_code(self, place: int) -> bool:
+        """Whether an offset is in a section that the program runs."""
+        section = self._find(place)
+        return section is not None and section.is_code
+
+    def _find(self, place: int) -> Section | None:
+        number = bisect_right(self._offsets, place) - 1
+        if number < 0 or place >= self._sections[number].end:
+            return None
+        return self._sections[number]
+
+
+def _map_addresses(data: FileView, sections: Sequence[Section]) -> AddressMap:
+    """Return what is where; nothing of an object file, and of one that cannot be loaded."""
+    if data[: len(MAGIC)] == MAGIC:
+        try:
+            return Segments(data).addresses
+        except FatbinError:
+            return AddressMap(())
+    loaded = (one for one in sections if one.in_file and one.address)
+    return AddressMap((one.address, one.offset, one.size) for one in loaded)
+
+
+def _merge(parts: Iterable[Part], near: int = _NEAR) -> list[Part]:
+    merged: list[Part] = []
+    for part in sorted(parts):
+        if merged and part.start <= merged[-1].end + near:
+            merged[-1] = Part(merged[-1].start, max(merged[-1].end, part.end))
+        elif part.start < part.end:
+            merged.append(part)
+    return merged
+
+
+def _subtract(parts: Iterable[Part], without: Sequence[Part]) -> Iterator[Part]:
+    starts = [one.start for one in without]
+    for part in parts:
+        place = part.start
+        number = max(bisect_right(starts, place) - 1, 0)
+        while number < len(without) and without[number].start < part.end:
+            if place < without[number].start:
+                yield Part(place, without[number].start)
+            place = max(place, without[number].end)
+            number += 1
+        if place < part.end:
+            yield Part(place, part.end)
