@@ -57,6 +57,8 @@ CHOICES = {
     ("--slow",): [*CORES, "-m", "slow"],
     ("--all",): CORES,
 }
+# The newest versions, for `nox -s newest_nvcc`; all others are locked.
+NEWEST_TOOLKIT = ("cuda-nvcc", "cuda-crt", "nvvm", "cuda-runtime", "cuda-tileiras", "cuda-cccl")
 SMALL_SET = "hopper"  # one target: what tests build
 # Versions that `nox -s integrations` tries: the oldest, 5.0, the newest three ("" is the newest).
 TRANSFORMERS = ("4.57.6", "5.0.0", "5.21.1", "5.22.2", "")
@@ -239,6 +241,14 @@ def reader_tests(session: nox.Session) -> None:
     install(session, "runtime", "test", "referee")
     session.run("python", "-m", "tests.readers.tools")
     session.run("python", "-m", "pytest", "tests/readers", *session.posargs)
+
+
+@nox.session(default=False)
+def newest_nvcc(session: nox.Session) -> None:
+    """Hold our tables against the newest nvcc of PyPI: it fails when NVIDIA releases a CUDA."""
+    install(session, "runtime", "test")
+    session.install("--upgrade", *(f"nvidia-{name}" for name in NEWEST_TOOLKIT))
+    session.run("python", "-m", "pytest", "tests/newest", *session.posargs)
 
 
 @nox.session(

@@ -65,7 +65,7 @@ def find_missing(
         lacking = fatbins.lacking(required, fatbins.together)
         if allowed is not None:
             lacking = [one for one in lacking if not _is_called(names[one], allowed)]
-        if lacking and len(lacking) == len(fatbins.with_kernels):
+        if not fatbins.judged or (lacking and len(lacking) == len(fatbins.with_kernels)):
             yield f"no code for {required}, which is required"
         elif lacking:
             called = [names[one][0] for one in lacking]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ..binaries.wheel import open_wheel
 from ..builds.contents import MANIFEST
-from ..findings.audits import AUDIT_LOST
-from ..findings.result import Finding, label
+from ..findings.audits import AUDIT_EMBEDDED_DIFFERS, AUDIT_LOST
+from ..findings.result import Finding, label, within
 from ..gpucode.images import ROCM_WARNING, UNITS, UNREGISTERED
 from ..gpucode.inspection import Choice, Inspection, inspect_libraries, sizes_by_target
 from ..gpucode.libraries import open_libraries
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ..targets.archs import Arch
+
+
+RENAMED: Final = "{} of which the header says {} and the image {}: judged as what it is itself"
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ class Release:
         unregistered = len(inspection.report.unregistered)
         if unregistered:
             yield UNREGISTERED.format(count(unregistered, *UNITS))
+        yield from describe_renamed(inspection)
         asked = self.requirements
         by_name = describe_by_name(asked.archs, inspection)
         if by_name:
@@ -131,9 +135,17 @@ def audit_release(
             requirements=requirements,
         )
     result = audit_wheel(path)
+    for one in inspections:
+        problems += within(one.name, label(AUDIT_EMBEDDED_DIFFERS, describe_renamed(one)))
     problems = list(dict.fromkeys((*result.problems, *problems)))
     own = replace(result, problems=tuple(problems))
     return Release(str(path), tuple(inspections), tuple(problems), own)
+
+
+def describe_renamed(inspection: Inspection) -> Iterator[str]:
+    """Say which images are for another target than their headers say."""
+    for (header, image), number in inspection.renamed.items():
+        yield RENAMED.format(count(number, "image"), header, image)
 
 
 def is_own_wheel(path: Path) -> bool:

@@ -7,7 +7,7 @@ shortfalls.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ..findings.audits import (
     AUDIT_KERNEL_ABSENT,
@@ -27,7 +27,7 @@ from ..gpucode.images import ROCM_WARNING
 from ..gpucode.inspection import Choice
 from ..targets.compatibility import judge
 from ..targets.devices import Device
-from ..targets.wording import list_few
+from ..targets.wording import count, list_few
 from .fatbins import find_missing, serves
 
 if TYPE_CHECKING:
@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from ..targets.archs import Arch
     from ..targets.devices import Driver
 
+OPAQUE: Final = (
+    "{} of LTO-IR and no other: nothing of it was judged, as only NVIDIA's linker can look into it"
+)
 _NAMED = 5  # things that one sentence names before it counts the rest
 
 
@@ -87,6 +90,8 @@ def find_shortfalls(
     for one in inspections:
         # A release may serve other GPUs, too; whether it serves AMD's is not ours to say.
         unclear = [text for text in one.warnings if text != ROCM_WARNING]
+        if one.opaque and one.opaque == len(one.report.entries):
+            unclear.append(OPAQUE.format(count(one.opaque, "image")))
         found += within(one.name, label(AUDIT_NOT_UNDERSTOOD, unclear))
     for one in coded:
         found += within(one.name, _library_shortfalls(requirements, one))
@@ -119,10 +124,10 @@ def _driver_shortfalls(driver: Driver, entries: Iterable[FatbinEntry]) -> Iterat
         if entry.arch is not None:
             home = Device(entry.arch.major, entry.arch.minor)
             verdict = judge(entry.arch, home, driver, entry.origin)
-            if verdict.how == "no":
+            if not verdict:  # what nobody can tell is not promised
                 reasons[verdict.reason] = reasons.get(verdict.reason, 0) + 1
-    for reason, count in reasons.items():
-        yield f"{reason} ({count} images)" if count > 1 else reason
+    for reason, images in reasons.items():
+        yield f"{reason} ({images} images)" if images > 1 else reason
 
 
 def _kernel_shortfalls(requirements: Requirements, rows: Sequence[KernelCoverage]) -> Iterator[str]:

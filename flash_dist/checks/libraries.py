@@ -20,14 +20,17 @@ from ..findings.libraries import (
     LIBRARY_NO_MATCHING_CODE,
     LIBRARY_PARTLY,
     LIBRARY_REFUSED,
+    LIBRARY_UNCLEAR,
     LIBRARY_UNREAD,
     LIBRARY_UNVERIFIED,
     NO_GPU_CODE,
 )
 from ..findings.result import CheckResult
 from ..gpucode.archives import Library, Unread
+from ..gpucode.images import ROCM_WARNING
 from ..machine.installed import Installed, combine, read_variants
 from ..targets.advice import HOW_WORDS, describe_archs
+from ..targets.wording import few_lines
 from .driver import check_driver, check_neutral
 from .environment import find_situation
 from .gpus import check_any_gpu, check_gpu, describe_gpu
@@ -44,10 +47,12 @@ if TYPE_CHECKING:
     from ..machine.libcuda import Gpu
     from .environment import Environment
 
+_NAMED = 5  # sentences of one library
+
 # What helps against an obstacle, by the words of its sentence (`targets/compatibility.py`).
 _STEPS = (
     (r"needs (driver \d+ or (newer|older))", r"install NVIDIA \1"),
-    (r"or newer, not", "install a newer NVIDIA driver"),
+    (r"or newer, not|needs a driver newer", "install a newer NVIDIA driver"),
     (r"(\w+) is set", r"`unset \1`"),
     (r"is missing", "install the whole driver, its JIT compiler included"),
 )
@@ -58,7 +63,7 @@ def examine_libraries(
 ) -> Iterator[CheckResult]:
     """Yield a result for each library that will not load, and each GPU with each of GPU code."""
     yield from _examine_machine(environment)
-    reports, ours, plain, unread = [], [], 0, list[Unread]()
+    reports, ours, plain, unread, unclear = [], [], 0, list[Unread](), list[CheckResult]()
     loading = LibraryLoading.make(environment)
     for library in libraries:
         if isinstance(library, Unread):
@@ -66,6 +71,7 @@ def examine_libraries(
             continue
         if loading is not None:
             loading.look(library)
+        unclear += _doubt(library)
         own = read_own(library)
         if own is not None:
             ours.append(own)
@@ -74,7 +80,8 @@ def examine_libraries(
         else:
             plain += 1
     yield from map(_lament, unread)
-    if not (reports or ours or unread):
+    yield from unclear
+    if not (reports or ours or unread or unclear):
         yield CheckResult("warn", _nothing(plain), entry=NO_GPU_CODE, name="library")
     if loading is not None:
         yield from (replace(result, name="loading") for result in loading.results())
@@ -139,6 +146,20 @@ def _lament(library: Unread) -> CheckResult:
     status: Status = "fail" if _is_kernels(library.name) else "warn"
     summary = f"{library.name} cannot be read: {library.reason}"
     return CheckResult(status, summary, entry=LIBRARY_UNREAD, name="library")
+
+
+def _doubt(library: Library) -> Iterator[CheckResult]:
+    """Say what of a library's GPU code is not understood; where none of it is, nothing was judged.
+
+    What is not read on purpose, code for other GPUs, is no doubt.
+    """
+    report = library.fatbin.report
+    unclear = [text for text in report.warnings if text != ROCM_WARNING]
+    if unclear:
+        summary = f"{library.name}: not all of its GPU code is understood: {unclear[0]}"
+        status: Status = "warn" if report.entries else "fail"
+        details = few_lines(unclear[1:], _NAMED)
+        yield CheckResult(status, summary, details, entry=LIBRARY_UNCLEAR, name="library")
 
 
 def _is_kernels(name: str) -> bool:

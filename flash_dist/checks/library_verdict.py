@@ -10,16 +10,21 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ..targets.compatibility import PREFERENCE, How, RunVerdict, judge
 from ..targets.verdict import Situation
+from ..targets.wording import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..gpucode.images import FatbinEntry, FatbinReport
     from ..targets.archs import Arch
+
+
+NOT_UNDERSTOOD: Final = "not understood"  # instead of a target
+UNCLEAR: Final = "it holds {} that this version of flash_dist does not understand"
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,8 @@ class LibraryVerdict:
     @property
     def counts(self) -> dict[tuple[How, str], int]:
         """Containers by way and target, the best way first."""
-        found = Counter((one.how, str(one.arch)) for one in self.containers if one.arch)
+        able = (one for one in self.containers if one.how != "no")
+        found = Counter((one.how, str(one.arch or NOT_UNDERSTOOD)) for one in able)
         return dict(sorted(found.items(), key=lambda item: PREFERENCE.index(item[0][0])))
 
     def to_json(self) -> dict[str, Any]:
@@ -75,8 +81,8 @@ class LibraryVerdict:
             "unfit": len(self.unfit),
             "obstacle": self.obstacle or None,
             "ways": [
-                {"how": how, "target": target, "containers": count}
-                for (how, target), count in self.counts.items()
+                {"how": how, "target": target, "containers": number}
+                for (how, target), number in self.counts.items()
             ],
         }
 
@@ -112,16 +118,18 @@ def _is_of_objects(report: FatbinReport, images: Sequence[FatbinEntry], linked: 
 def _judge_container(images: Sequence[FatbinEntry], situation: Situation) -> ContainerVerdict:
     """Take the image that fits best; where none does, say why not the closest."""
     judged = [(entry, _judge_image(entry, situation)) for entry in images if entry.arch]
-    if not judged:
-        return ContainerVerdict("no", "it holds neither SASS nor PTX", fits_hardware=False)
-    entry, verdict = min(judged, key=lambda pair: pair[1].rank)
-    if verdict.how != "no":
-        return ContainerVerdict(verdict.how, verdict.reason, entry.arch)
+    best = min(judged, key=lambda pair: pair[1].rank, default=None)
+    if best is not None and best[1].how != "no":
+        return ContainerVerdict(best[1].how, best[1].reason, best[0].arch)
     alone = Situation(situation.device)
     for entry, verdict in judged:
         if _judge_image(entry, alone).how != "no":
             return ContainerVerdict("no", verdict.reason)
-    return ContainerVerdict("no", verdict.reason, fits_hardware=False)
+    unclear = sum(entry.kind == "unknown" for entry in images)
+    if unclear:
+        return ContainerVerdict("unverified", UNCLEAR.format(count(unclear, "image")))
+    reason = best[1].reason if best else "it holds neither SASS nor PTX"
+    return ContainerVerdict("no", reason, fits_hardware=False)
 
 
 def _judge_image(entry: FatbinEntry, situation: Situation) -> RunVerdict:

@@ -181,8 +181,10 @@ def describe_pass(release: Release) -> str:
         return "everything that is required, by the headers alone: no image was opened"
     images = sum(len(one.report.entries) for one in release.inspections)
     opened = count(images - release.opaque, "image")
-    rest = f", {count(release.opaque, 'image')} of LTO-IR could not be" if release.opaque else ""
-    return f"everything that is required, and all of it understood: {opened} opened{rest}"
+    if release.opaque:
+        rest = f"{count(release.opaque, 'image')} of LTO-IR could not be, and may hold anything"
+        return f"everything that is required: {opened} opened and understood; {rest}"
+    return f"everything that is required, and all of it understood: {opened} opened"
 
 
 def print_audit(console: Console, result: AuditResult, *, kernels: bool = False) -> None:

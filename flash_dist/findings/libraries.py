@@ -15,6 +15,16 @@ LIBRARY_UNREAD: Final = Entry(
     "what `inspect` is for.",
 )
 
+LIBRARY_UNCLEAR: Final = Entry(
+    "library-not-understood",
+    "GPU code that is not understood",
+    "A container or an image in it is damaged, or of a kind or version that this tool does not "
+    "know, such as CUDA Tile IR: what it is for was not judged. It is a failure where nothing "
+    "else was found, as then the library has GPU code and nobody can say for which GPUs.",
+    "Update flash_dist. If the newest one does not know it either, report it with the output "
+    "of `python -m flash_dist inspect --json FILE`.",
+)
+
 NO_GPU_CODE: Final = Entry(
     "no-gpu-code",
     "There is no GPU code inside",
@@ -39,7 +49,8 @@ LIBRARY_UNVERIFIED: Final = Entry(
     "library-unverified",
     "The library may run, but nobody promises it",
     "The only code that fits is for a GPU of the same major but of the other kind (discrete or "
-    "Jetson), or PTX newer than this tool knows.",
+    "Jetson), newer than this tool knows, packed in a way that the driver may not know, or not "
+    "understood.",
     "Try it and compare its results with those on the CPU, or install a build that names this "
     "compute capability.",
 )

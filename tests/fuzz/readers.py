@@ -2,8 +2,9 @@
 
     python -m tests.fuzz.readers [--cases 100000] [--seed 0]
 
-Each case is a small valid file of some kind with bytes flipped, cut out, repeated or made large, or
-a bomb: packed zeros, members by the thousand, archives in archives. The same seed gives the same
+Each case is a small valid file of some kind with bytes flipped, cut out, repeated or made large,
+sections renamed, images of other kinds and targets, or full of what only begins like GPU code; or a
+bomb: packed zeros, members by the thousand, archives in archives. The same seed gives the same
 cases. Exit status 1 at the first that raises anything else, takes longer than 2 s of CPU time or
 more than 1 GB.
 """
@@ -34,9 +35,11 @@ from flash_dist.gpucode.libraries import open_libraries
 from flash_dist.indexes.index import make_index
 from tests.unit.made.dynamic_builder import make_shared
 from tests.unit.made.fatbin_builder import (
+    FOR_ONE_CHIP,
     LTO,
     PTX,
     SASS,
+    TILE,
     Kernel,
     Part,
     container,
@@ -45,6 +48,7 @@ from tests.unit.made.fatbin_builder import (
     entry,
     library,
     ptx,
+    stream,
     zstd,
 )
 from tests.unit.made.pe_builder import addresses, coff, pe
@@ -87,6 +91,19 @@ def make_seeds() -> dict[str, bytes]:
         "bare.so": elf([Part(".rodata", image + images + zstd.compress(image) * 2, flags=2)]),
         "images.fatbin": images,
         "image.cubin": image,
+        "stream.fatbin": container(entry(PTX, 80, ptx("alpha")), make_stream(image)),
+        "stream.so": library(container(make_stream(image, "lz4"), make_stream(image)), wrappers=1),
+        "tile.fatbin": container(
+            entry(SASS, 120, make_suffixed(120), compat=FOR_ONE_CHIP),
+            entry(TILE, 120, b"\x7fTileIR\0" + b"x" * 99, codec="zstd", isa=(3333, 0)),
+        ),
+        "suffixes.fatbin": container(
+            entry(SASS, 90, make_suffixed(90)),
+            entry(SASS, 100, make_suffixed(100, "-arch sm_100f "), suffix="f", codec="zstd"),
+        ),
+        "opaque.so": library(container(entry(LTO, 80, b"x" * 64), entry(LTO, 90, b"y" * 64))),
+        "renamed.so": make_renamed(images),
+        "stray.dll": make_registered(images, ".text"),
         "object.obj": coff((".nv_fatbin", images), ("__nv_relfatbin", images)),
         "archive.a": b"!<arch>\n" + member + shared,
         "pkg.whl": wheel.getvalue(),
@@ -100,12 +117,45 @@ def make_seeds() -> dict[str, bytes]:
     }
 
 
-def make_registered(images: bytes) -> bytes:
-    """Return a Windows library with a struct for a container in its data, and one without."""
-    data = (".data", b"\0" * 24 + images + images)
+def make_registered(images: bytes, name: str = ".data") -> bytes:
+    """Return a Windows library with a struct for a container in a section, and one without."""
+    data = (name, b"\0" * 24 + images + images)
     (address,) = addresses(data)
     struct_ = struct.pack("<IIQQ", WRAPPER, 1, address + 24, 0)
-    return pe((".data", struct_ + data[1][24:]))
+    return pe((name, struct_ + data[1][24:]))
+
+
+def make_renamed(images: bytes) -> bytes:
+    """Return a library whose containers and structs lie in sections of other names, and in none."""
+    segment = struct.pack("<IIQQQQQQ", 1, 6, 0, 0, 0, 1 << 20, 1 << 20, 4096)
+    place = 64 + len(segment)
+    structs = b"".join(struct.pack("<IIQQ", WRAPPER, n, place + n - 1, 0) for n in (1, 2, 3))
+    parts = [
+        Part("", segment),
+        Part(".textgpu", images, flags=6),
+        Part(".mydata", structs, flags=3),
+        Part("", images, kind=0),
+    ]
+    return elf(parts, segments=1)
+
+
+def make_suffixed(number: int, note: str = "") -> bytes:
+    """Return a cubin that tells its target itself, as nvcc 13 writes it."""
+    parts = (Part(".nv.compat", FOR_ONE_CHIP), Part(".note.nv.tkinfo", note.encode()))
+    data = bytearray(cubin(Kernel("alpha"), more=parts[:1] if not note else parts[1:]))
+    data[8] = 8  # ABI version
+    data[48:52] = struct.pack("<I", number << 8)
+    return bytes(data)
+
+
+def make_stream(image: bytes, codec: str = "zstd") -> bytes:
+    """Return several images in one entry."""
+    images = (
+        entry(SASS, 80, image),
+        entry(SASS, 90, image, suffix="a", identifier=b"code.cu"),
+        entry(SASS, 100, make_suffixed(100), compat=FOR_ONE_CHIP),
+    )
+    return stream(*images, codec=codec)
 
 
 def pack(members: dict[str, bytes], compression: int) -> bytes:
@@ -170,6 +220,24 @@ def make_bombs() -> dict[str, bytes]:
         "images.fatbin": images,
         "many.fatbin": many,
         "objects.a": objects,
+        **{
+            f"{name}.so": elf([Part(section, piece * ((8 << 20) // len(piece)), flags=3)])
+            for name, section, piece in (
+                *(("magic", ".nv_fatbin", b"\x50\xed\x55\xba"),),
+                *(("empty", ".nv_fatbin", CONTAINER_START + bytes(8)),),
+                *(
+                    (
+                        "broken",
+                        ".nv_fatbin",
+                        CONTAINER_START + b"\x10".ljust(8, b"\0") + b"\xff" * 16,
+                    ),
+                ),
+                *(("wrappers", ".nvFatBinSegment", struct.pack("<IIQQ", WRAPPER, 1, 120, 0)),),
+                *(("structs", ".textgpu", struct.pack("<IIQQ", WRAPPER, 1, 120, 0)),),
+            )
+        },
+        "streams.fatbin": container(*[stream(*[entry(SASS, 80, image)] * 50)] * 300),
+        "one_stream.fatbin": container(stream(*[entry(SASS, 80, image + bytes(9999))] * 1000)),
         "starts.so": elf([Part(".data", CONTAINER_START * 500_000, flags=3)]),
         "frames.so": elf([Part(".data", zstd.compress(image)[:40] * 50_000, flags=3)]),
         "cubins.so": elf([Part(".data", image[:64] * 50_000, flags=3)]),
@@ -235,12 +303,60 @@ def repeat(data: bytearray, chance: random.Random) -> None:
     data[target : target + size] = data[source : source + size]
 
 
+def flood(data: bytearray, chance: random.Random) -> None:
+    """Write the beginning of some kind of GPU code over a place, up to thousands of times."""
+    piece = chance.choice(BEGINNINGS) * chance.choice((1, 1, 1, 3, 100, 5000))
+    place = chance.randrange(len(data)) // 8 * 8
+    data[place : place + len(piece) if chance.random() < 0.5 else place] = piece
+
+
+def rename(data: bytearray, chance: random.Random) -> None:
+    """Give a section, by its name wherever that stands, another name of the same length."""
+    old = chance.choice(NAMES)
+    new = chance.choice(NAMES)[: len(old)].ljust(len(old), b"x")
+    place = data.find(old)
+    if place >= 0:
+        data[place : place + len(old)] = new
+
+
+def retarget(data: bytearray, chance: random.Random) -> None:
+    """Change kind, suffix flags or number of an entry, or all of its header behind them."""
+    places = [
+        place
+        for place in range(0, len(data) - 64, 8)
+        if data[place + 2 : place + 4] == b"\x01\x01" and not data[place + 1] & 0xFE
+    ]
+    if places:
+        place = chance.choice(places)
+        form, offset, values = chance.choice(FIELDS)
+        struct.pack_into(form, data, place + offset, chance.choice(values))
+
+
+BEGINNINGS: Final = (
+    *(bytes.fromhex("50ed55ba"), CONTAINER_START, CONTAINER_START + bytes(8)),
+    *(struct.pack("<IIQQ", WRAPPER, version, 120, 0) for version in (1, 2, 3)),
+    *(b"\x7fELF\x02\x01\x01", b"\x28\xb5\x2f\xfd", entry(LTO, 80, b""), entry(TILE, 80, b"")),
+)
+NAMES: Final = (
+    *(b".nv_fatbin", b"__nv_relfatbin", b".nvFatBinSegment", b".nv_fatb", b".textgpu", b".mydata"),
+    *(b".data", b".rodata", b".text", b".nv.compat", b".note.nv.tkinfo", b".hip_fatbin"),
+)
+FIELDS: Final = (
+    ("<H", 0, (1, 2, 8, 64, 128, 256)),
+    ("<I", 20, (0, 8, 64, 72, 200)),  # where the options are
+    ("<I", 28, (0, 10, 80, 90, 100, 107, 120, 121, 255, 999)),
+    ("<I", 40, (0, 0x11, 0x2011, 0x8011, 0x100011, 0x200011, 0x300011, 0x1000011, 0xFFFFFFFF)),
+    ("<Q", 56, LARGE),
+)
 MUTATIONS: Final[tuple[Callable[[bytearray, random.Random], None], ...]] = (
     flip,
     flip,
     enlarge,
     cut,
     repeat,
+    flood,
+    rename,
+    retarget,
 )
 
 

@@ -18,9 +18,11 @@ from flash_dist.cli import main
 from flash_dist.errors import UsageError
 from flash_dist.targets.archs import Arch
 from tests.unit.made.fatbin_builder import (
+    FOR_ONE_CHIP,
     LTO,
     PTX,
     SASS,
+    TILE,
     Kernel,
     Part,
     container,
@@ -28,6 +30,7 @@ from tests.unit.made.fatbin_builder import (
     entry,
     library,
     ptx,
+    stream,
     zstd,
 )
 
@@ -37,9 +40,10 @@ BOTH = container(
 )
 
 
-def cubin_for(number: int) -> bytes:
+def cubin_for(number: int, compat: bytes = b"") -> bytes:
     """Return a cubin whose own header tells its target, as nvcc 13 writes it."""
-    data = bytearray(ALPHA)
+    more = (Part(".nv.compat", compat),) if compat else ()
+    data = bytearray(cubin(Kernel("alpha"), Kernel("beta"), more=more))
     data[8] = 8  # ABI version
     data[48:52] = struct.pack("<I", number << 8)
     return bytes(data)
@@ -379,7 +383,68 @@ def test_lto_ir_is_said_to_be_unopened(tmp_path: Path, capsys: pytest.CaptureFix
     path = tmp_path / "lib.so"
     path.write_bytes(library(container(entry(SASS, 80, ALPHA), entry(LTO, 80, b"secret" * 9))))
     assert main(["audit", str(path)]) == 0
-    assert "1 image opened, 1 image of LTO-IR could not be" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "1 image opened and understood; 1 image of LTO-IR could not be" in said
+    assert "all of it" not in said
+
+
+def test_lto_ir_alone_is_no_code_for_any_gpu(tmp_path: Path) -> None:
+    path = tmp_path / "lib.so"
+    path.write_bytes(library(container(entry(LTO, 80, b"secret" * 9), entry(LTO, 90, b"x" * 9))))
+    nothing = (
+        f"{path}: 2 images of LTO-IR and no other: nothing of it was judged, as only NVIDIA's "
+    )
+    (problem,) = problems(path)
+    assert problem.startswith(nothing)
+    found = problems(path, require="8.0;9.0")
+    assert found[1:] == tuple(
+        f"{path}: no code for sm_{number}, which is required" for number in (80, 90)
+    )
+
+
+@pytest.mark.parametrize(("require", "passes"), [("12.0a", True), ("12.0", True), ("12.0f", False)])
+def test_an_image_counts_as_what_it_says_itself(
+    tmp_path: Path, require: str, *, passes: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A header of CUDA Tile says sm_120, and its cubin is sm_120a: for 12.0, and not for 12.1."""
+    path = tmp_path / "lib.so"
+    path.write_bytes(library(container(entry(SASS, 120, cubin_for(120, FOR_ONE_CHIP)))))
+    assert main(["audit", "--require", require, "--forbid-extra", str(path)]) == int(not passes)
+    said = capsys.readouterr().out
+    assert "1 image of which the header says sm_120 and the image sm_120a: judged as" in said
+    assert "1 library, sm_120a" in said
+
+
+def test_a_header_that_promises_more_than_its_cubin_satisfies_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "lib.so"
+    code = cubin_for(90, struct.pack("<BBH", 2, 9, 0))
+    path.write_bytes(library(container(entry(SASS, 90, code, suffix="a"))))
+    assert problems(path, require="9.0") == ()
+    assert problems(path, require="9.0a") == (f"{path}: no code for sm_90a, which is required",)
+
+
+def test_what_no_known_driver_loads_is_not_promised_for_the_oldest(tmp_path: Path) -> None:
+    path = tmp_path / "lib.so"
+    path.write_bytes(library(container(entry(PTX, 80, ptx("alpha", version="9.9"), isa=(9, 9)))))
+    for driver in ("580", "620", "700"):
+        (problem,) = problems(path, min_driver=driver)
+        assert "PTX ISA 9.9" in problem
+
+
+def test_cubins_in_a_stream_are_not_promised_for_a_driver_older_than_its_tool(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "lib.so"
+    path.write_bytes(library(container(stream(entry(SASS, 80, ALPHA), entry(SASS, 90, ALPHA)))))
+    assert problems(path, require="8.0;9.0", min_driver="615") == ()
+    assert len(problems(path, min_driver="580")) == 2
+
+
+def test_bytecode_of_cuda_tile_is_said_not_to_be_understood(tmp_path: Path) -> None:
+    path = tmp_path / "lib.so"
+    path.write_bytes(library(container(entry(SASS, 90, ALPHA), entry(TILE, 90, b"tile" * 9))))
+    (problem,) = problems(path)
+    assert "image of kind 128 (CUDA Tile IR), version 0x101, number 90" in problem
 
 
 def test_a_path_that_cannot_be_read_does_not_end_the_audit(

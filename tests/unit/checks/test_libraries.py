@@ -9,7 +9,20 @@ import pytest
 
 from flash_dist.checks.libraries import examine_libraries
 from flash_dist.gpucode.libraries import open_libraries
-from tests.unit.made.fatbin_builder import PTX, container, entry, library, ptx
+from tests.unit.made.fatbin_builder import (
+    LTO,
+    PTX,
+    SASS,
+    TILE,
+    Kernel,
+    Part,
+    container,
+    cubin,
+    elf,
+    entry,
+    library,
+    ptx,
+)
 from tests.unit.made.scenarios import AMPERE, change_host, make_machine
 
 if TYPE_CHECKING:
@@ -55,3 +68,44 @@ def test_a_library_of_ptx_alone_says_what_stands_in_its_way(
 def test_a_folder_without_libraries_is_called_so(tmp_path: Path) -> None:
     *_, result = examine_libraries(MACHINE, open_libraries(tmp_path))
     assert (result.status, result.summary) == ("warn", "no library inside")
+
+
+WRAPPERS = Part(".nvFatBinSegment", bytes(48))
+JUNK = Part(".nv_fatbin", b"junk" * 9)
+
+
+def test_what_is_not_understood_is_said_before_any_verdict(tmp_path: Path) -> None:
+    path = tmp_path / "lib.so"
+    code = container(entry(SASS, 80, cubin(Kernel("add"))), entry(TILE, 80, b"bytecode"))
+    path.write_bytes(library(code))
+    *_, unclear, verdict = examine_libraries(MACHINE, open_libraries(path))
+    assert (unclear.status, unclear.id) == ("warn", "library-not-understood")
+    assert "image of kind 128 (CUDA Tile IR)" in unclear.summary
+    assert verdict.status == "ok"
+
+
+@pytest.mark.parametrize("parts", [[JUNK], [WRAPPERS], [JUNK, WRAPPERS]])
+def test_a_library_of_which_nothing_is_understood_is_not_said_to_have_no_gpu_code(
+    tmp_path: Path, parts: list[Part]
+) -> None:
+    """It registers two containers, and none was found."""
+    path = tmp_path / "lib.so"
+    path.write_bytes(elf(parts))
+    *_, result = examine_libraries(MACHINE, open_libraries(path))
+    assert (result.status, result.id) == ("fail", "library-not-understood")
+    assert "not all of its GPU code is understood" in result.summary
+
+
+def test_bytecode_alone_is_neither_called_fit_nor_unfit(tmp_path: Path) -> None:
+    path = tmp_path / "lib.so"
+    path.write_bytes(library(container(entry(TILE, 80, b"bytecode"))))
+    *_, result = examine_libraries(MACHINE, open_libraries(path))
+    assert (result.status, result.id) == ("warn", "library-unverified")
+    assert "not understood" in result.summary
+
+
+def test_lto_ir_alone_is_no_code_for_the_driver(tmp_path: Path) -> None:
+    path = tmp_path / "lib.so"
+    path.write_bytes(library(container(entry(LTO, 80, b"secret" * 9))))
+    *_, result = examine_libraries(MACHINE, open_libraries(path))
+    assert (result.status, result.id) == ("fail", "library-no-matching-code")
