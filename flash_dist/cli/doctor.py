@@ -19,6 +19,7 @@ from ..checks.environment import (
 from ..checks.libraries import examine_libraries
 from ..doctor.artefact import at_hand
 from ..doctor.examine import Examination, check_names, examine, limit_gpus, will_run
+from ..findings.result import EXIT_NOTHING_CHECKED
 from ..gpucode.libraries import open_libraries, package_libraries
 from ..machine.installed import Installed
 from ..selftest.run import DEFAULT_RUNS, DEFAULT_TIMEOUT
@@ -49,7 +50,8 @@ examples:
   python -m flash_dist doctor --save record.json
   python -m flash_dist doctor --load record.json
 
-exit status: 0 no failure, 1 at least one failure, 2 wrong usage, 3 no GPU to check
+exit status: 0 no failure, 1 at least one failure, 2 wrong usage, 3 no GPU to check,
+or nothing to judge on one
 """
 
 _FOLDED = 1  # line of detail is as short as the word that it is the same
@@ -57,7 +59,7 @@ _FOLDED = 1  # line of detail is as short as the word that it is the same
 _CONCLUSION = {
     0: "no failure",
     1: "at least one failure",
-    3: "nothing could be checked: there is no GPU",
+    3: "nothing could be checked",
 }
 
 
@@ -206,4 +208,6 @@ def describe_end(examination: Examination, code: int) -> str:
     }
     counted = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
     reason = "warnings count as failures" if code == 1 and not counts["fail"] else _CONCLUSION[code]
+    if code == EXIT_NOTHING_CHECKED and not examination.environment.cuda.gpus:
+        reason += ": there is no GPU"
     return f"{counted}: {reason} (exit status {code})"

@@ -23,6 +23,7 @@ from ..checks.loading import check_loading
 from ..checks.torch_claim import check_torch_claim
 from ..checks.visible import check_mig, check_visible
 from ..errors import UsageError
+from ..findings.libraries import NO_GPU_CODE
 from ..findings.proofs import SELFTEST_NOT_RUN
 from ..findings.result import CheckResult, exit_code, worst_status
 
@@ -81,10 +82,16 @@ class Examination:
         return all(self.results)
 
     def exit_code(self, *, strict: bool = False) -> int:
-        """Return 0, 1 or 3; a what-if, and one without GPUs on purpose, checked what it could."""
+        """Return 0, 1 or 3: GPUs were to be judged, and of none is anything known."""
         wanted = any(name in self.choice for name in GPU_CHECKS)
-        checked = self.environment.what_if or bool(self.environment.cuda.gpus) or not wanted
+        checked = not wanted or any(map(self._is_of_gpu, self.results))
         return exit_code(self.results, checked_gpu=checked, strict=strict)
+
+    def _is_of_gpu(self, result: CheckResult) -> bool:
+        """Whether it judges a GPU; libraries without GPU code are the same on each."""
+        if result.entry is NO_GPU_CODE:
+            return bool(self.environment.cuda.gpus)
+        return result.gpu is not None and result.status != "skip"
 
     def to_json(self, *, strict: bool = False) -> dict[str, Any]:
         """Return the whole examination as plain data."""

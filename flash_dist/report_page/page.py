@@ -76,7 +76,8 @@ def conclude(data: Json) -> str:
     if data["exit_code"] == EXIT_FINDINGS:
         return f"{count(counts['warn'], 'warning')}, which count as failures"
     if data["exit_code"] == EXIT_NOTHING_CHECKED:
-        return "Nothing could be checked: there is no GPU"
+        absent = "" if data["environment"]["cuda"]["gpus"] else ": there is no GPU"
+        return f"Nothing could be checked{absent}"
     if is_nothing_checked(data):
         return "Nothing was checked"
     warned = f", {count(counts['warn'], 'warning')}" if counts["warn"] else ""

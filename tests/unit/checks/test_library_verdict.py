@@ -163,6 +163,14 @@ def test_nothing_to_judge_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "no GPU code for NVIDIA in 1 library: kernels" in capsys.readouterr().out
 
 
+def test_libraries_that_cannot_be_read_are_nothing_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "torn.so").write_bytes(library(container(sass(80)))[:200])
+    assert main(["doctor", "--wheel", str(tmp_path), "--gpu", "8.6"]) == 3
+    assert "nothing could be checked (exit status 3)" in capsys.readouterr().out
+
+
 def test_a_package_that_is_not_installed_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--package", "no-such-package", "--gpu", "8.6"]) == 2
     assert "no package `no-such-package` is installed" in capsys.readouterr().err

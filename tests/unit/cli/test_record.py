@@ -147,6 +147,20 @@ def test_other_gpus_and_a_wheel_are_judged_on_a_recorded_machine(
     assert "devices must be of 0, got 1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", sorted(path.stem for path in PLACE.iterdir()))
+def test_a_wheel_on_a_recorded_machine_is_fine_only_where_a_gpu_was_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    lib = tmp_path / "lib.so"
+    lib.write_bytes(library(container(entry(SASS, 80, cubin(Kernel("alpha"))))))
+    place = str(PLACE / f"{name}.json")
+    status = main(["doctor", "--load", place, "--wheel", str(lib), "--json"])
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    judged = [one for one in checks if one["gpu"] is not None]
+    assert (status in {0, 1}) == (bool(judged) or any(one["status"] == "fail" for one in checks))
+    assert judged or status
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from flash_dist.checks.choice import CheckChoice
 from flash_dist.checks.gpus import check_gpu
 from flash_dist.checks.guard import guard
 from flash_dist.checks.install import check_system
@@ -88,6 +89,14 @@ def test_without_a_gpu_nothing_could_be_checked() -> None:
     examination = look(environment)
     assert find(examination, "driver").id == "driver-absent"
     assert find(examination, "gpu").id == "no-gpu"
+    assert examination.exit_code() == 3
+
+
+def test_gpus_that_nothing_was_judged_on_are_nothing_checked() -> None:
+    machine = replace(make_environment(ALL, "8.6"), installed=Installed())
+    choice = CheckChoice(frozenset({"gpu"}))
+    examination = Examination(machine, tuple(examine(machine, choice=choice)), choice)
+    assert [result.status for result in examination.results] == ["skip"]
     assert examination.exit_code() == 3
 
 
