@@ -70,7 +70,7 @@ class BuildNative(build_ext):
         package.mkdir(parents=True, exist_ok=True)
         for library in build.libraries:
             shutil.copy2(library, package)
-        manifest = make_manifest(build, options)
+        manifest = make_manifest(build, options, package)  # the modules are there: build_py ran
         (package / "_build.json").write_text(manifest.to_text(), encoding="utf-8")
         report = report_path(archset.label)
         report.parent.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ from ci.project import ARCHSETS, load_project
 from ci.toolchain.nvcc import glibc_version, gxx_version
 from flash_dist.builds.declared import CODECS
 from flash_dist.builds.manifest import (
+    FILE_NAME,
     Assembled,
     HostInfo,
     KernelRecord,
@@ -19,6 +20,7 @@ from flash_dist.builds.manifest import (
     ToolkitInfo,
 )
 from flash_dist.builds.published import load_proofs
+from flash_dist.errors import ManifestError
 from flash_dist.targets.archs import Arch
 from flash_dist.targets.devices import (
     format_version,
@@ -28,14 +30,23 @@ from flash_dist.targets.devices import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     from ci.compile.native import NativeBuild, NativeOptions
     from ci.toolchain.nvcc import Toolchain
 
 FLAGS = ("-O3", "-std=c++17")
 
 
-def make_manifest(build: NativeBuild, options: NativeOptions) -> Manifest:
-    """Join everything that is known about a build."""
+def make_manifest(build: NativeBuild, options: NativeOptions, package: Path) -> Manifest:
+    """Join everything that is known about a build.
+
+    Args:
+        build: What was compiled.
+        options: What was asked for.
+        package: The folder that is packed, with its Python files and data.
+    """
     project = load_project()
     return Manifest(
         package_version=project.wheel_version(options.toolchain.cuda, options.archset.label),
@@ -51,7 +62,22 @@ def make_manifest(build: NativeBuild, options: NativeOptions) -> Manifest:
         kernels=tuple(_kernel_records(build)),
         planner=hash_decisions(),
         parts=find_parts(build.folder, options.toolchain, options.headers),
+        files=tuple(sorted(list_files(package))),
     )
+
+
+def list_files(package: Path) -> Iterator[str]:
+    """Yield what a package holds beside its libraries, its own record and Python's caches.
+
+    Raises:
+        ManifestError: There is no module in it.
+    """
+    found = [path.relative_to(package) for path in package.rglob("*") if path.is_file()]
+    names = [path.as_posix() for path in found if "__pycache__" not in path.parts]
+    if "__init__.py" not in names:
+        message = f"`{package}` holds no module that the record of the build could list"
+        raise ManifestError(message)
+    yield from (name for name in names if not name.endswith(".so") and name != FILE_NAME)
 
 
 def _compression(toolchain: Toolchain) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from email import message_from_bytes
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +12,7 @@ from packaging.version import Version
 
 from ci.trials.cells import InstallError
 from ci.wheels.artefacts import Artefact, read_artefact
+from flash_dist.builds.manifest import FILE_NAME, Manifest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +27,8 @@ def make_next(one: Artefact, folder: Path) -> Artefact:
     _wheel("unpack", "--dest", str(folder), str(one.path))
     tree = next(folder.iterdir())
     (info,) = tree.glob("*.dist-info")
-    _rename(info / "METADATA", tree / "flash_dist" / "_build.json", one.version, version)
+    _rename(info / "METADATA", version)
+    _declare(tree / "flash_dist" / FILE_NAME, one.version, version)
     (tree / "flash_dist" / DROPPED).unlink()
     info.rename(tree / f"flash_dist-{version}.dist-info")
     _wheel("pack", "--dest-dir", str(folder), str(tree))
@@ -39,16 +42,20 @@ def next_version(version: Version) -> Version:
     return Version(f"{numbers}+{version.local}" if version.local else numbers)
 
 
-def _rename(metadata: Path, manifest: Path, old: Version, new: Version) -> None:
+def _rename(metadata: Path, new: Version) -> None:
     headers = message_from_bytes(metadata.read_bytes())
     headers.replace_header("Version", str(new))
     metadata.write_bytes(headers.as_bytes())
-    text = manifest.read_text(encoding="utf-8")
-    key = '"package_version": '
-    if f'{key}"{old}"' not in text:
-        message = f"`{manifest.name}` does not say {key}{old}"
+
+
+def _declare(path: Path, old: Version, new: Version) -> None:
+    manifest = Manifest.from_text(path.read_text(encoding="utf-8"), source=path)
+    if manifest.package_version != str(old):
+        message = f"`{path.name}` is of {manifest.package_version}, not of {old}"
         raise InstallError(message)
-    manifest.write_text(text.replace(f'{key}"{old}"', f'{key}"{new}"'), encoding="utf-8")
+    files = tuple(name for name in manifest.files if name != DROPPED)
+    manifest = replace(manifest, package_version=str(new), files=files)
+    path.write_text(manifest.to_text(), encoding="utf-8")
 
 
 def _wheel(*words: str) -> None:

@@ -61,6 +61,9 @@ def audit(wheel: Path, asked: ArchSet) -> AuditResult:
 def verify(wheel: Path) -> None:
     """Insist on what `verify` says of the finished wheel, and let all of it be said first."""
     results = [result for result in verify_wheel(wheel).results if result.status != "skip"]
+    if not results:
+        message = f"`{wheel.name}` is not of this package, and nothing of it was verified"
+        raise WheelBuildError(message)
     for result in results:
         print_result(make_console(), result)
     for result in results:

@@ -13,6 +13,7 @@ from packaging.utils import parse_wheel_filename
 
 from ..binaries.codecs import open_zstd
 from ..binaries.files import open_file
+from ..binaries.json_text import parse_json
 from ..binaries.wheel import open_wheel
 from ..builds.conda_package import INDEX, PATHS, part_name
 from ..builds.conda_solver import (
@@ -135,6 +136,6 @@ def _judge_paths(data: object) -> Iterator[str]:
 
 def _parse(text: bytes) -> object:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except (ValueError, RecursionError):
         return None

@@ -12,7 +12,7 @@ import re
 import stat
 from typing import TYPE_CHECKING, Final
 
-from ..builds.contents import BINDING, KERNELS
+from ..builds.contents import BINDING, KERNELS, MANIFEST
 from ..builds.sbom import FILE_NAME as BILL
 
 if TYPE_CHECKING:
@@ -24,33 +24,27 @@ if TYPE_CHECKING:
 # Short and not deep: a name that a file system refuses breaks off an installation half way.
 _PACKAGE: Final = re.compile(r"flash_dist/(?:[a-z0-9_]{1,64}/){0,8}[a-z0-9_]{1,64}\.(?:py|json)")
 _MODULE: Final = re.compile(r"(.+)\.py")
-_ALLOWED: Final = frozenset({"flash_dist/py.typed", KERNELS, BINDING})
+_TYPED: Final = "flash_dist/py.typed"
+_BUILT: Final = frozenset({KERNELS, BINDING, MANIFEST})
 _INFO: Final = re.compile(r"(flash_dist-[A-Za-z0-9.+!_]+\.dist-info)/(.+)")
-_REQUIRED: Final = ("METADATA", "RECORD", "WHEEL")
-_SAID: Final = frozenset({*_REQUIRED, "top_level.txt", "licenses/LICENSE", f"sboms/{BILL}"})
+_REQUIRED: Final = ("METADATA", "RECORD", "WHEEL", "licenses/LICENSE")
+_SAID: Final = frozenset({*_REQUIRED, "top_level.txt", f"sboms/{BILL}"})
 INSTALLER: Final = "INSTALLER"  # which conda packages have
 
 
-def find_foreign_names(names: Iterable[str], *, more: Iterable[str] = ()) -> Iterator[str]:
+def find_foreign_names(
+    names: Iterable[str], listed: Iterable[str], *, more: Iterable[str] = ()
+) -> Iterator[str]:
     """Say in sentences which files a wheel of this package does not hold, and which it lacks.
 
     Args:
         names: Of the files, or of folders, which end with a slash.
+        listed: The modules and data that the build's own record lists.
         more: What is allowed in the dist-info beside what a wheel has there.
     """
     every = sorted(names)
     files = {name for name in every if not name.endswith("/")}
-    said, infos = _SAID | set(more), set[str]()
-    for name in sorted(files):
-        info = _INFO.fullmatch(name)
-        if info is not None and info[2] in said:
-            infos.add(info[1])
-        elif name not in _ALLOWED and _PACKAGE.fullmatch(name) is None:
-            yield f"{name} is no file of this package"
-    if len(infos) != 1:
-        yield f"it has {len(infos)} folders flash_dist-*.dist-info, not one"
-    for folder in sorted(infos):
-        yield from (f"it lacks {folder}/{n}" for n in _REQUIRED if f"{folder}/{n}" not in files)
+    yield from _judge_files(files, {f"flash_dist/{name}" for name in listed}, _SAID | set(more))
     folders = {f"{name[:place]}/" for name in files for place in _slashes(name)}
     for name in every:
         if name.endswith("/") and name not in folders:
@@ -59,6 +53,26 @@ def find_foreign_names(names: Iterable[str], *, more: Iterable[str] = ()) -> Ite
         module = _MODULE.fullmatch(name)
         if module and f"{module[1]}/" in folders:
             yield f"{name} is a module, and {module[1]}/ a folder of the same name"
+
+
+def _judge_files(files: set[str], listed: set[str], said: frozenset[str]) -> Iterator[str]:
+    """Hold files against those that the build lists, and those that a dist-info has."""
+    infos = set[str]()
+    if not listed:
+        yield f"{MANIFEST} lists no modules, so that nobody can tell which belong to the package"
+    for name in sorted(files):
+        info = _INFO.fullmatch(name)
+        if info is not None and info[2] in said:
+            infos.add(info[1])
+        elif name not in {_TYPED, *_BUILT} and _PACKAGE.fullmatch(name) is None:
+            yield f"{name} is no file of this package"
+        elif listed and name not in listed | _BUILT:
+            yield f"{name} is not among the files that {MANIFEST} lists"
+    yield from (f"it lacks {name}" for name in sorted((listed | _BUILT) - files))
+    if len(infos) != 1:
+        yield f"it has {len(infos)} folders flash_dist-*.dist-info, not one"
+    for folder in sorted(infos):
+        yield from (f"it lacks {folder}/{n}" for n in _REQUIRED if f"{folder}/{n}" not in files)
 
 
 def _slashes(name: str) -> Iterator[int]:

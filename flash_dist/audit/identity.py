@@ -45,6 +45,12 @@ _METADATA_HEADERS: Final = frozenset(
         "Summary",
     }
 )
+# A field may be given by the build; to an installer of a wheel Dynamic means nothing.
+_FIXED: Final = {
+    "Metadata-Version": frozenset({"2.4"}),
+    "Dynamic": frozenset({"license-file", "requires-dist"}),
+    "License-File": frozenset({"LICENSE"}),
+}
 _WHEEL_HEADERS: Final = frozenset({"Generator", "Root-Is-Purelib", "Tag", "Wheel-Version"})
 _WHEEL: Final = {"Wheel-Version": "1.0", "Root-Is-Purelib": "false"}
 
@@ -106,6 +112,10 @@ def _judge_metadata(metadata: Message, manifest: Manifest, minor: str) -> Iterat
         count = len(metadata.get_all(header, []))
         if count != 1:
             yield f"METADATA has {count} lines {header}, not one"
+    for header, allowed in _FIXED.items():
+        for value in sorted({str(one) for one in metadata.get_all(header, [])} - allowed):
+            wanted = " or ".join(sorted(allowed))
+            yield f"METADATA says {header}: {value[:_SHOWN]}, our builds write {wanted}"
     if metadata.get("Name") != "flash_dist":
         yield f"METADATA is of {metadata.get('Name')}, not of flash_dist"
     python = str(metadata.get("Requires-Python", ""))

@@ -39,6 +39,7 @@ from .conda import find_foreign_claims, find_foreign_members
 from .files import INSTALLER, find_foreign_kinds, find_foreign_names
 from .identity import find_contradictions
 from .own import audit_contents
+from .ownership import name_other_project
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -105,6 +106,8 @@ def verify_wheel(path: Path, listing: Listing | None = None) -> Verification:
 
 
 def _choose_checks(path: Path) -> Callable[[Path], tuple[CheckResult, ...]]:
+    if other := name_other_project(path):
+        return partial(_skip_other, other)
     if path.name.endswith(_SILENT):
         return _skip_contents
     return _check_conda if path.suffix == ".conda" else _check_wheel
@@ -113,6 +116,12 @@ def _choose_checks(path: Path) -> Callable[[Path], tuple[CheckResult, ...]]:
 def _skip_contents(path: Path) -> tuple[CheckResult, ...]:
     summary = f"a {path.name[path.name.rindex('.') :]} says nothing of itself that could be held"
     return (CheckResult("skip", f"{summary} against it: only a manifest tells", name="contents"),)
+
+
+def _skip_other(project: str, path: Path) -> tuple[CheckResult, ...]:
+    summary = f"it is of {project:.60}, and verify knows what flash_dist is made of, no other"
+    fix = f"`python -m flash_dist audit {shlex.quote(str(path))}` judges the release of any project"
+    return (CheckResult("skip", summary, fix=fix, name="contents"),)
 
 
 def _check_wheel(path: Path) -> tuple[CheckResult, ...]:
@@ -215,15 +224,17 @@ def check_archive(path: Path) -> CheckResult:
 
 
 def check_files(path: Path, *, more: Sequence[str] = ()) -> CheckResult:
-    """Does it hold files of this package alone?"""
+    """Does it hold the files that its build lists, and a dist-info, alone?"""
+    listed = read_manifest(path).files
     with open_wheel(path) as wheel, open_file(path) as file:
         names = {*wheel.names, *list_names(file)}  # zipfile leaves folders out and cuts at NUL
-        foreign = list(find_foreign_names(names, more=more))
+        foreign = list(find_foreign_names(names, listed, more=more))
     if foreign:
         summary = "the wheel holds files that are not of this package, or lacks some"
         fix = "do not install it; download it again"
         return CheckResult("fail", summary, few_lines(foreign, _SHOWN), fix, VERIFY_FOREIGN_FILE)
-    return CheckResult("ok", "files of this package, and no other")
+    summary = f"{len(listed)} modules and data that _build.json lists, two libraries, a dist-info"
+    return CheckResult("ok", f"{summary}: no file more, none less")
 
 
 def check_metadata(path: Path) -> CheckResult:

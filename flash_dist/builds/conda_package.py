@@ -8,7 +8,6 @@ SHA-256), `pkg-*.tar.zst` holds the files. Those of a wheel lie in `site-package
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import tempfile
 import zipfile
@@ -20,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from ..binaries import tar
 from ..binaries.codecs import open_zstd
 from ..binaries.files import DAMAGED_HINT, unreadable
+from ..binaries.json_text import parse_json
 from ..binaries.wheel import MAX_TEXT_BYTES, Wheel, open_wheel
 from ..errors import FatbinError, hint_to_build
 from .metadata import parse_metadata, read_tags
@@ -78,8 +78,17 @@ def read_index(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         FatbinError: It is none, or cannot be read.
     """
+    return read_claims(path)[0]
+
+
+def read_claims(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, PackedFile]]:
+    """Read what a conda package, anybody's, says of itself: index.json, and its list of files.
+
+    Raises:
+        FatbinError: It is none, or cannot be read.
+    """
     with open_wheel(path, kind="conda package") as opened:
-        return _parse_info(opened.path, _read_info(opened))[0]
+        return _parse_info(opened.path, _read_info(opened))
 
 
 def find_path_damage(package: CondaContents) -> Iterator[str]:
@@ -134,10 +143,10 @@ def _read_info(opened: Wheel) -> dict[str, bytes]:
 
 def _parse_info(path: str, info: dict[str, bytes]) -> tuple[dict[str, Any], dict[str, PackedFile]]:
     try:
-        index = json.loads(info[INDEX])
+        index = parse_json(info[INDEX])
         listed = {
             str(one["_path"]): PackedFile(str(one["sha256"]), int(one["size_in_bytes"]))
-            for one in json.loads(info[PATHS])["paths"]
+            for one in parse_json(info[PATHS])["paths"]
         }
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         reason = f"index.json or paths.json is not understood: {type(error).__name__} {error}"

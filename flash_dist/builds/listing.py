@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from ..binaries.json_text import parse_json
 from ..errors import ManifestError, hint_to_build
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def read_listing(path: Path) -> Listing:
         ManifestError: It cannot be read, or is none.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         message = f"cannot read the manifest `{path}`: {error.strerror or error}"
         raise ManifestError(message, hint=_NAME_IT) from error

@@ -9,6 +9,7 @@ import json
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from ..binaries.json_text import parse_json
 from ..errors import ManifestError, hint_to_build
 from ..targets.archs import DEFAULT_MACHINE, DEFAULT_TOOLKIT, SESSIONS, Arch, ArchSet
 from .package import PACKAGE
@@ -110,6 +111,7 @@ class Manifest:
     kernels: tuple[KernelRecord, ...]
     planner: str = ""  # hash of what the host decides about launches and masks
     parts: tuple[Part, ...] = ()
+    files: tuple[str, ...] = ()  # of the package, beside the libraries and this one
 
     @classmethod
     def from_json(cls, data: object) -> Manifest:
@@ -136,6 +138,7 @@ class Manifest:
                 kernels=tuple(_read_kernel(one) for one in data["kernels"]),
                 planner=str(data.get("planner", "")),
                 parts=tuple(_read(Part, one) for one in data.get("parts", ())),
+                files=tuple(map(str, data.get("files", ()))),
             )
         except KeyError as error:
             message = f"the manifest lacks {error}"
@@ -148,7 +151,7 @@ class Manifest:
     def from_text(cls, text: str, *, source: object) -> Manifest:
         """Read the file's text; `source` is named in errors."""
         try:
-            data = json.loads(text)
+            data = parse_json(text)
         except (ValueError, RecursionError) as error:
             message = f"`{source}` is not JSON: {error}"
             raise ManifestError(message) from error
@@ -169,6 +172,7 @@ class Manifest:
             "torch_tested_max": self.torch_tested_max,
             "planner": self.planner,
             "parts": [asdict(one) for one in self.parts],
+            "files": list(self.files),
             "targets": [_write(one) for one in self.targets],
             "kernels": [_write(one) for one in self.kernels],
         }

@@ -5,8 +5,9 @@ CycloneDX in `dist-info/sboms` (PEP 770).
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, Final
+
+from ..binaries.json_text import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -26,7 +27,7 @@ def find_differences(text: str, manifest: Manifest, files: Mapping[str, str]) ->
         files: SHA-256 of the wheel's libraries, by name.
     """
     try:
-        bill = _Bill(json.loads(text))
+        bill = _Bill(parse_json(text))
     except (ValueError, RecursionError) as error:
         yield f"the bill of materials is not JSON: {error}"
         return

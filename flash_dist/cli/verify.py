@@ -34,11 +34,13 @@ examples:
   python -m flash_dist verify --manifest manifest.json dist/*/*.whl
   python -m flash_dist verify --manifest manifest.json dist/conda/*/*.conda
 
-Without --manifest a file is only held against itself: it is undamaged, holds files of this package
-alone and what it declares, but nobody says who built it. Whoever changes a module of it and its
-RECORD, too, is found by the manifest alone.
+Without --manifest a file is only held against itself: it is undamaged, holds the files that its
+build listed and what it declares, but nobody says who built it. Whoever changes a module of it and
+its RECORD, too, is found by the manifest alone.
 
 Of sources (.tar.gz) and of the program in one file (.pyz) only a manifest tells.
+
+Of wheels of other projects it says nothing: `audit` judges them.
 
 exit status: 0 passed, 1 something differs or cannot be read, 2 wrong usage or no such manifest,
 3 nothing could be checked

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from .._version import read_version
+from ..binaries.json_text import parse_json
 from ..checks.choice import EVERYTHING, CheckChoice
 from ..checks.environment import Environment  # noqa: TC001 - `read` asks for the type
 from ..errors import UsageError
@@ -149,26 +150,11 @@ def _parse(text: str | bytes) -> dict[str, Any]:
     if len(text) > LARGEST:
         message = f"it must have at most {LARGEST} bytes"
         raise UnfitError(message)
-    data = json.loads(text, object_pairs_hook=_require_unique, parse_constant=_refuse_constant)
+    data = parse_json(text)
     if not isinstance(data, dict) or data.pop("command", None) != COMMAND:
         message = f'it must be an object with "command": "{COMMAND}"'
         raise UnfitError(message)
     return data
-
-
-def _require_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    data: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in data:
-            message = f"`{name[:LINE]}` stands twice in one object"
-            raise UnfitError(message)
-        data[name] = value
-    return data
-
-
-def _refuse_constant(name: str) -> None:
-    message = f"`{name}` is no number of JSON"
-    raise UnfitError(message)
 
 
 def _name_writer(data: dict[str, Any]) -> str:

@@ -45,8 +45,8 @@ VERIFY_FOREIGN_FILE: Final = Entry(
     "The wheel holds files that are not of this package",
     "A wheel of this package holds the folder `flash_dist` and one dist-info, and an installer "
     "puts whatever else it finds beside other packages: a `.pth` file runs with every Python, a "
-    "folder `torch` replaces torch's files, `*.data` reaches `bin`. Or a file that every wheel "
-    "has is missing.",
+    "folder `torch` replaces torch's files, `*.data` reaches `bin`. Or a file is not among those "
+    "that the build itself listed in `_build.json`, or one that it listed is missing.",
     "Do not install it, and tell whoever gave it to you. `python -m zipfile -l FILE` lists it.",
 )
 

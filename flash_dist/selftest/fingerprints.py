@@ -14,6 +14,7 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from ..binaries.json_text import parse_json
 from ..builds.package import PACKAGE
 from ..errors import FlashDistError
 from ..targets.archs import DEFAULT_TOOLKIT
@@ -265,7 +266,7 @@ def read_references(path: Path = PACKAGE / FILE_NAME) -> tuple[Reference, ...]:
     """
     hint = "`python -m flash_dist selftest --record FILE` writes one"
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         if path == PACKAGE / FILE_NAME:
             return ()

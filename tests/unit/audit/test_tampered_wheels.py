@@ -23,6 +23,7 @@ from tests.unit.made.dynamic_builder import make_linked
 from tests.unit.made.hostile import HOSTILE, places, put
 from tests.unit.made.whole_wheel import (
     INFO,
+    LICENSE,
     METADATA,
     NAME,
     RECORD,
@@ -82,6 +83,15 @@ def renamed(old: str, new: str) -> Callable[[Files], Files]:
     return lambda files: {name.replace(old, new): data for name, data in files.items()}
 
 
+def both(*changes: Callable[[Files], Files]) -> Callable[[Files], Files]:
+    def apply(files: Files) -> Files:
+        for change in changes:
+            files = change(files)
+        return files
+
+    return apply
+
+
 def one(name: str, **changes: object) -> Pack:
     """Pack one member otherwise."""
 
@@ -130,6 +140,7 @@ def uncounted(data: bytes) -> bytes:
 
 WIDE = struct.pack("<HHQQ", 1, 16, 5, 5)
 INIT = "flash_dist/__init__.py"
+TYPED = b'"py.typed"'  # the last file that the build lists
 FOREIGN = {"files"}
 ALL_UNREAD = {"files", "record", "metadata", "audit", "sbom"}
 
@@ -186,8 +197,8 @@ TAMPERED: dict[str, Tampered] = {
     "backslash": Tampered(ALL_UNREAD, add("flash_dist\\evil.py")),
     "twice": Tampered(ALL_UNREAD, pack=more(Packed(INIT, b"import os\n"))),
     # Kinds and permissions.
-    "link": Tampered({"archive"}, add("flash_dist/a.py"), one("flash_dist/a.py", mode=LINK)),
-    "device": Tampered({"archive"}, add("flash_dist/a.py"), one("flash_dist/a.py", mode=0o20666)),
+    "link": Tampered({"archive"}, pack=one(INIT, mode=LINK)),
+    "device": Tampered({"archive"}, pack=one(INIT, mode=0o20666)),
     "setuid": Tampered({"archive"}, pack=one(BINDING, mode=0o104755)),
     "for others to write": Tampered({"archive"}, pack=one(INIT, mode=0o100666)),
     "folder with bytes": Tampered(
@@ -225,7 +236,7 @@ TAMPERED: dict[str, Tampered] = {
     "name in an extra field": Tampered(
         {"archive"}, pack=one(INIT, list_extra=b"up\x09\0\1\0\0\0\0evil")
     ),
-    "two members in one place": Tampered({"archive", "record"}, pack=twin),
+    "two members in one place": Tampered({"archive", "files", "record"}, pack=twin),
     "size of 64 bits beside that of 32": Tampered({"archive"}, pack=one(INIT, header_extra=WIDE)),
     "fewer members by the count": Tampered({"archive"}, pack=text(uncounted)),
     "comment of a member": Tampered({"archive"}, pack=one(WHEEL, comment=b"evil")),
@@ -285,7 +296,7 @@ TAMPERED: dict[str, Tampered] = {
         {"metadata"}, edit(WHEEL, b"x86_64", b"aarch64"), name=NAME.replace("x86_64", "aarch64")
     ),
     "no RECORD of a module": Tampered(
-        {"record"}, lambda files: {**add("flash_dist/a.py")(files), RECORD: make_record(files)}
+        {"record"}, lambda files: {**files, RECORD: make_record(drop(INIT)(files))}
     ),
     "no METADATA": Tampered({"files", "metadata", "audit"}, drop(METADATA)),
     "dist-info of another version": Tampered(
@@ -294,12 +305,39 @@ TAMPERED: dict[str, Tampered] = {
     # Code and bill.
     "kernels of nobody": Tampered({"audit", "sbom"}, add(KERNELS, make_linked(exports=("f",)))),
     "machine that is none": Tampered(
-        {"metadata", "audit", "sbom"}, edit(MANIFEST, b'"x86_64"', b'"evil"')
+        {"files", "metadata", "audit", "sbom"}, edit(MANIFEST, b'"x86_64"', b'"evil"')
     ),
     "no bill": Tampered({"sbom"}, drop(SBOM)),
+    # Files that the build did not list, or that it did.
+    "more modules": Tampered(FOREIGN, add("flash_dist/evil.py")),
+    "more data": Tampered(FOREIGN, add("flash_dist/evil.json", b"{}")),
+    "no module": Tampered(FOREIGN, drop(INIT)),
+    "no data": Tampered(FOREIGN, drop("flash_dist/archsets.json")),
+    "no py.typed": Tampered(FOREIGN, drop("flash_dist/py.typed")),
+    "no licence": Tampered(FOREIGN, drop(LICENSE)),
+    "no list of modules": Tampered(
+        FOREIGN, edit(MANIFEST, b'"files": [', b'"files": [], "old": [')
+    ),
+    "hostile name in the list": Tampered(
+        FOREIGN,
+        both(add("flash_dist/x.pth"), edit(MANIFEST, TYPED, TYPED + b', "x.pth"')),
+    ),
+    # What two readers read as two things, or a newer one as something else.
+    "newer kind of METADATA": Tampered(
+        {"metadata"}, edit(METADATA, b"Metadata-Version: 2.4", b"Metadata-Version: 9.9")
+    ),
+    "requirements that are dynamic": Tampered({"metadata"}, told(b"Dynamic: requires-python")),
+    "licence of another name": Tampered({"metadata"}, told(b"License-File: ../../evil")),
+    "name twice in _build.json": Tampered(
+        {"files", "metadata", "audit", "sbom"}, edit(MANIFEST, b"{", b'{"version": 1,')
+    ),
+    "name twice in the bill": Tampered({"sbom"}, edit(SBOM, b"{", b'{"bomFormat": "CycloneDX",')),
     # Nobody but the manifest of a release knows that these are not ours.
     "changed module": Tampered(set(), add(INIT)),
-    "more modules": Tampered(set(), add("flash_dist/evil.py")),
+    "more modules, which are listed": Tampered(
+        set(),
+        both(add("flash_dist/evil.py"), edit(MANIFEST, TYPED, TYPED + b', "evil.py"')),
+    ),
     "changed data": Tampered(set(), add("flash_dist/archsets.json", b"{}")),
     "changed description": Tampered(
         set(), lambda files: {**files, METADATA: files[METADATA] + b"\nGo to evil.example\n"}

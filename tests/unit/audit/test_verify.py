@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import zipfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -150,10 +151,14 @@ FAULTS: dict[str, tuple[Callable[[Files], Files], dict[str, str]]] = {
         lambda files: {**files, MANIFEST: files[MANIFEST].replace(b"9.0a", b"10.0")},
         {"audit": "verify-audit", "sbom": "verify-sbom-differs"},
     ),
-    "no library": (without(KERNELS), dict.fromkeys(("metadata", "audit", "sbom"), "verify-unread")),
+    "no library": (
+        without(KERNELS),
+        {"files": "verify-foreign-file"}
+        | dict.fromkeys(("metadata", "audit", "sbom"), "verify-unread"),
+    ),
     "no _build.json": (
         without(MANIFEST),
-        dict.fromkeys(("metadata", "audit", "sbom"), "verify-unread"),
+        dict.fromkeys(("files", "metadata", "audit", "sbom"), "verify-unread"),
     ),
 }
 
@@ -253,6 +258,31 @@ def test_a_manifest_that_is_none_is_a_sentence(text: str, tmp_path: Path) -> Non
     with pytest.raises(ManifestError, match="manifest"):
         read_listing(path)
     assert main(["verify", "--manifest", str(path), str(write_whole_wheel(tmp_path))]) == 2
+
+
+def test_a_sound_wheel_of_others_is_named_and_nothing_is_said_against_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wheel = tmp_path / "other-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("other/__init__.py", "")
+        archive.writestr("other-1.0.dist-info/METADATA", "Name: other\nVersion: 1.0\n")
+    assert main(["verify", str(wheel)]) == 3
+    out = capsys.readouterr().out
+    assert "it is of other, and verify knows what flash_dist is made of, no other" in out
+    assert f"fix: `python -m flash_dist audit {wheel}` judges" in out
+    assert "install" not in out
+    assert main(["verify", str(wheel), str(write_whole_wheel(tmp_path / "good"))]) == 3
+    named = wheel.rename(tmp_path / NAME)
+    assert main(["verify", str(named)]) == 1
+
+
+def test_a_sound_wheel_says_what_was_compared(tmp_path: Path) -> None:
+    said = {one.name: one.summary for one in verify_wheel(write_whole_wheel(tmp_path)).results}
+    assert said["files"] == (
+        "3 modules and data that _build.json lists, two libraries, a dist-info: "
+        "no file more, none less"
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", None])

@@ -59,6 +59,7 @@ def make_manifest(archs: str = "8.0+PTX;9.0a", **changes: Any) -> Manifest:  # n
         "torch_tested_max": "2.15",
         "targets": tuple(TargetInfo(arch, "assembled") for arch in archset.archs),
         "kernels": tuple(make_kernel(str(arch)) for arch in archset.archs),
+        "files": ("__init__.py", "archsets.json", "py.typed"),
     }
     return Manifest(**{**values, **changes})
 
@@ -106,7 +107,9 @@ def test_a_missing_key_is_named(key: str) -> None:
         Manifest.from_json(data)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null"])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"version": 1, "version": 1}', '{"version": NaN}']
+)
 def test_what_is_no_manifest_is_an_error(text: str) -> None:
     with pytest.raises(ManifestError):
         Manifest.from_text(text, source="test")

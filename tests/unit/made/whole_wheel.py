@@ -37,6 +37,10 @@ SBOM = f"{INFO}/sboms/flash_dist.cdx.json"
 RECORD = f"{INFO}/RECORD"
 METADATA = f"{INFO}/METADATA"
 WHEEL = f"{INFO}/WHEEL"
+LICENSE = f"{INFO}/licenses/LICENSE"
+EMPTY = hashlib.sha1(b"blob 0\0", usedforsecurity=False).hexdigest()  # git's, of an empty file
+FILES = ("__init__.py", "archsets.json", "py.typed")
+BLOBS = dict.fromkeys((*(f"flash_dist/{name}" for name in FILES), "LICENSE"), EMPTY)
 PARTS = (
     OthersPart(
         "cudart_static", "13.0.96", "static", "NVIDIA EULA", "nvidia-cuda-runtime", "a" * 64
@@ -49,7 +53,7 @@ def make_declared() -> Manifest:
     """Return what the wheel declares: one kernel for one target."""
     kernel = make_kernel("sm_90a", source="targets/sm_90a/fwd_d64.cu")
     flags = ("-O3", "--compress-mode=size", "-gencode=arch=compute_90a,code=sm_90a")
-    return make_manifest("9.0a", kernels=(kernel,), parts=PARTS, flags=flags)
+    return make_manifest("9.0a", kernels=(kernel,), parts=PARTS, flags=flags, files=FILES)
 
 
 def make_files(
@@ -66,7 +70,8 @@ def make_files(
         KERNELS: _library(needs, (), "flash_dist_variants_json", container(*images)),
         BINDING: _library((*needs, *sorted(BINDING_NEEDS)), ("$ORIGIN",), "PyInit__C"),
         MANIFEST: manifest.to_text().encode(),
-        "flash_dist/__init__.py": b"",
+        **{f"flash_dist/{name}": b"" for name in manifest.files},
+        LICENSE: b"",
         WHEEL: make_wheel_file(platform),
         METADATA: make_metadata(manifest),
     }

@@ -21,6 +21,8 @@ from ci.wheels.artefacts import ArtefactError, find_artefacts
 from ci.wheels.source import Source, SourceError, read_source
 from flash_dist.builds.listing import read_listing
 from tests.unit.made.whole_wheel import (
+    BLOBS,
+    EMPTY,
     METADATA,
     NAME,
     SBOM,
@@ -125,8 +127,7 @@ def test_a_wheel_that_does_not_verify_is_not_released(tmp_path: Path) -> None:
 )
 def test_no_wheel_is_of_a_commit_that_does_not_have_its_files(tmp_path: Path, name: str) -> None:
     write_whole_wheel(tmp_path / "hopper", {**make_files(), name: b"import os\n"})
-    empty = hashlib.sha1(b"blob 0\0", usedforsecurity=False).hexdigest()
-    commit = Source("c" * 40, {"flash_dist/__init__.py": empty}, make_declared().planner)
+    commit = Source("c" * 40, BLOBS, make_declared().planner)
     (one,) = find_artefacts(tmp_path)
     assert list(commit.differences(one)) == ["LICENSE" if name.endswith("LICENSE") else name]
     with pytest.raises(ArtefactError):
@@ -136,8 +137,7 @@ def test_no_wheel_is_of_a_commit_that_does_not_have_its_files(tmp_path: Path, na
 def test_the_description_is_that_of_the_commit(tmp_path: Path) -> None:
     files = make_files()
     write_whole_wheel(tmp_path / "hopper", {**files, METADATA: files[METADATA] + b"\nGo away\n"})
-    empty = hashlib.sha1(b"blob 0\0", usedforsecurity=False).hexdigest()
-    commit = Source("c" * 40, {"flash_dist/__init__.py": empty}, make_declared().planner)
+    commit = Source("c" * 40, BLOBS, make_declared().planner)
     (one,) = find_artefacts(tmp_path)
     assert list(commit.differences(one)) == ["README.md"]
 
@@ -156,12 +156,11 @@ def _git(folder: Path, *words: str) -> None:
 def test_a_wheel_is_of_the_commit_or_not(tmp_path: Path) -> None:
     write_whole_wheel(tmp_path / "hopper")
     (one,) = find_artefacts(tmp_path)
-    empty = "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"  # git's hash of the empty __init__.py
-    commit = Source("c" * 40, {"flash_dist/__init__.py": empty}, "")
+    commit = Source("c" * 40, BLOBS, "")
     require_source(one, commit)
     for other in (
-        Source("c" * 40, {"flash_dist/__init__.py": "0" * 40}, ""),
-        Source("c" * 40, {**commit.blobs, "flash_dist/new.py": empty}, ""),
+        Source("c" * 40, {**BLOBS, "flash_dist/__init__.py": "0" * 40}, ""),
+        Source("c" * 40, {**commit.blobs, "flash_dist/new.py": EMPTY}, ""),
         Source("c" * 40, {}, ""),
         Source("c" * 40, commit.blobs, "another planner"),
     ):

@@ -25,7 +25,7 @@ from flash_dist.builds.published import published_sets
 from flash_dist.targets.archs import ArchSet
 from tests.unit.ci.wheels.test_planted_releases import declare
 from tests.unit.made.wheels import write_dist
-from tests.unit.made.whole_wheel import NAME, make_files, write_whole_wheel
+from tests.unit.made.whole_wheel import BLOBS, FILES, NAME, make_files, write_whole_wheel
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,13 +34,12 @@ HOPPER = replace(
     ArchSet.parse("9.0a", name="hopper", label="hopper"), toolkit="13.0", budget_bytes=100_000
 )
 TAGGED = NAME.replace("manylinux_2_34_x86_64", platform_of(HOPPER.machine))
-EMPTY = "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"  # git's hash of the empty __init__.py
-SOURCE = Source("c" * 40, {"flash_dist/__init__.py": EMPTY}, hash_decisions())
+SOURCE = Source("c" * 40, BLOBS, hash_decisions())
 DATED = "# Changelog\n\n## 0.1.0, 2026-12-01\n\nThe first version.\n"
 
 
 def tagged() -> dict[str, bytes]:
-    return make_files(declare(), platform=platform_of(HOPPER.machine))
+    return make_files(declare(files=FILES), platform=platform_of(HOPPER.machine))
 
 
 def problems(
@@ -55,13 +54,13 @@ def test_one_sound_wheel_of_every_set_is_a_release(tmp_path: Path) -> None:
 
 
 def test_a_natively_built_wheel_is_refused(tmp_path: Path) -> None:
-    write_whole_wheel(tmp_path / "hopper", make_files(declare()), name=NAME)
+    write_whole_wheel(tmp_path / "hopper", make_files(declare(files=FILES)), name=NAME)
     (said,) = problems(tmp_path)
     assert "must have the platform tag `manylinux_2_28_x86_64`, has manylinux_2_34" in said
 
 
 def test_a_natively_built_wheel_that_was_renamed_is_refused(tmp_path: Path) -> None:
-    write_whole_wheel(tmp_path / "hopper", make_files(declare()), name=TAGGED)
+    write_whole_wheel(tmp_path / "hopper", make_files(declare(files=FILES)), name=TAGGED)
     (said,) = problems(tmp_path)
     assert "was renamed: its file WHEEL has the tags cp310-abi3-manylinux_2_34_x86_64" in said
 
@@ -113,7 +112,7 @@ def test_a_set_without_a_wheel_and_a_wheel_without_a_set_are_refused(tmp_path: P
 
 def test_two_wheels_of_one_set_are_refused(tmp_path: Path) -> None:
     write_whole_wheel(tmp_path / "hopper", tagged(), name=TAGGED)
-    write_whole_wheel(tmp_path / "native", make_files(declare()), name=NAME)
+    write_whole_wheel(tmp_path / "native", make_files(declare(files=FILES)), name=NAME)
     assert "there are 2 wheels of the set `hopper`, not one" in problems(tmp_path)
 
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     Judge = Callable[..., tuple[int, str]]
 
 METADATA = f"{INFO}/METADATA"
+EVIL = {"flash_dist/evil.py": b"import os\n"}
 
 
 PACKAGE = {
@@ -68,6 +69,7 @@ def declare(archs: str = "9.0a", **changes: Any) -> Manifest:  # noqa: ANN401
         planner=hash_decisions(),
         torch_min=project.torch_min,
         torch_tested_max=project.torch_tested_max,
+        files=tuple(name.removeprefix("flash_dist/") for name in PACKAGE),
     )
     return replace(fresh, **changes)
 
@@ -149,7 +151,7 @@ def test_a_changed_byte_is_refused(judge: Judge, tmp_path: Path) -> None:
 def test_a_byte_changed_in_the_finished_file_is_refused(judge: Judge, tmp_path: Path) -> None:
     wheel = write_whole_wheel(tmp_path, make_files(declare()))
     data = wheel.read_bytes()
-    place = data.index(b"Requires-Python")
+    place = data.index(b"Requires-Python: >=3.10\n")
     wheel.write_bytes(data[:place] + b"r" + data[place + 1 :])
     status, said = judge(wheel)
     assert status == 1
@@ -161,7 +163,11 @@ def test_a_byte_changed_in_the_finished_file_is_refused(judge: Judge, tmp_path: 
 def test_a_package_of_other_sources_is_refused(
     judge: Judge, tmp_path: Path, data: bytes | None, what: str
 ) -> None:
-    files = {**make_files(declare()), "flash_dist/attention/batched.py": data}
+    name = "attention/batched.py"
+    built = declare()
+    if data is None:
+        built = replace(built, files=tuple(one for one in built.files if one != name))
+    files = {**make_files(built), f"flash_dist/{name}": data}
     kept = {name: content for name, content in files.items() if content is not None}
     status, said = judge(write_whole_wheel(tmp_path, kept))
     assert status == 1
@@ -171,7 +177,7 @@ def test_a_package_of_other_sources_is_refused(
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("flash_dist/evil.py", "does not hold the package: flash_dist/evil.py is not in the"),
+        ("flash_dist/evil.py", "flash_dist/evil.py is not among the files that flash_dist/_build"),
         ("flash_dist.pth", "flash_dist.pth is no file of this package"),
         ("torch/__init__.py", "torch/__init__.py is no file of this package"),
         ("./flash_dist/__init__.py", "./flash_dist/__init__.py is no file of this package"),
@@ -184,6 +190,16 @@ def test_a_file_that_is_not_in_the_sources_is_refused(
     status, said = judge(write_whole_wheel(tmp_path, files))
     assert status == 1
     assert sentence in said
+
+
+def test_a_file_that_is_not_in_the_sources_is_refused_though_the_build_lists_it(
+    judge: Judge, tmp_path: Path
+) -> None:
+    built = declare()
+    files = {**make_files(replace(built, files=(*built.files, "evil.py"))), **EVIL}
+    status, said = judge(write_whole_wheel(tmp_path, files))
+    assert status == 1
+    assert "does not hold the package: flash_dist/evil.py is not in the sources" in said
 
 
 def test_a_wheel_over_budget_is_refused(judge: Judge, tmp_path: Path) -> None:

@@ -1,0 +1,52 @@
+"""Whose a wheel or conda package is: `verify` knows what this package is made of, and no other."""
+
+from __future__ import annotations
+
+from email.parser import BytesHeaderParser
+from typing import TYPE_CHECKING, Final
+
+from packaging.utils import canonicalize_name
+
+from ..binaries.wheel import open_wheel
+from ..builds.conda_package import SITE, read_claims
+from ..errors import FlashDistError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+PROJECT: Final = canonicalize_name("flash_dist")
+_FOLDERS: Final = ("flash_dist/", "flash_dist-")
+
+
+def name_other_project(path: Path) -> str:
+    """Return the project that a wheel or conda package is of, where nothing in it is of this one.
+
+    Empty for one that claims to be of this package by any of its names, or cannot be read.
+    """
+    try:
+        name = _name_conda(path) if path.suffix == ".conda" else _name_wheel(path)
+    except FlashDistError:
+        return ""
+    names = (name, path.name.partition("-")[0], path.name[: len(PROJECT)])
+    return "" if PROJECT in map(canonicalize_name, names) else name
+
+
+def _is_ours(names: Iterable[str]) -> bool:
+    return any(name.lower().startswith(_FOLDERS) for name in names)
+
+
+def _name_conda(path: Path) -> str:
+    index, files = read_claims(path)
+    ours = _is_ours(name.removeprefix(SITE) for name in files)
+    return "" if ours else str(index.get("name", ""))
+
+
+def _name_wheel(path: Path) -> str:
+    with open_wheel(path) as wheel:
+        if _is_ours(wheel.names):
+            return ""
+        told = [name for name in wheel.names if name.endswith(".dist-info/METADATA")]
+        if len(told) != 1:
+            return ""
+        return str(BytesHeaderParser().parsebytes(wheel.read(told[0])).get("Name", ""))
