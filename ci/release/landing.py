@@ -215,7 +215,7 @@ def _for_whom(one: Artefact) -> str:
 
 
 def _candidate(one: Artefact, url: str, index: str) -> Candidate:
-    link = Link(f"{url}packages/{quote(one.file_name)}", one.sha256, size=one.size)
+    link = Link(f"{url}packages/{quote(one.file_name)}", f"sha256={one.sha256}", size=one.size)
     wheel = parse_wheel(link, f"{url}{index}/{PROJECT}/")
     build = declare_build(one.manifest)
     return Candidate(one.set_name, build, one.size, one.version, wheel)

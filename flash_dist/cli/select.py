@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 from typing import TYPE_CHECKING, Any
 
 from .._version import read_version
@@ -79,6 +80,12 @@ def add_parser(subparsers: Subparsers) -> None:
         help="for CPUs of this kind, with --gpu; in place of this machine's",
     )
     parser.add_argument(
+        "--python",
+        type=parse_python,
+        metavar="V",
+        help="among wheels of an index those for this Python, such as 3.12; in place of this one",
+    )
+    parser.add_argument(
         "--index",
         metavar="PLACE",
         type=parse_place,
@@ -116,6 +123,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _read_offer(args: argparse.Namespace) -> tuple[Index | None, Offer]:
     """Return what there is to choose from."""
+    if args.index is None and args.python:
+        message = f"--python is for the wheels of an --index, which is not given, got {args.python}"
+        raise UsageError(message, hint="`--index dist/` chooses among the wheels of a folder")
     if args.index is None:
         return None, Offer(candidates_of(published_sets(), _machine(args)))
     with working(f"reading {args.index}"):
@@ -123,8 +133,20 @@ def _read_offer(args: argparse.Namespace) -> tuple[Index | None, Offer]:
         if not index.wheels:
             message = f"there is no wheel of flash_dist in `{args.index}`"
             raise UsageError(message, hint="name the folder or the index that holds the wheels")
-        python = "" if args.gpu else platform.python_version()
-        return index, read_offer(index, machine=_machine(args), python=python)
+        here = not (args.gpu or args.python)
+        return index, read_offer(index, machine=_machine(args), python=_python(args), here=here)
+
+
+def _python(args: argparse.Namespace) -> str:
+    return args.python or platform.python_version()
+
+
+def parse_python(text: str) -> str:
+    """Read `3.12` or `3.12.1`."""
+    if re.fullmatch(r"3\.[0-9]{1,3}(\.[0-9]{1,3})?", text) is None:
+        message = f"a Python is a version such as 3.12, got `{text:.60}`"
+        raise UsageError(message, hint="`--python 3.12` chooses among the wheels for it")
+    return text
 
 
 def _machine(args: argparse.Namespace) -> str:
@@ -154,6 +176,8 @@ def describe(
         yield from _describe_choice(selection.chosen, cuda)
         others = selection.candidates[1:] if args.verbose else selection.smaller
         yield from _describe_others(others, selection, "other" if args.verbose else "smaller")
+        if args.index and args.gpu and not args.python:
+            yield f"for Python {platform.python_version()}, as here: `--python` names another"
         if args.gpu and (note := arm_note(selection.devices, _machine(args), published_sets())):
             yield note
         if any(INDEX in command.line.split() for command in commands):
@@ -230,6 +254,7 @@ def _to_json(
         "what_if": bool(args.gpu),
         "cuda": cuda.to_json(),
         "index": args.index,
+        "python": _python(args) if args.index else None,
         "chosen": selection.chosen.to_json() if selection.chosen else None,
         "candidates": [judged.to_json() for judged in selection.candidates],
         "unservable": [str(device) for device in selection.unservable],

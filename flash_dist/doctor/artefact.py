@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
-import platform
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from ..binaries.files import open_file
 from ..builds.published import MACHINES
@@ -16,6 +16,7 @@ from ..errors import FetchError
 from ..findings.result import CheckResult
 from ..indexes.candidates import read_offer
 from ..indexes.credentials import without_credentials
+from ..indexes.digests import parse_digest, require_digest
 from ..indexes.fetch import is_page, is_url, last_part, local_path, open_url, read_page, save
 from ..indexes.index import PROJECT, Index, make_index, read_index
 from ..indexes.patience import Patience
@@ -56,14 +57,18 @@ def at_hand(place: str, environment: Environment, *, progress: Progress) -> Iter
     """
     place = without_credentials(place) if is_url(place) else place
     path = local_path(place) if is_url(place) else Path(place)
+    digest = parse_digest(urlsplit(place).fragment) if is_url(place) else ""
     if path is not None and path.suffix != ".html":
         if not path.is_dir():
             open_file(path).close()  # what cannot be read is said before anything is judged
+        require_digest(path, digest, path.name)
         yield Artefact(path)
         return
     with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
         if path is None:
-            yield _fetch(place, environment, Path(folder), progress)
+            found = _fetch(place, environment, Path(folder), progress)
+            require_digest(found.path, digest, found.path.name)
+            yield found
         else:
             index = read_index(str(path), None)
             yield _fetch_best(index, environment, Path(folder), progress)
@@ -81,34 +86,49 @@ def _fetch(place: str, environment: Environment, folder: Path, progress: Progres
 def _fetch_best(
     index: Index, environment: Environment, folder: Path, progress: Progress
 ) -> Artefact:
-    wheel = _choose(index, environment)
-    listing = CheckResult("ok", _sum_up(index, wheel), tuple(_list(index, wheel)), name="index")
-    if wheel.is_local:
-        return Artefact(Path(wheel.location), listing)
-    patience = Patience.of_file()
-    with open_url(wheel.location, patience=patience) as response:
-        return Artefact(_save(response, wheel.location, folder, progress, patience), listing)
+    wheel, problems = _choose(index, environment)
+    details = (*_list(index, wheel), *problems)
+    listing = CheckResult("ok", _sum_up(index, wheel), details, name="index")
+    path = Path(wheel.location)
+    if not wheel.is_local:
+        patience = Patience.of_file()
+        with open_url(wheel.location, patience=patience) as response:
+            path = _save(response, wheel.location, folder, progress, patience)
+    require_digest(path, wheel.digest, wheel.file_name)
+    return Artefact(path, listing)
 
 
-def _choose(index: Index, environment: Environment) -> IndexedWheel:
-    """Choose our own wheel by the GPUs, another's by this Python and the newest version."""
-    python = "" if environment.what_if else platform.python_version()
+def _choose(index: Index, environment: Environment) -> tuple[IndexedWheel, tuple[str, ...]]:
+    """Choose our own wheel by the GPUs, another's by its Python and the newest version.
+
+    Returns:
+        The wheel, and why others could not be chosen.
+    """
+    python, here = environment.python.partition(" ")[0], not environment.what_if
     own = [wheel for wheel in index.wheels if wheel.project == PROJECT]
     if own:
         here = environment.machine
         machine = here if here in MACHINES else DEFAULT_MACHINE
-        offer = read_offer(Index(index.place, tuple(own)), machine=machine, python=python)
+        offer = read_offer(
+            Index(index.place, tuple(own)), machine=machine, python=python, here=here
+        )
         cuda = environment.cuda
         selection = select((gpu.device for gpu in cuda.gpus), cuda.driver, offer.candidates)
         best = selection.chosen or max(selection.candidates, key=_fitness, default=None)
         if best is not None and best.candidate.wheel is not None:
-            return best.candidate.wheel
-    fitting = [wheel for wheel in index.wheels if wheel.fits(platform.python_version())]
+            return best.candidate.wheel, offer.problems
+    fitting = [
+        wheel
+        for wheel in index.wheels
+        if wheel.fits(python, here=here) and wheel.runs_on(environment.machine)
+    ]
     if not fitting:
-        kind = "none is for this Python and system" if index.wheels else "there is none"
+        whom = "this Python and system" if here else f"Python {python} on {environment.machine}"
+        kind = f"none is for {whom}" if index.wheels else "there is none"
         message = f"no wheel on `{index.place}` can be judged: {kind}"
         raise FetchError(message, hint="name the address of a wheel")
-    return max(fitting, key=lambda wheel: (not wheel.version.is_prerelease, wheel.version))
+    newest = max(fitting, key=lambda wheel: (not wheel.version.is_prerelease, wheel.version))
+    return newest, ()
 
 
 def _fitness(judged: Judged) -> tuple[int, int]:

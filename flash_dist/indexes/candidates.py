@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from packaging.version import Version
@@ -12,6 +13,7 @@ from ..builds.declared import declare_build
 from ..builds.published import published_sets
 from ..errors import ArchError, FlashDistError
 from ..targets.archs import Arch
+from .digests import require_digest
 from .index import IndexedWheel, ask_size
 from .patience import Patience
 from .selection import Candidate, make_build
@@ -30,19 +32,20 @@ class Offer:
     problems: tuple[str, ...] = ()
 
 
-def read_offer(index: Index, *, machine: str = "", python: str = "") -> Offer:
+def read_offer(index: Index, *, machine: str = "", python: str = "", here: bool = True) -> Offer:
     """Read the candidates.
 
     Args:
         index: Where the wheels are.
         machine: Leave out what is for CPUs of another kind than this; empty to keep all.
-        python: Leave out what this version of the running interpreter cannot install; empty to
-            keep all, for a machine that is not here.
+        python: Leave out what a Python of this version cannot install; empty to keep all.
+        here: Whether it is the running one, which knows its system, too.
     """
     meant = [wheel for wheel in index.wheels if not machine or wheel.runs_on(machine)]
-    fitting = [wheel for wheel in meant if not python or wheel.fits(python)]
+    fitting = [wheel for wheel in meant if not python or wheel.fits(python, here=here)]
     unfit = len(meant) - len(fitting)
-    left_out = f"{unfit} of {len(index.wheels)} wheels are not for this Python or system"
+    whom = "this Python or system" if here else f"Python {python}"
+    left_out = f"{unfit} of {len(index.wheels)} wheels are not for {whom}"
     read = [_read_if_possible(wheel) for wheel in _with_sizes(fitting)]
     return Offer(
         tuple(one for one in read if isinstance(one, Candidate)),
@@ -70,6 +73,7 @@ def _read_if_possible(wheel: IndexedWheel) -> Candidate | str:
 
 def _read_candidate(wheel: IndexedWheel) -> Candidate:
     if wheel.is_local:
+        require_digest(Path(wheel.location), wheel.digest, wheel.file_name)
         manifest = read_manifest(wheel.location)
         build, name = declare_build(manifest), manifest.arch_set.name
     else:

@@ -8,7 +8,7 @@ import re
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -59,7 +59,7 @@ def is_url(text: str) -> bool:
 
 def last_part(url: str) -> str:
     """Return the name that the path of an address ends with, decoded."""
-    return PurePosixPath(unquote(urlsplit(url).path)).name
+    return unquote(urlsplit(url).path).rstrip("/").rpartition("/")[2]
 
 
 def local_path(url: str) -> Path | None:
@@ -67,10 +67,14 @@ def local_path(url: str) -> Path | None:
     if not url.lower().startswith("file:"):
         return None
     parts = urlsplit(url)
+    path = unquote(parts.path)
+    if "\0" in path:
+        message = f"a file: address names a file, got `{url}` with a NUL in it"
+        raise FetchError(message, hint="name the file by its path")
     if parts.netloc not in {"", "localhost"}:
         message = f"a file: address has no host, got `{url}`"
         raise FetchError(message, hint=f"`file://{parts.path}` is a file of this machine")
-    return Path(unquote(parts.path))
+    return Path(path)
 
 
 def is_page(response: Response) -> bool:
@@ -154,7 +158,7 @@ def read_page(response: Response) -> str:
     """Return a page as text.
 
     Raises:
-        FetchError: It is larger than any honest one.
+        FetchError: It is larger than any honest one, or ends too soon.
     """
     text = b"".join(_chunks(response, MAX_PAGE_BYTES)).decode("utf-8", "replace")
     return text.removeprefix("\ufeff")
@@ -181,9 +185,6 @@ def save(
         file.write(chunk)
         done += len(chunk)
         progress(done, length)
-    if length is not None and done != length:
-        message = f"cannot fetch `{response.url}`: {done} of {length} bytes came"
-        raise FetchError(message, hint="try again")
 
 
 def content_length(response: Response) -> int | None:
@@ -193,7 +194,8 @@ def content_length(response: Response) -> int | None:
 
 
 def _chunks(response: Response, limit: int, patience: Patience | None = None) -> Iterator[bytes]:
-    done = 0
+    """Yield the answer; what ends before its announced length, `read` of it does not notice."""
+    done, length = 0, content_length(response)
     while chunk := response.read(_CHUNK):
         done += len(chunk)
         if patience is not None:
@@ -201,6 +203,9 @@ def _chunks(response: Response, limit: int, patience: Patience | None = None) ->
         if done > limit:
             raise _too_large(response.url, limit)
         yield chunk
+    if length is not None and done != length:
+        message = f"cannot fetch `{response.url}`: {done} of {length} bytes came"
+        raise FetchError(message, hint="try again")
 
 
 def _too_large(url: str, limit: int) -> FetchError:

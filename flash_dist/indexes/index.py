@@ -6,27 +6,28 @@ import math
 import os
 import re
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urljoin, urlsplit
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.tags import sys_tags
+from packaging.tags import compatible_tags, cpython_tags, sys_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import Version
 
 from ..builds.published import published_sets
 from ..errors import FetchError
 from .channels import READERS, parse_package
 from .credentials import without_credentials
 from .fetch import content_length, is_page, is_url, last_part, local_path, open_url, read_page
-from .pages import Link, parse_page
+from .pages import MAX_LINKS, Link, parse_page
 from .patience import Patience
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from packaging.tags import Tag
-    from packaging.version import Version
 
     from .channels import Package
 
@@ -35,6 +36,7 @@ MAX_PAGES: Final = 40
 MAX_ENTRIES: Final = 100_000
 MAX_TAGS: Final = 1000  # of one wheel; those on PyPI have up to 60
 
+_RELEASE: Final = re.compile(r"3\.[0-9]{1,3}(\.[0-9]{1,3})?")
 _FOLDERS = ("simple", "wheels", "dist")  # of an index in which the project is further below
 
 
@@ -48,7 +50,7 @@ class IndexedWheel:
     version: Version
     tags: frozenset[Tag]
     size: int | None = None
-    sha256: str = ""
+    digest: str = ""  # `sha256=<hex>`, or of another method
     requires_python: str = ""
     index: str = ""  # what `pip --index-url` would take; empty where there is none
 
@@ -68,17 +70,31 @@ class IndexedWheel:
         match = re.fullmatch(r"cu([0-9]+)([0-9])", (self.version.local or "").partition(".")[0])
         return f"{match[1]}.{match[2]}" if match else ""
 
+    @property
+    def sha256(self) -> str:
+        """What its link names as its SHA-256; empty where it does not."""
+        method, _, value = self.digest.partition("=")
+        return value if method == "sha256" else ""
+
     def runs_on(self, machine: str) -> bool:
         """Whether the tags allow CPUs of a kind, such as `aarch64`."""
         return any(tag.platform.endswith(("any", f"_{machine}")) for tag in self.tags)
 
-    def fits(self, python: str) -> bool:
-        """Whether the running interpreter, of this version, may install it."""
+    def fits(self, python: str, *, here: bool = True) -> bool:
+        """Whether a Python of this version may install it: the running one, or one elsewhere.
+
+        Of one elsewhere the system is not known: `runs_on` tells whether its CPU is meant.
+        """
+        match = _RELEASE.match(python)  # `3.15.0a1+` is that of no specifier
+        release = match[0] if match else ""
         try:
-            wanted = SpecifierSet(self.requires_python).contains(python, prereleases=True)
+            wanted = not release or SpecifierSet(self.requires_python).contains(release)
         except InvalidSpecifier:
             wanted = True
-        return wanted and not self.tags.isdisjoint(sys_tags())
+        if here:
+            return wanted and not self.tags.isdisjoint(sys_tags())
+        kinds = {(tag.interpreter, tag.abi) for tag in self.tags}
+        return wanted and (not release or not _kinds(release).isdisjoint(kinds))
 
     def to_json(self) -> dict[str, Any]:
         """Return the wheel as plain data."""
@@ -90,6 +106,17 @@ class IndexedWheel:
             "sha256": self.sha256 or None,
             "index": self.index or None,
         }
+
+
+@cache
+def _kinds(python: str) -> frozenset[tuple[str, str]]:
+    """Return the interpreter and ABI of all tags that a CPython of a version installs."""
+    version = Version(python).release[:2]
+    tags = (
+        *cpython_tags(version, platforms=["any"]),
+        *compatible_tags(version, f"cp{version[0]}{version[1]}", platforms=["any"]),
+    )
+    return frozenset((tag.interpreter, tag.abi) for tag in tags)
 
 
 @dataclass(frozen=True)
@@ -119,10 +146,12 @@ def read_index(place: str, project: str | None = PROJECT) -> Index:
     try:
         if path.is_dir():
             return _collect(place, [*_walk(path)], project)
-        base = path.resolve().as_uri()
+        base = path.resolve().as_uri()  # a ValueError for a name with a NUL
         links = [(link, "") for link in parse_page(path.read_text("utf-8", "replace"), base)]
-    except OSError as error:
-        message = f"cannot read the index `{place}`: {error.strerror or error}"
+    except (OSError, ValueError) as error:
+        if isinstance(error, FetchError):
+            raise
+        message = f"cannot read the index `{place}`: {getattr(error, 'strerror', None) or error}"
         raise FetchError(message, hint="name a folder of wheels, or a simple index") from error
     return _collect(place, links, project)
 
@@ -150,7 +179,7 @@ def _walk(folder: Path) -> Iterator[tuple[Link, str]]:
 
 def _crawl(url: str, project: str | None) -> Iterator[tuple[Link, str]]:
     """Yield the links to files, each with its index, of a page and of the pages it leads to."""
-    waiting, seen = [url], {url}
+    waiting, seen, found = [url], {url}, 0
     patience = Patience()
     while waiting and len(seen) <= MAX_PAGES:
         with open_url(waiting.pop(0), patience=patience) as response:
@@ -159,6 +188,10 @@ def _crawl(url: str, project: str | None) -> Iterator[tuple[Link, str]]:
                 raise FetchError(message, hint="name a simple index (PEP 503 or 691) or a folder")
             links = parse_page(read_page(response), response.url)
             here = response.url
+        found += len(links)
+        if found > MAX_LINKS:
+            message = f"the pages of `{url}` have more than {MAX_LINKS} links"
+            raise FetchError(message, hint="name the page of the project")
         yield from ((link, here) for link in links)
         below = [link.url for link in links if project and _leads_to(link, here, project)]
         waiting.extend(one for one in below if one not in seen)
@@ -211,9 +244,9 @@ def parse_wheel(link: Link, page: str = "") -> IndexedWheel | None:
     try:
         _refuse_tags(name)
         project, version, _, tags = parse_wheel_filename(name)
-    except ValueError:  # InvalidWheelFilename, or a number of thousands of digits
+        path = local_path(link.url)
+    except (FetchError, ValueError):  # InvalidWheelFilename, or a number of thousands of digits
         return None
-    path = local_path(link.url)
     is_of_index = page and canonicalize_name(last_part(_folder(page))) == project
     return IndexedWheel(
         name,
@@ -222,7 +255,7 @@ def parse_wheel(link: Link, page: str = "") -> IndexedWheel | None:
         version,
         tags,
         link.size,
-        link.sha256,
+        link.digest,
         link.requires_python,
         urljoin(_folder(page), "..") if is_of_index else "",
     )

@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urldefrag, urljoin, urlsplit
 
 from ..errors import FetchError
+from .digests import choose_digest, parse_digest
 from .fetch import last_part
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+API_VERSION: Final = 1  # the major of what is read (PEP 629, 691)
+_CHUNK: Final = 1 << 16
+MAX_LINKS: Final = 50_000  # of a page; the longest of a project on PyPI has some 10,000
 
 
 @dataclass(frozen=True)
@@ -24,12 +31,12 @@ class Link:
     """One link of a page."""
 
     url: str  # without a fragment
-    sha256: str = ""
+    digest: str = ""  # `sha256=<hex>`, or of another method
     requires_python: str = ""
     size: int | None = None
     yanked: bool = False
 
-    @property
+    @cached_property
     def file_name(self) -> str:
         """The last part of the path, decoded; of a folder that of the folder."""
         return last_part(self.url)
@@ -39,11 +46,25 @@ def parse_page(text: str, url: str) -> tuple[Link, ...]:
     """Return the links of a page in its order.
 
     Raises:
-        FetchError: It says that it is JSON, and is not what PEP 691 describes.
+        FetchError: It says that it is JSON, and is not what PEP 691 describes; it is of a newer
+            kind, or has more links than any page of a project.
     """
     found = _parse_json(text, url) if text.lstrip().startswith("{") else _parse_html(text, url)
     allowed = {"http", "https", *(["file"] if urlsplit(url).scheme == "file" else [])}
-    return tuple(link for link in found if urlsplit(link.url).scheme in allowed)
+    links = tuple(islice(found, MAX_LINKS + 1))
+    if len(links) > MAX_LINKS:
+        message = f"cannot read the index `{url}`: it has more than {MAX_LINKS} links"
+        raise FetchError(message, hint="name the page of the project, such as `.../flash-dist/`")
+    return tuple(link for link in links if link.url.partition(":")[0].lower() in allowed)
+
+
+def _require_api(version: object, url: str) -> None:
+    """Refuse a page of a kind that is newer than what is read."""
+    major = str(version).partition(".")[0]
+    if major != str(API_VERSION):
+        message = f"cannot read the index `{url}`: it is of API version {version!s:.20}, this reads"
+        message += f" version {API_VERSION}"
+        raise FetchError(message, hint="a newer flash_dist may read it; a folder of wheels will do")
 
 
 class _Anchors(HTMLParser):
@@ -52,26 +73,34 @@ class _Anchors(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.base = ""
+        self.version = ""
         self.found: list[dict[str, str]] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = {name: value or "" for name, value in attrs}
         if tag == "base":
             self.base = self.base or given.get("href", "")
+        elif tag == "meta" and given.get("name") == "pypi:repository-version":
+            self.version = given.get("content", "")
         elif tag == "a" and given.get("href"):
             self.found.append(given)
 
 
 def _parse_html(text: str, url: str) -> Iterator[Link]:
     parser = _Anchors()
-    parser.feed(text)
+    for start in range(0, len(text), _CHUNK):
+        parser.feed(text[start : start + _CHUNK])
+        if len(parser.found) > MAX_LINKS:
+            break
+    if parser.version:
+        _require_api(parser.version, url)
     base = _join(url, parser.base) or url
     for given in parser.found:
         target, fragment = urldefrag(_join(base, given["href"]))
         if target:
             yield Link(
                 target,
-                fragment.removeprefix("sha256=") if fragment.startswith("sha256=") else "",
+                parse_digest(fragment),
                 given.get("data-requires-python", ""),
                 yanked="data-yanked" in given,
             )
@@ -83,6 +112,9 @@ def _parse_json(text: str, url: str) -> Iterator[Link]:
     except (ValueError, RecursionError) as error:
         message = f"cannot read the index `{url}`: {error}"
         raise FetchError(message, hint="name a simple index (PEP 503 or 691)") from error
+    meta = data.get("meta")
+    if isinstance(meta, dict) and "api-version" in meta:
+        _require_api(meta["api-version"], url)
     for project in _objects(data, "projects"):
         target = _join(url, f"{project.get('name', '')}/")
         if project.get("name") and target:
@@ -93,7 +125,7 @@ def _parse_json(text: str, url: str) -> Iterator[Link]:
         if target:
             yield Link(
                 target,
-                str(hashes.get("sha256", "")) if isinstance(hashes, dict) else "",
+                choose_digest(hashes) if isinstance(hashes, dict) else "",
                 str(file.get("requires-python") or ""),
                 size if isinstance(size, int) and size > 0 else None,
                 bool(file.get("yanked")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,37 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Environment:
     made = make_environment(ALL, "8.6", "9.0", "9.0")
     monkeypatch.setattr("flash_dist.cli.select.read_cuda", lambda: made.cuda)
     return made
+
+
+def test_a_choice_for_gpus_elsewhere_names_its_python(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--gpu", "9.0", "--driver", "580", "--index", str(write_dist(tmp_path)))
+    status, out, _ = select(capsys, *words)
+    assert status == 0
+    assert f"for Python {platform.python_version()}, as here: `--python` names another" in out
+    assert "as here" not in select(capsys, *words, "--python", "3.12")[1]
+    assert as_json(capsys, *words, "--python", "3.12")["python"] == "3.12"
+    status, out, err = select(capsys, *words, "--python", "3.9")
+    assert (status, out.count("pip install")) == (1, 0)
+    assert "5 of 6 wheels are not for Python 3.9" in err
+    assert as_json(capsys, "--gpu", "9.0")["python"] is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--python", "three"), "a Python is a version such as 3.12, got `three`"),
+        (("--python", "2.7"), "a Python is a version such as 3.12, got `2.7`"),
+        (("--python", "3.12"), "--python is for the wheels of an --index, which is not given"),
+    ],
+)
+def test_a_python_that_says_nothing_is_refused(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
+) -> None:
+    status, _, err = select(capsys, "--gpu", "9.0", *words)
+    assert status == 2
+    assert message in err
 
 
 def test_the_schema_is_one() -> None:

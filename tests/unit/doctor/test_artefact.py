@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 import pytest
 
@@ -39,6 +41,37 @@ def test_a_wheel_by_its_address(
     assert "native code (sm_90a)" in out
     assert list(temporary.iterdir()) == []
     assert doctor(capsys, (site / "files").as_uri(), "9.0")[0] == 0
+
+
+@pytest.mark.parametrize("method", ["sha256", "sha512", "md5"])
+def test_the_hash_of_an_address_is_held_against_what_came(
+    site: Path, capsys: pytest.CaptureFixture[str], method: str
+) -> None:
+    data = (site / "files" / unquote(HOPPER)).read_bytes()
+    right = f"{method}={hashlib.new(method, data).hexdigest()}"
+    wrong = f"{method}={hashlib.new(method, b'').hexdigest()}"
+    with serve(site) as url:
+        for place in (f"{url}files/{HOPPER}", (site / "files" / unquote(HOPPER)).as_uri()):
+            assert doctor(capsys, f"{place}#{right}", "9.0")[0] == 0
+            assert doctor(capsys, f"{place}#egg=x&{right}", "9.0")[0] == 0
+            status, out, err = doctor(capsys, f"{place}#{wrong}", "9.0")
+            assert (status, out) == (2, "")
+            assert f"has the {method} {right.partition('=')[2]}, named for it is" in err
+
+
+def test_the_hash_of_an_index_page_is_held_against_what_came(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = site / "simple" / "flash-dist" / "index.html"
+    (site / "files" / unquote(HOPPER)).write_bytes(b"PK")
+    with serve(site) as url:
+        status, out, err = doctor(capsys, f"{url}simple/flash-dist/", "9.0")
+    assert (status, out) == (2, "")
+    assert "has the sha256 " in err
+    status, out, _ = doctor(capsys, str(page), "9.0")  # another one is judged, and that is said
+    assert status == 0
+    assert "judged: flash_dist-0.1.0+cu130.hopper" not in out
+    assert ".hopper-cp310-abi3-manylinux_2_34_x86_64.whl is not judged: " in out
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from flash_dist.indexes.index import parse_wheel, read_index
 from flash_dist.indexes.install_commands import find_commands
 from flash_dist.indexes.pages import Link, parse_page
 from flash_dist.indexes.patience import Patience
+from flash_dist.indexes.selection import Candidate, make_build
 from flash_dist.targets.archs import ArchSet
 from tests.unit.made.wheels import write_dist, write_simple_index, write_wheel
 
@@ -159,7 +160,7 @@ def test_a_page_is_read_with_base_hashes_and_withdrawn_files() -> None:
     <a href="http://[">broken</a> <a href="javascript:alert(1)">no</a> <a href="../up/">up</a>"""
     links = parse_page(text, "https://example.org/simple/a/")
     assert links == (
-        Link("https://example.org/packages/a-1-py3-none-any.whl", "ab"),
+        Link("https://example.org/packages/a-1-py3-none-any.whl", "sha256=ab"),
         Link("https://example.org/packages/b-1-py3-none-any.whl", yanked=True),
         Link("https://example.org/up/"),
     )
@@ -170,7 +171,7 @@ def test_json_of_an_index_is_read_with_sizes() -> None:
     page = json.dumps({"files": [file, "no object", {}], "projects": [{"name": "a"}, {}]})
     assert parse_page(page, "https://example.org/simple/") == (
         Link("https://example.org/simple/a/"),
-        Link("https://example.org/simple/a-1-py3-none-any.whl", "ab", size=7),
+        Link("https://example.org/simple/a-1-py3-none-any.whl", "sha256=ab", size=7),
         Link("https://example.org/simple/"),
     )
     with pytest.raises(FetchError, match="cannot read the index"):
@@ -278,6 +279,122 @@ def test_pages_of_one_index_share_their_time(
     monkeypatch.setattr("flash_dist.indexes.index.Patience", partial(Patience, 0))
     with serve(tmp_path) as url, pytest.raises(FetchError, match="not done after 0 seconds"):
         read_index(url)
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[str]:
+    """Serve one answer as it is, and hang up."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve_one() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=serve_one, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/simple/flash-dist/"
+    thread.join()
+
+
+def test_a_page_that_ends_too_soon_is_not_taken_for_the_whole() -> None:
+    page = f'<a href="{HOPPER}">x</a>'.encode()
+    head = HEAD + b"Content-Length: %d\r\n\r\n"
+    with answering(head % len(page) + page) as url:
+        assert [one.file_name for one in read_index(url).wheels] == [HOPPER]
+    with (
+        answering(head % (len(page) + 1) + page) as url,
+        pytest.raises(FetchError, match=f"{len(page)} of {len(page) + 1} bytes came"),
+    ):
+        read_index(url)
+
+
+@pytest.mark.parametrize(
+    ("page", "refused"),
+    [
+        ('{"meta": {"api-version": "1.4"}, "files": []}', False),
+        ('{"meta": {"api-version": "2.0"}, "files": []}', True),
+        ('{"meta": {"api-version": 2}, "files": []}', True),
+        ('<meta name="pypi:repository-version" content="1.3"><a href="a">a</a>', False),
+        ('<meta name="pypi:repository-version" content="2.0"><a href="a">a</a>', True),
+    ],
+)
+def test_a_page_of_a_newer_kind_is_refused(page: str, *, refused: bool) -> None:
+    if refused:
+        with pytest.raises(FetchError, match="it is of API version 2"):
+            parse_page(page, "https://example.org/simple/a/")
+    else:
+        parse_page(page, "https://example.org/simple/a/")
+
+
+@pytest.mark.parametrize("kind", ["html", "json"])
+def test_a_page_of_more_links_than_any_is_refused_before_they_are_read(kind: str) -> None:
+    count = 300_000
+    text = f'<a href="{HOPPER}">x</a>' * count
+    if kind == "json":
+        text = json.dumps({"files": [{"url": HOPPER}] * count})
+    start = time.process_time()
+    with pytest.raises(FetchError, match="it has more than 50000 links"):
+        parse_page(text, "https://example.org/simple/a/")
+    assert time.process_time() - start < 20  # a third of the work, on the slowest machine
+
+
+@pytest.mark.parametrize("place", ["file:///%00", "file:///a%00.html", "a\0b"])
+def test_an_address_with_a_nul_is_a_sentence(place: str) -> None:
+    with pytest.raises(FetchError, match=r"NUL|null"):
+        read_index(place)
+
+
+def test_a_link_of_a_page_that_names_no_file_is_none(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(f'<a href="file:///%00/{HOPPER}">x</a><a href="file://host/{HOPPER}">x</a>')
+    assert read_index(str(page)).wheels == ()
+
+
+def test_the_command_for_a_file_insists_on_the_hash_that_its_link_names(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(f'<a href="https://example.org/{HOPPER}#sha256={"a" * 64}">x</a>')
+    (wheel,) = read_index(str(page)).wheels
+    candidate = Candidate("hopper", make_build("hopper", (), "13.0"), wheel=wheel)
+    (pip, uv) = find_commands(candidate, None)
+    assert pip.line == f"pip install 'https://example.org/{HOPPER}#sha256={'a' * 64}'"
+    assert uv.line == f"uv {pip.line}"
+
+
+def test_a_wheel_at_hand_with_another_hash_than_its_page_names_is_not_judged(
+    tmp_path: Path,
+) -> None:
+    write_simple_index(tmp_path / "site", write_dist(tmp_path / "dist"))
+    page = tmp_path / "site" / "simple" / "flash-dist" / "index.html"
+    assert len(read_offer(read_index(str(page))).candidates) == len(NAMES)
+    (tmp_path / "site" / "files" / HOPPER).write_bytes(b"PK")
+    offer = read_offer(read_index(str(page)))
+    assert {one.name for one in offer.candidates} == NAMES - {"hopper"}
+    assert "is not judged: " in offer.problems[0]
+    assert "has the sha256 " in offer.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("tags", "requires", "python", "fits"),
+    [
+        ("cp310-abi3", ">=3.10", "3.12", True),
+        ("cp310-abi3", ">=3.10", "3.9", False),
+        ("cp310-abi3", "", "3.9", False),
+        ("cp310-abi3", ">=3.13", "3.12.4", False),
+        ("cp310-abi3", ">=3.10", "3.15.0a1+", True),
+        ("cp312-cp312", "", "3.12", True),
+        ("cp312-cp312", "", "3.13", False),
+        ("py3-none", ">=3.9", "3.13", True),
+    ],
+)
+def test_a_wheel_fits_a_python_elsewhere_by_its_tags_and_what_it_requires(
+    tags: str, requires: str, python: str, *, fits: bool
+) -> None:
+    link = Link(f"https://h/flash_dist-1-{tags}-manylinux_2_28_aarch64.whl", "", requires)
+    wheel = parse_wheel(link)
+    assert wheel is not None
+    assert wheel.fits(python, here=False) == fits
 
 
 def test_a_download_is_bounded_and_tells_its_progress(tmp_path: Path) -> None:

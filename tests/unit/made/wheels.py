@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import zipfile
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -114,12 +115,16 @@ def write_dist(folder: Path, version: str = "0.1.0") -> Path:
     return folder
 
 
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def write_simple_index(folder: Path, dist: Path) -> Path:
     """Write a static PEP 503 index over the wheels of a folder."""
     project = folder / "simple" / "flash-dist"
     project.mkdir(parents=True)
     links = "".join(
-        f'<a href="../../files/{quote(path.name)}#sha256={"0" * 64}" '
+        f'<a href="../../files/{quote(path.name)}#sha256={_hash(path)}" '
         f'data-requires-python="&gt;=3.10">{path.name}</a>\n'
         for path in sorted(dist.rglob("*.whl"))
     )
