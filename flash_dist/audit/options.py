@@ -37,13 +37,14 @@ class AuditOptions:
     baseline: str | None = None
     allow_missing: str | None = None
     headers_only: bool | None = None
+    policies: tuple[tuple[str, AuditOptions], ...] = ()  # of libraries of such names
 
     def over(self, others: AuditOptions) -> AuditOptions:
         """Return these options, and others where these were not given."""
         given = {
             field.name: value
             for field in fields(self)
-            if (value := getattr(self, field.name)) is not None
+            if (value := getattr(self, field.name)) not in {None, ()}
         }
         return replace(others, **given)
 
@@ -76,7 +77,17 @@ class AuditOptions:
             min_driver=_parse_driver(self.min_driver),
             allow_missing=_parse_pattern(self.allow_missing, "--allow-missing"),
             headers_only=bool(self.headers_only),
+            policies=tuple(
+                (pattern, one.over(replace(self, policies=())).parse())
+                for pattern, one in self.policies
+            ),
         )
+
+
+OPTIONS: Final = tuple(one.name for one in fields(AuditOptions) if one.name != "policies")
+NAMES: Final = tuple(name.replace("_", "-") for name in OPTIONS)
+# What may be asked of some libraries, by a table of their own; the others are of the whole release.
+OF_LIBRARIES: Final = ("require", "forbid-extra", "allow-missing", "no-stubs", "min-driver")
 
 
 def read_options(path: Path) -> AuditOptions:
@@ -88,18 +99,25 @@ def read_options(path: Path) -> AuditOptions:
     if not path.is_file():
         return AuditOptions()
     table = _find_table(path)
-    known = {field.name.replace("_", "-"): field.name for field in fields(AuditOptions)}
-    options: dict[str, Any] = {}
+    tables = {key: value for key, value in table.items() if isinstance(value, dict)}
+    options = {key: value for key, value in table.items() if key not in tables}
+    policies = tuple(
+        (pattern, _read_table(one, f'[{TABLE}."{pattern}"] in `{path}`', OF_LIBRARIES))
+        for pattern, one in tables.items()
+    )
+    return replace(_read_table(options, f"[{TABLE}] in `{path}`", NAMES), policies=policies)
+
+
+def _read_table(table: Mapping[str, Any], place: str, allowed: tuple[str, ...]) -> AuditOptions:
     for key, value in table.items():
-        if key not in known:
-            message = f"[{TABLE}] in `{path}` has no `{key}`"
-            raise UsageError(message, hint=f"it understands {', '.join(known)}")
+        if key not in allowed:
+            message = f"{place} has no `{key}`"
+            raise UsageError(message, hint=f"it understands {', '.join(allowed)}")
         wanted = bool if key in _FLAGS else str
         if not isinstance(value, wanted):
-            message = f"`{key}` of [{TABLE}] in `{path}` must be a {wanted.__name__}, got {value!r}"
+            message = f"`{key}` of {place} must be a {wanted.__name__}, got {value!r}"
             raise UsageError(message)
-        options[known[key]] = value
-    return AuditOptions(**options)
+    return AuditOptions(**{key.replace("-", "_"): value for key, value in table.items()})
 
 
 def _find_table(path: Path) -> Mapping[str, Any]:
@@ -109,7 +127,7 @@ def _find_table(path: Path) -> Mapping[str, Any]:
         reason = error.strerror if isinstance(error, OSError) else error
         message = f"cannot read `{path}`: {reason}"
         raise UsageError(message, hint=_HINT) from error
-    if f"[{TABLE}]" not in text:
+    if f"[{TABLE}" not in text:
         return {}
     try:
         if sys.version_info >= (3, 11):

@@ -15,7 +15,7 @@ from ..gpucode.libraries import open_libraries
 from ..targets.wording import count
 from .fatbins import describe_allowed, describe_by_name
 from .own import AuditResult, audit_wheel
-from .requirements import Requirements, find_losses, find_shortfalls
+from .requirements import Requirements, find_losses, find_shortfalls, is_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,16 +63,21 @@ class Release:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What is no shortfall, and limits what the verdict can say."""
-        return tuple(
-            f"{one.name}: {text}" for one in self.inspections for text in self._limits(one)
+        names = [one.name for one in self.inspections]
+        unused = (
+            f"no library is named like `{pattern}`, which has a table of its own"
+            for pattern, _ in self.requirements.policies
+            if not any(is_named(name, pattern) for name in names)
         )
+        limits = (f"{one.name}: {text}" for one in self.inspections for text in self._limits(one))
+        return (*limits, *unused)
 
     def _limits(self, inspection: Inspection) -> Iterator[str]:
         unregistered = len(inspection.report.unregistered)
         if unregistered:
             yield UNREGISTERED.format(count(unregistered, *UNITS))
         yield from describe_renamed(inspection)
-        asked = self.requirements
+        asked = self.requirements.of(inspection.name)
         by_name = describe_by_name(asked.archs, inspection)
         if by_name:
             yield by_name

@@ -7,6 +7,8 @@ shortfalls.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 from ..findings.audits import (
@@ -59,12 +61,26 @@ class Requirements:
     min_driver: Driver | None = None  # that must load everything
     allow_missing: re.Pattern[str] | None = None  # fatbins of such kernels may lack targets
     headers_only: bool = False  # no image is opened
+    policies: tuple[tuple[str, Requirements], ...] = ()  # for libraries of such names
+
+    def of(self, library: str) -> Requirements:
+        """Return what is asked of one library: the first policy whose pattern its name matches."""
+        found = (one for pattern, one in self.policies if is_named(library, pattern))
+        return next(found, self)
 
     @property
     def choice(self) -> Choice:
         """How deep the libraries must be read."""
-        level: Level = "coverage" if self.kernels or self.no_stubs else "targets"
+        asked = (self, *(one for _, one in self.policies))
+        deep = any(one.kernels or one.no_stubs for one in asked)
+        level: Level = "coverage" if deep else "targets"
         return Choice(level, checked=not self.headers_only)
+
+
+def is_named(library: str, pattern: str) -> bool:
+    """Whether a library's path, or its last part, matches a pattern such as `*cuda12*.so`."""
+    names = (library, PurePosixPath(library).name)
+    return any(fnmatchcase(name, pattern) for name in names)
 
 
 def find_shortfalls(
@@ -94,7 +110,7 @@ def find_shortfalls(
             unclear.append(OPAQUE.format(count(one.opaque, "image")))
         found += within(one.name, label(AUDIT_NOT_UNDERSTOOD, unclear))
     for one in coded:
-        found += within(one.name, _library_shortfalls(requirements, one))
+        found += within(one.name, _library_shortfalls(requirements.of(one.name), one))
     found += label(AUDIT_KERNEL_ABSENT, _absent_kernels(requirements.kernels, coded))
     if size is not None and requirements.max_bytes is not None and size > requirements.max_bytes:
         sentence = f"the file has {size:,} bytes, allowed are {requirements.max_bytes:,}"

@@ -10,7 +10,7 @@ import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ..builds.contents import read_manifest
 from ..builds.manifest import load_manifest
@@ -56,6 +56,10 @@ _STEPS = (
     (r"(\w+) is set", r"`unset \1`"),
     (r"is missing", "install the whole driver, its JIT compiler included"),
 )
+
+
+# A version of CUDA in the name of a library or its folder: `cuda124`, `cu12`, `cuda-13.0`.
+_CUDA: Final = re.compile(r"cu(?:da)?[-_]?([0-9]{2,3}(?:[._][0-9]{1,2})?)(?![0-9])")
 
 
 def examine_libraries(
@@ -182,16 +186,39 @@ def check_libraries(
     situation = find_situation(environment, gpu)
     verdicts = [judge_library(report, situation) for report in reports]
     served = served or any(verdicts)
+    instead = {
+        family: report.path
+        for report, verdict in zip(reports, verdicts, strict=True)
+        if verdict and not verdict.obstacle and (family := _name_family(report.path))
+    }
     for report, verdict in zip(reports, verdicts, strict=True):
-        result = _describe(f"{report.path} on {describe_gpu(gpu)}", verdict, served=served)
+        other = "" if _is_torchs(report.path, environment) else _name_family(report.path)
+        place = f"{report.path} on {describe_gpu(gpu)}"
+        result = _describe(place, verdict, served=served, instead=instead.get(other, ""))
         data = {"library": report.path, **verdict.to_json()}
         yield replace(result, name=f"gpu {gpu.index}", gpu=gpu.index, data=data)
 
 
-def _describe(place: str, verdict: LibraryVerdict, *, served: bool) -> CheckResult:
+def _name_family(path: str) -> str:
+    """Name what libraries are called that differ in their CUDA alone; empty for one without it."""
+    name, found = _CUDA.subn("cuda*", path)
+    return name if found else ""
+
+
+def _is_torchs(path: str, environment: Environment) -> bool:
+    """Whether a library is the one for the CUDA of this machine's torch: that one is loaded."""
+    toolkit = environment.torch.cuda.replace(".", "")
+    if environment.what_if or not toolkit:
+        return False
+    return any(re.sub("[._]", "", found[1]) == toolkit for found in _CUDA.finditer(path))
+
+
+def _describe(
+    place: str, verdict: LibraryVerdict, *, served: bool, instead: str = ""
+) -> CheckResult:
     """Say how the code of a library gets to a GPU, and where it has none, whether that matters."""
     if not verdict:
-        return _refuse(place, verdict, served=served)
+        return _refuse(place, verdict, served=served, instead=instead)
     ways = ", ".join(f"{HOW_WORDS[how]} ({target})" for how, target in verdict.counts)
     if verdict.unfit:
         return CheckResult(
@@ -208,12 +235,15 @@ def _describe(place: str, verdict: LibraryVerdict, *, served: bool) -> CheckResu
     return CheckResult("ok", summary)
 
 
-def _refuse(place: str, verdict: LibraryVerdict, *, served: bool) -> CheckResult:
+def _refuse(place: str, verdict: LibraryVerdict, *, served: bool, instead: str) -> CheckResult:
     device = verdict.situation.device
     if verdict.obstacle:
         steps = ((re.search(words, verdict.obstacle), step) for words, step in _STEPS)
         fix = next((found.expand(step) for found, step in steps if found), "")
         sentence = f"{place}: {verdict.obstacle}"
+        if instead:
+            detail = f"normal where one library is there for each CUDA: {instead} serves this GPU"
+            return CheckResult("warn", sentence, (detail,), fix, LIBRARY_REFUSED)
         return CheckResult("fail", sentence, fix=fix, entry=LIBRARY_REFUSED)
     sentence = f"{place}: no code that it can load, built for {describe_archs(verdict.archs)}"
     if served:

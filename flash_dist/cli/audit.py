@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..audit.options import AuditOptions, read_options
+from ..audit.options import OPTIONS, AuditOptions, read_options
 from ..audit.release import Release, audit_release
 from ..builds.declared import declare_build
 from ..errors import FlashDistError
@@ -35,7 +34,8 @@ examples:
   python -m flash_dist audit --require 9.0a --no-stubs fmha --format github build/libkernels.so
 
 The same options may stand in [tool.flash_dist.audit] of ./pyproject.toml, without the dashes in
-front: require = "8.0;9.0a+PTX".
+front: require = "8.0;9.0a+PTX". [tool.flash_dist.audit."*cuda12*.so"] asks for something else of
+libraries of such names: require, forbid-extra, allow-missing, no-stubs, min-driver.
 
 exit status: 0 passed, 1 something falls short, 2 wrong usage or unreadable
 """
@@ -99,8 +99,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Audit, print and return the exit code."""
-    names = [field.name for field in fields(AuditOptions)]
-    asked = AuditOptions(**{name: getattr(args, name) for name in names})
+    asked = AuditOptions(**{name: getattr(args, name) for name in OPTIONS})
     options = asked.over(read_options(Path("pyproject.toml")))
     requirements = options.parse()
     console = make_console()

@@ -241,9 +241,53 @@ def test_options_may_stand_in_pyproject_toml(
     assert read_options(project) == AuditOptions()
 
 
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    """Return a folder with one library for each CUDA: PTX of 12.4 and of 13.0."""
+    folder = tmp_path / "pkg"
+    folder.mkdir()
+    for name, isa in (("cuda124", (8, 4)), ("cuda130", (9, 0))):
+        text = ptx("alpha", "beta", version=f"{isa[0]}.{isa[1]}")
+        images = (entry(SASS, 80, ALPHA), entry(PTX, 80, text, isa=isa))
+        (folder / f"libx_{name}.so").write_bytes(library(container(*images)))
+    return folder
+
+
+def test_libraries_of_some_names_have_requirements_of_their_own(
+    two: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = tmp_path / "pyproject.toml"
+    asked = 'require = "8.0+PTX"\nforbid-extra = true\nmin-driver = "{}"\n'
+    general = f"[tool.flash_dist.audit]\n{asked}"
+    project.write_text(general.format(550))
+    assert main(["audit", str(two)]) == 1
+    assert "libx_cuda130.so: PTX ISA 9.0 needs driver 580" in capsys.readouterr().out
+    own = '[tool.flash_dist.audit."*cuda13*.so"]\nmin-driver = "580"\n'
+    project.write_text(general.format(550) + own)
+    assert main(["audit", str(two)]) == 0
+    project.write_text(general.format(525) + own)
+    assert main(["audit", str(two)]) == 1
+    out = capsys.readouterr().out
+    assert "libx_cuda124.so: PTX ISA 8.4 needs driver 550" in out
+    assert "libx_cuda130.so" not in out.partition("[fail]")[2]
+    project.write_text('[tool.flash_dist.audit."pkg/*"]\nno-stubs = "alpha"\nrequire = "9.0a"\n')
+    assert main(["audit", "pkg"]) == 1
+    assert capsys.readouterr().out.count("no code for sm_90a, which is required") == 2
+
+
+def test_a_table_for_libraries_that_are_not_there_is_told(
+    lib: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pyproject.toml").write_text('[tool.flash_dist.audit."*cuda9*"]\nrequire = "8.0"\n')
+    assert main(["audit", str(lib)]) == 0
+    assert "no library is named like `*cuda9*`, which has a table" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
+        ("['*.so']\nmax-size = '1MB'", """."*.so"] in `pyproject.toml` has no `max-size`"""),
+        ("['*.so']\nforbid-extra = true", "must come with --require"),
         ("requires = '8.0'", "has no `requires`"),
         ("require = ['8.0']", "`require` of [tool.flash_dist.audit]"),
         ("forbid-extra = 'yes'", "must be a bool, got 'yes'"),
@@ -253,7 +297,8 @@ def test_options_may_stand_in_pyproject_toml(
 def test_a_wrong_table_is_refused(
     line: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "pyproject.toml").write_text(f"[tool.flash_dist.audit]\n{line}\n")
+    text = f"[tool.flash_dist.audit]\n{line}\n".replace("]\n[", ".")
+    (tmp_path / "pyproject.toml").write_text(text)
     assert main(["audit", "lib.so"]) == 2
     assert sentence in capsys.readouterr().err
 

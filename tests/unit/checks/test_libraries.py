@@ -65,6 +65,44 @@ def test_a_library_of_ptx_alone_says_what_stands_in_its_way(
     assert words in result.summary
 
 
+def write_for_each_cuda(folder: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        isa = (9, 0) if "13" in name else (8, 0)
+        text = ptx("add", version=f"{isa[0]}.{isa[1]}")
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(library(container(entry(PTX, 80, text, isa=isa))))
+
+
+OLD = make_machine("8.0", AMPERE, driver="535.183.01")
+
+
+@pytest.mark.parametrize(
+    ("names", "torch", "statuses"),
+    [
+        (("libx_cuda120.so", "libx_cuda130.so"), "12.0", ["ok", "warn"]),
+        (("libx_cuda12.so", "libx_cuda13.so"), "12.0", ["ok", "warn"]),
+        (("cu12.0/libx.so", "cu13.0/libx.so"), "12.0", ["ok", "warn"]),
+        (("libx_cuda120.so", "libx_cuda130.so"), "13.0", ["ok", "fail"]),
+        (("cu12.0/libx.so", "cu13.0/libx.so"), "13.0", ["ok", "fail"]),
+        (("libx_cuda120.so", "liby_cuda130.so"), "12.0", ["ok", "fail"]),
+        (("libx.so", "libx_13.so"), "12.0", ["ok", "fail"]),
+    ],
+)
+def test_of_one_library_for_each_cuda_that_which_the_driver_takes_is_enough(
+    tmp_path: Path, names: tuple[str, ...], torch: str, statuses: list[str]
+) -> None:
+    write_for_each_cuda(tmp_path, names)
+    machine = replace(OLD, torch=replace(OLD.torch, cuda=torch))
+    found = list(examine_libraries(machine, open_libraries(tmp_path)))
+    results = [one for one in found if one.gpu is not None]
+    assert [one.status for one in results] == statuses
+    assert {one.id for one in results} == {"", "library-refused"}
+    if "warn" in statuses:
+        said = f"one library is there for each CUDA: {tmp_path / names[0]} serves this GPU"
+        assert said in results[1].details[0]
+
+
 def test_a_folder_without_libraries_is_called_so(tmp_path: Path) -> None:
     *_, result = examine_libraries(MACHINE, open_libraries(tmp_path))
     assert (result.status, result.summary) == ("warn", "no library inside")
