@@ -9,6 +9,7 @@ from typing import Final
 from .. import errors  # a module of the top folder: that is where they lie
 
 PACKAGE: Final = Path(errors.__file__).resolve().parent
+FOUND: Final = Path(errors.__file__).absolute().parent  # by Python: links are not followed
 DATA: Final = resources.files(errors.__package__)  # the same also inside of a zip file
 
 KERNELS: Final = "libflash_dist_kernels.so"

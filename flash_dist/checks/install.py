@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from packaging.version import InvalidVersion, Version
@@ -75,18 +76,24 @@ def check_torch(environment: Environment) -> CheckResult:
     summary = f"torch {torch.version} ({kind})"
     oldest, newest = installed.torch_min, installed.torch_tested_max
     if oldest and _minor(torch.version) < _minor(oldest):
-        return CheckResult(
-            "fail",
-            f"{summary} is too old: this build needs {oldest} or newer",
-            fix=torch_fix(oldest),
-            entry=TORCH_TOO_OLD,
+        return _prefer_another(
+            environment,
+            CheckResult(
+                "fail",
+                f"{summary} is too old: this build needs {oldest} or newer",
+                fix=torch_fix(oldest),
+                entry=TORCH_TOO_OLD,
+            ),
         )
     if environment.cuda.gpus and not torch.cuda:
-        return CheckResult(
-            "fail",
-            f"{summary} cannot use the GPU of this machine",
-            fix="install a CUDA build of torch (https://pytorch.org/get-started/locally)",
-            entry=TORCH_CPU_BUILD,
+        return _prefer_another(
+            environment,
+            CheckResult(
+                "fail",
+                f"{summary} cannot use the GPU of this machine",
+                fix="install a CUDA build of torch (https://pytorch.org/get-started/locally)",
+                entry=TORCH_CPU_BUILD,
+            ),
         )
     if newest and _minor(torch.version) > _minor(newest):
         return CheckResult(
@@ -98,6 +105,26 @@ def check_torch(environment: Environment) -> CheckResult:
     devices = [gpu.device for gpu in environment.cuda.gpus]
     background = (describe(devices, torch.version),) if devices else ()
     return CheckResult("ok", summary, background=background)
+
+
+def _prefer_another(environment: Environment, result: CheckResult) -> CheckResult:
+    """Say where each torch lies, and let Python find one that serves in place of a new one."""
+    first, *others = environment.torch.copies or (None,)
+    if first is None:
+        return result
+    oldest, needed = environment.installed.torch_min, bool(environment.cuda.gpus)
+    serving = [
+        one
+        for one in others
+        if one is not None
+        and (one.cuda or not needed)
+        and (not oldest or _minor(one.version) >= _minor(oldest))
+    ]
+    listed = (f"Python looks first into {first.folder}", *(f"behind it: {one}" for one in others))
+    take = f"take {first.folder} out of where Python looks, or remove the torch in it"
+    step = environment.torch.step or take
+    fix = f"{step}; {serving[0]} serves" if serving else f"{step}, then {result.fix}"
+    return replace(result, details=listed, fix=fix)
 
 
 def require_torch(torch: Torch, oldest: str = "") -> CheckResult:

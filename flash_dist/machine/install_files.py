@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..binaries.files import hash_file
-from ..builds.package import KERNELS, PACKAGE
+from ..builds.package import FOUND, KERNELS, PACKAGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -54,17 +54,18 @@ class InstallFiles:
 
 
 def read_install_files(
-    package: Path = PACKAGE, search_path: Iterable[str] | None = None
+    package: Path = FOUND, search_path: Iterable[str] | None = None
 ) -> InstallFiles:
     """Compare the package's files with the record next to it.
 
     Args:
-        package: The folder of the package that runs.
+        package: The folder of the package that runs, as Python found it: uv, pex, Nix and Spack
+            install links, and pip's record lies beside these.
         search_path: Where Python looks for packages; sys.path when None.
     """
-    folder = package.resolve().parent
+    folder = package.absolute().parent
     places = list(dict.fromkeys(sys.path if search_path is None else search_path))
-    copies = tuple(sorted(_find_copies(package.name, folder, places)))
+    copies = tuple(sorted(_find_copies(package, places)))
     in_sources = bool(places) and _is_source_tree(folder, Path(places[0] or "."))
     record, listed = _find_record(package.name, folder)
     if not listed:
@@ -109,11 +110,14 @@ def _find_record(
         return record, None
 
 
-def _find_copies(name: str, own: Path, places: Iterable[str]) -> Iterator[str]:
+def _find_copies(package: Path, places: Iterable[str]) -> Iterator[str]:
+    """Yield the folders with another package of this name; a link to the same files is none."""
+    known = {(package / "__init__.py").resolve()}
     for place in places:
-        other = Path(place or ".").resolve()
-        if other != own and (other / name / "__init__.py").is_file():
-            yield str(other)
+        file = Path(place or ".").absolute() / package.name / "__init__.py"
+        if file.is_file() and (real := file.resolve()) not in known:
+            known.add(real)
+            yield str(file.parents[1])
 
 
 def _is_source_tree(folder: Path, first: Path) -> bool:
@@ -122,7 +126,7 @@ def _is_source_tree(folder: Path, first: Path) -> bool:
     `python -m` puts the folder it is started in before all installed packages. A copy of the
     package alone has no csrc/ beside it, and no build in it.
     """
-    if first.resolve() != folder:
+    if first.resolve() != folder.resolve():
         return False
     package = folder / PACKAGE.name
     unbuilt = package.is_dir() and not (package / KERNELS).exists()

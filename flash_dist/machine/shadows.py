@@ -49,8 +49,9 @@ def find_shadow(name: str) -> Shadow | None:
             return None  # not here, or an editable install, which lies elsewhere
         file = Path(spec.origin)
         place = file.parents[1] if spec.submodule_search_locations is not None else file.parent
-        if place.samefile(installed):
-            return None
+        path = file.relative_to(place)
+        if place.samefile(installed) or file.resolve() == (installed / path).resolve():
+            return None  # a link to the same file, too
     except (metadata.PackageNotFoundError, ImportError, ValueError, OSError):
         return None
     return Shadow(name, distribution.version, str(installed), str(file), str(place))

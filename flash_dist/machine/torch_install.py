@@ -7,11 +7,14 @@ import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ..findings.install import TORCH_ABSENT, TORCH_BROKEN, TORCH_SHADOWED
 from ..targets.advice import torch_fix
-from .shadows import find_shadow
+from .shadows import find_shadow, leave_fix
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # What a torch that cannot be used is, by its status.
 TORCH_PROBLEMS: Final = {
@@ -26,6 +29,19 @@ _IMPORTED = ("torch", "numpy", "typing_extensions")  # by `import torch`
 
 
 @dataclass(frozen=True)
+class TorchCopy:
+    """One of several torches that Python could find."""
+
+    version: str
+    cuda: str  # "13.0"; empty for a CPU build
+    folder: str
+
+    def __str__(self) -> str:
+        kind = f"CUDA {self.cuda}" if self.cuda else "CPU build"
+        return f"torch {self.version} ({kind}) in {self.folder}"
+
+
+@dataclass(frozen=True)
 class Torch:
     """The installed torch, read from its metadata and `version.py`; it is not imported."""
 
@@ -34,6 +50,8 @@ class Torch:
     cuda: str = ""  # "13.0"; empty for a CPU build
     reason: str = ""
     fix: str = ""  # where another torch would not help
+    copies: tuple[TorchCopy, ...] = ()  # where there are several: in the order that Python looks
+    step: str = ""  # that lets Python find the next of them
 
     def advise(self, oldest: str = "") -> str:
         """Return the step to a torch that can be used.
@@ -50,6 +68,7 @@ class Torch:
             "version": self.version or None,
             "cuda": self.cuda or None,
             "reason": self.reason or None,
+            "copies": [vars(one) for one in self.copies],
         }
 
 
@@ -71,7 +90,26 @@ def read_torch() -> Torch:
     shadow = next(filter(None, map(find_shadow, _IMPORTED)), None)
     if shadow is not None:
         return Torch("shadowed", version, parse_torch_cuda(text), shadow.sentence, shadow.fix)
-    return Torch("ok", version, parse_torch_cuda(text))
+    copies = tuple(_find_copies())
+    if len(copies) < 2:  # noqa: PLR2004 - the one and another
+        return Torch("ok", version, parse_torch_cuda(text))
+    step = leave_fix(Path(copies[0].folder))
+    return Torch("ok", version, parse_torch_cuda(text), copies=copies, step=step)
+
+
+def _find_copies() -> Iterator[TorchCopy]:
+    """Yield every torch that lies where Python looks, each once."""
+    known = set[Path]()
+    for one in importlib.metadata.distributions(name="torch"):
+        path = Path(str(one.locate_file("torch/version.py")))
+        try:
+            text = path.read_text(encoding="utf-8")
+            version = one.version
+        except (OSError, UnicodeDecodeError, KeyError):
+            continue
+        if path.resolve() not in known:
+            known.add(path.resolve())
+            yield TorchCopy(version, parse_torch_cuda(text), str(path.parents[1]))
 
 
 def find_torch_libraries() -> Path | None:

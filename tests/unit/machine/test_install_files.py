@@ -12,7 +12,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,6 +23,9 @@ from flash_dist.machine.install_files import InstallFiles, read_install_files
 from flash_dist.machine.installed import read_installed
 from tests.unit.made.builds import HOPPER, make_environment
 from tests.unit.made.fatbin_builder import SASS, Kernel, container, cubin, entry, library
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).parents[3]
 CONTENTS = {"__init__.py": b"", "_C.abi3.so": b"\x7fELF" * 100, "masks/spec.py": b"x = 1\n"}
@@ -96,6 +99,56 @@ def test_another_copy_on_the_path_is_a_warning(package: Path, tmp_path: Path) ->
     status, cause, summary, _ = check(files)
     assert (status, cause) == ("warn", "install-twice")
     assert str(other) in summary
+
+
+def link_files(package: Path, view: Path) -> None:
+    """Install as `uv --link-mode symlink` and Spack do: each file is a link."""
+    for file in package.parent.rglob("*"):
+        if file.is_file():
+            link = view / file.relative_to(package.parent)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(file)
+
+
+def link_folders(package: Path, view: Path) -> None:
+    """Install as `pex --venv` and Nix do: each folder is a link."""
+    view.mkdir(parents=True)
+    for folder in package.parent.iterdir():
+        (view / folder.name).symlink_to(folder)
+
+
+@pytest.mark.parametrize("link", [link_files, link_folders])
+def test_an_install_of_links_is_one_install(
+    package: Path, tmp_path: Path, link: Callable[[Path, Path], None]
+) -> None:
+    view = tmp_path / "venv" / "site-packages"
+    link(package, view)
+    for places in ([view], [view, package.parent], [package.parent, view]):
+        for found in (view / "flash_dist", package):
+            files = read_install_files(found, list(map(str, places)))
+            assert files == InstallFiles("recorded", str(found.parent), count=5)
+            assert check(files)[0] == "ok"
+    other = tmp_path / "other" / "flash_dist"
+    shutil.copytree(package, other)
+    files = read_install_files(view / "flash_dist", [str(view), str(other.parent)])
+    assert files.copies == (str(other.parent),)
+
+
+def test_a_package_that_was_found_through_a_link_knows_the_link(package: Path) -> None:
+    """What runs is found where Python found it, not in the store that the link leads to."""
+    venv = package.parents[1] / "venv"
+    venv.mkdir()
+    (venv / "flash_dist").symlink_to(ROOT / "flash_dist")
+    code = "from flash_dist.builds.package import FOUND, PACKAGE; print(FOUND, PACKAGE)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=venv,
+        env={**os.environ, "PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [str(venv / "flash_dist"), str(ROOT / "flash_dist")]
 
 
 def test_leftovers_are_found(package: Path) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from flash_dist.checks.install import check_torch
+from flash_dist.doctor.record import Record
 from flash_dist.machine.shadows import find_shadow
 from flash_dist.machine.torch_install import Torch, read_torch
+from flash_dist.report_page.redaction import Redaction
+from tests.unit.cli.test_schemas import SCHEMAS
 from tests.unit.made.builds import HOPPER, make_environment
 
 
@@ -50,6 +55,75 @@ def test_what_is_imported_in_place_of_torch_is_named_with_the_step(site: Path, n
     place = Path.cwd()
     assert torch.fix == f"leave {place}, where Python looks first: `cd ..` and run it again"
     assert (torch.version, torch.cuda) == ("2.13.0", "13.0")
+
+
+def plant_torch(place: Path, version: str, cuda: str = "'13.0'") -> None:
+    info = place / f"torch-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+    (place / "torch").mkdir()
+    (place / "torch" / "__init__.py").touch()
+    (place / "torch" / "version.py").write_text(f"cuda = {cuda}\n")
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "cause"),
+    [("2.5.0", "'12.4'", "torch-too-old"), ("2.13.0", "None", "torch-cpu-build")],
+)
+def test_of_two_torches_the_good_one_is_not_replaced(  # noqa: PLR0913, PLR0917
+    site: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+    cuda: str,
+    cause: str,
+) -> None:
+    first = tmp_path / "first"
+    plant_torch(first, version, cuda)
+    monkeypatch.setattr("sys.path", ["", str(first), str(site)])
+    monkeypatch.setenv("PYTHONPATH", str(first))
+    environment = replace(make_environment(HOPPER, "9.0"), torch=read_torch())
+    result = check_torch(environment)
+    assert (result.status, result.id) == ("fail", cause)
+    assert result.details == (
+        f"Python looks first into {first}",
+        f"behind it: torch 2.13.0 (CUDA 13.0) in {site}",
+    )
+    assert result.fix == (
+        f"`unset PYTHONPATH`: it names {first}, where Python looks first; "
+        f"torch 2.13.0 (CUDA 13.0) in {site} serves"
+    )
+    monkeypatch.delenv("PYTHONPATH")
+    step = check_torch(replace(environment, torch=read_torch())).fix
+    assert step.startswith(f"take {first} out of where Python looks, or remove the torch in it; ")
+    record = Record.make(environment, (), flash_dist="0.1.0", recorded="2026-11-22 19:44 UTC")
+    text = record.to_text(Redaction())
+    assert Record.from_text(text, source="").environment.torch == environment.torch
+    jsonschema.validate(json.loads(text), SCHEMAS["record"], cls=jsonschema.Draft202012Validator)
+
+
+@pytest.mark.usefixtures("site")
+def test_where_no_torch_serves_the_place_of_a_new_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    plant_torch(first, "2.5.0")
+    plant_torch(second, "2.6.0")
+    monkeypatch.setattr("sys.path", [str(first), str(second)])
+    result = check_torch(replace(make_environment(HOPPER, "9.0"), torch=read_torch()))
+    take = f"take {first} out of where Python looks, or remove the torch in it"
+    assert result.fix == f"{take}, then `pip install 'torch>=2.10'`"
+
+
+def test_a_link_to_the_same_torch_is_no_other_one(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = tmp_path / "view"
+    view.mkdir()
+    for folder in site.iterdir():
+        (view / folder.name).symlink_to(folder)
+    monkeypatch.setattr("sys.path", [str(view), str(site)])
+    assert read_torch() == Torch("ok", "2.13.0", "13.0")
 
 
 def test_a_shadow_is_a_failure_of_its_own(site: Path) -> None:
