@@ -32,6 +32,7 @@ from ci.sessions import (
     install_toolchain,
     install_wheel,
     is_native,
+    require_wheels,
     run_preflight,
     run_session,
     set_names,
@@ -284,13 +285,14 @@ def _install_beside_tests(session: nox.Session) -> list[str]:
     Returns:
         The other arguments of the session.
     """
-    wheel, *args = session.posargs or [_wheel_of_all()]
+    wheel, *args = session.posargs or [_wheel_of_all(session)]
     install_beside_torch(session, wheel, "runtime", "gpu")
     _go_where_tests_lie(session, "gpu")
     return args
 
 
-def _wheel_of_all() -> str:
+def _wheel_of_all(session: nox.Session) -> str:
+    require_wheels(session, "all")
     return str(next((ROOT / "dist" / "all").glob("*.whl")))
 
 
@@ -323,7 +325,7 @@ def peer_tests(session: nox.Session) -> None:
 @gpu_session
 def fingerprints(session: nox.Session) -> None:
     """Record what this machine's GPUs compute into flash_dist/fingerprints.json: `-- WHEEL`."""
-    install_beside_torch(session, *(session.posargs[:1] or [_wheel_of_all()]), "runtime")
+    install_beside_torch(session, *(session.posargs[:1] or [_wheel_of_all(session)]), "runtime")
     session.chdir(session.create_tmp())  # the wheel, not the tree
     recorded = str(ROOT / "flash_dist" / "fingerprints.json")
     session.run("python", "-m", "flash_dist", "selftest", "--record", recorded)
@@ -342,6 +344,7 @@ def decisions(session: nox.Session) -> None:
 @nox.session
 def fingerprint_check(session: nox.Session) -> None:
     """Compare the recorded fingerprints with the kernels of the wheels in dist/; no GPU."""
+    require_wheels(session)
     install(session, "runtime", "build")
     session.run("python", "-m", "ci.wheels.fingerprints", *built_wheels())
 
@@ -409,6 +412,8 @@ def repro(session: nox.Session) -> None:
 @nox.session
 def audit(session: nox.Session) -> None:
     """Audit wheels that are already built: `-- WHEEL ...`."""
+    if not session.posargs:
+        require_wheels(session)
     install(session, "runtime")
     session.run("python", "-m", "flash_dist", "audit", *(session.posargs or built_wheels()))
 
@@ -462,14 +467,15 @@ def release(session: nox.Session) -> None:
 @nox.session
 def root_test(session: nox.Session) -> None:
     """Import, CPU op and doctor on the newest Debian: `-- [WHEEL]`; root, mmdebstrap, 5 GB."""
+    wheels = session.posargs or [_wheel_of_all(session)]
     install(session, "runtime", "index", "clients")
-    wheels = session.posargs or [_wheel_of_all()]
     session.run("python", "-m", "ci.trials.newest_debian", *wheels)
 
 
 @nox.session
 def sizes(session: nox.Session) -> None:
     """Measure the wheels in dist/ for the README's table: `-- --write` puts it there."""
+    require_wheels(session, *load_archsets(ARCHSETS))
     install(session, "runtime", "index", "clients", "torch")
     session.run("python", "-m", "ci.trials.sizes", *session.posargs)
 
@@ -477,8 +483,8 @@ def sizes(session: nox.Session) -> None:
 @nox.session(venv_backend="virtualenv")
 def outputs(session: nox.Session) -> None:
     """Put what our commands print, what runs where and the figure of speed into the texts."""
+    wheel = _wheel_of_all(session)
     install(session, "runtime", "index", "torch", "plot")
-    wheel = _wheel_of_all()
     session.run("python", "-m", "pip", "install", "--force-reinstall", "--no-deps", wheel)
     foreign = session.create_tmp()
     options = ["--no-deps", "--only-binary=:all:", "--dest", foreign]
@@ -492,7 +498,7 @@ def outputs(session: nox.Session) -> None:
 @gpu_session
 def gpu_outputs(session: nox.Session) -> None:
     """Put what our commands print on this machine's GPUs into the texts: `-- [WHEEL]`."""
-    install_beside_torch(session, *(session.posargs[:1] or [_wheel_of_all()]), "runtime")
+    install_beside_torch(session, *(session.posargs[:1] or [_wheel_of_all(session)]), "runtime")
     session.run("python", "-m", "ci.outputs", "gpu")
 
 

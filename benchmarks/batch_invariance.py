@@ -15,6 +15,7 @@ import torch
 
 from flash_dist import flash_attn_func
 
+NO_GPU = "error: nothing was measured: torch sees no GPU here\n\nhint: "
 Tensor = torch.Tensor
 
 SHAPES = (  # batch, seqlen, num_heads, num_heads_kv, head_dim, causal
@@ -50,6 +51,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=20)
     runs = parser.parse_args().runs
+    if not torch.cuda.is_available():
+        sys.exit(f"{NO_GPU}`python -m flash_dist doctor` says why, if there should be one")
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
     for batch, seqlen, heads, heads_kv, head_dim, causal in SHAPES:
         torch.manual_seed(0)

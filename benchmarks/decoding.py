@@ -30,6 +30,7 @@ from flash_dist import flash_attn_with_kvcache, flash_mla_with_kvcache
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+NO_GPU = "error: nothing was measured: torch sees no GPU here\n\nhint: "
 Tensor = torch.Tensor
 Calls = list["Callable[[], object]"]
 
@@ -248,6 +249,8 @@ def main() -> int:
         machine, rows = recorded["machine"], [Row(**row) for row in recorded["rows"]]
         print(machine, *rows, sep="\n")
     else:
+        if not torch.cuda.is_available():
+            sys.exit(f"{NO_GPU}`--from-json FILE` shows and draws what was recorded")
         machine, rows = f"{torch.cuda.get_device_name()}, torch {torch.__version__}", []
         print(machine)
         for row in measure_all():

@@ -37,6 +37,7 @@ from flash_dist.masks import BlockMask
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+NO_GPU = "error: nothing was measured: torch sees no GPU here\n\nhint: "
 Tensor = torch.Tensor
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -339,6 +340,8 @@ def parse_options() -> argparse.Namespace:
 def main() -> int:
     """Print one line per shape, and the sum."""
     options = parse_options()
+    if options.device == "cuda" and not torch.cuda.is_available():
+        sys.exit(f"{NO_GPU}`--device cpu` runs the reference path")
     shapes: Sequence[Shape] = [replace(shape, shorter=options.shorter) for shape in SHAPES]
     if options.scores:
         shapes = list(draw_scores(shapes, options.scores, options.seed))

@@ -11,6 +11,7 @@ one call at a time, and what the GPU takes of it, from a CUDA graph.
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     Step = Callable[[], object]
 
+NO_GPU = "error: nothing was measured: torch sees no GPU here\n\nhint: "
 SIZE = (1, 128, 4, 64)
 SCALE = SIZE[-1] ** -0.5
 LOOPS, CALLS = 15, 200
@@ -163,6 +165,8 @@ def list_decoding() -> dict[str, Step]:
 
 def main() -> None:
     """Print a line per step."""
+    if not torch.cuda.is_available():
+        sys.exit(f"{NO_GPU}`python -m flash_dist doctor` says why, if there should be one")
     for name, step in list_steps().items():
         print(f"{time_step(step):8.2f} us  {name}")
     print(f"\na step of decoding, {KEYS} keys, us\n     CPU  latency      GPU")

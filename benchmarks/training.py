@@ -31,6 +31,7 @@ from flash_dist.integrations.transformers import register
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+NO_GPU = "error: nothing was measured: torch sees no GPU here\n\nhint: "
 Tensor = torch.Tensor
 
 PHRASE: Final = 32  # a document repeats its first tokens, so that there is something to learn
@@ -159,6 +160,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.steps <= WARM_UP:
         parser.error(f"--steps must be more than {WARM_UP}, got {options.steps}")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        sys.exit(f"{NO_GPU}`--device cpu` trains a smaller model")
     set_up(deterministic=options.deterministic)
     machine = {
         "gpu": torch.cuda.get_device_name() if options.device == "cuda" else None,

@@ -1,8 +1,12 @@
-"""How the tools of ci/ end: what one refuses is a sentence on stderr, and exit code 1."""
+"""How the tools of ci/ end: what one refuses is a sentence on stderr, and exit code 1.
+
+Ctrl-C is one word, and 130 as of every program.
+"""
 
 from __future__ import annotations
 
 import functools
+import signal
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ParamSpec
@@ -31,6 +35,9 @@ def command(main: Callable[Words, int]) -> Callable[Words, int]:
                 return main(*args, **options)
         except Terminated as ended:
             return 128 + ended.signal
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr, flush=True)
+            return 128 + signal.SIGINT
         except FlashDistError as error:
             complain(error)
             return 1

@@ -87,6 +87,21 @@ def built_wheels() -> list[str]:
     return sorted(str(path) for path in (ROOT / "dist").glob("*/*.whl"))
 
 
+def require_wheels(session: nox.Session, *names: str) -> None:
+    """Stop, before anything is installed, where dist/ lacks the wheel of a set; of any for none."""
+    sets = load_archsets(ARCHSETS)
+    lacking = [name for name in names if not any((ROOT / "dist" / name).glob("*.whl"))]
+    if not lacking and (names or built_wheels()):
+        return
+    of_sets = f" of {', '.join(lacking)}" if lacking else ""
+    commands: dict[str, list[str]] = {}
+    for name in lacking:
+        commands.setdefault(sets[name].session, []).append(name)
+    lines = [f"nox -s {one} -- {' '.join(of)}" for one, of in commands.items()]
+    hint = "`, `".join(lines or ["nox -s build_wheels"])
+    session.error(f"dist/ holds no wheel{of_sets}\n\nhint: `{hint}` builds it")
+
+
 def set_names(session: nox.Session) -> list[str]:
     """Return what else a build was told: the sets."""
     return [arg for arg in session.posargs if arg != NATIVE]

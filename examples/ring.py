@@ -8,11 +8,16 @@ With as many GPUs as processes each has one, by NCCL; otherwise all compute on t
 from __future__ import annotations
 
 import os
+import sys
 
 import torch
 import torch.distributed as dist
 
 from flash_dist import flash_attn_func, ring_attention, ring_shard, ring_unshard
+
+if "RANK" not in os.environ:
+    command = "torchrun --standalone --nproc-per-node 2 ring.py"
+    sys.exit(f"error: ring.py is started by torchrun, which tells its rank\n\nhint: `{command}`")
 
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 on_gpus = torch.cuda.device_count() >= world_size

@@ -65,7 +65,7 @@ def _make_raw_wheel(
 ) -> Path:
     chosen = arch_environ(archset, published=published)
     options = ["--wheel", "--no-isolation", "-C", f"{UNFINISHED}=true", "--outdir", str(folder)]
-    run([sys.executable, "-m", "build", *options, str(ROOT)], {**environ, **chosen})
+    run([sys.executable, "-m", "build", *options, str(ROOT)], {**environ, **chosen}, apart=True)
     return next(folder.glob("*.whl"))
 
 

@@ -6,9 +6,11 @@ python -m ci.wheels.gates --archs '8.0;9.0a+PTX' --budget BYTES --platform TAG W
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -163,17 +165,38 @@ def run(
     folder: Path = ROOT,
     *,
     hint: str = "its own words are above",
+    apart: bool = False,
 ) -> None:
-    """Run a command whose output is the user's; raise if it fails."""
+    """Run a command whose output is the user's; raise if it fails.
+
+    Args:
+        command: Program and arguments.
+        environ: Its environment.
+        folder: Where it runs.
+        hint: What helps if it fails.
+        apart: Ctrl-C is for this process alone, which ends the command and all that it started:
+            programs in Python would print a traceback each.
+    """
     try:
-        done = subprocess.run(command, check=False, env=dict(environ), cwd=folder)
+        call = _call_apart if apart else subprocess.call
+        code = call(command, env=dict(environ), cwd=folder)
     except FileNotFoundError as error:
         message = f"`{command[0]}` is not installed, which a wheel must pass"
         raise WheelBuildError(message, hint="`nox -s build_wheels` installs it") from error
-    if done.returncode:
+    if code:
         words = " ".join([Path(command[0]).name, *command[1:3]])
-        message = f"`{words}` failed with exit code {done.returncode}"
+        message = f"`{words}` failed with exit code {code}"
         raise WheelBuildError(message, hint=hint)
+
+
+def _call_apart(command: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> int:
+    with subprocess.Popen(command, env=env, cwd=cwd, start_new_session=True) as process:
+        try:
+            return process.wait()
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            raise
 
 
 def read_arguments(args: Sequence[str] | None = None) -> argparse.Namespace:

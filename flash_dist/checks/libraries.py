@@ -13,9 +13,10 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 
 from ..builds.contents import read_manifest
+from ..builds.declared import declare_build
 from ..builds.manifest import load_manifest
 from ..builds.package import KERNELS
-from ..errors import FlashDistError
+from ..errors import AccessError, FlashDistError
 from ..findings.libraries import (
     LIBRARY_NO_MATCHING_CODE,
     LIBRARY_PARTLY,
@@ -116,10 +117,24 @@ def read_own(library: Library) -> Installed | None:
         manifest = _read_manifest(library)
     except FlashDistError as error:
         problem = error.message
-    variants = read_variants(library.fatbin, manifest.toolkit.cuda if manifest else None)
+    try:
+        variants = read_variants(library.fatbin, manifest.toolkit.cuda if manifest else None)
+    except AccessError as error:  # this Python cannot unpack it: headers and the record remain
+        if manifest is None:
+            raise
+        return _declare(library, manifest, error.message)
     if not variants:
         return None
     return combine(manifest, variants, library=library.name, manifest_problem=problem)
+
+
+def _declare(library: Library, manifest: Manifest, reason: str) -> Installed:
+    """Return the kernels that a build declares for the targets that the library's headers name."""
+    present = {entry.arch for entry in library.fatbin.report.entries}
+    declared = declare_build(manifest).variants
+    embedded = tuple(one for one in declared if one.arch in present)
+    found = combine(manifest, embedded, library=library.name)
+    return replace(found, library_problem=f"its headers and _build.json alone: {reason}")
 
 
 def _read_manifest(library: Library) -> Manifest:
@@ -134,8 +149,8 @@ def _check_own(environment: Environment, gpu: Gpu, own: Installed) -> CheckResul
     result = check_gpu(replace(environment, installed=own), gpu)
     name = own.build.name if own.build and not own.manifest_problem else own.library
     summary = result.summary if name in result.summary else f"{name} on {result.summary}"
-    problem = own.manifest_problem
-    unread = (f"judged without its manifest: {problem}",) if problem else ()
+    limits = {"by": own.library_problem, "without its manifest:": own.manifest_problem}
+    unread = tuple(f"judged {how} {problem}" for how, problem in limits.items() if problem)
     return replace(
         result,
         name=f"gpu {gpu.index}",

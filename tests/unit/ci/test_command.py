@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
+import signal
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,9 +14,12 @@ import pytest
 from ci.command import command, told_in_a_sentence
 from ci.project import ROOT
 from flash_dist.errors import FlashDistError
+from tests.unit.cli.test_talk import interruptible, is_running, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+__all__ = ["interruptible"]
 
 REFUSAL = FlashDistError("there is no wheel", hint="`nox -s build_wheels` makes them")
 SAID = "error: there is no wheel\n\nhint: `nox -s build_wheels` makes them"
@@ -48,6 +55,42 @@ def test_a_hook_ends_the_process_with_the_same_words() -> None:
     with pytest.raises(SystemExit, match=r"^error: there is no wheel\n\nhint: ") as caught:
         refuse()
     assert caught.value.code == SAID
+
+
+BUILD = """
+import os, sys
+from pathlib import Path
+from ci.command import command
+from ci.wheels.gates import run
+
+@command
+def main():
+    code = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
+    start = f"subprocess.run([sys.executable, '-c', {code!r}, sys.argv[1]])"
+    nested = f"import subprocess, sys; {start}"
+    run([sys.executable, "-c", nested, sys.argv[1]], os.environ, Path.cwd(), apart=True)
+    return 0
+
+sys.exit(main())
+"""
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_ctrl_c_is_one_word_and_ends_all_that_was_started(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    with subprocess.Popen(
+        [sys.executable, "-c", BUILD, str(note)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    ) as process:
+        wait_until(lambda: note.exists() and note.read_text() != "")
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        assert process.wait(30) == 130
+        assert process.stdout is not None
+        assert process.stdout.read() == b"interrupted\n"
+    wait_until(lambda: not is_running(note.read_text()))
 
 
 def test_other_errors_stay_what_they_are() -> None:

@@ -14,14 +14,20 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from ci import sessions as helpers
-from ci.project import PYPROJECT, ROOT, read_pyproject
+from ci.project import ARCHSETS, PYPROJECT, ROOT, read_pyproject
 from ci.release.channels import CHANNELS
+from flash_dist.builds.published import load_archsets
 from tests.unit.ci.release.test_channels import load_noxfile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import nox
+
+
+def published_sets_by_name() -> tuple[str, ...]:
+    return tuple(load_archsets(ARCHSETS))
+
 
 READERS = ("ci.release.index", "ci.release.manifest", "ci.trials.install")  # load all channels
 OWN = ("ci.", "tests.", "flash_dist")
@@ -74,7 +80,7 @@ class Fake:
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make what sessions look for in the tree, and no more."""
     folder = tmp_path_factory.mktemp("tree")
-    for name in ("all", "hopper"):
+    for name in published_sets_by_name():
         (folder / "dist" / name).mkdir(parents=True)
         (folder / "dist" / name / "flash_dist-0.1.0-py3-none-any.whl").touch()
     for name in ("tests", "csrc"):
@@ -161,6 +167,29 @@ def load(words: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("sizes", r"no wheel of turing-ampere-ada, .*hint: `nox -s build_wheels -- turing-"),
+        ("outputs", r"no wheel of all\n\nhint: `nox -s build_wheels -- all` builds it"),
+        ("gpu_outputs", r"no wheel of all\n\nhint"),
+        ("fingerprints", r"no wheel of all\n\nhint"),
+        ("root_test", r"no wheel of all\n\nhint"),
+        ("audit", r"no wheel\n\nhint: `nox -s build_wheels` builds it"),
+        ("fingerprint_check", r"no wheel\n\nhint: `nox -s build_wheels` builds it"),
+    ],
+)
+def test_a_session_that_needs_wheels_says_so_before_it_installs_anything(
+    name: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def install(*_: object) -> None:
+        pytest.fail("something was installed")
+
+    monkeypatch.setattr(Fake, "install", install)
+    with pytest.raises(pytest.fail.Exception, match=f"(?s)dist/ holds {sentence}"):
+        record(name, [], tmp_path, monkeypatch)
+
+
 def test_a_module_that_no_group_has_is_missed() -> None:
     done = load(("zipapp", "ci.release.zipapp"))
     assert done.returncode == 1

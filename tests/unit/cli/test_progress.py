@@ -46,6 +46,7 @@ side_by_side.read_free_memory = lambda: None
 proof.make_command = lambda device, runs, child: [
     sys.executable, {child!r}, "--device", device, "--runs", str(runs)
 ]
+selftest.make_command = lambda device, runs: proof.make_command(device, runs, ())
 progress.PATIENCE = 0.0
 progress.SELDOM = {seldom}
 sys.exit(main(sys.argv[1:]))
@@ -107,7 +108,13 @@ def test_a_terminal_is_shown_how_many_cases_are_left_and_nothing_stays(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "option", [("doctor", "--json"), ("selftest", "--json"), ("doctor", "--save", "-")]
+    "option",
+    [
+        ("doctor", "--json"),
+        ("selftest", "--json"),
+        ("selftest", "--json", "--device", "cpu"),
+        ("doctor", "--save", "-"),
+    ],
 )
 def test_beside_json_nothing_is_shown(option: tuple[str, ...], environ: dict[str, str]) -> None:
     status, out, shown = watch(command(*option, seldom=0.0), environ)
@@ -116,10 +123,15 @@ def test_beside_json_nothing_is_shown(option: tuple[str, ...], environ: dict[str
 
 
 @pytest.mark.slow
-def test_a_log_has_a_line_now_and_then(environ: dict[str, str]) -> None:
-    for seldom, lines in ((60.0, 0), (0.3, 1)):
+@pytest.mark.parametrize(
+    ("words", "which"), [(("doctor",), "gpus 0, 1"), (("selftest", "--device", "cpu"), "the cpu")]
+)
+def test_a_log_has_a_line_now_and_then(
+    environ: dict[str, str], words: tuple[str, ...], which: str
+) -> None:
+    for seldom, lines in ((60.0, 0), (0.2, 1)):
         done = subprocess.run(
-            command("doctor", seldom=seldom),
+            command(*words, seldom=seldom),
             cwd=ROOT,
             env=environ,
             capture_output=True,
@@ -130,7 +142,7 @@ def test_a_log_has_a_line_now_and_then(environ: dict[str, str]) -> None:
         said = done.stderr.splitlines()
         assert len(said) >= lines if lines else not said
         for line in said:
-            assert re.fullmatch(r"selftest of gpus 0, 1: (starting|\d of 8 cases.*)", line)
+            assert re.fullmatch(rf"selftest of {which}: (starting|\d of \d cases.*)", line)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from ci.release.zipapp import MAIN, build_zipapp, check
 from ci.wheels.artefacts import ArtefactError
 from ci.wheels.channel import Published
 from tests.unit.made.fatbin_builder import SASS, Kernel, container, cubin, entry, library
+from tests.unit.made.whole_wheel import make_declared, make_files, write_whole_wheel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,6 +54,25 @@ def test_it_inspects_audits_and_answers_what_if(run: Callable[..., Run], lib: st
     done = run("doctor", "--wheel", lib, "--gpu", "8.6,9.0", "--driver", "580")
     assert done.returncode == 1
     assert "code of the same major (sm_80)" in done.stdout
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="this Python unpacks zstd by itself")
+def test_a_what_if_of_our_wheels_needs_no_module_for_zstd(
+    run: Callable[..., Run], tmp_path: Path
+) -> None:
+    write_whole_wheel(tmp_path / "wheelhouse")
+    done = run("doctor", "--wheel", "wheelhouse", "--gpu", "9.0", "--driver", "580", "-v")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "native code (sm_90a)" in done.stdout
+    assert "judged by its headers and _build.json alone: " in done.stdout
+    assert run("doctor", "--wheel", "wheelhouse", "--gpu", "8.6").returncode == 1
+    lacking = make_files(make_declared(), ("sm_100",))  # not what it declares
+    write_whole_wheel(tmp_path / "other", lacking)
+    assert run("doctor", "--wheel", "other", "--gpu", "9.0").returncode == 1
+    done = run("audit", "wheelhouse", "--require", "9.0a")
+    assert done.returncode == 1
+    assert "Python has no module to unpack it" in done.stdout
+    assert run("audit", "wheelhouse", "--require", "9.0a", "--headers-only").returncode == 0
 
 
 def test_it_selects_among_the_published_sets(run: Callable[..., Run]) -> None:
