@@ -14,7 +14,10 @@ from ..findings.driver import (
     SMEM_LIMIT_MALFORMED,
     WORKSPACE_MALFORMED,
 )
+from ..findings.explain import explain
 from ..findings.result import CheckResult
+from ..findings.said.faults import CUDA_ERROR
+from ..findings.said.starting import LIBCUDA_EMPTY
 from ..kernels.boundaries import CHECK_VARIABLE, find_check_problem
 from ..kernels.budget import BUDGET_VARIABLE, find_budget_problem
 from ..targets.advice import GET_DRIVER, driver_fix
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ..findings.entry import Entry
+    from ..machine.libcuda import Cuda
     from ..targets.verdict import Build
     from .environment import Environment
 
@@ -121,12 +125,9 @@ def check_driver(environment: Environment) -> CheckResult:
             entry=DRIVER_ABSENT,
         )
     if cuda.status == "broken":
-        return CheckResult(
-            "fail",
-            f"the NVIDIA driver does not answer: {cuda.reason}",
-            fix="`nvidia-smi` shows whether the driver works; after an update of it, reboot",
-            entry=DRIVER_BROKEN,
-        )
+        entry = explain_broken(cuda)
+        summary = f"the NVIDIA driver does not answer: {cuda.reason}"
+        return CheckResult("fail", summary, (entry.meaning,), entry.remedy, entry)
     needs = driver_needs(build) if build else ()
     if cuda.driver is None:
         summary = "no driver given, taken as new enough"
@@ -142,6 +143,13 @@ def check_driver(environment: Environment) -> CheckResult:
         )
     details = describe_driver(environment)
     return CheckResult("ok", str(cuda.driver), details, background=needs)
+
+
+def explain_broken(cuda: Cuda) -> Entry:
+    """Return what explains a driver that does not answer: the same as `explain` says of a code."""
+    found = [one.entry for one in explain(cuda.reason)]
+    sure = cuda.code is not None or found == [LIBCUDA_EMPTY]
+    return found[0] if sure and found and found[0] is not CUDA_ERROR else DRIVER_BROKEN
 
 
 def driver_needs(build: Build) -> tuple[str, ...]:

@@ -17,8 +17,8 @@ from ..findings.gpus import (
     UNKNOWN_GPU,
     UNVERIFIED,
 )
-from ..findings.messages import JIT_COMPILER_ABSENT
 from ..findings.result import CheckResult
+from ..findings.said.gpu_code import JIT_COMPILER_ABSENT
 from ..targets.advice import (
     arm_note,
     code_fix,

@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     from .environment import Environment
 
 _CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
-_MISMATCH = "(803)"  # CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
-_COMPAT_REFUSED = "(804)"  # CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE
+_MISMATCH = 803  # CUDA_ERROR_SYSTEM_DRIVER_MISMATCH
+_COMPAT_REFUSED = 804  # CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE
+# Codes behind which the host may show the cause; every other one names its own.
+_UNSURE = {None, 3, 100, 101, 304, _MISMATCH, _COMPAT_REFUSED, 999}
 _SHOWN_FILES = 4
 
 _START_WITH_GPU = {
@@ -55,6 +57,8 @@ def explain_no_gpu(environment: Environment) -> CheckResult | None:
         return None
     if cuda.status == "absent":
         return _explain_absent(environment, host)
+    if cuda.code not in _UNSURE:
+        return None
     causes = (
         _explain_compat(environment, host),
         _explain_wsl(host),
@@ -96,9 +100,9 @@ def _explain_absent(environment: Environment, host: Host) -> CheckResult | None:
 
 
 def _explain_compat(environment: Environment, host: Host) -> CheckResult | None:
-    reason = environment.cuda.reason
-    refused = _COMPAT_REFUSED in reason
-    if not (refused or (host.libcuda_kind == "compat" and _MISMATCH in reason)):
+    reason, code = environment.cuda.reason, environment.cuda.code
+    refused = code == _COMPAT_REFUSED
+    if not (refused or (host.libcuda_kind == "compat" and code == _MISMATCH)):
         return None
     what = "this GPU" if refused else f"the kernel module {host.module_release}".rstrip()
     summary = f"the cuda-compat library {host.libcuda} does not work with {what}: {reason}"
@@ -121,7 +125,7 @@ def _explain_mismatch(environment: Environment, host: Host) -> CheckResult | Non
     loaded, module = host.libcuda_release, host.module_release
     broken = environment.cuda.status == "broken"
     differ = bool(broken and loaded and module and loaded != module)
-    told = _MISMATCH in environment.cuda.reason or host.nvml.code == VERSION_MISMATCH
+    told = environment.cuda.code == _MISMATCH or host.nvml.code == VERSION_MISMATCH
     if not (differ or told):
         return None
     if differ:

@@ -9,10 +9,11 @@ from contextlib import closing, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ..checks.driver import explain_broken
 from ..checks.environment import gather_gpus
 from ..checks.install import require_torch
 from ..errors import FlashDistError, UsageError
-from ..findings.driver import DRIVER_BROKEN, NO_GPU
+from ..findings.driver import NO_GPU
 from ..findings.result import CheckResult, exit_code, worst_status
 from ..machine.installed import read_installed
 from ..selftest.fingerprints import merge_references, read_references, write_references
@@ -212,7 +213,7 @@ def _nothing_to_test(cuda: Cuda) -> CheckResult:
         "fail" if broken else "skip",
         f"no GPU here, so nothing could be proven{reason}",
         fix="`--device cpu --runs 2` tests the reference path in a minute or two",
-        entry=DRIVER_BROKEN if broken else NO_GPU,
+        entry=explain_broken(cuda) if broken else NO_GPU,
     )
 
 

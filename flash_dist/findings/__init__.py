@@ -9,26 +9,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from . import (
-    audits,
-    building,
-    driver,
-    gpus,
-    host,
-    install,
-    libraries,
-    loading,
-    messages,
-    proofs,
-    verifications,
-)
+from . import audits, driver, gpus, host, install, libraries, loading, proofs, verifications
 from .entry import Entry
+from .said import (
+    attention,
+    building,
+    faults,
+    frameworks,
+    gpu_code,
+    installing,
+    linking,
+    packages,
+    starting,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import ModuleType
 
-__all__ = ["FINDINGS", "SUBJECTS", "Entry", "find"]
+__all__ = ["FINDINGS", "SUBJECTS", "Entry", "find", "find_code"]
 
 
 def _entries_of(module: ModuleType) -> dict[str, Entry]:
@@ -45,13 +44,29 @@ SUBJECTS: Final[tuple[tuple[str, Mapping[str, Entry]], ...]] = (
     ("The selftest", _entries_of(proofs)),
     ("Audits", _entries_of(audits)),
     ("Verifications", _entries_of(verifications)),
-    ("GPU code and calls that fail", _entries_of(messages)),
-    ("Packages that are built or installed", _entries_of(building)),
+    ("CUDA that does not begin", _entries_of(starting)),
+    ("GPU code that does not run", _entries_of(gpu_code)),
+    ("Calls that fail on the GPU", _entries_of(faults)),
+    ("Attention of any package", _entries_of(attention)),
+    ("torch, Triton and CUDA's libraries", _entries_of(frameworks)),
+    ("The dynamic loader", _entries_of(linking)),
+    ("Packages that others ask for", _entries_of(packages)),
+    ("What is compiled here", _entries_of(building)),
+    ("pip, uv and conda", _entries_of(installing)),
 )
 
 FINDINGS: Final[Mapping[str, Entry]] = {
     name: entry for _, entries in SUBJECTS for name, entry in entries.items()
 }
+
+_OF_CODES: Final[Mapping[int, Entry]] = {
+    code: entry for entry in FINDINGS.values() for code in entry.codes
+}
+
+
+def find_code(number: int) -> Entry:
+    """Return what explains an error code of CUDA; the general entry where no other does."""
+    return _OF_CODES.get(number, faults.CUDA_ERROR)
 
 
 def find(name: str) -> Entry | None:

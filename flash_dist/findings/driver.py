@@ -18,7 +18,9 @@ DRIVER_ABSENT: Final = Entry(
     messages=(
         "Found no NVIDIA driver on your system",
         "libcuda.so.1: cannot open shared object file",
+        "libcuda.so.1: cannot open shared object file: No such file or directory",
         "libnvidia-ml.so.1: cannot open shared object file",
+        "libnvidia-ml.so.1: cannot open shared object file: No such file or directory",
     ),
 )
 
@@ -35,13 +37,16 @@ DRIVER_BROKEN: Final = Entry(
 
 CUDA_UNKNOWN_ERROR: Final = Entry(
     "cuda-unknown-error",
-    "CUDA error 999: the driver cannot begin, and does not say why",
-    "Most often the module `nvidia_uvm` is not loaded or is stuck, as after the machine was "
-    "suspended, or `/dev/nvidia-uvm` is not given to the container. A program that sets "
-    "CUDA_VISIBLE_DEVICES after it began to use CUDA sees the same.",
+    "CUDA error 999: the driver fails and does not say why",
+    "Where CUDA does not begin, the module `nvidia_uvm` is most often not loaded or stuck, as "
+    "after the machine was suspended, or `/dev/nvidia-uvm` is not given to the container. A "
+    "program that sets CUDA_VISIBLE_DEVICES after it began to use CUDA sees the same. In the "
+    "middle of a run the GPU itself may have failed.",
     "`sudo modprobe nvidia_uvm` loads the module; after a suspend reboot, or "
-    "`sudo rmmod nvidia_uvm` first. `python -m flash_dist doctor` looks at the devices.",
-    messages=("CUDA unknown error", "cudaErrorUnknown", "CUDA_ERROR_UNKNOWN"),
+    "`sudo rmmod nvidia_uvm` first. In a container start it again. "
+    "`sudo dmesg | grep -i xid` names a GPU that failed.",
+    messages=("CUDA unknown error",),
+    codes=(999,),
 )
 
 FABRIC_MANAGER: Final = Entry(
@@ -53,11 +58,8 @@ FABRIC_MANAGER: Final = Entry(
     "On the host install `nvidia-fabricmanager` in exactly the release of the driver, then "
     "`sudo systemctl enable --now nvidia-fabricmanager`. `nvidia-smi -q` shows the state of "
     "`Fabric`.",
-    messages=(
-        "system not yet initialized",
-        "cudaErrorSystemNotReady",
-        "CUDA_ERROR_SYSTEM_NOT_READY",
-    ),
+    messages=("system not yet initialized",),
+    codes=(802,),
 )
 
 DRIVER_TOO_OLD: Final = Entry(
@@ -70,9 +72,9 @@ DRIVER_TOO_OLD: Final = Entry(
     "NVIDIA's package `cuda-compat` lets an older kernel module run a newer CUDA.",
     messages=(
         "CUDA driver version is insufficient for CUDA runtime version",
-        "cudaErrorInsufficientDriver",
         "The NVIDIA driver on your system is too old",
     ),
+    codes=(35, 36),
 )
 
 JIT_VARIABLE: Final = Entry(
@@ -131,7 +133,6 @@ NO_GPU: Final = Entry(
         "No CUDA GPUs are available",
         "CUDA driver initialization failed, you might not have a CUDA gpu",
         "no CUDA-capable device is detected",
-        "cudaErrorNoDevice",
-        "CUDA_ERROR_NO_DEVICE",
     ),
+    codes=(100,),
 )

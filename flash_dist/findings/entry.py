@@ -16,7 +16,9 @@ class Entry:
         remedy: A few sentences.
         messages: Parts of the error messages that this explains, in their own words: `{symbol}`
             stands for what differs from case to case (see phrases.py).
-        said: The title for such a message, with what stood in those places.
+        codes: Errors of CUDA that this explains, in any way of writing them (see codes.py).
+        said: The title for such a message, with what stood in those places: of a code its
+            {number}, {name} and {text}.
     """
 
     id: str
@@ -25,6 +27,7 @@ class Entry:
     remedy: str
     messages: tuple[str, ...] = ()
     said: str = ""
+    codes: tuple[int, ...] = ()
 
     @property
     def page(self) -> str:

@@ -8,7 +8,8 @@ from difflib import SequenceMatcher, get_close_matches
 from typing import TYPE_CHECKING, Any, Final
 
 from ..binaries.demangle import demangle
-from . import FINDINGS, find
+from . import FINDINGS, find, find_code
+from .codes import find_codes
 from .phrases import ELISION, Phrase, Place, Text, squeeze
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def _find_all(text: Text) -> Iterator[tuple[Entry, Place]]:
                 place for one in phrases for place in one.find(text.glued, squeezed, text.ends)
             ]
         yield from ((entry, place) for place in places)
+    yield from ((find_code(code.number), place) for code, place in find_codes(text))
     for match in _REFERENCE.finditer(text.spaced):
         named = find(match.group(1))
         if named is not None:

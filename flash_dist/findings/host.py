@@ -63,7 +63,11 @@ LIBCUDA_NOT_ON_PATH: Final = Entry(
     "`libcuda.so`, without the 1, is content with nothing in the cache.",
     "Put the folder into LD_LIBRARY_PATH, or into a file of `/etc/ld.so.conf.d` and run "
     "`sudo ldconfig`.",
-    messages=("libcuda.so: cannot open shared object file", "Failed to dlopen libcuda.so"),
+    messages=(
+        "libcuda.so: cannot open shared object file",
+        "libcuda.so: cannot open shared object file: No such file or directory",
+        "Failed to dlopen libcuda.so",
+    ),
 )
 
 DRIVER_MODULE_MISMATCH: Final = Entry(
@@ -78,9 +82,8 @@ DRIVER_MODULE_MISMATCH: Final = Entry(
     messages=(
         "Driver/library version mismatch",
         "system has unsupported display driver / cuda driver combination",
-        "cudaErrorSystemDriverMismatch",
-        "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
     ),
+    codes=(803,),
 )
 
 DEVICE_FILES_MISSING: Final = Entry(
@@ -126,11 +129,8 @@ CUDA_COMPAT_REFUSED: Final = Entry(
     "module and library only. Elsewhere cuInit fails with 803 or 804.",
     "Take its folder out of LD_LIBRARY_PATH and `/etc/ld.so.conf.d`, and install a driver that "
     "is new enough.",
-    messages=(
-        "forward compatibility was attempted on non supported HW",
-        "cudaErrorCompatNotSupportedOnDevice",
-        "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE",
-    ),
+    messages=("forward compatibility was attempted on non supported HW",),
+    codes=(804,),
 )
 
 WSL_WITHOUT_DRIVER: Final = Entry(

@@ -69,11 +69,12 @@ TORCH_TOO_OLD: Final = Entry(
 TORCH_CPU_BUILD: Final = Entry(
     "torch-cpu-build",
     "torch was built without CUDA",
-    "There is an NVIDIA GPU, and this torch cannot use it: its tensors stay on the CPU. "
-    "This happens when an index without CUDA builds was used, or when another package pulled "
-    "in the CPU build.",
-    "Uninstall torch and install a CUDA build with the command that "
-    "https://pytorch.org/get-started/locally gives for your system.",
+    "This torch computes on the CPU alone, whether the machine has an NVIDIA GPU or not. "
+    "It comes from an index without CUDA builds, or another package pulled it in; the builds for "
+    "macOS have no CUDA either.",
+    "With an NVIDIA GPU (`nvidia-smi` lists it) uninstall torch and install a CUDA build with the "
+    "command that https://pytorch.org/get-started/locally gives for your system. Without one, "
+    'tell the program to use the CPU, as by `device="cpu"`.',
     messages=("Torch not compiled with CUDA enabled",),
 )
 

@@ -109,7 +109,10 @@ LIBRARY_MISSING: Final = Entry(
     "`import torch`.",
     "Install the package that has the file, in the version of its number: libcudart.so.12 is "
     "CUDA 12. If it is a library of CUDA, take the build for the CUDA of your torch.",
-    messages=("{library}: cannot open shared object file",),
+    messages=(
+        "{library}: cannot open shared object file",
+        "{library}: cannot open shared object file: No such file or directory",
+    ),
     said="a library that is needed is nowhere: `{library}`",
 )
 
@@ -122,7 +125,10 @@ TORCH_LIBRARY_MISSING: Final = Entry(
     "`python -c 'import torch; print(torch.__version__, torch.version.cuda)'` shows what is here: "
     "None is a torch without CUDA. Install the build of the package for this torch, or compile it "
     "again.",
-    messages=("{torch_library}: cannot open shared object file",),
+    messages=(
+        "{torch_library}: cannot open shared object file",
+        "{torch_library}: cannot open shared object file: No such file or directory",
+    ),
     said="the library looks for `{torch_library}`, a part of torch that is not there",
 )
 

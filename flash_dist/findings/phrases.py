@@ -20,11 +20,14 @@ _MANY: Final = 8  # times that a phrase is looked for in one text: a log repeats
 _WORD: Final = r"[\w.+-]*\w"
 _ELIDED: Final = re.escape(ELISION)
 _FEW: Final = 3  # words of a phrase that are enough beside `...`, where it has no more than twice
+_TORCHS: Final = "(?:3c10|2at|5torch|6caffe2)"  # namespaces, as they are mangled
 _PLACES: Final = {  # the wider first: of two phrases alike the narrower says more
+    "requirement": r"[\w.+-]+(?:\[[\w,.-]+\])?(?:[<>=!~]{1,3}[\w.*+!-]+,?)*",
     "library": r"[\w.+-]+\.so[.\d]*",
     "torch_library": r"lib(?:torch|c10)\w*\.so",
     "python_symbol": r"_?Py[A-Z_]\w*",
-    "torch_symbol": r"_Z\w*?(?:3c10|2at|5torch|6caffe2)\w*",
+    "torch_symbol": rf"_Z\w*?{_TORCHS}\w*",
+    "old_abi_symbol": rf"_Z\w*?{_TORCHS}\w*?(?:(?-i:ESs)|sourcelocationess|rkss)\w*",
 }
 _PLACE: Final = re.compile(r"\{(\w+)\}")
 _SEQUENCE: Final = re.compile(
@@ -85,7 +88,7 @@ class Phrase:
     @cache
     def parse(cls, text: str) -> Phrase:
         """Read a phrase as an entry has it."""
-        plain = text.translate(_LEFT_OUT)
+        plain = unquote(text)
         literals = tuple("".join(one.lower().split()) for one in _PLACE.split(plain)[::2])
         kinds = [place for place, name in enumerate(_PLACES, 1) if f"{{{name}}}" in plain]
         return cls(
@@ -111,6 +114,11 @@ class Phrase:
         match = _compile_elided(self.words).search(text)
         kept = len(match.group().replace(ELISION, " ").split()) if match else 0
         return kept > _FEW or (kept == _FEW and 2 * kept >= len(self.words))
+
+
+def unquote(text: str) -> str:
+    """Return a text without its quotes, as `Text` has it."""
+    return text.translate(_LEFT_OUT)
 
 
 def squeeze(text: str) -> str:

@@ -27,6 +27,7 @@ _MINOR = 76
 _SMEM_OPTIN = 97
 
 _NO_DEVICE = 100
+_CODE = re.compile(r"\bcu\w+ failed with (?:error |\w+ \()(\d+)")  # as `_call` writes it
 _KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 
 
@@ -65,6 +66,12 @@ class Cuda:
     driver: Driver | None = None
     gpus: tuple[Gpu, ...] = ()
     reason: str = ""
+
+    @property
+    def code(self) -> int | None:
+        """The error code (CUresult) of the call that ended it; None where something else did."""
+        match = _CODE.search(self.reason)
+        return int(match[1]) if match else None
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as plain data."""

@@ -371,7 +371,7 @@ def test_the_driver_check_says_what_the_build_needs() -> None:
 
 
 def test_a_driver_that_does_not_answer_is_broken_not_absent() -> None:
-    cuda = Cuda("broken", Driver.parse("580"), reason="cuInit failed with error 999")
+    cuda = Cuda("broken", Driver.parse("580"), reason="libcuda.so.1 did not answer within 120 s")
     examination = look(replace(make_environment(ALL), cuda=cuda))
     assert find(examination, "driver").id == "driver-broken"
     assert examination.exit_code() == 1

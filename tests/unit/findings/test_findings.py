@@ -46,7 +46,8 @@ def test_every_entry_is_found_by_somebody_or_explains_a_message() -> None:
         if not name.startswith(SUBJECT_MODULES)
         for entry in entries
     }
-    unused = {entry.id for entry in FINDINGS.values() if not entry.messages and entry not in used}
+    told = {entry for entry in FINDINGS.values() if entry.messages or entry.codes}
+    unused = {entry.id for entry in FINDINGS.values() if entry not in told | used}
     assert not unused, "no module imports it: delete the entry, or find it"
 
 

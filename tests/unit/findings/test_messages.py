@@ -22,11 +22,39 @@ DATA: Final = Path(__file__).with_name("messages.toml")
 MESSAGES: Final[list[dict[str, Any]]] = read_toml(DATA)["message"]
 OURS: Final = [one for one in MESSAGES if one["ids"]]
 STRANGE: Final = [one for one in MESSAGES if not one["ids"]]
+REPORTS: Final = [  # of public reports, whose threads were not kept: the ids, and a message
+    line.split("\t") for line in DATA.with_name("reports.tsv").read_text("utf-8").splitlines()
+]
 DOCUMENTED: Final = {  # by CUDA, the loader or a library, and in no thread that was found
     "PTX JIT compilation was disabled": "jit-disabled",
     "RuntimeError: Expect q/k/v and block_mask to be on the same device but got cuda:1 and "
     "cuda:0.": "flex-mask-device",
     "a.so: undefined symbol: _PyThreadState_UncheckedGet": "python-abi",
+    "a.so: undefined symbol: _ZN3c105ErrorC2ENS_14SourceLocationESs": "torch-old-abi",
+    "libcuda.so.1: file too short": "libcuda-empty",
+    "failed call to cuInit: CUDA_ERROR_OUT_OF_MEMORY: out of memory": "start-memory",
+    "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling "
+    "NumCudaDevices() that might have already set an error? Error 101: invalid device "
+    "ordinal": "device-refused",
+    "CUDA error: device doesn't have valid Grid license": "gpu-licence",
+    "CUDA error: uncorrectable NVLink error detected during the execution": "nvlink-error",
+    "AssertionError: FP8 is only supported on SM100 (compute capability 10.x) for FA4 "
+    "CuTe.": "flash-attention-fp8",
+    "RuntimeError: VLLM batch_invariant mode requires an attention backend in ['FLASH_ATTN', "
+    "'TRITON_ATTN'], but got 'None'.": "vllm-batch-invariant",
+    "a.so: cannot open shared object file: Permission denied": "library-denied",
+    "a.so: cannot open shared object file: Too many open files": "file-limit",
+    "a.so: cannot open shared object file: Stale file handle": "file-system-fails",
+    "a.so: cannot open shared object file: Input/output error": "file-system-fails",
+    "libcuda.so.1: cannot open shared object file: Permission denied": "library-denied",
+    "libc10_cuda.so: cannot open shared object file: Stale file handle": "file-system-fails",
+    "a.so: cannot open shared object file: Structure needs cleaning": "library-unopened",
+    "ModuleNotFoundError: No module named 'flash_attn_3'": "flash-attn-3-absent",
+    "ATen.h:5:2: error: #error C++20 or later compatible compiler is required to use "
+    "ATen.": "cpp-too-old",
+    "a.cu:1:10: fatal error: cuda_runtime.h: No such file or directory": "cuda-toolkit-absent",
+    "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.": "hashes-differ",
+    "Because there is no version of flash-dist==9 and you require it": "no-matching-distribution",
 }
 
 
@@ -53,14 +81,20 @@ def test_a_message_of_a_public_thread_is_explained_or_is_none_of_ours(
     assert ids(message["text"]) == message["ids"]
 
 
-@pytest.mark.parametrize(("text", "cause"), DOCUMENTED.items(), ids=DOCUMENTED.values())
+@pytest.mark.parametrize(("causes", "text"), REPORTS, ids=[one[1][:60] for one in REPORTS])
+def test_a_message_of_a_public_report_is_explained(causes: str, text: str) -> None:
+    assert ids(text) == causes.split("+")
+
+
+@pytest.mark.parametrize(("text", "cause"), DOCUMENTED.items(), ids=list(DOCUMENTED))
 def test_a_documented_message_is_explained(text: str, cause: str) -> None:
     assert ids(text) == [cause]
 
 
 def test_each_entry_that_knows_messages_knows_a_real_one() -> None:
     known = {cause for one in OURS for cause in one["ids"]} | set(DOCUMENTED.values())
-    assert known == {one.id for one in FINDINGS.values() if one.messages}
+    known |= {cause for causes, _ in REPORTS for cause in causes.split("+")}
+    assert known == {one.id for one in FINDINGS.values() if one.messages or one.codes}
 
 
 def test_a_phrase_is_known_to_its_entry_alone() -> None:
@@ -79,6 +113,8 @@ class Example(dict[str, str]):
             "python_symbol": "PyObject_Vectorcall",
             "torch_library": "libtorch_cuda.so",
             "torch_symbol": "_ZN3c105ErrorD1Ev",
+            "old_abi_symbol": "_ZN3c105ErrorC2ENS_14SourceLocationESs",
+            "requirement": "torch==1.2",
         }
         return examples.get(place, "1.2")
 

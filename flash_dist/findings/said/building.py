@@ -1,14 +1,14 @@
-"""Ids of messages of pip, uv, nvcc and Triton: packages that are built or installed here.
+"""Ids of messages of nvcc, g++, the linker and Triton: what is compiled here.
 
 Sources: torch.utils.cpp_extension and the setup.py of flash-attention and SageAttention; nvcc and
-the headers of CUDA; pip and uv; Triton.
+the headers of CUDA and torch; Triton.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from .entry import Entry
+from ..entry import Entry
 
 CUDA_TOOLKIT_ABSENT: Final = Entry(
     "cuda-toolkit-absent",
@@ -23,6 +23,9 @@ CUDA_TOOLKIT_ABSENT: Final = Entry(
         "nvcc was not found",
         "Cannot find CUDA_HOME",
         "nvcc: command not found",
+        "cuda_runtime.h: No such file or directory",
+        "cuda_runtime_api.h: No such file or directory",
+        "cuda.h: No such file or directory",
     ),
 )
 
@@ -51,7 +54,7 @@ NVCC_LACKS_GPU: Final = Entry(
     "CUDA 12.8, and CUDA 13 begins with 7.5.",
     "Take another toolkit, or set TORCH_CUDA_ARCH_LIST to what this one compiles: "
     "`nvcc --list-gpu-arch` shows it.",
-    messages=("Unsupported gpu architecture '{target}'",),
+    messages=("Unsupported gpu architecture '{target}'", "Unsupported gpu architecture"),
     said="this nvcc does not compile for {target}",
 )
 
@@ -80,39 +83,17 @@ BUILD_KILLED: Final = Entry(
 BUILD_FAILED: Final = Entry(
     "build-failed",
     "A package was compiled here, and a compiler failed",
-    "This is the last line of it. The cause is the first `error` or `FAILED` above, or the word "
+    "This is one of its last lines. The cause is the first `error` or `FAILED` above, or the word "
     "`Killed`, which means lack of memory.",
     "Read upwards, and give that line to `python -m flash_dist explain MESSAGE`, or the whole log: "
     "`python -m flash_dist explain - < LOG`. A wheel of the package for your torch spares the "
     "build.",
-    messages=("ninja: build stopped: subcommand failed", "Command '['ninja', '-v'"),
-)
-
-WHEEL_NOT_SUPPORTED: Final = Entry(
-    "wheel-not-supported",
-    "The wheel is for another Python, system or processor",
-    "The end of its name tells what it is for: `cp310` is Python 3.10, `manylinux_2_34` is glibc "
-    "2.34 or newer, `win_amd64` is Windows; `cp313t` is a free-threaded Python, which takes no "
-    "others, `abi3` included.",
-    "`python -m pip debug --verbose` lists the tags that this Python takes. Choose the file that "
-    "ends in one of them.",
     messages=(
-        "{wheel} is not a supported wheel on this platform",
-        "A URL dependency is incompatible with the current platform",
+        "ninja: build stopped: subcommand failed",
+        "Command '['ninja', '-v'",
+        "Failed building wheel for {package}",
+        "collect2: error: ld returned 1 exit status",
     ),
-    said="this Python or system takes no such wheel: {wheel}",
-)
-
-NO_MATCHING_DISTRIBUTION: Final = Entry(
-    "no-matching-distribution",
-    "The index has nothing of that version for this Python and system",
-    "pip looked in the indexes that it was given. Either the version was never there, or its "
-    "wheels are for other versions of Python (a free-threaded one counts as another), other "
-    "processors or a newer glibc; `from versions: none` often means a wrong index.",
-    "`python -m pip download --no-deps -v NAME` says of each file why it was passed over. "
-    "A `+cu128` behind a version needs the index that has it, by `--index-url`.",
-    messages=("No matching distribution found for {requirement}",),
-    said="no index that was asked has {requirement} for this Python and system",
 )
 
 TRITON_TOO_OLD: Final = Entry(
@@ -145,4 +126,60 @@ TRITON_NO_COMPILER: Final = Entry(
     "no compiler.",
     "Install gcc, or name one: `export CC=gcc`. In an image add `gcc` and the headers of Python.",
     messages=("Failed to find C compiler. Please specify via CC",),
+)
+
+COMPILER_CRASHED: Final = Entry(
+    "compiler-crashed",
+    "A compiler of CUDA crashed",
+    "ptxas, cicc or cudafe++ died of an error of its own (signal 11), not for what the source "
+    "says. Where memory is short it may show so, too.",
+    "Build again with `MAX_JOBS=1`. If the same file fails again, take a newer toolkit of the same "
+    "major version: it is a bug of the compiler.",
+    messages=("died due to signal 11", "died due to signal 6"),
+)
+
+LAUNCH_BOUNDS: Final = Entry(
+    "launch-bounds",
+    "A kernel's launch bounds do not fit this GPU",
+    "`__launch_bounds__(threads, blocks)` asks for more threads per multiprocessor than the target "
+    "has: 2048 on 8.0, 9.0 and 10.0, 1536 on 8.6, 8.9 and 12.0, 1024 on 7.5. A warning is "
+    "harmless: the second number is ignored.",
+    "Where it is an error, leave that target out of TORCH_CUDA_ARCH_LIST, or take a version of the "
+    "package that knows it.",
+    messages=("Value of threads per SM for entry",),
+)
+
+LIBCUDA_NOT_LINKED: Final = Entry(
+    "libcuda-not-linked",
+    "The linker does not find libcuda",
+    "libcuda.so belongs to the driver, which an image or a login node does not have; the toolkit "
+    "brings a stub to link against. Triton and many builds ask for it.",
+    'To build: `export LIBRARY_PATH="$CUDA_HOME/lib64/stubs:$LIBRARY_PATH"`. Where a program runs '
+    "(Triton, torch.compile) the driver must be there: `/sbin/ldconfig -p | grep libcuda`. Never "
+    "put `stubs` into LD_LIBRARY_PATH.",
+    messages=("cannot find -lcuda",),
+)
+
+CPP_TOO_OLD: Final = Entry(
+    "cpp-too-old",
+    "torch's headers want a newer C++ than the package is compiled for",
+    "torch 2.1 to 2.13 need C++17, 2.14 and newer C++20, and the package's build asks for an older "
+    "standard, or g++ is older than 11.",
+    "Take a version of the package that knows this torch; in a build of your own replace "
+    "`-std=c++17` by `-std=c++20`, for nvcc too (CUDA 12 or newer).",
+    messages=(
+        "#error C++{standard} or later compatible compiler is required",
+        "C++{standard} or later compatible compiler is required to use",
+        "You need C++{standard} to compile PyTorch",
+    ),
+    said="torch's headers want C++{standard}, and the package is compiled for an older one",
+)
+
+NINJA_ABSENT: Final = Entry(
+    "ninja-absent",
+    "ninja is not there, which torch builds extensions with",
+    "It is a small program that runs compilers side by side. torch looks for it on PATH, and a "
+    "build in isolation does not see one of another environment.",
+    "`pip install ninja` into the environment that builds; then `ninja --version` answers.",
+    messages=("Ninja is required to load C++ extensions",),
 )

@@ -1,0 +1,1 @@
+"""Entries that explain messages of others, which no check of ours reports, or hardly one."""

@@ -1,0 +1,162 @@
+"""Ids of messages of the dynamic loader that are no matter of versions.
+
+Sources: glibc's elf/dl-load.c (its messages end as errno says it), musl's ldso/dynlink.c, glibc
+2.41 release notes (executable stacks).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..entry import Entry
+
+LIBRARY_DENIED: Final = Entry(
+    "library-denied",
+    "A library is there, and this process may not open it",
+    "The file, or a folder above it, is closed to this user, or SELinux, AppArmor or a sandbox "
+    "forbids it. Installing the package again as the same user as before changes nothing.",
+    "`namei -l FILE` shows which folder or file is closed. As its owner `chmod -R a+rX` on the "
+    "package's folder opens it; or install into an environment of your own.",
+    messages=(
+        "{library}: cannot open shared object file: Permission denied",
+        "{library}: cannot open shared object file: Operation not permitted",
+    ),
+    said="`{library}` is there, and this process may not open it",
+)
+
+FILE_LIMIT: Final = Entry(
+    "file-limit",
+    "This process may open no more files",
+    "It holds as many files as its limit allows, often by workers of a DataLoader that keep "
+    "tensors as files. The library itself is sound.",
+    "`ulimit -n 65536` in the shell that starts the program, or LimitNOFILE of the service. For "
+    'DataLoader `torch.multiprocessing.set_sharing_strategy("file_system")` needs fewer files.',
+    messages=(
+        "{library}: cannot open shared object file: Too many open files",
+        "OSError: [Errno 24] Too many open files",
+    ),
+)
+
+FILE_SYSTEM_FAILS: Final = Entry(
+    "file-system-fails",
+    "The file system that a library lies on fails",
+    "The library is known there and cannot be read. `Stale file handle`: it was replaced on a "
+    "network disk while it was open, as by an install on another host. `Input/output error`, "
+    "`Transport endpoint is not connected`: the disk, the network or its server fails.",
+    "Start the program again; if it comes again, `sudo dmesg | tail` and whoever runs the file "
+    "system say why. An environment on a local disk is safe from it.",
+    messages=(
+        "{library}: cannot open shared object file: Stale file handle",
+        "{library}: cannot open shared object file: Input/output error",
+        "{library}: cannot open shared object file: Remote I/O error",
+        "{library}: cannot open shared object file: Transport endpoint is not connected",
+        "{library}: cannot open shared object file: No such device",
+    ),
+    said="the file system of `{library}` fails",
+)
+
+LIBRARY_UNOPENED: Final = Entry(
+    "library-unopened",
+    "The system does not open a library that is there",
+    "The end of the message is the system's own reason, `No such file or directory` alone means "
+    "that it is absent. A link that leads in a circle, a folder in place of the file, and a lack "
+    "of memory are such reasons.",
+    "`ls -lL FILE` with the name of the message shows the same error. Once it reads the file, the "
+    "loader does too.",
+    messages=(
+        "{library}: cannot open shared object file: Too many levels of symbolic links",
+        "{library}: cannot open shared object file: Not a directory",
+        "{library}: cannot open shared object file: Cannot allocate memory",
+        "{library}: cannot open shared object file: File name too long",
+        "{library}: cannot open shared object file: {reason}",
+        "{library}: cannot read file data: {reason}",
+    ),
+    said="the system does not open `{library}`, though it is there",
+)
+
+MAP_REFUSED: Final = Entry(
+    "map-refused",
+    "A library may not be loaded from where it lies",
+    "The loader could read the file and not map it as code: its file system is mounted `noexec`, "
+    "as `/tmp` or a home folder often is, SELinux forbids it, or this process has a limit of "
+    "memory (`ulimit -v`).",
+    "`findmnt -T FILE` shows `noexec` among the options: make the environment on another disk, "
+    "and for what is compiled at run time set TMPDIR, TRITON_CACHE_DIR and TORCH_EXTENSIONS_DIR.",
+    messages=(
+        "failed to map segment from shared object",
+        "cannot create shared object descriptor",
+    ),
+)
+
+STATIC_TLS: Final = Entry(
+    "static-tls",
+    "No room is left for a library's own variables of a thread",
+    "The loader keeps a small block for libraries that want their thread variables at a fixed "
+    "place, libgomp most often, and others that were loaded before have used it.",
+    "Import that package first, or name the library of the message: "
+    "`export LD_PRELOAD=/path/of/libgomp.so.1`. From glibc 2.33 on "
+    "`export GLIBC_TUNABLES=glibc.rtld.optional_static_tls=16384` makes the block larger.",
+    messages=("cannot allocate memory in static TLS block",),
+)
+
+EXECUTABLE_STACK: Final = Entry(
+    "executable-stack",
+    "A library asks for an executable stack, which the system refuses",
+    "It was linked with an assembler file that lacks the note about its stack. Kernels with "
+    "SELinux and glibc from 2.41 on refuse to make the stack executable for a library that is "
+    "loaded later. It hardly ever needs that.",
+    "Install a newer version of the package. Until there is one: "
+    "`patchelf --clear-execstack FILE` on the library of the message.",
+    messages=(
+        "cannot enable executable stack as shared object requires",
+        "cannot change memory protections",
+    ),
+)
+
+PAGE_SIZE: Final = Entry(
+    "page-size",
+    "A library is laid out for smaller pages than this system's",
+    "Arm kernels may have pages of 16 or 64 KiB, and the library was linked for 4 KiB. On x86_64 "
+    "the file was damaged, most often by a tool that edits libraries (patchelf, strip).",
+    "`getconf PAGESIZE` shows the size: above 4096 boot a kernel with pages of 4 KiB, or build the "
+    "package on this machine. At 4096 install the package again.",
+    messages=("ELF load command address/offset not",),
+)
+
+MUSL: Final = Entry(
+    "musl",
+    "A library for glibc is loaded on a system with musl",
+    "The message is of musl, the C library of Alpine Linux. Packages with CUDA code, torch and "
+    "this one are compiled for glibc, and no compatibility package makes up for what musl lacks.",
+    "Use a glibc distribution such as Debian or Ubuntu; of container images `python:3.12-slim` "
+    "instead of `python:3.12-alpine`.",
+    messages=("Error relocating", "Error loading shared library {library}"),
+)
+
+CPU_TOO_OLD: Final = Entry(
+    "cpu-too-old",
+    "The processor does not know an instruction of the program",
+    "A package was compiled for newer processors (AVX2, AVX-512), or for this machine's real "
+    "one while the process runs in an emulation or in a virtual machine that hides features. "
+    "Under macOS it is an x86_64 Python on an Arm processor.",
+    "`lscpu | grep -o avx2` prints nothing on a processor that is too old for torch's wheels. In "
+    "a virtual machine give it the host's processor type.",
+    messages=(
+        "illegal hardware instruction",
+        "Illegal instruction (core dumped)",
+        "died with <Signals.SIGILL",
+    ),
+)
+
+TORCH_OLD_ABI: Final = Entry(
+    "torch-old-abi",
+    "The library is built for a torch of the old C++ ABI",
+    "Its symbols take std::string as g++ had it before version 5 (`Ss`). torch's wheels gave that "
+    "up with 2.6 and 2.7, so that the package was compiled for an older torch, or by "
+    "`-D_GLIBCXX_USE_CXX11_ABI=0`; in file names of flash-attention it is `cxx11abiFALSE`.",
+    "`python -c 'import torch; print(torch._C._GLIBCXX_USE_CXX11_ABI)'` prints True for a torch of "
+    "the new one: install the package's build for it (`cxx11abiTRUE`), or compile it again.",
+    messages=("undefined symbol: {old_abi_symbol}",),
+    said="the library is built for a torch of the old C++ ABI: `{old_abi_symbol}` is not in the "
+    "one that is here",
+)

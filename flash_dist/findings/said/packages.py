@@ -1,0 +1,97 @@
+"""Ids of messages of packages that are not there, or are not what a program asks for.
+
+Sources: transformers, flash-attention, Hugging Face kernels, bitsandbytes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..entry import Entry
+
+FLASH_ATTN_ABSENT: Final = Entry(
+    "flash-attn-absent",
+    "A program wants flash-attention, which is not there",
+    '`attn_implementation="flash_attention_2"` of transformers, and the code of some models, need '
+    "the package flash_attn. It was never installed (its build often fails), is in another "
+    "environment, or cannot be imported.",
+    "`python -c 'import flash_attn'` shows which it is. Without it, ask for "
+    '`attn_implementation="sdpa"`; a program that imports it by name can take '
+    "`flash_dist.compat.flash_attn`.",
+    messages=(
+        "FlashAttention2 has been toggled on, but it cannot be used",
+        "FlashAttention-2 has been toggled on, but it cannot be used",
+        "required packages that were not found in your environment: flash_attn",
+        "requires the following packages that were not found in your environment: flash_attn",
+        "No module named 'flash_attn'",
+    ),
+)
+
+BITSANDBYTES_SETUP: Final = Entry(
+    "bitsandbytes-setup",
+    "bitsandbytes has no library for this CUDA, or it does not load",
+    "It ships a library for each version of CUDA and takes that of torch. There is none for "
+    "this version, or the loader refused it; the lines before the message say which.",
+    "`pip install --upgrade bitsandbytes`, then `python -m bitsandbytes` shows what it looks for. "
+    "BNB_CUDA_VERSION that is still set from another torch is to be unset.",
+    messages=(
+        "CUDA Setup failed despite GPU being available",
+        "CUDA Setup failed despite CUDA being available",
+        "The installed version of bitsandbytes was compiled without GPU support",
+    ),
+)
+
+FLASH_ATTN_INCOMPLETE: Final = Entry(
+    "flash-attn-incomplete",
+    "Something named flash_attn is there, and is not the whole package",
+    "Python found a folder of that name and not what is asked of it. `(unknown location)`: the "
+    "folder has no `__init__.py`, as the rest of an uninstall or a folder of a clone. "
+    "`flash_attn_func` with a file behind it: a version before 2. Or another package has the name.",
+    "`python -c 'import flash_attn; print(flash_attn.__path__)'` shows which folder it is: leave "
+    "or delete it, then `pip install --no-build-isolation flash-attn`.",
+    messages=(
+        "cannot import name '{name}' from 'flash_attn'",
+        "No module named 'flash_attn.{module}'",
+    ),
+    said="the flash_attn that Python finds is not the whole package",
+)
+
+FLASH_ATTN_CUDA_ABSENT: Final = Entry(
+    "flash-attn-cuda-absent",
+    "flash-attention is there without its kernels",
+    "The Python files of flash_attn were found, and the compiled module was not: it was built "
+    "with FLASH_ATTENTION_SKIP_CUDA_BUILD, for another Python, or its sources come before the "
+    "installed package.",
+    "Leave the folder with its sources. Otherwise `pip uninstall flash-attn`, and install a wheel "
+    "of its release page for this Python, torch and CUDA.",
+    messages=("No module named 'flash_attn_2_cuda'", "No module named 'flash_attn_cuda'"),
+)
+
+FLASH_ATTN_3_ABSENT: Final = Entry(
+    "flash-attn-3-absent",
+    "FlashAttention 3 is a package of its own, which is not there",
+    "It is not part of flash-attn 2: it is built from the folder `hopper` of the same repository, "
+    "is made for Hopper (9.0), and its modules are `flash_attn_3` and `flash_attn_interface`.",
+    "https://download.pytorch.org/whl/flash-attn-3/ has its wheels for CUDA 12.6 and newer. On "
+    'another GPU than Hopper take flash-attn 2 or `attn_implementation="sdpa"`.',
+    messages=(
+        "No module named 'flash_attn_3'",
+        "No module named 'flash_attn_3._C'",
+        "No module named 'flash_attn_interface'",
+    ),
+)
+
+HUB_NO_VARIANT: Final = Entry(
+    "hub-no-variant",
+    "The Hub has no build of this kernel for this torch and CUDA",
+    "A kernel of Hugging Face is built for some pairs of torch and CUDA, named like "
+    "`torch29-cxx11-cu128-x86_64-linux`, and the present pair is none of them. A nightly or very "
+    "new torch is the commonest cause; a torch without CUDA is another.",
+    "The folder `build` of the kernel's page lists its variants: install a torch of one of them. "
+    'Until then `attn_implementation="sdpa"` needs no kernel of the Hub.',
+    messages=(
+        "Cannot find a build variant for this system",
+        "Could not find a kernel variant for your system",
+        "Kernel does not have a variant",
+    ),
+)
