@@ -199,7 +199,11 @@ def load_manifest(package: Path = PACKAGE) -> Manifest:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         message = f"`{package}` has no {FILE_NAME}: the package was not built"
-        hint = hint_to_build("install a wheel; `nox -s build_wheels` makes them", "install a wheel")
+        hint = hint_to_build(
+            "leave the clone, whose sources Python imports, where a wheel is installed: `cd ..`; "
+            "`nox -s build_wheels` makes one",
+            "install a wheel: `python -m flash_dist select` says which",
+        )
         raise ManifestError(message, hint=hint) from error
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error

@@ -19,6 +19,7 @@ from .said import (
     gpu_code,
     installing,
     linking,
+    own,
     packages,
     starting,
 )
@@ -35,6 +36,7 @@ def _entries_of(module: ModuleType) -> dict[str, Entry]:
 
 
 SUBJECTS: Final[tuple[tuple[str, Mapping[str, Entry]], ...]] = (
+    ("This package", _entries_of(own)),
     ("The install", _entries_of(install)),
     ("Loading", _entries_of(loading)),
     ("The driver and its variables", _entries_of(driver)),

@@ -11,6 +11,7 @@ from ..binaries.demangle import demangle
 from . import FINDINGS, find, find_code
 from .codes import find_codes
 from .phrases import ELISION, Phrase, Place, Text, squeeze
+from .said.own import describe, find_own
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +24,7 @@ _FEWEST_WORDS: Final = 2
 _LONGEST_MESSAGE: Final = 60  # words: of a log nothing comes near
 _LONGEST_ELIDED: Final = 1000  # characters
 _OFFERED: Final = 3
+_OWN_FILE: Final = f"{__name__.partition('.')[0]}/"
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,28 @@ def explain(pasted: str) -> tuple[Explanation, ...]:
         return (Explanation(named, named.title),)
     text = Text.read(pasted)
     places = dict(_keep_longest(_find_all(text)))
+    own = _find_own(pasted, traced=bool(places))
     if not places:
-        elided = tuple(_find_elided(text))
-        return tuple(Explanation(entry, entry.title) for entry in elided if len(elided) == 1)
+        elided = tuple(_find_elided(text)) if not own else ()
+        return own or tuple(Explanation(entry, entry.title) for entry in elided if len(elided) == 1)
     ordered = sorted(places.items(), key=lambda item: item[1].start)
-    return tuple(Explanation(entry, _say(entry, place)) for entry, place in ordered)
+    found = tuple(Explanation(entry, _say(entry, place)) for entry, place in ordered)
+    named_too = {one.entry.id for one in found}
+    return (*found, *(one for one in own if one.entry.id not in named_too))
+
+
+def _find_own(pasted: str, *, traced: bool) -> tuple[Explanation, ...]:
+    """Explain a sentence of this package: by its finding, else by where it is said.
+
+    Args:
+        pasted: Where to look.
+        traced: Only where a trace names who says it.
+    """
+    sentences = find_own(pasted) if _OWN_FILE in pasted or not traced else ()
+    if not sentences or (traced and not sentences[0].is_traced_in(pasted)):
+        return ()
+    entry = find(sentences[0].entry.lower().replace("_", "-")) or describe(sentences)
+    return (Explanation(entry, entry.title),)
 
 
 def suggest(pasted: str) -> tuple[Entry, ...]:

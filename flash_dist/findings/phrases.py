@@ -53,11 +53,7 @@ class Text:
     @classmethod
     def read(cls, pasted: str) -> Text:
         """Leave out what is there for the eye."""
-        plain = _DOTS.sub(ELISION, _SEQUENCE.sub("", pasted).translate(_REPLACED))
-        lines = [
-            " ".join(word[:_LONGEST_WORD] for word in line.strip(_EDGE).split())
-            for line in plain.splitlines()
-        ]
+        lines = read_lines(pasted)
         ends = frozenset(accumulate(map(len, lines)))
         return cls(" ".join(filter(None, lines)), "".join(lines), ends)
 
@@ -114,6 +110,15 @@ class Phrase:
         match = _compile_elided(self.words).search(text)
         kept = len(match.group().replace(ELISION, " ").split()) if match else 0
         return kept > _FEW or (kept == _FEW and 2 * kept >= len(self.words))
+
+
+def read_lines(pasted: str) -> list[str]:
+    """Return the lines of what was pasted without colours, frames, quotes and citations."""
+    plain = _DOTS.sub(ELISION, _SEQUENCE.sub("", pasted).translate(_REPLACED))
+    return [
+        " ".join(word[:_LONGEST_WORD] for word in line.strip(_EDGE).split())
+        for line in plain.splitlines()
+    ]
 
 
 def unquote(text: str) -> str:

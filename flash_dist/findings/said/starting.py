@@ -100,7 +100,10 @@ DEVICE_REFUSED: Final = Entry(
     messages=(
         "cuInit failed with CUDA_ERROR_INVALID_DEVICE (101)",
         "cuInit failed with error 101",
-        "that might have already set an error? Error 101: invalid device ordinal",
+        (
+            "cudaGetDeviceCount(). Did you run some cuda functions before calling NumCudaDevices() "
+            "that might have already set an error? Error 101: invalid device ordinal"
+        ),
     ),
 )
 
