@@ -73,7 +73,8 @@ def _explain_absent(environment: Environment, host: Host) -> CheckResult | None:
     if host.stray_libcuda:
         folder = host.stray_libcuda.rpartition("/")[0]
         summary = f"libcuda.so.1 is in {folder}, where the loader does not look"
-        return _fail(summary, f"`export LD_LIBRARY_PATH={folder}`", LIBCUDA_NOT_ON_PATH)
+        kept = ":$LD_LIBRARY_PATH" if environment.variables.get("LD_LIBRARY_PATH") else ""
+        return _fail(summary, f"`export LD_LIBRARY_PATH={folder}{kept}`", LIBCUDA_NOT_ON_PATH)
     if host.wsl:
         summary = "no NVIDIA driver here: WSL has no /usr/lib/wsl/lib/libcuda.so.1"
         fix = "install the NVIDIA driver in Windows, then `wsl --update` and `wsl --shutdown`"
@@ -144,7 +145,7 @@ def _explain_files(host: Host) -> CheckResult | None:
         if host.container:
             fix = _START_WITH_GPU.get(host.container, _START_DOCKER)
         else:
-            fix = "`sudo nvidia-modprobe -c=0 -u` makes them"
+            fix = "`sudo nvidia-smi && sudo nvidia-modprobe -u` makes them"
         return _fail(f"{summary} loaded", fix, DEVICE_FILES_MISSING)
     return None
 

@@ -91,8 +91,8 @@ DEVICE_FILES_MISSING: Final = Entry(
     "There are no device files of NVIDIA",
     "The kernel module is loaded, but `/dev/nvidia*`, through which programs reach the GPU, "
     "was not made or not given to this container.",
-    "`sudo nvidia-modprobe -c=0 -u` makes them. Start a container with the GPU runtime instead "
-    "of passing single devices.",
+    "`sudo nvidia-smi` and `sudo nvidia-modprobe -u` make them. Start a container with the GPU "
+    "runtime instead of passing single devices.",
 )
 
 DEVICE_PERMISSION: Final = Entry(

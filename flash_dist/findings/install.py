@@ -43,7 +43,8 @@ TORCH_BROKEN: Final = Entry(
     "torch is installed but cannot be read",
     "The metadata or `torch/version.py` is missing or damaged, as after an install that was "
     "interrupted, or a folder `torch` that pip does not know of.",
-    "Reinstall it: `pip install --force-reinstall torch`. If pip warns of an invalid "
+    "Install the same version again, from the index that it came from: "
+    "`pip install --force-reinstall --no-deps torch==VERSION`. If pip warns of an invalid "
     "distribution `~orch`, delete that folder first.",
 )
 

@@ -38,7 +38,8 @@ LIBRARY_DAMAGED: Final = Entry(
     "It does not begin as one. The download was cut short, the disk is full, it is a pointer of "
     "Git LFS or an error page that was saved under its name, or it was made for Windows or "
     "macOS.",
-    "Install the package again: `python -m pip install --force-reinstall --no-deps NAME`. "
+    "Install the same version again, from the index that it came from: "
+    "`python -m pip install --force-reinstall --no-deps NAME==VERSION`. "
     "`python -m flash_dist inspect FILE` says what a file is.",
     messages=("invalid ELF header", "{library}: file too short"),
 )
@@ -49,7 +50,8 @@ PYTHON_ABI: Final = Entry(
     "The tag in its file name (`cpython-310`), that of its wheel, or a symbol it calls belongs "
     "to another version of Python. Libraries with `abi3` in the name serve all versions from "
     "one on, the others exactly one.",
-    "Install the package again with the Python that runs: `python -m pip install NAME`. Where "
+    "Take folders of another Python out of PYTHONPATH. Then install the package again with the "
+    "Python that runs: `python -m pip install --force-reinstall --no-deps NAME==VERSION`. Where "
     "no wheel exists for that version, use the Python that the sentence names.",
     messages=(
         "undefined symbol: {python_symbol}",
@@ -73,9 +75,10 @@ LIBSTDCXX_TOO_OLD: Final = Entry(
     "The C++ library is older than the library needs",
     "It was compiled by a newer g++ than the libstdc++.so.6 that would be loaded: that of the "
     "system, of a conda environment, or in a folder of LD_LIBRARY_PATH.",
-    "Upgrade libstdc++ where the sentence found it: `conda install -c conda-forge "
-    "libstdcxx-ng`, or libstdc++6 of the distribution. Take folders with an old copy out of "
-    "LD_LIBRARY_PATH.",
+    "Take folders with an old copy out of LD_LIBRARY_PATH. In a conda environment "
+    "`conda install -c conda-forge libstdcxx-ng` brings a newer one. That of a distribution "
+    "belongs to its g++ and does not grow: use a newer distribution or image, or a build that was "
+    "made for this one.",
     messages=("version `GLIBCXX_{version}' not found", "version `CXXABI_{version}' not found"),
 )
 
@@ -139,7 +142,9 @@ TORCH_SYMBOL_MISSING: Final = Entry(
     "with every minor version, so that most extensions serve one of them; builds for the "
     "stable ABI serve all newer ones.",
     "Install the build of that package for your torch, or the torch that it was built for, or "
-    "compile it against yours: `pip install --no-build-isolation --no-binary NAME NAME`.",
+    "compile it against yours: "
+    "`pip install --force-reinstall --no-deps --no-cache-dir --no-build-isolation --no-binary "
+    "NAME NAME`.",
     messages=(
         "undefined symbol: {torch_symbol}",
         "xFormers can't load C++/CUDA extensions",
@@ -153,7 +158,9 @@ UNDEFINED_SYMBOL: Final = Entry(
     "The loader found no library that defines the symbol. Its first letters often say whose it "
     "is: `nccl`, `cublas`, `cudnn`, `Py`.",
     "Install the build of that package for the versions that are here, or compile it against "
-    "them: `pip install --no-build-isolation --no-binary NAME NAME`.",
+    "them: "
+    "`pip install --force-reinstall --no-deps --no-cache-dir --no-build-isolation --no-binary "
+    "NAME NAME`.",
     messages=("undefined symbol: {symbol}",),
     said="the library was compiled for another version of what it uses: `{symbol}` is not there",
 )
@@ -163,7 +170,10 @@ TORCHVISION_DIFFERS: Final = Entry(
     "torchvision does not belong to this torch",
     "Each version of torchvision and torchaudio is compiled for one version of torch, and for "
     "its CUDA or CPU build. With another one its operators are not registered.",
-    "Install both in one command, from one index: `pip install --upgrade torch torchvision`.",
+    "Keep torch and let pip find the torchvision that belongs to it, in the index that torch came "
+    "from: `pip install --upgrade torchvision torch==VERSION --index-url INDEX`. "
+    "`python -m pip show torch` names its version; `+cu130` behind it is "
+    "https://download.pytorch.org/whl/cu130.",
     messages=("operator torchvision::nms does not exist", "No such operator torchvision::nms"),
 )
 

@@ -116,7 +116,7 @@ def old_libstdcxx(file: str, version: str, found: Found, newest: str, *, conda: 
     elif conda:
         fix = "`conda install -c conda-forge libstdcxx-ng` installs a newer one"
     else:
-        fix = "`apt-get install --only-upgrade libstdc++6`, or a newer distribution"
+        fix = "use a newer distribution or image, whose g++ brings it, or a build for this one"
     return Finding(LIBSTDCXX_TOO_OLD, sentence, fix=fix)
 
 
@@ -147,8 +147,8 @@ def cpu_torch(file: str, needs: str, torch: Torch) -> Finding:
     sentence = f"{file} needs `{needed}`, and torch {torch.version} is a build without CUDA"
     release = torch.version.partition("+")[0]
     fix = (
-        f"`pip install --force-reinstall torch=={release} --index-url https://pypi.org/simple` "
-        "installs a CUDA build"
+        f"`pip uninstall -y torch`, then `pip install torch=={release} --index-url "
+        "https://pypi.org/simple` installs a CUDA build"
     )
     return Finding(TORCH_CPU_BUILD, sentence, fix=fix)
 
@@ -169,7 +169,8 @@ def torch_symbols(file: str, names: Sequence[str], torch: Torch, oldest: str = "
         f"which torch {torch.version} does not have"
     )
     if stable:
-        fix = torch_fix(oldest) if oldest else "`pip install --upgrade torch`"
+        newest = "`pip install --upgrade torch`, and again what was compiled for the old one"
+        fix = torch_fix(oldest) if oldest else newest
     else:
         fix = f"install a build for torch {release}, or the torch that this one was built for"
     old_strings = any("std::string" in name and "__cxx11" not in name for name in shown)
@@ -212,7 +213,7 @@ def _library_fix(name: str, torch: Torch) -> str:
     if cuda is not None and torch.cuda and torch.cuda.split(".", maxsplit=1)[0] != cuda[1]:
         return f"install a build for CUDA {torch.cuda}, which torch {torch.version} comes with"
     if name in _DEBIAN:
-        return f"`apt-get install {_DEBIAN[name]}`"
+        return f"`apt-get install {_DEBIAN[name]}` (Debian, Ubuntu), or the package that has it"
     if cuda is not None:
         return f"install the libraries of CUDA {cuda[1]}, or name their folder in LD_LIBRARY_PATH"
     return "install what has it, or name its folder in LD_LIBRARY_PATH"

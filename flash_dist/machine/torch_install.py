@@ -24,7 +24,7 @@ TORCH_PROBLEMS: Final = {
 }
 
 # A plain `pip install torch` is content with the metadata alone.
-_AGAIN = "`pip install --force-reinstall torch`"
+_INDEX = "https://download.pytorch.org/whl"
 _IMPORTED = ("torch", "numpy", "typing_extensions")  # by `import torch`
 
 
@@ -74,6 +74,7 @@ class Torch:
 
 def read_torch() -> Torch:
     """Find torch without importing it."""
+    version = ""
     try:
         distribution = importlib.metadata.distribution("torch")
         version = distribution.version
@@ -83,10 +84,11 @@ def read_torch() -> Torch:
         return Torch("absent", reason="torch is not installed")
     except (OSError, UnicodeDecodeError, KeyError) as error:
         cause = f"`{error.filename}`: {error.strerror}" if isinstance(error, OSError) else error
-        return Torch("broken", reason=f"torch is installed but cannot be read: {cause}", fix=_AGAIN)
+        reason = f"torch is installed but cannot be read: {cause}"
+        return Torch("broken", reason=reason, fix=_again(version))
     if not version:
         reason = "torch is installed but its metadata has no version"
-        return Torch("broken", reason=reason, fix=_AGAIN)
+        return Torch("broken", reason=reason, fix=_again(""))
     shadow = next(filter(None, map(find_shadow, _IMPORTED)), None)
     if shadow is not None:
         return Torch("shadowed", version, parse_torch_cuda(text), shadow.sentence, shadow.fix)
@@ -110,6 +112,16 @@ def _find_copies() -> Iterator[TorchCopy]:
         if path.resolve() not in known:
             known.add(path.resolve())
             yield TorchCopy(version, parse_torch_cuda(text), str(path.parents[1]))
+
+
+def _again(version: str) -> str:
+    """Return the step that installs the same torch again and leaves all else alone."""
+    local = version.partition("+")[2]
+    if not re.fullmatch(r"(?:cu[0-9]+|cpu)?", local):  # of a vendor, or built here
+        return f"install torch {version} again, from where it came"
+    pin = f"=={version}" if version else ""
+    index = f" --index-url {_INDEX}/{local}" if local else ""
+    return f"`pip install --force-reinstall --no-deps torch{pin}{index}`"
 
 
 def find_torch_libraries() -> Path | None:

@@ -62,8 +62,9 @@ HOST_COMPILER_TOO_NEW: Final = Entry(
     "host-compiler-too-new",
     "g++ is newer than this CUDA knows",
     "nvcc hands the host's part of a file to g++ and refuses versions that came after it.",
-    "Install an older g++ beside it and name it: `export CC=gcc-12 CXX=g++-12`, in the version "
-    "that the message allows. A newer toolkit knows newer ones.",
+    "Install an older g++ beside it and name it: "
+    "`export CC=gcc-12 CXX=g++-12 CUDAHOSTCXX=g++-12`, in the version that the message allows. A "
+    "newer toolkit knows newer ones.",
     messages=("unsupported GNU version", "unsupported clang version"),
 )
 
@@ -101,8 +102,10 @@ TRITON_TOO_OLD: Final = Entry(
     "Triton's assembler does not know this GPU",
     "Triton brings a ptxas of its own, which is older than the GPU. torch.compile and all kernels "
     "written in Triton fail with it, while compiled kernels work.",
-    "Upgrade torch together with its Triton: `pip install --upgrade torch`. A newer ptxas of a "
-    "toolkit does as well: `export TRITON_PTXAS_PATH=/usr/local/cuda/bin/ptxas`.",
+    "Name the ptxas of a newer toolkit, which leaves all packages alone: "
+    "`export TRITON_PTXAS_PATH=/usr/local/cuda/bin/ptxas`, and TRITON_PTXAS_BLACKWELL_PATH with "
+    "the same where the message says `ptxas-blackwell`. A newer torch brings a newer Triton; what "
+    "was compiled for the old torch is then to be installed again.",
     messages=(
         "Value '{target}' is not defined for option 'gpu-name'",
         "'sm_{target}' is not a recognized processor for this target",
@@ -114,8 +117,9 @@ TRITON_ABSENT: Final = Entry(
     "Triton is not installed",
     "torch for Linux brings it, torch for Windows does not, and a torch without CUDA neither. "
     "SageAttention 1 and torch.compile need it.",
-    "On Linux `pip install triton`, in the version that torch asks for; on Windows there is a "
-    "build of others, `triton-windows`.",
+    "On Linux install the version that torch asks for, which "
+    "`python -c 'import importlib.metadata as m; print(m.requires(\"torch\"))'` shows: "
+    "`pip install triton==VERSION`. On Windows there is a build of others, `triton-windows`.",
     messages=("No module named 'triton'", "Cannot find a working triton installation"),
 )
 

@@ -243,3 +243,55 @@ def runs_anywhere(command: str) -> bool:
     if "-P" in words:  # Python 3.11, and an installed package: there the folder is not looked into
         return False
     return "torchrun" not in words and bool(set(words) & WITHOUT_GPU) and "torch" not in command
+
+
+# --- They leave a sound install alone -------------------------------------------------------------
+
+
+def told_with(*words: str) -> list[str]:
+    return [one for one in told_anywhere() if all(word in one.split() for word in words)]
+
+
+def test_what_installs_a_package_again_leaves_its_dependencies_alone() -> None:
+    """By --force-reinstall pip takes the newest of every dependency, a pinned numpy's too."""
+    ours = {"flash_dist", COMPUTED}  # of our own package; of one of three without a dependency
+    for command in told_with("pip", "install", "--force-reinstall"):
+        assert "--no-deps" in command or ours & set(command.split()), command
+
+
+def test_what_installs_a_package_again_names_its_version() -> None:
+    """Without one pip takes the newest, of another index: a torch of another CUDA."""
+    for command in told_with("pip", "install", "--force-reinstall"):
+        words = command.partition(" install ")[2].split()
+        named = [one for one in words if not one.startswith("-")]
+        known = "WHEEL" in named or any("==" in one or COMPUTED in one for one in named)
+        assert known or not named or "--no-binary" in words, command
+
+
+def test_what_compiles_a_package_again_does_so() -> None:
+    """An installed package satisfies pip, and so does a wheel that it built for the old torch."""
+    told = told_with("pip", "install", "--no-binary")
+    assert told
+    for command in told:
+        assert {"--force-reinstall", "--no-deps", "--no-cache-dir"} <= set(command.split()), command
+
+
+def test_a_newer_torch_is_never_told_alone() -> None:
+    """What is compiled for the old one does not load beside it."""
+    for one in FINDINGS.values():
+        if "pip install --upgrade torch`" in one.remedy:
+            assert "again" in one.remedy, one.id
+
+
+def test_search_paths_keep_what_is_in_them() -> None:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for text in literals(path):
+            for value in re.findall(r"export (?:LD_|LI|PYTHON)\w*PATH=([^`]*)", text):
+                assert value.count("$") or "{" in value or COMPUTED in value, (path, text)
+
+
+def test_a_command_of_one_distribution_says_so() -> None:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for text in literals(path):
+            if "`apt-get" in text:
+                assert "Debian" in text or "Ubuntu" in text, (path, text)

@@ -94,7 +94,7 @@ def test_a_symbol_of_the_stable_interface_asks_for_a_newer_torch(lab: Lab, host:
         "which torch 2.11.0 does not have"
     )
     assert cause.fix == "`pip install 'torch>=2.12'`"
-    assert only_cause(path, host).fix == "`pip install --upgrade torch`"
+    assert only_cause(path, host).fix.startswith("`pip install --upgrade torch`")
 
 
 def test_a_symbol_of_another_torch_is_named_as_its_source_has_it(lab: Lab, host: LoadHost) -> None:
@@ -125,7 +125,7 @@ def test_a_cuda_module_on_a_cpu_torch_says_so(lab: Lab, host: LoadHost) -> None:
     assert (cause.id, "torch 2.11.0+cpu is a build without CUDA" in cause.summary) == (
         "torch-cpu-build", True,
     )  # fmt: skip
-    assert "`pip install --force-reinstall torch==2.11.0 --index-url" in cause.fix
+    assert "`pip install torch==2.11.0 --index-url" in cause.fix
 
 
 @pytest.mark.parametrize("name", ["aoti_torch_get_current_cuda_stream", "_ZN3c104cuda6streamEv"])
@@ -239,7 +239,7 @@ def test_a_newer_libstdcxx_comes_from_conda_where_python_does(lab: Lab, host: Lo
     path = lab.build("m.so", call("work"), needs=(newer,))
     lab.build("usr/lib/libstdc++.so.6", define("work"), version="GLIBCXX_3.4.30")
     assert "`conda install" in only_cause(path, host).fix
-    assert "`apt-get" in only_cause(path, replace(host, prefix=Path("/opt/conda"))).fix
+    assert "a newer distribution" in only_cause(path, replace(host, prefix=Path("/opt/conda"))).fix
 
 
 def test_the_distributions_that_have_a_glibc_are_named(lab: Lab, host: LoadHost) -> None:

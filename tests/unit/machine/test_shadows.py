@@ -141,7 +141,7 @@ def test_a_torch_of_which_metadata_alone_is_left_is_installed_by_force(site: Pat
     gone = site / "torch" / "version.py"
     said = f"torch is installed but cannot be read: `{gone}`: No such file or directory"
     assert (torch.status, torch.reason) == ("broken", said)
-    assert torch.advise("2.10") == "`pip install --force-reinstall torch`"
+    assert torch.advise("2.10") == "`pip install --force-reinstall --no-deps torch==2.13.0`"
 
 
 @pytest.mark.parametrize(
@@ -188,3 +188,23 @@ def test_the_installed_one_an_editable_one_and_an_empty_folder_are_no_shadows(
     monkeypatch.setattr("sys.path", [str(tmp_path / "checkout"), str(site)])
     assert find_shadow("torch") is None
     assert find_shadow("nothing_of_the_kind") is None
+
+
+@pytest.mark.parametrize(
+    ("version", "fix"),
+    [
+        (
+            "2.13.0+cu130",
+            (
+                "`pip install --force-reinstall --no-deps torch==2.13.0+cu130 --index-url "
+                "https://download.pytorch.org/whl/cu130`"
+            ),
+        ),
+        ("2.13.0a0+nv26.08", "install torch 2.13.0a0+nv26.08 again, from where it came"),
+    ],
+)
+def test_a_torch_is_installed_again_from_where_it_came(site: Path, version: str, fix: str) -> None:
+    (site / "torch" / "version.py").unlink()
+    metadata = site / "torch-2.13.0.dist-info" / "METADATA"
+    metadata.write_text(metadata.read_text().replace("Version: 2.13.0", f"Version: {version}"))
+    assert read_torch().advise("2.10") == fix
