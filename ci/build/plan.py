@@ -6,7 +6,7 @@ wheel is for the GPUs that are visible here, and for every GPU where there is no
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ci.build.choose import SKIP_UNSUPPORTED, VARIABLE, choose_sets, same_major
@@ -17,15 +17,14 @@ from flash_dist.builds.published import load_archsets, load_picks
 from flash_dist.errors import ArchError
 from flash_dist.machine.libcuda import Cuda, Gpu, read_cuda
 from flash_dist.targets.advice import describe_device
-from flash_dist.targets.archs import TOOLKIT_ARCHS, ArchSet, unsupported
-from flash_dist.targets.compatibility import choose_arch
 from flash_dist.targets.devices import driver_supports_toolkit, toolkit_driver
+from flash_dist.targets.needs import choose_target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from ci.toolchain.preflight import Preflight
-    from flash_dist.targets.archs import Arch
+    from flash_dist.targets.archs import ArchSet
 
 NAMED: Final = "FLASH_DIST_ARCH_SET"
 OTHERS: Final = f"{VARIABLE} chooses others"
@@ -106,7 +105,7 @@ def _choose(
 
 
 def _choose_for_gpus(cuda: Cuda, toolkit: str, published: Mapping[str, ArchSet]) -> BuildPlan:
-    chosen = {gpu: choose_target(gpu, toolkit, published.values()) for gpu in cuda.gpus}
+    chosen = {gpu: choose_target(gpu.device, toolkit) for gpu in cuda.gpus}
     notes = tuple(_refusal(gpu, toolkit) for gpu, arch in chosen.items() if arch is None)
     archs = sorted({arch for arch in chosen.values() if arch is not None})
     if not archs:
@@ -118,21 +117,6 @@ def _choose_for_gpus(cuda: Cuda, toolkit: str, published: Mapping[str, ArchSet])
     devices = sorted({gpu.device for gpu, arch in chosen.items() if arch is not None})
     why = f"the GPUs here, {', '.join(map(str, devices))} ({OTHERS})"
     return BuildPlan(toolkit, able, why, (*notes, *_driver_notes(cuda, toolkit)))
-
-
-def choose_target(gpu: Gpu, toolkit: str, published: Iterable[ArchSet]) -> Arch | None:
-    """Return the target that serves a GPU best: its own number, as the published sets spell it.
-
-    A GPU that is newer than the toolkit gets machine code of the same major, or PTX. None: nothing
-    that the toolkit compiles runs on it.
-    """
-    spelled = {arch for one in published for arch in one.archs if arch.suffix}
-    plain = {arch for archs in TOOLKIT_ARCHS.values() for arch in archs if not arch.suffix}
-    every = sorted(spelled | plain | {replace(arch, ptx=True) for arch in plain})
-    refused = unsupported(ArchSet("every", "every", tuple(every)), toolkit)
-    able = tuple(arch for arch in every if arch not in refused)
-    best = choose_arch(able, gpu.device)
-    return best[0] if best and best[1] else None
 
 
 def _refusal(gpu: Gpu, toolkit: str) -> str:

@@ -27,6 +27,7 @@ from ..targets.advice import (
     describe_device,
     describe_how,
     explain_refusal,
+    jit_fix,
 )
 from ..targets.compatibility import ALLOWED
 from ..targets.devices import KIB, KNOWN_DEVICES
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from ..findings.entry import Entry
     from ..machine.libcuda import Gpu
     from ..targets.devices import Device
-    from ..targets.verdict import Cause
+    from ..targets.verdict import Build, Cause
     from .environment import Environment
 
 _GIB = 1 << 30
@@ -85,23 +86,40 @@ def check_gpu(environment: Environment, gpu: Gpu) -> CheckResult:
         data=verdict.to_json(),
         background=describe_plans(verdict),
     )
-    driver = environment.cuda.driver
-    better = code_fix(_all_devices(environment), _build(environment), driver)
     if verdict.how == "unverified":
-        situation = replace(verdict.situation, jit=ALLOWED)
-        if judge_device(_build(environment), situation).how == "jit":
-            name = verdict.situation.jit.disabled
-            better = f"`unset {name}`, and the driver compiles the PTX of this build"
+        may_compile = _is_compiled_without(verdict, _build(environment))
+        better = _allow_jit(environment, verdict) if may_compile else _better(environment)
         fix = f"`python -m flash_dist selftest` on it shows whether it does; {better}"
         return replace(result, status="warn", fix=fix, entry=UNVERIFIED)
     if verdict.missing_dtypes:
         missing = f"this build has no {' and no '.join(verdict.missing_dtypes)} kernels"
         summary = f"{result.summary}; {missing}"
-        return replace(result, status="warn", summary=summary, fix=better, entry=DTYPE_NOT_BUILT)
+        fix = _better(environment)
+        return replace(result, status="warn", summary=summary, fix=fix, entry=DTYPE_NOT_BUILT)
     if environment.what_if and not gpu.device.known:
         summary = f"{result.summary}; no such GPU is known"
         return replace(result, status="warn", summary=summary, entry=UNKNOWN_GPU)
     return result
+
+
+def _better(environment: Environment) -> str:
+    """Return the step to a build with better code for all GPUs."""
+    return code_fix(_all_devices(environment), _build(environment), environment.cuda.driver)
+
+
+def _is_compiled_without(verdict: DeviceVerdict, build: Build) -> bool:
+    """Whether the driver would compile PTX of a build, were it let or able to."""
+    situation = replace(verdict.situation, jit=ALLOWED)
+    return judge_device(build, situation).how == "jit"
+
+
+def _allow_jit(environment: Environment, verdict: DeviceVerdict) -> str:
+    """Return the step that lets the driver compile the PTX of this build."""
+    jit = verdict.situation.jit
+    if jit.lacks_compiler:
+        driver = environment.cuda.driver
+        return jit_fix(_all_devices(environment), _build(environment), driver)
+    return f"`unset {jit.disabled}`, and the driver compiles the PTX of this build"
 
 
 def _describe_arm(environment: Environment, gpu: Gpu) -> tuple[str, ...]:
@@ -154,8 +172,7 @@ def check_all_gpus(environment: Environment, results: Sequence[CheckResult]) -> 
     if max(left) < FLOOR:
         details: tuple[str, ...] = (f"no build serves {', '.join(map(str, sorted(left)))}",)
     else:
-        step = code_fix(devices, _build(environment), environment.cuda.driver)
-        details = (describe_covering(devices, covering), step)
+        details = (describe_covering(devices, covering), _better(environment))
     return CheckResult(
         "warn",
         f"{len(able)} of {len(results)} GPUs can use this build: {names}",

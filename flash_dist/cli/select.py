@@ -21,10 +21,10 @@ from ..targets.advice import (
     INDEX,
     INDEX_IS,
     arm_note,
+    code_fix,
     describe_archs,
     describe_how,
-    driver_fix,
-    unsupported_fix,
+    name_driver,
 )
 from ..targets.archs import DEFAULT_MACHINE
 from ..targets.devices import toolkit_driver
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ..indexes.install_commands import Command
     from ..indexes.selection import Candidate, Judged, Selection
     from ..machine.libcuda import Cuda, Gpu
+    from ..targets.archs import ArchSet
     from .options import Subparsers
 
 EPILOG = """\
@@ -171,7 +172,9 @@ def describe(
 ) -> Iterator[str]:
     """Say which set, how it serves each GPU, what smaller sets lack, and how to install it."""
     if selection.chosen is None:
-        yield from _describe_failure(selection, args.index)
+        machine = _machine(args)
+        sets = tuple(one for one in published_sets() if one.machine == machine)
+        yield from _describe_failure(selection, args.index, sets)
     elif not args.quiet:
         yield from _describe_choice(selection.chosen, cuda)
         others = selection.candidates[1:] if args.verbose else selection.smaller
@@ -215,21 +218,25 @@ def _describe_equal(judged: Judged, chosen: Judged | None) -> str:
     return f"serves them as well, from driver {toolkit_driver(toolkit)} on"
 
 
-def _describe_failure(selection: Selection, place: str | None) -> Iterator[str]:
+def _describe_failure(
+    selection: Selection, place: str | None, sets: tuple[ArchSet, ...]
+) -> Iterator[str]:
     devices = selection.devices
     for device in selection.unservable:
         yield f"no build serves compute capability {device}: they start at {FLOOR}"
     if not devices:
         return
-    sets = f"wheel in `{place}`" if place else "published arch set"
+    kind = f"wheel in `{place}`" if place else "published arch set"
     whom = f"{'all of ' if len(devices) > 1 else ''}{', '.join(map(str, devices))}"
     refusal = selection.driver_refusal
     if refusal and selection.held_back is not None:
-        yield f"no {sets} serves {whom}: {refusal}"
-        yield f"  fix: {driver_fix(selection.held_back.candidate.build, devices=devices)}"
+        yield f"no {kind} serves {whom}: {refusal}"
+        newer = name_driver(selection.needed, (*selection.unservable, *devices))
+        yield f"  fix: install {newer} (`nvidia-smi` shows the present one)"
         return
-    yield f"no {sets} serves {whom}"
-    yield f"  fix: {unsupported_fix(devices, Build(f'flash_dist {read_version()}', ()))}"
+    yield f"no {kind} serves {whom}"
+    build = Build(f"flash_dist {read_version()}", (), sets)
+    yield f"  fix: {code_fix((*selection.unservable, *devices), build, selection.driver)}"
     yield from _describe_others(selection.candidates, selection, "other")
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from .. import errors
 from ..builds.published import published_sets
 from ..targets.advice import INDEX, pip_install, sources
+from ..targets.archs import DEFAULT_MACHINE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -68,11 +69,14 @@ def _build(candidate: Candidate) -> tuple[Command, ...]:
 
 def _fetch(candidate: Candidate, release: str) -> tuple[Command, ...]:
     archset = _published(candidate)
-    return (
+    fetched = (
         Command("pip", pip_install(archset, release)),
         Command("uv", f'uv pip install "{archset.pin(release)}" --index {INDEX}'),
-        Command("build", f"FLASH_DIST_ARCH_SET={archset.name} pip install {sources(release)}"),
     )
+    if archset.machine != DEFAULT_MACHINE:  # pip compiles for x86_64 alone
+        return fetched
+    line = f"FLASH_DIST_ARCH_SET={archset.name} pip install {sources(release)}"
+    return (*fetched, Command("build", line))
 
 
 def _published(candidate: Candidate) -> ArchSet:

@@ -6,12 +6,13 @@ of which no wheel is at hand is judged by its targets, and a wheel by what it de
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..targets.archs import DEFAULT_MACHINE
 from ..targets.compatibility import Origin, order_of_sets
 from ..targets.devices import toolkit_compression
+from ..targets.needs import driver_of, first_branch
 from ..targets.verdict import (
     DTYPE_FLOOR,
     FLOOR,
@@ -99,6 +100,7 @@ class Selection:
     chosen: Judged | None
     unservable: tuple[Device, ...] = ()  # older than anything we build for
     held_back: Judged | None = None  # what a newer driver alone would bring
+    needed: int | None = None  # the oldest driver branch that brings it, if one is known
 
     def __bool__(self) -> bool:
         return self.chosen is not None and not self.unservable
@@ -162,30 +164,43 @@ def select(
     distinct = sorted(set(devices))
     wanted = tuple(device for device in distinct if device >= FLOOR)
     unservable = tuple(device for device in distinct if device < FLOOR)
-    situations = [Situation(device, driver) for device in wanted]
     groups = _by_version(candidates)
-    chosen, judged = None, []
-    for group in groups if wanted else ():
-        judged = _judge(group, situations)
-        chosen = min(filter(None, judged), key=_preference, default=None)
-        if chosen is not None:
-            break
-    else:
-        judged = _judge(groups[0] if groups else [], situations)
+    chosen, judged = _choose(wanted, driver, groups)
     if chosen is None:
         ordered = tuple(sorted(judged, key=_preference))
     else:
         others = sorted((one for one in judged if one is not chosen), key=lambda one: one.weight)
         ordered = (chosen, *others)
-    held_back = None
-    if chosen is None and driver is not None:
-        served = select(wanted, None, candidates).chosen
-        held_back = next((one for one in judged if _is_same(one, served)), None)
-    return Selection(wanted, driver, ordered, chosen, unservable, held_back)
+    selection = Selection(wanted, driver, ordered, chosen, unservable)
+    return selection if chosen or driver is None else _add_held_back(selection, groups)
 
 
-def _is_same(judged: Judged, other: Judged | None) -> bool:
-    return other is not None and judged.candidate is other.candidate
+def _choose(
+    wanted: Sequence[Device], driver: Driver | None, groups: Sequence[Sequence[Candidate]]
+) -> tuple[Judged | None, list[Judged]]:
+    """Return the best of the newest group that has one for all GPUs, and all of that group."""
+    situations = [Situation(device, driver) for device in wanted]
+    for group in groups if wanted else ():
+        judged = _judge(group, situations)
+        chosen = min(filter(None, judged), key=_preference, default=None)
+        if chosen is not None:
+            return chosen, judged
+    return None, _judge(groups[0] if groups else [], situations)
+
+
+def _add_held_back(selection: Selection, groups: Sequence[Sequence[Candidate]]) -> Selection:
+    """Find the oldest driver with which there is a set, and why the present one does not load it.
+
+    Where no known driver has one, it is the set that serves the GPUs with whatever driver.
+    """
+    wanted = selection.devices
+    needed = first_branch(lambda newer: _choose(wanted, newer, groups)[0] is not None)
+    served, _ = _choose(wanted, driver_of(needed) if needed else None, groups)
+    if served is None:
+        return selection
+    situations = [Situation(device, selection.driver) for device in wanted]
+    (held_back,) = _judge([served.candidate], situations)
+    return replace(selection, held_back=held_back, needed=needed)
 
 
 def _judge(candidates: Sequence[Candidate], situations: Sequence[Situation]) -> list[Judged]:

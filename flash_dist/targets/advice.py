@@ -6,14 +6,24 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..errors import hint_to_build
-from .compatibility import judge, order_of_sets
-from .devices import Device, Driver, driver_supports_toolkit, first_driver, toolkit_driver
+from .archs import DEFAULT_MACHINE, SESSIONS
+from .compatibility import ALLOWED, order_of_sets
+from .devices import toolkit_driver
+from .needs import (
+    first_branch_of_build,
+    first_branch_of_set,
+    last_branch_of,
+    list_targets,
+    serve,
+)
 from .verdict import FLOOR, SMEM_VARIABLE, Build, Cause, DeviceVerdict, Situation, judge_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from .archs import Arch, ArchSet
+    from .compatibility import JitPolicy
+    from .devices import Device, Driver
 
 GET_GLIBC = "use a glibc distribution such as Debian, Ubuntu or Rocky Linux"
 GET_DRIVER = (
@@ -54,7 +64,7 @@ def sets_for(devices: Iterable[Device], archsets: Iterable[ArchSet]) -> tuple[Ar
     A set that needs the JIT is not named beside one that has machine code; see `order_of_sets`.
     """
     devices = tuple(devices)
-    ranked = [(_serve(archset, devices), archset) for archset in archsets]
+    ranked = [(serve(archset, devices), archset) for archset in archsets]
     serving = [(order_of_sets(hows), archset) for hows, archset in ranked if hows is not None]
     best = min((key for key, _ in serving), default=None)
     equal = [archset for key, archset in serving if key == best]
@@ -135,9 +145,9 @@ def explain_refusal(
     if verdict.cause == "driver-too-old" and _lacks_code(build, situation):
         return f"{sentence}; nor has it code for {device}", code_fix(devices, build, driver)
     fixes: dict[Cause, str] = {
-        "driver-too-old": driver_fix(build, driver, devices),
+        "driver-too-old": driver_fix(build, driver, devices, situation.jit),
         "hardware-too-old": hardware_fix(device, build),
-        "jit-compiler-absent": jit_fix(devices, build),
+        "jit-compiler-absent": jit_fix(devices, build, driver),
         "jit-variable": f"`unset {' '.join(situation.jit.variables)}`",
         "smem-limit": f"`unset {SMEM_VARIABLE}`" if verdict.situation.smem_lowered else "",
     }
@@ -154,34 +164,25 @@ def _only_loaded(build: Build, driver: Driver | None, devices: Iterable[Device])
     if driver is None:
         return build
     able = _servable(devices)
-    loaded = tuple(one for one in build.archsets if _loads(driver, one, able))
+    loaded = tuple(one for one in build.archsets if serve(one, able, driver) is not None)
     return replace(build, archsets=loaded) if covering_set(devices, loaded) else build
 
 
-def _loads(driver: Driver, archset: ArchSet, devices: Iterable[Device]) -> bool:
-    """Whether a driver works these GPUs, and loads what the toolkit of an arch set makes."""
-    works = all(one.first_cuda is None or driver.cuda >= one.first_cuda for one in devices)
-    return works and driver_supports_toolkit(driver, archset.toolkit)
+def name_driver(branch: int | None, devices: Iterable[Device] = ()) -> str:
+    """Name the first driver that will do: `NVIDIA driver 580 or newer`.
 
-
-def _needed_driver(toolkit: str | None, devices: Iterable[Device]) -> str:
-    """Name the first driver that works these GPUs and loads what a toolkit makes."""
-    branches = [toolkit_driver(toolkit)] if toolkit else []
-    branches += [first_driver(one.first_cuda) for one in _servable(devices) if one.first_cuda]
-    needed = max((branch for branch in branches if branch), default=None)
-    return f"NVIDIA driver {needed} or newer" if needed else "a newer NVIDIA driver"
-
-
-def _serve(archset: ArchSet, devices: tuple[Device, ...]) -> list[str] | None:
-    """Say how each GPU is served; None if one is not, for certain."""
-    hows: list[str] = []
-    for device in devices:
-        verdicts = [judge(arch, device) for arch in archset.archs]
-        best = min(verdicts, key=lambda verdict: verdict.rank, default=None)
-        if not best:
-            return None
-        hows.append(best.how)
-    return hows
+    Args:
+        branch: The first that will do; None if no known one does.
+        devices: All GPUs of the machine, of which newer drivers may work some no more.
+    """
+    if branch is None:
+        return "a newer NVIDIA driver"
+    devices = sorted(set(devices))
+    last = last_branch_of(devices)
+    if last is None or last < branch:
+        return f"NVIDIA driver {branch} or newer"
+    dropped = _list(one for one in devices if one.dropped_by is not None)
+    return f"NVIDIA driver {branch} or newer, up to {last}, the last that works {dropped}"
 
 
 def unsupported_sentence(
@@ -221,12 +222,16 @@ def unsupported_fix(devices: Iterable[Device], build: Build) -> str:
             f"`{pip_install(best, build.release)}` installs the arch set `{best.name}` "
             f"({INDEX_IS})",
         )
-    chosen = f"TORCH_CUDA_ARCH_LIST='{';'.join(map(str, devices))}'"
-    session = build.archsets[0].session if build.archsets else "build_wheels"
+    chosen = f"TORCH_CUDA_ARCH_LIST='{list_targets(devices)}'"
+    machine = build.archsets[0].machine if build.archsets else DEFAULT_MACHINE
+    session = SESSIONS[machine]
     return hint_to_build(
         f"`{chosen} nox -s {session}` builds a wheel for exactly these",
         f"`{chosen} pip install {sources(build.release)}` builds and installs a wheel for exactly "
-        "these from the sources of the release",
+        "these from the sources of the release"
+        if machine == DEFAULT_MACHINE
+        else f"in a clone on {DEFAULT_MACHINE} `{chosen} nox -s {session}` builds a wheel for "
+        "exactly these",
     )
 
 
@@ -248,12 +253,14 @@ def code_fix(devices: Iterable[Device], build: Build, driver: Driver | None) -> 
         build: What was judged.
         driver: The present one, if known.
     """
-    devices = _servable(devices)
+    every = tuple(devices)
+    devices = _servable(every)
     build = _only_loaded(build, driver, devices)
-    step, best = unsupported_fix(devices, build), covering_set(devices, build.archsets)
-    if driver is None or best is None or _loads(driver, best, devices):
+    step = unsupported_fix(devices, build)
+    best = covering_set(devices, build.archsets) or list_targets(devices)
+    if driver is None or serve(best, devices, driver) is not None:
         return step
-    return f"{step}, and {_needed_driver(best.toolkit, devices)}"
+    return f"{step}, and {name_driver(first_branch_of_set(best, devices), every)}"
 
 
 def _servable(devices: Iterable[Device]) -> tuple[Device, ...]:
@@ -274,30 +281,77 @@ def torch_fix(oldest: str = "") -> str:
     return f"`pip install 'torch>={oldest or TORCH_MIN}'`"
 
 
-def jit_fix(devices: Iterable[Device], build: Build) -> str:
+def jit_fix(devices: Iterable[Device], build: Build, driver: Driver | None = None) -> str:
     """Return the steps where the driver's JIT compiler is missing: bring it, or do without."""
-    return (
-        "install the whole driver, in a container by NVIDIA_DRIVER_CAPABILITIES=compute,utility; "
-        f"or {unsupported_fix(devices, build)}"
-    )
+    step = "install the whole driver, in a container by NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+    devices = _servable(devices)
+    compiled = tuple(one for one in build.archsets if _is_compiled(one, devices))
+    if not compiled and not _is_compiled(list_targets(devices), devices):
+        return step  # nothing has machine code for them
+    return f"{step}; or {code_fix(devices, replace(build, archsets=compiled), driver)}"
 
 
-def driver_fix(build: Build, driver: Driver | None = None, devices: Iterable[Device] = ()) -> str:
-    """Return the step for a driver that is too old, or the set that this driver loads.
+def _is_compiled(archset: ArchSet, devices: Iterable[Device]) -> bool:
+    """Whether a set serves all of these GPUs without the JIT."""
+    hows = serve(archset, devices)
+    return hows is not None and "jit" not in hows
+
+
+def driver_fix(
+    build: Build,
+    driver: Driver | None = None,
+    devices: Iterable[Device] = (),
+    jit: JitPolicy = ALLOWED,
+) -> str:
+    """Return the step for a driver that is too old, or the set that an older one loads.
 
     Args:
         build: What it does not load.
         driver: The present one, if known.
         devices: The GPUs, all of which another set must serve.
+        jit: What the driver is told to do with embedded code.
     """
-    devices = _servable(devices)
-    newer = _needed_driver(build.toolkit, devices)
-    step = f"install {newer} (`nvidia-smi` shows the present one)"
-    able = [one for one in build.archsets if driver is not None and _loads(driver, one, devices)]
-    other = covering_set(devices, able)
-    if other is None:
+    every = tuple(devices)
+    devices = _servable(every)
+    if every and not devices:
+        return hardware_fix(max(every), build)
+    able = _find_able(build, devices, jit)
+    if devices and not able:  # with no driver either
+        return code_fix(every, build, driver)
+    needed = first_branch_of_build(build, able)
+    if not able and build.toolkit:  # no GPU is known
+        needed = toolkit_driver(build.toolkit)
+    step = f"install {name_driver(needed, every)} (`nvidia-smi` shows the present one)"
+    if driver is None or not devices:
         return step
-    return f"{step}, or the arch set `{other.name}`: CUDA {other.toolkit} runs on {driver}"
+    loaded = [one for one in build.archsets if serve(one, devices, driver) is not None]
+    other = covering_set(devices, loaded)
+    if other is not None:
+        return f"{step}, or the arch set `{other.name}`: CUDA {other.toolkit} runs on {driver}"
+    return f"{step}{_older_driver(needed, every, build)}"
+
+
+def _find_able(build: Build, devices: Iterable[Device], jit: JitPolicy) -> list[Situation]:
+    """Return the GPUs that a build serves with some driver; without variables, if need be."""
+    for policy in (jit, ALLOWED):
+        alone = [Situation(device, jit=policy) for device in devices]
+        able = [one for one in alone if judge_device(build, one)]
+        if able:
+            return able
+    return []
+
+
+def _older_driver(needed: int | None, devices: Iterable[Device], build: Build) -> str:
+    """Name the set that asks for the oldest driver, if the build needs a newer one."""
+    every = tuple(devices)
+    able = _servable(every)
+    asked = [(first_branch_of_set(one, able), one) for one in build.archsets]
+    known = [(branch, one) for branch, one in asked if branch is not None]
+    least = min((branch for branch, _ in known), default=None)
+    if least is None or (needed is not None and least >= needed):
+        return ""
+    other = covering_set(able, [one for branch, one in known if branch == least])
+    return f", or {name_driver(least, every)} and the arch set `{other.name}`" if other else ""
 
 
 def describe_how(verdict: DeviceVerdict) -> str:

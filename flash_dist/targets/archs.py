@@ -102,6 +102,10 @@ KNOWN_ARCHS: tuple[Arch, ...] = tuple(
     sorted({arch for archs in TOOLKIT_ARCHS.values() for arch in archs} | set(_archs("3.5 3.7")))
 )
 
+# Targets that families of our kernels are for alone (csrc/kernels.toml): code for the same GPU
+# without the suffix has none of them.
+OWN_TARGETS: Final = _archs("9.0a")
+
 # The names that TORCH_CUDA_ARCH_LIST may hold, with PyTorch's meaning (torch.utils.cpp_extension).
 NAMED_LISTS: dict[str, str] = {
     "Kepler": "3.5+PTX",

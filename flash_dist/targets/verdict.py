@@ -408,12 +408,6 @@ def judge_device(build: Build, situation: Situation) -> DeviceVerdict:
     if not build.variants:
         reason = f"{build.name} contains no kernel"
         return DeviceVerdict(situation, (), "no-kernels", reason)
-    refusal = _refuse_driver(build, situation)
-    if refusal:
-        kernels = tuple(
-            KernelVerdict(key, "none", refusal) for key in build.keys_for(situation.device)
-        )
-        return DeviceVerdict(situation, kernels, "driver-too-old", refusal)
     judged = (
         judge_kernel(key, build.variants, situation) for key in build.keys_for(situation.device)
     )
@@ -421,6 +415,12 @@ def judge_device(build: Build, situation: Situation) -> DeviceVerdict:
     if not any(kernel.how != "not-on-this-hardware" for kernel in kernels):
         oldest = min(kernels, key=lambda kernel: DTYPE_FLOOR[kernel.key[1]])
         return DeviceVerdict(situation, kernels, "hardware-too-old", oldest.reason)
+    refusal = _refuse_driver(build, situation)
+    if refusal:
+        kernels = tuple(
+            KernelVerdict(key, "none", refusal) for key in build.keys_for(situation.device)
+        )
+        return DeviceVerdict(situation, kernels, "driver-too-old", refusal)
     missing = _missing_dtypes(build, situation)
     failed = next((kernel for kernel in kernels if not kernel), None)
     if failed is None:

@@ -78,13 +78,30 @@ def test_a_set_is_installed_from_an_index_where_there_is_no_clone() -> None:
 
 @pytest.mark.usefixtures("_no_clone")
 def test_commands_of_a_published_set_where_there_is_no_clone() -> None:
-    (arm,) = (one for one in candidates_of(published_sets(), "aarch64") if one.name == "arm")
-    commands = find_commands(arm, None, release="0.1.0")
-    assert [(one.tool, one.line) for one in commands] == [
+    def commands(name: str, machine: str) -> list[tuple[str, str]]:
+        sets = candidates_of(published_sets(), machine)
+        (found,) = (one for one in sets if one.name == name)
+        return [(one.tool, one.line) for one in find_commands(found, None, release="0.1.0")]
+
+    assert commands("all", "x86_64") == [
+        ("pip", 'pip install "flash_dist==0.1.0+cu130.all" --extra-index-url INDEX'),
+        ("uv", 'uv pip install "flash_dist==0.1.0+cu130.all" --index INDEX'),
+        ("build", "FLASH_DIST_ARCH_SET=all pip install flash_dist-0.1.0.tar.gz"),
+    ]
+    # from the sources pip compiles on x86_64 alone, and for it
+    assert commands("arm", "aarch64") == [
         ("pip", 'pip install "flash_dist==0.1.0+cu130.arm" --extra-index-url INDEX'),
         ("uv", 'uv pip install "flash_dist==0.1.0+cu130.arm" --index INDEX'),
-        ("build", "FLASH_DIST_ARCH_SET=arm pip install flash_dist-0.1.0.tar.gz"),
     ]
+
+
+@pytest.mark.usefixtures("_no_clone")
+def test_a_list_for_arm_is_cross_compiled_where_there_is_no_clone() -> None:
+    arm = tuple(one for one in published_sets() if one.machine == "aarch64")
+    assert unsupported_fix([Device(7, 5)], Build("flash_dist 0.1.0+cu130.arm", (), arm)) == (
+        "in a clone on x86_64 `TORCH_CUDA_ARCH_LIST='7.5' nox -s build_arm` builds a wheel for "
+        "exactly these"
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from csrc import generate
 from csrc.generate import CSRC
 from flash_dist.builds.published import load_archsets
-from flash_dist.targets.archs import TOOLKIT_ARCHS, ArchSet
+from flash_dist.targets.archs import OWN_TARGETS, TOOLKIT_ARCHS, ArchSet
 from flash_dist.targets.compatibility import judge
 from flash_dist.targets.devices import KNOWN_DEVICES, parse_version
 
@@ -176,3 +176,8 @@ def test_kernels_of_ieee32_are_compiled_apart_and_change_no_code_of_others() -> 
 def test_what_is_published_is_among_the_targets_that_the_toolkit_compiles() -> None:
     assert set(TARGETS) <= set(COMPILABLE)
     assert {"sm_88", "compute_88", "sm_110", "sm_90a", "compute_90a"} <= set(map(str, COMPILABLE))
+
+
+def test_the_package_knows_which_targets_have_families_of_their_own() -> None:
+    own = {target for family in TABLE.families for target in family.targets if not target.ptx}
+    assert own == set(OWN_TARGETS)

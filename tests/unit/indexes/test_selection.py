@@ -107,7 +107,8 @@ def test_doctor_names_the_same_set() -> None:
 def test_a_driver_that_loads_nothing_is_the_reason() -> None:
     selection = select(devices("9.0"), Driver.parse("470"), CANDIDATES)
     assert selection.chosen is None
-    assert "needs driver 580 or newer, not driver 470" in selection.driver_refusal
+    assert "needs driver 525 or newer, not driver 470" in selection.driver_refusal
+    assert selection.needed == 525
     assert select(devices("9.0"), R580, CANDIDATES).driver_refusal == ""
 
 

@@ -1,0 +1,90 @@
+"""What some GPUs need: the oldest driver, and the targets to compile. Pure functions."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from .archs import DEFAULT_TOOLKIT, OWN_TARGETS, TOOLKIT_ARCHS, ArchSet, unsupported
+from .compatibility import Origin, choose_arch, judge
+from .devices import DRIVER_CUDA, Driver, last_driver, toolkit_compression
+from .verdict import judge_device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from .archs import Arch
+    from .devices import Device
+    from .verdict import Build, Situation
+
+BRANCHES: Final = tuple(sorted(DRIVER_CUDA))
+
+
+def driver_of(branch: int) -> Driver:
+    """Return the driver of a branch that is known."""
+    return Driver(DRIVER_CUDA[branch], str(branch))
+
+
+def first_branch(serves: Callable[[Driver], bool]) -> int | None:
+    """Return the oldest driver branch that serves; None if no known one does.
+
+    A newer driver serves what an older one does: those that work a GPU no more are of GPUs that no
+    build is for.
+    """
+    place = bisect_left(BRANCHES, x=True, key=lambda branch: serves(driver_of(branch)))
+    return BRANCHES[place] if place < len(BRANCHES) else None
+
+
+def serve(
+    archset: ArchSet, devices: Iterable[Device], driver: Driver | None = None
+) -> list[str] | None:
+    """Say how a set serves each GPU; None if one is not served, for certain."""
+    origin = Origin(archset.toolkit, None, toolkit_compression(archset.toolkit))
+    hows: list[str] = []
+    for device in devices:
+        verdicts = [judge(arch, device, driver, origin) for arch in archset.archs]
+        best = min(verdicts, key=lambda verdict: verdict.rank, default=None)
+        if not best:
+            return None
+        hows.append(best.how)
+    return hows
+
+
+def first_branch_of_set(archset: ArchSet, devices: Sequence[Device]) -> int | None:
+    """Return the oldest driver branch with which a set serves all of these GPUs."""
+    return first_branch(lambda driver: serve(archset, devices, driver) is not None)
+
+
+def first_branch_of_build(build: Build, able: Iterable[Situation]) -> int | None:
+    """Return the oldest driver branch with which a build serves GPUs that it can serve."""
+    able = tuple(able)
+    return first_branch(
+        lambda driver: all(judge_device(build, replace(one, driver=driver)) for one in able)
+    )
+
+
+def last_branch_of(devices: Iterable[Device]) -> int | None:
+    """Return the last driver branch that works all of these GPUs; None if the newest does."""
+    dropped = [one.dropped_by for one in devices if one.dropped_by is not None]
+    return last_driver(min(dropped)) if dropped else None
+
+
+def choose_target(device: Device, toolkit: str) -> Arch | None:
+    """Return the target that serves a GPU best: its own number, with the suffix that kernels need.
+
+    A GPU that is newer than the toolkit gets machine code of the same major, or PTX. None: nothing
+    that the toolkit compiles runs on it.
+    """
+    plain = {arch for archs in TOOLKIT_ARCHS.values() for arch in archs if not arch.suffix}
+    every = sorted({*OWN_TARGETS, *plain} | {replace(arch, ptx=True) for arch in plain})
+    refused = unsupported(ArchSet("every", "every", tuple(every)), toolkit)
+    able = tuple(arch for arch in every if arch not in refused)
+    best = choose_arch(able, device)
+    return best[0] if best and best[1] else None
+
+
+def list_targets(devices: Iterable[Device]) -> ArchSet:
+    """Return a list of targets of our own for exactly these GPUs, as far as it can be compiled."""
+    found = {choose_target(device, DEFAULT_TOOLKIT) for device in devices}
+    return ArchSet("list", "list", tuple(sorted(arch for arch in found if arch is not None)))
