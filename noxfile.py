@@ -35,6 +35,7 @@ from ci.sessions import (
     require_wheels,
     run_preflight,
     run_session,
+    session_of,
     set_names,
     words_of,
     write_channel,
@@ -66,9 +67,7 @@ TRANSFORMERS = ("4.57.6", "5.0.0", "5.21.1", "5.22.2", "")
 BESIDE_LOADER = TRANSFORMERS[-2:]  # older ones do not import beside its newest version
 HUB_LOADER = "kernels==0.17.2"  # its metadata are those that ci/release/hub.py writes
 # What works with the torch of a machine, which uv does not see.
-gpu_session = partial(
-    nox.session, venv_backend="virtualenv", venv_params=["--system-site-packages"]
-)
+gpu_session = partial(session_of, venv_backend="virtualenv", venv_params=["--system-site-packages"])
 # After the wheels, in order.
 RELEASED = ("fingerprint_check", *(row.name for row in released()), "manifest", "install_test")
 
@@ -77,7 +76,7 @@ if os.environ.get("PIP_FIND_LINKS"):
     os.environ.setdefault("UV_FIND_LINKS", os.environ["PIP_FIND_LINKS"])
 
 
-@nox.session
+@session_of
 def build_wheels(session: nox.Session) -> None:
     """Build audited wheels into dist/<set>/: `-- [--native] SET ...`, default every published set.
 
@@ -91,7 +90,7 @@ def build_wheels(session: nox.Session) -> None:
         build_in_container(session)
 
 
-@nox.session
+@session_of
 def build_arm(session: nox.Session) -> None:
     """Cross-build audited aarch64 wheels into dist/<set>/: `-- [--native] SET ...`.
 
@@ -115,7 +114,7 @@ def build_arm(session: nox.Session) -> None:
     session.run("python", "-m", "ci.build.build_wheels", *names)
 
 
-@nox.session
+@session_of
 def arm_test(session: nox.Session) -> None:
     """Run the aarch64 wheels of dist/ in an emulator: `-- [--torch]` imports torch, too."""
     install(session, "runtime")
@@ -130,20 +129,20 @@ def arm_test(session: nox.Session) -> None:
     session.run("python", "-m", "ci.trials.aarch64", "--site", str(site), *session.posargs)
 
 
-@nox.session
+@session_of
 def build_cost(session: nox.Session) -> None:
     """Say what the last builds cost: minutes per target and kernel family. `-- LOG ...`."""
     install(session, "runtime")
     session.run("python", "-m", "ci.compile.cost", *session.posargs)
 
 
-@nox.session(venv_backend="none", default=False)
+@session_of(venv_backend="none", default=False)
 def image(session: nox.Session) -> None:
     """Make a local manylinux_2_28 image where no registry is reached; Debian, root, 6 minutes."""
     session.run(sys.executable, "-m", "ci.container.image", external=True)
 
 
-@nox.session
+@session_of
 def unit_tests(session: nox.Session) -> None:
     """Unit tests from the source tree, no GPU: `-- --slow` those over a second, `-- --all` both.
 
@@ -155,14 +154,14 @@ def unit_tests(session: nox.Session) -> None:
     session.log(f"unit tests passed in {time.monotonic() - start:.0f} s")
 
 
-@nox.session
+@session_of
 def small_wheel(session: nox.Session) -> None:
     """Build the one small wheel that wheel_tests installs."""
     install_toolchain(session, SMALL_SET)
     session.run("python", "-m", "ci.build.build_wheels", SMALL_SET)
 
 
-@nox.session(requires=["small_wheel"])
+@session_of(requires=["small_wheel"])
 def wheel_tests(session: nox.Session) -> None:
     """Install the small wheel into a fresh environment: import, CPU op, doctor what-if."""
     _install_small_wheel(session, "test")
@@ -171,7 +170,7 @@ def wheel_tests(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", *options, *CORES, tests)
 
 
-@nox.session(requires=["small_wheel"])
+@session_of(requires=["small_wheel"])
 def examples(session: nox.Session) -> None:
     """Run the programs of examples/ with the small wheel, on the CPU or the GPUs that are here."""
     _install_small_wheel(session)
@@ -189,7 +188,7 @@ def _install_small_wheel(session: nox.Session, *groups: str) -> None:
     session.chdir(session.create_tmp())
 
 
-@nox.session(requires=["small_wheel"])
+@session_of(requires=["small_wheel"])
 def integrations(session: nox.Session) -> None:
     """Hold tiny models against their own attention, on the CPU: `-- TRANSFORMERS_VERSION ...`.
 
@@ -232,7 +231,7 @@ def _upgrade(session: nox.Session, *words: str) -> None:
     session.install("--upgrade", *words, *nox.project.dependency_groups(PYPROJECT, "torch"))
 
 
-@nox.session(requires=["small_wheel"])
+@session_of(requires=["small_wheel"])
 def reader_tests(session: nox.Session) -> None:
     """Compare inspect with NVIDIA's cuobjdump and nvdisasm on code of nvcc and on wheels.
 
@@ -244,7 +243,7 @@ def reader_tests(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "tests/readers", *session.posargs)
 
 
-@nox.session(default=False)
+@session_of(default=False)
 def newest_nvcc(session: nox.Session) -> None:
     """Hold our tables against the newest nvcc of PyPI: it fails when NVIDIA releases a CUDA."""
     install(session, "runtime", "test")
@@ -252,9 +251,7 @@ def newest_nvcc(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "tests/newest", *session.posargs)
 
 
-@nox.session(
-    venv_backend="none", requires=["unit_tests", "wheel_tests", "reader_tests", "examples"]
-)
+@session_of(venv_backend="none", requires=["unit_tests", "wheel_tests", "reader_tests", "examples"])
 def tests(session: nox.Session) -> None:
     """Everything that needs no GPU: unit, wheel and reader tests, the slow ones, and examples."""
     command = [sys.executable, "-m", "nox", "-s", "unit_tests", "--", "--slow"]
@@ -331,7 +328,7 @@ def fingerprints(session: nox.Session) -> None:
     session.run("python", "-m", "flash_dist", "selftest", "--record", recorded)
 
 
-@nox.session
+@session_of
 def decisions(session: nox.Session) -> None:
     """Write what planner and masks decide, by which fingerprints are kept; g++, no GPU.
 
@@ -341,7 +338,7 @@ def decisions(session: nox.Session) -> None:
     session.run("python", "-m", "ci.compile.decide", *session.posargs)
 
 
-@nox.session
+@session_of
 def fingerprint_check(session: nox.Session) -> None:
     """Compare the recorded fingerprints with the kernels of the wheels in dist/; no GPU."""
     require_wheels(session)
@@ -349,7 +346,7 @@ def fingerprint_check(session: nox.Session) -> None:
     session.run("python", "-m", "ci.wheels.fingerprints", *built_wheels())
 
 
-@nox.session
+@session_of
 def lint(session: nox.Session) -> None:
     """Ruff with all rules, its formatter, clang-format, and the floors of packages."""
     install(session, "lint")
@@ -363,7 +360,7 @@ def lint(session: nox.Session) -> None:
     session.run("clang-format", "--dry-run", "--Werror", *named)
 
 
-@nox.session
+@session_of
 def workflows(session: nox.Session) -> None:
     """Judge .github/workflows: actionlint whether they are right, zizmor whether they are safe."""
     install(session, "workflows")
@@ -372,14 +369,14 @@ def workflows(session: nox.Session) -> None:
     session.run("zizmor", *options, str(ROOT / ".github" / "workflows"))
 
 
-@nox.session
+@session_of
 def typecheck(session: nox.Session) -> None:
     """Mypy, strict."""
     install(session, "runtime", "test", "torch", "clients", "typecheck")
     session.run("mypy")
 
 
-@nox.session
+@session_of
 def repro(session: nox.Session) -> None:
     """Make a release of some sets in two folders and compare the bytes: `-- [--native] SET ...`.
 
@@ -409,7 +406,7 @@ def repro(session: nox.Session) -> None:
         raise
 
 
-@nox.session
+@session_of
 def audit(session: nox.Session) -> None:
     """Audit wheels that are already built: `-- WHEEL ...`."""
     if not session.posargs:
@@ -425,21 +422,21 @@ def add_channel(row: Row) -> None:
         write_channel(session, row)
 
     write.__doc__ = row.summary
-    nox.session(name=row.name)(write)
+    session_of(name=row.name)(write)
 
 
 for one in CHANNELS.values():
     add_channel(one)
 
 
-@nox.session
+@session_of
 def manifest(session: nox.Session) -> None:
     """Verify the wheels in dist/; write manifest.json, SHA256SUMS and provenance/ beside them."""
     install(session, "runtime", "index")
     session.run("python", "-m", "ci.release.manifest", *session.posargs)
 
 
-@nox.session
+@session_of
 def install_test(session: nox.Session) -> None:
     """Install the wheels in dist/ with pip, uv, conda, and under every torch; 30 min, 8 GB."""
     tried = [group for row in CHANNELS.values() if row.trial for group in row.groups]
@@ -447,7 +444,7 @@ def install_test(session: nox.Session) -> None:
     session.run("python", "-m", "ci.trials.install", *session.posargs)
 
 
-@nox.session(default=False)
+@session_of(default=False)
 def release(session: nox.Session) -> None:
     """Make a release in dist/, or say why not: `-- [--check] [--no-build] [--url URL]`."""
     install(session, "runtime", "index")
@@ -464,7 +461,7 @@ def release(session: nox.Session) -> None:
     session.run("python", "-m", "ci.release.release", "publish", *args)
 
 
-@nox.session
+@session_of
 def root_test(session: nox.Session) -> None:
     """Import, CPU op and doctor on the newest Debian: `-- [WHEEL]`; root, mmdebstrap, 5 GB."""
     wheels = session.posargs or [_wheel_of_all(session)]
@@ -472,7 +469,7 @@ def root_test(session: nox.Session) -> None:
     session.run("python", "-m", "ci.trials.newest_debian", *wheels)
 
 
-@nox.session
+@session_of
 def sizes(session: nox.Session) -> None:
     """Measure the wheels in dist/ for the README's table: `-- --write` puts it there."""
     require_wheels(session, *load_archsets(ARCHSETS))
@@ -480,7 +477,7 @@ def sizes(session: nox.Session) -> None:
     session.run("python", "-m", "ci.trials.sizes", *session.posargs)
 
 
-@nox.session(venv_backend="virtualenv")
+@session_of(venv_backend="virtualenv")
 def outputs(session: nox.Session) -> None:
     """Put what our commands print, what runs where and the figure of speed into the texts."""
     wheel = _wheel_of_all(session)
@@ -502,14 +499,14 @@ def gpu_outputs(session: nox.Session) -> None:
     session.run("python", "-m", "ci.outputs", "gpu")
 
 
-@nox.session
+@session_of
 def fuzz(session: nox.Session) -> None:
     """Read 100,000 mutated binaries: `-- --cases N --seed N`. Only our own error may come out."""
     install(session, "runtime", "test")
     session.run("python", "-m", "tests.fuzz.readers", *session.posargs)
 
 
-@nox.session
+@session_of
 def docs(session: nox.Session) -> None:
     """Build dist/docs, an HTML site that needs no network, and check its links."""
     install(session, "docs", "runtime")
@@ -517,7 +514,7 @@ def docs(session: nox.Session) -> None:
     session.log(f"open {ROOT / 'dist' / 'docs' / 'index.html'}")
 
 
-@nox.session(default=False)
+@session_of(default=False)
 def lock_requirements(session: nox.Session) -> None:
     """Renew ci/locks/: the newest versions of all that sessions install, and their hashes."""
     for group in ("uv", "runtime", "index"):  # as they were locked, whatever pyproject.toml says
@@ -525,7 +522,7 @@ def lock_requirements(session: nox.Session) -> None:
     session.run("python", "-m", "ci.locks")
 
 
-@nox.session
+@session_of
 def lock_headers(session: nox.Session) -> None:
     """Pin the torch headers that csrc/binding/api.cpp includes: `-- 2.13.0`."""
     install(session, "build")

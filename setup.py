@@ -24,7 +24,7 @@ from ci.command import told_in_a_sentence
 from ci.compile.build_info import make_manifest
 from ci.compile.native import NativeOptions, build_native
 from ci.compile.sbom import write_sbom
-from ci.project import ARCHSETS, ROOT, build_folder, load_project, report_path
+from ci.project import ARCHSETS, build_folder, load_project, report_path
 from ci.toolchain.cross import target_machine
 from ci.toolchain.nvcc import find_toolchain
 from ci.toolchain.preflight import read_host
@@ -63,7 +63,7 @@ class BuildNative(build_ext):
         headers = find_headers(build_folder() / "torch-headers")
         print(headers, flush=True)
         archset = make_plan(os.environ).archset
-        jobs = read_host(ROOT, os.environ).jobs
+        jobs = read_host(os.environ).jobs
         options = NativeOptions(archset, tuple(PUBLISHED.values()), toolchain, headers, jobs)
         build = build_native(options)
         package = Path(self.build_lib) / "flash_dist"

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, ParamSpec
 
 from flash_dist.cli.terminal.signals import Terminated, raising_signals
-from flash_dist.errors import FlashDistError
+from flash_dist.errors import FlashDistError, explain_os_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,7 +40,9 @@ def command(main: Callable[Words, int]) -> Callable[Words, int]:
             return 128 + signal.SIGINT
         except FlashDistError as error:
             complain(error)
-            return 1
+        except OSError as error:  # such as a full disk
+            complain(explain_os_error(error))
+        return 1
 
     return run
 
@@ -52,6 +54,8 @@ def told_in_a_sentence() -> Iterator[None]:
         yield
     except FlashDistError as error:
         sys.exit(_tell(error))
+    except OSError as error:
+        sys.exit(_tell(explain_os_error(error)))
 
 
 def _tell(error: object) -> str:

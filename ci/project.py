@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 ROOT = Path(__file__).resolve().parents[1]
 PYPROJECT = ROOT / "pyproject.toml"
@@ -22,9 +22,9 @@ README = ROOT / "README.md"
 ARCHSETS = ROOT / "flash_dist" / "archsets.json"
 
 
-def build_folder() -> Path:
+def build_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Return where objects are kept from one build to the next."""
-    return Path(os.environ.get("FLASH_DIST_BUILD_DIR") or ROOT / "build")
+    return Path(environ.get("FLASH_DIST_BUILD_DIR") or ROOT / "build")
 
 
 def made_mark(folder: Path) -> Path:

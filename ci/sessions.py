@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from functools import partial, wraps
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import nox
 
@@ -21,18 +22,37 @@ from ci.toolchain.install import install_toolkit
 from ci.toolchain.nvcc import home_variable, named_home, release_of, tool_version
 from ci.toolchain.preflight import Preflight, check, read_host
 from flash_dist.builds.published import load_archsets
-from flash_dist.errors import FlashDistError
+from flash_dist.errors import FlashDistError, explain_os_error
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ci.release.channels import Row
     from ci.toolchain.cross import Target
+
+    Session = Callable[[nox.Session], None]
 
 PYPROJECT: Final = nox.project.load_toml(PYPROJECT_PATH)
 NATIVE: Final = "--native"
 # Plugins that lie beside a machine's torch (pytest-benchmark warns of xdist) are left out of tests.
 PLUGINS: Final = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
+
+
+def session_of(function: Session | None = None, /, **options: Any) -> Any:  # noqa: ANN401 - as nox
+    """Register a session as `nox.session` does; what it refuses, or a full disk, is a sentence."""
+    if function is None:
+        return partial(session_of, **options)
+
+    @wraps(function)
+    def run(session: nox.Session) -> None:
+        try:
+            function(session)
+        except FlashDistError as error:
+            session.error(str(error))
+        except OSError as error:
+            session.error(str(explain_os_error(error)))
+
+    return nox.session(**options)(run)
 
 
 def install(session: nox.Session, *groups: str) -> None:
@@ -134,7 +154,7 @@ def run_preflight(
     Returns what was found for each CUDA toolkit that the sets ask for.
     """
     try:
-        sets, host = load_archsets(ARCHSETS), read_host(ROOT, environ)
+        sets, host = load_archsets(ARCHSETS), read_host(environ)
         wanted = toolkits_of(names, environ, sets)
         own = own_release(wanted, environ)
         found = [
@@ -155,7 +175,7 @@ def own_release(wanted: list[str], environ: Mapping[str, str]) -> str | None:
         return None
     release = release_of(tool_version(home, "nvcc"))
     if not any(same_major(one, release) for one in wanted):
-        check(read_host(ROOT, environ), wanted=wanted[0], cuda_home_version=release)
+        check(read_host(environ), wanted=wanted[0], cuda_home_version=release)
     return release
 
 

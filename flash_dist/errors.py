@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from contextlib import contextmanager
 from numbers import Number
 from operator import index
@@ -82,6 +84,32 @@ def show(value: object, most: int = 60) -> str:
         holder = "" if isinstance(value, Number) else f"a {type(value).__name__} with "
         return f"{holder}a number of thousands of digits"
     return text if len(text) <= most else f"{text[:most]}..."
+
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def explain_os_error(error: OSError) -> FlashDistError:
+    """Say in a sentence what the system refused, and of which file.
+
+    NOTE: `shutil.Error`, of a folder that could not be copied, has no number, and a text with a
+    line for each file.
+    """
+    listed = error.args[0] if error.args and isinstance(error.args[0], list) else []
+    if listed:
+        source, target, reason = listed[0]
+        reason = str(reason).partition(f": {str(source)!r}")[0].rpartition("] ")[2]
+        message = f"cannot copy {len(listed)} files, the first of them to `{target}`: {reason:.200}"
+        no_room = any(os.strerror(number) in reason for number in _NO_ROOM)
+    else:
+        name = f"`{error.filename}`" if error.filename else "a file or stream"
+        message = f"cannot use {name}: {error.strerror or f'{error:.200}'}"
+        no_room = error.errno in _NO_ROOM
+    hint = (
+        "free some space, or name folders on another disk: FLASH_DIST_BUILD_DIR for builds, "
+        "TMPDIR for all else"
+    )
+    return FlashDistError(message, hint=hint if no_room else None)
 
 
 IN_CHECKOUT = Path(__file__).parents[1].joinpath("noxfile.py").is_file()

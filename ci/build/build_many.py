@@ -7,10 +7,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ci.build.choose import VARIABLE
 from ci.command import command, complain
-from ci.project import ROOT
+from ci.project import ARCHSETS, ROOT
 from ci.wheels.platform_tags import describe_floor
-from flash_dist.errors import FlashDistError
+from flash_dist.builds.published import load_archsets
+from flash_dist.errors import FlashDistError, explain_os_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -59,13 +61,19 @@ class Builds:
     def __str__(self) -> str:
         lines = [*map(str, self.built), *map(str, self.failed)]
         if self.failed:
-            names = " ".join(one.archset.name for one in self.failed)
-            count, session = len(self.built), self.failed[0].archset.session
+            count = len(self.built)
+            again = name_build([one.archset for one in self.failed])
             lines.append(f"{count} of {count + len(self.failed)} wheels are built")
-            lines.append(
-                f"\nhint: `nox -s {session} -- {names}` tries the rest again; objects stay"
-            )
+            lines.append(f"\nhint: `{again}` tries the rest again; objects stay")
         return "\n".join(lines)
+
+
+def name_build(sets: Sequence[ArchSet]) -> str:
+    """Return the command that builds sets: by name if they are published, else the one by list."""
+    session, published = sets[0].session, load_archsets(ARCHSETS)
+    if any(one.name not in published for one in sets):
+        return f"{VARIABLE}='{sets[0]}' nox -s {session}"
+    return f"nox -s {session} -- {' '.join(one.name for one in sets)}"
 
 
 def build_each(sets: Sequence[ArchSet], build: Callable[[ArchSet], BuiltWheel]) -> Builds:
@@ -80,9 +88,9 @@ def build_each(sets: Sequence[ArchSet], build: Callable[[ArchSet], BuiltWheel]) 
         try:
             built.append(build(one))
         except (FlashDistError, OSError) as error:
-            complain(f"{one.name}: {error}")
-            reason = str(error).splitlines()[0]
-            failed.append(FailedSet(one, reason, time.monotonic() - start))
+            told = explain_os_error(error) if isinstance(error, OSError) else error
+            complain(f"{one.name}: {told}")
+            failed.append(FailedSet(one, told.message, time.monotonic() - start))
     return Builds(tuple(built), tuple(failed))
 
 

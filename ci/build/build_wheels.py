@@ -45,11 +45,16 @@ def dist_folder(archset: ArchSet) -> Path:
 
 
 def put_into_dist(wheel: Path, archset: ArchSet) -> Path:
-    """Move a finished wheel to where the older one was."""
+    """Move a finished wheel to where the older one was, which stays where there is no room."""
     target = dist_folder(archset)
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
-    return Path(shutil.move(wheel, target))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".part-", dir=target.parent) as folder:
+        part = Path(folder) / target.name  # where nobody looks for wheels
+        part.mkdir()
+        shutil.move(wheel, part)
+        shutil.rmtree(target, ignore_errors=True)
+        part.rename(target)
+    return target / wheel.name
 
 
 def arch_environ(archset: ArchSet, *, published: bool) -> dict[str, str]:

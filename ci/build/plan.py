@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ci.build.choose import SKIP_UNSUPPORTED, VARIABLE, choose_sets, same_major
-from ci.project import ARCHSETS, ROOT
+from ci.project import ARCHSETS
 from ci.toolchain.nvcc import installed_home, named_home, release_of, tool_version
 from ci.toolchain.preflight import check, read_host
 from flash_dist.builds.published import load_archsets, load_picks
@@ -68,7 +68,7 @@ def run_preflight(environ: Mapping[str, str]) -> Preflight:
     """Judge this machine, and the toolkit that CUDA_HOME names."""
     home = named_home(environ)
     own = release_of(tool_version(home, "nvcc")) if home else None
-    return check(read_host(ROOT, environ), cuda_home_version=own)
+    return check(read_host(environ), cuda_home_version=own)
 
 
 def choose_targets(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ci.build.choose import toolkits_of
 from ci.command import command
-from ci.project import ARCHSETS, ROOT, build_folder
+from ci.project import ARCHSETS, build_folder
 from ci.toolchain.cross import find_target, require_tools
 from ci.toolchain.install import install_toolkit
 from ci.toolchain.nvcc import tool_version
@@ -39,7 +39,7 @@ def main() -> int:
     target = find_target()
     if target:
         require_tools(target)
-    found = check(read_host(ROOT, os.environ), wanted=wanted_toolkit())
+    found = check(read_host(os.environ), wanted=wanted_toolkit())
     print(found, flush=True)
     cuda, folder = found.toolkit, build_folder() / f"cuda-{found.toolkit}"
     options = target.pip_options if target else ()

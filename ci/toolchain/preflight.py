@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ci.project import build_folder
 from flash_dist.errors import FlashDistError
 from flash_dist.machine.capacity import count_cores, read_free_memory
 from flash_dist.targets.devices import first_driver, parse_version
@@ -23,6 +24,7 @@ MIN_DISK = 3 * GIB  # toolkit 0.3, objects 0.2 per arch set, wheels; the rest is
 MIN_MEMORY = 2 * GIB
 MEMORY_PER_JOB = 3 * GIB // 2  # an estimate: room for cicc or ptxas on a large backward kernel
 MIN_GCC = 9  # first with all of C++17
+_OTHER_DISK = "free some disk, or let FLASH_DIST_BUILD_DIR name a folder on another one"
 IN_A_CONTAINER = "build in a container: an older distribution, or `nox -s image`"
 
 Version = tuple[int, int]
@@ -77,6 +79,7 @@ class Host:
     disk: int
     memory: int
     cores: int
+    folder: Path = Path()  # whose disk it is
 
     @property
     def jobs(self) -> int:
@@ -103,15 +106,15 @@ class Preflight:
         return "\n".join([line, *(f"preflight: {note}" for note in self.notes)])
 
 
-def read_host(folder: Path, environ: Mapping[str, str], root: Path = Path("/")) -> Host:
+def read_host(environ: Mapping[str, str], root: Path = Path("/")) -> Host:
     """Look at this machine; where nothing tells its memory, it is taken to be enough for one job.
 
     Args:
-        folder: Whose disk is built on.
-        environ: CXX and MAX_JOBS.
+        environ: CXX, MAX_JOBS, and FLASH_DIST_BUILD_DIR, whose disk counts: objects lie there.
         root: Where /proc and /sys are.
     """
     memory = read_free_memory(root)
+    folder = build_folder(environ)
     gxx = environ.get("CXX") or "g++"
     return Host(
         system=platform.system(),
@@ -119,10 +122,16 @@ def read_host(folder: Path, environ: Mapping[str, str], root: Path = Path("/")) 
         gxx=gxx,
         gcc=_gcc_version(gxx),
         glibc=_glibc_version(),
-        disk=shutil.disk_usage(folder).free,
+        disk=shutil.disk_usage(_existing(folder)).free,
         memory=MIN_MEMORY if memory is None else memory,
         cores=_wanted_jobs(environ) or count_cores(root),
+        folder=folder,
     )
+
+
+def _existing(folder: Path) -> Path:
+    """Return the folder, or the one above it that is there already."""
+    return next(one for one in (folder, *folder.absolute().parents) if one.is_dir())
 
 
 def check(host: Host, *, cuda_home_version: str | None = None, wanted: str = "13.0") -> Preflight:
@@ -166,13 +175,14 @@ def _require_host(host: Host) -> tuple[Version, Version]:
     if host.gcc[0] < MIN_GCC:
         message = f"g++ {MIN_GCC} or newer is needed, {host.gxx} is {host.gcc[0]}.{host.gcc[1]}"
         raise PreflightError(message, hint="install a newer g++ and name it: `CXX=g++-12`")
-    for name, free, least in (
-        ("disk", host.disk, MIN_DISK),
-        ("memory", host.memory, MIN_MEMORY),
+    for name, free, least, place, hint in (
+        ("disk", host.disk, MIN_DISK, f" in `{host.folder}`", _OTHER_DISK),
+        ("memory", host.memory, MIN_MEMORY, "", "free some memory"),
     ):
         if free < least:
-            message = f"{least / GIB:.0f} GiB of {name} are needed, {free / GIB:.1f} GiB are free"
-            raise PreflightError(message, hint=f"free some {name}")
+            needed = f"{least / GIB:.0f} GiB of {name} are needed{place}"
+            message = f"{needed}, {free / GIB:.1f} GiB are free"
+            raise PreflightError(message, hint=hint)
     return host.gcc, host.glibc
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +15,7 @@ import pytest
 
 from ci.command import command, told_in_a_sentence
 from ci.project import ROOT
-from flash_dist.errors import FlashDistError
+from flash_dist.errors import FlashDistError, explain_os_error
 from tests.unit.cli.test_talk import interruptible, is_running, wait_until
 
 if TYPE_CHECKING:
@@ -120,3 +122,41 @@ def test_every_tool_ends_so(path: Path) -> None:
         if isinstance(node, ast.FunctionDef)
     }
     assert [ast.unparse(one) for one in functions["main"].decorator_list] == ["command"]
+
+
+def test_a_folder_that_a_full_disk_does_not_take_is_one_sentence(tmp_path: Path) -> None:
+    folder = tmp_path / "cuda"
+    folder.mkdir()
+    for number in range(2000):
+        (folder / f"header-{number}.h").write_text("int x;")
+    program = (
+        "import resource, shutil, sys\n"
+        "from ci.command import command, told_in_a_sentence\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "@command\n"
+        "def main():\n"
+        "    shutil.copytree(sys.argv[1], sys.argv[1] + '-' + sys.argv[2])\n"
+        "if sys.argv[2] == 'hook':\n"
+        "    with told_in_a_sentence():\n"
+        "        main.__wrapped__()\n"
+        "sys.exit(main())\n"
+    )
+    for how in ("tool", "hook"):
+        command = [sys.executable, "-c", program, str(folder), how]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+        assert done.returncode == 1
+        assert len(done.stderr) < 700, done.stderr[:3000]
+        assert re.match(
+            r"error: cannot copy 2000 files, the first of them to `.*header-\d+\.h`: File too large"
+            r"\n\nhint: free some space, or name folders on another disk: FLASH_DIST_BUILD_DIR",
+            done.stderr,
+        ), done.stderr
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES])
+def test_what_the_system_refuses_is_a_sentence_with_the_file(number: int) -> None:
+    reason = os.strerror(number)
+    told = explain_os_error(OSError(number, reason, "/data/build/a.o"))
+    assert told.message == f"cannot use `/data/build/a.o`: {reason}"
+    assert (told.hint is None) == (number == errno.EACCES)
+    assert explain_os_error(OSError(number, reason)).message.endswith(f": {reason}")

@@ -298,3 +298,26 @@ def test_a_plugin_beside_a_machines_torch_does_not_stop_its_tests(
     )
     assert "RuntimeError: loaded" in stopped.stderr
     assert "1 passed" in ran.stdout
+
+
+FULL = """
+import sys
+sys.path.insert(0, {root!r})
+from ci.sessions import session_of
+
+@session_of(venv_backend="none")
+def full(session):
+    '''Write to a full disk.'''
+    raise OSError(28, "No space left on device", "/data/build")
+"""
+
+
+def test_a_session_on_a_full_disk_ends_with_a_sentence(tmp_path: Path) -> None:
+    noxfile = tmp_path / "noxfile.py"
+    noxfile.write_text(FULL.format(root=str(ROOT)))
+    command = [sys.executable, "-m", "nox", "-f", str(noxfile), "-s", "full"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "cannot use `/data/build`: No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "nox.session" not in (ROOT / "noxfile.py").read_text()

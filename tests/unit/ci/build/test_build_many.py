@@ -1,14 +1,28 @@
 from __future__ import annotations
 
+import errno
+import os
+import re
+import shutil
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from ci.build.build_many import Builds, BuiltWheel, build_each, estimate_left, report
+from ci.build import build_wheels
+from ci.build.build_many import (
+    Builds,
+    BuiltWheel,
+    FailedSet,
+    build_each,
+    estimate_left,
+    report,
+)
+from ci.build.choose import choose_sets
 from ci.compile.native import progress_line
-from ci.project import ROOT
+from ci.project import ARCHSETS, ROOT
 from ci.wheels.gates import WheelBuildError
+from flash_dist.builds.published import load_archsets
 from flash_dist.targets.archs import ArchSet
 
 if TYPE_CHECKING:
@@ -56,8 +70,19 @@ def test_a_disk_that_is_full_costs_one_set_as_well() -> None:
         raise OSError(28, "No space left on device")
 
     assert [one.reason for one in build_each(SETS[:1], fail).failed] == [
-        "[Errno 28] No space left on device"
+        "cannot use a file or stream: No space left on device"
     ]
+
+
+def test_a_list_that_fails_is_tried_again_as_a_list() -> None:
+    """Of `nox -s build_wheels -- sm86.sm90a` there is no such set."""
+    environ = {"TORCH_CUDA_ARCH_LIST": "8.6 9.0a"}
+    choice = choose_sets([], environ, load_archsets(ARCHSETS))
+    told = str(Builds((), (FailedSet(choice.sets[0], "no compiler", 1.0),)))
+    found = re.search(r"`TORCH_CUDA_ARCH_LIST='(.+)' nox -s build_wheels` tries", told)
+    assert found, told
+    again = choose_sets([], {"TORCH_CUDA_ARCH_LIST": found[1]}, load_archsets(ARCHSETS))
+    assert again.sets[0].archs == choice.sets[0].archs
 
 
 def test_all_built_is_exit_0(
@@ -99,3 +124,26 @@ def test_an_older_ninja_is_not_asked_for_the_time_left(
 
 def test_without_ninja_cmake_is_left_to_say_so(tmp_path: Path) -> None:
     assert progress_line(str(tmp_path)) == "[%f/%t, %e s] "
+
+
+def test_a_wheel_that_has_no_room_leaves_the_older_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_wheels, "ROOT", tmp_path)
+    older = tmp_path / "dist" / "hopper" / "older.whl"
+    older.parent.mkdir(parents=True)
+    older.write_text("whole")
+    new = tmp_path / "new.whl"
+    new.write_text("new")
+
+    def fail(source: Path, target: Path) -> None:
+        (target / source.name).write_text("n")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+
+    with monkeypatch.context() as full:
+        full.setattr(shutil, "move", fail)
+        with pytest.raises(OSError, match="No space left"):
+            build_wheels.put_into_dist(new, SETS[0])
+    assert list((tmp_path / "dist").rglob("*.whl")) == [older]
+    assert build_wheels.put_into_dist(new, SETS[0]).read_text() == "new"
+    assert [path.name for path in (tmp_path / "dist").rglob("*")] == ["hopper", "new.whl"]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -61,7 +62,7 @@ def test_the_usual_machine_gets_one_line() -> None:
         ({"gcc": None, "gxx": "g++-99"}, "no C++ compiler `g++-99`"),
         ({"gcc": (8, 3)}, "g++ 9 or newer"),
         ({"gcc": (17, 1)}, "no CUDA 13 toolkit compiles here: g++ 17"),
-        ({"disk": GIB}, "of disk are needed, 1.0 GiB are free"),
+        ({"disk": GIB}, "GiB of disk are needed in `.`, 1.0 GiB are free"),
         ({"memory": GIB}, "of memory are needed"),
         ({"machine": "aarch64"}, "Linux x86_64, this is Linux aarch64"),
         ({"system": "Darwin"}, "this is Darwin"),
@@ -124,12 +125,31 @@ def test_a_container_compiles_within_its_own_cores_and_memory(
     group.mkdir(parents=True)
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/meminfo").write_text(f"MemAvailable: {64 << 20} kB\n")
-    assert read_host(tmp_path, {}, tmp_path).jobs == 16
+    assert read_host({}, tmp_path).jobs == 16
     (group / "memory.max").write_text(f"{5 * GIB}\n")
     (group / "memory.current").write_text(f"{GIB}\n")
-    host = read_host(tmp_path, {}, tmp_path)
+    host = read_host({}, tmp_path)
     assert (host.memory, host.jobs) == (4 * GIB, 2)
     (group / "cpu.max").write_text("100000 100000\n")
-    assert read_host(tmp_path, {}, tmp_path).jobs == 1
-    assert read_host(tmp_path, {"MAX_JOBS": "2"}, tmp_path).jobs == 2
-    assert read_host(tmp_path, {}, tmp_path / "absent").jobs == 1
+    assert read_host({}, tmp_path).jobs == 1
+    assert read_host({"MAX_JOBS": "2"}, tmp_path).jobs == 2
+    assert read_host({}, tmp_path / "absent").jobs == 1
+
+
+def test_the_disk_that_counts_is_the_one_that_is_built_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+
+    def usage(folder: Path) -> SimpleNamespace:
+        asked.append(folder)
+        return SimpleNamespace(free=GIB)
+
+    monkeypatch.setattr("ci.toolchain.preflight.shutil.disk_usage", usage)
+    elsewhere = tmp_path / "not" / "there" / "yet"
+    host = read_host({"FLASH_DIST_BUILD_DIR": str(elsewhere)})
+    assert asked == [tmp_path]
+    with pytest.raises(PreflightError, match="hint: .*FLASH_DIST_BUILD_DIR") as caught:
+        check(replace(BOOKWORM, disk=host.disk, folder=host.folder))
+    told = f"3 GiB of disk are needed in `{elsewhere}`, 1.0 GiB are free"
+    assert caught.value.message == told
