@@ -8,14 +8,20 @@ from typing import TYPE_CHECKING
 
 from ci.toolchain.cross import target_machine
 from flash_dist.errors import ArchError
-from flash_dist.targets.archs import SESSIONS, ArchSet, require_supported
+from flash_dist.machine.libcuda import read_cuda
+from flash_dist.targets.archs import SESSIONS, ArchSet, describe_plain, require_supported
 from flash_dist.targets.devices import parse_version
+from flash_dist.targets.needs import list_targets
+from flash_dist.targets.verdict import FLOOR
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+    from flash_dist.machine.libcuda import Cuda
 
 SKIP_UNSUPPORTED = "--skip-unsupported"
 VARIABLE = "TORCH_CUDA_ARCH_LIST"
+NATIVE = "native"  # as a list: the GPUs that are here
 
 
 @dataclass(frozen=True)
@@ -27,7 +33,13 @@ class Choice:
 
     def __str__(self) -> str:
         names = "; ".join(f"{one.name} = {one}" for one in self.sets)
-        return f"arch sets: {names} ({self.reason})"
+        lines = [f"arch sets: {names} ({self.reason})"]
+        return "\n".join([*lines, *(f"warning: {note}" for note in self.notes)])
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a set lacks that its list could have meant."""
+        return tuple(note for one in self.sets if (note := describe_plain(one)))
 
 
 def choose_sets(
@@ -47,6 +59,7 @@ def choose_sets(
     skip = SKIP_UNSUPPORTED in args
     names = list(dict.fromkeys(arg for arg in args if arg != SKIP_UNSUPPORTED))
     choice = _choose(names, environ, published)
+    choice = replace(choice, sets=tuple(_require_floor(one, skip=skip) for one in choice.sets))
     able = [
         require_supported(one, _compiling(one, toolkit), skip_unsupported=skip)
         for one in choice.sets
@@ -87,13 +100,38 @@ def _choose(
         sets = tuple(_require_machine(_find(name, published), machine) for name in names)
         return Choice(sets, f"named on the command line{ignored}")
     if listed:
-        parsed = ArchSet.parse(listed, name=VARIABLE)
+        parsed = list_of_gpus() if listed == NATIVE else ArchSet.parse(listed, name=VARIABLE)
         who = f"{VARIABLE} = {listed}"
         ad_hoc = ArchSet(parsed.label, parsed.label, parsed.archs, who, machine=machine)
         return Choice((ad_hoc,), f"{VARIABLE} = `{listed}`, no set named on the command line")
     every = tuple(one for one in published.values() if one.machine == machine)
     reason = f"no set named, {VARIABLE} not set: all published for {machine}"
     return Choice(every, reason)
+
+
+def _require_floor(archset: ArchSet, *, skip: bool) -> ArchSet:
+    """Refuse targets for GPUs that flash_dist has no kernels for, or leave them out."""
+    kept = tuple(arch for arch in archset.archs if arch.device >= FLOOR)
+    if len(kept) == len(archset.archs):
+        return archset
+    if kept and skip:
+        label = ".".join(arch.identifier for arch in kept)
+        return replace(archset, name=label, label=label, archs=kept)
+    old = ", ".join(f"`{arch}`" for arch in archset.archs if arch not in kept)
+    message = f"flash_dist begins with {FLOOR}, `{archset.who or archset.name}` asks for {old}"
+    rest, others = f"`{SKIP_UNSUPPORTED}` builds the rest", f"`{VARIABLE}='7.5;8.6'` names others"
+    raise ArchError(message, hint=rest if kept else others)
+
+
+def list_of_gpus(ask_driver: Callable[[], Cuda] = read_cuda) -> ArchSet:
+    """Return the targets of the GPUs here, which `native` stands for."""
+    cuda = ask_driver()
+    found = list_targets(gpu.device for gpu in cuda.gpus)
+    if not found.archs:
+        reason = f" ({cuda.reason})" if cuda.reason else ""
+        message = f"{VARIABLE} is `{NATIVE}`, and there is no GPU here to build for{reason}"
+        raise ArchError(message, hint=f"name the GPUs, as in `{VARIABLE}='8.6;9.0a'`")
+    return replace(found, label=".".join(arch.identifier for arch in found.archs))
 
 
 def _require_machine(archset: ArchSet, machine: str) -> ArchSet:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from ci.build.choose import SKIP_UNSUPPORTED, VARIABLE, choose_sets, same_major
+from ci.build.choose import NATIVE, SKIP_UNSUPPORTED, VARIABLE, choose_sets, same_major
 from ci.project import ARCHSETS
 from ci.toolchain.nvcc import installed_home, named_home, release_of, tool_version
 from ci.toolchain.preflight import check, read_host
@@ -17,6 +17,7 @@ from flash_dist.builds.published import load_archsets, load_picks
 from flash_dist.errors import ArchError
 from flash_dist.machine.libcuda import Cuda, Gpu, read_cuda
 from flash_dist.targets.advice import describe_device
+from flash_dist.targets.archs import describe_plain
 from flash_dist.targets.devices import driver_supports_toolkit, toolkit_driver
 from flash_dist.targets.needs import choose_target
 
@@ -80,10 +81,12 @@ def choose_targets(
     if len(names) > 1:
         message = f"{NAMED} names one arch set of {', '.join(published)}, got `{' '.join(names)}`"
         raise ArchError(message, hint="`nox -s build_wheels` builds several")
-    if names or environ.get(VARIABLE, "").strip():
+    if names or environ.get(VARIABLE, "").strip() not in {"", NATIVE}:
         reason = NAMED if names else VARIABLE
         archset = _choose(names, environ, published, toolkit)
-        return BuildPlan(toolkit, archset, f"what {reason} says")
+        plain = describe_plain(archset)
+        notes = (f"warning: {plain}",) if plain else ()
+        return BuildPlan(toolkit, archset, f"what {reason} says", notes)
     return _choose_for_gpus(ask_driver(), toolkit, published)
 
 

@@ -84,7 +84,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_imagined(
         parser,
-        gpu="what if: judge GPUs of these compute capabilities, such as 7.5,8.6",
+        gpu="what if: judge these GPUs, such as 7.5,8.6 or 'RTX 3090,h200'",
         driver="what if: with this driver, such as 535",
     )
     parser.add_argument(

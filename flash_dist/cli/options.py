@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING
 
 from ..errors import UsageError, wrong_usage
 from ..indexes.credentials import without_credentials
-from ..targets.devices import Device, Driver
+from ..targets.devices import Driver
+from ..targets.products import find_device
 from ..targets.wording import read_whole
 from .terminal.text import spell
 
 if TYPE_CHECKING:
+    from ..targets.devices import Device
+
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001 - its only name
 
 _HELP_WIDTH = 80
@@ -119,9 +122,9 @@ def parse_indices(text: str) -> tuple[int, ...]:
 
 
 def parse_devices(text: str) -> tuple[Device, ...]:
-    """Read `7.5,8.6`."""
+    """Read `7.5,8.6`, `sm_86` or `RTX 3090,h200`."""
     with wrong_usage():
-        return tuple(Device.parse(one) for one in text.split(","))
+        return tuple(find_device(one) for one in text.split(","))
 
 
 def parse_driver(text: str) -> Driver:

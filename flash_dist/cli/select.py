@@ -72,7 +72,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     add_imagined(
         parser,
-        gpu="for GPUs of these compute capabilities, such as 8.6,9.0, in place of those here",
+        gpu="for these GPUs, such as 8.6,9.0 or 'RTX 3090,h200', in place of those here",
         driver="for this driver, such as 580",
     )
     parser.add_argument(

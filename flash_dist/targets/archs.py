@@ -108,6 +108,7 @@ OWN_TARGETS: Final = _archs("9.0a")
 
 # The names that TORCH_CUDA_ARCH_LIST may hold, with PyTorch's meaning (torch.utils.cpp_extension).
 NAMED_LISTS: dict[str, str] = {
+    "Kepler+Tesla": "3.7",
     "Kepler": "3.5+PTX",
     "Maxwell": "5.0;5.2+PTX",
     "Maxwell+Tegra": "5.3",
@@ -223,6 +224,19 @@ def _suggestion(text: str) -> str | None:
         spellings.update(zip(forms, forms, strict=True))
     near = difflib.get_close_matches(text.strip().lower(), spellings, n=1, cutoff=0.5)
     return f"did you mean `{spellings[near[0]]}`?" if near else None
+
+
+def describe_plain(archset: ArchSet) -> str:
+    """Say which targets of a set lack the kernels of their GPU's own target; empty if none does."""
+    plain = [
+        (replace(own, suffix=""), own)
+        for own in OWN_TARGETS
+        if own not in archset.archs and replace(own, suffix="") in archset.archs
+    ]
+    return "; ".join(
+        f"{arch} has none of the kernels that are for {own} alone: `{own.dotted}` builds these"
+        for arch, own in plain
+    )
 
 
 def unsupported(archset: ArchSet, toolkit: str) -> tuple[Arch, ...]:

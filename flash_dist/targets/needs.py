@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from .archs import DEFAULT_TOOLKIT, OWN_TARGETS, TOOLKIT_ARCHS, ArchSet, unsupported
 from .compatibility import Origin, choose_arch, judge
 from .devices import DRIVER_CUDA, Driver, last_driver, toolkit_compression
-from .verdict import judge_device
+from .verdict import FLOOR, judge_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -74,8 +74,10 @@ def choose_target(device: Device, toolkit: str) -> Arch | None:
     """Return the target that serves a GPU best: its own number, with the suffix that kernels need.
 
     A GPU that is newer than the toolkit gets machine code of the same major, or PTX. None: nothing
-    that the toolkit compiles runs on it.
+    that the toolkit compiles runs on it, or it is older than all that we have kernels for.
     """
+    if device < FLOOR:
+        return None
     plain = {arch for archs in TOOLKIT_ARCHS.values() for arch in archs if not arch.suffix}
     every = sorted({*OWN_TARGETS, *plain} | {replace(arch, ptx=True) for arch in plain})
     refused = unsupported(ArchSet("every", "every", tuple(every)), toolkit)

@@ -102,8 +102,12 @@ def test_a_closed_stdout_is_a_sentence(argv: list[str], lib: Path) -> None:
         ),
         (["frobnicate"], "select or bench, got `frobnicate`", "-m flash_dist --help`"),
         (["doctor", "--gpus", "x"], "unrecognized arguments: --gpus x", "doctor --help`"),
-        (["doctor", "--gpu", "9.x"], "looks like `8.6`, got `9.x`", "`nvidia-smi --query-gpu="),
-        (["doctor", "--gpu", ""], "looks like `8.6`, got ``", "compute_cap"),
+        (
+            ["doctor", "--gpu", "9.x"],
+            "`sm_86` or `RTX 3090`, got `9.x`",
+            "`nvidia-smi --query-gpu=",
+        ),
+        (["doctor", "--gpu", ""], "looks like `8.6`, `sm_86` or `RTX 3090`, got ``", "compute_cap"),
         (
             ["doctor", "--gpu", "8.6", "--driver", "abc"],
             "looks like `580` or `580.65.06`, got `abc`",

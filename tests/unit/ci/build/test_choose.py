@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from torch.utils import cpp_extension
 
-from ci.build.choose import choose_sets, toolkits_of
+from ci.build.choose import choose_sets, list_of_gpus, toolkits_of
 from flash_dist.errors import ArchError
+from flash_dist.machine.libcuda import imagine_cuda
 from flash_dist.targets.archs import ArchSet
+from flash_dist.targets.devices import Device
 
 PUBLISHED = {
     name: ArchSet.parse(archs, name=name, label=name)
@@ -86,3 +91,51 @@ def test_a_build_brings_the_toolkits_that_its_sets_ask_for(
 ) -> None:
     assert toolkits_of(names, {}, OLDER) == toolkits
     assert toolkits_of([], {"TORCH_CUDA_ARCH_LIST": "8.0"}, OLDER) == ["13.0"]
+
+
+@pytest.mark.parametrize(
+    ("listed", "old"),
+    [
+        ("Pascal", "`sm_60`, `sm_61`, `compute_61`"),
+        ("3.5", "`sm_35`"),
+        ("Kepler+Tesla", "`sm_37`"),
+        ("7.0;8.6", "`sm_70`"),
+        ("compute_72 9.0a", "`compute_72`"),
+    ],
+)
+def test_a_list_for_older_gpus_is_told_where_support_begins(listed: str, old: str) -> None:
+    with pytest.raises(ArchError) as caught:
+        choose_sets([], {"TORCH_CUDA_ARCH_LIST": listed}, PUBLISHED, "13.0")
+    message = f"flash_dist begins with 7.5, `TORCH_CUDA_ARCH_LIST = {listed}` asks for {old}"
+    assert caught.value.message == message
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("listed", ["9.0", "Hopper", "8.6;9.0+PTX", "9.0 12.0"])
+def test_a_list_without_the_suffix_of_hopper_is_told_what_it_lacks(listed: str) -> None:
+    told = str(choose_sets([], {"TORCH_CUDA_ARCH_LIST": listed}, PUBLISHED, "13.0"))
+    assert "warning: sm_90 has none of the kernels that are for sm_90a alone: `9.0a` builds" in told
+    for spelled in (f"{listed};9.0a", "9.0a", "90a", "8.6"):
+        choice = choose_sets([], {"TORCH_CUDA_ARCH_LIST": spelled}, PUBLISHED, "13.0")
+        assert not choice.notes
+
+
+def test_native_is_what_serves_the_gpus_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = imagine_cuda([Device(9, 0), Device(6, 1), Device(8, 6), Device(9, 0)], None)
+    assert str(list_of_gpus(lambda: cuda)) == "8.6;9.0a"
+    monkeypatch.setattr("flash_dist.machine.libcuda.LIBRARY", "libcuda.so.of-nobody")
+    with pytest.raises(ArchError, match=r"`native`, and there is no GPU here to build for \(lib"):
+        choose_sets([], {"TORCH_CUDA_ARCH_LIST": "native"}, PUBLISHED, "13.0")
+
+
+def test_torch_names_no_list_that_is_not_known_here() -> None:
+    source = ast.parse(Path(cpp_extension.__file__).read_text("utf-8"))
+    (named,) = (
+        ast.literal_eval(node.value.args[0])
+        for node in ast.walk(source)
+        if isinstance(node, ast.Assign)
+        and ast.unparse(node.targets[0]) == "named_arches"
+        and isinstance(node.value, ast.Call)
+    )
+    for name, archs in named:
+        assert ArchSet.parse(name).archs == ArchSet.parse(archs).archs, name

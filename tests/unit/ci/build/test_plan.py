@@ -108,3 +108,16 @@ def test_a_driver_too_old_for_the_result_is_told_before_the_build() -> None:
 def test_a_wrong_cuda_home_is_told_before_anything_else() -> None:
     with pytest.raises(ToolchainError, match="CUDA_HOME is `/nowhere`"):
         make_plan({"CUDA_HOME": "/nowhere", "TORCH_CUDA_ARCH_LIST": "9.5"}, never)
+
+
+def test_a_list_without_the_suffix_of_hopper_is_told_before_the_build() -> None:
+    plan = choose_targets({"TORCH_CUDA_ARCH_LIST": "9.0"}, "13.0", never)
+    assert "warning: sm_90 has none of the kernels that are for sm_90a alone" in str(plan)
+    assert choose_targets({"TORCH_CUDA_ARCH_LIST": "9.0a"}, "13.0", never).notes == ()
+
+
+def test_native_asks_for_the_gpus_here() -> None:
+    plan = choose_targets({"TORCH_CUDA_ARCH_LIST": "native"}, "13.0", lambda: gpus("9.0"))
+    assert str(plan.archset) == "9.0a"
+    with pytest.raises(ArchError, match=r"begins with 7\.5[\s\S]*hint: take what"):
+        choose_targets({"TORCH_CUDA_ARCH_LIST": "Volta 8.0"}, "13.0", never)

@@ -149,7 +149,7 @@ def test_the_disk_that_counts_is_the_one_that_is_built_on(
     elsewhere = tmp_path / "not" / "there" / "yet"
     host = read_host({"FLASH_DIST_BUILD_DIR": str(elsewhere)})
     assert asked == [tmp_path]
-    with pytest.raises(PreflightError, match="hint: .*FLASH_DIST_BUILD_DIR") as caught:
+    with pytest.raises(PreflightError, match=r"hint: .*FLASH_DIST_BUILD_DIR") as caught:
         check(replace(BOOKWORM, disk=host.disk, folder=host.folder))
     told = f"3 GiB of disk are needed in `{elsewhere}`, 1.0 GiB are free"
     assert caught.value.message == told
