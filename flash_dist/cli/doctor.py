@@ -33,11 +33,12 @@ from .terminal.shown_proof import ShownProof
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ..checks.environment import Environment
     from ..doctor.record import Record
     from ..findings.result import CheckResult
+    from ..gpucode.archives import Library, Unread
     from .options import Subparsers
 
 EPILOG = """\
@@ -55,6 +56,8 @@ or nothing to judge on one
 """
 
 _FOLDED = 1  # line of detail is as short as the word that it is the same
+
+_OF_MACHINE = {"driver", "variables", "gpu"}  # which are the same for each wheel
 
 _CONCLUSION = {
     0: "no failure",
@@ -141,13 +144,25 @@ def run_libraries(args: argparse.Namespace, record: Record | None = None) -> int
             stack.enter_context(at_hand(place, environment, progress=progress))
             for place in args.wheel
         ]
-        opened = [
-            *map(package_libraries, args.package),
-            *(open_libraries(artefact.path) for artefact in artefacts),
-        ]
+        installed = chain(*map(package_libraries, args.package))
+        groups = [("what is installed", installed)] if args.package else []
+        groups += [(one.path.name, open_libraries(one.path)) for one in artefacts]
         listings = (artefact.listing for artefact in artefacts if artefact.listing)
-        results = examine_libraries(environment, chain(*opened))
+        results = _judge_each(environment, groups)
         return _report(args, environment, chain(listings, results), record=record)
+
+
+def _judge_each(
+    environment: Environment, groups: Sequence[tuple[str, Iterable[Library | Unread]]]
+) -> Iterator[CheckResult]:
+    """Judge each wheel by itself: what one has no code for, another does not make good."""
+    for number, (name, libraries) in enumerate(groups):
+        for result in examine_libraries(environment, libraries):
+            if result.name not in _OF_MACHINE:
+                told = f"{name}: {result.summary}" if len(groups) > 1 else result.summary
+                yield replace(result, summary=told)
+            elif number == 0:
+                yield result
 
 
 def _report(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ..checks.environment import WHAT_IF_VARIABLES
 from ..doctor.examine import check_names
 from ..errors import UsageError
+from ..indexes.requirement import Pinned, read_line
 from ..selftest.run import DEFAULT_RUNS
 from .options import add_imagined, add_json, add_runs, add_strict, parse_indices, parse_place
 from .record import PIPE, add_record_options
@@ -105,15 +106,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--wheel",
         metavar="PLACE",
-        type=parse_place,
-        action="append",
+        type=parse_wheel,
+        action="extend",
+        nargs="+",
         default=[],
-        help="judge a wheel, library or folder before it is installed, ours or anybody's: a path "
-        "or address, or an index page, of which it takes the wheel that fits best",
+        help="judge wheels, libraries or folders before they are installed, ours or anybody's: "
+        "paths, addresses, lines for pip, or index pages, of which it takes the wheel that fits "
+        "best",
     )
     add_report_option(parser)
     add_record_options(parser)
     add_runs(parser, DEFAULT_RUNS)
+
+
+def parse_wheel(text: str) -> str:
+    """Read a place, or a line for pip that names a wheel; credentials are shown nowhere."""
+    found = read_line(text)
+    return str(found) if isinstance(found, Pinned) else parse_place(found or text)
 
 
 def parse_names(text: str) -> frozenset[str]:

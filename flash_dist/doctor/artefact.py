@@ -20,6 +20,7 @@ from ..indexes.digests import parse_digest, require_digest
 from ..indexes.fetch import is_page, is_url, last_part, local_path, open_url, read_page, save
 from ..indexes.index import PROJECT, Index, make_index, read_index
 from ..indexes.patience import Patience
+from ..indexes.requirement import Pinned, read_line
 from ..indexes.selection import select
 from ..targets.archs import DEFAULT_MACHINE
 
@@ -55,9 +56,14 @@ def at_hand(place: str, environment: Environment, *, progress: Progress) -> Iter
         FatbinError: There is no such file, or it cannot be read.
         FetchError: It cannot be had, or nothing on the page fits.
     """
+    pinned = read_line(place)
+    wanted = pinned if isinstance(pinned, Pinned) else None
+    place = wanted.index if wanted else place
     place = without_credentials(place) if is_url(place) else place
     path = local_path(place) if is_url(place) else Path(place)
     digest = parse_digest(urlsplit(place).fragment) if is_url(place) else ""
+    if wanted and path is not None:
+        path = path if path.suffix == ".html" else path / "index.html"
     if path is not None and path.suffix != ".html":
         if not path.is_dir():
             open_file(path).close()  # what cannot be read is said before anything is judged
@@ -66,21 +72,41 @@ def at_hand(place: str, environment: Environment, *, progress: Progress) -> Iter
         return
     with tempfile.TemporaryDirectory(prefix="flash_dist-") as folder:
         if path is None:
-            found = _fetch(place, environment, Path(folder), progress)
+            found = _fetch(place, environment, Path(folder), progress, wanted)
             require_digest(found.path, digest, found.path.name)
             yield found
         else:
-            index = read_index(str(path), None)
+            index = _narrow(read_index(str(path), None), wanted)
             yield _fetch_best(index, environment, Path(folder), progress)
 
 
-def _fetch(place: str, environment: Environment, folder: Path, progress: Progress) -> Artefact:
+def _narrow(index: Index, wanted: Pinned | None) -> Index:
+    """Leave the wheels of the version that a line for pip names."""
+    if wanted is None:
+        return index
+    name, version = wanted.project, wanted.version
+    found = tuple(one for one in index.wheels if (one.project, one.version) == (name, version))
+    if not found:
+        message = f"`{index.place}` has no wheel of {name} {version}"
+        raise FetchError(message, hint=f"`python -m flash_dist doctor --wheel {index.place}` lists")
+    return Index(index.place, found, index.packages)
+
+
+def _fetch(
+    place: str,
+    environment: Environment,
+    folder: Path,
+    progress: Progress,
+    wanted: Pinned | None = None,
+) -> Artefact:
     patience = Patience.of_file()
     with open_url(place, patience=patience) as response:
         if not is_page(response):
             return Artefact(_save(response, place, folder, progress, patience))
         index = make_index(place, read_page(response), response.url)
-    return _fetch_best(index, environment, folder, progress)
+    if not index.wheels:  # the address that pip is told: the projects are further below
+        index = read_index(place, wanted.project if wanted else PROJECT)
+    return _fetch_best(_narrow(index, wanted), environment, folder, progress)
 
 
 def _fetch_best(

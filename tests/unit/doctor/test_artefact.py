@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -118,5 +119,85 @@ def test_what_is_too_large_or_absent_is_a_sentence(
         assert (status, "it is larger than 1000 bytes" in err) == (2, True)
         status, _, err = doctor(capsys, f"{url}files/absent.whl", "9.0")
         assert (status, "HTTP 404" in err) == (2, True)
-        status, _, err = doctor(capsys, f"{url}files/../simple/", "9.0")
+        (site / "empty").mkdir()
+        (site / "empty" / "index.html").write_text("<html></html>")
+        status, _, err = doctor(capsys, f"{url}empty/", "9.0")
         assert (status, "can be judged: there is none" in err) == (2, True)
+
+
+LINES = (
+    'pip install "flash_dist==0.1.0+cu130.hopper" --extra-index-url {url}simple/',
+    'uv pip install "flash_dist==0.1.0+cu130.hopper" --index {url}simple/',
+    "flash_dist==0.1.0+cu130.hopper --index-url={url}simple/",
+    "flash-dist==0.1.0+cu130.hopper -i {url}simple/flash-dist/",
+    "flash_dist @ {url}files/HOPPER",
+    "pip install {url}files/HOPPER",
+    "{url}files/HOPPER",
+)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_line_for_pip_is_the_wheel_that_it_installs(
+    line: str, site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serve(site) as url:
+        status, out, err = doctor(capsys, line.format(url=url).replace("HOPPER", HOPPER), "9.0")
+        assert (status, err) == (0, ""), err
+        assert "native code (sm_90a)" in out
+        assert doctor(capsys, line.format(url=url).replace("HOPPER", HOPPER), "12.0")[0] == 1
+
+
+def test_the_address_that_pip_is_told_leads_to_the_best_wheel(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serve(site) as url:
+        main(["select", "--gpu", "12.0", "--index", url])
+        printed = capsys.readouterr().out
+        lines = re.findall(r"^(?:pip|uv) +(\S.+)$", printed, re.MULTILINE)
+        assert len(lines) == 2
+        for place in (f"{url}simple/", *lines):
+            status, out, err = doctor(capsys, place, "12.0")
+            assert (status, err) == (0, "")
+            assert "judged: flash_dist-0.1.0+cu130.blackwell" in out
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("flash_dist==0.1.0+cu130.hopper", "must name one version and an index"),
+        ("flash_dist>=0.1 --index-url {url}simple/", "must name one version and an index"),
+        ("flash_dist==0.1.* -i {url}simple/", "must name one version and an index"),
+        ("flash_dist==9.9 -i {url}simple/", "has no wheel of flash-dist 9.9"),
+        ("flash_dist==0.1.0 -i INDEX", "INDEX"),
+    ],
+)
+def test_a_line_that_leads_nowhere_is_a_sentence(
+    line: str, words: str, site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serve(site) as url:
+        status, _, err = doctor(capsys, line.format(url=url), "9.0")
+    assert status == 2
+    assert words in err
+
+
+def test_several_wheels_are_judged_after_one_option(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hopper, blackwell = (
+        str(next((site / "files").glob(f"*{name}*"))) for name in ("hopper", "blackwell")
+    )
+    assert main(["doctor", "--wheel", hopper, hopper, "--gpu", "9.0"]) == 0
+    assert capsys.readouterr().out.count("native code (sm_90a)") == 2
+    # code in one wheel is of no use to who installs the other
+    for words in (["--wheel", hopper, blackwell], ["--wheel", hopper, "--wheel", blackwell]):
+        assert main(["doctor", *words, "--gpu", "9.0"]) == 1
+        out = capsys.readouterr().out
+        assert re.search(r"\[fail\] +gpu 0 +flash_dist-0\.1\.0\+cu130\.blackwell", out)
+        assert out.count("driver ") == 2  # the check, and its sentence
+
+
+def test_a_line_that_is_refused_shows_no_password(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "flash_dist>=0.1 --index-url https://me:secret@index.invalid/simple/"
+    status, out, err = doctor(capsys, line, "9.0")
+    assert (status, "flash_dist>=0.1" in err) == (2, True)
+    assert "secret" not in out + err
