@@ -106,10 +106,10 @@ def test_the_families_for_this_target_are_tried_first(runs: dict[str, Any]) -> N
     assert of_roles(runs["native"]["found"]) == runs["kind"].native
 
 
-def test_the_general_families_serve_tensors_without_a_map(runs: dict[str, Any]) -> None:
-    expanded = of_roles(runs["native"]["expanded"])
-    general = runs["kind"].general
-    assert {role: expanded[role] for role in general} == general
+def test_keys_that_are_one_memory_are_copied_for_the_families_of_this_target(
+    runs: dict[str, Any],
+) -> None:
+    assert of_roles(runs["native"]["expanded"]) == runs["kind"].native
 
 
 def test_the_general_families_serve_where_shared_memory_is_short(runs: dict[str, Any]) -> None:

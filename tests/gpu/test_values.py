@@ -188,7 +188,6 @@ def test_large_gradients_of_float16_do_not_overflow_before_the_results(
             problem,
             q=problem.q / 4,
             k=problem.k / 4,
-            v=problem.v * 2,
             dout=(problem.dout * 1e4).to(dtype),
         )
         with workspace(megabytes):
