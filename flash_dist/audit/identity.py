@@ -114,8 +114,8 @@ def _judge_metadata(metadata: Message, manifest: Manifest, minor: str) -> Iterat
             yield f"METADATA has {count} lines {header}, not one"
     for header, allowed in _FIXED.items():
         for value in sorted({str(one) for one in metadata.get_all(header, [])} - allowed):
-            wanted = " or ".join(sorted(allowed))
-            yield f"METADATA says {header}: {value[:_SHOWN]}, our builds write {wanted}"
+            ours = " or ".join(sorted(allowed))
+            yield f"METADATA says {header}: {value[:_SHOWN]}, our builds write {ours}"
     if metadata.get("Name") != "flash_dist":
         yield f"METADATA is of {metadata.get('Name')}, not of flash_dist"
     python = str(metadata.get("Requires-Python", ""))

@@ -133,8 +133,7 @@ def _choose(index: Index, environment: Environment) -> tuple[IndexedWheel, tuple
     python, here = environment.python.partition(" ")[0], not environment.what_if
     own = [wheel for wheel in index.wheels if wheel.project == PROJECT]
     if own:
-        here = environment.machine
-        machine = here if here in MACHINES else DEFAULT_MACHINE
+        machine = environment.machine if environment.machine in MACHINES else DEFAULT_MACHINE
         offer = read_offer(
             Index(index.place, tuple(own)), machine=machine, python=python, here=here
         )

@@ -36,6 +36,7 @@ MAX_PAGES: Final = 40
 MAX_ENTRIES: Final = 100_000
 MAX_TAGS: Final = 1000  # of one wheel; those on PyPI have up to 60
 
+_LINUX: Final = ("any", "linux", "manylinux")  # of platform tags
 _RELEASE: Final = re.compile(r"3\.[0-9]{1,3}(\.[0-9]{1,3})?")
 _FOLDERS = ("simple", "wheels", "dist")  # of an index in which the project is further below
 
@@ -83,7 +84,7 @@ class IndexedWheel:
     def fits(self, python: str, *, here: bool = True) -> bool:
         """Whether a Python of this version may install it: the running one, or one elsewhere.
 
-        Of one elsewhere the system is not known: `runs_on` tells whether its CPU is meant.
+        One elsewhere is on Linux with glibc; `runs_on` tells whether its CPU is meant.
         """
         match = _RELEASE.match(python)  # `3.15.0a1+` is that of no specifier
         release = match[0] if match else ""
@@ -93,7 +94,8 @@ class IndexedWheel:
             wanted = True
         if here:
             return wanted and not self.tags.isdisjoint(sys_tags())
-        kinds = {(tag.interpreter, tag.abi) for tag in self.tags}
+        meant = [tag for tag in self.tags if tag.platform.startswith(_LINUX)]
+        kinds = {(tag.interpreter, tag.abi) for tag in meant}
         return wanted and (not release or not _kinds(release).isdisjoint(kinds))
 
     def to_json(self) -> dict[str, Any]:

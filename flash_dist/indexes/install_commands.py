@@ -52,8 +52,8 @@ def find_commands(
     if wheel.index:
         named = (_pip_from_index(wheel), _uv_from_index(wheel))
     else:
-        named = wheel.digest and not wheel.is_local  # pip and uv insist on it
-        place = shlex.quote(f"{wheel.location}#{wheel.digest}" if named else wheel.location)
+        hashed = wheel.digest and not wheel.is_local  # pip and uv insist on it
+        place = shlex.quote(f"{wheel.location}#{wheel.digest}" if hashed else wheel.location)
         named = (Command("pip", f"pip install {place}"), Command("uv", f"uv pip install {place}"))
     return (*named, *_other_commands(wheel, index.packages if index else ()))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -11,7 +12,10 @@ import pytest
 
 from ci.trials.clients import serve
 from flash_dist.cli import main
+from flash_dist.doctor.record import Record
 from flash_dist.indexes import fetch
+from flash_dist.report_page.redaction import Redaction
+from tests.unit.made.builds import ALL, make_environment
 from tests.unit.made.wheels import write_dist, write_simple_index
 
 if TYPE_CHECKING:
@@ -88,6 +92,26 @@ def test_an_index_page_is_listed_and_the_best_is_judged(
     assert f"6 wheels on {url}simple/flash-dist/; judged: flash_dist-0.1.0+cu130.{label}" in out
     assert out.count(".whl") == 7
     assert out.count("* flash_dist-") == 1
+
+
+def test_the_wheel_for_a_machine_elsewhere_is_for_its_own_python(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], site: Path
+) -> None:
+    wheel = next((site / "files").glob("*hopper*")).read_bytes()
+    for tags in ("cp312-cp312-win_amd64", "cp312-cp312-manylinux_2_28_x86_64"):
+        (tmp_path / f"other-1.0-{tags}.whl").write_bytes(wheel)
+    (tmp_path / "other-2.0-cp313-cp313-manylinux_2_28_x86_64.whl").write_bytes(wheel)
+    machine = make_environment(ALL, "9.0")
+    for python, judged in (("3.12.1", "other-1.0-cp312"), ("3.13.0rc1", "other-2.0-cp313")):
+        place = tmp_path / "record.json"
+        there = replace(machine, python=python)
+        record = Record.make(there, (), flash_dist="0.1.0", recorded="2026-11-22 19:44 UTC")
+        place.write_text(record.to_text(Redaction()))
+        with serve(tmp_path) as url:
+            assert main(["doctor", "--load", str(place), "--wheel", url]) == 0
+        out = capsys.readouterr().out
+        assert f"judged: {judged}" in out
+        assert "manylinux_2_28_x86_64" in out.partition("judged: ")[2].splitlines()[0]
 
 
 def test_a_page_in_a_file(site: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -378,7 +378,9 @@ def test_a_wheel_at_hand_with_another_hash_than_its_page_names_is_not_judged(
 @pytest.mark.parametrize(
     ("tags", "requires", "python", "fits"),
     [
-        ("cp310-abi3", ">=3.10", "3.12", True),
+        ("cp310-abi3-manylinux_2_28_x86_64", ">=3.10", "3.12", True),
+        ("cp310-abi3-macosx_11_0_x86_64", ">=3.10", "3.12", False),
+        ("cp310-abi3-musllinux_1_2_x86_64", ">=3.10", "3.12", False),
         ("cp310-abi3", ">=3.10", "3.9", False),
         ("cp310-abi3", "", "3.9", False),
         ("cp310-abi3", ">=3.13", "3.12.4", False),
@@ -391,7 +393,8 @@ def test_a_wheel_at_hand_with_another_hash_than_its_page_names_is_not_judged(
 def test_a_wheel_fits_a_python_elsewhere_by_its_tags_and_what_it_requires(
     tags: str, requires: str, python: str, *, fits: bool
 ) -> None:
-    link = Link(f"https://h/flash_dist-1-{tags}-manylinux_2_28_aarch64.whl", "", requires)
+    whole = tags if tags.count("-") > 1 else f"{tags}-manylinux_2_28_aarch64"
+    link = Link(f"https://h/flash_dist-1-{whole}.whl", "", requires)
     wheel = parse_wheel(link)
     assert wheel is not None
     assert wheel.fits(python, here=False) == fits
