@@ -208,13 +208,12 @@ def _print_variants(result: CheckResult, *, verbose: bool) -> None:
 
 def _nothing_to_test(cuda: Cuda) -> CheckResult:
     reason = f" ({cuda.reason})" if cuda.reason else ""
-    broken = cuda.status == "broken"
-    return CheckResult(
-        "fail" if broken else "skip",
-        f"no GPU here, so nothing could be proven{reason}",
-        fix="`--device cpu --runs 2` tests the reference path in a minute or two",
-        entry=explain_broken(cuda) if broken else NO_GPU,
-    )
+    summary = f"no GPU here, so nothing could be proven{reason}"
+    if cuda.status == "broken":
+        entry = explain_broken(cuda)
+        return CheckResult("fail", summary, fix=entry.remedy, entry=entry)
+    fix = "`--device cpu --runs 2` tests the reference path in a minute or two"
+    return CheckResult("skip", summary, fix=fix, entry=NO_GPU)
 
 
 def _to_json(

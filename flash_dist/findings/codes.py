@@ -133,8 +133,7 @@ class Code:
     def parse(cls, row: str) -> Code:
         """Read a row of the table."""
         number, driver, runtime, *words = row.split()
-        names = ("" if name == "-" else name for name in (driver, runtime))
-        return cls(int(number), *names, " ".join(words))
+        return cls(int(number), driver.strip("-"), runtime.strip("-"), " ".join(words))
 
     @property
     def name(self) -> str:

@@ -66,8 +66,9 @@ HASHES_DIFFER: Final = Entry(
     "A file has another hash than the requirements promise",
     "The download was cut short or altered on its way (a proxy, a damaged cache), the index has "
     "another file of that name, or the file was built again.",
-    "`python -m pip cache purge`, then again. If it stays, do not install it: ask whoever wrote "
-    "the requirements or publishes the file which hash is right.",
+    "Try again without the cache: `python -m pip install --no-cache-dir -r FILE`. If it stays, do "
+    "not install it: ask whoever wrote the requirements or publishes the file which hash is "
+    "right.",
     messages=(
         "THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE",
         "Hash mismatch for {package}",

@@ -19,7 +19,7 @@ from ..phrases import read_lines, squeeze, unquote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from importlib.resources.abc import Traversable
+    from importlib.abc import Traversable
 
 OWN_SENTENCE: Final = Entry(
     "own-sentence",

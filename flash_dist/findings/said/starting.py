@@ -49,8 +49,8 @@ ECC_ERROR: Final = Entry(
 UVM_NOT_READY: Final = Entry(
     "uvm-not-ready",
     "CUDA error 3: the driver's memory module does not begin",
-    "`nvidia-smi` works and cuInit fails. On some Linux kernels that place themselves at random "
-    "(KASLR), `nvidia_uvm` cannot set up heterogeneous memory (HMM); NVIDIA's release notes list "
+    "cuInit fails, though `nvidia-smi` works. On some Linux kernels that are loaded at a random "
+    "place (KASLR) `nvidia_uvm` cannot set up heterogeneous memory (HMM); NVIDIA's release notes list "
     "it. Or nvidia_uvm is of another release than the driver.",
     "As root write `options nvidia_uvm uvm_disable_hmm=1` into `/etc/modprobe.d/uvm.conf`, then "
     "reboot. `sudo dmesg | grep -i uvm` shows what the module said.",

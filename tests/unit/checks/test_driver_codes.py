@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from flash_dist.checks.driver import check_driver
+from flash_dist.cli.selftest import _nothing_to_test
 from flash_dist.findings import FINDINGS, find_code
 from flash_dist.findings.codes import CODES
 from flash_dist.findings.explain import explain
@@ -162,3 +163,10 @@ def test_a_library_that_fails_with_a_code_is_read_in_a_process_of_its_own(
     cuda = read_cuda_apart()
     assert cuda.code == 802
     assert check_driver(with_cuda(cuda)).id == "fabric-manager"
+
+
+def test_a_selftest_that_finds_a_broken_driver_names_its_cause() -> None:
+    result = _nothing_to_test(Cuda("broken", reason="cuInit failed with error 802"))
+    assert (result.status, result.id) == ("fail", "fabric-manager")
+    assert "nvidia-fabricmanager" in result.fix
+    assert _nothing_to_test(Cuda("ok")).fix == "`--device cpu` tests the reference path"
