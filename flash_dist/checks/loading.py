@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ..findings.explain import explain
 from ..findings.loading import (
     CHILD_CRASHED,
     EXTENSION_ABSENT,
@@ -19,10 +20,20 @@ from ..findings.loading import (
     TORCH_FAILED,
 )
 from ..findings.result import CheckResult
+from ..findings.said.linking import (
+    EXECUTABLE_STACK,
+    FILE_LIMIT,
+    FILE_SYSTEM_FAILS,
+    LIBRARY_DENIED,
+    LIBRARY_UNOPENED,
+    MAP_REFUSED,
+    STATIC_TLS,
+)
 from ..loading.linker import LOADER_VARIABLES
 from .install import reinstall_fix
 
 if TYPE_CHECKING:
+    from ..findings.entry import Entry
     from ..loading.parts import Loading
     from .environment import Environment
 
@@ -38,6 +49,15 @@ FAILED = {  # of what was loaded, and how; else it was the process itself
     ("torch", "crashed"): TORCH_CRASHED,
     ("extension", "failed"): EXTENSION_FAILED,
     ("extension", "crashed"): EXTENSION_CRASHED,
+}
+_OUTER = {  # of the system, not of the install
+    EXECUTABLE_STACK,
+    FILE_LIMIT,
+    FILE_SYSTEM_FAILS,
+    LIBRARY_DENIED,
+    LIBRARY_UNOPENED,
+    MAP_REFUSED,
+    STATIC_TLS,
 }
 # What the errors of kernels/library.py and kernels/operators.py begin with.
 _SAID = " does not load: "
@@ -60,7 +80,9 @@ def check_loading(environment: Environment) -> CheckResult:
     if loading.source == "predicted":
         return _describe_prediction(loading)
     result = _describe_trial(environment)
-    explained = loading.status != "ok" and (loading.fix or not loading.stage)
+    explained = loading.status != "ok" and (
+        loading.fix or not loading.stage or result.entry in _OUTER
+    )
     return result if predicted is None or explained else _compare(result, predicted)
 
 
@@ -92,13 +114,20 @@ def _describe_trial(environment: Environment) -> CheckResult:
     verb = "crashed the process that loaded it" if loading.status == "crashed" else "does not load"
     first, *rest = loading.reason.strip().splitlines() or ["no reason given"]
     reason = first.partition(_SAID)[2] or first
+    outer = None if loading.fix else find_outer(loading.reason)
     return CheckResult(
         "fail",
         f"{_part(loading)} {verb}: {reason}",
         tuple(line for line in rest if line.strip()),
-        loading.fix or _trial_fix(environment),
-        FAILED.get((loading.stage, loading.status), CHILD_CRASHED),
+        loading.fix or (outer.remedy if outer else _trial_fix(environment)),
+        outer or FAILED.get((loading.stage, loading.status), CHILD_CRASHED),
     )
+
+
+def find_outer(reason: str) -> Entry | None:
+    """Return what explains a loader's message that no new install would change."""
+    found = (one.entry for one in explain(reason))
+    return next((entry for entry in found if entry in _OUTER), None)
 
 
 def _trial_fix(environment: Environment) -> str:

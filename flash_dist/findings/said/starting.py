@@ -50,8 +50,8 @@ UVM_NOT_READY: Final = Entry(
     "uvm-not-ready",
     "CUDA error 3: the driver's memory module does not begin",
     "cuInit fails, though `nvidia-smi` works. On some Linux kernels that are loaded at a random "
-    "place (KASLR) `nvidia_uvm` cannot set up heterogeneous memory (HMM); NVIDIA's release notes list "
-    "it. Or nvidia_uvm is of another release than the driver.",
+    "place (KASLR) `nvidia_uvm` cannot set up heterogeneous memory (HMM), as NVIDIA's release "
+    "notes say. Or nvidia_uvm is of another release than the driver.",
     "As root write `options nvidia_uvm uvm_disable_hmm=1` into `/etc/modprobe.d/uvm.conf`, then "
     "reboot. `sudo dmesg | grep -i uvm` shows what the module said.",
     messages=(

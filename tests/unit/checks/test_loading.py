@@ -78,6 +78,25 @@ def test_what_was_predicted_and_what_was_tried_make_one_result(
         assert result.fix == "move on"
 
 
+@pytest.mark.parametrize(
+    ("end", "cause", "step"),
+    [
+        ("Permission denied", "library-denied", "namei -l"),
+        ("Too many open files", "file-limit", "ulimit -n"),
+        ("Stale file handle", "file-system-fails", "Start the program again"),
+    ],
+)
+def test_what_no_new_install_would_change_is_told_instead_of_one(
+    end: str, cause: str, step: str
+) -> None:
+    reason = f"the kernel library does not load: /a/b.so: cannot open shared object file: {end}"
+    failed = replace(BROKEN, stage="kernels", reason=reason)
+    result = check_loading(machine(failed, GOOD))
+    assert (result.status, result.id) == ("fail", cause)
+    assert step in result.fix
+    assert "reinstall" not in result.fix
+
+
 @needs_gcc
 @pytest.mark.parametrize(
     ("change", "reason"),
