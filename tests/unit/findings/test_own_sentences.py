@@ -13,7 +13,7 @@ import pytest
 import flash_dist
 from flash_dist.cli import main
 from flash_dist.findings.explain import explain
-from flash_dist.findings.said.own import read_sentences
+from flash_dist.findings.own_sources import read_sentences
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,0 +1,208 @@
+"""Sentences in the sources of this package, and what the source tells of each.
+
+A sentence is any text of at least three words in a module outside of findings. What stands in its
+places is not known beforehand; its own words, in their order and near each other, tell it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib import resources
+from typing import TYPE_CHECKING, Final
+
+from ..errors import IN_CHECKOUT, hint_to_build
+from .phrases import squeeze, unquote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from importlib.abc import Traversable
+
+PACKAGE: Final = __name__.partition(".")[0]
+FEWEST_WORDS: Final = 3
+OPEN: Final = "\0"  # what stands for a place
+
+_SKIPPED: Final = {"findings"}  # texts about messages of others
+_FEWEST: Final = 9  # letters of a sentence's own
+_SURE: Final = 24  # letters from which on a sentence is found anywhere, not only as a whole line
+_LONGEST_GAP: Final = 600  # characters without spaces, of what stands in a place
+_LONGEST_NAME: Final = 40  # characters that may come before, where a sentence begins with a place
+_MOST_TRIES: Final = 200  # places where a sentence may begin
+_FIELD: Final = re.compile(r"\{\w*\}")
+_HINTS: Final = {"hint", "fix"}
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A text of the source, and what its source tells of it."""
+
+    text: str  # with OPEN for each place
+    module: str
+    function: str
+    error: str = ""  # the class it is raised as
+    hint: str = ""
+    entry: str = ""  # the name of the finding that it is said of
+
+    def __str__(self) -> str:
+        """Say where it is said, and as which error."""
+        function = f"`{self.function}` in " if self.function else ""
+        raised = f", as {self.error}" if self.error else ""
+        return f"{function}`{self.module}`{raised}"
+
+    @cached_property
+    def pieces(self) -> tuple[str, ...]:
+        """Its own words, without spaces, between the places."""
+        return tuple(filter(None, (squeeze(unquote(one)) for one in self.text.split(OPEN))))
+
+    def is_traced_in(self, pasted: str) -> bool:
+        """Whether a trace names its function and module."""
+        return self.module in pasted and f"in {self.function.rpartition('.')[2]}\n" in pasted
+
+    @property
+    def size(self) -> int:
+        """How many letters are its own."""
+        return sum(map(len, self.pieces))
+
+    def stands_in(self, squeezed: str, starts: frozenset[int]) -> bool:
+        """Whether a text has it: a short one only where a line, or its error, begins with it."""
+        if not all(piece in squeezed for piece in self.pieces):
+            return False
+        start = squeezed.find(self.pieces[0])
+        for _ in range(_MOST_TRIES):
+            if start < 0:
+                return False
+            begins = self.size >= _SURE or start in starts
+            if not begins and unquote(self.text).startswith(OPEN):
+                begins = any(start - back in starts for back in range(_LONGEST_NAME))
+            if begins and self._goes_on(squeezed, start):
+                return True
+            start = squeezed.find(self.pieces[0], start + 1)
+        return False
+
+    def _goes_on(self, squeezed: str, at: int) -> bool:
+        for piece in self.pieces:
+            found = squeezed.find(piece, at, at + _LONGEST_GAP + len(piece))
+            if found < 0:
+                return False
+            at = found + len(piece)
+        return True
+
+
+@cache
+def read_sentences() -> tuple[Sentence, ...]:
+    """Read every sentence in the sources of this package; none where it has no sources."""
+    return tuple(
+        sentence
+        for module, source in _read_sources(resources.files(PACKAGE), PACKAGE)
+        for sentence in _read_scope(ast.parse(source), module, "")
+    )
+
+
+def _read_sources(folder: Traversable, path: str) -> Iterator[tuple[str, str]]:
+    for item in sorted(folder.iterdir(), key=lambda one: one.name):
+        if item.is_dir() and item.name not in _SKIPPED:
+            yield from _read_sources(item, f"{path}/{item.name}")
+        elif item.name.endswith(".py"):
+            yield f"{path}/{item.name}", item.read_text(encoding="utf-8")
+
+
+def _read_scope(scope: ast.AST, module: str, name: str) -> Iterator[Sentence]:
+    """Read the sentences of a function, a class or a module, then those of what is inside."""
+    nodes, inner = _walk(scope)
+    told = _read_calls(nodes)
+    for node in nodes:
+        text, _, hint = _join(node).partition("\n\nhint: ")
+        if len(text.replace(OPEN, " ").split()) >= FEWEST_WORDS:
+            facts = {"hint": hint} if hint else {}
+            sentence = Sentence(text, module, name, **(told.get(id(node), {}) | facts))
+            if sentence.size >= _FEWEST:
+                yield sentence
+    for one in inner:
+        path = getattr(one, "name", name)
+        yield from _read_scope(one, module, f"{name}.{path}" if name and path != name else path)
+
+
+def _walk(scope: ast.AST) -> tuple[list[ast.AST], list[ast.AST]]:
+    """Return the nodes of a scope, of its texts the whole only, and the scopes inside it."""
+    nodes: list[ast.AST] = []
+    inner: list[ast.AST] = []
+    waiting = list(ast.iter_child_nodes(scope))
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            inner.append(node)
+        elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+            nodes.append(node)
+            waiting += () if _is_text(node) else ast.iter_child_nodes(node)
+    return nodes, inner
+
+
+def _is_text(node: ast.AST) -> bool:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return _is_text(node.left) or _is_text(node.right)
+    return isinstance(node, ast.JoinedStr) or (
+        isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+
+
+def _join(node: ast.AST) -> str:
+    """Return a text with OPEN for each of its places; empty for another node."""
+    if isinstance(node, ast.Constant):
+        return _FIELD.sub(OPEN, node.value) if isinstance(node.value, str) else ""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(
+            str(one.value) if isinstance(one, ast.Constant) else OPEN for one in node.values
+        )
+    if isinstance(node, ast.BinOp) and _is_text(node):
+        return (_join(node.left) or OPEN) + (_join(node.right) or OPEN)
+    return ""
+
+
+def _read_calls(nodes: list[ast.AST]) -> dict[int, dict[str, str]]:
+    """Return what calls say of the texts that they are given, by themselves or by a name.
+
+    A name stands for what it was given last, in any branch, before it is raised.
+    """
+    raised = {id(node.exc) for node in nodes if isinstance(node, ast.Raise)}
+    named: dict[str, list[ast.expr]] = {}
+    told: dict[int, dict[str, str]] = {}
+    for node in sorted(nodes, key=lambda one: getattr(one, "lineno", 0)):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            named.setdefault(node.targets[0].id, []).append(node.value)
+        elif isinstance(node, ast.Call):
+            facts, texts = _read_call(node, named)
+            for text in texts:
+                told.setdefault(id(text), facts)
+            if id(node) in raised:
+                named = {}
+    return told
+
+
+def _read_call(
+    call: ast.Call, named: dict[str, list[ast.expr]]
+) -> tuple[dict[str, str], list[ast.expr]]:
+    """Return the error, the hint and the finding that a call names, and its texts."""
+    hints = [one.value for one in call.keywords if one.arg in _HINTS]
+    others = [*call.args, *(one.value for one in call.keywords if one.arg not in _HINTS)]
+    names = [getattr(one, "id", getattr(one, "attr", "")) for one in (call.func, *others)]
+    facts = {
+        "error": next((name for name in names if name.endswith(("Error", "Warning"))), ""),
+        "hint": next((_join(text) for hint in hints for text in _texts(hint, named)), ""),
+        "entry": next((name for name in names if name.isupper()), ""),
+    }
+    return facts, [text for one in others for text in _texts(one, named)]
+
+
+def _texts(node: ast.expr, named: dict[str, list[ast.expr]]) -> Iterator[ast.expr]:
+    """Return the texts that an argument may be: one of several, or what a name stands for."""
+    if _is_text(node):
+        yield node
+    elif isinstance(node, ast.IfExp):
+        yield from (*_texts(node.body, named), *_texts(node.orelse, named))
+    elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == hint_to_build.__name__:
+        yield from _texts(node.args[0 if IN_CHECKOUT else 1], named)
+    elif isinstance(node, ast.Name):
+        for value in named.get(node.id, ()):
+            yield from _texts(value, {})
