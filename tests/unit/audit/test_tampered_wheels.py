@@ -412,8 +412,8 @@ LINES = [
 def test_whatever_a_text_of_a_wheel_holds_is_no_traceback(
     name: str, line: bytes, tmp_path: Path
 ) -> None:
-    start = time.monotonic()
+    start = time.process_time()
     for before in (b"", make_files().get(name, b"")):
         changed = {**make_files(), name: before + line}
         write_verified(changed, tmp_path)
-    assert time.monotonic() - start < 10
+    assert time.process_time() - start < 10

@@ -24,6 +24,7 @@ from flash_dist.bench.measuring.timing import ROUNDS
 from flash_dist.bench.plan import Plan
 from flash_dist.bench.runner import ContextLostError, measure
 from tests.unit.made.host_clock import HostClock
+from tests.unit.made.told_clock import LONG_MS, SHORT_MS, ToldHostClock, tell
 
 if TYPE_CHECKING:
     from flash_dist.bench.contenders.ours import Attend
@@ -156,26 +157,37 @@ def test_a_wrong_mask_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("eager and ours differ" in finding and "out" in finding for finding in row.findings)
 
 
-class GraphClock(HostClock):
-    """A CPU whose runs can be captured."""
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> ToldHostClock:
+    clock = ToldHostClock()
+    tell(monkeypatch, clock, SHORT_MS)
+    return clock
 
-    captures = True
 
-
-def test_a_short_phase_is_replayed_and_has_a_row_of_its_own_as_it_is_launched() -> None:
-    wanted = replace(plan(SMALL, peers=("eager",)), phases=("forward", "backward"))
-    short = replace(wanted, shapes=(replace(SMALL, batch=1, seqlen_q=2, seqlen_k=2),))
-    graphs, eager = measure(short, CPU, GraphClock())
+def test_a_short_phase_is_replayed_and_has_a_row_of_its_own_as_it_is_launched(
+    told: ToldHostClock,
+) -> None:
+    short = replace(plan(SMALL, peers=("eager",)), phases=("forward", "backward"))
+    graphs, eager = measure(short, CPU, told)
     assert (graphs.eager, eager.eager) == (False, True)
     for row, graph in ((graphs, True), (eager, False)):
         timings = [row.entries[name].timings["forward"] for name in (OURS, "eager")]
         assert [timing.graph for timing in timings] == [graph] * 2
         assert all(len(timing.loops) == ROUNDS for timing in timings)
+        assert [timing.median_ms for timing in timings] == pytest.approx([SHORT_MS] * 2)
     assert graphs.findings == ()
 
 
+def test_what_takes_long_is_not_replayed(told: ToldHostClock) -> None:
+    told.milliseconds = LONG_MS
+    (row,) = measure(replace(plan(SMALL), phases=("forward",)), CPU, told)
+    timing = row.entries[OURS].timings["forward"]
+    assert (row.eager, timing.graph) == (False, False)
+    assert timing.median_ms == pytest.approx(LONG_MS)
+
+
 def test_who_cannot_be_captured_stays_in_and_is_said_to_be(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, told: ToldHostClock
 ) -> None:
     made: list[object] = []
 
@@ -184,17 +196,16 @@ def test_who_cannot_be_captured_stays_in_and_is_said_to_be(
         if len(made) == 2:
             message = "operation not permitted when stream is capturing"
             raise RuntimeError(message)
-        return HostClock.capture(make, repeats)
+        return ToldHostClock.capture(told, make, repeats)
 
-    monkeypatch.setattr(GraphClock, "capture", staticmethod(capture))
-    tiny = replace(SMALL, batch=1, seqlen_q=2, seqlen_k=2)
-    wanted = replace(plan(tiny, peers=("eager",)), phases=("forward",))
-    graphs, eager = measure(wanted, CPU, GraphClock())
+    monkeypatch.setattr(told, "capture", capture)
+    wanted = replace(plan(SMALL, peers=("eager",)), phases=("forward",))
+    graphs, eager = measure(wanted, CPU, told)
     said = "RuntimeError: operation not permitted when stream is capturing"
     assert graphs.entries["eager"].uncaptured == {"forward": said}
     assert graphs.entries["eager"].timings == {}
     assert graphs.entries[OURS].timings["forward"].graph
-    assert eager.entries["eager"].timings["forward"].median_ms > 0
+    assert eager.entries["eager"].timings["forward"].median_ms == pytest.approx(SHORT_MS)
     assert (graphs.entries["eager"].reason, graphs.findings) == ("", ())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -78,10 +79,14 @@ def test_what_is_no_name_stays_as_it_is(name: str) -> None:
 @pytest.mark.slow
 @needs_libstdcxx
 def test_a_name_that_unpacks_without_end_stays_as_it_is() -> None:
-    started = time.monotonic()
+    def spent() -> float:
+        """Return the seconds of work, that of children that have ended with it."""
+        return sum(os.times()[:4])
+
+    started = spent()
     assert len(demangle(bomb(8))) > 4000
     assert demangle(bomb(40)) == bomb(40)
-    assert time.monotonic() - started < module.PATIENCE
+    assert spent() - started < module.PATIENCE
     assert demangle("_Z5alphaPfi") == "alpha(float*, int)"
 
 
@@ -135,10 +140,10 @@ def test_a_short_name_has_no_return_type_and_no_arguments(readable: str, short: 
 
 
 def test_short_names_of_nonsense_take_no_time() -> None:
-    started = time.monotonic()
+    started = time.process_time()
     for nonsense in ("<" * 200_000 + ")" * 200_000, "<([{" * 100_000, "a " * 200_000 + "("):
         short_name(nonsense)
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
 
 
 @pytest.mark.parametrize(

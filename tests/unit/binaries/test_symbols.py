@@ -156,7 +156,7 @@ def test_damage_is_our_own_error_and_takes_no_time(lab: Lab) -> None:
     whole = path.read_bytes()
     read_all(whole)
     dice = random.Random(7)  # noqa: S311 - damage, no secret
-    started = time.monotonic()
+    started = time.process_time()
     refused = 0
     for _ in range(400):
         data = bytearray(whole[: dice.randrange(64, len(whole))] if dice.random() < 0.2 else whole)
@@ -168,7 +168,7 @@ def test_damage_is_our_own_error_and_takes_no_time(lab: Lab) -> None:
         except FatbinError:
             refused += 1
     assert refused > 20
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 20
 
 
 def endless_table() -> bytes:

@@ -257,14 +257,14 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
 
 @pytest.mark.parametrize(("text", "says"), REFUSED.values(), ids=REFUSED)
 def test_what_is_no_record_is_refused_in_one_sentence(text: str | bytes, says: str) -> None:
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(UsageError) as caught:
         read(text)
     assert says in caught.value.message
     assert caught.value.message.startswith("`record.json` is no record of doctor")
     assert len(caught.value.message) < 400
     assert caught.value.hint
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_a_record_of_another_version_names_what_reads_it() -> None:
@@ -324,6 +324,6 @@ def test_the_largest_record_is_judged_in_seconds() -> None:
     data = json.loads(TEXT)
     cuda = data["environment"]["cuda"]
     cuda["gpus"] = [{**cuda["gpus"][0], "index": n} for n in range(MOST_GPUS)]
-    began = time.monotonic()
+    began = time.process_time()
     assert len(judge(read(json.dumps(data)))) > MOST_GPUS
-    assert time.monotonic() - began < 10
+    assert time.process_time() - began < 10

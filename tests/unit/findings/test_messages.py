@@ -274,12 +274,12 @@ def test_nothing_is_offered_for_what_is_far() -> None:
 
 def test_a_long_log_takes_seconds() -> None:
     lines = [f"[{n}/73] nvcc -gencode arch=compute_{n} (not found) ... done" for n in range(60_000)]
-    start = time.monotonic()
+    start = time.process_time()
     assert ids("\n".join([*lines, "Torch not compiled with CUDA enabled"])) == ["torch-cpu-build"]
     assert ids("." * 1_000_000) == []
     assert ids("undefined symbol: " * 100_000) == ["undefined-symbol"]
     assert ids("undefined symbol: " + "a." * 500_000) == ["undefined-symbol"]
-    assert time.monotonic() - start < 60
+    assert time.process_time() - start < 60
 
 
 def test_a_phrase_is_found_where_it_is_and_counted_without_spaces() -> None:

@@ -464,10 +464,10 @@ def test_broken_payloads_and_bombs_are_refused(
     codec: Codec, packed: bytes, size: int, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "lz4", None)  # our own decoder, whatever is installed
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(FatbinError, match=words):
         decompress(codec, packed, size)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_lz4_in_c_gives_the_same_and_refuses_what_is_broken() -> None:
@@ -614,9 +614,9 @@ def test_no_damage_raises_anything_but_our_own_error(tmp_path: Path) -> None:
     outcomes: Counter[str] = Counter()
     for _ in range(1500):
         path.write_bytes(damage(good, chance))
-        start = time.perf_counter()
+        start = time.process_time()
         outcomes[examine(path)] += 1
-        assert time.perf_counter() - start < 5
+        assert time.process_time() - start < 5
     assert set(outcomes) == {"read", "refused"}
 
 
@@ -687,11 +687,11 @@ def test_headers_of_a_large_library_take_a_moment(tmp_path: Path) -> None:
     """3000 images of 160 KiB: about the size of the largest library in the wild."""
     path = tmp_path / "large.so"
     write_large(path, 3000, 160 << 10)
-    start = time.perf_counter()
+    start = time.process_time()
     report = read_fatbin(path)
     assert len(report.entries) == 3000
     assert report.warnings == ()
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 MOST_MEMORY = """

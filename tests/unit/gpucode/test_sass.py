@@ -215,6 +215,6 @@ def test_ptx_that_ends_within_a_body_is_an_error() -> None:
     ids=["comments", "visible", "entries", "declared", "quotes", "lines", "braces", "directives"],
 )
 def test_hostile_ptx_takes_no_time(nonsense: bytes) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     read_ptx_bodies(nonsense)
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5

@@ -2,8 +2,9 @@
 
     python fake_child.py --device N --runs N --report FILE --parent PID --threads N --exact FOLDER
 
-TEST_CHILDREN names a folder where each tells what it was given and when it ran. Device 7 dies in
-its third case, device 8 never ends.
+TEST_CHILDREN names a folder where each tells what it was given and when it ran. TEST_TOGETHER is
+how many must be there before one goes on, however long it takes a busy machine to start them.
+Device 7 dies in its third case, device 8 never ends.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ def main() -> None:
     told = {"pid": os.getpid(), "mode": folder.stat().st_mode & 0o777, **given}
     log = Path(os.environ["TEST_CHILDREN"], device)
     log.write_text(json.dumps(told))
+    while len(list(log.parent.iterdir())) < int(os.environ.get("TEST_TOGETHER", "0")):
+        time.sleep(0.01)
     write_event(report, {"event": "imported"})
     write_event(report, {"event": "start", "cases": CASES})
     for case in range(CASES):

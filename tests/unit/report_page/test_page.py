@@ -246,9 +246,9 @@ def test_names_and_secrets_are_left_out(text: str, expected: str) -> None:
 
 @pytest.mark.parametrize("part", ["://a:b", "://?", "a:a@", "%3A%2F%2Fa", "token ", "x"])
 def test_a_text_of_any_length_is_read_in_little_time(part: str) -> None:
-    start = time.monotonic()
+    start = time.process_time()
     ALICE.text(part * (200_000 // len(part)))
-    assert time.monotonic() - start < 2
+    assert time.process_time() - start < 2
 
 
 def test_names_that_tell_nothing_are_left_in(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,106 @@
+"""A clock that is told how long each attention takes, on whatever device runs it.
+
+What is measured then depends on what was run, and not on who else uses the machine.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from flash_dist.bench.measuring import phase
+from tests.unit.made.host_clock import HostClock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pytest
+
+    from flash_dist.bench.measuring.clocks import Mark, Milliseconds, Run
+
+SHORT_MS: Final = 0.125  # graphs are replayed below 0.3 ms, with 1 ms of attention in each
+LONG_MS: Final = 0.5
+
+
+class ToldMark:
+    """A moment of the device, and how much attention was launched before it."""
+
+    def __init__(self, mark: Mark, milliseconds: float) -> None:
+        self.mark = mark
+        self.milliseconds = milliseconds
+
+    def wait(self) -> None:
+        """Wait for the device."""
+        self.mark.wait()
+
+    def since(self, earlier: Mark) -> float:
+        """Subtract; the device's own time must be there as well."""
+        if not isinstance(earlier, ToldMark):
+            raise TypeError(earlier)
+        if self.mark.since(earlier.mark) < 0:
+            raise ValueError(earlier)
+        return self.milliseconds - earlier.milliseconds
+
+
+class Told:
+    """What a clock of a device becomes; put it in front of the clock's class."""
+
+    captures = True
+    milliseconds = SHORT_MS
+    attentions = 0  # launched so far, those of a graph with each replay
+
+    def counted(self, make: Callable[..., Run]) -> Callable[..., Run]:
+        """Return what makes runs that are counted."""
+
+        def make_counted(*args: Any, **options: Any) -> Run:  # noqa: ANN401 - of make
+            run = make(*args, **options)
+
+            def launch() -> object:
+                self.attentions += 1
+                return run()
+
+            return launch
+
+        return make_counted
+
+    def start(self, run: Run, *, cold: bool, cover_us: float) -> Milliseconds:
+        """Launch a run on the device."""
+        before = self.attentions
+        took = self._device.start(run, cold=cold, cover_us=cover_us)
+        launched = self.attentions - before
+
+        def read() -> float:
+            took()
+            return launched * self.milliseconds
+
+        return read
+
+    def mark(self) -> Mark:
+        """Remember this moment."""
+        return ToldMark(self._device.mark(), self.attentions * self.milliseconds)
+
+    def capture(self, make: Callable[[], Run], repeats: int) -> Run:
+        """Capture on the device."""
+        replay = self._device.capture(make, repeats)
+
+        def launch() -> object:
+            before = self.attentions
+            result = replay()
+            self.attentions = before + repeats  # a CPU launches each of them again
+            return result
+
+        return launch
+
+    @property
+    def _device(self) -> Any:  # noqa: ANN401 - the next class
+        return super()
+
+
+class ToldHostClock(Told, HostClock):
+    """The clock of the CPU, told."""
+
+
+def tell(monkeypatch: pytest.MonkeyPatch, clock: Told, milliseconds: float) -> None:
+    """Count the runs that are measured, and let each attention take so long."""
+    clock.milliseconds = milliseconds
+    for name in ("make_run", "make_copy"):
+        monkeypatch.setattr(phase, name, clock.counted(getattr(phase, name)))
