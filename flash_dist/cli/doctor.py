@@ -144,9 +144,11 @@ def run_libraries(args: argparse.Namespace, record: Record | None = None) -> int
             stack.enter_context(at_hand(place, environment, progress=progress))
             for place in args.wheel
         ]
-        installed = chain(*map(package_libraries, args.package))
-        groups = [("what is installed", installed)] if args.package else []
-        groups += [(one.path.name, open_libraries(one.path)) for one in artefacts]
+        groups: list[tuple[str, Iterable[Library | Unread]]] = [
+            (one.path.name, open_libraries(one.path)) for one in artefacts
+        ]
+        if args.package:  # which lie beside each other
+            groups.insert(0, ("what is installed", chain(*map(package_libraries, args.package))))
         listings = (artefact.listing for artefact in artefacts if artefact.listing)
         results = _judge_each(environment, groups)
         return _report(args, environment, chain(listings, results), record=record)
