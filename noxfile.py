@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import nox
@@ -67,7 +66,8 @@ TRANSFORMERS = ("4.57.6", "5.0.0", "5.21.1", "5.22.2", "")
 BESIDE_LOADER = TRANSFORMERS[-2:]  # older ones do not import beside its newest version
 HUB_LOADER = "kernels==0.17.2"  # its metadata are those that ci/release/hub.py writes
 # What works with the torch of a machine, which uv does not see.
-gpu_session = partial(session_of, venv_backend="virtualenv", venv_params=["--system-site-packages"])
+BESIDE_SYSTEM = {"venv_backend": "virtualenv", "venv_params": ["--system-site-packages"]}
+gpu_session = session_of(**BESIDE_SYSTEM)
 # After the wheels, in order.
 RELEASED = ("fingerprint_check", *(row.name for row in released()), "manifest", "install_test")
 
@@ -303,7 +303,7 @@ def _go_where_tests_lie(session: nox.Session, name: str) -> None:
     session.chdir(work)
 
 
-@gpu_session(default=False)
+@session_of(default=False, **BESIDE_SYSTEM)
 def peer_tests(session: nox.Session) -> None:
     """Run flash-attention 2's own tests through flash_dist.compat on a GPU: `-- CHECKOUT WHEEL`.
 

@@ -8,7 +8,7 @@ import sys
 from functools import partial, wraps
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, overload
 
 import nox
 
@@ -38,7 +38,15 @@ NATIVE: Final = "--native"
 PLUGINS: Final = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
 
 
-def session_of(function: Session | None = None, /, **options: Any) -> Any:  # noqa: ANN401 - as nox
+@overload
+def session_of(function: Session, /, **options: Any) -> Session: ...  # noqa: ANN401 - as nox
+
+
+@overload
+def session_of(function: None = None, /, **options: Any) -> Callable[[Session], Session]: ...  # noqa: ANN401
+
+
+def session_of(function: Session | None = None, /, **options: Any) -> Any:
     """Register a session as `nox.session` does; what it refuses, or a full disk, is a sentence."""
     if function is None:
         return partial(session_of, **options)
