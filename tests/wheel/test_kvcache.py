@@ -546,7 +546,8 @@ def packed(k: torch.Tensor) -> torch.Tensor:
     ends, used, table = (torch.tensor(x, dtype=torch.int32) for x in ([0, 1], [20], [[0, 1]]))
     q = torch.ones(1, 2, 16)
     options: Any = {"block_table": table, "seqused_k": used}
-    return flash_dist.flash_attn_varlen_func(q, k, k, ends, None, 1, 32, **options).sum()
+    out: torch.Tensor = flash_dist.flash_attn_varlen_func(q, k, k, ends, None, 1, 32, **options)
+    return out.sum()
 
 
 def latent(q: torch.Tensor) -> torch.Tensor:
