@@ -168,7 +168,7 @@ def _fold(name: str, x: Layout, q: Layout, tokens: int, names: Names) -> Layout:
     if len(x.shape) == tokens + 2:
         return x
     heads_q, heads_kv, group = math.prod(q.shape[tokens:-1]), x.shape[tokens], x.shape[-2]
-    if group != 1 and group != heads_q // heads_kv:  # noqa: PLR1714 - a set would hash symbols
+    if group != 1 and group != heads_q // heads_kv:  # a set would hash symbols
         message = (
             f"heads_per_kv of {name} must be that of {names.q}, {heads_q // heads_kv}, or 1, "
             f"got {group} ({name} has shape {list(x.shape)}, {names.q} has shape {list(q.shape)})"

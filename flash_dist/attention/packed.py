@@ -154,8 +154,7 @@ def flash_attn_varlen_func(  # noqa: D417, PLR0913, PLR0917 - flash-attention's 
 
     Sequence b has queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] and keys likewise; either may be
     empty. Tokens behind the last, which belong to none, are legal: out and the gradients are 0
-    there, lse is -inf. Everything else is as in `flash_attn_func`; mask must be
-    None, too.
+    there, lse is -inf. Everything else is as in `flash_attn_func`; mask must be None, too.
 
     With block_table, keys and values are read from pages, and with seqused_k (by name) not all of
     them, in the units of `flash_attn_with_kvcache`, to its bits. Pages have no gradients: whoever

@@ -106,7 +106,7 @@ def require_zero(array: str, ends: Sequence[int]) -> None:
     if ends and ends[0] != 0:
         message = (
             f"{array}[0] must be 0, got {ends[0]}: what lies before it would be of no sequence"
-            "\n\nhint: `torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()` begins with 0; of "
-            "some of the sequences take their tokens, too, and subtract the first entry"
+            "\n\nhint: `torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()` begins with 0; "
+            "of some of the sequences take their tokens, too, and subtract the first entry"
         )
         raise BoundariesError(message)

@@ -64,7 +64,7 @@ def _mask_of(q: Tensor, k: Tensor, plan: Tensor, *numbers: Any) -> IntervalMask:
 
 def _is_empty(q: Tensor, k: Tensor) -> bool:
     """Whether no query meets a key, for which a plan has no address."""
-    return 0 in (q.shape[0], q.shape[1], k.shape[1])  # noqa: PLR6201 - a set would hash symbols
+    return 0 in (q.shape[0], q.shape[1], k.shape[1])  # a set would hash symbols
 
 
 # --- On a GPU -------------------------------------------------------------------------------------

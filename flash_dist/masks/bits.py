@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from .inputs import complain, require_dims, require_values
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -32,6 +34,23 @@ def pack(seen: Tensor) -> Tensor:
     padded[..., :keys] = seen.view(torch.uint8) != 0  # a byte of another value is true as well
     bits = (padded.view(torch.int64) * _GATHER) >> (WORD - 8)
     return (bits & 0xFF).to(torch.uint8).view(torch.int64)
+
+
+def parse_words(words: object, keys: int) -> Tensor:
+    """Return words [batch, heads, seqlen_q, ceil(keys / 64)] that a file has, checked."""
+    if not isinstance(words, Tensor) or words.dtype != torch.int64:
+        kind = words.dtype if isinstance(words, Tensor) else type(words).__name__
+        raise complain(TypeError, f"the bits of a saved mask must be torch.int64, got {kind}")
+    whole = require_dims(
+        "bits", require_values("bits", words), ("[batch, heads, seqlen_q, words]",)
+    )
+    if whole.shape[3] != words_of(keys):
+        message = f"bits of {keys} keys must have {words_of(keys)} words, got {list(whole.shape)}"
+        raise complain(ValueError, message)
+    checked = whole.to("cpu", copy=True).contiguous()
+    if keys % WORD:
+        checked[..., -1] &= (1 << keys % WORD) - 1
+    return checked
 
 
 def unpack(words: Tensor, keys: int) -> Tensor:

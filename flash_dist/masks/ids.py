@@ -6,7 +6,7 @@ They are intervals if no query sees keys with a gap between them, whatever the o
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -28,6 +28,11 @@ class _IdsTerm(Term):
         batch = max(len(self.q_ids), len(self.k_ids))
         sizes = Sizes(batch, None, self.q_ids.shape[1], self.k_ids.shape[1])
         object.__setattr__(self, "sizes", sizes)
+
+    def part(self, batch: slice, heads: slice) -> Term:  # noqa: ARG002 - of any
+        """See Term."""
+        q_ids, k_ids = (x[batch] if len(x) > 1 else x for x in (self.q_ids, self.k_ids))
+        return replace(self, q_ids=q_ids, k_ids=k_ids)
 
     @abstractmethod
     def _sees(self, q_ids: Tensor, k_ids: Tensor) -> Tensor:

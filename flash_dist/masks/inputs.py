@@ -81,6 +81,45 @@ def _join(name: str, mine: int | None, theirs: int | None) -> int | None:
     raise complain(ValueError, f"masks combined with & must agree in {name}, got {mine} & {theirs}")
 
 
+def parse_index(index: object, sizes: Sizes) -> tuple[slice, slice]:
+    """Return which batch entries and heads an index names; all along an axis that suits any.
+
+    Raises:
+        TypeError: It is neither ints nor slices.
+        IndexError: There is no such entry.
+        ValueError: A slice goes backwards, or names no entry.
+    """
+    pair = index if isinstance(index, tuple) else (index,)
+    if len(pair) > len(BROADCASTING):
+        message = f"a BlockMask is indexed by batch and heads, got {len(pair)} indices"
+        raise complain(TypeError, message)
+    pair += (slice(None),) * (len(BROADCASTING) - len(pair))
+    batch, heads = map(_parse_axis, BROADCASTING, pair, sizes.planes())
+    return batch, heads
+
+
+def _parse_axis(name: str, index: object, size: int) -> slice:
+    if isinstance(index, Integral) and not isinstance(index, bool):
+        number = int(index)
+        if size > 1 and not -size <= number < size:
+            message = f"an index of {name} must be from {-size} to {size - 1}, got {show(number)}"
+            raise IndexError(message)
+        first = number % size
+        return slice(first, first + 1, 1)
+    if not isinstance(index, slice):
+        message = (
+            f"a BlockMask is indexed by an int or a slice of {name}, got {type(index).__name__}"
+        )
+        raise complain(TypeError, message)
+    if size == 1:
+        return slice(0, 1, 1)
+    found = slice(*index.indices(size))
+    if found.step < 0 or not range(size)[found]:
+        message = f"a slice of {name} must name some of its {size} entries, in order, got {index}"
+        raise complain(ValueError, message)
+    return found
+
+
 def complain(kind: type[Error], message: str, hint: str | None = None) -> Error:
     """Return an error: one sentence and, where one is sure, a next step."""
     return kind(message if hint is None else f"{message}\n\nhint: {hint}")

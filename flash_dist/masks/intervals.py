@@ -25,6 +25,7 @@ Tensor = torch.Tensor
 
 _AXES: Final = 3  # batch, heads, queries
 _DTYPES: Final = (torch.int32, torch.int64)
+PAIRS_AT_ONCE: Final = 1 << 18  # pairs of tiles that are looked at together: at most 5 MiB
 
 _library: Final = torch.library.Library("flash_dist", "FRAGMENT")
 _library.define("plan_intervals(Tensor lo, Tensor hi, SymInt seqlen_k, bool causal) -> Tensor")
@@ -114,13 +115,21 @@ class IntervalMask(NamedTuple):
 
     def visible(self) -> Tensor:
         """Return booleans [batches, heads, seqlen_q, seqlen_k] on the device of the plan."""
+        lo, hi = (x.unsqueeze(-1) for x in self._bounds())
+        keys = torch.arange(self.seqlen_k, device=self.plan.device)
+        return (lo <= keys) & (keys < hi)
+
+    def _bounds(self) -> tuple[Tensor, ...]:
+        """Return the first key and the end, [batches, heads, seqlen_q]: views of the plan."""
         begin = self.layout[len(SIZES) + list(ARRAYS).index("rows")]
         rows = _tiles(self.seqlen_q) * TILE
         planes = self.batches, self.heads
         bounds = self.plan[begin : begin + 2 * self.batches * self.heads * rows]
-        lo, hi = bounds.view(*planes, rows, 1, 2)[:, :, : self.seqlen_q].unbind(-1)
-        keys = torch.arange(self.seqlen_k, device=self.plan.device)
-        return (lo <= keys) & (keys < hi)
+        return bounds.view(*planes, rows, 2)[:, :, : self.seqlen_q].unbind(-1)
+
+    def __reduce__(self) -> tuple[object, tuple[Tensor | int, ...]]:
+        bounds = (x.clone() for x in self._bounds())
+        return load_intervals, (*bounds, self.seqlen_k, self.causal)
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -136,6 +145,14 @@ class IntervalMask(NamedTuple):
         known = (f"{name}={size}" for name, size in zip(sizes._fields, sizes, strict=True))
         name = "IntervalMask causal" if self.causal else "IntervalMask"
         return f"<{' '.join([name, *known])} on {self.plan.device}>"
+
+
+def load_intervals(lo: Tensor, hi: Tensor, seqlen_k: int, causal: bool) -> IntervalMask:  # noqa: FBT001
+    """Return a mask that was saved, planned anew: a file may hold anything."""
+    return IntervalMask.of(lo, hi, seqlen_k=seqlen_k, causal=causal)
+
+
+torch.serialization.add_safe_globals([load_intervals])
 
 
 def _parse_keys(seqlen_k: int) -> int:
@@ -220,16 +237,49 @@ def _plan_intervals(lo: Tensor, hi: Tensor, seqlen_k: int, causal: bool) -> Tens
 
 
 def _key_ranges(ranges: Tensor, seqlen_k: int) -> Tensor:
-    """Return what `ranges.key_ranges` does, in one piece: [batches, heads, key tiles, 2]."""
-    query_tiles = ranges.shape[2]
+    """Return what `ranges.key_ranges` does, on their device: [batches, heads, key tiles, 2]."""
     begin, end = ranges[..., 0] // TILE, -(-ranges[..., 3] // TILE)
-    n = torch.arange(_tiles(seqlen_k), dtype=torch.int32, device=ranges.device)
-    m = torch.arange(query_tiles, dtype=torch.int32, device=ranges.device).unsqueeze(-1)
+    key_tiles = _tiles(seqlen_k)
+    is_small = begin.numel() * key_tiles <= PAIRS_AT_ONCE
+    find = _key_ranges_by_pair if is_small else _key_ranges_by_size
+    first, last = find(begin, end, key_tiles)
+    return torch.stack([torch.where(first < last, first, 0), last], -1).to(torch.int32)
+
+
+def _key_ranges_by_pair(begin: Tensor, end: Tensor, key_tiles: int) -> tuple[Tensor, Tensor]:
+    """Return first and end query tile [..., key tiles] of what each query tile sees [..., tiles].
+
+    Looks at each pair of tiles: few kernels, and memory for all pairs.
+    """
+    query_tiles = begin.shape[2]
+    n = torch.arange(key_tiles, dtype=torch.int32, device=begin.device)
+    m = torch.arange(query_tiles, dtype=torch.int32, device=begin.device).unsqueeze(-1)
     seen = (begin.unsqueeze(-1) <= n) & (n < end.unsqueeze(-1))  # [..., query tiles, key tiles]
     # A tile more, which sees no key: there is a least and a greatest even of no query.
     first = pad(torch.where(seen, m, query_tiles), (0, 0, 0, 1), value=query_tiles).amin(2)
     last = pad(torch.where(seen, m + 1, 0), (0, 0, 0, 1)).amax(2)
-    return torch.stack([torch.where(first < last, first, 0), last], -1).to(torch.int32)
+    return first, last
+
+
+def _key_ranges_by_size(begin: Tensor, end: Tensor, key_tiles: int) -> tuple[Tensor, Tensor]:
+    """Return the same in memory for the tiles of one axis, by kernels for each power of 2.
+
+    A run of key tiles is two that overlap, each as long as the largest power of 2 that fits. Entry
+    n of a size is what query tiles see of the run from n on; half of it goes to either half.
+    """
+    query_tiles, length = begin.shape[2], (end - begin).clamp(min=0)
+    m = torch.arange(query_tiles, device=begin.device).expand_as(begin)
+    first = begin.new_full((*begin.shape[:2], key_tiles), query_tiles)
+    last = torch.zeros_like(first)
+    for size in (1 << bit for bit in reversed(range(key_tiles.bit_length()))):
+        first[..., size:] = torch.minimum(first[..., size:], first[..., :-size])
+        last[..., size:] = torch.maximum(last[..., size:], last[..., :-size])
+        here = (length >= size) & (length < 2 * size)
+        for n in (begin, end - size):
+            place = torch.where(here, n, 0)
+            first.scatter_reduce_(-1, place, torch.where(here, m, query_tiles), "amin")
+            last.scatter_reduce_(-1, place, torch.where(here, m + 1, 0), "amax")
+    return first, last
 
 
 def _key_slots(seqlen_q: int, seqlen_k: int, device: torch.device | str, *, causal: bool) -> Tensor:

@@ -57,7 +57,6 @@ def outside_graphs(function: Function) -> Function:
     Dynamo refuses a call that it traces. Where a graph breaks there it would compile each function
     below on its own, for each of its shapes, and Inductor has no code for some of what they do.
     """
-
     disabled: list[Callable[..., Any]] = []
 
     @functools.wraps(function)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Final, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
 import torch
 
 from ..errors import show
 from .band import Alignment, Band, parse_alignment
-from .bits import pack_strips
+from .bits import pack_strips, parse_words
 from .flex import read_flex
 from .ids import BlockCausalTerm, DocumentTerm
 from .inputs import (
@@ -24,6 +24,7 @@ from .inputs import (
     parse_block_size,
     parse_bools,
     parse_ids,
+    parse_index,
     parse_interval,
     parse_lengths,
     parse_shape,
@@ -35,6 +36,8 @@ from .registry import enroll, outside_graphs
 from .terms import BandTerm, DenseTerm, IntervalTerm, PaddingTerm, PrefixTerm, Term, TilesTerm
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.nn.attention import flex_attention
 
     from .plan import MaskPlan
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
 Tensor = torch.Tensor
 
 PLANS_KEPT: Final = 32  # shapes per mask whose plan is remembered
+PARTS_KEPT: Final = 256  # indices per mask whose mask is remembered
 
 
 class BlockMask:
@@ -57,10 +61,12 @@ class BlockMask:
     axis of 1, it suits any batch or number of heads.
     """
 
-    __slots__ = ("__weakref__", "_band", "_lock", "_plans", "_sizes", "_terms", "handle")
+    __slots__ = ("__weakref__", "_band", "_lock", "_parts", "_plans", "_sizes", "_terms", "handle")
+    __iter__ = None  # an index names entries, but a mask that suits any batch has no number of them
 
     _band: Band | None
     _lock: threading.Lock
+    _parts: OrderedDict[str, BlockMask]
     _plans: OrderedDict[Shape, MaskPlan]
     _sizes: Sizes
     _terms: tuple[Term, ...]
@@ -84,6 +90,7 @@ class BlockMask:
             ("_terms", merged),
             ("_sizes", sizes),
             ("_band", _plain_band(merged)),
+            ("_parts", OrderedDict()),
             ("_plans", OrderedDict()),
             ("_lock", threading.Lock()),
         ):
@@ -275,6 +282,30 @@ class BlockMask:
     def __rand__(self, other: object) -> NoReturn:
         raise _complain_of(other)
 
+    @outside_graphs
+    def __getitem__(self, index: int | slice | tuple[int | slice, ...]) -> BlockMask:
+        """Return the mask of some batch entries, and of some heads, as torch's BlockMask does.
+
+        The same object for the same index, so that what it plans is planned once. Nothing is
+        copied. Where the mask has an axis of 1 it suits any number, and stays as it is.
+
+        Args:
+            index: `mask[b]`, `mask[b, h]`: ints, which keep an axis of 1, or slices.
+        """
+        batch, heads = parse_index(index, self._sizes)
+        if (batch, heads) == parse_index((), self._sizes):
+            return self
+        name = f"{batch}{heads}"  # slices have no hash before Python 3.12
+        with self._lock:
+            part = self._parts.get(name)
+            if part is None:
+                terms = (term.part(batch, heads) for term in self._terms)
+                part = self._parts[name] = BlockMask._of(*terms)
+            self._parts.move_to_end(name)
+            while len(self._parts) > PARTS_KEPT:
+                self._parts.popitem(last=False)
+        return part
+
     @property
     def band(self) -> Band | None:
         """The mask as a band, which needs no memory, or None if it is none."""
@@ -339,8 +370,8 @@ class BlockMask:
     def __deepcopy__(self, memo: dict[int, object]) -> BlockMask:
         return self
 
-    def __reduce__(self) -> tuple[object, tuple[Term, ...]]:
-        return BlockMask._of, self._terms
+    def __reduce__(self) -> tuple[object, tuple[tuple[Any, ...], ...]]:
+        return load_mask, tuple((term.name, *term.values()) for term in self._terms)
 
     def __repr__(self) -> str:
         known = (
@@ -379,3 +410,54 @@ def _plain_band(terms: tuple[Term, ...]) -> Band | None:
         return Band()
     first = terms[0]
     return first.band if len(terms) == 1 and isinstance(first, BandTerm) else None
+
+
+def load_mask(*terms: tuple[Any, ...]) -> BlockMask:
+    """Return a mask that was saved, checked as if it were made anew: a file may hold anything.
+
+    Args:
+        terms: The name of each term and what it was made of.
+
+    Raises:
+        TypeError: A term is made of something else.
+        ValueError: There is no such term, or its values do not fit.
+    """
+    return BlockMask._of(*(term for name, *given in terms for term in _load(name, given)._terms))  # noqa: SLF001
+
+
+def _load(name: str, given: list[Any]) -> BlockMask:
+    if name not in _LOADERS:
+        message = f"a saved BlockMask must have terms {', '.join(_LOADERS)}, got {show(name)}"
+        raise complain(ValueError, message)
+    return _LOADERS[name](*given)
+
+
+def _name_alignment(bottom_right: object) -> Alignment:
+    return "bottom_right" if bottom_right else "top_left"
+
+
+def _load_dense(bits: Tensor, seqlen_k: int) -> BlockMask:
+    keys = parse_size("seqlen_k", seqlen_k)
+    return BlockMask._of(DenseTerm(parse_words(bits, keys), keys))  # noqa: SLF001
+
+
+_LOADERS: Final[dict[str, Callable[..., BlockMask]]] = {
+    BandTerm.name: lambda band: BlockMask.sliding_window(
+        *band[:2], alignment=_name_alignment(band[2])
+    ),
+    PaddingTerm.name: lambda lengths, at_end: BlockMask.padding(
+        lengths, side="right" if at_end else "left"
+    ),
+    PrefixTerm.name: lambda lengths, bottom_right: BlockMask.prefix(
+        lengths, alignment=_name_alignment(bottom_right)
+    ),
+    BlockCausalTerm.name: BlockMask.block_causal,
+    DocumentTerm.name: BlockMask.documents,
+    IntervalTerm.name: lambda lo, hi, keys: BlockMask.from_intervals(lo, hi, seqlen_k=keys),
+    DenseTerm.name: _load_dense,
+    TilesTerm.name: lambda tiles, q, k, queries, keys: BlockMask.from_tiles(
+        tiles, (q, k), seqlen_q=queries, seqlen_k=keys
+    ),
+}
+
+torch.serialization.add_safe_globals([load_mask])

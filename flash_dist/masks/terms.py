@@ -8,8 +8,8 @@ other two, which pairs it shows.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar
 
 import torch
 
@@ -32,6 +32,18 @@ class Term(ABC):
     def check(self, shape: Shape) -> None:
         """Raise ValueError if the term does not suit a call."""
         self.sizes.require(shape)
+
+    def values(self) -> tuple[Any, ...]:
+        """Return what the term was made of, for a file: a view does not bring all of its memory."""
+        given = (getattr(self, one.name) for one in fields(self) if one.init)
+        return tuple(
+            x.clone() if isinstance(x, Tensor) else tuple(x) if isinstance(x, Band) else x
+            for x in given
+        )
+
+    def part(self, batch: slice, heads: slice) -> Term:  # noqa: ARG002 - of those that have planes
+        """Return the term of some batch entries and heads: views. Axes of 1 stay as they are."""
+        return self
 
     @abstractmethod
     def intervals(self, shape: Shape) -> Intervals | None:
@@ -95,6 +107,10 @@ class PaddingTerm(Term):
         super().check(shape)
         require_most("lengths", self.lengths, shape.seqlen_k)
 
+    def part(self, batch: slice, heads: slice) -> Term:  # noqa: ARG002 - of any
+        """See Term."""
+        return replace(self, lengths=_entries(self.lengths, batch))
+
     def bounds(self, shape: Shape) -> Intervals:
         """Return the first and end key [batch]."""
         if self.at_end:
@@ -129,6 +145,10 @@ class PrefixTerm(Term):
         super().check(shape)
         require_most("lengths", self.lengths, shape.seqlen_k)
 
+    def part(self, batch: slice, heads: slice) -> Term:  # noqa: ARG002 - of any
+        """See Term."""
+        return replace(self, lengths=_entries(self.lengths, batch))
+
     def intervals(self, shape: Shape) -> Intervals:
         """See Term."""
         shift = shape.seqlen_k - shape.seqlen_q if self.bottom_right else 0
@@ -160,6 +180,11 @@ class IntervalTerm(Term):
         super().check(shape)
         require_most("hi", self.hi, shape.seqlen_k)
 
+    def part(self, batch: slice, heads: slice) -> Term:
+        """See Term."""
+        lo, hi = (_planes(x, (batch, heads, slice(None))) for x in (self.lo, self.hi))
+        return replace(self, lo=lo, hi=hi)
+
     def intervals(self, shape: Shape) -> Intervals:  # noqa: ARG002 - they are given
         """See Term."""
         return self.lo, self.hi
@@ -180,6 +205,10 @@ class DenseTerm(Term):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sizes", Sizes.of(self.bits.shape, self.seqlen_k))
+
+    def part(self, batch: slice, heads: slice) -> Term:
+        """See Term."""
+        return replace(self, bits=_planes(self.bits, (batch, heads, slice(None))))
 
     def intervals(self, shape: Shape) -> None:  # noqa: ARG002 - the planner looks at the words
         """See Term."""
@@ -209,6 +238,10 @@ class TilesTerm(Term):
         sizes = Sizes(self.tiles.shape[0], self.tiles.shape[1], self.seqlen_q, self.seqlen_k)
         object.__setattr__(self, "sizes", sizes)
 
+    def part(self, batch: slice, heads: slice) -> Term:
+        """See Term."""
+        return replace(self, tiles=_planes(self.tiles, (batch, heads, slice(None))))
+
     def intervals(self, shape: Shape) -> None:  # noqa: ARG002 - the planner looks at the words
         """See Term."""
         return
@@ -227,6 +260,11 @@ class TilesTerm(Term):
         """See Term."""
         seen = self.tiles.repeat_interleave(self.block_q, 2).repeat_interleave(self.block_k, 3)
         return seen[:, :, : shape.seqlen_q, : shape.seqlen_k]
+
+
+def _entries(x: Tensor, batch: slice) -> Tensor:
+    """Return some batch entries; an axis of 1 serves all of them."""
+    return x[batch] if len(x) > 1 else x
 
 
 def _planes(x: Tensor, part: Part) -> Tensor:

@@ -1,4 +1,4 @@
-"""No size is a constant of a graph: one of torch.compile serves all, and torch.export has any batch."""
+"""No size is a constant of a graph: one serves all batches and lengths, exported or not."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def call_stacked(q: Tensor, k: Tensor, v: Tensor, *ends: Tensor, **_: object) ->
     return out
 
 
-def call_own(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, _: Tensor, **__: object) -> Tensor:
+def call_own(q: Tensor, _k: Tensor, _v: Tensor, ends: Tensor, *_: Tensor) -> Tensor:
     qkv = q[:13, :, None].transpose(1, 2).expand(-1, 3, -1, -1)
     out: Tensor = flash_attn_varlen_qkvpacked_func(qkv, ends, 9)
     return out

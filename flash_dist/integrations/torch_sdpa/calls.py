@@ -155,7 +155,9 @@ def infer(  # noqa: PLR0913 - one call
         packed = Packed(ends, min(max(max_q, 0), MAX_SEQLEN))
         if may_look(query):
             tokens = query.shape[0]
-            check_boundaries("query", ends.tolist(), tokens, packed[1], array="cu_seq_q", limit="max_q")
+            check_boundaries(
+                "query", ends.tolist(), tokens, packed[1], array="cu_seq_q", limit="max_q"
+            )
         return attend_to_cache(
             query,
             key,

@@ -60,7 +60,7 @@ class Documents(torch.nn.Module):
         return self.ids[q] == self.ids[k]
 
     def mask_mod(self) -> MaskMod:
-        return lambda b, h, q, k: self.sees(b, h, q, k)
+        return lambda b, h, q, k: self.sees(b, h, q, k)  # noqa: PLW0108 - torch takes no method
 
 
 class Callable_:  # noqa: N801

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from flash_dist.masks import BlockMask, IntervalMask
+from flash_dist.masks import BlockMask, IntervalMask, intervals
 from flash_dist.masks.intervals import list_key_slots
 from flash_dist.masks.layout import ARRAYS, SIZES
 from tests.unit.made.mask_reader import Axis, Reader
@@ -186,3 +189,59 @@ def test_a_mask_is_shown_in_one_line_without_its_numbers() -> None:
     assert repr(mask) == f"<IntervalMask causal {sizes} on cpu>"
     mask = IntervalMask.of(numbers.to("meta"), numbers.to("meta"), seqlen_k=600)
     assert repr(mask) == f"<IntervalMask {sizes} on meta>"
+
+
+def random_runs(seed: int) -> tuple[Tensor, Tensor, int]:
+    """Return first and end key tile of each query tile, none of either or both axes among them."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+
+    def number(most: int, *shape: int) -> Tensor:
+        return torch.randint(0, most, shape, generator=generator, device="cpu")
+
+    query_tiles, key_tiles = int(number(12)), int(number(40))
+    begin, length = (
+        number(key_tiles + 1, 2, 3, query_tiles),
+        number(key_tiles + 2, 2, 3, query_tiles),
+    )
+    end = (begin + length).clamp(max=key_tiles)
+    seen = (begin < end) & (number(4, *begin.shape) > 0)
+    return torch.where(seen, begin, 0), torch.where(seen, end, 0), key_tiles
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_long_row_is_planned_as_a_short_one(seed: int) -> None:
+    begin, end, key_tiles = random_runs(seed)
+    by_pair = intervals._key_ranges_by_pair(begin, end, key_tiles)
+    by_size = intervals._key_ranges_by_size(begin, end, key_tiles)
+    seen = by_pair[0] < by_pair[1]
+    for one, other in zip(by_pair, by_size, strict=True):
+        assert torch.equal(one.long() * seen, other.long() * (by_size[0] < by_size[1]))
+
+
+class Largest(TorchDispatchMode):
+    """The bytes of the largest tensor that an operator returns."""
+
+    bytes = 0
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401
+        types: Any,  # noqa: ANN401
+        args: Any = (),  # noqa: ANN401
+        kwargs: Any = None,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        results = func(*args, **(kwargs or {}))
+        for x in torch.utils._pytree.tree_leaves(results):
+            if isinstance(x, Tensor):
+                self.bytes = max(self.bytes, x.untyped_storage().nbytes())
+        return results
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
+def test_planning_takes_memory_for_one_row_of_tiles(*, causal: bool) -> None:
+    seqlen = 1 << 19
+    lo = torch.zeros(1, 1, seqlen, dtype=torch.int32, device="cpu")
+    hi = torch.arange(1, seqlen + 1, dtype=torch.int32, device="cpu").view(1, 1, -1)
+    with Largest() as largest:
+        intervals._plan_intervals(lo, hi, seqlen, causal)
+    assert largest.bytes <= 20 * seqlen  # two int64 of each query, and the tiles'; pairs: 256 MiB
