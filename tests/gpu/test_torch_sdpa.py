@@ -34,7 +34,7 @@ FLASH = SDPBackend.FLASH_ATTENTION
 def provider() -> Iterator[None]:
     if torch.cuda.get_device_capability() < (8, 0):
         pytest.skip("torch has no flash backend for this GPU")
-    torch_sdpa.activate()
+    torch_sdpa.activate(varlen_first=True)  # torch 2.14 and newer would take cuDNN
     yield
     torch_sdpa.deactivate()
 
@@ -245,6 +245,15 @@ def test_varlen_attn_reads_pages_to_the_bits_of_our_function() -> None:
         q, k, v, ends, None, 32, 1280, causal=True, block_table=table, seqused_k=used
     )
     same({"out": out}, {"out": want})
+
+
+def test_varlen_attn_comes_here_on_request_and_in_deterministic_mode() -> None:
+    gpus = torch.cuda.device_count()
+    assert torch_sdpa.status().varlen == ("flash_attention",) * gpus
+    torch_sdpa.activate()
+    with deterministic():
+        assert torch_sdpa.status().varlen == ("flash_attention",) * gpus
+        test_varlen_attn_has_the_bits_of_our_function((-1, -1))
 
 
 @pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (64, 0), (8, 2), (1025, 1025)], ids=str)
