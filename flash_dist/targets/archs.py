@@ -122,6 +122,7 @@ NAMED_LISTS: dict[str, str] = {
     "Hopper": "9.0+PTX",
     "Blackwell": "10.0;10.3;12.0;12.1+PTX",
     "Blackwell+Tegra": "11.0",
+    "Rubin": "10.7+PTX",
 }
 _NAMED_LISTS = {name.lower(): archs for name, archs in NAMED_LISTS.items()}
 

@@ -510,4 +510,5 @@ def test_a_newer_toolkit_of_a_known_major_compiles_what_the_last_known_one_did()
 
 def test_named_lists_hold_known_architectures_only() -> None:
     assert all(ArchSet.parse(name).archs for name in NAMED_LISTS)
+    assert str(ArchSet.parse("Rubin")) == "10.7+PTX"
     assert all(archs == tuple(sorted(archs)) for archs in TOOLKIT_ARCHS.values())
