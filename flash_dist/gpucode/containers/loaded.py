@@ -44,6 +44,11 @@ class Loaded:
         )
         self._offsets = [one.offset for one in self._sections]
 
+    @property
+    def code(self) -> list[Part]:
+        """Sections that the program runs."""
+        return [Part(one.offset, one.end) for one in self._sections if one.is_code]
+
     def parts(self, without: Iterable[Part]) -> list[Part]:
         """Return the parts in their order, none of them twice, without those that are named."""
         loaded = [Part(one.offset, one.end) for one in self._sections]

@@ -125,7 +125,7 @@ class _Scan:
         parts = loaded.parts(known)
         self.follow_registrations(Search(self.walk, sections, loaded), parts)
         self.read_unregistered(loaded, parts)
-        self.read_bare(loaded, parts)
+        self.read_bare(loaded, loaded.parts([*known, *loaded.code]))
         self.check_wrappers(sections)
 
     def read_sections(self, sections: Sequence[Section]) -> None:
@@ -180,7 +180,10 @@ class _Scan:
             )
 
     def read_bare(self, loaded: Loaded, parts: Sequence[Part]) -> None:
-        """Read the cubins between the containers of what is loaded."""
+        """Read the cubins between the containers of what is loaded.
+
+        NOTE: not in code, where four passes instead of two would be most of the work.
+        """
         spans = sorted(self.walk.ends.items())
         search = BareSearch(self.data, self.walk.budget)
         for part in parts:
