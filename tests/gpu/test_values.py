@@ -177,21 +177,21 @@ def test_values_match_at_the_shapes_of_the_policies(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 192, 256])
 def test_large_gradients_of_float16_do_not_overflow_before_the_results(
-    head_dim: int, dtype: torch.dtype
+    head_dim: int, half: torch.dtype
 ) -> None:
     """dS passes 65504 there in the first rows; dq, dk and dv stay below."""
     for seqlen, megabytes in product((60, 700), (0, 1024)):
         problem = random_problem(
-            seqlen_q=seqlen, num_heads=4, head_dim=head_dim, dtype=dtype, causal=True
+            seqlen_q=seqlen, num_heads=4, head_dim=head_dim, dtype=half, causal=True
         )
         problem = replace(
             problem,
             q=problem.q / 4,
             k=problem.k / 4,
-            dout=(problem.dout * 1e4).to(dtype),
+            dout=(problem.dout * 1e4).to(half),
         )
         with workspace(megabytes):
             results = attend(problem)
         for name, want in compute_exact(problem).items():
             error = (results[name].double() - want).abs().max() / want.abs().max()
-            assert error < 8 * torch.finfo(dtype).eps, f"{problem} in {megabytes} MiB: {name}"
+            assert error < 8 * torch.finfo(half).eps, f"{problem} in {megabytes} MiB: {name}"
