@@ -39,7 +39,8 @@ def warn_of_copies(k_cache: Tensor, v_cache: Tensor) -> None:
 
 def _address(x: Tensor) -> int:
     """Return which memory a tensor is of, be it one that only stands for another."""
-    return x.untyped_storage()._cdata  # noqa: SLF001 - as torch's own StorageWeakRef
+    address: int = x.untyped_storage()._cdata  # noqa: SLF001 - as torch's own StorageWeakRef
+    return address
 
 
 def _is_input(x: Tensor) -> bool:

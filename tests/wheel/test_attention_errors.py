@@ -491,7 +491,7 @@ WRONG_KIND: dict[str, Case] = {
     ),
     "cu_seqlens-start": (
         packed(cu_seqlens_q=torch.tensor([-1, 3, 8], dtype=torch.int32)),
-        (ValueError, r"cu_seqlens_q\[0\] must be from 0 to 8 \(the tokens of q\), got -1"),
+        (ValueError, r"cu_seqlens_q\[0\] must be 0, got -1"),
     ),
     "cu_seqlens-descending": (
         packed(cu_seqlens_k=torch.tensor([0, 7, 6], dtype=torch.int32), max_seqlen_k=9),
@@ -529,10 +529,15 @@ OF_ONE_TENSOR = {
         TypeError,
         "cu_seqlens must be int32, got int64\n\nhint: `cu_seqlens.int()`",
     ),
-    "cu_seqlens-end": (
+    "cu_seqlens-start": (
         {"cu_seqlens": CU_SEQLENS + 1},
         ValueError,
-        "cu_seqlens[2] must be from 4 (cu_seqlens[1]) to 8 (the tokens of q of qkv), got 9",
+        "cu_seqlens[0] must be 0, got 1",
+    ),
+    "cu_seqlens-end": (
+        {"cu_seqlens": torch.tensor([0, 3, 9], dtype=torch.int32)},
+        ValueError,
+        "cu_seqlens[2] must be from 3 (cu_seqlens[1]) to 8 (the tokens of q of qkv), got 9",
     ),
     "max_seqlen-type": ({"max_seqlen": 5.0}, TypeError, "max_seqlen must be an int or a tensor "),
     "max_seqlen-range": ({"max_seqlen": -1}, ValueError, "max_seqlen must be from 0 to "),

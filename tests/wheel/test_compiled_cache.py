@@ -26,9 +26,11 @@ def zeros(*several: int) -> Tensor:
     return torch.zeros(*several, 1, KEYS, HEADS, HEAD_DIM)
 
 
-def step(q: Tensor, k: Tensor, v: Tensor, *cache: Tensor) -> Tensor:
+def step(q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor) -> Tensor:
     length = torch.full((1,), 10, dtype=torch.int32)
-    return flash_attn_with_kvcache(q * 1.0, *cache, k, v, cache_seqlens=length, causal=True)
+    return flash_attn_with_kvcache(
+        q * 1.0, k_cache, v_cache, k, v, cache_seqlens=length, causal=True
+    )
 
 
 def cut_inside(q: Tensor, k: Tensor, v: Tensor, cache: Tensor) -> Tensor:

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
+import flash_dist
 from flash_dist import (
     BlockMask,
     IntervalMask,
     flash_attn_func,
     flash_attn_kvpacked_func,
-    flash_attn_varlen_func,
     flash_attn_with_kvcache,
     flash_mla_with_kvcache,
     flex_attention,
@@ -22,6 +22,7 @@ from flash_dist import (
 )
 
 Tensor = torch.Tensor
+ANY: Any = flash_dist  # where a type checker cannot count arguments
 Attention = Any  # a function of q, k and v
 SLOPES, SINKS = torch.tensor([0.5, 0.25]), torch.tensor([0.1, 0.2])
 PADDING = BlockMask.padding([1])
@@ -43,7 +44,8 @@ def rows_of_slopes(q: Tensor) -> Tensor:
 
 def groups(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     wide = (x.unsqueeze(3).expand(-1, -1, -1, 2, -1) for x in (k, v))
-    return flash_attn_func(q.unflatten(2, (1, 2)), *wide)
+    out: Tensor = ANY.flash_attn_func(q.unflatten(2, (1, 2)), *wide)
+    return out
 
 
 def stacked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -51,7 +53,8 @@ def stacked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def heads_first(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), enable_gqa=True)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return scaled_dot_product_attention(q, k, v, enable_gqa=True)
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -68,7 +71,8 @@ def by_intervals(**options: Any) -> Attention:  # noqa: ANN401
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         lo = torch.zeros(q.shape[0], q.shape[1], dtype=torch.int32)
         mask = IntervalMask.of(lo, lo + k.shape[1], seqlen_k=k.shape[1], causal=True)
-        return flash_attn_func(q, k, v, mask=mask, **options)
+        out: Tensor = flash_attn_func(q, k, v, mask=mask, **options)
+        return out
 
     return attend
 
@@ -76,7 +80,10 @@ def by_intervals(**options: Any) -> Attention:  # noqa: ANN401
 def cached(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     pad = torch.zeros(q.shape[0], dtype=torch.int32)
     options: Any = {"alibi_slopes": rows_of_slopes(q), "softcap": 2.0, "s_aux": SINKS}
-    return flash_attn_with_kvcache(q, k, v, cache_seqlens=pad + 1, cache_leftpad=pad, **options)
+    out: Tensor = flash_attn_with_kvcache(
+        q, k, v, cache_seqlens=pad + 1, cache_leftpad=pad, **options
+    )
+    return out
 
 
 def paged(q: Tensor, k: Tensor, _: Tensor) -> Tensor:
@@ -102,7 +109,7 @@ def packed(*, slopes: bool = False, rows: bool = False, used: bool = False) -> A
             options["alibi_slopes"] = rows_of_slopes(q) if rows else SLOPES
         if used:
             options["seqused_k"] = torch.ones(q.shape[0], dtype=torch.int32)
-        out: Tensor = flash_attn_varlen_func(
+        out: Tensor = ANY.flash_attn_varlen_func(
             *(x.flatten(0, 1) for x in (q, k, v)), *ends, *longest, **options
         )
         return out
@@ -156,7 +163,8 @@ def test_one_graph_serves_all_batches_and_lengths(attend: Attention) -> None:
 def test_an_exported_program_has_any_batch_and_length(attend: Attention, *, strict: bool) -> None:
     class Module(torch.nn.Module):
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return attend(q, k, v)
+            out: Tensor = attend(q, k, v)
+            return out
 
     torch.compiler.reset()
     batch, queries, keys = (torch.export.Dim(name, min=2, max=64) for name in ("b", "m", "n"))
@@ -176,9 +184,9 @@ def test_a_scale_that_is_a_tensor_compiles_once() -> None:
 
     torch.compiler.reset()
     counter = CompileCounter()
-    compiled = torch.compile(attend, fullgraph=True, backend=counter)
+    compiled: Any = torch.compile(attend, fullgraph=True, backend=counter)
     inputs = draw(*SIZES[0])
     for scale in (0.25, 0.5, 2.0):  # powers of two: the products are exact
         out = compiled(*inputs, torch.tensor(scale))
-        torch.testing.assert_close(out, flash_attn_func(*inputs, softmax_scale=scale))
+        torch.testing.assert_close(out, ANY.flash_attn_func(*inputs, softmax_scale=scale))
     assert counter.frame_count == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -94,19 +94,21 @@ TABLE = torch.arange(5, dtype=torch.int32).view(5, 1)  # a page for each documen
 USED = torch.tensor(LENGTHS_K, dtype=torch.int32)
 
 
-def call_packed(q: Tensor, k: Tensor, v: Tensor, *ends: Tensor, **options: object) -> Tensor:
-    out: Tensor = flash_attn_varlen_func(q, k, v, *ends, 9, 9, **options)  # type: ignore[call-overload]
+def call_packed(q: Tensor, k: Tensor, v: Tensor, *ends: Tensor, **options: Any) -> Tensor:  # noqa: ANN401
+    attend: Any = flash_attn_varlen_func
+    out: Tensor = attend(q, k, v, *ends, 9, 9, **options)
     return out
 
 
-def call_pages(q: Tensor, k: Tensor, v: Tensor, *ends: Tensor, **options: object) -> Tensor:
+def call_pages(q: Tensor, k: Tensor, v: Tensor, *ends: Tensor, **options: Any) -> Tensor:  # noqa: ANN401
     pages = (x.new_zeros(5, 16, *x.shape[1:]) for x in (k, v))
     return call_packed(q, *pages, *ends, block_table=TABLE, **options)
 
 
-def call_stacked(q: Tensor, k: Tensor, v: Tensor, *ends: Tensor, **_: object) -> Tensor:
+def call_stacked(q: Tensor, k: Tensor, v: Tensor, *ends: Tensor, **_: Any) -> Tensor:  # noqa: ANN401
     kv = torch.stack((k, torch.nn.functional.pad(v, (0, 8))), 1)
-    out: Tensor = flash_attn_varlen_kvpacked_func(q, kv, *ends, 9, 9)
+    attend: Any = flash_attn_varlen_kvpacked_func
+    out: Tensor = attend(q, kv, *ends, 9, 9)
     return out
 
 
@@ -116,19 +118,19 @@ def call_own(q: Tensor, _k: Tensor, _v: Tensor, ends: Tensor, *_: Tensor) -> Ten
     return out
 
 
-def call_alone(q: Tensor, k: Tensor, v: Tensor, *ends: Tensor, **_: object) -> Tensor:
+def call_alone(q: Tensor, k: Tensor, v: Tensor, *ends: Tensor, **_: Any) -> Tensor:  # noqa: ANN401
     band = [0, -1, -1, 1]
     out: Tensor = torch.ops.flash_dist.fwd(q, k, v, None, band, *ends, 9, 9, 0.1)[0]
     return out
 
 
-def compile_packed(q: Tensor, k: Tensor, v: Tensor, *ends: Tensor, **options: object) -> Tensor:
+def compile_packed(q: Tensor, k: Tensor, v: Tensor, *ends: Tensor, **options: Any) -> Tensor:  # noqa: ANN401
     compiled = torch.compile(call_packed, fullgraph=True, backend="aot_eager")
     out: Tensor = compiled(q, k, v, *ends, **options)
     return out
 
 
-ENTRIES: dict[str, tuple[Callable[..., Tensor], dict[str, object]]] = {
+ENTRIES: dict[str, tuple[Callable[..., Tensor], dict[str, Any]]] = {
     "packed": (call_packed, {}),
     "with scores": (call_packed, {"softcap": 3.0}),
     "keys that are used": (call_packed, {"seqused_k": USED}),

@@ -242,6 +242,7 @@ def test_planning_takes_memory_for_one_row_of_tiles(*, causal: bool) -> None:
     seqlen = 1 << 19
     lo = torch.zeros(1, 1, seqlen, dtype=torch.int32, device="cpu")
     hi = torch.arange(1, seqlen + 1, dtype=torch.int32, device="cpu").view(1, 1, -1)
-    with Largest() as largest:
+    largest = Largest()  # type: ignore[no-untyped-call]
+    with largest:
         intervals._plan_intervals(lo, hi, seqlen, causal)
     assert largest.bytes <= 20 * seqlen  # two int64 of each query, and the tiles'; pairs: 256 MiB

@@ -91,7 +91,7 @@ def test_a_mask_that_suits_any_batch_is_its_own_part() -> None:
 
 def test_a_mask_is_not_iterated() -> None:
     with pytest.raises(TypeError, match="not iterable"):
-        iter(MASKS["band"])  # type: ignore[call-overload]
+        iter(MASKS["band"])
 
 
 @pytest.mark.parametrize(
