@@ -209,6 +209,8 @@ def bound_delta(problem: Problem) -> dict[str, Tensor]:
         exact = exact + problem.dlse.double().unsqueeze(-1)
     unit = torch.finfo(problem.q.dtype).eps / 2 / 3**0.5  # of a rounding, evenly spread
     cut = (unit * p * exact).square()
+    if problem.q.dtype == torch.float16:  # its subnormal numbers; dS is rounded as dS / 4
+        cut = cut + (p > 0) * (4 * 2.0**-24) ** 2 / 12
     dq_squared = (delta * (p @ k)).square() + cut @ k.square()
     dk_squared = p.square().mT @ (delta * q).square() + cut.mT @ q.square()
     return {

@@ -37,8 +37,9 @@ def test_keys_that_are_not_used_have_gradients_of_zero(half: torch.dtype) -> Non
     lengths, used = (70, 200, 9), (70, 3, 5)
     ends = torch.tensor([0, 70, 270, 279], dtype=torch.int32, device="cuda")
     leaves = [draw(279, 2, 64, dtype=half, seed=n).requires_grad_() for n in range(3)]
+    q, k, v = leaves
     seqused = torch.tensor(used, dtype=torch.int32, device="cuda")
-    out = flash_attn_varlen_func(*leaves, ends, ends, 200, 70, seqused_k=seqused)
+    out = flash_attn_varlen_func(q, k, v, ends, ends, 200, 70, seqused_k=seqused)
     dout = draw(279, 2, 64, dtype=half, seed=3)
     dq, dk, dv = torch.autograd.grad(out, leaves, dout)
     begin = 0
@@ -79,10 +80,11 @@ def test_rotary_tables_at_an_odd_address_have_the_bits_of_aligned_ones(
     tables = [draw(128, 16, dtype=half, seed=n) for n in (3, 4)]
 
     def run(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        caches = [draw(2, 128, 2, 64, dtype=half, seed=n) for n in (5, 6)]
+        k_cache, v_cache = (draw(2, 128, 2, 64, dtype=half, seed=n) for n in (5, 6))
         out = flash_attn_with_kvcache(
             q,
-            *caches,
+            k_cache,
+            v_cache,
             k,
             v,
             rotary_cos=cos,
@@ -91,7 +93,7 @@ def test_rotary_tables_at_an_odd_address_have_the_bits_of_aligned_ones(
             causal=True,
             rotary_interleaved=interleaved,
         )
-        return out, caches[0]
+        return out, k_cache
 
     for got, want in zip(run(*map(at_odd_address, tables)), run(*tables), strict=True):
         assert torch.equal(got, want)
@@ -153,7 +155,7 @@ def test_transforms_give_values_or_our_refusal(
 
 def test_autocast_casts_what_reads_a_cache() -> None:
     q = draw(2, 1, 2, 64, dtype=torch.float32)
-    caches = [draw(2, 64, 2, 64, seed=n) for n in (1, 2)]
+    k, v = (draw(2, 64, 2, 64, seed=n) for n in (1, 2))
     with torch.autocast("cuda", torch.float16):
-        got = flash_attn_with_kvcache(q, *caches)
-    assert torch.equal(got, flash_attn_with_kvcache(q.half(), *caches))
+        got = flash_attn_with_kvcache(q, k, v)
+    assert torch.equal(got, flash_attn_with_kvcache(q.half(), k, v))

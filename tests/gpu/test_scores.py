@@ -114,7 +114,9 @@ def test_a_sink_of_infinity_has_all_of_the_weight(dtype: torch.dtype) -> None:
     results = attend_scored(scored)
     assert (results["lse"] == torch.inf).all()
     assert not any(bool(results[name].any()) for name in ("out", "dq", "dk", "dv"))
-    torch.testing.assert_close(results["dsinks"], scored.problem.dlse.sum((0, 2)))
+    dlse = scored.problem.dlse
+    assert dlse is not None
+    torch.testing.assert_close(results["dsinks"], dlse.sum((0, 2)))
 
 
 def test_a_cache_beside_a_sink_of_infinity_weighs_nothing(half: torch.dtype) -> None:

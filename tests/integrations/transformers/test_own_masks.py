@@ -67,7 +67,7 @@ def attend(how: str, mask: Tensor) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(2)
     q = torch.randn(1, 1, 3, 16, generator=generator).to(DEVICE)
     k, v = torch.randn(2, 1, 1, 4, 16, generator=generator).to(DEVICE)
-    module = torch.nn.Module()
+    module: Any = torch.nn.Module()
     module.num_key_value_groups = 1
     own = "transformers.integrations.sdpa_attention", "transformers.models.llama.modeling_llama"
     function: Any = {
@@ -104,7 +104,7 @@ def test_a_causal_layer_without_a_mask_begins_at_the_first_key_as_in_sdpa(
 ) -> None:
     q = torch.randn(1, 2, queries, 16, device=DEVICE)
     k, v = torch.randn(2, 1, 2, keys, 16, device=DEVICE)
-    module = torch.nn.Module()
+    module: Any = torch.nn.Module()
     own = import_module("transformers.integrations.sdpa_attention").sdpa_attention_forward
     want, _ = own(module, q, k, v, None, is_causal=True)
     got, _ = attention.attention_forward(module, q, k, v, None, is_causal=True)
