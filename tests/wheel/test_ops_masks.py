@@ -8,14 +8,16 @@ import pickle
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.nn.attention.flex_attention import create_block_mask
 from torch.utils.checkpoint import checkpoint
 
 from flash_dist.attention.autograd import attend
+from flash_dist.attention.flex import flex_attention
 from flash_dist.errors import FlashDistError
 from flash_dist.masks import BlockMask, registry
 from flash_dist.masks.inputs import Shape
@@ -230,3 +232,23 @@ def test_tensors_of_shapes_not_used_for_long_are_dropped() -> None:
         registry.resident(mask.handle, META, Shape(1, 1, seqlen, seqlen))
     gc.collect()
     assert first() is None
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["torch's", "made inside"])
+def test_a_graph_that_breaks_at_a_mask_gives_what_eager_gives(*, inside: bool) -> None:
+    ids = torch.arange(130) // 40
+    block_mask = create_block_mask(
+        lambda _b, _h, q, k: ids[q] == ids[k], None, None, 130, 130, device="cpu"
+    )
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mask: Any = BlockMask.from_flex(block_mask) if inside else block_mask
+        return flex_attention(q * 1.0, k, v, block_mask=mask) + 1
+
+    q, k, v = (torch.randn(1, 2, 130, 16, requires_grad=True) for _ in range(3))
+    torch.compiler.reset()
+    out = torch.compile(call, backend="aot_eager")(q, k, v)
+    want = call(q, k, v)
+    assert torch.equal(out, want)
+    grads, wanted = (torch.autograd.grad(x.sum(), (q, k, v)) for x in (out, want))
+    assert all(torch.equal(a, b) for a, b in zip(grads, wanted, strict=True))
