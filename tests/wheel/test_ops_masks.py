@@ -234,6 +234,7 @@ def test_tensors_of_shapes_not_used_for_long_are_dropped() -> None:
     assert first() is None
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch looks
 @pytest.mark.parametrize("inside", [False, True], ids=["torch's", "made inside"])
 def test_a_graph_that_breaks_at_a_mask_gives_what_eager_gives(*, inside: bool) -> None:
     ids = torch.arange(130) // 40
