@@ -19,9 +19,9 @@ from ..builds.package import KERNELS
 from ..errors import AccessError, FlashDistError
 from ..findings.libraries import (
     LIBRARY_NO_MATCHING_CODE,
+    LIBRARY_NOT_UNDERSTOOD,
     LIBRARY_PARTLY,
     LIBRARY_REFUSED,
-    LIBRARY_UNCLEAR,
     LIBRARY_UNREAD,
     LIBRARY_UNVERIFIED,
     NO_GPU_CODE,
@@ -178,7 +178,7 @@ def _doubt(library: Library) -> Iterator[CheckResult]:
         summary = f"{library.name}: not all of its GPU code is understood: {unclear[0]}"
         status: Status = "warn" if report.entries else "fail"
         details = few_lines(unclear[1:], _NAMED)
-        yield CheckResult(status, summary, details, entry=LIBRARY_UNCLEAR, name="library")
+        yield CheckResult(status, summary, details, entry=LIBRARY_NOT_UNDERSTOOD, name="library")
 
 
 def _is_kernels(name: str) -> bool:

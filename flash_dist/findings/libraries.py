@@ -15,7 +15,7 @@ LIBRARY_UNREAD: Final = Entry(
     "what `inspect` is for.",
 )
 
-LIBRARY_UNCLEAR: Final = Entry(
+LIBRARY_NOT_UNDERSTOOD: Final = Entry(
     "library-not-understood",
     "GPU code that is not understood",
     "A container or an image in it is damaged, or of a kind or version that this tool does not "

@@ -171,7 +171,13 @@ def test_a_what_if_takes_no_variables_of_this_machine(monkeypatch: pytest.Monkey
 
 def test_an_environment_becomes_json() -> None:
     data = json.loads(json.dumps(make_environment(ALL, "8.6").to_json()))
-    assert data["torch"] == {"status": "ok", "version": "2.11.0", "cuda": "13.0", "reason": None}
+    assert data["torch"] == {
+        "status": "ok",
+        "version": "2.11.0",
+        "cuda": "13.0",
+        "reason": None,
+        "copies": [],
+    }
     assert data["installed"]["targets"][-1] == "sm_120"
     assert Torch("absent", reason="no").to_json()["version"] is None
 
