@@ -76,7 +76,8 @@ def count_copies(
     one = [torch.randn(1, 1, HEADS, HEAD_DIM, generator=generator) for _ in range(3)]
     given, compared = make(), make()
     compiled = torch.compile(function, fullgraph=True)
-    with warnings.catch_warnings(record=True) as caught:
+    kept = torch.compiler.config.patch(force_disable_caches=True)  # else no code is written
+    with kept, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         out, code = run_and_get_code(compiled, *one, *given)
     assert torch.equal(out, function(*one, *compared))
