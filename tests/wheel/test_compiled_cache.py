@@ -76,8 +76,11 @@ def count_copies(
     one = [torch.randn(1, 1, HEADS, HEAD_DIM, generator=generator) for _ in range(3)]
     given, compared = make(), make()
     compiled = torch.compile(function, fullgraph=True)
-    kept = torch.compiler.config.patch(force_disable_caches=True)  # else no code is written
-    with kept, warnings.catch_warnings(record=True) as caught:
+    config: Any = torch.compiler.config
+    with (  # a graph that is found in a cache writes no code
+        config.patch(force_disable_caches=True),
+        warnings.catch_warnings(record=True) as caught,
+    ):
         warnings.simplefilter("always")
         out, code = run_and_get_code(compiled, *one, *given)
     assert torch.equal(out, function(*one, *compared))
