@@ -38,7 +38,7 @@ class Choice:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a set lacks that its list could have meant."""
+        """Name the targets that the list could have meant and the set lacks."""
         return tuple(note for one in self.sets if (note := describe_plain(one)))
 
 

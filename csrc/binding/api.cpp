@@ -158,7 +158,7 @@ void check_rows(const Tensor& t, const Tensor& q, const Sizes& s, const char* na
                   name, " must be float32 on q's device, one number for each query");
 }
 
-// Whether each row of t has memory of its own. Rows that are one memory (an expanded tensor, the
+// True if each row of t has memory of its own. Rows that are one memory (an expanded tensor, the
 // gradient of a sum over queries) or overlap have no map: Hopper's kernels cannot read them, and the
 // general ones give other bits than those of a copy.
 bool has_own_rows(const Tensor& t, const Sizes& s) {

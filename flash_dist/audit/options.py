@@ -86,7 +86,7 @@ class AuditOptions:
 
 OPTIONS: Final = tuple(one.name for one in fields(AuditOptions) if one.name != "policies")
 NAMES: Final = tuple(name.replace("_", "-") for name in OPTIONS)
-# What may be asked of some libraries, by a table of their own; the others are of the whole release.
+# Keys of a table for some libraries; the others are for the whole release.
 OF_LIBRARIES: Final = ("require", "forbid-extra", "allow-missing", "no-stubs", "min-driver")
 
 

@@ -73,7 +73,7 @@ class IndexedWheel:
 
     @property
     def sha256(self) -> str:
-        """What its link names as its SHA-256; empty where it does not."""
+        """The SHA-256 that its link names; empty where it names none."""
         method, _, value = self.digest.partition("=")
         return value if method == "sha256" else ""
 

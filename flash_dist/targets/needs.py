@@ -1,4 +1,4 @@
-"""What some GPUs need: the oldest driver, and the targets to compile. Pure functions."""
+"""The needs of some GPUs: the oldest driver, and the targets to compile. Pure functions."""
 
 from __future__ import annotations
 

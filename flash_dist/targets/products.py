@@ -12,7 +12,7 @@ from typing import Final
 from ..errors import ArchError
 from .devices import Device
 
-# What says nothing of the compute capability: the maker, the form, the memory.
+# Words that say nothing of the compute capability: the maker, the form, the memory.
 _NOISE: Final = re.compile(
     r"nvidia|geforce|tesla|gpu|nvgpu|laptop|mobile|max|q|pcie|sxm\d?|nvl|hbm\d?e?|gddr\d\w*|\d+gb?"
     r"|edition|workstation|server|generation|gen|founders|super|ti|hgx|developer|kit|module|card"

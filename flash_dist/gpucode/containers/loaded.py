@@ -33,7 +33,7 @@ class Part(NamedTuple):
 
 
 class Loaded:
-    """What is loaded of a file, and at which addresses."""
+    """The parts of a file that are loaded, and their addresses."""
 
     def __init__(self, data: FileView, sections: Sequence[Section]) -> None:
         self.addresses = _map_addresses(data, sections)

@@ -322,7 +322,7 @@ TAMPERED: dict[str, Tampered] = {
         FOREIGN,
         both(add("flash_dist/x.pth"), edit(MANIFEST, TYPED, TYPED + b', "x.pth"')),
     ),
-    # What two readers read as two things, or a newer one as something else.
+    # Text that two readers read as two things, or a newer one as something else.
     "newer kind of METADATA": Tampered(
         {"metadata"}, edit(METADATA, b"Metadata-Version: 2.4", b"Metadata-Version: 9.9")
     ),

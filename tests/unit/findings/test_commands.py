@@ -277,7 +277,7 @@ def test_what_compiles_a_package_again_does_so() -> None:
 
 
 def test_a_newer_torch_is_never_told_alone() -> None:
-    """What is compiled for the old one does not load beside it."""
+    """Packages compiled for the old one do not load beside it."""
     for one in FINDINGS.values():
         if "pip install --upgrade torch`" in one.remedy:
             assert "again" in one.remedy, one.id

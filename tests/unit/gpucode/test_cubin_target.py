@@ -1,4 +1,4 @@
-"""What a cubin says of its target, and what counts where the header of its entry says another."""
+"""The target that a cubin names counts where the header of its entry names another."""
 
 from __future__ import annotations
 

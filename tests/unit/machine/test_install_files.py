@@ -135,7 +135,7 @@ def test_an_install_of_links_is_one_install(
 
 
 def test_a_package_that_was_found_through_a_link_knows_the_link(package: Path) -> None:
-    """What runs is found where Python found it, not in the store that the link leads to."""
+    """The package is found where Python found it, not in the store that the link leads to."""
     venv = package.parents[1] / "venv"
     venv.mkdir()
     (venv / "flash_dist").symlink_to(ROOT / "flash_dist")

@@ -42,7 +42,7 @@ class ToldMark:
 
 
 class Told:
-    """What a clock of a device becomes; put it in front of the clock's class."""
+    """Mixin that tells the time of a device clock; put it in front of the clock's class."""
 
     captures = True
     milliseconds = SHORT_MS
