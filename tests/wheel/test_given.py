@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from flash_dist import flash_attn_with_kvcache, flash_mla_with_kvcache
 from flash_dist.attention.decoding import given, layouts
 from flash_dist.attention.decoding.given import KEPT
+from flash_dist.errors import FlashDistError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -192,16 +193,17 @@ def test_a_tensor_that_only_stands_for_one_is_not_taken_for_one_that_is_known() 
     assert given._check_once.cache_info().currsize == known
 
 
-def test_a_parameter_is_a_tensor_and_has_no_gradient() -> None:
+def test_a_parameter_is_a_tensor_where_no_gradient_is_wanted() -> None:
     served = arguments()
     wanted = flash_attn_with_kvcache(**served)
-    for name in ("q", "k_cache", "k", "rotary_cos"):
-        changed = served | {name: torch.nn.Parameter(served[name])}
-        out = flash_attn_with_kvcache(**changed)
-        assert not out.requires_grad
-        assert torch.equal(out, wanted)
     sinks = torch.zeros(4, requires_grad=True)
-    assert not flash_attn_with_kvcache(**served, learnable_sink=sinks).requires_grad
+    with torch.no_grad():
+        for name in ("q", "k_cache", "k", "rotary_cos"):
+            changed = served | {name: torch.nn.Parameter(served[name])}
+            assert torch.equal(flash_attn_with_kvcache(**changed), wanted)
+        assert not flash_attn_with_kvcache(**served, learnable_sink=sinks).requires_grad
+    with pytest.raises(FlashDistError, match="no_grad"):
+        flash_attn_with_kvcache(**served, learnable_sink=sinks)
 
 
 @pytest.mark.parametrize("enabled", [False, True])
@@ -220,11 +222,14 @@ def test_a_call_leaves_the_mode_of_gradients_as_it_was(*, enabled: bool) -> None
         assert torch.is_inference_mode_enabled()
 
 
-def test_a_cache_that_is_written_to_may_want_gradients() -> None:
+def test_a_cache_that_wants_gradients_is_written_to_without_them_alone() -> None:
     served = arguments()
     served["k_cache"].requires_grad_()
     served["v_cache"].requires_grad_()
-    assert not flash_attn_with_kvcache(**served).requires_grad
+    with pytest.raises(FlashDistError, match="no_grad"):
+        flash_attn_with_kvcache(**served)
+    with torch.no_grad():
+        flash_attn_with_kvcache(**served)
     assert torch.equal(served["v_cache"][0, 3], served["v"][0, 0])
 
 
