@@ -38,8 +38,8 @@ Window = tuple[int | None, int | None] | Tensor
 NO_WINDOW: Final = (-1, -1)
 FULL: Final = Band()
 CAUSAL: Final = Band(right=0)
-# Whether a transform of torch.func runs, under which tensors may have no address. No function of
-# Python: torch.compile would keep what one has said for good where it compiles it by itself.
+# True while a transform of torch.func runs, under which tensors may have no address. It is no
+# function of Python: of one that it compiles alone, torch.compile would keep the answer for good.
 is_transformed: Final[Callable[[], bool]] = torch._C._are_functorch_transforms_active  # noqa: SLF001
 _WHOLE: Final = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 SCALES: Final = (2.0**-150, 2.0**128 - 2.0**103)  # between these, float32 is neither 0 nor inf
