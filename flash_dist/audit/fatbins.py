@@ -12,10 +12,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from ..binaries.demangle import demangle
 from ..targets.compatibility import judge
+from ..targets.devices import KNOWN_DEVICES
 from ..targets.wording import count, list_few
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from ..gpucode.images import FatbinReport
     from ..gpucode.inspection import Inspection
     from ..targets.archs import Arch
+    from ..targets.devices import Device
 
 BY_NAME: Final = (
     "{} one target, which their kernels are named after: those of one kernel count as one, as the "
@@ -38,15 +41,37 @@ _AS_GOOD: Final = ("native", "family")
 
 
 def serves(arch: Arch, required: Arch) -> bool:
-    """Whether code for one target is as good as that for another: sm_100f for 10.0, sm_90a for 9.0.
+    """Whether code for one target replaces that for another: sm_100f does for 10.0, sm_90a for 9.0.
 
-    SASS of an older minor and PTX are not: they run there, and were not compiled for it.
+    It must be compiled for the required one, and run on every GPU that this runs on: sm_100a does
+    not replace sm_100, which runs on 10.3, too. SASS of an older minor and PTX never do.
     """
     if arch == required:
         return True
-    if required.suffix or required.ptx or arch.ptx:
+    if required.suffix or required.ptx or not _is_compiled_for(arch, required):
         return False
-    return judge(arch, required.device).how in _AS_GOOD
+    return not _unserved(arch, required)
+
+
+def _is_compiled_for(arch: Arch, required: Arch) -> bool:
+    return not arch.ptx and judge(arch, required.device).how in _AS_GOOD
+
+
+def _unserved(arch: Arch, required: Arch) -> tuple[Device, ...]:
+    """Return the known GPUs that run code for the required target, and not the other."""
+    served = (device for device in KNOWN_DEVICES if judge(required, device))
+    return tuple(device for device in served if not judge(arch, device))
+
+
+def _describe_narrower(archs: Iterable[Arch], required: Arch) -> str:
+    """Say why code that is nearly what is required does not count."""
+    if required.suffix or required.ptx:
+        return ""
+    for arch in sorted(set(archs)):
+        if arch != required and _is_compiled_for(arch, required):
+            gpus = list_few([str(device) for device in _unserved(arch, required)], _NAMED)
+            return f" ({arch} does not run on compute capability {gpus}, {required} does)"
+    return ""
 
 
 def find_missing(
@@ -66,7 +91,8 @@ def find_missing(
         if allowed is not None:
             lacking = [one for one in lacking if not _is_called(names[one], allowed)]
         if not fatbins.judged or (lacking and len(lacking) == len(fatbins.with_kernels)):
-            yield f"no code for {required}, which is required"
+            why = _describe_narrower(chain.from_iterable(fatbins.judged.values()), required)
+            yield f"no code for {required}, which is required{why}"
         elif lacking:
             called = [names[one][0] for one in lacking]
             yield (

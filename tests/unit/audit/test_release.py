@@ -447,17 +447,40 @@ def test_lto_ir_alone_is_no_code_for_any_gpu(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("require", "passes"), [("12.0a", True), ("12.0", True), ("12.0f", False)])
+@pytest.mark.parametrize(
+    ("require", "passes"), [("12.0a", True), ("12.0", False), ("12.0f", False)]
+)
 def test_an_image_counts_as_what_it_says_itself(
     tmp_path: Path, require: str, *, passes: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A header of CUDA Tile says sm_120, and its cubin is sm_120a: for 12.0, and not for 12.1."""
+    """A header of CUDA Tile says sm_120, and its cubin is sm_120a: for 12.0 alone, not 12.1."""
     path = tmp_path / "lib.so"
     path.write_bytes(library(container(entry(SASS, 120, cubin_for(120, FOR_ONE_CHIP)))))
     assert main(["audit", "--require", require, "--forbid-extra", str(path)]) == int(not passes)
     said = capsys.readouterr().out
     assert "1 image of which the header says sm_120 and the image sm_120a: judged as" in said
     assert "1 library, sm_120a" in said
+
+
+@pytest.mark.parametrize(
+    ("suffix", "number", "require", "missed"),
+    [
+        ("a", 90, "9.0", ""),  # no other GPU runs sm_90
+        ("f", 100, "10.0", ""),
+        ("a", 100, "10.0", "10.3, 10.7"),
+        ("a", 120, "12.0", "12.1"),
+        ("f", 120, "12.0", ""),
+    ],
+)
+def test_code_with_a_suffix_replaces_plain_code_where_it_runs_on_the_same_gpus(
+    tmp_path: Path, suffix: str, number: int, require: str, missed: str
+) -> None:
+    path = tmp_path / "lib.so"
+    code = cubin_for(number, FOR_ONE_CHIP if suffix == "a" else struct.pack("<BBH", 2, 9, 0))
+    path.write_bytes(library(container(entry(SASS, number, code, suffix=suffix))))
+    found = problems(path, require=require)
+    assert bool(found) == bool(missed)
+    assert all(f"sm_{number}{suffix} does not run on" in one and missed in one for one in found)
 
 
 def test_a_header_that_promises_more_than_its_cubin_satisfies_nothing(tmp_path: Path) -> None:
