@@ -77,9 +77,7 @@ OUTPUTS: Final = (
     Output("explain", "tree", 'explain "device kernel image is invalid"'),
     Output("verify", "wheel", "verify --manifest manifest.json flash_dist-*.whl"),
     Output("what-if", "wheel", "doctor --gpu 7.5,8.6 --driver 580"),
-    Output("what-if-plans", "wheel", "doctor --gpu 8.6 --driver 580 -v"),
     Output("library", "foreign", f"doctor --wheel {_XFORMERS} --gpu 7.5,8.6 --driver 580"),
-    Output("library-loading", "foreign", f"doctor -q --wheel {_XFORMERS}", status=1),
     Output("coverage", "foreign", "inspect --level coverage xformers/_C.so"),
     Output(
         "audit", "foreign", f"audit {_XFORMERS} --require '8.0;9.0a' --min-driver 525", status=1
