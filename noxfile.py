@@ -52,7 +52,7 @@ nox.options.error_on_external_run = True
 nox.options.sessions = ["lint", "typecheck", "unit_tests"]
 
 CORES = ["-n", "auto", "--dist", "worksteal"]
-# What `nox -s unit_tests` is told, and what pytest is.
+# Arguments of `nox -s unit_tests`, and those that pytest gets.
 CHOICES = {
     (): [*CORES, "-m", "not slow"],
     ("--slow",): [*CORES, "-m", "slow"],
@@ -65,7 +65,7 @@ SMALL_SET = "hopper"  # one target: what tests build
 TRANSFORMERS = ("4.57.6", "5.0.0", "5.21.1", "5.22.2", "")
 BESIDE_LOADER = TRANSFORMERS[-2:]  # older ones do not import beside its newest version
 HUB_LOADER = "kernels==0.17.2"  # its metadata are those that ci/release/hub.py writes
-# What works with the torch of a machine, which uv does not see.
+# Sessions that use this machine's torch, which uv does not see.
 BESIDE_SYSTEM = {"venv_backend": "virtualenv", "venv_params": ["--system-site-packages"]}
 gpu_session = session_of(**BESIDE_SYSTEM)
 # After the wheels, in order.
@@ -78,9 +78,9 @@ if os.environ.get("PIP_FIND_LINKS"):
 
 @session_of
 def build_wheels(session: nox.Session) -> None:
-    """Build audited wheels into dist/<set>/: `-- [--native] SET ...`, default every published set.
+    """Build and audit wheels in dist/<set>/: `-- [--native] SET ...`; by default every x86_64 set.
 
-    In a manylinux_2_28 container where podman or docker answers, else with this machine's compiler.
+    Builds in a manylinux_2_28 container if podman or docker answers, else with this machine's g++.
     """
     if is_native(session):
         names = set_names(session)
@@ -92,9 +92,9 @@ def build_wheels(session: nox.Session) -> None:
 
 @session_of
 def build_arm(session: nox.Session) -> None:
-    """Cross-build audited aarch64 wheels into dist/<set>/: `-- [--native] SET ...`.
+    """Cross-compile and audit the aarch64 wheels in dist/<set>/: `-- [--native] SET ...`.
 
-    In the container of `nox -s image`, else with this machine's cross compiler.
+    Builds in the container of `nox -s image`, else with this machine's cross compiler.
     """
     target = TARGETS["aarch64"]
     session.env.update(target.environ())
@@ -116,7 +116,7 @@ def build_arm(session: nox.Session) -> None:
 
 @session_of
 def arm_test(session: nox.Session) -> None:
-    """Run the aarch64 wheels of dist/ in an emulator: `-- [--torch]` imports torch, too."""
+    """Test the aarch64 wheels in dist/ in an emulator, as root; `-- --torch` also tests torch."""
     install(session, "runtime")
     options = foreign_options(session, TARGETS["aarch64"])
     site = Path(session.create_tmp()) / "site"
@@ -131,22 +131,22 @@ def arm_test(session: nox.Session) -> None:
 
 @session_of
 def build_cost(session: nox.Session) -> None:
-    """Say what the last builds cost: minutes per target and kernel family. `-- LOG ...`."""
+    """Print the compile minutes of the last builds by target and kernel family: `-- LOG ...`."""
     install(session, "runtime")
     session.run("python", "-m", "ci.compile.cost", *session.posargs)
 
 
 @session_of(venv_backend="none", default=False)
 def image(session: nox.Session) -> None:
-    """Make a local manylinux_2_28 image where no registry is reached; Debian, root, 6 minutes."""
+    """Build a manylinux_2_28 image without a registry; needs Debian or Ubuntu, root, 6 minutes."""
     session.run(sys.executable, "-m", "ci.container.image", external=True)
 
 
 @session_of
 def unit_tests(session: nox.Session) -> None:
-    """Unit tests from the source tree, no GPU: `-- --slow` those over a second, `-- --all` both.
+    """Run the fast unit tests; no GPU. `-- --slow`: those over a second; `-- --all`: both.
 
-    Other arguments go to pytest as they are.
+    All other arguments go to pytest.
     """
     install(session, "runtime", "test", "torch", "plot")
     start = time.monotonic()
@@ -156,14 +156,14 @@ def unit_tests(session: nox.Session) -> None:
 
 @session_of
 def small_wheel(session: nox.Session) -> None:
-    """Build the one small wheel that wheel_tests installs."""
+    """Build a wheel of one small set, for the tests that install one."""
     install_toolchain(session, SMALL_SET)
     session.run("python", "-m", "ci.build.build_wheels", SMALL_SET)
 
 
 @session_of(requires=["small_wheel"])
 def wheel_tests(session: nox.Session) -> None:
-    """Install the small wheel into a fresh environment: import, CPU op, doctor what-if."""
+    """Test the small wheel in a fresh environment without a GPU: import, CPU operators, doctor."""
     _install_small_wheel(session, "test")
     tests = str(ROOT / "tests" / "wheel")
     options = ["-c", str(ROOT / "pyproject.toml"), "--override-ini=pythonpath=", "--rootdir", tests]
@@ -172,7 +172,7 @@ def wheel_tests(session: nox.Session) -> None:
 
 @session_of(requires=["small_wheel"])
 def examples(session: nox.Session) -> None:
-    """Run the programs of examples/ with the small wheel, on the CPU or the GPUs that are here."""
+    """Run the programs in examples/ with the small wheel, on the CPU or on this machine's GPUs."""
     _install_small_wheel(session)
     session.env["OMP_NUM_THREADS"] = "1"  # what they compute is small
     for program in sorted((ROOT / "examples").glob("*.py")):
@@ -181,7 +181,7 @@ def examples(session: nox.Session) -> None:
 
 
 def _install_small_wheel(session: nox.Session, *groups: str) -> None:
-    """Install the wheel of the small set, and go where the sources are not."""
+    """Install the wheel of the small set, and change to a folder without the sources."""
     wheel = next((ROOT / "dist" / SMALL_SET).glob("*.whl"))
     install(session, "runtime", *groups, "torch")
     install_wheel(session, wheel)
@@ -190,11 +190,11 @@ def _install_small_wheel(session: nox.Session, *groups: str) -> None:
 
 @session_of(requires=["small_wheel"])
 def integrations(session: nox.Session) -> None:
-    """Hold tiny models against their own attention, on the CPU: `-- TRANSFORMERS_VERSION ...`.
+    """Compare tiny models with their own attention, on the CPU: `-- TRANSFORMERS_VERSION ...`.
 
-    By default those of five versions. And load what `nox -s hub` makes by Hugging Face's loader.
-    `-- transformers-VERSION.tar.gz`, its source distribution: its own tests of equivalence, on our
-    name.
+    Tests five versions by default, and loads the output of `nox -s hub` with Hugging Face's
+    `kernels`. `-- transformers-VERSION.tar.gz` (a source distribution) runs the equivalence tests
+    of transformers with our attention.
     """
     install(session, "runtime", "index")
     session.run("python", "-m", "ci.release.hub")
@@ -220,22 +220,22 @@ def integrations(session: nox.Session) -> None:
 
 
 def _run_own_tests(session: nox.Session, sdist: Path) -> None:
-    """Run the tests in a source distribution of transformers on our name."""
+    """Run the tests in a source distribution of transformers with our attention."""
     version = sdist.name.removesuffix(".tar.gz").partition("-")[2]
     _upgrade(session, f"transformers=={version}", "accelerate", "parameterized")
     session.run("python", str(ROOT / "tests" / "peers" / "transformers_models.py"), str(sdist))
 
 
 def _upgrade(session: nox.Session, *words: str) -> None:
-    """Install the newest packages beside our torch: uv upgrades all that they need, that, too."""
+    """Upgrade packages and all that they need, but keep our torch."""
     session.install("--upgrade", *words, *nox.project.dependency_groups(PYPROJECT, "torch"))
 
 
 @session_of(requires=["small_wheel"])
 def reader_tests(session: nox.Session) -> None:
-    """Compare inspect with NVIDIA's cuobjdump and nvdisasm on code of nvcc and on wheels.
+    """Compare inspect with NVIDIA's cuobjdump and nvdisasm, on code of nvcc and on wheels.
 
-    And let a CUDA runtime fail under the dispatcher, with every error of NVIDIA's header.
+    Also tests the dispatcher on a CUDA runtime that returns every error of NVIDIA's header.
     """
     install_toolchain(session, SMALL_SET)
     install(session, "runtime", "test", "referee")
@@ -245,7 +245,7 @@ def reader_tests(session: nox.Session) -> None:
 
 @session_of(default=False)
 def newest_nvcc(session: nox.Session) -> None:
-    """Hold our tables against the newest nvcc of PyPI: it fails when NVIDIA releases a CUDA."""
+    """Compare our tables with the newest nvcc on PyPI; fails when NVIDIA releases a CUDA."""
     install(session, "runtime", "test")
     session.install("--upgrade", *(f"nvidia-{name}" for name in NEWEST_TOOLKIT))
     session.run("python", "-m", "pytest", "tests/newest", *session.posargs)
@@ -253,7 +253,7 @@ def newest_nvcc(session: nox.Session) -> None:
 
 @session_of(venv_backend="none", requires=["unit_tests", "wheel_tests", "reader_tests", "examples"])
 def tests(session: nox.Session) -> None:
-    """Everything that needs no GPU: unit, wheel and reader tests, the slow ones, and examples."""
+    """Run all tests that need no GPU: unit (also slow), wheel and reader tests, examples."""
     command = [sys.executable, "-m", "nox", "-s", "unit_tests", "--", "--slow"]
     session.run(*command, external=True)
     session.log("unit_tests, wheel_tests, reader_tests and examples passed")
@@ -261,7 +261,7 @@ def tests(session: nox.Session) -> None:
 
 @gpu_session
 def gpu_tests(session: nox.Session) -> None:
-    """Run tests/gpu on this machine's GPUs from an installed wheel: `-- WHEEL [PYTEST ...]`."""
+    """Test an installed wheel on this machine's GPUs: `-- WHEEL [PYTEST ARGUMENTS]`."""
     args = _install_beside_tests(session)
     command = ["python", "-m", "pytest", "--override-ini=pythonpath=", "tests/gpu", *args]
     none_chosen = 5
@@ -271,13 +271,13 @@ def gpu_tests(session: nox.Session) -> None:
 
 @gpu_session
 def gpu_fuzz(session: nox.Session) -> None:
-    """Hold random problems against float64 on this machine's GPUs: `-- WHEEL [--seconds N]`."""
+    """Compare random problems with float64 on this machine's GPUs: `-- WHEEL [--seconds N]`."""
     args = _install_beside_tests(session)
     session.run("python", "-m", "tests.fuzz.attention", *args)
 
 
 def _install_beside_tests(session: nox.Session) -> list[str]:
-    """Install the wheel that is named first, go where the tests lie without the sources' package.
+    """Install the first wheel named, and change to a copy of the tests without the sources.
 
     Returns:
         The other arguments of the session.
@@ -294,7 +294,7 @@ def _wheel_of_all(session: nox.Session) -> str:
 
 
 def _go_where_tests_lie(session: nox.Session, name: str) -> None:
-    """Go where the tests lie without the sources' package: what is installed is tested."""
+    """Change to a copy of the tests without the sources, so that the installed wheel is tested."""
     work = Path(session.create_tmp()) / name
     shutil.rmtree(work, ignore_errors=True)
     for folder in ("tests", "csrc"):
@@ -307,8 +307,8 @@ def _go_where_tests_lie(session: nox.Session, name: str) -> None:
 def peer_tests(session: nox.Session) -> None:
     """Run flash-attention 2's own tests through flash_dist.compat on a GPU: `-- CHECKOUT WHEEL`.
 
-    CHECKOUT is a clone of flash-attention at v2.8.3; other arguments go to tests/peers, such as
-    `--suite 3` for version 3's tests of caches.
+    CHECKOUT is a clone of flash-attention at v2.8.3. Other arguments go to tests/peers, such as
+    `--suite 3`, the tests of caches of version 3.
     """
     if len(session.posargs) < 2:  # noqa: PLR2004
         session.error("which? `nox -s peer_tests -- CHECKOUT WHEEL`")
@@ -321,7 +321,7 @@ def peer_tests(session: nox.Session) -> None:
 
 @gpu_session
 def fingerprints(session: nox.Session) -> None:
-    """Record what this machine's GPUs compute into flash_dist/fingerprints.json: `-- WHEEL`."""
+    """Record fingerprints of this machine's GPUs in flash_dist/fingerprints.json: `-- WHEEL`."""
     install_beside_torch(session, *(session.posargs[:1] or [_wheel_of_all(session)]), "runtime")
     session.chdir(session.create_tmp())  # the wheel, not the tree
     recorded = str(ROOT / "flash_dist" / "fingerprints.json")
@@ -330,9 +330,9 @@ def fingerprints(session: nox.Session) -> None:
 
 @session_of
 def decisions(session: nox.Session) -> None:
-    """Write what planner and masks decide, by which fingerprints are kept; g++, no GPU.
+    """Write the decisions of planner and masks; needs g++, no GPU. `-- --check` compares instead.
 
-    `-- --check` compares instead.
+    Recorded fingerprints are valid for one set of decisions.
     """
     install(session, "runtime", "torch")
     session.run("python", "-m", "ci.compile.decide", *session.posargs)
@@ -340,7 +340,7 @@ def decisions(session: nox.Session) -> None:
 
 @session_of
 def fingerprint_check(session: nox.Session) -> None:
-    """Compare the recorded fingerprints with the kernels of the wheels in dist/; no GPU."""
+    """Check that the recorded fingerprints are of the kernels in dist/; no GPU."""
     require_wheels(session)
     install(session, "runtime", "build")
     session.run("python", "-m", "ci.wheels.fingerprints", *built_wheels())
@@ -362,7 +362,7 @@ def lint(session: nox.Session) -> None:
 
 @session_of
 def workflows(session: nox.Session) -> None:
-    """Judge .github/workflows: actionlint whether they are right, zizmor whether they are safe."""
+    """Check .github/workflows for errors (actionlint) and security (zizmor)."""
     install(session, "workflows")
     session.run("actionlint")
     options = ["--offline", "--no-progress", "--persona=pedantic"]
@@ -371,16 +371,17 @@ def workflows(session: nox.Session) -> None:
 
 @session_of
 def typecheck(session: nox.Session) -> None:
-    """Mypy, strict."""
+    """Check types with mypy in strict mode."""
     install(session, "runtime", "test", "torch", "clients", "typecheck")
     session.run("mypy")
 
 
 @session_of
 def repro(session: nox.Session) -> None:
-    """Make a release of some sets in two folders and compare the bytes: `-- [--native] SET ...`.
+    """Make a release of some sets twice and compare the bytes: `-- [--native] SET ...`.
 
-    Wheels, sources, conda channel, index and manifest; in containers where an engine answers.
+    Compares wheels, sources, conda channel, index and manifest, built in containers if podman or
+    docker answers.
     """
     install(session, "runtime")
     session.env["CIBW_TEST_SKIP"] = "*"  # what is compared is not tried
@@ -408,7 +409,7 @@ def repro(session: nox.Session) -> None:
 
 @session_of
 def audit(session: nox.Session) -> None:
-    """Audit wheels that are already built: `-- WHEEL ...`."""
+    """Audit the wheels in dist/, or others: `-- WHEEL ...`."""
     if not session.posargs:
         require_wheels(session)
     install(session, "runtime")
@@ -416,7 +417,7 @@ def audit(session: nox.Session) -> None:
 
 
 def add_channel(row: Row) -> None:
-    """Add the session that writes a channel into dist/, such as `sdist` or `index`."""
+    """Add the session of a channel, such as `sdist` or `index`, which writes into dist/."""
 
     def write(session: nox.Session) -> None:
         write_channel(session, row)
@@ -431,14 +432,14 @@ for one in CHANNELS.values():
 
 @session_of
 def manifest(session: nox.Session) -> None:
-    """Verify the wheels in dist/; write manifest.json, SHA256SUMS and provenance/ beside them."""
+    """Verify the wheels in dist/, and write manifest.json, SHA256SUMS and provenance/ there."""
     install(session, "runtime", "index")
     session.run("python", "-m", "ci.release.manifest", *session.posargs)
 
 
 @session_of
 def install_test(session: nox.Session) -> None:
-    """Install the wheels in dist/ with pip, uv, conda, and under every torch; 30 min, 8 GB."""
+    """Install the wheels in dist/ with pip, uv and conda, with every torch; 30 minutes, 8 GB."""
     tried = [group for row in CHANNELS.values() if row.trial for group in row.groups]
     install(session, "runtime", "audit", "index", "clients", *tried)
     session.run("python", "-m", "ci.trials.install", *session.posargs)
@@ -463,7 +464,7 @@ def release(session: nox.Session) -> None:
 
 @session_of
 def root_test(session: nox.Session) -> None:
-    """Import, CPU op and doctor on the newest Debian: `-- [WHEEL]`; root, mmdebstrap, 5 GB."""
+    """Test a wheel on the newest Debian: `-- [WHEEL]`; needs root, mmdebstrap and 5 GB."""
     wheels = session.posargs or [_wheel_of_all(session)]
     install(session, "runtime", "index", "clients")
     session.run("python", "-m", "ci.trials.newest_debian", *wheels)
@@ -471,7 +472,7 @@ def root_test(session: nox.Session) -> None:
 
 @session_of
 def sizes(session: nox.Session) -> None:
-    """Measure the wheels in dist/ for the README's table: `-- --write` puts it there."""
+    """Measure the wheels in dist/; `-- --write` updates the table of sets in the README."""
     require_wheels(session, *load_archsets(ARCHSETS))
     install(session, "runtime", "index", "clients", "torch")
     session.run("python", "-m", "ci.trials.sizes", *session.posargs)
@@ -479,7 +480,7 @@ def sizes(session: nox.Session) -> None:
 
 @session_of(venv_backend="virtualenv")
 def outputs(session: nox.Session) -> None:
-    """Put what our commands print, what runs where and the figure of speed into the texts."""
+    """Update printed outputs, the table of GPUs and the figure of speed in the docs; no GPU."""
     wheel = _wheel_of_all(session)
     install(session, "runtime", "index", "torch", "plot")
     session.run("python", "-m", "pip", "install", "--force-reinstall", "--no-deps", wheel)
@@ -494,14 +495,14 @@ def outputs(session: nox.Session) -> None:
 
 @gpu_session
 def gpu_outputs(session: nox.Session) -> None:
-    """Put what our commands print on this machine's GPUs into the texts: `-- [WHEEL]`."""
+    """Update the printed outputs in the docs that need a GPU: `-- [WHEEL]`."""
     install_beside_torch(session, *(session.posargs[:1] or [_wheel_of_all(session)]), "runtime")
     session.run("python", "-m", "ci.outputs", "gpu")
 
 
 @session_of
 def fuzz(session: nox.Session) -> None:
-    """Read 100,000 mutated binaries: `-- --cases N --seed N`. Only our own error may come out."""
+    """Read 100,000 mutated binaries; only our own error may be raised: `-- --cases N --seed N`."""
     install(session, "runtime", "test")
     session.run("python", "-m", "tests.fuzz.readers", *session.posargs)
 
@@ -516,7 +517,7 @@ def docs(session: nox.Session) -> None:
 
 @session_of(default=False)
 def lock_requirements(session: nox.Session) -> None:
-    """Renew ci/locks/: the newest versions of all that sessions install, and their hashes."""
+    """Update ci/locks/ to the newest versions of all packages that sessions install."""
     for group in ("uv", "runtime", "index"):  # as they were locked, whatever pyproject.toml says
         session.install("--require-hashes", "--requirement", str(LOCKS / f"{group}.txt"))
     session.run("python", "-m", "ci.locks")
@@ -524,7 +525,7 @@ def lock_requirements(session: nox.Session) -> None:
 
 @session_of
 def lock_headers(session: nox.Session) -> None:
-    """Pin the torch headers that csrc/binding/api.cpp includes: `-- 2.13.0`."""
+    """Pin the torch headers that csrc/binding/api.cpp includes, from a torch: `-- 2.13.0`."""
     install(session, "build")
     session.run(
         "python", "-m", "ci.toolchain.torch_headers", "--lock", *(session.posargs or ["2.13.0"])
