@@ -9,6 +9,7 @@ CUDA Programming Guide, "Compute Capabilities" (suffixes a and f); CUDA 13.0 fea
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from .devices import (
@@ -150,6 +151,13 @@ def judge(
         origin: Toolkit, PTX ISA and compression of the image; what we build by default.
         jit: What CUDA_FORCE_PTX_JIT, CUDA_DISABLE_PTX_JIT and their newer names say.
     """
+    return _judge(arch, device, driver, origin, jit)
+
+
+@lru_cache(maxsize=1 << 14)  # a library has thousands of images for a few targets
+def _judge(
+    arch: Arch, device: Device, driver: Driver | None, origin: Origin, jit: JitPolicy
+) -> RunVerdict:
     verdict = _judge_ptx(arch, device) if arch.ptx else _judge_sass(arch, device)
     if verdict.how == "no":
         return verdict

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from .archs import DEFAULT_TOOLKIT, OWN_TARGETS, TOOLKIT_ARCHS, ArchSet, unsupported
@@ -78,12 +79,17 @@ def choose_target(device: Device, toolkit: str) -> Arch | None:
     """
     if device < FLOOR:
         return None
+    best = choose_arch(_list_compiled(toolkit), device)
+    return best[0] if best and best[1] else None
+
+
+@cache
+def _list_compiled(toolkit: str) -> tuple[Arch, ...]:
+    """Return the targets of our own that a toolkit compiles, and its PTX."""
     plain = {arch for archs in TOOLKIT_ARCHS.values() for arch in archs if not arch.suffix}
     every = sorted({*OWN_TARGETS, *plain} | {replace(arch, ptx=True) for arch in plain})
     refused = unsupported(ArchSet("every", "every", tuple(every)), toolkit)
-    able = tuple(arch for arch in every if arch not in refused)
-    best = choose_arch(able, device)
-    return best[0] if best and best[1] else None
+    return tuple(arch for arch in every if arch not in refused)
 
 
 def list_targets(devices: Iterable[Device]) -> ArchSet:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from .compatibility import (
@@ -153,6 +154,10 @@ class Build:
     variants: tuple[Variant, ...]
     archsets: tuple[ArchSet, ...] = ()
     toolkit: str | None = None
+
+    def __hash__(self) -> int:
+        """Hash little of it: it is a key of what was judged, and has a thousand variants."""
+        return hash((self.name, len(self.variants)))
 
     @property
     def release(self) -> str:
@@ -405,6 +410,11 @@ def _closeness(variant: Variant) -> tuple[int, int, bool, int, bool]:
 
 def judge_device(build: Build, situation: Situation) -> DeviceVerdict:
     """Judge every kernel of a build on one GPU."""
+    return _judge_device(build, situation)
+
+
+@lru_cache(maxsize=256)  # advice tries the same drivers for every GPU
+def _judge_device(build: Build, situation: Situation) -> DeviceVerdict:
     if not build.variants:
         reason = f"{build.name} contains no kernel"
         return DeviceVerdict(situation, (), "no-kernels", reason)
