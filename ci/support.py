@@ -28,11 +28,11 @@ MARKS: Final = (
 )
 SUFFIXED: Final = 90  # from here on GPUs have code of their own, such as sm_90a
 
-# What a call asks for, and the kernels that it takes; the sizes are those of the first.
+# A pass and the kernels that it needs; the sizes are those of the first. A backward may also store
+# dS (`bwd_dq_gemm`), which is a matter of speed and memory.
 PASSES: Final = {
     "forward": ("fwd",),
-    "backward, dS stored": ("bwd_dkdv", "bwd_dq_gemm"),
-    "backward, dS recomputed": ("bwd_dkdv", "bwd_dq_recompute"),
+    "backward": ("bwd_dkdv", "bwd_dq_recompute"),
     "decoding": ("decode", "decode_fold", "append"),
     "decoding, MLA": ("mla", "mla_fold"),
 }
@@ -40,16 +40,16 @@ DTYPES: Final = {
     "fp16": "float16",
     "bf16": "bfloat16",
     "fp32": "float32",
-    "ieee32": "float32, `ieee`",
+    "ieee32": "float32 `ieee`",
 }
 
 
 @dataclass(frozen=True)
 class Row:
-    """One pass in one dtype: the sizes that each GPU has kernels of."""
+    """One pass in the dtypes that have the same sizes: those that each GPU has kernels of."""
 
     name: str
-    dtype: str
+    dtypes: tuple[str, ...]
     sizes: tuple[tuple[Size, ...], ...]  # by GPU
 
     @property
@@ -62,24 +62,32 @@ class Row:
 def make_table(table: Table, devices: Sequence[Device]) -> str:
     """Return the table in Markdown; GPUs that have the same share a column."""
     variants = [table.variants(native_target(device)) for device in devices]
-    rows = [
-        Row(name, dtype, tuple(tuple(find_sizes(own, roles, dtype)) for own in variants))
-        for name, roles in PASSES.items()
-        for dtype in table.dtypes
-    ]
-    rows = sorted((row for row in rows if any(row.sizes)), key=_place)
+    rows = _find_rows(variants, sorted(table.dtypes, key=list(DTYPES).index))
     columns = [list(own) for _, own in groupby(range(len(devices)), lambda at: _column(rows, at))]
     titles = [write_devices([devices[at] for at in own]) for own in columns]
     lines = [["pass", "dtype", "head_dim of the kernels", *titles], ["---"] * (3 + len(titles))]
     lines += [
-        [row.name, DTYPES[row.dtype], write_sizes(row.common), *_cells(row, columns)]
+        [row.name, _write_dtypes(row), write_sizes(row.common), *_cells(row, columns)]
         for row in rows
     ]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def _place(row: Row) -> tuple[int, int]:
-    return list(PASSES).index(row.name), list(DTYPES).index(row.dtype)
+def _find_rows(variants: Sequence[Sequence[Variant]], dtypes: Sequence[str]) -> list[Row]:
+    """Return the rows of all passes; dtypes with the same sizes everywhere share one."""
+    rows = []
+    for name, roles in PASSES.items():
+        by_sizes: dict[tuple[tuple[Size, ...], ...], list[str]] = {}
+        for dtype in dtypes:
+            sizes = tuple(tuple(find_sizes(own, roles, dtype)) for own in variants)
+            if any(sizes):
+                by_sizes.setdefault(sizes, []).append(dtype)
+        rows += [Row(name, tuple(alike), sizes) for sizes, alike in by_sizes.items()]
+    return rows
+
+
+def _write_dtypes(row: Row) -> str:
+    return ", ".join(DTYPES[dtype] for dtype in row.dtypes)
 
 
 def _column(rows: Sequence[Row], at: int) -> list[tuple[Size, ...]]:

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 MARKS: Final = ("<!-- nox -s sizes -- --write: from here -->\n", "<!-- to here -->\n")
 HEAD: Final = (
-    "| set | version | code for | GPUs | download | installed | first import |\n"
-    "|---|---|---|---|---|---|---|\n"
+    "| set | version | code for | download | installed | first import |\n"
+    "|---|---|---|---|---|---|\n"
 )
 RUNS: Final = 5
 FIRST_IMPORT: Final = """
@@ -57,9 +57,9 @@ class Row:
 
     def __str__(self) -> str:
         one = self.artefact
-        targets, who = str(one.manifest.arch_set).replace(";", "; "), one.manifest.arch_set.who
+        targets = str(one.manifest.arch_set).replace(";", "; ")
         first = "" if self.seconds is None else f"{self.seconds:.2f} s"
-        cells = (f"`{one.set_name}`", f"`+{one.version.local}`", targets, who)
+        cells = (f"`{one.set_name}`", f"`+{one.version.local}`", targets)
         sizes = (f"{one.size / 1e6:.1f} MB", f"{self.installed / 1e6:.1f} MB")
         return f"| {' | '.join((*cells, *sizes, first))} |"
 

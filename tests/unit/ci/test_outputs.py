@@ -51,6 +51,13 @@ def test_a_text_shows_what_was_recorded(path: Path) -> None:
     assert show(text) == text, "`python -m ci.outputs` puts the records into the texts"
 
 
+def test_the_lines_of_doctor_in_the_readme_are_of_its_record() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"```text\n(.*?)```", readme, re.DOTALL)
+    record = next(one for one in OUTPUTS if one.name == "doctor").read()
+    assert [line for line in shown.splitlines() if line not in record.splitlines()] == []
+
+
 def test_what_is_recorded_is_shown_and_nothing_else_is_kept() -> None:
     texts = "".join(path.read_text(encoding="utf-8") for path in find_texts())
     assert [one.name for one in OUTPUTS if f"```console\n$ {one.command}\n" not in texts] == []

@@ -36,7 +36,12 @@ def test_gpus_with_the_same_kernels_share_a_column() -> None:
     found = [row[-3:] for row in rows if row[:2] == ["forward", "bfloat16"]]
     assert found == [["no", "yes", "yes, also 48, 80"]]
     others = [row[-3:] for row in rows if row[0] != "forward" and row[1] == "bfloat16"]
-    assert others == [["no", "yes", "yes"]] * 4
+    assert others == [["no", "yes", "yes"]] * 3
+
+
+def test_dtypes_with_the_same_kernels_share_a_row() -> None:
+    named = [row[:2] for row in lines(TABLE) if row[0] == "backward"]
+    assert [dtypes for _, dtypes in named] == ["float16", "bfloat16", "float32, float32 `ieee`"]
 
 
 def test_a_gpu_that_has_more_sizes_gets_a_column_that_says_them() -> None:
