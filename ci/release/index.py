@@ -35,6 +35,7 @@ from flash_dist.builds.published import load_picks
 from flash_dist.errors import UsageError
 from flash_dist.indexes.index import PROJECT
 from flash_dist.targets.archs import SESSIONS
+from flash_dist.targets.index_address import INDEX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -163,7 +164,7 @@ def _parse_url(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in {"http", "https"} or not parts.netloc or parts.query or parts.fragment:
         message = f"--url is the http or https address of the folder, got `{text}`"
-        raise UsageError(message, hint="such as `--url https://example.org/flash_dist/`")
+        raise UsageError(message, hint=f"such as `--url {INDEX}`")
     return f"{text.rstrip('/')}/"
 
 

@@ -18,8 +18,6 @@ from ..indexes.install_commands import find_commands
 from ..indexes.selection import candidates_of, describe_lack, select
 from ..machine.libcuda import imagine_cuda, read_cuda
 from ..targets.advice import (
-    INDEX,
-    INDEX_IS,
     arm_note,
     code_fix,
     describe_archs,
@@ -28,6 +26,7 @@ from ..targets.advice import (
 )
 from ..targets.archs import DEFAULT_MACHINE
 from ..targets.devices import toolkit_driver
+from ..targets.index_address import INDEX, explain_placeholder
 from ..targets.verdict import FLOOR, Build
 from .options import add_imagined, add_json, add_subcommand, parse_place
 from .terminal.folding import paint
@@ -183,8 +182,9 @@ def describe(
             yield f"for Python {platform.python_version()}, as here: `--python` names another"
         if args.gpu and (note := arm_note(selection.devices, _machine(args), published_sets())):
             yield note
-        if any(INDEX in command.line.split() for command in commands):
-            yield INDEX_IS
+        named = args.index is None and any(INDEX in command.line for command in commands)
+        if named and (note := explain_placeholder()):
+            yield note
         yield ""
     yield from (f"{command.tool:<7} {command.line}" for command in commands)
 

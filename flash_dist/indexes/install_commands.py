@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from .. import errors
 from ..builds.published import published_sets
-from ..targets.advice import INDEX, pip_install, sources
+from ..targets.advice import pip_install, sources
 from ..targets.archs import DEFAULT_MACHINE
+from ..targets.index_address import index_of_set
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -37,9 +38,8 @@ def find_commands(
 ) -> tuple[Command, ...]:
     """Return the commands for a set.
 
-    Without an index that has its wheel, a clone builds it first; elsewhere the address of an index,
-    or the sources, are for the reader to fill in: PyPI takes no versions such as
-    `0.1.0+cu130.hopper`.
+    Without an index that has its wheel, a clone builds it first. Elsewhere it comes from the
+    project's index, or from the sources: PyPI takes no versions such as `0.1.0+cu130.hopper`.
 
     Args:
         candidate: The set.
@@ -69,9 +69,10 @@ def _build(candidate: Candidate) -> tuple[Command, ...]:
 
 def _fetch(candidate: Candidate, release: str) -> tuple[Command, ...]:
     archset = _published(candidate)
+    index = index_of_set(archset.name)
     fetched = (
         Command("pip", pip_install(archset, release)),
-        Command("uv", f'uv pip install "{archset.pin(release)}" --index {INDEX}'),
+        Command("uv", f'uv pip install "{archset.pin(release)}" --index {index}'),
     )
     if archset.machine != DEFAULT_MACHINE:  # pip compiles for x86_64 alone
         return fetched

@@ -9,6 +9,7 @@ from ..errors import hint_to_build
 from .archs import DEFAULT_MACHINE, SESSIONS
 from .compatibility import ALLOWED, order_of_sets
 from .devices import toolkit_driver
+from .index_address import explain_placeholder, index_of_set
 from .needs import (
     first_branch_of_build,
     first_branch_of_set,
@@ -32,9 +33,6 @@ GET_DRIVER = (
 )
 ARM = "aarch64"
 TORCH_MIN = "2.10"  # of the stable ABI we compile for, where no manifest says it
-
-INDEX = "INDEX"
-INDEX_IS = f"{INDEX} is the address of the index that has this release"
 
 HOW_WORDS = {
     "native": "native code",
@@ -215,12 +213,12 @@ def unsupported_fix(devices: Iterable[Device], build: Build) -> str:
     devices = _servable(devices)
     serving = sets_for(devices, build.archsets)
     if serving:
-        best = serving[0]
+        best, placeholder = serving[0], explain_placeholder()
         return hint_to_build(
             f"`nox -s {best.session} -- {best.name}` builds the arch set `{best.name}` "
             f"(label {best.label}) into dist/{best.name}/; install that wheel",
-            f"`{pip_install(best, build.release)}` installs the arch set `{best.name}` "
-            f"({INDEX_IS})",
+            f"`{pip_install(best, build.release)}` installs the arch set `{best.name}`"
+            f"{f' ({placeholder})' if placeholder else ''}",
         )
     chosen = f"TORCH_CUDA_ARCH_LIST='{list_targets(devices)}'"
     machine = build.archsets[0].machine if build.archsets else DEFAULT_MACHINE
@@ -236,8 +234,8 @@ def unsupported_fix(devices: Iterable[Device], build: Build) -> str:
 
 
 def pip_install(archset: ArchSet, release: str) -> str:
-    """Return the command that installs a published set from an index."""
-    return f'pip install "{archset.pin(release)}" --extra-index-url {INDEX}'
+    """Return the command that installs a published set from the index."""
+    return f'pip install "{archset.pin(release)}" --extra-index-url {index_of_set(archset.name)}'
 
 
 def sources(release: str) -> str:

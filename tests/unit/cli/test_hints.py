@@ -19,6 +19,7 @@ from flash_dist.indexes.install_commands import find_commands
 from flash_dist.indexes.selection import candidates_of
 from flash_dist.targets.advice import unsupported_fix
 from flash_dist.targets.devices import Device
+from flash_dist.targets.index_address import INDEX, explain_placeholder
 from flash_dist.targets.verdict import Build
 
 if TYPE_CHECKING:
@@ -65,8 +66,9 @@ def _no_clone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_set_is_installed_from_an_index_where_there_is_no_clone() -> None:
     build = Build("flash_dist 0.1.0+cu130.hopper", (), published_sets())
     assert unsupported_fix([Device(8, 6)], build) == (
-        '`pip install "flash_dist==0.1.0+cu130.sm75to89" --extra-index-url INDEX` installs the '
-        "arch set `turing-ampere-ada` (INDEX is the address of the index that has this release)"
+        f'`pip install "flash_dist==0.1.0+cu130.sm75to89" --extra-index-url {INDEX}'
+        "turing-ampere-ada/` installs the arch set `turing-ampere-ada` "
+        f"({explain_placeholder()})"
     )
     assert unsupported_fix([Device(8, 6)], Build("flash_dist 0.1.0+cu130.hopper", ())) == (
         "`TORCH_CUDA_ARCH_LIST='8.6' pip install flash_dist-0.1.0.tar.gz` builds and installs a "
@@ -84,14 +86,14 @@ def test_commands_of_a_published_set_where_there_is_no_clone() -> None:
         return [(one.tool, one.line) for one in find_commands(found, None, release="0.1.0")]
 
     assert commands("all", "x86_64") == [
-        ("pip", 'pip install "flash_dist==0.1.0+cu130.all" --extra-index-url INDEX'),
-        ("uv", 'uv pip install "flash_dist==0.1.0+cu130.all" --index INDEX'),
+        ("pip", f'pip install "flash_dist==0.1.0+cu130.all" --extra-index-url {INDEX}all/'),
+        ("uv", f'uv pip install "flash_dist==0.1.0+cu130.all" --index {INDEX}all/'),
         ("build", "FLASH_DIST_ARCH_SET=all pip install flash_dist-0.1.0.tar.gz"),
     ]
     # from the sources pip compiles on x86_64 alone, and for it
     assert commands("arm", "aarch64") == [
-        ("pip", 'pip install "flash_dist==0.1.0+cu130.arm" --extra-index-url INDEX'),
-        ("uv", 'uv pip install "flash_dist==0.1.0+cu130.arm" --index INDEX'),
+        ("pip", f'pip install "flash_dist==0.1.0+cu130.arm" --extra-index-url {INDEX}arm/'),
+        ("uv", f'uv pip install "flash_dist==0.1.0+cu130.arm" --index {INDEX}arm/'),
     ]
 
 
