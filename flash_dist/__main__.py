@@ -1,4 +1,4 @@
-"""`python -m flash_dist`."""
+"""`python -m flash_dist`, and what the console script `flash-dist` runs."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from rattler_build import RattlerBuildError, assemble_package
 
 from ci.conda.check import check_package, recipe_of
+from ci.conda.link import add_link
 from ci.conda.repodata import write_repodata
 from ci.wheels.artefacts import Artefact, ArtefactError, require_sound
 from flash_dist.audit.files import INSTALLER
@@ -96,6 +97,7 @@ def pack(one: Artefact, channel: Path, moment: datetime) -> Path:
         except RattlerBuildError as error:
             message = f"rattler-build does not pack `{one.file_name}`: {error}"
             raise ArtefactError(message) from error
+    add_link(path)
     return path
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ci.wheels.artefacts import Artefact
 
 CLIENTS: Final = ("pip", "uv")
+_OURS: Final = re.compile("flash[_-]dist")
 _SAID: Final = 300  # characters from either end of what a failed command says
 _UNSHARED: Final = (
     ("unshare", "--net"),
@@ -95,9 +97,9 @@ class Environment:
 
 
 def find_files(folder: Path) -> list[Path]:
-    """Return the files of flash_dist somewhere below a folder."""
+    """Return the files of flash_dist somewhere below a folder, its console script among them."""
     files = (path for path in folder.rglob("*") if not path.is_dir())
-    return sorted(path for path in files if "flash_dist" in str(path.relative_to(folder)))
+    return sorted(path for path in files if _OURS.search(str(path.relative_to(folder))))
 
 
 def find_strangers(folder: Path) -> list[str]:
@@ -111,8 +113,10 @@ def find_strangers(folder: Path) -> list[str]:
         message = f"there is not one flash_dist-*.dist-info but {[path.name for path in infos]}"
         raise InstallError(message)
     site = infos[0].parent
-    recorded = {site / file for file in Distribution.at(infos[0]).files or ()}
-    return [str(path.relative_to(site)) for path in find_files(folder) if path not in recorded]
+    listed = Distribution.at(infos[0]).files or ()
+    recorded = {os.path.normpath(site / file) for file in listed}  # a script is `../../../bin/x`
+    found = (str(path) for path in find_files(folder))
+    return [os.path.relpath(path, site) for path in found if path not in recorded]
 
 
 def call(

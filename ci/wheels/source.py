@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from ci.compile.decisions import DECISIONS, hash_decisions, read_decisions
 from ci.project import ROOT
 from flash_dist.binaries.wheel import open_wheel
+from flash_dist.builds.console_script import FILE_NAME as SCRIPTS
 from flash_dist.builds.contents import BINDING, KERNELS, MANIFEST
 from flash_dist.builds.sbom import FILE_NAME as BILL
 from flash_dist.errors import FlashDistError
@@ -32,7 +33,7 @@ BUILT_FROM: Final = ("flash_dist", "csrc", "ci", "setup.py", "pyproject.toml", "
 _PACKED: Final = ("flash_dist", "LICENSE", "README.md")  # as they are
 _BUILT: Final = frozenset({MANIFEST, KERNELS, BINDING})
 _INFO: Final = re.compile(r"flash_dist-[^/]+\.dist-info/(.+)")
-_WRITTEN: Final = frozenset({"WHEEL", "RECORD", "top_level.txt", f"sboms/{BILL}"})
+_WRITTEN: Final = frozenset({"WHEEL", "RECORD", SCRIPTS, "top_level.txt", f"sboms/{BILL}"})
 _LICENSE: Final = "licenses/LICENSE"
 
 

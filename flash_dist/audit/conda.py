@@ -23,6 +23,7 @@ from ..builds.conda_solver import (
     name_build,
     read_platform,
 )
+from ..builds.console_script import LINK, make_link
 from ..builds.contents import read_contents
 from ..builds.metadata import read_metadata
 from ..builds.tar_headers import find_foreign_headers
@@ -109,13 +110,15 @@ def _judge_info(package: CondaContents) -> Iterator[str]:
     for key in sorted(set(package.index) - known - {"constrains"} - _TOLD):
         yield f"index.json has {key}, which clients may act upon"
     for name in sorted(package.info):
-        if not name.startswith(LICENSES) and name not in {INDEX, PATHS, _ABOUT}:
+        if not name.startswith(LICENSES) and name not in {INDEX, PATHS, _ABOUT, LINK}:
             yield f"it holds {name}, which clients would act upon"
     if not any(name.startswith(LICENSES) for name in package.info):
         yield f"it has no licence in {LICENSES}"
     about = _parse(package.info.get(_ABOUT, b"{}"))
     if not isinstance(about, dict) or not set(about) <= _TEXTS:
         yield f"about.json says more than {', '.join(sorted(_TEXTS))}"
+    if _parse(package.info.get(LINK, b"")) != make_link():
+        yield f"link.json is not that of the script flash-dist: {json.dumps(make_link())}"
     yield from _judge_paths(_parse(package.info[PATHS]))
 
 

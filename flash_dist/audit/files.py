@@ -12,6 +12,7 @@ import re
 import stat
 from typing import TYPE_CHECKING, Final
 
+from ..builds.console_script import FILE_NAME as SCRIPTS
 from ..builds.contents import BINDING, KERNELS, MANIFEST
 from ..builds.sbom import FILE_NAME as BILL
 
@@ -27,7 +28,7 @@ _MODULE: Final = re.compile(r"(.+)\.py")
 _TYPED: Final = "flash_dist/py.typed"
 _BUILT: Final = frozenset({KERNELS, BINDING, MANIFEST})
 _INFO: Final = re.compile(r"(flash_dist-[A-Za-z0-9.+!_]+\.dist-info)/(.+)")
-_REQUIRED: Final = ("METADATA", "RECORD", "WHEEL", "licenses/LICENSE")
+_REQUIRED: Final = ("METADATA", "RECORD", "WHEEL", SCRIPTS, "licenses/LICENSE")
 _SAID: Final = frozenset({*_REQUIRED, "top_level.txt", f"sboms/{BILL}"})
 INSTALLER: Final = "INSTALLER"  # which conda packages have
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.tags import parse_tag
 
+from ..builds.console_script import ENTRY_POINTS
+from ..builds.console_script import FILE_NAME as SCRIPTS
 from ..builds.contents import BINDING, KERNELS, read_manifest
 from ..builds.linkage import requirements_of
 from ..builds.metadata import read_tags
@@ -41,6 +43,7 @@ _METADATA_HEADERS: Final = frozenset(
         "Dynamic",
         "License-Expression",
         "License-File",
+        "Project-URL",
         "Requires-Dist",
         "Summary",
     }
@@ -90,6 +93,10 @@ def find_contradictions(wheel: Wheel, file_name: str) -> Iterator[str]:
         top = _read(wheel, info, "top_level.txt").decode("utf-8", "backslashreplace").split()
         if top != ["flash_dist"]:
             yield f"top_level.txt names {', '.join(top) or 'nothing'}, not flash_dist alone"
+    if f"{info}.dist-info/{SCRIPTS}" in wheel.names:
+        scripts = _read(wheel, info, SCRIPTS).decode("utf-8", "backslashreplace")
+        if scripts != ENTRY_POINTS:
+            yield f"{SCRIPTS} does not name the script flash-dist alone, as our builds do"
     floor, needed = read_floor(file_name), max(find_glibc(wheel, (KERNELS, BINDING)), default=0)
     if floor is not None and needed > floor:
         yield f"the code needs glibc 2.{needed}, the file name promises 2.{floor}"

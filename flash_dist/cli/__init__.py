@@ -1,4 +1,4 @@
-"""The command line: `python -m flash_dist SUBCOMMAND`, one file per subcommand.
+"""The command line: `python -m flash_dist SUBCOMMAND` or `flash-dist SUBCOMMAND`, a file for each.
 
 Data goes to stdout, talk to stderr. Exit status: 0 no failure, 1 at least one failure, 2 wrong
 usage or unreadable input, 3 nothing could be checked; 130 interrupted, 141 the reader went away,
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 from .._version import read_version
 from ..binaries.budget import one_command
 from ..errors import FlashDistError, UsageError
-from ..findings.result import EXIT_UNUSABLE
+from ..findings.result import EXIT_FINE, EXIT_UNUSABLE
 from .requirements import explain_import
 from .terminal.logs import logging_to_stderr
 from .terminal.signals import Terminated, raising_signals
@@ -46,6 +46,11 @@ SUBCOMMANDS = (
     "bench",
 )
 
+# The first sentence of the README and the summary in pyproject.toml, too.
+DESCRIPTION = (
+    "Deterministic attention for PyTorch on NVIDIA GPUs, and tools that build, inspect and verify "
+    "CUDA wheels."
+)
 EXIT_INTERRUPTED = 130
 EXIT_CLOSED_PIPE = 141
 
@@ -91,6 +96,9 @@ def _run(argv: Sequence[str] | None) -> int:
     escape_unknown(sys.stdout)
     try:
         given = expand_alias(sys.argv[1:] if argv is None else argv)
+        if not given:
+            make_parser().print_help()
+            return EXIT_FINE
         _require_subcommand(given)
         named = tuple(name for name in SUBCOMMANDS if given[:1] == [name])
         args, unknown = make_parser(named or SUBCOMMANDS).parse_known_args(given)
@@ -119,12 +127,13 @@ def expand_alias(given: Sequence[str]) -> list[str]:
 
 
 def _require_subcommand(given: Sequence[str]) -> None:
-    """Refuse what names none, in words that argparse does not have."""
-    if given and (given[0] in SUBCOMMANDS or given[0].startswith("-")):
+    """Refuse an unknown subcommand, with the one that was meant."""
+    name = given[0]
+    if name in SUBCOMMANDS or name.startswith("-"):
         return
-    got = f"got `{given[0]}`" if given else "got none"
-    message = f"the subcommand must be {', '.join(SUBCOMMANDS[:-1])} or {SUBCOMMANDS[-1]}, {got}"
-    near = get_close_matches(given[0], SUBCOMMANDS, 1) if given else []
+    listed = f"{', '.join(SUBCOMMANDS[:-1])} or {SUBCOMMANDS[-1]}"
+    message = f"the subcommand must be {listed}, got `{name}`"
+    near = get_close_matches(name, SUBCOMMANDS, 1)
     meant = f"did you mean `{near[0]}`?" if near else f"`{PROGRAM} --help` says what each does"
     raise UsageError(message, hint=meant)
 
@@ -138,10 +147,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def make_parser(names: Sequence[str] = SUBCOMMANDS) -> Parser:
-    """Assemble the parser from the subcommands' modules; who needs one of them loads one."""
+    """Assemble the parser from the modules of these subcommands, which it imports."""
     parser = Parser(
         prog=spell(PROGRAM),
-        description="Inspect and prove builds of flash_dist.",
+        description=DESCRIPTION,
     )
     parser.add_argument("--version", action="version", version=f"flash_dist {read_version()}")
     subparsers = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND", required=True)

@@ -75,7 +75,7 @@ def read_install_files(
         name = (record.relative_to(folder).as_posix(),)
         readable = os.access(record, os.R_OK)
         return replace(found, changed=name) if readable else replace(found, unreadable=name)
-    known = {str(file): file for file in listed if not _is_cache(Path(str(file)))}
+    known = {str(file): file for file in listed if _is_judged(Path(str(file)))}
     states = {name: _judge(folder, file) for name, file in known.items()}
     missing, changed, unreadable = (
         tuple(sorted(name for name, one in states.items() if one == state))
@@ -131,6 +131,15 @@ def _is_source_tree(folder: Path, first: Path) -> bool:
     package = folder / PACKAGE.name
     unbuilt = package.is_dir() and not (package / KERNELS).exists()
     return unbuilt or (folder / "csrc" / "kernels.toml").is_file()
+
+
+def _is_judged(path: Path) -> bool:
+    """Whether a file of the record counts: no cache, and no script, which lies outside the folder.
+
+    `pip install --target` and copies of site-packages leave `bin/flash-dist` in another place, and
+    nothing in the package needs it.
+    """
+    return not _is_cache(path) and ".." not in path.parts
 
 
 def _is_cache(path: Path) -> bool:

@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,14 @@ def test_the_version_is_that_of_the_wheel(manifest: Manifest) -> None:
     assert flash_dist.__version__ == importlib.metadata.version("flash_dist")
     assert flash_dist.__version__ == manifest.package_version
     assert flash_dist.__version__.endswith(f".{manifest.arch_set.label}")
+
+
+def test_the_console_script_is_the_command_line() -> None:
+    script = Path(sysconfig.get_path("scripts")) / "flash-dist"
+    done = subprocess.run([script], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == run_module().stdout
+    assert done.stdout.startswith("usage: python -m flash_dist")
 
 
 def test_importing_the_package_imports_no_torch() -> None:

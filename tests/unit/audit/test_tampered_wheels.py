@@ -28,6 +28,7 @@ from tests.unit.made.whole_wheel import (
     NAME,
     RECORD,
     SBOM,
+    SCRIPTS,
     VERSION,
     WHEEL,
     make_declared,
@@ -154,7 +155,14 @@ TAMPERED: dict[str, Tampered] = {
     "data": Tampered(FOREIGN, add(f"flash_dist-{VERSION}.data/data/etc/x.conf")),
     "purelib": Tampered(FOREIGN, add(f"flash_dist-{VERSION}.data/purelib/torch/_C.py")),
     "headers": Tampered(FOREIGN, add(f"flash_dist-{VERSION}.data/headers/x.h")),
-    "entry points": Tampered(FOREIGN, add(f"{INFO}/entry_points.txt", b"[console_scripts]\n")),
+    "no script": Tampered(FOREIGN, drop(SCRIPTS)),
+    "another script": Tampered(
+        {"metadata"}, add(SCRIPTS, b"[console_scripts]\nflash-dist = evil:main\n")
+    ),
+    "one more script": Tampered({"metadata"}, edit(SCRIPTS, b":run\n", b":run\npip = evil:main\n")),
+    "plug-in of pytest": Tampered(
+        {"metadata"}, edit(SCRIPTS, b":run\n", b":run\n[pytest11]\nx = evil\n")
+    ),
     "installer": Tampered(FOREIGN, add(f"{INFO}/INSTALLER", b"pip\n")),
     "direct url": Tampered(FOREIGN, add(f"{INFO}/direct_url.json", b"{}")),
     "signature": Tampered(FOREIGN, add(f"{INFO}/RECORD.jws", b"{}")),
@@ -339,6 +347,7 @@ TAMPERED: dict[str, Tampered] = {
         both(add("flash_dist/evil.py"), edit(MANIFEST, TYPED, TYPED + b', "evil.py"')),
     ),
     "changed data": Tampered(set(), add("flash_dist/archsets.json", b"{}")),
+    "another homepage": Tampered(set(), told(b"Project-URL: Homepage, https://evil.example/")),
     "changed description": Tampered(
         set(), lambda files: {**files, METADATA: files[METADATA] + b"\nGo to evil.example\n"}
     ),

@@ -8,11 +8,15 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
-from flash_dist.cli import expand_alias, main
+from ci.project import README, read_pyproject
+from flash_dist.__main__ import run
+from flash_dist.builds.console_script import ENTRY_POINTS
+from flash_dist.cli import DESCRIPTION, expand_alias, main, make_parser
 from flash_dist.cli.terminal.results import make_console
 from tests.unit.made.fatbin_builder import SASS, Kernel, container, cubin, entry, library
 
@@ -87,14 +91,29 @@ def test_a_closed_stdout_is_a_sentence(argv: list[str], lib: Path) -> None:
     assert said == "error: stdout is closed\n\nhint: `>/dev/null` discards the output\n"
 
 
+def test_no_argument_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    printed, said = capsys.readouterr()
+    assert printed == make_parser().format_help()
+    assert said == ""
+
+
+def test_the_help_the_readme_and_the_summary_say_what_this_is() -> None:
+    readme = README.read_text(encoding="utf-8")
+    assert make_parser().description == DESCRIPTION
+    assert readme.startswith(f"# flash_dist\n\n{DESCRIPTION}\n")
+    assert f"{read_pyproject()['project']['description']}." == DESCRIPTION
+
+
+def test_the_console_script_is_the_one_that_wheels_are_held_against() -> None:
+    (script,) = read_pyproject()["project"]["scripts"].items()
+    assert f"[console_scripts]\n{' = '.join(script)}\n" == ENTRY_POINTS
+    assert EntryPoint(script[0], script[1], "console_scripts").load() is run
+
+
 @pytest.mark.parametrize(
     ("argv", "sentence", "hint"),
     [
-        (
-            [],
-            "select or bench, got none",
-            "-m flash_dist --help`",
-        ),
         (
             ["inspect"],
             "inspect must be given a PATH, --package or --pid, got none",

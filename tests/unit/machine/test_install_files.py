@@ -78,6 +78,15 @@ def test_a_sound_install_is_as_recorded(package: Path) -> None:
     assert summary == f"5 files as recorded, in {package.parent}"
 
 
+def test_a_script_that_is_elsewhere_is_no_damage(package: Path) -> None:
+    """As `pip install --target` leaves it, and a copy of site-packages."""
+    path = package.parent / "flash_dist-0.1.0.dist-info" / "RECORD"
+    count = read(package).count
+    path.write_text(path.read_text() + record("../../../bin/flash-dist", b"#!/bin/python\n"))
+    files = read(package)
+    assert (files.status, files.count, files.missing) == ("recorded", count, ())
+
+
 def test_files_that_went_or_changed_are_named(package: Path) -> None:
     (package / "masks" / "spec.py").unlink()
     (package / "_C.abi3.so").write_bytes(b"\x7fELG" * 100)  # the same size

@@ -8,6 +8,7 @@ import zipfile
 from typing import TYPE_CHECKING
 
 from ci.compile.sbom import make_sbom
+from flash_dist.builds.console_script import ENTRY_POINTS
 from flash_dist.builds.contents import BINDING, KERNELS, MANIFEST
 from flash_dist.builds.linkage import BINDING_NEEDS, requirements_of
 from flash_dist.builds.manifest import Part as OthersPart
@@ -38,6 +39,7 @@ RECORD = f"{INFO}/RECORD"
 METADATA = f"{INFO}/METADATA"
 WHEEL = f"{INFO}/WHEEL"
 LICENSE = f"{INFO}/licenses/LICENSE"
+SCRIPTS = f"{INFO}/entry_points.txt"
 EMPTY = hashlib.sha1(b"blob 0\0", usedforsecurity=False).hexdigest()  # git's, of an empty file
 FILES = ("__init__.py", "archsets.json", "py.typed")
 BLOBS = dict.fromkeys((*(f"flash_dist/{name}" for name in FILES), "LICENSE"), EMPTY)
@@ -72,6 +74,7 @@ def make_files(
         MANIFEST: manifest.to_text().encode(),
         **{f"flash_dist/{name}": b"" for name in manifest.files},
         LICENSE: b"",
+        SCRIPTS: ENTRY_POINTS.encode(),
         WHEEL: make_wheel_file(platform),
         METADATA: make_metadata(manifest),
     }

@@ -89,6 +89,13 @@ def test_conda_is_the_installer_and_record_knows_it(tmp_path: Path) -> None:
         assert "info/licenses/LICENSE" in package.info
 
 
+def test_a_client_is_told_of_the_script(tmp_path: Path) -> None:
+    with open_conda(pack(tmp_path)) as package:
+        link = json.loads(package.info["info/link.json"])
+        assert "info/link.json" not in package.listed
+    assert link["noarch"]["entry_points"] == ["flash-dist = flash_dist.__main__:run"]
+
+
 def test_verify_takes_a_conda_package_and_its_manifest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -161,7 +168,7 @@ def test_a_channel_that_lacks_a_wheel_or_has_one_too_many_is_refused(tmp_path: P
         find_packages(tmp_path, artefacts)
 
 
-@pytest.mark.parametrize("name", ["entry_points.txt", "INSTALLER"])
+@pytest.mark.parametrize("name", ["RECORD.jws", "INSTALLER"])
 def test_what_a_package_would_lose_is_refused(tmp_path: Path, name: str) -> None:
     make_dist(tmp_path, **{name: "[console_scripts]\na=b:c\n"})
     with pytest.raises(ArtefactError, match=f"{name} is no file of this package"):

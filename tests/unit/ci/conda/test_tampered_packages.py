@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flash_dist.audit.verify import verify_wheel
+from flash_dist.builds.console_script import make_link
 from tests.unit.ci.conda.test_pack import pack
 from tests.unit.made.fatbin_builder import zstd
 from tests.unit.made.hostile import HOSTILE, places, put
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 SITE = "site-packages/"
 INIT = f"{SITE}flash_dist/__init__.py"
+EVIL_LINK = json.dumps(make_link()).replace("flash_dist.__main__:run", "evil:main").encode()
 
 
 @dataclass
@@ -151,8 +153,13 @@ TAMPERED: dict[str, tuple[set[str], Callable[[Package], None]]] = {
     "activation script": ({"paths", "files", "record"}, add("etc/conda/activate.d/x.sh")),
     "pth": ({"files", "record"}, add(f"{SITE}flash_dist.pth")),
     "another package": ({"files", "record"}, add(f"{SITE}torch/__init__.py")),
-    "entry points of the wheel": ({"files", "record"}, add(f"{SITE}{INFO}/entry_points.txt")),
-    "link.json": ({"package"}, inform("info/link.json", b'{"noarch": {"type": "python"}}')),
+    "entry points of the wheel": ({"metadata", "record"}, add(f"{SITE}{INFO}/entry_points.txt")),
+    "link.json without the script": (
+        {"package"},
+        inform("info/link.json", b'{"noarch": {"type": "python"}}'),
+    ),
+    "link.json with another script": ({"package"}, inform("info/link.json", EVIL_LINK)),
+    "no link.json": ({"package"}, lambda package: package.info.pop("info/link.json")),
     "recipe": ({"package"}, inform("info/recipe/meta.yaml")),
     "tests": ({"package"}, inform("info/test/run_test.sh")),
     "run exports": ({"package"}, inform("info/run_exports.json")),
