@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .. import errors
+from ..builds.linkage import has_shared_runtime
 from ..builds.published import published_sets
 from ..targets.advice import pip_install, sources
 from ..targets.archs import DEFAULT_MACHINE
@@ -74,8 +75,8 @@ def _fetch(candidate: Candidate, release: str) -> tuple[Command, ...]:
         Command("pip", pip_install(archset, release)),
         Command("uv", f'uv pip install "{archset.pin(release)}" --index {index}'),
     )
-    if archset.machine != DEFAULT_MACHINE:  # pip compiles for x86_64 alone
-        return fetched
+    if archset.machine != DEFAULT_MACHINE or has_shared_runtime(archset.toolkit):
+        return fetched  # pip compiles for x86_64, with a toolkit that PyPI has all of
     line = f"FLASH_DIST_ARCH_SET={archset.name} pip install {sources(release)}"
     return (*fetched, Command("build", line))
 

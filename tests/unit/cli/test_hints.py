@@ -90,7 +90,8 @@ def test_commands_of_a_published_set_where_there_is_no_clone() -> None:
         ("uv", f'uv pip install "flash_dist==0.1.0+cu130.all" --index {INDEX}all/'),
         ("build", "FLASH_DIST_ARCH_SET=all pip install flash_dist-0.1.0.tar.gz"),
     ]
-    # from the sources pip compiles on x86_64 alone, and for it
+    # from the sources pip compiles on x86_64, for it, and with CUDA 13
+    assert [tool for tool, _ in commands("cuda12", "x86_64")] == ["pip", "uv"]
     assert commands("arm", "aarch64") == [
         ("pip", f'pip install "flash_dist==0.1.0+cu130.arm" --extra-index-url {INDEX}arm/'),
         ("uv", f'uv pip install "flash_dist==0.1.0+cu130.arm" --index {INDEX}arm/'),
