@@ -30,7 +30,7 @@ def add_link(path: Path) -> None:
         members = [(one, archive.read(one)) for one in archive.infolist()]
     with zipfile.ZipFile(path, "w") as archive:
         for old, data in members:
-            one = zipfile.ZipInfo(old.filename, old.date_time)  # without the extra fields of the old
+            one = zipfile.ZipInfo(old.filename, old.date_time)  # no extra fields
             one.external_attr = old.external_attr
             archive.writestr(one, _add_to_info(data) if _is_info(one) else data)
 
@@ -51,4 +51,5 @@ def _add_to_info(packed: bytes) -> bytes:
         link = tarfile.TarInfo(LINK)
         link.size, link.mtime, link.mode = len(text), member.mtime, 0o644
         new.addfile(link, io.BytesIO(text))
-    return zstd.compress(out.getvalue())
+    changed: bytes = zstd.compress(out.getvalue())
+    return changed

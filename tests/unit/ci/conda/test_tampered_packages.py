@@ -144,6 +144,10 @@ def set_mode(package: Package) -> None:
     package.modes = {INIT: 0o4755}
 
 
+def drop_link(package: Package) -> None:
+    del package.info["info/link.json"]
+
+
 def put_behind(package: Package) -> None:
     package.behind = b"MZ" * 512
 
@@ -159,7 +163,7 @@ TAMPERED: dict[str, tuple[set[str], Callable[[Package], None]]] = {
         inform("info/link.json", b'{"noarch": {"type": "python"}}'),
     ),
     "link.json with another script": ({"package"}, inform("info/link.json", EVIL_LINK)),
-    "no link.json": ({"package"}, lambda package: package.info.pop("info/link.json")),
+    "no link.json": ({"package"}, drop_link),
     "recipe": ({"package"}, inform("info/recipe/meta.yaml")),
     "tests": ({"package"}, inform("info/test/run_test.sh")),
     "run exports": ({"package"}, inform("info/run_exports.json")),
