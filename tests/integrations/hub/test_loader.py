@@ -7,15 +7,14 @@ that it is one.
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
+
+from tests.integrations.hub.repository import copy_repository
 
 kernels = pytest.importorskip("kernels")
 
@@ -143,17 +142,7 @@ def folder(tmp_path: Path) -> Path:
     made = os.environ.get("FLASH_DIST_TEST_HUB")
     if not made:
         pytest.skip("FLASH_DIST_TEST_HUB names no repository")
-    folder = tmp_path / "repository"
-    shutil.copytree(made, folder)
-    if torch.version.cuda:
-        return folder
-    (variant,) = (folder / "build").iterdir()
-    metadata = variant / "metadata.json"
-    told = json.loads(metadata.read_text())
-    told["backend"] = {"type": "cpu"}
-    metadata.write_text(json.dumps(told))
-    variant.rename(variant.with_name("torch-stable-abi210-cpu-x86_64-linux"))
-    return folder
+    return copy_repository(Path(made), tmp_path / "repository")
 
 
 @pytest.mark.parametrize("order", ["alone", "before", "after"])
