@@ -120,7 +120,7 @@ def test_the_docs_print_the_lines_of_the_card(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "frameworks.md").read_text()
     printed, *_ = re.findall(r"```python\n(.*?get_local_kernel.*?)```", card, re.DOTALL)
     lines = printed.replace("FOLDER OF THIS FILE", "dist/hub/hopper").splitlines()
-    assert "\n".join(line.partition("  #")[0] for line in lines[:6]) in page
+    assert {line.partition("  #")[0] for line in lines[:6]} <= set(page.splitlines())
     assert lines[4] == 'kernel = get_local_kernel(Path("dist/hub/hopper"))'
 
 
