@@ -52,7 +52,7 @@ CHANNELS: Final = {
         Row(
             "conda",
             "ci.conda.channel",
-            "Make dist/conda, a conda channel of the wheels in dist/: the solver picks by the GPU.",
+            "Make dist/conda, a conda channel of the wheels in dist/; the solver picks by GPU.",
             groups=("runtime", "index", "conda"),
             linked=True,
             trial="ci.trials.conda",
@@ -76,8 +76,7 @@ CHANNELS: Final = {
         Row(
             "hub",
             "ci.release.hub",
-            "Make dist/hub: of each wheel in dist/ a repository as Hugging Face's `kernels` loads "
-            "it.",
+            "Make dist/hub: one repository per wheel, for Hugging Face's `kernels`.",
             groups=("runtime", "index"),
             released=False,
         ),
