@@ -340,10 +340,13 @@ def decisions(session: nox.Session) -> None:
 
 @session_of
 def fingerprint_check(session: nox.Session) -> None:
-    """Check that the recorded fingerprints are of the kernels in dist/; no GPU."""
+    """Check that the recorded fingerprints are of the kernels in dist/: `-- [--partial]`; no GPU.
+
+    `--partial` skips recordings of a CUDA of which no wheel is in dist/.
+    """
     require_wheels(session)
     install(session, "runtime", "build")
-    session.run("python", "-m", "ci.wheels.fingerprints", *built_wheels())
+    session.run("python", "-m", "ci.wheels.fingerprints", *session.posargs, *built_wheels())
 
 
 @session_of

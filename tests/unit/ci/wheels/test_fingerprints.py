@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ci.compile.decisions import hash_decisions
-from ci.wheels.fingerprints import RECORDED, find_stale
+from ci.wheels.fingerprints import RECORDED, find_stale, keep_built
 from flash_dist.builds.published import published_sets
 from flash_dist.selftest.fingerprints import read_references
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_what_is_recorded_is_of_this_planner_every_toolkit_and_both_kinds_of_code() -> None:
@@ -39,3 +43,16 @@ def test_a_changed_kernel_or_planner_is_found() -> None:
     kernels = {name: {code} for name, code in references[0].kernels.items()}
     (problem,) = find_stale((replace(references[0], setting=setting),), kernels, hash_decisions())
     assert problem.endswith("of another planner")
+
+
+def test_recordings_of_a_cuda_that_was_not_built_are_named_and_skipped(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    references = read_references(RECORDED)
+    kept = keep_built(references, {"13.0"})
+    assert {one.toolkit for one in kept} == {"13.0"}
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(references) - len(kept) > 0
+    assert all("not checked" in line and "CUDA 12.4" in line for line in lines)
+    assert keep_built(references, {one.toolkit for one in references}) == references
+    assert capsys.readouterr().out == ""
