@@ -351,12 +351,13 @@ def fingerprint_check(session: nox.Session) -> None:
 
 @session_of
 def lint(session: nox.Session) -> None:
-    """Ruff with all rules, its formatter, clang-format, and the floors of packages."""
+    """Ruff with all rules, its formatter, clang-format, layers of imports, commit subjects."""
     install(session, "lint")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("lint-imports", "--no-cache", "--no-logo")
     session.run("python", "-m", "ci.own_names")
+    session.run("python", "-m", "ci.commits")
     suffixes = {".cpp", ".h", ".cuh", ".cu"}
     sources = [p for folder in ("csrc", "tests") for p in (ROOT / folder).rglob("*")]
     named = sorted(str(p) for p in sources if p.suffix in suffixes)

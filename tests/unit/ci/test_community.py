@@ -60,6 +60,16 @@ def test_updates_are_offered_for_actions_and_tools_and_never_for_torch() -> None
     assert kinds["pip"]["ignore"] == [{"dependency-name": "torch"}]
 
 
+def test_pre_commit_installs_a_hook_for_subjects_and_no_other_looks_at_messages() -> None:
+    config = read(".pre-commit-config.yaml")
+    assert config["default_install_hook_types"] == ["pre-commit", "commit-msg"]
+    assert config["default_stages"] == ["pre-commit"]
+    staged = [hook for hook in config["repos"][0]["hooks"] if "stages" in hook]
+    assert [(hook["entry"], hook["stages"]) for hook in staged] == [
+        ("python -m ci.commits", ["commit-msg"])
+    ]
+
+
 def test_the_table_of_examples_names_each() -> None:
     folder = ROOT / "examples"
     named = re.findall(r"^\| \[(\w+\.py)\]", (folder / "README.md").read_text(), re.MULTILINE)
