@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 BUG = ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml"
+GPU = ROOT / ".github" / "ISSUE_TEMPLATE" / "gpu.yml"
 SECURITY = ROOT / "SECURITY.md"
 ASKED = re.compile(r"`python -m flash_dist ([^`]+)`")
 
@@ -25,18 +26,27 @@ def read(path: str) -> dict[str, Any]:
     return data
 
 
-@pytest.mark.parametrize("path", [BUG, SECURITY], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [BUG, GPU, SECURITY], ids=lambda path: path.name)
 def test_what_a_reporter_is_asked_to_call_can_be_called(path: Path) -> None:
     asked = ASKED.findall(path.read_text(encoding="utf-8"))
     assert any(words.startswith("doctor --report report.html") for words in asked)
-    assert path != BUG or "--save record.json" in " ".join(asked)
+    assert path == SECURITY or "--save record.json" in " ".join(asked)
     for words in asked:
         make_parser(SUBCOMMANDS).parse_args(shlex.split(words))
 
 
-def test_the_form_of_a_bug_asks_for_the_report_and_takes_no_answer_without_it() -> None:
-    fields = {field.get("id"): field for field in read(".github/ISSUE_TEMPLATE/bug.yml")["body"]}
-    assert list(fields) == [None, "what", "report", "install"]
+@pytest.mark.parametrize(
+    ("name", "ids"),
+    [("bug", ["what", "report", "install"]), ("gpu", ["gpu", "report"])],
+    ids=["bug", "gpu"],
+)
+def test_a_form_asks_for_the_report_and_takes_no_answer_without_it(
+    name: str, ids: list[str]
+) -> None:
+    fields = {
+        field.get("id"): field for field in read(f".github/ISSUE_TEMPLATE/{name}.yml")["body"]
+    }
+    assert list(fields) == [None, *ids]
     assert all(field["validations"]["required"] for id_, field in fields.items() if id_)
 
 
