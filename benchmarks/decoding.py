@@ -25,10 +25,15 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from flash_dist import flash_attn_with_kvcache, flash_mla_with_kvcache
+import flash_dist  # the functions of caches load the compiled extension when they are used
+from flash_dist.bench.contenders.names import OURS
+from flash_dist.bench.labels import TIMES, label_contender
+from flash_dist.bench.machine import describe_machine
+from flash_dist.bench.plot import require_matplotlib
+from flash_dist.bench.style import COLOURS, NOTE, STYLE, TEXT, WIDTH, save_figure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 NO_GPU = "error: nothing was measured: torch sees no GPU here\n\nhint: "
 Tensor = torch.Tensor
@@ -53,7 +58,10 @@ BACKENDS: Final = {
     "FLASH": SDPBackend.FLASH_ATTENTION,
     "cuDNN": SDPBackend.CUDNN_ATTENTION,
 }
-COLOURS: Final = {"ours": "#1a1a1a", "FLASH": "#56B4E9", "cuDNN": "#009E73"}  # as bench has them
+CONTENDERS: Final = {OURS: OURS, "FLASH": "sdpa-flash", "cuDNN": "sdpa-cudnn"}  # as bench has them
+BAR: Final = 0.15  # inches from one bar to the next
+KILO: Final = 1024
+AT_THE_LINE: Final = 0.8  # from here on a number stands behind the line of the copy
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,16 @@ class Row:
         if self.is_latent:
             return f"latent keys, {self.heads} heads"
         return f"head_dim {self.head_dim}, {self.heads} heads on {self.heads_kv}"
+
+    @property
+    def panel(self) -> str:
+        """What a panel of the plot is of."""
+        return f"MLA, {self.heads} heads" if self.is_latent else f"head_dim {self.head_dim}"
+
+    @property
+    def group(self) -> tuple[int, int, str]:
+        """What the bars of one place are of, in the order of places: batch, keys, heads."""
+        return self.batch, self.keys, "" if self.is_latent else f"{self.heads}/{self.heads_kv}"
 
     def __str__(self) -> str:
         shares = ", ".join(f"{name} {share:.2f}" for name, share in self.shares.items())
@@ -155,7 +173,7 @@ def compare(head_dim: int, heads: int, heads_kv: int, batch: int, keys: int) -> 
     q = normal(batch, 1, heads, head_dim)
     seqlens = torch.full((batch,), keys, dtype=torch.int32, device="cuda")
     ours: Calls = [
-        partial(flash_attn_with_kvcache, q, k, v, cache_seqlens=seqlens, causal=True)
+        partial(flash_dist.flash_attn_with_kvcache, q, k, v, cache_seqlens=seqlens, causal=True)
         for k, v in caches
     ]
     copy = measure_copy(size)
@@ -173,11 +191,11 @@ def compare_latent(batch: int, keys: int) -> Iterator[Row]:
     caches = [normal(pages, 64, 1, LATENT_COLUMNS) for _ in range(count_caches(size))]
     table = torch.arange(pages, dtype=torch.int32, device="cuda").view(batch, -1)
     seqlens = torch.full((batch,), keys, dtype=torch.int32, device="cuda")
+    attend = flash_dist.flash_mla_with_kvcache
     for heads in LATENT_HEADS:
         q = normal(batch, 1, heads, LATENT_COLUMNS)
         calls: Calls = [
-            partial(flash_mla_with_kvcache, q, k, table, seqlens, LATENT_VALUES, causal=True)
-            for k in caches
+            partial(attend, q, k, table, seqlens, LATENT_VALUES, causal=True) for k in caches
         ]
         time = measure(calls)
         yield Row(LATENT_COLUMNS, heads, 1, batch, keys, time, copy, {"ours": copy / time})
@@ -192,49 +210,98 @@ def measure_all() -> Iterator[Row]:
         yield from compare_latent(batch, keys)
 
 
-def draw(machine: str, rows: Sequence[Row], path: Path) -> None:
-    """Draw bars, a panel for each kind of heads."""
-    import matplotlib as mpl  # noqa: PLC0415 - measuring does without
+def draw(machine: Mapping[str, Any], rows: Sequence[Row], path: Path) -> None:
+    """Draw bars, a panel for each head_dim, and below for each number of heads of latent keys."""
+    plt = require_matplotlib()
+    lines = [
+        [row for row in sorted(rows, key=_order) if row.is_latent == latent]
+        for latent in (False, True)
+    ]
+    lines = [line for line in lines if line]
+    with plt.rc_context({**STYLE, "axes.grid.axis": "x"}):
+        heights = [_count_bars(line) * BAR + 0.85 for line in lines]
+        figure = plt.figure(figsize=(WIDTH, sum(heights) + 0.55), layout="constrained")
+        figure.get_layout_engine().set(rect=(0, 0.045, 1, 0.9))
+        for part, line in zip(
+            figure.subfigures(len(lines), 1, height_ratios=heights, squeeze=False).flat,
+            lines,
+            strict=True,
+        ):
+            _draw_line(part, line)
+        names = list(dict.fromkeys(name for row in rows for name in row.shares))
+        patches = [plt.Rectangle((0, 0), 1, 1, facecolor=_colour(name)) for name in names]
+        labels = [_label(name, machine) for name in names]
+        figure.legend(patches, labels, loc="upper center", ncols=len(names))
+        said = ", ".join(str(machine[name]) for name in ("gpu", "date") if machine.get(name))
+        note = f"{said}, bf16, one query to caches that L2 does not hold"
+        style = {"ha": "center", "va": "bottom", "fontsize": TEXT, "color": NOTE}
+        figure.text(0.5, 0.005, note, **style)
+        save_figure(figure, path)
+        plt.close(figure)
 
-    mpl.use("agg")
-    mpl.rcParams["svg.hashsalt"] = "flash_dist"  # the same results, the same bytes
-    from matplotlib import pyplot as plt  # noqa: PLC0415
 
-    titles = list(dict.fromkeys(row.title for row in sorted(rows, key=_order)))
-    across = 4
-    down = math.ceil(len(titles) / across)
-    figure, axes = plt.subplots(down, across, figsize=(11, 2.1 * down + 0.6), sharey=True)
-    for title, axis in zip(titles, axes.flat, strict=False):
-        _draw_panel(axis, title, [row for row in rows if row.title == title])
-    for axis in axes.flat[len(titles) :]:
-        axis.set_visible(False)
-    for first in axes[:, 0]:
-        first.set_ylabel("copy's time / time")
-    handles, labels = axes.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="upper center", ncols=len(labels), frameon=False)
-    note = f"{machine}, bf16, one query, L2 cold; 1: as fast as a copy of as many bytes"
-    figure.text(0.5, 0.005, note, ha="center", va="bottom", fontsize=7, color="#555555")
-    figure.tight_layout(rect=(0, 0.02, 1, 0.96))
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+def _label(name: str, machine: Mapping[str, Any]) -> str:
+    return label_contender(CONTENDERS[name], machine).removesuffix(", deterministic")
 
 
-def _order(row: Row) -> tuple[int, int, int]:
-    return row.head_dim, -row.heads_kv, row.heads
+def _colour(name: str) -> str:
+    return COLOURS[CONTENDERS[name]]
 
 
-def _draw_panel(axis: Any, title: str, rows: Sequence[Row]) -> None:  # noqa: ANN401 - matplotlib's
+def _order(row: Row) -> tuple[int, int]:
+    return row.head_dim, row.heads if row.is_latent else 0
+
+
+def _count_bars(rows: Sequence[Row]) -> int:
+    return len({row.group for row in rows}) * (len(rows[0].shares) + 1)
+
+
+def _draw_line(figure: Any, rows: Sequence[Row]) -> None:  # noqa: ANN401 - matplotlib's
+    """Draw panels side by side; each has the same caches in the same order from above."""
+    groups = sorted({row.group for row in rows})
+    titles = list(dict.fromkeys(row.panel for row in rows))
+    axes = figure.subplots(1, len(titles), sharex=True, sharey=True, squeeze=False)[0]
+    for title, axis in zip(titles, axes, strict=True):
+        _draw_panel(axis, [row for row in rows if row.panel == title], groups)
+        axis.set_title(title)
+    axes[0].set_yticks(range(len(groups)), [_label_group(*group) for group in groups])
+    axes[0].set_ylim(len(groups) - 0.5, -0.5)
+    heads = "" if rows[0].is_latent else ", query heads/key heads"
+    axes[0].set_ylabel(f"batch {TIMES} keys{heads}")
+    figure.supxlabel("share of copy speed (1 = as fast as memory allows)", fontsize=8)
+
+
+def _label_group(batch: int, keys: int, heads: str) -> str:
+    length = f"{keys // KILO}k" if keys % KILO == 0 else str(keys)
+    return f"{batch} {TIMES} {length}" + (f", {heads}" if heads else "")
+
+
+def _draw_panel(axis: Any, rows: Sequence[Row], groups: Sequence[Any]) -> None:  # noqa: ANN401
     names = list(rows[0].shares)
-    width = 0.84 / len(names)
-    for i, name in enumerate(names):
-        places = [j + (i - (len(names) - 1) / 2) * width for j in range(len(rows))]
-        heights = [0.0 if math.isnan(row.shares[name]) else row.shares[name] for row in rows]
-        bars = axis.bar(places, heights, width * 0.92, color=COLOURS[name], label=name)
-        axis.bar_label(bars, [f"{x:.2f}" if x else "none" for x in heights], fontsize=5)
-    axis.axhline(1.0, color="#999999", linewidth=0.6)
-    axis.set_title(title, fontsize=8)
-    axis.set_xticks(range(len(rows)), [f"{row.batch} x {row.keys}" for row in rows], fontsize=6)
-    axis.tick_params(axis="y", labelsize=6)
-    axis.spines[["top", "right"]].set_visible(False)
+    height = 1 / (len(names) + 1)
+    style = {"va": "center", "fontsize": TEXT}
+    for place, group in enumerate(groups):
+        found = [row.shares for row in rows if row.group == group]
+        if not found:
+            axis.text(0.02, place, "not measured", color=NOTE, **style)
+        for shares in found:
+            for at, name in enumerate(names):
+                y = place + (at - (len(names) - 1) / 2) * height
+                share = shares[name]
+                if math.isnan(share):
+                    axis.text(0.02, y, "refused", color=NOTE, **style)
+                    continue
+                axis.barh(y, share, height * 0.92, color=_colour(name))
+                x = max(share, 1.0) if share > AT_THE_LINE else share
+                axis.text(x + 0.02, y, f"{share:.2f}", **style)
+    axis.axvline(1.0, color=NOTE, linewidth=0.8)
+    axis.set_xlim(0, 1.3)
+    axis.set_xticks([0, 0.25, 0.5, 0.75, 1])
+    axis.tick_params(axis="y", length=0)
+
+
+def _say_machine(machine: Mapping[str, Any]) -> str:
+    return f"{machine['gpu']}, torch {machine['torch']}, {machine['date']}"
 
 
 def main() -> int:
@@ -247,12 +314,12 @@ def main() -> int:
     if args.from_json:
         recorded = json.loads(args.from_json.read_text(encoding="utf-8"))
         machine, rows = recorded["machine"], [Row(**row) for row in recorded["rows"]]
-        print(machine, *rows, sep="\n")
+        print(_say_machine(machine), *rows, sep="\n")
     else:
         if not torch.cuda.is_available():
             sys.exit(f"{NO_GPU}`--from-json FILE` shows and draws what was recorded")
-        machine, rows = f"{torch.cuda.get_device_name()}, torch {torch.__version__}", []
-        print(machine)
+        machine, rows = describe_machine(torch.device("cuda", torch.cuda.current_device())), []
+        print(_say_machine(machine))
         for row in measure_all():
             print(row, flush=True)
             rows.append(row)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from .contenders.names import DETERMINISTIC, OURS, OURS_DETERMINISTIC, is_deterministic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from .results import Report, Row
 
@@ -80,18 +80,39 @@ def label_axis(rows: Iterable[Row]) -> str:
     packed = {bool(row.shape.documents) for row in rows}
     return " or ".join(
         name
-        for kind, name in ((False, f"batch {TIMES} seqlen"), (True, "packed"))
+        for kind, name in ((False, f"batch {TIMES} tokens"), (True, "packed"))
         if kind in packed
     )
 
 
-def label_contender(name: str) -> str:
-    """Name a contender in the legend, and say where its backward is deterministic."""
-    plain = "flash_dist" if name in {OURS, OURS_DETERMINISTIC} else name
+def label_contender(name: str, machine: Mapping[str, Any]) -> str:
+    """Name a contender in the legend, with its version; say if its backward is deterministic."""
     if name == OURS_DETERMINISTIC:
-        return f"{plain}, deterministic in torch's mode"
-    plain = plain.removesuffix(DETERMINISTIC)
-    return f"{plain}, deterministic" if is_deterministic(name) else plain
+        return "flash_dist, deterministic in torch's mode"
+    torch = _short_version(str(machine.get("torch") or ""))
+    within = f"torch {torch}".strip()
+    plain = name.removesuffix(DETERMINISTIC)
+    known = {
+        OURS: "flash_dist",
+        "sdpa-flash": f"FLASH (FlashAttention 2 in {within})",
+        "sdpa-cudnn": f"cuDNN {_cudnn_version(machine.get('cudnn'))}".strip(),
+        "sdpa-efficient": f"EFFICIENT ({within})",
+        "fa4": "FlashAttention-4",
+        "fa3": "FlashAttention-3",
+        "flex": f"FlexAttention ({within})",
+        "eager": f"eager attention ({within})",
+    }
+    label = known.get(plain, plain)
+    return f"{label}, deterministic" if is_deterministic(name) else label
+
+
+def _short_version(version: str) -> str:
+    return ".".join(version.split("+", maxsplit=1)[0].split(".")[:2])
+
+
+def _cudnn_version(number: int | None) -> str:
+    """Write 91900 as 9.19."""
+    return f"{number // 10_000}.{number // 100 % 100}" if number else ""
 
 
 def caption(report: Report, rows: Sequence[Row], *, failed: bool) -> list[str]:
@@ -102,6 +123,7 @@ def caption(report: Report, rows: Sequence[Row], *, failed: bool) -> list[str]:
     versions = [f"{name} {machine[name]}" for name in ("torch", "flash_dist") if machine.get(name)]
     return [
         *(str(machine.get("gpu")), *versions, *find_shared(rows)),
+        *([str(machine["date"])] if machine.get("date") else []),
         "medians",
         "only visible scores count as work",
         *(["less than 0.3 ms: replayed CUDA graphs"] if replayed else []),

@@ -19,6 +19,7 @@ from .labels import (
     label_shape,
     write_titles,
 )
+from .style import COLOURS, NOTE, STYLE, TEXT, WIDTH, save_figure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,49 +30,16 @@ if TYPE_CHECKING:
 
     Lines = list[list[Group | None]]
 
-# Okabe and Ito's colours, told apart by every eye; ours is the dark one.
-_COLOURS: Final = {
-    OURS: "#1a1a1a",
-    OURS_DETERMINISTIC: "#7a7a7a",
-    "sdpa-flash": "#56B4E9",
-    "sdpa-flash-deterministic": "#0072B2",
-    "sdpa-cudnn": "#009E73",
-    "sdpa-efficient": "#F0E442",
-    "sdpa-efficient-deterministic": "#E69F00",
-    "fa4": "#661100",
-    "fa4-deterministic": "#B35A3C",
-    "fa3": "#332288",
-    "fa3-deterministic": "#9A8FD1",
-    "flex": "#D55E00",
-    "eager": "#CC79A7",
-}
 _GROUP_WIDTH: Final = 0.86
 _MOST_ACROSS: Final = 4  # panels side by side that can be read on a page
-_PANEL: Final = (2.1, 1.75)  # inches
+_WIDEST: Final = 2.7  # inches of a panel
+_HEIGHT: Final = 2.05  # inches of a panel
 _LABELS: Final = 0.9  # inches left of the first panel, and above and below all of them
 _BESIDE: Final = 0.3  # inches of a panel that its axis does not have
 _MARGIN: Final = 0.1  # inches at the edges of the figure
 _LINE: Final = 1.25  # height of a line of text over its size
-_NUMBERS: Final = (3.8, 5.5)  # points of the numbers above bars: what can be read, what is enough
-_TICKS: Final = (5.0, 8.0)
-_TITLE: Final = 9.0
-_CAPTION: Final = 6.0
+_TICKS: Final = 8.0
 _DPI: Final = 300
-_STYLE: Final = {
-    "font.size": 8,
-    "axes.titlesize": _TITLE,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "grid.color": "#dddddd",
-    "grid.linewidth": 0.6,
-    "xtick.bottom": False,
-    "legend.frameon": False,
-    "pdf.fonttype": 42,
-    "svg.hashsalt": "flash_dist",  # the same results, the same bytes
-}
 
 
 def require_matplotlib() -> Any:  # noqa: ANN401 - a module that need not be there
@@ -96,11 +64,10 @@ def draw_plot(report: Report, path: Path) -> None:
         FlashDistError: matplotlib is absent, nothing was timed, or the format is unknown.
     """
     plt = require_matplotlib()
-    with plt.rc_context(_STYLE):
+    with plt.rc_context(STYLE):
         figure = make_figure(report, plt)
         try:
-            undated = {"Date": None} if path.suffix == ".svg" else None
-            figure.savefig(path, metadata=undated)
+            save_figure(figure, path)
         except ValueError as error:
             message = f"the plot `{path}` cannot be written: {error}"
             raise FlashDistError(message, hint="`.png`, `.pdf` and `.svg` always work") from error
@@ -115,24 +82,35 @@ def make_figure(report: Report, plt: Any) -> Any:  # noqa: ANN401 - matplotlib's
         FlashDistError: Nothing was timed.
     """
     rows = [row for row in report.rows if row.shape.layers == 1 and not row.eager]
-    names = tuple(name for name in report.contenders if name != COPY)
+    names = choose_contenders(report.contenders)
     phases = [x for x in PHASES if any(x in e.timings for r in rows for e in r.entries.values())]
     if not phases:
         message = "there is nothing to plot: no attention was timed"
         raise FlashDistError(message)
     lines = lay_out(group_rows(rows))
     across, down = len(lines[0]), len(phases) * len(lines)
-    size = (_LABELS + _PANEL[0] * max(across, 2), _LABELS + _PANEL[1] * down)
+    size = (_LABELS + panel_width(across) * max(across, 2), _LABELS + _HEIGHT * down)
     figure, axes = plt.subplots(down, across, figsize=size, dpi=_DPI, squeeze=False)
     for place, phase in enumerate(phases):
         own = axes[place * len(lines) : (place + 1) * len(lines)]
         _draw_phase(own, lines, phase, names)
     _label_panels(figure, axes, lines)
     failed = any(axis.texts for line in axes for axis in line)
-    _finish(figure, names, caption(report, rows, failed=failed))
-    for axis in axes.flat:
-        _write_numbers(figure, axis)
+    labels = [label_contender(name, report.machine) for name in names]
+    _finish(figure, names, labels, caption(report, rows, failed=failed))
+    _write_numbers(figure, [axis for axis in axes.flat if axis.axison])
     return figure
+
+
+def choose_contenders(names: Sequence[str]) -> tuple[str, ...]:
+    """Leave out the copy, which is no attention, and ours in torch's mode, which fills memory."""
+    left_out = {COPY, OURS_DETERMINISTIC} if OURS in names else {COPY}
+    return tuple(name for name in names if name not in left_out)
+
+
+def panel_width(across: int) -> float:
+    """Return the inches of each of the panels side by side."""
+    return min(_WIDEST, (WIDTH - _LABELS) / across)
 
 
 def lay_out(groups: Sequence[Group]) -> Lines:
@@ -150,7 +128,7 @@ def _draw_phase(axes: Any, lines: Lines, phase: str, names: tuple[str, ...]) -> 
                 axis.set_axis_off()
             else:
                 _draw_panel(axis, group.rows, phase, names)
-        line[0].set_ylabel(f"{textwrap.fill(TITLES[phase], 22)}\nTFLOP/s")
+        line[0].set_ylabel(f"{textwrap.fill(TITLES[phase], 22)}\nTFLOP/s, higher is faster")
     highest = max(axis.get_ylim()[1] for line in axes for axis in line)
     for line in axes:
         for place, axis in enumerate(line):
@@ -169,13 +147,13 @@ def _draw_panel(axis: Any, rows: list[Row], phase: str, names: tuple[str, ...]) 
             center = x + (place - (len(names) - 1) / 2) * width
             rate = row.teraflops(name, phase)
             if rate is None:
-                style = {"ha": "center", "va": "bottom", "color": _COLOURS[name], "fontsize": 7}
+                style = {"ha": "center", "va": "bottom", "color": COLOURS[name], "fontsize": TEXT}
                 axis.annotate(TIMES, (center, 0), **style)
             else:
-                axis.bar(center, rate, width * 0.92, color=_COLOURS[name])
+                axis.bar(center, rate, width * 0.92, color=COLOURS[name])
     axis.set_xticks(range(len(rows)))
     axis.set_xlim(-0.55, len(rows) - 0.45)
-    axis.margins(y=0.12)
+    axis.margins(y=0.22)  # room for upright numbers
 
 
 def choose_bars(names: tuple[str, ...], phase: str) -> tuple[str, ...]:
@@ -201,12 +179,14 @@ def _measure(figure: Any, size: float) -> Measure:  # noqa: ANN401
 def _label_panels(figure: Any, axes: Any, lines: Lines) -> None:  # noqa: ANN401
     """Write titles and shapes, in lines that are as wide as a panel."""
     groups = [group for line in lines for group in line if group is not None]
-    titles = write_titles(groups, _PANEL[0] - _MARGIN, _measure(figure, _TITLE))
+    width = panel_width(axes.shape[1])
+    size = importlib.import_module("matplotlib").rcParams["axes.titlesize"]
+    titles = write_titles(groups, width - _MARGIN, _measure(figure, size))
     for place, line in enumerate(axes):
         for axis, group in zip(line, lines[place % len(lines)], strict=True):
             if group is not None:
                 axis.set_title(titles[groups.index(group)])
-                _label_shapes(figure, axis, [label_shape(row) for row in group.rows])
+                _label_shapes(figure, axis, width, [label_shape(row) for row in group.rows])
     for across, column in enumerate(zip(*axes, strict=True)):
         shown = [
             (axis, group)
@@ -218,36 +198,32 @@ def _label_panels(figure: Any, axes: Any, lines: Lines) -> None:  # noqa: ANN401
         lowest.set_xlabel(label_axis(group.rows))
 
 
-def _label_shapes(figure: Any, axis: Any, labels: list[str]) -> None:  # noqa: ANN401
-    """Write the shapes side by side: whole, broken at spaces, small, or else upright."""
-    room = (_PANEL[0] - _BESIDE) / (len(labels) + 0.1) * 0.92
-    widest = max(map(_measure(figure, _TICKS[1]), " ".join(labels).split()))
-    size = min(_TICKS[1], _TICKS[1] * room / widest * 0.99)
-    if size < _TICKS[0]:
-        style = {"fontsize": _CAPTION, "rotation": 90}
-    else:
-        style = {"fontsize": size}
-        measure = _measure(figure, size)
+def _label_shapes(figure: Any, axis: Any, width: float, labels: list[str]) -> None:  # noqa: ANN401
+    """Write the shapes side by side: whole, broken at spaces, or else upright."""
+    room = (width - _BESIDE) / (len(labels) + 0.1) * 0.92
+    measure = _measure(figure, _TICKS)
+    upright = max(map(measure, " ".join(labels).split())) > room
+    if not upright:
         labels = ["\n".join(fill(label.split(), room, measure, " ")) for label in labels]
-    axis.set_xticks(range(len(labels)), labels, **style)
+    rotation = 90 if upright else 0
+    axis.set_xticks(range(len(labels)), labels, fontsize=_TICKS, rotation=rotation)
 
 
-def _finish(figure: Any, names: tuple[str, ...], said: list[str]) -> None:  # noqa: ANN401
+def _finish(figure: Any, names: tuple[str, ...], labels: list[str], said: list[str]) -> None:  # noqa: ANN401
     """Write legend and caption, and give the panels what is left."""
     width, height = figure.get_size_inches()
-    lines = fill(said, width - 2 * _MARGIN, _measure(figure, _CAPTION))
-    below = _MARGIN + len(lines) * _CAPTION * _LINE / 72
-    style = {"ha": "center", "va": "bottom", "fontsize": _CAPTION, "color": "#555555"}
+    lines = fill(said, width - 2 * _MARGIN, _measure(figure, TEXT))
+    below = _MARGIN + len(lines) * TEXT * _LINE / 72
+    style = {"ha": "center", "va": "bottom", "fontsize": TEXT, "color": NOTE}
     figure.text(0.5, _MARGIN / 2 / height, "\n".join(lines), **style)
-    above = _MARGIN + _draw_legend(figure, names)
+    above = _MARGIN + _draw_legend(figure, names, labels)
     figure.tight_layout(rect=(0, below / height, 1, 1 - above / height))
 
 
-def _draw_legend(figure: Any, names: tuple[str, ...]) -> float:  # noqa: ANN401
+def _draw_legend(figure: Any, names: tuple[str, ...], labels: list[str]) -> float:  # noqa: ANN401
     """Write the legend in as many columns as there is room for; return its height in inches."""
     patch = importlib.import_module("matplotlib.patches").Patch
-    handles = [patch(color=_COLOURS[name]) for name in names]
-    labels = [label_contender(name) for name in names]
+    handles = [patch(facecolor=COLOURS[name]) for name in names]
     room = figure.get_size_inches()[0] - 2 * _MARGIN
     for across in range(len(names), 0, -1):
         legend = figure.legend(handles, labels, loc="upper center", ncols=across)
@@ -258,24 +234,27 @@ def _draw_legend(figure: Any, names: tuple[str, ...]) -> float:  # noqa: ANN401
     return float(box.height / figure.dpi)
 
 
-def _write_numbers(figure: Any, axis: Any) -> None:  # noqa: ANN401
-    """Write rates above bars where they can be read, and make signs as small as bars are."""
-    if not axis.axison:
+def _write_numbers(figure: Any, axes: Sequence[Any]) -> None:  # noqa: ANN401
+    """Write rates above bars: all side by side, else all upright, else none."""
+    measure = _measure(figure, TEXT)
+    rates = [f"{bar.get_height():.0f}" for axis in axes for bar in axis.patches]
+    room = min(_bar_room(figure, axis) for axis in axes)
+    if max(map(measure, rates), default=0) <= room:
+        rotation = 0
+    elif room >= TEXT / 72:
+        rotation = 90
+    else:
         return
-    (left, _), (right, _) = axis.transData.transform([(0, 0), (_bar_pitch(axis), 0)])
-    room = (right - left) / figure.dpi * 0.94
-    for sign in axis.texts:
-        sign.set_fontsize(min(7, 7 * room / _measure(figure, 7)(TIMES)))
-    bars = [(bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in axis.patches]
-    widest = max((_measure(figure, _NUMBERS[1])(f"{rate:.0f}") for _, rate in bars), default=room)
-    size = min(_NUMBERS[1], _NUMBERS[1] * room / widest)
-    if size < _NUMBERS[0]:
-        return
-    style = {"ha": "center", "va": "bottom", "textcoords": "offset points", "fontsize": size}
-    for center, rate in bars:
-        axis.annotate(f"{rate:.0f}", (center, rate), xytext=(0, 1), **style)
+    style = {"ha": "center", "va": "bottom", "textcoords": "offset points", "fontsize": TEXT}
+    for axis in axes:
+        for bar in axis.patches:
+            place = (bar.get_x() + bar.get_width() / 2, bar.get_height())
+            rate = f"{bar.get_height():.0f}"
+            axis.annotate(rate, place, xytext=(0, 1.5), rotation=rotation, **style)
 
 
-def _bar_pitch(axis: Any) -> float:  # noqa: ANN401
-    """Return how far bars are from each other: their own width and the gap."""
-    return float(axis.patches[0].get_width() / 0.92) if axis.patches else _GROUP_WIDTH
+def _bar_room(figure: Any, axis: Any) -> float:  # noqa: ANN401
+    """Return the inches from one bar to the next."""
+    pitch = axis.patches[0].get_width() / 0.92 if axis.patches else _GROUP_WIDTH
+    (left, _), (right, _) = axis.transData.transform([(0, 0), (pitch, 0)])
+    return float(right - left) / float(figure.dpi)

@@ -13,15 +13,16 @@ import pytest
 from flash_dist.bench.contenders.names import COPY, OURS, OURS_DETERMINISTIC, PEERS
 from flash_dist.bench.contenders.shapes import Mask, Shape
 from flash_dist.bench.labels import fill, find_shared, group_rows, write_titles
-from flash_dist.bench.plot import _STYLE, make_figure, require_matplotlib
+from flash_dist.bench.plot import make_figure, require_matplotlib
 from flash_dist.bench.results import Entry, Report, Row, read_report
+from flash_dist.bench.style import STYLE, TEXT, WIDTH
 from tests.unit.made.bench_results import MACHINE, make_entry, make_report, make_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "results"
-NAMES = ("paper", "fp32", "seed", "seed-training", "varlen")
+NAMES = ("paper", "paper-others", "fp32", "seed-fused", "varlen")
 RESULTS = [FOLDER / f"h200-{name}.json" for name in NAMES]
 EVERYBODY = (OURS, OURS_DETERMINISTIC, *(name for name in PEERS if name != COPY))
 LONG_NAME = "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition MIG 4g.48gb"
@@ -96,7 +97,7 @@ def drawn(report: Report) -> Iterator[Any]:
     """Draw a figure, and close it afterwards."""
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     plt = require_matplotlib()
-    with plt.rc_context(_STYLE):
+    with plt.rc_context(STYLE):
         figure = make_figure(report, plt)
         try:
             yield figure
@@ -116,6 +117,15 @@ def test_the_words_of_a_made_figure_stand_apart_and_inside(name: str) -> None:
 def test_the_words_of_what_was_measured_stand_apart_and_inside(path: Path) -> None:
     with drawn(read_report(path)) as figure:
         assert judge_words(figure) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MADE)
+def test_the_words_can_be_read_in_a_column_of_a_page(name: str) -> None:
+    with drawn(MADE[name]) as figure:
+        texts = list(figure.findobj(match=lambda one: hasattr(one, "get_text")))
+        assert min(one.get_fontsize() for one in texts if one.get_text()) >= TEXT
+        assert figure.get_size_inches()[0] <= WIDTH
 
 
 def test_a_judge_of_words_sees_what_is_cut_and_what_overlaps() -> None:
