@@ -1,0 +1,230 @@
+"""The tables of speed in docs/speed.md and benchmarks/README.md, from benchmarks/results."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Final
+
+from ci.command import command
+from ci.project import ROOT, replace_between
+from flash_dist.bench.calls import SHAPES, CallReport, read_run
+from flash_dist.bench.contenders.names import OURS, in_deterministic_mode, label_of
+from flash_dist.bench.labels import group_rows
+from flash_dist.bench.results import (
+    Row,
+    best_peer,
+    collect_ratios,
+    geometric_mean,
+    read_report,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+RESULTS: Final = ROOT / "benchmarks" / "results"
+PAGES: Final = (ROOT / "docs" / "speed.md", ROOT / "benchmarks" / "README.md")
+KILO: Final = 1024
+PEERS: Final = {
+    "x FLASH": "sdpa-flash",
+    "x FLASH, deterministic": "sdpa-flash-deterministic",
+    "x cuDNN": "sdpa-cudnn",
+}
+CALLS: Final = {  # what a user calls, and its name in results
+    "`flash_attn_func`": "function",
+    "with a BlockMask": "function, BlockMask",
+    "forward with gradients": "forward with gradients",
+    "with a BlockMask ": "forward with gradients, BlockMask",
+    "backward": "backward",
+    "with a BlockMask  ": "backward, BlockMask",
+    "forward and backward": "forward and backward",
+}
+
+
+def load(name: str) -> tuple[Row, ...]:
+    """Read the rows of one file of results, without those that were launched call by call."""
+    rows = read_report(RESULTS / f"h200-{name}.json").rows
+    return tuple(row for row in rows if not row.eager)
+
+
+def write_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Write a table in Markdown."""
+    lines = [f"| {' | '.join(map(str.strip, cells))} |\n" for cells in (heads, *rows)]
+    return "".join((lines[0], "|---" * len(heads), "|\n", *lines[1:]))
+
+
+def write_ratios(rows: Iterable[Row], peer: str, phase: str) -> str:
+    """Write a peer's times over ours, in bold where ours is slower."""
+    ratios = [row.ratio(peer, phase) if peer in row.entries else None for row in rows]
+    texts = [None if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+    return ", ".join("" if x is None else f"**{x}**" if float(x) < 1 else x for x in texts).strip(
+        ", "
+    )
+
+
+def compare_phase(phase: str) -> str:
+    """Compare one phase of all shapes of the paper set: three lengths in one row."""
+    peers = {
+        title: peer
+        for title, peer in PEERS.items()
+        if phase == "backward" or not in_deterministic_mode(peer)
+    }
+    lines = []
+    for group in group_rows([*load("paper"), *load("paper-others")]):
+        shape = group.rows[0].shape
+        dims = {shape.head_dim: None, shape.head_dim_v: None}
+        rates = [row.teraflops(OURS, phase) or 0.0 for row in group.rows]
+        lines.append(
+            [
+                "/".join(map(str, dims)),
+                f"{shape.num_heads_q}/{shape.num_heads_kv}",
+                shape.pattern,
+                ", ".join(f"{rate:.0f}" for rate in rates),
+                *(write_ratios(group.rows, peer, phase) for peer in peers.values()),
+            ]
+        )
+    return write_table(["head_dim", "heads", "mask", "TFLOP/s", *peers], lines)
+
+
+def compare_means() -> str:
+    """Write geometric means, the lowest and the highest ratio: of the figure, and of all."""
+    shapes = {"head_dim 64, 128, 256": load("paper")}
+    shapes["all"] = (*shapes["head_dim 64, 128, 256"], *load("paper-others"))
+    lines = [
+        [phase, f"{len(rows)}: {title}", *(_mean(rows, peer, phase) for peer in PEERS.values())]
+        for title, rows in shapes.items()
+        for phase in ("forward", "backward")
+    ]
+    return write_table(["pass", "shapes", *PEERS], lines)
+
+
+def _mean(rows: Sequence[Row], peer: str, phase: str) -> str:
+    ratios = collect_ratios(rows, peer, phase)
+    if phase == "forward" and in_deterministic_mode(peer):
+        return ""
+    return f"{geometric_mean(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+def compare_blocks() -> str:
+    """Compare block-causal masks with the fastest peer."""
+    lines = [
+        [write_size(row), *(_beside_best(row, phase) for phase in ("forward", "backward"))]
+        for row in load("seed-fused")
+        if row.state == "warm"
+    ]
+    return write_table(["shape", "forward, ms", "backward, ms"], lines)
+
+
+def _beside_best(row: Row, phase: str) -> str:
+    peer = best_peer(row, phase) or ""
+    ours, other = (row.milliseconds(name, phase) or 0.0 for name in (OURS, peer))
+    return f"{ours:#.3g}, {label_of(peer)} {other:#.3g}"
+
+
+def write_size(row: Row) -> str:
+    """Write `2 x 4096, 8/1 heads of 256`."""
+    shape = row.shape
+    return f"{shape.batch} x {shape.seqlen_q}, {write_heads(row)} heads of {shape.head_dim}"
+
+
+def write_heads(row: Row) -> str:
+    """Write `8/1`."""
+    return f"{row.shape.num_heads_q}/{row.shape.num_heads_kv}"
+
+
+def compare_calls() -> str:
+    """Compare the microseconds of small calls."""
+    report = read_run(RESULTS / "h200-overhead.json")
+    assert isinstance(report, CallReport)  # noqa: S101 - its own file
+    calls = {call.name: call for call in report.calls if call.shape == SHAPES[0]}
+    lines = [
+        [title, f"{calls[x].ours_us:.0f}", f"{calls[x].peer_us:.0f}", f"{calls[x].ratio:.2f}"]
+        for title, x in CALLS.items()
+    ]
+    return write_table(["call", "flash_dist, us", "SDPA with FLASH, us", "ratio"], lines)
+
+
+def list_scores() -> str:
+    """List what soft caps, ALiBi and sinks take, forward and backward."""
+    lines: dict[tuple[str, str], list[str]] = {}
+    for row in load("scores"):
+        times = [row.milliseconds(OURS, phase) or 0.0 for phase in ("forward", "backward")]
+        mask = "causal" if "causal" in row.shape.name.split() else "full"
+        key = (str(row.shape.head_dim), mask)
+        lines.setdefault(key, []).append(", ".join(f"{time:.2f}" for time in times))
+    heads = ["head_dim", "mask", "plain", "soft cap", "ALiBi", "sinks"]
+    return write_table(heads, ([*key, *times] for key, times in lines.items()))
+
+
+def list_long() -> str:
+    """List the rates of the backward of long sequences."""
+    lines: dict[tuple[str, str, str], dict[int, str]] = {}
+    for row in [*load("long-causal"), *load("long-full")]:
+        shape = row.shape
+        key = (shape.pattern, str(shape.head_dim), write_heads(row))
+        rate = row.teraflops(OURS, "backward") or 0.0
+        lines.setdefault(key, {})[shape.seqlen_q] = f"{rate:.0f}"
+    lengths = [16 * KILO, 64 * KILO, 128 * KILO, 256 * KILO]
+    heads = ["mask", "head_dim", "heads", *(f"{length // KILO}k" for length in lengths)]
+    rows = ([*key, *(own.get(x, "") for x in lengths)] for key, own in lines.items())
+    return write_table(heads, rows)
+
+
+def list_corners() -> str:
+    """List odd shapes, and the best peer beside each."""
+    lines = [
+        [row.shape.name.removeprefix("bf16 "), *(_best(row, x) for x in ("forward", "backward"))]
+        for row in load("corners")
+    ]
+    return write_table(["problem", "forward, us", "backward, us"], lines)
+
+
+def _best(row: Row, phase: str) -> str:
+    ours = row.milliseconds(OURS, phase)
+    peer = best_peer(row, phase)
+    if ours is None or peer is None:
+        return ""
+    micro = ours * 1e3
+    time = f"{micro:.0f}" if micro >= 100 else f"{micro:.1f}"  # noqa: PLR2004 - three digits
+    return f"{time}, {write_ratios([row], peer, phase)} {label_of(peer)}"
+
+
+TABLES: Final[dict[str, Callable[[], str]]] = {
+    "forward": lambda: compare_phase("forward"),
+    "backward": lambda: compare_phase("backward"),
+    "means": compare_means,
+    "blocks": compare_blocks,
+    "calls": compare_calls,
+    "scores": list_scores,
+    "long": list_long,
+    "corners": list_corners,
+}
+
+
+def fill_page(text: str) -> str:
+    """Write every table of a page anew."""
+    for name, make in TABLES.items():
+        marks = (f"<!-- ci.speed: {name} -->\n", f"<!-- {name}: end -->\n")
+        if marks[0] in text:
+            text = replace_between(marks, text, make())
+    return text
+
+
+@command
+def main(argv: Sequence[str] | None = None, pages: Sequence[Path] = PAGES) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(prog="python -m ci.speed", description=__doc__)
+    parser.add_argument("--write", action="store_true", help="put the tables into the pages")
+    args = parser.parse_args(argv)
+    for page in pages:
+        text = fill_page(page.read_text(encoding="utf-8"))
+        if args.write:
+            page.write_text(text, encoding="utf-8")
+        else:
+            print(text, end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
