@@ -195,25 +195,42 @@ def _show(
     results: Iterator[CheckResult], args: argparse.Namespace, *, silent: bool
 ) -> Iterator[CheckResult]:
     console = make_console()
+    fixes = ShownFixes()
     first: CheckResult | None = None
     for result in results:
         shown = result
         if first is not None and not args.verbose:
             shown = fold(result, first)
         if not silent and is_shown(result, quiet=args.quiet):
-            print_result(console, shown, verbose=args.verbose)
+            print_result(console, fixes.shorten(shown), verbose=args.verbose)
         if result.gpu is not None and shown is result:
             first = result
         yield result
 
 
+class ShownFixes:
+    """The fixes that were printed: each is printed once, then named by its first result."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, CheckResult] = {}
+
+    def shorten(self, result: CheckResult) -> CheckResult:
+        """Replace a fix that was printed, and the explanation that was printed with it."""
+        first = self._first.setdefault(result.fix, result)
+        if not result.fix or first is result:
+            return result
+        fix = f"same as {'above' if first.name == result.name else first.name}"
+        entry = None if result.entry is first.entry else result.entry
+        return replace(result, fix=fix, entry=entry)
+
+
 def fold(result: CheckResult, first: CheckResult) -> CheckResult:
-    """Leave out the details of a GPU that fares as one before it does; -v prints them."""
+    """Leave out the details that are those of an earlier GPU; -v prints them."""
     kinds = {one.name.split()[0] for one in (result, first)}
     same = (result.status, result.all_details) == (first.status, first.all_details)
     shown = result.all_details if result.status == "fail" else result.details
     if len(kinds) == 1 and same and len(shown) > _FOLDED:
-        return replace(result, details=(f"in detail as {first.name}",), background=())
+        return replace(result, details=(f"same details as {first.name}",), background=())
     return result
 
 

@@ -162,11 +162,11 @@ def test_gpus_that_fare_alike_share_their_details_unless_verbose(
 ) -> None:
     on_machine(monkeypatch, ALL, "7.5", "7.5", "8.6", proof="assembled")
     _, _, out = doctor(capsys, "--only", "gpu")
-    assert out.count("in detail as gpu 0") == 1
+    assert out.count("same details as gpu 0") == 1
     assert out.count("bf16 needs compute capability 8.0") == 1
     assert "bwd_delta" not in out
     _, _, out = doctor(capsys, "--only", "gpu", "-v")
-    assert "in detail as" not in out
+    assert "same details as" not in out
     assert out.count("bwd_delta") == 3
 
 
@@ -197,4 +197,4 @@ def test_what_matters_of_a_healthy_gpu_is_told_without_being_asked(
     assert "not on this hardware: bf16 needs compute capability 8.0 or newer" in out
     assert out.count("was only assembled by its builder") == 2
     assert "KB plan" not in out
-    assert "in detail as" not in out
+    assert "same details as" not in out

@@ -12,7 +12,9 @@ import pytest
 from rich.console import Console
 
 from flash_dist.cli import main
+from flash_dist.cli.doctor import ShownFixes
 from flash_dist.cli.terminal.results import layout_result, print_result
+from flash_dist.findings.driver import DRIVER_TOO_OLD
 from flash_dist.findings.result import CheckResult
 from flash_dist.loading.process import Outcome
 from flash_dist.machine.libcuda import Cuda
@@ -355,6 +357,32 @@ def test_where_some_gpus_cannot_be_used_the_others_are_named(
     status, out = doctor(capsys, "--gpu", "9.0,9.0", "--driver", "580")
     assert status == 0
     assert "GPUs can use" not in out
+
+
+def test_a_fix_for_several_gpus_is_printed_once(
+    install: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(HOPPER)
+    what_if = ("--gpu", "8.6,6.1,8.6", "--driver", "580")
+    _, out = doctor(capsys, *what_if, "--json")
+    first, other, again = json.loads(out)["checks"][-3:]
+    assert again["fix"] == first["fix"] != other["fix"]
+    for verbose in ((), ("-v",)):
+        _, out = doctor(capsys, *what_if, *verbose)
+        assert out.count(f"fix: {first['fix']} (more: ") == 1
+        assert out.count(f"fix: {other['fix']} (more: ") == 1
+        assert out.rstrip().splitlines()[-3].strip() == "fix: same as gpu 0"
+
+
+def test_a_fix_that_was_printed_is_named_by_its_result() -> None:
+    shown = ShownFixes()
+    result = replace(RESULT, name="gpu 1")
+    assert shown.shorten(result) is result
+    assert shown.shorten(RESULT).fix == "same as gpu 1"
+    assert shown.shorten(replace(result)).fix == "same as above"
+    other = replace(RESULT, entry=DRIVER_TOO_OLD)
+    assert shown.shorten(other).entry is DRIVER_TOO_OLD
+    assert shown.shorten(replace(RESULT, fix="")).fix == ""
 
 
 def test_the_set_for_the_others_does_not_hide_what_none_serves(
