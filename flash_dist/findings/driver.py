@@ -8,10 +8,10 @@ from .entry import Entry
 
 DRIVER_ABSENT: Final = Entry(
     "driver-absent",
-    "There is no NVIDIA driver here",
-    "`libcuda.so.1`, the user's part of the driver, was not found. That is normal on a machine "
-    "without a GPU. A container gets the file from the host when it is started, not from its "
-    "image.",
+    "No NVIDIA driver was found",
+    "`libcuda.so.1`, the user-space part of the driver, was not found. That is normal on a "
+    "machine without a GPU. A container gets the file from the host when it is started, not from "
+    "its image.",
     "On a GPU machine install the driver. Start a container with the GPU runtime: "
     "`docker run --gpus all`, or a limit `nvidia.com/gpu` in Kubernetes. Do not install the "
     "driver into the image.",
@@ -27,24 +27,22 @@ DRIVER_ABSENT: Final = Entry(
 DRIVER_BROKEN: Final = Entry(
     "driver-broken",
     "The NVIDIA driver does not answer",
-    "`libcuda.so.1` is there and `cuInit` fails. After an update the library may be newer than "
-    "the kernel module that still runs; or the module is not loaded, or this user may not open "
-    "`/dev/nvidia*`.",
-    "`nvidia-smi` says which it is. `Driver/library version mismatch` ends with a reboot; in a "
-    "container restart it, so that it gets the host's present libraries.",
+    "`libcuda.so.1` exists, but `cuInit` fails. After an update the library may be newer than the "
+    "loaded kernel module. Or the module is not loaded, or this user cannot open `/dev/nvidia*`.",
+    "`nvidia-smi` says which it is. Reboot after `Driver/library version mismatch`. Restart a "
+    "container, so that it gets the host's current libraries.",
     messages=("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver",),
 )
 
 CUDA_UNKNOWN_ERROR: Final = Entry(
     "cuda-unknown-error",
-    "CUDA error 999: the driver fails and does not say why",
-    "Where CUDA does not begin, the module `nvidia_uvm` is most often not loaded or stuck, as "
-    "after the machine was suspended, or `/dev/nvidia-uvm` is not given to the container. A "
-    "program that sets CUDA_VISIBLE_DEVICES after it began to use CUDA sees the same. In the "
-    "middle of a run the GPU itself may have failed.",
-    "`sudo modprobe nvidia_uvm` loads the module; after a suspend reboot, or "
-    "`sudo rmmod nvidia_uvm` first. In a container start it again. "
-    "`sudo dmesg | grep -i xid` names a GPU that failed.",
+    "CUDA error 999: the driver failed without a reason",
+    "If CUDA does not start, most often the module `nvidia_uvm` is not loaded or is stuck, for "
+    "example after a suspend, or `/dev/nvidia-uvm` is not passed to the container. A program that "
+    "sets CUDA_VISIBLE_DEVICES after its first use of CUDA gets the same error. In the middle of "
+    "a run the GPU itself may have failed.",
+    "`sudo modprobe nvidia_uvm` loads the module; after a suspend reboot, or `sudo rmmod "
+    "nvidia_uvm` first. Restart a container. `sudo dmesg | grep -i xid` names a GPU that failed.",
     messages=("CUDA unknown error",),
     codes=(999,),
 )
@@ -79,37 +77,36 @@ DRIVER_TOO_OLD: Final = Entry(
 
 JIT_VARIABLE: Final = Entry(
     "jit-variable",
-    "A variable keeps the driver from embedded code",
+    "A variable stops the driver from using embedded code",
     "CUDA_FORCE_PTX_JIT makes the driver ignore all machine code and compile PTX; "
-    "CUDA_DISABLE_PTX_JIT forbids to compile any; CUDA_FORCE_JIT and CUDA_DISABLE_JIT do the same "
+    "CUDA_DISABLE_PTX_JIT forbids compiling any; CUDA_FORCE_JIT and CUDA_DISABLE_JIT do the same "
     "where those are not set. A library that lacks the other kind fails with `no kernel image is "
-    "available`, torch's own too; under both nothing loads.",
-    "Unset the variable, also where it comes from a profile, a container image or a job "
-    "script. It is meant for tests.",
+    "available`, torch's own too. With both set nothing loads.",
+    "Unset the variable, also in the profile, container image or job script that sets it. It is "
+    "meant for tests.",
 )
 
 SMEM_LIMIT: Final = Entry(
     "smem-limit",
     "FLASH_DIST_SMEM_LIMIT lowers the shared memory",
-    "Kernels whose tiles need more shared memory per block than this are passed over, and "
-    "smaller tiles, which are slower, are taken. Below the smallest tiles of a kernel nothing "
-    "is left for it.",
-    "Unset it unless you test the tiles of a smaller GPU. Where the limit is that of the GPU "
-    "itself, install an arch set that is made for it.",
+    "Kernels whose tiles need more shared memory per block are skipped, and smaller, slower tiles "
+    "are used. Below the smallest tiles of a kernel, no variant of it remains.",
+    "Unset it unless you test the tiles of a smaller GPU. If the limit is that of the GPU itself, "
+    "install an arch set that is made for it.",
 )
 
 SMEM_LIMIT_MALFORMED: Final = Entry(
     "smem-limit-malformed",
-    "FLASH_DIST_SMEM_LIMIT is no number",
-    "The variable must be a number of bytes, such as 65536. The kernels refuse to run with a "
-    "value that they cannot read, rather than to guess.",
+    "FLASH_DIST_SMEM_LIMIT is not a number",
+    "The variable must be a number of bytes, such as 65536. The kernels do not run with a value "
+    "that they cannot read.",
     "Unset it, or set bytes without a unit.",
 )
 
 WORKSPACE_MALFORMED: Final = Entry(
     "workspace-malformed",
-    "FLASH_DIST_WORKSPACE_MB is no number",
-    "The variable bounds the memory of the backward in MiB and must be a whole number, such as "
+    "FLASH_DIST_WORKSPACE_MB is not a number",
+    "The variable limits the memory of the backward in MiB and must be a whole number, such as "
     "1536; 0 makes the backward recompute.",
     "Unset it, or set MiB without a unit.",
 )
@@ -117,18 +114,18 @@ WORKSPACE_MALFORMED: Final = Entry(
 CHECK_MALFORMED: Final = Entry(
     "check-malformed",
     "FLASH_DIST_CHECK is neither 0 nor 1",
-    "The variable makes calls with packed sequences wait for the GPU and check what cu_seqlens "
-    "holds, if it is 1. Such calls refuse to run with a value that they cannot read.",
-    "Unset it, or set it to 1 to look for wrong boundaries.",
+    "If the variable is 1, calls with packed sequences wait for the GPU and check the values of "
+    "cu_seqlens. Such calls do not run with a value that they cannot read.",
+    "Unset it, or set it to 1 to find wrong boundaries.",
 )
 
 NO_GPU: Final = Entry(
     "no-gpu",
-    "There is no GPU to judge",
-    "No GPU is visible to this process, so that nothing could be proven: the exit status is 3. "
-    "CUDA_VISIBLE_DEVICES set to nothing, or to -1, hides them all.",
-    "On a GPU machine look at CUDA_VISIBLE_DEVICES and at the finding on the driver. "
-    "`python -m flash_dist doctor --gpu 8.6,9.0 --driver 580` judges GPUs that are not here.",
+    "There is no GPU to check",
+    "No GPU is visible to this process, so nothing could be tested. The exit status is 3. "
+    "CUDA_VISIBLE_DEVICES set to nothing, or to -1, hides all GPUs.",
+    "On a GPU machine check CUDA_VISIBLE_DEVICES and the finding on the driver. `python -m "
+    "flash_dist doctor --gpu 8.6,9.0 --driver 580` judges GPUs of another machine.",
     messages=(
         "No CUDA GPUs are available",
         "CUDA driver initialization failed, you might not have a CUDA gpu",

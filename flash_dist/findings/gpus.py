@@ -16,7 +16,7 @@ NOT_JUDGED: Final = Entry(
 NO_KERNELS: Final = Entry(
     "no-kernels",
     "The build contains no kernel",
-    "The library was read, and no kernel of this package is in it.",
+    "The library was read, but it has no kernel of this package.",
     "Install another wheel. `python -m flash_dist inspect --level kernels FILE` lists what is "
     "in a file.",
 )
@@ -24,53 +24,53 @@ NO_KERNELS: Final = Entry(
 NO_MATCHING_CODE: Final = Entry(
     "no-matching-code",
     "The build has no code for this GPU",
-    "Machine code (SASS) runs on GPUs of the same major compute capability with an equal or "
-    "newer minor: sm_80 on 8.6, not on 9.0, and sm_86 not on 8.0. Code for `sm_90a` runs on "
-    "9.0 alone. PTX is compiled by the driver for equal or newer GPUs only.",
-    "Install the arch set that the sentence names, or build one for exactly these GPUs: in a "
-    "clone by `TORCH_CUDA_ARCH_LIST=8.6 nox -s build_wheels`, elsewhere by "
-    "`TORCH_CUDA_ARCH_LIST=8.6 pip install FILE` with the sources of a release.",
+    "Machine code (SASS) runs on GPUs of the same major compute capability with an equal or newer "
+    "minor: sm_80 on 8.6, not on 9.0, and sm_86 not on 8.0. Code for `sm_90a` runs only on 9.0. "
+    "PTX is compiled by the driver for equal or newer GPUs only.",
+    "Install the arch set that the message names, or build one for exactly these GPUs: in a clone "
+    "by `TORCH_CUDA_ARCH_LIST=8.6 nox -s build_wheels`, elsewhere by `TORCH_CUDA_ARCH_LIST=8.6 "
+    "pip install FILE` with the sources of a release.",
 )
 
 HARDWARE_TOO_OLD: Final = Entry(
     "hardware-too-old",
-    "The GPU lacks the instructions",
-    "The kernels use matrix instructions that begin with compute capability 7.5 (Turing). "
-    "CUDA 13 has no compiler for older GPUs either.",
-    "Use a GPU of compute capability 7.5 or newer: no build can serve this one.",
+    "The GPU lacks instructions that the kernels need",
+    "The kernels use matrix instructions that exist from compute capability 7.5 (Turing) on. CUDA "
+    "13 cannot compile for older GPUs either.",
+    "Use a GPU of compute capability 7.5 or newer: no build supports this one.",
 )
 
 UNVERIFIED: Final = Entry(
     "unverified",
-    "The code may run, but nobody promises it",
-    "SASS of the same major is promised to run among discrete GPUs, but neither from those to "
-    "Jetson and Drive nor the other way. Or PTX was written by a CUDA that is newer than this "
+    "The code may run, but NVIDIA does not guarantee it",
+    "SASS of the same major version is guaranteed to run among discrete GPUs, but not between "
+    "discrete GPUs and Jetson or Drive. Or the PTX is of a CUDA version newer than this "
     "flash_dist knows.",
     "`python -m flash_dist selftest` on that GPU shows whether it runs and whether its numbers "
-    "are right. A build with the GPU's own target, or with PTX, is sure.",
+    "are right. A build with the GPU's own target, or with PTX, is certain to run.",
 )
 
 DTYPE_NOT_BUILT: Final = Entry(
     "dtype-not-built",
     "A dtype has no kernels in this build",
-    "The GPU could compute with the dtype, and the build has no kernel for it. Calls with it "
-    "raise an error; the others work.",
-    "Install a build whose targets include one from that dtype on: bfloat16 begins at 8.0.",
+    "The GPU supports the dtype, but the build has no kernel for it. Calls with it raise an "
+    "error; other calls work.",
+    "Install a build with a target that supports the dtype: bfloat16 needs 8.0 or newer.",
 )
 
 UNKNOWN_GPU: Final = Entry(
     "unknown-gpu",
     "No GPU of this compute capability is known",
-    "The what-if was asked about a number that no GPU has, as far as this version knows. It is "
-    "judged by the general rules, with assumed shared memory.",
-    "Look for a typing error: `nvidia-smi --query-gpu=compute_cap --format=csv` shows a real one.",
+    "No GPU known to this version has the given compute capability. It is judged by the general "
+    "rules, with an assumed amount of shared memory.",
+    "Check the number: `nvidia-smi --query-gpu=compute_cap --format=csv` shows that of your GPU.",
 )
 
 SOME_GPUS_UNSERVED: Final = Entry(
     "some-gpus-unserved",
     "Some GPUs of this machine can use the build, some cannot",
-    "A program that spreads over all of them fails on those that the build has no code for.",
-    "Show the program the others only, with the CUDA_VISIBLE_DEVICES that the fix names, or "
-    "install the one arch set that covers all. With GPUs of several kinds set "
-    "CUDA_DEVICE_ORDER=PCI_BUS_ID, so that the numbers are those of nvidia-smi.",
+    "A program that uses all of them fails on those for which the build has no code.",
+    "Hide the unsupported GPUs with the CUDA_VISIBLE_DEVICES that the fix names, or install the "
+    "arch set that covers all GPUs. With GPUs of several models set CUDA_DEVICE_ORDER=PCI_BUS_ID, "
+    "so that the numbers match nvidia-smi.",
 )

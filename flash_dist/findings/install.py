@@ -18,10 +18,10 @@ LIBC_UNSUPPORTED: Final = Entry(
 PYTHON_FREE_THREADED: Final = Entry(
     "python-free-threaded",
     "This Python is a free-threaded build",
-    "python3.13t and python3.14t have no GIL, and another binary interface: they take no wheel "
-    "that is for all versions of Python (abi3), and this package has no others. pip says "
-    "`not a supported wheel on this platform`. The libraries of this package call nothing of "
-    "Python and load there once they are unpacked, but no test runs there.",
+    "python3.13t and python3.14t have no GIL and another binary interface: they do not accept "
+    "wheels for the stable ABI (abi3), and this package has no others. pip says `not a supported "
+    "wheel on this platform`. The libraries of this package do not call Python and load there "
+    "once they are unpacked, but they are not tested there.",
     "Use the same version with the GIL in an environment of its own: `python3.13 -m venv .venv`, "
     "or `uv venv --python 3.13+gil`.",
 )
@@ -30,19 +30,18 @@ TORCH_ABSENT: Final = Entry(
     "torch-absent",
     "torch is not installed",
     "The attention functions are operators of torch and need it. inspect, audit, and doctor's "
-    "judgement of GPUs work without it. While pip builds a package it may not see a torch that "
-    "is installed.",
-    "Install a torch that has CUDA in the same environment as flash_dist. Where you believe "
-    "that it is there, compare `python -m pip --version` with the Python that runs this. To "
-    "build a package against it: `pip install --no-build-isolation NAME`.",
+    "judgement of GPUs work without it. A package that pip builds may not see the installed torch.",
+    "Install a torch that has CUDA in the same environment as flash_dist. If you expected it to "
+    "be installed, compare `python -m pip --version` with the Python that runs this. To build a "
+    "package against it: `pip install --no-build-isolation NAME`.",
     messages=("No module named 'torch'",),
 )
 
 TORCH_BROKEN: Final = Entry(
     "torch-broken",
     "torch is installed but cannot be read",
-    "The metadata or `torch/version.py` is missing or damaged, as after an install that was "
-    "interrupted, or a folder `torch` that pip does not know of.",
+    "The metadata or `torch/version.py` is missing or damaged, for example after an interrupted "
+    "install, or there is a folder `torch` that pip does not know.",
     "Install the same version again, from the index that it came from: "
     "`pip install --force-reinstall --no-deps torch==VERSION`. If pip warns of an invalid "
     "distribution `~orch`, delete that folder first.",
@@ -50,29 +49,29 @@ TORCH_BROKEN: Final = Entry(
 
 TORCH_SHADOWED: Final = Entry(
     "torch-shadowed",
-    "Something else is imported in place of torch",
-    "Python looks into the folder that it is started in and into those of PYTHONPATH before it "
-    "looks for installed packages. A script or a folder there has the name of torch, or of a "
-    "package that torch imports.",
-    "Leave that folder, take it out of PYTHONPATH, or rename the file. "
-    "`python -P -m flash_dist doctor` (Python 3.11) does not look into the folder it is in.",
+    "Another file is imported instead of torch",
+    "Python searches the folder that it is started in and those of PYTHONPATH before the "
+    "installed packages. A script or folder there has the name of torch, or of a package that "
+    "torch imports.",
+    "Leave that folder, take it out of PYTHONPATH, or rename the file. `python -P -m flash_dist "
+    "doctor` (Python 3.11) ignores the folder that it is started in.",
 )
 
 TORCH_TOO_OLD: Final = Entry(
     "torch-too-old",
     "torch is older than this build needs",
-    "The extension uses torch's stable ABI, whose functions grow from release to release. An "
-    "older torch lacks some that this build calls, and the extension would not load.",
-    "Install at least the version that the sentence names. The versions of torchvision, "
-    "torchaudio and xformers belong to one of torch: upgrade them in the same command.",
+    "The extension uses torch's stable ABI, which gains functions with each release. An older "
+    "torch lacks functions that this build calls, so the extension would not load.",
+    "Install at least the version that the message names. torchvision, torchaudio and xformers "
+    "must match torch: upgrade them in the same command.",
 )
 
 TORCH_CPU_BUILD: Final = Entry(
     "torch-cpu-build",
     "torch was built without CUDA",
-    "This torch computes on the CPU alone, whether the machine has an NVIDIA GPU or not. "
-    "It comes from an index without CUDA builds, or another package pulled it in; the builds for "
-    "macOS have no CUDA either.",
+    "This torch uses only the CPU, even on a machine with an NVIDIA GPU. It comes from an index "
+    "without CUDA builds, or another package pulled it in; the builds for macOS have no CUDA "
+    "either.",
     "With an NVIDIA GPU (`nvidia-smi` lists it) uninstall torch and install a CUDA build with the "
     "command that https://pytorch.org/get-started/locally gives for your system. Without one, "
     'tell the program to use the CPU, as by `device="cpu"`.',
@@ -82,55 +81,53 @@ TORCH_CPU_BUILD: Final = Entry(
 TORCH_NEWER_THAN_TESTED: Final = Entry(
     "torch-newer-than-tested",
     "torch is newer than this build was tested with",
-    "The stable ABI promises that the extension works with newer releases of torch, but "
-    "nobody has run its tests with this one.",
-    "Nothing, if `python -m flash_dist selftest` passes. Otherwise look for a newer "
-    "flash_dist, or install the newest torch that the sentence names.",
+    "The stable ABI promises that the extension works with newer releases of torch, but it was "
+    "not tested with this one.",
+    "Nothing, if `python -m flash_dist selftest` passes. Otherwise look for a newer flash_dist, "
+    "or install the newest torch that the message names.",
 )
 
 INSTALL_DAMAGED: Final = Entry(
     "install-damaged",
-    "Installed files are not those that pip recorded",
-    "A file is missing, or has another size or hash than in the wheel. A full disk, an "
-    "interrupted install, or another package that wrote into the folder does that; so does "
-    "editing by hand.",
+    "Installed files differ from pip's record",
+    "A file is missing, or has another size or hash than in the wheel. The cause is a full disk, "
+    "an interrupted install, another package that wrote into the folder, or an edit by hand.",
     "Install the wheel again: `pip install --force-reinstall --no-deps WHEEL`. If the same "
     "files differ again, look for a package that has files of the same name.",
 )
 
 INSTALL_UNREADABLE: Final = Entry(
     "install-unreadable",
-    "This user may not read what is installed",
-    "Nothing is damaged: the files belong to another user, often root with a strict umask, and "
-    "what cannot be read cannot be loaded either.",
-    "The owner lets everybody read: `chmod -R a+rX` on the folder that the sentence names, and "
-    "`umask 022` before the next install.",
+    "This user cannot read the installed files",
+    "The files are not damaged. They belong to another user, often root with a strict umask, and "
+    "a file that cannot be read cannot be loaded.",
+    "As the owner, run `chmod -R a+rX` on the folder that the message names, and `umask 022` "
+    "before the next install.",
 )
 
 INSTALL_TWICE: Final = Entry(
     "install-twice",
-    "The package lies in two folders",
-    "Python takes the first folder on `sys.path` that has the package. Another program, or "
-    "the same one started from another folder, may take the other copy, of another version "
-    "and for other GPUs.",
-    "Keep one of them: `pip uninstall flash_dist` in the other environment, or delete the "
-    "copy. A source tree counts, too: do not start Python inside it.",
+    "The package is installed in two folders",
+    "Python takes the first folder on `sys.path` that has the package. Another program, or the "
+    "same one started from another folder, may load the other copy, which may have another "
+    "version and support other GPUs.",
+    "Keep one of them: `pip uninstall flash_dist` in the other environment, or delete the copy. A "
+    "source tree counts as a copy: do not start Python inside it.",
 )
 
 INSTALL_LEFTOVERS: Final = Entry(
     "install-leftovers",
-    "Files that no install of this version put there",
-    "Files of an older version, or folders whose name begins with `~` from an install that "
-    "was interrupted, lie beside the recorded ones. An old library may be loaded instead of "
-    "the new one.",
+    "The package folder has files that this version did not install",
+    "Files of an older version, or folders whose name starts with `~` from an interrupted "
+    "install, are beside the recorded ones. An old library may be loaded instead of the new one.",
     "`pip uninstall flash_dist`, delete what is left of the folder, and install again.",
 )
 
 NOT_BUILT: Final = Entry(
     "not-built",
-    "There is no built flash_dist here",
-    "Neither the build manifest nor the library of kernels can be read. That is normal in a "
-    "source tree, which has Python files only.",
+    "No built flash_dist was found",
+    "Neither the build manifest nor the kernel library can be read. That is normal in a source "
+    "tree, which has Python files only.",
     "Install a wheel (`python -m flash_dist select` says which), and start Python outside of the "
     "source tree. In a clone `nox -s build_wheels -- SET` builds one into `dist/SET/`.",
 )
@@ -138,28 +135,28 @@ NOT_BUILT: Final = Entry(
 MANIFEST_UNREADABLE: Final = Entry(
     "manifest-unreadable",
     "The build manifest cannot be read",
-    "`_build.json`, which every wheel carries, is absent or damaged. The GPUs are judged by "
-    "the kernels that are really in the library, but what was promised is unknown.",
+    "`_build.json`, which is in every wheel, is missing or damaged. The GPUs are judged by the "
+    "kernels in the library. The declared ones are unknown.",
     "Install the wheel again. If a packager left the file out, put it back: it belongs to the "
     "package.",
 )
 
 LIBRARY_UNREADABLE: Final = Entry(
     "library-unreadable",
-    "The library of kernels cannot be read",
-    "`libflash_dist_kernels.so` is absent, cut short or damaged, or sound and not to be read: by "
-    "this user, or by a Python without a module for zstd. The GPUs are judged by what the "
-    "manifest promises, which nothing proves.",
-    "The sentence says which. Install the wheel again, let the user read the file, or "
-    "`python -m pip install backports.zstd`. If it was stripped or packed (`strip`, `upx`), leave "
-    "that out: it can remove the section with the GPU code.",
+    "The kernel library cannot be read",
+    "`libflash_dist_kernels.so` is missing, truncated or damaged. Or it is intact, but this user "
+    "cannot read it, or this Python has no module for zstd. The GPUs are judged by the manifest, "
+    "without proof.",
+    "The message says which. Install the wheel again, let the user read the file, or `python -m "
+    "pip install backports.zstd`. Do not strip or pack it (`strip`, `upx`): that can remove the "
+    "section with the GPU code.",
 )
 
 EMBEDDED_DIFFERS: Final = Entry(
     "embedded-differs",
-    "The embedded code is not what the manifest declares",
-    "Kernels are in the library that the manifest does not list, or the other way round. "
-    "Manifest and library come from different builds, or one of them was changed.",
+    "The embedded code differs from the manifest",
+    "The library has kernels that the manifest does not list, or the other way round. Manifest "
+    "and library come from different builds, or one of them was changed.",
     "Install the wheel again. `python -m flash_dist audit WHEEL` says whether the wheel "
     "itself is at fault.",
 )
@@ -167,6 +164,6 @@ EMBEDDED_DIFFERS: Final = Entry(
 CHECK_CRASHED: Final = Entry(
     "check-crashed",
     "A check of doctor itself crashed",
-    "This is a bug in flash_dist. The other checks ran all the same.",
+    "This is a bug in flash_dist. The other checks still ran.",
     "Report it with the page that `python -m flash_dist doctor --report report.html` writes.",
 )

@@ -8,9 +8,9 @@ from .entry import Entry
 
 SELFTEST_BITS_DIFFER: Final = Entry(
     "selftest-bits-differ",
-    "The same call gave other bits",
-    "Runs with equal inputs must give equal bits, and one did not. That is a race in a kernel, "
-    "an instruction that this GPU executes otherwise, or faulty memory.",
+    "The same call gave different bits",
+    "Runs with equal inputs must give equal bits, but one did not. The cause is a race in a "
+    "kernel, an instruction that this GPU executes differently, or faulty memory.",
     "Do not rely on results of this device with this build. `nvidia-smi -q -d ECC` counts "
     "errors of its memory. Run the selftest again, and report the output of "
     "`python -m flash_dist selftest --json`.",
@@ -19,7 +19,7 @@ SELFTEST_BITS_DIFFER: Final = Entry(
 SELFTEST_VALUES_DIFFER: Final = Entry(
     "selftest-values-differ",
     "A result is farther from the reference than allowed",
-    "The kernel ran and its numbers are wrong, or less exact than twice the error of torch's "
+    "The kernel ran, but its numbers are wrong, or their error is more than twice that of torch's "
     "own half precision.",
     "Do not use this device with this build, and report the output of "
     "`python -m flash_dist selftest --json`, which names the tensor and the place.",
@@ -29,17 +29,17 @@ SELFTEST_ERROR: Final = Entry(
     "selftest-error",
     "A call of the selftest raised an error",
     "CUDA or torch refused a call. `no kernel image is available` can come from torch's own "
-    "kernels, too; `out of memory` from other programs on the GPU.",
-    "`python -m flash_dist explain MESSAGE` says what the message means. For memory "
-    "look at `nvidia-smi`, and run again when the GPU is free.",
+    "kernels, too; `out of memory` can come from other programs on the GPU.",
+    "`python -m flash_dist explain MESSAGE` says what the message means. For memory check "
+    "`nvidia-smi`, and run again when the GPU is free.",
 )
 
 SELFTEST_CRASHED: Final = Entry(
     "selftest-crashed",
     "The selftest's process died",
-    "The process that ran the kernels was killed or ended without a report. The sentence names "
-    "the signal and the last case. SIGKILL most often means that the system or the container "
-    "ran out of memory.",
+    "The process that ran the kernels was killed or ended without a report. The message names the "
+    "signal and the last case. SIGKILL most often means that the system or the container ran out "
+    "of memory.",
     "`python -m flash_dist doctor` says whether the install is sound. `dmesg` shows kills for "
     "lack of memory, and NVIDIA's `Xid` errors.",
 )
@@ -47,9 +47,9 @@ SELFTEST_CRASHED: Final = Entry(
 SELFTEST_TIMEOUT: Final = Entry(
     "selftest-timeout",
     "The selftest took too long",
-    "It was stopped at its time limit. A GPU that others use, a debugger or sanitizer, or PTX "
-    "that the driver compiles at every start (CUDA_CACHE_DISABLE) makes it slow; a kernel that "
-    "hangs looks the same.",
+    "It was stopped at its time limit. A shared GPU, a debugger or sanitizer, or PTX that the "
+    "driver compiles at every start (CUDA_CACHE_DISABLE) makes it slow; a kernel that hangs looks "
+    "the same.",
     "Allow more time: `python -m flash_dist selftest --timeout 3600`. If the same case never "
     "ends on an idle GPU, report it.",
 )
@@ -57,28 +57,28 @@ SELFTEST_TIMEOUT: Final = Entry(
 SELFTEST_NOT_RUN: Final = Entry(
     "selftest-not-run",
     "The selftest was not run",
-    "This GPU has no code in the build, or the extension does not load, so that there was "
-    "nothing to prove.",
-    "Another finding of the same report says why; it goes away together with this one.",
+    "This GPU has no code in the build, or the extension does not load, so there was nothing to "
+    "test.",
+    "Fix the other finding of the same report, which says why.",
 )
 
 PREDICTION_DIFFERS: Final = Entry(
     "prediction-differs",
-    "Other variants ran than were predicted",
-    "doctor tells from the file which variant of each kernel a GPU will run, and the "
-    "dispatcher chose others. The results were right, but one of the two is mistaken.",
+    "Other variants ran than predicted",
+    "doctor predicts from the library which variant of each kernel a GPU runs, but the dispatcher "
+    "chose others. The results were right, but one of the two has a bug.",
     "Report it with the page that `python -m flash_dist doctor --report report.html` writes.",
 )
 
 FINGERPRINT_DIFFERS: Final = Entry(
     "fingerprint-differs",
-    "This GPU computes other bits than one of its kind did",
-    "The package carries SHA-256 of what the selftest computed on a GPU of this model. "
-    "Case, code of the kernels, planner, multiprocessors, shared memory, workspace budget and, "
-    "for code that the driver compiles, the driver were the same, so that the bits must be. "
-    "All runs on this GPU agreed with each other: it errs in the same way each time.",
-    "Run `python -m flash_dist selftest --runs 1000` on it and on other GPUs of this model. "
-    "If only this one differs, take it out of use; if all do, report it: the recorded "
+    "This GPU computes other bits than another GPU of its model",
+    "The package holds SHA-256 hashes of what the selftest computed on a GPU of this model. Case, "
+    "kernel code, planner, multiprocessors, shared memory, workspace budget and, for code that "
+    "the driver compiles, the driver are the same, so the bits must be the same. All runs on this "
+    "GPU agreed with each other: it makes the same error each time.",
+    "Run `python -m flash_dist selftest --runs 1000` on it and on other GPUs of this model. If "
+    "only this one differs, take it out of use; if all differ, report it: the recorded "
     "fingerprints are wrong.",
 )
 
@@ -87,15 +87,14 @@ GPUS_DIFFER: Final = Entry(
     "Two equal GPUs of this machine computed different bits",
     "They are of one model, ran the same code on the same inputs, and one of the two computed "
     "something else. Nothing raised an error: this is silent data corruption.",
-    "A third GPU tells which: "
-    "`torchrun --nproc-per-node=gpu -m flash_dist fleet --rounds 10`. "
-    "With two, the one whose bits change between rounds is it.",
+    "A third GPU shows which one is wrong: `torchrun --nproc-per-node=gpu -m flash_dist fleet "
+    "--rounds 10`. With only two, it is the one whose bits change between rounds.",
 )
 
 FLEET_ODD_GPU: Final = Entry(
     "fleet-odd-gpu",
-    "One GPU of the fleet computes other bits than its equals",
-    "Most ranks with the same GPU model and code agree, this one does not. The sentence names "
+    "One GPU of the fleet computes other bits than its peers",
+    "Most ranks with the same GPU model and code agree; this one does not. The message names "
     "host, PCI address and UUID of the GPU, the tensor and the case.",
     "Take the GPU out of the cluster and run `python -m flash_dist selftest --runs 1000` on "
     "it. `nvidia-smi -q -d ECC` and the `Xid` lines of `dmesg` may say more.",
@@ -104,10 +103,9 @@ FLEET_ODD_GPU: Final = Entry(
 FLEET_DISAGREES: Final = Entry(
     "fleet-disagrees",
     "GPUs of the fleet disagree, and none is in the majority",
-    "As many ranks computed one result as another, so that the fleet cannot say which of them "
-    "is wrong.",
-    "Run it with a third GPU of this model, or with `--rounds 10`: a GPU that errs now and "
-    "then disagrees with itself.",
+    "As many ranks computed one result as another, so the fleet cannot say which of them is wrong.",
+    "Run it with a third GPU of this model, or with `--rounds 10`: a GPU with occasional errors "
+    "disagrees with itself.",
 )
 
 FLEET_DIFFERS: Final = Entry(
@@ -121,14 +119,15 @@ FLEET_NOTHING_TO_COMPARE: Final = Entry(
     "fleet-nothing-to-compare",
     "No two ranks of the fleet are equal",
     "Bits are compared between GPUs of one model with the same limits, budget, build and, for "
-    "code that the driver compiles, driver. Every rank differs from all others in that.",
+    "code that the driver compiles, driver. Every rank differs from all others in one of these.",
     "Start at least two ranks on GPUs of one model, with the same wheel and environment.",
 )
 
 FLEET_TOO_MANY_RANKS: Final = Entry(
     "fleet-too-many-ranks",
     "There are more ranks on a host than GPUs",
-    "Each rank proves the GPU of its local rank, and there is none with that number.",
+    "Each rank tests the GPU with the number of its local rank, but there is no GPU with this "
+    "number.",
     "`torchrun --nproc-per-node=gpu -m flash_dist fleet` starts one rank per GPU; "
     "CUDA_VISIBLE_DEVICES may hide some.",
 )

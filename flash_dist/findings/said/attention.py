@@ -13,11 +13,12 @@ from ..entry import Entry
 FLASH_ATTENTION_GPU: Final = Entry(
     "flash-attention-gpu",
     "flash-attention has no kernels for this GPU",
-    "flash-attention 2 begins with Ampere (8.0): Turing and Volta are refused, and its versions "
-    "before Blackwell refuse 12.0 in the same words. flash-attention 3 begins with Hopper (9.0).",
-    'Take torch\'s own attention (`attn_implementation="sdpa"` in transformers) on that GPU, or '
-    "a newer flash-attention. This package begins with Turing (7.5): "
-    "`python -m flash_dist select --gpu 7.5` names its build.",
+    "flash-attention 2 needs Ampere (8.0) or newer. It refuses Turing and Volta, and versions "
+    "from before Blackwell refuse 12.0 with the same message. flash-attention 3 needs Hopper "
+    "(9.0).",
+    'Use torch\'s own attention (`attn_implementation="sdpa"` in transformers) on that GPU, or a '
+    "newer flash-attention. This package supports Turing (7.5) and newer: `python -m flash_dist "
+    "select --gpu 7.5` names the build.",
     messages=(
         "FlashAttention only supports Ampere GPUs or newer",
         "FlashAttention only supports Hopper GPUs or newer",
@@ -29,8 +30,8 @@ FLASH_ATTENTION_GPU: Final = Entry(
 KERNEL_NOT_BUILT: Final = Entry(
     "kernel-not-built",
     "SageAttention was built without the kernels for this GPU",
-    "Its setup compiles for the GPUs that it sees, or for TORCH_CUDA_ARCH_LIST, and what was left "
-    "of an older build stays in the package. The GPU itself may be able to.",
+    "Its setup compiles for the visible GPUs, or for TORCH_CUDA_ARCH_LIST, and files of an older "
+    "build stay in the package. SageAttention itself may support the GPU.",
     "Uninstall it until pip finds none, then install a wheel for this GPU and torch, or build it "
     "on this machine without TORCH_CUDA_ARCH_LIST.",
     messages=("SM{target} kernel is not available. Make sure you GPUs with compute capability",),
@@ -38,33 +39,34 @@ KERNEL_NOT_BUILT: Final = Entry(
 
 SDPA_NO_KERNEL: Final = Entry(
     "sdpa-no-kernel",
-    "None of torch's attention kernels may serve this call",
-    "scaled_dot_product_attention was left with the backends that `sdpa_kernel` allows, and none "
-    "of them takes these tensors: their dtype, head_dim, mask or GPU. torch warns of the reasons "
+    "No allowed attention kernel of torch supports this call",
+    "`sdpa_kernel` limits scaled_dot_product_attention to some backends, and none of them "
+    "supports the dtype, head_dim, mask or GPU of this call. torch prints the reasons as warnings "
     "right before.",
-    "Read those warnings, or allow `SDPBackend.MATH`, which takes everything. Flash attention "
-    "wants float16 or bfloat16, four dimensions, and no arbitrary mask.",
+    "Read those warnings, or allow `SDPBackend.MATH`, which supports every call. Flash attention "
+    "needs float16 or bfloat16, four dimensions, and no arbitrary mask.",
     messages=("No available kernel. Aborting execution",),
 )
 
 XFORMERS_NO_OPERATOR: Final = Entry(
     "xformers-no-operator",
-    "None of xformers' kernels serves this call",
+    "No kernel of xformers supports this call",
     "The lines below the message say for each kernel why not: the GPU is too old or too new for "
-    "it, the dtype or mask is not served, or the kernel was not built (`operator wasn't built`).",
+    "it, the dtype or mask is not supported, or the kernel was not built (`operator wasn't "
+    "built`).",
     "For `operator wasn't built` install the xformers that belongs to this torch. For a GPU that "
-    "is too new, a newer one, or torch's scaled_dot_product_attention.",
+    "is too new, install a newer xformers or use torch's scaled_dot_product_attention.",
     messages=("No operator found for `{operator}` with inputs",),
 )
 
 FLEX_MASK_DEVICE: Final = Entry(
     "flex-mask-device",
-    "A mask lies on another GPU than the queries",
+    "A mask is on another GPU than the queries",
     "With layers spread over several GPUs, a BlockMask or a tensor that its mask_mod reads was "
     "made on the first one and is used on the second. An older torch fails while compiling, "
     "a newer one names the two devices.",
-    "Make one mask for each GPU, with tensors of that GPU: `block_mask.to(device)`. A BlockMask of "
-    "this package is planned on the host and serves all of them.",
+    "Make one mask for each GPU, with tensors of that GPU: `block_mask.to(device)`. A BlockMask "
+    "of this package is planned on the host and works on all of them.",
     messages=(
         "Expect q/k/v and block_mask to be on the same device",
         "'MultiOutput' object has no attribute 'inner_fn' target: flex_attention",
@@ -73,12 +75,12 @@ FLEX_MASK_DEVICE: Final = Entry(
 
 FLASH_ATTENTION_DTYPE: Final = Entry(
     "flash-attention-dtype",
-    "flash-attention takes float16 and bfloat16 only",
+    "flash-attention supports only float16 and bfloat16",
     "The tensors are float32: the model was loaded without a dtype, or a norm, rotary embedding "
-    "or adapter in front made them so.",
+    "or adapter converted them.",
     "Load the model with `dtype=torch.bfloat16` (older transformers: `torch_dtype`), or call it "
-    'under `torch.autocast("cuda", dtype=torch.bfloat16)`. `flash_attn_func` of this package takes '
-    "float32, too.",
+    'under `torch.autocast("cuda", dtype=torch.bfloat16)`. `flash_attn_func` of this package '
+    "accepts float32, too.",
     messages=(
         "FlashAttention only support fp16 and bf16 data type",
         "FlashAttention only supports fp16 and bf16 data type",
@@ -90,11 +92,11 @@ FLASH_ATTENTION_DTYPE: Final = Entry(
 FLASH_ATTENTION_HEAD_DIM: Final = Entry(
     "flash-attention-head-dim",
     "flash-attention has no kernel for this head_dim on this GPU",
-    "Its kernels end at a head_dim of 256, and older versions have the backward above 192 for "
-    "A100 and H100 only, whose shared memory is larger than that of GeForce cards.",
-    'Take torch\'s own attention (`attn_implementation="sdpa"`), which serves every head_dim, or '
-    "for the backward above 192 flash-attn 2.5.5 or newer without dropout. This package ends at "
-    "256 too, with a backward on every GPU from 7.5 on.",
+    "Its kernels support head_dim up to 256. Older versions have a backward above 192 only for "
+    "A100 and H100, which have more shared memory than GeForce cards.",
+    'Use torch\'s own attention (`attn_implementation="sdpa"`), which supports every head_dim, or '
+    "for the backward above 192 flash-attn 2.5.5 or newer without dropout. This package supports "
+    "head_dim up to 256 too, with a backward on every GPU from 7.5 on.",
     messages=(
         "head dimension at most 256",
         "head dimension at most {most}",
@@ -105,10 +107,10 @@ FLASH_ATTENTION_HEAD_DIM: Final = Entry(
 
 FLASH_ATTENTION_FP8: Final = Entry(
     "flash-attention-fp8",
-    "FlashAttention 4 takes 8-bit floats on 10.x alone",
+    "FlashAttention 4 supports FP8 only on compute capability 10.x",
     "Its CuTe kernels have FP8 for datacenter Blackwell (B200, B300) and for no other GPU; on "
     "Hopper FlashAttention 3 has it.",
-    "Call it in bfloat16 on this GPU, or on 9.0 take FlashAttention 3 (package flash_attn_3).",
+    "Use bfloat16 on this GPU, or FlashAttention 3 (package flash_attn_3) on 9.0.",
     messages=(
         "FP8 is only supported on SM100 (compute capability 10.x)",
         "AssertionError: FP8 is only supported on SM100",
@@ -118,21 +120,21 @@ FLASH_ATTENTION_FP8: Final = Entry(
 
 ATTENTION_DEVICE: Final = Entry(
     "attention-device",
-    "An argument of the attention lies on the CPU",
-    "Kernels read memory of the GPU. The tensor that the message names, often cu_seqlens from a "
+    "An argument of the attention call is on the CPU",
+    "Kernels read GPU memory. The tensor that the message names, often cu_seqlens from a "
     "tokenizer or collator, was never moved there.",
     '`x = x.to(q.device)` before the call; for a whole batch `batch.to("cuda")`.',
     messages=("{tensor} must be on CUDA", "Input tensor must be on CUDA"),
-    said="{tensor} lies on the CPU, and the kernel reads memory of the GPU",
+    said="{tensor} is on the CPU, but the kernel reads GPU memory",
 )
 
 ATTENTION_CONTIGUOUS: Final = Entry(
     "attention-contiguous",
-    "The values of a head do not lie side by side",
-    "flash-attention reads rows of head_dim values with a stride of 1. A transposition or a slice "
-    "with steps left them apart.",
-    "Call `.contiguous()` on q, k and v right before; dout is made so by "
-    "`out = out.contiguous()` behind the call.",
+    "The values of a head are not contiguous",
+    "flash-attention reads rows of head_dim values with a stride of 1. A transpose or a slice "
+    "with steps changed that.",
+    "Call `.contiguous()` on q, k and v right before. For dout use `out = out.contiguous()` after "
+    "the call.",
     messages=(
         "Input tensor must have contiguous last dimension",
         "Q,K,V last dim must be contiguous",
@@ -143,8 +145,8 @@ ATTENTION_CONTIGUOUS: Final = Entry(
 CU_SEQLENS_DTYPE: Final = Entry(
     "cu-seqlens-dtype",
     "Boundaries of packed sequences must be int32",
-    "`torch.cumsum` gives int64, whatever its input was. flash-attention reads cu_seqlens as 32 "
-    "bits each.",
+    "`torch.cumsum` gives int64, whatever its input was. flash-attention reads cu_seqlens as "
+    "32-bit integers.",
     "`torch.cumsum(lengths, 0, dtype=torch.int32)`, or `cu_seqlens.to(torch.int32)`.",
     messages=("{tensor} must have dtype int32", "{tensor} must have dtype torch.int32"),
     said="{tensor} must be int32",
@@ -152,12 +154,12 @@ CU_SEQLENS_DTYPE: Final = Entry(
 
 ATTENTION_SHAPES: Final = Entry(
     "attention-shapes",
-    "q, k and v do not fit each other",
-    "flash-attention wants [batch, seqlen, heads, head_dim], torch's own attention has heads "
+    "The shapes of q, k and v do not match",
+    "flash-attention expects [batch, seqlen, heads, head_dim]; torch's own attention has heads "
     "before seqlen. The number of heads of q must be a multiple of that of k and v, and batches "
     "must be equal.",
-    "Print the three shapes before the call. Tensors for torch's attention need "
-    "`.transpose(1, 2)`; with tensor parallelism both kinds of heads are divided by its size.",
+    "Print the three shapes before the call. Tensors for torch's attention need `.transpose(1, "
+    "2)`; with tensor parallelism divide both numbers of heads by its size.",
     messages=(
         "batch_size must be equal to batch_size_k",
         "Number of heads in key/value must divide number of heads in query",
@@ -169,28 +171,28 @@ ATTN_BIAS_ALIGNED: Final = Entry(
     "attn-bias-aligned",
     "Rows of the mask do not begin at multiples that the kernel reads",
     "The memory-efficient kernel of torch and xformers reads a bias in vectors: each row must "
-    "begin at a multiple of 8 values (16 bits) or 4 (32 bits), and seqlen_k is no such multiple.",
-    "Make the mask wider and cut it: "
-    "`torch.empty(b, h, sq, (sk + 7) // 8 * 8, dtype=q.dtype, device=q.device)[..., :sk]`. Newer "
-    "torch does so itself.",
+    "begin at a multiple of 8 values (16 bits) or 4 (32 bits), but seqlen_k is not such a "
+    "multiple.",
+    "Make the mask wider and cut it: `torch.empty(b, h, sq, (sk + 7) // 8 * 8, dtype=q.dtype, "
+    "device=q.device)[..., :sk]`. Newer torch does this itself.",
     messages=("attn_bias is not correctly aligned",),
 )
 
 CAPTURE_LENGTHS: Final = Entry(
     "capture-lengths",
     "FlashInfer needs lengths on the CPU while a CUDA graph is captured",
-    "Its prefill plans with the lengths of the sequences, which it would copy from the GPU; a "
-    "capture forbids that.",
-    "Pass `q_seq_lens_cpu` and `kv_seq_lens_cpu`, or upgrade FlashInfer, or capture decoding "
-    "alone.",
+    "Its prefill plans with the lengths of the sequences. A capture forbids copying them from the "
+    "GPU.",
+    "Pass `q_seq_lens_cpu` and `kv_seq_lens_cpu`, or upgrade FlashInfer, or capture only the "
+    "decoding.",
     messages=("q_seq_lens_cpu and kv_seq_lens_cpu must be provided",),
 )
 
 VLLM_BATCH_INVARIANT: Final = Entry(
     "vllm-batch-invariant",
-    "vLLM's batch-invariant mode wants an attention backend by name",
-    "VLLM_BATCH_INVARIANT=1 is checked before vLLM chooses its backend, so that `None` is refused, "
-    "and so is each backend that the message does not list.",
+    "vLLM's batch-invariant mode needs a named attention backend",
+    "VLLM_BATCH_INVARIANT=1 is checked before vLLM chooses its backend, so `None` is refused, as "
+    "is each backend that the message does not list.",
     "Name one of the list: `--attention-backend FLASH_ATTN`, from Python "
     '`LLM(..., attention_backend="FLASH_ATTN")`; older versions read '
     "VLLM_ATTENTION_BACKEND=FLASH_ATTN.",
@@ -200,10 +202,10 @@ VLLM_BATCH_INVARIANT: Final = Entry(
 SAGE_ATTENTION_GPU: Final = Entry(
     "sage-attention-gpu",
     "SageAttention 2 has no kernels for this GPU",
-    "Its kernels begin with Ampere (8.0): a GeForce RTX 20, T4 or Quadro RTX (sm75) is refused, "
-    "and so is a GPU that is newer than the package.",
-    "On 7.5 `pip install sageattention==1.0.6`, whose kernels are Triton's, or take torch's own "
-    "attention. For a newer GPU install a newer SageAttention.",
+    "Its kernels need Ampere (8.0) or newer. It refuses GeForce RTX 20, T4 and Quadro RTX (sm75), "
+    "and GPUs newer than the package.",
+    "On 7.5 `pip install sageattention==1.0.6`, whose kernels are written in Triton, or use "
+    "torch's own attention. For a newer GPU install a newer SageAttention.",
     messages=("Unsupported CUDA architecture: {target}",),
     said="SageAttention has no kernels for this GPU, which is {target}",
 )

@@ -14,8 +14,8 @@ NOT_DETERMINISTIC: Final = Entry(
     "torch has no deterministic kernel for this operation",
     "`torch.use_deterministic_algorithms(True)` forbids kernels whose result may differ from run "
     "to run, and this operation has no other one on the GPU in this version of torch.",
-    "Upgrade torch, which gets more of them, or let this one be: `warn_only=True`. Attention of "
-    "this package is bit-equal from run to run, forward and backward.",
+    "Upgrade torch, which adds deterministic kernels, or allow this one: `warn_only=True`. "
+    "Attention of this package is bit-equal from run to run, forward and backward.",
     messages=("{operation} does not have a deterministic implementation",),
     said="torch has no deterministic kernel for {operation}",
 )
@@ -31,22 +31,21 @@ CUBLAS_WORKSPACE: Final = Entry(
 
 CUBLAS_NOT_INITIALIZED: Final = Entry(
     "cublas-not-initialized",
-    "cuBLAS could not begin",
-    "It is the first library to ask the GPU for memory of its own, and there is none left: torch "
-    "or another process holds all of it. After an error of a kernel, such as an index outside of "
-    "its tensor, it fails in the same words.",
-    "Look at `nvidia-smi` while it runs: where the memory is full, take a smaller batch or end the "
-    "other process. Otherwise run again with CUDA_LAUNCH_BLOCKING=1, which names the call at "
-    "fault.",
+    "cuBLAS could not initialize",
+    "cuBLAS needs GPU memory of its own, and none is left: torch or another process holds all of "
+    "it. After the error of a kernel, such as an index outside of its tensor, it fails with the "
+    "same message.",
+    "Check `nvidia-smi` while it runs: if the memory is full, use a smaller batch or end the "
+    "other process. Otherwise run again with CUDA_LAUNCH_BLOCKING=1, which names the faulty call.",
     messages=("CUBLAS_STATUS_NOT_INITIALIZED", "CUBLAS_STATUS_ALLOC_FAILED"),
 )
 
 CUBLAS_FAILED: Final = Entry(
     "cublas-failed",
     "A matrix product failed on the GPU",
-    "Most often a kernel before it failed and cuBLAS is the first to notice, or a cuBLAS of "
-    "another CUDA stands in front of torch's (LD_LIBRARY_PATH, a system-wide CUDA).",
-    "Run again with CUDA_LAUNCH_BLOCKING=1, which names the call at fault. If that is the product "
+    "Most often an earlier kernel failed and cuBLAS is the first to notice, or a cuBLAS of "
+    "another CUDA is loaded instead of torch's (LD_LIBRARY_PATH, a system-wide CUDA).",
+    "Run again with CUDA_LAUNCH_BLOCKING=1, which names the faulty call. If that is the product "
     "itself, `unset LD_LIBRARY_PATH` and try again.",
     messages=("CUBLAS_STATUS_EXECUTION_FAILED", "CUBLAS_STATUS_INTERNAL_ERROR"),
 )
@@ -54,22 +53,22 @@ CUBLAS_FAILED: Final = Entry(
 CUDNN_NO_PLAN: Final = Entry(
     "cudnn-no-plan",
     "cuDNN has no kernel for this call",
-    "torch chose cuDNN for a convolution or for attention, and this version of cuDNN serves the "
-    "shapes, strides or GPU with none of its kernels. A GPU that is newer than the cuDNN is the "
-    "commonest cause.",
-    "For attention `torch.backends.cuda.enable_cudnn_sdp(False)` takes another kernel. Otherwise "
-    "upgrade torch, which brings a newer cuDNN.",
+    "torch chose cuDNN for a convolution or for attention, but no kernel of this cuDNN version "
+    "supports the shapes, strides or GPU. A GPU that is newer than the cuDNN is the most common "
+    "cause.",
+    "For attention `torch.backends.cuda.enable_cudnn_sdp(False)` selects another kernel. "
+    "Otherwise upgrade torch, which brings a newer cuDNN.",
     messages=("No execution plans support the graph", "No valid execution plans built"),
 )
 
 TRITON_OUT_OF_RESOURCES: Final = Entry(
     "triton-out-of-resources",
-    "A Triton kernel wants more than this GPU has per block",
+    "A Triton kernel needs more than this GPU has per block",
     "Its tiles need more shared memory (or registers, tensor memory) than the limit that the "
     "message names: they were chosen for a GPU with more, such as an A100 or H100.",
-    "Take smaller tiles (`BLOCK_M`, `BLOCK_N`) or fewer `num_stages`; in flex_attention by "
-    '`kernel_options={"BLOCK_M": 64, "BLOCK_N": 64, "num_stages": 2}`. Of a package take a '
-    "version that knows this GPU.",
+    "Use smaller tiles (`BLOCK_M`, `BLOCK_N`) or fewer `num_stages`; in flex_attention by "
+    '`kernel_options={"BLOCK_M": 64, "BLOCK_N": 64, "num_stages": 2}`. Use a version of the '
+    "package that supports this GPU.",
     messages=(
         "out of resource: {resource}, Required: {required}, Hardware limit: {limit}",
         "out of resource: shared memory, Required: {required}, Hardware limit: {limit}",
@@ -80,8 +79,8 @@ TRITON_OUT_OF_RESOURCES: Final = Entry(
 
 NCCL_CUDA_ERROR: Final = Entry(
     "nccl-cuda-error",
-    "NCCL was stopped by an error of CUDA",
-    "NCCL reports an error that it did not make: a GPU that two ranks share, a kernel of this or "
+    "NCCL was stopped by a CUDA error",
+    "NCCL reports an error that it did not cause: a GPU that two ranks share, a kernel of this or "
     "another rank that failed, too little `/dev/shm`, or a driver that is too old for it.",
     "`export NCCL_DEBUG=WARN` and run again: its lines name the call of CUDA and its error, which "
     "`python -m flash_dist explain MESSAGE` explains.",
@@ -94,14 +93,14 @@ TORCH_NVML: Final = Entry(
     "This line of torch counts processes on the GPU for its message `CUDA out of memory`, by NVML, "
     "which does not answer here: as under WSL, in some containers, with MIG, or after an update "
     "of the driver.",
-    "Take it for an out-of-memory error: a smaller batch or sequence. Where memory is free, "
+    "Treat it as an out-of-memory error: use a smaller batch or sequence. If memory is free, "
     "`nvidia-smi` in the same container shows what is wrong with NVML.",
     messages=("NVML_SUCCESS == r INTERNAL ASSERT FAILED",),
 )
 
 NO_GRADIENT: Final = Entry(
     "no-gradient",
-    "Nothing in this loss wants a gradient",
+    "Nothing in this loss requires a gradient",
     "Every tensor that it was computed from is frozen, detached, or was made under "
     "`torch.no_grad()` or `inference_mode()`. With adapters (PEFT) and gradient checkpointing the "
     "input of the first block has no gradient.",
@@ -114,23 +113,22 @@ NO_GRADIENT: Final = Entry(
 NO_DOUBLE_BACKWARD: Final = Entry(
     "no-double-backward",
     "This operation has no gradient of its gradient",
-    "Attention kernels have a backward, and none for the backward: a gradient penalty, forces "
-    "from energies, or `create_graph=True` asks for it. It is so in every flash attention, ours "
-    "too.",
-    "Compute that part by formulas: `with sdpa_kernel(SDPBackend.MATH):` around the attention. "
-    "Where no second derivative is meant, leave `create_graph=True` out.",
+    "Attention kernels have a backward, but no second derivative. A gradient penalty, forces from "
+    "energies, or `create_graph=True` needs one. No flash attention has it, ours included.",
+    "Compute that part with torch's math backend: `with sdpa_kernel(SDPBackend.MATH):` around the "
+    "attention. If you need no second derivative, remove `create_graph=True`.",
     messages=("Trying to backward through {operation} but it is not differentiable",),
     said="{operation} has no gradient of its own",
 )
 
 DYNAMO_SKIPPED: Final = Entry(
     "dynamo-skipped",
-    "torch.compile meets a function that it cannot trace",
-    "The function is compiled code that is no operator of torch (pybind11, ctypes), or is on the "
-    "list of what is not traced. With `fullgraph=True` that is an error, otherwise the graph ends "
-    "there.",
+    "torch.compile reached a function that it cannot trace",
+    "The function is compiled code that is not an operator of torch (pybind11, ctypes), or is on "
+    "torch's list of functions that are not traced. With `fullgraph=True` that is an error, "
+    "otherwise the graph ends there.",
     "Upgrade the package: newer ones register operators (flash-attn from 2.7 on). Otherwise "
-    "leave `fullgraph=True` out, or wrap the function by `torch.library.custom_op`.",
+    "remove `fullgraph=True`, or wrap the function by `torch.library.custom_op`.",
     messages=("Attempted to call function marked as skipped",),
 )
 
@@ -149,7 +147,7 @@ OPERATOR_UNKNOWN: Final = Entry(
     "operator-unknown",
     "torch knows no operator of this name",
     "The library that registers it was not loaded in this process, failed to load earlier, or has "
-    "it in another version only. Names are `package::operator`.",
+    "it only in another version. Names are `package::operator`.",
     "`python -c 'import NAME'` with the package of the name loads it, or shows why it does not "
     "load. In a worker process import it there too.",
     messages=("Could not find schema for {operator}",),
@@ -158,22 +156,21 @@ OPERATOR_UNKNOWN: Final = Entry(
 
 OPERATOR_SHARDING: Final = Entry(
     "operator-sharding",
-    "DTensor does not know how to share out this operation",
-    "The inputs are DTensors (tensor or sequence parallel), and nobody has told torch what the "
-    "operation does with a shard. Attention works on shards of heads or batch without any "
-    "communication.",
+    "DTensor does not know how to shard this operation",
+    "The inputs are DTensors (tensor or sequence parallel), and torch has no sharding rule for "
+    "the operation. Attention works on shards of heads or batch without any communication.",
     "Call it on local shards: `x.to_local()`, then `DTensor.from_local(...)`, or wrap it by "
     "`torch.distributed.tensor.experimental.local_map`.",
     messages=("Operator {operator} does not have a sharding strategy registered",),
-    said="DTensor does not know how to share out {operator}",
+    said="DTensor does not know how to shard {operator}",
 )
 
 PICKLE_CODE: Final = Entry(
     "pickle-code",
-    "Something that holds Python code was to be sent or saved",
-    "Functions made inside of others, lambdas and compiled functions cannot be pickled: as the "
-    "mask_mod of a mask that is saved, or an attribute of a Dataset whose workers are spawned.",
-    "Define the function at the top of a module, and save its arguments instead of it.",
+    "An object with Python code cannot be sent or saved",
+    "Nested functions, lambdas and compiled functions cannot be pickled, for example as the "
+    "mask_mod of a saved mask, or an attribute of a Dataset whose workers are spawned.",
+    "Define the function at the top of a module, and save its arguments instead of the function.",
     messages=("cannot pickle code objects", "cannot pickle 'code' object"),
 )
 
@@ -207,8 +204,8 @@ DTYPES_DIFFER: Final = Entry(
 TORCH_WITHOUT_FLASH: Final = Entry(
     "torch-without-flash",
     "This build of torch has no flash attention of its own",
-    "It is a warning: scaled_dot_product_attention takes another of its kernels, which is slower "
-    "for long sequences and right. Some of torch's builds for Windows lack flash attention.",
+    "It is a warning: scaled_dot_product_attention uses another of its kernels, which is correct "
+    "but slower for long sequences. Some of torch's builds for Windows lack flash attention.",
     "Nothing has to be done. torch's Linux build has it, also under WSL 2.",
     messages=("Torch was not compiled with flash attention",),
 )

@@ -13,12 +13,12 @@ from ..entry import Entry
 PRINTF_STUB: Final = Entry(
     "printf-stub",
     "A kernel's stub was called",
-    "xformers and CUTLASS compile a kernel for every target of a library, and where it does "
-    "not apply, its body is a message and nothing else. The dispatcher chose it by another "
-    "GPU than the one that ran it, or the library has nothing newer for this GPU.",
-    "Show the program GPUs of one kind only (CUDA_VISIBLE_DEVICES), or call on the others only "
-    "what supports them. `python -m flash_dist inspect --level coverage --kernel NAME FILE` shows "
-    "where a kernel is real.",
+    "xformers and CUTLASS compile a kernel for every target of a library. For targets that it "
+    "does not support, its body only prints a message. The dispatcher chose it for another GPU "
+    "than the one that ran it, or the library has nothing newer for this GPU.",
+    "Let the program see GPUs of only one model (CUDA_VISIBLE_DEVICES), or call on each GPU only "
+    "what supports it. `python -m flash_dist inspect --level coverage --kernel NAME FILE` shows "
+    "the targets for which a kernel is real.",
     messages=("kernel `{kernel}` is for sm{first}-sm{last}, but was built for sm{built}",),
     said="the kernel that ran is a stub: {kernel} was compiled for sm_{built}, where its body "
     "is this message; it has one from sm_{first} to below sm_{last}",
@@ -27,7 +27,7 @@ PRINTF_STUB: Final = Entry(
 ARCH_CONDITIONAL_STUB: Final = Entry(
     "arch-conditional-stub",
     "A kernel was compiled without the suffix it needs",
-    "Some matrix instructions exist on one architecture only and need a target with a suffix, "
+    "Some matrix instructions exist on only one architecture and need a target with a suffix, "
     "sm_90a, sm_100a or sm_120a. Compiled for sm_90, the kernel's body is a message.",
     "Build the library for 9.0a instead of 9.0 (10.0a instead of 10.0, 12.0a instead of 12.0).",
     messages=("Arch conditional MMA instruction used",),
@@ -36,9 +36,9 @@ ARCH_CONDITIONAL_STUB: Final = Entry(
 NO_KERNEL_IMAGE: Final = Entry(
     "no-kernel-image",
     "CUDA error 209: no kernel image is available",
-    "The library holds no code that this GPU can run: neither machine code of its major with "
-    "an equal or older minor, nor PTX. The variables CUDA_FORCE_PTX_JIT and "
-    "CUDA_DISABLE_PTX_JIT, newer CUDA_FORCE_JIT and CUDA_DISABLE_JIT, can hide what is there.",
+    "The library holds no code that this GPU can run: neither machine code of its major with an "
+    "equal or older minor, nor PTX. The variables CUDA_FORCE_PTX_JIT and CUDA_DISABLE_PTX_JIT, "
+    "newer CUDA_FORCE_JIT and CUDA_DISABLE_JIT, can disable code that exists.",
     "`python -m flash_dist doctor --package NAME` judges every library of a package. Install "
     "a build for this compute capability, or build it with TORCH_CUDA_ARCH_LIST set to it.",
     messages=(
@@ -51,10 +51,10 @@ NO_KERNEL_IMAGE: Final = Entry(
 INVALID_DEVICE_FUNCTION: Final = Entry(
     "invalid-device-function",
     "CUDA error 98: the kernel does not exist for this GPU",
-    "The program calls a kernel of which it has no code for this GPU, or whose library was "
-    "loaded twice or replaced by one of another build. Old programs have the number 8 for it.",
-    "`python -m flash_dist inspect --level coverage FILE` shows for which targets each kernel is "
-    "there. Compile the library for this compute capability, in a clean build folder.",
+    "The program calls a kernel without code for this GPU, or whose library was loaded twice or "
+    "replaced by one of another build. Old programs print the number 8.",
+    "`python -m flash_dist inspect --level coverage FILE` shows the targets of each kernel. "
+    "Compile the library for this compute capability, in a clean build folder.",
     messages=(
         "invalid device function",
         "requested device function does not exist",
@@ -68,9 +68,9 @@ TORCH_LACKS_GPU: Final = Entry(
     "The GPU is newer, or older, than the ones that this build of torch was compiled for; the "
     "next line of the message lists them. Its first kernel fails with "
     "`no kernel image is available`.",
-    "Install a build of torch whose CUDA knows the GPU: from 12.8 on for 10.0 and 12.0, up to 12.6 "
-    "for GPUs before 7.5. https://pytorch.org/get-started/locally gives the command; packages "
-    "that were compiled for the old torch are to be installed again.",
+    "Install a build of torch whose CUDA supports the GPU: 12.8 or newer for 10.0 and 12.0, 12.6 "
+    "or older for GPUs before 7.5. https://pytorch.org/get-started/locally gives the command. "
+    "Reinstall packages that were compiled for the old torch.",
     messages=("sm_{target} is not compatible with the current PyTorch installation",),
     said="torch has no code for this GPU, which is sm_{target}",
 )
@@ -78,11 +78,11 @@ TORCH_LACKS_GPU: Final = Entry(
 INVALID_IMAGE: Final = Entry(
     "invalid-image",
     "CUDA error 200: the kernel image is invalid",
-    "The driver does not understand the image. Most often it is compressed with zstd, which "
-    "is what nvcc does by default from CUDA 13.0 on, and which drivers before 550 do not know; "
-    "or the file is damaged.",
+    "The driver does not understand the image. Most often it is compressed with zstd, which nvcc "
+    "uses by default from CUDA 13.0 on and drivers before 550 do not support. Or the file is "
+    "damaged.",
     "Install driver 550 or newer; `python -m flash_dist doctor --package NAME` judges every "
-    "library of a package. Whoever builds it can keep to LZ4: `nvcc --compress-mode=speed`.",
+    "library of a package. To build with LZ4 instead: `nvcc --compress-mode=speed`.",
     messages=("device kernel image is invalid",),
     codes=(200, 300),
 )
@@ -90,8 +90,8 @@ INVALID_IMAGE: Final = Entry(
 PTX_TOO_NEW: Final = Entry(
     "ptx-too-new",
     "CUDA error 222: PTX of an unsupported toolchain",
-    "The PTX was written by a newer CUDA than the driver's. Machine code may be newer within "
-    "one major version of CUDA, PTX may not.",
+    "The PTX was written by a newer CUDA than the driver supports. Within one CUDA major version, "
+    "machine code may be newer than the driver; PTX may not.",
     "Install a newer driver, or a build that has machine code for this GPU: "
     "`python -m flash_dist doctor --package NAME` judges every library of a package.",
     messages=(
@@ -105,7 +105,7 @@ INVALID_PTX: Final = Entry(
     "invalid-ptx",
     "CUDA error 218: the driver cannot compile the PTX",
     "The PTX is damaged, was not found where it is loaded from, or uses instructions of a target "
-    "that is newer than this GPU. PTX for sm_90a compiles on 9.0 alone.",
+    "that is newer than this GPU. PTX for sm_90a compiles only on 9.0.",
     "`python -m flash_dist inspect FILE` shows the targets of a library. Compile the PTX again, "
     "for this GPU or an older one.",
     messages=("a PTX JIT compilation failed",),
@@ -115,9 +115,9 @@ INVALID_PTX: Final = Entry(
 JIT_COMPILER_ABSENT: Final = Entry(
     "jit-compiler-absent",
     "The driver's PTX compiler is missing",
-    "Some code is there as PTX only, and `libnvidia-ptxjitcompiler.so.1`, which compiles it, "
-    "is not. It belongs to the driver; a container gets it with the capability `compute`. "
-    "CUDA's message is error 221.",
+    "Some code exists only as PTX, and `libnvidia-ptxjitcompiler.so.1`, which compiles it, is "
+    "missing. It belongs to the driver; a container gets it with the capability `compute`. CUDA's "
+    "message is error 221.",
     "Start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility, or install a build "
     "that has machine code for this GPU.",
     messages=(
@@ -130,8 +130,8 @@ JIT_COMPILER_ABSENT: Final = Entry(
 JIT_DISABLED: Final = Entry(
     "jit-disabled",
     "CUDA error 223: compiling PTX is disabled",
-    "The library has PTX only for this GPU, and CUDA_DISABLE_PTX_JIT or CUDA_DISABLE_JIT forbids "
-    "to compile it.",
+    "The library has only PTX for this GPU, and CUDA_DISABLE_PTX_JIT or CUDA_DISABLE_JIT forbids "
+    "compiling it.",
     "`unset CUDA_DISABLE_PTX_JIT CUDA_DISABLE_JIT`, or install a build that has machine code for "
     "this GPU.",
     messages=("PTX JIT compilation was disabled",),

@@ -12,23 +12,23 @@ from ..entry import Entry
 
 LIBRARY_DENIED: Final = Entry(
     "library-denied",
-    "A library is there, and this process may not open it",
+    "This process has no permission to open a library",
     "The file, or a folder above it, is closed to this user, or SELinux, AppArmor or a sandbox "
-    "forbids it. Installing the package again as the same user as before changes nothing.",
-    "`namei -l FILE` shows which folder or file is closed. As its owner `chmod -R a+rX` on the "
-    "package's folder opens it; or install into an environment of your own.",
+    "forbids it. Reinstalling the package as the same user changes nothing.",
+    "`namei -l FILE` shows which folder or file is closed. As its owner run `chmod -R a+rX` on "
+    "the package's folder, or install into an environment of your own.",
     messages=(
         "{library}: cannot open shared object file: Permission denied",
         "{library}: cannot open shared object file: Operation not permitted",
     ),
-    said="`{library}` is there, and this process may not open it",
+    said="this process has no permission to open `{library}`",
 )
 
 FILE_LIMIT: Final = Entry(
     "file-limit",
-    "This process may open no more files",
-    "It holds as many files as its limit allows, often by workers of a DataLoader that keep "
-    "tensors as files. The library itself is sound.",
+    "This process has reached its limit of open files",
+    "It has as many files open as its limit allows, often because DataLoader workers keep tensors "
+    "as files. The library itself is intact.",
     "`ulimit -n 65536` in the shell that starts the program, or LimitNOFILE of the service. For "
     'DataLoader `torch.multiprocessing.set_sharing_strategy("file_system")` needs fewer files.',
     messages=(
@@ -39,12 +39,12 @@ FILE_LIMIT: Final = Entry(
 
 FILE_SYSTEM_FAILS: Final = Entry(
     "file-system-fails",
-    "The file system that a library lies on fails",
-    "The library is known there and cannot be read. `Stale file handle`: it was replaced on a "
+    "The file system of a library fails",
+    "The library exists there but cannot be read. `Stale file handle`: it was replaced on a "
     "network disk while it was open, as by an install on another host. `Input/output error`, "
     "`Transport endpoint is not connected`: the disk, the network or its server fails.",
-    "Start the program again; if it comes again, `sudo dmesg | tail` and whoever runs the file "
-    "system say why. An environment on a local disk is safe from it.",
+    "Start the program again. If it happens again, `sudo dmesg | tail` or the operator of the "
+    "file system can say why. Use an environment on a local disk to avoid it.",
     messages=(
         "{library}: cannot open shared object file: Stale file handle",
         "{library}: cannot open shared object file: Input/output error",
@@ -57,12 +57,12 @@ FILE_SYSTEM_FAILS: Final = Entry(
 
 LIBRARY_UNOPENED: Final = Entry(
     "library-unopened",
-    "The system does not open a library that is there",
-    "The end of the message is the system's own reason, `No such file or directory` alone means "
-    "that it is absent. A link that leads in a circle, a folder in place of the file, and a lack "
-    "of memory are such reasons.",
-    "`ls -lL FILE` with the name of the message shows the same error. Once it reads the file, the "
-    "loader does too.",
+    "The system cannot open a library that exists",
+    "The end of the message is the system's reason, such as a circular link, a folder in place of "
+    "the file, or too little memory. Only `No such file or directory` means that the file is "
+    "missing.",
+    "`ls -lL FILE` with the name of the message shows the same error. Once it can read the file, "
+    "so can the loader.",
     messages=(
         "{library}: cannot open shared object file: Too many levels of symbolic links",
         "{library}: cannot open shared object file: Not a directory",
@@ -71,17 +71,17 @@ LIBRARY_UNOPENED: Final = Entry(
         "{library}: cannot open shared object file: {reason}",
         "{library}: cannot read file data: {reason}",
     ),
-    said="the system does not open `{library}`, though it is there",
+    said="the system cannot open `{library}`, although it exists",
 )
 
 MAP_REFUSED: Final = Entry(
     "map-refused",
-    "A library may not be loaded from where it lies",
-    "The loader could read the file and not map it as code: its file system is mounted `noexec`, "
+    "A library cannot be loaded from its folder",
+    "The loader could read the file but not map it as code: its file system is mounted `noexec`, "
     "as `/tmp` or a home folder often is, SELinux forbids it, or this process has a limit of "
     "memory (`ulimit -v`).",
-    "`findmnt -T FILE` shows `noexec` among the options: make the environment on another disk, "
-    "and for what is compiled at run time set TMPDIR, TRITON_CACHE_DIR and TORCH_EXTENSIONS_DIR.",
+    "`findmnt -T FILE` shows `noexec` among the options: create the environment on another disk, "
+    "and for code compiled at run time set TMPDIR, TRITON_CACHE_DIR and TORCH_EXTENSIONS_DIR.",
     messages=(
         "failed to map segment from shared object",
         "cannot create shared object descriptor",
@@ -90,9 +90,9 @@ MAP_REFUSED: Final = Entry(
 
 STATIC_TLS: Final = Entry(
     "static-tls",
-    "No room is left for a library's own variables of a thread",
-    "The loader keeps a small block for libraries that want their thread variables at a fixed "
-    "place, libgomp most often, and others that were loaded before have used it.",
+    "No room is left for a library's thread-local variables",
+    "The loader reserves a small block for libraries that need thread-local variables at a fixed "
+    "place, most often libgomp. Libraries that were loaded earlier have used it up.",
     "Import that package first, or name the library of the message: "
     "`export LD_PRELOAD=/path/of/libgomp.so.1`. From glibc 2.33 on "
     "`export GLIBC_TUNABLES=glibc.rtld.optional_static_tls=16384` makes the block larger.",
@@ -104,7 +104,7 @@ EXECUTABLE_STACK: Final = Entry(
     "A library asks for an executable stack, which the system refuses",
     "It was linked with an assembler file that lacks the note about its stack. Kernels with "
     "SELinux and glibc from 2.41 on refuse to make the stack executable for a library that is "
-    "loaded later. It hardly ever needs that.",
+    "loaded later. The library rarely needs that.",
     "Install a newer version of the package. Until there is one: "
     "`patchelf --clear-execstack FILE` on the library of the message.",
     messages=(
@@ -135,12 +135,12 @@ MUSL: Final = Entry(
 
 CPU_TOO_OLD: Final = Entry(
     "cpu-too-old",
-    "The processor does not know an instruction of the program",
-    "A package was compiled for newer processors (AVX2, AVX-512), or for this machine's real "
-    "one while the process runs in an emulation or in a virtual machine that hides features. "
-    "Under macOS it is an x86_64 Python on an Arm processor.",
+    "The processor does not support an instruction of the program",
+    "A package was compiled for newer processors (AVX2, AVX-512), or for this machine's real one "
+    "while the process runs in an emulator or in a virtual machine that hides features. Under "
+    "macOS it is an x86_64 Python on an Arm processor.",
     "`lscpu | grep -o avx2` prints nothing on a processor that is too old for torch's wheels. In "
-    "a virtual machine give it the host's processor type.",
+    "a virtual machine use the host's processor type.",
     messages=(
         "illegal hardware instruction",
         "Illegal instruction (core dumped)",
@@ -151,12 +151,12 @@ CPU_TOO_OLD: Final = Entry(
 TORCH_OLD_ABI: Final = Entry(
     "torch-old-abi",
     "The library is built for a torch of the old C++ ABI",
-    "Its symbols take std::string as g++ had it before version 5 (`Ss`). torch's wheels gave that "
-    "up with 2.6 and 2.7, so that the package was compiled for an older torch, or by "
+    "Its symbols take std::string as g++ had it before version 5 (`Ss`). torch's wheels dropped "
+    "it with 2.6 and 2.7, so the package was compiled for an older torch, or with "
     "`-D_GLIBCXX_USE_CXX11_ABI=0`; in file names of flash-attention it is `cxx11abiFALSE`.",
-    "`python -c 'import torch; print(torch._C._GLIBCXX_USE_CXX11_ABI)'` prints True for a torch of "
-    "the new one: install the package's build for it (`cxx11abiTRUE`), or compile it again.",
+    "`python -c 'import torch; print(torch._C._GLIBCXX_USE_CXX11_ABI)'` prints True for a torch "
+    "with the new ABI: install the package's build for it (`cxx11abiTRUE`), or compile it again.",
     messages=("undefined symbol: {old_abi_symbol}",),
     said="the library is built for a torch of the old C++ ABI: `{old_abi_symbol}` is not in the "
-    "one that is here",
+    "installed one",
 )

@@ -15,11 +15,10 @@ if TYPE_CHECKING:
 
 OWN_SENTENCE: Final = Entry(
     "own-sentence",
-    "A sentence of flash_dist itself",
-    "flash_dist refuses a call or an input in one sentence: it names what it received and what it "
-    "allows. Where the trace is of another package, that one may use the same words.",
-    "Change what the sentence names to one of the values that it allows. Where it has a line "
-    "`hint:`, do that first.",
+    "A message of flash_dist",
+    "flash_dist refused a call or an input. The message names the value received and the values "
+    "allowed. If the trace is of another package, that package may use the same words.",
+    "Change the value to one that the message allows. If it has a line `hint:`, do that first.",
 )
 
 _FEWEST_ALONE: Final = 12  # where nothing else speaks for this package
@@ -61,7 +60,7 @@ def describe(sentences: tuple[Sentence, ...]) -> Entry:
     """Say where a sentence comes from, or each of several that say the same, and its hint."""
     where = " or ".join(dict.fromkeys(map(str, sentences[:_SHOWN])))
     more = f" or {len(sentences) - _SHOWN} more" if len(sentences) > _SHOWN else ""
-    meaning = f"It is said by {where}{more}. {OWN_SENTENCE.meaning}"
+    meaning = f"It is printed by {where}{more}. {OWN_SENTENCE.meaning}"
     hints = {one.hint for one in sentences}
     hint = hints.pop().replace(OPEN, "...") if len(hints) == 1 else ""
     remedy = f"{hint[:1].upper()}{hint[1:]}." if hint else OWN_SENTENCE.remedy

@@ -11,7 +11,7 @@ from ..entry import Entry
 
 FLASH_ATTN_ABSENT: Final = Entry(
     "flash-attn-absent",
-    "A program wants flash-attention, which is not there",
+    "A program needs flash-attention, which is not installed",
     '`attn_implementation="flash_attention_2"` of transformers, and the code of some models, need '
     "the package flash_attn. It was never installed (its build often fails), is in another "
     "environment, or cannot be imported.",
@@ -30,10 +30,10 @@ FLASH_ATTN_ABSENT: Final = Entry(
 BITSANDBYTES_SETUP: Final = Entry(
     "bitsandbytes-setup",
     "bitsandbytes has no library for this CUDA, or it does not load",
-    "It ships a library for each version of CUDA and takes that of torch. There is none for "
-    "this version, or the loader refused it; the lines before the message say which.",
+    "It ships a library for each version of CUDA and loads the one for torch's CUDA. There is "
+    "none for this version, or the loader refused it; the lines before the message say which.",
     "`pip install --upgrade bitsandbytes`, then `python -m bitsandbytes` shows what it looks for. "
-    "BNB_CUDA_VERSION that is still set from another torch is to be unset.",
+    "Unset BNB_CUDA_VERSION if it was set for another torch.",
     messages=(
         "CUDA Setup failed despite GPU being available",
         "CUDA Setup failed despite CUDA being available",
@@ -43,23 +43,23 @@ BITSANDBYTES_SETUP: Final = Entry(
 
 FLASH_ATTN_INCOMPLETE: Final = Entry(
     "flash-attn-incomplete",
-    "Something named flash_attn is there, and is not the whole package",
-    "Python found a folder of that name and not what is asked of it. `(unknown location)`: the "
-    "folder has no `__init__.py`, as the rest of an uninstall or a folder of a clone. "
-    "`flash_attn_func` with a file behind it: a version before 2. Or another package has the name.",
+    "The installed flash_attn is not the complete package",
+    "Python found the package, but not the requested name. `(unknown location)`: the folder has "
+    "no `__init__.py`, for example after an uninstall or in a clone. `flash_attn_func` with a "
+    "file behind it: a version before 2. Or another package has this name.",
     "`python -c 'import flash_attn; print(flash_attn.__path__)'` shows which folder it is: leave "
     "or delete it, then `pip install --no-build-isolation flash-attn`.",
     messages=(
         "cannot import name '{name}' from 'flash_attn'",
         "No module named 'flash_attn.{module}'",
     ),
-    said="the flash_attn that Python finds is not the whole package",
+    said="the flash_attn that Python finds is not the complete package",
 )
 
 FLASH_ATTN_CUDA_ABSENT: Final = Entry(
     "flash-attn-cuda-absent",
-    "flash-attention is there without its kernels",
-    "The Python files of flash_attn were found, and the compiled module was not: it was built "
+    "flash-attention is installed without its kernels",
+    "The Python files of flash_attn were found, but the compiled module was not: it was built "
     "with FLASH_ATTENTION_SKIP_CUDA_BUILD, for another Python, or its sources come before the "
     "installed package.",
     "Leave the folder with its sources. Otherwise `pip uninstall flash-attn`, and install a wheel "
@@ -69,11 +69,11 @@ FLASH_ATTN_CUDA_ABSENT: Final = Entry(
 
 FLASH_ATTN_3_ABSENT: Final = Entry(
     "flash-attn-3-absent",
-    "FlashAttention 3 is a package of its own, which is not there",
+    "FlashAttention 3 is a separate package and is not installed",
     "It is not part of flash-attn 2: it is built from the folder `hopper` of the same repository, "
     "is made for Hopper (9.0), and its modules are `flash_attn_3` and `flash_attn_interface`.",
     "https://download.pytorch.org/whl/flash-attn-3/ has its wheels for CUDA 12.6 and newer. On "
-    'another GPU than Hopper take flash-attn 2 or `attn_implementation="sdpa"`.',
+    'other GPUs than Hopper use flash-attn 2 or `attn_implementation="sdpa"`.',
     messages=(
         "No module named 'flash_attn_3'",
         "No module named 'flash_attn_3._C'",
@@ -85,8 +85,8 @@ HUB_NO_VARIANT: Final = Entry(
     "hub-no-variant",
     "The Hub has no build of this kernel for this torch and CUDA",
     "A kernel of Hugging Face is built for some pairs of torch and CUDA, named like "
-    "`torch29-cxx11-cu128-x86_64-linux`, and the present pair is none of them. A nightly or very "
-    "new torch is the commonest cause; a torch without CUDA is another.",
+    "`torch29-cxx11-cu128-x86_64-linux`, but not for the installed pair. A nightly or very new "
+    "torch is the most common cause; a torch without CUDA is another.",
     "The folder `build` of the kernel's page lists its variants: install a torch of one of them. "
     'Until then `attn_implementation="sdpa"` needs no kernel of the Hub.',
     messages=(

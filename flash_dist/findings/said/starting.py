@@ -14,9 +14,9 @@ from ..entry import Entry
 CUDA_STUB: Final = Entry(
     "cuda-stub",
     "CUDA error 34: the toolkit's stub is loaded in place of the driver",
-    "A CUDA toolkit brings an empty libcuda.so to link against, in a folder `stubs`. That folder "
-    "is in LD_LIBRARY_PATH or in the loader's cache, in front of the driver's, or the driver is "
-    "not there at all.",
+    "A CUDA toolkit has an empty libcuda.so to link against, in a folder `stubs`. That folder is "
+    "in LD_LIBRARY_PATH or in the loader's cache, before the driver's, or the driver is not "
+    "installed.",
     "Take the folder that ends in `stubs` out of LD_LIBRARY_PATH and `/etc/ld.so.conf.d`, then "
     "run `sudo ldconfig`. A link step finds it by LIBRARY_PATH or `-L` instead.",
     codes=(34,),
@@ -26,9 +26,9 @@ MPS_UNREACHABLE: Final = Entry(
     "mps-unreachable",
     "CUDA errors 805 to 810: the MPS daemon does not serve this process",
     "The Multi-Process Service shares a GPU among processes. Its daemon's folder is there "
-    "(CUDA_MPS_PIPE_DIRECTORY, else `/tmp/nvidia-mps`), so that CUDA asks it, but it was stopped, "
+    "(CUDA_MPS_PIPE_DIRECTORY, else `/tmp/nvidia-mps`), so CUDA contacts it. But it was stopped, "
     "belongs to another user, is full, or is outside of this container.",
-    "Start it again as the user who runs the program: `nvidia-cuda-mps-control -d`. Without MPS: "
+    "Restart it as the user who runs the program: `nvidia-cuda-mps-control -d`. Without MPS: "
     "`echo quit | nvidia-cuda-mps-control`, and `unset CUDA_MPS_PIPE_DIRECTORY`. A container "
     "needs that folder mounted and `--ipc=host`.",
     codes=(805, 806, 807, 808, 809, 810),
@@ -39,17 +39,18 @@ ECC_ERROR: Final = Entry(
     "ecc-error",
     "CUDA error 214: the GPU's memory has an error that ECC cannot correct",
     "Cells of the memory failed. It is a fault of the hardware, neither of the program nor of its "
-    "packages. The GPU refuses work until it was reset, which replaces rows or pages that failed.",
-    "End what uses the GPU, then `sudo nvidia-smi --gpu-reset -i N`, or reboot. If it comes again, "
-    "have the GPU exchanged: `nvidia-smi -q -d ECC,ROW_REMAPPER` shows what its vendor asks for.",
+    "packages. The GPU refuses work until it is reset, which replaces rows or pages that failed.",
+    "End what uses the GPU, then `sudo nvidia-smi --gpu-reset -i N`, or reboot. If it happens "
+    "again, have the GPU replaced: `nvidia-smi -q -d ECC,ROW_REMAPPER` shows the details that the "
+    "vendor asks for.",
     messages=("uncorrectable ECC error encountered",),
     codes=(214,),
 )
 
 UVM_NOT_READY: Final = Entry(
     "uvm-not-ready",
-    "CUDA error 3: the driver's memory module does not begin",
-    "cuInit fails, though `nvidia-smi` works. On some Linux kernels that are loaded at a random "
+    "CUDA error 3: the driver's memory module does not start",
+    "cuInit fails, although `nvidia-smi` works. On some Linux kernels that are loaded at a random "
     "place (KASLR) `nvidia_uvm` cannot set up heterogeneous memory (HMM), as NVIDIA's release "
     "notes say. Or nvidia_uvm is of another release than the driver.",
     "As root write `options nvidia_uvm uvm_disable_hmm=1` into `/etc/modprobe.d/uvm.conf`, then "
@@ -65,20 +66,19 @@ UVM_NOT_READY: Final = Entry(
 
 CUDA_NOT_INITIALIZED: Final = Entry(
     "cuda-not-initialized",
-    "CUDA error 3: CUDA did not begin in this process",
-    "Most often in a worker: the parent had used CUDA before it forked, and the child of such a "
-    "process has none. Where a fresh process fails as well, the driver is at fault.",
-    'Start workers by `multiprocessing_context="spawn"` of DataLoader, and make no CUDA tensors in '
-    "a Dataset. `python -m flash_dist doctor` asks the driver in a fresh process.",
+    "CUDA error 3: CUDA was not initialized in this process",
+    "Most often this is a worker process: its parent used CUDA before it forked, and a forked "
+    "child cannot use it. If a fresh process fails as well, the driver is at fault.",
+    'Start workers by `multiprocessing_context="spawn"` of DataLoader, and create no CUDA tensors '
+    "in a Dataset. `python -m flash_dist doctor` asks the driver in a fresh process.",
     codes=(3,),
 )
 
 START_MEMORY: Final = Entry(
     "start-memory",
-    "CUDA error 2: the driver gets no memory of the host to begin with",
-    "cuInit reserves addresses, more than the GPU has memory, before any memory of the GPU is "
-    "used. A limit of this process (`ulimit -v`, a job system, a container) or a full host "
-    "forbids it.",
+    "CUDA error 2: the driver gets no host memory at start",
+    "cuInit reserves more address space than the GPU has memory, before it uses any GPU memory. A "
+    "limit of this process (`ulimit -v`, a job system, a container) or a full host forbids it.",
     "`ulimit -v unlimited` in the shell or job that starts the program; `free -h` shows whether "
     "the host itself is full.",
     messages=(
@@ -93,10 +93,10 @@ DEVICE_REFUSED: Final = Entry(
     "device-refused",
     "CUDA error 101: the driver cannot start a GPU that it lists",
     "cuInit reports a GPU's number as invalid: a GPU that failed or was reset, or a MIG instance "
-    "that was made anew after this container started. A variable is not the cause: wrong entries "
+    "that was recreated after this container started. A variable is not the cause: wrong entries "
     "of CUDA_VISIBLE_DEVICES hide GPUs without an error.",
-    "`nvidia-smi -L` shows which GPUs answer. In a container start it again; on the host "
-    "`sudo dmesg | grep -i xid` names a GPU that failed, which a reboot resets.",
+    "`nvidia-smi -L` shows which GPUs answer. Restart a container; on the host `sudo dmesg | grep "
+    "-i xid` names a GPU that failed, which a reboot resets.",
     messages=(
         "cuInit failed with CUDA_ERROR_INVALID_DEVICE (101)",
         "cuInit failed with error 101",
@@ -111,7 +111,7 @@ SYSTEM_CALL_REFUSED: Final = Entry(
     "system-call-refused",
     "CUDA error 304: the system refuses a call that the driver makes",
     "A sandbox or a container's seccomp profile forbids a system call, such as memfd_create, or "
-    "`/dev/nvidia*` may not be opened; when it comes later, memory of the host cannot be pinned.",
+    "opening `/dev/nvidia*`. If the error comes later, host memory cannot be pinned.",
     "Try `docker run --gpus all --security-opt seccomp=unconfined`: if it works then, allow the "
     "call in the profile. `strace -f python -m flash_dist doctor` shows which one fails.",
     codes=(304,),
@@ -119,24 +119,23 @@ SYSTEM_CALL_REFUSED: Final = Entry(
 
 GPU_UNAVAILABLE: Final = Entry(
     "gpu-unavailable",
-    "CUDA error 46: the GPU is busy or closed to this process",
-    "Its compute mode allows one process (`Exclusive_Process`) and there is one already, or none "
-    "(`Prohibited`). A job that was not given the GPU sees the same, or a process that is left.",
+    "CUDA error 46: the GPU is busy or not accessible",
+    "Its compute mode allows one process (`Exclusive_Process`) and one is running, or it allows "
+    "none (`Prohibited`). A job without access to the GPU gets the same error.",
     "`nvidia-smi` lists the processes: end the one that is left over, or take another GPU by "
     "CUDA_VISIBLE_DEVICES. `nvidia-smi -q -d COMPUTE` shows the mode; "
     "`sudo nvidia-smi -i N -c DEFAULT` lets several processes in.",
     messages=("all CUDA-capable devices are busy or unavailable",),
     codes=(46, 216),
-    said="CUDA error {number}: the GPU is busy or closed to this process",
+    said="CUDA error {number}: the GPU is busy or not accessible",
 )
 
 GPU_LICENCE: Final = Entry(
     "gpu-licence",
     "CUDA error 102: the virtual GPU has no licence",
-    "A vGPU of NVIDIA computes only with a licence from the licence server of whoever runs the "
-    "machine.",
-    "`nvidia-smi -q | grep -i licen` shows its state; `sudo systemctl restart nvidia-gridd` asks "
-    "for it again.",
+    "An NVIDIA vGPU needs a licence from the licence server of the machine's operator.",
+    "`nvidia-smi -q | grep -i licen` shows its state; `sudo systemctl restart nvidia-gridd` "
+    "requests it again.",
     codes=(102,),
 )
 
@@ -144,7 +143,7 @@ LIBCUDA_EMPTY: Final = Entry(
     "libcuda-empty",
     "libcuda.so.1 is an empty file",
     "The container runtime puts the driver's library over a file of that name when it starts with "
-    "a GPU. An image that was saved from such a container keeps the name and nothing else.",
+    "a GPU. An image that was saved from such a container keeps only its name.",
     "Start the container with the GPU runtime: `docker run --gpus all`. In the image delete the "
     "empty `libcuda.so.*`.",
     messages=("libcuda.so.1: file too short",),
@@ -153,19 +152,19 @@ LIBCUDA_EMPTY: Final = Entry(
 GPU_LOST: Final = Entry(
     "gpu-lost",
     "The GPU has fallen off the bus",
-    "The host no longer reaches it (Xid 79): power, heat, a riser or cable, or the GPU itself. "
-    "No program can cause or repair that.",
-    "Switch the machine off and on again; a reboot alone may not do. If it comes again, look at "
-    "power and temperature (`nvidia-smi -q -d POWER,TEMPERATURE`) and at the seat of the card.",
+    "The host cannot reach it (Xid 79): power, heat, a riser or cable, or the GPU itself. No "
+    "program can cause or repair that.",
+    "Switch the machine off and on again; a reboot may not be enough. If it happens again, check "
+    "power and temperature (`nvidia-smi -q -d POWER,TEMPERATURE`) and the seat of the card.",
     messages=("GPU is lost. Reboot the system", "GPU has fallen off the bus"),
 )
 
 INFOROM_CORRUPTED: Final = Entry(
     "inforom-corrupted",
-    "The GPU's small memory of settings is damaged",
+    "The GPU's infoROM, which stores its settings, is damaged",
     "The infoROM keeps serial number, ECC mode and retired pages. The GPU computes without it, but "
     "its count of memory errors cannot be trusted.",
-    "Nothing at once: the warning stops no program. Have the vendor look at the GPU; "
-    "`nvidia-smi -q` shows which one it is.",
+    "Nothing at once: the warning stops no program. Have the vendor check the GPU; `nvidia-smi "
+    "-q` shows which one it is.",
     messages=("infoROM is corrupted",),
 )

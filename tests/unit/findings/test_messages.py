@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import textwrap
 import time
 from pathlib import Path
@@ -212,7 +213,7 @@ def test_what_a_message_tells_is_in_the_summary() -> None:
         "The detected CUDA version (11.8) mismatches the version that was used to compile\n"
         "PyTorch (12.4). Please make sure to use the same CUDA versions."
     )
-    assert found.summary == "the toolkit is CUDA 11.8, and torch was built with CUDA 12.4"
+    assert re.search(r"CUDA 11\.8\b.* CUDA 12\.4$", found.summary)
     (found,) = explain("FATAL: kernel ... is for sm80-sm100, but was built for sm75")
     assert "compiled for sm_75" in found.summary
     (found,) = explain("'The detected CUDA version (12.1) mismatches")

@@ -14,6 +14,7 @@ import flash_dist
 from flash_dist.cli import main
 from flash_dist.findings.explain import explain
 from flash_dist.findings.own_sources import read_sentences
+from flash_dist.findings.said.own import OWN_SENTENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,7 +144,7 @@ def test_a_sentence_alone_is_known_and_its_hint_repeated(
 ) -> None:
     assert main(["explain", f"error: \x1b[1m{text}\x1b[0m"]) == 0
     out = capsys.readouterr().out
-    assert "It is said by" in out
+    assert OWN_SENTENCE.title in out
     assert out.endswith(f"fix: {hint}\n")
 
 
